@@ -1,0 +1,1 @@
+"""Keep long multi-node Slurm jobs alive."""

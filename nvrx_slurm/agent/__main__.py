@@ -1,0 +1,66 @@
+"""`python -m nvrx_slurm.agent`: what the batch host starts on each node.
+
+Finds the job by `NVRX_JOB_FOLDER`, and its own node's name by `NVRX_NODE` or Slurm's `SLURMD_NODENAME`.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import sys
+from functools import partial
+from urllib.parse import urlsplit
+
+from nvrx_slurm import tether
+from nvrx_slurm.agent.agent import Agent
+from nvrx_slurm.agent.beats import BeatBoard, runtime_folder
+from nvrx_slurm.agent.output import Output
+from nvrx_slurm.agent.tethering import Tethering
+from nvrx_slurm.clock import SystemClock
+from nvrx_slurm.config import env
+from nvrx_slurm.errors import NvrxError, UsageError
+from nvrx_slurm.folder import JobFolder
+from nvrx_slurm.log import set_up
+from nvrx_slurm.store.client import Store
+
+
+def _agent(folder: JobFolder, node: str) -> Agent:
+    info, address = folder.read_info(), folder.read_store()
+    if info is None or address is None:
+        raise UsageError(f"{folder.path} is not the folder of a running job: job.json or store.json is missing")
+    store_host = urlsplit(address.url).hostname or "127.0.0.1"
+    clock = SystemClock()
+    return Agent(
+        plan=folder.read_plan(),
+        folder=folder,
+        node=node,
+        addr=tether.address_towards(store_host),
+        generation=info.generation,
+        store=Store(address, clock=clock, generation=info.generation),
+        tethering=Tethering(token=address.token, node=node),
+        output=Output(job_log=sys.stdout.fileno()),
+        clock=clock,
+        beats=partial(BeatBoard, runtime_folder(folder.job_id, node)),
+    )
+
+
+def main() -> int:
+    """Run this node's agent; returns its exit code."""
+    folder, node = env.job_folder(), env.node_name()
+    if folder is None or node is None:
+        raise UsageError("an agent is started by the job, with NVRX_JOB_FOLDER and NVRX_NODE in its environment")
+    job = JobFolder(folder)
+    with job.node_log(node).open("a") as log_file:
+        set_up(node, stream=log_file)
+
+        async def serve() -> int:
+            return await _agent(job, node).run()
+
+        return asyncio.run(serve())
+
+
+if __name__ == "__main__":
+    try:
+        sys.exit(main())
+    except NvrxError as error:
+        print(f"nvrx-slurm agent: error: {error}", file=sys.stderr)
+        sys.exit(error.exit_code)

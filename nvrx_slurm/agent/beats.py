@@ -1,0 +1,67 @@
+"""How workers tell their steps: a slot of shared memory each, and one datagram for the first step of a cycle."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import shutil
+import socket
+from collections.abc import Callable
+from pathlib import Path
+
+from nvrx_slurm.workload.slot import Slot
+
+RUNTIME_ROOTS = (Path("/dev/shm"), Path("/tmp"))
+
+
+def runtime_folder(job_id: str, node: str) -> Path:
+    """This node's folder for slots and sockets: in memory, named so that the batch host can clear it away."""
+    root = next(root for root in RUNTIME_ROOTS if root.is_dir())
+    return root / f"nvrx-{job_id}-{node}"
+
+
+class BeatBoard:
+    """The slots of this node's workers, by rank."""
+
+    def __init__(self, folder: Path, on_first_step: Callable[[int, int], None]) -> None:
+        self._folder = folder
+        self._on_first_step = on_first_step
+        self._slots: dict[int, Slot] = {}
+        self._socket = socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM)
+
+    def open(self) -> None:
+        """Make the folder (0700) and listen for first steps."""
+        shutil.rmtree(self._folder, ignore_errors=True)
+        self._folder.mkdir(mode=0o700)
+        self._socket.setblocking(False)
+        self._socket.bind(str(self._folder / "s"))
+        asyncio.get_running_loop().add_reader(self._socket, self._read)
+
+    def close(self) -> None:
+        asyncio.get_running_loop().remove_reader(self._socket)
+        self._socket.close()
+        shutil.rmtree(self._folder, ignore_errors=True)
+
+    def prepare(self, rank: int, cycle: int) -> dict[str, str]:
+        """A fresh slot for a worker; returns what its environment must say."""
+        path = self._folder / f"{cycle}.{rank}"
+        self._slots[rank] = Slot.create(path)
+        return {"NVRX_BEAT_FILE": str(path), "NVRX_BEAT_SOCKET": str(self._folder / "s")}
+
+    def clear(self) -> None:
+        """The cycle is over: forget its slots."""
+        self._slots.clear()
+        for path in self._folder.glob("*.*"):
+            path.unlink(missing_ok=True)
+
+    def steps(self) -> dict[int, int]:
+        """Rank → last step, of those workers that told one."""
+        told = ((rank, slot.read()[0]) for rank, slot in self._slots.items())
+        return {rank: step for rank, step in told if step is not None}
+
+    def _read(self) -> None:
+        with contextlib.suppress(BlockingIOError):
+            while True:
+                with contextlib.suppress(ValueError):
+                    rank, step = self._socket.recv(64).split()
+                    self._on_first_step(int(rank), int(step))

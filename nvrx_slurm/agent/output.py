@@ -1,0 +1,135 @@
+"""What the workers print: raw into a file per rank and cycle, and line by line, prefixed, into the job's log.
+
+One thread reads the workers' pipes and writes the files; another writes the job's log. A slow file system can hold up
+workers that print (a full pipe blocks, as it does everywhere) but never the agent's loop, and a stuck job log holds
+up nobody: lines for it are dropped, counted, and the count is told.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import queue
+import selectors
+import threading
+from dataclasses import dataclass, field
+from pathlib import Path
+
+CHUNK_BYTES = 1 << 16
+LONGEST_LINE_BYTES = 16 << 10
+QUEUED_CHUNKS = 4096
+
+
+@dataclass(slots=True)
+class _Source:
+    pipe: int
+    file: int
+    prefix: bytes
+    partial: bytearray = field(default_factory=bytearray)
+
+
+class Output:
+    """Captures any number of pipes. Thread-safe; `close` waits for what is still in the pipes."""
+
+    def __init__(self, job_log: int | None) -> None:
+        self._lines: queue.Queue[bytes | None] = queue.Queue(QUEUED_CHUNKS)
+        self._dropped = 0
+        self._open = 0
+        self._closing = False
+        self._selector = selectors.DefaultSelector()
+        self._wake_read, self._wake_write = os.pipe2(os.O_CLOEXEC | os.O_NONBLOCK)
+        self._selector.register(self._wake_read, selectors.EVENT_READ)
+        self._new: queue.SimpleQueue[_Source] = queue.SimpleQueue()
+        self._job_log = job_log
+        self._reader = threading.Thread(target=self._read, name="output-reader", daemon=True)
+        self._writer = threading.Thread(target=self._write, name="output-writer", daemon=True)
+        self._reader.start()
+        self._writer.start()
+
+    def capture(self, path: Path, prefix: str) -> int:
+        """A new pipe whose contents go to `path` (appended) and, prefixed, to the job's log; its write end."""
+        read_end, write_end = os.pipe2(os.O_CLOEXEC)
+        os.set_blocking(read_end, False)
+        file = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o600)
+        self._new.put(_Source(pipe=read_end, file=file, prefix=prefix.encode()))
+        self._wake()
+        return write_end
+
+    def close(self, timeout_s: float) -> None:
+        """Read what is left, up to `timeout_s`, then stop."""
+        self._closing = True
+        self._wake()
+        self._reader.join(timeout_s)
+        with contextlib.suppress(queue.Full):
+            self._lines.put(None, timeout=timeout_s)
+        self._writer.join(timeout_s)
+
+    def _wake(self) -> None:
+        with contextlib.suppress(BlockingIOError):
+            os.write(self._wake_write, b"\0")
+
+    # ---- the reading thread
+
+    def _read(self) -> None:
+        while not (self._closing and self._open == 0 and self._new.empty()):
+            for key, _ in self._selector.select():
+                if key.data is None:
+                    with contextlib.suppress(BlockingIOError):
+                        os.read(self._wake_read, 4096)
+                else:
+                    self._read_source(key.data)
+            while not self._new.empty():
+                source = self._new.get()
+                self._selector.register(source.pipe, selectors.EVENT_READ, source)
+                self._open += 1
+
+    def _read_source(self, source: _Source) -> None:
+        try:
+            data = os.read(source.pipe, CHUNK_BYTES)
+        except BlockingIOError:
+            return
+        if not data:
+            self._end(source)
+            return
+        _write_all(source.file, data)
+        source.partial += data
+        end = source.partial.rfind(b"\n") + 1
+        if not end and len(source.partial) > LONGEST_LINE_BYTES:
+            end = len(source.partial)
+        if end:
+            self._queue(source.prefix, bytes(source.partial[:end]))
+            del source.partial[:end]
+
+    def _end(self, source: _Source) -> None:
+        if source.partial:
+            self._queue(source.prefix, bytes(source.partial))
+        self._selector.unregister(source.pipe)
+        os.close(source.pipe)
+        os.close(source.file)
+        self._open -= 1
+
+    def _queue(self, prefix: bytes, lines: bytes) -> None:
+        text = b"".join(prefix + line + b"\n" for line in lines.splitlines())
+        try:
+            if self._dropped:
+                note = b"%s... %d chunks of output are not in this log; the rank's own file has them\n"
+                self._lines.put_nowait(note % (prefix, self._dropped))
+                self._dropped = 0
+            self._lines.put_nowait(text)
+        except queue.Full:
+            self._dropped += 1
+
+    # ---- the writing thread
+
+    def _write(self) -> None:
+        while (text := self._lines.get()) is not None:
+            if self._job_log is not None:
+                _write_all(self._job_log, text)
+
+
+def _write_all(descriptor: int, data: bytes) -> None:
+    """Write, and on a full disk or a closed log lose this piece rather than the worker that printed it."""
+    view = memoryview(data)
+    with contextlib.suppress(OSError):
+        while view:
+            view = view[os.write(descriptor, view) :]

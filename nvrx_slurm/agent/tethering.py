@@ -1,0 +1,69 @@
+"""The agent's side of the tether: keep one connection to the newest controller."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import socket
+from collections.abc import Callable
+
+from nvrx_slurm import tether
+from nvrx_slurm.log import get_logger
+from nvrx_slurm.records import ControllerUp
+
+log = get_logger("agent")
+
+FIRST_RETRY_S = 0.05
+LAST_RETRY_S = 5.0
+
+
+class Tethering:
+    """Connects when a controller announces itself, and again when the connection breaks while that one is newest."""
+
+    def __init__(self, *, token: str, node: str) -> None:
+        self._token = token
+        self._node = node
+        self._task: asyncio.Task[None] | None = None
+        self._connection: socket.socket | None = None
+        self._epoch = 0
+
+    def controller_is(self, order: ControllerUp, incarnation: str, hold: Callable[[socket.socket], None]) -> None:
+        """A controller listens there. Older ones than the newest known are ignored."""
+        if order.epoch < self._epoch:
+            return
+        self._epoch = order.epoch
+        if self._task is not None:
+            self._task.cancel()
+        self._task = asyncio.get_running_loop().create_task(self._keep(order, incarnation, hold))
+
+    async def close(self, *, goodbye: bool) -> None:
+        """Let go; with `goodbye` the controller does not take it for a death."""
+        if self._task is not None:
+            self._task.cancel()
+        if self._connection is not None:
+            with contextlib.suppress(OSError):
+                if goodbye:
+                    self._connection.send(tether.GOODBYE)
+            self._connection.close()
+
+    async def _keep(self, order: ControllerUp, incarnation: str, hold: Callable[[socket.socket], None]) -> None:
+        pause = FIRST_RETRY_S
+        while True:
+            try:
+                self._connection = await tether.connect(
+                    order.host, order.port, token=self._token, node=self._node, incarnation=incarnation
+                )
+            except OSError as error:
+                log.debug("no tether to %s:%d: %s", order.host, order.port, error)
+            else:
+                hold(self._connection)
+                pause = FIRST_RETRY_S
+                await self._until_broken(self._connection)
+            await asyncio.sleep(pause)
+            pause = min(2 * pause, LAST_RETRY_S)
+
+    @staticmethod
+    async def _until_broken(connection: socket.socket) -> None:
+        with contextlib.suppress(OSError):
+            while await asyncio.get_running_loop().sock_recv(connection, 64):
+                pass

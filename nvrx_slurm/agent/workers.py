@@ -1,0 +1,146 @@
+"""The agent's side of its supervisor: start workers, hear of their ends, stop them."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import json
+import os
+import signal
+import socket
+import subprocess
+import sys
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from nvrx_slurm.agent import supervisor
+from nvrx_slurm.log import get_logger
+
+log = get_logger("agent")
+
+
+@dataclass(frozen=True, slots=True)
+class Spawned:
+    """A worker runs."""
+
+    rank: int
+    pid: int
+
+
+@dataclass(frozen=True, slots=True)
+class Exited:
+    """A worker ended (or could not be started: `error`)."""
+
+    rank: int
+    code: int | None = None
+    signal: int | None = None
+    error: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Stopped:
+    """No worker and no descendant of one is left, but for `survivors` that not even SIGKILL ended."""
+
+    survivors: tuple[int, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class SupervisorDied:
+    """The supervisor was killed; what it had started is dead by now."""
+
+
+WorkerEvent = Spawned | Exited | Stopped | SupervisorDied
+
+
+class Workers:
+    """The workers of this node, at most one cycle of them at a time. What happens to them is posted to `post`."""
+
+    def __init__(self, post: Callable[[WorkerEvent], None]) -> None:
+        self._post = post
+        self._control: socket.socket | None = None
+        self._process: subprocess.Popen[bytes] | None = None
+
+    def start(self) -> None:
+        """Start the supervisor."""
+        supervisor.become_subreaper()
+        ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        for end in (ours, theirs):
+            end.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, supervisor.MESSAGE_BYTES)
+        argv = [sys.executable, "-S", "-E", str(Path(supervisor.__file__)), str(theirs.fileno())]
+        self._process = subprocess.Popen(argv, pass_fds=[theirs.fileno()], stdin=subprocess.DEVNULL)
+        theirs.close()
+        ours.setblocking(False)
+        self._control = ours
+        asyncio.get_running_loop().add_reader(ours, self._read)
+
+    def spawn(self, rank: int, argv: Sequence[str], env: Mapping[str, str], cwd: str, out: int, err: int) -> None:
+        """Start one worker, its output on two descriptors, which are closed here. `Spawned` or `Exited` follows."""
+        try:
+            self._send({"op": "spawn", "id": rank, "argv": list(argv), "env": dict(env), "cwd": cwd}, out, err)
+        finally:
+            os.close(out)
+            os.close(err)
+
+    def stop(self, grace_s: float, number: int = signal.SIGTERM) -> None:
+        """Ask every descendant to end, and kill what is left after `grace_s`. `Stopped` follows, always."""
+        self._send({"op": "stop", "signal": int(number), "grace_s": grace_s})
+
+    def hold(self, tether: socket.socket) -> None:
+        """Let the supervisor hold the tether's connection too: it breaks only when the last worker is dead."""
+        self._send({"op": "hold"}, tether.fileno())
+
+    def close(self) -> None:
+        """End the supervisor, and with it all that still runs."""
+        if self._control is not None:
+            asyncio.get_running_loop().remove_reader(self._control)
+            self._control.close()
+            self._control = None
+        if self._process is not None:
+            self._process.wait()
+
+    def _send(self, order: dict[str, Any], *fds: int) -> None:
+        if self._control is None:
+            return
+        with contextlib.suppress(OSError):  # it died: the reader hears of it
+            self._control.setblocking(True)
+            socket.send_fds(self._control, [json.dumps(order).encode()], fds)
+        self._control.setblocking(False)
+
+    def _read(self) -> None:
+        assert self._control is not None
+        while True:
+            try:
+                data = self._control.recv(65536)
+            except BlockingIOError:
+                return
+            except ConnectionError:
+                data = b""
+            if not data:
+                self._supervisor_died()
+                return
+            self._post(_event(json.loads(data)))
+
+    def _supervisor_died(self) -> None:
+        """Its children are ours now: end them as it would have."""
+        assert self._control is not None
+        asyncio.get_running_loop().remove_reader(self._control)
+        self._control.close()
+        self._control = None
+        if self._process is not None:
+            self._process.wait()
+        while left := supervisor.descendants(os.getpid()):
+            supervisor.send_all(left, signal.SIGKILL)
+            with contextlib.suppress(ChildProcessError):
+                os.waitid(os.P_ALL, 0, os.WEXITED)
+        self._post(SupervisorDied())
+
+
+def _event(message: dict[str, Any]) -> WorkerEvent:
+    if message["op"] == "spawned":
+        return Spawned(rank=message["id"], pid=message["pid"])
+    if message["op"] == "exited":
+        ended = {key: message[key] for key in ("code", "signal", "error") if key in message}
+        return Exited(rank=message["id"], **ended)
+    return Stopped(survivors=tuple(message["survivors"]))

@@ -1,0 +1,114 @@
+"""`python -m nvrx_slurm.batch --cluster slurm -- srun … < plan.json`: what the job script ends in."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import click
+import msgspec
+
+from nvrx_slurm.batch.host import Host, Launch, local_nodes
+from nvrx_slurm.batch.network import advertised_address
+from nvrx_slurm.clock import SystemClock
+from nvrx_slurm.config import env
+from nvrx_slurm.errors import NvrxError, UsageError
+from nvrx_slurm.folder import JobFolder, JobInfo
+from nvrx_slurm.log import set_up
+from nvrx_slurm.records import Plan, plan_from_json
+
+SCONTROL_S = 60.0
+
+
+def _read_plan() -> Plan:
+    try:
+        return plan_from_json(sys.stdin.buffer.read())
+    except msgspec.DecodeError as error:
+        raise UsageError(f"the plan on standard input is not what `nvrx-slurm render` writes: {error}") from None
+
+
+def _slurm_nodes() -> tuple[str, ...]:
+    """The allocation in Slurm's own order; ranks follow it."""
+    listed = subprocess.run(
+        ["scontrol", "show", "hostnames", env.slurm_nodelist() or ""],
+        capture_output=True, text=True, check=True, timeout=SCONTROL_S,
+    )  # fmt: skip
+    return tuple(listed.stdout.split())
+
+
+def _job_id(cluster: str) -> str:
+    identity = env.slurm_job_id() if cluster == "slurm" else env.get("NVRX_JOB_ID")
+    if not identity:
+        hint = "submit it with sbatch" if cluster == "slurm" else "use `nvrx-slurm run`"
+        raise UsageError(f"this script has no job id: {hint}")
+    return identity
+
+
+def _prepare(plan: Plan, cluster: str) -> tuple[JobFolder, JobInfo]:
+    """The job's folder, with the plan in it; from here on all output goes to its log."""
+    local, clock = cluster == "local", SystemClock()
+    folder = JobFolder(Path(plan.folder) / _job_id(cluster))
+    try:
+        folder.create()
+        print(f"nvrx-slurm: {plan.name}: logs are in {folder.job_log}", flush=True)
+        log = os.open(folder.job_log, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)
+    except OSError as error:
+        raise UsageError(f"the job folder cannot be written: {error}") from None
+    info = JobInfo(
+        job_id=folder.job_id,
+        name=plan.name,
+        cluster=cluster,
+        generation=env.slurm_restart_count() if not local else 0,
+        started_at=clock.wall(),
+        host="127.0.0.1" if local else advertised_address(),
+        host_pid=os.getpid(),
+        nodes=local_nodes(plan.total_nodes) if local else _slurm_nodes(),
+    )
+    for descriptor in (1, 2):
+        os.dup2(log, descriptor)
+    os.close(log)
+    folder.remove_result()
+    folder.write_plan(plan)
+    folder.write_info(info)
+    return folder, info
+
+
+def _password(plan: Plan) -> str | None:
+    if plan.store_password_file is not None:
+        return Path(plan.store_password_file).read_text().strip()
+    return env.store_password()
+
+
+@click.command()
+@click.option("--cluster", type=click.Choice(["slurm", "local"]), required=True)
+@click.argument("launcher", nargs=-1, type=click.UNPROCESSED)
+def main(cluster: str, launcher: tuple[str, ...]) -> int:
+    """Run a job whose plan comes on standard input; LAUNCHER starts its agents (none: one process a node, here)."""
+    plan = _read_plan()
+    folder, info = _prepare(plan, cluster)
+    set_up("nvrx-slurm")
+
+    async def serve() -> int:
+        host = Host(
+            plan=plan,
+            info=info,
+            folder=folder,
+            launch=Launch(command=launcher, nodes=info.nodes),
+            store_password=_password(plan),
+            env=env.child_environment({}),
+            clock=SystemClock(),
+        )
+        return await host.run()
+
+    return asyncio.run(serve())
+
+
+if __name__ == "__main__":
+    try:
+        sys.exit(main(standalone_mode=False))
+    except NvrxError as error:
+        print(f"nvrx-slurm: error: {error}", file=sys.stderr)
+        sys.exit(error.exit_code)

@@ -1,0 +1,47 @@
+"""Child processes that do not outlive the batch host."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import ctypes
+import os
+import signal
+from asyncio.subprocess import DEVNULL, Process
+from collections.abc import Callable, Mapping, Sequence
+
+PR_SET_PDEATHSIG = 1
+
+_libc = ctypes.CDLL(None, use_errno=True)
+
+
+def dies_with_parent(number: signal.Signals) -> Callable[[], None]:
+    """For `preexec_fn`: the kernel sends `number` to the child when this process dies, by whatever signal."""
+    parent = os.getpid()
+
+    def adopt() -> None:
+        _libc.prctl(PR_SET_PDEATHSIG, int(number), 0, 0, 0)
+        if os.getppid() != parent:  # it died before the call above
+            os.kill(os.getpid(), number)
+
+    return adopt
+
+
+async def start(
+    argv: Sequence[str], env: Mapping[str, str], *, on_death: signal.Signals, own_session: bool
+) -> Process:
+    """Start a child that inherits our output."""
+    return await asyncio.create_subprocess_exec(
+        *argv, env=dict(env), stdin=DEVNULL, start_new_session=own_session, preexec_fn=dies_with_parent(on_death)
+    )
+
+
+async def end(children: Sequence[Process], *, polite_s: float) -> None:
+    """SIGTERM, up to `polite_s` for them to end, then SIGKILL."""
+    for number, wait_s in ((signal.SIGTERM, polite_s), (signal.SIGKILL, 5.0)):
+        left = [child for child in children if child.returncode is None]
+        for child in left:
+            with contextlib.suppress(ProcessLookupError):
+                child.send_signal(number)
+        if left:
+            await asyncio.wait([asyncio.ensure_future(child.wait()) for child in left], timeout=wait_s)

@@ -1,0 +1,49 @@
+"""`python -m nvrx_slurm.controller`: what the batch host starts, and starts again when it dies."""
+
+from __future__ import annotations
+
+import asyncio
+import sys
+
+from nvrx_slurm.clock import SystemClock
+from nvrx_slurm.config import env
+from nvrx_slurm.controller.controller import Controller
+from nvrx_slurm.errors import NvrxError, UsageError
+from nvrx_slurm.folder import JobFolder
+from nvrx_slurm.log import set_up
+from nvrx_slurm.store.client import Store
+
+
+async def _serve(folder: JobFolder) -> None:
+    info, address = folder.read_info(), folder.read_store()
+    if info is None or address is None:
+        raise UsageError(f"{folder.path} is not the folder of a running job: job.json or store.json is missing")
+    clock = SystemClock()
+    store = Store(address, clock=clock, generation=info.generation)
+    bind = "127.0.0.1" if info.cluster == "local" else "*"
+    controller = Controller(
+        plan=folder.read_plan(), info=info, folder=folder, store=store, token=address.token, bind=bind, clock=clock
+    )
+    try:
+        await controller.run()
+    finally:
+        await store.close()
+
+
+def main() -> None:
+    """Run the controller until the job has ended."""
+    path = env.job_folder()
+    if path is None:
+        raise UsageError("a controller is started by the job, with NVRX_JOB_FOLDER in its environment")
+    folder = JobFolder(path)
+    with folder.node_log("controller").open("a") as log_file:
+        set_up("controller", stream=log_file)
+        asyncio.run(_serve(folder))
+
+
+if __name__ == "__main__":
+    try:
+        main()
+    except NvrxError as error:
+        print(f"nvrx-slurm controller: error: {error}", file=sys.stderr)
+        sys.exit(error.exit_code)

@@ -1,0 +1,101 @@
+"""The journal's copy in the job folder: `events.jsonl`, written by a thread of its own.
+
+The store is the source; this copy is what is left when the job and its store are gone. A new controller looks up the
+last whole line, cuts off a torn one, and goes on from there, so no entry is missing and none stands twice.
+"""
+
+from __future__ import annotations
+
+import os
+import queue
+import threading
+from collections.abc import Sequence
+from pathlib import Path
+
+import msgspec
+
+from nvrx_slurm.log import get_logger
+from nvrx_slurm.records import Entry, entry_from_json, entry_to_json
+
+log = get_logger("controller")
+
+ROTATE_BYTES = 64 << 20
+_TAIL_BYTES = 1 << 20
+
+
+def last_number(path: Path) -> int:
+    """The number of the last whole entry in the file, after a torn last line has been cut off; 0: there is none."""
+    if not path.exists():
+        return 0
+    with path.open("rb+") as file:
+        size = file.seek(0, os.SEEK_END)
+        start = file.seek(max(0, size - _TAIL_BYTES))
+        data = file.read()
+        whole = data.rfind(b"\n") + 1
+        if whole != len(data):
+            file.truncate(start + whole)
+        for line in reversed(data[:whole].splitlines()):
+            try:
+                return entry_from_json(line).n
+            except msgspec.DecodeError:
+                continue
+    return 0
+
+
+class Mirror:
+    """Appends entries to `path` in order; a slow file system delays the copy, never the controller."""
+
+    def __init__(self, path: Path) -> None:
+        self._path = path
+        self._queue: queue.SimpleQueue[Sequence[Entry] | None] = queue.SimpleQueue()
+        self._thread = threading.Thread(target=self._write, name="mirror", daemon=True)
+
+    def start(self, journal: Sequence[Entry]) -> None:
+        """Catch up with the journal as the store has it, then follow."""
+        last = last_number(self._path)
+        if not last:
+            last = max((last_number(part) for part in self._path.parent.glob("events.*.jsonl")), default=0)
+        self._queue.put([entry for entry in journal if entry.n > last])
+        self._thread.start()
+
+    def add(self, entries: Sequence[Entry]) -> None:
+        """Copy entries that the store has taken."""
+        self._queue.put(entries)
+
+    def close(self, timeout_s: float) -> None:
+        """Write out what is queued; says so if that takes longer than `timeout_s`."""
+        self._queue.put(None)
+        self._thread.join(timeout_s)
+        if self._thread.is_alive():
+            log.error(
+                "%s could not be written in %.0f s; the end of the journal is missing there", self._path, timeout_s
+            )
+
+    def _write(self) -> None:
+        descriptor = self._open()
+        while (entries := self._queue.get()) is not None:
+            if not entries:
+                continue
+            data = b"".join(entry_to_json(entry) + b"\n" for entry in entries)
+            try:
+                if os.fstat(descriptor).st_size > ROTATE_BYTES:
+                    os.close(descriptor)
+                    descriptor = self._rotate()
+                _write_all(descriptor, data)
+            except OSError as error:
+                log.error("%s: %s; the store still has the entries", self._path, error)
+        os.close(descriptor)
+
+    def _open(self) -> int:
+        return os.open(self._path, os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o600)
+
+    def _rotate(self) -> int:
+        parts = len(list(self._path.parent.glob("events.*.jsonl")))
+        self._path.rename(self._path.with_name(f"events.{parts + 1}.jsonl"))
+        return self._open()
+
+
+def _write_all(descriptor: int, data: bytes) -> None:
+    view = memoryview(data)
+    while view:
+        view = view[os.write(descriptor, view) :]

@@ -1,0 +1,39 @@
+"""Which node gets which ranks. Survivors keep theirs; a spare takes the dead node's."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterator, Sequence
+
+from nvrx_slurm.records import Assignment, RolePlan, RoundClosed
+
+
+def seat(previous: Sequence[str], here: Collection[str], spares: Sequence[str], want: int) -> tuple[str, ...]:
+    """The group-rank order of a new round: at most `want` nodes, none twice.
+
+    A node of `previous` that is `here` keeps its seat; the seats of the others, and new ones up to `want`, go to
+    `spares` in their order. With too few spares the rest move up, in order.
+    """
+    seats: list[str | None] = [name if name in here else None for name in previous[:want]]
+    seats += [None] * (want - len(seats))
+    seated = {name for name in seats if name}
+    queue = iter([name for name in spares if name not in seated])
+    return tuple(name for name in (taken or next(queue, None) for taken in seats) if name)
+
+
+def assignments(closed: RoundClosed, role: RolePlan) -> Iterator[tuple[str, Assignment]]:
+    """What each node of a closed round does, in group-rank order."""
+    for group_rank, node in enumerate(closed.nodes):
+        yield (
+            node,
+            Assignment(
+                group_rank=group_rank,
+                first_rank=group_rank * role.workers_per_node,
+                workers=role.workers_per_node,
+                world_size=closed.world_size,
+                group_world_size=len(closed.nodes),
+                master_addr=closed.master_addr,
+                master_port=closed.master_port,
+                restart_count=closed.cycle,
+                role=role.name,
+            ),
+        )

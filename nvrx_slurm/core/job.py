@@ -1,0 +1,295 @@
+"""The dispatch: one handler for each kind of fact, in a table.
+
+job = state.new_job(plan)
+for entry in journal:                    # a fresh controller, or a replay
+    if isinstance(entry.record, Fact):
+        decisions = step(job, entry.record, entry.t)
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, TypeVar
+
+from nvrx_slurm.core import membership, rendezvous, restart
+from nvrx_slurm.core.state import Job, Node, NodeState, Phase, Replica
+from nvrx_slurm.errors import EXIT_DONE, EXIT_FAILED, EXIT_INTERRUPTED, EXIT_RETRY, EXIT_TERMINATED, EXIT_TIMEOUT
+from nvrx_slurm.records import (
+    ControllerStarted,
+    Decision,
+    Fact,
+    Fence,
+    FromAgent,
+    JobEnded,
+    JobStarted,
+    NodeJoined,
+    NodeLeft,
+    NodeLost,
+    NodeReady,
+    Progress,
+    Recovered,
+    ReplicaEnded,
+    Shutdown,
+    Signalled,
+    SignalReason,
+    Tick,
+    WorkerFailed,
+    WorkersDone,
+    WorkersStarted,
+)
+
+ACKNOWLEDGE_S = 10.0
+"""How long beyond its teardown grace an agent may take to say that it has left."""
+
+SIGNALS: dict[SignalReason, Shutdown] = {
+    "cancel": Shutdown(exit_code=EXIT_TERMINATED, reason="cancelled"),
+    "interrupt": Shutdown(exit_code=EXIT_INTERRUPTED, reason="interrupted"),
+    "time_limit": Shutdown(exit_code=EXIT_TIMEOUT, reason="out of time: the job's time limit is near"),
+    "agents_gone": Shutdown(exit_code=EXIT_RETRY, reason="every agent is gone"),
+}
+
+_F = TypeVar("_F", bound=FromAgent)
+
+
+def step(job: Job, fact: Fact, now: float) -> list[Decision] | None:
+    """Take in one fact at time `now` (seconds, the store's clock; never smaller than before).
+
+    Returns the decisions that follow, in the order in which they hold. None: the fact is stale (an older generation,
+    cycle or agent, or heard before) and must leave no trace.
+    """
+    decisions = _HANDLERS[type(fact)](job, fact, now)
+    if decisions is None:
+        return None
+    if job.shutdown is None and not job.ended:
+        decisions += rendezvous.close_what_can(job, now)
+    return decisions + _settle(job, decisions, now)
+
+
+def next_deadline(job: Job) -> float | None:
+    """When a `Tick` is due if nothing happens before; None: never."""
+    if job.ended:
+        return None
+    if job.shutdown is not None:
+        return job.shutdown_deadline
+    open_rounds = (r for r in job.replicas.values() if r.phase is Phase.ROUND and r.cycle >= 0)
+    return min((rendezvous.deadline(job, replica) for replica in open_rounds), default=None)
+
+
+def _settle(job: Job, decisions: list[Decision], now: float) -> list[Decision]:
+    """What follows of itself: the first shutdown wins for good; the job ends when all have left."""
+    more: list[Decision] = []
+    replicas = job.replicas.values()
+    if job.shutdown is None and all(replica.ended for replica in replicas):
+        done = any(replica.phase is Phase.DONE for replica in replicas)
+        code, reason = (EXIT_DONE, "done") if done else (EXIT_FAILED, "every replica failed")
+        more.append(Shutdown(exit_code=code, reason=reason))
+    for decision in [*decisions, *more]:
+        if isinstance(decision, Shutdown) and job.shutdown is None:
+            job.shutdown = decision
+            job.shutdown_deadline = now + job.plan.fault_tolerance.teardown_grace_s + ACKNOWLEDGE_S
+    if job.shutdown is not None and not job.ended and _all_left(job, now):
+        job.ended = True
+        present = tuple(sorted(node.name for node in job.nodes.values() if node.alive))
+        more.append(JobEnded(exit_code=job.shutdown.exit_code, reason=job.shutdown.reason, missing=present))
+    return more
+
+
+def _all_left(job: Job, now: float) -> bool:
+    return now >= job.shutdown_deadline or not any(node.alive for node in job.nodes.values())
+
+
+# ------------------------------------------------------------------------------------------- handlers
+
+
+def _job_started(job: Job, fact: JobStarted, now: float) -> list[Decision] | None:
+    if job.started_at and fact.generation <= job.generation:
+        return None
+    job.generation, job.started_at = fact.generation, now
+    job.nodes = {name: Node(name=name, index=i) for i, name in enumerate(fact.expected)}
+    job.expected, job.standby, job.wanted_by = set(fact.expected), set(), {}
+    job.shutdown, job.ended = None, False
+    decisions: list[Decision] = []
+    first = 0
+    for replica in job.replicas.values():
+        replica.order = fact.expected[first : first + replica.role.nodes_per_replica]
+        first += replica.role.nodes_per_replica
+        replica.cycle = -1
+        decisions += rendezvous.open_round(job, replica, now, noticed=now)
+    return decisions
+
+
+def _controller_started(job: Job, fact: ControllerStarted, now: float) -> list[Decision] | None:
+    return []
+
+
+def _node_joined(job: Job, fact: NodeJoined, now: float) -> list[Decision] | None:
+    if not membership.is_news(job, fact):
+        return None
+    known = job.nodes.get(fact.node)
+    decisions = _lose(job, known, "its agent was replaced", now) if known and known.alive else []
+    node = membership.welcome(job, fact)
+    rendezvous.arrive(job, node, now)
+    return decisions
+
+
+def _node_ready(job: Job, fact: NodeReady, now: float) -> list[Decision] | None:
+    node, replica = _speaker(job, fact), job.replicas.get(fact.replica)
+    if node is None or replica is None or node.state is not NodeState.ACTIVE or node.replica != fact.replica:
+        return _refuse(job, fact)
+    in_time = replica.ended or (replica.phase is Phase.ROUND and fact.cycle == replica.cycle)
+    if not in_time:
+        return None
+    node.port = fact.port
+    rendezvous.arrive(job, node, now)
+    return []
+
+
+def _workers_started(job: Job, fact: WorkersStarted, now: float) -> list[Decision] | None:
+    replica = _running(job, fact, fact.replica, fact.cycle)
+    if replica is None:
+        return _refuse(job, fact)
+    replica.started.add(fact.node)
+    stamps = replica.stamps
+    if stamps is None or replica.cycle == 0 or not replica.started.issuperset(replica.order):
+        return []
+    ends = [stamps.noticed, stamps.decided, stamps.torn_down, stamps.closed, now]
+    names = ("decided", "torn_down", "closed", "spawned")
+    phases = {name: end - start for name, start, end in zip(names, ends, ends[1:], strict=False)}
+    replica.stamps = None
+    return [
+        Recovered(replica=replica.id, cycle=replica.cycle, phases=phases, total_s=now - stamps.noticed),
+    ]
+
+
+def _progress(job: Job, fact: Progress, now: float) -> list[Decision] | None:
+    return [] if _running(job, fact, fact.replica, fact.cycle) else _refuse(job, fact)
+
+
+def _worker_failed(job: Job, fact: WorkerFailed, now: float) -> list[Decision] | None:
+    replica = _running(job, fact, fact.replica, fact.cycle)
+    if replica is None:
+        return _refuse(job, fact)
+    if job.shutdown is not None:
+        return []
+    failure = restart.Failure(
+        kind="worker",
+        cause=_worker_cause(fact),
+        node=fact.node,
+        noticed=now - fact.ago_s,
+        rank=fact.rank,
+        step=fact.step,
+    )
+    return restart.act(job, replica, failure, now)
+
+
+def _workers_done(job: Job, fact: WorkersDone, now: float) -> list[Decision] | None:
+    replica = _running(job, fact, fact.replica, fact.cycle)
+    if replica is None:
+        return _refuse(job, fact)
+    replica.done.add(fact.node)
+    return _end_if_done(job, replica)
+
+
+def _node_left(job: Job, fact: NodeLeft, now: float) -> list[Decision] | None:
+    node = _speaker(job, fact)
+    if node is None or not node.alive:
+        return None
+    return _depart(job, node, NodeState.LEFT, f"{node.name} left: {fact.reason}", now, now)
+
+
+def _node_lost(job: Job, fact: NodeLost, now: float) -> list[Decision] | None:
+    node = job.nodes.get(fact.node)
+    if node is None or not node.alive or node.incarnation != fact.incarnation:
+        return None
+    node.fenced = True
+    fence = Fence(node=node.name, incarnation=node.incarnation)
+    return [fence, *_lose(job, node, fact.cause.replace("_", " "), now, noticed=now - fact.ago_s, step=fact.step)]
+
+
+def _signalled(job: Job, fact: Signalled, now: float) -> list[Decision] | None:
+    if job.shutdown is not None or fact.generation != job.generation:
+        return None
+    return [SIGNALS[fact.reason]]
+
+
+def _tick(job: Job, fact: Tick, now: float) -> list[Decision] | None:
+    return []
+
+
+_HANDLERS: dict[type[Fact], Callable[[Job, Any, float], list[Decision] | None]] = {
+    JobStarted: _job_started,
+    ControllerStarted: _controller_started,
+    NodeJoined: _node_joined,
+    NodeReady: _node_ready,
+    WorkersStarted: _workers_started,
+    Progress: _progress,
+    WorkerFailed: _worker_failed,
+    WorkersDone: _workers_done,
+    NodeLeft: _node_left,
+    NodeLost: _node_lost,
+    Signalled: _signalled,
+    Tick: _tick,
+}
+
+
+# -------------------------------------------------------------------------------------------- helpers
+
+
+def _speaker(job: Job, fact: FromAgent) -> Node | None:
+    return membership.recognise(job, fact)
+
+
+def _refuse(job: Job, fact: FromAgent) -> list[Decision] | None:
+    """A fact that changes nothing. One from a node that was given up for lost is answered, once, with a fence."""
+    node = job.nodes.get(fact.node)
+    mistaken = node and node.state is NodeState.LOST and node.incarnation == fact.incarnation
+    if node is None or not mistaken or node.fenced:
+        return None
+    node.fenced = True
+    return [Fence(node=node.name, incarnation=node.incarnation)]
+
+
+def _running(job: Job, fact: FromAgent, replica_id: str, cycle: int) -> Replica | None:
+    """The replica that the fact is about, if it comes from a member of its running cycle."""
+    node, replica = _speaker(job, fact), job.replicas.get(replica_id)
+    if node is None or replica is None or node.state is not NodeState.ACTIVE or node.replica != replica_id:
+        return None
+    return replica if replica.phase is Phase.RUNNING and replica.cycle == cycle else None
+
+
+def _lose(
+    job: Job, node: Node, why: str, now: float, *, noticed: float | None = None, step: int | None = None
+) -> list[Decision]:
+    cause = f"{node.name} lost: {why}"
+    return _depart(job, node, NodeState.LOST, cause, now, now if noticed is None else noticed, step)
+
+
+def _depart(
+    job: Job, node: Node, state: NodeState, cause: str, now: float, noticed: float, step: int | None = None
+) -> list[Decision]:
+    """A node is gone. Only where its workers still had work to do is that a failure."""
+    was_active, replica = node.state is NodeState.ACTIVE, job.replicas.get(node.replica or "")
+    membership.move(job, node, state)
+    rendezvous.forget(job, node, now)
+    if job.shutdown is not None or replica is None or not was_active or replica.phase is not Phase.RUNNING:
+        return []
+    if node.name in replica.done:
+        return []
+    failure = restart.Failure(kind="node", cause=cause, node=node.name, noticed=noticed, step=step)
+    return restart.act(job, replica, failure, now)
+
+
+def _end_if_done(job: Job, replica: Replica) -> list[Decision]:
+    if not replica.done.issuperset(replica.order):
+        return []
+    replica.phase = Phase.DONE
+    return [ReplicaEnded(replica=replica.id, cycle=replica.cycle, outcome="done")]
+
+
+def _worker_cause(fact: WorkerFailed) -> str:
+    who = f"rank {fact.rank} on {fact.node}"
+    if fact.error is not None:
+        return f"{who} could not start: {fact.error}"
+    if fact.signal is not None:
+        return f"{who} was killed by signal {fact.signal}"
+    return f"{who} exited with code {fact.exit_code}"

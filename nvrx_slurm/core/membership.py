@@ -1,0 +1,65 @@
+"""Who is here. Every change of a node's state goes through `move`, which refuses what the table does not list."""
+
+from __future__ import annotations
+
+from nvrx_slurm.core.state import Job, Node, NodeState
+from nvrx_slurm.records import FromAgent, NodeJoined
+
+TRANSITIONS: dict[NodeState, frozenset[NodeState]] = {
+    NodeState.EXPECTED: frozenset({NodeState.STANDBY, NodeState.READY, NodeState.LOST}),
+    NodeState.STANDBY: frozenset({NodeState.READY, NodeState.ACTIVE, NodeState.LOST, NodeState.LEFT}),
+    NodeState.READY: frozenset({NodeState.ACTIVE, NodeState.STANDBY, NodeState.LOST, NodeState.LEFT}),
+    NodeState.ACTIVE: frozenset({NodeState.READY, NodeState.STANDBY, NodeState.LOST, NodeState.LEFT}),
+    NodeState.LOST: frozenset({NodeState.EXPECTED}),
+    NodeState.LEFT: frozenset({NodeState.EXPECTED}),
+}
+
+
+def move(job: Job, node: Node, state: NodeState) -> None:
+    """Put a node into another state, and keep the pool of spares in step with it."""
+    assert state in TRANSITIONS[node.state], f"{node.name}: {node.state} → {state}"
+    node.state = state
+    job.expected.discard(node.name)
+    if state is NodeState.STANDBY:
+        job.standby.add(node.name)
+        node.replica = None
+    else:
+        job.standby.discard(node.name)
+
+
+def recognise(job: Job, fact: FromAgent) -> Node | None:
+    """The node that speaks, or None if the fact is stale.
+
+    Stale is what comes from an older generation, from an agent that was replaced or never joined, or was heard
+    before. Accepting a fact uses its `seq` up.
+    """
+    node = job.nodes.get(fact.node)
+    if node is None or fact.generation != job.generation or fact.incarnation != node.incarnation:
+        return None
+    if fact.seq <= node.seq:
+        return None
+    node.seq = fact.seq
+    return node
+
+
+def is_news(job: Job, fact: NodeJoined) -> bool:
+    """Whether a join comes from an agent that has not joined before."""
+    node = job.nodes.get(fact.node)
+    if fact.generation != job.generation:
+        return False
+    return node is None or (fact.incarnation != node.incarnation and fact.incarnation not in node.former)
+
+
+def welcome(job: Job, fact: NodeJoined) -> Node:
+    """Enter the agent's particulars. The node is EXPECTED afterwards; the caller says where it goes."""
+    node = job.nodes.get(fact.node)
+    if node is None:
+        node = job.nodes[fact.node] = Node(name=fact.node, index=len(job.nodes))
+    if node.incarnation:
+        node.former.add(node.incarnation)
+    node.incarnation, node.seq, node.fenced = fact.incarnation, fact.seq, False
+    node.addr, node.port = fact.addr, fact.port
+    node.replica = None
+    if node.state is not NodeState.EXPECTED:
+        move(job, node, NodeState.EXPECTED)
+    return node

@@ -1,0 +1,152 @@
+"""When a round opens, when it closes, and with whom.
+
+A round prefers the nodes of the cycle before (in cycle 0: the first nodes of the allocation). It closes:
+
+- at once, when every preferred node is ready or known dead, and spares fill what is missing;
+- when the last call has passed, if spares could stand in for preferred nodes that are merely late;
+- with fewer nodes, or not at all (the job stops, 75), when no more can come or the join timeout has passed.
+"""
+
+from __future__ import annotations
+
+from nvrx_slurm.core import membership
+from nvrx_slurm.core.assignment import seat
+from nvrx_slurm.core.state import Job, Node, NodeState, Phase, Replica, Stamps
+from nvrx_slurm.errors import EXIT_RETRY
+from nvrx_slurm.records import Decision, Fence, RoundClosed, RoundOpened, Shutdown
+
+
+def open_round(job: Job, replica: Replica, now: float, noticed: float) -> list[Decision]:
+    """Call the replica's nodes to its next cycle."""
+    replica.cycle += 1
+    replica.phase = Phase.ROUND
+    replica.opened_at, replica.last_call_at = now, None
+    replica.stamps = Stamps(noticed=noticed, decided=now)
+    replica.ready, replica.started, replica.done = set(), set(), set()
+    replica.awaited = {name for name in replica.order if _is_called(job.nodes[name], replica)}
+    job.wanted_by.update(dict.fromkeys(replica.awaited, replica.id))
+    for name in sorted(replica.awaited & job.standby):  # it was lost and came back: nothing to tear down
+        arrive(job, job.nodes[name], now)
+    return [RoundOpened(replica=replica.id, cycle=replica.cycle, generation=job.generation)]
+
+
+def arrive(job: Job, node: Node, now: float) -> None:
+    """A node without old workers is here: for the open round that prefers it, or else as a spare."""
+    wanted_by = job.wanted_by.get(node.name)
+    if wanted_by is None:
+        if node.state is not NodeState.STANDBY:
+            membership.move(job, node, NodeState.STANDBY)
+        return
+    replica = job.replicas[wanted_by]
+    membership.move(job, node, NodeState.READY)
+    node.replica = replica.id
+    replica.ready.add(node.name)
+    _no_longer_awaited(replica, node, now)
+
+
+def forget(job: Job, node: Node, now: float) -> None:
+    """A node is gone: no open round waits for it any more."""
+    wanted_by = job.wanted_by.pop(node.name, None)
+    if wanted_by is not None:
+        replica = job.replicas[wanted_by]
+        replica.ready.discard(node.name)
+        _no_longer_awaited(replica, node, now)
+
+
+def close_what_can(job: Job, now: float) -> list[Decision]:
+    """Close every open round that may close at `now`, or stop the job if one never can."""
+    decisions: list[Decision] = []
+    for replica in job.replicas.values():
+        if replica.phase is Phase.ROUND and replica.cycle >= 0:
+            decisions += _close_if_due(job, replica, now)
+    return decisions
+
+
+def deadline(job: Job, replica: Replica) -> float:
+    """When the open round must be looked at again if nothing happens."""
+    latest = replica.opened_at + job.plan.fault_tolerance.join_timeout_s
+    return latest if replica.last_call_at is None else min(latest, replica.last_call_at)
+
+
+def _no_longer_awaited(replica: Replica, node: Node, now: float) -> None:
+    replica.awaited.discard(node.name)
+    if not replica.awaited and replica.stamps:
+        replica.stamps.torn_down = now
+
+
+def _is_called(node: Node, replica: Replica) -> bool:
+    free = node.state in (NodeState.EXPECTED, NodeState.STANDBY)
+    return free or (node.state is NodeState.ACTIVE and node.replica == replica.id)
+
+
+def _close_if_due(job: Job, replica: Replica, now: float) -> list[Decision]:
+    bounds = job.plan.fault_tolerance
+    enough = len(replica.ready) + len(job.standby) >= replica.role.nodes_per_replica
+    overdue = now >= replica.opened_at + bounds.join_timeout_s
+    if enough and (not replica.awaited or overdue):
+        return _close(job, replica, now)
+    if enough:
+        if replica.last_call_at is None:
+            # Late nodes of the cycle before may still be killing their workers: a spare must not overtake them.
+            torn_down_by = replica.opened_at + (bounds.teardown_grace_s if replica.cycle else 0.0)
+            replica.last_call_at = max(now, torn_down_by) + bounds.last_call_s
+        return _close(job, replica, now) if now >= replica.last_call_at else []
+    replica.last_call_at = None
+    more_may_come = replica.awaited or (job.expected and now < job.started_at + bounds.join_timeout_s)
+    if more_may_come and not overdue:
+        return []
+    return _close_smaller_or_stop(job, replica, now)
+
+
+def _close_smaller_or_stop(job: Job, replica: Replica, now: float) -> list[Decision]:
+    have, role = len(replica.ready) + len(job.standby), replica.role
+    if role.min_nodes is not None and have >= role.min_nodes:
+        return _close(job, replica, now)
+    missing = sorted(replica.awaited or job.expected)
+    reason = f"{replica.id} needs {role.min_nodes or role.nodes_per_replica} nodes and has {have}, no spare is left"
+    if missing:
+        reason += f"; never ready: {', '.join(missing)}"
+    return [Shutdown(exit_code=EXIT_RETRY, reason=reason)]
+
+
+def _close(job: Job, replica: Replica, now: float) -> list[Decision]:
+    previous = replica.order
+    nodes = seat(previous, replica.ready, job.spares_in_order(), replica.role.nodes_per_replica)
+    late = [name for name in replica.awaited if job.nodes[name].state is NodeState.ACTIVE]
+    for name in previous:
+        job.wanted_by.pop(name, None)
+    for name in replica.ready.difference(nodes):
+        membership.move(job, job.nodes[name], NodeState.STANDBY)
+    for name in nodes:
+        membership.move(job, job.nodes[name], NodeState.ACTIVE)
+        job.nodes[name].replica = replica.id
+    fences = [_fence(job, job.nodes[name]) for name in sorted(late)]
+    if replica.stamps:
+        replica.stamps.closed = now
+        replica.stamps.torn_down = replica.stamps.torn_down or now
+    replica.phase, replica.order = Phase.RUNNING, nodes
+    replica.awaited, replica.ready = set(), set()
+    return [*fences, _closed_record(job, replica, previous)]
+
+
+def _fence(job: Job, node: Node) -> Fence:
+    """A node that is too late loses its ranks: it is told to die before they run elsewhere."""
+    membership.move(job, node, NodeState.LOST)
+    node.fenced = True
+    return Fence(node=node.name, incarnation=node.incarnation)
+
+
+def _closed_record(job: Job, replica: Replica, previous: tuple[str, ...]) -> RoundClosed:
+    master = job.nodes[replica.order[0]]
+    return RoundClosed(
+        replica=replica.id,
+        cycle=replica.cycle,
+        nodes=replica.order,
+        promoted=tuple(name for name in replica.order if name not in previous),
+        active=job.count(NodeState.ACTIVE),
+        standby=len(job.standby),
+        world_size=len(replica.order) * replica.role.workers_per_node,
+        master_addr=master.addr,
+        master_port=master.port,
+        generation=job.generation,
+    )

@@ -1,0 +1,85 @@
+"""Every error that the tool itself raises, in one tree. Each says what was seen, where, and what to do.
+
+    NvrxError                     1   the workload failed, or something of ours did
+    ├── UsageError                2   the command line or the Python call is wrong
+    │   ├── ConfigError           2   job.yaml (or the site file, or the environment) is wrong; names file, line, key
+    │   ├── MissingProgramError   2   a program the command needs is not installed; names the line to install it
+    │   └── SubmissionRefused     2   sbatch said no; carries its reason
+    ├── UnreachableError         69   Slurm or the store does not answer
+    │   ├── SlurmUnreachable
+    │   └── StoreUnreachable
+    ├── FencedError              75   a newer controller has taken over; this one may write no more
+    └── WaitTimeout             124   a bound passed; says what was waited for
+
+The exit code of a command that ends with the error is its `exit_code`.
+"""
+
+from __future__ import annotations
+
+EXIT_DONE = 0
+EXIT_FAILED = 1
+EXIT_USAGE = 2
+EXIT_UNREACHABLE = 69
+EXIT_RETRY = 75
+EXIT_NO_RESTART = 93
+EXIT_TIMEOUT = 124
+EXIT_INTERRUPTED = 130
+EXIT_TERMINATED = 143
+
+
+class NvrxError(Exception):
+    """Base of the tree. `str(error)` is one clear message for a person, without a traceback."""
+
+    exit_code = EXIT_FAILED
+
+
+class UsageError(NvrxError):
+    """The command line or the Python call is wrong."""
+
+    exit_code = EXIT_USAGE
+
+
+class ConfigError(UsageError):
+    """A configuration value is wrong. `file`, `line` (from 1) and `key` say where, as far as known."""
+
+    def __init__(
+        self, message: str, *, file: str | None = None, line: int | None = None, key: str | None = None
+    ) -> None:
+        self.file, self.line, self.key = file, line, key
+        where = ":".join(str(part) for part in (file, line) if part is not None)
+        parts = [part for part in (where, key) if part]
+        super().__init__(": ".join([*parts, message]))
+
+
+class MissingProgramError(UsageError):
+    """A program that the command needs is not installed."""
+
+
+class SubmissionRefused(UsageError):
+    """Slurm refused the job; the message carries its reason."""
+
+
+class UnreachableError(NvrxError):
+    """Slurm or the store does not answer."""
+
+    exit_code = EXIT_UNREACHABLE
+
+
+class SlurmUnreachable(UnreachableError):
+    """slurmctld (or slurmdbd) does not answer."""
+
+
+class StoreUnreachable(UnreachableError):
+    """The store does not answer, or refuses the password."""
+
+
+class FencedError(NvrxError):
+    """A newer controller has taken over; this one may write no more."""
+
+    exit_code = EXIT_RETRY
+
+
+class WaitTimeout(NvrxError):
+    """A bound passed; the message says what was waited for."""
+
+    exit_code = EXIT_TIMEOUT

@@ -1,0 +1,138 @@
+"""The job folder: one place on the shared file system for all that a job leaves behind.
+
+<base>/<job id>/           0700
+  plan.json                what runs (records.Plan)
+  job.json                 how it was submitted: name, cluster, generation, times (JobInfo)
+  store.json         0600  where the store is while the job runs, and its password
+  store/                   the embedded store's append-only file
+  job.log                  every rank's output, prefixed, and what the job itself has to say
+  events.jsonl             the journal, mirrored from the store (older parts: events.1.jsonl, …)
+  result.json              how it ended
+  logs/<replica>/gen-<g>/cycle-<c>/rank-<r>.out, .err
+  nodes/<node>.log         what each agent did
+"""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+from typing import TypeVar
+
+import msgspec
+
+from nvrx_slurm.records import Plan, Record, plan_from_json, plan_to_json
+
+
+_T = TypeVar("_T")
+
+
+class JobInfo(Record, frozen=True, kw_only=True):
+    """How the job was started. `cluster`: `slurm` or `local`. `host_pid`: the batch host's process (local)."""
+
+    job_id: str
+    name: str
+    cluster: str
+    generation: int = 0
+    started_at: float
+    host: str = ""
+    host_pid: int = 0
+    nodes: tuple[str, ...] = ()  # the allocation, in Slurm's order
+
+
+class StoreAddress(Record, frozen=True, kw_only=True):
+    """Where the store listens, how to authenticate, and the job's name in its keys. `token` authenticates tethers."""
+
+    url: str
+    password: str | None = None
+    job: str
+    token: str
+
+
+class Result(Record, frozen=True, kw_only=True):
+    """How the job ended; written once, before the store stops."""
+
+    exit_code: int
+    reason: str
+    ended_at: float
+
+
+class JobFolder:
+    """Paths and atomic reads and writes below one job's folder. A reader sees an old file or a new one, never half."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+
+    @property
+    def job_id(self) -> str:
+        return self.path.name
+
+    @property
+    def plan_path(self) -> Path:
+        return self.path / "plan.json"
+
+    @property
+    def events_path(self) -> Path:
+        return self.path / "events.jsonl"
+
+    @property
+    def job_log(self) -> Path:
+        return self.path / "job.log"
+
+    @property
+    def store_dir(self) -> Path:
+        return self.path / "store"
+
+    def node_log(self, node: str) -> Path:
+        return self.path / "nodes" / f"{node}.log"
+
+    def cycle_logs(self, replica: str, generation: int, cycle: int) -> Path:
+        return self.path / "logs" / replica / f"gen-{generation}" / f"cycle-{cycle}"
+
+    def create(self) -> None:
+        """Make the folder (0700) with its parents. Raises OSError."""
+        self.path.mkdir(mode=0o700, parents=True, exist_ok=True)
+        self.path.chmod(0o700)
+        (self.path / "nodes").mkdir(exist_ok=True)
+
+    def write_plan(self, plan: Plan) -> None:
+        self._write("plan.json", plan_to_json(plan) + b"\n")
+
+    def read_plan(self) -> Plan:
+        return plan_from_json(self.plan_path.read_bytes())
+
+    def write_info(self, info: JobInfo) -> None:
+        self._write("job.json", msgspec.json.encode(info))
+
+    def read_info(self) -> JobInfo | None:
+        return self._read("job.json", JobInfo)
+
+    def write_store(self, address: StoreAddress) -> None:
+        self._write("store.json", msgspec.json.encode(address))
+
+    def read_store(self) -> StoreAddress | None:
+        return self._read("store.json", StoreAddress)
+
+    def remove_store(self) -> None:
+        (self.path / "store.json").unlink(missing_ok=True)
+
+    def write_result(self, result: Result) -> None:
+        self._write("result.json", msgspec.json.encode(result))
+
+    def read_result(self) -> Result | None:
+        return self._read("result.json", Result)
+
+    def remove_result(self) -> None:
+        (self.path / "result.json").unlink(missing_ok=True)
+
+    def _write(self, name: str, data: bytes) -> None:
+        temporary = self.path / f".{name}.{os.getpid()}"
+        descriptor = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600)
+        with os.fdopen(descriptor, "wb") as file:
+            file.write(data)
+        temporary.replace(self.path / name)
+
+    def _read(self, name: str, kind: type[_T]) -> _T | None:
+        try:
+            return msgspec.json.decode((self.path / name).read_bytes(), type=kind)
+        except FileNotFoundError:
+            return None

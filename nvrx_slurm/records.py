@@ -1,0 +1,413 @@
+"""The records that cross a process or outlive one: frozen, versioned by growth, with one codec.
+
+Every record is a frozen struct. A field may be added with a default; none is renamed or removed, and an unknown
+field passes, so two neighbouring versions can meet during an upgrade. On the wire (the store) a record is
+MessagePack; in a file (`plan.json`, `events.jsonl`) it is JSON. Both forms carry the record's name in `event`.
+
+Three families:
+
+- `Plan`: what to run. Written once into the job folder; agents and the controller read nothing else.
+- `Fact`s: what happened, said by an agent, by the batch host, or by the controller's own watch. They are the
+  input of `core`.
+- `Decision`s: what the controller decided. They are the output of `core`, and reach agents as orders.
+
+Facts and decisions together, in order, are the journal. Durations are seconds in fields that end in `_s`.
+"""
+
+from __future__ import annotations
+
+from typing import Any, Literal
+
+import msgspec
+
+SignalReason = Literal["cancel", "interrupt", "time_limit", "agents_gone"]
+OnFailure = Literal["restart_replica", "restart_job", "ignore", "fail_job"]
+
+
+class Record(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """Base of all records."""
+
+
+# ----------------------------------------------------------------------------------------------- plan
+
+
+class RolePlan(Record, frozen=True, kw_only=True):
+    """One role: `replicas` worlds of `nodes_per_replica` × `workers_per_node` ranks that run `command`."""
+
+    name: str
+    command: tuple[str, ...]
+    replicas: int = 1
+    nodes_per_replica: int = 1
+    min_nodes: int | None = None  # a replica may go on with this many nodes when no spare is left
+    workers_per_node: int = 1
+    on_failure: OnFailure = "restart_replica"
+    workdir: str | None = None
+    env: dict[str, str] = {}
+
+
+class FaultTolerance(Record, frozen=True, kw_only=True):
+    """Budgets and bounds, all in seconds or counts; `docs/job-yaml.md` tells what each does."""
+
+    max_restarts: int = 3
+    heartbeat_interval_s: float = 1.0
+    heartbeat_timeout_s: float = 15.0
+    join_timeout_s: float = 600.0
+    last_call_s: float = 5.0
+    teardown_grace_s: float = 10.0
+
+
+class Plan(Record, frozen=True, kw_only=True):
+    """Everything that agents and the controller need to know of a job, settled before it starts."""
+
+    name: str
+    roles: tuple[RolePlan, ...]
+    spares: int = 0
+    workdir: str
+    folder: str  # the base folder; the job's own is `<folder>/<job id>`
+    fault_tolerance: FaultTolerance = FaultTolerance()
+    time_limit_s: float | None = None
+    store_url: str | None = None  # None: embedded. Never holds a password
+    store_password_file: str | None = None
+    version: int = 1
+
+    @property
+    def active_nodes(self) -> int:
+        """How many nodes the replicas want, spares not counted."""
+        return sum(role.replicas * role.nodes_per_replica for role in self.roles)
+
+    @property
+    def total_nodes(self) -> int:
+        """How many nodes to ask for."""
+        return self.active_nodes + self.spares
+
+
+# ---------------------------------------------------------------------------------------------- facts
+
+
+class Fact(Record, frozen=True, kw_only=True, tag_field="event"):
+    """Something that happened."""
+
+
+class FromAgent(Fact, frozen=True, kw_only=True):
+    """A fact that an agent tells. `incarnation` names the agent process, `seq` grows with each of its facts,
+    so one that arrives twice, or from an agent that was replaced since, is recognised and dropped."""
+
+    node: str
+    incarnation: str
+    seq: int
+    generation: int = 0
+
+
+class JobStarted(Fact, frozen=True, kw_only=True, tag="job_started"):
+    """The first fact of each generation. `expected` lists the allocation's nodes in Slurm's order."""
+
+    job: str
+    name: str
+    expected: tuple[str, ...]
+    generation: int = 0
+
+
+class ControllerStarted(Fact, frozen=True, kw_only=True, tag="controller_started"):
+    """A controller took the lease; `epoch` fences all before it."""
+
+    epoch: int
+    host: str
+    pid: int
+
+
+class NodeJoined(FromAgent, frozen=True, kw_only=True, tag="node_joined"):
+    """An agent is up and healthy. `addr` reaches the node; `port` is held free there for a rendezvous."""
+
+    addr: str
+    port: int
+    pid: int = 0
+
+
+class NodeReady(FromAgent, frozen=True, kw_only=True, tag="node_ready"):
+    """The node has no worker of an older cycle left and waits for its assignment in `cycle`."""
+
+    replica: str
+    cycle: int
+    port: int
+    teardown_s: float = 0.0
+
+
+class WorkersStarted(FromAgent, frozen=True, kw_only=True, tag="workers_started"):
+    """All workers of this node run: rank → process id."""
+
+    replica: str
+    cycle: int
+    pids: dict[int, int]
+    spawn_s: float = 0.0
+
+
+class Progress(FromAgent, frozen=True, kw_only=True, tag="progress"):
+    """A worker told its first step of the cycle; later steps travel in beats only."""
+
+    replica: str
+    cycle: int
+    rank: int
+    step: int
+
+
+class WorkerFailed(FromAgent, frozen=True, kw_only=True, tag="worker_failed"):
+    """A worker ended in any way but exit code 0. `ago_s`: how long before this message its end was noticed."""
+
+    replica: str
+    cycle: int
+    rank: int
+    exit_code: int | None = None
+    signal: int | None = None
+    error: str | None = None  # it could not even be started: why
+    step: int | None = None
+    ago_s: float = 0.0
+
+
+class WorkersDone(FromAgent, frozen=True, kw_only=True, tag="workers_done"):
+    """Every worker of this node ended with exit code 0."""
+
+    replica: str
+    cycle: int
+    step: int | None = None
+
+
+class NodeLeft(FromAgent, frozen=True, kw_only=True, tag="node_left"):
+    """The agent is about to exit, its workers gone. `survivors`: processes that even SIGKILL did not end."""
+
+    reason: str
+    survivors: tuple[int, ...] = ()
+
+
+class NodeLost(Fact, frozen=True, kw_only=True, tag="node_lost"):
+    """The controller holds the node for dead. `cause`: `tether_lost`, `heartbeat_timeout`, or `replaced`."""
+
+    node: str
+    incarnation: str
+    cause: str
+    step: int | None = None
+    ago_s: float = 0.0
+
+
+class Signalled(Fact, frozen=True, kw_only=True, tag="signalled"):
+    """The batch host says that the job must end: it was told so, time is up, or no agent runs any more."""
+
+    reason: SignalReason
+    generation: int = 0
+
+
+class Tick(Fact, frozen=True, kw_only=True, tag="tick"):
+    """A deadline of the core passed. Journaled only where it led to a decision."""
+
+
+# ------------------------------------------------------------------------------------------ decisions
+
+
+class Decision(Record, frozen=True, kw_only=True, tag_field="event"):
+    """Something that the controller decided."""
+
+
+class RoundOpened(Decision, frozen=True, kw_only=True, tag="round_opened"):
+    """The replica's nodes stop the workers of older cycles and get ready for `cycle`."""
+
+    replica: str
+    cycle: int
+    generation: int = 0
+
+
+class Assignment(Record, frozen=True, kw_only=True):
+    """What one node does in one cycle. Ranks are `first_rank` … `first_rank + workers - 1`."""
+
+    group_rank: int
+    first_rank: int
+    workers: int
+    world_size: int
+    group_world_size: int
+    master_addr: str
+    master_port: int
+    restart_count: int = 0
+    role: str
+
+
+class RoundClosed(Decision, frozen=True, kw_only=True, tag="round_closed"):
+    """The replica's world in `cycle`: `nodes` in group-rank order. `active` and `standby` count nodes job-wide."""
+
+    replica: str
+    cycle: int
+    nodes: tuple[str, ...]
+    promoted: tuple[str, ...] = ()  # hot spares that got ranks in this round
+    active: int
+    standby: int
+    world_size: int
+    master_addr: str
+    master_port: int
+    generation: int = 0
+
+
+class RestartDecided(Decision, frozen=True, kw_only=True, tag="restart_decided"):
+    """What is done about a failure, and on what evidence."""
+
+    replica: str
+    cycle: int  # the cycle that failed
+    action: Literal["restart_replica", "restart_job", "ignore", "fail_job", "stop"]
+    cause: str
+    node: str
+    rank: int | None = None
+    step: int | None = None
+    restarts_left: int = 0
+
+
+class Recovered(Decision, frozen=True, kw_only=True, tag="recovered"):
+    """A replica runs again: how long each phase took, in seconds; they add up to `total_s`.
+
+    `phases`, in order: `decided` (from the moment the death was noticed on its node, or the tether broke),
+    `torn_down` (until the last node had no old worker), `closed` (the round), `spawned` (until the last node had
+    started its workers). The user's own start-up follows; its end is told by the first `progress` of the cycle.
+    """
+
+    replica: str
+    cycle: int
+    phases: dict[str, float]
+    total_s: float
+
+
+class ReplicaEnded(Decision, frozen=True, kw_only=True, tag="replica_ended"):
+    """The replica will run no more: `done` (all ranks exited 0) or `failed` (and its role says to ignore it)."""
+
+    replica: str
+    cycle: int
+    outcome: Literal["done", "failed"]
+
+
+class Shutdown(Decision, frozen=True, kw_only=True, tag="shutdown"):
+    """The job ends, for this reason, with this exit code. The first one wins for good."""
+
+    exit_code: int
+    reason: str
+
+
+class JobEnded(Decision, frozen=True, kw_only=True, tag="job_ended"):
+    """Everyone has left, or the bound for it passed (`missing` names who never answered)."""
+
+    exit_code: int
+    reason: str
+    missing: tuple[str, ...] = ()
+
+
+class Fence(Decision, frozen=True, kw_only=True, tag="fence"):
+    """The agent with this incarnation kills its workers and must join anew: its ranks may run elsewhere."""
+
+    node: str
+    incarnation: str
+
+
+AnyFact = (
+    JobStarted
+    | ControllerStarted
+    | NodeJoined
+    | NodeReady
+    | WorkersStarted
+    | Progress
+    | WorkerFailed
+    | WorkersDone
+    | NodeLeft
+    | NodeLost
+    | Signalled
+    | Tick
+)
+AnyDecision = RoundOpened | RoundClosed | RestartDecided | Recovered | ReplicaEnded | Shutdown | JobEnded | Fence
+AnyRecord = AnyFact | AnyDecision
+
+
+class ControllerUp(Record, frozen=True, kw_only=True, tag_field="event", tag="controller_up"):
+    """An order only: where the newest controller's tether listens."""
+
+    epoch: int
+    host: str
+    port: int
+
+
+AnyOrder = AnyDecision | ControllerUp
+
+
+class Entry(Record, frozen=True, kw_only=True):
+    """One line of the journal. `t`: seconds since the epoch by the store's clock; `n` counts from 1 without a gap."""
+
+    n: int
+    t: float
+    record: AnyRecord
+
+
+class Beat(Record, frozen=True, kw_only=True):
+    """An agent's sign of life, in the `beats` stream. `steps`: rank → last step told by its worker."""
+
+    node: str
+    incarnation: str
+    generation: int = 0
+    state: str = "standby"
+    replica: str | None = None
+    cycle: int = 0
+    steps: dict[int, int] = {}
+
+
+# ---------------------------------------------------------------------------------------------- codec
+
+_packer = msgspec.msgpack.Encoder()
+_unpack_record = msgspec.msgpack.Decoder(AnyRecord)
+_unpack_order = msgspec.msgpack.Decoder(AnyOrder)
+_unpack_entry = msgspec.msgpack.Decoder(Entry)
+_unpack_beat = msgspec.msgpack.Decoder(Beat)
+_unpack_assignment = msgspec.msgpack.Decoder(Assignment)
+
+
+def pack(record: Record) -> bytes:
+    """The wire form of any record."""
+    return _packer.encode(record)
+
+
+def unpack_record(data: bytes) -> AnyRecord:
+    """A fact or decision from its wire form. Raises `msgspec.DecodeError`."""
+    return _unpack_record.decode(data)
+
+
+def unpack_entry(data: bytes) -> Entry:
+    """A journal entry from its wire form, as the `journal` stream holds it."""
+    return _unpack_entry.decode(data)
+
+
+def unpack_order(data: bytes) -> AnyOrder:
+    """An order from its wire form."""
+    return _unpack_order.decode(data)
+
+
+def unpack_beat(data: bytes) -> Beat:
+    """A beat from its wire form."""
+    return _unpack_beat.decode(data)
+
+
+def unpack_assignment(data: bytes) -> Assignment:
+    """An assignment from its wire form."""
+    return _unpack_assignment.decode(data)
+
+
+def entry_to_json(entry: Entry) -> bytes:
+    """One line of `events.jsonl`, without the newline: flat, so that `jq .event` works."""
+    flat: dict[str, Any] = {"n": entry.n, "t": round(entry.t, 6)}
+    flat |= msgspec.to_builtins(entry.record, str_keys=True)
+    return msgspec.json.encode(flat)
+
+
+def entry_from_json(line: bytes) -> Entry:
+    """The entry of one line of `events.jsonl`. Raises `msgspec.DecodeError` on a torn line."""
+    flat = msgspec.json.decode(line)
+    record: AnyRecord = msgspec.convert(flat, AnyRecord, str_keys=True)
+    return Entry(n=flat["n"], t=flat["t"], record=record)
+
+
+def plan_to_json(plan: Plan) -> bytes:
+    """`plan.json`, indented for people."""
+    return msgspec.json.format(msgspec.json.encode(plan), indent=2)
+
+
+def plan_from_json(text: bytes) -> Plan:
+    """The plan of `plan.json`. Raises `msgspec.DecodeError`."""
+    return msgspec.json.decode(text, type=Plan)

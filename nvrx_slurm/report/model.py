@@ -1,0 +1,175 @@
+"""The values that a job's journal adds up to. `status --json` prints them; a key may be added, none goes away.
+
+Times (`…_at`, `since`) are seconds since the epoch by the store's clock; durations end in `_s`.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Literal
+
+import msgspec
+
+from nvrx_slurm.records import Plan, Shutdown
+
+NodeState = Literal["joining", "ready", "standby", "active", "lost", "left"]
+Phase = Literal["joining", "starting", "running", "stopping", "done", "failed", "stopped"]
+CycleKey = tuple[str, int, int]
+"""Replica, generation, cycle."""
+
+
+class Value(msgspec.Struct, frozen=True, kw_only=True):
+    """Base of what follows: frozen, and encodable as JSON."""
+
+
+class NodeView(Value, frozen=True, kw_only=True):
+    """One node. `joining`: in the allocation, not heard of yet; `ready`: here, its round still open;
+    `standby`: a hot spare. `step` is the last one that any of its ranks told."""
+
+    name: str
+    state: NodeState = "joining"
+    since: float = 0.0
+    replica: str | None = None
+    role: str | None = None
+    group_rank: int | None = None
+    ranks: tuple[int, ...] = ()
+    step: int | None = None
+    promoted: bool = False  # a hot spare that got ranks in the running cycle
+    why: str | None = None  # for `lost` and `left`
+    incarnation: str = ""
+
+
+class ReplicaView(Value, frozen=True, kw_only=True):
+    """One world of ranks.
+
+    `starting`: the round has closed and not all workers run yet; `stopping`: workers of the cycle before are being torn
+    down; `stopped`: the job ended before it was done. Which nodes keep it in its phase: `JobView.waits_for`.
+    """
+
+    id: str
+    role: str
+    phase: Phase = "joining"
+    cycle: int = 0
+    nodes: tuple[str, ...] = ()  # in group-rank order
+    world_size: int = 0
+    step: int | None = None
+    since: float = 0.0
+
+
+class CycleView(Value, frozen=True, kw_only=True):
+    """One cycle of a replica, from the opening of its round. What has not happened yet is null."""
+
+    replica: str
+    generation: int
+    cycle: int
+    opened_at: float
+    closed_at: float | None = None
+    started_at: float | None = None  # the last node had started its workers
+    first_step_at: float | None = None
+    first_step: int | None = None
+    ended_at: float | None = None
+    outcome: str | None = None  # `done`, `failed`, or the cause of the restart
+    nodes: tuple[str, ...] = ()
+    promoted: tuple[str, ...] = ()
+    world_size: int = 0
+
+
+class Failure(Value, frozen=True, kw_only=True):
+    """Who failed, where, when, and why in one sentence."""
+
+    at: float  # when it was noticed
+    why: str
+    node: str
+    replica: str | None = None
+    cycle: int | None = None
+    rank: int | None = None
+    step: int | None = None
+
+
+class Decided(Value, frozen=True, kw_only=True):
+    """What the controller last decided, in one sentence."""
+
+    at: float
+    what: str
+
+
+class Recovery(Value, frozen=True, kw_only=True):
+    """How a replica got to run again. `phases`, in order, add up to `total_s`, the orchestration's own time.
+
+    `startup_s` follows it: the user's own start-up (imports, checkpoint) until the first step; null until then.
+    """
+
+    replica: str
+    generation: int
+    cycle: int  # the new one
+    why: str
+    node: str
+    noticed_at: float
+    recovered_at: float
+    phases: dict[str, float]
+    total_s: float
+    promoted: tuple[str, ...] = ()
+    step_before: int | None = None
+    first_step: int | None = None
+    startup_s: float | None = None
+
+    @property
+    def to_first_step_s(self) -> float | None:
+        """From the moment the death was noticed to the first step after it."""
+        return None if self.startup_s is None else self.total_s + self.startup_s
+
+
+@dataclass(slots=True)
+class JobView:
+    """A job after journal entry `n`. It grows in place, as the core's state does: copying a fleet of thousands for
+    every entry would make reading a journal quadratic. Its parts are frozen."""
+
+    plan: Plan | None = None
+    job: str = ""
+    name: str = ""
+    generation: int = 0
+    n: int = 0
+    t: float = 0.0
+    started_at: float | None = None
+    ended_at: float | None = None
+    nodes: dict[str, NodeView] = field(default_factory=dict)
+    replicas: dict[str, ReplicaView] = field(default_factory=dict)
+    cycles: dict[CycleKey, CycleView] = field(default_factory=dict)
+    recoveries: dict[CycleKey, Recovery] = field(default_factory=dict)
+    waiting: dict[str, set[str]] = field(default_factory=dict)  # replica → nodes that keep it in its phase
+    outages: dict[str, Failure] = field(default_factory=dict)  # replica → the failure it has yet to recover from
+    preferred: dict[str, tuple[str, ...]] = field(default_factory=dict)  # replica → whom its next round calls
+    controllers: int = 0
+    restarts: int = 0
+    restarts_left: int | None = None
+    last_failure: Failure | None = None
+    last_decision: Decided | None = None
+    shutdown: Shutdown | None = None
+    exit_code: int | None = None
+    missing: tuple[str, ...] = ()
+
+    def waits_for(self, replica: str) -> tuple[str, ...]:
+        """The nodes that keep the replica in its phase, in its order; none while it runs or merely lacks nodes."""
+        waiting = self.waiting.get(replica, set())
+        return tuple(name for name in self.replicas[replica].nodes if name in waiting)
+
+    @property
+    def spares(self) -> tuple[str, ...]:
+        """The hot spares left."""
+        return tuple(node.name for node in self.nodes.values() if node.state == "standby")
+
+    @property
+    def present(self) -> tuple[str, ...]:
+        """The nodes whose agents have not gone."""
+        here = ("ready", "standby", "active")
+        return tuple(node.name for node in self.nodes.values() if node.state in here)
+
+    @property
+    def step(self) -> int | None:
+        """The last step that any rank told."""
+        return max((r.step for r in self.replicas.values() if r.step is not None), default=None)
+
+    @property
+    def cycle(self) -> int:
+        """The highest cycle of any replica."""
+        return max((replica.cycle for replica in self.replicas.values()), default=0)

@@ -1,0 +1,53 @@
+"""The status page as plain text: aligned columns, no colour, no wrapping, the same words every time. For pipes."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from nvrx_slurm.report import sections
+from nvrx_slurm.report.jobs import JobLine
+from nvrx_slurm.report.sections import Row, Table
+from nvrx_slurm.report.snapshot import Snapshot
+
+GAP = "  "
+
+
+def page(shot: Snapshot) -> str:
+    """One job: facts, then tables, each under its column names."""
+    view = shot.view
+    parts = [pairs(sections.facts(shot))]
+    tables = (
+        sections.replicas(view),
+        sections.nodes(view, shot.now),
+        sections.cycles(view, shot.now),
+        sections.recoveries(view),
+    )
+    parts += [table(each) for each in tables if each.rows]
+    return "\n\n".join(parts)
+
+
+def jobs(lines: Sequence[JobLine]) -> str:
+    """All jobs of a folder, a line each."""
+    return table(sections.job_table(lines))
+
+
+def pairs(rows: Sequence[Row]) -> str:
+    """Labels and texts in two columns."""
+    width = max(len(row.cells[0]) for row in rows)
+    return "\n".join(f"{row.cells[0]:<{width}}{GAP}{row.cells[1]}" for row in rows)
+
+
+def table(each: Table) -> str:
+    """Column names, then the rows; numbers to the right, no blanks at the end of a line."""
+    lines = [each.columns, *(row.cells for row in each.rows)]
+    widths = [max(len(line[index]) for line in lines) for index in range(len(each.columns))]
+    right = [name in each.right for name in each.columns]
+    return "\n".join(_line(cells, widths, right) for cells in lines)
+
+
+def _line(cells: Sequence[str], widths: Sequence[int], right: Sequence[bool]) -> str:
+    padded = (
+        cell.rjust(width) if to_right else cell.ljust(width)
+        for cell, width, to_right in zip(cells, widths, right, strict=True)
+    )
+    return GAP.join(padded).rstrip()

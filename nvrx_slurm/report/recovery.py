@@ -1,0 +1,67 @@
+"""The phases of a recovery, in order, such that they add up to its total.
+
+The controller journals `recovered` with the phases since the failure was noticed. If another failure struck before
+the replica ran again, that record covers the last attempt only; the time lost before it is the first phase here.
+"""
+
+from __future__ import annotations
+
+import msgspec
+
+from nvrx_slurm.records import Recovered
+from nvrx_slurm.report.model import CycleView, Failure, Recovery
+
+PHASES: dict[str, str] = {
+    "earlier_attempts": "earlier attempts",
+    "decided": "decided",
+    "torn_down": "torn down",
+    "closed": "round closed",
+    "spawned": "spawned",
+}
+"""Every phase's name in the journal → in words, in their order."""
+
+STARTUP = "first step"
+"""What follows the phases: the user's own start-up."""
+
+_SAME_MOMENT_S = 0.001
+
+
+def complete(record: Recovered, at: float, outage: Failure | None, cycle: CycleView) -> Recovery:
+    """The recovery that `record`, journaled at `at`, completes. `outage` is the first failure it recovers from."""
+    noticed_at = at - record.total_s
+    before = 0.0 if outage is None else noticed_at - outage.at
+    phases = dict(record.phases)
+    if before > _SAME_MOMENT_S:
+        phases = {"earlier_attempts": before, **phases}
+    else:
+        before = 0.0
+    recovery = Recovery(
+        replica=record.replica,
+        generation=cycle.generation,
+        cycle=record.cycle,
+        why=outage.why if outage else "unknown",
+        node=outage.node if outage else "",
+        noticed_at=noticed_at - before,
+        recovered_at=at,
+        phases=phases,
+        total_s=record.total_s + before,
+        promoted=cycle.promoted,
+        step_before=outage.step if outage else None,
+    )
+    if cycle.first_step_at is None or cycle.first_step is None:
+        return recovery
+    return with_first_step(recovery, cycle.first_step_at, cycle.first_step)
+
+
+def with_first_step(recovery: Recovery, at: float, step: int) -> Recovery:
+    """The recovery with the first step after it. A step told before the last node had started counts as at once."""
+    startup_s = max(0.0, at - recovery.recovered_at)
+    return msgspec.structs.replace(recovery, startup_s=startup_s, first_step=step)
+
+
+def in_words(recovery: Recovery) -> list[tuple[str, float]]:
+    """Each phase's name in words and its seconds, the user's own start-up last, if it is known."""
+    order = list(PHASES)
+    known = sorted(recovery.phases.items(), key=lambda item: order.index(item[0]) if item[0] in order else len(order))
+    told = [(PHASES.get(name, name.replace("_", " ")), seconds) for name, seconds in known]
+    return told if recovery.startup_s is None else [*told, (STARTUP, recovery.startup_s)]

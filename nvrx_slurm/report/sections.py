@@ -1,0 +1,244 @@
+"""A snapshot as facts and tables of text, for the plain page and the coloured one alike. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field
+from typing import Literal
+
+from nvrx_slurm.report import recovery
+from nvrx_slurm.report.jobs import JobLine
+from nvrx_slurm.report.model import CycleView, JobView, NodeView, Recovery, ReplicaView
+from nvrx_slurm.report.snapshot import Snapshot
+from nvrx_slurm.report.words import at_step, names, numbers, plural, seconds
+
+Mood = Literal["good", "busy", "spare", "bad", "dim", "plain"]
+"""What a line is about, for those who have colours."""
+
+STATE_MOODS: dict[str, Mood] = {
+    "active": "good",
+    "running": "good",
+    "completed": "good",
+    "done": "good",
+    "standby": "spare",
+    "ready": "busy",
+    "joining": "busy",
+    "starting": "busy",
+    "stopping": "busy",
+    "recovering": "busy",
+    "left": "dim",
+    "stopped": "dim",
+    "cancelled": "dim",
+    "lost": "bad",
+    "failed": "bad",
+    "timeout": "bad",
+    "died": "bad",
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Row:
+    cells: tuple[str, ...]
+    mood: Mood = "plain"
+
+
+@dataclass(frozen=True, slots=True)
+class Table:
+    """`right` names the columns whose cells are numbers."""
+
+    title: str
+    columns: tuple[str, ...]
+    rows: tuple[Row, ...]
+    right: frozenset[str] = field(default_factory=frozenset)
+
+
+def mood(state: str) -> Mood:
+    return STATE_MOODS.get(state, "plain")
+
+
+def facts(shot: Snapshot) -> list[Row]:
+    """Label and text: what one wants to know first."""
+    view = shot.view
+    cluster = f" on {shot.info.cluster}" if shot.info else ""
+    rows = [
+        ("job", f"{shot.folder.job_id} ({view.name or '-'}){cluster}", "plain"),
+        ("state", _state_line(shot), mood(shot.state)),
+        ("step", "-" if view.step is None else str(view.step), "plain"),
+        ("cycle", _cycle_line(view), "plain"),
+        ("spares", _spares_line(view), "plain"),
+        ("restarts", _restarts_line(view), "plain"),
+        ("failure", _failure_line(shot), "bad" if view.last_failure else "plain"),
+        ("decision", view.last_decision.what if view.last_decision else "none", "plain"),
+        ("logs", str(shot.folder.path / "logs"), "dim"),
+    ]
+    if shot.store_error:
+        rows.append(("note", f"{shot.store_error}; this is what the folder says", "bad"))
+    return [Row((label, text), mood=_as_mood(kind)) for label, text, kind in rows]
+
+
+def replicas(view: JobView) -> Table:
+    rows = (Row(_replica_cells(view, replica), mood(replica.phase)) for replica in view.replicas.values())
+    columns = ("REPLICA", "PHASE", "CYCLE", "NODES", "RANKS", "STEP", "WAITS FOR")
+    return Table("replicas", columns, tuple(rows), frozenset({"CYCLE", "NODES", "RANKS", "STEP"}))
+
+
+def nodes(view: JobView, now: float) -> Table:
+    rows = tuple(Row(_node_cells(node, now), mood(node.state)) for node in view.nodes.values())
+    return Table(
+        "nodes", ("NODE", "STATE", "REPLICA", "RANKS", "STEP", "FOR", "NOTE"), rows, frozenset({"STEP", "FOR"})
+    )
+
+
+def recoveries(view: JobView, last: int | None = None) -> Table:
+    """Each recovery's phases, their total, the user's own start-up, and the way from the death to the first step."""
+    shown = list(view.recoveries.values())[-last if last else 0 :]
+    earlier = any("earlier_attempts" in each.phases for each in shown)
+    phases = [name for name in recovery.PHASES if earlier or name != "earlier_attempts"]
+    columns = ["REPLICA", "CYCLE", *(recovery.PHASES[name].upper() for name in phases)]
+    columns += ["TOTAL", "STARTUP", "TO FIRST STEP", "CAUSE"]
+    rows = tuple(Row(_recovery_cells(each, phases)) for each in shown)
+    return Table("recoveries", tuple(columns), rows, frozenset(columns[1:-1]))
+
+
+def cycles(view: JobView, now: float, last: int | None = None) -> Table:
+    """The rounds and what came of them."""
+    begin = view.started_at or 0.0
+    shown = list(view.cycles.values())[-last if last else 0 :]
+    rows = tuple(Row(_cycle_cells(each, begin, now, view.generation > 0), _cycle_mood(each)) for each in shown)
+    columns = ("REPLICA", "CYCLE", "OPENED", "ROUND", "RAN", "RANKS", "NODES", "ENDED")
+    return Table("cycles", columns, rows, frozenset({"CYCLE", "OPENED", "ROUND", "RAN", "RANKS"}))
+
+
+def job_table(lines: Sequence[JobLine]) -> Table:
+    """All jobs of a folder."""
+    rows = tuple(Row(_job_cells(line), mood(line.state)) for line in lines)
+    columns = ("JOB", "NAME", "CLUSTER", "STATE", "NODES", "CYCLE", "RESTARTS", "STEP", "AGE")
+    return Table("jobs", columns, rows, frozenset(columns[4:]))
+
+
+def waiting(view: JobView) -> str | None:
+    """What the job waits for, in one sentence; None: nothing."""
+    said = [f"{replica.id} {what}" for replica in view.replicas.values() if (what := waits_for(view, replica))]
+    return "; ".join(said) or None
+
+
+def waits_for(view: JobView, replica: ReplicaView) -> str:
+    """What keeps the replica in its phase: `n2, n3 to join`; empty: nothing."""
+    waiting_for = view.waits_for(replica.id)
+    if waiting_for:
+        return f"waits for {names(waiting_for)} {_UNTIL.get(replica.phase, 'to answer')}"
+    return "waits for another node" if replica.phase == "joining" else ""
+
+
+_UNTIL = {
+    "joining": "to join",
+    "starting": "to start its workers",
+    "stopping": "to tear down its workers",
+}
+
+
+# ---------------------------------------------------------------------------------------------- cells
+
+
+def _as_mood(kind: str) -> Mood:
+    return kind  # type: ignore[return-value]  # the literals of `facts`
+
+
+def _state_line(shot: Snapshot) -> str:
+    took = seconds(shot.elapsed_s)
+    if shot.exit_code is not None:
+        reason = f": {shot.reason}" if shot.reason and shot.reason != "done" else ""
+        return f"{shot.state} with exit code {shot.exit_code} after {took}{reason}"
+    if shot.state == "died":
+        return f"died: its host process is gone and left no result; last heard of {_ago(shot.now - shot.view.t)}"
+    why = waiting(shot.view)
+    return f"{shot.state} for {took}" + (f"; {why}" if why else "")
+
+
+def _cycle_line(view: JobView) -> str:
+    generation = f", generation {view.generation}" if view.generation else ""
+    if len(view.replicas) < 2:
+        return f"{view.cycle}{generation}"
+    return ", ".join(f"{replica.id} {replica.cycle}" for replica in view.replicas.values()) + generation
+
+
+def _spares_line(view: JobView) -> str:
+    asked = f" of {view.plan.spares}" if view.plan else ""
+    return f"{len(view.spares)}{asked} left" + (f": {names(view.spares)}" if view.spares else "")
+
+
+def _restarts_line(view: JobView) -> str:
+    left = "" if view.restarts_left is None else f", {view.restarts_left} left for failed workers"
+    return f"{view.restarts}{left}"
+
+
+def _failure_line(shot: Snapshot) -> str:
+    failure = shot.view.last_failure
+    if failure is None:
+        return "none"
+    where = f", {failure.replica} cycle {failure.cycle}" if failure.replica else ", a hot spare"
+    return f"{failure.why}{where}{at_step(failure.step)}, {_ago(shot.now - failure.at)}"
+
+
+def _ago(duration_s: float) -> str:
+    return f"{seconds(max(0.0, duration_s))} ago"
+
+
+def _number(value: int | None) -> str:
+    return "-" if value is None else str(value)
+
+
+def _took(start: float | None, end: float | None) -> str:
+    return "-" if start is None or end is None else seconds(max(0.0, end - start))
+
+
+def _replica_cells(view: JobView, replica: ReplicaView) -> tuple[str, ...]:
+    waits = waits_for(view, replica).removeprefix("waits for ")
+    size = _number(replica.world_size or None)
+    cells = (replica.id, replica.phase, str(replica.cycle), str(len(replica.nodes)), size, _number(replica.step))
+    return (*cells, waits or "-")
+
+
+def _node_cells(node: NodeView, now: float) -> tuple[str, ...]:
+    note = node.why or (f"promoted from standby to group rank {node.group_rank}" if node.promoted else "")
+    standing = seconds(max(0.0, now - node.since)) if node.since else "-"
+    replica = node.replica if node.state in ("active", "ready") else None
+    cells = (node.name, node.state, replica or "-", numbers(node.ranks), _number(node.step), standing)
+    return (*cells, note or "-")
+
+
+def _recovery_cells(each: Recovery, phases: Iterable[str]) -> tuple[str, ...]:
+    took = [seconds(each.phases[name]) if name in each.phases else "-" for name in phases]
+    startup = "-" if each.startup_s is None else seconds(each.startup_s)
+    whole = "-" if each.to_first_step_s is None else seconds(each.to_first_step_s)
+    promoted = f" → {names(each.promoted)}" if each.promoted else ""
+    cause = f"{each.why}{promoted}"
+    return (each.replica, str(each.cycle), *took, seconds(each.total_s), startup, whole, cause)
+
+
+def _cycle_cells(each: CycleView, begin: float, now: float, generations: bool) -> tuple[str, ...]:
+    number = f"{each.generation}.{each.cycle}" if generations else str(each.cycle)
+    opened = f"+{each.opened_at - begin:.3f}s"
+    ran = _took(each.started_at, each.ended_at or now)
+    ranks = _number(each.world_size or None)
+    closed = _took(each.opened_at, each.closed_at)
+    return (each.replica, number, opened, closed, ran, ranks, names(each.nodes), each.outcome or "-")
+
+
+def _cycle_mood(each: CycleView) -> Mood:
+    if each.ended_at is None:
+        return "good" if each.started_at else "busy"
+    return "good" if each.outcome == "done" else "plain"
+
+
+def _job_cells(line: JobLine) -> tuple[str, ...]:
+    age = "-" if line.age_s is None else seconds(line.age_s)
+    cells = (line.job, line.name or "-", line.cluster or "-", line.state, line.nodes)
+    return (*cells, _number(line.cycle), str(line.restarts), _number(line.step), age)
+
+
+def tally(view: JobView) -> str:
+    """`4 active, 1 standby, 1 lost`: every node counted once."""
+    states = ("joining", "ready", "active", "standby", "lost", "left")
+    counts = {state: sum(node.state == state for node in view.nodes.values()) for state in states}
+    return ", ".join(f"{count} {state}" for state, count in counts.items() if count) or plural(0, "node")

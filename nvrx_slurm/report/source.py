@@ -1,0 +1,161 @@
+"""Where a reader's entries come from: first the folder, then the store while the job runs, then the folder again.
+
+Entries are numbered without a gap, so changing the source loses none and repeats none.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator
+
+from nvrx_slurm.clock import Clock, SystemClock
+from nvrx_slurm.errors import StoreUnreachable
+from nvrx_slurm.folder import JobFolder
+from nvrx_slurm.records import Beat, Entry, JobEnded, JobStarted
+from nvrx_slurm.report.journal_file import JournalFile
+from nvrx_slurm.report.journal_stream import JournalStream
+from nvrx_slurm.report.presence import Presence
+
+FILE_POLL_S = 0.1
+"""How often the journal's file is looked at where no store answers: it may lie on another host's file system."""
+
+RECONNECT_S = 1.0
+WAIT_S = 0.5
+
+
+class Journal:
+    """A reader's place in one job's journal.
+
+    `live=False` reads the folder only. `beats=True` passes the agents' beats on too, which only the store has.
+    """
+
+    def __init__(
+        self,
+        folder: JobFolder,
+        *,
+        after: int = 0,
+        live: bool = True,
+        beats: bool = False,
+        clock: Clock | None = None,
+    ) -> None:
+        self._folder = folder
+        self._live, self._beats = live, beats
+        self._clock = clock or SystemClock()
+        self._file = JournalFile(folder, after=after)
+        self._stream: JournalStream | None = None
+        self._connect_at = 0.0
+        self._fresh = True
+        self.n = after
+        self.ended = False
+        self.store_error: str | None = None
+        """Why the store is not read although it should be there; None: it is, or need not be."""
+
+    @property
+    def connected(self) -> bool:
+        """Whether entries come from the store at this moment."""
+        return self._stream is not None
+
+    def close(self) -> None:
+        self._file.close()
+        self._disconnect()
+
+    def poll(self, wait_s: float = 0.0) -> list[Entry | Beat]:
+        """What is new. If nothing is, waits for it, `wait_s` at most; an empty list may come sooner."""
+        if self._fresh:  # the folder has most of it, and costs the store nothing
+            self._fresh = False
+            if found := self._from_file():
+                return found
+        if self._connect():
+            try:
+                assert self._stream is not None
+                return self._accept(self._stream.read(wait_s))
+            except StoreUnreachable as error:
+                self._gave_up(error)
+        found = self._from_file()
+        if not found and wait_s > 0:
+            self._clock.sleep(min(wait_s, FILE_POLL_S))
+            found = self._from_file()
+        return found
+
+    def catch_up(self) -> list[Entry | Beat]:
+        """Everything so far, without waiting."""
+        found = self.poll()
+        while more := self.poll():
+            found += more
+            if any(isinstance(item, Beat) for item in more):
+                break  # agents go on beating: what is here is recent enough
+        return found
+
+    def _from_file(self) -> list[Entry | Beat]:
+        self._file.skip_to(self.n)
+        return self._accept(self._file.read())
+
+    def _accept(self, items: Iterable[Entry | Beat]) -> list[Entry | Beat]:
+        new: list[Entry | Beat] = []
+        for item in items:
+            if isinstance(item, Entry):
+                if item.n <= self.n:
+                    continue
+                self.n = item.n
+                if isinstance(item.record, JobEnded | JobStarted):  # a requeued job starts again after it ended
+                    self.ended = isinstance(item.record, JobEnded)
+            new.append(item)
+        return new
+
+    def _connect(self) -> bool:
+        if self._stream is not None or not self._live or self.ended:
+            return self._stream is not None
+        if self._clock.monotonic() < self._connect_at:
+            return False
+        self._connect_at = self._clock.monotonic() + RECONNECT_S
+        address = self._folder.read_store()
+        if address is None:
+            self.store_error = None
+            return False
+        self._stream = JournalStream(address, after=self.n, beats=self._beats)
+        return True
+
+    def _gave_up(self, error: StoreUnreachable) -> None:
+        self.store_error = str(error)
+        self._connect_at = self._clock.monotonic() + RECONNECT_S
+        self._disconnect()
+
+    def _disconnect(self) -> None:
+        if self._stream is not None:
+            self._stream.close()
+            self._stream = None
+
+
+def read(folder: JobFolder, *, after: int = 0) -> Iterator[Entry]:
+    """The entries that the folder has, after a number, oldest first. Raises OSError."""
+    file = JournalFile(folder, after=after)
+    try:
+        yield from file.read()
+    finally:
+        file.close()
+
+
+def follow(
+    folder: JobFolder,
+    *,
+    after: int = 0,
+    live: bool = True,
+    clock: Clock | None = None,
+    gone: Callable[[], bool] | None = None,
+) -> Iterator[Entry]:
+    """The entries after a number, those to come included, until the job has ended.
+
+    Each exactly once, whatever becomes of the store. Also ends, after a last look, when nobody runs the job any more
+    (`gone`, by default `Presence`). Each wait inside is bounded.
+    """
+    journal = Journal(folder, after=after, live=live, clock=clock)
+    gone = gone or Presence(folder, clock=clock).gone
+    last_look = False
+    try:
+        while True:
+            items = journal.poll(0.0 if last_look else WAIT_S)
+            yield from (item for item in items if isinstance(item, Entry))
+            if not items and (journal.ended or last_look):
+                return
+            last_look = not items and gone()
+    finally:
+        journal.close()

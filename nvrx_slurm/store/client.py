@@ -1,0 +1,231 @@
+"""The store as agents and the controller use it: records in, records out.
+
+Every call here is patient: while the store is away it tries again, quietly, until `patience_s` has passed, because
+a store that is restarted is no reason to touch a worker. Trying again is harmless: a fact that arrives twice is
+known by its `seq`, and a commit by its number.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable, Sequence
+from importlib import resources
+from typing import Any, TypeVar
+
+import redis.asyncio as redis
+from redis import exceptions as failures
+
+from nvrx_slurm.clock import Clock
+from nvrx_slurm.errors import FencedError, StoreUnreachable
+from nvrx_slurm.folder import StoreAddress
+from nvrx_slurm.log import get_logger
+from nvrx_slurm.records import (
+    AnyOrder,
+    Assignment,
+    Beat,
+    ControllerUp,
+    Entry,
+    NodeJoined,
+    Record,
+    Shutdown,
+    pack,
+    unpack_assignment,
+    unpack_beat,
+    unpack_entry,
+    unpack_order,
+)
+from nvrx_slurm.store.keys import Keys
+
+log = get_logger("store")
+
+FIRST_RETRY_S = 0.01
+LAST_RETRY_S = 0.25
+BLOCK_MS = 2000
+"""How long one blocking read waits at most: short, so that whoever waits can say so and see a shutdown."""
+
+_AWAY = (failures.ConnectionError, failures.TimeoutError, failures.BusyLoadingError, OSError)
+_T = TypeVar("_T")
+Round = tuple[str, int, int, Sequence[tuple[str, Assignment]]]
+
+
+class Store:
+    """One process's access to one job's keys.
+
+    Raises `StoreUnreachable` at once where the password is refused, and after `patience_s` where nobody answers.
+    """
+
+    def __init__(
+        self, address: StoreAddress, *, clock: Clock, patience_s: float = 600.0, generation: int = 0
+    ) -> None:
+        self._clock = clock
+        self._patience_s = patience_s
+        self._where = address.url
+        self.generation = generation
+        self.keys = Keys(address.job)
+        self._redis: Any = _connection(address)  # its stubs know neither decoded nor raw replies for certain
+        self._acquire, self._commit, self._join = (
+            self._redis.register_script(_script(name)) for name in ("acquire", "commit", "join")
+        )
+
+    async def close(self) -> None:
+        await self._redis.aclose()
+
+    async def ping(self) -> None:
+        await self._patiently(self._redis.ping)
+
+    # ---- agents and the batch host
+
+    async def join(self, fact: NodeJoined) -> tuple[str, Shutdown | None, ControllerUp | None]:
+        """Post a join. Returns the id of the last order before it, the shutdown if there is one, the controller."""
+        keys = self.keys
+        names = [keys.inbox, keys.orders, keys.shutdown(self.generation), keys.controller]
+        last, shutdown, controller = await self._patiently(lambda: self._join(keys=names, args=[pack(fact)]))
+        return last.decode(), _order(shutdown, Shutdown), _order(controller, ControllerUp)
+
+    async def tell(self, fact: Record) -> None:
+        """Post a fact."""
+        data = {"m": pack(fact)}
+        await self._patiently(lambda: self._redis.xadd(self.keys.inbox, data))
+
+    async def beat(self, beat: Beat, keep: int) -> None:
+        """Post a sign of life. It is not tried again: the next one is as good."""
+        await self._redis.xadd(self.keys.beats, {"m": pack(beat)}, maxlen=keep, approximate=True)
+
+    async def orders(self, after: str) -> list[tuple[str, AnyOrder]]:
+        """The orders after an id; an empty list after `BLOCK_MS` without any."""
+        return [(identity, unpack_order(data)) for identity, data in await self._read(self.keys.orders, after)]
+
+    async def assignment(self, replica: str, cycle: int, node: str) -> Assignment | None:
+        """What a node does in a closed round; None: it has no part in it."""
+        key = self.keys.round(replica, self.generation, cycle)
+        data = await self._patiently(lambda: self._redis.hget(key, node))
+        return None if data is None else unpack_assignment(data)
+
+    # ---- the controller
+
+    async def acquire(self, owner: str, ttl_s: float) -> tuple[int, int, str]:
+        """Take over. Returns the new epoch, the number of the last journal entry, the last inbox id accounted for."""
+        keys = self.keys
+        names = [keys.epoch, keys.lease, keys.journal_n, keys.cursor]
+        epoch, last, cursor = await self._patiently(
+            lambda: self._acquire(keys=names, args=[owner, int(ttl_s * 1000)])
+        )
+        return int(epoch), int(last), cursor.decode()
+
+    async def commit(
+        self,
+        epoch: int,
+        entries: Sequence[Entry],
+        *,
+        orders: Sequence[Record] = (),
+        rounds: Sequence[Round] = (),
+        cursor: str = "",
+        shutdown: Shutdown | None = None,
+        controller: ControllerUp | None = None,
+    ) -> float:
+        """Journal entries and what follows from them, all or nothing. Returns the server's time, in seconds.
+
+        Raises `FencedError` if a newer controller has taken over.
+        """
+        keys = self.keys
+        names = [keys.epoch, keys.journal_n, keys.journal, keys.orders, keys.cursor]
+        names += [keys.shutdown(self.generation), keys.controller, keys.inbox]
+        names += [keys.round(replica, generation, cycle) for replica, generation, cycle, _ in rounds]
+        first = entries[0].n if entries else 0
+        args: list[Any] = [
+            epoch,
+            first,
+            cursor,
+            pack(shutdown) if shutdown else "",
+            pack(controller) if controller else "",
+        ]
+        args += [len(entries), *map(pack, entries), len(orders), *map(pack, orders)]
+        for *_, fields in rounds:
+            args.append(2 * len(fields))
+            for node, assignment in fields:
+                args += [node, pack(assignment)]
+        status, micros = await self._patiently(lambda: self._commit(keys=names, args=args))
+        if status not in (b"ok", b"already"):
+            raise FencedError(f"a newer controller than epoch {epoch} writes the journal ({status.decode()})")
+        return int(micros) / 1e6
+
+    async def renew(self, owner: str, ttl_s: float) -> None:
+        """Say that the controller lives."""
+        await self._redis.set(self.keys.lease, owner, px=int(ttl_s * 1000))
+
+    async def inbox(self, after: str) -> list[tuple[str, bytes]]:
+        """The packed facts after an id; an empty list after `BLOCK_MS` without any."""
+        return await self._read(self.keys.inbox, after, count=4096)
+
+    async def beats(self, after: str) -> list[tuple[str, Beat]]:
+        """The beats after an id; an empty list after `BLOCK_MS` without any."""
+        return [
+            (identity, unpack_beat(data)) for identity, data in await self._read(self.keys.beats, after, count=8192)
+        ]
+
+    async def journal(self, after: str = "-") -> list[Entry]:
+        """The whole journal so far."""
+        items = await self._patiently(lambda: self._redis.xrange(self.keys.journal, min=after))
+        return [unpack_entry(fields[b"m"]) for _, fields in items]
+
+    async def time(self) -> float:
+        """The server's clock, in seconds since the epoch: the only one that counts."""
+        seconds, micros = await self._patiently(self._redis.time)
+        return int(seconds) + int(micros) / 1e6
+
+    # ---- how
+
+    async def _read(self, key: str, after: str, count: int = 1024) -> list[tuple[str, bytes]]:
+        reply = await self._patiently(lambda: self._redis.xread({key: after}, count=count, block=BLOCK_MS))
+        if not reply:
+            return []
+        streams = reply.values() if isinstance(reply, dict) else (items for _, items in reply)
+        return [(identity.decode(), fields[b"m"]) for items in streams for identity, fields in items]
+
+    async def _patiently(self, call: Callable[[], Awaitable[_T]]) -> _T:
+        """Call until the store answers. Says once that it waits, and once that it waits no more."""
+        began, pause = self._clock.monotonic(), FIRST_RETRY_S
+        waiting = False
+        while True:
+            try:
+                answer = await call()
+            except (failures.AuthenticationError, failures.NoPermissionError) as error:
+                raise StoreUnreachable(
+                    f"the store at {self._where} refuses us: {error}; check its password"
+                ) from None
+            except _AWAY as error:
+                if self._clock.monotonic() - began > self._patience_s:
+                    raise StoreUnreachable(f"the store at {self._where} does not answer: {error}") from None
+                if not waiting:
+                    log.warning("the store does not answer (%s); waiting up to %.0f s", error, self._patience_s)
+                waiting = True
+                await asyncio.sleep(pause)
+                pause = min(2 * pause, LAST_RETRY_S)
+            else:
+                if waiting:
+                    log.info("the store answers again, after %.1f s", self._clock.monotonic() - began)
+                return answer
+
+
+def _connection(address: StoreAddress) -> redis.Redis:
+    return redis.Redis.from_url(
+        address.url,
+        password=address.password,
+        socket_connect_timeout=3.0,
+        socket_timeout=BLOCK_MS / 1000 + 5.0,
+        retry=None,
+        single_connection_client=False,
+        protocol=2,
+    )
+
+
+def _script(name: str) -> str:
+    return (resources.files("nvrx_slurm.store") / "lua" / f"{name}.lua").read_text()
+
+
+def _order(data: bytes, kind: type[_T]) -> _T | None:
+    if not data:
+        return None
+    order = unpack_order(data)
+    assert isinstance(order, kind)
+    return order

@@ -1,0 +1,59 @@
+"""Every key of a job in the store: name, type, who writes, who reads, how long it lives.
+
+`docs/store.md` is generated from this module (`python -m nvrx_slurm.store.docs`). The job's id stands in braces, so
+that a Redis Cluster keeps all of a job in one slot. A record in a stream is one field, `m`.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True, slots=True)
+class KeyInfo:
+    """One row of the table in `docs/store.md`."""
+
+    pattern: str
+    kind: str
+    written_by: str
+    read_by: str
+    lifetime: str
+    holds: str
+
+
+# ruff: noqa: E501  (a table reads better in one line a row)
+CATALOGUE: tuple[KeyInfo, ...] = (
+    KeyInfo("epoch", "integer", "controller", "controller", "job", "The newest controller's epoch; fences all older ones."),
+    KeyInfo("lease", "string", "controller", "cli", "3 heartbeat intervals", "The newest controller's host and process id, while it lives."),
+    KeyInfo("controller", "string", "controller", "agents", "job", "`ControllerUp`: where the tether listens."),
+    KeyInfo("inbox", "stream", "agents, batch host", "controller", "trimmed once read", "Facts."),
+    KeyInfo("cursor", "string", "controller", "controller", "job", "Id of the last inbox item that the journal accounts for."),
+    KeyInfo("journal", "stream", "controller", "cli, report", "job", "`Entry`s: facts and decisions, numbered without a gap."),
+    KeyInfo("journal_n", "integer", "controller", "controller", "job", "Number of the last journal entry."),
+    KeyInfo("orders", "stream", "controller", "agents", "trimmed to about 4,096", "Decisions that agents act on."),
+    KeyInfo("round:<replica>:<gen>:<cycle>", "hash", "controller", "agents", "1 hour after it closes", "Node → `Assignment`; an agent reads its own field only."),
+    KeyInfo("shutdown:<gen>", "string", "controller", "all", "job", "`Shutdown`, set once."),
+    KeyInfo("beats", "stream", "agents", "controller, cli", "trimmed to about 2 per node", "`Beat`s."),
+)  # fmt: skip
+
+
+class Keys:
+    """The key names of one job."""
+
+    def __init__(self, job: str) -> None:
+        self._prefix = f"nvrx:{{{job}}}:"
+        self.epoch = self._prefix + "epoch"
+        self.lease = self._prefix + "lease"
+        self.controller = self._prefix + "controller"
+        self.inbox = self._prefix + "inbox"
+        self.cursor = self._prefix + "cursor"
+        self.journal = self._prefix + "journal"
+        self.journal_n = self._prefix + "journal_n"
+        self.orders = self._prefix + "orders"
+        self.beats = self._prefix + "beats"
+
+    def round(self, replica: str, generation: int, cycle: int) -> str:
+        return f"{self._prefix}round:{replica}:{generation}:{cycle}"
+
+    def shutdown(self, generation: int) -> str:
+        return f"{self._prefix}shutdown:{generation}"

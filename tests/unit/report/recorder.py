@@ -1,0 +1,163 @@
+"""Journals as a controller writes them: facts go through the real core, and its decisions are journaled after them."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from nvrx_slurm.core.job import step
+from nvrx_slurm.core.state import Job, new_job
+from nvrx_slurm.folder import JobFolder, JobInfo
+from nvrx_slurm.records import (
+    AnyFact,
+    Beat,
+    Entry,
+    FaultTolerance,
+    JobStarted,
+    NodeJoined,
+    NodeLeft,
+    NodeLost,
+    NodeReady,
+    Plan,
+    Progress,
+    RolePlan,
+    Signalled,
+    WorkerFailed,
+    WorkersDone,
+    WorkersStarted,
+    entry_to_json,
+)
+
+BEGIN = 1_790_000_000.0
+JOB = "local-20261121-093012-4f2a"
+
+
+def plain_plan(folder: str = "/jobs", spares: int = 2) -> Plan:
+    """One replica of 4 nodes × 2 workers, with hot spares."""
+    role = RolePlan(name="main", command=("python", "train.py"), nodes_per_replica=4, workers_per_node=2)
+    bounds = FaultTolerance(max_restarts=3)
+    return Plan(name="digits", roles=(role,), spares=spares, workdir="/w", folder=folder, fault_tolerance=bounds)
+
+
+def roles_plan(folder: str = "/jobs") -> Plan:
+    """policy × 1 of 2 nodes, rollout × 3 of 1 node, one spare."""
+    policy = RolePlan(name="policy", command=("policy",), nodes_per_replica=2)
+    rollout = RolePlan(name="rollout", command=("rollout",), replicas=3, workers_per_node=2)
+    return Plan(name="rl", roles=(policy, rollout), spares=1, workdir="/w", folder=folder)
+
+
+class Recorder:
+    """A job's journal so far. Facts that the core holds for stale are not journaled, as in a controller."""
+
+    def __init__(self, plan: Plan, *, start: bool = True) -> None:
+        self.plan = plan
+        self.entries: list[Entry] = []
+        self.now = BEGIN
+        self.job: Job = new_job(plan)
+        self.nodes = tuple(f"n{index}" for index in range(plan.total_nodes))
+        self._seq = 0
+        if start:
+            self.tell(JobStarted(job=JOB, name=plan.name, expected=self.nodes))
+
+    def tell(self, fact: AnyFact, after_s: float = 0.01) -> None:
+        self.now += after_s
+        decisions = step(self.job, fact, self.now)
+        for record in [] if decisions is None else [fact, *decisions]:
+            self.entries.append(Entry(n=len(self.entries) + 1, t=self.now, record=record))
+
+    def join(self, *nodes: str) -> None:
+        for node in nodes or self.nodes:
+            self.tell(NodeJoined(**self._from(node), addr="127.0.0.1", port=5000, pid=1))
+
+    def start_workers(self, replica: str = "main-0", took_s: float = 0.02) -> None:
+        current = self.job.replicas[replica]
+        workers = current.role.workers_per_node
+        for index, node in enumerate(current.order):
+            pids = {index * workers + local: 4000 + index * workers + local for local in range(workers)}
+            told = {"replica": replica, "cycle": current.cycle, "pids": pids, "spawn_s": took_s}
+            self.tell(WorkersStarted(**self._from(node), **told), took_s)
+
+    def progress(self, at: int, replica: str = "main-0", after_s: float = 0.8) -> None:
+        current = self.job.replicas[replica]
+        for node in current.order:
+            told = {"replica": replica, "cycle": current.cycle, "rank": 0, "step": at}
+            self.tell(Progress(**self._from(node), **told), after_s)
+            after_s = 0.001
+
+    def ready(self, replica: str = "main-0", after_s: float = 0.03, but: tuple[str, ...] = ()) -> None:
+        current = self.job.replicas[replica]
+        for node in [node for node in current.order if self.job.nodes[node].alive and node not in but]:
+            told = {"replica": replica, "cycle": current.cycle, "port": 5001, "teardown_s": after_s}
+            self.tell(NodeReady(**self._from(node), **told), after_s)
+
+    def lose(self, node: str, *, ago_s: float = 0.002, at: int | None = 80, after_s: float = 4.0) -> None:
+        incarnation = self.job.nodes[node].incarnation
+        self.tell(NodeLost(node=node, incarnation=incarnation, cause="tether_lost", step=at, ago_s=ago_s), after_s)
+
+    def fail(self, node: str, rank: int, *, replica: str = "main-0", after_s: float = 2.0, **how: int) -> None:
+        cycle = self.job.replicas[replica].cycle
+        self.tell(WorkerFailed(**self._from(node), replica=replica, cycle=cycle, rank=rank, **how), after_s)
+
+    def finish(self, at: int = 200) -> None:
+        for replica in list(self.job.replicas.values()):
+            for node in replica.order:
+                told = {"replica": replica.id, "cycle": replica.cycle, "step": at}
+                self.tell(WorkersDone(**self._from(node), **told))
+        self.leave()
+
+    def cancel(self) -> None:
+        self.tell(Signalled(reason="cancel"))
+
+    def leave(self, reason: str = "done") -> None:
+        for node in [node for node in self.nodes if self.job.nodes[node].alive]:
+            self.tell(NodeLeft(**self._from(node), reason=reason))
+
+    def beat(self, node: str, at: int) -> Beat:
+        state = self.job.nodes[node]
+        cycle = self.job.replicas[state.replica or "main-0"].cycle
+        ranks = {0: at, 1: at}
+        kind = {"state": str(state.state), "replica": state.replica, "cycle": cycle, "steps": ranks}
+        return Beat(node=node, incarnation=state.incarnation, **kind)
+
+    def _from(self, node: str) -> dict[str, object]:
+        self._seq += 1
+        return {"node": node, "incarnation": f"agent-of-{node}", "seq": self._seq}
+
+
+def to_first_cycle() -> Recorder:
+    """Six nodes join; 4 run cycle 0, 2 are spares; the first steps are told."""
+    recorder = Recorder(plain_plan())
+    recorder.join()
+    recorder.start_workers()
+    recorder.progress(1)
+    return recorder
+
+
+def with_one_recovery() -> Recorder:
+    """n2 dies in cycle 0 at step 80; n4 takes its ranks; cycle 1 runs and has told its first step, 76."""
+    recorder = to_first_cycle()
+    recorder.lose("n2")
+    recorder.ready()
+    recorder.start_workers()
+    recorder.progress(76)
+    return recorder
+
+
+def ended() -> Recorder:
+    """The same, to its good end."""
+    recorder = with_one_recovery()
+    recorder.finish()
+    return recorder
+
+
+def write(base: Path, recorder: Recorder, *, job: str = JOB, cluster: str = "slurm") -> JobFolder:
+    """A job folder with this journal, of a host that this machine knows nothing of."""
+    folder = JobFolder(base / job)
+    folder.create()
+    folder.write_plan(recorder.plan)
+    folder.write_info(JobInfo(job_id=job, name=recorder.plan.name, cluster=cluster, started_at=BEGIN, host="elsewhere"))
+    folder.events_path.write_bytes(lines(recorder.entries))
+    return folder
+
+
+def lines(entries: list[Entry]) -> bytes:
+    return b"".join(entry_to_json(entry) + b"\n" for entry in entries)

@@ -1,0 +1,178 @@
+"""`workload.beat` as a worker calls it: in a process of its own, with the environment that an agent gives."""
+
+from __future__ import annotations
+
+import os
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from nvrx_slurm.workload.slot import Slot
+
+Environment = dict[str, str]
+
+
+@pytest.fixture
+def slot(tmp_path: Path) -> Iterator[Slot]:
+    slot = Slot.create(tmp_path / "slot")
+    yield slot
+    slot.close()
+
+
+@pytest.fixture
+def agent(tmp_path: Path) -> Iterator[socket.socket]:
+    with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as channel:
+        channel.bind(str(tmp_path / "agent"))
+        channel.settimeout(20.0)
+        yield channel
+
+
+@pytest.fixture
+def environment(tmp_path: Path) -> Environment:
+    """What an agent would give rank 3."""
+    return {"RANK": "3", "NVRX_BEAT_FILE": str(tmp_path / "slot"), "NVRX_BEAT_SOCKET": str(tmp_path / "agent")}
+
+
+def worker(code: str, environment: Environment) -> str:
+    """Runs `code` with `beat` imported, as a worker; returns what it printed."""
+    script = f"from nvrx_slurm.workload import beat\n{code}"
+    clean = {name: value for name, value in os.environ.items() if not name.startswith("NVRX_")}
+    done = subprocess.run(
+        [sys.executable, "-c", script], env=clean | environment, capture_output=True, text=True, timeout=60
+    )
+    assert done.returncode == 0, done.stderr
+    assert not done.stderr
+    return done.stdout
+
+
+def test_a_reader_sees_the_last_step_the_count_and_the_time(slot: Slot, environment: Environment) -> None:
+    """Three beats in another process are seen here, with the moment of the last by the node's clock."""
+    before = time.monotonic_ns()
+    worker("beat(step=7); beat(step=8); beat(step=1_000_000_007)", environment)
+    step, count, at = slot.read()
+    assert (step, count) == (1_000_000_007, 3)
+    assert before < at < time.monotonic_ns()
+
+
+def test_the_first_beat_is_announced_once(slot: Slot, agent: socket.socket, environment: Environment) -> None:
+    """One datagram says rank and step, when the slot already shows the step; later beats send none."""
+    worker("beat(step=41); beat(step=42)", environment)
+    assert agent.recv(100) == b"3 41"
+    agent.setblocking(False)
+    with pytest.raises(BlockingIOError):
+        agent.recv(100)
+
+
+def test_the_announcement_comes_after_the_step_is_in_the_slot(
+    slot: Slot, agent: socket.socket, environment: Environment
+) -> None:
+    """An agent woken by the datagram finds the step at once, while the worker still runs."""
+    code = "beat(step=41)\nimport sys; sys.stdin.read()"
+    script = f"from nvrx_slurm.workload import beat\n{code}"
+    with subprocess.Popen(
+        [sys.executable, "-c", script], env=os.environ | environment, stdin=subprocess.PIPE
+    ) as running:
+        assert agent.recv(100) == b"3 41"
+        assert slot.read()[:2] == (41, 1)
+        running.communicate()
+    assert running.returncode == 0
+
+
+def test_a_forked_child_beats_in_its_parents_name(slot: Slot, environment: Environment) -> None:
+    """Beats before and after a fork, on both sides, all arrive in the one slot."""
+    worker(
+        "import os\n"
+        "beat(step=1)\n"
+        "child = os.fork()\n"
+        "if not child:\n"
+        "    beat(step=2)\n"
+        "    os._exit(0)\n"
+        "assert os.waitpid(child, 0)[1] == 0\n"
+        "beat(step=3)\n",
+        environment,
+    )
+    assert slot.read()[:2] == (3, 3)
+
+
+def test_a_child_that_is_forked_before_the_first_beat_may_beat(slot: Slot, environment: Environment) -> None:
+    """The child opens the slot for itself."""
+    worker(
+        "import os\n"
+        "child = os.fork()\n"
+        "if not child:\n"
+        "    beat(step=2)\n"
+        "    os._exit(0)\n"
+        "assert os.waitpid(child, 0)[1] == 0\n",
+        environment,
+    )
+    assert slot.read()[:2] == (2, 1)
+
+
+@pytest.mark.parametrize(
+    "environment",
+    [
+        pytest.param({}, id="no agent"),
+        pytest.param({"NVRX_BEAT_FILE": ""}, id="empty"),
+        pytest.param({"NVRX_BEAT_FILE": "/nonexistent/slot"}, id="missing file"),
+        pytest.param({"NVRX_BEAT_FILE": "/proc/self/maps"}, id="unwritable file"),
+        pytest.param({"NVRX_BEAT_FILE": "/"}, id="folder"),
+        pytest.param({"NVRX_BEAT_FILE": "/dev/null"}, id="not a slot"),
+    ],
+)
+def test_without_a_slot_a_beat_does_nothing(environment: Environment) -> None:
+    """Whatever the agent's side looks like, the training goes on, and nothing is printed."""
+    assert worker("for step in range(3): beat(step=step)", environment) == ""
+
+
+def test_a_short_file_is_no_slot(tmp_path: Path) -> None:
+    """A file that ends before the slot does is left alone."""
+    (tmp_path / "short").write_bytes(b"short")
+    worker("beat(step=1)", {"NVRX_BEAT_FILE": str(tmp_path / "short")})
+    assert (tmp_path / "short").read_bytes() == b"short"
+
+
+@pytest.mark.parametrize("path", ["/nonexistent/agent", "x" * 500, ""])
+def test_an_agent_that_cannot_be_told_is_not_waited_for(slot: Slot, environment: Environment, path: str) -> None:
+    """Without a socket to send to, the beat still reaches the slot."""
+    worker("beat(step=5)", environment | {"NVRX_BEAT_SOCKET": path})
+    assert slot.read()[:2] == (5, 1)
+
+
+def test_an_agent_that_does_not_read_blocks_nobody(
+    slot: Slot, agent: socket.socket, environment: Environment
+) -> None:
+    """With its socket full, the announcement is dropped and the beat still reaches the slot."""
+    with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as flood:
+        flood.setblocking(False)
+        with pytest.raises(BlockingIOError):
+            while True:
+                flood.sendto(b"0 0", environment["NVRX_BEAT_SOCKET"])
+    worker("beat(step=5)", environment)
+    assert slot.read()[:2] == (5, 1)
+
+
+@pytest.mark.parametrize("listened", [True, False])
+def test_a_step_that_is_no_integer_is_refused_alike(slot: Slot, environment: Environment, listened: bool) -> None:
+    """The mistake shows on a laptop as it does under an agent, not first at night on the cluster."""
+    code = "try:\n    beat(step=1.5)\nexcept TypeError as error:\n    print(error)"
+    said = worker(code, environment if listened else {})
+    assert said == "'float' object cannot be interpreted as an integer\n"
+
+
+def test_an_integer_of_another_kind_is_a_step(slot: Slot, environment: Environment) -> None:
+    """numpy's integers (and torch's, which have `__index__` too) need no conversion."""
+    worker("import numpy; beat(step=numpy.int32(12))", environment)
+    assert slot.read()[0] == 12
+
+
+def test_importing_it_costs_a_training_nothing() -> None:
+    """It brings along two small modules of the standard library beside its own packages, and nothing else."""
+    show = "import sys; print(*sys.modules)"
+    bare = subprocess.run([sys.executable, "-c", show], capture_output=True, text=True, timeout=60, check=True)
+    brought = set(worker(show, {}).split()) - set(bare.stdout.split())
+    assert brought <= {"nvrx_slurm", "nvrx_slurm.workload", "__future__", "operator", "_operator"}

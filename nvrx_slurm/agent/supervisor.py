@@ -217,7 +217,9 @@ class Supervisor:
 def main() -> None:
     """Take the socket that the agent left open for us, and serve."""
     become_subreaper()
-    Supervisor(socket.socket(fileno=int(sys.argv[1]))).run()
+    control = int(sys.argv[1])
+    os.set_inheritable(control, False)  # a worker that held it would hide the end of this process from the agent
+    Supervisor(socket.socket(fileno=control)).run()
 
 
 if __name__ == "__main__":

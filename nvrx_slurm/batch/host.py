@@ -30,7 +30,10 @@ AGENTS_EXIT_S = 5.0
 AGENTS_GONE_S = 3.0
 """How long after the last agent's exit the controller may take to conclude by itself."""
 
-RESTART_PAUSES_S = (0.0, 0.1, 0.5, 1.0, 2.0, 5.0)
+RESTART_PAUSES_S = (0.0, 0.1, 0.2, 0.5, 1.0, 2.0, 5.0)
+STABLE_S = 5.0
+"""A controller that lived this long was no failed start."""
+
 STORE_RESTARTS = 20
 ENDING_MARGIN_S = 25.0
 
@@ -141,8 +144,8 @@ class Host:
                 return
             if code == EXIT_RETRY:
                 raise NvrxError("another controller has taken this job over")
-            failures = 0 if self.clock.monotonic() - began > 60.0 else failures + 1
-            pause = RESTART_PAUSES_S[min(failures, len(RESTART_PAUSES_S)) - 1] if failures else 0.0
+            failures = 0 if self.clock.monotonic() - began > STABLE_S else failures + 1
+            pause = RESTART_PAUSES_S[min(failures, len(RESTART_PAUSES_S) - 1)]
             log.warning("the controller ended (%s); starting it again in %.1f s", code, pause)
             await asyncio.sleep(pause)
 

@@ -60,7 +60,9 @@ def step(job: Job, fact: Fact, now: float) -> list[Decision] | None:
     decisions = _HANDLERS[type(fact)](job, fact, now)
     if decisions is None:
         return None
-    if job.shutdown is None and not job.ended:
+    if isinstance(fact, FromAgent):
+        membership.heard(job, fact)
+    if job.shutdown is None and not _shutdown_in(decisions):
         decisions += rendezvous.close_what_can(job, now)
     return decisions + _settle(job, decisions, now)
 
@@ -78,20 +80,29 @@ def next_deadline(job: Job) -> float | None:
 def _settle(job: Job, decisions: list[Decision], now: float) -> list[Decision]:
     """What follows of itself: the first shutdown wins for good; the job ends when all have left."""
     more: list[Decision] = []
-    replicas = job.replicas.values()
-    if job.shutdown is None and all(replica.ended for replica in replicas):
-        done = any(replica.phase is Phase.DONE for replica in replicas)
-        code, reason = (EXIT_DONE, "done") if done else (EXIT_FAILED, "every replica failed")
-        more.append(Shutdown(exit_code=code, reason=reason))
-    for decision in [*decisions, *more]:
-        if isinstance(decision, Shutdown) and job.shutdown is None:
-            job.shutdown = decision
-            job.shutdown_deadline = now + job.plan.fault_tolerance.teardown_grace_s + ACKNOWLEDGE_S
+    if job.shutdown is None:
+        job.shutdown = _shutdown_in(decisions)
+        if job.shutdown is None and (natural := _natural_end(job)):
+            job.shutdown = natural
+            more.append(natural)
+        job.shutdown_deadline = now + job.plan.fault_tolerance.teardown_grace_s + ACKNOWLEDGE_S
     if job.shutdown is not None and not job.ended and _all_left(job, now):
         job.ended = True
         present = tuple(sorted(node.name for node in job.nodes.values() if node.alive))
         more.append(JobEnded(exit_code=job.shutdown.exit_code, reason=job.shutdown.reason, missing=present))
     return more
+
+
+def _shutdown_in(decisions: list[Decision]) -> Shutdown | None:
+    return next((decision for decision in decisions if isinstance(decision, Shutdown)), None)
+
+
+def _natural_end(job: Job) -> Shutdown | None:
+    if not all(replica.ended for replica in job.replicas.values()):
+        return None
+    if any(replica.phase is Phase.DONE for replica in job.replicas.values()):
+        return Shutdown(exit_code=EXIT_DONE, reason="done")
+    return Shutdown(exit_code=EXIT_FAILED, reason="every replica failed")
 
 
 def _all_left(job: Job, now: float) -> bool:

@@ -31,15 +31,17 @@ def recognise(job: Job, fact: FromAgent) -> Node | None:
     """The node that speaks, or None if the fact is stale.
 
     Stale is what comes from an older generation, from an agent that was replaced or never joined, or was heard
-    before. Accepting a fact uses its `seq` up.
+    before.
     """
     node = job.nodes.get(fact.node)
     if node is None or fact.generation != job.generation or fact.incarnation != node.incarnation:
         return None
-    if fact.seq <= node.seq:
-        return None
-    node.seq = fact.seq
-    return node
+    return node if fact.seq > node.seq else None
+
+
+def heard(job: Job, fact: FromAgent) -> None:
+    """A fact was accepted: should it come again, it is stale."""
+    job.nodes[fact.node].seq = max(job.nodes[fact.node].seq, fact.seq)
 
 
 def is_news(job: Job, fact: NodeJoined) -> bool:

@@ -59,6 +59,8 @@ def close_what_can(job: Job, now: float) -> list[Decision]:
     for replica in job.replicas.values():
         if replica.phase is Phase.ROUND and replica.cycle >= 0:
             decisions += _close_if_due(job, replica, now)
+            if decisions and isinstance(decisions[-1], Shutdown):
+                break
     return decisions
 
 
@@ -111,7 +113,8 @@ def _close_smaller_or_stop(job: Job, replica: Replica, now: float) -> list[Decis
 
 def _close(job: Job, replica: Replica, now: float) -> list[Decision]:
     previous = replica.order
-    nodes = seat(previous, replica.ready, job.spares_in_order(), replica.role.nodes_per_replica)
+    came_back = job.standby.intersection(previous)
+    nodes = seat(previous, replica.ready | came_back, job.spares_in_order(), replica.role.nodes_per_replica)
     late = [name for name in replica.awaited if job.nodes[name].state is NodeState.ACTIVE]
     for name in previous:
         job.wanted_by.pop(name, None)

@@ -47,7 +47,7 @@ def _round_closed(view: JobView, decision: records.RoundClosed, t: float) -> Non
         view.nodes[name] = _seated(view, decision, index, name, t)
     view.waiting[replica] = set(nodes)
     world = decision.world_size
-    change_replica(view, replica, phase="starting", nodes=nodes, world_size=world, since=t)
+    change_replica(view, replica, phase="starting", nodes=nodes, world_size=world, step=None, since=t)
     told = {"nodes": nodes, "promoted": promoted, "world_size": world}
     change_cycle(view, replica, decision.cycle, closed_at=t, **told)
 
@@ -63,6 +63,7 @@ def _seated(view: JobView, decision: records.RoundClosed, index: int, name: str,
         role=view.replicas[decision.replica].role,
         group_rank=index,
         ranks=tuple(range(index * workers, (index + 1) * workers)),
+        step=None,
         promoted=bool(decision.cycle) and name in decision.promoted,
     )
 

@@ -71,6 +71,8 @@ def _progress(view: JobView, fact: records.Progress, t: float) -> None:
 
 
 def _worker_failed(view: JobView, fact: records.WorkerFailed, t: float) -> None:
+    if fact.step is not None:
+        tell_step(view, fact.node, fact.step)
     if view.shutdown is not None:  # it was told to end
         return
     view.last_failure = Failure(
@@ -96,6 +98,8 @@ def _node_left(view: JobView, fact: records.NodeLeft, t: float) -> None:
 
 
 def _node_lost(view: JobView, fact: records.NodeLost, t: float) -> None:
+    if fact.step is not None:
+        tell_step(view, fact.node, fact.step)
     if view.shutdown is None:
         why = words.node_loss(fact)
         view.last_failure = _node_failure(view, fact.node, why, t - fact.ago_s, fact.step)

@@ -24,7 +24,7 @@ class Value(msgspec.Struct, frozen=True, kw_only=True):
 
 class NodeView(Value, frozen=True, kw_only=True):
     """One node. `joining`: in the allocation, not heard of yet; `ready`: here, its round still open;
-    `standby`: a hot spare. `step` is the last one that any of its ranks told."""
+    `standby`: a hot spare. `step` is the last one that any of its ranks told in its cycle."""
 
     name: str
     state: NodeState = "joining"
@@ -42,8 +42,9 @@ class NodeView(Value, frozen=True, kw_only=True):
 class ReplicaView(Value, frozen=True, kw_only=True):
     """One world of ranks.
 
-    `starting`: the round has closed and not all workers run yet; `stopping`: workers of the cycle before are being torn
-    down; `stopped`: the job ended before it was done. Which nodes keep it in its phase: `JobView.waits_for`.
+    `starting`: the round has closed and not all workers run yet; `stopping`: workers of the cycle before are being
+    torn down; `stopped`: the job ended before it was done. Which nodes keep it in its phase: `JobView.waits_for`.
+    `step` is the last one that any rank told in the cycle; while a new round is open, in the cycle before.
     """
 
     id: str

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from nvrx_slurm.report import sections
-from nvrx_slurm.report.jobs import JobLine
+from nvrx_slurm.report.overview import JobLine
 from nvrx_slurm.report.sections import Row, Table
 from nvrx_slurm.report.snapshot import Snapshot
 
@@ -14,16 +14,21 @@ GAP = "  "
 
 def page(shot: Snapshot) -> str:
     """One job: facts, then tables, each under its column names."""
-    view = shot.view
-    parts = [pairs(sections.facts(shot))]
-    tables = (
-        sections.replicas(view),
-        sections.nodes(view, shot.now),
-        sections.cycles(view, shot.now),
-        sections.recoveries(view),
-    )
-    parts += [table(each) for each in tables if each.rows]
-    return "\n\n".join(parts)
+    tables = (sections.replicas(shot.view), sections.nodes(shot.view, shot.moment), *_history(shot))
+    return _joined(shot, tables)
+
+
+def summary(shot: Snapshot) -> str:
+    """How a job went: its rounds, and each recovery's phases."""
+    return _joined(shot, _history(shot))
+
+
+def _history(shot: Snapshot) -> tuple[Table, ...]:
+    return sections.cycles(shot.view, shot.moment), sections.recoveries(shot.view)
+
+
+def _joined(shot: Snapshot, tables: Sequence[Table]) -> str:
+    return "\n\n".join([pairs(sections.facts(shot)), *(table(each) for each in tables if each.rows)])
 
 
 def jobs(lines: Sequence[JobLine]) -> str:

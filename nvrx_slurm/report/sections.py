@@ -7,8 +7,8 @@ from dataclasses import dataclass, field
 from typing import Literal
 
 from nvrx_slurm.report import recovery
-from nvrx_slurm.report.jobs import JobLine
 from nvrx_slurm.report.model import CycleView, JobView, NodeView, Recovery, ReplicaView
+from nvrx_slurm.report.overview import JobLine
 from nvrx_slurm.report.snapshot import Snapshot
 from nvrx_slurm.report.words import at_step, names, numbers, plural, seconds
 
@@ -145,12 +145,15 @@ def _as_mood(kind: str) -> Mood:
 
 
 def _state_line(shot: Snapshot) -> str:
+    if shot.state == "pending":
+        there = "" if shot.folder.path.exists() else f"; its folder {shot.folder.path} does not exist yet"
+        return f"pending: {shot.reason or 'not started yet'}{there}"
     took = seconds(shot.elapsed_s)
     if shot.exit_code is not None:
         reason = f": {shot.reason}" if shot.reason and shot.reason != "done" else ""
         return f"{shot.state} with exit code {shot.exit_code} after {took}{reason}"
     if shot.state == "died":
-        return f"died: its host process is gone and left no result; last heard of {_ago(shot.now - shot.view.t)}"
+        return f"died: its host process is gone and left no result; last heard of {_ago(shot.now - shot.moment)}"
     why = waiting(shot.view)
     return f"{shot.state} for {took}" + (f"; {why}" if why else "")
 

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import msgspec
 
@@ -21,9 +22,12 @@ from nvrx_slurm.report.model import (
     ReplicaView,
     Value,
 )
-from nvrx_slurm.report.presence import Presence
+from nvrx_slurm.report.presence import Outside, Presence
 from nvrx_slurm.report.source import Journal
 from nvrx_slurm.report.view import fold, new_view, with_beat
+
+if TYPE_CHECKING:
+    from nvrx_slurm.cluster.states import JobState
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,14 +44,20 @@ class Snapshot:
     store_error: str | None = None
 
     @property
-    def started_at(self) -> float:
+    def moment(self) -> float:
+        """The moment that the page shows: now, or the end of a job that has ended."""
+        over = self.exit_code is not None or self.state == "died"
+        return (self.view.ended_at or self.view.t or self.now) if over else self.now
+
+    @property
+    def started_at(self) -> float | None:
+        """None: it waits in Slurm's queue."""
         return self.view.started_at or jobs.started_at(self.folder)
 
     @property
     def elapsed_s(self) -> float:
-        """From the job's start to its end, or to now."""
-        ended_at = self.view.ended_at if self.exit_code is not None else None
-        return max(0.0, (ended_at or self.now) - self.started_at)
+        """From the job's start to the moment that is shown."""
+        return max(0.0, self.moment - (self.started_at or self.moment))
 
 
 class ReplicaStatus(ReplicaView, frozen=True, kw_only=True):
@@ -68,7 +78,7 @@ class Status(Value, frozen=True, kw_only=True):
     folder: str
     state: str
     generation: int
-    started_at: float
+    started_at: float | None
     ended_at: float | None
     elapsed_s: float
     exit_code: int | None
@@ -90,8 +100,14 @@ class Status(Value, frozen=True, kw_only=True):
     store_error: str | None
 
 
-def take(folder: JobFolder, *, live: bool = True, clock: Clock | None = None) -> Snapshot:
-    """The job as it is now, from its folder and, if it runs, its store."""
+def take(
+    folder: JobFolder,
+    *,
+    live: bool = True,
+    clock: Clock | None = None,
+    slurm: Callable[[str], JobState | None] | None = None,
+) -> Snapshot:
+    """The job as it is now, from its folder and, if it runs, its store; `slurm` as for `Presence`."""
     journal = Journal(folder, live=live, beats=True, clock=clock)
     view = new_view(jobs.read_plan(folder))
     try:
@@ -99,8 +115,8 @@ def take(folder: JobFolder, *, live: bool = True, clock: Clock | None = None) ->
             grow(view, item)
     finally:
         journal.close()
-    gone = not journal.ended and Presence(folder, clock=clock).gone()
-    return snap(view, folder, gone=gone, store_error=journal.store_error, clock=clock)
+    outside = Outside() if journal.ended else Presence(folder, clock=clock, slurm=slurm).ask()
+    return snap(view, folder, outside=outside, store_error=journal.store_error, clock=clock)
 
 
 def grow(view: JobView, item: Entry | Beat) -> JobView:
@@ -112,23 +128,31 @@ def snap(
     view: JobView,
     folder: JobFolder,
     *,
-    gone: bool = False,
+    outside: Outside,
     store_error: str | None = None,
     clock: Clock | None = None,
 ) -> Snapshot:
-    """The view with what the folder adds to it."""
-    result = folder.read_result()
-    shutdown = view.shutdown.reason if view.shutdown else None
+    """The view with what the folder and others add to it."""
+    result, info = folder.read_result(), folder.read_info()
+    exit_code = result.exit_code if result else view.exit_code
+    if exit_code is None and outside.over:
+        exit_code = outside.exit_code
     return Snapshot(
         view=view,
         folder=folder,
-        info=folder.read_info(),
-        state=jobs.state_of(view, folder, gone=gone),
+        info=info,
+        state=jobs.state_of(view, exit_code, started=info is not None, over=outside.over),
         now=(clock or SystemClock()).wall(),
-        exit_code=jobs.exit_code_of(view, folder),
-        reason=result.reason if result else shutdown,
-        store_error=None if gone else store_error,
+        exit_code=exit_code,
+        reason=result.reason if result else _reason(view, outside),
+        store_error=None if outside.over else store_error,
     )
+
+
+def _reason(view: JobView, outside: Outside) -> str | None:
+    if view.shutdown is not None:
+        return view.shutdown.reason
+    return f"{outside.slurm_says} in Slurm" if outside.slurm_says else None
 
 
 def as_status(shot: Snapshot) -> Status:

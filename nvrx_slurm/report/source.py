@@ -102,6 +102,7 @@ class Journal:
         return new
 
     def _connect(self) -> bool:
+        """Whether there is a stream to read; tries again for one once a second."""
         if self._stream is not None or not self._live or self.ended:
             return self._stream is not None
         if self._clock.monotonic() < self._connect_at:
@@ -125,13 +126,13 @@ class Journal:
             self._stream = None
 
 
-def read(folder: JobFolder, *, after: int = 0) -> Iterator[Entry]:
-    """The entries that the folder has, after a number, oldest first. Raises OSError."""
-    file = JournalFile(folder, after=after)
+def so_far(folder: JobFolder, *, live: bool = True) -> list[Entry]:
+    """The entries that there are now, oldest first. Raises OSError if the folder cannot be read."""
+    journal = Journal(folder, live=live)
     try:
-        yield from file.read()
+        return [item for item in journal.catch_up() if isinstance(item, Entry)]
     finally:
-        file.close()
+        journal.close()
 
 
 def follow(

@@ -8,6 +8,8 @@ from collections.abc import Callable, Iterable
 from itertools import groupby
 from typing import Any
 
+import msgspec
+
 from nvrx_slurm import records
 from nvrx_slurm.records import AnyRecord
 
@@ -17,8 +19,8 @@ def describe(record: AnyRecord) -> str:
     return _WORDS[type(record)](record)
 
 
-def event_name(record: AnyRecord) -> str:
-    """The record's name in the journal: `node_lost`."""
+def event_name(record: AnyRecord | type[msgspec.Struct]) -> str:
+    """The name in the journal of a record, or of its kind: `node_lost`."""
     return str(record.__struct_config__.tag)
 
 

@@ -149,12 +149,14 @@ def ended() -> Recorder:
     return recorder
 
 
-def write(base: Path, recorder: Recorder, *, job: str = JOB, cluster: str = "slurm") -> JobFolder:
+def write(base: Path, recorder: Recorder, *, job: str = JOB, cluster: str = "local") -> JobFolder:
     """A job folder with this journal, of a host that this machine knows nothing of."""
     folder = JobFolder(base / job)
     folder.create()
     folder.write_plan(recorder.plan)
-    folder.write_info(JobInfo(job_id=job, name=recorder.plan.name, cluster=cluster, started_at=BEGIN, host="elsewhere"))
+    folder.write_info(
+        JobInfo(job_id=job, name=recorder.plan.name, cluster=cluster, started_at=BEGIN, host="elsewhere")
+    )
     folder.events_path.write_bytes(lines(recorder.entries))
     return folder
 

@@ -1,0 +1,94 @@
+"""`nvrx-slurm status`: one job, or all jobs of a folder."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import click
+
+from nvrx_slurm.cli.reading import folder_option
+from nvrx_slurm.errors import UsageError
+
+if TYPE_CHECKING:
+    from nvrx_slurm.report.snapshot import Snapshot
+
+
+@click.command()
+@click.argument("job_id", metavar="[JOB]", required=False)
+@click.option(
+    "--watch", is_flag=True, help="Keep the screen up to date until the job ends; exits with its exit code."
+)
+@click.option("--json", "as_json", is_flag=True, help="One documented object (docs/journal.md).")
+@folder_option
+def status(job_id: str | None, watch: bool, as_json: bool, base: Path) -> int:
+    """How a job stands: nodes, roles, cycle, spares, step, last failure and decision. Without JOB: all jobs."""
+    if watch:
+        return _watch(base, job_id, as_json)
+    if job_id is None:
+        _print_jobs(base, as_json)
+    else:
+        _print_job(_snapshot(base, job_id), as_json)
+    return 0
+
+
+def _watch(base: Path, job_id: str | None, as_json: bool) -> int:
+    if job_id is None or as_json:
+        raise UsageError("--watch shows one job on the screen: name it, and leave --json out")
+    from nvrx_slurm.report.live import watch
+
+    return watch(base, job_id)
+
+
+def _snapshot(base: Path, job_id: str) -> Snapshot:
+    """The job from its folder; one that has none yet, but that Slurm knows, is pending."""
+    from nvrx_slurm.folder import JobFolder
+    from nvrx_slurm.report import snapshot
+    from nvrx_slurm.report.jobs import find_job
+    from nvrx_slurm.report.presence import Presence
+    from nvrx_slurm.report.view import new_view
+
+    try:
+        return snapshot.take(find_job(base, job_id))
+    except UsageError:
+        folder = JobFolder(base / job_id)
+        outside = Presence(folder).ask()
+        if outside.slurm_says in (None, "UNKNOWN"):
+            raise
+        return snapshot.snap(new_view(), folder, outside=outside)
+
+
+def _print_job(shot: Snapshot, as_json: bool) -> None:
+    if as_json:
+        from nvrx_slurm.report.snapshot import as_json as encode
+
+        click.echo(encode(shot))
+    elif sys.stdout.isatty():
+        from nvrx_slurm.report.screen import show
+
+        show(shot)
+    else:
+        from nvrx_slurm.report import plain
+
+        click.echo(plain.page(shot))
+
+
+def _print_jobs(base: Path, as_json: bool) -> None:
+    from nvrx_slurm.report.overview import list_jobs
+
+    lines = list_jobs(base)
+    if as_json:
+        from nvrx_slurm.report.snapshot import to_json
+
+        click.echo(to_json({"jobs": lines}))
+    elif not lines:
+        click.echo(f"no jobs in {base}", err=True)
+    elif sys.stdout.isatty():
+        from nvrx_slurm.report.screen import show_jobs
+
+        show_jobs(lines)
+    else:
+        from nvrx_slurm.report import plain
+
+        click.echo(plain.jobs(lines))

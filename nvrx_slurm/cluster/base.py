@@ -1,0 +1,55 @@
+"""What a cluster can do for a job: the port that Slurm and this machine stand behind."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Protocol
+
+from nvrx_slurm.cluster.states import JobState
+from nvrx_slurm.errors import UsageError
+
+DEFAULT_FOLDER = Path("nvrx-jobs")
+SCRIPT_NAME = "job.sh"
+"""The submitted script, as the job folder keeps it."""
+
+
+class Cluster(Protocol):
+    """Where jobs run. `folder` is always the base folder: a job's own is `<folder>/<job id>`."""
+
+    def submit(self, script: str, *, folder: Path, name: str) -> str:
+        """Hand the script over and return the job's id. What is refused leaves nothing behind.
+
+        Raises SubmissionRefused, MissingProgramError, SlurmUnreachable; UsageError where `folder` cannot be written.
+        """
+        ...
+
+    def states(self, job_ids: Sequence[str]) -> Mapping[str, JobState]:
+        """The state of each job, all asked for at once; UNKNOWN where nobody knows. Raises SlurmUnreachable."""
+        ...
+
+    def cancel(self, job_id: str) -> None:
+        """Ask the job to end; one that has ended is left alone. Returns at once. Raises UsageError, SlurmUnreachable."""
+        ...
+
+    def nodes(self, job_id: str) -> tuple[str, ...]:
+        """The job's nodes in the order that ranks follow; none while it has none. Raises SlurmUnreachable."""
+        ...
+
+
+def prepare_folder(folder: Path) -> bool:
+    """Make the base folder where it is missing, and say whether it was. Raises UsageError."""
+    try:
+        folder.mkdir(parents=True)
+    except FileExistsError:
+        if not folder.is_dir():
+            raise UsageError(f"{folder}: is a file; --folder names a folder for the jobs") from None
+        return False
+    except OSError as error:
+        raise not_writable(folder, error) from error
+    return True
+
+
+def not_writable(folder: Path, error: OSError) -> UsageError:
+    """One message for every way in which a folder cannot be written."""
+    return UsageError(f"{folder}: cannot be written ({error.strerror}); --folder names a folder that can")

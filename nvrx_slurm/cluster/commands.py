@@ -1,0 +1,75 @@
+"""Running Slurm's programs: the one place of this package that starts a command and reads what it says."""
+
+from __future__ import annotations
+
+import subprocess
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Protocol
+
+TIMED_OUT = -1
+"""The return code of a command that was ended because it took longer than its bound."""
+
+_KEPT_INSIDE_A_JOB = ("SLURM_CONF", "SLURM_CLUSTERS")
+
+
+@dataclass(frozen=True)
+class Output:
+    """What a program answered."""
+
+    returncode: int
+    stdout: str
+    stderr: str
+
+    @property
+    def ok(self) -> bool:
+        return self.returncode == 0
+
+
+class Runner(Protocol):
+    """Runs a command to its end, `timeout_s` at most. Raises FileNotFoundError where there is no such program."""
+
+    def __call__(self, command: Sequence[str], *, timeout_s: float) -> Output: ...
+
+
+class SystemRunner:
+    """The real thing. `environment`: variables on top of this process's own."""
+
+    def __init__(self, environment: Mapping[str, str] | None = None) -> None:
+        self._extra = environment or {}
+
+    def __call__(self, command: Sequence[str], *, timeout_s: float) -> Output:
+        from nvrx_slurm.config.env import child_environment
+
+        try:
+            done = subprocess.run(
+                command,
+                env=environment_for(command[0], child_environment(self._extra)),
+                stdin=subprocess.DEVNULL,
+                capture_output=True,
+                encoding="utf-8",
+                errors="replace",
+                timeout=timeout_s,
+            )
+        except subprocess.TimeoutExpired:
+            return Output(TIMED_OUT, "", f"{command[0]}: no answer within {timeout_s:g} s")
+        return Output(done.returncode, done.stdout, done.stderr)
+
+
+def environment_for(program: str, environment: Mapping[str, str]) -> dict[str, str]:
+    """What the program may see of an environment.
+
+    A question must mean the same whatever the user has set: SQUEUE_PARTITION would hide jobs, SACCT_FORMAT would
+    change the answer. sbatch hands its environment on to the job: there the user's variables stay, but of an outer
+    job, that this process may run in, nothing is left, since srun would take its numbers for the new job's.
+    """
+    if program != "sbatch":
+        own = f"{program.upper()}_"
+        return {name: value for name, value in environment.items() if not name.startswith(own)} | {"LC_ALL": "C"}
+    if "SLURM_JOB_ID" not in environment:
+        return dict(environment)
+    return {
+        name: value
+        for name, value in environment.items()
+        if name in _KEPT_INSIDE_A_JOB or not name.startswith(("SLURM_", "SLURMD_"))
+    }

@@ -1,0 +1,124 @@
+"""Where a development cluster keeps its files.
+
+<state>/<name>/            0700   platformdirs' user state folder, `nvrx-slurm/clusters`
+  cluster.json                    what the cluster is (spec.ClusterSpec)
+  slurm.conf, cgroup.conf         and slurmdbd.conf (0600) with accounting
+  daemons/<daemon>.json           which process each daemon is (daemons.DaemonRecord)
+  logs/<daemon>.log               and <daemon>.err: what it printed before it had a log
+  controller/, database/          slurmctld's state, MariaDB's data
+<tmp>/nvrx-<name>-XXXX/    0711   short, since a unix socket's path has at most 107 bytes
+  key/munge.key            0700
+  munge/munge.socket       0711   munged refuses a socket that not everybody can reach
+  database/                0700   MariaDB's socket
+  n1/, n2/, …                     each slurmd's spool, with its steps' sockets
+"""
+
+from __future__ import annotations
+
+import shutil
+import tempfile
+from dataclasses import dataclass
+from pathlib import Path
+
+import platformdirs
+
+from nvrx_slurm.errors import NvrxError, UsageError
+
+_TMP = Path("/tmp")  # not $TMPDIR: it may be deep, and then the socket paths do not fit
+_RUNTIME_FOLDERS = {"key": 0o700, "munge": 0o711, "database": 0o700}
+
+
+@dataclass(frozen=True)
+class Places:
+    """All paths of one cluster: `state` is its state folder, `runtime` its short one."""
+
+    state: Path
+    runtime: Path
+
+    @property
+    def slurm_conf(self) -> Path:
+        return self.state / "slurm.conf"
+
+    @property
+    def slurmdbd_conf(self) -> Path:
+        return self.state / "slurmdbd.conf"
+
+    @property
+    def controller_state(self) -> Path:
+        return self.state / "controller"
+
+    @property
+    def database(self) -> Path:
+        return self.state / "database"
+
+    @property
+    def daemons(self) -> Path:
+        return self.state / "daemons"
+
+    @property
+    def logs(self) -> Path:
+        return self.state / "logs"
+
+    @property
+    def munge_key(self) -> Path:
+        return self.runtime / "key" / "munge.key"
+
+    @property
+    def munge_socket(self) -> Path:
+        return self.runtime / "munge" / "munge.socket"
+
+    @property
+    def database_socket(self) -> Path:
+        return self.runtime / "database" / "db.socket"
+
+    def spool(self, node: str) -> Path:
+        return self.runtime / node
+
+    def log(self, daemon: str) -> Path:
+        return self.logs / f"{daemon}.log"
+
+    def errors(self, daemon: str) -> Path:
+        return self.logs / f"{daemon}.err"
+
+    def remove(self) -> None:
+        """Delete everything; what is already gone is fine."""
+        for folder in (self.runtime, self.state):
+            shutil.rmtree(folder, ignore_errors=True)
+        if self.state.exists() or self.runtime.exists():
+            left = self.state if self.state.exists() else self.runtime
+            raise NvrxError(f"{left}: could not be removed; delete it by hand")
+
+
+def clusters_folder() -> Path:
+    """The folder with one folder per cluster."""
+    return platformdirs.user_state_path("nvrx-slurm") / "clusters"
+
+
+def state_folder(name: str) -> Path:
+    return clusters_folder() / name
+
+
+def claim(name: str) -> Places:
+    """Make the cluster's folders; the name is then taken. Raises UsageError when it already is."""
+    state = state_folder(name)
+    state.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+    try:
+        state.mkdir(mode=0o700)
+    except FileExistsError:
+        raise UsageError(
+            f"cluster {name!r} already exists ({state}): take it down with"
+            f" `nvrx-slurm cluster down --name {name}`, or choose another --name"
+        ) from None
+    places = Places(state=state, runtime=_runtime_folder(name))
+    for folder in (places.daemons, places.logs, places.controller_state):
+        folder.mkdir(mode=0o700)
+    return places
+
+
+def _runtime_folder(name: str) -> Path:
+    runtime = Path(tempfile.mkdtemp(prefix=f"nvrx-{name}-", dir=_TMP))
+    runtime.chmod(0o711)
+    for folder, mode in _RUNTIME_FOLDERS.items():
+        (runtime / folder).mkdir()
+        (runtime / folder).chmod(mode)
+    return runtime

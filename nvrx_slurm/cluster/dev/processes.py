@@ -1,0 +1,171 @@
+"""The process table, read from /proc: who descends from whom, who belongs to what; and freezing and killing for sure.
+
+A process is named by its pid and its start time together, so that one whose pid was given to another since is never
+signalled in its place. A zombie counts as dead: PID 1 of a container may never reap it.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import signal
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+from nvrx_slurm.clock import Clock
+from nvrx_slurm.cluster.dev.waiting import wait_until
+from nvrx_slurm.errors import NvrxError, WaitTimeout
+from nvrx_slurm.records import Record
+
+_PROC = Path("/proc")
+_FREEZE_ROUNDS = 50
+_DEATH_TIMEOUT_S = 10.0
+
+
+class Identity(Record, kw_only=True):
+    """One process, for good: `started` is in clock ticks since the boot named by `boot`."""
+
+    pid: int
+    started: int
+    boot: str
+
+
+@dataclass(frozen=True)
+class Process:
+    """One line of the process table. `state` is the letter that ps shows: Z and X are dead, T is stopped."""
+
+    pid: int
+    parent: int
+    state: str
+    started: int
+    program: str
+
+    @property
+    def alive(self) -> bool:
+        return self.state not in "ZX"
+
+
+Table = Mapping[int, Process]
+
+
+def read_table() -> dict[int, Process]:
+    """Every live process of the machine that can be seen, by pid."""
+    found = (_read_process(int(entry)) for entry in os.listdir(_PROC) if entry.isdigit())
+    return {process.pid: process for process in found if process and process.alive}
+
+
+def _read_process(pid: int) -> Process | None:
+    try:
+        return parse_stat((_PROC / str(pid) / "stat").read_text(errors="replace"))
+    except OSError:  # it ended meanwhile
+        return None
+
+
+def parse_stat(text: str) -> Process:
+    """A line of /proc/PID/stat, see proc(5). The program's name may itself hold spaces and parentheses."""
+    head, _, tail = text.rpartition(")")
+    pid, _, program = head.partition(" (")
+    fields = tail.split()
+    return Process(pid=int(pid), parent=int(fields[1]), state=fields[0], started=int(fields[19]), program=program)
+
+
+def descendants(table: Table, roots: Iterable[int], barrier: Iterable[int] = ()) -> set[int]:
+    """The roots that live, and all below them. The walk neither enters nor passes a pid of `barrier`."""
+    children: dict[int, list[int]] = {}
+    for process in table.values():
+        children.setdefault(process.parent, []).append(process.pid)
+    stop, found = set(barrier), set[int]()
+    pending = [pid for pid in roots if pid in table]
+    while pending:
+        pid = pending.pop()
+        if pid not in found and pid not in stop:
+            found.add(pid)
+            pending += children.get(pid, [])
+    return found
+
+
+def identify(pid: int) -> Identity | None:
+    """The process that has this pid now; None when there is none."""
+    process = _read_process(pid)
+    return Identity(pid=pid, started=process.started, boot=boot_id()) if process else None
+
+
+def lives(identity: Identity, table: Table | None = None) -> bool:
+    """Whether exactly this process still runs (stopped counts as running)."""
+    process = _read_process(identity.pid) if table is None else table.get(identity.pid)
+    return (
+        process is not None and process.alive and process.started == identity.started and identity.boot == boot_id()
+    )
+
+
+def boot_id() -> str:
+    return (_PROC / "sys/kernel/random/boot_id").read_text().strip()
+
+
+def environment_of(pid: int) -> dict[str, str]:
+    """The environment that the process was started with; empty when it may not be read."""
+    try:
+        raw = (_PROC / str(pid) / "environ").read_bytes()
+    except OSError:
+        return {}
+    pairs = (item.decode(errors="replace").partition("=") for item in raw.split(b"\0") if item)
+    return {key: value for key, _, value in pairs}
+
+
+def working_folder_of(pid: int) -> str:
+    """Its current directory; empty when it may not be read."""
+    try:
+        return os.readlink(_PROC / str(pid) / "cwd")
+    except OSError:
+        return ""
+
+
+def freeze(members: Callable[[Table], set[int]]) -> set[int]:
+    """Stop (SIGSTOP) all that `members` finds, and again, until it finds nobody new: a fork cannot slip through.
+
+    This process itself is left out. Returns the pids. Raises NvrxError when they fork faster than they can be stopped.
+    """
+    frozen: set[int] = set()
+    for _ in range(_FREEZE_ROUNDS):
+        fresh = members(read_table()) - frozen - {os.getpid()}
+        if not fresh:
+            return frozen
+        send(fresh, signal.SIGSTOP)
+        frozen |= fresh
+    raise NvrxError(f"{len(frozen)} processes were stopped, and new ones still appear: is it a fork bomb?")
+
+
+def kill(members: Callable[[Table], set[int]], clock: Clock) -> set[int]:
+    """Freeze all that `members` finds, SIGKILL them in one sweep, and wait until they are dead. Returns the pids.
+
+    Frozen first, none can react to the death of another: to each other, and to the world, they die at once.
+    Raises WaitTimeout when the kernel does not let one go (it hangs in a system call).
+    """
+    doomed = freeze(members)
+    send(doomed, signal.SIGKILL)
+    try:
+        wait_until(
+            lambda: not doomed & read_table().keys(),
+            timeout_s=_DEATH_TIMEOUT_S,
+            what="killed processes to be gone",
+            clock=clock,
+        )
+    except WaitTimeout as error:
+        raise WaitTimeout(f"{error}: {sorted(doomed & read_table().keys())}") from None
+    _collect(doomed)
+    return doomed
+
+
+def _collect(pids: Iterable[int]) -> None:
+    """Take the exit status of those that are our own children, so that no zombie of theirs stays with us."""
+    for pid in pids:
+        with contextlib.suppress(ChildProcessError):
+            os.waitpid(pid, os.WNOHANG)
+
+
+def send(pids: Iterable[int], number: signal.Signals) -> None:
+    """Signal all of them; who is gone already is fine."""
+    for pid in pids:
+        with contextlib.suppress(ProcessLookupError):
+            os.kill(pid, number)

@@ -1,0 +1,80 @@
+"""Where the programs of Slurm are, and what to install when one is not there."""
+
+from __future__ import annotations
+
+import re
+import shutil
+import subprocess
+from collections.abc import Iterable
+from pathlib import Path
+
+from nvrx_slurm.errors import MissingProgramError, NvrxError
+
+SLURM_PROGRAMS = ("slurmctld", "slurmd", "munged", "sinfo", "squeue", "scontrol", "scancel")
+ACCOUNTING_PROGRAMS = ("slurmdbd", "mariadbd", "mariadb-install-db")
+
+# daemons live where an ordinary user's PATH does not reach
+_SBIN = "/usr/local/sbin:/usr/sbin:/sbin:/opt/slurm/sbin:/opt/slurm/bin"
+_OLDER_NAMES = {"mariadbd": "mysqld", "mariadb-install-db": "mysql_install_db"}
+_PACKAGES = {
+    "apt-get": {
+        "slurm": "slurm-wlm",
+        "munged": "munge",
+        "slurmdbd": "slurmdbd",
+        "maria": "mariadb-server",
+    },
+    "dnf": {
+        "slurm": "slurm slurm-slurmctld slurm-slurmd",
+        "munged": "munge",
+        "slurmdbd": "slurm-slurmdbd",
+        "maria": "mariadb-server",
+    },
+}
+
+
+def find(program: str) -> str | None:
+    """The program's full path, looked up on PATH and then where daemons are installed."""
+    for name in (program, _OLDER_NAMES.get(program)):
+        if name and (path := shutil.which(name) or shutil.which(name, path=_SBIN)):
+            return path
+    return None
+
+
+def require(programs: Iterable[str]) -> dict[str, str]:
+    """Program → full path. Raises MissingProgramError with the one line that installs all that lack."""
+    found = {program: find(program) for program in programs}
+    missing = [program for program, path in found.items() if path is None]
+    if missing:
+        raise MissingProgramError(missing_message(missing, packager=_packager()))
+    return {program: path for program, path in found.items() if path}
+
+
+def missing_message(missing: list[str], packager: str) -> str:
+    """What to tell a person who lacks `missing`, on a machine with this packager (`apt-get` or `dnf`)."""
+    packages = " ".join(dict.fromkeys(_PACKAGES[packager][_family(program)] for program in missing))
+    hint = " (on RHEL-like systems from EPEL: sudo dnf install -y epel-release)" if packager == "dnf" else ""
+    return f"not installed: {', '.join(missing)}; install with: sudo {packager} install -y {packages}{hint}"
+
+
+def _family(program: str) -> str:
+    if program in ("munged", "slurmdbd"):
+        return program
+    return "maria" if program.startswith("maria") else "slurm"
+
+
+def _packager() -> str:
+    return "dnf" if shutil.which("dnf") and not shutil.which("apt-get") else "apt-get"
+
+
+def slurm_version(slurmctld: str) -> tuple[int, int]:
+    """(22, 5) of `slurm-wlm 22.05.8`. Raises NvrxError when the program does not say."""
+    said = subprocess.run([slurmctld, "-V"], capture_output=True, text=True, timeout=10, check=False).stdout
+    return parse_version(said, source=Path(slurmctld).name)
+
+
+def parse_version(said: str, source: str = "slurmctld") -> tuple[int, int]:
+    """(major, minor) of what `-V` prints. Raises NvrxError."""
+    match = re.search(r"\b(\d{2})\.(\d{1,2})\b", said)
+    if match is None:
+        raise NvrxError(f"`{source} -V` printed {said.strip()!r}, which names no version such as 22.05.8")
+    return int(match[1]), int(match[2])

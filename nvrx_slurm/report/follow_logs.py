@@ -1,0 +1,44 @@
+"""Following the ranks' output until the job has ended."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+
+from nvrx_slurm.clock import Clock
+from nvrx_slurm.folder import JobFolder
+from nvrx_slurm.report.logs import Chunk, Reader
+from nvrx_slurm.report.presence import Presence
+from nvrx_slurm.report.source import Journal
+
+LOOK_S = 0.1
+"""How long to wait between looks at the files; a journal event ends the wait."""
+
+NEW_FILES_EVERY = 10
+"""Looks at the files for each look for new ones, which costs a listing; a journal event calls for one at once."""
+
+
+def follow_logs(
+    folder: JobFolder,
+    reader: Reader,
+    *,
+    live: bool = True,
+    clock: Clock | None = None,
+    gone: Callable[[], bool] | None = None,
+) -> Iterator[Chunk]:
+    """The output so far and to come, through all cycles, until the job has ended or nobody runs it any more."""
+    journal = Journal(folder, live=live, clock=clock)
+    gone = gone or Presence(folder, clock=clock).gone
+    over, looks = False, 0
+    try:
+        while True:
+            yield from reader.read()
+            if over:
+                yield from reader.rest()
+                return
+            news = journal.poll(LOOK_S)
+            looks += 1
+            over = (not news and journal.ended) or (not news and gone())  # then one look more: nothing is missed
+            if news or over or looks % NEW_FILES_EVERY == 0:
+                reader.look()
+    finally:
+        journal.close()

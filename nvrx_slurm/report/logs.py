@@ -1,0 +1,194 @@
+"""The ranks' output: one file per replica, generation, cycle, rank and stream; followed from cycle to cycle.
+
+Files may lie on another host's file system, which tells nobody of a change: they are looked at every 100 ms.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+from nvrx_slurm.errors import UsageError
+from nvrx_slurm.folder import JobFolder
+from nvrx_slurm.ids import replica_id
+from nvrx_slurm.records import Plan
+from nvrx_slurm.report.words import numbers
+
+CHUNK_BYTES = 1 << 20
+STREAMS = ("out", "err")
+_FILE = re.compile(r"gen-(\d+)/cycle-(\d+)/rank-(\d+)\.(out|err)")
+
+
+@dataclass(frozen=True, slots=True)
+class Selection:
+    """Whose output is wanted; None: everybody's."""
+
+    replica: str | None = None
+    rank: int | None = None
+    cycle: int | None = None
+    streams: tuple[str, ...] = STREAMS
+
+    @property
+    def whole_job(self) -> bool:
+        """Whether the job's merged log will do."""
+        return self == Selection()
+
+
+@dataclass(frozen=True, slots=True, order=True)
+class LogFile:
+    """One file, in the order in which files are read."""
+
+    generation: int
+    cycle: int
+    replica: str
+    rank: int
+    stream_order: int
+    path: Path
+
+    @property
+    def label(self) -> bytes:
+        """As the job's merged log marks its lines."""
+        return f"[{self.replica} {self.rank}] ".encode()
+
+
+@dataclass(frozen=True, slots=True)
+class Chunk:
+    """Some of a file's output."""
+
+    file: LogFile
+    data: bytes
+
+
+def choose(selection: Selection, plan: Plan | None, folder: JobFolder, *, may_come: bool) -> Selection:
+    """The selection with its replica settled. Raises UsageError that names the valid replicas, ranks or cycles.
+
+    `may_come`: a cycle that is not there yet is no error, since it will be waited for.
+    """
+    ranks = _ranks_by_replica(plan, folder)
+    if selection.replica is not None and selection.replica not in ranks:
+        raise UsageError(f"no replica {selection.replica!r}: the job has {', '.join(ranks) or 'none yet'}")
+    if selection.rank is not None:
+        selection = _with_rank(selection, ranks)
+    known = {file.cycle for file in find(folder, replace(selection, cycle=None))}
+    if selection.cycle is not None and selection.cycle not in known and not may_come:
+        there = f"there is output of cycle {numbers(known)}" if known else "there is no output yet"
+        raise UsageError(f"no output of cycle {selection.cycle}: {there}")
+    return selection
+
+
+def find(folder: JobFolder, selection: Selection) -> list[LogFile]:
+    """The files that there are, in order: generation, cycle, replica, rank, stdout before stderr."""
+    root = folder.path / "logs"
+    replicas = [selection.replica] if selection.replica else sorted(path.name for path in root.glob("*"))
+    cycle = "*" if selection.cycle is None else str(selection.cycle)
+    rank = "*" if selection.rank is None else str(selection.rank)
+    found = []
+    for replica in replicas:
+        for path in (root / replica).glob(f"gen-*/cycle-{cycle}/rank-{rank}.*"):
+            match = _FILE.fullmatch(path.relative_to(root / replica).as_posix())
+            if match and match[4] in selection.streams:
+                order = STREAMS.index(match[4])
+                found.append(LogFile(int(match[1]), int(match[2]), replica, int(match[3]), order, path))
+    return sorted(found)
+
+
+class Reader:
+    """Reads the selected files on from where it stopped. Output of several ranks is passed on in whole, marked lines.
+
+    Of each replica it watches the newest two cycles: what a dying cycle still says is not lost.
+    """
+
+    def __init__(self, folder: JobFolder, selection: Selection) -> None:
+        self._folder, self._selection = folder, selection
+        self._offsets: dict[LogFile, int] = {}
+        self._partial: dict[LogFile, bytes] = {}
+        self._watched: list[LogFile] = []
+        self.look()
+
+    def look(self) -> None:
+        """Notice files that have appeared."""
+        found = find(self._folder, self._selection)
+        recent = _newest_cycles(found)
+        self._watched = [
+            file
+            for file in found
+            if file not in self._offsets or (file.generation, file.cycle) in recent[file.replica]
+        ]
+
+    def read(self) -> Iterator[Chunk]:
+        """What was written since the last call, file by file."""
+        for file in self._watched:
+            yield from self._read_file(file)
+
+    def rest(self) -> Iterator[Chunk]:
+        """The last lines, which have no newline."""
+        for file, data in sorted(self._partial.items()):
+            if data:
+                yield Chunk(file, file.label + data + b"\n")
+        self._partial.clear()
+
+    def _read_file(self, file: LogFile) -> Iterator[Chunk]:
+        offset = self._offsets.setdefault(file, 0)
+        if file.path.stat().st_size <= offset:
+            return
+        with file.path.open("rb") as source:
+            source.seek(offset)
+            while data := source.read(CHUNK_BYTES):
+                self._offsets[file] += len(data)
+                text = data if self._selection.rank is not None else self._marked(file, data)
+                if text:
+                    yield Chunk(file, text)
+
+    def _marked(self, file: LogFile, data: bytes) -> bytes:
+        *lines, partial = (self._partial.get(file, b"") + data).split(b"\n")
+        self._partial[file] = partial
+        return b"".join(file.label + line + b"\n" for line in lines)
+
+
+class MergedReader(Reader):
+    """Reads the job's own merged log, `job.log`, in the same manner."""
+
+    def __init__(self, folder: JobFolder) -> None:
+        self._log = LogFile(0, 0, "", 0, 0, folder.job_log)
+        super().__init__(folder, Selection(rank=0))  # its lines are marked already
+
+    def look(self) -> None:
+        self._watched = [self._log] if self._log.path.is_file() else []
+
+
+def _newest_cycles(found: list[LogFile]) -> dict[str, list[tuple[int, int]]]:
+    """The newest two cycles, with their generations, that each replica has output of."""
+    cycles: dict[str, set[tuple[int, int]]] = {}
+    for file in found:
+        cycles.setdefault(file.replica, set()).add((file.generation, file.cycle))
+    return {replica: sorted(known)[-2:] for replica, known in cycles.items()}
+
+
+def _with_rank(selection: Selection, ranks: dict[str, range]) -> Selection:
+    having = [replica for replica, known in ranks.items() if selection.rank in known]
+    wanted = [selection.replica] if selection.replica else list(ranks)
+    fitting = [replica for replica in wanted if replica in having]
+    if not fitting:
+        there = "; ".join(f"{replica} has ranks {numbers(ranks[replica])}" for replica in wanted)
+        raise UsageError(f"no rank {selection.rank}: {there or 'no replica has started yet'}")
+    if len(fitting) > 1:
+        raise UsageError(f"rank {selection.rank} is in {', '.join(fitting)}: choose one with --replica")
+    return replace(selection, replica=fitting[0])
+
+
+def _ranks_by_replica(plan: Plan | None, folder: JobFolder) -> dict[str, range]:
+    """Each replica's ranks, by the plan; without one, by the files that there are."""
+    if plan is None:
+        found = find(folder, Selection())
+        return {replica: range(1 + max(f.rank for f in found if f.replica == replica)) for replica in _names(found)}
+    return {
+        replica_id(role.name, index): range(role.nodes_per_replica * role.workers_per_node)
+        for role in plan.roles
+        for index in range(role.replicas)
+    }
+
+
+def _names(found: list[LogFile]) -> list[str]:
+    return sorted({file.replica for file in found})

@@ -1,0 +1,98 @@
+"""The live screen: the page, the last events, and the last lines of the log, fitted into the terminal."""
+
+from __future__ import annotations
+
+from collections import deque
+from types import TracebackType
+
+from rich.console import Console, Group, RenderableType
+from rich.live import Live
+from rich.rule import Rule
+from rich.text import Text
+
+from nvrx_slurm.clock import Clock
+from nvrx_slurm.folder import JobFolder
+from nvrx_slurm.records import Beat, Entry
+from nvrx_slurm.report import screen
+from nvrx_slurm.report.lines import Lines
+from nvrx_slurm.report.live import REDRAW_S
+from nvrx_slurm.report.snapshot import Snapshot
+
+MOST_EVENTS = 6
+MOST_LOG_LINES = 6
+TAIL_BYTES = 16 << 10
+RESERVED_LINES = 16
+"""What of the terminal's height is not for nodes."""
+
+
+class Monitor:
+    """Draws at most 8 times a second, however fast the beats come. The cursor is restored when it is left."""
+
+    def __init__(self, console: Console, clock: Clock) -> None:
+        self._console, self._clock = console, clock
+        self._live = Live(console=console, auto_refresh=False, transient=True, vertical_overflow="crop")
+        self._lines = Lines()
+        self._events: deque[str] = deque(maxlen=MOST_EVENTS)
+        self._folder: JobFolder | None = None
+        self._drawn_at = float("-inf")
+
+    def __enter__(self) -> Monitor:
+        self._live.start()
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, tb: TracebackType | None
+    ) -> None:
+        self._live.stop()
+
+    def take(self, items: list[Entry | Beat], folder: JobFolder) -> None:
+        """Remember the last events."""
+        self._folder = folder
+        self._events.extend(self._lines.in_words(item) for item in items if isinstance(item, Entry))
+
+    def draw(self, shot: Snapshot) -> None:
+        """Redraw, unless it was done a moment ago."""
+        if self._clock.monotonic() - self._drawn_at < REDRAW_S * 0.9:
+            return
+        self._drawn_at = self._clock.monotonic()
+        self._live.update(self._fitted(shot), refresh=True)
+
+    def end(self, shot: Snapshot) -> None:
+        """Leave the summary on the terminal instead of the screen."""
+        self._live.update(Text(), refresh=True)
+        self._live.stop()
+        self._console.print(screen.summary(shot))
+
+    def _fitted(self, shot: Snapshot) -> RenderableType:
+        height = self._console.height
+        page = screen.render(shot, most_nodes=max(4, height - RESERVED_LINES))
+        used = len(self._console.render_lines(page))
+        parts = [page]
+        room = height - used - 1
+        events = list(self._events)[-max(0, min(MOST_EVENTS, room - 1)) :] if room > 1 else []
+        if events:
+            parts += [_title("events"), *(_one_line(event, "dim") for event in events)]
+            room -= len(events) + 1
+        log = self._log_tail(min(MOST_LOG_LINES, room - 1)) if room > 1 else []
+        if log:
+            parts += [_title("output"), *(_one_line(line) for line in log)]
+        return Group(*parts)
+
+    def _log_tail(self, most: int) -> list[str]:
+        if self._folder is None or not self._folder.job_log.is_file():
+            return []
+        with self._folder.job_log.open("rb") as file:
+            size = file.seek(0, 2)
+            file.seek(max(0, size - TAIL_BYTES))
+            text = file.read().decode(errors="replace")
+        return text.splitlines()[-most:]
+
+
+def _title(text: str) -> Rule:
+    return Rule(Text(text, "dim"), align="left", style="dim")
+
+
+def _one_line(text: str, style: str = "") -> Text:
+    line = Text.from_ansi(text.rpartition("\r")[2], style=style, no_wrap=True, overflow="ellipsis")
+    line.truncate(10_000)
+    return line

@@ -1,0 +1,39 @@
+"""Fixtures for all tests."""
+
+from __future__ import annotations
+
+import signal
+from collections.abc import Callable, Iterator
+
+import pytest
+
+from nvrx_slurm.agent.supervisor import descendants, send_all
+from nvrx_slurm.records import Plan
+from tests.harness import Gate, RunningJob, start_local, wait_gone
+
+
+@pytest.fixture
+def gate() -> Iterator[Gate]:
+    """Where workers wait until the test lets them go."""
+    gate = Gate()
+    yield gate
+    gate.close()
+
+
+@pytest.fixture
+def run_local() -> Iterator[Callable[..., RunningJob]]:
+    """Starts local jobs, and after the test sees to it that nothing of them is left."""
+    jobs: list[RunningJob] = []
+
+    def start(plan: Plan, **options: object) -> RunningJob:
+        jobs.append(start_local(plan, **options))  # type: ignore[arg-type]
+        return jobs[-1]
+
+    yield start
+    for job in jobs:
+        job.close()
+        everybody = [job.process.pid, *descendants(job.process.pid)]
+        if job.process.poll() is None:
+            send_all(everybody, signal.SIGKILL)
+            job.process.wait()
+        wait_gone(everybody)

@@ -1,0 +1,210 @@
+"""Whole jobs on this machine: real agents, real store, real workers, real deaths."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+
+import pytest
+
+from nvrx_slurm.records import (
+    JobEnded,
+    NodeLost,
+    Recovered,
+    RestartDecided,
+    RolePlan,
+    RoundClosed,
+    RoundOpened,
+    Shutdown,
+    WorkerFailed,
+)
+from tests.harness import gate_plan, plan_of, wait_gone
+
+
+def ready(job, gate, *, nodes, workers=2, cycle=0):
+    """Wait until a cycle's workers all run; returns them by rank."""
+    there = gate.wait(nodes * workers, cycle=cycle)
+    job.expect(RoundClosed, cycle=cycle)
+    return there
+
+
+def all_joined(job, *nodes):
+    for node in nodes:
+        job.agent_pid(node)
+
+
+def test_job_runs_to_its_end_with_torchruns_environment(run_local, gate, tmp_path):
+    """Every rank sees what torchrun would give it; all done, spares included: exit code 0."""
+    job = run_local(gate_plan(gate, tmp_path))
+    workers = ready(job, gate, nodes=2)
+    assert sorted(workers) == [0, 1, 2, 3]
+    env = workers[3].env
+    assert (env["LOCAL_RANK"], env["GROUP_RANK"], env["WORLD_SIZE"], env["LOCAL_WORLD_SIZE"]) == ("1", "1", "4", "2")
+    assert env["NVRX_NODE"] == "n2"
+    assert len({(w.env["MASTER_ADDR"], w.env["MASTER_PORT"]) for w in workers.values()}) == 1
+    gate.open()
+    assert job.finish() == 0
+    assert job.said(JobEnded) == [JobEnded(exit_code=0, reason="done")]
+    assert (job.folder.cycle_logs("main-0", 0, 0) / "rank-2.out").read_text() == "rank 2 waits\n"
+    assert "[main-0 2] rank 2 waits" in job.folder.job_log.read_text()
+
+
+def test_killed_node_is_replaced_by_the_spare(run_local, gate, tmp_path):
+    """A node's death costs one round: its ranks run on the spare, the others keep theirs, the job ends 0."""
+    job = run_local(gate_plan(gate, tmp_path))
+    before = ready(job, gate, nodes=2)
+    all_joined(job, "n3")
+    job.kill_node("n2")
+    after = ready(job, gate, nodes=2, cycle=1)
+    assert {rank: w.env["NVRX_NODE"] for rank, w in after.items()} == {0: "n1", 1: "n1", 2: "n3", 3: "n3"}
+    assert after[0].env["MASTER_PORT"] != before[0].env["MASTER_PORT"]
+    wait_gone([w.pid for w in before.values()])
+    gate.open()
+    assert job.finish() == 0
+    assert job.said(NodeLost)[0].cause == "tether_lost"
+    phases = job.said(Recovered)[0].phases
+    assert sum(phases.values()) == pytest.approx(job.said(Recovered)[0].total_s)
+
+
+def test_two_killed_nodes_are_replaced_by_two_spares(run_local, gate, tmp_path):
+    """As many deaths as spares are survived, also at the same moment."""
+    job = run_local(gate_plan(gate, tmp_path, nodes=3, spares=2, workers=1))
+    ready(job, gate, nodes=3, workers=1)
+    all_joined(job, "n4", "n5")
+    job.kill_node("n1")
+    job.kill_node("n3")
+    last = job.when(lambda r: isinstance(r, RoundClosed) and set(r.nodes) == {"n4", "n2", "n5"}, what="both replaced")
+    gate.wait(3, cycle=last.cycle)
+    gate.open()
+    assert job.finish() == 0
+
+
+def test_killed_spare_restarts_nobody(run_local, gate, tmp_path):
+    """The death of a spare touches no worker."""
+    job = run_local(gate_plan(gate, tmp_path))
+    ready(job, gate, nodes=2)
+    job.kill_node("n3")
+    job.expect(NodeLost, node="n3")
+    gate.open()
+    assert job.finish() == 0
+    assert len(job.said(RoundOpened)) == 1
+
+
+def test_without_spares_the_job_stops_for_a_retry(run_local, gate, tmp_path):
+    """No spare and no `min_nodes`: exit code 75, and the reason says what is missing."""
+    job = run_local(gate_plan(gate, tmp_path, spares=0))
+    workers = ready(job, gate, nodes=2)
+    job.kill_node("n1")
+    assert job.finish() == 75
+    assert "needs 2 nodes and has 1" in job.said(Shutdown)[0].reason
+    wait_gone([w.pid for w in workers.values()])
+
+
+def test_without_spares_min_nodes_lets_the_job_go_on_smaller(run_local, gate, tmp_path):
+    """With `min_nodes: 1` the survivor goes on alone, as rank 0 of a smaller world."""
+    job = run_local(gate_plan(gate, tmp_path, spares=0, min_nodes=1))
+    ready(job, gate, nodes=2)
+    job.kill_node("n1")
+    after = ready(job, gate, nodes=1, cycle=1)
+    assert {w.env["WORLD_SIZE"] for w in after.values()} == {"2"}
+    gate.open()
+    assert job.finish() == 0
+
+
+@pytest.mark.parametrize("how", ["exit", "signal"])
+def test_failed_worker_restarts_on_the_same_node(run_local, gate, tmp_path, how):
+    """A worker's failure, by exit code or signal, restarts the replica in place and spends one restart."""
+    job = run_local(gate_plan(gate, tmp_path, max_restarts=2))
+    workers = ready(job, gate, nodes=2)
+    if how == "exit":
+        workers[1].go(exit_code=7)
+    else:
+        os.kill(workers[1].pid, signal.SIGSEGV)
+    after = ready(job, gate, nodes=2, cycle=1)
+    assert {w.env["NVRX_NODE"] for w in after.values()} == {"n1", "n2"}
+    failed = job.said(WorkerFailed)[0]
+    assert (failed.exit_code, failed.signal) == ((7, None) if how == "exit" else (None, 11))
+    assert job.said(RestartDecided)[0].restarts_left == 1
+    gate.open()
+    assert job.finish() == 0
+
+
+def test_spent_restart_budget_ends_with_1(run_local, gate, tmp_path):
+    """One failure more than `max_restarts` ends the job with 1."""
+    job = run_local(gate_plan(gate, tmp_path, max_restarts=1))
+    ready(job, gate, nodes=2)[0].go(exit_code=3)
+    ready(job, gate, nodes=2, cycle=1)[0].go(exit_code=3)
+    assert job.finish() == 1
+    assert "restart budget spent" in job.said(Shutdown)[0].reason
+
+
+def test_command_that_cannot_start_says_why(run_local, tmp_path):
+    """A missing program is told in the shutdown's reason, not hidden behind an exit code."""
+    role = RolePlan(name="main", command=("no-such-program",), nodes_per_replica=1)
+    job = run_local(plan_of(tmp_path, role, max_restarts=0))
+    assert job.finish() == 1
+    assert "No such program" in job.said(Shutdown)[0].reason
+
+
+@pytest.mark.parametrize(("number", "code"), [(signal.SIGTERM, 143), (signal.SIGINT, 130)])
+def test_cancelled_job_leaves_no_worker(run_local, gate, tmp_path, number, code):
+    """A signal to the batch host ends all workers and gives the shell's exit code for it."""
+    job = run_local(gate_plan(gate, tmp_path))
+    workers = ready(job, gate, nodes=2)
+    job.process.send_signal(number)
+    assert job.finish() == code
+    wait_gone([w.pid for w in workers.values()])
+
+
+def test_time_limit_ends_the_job_with_124(run_local, gate, tmp_path):
+    """When time is up the workers are stopped and the exit code says so."""
+    job = run_local(gate_plan(gate, tmp_path, time_limit_s=2.0))
+    workers = ready(job, gate, nodes=2)
+    assert job.finish() == 124
+    wait_gone([w.pid for w in workers.values()])
+
+
+def test_replica_restarts_alone(run_local, gate, tmp_path):
+    """The death of a rollout node restarts that rollout on a spare; the policy's processes go on untouched."""
+    policy = RolePlan(name="policy", command=gate.command, nodes_per_replica=2, workers_per_node=1)
+    rollout = RolePlan(name="rollout", command=gate.command, replicas=3, nodes_per_replica=1)
+    job = run_local(plan_of(tmp_path, policy, rollout, spares=1))
+    before = gate.wait(2, cycle=0, replica="policy-0")
+    victim = gate.wait(1, cycle=0, replica="rollout-1")[0]
+    all_joined(job, "n6")
+    job.kill_node(victim.env["NVRX_NODE"])
+    after = gate.wait(1, cycle=1, replica="rollout-1")[0]
+    assert after.env["NVRX_NODE"] == "n6"
+    gate.open()
+    assert job.finish() == 0
+    assert {opened.replica for opened in job.said(RoundOpened) if opened.cycle} == {"rollout-1"}
+    assert {w.pid for w in gate.wait(2, cycle=0, replica="policy-0").values()} == {w.pid for w in before.values()}
+
+
+def test_secrets_are_in_no_argument_and_no_open_file(run_local, gate, tmp_path):
+    """The store's password stands in one 0600 file, in no command line, log or journal."""
+    job = run_local(gate_plan(gate, tmp_path))
+    ready(job, gate, nodes=2)
+    address = job.folder.read_store()
+    assert (job.folder.path / "store.json").stat().st_mode & 0o777 == 0o600
+    assert job.folder.path.stat().st_mode & 0o777 == 0o700
+    listed = subprocess.run(["ps", "-eo", "args"], capture_output=True, text=True, check=True).stdout
+    for secret in (address.password, address.token):
+        assert secret not in listed
+        for path in job.folder.path.rglob("*"):
+            if path.is_file() and path.name != "store.json":
+                assert secret.encode() not in path.read_bytes()
+    gate.open()
+    assert job.finish() == 0
+    assert not (job.folder.path / "store.json").exists()
+
+
+def test_output_larger_than_any_pipe_reaches_the_files(run_local, tmp_path):
+    """Nothing that a worker printed before its end is lost, to the last byte."""
+    code = "import sys; sys.stdout.write('x' * 99 + '\\n'); sys.stdout.write(('y' * 1023 + '\\n') * 4096)"
+    role = RolePlan(name="main", command=(sys.executable, "-c", code), nodes_per_replica=1)
+    job = run_local(plan_of(tmp_path, role))
+    assert job.finish() == 0
+    assert (job.folder.cycle_logs("main-0", 0, 0) / "rank-0.out").stat().st_size == 100 + 4096 * 1024

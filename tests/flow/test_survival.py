@@ -1,0 +1,113 @@
+"""What a job survives of its own machinery: the store, the controller, the agent, the batch host, killed."""
+
+from __future__ import annotations
+
+import os
+import random
+import signal
+import sys
+from pathlib import Path
+
+import pytest
+
+from nvrx_slurm.agent.supervisor import descendants
+from nvrx_slurm.clock import SystemClock
+from nvrx_slurm.records import ControllerStarted, NodeLost, RolePlan, RoundClosed, RoundOpened
+from tests.harness import gate_plan, is_alive, plan_of, wait_gone
+
+# A worker that leaves behind a process of its own session whose parent is gone, and tells its pid.
+DAEMON = """
+import os, sys, time
+if os.fork() == 0:
+    os.setsid()
+    if os.fork():
+        os._exit(0)
+    open(sys.argv[1], "w").write(str(os.getpid()))
+    while True: time.sleep(1000)
+while True: time.sleep(1000)
+"""
+
+
+def child_of(pid: int, words: str) -> int:
+    """The descendant whose command line has these words."""
+    for child in descendants(pid):
+        if words in Path(f"/proc/{child}/cmdline").read_text().replace("\0", " "):
+            return child
+    raise AssertionError(f"{pid} has no {words!r}")
+
+
+def freeze_host_and_kill(job, words, seconds):
+    """SIGKILL a child of the batch host and keep the host from starting it again for some seconds."""
+    victim = child_of(job.process.pid, words)
+    job.process.send_signal(signal.SIGSTOP)
+    os.kill(victim, signal.SIGKILL)
+    SystemClock().sleep(seconds)
+    job.process.send_signal(signal.SIGCONT)
+
+
+def numbers(job):
+    return [entry.n for entry in job.entries]
+
+
+@pytest.mark.parametrize("victim", ["valkey-server", "nvrx_slurm.controller"])
+def test_control_plane_down_for_ten_seconds_touches_no_worker(run_local, gate, tmp_path, victim):
+    """Store or controller killed for 10 s: every worker lives on, a failure meanwhile is handled afterwards, the
+    journal has no gap, and the job ends 0."""
+    job = run_local(gate_plan(gate, tmp_path, heartbeat_timeout_s=3.0))
+    before = gate.wait(4, cycle=0)
+    freeze_host_and_kill(job, victim, seconds=10.0)
+    assert all(is_alive(w.pid) for w in before.values())
+    os.kill(before[0].pid, signal.SIGKILL)
+    gate.wait(4, cycle=1)
+    gate.open()
+    assert job.finish() == 0
+    assert job.said(NodeLost) == []
+    assert numbers(job) == list(range(1, len(job.entries) + 1))
+
+
+def test_controller_killed_at_any_moment_comes_back_and_goes_on(run_local, gate, tmp_path):
+    """Killed again and again while rounds open and close, the controller loses and repeats nothing."""
+    job = run_local(gate_plan(gate, tmp_path, max_restarts=99))
+    chance = random.Random(7)
+    workers = gate.wait(4, cycle=0)
+    for cycle in range(1, 9):
+        os.kill(workers[chance.randrange(4)].pid, signal.SIGKILL)
+        SystemClock().sleep(chance.random() * 0.05)
+        os.kill(child_of(job.process.pid, "nvrx_slurm.controller"), signal.SIGKILL)
+        workers = gate.wait(4, cycle=cycle)
+        job.expect(ControllerStarted, epoch=cycle + 1)
+    gate.open()
+    assert job.finish() == 0
+    assert numbers(job) == list(range(1, len(job.entries) + 1))
+    assert [r.cycle for r in job.said(RoundOpened)] == list(range(9))
+    assert [r.cycle for r in job.said(RoundClosed)] == list(range(9))
+
+
+@pytest.mark.parametrize("victim", ["agent", "supervisor"])
+def test_no_orphan_when_the_agent_or_its_supervisor_dies(run_local, tmp_path, victim):
+    """Killed by SIGKILL, either takes along its workers and even their daemons, which no parent knows any more."""
+    note = tmp_path / "daemon.pid"
+    role = RolePlan(name="main", command=(sys.executable, "-c", DAEMON, str(note)), nodes_per_replica=1)
+    job = run_local(plan_of(tmp_path, role))
+    agent = job.agent_pid("n1")
+    clock = SystemClock()
+    deadline = clock.monotonic() + 20.0
+    while not (note.exists() and note.read_text()):
+        assert clock.monotonic() < deadline
+        clock.sleep(0.01)
+    everybody = descendants(agent)
+    assert int(note.read_text()) in everybody
+    os.kill(agent if victim == "agent" else child_of(agent, "supervisor.py"), signal.SIGKILL)
+    wait_gone(everybody, timeout=10.0)
+    assert job.finish() == 75
+
+
+def test_nothing_outlives_a_killed_batch_host(run_local, gate, tmp_path):
+    """SIGKILL of the batch host ends the whole job: store, controller, agents, workers."""
+    job = run_local(gate_plan(gate, tmp_path))
+    gate.wait(4, cycle=0)
+    everybody = descendants(job.process.pid)
+    assert len(everybody) >= 2 + 3 * 2 + 4
+    job.process.kill()
+    job.process.wait()
+    wait_gone(everybody)

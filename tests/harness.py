@@ -1,0 +1,238 @@
+"""Real jobs for tests: workers that wait at a gate until the test lets them go, and a job that can be watched."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import select
+import signal
+import socket
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, TypeVar
+
+from nvrx_slurm.agent.supervisor import descendants
+from nvrx_slurm.folder import JobFolder
+from nvrx_slurm.records import (
+    Entry,
+    FaultTolerance,
+    NodeJoined,
+    Plan,
+    Record,
+    RolePlan,
+    plan_to_json,
+)
+from nvrx_slurm.report.source import Journal, so_far
+
+WAIT_S = 30.0
+GATE_WORKER = Path(__file__).parent / "gate_worker.py"
+_R = TypeVar("_R", bound=Record)
+
+
+@dataclass(frozen=True, slots=True)
+class Waiting:
+    """A worker that stands at the gate."""
+
+    replica: str
+    rank: int
+    cycle: int
+    pid: int
+    env: dict[str, str]
+    connection: socket.socket = field(compare=False)
+
+    def go(self, exit_code: int = 0) -> None:
+        """Let it end with this code."""
+        with contextlib.suppress(OSError):
+            self.connection.sendall(bytes([exit_code]))
+
+
+class Gate:
+    """Where gate workers connect and wait. `wait` blocks until enough of them are there."""
+
+    def __init__(self) -> None:
+        self._server = socket.create_server(("127.0.0.1", 0), backlog=128)
+        self.port = self._server.getsockname()[1]
+        self._arrived: list[Waiting] = []
+        self._news = threading.Condition()
+        threading.Thread(target=self._accept, daemon=True).start()
+
+    @property
+    def command(self) -> tuple[str, ...]:
+        return (sys.executable, "-S", str(GATE_WORKER), str(self.port))
+
+    def wait(self, count: int, *, cycle: int, replica: str = "main-0", timeout: float = WAIT_S) -> dict[int, Waiting]:
+        """The workers of a cycle by rank, once `count` of them have come."""
+        with self._news:
+            there: dict[int, Waiting] = {}
+
+            def enough() -> bool:
+                here = [w for w in self._arrived if (w.replica, w.cycle) == (replica, cycle)]
+                there.update({w.rank: w for w in here})
+                return len(there) >= count
+
+            if not self._news.wait_for(enough, timeout):
+                raise AssertionError(f"{replica} cycle {cycle}: {len(there)} of {count} workers came: {there}")
+            return there
+
+    def open(self) -> None:
+        """Let everybody go, now and from now on, with exit code 0."""
+        with self._news:
+            for worker in self._arrived:
+                worker.go()
+
+    def close(self) -> None:
+        self._server.close()
+        for worker in self._arrived:
+            worker.connection.close()
+
+    def _accept(self) -> None:
+        with contextlib.suppress(OSError):
+            while True:
+                connection, _ = self._server.accept()
+                file = connection.makefile("rb")
+                env = dict(line.split("=", 1) for line in file.readline().decode().rstrip("\n").split("\0") if "=" in line)
+                pid = int(env.pop("PID"))
+                worker = Waiting(env["NVRX_REPLICA"], int(env["RANK"]), int(env["NVRX_CYCLE"]), pid, env, connection)
+                with self._news:
+                    self._arrived.append(worker)
+                    self._news.notify_all()
+
+
+class RunningJob:
+    """A job that runs, and its journal as it grows."""
+
+    def __init__(self, folder: JobFolder, process: subprocess.Popen[bytes]) -> None:
+        self.folder, self.process = folder, process
+        self.entries: list[Entry] = []
+        self._journal = Journal(folder, live=True)
+
+    def expect(self, kind: type[_R], *, timeout: float = WAIT_S, **fields: Any) -> _R:
+        """The first journal record of this kind with these fields; waits for it."""
+        return self.when(
+            lambda record: isinstance(record, kind) and all(getattr(record, k) == v for k, v in fields.items()),
+            what=f"{kind.__name__} {fields}",
+            timeout=timeout,
+        )
+
+    def when(self, wanted: Callable[[Record], bool], *, what: str, timeout: float = WAIT_S) -> Any:
+        deadline = time.monotonic() + timeout
+        seen = 0
+        while True:
+            for entry in self.entries[seen:]:
+                if wanted(entry.record):
+                    return entry.record
+            seen = len(self.entries)
+            if time.monotonic() > deadline:
+                raise AssertionError(f"{what} did not come in {timeout} s\n{self.story()}")
+            self.entries += [item for item in self._journal.poll(0.2) if isinstance(item, Entry)]
+
+    def finish(self, timeout: float = WAIT_S) -> int:
+        """Wait for the end; the exit code."""
+        try:
+            code = self.process.wait(timeout)
+        except subprocess.TimeoutExpired:
+            raise AssertionError(f"the job did not end in {timeout} s\n{self.story()}") from None
+        self.close()
+        self.entries = so_far(self.folder, live=False)
+        return code
+
+    def close(self) -> None:
+        self._journal.close()
+
+    def said(self, kind: type[_R]) -> list[_R]:
+        """Every record of a kind so far."""
+        return [entry.record for entry in self.entries if isinstance(entry.record, kind)]
+
+    def agent_pid(self, node: str) -> int:
+        """The newest agent process of a node."""
+        self.expect(NodeJoined, node=node)
+        return [record.pid for record in self.said(NodeJoined) if record.node == node][-1]
+
+    def kill_node(self, node: str) -> None:
+        """SIGKILL to all that runs on a (local) node: the agent, its supervisor, every descendant."""
+        agent = self.agent_pid(node)
+        everybody = [agent, *descendants(agent)]
+        for number in (signal.SIGSTOP, signal.SIGKILL):
+            for pid in everybody:
+                with contextlib.suppress(ProcessLookupError):
+                    os.kill(pid, number)
+
+    def story(self) -> str:
+        """The journal and the logs, for the message of a test that failed."""
+        parts = [str(entry) for entry in self.entries]
+        for log in [self.folder.job_log, *sorted((self.folder.path / "nodes").glob("*.log"))]:
+            if log.exists():
+                parts.append(f"--- {log.name}\n{log.read_text(errors='replace')[-3000:]}")
+        return "\n".join(parts)
+
+
+def gate_plan(
+    gate: Gate,
+    base: Path,
+    *,
+    nodes: int = 2,
+    spares: int = 1,
+    workers: int = 2,
+    min_nodes: int | None = None,
+    **bounds: Any,
+) -> Plan:
+    """A plain job whose workers wait at the gate."""
+    role = RolePlan(
+        name="main", command=gate.command, nodes_per_replica=nodes, workers_per_node=workers, min_nodes=min_nodes
+    )
+    return plan_of(base, role, spares=spares, **bounds)
+
+
+def plan_of(base: Path, *roles: RolePlan, spares: int = 0, time_limit_s: float | None = None, **bounds: Any) -> Plan:
+    return Plan(
+        name="test",
+        roles=roles,
+        spares=spares,
+        workdir=str(base),
+        folder=str(base / "jobs"),
+        time_limit_s=time_limit_s,
+        fault_tolerance=FaultTolerance(**{"teardown_grace_s": 5.0, **bounds}),
+    )
+
+
+def start_local(plan: Plan, *, job_id: str = "j1", env: dict[str, str] | None = None) -> RunningJob:
+    """Start the batch host of a local job."""
+    process = subprocess.Popen(
+        [sys.executable, "-m", "nvrx_slurm.batch", "--cluster", "local"],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.DEVNULL,
+        env={**os.environ, "NVRX_JOB_ID": job_id, **(env or {})},
+        start_new_session=True,
+    )
+    assert process.stdin is not None
+    process.stdin.write(plan_to_json(plan))
+    process.stdin.close()
+    return RunningJob(JobFolder(Path(plan.folder) / job_id), process)
+
+
+def is_alive(pid: int) -> bool:
+    """Whether a process runs; a zombie does not."""
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
+    except (FileNotFoundError, ProcessLookupError):
+        return False
+
+
+def wait_gone(pids: list[int], timeout: float = WAIT_S) -> None:
+    """Wait until none of the processes runs."""
+    deadline = time.monotonic() + timeout
+    for pid in pids:
+        with contextlib.suppress(ProcessLookupError):
+            handle = os.pidfd_open(pid)
+            try:
+                poller = select.poll()
+                poller.register(handle, 1)
+                if not poller.poll(max(0.0, deadline - time.monotonic()) * 1000) and is_alive(pid):
+                    raise AssertionError(f"process {pid} still runs: {Path(f'/proc/{pid}/cmdline').read_bytes()!r}")
+            finally:
+                os.close(handle)

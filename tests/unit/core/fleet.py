@@ -1,0 +1,135 @@
+"""A pretended fleet that feeds facts to the core, and keeps the journal as a controller would."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from nvrx_slurm.core.job import step
+from nvrx_slurm.core.state import Job, NodeState, new_job
+from nvrx_slurm.records import (
+    Decision,
+    Entry,
+    Fact,
+    FaultTolerance,
+    JobStarted,
+    NodeJoined,
+    NodeLeft,
+    NodeLost,
+    NodeReady,
+    Plan,
+    RolePlan,
+    Signalled,
+    Tick,
+    WorkerFailed,
+    WorkersDone,
+    WorkersStarted,
+)
+
+
+def plain(nodes: int = 2, spares: int = 1, *, min_nodes: int | None = None, **bounds: Any) -> Plan:
+    """The plan of a job with one role and one replica, `main-0`."""
+    role = RolePlan(name="main", command=("x",), nodes_per_replica=nodes, workers_per_node=2, min_nodes=min_nodes)
+    return plan_of(role, spares=spares, **bounds)
+
+
+def plan_of(*roles: RolePlan, spares: int = 0, **bounds: Any) -> Plan:
+    return Plan(
+        name="t", roles=roles, spares=spares, workdir="/", folder="/", fault_tolerance=FaultTolerance(**bounds)
+    )
+
+
+class Fleet:
+    """Nodes n1 … nN of a plan. Each method tells one fact and returns the decisions (None: it was refused)."""
+
+    def __init__(self, plan: Plan) -> None:
+        self.plan, self.job, self.now = plan, new_job(plan), 1000.0
+        self.journal: list[Entry] = []
+        self.names = tuple(f"n{i}" for i in range(1, plan.total_nodes + 1))
+        self.incarnations = dict.fromkeys(self.names, 0)
+        self.seqs = dict.fromkeys(self.names, 0)
+        self.tell(JobStarted(job="1", name="t", expected=self.names))
+
+    def tell(self, fact: Fact) -> list[Decision] | None:
+        decisions = step(self.job, fact, self.now)
+        if decisions is not None:
+            for record in (fact, *decisions):
+                self.journal.append(Entry(n=len(self.journal) + 1, t=self.now, record=record))  # type: ignore[arg-type]
+        return decisions
+
+    def said(self, kind: type[Any]) -> list[Any]:
+        """Every journaled record of a kind."""
+        return [entry.record for entry in self.journal if isinstance(entry.record, kind)]
+
+    def state(self, node: str) -> NodeState:
+        return self.job.nodes[node].state
+
+    # ---- what agents say
+
+    def by(self, node: str) -> dict[str, Any]:
+        """The next words of a node's agent: who, and the how-manieth."""
+        self.seqs[node] += 1
+        return {"node": node, "incarnation": f"{node}.{self.incarnations[node]}", "seq": self.seqs[node]}
+
+    def join(self, *nodes: str) -> list[Decision]:
+        decisions: list[Decision] = []
+        for node in nodes:
+            decisions += self.tell(NodeJoined(**self.by(node), addr=f"addr-{node}", port=29500)) or []
+        return decisions
+
+    def rejoin(self, node: str) -> list[Decision]:
+        """A new agent on the node."""
+        self.incarnations[node] += 1
+        self.seqs[node] = 0
+        return self.join(node)
+
+    def ready(self, *nodes: str, replica: str = "main-0", cycle: int | None = None) -> list[Decision]:
+        decisions: list[Decision] = []
+        at = self.job.replicas[replica].cycle if cycle is None else cycle
+        for node in nodes:
+            decisions += self.tell(NodeReady(**self.by(node), replica=replica, cycle=at, port=29600)) or []
+        return decisions
+
+    def started(self, *nodes: str, replica: str = "main-0") -> list[Decision]:
+        decisions: list[Decision] = []
+        cycle = self.job.replicas[replica].cycle
+        for node in nodes:
+            fact = WorkersStarted(**self.by(node), replica=replica, cycle=cycle, pids={0: 1})
+            decisions += self.tell(fact) or []
+        return decisions
+
+    def fail(self, node: str, *, replica: str = "main-0", cycle: int | None = None) -> list[Decision] | None:
+        at = self.job.replicas[replica].cycle if cycle is None else cycle
+        return self.tell(WorkerFailed(**self.by(node), replica=replica, cycle=at, rank=0, exit_code=1))
+
+    def done(self, *nodes: str, replica: str = "main-0") -> list[Decision]:
+        decisions: list[Decision] = []
+        cycle = self.job.replicas[replica].cycle
+        for node in nodes:
+            decisions += self.tell(WorkersDone(**self.by(node), replica=replica, cycle=cycle)) or []
+        return decisions
+
+    def leave(self, *nodes: str) -> list[Decision]:
+        decisions: list[Decision] = []
+        for node in nodes:
+            decisions += self.tell(NodeLeft(**self.by(node), reason="told to")) or []
+        return decisions
+
+    # ---- what the controller sees
+
+    def lose(self, node: str) -> list[Decision] | None:
+        incarnation = f"{node}.{self.incarnations[node]}"
+        return self.tell(NodeLost(node=node, incarnation=incarnation, cause="tether_lost"))
+
+    def signal(self, reason: Any) -> list[Decision] | None:
+        return self.tell(Signalled(reason=reason))
+
+    def later(self, seconds: float) -> list[Decision]:
+        self.now += seconds
+        return self.tell(Tick()) or []
+
+
+def running(plan: Plan | None = None) -> Fleet:
+    """A fleet whose nodes have all joined and whose first cycle runs."""
+    fleet = Fleet(plan or plain())
+    fleet.join(*fleet.names)
+    return fleet

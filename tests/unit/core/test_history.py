@@ -1,0 +1,168 @@
+"""Arbitrary histories: whatever happens, in whatever order, twice or late, the promises hold."""
+
+from __future__ import annotations
+
+from hypothesis import settings
+from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
+
+from nvrx_slurm.controller.controller import replay
+from nvrx_slurm.core.state import NodeState, Phase, new_job
+from nvrx_slurm.records import (
+    FromAgent,
+    JobEnded,
+    Plan,
+    RestartDecided,
+    RolePlan,
+    RoundClosed,
+    RoundOpened,
+    Shutdown,
+)
+from tests.unit.core.fleet import Fleet, plain, plan_of
+
+PLANS: tuple[Plan, ...] = (
+    plain(nodes=2, spares=1),
+    plain(nodes=3, spares=2, max_restarts=1),
+    plain(nodes=3, spares=1, min_nodes=1),
+    plan_of(
+        RolePlan(name="policy", command=("x",), nodes_per_replica=2, on_failure="restart_job"),
+        RolePlan(name="rollout", command=("x",), replicas=2, on_failure="ignore"),
+        spares=1,
+    ),
+)
+NODES = st.integers(0, 5)
+
+
+class History(RuleBasedStateMachine):
+    """A fleet under a scheduler that hypothesis plays."""
+
+    @initialize(plan=st.sampled_from(PLANS))
+    def start(self, plan):
+        self.fleet = Fleet(plan)
+
+    def _node(self, index):
+        return self.fleet.names[index % len(self.fleet.names)]
+
+    def _replica(self, node):
+        known = self.fleet.job.nodes[node].replica
+        return self.fleet.job.replicas[known] if known else None
+
+    @rule(index=NODES)
+    def join(self, index):
+        self.fleet.join(self._node(index))
+
+    @rule(index=NODES)
+    def agent_is_replaced(self, index):
+        self.fleet.rejoin(self._node(index))
+
+    @rule(index=NODES)
+    def node_dies(self, index):
+        self.fleet.lose(self._node(index))
+
+    @rule(index=NODES)
+    def node_leaves(self, index):
+        self.fleet.leave(self._node(index))
+
+    @rule(index=NODES, behind=st.integers(0, 1))
+    def node_gets_ready(self, index, behind):
+        if replica := self._replica(node := self._node(index)):
+            self.fleet.ready(node, replica=replica.id, cycle=replica.cycle - behind + replica.ended)
+
+    @rule(index=NODES)
+    def workers_start(self, index):
+        if replica := self._replica(node := self._node(index)):
+            self.fleet.started(node, replica=replica.id)
+
+    @rule(index=NODES, behind=st.integers(0, 1))
+    def worker_fails(self, index, behind):
+        if replica := self._replica(node := self._node(index)):
+            self.fleet.fail(node, replica=replica.id, cycle=replica.cycle - behind)
+
+    @rule(index=NODES)
+    def workers_finish(self, index):
+        if replica := self._replica(node := self._node(index)):
+            self.fleet.done(node, replica=replica.id)
+
+    @rule(seconds=st.sampled_from([0.1, 3.0, 20.0, 700.0]))
+    def time_passes(self, seconds):
+        self.fleet.later(seconds)
+
+    @rule(reason=st.sampled_from(["cancel", "interrupt", "time_limit", "agents_gone"]), rarely=st.integers(0, 9))
+    def host_is_told_to_end(self, reason, rarely):
+        if rarely == 0:
+            self.fleet.signal(reason)
+
+    @rule(back=st.integers(1, 40))
+    def an_old_message_arrives_again(self, back):
+        old = [entry.record for entry in self.fleet.journal[-back:] if isinstance(entry.record, FromAgent)]
+        if old:
+            assert self.fleet.tell(old[0]) is None or self.fleet.journal[-1].record.__class__.__name__ == "Fence"
+
+    @invariant()
+    def no_rank_is_held_twice(self):
+        members = [
+            name
+            for replica in self.fleet.job.replicas.values()
+            if replica.phase is Phase.RUNNING
+            for name in replica.order
+            if self.fleet.job.nodes[name].replica == replica.id
+            and self.fleet.job.nodes[name].state is NodeState.ACTIVE
+        ]
+        assert len(members) == len(set(members))
+
+    @invariant()
+    def running_replicas_have_all_their_nodes(self):
+        job = self.fleet.job
+        for replica in job.replicas.values():
+            if replica.phase is Phase.RUNNING and job.shutdown is None:
+                for name in replica.order:
+                    assert name in replica.done or (
+                        job.nodes[name].state is NodeState.ACTIVE and job.nodes[name].replica == replica.id
+                    )
+
+    @invariant()
+    def pool_is_who_stands_by(self):
+        job = self.fleet.job
+        assert job.standby == {n.name for n in job.nodes.values() if n.state is NodeState.STANDBY}
+
+    @invariant()
+    def closed_rounds_are_whole_and_keep_the_survivors_ranks(self):
+        before: dict[str, RoundClosed] = {}
+        for closed in self.fleet.said(RoundClosed):
+            role = self.fleet.job.replicas[closed.replica].role
+            assert len(set(closed.nodes)) == len(closed.nodes)
+            assert (role.min_nodes or role.nodes_per_replica) <= len(closed.nodes) <= role.nodes_per_replica
+            previous = before.get(closed.replica)
+            if previous and len(previous.nodes) == len(closed.nodes) == role.nodes_per_replica:
+                for name in set(previous.nodes) & set(closed.nodes):
+                    assert previous.nodes.index(name) == closed.nodes.index(name) or name in closed.promoted
+            before[closed.replica] = closed
+
+    @invariant()
+    def nothing_is_decided_after_the_first_shutdown(self):
+        kinds = [type(entry.record) for entry in self.fleet.journal]
+        assert kinds.count(Shutdown) <= 1
+        assert kinds.count(JobEnded) <= 1
+        if Shutdown in kinds:
+            after = set(kinds[kinds.index(Shutdown) + 1 :])
+            assert not after & {RoundOpened, RoundClosed, RestartDecided}
+
+    @invariant()
+    def every_cycle_number_is_opened_once_and_closed_at_most_once(self):
+        opened = [(o.replica, o.cycle) for o in self.fleet.said(RoundOpened)]
+        closed = [(c.replica, c.cycle) for c in self.fleet.said(RoundClosed)]
+        assert len(set(opened)) == len(opened)
+        assert len(set(closed)) == len(closed)
+        assert set(closed) <= set(opened)
+
+    def teardown(self):
+        """A controller that is killed here and started again decides as this one did, and stands where it stood."""
+        if not hasattr(self, "fleet"):
+            return
+        again = new_job(self.fleet.plan)
+        assert replay(again, self.fleet.journal) == []
+        assert again == self.fleet.job
+
+
+TestHistory = History.TestCase
+TestHistory.settings = settings(max_examples=200, stateful_step_count=40, deadline=None)

@@ -1,0 +1,204 @@
+"""Failures, ends, and stale facts."""
+
+from __future__ import annotations
+
+import pytest
+
+from nvrx_slurm.core.state import NodeState
+from nvrx_slurm.records import (
+    Fence,
+    JobEnded,
+    NodeReady,
+    Recovered,
+    ReplicaEnded,
+    RestartDecided,
+    RolePlan,
+    RoundClosed,
+    RoundOpened,
+    Shutdown,
+    WorkerFailed,
+)
+from tests.unit.core.fleet import Fleet, plain, plan_of, running
+
+
+def test_worker_failure_is_decided_once_and_spends_the_budget():
+    """The first failure of a cycle opens the next round; the ones it drags along change nothing."""
+    fleet = running(plain(max_restarts=2))
+    fleet.fail("n1")
+    assert fleet.fail("n2", cycle=0) is None
+    (decided,) = fleet.said(RestartDecided)
+    assert (decided.action, decided.restarts_left) == ("restart_replica", 1)
+
+
+def test_spent_budget_ends_the_job_with_1():
+    """A worker failure beyond `max_restarts` stops the job, and the reason names the failure."""
+    fleet = running(plain(max_restarts=1))
+    for _ in range(2):
+        fleet.fail("n1")
+        fleet.ready("n1", "n2")
+    (shutdown,) = fleet.said(Shutdown)
+    assert shutdown.exit_code == 1
+    assert "rank 0 on n1 exited with code 1" in shutdown.reason
+
+
+def test_lost_nodes_spend_spares_and_not_the_budget():
+    """With no restart allowed a node's death is still repaired by a spare."""
+    fleet = running(plain(nodes=2, spares=1, max_restarts=0))
+    fleet.lose("n1")
+    fleet.ready("n2")
+    assert fleet.said(RoundClosed)[-1].nodes == ("n3", "n2")
+
+
+def test_lost_spare_restarts_nobody():
+    """The death of a standby node is recorded and changes no running cycle."""
+    fleet = running(plain(nodes=2, spares=1))
+    decisions = fleet.lose("n3")
+    assert decisions == [Fence(node="n3", incarnation="n3.0")]
+    assert len(fleet.said(RoundOpened)) == 1
+
+
+@pytest.mark.parametrize(
+    ("policy", "kinds"),
+    [
+        ("restart_replica", [RestartDecided, RoundOpened]),
+        ("restart_job", [RestartDecided, RoundOpened, RoundOpened]),
+        ("ignore", [RestartDecided, ReplicaEnded]),
+        ("fail_job", [RestartDecided, Shutdown]),
+    ],
+)
+def test_each_failure_policy_does_what_it_says(policy, kinds):
+    """`on_failure` of the role decides what a failure sets in motion."""
+    roles = [RolePlan(name=name, command=("x",), on_failure=policy) for name in ("a", "b")]
+    fleet = running(plan_of(*roles))
+    assert [type(d) for d in fleet.fail("n1", replica="a-0")] == kinds
+
+
+def test_ignored_replica_gives_its_node_back_as_a_spare():
+    """After an ignored failure the node's leftovers are stopped first; then it stands by."""
+    roles = [RolePlan(name=name, command=("x",), on_failure="ignore") for name in ("a", "b")]
+    fleet = running(plan_of(*roles))
+    fleet.fail("n1", replica="a-0")
+    assert fleet.state("n1") is NodeState.ACTIVE
+    fleet.ready("n1", replica="a-0", cycle=1)
+    assert fleet.state("n1") is NodeState.STANDBY
+
+
+def test_success_ends_the_job_and_releases_the_spares():
+    """When all ranks are done the job shuts down with 0, and ends when spares too have left."""
+    fleet = running(plain(nodes=2, spares=1))
+    fleet.done("n1")
+    assert fleet.said(Shutdown) == []
+    fleet.done("n2")
+    assert fleet.said(Shutdown) == [Shutdown(exit_code=0, reason="done")]
+    fleet.leave("n1", "n2")
+    assert fleet.said(JobEnded) == []
+    fleet.leave("n3")
+    assert fleet.said(JobEnded) == [JobEnded(exit_code=0, reason="done")]
+
+
+def test_node_lost_after_its_workers_were_done_is_no_failure():
+    """A node whose ranks have all exited 0 may die: nothing of its work is lost."""
+    fleet = running(plain(nodes=2, spares=0))
+    fleet.done("n1")
+    fleet.lose("n1")
+    fleet.done("n2")
+    assert fleet.said(RestartDecided) == []
+    assert fleet.said(Shutdown)[0].exit_code == 0
+
+
+def test_first_shutdown_wins():
+    """A later reason changes neither the exit code nor the reason."""
+    fleet = running()
+    fleet.signal("time_limit")
+    assert fleet.signal("cancel") is None
+    assert fleet.lose("n1") is not None
+    assert [s.exit_code for s in fleet.said(Shutdown)] == [124]
+    assert fleet.said(RestartDecided) == []
+
+
+def test_late_joiner_after_the_end_changes_nothing_but_is_counted():
+    """Who joins during the shutdown is waited for like the others, so that it leaves with the job's code."""
+    fleet = Fleet(plain(nodes=1, spares=1))
+    fleet.join("n1")
+    fleet.done("n1")
+    fleet.join("n2")
+    fleet.leave("n1")
+    assert fleet.said(JobEnded) == []
+    fleet.leave("n2")
+    assert len(fleet.said(JobEnded)) == 1
+
+
+def test_end_does_not_wait_for_ever_for_the_silent():
+    """A node that never says that it left is named as missing when the bound has passed."""
+    fleet = running(plain(nodes=1, spares=1))
+    fleet.done("n1")
+    fleet.leave("n1")
+    fleet.later(60.0)
+    assert fleet.said(JobEnded) == [JobEnded(exit_code=0, reason="done", missing=("n2",))]
+
+
+def test_facts_of_an_older_cycle_are_refused():
+    """Late news of a cycle that is over leave no trace."""
+    fleet = running()
+    fleet.fail("n1")
+    fleet.ready("n1", "n2")
+    before = len(fleet.journal)
+    assert fleet.fail("n2", cycle=0) is None
+    assert len(fleet.journal) == before
+
+
+def test_facts_of_a_replaced_agent_are_refused():
+    """What an older incarnation still had on the wire is not believed."""
+    fleet = running()
+    old = {"node": "n1", "incarnation": "n1.0", "seq": 99}
+    fleet.rejoin("n1")
+    assert fleet.tell(WorkerFailed(**old, replica="main-0", cycle=0, rank=0, exit_code=1)) is None
+
+
+def test_fact_that_arrives_twice_counts_once():
+    """A retried message is recognised by its number."""
+    fleet = running()
+    fact = WorkerFailed(**fleet.by("n1"), replica="main-0", cycle=0, rank=0, exit_code=1)
+    assert fleet.tell(fact)
+    assert fleet.tell(fact) is None
+
+
+def test_facts_of_another_generation_are_refused():
+    """A record from before a requeue never wins."""
+    fleet = running()
+    assert fleet.tell(NodeReady(**fleet.by("n1"), generation=7, replica="main-0", cycle=0, port=1)) is None
+
+
+def test_node_given_up_by_mistake_is_fenced_and_may_come_back():
+    """A node that was declared lost and speaks again was fenced; its agent joins anew, as a spare."""
+    fleet = running(plain(nodes=2, spares=1))
+    assert Fence(node="n2", incarnation="n2.0") in fleet.lose("n2")
+    assert fleet.fail("n2", cycle=0) is None
+    fleet.rejoin("n2")
+    assert fleet.state("n2") is NodeState.STANDBY
+
+
+def test_recovery_phases_add_up_to_the_total():
+    """Every second between the death and the last worker's start belongs to exactly one phase."""
+    fleet = running(plain(nodes=2, spares=1))
+    fleet.now += 1.0
+    fleet.lose("n2")
+    fleet.now += 0.25
+    fleet.ready("n1")
+    fleet.now += 0.5
+    fleet.started("n1")
+    (recovered,) = fleet.started("n3")
+    assert isinstance(recovered, Recovered)
+    assert recovered.phases == pytest.approx({"decided": 0.0, "torn_down": 0.25, "closed": 0.0, "spawned": 0.5})
+    assert sum(recovered.phases.values()) == pytest.approx(recovered.total_s)
+
+
+def test_requeued_job_starts_afresh():
+    """A new generation forgets the nodes of the old allocation, and its shutdown."""
+    from nvrx_slurm.records import JobStarted
+
+    fleet = running(plain(nodes=1, spares=0))
+    fleet.signal("cancel")
+    fleet.tell(JobStarted(job="1", name="t", expected=("m1",), generation=1))
+    assert fleet.job.shutdown is None
+    assert set(fleet.job.nodes) == {"m1"}

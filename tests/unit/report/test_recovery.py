@@ -1,0 +1,78 @@
+"""The phases of recoveries."""
+
+from __future__ import annotations
+
+import pytest
+
+from nvrx_slurm.report import recovery
+from nvrx_slurm.report.model import Recovery
+from tests.unit.report.recorder import Recorder, to_first_cycle, with_one_recovery
+from tests.unit.report.test_view import view_of
+
+
+def last_recovery(recorder: Recorder) -> Recovery:
+    return list(view_of(recorder).recoveries.values())[-1]
+
+
+def test_phases_add_up_to_the_total() -> None:
+    """The phases of a recovery are in order and their sum is its total."""
+    each = last_recovery(with_one_recovery())
+    assert list(each.phases) == ["decided", "torn_down", "closed", "spawned"]
+    assert sum(each.phases.values()) == pytest.approx(each.total_s)
+    assert each.noticed_at == pytest.approx(each.recovered_at - each.total_s)
+
+
+def test_the_users_start_up_is_apart() -> None:
+    """The first step's time is not in the total; with it, it makes the way from the death to the first step."""
+    each = last_recovery(with_one_recovery())
+    assert each.startup_s == pytest.approx(0.8)
+    assert each.to_first_step_s == pytest.approx(each.total_s + 0.8)
+    assert recovery.in_words(each)[-1] == ("first step", each.startup_s)
+    assert (each.step_before, each.first_step) == (80, 76)
+
+
+def test_a_recovery_knows_its_cause_and_who_took_over() -> None:
+    """It names what died, and the hot spare that got the ranks."""
+    each = last_recovery(with_one_recovery())
+    assert (each.why, each.node, each.promoted) == ("n2 lost: tether lost", "n2", ("n4",))
+
+
+def test_a_step_told_before_the_last_node_had_started_counts_as_at_once() -> None:
+    """No start-up time is negative: the first step may be told before the recovery is complete."""
+    recorder = to_first_cycle()
+    recorder.fail("n0", 0, exit_code=1)
+    recorder.ready()
+    recorder.progress(3, after_s=0.0)
+    recorder.start_workers()
+    each = last_recovery(recorder)
+    assert each.startup_s == 0.0
+    assert each.first_step == 3
+
+
+def test_a_failure_during_a_recovery_lengthens_it() -> None:
+    """What an unfinished attempt took is a phase of the recovery that succeeds, and the sum still holds."""
+    recorder = to_first_cycle()
+    recorder.lose("n2", ago_s=0.0)
+    died_at = recorder.now
+    recorder.ready()
+    recorder.lose("n4", after_s=1.0)
+    recorder.ready()
+    recorder.start_workers()
+    each = last_recovery(recorder)
+    assert next(iter(each.phases)) == "earlier_attempts"
+    assert sum(each.phases.values()) == pytest.approx(each.total_s)
+    assert each.noticed_at == pytest.approx(died_at)
+    assert each.total_s == pytest.approx(recorder.now - died_at)
+    assert each.why == "n2 lost: tether lost"
+
+
+def test_without_a_first_step_there_is_no_way_to_it() -> None:
+    """A workload that tells no steps has recoveries with a total only."""
+    recorder = to_first_cycle()
+    recorder.lose("n2")
+    recorder.ready()
+    recorder.start_workers()
+    each = last_recovery(recorder)
+    assert each.startup_s is None
+    assert each.to_first_step_s is None
+    assert [name for name, _ in recovery.in_words(each)] == ["decided", "torn down", "round closed", "spawned"]

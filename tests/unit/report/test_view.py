@@ -1,0 +1,250 @@
+"""The fold of a journal into a view."""
+
+from __future__ import annotations
+
+import pytest
+
+from nvrx_slurm.records import ControllerStarted, JobStarted, NodeJoined, Tick
+from nvrx_slurm.report.model import JobView
+from nvrx_slurm.report.sections import tally, waiting
+from nvrx_slurm.report.view import fold, new_view, with_beat
+from tests.unit.report.recorder import (
+    JOB,
+    Recorder,
+    ended,
+    plain_plan,
+    roles_plan,
+    to_first_cycle,
+    with_one_recovery,
+)
+
+
+def view_of(recorder: Recorder, *, with_plan: bool = True) -> JobView:
+    view = new_view(recorder.plan if with_plan else None)
+    for entry in recorder.entries:
+        view = fold(view, entry)
+    return view
+
+
+def states(view: JobView) -> dict[str, str]:
+    return {node.name: node.state for node in view.nodes.values()}
+
+
+def test_nodes_that_have_not_joined_are_what_the_first_round_waits_for() -> None:
+    """Before a round closes, its replica is joining and waits for exactly its nodes that are not here."""
+    recorder = Recorder(plain_plan())
+    recorder.join("n0", "n4")
+    view = view_of(recorder)
+    assert states(view) == dict.fromkeys(["n1", "n2", "n3", "n5"], "joining") | {"n0": "ready", "n4": "standby"}
+    assert view.replicas["main-0"].phase == "joining"
+    assert view.waits_for("main-0") == ("n1", "n2", "n3")
+    assert waiting(view) == "main-0 waits for n[1-3] to join"
+
+
+def test_a_closed_round_gives_each_node_its_ranks() -> None:
+    """In the first cycle 4 nodes have 2 ranks each, in order, and the rest are hot spares."""
+    view = view_of(to_first_cycle())
+    assert {node.name: node.ranks for node in view.nodes.values() if node.state == "active"} == {
+        "n0": (0, 1),
+        "n1": (2, 3),
+        "n2": (4, 5),
+        "n3": (6, 7),
+    }
+    assert view.spares == ("n4", "n5")
+    assert view.replicas["main-0"].world_size == 8
+    assert view.replicas["main-0"].phase == "running"
+    assert (view.job, view.name, view.cycle, view.step) == (JOB, "digits", 0, 1)
+
+
+def test_workers_that_have_not_started_are_waited_for() -> None:
+    """Between the round's close and the last workers_started the replica is starting and names who is late."""
+    recorder = Recorder(plain_plan())
+    recorder.join()
+    view = view_of(recorder)
+    assert view.replicas["main-0"].phase == "starting"
+    assert waiting(view) == "main-0 waits for n[0-3] to start its workers"
+
+
+def test_after_a_loss_the_survivors_are_waited_for_and_the_failure_is_told() -> None:
+    """A lost node is marked with its cause; its replica is stopping until the survivors are ready."""
+    recorder = to_first_cycle()
+    recorder.lose("n2", ago_s=0.5)
+    view = view_of(recorder)
+    assert states(view)["n2"] == "lost"
+    assert view.nodes["n2"].why == "tether lost"
+    assert view.replicas["main-0"].phase == "stopping"
+    assert view.waits_for("main-0") == ("n0", "n1", "n3")
+    failure = view.last_failure
+    assert failure is not None
+    assert (failure.why, failure.node, failure.replica, failure.cycle, failure.step) == (
+        "n2 lost: tether lost",
+        "n2",
+        "main-0",
+        0,
+        80,
+    )
+    assert failure.at == pytest.approx(recorder.now - 0.5)
+    assert view.last_decision is not None
+    assert view.last_decision.what.startswith("restart_replica for main-0 cycle 0: n2 lost: tether lost")
+    assert view.restarts == 1
+
+
+def test_a_spare_takes_the_lost_nodes_ranks() -> None:
+    """After the next round the promoted node has the dead one's ranks, and one spare is left."""
+    view = view_of(with_one_recovery())
+    assert view.nodes["n4"].ranks == (4, 5)
+    assert view.nodes["n4"].promoted
+    assert view.nodes["n2"].ranks == ()
+    assert view.spares == ("n5",)
+    assert view.cycle == 1
+    assert view.step == 76
+    assert tally(view) == "4 active, 1 standby, 1 lost"
+
+
+def test_a_lost_spare_restarts_nothing() -> None:
+    """The loss of a hot spare is the last failure, of no replica, and no decision follows."""
+    recorder = to_first_cycle()
+    recorder.lose("n5", at=None)
+    view = view_of(recorder)
+    assert view.spares == ("n4",)
+    assert view.restarts == 0
+    assert view.last_failure is not None
+    assert view.last_failure.replica is None
+    assert view.replicas["main-0"].phase == "running"
+
+
+def test_a_failed_worker_is_told_by_rank_and_signal_and_spends_the_budget() -> None:
+    """The failure names rank, node and signal; one restart fewer is left."""
+    recorder = to_first_cycle()
+    recorder.fail("n1", 3, signal=9)
+    view = view_of(recorder)
+    assert view.last_failure is not None
+    assert view.last_failure.why == "rank 3 on n1 was killed by SIGKILL"
+    assert view.last_failure.rank == 3
+    assert view.restarts_left == 2
+
+
+def test_the_timeline_has_each_cycle_with_its_end() -> None:
+    """Cycles follow each other: the first ends with the cause of its restart, the last with done."""
+    view = view_of(ended())
+    first, second = view.cycles.values()
+    assert first.outcome == "n2 lost: tether lost"
+    assert first.ended_at == second.opened_at
+    assert (second.outcome, second.promoted) == ("done", ("n4",))
+    stamps = [second.opened_at, second.closed_at, second.started_at, second.first_step_at, second.ended_at]
+    assert stamps == sorted(stamp for stamp in stamps if stamp is not None)
+
+
+def test_a_job_that_ended_has_its_exit_code_and_nobody_present() -> None:
+    """After job_ended the exit code is known, the replica is done, and the agents have left."""
+    view = view_of(ended())
+    assert view.exit_code == 0
+    assert view.replicas["main-0"].phase == "done"
+    assert view.present == ()
+
+
+def test_a_cancelled_job_waits_for_its_nodes_and_then_is_stopped() -> None:
+    """After a cancel the running replica stops, waits for its nodes to leave, and never counts as failed."""
+    recorder = to_first_cycle()
+    recorder.cancel()
+    view = view_of(recorder)
+    assert view.replicas["main-0"].phase == "stopping"
+    assert view.waits_for("main-0") == ("n0", "n1", "n2", "n3")
+    recorder.leave("cancelled")
+    view = view_of(recorder)
+    assert (view.exit_code, view.replicas["main-0"].phase) == (143, "stopped")
+    assert view.last_failure is None
+
+
+def test_replicas_fail_one_by_one() -> None:
+    """The death of a rollout's node opens a round of that replica only; the others keep running."""
+    recorder = Recorder(roles_plan())
+    recorder.join()
+    for replica in recorder.job.replicas:
+        recorder.start_workers(replica)
+    recorder.lose("n3")
+    view = view_of(recorder)
+    assert {replica.id: (replica.phase, replica.cycle) for replica in view.replicas.values()} == {
+        "policy-0": ("running", 0),
+        "rollout-0": ("running", 0),
+        "rollout-1": ("starting", 1),
+        "rollout-2": ("running", 0),
+    }
+    assert view.nodes["n5"].role == "rollout"
+
+
+def test_a_requeued_job_starts_again_and_keeps_its_past() -> None:
+    """A new generation resets nodes and exit code, and keeps the timeline and the count of restarts."""
+    recorder = ended()
+    recorder.tell(JobStarted(job=JOB, name="digits", expected=recorder.nodes, generation=1))
+    view = view_of(recorder)
+    assert view.generation == 1
+    assert view.exit_code is None
+    assert set(states(view).values()) == {"joining"}
+    assert len(view.cycles) == 3
+    assert view.restarts == 1
+
+
+def test_an_entry_that_was_folded_in_already_changes_nothing() -> None:
+    """Entries may come twice, from the file and from the store: the second time they are ignored."""
+    recorder = with_one_recovery()
+    view = view_of(recorder)
+    for entry in recorder.entries:
+        view = fold(view, entry)
+    assert view == view_of(recorder)
+
+
+def test_a_journal_can_be_read_without_its_plan() -> None:
+    """Without the plan the first round waits for every expected node, and all else is the same."""
+    recorder = Recorder(plain_plan())
+    recorder.join("n0")
+    assert view_of(recorder, with_plan=False).waits_for("main-0") == ("n1", "n2", "n3", "n4", "n5")
+    full, bare = view_of(ended()), view_of(ended(), with_plan=False)
+    assert states(full) == states(bare)
+    assert full.recoveries == bare.recoveries
+
+
+def test_beats_tell_steps_of_the_running_cycle_only() -> None:
+    """A beat moves its node's and replica's step; one of an older cycle or agent, or of a spare, moves nothing."""
+    recorder = to_first_cycle()
+    view = view_of(recorder)
+    old = recorder.beat("n1", 500)
+    view = with_beat(view, recorder.beat("n1", 42))
+    assert (view.nodes["n1"].step, view.step) == (42, 42)
+    recorder.lose("n2")
+    recorder.ready()
+    recorder.start_workers()
+    for entry in recorder.entries:
+        fold(view, entry)
+    with_beat(view, old)
+    with_beat(view, recorder.beat("n5", 7))
+    assert view.step is None
+
+
+def test_a_node_that_is_too_late_for_a_round_is_shown_as_fenced() -> None:
+    """A fence without a loss before it marks the node lost, and says why."""
+    recorder = to_first_cycle()
+    recorder.fail("n0", 0, exit_code=1)
+    recorder.ready(but=("n3",))
+    recorder.tell(Tick(), after_s=60.0)
+    view = view_of(recorder)
+    assert view.nodes["n3"].state == "lost"
+    assert view.nodes["n3"].why == "fenced: too late for its round"
+    assert view.nodes["n4"].state == "active"
+
+
+def test_a_node_that_comes_back_is_a_spare() -> None:
+    """A lost node whose new agent joins is standby again, without its old ranks or cause."""
+    recorder = with_one_recovery()
+    recorder.tell(NodeJoined(node="n2", incarnation="second", seq=1, addr="h", port=1))
+    node = view_of(recorder).nodes["n2"]
+    assert (node.state, node.ranks, node.why) == ("standby", (), None)
+
+
+def test_controllers_are_counted() -> None:
+    """Each controller that took over is counted, and changes nothing else."""
+    recorder = to_first_cycle()
+    before = states(view_of(recorder))
+    recorder.tell(ControllerStarted(epoch=1, host="h", pid=1))
+    assert view_of(recorder).controllers == 1
+    assert states(view_of(recorder)) == before

@@ -30,7 +30,7 @@ AGENTS_EXIT_S = 5.0
 AGENTS_GONE_S = 3.0
 """How long after the last agent's exit the controller may take to conclude by itself."""
 
-RESTART_PAUSES_S = (0.0, 0.1, 0.2, 0.5, 1.0, 2.0, 5.0)
+RESTART_PAUSES_S = (0.0, 0.1, 0.2, 0.5, 1.0)
 STABLE_S = 5.0
 """A controller that lived this long was no failed start."""
 

@@ -29,7 +29,10 @@ class Cluster(Protocol):
         ...
 
     def cancel(self, job_id: str) -> None:
-        """Ask the job to end; one that has ended is left alone. Returns at once. Raises UsageError, SlurmUnreachable."""
+        """Ask the job to end, and return at once; one that has ended is left alone.
+
+        Raises UsageError where nobody knows it, and SlurmUnreachable.
+        """
         ...
 
     def nodes(self, job_id: str) -> tuple[str, ...]:

@@ -5,10 +5,14 @@ from __future__ import annotations
 import subprocess
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Protocol
 
 TIMED_OUT = -1
 """The return code of a command that was ended because it took longer than its bound."""
+
+NOT_SET_UP = "Could not establish a configuration source"
+"""How Slurm's programs say that no Slurm is set up for them."""
 
 _KEPT_INSIDE_A_JOB = ("SLURM_CONF", "SLURM_CLUSTERS")
 
@@ -41,10 +45,14 @@ class SystemRunner:
     def __call__(self, command: Sequence[str], *, timeout_s: float) -> Output:
         from nvrx_slurm.config.env import child_environment
 
+        environment = environment_for(command[0], child_environment(self._extra))
+        missing = _missing_configuration(environment)
+        if missing:
+            return Output(1, "", f"{NOT_SET_UP}: SLURM_CONF names {missing}, which is not there")
         try:
             done = subprocess.run(
                 command,
-                env=environment_for(command[0], child_environment(self._extra)),
+                env=environment,
                 stdin=subprocess.DEVNULL,
                 capture_output=True,
                 encoding="utf-8",
@@ -54,6 +62,12 @@ class SystemRunner:
         except subprocess.TimeoutExpired:
             return Output(TIMED_OUT, "", f"{command[0]}: no answer within {timeout_s:g} s")
         return Output(done.returncode, done.stdout, done.stderr)
+
+
+def _missing_configuration(environment: Mapping[str, str]) -> str | None:
+    """Slurm's programs look for a file that is not there for a whole minute before they say so."""
+    path = environment.get("SLURM_CONF")
+    return path if path and not Path(path).is_file() else None
 
 
 def environment_for(program: str, environment: Mapping[str, str]) -> dict[str, str]:

@@ -14,8 +14,6 @@ from nvrx_slurm.cluster.states import JobState, state_of_array, state_of_word
 from nvrx_slurm.errors import UsageError
 
 UNKNOWN_JOB = "Invalid job id"
-ALREADY_OVER = "already completing or completed"
-NOT_SET_UP = "Could not establish a configuration source"
 NO_ACCOUNTING = "accounting storage is disabled"
 
 _JOB_ID = re.compile(r"\d+(_\d+)?(;[A-Za-z0-9_.-]+)?")
@@ -28,7 +26,9 @@ _REFUSED = "Batch job submission failed: "
 _NO_ANSWER = (
     "Unable to contact slurm controller",
     "Unable to contact slurm database",
-    "Problem talking to the database",
+    "Problem talking to",  # the database
+    "can't be reached now",  # a cluster named with -M
+    "Protocol authentication error",  # munged is down
     "Socket timed out",
     "Connection refused",
     "Connection reset",

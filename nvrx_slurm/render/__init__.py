@@ -1,0 +1,1 @@
+"""The job script: bash that starts one process and decides nothing."""

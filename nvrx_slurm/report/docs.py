@@ -38,7 +38,7 @@ STATUS = """\
 The journal added up. Times end in `_at` (`since`, too) and are seconds since the epoch; durations end in `_s`.
 Every key is always there; what is not known, or has not happened yet, is null.
 """
-STATUS_PARTS = (
+STATUS_PARTS: tuple[type[msgspec.Struct], ...] = (
     snapshot.Status,
     snapshot.ReplicaStatus,
     model.NodeView,
@@ -53,7 +53,7 @@ def journal_page() -> str:
     """The whole of docs/journal.md."""
     facts, decisions = get_args(records.AnyFact), get_args(records.AnyDecision)
     parts = [INTRODUCTION, FACTS, *(_event(kind) for kind in facts), DECISIONS, *(_event(kind) for kind in decisions)]
-    return "\n".join([*parts, STATUS, *map(_part, STATUS_PARTS)])
+    return "\n".join([*parts, STATUS, *(_part(kind) for kind in STATUS_PARTS)])
 
 
 def _event(kind: type[msgspec.Struct]) -> str:

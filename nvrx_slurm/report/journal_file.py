@@ -1,13 +1,14 @@
 """The journal as the job folder has it: `events.jsonl`, and its older parts beside it.
 
-A writer that dies leaves a torn last line; it is not an entry, whether its end arrives later or never does.
+A writer that dies leaves a torn last line, which is not an entry, whether its end arrives later or never does. No
+file is held open between two reads: it may be rotated, and a network file system shows what is new on opening.
 """
 
 from __future__ import annotations
 
 import os
 import re
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 from typing import BinaryIO
 
@@ -16,8 +17,9 @@ import msgspec
 from nvrx_slurm.folder import JobFolder
 from nvrx_slurm.records import Entry, entry_from_json
 
-_PART = re.compile(r"events(\.\d+)?\.jsonl")
+_PART = re.compile(r"events\.\d+\.jsonl")
 _ATTEMPTS = 3
+_Identity = tuple[int, int]
 
 
 class JournalFile:
@@ -26,86 +28,71 @@ class JournalFile:
     def __init__(self, folder: JobFolder, *, after: int = 0) -> None:
         self._current = folder.events_path
         self._last = after
-        self._open: BinaryIO | None = None
-
-    def close(self) -> None:
-        if self._open is not None:
-            self._open.close()
-            self._open = None
+        self._identity: _Identity | None = None  # of the current part when it was last read
+        self._offset = 0  # behind its last complete line
 
     def read(self) -> list[Entry]:
         """The entries that were completed since the last call. No journal yet: none. Raises OSError."""
-        found = self._keep_new(_entries(self._open)) if self._open else []
-        if self._open is None or self._is_rotated(self._open):
-            found += self._read_parts()
-        return found
+        try:
+            there = self._current.stat()
+        except FileNotFoundError:  # nothing written yet, or nothing since the last rotation
+            return self._read_parts()
+        if _identity(there) != self._identity or there.st_size < self._offset:
+            return self._read_parts()
+        return [] if there.st_size == self._offset else self._read_on()
 
     def skip_to(self, number: int) -> None:
         """Entries up to this number came from elsewhere."""
         self._last = max(self._last, number)
 
-    def _is_rotated(self, file: BinaryIO) -> bool:
-        try:
-            there = self._current.stat()
-        except FileNotFoundError:
-            return False  # in the middle of a rotation, or the folder is being removed
-        here = os.fstat(file.fileno())
-        return (there.st_dev, there.st_ino) != (here.st_dev, here.st_ino) or there.st_size < file.tell()
+    def _read_on(self) -> list[Entry]:
+        with self._current.open("rb") as file:
+            if _identity(os.fstat(file.fileno())) != self._identity:
+                return self._read_parts()
+            file.seek(self._offset)
+            found = {entry.n: entry for entry in _entries(file)}
+            self._offset = file.tell()
+        return self._new(found)
 
     def _read_parts(self) -> list[Entry]:
         """All parts anew. A rotation between listing and opening shows as a gap: then once more."""
-        for attempt in range(1, _ATTEMPTS + 1):
-            found, newest = _read_all(self._parts(), self._last)
-            gapless = [entry.n for entry in found] == list(range(self._last + 1, self._last + 1 + len(found)))
-            if gapless or attempt == _ATTEMPTS:
+        for _ in range(_ATTEMPTS):
+            found: dict[int, Entry] = {}
+            for part in self._older_parts():
+                found |= _read_part(part)
+            found |= self._read_current()
+            newer = sorted(n for n in found if n > self._last)
+            if newer == list(range(self._last + 1, self._last + 1 + len(newer))):
                 break
-            if newest:
-                newest.close()
-        self.close()
-        self._open = newest
-        return self._keep_new(found)
+        return self._new(found)
 
-    def _parts(self) -> list[Path]:
-        """The parts, oldest first by the number of their first entry: their names need not be trusted."""
+    def _read_current(self) -> dict[int, Entry]:
+        self._identity, self._offset = None, 0
         try:
-            names = [name for name in os.listdir(self._current.parent) if _PART.fullmatch(name)]  # noqa: PTH208 - names
+            with self._current.open("rb") as file:
+                found = {entry.n: entry for entry in _entries(file)}
+                self._identity, self._offset = _identity(os.fstat(file.fileno())), file.tell()
         except FileNotFoundError:
-            return []
-        parts = [self._current.parent / name for name in names if name != self._current.name]
-        older = sorted((first, part) for part in parts if (first := _first_number(part)) is not None)
-        kept = [
-            part
-            for index, (_, part) in enumerate(older)
-            if index + 1 == len(older) or older[index + 1][0] > self._last + 1
-        ]
-        return [*kept, self._current]
+            return {}
+        return found
 
-    def _keep_new(self, entries: Iterable[Entry]) -> list[Entry]:
-        new = []
-        for entry in entries:
-            if entry.n > self._last:
-                self._last = entry.n
-                new.append(entry)
-        return new
+    def _older_parts(self) -> list[Path]:
+        """The older parts that may hold new entries, ordered by their first ones: their names need not be trusted."""
+        parts = [path for path in self._current.parent.glob("events.*.jsonl") if _PART.fullmatch(path.name)]
+        known = sorted((first, part) for part in parts if (first := _first_number(part)) is not None)
+        ends = [first - 1 for first, _ in known[1:]]
+        whole = [part for (_, part), end in zip(known, ends, strict=False) if end > self._last]
+        return [*whole, *(part for _, part in known[-1:])]
+
+    def _new(self, found: dict[int, Entry]) -> list[Entry]:
+        entries = [found[n] for n in sorted(found) if n > self._last]
+        if entries:
+            self._last = entries[-1].n
+        return entries
 
 
-def _read_all(parts: list[Path], after: int) -> tuple[list[Entry], BinaryIO | None]:
-    """The entries after a number, in order, and the newest part, open behind its last complete line."""
-    found: dict[int, Entry] = {}
-    newest: BinaryIO | None = None
-    for part in parts:
-        if newest is not None:
-            newest.close()
-        try:
-            newest = part.open("rb")
-        except FileNotFoundError:
-            newest = None
-            continue
-        found |= {entry.n: entry for entry in _entries(newest) if entry.n > after}
-    if newest is not None and Path(newest.name) != parts[-1]:
-        newest.close()
-        newest = None
-    return [found[n] for n in sorted(found)], newest
+def _identity(stat: os.stat_result) -> _Identity:
+    return stat.st_dev, stat.st_ino
 
 
 def _entries(file: BinaryIO) -> Iterator[Entry]:
@@ -125,6 +112,14 @@ def _parse(line: bytes) -> Entry | None:
         return entry_from_json(line)
     except (msgspec.DecodeError, KeyError, TypeError):
         return None
+
+
+def _read_part(part: Path) -> dict[int, Entry]:
+    try:
+        with part.open("rb") as file:
+            return {entry.n: entry for entry in _entries(file)}
+    except FileNotFoundError:  # rotated on since it was listed
+        return {}
 
 
 def _first_number(part: Path) -> int | None:

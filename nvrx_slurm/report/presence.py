@@ -75,7 +75,7 @@ class Presence:
             return Outside(over=self._folder.read_store() is None)
         info = self._folder.read_info()
         if info is not None and info.cluster == "local":
-            return Outside(over=info.host == socket.gethostname() and not host_lives(info))
+            return Outside(over=_is_here(info) and not host_lives(info))
         if in_slurm(self._folder.job_id, info) and self._clock.monotonic() >= self._ask_at:
             self.heard()
             state = self._slurm(self._folder.job_id)
@@ -87,6 +87,11 @@ class Presence:
 def in_slurm(job_id: str, info: JobInfo | None) -> bool:
     """Whether Slurm can know the job: its ids begin with a number."""
     return job_id[:1].isdigit() and (info is None or info.cluster == "slurm")
+
+
+def _is_here(info: JobInfo) -> bool:
+    """Whether this machine runs the (local) job, as far as its address tells."""
+    return info.host in ("127.0.0.1", "localhost", socket.gethostname())
 
 
 def host_lives(info: JobInfo) -> bool:

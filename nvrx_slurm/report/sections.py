@@ -132,8 +132,8 @@ def waits_for(view: JobView, replica: ReplicaView) -> str:
 
 _UNTIL = {
     "joining": "to join",
-    "starting": "to start its workers",
-    "stopping": "to tear down its workers",
+    "starting": "to start workers",
+    "stopping": "to end old workers",
 }
 
 

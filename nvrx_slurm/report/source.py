@@ -55,7 +55,6 @@ class Journal:
         return self._stream is not None
 
     def close(self) -> None:
-        self._file.close()
         self._disconnect()
 
     def poll(self, wait_s: float = 0.0) -> list[Entry | Beat]:

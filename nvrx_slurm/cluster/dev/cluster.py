@@ -2,21 +2,22 @@
 
 from __future__ import annotations
 
-import signal
-from collections.abc import Callable
 from types import TracebackType
 
+import msgspec
+
 from nvrx_slurm.clock import Clock, SystemClock
-from nvrx_slurm.cluster.dev import lifecycle, members, places, processes, slurm
-from nvrx_slurm.cluster.dev.daemons import living, start
+from nvrx_slurm.cluster.dev import lifecycle, members, places, processes, recovery, slurm
+from nvrx_slurm.cluster.dev.daemons import living
+from nvrx_slurm.cluster.dev.lifecycle import Say
 from nvrx_slurm.cluster.dev.programs import ACCOUNTING_PROGRAMS, SLURM_PROGRAMS, require
 from nvrx_slurm.cluster.dev.spec import ClusterSpec, check_request, decode
 from nvrx_slurm.cluster.dev.status import ClusterStatus, NodeStatus
-from nvrx_slurm.cluster.dev.waiting import wait_until
-from nvrx_slurm.errors import SlurmUnreachable, UsageError
+from nvrx_slurm.errors import ConfigError, SlurmUnreachable, UsageError
 
+DEFAULT_NAME = "dev"
+HEAL_TIMEOUT_S = 60.0
 _PORT_TRIES = 3
-_HEAL_TIMEOUT_S = 60.0
 
 
 def _silent(_: str) -> None:
@@ -24,14 +25,12 @@ def _silent(_: str) -> None:
 
 
 class DevCluster:
-    """One running (or half-dead) development cluster. It outlives the process that brought it up.
+    """One development cluster, healthy or not. It outlives the process that brought it up.
 
     `say` is told what is waited for, whenever that changes. As a context manager it goes down at the end.
     """
 
-    def __init__(
-        self, spec: ClusterSpec, *, clock: Clock | None = None, say: Callable[[str], None] = _silent
-    ) -> None:
+    def __init__(self, spec: ClusterSpec, *, clock: Clock | None = None, say: Say = _silent) -> None:
         self.spec = spec
         self._clock = clock or SystemClock()
         self._say = say
@@ -40,12 +39,12 @@ class DevCluster:
     def up(
         cls,
         *,
-        name: str = "dev",
+        name: str = DEFAULT_NAME,
         nodes: int = 6,
         cpus_per_node: int = 4,
         accounting: bool = False,
         clock: Clock | None = None,
-        say: Callable[[str], None] = _silent,
+        say: Say = _silent,
     ) -> DevCluster:
         """Start a cluster and return once every node is idle. On any failure nothing is left behind.
 
@@ -54,32 +53,33 @@ class DevCluster:
         """
         check_request(name, nodes, cpus_per_node)
         programs = require(SLURM_PROGRAMS + (ACCOUNTING_PROGRAMS if accounting else ()))
-        for last_try in (False,) * (_PORT_TRIES - 1) + (True,):
-            claimed = places.claim(name)
+        request = lifecycle.Request(
+            name=name, nodes=nodes, cpus_per_node=cpus_per_node, accounting=accounting, programs=programs
+        )
+        clock = clock or SystemClock()
+        tries_left = _PORT_TRIES
+        while True:
+            tries_left -= 1
             try:
-                spec = lifecycle.plan_cluster(name, nodes, cpus_per_node, accounting, claimed, programs["slurmctld"])
-                cluster = cls(spec, clock=clock, say=say)
-                lifecycle.launch(spec, programs, cluster._clock, say)
-                return cluster
+                return cls(_bring_up(request, clock, say), clock=clock, say=say)
             except lifecycle.DaemonDied as died:
-                cluster.down()
-                if last_try or not died.port_was_taken:
+                if not (died.port_was_taken and tries_left):
                     raise
-            except BaseException:
-                remove(name, clock=clock)
-                raise
-        raise AssertionError("the last try returns or raises")
 
     @classmethod
-    def load(
-        cls, name: str = "dev", *, clock: Clock | None = None, say: Callable[[str], None] = _silent
-    ) -> DevCluster:
+    def load(cls, name: str = DEFAULT_NAME, *, clock: Clock | None = None, say: Say = _silent) -> DevCluster:
         """The cluster of that name, running or not. Raises UsageError, which lists the names there are."""
         path = places.state_folder(name) / "cluster.json"
         try:
             return cls(decode(path.read_bytes()), clock=clock, say=say)
         except FileNotFoundError:
-            raise UsageError(_unknown(name)) from None
+            known = ", ".join(names()) or "none"
+            raise UsageError(
+                f"no cluster {name!r} here (there are: {known}); start it with `nvrx-slurm cluster up --name {name}`"
+            ) from None
+        except msgspec.DecodeError as error:
+            remedy = f"`nvrx-slurm cluster down --name {name}` takes the cluster down all the same"
+            raise ConfigError(f"is damaged ({error}); {remedy}", file=str(path)) from None
 
     @property
     def name(self) -> str:
@@ -87,6 +87,7 @@ class DevCluster:
 
     @property
     def nodes(self) -> tuple[str, ...]:
+        """n1, n2, …"""
         return self.spec.nodes
 
     def environment(self) -> dict[str, str]:
@@ -94,13 +95,15 @@ class DevCluster:
         return lifecycle.client_environment(self.spec)
 
     def status(self) -> ClusterStatus:
-        """Every node as Slurm sees it and as it is, and which daemons live. Never raises on a dead cluster."""
+        """Every node as Slurm sees it and as it is, and which daemons live. Does not raise on a dead cluster."""
         table = processes.read_table()
-        daemons = living(self.spec.places, table)
+        alive = living(self.spec.places, table)
+        counts = {node: len(pids) for node, pids in members.of_nodes(self.spec, table).items()}
         try:
             states, error = slurm.node_states(self.environment()), None
         except SlurmUnreachable as unreachable:
             states, error = {}, str(unreachable)
+        conditions = {daemon: _condition(table, alive.get(daemon)) for daemon in self.spec.daemons}
         return ClusterStatus(
             name=self.name,
             slurm_conf=str(self.spec.places.slurm_conf),
@@ -109,16 +112,12 @@ class DevCluster:
                 NodeStatus(
                     name=node,
                     slurm_state=states.get(node, "unknown"),
-                    slurmd=_condition(table, daemons.get(node)),
-                    processes=len(members.of_node(self.spec, node, table)),
+                    slurmd=conditions.pop(node),
+                    processes=counts[node],
                 )
                 for node in self.nodes
             ),
-            daemons={
-                daemon: _condition(table, daemons.get(daemon))
-                for daemon in self.spec.daemons
-                if daemon not in self.nodes
-            },
+            daemons=conditions,
         )
 
     def node_processes(self, node: str) -> list[int]:
@@ -129,8 +128,8 @@ class DevCluster:
     def kill_node(self, node: str) -> list[int]:
         """Lose the node: all its processes are stopped, then SIGKILLed in one sweep. Returns their pids.
 
-        The kernel closes their sockets, as it does for the peers of a node whose kernel has died and been replaced.
-        Returns when they are dead; slurmctld notices later. Raises UsageError, WaitTimeout.
+        Returns when they are dead and the kernel has closed their sockets; slurmctld notices some 15 s later.
+        Raises UsageError, WaitTimeout.
         """
         self._check_node(node)
         return sorted(processes.kill(lambda table: members.of_node(self.spec, node, table), self._clock))
@@ -140,21 +139,27 @@ class DevCluster:
         self._check_node(node)
         return sorted(processes.freeze(lambda table: members.of_node(self.spec, node, table)))
 
-    def restore_node(self, node: str) -> None:
-        """Bring the node back and wait until Slurm gives it jobs again.
+    def mark_down(self, node: str) -> None:
+        """Tell slurmctld now that the node is lost, as a site's health check would; it would find out later."""
+        self._check_node(node)
+        slurm.set_node_state(self.environment(), node, "DOWN")
 
-        Frozen processes continue; a dead slurmd is started anew; and a node that Slurm took for down is resumed.
+    def restore_node(self, node: str) -> None:
+        """Bring the node back and wait until Slurm uses it again.
+
+        Frozen processes continue; a dead slurmd is started anew; a node that Slurm holds for down is resumed.
         Raises UsageError, WaitTimeout.
         """
-        self._revive(node)
-        self._await_usable([node])
+        self._check_node(node)
+        recovery.revive(self.spec, node)
+        recovery.await_usable(self.spec, [node], self._clock, self._say)
 
-    def heal(self, timeout_s: float = _HEAL_TIMEOUT_S) -> None:
-        """End every job and restore every node: afterwards all are idle and nothing of a job runs. Raises WaitTimeout."""
+    def heal(self, timeout_s: float = HEAL_TIMEOUT_S) -> None:
+        """End every job and restore every node: afterwards all are idle and run nothing. Raises WaitTimeout."""
         for node in self.nodes:
-            self._revive(node)
-        self._end_jobs(timeout_s)
-        self._await_usable(self.nodes)
+            recovery.revive(self.spec, node)
+        recovery.end_jobs(self.spec, self._clock, timeout_s)
+        recovery.await_usable(self.spec, self.nodes, self._clock, self._say)
         lifecycle.await_idle(self.spec, self._clock, self._say, timeout_s)
 
     def down(self) -> None:
@@ -174,51 +179,6 @@ class DevCluster:
         if node not in self.nodes:
             raise UsageError(f"cluster {self.name!r} has no node {node!r}; it has {', '.join(self.nodes)}")
 
-    def _revive(self, node: str) -> None:
-        self._check_node(node)
-        processes.send(self.node_processes(node), signal.SIGCONT)
-        if node not in living(self.spec.places, processes.read_table()):
-            program = require(["slurmd"])["slurmd"]
-            start(lifecycle.slurmd(self.spec, node, program), self.spec.places)
-
-    def _await_usable(self, nodes: tuple[str, ...] | list[str]) -> None:
-        def usable() -> bool:
-            states = slurm.node_states(self.environment())
-            for node in nodes:
-                if states[node] in ("down", "drained", "draining"):  # answers, and still gets no jobs
-                    slurm.ask(self.environment(), "scontrol", "update", f"NodeName={node}", "State=RESUME")
-            return all(states[node] in ("idle", "mixed", "allocated", "completing") for node in nodes)
-
-        what = f"{', '.join(nodes)} to be usable"
-        self._say(f"waiting for {what}")
-        wait_until(usable, timeout_s=_HEAL_TIMEOUT_S, what=what, clock=self._clock)
-
-    def _end_jobs(self, timeout_s: float) -> None:
-        if not slurm.unfinished_jobs(self.environment()):
-            self._end_strays()
-            return
-        slurm.ask(self.environment(), "scancel", "--user", self.spec.user)
-        self._say("waiting for all jobs to end")
-
-        def ended() -> bool:
-            self._end_strays()
-            return not slurm.unfinished_jobs(self.environment())
-
-        wait_until(ended, timeout_s=timeout_s, what="all jobs to end", clock=self._clock)
-
-    def _end_strays(self) -> None:
-        """SIGKILL what jobs run, and spare Slurm's own daemons: so no job uses up its grace period."""
-        table = processes.read_table()
-        slurmds = set(living(self.spec.places, table).values())
-        pids = {pid for node in self.nodes for pid in members.of_node(self.spec, node, table)} - slurmds
-        processes.send((pid for pid in pids if table[pid].program not in ("slurmstepd", "slurmd")), signal.SIGKILL)
-
-
-def _condition(table: processes.Table, pid: int | None) -> str:
-    if pid is None:
-        return "dead"
-    return "frozen" if table[pid].state == "T" else "alive"
-
 
 def names() -> list[str]:
     """The names of all clusters of this user, running or not."""
@@ -227,16 +187,32 @@ def names() -> list[str]:
 
 
 def remove(name: str, clock: Clock | None = None) -> None:
-    """Take the cluster down, also one whose `up` died before it had written anything down. Raises UsageError."""
+    """Take the cluster down, also one whose `up` was killed, or whose cluster.json is damaged. Raises UsageError."""
     try:
-        DevCluster.load(name, clock=clock).down()
+        cluster = DevCluster.load(name, clock=clock)
     except UsageError:
-        state = places.state_folder(name)
-        if not state.is_dir():
+        if name not in names():
             raise
-        places.Places(state=state, runtime=state / "none").remove()
+        left = places.existing(name)
+        processes.kill(lambda table: members.of_daemons(left, table), clock or SystemClock())
+        left.remove()
+    else:
+        cluster.down()
 
 
-def _unknown(name: str) -> str:
-    known = ", ".join(names()) or "none"
-    return f"no cluster {name!r} here (there are: {known}); start it with `nvrx-slurm cluster up --name {name}`"
+def _bring_up(request: lifecycle.Request, clock: Clock, say: Say) -> ClusterSpec:
+    """One attempt; whatever stops it (Ctrl-C too), nothing of it is left."""
+    claimed = places.claim(request.name)
+    try:
+        spec = lifecycle.plan_cluster(request, claimed)
+        lifecycle.launch(spec, request.programs, clock, say)
+    except BaseException:
+        remove(request.name, clock=clock)
+        raise
+    return spec
+
+
+def _condition(table: processes.Table, pid: int | None) -> str:
+    if pid is None:
+        return "dead"
+    return "frozen" if table[pid].state == "T" else "alive"

@@ -27,7 +27,7 @@ def slurm_conf(spec: ClusterSpec) -> str:
     return "\n".join([*(f"{key}={value}" for key, value in lines.items()), *nodes, partition, ""])
 
 
-def _settings(spec: ClusterSpec) -> dict[str, str | int]:
+def _settings(spec: ClusterSpec) -> dict[str, object]:
     places = spec.places
     return {
         "ClusterName": spec.name,
@@ -65,13 +65,14 @@ def _settings(spec: ClusterSpec) -> dict[str, str | int]:
     }
 
 
-def _accounting(spec: ClusterSpec) -> dict[str, str | int]:
+def _accounting(spec: ClusterSpec) -> dict[str, object]:
     if spec.database_port is None:
         return {}
     return {
         "AccountingStorageType": "accounting_storage/slurmdbd",
         "AccountingStorageHost": "localhost",
         "AccountingStoragePort": spec.database_port,
+        "AccountingStoragePass": spec.places.munge_socket,  # with munge it is no password but the socket
     }
 
 

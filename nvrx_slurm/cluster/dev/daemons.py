@@ -1,4 +1,4 @@
-"""Starting the cluster's daemons so that they outlive the command, and knowing afterwards which process each one is."""
+"""Starting the daemons so that they outlive the command, and knowing afterwards which process each one is."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ _PR_SET_CHILD_SUBREAPER = 36
 _prctl: Callable[..., int] = ctypes.CDLL(None, use_errno=True).prctl
 
 
-class DaemonRecord(Identity, kw_only=True):
+class DaemonRecord(Identity, frozen=True, kw_only=True):
     """`daemons/<name>.json`: the process that is (or was) this daemon."""
 
     name: str

@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import pwd
 import secrets
 import socket
 from collections.abc import Callable, Mapping
+from dataclasses import dataclass
 from pathlib import Path
+
+import msgspec
 
 from nvrx_slurm.clock import Clock
 from nvrx_slurm.cluster.dev import accounting, configuration, slurm
@@ -33,22 +37,32 @@ class DaemonDied(NvrxError):
 
     @property
     def port_was_taken(self) -> bool:
+        """Whether somebody took a chosen port before the daemon did: worth another try on other ports."""
         return _PORT_TAKEN in str(self)
 
 
-def plan_cluster(
-    name: str, nodes: int, cpus_per_node: int, with_accounting: bool, places: Places, slurmctld: str
-) -> ClusterSpec:
+@dataclass(frozen=True)
+class Request:
+    """What was asked for. `programs`: name → full path."""
+
+    name: str
+    nodes: int
+    cpus_per_node: int
+    accounting: bool
+    programs: Mapping[str, str]
+
+
+def plan_cluster(request: Request, places: Places) -> ClusterSpec:
     """Settle everything about the cluster, ports included, and write it down before anything is started."""
-    ports = free_ports(nodes + 2, taken=_ports_of_others())
+    ports = free_ports(request.nodes + 2, taken=_ports_of_others())
     spec = ClusterSpec(
-        name=name,
+        name=request.name,
         user=pwd.getpwuid(os.getuid()).pw_name,
         hostname=socket.gethostname().split(".")[0],
-        slurm_version=slurm_version(slurmctld),
-        cpus_per_node=cpus_per_node,
+        slurm_version=slurm_version(request.programs["slurmctld"]),
+        cpus_per_node=request.cpus_per_node,
         controller_port=ports[0],
-        database_port=ports[1] if with_accounting else None,
+        database_port=ports[1] if request.accounting else None,
         node_ports=tuple(ports[2:]),
         state=os.fspath(places.state),
         runtime=os.fspath(places.runtime),
@@ -61,8 +75,9 @@ def _ports_of_others() -> set[int]:
     """Ports that other clusters may want again later: a killed node's slurmd does not listen now."""
     taken: set[int] = set()
     for file in clusters_folder().glob("*/cluster.json"):
-        spec = decode(file.read_bytes())
-        taken |= {spec.controller_port, spec.database_port or 0, *spec.node_ports}
+        with contextlib.suppress(FileNotFoundError, msgspec.DecodeError):  # going down just now, or damaged
+            spec = decode(file.read_bytes())
+            taken |= {spec.controller_port, spec.database_port or 0, *spec.node_ports}
     return taken
 
 

@@ -8,6 +8,7 @@ in its node's spool folder, and a daemon carries a mark of ours.
 from __future__ import annotations
 
 from nvrx_slurm.cluster.dev.daemons import MARK, living
+from nvrx_slurm.cluster.dev.places import Places
 from nvrx_slurm.cluster.dev.processes import (
     Process,
     Table,
@@ -18,32 +19,46 @@ from nvrx_slurm.cluster.dev.processes import (
 from nvrx_slurm.cluster.dev.spec import ClusterSpec
 
 
-def of_node(spec: ClusterSpec, node: str, table: Table) -> set[int]:
-    """The node's slurmd, its slurmstepds, and all that runs below them."""
+def of_nodes(spec: ClusterSpec, table: Table) -> dict[str, set[int]]:
+    """Node → its slurmd, its slurmstepds, and all that runs below them. A dead node has an empty set."""
     daemons = living(spec.places, table)
-    own = {daemons.pop(node)} if node in daemons else set[int]()
-    stray = {process.pid for process in table.values() if _is_stray(process, spec, node)}
-    return descendants(table, own | stray, barrier=daemons.values())
+    roots: dict[str, set[int]] = {node: set() for node in spec.nodes}
+    for process in table.values():
+        if (node := _stray_of(process, spec)) is not None:
+            roots[node].add(process.pid)
+    # The barrier: a slurmd that a job on another node restarted may descend from that job.
+    return {
+        node: descendants(
+            table,
+            pids | ({daemons[node]} if node in daemons else set()),
+            barrier=(pid for name, pid in daemons.items() if name != node),
+        )
+        for node, pids in roots.items()
+    }
+
+
+def of_node(spec: ClusterSpec, node: str, table: Table) -> set[int]:
+    """What `of_nodes` says of one node."""
+    return of_nodes(spec, table)[node]
 
 
 def of_cluster(spec: ClusterSpec, table: Table) -> set[int]:
     """Every daemon of the cluster and all that runs below them."""
-    daemons = set(living(spec.places, table).values())
-    stray = {process.pid for process in table.values() if _is_any_stray(process, spec)}
-    return descendants(table, daemons | stray)
+    return of_daemons(spec.places, table).union(*of_nodes(spec, table).values())
 
 
-def _is_any_stray(process: Process, spec: ClusterSpec) -> bool:
-    marked = environment_of(process.pid).get(MARK) == spec.state
-    return marked or any(_is_stray(process, spec, node) for node in spec.nodes)
+def of_daemons(places: Places, table: Table) -> set[int]:
+    """All that descends from a daemon of the cluster, told without knowing what the cluster is."""
+    marked = {pid for pid in table if environment_of(pid).get(MARK) == str(places.state)}
+    return descendants(table, marked | set(living(places, table).values()))
 
 
-def _is_stray(process: Process, spec: ClusterSpec, node: str) -> bool:
+def _stray_of(process: Process, spec: ClusterSpec) -> str | None:
+    """The node that this process says it is of; None when it says nothing."""
     if process.program == "slurmstepd":
-        return working_folder_of(process.pid) == str(spec.places.spool(node))
+        folders = {str(spec.places.spool(node)): node for node in spec.nodes}
+        return folders.get(working_folder_of(process.pid))
     environment = environment_of(process.pid)
-    return (
-        environment.get("SLURMD_NODENAME") == node
-        and environment.get("SLURM_CONF") == str(spec.places.slurm_conf)
-        and "SLURM_JOB_ID" in environment
-    )
+    ours = environment.get("SLURM_CONF") == str(spec.places.slurm_conf) and "SLURM_JOB_ID" in environment
+    node = environment.get("SLURMD_NODENAME")
+    return node if ours and node in spec.nodes else None

@@ -6,7 +6,8 @@
   daemons/<daemon>.json           which process each daemon is (daemons.DaemonRecord)
   logs/<daemon>.log               and <daemon>.err: what it printed before it had a log
   controller/, database/          slurmctld's state, MariaDB's data
-<tmp>/nvrx-<name>-XXXX/    0711   short, since a unix socket's path has at most 107 bytes
+  runtime                         link to the other folder:
+/tmp/nvrx-<name>-XXXX/     0711   short, since a unix socket's path has at most 107 bytes
   key/munge.key            0700
   munge/munge.socket       0711   munged refuses a socket that not everybody can reach
   database/                0700   MariaDB's socket
@@ -25,6 +26,7 @@ import platformdirs
 from nvrx_slurm.errors import NvrxError, UsageError
 
 _TMP = Path("/tmp")  # not $TMPDIR: it may be deep, and then the socket paths do not fit
+_RUNTIME_LINK = "runtime"
 _RUNTIME_FOLDERS = {"key": 0o700, "munge": 0o711, "database": 0o700}
 
 
@@ -110,9 +112,17 @@ def claim(name: str) -> Places:
             f" `nvrx-slurm cluster down --name {name}`, or choose another --name"
         ) from None
     places = Places(state=state, runtime=_runtime_folder(name))
+    (state / _RUNTIME_LINK).symlink_to(places.runtime)
     for folder in (places.daemons, places.logs, places.controller_state):
         folder.mkdir(mode=0o700)
     return places
+
+
+def existing(name: str) -> Places:
+    """The folders of a cluster of which nothing else may be known."""
+    state = state_folder(name)
+    link = state / _RUNTIME_LINK
+    return Places(state=state, runtime=link.readlink() if link.is_symlink() else state)
 
 
 def _runtime_folder(name: str) -> Path:

@@ -23,7 +23,7 @@ _FREEZE_ROUNDS = 50
 _DEATH_TIMEOUT_S = 10.0
 
 
-class Identity(Record, kw_only=True):
+class Identity(Record, frozen=True, kw_only=True):
     """One process, for good: `started` is in clock ticks since the boot named by `boot`."""
 
     pid: int
@@ -51,7 +51,7 @@ Table = Mapping[int, Process]
 
 def read_table() -> dict[int, Process]:
     """Every live process of the machine that can be seen, by pid."""
-    found = (_read_process(int(entry)) for entry in os.listdir(_PROC) if entry.isdigit())
+    found = (_read_process(int(entry.name)) for entry in _PROC.iterdir() if entry.name.isdigit())
     return {process.pid: process for process in found if process and process.alive}
 
 
@@ -116,7 +116,7 @@ def environment_of(pid: int) -> dict[str, str]:
 def working_folder_of(pid: int) -> str:
     """Its current directory; empty when it may not be read."""
     try:
-        return os.readlink(_PROC / str(pid) / "cwd")
+        return str((_PROC / str(pid) / "cwd").readlink())
     except OSError:
         return ""
 
@@ -124,7 +124,7 @@ def working_folder_of(pid: int) -> str:
 def freeze(members: Callable[[Table], set[int]]) -> set[int]:
     """Stop (SIGSTOP) all that `members` finds, and again, until it finds nobody new: a fork cannot slip through.
 
-    This process itself is left out. Returns the pids. Raises NvrxError when they fork faster than they can be stopped.
+    This process itself is left out. Returns the pids. Raises NvrxError when they fork faster than that.
     """
     frozen: set[int] = set()
     for _ in range(_FREEZE_ROUNDS):

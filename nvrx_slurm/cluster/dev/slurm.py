@@ -13,7 +13,7 @@ _COMMAND_TIMEOUT_S = 20
 
 
 def ask(environment: Mapping[str, str], *command: str) -> str:
-    """Run one Slurm command of this cluster and return what it printed. Raises SlurmUnreachable with its complaint."""
+    """What one Slurm command of this cluster prints. Raises SlurmUnreachable with its complaint."""
     program = find(command[0])
     if program is None:
         raise MissingProgramError(f"{command[0]} is not installed")
@@ -46,3 +46,13 @@ def parse_node_states(text: str) -> dict[str, str]:
 def unfinished_jobs(environment: Mapping[str, str]) -> list[str]:
     """Ids of the jobs that wait, run or complete."""
     return ask(environment, "squeue", "--noheader", "--format=%A").split()
+
+
+def cancel_all(environment: Mapping[str, str], user: str) -> None:
+    """Ask Slurm to cancel every job of the user."""
+    ask(environment, "scancel", f"--user={user}")
+
+
+def set_node_state(environment: Mapping[str, str], node: str, state: str) -> None:
+    """What `scontrol update` does: `RESUME`, or `DOWN`."""
+    ask(environment, "scontrol", "update", f"NodeName={node}", f"State={state}", "Reason=nvrx-slurm")

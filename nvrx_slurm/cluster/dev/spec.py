@@ -16,7 +16,7 @@ MAX_CPUS_PER_NODE = 1024
 _NAME = re.compile(r"[a-z0-9]([a-z0-9-]{0,30}[a-z0-9])?")
 
 
-class ClusterSpec(Record, kw_only=True):
+class ClusterSpec(Record, frozen=True, kw_only=True):
     """One cluster. `node_ports` is in node order: n1 first."""
 
     name: str

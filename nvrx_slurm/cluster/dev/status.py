@@ -5,7 +5,7 @@ from __future__ import annotations
 from nvrx_slurm.records import Record
 
 
-class NodeStatus(Record, kw_only=True):
+class NodeStatus(Record, frozen=True, kw_only=True):
     """One node. `slurm_state` is slurmctld's view, `slurmd` the truth: `alive`, `frozen` or `dead`."""
 
     name: str
@@ -14,7 +14,7 @@ class NodeStatus(Record, kw_only=True):
     processes: int
 
 
-class ClusterStatus(Record, kw_only=True):
+class ClusterStatus(Record, frozen=True, kw_only=True):
     """The cluster. `error` says why slurmctld did not answer; the nodes' states are then `unknown`."""
 
     name: str

@@ -1,4 +1,4 @@
-"""Journals as a controller writes them: facts go through the real core, and its decisions are journaled after them."""
+"""Journals as a controller writes them: facts go through the real core, and its decisions follow them."""
 
 from __future__ import annotations
 
@@ -59,7 +59,7 @@ class Recorder:
             self.tell(JobStarted(job=JOB, name=plan.name, expected=self.nodes))
 
     def tell(self, fact: AnyFact, after_s: float = 0.01) -> None:
-        self.now += after_s
+        self.now = round(self.now + after_s, 6)  # as precise as the file is
         decisions = step(self.job, fact, self.now)
         for record in [] if decisions is None else [fact, *decisions]:
             self.entries.append(Entry(n=len(self.entries) + 1, t=self.now, record=record))

@@ -62,7 +62,7 @@ def test_workers_that_have_not_started_are_waited_for() -> None:
     recorder.join()
     view = view_of(recorder)
     assert view.replicas["main-0"].phase == "starting"
-    assert waiting(view) == "main-0 waits for n[0-3] to start its workers"
+    assert waiting(view) == "main-0 waits for n[0-3] to start workers"
 
 
 def test_after_a_loss_the_survivors_are_waited_for_and_the_failure_is_told() -> None:

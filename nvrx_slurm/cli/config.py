@@ -1,0 +1,64 @@
+"""`nvrx-slurm config`"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from typing import Any
+
+import click
+
+from nvrx_slurm.cli.options import JobChoice, job_options
+
+
+@click.group()
+def config() -> None:
+    """The merged configuration, and what job.yaml may hold."""
+
+
+@config.command()
+@job_options
+@click.option("--origin", is_flag=True, help="Say beside each value where it came from.")
+@click.option("--json", "as_json", is_flag=True, help="As JSON.")
+def show(choice: JobChoice, origin: bool, as_json: bool) -> None:
+    """Every key of JOB_YAML with its value, defaults included.
+
+    Precedence: flag > environment (NVRX_SLURM_…) > job.yaml > site file > default.
+    """
+    loaded = choice.load()
+    leaves = list(_leaves(loaded.spec.model_dump(mode="json"), ()))
+    if as_json:
+        rows = {
+            ".".join(path): {"value": value, "origin": str(loaded.origin_of(path))} if origin else value
+            for path, value in leaves
+        }
+        click.echo(json.dumps(rows, indent=2))
+        return
+    texts = [
+        (".".join(path), json.dumps(value, ensure_ascii=False), loaded.origin_of(path)) for path, value in leaves
+    ]
+    key_width = max(len(key) for key, _, _ in texts)
+    value_width = max(len(value) for _, value, _ in texts)
+    for key, value, source in texts:
+        click.echo(
+            f"{key:<{key_width}}  {value:<{value_width}}  {source}" if origin else f"{key:<{key_width}}  {value}"
+        )
+
+
+@config.command()
+def schema() -> None:
+    """The JSON Schema of job.yaml, for editors.
+
+    VS Code: put `# yaml-language-server: $schema=nvrx-job.schema.json` on top of job.yaml.
+    """
+    from nvrx_slurm.config.model import JobSpec
+
+    click.echo(json.dumps(JobSpec.model_json_schema(), indent=2))
+
+
+def _leaves(value: Any, path: tuple[str, ...]) -> Iterator[tuple[tuple[str, ...], Any]]:
+    if isinstance(value, dict) and value:
+        for key, inner in value.items():
+            yield from _leaves(inner, (*path, key))
+    else:
+        yield path, value

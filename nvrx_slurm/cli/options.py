@@ -1,0 +1,80 @@
+"""The job.yaml argument and its flags, shared by every command that takes a job."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, TypeVar
+
+import click
+
+if TYPE_CHECKING:
+    from nvrx_slurm.config.load import Loaded
+    from nvrx_slurm.records import Plan
+
+DEFAULT_FOLDER = "nvrx-jobs"
+
+_F = TypeVar("_F", bound=Callable[..., Any])
+
+
+@dataclass(frozen=True, slots=True)
+class JobChoice:
+    """What the user named on the command line."""
+
+    file: Path
+    folder: Path
+    flags: tuple[tuple[str, str, Any], ...]
+
+    def load(self) -> Loaded:
+        """The merged configuration. Raises ConfigError."""
+        from nvrx_slurm.config.load import load
+
+        return load(self.file, self.flags)
+
+    def plan(self, loaded: Loaded) -> Plan:
+        """What agents will read."""
+        from nvrx_slurm.config.plan import plan
+
+        return plan(loaded.spec, folder=self.folder, job_file=self.file)
+
+
+folder_option = click.option(
+    "--folder",
+    type=click.Path(path_type=Path),
+    default=DEFAULT_FOLDER,
+    show_default=True,
+    help="Where job folders are kept, on a file system that all nodes share.",
+)
+
+
+def job_options(command: _F) -> _F:
+    """Give a command the argument JOB_YAML and its flags; it is called with `choice: JobChoice`."""
+
+    @click.argument("job_yaml", type=click.Path(path_type=Path), default="job.yaml")
+    @click.option("--spares", type=int, help="Hot spares, on top of the nodes that work.")
+    @click.option("--nodes", type=int, help="Nodes that work (a job without roles).")
+    @click.option("--set", "assignments", multiple=True, metavar="KEY=VALUE", help="Any key: --set slurm.time=2h")
+    @folder_option
+    @functools.wraps(command)
+    def wrapper(
+        *args: Any, job_yaml: Path, spares: int | None, nodes: int | None, assignments: tuple[str, ...], folder: Path,
+        **rest: Any,
+    ) -> Any:  # fmt: skip
+        choice = JobChoice(job_yaml, folder, tuple(_flags(spares, nodes, assignments)))
+        return command(*args, choice=choice, **rest)
+
+    return wrapper  # type: ignore[return-value]
+
+
+def _flags(spares: int | None, nodes: int | None, assignments: tuple[str, ...]) -> list[tuple[str, str, Any]]:
+    flags: list[tuple[str, str, Any]] = []
+    if assignments:
+        from nvrx_slurm.config.load import parse_assignment
+
+        flags += [parse_assignment(text) for text in assignments]
+    for key, value in (("spares", spares), ("nodes", nodes)):
+        if value is not None:
+            flags.append((key, f"--{key}", value))
+    return flags

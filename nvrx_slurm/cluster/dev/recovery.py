@@ -1,0 +1,68 @@
+"""Bringing nodes and whole clusters back to health."""
+
+from __future__ import annotations
+
+import signal
+from collections.abc import Sequence
+
+from nvrx_slurm.clock import Clock
+from nvrx_slurm.cluster.dev import lifecycle, members, processes, slurm
+from nvrx_slurm.cluster.dev.daemons import living, start
+from nvrx_slurm.cluster.dev.lifecycle import Say, client_environment
+from nvrx_slurm.cluster.dev.programs import require
+from nvrx_slurm.cluster.dev.spec import ClusterSpec
+from nvrx_slurm.cluster.dev.waiting import wait_until
+
+USABLE_TIMEOUT_S = 30.0
+_REFUSES_JOBS = ("down", "drained", "draining")  # and answers: the state would have a star if it did not
+USABLE = ("idle", "mixed", "allocated", "completing")
+
+
+def revive(spec: ClusterSpec, node: str) -> None:
+    """Continue all that is frozen on the node, and start its slurmd if that is dead."""
+    table = processes.read_table()
+    processes.send(members.of_node(spec, node, table), signal.SIGCONT)
+    if node not in living(spec.places, table):
+        start(lifecycle.slurmd(spec, node, require(["slurmd"])["slurmd"]), spec.places)
+
+
+def await_usable(spec: ClusterSpec, nodes: Sequence[str], clock: Clock, say: Say) -> None:
+    """Wait until Slurm gives jobs to these nodes, and resume the ones that it holds for down. Raises WaitTimeout."""
+    environment = client_environment(spec)
+
+    def usable() -> bool:
+        states = slurm.node_states(environment)
+        for node in nodes:
+            if states[node] in _REFUSES_JOBS:
+                slurm.set_node_state(environment, node, "RESUME")
+        return all(states[node] in USABLE for node in nodes)
+
+    what = f"Slurm to use {', '.join(nodes)}"
+    say(f"waiting for {what}")
+    wait_until(usable, timeout_s=USABLE_TIMEOUT_S, what=what, clock=clock)
+
+
+def end_jobs(spec: ClusterSpec, clock: Clock, timeout_s: float) -> None:
+    """Cancel every job and wait until none is left. Its processes are killed: no grace period. Raises WaitTimeout."""
+    environment = client_environment(spec)
+
+    def ended() -> bool:
+        if not slurm.unfinished_jobs(environment):
+            return True
+        slurm.cancel_all(environment, spec.user)
+        processes.send(_job_processes(spec), signal.SIGKILL)
+        return False
+
+    wait_until(ended, timeout_s=timeout_s, what="all jobs to end", clock=clock)
+    processes.kill(lambda table: _below_slurmds(spec, table), clock)
+
+
+def _job_processes(spec: ClusterSpec) -> set[int]:
+    """What jobs run. Their slurmstepds are not among it: these shall report how it ended."""
+    table = processes.read_table()
+    return {pid for pid in _below_slurmds(spec, table) if table[pid].program not in ("slurmstepd", "slurmd")}
+
+
+def _below_slurmds(spec: ClusterSpec, table: processes.Table) -> set[int]:
+    on_nodes = set[int]().union(*members.of_nodes(spec, table).values())
+    return on_nodes - set(living(spec.places, table).values())

@@ -1,0 +1,179 @@
+"""This machine as a cluster: the same job script under bash, without Slurm, and nodes that are processes.
+
+How a local job stands is told by its folder: `result.json` once it has ended, else whether the batch host that
+`job.json` names still lives.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import signal
+import socket
+import subprocess
+from collections.abc import Mapping, Sequence
+from datetime import datetime
+from pathlib import Path
+
+from nvrx_slurm.clock import Clock, SystemClock
+from nvrx_slurm.cluster.base import SCRIPT_NAME, not_writable, prepare_folder
+from nvrx_slurm.cluster.states import JobState, state_of_result
+from nvrx_slurm.config.env import child_environment
+from nvrx_slurm.errors import MissingProgramError, UsageError
+from nvrx_slurm.folder import JobFolder, JobInfo
+from nvrx_slurm.ids import new_incarnation
+
+PREFIX = "local-"
+HOST_LOG = "host.log"
+"""What a detached job's own script prints; Slurm keeps the same in its `--output` file."""
+
+# bash waits for one line before it becomes the job, so that `job.json` names the process before the job can run,
+# and a job whose starter dies in between never starts. exec keeps the pid: signals reach the batch host itself.
+_GATED = 'read -r && exec bash -- "$1" </dev/null'
+_CLOCKS_DIFFER_S = 2.0
+
+_detached: list[subprocess.Popen[bytes]] = []
+"""Held until they end, so that none stays a zombie while this process lives."""
+
+
+class LocalCluster:
+    """Jobs of one base folder, on this machine."""
+
+    def __init__(self, folder: Path, *, clock: Clock | None = None) -> None:
+        self._base = folder
+        self._clock = clock or SystemClock()
+
+    def submit(self, script: str, *, folder: Path, name: str) -> str:
+        """See `Cluster.submit`: the job runs on when this process has ended."""
+        job_id, process = self.start(script, folder=folder, name=name, detach=True)
+        _detached.append(process)
+        return job_id
+
+    def start(
+        self,
+        script: str,
+        *,
+        folder: Path,
+        name: str = "",
+        job_id: str | None = None,
+        detach: bool,
+        environment: Mapping[str, str] | None = None,
+    ) -> tuple[str, subprocess.Popen[bytes]]:
+        """Run the script under bash. Returns the job's id and its batch host's process.
+
+        Detached, it has a session of its own and prints into the job folder; else it shares this terminal, and
+        signals of its keyboard reach it too. The script finds its id in NVRX_JOB_ID. Raises UsageError,
+        MissingProgramError.
+        """
+        job_id = job_id or new_job_id(self._clock)
+        job = JobFolder(folder / job_id)
+        path = _write_script(job, script)
+        gate, process = _start_gated(path, job_id, detach, environment or {})
+        with os.fdopen(gate, "wb", buffering=0) as opened:
+            job.write_info(self._info(job_id, name, process.pid))
+            opened.write(b"\n")
+        return job_id, process
+
+    def states(self, job_ids: Sequence[str]) -> Mapping[str, JobState]:
+        """See `Cluster.states`."""
+        _detached[:] = [process for process in _detached if process.poll() is None]
+        return {job_id: _state(JobFolder(self._base / job_id)) for job_id in job_ids}
+
+    def cancel(self, job_id: str) -> None:
+        """See `Cluster.cancel`: SIGTERM to the batch host. Raises UsageError, for another machine's job too."""
+        info = JobFolder(self._base / job_id).read_info()
+        if info is None:
+            raise UsageError(f"no local job {job_id} in {self._base}")
+        if info.host != socket.gethostname():
+            raise UsageError(f"{job_id} runs on {info.host}: cancel it there")
+        if host_lives(info):
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(info.host_pid, signal.SIGTERM)
+
+    def nodes(self, job_id: str) -> tuple[str, ...]:
+        """See `Cluster.nodes`."""
+        info = JobFolder(self._base / job_id).read_info()
+        return info.nodes if info else ()
+
+    def _info(self, job_id: str, name: str, pid: int) -> JobInfo:
+        return JobInfo(
+            job_id=job_id,
+            name=name,
+            cluster="local",
+            started_at=self._clock.wall(),
+            host=socket.gethostname(),
+            host_pid=pid,
+        )
+
+
+def new_job_id(clock: Clock) -> str:
+    """`local-20261121-093012-4f2a`: sorts by time, and no two are alike."""
+    return f"{PREFIX}{datetime.fromtimestamp(clock.wall()):%Y%m%d-%H%M%S}-{new_incarnation()[:4]}"
+
+
+def is_local(job_id: str) -> bool:
+    return job_id.startswith(PREFIX)
+
+
+def host_lives(info: JobInfo) -> bool:
+    """Whether the batch host's process lives on this machine; a zombie does not, nor does another with its number."""
+    try:
+        stat = Path(f"/proc/{info.host_pid}/stat").read_text()
+    except (FileNotFoundError, ProcessLookupError):
+        return False
+    fields = stat.rpartition(")")[2].split()
+    started_at = _boot_time() + int(fields[19]) / os.sysconf("SC_CLK_TCK")
+    return fields[0] not in "ZX" and started_at <= info.started_at + _CLOCKS_DIFFER_S
+
+
+def _boot_time() -> float:
+    with Path("/proc/stat").open() as file:
+        return next(float(line.split()[1]) for line in file if line.startswith("btime "))
+
+
+def _state(job: JobFolder) -> JobState:
+    result, info = job.read_result(), job.read_info()
+    if result is not None:
+        return state_of_result(result.exit_code)
+    if info is None or info.host != socket.gethostname():
+        return JobState.UNKNOWN
+    if host_lives(info):
+        return JobState.RUNNING
+    result = job.read_result()  # it may have ended between the two looks
+    return state_of_result(result.exit_code) if result else JobState.FAILED
+
+
+def _write_script(job: JobFolder, script: str) -> Path:
+    prepare_folder(job.path.parent)
+    path = job.path / SCRIPT_NAME
+    try:
+        job.create()
+        path.write_text(script)
+    except OSError as error:
+        raise not_writable(job.path, error) from error
+    return path
+
+
+def _start_gated(
+    path: Path, job_id: str, detach: bool, environment: Mapping[str, str]
+) -> tuple[int, subprocess.Popen[bytes]]:
+    """The process, and the descriptor that opens its gate."""
+    reading, gate = os.pipe()
+    log = (path.parent / HOST_LOG).open("ab") if detach else None
+    try:
+        process = subprocess.Popen(
+            ["bash", "-c", _GATED, "nvrx-job", str(path)],
+            env=child_environment({**environment, "NVRX_JOB_ID": job_id}),
+            stdin=reading,
+            stdout=log,
+            stderr=log,
+            start_new_session=detach,
+        )
+    except FileNotFoundError:
+        os.close(gate)
+        raise MissingProgramError("bash is not on PATH, and job scripts need it") from None
+    finally:
+        os.close(reading)
+        if log:
+            log.close()
+    return gate, process

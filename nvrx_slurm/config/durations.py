@@ -1,0 +1,58 @@
+"""Durations as people write them: `15s`, `2m`, `1h30m`, `250ms`; and Slurm's own formats for time limits."""
+
+from __future__ import annotations
+
+import re
+
+_UNITS_S = {"ms": 0.001, "s": 1.0, "m": 60.0, "h": 3600.0, "d": 86400.0}
+_PART = re.compile(r"(\d+(?:\.\d+)?)(ms|s|m|h|d)")
+_SLURM = re.compile(r"(?:(\d+)-)?(\d+)(?::(\d+))?(?::(\d+))?")
+
+
+def parse_duration(value: object) -> float:
+    """Seconds. Accepts `15s`, `1h30m`, or a plain number of seconds. Raises ValueError."""
+    if isinstance(value, (int, float)) and not isinstance(value, bool):
+        return float(value)
+    text = str(value).strip()
+    parts = _PART.findall(text)
+    if not parts or "".join(number + unit for number, unit in parts) != text:
+        raise ValueError(f"{value!r} is no duration; write it like 15s, 2m, 1h30m")
+    return sum(float(number) * _UNITS_S[unit] for number, unit in parts)
+
+
+def parse_time_limit(value: object) -> float:
+    """Seconds, from a time limit as sbatch takes it or from a duration. Raises ValueError.
+
+    A plain number is minutes; otherwise M:S, H:M:S, D-H, D-H:M, D-H:M:S (sbatch(1), --time), or `12h`, `2d`.
+    """
+    text = str(value).strip()
+    match = None if isinstance(value, (bool, float)) else _SLURM.fullmatch(text)
+    if match is None:
+        return parse_duration(text)
+    days, first, second, third = (None if group is None else int(group) for group in match.groups())
+    if days is not None:
+        hours, minutes, seconds = first or 0, second or 0, third or 0
+    elif third is not None:
+        hours, minutes, seconds = first or 0, second or 0, third
+    else:
+        hours, minutes, seconds = 0, first or 0, second or 0
+    return ((days or 0) * 24 + hours) * 3600.0 + minutes * 60.0 + seconds
+
+
+def slurm_time(seconds: float) -> str:
+    """A time limit in the one format that every Slurm reads: `D-HH:MM:SS`."""
+    minutes, rest = divmod(int(seconds), 60)
+    hours, minutes = divmod(minutes, 60)
+    days, hours = divmod(hours, 24)
+    return f"{days}-{hours:02}:{minutes:02}:{rest:02}"
+
+
+def words(seconds: float) -> str:
+    """A duration as it is written in job.yaml: 90.0 → `1m30s`."""
+    if seconds != int(seconds):
+        return f"{round(seconds * 1000)}ms" if seconds < 1 else f"{seconds:g}s"
+    left, text = int(seconds), ""
+    for unit in ("d", "h", "m", "s"):
+        count, left = divmod(left, int(_UNITS_S[unit]))
+        text += f"{count}{unit}" if count else ""
+    return text or "0s"

@@ -1,0 +1,177 @@
+"""Read all layers, merge them once, and know where each value came from.
+
+Precedence: flag > environment (`NVRX_SLURM_<KEY>`, `__` between levels) > job.yaml > the user's site file > the
+machine's site file > default. Mappings merge key by key; anything else is replaced as a whole.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from pydantic import ValidationError
+
+from nvrx_slurm.config import env
+from nvrx_slurm.config.complaints import complaints, dotted
+from nvrx_slurm.config.model import JobSpec
+from nvrx_slurm.config.yamlfile import KeyPath, read_scalar, read_yaml
+from nvrx_slurm.errors import ConfigError, UsageError
+
+SITE_FILE = "config.yaml"
+_NOT_KEYS = {"NVRX_SLURM_STORE_PASSWORD"}
+
+
+@dataclass(frozen=True, slots=True)
+class Origin:
+    """Where a value came from: a file and line, a variable, a flag, or the default."""
+
+    source: str
+    line: int | None = None
+
+    def __str__(self) -> str:
+        return self.source if self.line is None else f"{self.source}:{self.line}"
+
+
+@dataclass(frozen=True, slots=True)
+class Layer:
+    """One source's values, and where each key of it stands."""
+
+    name: str
+    data: dict[str, Any]
+    lines: Mapping[KeyPath, int]
+    key_names: Mapping[KeyPath, str]
+
+    def origin(self, path: KeyPath) -> Origin:
+        for end in range(len(path), 0, -1):
+            if path[:end] in self.key_names:
+                return Origin(self.key_names[path[:end]])
+            if path[:end] in self.lines:
+                return Origin(self.name, self.lines[path[:end]])
+        return Origin(self.name)
+
+
+@dataclass(frozen=True, slots=True)
+class Loaded:
+    """A job's merged configuration. `origin_of` tells where a key's value came from."""
+
+    spec: JobSpec
+    layers: tuple[Layer, ...]  # strongest first
+
+    def origin_of(self, path: KeyPath) -> Origin:
+        for layer in self.layers:
+            if _has(layer.data, path):
+                return layer.origin(path)
+        return Origin("default")
+
+
+def load(path: Path, flags: Mapping[str, Any] | Iterable[tuple[str, str, Any]] = ()) -> Loaded:
+    """Load job.yaml with every other layer. `flags`: (dotted key, the flag's name, value), strongest of all.
+
+    Raises ConfigError: one message that lists every problem with its file, line and key.
+    """
+    file = read_yaml(path)
+    if isinstance(flags, Mapping):
+        flags = [(key, key, value) for key, value in flags.items()]
+    layers = [
+        _keyed("flags", [(tuple(key.split(".")), flag, value) for key, flag, value in flags]),
+        _environment(),
+        Layer(str(path), file.data, file.lines, {}),
+        *_site_files(),
+    ]
+    merged: dict[str, Any] = {}
+    for layer in reversed(layers):
+        _merge(merged, layer.data)
+    try:
+        return Loaded(JobSpec.model_validate(merged), tuple(layers))
+    except ValidationError as error:
+        raise _config_error(error, layers, path) from None
+
+
+def load_job(path: str | Path, **overrides: Any) -> JobSpec:
+    """The merged configuration of a job. `overrides` are keys; a double underscore goes a level down.
+
+    >>> load_job("job.yaml", spares=2, slurm__partition="gpu")  # doctest: +SKIP
+
+    Raises ConfigError.
+    """
+    flags = [(key.replace("__", "."), f"{key}=", value) for key, value in overrides.items()]
+    return load(Path(path), flags).spec
+
+
+def parse_assignment(text: str) -> tuple[str, str, Any]:
+    """`--set a.b=value` → a flag for `load`. The value is read as YAML. Raises UsageError."""
+    key, equals, value = text.partition("=")
+    if not equals or not key or not all(key.split(".")):
+        raise UsageError(f"--set {text}: write it as key=value, such as --set slurm.partition=gpu")
+    return key, f"--set {key}", read_scalar(value)
+
+
+def _environment() -> Layer:
+    found = []
+    for name, value in sorted(env.overrides().items()):
+        if name not in _NOT_KEYS:
+            path = tuple(name.removeprefix(env.PREFIX).lower().split("__"))
+            found.append((path, f"${name}", read_scalar(value)))
+    return _keyed("environment", found)
+
+
+def _site_files() -> list[Layer]:
+    from platformdirs import PlatformDirs
+
+    dirs = PlatformDirs("nvrx-slurm", appauthor=False)
+    layers = []
+    for folder in (dirs.user_config_path, dirs.site_config_path):
+        path = Path(folder) / SITE_FILE
+        if path.is_file():
+            file = read_yaml(path)
+            layers.append(Layer(str(path), file.data, file.lines, {}))
+    return layers
+
+
+def _keyed(name: str, items: Iterable[tuple[tuple[str, ...], str, Any]]) -> Layer:
+    data: dict[str, Any] = {}
+    names: dict[KeyPath, str] = {}
+    for path, source, value in items:
+        branch = data
+        for part in path[:-1]:
+            below = branch.setdefault(part, {})
+            if not isinstance(below, dict):
+                raise UsageError(f"{source}: `{part}` was given a value already; it cannot hold `{path[-1]}` too")
+            branch = below
+        branch[path[-1]] = value
+        names[path] = source
+    return Layer(name, data, {}, names)
+
+
+def _merge(into: dict[str, Any], data: Mapping[str, Any]) -> None:
+    for key, value in data.items():
+        if isinstance(value, dict) and isinstance(into.get(key), dict):
+            _merge(into[key], value)
+        elif isinstance(value, dict):
+            into[key] = {}
+            _merge(into[key], value)
+        elif value is not None:  # a key without a value says nothing
+            into[key] = value
+
+
+def _has(data: Any, path: KeyPath) -> bool:
+    for part in path:
+        if not isinstance(data, dict) or data.get(str(part)) is None:
+            return False
+        data = data[str(part)]
+    return True
+
+
+def _config_error(error: ValidationError, layers: list[Layer], path: Path) -> ConfigError:
+    found = []
+    for key, sentence in complaints(error, JobSpec).items():
+        layer = next((layer for layer in layers if key and _has(layer.data, key[:1])), None)
+        layer = next((layer for layer in layers if key and _has(layer.data, key)), layer)
+        origin = layer.origin(key) if layer else Origin(str(path))
+        found.append(ConfigError(sentence, file=origin.source, line=origin.line, key=dotted(key) or None))
+    if len(found) == 1:
+        return found[0]
+    found.sort(key=lambda one: (one.file or "", one.line or 0))
+    return ConfigError("\n  ".join([f"{len(found)} problems:", *map(str, found)]))

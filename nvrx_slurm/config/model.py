@@ -1,0 +1,304 @@
+"""The keys of job.yaml: types, bounds, defaults, and how they must relate. All values are frozen."""
+
+from __future__ import annotations
+
+import re
+import shlex
+from typing import Annotated, Literal, Self
+from urllib.parse import urlsplit
+
+from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field, WithJsonSchema, model_validator
+
+from nvrx_slurm.config.durations import parse_duration, parse_time_limit
+
+MOST_NODES = 100_000
+_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}")
+_VARIABLE = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
+_FLAG = re.compile(r"[a-z][a-z0-9-]*")
+
+
+def _one_line(text: str) -> str:
+    if any(ord(char) < 32 or ord(char) == 127 for char in text):
+        raise ValueError("must be one line of printable text")
+    return text
+
+
+def _no_nul(text: str) -> str:
+    if "\0" in text:
+        raise ValueError("must not contain a NUL byte")
+    return text
+
+
+def _name(text: str) -> str:
+    if not _NAME.fullmatch(text):
+        raise ValueError("must be 1 to 64 letters, digits, '.', '_' or '-', and start with a letter or digit")
+    return text
+
+
+def _whole_number(value: object) -> object:
+    if isinstance(value, bool):
+        raise ValueError("must be a whole number")
+    return value
+
+
+def _command(value: object) -> object:
+    if not isinstance(value, str):
+        return value
+    try:
+        return shlex.split(value)
+    except ValueError as error:
+        raise ValueError(f"cannot be split as a shell would: {error}") from None
+
+
+def _some_words(words: tuple[str, ...]) -> tuple[str, ...]:
+    if not words or not words[0]:
+        raise ValueError("must name a program")
+    return words
+
+
+def _environment(value: object) -> object:
+    if not isinstance(value, dict):
+        return value
+    for name in value:
+        if not isinstance(name, str) or not _VARIABLE.fullmatch(name):
+            raise ValueError(f"{name!r} is no name for an environment variable")
+    return {name: _text(text) for name, text in value.items()}
+
+
+def _text(value: object) -> object:
+    if isinstance(value, bool):
+        return "true" if value else "false"
+    return str(value) if isinstance(value, (int, float)) else value
+
+
+def _lines(value: object) -> object:
+    return value.splitlines() if isinstance(value, str) else value
+
+
+def _extra(value: object) -> object:
+    if not isinstance(value, dict):
+        return value
+    for flag in value:
+        if not isinstance(flag, str) or not _FLAG.fullmatch(flag):
+            raise ValueError(f"{flag!r} is no sbatch flag; write it without dashes in front, such as `comment: text`")
+        if flag in _OURS:
+            raise ValueError(f"`{flag}` is set by nvrx-slurm itself{_OURS[flag]}")
+    return {flag: text if isinstance(text, bool) or text is None else _text(text) for flag, text in value.items()}
+
+
+_OURS = {
+    "nodes": "; set `nodes` and `spares`",
+    "job-name": "; set `name`",
+    "ntasks-per-node": ": one agent a node",
+    "ntasks": ": one agent a node",
+    "no-kill": "",
+    "output": ": the job folder holds the logs",
+    "open-mode": "",
+    "signal": ": it fits the teardown's budget",
+    "array": ": submit several jobs instead",
+}
+
+Line = Annotated[str, AfterValidator(_one_line)]
+Text = Annotated[str, AfterValidator(_no_nul)]
+Name = Annotated[str, AfterValidator(_name)]
+_DURATION_SCHEMA = {"type": ["string", "number"], "examples": ["15s", "2m", "1h30m"]}
+Duration = Annotated[float, Field(gt=0), BeforeValidator(parse_duration), WithJsonSchema(_DURATION_SCHEMA)]
+TimeLimit = Annotated[
+    float,
+    Field(ge=60),
+    BeforeValidator(parse_time_limit),
+    WithJsonSchema({"type": ["string", "integer"], "examples": ["12h", "2-00:00:00", 60]}),
+]
+Command = Annotated[
+    tuple[Text, ...],
+    BeforeValidator(_command),
+    AfterValidator(_some_words),
+    WithJsonSchema({"oneOf": [{"type": "string"}, {"type": "array", "items": {"type": "string"}}]}),
+]
+Environment = Annotated[dict[str, Text], BeforeValidator(_environment)]
+Lines = Annotated[tuple[Text, ...], BeforeValidator(_lines)]
+Extra = Annotated[dict[str, Line | bool | None], BeforeValidator(_extra)]
+OnFailure = Literal["restart_replica", "restart_job", "ignore", "fail_job"]
+
+
+_WHOLE = BeforeValidator(_whole_number)
+Nodes = Annotated[int, Field(ge=1, le=MOST_NODES), _WHOLE]
+Count = Annotated[int, Field(ge=0, le=1_000_000), _WHOLE]
+Spares = Annotated[int, Field(ge=0, le=MOST_NODES), _WHOLE]
+Positive = Annotated[int, Field(ge=1, le=1_000_000), _WHOLE]
+Workers = Annotated[int, Field(ge=1, le=1024), _WHOLE]
+
+
+class Block(BaseModel):
+    """A mapping in job.yaml: frozen, and closed to keys it does not know."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid", use_attribute_docstrings=True)
+
+
+class Slurm(Block):
+    """What to ask Slurm for. A key that is not set is left to the cluster's default."""
+
+    partition: Line | None = None
+    """`--partition`"""
+    account: Line | None = None
+    """`--account`"""
+    qos: Line | None = None
+    """`--qos`"""
+    time: TimeLimit | None = None
+    """Time limit: a duration (`12h`), or as sbatch takes it (`2-00:00:00`; a plain number is minutes)."""
+    gpus_per_node: Count | Line | None = None
+    """`--gpus-per-node`: a number, or `type:number`"""
+    cpus_per_task: Positive | None = None
+    """CPUs for each node's agent and all of its workers together (one task runs on each node)."""
+    mem: Line | None = None
+    """`--mem` per node, such as `64G`; `0` is all of it"""
+    constraint: Line | None = None
+    """`--constraint`"""
+    exclude: Line | None = None
+    """`--exclude`: nodes not to use"""
+    reservation: Line | None = None
+    """`--reservation`"""
+    segment: Nodes | None = None
+    """`--segment`: nodes of one network block (Slurm 23.11 and newer)"""
+    extra: Extra = {}
+    """Any other sbatch flag, without its dashes: `comment: text`; `true` for a flag without a value."""
+
+
+class Heartbeat(Block):
+    """Signs of life between agents and controller."""
+
+    interval: Duration = 1.0
+    """How often an agent says that it lives."""
+    timeout: Duration = 15.0
+    """How long a silent node is waited for. A death is noticed at once, by its broken connection."""
+
+
+class Rendezvous(Block):
+    """How a round of nodes comes together."""
+
+    join_timeout: Duration = 600.0
+    """How long a round may stay open. Then the job goes on with `min_nodes`, or ends with 75."""
+    last_call: Duration = 5.0
+    """How long a late node of the cycle before is still preferred to a hot spare that is there."""
+
+
+class Teardown(Block):
+    """How workers are stopped."""
+
+    grace: Duration = 10.0
+    """From SIGTERM to SIGKILL, for all that a worker has started."""
+
+
+class FaultToleranceSpec(Block):
+    """Budgets and bounds."""
+
+    max_restarts: Count = 3
+    """How many worker failures each replica is restarted after. Lost nodes are not counted: they cost spares."""
+    heartbeat: Heartbeat = Heartbeat()
+    rendezvous: Rendezvous = Rendezvous()
+    teardown: Teardown = Teardown()
+
+    @model_validator(mode="after")
+    def _relations(self) -> Self:
+        beat = self.heartbeat
+        if beat.interval >= beat.timeout:
+            raise ValueError(
+                f"heartbeat.interval ({beat.interval:g}s) must be shorter than heartbeat.timeout ({beat.timeout:g}s)"
+            )
+        return self
+
+
+class StoreSpec(Block):
+    """Where the job keeps its state. Without `url`: an embedded Valkey on the batch host."""
+
+    url: Line | None = None
+    """`redis://host:port/db` or `rediss://…` of your own Redis or Valkey; without a password in it"""
+    password_file: Line | None = None
+    """A file (mode 0600) with its password; or set NVRX_SLURM_STORE_PASSWORD"""
+
+    @model_validator(mode="after")
+    def _no_password_in_the_url(self) -> Self:
+        if self.url is None:
+            return self
+        parts = urlsplit(self.url)
+        if parts.scheme not in ("redis", "rediss") or not parts.hostname:
+            raise ValueError("store.url must look like redis://host:6379/0 or rediss://host:6380/0")
+        if parts.password is not None:
+            raise ValueError(
+                "store.url must not hold a password, since the job script would show it; put it into a file "
+                "(mode 0600) named by store.password_file, or into NVRX_SLURM_STORE_PASSWORD"
+            )
+        return self
+
+
+class Role(Block):
+    """One kind of worker in a job with several."""
+
+    command: Command
+    """What each worker runs: a list, or one string that is split as a shell would; no shell runs it."""
+    replicas: Nodes = 1
+    """How many worlds of this role run side by side."""
+    nodes_per_replica: Nodes = 1
+    """Nodes in each of them."""
+    min_nodes: Nodes | None = None
+    """With no spare left, a replica goes on with as few as this."""
+    workers_per_node: Workers = 1
+    """Worker processes on each node."""
+    on_failure: OnFailure = "restart_replica"
+    """What a failure in a replica leads to."""
+    workdir: Line | None = None
+    """Where this role's workers start."""
+    env: Environment = {}
+    """Environment of this role's workers, on top of the job's."""
+
+    @model_validator(mode="after")
+    def _relations(self) -> Self:
+        _check_min_nodes(self.min_nodes, self.nodes_per_replica, "nodes_per_replica")
+        return self
+
+
+class JobSpec(Block):
+    """A job: what to run, on how many nodes, and what to do when something breaks."""
+
+    name: Name
+    """The job's name, for Slurm and for people."""
+    command: Command | None = None
+    """What each worker runs: a list, or one string that is split as a shell would; no shell runs it."""
+    nodes: Nodes = 1
+    """Nodes that work. Hot spares come on top."""
+    spares: Spares = 0
+    """Hot spares: nodes that stand by in the allocation. All roles share them."""
+    min_nodes: Nodes | None = None
+    """With no spare left, go on with as few nodes as this. Without it the job ends with 75, worth a retry."""
+    workers_per_node: Workers = 1
+    """Worker processes on each node, usually one a GPU."""
+    workdir: Line | None = None
+    """Where workers start; relative to the folder of job.yaml. Without it: the folder you submit from."""
+    env: Environment = {}
+    """Environment of all workers. No secrets: the job script shows it."""
+    setup: Lines = ()
+    """Shell lines of the job script before anything starts: `module load …`, `source venv/bin/activate`."""
+    roles: dict[Name, Role] | None = None
+    """Several kinds of workers, by name, instead of `command` and `nodes` (an RL job: policy and rollout)."""
+    slurm: Slurm = Slurm()
+    fault_tolerance: FaultToleranceSpec = FaultToleranceSpec()
+    store: StoreSpec = StoreSpec()
+
+    @model_validator(mode="after")
+    def _relations(self) -> Self:
+        if self.roles:
+            plain = {"command", "nodes", "min_nodes", "workers_per_node"} & self.model_fields_set
+            if plain:
+                raise ValueError(f"with `roles`, set `{sorted(plain)[0]}` in each role instead")
+        elif self.command is None:
+            raise ValueError("`command` is missing: say what each worker runs (or give `roles`)")
+        _check_min_nodes(self.min_nodes, self.nodes, "nodes")
+        total = self.spares + sum(role.replicas * role.nodes_per_replica for role in (self.roles or {}).values())
+        if total > MOST_NODES:
+            raise ValueError(f"the roles and spares ask for {total} nodes; at most {MOST_NODES} are possible")
+        return self
+
+
+def _check_min_nodes(min_nodes: int | None, nodes: int, key: str) -> None:
+    if min_nodes is not None and min_nodes > nodes:
+        raise ValueError(f"min_nodes ({min_nodes}) must not be larger than {key} ({nodes})")

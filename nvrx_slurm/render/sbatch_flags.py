@@ -1,0 +1,70 @@
+"""The `#SBATCH` lines of a job. Slurm parses them itself, with rules of its own, not a shell's."""
+
+from __future__ import annotations
+
+import math
+import re
+from collections.abc import Iterator
+
+from nvrx_slurm.config.durations import slurm_time
+from nvrx_slurm.config.model import JobSpec
+from nvrx_slurm.errors import ConfigError
+from nvrx_slurm.records import Plan
+
+NOTICE_MARGIN_S = 30
+SHORTEST_NOTICE_S = 60
+_PLAIN = re.compile(r"[A-Za-z0-9_.,:;=/@%+*&|!~^\[\](){}<>-]+")
+
+
+def sbatch_quote(value: str) -> str:
+    """A value as Slurm's parser of `#SBATCH` lines reads it back: in double quotes, `\\` before `"` and `\\`.
+
+    Raises ConfigError for what no quoting carries: control characters.
+    """
+    if any(ord(char) < 32 or ord(char) == 127 for char in value):
+        raise ConfigError(f"{value!r} holds a control character, which no sbatch flag can carry")
+    if _PLAIN.fullmatch(value):
+        return value
+    return '"' + value.replace("\\", "\\\\").replace('"', '\\"') + '"'
+
+
+def notice_s(plan: Plan) -> int:
+    """How long before its time limit the job is told, so that its teardown fits."""
+    return max(SHORTEST_NOTICE_S, math.ceil(plan.fault_tolerance.teardown_grace_s) + NOTICE_MARGIN_S)
+
+
+def sbatch_flags(spec: JobSpec, plan: Plan) -> list[str]:
+    """Every flag of the job, quoted."""
+    return [flag if value is None else f"{flag}={sbatch_quote(value)}" for flag, value in _flags(spec, plan)]
+
+
+def step_flags(spec: JobSpec) -> list[str]:
+    """What srun must be told again, since it inherits it not everywhere."""
+    slurm = spec.slurm
+    again = {"--cpus-per-task": slurm.cpus_per_task, "--gpus-per-node": slurm.gpus_per_node}
+    return [f"{flag}={value}" for flag, value in again.items() if value is not None]
+
+
+def _flags(spec: JobSpec, plan: Plan) -> Iterator[tuple[str, str | None]]:
+    slurm = spec.slurm
+    yield "--job-name", plan.name
+    yield "--nodes", str(plan.total_nodes)
+    yield "--ntasks-per-node", "1"
+    yield "--no-kill", None
+    if "no-requeue" not in slurm.extra and "requeue" not in slurm.extra:
+        yield "--requeue", None
+    yield "--open-mode", "append"
+    yield "--signal", f"B:USR1@{notice_s(plan)}"
+    yield "--output", f"{plan.folder.replace('%', '%%')}/slurm-%j.out"
+    if slurm.time is not None:
+        yield "--time", slurm_time(slurm.time)
+    for key in ("partition", "account", "qos", "gpus_per_node", "cpus_per_task", "mem", "constraint", "exclude",
+                "reservation", "segment"):  # fmt: skip
+        value = getattr(slurm, key)
+        if value is not None:
+            yield "--" + key.replace("_", "-"), str(value)
+    if "exclusive" in slurm.extra and slurm.mem is None and "mem" not in slurm.extra:
+        yield "--mem", "0"  # an exclusive node without it comes with the partition's default share of memory
+    for flag, value in slurm.extra.items():
+        if value is not False:
+            yield f"--{flag}", None if value is True or value is None else value

@@ -1,0 +1,88 @@
+"""Renders the job script, for Slurm or for this machine, from `sbatch/job.sh.j2`."""
+
+from __future__ import annotations
+
+import shlex
+from pathlib import Path
+from typing import Literal
+
+from jinja2 import Environment, FileSystemLoader, StrictUndefined
+
+import nvrx_slurm
+from nvrx_slurm.config.model import JobSpec
+from nvrx_slurm.records import Plan, plan_to_json
+from nvrx_slurm.render.sbatch_flags import sbatch_flags, step_flags
+
+TEMPLATE = "job.sh.j2"
+
+
+def render_job(spec: JobSpec, plan: Plan, *, cluster: Literal["slurm", "local"], python: str) -> str:
+    """The job script, ready for `sbatch` (or, `local`, for bash). It holds the whole plan and needs no other file.
+
+    `python` is the interpreter that runs the batch host and the agents; it must be the same on all nodes.
+    Raises ConfigError for a value that no script can carry.
+    """
+    plan_text = plan_to_json(plan).decode()
+    on_slurm = cluster == "slurm"
+    return _environment().get_template(TEMPLATE).render(
+        title=_title(plan),
+        flags=sbatch_flags(spec, plan) if on_slurm else [],
+        setup=spec.setup,
+        python=python,
+        cluster=cluster,
+        launcher=_launcher(spec, plan, python) if on_slurm else [],
+        marker=_marker(plan_text),
+        plan=plan_text,
+    )  # fmt: skip
+
+
+def _title(plan: Plan) -> str:
+    nodes = f"{plan.active_nodes} node" + ("s" if plan.active_nodes > 1 else "")
+    spares = f" and {plan.spares} hot spare" + ("s" if plan.spares > 1 else "") if plan.spares else ""
+    return f"{plan.name}: {nodes}{spares}, by nvrx-slurm"
+
+
+def _launcher(spec: JobSpec, plan: Plan, python: str) -> list[str]:
+    """One agent a node. A node that dies, or a task that fails, must not take the others along."""
+    nodes = plan.total_nodes
+    return [
+        "srun",
+        "--no-kill",
+        "--kill-on-bad-exit=0",
+        "--wait=0",
+        f"--nodes={nodes}",
+        f"--ntasks={nodes}",
+        "--ntasks-per-node=1",
+        *step_flags(spec),
+        python,
+        "-m",
+        "nvrx_slurm.agent",
+    ]
+
+
+def _marker(text: str) -> str:
+    """An end mark of the here-document that no line of the text is."""
+    marker, lines = "NVRX_PLAN", set(text.splitlines())
+    while marker in lines:
+        marker += "_"
+    return marker
+
+
+def _environment() -> Environment:
+    environment = Environment(
+        loader=FileSystemLoader(_templates()),
+        undefined=StrictUndefined,
+        trim_blocks=True,
+        lstrip_blocks=True,
+        keep_trailing_newline=True,
+        autoescape=False,  # bash, not HTML: every value goes through a quote filter
+    )
+    environment.filters["quote"] = shlex.quote
+    return environment
+
+
+def _templates() -> Path:
+    """`sbatch/` inside the installed package, or beside it in a source checkout."""
+    package = Path(nvrx_slurm.__file__).parent
+    installed = package / "sbatch"
+    return installed if installed.is_dir() else package.parent / "sbatch"

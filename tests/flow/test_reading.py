@@ -1,0 +1,326 @@
+"""Reading real jobs: while they run, while they end, while their store dies, and after all is gone."""
+
+from __future__ import annotations
+
+import json
+import os
+import pty
+import select
+import signal
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterator
+from contextlib import closing
+from pathlib import Path
+
+import pytest
+
+from nvrx_slurm.agent.supervisor import descendants, send_all
+from nvrx_slurm.folder import JobFolder
+from nvrx_slurm.records import Entry, JobEnded, NodeJoined, Recovered, RoundClosed, WorkersStarted
+from nvrx_slurm.report import source
+from nvrx_slurm.report.snapshot import take
+from tests.harness import Gate, RunningJob, gate_plan, is_alive, wait_gone
+
+WAIT_S = 60.0
+RunLocal = Callable[..., RunningJob]
+
+
+def command(*args: str, base: Path) -> list[str]:
+    return [sys.executable, "-m", "nvrx_slurm", *args, "--folder", str(base)]
+
+
+def nvrx(*args: str, job: RunningJob, check: bool = True) -> subprocess.CompletedProcess[str]:
+    """Run one of the reading commands on a job's base folder, as a pipe sees it."""
+    argv = command(*args, base=job.folder.path.parent)
+    return subprocess.run(argv, capture_output=True, text=True, timeout=WAIT_S, check=check)
+
+
+def all_here(job: RunningJob, gate: Gate, *nodes: str, cycle: int = 0, workers: int = 4) -> None:
+    """The cycle's workers run, and the journal says so; these nodes have joined."""
+    gate.wait(workers, cycle=cycle)
+    for node in job.expect(RoundClosed, cycle=cycle).nodes:
+        job.expect(WorkersStarted, cycle=cycle, node=node)
+    for node in nodes:
+        job.expect(NodeJoined, node=node)
+
+
+def lose_a_node(job: RunningJob, gate: Gate, node: str = "n2") -> None:
+    job.kill_node(node)
+    gate.wait(4, cycle=1)
+    job.expect(Recovered, cycle=1)
+
+
+def journal_lines(folder: JobFolder) -> list[str]:
+    return folder.events_path.read_text().splitlines()
+
+
+@pytest.fixture
+def start() -> Iterator[Callable[..., subprocess.Popen[str]]]:
+    """Starts commands, and after the test sees to it that none is left."""
+    started: list[subprocess.Popen[str]] = []
+
+    def begin(argv: list[str], **options: object) -> subprocess.Popen[str]:
+        options = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True, **options}
+        started.append(subprocess.Popen(argv, **options))  # type: ignore[call-overload]
+        return started[-1]
+
+    yield begin
+    for process in started:
+        if process.poll() is None:
+            process.kill()
+        process.communicate()
+
+
+def test_status_of_a_running_job(run_local: RunLocal, gate: Gate, tmp_path: Path) -> None:
+    """While a job runs, its store tells nodes, ranks, spares and cycle; the page and the object agree."""
+    job = run_local(gate_plan(gate, tmp_path))
+    all_here(job, gate, "n3")
+    shown = json.loads(nvrx("status", "j1", "--json", job=job).stdout)
+    assert (shown["state"], shown["cycle"], shown["spares_left"]) == ("running", 0, ["n3"])
+    assert {node["name"]: node["ranks"] for node in shown["nodes"]} == {"n1": [0, 1], "n2": [2, 3], "n3": []}
+    assert shown["store_error"] is None
+    page = nvrx("status", "j1", job=job).stdout
+    assert "state     running" in page
+    assert any(line.split()[:4] == ["n2", "active", "main-0", "2-3"] for line in page.splitlines())
+    lines = nvrx("status", job=job).stdout.splitlines()
+    assert lines[1].split()[:5] == ["j1", "test", "local", "running", "3/3"]
+    gate.open()
+    assert job.finish() == 0
+
+
+def test_everything_can_be_read_after_job_and_store_are_gone(run_local: RunLocal, gate: Gate, tmp_path: Path) -> None:
+    """From the folder alone: how it ended, the recovery and its phases, the events, the ranks' output."""
+    job = run_local(gate_plan(gate, tmp_path))
+    all_here(job, gate, "n3")
+    lose_a_node(job, gate)
+    gate.open()
+    assert job.finish() == 0
+    assert job.folder.read_store() is None
+    shown = json.loads(nvrx("status", "j1", "--json", job=job).stdout)
+    assert (shown["state"], shown["exit_code"], shown["restarts"]) == ("completed", 0, 1)
+    recovery = shown["recoveries"][0]
+    assert sum(recovery["phases"].values()) == pytest.approx(recovery["total_s"])
+    assert recovery["promoted"] == ["n3"]
+    assert shown["last_failure"]["node"] == "n2"
+    assert nvrx("events", "j1", "--json", job=job).stdout.splitlines() == journal_lines(job.folder)
+    words = nvrx("events", "j1", job=job).stdout.splitlines()
+    assert len(words) == len(journal_lines(job.folder))
+    assert any(line.split()[1:3] == ["node_lost", "n2:"] for line in words)
+    assert nvrx("logs", "j1", "--rank", "2", job=job).stdout == "rank 2 waits\n" * 2
+    assert "[main-0 3] rank 3 waits" in nvrx("logs", "j1", job=job).stdout
+
+
+def test_events_are_followed_to_the_end(
+    run_local: RunLocal, gate: Gate, tmp_path: Path, start: Callable[..., subprocess.Popen[str]]
+) -> None:
+    """`events -f` prints each entry once, in order, until the store is gone, and ends by itself."""
+    job = run_local(gate_plan(gate, tmp_path))
+    all_here(job, gate, "n3")
+    reader = start(command("events", "j1", "-f", "--json", base=job.folder.path.parent))
+    lose_a_node(job, gate)
+    gate.open()
+    assert job.finish() == 0
+    out, err = reader.communicate(timeout=WAIT_S)
+    assert (reader.returncode, err) == (0, "")
+    numbers = [json.loads(line)["n"] for line in out.splitlines()]
+    assert numbers == list(range(1, len(journal_lines(job.folder)) + 1))
+    assert json.loads(out.splitlines()[-1])["event"] == "job_ended"
+
+
+def test_a_reader_outlives_the_store(run_local: RunLocal, gate: Gate, tmp_path: Path) -> None:
+    """The store is killed and comes back while a reader follows: no entry is lost or repeated."""
+    job = run_local(gate_plan(gate, tmp_path))
+    all_here(job, gate, "n3")
+    entries: list[Entry] = []
+    follower = threading.Thread(target=lambda: entries.extend(source.follow(job.folder)))
+    follower.start()
+    os.kill(process_of(job, "valkey-server"), signal.SIGKILL)
+    lose_a_node(job, gate)
+    gate.open()
+    assert job.finish() == 0
+    follower.join(WAIT_S)
+    assert [entry.n for entry in entries] == list(range(1, len(job.entries) + 1))
+    assert isinstance(entries[-1].record, JobEnded)
+
+
+def test_a_reader_goes_on_after_what_it_has(run_local: RunLocal, gate: Gate, tmp_path: Path) -> None:
+    """Live from the store or from the folder: `after` skips exactly the entries up to it."""
+    job = run_local(gate_plan(gate, tmp_path))
+    all_here(job, gate, "n3")
+    everything = source.so_far(job.folder)
+    for after in (0, 1, len(everything) - 1, len(everything)):
+        for folder in (job.folder, without_file(job.folder, tmp_path / f"store-only-{after}")):
+            with closing(source.Journal(folder, after=after)) as journal:
+                assert [item.n for item in journal.catch_up()] == [e.n for e in everything[after:]]
+    gate.open()
+    job.finish()
+    with closing(source.Journal(job.folder, after=3)) as journal:
+        assert journal.catch_up()[0].n == 4
+
+
+def test_an_unreachable_store_leaves_the_folder(run_local: RunLocal, gate: Gate, tmp_path: Path) -> None:
+    """Where the store does not answer, a running job's page comes from the folder, and says so."""
+    job = run_local(gate_plan(gate, tmp_path))
+    all_here(job, gate, "n3")
+    store = process_of(job, "valkey-server")
+    os.kill(store, signal.SIGSTOP)
+    shot = take(job.folder)
+    os.kill(store, signal.SIGCONT)
+    assert shot.store_error is not None
+    assert "does not answer" in shot.store_error
+    assert shot.view.replicas["main-0"].phase == "running"
+    gate.open()
+    assert job.finish() == 0
+
+
+def test_logs_are_followed_from_cycle_to_cycle(
+    run_local: RunLocal, gate: Gate, tmp_path: Path, start: Callable[..., subprocess.Popen[str]]
+) -> None:
+    """`logs -f --rank` switches to the new cycle's file, says so on stderr, and ends with the job."""
+    job = run_local(gate_plan(gate, tmp_path))
+    all_here(job, gate, "n3")
+    base = job.folder.path.parent
+    one = start(command("logs", "j1", "-f", "--rank", "2", base=base))
+    merged = start(command("logs", "j1", "-f", base=base))
+    lose_a_node(job, gate)
+    gate.open()
+    assert job.finish() == 0
+    out, err = one.communicate(timeout=WAIT_S)
+    assert (out, err) == ("rank 2 waits\n" * 2, "── cycle 0 ──\n── cycle 1 ──\n")
+    out, err = merged.communicate(timeout=WAIT_S)
+    assert out == job.folder.job_log.read_text()
+    assert (one.returncode, merged.returncode) == (0, 0)
+
+
+def test_a_choice_of_logs(run_local: RunLocal, gate: Gate, tmp_path: Path) -> None:
+    """One cycle of all ranks comes marked and in order; a wrong rank or cycle is one clear error."""
+    job = run_local(gate_plan(gate, tmp_path))
+    all_here(job, gate)
+    gate.open()
+    job.finish()
+    shown = nvrx("logs", "j1", "--cycle", "0", "--stdout", job=job)
+    assert shown.stdout.splitlines() == [f"[main-0 {rank}] rank {rank} waits" for rank in range(4)]
+    for args, message in (
+        (("--rank", "9"), "no rank 9: main-0 has ranks 0-3"),
+        (("--cycle", "3"), "no output of cycle 3: there is output of cycle 0"),
+        (("--replica", "main"), "no replica 'main': the job has main-0"),
+    ):
+        failed = nvrx("logs", "j1", *args, job=job, check=False)
+        assert (failed.returncode, failed.stdout) == (2, "")
+        assert message in failed.stderr
+        assert "Traceback" not in failed.stderr
+
+
+def test_an_unknown_job_is_one_clear_error(run_local: RunLocal, gate: Gate, tmp_path: Path) -> None:
+    """Each reading command names the jobs that there are, and exits with 2."""
+    job = run_local(gate_plan(gate, tmp_path))
+    all_here(job, gate)
+    gate.open()
+    job.finish()
+    for args in (("status", "j2"), ("events", "j2"), ("logs", "j2"), ("status", "--watch", "j2")):
+        failed = nvrx(*args, job=job, check=False)
+        assert failed.returncode == 2, failed
+        assert "no job 'j2'" in failed.stderr
+        assert "it holds j1" in failed.stderr
+
+
+def test_watching_through_a_pipe_prints_events_and_a_summary(
+    run_local: RunLocal, gate: Gate, tmp_path: Path, start: Callable[..., subprocess.Popen[str]]
+) -> None:
+    """Without a terminal `status --watch` prints the journal's lines and how it went."""
+    job = run_local(gate_plan(gate, tmp_path, max_restarts=0))
+    all_here(job, gate, "n3")
+    watcher = start(command("status", "j1", "--watch", base=job.folder.path.parent))
+    gate.wait(4, cycle=0)[1].go(exit_code=3)
+    assert job.finish() == 1
+    out, err = watcher.communicate(timeout=WAIT_S)
+    assert (watcher.returncode, err) == (1, "")
+    assert "worker_failed" in out
+    assert "rank 1 on n1 exited with code 3" in out
+    assert "state     failed with exit code 1" in out
+    assert "\x1b" not in out
+
+
+def test_watching_on_a_terminal_ends_with_the_summary(
+    run_local: RunLocal, gate: Gate, tmp_path: Path, start: Callable[..., subprocess.Popen[str]]
+) -> None:
+    """On a terminal the live screen shows the loss and the promotion, and leaves the summary."""
+    job = run_local(gate_plan(gate, tmp_path))
+    all_here(job, gate, "n3")
+    terminal, inside = pty.openpty()
+    argv = command("status", "j1", "--watch", base=job.folder.path.parent)
+    env = {**os.environ, "TERM": "xterm-256color", "COLUMNS": "130", "LINES": "40"}
+    watcher = start(argv, stdin=inside, stdout=inside, stderr=inside, env=env)
+    os.close(inside)
+    read_until(terminal, "standby")
+    lose_a_node(job, gate)
+    read_until(terminal, "n3 took over")
+    gate.open()
+    assert job.finish() == 0
+    screen = read_until(terminal, None)
+    assert watcher.wait(WAIT_S) == 0
+    summary = screen[screen.rindex("completed") :]
+    for words in ("n2 lost: tether lost", "torn down", "to recover", "logs"):
+        assert words in summary
+
+
+def test_a_job_that_was_killed_whole_died(
+    run_local: RunLocal, gate: Gate, tmp_path: Path, start: Callable[..., subprocess.Popen[str]]
+) -> None:
+    """Batch host, store, controller and agents killed at once: followers end, and the status says that it died."""
+    job = run_local(gate_plan(gate, tmp_path))
+    all_here(job, gate, "n3")
+    base = job.folder.path.parent
+    followers = [start(command(*args, base=base)) for args in (("events", "j1", "-f"), ("logs", "j1", "-f"))]
+    watcher = start(command("status", "j1", "--watch", base=base))
+    everybody = [job.process.pid, *descendants(job.process.pid)]
+    send_all(everybody, signal.SIGKILL)
+    job.process.wait()
+    wait_gone(everybody)
+    for follower in followers:
+        follower.communicate(timeout=WAIT_S)
+        assert follower.returncode == 0
+    out, _ = watcher.communicate(timeout=WAIT_S)
+    assert watcher.returncode == 75
+    assert "died: its host process is gone" in out
+    assert json.loads(nvrx("status", "j1", "--json", job=job).stdout)["state"] == "died"
+
+
+def process_of(job: RunningJob, words: str) -> int:
+    """The job's living process whose command line has these words."""
+    for pid in descendants(job.process.pid):
+        if is_alive(pid) and words in Path(f"/proc/{pid}/cmdline").read_text():
+            return pid
+    raise AssertionError(f"the job has no {words}")
+
+
+def without_file(folder: JobFolder, path: Path) -> JobFolder:
+    """A folder that knows the job's store, and has no journal of its own."""
+    other = JobFolder(path / folder.job_id)
+    other.create()
+    address = folder.read_store()
+    assert address is not None
+    other.write_store(address)
+    return other
+
+
+def read_until(terminal: int, words: str | None) -> str:
+    """What a terminal shows until these words; None: until its last writer has gone."""
+    deadline = time.monotonic() + WAIT_S
+    shown = ""
+    while words is None or words not in shown:
+        ready, _, _ = select.select([terminal], [], [], max(0.0, deadline - time.monotonic()))
+        assert ready, f"{words!r} did not appear in {WAIT_S} s:\n{shown[-4000:]}"
+        try:
+            data = os.read(terminal, 65536)
+        except OSError:  # EIO: nobody has the terminal open any more
+            data = b""
+        if not data:
+            assert words is None, shown[-4000:]
+            os.close(terminal)
+            break
+        shown += data.decode(errors="replace")
+    return shown

@@ -1,0 +1,185 @@
+"""Which jobs there are, how they stand, and whether anybody runs them."""
+
+from __future__ import annotations
+
+import os
+import socket
+import subprocess
+import sys
+from pathlib import Path
+
+import msgspec
+import pytest
+
+from nvrx_slurm.clock import SystemClock
+from nvrx_slurm.cluster.states import JobState
+from nvrx_slurm.errors import UsageError
+from nvrx_slurm.folder import JobFolder, JobInfo, Result, StoreAddress
+from nvrx_slurm.report import snapshot
+from nvrx_slurm.report.jobs import find_job, known_jobs
+from nvrx_slurm.report.overview import list_jobs
+from nvrx_slurm.report.presence import Presence, host_lives
+from tests.unit.report.recorder import BEGIN, ended, to_first_cycle, with_one_recovery, write
+
+
+def info(pid: int, *, started_at: float, host: str | None = None) -> JobInfo:
+    host = socket.gethostname() if host is None else host
+    return JobInfo(job_id="x", name="x", cluster="local", started_at=started_at, host=host, host_pid=pid)
+
+
+def test_jobs_are_listed_newest_first(tmp_path: Path) -> None:
+    """Folders that are no jobs are passed over; the newest job comes first."""
+    for number, job in enumerate(("a", "b", "c")):
+        write(tmp_path, ended(), job=job).write_info(info(1, started_at=BEGIN + number))
+    (tmp_path / "notes").mkdir()
+    assert [folder.job_id for folder in known_jobs(tmp_path)] == ["c", "b", "a"]
+    assert known_jobs(tmp_path / "nowhere") == []
+
+
+def test_a_job_that_is_not_there_is_an_error_that_names_those_that_are(tmp_path: Path) -> None:
+    """The message names the folder, its jobs, and the nearest one."""
+    write(tmp_path, ended(), job="4711")
+    with pytest.raises(UsageError, match=r"no job '4712' in .* \(did you mean 4711\?\); it holds 4711"):
+        find_job(tmp_path, "4712")
+    with pytest.raises(UsageError, match="holds no jobs; --folder names another"):
+        find_job(tmp_path / "empty", "1")
+
+
+@pytest.mark.parametrize("job_id", ["", ".", "..", "../x", "a/b", "/etc"])
+def test_a_job_id_is_no_path(tmp_path: Path, job_id: str) -> None:
+    """Nothing outside the base folder is taken for a job."""
+    base = tmp_path / "base"
+    write(base, ended(), job="real")
+    write(tmp_path, ended(), job="x")
+    write(base / "a", ended(), job="b")
+    with pytest.raises(UsageError, match="no job"):
+        find_job(base, job_id)
+
+
+def test_the_list_tells_how_each_job_stands(tmp_path: Path) -> None:
+    """State, nodes, cycle, restarts and step of each job come from its journal."""
+    write(tmp_path, ended(), job="done")
+    write(tmp_path, with_one_recovery(), job="running")
+    by_id = {line.job: line for line in list_jobs(tmp_path)}
+    assert (by_id["done"].state, by_id["done"].exit_code, by_id["done"].nodes) == ("completed", 0, "0/6")
+    running = by_id["running"]
+    assert (running.state, running.nodes, running.cycle, running.restarts, running.step) == (
+        "running",
+        "5/6",
+        1,
+        1,
+        76,
+    )
+
+
+@pytest.mark.parametrize(
+    ("exit_code", "state"),
+    [
+        (0, "completed"),
+        (1, "failed"),
+        (75, "lost"),
+        (93, "stopped"),
+        (124, "timeout"),
+        (130, "cancelled"),
+        (143, "cancelled"),
+    ],
+)
+def test_the_result_says_how_a_job_ended(tmp_path: Path, exit_code: int, state: str) -> None:
+    """The result's exit code decides, even where the journal misses its end."""
+    folder = write(tmp_path, with_one_recovery())
+    folder.write_result(Result(exit_code=exit_code, reason="because", ended_at=BEGIN))
+    shot = snapshot.take(folder)
+    assert (shot.state, shot.exit_code, shot.reason) == (state, exit_code, "because")
+
+
+def test_a_local_job_whose_host_process_is_gone_died(tmp_path: Path) -> None:
+    """No result, no job_ended, and the process is gone: the job died, and its page says so."""
+    child = subprocess.Popen([sys.executable, "-c", ""])
+    folder = write(tmp_path, with_one_recovery())
+    folder.write_info(info(child.pid, started_at=SystemClock().wall()))
+    child.wait()
+    assert snapshot.take(folder).state == "died"
+
+
+def test_a_process_lives_unless_it_is_a_zombie_or_somebody_elses() -> None:
+    """A living host is one with the same number that is not a zombie and is not younger than the job."""
+    now = SystemClock().wall()
+    assert host_lives(info(os.getpid(), started_at=now))
+    assert not host_lives(info(os.getpid(), started_at=now - 10 * 365 * 86_400)), "a recycled process id"
+    child = subprocess.Popen([sys.executable, "-c", ""])
+    os.waitid(os.P_PID, child.pid, os.WEXITED | os.WNOWAIT)
+    assert not host_lives(info(child.pid, started_at=now)), "a zombie"
+    child.wait()
+
+
+def test_a_process_on_another_host_is_given_the_benefit_of_the_doubt(tmp_path: Path) -> None:
+    """Only the host itself can tell that its process is gone."""
+    folder = write(tmp_path, with_one_recovery())
+    folder.write_info(info(2**22 + 1, started_at=BEGIN, host="another"))
+    assert not Presence(folder).gone()
+
+
+def test_a_result_ends_a_job_once_its_store_is_gone(tmp_path: Path) -> None:
+    """Between the result and the end of the store the job is still ending."""
+    folder = write(tmp_path, ended())
+    folder.write_store(StoreAddress(url="redis://127.0.0.1:1", job="1", token="t"))
+    folder.write_result(Result(exit_code=0, reason="done", ended_at=BEGIN))
+    assert not Presence(folder).gone()
+    folder.remove_store()
+    assert Presence(folder).gone()
+
+
+class _Clock(SystemClock):
+    def __init__(self) -> None:
+        self.now = 0.0
+
+    def monotonic(self) -> float:
+        return self.now
+
+
+def test_slurm_is_asked_rarely_and_believed_when_a_job_is_over(tmp_path: Path) -> None:
+    """A Slurm job's end is asked for every 30 s at most, and not while the job speaks itself."""
+    folder, asked, clock = write(tmp_path, with_one_recovery(), job="17", cluster="slurm"), [], _Clock()
+    answers = [JobState.RUNNING, JobState.NODE_FAIL]
+
+    def slurm(job_id: str) -> JobState:
+        asked.append(job_id)
+        return answers[len(asked) - 1]
+
+    presence = Presence(folder, clock=clock, slurm=slurm)
+    assert not presence.gone()
+    clock.now = 20.0
+    assert not presence.gone()
+    presence.heard()
+    clock.now = 40.0
+    assert not presence.gone()
+    assert asked == ["17"]
+    clock.now = 51.0
+    assert presence.gone()
+    assert presence.ask().exit_code == 75
+
+
+def test_a_submitted_job_that_has_not_started_is_pending(tmp_path: Path) -> None:
+    """A folder with nothing but the job script belongs to a job in Slurm's queue; Slurm's word is shown."""
+    folder = JobFolder(tmp_path / "17")
+    folder.create()
+    (folder.path / "job.sh").write_text("#!/bin/bash\n")
+    assert find_job(tmp_path, "17").path == folder.path
+    shot = snapshot.take(folder, slurm=lambda job_id: JobState.PENDING)
+    assert (shot.state, shot.reason, shot.started_at) == ("pending", "PENDING in Slurm", None)
+    cancelled = snapshot.take(folder, slurm=lambda job_id: JobState.CANCELLED)
+    assert (cancelled.state, cancelled.exit_code) == ("cancelled", 143)
+
+
+def test_the_json_object_is_the_same_for_every_job(tmp_path: Path) -> None:
+    """Running, ended or pending: `status --json` has the same keys, and times and numbers are numbers."""
+    pending = JobFolder(tmp_path / "p")
+    pending.create()
+    folders = [write(tmp_path, to_first_cycle(), job="a"), write(tmp_path, ended(), job="b"), pending]
+    objects = [msgspec.json.decode(snapshot.as_json(snapshot.take(folder))) for folder in folders]
+    assert {frozenset(each) for each in objects} == {frozenset(snapshot.Status.__struct_fields__)}
+    running = objects[0]
+    assert running["spares_left"] == ["n4", "n5"]
+    assert running["replicas"][0]["waits_for"] == []
+    assert running["nodes"][0]["ranks"] == [0, 1]
+    assert isinstance(running["elapsed_s"], float)

@@ -1,1 +1,45 @@
-"""Keep long multi-node Slurm jobs alive."""
+"""Keeps long multi-node Slurm jobs alive: hot spares, fast restarts, and a journal that says why.
+
+    import nvrx_slurm as nv
+
+    job = nv.submit(nv.load_job("job.yaml"), spares=2)
+    code = job.wait(timeout=3600)
+
+The names below are imported when they are first used: the agents and the workers, which import this package too, then
+load nothing of Slurm, pydantic or redis.
+"""
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from nvrx_slurm.api.handle import Job, job
+    from nvrx_slurm.api.submission import submit
+    from nvrx_slurm.cluster.states import JobState
+    from nvrx_slurm.config.load import load_job
+    from nvrx_slurm.config.model import JobSpec
+    from nvrx_slurm.errors import NvrxError
+
+__all__ = ["Job", "JobSpec", "JobState", "NvrxError", "job", "load_job", "submit"]
+
+_HOMES = {
+    "Job": "nvrx_slurm.api.handle",
+    "JobSpec": "nvrx_slurm.config.model",
+    "JobState": "nvrx_slurm.cluster.states",
+    "NvrxError": "nvrx_slurm.errors",
+    "job": "nvrx_slurm.api.handle",
+    "load_job": "nvrx_slurm.config.load",
+    "submit": "nvrx_slurm.api.submission",
+}
+
+
+def __getattr__(name: str) -> object:
+    if name not in _HOMES:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    import importlib
+
+    value = getattr(importlib.import_module(_HOMES[name]), name)
+    globals()[name] = value
+    return value
+
+
+def __dir__() -> list[str]:
+    return [*globals(), *__all__]

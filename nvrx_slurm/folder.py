@@ -27,7 +27,8 @@ _T = TypeVar("_T")
 
 
 class JobInfo(Record, frozen=True, kw_only=True):
-    """How the job was started. `cluster`: `slurm` or `local`. `host_pid`: the batch host's process (local)."""
+    """How the job was started. `cluster`: `slurm` or `local`. `host` and `host_pid`: where the batch host runs;
+    `addr`: the address at which other nodes reach it."""
 
     job_id: str
     name: str
@@ -35,6 +36,7 @@ class JobInfo(Record, frozen=True, kw_only=True):
     generation: int = 0
     started_at: float
     host: str = ""
+    addr: str = ""
     host_pid: int = 0
     nodes: tuple[str, ...] = ()  # the allocation, in Slurm's order
 

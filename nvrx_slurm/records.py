@@ -351,6 +351,16 @@ class Beat(Record, frozen=True, kw_only=True):
 
 # ---------------------------------------------------------------------------------------------- codec
 
+
+class _Head(msgspec.Struct):
+    """What a line of `events.jsonl` has beside the record."""
+
+    n: int
+    t: float
+
+
+_head_from_json = msgspec.json.Decoder(_Head)
+_record_from_json = msgspec.json.Decoder(AnyRecord)
 _packer = msgspec.msgpack.Encoder()
 _unpack_record = msgspec.msgpack.Decoder(AnyRecord)
 _unpack_order = msgspec.msgpack.Decoder(AnyOrder)
@@ -398,9 +408,8 @@ def entry_to_json(entry: Entry) -> bytes:
 
 def entry_from_json(line: bytes) -> Entry:
     """The entry of one line of `events.jsonl`. Raises `msgspec.DecodeError` on a torn line."""
-    flat = msgspec.json.decode(line)
-    record: AnyRecord = msgspec.convert(flat, AnyRecord, str_keys=True)
-    return Entry(n=flat["n"], t=flat["t"], record=record)
+    head = _head_from_json.decode(line)
+    return Entry(n=head.n, t=head.t, record=_record_from_json.decode(line))
 
 
 def plan_to_json(plan: Plan) -> bytes:

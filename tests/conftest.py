@@ -11,6 +11,8 @@ from nvrx_slurm.agent.supervisor import descendants, send_all
 from nvrx_slurm.records import Plan
 from tests.harness import Gate, RunningJob, start_local, wait_gone
 
+pytest_plugins = ["tests.slurm_cluster"]
+
 
 @pytest.fixture
 def gate() -> Iterator[Gate]:

@@ -18,6 +18,7 @@ from typing import Any, TypeVar
 
 from nvrx_slurm.agent.supervisor import descendants
 from nvrx_slurm.folder import JobFolder
+from nvrx_slurm.processes import is_alive
 from nvrx_slurm.records import (
     Entry,
     FaultTolerance,
@@ -95,7 +96,9 @@ class Gate:
             while True:
                 connection, _ = self._server.accept()
                 file = connection.makefile("rb")
-                env = dict(line.split("=", 1) for line in file.readline().decode().rstrip("\n").split("\0") if "=" in line)
+                env = dict(
+                    line.split("=", 1) for line in file.readline().decode().rstrip("\n").split("\0") if "=" in line
+                )
                 pid = int(env.pop("PID"))
                 worker = Waiting(env["NVRX_REPLICA"], int(env["RANK"]), int(env["NVRX_CYCLE"]), pid, env, connection)
                 with self._news:
@@ -104,9 +107,9 @@ class Gate:
 
 
 class RunningJob:
-    """A job that runs, and its journal as it grows."""
+    """A job that runs, and its journal as it grows. `process` is its batch host, or who waits for it."""
 
-    def __init__(self, folder: JobFolder, process: subprocess.Popen[bytes]) -> None:
+    def __init__(self, folder: JobFolder, process: Any) -> None:
         self.folder, self.process = folder, process
         self.entries: list[Entry] = []
         self._journal = Journal(folder, live=True)
@@ -213,14 +216,6 @@ def start_local(plan: Plan, *, job_id: str = "j1", env: dict[str, str] | None = 
     process.stdin.write(plan_to_json(plan))
     process.stdin.close()
     return RunningJob(JobFolder(Path(plan.folder) / job_id), process)
-
-
-def is_alive(pid: int) -> bool:
-    """Whether a process runs; a zombie does not."""
-    try:
-        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
-    except (FileNotFoundError, ProcessLookupError):
-        return False
 
 
 def wait_gone(pids: list[int], timeout: float = WAIT_S) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import os
+import socket
 import subprocess
 import sys
 from pathlib import Path
@@ -63,7 +64,8 @@ def _prepare(plan: Plan, cluster: str) -> tuple[JobFolder, JobInfo]:
         cluster=cluster,
         generation=env.slurm_restart_count() if not local else 0,
         started_at=clock.wall(),
-        host="127.0.0.1" if local else advertised_address(),
+        host=socket.gethostname(),
+        addr="127.0.0.1" if local else advertised_address(),
         host_pid=os.getpid(),
         nodes=local_nodes(plan.total_nodes) if local else _slurm_nodes(),
     )

@@ -4,27 +4,11 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import ctypes
-import os
 import signal
 from asyncio.subprocess import DEVNULL, Process
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 
-PR_SET_PDEATHSIG = 1
-
-_libc = ctypes.CDLL(None, use_errno=True)
-
-
-def dies_with_parent(number: signal.Signals) -> Callable[[], None]:
-    """For `preexec_fn`: the kernel sends `number` to the child when this process dies, by whatever signal."""
-    parent = os.getpid()
-
-    def adopt() -> None:
-        _libc.prctl(PR_SET_PDEATHSIG, int(number), 0, 0, 0)
-        if os.getppid() != parent:  # it died before the call above
-            os.kill(os.getpid(), number)
-
-    return adopt
+from nvrx_slurm.processes import dies_with_parent
 
 
 async def start(

@@ -19,6 +19,7 @@ from nvrx_slurm.errors import EXIT_FAILED, EXIT_RETRY, NvrxError, StoreUnreachab
 from nvrx_slurm.folder import JobFolder, JobInfo, Result, StoreAddress
 from nvrx_slurm.ids import new_secret
 from nvrx_slurm.log import get_logger
+from nvrx_slurm.processes import dies_with_parent
 from nvrx_slurm.records import Plan
 from nvrx_slurm.store.embedded import EmbeddedStore
 
@@ -98,10 +99,10 @@ class Host:
                 self.folder.store_dir,
                 bind="127.0.0.1" if local else "*",
                 password=password,
-                adopt=children.dies_with_parent(signal.SIGKILL),
+                adopt=dies_with_parent(signal.SIGKILL),
             )
             self.store_process = await self.store.start()
-            url = f"redis://{self.info.host}:{self.store.port}"
+            url = f"redis://{self.info.addr}:{self.store.port}"
             address = StoreAddress(url=url, password=password, job=job, token=token)
             self._go(self._keep_store())
         self.folder.write_store(address)

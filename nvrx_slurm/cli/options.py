@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import functools
+import tempfile
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
 import click
+
+from nvrx_slurm.errors import UsageError
 
 if TYPE_CHECKING:
     from nvrx_slurm.config.load import Loaded
@@ -47,6 +50,16 @@ folder_option = click.option(
     show_default=True,
     help="Where job folders are kept, on a file system that all nodes share.",
 )
+
+
+def make_base(folder: Path) -> None:
+    """Make the folder that holds job folders (0700), and see that it can be written. Raises UsageError."""
+    try:
+        folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+        with tempfile.TemporaryFile(dir=folder):
+            pass
+    except OSError as error:
+        raise UsageError(f"--folder {folder}: cannot be written: {error.strerror}") from None
 
 
 def job_options(command: _F) -> _F:

@@ -6,7 +6,7 @@ import sys
 
 import click
 
-from nvrx_slurm.cli.options import JobChoice, job_options
+from nvrx_slurm.cli.options import JobChoice, job_options, make_base
 
 
 @click.command()
@@ -15,11 +15,13 @@ from nvrx_slurm.cli.options import JobChoice, job_options
 def render(choice: JobChoice, local: bool) -> None:
     """Print the job script of JOB_YAML.
 
-    The script is all there is: `sbatch` of it does what `nvrx-slurm submit` does.
+    The script is all there is: `sbatch` of it does what `nvrx-slurm submit` does. The folder that it logs into is
+    made, since Slurm fails a job without a word where that is missing.
     """
     from nvrx_slurm.render.script import render_job
 
     loaded = choice.load()
     plan = choice.plan(loaded)
     cluster = "local" if local else "slurm"
+    make_base(choice.folder)
     click.echo(render_job(loaded.spec, plan, cluster=cluster, python=sys.executable), nl=False)  # type: ignore[arg-type]

@@ -24,6 +24,9 @@ from nvrx_slurm.folder import JobFolder, JobInfo
 from nvrx_slurm.ids import new_incarnation
 
 PREFIX = "local-"
+LOOPBACK = "127.0.0.1"
+"""What a local job's batch host says of where it is."""
+
 HOST_LOG = "host.log"
 """What a detached job's own script prints; Slurm keeps the same in its `--output` file."""
 
@@ -84,7 +87,7 @@ class LocalCluster:
         info = JobFolder(self._base / job_id).read_info()
         if info is None:
             raise UsageError(f"no local job {job_id} in {self._base}")
-        if info.host != socket.gethostname():
+        if not _is_here(info):
             raise UsageError(f"{job_id} runs on {info.host}: cancel it there")
         if host_lives(info):
             with contextlib.suppress(ProcessLookupError):
@@ -132,15 +135,22 @@ def _boot_time() -> float:
 
 
 def _state(job: JobFolder) -> JobState:
-    result, info = job.read_result(), job.read_info()
+    """As Slurm has it, a job is COMPLETING while its result is there and its processes are not gone yet.
+
+    A host that went without leaving a result is a lost node.
+    """
+    info = job.read_info()
+    lives = info is not None and _is_here(info) and host_lives(info)
+    result = job.read_result()  # after the look at the host, which writes it last thing
     if result is not None:
-        return state_of_result(result.exit_code)
-    if info is None or info.host != socket.gethostname():
+        return JobState.COMPLETING if lives else state_of_result(result.exit_code)
+    if info is None or not _is_here(info):
         return JobState.UNKNOWN
-    if host_lives(info):
-        return JobState.RUNNING
-    result = job.read_result()  # it may have ended between the two looks
-    return state_of_result(result.exit_code) if result else JobState.FAILED
+    return JobState.RUNNING if lives else JobState.NODE_FAIL
+
+
+def _is_here(info: JobInfo) -> bool:
+    return info.host in (socket.gethostname(), LOOPBACK)
 
 
 def _write_script(job: JobFolder, script: str) -> Path:

@@ -7,7 +7,7 @@ is what squeue says of it now.
 
 from __future__ import annotations
 
-from submitit import SlurmInfoWatcher
+from submitit.slurm.slurm import SlurmInfoWatcher
 
 from nvrx_slurm.clock import Clock, SystemClock
 from nvrx_slurm.cluster.base import Cluster
@@ -17,7 +17,7 @@ SLOWEST_S = 10
 
 
 class StateWatcher(SlurmInfoWatcher):
-    """Shared by the handles of one process. Also serves submitit's own jobs: `job.watcher = StateWatcher(cluster)`."""
+    """Shared by the handles of one process. It serves submitit's own jobs too: `job.watcher = StateWatcher(…)`."""
 
     def __init__(self, cluster: Cluster, *, delay_s: int = SLOWEST_S, clock: Clock | None = None) -> None:
         super().__init__(delay_s=delay_s)
@@ -25,7 +25,7 @@ class StateWatcher(SlurmInfoWatcher):
         self._clock = clock or SystemClock()
 
     def update(self) -> None:
-        """Ask about every registered job that has not ended. Raises SlurmUnreachable; then, too, not again at once."""
+        """Ask about every registered job that has not ended. Raises SlurmUnreachable, and asks no sooner for that."""
         asked = sorted(self._registered - self._finished)
         self._last_status_check = self._clock.wall()
         if not asked:

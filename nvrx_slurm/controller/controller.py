@@ -161,7 +161,7 @@ class Controller:
         return [Heard(JobStarted(job=info.job_id, name=info.name, expected=info.nodes, generation=info.generation))]
 
     def _advertised(self) -> str:
-        return self.info.host if self.bind == "*" else self.bind
+        return self.info.addr if self.bind == "*" else self.bind
 
     # ---- the loop
 

@@ -12,7 +12,7 @@ from rich.text import Text
 
 from nvrx_slurm.clock import Clock
 from nvrx_slurm.folder import JobFolder
-from nvrx_slurm.records import Beat, Entry
+from nvrx_slurm.records import Beat, Entry, Progress
 from nvrx_slurm.report import screen
 from nvrx_slurm.report.lines import Lines
 from nvrx_slurm.report.live import REDRAW_S
@@ -33,6 +33,7 @@ class Monitor:
         self._live = Live(console=console, auto_refresh=False, transient=True, vertical_overflow="crop")
         self._lines = Lines()
         self._events: deque[str] = deque(maxlen=MOST_EVENTS)
+        self._stepped: tuple[str, int, int] | None = None
         self._folder: JobFolder | None = None
         self._drawn_at = float("-inf")
 
@@ -48,7 +49,9 @@ class Monitor:
     def take(self, items: list[Entry | Beat], folder: JobFolder) -> None:
         """Remember the last events."""
         self._folder = folder
-        self._events.extend(self._lines.in_words(item) for item in items if isinstance(item, Entry))
+        for item in items:
+            if isinstance(item, Entry) and self._is_new(item):
+                self._events.append(self._lines.in_words(item))
 
     def draw(self, shot: Snapshot) -> None:
         """Redraw, unless it was done a moment ago."""
@@ -62,6 +65,14 @@ class Monitor:
         self._live.update(Text(), refresh=True)
         self._live.stop()
         self._console.print(screen.summary(shot))
+
+    def _is_new(self, entry: Entry) -> bool:
+        """Of the first steps of a cycle, which every rank tells, one is enough here."""
+        if not isinstance(entry.record, Progress):
+            return True
+        cycle = (entry.record.replica, entry.record.generation, entry.record.cycle)
+        known, self._stepped = cycle == self._stepped, cycle
+        return not known
 
     def _fitted(self, shot: Snapshot) -> RenderableType:
         height = self._console.height

@@ -182,7 +182,7 @@ def _recovery_title(each: Recovery) -> Text:
     if each.promoted:
         title.append(f"; {names(each.promoted)} took over", STYLES["spare"])
     if each.step_before is not None and each.first_step is not None:
-        title.append(f"; step {each.step_before} → {each.first_step}", "dim")
+        title.append(f"; last told step {each.step_before}, resumed at {each.first_step}", "dim")
     return title
 
 

@@ -180,7 +180,11 @@ def _failure_line(shot: Snapshot) -> str:
     if failure is None:
         return "none"
     where = f", {failure.replica} cycle {failure.cycle}" if failure.replica else ", a hot spare"
-    return f"{failure.why}{where}{at_step(failure.step)}, {_ago(shot.now - failure.at)}"
+    if shot.exit_code is None:
+        when = _ago(shot.now - failure.at)
+    else:
+        when = f"{seconds(max(0.0, failure.at - (shot.started_at or failure.at)))} after the start"
+    return f"{failure.why}{where}{at_step(failure.step)}, {when}"
 
 
 def _ago(duration_s: float) -> str:

@@ -12,8 +12,9 @@ import pytest
 
 from nvrx_slurm.agent.supervisor import descendants
 from nvrx_slurm.clock import SystemClock
+from nvrx_slurm.processes import is_alive
 from nvrx_slurm.records import ControllerStarted, NodeLost, RolePlan, RoundClosed, RoundOpened
-from tests.harness import gate_plan, is_alive, plan_of, wait_gone
+from tests.harness import gate_plan, plan_of, wait_gone
 
 # A worker that leaves behind a process of its own session whose parent is gone, and tells its pid.
 DAEMON = """

@@ -79,13 +79,14 @@ def _accounting(spec: ClusterSpec) -> dict[str, object]:
 def cgroup_conf(spec: ClusterSpec) -> str | None:
     """cgroup.conf for this cluster, which uses no cgroup; None where Slurm does not look for one.
 
-    From 22.05 on slurmd loads a cgroup plugin even when nothing uses it, and on a cgroup v2 system asks systemd over
-    D-Bus for a scope, which an ordinary user does not get. `disabled` exists since 23.02.
+    From 22.05 on slurmd loads a cgroup plugin even when nothing uses it, and the one for cgroup v2 asks systemd for a
+    scope, which an ordinary user does not get. `disabled` exists since 23.02; before, the plugin for v1 is the one
+    that touches nothing until it is used, so it does no harm where there is no v1 either.
     """
     if spec.slurm_version >= (23, 2):
         return "CgroupPlugin=disabled\n"
     if spec.slurm_version >= (22, 5):
-        return "IgnoreSystemdOnFailure=yes\n"
+        return "CgroupPlugin=cgroup/v1\n"
     return None
 
 

@@ -91,6 +91,7 @@ def launch(spec: ClusterSpec, programs: Mapping[str, str], clock: Clock, say: Sa
         _serve(spec, accounting.database(spec, programs), spec.places.database_socket, clock)
         _serve(spec, accounting.slurmdbd(spec, programs), spec.database_port, clock)
     _serve(spec, _slurmctld(spec, programs), spec.controller_port, clock)
+    say(f"starting {len(spec.nodes)} nodes")
     for node in spec.nodes:
         start(slurmd(spec, node, programs["slurmd"]), spec.places)
     await_idle(spec, clock, say)

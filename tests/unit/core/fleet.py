@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from nvrx_slurm.core.job import step
-from nvrx_slurm.core.state import Job, NodeState, new_job
+from nvrx_slurm.core.state import NodeState, new_job
 from nvrx_slurm.records import (
     Decision,
     Entry,

@@ -56,7 +56,7 @@ def test_restart_with_all_nodes_alive_promotes_no_spare():
 
 
 def test_late_node_is_overtaken_only_after_its_teardown_bound_and_is_fenced():
-    """A spare must not take ranks while their old workers may still be dying; afterwards their node is told to die."""
+    """A spare does not take ranks whose old workers may still be dying; afterwards their node is told to die."""
     fleet = running(plain(nodes=2, spares=1, teardown_grace_s=10.0, last_call_s=5.0))
     fleet.fail("n1")
     fleet.ready("n1")

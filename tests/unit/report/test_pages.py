@@ -59,7 +59,13 @@ def test_both_pages_say_the_same(tmp_path: Path) -> None:
     """What matters is on the coloured page too: nodes, states, causes, phases, where the logs are."""
     taken = shot(tmp_path, with_one_recovery())
     page = drawn(screen.render(taken), width=200)
-    for words in ("n2 lost: tether lost", "n4 took over", "torn down", "step 80 → 76", "972 ms to the first step"):
+    for words in (
+        "n2 lost: tether lost",
+        "n4 took over",
+        "torn down",
+        "last told step 80, resumed at 76",
+        "972 ms to the first step",
+    ):
         assert words in page
     assert str(taken.folder.path / "logs") in page
 

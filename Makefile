@@ -1,0 +1,60 @@
+# Two commands do all the set-up: `make demo` and `make test`. Everything lives in .venv.
+
+PYTHON ?= python3
+VENV := .venv
+BIN := $(VENV)/bin
+INSTALLED := $(VENV)/.installed
+TESTS := $(VENV)/.installed-dev
+
+.DEFAULT_GOAL := help
+.PHONY: help demo test test-torch slurm-packages fmt lint type docs bench clean
+
+help:  ## Say what each target does
+	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/:[^#]*## /\t/' | expand -t 16
+
+$(INSTALLED): pyproject.toml
+	$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11) and "nvrx-slurm needs Python 3.11 or newer; name one: make PYTHON=python3.12 …")'
+	test -d $(VENV) || $(PYTHON) -m venv $(VENV) || { echo "no venv module: sudo apt-get install -y python3-venv"; exit 2; }
+	$(BIN)/pip install --quiet --disable-pip-version-check --editable .
+	touch $@
+
+$(TESTS): $(INSTALLED)
+	$(BIN)/pip install --quiet --disable-pip-version-check --editable '.[dev]'
+	touch $@
+
+demo: $(INSTALLED)  ## Train on 4 pretended nodes with 2 hot spares, kill one node midway, compare the loss
+	$(BIN)/pip install --quiet --disable-pip-version-check numpy
+	$(BIN)/python examples/digits/demo.py
+
+test: $(TESTS) slurm-packages  ## Run all tests, the ones on a real Slurm included
+	$(BIN)/pytest -m 'not torch' $(ARGS)
+
+test-torch: $(TESTS)  ## Run the tests that need torch (CPU is enough)
+	$(BIN)/python -c 'import torch' 2>/dev/null || $(BIN)/pip install --quiet --disable-pip-version-check 'torch==2.13.0'
+	$(BIN)/pytest -m torch $(ARGS)
+
+slurm-packages: $(TESTS)
+	$(BIN)/python -m ci.slurm_packages
+
+fmt: $(TESTS)  ## Format the code
+	$(BIN)/ruff format .
+	$(BIN)/ruff check --fix .
+
+lint: $(TESTS)  ## Check style and layers
+	$(BIN)/ruff format --check .
+	$(BIN)/ruff check .
+	$(BIN)/lint-imports
+
+type: $(TESTS)  ## Check types
+	$(BIN)/mypy
+
+docs: $(INSTALLED)  ## Write the generated pages of docs/ anew
+	$(BIN)/python -m nvrx_slurm.config.docs > docs/job-yaml.md
+	$(BIN)/python -m nvrx_slurm.store.docs > docs/store.md
+	$(BIN)/python -m nvrx_slurm.report.docs > docs/journal.md
+
+bench: $(TESTS)  ## Measure, each time beside a peer in the same run
+	$(BIN)/python -m bench $(ARGS)
+
+clean:  ## Remove what the other targets made
+	rm -rf $(VENV) .pytest_cache .mypy_cache .ruff_cache .hypothesis .import_linter_cache

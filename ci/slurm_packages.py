@@ -1,0 +1,56 @@
+"""See to it that this machine has the Slurm programs that the tests start; `python -m ci.slurm_packages`."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+PROGRAMS = ("munged", "slurmctld", "slurmd", "slurmdbd", "sbatch", "mariadbd", "ps")
+DEBIAN = ("slurm-wlm", "munge", "slurmdbd", "mariadb-server", "procps")
+RHEL = ("slurm", "slurm-slurmctld", "slurm-slurmd", "slurm-slurmdbd", "munge", "mariadb-server", "procps-ng")
+SBIN = ("/usr/sbin", "/sbin", "/usr/local/sbin", "/usr/libexec")
+
+
+def missing() -> list[str]:
+    """The programs that are not here."""
+    path = os.pathsep.join([os.environ.get("PATH", os.defpath), *SBIN])
+    return [program for program in PROGRAMS if shutil.which(program, path=path) is None]
+
+
+def install() -> None:
+    """Install them on Debian and its kin; with sudo where we are not root. Raises CalledProcessError."""
+    prefix = [] if os.geteuid() == 0 else ["sudo", "-n"]
+    # Packages must not start daemons of their own here: the tests start theirs.
+    policy = ["env", "DEBIAN_FRONTEND=noninteractive", "RUNLEVEL=1"]
+    for words in (["update", "-qq"], ["install", "-y", "-qq", "--no-install-recommends", *DEBIAN]):
+        subprocess.run([*prefix, *policy, "apt-get", *words], check=True, stdout=subprocess.DEVNULL)
+
+
+def main() -> int:
+    """0: all are here, or were installed."""
+    lacking = missing()
+    if not lacking:
+        return 0
+    print(f"installing {', '.join(DEBIAN)} (missing: {', '.join(lacking)})", file=sys.stderr)
+    if Path("/etc/debian_version").exists():
+        try:
+            install()
+        except (subprocess.CalledProcessError, FileNotFoundError) as error:
+            print(f"that failed: {error}", file=sys.stderr)
+        lacking = missing()
+    if lacking:
+        print(
+            f"the tests on a real Slurm need {', '.join(lacking)}. Install them:\n"
+            f"  Debian, Ubuntu:  sudo apt-get install -y {' '.join(DEBIAN)}\n"
+            f"  RHEL and kin:    sudo dnf install -y epel-release && sudo dnf install -y {' '.join(RHEL)}",
+            file=sys.stderr,
+        )
+        return 2
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

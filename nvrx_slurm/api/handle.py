@@ -1,0 +1,204 @@
+"""The handle to a job: how it stands, how it ended, what it said; and finding one that was submitted before."""
+
+from __future__ import annotations
+
+import asyncio
+import functools
+from collections.abc import Iterator
+from pathlib import Path
+from typing import TYPE_CHECKING, Literal
+
+from nvrx_slurm.clock import Clock, SystemClock
+from nvrx_slurm.cluster.base import DEFAULT_FOLDER, Cluster
+from nvrx_slurm.cluster.ending import EndWatch, OnState, read_result
+from nvrx_slurm.cluster.local import LocalCluster, is_local
+from nvrx_slurm.cluster.slurm import SlurmCluster, folder_name
+from nvrx_slurm.cluster.states import JobState, state_of_result
+from nvrx_slurm.errors import NvrxError, SlurmUnreachable, WaitTimeout
+from nvrx_slurm.folder import JobFolder
+
+if TYPE_CHECKING:
+    from nvrx_slurm.cluster.watcher import StateWatcher
+    from nvrx_slurm.records import Entry
+
+ClusterName = Literal["slurm", "local"]
+GONE_PAUSES_S = (0.1, 0.2, 0.4, 0.8, 1.6)
+_NOT_STARTED = (JobState.PENDING, JobState.CONFIGURING, JobState.REQUEUED)
+
+
+class Job:
+    """A handle to one job, with the manners of submitit's. It holds nothing: make as many as you like.
+
+    Its questions about Slurm jobs go through one watcher, which asks about all of a process's jobs at once, and no
+    more often than every 2 s, later 10 s.
+    """
+
+    def __init__(
+        self, job_id: str, *, folder: Path | str = DEFAULT_FOLDER, cluster: ClusterName, clock: Clock | None = None
+    ) -> None:
+        self.job_id = job_id
+        self.cluster: ClusterName = cluster
+        self.folder = Path(folder) / folder_name(job_id)
+        """The job's own folder: logs, journal, result."""
+        self._clock = clock or SystemClock()
+
+    def __repr__(self) -> str:
+        return f"Job({self.job_id!r}, folder={str(self.folder.parent)!r}, cluster={self.cluster!r})"
+
+    @property
+    def state(self) -> JobState:
+        """Where the job stands. Raises SlurmUnreachable."""
+        state = self._cluster_state()
+        result = read_result(self._files)
+        return state if result is None or state in _NOT_STARTED else state_of_result(result.exit_code)
+
+    @property
+    def exit_code(self) -> int | None:
+        """How the job ended: 0, 1, 75, 93, 124, 130 or 143 (`nvrx_slurm.errors`); None while it lives."""
+        result = read_result(self._files)
+        return self._cluster_state().exit_code if result is None else result.exit_code
+
+    def done(self) -> bool:
+        """Whether the job has ended."""
+        return self.exit_code is not None
+
+    def wait(self, timeout: float | None = None, *, on_state: OnState | None = None) -> int:
+        """Block until the job has ended and return its exit code; each change of state is told to `on_state`.
+
+        `timeout`: seconds, after which WaitTimeout is raised; the job goes on. While slurmctld does not answer, the
+        wait goes on. Raises NvrxError where nobody can tell how the job ended.
+        """
+        watch = self._end_watch(timeout, on_state)
+        while (code := watch.look()) is None:
+            self._clock.sleep(watch.pause_s())
+        return code
+
+    def awaitable(self) -> AwaitableJob:
+        """The same for asyncio: `await job.awaitable().wait()`."""
+        return AwaitableJob(self)
+
+    def cancel(self) -> None:
+        """Ask the job to end, and return at once. One that has ended is left alone. Raises SlurmUnreachable."""
+        self._its_cluster().cancel(self.job_id)
+        if self.cluster == "slurm":
+            _slurm_watcher().register_job(self.job_id)  # what it knew is old now
+
+    def wait_until_gone(self, timeout: float = 60.0) -> JobState:
+        """Block until nothing of the job runs any more, cleaning up included; returns its state.
+
+        Raises WaitTimeout after `timeout` seconds, SlurmUnreachable.
+        """
+        deadline = self._clock.monotonic() + timeout
+        looks = 0
+        while not (state := self._its_cluster().states([self.job_id])[self.job_id]).terminal:
+            pause = GONE_PAUSES_S[min(looks, len(GONE_PAUSES_S) - 1)]
+            looks += 1
+            if self._clock.monotonic() + pause > deadline:
+                raise WaitTimeout(f"job {self.job_id} is still {state} after {timeout:g} s")
+            self._clock.sleep(pause)
+        result = read_result(self._files)
+        return state if result is None else state_of_result(result.exit_code)
+
+    def nodes(self) -> tuple[str, ...]:
+        """The nodes of the allocation, in the order that ranks follow; none before the job starts."""
+        info = self._files.read_info()
+        return info.nodes if info and info.nodes else self._its_cluster().nodes(self.job_id)
+
+    def events(self, *, follow: bool = False) -> Iterator[Entry]:
+        """The journal so far, oldest first; with `follow` also what is still to come, until the job has ended."""
+        from nvrx_slurm.report import source
+
+        return source.follow(self._files) if follow else iter(source.so_far(self._files))
+
+    def logs(
+        self,
+        *,
+        rank: int | None = None,
+        cycle: int | None = None,
+        replica: str | None = None,
+        stream: Literal["out", "err"] = "out",
+    ) -> str:
+        """What one rank has printed so far, of all cycles or one; without any choice, the merged log of the job.
+
+        Raises UsageError that names the valid ranks, replicas or cycles.
+        """
+        from nvrx_slurm.report.jobs import read_plan
+        from nvrx_slurm.report.logs import Selection, choose, find
+
+        if (rank, cycle, replica) == (None, None, None):
+            return _text(self._files.job_log)
+        wanted = Selection(replica=replica, rank=rank, cycle=cycle, streams=(stream,))
+        chosen = choose(wanted, read_plan(self._files), self._files, may_come=False)
+        return "".join(_text(file.path) for file in find(self._files, chosen))
+
+    @property
+    def _files(self) -> JobFolder:
+        return JobFolder(self.folder)
+
+    def _its_cluster(self) -> Cluster:
+        return SlurmCluster() if self.cluster == "slurm" else LocalCluster(self.folder.parent, clock=self._clock)
+
+    def _cluster_state(self) -> JobState:
+        try:
+            return self._seldom_asked_state()
+        except SlurmUnreachable:
+            return self._its_cluster().states([self.job_id])[self.job_id]  # with patience
+
+    def _seldom_asked_state(self) -> JobState:
+        if self.cluster == "slurm":
+            return _slurm_watcher().state(self.job_id)
+        return self._its_cluster().states([self.job_id])[self.job_id]
+
+    def _end_watch(self, timeout: float | None, on_state: OnState | None) -> EndWatch:
+        return EndWatch(self._files, self._seldom_asked_state, self._clock, timeout_s=timeout, on_state=on_state)
+
+
+class AwaitableJob:
+    """A job whose end can be awaited; the event loop is never blocked."""
+
+    def __init__(self, job: Job) -> None:
+        self.job = job
+
+    async def wait(self, timeout: float | None = None) -> int:
+        """As `Job.wait`."""
+        watch = self.job._end_watch(timeout, None)
+        while (code := await asyncio.to_thread(watch.look)) is None:
+            await asyncio.sleep(watch.pause_s())  # noqa: ASYNC110 - no event comes from another machine
+        return code
+
+
+def job(job_id: str, *, folder: Path | str = DEFAULT_FOLDER) -> Job:
+    """A handle to a job that was submitted before. Raises UsageError, which lists the jobs of the folder."""
+    base = Path(folder)
+    files = JobFolder(base / folder_name(job_id))
+    if not files.plan_path.is_file() and not _slurm_knows(job_id):
+        from nvrx_slurm.report.jobs import find_job
+
+        files = find_job(base, job_id)
+    info = files.read_info()
+    local = info.cluster == "local" if info else is_local(job_id)
+    return Job(job_id, folder=base, cluster="local" if local else "slurm")
+
+
+def _slurm_knows(job_id: str) -> bool:
+    """Whether Slurm has a job that left no folder yet: one that `sbatch` of a rendered script put in the queue."""
+    if not job_id[:1].isdigit():
+        return False
+    try:
+        return SlurmCluster(patience_s=0).states([job_id])[job_id] is not JobState.UNKNOWN
+    except NvrxError:
+        return False
+
+
+@functools.cache
+def _slurm_watcher() -> StateWatcher:
+    from nvrx_slurm.cluster.watcher import StateWatcher  # submitit takes as long to import as all the rest
+
+    return StateWatcher(SlurmCluster(patience_s=0))
+
+
+def _text(path: Path) -> str:
+    try:
+        return path.read_text(errors="replace")
+    except FileNotFoundError:
+        return ""

@@ -1,0 +1,47 @@
+"""Facts about processes that several parts need: who dies with whom, and whether one still lives."""
+
+from __future__ import annotations
+
+import ctypes
+import os
+import signal
+from collections.abc import Callable
+from pathlib import Path
+
+PR_SET_PDEATHSIG = 1
+_CLOCKS_DIFFER_S = 2.0
+
+_libc = ctypes.CDLL(None, use_errno=True)
+
+
+def dies_with_parent(number: signal.Signals) -> Callable[[], None]:
+    """For `preexec_fn`: the kernel sends `number` to the child when this process dies, by whatever signal."""
+    parent = os.getpid()
+
+    def adopt() -> None:
+        _libc.prctl(PR_SET_PDEATHSIG, int(number), 0, 0, 0)
+        if os.getppid() != parent:  # it died before the call above
+            os.kill(os.getpid(), number)
+
+    return adopt
+
+
+def is_alive(pid: int, *, started_before: float | None = None) -> bool:
+    """Whether a process of this machine runs; a zombie does not.
+
+    `started_before` (seconds since the epoch) tells it from a later process that got the same number.
+    """
+    try:
+        stat = Path(f"/proc/{pid}/stat").read_text()
+    except (FileNotFoundError, ProcessLookupError):
+        return False
+    fields = stat.rpartition(")")[2].split()
+    if fields[0] in "ZX":
+        return False
+    started_at = _boot_time() + int(fields[19]) / os.sysconf("SC_CLK_TCK")
+    return started_before is None or started_at <= started_before + _CLOCKS_DIFFER_S
+
+
+def _boot_time() -> float:
+    with Path("/proc/stat").open() as file:
+        return next(float(line.split()[1]) for line in file if line.startswith("btime "))

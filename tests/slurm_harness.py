@@ -1,0 +1,65 @@
+"""Jobs on the rootless Slurm of the tests, submitted as a user would."""
+
+from __future__ import annotations
+
+import os
+import re
+import subprocess
+import sys
+from collections.abc import Mapping
+from pathlib import Path
+
+from nvrx_slurm.clock import SystemClock
+from nvrx_slurm.cluster.dev import DevCluster
+from nvrx_slurm.folder import JobFolder
+from tests.harness import RunningJob
+
+TERMINAL = {"COMPLETED", "FAILED", "CANCELLED", "TIMEOUT", "NODE_FAIL", "PREEMPTED", "OUT_OF_MEMORY"}
+CLI = (sys.executable, "-m", "nvrx_slurm")
+
+
+class SlurmHandle:
+    """A submitted job as Slurm sees it; has the `wait` and `poll` of a process."""
+
+    def __init__(self, job_id: str, cluster: DevCluster) -> None:
+        self.job_id, self.env = job_id, {**os.environ, **cluster.environment()}
+
+    def show(self) -> dict[str, str]:
+        done = subprocess.run(
+            ["scontrol", "show", "job", self.job_id], env=self.env, capture_output=True, text=True, check=True
+        )
+        return dict(re.findall(r"(\w+)=(\S+)", done.stdout))
+
+    def wait(self, timeout: float) -> int:
+        """The job's exit code, once Slurm says that it is over."""
+        clock = SystemClock()
+        deadline = clock.monotonic() + timeout
+        while (shown := self.show())["JobState"] not in TERMINAL:
+            if clock.monotonic() > deadline:
+                raise subprocess.TimeoutExpired(f"job {self.job_id}: {shown}", timeout)
+            clock.sleep(0.1)
+        return int(shown["ExitCode"].split(":")[0])
+
+    def poll(self) -> int | None:
+        shown = self.show()
+        return int(shown["ExitCode"].split(":")[0]) if shown["JobState"] in TERMINAL else None
+
+    def cancel(self) -> None:
+        subprocess.run(["scancel", self.job_id], env=self.env, check=True)
+
+
+def nvrx(
+    *arguments: str, cwd: Path, env: Mapping[str, str], timeout: float = 60.0
+) -> subprocess.CompletedProcess[str]:
+    """Run the command line, as a user would."""
+    return subprocess.run(
+        [*CLI, *arguments], cwd=cwd, env={**os.environ, **env}, capture_output=True, text=True, timeout=timeout
+    )
+
+
+def submit(cluster: DevCluster, job_yaml: Path, *flags: str) -> RunningJob:
+    """Submit a job.yaml; its folder is beside it."""
+    done = nvrx("submit", *flags, job_yaml.name, cwd=job_yaml.parent, env=cluster.environment())
+    assert done.returncode == 0, done.stderr
+    job_id = done.stdout.strip()
+    return RunningJob(JobFolder(job_yaml.parent / "nvrx-jobs" / job_id), SlurmHandle(job_id, cluster))

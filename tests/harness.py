@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import os
 import select
-import signal
 import socket
 import subprocess
 import sys
@@ -16,7 +15,6 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, TypeVar
 
-from nvrx_slurm.agent.supervisor import descendants
 from nvrx_slurm.folder import JobFolder
 from nvrx_slurm.processes import is_alive
 from nvrx_slurm.records import (
@@ -29,6 +27,7 @@ from nvrx_slurm.records import (
     plan_to_json,
 )
 from nvrx_slurm.report.source import Journal, so_far
+from nvrx_slurm.testing.faults import kill_local_node
 
 WAIT_S = 30.0
 GATE_WORKER = Path(__file__).parent / "gate_worker.py"
@@ -158,12 +157,7 @@ class RunningJob:
 
     def kill_node(self, node: str) -> None:
         """SIGKILL to all that runs on a (local) node: the agent, its supervisor, every descendant."""
-        agent = self.agent_pid(node)
-        everybody = [agent, *descendants(agent)]
-        for number in (signal.SIGSTOP, signal.SIGKILL):
-            for pid in everybody:
-                with contextlib.suppress(ProcessLookupError):
-                    os.kill(pid, number)
+        kill_local_node(self.agent_pid(node))
 
     def story(self) -> str:
         """The journal and the logs, for the message of a test that failed."""

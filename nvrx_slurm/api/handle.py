@@ -2,22 +2,21 @@
 
 from __future__ import annotations
 
-import asyncio
 import functools
 from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal
 
 from nvrx_slurm.clock import Clock, SystemClock
-from nvrx_slurm.cluster.base import DEFAULT_FOLDER, Cluster
+from nvrx_slurm.cluster.base import DEFAULT_FOLDER, LOCAL_PREFIX, Cluster
 from nvrx_slurm.cluster.ending import EndWatch, OnState, read_result
-from nvrx_slurm.cluster.local import LocalCluster, is_local
 from nvrx_slurm.cluster.slurm import SlurmCluster, folder_name
 from nvrx_slurm.cluster.states import JobState, state_of_result
 from nvrx_slurm.errors import NvrxError, SlurmUnreachable, WaitTimeout
 from nvrx_slurm.folder import JobFolder
 
 if TYPE_CHECKING:
+    from nvrx_slurm.api.awaiting import AwaitableJob
     from nvrx_slurm.cluster.watcher import StateWatcher
     from nvrx_slurm.records import Entry
 
@@ -68,13 +67,15 @@ class Job:
         `timeout`: seconds, after which WaitTimeout is raised; the job goes on. While slurmctld does not answer, the
         wait goes on. Raises NvrxError where nobody can tell how the job ended.
         """
-        watch = self._end_watch(timeout, on_state)
+        watch = self.end_watch(timeout, on_state)
         while (code := watch.look()) is None:
             self._clock.sleep(watch.pause_s())
         return code
 
     def awaitable(self) -> AwaitableJob:
         """The same for asyncio: `await job.awaitable().wait()`."""
+        from nvrx_slurm.api.awaiting import AwaitableJob  # asyncio is half of what this module would cost
+
         return AwaitableJob(self)
 
     def cancel(self) -> None:
@@ -136,7 +137,7 @@ class Job:
         return JobFolder(self.folder)
 
     def _its_cluster(self) -> Cluster:
-        return SlurmCluster() if self.cluster == "slurm" else LocalCluster(self.folder.parent, clock=self._clock)
+        return open_cluster(self.cluster, self.folder.parent)
 
     def _cluster_state(self) -> JobState:
         try:
@@ -149,22 +150,18 @@ class Job:
             return _slurm_watcher().state(self.job_id)
         return self._its_cluster().states([self.job_id])[self.job_id]
 
-    def _end_watch(self, timeout: float | None, on_state: OnState | None) -> EndWatch:
+    def end_watch(self, timeout: float | None, on_state: OnState | None) -> EndWatch:
+        """One wait, for whoever drives it."""
         return EndWatch(self._files, self._seldom_asked_state, self._clock, timeout_s=timeout, on_state=on_state)
 
 
-class AwaitableJob:
-    """A job whose end can be awaited; the event loop is never blocked."""
+def open_cluster(name: ClusterName, base: Path) -> Cluster:
+    """The port to where jobs of this base folder run."""
+    if name == "slurm":
+        return SlurmCluster()
+    from nvrx_slurm.cluster.local import LocalCluster
 
-    def __init__(self, job: Job) -> None:
-        self.job = job
-
-    async def wait(self, timeout: float | None = None) -> int:
-        """As `Job.wait`."""
-        watch = self.job._end_watch(timeout, None)
-        while (code := await asyncio.to_thread(watch.look)) is None:
-            await asyncio.sleep(watch.pause_s())  # noqa: ASYNC110 - no event comes from another machine
-        return code
+    return LocalCluster(base)
 
 
 def job(job_id: str, *, folder: Path | str = DEFAULT_FOLDER) -> Job:
@@ -176,7 +173,7 @@ def job(job_id: str, *, folder: Path | str = DEFAULT_FOLDER) -> Job:
 
         files = find_job(base, job_id)
     info = files.read_info()
-    local = info.cluster == "local" if info else is_local(job_id)
+    local = info.cluster == "local" if info else job_id.startswith(LOCAL_PREFIX)
     return Job(job_id, folder=base, cluster="local" if local else "slurm")
 
 

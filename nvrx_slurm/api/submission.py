@@ -6,10 +6,8 @@ import sys
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from nvrx_slurm.api.handle import ClusterName, Job
-from nvrx_slurm.cluster.base import DEFAULT_FOLDER, Cluster
-from nvrx_slurm.cluster.local import LocalCluster
-from nvrx_slurm.cluster.slurm import SlurmCluster
+from nvrx_slurm.api.handle import ClusterName, Job, open_cluster
+from nvrx_slurm.cluster.base import DEFAULT_FOLDER
 from nvrx_slurm.errors import ConfigError, StoreUnreachable
 from nvrx_slurm.folder import JobFolder
 from nvrx_slurm.log import get_logger
@@ -49,8 +47,8 @@ def submit_planned(spec: JobSpec, plan: Plan, *, cluster: ClusterName) -> Job:
         check_store(plan)
     script = render(spec, plan, cluster=cluster)
     base = Path(plan.folder)
-    port: Cluster = SlurmCluster() if cluster == "slurm" else LocalCluster(base)
-    job = Job(port.submit(script, folder=base, name=plan.name), folder=base, cluster=cluster)
+    job_id = open_cluster(cluster, base).submit(script, folder=base, name=plan.name)
+    job = Job(job_id, folder=base, cluster=cluster)
     try:
         JobFolder(job.folder).write_plan(plan)  # so that readers know the job while it is still in the queue
     except OSError as error:  # the job is submitted: too late for an error

@@ -78,7 +78,7 @@ def status(name: str, as_json: bool) -> None:
 def _lines(state: ClusterStatus) -> Iterator[str]:
     yield f"cluster {state.name!r} ({state.slurm_conf})"
     if state.error:
-        yield f"slurmctld does not answer: {state.error}"
+        yield f"the nodes' states are unknown: {state.error}"
     yield "  ".join(f"{daemon} {condition}" for daemon, condition in state.daemons.items())
     yield f"{'node':6} {'slurm':12} {'slurmd':8} processes"
     for node in state.nodes:

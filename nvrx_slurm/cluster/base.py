@@ -10,6 +10,9 @@ from nvrx_slurm.cluster.states import JobState
 from nvrx_slurm.errors import UsageError
 
 DEFAULT_FOLDER = Path("nvrx-jobs")
+LOCAL_PREFIX = "local-"
+"""How the ids of local jobs begin; Slurm's begin with a number."""
+
 SCRIPT_NAME = "job.sh"
 """The submitted script, as the job folder keeps it."""
 

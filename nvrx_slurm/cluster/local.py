@@ -16,14 +16,13 @@ from datetime import datetime
 from pathlib import Path
 
 from nvrx_slurm.clock import Clock, SystemClock
-from nvrx_slurm.cluster.base import SCRIPT_NAME, not_writable, prepare_folder
+from nvrx_slurm.cluster.base import LOCAL_PREFIX, SCRIPT_NAME, not_writable, prepare_folder
 from nvrx_slurm.cluster.states import JobState, state_of_result
 from nvrx_slurm.config.env import child_environment
 from nvrx_slurm.errors import MissingProgramError, UsageError
 from nvrx_slurm.folder import JobFolder, JobInfo
 from nvrx_slurm.ids import new_incarnation
 
-PREFIX = "local-"
 LOOPBACK = "127.0.0.1"
 """What a local job's batch host says of where it is."""
 
@@ -111,11 +110,7 @@ class LocalCluster:
 
 def new_job_id(clock: Clock) -> str:
     """`local-20261121-093012-4f2a`: sorts by time, and no two are alike."""
-    return f"{PREFIX}{datetime.fromtimestamp(clock.wall()):%Y%m%d-%H%M%S}-{new_incarnation()[:4]}"
-
-
-def is_local(job_id: str) -> bool:
-    return job_id.startswith(PREFIX)
+    return f"{LOCAL_PREFIX}{datetime.fromtimestamp(clock.wall()):%Y%m%d-%H%M%S}-{new_incarnation()[:4]}"
 
 
 def host_lives(info: JobInfo) -> bool:

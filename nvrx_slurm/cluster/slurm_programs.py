@@ -62,9 +62,9 @@ class SlurmPrograms:
             if self._patience_s <= 0 or not _may_answer_later(error):
                 raise
             log.warning("%s; trying again for %g s", error, self._patience_s)
-        return self._retry(again or first)
+            return self._retry(again or first, error)
 
-    def _retry(self, ask: Callable[[], _T]) -> _T:
+    def _retry(self, ask: Callable[[], _T], first_error: SlurmUnreachable) -> _T:
         import stamina  # only now: it costs as much as all of click, and Slurm nearly always answers
 
         logging.getLogger("stamina").addHandler(logging.NullHandler())  # what is shown is the line above
@@ -77,6 +77,8 @@ class SlurmPrograms:
         )
         for attempt in attempts:
             with attempt:
+                if attempt.num == 1:  # has been made already: what counts it also pauses after it
+                    raise first_error
                 return ask()
         raise AssertionError("the last attempt returns or raises")
 

@@ -8,7 +8,10 @@ from typing import Any, get_args
 
 from pydantic import BaseModel, ValidationError
 
+from nvrx_slurm.config.model import Misfit
 from nvrx_slurm.config.yamlfile import KeyPath
+
+MOST_SHOWN = 60
 
 _SENTENCES = {
     "missing": "is required",
@@ -22,9 +25,8 @@ _SENTENCES = {
     "model_type": "must be a mapping of keys, not {input!r}",
     "model_attributes_type": "must be a mapping of keys, not {input!r}",
     "tuple_type": "must be a list, not {input!r}",
-    "greater_than": "must be more than {gt:g}, not {input!r}",
-    "greater_than_equal": "must be at least {ge:g}, not {input!r}",
-    "less_than_equal": "must be at most {le:g}, not {input!r}",
+    "greater_than_equal": "must be at least {ge}, not {input!r}",
+    "less_than_equal": "must be at most {le}, not {input!r}",
     "literal_error": "must be one of {expected}, not {input!r}",
     "value_error": "{error}",
 }
@@ -34,7 +36,7 @@ def complaints(error: ValidationError, root: type[BaseModel]) -> Mapping[KeyPath
     """Key path → what is wrong there; for a union of types the first complaint stands for all."""
     found: dict[KeyPath, str] = {}
     for item in error.errors():
-        path = _key_path(item["loc"], root)
+        path = _key_path(item["loc"], root) + _misfit(item)
         found.setdefault(path, _sentence(item, path, root))
     return found
 
@@ -56,7 +58,18 @@ def _sentence(item: Any, path: KeyPath, root: type[BaseModel]) -> str:
     template = _SENTENCES.get(item["type"])
     if template is None:
         return str(item["msg"])
-    return template.format(input=item["input"], **item.get("ctx", {}))
+    return template.format(input=_shown(item["input"]), **item.get("ctx", {}))
+
+
+def _shown(value: object) -> object:
+    """A long text is shown by its beginning."""
+    return value[:MOST_SHOWN] + "…" if isinstance(value, str) and len(value) > MOST_SHOWN else value
+
+
+def _misfit(item: Any) -> KeyPath:
+    """Below the block that pydantic names: the key that a relation points at."""
+    error = item.get("ctx", {}).get("error")
+    return tuple(error.key.split(".")) if isinstance(error, Misfit) else ()
 
 
 def _key_path(loc: tuple[int | str, ...], root: type[BaseModel]) -> KeyPath:
@@ -64,6 +77,8 @@ def _key_path(loc: tuple[int | str, ...], root: type[BaseModel]) -> KeyPath:
     model: type[BaseModel] | None = root
     path: list[int | str] = []
     for part in loc:
+        if part == "[key]":  # pydantic complains of the key before it
+            break
         if path and model is None and not isinstance(part, int):
             break
         path.append(part)

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import re
 
-_UNITS_S = {"ms": 0.001, "s": 1.0, "m": 60.0, "h": 3600.0, "d": 86400.0}
-_PART = re.compile(r"(\d+(?:\.\d+)?)(ms|s|m|h|d)")
-_SLURM = re.compile(r"(?:(\d+)-)?(\d+)(?::(\d+))?(?::(\d+))?")
+DAY_S = 86400.0
+_UNITS_S = {"ms": 0.001, "s": 1.0, "m": 60.0, "h": 3600.0, "d": DAY_S}
+_PLAIN = re.compile(r"\d+(?:\.\d+)?", re.ASCII)
+_PART = re.compile(rf"({_PLAIN.pattern})(ms|s|m|h|d)", re.ASCII)
+_SLURM = re.compile(r"(?:(\d+)-)?(\d+)(?::(\d+))?(?::(\d+))?", re.ASCII)
 
 
 def parse_duration(value: object) -> float:
@@ -14,6 +16,8 @@ def parse_duration(value: object) -> float:
     if isinstance(value, (int, float)) and not isinstance(value, bool):
         return float(value)
     text = str(value).strip()
+    if _PLAIN.fullmatch(text):
+        return float(text)
     parts = _PART.findall(text)
     if not parts or "".join(number + unit for number, unit in parts) != text:
         raise ValueError(f"{value!r} is no duration; write it like 15s, 2m, 1h30m")

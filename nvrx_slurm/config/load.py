@@ -16,11 +16,12 @@ from pydantic import ValidationError
 from nvrx_slurm.config import env
 from nvrx_slurm.config.complaints import complaints, dotted
 from nvrx_slurm.config.model import JobSpec
-from nvrx_slurm.config.yamlfile import KeyPath, read_scalar, read_yaml
+from nvrx_slurm.config.yamlfile import KeyPath, read_value, read_yaml
 from nvrx_slurm.errors import ConfigError, UsageError
 
 SITE_FILE = "config.yaml"
 _NOT_KEYS = {"NVRX_SLURM_STORE_PASSWORD"}
+_EMPTY_IS_TEXT = {"env", "extra"}
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,7 +78,7 @@ def load(path: Path, flags: Mapping[str, Any] | Iterable[tuple[str, str, Any]] =
     layers = [
         _keyed("flags", [(tuple(key.split(".")), flag, value) for key, flag, value in flags]),
         _environment(),
-        Layer(str(path), file.data, file.lines, {}),
+        Layer(str(path), _said(file.data), file.lines, {}),
         *_site_files(),
     ]
     merged: dict[str, Any] = {}
@@ -101,20 +102,30 @@ def load_job(path: str | Path, **overrides: Any) -> JobSpec:
 
 
 def parse_assignment(text: str) -> tuple[str, str, Any]:
-    """`--set a.b=value` → a flag for `load`. The value is read as YAML. Raises UsageError."""
+    """`--set a.b=value` → a flag for `load`. A list or a mapping is written as in YAML. Raises UsageError."""
     key, equals, value = text.partition("=")
     if not equals or not key or not all(key.split(".")):
         raise UsageError(f"--set {text}: write it as key=value, such as --set slurm.partition=gpu")
-    return key, f"--set {key}", read_scalar(value)
+    return key, f"--set {key}", read_value(value, f"--set {key}")
 
 
 def _environment() -> Layer:
     found = []
     for name, value in sorted(env.overrides().items()):
         if name not in _NOT_KEYS:
-            path = tuple(name.removeprefix(env.PREFIX).lower().split("__"))
-            found.append((path, f"${name}", read_scalar(value)))
+            found.append((_variable_path(name), f"${name}", read_value(value, f"${name}")))
     return _keyed("environment", found)
+
+
+def _variable_path(name: str) -> tuple[str, ...]:
+    """`NVRX_SLURM_SLURM__TIME` → slurm, time. A name below `env` stays as it is; sbatch's flags have dashes."""
+    levels = name.removeprefix(env.PREFIX).split("__")
+    *above, last = [level.lower() for level in levels]
+    if above[-1:] == ["env"]:
+        last = levels[-1]
+    elif above[-1:] == ["extra"]:
+        last = last.replace("_", "-")
+    return (*above, last)
 
 
 def _site_files() -> list[Layer]:
@@ -126,7 +137,7 @@ def _site_files() -> list[Layer]:
         path = Path(folder) / SITE_FILE
         if path.is_file():
             file = read_yaml(path)
-            layers.append(Layer(str(path), file.data, file.lines, {}))
+            layers.append(Layer(str(path), _said(file.data), file.lines, {}))
     return layers
 
 
@@ -152,15 +163,27 @@ def _merge(into: dict[str, Any], data: Mapping[str, Any]) -> None:
         elif isinstance(value, dict):
             into[key] = {}
             _merge(into[key], value)
-        elif value is not None:  # a key without a value says nothing
+        else:
             into[key] = value
+
+
+def _said(data: dict[str, Any], *, below: str = "") -> dict[str, Any]:
+    """A key without a value says nothing, except below `env` and `extra`: there it is an empty text."""
+    said: dict[str, Any] = {}
+    for key, value in data.items():
+        if isinstance(value, dict):
+            said[key] = _said(value, below=key)
+        elif value is not None or below in _EMPTY_IS_TEXT:
+            said[key] = "" if value is None else value
+    return said
 
 
 def _has(data: Any, path: KeyPath) -> bool:
     for part in path:
-        if not isinstance(data, dict) or data.get(str(part)) is None:
+        try:
+            data = data[part]
+        except (KeyError, IndexError, TypeError):
             return False
-        data = data[str(part)]
     return True
 
 

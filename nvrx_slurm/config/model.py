@@ -5,27 +5,47 @@ from __future__ import annotations
 import re
 import shlex
 from typing import Annotated, Literal, Self
-from urllib.parse import urlsplit
+from urllib.parse import parse_qsl, urlsplit
 
 from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field, WithJsonSchema, model_validator
 
-from nvrx_slurm.config.durations import parse_duration, parse_time_limit
+from nvrx_slurm.config.durations import DAY_S, parse_duration, parse_time_limit, words
 
 MOST_NODES = 100_000
+_IN_A_ROLE = {"nodes": "nodes_per_replica"}
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}")
 _VARIABLE = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
-_FLAG = re.compile(r"[a-z][a-z0-9-]*")
+_FLAG = re.compile(r"[a-z][a-z0-9-]+")
+_GPUS = re.compile(r"(?:[A-Za-z][A-Za-z0-9_.-]*:)?[0-9]{1,6}")
+
+RESERVED_VARIABLES = frozenset(
+    "RANK LOCAL_RANK WORLD_SIZE LOCAL_WORLD_SIZE GROUP_RANK GROUP_WORLD_SIZE ROLE_RANK ROLE_NAME ROLE_WORLD_SIZE"
+    " MASTER_ADDR MASTER_PORT TORCHELASTIC_RUN_ID TORCHELASTIC_RESTART_COUNT TORCHELASTIC_MAX_RESTARTS".split()
+)
+
+
+class Misfit(ValueError):
+    """Keys that are valid each by itself do not go together; `key`, below the block, is the one to look at."""
+
+    def __init__(self, key: str, message: str) -> None:
+        super().__init__(message)
+        self.key = key
 
 
 def _one_line(text: str) -> str:
     if any(ord(char) < 32 or ord(char) == 127 for char in text):
         raise ValueError("must be one line of printable text")
-    return text
+    return _portable(text)
 
 
-def _no_nul(text: str) -> str:
+def _portable(text: str) -> str:
+    """Text that an argument, a variable and a UTF-8 file can hold."""
     if "\0" in text:
         raise ValueError("must not contain a NUL byte")
+    try:
+        text.encode()
+    except UnicodeEncodeError:
+        raise ValueError("must be valid Unicode; it holds half of a surrogate pair") from None
     return text
 
 
@@ -36,9 +56,18 @@ def _name(text: str) -> str:
 
 
 def _whole_number(value: object) -> object:
-    if isinstance(value, bool):
-        raise ValueError("must be a whole number")
+    if isinstance(value, bool):  # Python takes True for 1
+        raise ValueError(f"must be a whole number, not {value!r}")
     return value
+
+
+def _between(least_s: float, most_s: float) -> AfterValidator:
+    def check(seconds: float) -> float:
+        if not least_s <= seconds <= most_s:
+            raise ValueError(f"must be from {words(least_s)} to {words(most_s)}, not {seconds:g}s")
+        return seconds
+
+    return AfterValidator(check)
 
 
 def _command(value: object) -> object:
@@ -62,6 +91,8 @@ def _environment(value: object) -> object:
     for name in value:
         if not isinstance(name, str) or not _VARIABLE.fullmatch(name):
             raise ValueError(f"{name!r} is no name for an environment variable")
+        if name in RESERVED_VARIABLES or name.startswith("NVRX_"):
+            raise ValueError(f"`{name}` is set by nvrx-slurm itself, for each rank; give yours another name")
     return {name: _text(text) for name, text in value.items()}
 
 
@@ -69,6 +100,22 @@ def _text(value: object) -> object:
     if isinstance(value, bool):
         return "true" if value else "false"
     return str(value) if isinstance(value, (int, float)) else value
+
+
+def _store(value: object) -> object:
+    return {} if value == "embedded" else value
+
+
+def _gpus(value: object) -> object:
+    text = str(value) if isinstance(value, int) and not isinstance(value, bool) else value
+    if isinstance(text, str) and not _GPUS.fullmatch(text):
+        raise ValueError(f"must be a number or type:number, such as 8 or h100:8, not {text!r}")
+    return text
+
+
+def _flag_value(value: object) -> object:
+    """`true`, or nothing at all, is a flag without a value; `false` leaves it out."""
+    return {"": True, "true": True, "false": False}.get(value, value) if isinstance(value, str) else _text(value)
 
 
 def _lines(value: object) -> object:
@@ -83,7 +130,7 @@ def _extra(value: object) -> object:
             raise ValueError(f"{flag!r} is no sbatch flag; write it without dashes in front, such as `comment: text`")
         if flag in _OURS:
             raise ValueError(f"`{flag}` is set by nvrx-slurm itself{_OURS[flag]}")
-    return {flag: text if isinstance(text, bool) or text is None else _text(text) for flag, text in value.items()}
+    return {flag: text if isinstance(text, bool) else _flag_value(text) for flag, text in value.items()}
 
 
 _OURS = {
@@ -99,14 +146,16 @@ _OURS = {
 }
 
 Line = Annotated[str, AfterValidator(_one_line)]
-Text = Annotated[str, AfterValidator(_no_nul)]
+Text = Annotated[str, AfterValidator(_portable)]
 Name = Annotated[str, AfterValidator(_name)]
 _DURATION_SCHEMA = {"type": ["string", "number"], "examples": ["15s", "2m", "1h30m"]}
-Duration = Annotated[float, Field(gt=0), BeforeValidator(parse_duration), WithJsonSchema(_DURATION_SCHEMA)]
+_Seconds = Annotated[float, BeforeValidator(parse_duration), WithJsonSchema(_DURATION_SCHEMA)]
+Duration = Annotated[_Seconds, _between(0.01, 30 * DAY_S)]
+Pause = Annotated[_Seconds, _between(0, 30 * DAY_S)]
 TimeLimit = Annotated[
     float,
-    Field(ge=60),
     BeforeValidator(parse_time_limit),
+    _between(60, 3650 * DAY_S),
     WithJsonSchema({"type": ["string", "integer"], "examples": ["12h", "2-00:00:00", 60]}),
 ]
 Command = Annotated[
@@ -117,7 +166,8 @@ Command = Annotated[
 ]
 Environment = Annotated[dict[str, Text], BeforeValidator(_environment)]
 Lines = Annotated[tuple[Text, ...], BeforeValidator(_lines)]
-Extra = Annotated[dict[str, Line | bool | None], BeforeValidator(_extra)]
+Extra = Annotated[dict[str, bool | Line], BeforeValidator(_extra)]
+Gpus = Annotated[str, BeforeValidator(_gpus), WithJsonSchema({"type": ["integer", "string"]})]
 OnFailure = Literal["restart_replica", "restart_job", "ignore", "fail_job"]
 
 
@@ -132,7 +182,7 @@ Workers = Annotated[int, Field(ge=1, le=1024), _WHOLE]
 class Block(BaseModel):
     """A mapping in job.yaml: frozen, and closed to keys it does not know."""
 
-    model_config = ConfigDict(frozen=True, extra="forbid", use_attribute_docstrings=True)
+    model_config = ConfigDict(frozen=True, extra="forbid")
 
 
 class Slurm(Block):
@@ -146,7 +196,7 @@ class Slurm(Block):
     """`--qos`"""
     time: TimeLimit | None = None
     """Time limit: a duration (`12h`), or as sbatch takes it (`2-00:00:00`; a plain number is minutes)."""
-    gpus_per_node: Count | Line | None = None
+    gpus_per_node: Gpus | None = None
     """`--gpus-per-node`: a number, or `type:number`"""
     cpus_per_task: Positive | None = None
     """CPUs for each node's agent and all of its workers together (one task runs on each node)."""
@@ -178,14 +228,14 @@ class Rendezvous(Block):
 
     join_timeout: Duration = 600.0
     """How long a round may stay open. Then the job goes on with `min_nodes`, or ends with 75."""
-    last_call: Duration = 5.0
+    last_call: Pause = 5.0
     """How long a late node of the cycle before is still preferred to a hot spare that is there."""
 
 
 class Teardown(Block):
     """How workers are stopped."""
 
-    grace: Duration = 10.0
+    grace: Pause = 10.0
     """From SIGTERM to SIGKILL, for all that a worker has started."""
 
 
@@ -202,8 +252,10 @@ class FaultToleranceSpec(Block):
     def _relations(self) -> Self:
         beat = self.heartbeat
         if beat.interval >= beat.timeout:
-            raise ValueError(
-                f"heartbeat.interval ({beat.interval:g}s) must be shorter than heartbeat.timeout ({beat.timeout:g}s)"
+            raise Misfit(
+                "heartbeat.interval",
+                f"heartbeat.interval ({words(beat.interval)}) must be shorter than heartbeat.timeout"
+                f" ({words(beat.timeout)})",
             )
         return self
 
@@ -220,13 +272,18 @@ class StoreSpec(Block):
     def _no_password_in_the_url(self) -> Self:
         if self.url is None:
             return self
-        parts = urlsplit(self.url)
-        if parts.scheme not in ("redis", "rediss") or not parts.hostname:
-            raise ValueError("store.url must look like redis://host:6379/0 or rediss://host:6380/0")
-        if parts.password is not None:
-            raise ValueError(
-                "store.url must not hold a password, since the job script would show it; put it into a file "
-                "(mode 0600) named by store.password_file, or into NVRX_SLURM_STORE_PASSWORD"
+        try:
+            parts = urlsplit(self.url)
+            usable = parts.scheme in ("redis", "rediss") and parts.hostname and parts.port != 0
+        except ValueError:  # urlsplit and `port` look closer than this function does
+            usable = False
+        if not usable:
+            raise Misfit("url", "must look like redis://host:6379/0 or rediss://host:6380/0")
+        if parts.password is not None or "password" in dict(parse_qsl(parts.query, keep_blank_values=True)):
+            raise Misfit(
+                "url",
+                "must not hold a password, since the job script would show it; put it into a file (mode 0600)"
+                " named by store.password_file, or into NVRX_SLURM_STORE_PASSWORD",
             )
         return self
 
@@ -282,23 +339,24 @@ class JobSpec(Block):
     """Several kinds of workers, by name, instead of `command` and `nodes` (an RL job: policy and rollout)."""
     slurm: Slurm = Slurm()
     fault_tolerance: FaultToleranceSpec = FaultToleranceSpec()
-    store: StoreSpec = StoreSpec()
+    store: Annotated[StoreSpec, BeforeValidator(_store)] = StoreSpec()
 
     @model_validator(mode="after")
     def _relations(self) -> Self:
         if self.roles:
             plain = {"command", "nodes", "min_nodes", "workers_per_node"} & self.model_fields_set
             if plain:
-                raise ValueError(f"with `roles`, set `{sorted(plain)[0]}` in each role instead")
+                key = min(plain)
+                raise Misfit(key, f"with `roles`, set `{_IN_A_ROLE.get(key, key)}` in each role instead")
         elif self.command is None:
             raise ValueError("`command` is missing: say what each worker runs (or give `roles`)")
         _check_min_nodes(self.min_nodes, self.nodes, "nodes")
         total = self.spares + sum(role.replicas * role.nodes_per_replica for role in (self.roles or {}).values())
         if total > MOST_NODES:
-            raise ValueError(f"the roles and spares ask for {total} nodes; at most {MOST_NODES} are possible")
+            raise Misfit("roles", f"the roles and spares ask for {total} nodes; at most {MOST_NODES} are possible")
         return self
 
 
 def _check_min_nodes(min_nodes: int | None, nodes: int, key: str) -> None:
     if min_nodes is not None and min_nodes > nodes:
-        raise ValueError(f"min_nodes ({min_nodes}) must not be larger than {key} ({nodes})")
+        raise Misfit("min_nodes", f"min_nodes ({min_nodes}) must not be larger than {key} ({nodes})")

@@ -1,19 +1,65 @@
-"""YAML with the line of every key, and every way in which a file can be bad as one ConfigError."""
+"""YAML with the line of every key, and every way in which a file can be bad as one ConfigError.
+
+The file is read as a tree of nodes, not as values: a node knows its line, and how a number was written. So
+`VERSION: 1.10` in a job's environment arrives as `1.10`, and `nodes: 1e9` is refused by the name it was given.
+"""
 
 from __future__ import annotations
 
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 from ruamel.yaml import YAML
-from ruamel.yaml.comments import CommentedMap, CommentedSeq
-from ruamel.yaml.constructor import DuplicateKeyError
 from ruamel.yaml.error import MarkedYAMLError, YAMLError
+from ruamel.yaml.nodes import MappingNode, Node, ScalarNode, SequenceNode
+from ruamel.yaml.reader import ReaderError
 
 from nvrx_slurm.errors import ConfigError
 
 KeyPath = tuple[str | int, ...]
+
+MOST_VALUES = 100_000
+"""More than any job.yaml holds; fewer than a file whose aliases multiply one another."""
+
+_TAG = "tag:yaml.org,2002:"
+_MERGE = _TAG + "merge"
+
+
+class Written:
+    """A number that remembers how it was written."""
+
+    text: str
+
+    def __repr__(self) -> str:
+        return self.text
+
+    __str__ = __repr__
+
+
+class WrittenInt(Written, int):
+    """A whole number as it stands in a file."""
+
+
+class WrittenFloat(Written, float):
+    """Any other number as it stands in a file."""
+
+
+def _written(number: Any, node: ScalarNode) -> Any:
+    number.text = node.value
+    return number
+
+
+_SCALARS: dict[str, Callable[[Any, ScalarNode], Any]] = {
+    _TAG + "str": lambda _, node: node.value,
+    _TAG + "timestamp": lambda _, node: node.value,  # a date is text to us, in the form it was written in
+    _TAG + "null": lambda _, node: None,
+    _TAG + "bool": lambda make, node: make.construct_yaml_bool(node),
+    _TAG + "int": lambda make, node: _written(WrittenInt(make.construct_yaml_int(node)), node),
+    _TAG + "float": lambda make, node: _written(WrittenFloat(make.construct_yaml_float(node)), node),
+}
+_KNOWN = {*_SCALARS, _TAG + "map", _TAG + "seq"}
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,58 +83,119 @@ def read_yaml(path: Path) -> YamlFile:
     tree = _parse(text, file)
     if tree is None:
         return YamlFile(path, {})
-    if not isinstance(tree, CommentedMap):
+    if not isinstance(tree, MappingNode):
         raise ConfigError("the top level must be a mapping of keys, such as `name: train`", file=file, line=1)
-    lines: dict[KeyPath, int] = {}
-    return YamlFile(path, _plain(tree, (), lines, file), lines)
+    values = _Values(file)
+    return YamlFile(path, values.of(tree, ()), values.lines)
 
 
 def read_scalar(text: str) -> Any:
-    """One value as YAML reads it: `4` is a number, `[a, b]` a list, anything odd is text."""
+    """One value as YAML reads it: `4` is a number, `[a, b]` a list. Plain text, or no YAML at all, stays as it is."""
     try:
-        value = YAML(typ="safe", pure=True).load(text)
-    except YAMLError:
+        node = YAML(typ="safe", pure=True).compose(text)
+        value = _Values("").of(node, ()) if node is not None else text
+    except (YAMLError, ConfigError, RecursionError):
         return text
-    return text if value is None else value
+    written_as_text = isinstance(value, str) and isinstance(node, ScalarNode) and not node.style
+    return text if value is None or written_as_text else value
 
 
-def _parse(text: str, file: str) -> Any:
+def _parse(text: str, file: str) -> Node | None:
     try:
-        return YAML(typ="rt").load(text)
-    except DuplicateKeyError as error:
-        line = error.problem_mark.line + 1 if error.problem_mark else None
-        problem = (
-            str(error.problem).partition(" with value")[0].replace("found duplicate key", "the key stands twice:")
-        )
-        raise ConfigError(problem, file=file, line=line) from None
+        tree: Node | None = YAML(typ="safe", pure=True).compose(text)
     except MarkedYAMLError as error:
         mark = error.problem_mark or error.context_mark
         raise ConfigError(_problem(error), file=file, line=mark.line + 1 if mark else None) from None
+    except ReaderError as error:
+        line = text.count("\n", 0, error.position) + 1
+        raise ConfigError(f"is not YAML: the character U+{error.character:04X}", file=file, line=line) from None
     except YAMLError as error:
         raise ConfigError(f"is not YAML: {error}".splitlines()[0], file=file) from None
+    except RecursionError:
+        raise ConfigError("is nested too deeply", file=file) from None
+    return tree
 
 
 def _problem(error: MarkedYAMLError) -> str:
-    problem = str(error.problem or error.context or "cannot be parsed")
-    if "'\\t'" in problem:
+    if "'\\t'" in str(error.problem):
         return "a tab stands where YAML wants spaces; indent with spaces"
-    return f"is not YAML: {problem}" + (f" ({error.context})" if error.context and error.problem else "")
+    return "is not YAML: " + ", ".join(str(part) for part in (error.context, error.problem) if part)
 
 
-def _plain(node: Any, at: KeyPath, lines: dict[KeyPath, int], file: str) -> Any:
-    """The value without ruamel's clothes; notes each key's line on the way."""
-    if isinstance(node, CommentedMap):
-        for key in node:
-            line = node.lc.key(key)[0] + 1
-            if not isinstance(key, str):
-                raise ConfigError(f"the key {key!r} must be text; put it in quotes", file=file, line=line)
-            lines[*at, key] = line
-        return {key: _plain(value, (*at, key), lines, file) for key, value in node.items()}
-    if isinstance(node, CommentedSeq):
-        for index in range(len(node)):
-            lines[*at, index] = node.lc.item(index)[0] + 1
-        return [_plain(value, (*at, index), lines, file) for index, value in enumerate(node)]
-    for kind in (bool, int, float, str):
-        if isinstance(node, kind):
-            return node if kind is bool else kind(node)
-    return node if node is None else str(node)
+class _Values:
+    """Makes plain values of nodes; `lines` fills with each key's line on the way."""
+
+    def __init__(self, file: str) -> None:
+        self.lines: dict[KeyPath, int] = {}
+        self._file = file
+        self._scalars = YAML(typ="safe", pure=True).constructor
+        self._open: set[int] = set()
+        self._count = 0
+
+    def of(self, node: Node, at: KeyPath) -> Any:
+        self._count += 1
+        if node.tag not in _KNOWN:
+            raise self._wrong(f"the tag {node.tag} has no meaning here; leave it out", node)
+        if self._count > MOST_VALUES:
+            raise self._wrong(f"holds more than {MOST_VALUES} values, its aliases (`*name`) included", node)
+        if isinstance(node, ScalarNode):
+            return self._scalar(node)
+        if id(node) in self._open:
+            raise self._wrong("an alias (`*name`) must not stand inside the value that it names", node)
+        self._open.add(id(node))
+        value = self._mapping(node, at) if isinstance(node, MappingNode) else self._sequence(node, at)
+        self._open.discard(id(node))
+        return value
+
+    def _mapping(self, node: MappingNode, at: KeyPath) -> dict[str, Any]:
+        """The mapping's own keys, on top of those that `<<: *base` brings."""
+        bases = [value for key, value in node.value if key.tag == _MERGE]
+        found: dict[str, Any] = {}
+        for base in reversed(list(_flat(bases))):  # the first of several wins
+            if not isinstance(base, MappingNode):
+                raise self._wrong("`<<` must name a mapping", base)
+            found |= self.of(base, at)
+        return found | self._own(node, at)
+
+    def _own(self, node: MappingNode, at: KeyPath) -> dict[str, Any]:
+        found: dict[str, Any] = {}
+        for key, value in node.value:
+            if key.tag == _MERGE:
+                continue
+            name = self._key(key)
+            if name in found:
+                raise self._wrong(f"the key `{name}` stands twice (first at line {self.lines[*at, name]})", key)
+            self.lines[*at, name] = _line(key)
+            found[name] = self.of(value, (*at, name))
+        return found
+
+    def _key(self, key: Node) -> str:
+        if isinstance(key, ScalarNode) and key.tag == f"{_TAG}str":
+            name: str = key.value
+            return name
+        seen = f"`{key.value}`" if isinstance(key, ScalarNode) else "a list or mapping"
+        raise self._wrong(f"a key must be text, not {seen}; put it in quotes", key)
+
+    def _sequence(self, node: SequenceNode, at: KeyPath) -> list[Any]:
+        for index, item in enumerate(node.value):
+            self.lines[*at, index] = _line(item)
+        return [self.of(item, (*at, index)) for index, item in enumerate(node.value)]
+
+    def _scalar(self, node: ScalarNode) -> Any:
+        try:
+            return _SCALARS[str(node.tag)](self._scalars, node)
+        except (ValueError, KeyError):
+            raise self._wrong(f"`{node.value}` is not what its tag says", node) from None
+
+    def _wrong(self, message: str, node: Node) -> ConfigError:
+        return ConfigError(message, file=self._file, line=_line(node))
+
+
+def _flat(nodes: list[Node]) -> Iterator[Node]:
+    for node in nodes:
+        yield from node.value if isinstance(node, SequenceNode) else [node]
+
+
+def _line(node: Node) -> int:
+    line: int = node.start_mark.line + 1
+    return line

@@ -45,8 +45,9 @@ def last_number(path: Path) -> int:
 class Mirror:
     """Appends entries to `path` in order; a slow file system delays the copy, never the controller."""
 
-    def __init__(self, path: Path) -> None:
+    def __init__(self, path: Path, *, rotate_bytes: int = ROTATE_BYTES) -> None:
         self._path = path
+        self._rotate_bytes = rotate_bytes
         self._queue: queue.SimpleQueue[Sequence[Entry] | None] = queue.SimpleQueue()
         self._thread = threading.Thread(target=self._write, name="mirror", daemon=True)
 
@@ -78,7 +79,7 @@ class Mirror:
                 continue
             data = b"".join(entry_to_json(entry) + b"\n" for entry in entries)
             try:
-                if os.fstat(descriptor).st_size > ROTATE_BYTES:
+                if os.fstat(descriptor).st_size > self._rotate_bytes:
                     os.close(descriptor)
                     descriptor = self._rotate()
                 _write_all(descriptor, data)

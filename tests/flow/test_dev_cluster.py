@@ -30,8 +30,9 @@ NOTICED_S = 90.0  # slurmctld takes 15 to 20 s to hold a silent node for down
 # Each task leaves a detached process behind, tells its node's name, and lives until it reads from its pipe.
 TASK = """\
 (setsid tail -f /dev/null >/dev/null 2>&1 &)
+exec 3<> {folder}/pipe-$SLURMD_NODENAME  # for writing too: then opening never blocks, frozen or not
 touch {folder}/started-$SLURMD_NODENAME
-read -r _ < {folder}/pipe-$SLURMD_NODENAME
+read -r _ <&3
 touch {folder}/finished-$SLURMD_NODENAME
 """
 SCRIPT = """\
@@ -204,7 +205,7 @@ def test_down_works_when_cluster_json_is_damaged(small: DevCluster) -> None:
 
 def test_a_name_is_taken_once(small: DevCluster) -> None:
     """A second `up` of the same name touches nothing and says what to do."""
-    with pytest.raises(UsageError, match="already exists.*down --name test-small"):
+    with pytest.raises(UsageError, match=r"already exists.*down --name test-small"):
         DevCluster.up(name=small.name)
     assert small.status().healthy
 
@@ -244,7 +245,7 @@ def called(*command: str) -> str:
 
 
 def test_the_cluster_outlives_the_command_that_started_it() -> None:
-    """`cluster up` returns, and `status --json` of another process sees every daemon alive in a session of its own."""
+    """`cluster up` has returned, and another process sees every daemon alive and every node idle."""
     command = [sys.executable, "-m", "nvrx_slurm", "cluster"]
     called(*command, "up", "--name", "test-cli", "--nodes", "2")
     try:

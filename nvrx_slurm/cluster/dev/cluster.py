@@ -99,10 +99,7 @@ class DevCluster:
         table = processes.read_table()
         alive = living(self.spec.places, table)
         counts = {node: len(pids) for node, pids in members.of_nodes(self.spec, table).items()}
-        try:
-            states, error = slurm.node_states(self.environment()), None
-        except SlurmUnreachable as unreachable:
-            states, error = {}, str(unreachable)
+        states, error = self._node_states() if "slurmctld" in alive else ({}, "slurmctld is dead")
         conditions = {daemon: _condition(table, alive.get(daemon)) for daemon in self.spec.daemons}
         return ClusterStatus(
             name=self.name,
@@ -174,6 +171,12 @@ class DevCluster:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         self.down()
+
+    def _node_states(self) -> tuple[dict[str, str], str | None]:
+        try:
+            return slurm.node_states(self.environment()), None
+        except SlurmUnreachable as error:
+            return {}, str(error)
 
     def _check_node(self, node: str) -> None:
         if node not in self.nodes:

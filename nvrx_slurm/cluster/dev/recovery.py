@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import signal
 from collections.abc import Sequence
 
@@ -12,6 +13,7 @@ from nvrx_slurm.cluster.dev.lifecycle import Say, client_environment
 from nvrx_slurm.cluster.dev.programs import require
 from nvrx_slurm.cluster.dev.spec import ClusterSpec
 from nvrx_slurm.cluster.dev.waiting import wait_until
+from nvrx_slurm.errors import SlurmUnreachable
 
 USABLE_TIMEOUT_S = 30.0
 _REFUSES_JOBS = ("down", "drained", "draining")  # and answers: the state would have a star if it did not
@@ -34,7 +36,8 @@ def await_usable(spec: ClusterSpec, nodes: Sequence[str], clock: Clock, say: Say
         states = slurm.node_states(environment)
         for node in nodes:
             if states[node] in _REFUSES_JOBS:
-                slurm.set_node_state(environment, node, "RESUME")
+                with contextlib.suppress(SlurmUnreachable):  # refused: it came back by itself meanwhile
+                    slurm.set_node_state(environment, node, "RESUME")
         return all(states[node] in USABLE for node in nodes)
 
     what = f"Slurm to use {', '.join(nodes)}"

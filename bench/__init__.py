@@ -1,0 +1,1 @@
+"""Benchmarks: each prints what it measured as a ratio to something else measured in the same run."""

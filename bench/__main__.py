@@ -1,0 +1,53 @@
+"""`python -m bench [NAME…]`: what `make bench` calls."""
+
+from __future__ import annotations
+
+import importlib
+import sys
+from pathlib import Path
+
+import click
+
+from bench.processes import nothing_left
+from nvrx_slurm.errors import EXIT_INTERRUPTED, NvrxError
+
+PEERS = Path(__file__).parent.parent / ".venv-peers" / "bin"
+
+# name → (function of (runs, peers), what it measures)
+BENCHMARKS: dict[str, tuple[str, str]] = {
+    "worker_recovery": ("recovery:worker_recovery", "A worker is killed: until all workers run again."),
+    "node_recovery": ("recovery:node_recovery", "A node is killed: until its ranks run on the spare."),
+    "round": ("round:rounds", "A round of 256 to 2,000 simulated nodes; how it grows."),
+    "startup": ("startup:startup", "nvrx-slurm --help against python -c pass."),
+    "submit": ("submit:submit", "nvrx-slurm submit against bare submitit, on a real Slurm."),
+}
+
+
+@click.command(epilog="Benchmarks: " + " ".join(f"{name}: {about[1]}" for name, about in BENCHMARKS.items()))
+@click.argument("names", nargs=-1, type=click.Choice(list(BENCHMARKS)), metavar="[NAME]…")
+@click.option("--runs", default=5, show_default=True, type=click.IntRange(min=1), help="How often each is measured.")
+@click.option("--peers", default=PEERS, type=click.Path(path_type=Path), help="The bin folder torchrun is in.")
+def main(names: tuple[str, ...], runs: int, peers: Path) -> int:
+    """Measure NAME… (all of them, if none is named) against its peers, in one run."""
+    failed = 0
+    for name in names or BENCHMARKS:
+        print(f"\n=== {name}: {BENCHMARKS[name][1]}", flush=True)
+        module, function = BENCHMARKS[name][0].split(":")
+        try:
+            getattr(importlib.import_module(f"bench.{module}"), function)(runs, peers)
+        except NvrxError as error:
+            print(f"{name}: {error}", file=sys.stderr, flush=True)
+            failed = error.exit_code
+    return failed
+
+
+if __name__ == "__main__":
+    try:
+        with nothing_left():
+            code = main(standalone_mode=False)
+    except click.ClickException as error:
+        error.show()
+        code = error.exit_code
+    except (KeyboardInterrupt, click.Abort):
+        code = EXIT_INTERRUPTED
+    sys.exit(code)

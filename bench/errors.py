@@ -1,0 +1,17 @@
+"""What a benchmark can end in, besides a result."""
+
+from __future__ import annotations
+
+from nvrx_slurm.errors import NvrxError, WaitTimeout
+
+
+class PeerMissing(NvrxError):
+    """A peer to compare with is not installed; the message names the line that installs it."""
+
+
+class PeerFailed(NvrxError):
+    """A peer is there and does not do what is asked; the message says what it said."""
+
+
+class BenchTimeout(WaitTimeout):
+    """A bound passed; the message says what was waited for."""

@@ -1,0 +1,49 @@
+"""The floor: a loop that only respawns. What any launcher must pay on this machine."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+
+from bench import processes
+from bench.errors import BenchTimeout
+from bench.launchers.base import NODES, WORKERS_PER_NODE, Task
+from nvrx_slurm.clock import SystemClock
+
+LOOP = Path(__file__).parent.parent / "bare_loop.py"
+LOOK_AGAIN_S = 0.01
+
+
+class Bare:
+    """Starts `bare_loop.py`."""
+
+    name = "bare loop"
+
+    def start(self, task: Task) -> BareFleet:
+        argv = [sys.executable, "-S", "-E", str(LOOP), str(NODES), str(WORKERS_PER_NODE), str(task.spares)]
+        log = task.room / "bare.log"
+        return BareFleet(processes.start([*argv, *task.command], log=log), log, NODES + task.spares)
+
+
+class BareFleet:
+    """The hub, whose children are the nodes."""
+
+    def __init__(self, hub: subprocess.Popen[bytes], log: Path, nodes: int) -> None:
+        self._hub, self._log, self._nodes = hub, log, nodes
+        self.parent_of_nodes = hub.pid
+
+    def wait_spares(self, timeout_s: float) -> None:
+        """The hub starts nobody's workers before all its nodes are there."""
+        clock = SystemClock()
+        deadline = clock.monotonic() + timeout_s
+        while "all nodes are here" not in self.log():
+            if clock.monotonic() > deadline:
+                raise BenchTimeout(f"not all of {self._nodes} nodes came in {timeout_s:.0f} s")
+            clock.sleep(LOOK_AGAIN_S)
+
+    def log(self) -> str:
+        return self._log.read_text(errors="replace")[-2000:]
+
+    def stop(self) -> None:
+        processes.end(self._hub)

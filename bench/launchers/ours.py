@@ -1,0 +1,71 @@
+"""nvrx-slurm itself: a local job, started as `nvrx-slurm run` starts it."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+
+from bench import processes
+from bench.errors import BenchTimeout
+from bench.launchers.base import NODES, WORKERS_PER_NODE, Task
+from nvrx_slurm.clock import SystemClock
+from nvrx_slurm.folder import JobFolder
+from nvrx_slurm.records import Entry, FaultTolerance, NodeJoined, Plan, Recovered, RolePlan, plan_to_json
+from nvrx_slurm.report.source import Journal, so_far
+
+JOB_ID = "bench"
+
+
+class Ours:
+    """Starts a local job."""
+
+    name = "nvrx-slurm"
+
+    def start(self, task: Task) -> OurFleet:
+        role = RolePlan(
+            name="main", command=task.command, nodes_per_replica=NODES, workers_per_node=WORKERS_PER_NODE
+        )
+        plan = Plan(
+            name="bench",
+            roles=(role,),
+            spares=task.spares,
+            workdir=str(task.room),
+            folder=str(task.room / "jobs"),
+            fault_tolerance=FaultTolerance(max_restarts=1000),
+        )
+        host = processes.start(
+            [sys.executable, "-m", "nvrx_slurm.batch", "--cluster", "local"],
+            log=task.room / "host.log",
+            extra={"NVRX_JOB_ID": JOB_ID},
+            given=plan_to_json(plan),
+        )
+        return OurFleet(host, JobFolder(task.room / "jobs" / JOB_ID), NODES + task.spares)
+
+
+class OurFleet:
+    """A local job that runs."""
+
+    def __init__(self, host: subprocess.Popen[bytes], folder: JobFolder, nodes: int) -> None:
+        self._host, self._folder, self._nodes = host, folder, nodes
+        self.parent_of_nodes = host.pid
+
+    def wait_spares(self, timeout_s: float) -> None:
+        clock = SystemClock()
+        deadline = clock.monotonic() + timeout_s
+        journal, joined = Journal(self._folder), set[str]()
+        while len(joined) < self._nodes:
+            if clock.monotonic() > deadline:
+                raise BenchTimeout(f"{len(joined)} of {self._nodes} nodes joined in {timeout_s:.0f} s")
+            entries = [item for item in journal.poll(0.1) if isinstance(item, Entry)]
+            joined |= {entry.record.node for entry in entries if isinstance(entry.record, NodeJoined)}
+        journal.close()
+
+    def recoveries(self) -> list[Recovered]:
+        """What the journal says of each recovery so far."""
+        return [e.record for e in so_far(self._folder, live=True) if isinstance(e.record, Recovered)]
+
+    def log(self) -> str:
+        return self._folder.job_log.read_text(errors="replace")[-2000:] if self._folder.job_log.exists() else ""
+
+    def stop(self) -> None:
+        processes.end(self._host)

@@ -1,0 +1,118 @@
+"""torchrun and NVRx's ft_launcher: one agent process a node, all on this machine, at their fastest settings."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+from dataclasses import dataclass
+from pathlib import Path
+
+from bench import processes
+from bench.errors import BenchTimeout, PeerMissing
+from bench.launchers.base import NODES, WORKERS_PER_NODE, Task
+from nvrx_slurm.clock import SystemClock
+from nvrx_slurm.store.embedded import free_port
+
+TORCH = "torch==2.13.0"
+NVRX = "nvidia-resiliency-ext==0.4.1"
+LOOK_AGAIN_S = 0.05
+ENVIRONMENT = {
+    "TORCH_DISABLE_SHARE_RDZV_TCP_STORE": "1",  # without it a restart finds the port of the cycle before in use
+    "TORCH_CPP_LOG_LEVEL": "ERROR",
+    "OMP_NUM_THREADS": "1",
+    "PYTHONWARNINGS": "ignore",
+}
+
+
+@dataclass(frozen=True, slots=True)
+class TorchElastic:
+    """A launcher of the torchelastic family, from the `bin` folder of the peers' virtual environment."""
+
+    name: str
+    program: Path
+    options: tuple[str, ...] = ()
+    conf: str = ""  # for the rendezvous
+
+    def start(self, task: Task) -> ElasticFleet:
+        if not self.program.exists():
+            raise PeerMissing(f"{self.program} is not there; install it with: {install_line(self.program)}")
+        port = free_port("127.0.0.1")
+        return ElasticFleet([self._agent(task, port, index) for index in range(NODES + task.spares)], port, task)
+
+    def _agent(self, task: Task, port: int, index: int) -> subprocess.Popen[bytes]:
+        argv = [
+            str(self.program),
+            f"--nnodes={NODES}",
+            f"--nproc-per-node={WORKERS_PER_NODE}",
+            "--rdzv-backend=c10d",
+            f"--rdzv-endpoint=127.0.0.1:{port}",
+            "--rdzv-id=bench",
+            f"--rdzv-conf=is_host={str(index == 0).lower()}{self.conf and ','}{self.conf}",
+            "--local-addr=127.0.0.1",
+            "--max-restarts=1000",
+            "--monitor-interval=0.01",
+            *self.options,
+            "--no-python",
+            *task.command,
+        ]
+        return processes.start(argv, log=task.room / f"agent-{index}.log", extra=ENVIRONMENT)
+
+
+def torchrun(peers: Path) -> TorchElastic:
+    """As it comes: a silent node is given up after 3 × 5 s."""
+    return TorchElastic("torchrun", peers / "torchrun")
+
+
+def torchrun_tuned(peers: Path) -> TorchElastic:
+    """With the shortest keep-alive that one late beat does not break: a silent node is given up after 2 × 1 s."""
+    return TorchElastic(
+        "torchrun, keep-alive 2 × 1 s",
+        peers / "torchrun",
+        conf="keep_alive_interval=1,keep_alive_max_attempt=2",
+    )
+
+
+def ft_launcher(peers: Path) -> TorchElastic:
+    """NVRx in its default restart policy; its own rank heartbeats off, as the workers send none."""
+    options = (
+        "--ft-initial-rank-heartbeat-timeout=null",
+        "--ft-rank-heartbeat-timeout=null",
+        "--ft-workload-check-interval=0.5",
+    )
+    return TorchElastic("ft_launcher", peers / "ft_launcher", options)
+
+
+def install_line(program: Path) -> str:
+    """How to get the program where it is looked for. torch comes first, or the GPU build's gigabytes come along."""
+    home = program.parent.parent
+    cpu = "--index-url https://download.pytorch.org/whl/cpu"
+    pip = home / "bin" / "pip"
+    return f"python3 -m venv {home} && {pip} install {cpu} {TORCH} && {pip} install {NVRX}"
+
+
+class ElasticFleet:
+    """Agents that share a rendezvous."""
+
+    def __init__(self, agents: list[subprocess.Popen[bytes]], port: int, task: Task) -> None:
+        self._agents, self._port, self._task = agents, port, task
+        self.parent_of_nodes = os.getpid()
+
+    def wait_spares(self, timeout_s: float) -> None:
+        """An agent joins as soon as it is connected to the rendezvous store."""
+        clock = SystemClock()
+        deadline = clock.monotonic() + timeout_s
+        while missing := [agent.pid for agent in self._agents if not self._has_joined(agent)]:
+            if clock.monotonic() > deadline:
+                raise BenchTimeout(f"agents {missing} did not connect to their store in {timeout_s:.0f} s")
+            clock.sleep(LOOK_AGAIN_S)
+
+    def log(self) -> str:
+        texts = [path.read_text(errors="replace")[-800:] for path in sorted(self._task.room.glob("agent-*.log"))]
+        return "\n".join(texts)
+
+    def stop(self) -> None:
+        for agent in self._agents:
+            processes.end(agent)
+
+    def _has_joined(self, agent: subprocess.Popen[bytes]) -> bool:
+        return agent.poll() is not None or processes.is_connected(agent.pid, self._port)

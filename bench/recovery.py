@@ -1,0 +1,118 @@
+"""From a SIGKILL to all workers running again: 2 nodes × 2 workers that leave when a peer vanishes."""
+
+from __future__ import annotations
+
+import os
+import signal
+import tempfile
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import closing, contextmanager
+from pathlib import Path
+from statistics import median
+
+from bench import processes
+from bench.errors import BenchTimeout, PeerFailed, PeerMissing
+from bench.launchers.bare import Bare
+from bench.launchers.base import WORLD_SIZE, Fleet, Launcher, Task
+from bench.launchers.ours import OurFleet, Ours
+from bench.launchers.torchelastic import ft_launcher, torchrun, torchrun_tuned
+from bench.rollcall import Present, RollCall
+from bench.tables import Target, print_rows, print_targets
+from nvrx_slurm.clock import SystemClock
+
+START_S = 60.0
+RECOVER_S = 90.0
+VICTIM = WORLD_SIZE - 1  # on the second node: torchelastic's first node holds the rendezvous, and must not die
+
+Kill = Callable[[Present, Fleet], None]
+Samples = dict[str, list[float]]
+
+
+def worker_recovery(runs: int, peers: Path) -> None:
+    """A worker is killed."""
+    launchers = [Ours(), torchrun(peers), ft_launcher(peers), Bare()]
+    samples = measure_all(launchers, runs, spares=0, kill=_kill_worker)
+    print_rows("from a worker's SIGKILL to all workers running", samples, unit="ms", first=Ours.name)
+    print_targets(
+        samples,
+        [
+            Target("≥ 8 × faster than the best peer", Ours.name, ("torchrun", "ft_launcher"), at_least=8.0),
+            Target("≤ 3 × the bare loop", Bare.name, (Ours.name,), at_most=3.0),
+        ],
+    )
+
+
+def node_recovery(runs: int, peers: Path) -> None:
+    """A node is killed, with all that runs on it; a spare stands by for each run."""
+    launchers = [Ours(), torchrun(peers), torchrun_tuned(peers), ft_launcher(peers), Bare()]
+    samples = measure_all(launchers, runs, spares=runs, kill=_kill_node)
+    print_rows("from a node's SIGKILL to its ranks on a spare", samples, unit="ms", first=Ours.name)
+    print_targets(
+        samples,
+        [
+            Target("≥ 10 × faster than torchrun", Ours.name, ("torchrun",), at_least=10.0),
+            Target("≥ 3 × faster than ft_launcher", Ours.name, ("ft_launcher",), at_least=3.0),
+            Target("≤ 1 s", None, (Ours.name,), at_most=1.0),
+        ],
+    )
+
+
+def _kill_worker(victim: Present, fleet: Fleet) -> None:
+    os.kill(victim.pid, signal.SIGKILL)
+
+
+def _kill_node(victim: Present, fleet: Fleet) -> None:
+    processes.kill_tree(processes.ancestor_below(victim.pid, fleet.parent_of_nodes))
+
+
+def measure_all(launchers: Sequence[Launcher], runs: int, *, spares: int, kill: Kill) -> Samples:
+    """Seconds of each run by launcher; one that is missing or fails is said, and left out."""
+    samples: Samples = {}
+    for launcher in launchers:
+        try:
+            samples[launcher.name] = measure(launcher, runs, spares=spares, kill=kill)
+        except (PeerMissing, PeerFailed) as error:
+            print(f"{launcher.name}: left out: {error}", flush=True)
+    return samples
+
+
+def measure(launcher: Launcher, runs: int, *, spares: int, kill: Kill) -> list[float]:
+    """One fleet, killed `runs` times, after one more time that is not counted where no spare is spent."""
+    with tempfile.TemporaryDirectory(prefix="nvrx-bench-") as room, closing(RollCall()) as rollcall:
+        with _running(launcher, Task(rollcall.command, spares, Path(room))) as fleet:
+            try:
+                taken = list(_recoveries(fleet, rollcall, runs, kill))
+            except BenchTimeout as error:
+                raise PeerFailed(f"{error}\n{fleet.log()}") from None
+            if isinstance(fleet, OurFleet):
+                _print_phases(fleet, runs)
+    return taken
+
+
+@contextmanager
+def _running(launcher: Launcher, task: Task) -> Iterator[Fleet]:
+    fleet = launcher.start(task)
+    try:
+        yield fleet
+    finally:
+        fleet.stop()
+
+
+def _recoveries(fleet: Fleet, rollcall: RollCall, runs: int, kill: Kill) -> Iterator[float]:
+    clock = SystemClock()
+    world = rollcall.wait_world(WORLD_SIZE, timeout_s=START_S)
+    fleet.wait_spares(START_S)
+    for _ in range(runs):
+        killed = clock.monotonic()
+        kill(world[VICTIM], fleet)
+        world = rollcall.wait_world(WORLD_SIZE, timeout_s=RECOVER_S, after=killed)
+        yield max(worker.started for worker in world.values()) - killed
+
+
+def _print_phases(fleet: OurFleet, runs: int) -> None:
+    """Where our time goes, as the journal tells it (from the moment that the death was noticed)."""
+    told = fleet.recoveries()[-runs:]
+    if told:
+        parts = [f"{name} {median(r.phases[name] for r in told) * 1000:.1f}" for name in told[0].phases]
+        total = median(r.total_s for r in told) * 1000
+        print(f"nvrx-slurm, by its journal (medians, ms): {', '.join(parts)}; total {total:.1f}", flush=True)

@@ -1,0 +1,116 @@
+"""Where workers report that they run, and hear that a peer has vanished.
+
+Workers of one world (one MASTER_PORT: every launcher takes a fresh one for each cycle) hang together: when one's
+connection breaks, all the others of its world are let go, as a broken collective would let them.
+"""
+
+from __future__ import annotations
+
+import selectors
+import socket
+import sys
+from collections import defaultdict
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+
+from bench.errors import BenchTimeout
+from nvrx_slurm.clock import Clock, SystemClock
+
+WORKER = Path(__file__).parent / "worker.py"
+
+
+@dataclass(frozen=True, slots=True)
+class Present:
+    """A worker that runs. `started` is its own stamp, in seconds on the machine's monotonic clock."""
+
+    world: str
+    rank: int
+    pid: int
+    started: float
+
+
+class RollCall:
+    """Owns all workers' connections; serves them while somebody waits."""
+
+    def __init__(self, clock: Clock | None = None) -> None:
+        self._clock = clock or SystemClock()
+        self._server = socket.create_server(("127.0.0.1", 0), backlog=128)
+        self._selector = selectors.DefaultSelector()
+        self._selector.register(self._server, selectors.EVENT_READ)
+        self._open = set[socket.socket]()
+        self._worlds: dict[str, dict[socket.socket, Present]] = defaultdict(dict)
+
+    @property
+    def command(self) -> tuple[str, ...]:
+        """The command of a worker that reports here."""
+        host, port = self._server.getsockname()
+        return (sys.executable, "-S", "-E", str(WORKER), host, str(port))
+
+    def wait_world(self, size: int, *, timeout_s: float, after: float = 0.0) -> dict[int, Present]:
+        """The workers by rank, once one world has all of `size` at the same time, each started later than `after`.
+
+        Raises BenchTimeout.
+        """
+        found: dict[int, Present] = {}
+
+        def complete() -> bool:
+            for world in self._worlds.values():
+                there = {worker.rank: worker for worker in world.values() if worker.started > after}
+                if len(there) == size:
+                    found.update(there)
+                    return True
+            return False
+
+        self._serve_until(complete, timeout_s, f"{size} workers of one world")
+        return found
+
+    def close(self) -> None:
+        """Let everybody go."""
+        for key in list(self._selector.get_map().values()):
+            assert isinstance(key.fileobj, socket.socket)
+            key.fileobj.close()
+        self._selector.close()
+
+    def _serve_until(self, done: Callable[[], bool], timeout_s: float, what: str) -> None:
+        deadline = self._clock.monotonic() + timeout_s
+        while not done():
+            left = deadline - self._clock.monotonic()
+            if left <= 0:
+                there = {name: sorted(w.rank for w in world.values()) for name, world in self._worlds.items()}
+                raise BenchTimeout(f"{what} did not report in {timeout_s:.0f} s; ranks there, by world: {there}")
+            for key, _ in self._selector.select(left):
+                if key.fileobj is self._server:
+                    self._accept()
+                elif isinstance(key.fileobj, socket.socket) and key.fileobj in self._open:
+                    self._hear(key.fileobj)  # not one that was let go since select
+
+    def _accept(self) -> None:
+        connection, _ = self._server.accept()
+        self._selector.register(connection, selectors.EVENT_READ)
+        self._open.add(connection)
+
+    def _hear(self, connection: socket.socket) -> None:
+        """A worker's only line, in one piece as it is short; or the end of its connection."""
+        try:
+            data = connection.recv(256)
+        except ConnectionError:
+            data = b""
+        if not data:
+            self._vanished(connection)
+            return
+        world, rank, pid, started = data.decode().split()
+        self._worlds[world][connection] = Present(world, int(rank), int(pid), float(started))
+
+    def _vanished(self, connection: socket.socket) -> None:
+        self._drop(connection)
+        for name, world in list(self._worlds.items()):
+            if connection in world:
+                del self._worlds[name]
+                for peer in world.keys() - {connection}:
+                    self._drop(peer)
+
+    def _drop(self, connection: socket.socket) -> None:
+        self._selector.unregister(connection)
+        self._open.discard(connection)
+        connection.close()

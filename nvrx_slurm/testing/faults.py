@@ -1,0 +1,17 @@
+"""Faults, all real."""
+
+from __future__ import annotations
+
+import signal
+
+from nvrx_slurm.agent.supervisor import descendants, send_all
+
+
+def kill_local_node(agent_pid: int) -> None:
+    """A local node dies: SIGKILL to its agent, its supervisor, its workers and whatever they started.
+
+    All are stopped first, so that none sees another die: as close to a power cut as processes come.
+    """
+    everybody = [agent_pid, *descendants(agent_pid)]
+    send_all(everybody, signal.SIGSTOP)
+    send_all(everybody, signal.SIGKILL)

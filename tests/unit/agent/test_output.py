@@ -1,0 +1,70 @@
+"""What workers print: complete in their files, by lines and prefixed in the job's log."""
+
+from __future__ import annotations
+
+import os
+
+import pytest
+
+from nvrx_slurm.agent.output import LONGEST_LINE_BYTES, Output
+
+
+@pytest.fixture
+def log(tmp_path):
+    with (tmp_path / "job.log").open("wb+") as file:
+        yield file
+
+
+def text_of(log):
+    log.seek(0)
+    return log.read()
+
+
+def test_lines_are_prefixed_and_files_are_raw(tmp_path, log):
+    """Bytes reach the file as they are; the job's log names the rank before each line, the last torn one too."""
+    output = Output(log.fileno())
+    pipe = output.capture(tmp_path / "a.out", "[r 0] ")
+    os.write(pipe, b"one\ntw")
+    os.write(pipe, b"o\nthree")
+    os.close(pipe)
+    output.close(10.0)
+    assert (tmp_path / "a.out").read_bytes() == b"one\ntwo\nthree"
+    assert text_of(log) == b"[r 0] one\n[r 0] two\n[r 0] three\n"
+
+
+def test_line_without_end_does_not_fill_the_memory(tmp_path, log):
+    """A line of megabytes is passed on in pieces."""
+    output = Output(log.fileno())
+    pipe = output.capture(tmp_path / "a.out", "")
+    with os.fdopen(pipe, "wb") as file:
+        file.write(b"x" * (LONGEST_LINE_BYTES * 100))
+    output.close(10.0)
+    assert (tmp_path / "a.out").stat().st_size == LONGEST_LINE_BYTES * 100
+    assert len(text_of(log).replace(b"\n", b"")) == LONGEST_LINE_BYTES * 100
+
+
+def test_stuck_job_log_holds_up_no_worker(tmp_path):
+    """When nobody reads the job's log, the rank's own file still gets everything."""
+    reading, writing = os.pipe()
+    output = Output(writing)
+    pipe = output.capture(tmp_path / "a.out", "")
+    with os.fdopen(pipe, "wb") as file:
+        for _ in range(4096):
+            file.write(b"y" * 4095 + b"\n")
+    output.close(0.5)
+    assert (tmp_path / "a.out").stat().st_size == 4096 * 4096
+    os.close(reading)
+    os.close(writing)
+
+
+def test_log_that_cannot_be_written_is_no_error(tmp_path):
+    """A closed job log loses its copy, not the worker."""
+    reading, writing = os.pipe()
+    os.close(reading)
+    output = Output(writing)
+    pipe = output.capture(tmp_path / "a.out", "")
+    os.write(pipe, b"hello\n")
+    os.close(pipe)
+    output.close(10.0)
+    assert (tmp_path / "a.out").read_bytes() == b"hello\n"
+    os.close(writing)

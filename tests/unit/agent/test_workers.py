@@ -1,0 +1,138 @@
+"""Workers and their supervisor: real processes, real signals."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import signal
+import sys
+
+import pytest
+
+from nvrx_slurm.agent.supervisor import descendants
+from nvrx_slurm.agent.workers import Exited, Spawned, Stopped, Workers
+from nvrx_slurm.processes import is_alive
+from tests.harness import wait_gone
+
+STUBBORN = "import signal, os; signal.signal(signal.SIGTERM, signal.SIG_IGN); os.write(1, b'up'); signal.pause()"
+FORKING = (
+    "import os, signal\nfor _ in range(50):\n  if os.fork() == 0: signal.pause()\nos.write(1, b'up'); signal.pause()"
+)
+
+
+class Node:
+    """Workers whose events can be awaited."""
+
+    def __init__(self) -> None:
+        self.events: asyncio.Queue = asyncio.Queue()
+        self.workers = Workers(self.events.put_nowait)
+        self.workers.start()
+
+    async def next(self, kind, timeout=20.0):
+        async with asyncio.timeout(timeout):
+            while not isinstance(event := await self.events.get(), kind):
+                pass
+            return event
+
+    def spawn(self, rank, *argv, env=None, cwd="/"):
+        reading, writing = os.pipe()
+        self.workers.spawn(rank, argv, env or {}, cwd, writing, os.dup(2))
+        return os.fdopen(reading, "rb")
+
+
+@pytest.fixture
+async def node():
+    node = Node()
+    yield node
+    node.workers.close()
+    assert descendants(os.getpid()) == []
+
+
+async def test_worker_runs_with_its_environment_and_folder(node, tmp_path):
+    """Environment, folder, output and exit code are as asked for."""
+    code = "import os; print(os.environ['A'], os.getcwd()); raise SystemExit(7)"
+    with node.spawn(3, sys.executable, "-c", code, env={"A": "x y\n"}, cwd=str(tmp_path)) as output:
+        assert (await node.next(Spawned)).rank == 3
+        assert await node.next(Exited) == Exited(rank=3, code=7)
+        assert output.read().decode() == f"x y\n {tmp_path}\n"
+
+
+async def test_signal_is_told_as_such(node):
+    """A worker that a signal ended is told by its number."""
+    with node.spawn(0, "sleep", "1000"):
+        os.kill((await node.next(Spawned)).pid, signal.SIGSEGV)
+        assert await node.next(Exited) == Exited(rank=0, signal=signal.SIGSEGV)
+
+
+@pytest.mark.parametrize(
+    ("argv", "cwd", "why"), [(["no-such"], "/", "No such program"), (["sleep", "1"], "/no/folder", "No such file")]
+)
+async def test_worker_that_cannot_start_says_why(node, argv, cwd, why):
+    """A missing program or folder is the worker's own failure, with its reason."""
+    with node.spawn(0, *argv, cwd=cwd):
+        assert why in (await node.next(Exited)).error
+
+
+async def test_workers_do_not_inherit_ignored_signals(node):
+    """The supervisor's own deafness to SIGTERM is not passed on."""
+    code = "import signal; print(signal.getsignal(signal.SIGTERM) is signal.SIG_DFL)"
+    with node.spawn(0, sys.executable, "-c", code) as output:
+        await node.next(Exited)
+        assert output.read() == b"True\n"
+
+
+async def test_stop_kills_whoever_ignores_sigterm(node):
+    """After the grace, SIGKILL; and `Stopped` says that nobody survived."""
+    with node.spawn(0, sys.executable, "-c", STUBBORN) as output:
+        pid = (await node.next(Spawned)).pid
+        assert await asyncio.to_thread(output.read, 2) == b"up"
+        node.workers.stop(grace_s=0.1)
+        assert await node.next(Stopped) == Stopped(survivors=())
+        assert not is_alive(pid)
+
+
+async def test_stop_reaches_every_descendant(node):
+    """Fifty children of a worker end with it."""
+    with node.spawn(0, sys.executable, "-c", FORKING) as output:
+        await node.next(Spawned)
+        assert await asyncio.to_thread(output.read, 2) == b"up"
+        everybody = descendants(os.getpid())
+        assert len(everybody) == 52
+        node.workers.stop(grace_s=5.0)
+        await node.next(Stopped)
+        assert descendants(os.getpid()) == [pid for pid in everybody if is_alive(pid)]
+        assert len(descendants(os.getpid())) == 1
+
+
+async def test_stopped_process_is_woken_to_end(node):
+    """SIGSTOP does not protect a worker from the grace of SIGTERM."""
+    with node.spawn(0, "sleep", "1000"):
+        pid = (await node.next(Spawned)).pid
+        os.kill(pid, signal.SIGSTOP)
+        node.workers.stop(grace_s=20.0)
+        assert await node.next(Exited) == Exited(rank=0, signal=signal.SIGTERM)
+        await node.next(Stopped)
+
+
+async def test_stop_with_nobody_there_answers_at_once(node):
+    """There is always an answer."""
+    node.workers.stop(grace_s=100.0)
+    assert await node.next(Stopped, timeout=5.0) == Stopped(survivors=())
+
+
+async def test_many_workers_are_all_heard_of(node):
+    """Sixty-four workers start and end, and none is lost."""
+    outputs = [node.spawn(rank, "true") for rank in range(64)]
+    ended = {(await node.next(Exited)).rank for _ in range(64)}
+    assert ended == set(range(64))
+    for output in outputs:
+        output.close()
+
+
+async def test_closing_takes_everybody_along(node):
+    """When the agent lets go of the supervisor, nothing of the node is left."""
+    with node.spawn(0, sys.executable, "-c", STUBBORN) as output:
+        await asyncio.to_thread(output.read, 2)
+        everybody = descendants(os.getpid())
+        node.workers.close()
+        wait_gone(everybody)

@@ -1,0 +1,83 @@
+"""The tether: authenticated, and its loss is heard at once."""
+
+from __future__ import annotations
+
+import asyncio
+
+import pytest
+
+from nvrx_slurm import tether
+from nvrx_slurm.tether import GOODBYE, TetherServer
+
+
+class Ears:
+    """A tether server and what it heard."""
+
+    def __init__(self) -> None:
+        self.heard: asyncio.Queue = asyncio.Queue()
+        self.server = TetherServer("token", lambda *who: self.say("up", who), lambda *who: self.say("lost", who))
+
+    def say(self, what, who):
+        self.heard.put_nowait((what, *who))
+
+    async def next(self):
+        return await asyncio.wait_for(self.heard.get(), 10.0)
+
+
+@pytest.fixture
+async def ears():
+    ears = Ears()
+    ears.port = await ears.server.start("127.0.0.1")
+    yield ears
+    await ears.server.close()
+
+
+async def connect(ears, token="token"):
+    return await tether.connect("127.0.0.1", ears.port, token=token, node="n1", incarnation="a")
+
+
+async def test_broken_tether_is_heard(ears):
+    """The end of the connection names the node and its agent."""
+    connection = await connect(ears)
+    assert await ears.next() == ("up", "n1", "a")
+    connection.close()
+    assert await ears.next() == ("lost", "n1", "a")
+
+
+async def test_duplicate_of_the_connection_keeps_it_whole(ears):
+    """While anybody holds the connection, nobody is lost: the supervisor holds it until the last worker is dead."""
+    connection = await connect(ears)
+    second = connection.dup()
+    await ears.next()
+    connection.close()
+    with pytest.raises(asyncio.TimeoutError):
+        await asyncio.wait_for(ears.heard.get(), 0.2)
+    second.close()
+    assert await ears.next() == ("lost", "n1", "a")
+
+
+async def test_goodbye_is_no_death(ears):
+    """An agent that leaves in good order is not lost."""
+    connection = await connect(ears)
+    await ears.next()
+    connection.send(GOODBYE)
+    connection.close()
+    again = await connect(ears)
+    assert await ears.next() == ("up", "n1", "a")
+    again.close()
+
+
+async def test_wrong_token_is_refused(ears):
+    """Nobody can keep a dead node alive, or declare one dead, without the job's token."""
+    with pytest.raises(OSError, match="closed the tether"):
+        await connect(ears, token="guess")
+    assert ears.heard.empty()
+
+
+async def test_closing_controller_calls_nobody_lost(ears):
+    """A controller that ends does not take its agents for dead."""
+    connection = await connect(ears)
+    await ears.next()
+    await ears.server.close()
+    assert ears.heard.empty()
+    connection.close()

@@ -20,7 +20,7 @@ from bench.rollcall import Present, RollCall
 from bench.tables import Target, print_rows, print_targets
 from nvrx_slurm.clock import SystemClock
 
-START_S = 60.0
+START_S = 40.0
 RECOVER_S = 90.0
 VICTIM = WORLD_SIZE - 1  # on the second node: torchelastic's first node holds the rendezvous, and must not die
 

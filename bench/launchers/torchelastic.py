@@ -73,11 +73,11 @@ def torchrun_tuned(peers: Path) -> TorchElastic:
 
 
 def ft_launcher(peers: Path) -> TorchElastic:
-    """NVRx in its default restart policy; its own rank heartbeats off, as the workers send none."""
+    """NVRx in its default restart policy. The workers send its monitors no heartbeats, so it is to expect none."""
     options = (
-        "--ft-initial-rank-heartbeat-timeout=null",
-        "--ft-rank-heartbeat-timeout=null",
-        "--ft-workload-check-interval=0.5",
+        "--ignore-missing-fault-tol-cfg",
+        "--ft-initial-rank-heartbeat-timeout=86400",
+        "--ft-rank-heartbeat-timeout=86400",
     )
     return TorchElastic("ft_launcher", peers / "ft_launcher", options)
 

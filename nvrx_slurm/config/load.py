@@ -16,7 +16,7 @@ from pydantic import ValidationError
 from nvrx_slurm.config import env
 from nvrx_slurm.config.complaints import complaints, dotted
 from nvrx_slurm.config.model import JobSpec
-from nvrx_slurm.config.yamlfile import KeyPath, read_value, read_yaml
+from nvrx_slurm.config.yamlfile import KeyPath, read_scalar, read_yaml
 from nvrx_slurm.errors import ConfigError, UsageError
 
 SITE_FILE = "config.yaml"
@@ -102,18 +102,18 @@ def load_job(path: str | Path, **overrides: Any) -> JobSpec:
 
 
 def parse_assignment(text: str) -> tuple[str, str, Any]:
-    """`--set a.b=value` → a flag for `load`. A list or a mapping is written as in YAML. Raises UsageError."""
+    """`--set a.b=value` → a flag for `load`. The value is read as YAML. Raises UsageError."""
     key, equals, value = text.partition("=")
     if not equals or not key or not all(key.split(".")):
         raise UsageError(f"--set {text}: write it as key=value, such as --set slurm.partition=gpu")
-    return key, f"--set {key}", read_value(value, f"--set {key}")
+    return key, f"--set {key}", read_scalar(value)
 
 
 def _environment() -> Layer:
     found = []
     for name, value in sorted(env.overrides().items()):
         if name not in _NOT_KEYS:
-            found.append((_variable_path(name), f"${name}", read_value(value, f"${name}")))
+            found.append((_variable_path(name), f"${name}", read_scalar(value)))
     return _keyed("environment", found)
 
 

@@ -1,0 +1,53 @@
+"""What an agent sends, byte for byte as redis-py would, and what it gets back."""
+
+from __future__ import annotations
+
+import hashlib
+from importlib import resources
+
+from nvrx_slurm.store.client import BLOCK_MS
+from nvrx_slurm.store.keys import Keys
+
+JOIN_SCRIPT = (resources.files("nvrx_slurm.store") / "lua" / "join.lua").read_text()
+JOIN_SHA = hashlib.sha1(JOIN_SCRIPT.encode()).hexdigest()
+_BLOCK = str(BLOCK_MS)
+
+
+def command(*parts: bytes | str) -> bytes:
+    """One command in RESP."""
+    raw = [part.encode() if isinstance(part, str) else part for part in parts]
+    return b"*%d\r\n" % len(raw) + b"".join(b"$%d\r\n%b\r\n" % (len(part), part) for part in raw)
+
+
+def auth(password: str) -> bytes:
+    return command("AUTH", password)
+
+
+def load_join() -> bytes:
+    return command("SCRIPT", "LOAD", JOIN_SCRIPT)
+
+
+def join(keys: Keys, packed: bytes) -> bytes:
+    """`Store.join`."""
+    names = (keys.inbox, keys.orders, keys.shutdown(0), keys.controller)
+    return command("EVALSHA", JOIN_SHA, "4", *names, packed)
+
+
+def tell(keys: Keys, packed: bytes) -> bytes:
+    """`Store.tell`."""
+    return command("XADD", keys.inbox, "*", "m", packed)
+
+
+def beat(keys: Keys, packed: bytes, keep: int) -> bytes:
+    """`Store.beat`."""
+    return command("XADD", keys.beats, "MAXLEN", "~", str(keep), "*", "m", packed)
+
+
+def orders(keys: Keys, after: bytes) -> bytes:
+    """`Store.orders`."""
+    return command("XREAD", "COUNT", "1024", "BLOCK", _BLOCK, "STREAMS", keys.orders, after)
+
+
+def assignment(keys: Keys, replica: str, cycle: int, node: str) -> bytes:
+    """`Store.assignment`."""
+    return command("HGET", keys.round(replica, 0, cycle), node)

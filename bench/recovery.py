@@ -101,8 +101,8 @@ def _running(launcher: Launcher, task: Task) -> Iterator[Fleet]:
 def _recoveries(fleet: Fleet, rollcall: RollCall, runs: int, kill: Kill) -> Iterator[float]:
     clock = SystemClock()
     world = rollcall.wait_world(WORLD_SIZE, timeout_s=START_S)
-    fleet.wait_spares(START_S)
     for _ in range(runs):
+        fleet.wait_spares(START_S)
         killed = clock.monotonic()
         kill(world[VICTIM], fleet)
         world = rollcall.wait_world(WORLD_SIZE, timeout_s=RECOVER_S, after=killed)

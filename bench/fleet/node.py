@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import socket
+from collections import deque
 from collections.abc import Callable
 from typing import Any
 
@@ -36,15 +37,25 @@ class Link:
         self.socket = socket.create_connection(address)
         self.socket.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         self._replies = hiredis.Reader()
-        self.socket.sendall(wire.auth(password))
-        assert self.socket.recv(64) == b"+OK\r\n", "the store refuses the password"
+        self._ask(wire.auth(password))
+        self._ask(wire.load_join())
         self.socket.setblocking(False)
         self.send: Send = self.socket.sendall
         self.heard: Callable[[Any], None]
 
+    def _ask(self, command: bytes) -> None:
+        """Send a command and wait for its reply, as long as nobody else uses the connection."""
+        self.socket.sendall(command)
+        while (reply := self._replies.gets()) is False:
+            self._replies.feed(self.socket.recv(4096))
+        if isinstance(reply, Exception):
+            raise reply
+
     def readable(self) -> None:
         """Take what is there."""
-        self._replies.feed(self.socket.recv(65536))
+        data = self.socket.recv(65536)
+        assert data, "the store closed a connection"
+        self._replies.feed(data)
         while (reply := self._replies.gets()) is not False:
             self.heard(reply)
 
@@ -52,20 +63,28 @@ class Link:
 class SimulatedNode:
     """Two connections, as an agent has: one for its blocking read of orders, one for all else.
 
-    `assigned` is called when the node has read its own assignment of a cycle.
+    `assigned` is called when the node has read its own assignment of a cycle, `tether` when it has joined, with what
+    the store says of the controller.
     """
 
     def __init__(
-        self, name: str, keys: Keys, connect: Callable[[], Link], keep_beats: int, assigned: Callable[[int], None]
+        self,
+        name: str,
+        keys: Keys,
+        connect: Callable[[], Link],
+        *,
+        keep_beats: int,
+        assigned: Callable[[int], None],
+        tether: Callable[[SimulatedNode, bytes], None],
     ) -> None:
-        self.name, self._keys, self._keep_beats, self._assigned = name, keys, keep_beats, assigned
+        self.name, self._keys, self._keep_beats = name, keys, keep_beats
+        self._assigned, self._tether = assigned, tether
         self.listening, self.speaking = connect(), connect()
         self.listening.heard, self.speaking.heard = self._on_orders, self._on_reply
         self.incarnation, self._seq = new_incarnation(), 0
         self._last = b"0-0"
-        self._asked: list[int] = []  # cycles whose assignment was asked for and is not here yet
-        self._skip = 0  # replies on the way that say nothing new
-        self._began = False
+        self._due: deque[int | None] = deque()  # replies on the way: a cycle's assignment, or an id (None)
+        self._joined = False
         self._cycle = -1
 
     def begin(self) -> None:
@@ -85,8 +104,9 @@ class SimulatedNode:
     def _on_orders(self, reply: Any) -> None:
         if isinstance(reply, Exception):
             raise reply
-        if not self._began:
-            self._began, self._last = True, reply[0]
+        if not self._joined:
+            self._joined, self._last = True, reply[0]
+            self._tether(self, reply[2])
         else:
             for identity, fields in reply[0][1] if reply else ():
                 self._last = identity
@@ -99,18 +119,17 @@ class SimulatedNode:
             ready = {"replica": order.replica, "cycle": order.cycle, "port": PORT, "teardown_s": 0.001}
             self._tell(NodeReady, **ready)
         elif isinstance(order, RoundClosed):
-            self._asked.append(order.cycle)
+            self._due.append(order.cycle)
             self.speaking.send(wire.assignment(self._keys, order.replica, order.cycle, self.name))
 
     def _on_reply(self, reply: Any) -> None:
         if isinstance(reply, Exception):
             raise reply
-        if self._skip:
-            self._skip -= 1
+        cycle = self._due.popleft()
+        if cycle is None:
             return
-        self._cycle = self._asked.pop(0)
-        mine = unpack_assignment(reply)
-        self._assigned(self._cycle)
+        self._cycle, mine = cycle, unpack_assignment(reply)
+        self._assigned(cycle)
         pids = {mine.first_rank + local: 1000 + local for local in range(mine.workers)}
         self._tell(WorkersStarted, replica="main-0", cycle=self._cycle, pids=pids, spawn_s=0.001)
 
@@ -118,8 +137,8 @@ class SimulatedNode:
         self._say(wire.tell(self._keys, pack(self._fact(kind, **fields))))
 
     def _say(self, data: bytes) -> None:
-        """Send what is answered by an id that nobody needs. Never while an assignment is on its way."""
-        self._skip += 1
+        """Send what is answered by an id that nobody needs."""
+        self._due.append(None)
         self.speaking.send(data)
 
     def _fact(self, kind: type[FromAgent], **fields: Any) -> FromAgent:

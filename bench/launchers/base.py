@@ -40,7 +40,7 @@ class Fleet(Protocol):
         ...
 
     def wait_spares(self, timeout_s: float) -> None:
-        """Wait until every node that is alive has joined. Raises BenchTimeout."""
+        """Called before each run: wait until the spares of the task stand by. Raises BenchTimeout."""
         ...
 
     def log(self) -> str:

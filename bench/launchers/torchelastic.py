@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import os
 import subprocess
+from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 
 from bench import processes
@@ -13,6 +15,7 @@ from bench.launchers.base import NODES, WORKERS_PER_NODE, Task
 from nvrx_slurm.clock import SystemClock
 from nvrx_slurm.store.embedded import free_port
 
+Agent = subprocess.Popen[bytes]
 TORCH = "torch==2.13.0"
 NVRX = "nvidia-resiliency-ext==0.4.1"
 LOOK_AGAIN_S = 0.05
@@ -37,9 +40,12 @@ class TorchElastic:
         if not self.program.exists():
             raise PeerMissing(f"{self.program} is not there; install it with: {install_line(self.program)}")
         port = free_port("127.0.0.1")
-        return ElasticFleet([self._agent(task, port, index) for index in range(NODES + task.spares)], port, task)
+        fleet = ElasticFleet(partial(self._agent, task, port), port, task)
+        for _ in range(NODES):
+            fleet.add()
+        return fleet
 
-    def _agent(self, task: Task, port: int, index: int) -> subprocess.Popen[bytes]:
+    def _agent(self, task: Task, port: int, index: int) -> Agent:
         argv = [
             str(self.program),
             f"--nnodes={NODES}",
@@ -93,13 +99,23 @@ def install_line(program: Path) -> str:
 class ElasticFleet:
     """Agents that share a rendezvous."""
 
-    def __init__(self, agents: list[subprocess.Popen[bytes]], port: int, task: Task) -> None:
-        self._agents, self._port, self._task = agents, port, task
+    def __init__(self, start: Callable[[int], Agent], port: int, task: Task) -> None:
+        self._start, self._port, self._task = start, port, task
+        self._agents: list[Agent] = []
         self.parent_of_nodes = os.getpid()
 
+    def add(self) -> None:
+        """One more agent."""
+        self._agents.append(self._start(len(self._agents)))
+
     def wait_spares(self, timeout_s: float) -> None:
-        """An agent joins as soon as it is connected to the rendezvous store."""
+        """Have one agent stand by; an agent joins as soon as it is connected to the rendezvous store.
+
+        Only one, and only once the world is complete: with several, torch 2.13 restarts for ever after a death.
+        """
         clock = SystemClock()
+        if self._task.spares:
+            self.add()
         deadline = clock.monotonic() + timeout_s
         while missing := [agent.pid for agent in self._agents if not self._has_joined(agent)]:
             if clock.monotonic() > deadline:
@@ -114,5 +130,5 @@ class ElasticFleet:
         for agent in self._agents:
             processes.end(agent)
 
-    def _has_joined(self, agent: subprocess.Popen[bytes]) -> bool:
+    def _has_joined(self, agent: Agent) -> bool:
         return agent.poll() is not None or processes.is_connected(agent.pid, self._port)

@@ -23,5 +23,6 @@ def render(choice: JobChoice, local: bool) -> None:
     loaded = choice.load()
     plan = choice.plan(loaded)
     cluster = "local" if local else "slurm"
+    script = render_job(loaded.spec, plan, cluster=cluster, python=sys.executable)  # type: ignore[arg-type]
     make_base(choice.folder)
-    click.echo(render_job(loaded.spec, plan, cluster=cluster, python=sys.executable), nl=False)  # type: ignore[arg-type]
+    click.echo(script, nl=False)

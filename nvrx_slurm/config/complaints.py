@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import difflib
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from typing import Any, get_args
 
 from pydantic import BaseModel, ValidationError
@@ -32,20 +32,13 @@ _SENTENCES = {
 }
 
 
-def complaints(error: ValidationError, root: type[BaseModel]) -> Mapping[KeyPath, str]:
-    """Key path → what is wrong there; for a union of types the first complaint stands for all."""
+def complaints(error: ValidationError, root: type[BaseModel], data: Any) -> Mapping[KeyPath, str]:
+    """Key path → what is wrong there, in `data`; for a union of types the first complaint stands for all."""
     found: dict[KeyPath, str] = {}
     for item in error.errors():
-        path = _key_path(item["loc"], root) + _misfit(item)
+        path = _key_path(item, data) + _misfit(item)
         found.setdefault(path, _sentence(item, path, root))
     return found
-
-
-def unknown_key(key: str, valid: list[str]) -> str:
-    """`is not known; did you mean …`"""
-    near = difflib.get_close_matches(key, valid, n=1, cutoff=0.5)
-    hint = f"did you mean `{near[0]}`?" if near else f"valid here: {', '.join(valid)}"
-    return f"is not known; {hint}"
 
 
 def dotted(path: KeyPath) -> str:
@@ -54,11 +47,19 @@ def dotted(path: KeyPath) -> str:
 
 def _sentence(item: Any, path: KeyPath, root: type[BaseModel]) -> str:
     if item["type"] == "extra_forbidden":
-        return unknown_key(str(path[-1]), list(_model_at(path[:-1], root).model_fields))
+        return f"is not known; {_hint(str(path[-1]), list(_block_at(path[:-1], root).model_fields), root)}"
     template = _SENTENCES.get(item["type"])
     if template is None:
         return str(item["msg"])
     return template.format(input=_shown(item["input"]), **item.get("ctx", {}))
+
+
+def _hint(key: str, valid: list[str], root: type[BaseModel]) -> str:
+    """The key that was meant: one that goes on like it, or is spelled alike, or stands in another block."""
+    near = [name for name in valid if name.startswith(f"{key}_")] or difflib.get_close_matches(key, valid, cutoff=0.7)
+    near = near or [dotted(path) for name, path in _homes(root) if name == key]
+    near = near or difflib.get_close_matches(key, valid, cutoff=0.5)
+    return f"did you mean `{near[0]}`?" if near else f"valid here: {', '.join(valid)}"
 
 
 def _shown(value: object) -> object:
@@ -67,41 +68,39 @@ def _shown(value: object) -> object:
 
 
 def _misfit(item: Any) -> KeyPath:
-    """Below the block that pydantic names: the key that a relation points at."""
+    """Below the mapping that pydantic names: the key that is meant."""
     error = item.get("ctx", {}).get("error")
-    return tuple(error.key.split(".")) if isinstance(error, Misfit) else ()
+    return error.path if isinstance(error, Misfit) else ()
 
 
-def _key_path(loc: tuple[int | str, ...], root: type[BaseModel]) -> KeyPath:
-    """The part of pydantic's location that are keys of the file; the rest names branches of unions."""
-    model: type[BaseModel] | None = root
+def _key_path(item: Any, data: Any) -> KeyPath:
+    """The part of pydantic's location that are keys of the data; the rest names branches of unions."""
     path: list[int | str] = []
-    for part in loc:
-        if part == "[key]":  # pydantic complains of the key before it
-            break
-        if path and model is None and not isinstance(part, int):
+    for part in item["loc"]:
+        there = part in data if isinstance(data, dict) else isinstance(data, list) and isinstance(part, int)
+        if not there and item["type"] != "missing":
             break
         path.append(part)
-        if model is not None:
-            model = _next_model(model, part, path)
+        data = data[part] if there else None
     return tuple(path)
 
 
-def _next_model(model: type[BaseModel], part: int | str, path: list[int | str]) -> type[BaseModel] | None:
-    if path == ["roles"]:
-        return model  # the next part is a role's name
-    if len(path) == 2 and path[0] == "roles":
-        return _block_of(model.model_fields["roles"].annotation)
-    field = model.model_fields.get(str(part))
-    return _block_of(field.annotation) if field else None
-
-
-def _model_at(path: KeyPath, root: type[BaseModel]) -> type[BaseModel]:
-    model, walked = root, list[int | str]()
+def _block_at(path: KeyPath, root: type[BaseModel]) -> type[BaseModel]:
+    """The block in which the path ends. A role's name is no key of a block, and leads nowhere else."""
+    block = root
     for part in path:
-        walked.append(part)
-        model = _next_model(model, part, walked) or model
-    return model
+        field = block.model_fields.get(str(part))
+        block = (field and _block_of(field.annotation)) or block
+    return block
+
+
+def _homes(block: type[BaseModel], at: KeyPath = ()) -> Iterator[tuple[str, KeyPath]]:
+    """Every key of the block and below, with its path; roles aside, whose names are the user's."""
+    for name, field in block.model_fields.items():
+        yield name, (*at, name)
+        inner = _block_of(field.annotation)
+        if inner is not None and name != "roles":
+            yield from _homes(inner, (*at, name))
 
 
 def _block_of(annotation: Any) -> type[BaseModel] | None:

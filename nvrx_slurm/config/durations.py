@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import re
+from decimal import Decimal
 
 DAY_S = 86400.0
-_UNITS_S = {"ms": 0.001, "s": 1.0, "m": 60.0, "h": 3600.0, "d": DAY_S}
+_UNITS_S = {"ms": Decimal("0.001"), "s": Decimal(1), "m": Decimal(60), "h": Decimal(3600), "d": Decimal(86400)}
 _PLAIN = re.compile(r"\d+(?:\.\d+)?", re.ASCII)
 _PART = re.compile(rf"({_PLAIN.pattern})(ms|s|m|h|d)", re.ASCII)
 _SLURM = re.compile(r"(?:(\d+)-)?(\d+)(?::(\d+))?(?::(\d+))?", re.ASCII)
@@ -21,7 +22,7 @@ def parse_duration(value: object) -> float:
     parts = _PART.findall(text)
     if not parts or "".join(number + unit for number, unit in parts) != text:
         raise ValueError(f"{value!r} is no duration; write it like 15s, 2m, 1h30m")
-    return sum(float(number) * _UNITS_S[unit] for number, unit in parts)
+    return float(sum(Decimal(number) * _UNITS_S[unit] for number, unit in parts))
 
 
 def parse_time_limit(value: object) -> float:
@@ -52,10 +53,12 @@ def slurm_time(seconds: float) -> str:
 
 
 def words(seconds: float) -> str:
-    """A duration as it is written in job.yaml: 90.0 → `1m30s`."""
-    if seconds != int(seconds):
-        return f"{round(seconds * 1000)}ms" if seconds < 1 else f"{seconds:g}s"
-    left, text = int(seconds), ""
+    """A duration as it is written in job.yaml: 90.0 → `1m30s`. `parse_duration` gives the same seconds back."""
+    exact = Decimal(repr(float(seconds)))
+    if exact != int(exact):
+        millis = exact * 1000
+        return f"{int(millis)}ms" if seconds < 1 and millis == int(millis) else f"{exact:f}s"
+    left, text = int(exact), ""
     for unit in ("d", "h", "m", "s"):
         count, left = divmod(left, int(_UNITS_S[unit]))
         text += f"{count}{unit}" if count else ""

@@ -16,12 +16,12 @@ from pydantic import ValidationError
 from nvrx_slurm.config import env
 from nvrx_slurm.config.complaints import complaints, dotted
 from nvrx_slurm.config.model import JobSpec
-from nvrx_slurm.config.yamlfile import KeyPath, read_scalar, read_yaml
+from nvrx_slurm.config.yamlfile import KeyPath, read_value, read_yaml
 from nvrx_slurm.errors import ConfigError, UsageError
 
 SITE_FILE = "config.yaml"
 _NOT_KEYS = {"NVRX_SLURM_STORE_PASSWORD"}
-_EMPTY_IS_TEXT = {"env", "extra"}
+_EMPTY_IS_TEXT = {("env",), ("extra",)}
 
 
 @dataclass(frozen=True, slots=True)
@@ -87,7 +87,7 @@ def load(path: Path, flags: Mapping[str, Any] | Iterable[tuple[str, str, Any]] =
     try:
         return Loaded(JobSpec.model_validate(merged), tuple(layers))
     except ValidationError as error:
-        raise _config_error(error, layers, path) from None
+        raise _config_error(error, layers, merged, path) from None
 
 
 def load_job(path: str | Path, **overrides: Any) -> JobSpec:
@@ -102,18 +102,20 @@ def load_job(path: str | Path, **overrides: Any) -> JobSpec:
 
 
 def parse_assignment(text: str) -> tuple[str, str, Any]:
-    """`--set a.b=value` → a flag for `load`. The value is read as YAML. Raises UsageError."""
+    """`--set a.b=value` → a flag for `load`. A list or a mapping is written as in YAML. Raises UsageError."""
     key, equals, value = text.partition("=")
     if not equals or not key or not all(key.split(".")):
         raise UsageError(f"--set {text}: write it as key=value, such as --set slurm.partition=gpu")
-    return key, f"--set {key}", read_scalar(value)
+    return key, f"--set {key}", read_value(value, f"--set {key}")
 
 
 def _environment() -> Layer:
     found = []
     for name, value in sorted(env.overrides().items()):
-        if name not in _NOT_KEYS:
-            found.append((_variable_path(name), f"${name}", read_scalar(value)))
+        path = _variable_path(name)
+        unset = not value and path[-2:-1] not in _EMPTY_IS_TEXT
+        if name not in _NOT_KEYS and not unset:
+            found.append((path, f"${name}", read_value(value, f"${name}")))
     return _keyed("environment", found)
 
 
@@ -167,12 +169,12 @@ def _merge(into: dict[str, Any], data: Mapping[str, Any]) -> None:
             into[key] = value
 
 
-def _said(data: dict[str, Any], *, below: str = "") -> dict[str, Any]:
+def _said(data: dict[str, Any], below: tuple[str, ...] = ()) -> dict[str, Any]:
     """A key without a value says nothing, except below `env` and `extra`: there it is an empty text."""
     said: dict[str, Any] = {}
     for key, value in data.items():
         if isinstance(value, dict):
-            said[key] = _said(value, below=key)
+            said[key] = _said(value, (key,))
         elif value is not None or below in _EMPTY_IS_TEXT:
             said[key] = "" if value is None else value
     return said
@@ -187,9 +189,9 @@ def _has(data: Any, path: KeyPath) -> bool:
     return True
 
 
-def _config_error(error: ValidationError, layers: list[Layer], path: Path) -> ConfigError:
+def _config_error(error: ValidationError, layers: list[Layer], merged: dict[str, Any], path: Path) -> ConfigError:
     found = []
-    for key, sentence in complaints(error, JobSpec).items():
+    for key, sentence in complaints(error, JobSpec, merged).items():
         layer = next((layer for layer in layers if key and _has(layer.data, key[:1])), None)
         layer = next((layer for layer in layers if key and _has(layer.data, key)), layer)
         origin = layer.origin(key) if layer else Origin(str(path))

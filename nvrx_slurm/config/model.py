@@ -18,18 +18,20 @@ _VARIABLE = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
 _FLAG = re.compile(r"[a-z][a-z0-9-]+")
 _GPUS = re.compile(r"(?:[A-Za-z][A-Za-z0-9_.-]*:)?[0-9]{1,6}")
 
-RESERVED_VARIABLES = frozenset(
-    "RANK LOCAL_RANK WORLD_SIZE LOCAL_WORLD_SIZE GROUP_RANK GROUP_WORLD_SIZE ROLE_RANK ROLE_NAME ROLE_WORLD_SIZE"
-    " MASTER_ADDR MASTER_PORT TORCHELASTIC_RUN_ID TORCHELASTIC_RESTART_COUNT TORCHELASTIC_MAX_RESTARTS".split()
-)
+RESERVED_VARIABLES = {
+    *("RANK", "LOCAL_RANK", "GROUP_RANK", "ROLE_RANK", "ROLE_NAME", "MASTER_ADDR", "MASTER_PORT"),
+    *("WORLD_SIZE", "LOCAL_WORLD_SIZE", "GROUP_WORLD_SIZE", "ROLE_WORLD_SIZE"),
+    *("TORCHELASTIC_RUN_ID", "TORCHELASTIC_RESTART_COUNT", "TORCHELASTIC_MAX_RESTARTS"),
+}
+"""What every worker is told about itself; `env` cannot say otherwise."""
 
 
 class Misfit(ValueError):
-    """Keys that are valid each by itself do not go together; `key`, below the block, is the one to look at."""
+    """What is wrong with one key of a mapping that is looked at as a whole. `path`: that key, from the mapping."""
 
-    def __init__(self, key: str, message: str) -> None:
+    def __init__(self, message: str, *path: str) -> None:
         super().__init__(message)
-        self.key = key
+        self.path = path
 
 
 def _one_line(text: str) -> str:
@@ -90,9 +92,9 @@ def _environment(value: object) -> object:
         return value
     for name in value:
         if not isinstance(name, str) or not _VARIABLE.fullmatch(name):
-            raise ValueError(f"{name!r} is no name for an environment variable")
+            raise Misfit("is no name for an environment variable: letters, digits and '_' make one", str(name))
         if name in RESERVED_VARIABLES or name.startswith("NVRX_"):
-            raise ValueError(f"`{name}` is set by nvrx-slurm itself, for each rank; give yours another name")
+            raise Misfit("is set by nvrx-slurm itself, for each rank; give yours another name", name)
     return {name: _text(text) for name, text in value.items()}
 
 
@@ -127,9 +129,11 @@ def _extra(value: object) -> object:
         return value
     for flag in value:
         if not isinstance(flag, str) or not _FLAG.fullmatch(flag):
-            raise ValueError(f"{flag!r} is no sbatch flag; write it without dashes in front, such as `comment: text`")
+            raise Misfit("is no sbatch flag; write its long form without dashes in front: `comment: text`", str(flag))
         if flag in _OURS:
-            raise ValueError(f"`{flag}` is set by nvrx-slurm itself{_OURS[flag]}")
+            raise Misfit(f"is set by nvrx-slurm itself{_OURS[flag]}", flag)
+        if (key := flag.replace("-", "_")) in Slurm.model_fields:
+            raise Misfit(f"is a key of its own; set `slurm.{key}`", flag)
     return {flag: text if isinstance(text, bool) else _flag_value(text) for flag, text in value.items()}
 
 
@@ -138,12 +142,14 @@ _OURS = {
     "job-name": "; set `name`",
     "ntasks-per-node": ": one agent a node",
     "ntasks": ": one agent a node",
-    "no-kill": "",
+    "no-kill": ": a job with spares outlives its nodes",
     "output": ": the job folder holds the logs",
-    "open-mode": "",
+    "open-mode": ": a requeued job goes on in the same log",
     "signal": ": it fits the teardown's budget",
     "array": ": submit several jobs instead",
+    "wrap": "; set `command`",
 }
+"""sbatch flags that `slurm.extra` cannot hold, and why."""
 
 Line = Annotated[str, AfterValidator(_one_line)]
 Text = Annotated[str, AfterValidator(_portable)]
@@ -253,9 +259,9 @@ class FaultToleranceSpec(Block):
         beat = self.heartbeat
         if beat.interval >= beat.timeout:
             raise Misfit(
-                "heartbeat.interval",
-                f"heartbeat.interval ({words(beat.interval)}) must be shorter than heartbeat.timeout"
-                f" ({words(beat.timeout)})",
+                f"must be shorter than heartbeat.timeout ({words(beat.timeout)}), not {words(beat.interval)}",
+                "heartbeat",
+                "interval",
             )
         return self
 
@@ -278,12 +284,12 @@ class StoreSpec(Block):
         except ValueError:  # urlsplit and `port` look closer than this function does
             usable = False
         if not usable:
-            raise Misfit("url", "must look like redis://host:6379/0 or rediss://host:6380/0")
+            raise Misfit("must look like redis://host:6379/0 or rediss://host:6380/0", "url")
         if parts.password is not None or "password" in dict(parse_qsl(parts.query, keep_blank_values=True)):
             raise Misfit(
-                "url",
                 "must not hold a password, since the job script would show it; put it into a file (mode 0600)"
                 " named by store.password_file, or into NVRX_SLURM_STORE_PASSWORD",
+                "url",
             )
         return self
 
@@ -347,16 +353,17 @@ class JobSpec(Block):
             plain = {"command", "nodes", "min_nodes", "workers_per_node"} & self.model_fields_set
             if plain:
                 key = min(plain)
-                raise Misfit(key, f"with `roles`, set `{_IN_A_ROLE.get(key, key)}` in each role instead")
+                raise Misfit(f"with `roles`, set `{_IN_A_ROLE.get(key, key)}` in each role instead", key)
         elif self.command is None:
             raise ValueError("`command` is missing: say what each worker runs (or give `roles`)")
         _check_min_nodes(self.min_nodes, self.nodes, "nodes")
-        total = self.spares + sum(role.replicas * role.nodes_per_replica for role in (self.roles or {}).values())
+        roles = (self.roles or {}).values()
+        total = self.spares + (sum(role.replicas * role.nodes_per_replica for role in roles) or self.nodes)
         if total > MOST_NODES:
-            raise Misfit("roles", f"the roles and spares ask for {total} nodes; at most {MOST_NODES} are possible")
+            raise Misfit(f"{total} nodes with the spares; at most {MOST_NODES} are possible", "spares")
         return self
 
 
 def _check_min_nodes(min_nodes: int | None, nodes: int, key: str) -> None:
     if min_nodes is not None and min_nodes > nodes:
-        raise Misfit("min_nodes", f"min_nodes ({min_nodes}) must not be larger than {key} ({nodes})")
+        raise Misfit(f"must be at most `{key}` ({nodes}), not {min_nodes}", "min_nodes")

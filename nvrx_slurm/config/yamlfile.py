@@ -1,12 +1,12 @@
 """YAML with the line of every key, and every way in which a file can be bad as one ConfigError.
 
-The file is read as a tree of nodes, not as values: a node knows its line, and how a number was written. So
-`VERSION: 1.10` in a job's environment arrives as `1.10`, and `nodes: 1e9` is refused by the name it was given.
+Every value is text as it was written, and the model makes numbers of it where it wants numbers: so `VERSION: 1.10` in
+a job's environment arrives as `1.10`, `account: 0123` as `0123`, and `nodes: 1e9` is refused by that name.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -25,41 +25,7 @@ MOST_VALUES = 100_000
 
 _TAG = "tag:yaml.org,2002:"
 _MERGE = _TAG + "merge"
-
-
-class Written:
-    """A number that remembers how it was written."""
-
-    text: str
-
-    def __repr__(self) -> str:
-        return self.text
-
-    __str__ = __repr__
-
-
-class WrittenInt(Written, int):
-    """A whole number as it stands in a file."""
-
-
-class WrittenFloat(Written, float):
-    """Any other number as it stands in a file."""
-
-
-def _written(number: Any, node: ScalarNode) -> Any:
-    number.text = node.value
-    return number
-
-
-_SCALARS: dict[str, Callable[[Any, ScalarNode], Any]] = {
-    _TAG + "str": lambda _, node: node.value,
-    _TAG + "timestamp": lambda _, node: node.value,  # a date is text to us, in the form it was written in
-    _TAG + "null": lambda _, node: None,
-    _TAG + "bool": lambda make, node: make.construct_yaml_bool(node),
-    _TAG + "int": lambda make, node: _written(WrittenInt(make.construct_yaml_int(node)), node),
-    _TAG + "float": lambda make, node: _written(WrittenFloat(make.construct_yaml_float(node)), node),
-}
-_KNOWN = {*_SCALARS, _TAG + "map", _TAG + "seq"}
+_KNOWN = {_TAG + kind for kind in ("map", "seq", "str", "null", "bool", "int", "float", "timestamp")}
 
 
 @dataclass(frozen=True, slots=True)
@@ -89,15 +55,13 @@ def read_yaml(path: Path) -> YamlFile:
     return YamlFile(path, values.of(tree, ()), values.lines)
 
 
-def read_scalar(text: str) -> Any:
-    """One value as YAML reads it: `4` is a number, `[a, b]` a list. Plain text, or no YAML at all, stays as it is."""
-    try:
-        node = YAML(typ="safe", pure=True).compose(text)
-        value = _Values("").of(node, ()) if node is not None else text
-    except (YAMLError, ConfigError, RecursionError):
+def read_value(text: str, source: str) -> Any:
+    """The value of a flag or a variable: `[a, b]` and `{a: b}` as in YAML, all else is text. Raises ConfigError."""
+    if not text.lstrip().startswith(("[", "{")):
         return text
-    written_as_text = isinstance(value, str) and isinstance(node, ScalarNode) and not node.style
-    return text if value is None or written_as_text else value
+    tree = _parse(text, source)
+    assert tree is not None
+    return _Values(source).of(tree, ())
 
 
 def _parse(text: str, file: str) -> Node | None:
@@ -128,26 +92,34 @@ class _Values:
     def __init__(self, file: str) -> None:
         self.lines: dict[KeyPath, int] = {}
         self._file = file
-        self._scalars = YAML(typ="safe", pure=True).constructor
         self._open: set[int] = set()
         self._count = 0
 
     def of(self, node: Node, at: KeyPath) -> Any:
-        self._count += 1
-        if node.tag not in _KNOWN:
-            raise self._wrong(f"the tag {node.tag} has no meaning here; leave it out", node)
-        if self._count > MOST_VALUES:
-            raise self._wrong(f"holds more than {MOST_VALUES} values, its aliases (`*name`) included", node)
+        """Text, None, or a list or mapping of such."""
+        self._check(node)
         if isinstance(node, ScalarNode):
-            return self._scalar(node)
-        if id(node) in self._open:
-            raise self._wrong("an alias (`*name`) must not stand inside the value that it names", node)
+            return None if node.tag == _TAG + "null" else node.value
         self._open.add(id(node))
-        value = self._mapping(node, at) if isinstance(node, MappingNode) else self._sequence(node, at)
+        value = self._sequence(node, at) if isinstance(node, SequenceNode) else self._mapping(node, at)
         self._open.discard(id(node))
         return value
 
-    def _mapping(self, node: MappingNode, at: KeyPath) -> dict[str, Any]:
+    def _check(self, node: Node) -> None:
+        self._count += 1
+        if self._count > MOST_VALUES:
+            raise self._wrong(f"holds more than {MOST_VALUES} values, its aliases (`*name`) included", node)
+        if id(node) in self._open:
+            raise self._wrong("an alias (`*name`) must not stand inside the value that it names", node)
+        if node.tag not in _KNOWN:
+            raise self._wrong(f"the tag {node.tag} has no meaning here; leave it out", node)
+
+    def _sequence(self, node: SequenceNode, at: KeyPath) -> list[Any]:
+        for index, item in enumerate(node.value):
+            self.lines[*at, index] = _line(item)
+        return [self.of(item, (*at, index)) for index, item in enumerate(node.value)]
+
+    def _mapping(self, node: Node, at: KeyPath) -> dict[str, Any]:
         """The mapping's own keys, on top of those that `<<: *base` brings."""
         bases = [value for key, value in node.value if key.tag == _MERGE]
         found: dict[str, Any] = {}
@@ -157,35 +129,19 @@ class _Values:
             found |= self.of(base, at)
         return found | self._own(node, at)
 
-    def _own(self, node: MappingNode, at: KeyPath) -> dict[str, Any]:
+    def _own(self, node: Node, at: KeyPath) -> dict[str, Any]:
         found: dict[str, Any] = {}
         for key, value in node.value:
             if key.tag == _MERGE:
                 continue
-            name = self._key(key)
-            if name in found:
-                raise self._wrong(f"the key `{name}` stands twice (first at line {self.lines[*at, name]})", key)
-            self.lines[*at, name] = _line(key)
-            found[name] = self.of(value, (*at, name))
+            if not isinstance(key, ScalarNode):
+                raise self._wrong("a key must be text, not a list or a mapping", key)
+            if key.value in found:
+                first = self.lines[*at, key.value]
+                raise self._wrong(f"the key `{key.value}` stands twice (first at line {first})", key)
+            self.lines[*at, key.value] = _line(key)
+            found[key.value] = self.of(value, (*at, key.value))
         return found
-
-    def _key(self, key: Node) -> str:
-        if isinstance(key, ScalarNode) and key.tag == f"{_TAG}str":
-            name: str = key.value
-            return name
-        seen = f"`{key.value}`" if isinstance(key, ScalarNode) else "a list or mapping"
-        raise self._wrong(f"a key must be text, not {seen}; put it in quotes", key)
-
-    def _sequence(self, node: SequenceNode, at: KeyPath) -> list[Any]:
-        for index, item in enumerate(node.value):
-            self.lines[*at, index] = _line(item)
-        return [self.of(item, (*at, index)) for index, item in enumerate(node.value)]
-
-    def _scalar(self, node: ScalarNode) -> Any:
-        try:
-            return _SCALARS[str(node.tag)](self._scalars, node)
-        except (ValueError, KeyError):
-            raise self._wrong(f"`{node.value}` is not what its tag says", node) from None
 
     def _wrong(self, message: str, node: Node) -> ConfigError:
         return ConfigError(message, file=self._file, line=_line(node))

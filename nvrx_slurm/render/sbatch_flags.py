@@ -19,10 +19,10 @@ _PLAIN = re.compile(r"[A-Za-z0-9_.,:;=/@%+*&|!~^\[\](){}<>-]+")
 def sbatch_quote(value: str) -> str:
     """A value as Slurm's parser of `#SBATCH` lines reads it back: in double quotes, `\\` before `"` and `\\`.
 
-    Raises ConfigError for what no quoting carries: control characters.
+    Raises ConfigError for what no quoting carries: control characters, and bytes that are no text.
     """
-    if any(ord(char) < 32 or ord(char) == 127 for char in value):
-        raise ConfigError(f"{value!r} holds a control character, which no sbatch flag can carry")
+    if any(ord(char) < 32 or ord(char) == 127 or 0xD800 <= ord(char) < 0xE000 for char in value):
+        raise ConfigError(f"{value!r} holds a control character or is no UTF-8, which no sbatch flag can carry")
     if _PLAIN.fullmatch(value):
         return value
     return '"' + value.replace("\\", "\\\\").replace('"', '\\"') + '"'
@@ -45,6 +45,13 @@ def step_flags(spec: JobSpec) -> list[str]:
     return [f"{flag}={value}" for flag, value in again.items() if value is not None]
 
 
+def _pattern(folder: str) -> str:
+    """The folder in a file name pattern (sbatch(1), "filename pattern"). Raises ConfigError."""
+    if "\\" in folder:  # Slurm takes it for "replace nothing from here on", and drops it
+        raise ConfigError(f"the folder {folder!r} holds a backslash, which no Slurm log path can; choose another")
+    return folder.replace("%", "%%")
+
+
 def _flags(spec: JobSpec, plan: Plan) -> Iterator[tuple[str, str | None]]:
     slurm = spec.slurm
     yield "--job-name", plan.name
@@ -55,7 +62,7 @@ def _flags(spec: JobSpec, plan: Plan) -> Iterator[tuple[str, str | None]]:
         yield "--requeue", None
     yield "--open-mode", "append"
     yield "--signal", f"B:USR1@{notice_s(plan)}"
-    yield "--output", f"{plan.folder.replace('%', '%%')}/slurm-%j.out"
+    yield "--output", f"{_pattern(plan.folder)}/slurm-%j.out"
     if slurm.time is not None:
         yield "--time", slurm_time(slurm.time)
     for key in ("partition", "account", "qos", "gpus_per_node", "cpus_per_task", "mem", "constraint", "exclude",

@@ -50,6 +50,7 @@ def _launcher(spec: JobSpec, plan: Plan, python: str) -> list[str]:
         "--no-kill",
         "--kill-on-bad-exit=0",
         "--wait=0",
+        "--export=ALL",  # of the batch host; without it `sbatch --export=NONE` would rule here too
         f"--nodes={nodes}",
         f"--ntasks={nodes}",
         "--ntasks-per-node=1",

@@ -86,7 +86,9 @@ def test_two_lost_nodes_then_a_third(launch, gate, healthy_cluster):
     healthy_cluster.kill_node("n3")
     running(job, gate, 4, cycle=2)
     healthy_cluster.kill_node("n4")
-    job.expect(Shutdown, exit_code=75)
+    job.expect(JobEnded, exit_code=75)
+    for node in ("n2", "n3", "n4"):
+        healthy_cluster.mark_down(node)
     assert job.finish(timeout=60) == 75
 
 
@@ -97,6 +99,7 @@ def test_min_nodes_goes_on_smaller(launch, gate, healthy_cluster):
     healthy_cluster.kill_node("n3")
     after = running(job, gate, 2, cycle=1)
     assert {w.env["WORLD_SIZE"] for w in after.values()} == {"2"}
+    healthy_cluster.mark_down("n3")
     gate.open()
     assert job.finish(timeout=60) == 0
 
@@ -108,6 +111,7 @@ def test_lost_spare_restarts_nobody(launch, gate, healthy_cluster):
     job.agent_pid("n6")
     healthy_cluster.kill_node("n6")
     job.expect(NodeLost, node="n6")
+    healthy_cluster.mark_down("n6")
     gate.open()
     assert job.finish(timeout=60) == 0
     assert len(job.said(RoundOpened)) == 1

@@ -1,4 +1,4 @@
-"""Slurm behind its command line. The answers are what Slurm 22.05.8 printed, copied; only the commands are not run."""
+"""Slurm behind its command line. The answers are copied from Slurm 22.05.8; only the commands are not run."""
 
 from __future__ import annotations
 

@@ -19,10 +19,24 @@ ENDED = {
     "REVOKED": 75,
     "TIMEOUT": 124,
 }
-LIVING = (
-    "COMPLETING CONFIGURING PENDING REQUEUED REQUEUE_FED REQUEUE_HOLD RESIZING RESV_DEL_HOLD RUNNING SIGNALING"
-    " SPECIAL_EXIT STAGE_OUT STOPPED SUSPENDED POWER_UP_NODE LAUNCH_FAILED"
-).split()
+LIVING = [
+    "COMPLETING",
+    "CONFIGURING",
+    "PENDING",
+    "REQUEUED",
+    "REQUEUE_FED",
+    "REQUEUE_HOLD",
+    "RESIZING",
+    "RESV_DEL_HOLD",
+    "RUNNING",
+    "SIGNALING",
+    "SPECIAL_EXIT",
+    "STAGE_OUT",
+    "STOPPED",
+    "SUSPENDED",
+    "POWER_UP_NODE",
+    "LAUNCH_FAILED",
+]
 
 
 @pytest.mark.parametrize(("word", "exit_code"), ENDED.items())
@@ -56,8 +70,15 @@ def test_what_sacct_adds_to_a_state_is_ignored(word: str) -> None:
 
 @pytest.mark.parametrize(
     ("exit_code", "state"),
-    [(0, "COMPLETED"), (1, "FAILED"), (75, "FAILED"), (93, "FAILED"), (124, "TIMEOUT"), (130, "CANCELLED")]
-    + [(143, "CANCELLED")],
+    [
+        (0, "COMPLETED"),
+        (1, "FAILED"),
+        (75, "FAILED"),
+        (93, "FAILED"),
+        (124, "TIMEOUT"),
+        (130, "CANCELLED"),
+        (143, "CANCELLED"),
+    ],
 )
 def test_a_jobs_own_exit_code_stands_for_a_state(exit_code: int, state: str) -> None:
     """A result tells the state when nobody else does."""

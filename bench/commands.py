@@ -1,0 +1,36 @@
+"""How long whole commands take, from before they are started to their exit."""
+
+from __future__ import annotations
+
+import subprocess
+from collections.abc import Mapping, Sequence
+
+from bench.errors import PeerFailed
+from nvrx_slurm.clock import SystemClock
+from nvrx_slurm.config import env
+
+COMMAND_S = 30.0
+
+
+def time_all(commands: Mapping[str, Sequence[str]], runs: int, given: Mapping[str, str]) -> dict[str, list[float]]:
+    """Seconds of each run by name; taken in turns, so that noise meets all of them alike. Raises PeerFailed."""
+    for argv in commands.values():
+        time_one(argv, given)  # what is read for the first time is read from the disk
+    taken: dict[str, list[float]] = {name: [] for name in commands}
+    for _ in range(runs):
+        for name, argv in commands.items():
+            taken[name].append(time_one(argv, given))
+    return taken
+
+
+def time_one(argv: Sequence[str], given: Mapping[str, str]) -> float:
+    """Seconds of one run, with `given` added to its environment."""
+    clock = SystemClock()
+    began = clock.monotonic()
+    process = subprocess.run(
+        argv, env=env.child_environment(given), capture_output=True, text=True, timeout=COMMAND_S, check=False
+    )
+    took = clock.monotonic() - began
+    if process.returncode != 0:
+        raise PeerFailed(f"{' '.join(argv)} exited with {process.returncode}: {process.stderr[-2000:]}")
+    return took

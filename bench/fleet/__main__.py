@@ -1,0 +1,110 @@
+"""`python -m bench.fleet FOLDER FIRST COUNT`: nodes n<FIRST> … of the job in FOLDER, told what to do on its input.
+
+    in    begin     every node joins
+          fail      a worker of the first node dies
+    out   ready     all are connected to the store
+          <cycle> <began> <ended>    all have read their assignment of the cycle; monotonic seconds, `began` is when
+                                     `begin` or `fail` was obeyed here (0: it was not)
+"""
+
+from __future__ import annotations
+
+import select
+import sys
+from collections import Counter, deque
+from pathlib import Path
+from urllib.parse import urlsplit
+
+from bench.fleet.node import Link, SimulatedNode
+from bench.fleet.tether import SimulatedTether
+from nvrx_slurm.clock import SystemClock
+from nvrx_slurm.folder import JobFolder
+from nvrx_slurm.records import ControllerUp, unpack_order
+from nvrx_slurm.store.keys import Keys
+
+
+class SimulatedFleet:
+    """All nodes of this process, in one epoll loop: a loop with more to it would measure itself."""
+
+    def __init__(self, folder: JobFolder, first: int, count: int) -> None:
+        store, plan = folder.read_store(), folder.read_plan()
+        assert store is not None, f"{folder.path} has no store.json"
+        self._store = store
+        self._clock = SystemClock()
+        self._interval_s = plan.fault_tolerance.heartbeat_interval_s
+        self._links: dict[int, Link | SimulatedTether] = {}
+        self._poller = select.epoll()
+        self._began = 0.0
+        self._assigned = Counter[int]()
+        keys, keep_beats = Keys(store.job), 2 * plan.total_nodes + 16
+        self._nodes = [
+            SimulatedNode(
+                f"n{index}",
+                keys,
+                self._connect,
+                keep_beats=keep_beats,
+                assigned=self._has_assignment,
+                tether=self._tie,
+            )
+            for index in range(first, first + count)
+        ]
+        self._beats: deque[tuple[float, SimulatedNode]] = deque()
+
+    def run(self) -> None:
+        """Serve until the input ends."""
+        self._poller.register(sys.stdin.fileno(), select.EPOLLIN)
+        print("ready", flush=True)
+        while True:
+            for descriptor, _ in self._poller.poll(self._until_beat()):
+                if descriptor != sys.stdin.fileno():
+                    self._links[descriptor].readable()
+                elif not self._obey(sys.stdin.readline()):
+                    return
+            self._beat_who_is_due()
+
+    def _obey(self, line: str) -> bool:
+        self._began = self._clock.monotonic()
+        if line == "begin\n":
+            for node in self._nodes:
+                node.begin()
+                self._beats.append((self._clock.monotonic() + self._interval_s, node))
+        elif line == "fail\n":
+            self._nodes[0].fail()
+        return bool(line)
+
+    def _until_beat(self) -> float:
+        return max(0.0, self._beats[0][0] - self._clock.monotonic()) if self._beats else -1
+
+    def _beat_who_is_due(self) -> None:
+        now = self._clock.monotonic()
+        while self._beats and self._beats[0][0] <= now:
+            _, node = self._beats.popleft()
+            node.beat()
+            self._beats.append((now + self._interval_s, node))
+
+    def _has_assignment(self, cycle: int) -> None:
+        self._assigned[cycle] += 1
+        if self._assigned[cycle] == len(self._nodes):
+            print(cycle, self._began, self._clock.monotonic(), flush=True)
+            self._began = 0.0
+
+    def _connect(self) -> Link:
+        where = urlsplit(self._store.url)
+        link = Link((where.hostname or "", where.port or 0), self._store.password or "")
+        self._add(link)
+        return link
+
+    def _tie(self, node: SimulatedNode, packed: bytes) -> None:
+        up = unpack_order(packed)
+        assert isinstance(up, ControllerUp), "the join came before the controller"
+        address, token = (up.host, up.port), self._store.token
+        self._add(SimulatedTether(address, token=token, node=node.name, incarnation=node.incarnation))
+
+    def _add(self, link: Link | SimulatedTether) -> None:
+        self._links[link.socket.fileno()] = link
+        self._poller.register(link.socket, select.EPOLLIN)
+
+
+if __name__ == "__main__":
+    path, first, count = sys.argv[1:]
+    SimulatedFleet(JobFolder(Path(path)), int(first), int(count)).run()

@@ -1,0 +1,271 @@
+"""Submitting to a real Slurm, and following what becomes of it: through the port, from Python, by the command line."""
+
+from __future__ import annotations
+
+import json
+import logging
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+
+import pytest
+
+import nvrx_slurm as nv
+from nvrx_slurm.api.handle import Job
+from nvrx_slurm.clock import SystemClock
+from nvrx_slurm.cluster.commands import Output, SystemRunner
+from nvrx_slurm.cluster.dev import DevCluster
+from nvrx_slurm.cluster.dev.daemons import recorded
+from nvrx_slurm.cluster.dev.waiting import wait_until
+from nvrx_slurm.cluster.slurm import SlurmCluster
+from nvrx_slurm.cluster.states import JobState
+from nvrx_slurm.errors import SlurmUnreachable, SubmissionRefused, UsageError
+
+pytestmark = pytest.mark.slurm
+
+JOB = """\
+name: followed
+command: [sleep, "300"]
+nodes: 2
+spares: 1
+fault_tolerance: {teardown: {grace: 2s}}
+"""
+
+
+@pytest.fixture
+def slurm(healthy_cluster: DevCluster, monkeypatch: pytest.MonkeyPatch) -> SlurmCluster:
+    """The session's Slurm, also for whatever this test starts."""
+    for name, value in healthy_cluster.environment().items():
+        monkeypatch.setenv(name, value)
+    return SlurmCluster()
+
+
+class Gated:
+    """A batch script that waits at a pipe until it is let go."""
+
+    def __init__(self, folder: Path, *flags: str, then: str = "true") -> None:
+        self._pipe = folder / "pipe"
+        os.mkfifo(self._pipe)
+        lines = "".join(f"#SBATCH {flag}\n" for flag in ("--output=/dev/null", *flags))
+        self.script = f"#!/bin/bash\n{lines}read -r < {self._pipe}\n{then}\n"
+
+    def let_go(self) -> None:
+        self._pipe.write_text("\n")
+
+
+def script(*flags: str, body: str = "true") -> str:
+    return "#!/bin/bash\n" + "".join(f"#SBATCH {flag}\n" for flag in ("--output=/dev/null", *flags)) + body + "\n"
+
+
+def reaches(cluster: SlurmCluster, job_id: str, state: JobState) -> None:
+    """Wait until the job is in this state."""
+
+    def there() -> bool:
+        return cluster.states([job_id])[job_id] is state
+
+    wait_until(there, timeout_s=30, what=f"job {job_id} to be {state}", clock=SystemClock())
+
+
+def nvrx(*arguments: str, folder: Path) -> subprocess.CompletedProcess[str]:
+    command = [sys.executable, "-m", "nvrx_slurm", *arguments]
+    return subprocess.run(command, cwd=folder, capture_output=True, text=True, timeout=90)
+
+
+@pytest.fixture
+def workplace(tmp_path: Path) -> Path:
+    """A folder with a job.yaml whose workers would sleep for minutes."""
+    (tmp_path / "job.yaml").write_text(JOB)
+    return tmp_path
+
+
+# ---- the port
+
+
+def test_a_job_is_followed_from_submission_to_its_end(slurm: SlurmCluster, tmp_path: Path) -> None:
+    """RUNNING on its nodes, in Slurm's order; then COMPLETED; and cancelling it then changes nothing."""
+    gated = Gated(tmp_path, "--nodes=3")
+    job_id = slurm.submit(gated.script, folder=tmp_path / "jobs", name="a")
+    reaches(slurm, job_id, JobState.RUNNING)
+    assert slurm.nodes(job_id) == ("n1", "n2", "n3")
+    gated.let_go()
+    reaches(slurm, job_id, JobState.COMPLETED)
+    slurm.cancel(job_id)
+    assert slurm.states([job_id]) == {job_id: JobState.COMPLETED}
+    assert (tmp_path / "jobs" / job_id / "job.sh").read_text() == gated.script
+
+
+def test_many_jobs_of_all_kinds_are_told_in_one_call(slurm: SlurmCluster, tmp_path: Path) -> None:
+    """Ended, failed, waiting, an array's elements, and one that never was."""
+    done = slurm.submit(script(), folder=tmp_path, name="a")
+    failed = slurm.submit(script(body="exit 3"), folder=tmp_path, name="b")
+    waiting = slurm.submit(script("--begin=now+1hour"), folder=tmp_path, name="c")
+    array = slurm.submit(script("--array=0-2", "--begin=now+1hour"), folder=tmp_path, name="d")
+    reaches(slurm, done, JobState.COMPLETED)
+    reaches(slurm, failed, JobState.FAILED)
+    asked = [done, failed, waiting, array, f"{array}_2", "999999"]
+    states = ["COMPLETED", "FAILED", "PENDING", "PENDING", "PENDING", "UNKNOWN"]
+    assert slurm.states(asked) == dict(zip(asked, states, strict=True))
+    assert slurm.nodes(waiting) == ()
+
+
+def test_a_waiting_job_can_be_cancelled(slurm: SlurmCluster, tmp_path: Path) -> None:
+    """It leaves no result, so its state gives the exit code."""
+    job_id = slurm.submit(script("--begin=now+1hour"), folder=tmp_path, name="a")
+    job = nv.job(job_id, folder=tmp_path)
+    assert job.state is JobState.PENDING
+    job.cancel()
+    assert job.wait(timeout=30) == 143
+    assert job.state is JobState.CANCELLED
+
+
+def test_a_job_that_never_was_cannot_be_cancelled(slurm: SlurmCluster) -> None:
+    """scancel itself would say nothing."""
+    with pytest.raises(UsageError, match="no job 999999"):
+        slurm.cancel("999999")
+
+
+def test_what_slurm_refuses_leaves_nothing_behind(slurm: SlurmCluster, tmp_path: Path) -> None:
+    """Its own reason is told."""
+    with pytest.raises(SubmissionRefused, match="Invalid partition name specified"):
+        slurm.submit(script("--partition=nope"), folder=tmp_path / "jobs", name="a")
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_job_without_a_result_is_lost_with_its_state(slurm: SlurmCluster, tmp_path: Path) -> None:
+    """A plain script that fails stands for exit code 1."""
+    job_id = slurm.submit(script(body="exit 7"), folder=tmp_path, name="a")
+    assert Job(job_id, folder=tmp_path, cluster="slurm").wait(timeout=30) == 1
+
+
+# ---- a Slurm that does not answer
+
+
+@pytest.fixture
+def lonely() -> Iterator[tuple[DevCluster, int]]:
+    """A Slurm of one node for this test alone, and its slurmctld's pid."""
+    with DevCluster.up(name=f"submit-{os.getpid()}", nodes=1) as cluster:
+        yield cluster, recorded(cluster.spec.places)["slurmctld"].pid
+
+
+def test_a_stopped_slurmctld_is_asked_again_and_then_given_up(
+    lonely: tuple[DevCluster, int], tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Frozen, it accepts connections and answers none; the bound holds, and stderr says what happens."""
+    cluster, controller = lonely
+    slurm = SlurmCluster(SystemRunner(cluster.environment()), patience_s=0.5)
+    os.kill(controller, signal.SIGSTOP)
+    try:
+        with caplog.at_level(logging.WARNING), pytest.raises(SlurmUnreachable, match="timed out"):
+            slurm.states(["1"])
+        assert "trying again for 0.5 s" in caplog.text
+    finally:
+        os.kill(controller, signal.SIGCONT)
+    assert slurm.states(["1"]) == {"1": JobState.UNKNOWN}
+
+
+def test_a_submission_that_a_frozen_slurmctld_took_in_is_not_made_twice(
+    lonely: tuple[DevCluster, int], tmp_path: Path
+) -> None:
+    """sbatch gives up, slurmctld wakes and accepts the job it was sent: that job is found, not sent again."""
+    cluster, controller = lonely
+    real = SystemRunner(cluster.environment())
+
+    def waking(command: Sequence[str], *, timeout_s: float) -> Output:
+        output = real(command, timeout_s=timeout_s)
+        os.kill(controller, signal.SIGCONT)
+        return output
+
+    os.kill(controller, signal.SIGSTOP)
+    try:
+        job_id = SlurmCluster(waking).submit(script("--begin=now+1hour"), folder=tmp_path, name="a")
+    finally:
+        os.kill(controller, signal.SIGCONT)
+    listed = real(["squeue", "--noheader", "--format=%i"], timeout_s=30).stdout.split()
+    assert listed == [job_id]
+
+
+# ---- the command line
+
+
+@pytest.mark.usefixtures("slurm")
+def test_submit_prints_the_id_alone_and_wait_and_cancel_follow(workplace: Path) -> None:
+    """Warnings go to stderr; `wait` has its bound; `cancel` stays until the workers are gone."""
+    submitted = nvrx("submit", "job.yaml", folder=workplace)
+    job_id = submitted.stdout.removesuffix("\n")
+    assert (submitted.returncode, job_id.isdigit()) == (0, True)
+    assert "before 23.02.3" in submitted.stderr or not _is_old_slurm()
+    waited = nvrx("wait", job_id, "--timeout", "300ms", folder=workplace)
+    assert waited.returncode == 124
+    assert f"job {job_id} has not ended within 0.3 s" in waited.stderr
+    reaches(SlurmCluster(), job_id, JobState.RUNNING)
+    cancelled = nvrx("cancel", job_id, folder=workplace)
+    assert (cancelled.returncode, cancelled.stdout) == (0, "CANCELLED\n")
+    assert nvrx("wait", job_id, folder=workplace).returncode == 143
+
+
+def _is_old_slurm() -> bool:
+    return subprocess.run(["sbatch", "--version"], capture_output=True, text=True).stdout.split()[1] < "23.02.3"
+
+
+@pytest.mark.usefixtures("slurm")
+@pytest.mark.parametrize(("number", "exit_code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
+def test_an_interrupted_submit_and_wait_cancels_the_job(workplace: Path, number: int, exit_code: int) -> None:
+    """The job is gone when the command returns."""
+    command = [sys.executable, "-m", "nvrx_slurm", "submit", "--wait", "--json", "job.yaml"]
+    with subprocess.Popen(
+        command, cwd=workplace, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True
+    ) as process:
+        assert process.stdout is not None
+        submitted = json.loads(process.stdout.readline())
+        reaches(SlurmCluster(), submitted["job"], JobState.RUNNING)
+        process.send_signal(number)
+        assert process.wait(timeout=60) == exit_code
+    assert submitted["folder"] == str(workplace / "nvrx-jobs" / submitted["job"])
+    assert SlurmCluster().states([submitted["job"]])[submitted["job"]].terminal
+    assert nv.job(submitted["job"], folder=workplace / "nvrx-jobs").state is JobState.CANCELLED
+
+
+@pytest.mark.usefixtures("slurm")
+def test_submit_and_wait_exits_with_the_jobs_code(workplace: Path) -> None:
+    """93 and all others travel in the job's result, not in Slurm's exit code."""
+    done = nvrx("submit", "--wait", "--set", "command=true", "job.yaml", folder=workplace)
+    assert done.returncode == 0
+    failed = nvrx(
+        "submit", "--wait", "--set", "command=false", "--set", "fault_tolerance.max_restarts=0", "job.yaml",
+        folder=workplace,
+    )  # fmt: skip
+    assert failed.returncode == 1
+
+
+@pytest.mark.usefixtures("slurm")
+def test_a_dry_run_submits_nothing(workplace: Path) -> None:
+    """The script on stdout, no job in the queue, no folder."""
+    shown = nvrx("submit", "--dry-run", "job.yaml", folder=workplace)
+    assert (shown.returncode, shown.stderr) == (0, "")
+    assert shown.stdout.startswith("#!/bin/bash")
+    assert [path.name for path in workplace.iterdir()] == ["job.yaml"]
+
+
+@pytest.mark.usefixtures("slurm")
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        (["submit", "--set", "slurm.partition=nope", "job.yaml"], "Invalid partition name specified"),
+        (["submit", "--folder", "job.yaml", "job.yaml"], "is a file; --folder names"),
+        (["submit", "--wait", "--watch", "job.yaml"], "choose one"),
+        (["wait", "999999"], "no job '999999'"),
+        (["cancel", "local-x"], "no job 'local-x'"),
+        (["wait", "1", "--timeout", "soon"], "is no duration"),
+    ],
+)
+def test_bad_input_is_one_clear_error(workplace: Path, arguments: list[str], words: str) -> None:
+    """Exit code 2, nothing on stdout, no traceback, nothing left behind."""
+    refused = nvrx(*arguments, folder=workplace)
+    assert (refused.returncode, refused.stdout) == (2, "")
+    assert words in refused.stderr
+    assert "Traceback" not in refused.stderr
+    assert refused.stderr.count("error:") == 1
+    assert [path.name for path in workplace.iterdir()] == ["job.yaml"]

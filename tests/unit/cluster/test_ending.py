@@ -1,0 +1,150 @@
+"""Waiting for a job's end, under a clock that only moves when somebody waits."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from pathlib import Path
+
+import pytest
+
+from nvrx_slurm.cluster.ending import LOST_AFTER_S, RESULT_GRACE_S, EndWatch
+from nvrx_slurm.cluster.states import JobState
+from nvrx_slurm.cluster.watcher import StateWatcher
+from nvrx_slurm.errors import NvrxError, SlurmUnreachable, WaitTimeout
+from nvrx_slurm.folder import JobFolder, JobInfo, Result
+from tests.unit.cluster.waiting_clock import WaitingClock
+
+
+@pytest.fixture
+def job(tmp_path: Path) -> JobFolder:
+    folder = JobFolder(tmp_path / "7")
+    folder.create()
+    return folder
+
+
+def in_turn(answers: Iterable[JobState | Exception]) -> Callable[[], JobState]:
+    """Gives one answer after the other; the last one for ever."""
+    left = list(answers)
+
+    def ask() -> JobState:
+        answer = left.pop(0) if len(left) > 1 else left[0]
+        if isinstance(answer, Exception):
+            raise answer
+        return answer
+
+    return ask
+
+
+def follow(watch: EndWatch, clock: WaitingClock) -> int:
+    while (code := watch.look()) is None:
+        clock.sleep(watch.pause_s())
+    return code
+
+
+def test_the_result_is_the_exit_code_whatever_slurm_says(job: JobFolder) -> None:
+    """Slurm's own exit code is not asked for: it turns 93 into 143."""
+    clock = WaitingClock()
+    job.write_result(Result(exit_code=93, reason="", ended_at=0.0))
+    assert follow(EndWatch(job, in_turn([JobState.RUNNING]), clock), clock) == 93
+    assert clock.slept == []
+
+
+def test_a_result_that_is_written_during_the_last_question_is_not_missed(job: JobFolder) -> None:
+    """Between the look at the folder and the answer of the cluster the job may end."""
+    clock = WaitingClock()
+
+    def ask() -> JobState:
+        job.write_result(Result(exit_code=124, reason="", ended_at=0.0))
+        return JobState.FAILED
+
+    assert follow(EndWatch(job, ask, clock), clock) == 124
+
+
+@pytest.mark.parametrize("state", [state for state in JobState if state.terminal])
+def test_without_a_result_the_state_gives_the_exit_code(job: JobFolder, state: JobState) -> None:
+    """A job that never started leaves no result."""
+    clock = WaitingClock()
+    asked = in_turn([JobState.PENDING, JobState.RUNNING, state])
+    assert follow(EndWatch(job, asked, clock), clock) == state.exit_code
+
+
+def test_the_result_of_a_job_that_ran_is_waited_for_a_little(job: JobFolder) -> None:
+    """On a shared file system it may show after Slurm's own word; but not for ever."""
+    clock = WaitingClock()
+    job.write_info(JobInfo(job_id="7", name="a", cluster="slurm", started_at=0.0))
+    assert follow(EndWatch(job, in_turn([JobState.COMPLETED]), clock), clock) == 0
+    assert RESULT_GRACE_S <= clock.monotonic() < RESULT_GRACE_S + 2
+
+
+def test_the_pauses_grow_and_are_bounded(job: JobFolder) -> None:
+    """A short job is noticed quickly, a long one costs little."""
+    clock = WaitingClock()
+    follow(EndWatch(job, in_turn([JobState.RUNNING] * 30 + [JobState.CANCELLED]), clock), clock)
+    assert clock.slept == sorted(clock.slept)
+    assert (clock.slept[0], clock.slept[-1]) == (0.1, 1.0)
+
+
+def test_a_wait_ends_at_its_bound_and_says_what_it_waited_for(job: JobFolder) -> None:
+    """Exit code 124, and the state the job was in."""
+    clock = WaitingClock()
+    with pytest.raises(WaitTimeout, match=r"job 7 has not ended within 2\.5 s: it is RUNNING") as caught:
+        follow(EndWatch(job, in_turn([JobState.RUNNING]), clock, timeout_s=2.5), clock)
+    assert caught.value.exit_code == 124
+    assert clock.monotonic() == pytest.approx(2.5)
+
+
+def test_a_slurm_that_does_not_answer_ends_no_wait(job: JobFolder, caplog: pytest.LogCaptureFixture) -> None:
+    """It is said once; the job goes on, and so does the wait."""
+    clock = WaitingClock()
+    away = SlurmUnreachable("nobody there")
+    asked = in_turn([JobState.RUNNING, away, away, away, JobState.TIMEOUT])
+    assert follow(EndWatch(job, asked, clock), clock) == 124
+    assert caplog.text.count("nobody there") == 1
+
+
+def test_a_job_that_nobody_knows_any_more_is_given_up_with_a_word(job: JobFolder) -> None:
+    """Not terminal by absence, but not waited for without end either."""
+    clock = WaitingClock()
+    with pytest.raises(NvrxError, match="how job 7 ended cannot be told"):
+        follow(EndWatch(job, in_turn([JobState.UNKNOWN]), clock), clock)
+    assert clock.monotonic() > LOST_AFTER_S
+
+
+def test_each_change_of_state_is_told_once(job: JobFolder) -> None:
+    """What a person sees while waiting."""
+    clock, told = WaitingClock(), list[JobState]()
+    states = [JobState.PENDING, JobState.PENDING, JobState.RUNNING, JobState.RUNNING, JobState.CANCELLED]
+    follow(EndWatch(job, in_turn(states), clock, on_state=told.append), clock)
+    assert told == [JobState.PENDING, JobState.RUNNING, JobState.CANCELLED]
+
+
+class Ledger:
+    """A cluster that answers from a dict and remembers what it was asked."""
+
+    def __init__(self, states: dict[str, JobState]) -> None:
+        self.states_now, self.asked = states, list[list[str]]()
+
+    def states(self, job_ids: list[str]) -> dict[str, JobState]:
+        self.asked.append(list(job_ids))
+        return {job_id: self.states_now[job_id] for job_id in job_ids}
+
+
+def test_the_handles_of_a_process_share_one_question() -> None:
+    """submitit's watcher asks about all that are registered, and not again about those that ended."""
+    ledger = Ledger({"1": JobState.RUNNING, "2": JobState.PREEMPTED})
+    watcher = StateWatcher(ledger)  # type: ignore[arg-type]
+    for job_id in ("1", "2"):
+        watcher.register_job(job_id)
+    assert watcher.state("2") is JobState.PREEMPTED
+    assert watcher.state("1") is JobState.RUNNING
+    assert ledger.asked == [["1", "2"]]
+    watcher.state("1", mode="cache")
+    watcher.update()
+    assert ledger.asked == [["1", "2"], ["1"]]
+
+
+def test_a_preempted_job_is_over_for_submitit_too() -> None:
+    """submitit itself would wait for it for ever."""
+    watcher = StateWatcher(Ledger({"1": JobState.PREEMPTED, "2": JobState.REQUEUED}))  # type: ignore[arg-type]
+    assert watcher.is_done("1")
+    assert not watcher.is_done("2")

@@ -1,0 +1,194 @@
+"""Jobs on this machine: real scripts under bash, told apart by what they leave behind."""
+
+from __future__ import annotations
+
+import os
+import re
+import signal
+import socket
+import subprocess
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from nvrx_slurm.clock import SystemClock
+from nvrx_slurm.cluster.local import LocalCluster, host_lives, new_job_id
+from nvrx_slurm.cluster.states import JobState
+from nvrx_slurm.errors import UsageError
+from nvrx_slurm.folder import JobFolder, JobInfo, Result
+
+BLOCKED = "exec sleep 300\n"
+
+
+@pytest.fixture
+def started(tmp_path: Path) -> Iterator[tuple[LocalCluster, JobFolder, subprocess.Popen[bytes]]]:
+    """A detached job that does nothing, and is gone after the test."""
+    cluster = LocalCluster(tmp_path)
+    job_id, process = cluster.start(BLOCKED, folder=tmp_path, name="idle", detach=True)
+    yield cluster, JobFolder(tmp_path / job_id), process
+    process.kill()
+    process.wait()
+
+
+Started = tuple[LocalCluster, JobFolder, "subprocess.Popen[bytes]"]
+
+
+def test_a_started_job_runs_and_its_folder_names_its_process(started: Started) -> None:
+    """From the first moment `job.json` tells whom to ask and whom to cancel."""
+    cluster, job, process = started
+    info = job.read_info()
+    assert info is not None
+    assert (info.host_pid, info.cluster, info.name) == (process.pid, "local", "idle")
+    assert cluster.states([job.job_id]) == {job.job_id: JobState.RUNNING}
+
+
+def test_a_detached_job_has_its_own_session(started: Started) -> None:
+    """The terminal's Ctrl-C does not reach it."""
+    process = started[2]
+    assert os.getsid(process.pid) == process.pid
+
+
+def test_cancel_terminates_the_batch_host(started: Started) -> None:
+    """SIGTERM arrives at the script's own process, which exec keeps."""
+    cluster, job, process = started
+    cluster.cancel(job.job_id)
+    assert process.wait(timeout=10) == -signal.SIGTERM
+    cluster.cancel(job.job_id)
+
+
+def test_a_host_that_went_without_a_result_is_a_lost_node(started: Started) -> None:
+    """Exit code 75: nothing is known to be wrong with the job itself."""
+    cluster, job, process = started
+    process.kill()
+    process.wait()
+    state = cluster.states([job.job_id])[job.job_id]
+    assert (state, state.exit_code) == (JobState.NODE_FAIL, 75)
+
+
+def test_a_zombie_counts_as_dead(started: Started) -> None:
+    """Whoever started it may never collect it."""
+    _, job, process = started
+    info = job.read_info()
+    assert info is not None
+    process.kill()
+    os.waitid(os.P_PID, process.pid, os.WEXITED | os.WNOWAIT)
+    assert Path(f"/proc/{process.pid}/stat").exists()
+    assert not host_lives(info)
+
+
+def test_another_process_with_the_same_number_is_not_the_host() -> None:
+    """This process is younger than a job of an hour ago."""
+    long_ago = JobInfo(
+        job_id="a", name="a", cluster="local", started_at=SystemClock().wall() - 86_400, host_pid=os.getpid()
+    )
+    assert not host_lives(long_ago)
+
+
+@pytest.mark.parametrize(
+    ("exit_code", "state"),
+    [(0, "COMPLETED"), (124, "TIMEOUT"), (130, "CANCELLED"), (143, "CANCELLED"), (93, "FAILED")],
+)
+def test_a_job_with_a_result_stands_as_it_says_once_its_host_is_gone(
+    started: Started, exit_code: int, state: str
+) -> None:
+    """Until then it is COMPLETING, as in Slurm."""
+    cluster, job, process = started
+    job.write_result(Result(exit_code=exit_code, reason="", ended_at=0.0))
+    assert cluster.states([job.job_id])[job.job_id] is JobState.COMPLETING
+    process.kill()
+    process.wait()
+    assert cluster.states([job.job_id])[job.job_id] == state
+
+
+def test_a_job_of_another_machine_is_unknown_and_cannot_be_cancelled(tmp_path: Path) -> None:
+    """Its process number means nothing here."""
+    job = JobFolder(tmp_path / "local-a")
+    job.create()
+    job.write_info(JobInfo(job_id="local-a", name="a", cluster="local", started_at=0.0, host="far", host_pid=1))
+    cluster = LocalCluster(tmp_path)
+    assert cluster.states(["local-a"])["local-a"] is JobState.UNKNOWN
+    with pytest.raises(UsageError, match="runs on far"):
+        cluster.cancel("local-a")
+
+
+def test_an_unknown_job_is_unknown_and_cannot_be_cancelled(tmp_path: Path) -> None:
+    """No folder, no job."""
+    cluster = LocalCluster(tmp_path)
+    assert cluster.states(["local-b"])["local-b"] is JobState.UNKNOWN
+    with pytest.raises(UsageError, match="no local job"):
+        cluster.cancel("local-b")
+
+
+def test_the_script_gets_its_id_and_its_output_is_kept(tmp_path: Path) -> None:
+    """What the script prints before the job folder's log exists is not lost; its standard input is empty."""
+    script = 'echo "id $NVRX_JOB_ID extra $EXTRA"\ncat\n'
+    cluster = LocalCluster(tmp_path)
+    job_id, process = cluster.start(script, folder=tmp_path, detach=True, environment={"EXTRA": "a b"})
+    assert process.wait(timeout=10) == 0
+    assert (tmp_path / job_id / "host.log").read_text() == f"id {job_id} extra a b\n"
+    assert (tmp_path / job_id / "job.sh").read_text() == script
+
+
+def test_an_attached_job_shares_the_session(tmp_path: Path) -> None:
+    """So the keyboard's signals reach it, as a foreground command's should."""
+    cluster = LocalCluster(tmp_path)
+    job_id, process = cluster.start(BLOCKED, folder=tmp_path, job_id="local-mine", detach=False)
+    try:
+        assert job_id == "local-mine"
+        assert os.getsid(process.pid) == os.getsid(0)
+    finally:
+        process.kill()
+        process.wait()
+
+
+def test_a_job_whose_starter_dies_before_it_is_named_never_runs(tmp_path: Path) -> None:
+    """The gate opens only after `job.json` is written; its end closes it for good."""
+    from nvrx_slurm.cluster import local
+
+    script = tmp_path / "job.sh"
+    script.write_text(f"touch {tmp_path}/ran\n")
+    gate, process = local._start_gated(script, "local-c", True, {})
+    os.close(gate)
+    assert process.wait(timeout=10) != 0
+    assert not (tmp_path / "ran").exists()
+
+
+def test_submit_returns_the_id_of_a_job_that_runs(tmp_path: Path) -> None:
+    """The port's own way in; the folder is made where it is missing."""
+    fifo = tmp_path / "done"
+    os.mkfifo(fifo)
+    cluster = LocalCluster(tmp_path / "new" / "jobs")
+    job_id = cluster.submit(f"echo here > {fifo}\n", folder=tmp_path / "new" / "jobs", name="a")
+    reader = threading.Thread(target=fifo.read_text, daemon=True)
+    reader.start()
+    reader.join(timeout=10)
+    assert not reader.is_alive()
+    assert (tmp_path / "new" / "jobs" / job_id / "job.json").is_file()
+
+
+def test_a_folder_that_cannot_be_written_is_one_clear_error(tmp_path: Path) -> None:
+    """A file stands where the base folder should be."""
+    (tmp_path / "file").write_text("")
+    with pytest.raises(UsageError, match="--folder"):
+        LocalCluster(tmp_path / "file").submit("true\n", folder=tmp_path / "file", name="a")
+
+
+def test_ids_sort_by_time_and_differ() -> None:
+    """Two jobs of one second have different folders."""
+    ids = {new_job_id(SystemClock()) for _ in range(3)}
+    assert len(ids) == 3
+    assert all(re.fullmatch(r"local-\d{8}-\d{6}-[0-9a-f]{4}", job_id) for job_id in ids)
+
+
+def test_the_nodes_of_a_job_are_those_its_host_wrote_down(tmp_path: Path) -> None:
+    """In the order in which the host lists them."""
+    job = JobFolder(tmp_path / "local-d")
+    job.create()
+    info = JobInfo(
+        job_id="local-d", name="d", cluster="local", started_at=0.0, host=socket.gethostname(), nodes=("n2", "n1")
+    )
+    job.write_info(info)
+    assert LocalCluster(tmp_path).nodes("local-d") == ("n2", "n1")
+    assert LocalCluster(tmp_path).nodes("local-e") == ()

@@ -1,0 +1,233 @@
+"""Jobs from Python: what needs no Slurm."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import socket
+import subprocess
+import sys
+from collections.abc import AsyncIterator
+from pathlib import Path
+
+import pytest
+
+import nvrx_slurm as nv
+from nvrx_slurm.api.handle import Job
+from nvrx_slurm.clock import SystemClock
+from nvrx_slurm.cluster.local import LocalCluster
+from nvrx_slurm.errors import ConfigError, MissingProgramError, StoreUnreachable, UsageError, WaitTimeout
+from nvrx_slurm.folder import JobFolder, JobInfo, Result
+from nvrx_slurm.records import Entry as JournalEntry
+from nvrx_slurm.records import JobStarted, Plan, RolePlan, entry_to_json
+from nvrx_slurm.store.embedded import EmbeddedStore
+
+JOB = """\
+name: quick
+command: [bash, -c, "echo rank $RANK"]
+nodes: 2
+"""
+
+
+@pytest.fixture
+def job_file(tmp_path: Path) -> Path:
+    path = tmp_path / "job.yaml"
+    path.write_text(JOB)
+    return path
+
+
+@pytest.fixture
+def ended_job(tmp_path: Path) -> JobFolder:
+    """A job that ran on this machine and ended with 93."""
+    job = JobFolder(tmp_path / "jobs" / "local-a")
+    job.create()
+    job.write_info(
+        JobInfo(
+            job_id="local-a",
+            name="a",
+            cluster="local",
+            started_at=0.0,
+            host=socket.gethostname(),
+            host_pid=os.getpid(),  # given to another process since: this one
+            nodes=("n1", "n2"),
+        )
+    )
+    job.write_result(Result(exit_code=93, reason="no progress", ended_at=1.0))
+    role = RolePlan(name="main", command=("true",), nodes_per_replica=2)
+    job.write_plan(Plan(name="a", roles=(role,), workdir="/", folder=str(job.path.parent)))
+    return job
+
+
+def test_importing_the_package_loads_nothing_that_agents_and_workers_do_without() -> None:
+    """The public names come when they are used."""
+    code = "import sys, nvrx_slurm; print(*sys.modules)"
+    loaded = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout.split()
+    assert {"nvrx_slurm"} == {name for name in loaded if name.startswith("nvrx_slurm")}
+    assert not {"pydantic", "redis", "submitit", "asyncio", "typing"} & set(loaded) - _bare_modules()
+
+
+def _bare_modules() -> set[str]:
+    code = "import sys; print(*sys.modules)"
+    return set(subprocess.run([sys.executable, "-c", code], capture_output=True, text=True).stdout.split())
+
+
+@pytest.mark.parametrize("name", nv.__all__)
+def test_each_public_name_is_there(name: str) -> None:
+    """And is found by completion."""
+    assert getattr(nv, name).__name__ == name
+    assert name in dir(nv)
+
+
+def test_any_other_name_is_not_there() -> None:
+    """As of any module."""
+    with pytest.raises(AttributeError, match="no attribute 'jobb'"):
+        nv.jobb  # noqa: B018 - the access is the test
+
+
+@pytest.mark.parametrize("module", ["submitit", "redis", "stamina", "asyncio"])
+def test_a_dry_run_of_submit_does_not_import(module: str, job_file: Path) -> None:
+    """What submission does not need, it does not wait for."""
+    code = (
+        f"import sys, nvrx_slurm.cli as c; c.cli(['submit', '--dry-run', {str(job_file)!r}], standalone_mode=False)"
+    )
+    code += f"; print({module!r} in sys.modules, file=sys.stderr)"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout.startswith("#!/bin/bash")
+    assert done.stderr == "False\n"
+
+
+def test_an_ended_job_tells_how_it_ended(ended_job: JobFolder) -> None:
+    """Its folder is enough."""
+    job = nv.job("local-a", folder=ended_job.path.parent)
+    assert (job.done(), job.exit_code, job.wait(), job.state) == (True, 93, 93, nv.JobState.FAILED)
+    assert job.nodes() == ("n1", "n2")
+    assert job.folder == ended_job.path
+    assert repr(job) == f"Job('local-a', folder='{ended_job.path.parent}', cluster='local')"
+
+
+def test_an_ended_job_can_be_awaited(ended_job: JobFolder) -> None:
+    """As submitit's jobs can."""
+    job = nv.job("local-a", folder=ended_job.path.parent)
+    assert asyncio.run(job.awaitable().wait(timeout=5)) == 93
+
+
+def test_cancelling_an_ended_job_does_nothing(ended_job: JobFolder) -> None:
+    """Its process number is another's by now: this test's."""
+    nv.job("local-a", folder=ended_job.path.parent).cancel()
+
+
+def test_the_journal_and_the_logs_are_read_from_the_folder(ended_job: JobFolder) -> None:
+    """Also a journal whose writer died in the middle of a line."""
+    entry = JournalEntry(n=1, t=1.5, record=JobStarted(job="local-a", name="a", expected=("n1",)))
+    ended_job.events_path.write_bytes(entry_to_json(entry) + b'\n{"n": 2, "t"')
+    logs = ended_job.cycle_logs("main-0", 0, 0)
+    logs.mkdir(parents=True)
+    (logs / "rank-1.out").write_text("one\n")
+    (logs / "rank-1.err").write_text("two\n")
+    ended_job.job_log.write_text("all\n")
+    job = nv.job("local-a", folder=ended_job.path.parent)
+    assert list(job.events()) == [entry]
+    assert (job.logs(), job.logs(rank=1), job.logs(rank=1, stream="err")) == ("all\n", "one\n", "two\n")
+    with pytest.raises(UsageError, match="rank 5"):
+        job.logs(rank=5)
+
+
+def test_a_wait_that_passes_its_bound_says_so(tmp_path: Path) -> None:
+    """The job goes on."""
+    job_id, process = LocalCluster(tmp_path).start("exec sleep 300\n", folder=tmp_path, detach=True)
+    job = Job(job_id, folder=tmp_path, cluster="local")
+    try:
+        with pytest.raises(WaitTimeout, match=r"has not ended within 0\.2 s: it is RUNNING"):
+            job.wait(timeout=0.2)
+        assert process.poll() is None
+        assert (job.done(), job.exit_code) == (False, None)
+        job.cancel()
+        process.wait(timeout=10)
+        assert job.wait_until_gone(timeout=10) is nv.JobState.NODE_FAIL  # this script leaves no result
+        assert job.wait(timeout=10) == 75
+    finally:
+        process.kill()
+        process.wait()
+
+
+def test_an_unknown_job_is_one_error_that_names_the_known_ones(ended_job: JobFolder) -> None:
+    """Whoever mistypes an id sees what there is."""
+    with pytest.raises(UsageError, match="local-a"):
+        nv.job("local-b", folder=ended_job.path.parent)
+
+
+@pytest.mark.parametrize("spares", [-1, True, 10**9, 1.5])
+def test_spares_that_make_no_sense_are_refused(job_file: Path, spares: int, tmp_path: Path) -> None:
+    """The argument is checked like the key in job.yaml."""
+    with pytest.raises(ConfigError, match="spares"):
+        nv.submit(nv.load_job(job_file), spares=spares, folder=tmp_path / "jobs", cluster="local")
+    assert not (tmp_path / "jobs").exists()
+
+
+def test_without_slurm_submit_names_the_ways_on(
+    job_file: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """And leaves nothing behind."""
+    monkeypatch.setenv("PATH", str(tmp_path))
+    with pytest.raises(MissingProgramError, match="nvrx-slurm run"):
+        nv.submit(nv.load_job(job_file), folder=tmp_path / "jobs")
+    assert not (tmp_path / "jobs").exists()
+
+
+@pytest.fixture
+async def store_url(tmp_path: Path) -> AsyncIterator[str]:
+    """A real store with the password `right`."""
+    store = EmbeddedStore(tmp_path / "store", bind="127.0.0.1", password="right")
+    process = await store.start()
+    yield f"redis://127.0.0.1:{store.port}/0"
+    process.kill()
+    await process.wait()
+
+
+async def test_a_store_is_knocked_at_before_anything_is_submitted(
+    job_file: Path, tmp_path: Path, store_url: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A wrong password, and one that is missing, are one clear error each; neither password is shown."""
+    spec = nv.load_job(job_file, store__url=store_url)
+    monkeypatch.setenv("PATH", str(tmp_path))
+    for password, error, words in (
+        ("wrong", StoreUnreachable, "refuses the password"),
+        ("", StoreUnreachable, "refuses the password"),
+        ("right", MissingProgramError, "sbatch"),
+    ):
+        monkeypatch.setenv("NVRX_SLURM_STORE_PASSWORD", password)
+        with pytest.raises(error, match=words) as caught:
+            await asyncio.to_thread(nv.submit, spec, folder=tmp_path / "jobs")
+        assert not password or password not in str(caught.value).replace("password", "")
+    assert not (tmp_path / "jobs").exists()
+
+
+def test_a_store_that_does_not_answer_is_said_before_anything_is_submitted(job_file: Path, tmp_path: Path) -> None:
+    """Exit code 69, the address, and what to do."""
+    spec = nv.load_job(job_file, store__url="redis://127.0.0.1:1/0")
+    with pytest.raises(StoreUnreachable, match=r"127\.0\.0\.1:1/0 does not answer.*embedded") as caught:
+        nv.submit(spec, folder=tmp_path / "jobs", cluster="local")
+    assert caught.value.exit_code == 69
+    assert not (tmp_path / "jobs").exists()
+
+
+def test_a_password_file_that_is_missing_is_named(job_file: Path, tmp_path: Path) -> None:
+    """Before the job would find out on its batch host."""
+    missing = str(tmp_path / "secret")
+    spec = nv.load_job(job_file, store__url="redis://127.0.0.1:1/0", store__password_file=missing)
+    with pytest.raises(ConfigError, match=r"secret.*cannot be read"):
+        nv.submit(spec, folder=tmp_path / "jobs", cluster="local")
+
+
+def test_a_job_submitted_to_this_machine_runs_to_its_end(job_file: Path, tmp_path: Path) -> None:
+    """The whole way: load, submit, follow the journal, wait, read the logs."""
+    job = nv.submit(nv.load_job(job_file), spares=1, folder=tmp_path / "jobs", cluster="local")
+    events = [entry.record for entry in job.events(follow=True)]
+    assert job.wait(timeout=60) == 0
+    assert job.wait_until_gone(timeout=30) is nv.JobState.COMPLETED
+    assert any(type(record).__name__ == "JobEnded" for record in events)
+    assert job.logs(rank=1) == "rank 1\n"
+    assert len(job.nodes()) == 3
+    info = JobFolder(job.folder).read_info()
+    assert info is not None
+    assert info.started_at <= SystemClock().wall()

@@ -65,13 +65,16 @@ class Gate:
     def command(self) -> tuple[str, ...]:
         return (sys.executable, "-S", str(GATE_WORKER), str(self.port))
 
-    def wait(self, count: int, *, cycle: int, replica: str = "main-0", timeout: float = WAIT_S) -> dict[int, Waiting]:
+    def wait(
+        self, count: int, *, cycle: int, replica: str = "main-0", generation: int = 0, timeout: float = WAIT_S
+    ) -> dict[int, Waiting]:
         """The workers of a cycle by rank, once `count` of them have come."""
+        wanted = (replica, cycle, str(generation))
         with self._news:
             there: dict[int, Waiting] = {}
 
             def enough() -> bool:
-                here = [w for w in self._arrived if (w.replica, w.cycle) == (replica, cycle)]
+                here = [w for w in self._arrived if (w.replica, w.cycle, w.env["NVRX_GENERATION"]) == wanted]
                 there.update({w.rank: w for w in here})
                 return len(there) >= count
 

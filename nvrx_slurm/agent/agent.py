@@ -126,6 +126,7 @@ class Agent:
         self.cycle: Cycle | None = None
         self.port = HeldPort()
         self.opened: dict[str, int] = {}  # replica → the newest cycle it was called to
+        self.fenced = False
         self.leaving: tuple[str, int] | None = None  # why, and with what exit code
         self.when_stopped: Callable[[], None] | None = None
         self._stop_began = 0.0
@@ -220,7 +221,9 @@ class Agent:
     def _cycle_is_over(self, replica: str, next_cycle: int) -> None:
         self.opened[replica] = next_cycle
         cycle = self.cycle
-        if cycle is not None and replica == cycle.replica and next_cycle > cycle.number and not self.leaving:
+        if cycle is None or self.leaving or self.fenced:
+            return
+        if replica == cycle.replica and next_cycle > cycle.number:
             self._stop(partial(self._get_ready, replica, next_cycle))
 
     def _on_round_closed(self, order: RoundClosed) -> None:
@@ -232,7 +235,7 @@ class Agent:
         self.inbox.put_nowait(Assigned(replica, cycle, assignment))
 
     def _on_assigned(self, event: Assigned) -> None:
-        if event.assignment is None or self.mode is not Mode.STANDBY or self.leaving:
+        if event.assignment is None or self.mode is not Mode.STANDBY or self.leaving or self.fenced:
             return
         if (newer := self.opened.get(event.replica, 0)) > event.cycle:
             self._get_ready(event.replica, newer)  # its cycle was over before we could start
@@ -284,7 +287,7 @@ class Agent:
         if cycle is None:
             return
         cycle.running.discard(event.rank)
-        if self.mode is not Mode.ACTIVE or self.leaving:
+        if self.mode is not Mode.ACTIVE or self.leaving or self.fenced:
             return
         about = {"replica": cycle.replica, "cycle": cycle.number}
         if event.code != 0:
@@ -303,6 +306,7 @@ class Agent:
     def _on_fence(self, order: Fence) -> None:
         if order.incarnation == self.incarnation and not self.leaving:
             log.warning("fenced: the controller gave this node up; its workers are stopped, and it joins anew")
+            self.fenced = True
             self._stop(self._join_anew, grace_s=0.0)
 
     def _on_shutdown(self, order: Shutdown) -> None:
@@ -349,7 +353,7 @@ class Agent:
         self._tell(NodeReady, replica=replica, cycle=cycle, port=self.port.number, teardown_s=took)
 
     def _join_anew(self) -> None:
-        self.incarnation, self._seq = new_incarnation(), 0
+        self.incarnation, self._seq, self.fenced = new_incarnation(), 0, False
         self.port.release()
         self.port = HeldPort()
         self._background(self._rejoin())

@@ -40,15 +40,20 @@ class Tethering:
         """Let go; with `goodbye` the controller does not take it for a death."""
         if self._task is not None:
             self._task.cancel()
-        if self._connection is not None:
+        if self._connection is not None and goodbye:
             with contextlib.suppress(OSError):
-                if goodbye:
-                    self._connection.send(tether.GOODBYE)
+                self._connection.send(tether.GOODBYE)
+        self._let_go()
+
+    def _let_go(self) -> None:
+        if self._connection is not None:
             self._connection.close()
+            self._connection = None
 
     async def _keep(self, order: ControllerUp, incarnation: str, hold: Callable[[socket.socket], None]) -> None:
         pause = FIRST_RETRY_S
         while True:
+            self._let_go()
             try:
                 self._connection = await tether.connect(
                     order.host, order.port, token=self._token, node=self._node, incarnation=incarnation

@@ -113,7 +113,7 @@ class Host:
                 await children.start(self.launch.command, self.env, on_death=signal.SIGTERM, own_session=False)
             ]
             return
-        agent = (sys.executable, "-m", "nvrx_slurm.agent")
+        agent = (sys.executable, "-P", "-m", "nvrx_slurm.agent")
         for node in self.launch.nodes:
             env = {**self.env, "NVRX_NODE": node}
             self.agents.append(await children.start(agent, env, on_death=signal.SIGTERM, own_session=True))
@@ -131,7 +131,7 @@ class Host:
         )
 
     async def _keep_controller(self) -> None:
-        argv = (sys.executable, "-m", "nvrx_slurm.controller")
+        argv = (sys.executable, "-P", "-m", "nvrx_slurm.controller")
         failures = 0
         while True:
             began = self.clock.monotonic()

@@ -51,9 +51,9 @@ def schema() -> None:
 
     VS Code: put `# yaml-language-server: $schema=nvrx-job.schema.json` on top of job.yaml.
     """
-    from nvrx_slurm.config.model import JobSpec
+    from nvrx_slurm.config.schema import job_schema
 
-    click.echo(json.dumps(JobSpec.model_json_schema(), indent=2))
+    click.echo(json.dumps(job_schema(), indent=2))
 
 
 def _leaves(value: Any, path: tuple[str, ...]) -> Iterator[tuple[tuple[str, ...], Any]]:

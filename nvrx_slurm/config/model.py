@@ -7,7 +7,16 @@ import shlex
 from typing import Annotated, Literal, Self
 from urllib.parse import parse_qsl, urlsplit
 
-from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field, WithJsonSchema, model_validator
+from pydantic import (
+    AfterValidator,
+    BaseModel,
+    BeforeValidator,
+    ConfigDict,
+    Field,
+    PlainSerializer,
+    WithJsonSchema,
+    model_validator,
+)
 
 from nvrx_slurm.config.durations import DAY_S, parse_duration, parse_time_limit, words
 
@@ -151,17 +160,20 @@ _OURS = {
 }
 """sbatch flags that `slurm.extra` cannot hold, and why."""
 
-Line = Annotated[str, AfterValidator(_one_line)]
-Text = Annotated[str, AfterValidator(_portable)]
+_SCALAR = WithJsonSchema({"type": ["string", "number", "boolean"]})  # a number or `true` arrives as it was written
+Line = Annotated[str, AfterValidator(_one_line), _SCALAR]
+Text = Annotated[str, AfterValidator(_portable), _SCALAR]
 Name = Annotated[str, AfterValidator(_name)]
 _DURATION_SCHEMA = {"type": ["string", "number"], "examples": ["15s", "2m", "1h30m"]}
-_Seconds = Annotated[float, BeforeValidator(parse_duration), WithJsonSchema(_DURATION_SCHEMA)]
+_AS_WORDS = PlainSerializer(words, return_type=str, when_used="json")
+_Seconds = Annotated[float, BeforeValidator(parse_duration), _AS_WORDS, WithJsonSchema(_DURATION_SCHEMA)]
 Duration = Annotated[_Seconds, _between(0.01, 30 * DAY_S)]
 Pause = Annotated[_Seconds, _between(0, 30 * DAY_S)]
 TimeLimit = Annotated[
     float,
     BeforeValidator(parse_time_limit),
     _between(60, 3650 * DAY_S),
+    _AS_WORDS,
     WithJsonSchema({"type": ["string", "integer"], "examples": ["12h", "2-00:00:00", 60]}),
 ]
 Command = Annotated[

@@ -5,6 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 from nvrx_slurm.config.model import JobSpec, Role
+from nvrx_slurm.errors import ConfigError
 from nvrx_slurm.records import FaultTolerance, Plan, RolePlan
 
 PLAIN_ROLE = "main"
@@ -13,7 +14,8 @@ PLAIN_ROLE = "main"
 def plan(spec: JobSpec, *, folder: Path, job_file: Path | None = None) -> Plan:
     """The plan of a job whose folder will be `<folder>/<job id>`.
 
-    `workdir` counts from where job.yaml lies; without one workers start in the current folder.
+    `workdir` counts from where job.yaml lies; without one workers start in the current folder. Raises ConfigError for
+    a path that no log line and no UTF-8 file can hold.
     """
     here = job_file.resolve().parent if job_file else Path.cwd()
     bounds = spec.fault_tolerance
@@ -21,8 +23,8 @@ def plan(spec: JobSpec, *, folder: Path, job_file: Path | None = None) -> Plan:
         name=spec.name,
         roles=tuple(_role(name, role, spec, here) for name, role in _roles(spec).items()),
         spares=spec.spares,
-        workdir=str(here / spec.workdir if spec.workdir else Path.cwd()),
-        folder=str(folder.resolve()),
+        workdir=_plain(here / spec.workdir if spec.workdir else Path.cwd(), "the folder that workers start in"),
+        folder=_plain(folder.resolve(), "the job folder"),
         fault_tolerance=FaultTolerance(
             max_restarts=bounds.max_restarts,
             heartbeat_interval_s=bounds.heartbeat.interval,
@@ -35,6 +37,13 @@ def plan(spec: JobSpec, *, folder: Path, job_file: Path | None = None) -> Plan:
         store_url=spec.store.url,
         store_password_file=str(here / spec.store.password_file) if spec.store.password_file else None,
     )
+
+
+def _plain(path: Path, what: str) -> str:
+    text = str(path)
+    if not text.isprintable():  # a newline, say, or bytes that are no UTF-8
+        raise ConfigError(f"{what} is {text!r}; choose one whose path is printable text")
+    return text
 
 
 def _roles(spec: JobSpec) -> dict[str, Role]:

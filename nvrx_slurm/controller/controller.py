@@ -22,7 +22,7 @@ from dataclasses import dataclass, field
 import msgspec
 
 from nvrx_slurm.clock import Clock
-from nvrx_slurm.controller.mirror import Mirror
+from nvrx_slurm.controller.mirror import Mirror, read_copy
 from nvrx_slurm.controller.server_clock import ServerClock
 from nvrx_slurm.core.assignment import assignments
 from nvrx_slurm.core.job import next_deadline, step
@@ -134,10 +134,13 @@ class Controller:
 
     async def _take_over(self) -> str:
         """Fence older controllers, get the state out of the journal, say where the tether listens."""
-        self.epoch, self.written, cursor = await self.store.acquire(self.owner, self._lease_s())
+        kept = self.mirror.last_number()
+        self.epoch, self.written, cursor = await self.store.acquire(self.owner, self._lease_s(), kept)
         self.server_clock.set(await self.store.time())
         journal = await self.store.journal()
         self.mirror.start(journal)
+        if kept and not journal:  # requeued, with a fresh store: budgets live on, nodes do not
+            journal = read_copy(self.folder.events_path)
         replay(self.job, journal)
         if journal:
             self.server_clock.start_after(journal[-1].t)

@@ -9,7 +9,7 @@ from __future__ import annotations
 import os
 import queue
 import threading
-from collections.abc import Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 
 import msgspec
@@ -42,6 +42,21 @@ def last_number(path: Path) -> int:
     return 0
 
 
+def read_copy(path: Path) -> list[Entry]:
+    """Every whole entry of the copy, its rotated parts first."""
+    parts = sorted(path.parent.glob("events.*.jsonl"), key=lambda part: int(part.suffixes[0][1:]))
+    lines = (line for part in [*parts, path] if part.exists() for line in part.read_bytes().splitlines())
+    return list(_entries(lines))
+
+
+def _entries(lines: Iterable[bytes]) -> Iterator[Entry]:
+    for line in lines:
+        try:
+            yield entry_from_json(line)
+        except msgspec.DecodeError:
+            log.warning("a torn line in the journal's copy is left out")
+
+
 class Mirror:
     """Appends entries to `path` in order; a slow file system delays the copy, never the controller."""
 
@@ -53,11 +68,14 @@ class Mirror:
 
     def start(self, journal: Sequence[Entry]) -> None:
         """Catch up with the journal as the store has it, then follow."""
-        last = last_number(self._path)
-        if not last:
-            last = max((last_number(part) for part in self._path.parent.glob("events.*.jsonl")), default=0)
+        last = self.last_number()
         self._queue.put([entry for entry in journal if entry.n > last])
         self._thread.start()
+
+    def last_number(self) -> int:
+        """The number of the last whole entry in the copy; 0: it is empty."""
+        parts = self._path.parent.glob("events.*.jsonl")
+        return last_number(self._path) or max(map(last_number, parts), default=0)
 
     def add(self, entries: Sequence[Entry]) -> None:
         """Copy entries that the store has taken."""

@@ -103,12 +103,15 @@ class Store:
 
     # ---- the controller
 
-    async def acquire(self, owner: str, ttl_s: float) -> tuple[int, int, str]:
-        """Take over. Returns the new epoch, the number of the last journal entry, the last inbox id accounted for."""
+    async def acquire(self, owner: str, ttl_s: float, kept: int = 0) -> tuple[int, int, str]:
+        """Take over. Returns the new epoch, the number of the last journal entry, the last inbox id accounted for.
+
+        `kept`: the last number in the job folder's copy, from which a fresh store counts on.
+        """
         keys = self.keys
         names = [keys.epoch, keys.lease, keys.journal_n, keys.cursor]
         epoch, last, cursor = await self._patiently(
-            lambda: self._acquire(keys=names, args=[owner, int(ttl_s * 1000)])
+            lambda: self._acquire(keys=names, args=[owner, int(ttl_s * 1000), kept])
         )
         return int(epoch), int(last), cursor.decode()
 

@@ -9,8 +9,9 @@ from pathlib import Path
 
 import pytest
 
+from nvrx_slurm.clock import SystemClock
 from nvrx_slurm.folder import JobFolder
-from nvrx_slurm.records import JobEnded, NodeLost, RoundClosed, RoundOpened, Shutdown
+from nvrx_slurm.records import JobEnded, JobStarted, NodeLost, RoundClosed, RoundOpened, Shutdown
 from tests.harness import RunningJob, wait_gone
 from tests.slurm_harness import SlurmHandle, nvrx, submit
 
@@ -164,3 +165,27 @@ def test_rendered_script_submitted_with_plain_sbatch_does_the_same(healthy_clust
     job_id = sent.stdout.strip()
     job = RunningJob(JobFolder(tmp_path / "nvrx-jobs" / job_id), SlurmHandle(job_id, healthy_cluster))
     assert job.finish() == 0
+
+
+def test_requeued_job_goes_on_as_its_next_generation(launch, gate, healthy_cluster):
+    """After `scontrol requeue` the same folder holds both generations in one journal without a gap."""
+    job = launch(nodes=2, spares=0)
+    running(job, gate, 2)
+    env = {**os.environ, **healthy_cluster.environment()}
+    subprocess.run(["scontrol", "requeue", job.folder.job_id], env=env, check=True)
+    started_again(job, env)
+    job.when(lambda r: isinstance(r, JobStarted) and r.generation == 1, what="generation 1", timeout=60)
+    gate.wait(2, cycle=0, generation=1)
+    gate.open()
+    assert job.finish(timeout=60) == 0
+    assert [entry.n for entry in job.entries] == list(range(1, len(job.entries) + 1))
+
+
+def started_again(job, env):
+    """Slurm holds a requeued job for two minutes; let it go at once."""
+    clock = SystemClock()
+    deadline = clock.monotonic() + 60.0
+    while job.process.show()["JobState"] != "PENDING":
+        assert clock.monotonic() < deadline
+        clock.sleep(0.1)
+    subprocess.run(["scontrol", "update", f"JobId={job.folder.job_id}", "StartTime=now"], env=env, check=True)

@@ -1,4 +1,4 @@
-"""Submitting to a real Slurm, and following what becomes of it: through the port, from Python, by the command line."""
+"""Submitting to a real Slurm, and following what becomes of it: by the port, from Python, from the command line."""
 
 from __future__ import annotations
 

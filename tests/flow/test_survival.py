@@ -13,7 +13,7 @@ import pytest
 from nvrx_slurm.agent.supervisor import descendants
 from nvrx_slurm.clock import SystemClock
 from nvrx_slurm.processes import is_alive
-from nvrx_slurm.records import ControllerStarted, NodeLost, RolePlan, RoundClosed, RoundOpened
+from nvrx_slurm.records import ControllerStarted, NodeJoined, NodeLost, RolePlan, RoundClosed, RoundOpened
 from tests.harness import gate_plan, plan_of, wait_gone
 
 # A worker that leaves behind a process of its own session whose parent is gone, and tells its pid.
@@ -112,3 +112,29 @@ def test_nothing_outlives_a_killed_batch_host(run_local, gate, tmp_path):
     job.process.kill()
     job.process.wait()
     wait_gone(everybody)
+
+
+def test_frozen_node_is_given_up_and_what_thaws_is_killed(run_local, gate, tmp_path):
+    """A node that falls silent is reaped after the heartbeat timeout; thawed, it kills its workers and stands by."""
+    job = run_local(gate_plan(gate, tmp_path, heartbeat_timeout_s=2.0, heartbeat_interval_s=0.2))
+    before = gate.wait(4, cycle=0)
+    job.agent_pid("n3")
+    agent = job.agent_pid("n2")
+    frozen = [agent, *descendants(agent)]
+    for pid in frozen:
+        os.kill(pid, signal.SIGSTOP)
+    after = gate.wait(4, cycle=1)
+    assert {w.env["NVRX_NODE"] for w in after.values()} == {"n1", "n3"}
+    assert job.expect(NodeLost).cause == "heartbeat_timeout"
+    for pid in frozen:
+        os.kill(pid, signal.SIGCONT)
+    wait_gone([before[2].pid, before[3].pid])
+    job.when(
+        lambda r: isinstance(r, NodeJoined) and r.node == "n2" and r.seq == 1 and r != first_join(job), what="n2 back"
+    )
+    gate.open()
+    assert job.finish() == 0
+
+
+def first_join(job):
+    return next(r for r in job.said(NodeJoined) if r.node == "n2")

@@ -1,5 +1,7 @@
 -- A controller takes over: a new epoch fences every older one.
--- KEYS: epoch lease journal_n cursor   ARGV: owner ttl_ms   -> {epoch, journal_n, cursor}
+-- A fresh store of a job that was requeued counts on from the journal that the job folder has kept.
+-- KEYS: epoch lease journal_n cursor   ARGV: owner ttl_ms kept_n   -> {epoch, journal_n, cursor}
 local epoch = redis.call('INCR', KEYS[1])
 redis.call('SET', KEYS[2], ARGV[1], 'PX', ARGV[2])
-return {epoch, tonumber(redis.call('GET', KEYS[3]) or '0'), redis.call('GET', KEYS[4]) or '0-0'}
+redis.call('SET', KEYS[3], ARGV[3], 'NX')
+return {epoch, tonumber(redis.call('GET', KEYS[3])), redis.call('GET', KEYS[4]) or '0-0'}

@@ -22,7 +22,6 @@ import msgspec
 
 from nvrx_slurm.records import Plan, Record, plan_from_json, plan_to_json
 
-
 _T = TypeVar("_T")
 
 
@@ -59,7 +58,7 @@ class Result(Record, frozen=True, kw_only=True):
 
 
 class JobFolder:
-    """Paths and atomic reads and writes below one job's folder. A reader sees an old file or a new one, never half."""
+    """Paths, and atomic reads and writes, below one job's folder: a reader sees an old file or a new one."""
 
     def __init__(self, path: Path) -> None:
         self.path = path

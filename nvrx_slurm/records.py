@@ -360,10 +360,10 @@ class _Head(msgspec.Struct):
 
 
 _head_from_json = msgspec.json.Decoder(_Head)
-_record_from_json = msgspec.json.Decoder(AnyRecord)
+_record_from_json: msgspec.json.Decoder[AnyRecord] = msgspec.json.Decoder(AnyRecord)
 _packer = msgspec.msgpack.Encoder()
-_unpack_record = msgspec.msgpack.Decoder(AnyRecord)
-_unpack_order = msgspec.msgpack.Decoder(AnyOrder)
+_unpack_record: msgspec.msgpack.Decoder[AnyRecord] = msgspec.msgpack.Decoder(AnyRecord)
+_unpack_order: msgspec.msgpack.Decoder[AnyOrder] = msgspec.msgpack.Decoder(AnyOrder)
 _unpack_entry = msgspec.msgpack.Decoder(Entry)
 _unpack_beat = msgspec.msgpack.Decoder(Beat)
 _unpack_assignment = msgspec.msgpack.Decoder(Assignment)

@@ -82,7 +82,7 @@ def main() -> int:
     base = Path(os.environ.get("NVRX_DEMO_FOLDER") or tempfile.mkdtemp(prefix="nvrx-demo-"))
     print(f"digits on 4 nodes × 2 workers, 2 hot spares. First {STEPS} steps in peace, to compare with …", flush=True)
     calm = train(base, "calm", step_time=0.0, kill=False)
-    print(f"… loss {calm.result.get('loss')}. Again, and now {VICTIM} is killed at step {KILL_AT_STEP}.\n", flush=True)
+    print(f"… loss {calm.result.get('loss')}. Again, with {VICTIM} killed at step {KILL_AT_STEP}:\n", flush=True)
     struck = train(base, "struck", step_time=0.02, kill=True)
     if calm.exit_code or struck.exit_code:
         failed = calm if calm.exit_code else struck

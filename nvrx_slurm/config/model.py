@@ -160,9 +160,9 @@ _OURS = {
 }
 """sbatch flags that `slurm.extra` cannot hold, and why."""
 
-_SCALAR = WithJsonSchema({"type": ["string", "number", "boolean"]})  # a number or `true` arrives as it was written
-Line = Annotated[str, AfterValidator(_one_line), _SCALAR]
-Text = Annotated[str, AfterValidator(_portable), _SCALAR]
+_SCALAR = {"type": ["string", "number", "boolean"]}  # a number or `true` arrives as it was written
+Line = Annotated[str, AfterValidator(_one_line), WithJsonSchema(_SCALAR)]
+Text = Annotated[str, AfterValidator(_portable), WithJsonSchema(_SCALAR)]
 Name = Annotated[str, AfterValidator(_name)]
 _DURATION_SCHEMA = {"type": ["string", "number"], "examples": ["15s", "2m", "1h30m"]}
 _AS_WORDS = PlainSerializer(words, return_type=str, when_used="json")
@@ -180,11 +180,19 @@ Command = Annotated[
     tuple[Text, ...],
     BeforeValidator(_command),
     AfterValidator(_some_words),
-    WithJsonSchema({"oneOf": [{"type": "string"}, {"type": "array", "items": {"type": "string"}}]}),
+    WithJsonSchema({"type": ["string", "array"], "items": _SCALAR}),
 ]
 Environment = Annotated[dict[str, Text], BeforeValidator(_environment)]
-Lines = Annotated[tuple[Text, ...], BeforeValidator(_lines)]
-Extra = Annotated[dict[str, bool | Line], BeforeValidator(_extra)]
+Lines = Annotated[
+    tuple[Text, ...],
+    BeforeValidator(_lines),
+    WithJsonSchema({"type": ["string", "array"], "items": {"type": "string"}}),
+]
+Extra = Annotated[
+    dict[str, bool | Line],
+    BeforeValidator(_extra),
+    WithJsonSchema({"type": "object", "additionalProperties": {"type": [*_SCALAR["type"], "null"]}}),
+]
 Gpus = Annotated[str, BeforeValidator(_gpus), WithJsonSchema({"type": ["integer", "string"]})]
 OnFailure = Literal["restart_replica", "restart_job", "ignore", "fail_job"]
 

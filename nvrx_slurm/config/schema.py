@@ -23,6 +23,7 @@ def job_schema() -> dict[str, Any]:
     for name, part in {JobSpec.__name__: schema, **schema["$defs"]}.items():
         for key, text in descriptions(getattr(model, name)).items():
             part["properties"][key]["description"] = text
+    schema["properties"]["store"] = {"anyOf": [{"$ref": "#/$defs/StoreSpec"}, {"const": "embedded"}]}
     return {"$schema": DIALECT, **schema}
 
 

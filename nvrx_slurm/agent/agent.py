@@ -94,7 +94,14 @@ class Cycle:
     failed: bool = False
 
 
-Event = AnyOrder | WorkerEvent | Assigned | Signal | StoreUnreachable
+@dataclass(frozen=True, slots=True)
+class Crash:
+    """Something beside the loop failed in a way that nobody foresaw: the agent ends, and its node counts as lost."""
+
+    error: BaseException
+
+
+Event = AnyOrder | WorkerEvent | Assigned | Signal | StoreUnreachable | Crash
 
 
 class Agent:
@@ -129,6 +136,7 @@ class Agent:
         self.fenced = False
         self.leaving: tuple[str, int] | None = None  # why, and with what exit code
         self.when_stopped: Callable[[], None] | None = None
+        self._tasks: set[asyncio.Task[None]] = set()
         self._stop_began = 0.0
         self._seq = 0
         self._exit_code: int | None = None
@@ -139,20 +147,23 @@ class Agent:
         """Join, serve until the job ends, leave no process behind."""
         self.workers.start()
         self.board.open()
-        tasks = [asyncio.create_task(task) for task in (self._read_orders(), self._send(), self._beat())]
+        sending = self._go(self._send())
+        for work in (self._read_orders(), self._beat()):
+            self._go(work)
         for number in (signal.SIGTERM, signal.SIGINT):
             asyncio.get_running_loop().add_signal_handler(number, self.inbox.put_nowait, Signal(number.name))
         try:
             while self._exit_code is None:
                 self._handle(await self.inbox.get())
-            await self._say_goodbye(tasks)
+            self.outbox.put_nowait(None)
+            await asyncio.wait([sending], timeout=GOODBYE_S)
             return self._exit_code
         finally:
-            for task in tasks:
+            for task in self._tasks:
                 task.cancel()
             self.workers.close()
             await asyncio.to_thread(self.output.close, GOODBYE_S)
-            await self.tethering.close(goodbye=True)
+            await self.tethering.close(goodbye=self._exit_code is not None)
             self.board.close()
 
     async def _read_orders(self) -> None:
@@ -200,16 +211,11 @@ class Agent:
             steps=self.board.steps(),
         )
 
-    async def _say_goodbye(self, tasks: list[asyncio.Task[None]]) -> None:
-        self.outbox.put_nowait(None)
-        with contextlib.suppress(TimeoutError):
-            await asyncio.wait_for(asyncio.shield(tasks[1]), GOODBYE_S)
-
     # ---- the loop
 
     def _handle(self, event: Event) -> None:
-        handler = _HANDLERS[type(event)]
-        handler(self, event)
+        if handler := _HANDLERS.get(type(event)):  # an order of a newer version is none of ours
+            handler(self, event)
 
     def _on_round_opened(self, order: RoundOpened) -> None:
         if order.generation == self.generation:
@@ -228,7 +234,7 @@ class Agent:
 
     def _on_round_closed(self, order: RoundClosed) -> None:
         if order.generation == self.generation and self.mode is Mode.STANDBY and not self.leaving:
-            self._background(self._look_up(order.replica, order.cycle))
+            self._go(self._look_up(order.replica, order.cycle))
 
     async def _look_up(self, replica: str, cycle: int) -> None:
         assignment = await self.store.assignment(replica, cycle, self.node)
@@ -356,7 +362,7 @@ class Agent:
         self.incarnation, self._seq, self.fenced = new_incarnation(), 0, False
         self.port.release()
         self.port = HeldPort()
-        self._background(self._rejoin())
+        self._go(self._rejoin())
 
     async def _rejoin(self) -> None:
         await self._join()
@@ -383,16 +389,20 @@ class Agent:
     def _tell(self, kind: type[FromAgent], **fields: Any) -> None:
         self.outbox.put_nowait(self._fact(kind, **fields))
 
-    def _background(self, work: Coroutine[Any, Any, None]) -> None:
+    def _go(self, work: Coroutine[Any, Any, None]) -> asyncio.Task[None]:
+        """Run beside the loop. What goes wrong there comes into the inbox; nothing fails unheard."""
         task = asyncio.get_running_loop().create_task(work)
-        task.add_done_callback(self._background_done)
+        self._tasks.add(task)
+        task.add_done_callback(self._done)
+        return task
 
-    def _background_done(self, task: asyncio.Task[None]) -> None:
-        error = None if task.cancelled() else task.exception()
-        if isinstance(error, StoreUnreachable):
-            self.inbox.put_nowait(error)
-        elif error is not None:
-            raise error
+    def _done(self, task: asyncio.Task[None]) -> None:
+        self._tasks.discard(task)
+        if not task.cancelled() and (error := task.exception()) is not None:
+            self.inbox.put_nowait(error if isinstance(error, StoreUnreachable) else Crash(error))
+
+    def _on_crash(self, event: Crash) -> None:
+        raise event.error
 
 
 _HANDLERS: dict[type[Any], Callable[[Agent, Any], None]] = {
@@ -409,4 +419,5 @@ _HANDLERS: dict[type[Any], Callable[[Agent, Any], None]] = {
     SupervisorDied: Agent._on_stopped,
     Signal: Agent._on_signal,
     StoreUnreachable: Agent._on_store_unreachable,
+    Crash: Agent._on_crash,
 }

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import errno
 import json
 import os
 import signal
@@ -79,6 +80,10 @@ class Workers:
         """Start one worker, its output on two descriptors, which are closed here. `Spawned` or `Exited` follows."""
         try:
             self._send({"op": "spawn", "id": rank, "argv": list(argv), "env": dict(env), "cwd": cwd}, out, err)
+        except OSError as error:
+            if error.errno != errno.EMSGSIZE:
+                raise
+            self._post(Exited(rank, error="its command and environment are too large"))
         finally:
             os.close(out)
             os.close(err)
@@ -103,8 +108,8 @@ class Workers:
     def _send(self, order: dict[str, Any], *fds: int) -> None:
         if self._control is None:
             return
-        with contextlib.suppress(OSError):  # it died: the reader hears of it
-            self._control.setblocking(True)
+        self._control.setblocking(True)
+        with contextlib.suppress(ConnectionError):  # it died: the reader hears of it
             socket.send_fds(self._control, [json.dumps(order).encode()], fds)
         self._control.setblocking(False)
 

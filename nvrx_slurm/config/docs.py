@@ -8,8 +8,11 @@ import sys
 from importlib import resources
 from typing import Any
 
+from nvrx_slurm.config.durations import words
 from nvrx_slurm.config.model import (
+    LONGEST_S,
     RESERVED_VARIABLES,
+    SHORTEST_S,
     Block,
     FaultToleranceSpec,
     Heartbeat,
@@ -69,6 +72,7 @@ Text is taken as it was written: `VERSION: 1.10` stays `1.10`, `account: 0123` s
 
 A duration is a number with a unit (`250ms`, `15s`, `2m`, `1h30m`, `7d`), or a number of seconds. Only `slurm.time`
 reads a plain number as minutes, as sbatch does; it also takes sbatch's `M:S`, `H:M:S`, `D-H`, `D-H:M` and `D-H:M:S`.
+It is one minute at least; the others are {shortest} to {longest}, and `last_call` and `grace` may be `0s`.
 
 `env` cannot set what each worker is told about itself: {reserved}, and names that begin with `NVRX_`.
 """
@@ -88,9 +92,10 @@ A value of a flag or a variable is named by it: `$NVRX_SLURM_SPARES: spares: mus
 def job_yaml_page() -> str:
     """The whole of docs/job-yaml.md."""
     reserved = ", ".join(f"`{name}`" for name in sorted(RESERVED_VARIABLES))
+    values = VALUES.format(reserved=reserved, shortest=words(SHORTEST_S), longest=words(LONGEST_S))
     examples = [_example("The plain form", "plain.yaml"), _example("The form with roles", "roles.yaml")]
     sections = [_section(title, block) for title, block in SECTIONS.items()]
-    return "\n".join([INTRODUCTION, *examples, *sections, VALUES.format(reserved=reserved), LAYERS, ERRORS])
+    return "\n".join([INTRODUCTION, *examples, *sections, values, LAYERS, ERRORS])
 
 
 def _example(title: str, template: str) -> str:
@@ -99,20 +104,10 @@ def _example(title: str, template: str) -> str:
 
 
 def _section(title: str, block: type[Block]) -> str:
-    schema = block.model_json_schema()
-    meanings = descriptions(block)
-    rows = [_row(block, key, part, meanings.get(key)) for key, part in schema["properties"].items()]
-    return "\n".join(
-        [
-            f"## {title}",
-            "",
-            inspect.cleandoc(block.__doc__ or ""),
-            "",
-            "| key | value | default | |",
-            "|---|---|---|---|",
-        ]
-        + [*rows, ""]
-    )
+    properties, meanings = block.model_json_schema()["properties"], descriptions(block)
+    rows = [_row(block, key, part, meanings.get(key)) for key, part in properties.items()]
+    head = ["| key | value | default | |", "|---|---|---|---|"]
+    return "\n".join([f"## {title}", "", inspect.cleandoc(block.__doc__ or ""), "", *head, *rows, ""])
 
 
 def _row(block: type[Block], key: str, part: dict[str, Any], meaning: str | None) -> str:

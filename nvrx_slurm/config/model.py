@@ -21,6 +21,7 @@ from pydantic import (
 from nvrx_slurm.config.durations import DAY_S, parse_duration, parse_time_limit, words
 
 MOST_NODES = 100_000
+SHORTEST_S, LONGEST_S = 0.01, 30 * DAY_S
 _IN_A_ROLE = {"nodes": "nodes_per_replica"}
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}")
 _VARIABLE = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
@@ -167,8 +168,8 @@ Name = Annotated[str, AfterValidator(_name)]
 _DURATION_SCHEMA = {"type": ["string", "number"], "examples": ["15s", "2m", "1h30m"]}
 _AS_WORDS = PlainSerializer(words, return_type=str, when_used="json")
 _Seconds = Annotated[float, BeforeValidator(parse_duration), _AS_WORDS, WithJsonSchema(_DURATION_SCHEMA)]
-Duration = Annotated[_Seconds, _between(0.01, 30 * DAY_S)]
-Pause = Annotated[_Seconds, _between(0, 30 * DAY_S)]
+Duration = Annotated[_Seconds, _between(SHORTEST_S, LONGEST_S)]
+Pause = Annotated[_Seconds, _between(0, LONGEST_S)]
 TimeLimit = Annotated[
     float,
     BeforeValidator(parse_time_limit),
@@ -328,7 +329,7 @@ class Role(Block):
     workers_per_node: Workers = 1
     """Worker processes on each node."""
     on_failure: OnFailure = "restart_replica"
-    """What a failure in a replica leads to."""
+    """What follows when a worker fails: its replica starts again, or all do; the replica ends alone; the job ends."""
     workdir: Line | None = None
     """Where this role's workers start."""
     env: Environment = {}

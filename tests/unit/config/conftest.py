@@ -1,0 +1,29 @@
+"""Fixtures for the tests of configuration."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+
+@pytest.fixture(autouse=True)
+def no_site_files(monkeypatch: pytest.MonkeyPatch, tmp_path_factory: pytest.TempPathFactory) -> None:
+    """This machine's own site files have no say in the tests."""
+    empty = str(tmp_path_factory.mktemp("xdg"))
+    monkeypatch.setenv("XDG_CONFIG_HOME", empty)
+    monkeypatch.setenv("XDG_CONFIG_DIRS", empty)
+
+
+@pytest.fixture
+def write(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[[str], Path]:
+    """Writes job.yaml into an empty current folder, so that messages name it by `job.yaml` alone."""
+    monkeypatch.chdir(tmp_path)
+
+    def write(text: str) -> Path:
+        path = Path("job.yaml")
+        path.write_text(text, encoding="utf-8")
+        return path
+
+    return write

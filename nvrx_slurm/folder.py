@@ -15,11 +15,13 @@
 from __future__ import annotations
 
 import os
+import socket
 from pathlib import Path
 from typing import TypeVar
 
 import msgspec
 
+from nvrx_slurm.processes import is_alive
 from nvrx_slurm.records import Plan, Record, plan_from_json, plan_to_json
 
 _T = TypeVar("_T")
@@ -38,6 +40,15 @@ class JobInfo(Record, frozen=True, kw_only=True):
     addr: str = ""
     host_pid: int = 0
     nodes: tuple[str, ...] = ()  # the allocation, in Slurm's order
+
+    @property
+    def is_here(self) -> bool:
+        """Whether the batch host runs on this machine."""
+        return self.host == socket.gethostname()
+
+    def host_lives(self) -> bool:
+        """Whether the batch host's process runs, on this machine."""
+        return self.is_here and is_alive(self.host_pid, started_before=self.started_at)
 
 
 class StoreAddress(Record, frozen=True, kw_only=True):

@@ -1,4 +1,6 @@
-"""`python -m bench.fleet FOLDER FIRST COUNT`: nodes n<FIRST> … of the job in FOLDER, told what to do on its input.
+"""`python -m bench.fleet FOLDER FIRST COUNT [tethered]`: nodes n<FIRST> … of the job in FOLDER.
+
+They do what their input says, and `tethered` ones connect to the controller too, once they have joined:
 
     in    begin     every node joins
           fail      a worker of the first node dies
@@ -26,7 +28,7 @@ from nvrx_slurm.store.keys import Keys
 class SimulatedFleet:
     """All nodes of this process, in one epoll loop: a loop with more to it would measure itself."""
 
-    def __init__(self, folder: JobFolder, first: int, count: int) -> None:
+    def __init__(self, folder: JobFolder, first: int, count: int, *, tethered: bool) -> None:
         store, plan = folder.read_store(), folder.read_plan()
         assert store is not None, f"{folder.path} has no store.json"
         self._store = store
@@ -44,7 +46,7 @@ class SimulatedFleet:
                 self._connect,
                 keep_beats=keep_beats,
                 assigned=self._has_assignment,
-                tether=self._tie,
+                tether=self._tie if tethered else _stay_untied,
             )
             for index in range(first, first + count)
         ]
@@ -105,6 +107,10 @@ class SimulatedFleet:
         self._poller.register(link.socket, select.EPOLLIN)
 
 
+def _stay_untied(node: SimulatedNode, packed: bytes) -> None:
+    pass
+
+
 if __name__ == "__main__":
-    path, first, count = sys.argv[1:]
-    SimulatedFleet(JobFolder(Path(path)), int(first), int(count)).run()
+    path, first, count, *rest = sys.argv[1:]
+    SimulatedFleet(JobFolder(Path(path)), int(first), int(count), tethered="tethered" in rest).run()

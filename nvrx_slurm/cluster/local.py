@@ -22,9 +22,7 @@ from nvrx_slurm.config.env import child_environment
 from nvrx_slurm.errors import MissingProgramError, UsageError
 from nvrx_slurm.folder import JobFolder, JobInfo
 from nvrx_slurm.ids import new_incarnation
-
-LOOPBACK = "127.0.0.1"
-"""What a local job's batch host says of where it is."""
+from nvrx_slurm.processes import dies_with_parent
 
 HOST_LOG = "host.log"
 """What a detached job's own script prints; Slurm keeps the same in its `--output` file."""
@@ -32,7 +30,6 @@ HOST_LOG = "host.log"
 # bash waits for one line before it becomes the job, so that `job.json` names the process before the job can run,
 # and a job whose starter dies in between never starts. exec keeps the pid: signals reach the batch host itself.
 _GATED = 'read -r && exec bash -- "$1" </dev/null'
-_CLOCKS_DIFFER_S = 2.0
 
 _detached: list[subprocess.Popen[bytes]] = []
 """Held until they end, so that none stays a zombie while this process lives."""
@@ -63,9 +60,9 @@ class LocalCluster:
     ) -> tuple[str, subprocess.Popen[bytes]]:
         """Run the script under bash. Returns the job's id and its batch host's process.
 
-        Detached, it has a session of its own and prints into the job folder; else it shares this terminal, and
-        signals of its keyboard reach it too. The script finds its id in NVRX_JOB_ID. Raises UsageError,
-        MissingProgramError.
+        Detached, it has a session of its own and prints into the job folder; else it shares this terminal, signals of
+        its keyboard reach it too, and it ends when this process does. The script finds its id in NVRX_JOB_ID.
+        Raises UsageError, MissingProgramError.
         """
         job_id = job_id or new_job_id(self._clock)
         job = JobFolder(folder / job_id)
@@ -86,9 +83,9 @@ class LocalCluster:
         info = JobFolder(self._base / job_id).read_info()
         if info is None:
             raise UsageError(f"no local job {job_id} in {self._base}")
-        if not _is_here(info):
+        if not info.is_here:
             raise UsageError(f"{job_id} runs on {info.host}: cancel it there")
-        if host_lives(info):
+        if info.host_lives():
             with contextlib.suppress(ProcessLookupError):
                 os.kill(info.host_pid, signal.SIGTERM)
 
@@ -113,39 +110,19 @@ def new_job_id(clock: Clock) -> str:
     return f"{LOCAL_PREFIX}{datetime.fromtimestamp(clock.wall()):%Y%m%d-%H%M%S}-{new_incarnation()[:4]}"
 
 
-def host_lives(info: JobInfo) -> bool:
-    """Whether the batch host's process lives on this machine; a zombie does not, nor does another with its number."""
-    try:
-        stat = Path(f"/proc/{info.host_pid}/stat").read_text()
-    except (FileNotFoundError, ProcessLookupError):
-        return False
-    fields = stat.rpartition(")")[2].split()
-    started_at = _boot_time() + int(fields[19]) / os.sysconf("SC_CLK_TCK")
-    return fields[0] not in "ZX" and started_at <= info.started_at + _CLOCKS_DIFFER_S
-
-
-def _boot_time() -> float:
-    with Path("/proc/stat").open() as file:
-        return next(float(line.split()[1]) for line in file if line.startswith("btime "))
-
-
 def _state(job: JobFolder) -> JobState:
     """As Slurm has it, a job is COMPLETING while its result is there and its processes are not gone yet.
 
     A host that went without leaving a result is a lost node.
     """
     info = job.read_info()
-    lives = info is not None and _is_here(info) and host_lives(info)
+    lives = info is not None and info.host_lives()
     result = job.read_result()  # after the look at the host, which writes it last thing
     if result is not None:
         return JobState.COMPLETING if lives else state_of_result(result.exit_code)
-    if info is None or not _is_here(info):
+    if info is None or not info.is_here:
         return JobState.UNKNOWN
     return JobState.RUNNING if lives else JobState.NODE_FAIL
-
-
-def _is_here(info: JobInfo) -> bool:
-    return info.host in (socket.gethostname(), LOOPBACK)
 
 
 def _write_script(job: JobFolder, script: str) -> Path:
@@ -173,6 +150,7 @@ def _start_gated(
             stdout=log,
             stderr=log,
             start_new_session=detach,
+            preexec_fn=None if detach else dies_with_parent(signal.SIGTERM),
         )
     except FileNotFoundError:
         os.close(gate)

@@ -14,6 +14,7 @@ from pydantic import (
     ConfigDict,
     Field,
     PlainSerializer,
+    StrictBool,
     WithJsonSchema,
     model_validator,
 )
@@ -190,7 +191,7 @@ Lines = Annotated[
     WithJsonSchema({"type": ["string", "array"], "items": {"type": "string"}}),
 ]
 Extra = Annotated[
-    dict[str, bool | Line],
+    dict[str, Line | StrictBool],
     BeforeValidator(_extra),
     WithJsonSchema({"type": "object", "additionalProperties": {"type": [*_SCALAR["type"], "null"]}}),
 ]

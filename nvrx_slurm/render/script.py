@@ -22,7 +22,6 @@ def render_job(spec: JobSpec, plan: Plan, *, cluster: Literal["slurm", "local"],
     `python` is the interpreter that runs the batch host and the agents; it must be the same on all nodes.
     Raises ConfigError for a value that no script can carry.
     """
-    plan_text = plan_to_json(plan).decode()
     on_slurm = cluster == "slurm"
     return _environment().get_template(TEMPLATE).render(
         title=_title(plan),
@@ -31,8 +30,7 @@ def render_job(spec: JobSpec, plan: Plan, *, cluster: Literal["slurm", "local"],
         python=python,
         cluster=cluster,
         launcher=_launcher(spec, plan, python) if on_slurm else [],
-        marker=_marker(plan_text),
-        plan=plan_text,
+        plan=plan_to_json(plan).decode(),
     )  # fmt: skip
 
 
@@ -59,14 +57,6 @@ def _launcher(spec: JobSpec, plan: Plan, python: str) -> list[str]:
         "-m",
         "nvrx_slurm.agent",
     ]
-
-
-def _marker(text: str) -> str:
-    """An end mark of the here-document that no line of the text is."""
-    marker, lines = "NVRX_PLAN", set(text.splitlines())
-    while marker in lines:
-        marker += "_"
-    return marker
 
 
 def _environment() -> Environment:

@@ -5,11 +5,8 @@ A batch host that is killed, or whose node dies, journals no end. Then its own p
 
 from __future__ import annotations
 
-import os
-import socket
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from pathlib import Path
 from typing import TYPE_CHECKING
 
 from nvrx_slurm.clock import Clock, SystemClock
@@ -20,7 +17,6 @@ if TYPE_CHECKING:
     from nvrx_slurm.cluster.states import JobState
 
 ASK_SLURM_EVERY_S = 30.0
-_CLOCKS_DIFFER_S = 2.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,7 +71,7 @@ class Presence:
             return Outside(over=self._folder.read_store() is None)
         info = self._folder.read_info()
         if info is not None and info.cluster == "local":
-            return Outside(over=_is_here(info) and not host_lives(info))
+            return Outside(over=info.is_here and not info.host_lives())
         if in_slurm(self._folder.job_id, info) and self._clock.monotonic() >= self._ask_at:
             self.heard()
             state = self._slurm(self._folder.job_id)
@@ -87,24 +83,3 @@ class Presence:
 def in_slurm(job_id: str, info: JobInfo | None) -> bool:
     """Whether Slurm can know the job: its ids begin with a number."""
     return job_id[:1].isdigit() and (info is None or info.cluster == "slurm")
-
-
-def _is_here(info: JobInfo) -> bool:
-    """Whether this machine runs the (local) job, as far as its address tells."""
-    return info.host in ("127.0.0.1", "localhost", socket.gethostname())
-
-
-def host_lives(info: JobInfo) -> bool:
-    """Whether the batch host's process lives on this machine; a zombie does not, nor does another with its number."""
-    try:
-        stat = Path(f"/proc/{info.host_pid}/stat").read_text()
-    except (FileNotFoundError, ProcessLookupError):
-        return False
-    fields = stat.rpartition(")")[2].split()
-    started_at = _boot_time() + int(fields[19]) / os.sysconf("SC_CLK_TCK")
-    return fields[0] != "Z" and started_at <= info.started_at + _CLOCKS_DIFFER_S
-
-
-def _boot_time() -> float:
-    with Path("/proc/stat").open() as file:
-        return next(float(line.split()[1]) for line in file if line.startswith("btime "))

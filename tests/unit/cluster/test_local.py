@@ -14,7 +14,7 @@ from pathlib import Path
 import pytest
 
 from nvrx_slurm.clock import SystemClock
-from nvrx_slurm.cluster.local import LocalCluster, host_lives, new_job_id
+from nvrx_slurm.cluster.local import LocalCluster, new_job_id
 from nvrx_slurm.cluster.states import JobState
 from nvrx_slurm.errors import UsageError
 from nvrx_slurm.folder import JobFolder, JobInfo, Result
@@ -75,15 +75,20 @@ def test_a_zombie_counts_as_dead(started: Started) -> None:
     process.kill()
     os.waitid(os.P_PID, process.pid, os.WEXITED | os.WNOWAIT)
     assert Path(f"/proc/{process.pid}/stat").exists()
-    assert not host_lives(info)
+    assert not info.host_lives()
 
 
 def test_another_process_with_the_same_number_is_not_the_host() -> None:
     """This process is younger than a job of an hour ago."""
     long_ago = JobInfo(
-        job_id="a", name="a", cluster="local", started_at=SystemClock().wall() - 86_400, host_pid=os.getpid()
+        job_id="a",
+        name="a",
+        cluster="local",
+        started_at=SystemClock().wall() - 86_400,
+        host=socket.gethostname(),
+        host_pid=os.getpid(),
     )
-    assert not host_lives(long_ago)
+    assert not long_ago.host_lives()
 
 
 @pytest.mark.parametrize(

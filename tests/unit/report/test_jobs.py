@@ -18,7 +18,7 @@ from nvrx_slurm.folder import JobFolder, JobInfo, Result, StoreAddress
 from nvrx_slurm.report import snapshot
 from nvrx_slurm.report.jobs import find_job, known_jobs
 from nvrx_slurm.report.overview import list_jobs
-from nvrx_slurm.report.presence import Presence, host_lives
+from nvrx_slurm.report.presence import Presence
 from tests.unit.report.recorder import BEGIN, ended, to_first_cycle, with_one_recovery, write
 
 
@@ -104,11 +104,11 @@ def test_a_local_job_whose_host_process_is_gone_died(tmp_path: Path) -> None:
 def test_a_process_lives_unless_it_is_a_zombie_or_somebody_elses() -> None:
     """A living host is one with the same number that is not a zombie and is not younger than the job."""
     now = SystemClock().wall()
-    assert host_lives(info(os.getpid(), started_at=now))
-    assert not host_lives(info(os.getpid(), started_at=now - 10 * 365 * 86_400)), "a recycled process id"
+    assert info(os.getpid(), started_at=now).host_lives()
+    assert not info(os.getpid(), started_at=now - 10 * 365 * 86_400).host_lives(), "a recycled process id"
     child = subprocess.Popen([sys.executable, "-c", ""])
     os.waitid(os.P_PID, child.pid, os.WEXITED | os.WNOWAIT)
-    assert not host_lives(info(child.pid, started_at=now)), "a zombie"
+    assert not info(child.pid, started_at=now).host_lives(), "a zombie"
     child.wait()
 
 

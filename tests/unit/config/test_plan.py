@@ -1,0 +1,67 @@
+"""JobSpec → Plan."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from nvrx_slurm.config.load import load
+from nvrx_slurm.config.plan import plan
+from nvrx_slurm.errors import ConfigError
+from nvrx_slurm.records import FaultTolerance, plan_from_json, plan_to_json
+
+Write = Callable[[str], Path]
+
+
+def test_a_plain_job_is_one_role_of_one_replica(write: Write, tmp_path: Path) -> None:
+    """What is true of a job with roles is true of a plain one: its nodes are one replica of the role `main`."""
+    spec = load(write("name: a\ncommand: x\nnodes: 3\nspares: 2\nmin_nodes: 2\nworkers_per_node: 4\nenv: {A: 1}\n")).spec
+    made = plan(spec, folder=Path("jobs"))
+    (role,) = made.roles
+    assert (role.name, role.replicas, role.nodes_per_replica, role.min_nodes) == ("main", 1, 3, 2)
+    assert (role.workers_per_node, role.env, made.active_nodes, made.total_nodes) == (4, {"A": "1"}, 3, 5)
+    assert made.folder == str(tmp_path / "jobs")
+
+
+def test_a_role_adds_to_the_jobs_environment(write: Write) -> None:
+    """Workers see the job's variables, and their role's on top."""
+    spec = load(write("name: a\nenv: {A: 1, B: 1}\nroles: {p: {command: x, env: {B: 2}}, q: {command: y}}\n")).spec
+    p, q = plan(spec, folder=Path("jobs")).roles
+    assert (p.env, q.env) == ({"A": "1", "B": "2"}, {"A": "1", "B": "1"})
+
+
+def test_paths_count_from_job_yaml(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """`workdir` and `password_file` are relative to the file that says them; without `workdir` it is where you are."""
+    (tmp_path / "there").mkdir()
+    job = tmp_path / "there" / "job.yaml"
+    job.write_text("name: a\ncommand: x\nworkdir: w\nstore: {url: 'redis://h', password_file: p}\n")
+    monkeypatch.chdir(tmp_path)
+    made = plan(load(job).spec, folder=Path("jobs"), job_file=job)
+    assert made.workdir == str(tmp_path / "there" / "w")
+    assert made.store_password_file == str(tmp_path / "there" / "p")
+    job.write_text("name: a\ncommand: x\n")
+    assert plan(load(job).spec, folder=Path("jobs"), job_file=job).workdir == str(tmp_path)
+
+
+def test_the_defaults_of_both_sides_agree(write: Write) -> None:
+    """A plan made from a job.yaml without bounds has the bounds that the records default to."""
+    assert plan(load(write("name: a\ncommand: x\n")).spec, folder=Path("jobs")).fault_tolerance == FaultTolerance()
+
+
+def test_the_plan_survives_its_file(write: Write) -> None:
+    """Whatever stands in the command and the environment is the same after plan.json."""
+    hostile = "a 'b' \"c\" $(d) `e` \\ ; # % é\U0001f600 \t"
+    spec = load(write("name: a\ncommand: x\n"), {"command": ["x", hostile, ""], "env.A": hostile + "\n"}).spec
+    made = plan(spec, folder=Path("jobs"))
+    assert plan_from_json(plan_to_json(made)) == made
+    assert made.roles[0].command == ("x", hostile, "")
+
+
+@pytest.mark.parametrize("name", ["a\nb", "a\x7f", "a\udcff"])
+def test_a_folder_that_no_log_line_can_name_is_refused(write: Write, name: str) -> None:
+    """Control characters and bytes that are no text in the job folder's path are an error, not a surprise later."""
+    spec = load(write("name: a\ncommand: x\n")).spec
+    with pytest.raises(ConfigError, match="the job folder is .* choose one whose path is printable text"):
+        plan(spec, folder=Path(name))

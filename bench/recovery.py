@@ -30,7 +30,7 @@ Samples = dict[str, list[float]]
 
 def worker_recovery(runs: int, peers: Path) -> None:
     """A worker is killed."""
-    launchers = [Ours(), torchrun(peers), ft_launcher(peers), Bare()]
+    launchers: list[Launcher] = [Ours(), torchrun(peers), ft_launcher(peers), Bare()]
     samples = measure_all(launchers, runs, spares=0, kill=_kill_worker)
     print_rows("from a worker's SIGKILL to all workers running", samples, unit="ms", first=Ours.name)
     print_targets(
@@ -44,7 +44,7 @@ def worker_recovery(runs: int, peers: Path) -> None:
 
 def node_recovery(runs: int, peers: Path) -> None:
     """A node is killed, with all that runs on it; a spare stands by for each run."""
-    launchers = [Ours(), torchrun(peers), torchrun_tuned(peers), ft_launcher(peers), Bare()]
+    launchers: list[Launcher] = [Ours(), torchrun(peers), torchrun_tuned(peers), ft_launcher(peers), Bare()]
     samples = measure_all(launchers, runs, spares=runs, kill=_kill_node)
     print_rows("from a node's SIGKILL to its ranks on a spare", samples, unit="ms", first=Ours.name)
     print_targets(
@@ -77,16 +77,19 @@ def measure_all(launchers: Sequence[Launcher], runs: int, *, spares: int, kill: 
 
 
 def measure(launcher: Launcher, runs: int, *, spares: int, kill: Kill) -> list[float]:
-    """One fleet, killed `runs` times, after one more time that is not counted where no spare is spent."""
-    with tempfile.TemporaryDirectory(prefix="nvrx-bench-") as room, closing(RollCall()) as rollcall:
-        with _running(launcher, Task(rollcall.command, spares, Path(room))) as fleet:
-            try:
-                taken = list(_recoveries(fleet, rollcall, runs, kill))
-            except BenchTimeout as error:
-                raise PeerFailed(f"{error}\n{fleet.log()}") from None
-            if isinstance(fleet, OurFleet):
-                _print_phases(fleet, runs)
-    return taken
+    """One fleet, killed `runs` times."""
+    with (
+        tempfile.TemporaryDirectory(prefix="nvrx-bench-") as room,
+        closing(RollCall()) as rollcall,
+        _running(launcher, Task(rollcall.command, spares, Path(room))) as fleet,
+    ):
+        try:
+            taken = list(_recoveries(fleet, rollcall, runs, kill))
+        except BenchTimeout as error:
+            raise PeerFailed(f"{error}\n{fleet.log()}") from None
+        if isinstance(fleet, OurFleet):
+            _print_phases(fleet, runs)
+        return taken
 
 
 @contextmanager

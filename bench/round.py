@@ -14,7 +14,7 @@ import signal
 import sys
 import tempfile
 from asyncio.subprocess import PIPE, Process
-from collections.abc import AsyncIterator, Mapping, Sequence
+from collections.abc import AsyncGenerator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from statistics import median
@@ -26,6 +26,7 @@ from nvrx_slurm.clock import SystemClock
 from nvrx_slurm.config import env
 from nvrx_slurm.folder import JobFolder, JobInfo, StoreAddress
 from nvrx_slurm.ids import new_secret
+from nvrx_slurm.processes import dies_with_parent
 from nvrx_slurm.records import FaultTolerance, Plan, RolePlan
 from nvrx_slurm.store.client import Store
 from nvrx_slurm.store.embedded import EmbeddedStore
@@ -119,20 +120,18 @@ async def _start_controller(stack: contextlib.AsyncExitStack, folder: JobFolder,
     await store.close()
 
 
-async def _orders(store: Store) -> AsyncIterator[object]:
+async def _orders(store: Store) -> AsyncGenerator[object, None]:
     while True:
         for _, order in await store.orders("0-0"):
             yield order
 
 
-async def _start_fleet(
-    stack: contextlib.AsyncExitStack, folder: JobFolder, part: int, setting: Setting
-) -> Process:
+async def _start_fleet(stack: contextlib.AsyncExitStack, folder: JobFolder, part: int, setting: Setting) -> Process:
     """Start one of the processes that the nodes are divided among, and wait until it is connected."""
     count = setting.size // FLEETS
     argv = [sys.executable, "-m", "bench.fleet", str(folder.path), str(1 + part * count), str(count)]
     argv += ["tethered"] * setting.tethered
-    adopt = children.dies_with_parent(signal.SIGKILL)
+    adopt = dies_with_parent(signal.SIGKILL)
     fleet = await asyncio.create_subprocess_exec(*argv, stdin=PIPE, stdout=PIPE, preexec_fn=adopt)
     stack.push_async_callback(children.end, [fleet], polite_s=0.0)
     await _line(fleet)

@@ -22,9 +22,7 @@ class Ours:
     name = "nvrx-slurm"
 
     def start(self, task: Task) -> OurFleet:
-        role = RolePlan(
-            name="main", command=task.command, nodes_per_replica=NODES, workers_per_node=WORKERS_PER_NODE
-        )
+        role = RolePlan(name="main", command=task.command, nodes_per_replica=NODES, workers_per_node=WORKERS_PER_NODE)
         plan = Plan(
             name="bench",
             roles=(role,),

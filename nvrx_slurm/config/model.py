@@ -110,9 +110,12 @@ def _environment(value: object) -> object:
 
 
 def _text(value: object) -> object:
-    if isinstance(value, bool):
-        return "true" if value else "false"
-    return str(value) if isinstance(value, (int, float)) else value
+    return {True: "true", False: "false"}[value] if isinstance(value, bool) else _digits(value)
+
+
+def _digits(value: object) -> object:
+    """A number that a Python caller gives where text belongs; those in files are text already."""
+    return str(value) if isinstance(value, (int, float)) and not isinstance(value, bool) else value
 
 
 def _store(value: object) -> object:
@@ -163,8 +166,8 @@ _OURS = {
 """sbatch flags that `slurm.extra` cannot hold, and why."""
 
 _SCALAR = {"type": ["string", "number", "boolean"]}  # a number or `true` arrives as it was written
-Line = Annotated[str, AfterValidator(_one_line), WithJsonSchema(_SCALAR)]
-Text = Annotated[str, AfterValidator(_portable), WithJsonSchema(_SCALAR)]
+Line = Annotated[str, BeforeValidator(_digits), AfterValidator(_one_line), WithJsonSchema(_SCALAR)]
+Text = Annotated[str, BeforeValidator(_digits), AfterValidator(_portable), WithJsonSchema(_SCALAR)]
 Name = Annotated[str, AfterValidator(_name)]
 _DURATION_SCHEMA = {"type": ["string", "number"], "examples": ["15s", "2m", "1h30m"]}
 _AS_WORDS = PlainSerializer(words, return_type=str, when_used="json")

@@ -13,6 +13,7 @@ from nvrx_slurm.records import Plan
 
 NOTICE_MARGIN_S = 30
 SHORTEST_NOTICE_S = 60
+_MEMORY = {"mem-per-cpu", "mem-per-gpu"}  # sbatch takes one of the memory flags only
 _PLAIN = re.compile(r"[A-Za-z0-9_.,:;=/@%+*&|!~^\[\](){}<>-]+")
 
 
@@ -70,8 +71,8 @@ def _flags(spec: JobSpec, plan: Plan) -> Iterator[tuple[str, str | None]]:
         value = getattr(slurm, key)
         if value is not None:
             yield "--" + key.replace("_", "-"), str(value)
-    if "exclusive" in slurm.extra and slurm.mem is None and "mem" not in slurm.extra:
+    if slurm.extra.get("exclusive", False) is not False and slurm.mem is None and not _MEMORY & set(slurm.extra):
         yield "--mem", "0"  # an exclusive node without it comes with the partition's default share of memory
     for flag, value in slurm.extra.items():
         if value is not False:
-            yield f"--{flag}", None if value is True or value is None else value
+            yield f"--{flag}", None if value is True else value

@@ -129,7 +129,7 @@ BAD_YAML = {
     "text\n": "job.yaml:1: the top level must be a mapping",
     "name: !!python/name:os.system x\n": "job.yaml:1: the tag tag:yaml.org,2002:python/name:os.system has no meaning",
     "name: &a [*a]\n": "job.yaml:1: an alias (`*name`) must not stand inside the value that it names",
-    "name: " + "[" * 400: "job.yaml: is nested too deeply",
+    "name: " + "[" * 1000: "job.yaml: is nested too deeply",
 }
 
 

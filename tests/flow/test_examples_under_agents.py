@@ -1,0 +1,66 @@
+"""The examples as jobs: a node dies midway, and the result is the same, bit for bit."""
+
+from __future__ import annotations
+
+import importlib.util
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from nvrx_slurm.clock import SystemClock
+from nvrx_slurm.records import NodeLost, RolePlan, WorkersStarted
+from tests.harness import plan_of
+
+EXAMPLES = Path(__file__).parents[2] / "examples"
+
+
+def test_demo_shows_the_same_loss_with_and_without_a_death(tmp_path):
+    """`make demo`, from beginning to end: a node is killed, and the loss is the same to the last bit."""
+    done = subprocess.run(
+        [sys.executable, EXAMPLES / "digits" / "demo.py"],
+        env={**os.environ, "NVRX_DEMO_FOLDER": str(tmp_path)},
+        capture_output=True,
+        text=True,
+        timeout=110,
+    )
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert "the same, bit for bit" in done.stdout
+    assert "from the death to the first step after it" in done.stdout
+    assert "n2 lost: tether lost" in done.stdout
+
+
+@pytest.mark.torch
+def test_ordinary_torchrun_script_survives_a_node(run_local, tmp_path):
+    """torch DDP over gloo, unchanged: its node killed after a checkpoint, it ends with the clean run's result."""
+    if importlib.util.find_spec("torch") is None and "CI" not in os.environ:
+        pytest.skip("torch is not installed; `make test-torch` installs it")
+    clean = torch_job(run_local, tmp_path, "clean")
+    assert clean.finish(timeout=90) == 0
+    struck = torch_job(run_local, tmp_path, "struck", "--step-time", "0.02")
+    struck.expect(WorkersStarted, node="n2", timeout=60)
+    struck.agent_pid("n3")
+    wait_for_checkpoint(tmp_path / "struck", struck)
+    struck.kill_node("n2")
+    assert struck.finish(timeout=90) == 0
+    assert len(struck.said(NodeLost)) == 1
+    results = [(tmp_path / name / "result.json").read_bytes() for name in ("clean", "struck")]
+    assert results[0] == results[1]
+
+
+def torch_job(run_local, base, name, *options):
+    script = EXAMPLES / "torch_ddp" / "train.py"
+    command = (sys.executable, str(script), "--steps", "100", "--checkpoint-dir", str(base / name), *options)
+    role = RolePlan(name="main", command=command, nodes_per_replica=2, env={"OMP_NUM_THREADS": "1"})
+    return run_local(plan_of(base, role, spares=1, last_call_s=30.0), job_id=name)
+
+
+def wait_for_checkpoint(folder, job):
+    """Until rank 0 has saved once, as its output tells."""
+    clock = SystemClock()
+    deadline = clock.monotonic() + 60.0
+    while not (folder.is_dir() and any(folder.iterdir())):
+        assert clock.monotonic() < deadline, job.story()
+        clock.sleep(0.05)

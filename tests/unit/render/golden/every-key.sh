@@ -1,0 +1,55 @@
+#!/bin/bash
+# every-key: 4 nodes, by nvrx-slurm
+#SBATCH --job-name=every-key
+#SBATCH --nodes=4
+#SBATCH --ntasks-per-node=1
+#SBATCH --no-kill
+#SBATCH --open-mode=append
+#SBATCH --signal=B:USR1@150
+#SBATCH --output=/shared/jobs/slurm-%j.out
+#SBATCH --time=2-00:00:00
+#SBATCH --partition=gpu,backfill
+#SBATCH --account="my account"
+#SBATCH --qos=high
+#SBATCH --gpus-per-node=h100:8
+#SBATCH --cpus-per-task=64
+#SBATCH --mem=0
+#SBATCH --constraint=[rack1|rack2]
+#SBATCH --exclude=node[17-19]
+#SBATCH --reservation=maintenance
+#SBATCH --segment=16
+#SBATCH --comment="a \"b\" \\ #c"
+#SBATCH --exclusive
+#SBATCH --mail-type=END,FAIL
+#SBATCH --no-requeue
+
+umask 077
+
+# The batch host keeps the store and the controller running, starts one agent on each node, and gets Slurm's signals.
+exec /shared/venv/bin/python -m nvrx_slurm.batch --cluster slurm -- \
+  srun --no-kill --kill-on-bad-exit=0 --wait=0 --export=ALL --nodes=4 --ntasks=4 --ntasks-per-node=1 --cpus-per-task=64 --gpus-per-node=h100:8 /shared/venv/bin/python -m nvrx_slurm.agent <<'NVRX_PLAN'
+{
+  "name": "every-key",
+  "roles": [
+    {
+      "name": "main",
+      "command": [
+        "python",
+        "-c",
+        "print(\"it's $HOME\")"
+      ],
+      "nodes_per_replica": 4
+    }
+  ],
+  "workdir": "/home/me",
+  "folder": "/shared/jobs",
+  "fault_tolerance": {
+    "heartbeat_interval_s": 1.0,
+    "heartbeat_timeout_s": 15.0,
+    "join_timeout_s": 600.0,
+    "last_call_s": 5.0,
+    "teardown_grace_s": 120.0
+  },
+  "time_limit_s": 172800.0
+}
+NVRX_PLAN

@@ -1,0 +1,40 @@
+#!/bin/bash
+# train: 2 nodes and 1 hot spare, by nvrx-slurm
+
+umask 077
+module load cuda
+source venv/bin/activate
+
+# The batch host keeps the store and the controller running, starts one agent on each node, and gets Slurm's signals.
+exec /shared/venv/bin/python -m nvrx_slurm.batch --cluster local <<'NVRX_PLAN'
+{
+  "name": "train",
+  "roles": [
+    {
+      "name": "main",
+      "command": [
+        "python",
+        "train.py",
+        "--lr",
+        "1e-4"
+      ],
+      "nodes_per_replica": 2,
+      "workers_per_node": 8,
+      "env": {
+        "OMP_NUM_THREADS": "8"
+      }
+    }
+  ],
+  "spares": 1,
+  "workdir": "/home/me",
+  "folder": "/shared/jobs",
+  "fault_tolerance": {
+    "heartbeat_interval_s": 1.0,
+    "heartbeat_timeout_s": 15.0,
+    "join_timeout_s": 600.0,
+    "last_call_s": 5.0,
+    "teardown_grace_s": 10.0
+  },
+  "time_limit_s": 43200.0
+}
+NVRX_PLAN

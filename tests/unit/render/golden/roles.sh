@@ -1,0 +1,61 @@
+#!/bin/bash
+# rl: 5 nodes and 2 hot spares, by nvrx-slurm
+#SBATCH --job-name=rl
+#SBATCH --nodes=7
+#SBATCH --ntasks-per-node=1
+#SBATCH --no-kill
+#SBATCH --requeue
+#SBATCH --open-mode=append
+#SBATCH --signal=B:USR1@60
+#SBATCH --output=/shared/jobs/slurm-%j.out
+#SBATCH --mem=0
+#SBATCH --exclusive
+
+umask 077
+
+# The batch host keeps the store and the controller running, starts one agent on each node, and gets Slurm's signals.
+exec /shared/venv/bin/python -m nvrx_slurm.batch --cluster slurm -- \
+  srun --no-kill --kill-on-bad-exit=0 --wait=0 --export=ALL --nodes=7 --ntasks=7 --ntasks-per-node=1 /shared/venv/bin/python -m nvrx_slurm.agent <<'NVRX_PLAN'
+{
+  "name": "rl",
+  "roles": [
+    {
+      "name": "policy",
+      "command": [
+        "python",
+        "policy.py"
+      ],
+      "nodes_per_replica": 2,
+      "min_nodes": 1,
+      "workers_per_node": 2,
+      "env": {
+        "MODEL": "small"
+      }
+    },
+    {
+      "name": "rollout",
+      "command": [
+        "python",
+        "rollout.py"
+      ],
+      "replicas": 3,
+      "workdir": "/home/me/rollout",
+      "env": {
+        "MODEL": "large"
+      }
+    }
+  ],
+  "spares": 2,
+  "workdir": "/home/me",
+  "folder": "/shared/jobs",
+  "fault_tolerance": {
+    "heartbeat_interval_s": 1.0,
+    "heartbeat_timeout_s": 15.0,
+    "join_timeout_s": 600.0,
+    "last_call_s": 5.0,
+    "teardown_grace_s": 10.0
+  },
+  "store_url": "rediss://valkey.example:6380/0",
+  "store_password_file": "/home/me/.valkey-password"
+}
+NVRX_PLAN

@@ -16,7 +16,7 @@ from nvrx_slurm.clock import SystemClock
 from nvrx_slurm.store.embedded import free_port
 
 Agent = subprocess.Popen[bytes]
-TORCH = "torch==2.13.0"
+TORCH = "--extra-index-url https://download.pytorch.org/whl/cpu torch==2.13.0+cpu"
 NVRX = "nvidia-resiliency-ext==0.4.1"
 LOOK_AGAIN_S = 0.05
 ENVIRONMENT = {
@@ -91,9 +91,8 @@ def ft_launcher(peers: Path) -> TorchElastic:
 def install_line(program: Path) -> str:
     """How to get the program where it is looked for. torch comes first, or the GPU build's gigabytes come along."""
     home = program.parent.parent
-    cpu = "--index-url https://download.pytorch.org/whl/cpu"
-    pip = home / "bin" / "pip"
-    return f"python3 -m venv {home} && {pip} install {cpu} {TORCH} && {pip} install {NVRX}"
+    pip = program.with_name("pip")
+    return f"python3.11 -m venv {home} && {pip} install {TORCH} && {pip} install {NVRX}"
 
 
 class ElasticFleet:

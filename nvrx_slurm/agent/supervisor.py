@@ -176,8 +176,9 @@ class Supervisor:
 
     def _ask(self, number: int, grace_s: float) -> None:
         if self._has_children():
-            send_all(descendants(os.getpid()), number)
-            send_all(descendants(os.getpid()), signal.SIGCONT)  # a stopped one cannot obey
+            everybody = descendants(os.getpid())
+            send_all(everybody, number)
+            send_all(everybody, signal.SIGCONT)  # a stopped one cannot obey
         self.stop_deadline = time.monotonic() + grace_s
 
     def _advance(self) -> None:

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import click
 
-from nvrx_slurm.cli.reading import folder_option
+from nvrx_slurm.cli.options import folder_option
 
 
 @click.command()
@@ -14,7 +14,7 @@ from nvrx_slurm.cli.reading import folder_option
 @click.option("-f", "--follow", is_flag=True, help="Go on with new events until the job has ended.")
 @click.option("--json", "as_json", is_flag=True, help="The journal's own lines, JSON objects, one an event.")
 @folder_option
-def events(job_id: str, follow: bool, as_json: bool, base: Path) -> None:
+def events(job_id: str, follow: bool, as_json: bool, folder: Path) -> None:
     """The journal of a job: what happened, what was decided, and why.
 
     Times count from the job's start. Every event and its fields: docs/journal.md.
@@ -23,8 +23,8 @@ def events(job_id: str, follow: bool, as_json: bool, base: Path) -> None:
     from nvrx_slurm.report.jobs import find_job
     from nvrx_slurm.report.lines import Lines
 
-    folder = find_job(base, job_id)
-    entries = source.follow(folder) if follow else source.so_far(folder)
+    job = find_job(folder, job_id)
+    entries = source.follow(job) if follow else source.so_far(job)
     lines = Lines()
     for entry in entries:
         print(lines.as_json(entry) if as_json else lines.in_words(entry), flush=follow)

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 
 import click
 
-from nvrx_slurm.cli.reading import folder_option
+from nvrx_slurm.cli.options import folder_option
 
 if TYPE_CHECKING:
     from nvrx_slurm.report.logs import Chunk, LogFile
@@ -31,7 +31,7 @@ def logs(
     cycle: int | None,
     replica: str | None,
     stdout: bool | None,
-    base: Path,
+    folder: Path,
 ) -> None:
     """Output of the ranks. Without any choice: the job's merged log, each line marked [replica rank].
 
@@ -41,14 +41,14 @@ def logs(
     from nvrx_slurm.report.jobs import find_job, read_plan
     from nvrx_slurm.report.logs import MergedReader, Reader, Selection, choose
 
-    folder = find_job(base, job_id)
+    job = find_job(folder, job_id)
     streams = {None: ("out", "err"), True: ("out",), False: ("err",)}[stdout]
     selection = Selection(replica=replica, rank=rank, cycle=cycle, streams=streams)
     if selection.whole_job:
-        reader: Reader = MergedReader(folder)
+        reader: Reader = MergedReader(job)
     else:
-        reader = Reader(folder, choose(selection, read_plan(folder), folder, may_come=follow))
-    chunks = follow_logs(folder, reader) if follow else chain(reader.read(), reader.rest())
+        reader = Reader(job, choose(selection, read_plan(job), job, may_come=follow))
+    chunks = follow_logs(job, reader) if follow else chain(reader.read(), reader.rest())
     _print(chunks, say_cycles=not selection.whole_job and cycle is None)
 
 

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 import click
 
-from nvrx_slurm.cli.reading import folder_option
+from nvrx_slurm.cli.options import folder_option
 from nvrx_slurm.errors import UsageError
 
 if TYPE_CHECKING:
@@ -22,14 +22,14 @@ if TYPE_CHECKING:
 )
 @click.option("--json", "as_json", is_flag=True, help="One documented object (docs/journal.md).")
 @folder_option
-def status(job_id: str | None, watch: bool, as_json: bool, base: Path) -> int:
+def status(job_id: str | None, watch: bool, as_json: bool, folder: Path) -> int:
     """How a job stands: nodes, roles, cycle, spares, step, last failure and decision. Without JOB: all jobs."""
     if watch:
-        return _watch(base, job_id, as_json)
+        return _watch(folder, job_id, as_json)
     if job_id is None:
-        _print_jobs(base, as_json)
+        _print_jobs(folder, as_json)
     else:
-        _print_job(_snapshot(base, job_id), as_json)
+        _print_job(_snapshot(folder, job_id), as_json)
     return 0
 
 

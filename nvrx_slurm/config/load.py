@@ -21,7 +21,8 @@ from nvrx_slurm.errors import ConfigError, UsageError
 
 SITE_FILE = "config.yaml"
 _NOT_KEYS = {"NVRX_SLURM_STORE_PASSWORD"}
-_EMPTY_IS_TEXT = {("env",), ("extra",)}
+_EMPTY: dict[tuple[str, ...], Any] = {("env",): "", ("extra",): True}
+"""What a key without a value means below these; elsewhere it means nothing."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -113,7 +114,7 @@ def _environment() -> Layer:
     found = []
     for name, value in sorted(env.overrides().items()):
         path = _variable_path(name)
-        unset = not value and path[-2:-1] not in _EMPTY_IS_TEXT
+        unset = not value and path[-2:-1] not in _EMPTY
         if name not in _NOT_KEYS and not unset:
             found.append((path, f"${name}", read_value(value, f"${name}")))
     return _keyed("environment", found)
@@ -170,13 +171,13 @@ def _merge(into: dict[str, Any], data: Mapping[str, Any]) -> None:
 
 
 def _said(data: dict[str, Any], below: tuple[str, ...] = ()) -> dict[str, Any]:
-    """A key without a value says nothing, except below `env` and `extra`: there it is an empty text."""
+    """The data without keys that say nothing."""
     said: dict[str, Any] = {}
     for key, value in data.items():
         if isinstance(value, dict):
             said[key] = _said(value, (key,))
-        elif value is not None or below in _EMPTY_IS_TEXT:
-            said[key] = "" if value is None else value
+        elif value is not None or below in _EMPTY:
+            said[key] = _EMPTY[below] if value is None else value
     return said
 
 

@@ -130,8 +130,8 @@ def _gpus(value: object) -> object:
 
 
 def _flag_value(value: object) -> object:
-    """`true`, or nothing at all, is a flag without a value; `false` leaves it out."""
-    return {"": True, "true": True, "false": False}.get(value, value) if isinstance(value, str) else _text(value)
+    """`true` is a flag without a value; `false` leaves it out."""
+    return {"true": True, "false": False}.get(value, value) if isinstance(value, str) else value
 
 
 def _lines(value: object) -> object:
@@ -148,7 +148,7 @@ def _extra(value: object) -> object:
             raise Misfit(f"is set by nvrx-slurm itself{_OURS[flag]}", flag)
         if (key := flag.replace("-", "_")) in Slurm.model_fields:
             raise Misfit(f"is a key of its own; set `slurm.{key}`", flag)
-    return {flag: text if isinstance(text, bool) else _flag_value(text) for flag, text in value.items()}
+    return {flag: _flag_value(text) for flag, text in value.items()}
 
 
 _OURS = {
@@ -213,7 +213,7 @@ Workers = Annotated[int, Field(ge=1, le=1024), _WHOLE]
 class Block(BaseModel):
     """A mapping in job.yaml: frozen, and closed to keys it does not know."""
 
-    model_config = ConfigDict(frozen=True, extra="forbid")
+    model_config = ConfigDict(frozen=True, extra="forbid", defer_build=True)
 
 
 class Slurm(Block):

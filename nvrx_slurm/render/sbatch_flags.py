@@ -73,6 +73,7 @@ def _flags(spec: JobSpec, plan: Plan) -> Iterator[tuple[str, str | None]]:
             yield "--" + key.replace("_", "-"), str(value)
     if slurm.extra.get("exclusive", False) is not False and slurm.mem is None and not _MEMORY & set(slurm.extra):
         yield "--mem", "0"  # an exclusive node without it comes with the partition's default share of memory
-    for flag, value in slurm.extra.items():
+    # those without a value last: sbatch refuses one that wanted a value, where it would take the next flag for it
+    for flag, value in sorted(slurm.extra.items(), key=lambda item: item[1] is True):
         if value is not False:
             yield f"--{flag}", None if value is True else value

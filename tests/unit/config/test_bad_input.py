@@ -22,7 +22,7 @@ BAD_KEYS = {
     "slurm:\n  partiton: gpu": "4: slurm.partiton: is not known; did you mean `partition`?",
     "partition: gpu": "3: partition: is not known; did you mean `slurm.partition`?",
     "slurm: {nodes: 3}": "3: slurm.nodes: is not known; did you mean `nodes`?",
-    "fault_tolerance:\n  heartbeat:\n    intervall: 3s": "5: fault_tolerance.heartbeat.intervall: is not known; did you",
+    "fault_tolerance:\n  heartbeat:\n    intervall: 3s": "5: fault_tolerance.heartbeat.intervall: is not known;",
     "store: {uri: x}": "3: store.uri: is not known; did you mean `url`?",
 }
 BAD_TYPES = {
@@ -66,16 +66,16 @@ BAD_VALUES = {
     "fault_tolerance: {teardown: {grace: 31d}}": "3: fault_tolerance.teardown.grace: must be from 0s to 30d, not",
     "fault_tolerance: {heartbeat: {interval: 0s}}": "3: fault_tolerance.heartbeat.interval: must be from 10ms to 30d",
     "slurm: {extra: {nodes: 3}}": "3: slurm.extra.nodes: is set by nvrx-slurm itself; set `nodes` and `spares`",
-    "slurm: {extra: {output: x}}": "3: slurm.extra.output: is set by nvrx-slurm itself: the job folder holds the logs",
-    "slurm: {extra: {gpus-per-node: 3}}": "3: slurm.extra.gpus-per-node: is a key of its own; set `slurm.gpus_per_node`",
-    "slurm: {extra: {--comment: a}}": "3: slurm.extra.--comment: is no sbatch flag; write its long form without dashes",
+    "slurm: {extra: {output: x}}": "3: slurm.extra.output: is set by nvrx-slurm itself: the job folder holds",
+    "slurm: {extra: {gpus-per-node: 3}}": "3: slurm.extra.gpus-per-node: is a key of its own; set `slurm.",
+    "slurm: {extra: {--comment: a}}": "3: slurm.extra.--comment: is no sbatch flag; write its long form",
     "slurm: {extra: {N: 3}}": "3: slurm.extra.N: is no sbatch flag",
     'slurm: {extra: {comment: "a\\nb"}}': "3: slurm.extra.comment: must be one line of printable text",
 }
 BAD_RELATIONS = {
     "nodes: 2\nmin_nodes: 3": "4: min_nodes: must be at most `nodes` (2), not 3",
-    "fault_tolerance:\n  heartbeat:\n    interval: 15s": "5: fault_tolerance.heartbeat.interval: must be shorter than "
-    "heartbeat.timeout (15s), not 15s",
+    "fault_tolerance:\n  heartbeat:\n    interval: 15s": "5: fault_tolerance.heartbeat.interval: must be shorter "
+    "than heartbeat.timeout (15s), not 15s",
 }
 BAD_STORES = {
     "http://h:1": "must look like redis://host:6379/0 or rediss://host:6380/0",
@@ -105,7 +105,7 @@ BAD_ROLES = {
     "roles:\n  p: {}": "3: roles.p.command: is required",
     "roles:\n  p: [a]": "3: roles.p: must be a mapping of keys, not ['a']",
     "roles:\n  p:\n    command: x\n    nodes: 2": "5: roles.p.nodes: is not known; did you mean `nodes_per_replica`?",
-    "roles:\n  p:\n    command: x\n    min_nodes: 2": "5: roles.p.min_nodes: must be at most `nodes_per_replica` (1), not 2",
+    "roles:\n  p:\n    command: x\n    min_nodes: 2": "5: roles.p.min_nodes: must be at most `nodes_per_replica` (1)",
     "roles:\n  p q: {command: x}": "3: roles.p q: must be 1 to 64 letters",
     "roles:\n  p: {command: x, on_failure: retry}": "3: roles.p.on_failure: must be one of 'restart_replica'",
     "roles:\n  p: {command: x, env: {RANK: 1}}": "3: roles.p.env.RANK: is set by nvrx-slurm itself",

@@ -38,7 +38,18 @@ def test_the_strongest_layer_wins_and_every_origin_is_told(tmp_path: Path) -> No
         "NVRX_SLURM_SLURM__ACCOUNT": "e",
     }
     shown = subprocess.run(
-        [sys.executable, "-m", "nvrx_slurm", "config", "show", "--json", "--origin", job, "--set", "slurm.partition=f"],
+        [
+            sys.executable,
+            "-m",
+            "nvrx_slurm",
+            "config",
+            "show",
+            "--json",
+            "--origin",
+            job,
+            "--set",
+            "slurm.partition=f",
+        ],
         env=env.child_environment(variables),
         capture_output=True,
         text=True,
@@ -65,12 +76,14 @@ def test_a_mistake_in_a_site_file_is_told_with_that_file(
         load(write("name: a\ncommand: x\n"))
 
 
-def test_a_mistake_in_a_variable_or_a_flag_is_told_with_its_name(write: Write, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_mistake_in_a_variable_or_a_flag_is_told_with_its_name(
+    write: Write, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """What did not come from a file is named by the variable or the flag that said it."""
     job = write("name: a\ncommand: x\n")
-    with pytest.raises(ConfigError, match="^--spares: spares: must be at least 0, not -1$"):
+    with pytest.raises(ConfigError, match=r"^--spares: spares: must be at least 0, not -1$"):
         load(job, [("spares", "--spares", -1)])
-    with pytest.raises(ConfigError, match="^--set slurm.tme: slurm.tme: is not known; did you mean `time`"):
+    with pytest.raises(ConfigError, match=r"^--set slurm.tme: slurm.tme: is not known; did you mean `time`"):
         load(job, [parse_assignment("slurm.tme=1h")])
     monkeypatch.setenv("NVRX_SLURM_NODEZ", "3")
     with pytest.raises(ConfigError, match=r"^\$NVRX_SLURM_NODEZ: nodez: is not known; did you mean `nodes`"):
@@ -97,7 +110,7 @@ def test_a_key_without_a_value_says_nothing(write: Write) -> None:
 def test_a_merge_key_brings_what_the_mapping_lacks(write: Write) -> None:
     """`<<: *base` works as YAML has it: own keys win, and each value's line is the one it stands at."""
     text = "name: a\ncommand: x\nenv: &base\n  A: 1\n  B: 2\nslurm:\n  extra:\n    <<: *base\n"
-    with pytest.raises(ConfigError, match="^job.yaml:4: slurm.extra.A: is no sbatch flag"):
+    with pytest.raises(ConfigError, match=r"^job.yaml:4: slurm.extra.A: is no sbatch flag"):
         load(write(text))
     roles = "roles:\n  p: &p {command: x, replicas: 2}\n  q: {<<: *p, replicas: 3}\n"
     spec = load(write("name: a\n" + roles)).spec
@@ -126,7 +139,9 @@ def test_variables_name_any_key(write: Write, monkeypatch: pytest.MonkeyPatch) -
     assert spec.command == ("python", "a b")
 
 
-@pytest.mark.parametrize("text", ["a #b", "*", "~", "- x", "'tis", " x ", "a: b", "|", "1e-4", "yes", "007", "!x", "é"])
+@pytest.mark.parametrize(
+    "text", ["a #b", "*", "~", "- x", "'tis", " x ", "a: b", "|", "1e-4", "yes", "007", "!x", "é"]
+)
 def test_a_flags_value_arrives_as_it_was_given(write: Write, text: str) -> None:
     """What `--set` is given is text unless it is a YAML list or mapping in brackets: nothing of it is lost."""
     spec = load(write("name: a\ncommand: x\n"), [parse_assignment(f"env.A={text}")]).spec
@@ -159,9 +174,9 @@ def test_python_callers_go_a_level_down_by_two_underscores(write: Write) -> None
 
 def test_extra_flags_are_text_true_or_left_out(write: Write) -> None:
     """`true`, or nothing, is a flag without a value; `false` takes back what a weaker layer set."""
-    text = "name: a\ncommand: x\nslurm: {extra: {exclusive: true, hold: , mail-type: END, nice: 5, reboot: false}}\n"
-    extra = load(write(text)).spec.slurm.extra
-    assert extra == {"exclusive": True, "hold": True, "mail-type": "END", "nice": "5", "reboot": False}
+    flags = "{exclusive: true, hold: , mail-type: END, nice: 5, reboot: false, comment: ''}"
+    extra = load(write(f"name: a\ncommand: x\nslurm: {{extra: {flags}}}\n")).spec.slurm.extra
+    assert extra == {"exclusive": True, "hold": True, "mail-type": "END", "nice": "5", "reboot": False, "comment": ""}
 
 
 def test_a_store_may_be_named_embedded(write: Write) -> None:

@@ -17,7 +17,9 @@ Write = Callable[[str], Path]
 
 def test_a_plain_job_is_one_role_of_one_replica(write: Write, tmp_path: Path) -> None:
     """What is true of a job with roles is true of a plain one: its nodes are one replica of the role `main`."""
-    spec = load(write("name: a\ncommand: x\nnodes: 3\nspares: 2\nmin_nodes: 2\nworkers_per_node: 4\nenv: {A: 1}\n")).spec
+    spec = load(
+        write("name: a\ncommand: x\nnodes: 3\nspares: 2\nmin_nodes: 2\nworkers_per_node: 4\nenv: {A: 1}\n")
+    ).spec
     made = plan(spec, folder=Path("jobs"))
     (role,) = made.roles
     assert (role.name, role.replicas, role.nodes_per_replica, role.min_nodes) == ("main", 1, 3, 2)
@@ -33,7 +35,7 @@ def test_a_role_adds_to_the_jobs_environment(write: Write) -> None:
 
 
 def test_paths_count_from_job_yaml(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """`workdir` and `password_file` are relative to the file that says them; without `workdir` it is where you are."""
+    """`workdir` and `password_file` count from the file that says them; without `workdir` it is where you are."""
     (tmp_path / "there").mkdir()
     job = tmp_path / "there" / "job.yaml"
     job.write_text("name: a\ncommand: x\nworkdir: w\nstore: {url: 'redis://h', password_file: p}\n")
@@ -63,5 +65,5 @@ def test_the_plan_survives_its_file(write: Write) -> None:
 def test_a_folder_that_no_log_line_can_name_is_refused(write: Write, name: str) -> None:
     """Control characters and bytes that are no text in the job folder's path are an error, not a surprise later."""
     spec = load(write("name: a\ncommand: x\n")).spec
-    with pytest.raises(ConfigError, match="the job folder is .* choose one whose path is printable text"):
+    with pytest.raises(ConfigError, match=r"the job folder is .* choose one whose path is printable text"):
         plan(spec, folder=Path(name))

@@ -49,7 +49,11 @@ def test_a_template_loads_with_all_its_comments_taken_off(name: str, tmp_path: P
     path.write_text(COMMENTED.sub(r"\1\2", text_of(name)))
     spec = load(path).spec
     if name == "plain":
-        assert (spec.slurm.segment, spec.slurm.extra, spec.env) == (16, {"comment": "first try"}, {"OMP_NUM_THREADS": "8"})
+        assert (spec.slurm.segment, spec.slurm.extra, spec.env) == (
+            16,
+            {"comment": "first try"},
+            {"OMP_NUM_THREADS": "8"},
+        )
         assert spec.store.url == "rediss://valkey.example:6380/0"
 
 

@@ -40,7 +40,13 @@ EVERY_KEY = {
         "exclude": "node[17-19]",
         "reservation": "maintenance",
         "segment": 16,
-        "extra": {"comment": 'a "b" \\ #c', "exclusive": True, "mail-type": "END,FAIL", "hold": False, "no-requeue": True},
+        "extra": {
+            "comment": 'a "b" \\ #c',
+            "exclusive": True,
+            "mail-type": "END,FAIL",
+            "hold": False,
+            "no-requeue": True,
+        },
     },
     "fault_tolerance": {"teardown": {"grace": "2m"}},
 }

@@ -18,9 +18,9 @@ from nvrx_slurm.render.script import render_job
 pytestmark = pytest.mark.slurm
 
 HOSTILE = (
-    "two words", "it's", 'a "b"', "'", '"', '""', "$(touch hit)", "`touch hit`", "$HOME", "a;b", "a#b", "# c", " lead",
-    "trail ", "-n", "--nodes=9", "%j %%", "back\\slash", "trailing\\", "\\\\", "é\U0001f600\u00a0\u2028", "*?[a]", "~",
-    "!x", "", "a&b|c>d", ":x", "a=b", "{x}",
+    "two words", "it's", 'a "b"', "'", '"', '""', "$(touch hit)", "`touch hit`", "$HOME", "a;b", "a#b", "# c",
+    " lead", "trail ", "-n", "--nodes=9", "%j %%", "back\\slash", "trailing\\", "\\\\", "é\U0001f600\u00a0\u2028",
+    "*?[a]", "~", "!x", "", "a&b|c>d", ":x", "a=b", "{x}",
 )  # fmt: skip
 
 PYTHON = """\
@@ -81,11 +81,17 @@ def test_hostile_flags_arrive_unchanged(slurm: Slurm, tmp_path: Path) -> None:
 
 def test_every_flag_is_the_one_asked_for(slurm: Slurm, tmp_path: Path) -> None:
     """The keys of `slurm` are what `scontrol show job` tells."""
-    keys = {"time": "2-00:00:01", "cpus_per_task": 2, "mem": 0, "exclude": "n[5-6]", "extra": {"hold": True, "nice": 7}}
+    keys = {
+        "time": "2-00:01:00",
+        "cpus_per_task": 2,
+        "mem": 0,
+        "exclude": "n[5-6]",
+        "extra": {"hold": True, "nice": 7},
+    }
     script = script_of(job(nodes=2, spares=1, slurm=keys), tmp_path / "jobs")
     job_id = slurm("sbatch", "--parsable", script=script).strip()
     shown = dict(part.partition("=")[::2] for part in slurm("scontrol", "show", "job", job_id).split())
-    asked = {"TimeLimit": "2-00:00:01", "CPUs/Task": "2", "ExcNodeList": "n[5-6]", "Nice": "7", "Requeue": "1"}
+    asked = {"TimeLimit": "2-00:01:00", "CPUs/Task": "2", "ExcNodeList": "n[5-6]", "Nice": "7", "Requeue": "1"}
     assert asked.items() <= shown.items()
     assert shown["NumNodes"].startswith("3")
     assert shown["StdOut"] == f"{tmp_path}/jobs/slurm-{job_id}.out"
@@ -98,7 +104,7 @@ def test_setup_lines_are_no_flags(slurm: Slurm, tmp_path: Path) -> None:
     assert slurm("squeue", "--noheader", f"--jobs={job_id}", "--format=%D") == "2\n"
 
 
-@pytest.mark.parametrize("name", ["100%j", "it's a \"folder\" # $(x)", "-é%%"])
+@pytest.mark.parametrize("name", ["100%j", 'it\'s a "folder" # $(x)', "-é%%"])
 def test_the_log_is_in_the_job_folder_whatever_its_name(slurm: Slurm, tmp_path: Path, name: str) -> None:
     """Slurm writes its log where the plan says, and one agent starts on each node of the allocation."""
     folder = tmp_path / name

@@ -24,7 +24,8 @@ def test_plain_values_stay_plain() -> None:
 
 
 @pytest.mark.parametrize(
-    ("value", "quoted"), {"": '""', "a b": '"a b"', 'a"b': '"a\\"b"', "a\\": '"a\\\\"', "#a": '"#a"', "a'": '"a\'"'}.items()
+    ("value", "quoted"),
+    {"": '""', "a b": '"a b"', 'a"b': '"a\\"b"', "a\\": '"a\\\\"', "#a": '"#a"', "a'": '"a\'"'}.items(),
 )
 def test_other_values_stand_in_double_quotes(value: str, quoted: str) -> None:
     """Slurm ends a value at a blank or `#`, and unquotes `"…"` with backslashes."""
@@ -74,3 +75,8 @@ def test_an_exclusive_node_comes_with_all_its_memory() -> None:
     assert "--mem=0" not in flags(slurm={"extra": {"exclusive": True}, "mem": "64G"})
     assert "--mem=0" not in flags(slurm={"extra": {"exclusive": True, "mem-per-cpu": "2G"}})
     assert "--mem=0" not in flags(slurm={"extra": {"exclusive": False}})
+
+
+def test_flags_without_a_value_come_last() -> None:
+    """One that wants a value is then refused by sbatch, where it would swallow a flag that follows."""
+    assert flags(slurm={"extra": {"comment": True, "mail-type": "END"}})[-2:] == ["--mail-type=END", "--comment"]

@@ -17,8 +17,9 @@ from nvrx_slurm.records import Plan, plan_from_json
 from nvrx_slurm.render.script import render_job
 
 HOSTILE = (
-    "two words", "it's", 'a "b"', "$(touch hit)", "`touch hit`", "$HOME", "a;b", "a#b", "# c", "a\nNVRX_PLAN\nb", "-n",
-    "--", "%j", "back\\slash", "trailing\\", "é\U0001f600\u2028", "*", "~", "!x", "\t", "", "a&b|c>d", "\x1b[0m", "\r",
+    "two words", "it's", 'a "b"', "$(touch hit)", "`touch hit`", "$HOME", "a;b", "a#b", "# c", "a\nNVRX_PLAN\nb",
+    "-n", "--", "%j", "back\\slash", "trailing\\", "é\U0001f600\u2028", "*", "~", "!x", "\t", "", "a&b|c>d",
+    "\x1b[0m", "\r",
 )  # fmt: skip
 
 RECORDER = """\
@@ -40,7 +41,7 @@ class Started:
 @pytest.fixture
 def start(tmp_path: Path) -> Callable[..., Started]:
     """Runs a job's script with a `python` that writes down its words and its standard input."""
-    folder = tmp_path / "it's $(a) \"folder\" \\ # %j é"
+    folder = tmp_path / 'it\'s $(a) "folder" \\ # %j é'
     folder.mkdir()
     recorder = folder / "python"
     recorder.write_text(RECORDER)
@@ -67,7 +68,7 @@ def planned(spec: JobSpec) -> Plan:
 
 @pytest.mark.parametrize("text", HOSTILE)
 def test_a_hostile_value_arrives_unchanged(start: Callable[..., Started], text: str) -> None:
-    """A command's words and a variable's value reach the batch host as they stand in job.yaml; no shell reads them."""
+    """A command's words and a variable's value reach the batch host as they stand; no shell reads them."""
     spec = job(command=["x", text, text], env={"A": text})
     started = start(spec, planned(spec))
     assert started.plan == planned(spec)
@@ -85,7 +86,7 @@ def test_any_command_arrives_unchanged(start: Callable[..., Started], words: lis
 
 def test_paths_arrive_unchanged(start: Callable[..., Started], tmp_path: Path) -> None:
     """The job folder, the workers' folder and the password file may have any printable name."""
-    hostile = "it's $(touch hit) `a` \"b\" ; # % é"
+    hostile = 'it\'s $(touch hit) `a` "b" ; # % é'
     spec = job(workdir=hostile, store={"url": "redis://h", "password_file": hostile})
     made = plan(spec, folder=tmp_path / hostile, job_file=tmp_path / hostile / "job.yaml")
     assert start(spec, made).plan == made
@@ -111,7 +112,7 @@ def test_the_local_script_starts_the_batch_host_alone(start: Callable[..., Start
 
 def test_setup_lines_are_shell_as_the_user_wrote_them(start: Callable[..., Started]) -> None:
     """`setup` is the one place that a shell reads, before anything starts, and it may span lines."""
-    spec = job(setup=["A='two  words'", "if true; then\n  echo \"$A\" # said\nfi", "echo $((1 + 1))"])
+    spec = job(setup=["A='two  words'", 'if true; then\n  echo "$A" # said\nfi', "echo $((1 + 1))"])
     assert start(spec, planned(spec)).output == "two  words\n2\n"
 
 

@@ -19,8 +19,8 @@
 #SBATCH --reservation=maintenance
 #SBATCH --segment=16
 #SBATCH --comment="a \"b\" \\ #c"
-#SBATCH --exclusive
 #SBATCH --mail-type=END,FAIL
+#SBATCH --exclusive
 #SBATCH --no-requeue
 
 umask 077

@@ -88,6 +88,13 @@ class Gate:
             for worker in self._arrived:
                 worker.go()
 
+    def forget(self) -> None:
+        """Who came so far counts no more: another job is next."""
+        with self._news:
+            for worker in self._arrived:
+                worker.connection.close()
+            self._arrived.clear()
+
     def close(self) -> None:
         self._server.close()
         for worker in self._arrived:

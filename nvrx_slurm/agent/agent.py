@@ -12,25 +12,22 @@ import contextlib
 import os
 import signal
 from collections.abc import Callable, Coroutine
-from dataclasses import dataclass, field
-from enum import StrEnum
 from functools import partial
 from typing import Any
 
 from nvrx_slurm.agent.beats import BeatBoard
 from nvrx_slurm.agent.environment import worker_environment
+from nvrx_slurm.agent.events import Assigned, Crash, Cycle, Event, Mode, Signal
 from nvrx_slurm.agent.output import Output
 from nvrx_slurm.agent.ports import HeldPort
 from nvrx_slurm.agent.tethering import Tethering
-from nvrx_slurm.agent.workers import Exited, Spawned, Stopped, SupervisorDied, WorkerEvent, Workers
+from nvrx_slurm.agent.workers import Exited, Spawned, Stopped, SupervisorDied, Workers
 from nvrx_slurm.clock import Clock
 from nvrx_slurm.errors import EXIT_DONE, EXIT_UNREACHABLE, StoreUnreachable
 from nvrx_slurm.folder import JobFolder
 from nvrx_slurm.ids import new_incarnation
 from nvrx_slurm.log import get_logger
 from nvrx_slurm.records import (
-    AnyOrder,
-    Assignment,
     Beat,
     ControllerUp,
     Fence,
@@ -55,53 +52,6 @@ log = get_logger("agent")
 
 GOODBYE_S = 5.0
 """How long the agent tries to say its last words once its workers are gone."""
-
-
-class Mode(StrEnum):
-    """What the agent is at."""
-
-    STANDBY = "standby"
-    ACTIVE = "active"
-    STOPPING = "stopping"
-
-
-@dataclass(frozen=True, slots=True)
-class Assigned:
-    """The answer to the question what this node does in a round."""
-
-    replica: str
-    cycle: int
-    assignment: Assignment | None
-
-
-@dataclass(frozen=True, slots=True)
-class Signal:
-    """SIGTERM or SIGINT came: Slurm, or whoever started us, wants the node to end."""
-
-    name: str
-
-
-@dataclass(slots=True)
-class Cycle:
-    """The cycle of a replica that this node is in."""
-
-    replica: str
-    number: int
-    assignment: Assignment
-    began: float
-    pids: dict[int, int] = field(default_factory=dict)
-    running: set[int] = field(default_factory=set)
-    failed: bool = False
-
-
-@dataclass(frozen=True, slots=True)
-class Crash:
-    """Something beside the loop failed in a way that nobody foresaw: the agent ends, and its node counts as lost."""
-
-    error: BaseException
-
-
-Event = AnyOrder | WorkerEvent | Assigned | Signal | StoreUnreachable | Crash
 
 
 class Agent:

@@ -17,7 +17,7 @@ from nvrx_slurm.batch import children
 from nvrx_slurm.clock import Clock
 from nvrx_slurm.errors import EXIT_FAILED, EXIT_RETRY, NvrxError, StoreUnreachable
 from nvrx_slurm.folder import JobFolder, JobInfo, Result, StoreAddress
-from nvrx_slurm.ids import new_secret
+from nvrx_slurm.ids import new_incarnation, new_secret
 from nvrx_slurm.log import get_logger
 from nvrx_slurm.processes import dies_with_parent
 from nvrx_slurm.records import Plan
@@ -91,6 +91,8 @@ class Host:
         token = known.token if known else new_secret()
         job = self.folder.job_id
         if self.plan.store_url is not None:
+            # Several clusters may share the site's store, and each counts its jobs from 1.
+            job = known.job if known else f"{job}-{new_incarnation()}"
             address = StoreAddress(url=self.plan.store_url, password=self.store_password, job=job, token=token)
         else:
             local = self.info.cluster == "local"

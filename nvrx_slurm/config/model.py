@@ -213,7 +213,7 @@ Workers = Annotated[int, Field(ge=1, le=1024), _WHOLE]
 class Block(BaseModel):
     """A mapping in job.yaml: frozen, and closed to keys it does not know."""
 
-    model_config = ConfigDict(frozen=True, extra="forbid", defer_build=True)
+    model_config = ConfigDict(frozen=True, extra="forbid")
 
 
 class Slurm(Block):

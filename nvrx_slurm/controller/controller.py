@@ -61,6 +61,9 @@ log = get_logger("controller")
 
 MIRROR_FLUSH_S = 10.0
 LEASE_BEATS = 3
+KEEP_KEYS_S = 3600
+"""How long a site's own store keeps the keys of a job that has ended."""
+
 SIGNALS: dict[signal.Signals, SignalReason] = {
     signal.SIGTERM: "cancel",
     signal.SIGINT: "interrupt",
@@ -174,6 +177,7 @@ class Controller:
         shutdown, now = self.job.shutdown, self.server_clock.now()
         assert shutdown is not None
         self.folder.write_result(Result(exit_code=shutdown.exit_code, reason=shutdown.reason, ended_at=now))
+        await self.store.retire(KEEP_KEYS_S)
         return shutdown
 
     async def _next_batch(self, tasks: list[asyncio.Task[None]]) -> list[Heard]:

@@ -156,6 +156,13 @@ class Store:
         """Say that the controller lives."""
         await self._redis.set(self.keys.lease, owner, px=int(ttl_s * 1000))
 
+    async def retire(self, keep_s: int) -> None:
+        """The job has ended: let its keys go by themselves after `keep_s`, when the last reader has read."""
+        async with self._redis.pipeline(transaction=False) as pipeline:
+            for key in self.keys.all(self.generation):
+                pipeline.expire(key, keep_s)
+            await self._patiently(pipeline.execute)
+
     async def inbox(self, after: str) -> list[tuple[str, bytes]]:
         """The packed facts after an id; an empty list after `BLOCK_MS` without any."""
         return await self._read(self.keys.inbox, after, count=4096)

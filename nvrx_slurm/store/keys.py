@@ -52,6 +52,12 @@ class Keys:
         self.orders = self._prefix + "orders"
         self.beats = self._prefix + "beats"
 
+    def all(self, generation: int) -> tuple[str, ...]:
+        """Every key but the rounds, which expire by themselves."""
+        streams = (self.inbox, self.journal, self.orders, self.beats)
+        values = (self.epoch, self.lease, self.controller, self.cursor, self.journal_n)
+        return (*streams, *values, *(self.shutdown(each) for each in range(generation + 1)))
+
     def round(self, replica: str, generation: int, cycle: int) -> str:
         return f"{self._prefix}round:{replica}:{generation}:{cycle}"
 

@@ -54,6 +54,7 @@ class FaultTolerance(Record, frozen=True, kw_only=True):
     join_timeout_s: float = 600.0
     last_call_s: float = 5.0
     teardown_grace_s: float = 10.0
+    control_plane_grace_s: float = 600.0
 
 
 class Plan(Record, frozen=True, kw_only=True):
@@ -142,7 +143,7 @@ class WorkersStarted(FromAgent, frozen=True, kw_only=True, tag="workers_started"
 
 
 class Progress(FromAgent, frozen=True, kw_only=True, tag="progress"):
-    """A worker told its first step of the cycle; later steps travel in beats only."""
+    """The first step that a worker of this node told in the cycle; later ones travel in beats only."""
 
     replica: str
     cycle: int

@@ -6,6 +6,7 @@ Finds the job by `NVRX_JOB_FOLDER`, and its own node's name by `NVRX_NODE` or Sl
 from __future__ import annotations
 
 import asyncio
+import subprocess
 import sys
 from functools import partial
 from urllib.parse import urlsplit
@@ -17,10 +18,14 @@ from nvrx_slurm.agent.output import Output
 from nvrx_slurm.agent.tethering import Tethering
 from nvrx_slurm.clock import SystemClock
 from nvrx_slurm.config import env
-from nvrx_slurm.errors import NvrxError, UsageError
+from nvrx_slurm.errors import EXIT_UNREACHABLE, NvrxError, UsageError
 from nvrx_slurm.folder import JobFolder
-from nvrx_slurm.log import set_up
+from nvrx_slurm.log import get_logger, set_up
 from nvrx_slurm.store.client import Store
+
+log = get_logger("agent")
+
+SCONTROL_S = 60.0
 
 
 def _agent(folder: JobFolder, node: str) -> Agent:
@@ -28,14 +33,15 @@ def _agent(folder: JobFolder, node: str) -> Agent:
     if info is None or address is None:
         raise UsageError(f"{folder.path} is not the folder of a running job: job.json or store.json is missing")
     store_host = urlsplit(address.url).hostname or "127.0.0.1"
-    clock = SystemClock()
+    clock, plan = SystemClock(), folder.read_plan()
+    patience_s = plan.fault_tolerance.control_plane_grace_s
     return Agent(
-        plan=folder.read_plan(),
+        plan=plan,
         folder=folder,
         node=node,
         addr=tether.address_towards(store_host),
         generation=info.generation,
-        store=Store(address, clock=clock, generation=info.generation),
+        store=Store(address, clock=clock, generation=info.generation, patience_s=patience_s),
         tethering=Tethering(token=address.token, node=node),
         output=Output(job_log=sys.stdout.fileno()),
         clock=clock,
@@ -55,7 +61,26 @@ def main() -> int:
         async def serve() -> int:
             return await _agent(job, node).run()
 
-        return asyncio.run(serve())
+        exit_code = asyncio.run(serve())
+        if exit_code == EXIT_UNREACHABLE and (job_id := env.slurm_job_id()):
+            _requeue(job_id)
+        return exit_code
+
+
+def _requeue(job_id: str) -> None:
+    """The batch host is gone, and a `--no-kill` job outlives it without a purpose: give it back to the queue.
+
+    Every agent asks; Slurm does it once.
+    """
+    log.error("the job's first node is gone: asking Slurm to requeue job %s", job_id)
+    try:
+        asked = subprocess.run(
+            ["scontrol", "requeue", job_id], capture_output=True, text=True, timeout=SCONTROL_S, check=False
+        )
+    except (OSError, subprocess.TimeoutExpired) as error:
+        log.error("that failed: %s", error)
+    else:
+        log.info("scontrol: %s", asked.stderr.strip() or "done")
 
 
 if __name__ == "__main__":

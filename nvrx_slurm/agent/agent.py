@@ -256,7 +256,8 @@ class Agent:
 
     def _first_step(self, rank: int, step: int) -> None:
         cycle = self.cycle
-        if cycle is not None and self.mode is Mode.ACTIVE:
+        if cycle is not None and self.mode is Mode.ACTIVE and not cycle.has_stepped:
+            cycle.has_stepped = True  # once a node: thousands of ranks would all say the same
             self._tell(Progress, replica=cycle.replica, cycle=cycle.number, rank=rank, step=step)
 
     def _on_fence(self, order: Fence) -> None:

@@ -45,6 +45,7 @@ class Cycle:
     pids: dict[int, int] = field(default_factory=dict)
     running: set[int] = field(default_factory=set)
     failed: bool = False
+    has_stepped: bool = False
 
 
 @dataclass(frozen=True, slots=True)

@@ -76,6 +76,12 @@ class Workers:
         self._control = ours
         asyncio.get_running_loop().add_reader(ours, self._read)
 
+    @property
+    def supervisor_pid(self) -> int:
+        """The process that all workers descend from."""
+        assert self._process is not None
+        return self._process.pid
+
     def spawn(self, rank: int, argv: Sequence[str], env: Mapping[str, str], cwd: str, out: int, err: int) -> None:
         """Start one worker, its output on two descriptors, which are closed here. `Spawned` or `Exited` follows."""
         try:

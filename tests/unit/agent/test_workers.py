@@ -34,6 +34,10 @@ class Node:
                 pass
             return event
 
+    def everybody(self):
+        """The supervisor and all below it."""
+        return [self.workers.supervisor_pid, *descendants(self.workers.supervisor_pid)]
+
     def spawn(self, rank, *argv, env=None, cwd="/"):
         reading, writing = os.pipe()
         self.workers.spawn(rank, argv, env or {}, cwd, writing, os.dup(2))
@@ -44,8 +48,9 @@ class Node:
 async def node():
     node = Node()
     yield node
+    everybody = node.everybody()
     node.workers.close()
-    assert descendants(os.getpid()) == []
+    wait_gone(everybody)
 
 
 async def test_worker_runs_with_its_environment_and_folder(node, tmp_path):
@@ -96,12 +101,10 @@ async def test_stop_reaches_every_descendant(node):
     with node.spawn(0, sys.executable, "-c", FORKING) as output:
         await node.next(Spawned)
         assert await asyncio.to_thread(output.read, 2) == b"up"
-        everybody = descendants(os.getpid())
-        assert len(everybody) == 52
+        assert len(node.everybody()) == 52
         node.workers.stop(grace_s=5.0)
         await node.next(Stopped)
-        assert descendants(os.getpid()) == [pid for pid in everybody if is_alive(pid)]
-        assert len(descendants(os.getpid())) == 1
+        assert node.everybody() == [node.workers.supervisor_pid]
 
 
 async def test_stopped_process_is_woken_to_end(node):
@@ -133,6 +136,6 @@ async def test_closing_takes_everybody_along(node):
     """When the agent lets go of the supervisor, nothing of the node is left."""
     with node.spawn(0, sys.executable, "-c", STUBBORN) as output:
         await asyncio.to_thread(output.read, 2)
-        everybody = descendants(os.getpid())
+        everybody = node.everybody()
         node.workers.close()
         wait_gone(everybody)

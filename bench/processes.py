@@ -62,10 +62,15 @@ def start(
     return process
 
 
-def end(process: subprocess.Popen[bytes]) -> None:
-    """Kill a child and all below it, and take its exit."""
-    kill_tree(process.pid)
-    process.wait()
+def end(process: subprocess.Popen[bytes], *, polite_s: float = 0.0) -> None:
+    """End a child and all below it, and take its exit. With `polite_s` it is asked first, so that it can clear up."""
+    if polite_s:
+        process.terminate()
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            process.wait(polite_s)
+    if process.poll() is None:
+        kill_tree(process.pid)
+        process.wait()
 
 
 def kill_tree(root: int) -> None:

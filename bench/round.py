@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import os
 import signal
 import sys
 import tempfile
@@ -101,7 +102,7 @@ async def _prepare(stack: contextlib.AsyncExitStack, room: Path, size: int) -> J
     )
     password = new_secret()
     store = EmbeddedStore(folder.store_dir, bind="127.0.0.1", password=password)
-    stack.push_async_callback(children.end, [await store.start()], polite_s=0.0)
+    stack.push_async_callback(_kill, await store.start())
     url = f"redis://127.0.0.1:{store.port}"
     folder.write_store(StoreAddress(url=url, password=password, job="bench", token=new_secret()))
     return folder
@@ -111,7 +112,7 @@ async def _start_controller(stack: contextlib.AsyncExitStack, folder: JobFolder,
     """Start it, and wait until it has announced itself."""
     given = env.child_environment({"NVRX_JOB_FOLDER": str(folder.path)})
     process = await children.start(argv, given, on_death=signal.SIGKILL, own_session=False)
-    stack.push_async_callback(children.end, [process], polite_s=0.0)
+    stack.push_async_callback(_kill, process)
     address = folder.read_store()
     assert address is not None
     store = Store(address, clock=SystemClock())
@@ -133,7 +134,7 @@ async def _start_fleet(stack: contextlib.AsyncExitStack, folder: JobFolder, part
     argv += ["tethered"] * setting.tethered
     adopt = dies_with_parent(signal.SIGKILL)
     fleet = await asyncio.create_subprocess_exec(*argv, stdin=PIPE, stdout=PIPE, preexec_fn=adopt)
-    stack.push_async_callback(children.end, [fleet], polite_s=0.0)
+    stack.push_async_callback(_kill, fleet)
     await _line(fleet)
     return fleet
 
@@ -156,3 +157,10 @@ async def _line(fleet: Process) -> str:
     if not line:
         raise BenchTimeout("a simulated fleet died; what it said is above")
     return line.decode()
+
+
+async def _kill(process: Process) -> None:
+    """By the process's number: its own `send_signal` would take its exit away from who waits for it."""
+    with contextlib.suppress(ProcessLookupError):
+        os.kill(process.pid, signal.SIGKILL)
+    await process.wait()

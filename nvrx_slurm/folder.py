@@ -14,13 +14,12 @@
 
 from __future__ import annotations
 
-import os
 import socket
-from pathlib import Path
 from typing import TypeVar
 
 import msgspec
 
+from nvrx_slurm.files import JobFiles, write_private
 from nvrx_slurm.processes import is_alive
 from nvrx_slurm.records import Plan, Record, plan_from_json, plan_to_json
 
@@ -68,46 +67,11 @@ class Result(Record, frozen=True, kw_only=True):
     ended_at: float
 
 
-class JobFolder:
-    """Paths, and atomic reads and writes, below one job's folder: a reader sees an old file or a new one."""
-
-    def __init__(self, path: Path) -> None:
-        self.path = path
-
-    @property
-    def job_id(self) -> str:
-        return self.path.name
-
-    @property
-    def plan_path(self) -> Path:
-        return self.path / "plan.json"
-
-    @property
-    def events_path(self) -> Path:
-        return self.path / "events.jsonl"
-
-    @property
-    def job_log(self) -> Path:
-        return self.path / "job.log"
-
-    @property
-    def store_dir(self) -> Path:
-        return self.path / "store"
-
-    def node_log(self, node: str) -> Path:
-        return self.path / "nodes" / f"{node}.log"
-
-    def cycle_logs(self, replica: str, generation: int, cycle: int) -> Path:
-        return self.path / "logs" / replica / f"gen-{generation}" / f"cycle-{cycle}"
-
-    def create(self) -> None:
-        """Make the folder (0700) with its parents. Raises OSError."""
-        self.path.mkdir(mode=0o700, parents=True, exist_ok=True)
-        self.path.chmod(0o700)
-        (self.path / "nodes").mkdir(exist_ok=True)
+class JobFolder(JobFiles):
+    """The records of one job's folder, read and written atomically: a reader sees an old file or a new one."""
 
     def write_plan(self, plan: Plan) -> None:
-        self._write("plan.json", plan_to_json(plan) + b"\n")
+        self.write_plan_json(plan_to_json(plan))
 
     def read_plan(self) -> Plan:
         return plan_from_json(self.plan_path.read_bytes())
@@ -137,11 +101,7 @@ class JobFolder:
         (self.path / "result.json").unlink(missing_ok=True)
 
     def _write(self, name: str, data: bytes) -> None:
-        temporary = self.path / f".{name}.{os.getpid()}"
-        descriptor = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600)
-        with os.fdopen(descriptor, "wb") as file:
-            file.write(data)
-        temporary.replace(self.path / name)
+        write_private(self.path / name, data)
 
     def _read(self, name: str, kind: type[_T]) -> _T | None:
         try:

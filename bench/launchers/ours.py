@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import subprocess
 import sys
 
@@ -13,7 +14,8 @@ from nvrx_slurm.folder import JobFolder
 from nvrx_slurm.records import Entry, FaultTolerance, NodeJoined, Plan, Recovered, RolePlan, plan_to_json
 from nvrx_slurm.report.source import Journal, so_far
 
-JOB_ID = "bench"
+JOB_ID = f"bench-{os.getpid()}"
+POLITE_S = 15.0
 
 
 class Ours:
@@ -66,4 +68,4 @@ class OurFleet:
         return self._folder.job_log.read_text(errors="replace")[-2000:] if self._folder.job_log.exists() else ""
 
     def stop(self) -> None:
-        processes.end(self._host)
+        processes.end(self._host, polite_s=POLITE_S)

@@ -2,17 +2,18 @@
 
 from __future__ import annotations
 
-import sys
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from nvrx_slurm.api.handle import ClusterName, Job, open_cluster
-from nvrx_slurm.cluster.base import DEFAULT_FOLDER
+from nvrx_slurm.api.prepared import PreparedJob, prepare
+from nvrx_slurm.cluster.base import DEFAULT_FOLDER, Cluster
+from nvrx_slurm.cluster.slurm import SlurmCluster, folder_name
 from nvrx_slurm.errors import ConfigError, StoreUnreachable
-from nvrx_slurm.folder import JobFolder
+from nvrx_slurm.files import JobFiles
 from nvrx_slurm.log import get_logger
 
 if TYPE_CHECKING:
+    from nvrx_slurm.api.handle import ClusterName, Job
     from nvrx_slurm.config.model import JobSpec
     from nvrx_slurm.records import Plan
 
@@ -34,39 +35,44 @@ def submit(
     MissingProgramError, UsageError (the folder cannot be written), SlurmUnreachable, StoreUnreachable; then nothing
     was submitted and nothing is left behind.
     """
+    from nvrx_slurm.api.handle import Job  # only now: `hand_over` needs no handle
     from nvrx_slurm.config.plan import plan
 
     if spares is not None:
         spec = _with_spares(spec, spares)
-    return submit_planned(spec, plan(spec, folder=Path(folder)), cluster=cluster)
+    prepared = prepare(spec, plan(spec, folder=Path(folder)), cluster=cluster)
+    return Job(hand_over(prepared, cluster=cluster), folder=prepared.folder, cluster=cluster)
 
 
-def submit_planned(spec: JobSpec, plan: Plan, *, cluster: ClusterName) -> Job:
-    """`submit`, where the plan has been made already."""
-    if plan.store_url is not None:
-        check_store(plan)
-    script = render(spec, plan, cluster=cluster)
-    base = Path(plan.folder)
-    job_id = open_cluster(cluster, base).submit(script, folder=base, name=plan.name)
-    job = Job(job_id, folder=base, cluster=cluster)
+def hand_over(prepared: PreparedJob, *, cluster: ClusterName) -> str:
+    """Submit a job that was prepared for this cluster, and return its id. Raises what `submit` raises."""
+    if prepared.uses_site_store:
+        check_store(prepared)
+    base = Path(prepared.folder)
+    job_id = _open(cluster, base).submit(prepared.script, folder=base, name=prepared.name)
+    files = JobFiles(base / folder_name(job_id))
     try:
-        JobFolder(job.folder).write_plan(plan)  # so that readers know the job while it is still in the queue
+        files.write_plan_json(prepared.plan_json.encode())  # so that readers know the job while it is in the queue
     except OSError as error:  # the job is submitted: too late for an error
-        log.warning("%s: the plan could not be kept there (%s)", job.folder, error.strerror)
-    return job
+        log.warning("%s: the plan could not be kept there (%s)", files.path, error.strerror)
+    return job_id
 
 
-def render(spec: JobSpec, plan: Plan, *, cluster: ClusterName) -> str:
-    """The job script that `submit_planned` submits."""
-    from nvrx_slurm.render.script import render_job
+def _open(cluster: ClusterName, base: Path) -> Cluster:
+    if cluster == "slurm":
+        return SlurmCluster()  # all that is needed of what `open_cluster` would load
+    from nvrx_slurm.api.handle import open_cluster
 
-    return render_job(spec, plan, cluster=cluster, python=sys.executable)
+    return open_cluster(cluster, base)
 
 
-def check_store(plan: Plan) -> None:
+def check_store(prepared: PreparedJob) -> None:
     """Knock at the site's own store, as the batch host will. Raises StoreUnreachable, ConfigError."""
     import redis  # takes longer to import than all the rest, and the embedded store needs no knock
 
+    from nvrx_slurm.records import plan_from_json
+
+    plan = plan_from_json(prepared.plan_json.encode())
     assert plan.store_url is not None
     store = redis.Redis.from_url(
         plan.store_url,

@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import functools
-import tempfile
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
@@ -28,19 +27,29 @@ class JobChoice:
 
     file: Path
     folder: Path
-    flags: tuple[tuple[str, str, Any], ...]
+    spares: int | None = None
+    nodes: int | None = None
+    assignments: tuple[str, ...] = ()
 
     def load(self) -> Loaded:
         """The merged configuration. Raises ConfigError."""
         from nvrx_slurm.config.load import load
 
-        return load(self.file, self.flags)
+        return load(self.file, list(self._flags()))
 
     def plan(self, loaded: Loaded) -> Plan:
         """What agents will read."""
         from nvrx_slurm.config.plan import plan
 
         return plan(loaded.spec, folder=self.folder, job_file=self.file)
+
+    def _flags(self) -> Iterator[tuple[str, str, Any]]:
+        from nvrx_slurm.config.load import parse_assignment
+
+        yield from map(parse_assignment, self.assignments)
+        for key, value in (("spares", self.spares), ("nodes", self.nodes)):
+            if value is not None:
+                yield key, f"--{key}", value
 
 
 folder_option = click.option(
@@ -54,6 +63,8 @@ folder_option = click.option(
 
 def make_base(folder: Path) -> None:
     """Make the folder that holds job folders (0700), and see that it can be written. Raises UsageError."""
+    import tempfile
+
     try:
         folder.mkdir(mode=0o700, parents=True, exist_ok=True)
         with tempfile.TemporaryFile(dir=folder):
@@ -75,19 +86,7 @@ def job_options(command: _F) -> _F:
         *args: Any, job_yaml: Path, spares: int | None, nodes: int | None, assignments: tuple[str, ...], folder: Path,
         **rest: Any,
     ) -> Any:  # fmt: skip
-        choice = JobChoice(job_yaml, folder, tuple(_flags(spares, nodes, assignments)))
+        choice = JobChoice(job_yaml, folder, spares, nodes, assignments)
         return command(*args, choice=choice, **rest)
 
     return wrapper  # type: ignore[return-value]
-
-
-def _flags(spares: int | None, nodes: int | None, assignments: tuple[str, ...]) -> list[tuple[str, str, Any]]:
-    flags: list[tuple[str, str, Any]] = []
-    if assignments:
-        from nvrx_slurm.config.load import parse_assignment
-
-        flags += [parse_assignment(text) for text in assignments]
-    for key, value in (("spares", spares), ("nodes", nodes)):
-        if value is not None:
-            flags.append((key, f"--{key}", value))
-    return flags

@@ -6,6 +6,7 @@ import contextlib
 import json
 import signal
 from collections.abc import Iterator
+from pathlib import Path
 from typing import TYPE_CHECKING, NoReturn
 
 import click
@@ -15,6 +16,7 @@ from nvrx_slurm.errors import EXIT_DONE, EXIT_INTERRUPTED, EXIT_TERMINATED, Nvrx
 
 if TYPE_CHECKING:
     from nvrx_slurm.api.handle import ClusterName, Job
+    from nvrx_slurm.api.prepared import PreparedJob
     from nvrx_slurm.cluster.states import JobState
 
 
@@ -27,25 +29,57 @@ if TYPE_CHECKING:
 @click.option("--local", is_flag=True, help="Run it in the background of this machine, without Slurm.")
 def submit(choice: JobChoice, wait: bool, watch: bool, dry_run: bool, as_json: bool, local: bool) -> int:
     """Submit JOB_YAML to Slurm, and print the job's id."""
-    from nvrx_slurm.api.submission import render, submit_planned
-
     if wait and watch:
         raise UsageError("--wait and --watch both follow the job: choose one")
     cluster: ClusterName = "local" if local else "slurm"
-    loaded = choice.load()
-    plan = choice.plan(loaded)
+    prepared = _prepared(choice, cluster)
     if dry_run:
-        click.echo(render(loaded.spec, plan, cluster=cluster), nl=False)
+        click.echo(prepared.script, nl=False)
         return EXIT_DONE
-    job = submit_planned(loaded.spec, plan, cluster=cluster)
-    click.echo(_as_json(job) if as_json else job.job_id)
-    if watch:
-        return _watch(job)
-    return _wait(job) if wait else EXIT_DONE
+    job_id = _submitted(prepared, cluster, as_json)
+    if not (wait or watch):
+        return EXIT_DONE
+    from nvrx_slurm.api.handle import Job
+
+    job = Job(job_id, folder=prepared.folder, cluster=cluster)
+    return _watch(job) if watch else _wait(job)
 
 
-def _as_json(job: Job) -> str:
-    return json.dumps({"job": job.job_id, "cluster": job.cluster, "folder": str(job.folder)})
+def _prepared(choice: JobChoice, cluster: ClusterName) -> PreparedJob:
+    """The job as it was prepared before, where nothing that goes into it has changed since."""
+    from nvrx_slurm.api.script_cache import ScriptCache, key_of
+    from nvrx_slurm.config.site import cache_folder
+
+    def key() -> str | None:
+        flags = (choice.spares, choice.nodes, *choice.assignments)
+        return key_of(choice.file, choice.folder, cluster, flags)
+
+    cache = ScriptCache(cache_folder() / "scripts")
+    asked = key()
+    if asked is not None and (found := cache.get(asked)) is not None:
+        return found
+    prepared = _prepared_anew(choice, cluster)
+    if asked is not None and asked == key():  # job.yaml was not edited in between
+        cache.put(asked, prepared)
+    return prepared
+
+
+def _prepared_anew(choice: JobChoice, cluster: ClusterName) -> PreparedJob:
+    from nvrx_slurm.api.prepared import prepare
+
+    loaded = choice.load()
+    return prepare(loaded.spec, choice.plan(loaded), cluster=cluster)
+
+
+def _submitted(prepared: PreparedJob, cluster: ClusterName, as_json: bool) -> str:
+    """Submit, and tell the job's id."""
+    from nvrx_slurm.api.submission import hand_over
+    from nvrx_slurm.cluster.slurm import folder_name
+
+    job_id = hand_over(prepared, cluster=cluster)
+    told = {"job": job_id, "cluster": cluster, "folder": str(Path(prepared.folder) / folder_name(job_id))}
+    click.echo(json.dumps(told) if as_json else job_id)
+    return job_id
 
 
 def _watch(job: Job) -> int:

@@ -30,7 +30,7 @@ from nvrx_slurm.errors import (
     SubmissionRefused,
     UsageError,
 )
-from nvrx_slurm.folder import JobFolder
+from nvrx_slurm.files import JobFiles
 from nvrx_slurm.ids import new_incarnation
 from nvrx_slurm.log import get_logger
 
@@ -64,7 +64,7 @@ class SlurmCluster:
                 with contextlib.suppress(OSError):  # somebody else uses it by now
                     folder.rmdir()
             raise
-        self._keep(path, JobFolder(folder / folder_name(job_id)))
+        self._keep(path, JobFiles(folder / folder_name(job_id)))
         self._warn_if_old()
         return job_id
 
@@ -82,7 +82,7 @@ class SlurmCluster:
         listing = self._programs.run("squeue", "--noheader", "--me", "--states=all", "--format=%i|%o")
         return submitted_by_script(listing.stdout, str(path))
 
-    def _keep(self, path: Path, job: JobFolder) -> None:
+    def _keep(self, path: Path, job: JobFiles) -> None:
         try:
             job.create()
             path.replace(job.path / SCRIPT_NAME)

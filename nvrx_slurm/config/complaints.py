@@ -8,7 +8,7 @@ from typing import Any, get_args
 
 from pydantic import BaseModel, ValidationError
 
-from nvrx_slurm.config.model import Misfit
+from nvrx_slurm.config.values import Misfit
 from nvrx_slurm.config.yamlfile import KeyPath
 
 MOST_SHOWN = 60

@@ -10,9 +10,6 @@ from typing import Any
 
 from nvrx_slurm.config.durations import words
 from nvrx_slurm.config.model import (
-    LONGEST_S,
-    RESERVED_VARIABLES,
-    SHORTEST_S,
     Block,
     FaultToleranceSpec,
     Heartbeat,
@@ -24,6 +21,7 @@ from nvrx_slurm.config.model import (
     Teardown,
 )
 from nvrx_slurm.config.schema import descriptions
+from nvrx_slurm.config.values import LONGEST_S, RESERVED_VARIABLES, SHORTEST_S
 
 # section title → its block, and where in job.yaml that stands
 SECTIONS: dict[str, type[Block]] = {

@@ -16,10 +16,10 @@ from pydantic import ValidationError
 from nvrx_slurm.config import env
 from nvrx_slurm.config.complaints import complaints, dotted
 from nvrx_slurm.config.model import JobSpec
+from nvrx_slurm.config.site import site_files
 from nvrx_slurm.config.yamlfile import KeyPath, read_value, read_yaml
 from nvrx_slurm.errors import ConfigError, UsageError
 
-SITE_FILE = "config.yaml"
 _NOT_KEYS = {"NVRX_SLURM_STORE_PASSWORD"}
 _EMPTY: dict[tuple[str, ...], Any] = {("env",): "", ("extra",): True}
 """What a key without a value means below these; elsewhere it means nothing."""
@@ -132,12 +132,8 @@ def _variable_path(name: str) -> tuple[str, ...]:
 
 
 def _site_files() -> list[Layer]:
-    from platformdirs import PlatformDirs
-
-    dirs = PlatformDirs("nvrx-slurm", appauthor=False)
     layers = []
-    for folder in (dirs.user_config_path, dirs.site_config_path):
-        path = Path(folder) / SITE_FILE
+    for path in site_files():
         if path.is_file():
             file = read_yaml(path)
             layers.append(Layer(str(path), _said(file.data), file.lines, {}))

@@ -32,6 +32,7 @@ def plan(spec: JobSpec, *, folder: Path, job_file: Path | None = None) -> Plan:
             join_timeout_s=bounds.rendezvous.join_timeout,
             last_call_s=bounds.rendezvous.last_call,
             teardown_grace_s=bounds.teardown.grace,
+            control_plane_grace_s=bounds.control_plane_grace,
         ),
         time_limit_s=spec.slurm.time,
         store_url=spec.store.url,

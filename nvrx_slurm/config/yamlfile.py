@@ -99,7 +99,7 @@ class _Values:
         """Text, None, or a list or mapping of such."""
         self._check(node)
         if isinstance(node, ScalarNode):
-            return None if node.tag == _TAG + "null" else node.value
+            return None if node.tag == _TAG + "null" else _paired(node.value)
         self._open.add(id(node))
         value = self._sequence(node, at) if isinstance(node, SequenceNode) else self._mapping(node, at)
         self._open.discard(id(node))
@@ -145,6 +145,11 @@ class _Values:
 
     def _wrong(self, message: str, node: Node) -> ConfigError:
         return ConfigError(message, file=self._file, line=_line(node))
+
+
+def _paired(text: str) -> str:
+    """The text, where JSON's two escapes for one character beyond U+FFFF are that one character again."""
+    return text if text.isascii() else text.encode("utf-16-le", "surrogatepass").decode("utf-16-le", "surrogatepass")
 
 
 def _flat(nodes: list[Node]) -> Iterator[Node]:

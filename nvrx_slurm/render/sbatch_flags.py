@@ -30,8 +30,9 @@ def sbatch_quote(value: str) -> str:
 
 
 def notice_s(plan: Plan) -> int:
-    """How long before its time limit the job is told, so that its teardown fits."""
-    return max(SHORTEST_NOTICE_S, math.ceil(plan.fault_tolerance.teardown_grace_s) + NOTICE_MARGIN_S)
+    """How long before its time limit the job is told, so that its teardown fits; of a short job at most a quarter."""
+    wanted = max(SHORTEST_NOTICE_S, math.ceil(plan.fault_tolerance.teardown_grace_s) + NOTICE_MARGIN_S)
+    return wanted if plan.time_limit_s is None else min(wanted, int(plan.time_limit_s / 4))
 
 
 def sbatch_flags(spec: JobSpec, plan: Plan) -> list[str]:

@@ -3,17 +3,14 @@
 from __future__ import annotations
 
 import shlex
-from pathlib import Path
 from typing import Literal
 
 from jinja2 import Environment, FileSystemLoader, StrictUndefined
 
-import nvrx_slurm
 from nvrx_slurm.config.model import JobSpec
 from nvrx_slurm.records import Plan, plan_to_json
 from nvrx_slurm.render.sbatch_flags import sbatch_flags, step_flags
-
-TEMPLATE = "job.sh.j2"
+from nvrx_slurm.render.template import TEMPLATE, template_folder
 
 
 def render_job(spec: JobSpec, plan: Plan, *, cluster: Literal["slurm", "local"], python: str) -> str:
@@ -48,12 +45,14 @@ def _launcher(spec: JobSpec, plan: Plan, python: str) -> list[str]:
         "--no-kill",
         "--kill-on-bad-exit=0",
         "--wait=0",
+        "--mpi=none",  # an agent is no MPI rank, whatever the site's default; its workers make their own world
         "--export=ALL",  # of the batch host; without it `sbatch --export=NONE` would rule here too
         f"--nodes={nodes}",
         f"--ntasks={nodes}",
         "--ntasks-per-node=1",
         *step_flags(spec),
         python,
+        "-P",  # a redis.py in the folder that the job was submitted from is not the one that is meant
         "-m",
         "nvrx_slurm.agent",
     ]
@@ -61,7 +60,7 @@ def _launcher(spec: JobSpec, plan: Plan, python: str) -> list[str]:
 
 def _environment() -> Environment:
     environment = Environment(
-        loader=FileSystemLoader(_templates()),
+        loader=FileSystemLoader(template_folder()),
         undefined=StrictUndefined,
         trim_blocks=True,
         lstrip_blocks=True,
@@ -70,10 +69,3 @@ def _environment() -> Environment:
     )
     environment.filters["quote"] = shlex.quote
     return environment
-
-
-def _templates() -> Path:
-    """`sbatch/` inside the installed package, or beside it in a source checkout."""
-    package = Path(nvrx_slurm.__file__).parent
-    installed = package / "sbatch"
-    return installed if installed.is_dir() else package.parent / "sbatch"

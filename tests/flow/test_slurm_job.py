@@ -189,3 +189,19 @@ def started_again(job, env):
         assert clock.monotonic() < deadline
         clock.sleep(0.1)
     subprocess.run(["scontrol", "update", f"JobId={job.folder.job_id}", "StartTime=now"], env=env, check=True)
+
+
+def test_lost_batch_host_is_requeued_by_the_survivors(launch, gate, healthy_cluster):
+    """The first node dies, with store and controller: the others stop their workers and give the job back to the
+    queue, and its next generation runs, in the same journal."""
+    job = launch(nodes=2, spares=1, bounds="control_plane_grace: 2s, teardown: {grace: 5s}")
+    workers = running(job, gate, 2)
+    healthy_cluster.kill_node("n1")
+    env = {**os.environ, **healthy_cluster.environment()}
+    wait_gone([w.pid for w in workers.values()])
+    healthy_cluster.restore_node("n1")
+    started_again(job, env)
+    gate.wait(2, cycle=0, generation=1, timeout=60)
+    gate.open()
+    assert job.finish(timeout=60) == 0
+    assert [entry.n for entry in job.entries] == list(range(1, len(job.entries) + 1))

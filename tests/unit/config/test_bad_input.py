@@ -2,13 +2,19 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
 
 from nvrx_slurm.config.load import load
+from nvrx_slurm.config.model import JobSpec, Role, Slurm
+from nvrx_slurm.config.plan import plan
 from nvrx_slurm.errors import EXIT_USAGE, ConfigError
+from nvrx_slurm.render.script import render_job
 
 Write = Callable[[str], Path]
 
@@ -216,3 +222,35 @@ def test_all_problems_are_told_at_once_in_the_order_of_the_file(write: Write) ->
 def test_a_long_value_is_shown_by_its_beginning(write: Write) -> None:
     """A message stays readable, whatever stands in the file."""
     assert len(complaint(write(f"{BASE}nodes: {'x' * 5000}\n"))) < 200
+
+
+KEYS = st.sampled_from(
+    [*JobSpec.model_fields, *Slurm.model_fields, *Role.model_fields, "heartbeat", "timeout", "a b"]
+)
+VALUES = st.recursive(
+    st.none() | st.booleans() | st.integers() | st.floats() | st.text(max_size=8) | st.sampled_from(["1h", "x", "3"]),
+    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(KEYS, inner, max_size=4),
+    max_leaves=12,
+)
+
+
+@settings(max_examples=150, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(st.dictionaries(KEYS, VALUES, max_size=6))
+def test_any_keys_and_values_are_a_job_or_one_clear_error(write: Write, data: dict[str, object]) -> None:
+    """Whatever stands where, nothing but a ConfigError comes of it; a job that loads can be planned and rendered."""
+    loads_or_complains(write(json.dumps(data)))
+
+
+@settings(max_examples=150, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(st.text(st.sampled_from("ab:-[]{}&*!|>'\"%@#,? \n\t01.e<~\\é\x00\x85")))
+def test_any_text_is_a_job_or_one_clear_error(write: Write, text: str) -> None:
+    """No text, however broken, brings anything but a ConfigError."""
+    loads_or_complains(write(text))
+
+
+def loads_or_complains(path: Path) -> None:
+    try:
+        spec = load(path).spec
+        render_job(spec, plan(spec, folder=Path("jobs"), job_file=path), cluster="slurm", python="python")
+    except ConfigError as error:
+        assert str(error).partition("\n")[0]

@@ -155,6 +155,13 @@ def test_text_in_a_file_stays_as_it_was_written(write: Write, text: str) -> None
     assert (spec.command, spec.env, spec.slurm.account) == (("x", text), {"A": text}, text)
 
 
+def test_a_job_yaml_may_be_json(write: Write) -> None:
+    """JSON is YAML, its pairs of escapes for one character included."""
+    job = {"name": "a", "command": ["x", "\U0001f600 \n\t\u2028"], "env": {"A": "\U0001f600"}, "nodes": 2}
+    spec = load(write(json.dumps(job))).spec
+    assert (list(spec.command or ()), spec.env, spec.nodes) == (job["command"], job["env"], 2)
+
+
 def test_bad_assignments_are_usage_errors(write: Write) -> None:
     """`--set` without `=`, with an empty level, with broken YAML, or below a plain value says how to write it."""
     for text in ("foo", "=1", "a..b=1", ""):

@@ -26,7 +26,7 @@ HOSTILE = (
 PYTHON = """\
 #!/bin/bash
 # Stands for the interpreter: as the batch host it starts the launcher, as an agent it says what it sees.
-case "$2" in
+case "$3" in
 nvrx_slurm.batch)
     cat > "${0%/*}/plan"
     while [ "$1" != -- ]; do shift; done

@@ -97,17 +97,17 @@ def test_the_launchers_words_arrive_unchanged(start: Callable[..., Started]) -> 
     """On Slurm the batch host is told how to start the agents: srun, that outlives nodes, with our interpreter."""
     spec = job(nodes=2, spares=1, slurm={"cpus_per_task": 8, "gpus_per_node": "h100:4"})
     words = start(spec, planned(spec), "slurm").words
-    assert words[:5] == ["-m", "nvrx_slurm.batch", "--cluster", "slurm", "--"]
-    assert words[5] == "srun"
+    assert words[:6] == ["-P", "-m", "nvrx_slurm.batch", "--cluster", "slurm", "--"]
+    assert words[6] == "srun"
     assert {"--no-kill", "--kill-on-bad-exit=0", "--wait=0", "--export=ALL", "--nodes=3", "--ntasks=3"} <= set(words)
     assert {"--cpus-per-task=8", "--gpus-per-node=h100:4"} <= set(words)
-    assert words[-3].endswith('/it\'s $(a) "folder" \\ # %j é/python')
-    assert words[-2:] == ["-m", "nvrx_slurm.agent"]
+    assert words[-4].endswith('/it\'s $(a) "folder" \\ # %j é/python')
+    assert words[-3:] == ["-P", "-m", "nvrx_slurm.agent"]
 
 
 def test_the_local_script_starts_the_batch_host_alone(start: Callable[..., Started]) -> None:
     """Here, without Slurm, the batch host starts the agents by itself."""
-    assert start(job(), planned(job())).words == ["-m", "nvrx_slurm.batch", "--cluster", "local"]
+    assert start(job(), planned(job())).words == ["-P", "-m", "nvrx_slurm.batch", "--cluster", "local"]
 
 
 def test_setup_lines_are_shell_as_the_user_wrote_them(start: Callable[..., Started]) -> None:
@@ -116,6 +116,7 @@ def test_setup_lines_are_shell_as_the_user_wrote_them(start: Callable[..., Start
     assert start(spec, planned(spec)).output == "two  words\n2\n"
 
 
-def test_files_of_the_job_are_its_users_alone(start: Callable[..., Started]) -> None:
-    """The script's umask lets nobody else read what the job writes."""
-    assert start(job(setup=["umask"]), planned(job())).output == "0077\n"
+def test_umask_is_the_users_own(start: Callable[..., Started]) -> None:
+    """Workers' checkpoints are their user's to share; the job folder has a mode of its own."""
+    here = subprocess.run(["bash", "-c", "umask"], capture_output=True, text=True, check=True).stdout
+    assert start(job(setup=["umask"]), planned(job())).output == here

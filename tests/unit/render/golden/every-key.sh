@@ -23,11 +23,11 @@
 #SBATCH --exclusive
 #SBATCH --no-requeue
 
-umask 077
+:  # Slurm reads flags up to the first command: from here on all is shell
 
 # The batch host keeps the store and the controller running, starts one agent on each node, and gets Slurm's signals.
-exec /shared/venv/bin/python -m nvrx_slurm.batch --cluster slurm -- \
-  srun --no-kill --kill-on-bad-exit=0 --wait=0 --export=ALL --nodes=4 --ntasks=4 --ntasks-per-node=1 --cpus-per-task=64 --gpus-per-node=h100:8 /shared/venv/bin/python -m nvrx_slurm.agent <<'NVRX_PLAN'
+exec /shared/venv/bin/python -P -m nvrx_slurm.batch --cluster slurm -- \
+  srun --no-kill --kill-on-bad-exit=0 --wait=0 --mpi=none --export=ALL --nodes=4 --ntasks=4 --ntasks-per-node=1 --cpus-per-task=64 --gpus-per-node=h100:8 /shared/venv/bin/python -P -m nvrx_slurm.agent <<'NVRX_PLAN'
 {
   "name": "every-key",
   "roles": [
@@ -48,7 +48,8 @@ exec /shared/venv/bin/python -m nvrx_slurm.batch --cluster slurm -- \
     "heartbeat_timeout_s": 15.0,
     "join_timeout_s": 600.0,
     "last_call_s": 5.0,
-    "teardown_grace_s": 120.0
+    "teardown_grace_s": 120.0,
+    "control_plane_grace_s": 600.0
   },
   "time_limit_s": 172800.0
 }

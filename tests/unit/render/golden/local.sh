@@ -1,12 +1,12 @@
 #!/bin/bash
 # train: 2 nodes and 1 hot spare, by nvrx-slurm
 
-umask 077
+:  # Slurm reads flags up to the first command: from here on all is shell
 module load cuda
 source venv/bin/activate
 
 # The batch host keeps the store and the controller running, starts one agent on each node, and gets Slurm's signals.
-exec /shared/venv/bin/python -m nvrx_slurm.batch --cluster local <<'NVRX_PLAN'
+exec /shared/venv/bin/python -P -m nvrx_slurm.batch --cluster local <<'NVRX_PLAN'
 {
   "name": "train",
   "roles": [
@@ -33,7 +33,8 @@ exec /shared/venv/bin/python -m nvrx_slurm.batch --cluster local <<'NVRX_PLAN'
     "heartbeat_timeout_s": 15.0,
     "join_timeout_s": 600.0,
     "last_call_s": 5.0,
-    "teardown_grace_s": 10.0
+    "teardown_grace_s": 10.0,
+    "control_plane_grace_s": 600.0
   },
   "time_limit_s": 43200.0
 }

@@ -11,13 +11,13 @@
 #SBATCH --time=0-12:00:00
 #SBATCH --partition=gpu
 
-umask 077
+:  # Slurm reads flags up to the first command: from here on all is shell
 module load cuda
 source venv/bin/activate
 
 # The batch host keeps the store and the controller running, starts one agent on each node, and gets Slurm's signals.
-exec /shared/venv/bin/python -m nvrx_slurm.batch --cluster slurm -- \
-  srun --no-kill --kill-on-bad-exit=0 --wait=0 --export=ALL --nodes=3 --ntasks=3 --ntasks-per-node=1 /shared/venv/bin/python -m nvrx_slurm.agent <<'NVRX_PLAN'
+exec /shared/venv/bin/python -P -m nvrx_slurm.batch --cluster slurm -- \
+  srun --no-kill --kill-on-bad-exit=0 --wait=0 --mpi=none --export=ALL --nodes=3 --ntasks=3 --ntasks-per-node=1 /shared/venv/bin/python -P -m nvrx_slurm.agent <<'NVRX_PLAN'
 {
   "name": "train",
   "roles": [
@@ -44,7 +44,8 @@ exec /shared/venv/bin/python -m nvrx_slurm.batch --cluster slurm -- \
     "heartbeat_timeout_s": 15.0,
     "join_timeout_s": 600.0,
     "last_call_s": 5.0,
-    "teardown_grace_s": 10.0
+    "teardown_grace_s": 10.0,
+    "control_plane_grace_s": 600.0
   },
   "time_limit_s": 43200.0
 }

@@ -1,0 +1,123 @@
+"""Prepared jobs that are kept, as `.pyc` files are: what has not changed is not loaded and rendered again.
+
+An entry's name is a SHA-256 over everything that a prepared job is made of (`key_of`), so none is ever stale; its
+first line is a SHA-256 over the rest. Whatever is wrong with the cache, jobs are prepared anew: nothing here raises.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import hashlib
+import json
+import os
+import sys
+from collections.abc import Iterable, Iterator, Sequence
+from pathlib import Path
+
+import nvrx_slurm
+from nvrx_slurm.api.prepared import PreparedJob
+from nvrx_slurm.config import env
+from nvrx_slurm.config.site import site_files
+from nvrx_slurm.files import write_private
+from nvrx_slurm.render.template import TEMPLATE, template_folder
+
+MOST_ENTRIES = 64
+_SECRET = "NVRX_SLURM_STORE_PASSWORD"
+_MAKERS = ("api/prepared.py", "api/script_cache.py", "errors.py", "records.py", "config/*.py", "render/*.py")
+"""The modules of this package that have a say in what a prepared job is."""
+
+
+class ScriptCache:
+    """Prepared jobs in a folder of their own, which is its user's alone (0700); the last used ones are kept."""
+
+    def __init__(self, folder: Path) -> None:
+        self._folder = folder
+
+    def get(self, key: str) -> PreparedJob | None:
+        """What was put under this key, or None."""
+        path = self._folder / key
+        try:
+            if not _is_private(self._folder):
+                return None
+            job = _decoded(key, path.read_bytes())
+            os.utime(path)  # the entries that were used last are kept
+        except (OSError, ValueError, TypeError):
+            return None
+        return job
+
+    def put(self, key: str, job: PreparedJob) -> None:
+        """Keep it, unless it must be checked against the world each time, or the folder will not have it."""
+        if job.uses_site_store:
+            return
+        with contextlib.suppress(OSError):
+            self._folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+            if _is_private(self._folder):
+                write_private(self._folder / key, _encoded(key, job))
+                self._trim()
+
+    def _trim(self) -> None:
+        by_age = sorted(os.scandir(self._folder), key=lambda entry: entry.stat().st_mtime_ns, reverse=True)
+        for entry in by_age[MOST_ENTRIES:]:
+            Path(entry.path).unlink()
+
+
+def key_of(job_file: Path, folder: Path, cluster: str, flags: Sequence[object]) -> str | None:
+    """The name of the job that these make, here and now; `flags` in any form that tells them apart.
+
+    None where job.yaml cannot be read, or only once, as a pipe can.
+    """
+    digest = hashlib.sha256()
+    try:
+        if not job_file.is_file():
+            return None
+        for part in _inputs(job_file, folder, cluster, flags):
+            data = part if isinstance(part, bytes) else repr(part).encode()
+            digest.update(b"%d:" % len(data))
+            digest.update(data)
+    except (OSError, RuntimeError, ValueError):  # what a path can be wrong with
+        return None
+    return digest.hexdigest()
+
+
+def _inputs(job_file: Path, folder: Path, cluster: str, flags: Sequence[object]) -> Iterator[object]:
+    yield sys.executable, sys.version, cluster, tuple(flags)
+    yield str(Path.cwd()), str(folder.resolve())
+    yield sorted((name, value) for name, value in env.overrides().items() if name != _SECRET)
+    yield from _contents([job_file.resolve()])
+    yield from _contents(path for path in site_files() if path.is_file())
+    yield from _contents([template_folder() / TEMPLATE])
+    package = Path(nvrx_slurm.__file__).parent
+    for pattern in _MAKERS:
+        yield from _contents(sorted(package.glob(pattern)))
+    # Whoever installs, upgrades or removes a library changes the folder that it lies in.
+    yield [(path, os.stat(path).st_mtime_ns) for path in sys.path if path.endswith("-packages")]  # noqa: PTH116
+
+
+def _contents(paths: Iterable[Path]) -> Iterator[object]:
+    for path in paths:
+        yield str(path)
+        yield path.read_bytes()
+
+
+def _is_private(folder: Path) -> bool:
+    """Whether nobody else can have put anything there. A relative folder is nobody's cache (no HOME is set)."""
+    status = folder.stat()
+    return folder.is_absolute() and status.st_uid == os.geteuid() and not status.st_mode & 0o077
+
+
+def _encoded(key: str, job: PreparedJob) -> bytes:
+    body = json.dumps(dataclasses.asdict(job)).encode()
+    return _seal(key, body) + b"\n" + body
+
+
+def _decoded(key: str, data: bytes) -> PreparedJob:
+    """Raises ValueError, TypeError for anything but what `_encoded` wrote under this key."""
+    seal, _, body = data.partition(b"\n")
+    if seal != _seal(key, body):
+        raise ValueError("torn, or another entry's")
+    return PreparedJob(**json.loads(body))
+
+
+def _seal(key: str, body: bytes) -> bytes:
+    return hashlib.sha256(key.encode() + body).hexdigest().encode()

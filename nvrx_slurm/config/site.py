@@ -1,0 +1,20 @@
+"""Where this tool's own files lie: the site files that are layers of every job, and the user's cache."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from platformdirs import PlatformDirs
+
+SITE_FILE = "config.yaml"
+_DIRS = PlatformDirs("nvrx-slurm", appauthor=False)
+
+
+def site_files() -> tuple[Path, ...]:
+    """The user's site file and the machine's, strongest first, whether they exist or not."""
+    return (Path(_DIRS.user_config_path) / SITE_FILE, Path(_DIRS.site_config_path) / SITE_FILE)
+
+
+def cache_folder() -> Path:
+    """Where what can be made again is kept for this user: `$XDG_CACHE_HOME/nvrx-slurm`. It may not exist."""
+    return Path(_DIRS.user_cache_path)

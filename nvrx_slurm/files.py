@@ -1,0 +1,58 @@
+"""Where each file of a job lies, and how one is written; standard library only. `folder.py` draws the folder."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+
+class JobFiles:
+    """Paths below one job's folder, and bytes written there."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+
+    @property
+    def job_id(self) -> str:
+        return self.path.name
+
+    @property
+    def plan_path(self) -> Path:
+        return self.path / "plan.json"
+
+    @property
+    def events_path(self) -> Path:
+        return self.path / "events.jsonl"
+
+    @property
+    def job_log(self) -> Path:
+        return self.path / "job.log"
+
+    @property
+    def store_dir(self) -> Path:
+        return self.path / "store"
+
+    def node_log(self, node: str) -> Path:
+        return self.path / "nodes" / f"{node}.log"
+
+    def cycle_logs(self, replica: str, generation: int, cycle: int) -> Path:
+        return self.path / "logs" / replica / f"gen-{generation}" / f"cycle-{cycle}"
+
+    def create(self) -> None:
+        """Make the folder (0700) with its parents. Raises OSError."""
+        self.path.mkdir(mode=0o700, parents=True, exist_ok=True)
+        self.path.chmod(0o700)
+        (self.path / "nodes").mkdir(exist_ok=True)
+
+    def write_plan_json(self, plan_json: bytes) -> None:
+        """Keep a plan in the form that `records.plan_to_json` gives it."""
+        write_private(self.plan_path, plan_json + b"\n")
+
+
+def write_private(path: Path, data: bytes) -> None:
+    """Write a file for its owner alone (0600). A reader sees the old file or the whole new one. Raises OSError."""
+    temporary = path.with_name(f".{path.name}.{os.getpid()}")
+    descriptor = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600)
+    with os.fdopen(descriptor, "wb") as file:
+        file.write(data)
+    temporary.replace(path)

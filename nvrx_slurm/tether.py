@@ -12,7 +12,6 @@ agent's supervisor holds the connection too, so it breaks only when the node's l
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import hashlib
 import hmac
 import os
@@ -38,9 +37,12 @@ class Hello(Record, frozen=True, kw_only=True):
     mac: bytes
 
 
+_unpack_hello = msgspec.msgpack.Decoder(Hello)
+
+
 def _mac(token: str, nonce: bytes, node: str, incarnation: str) -> bytes:
     message = nonce + f"{node}\0{incarnation}".encode()
-    return hmac.new(token.encode(), message, hashlib.sha256).digest()
+    return hmac.digest(token.encode(), message, hashlib.sha256)
 
 
 def address_towards(host: str) -> str:
@@ -85,60 +87,83 @@ class TetherServer:
     """The controller's end. Calls `up(node, incarnation)` and `lost(node, incarnation)` from the event loop."""
 
     def __init__(self, token: str, up: Callable[[str, str], None], lost: Callable[[str, str], None]) -> None:
-        self._token = token
-        self._up = up
-        self._lost = lost
+        self.token, self.up, self.lost = token, up, lost
+        self.connections: set[_Connection] = set()
+        self.closing = False
         self._server: asyncio.Server | None = None
-        self._tasks: set[asyncio.Task[None]] = set()
 
     async def start(self, bind: str) -> int:
         """Listen; returns the port."""
-        self._server = await asyncio.start_server(self._serve, bind, 0, backlog=4096)
+        loop = asyncio.get_running_loop()
+        self._server = await loop.create_server(lambda: _Connection(self), bind, 0, backlog=4096)
         return int(self._server.sockets[0].getsockname()[1])
 
     async def close(self) -> None:
         """Stop listening, and let go of every agent without calling it lost."""
+        self.closing = True
         if self._server is not None:
             self._server.close()
-        for task in self._tasks:
-            task.cancel()
-        await asyncio.gather(*self._tasks, return_exceptions=True)
+        for connection in self.connections:
+            connection.let_go()
 
-    async def _serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        task = asyncio.current_task()
-        assert task is not None
-        self._tasks.add(task)
+
+class _Connection(asyncio.Protocol):
+    """One agent's connection: it proves itself once, and is then only watched.
+
+    A protocol and no streams: a thousand agents come at once when a job starts or a controller is replaced, and a
+    task, two buffers and a timeout scope for each took longer than the round itself.
+    """
+
+    def __init__(self, server: TetherServer) -> None:
+        self._server = server
+        self._nonce = os.urandom(NONCE_BYTES)
+        self._unread = b""
+        self._last = b""
+        self._hello: Hello | None = None
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        assert isinstance(transport, asyncio.Transport)
+        self._transport = transport
+        self._bound = asyncio.get_running_loop().call_later(HANDSHAKE_S, transport.abort)
+        self._server.connections.add(self)
+        transport.write(self._nonce)
+
+    def data_received(self, data: bytes) -> None:
+        if self._hello is not None:
+            self._last = data
+            return
+        self._unread += data
+        end = _LENGTH_BYTES + int.from_bytes(self._unread[:_LENGTH_BYTES], "big")
+        if len(self._unread) >= _LENGTH_BYTES and end <= len(self._unread):
+            self._accept(self._unread[_LENGTH_BYTES:end])
+            self._last = self._unread[end:]
+
+    def connection_lost(self, error: Exception | None) -> None:
+        self._bound.cancel()
+        self._server.connections.discard(self)
+        hello = self._hello
+        if hello is not None and not self._server.closing and not self._last.endswith(GOODBYE):
+            self._server.lost(hello.node, hello.incarnation)
+
+    def let_go(self) -> None:
+        """Close the connection; what was written goes out first."""
+        self._transport.close()
+
+    def _accept(self, packed: bytes) -> None:
+        """The one thing an agent says before silence: who it is, and that it knows the token."""
+        self._bound.cancel()
+        hello = self._proven(packed)
+        if hello is None:
+            self._transport.abort()
+            return
+        self._hello = hello
+        self._transport.write(ACCEPTED)
+        self._server.up(hello.node, hello.incarnation)
+
+    def _proven(self, packed: bytes) -> Hello | None:
         try:
-            hello = await self._handshake(reader, writer)
-            if hello is not None:
-                self._up(hello.node, hello.incarnation)
-                if await self._until_broken(reader):
-                    self._lost(hello.node, hello.incarnation)
-        except asyncio.CancelledError:
-            pass  # we are closing: whoever is connected is not lost
-        finally:
-            self._tasks.discard(task)
-            writer.close()
-
-    async def _handshake(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> Hello | None:
-        nonce = os.urandom(NONCE_BYTES)
-        with contextlib.suppress(OSError, asyncio.IncompleteReadError, msgspec.DecodeError):
-            async with asyncio.timeout(HANDSHAKE_S):
-                writer.write(nonce)
-                length = int.from_bytes(await reader.readexactly(_LENGTH_BYTES), "big")
-                hello = msgspec.msgpack.decode(await reader.readexactly(length), type=Hello)
-                expected = _mac(self._token, nonce, hello.node, hello.incarnation)
-                if hmac.compare_digest(expected, hello.mac):
-                    writer.write(ACCEPTED)
-                    await writer.drain()
-                    return hello
-        return None
-
-    @staticmethod
-    async def _until_broken(reader: asyncio.StreamReader) -> bool:
-        """Wait for the end of the connection; whether it was a death."""
-        last = b""
-        with contextlib.suppress(OSError):
-            while data := await reader.read(64):
-                last = data
-        return not last.endswith(GOODBYE)
+            hello = _unpack_hello.decode(packed)
+        except msgspec.DecodeError:
+            return None
+        expected = _mac(self._server.token, self._nonce, hello.node, hello.incarnation)
+        return hello if hmac.compare_digest(expected, hello.mac) else None

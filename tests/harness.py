@@ -58,6 +58,7 @@ class Gate:
         self._server = socket.create_server(("127.0.0.1", 0), backlog=128)
         self.port = self._server.getsockname()[1]
         self._arrived: list[Waiting] = []
+        self._is_open = False
         self._news = threading.Condition()
         threading.Thread(target=self._accept, daemon=True).start()
 
@@ -85,6 +86,7 @@ class Gate:
     def open(self) -> None:
         """Let everybody go, now and from now on, with exit code 0."""
         with self._news:
+            self._is_open = True
             for worker in self._arrived:
                 worker.go()
 
@@ -112,6 +114,8 @@ class Gate:
                 worker = Waiting(env["NVRX_REPLICA"], int(env["RANK"]), int(env["NVRX_CYCLE"]), pid, env, connection)
                 with self._news:
                     self._arrived.append(worker)
+                    if self._is_open:
+                        worker.go()
                     self._news.notify_all()
 
 

@@ -11,14 +11,20 @@ They do what their input says, and `tethered` ones connect to the controller too
 
 from __future__ import annotations
 
+import random
 import select
 import sys
-from collections import Counter, deque
+from collections import Counter
+from collections.abc import Callable
+from functools import partial
+from heapq import heappop, heappush
+from itertools import count as count_from
 from pathlib import Path
 from urllib.parse import urlsplit
 
 from bench.fleet.node import Link, SimulatedNode
 from bench.fleet.tether import SimulatedTether
+from nvrx_slurm.agent.tethering import SPREAD_S_PER_NODE
 from nvrx_slurm.clock import SystemClock
 from nvrx_slurm.folder import JobFolder
 from nvrx_slurm.records import ControllerUp, unpack_order
@@ -46,43 +52,53 @@ class SimulatedFleet:
                 self._connect,
                 keep_beats=keep_beats,
                 assigned=self._has_assignment,
-                tether=self._tie if tethered else _stay_untied,
+                tether=self._tie_later if tethered else _stay_untied,
             )
             for index in range(first, first + count)
         ]
-        self._beats: deque[tuple[float, SimulatedNode]] = deque()
+        self._spread_s = plan.total_nodes * SPREAD_S_PER_NODE
+        self._later: list[tuple[float, int, Callable[[], None]]] = []  # a heap: when, a tie-breaker, what
+        self._count = count_from(0)
 
     def run(self) -> None:
         """Serve until the input ends."""
         self._poller.register(sys.stdin.fileno(), select.EPOLLIN)
         print("ready", flush=True)
         while True:
-            for descriptor, _ in self._poller.poll(self._until_beat()):
+            for descriptor, _ in self._poller.poll(self._until_due()):
                 if descriptor != sys.stdin.fileno():
                     self._links[descriptor].readable()
                 elif not self._obey(sys.stdin.readline()):
                     return
-            self._beat_who_is_due()
+            self._do_what_is_due()
 
     def _obey(self, line: str) -> bool:
         self._began = self._clock.monotonic()
         if line == "begin\n":
             for node in self._nodes:
                 node.begin()
-                self._beats.append((self._clock.monotonic() + self._interval_s, node))
+                self._do_later(self._interval_s, partial(self._beat, node))
         elif line == "fail\n":
             self._nodes[0].fail()
         return bool(line)
 
-    def _until_beat(self) -> float:
-        return max(0.0, self._beats[0][0] - self._clock.monotonic()) if self._beats else -1
+    def _beat(self, node: SimulatedNode) -> None:
+        node.beat()
+        self._do_later(self._interval_s, partial(self._beat, node))
 
-    def _beat_who_is_due(self) -> None:
+    def _tie_later(self, node: SimulatedNode, packed: bytes) -> None:
+        self._do_later(random.uniform(0.0, self._spread_s), partial(self._tie, node, packed))
+
+    def _do_later(self, delay_s: float, work: Callable[[], None]) -> None:
+        heappush(self._later, (self._clock.monotonic() + delay_s, next(self._count), work))
+
+    def _until_due(self) -> float:
+        return max(0.0, self._later[0][0] - self._clock.monotonic()) if self._later else -1
+
+    def _do_what_is_due(self) -> None:
         now = self._clock.monotonic()
-        while self._beats and self._beats[0][0] <= now:
-            _, node = self._beats.popleft()
-            node.beat()
-            self._beats.append((now + self._interval_s, node))
+        while self._later and self._later[0][0] <= now:
+            heappop(self._later)[2]()
 
     def _has_assignment(self, cycle: int) -> None:
         self._assigned[cycle] += 1

@@ -42,7 +42,7 @@ def _agent(folder: JobFolder, node: str) -> Agent:
         addr=tether.address_towards(store_host),
         generation=info.generation,
         store=Store(address, clock=clock, generation=info.generation, patience_s=patience_s),
-        tethering=Tethering(token=address.token, node=node),
+        tethering=Tethering(token=address.token, node=node, nodes=plan.total_nodes),
         output=Output(job_log=sys.stdout.fileno()),
         clock=clock,
         beats=partial(BeatBoard, runtime_folder(folder.job_id, node)),

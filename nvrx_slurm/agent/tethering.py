@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import random
 import socket
 from collections.abc import Callable
 
@@ -15,14 +16,18 @@ log = get_logger("agent")
 
 FIRST_RETRY_S = 0.05
 LAST_RETRY_S = 5.0
+SPREAD_S_PER_NODE = 0.001
+"""A thousand agents that connect at one moment take the controller longer than their round: each picks a moment of
+its own within this time for each node of the job. Until then its beats tell that it lives."""
 
 
 class Tethering:
     """Connects when a controller announces itself, and again when the connection breaks while that one is newest."""
 
-    def __init__(self, *, token: str, node: str) -> None:
+    def __init__(self, *, token: str, node: str, nodes: int = 0) -> None:
         self._token = token
         self._node = node
+        self._spread_s = nodes * SPREAD_S_PER_NODE
         self._task: asyncio.Task[None] | None = None
         self._connection: socket.socket | None = None
         self._epoch = 0
@@ -52,6 +57,7 @@ class Tethering:
 
     async def _keep(self, order: ControllerUp, incarnation: str, hold: Callable[[socket.socket], None]) -> None:
         pause = FIRST_RETRY_S
+        await asyncio.sleep(random.uniform(0.0, self._spread_s))
         while True:
             self._let_go()
             try:

@@ -91,7 +91,8 @@ def _inputs(job_file: Path, folder: Path, cluster: str, flags: Sequence[object])
     for pattern in _MAKERS:
         yield from _contents(sorted(package.glob(pattern)))
     # Whoever installs, upgrades or removes a library changes the folder that it lies in.
-    yield [(path, os.stat(path).st_mtime_ns) for path in sys.path if path.endswith("-packages")]  # noqa: PTH116
+    libraries = (Path(entry) for entry in sys.path if entry.endswith("-packages"))
+    yield [(str(path), path.stat().st_mtime_ns) for path in libraries if path.is_dir()]
 
 
 def _contents(paths: Iterable[Path]) -> Iterator[object]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import os
 import signal
 from asyncio.subprocess import DEVNULL, Process
 from collections.abc import Mapping, Sequence
@@ -20,12 +21,21 @@ async def start(
     )
 
 
+def send_signal(child: Process, number: signal.Signals) -> None:
+    """Signal a child that still runs.
+
+    Not by `Process.send_signal`, which polls first and may take the exit status away from who waits for it.
+    """
+    if child.returncode is None:
+        with contextlib.suppress(ProcessLookupError):
+            os.kill(child.pid, number)
+
+
 async def end(children: Sequence[Process], *, polite_s: float) -> None:
     """SIGTERM, up to `polite_s` for them to end, then SIGKILL."""
     for number, wait_s in ((signal.SIGTERM, polite_s), (signal.SIGKILL, 5.0)):
         left = [child for child in children if child.returncode is None]
         for child in left:
-            with contextlib.suppress(ProcessLookupError):
-                child.send_signal(number)
+            send_signal(child, number)
         if left:
             await asyncio.wait([asyncio.ensure_future(child.wait()) for child in left], timeout=wait_s)

@@ -139,7 +139,7 @@ class Host:
             began = self.clock.monotonic()
             self.controller = await children.start(argv, self.env, on_death=signal.SIGKILL, own_session=True)
             if self.asked is not None:
-                self.controller.send_signal(self.asked)
+                children.send_signal(self.controller, self.asked)
             code = await self.controller.wait()
             result = self.folder.read_result()
             if result is not None:
@@ -173,8 +173,8 @@ class Host:
         """Have the controller end the job; if that does not happen within the teardown's bound, end it from here."""
         log.info("%s: ending the job", number.name)
         first, self.asked = self.asked is None, self.asked or number
-        if self.controller is not None and self.controller.returncode is None:
-            self.controller.send_signal(self.asked)
+        if self.controller is not None:
+            children.send_signal(self.controller, self.asked)
         if first:
             bound_s = self.plan.fault_tolerance.teardown_grace_s + ENDING_MARGIN_S
             asyncio.get_running_loop().call_later(bound_s, self._give_up)

@@ -36,12 +36,12 @@ def submit(choice: JobChoice, wait: bool, watch: bool, dry_run: bool, as_json: b
     if dry_run:
         click.echo(prepared.script, nl=False)
         return EXIT_DONE
-    job_id = _submitted(prepared, cluster, as_json)
     if not (wait or watch):
+        _submitted(prepared, cluster, as_json)
         return EXIT_DONE
-    from nvrx_slurm.api.handle import Job
+    from nvrx_slurm.api.handle import Job  # while there is no job yet that Ctrl-C must cancel
 
-    job = Job(job_id, folder=prepared.folder, cluster=cluster)
+    job = Job(_submitted(prepared, cluster, as_json), folder=prepared.folder, cluster=cluster)
     return _watch(job) if watch else _wait(job)
 
 

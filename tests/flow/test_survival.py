@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from nvrx_slurm.agent.supervisor import descendants
+from nvrx_slurm.agent.supervisor import descendants, send_all
 from nvrx_slurm.clock import SystemClock
 from nvrx_slurm.processes import is_alive
 from nvrx_slurm.records import ControllerStarted, NodeJoined, NodeLost, RolePlan, RoundClosed, RoundOpened
@@ -121,13 +121,11 @@ def test_frozen_node_is_given_up_and_what_thaws_is_killed(run_local, gate, tmp_p
     job.agent_pid("n3")
     agent = job.agent_pid("n2")
     frozen = [agent, *descendants(agent)]
-    for pid in frozen:
-        os.kill(pid, signal.SIGSTOP)
+    send_all(frozen, signal.SIGSTOP)
     after = gate.wait(4, cycle=1)
     assert {w.env["NVRX_NODE"] for w in after.values()} == {"n1", "n3"}
     assert job.expect(NodeLost).cause == "heartbeat_timeout"
-    for pid in frozen:
-        os.kill(pid, signal.SIGCONT)
+    send_all(frozen, signal.SIGCONT)
     wait_gone([before[2].pid, before[3].pid])
     job.when(
         lambda r: isinstance(r, NodeJoined) and r.node == "n2" and r.seq == 1 and r != first_join(job), what="n2 back"

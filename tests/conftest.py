@@ -14,6 +14,14 @@ from tests.harness import Gate, RunningJob, start_local, wait_gone
 pytest_plugins = ["tests.slurm_cluster"]
 
 
+@pytest.fixture(scope="session", autouse=True)
+def own_cache(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
+    """What tests submit is not kept in the user's own cache."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("XDG_CACHE_HOME", str(tmp_path_factory.mktemp("cache")))
+        yield
+
+
 @pytest.fixture
 def gate() -> Iterator[Gate]:
     """Where workers wait until the test lets them go."""

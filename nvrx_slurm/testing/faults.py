@@ -10,8 +10,9 @@ from nvrx_slurm.agent.supervisor import descendants, send_all
 def kill_local_node(agent_pid: int) -> None:
     """A local node dies: SIGKILL to its agent, its supervisor, its workers and whatever they started.
 
-    All are stopped first, so that none sees another die: as close to a power cut as processes come.
+    All are stopped first, and children die before their parents, so that none sees another die: as close to a power
+    cut as processes come.
     """
-    everybody = [agent_pid, *descendants(agent_pid)]
+    everybody = [agent_pid, *descendants(agent_pid)]  # parents first
     send_all(everybody, signal.SIGSTOP)
-    send_all(everybody, signal.SIGKILL)
+    send_all(everybody[::-1], signal.SIGKILL)

@@ -140,10 +140,12 @@ def kill(members: Callable[[Table], set[int]], clock: Clock) -> set[int]:
     """Freeze all that `members` finds, SIGKILL them in one sweep, and wait until they are dead. Returns the pids.
 
     Frozen first, none can react to the death of another: to each other, and to the world, they die at once.
+    Children die before their parents, since the kernel wakes (SIGCONT) stopped children that a death leaves alone;
+    srun, for one, would then have the step cancelled on all other nodes.
     Raises WaitTimeout when the kernel does not let one go (it hangs in a system call).
     """
     doomed = freeze(members)
-    send(doomed, signal.SIGKILL)
+    send(children_first(doomed, read_table()), signal.SIGKILL)
     try:
         wait_until(
             lambda: not doomed & read_table().keys(),
@@ -155,6 +157,18 @@ def kill(members: Callable[[Table], set[int]], clock: Clock) -> set[int]:
         raise WaitTimeout(f"{error}: {sorted(doomed & read_table().keys())}") from None
     _collect(doomed)
     return doomed
+
+
+def children_first(pids: Iterable[int], table: Table) -> list[int]:
+    """The processes, each before its parent."""
+
+    def depth(pid: int) -> int:
+        above = 0
+        while (process := table.get(pid)) is not None and process.parent in table:
+            pid, above = process.parent, above + 1
+        return above
+
+    return sorted(pids, key=depth, reverse=True)
 
 
 def _collect(pids: Iterable[int]) -> None:

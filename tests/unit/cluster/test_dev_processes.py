@@ -14,6 +14,7 @@ from nvrx_slurm.cluster.dev.ports import free_ports
 from nvrx_slurm.cluster.dev.processes import (
     Process,
     Table,
+    children_first,
     descendants,
     environment_of,
     freeze,
@@ -49,6 +50,11 @@ def family() -> Iterator[set[int]]:
 def test_descendants_reach_every_generation() -> None:
     """Children, grandchildren and the roots themselves are found; others are not."""
     assert descendants(table((1, 0), (2, 1), (3, 2), (9, 0)), [1]) == {1, 2, 3}
+
+
+def test_children_come_before_their_parents() -> None:
+    """In the order of killing nobody is left alone by a parent's death."""
+    assert children_first([10, 11, 12, 13], table((10, 1), (12, 10), (11, 12), (13, 11))) == [13, 11, 12, 10]
 
 
 def test_descendants_stop_at_the_barrier() -> None:

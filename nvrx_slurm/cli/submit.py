@@ -2,17 +2,15 @@
 
 from __future__ import annotations
 
-import contextlib
 import json
-import signal
-from collections.abc import Iterator
 from pathlib import Path
-from typing import TYPE_CHECKING, NoReturn
+from typing import TYPE_CHECKING
 
 import click
 
+from nvrx_slurm.cli import signals
 from nvrx_slurm.cli.options import JobChoice, job_options
-from nvrx_slurm.errors import EXIT_DONE, EXIT_INTERRUPTED, EXIT_TERMINATED, NvrxError, UsageError
+from nvrx_slurm.errors import EXIT_DONE, EXIT_INTERRUPTED, NvrxError, UsageError
 
 if TYPE_CHECKING:
     from nvrx_slurm.api.handle import ClusterName, Job
@@ -39,10 +37,16 @@ def submit(choice: JobChoice, wait: bool, watch: bool, dry_run: bool, as_json: b
     if not (wait or watch):
         _submitted(prepared, cluster, as_json)
         return EXIT_DONE
-    from nvrx_slurm.api.handle import Job  # while there is no job yet that Ctrl-C must cancel
+    from nvrx_slurm.api.handle import Job
 
-    job = Job(_submitted(prepared, cluster, as_json), folder=prepared.folder, cluster=cluster)
-    return _watch(job) if watch else _wait(job)
+    if watch:
+        return _watch(Job(_submitted(prepared, cluster, as_json), folder=prepared.folder, cluster=cluster))
+    with signals.recorded() as interruption:  # from before there is a job that a signal must cancel
+        job = Job(_submitted(prepared, cluster, as_json), folder=prepared.folder, cluster=cluster)
+        exit_code = _wait(job, interruption)
+    if exit_code is None:
+        _cancel(job)
+    return exit_code if exit_code is not None else interruption.exit_code or EXIT_INTERRUPTED
 
 
 def _prepared(choice: JobChoice, cluster: ClusterName) -> PreparedJob:
@@ -92,19 +96,21 @@ def _watch(job: Job) -> int:
         return EXIT_INTERRUPTED
 
 
-def _wait(job: Job) -> int:
+def _wait(job: Job, interruption: signals.Interruption) -> int | None:
+    """The job's exit code; None: a signal ended the wait before the job had ended."""
+
     def tell(state: JobState) -> None:
         click.echo(f"job {job.job_id}: {state}", err=True)
 
-    with _sigterm_interrupts():
-        try:
-            return job.wait(on_state=tell)
-        except KeyboardInterrupt:
-            _cancel(job)
-            return EXIT_INTERRUPTED
-        except _Terminated:
-            _cancel(job)
-            return EXIT_TERMINATED
+    watch = job.end_watch(None, tell)
+    try:
+        while (exit_code := watch.look()) is None and not interruption.wait(watch.pause_s()):
+            pass
+    except NvrxError:
+        if interruption.exit_code is None:
+            raise
+        return None  # Ctrl-C reaches a squeue that is just being asked, too
+    return exit_code
 
 
 def _cancel(job: Job) -> None:
@@ -115,20 +121,3 @@ def _cancel(job: Job) -> None:
         click.echo(f"job {job.job_id}: {job.wait_until_gone()}", err=True)
     except NvrxError as error:  # the exit code tells of the interruption all the same
         click.echo(f"nvrx-slurm: error: {error}", err=True)
-
-
-class _Terminated(BaseException):
-    """SIGTERM came."""
-
-
-def _raise_terminated(*_: object) -> NoReturn:
-    raise _Terminated
-
-
-@contextlib.contextmanager
-def _sigterm_interrupts() -> Iterator[None]:
-    before = signal.signal(signal.SIGTERM, _raise_terminated)
-    try:
-        yield
-    finally:
-        signal.signal(signal.SIGTERM, before)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import os
 from pathlib import Path
 
@@ -32,6 +33,12 @@ class JobFiles:
     def store_dir(self) -> Path:
         return self.path / "store"
 
+    @property
+    def runtime_name(self) -> str:
+        """What its folders in a node's memory are called: job ids repeat from cluster to cluster, paths do not."""
+        digest = hashlib.sha256(os.fsencode(self.path.absolute())).hexdigest()
+        return f"nvrx-{self.job_id}-{digest[:10]}"
+
     def node_log(self, node: str) -> Path:
         return self.path / "nodes" / f"{node}.log"
 
@@ -47,6 +54,13 @@ class JobFiles:
     def write_plan_json(self, plan_json: bytes) -> None:
         """Keep a plan in the form that `records.plan_to_json` gives it."""
         write_private(self.plan_path, plan_json + b"\n")
+
+
+def write_all(descriptor: int, data: bytes) -> None:
+    """Write to the last byte, in as many pieces as the kernel takes. Raises OSError."""
+    view = memoryview(data)
+    while view:
+        view = view[os.write(descriptor, view) :]
 
 
 def write_private(path: Path, data: bytes) -> None:

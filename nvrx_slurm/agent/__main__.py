@@ -45,7 +45,7 @@ def _agent(folder: JobFolder, node: str) -> Agent:
         tethering=Tethering(token=address.token, node=node, nodes=plan.total_nodes),
         output=Output(job_log=sys.stdout.fileno()),
         clock=clock,
-        beats=partial(BeatBoard, runtime_folder(folder.job_id, node)),
+        beats=partial(BeatBoard, runtime_folder(folder, node)),
     )
 
 

@@ -9,15 +9,16 @@ import socket
 from collections.abc import Callable
 from pathlib import Path
 
+from nvrx_slurm.files import JobFiles
 from nvrx_slurm.workload.slot import Slot
 
 RUNTIME_ROOTS = (Path("/dev/shm"), Path("/tmp"))
 
 
-def runtime_folder(job_id: str, node: str) -> Path:
+def runtime_folder(job: JobFiles, node: str) -> Path:
     """This node's folder for slots and sockets: in memory, named so that the batch host can clear it away."""
     root = next(root for root in RUNTIME_ROOTS if root.is_dir())
-    return root / f"nvrx-{job_id}-{node}"
+    return root / f"{job.runtime_name}-{node}"
 
 
 class BeatBoard:

@@ -207,7 +207,7 @@ class Host:
             )
         self.folder.remove_store()
         shutil.rmtree(self.folder.store_dir, ignore_errors=True)
-        _clear_runtime_folders(self.folder.job_id)
+        _clear_runtime_folders(self.folder)
 
     def _go(self, work: Coroutine[Any, Any, None]) -> None:
         task = asyncio.get_running_loop().create_task(work)
@@ -219,10 +219,10 @@ class Host:
             self.ended.set_exception(error)
 
 
-def _clear_runtime_folders(job_id: str) -> None:
+def _clear_runtime_folders(job: JobFolder) -> None:
     """What agents that were killed on this host could not clear away themselves."""
     for root in (Path("/dev/shm"), Path("/tmp")):
-        for folder in root.glob(f"nvrx-{job_id}-*"):
+        for folder in root.glob(f"{job.runtime_name}-*"):
             if folder.stat().st_uid == os.getuid():
                 shutil.rmtree(folder, ignore_errors=True)
 

@@ -86,7 +86,7 @@ class Agent:
         self.fenced = False
         self.leaving: tuple[str, int] | None = None  # why, and with what exit code
         self.when_stopped: Callable[[], None] | None = None
-        self._tasks: set[asyncio.Task[None]] = set()
+        self._tasks: set[asyncio.Task[Any]] = set()
         self._stop_began = 0.0
         self._seq = 0
         self._exit_code: int | None = None
@@ -313,10 +313,7 @@ class Agent:
         self.incarnation, self._seq, self.fenced = new_incarnation(), 0, False
         self.port.release()
         self.port = HeldPort()
-        self._go(self._rejoin())
-
-    async def _rejoin(self) -> None:
-        await self._join()
+        self._go(self._join())
 
     def _leave(self, reason: str, exit_code: int) -> None:
         """End for good. The first reason wins; a second one only cuts the grace short."""
@@ -340,14 +337,14 @@ class Agent:
     def _tell(self, kind: type[FromAgent], **fields: Any) -> None:
         self.outbox.put_nowait(self._fact(kind, **fields))
 
-    def _go(self, work: Coroutine[Any, Any, None]) -> asyncio.Task[None]:
+    def _go(self, work: Coroutine[Any, Any, Any]) -> asyncio.Task[Any]:
         """Run beside the loop. What goes wrong there comes into the inbox; nothing fails unheard."""
         task = asyncio.get_running_loop().create_task(work)
         self._tasks.add(task)
         task.add_done_callback(self._done)
         return task
 
-    def _done(self, task: asyncio.Task[None]) -> None:
+    def _done(self, task: asyncio.Task[Any]) -> None:
         self._tasks.discard(task)
         if not task.cancelled() and (error := task.exception()) is not None:
             self.inbox.put_nowait(error if isinstance(error, StoreUnreachable) else Crash(error))

@@ -15,6 +15,8 @@ import threading
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from nvrx_slurm.files import write_all
+
 CHUNK_BYTES = 1 << 16
 LONGEST_LINE_BYTES = 16 << 10
 QUEUED_CHUNKS = 4096
@@ -91,7 +93,7 @@ class Output:
         if not data:
             self._end(source)
             return
-        _write_all(source.file, data)
+        _write_or_lose(source.file, data)
         source.partial += data
         end = source.partial.rfind(b"\n") + 1
         if not end and len(source.partial) > LONGEST_LINE_BYTES:
@@ -124,12 +126,10 @@ class Output:
     def _write(self) -> None:
         while (text := self._lines.get()) is not None:
             if self._job_log is not None:
-                _write_all(self._job_log, text)
+                _write_or_lose(self._job_log, text)
 
 
-def _write_all(descriptor: int, data: bytes) -> None:
+def _write_or_lose(descriptor: int, data: bytes) -> None:
     """Write, and on a full disk or a closed log lose this piece rather than the worker that printed it."""
-    view = memoryview(data)
     with contextlib.suppress(OSError):
-        while view:
-            view = view[os.write(descriptor, view) :]
+        write_all(descriptor, data)

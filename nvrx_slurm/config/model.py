@@ -21,13 +21,13 @@ from nvrx_slurm.config.values import (
     Misfit,
     Name,
     Nodes,
-    OnFailure,
     Pause,
     Positive,
     Spares,
     TimeLimit,
     Workers,
 )
+from nvrx_slurm.records import OnFailure
 
 _IN_A_ROLE = {"nodes": "nodes_per_replica"}
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 import shlex
-from typing import Annotated, Literal
+from typing import Annotated
 
 from pydantic import AfterValidator, BeforeValidator, Field, PlainSerializer, StrictBool, WithJsonSchema
 
@@ -181,7 +181,6 @@ Extra = Annotated[
     WithJsonSchema({"type": "object", "additionalProperties": {"type": [*_SCALAR["type"], "null"]}}),
 ]
 Gpus = Annotated[str, BeforeValidator(_gpus), WithJsonSchema({"type": ["integer", "string"]})]
-OnFailure = Literal["restart_replica", "restart_job", "ignore", "fail_job"]
 
 
 _WHOLE = BeforeValidator(_whole_number)

@@ -14,6 +14,7 @@ from pathlib import Path
 
 import msgspec
 
+from nvrx_slurm.files import write_all
 from nvrx_slurm.log import get_logger
 from nvrx_slurm.records import Entry, entry_from_json, entry_to_json
 
@@ -100,7 +101,7 @@ class Mirror:
                 if os.fstat(descriptor).st_size > self._rotate_bytes:
                     os.close(descriptor)
                     descriptor = self._rotate()
-                _write_all(descriptor, data)
+                write_all(descriptor, data)
             except OSError as error:
                 log.error("%s: %s; the store still has the entries", self._path, error)
         os.close(descriptor)
@@ -112,9 +113,3 @@ class Mirror:
         parts = len(list(self._path.parent.glob("events.*.jsonl")))
         self._path.rename(self._path.with_name(f"events.{parts + 1}.jsonl"))
         return self._open()
-
-
-def _write_all(descriptor: int, data: bytes) -> None:
-    view = memoryview(data)
-    while view:
-        view = view[os.write(descriptor, view) :]

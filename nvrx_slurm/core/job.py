@@ -85,7 +85,8 @@ def _settle(job: Job, decisions: list[Decision], now: float) -> list[Decision]:
         if job.shutdown is None and (natural := _natural_end(job)):
             job.shutdown = natural
             more.append(natural)
-        job.shutdown_deadline = now + job.plan.fault_tolerance.teardown_grace_s + ACKNOWLEDGE_S
+        if job.shutdown is not None:
+            job.shutdown_deadline = now + job.plan.fault_tolerance.teardown_grace_s + ACKNOWLEDGE_S
     if job.shutdown is not None and not job.ended and _all_left(job, now):
         job.ended = True
         present = tuple(sorted(node.name for node in job.nodes.values() if node.alive))
@@ -144,7 +145,7 @@ def _node_joined(job: Job, fact: NodeJoined, now: float) -> list[Decision] | Non
 
 
 def _node_ready(job: Job, fact: NodeReady, now: float) -> list[Decision] | None:
-    node, replica = _speaker(job, fact), job.replicas.get(fact.replica)
+    node, replica = membership.recognise(job, fact), job.replicas.get(fact.replica)
     if node is None or replica is None or node.state is not NodeState.ACTIVE or node.replica != fact.replica:
         return _refuse(job, fact)
     in_time = replica.ended or (replica.phase is Phase.ROUND and fact.cycle == replica.cycle)
@@ -202,7 +203,7 @@ def _workers_done(job: Job, fact: WorkersDone, now: float) -> list[Decision] | N
 
 
 def _node_left(job: Job, fact: NodeLeft, now: float) -> list[Decision] | None:
-    node = _speaker(job, fact)
+    node = membership.recognise(job, fact)
     if node is None or not node.alive:
         return None
     return _depart(job, node, NodeState.LEFT, f"{node.name} left: {fact.reason}", now, now)
@@ -246,10 +247,6 @@ _HANDLERS: dict[type[Fact], Callable[[Job, Any, float], list[Decision] | None]] 
 # -------------------------------------------------------------------------------------------- helpers
 
 
-def _speaker(job: Job, fact: FromAgent) -> Node | None:
-    return membership.recognise(job, fact)
-
-
 def _refuse(job: Job, fact: FromAgent) -> list[Decision] | None:
     """A fact that changes nothing. One from a node that was given up for lost is answered, once, with a fence."""
     node = job.nodes.get(fact.node)
@@ -262,7 +259,7 @@ def _refuse(job: Job, fact: FromAgent) -> list[Decision] | None:
 
 def _running(job: Job, fact: FromAgent, replica_id: str, cycle: int) -> Replica | None:
     """The replica that the fact is about, if it comes from a member of its running cycle."""
-    node, replica = _speaker(job, fact), job.replicas.get(replica_id)
+    node, replica = membership.recognise(job, fact), job.replicas.get(replica_id)
     if node is None or replica is None or node.state is not NodeState.ACTIVE or node.replica != replica_id:
         return None
     return replica if replica.phase is Phase.RUNNING and replica.cycle == cycle else None

@@ -49,11 +49,6 @@ class Journal:
         self.store_error: str | None = None
         """Why the store is not read although it should be there; None: it is, or need not be."""
 
-    @property
-    def connected(self) -> bool:
-        """Whether entries come from the store at this moment."""
-        return self._stream is not None
-
     def close(self) -> None:
         self._disconnect()
 

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import shutil
 import signal
 from collections.abc import Callable, Iterator
+from pathlib import Path
 
 import pytest
 
@@ -47,3 +49,5 @@ def run_local() -> Iterator[Callable[..., RunningJob]]:
             send_all(everybody, signal.SIGKILL)
             job.process.wait()
         wait_gone(everybody)
+        for left in Path("/dev/shm").glob(f"{job.folder.runtime_name}-*"):  # of a test that killed all at once
+            shutil.rmtree(left)

@@ -1,0 +1,113 @@
+"""Names of the system calls that processes wait in, for the two architectures that nodes have."""
+
+from __future__ import annotations
+
+_X86_64 = {
+    0: "read",
+    1: "write",
+    2: "open",
+    4: "stat",
+    7: "poll",
+    9: "mmap",
+    11: "munmap",
+    16: "ioctl",
+    17: "pread64",
+    18: "pwrite64",
+    19: "readv",
+    20: "writev",
+    23: "select",
+    24: "sched_yield",
+    34: "pause",
+    35: "nanosleep",
+    42: "connect",
+    43: "accept",
+    44: "sendto",
+    45: "recvfrom",
+    46: "sendmsg",
+    47: "recvmsg",
+    56: "clone",
+    57: "fork",
+    58: "vfork",
+    59: "execve",
+    61: "wait4",
+    72: "fcntl",
+    73: "flock",
+    74: "fsync",
+    75: "fdatasync",
+    82: "rename",
+    87: "unlink",
+    128: "rt_sigtimedwait",
+    130: "rt_sigsuspend",
+    202: "futex",
+    208: "io_getevents",
+    217: "getdents64",
+    230: "clock_nanosleep",
+    232: "epoll_wait",
+    247: "waitid",
+    257: "openat",
+    262: "newfstatat",
+    270: "pselect6",
+    271: "ppoll",
+    281: "epoll_pwait",
+    288: "accept4",
+    332: "statx",
+    426: "io_uring_enter",
+    435: "clone3",
+}
+_AARCH64 = {
+    4: "io_getevents",
+    22: "epoll_pwait",
+    25: "fcntl",
+    29: "ioctl",
+    32: "flock",
+    35: "unlinkat",
+    38: "renameat",
+    56: "openat",
+    61: "getdents64",
+    63: "read",
+    64: "write",
+    65: "readv",
+    66: "writev",
+    67: "pread64",
+    68: "pwrite64",
+    72: "pselect6",
+    73: "ppoll",
+    79: "newfstatat",
+    82: "fsync",
+    83: "fdatasync",
+    95: "waitid",
+    98: "futex",
+    101: "nanosleep",
+    115: "clock_nanosleep",
+    124: "sched_yield",
+    133: "rt_sigsuspend",
+    137: "rt_sigtimedwait",
+    202: "accept",
+    203: "connect",
+    206: "sendto",
+    207: "recvfrom",
+    211: "sendmsg",
+    212: "recvmsg",
+    215: "munmap",
+    220: "clone",
+    221: "execve",
+    222: "mmap",
+    242: "accept4",
+    260: "wait4",
+    291: "statx",
+    426: "io_uring_enter",
+    435: "clone3",
+}
+_TABLES = {"x86_64": _X86_64, "aarch64": _AARCH64}
+
+
+def describe_syscall(line: str, machine: str) -> str:
+    """What a line of /proc/PID/syscall says, on a `machine` as os.uname names it; an unknown call stays as it is."""
+    first, _, rest = line.strip().partition(" ")
+    if first == "-1":
+        return "none (blocked in the kernel)"
+    name = _TABLES.get(machine, {}).get(int(first)) if first.isdigit() else None
+    if name is None:
+        return line.strip()
+    arguments = rest.split()[:-2]  # the last two are the stack pointer and the program counter
+    return f"{name}({', '.join(arguments)})"

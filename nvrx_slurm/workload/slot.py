@@ -1,40 +1,83 @@
-"""The 64 bytes that one worker and its agent share: where `workload.beat` writes and the agent reads.
+"""The page that one worker and its agent share: where `workload` writes and the agent reads.
 
-| offset | little-endian | meaning |
-|---|---|---|
-| 0 | int64 | last step; -1 before the first beat |
-| 8 | int64 | how many beats so far |
-| 16 | int64 | CLOCK_MONOTONIC of the last beat, nanoseconds (0 before it); one clock for all processes of a node |
-| 24 | 40 bytes | zero, for later |
+Little-endian int64 words, by number; all times are CLOCK_MONOTONIC in nanoseconds, one clock for a whole node.
 
-Each number is aligned and stored whole, so a reader never sees half of one. Between two numbers there is no such
-promise: a reader may meet the step of one beat beside the count of the one before.
+| word | meaning |
+|---|---|
+| 0 | last step; -1 before the first beat |
+| 1 | how many beats so far |
+| 2 | when the last sign of progress was: a beat, or the end of a main-thread section; 0 before the first |
+| 3 | the longest time between two signs that was outside of main-thread sections |
+| 4 | process id of the one process whose sections stand here; 0 for none |
+| 5 | how many main-thread sections are open, those included that found no entry |
+| 6, 7 | zero, for later |
+| 8 … 119 | 16 rows of 7: a section's name (40 bytes of UTF-8, zero-padded), how many have ended, the longest (ns) |
+| 120 … 183 | 16 entries of 4: an open section's start, timeout (0 for none), row (+ 256: of the main thread), seal |
+| 184 … 511 | zero, for later |
+
+The 16th row, `…`, is shared by all names that found no row. A row's name is written once, before anything refers to
+it. An entry is open while its start is not 0 and its seal is the exclusive or of its other three words and word 4. So
+one that is half written (the worker may be killed at any point) is not open, on processors that reorder stores too.
+
+Each number is aligned and stored whole, so a reader never sees half of one. Between two numbers there is an order
+only where it matters: the end of a section is a sign first, and then its entry is freed, while the reader takes the
+entries first, and then the sign. So a section that just ended is never taken for a silence as long as it was open.
 """
 
 from __future__ import annotations
 
 import mmap
 import os
-import sys
+from collections.abc import Mapping
+from typing import NamedTuple
 
-SLOT_BYTES = 64
-_STEP, _COUNT, _NANOSECONDS = 0, 1, 2
-_NEVER = -1
+from nvrx_slurm.workload.layout import (
+    BEATS,
+    COUNT,
+    ENTRY_WORDS,
+    GAP,
+    LARGEST,
+    MAIN_OPEN,
+    MAIN_THREAD,
+    NEVER,
+    OPEN,
+    OPEN_END,
+    OWNER,
+    ROW_COUNT,
+    SIGN,
+    SLOT_BYTES,
+    STEP,
+    map_slot,
+    name_in,
+    row_at,
+)
+
+__all__ = ["SLOT_BYTES", "OpenSection", "Reading", "Slot", "map_slot"]
+
+NS = 1_000_000_000
+ATTEMPTS = 8
+"""How often an entry in motion is looked at again. One that never rests is in use, and so hangs nowhere."""
 
 
-def map_slot(path: str | os.PathLike[str]) -> memoryview:
-    """The slot at `path` as eight writable int64, shared with every process that maps it.
+class OpenSection(NamedTuple):
+    """A section that is open: since when (CLOCK_MONOTONIC, ns), and its own timeout, if it was given one."""
 
-    Raises OSError if it cannot be opened, ValueError if it is shorter than a slot or the machine is big-endian.
-    """
-    if sys.byteorder != "little":
-        raise ValueError("a beat slot is little-endian; this machine is not")
-    descriptor = os.open(path, os.O_RDWR | os.O_CLOEXEC)
-    try:
-        shared = mmap.mmap(descriptor, SLOT_BYTES)
-    finally:
-        os.close(descriptor)
-    return memoryview(shared).cast("q")
+    name: str
+    started_ns: int
+    timeout_s: float | None = None
+    main_thread: bool = True
+
+
+class Reading(NamedTuple):
+    """What a worker has told by now. Times are CLOCK_MONOTONIC, 0 for never; `seen`: name → (count, longest in s)."""
+
+    step: int | None = None
+    beats: int = 0
+    sign_ns: int = 0
+    largest_gap_ns: int = 0
+    seen: Mapping[str, tuple[int, float]] = {}
+    open: tuple[OpenSection, ...] = ()
+    in_section: bool = False  # a section of the main thread is open, be it among `open` or not
 
 
 class Slot:
@@ -53,16 +96,26 @@ class Slot:
         fresh = f"{os.fspath(path)}.{os.getpid()}"
         descriptor = os.open(fresh, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o600)
         try:
-            os.write(descriptor, _NEVER.to_bytes(8, "little", signed=True).ljust(SLOT_BYTES, b"\0"))
+            os.write(descriptor, NEVER.to_bytes(8, "little", signed=True).ljust(SLOT_BYTES, b"\0"))
         finally:
             os.close(descriptor)
         os.replace(fresh, path)  # noqa: PTH105  pathlib takes longer to import than all of this
         return cls(map_slot(path))
 
-    def read(self) -> tuple[int | None, int, int]:
-        """Last step (None before the first beat), number of beats, and when the last was (monotonic nanoseconds)."""
-        step = self._words[_STEP]
-        return (None if step == _NEVER else step), self._words[_COUNT], self._words[_NANOSECONDS]
+    def read(self) -> Reading:
+        """What the worker has told by now. Whoever judges it by the clock looks at the clock first, then reads."""
+        main_open, entries = self._entries()
+        sections = self._open_sections(entries)
+        words = self._words  # the sign only now: see above
+        return Reading(
+            step=None if (step := words[STEP]) == NEVER else step,
+            beats=words[BEATS],
+            sign_ns=words[SIGN],
+            largest_gap_ns=words[GAP],
+            seen=self._seen(),
+            open=sections,
+            in_section=main_open > 0 or any(section.main_thread for section in sections),
+        )
 
     def close(self) -> None:
         """Unmaps the slot; the file stays, and so does the worker's own mapping. Reading after it is a ValueError."""
@@ -70,3 +123,34 @@ class Slot:
         self._words.release()
         assert isinstance(shared, mmap.mmap)
         shared.close()
+
+    def _entries(self) -> tuple[int, list[int]]:
+        """Word 5 and the entries, the same twice in a row where they ever rest."""
+        found = self._look()
+        for _ in range(ATTEMPTS):
+            before, found = found, self._look()
+            if found == before:
+                break
+        return found
+
+    def _look(self) -> tuple[int, list[int]]:
+        return self._words[MAIN_OPEN], self._words[OPEN:OPEN_END].tolist()
+
+    def _open_sections(self, entries: list[int]) -> tuple[OpenSection, ...]:
+        owner, found = self._words[OWNER], []
+        for at in range(0, len(entries), ENTRY_WORDS):
+            started, timeout, what, seal = entries[at : at + ENTRY_WORDS]
+            row = what & (MAIN_THREAD - 1)
+            if started <= 0 or seal != started ^ timeout ^ what ^ owner or row >= ROW_COUNT:
+                continue
+            timeout_s = timeout / NS if timeout > 0 else None
+            found.append(OpenSection(name_in(self._words, row), started, timeout_s, bool(what & MAIN_THREAD)))
+        return tuple(sorted(found, key=lambda section: section.started_ns))
+
+    def _seen(self) -> dict[str, tuple[int, float]]:
+        seen = {}
+        for row in range(ROW_COUNT):
+            at = row_at(row)
+            if (count := self._words[at + COUNT]) > 0:
+                seen[name_in(self._words, row)] = (count, self._words[at + LARGEST] / NS)
+        return seen

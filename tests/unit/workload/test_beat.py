@@ -54,7 +54,7 @@ def test_a_reader_sees_the_last_step_the_count_and_the_time(slot: Slot, environm
     """Three beats in another process are seen here, with the moment of the last by the node's clock."""
     before = time.monotonic_ns()
     worker("beat(step=7); beat(step=8); beat(step=1_000_000_007)", environment)
-    step, count, at = slot.read()
+    step, count, at, *_ = slot.read()
     assert (step, count) == (1_000_000_007, 3)
     assert before < at < time.monotonic_ns()
 
@@ -170,9 +170,81 @@ def test_an_integer_of_another_kind_is_a_step(slot: Slot, environment: Environme
     assert slot.read()[0] == 12
 
 
+BEAT_IN_A_BEAT = """
+import signal
+from time import monotonic_ns
+from nvrx_slurm.workload import progress
+
+struck = False
+
+
+def clock():
+    global struck
+    if not struck:
+        struck = True
+        signal.raise_signal(signal.SIGUSR1)
+    return monotonic_ns()
+
+
+signal.signal(signal.SIGUSR1, lambda number, frame: beat(step=100))
+beat(step=1)
+progress.monotonic_ns = clock
+beat(step=2)
+beat(step=3)
+"""
+
+
+def test_a_signal_handler_may_beat_in_the_middle_of_a_beat(slot: Slot, environment: Environment) -> None:
+    """Both are counted, no gap is made up, and the beats after it go on."""
+    worker(BEAT_IN_A_BEAT, environment)
+    reading = slot.read()
+    assert (reading.step, reading.beats) == (3, 4)
+    assert 0 <= reading.largest_gap_ns < 60_000_000_000
+
+
+def test_beats_under_a_rain_of_signals_all_arrive(slot: Slot, environment: Environment) -> None:
+    """A timer's handler that beats, a thousand times a second, neither breaks a beat nor loses one."""
+    worker(
+        "import signal\n"
+        "fired = 0\n"
+        "def handler(number, frame):\n"
+        "    global fired\n"
+        "    fired += 1\n"
+        "    beat(step=-2)\n"
+        "beat(step=0)\n"
+        "signal.signal(signal.SIGALRM, handler)\n"
+        "signal.setitimer(signal.ITIMER_REAL, 0.001, 0.001)\n"
+        "own = 1\n"
+        "while fired < 50:\n"
+        "    beat(step=own)\n"
+        "    own += 1\n"
+        "signal.setitimer(signal.ITIMER_REAL, 0)\n"
+        "from nvrx_slurm.workload import progress\n"
+        "assert progress._words[1] == own + fired, (progress._words[1], own, fired)\n",
+        environment,
+    )
+
+
+def test_the_longest_gap_is_between_two_beats(slot: Slot, environment: Environment) -> None:
+    """It is kept by the worker, as none that looks once a second would see it; the start-up is no gap."""
+    took = worker(
+        "from time import monotonic_ns\n"
+        "from nvrx_slurm.workload import progress\n"
+        "times = iter([10**15, 10**15 + 7, 10**15 + 5_007, 10**15 + 5_008])\n"
+        "progress.monotonic_ns = lambda: next(times)\n"
+        "for step in range(4): beat(step=step)\n"
+        "print('done')",
+        environment,
+    )
+    assert took == "done\n"
+    assert slot.read().largest_gap_ns == 5_000
+
+
 def test_importing_it_costs_a_training_nothing() -> None:
-    """It brings along two small modules of the standard library beside its own packages, and nothing else."""
+    """It brings along a few small modules of the standard library beside its own package, and nothing else."""
     show = "import sys; print(*sys.modules)"
     bare = subprocess.run([sys.executable, "-c", show], capture_output=True, text=True, timeout=60, check=True)
     brought = set(worker(show, {}).split()) - set(bare.stdout.split())
-    assert brought <= {"nvrx_slurm", "nvrx_slurm.workload", "__future__", "operator", "_operator"}
+    own = {name for name in brought if name.startswith("nvrx_slurm.workload.")}
+    assert brought - own <= {"nvrx_slurm", "nvrx_slurm.workload", "__future__", "operator", "_operator"}
+    assert own <= {f"nvrx_slurm.workload.{name}" for name in ("progress", "sections", "board", "layout")}

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from nvrx_slurm.config.durations import parse_duration, parse_time_limit, slurm_time, words
+from nvrx_slurm.durations import parse_duration, parse_time_limit, slurm_time, words
 
 WHOLE_S = st.integers(min_value=0, max_value=10 * 365 * 86400)
 MILLIS = st.integers(min_value=0, max_value=999)

@@ -1,0 +1,204 @@
+"""Which workers of a node hang, and when to look again. Pure: no I/O, and no clock.
+
+A worker has up to five kinds of deadlines, each a moment since which it runs and a length. One that has passed is a
+hang, whatever the others say: so an open inner section does not hide an outer one that has expired.
+
+| deadline | runs since | while |
+|---|---|---|
+| `startup_s` | the worker's start | it has not beaten |
+| `step_s` | its last beat, or the end of its last main-thread section | it has beaten, and no such section is open |
+| a section's own | the section's start | the section is open |
+| `no_output_s` | the last byte it printed, or its start | always |
+| `exit_skew_s` | the first end of another rank of this node with exit code 0 | always |
+
+All moments are CLOCK_MONOTONIC in nanoseconds. A moment that cannot be (none, before the worker's start) starts no
+deadline, and one that is still to come has not passed: a torn reading never makes a hang. For the same reason
+`now_ns` must be taken before the readings are: then a sign that comes in between is newer, and not overlooked.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass
+from typing import NamedTuple
+
+from nvrx_slurm.workload.layout import OTHERS
+from nvrx_slurm.workload.slot import Reading
+
+NS = 1_000_000_000
+NOTHING_TOLD = Reading()
+STEP = ""
+"""The name under which the time from one sign of progress to the next is kept; no section has it."""
+
+Seen = Mapping[str, tuple[int, float]]
+"""Section → how often it ended, and its longest duration in seconds."""
+
+
+@dataclass(frozen=True, slots=True)
+class HangLimits:
+    """How long what may last, in seconds; None is for ever. The last three say how deadlines are learned."""
+
+    startup_s: float | None = None
+    step_s: float | None = None
+    no_output_s: float | None = None
+    exit_skew_s: float | None = None
+    learn: bool = False
+    safety_factor: float = 5.0
+    warmup: int = 50
+    least_s: float = 30.0
+
+
+@dataclass(frozen=True, slots=True)
+class Watched:
+    """A worker of this cycle that runs, or (`ended_ok_ns`) that has ended with exit code 0."""
+
+    rank: int
+    started_ns: int
+    reading: Reading = NOTHING_TOLD
+    last_output_ns: int | None = None
+    ended_ok_ns: int | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Hang:
+    """A deadline that has passed: `why` for people; `since_s` is how long ago it began to run."""
+
+    rank: int
+    why: str
+    since_s: float
+    limit_s: float
+    section: str | None = None
+    step: int | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class _Deadline:
+    """What does not end, said `before` and `after` how long it has lasted."""
+
+    rank: int
+    since_ns: int
+    limit_s: float
+    before: str
+    after: str = ""
+    section: str | None = None
+    step: int | None = None
+
+    @property
+    def at_ns(self) -> int:
+        return self.since_ns + round(self.limit_s * NS)
+
+    def hang(self, now_ns: int) -> Hang:
+        since_s = (now_ns - self.since_ns) / NS
+        why = f"{self.before} {_seconds(since_s)}{self.after}"
+        return Hang(self.rank, why, since_s, self.limit_s, self.section, self.step)
+
+
+def judge(workers: Iterable[Watched], limits: HangLimits, learned: Mapping[str, float], now_ns: int) -> list[Hang]:
+    """Who hangs, by rank: each worker once, with the deadline that passed first."""
+    first: dict[int, _Deadline] = {}
+    for deadline in _deadlines(workers, limits, learned):
+        known = first.get(deadline.rank)
+        if deadline.at_ns <= now_ns and (known is None or deadline.at_ns < known.at_ns):
+            first[deadline.rank] = deadline
+    return [first[rank].hang(now_ns) for rank in sorted(first)]
+
+
+def next_look(
+    workers: Iterable[Watched], limits: HangLimits, learned: Mapping[str, float], now_ns: int
+) -> int | None:
+    """The earliest moment after `now_ns` at which a deadline passes as things stand; None if there is none.
+
+    Progress only moves deadlines back, but a section that is opened later may bring a nearer one: ask again whenever
+    readings are taken anyhow.
+    """
+    return min((d.at_ns for d in _deadlines(workers, limits, learned) if d.at_ns > now_ns), default=None)
+
+
+def seen_by(workers: Iterable[Reading]) -> Seen:
+    """What the workers of one cycle have seen. They go in step, so eight of them know no more than one: the largest
+    count, the largest duration."""
+    together: dict[str, tuple[int, float]] = {}
+    for reading in workers:
+        gaps = {STEP: (reading.beats - 1, reading.largest_gap_ns / NS)} if reading.beats > 1 else {}
+        for name, (count, largest_s) in {**reading.seen, **gaps}.items():
+            known_count, known_s = together.get(name, (0, 0.0))
+            together[name] = (max(count, known_count), max(largest_s, known_s))
+    return together
+
+
+def merge(earlier: Seen, later: Seen) -> Seen:
+    """What two cycles have seen, one after the other: counts add up, of durations the largest stays.
+
+    Readings hold totals of their cycle. So keep the merged past of the cycles that are over, and merge it afresh with
+    the running one's readings; one that is merged twice is counted twice.
+    """
+    merged = dict(earlier)
+    for name, (count, largest_s) in later.items():
+        known_count, known_s = merged.get(name, (0, 0.0))
+        merged[name] = (known_count + count, max(known_s, largest_s))
+    return merged
+
+
+def learned(seen: Seen, limits: HangLimits) -> dict[str, float]:
+    """Section (or `STEP`) → deadline in seconds, for what was seen often enough; empty if nothing is to be learned.
+
+    The shared name of those sections that found no row of their own is left out: it tells of none of them.
+    """
+    if not limits.learn:
+        return {}
+    return {
+        name: max(largest_s * limits.safety_factor, limits.least_s)
+        for name, (count, largest_s) in seen.items()
+        if count >= limits.warmup and name != OTHERS
+    }
+
+
+def _deadlines(workers: Iterable[Watched], limits: HangLimits, learned: Mapping[str, float]) -> Iterator[_Deadline]:
+    everybody = list(workers)
+    first_end = min(((w.ended_ok_ns, w.rank) for w in everybody if w.ended_ok_ns is not None), default=None)
+    for worker in everybody:
+        if worker.ended_ok_ns is None:
+            told = _told(worker, limits, learned)
+            yield from (deadline for deadline in told if deadline.since_ns >= worker.started_ns > 0)
+            if first_end is not None and limits.exit_skew_s is not None:
+                yield _left_behind(worker, *first_end, limits.exit_skew_s)
+
+
+def _told(worker: Watched, limits: HangLimits, learned: Mapping[str, float]) -> Iterator[_Deadline]:
+    """What the worker's own signs of life say, or their absence."""
+    rank, reading, step = worker.rank, worker.reading, worker.reading.step
+    if reading.beats <= 0:
+        if limits.startup_s is not None:
+            yield _Deadline(rank, worker.started_ns, limits.startup_s, "no first step", " after its start")
+    elif not reading.in_section and (limit := _limit(limits.step_s, learned.get(STEP))):
+        after = f" ({limit.words}) after step {step}"
+        yield _Deadline(rank, reading.sign_ns, limit.seconds, "no step for", after, step=step)
+    for section in reading.open:
+        if limit := _limit(section.timeout_s, learned.get(section.name)):
+            before = f'section "{section.name}" open for'
+            after = f" ({limit.words})"
+            yield _Deadline(rank, section.started_ns, limit.seconds, before, after, section.name, step)
+    if limits.no_output_s is not None:
+        since_ns = worker.started_ns if worker.last_output_ns is None else worker.last_output_ns
+        yield _Deadline(rank, since_ns, limits.no_output_s, "no output for", step=step)
+
+
+def _left_behind(worker: Watched, ended_ns: int, ended: int, limit_s: float) -> _Deadline:
+    before, after = f"rank {ended} ended with exit code 0", " ago and this one still runs"
+    return _Deadline(worker.rank, ended_ns, limit_s, before, after, step=worker.reading.step)
+
+
+class _Limit(NamedTuple):
+    seconds: float
+    words: str
+
+
+def _limit(given_s: float | None, learned_s: float | None) -> _Limit | None:
+    """The deadline that was given; else the one that was learned, if there is one."""
+    if given_s is not None:
+        return _Limit(given_s, f"limit {_seconds(given_s)}")
+    return None if learned_s is None else _Limit(learned_s, f"learned limit {_seconds(learned_s)}")
+
+
+def _seconds(seconds: float) -> str:
+    return f"{seconds:,.0f} s" if seconds >= 10 else f"{seconds:.3g} s"

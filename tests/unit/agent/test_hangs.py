@@ -1,0 +1,345 @@
+"""Who hangs, and when to look again: never early, never masked, and never missed by the timer."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import time
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from nvrx_slurm.agent.hangs import (
+    STEP,
+    Hang,
+    HangLimits,
+    Watched,
+    judge,
+    learned,
+    merge,
+    next_look,
+    seen_by,
+)
+from nvrx_slurm.workload.slot import OpenSection, Reading, Slot
+
+NS = 1_000_000_000
+BORN = 5_000 * NS
+
+
+def at(seconds: float) -> int:
+    """A moment, from the worker's start on."""
+    return BORN + round(seconds * NS)
+
+
+def worker(rank: int = 0, *, beaten: float | None = None, step: int = 41, **told: object) -> Watched:
+    """A worker whose last sign of progress was at `beaten`; with what it told besides."""
+    signs = {} if beaten is None else {"step": step, "beats": 3, "sign_ns": at(beaten)}
+    mine = {key: value for key, value in told.items() if key in Reading._fields}
+    rest = {key: value for key, value in told.items() if key not in mine}
+    return Watched(rank, BORN, Reading(**signs | mine), **rest)  # type: ignore[arg-type]
+
+
+def in_sections(*sections: tuple[str, float, float | None], beaten: float = 0.0) -> Watched:
+    """A worker with these main-thread sections open: name, since when, and timeout."""
+    opened = tuple(OpenSection(name, at(since), timeout_s) for name, since, timeout_s in sections)
+    return worker(beaten=beaten, open=opened, in_section=bool(opened))
+
+
+STEP_600 = HangLimits(step_s=600)
+EVERY_KIND: list[tuple[str, list[Watched], HangLimits, float, Hang]] = [
+    (
+        "step",
+        [worker(beaten=100)],
+        STEP_600,
+        712,
+        Hang(0, "no step for 612 s (limit 600 s) after step 41", 612, 600, step=41),
+    ),
+    (
+        "section",
+        [in_sections(("checkpoint", 100, 600))],
+        HangLimits(),
+        705,
+        Hang(0, 'section "checkpoint" open for 605 s (limit 600 s)', 605, 600, "checkpoint", 41),
+    ),
+    (
+        "startup",
+        [worker()],
+        HangLimits(startup_s=1800),
+        1800,
+        Hang(0, "no first step 1,800 s after its start", 1800, 1800),
+    ),
+    (
+        "output",
+        [worker(last_output_ns=at(10))],
+        HangLimits(no_output_s=1800),
+        1810,
+        Hang(0, "no output for 1,800 s", 1800, 1800),
+    ),
+    (
+        "skew",
+        [worker(rank=0, ended_ok_ns=at(50)), worker(rank=1), worker(rank=2, ended_ok_ns=at(60))],
+        HangLimits(exit_skew_s=600),
+        650,
+        Hang(1, "rank 0 ended with exit code 0 600 s ago and this one still runs", 600, 600),
+    ),
+]
+KINDS = [case[0] for case in EVERY_KIND]
+
+
+@pytest.mark.parametrize(("workers", "limits", "now_s", "hang"), [case[1:] for case in EVERY_KIND], ids=KINDS)
+def test_each_kind_of_hang_says_why(workers: list[Watched], limits: HangLimits, now_s: float, hang: Hang) -> None:
+    """One sentence with how long it has lasted and what the limit was; and the record has them as numbers."""
+    assert judge(workers, limits, {}, at(now_s)) == [hang]
+
+
+@pytest.mark.parametrize(("workers", "limits", "now_s", "hang"), [case[1:] for case in EVERY_KIND], ids=KINDS)
+def test_no_kind_of_hang_is_early_or_late(
+    workers: list[Watched], limits: HangLimits, now_s: float, hang: Hang
+) -> None:
+    """Up to the nanosecond before its moment there is none; at the moment that `next_look` names there is."""
+    moment = at(now_s) - round((hang.since_s - hang.limit_s) * NS)
+    assert judge(workers, limits, {}, moment - 1) == []
+    assert next_look(workers, limits, {}, moment - 1) == moment
+    assert [found.rank for found in judge(workers, limits, {}, moment)] == [hang.rank]
+    assert next_look(workers, limits, {}, moment) is None
+
+
+def test_without_limits_nobody_hangs() -> None:
+    """Everything is opt-in: a worker that is silent for a year is left alone, and no timer is set."""
+    workers = [worker(), worker(1, beaten=0), in_sections(("x", 0, None)), worker(2, ended_ok_ns=at(0))]
+    year = at(365 * 86400)
+    assert judge(workers, HangLimits(), {}, year) == []
+    assert next_look(workers, HangLimits(), {}, at(0)) is None
+
+
+def test_an_expired_outer_section_is_not_masked_by_an_inner_one() -> None:
+    """Nor the other way round: the deadline that passed first is told."""
+    outer_first = in_sections(("outer", 0, 100), ("inner", 90, 600))
+    inner_first = in_sections(("outer", 0, 1000), ("inner", 90, 60))
+    assert [hang.section for hang in judge([outer_first], STEP_600, {}, at(101))] == ["outer"]
+    assert [hang.section for hang in judge([inner_first], STEP_600, {}, at(160))] == ["inner"]
+
+
+def test_a_main_thread_section_stops_the_clock_of_steps() -> None:
+    """Without a deadline of its own it may last for ever; so does one that found no entry."""
+    assert judge([in_sections(("eval", 10, None))], STEP_600, {}, at(90_000)) == []
+    assert judge([worker(beaten=0, in_section=True)], STEP_600, {}, at(90_000)) == []
+
+
+def test_a_section_of_another_thread_does_not_mask_a_hung_main_loop() -> None:
+    """A checkpoint in the background goes on, and the steps are still waited for."""
+    saving = OpenSection("checkpoint", at(5), 3600, main_thread=False)
+    (hang,) = judge([worker(beaten=0, open=(saving,))], STEP_600, {}, at(700))
+    assert hang.section is None
+    assert "no step for 700 s" in hang.why
+
+
+def test_who_never_beat_is_not_watched_by_steps() -> None:
+    """A script that imports nothing of ours runs for days under a limit for steps."""
+    assert judge([worker()], STEP_600, {STEP: 30.0}, at(90_000)) == []
+
+
+def test_a_first_beat_ends_the_startup_limit() -> None:
+    """From then on it is the limit of steps that counts."""
+    limits = HangLimits(startup_s=60, step_s=None)
+    assert judge([worker(beaten=59)], limits, {}, at(90_000)) == []
+
+
+def test_learned_deadlines_stand_in_where_none_is_set() -> None:
+    """For steps and for sections; and the sentence says that the limit was learned."""
+    known = {STEP: 50.0, "save": 40.0}
+    (step,) = judge([worker(beaten=0)], HangLimits(), known, at(50))
+    (save,) = judge([in_sections(("save", 0, None))], HangLimits(), known, at(45))
+    assert step.why == "no step for 50 s (learned limit 50 s) after step 41"
+    assert save.why == 'section "save" open for 45 s (learned limit 40 s)'
+
+
+def test_deadlines_that_were_given_win_over_learned_ones() -> None:
+    """The shorter and the longer ones alike."""
+    for given_s in (10.0, 500.0):
+        workers = [worker(beaten=0), replace(in_sections(("save", 0, given_s)), rank=1)]
+        hangs = judge(workers, HangLimits(step_s=given_s), {STEP: 50.0, "save": 50.0}, at(600))
+        assert [hang.limit_s for hang in hangs] == [given_s, given_s]
+
+
+@pytest.mark.parametrize(
+    "torn",
+    [
+        Reading(step=1, beats=1, sign_ns=0),
+        Reading(step=1, beats=1, sign_ns=BORN - 1),
+        Reading(step=1, beats=1, sign_ns=at(10**6)),
+        Reading(step=1, beats=1, sign_ns=-(2**63)),
+        Reading(step=1, beats=1, sign_ns=at(9_999), open=(OpenSection("x", BORN - 1, 1.0, False),)),
+        Reading(step=1, beats=1, sign_ns=at(9_999), open=(OpenSection("x", at(10**6), 1.0, False),)),
+    ],
+)
+def test_a_reading_that_cannot_be_gives_no_hang(torn: Reading) -> None:
+    """A sign or a section from before the worker's start, or from the future, is no ground to kill it."""
+    assert judge([Watched(0, BORN, torn)], STEP_600, {}, at(10_000)) == []
+
+
+def test_who_has_ended_does_not_hang() -> None:
+    """Whatever its last reading looks like."""
+    ended = replace(in_sections(("x", 0, 1.0)), ended_ok_ns=at(5))
+    assert judge([ended], HangLimits(1, 1, 1, 1), {}, at(90_000)) == []
+
+
+def test_braces_in_a_name_are_just_that() -> None:
+    """A section's name is never taken for a format."""
+    (hang,) = judge([in_sections(("{0} %s", 0, 1.5))], HangLimits(), {}, at(2))
+    assert hang.why == 'section "{0} %s" open for 2 s (limit 1.5 s)'
+
+
+STUCK = """
+import signal
+from nvrx_slurm.workload import beat, section
+beat(step=41)
+with section("checkpoint", timeout="10m"), section("write", timeout="1h"):
+    print("stuck", flush=True)
+    signal.pause()
+"""
+
+
+def test_a_real_worker_that_is_stuck_in_a_section_is_found(tmp_path: Path) -> None:
+    """From its slot alone, frozen or killed though it is: not a nanosecond before its ten minutes are over."""
+    slot, started_ns = Slot.create(tmp_path / "slot"), time.monotonic_ns()
+    environment = os.environ | {"NVRX_BEAT_FILE": str(tmp_path / "slot")}
+    with subprocess.Popen([sys.executable, "-c", STUCK], env=environment, stdout=subprocess.PIPE) as process:
+        assert process.stdout is not None
+        assert process.stdout.readline() == b"stuck\n"
+        process.send_signal(signal.SIGSTOP)
+        workers = [Watched(0, started_ns, slot.read())]
+        process.kill()
+    moment = next_look(workers, STEP_600, {}, time.monotonic_ns())
+    assert moment is not None
+    assert judge(workers, STEP_600, {}, moment - 1) == []
+    (hang,) = judge(workers, STEP_600, {}, moment)
+    assert hang.why == 'section "checkpoint" open for 600 s (limit 600 s)'
+    assert (hang.section, hang.step) == ("checkpoint", 41)
+
+
+# ------------------------------------------------------------------------------------------- learning
+
+
+def test_a_deadline_is_learned_after_the_warm_up() -> None:
+    """Largest × factor, but never shorter than the least; below the warm-up, and unless asked for, there is none."""
+    seen = {STEP: (50, 20.0), "save": (50, 1.0), "rare": (49, 900.0), "…": (900, 5.0)}
+    limits = HangLimits(learn=True, safety_factor=4.0, warmup=50, least_s=30.0)
+    assert learned(seen, limits) == {STEP: 80.0, "save": 30.0}
+    assert learned(seen, replace(limits, learn=False)) == {}
+
+
+def test_workers_side_by_side_know_no_more_than_one() -> None:
+    """Eight workers that do ten steps have seen ten, and the longest of any."""
+    readings = [
+        Reading(step=9, beats=11, sign_ns=1, largest_gap_ns=NS * gap_s, seen={"save": (2, 7.0 - gap_s)})
+        for gap_s in (1, 3, 2)
+    ]
+    assert seen_by([*readings, Reading(), Reading(step=0, beats=1)]) == {STEP: (10, 3.0), "save": (2, 6.0)}
+
+
+SEEN = st.dictionaries(
+    st.sampled_from([STEP, "a", "b"]), st.tuples(st.integers(0, 99), st.floats(0, 1e6, allow_nan=False))
+)
+
+
+@given(SEEN, SEEN, SEEN)
+def test_cycles_add_up_in_any_grouping(one: dict, two: dict, three: dict) -> None:
+    """Counts are sums and durations maxima, so it does not matter in which order the past was put together."""
+    assert merge(merge(one, two), three) == merge(one, merge(two, three)) == merge(merge(three, one), two)
+    for name, (count, largest_s) in merge(one, two).items():
+        each = [seen[name] for seen in (one, two) if name in seen]
+        assert (count, largest_s) == (sum(c for c, _ in each), max(s for _, s in each))
+
+
+# --------------------------------------------------------------------------------------------- search
+
+SECONDS = st.integers(-50, 1_000)
+LIMIT = st.none() | st.integers(1, 500)
+SECTION = st.builds(
+    lambda name, since, timeout, main: OpenSection(name, at(since), timeout, main),
+    st.sampled_from("ab"),
+    SECONDS,
+    LIMIT,
+    st.booleans(),
+)
+
+
+@st.composite
+def readings(draw: st.DrawFn) -> Reading:
+    beats = draw(st.integers(0, 3))
+    sections = tuple(draw(st.lists(SECTION, max_size=3)))
+    return Reading(
+        step=7 if beats else None,
+        beats=beats,
+        sign_ns=at(draw(SECONDS)),
+        open=sections,
+        in_section=any(section.main_thread for section in sections) or draw(st.booleans()),
+    )
+
+
+MOMENT = st.none() | SECONDS.map(at)
+WORKERS = st.lists(
+    st.builds(Watched, st.integers(0, 9), st.just(BORN), readings(), MOMENT, MOMENT),
+    max_size=4,
+    unique_by=lambda one: one.rank,
+)
+LIMITS = st.builds(HangLimits, LIMIT, LIMIT, LIMIT, LIMIT)
+LEARNED = st.dictionaries(st.sampled_from([STEP, "a", "b"]), st.integers(1, 500))
+
+
+@given(WORKERS, LIMITS, LEARNED, SECONDS.map(at))
+def test_the_timer_misses_no_hang_and_rings_for_none_in_vain(
+    workers: list[Watched], limits: HangLimits, known: dict[str, float], now_ns: int
+) -> None:
+    """While nothing is told, the hangs change at the moments that `next_look` names at the earliest, and each such
+    moment is some deadline's; what hangs once goes on to hang."""
+    ranks = {hang.rank for hang in judge(workers, limits, known, now_ns)}
+    moment = next_look(workers, limits, known, now_ns)
+    if moment is None:
+        assert {hang.rank for hang in judge(workers, limits, known, now_ns + 10**18)} == ranks
+        return
+    assert moment > now_ns
+    assert {hang.rank for hang in judge(workers, limits, known, moment - 1)} == ranks
+    assert {hang.rank for hang in judge(workers, limits, known, moment)} >= ranks
+    assert judge(workers, limits, known, moment)
+
+
+@given(WORKERS, LIMITS, LEARNED, SECONDS.map(at))
+def test_no_hang_is_early(workers: list[Watched], limits: HangLimits, known: dict[str, float], now_ns: int) -> None:
+    """Each has lasted at least as long as its limit, each rank is told once, in order, and only of those that run."""
+    hangs = judge(workers, limits, known, now_ns)
+    running = {one.rank for one in workers if one.ended_ok_ns is None}
+    assert [hang.rank for hang in hangs] == sorted({hang.rank for hang in hangs} & running)
+    for hang in hangs:
+        assert hang.since_s >= hang.limit_s > 0
+
+
+@given(WORKERS, LIMITS, LEARNED, SECONDS.map(at), SECTION)
+def test_one_more_open_section_of_another_thread_masks_nothing(
+    workers: list[Watched], limits: HangLimits, known: dict[str, float], now_ns: int, extra: OpenSection
+) -> None:
+    """Whoever hangs still hangs when something more is going on beside it."""
+    more = [
+        replace(one, reading=one.reading._replace(open=(*one.reading.open, extra._replace(main_thread=False))))
+        for one in workers
+    ]
+    before = {hang.rank for hang in judge(workers, limits, known, now_ns)}
+    assert before <= {hang.rank for hang in judge(more, limits, known, now_ns)}
+
+
+@given(WORKERS, LIMITS, LEARNED, st.integers(0, 1_000))
+def test_a_sign_of_progress_buys_time(
+    workers: list[Watched], limits: HangLimits, known: dict[str, float], now_s: int
+) -> None:
+    """One that has just beaten, with no section open, does not hang for the want of a step."""
+    now_ns = at(now_s)
+    fresh = Reading(step=8, beats=4, sign_ns=now_ns)
+    silent = HangLimits(limits.startup_s, limits.step_s)
+    running = [replace(one, reading=fresh, ended_ok_ns=None) for one in workers]
+    assert judge(running, silent, known, now_ns) == []

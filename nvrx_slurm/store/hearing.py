@@ -1,0 +1,153 @@
+"""How the controller hears the whole fleet: everything new in the `beats` stream at once, a few times a second.
+
+A beat is cheap in company only. A blocking read wakes for every few of them, and a client that makes dicts of each
+and decodes all that its workers tell costs three to four times as much (`docs/scale.md`). So this one asks without
+blocking, at a pace that its caller chooses, takes replies as hiredis has parsed them, and decodes no more of each
+beat than its head.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import math
+from dataclasses import dataclass
+from typing import Any, NoReturn
+
+import msgspec
+import redis.asyncio as redis
+from redis import exceptions as failures
+from redis.asyncio.retry import Retry
+from redis.backoff import NoBackoff
+
+from nvrx_slurm.clock import Clock
+from nvrx_slurm.errors import StoreUnreachable
+from nvrx_slurm.folder import StoreAddress
+from nvrx_slurm.log import get_logger
+from nvrx_slurm.records import Record
+
+log = get_logger("store")
+
+LISTEN_S = 3.0
+"""How long one call of `listen` takes at most."""
+
+BATCH = 4096
+"""How many beats one reply holds at most: what 10,000 nodes send in 0.25 s fits, and one reply keeps the loop for some 20 ms."""
+
+_START = b"0-0"
+
+
+class BeatHead(Record, frozen=True, kw_only=True, gc=False):
+    """The part of a `Beat` that says who lives. The rest is skipped: it takes most of a beat's decoding, and is
+    wanted of few nodes (`unpack_beat` of the packed beat has it all)."""
+
+    node: str
+    incarnation: str
+
+
+HeardBeat = tuple[float, BeatHead, bytes]
+"""Age in seconds, head, and the whole beat as it was packed."""
+
+
+@dataclass(frozen=True, slots=True)
+class Heard:
+    """What one call of `listen` brought.
+
+    `now_s`: the server's clock, in seconds since the epoch. `beats`: every beat that the server had taken by then and
+    that no earlier call brought, oldest first; none comes twice. `first`: it was the first call that succeeded, which
+    brings whatever the trimmed stream still holds, about two beats a node.
+    """
+
+    now_s: float
+    beats: list[HeardBeat]
+    first: bool = False
+
+
+class Hearing:
+    """The one reader of a job's beats, on a connection of its own. Not for two tasks at once.
+
+    The age of a beat is the server's: its clock when it answered less its clock when it took the beat. A clock that
+    is set forward or back meanwhile falsifies neither way: an age is never negative, nor longer than the time since
+    the call before, by our own monotonic clock, for that call would have brought an older beat.
+    """
+
+    def __init__(self, address: StoreAddress, key: str, *, clock: Clock) -> None:
+        self._key, self._where, self._clock = key, address.url, clock
+        self._redis = _connection(address)
+        self._last = _START
+        self._asked_s: float | None = None  # when the last call that succeeded began
+
+    async def close(self) -> None:
+        await self._redis.aclose()
+
+    async def listen(self) -> Heard:
+        """Everything new. Raises StoreUnreachable, after `LISTEN_S` at most, where the store is away, is loading, or
+        refuses us; then nothing counts as heard, and the next call connects anew."""
+        began_s = self._clock.monotonic()
+        try:
+            async with asyncio.timeout(LISTEN_S):
+                now_s, items = await self._read_all()
+        except (failures.RedisError, OSError) as error:  # a TimeoutError is an OSError
+            self._raise_unreachable(error)
+        first = self._asked_s is None
+        longest_s = math.inf if self._asked_s is None else self._clock.monotonic() - self._asked_s
+        heard = Heard(now_s, _decoded(items, now_s, longest_s), first)
+        self._last = items[-1][0] if items else self._last
+        self._asked_s = began_s
+        return heard
+
+    async def _read_all(self) -> tuple[float, list[Any]]:
+        last, items = self._last, list[Any]()
+        while True:
+            async with self._redis.pipeline(transaction=False) as pipeline:
+                # The time first: then what was taken before it is in the reply that follows.
+                pipeline.time().xread({self._key: last}, count=BATCH)
+                (seconds, micros), streams = await pipeline.execute()
+            batch = streams[0][1] if streams else []
+            items += batch
+            if len(batch) < BATCH:
+                return seconds + micros / 1e6, items
+            last = batch[-1][0]
+
+    def _raise_unreachable(self, error: Exception) -> NoReturn:
+        if isinstance(error, failures.AuthenticationError | failures.NoPermissionError):
+            raise StoreUnreachable(f"the store at {self._where} refuses us: {error}; check its password") from None
+        said = str(error) or f"no answer in {LISTEN_S:.0f} s"
+        raise StoreUnreachable(f"the store at {self._where} does not tell its beats: {said}") from None
+
+
+def _decoded(items: list[Any], now_s: float, longest_s: float) -> list[HeardBeat]:
+    """Raw stream items as beats; one that is none is dropped, since an agent of another version may say more."""
+    beats = list[HeardBeat]()
+    decode, now_ms = _unpack_head.decode, now_s * 1000
+    for identity, fields in items:
+        try:
+            head = decode(fields[1])
+        except (msgspec.DecodeError, TypeError) as error:
+            log.error("beat %s is none (%s); dropped", identity, error)
+            continue
+        age_s = (now_ms - int(identity.partition(b"-")[0])) / 1000
+        if not 0.0 <= age_s <= longest_s:  # rare: `min` and `max` of every beat would cost as much as its decoding
+            age_s = min(max(age_s, 0.0), longest_s)
+        beats.append((age_s, head, fields[1]))
+    return beats
+
+
+def _connection(address: StoreAddress) -> Any:  # redis-py's own types know nothing of raw replies
+    client: Any = redis.Redis.from_url(
+        address.url,
+        password=address.password,
+        socket_connect_timeout=LISTEN_S,
+        socket_timeout=LISTEN_S,
+        retry=Retry(NoBackoff(), 0),  # the caller comes again anyway
+        protocol=2,
+    )
+    client.set_response_callback("XREAD", _raw)
+    return client
+
+
+def _raw(reply: Any, **options: Any) -> Any:
+    """In place of redis-py's own parsing, which costs more than all the rest."""
+    return reply
+
+
+_unpack_head = msgspec.msgpack.Decoder(BeatHead)

@@ -1,0 +1,201 @@
+"""How the controller hears a fleet through a real store."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import signal
+
+import pytest
+import redis.asyncio as redis
+
+from nvrx_slurm.batch import children
+from nvrx_slurm.clock import SystemClock
+from nvrx_slurm.errors import StoreUnreachable
+from nvrx_slurm.folder import StoreAddress
+from nvrx_slurm.records import Beat, pack, unpack_beat
+from nvrx_slurm.store.embedded import EmbeddedStore
+from nvrx_slurm.store.hearing import BATCH, Hearing
+from nvrx_slurm.store.keys import Keys
+
+KEY = Keys("j").beats
+NODES = 50
+KEEP = 2 * NODES + 16
+BOUND_S = 10.0
+
+
+class SetClock(SystemClock):
+    """A monotonic clock that stands where the test sets it."""
+
+    now_s = 0.0
+
+    def monotonic(self) -> float:
+        return self.now_s
+
+
+@pytest.fixture
+async def hearing(address):
+    """The controller's ear."""
+    hearing = Hearing(address, KEY, clock=SystemClock())
+    yield hearing
+    await hearing.close()
+
+
+@pytest.fixture
+async def raw(address):
+    """A plain client, to write what no agent would."""
+    client = redis.Redis.from_url(address.url, password=address.password)
+    yield client
+    await client.aclose()
+
+
+def beat(node: str = "n1", **more) -> Beat:
+    return Beat(node=node, incarnation="a", **more)
+
+
+def nodes(heard) -> list[str]:
+    return [head.node for _, head, _ in heard.beats]
+
+
+async def send(store, *names: str) -> None:
+    for name in names:
+        await store.beat(beat(name), KEEP)
+
+
+async def test_every_beat_is_heard_once_and_in_order(store, hearing):
+    """What is new since the last call comes, and nothing else."""
+    await send(store, "n1", "n2")
+    assert nodes(await hearing.listen()) == ["n1", "n2"]
+    assert nodes(await hearing.listen()) == []
+    await send(store, "n3", "n1")
+    assert nodes(await hearing.listen()) == ["n3", "n1"]
+
+
+async def test_first_call_brings_what_was_sent_before_it(address, store, hearing):
+    """A controller that starts, or thaws, learns that nodes beat meanwhile; only its first answer is marked."""
+    assert (await hearing.listen()).first
+    await send(store, "n1")
+    newcomer = Hearing(
+        StoreAddress(url=hearing._where, password="secret", job="j", token="t"), KEY, clock=SystemClock()
+    )
+    heard = await newcomer.listen()
+    assert heard.first and nodes(heard) == ["n1"]
+    assert not (await newcomer.listen()).first
+    await newcomer.close()
+
+
+async def test_head_says_who_lives_and_the_packed_beat_has_it_all(store, hearing):
+    """Nothing that a beat carries is lost by decoding its head only."""
+    told = beat(state="active", cycle=3, generation=2, steps={0: 7}, teardown="ask")
+    await store.beat(told, KEEP)
+    [(_, head, packed)] = (await hearing.listen()).beats
+    assert (head.node, head.incarnation) == ("n1", "a")
+    assert unpack_beat(packed) == told
+
+
+async def test_more_than_one_batch_comes_in_one_call(hearing, raw):
+    """A backlog longer than one reply is read to its end."""
+    count = 2 * BATCH + 1
+    async with raw.pipeline(transaction=False) as pipeline:
+        for index in range(count):
+            pipeline.xadd(KEY, {"m": pack(beat(f"n{index}"))})
+        await pipeline.execute()
+    assert nodes(await hearing.listen()) == [f"n{index}" for index in range(count)]
+
+
+async def test_age_is_the_servers(hearing, raw):
+    """A beat is as old as the server's clock says that it is, when it answers."""
+    seconds, _ = await raw.time()
+    await raw.xadd(KEY, {"m": pack(beat())}, id=f"{(seconds - 60) * 1000}-0")
+    heard = await hearing.listen()
+    assert seconds <= heard.now_s <= seconds + BOUND_S
+    [(age_s, _, _)] = heard.beats
+    assert age_s == pytest.approx(heard.now_s - (seconds - 60), abs=0.01)
+
+
+@pytest.mark.parametrize(("set_by_s", "age_s"), [(-3600, 0.25), (3600, 0.0)])
+async def test_clock_that_jumps_falsifies_no_age_beyond_the_time_between_two_calls(address, raw, set_by_s, age_s):
+    """A beat stamped an hour off is no older than the call before it, and never of the future."""
+    clock = SetClock()
+    hearing = Hearing(address, KEY, clock=clock)
+    seconds, _ = await raw.time()
+    await hearing.listen()
+    clock.now_s += 0.25
+    await raw.xadd(KEY, {"m": pack(beat())}, id=f"{(seconds + set_by_s) * 1000}-0")
+    assert [age for age, _, _ in (await hearing.listen()).beats] == [age_s]
+    await hearing.close()
+
+
+async def test_what_is_no_beat_is_dropped_and_said(hearing, raw, caplog):
+    """One broken item keeps nobody else from being heard."""
+    for data in (b"\xc1", pack(beat("n2"))):
+        await raw.xadd(KEY, {"m": data})
+    await raw.xadd(KEY, {"x": "", "m": ""})
+    await raw.xadd(KEY, {"m": pack(beat("n3"))})
+    assert nodes(await hearing.listen()) == ["n2", "n3"]
+    assert caplog.text.count("dropped") == 2
+
+
+async def test_stream_stays_trimmed_and_memory_flat(store, hearing, raw):
+    """The store keeps about two beats a node, however long nobody or somebody listens."""
+    names = [f"n{index}" for index in range(NODES)]
+    sizes = []
+    for _ in range(2):
+        for _ in range(10):
+            await send(store, *names)
+        await hearing.listen()
+        assert await raw.xlen(KEY) <= KEEP + 100  # the server trims whole leaves, of 100 items
+        sizes.append(await raw.memory_usage(KEY))
+    assert sizes[1] <= 2 * sizes[0]
+
+
+async def test_wrong_password_is_said_at_once(address):
+    """No waiting for what cannot become right."""
+    wrong = StoreAddress(url=address.url, password="wrong", job="j", token="t")
+    hearing = Hearing(wrong, KEY, clock=SystemClock())
+    with pytest.raises(StoreUnreachable, match="check its password"):
+        await hearing.listen()
+    await hearing.close()
+
+
+async def test_key_of_another_kind_is_said(hearing, raw):
+    """What the server answers is in the message."""
+    await raw.set(KEY, "x")
+    with pytest.raises(StoreUnreachable, match="WRONGTYPE"):
+        await hearing.listen()
+
+
+async def test_store_that_was_killed_and_is_back_is_heard_again(tmp_path):
+    """A call while it is away fails at once; the next one afterwards connects by itself and misses nothing."""
+    server = EmbeddedStore(tmp_path / "store", bind="127.0.0.1", password="secret")
+    process = await server.start()
+    address = StoreAddress(url=f"redis://127.0.0.1:{server.port}", password="secret", job="j", token="t")
+    hearing, raw = Hearing(address, KEY, clock=SystemClock()), redis.Redis.from_url(address.url, password="secret")
+    await raw.xadd(KEY, {"m": pack(beat("n1"))})
+    assert nodes(await hearing.listen()) == ["n1"]
+    await raw.xadd(KEY, {"m": pack(beat("n2"))})
+    os.kill(process.pid, signal.SIGKILL)
+    await process.wait()
+    with pytest.raises(StoreUnreachable, match="does not tell its beats"):
+        await hearing.listen()
+    process = await server.start()
+    assert nodes(await hearing.listen()) == ["n2"]
+    await hearing.close()
+    await raw.aclose()
+    await children.end([process], polite_s=5.0)
+
+
+async def test_frozen_store_fails_the_call_within_its_bound(tmp_path):
+    """A store that takes connections and never answers keeps nobody waiting; thawed, it is heard again."""
+    server = EmbeddedStore(tmp_path / "store", bind="127.0.0.1", password="secret")
+    process = await server.start()
+    address = StoreAddress(url=f"redis://127.0.0.1:{server.port}", password="secret", job="j", token="t")
+    hearing = Hearing(address, KEY, clock=SystemClock())
+    await hearing.listen()
+    os.kill(process.pid, signal.SIGSTOP)
+    with pytest.raises(StoreUnreachable):
+        await asyncio.wait_for(hearing.listen(), BOUND_S)
+    os.kill(process.pid, signal.SIGCONT)
+    assert nodes(await hearing.listen()) == []
+    await hearing.close()
+    await children.end([process], polite_s=5.0)

@@ -21,6 +21,7 @@ from typing import Any, Literal
 import msgspec
 
 SignalReason = Literal["cancel", "interrupt", "time_limit", "agents_gone"]
+FENCE_MARGIN_S = 2.0
 OnFailure = Literal["restart_replica", "restart_job", "ignore", "fail_job"]
 
 
@@ -45,16 +46,46 @@ class RolePlan(Record, frozen=True, kw_only=True):
     env: dict[str, str] = {}
 
 
+class HangBounds(Record, frozen=True, kw_only=True):
+    """When a worker that lives counts as hung. None: never for this reason."""
+
+    startup_s: float | None = None  # from its start to its first beat
+    step_s: float | None = None  # between two signs of progress, outside sections
+    no_output_s: float | None = None
+    exit_skew_s: float | None = None  # how long others may go on once one rank has ended with 0
+    learn: bool = False  # where no bound is set, take one from the run itself
+    safety_factor: float = 5.0
+    warmup: int = 50  # samples before a learned bound counts
+
+
 class FaultTolerance(Record, frozen=True, kw_only=True):
     """Budgets and bounds, all in seconds or counts; `docs/job-yaml.md` tells what each does."""
 
     max_restarts: int = 3
+    quarantine_after: int = 3
     heartbeat_interval_s: float = 1.0
     heartbeat_timeout_s: float = 15.0
+    startup_timeout_s: float = 60.0
+    fence_timeout_s: float = 30.0
     join_timeout_s: float = 600.0
     last_call_s: float = 5.0
     teardown_grace_s: float = 10.0
+    stop_signal: str = "SIGTERM"
+    checkpoint_signal: str | None = None
+    checkpoint_timeout_s: float = 60.0
+    gpu_memory_below_bytes: int | None = None
+    gpu_reclaim_timeout_s: float = 50.0
     control_plane_grace_s: float = 600.0
+    hang: HangBounds = HangBounds()
+
+    @property
+    def gives_away_after_s(self) -> float:
+        """How long after a node's last sign of life its ranks may run elsewhere although its death is not proven.
+
+        By then its supervisor, if it lives, has killed its workers: they hold a lease of `fence_timeout_s`, renewed
+        once an interval. The margin covers one interval on either side and the kill itself.
+        """
+        return self.fence_timeout_s + 2 * self.heartbeat_interval_s + FENCE_MARGIN_S
 
 
 class Plan(Record, frozen=True, kw_only=True):
@@ -117,11 +148,13 @@ class ControllerStarted(Fact, frozen=True, kw_only=True, tag="controller_started
 
 
 class NodeJoined(FromAgent, frozen=True, kw_only=True, tag="node_joined"):
-    """An agent is up and healthy. `addr` reaches the node; `port` is held free there for a rendezvous."""
+    """An agent is up and healthy. `addr` reaches the node; `port` is held free there for a rendezvous; at
+    `fence_port` its kernel takes the datagram that kills its workers (0: it cannot)."""
 
     addr: str
     port: int
     pid: int = 0
+    fence_port: int = 0
 
 
 class NodeReady(FromAgent, frozen=True, kw_only=True, tag="node_ready"):
@@ -164,6 +197,47 @@ class WorkerFailed(FromAgent, frozen=True, kw_only=True, tag="worker_failed"):
     ago_s: float = 0.0
 
 
+class WorkerHung(FromAgent, frozen=True, kw_only=True, tag="worker_hung"):
+    """A worker lives and makes no progress. `why`: one sentence; `where`: the innermost line of its main thread;
+    `stacks`: the file, below the job folder, that holds all of them."""
+
+    replica: str
+    cycle: int
+    rank: int
+    why: str
+    step: int | None = None
+    where: str | None = None
+    stacks: str | None = None
+    ago_s: float = 0.0
+
+
+class NodeIsolated(FromAgent, frozen=True, kw_only=True, tag="node_isolated"):
+    """The agent had lost both store and controller for the fence timeout: its workers are dead."""
+
+    replica: str
+    cycle: int
+    for_s: float
+
+
+class Learned(FromAgent, frozen=True, kw_only=True, tag="learned"):
+    """How long things take in this role: section (`step`: between two beats) → how many were seen, the longest in
+    seconds. Told when a longest has grown; kept across cycles and generations."""
+
+    role: str
+    seen: dict[str, tuple[int, float]]
+
+
+class StacksDumped(FromAgent, frozen=True, kw_only=True, tag="stacks_dumped"):
+    """Stacks of live workers are on file. `files`: rank → path below the job folder; `where`: rank → innermost line;
+    `request`: who asked, if it was `nvrx-slurm dump`."""
+
+    why: str
+    files: dict[int, str] = {}
+    where: dict[int, str] = {}
+    problems: tuple[str, ...] = ()
+    request: str | None = None
+
+
 class WorkersDone(FromAgent, frozen=True, kw_only=True, tag="workers_done"):
     """Every worker of this node ended with exit code 0."""
 
@@ -180,13 +254,43 @@ class NodeLeft(FromAgent, frozen=True, kw_only=True, tag="node_left"):
 
 
 class NodeLost(Fact, frozen=True, kw_only=True, tag="node_lost"):
-    """The controller holds the node for dead. `cause`: `tether_lost`, `heartbeat_timeout`, or `replaced`."""
+    """The controller holds the node for dead. `cause`: `tether_lost`, `heartbeat_timeout`, or `replaced`.
+
+    `safe_after_s`: its workers may still run for so long, and until then nobody gets their ranks. 0: its own kernel
+    says that they are dead.
+    """
 
     node: str
     incarnation: str
     cause: str
     step: int | None = None
     ago_s: float = 0.0
+    safe_after_s: float = 0.0
+
+
+class NodeFenced(Fact, frozen=True, kw_only=True, tag="node_fenced"):
+    """The workers of a lost node are dead for certain: `proof` says how that is known."""
+
+    node: str
+    incarnation: str
+    proof: str
+
+
+class SlurmNodeState(Fact, frozen=True, kw_only=True, tag="slurm_node_state"):
+    """What Slurm says of a node that was lost, such as `DOWN+NOT_RESPONDING`."""
+
+    node: str
+    state: str
+    reason: str | None = None
+
+
+class DumpAsked(Fact, frozen=True, kw_only=True, tag="dump_asked"):
+    """Somebody wants stacks of live workers now. `ranks` empty: of all."""
+
+    request: str
+    by: str
+    ranks: tuple[int, ...] = ()
+    replica: str | None = None
 
 
 class Signalled(Fact, frozen=True, kw_only=True, tag="signalled"):
@@ -208,11 +312,13 @@ class Decision(Record, frozen=True, kw_only=True, tag_field="event"):
 
 
 class RoundOpened(Decision, frozen=True, kw_only=True, tag="round_opened"):
-    """The replica's nodes stop the workers of older cycles and get ready for `cycle`."""
+    """The replica's nodes stop the workers of older cycles and get ready for `cycle`. `dump`: write down the stacks
+    of all of them first, for this reason."""
 
     replica: str
     cycle: int
     generation: int = 0
+    dump: str | None = None
 
 
 class Assignment(Record, frozen=True, kw_only=True):
@@ -227,6 +333,7 @@ class Assignment(Record, frozen=True, kw_only=True):
     master_port: int
     restart_count: int = 0
     role: str
+    seen: dict[str, tuple[int, float]] = {}  # what the role's workers have taken so far: `Learned`
 
 
 class RoundClosed(Decision, frozen=True, kw_only=True, tag="round_closed"):
@@ -280,10 +387,13 @@ class ReplicaEnded(Decision, frozen=True, kw_only=True, tag="replica_ended"):
 
 
 class Shutdown(Decision, frozen=True, kw_only=True, tag="shutdown"):
-    """The job ends, for this reason, with this exit code. The first one wins for good."""
+    """The job ends, for this reason, with this exit code. The first one wins for good. `checkpoint`: workers are
+    asked to save what they can first; `dump`: write down their stacks first, for this reason."""
 
     exit_code: int
     reason: str
+    checkpoint: bool = False
+    dump: str | None = None
 
 
 class JobEnded(Decision, frozen=True, kw_only=True, tag="job_ended"):
@@ -301,6 +411,23 @@ class Fence(Decision, frozen=True, kw_only=True, tag="fence"):
     incarnation: str
 
 
+class Quarantined(Decision, frozen=True, kw_only=True, tag="quarantined"):
+    """The node is here again, and gets no ranks any more: it was lost `deaths` times, or kept a process that nothing
+    could kill."""
+
+    node: str
+    deaths: int
+    reason: str
+
+
+class DumpOrdered(Decision, frozen=True, kw_only=True, tag="dump_ordered"):
+    """Agents write down the stacks of their live workers. `ranks` empty: of all."""
+
+    request: str
+    ranks: tuple[int, ...] = ()
+    replica: str | None = None
+
+
 AnyFact = (
     JobStarted
     | ControllerStarted
@@ -309,13 +436,31 @@ AnyFact = (
     | WorkersStarted
     | Progress
     | WorkerFailed
+    | WorkerHung
     | WorkersDone
+    | NodeIsolated
+    | Learned
+    | StacksDumped
     | NodeLeft
     | NodeLost
+    | NodeFenced
+    | SlurmNodeState
+    | DumpAsked
     | Signalled
     | Tick
 )
-AnyDecision = RoundOpened | RoundClosed | RestartDecided | Recovered | ReplicaEnded | Shutdown | JobEnded | Fence
+AnyDecision = (
+    RoundOpened
+    | RoundClosed
+    | RestartDecided
+    | Recovered
+    | ReplicaEnded
+    | Shutdown
+    | JobEnded
+    | Fence
+    | Quarantined
+    | DumpOrdered
+)
 AnyRecord = AnyFact | AnyDecision
 
 
@@ -339,7 +484,12 @@ class Entry(Record, frozen=True, kw_only=True):
 
 
 class Beat(Record, frozen=True, kw_only=True):
-    """An agent's sign of life, in the `beats` stream. `steps`: rank → last step told by its worker."""
+    """An agent's sign of life, in the `beats` stream.
+
+    `steps`: rank → last step told by its worker; `quiet`: rank → seconds since its last sign of progress; `sections`:
+    rank → the sections it has open, outermost first, each with the seconds since it was entered; `teardown`: the
+    phase that a teardown is in.
+    """
 
     node: str
     incarnation: str
@@ -348,6 +498,9 @@ class Beat(Record, frozen=True, kw_only=True):
     replica: str | None = None
     cycle: int = 0
     steps: dict[int, int] = {}
+    quiet: dict[int, float] = {}
+    sections: dict[int, tuple[tuple[str, float], ...]] = {}
+    teardown: str | None = None
 
 
 # ---------------------------------------------------------------------------------------------- codec

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 
 from nvrx_slurm.records import Assignment, RolePlan, RoundClosed
 
@@ -20,8 +20,11 @@ def seat(previous: Sequence[str], here: Collection[str], spares: Sequence[str], 
     return tuple(name for name in (taken or next(queue, None) for taken in seats) if name)
 
 
-def assignments(closed: RoundClosed, role: RolePlan) -> Iterator[tuple[str, Assignment]]:
-    """What each node of a closed round does, in group-rank order."""
+def assignments(
+    closed: RoundClosed, role: RolePlan, seen: Mapping[str, tuple[int, float]] | None = None
+) -> Iterator[tuple[str, Assignment]]:
+    """What each node of a closed round does, in group-rank order. `seen`: what the role's workers have taken so
+    far."""
     for group_rank, node in enumerate(closed.nodes):
         yield (
             node,
@@ -35,5 +38,6 @@ def assignments(closed: RoundClosed, role: RolePlan) -> Iterator[tuple[str, Assi
                 master_port=closed.master_port,
                 restart_count=closed.cycle,
                 role=role.name,
+                seen=dict(seen or {}),
             ),
         )

@@ -11,29 +11,41 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any, TypeVar
 
+import msgspec
+
 from nvrx_slurm.core import membership, rendezvous, restart
 from nvrx_slurm.core.state import Job, Node, NodeState, Phase, Replica
 from nvrx_slurm.errors import EXIT_DONE, EXIT_FAILED, EXIT_INTERRUPTED, EXIT_RETRY, EXIT_TERMINATED, EXIT_TIMEOUT
 from nvrx_slurm.records import (
     ControllerStarted,
     Decision,
+    DumpAsked,
+    DumpOrdered,
     Fact,
+    FaultTolerance,
     Fence,
     FromAgent,
     JobEnded,
     JobStarted,
+    Learned,
+    NodeFenced,
+    NodeIsolated,
     NodeJoined,
     NodeLeft,
     NodeLost,
     NodeReady,
     Progress,
+    Quarantined,
     Recovered,
     ReplicaEnded,
     Shutdown,
     Signalled,
     SignalReason,
+    SlurmNodeState,
+    StacksDumped,
     Tick,
     WorkerFailed,
+    WorkerHung,
     WorkersDone,
     WorkersStarted,
 )
@@ -63,6 +75,8 @@ def step(job: Job, fact: Fact, now: float) -> list[Decision] | None:
     if isinstance(fact, FromAgent):
         membership.heard(job, fact)
     if job.shutdown is None and not _shutdown_in(decisions):
+        decisions += restart.end_exit_skew(job, now)
+    if job.shutdown is None and not _shutdown_in(decisions):
         decisions += rendezvous.close_what_can(job, now)
     return decisions + _settle(job, decisions, now)
 
@@ -73,8 +87,13 @@ def next_deadline(job: Job) -> float | None:
         return None
     if job.shutdown is not None:
         return job.shutdown_deadline
-    open_rounds = (r for r in job.replicas.values() if r.phase is Phase.ROUND and r.cycle >= 0)
-    return min((rendezvous.deadline(job, replica) for replica in open_rounds), default=None)
+    return min((at for replica in job.replicas.values() if (at := _deadline(job, replica)) is not None), default=None)
+
+
+def _deadline(job: Job, replica: Replica) -> float | None:
+    if replica.phase is Phase.ROUND and replica.cycle >= 0:
+        return rendezvous.deadline(job, replica)
+    return restart.exits_due_at(job, replica)
 
 
 def _settle(job: Job, decisions: list[Decision], now: float) -> list[Decision]:
@@ -86,12 +105,16 @@ def _settle(job: Job, decisions: list[Decision], now: float) -> list[Decision]:
             job.shutdown = natural
             more.append(natural)
         if job.shutdown is not None:
-            job.shutdown_deadline = now + job.plan.fault_tolerance.teardown_grace_s + ACKNOWLEDGE_S
+            job.shutdown_deadline = now + _teardown_s(job.plan.fault_tolerance, job.shutdown) + ACKNOWLEDGE_S
     if job.shutdown is not None and not job.ended and _all_left(job, now):
         job.ended = True
         present = tuple(sorted(node.name for node in job.nodes.values() if node.alive))
         more.append(JobEnded(exit_code=job.shutdown.exit_code, reason=job.shutdown.reason, missing=present))
     return more
+
+
+def _teardown_s(bounds: FaultTolerance, shutdown: Shutdown) -> float:
+    return bounds.teardown_grace_s + (bounds.checkpoint_timeout_s if shutdown.checkpoint else 0.0)
 
 
 def _shutdown_in(decisions: list[Decision]) -> Shutdown | None:
@@ -130,18 +153,26 @@ def _job_started(job: Job, fact: JobStarted, now: float) -> list[Decision] | Non
     return decisions
 
 
-def _controller_started(job: Job, fact: ControllerStarted, now: float) -> list[Decision] | None:
-    return []
-
-
 def _node_joined(job: Job, fact: NodeJoined, now: float) -> list[Decision] | None:
     if not membership.is_news(job, fact):
         return None
     known = job.nodes.get(fact.node)
     decisions = _lose(job, known, "its agent was replaced", now) if known and known.alive else []
     node = membership.welcome(job, fact)
+    if quarantined := _quarantine(job, node, now):
+        return [*decisions, quarantined]
     rendezvous.arrive(job, node, now)
     return decisions
+
+
+def _quarantine(job: Job, node: Node, now: float) -> Quarantined | None:
+    """A node that keeps dying costs every other node a restart each time: it gets no ranks any more."""
+    limit = job.plan.fault_tolerance.quarantine_after
+    if node.deaths < limit:
+        return None
+    membership.move(job, node, NodeState.QUARANTINED)
+    rendezvous.forget(job, node, now)
+    return Quarantined(node=node.name, deaths=node.deaths, reason=f"lost {node.deaths} times (limit {limit})")
 
 
 def _node_ready(job: Job, fact: NodeReady, now: float) -> list[Decision] | None:
@@ -194,11 +225,59 @@ def _worker_failed(job: Job, fact: WorkerFailed, now: float) -> list[Decision] |
     return restart.act(job, replica, failure, now)
 
 
+def _worker_hung(job: Job, fact: WorkerHung, now: float) -> list[Decision] | None:
+    replica = _running(job, fact, fact.replica, fact.cycle)
+    if replica is None:
+        return _refuse(job, fact)
+    if job.shutdown is not None:
+        return []
+    where = f", in {fact.where}" if fact.where else ""
+    failure = restart.Failure(
+        kind="worker",
+        cause=f"rank {fact.rank} on {fact.node} hung: {fact.why}{where}",
+        node=fact.node,
+        noticed=now - fact.ago_s,
+        rank=fact.rank,
+        step=fact.step,
+        hung=True,
+    )
+    return restart.act(job, replica, failure, now)
+
+
+def _node_isolated(job: Job, fact: NodeIsolated, now: float) -> list[Decision] | None:
+    replica = _running(job, fact, fact.replica, fact.cycle)
+    if replica is None:
+        return _refuse(job, fact)
+    if job.shutdown is not None:
+        return []
+    cause = f"{fact.node} had lost store and controller for {fact.for_s:.0f} s and stopped its workers"
+    return restart.act(job, replica, restart.Failure(kind="node", cause=cause, node=fact.node, noticed=now), now)
+
+
+def _learned(job: Job, fact: Learned, now: float) -> list[Decision] | None:
+    if membership.recognise(job, fact) is None:
+        return _refuse(job, fact)
+    known = job.seen.setdefault(fact.role, {})
+    for name, (count, longest_s) in fact.seen.items():
+        old_count, old_longest_s = known.get(name, (0, 0.0))
+        known[name] = (max(count, old_count), max(longest_s, old_longest_s))
+    return []
+
+
+def _stacks_dumped(job: Job, fact: StacksDumped, now: float) -> list[Decision] | None:
+    return [] if membership.recognise(job, fact) else _refuse(job, fact)
+
+
+def _dump_asked(job: Job, fact: DumpAsked, now: float) -> list[Decision] | None:
+    return [DumpOrdered(request=fact.request, ranks=fact.ranks, replica=fact.replica)]
+
+
 def _workers_done(job: Job, fact: WorkersDone, now: float) -> list[Decision] | None:
     replica = _running(job, fact, fact.replica, fact.cycle)
     if replica is None:
         return _refuse(job, fact)
     replica.done.add(fact.node)
+    replica.first_done_at = now if replica.first_done_at is None else replica.first_done_at
     return _end_if_done(job, replica)
 
 
@@ -206,6 +285,8 @@ def _node_left(job: Job, fact: NodeLeft, now: float) -> list[Decision] | None:
     node = membership.recognise(job, fact)
     if node is None or not node.alive:
         return None
+    if fact.survivors:  # not even SIGKILL ended them: whatever ails this node would strike again
+        node.deaths = max(node.deaths, job.plan.fault_tolerance.quarantine_after)
     return _depart(job, node, NodeState.LEFT, f"{node.name} left: {fact.reason}", now, now)
 
 
@@ -214,33 +295,53 @@ def _node_lost(job: Job, fact: NodeLost, now: float) -> list[Decision] | None:
     if node is None or not node.alive or node.incarnation != fact.incarnation:
         return None
     node.fenced = True
+    if node.state is NodeState.ACTIVE and fact.safe_after_s > 0.0:
+        node.safe_at = now + fact.safe_after_s
     fence = Fence(node=node.name, incarnation=node.incarnation)
     return [fence, *_lose(job, node, fact.cause.replace("_", " "), now, noticed=now - fact.ago_s, step=fact.step)]
+
+
+def _node_fenced(job: Job, fact: NodeFenced, now: float) -> list[Decision] | None:
+    node = job.nodes.get(fact.node)
+    if node is None or node.incarnation != fact.incarnation or node.safe_at is None:
+        return None
+    node.safe_at = None
+    return []
 
 
 def _signalled(job: Job, fact: Signalled, now: float) -> list[Decision] | None:
     if job.shutdown is not None or fact.generation != job.generation:
         return None
-    return [SIGNALS[fact.reason]]
+    shutdown = SIGNALS[fact.reason]
+    saves = fact.reason == "time_limit" and job.plan.fault_tolerance.checkpoint_signal is not None
+    return [msgspec.structs.replace(shutdown, checkpoint=True) if saves else shutdown]
 
 
-def _tick(job: Job, fact: Tick, now: float) -> list[Decision] | None:
+def _recorded(job: Job, fact: Fact, now: float) -> list[Decision] | None:
+    """Worth knowing, and nothing follows from it."""
     return []
 
 
 _HANDLERS: dict[type[Fact], Callable[[Job, Any, float], list[Decision] | None]] = {
     JobStarted: _job_started,
-    ControllerStarted: _controller_started,
+    ControllerStarted: _recorded,
     NodeJoined: _node_joined,
     NodeReady: _node_ready,
     WorkersStarted: _workers_started,
     Progress: _progress,
     WorkerFailed: _worker_failed,
+    WorkerHung: _worker_hung,
     WorkersDone: _workers_done,
+    NodeIsolated: _node_isolated,
+    Learned: _learned,
+    StacksDumped: _stacks_dumped,
     NodeLeft: _node_left,
     NodeLost: _node_lost,
+    NodeFenced: _node_fenced,
+    SlurmNodeState: _recorded,
+    DumpAsked: _dump_asked,
     Signalled: _signalled,
-    Tick: _tick,
+    Tick: _recorded,
 }
 
 
@@ -276,6 +377,8 @@ def _depart(
     job: Job, node: Node, state: NodeState, cause: str, now: float, noticed: float, step: int | None = None
 ) -> list[Decision]:
     """A node is gone. Only where its workers still had work to do is that a failure."""
+    if state is NodeState.LOST:
+        node.deaths += 1
     was_active, replica = node.state is NodeState.ACTIVE, job.replicas.get(node.replica or "")
     membership.move(job, node, state)
     rendezvous.forget(job, node, now)

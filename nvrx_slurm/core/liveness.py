@@ -1,55 +1,104 @@
-"""Who is silent for too long. Two witnesses: beats through the store, and the tether's connection.
+"""Who is late, suspected, dead. Two witnesses: beats through the store, and the tether's connection.
 
-A tether that breaks while its controller lives is a known death: the kernel of that node (or of its neighbour) closed
-the connection, and the agent's supervisor, which holds it too, ends only after the last worker. Silence alone is
-weaker evidence: it counts after the heartbeat timeout, and only while others are heard; a fleet that falls silent as
-one is the store's or the controller's own fault, and nobody is reaped for it.
+| beats | tether | what it means | what follows |
+|---|---|---|---|
+| arrive | up | it lives | nothing |
+| arrive | lost | something between us broke the connection | the agent tethers anew; nobody is reaped |
+| silent | says "alive" | the store is ill, for this node or for all | nobody is reaped |
+| silent | up, says nothing | it is frozen: its kernel answers, its agent does not | reaped after the timeout |
+| silent | lost | it is dead, or cut off | reaped after `suspect_s`; at once if its kernel proves it |
+| of all silent | any | the store's fault or the controller's own | nobody is reaped for `fleet_grace_s` |
+
+`heard` takes either witness: a beat, or an "alive" on the tether. All times are seconds on one monotonic clock.
 """
 
 from __future__ import annotations
 
-from collections import OrderedDict
-
 
 class Liveness:
-    """Last signs of life of the joined nodes. Times are seconds on one monotonic clock; `grace_until` is the startup
-    guard: before it nobody is declared silent."""
+    """Last signs of life of the registered nodes.
 
-    def __init__(self, *, timeout_s: float, grace_until: float) -> None:
-        self._timeout_s = timeout_s
+    `timeout_s`: how long a node that has been heard may be silent; `startup_s`: from its registration to its first
+    sign. `grace_until`: a new controller declares nobody dead before it has listened for a full timeout.
+    `suspect_s`: how long a node whose tether broke may be silent.
+    """
+
+    def __init__(
+        self, *, timeout_s: float, startup_s: float, suspect_s: float, fleet_grace_s: float, grace_until: float
+    ) -> None:
+        self._timeout_s, self._startup_s = timeout_s, max(startup_s, timeout_s)
+        self._suspect_s, self._fleet_grace_s = min(suspect_s, timeout_s), fleet_grace_s
         self._grace_until = grace_until
-        self._heard: OrderedDict[str, float] = OrderedDict()  # oldest first
+        self._heard: dict[str, float] = {}
+        self._registered: dict[str, float] = {}  # not heard since it registered
+        self._suspected: dict[str, float] = {}
+        self._newest = 0.0
+        self._look_at = 0.0  # nobody's deadline is earlier
 
     def watch(self, node: str, now: float) -> None:
-        """A node has joined: from now on its silence counts."""
-        self._heard[node] = now
-        self._heard.move_to_end(node)
+        """A node has registered: from now on its silence counts."""
+        self.drop(node)
+        self._registered[node] = now
+        self._newest = max(self._newest, now)
+        self._look_at = min(self._look_at, now + self._startup_s)
 
-    def heard(self, node: str, now: float) -> None:
-        """A sign of life. One from a node that is not watched (dead, or not joined) changes nothing."""
-        if node in self._heard and now >= self._heard[node]:
-            self.watch(node, now)
+    def heard(self, node: str, at: float) -> None:
+        """A sign of life. One from a node that is not registered (dead, or never joined) changes nothing."""
+        last = self._heard.get(node)
+        if last is None:
+            if node not in self._registered or at < self._registered[node]:
+                return  # of an earlier agent of that node
+            del self._registered[node]
+            self._look_at = min(self._look_at, at + self._timeout_s)
+        elif at <= last:
+            return
+        self._heard[node] = at
+        self._newest = max(self._newest, at)
+        if self._suspected and at > self._suspected.get(node, at):
+            del self._suspected[node]
+
+    def suspect(self, node: str, now: float) -> None:
+        """Its tether broke, and nothing proves why: unless it is heard again soon it is dead."""
+        if node in self._heard or node in self._registered:
+            self._suspected[node] = now
+            self._look_at = min(self._look_at, now + self._suspect_s)
 
     def drop(self, node: str) -> None:
         """The node is dead or gone: stop watching."""
-        self._heard.pop(node, None)
+        for known in (self._heard, self._registered, self._suspected):
+            known.pop(node, None)
 
-    def silent(self, now: float) -> list[str]:
-        """The watched nodes whose silence has lasted the timeout; empty while nobody at all is heard."""
-        if now < self._grace_until or not self._heard:
-            return []
-        limit = now - self._timeout_s
-        newest = next(reversed(self._heard.values()))
-        if newest <= limit:
-            return []
-        late = []
-        for node, at in self._heard.items():
-            if at > limit:
-                break
-            late.append(node)
-        return late
+    def last_sign(self, node: str) -> float | None:
+        """When the node was last heard, or registered; None: it is not watched."""
+        return self._heard.get(node, self._registered.get(node))
+
+    def dead(self, now: float) -> dict[str, float]:
+        """The nodes whose silence has lasted too long, with its length in seconds; each is named once, and not
+        watched any more. Nobody, while nobody at all is heard.
+
+        Costs nothing until the earliest deadline, which a fleet that beats keeps pushing ahead.
+        """
+        if now < max(self._look_at, self._grace_until):
+            return {}
+        deadlines = {node: self._deadline(node) for node in (*self._heard, *self._registered)}
+        self._look_at = min((at for at in deadlines.values() if at > now), default=now + self._timeout_s)
+        late = [node for node, at in deadlines.items() if at <= now]
+        if late and self._newest <= now - self._timeout_s and now < self._newest + self._fleet_grace_s:
+            self._look_at = now
+            return {}
+        silences = {node: now - (self.last_sign(node) or 0.0) for node in late}
+        for node in late:
+            self.drop(node)
+        return silences
 
     def next_deadline(self) -> float | None:
-        """When somebody may become silent, if nothing is heard until then."""
-        oldest = next(iter(self._heard.values()), None)
-        return None if oldest is None else max(oldest + self._timeout_s, self._grace_until)
+        """When somebody may be dead, if nothing is heard until then."""
+        if not (self._heard or self._registered):
+            return None
+        return max(self._look_at, self._grace_until)
+
+    def _deadline(self, node: str) -> float:
+        if node in self._suspected:
+            return self._suspected[node] + self._suspect_s
+        heard = self._heard.get(node)
+        return self._registered[node] + self._startup_s if heard is None else heard + self._timeout_s

@@ -6,12 +6,13 @@ from nvrx_slurm.core.state import Job, Node, NodeState
 from nvrx_slurm.records import FromAgent, NodeJoined
 
 TRANSITIONS: dict[NodeState, frozenset[NodeState]] = {
-    NodeState.EXPECTED: frozenset({NodeState.STANDBY, NodeState.READY, NodeState.LOST}),
+    NodeState.EXPECTED: frozenset({NodeState.STANDBY, NodeState.READY, NodeState.LOST, NodeState.QUARANTINED}),
     NodeState.STANDBY: frozenset({NodeState.READY, NodeState.ACTIVE, NodeState.LOST, NodeState.LEFT}),
     NodeState.READY: frozenset({NodeState.ACTIVE, NodeState.STANDBY, NodeState.LOST, NodeState.LEFT}),
     NodeState.ACTIVE: frozenset({NodeState.READY, NodeState.STANDBY, NodeState.LOST, NodeState.LEFT}),
     NodeState.LOST: frozenset({NodeState.EXPECTED}),
     NodeState.LEFT: frozenset({NodeState.EXPECTED}),
+    NodeState.QUARANTINED: frozenset({NodeState.LOST, NodeState.LEFT}),
 }
 
 
@@ -53,14 +54,18 @@ def is_news(job: Job, fact: NodeJoined) -> bool:
 
 
 def welcome(job: Job, fact: NodeJoined) -> Node:
-    """Enter the agent's particulars. The node is EXPECTED afterwards; the caller says where it goes."""
+    """Enter the agent's particulars. The node is EXPECTED afterwards; the caller says where it goes.
+
+    An agent joins only when no worker of an earlier one is left on its node: who joins is safe.
+    """
     node = job.nodes.get(fact.node)
     if node is None:
         node = job.nodes[fact.node] = Node(name=fact.node, index=len(job.nodes))
     if node.incarnation:
         node.former.add(node.incarnation)
     node.incarnation, node.seq, node.fenced = fact.incarnation, fact.seq, False
-    node.addr, node.port = fact.addr, fact.port
+    node.safe_at = None
+    node.addr, node.port, node.fence_port = fact.addr, fact.port, fact.fence_port
     node.replica = None
     if node.state is not NodeState.EXPECTED:
         move(job, node, NodeState.EXPECTED)

@@ -4,7 +4,8 @@ A round prefers the nodes of the cycle before (in cycle 0: the first nodes of th
 
 - at once, when every preferred node is ready or known dead, and spares fill what is missing;
 - when the last call has passed, if spares could stand in for preferred nodes that are merely late;
-- with fewer nodes, or not at all (the job stops, 75), when no more can come or the join timeout has passed.
+- with fewer nodes, or not at all (the job stops, 75), when no more can come or the join timeout has passed;
+- never while a lost node of the cycle before may still have workers: no rank is ever held twice.
 """
 
 from __future__ import annotations
@@ -16,18 +17,19 @@ from nvrx_slurm.errors import EXIT_RETRY
 from nvrx_slurm.records import Decision, Fence, RoundClosed, RoundOpened, Shutdown
 
 
-def open_round(job: Job, replica: Replica, now: float, noticed: float) -> list[Decision]:
-    """Call the replica's nodes to its next cycle."""
+def open_round(job: Job, replica: Replica, now: float, noticed: float, dump: str | None = None) -> list[Decision]:
+    """Call the replica's nodes to its next cycle. `dump`: why they write down their workers' stacks first."""
     replica.cycle += 1
     replica.phase = Phase.ROUND
     replica.opened_at, replica.last_call_at = now, None
     replica.stamps = Stamps(noticed=noticed, decided=now)
     replica.ready, replica.started, replica.done = set(), set(), set()
+    replica.first_done_at = None
     replica.awaited = {name for name in replica.order if _is_called(job.nodes[name], replica)}
     job.wanted_by.update(dict.fromkeys(replica.awaited, replica.id))
     for name in sorted(replica.awaited & job.standby):  # it was lost and came back: nothing to tear down
         arrive(job, job.nodes[name], now)
-    return [RoundOpened(replica=replica.id, cycle=replica.cycle, generation=job.generation)]
+    return [RoundOpened(replica=replica.id, cycle=replica.cycle, generation=job.generation, dump=dump)]
 
 
 def arrive(job: Job, node: Node, now: float) -> None:
@@ -66,6 +68,8 @@ def close_what_can(job: Job, now: float) -> list[Decision]:
 
 def deadline(job: Job, replica: Replica) -> float:
     """When the open round must be looked at again if nothing happens."""
+    if (held_until := _held_until(job, replica)) is not None:
+        return held_until
     latest = replica.opened_at + job.plan.fault_tolerance.join_timeout_s
     return latest if replica.last_call_at is None else min(latest, replica.last_call_at)
 
@@ -81,18 +85,36 @@ def _is_called(node: Node, replica: Replica) -> bool:
     return free or (node.state is NodeState.ACTIVE and node.replica == replica.id)
 
 
+def _held_until(job: Job, replica: Replica) -> float | None:
+    """The moment from which no lost node of the cycle before can have workers; None: none has."""
+    lost = (job.nodes[name] for name in replica.order if name in job.nodes)
+    return max((node.safe_at for node in lost if node.safe_at is not None), default=None)
+
+
+def _let_go_of_the_safe(job: Job, replica: Replica, now: float) -> None:
+    for name in replica.order:
+        node = job.nodes[name]
+        if node.safe_at is not None and now >= node.safe_at:
+            node.safe_at = None
+
+
 def _close_if_due(job: Job, replica: Replica, now: float) -> list[Decision]:
+    _let_go_of_the_safe(job, replica, now)
+    if _held_until(job, replica) is not None:
+        return []
     bounds = job.plan.fault_tolerance
     enough = len(replica.ready) + len(job.standby) >= replica.role.nodes_per_replica
     overdue = now >= replica.opened_at + bounds.join_timeout_s
     if enough and (not replica.awaited or overdue):
-        return _close(job, replica, now)
+        return _fence_late(job, replica, now) or _close(job, replica, now)
     if enough:
         if replica.last_call_at is None:
             # Late nodes of the cycle before may still be killing their workers: a spare must not overtake them.
             torn_down_by = replica.opened_at + (bounds.teardown_grace_s if replica.cycle else 0.0)
             replica.last_call_at = max(now, torn_down_by) + bounds.last_call_s
-        return _close(job, replica, now) if now >= replica.last_call_at else []
+        if now < replica.last_call_at:
+            return []
+        return _fence_late(job, replica, now) or _close(job, replica, now)
     replica.last_call_at = None
     more_may_come = replica.awaited or (job.expected and now < job.started_at + bounds.join_timeout_s)
     if more_may_come and not overdue:
@@ -103,7 +125,7 @@ def _close_if_due(job: Job, replica: Replica, now: float) -> list[Decision]:
 def _close_smaller_or_stop(job: Job, replica: Replica, now: float) -> list[Decision]:
     have, role = len(replica.ready) + len(job.standby), replica.role
     if role.min_nodes is not None and have >= role.min_nodes:
-        return _close(job, replica, now)
+        return _fence_late(job, replica, now) or _close(job, replica, now)
     missing = sorted(replica.awaited or job.expected)
     reason = f"{replica.id} needs {role.min_nodes or role.nodes_per_replica} nodes and has {have}, no spare is left"
     if missing:
@@ -115,7 +137,6 @@ def _close(job: Job, replica: Replica, now: float) -> list[Decision]:
     previous = replica.order
     came_back = job.standby.intersection(previous)
     nodes = seat(previous, replica.ready | came_back, job.spares_in_order(), replica.role.nodes_per_replica)
-    late = [name for name in replica.awaited if job.nodes[name].state is NodeState.ACTIVE]
     for name in previous:
         job.wanted_by.pop(name, None)
     for name in replica.ready.difference(nodes):
@@ -123,20 +144,25 @@ def _close(job: Job, replica: Replica, now: float) -> list[Decision]:
     for name in nodes:
         membership.move(job, job.nodes[name], NodeState.ACTIVE)
         job.nodes[name].replica = replica.id
-    fences = [_fence(job, job.nodes[name]) for name in sorted(late)]
     if replica.stamps:
         replica.stamps.closed = now
         replica.stamps.torn_down = replica.stamps.torn_down or now
     replica.phase, replica.order = Phase.RUNNING, nodes
     replica.awaited, replica.ready = set(), set()
-    return [*fences, _closed_record(job, replica, previous)]
+    return [_closed_record(job, replica, previous)]
 
 
-def _fence(job: Job, node: Node) -> Fence:
-    """A node that is too late loses its ranks: it is told to die before they run elsewhere."""
-    membership.move(job, node, NodeState.LOST)
-    node.fenced = True
-    return Fence(node=node.name, incarnation=node.incarnation)
+def _fence_late(job: Job, replica: Replica, now: float) -> list[Decision]:
+    """Nodes that are too late lose their ranks: they are told to die, and the round waits until they have."""
+    late = sorted(name for name in replica.awaited if job.nodes[name].state is NodeState.ACTIVE)
+    safe_at = now + job.plan.fault_tolerance.gives_away_after_s
+    fences: list[Decision] = []
+    for node in map(job.nodes.__getitem__, late):
+        membership.move(job, node, NodeState.LOST)
+        node.fenced, node.safe_at = True, safe_at
+        forget(job, node, now)
+        fences.append(Fence(node=node.name, incarnation=node.incarnation))
+    return fences
 
 
 def _closed_record(job: Job, replica: Replica, previous: tuple[str, ...]) -> RoundClosed:

@@ -21,6 +21,7 @@ class Failure:
     noticed: float
     rank: int | None = None
     step: int | None = None
+    hung: bool = False  # it lives: its stacks, and those of all who wait for it, tell why
 
 
 Action = Literal["restart_replica", "restart_job", "ignore", "fail_job", "stop"]
@@ -55,14 +56,14 @@ def act(job: Job, replica: Replica, failure: Failure, now: float) -> list[Decisi
 
 
 def _restart_replica(job: Job, replica: Replica, failure: Failure, now: float) -> list[Decision]:
-    return rendezvous.open_round(job, replica, now, failure.noticed)
+    return rendezvous.open_round(job, replica, now, failure.noticed, _dump(failure))
 
 
 def _restart_job(job: Job, replica: Replica, failure: Failure, now: float) -> list[Decision]:
     opened: list[Decision] = []
     for other in job.replicas.values():
         if other.phase is Phase.RUNNING:
-            opened += rendezvous.open_round(job, other, now, failure.noticed)
+            opened += rendezvous.open_round(job, other, now, failure.noticed, _dump(failure))
     return opened
 
 
@@ -72,12 +73,43 @@ def _ignore(job: Job, replica: Replica, failure: Failure, now: float) -> list[De
 
 
 def _fail_job(job: Job, replica: Replica, failure: Failure, now: float) -> list[Decision]:
-    return [Shutdown(exit_code=EXIT_FAILED, reason=f"{replica.id}: {failure.cause}")]
+    return [Shutdown(exit_code=EXIT_FAILED, reason=f"{replica.id}: {failure.cause}", dump=_dump(failure))]
 
 
 def _stop(job: Job, replica: Replica, failure: Failure, now: float) -> list[Decision]:
     spent = f"restart budget spent ({replica.restarts} of {job.plan.fault_tolerance.max_restarts})"
-    return [Shutdown(exit_code=EXIT_FAILED, reason=f"{spent}; last: {failure.cause}")]
+    return [Shutdown(exit_code=EXIT_FAILED, reason=f"{spent}; last: {failure.cause}", dump=_dump(failure))]
+
+
+def _dump(failure: Failure) -> str | None:
+    return failure.cause if failure.hung else None
+
+
+# ---------------------------------------------------------------------------------------- early exits
+
+
+def exits_due_at(job: Job, replica: Replica) -> float | None:
+    """When the nodes of a running replica that have not finished are held for hung; None: never."""
+    skew_s = job.plan.fault_tolerance.hang.exit_skew_s
+    if skew_s is None or replica.first_done_at is None or replica.phase is not Phase.RUNNING:
+        return None
+    return replica.first_done_at + skew_s
+
+
+def end_exit_skew(job: Job, now: float) -> list[Decision]:
+    """Act on replicas of which some nodes finished long ago while others run on and on."""
+    decisions: list[Decision] = []
+    for replica in job.replicas.values():
+        due_at = exits_due_at(job, replica)
+        if due_at is None or now < due_at:
+            continue
+        late = [name for name in replica.order if name not in replica.done]
+        skew_s = job.plan.fault_tolerance.hang.exit_skew_s
+        finished = f"{', '.join(sorted(replica.done))} finished {skew_s:g} s ago"
+        cause = f"{', '.join(late)} hung: {finished} with exit code 0, and this still runs"
+        failure = Failure(kind="worker", cause=cause, node=late[0], noticed=now, hung=True)
+        decisions += act(job, replica, failure, now)
+    return decisions
 
 
 _FOLLOW = {

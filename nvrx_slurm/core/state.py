@@ -18,6 +18,7 @@ class NodeState(StrEnum):
     ACTIVE = "active"  # its workers run, or are being torn down for the next round
     LOST = "lost"
     LEFT = "left"
+    QUARANTINED = "quarantined"  # here, and gets no ranks: it was lost too often
 
 
 class Phase(StrEnum):
@@ -31,7 +32,10 @@ class Phase(StrEnum):
 
 @dataclass(slots=True)
 class Node:
-    """One node of the allocation, and the agent process (`incarnation`) that speaks for it."""
+    """One node of the allocation, and the agent process (`incarnation`) that speaks for it.
+
+    `safe_at`: of a lost node, the moment from which its workers are dead even if nobody can prove it; None: they are.
+    """
 
     name: str
     index: int
@@ -40,13 +44,16 @@ class Node:
     seq: int = 0
     addr: str = ""
     port: int = 0
+    fence_port: int = 0
     replica: str | None = None
     fenced: bool = False
+    safe_at: float | None = None
+    deaths: int = 0
     former: set[str] = field(default_factory=set)
 
     @property
     def alive(self) -> bool:
-        return self.state in (NodeState.STANDBY, NodeState.READY, NodeState.ACTIVE)
+        return self.state in (NodeState.STANDBY, NodeState.READY, NodeState.ACTIVE, NodeState.QUARANTINED)
 
 
 @dataclass(slots=True)
@@ -75,6 +82,7 @@ class Replica:
     last_call_at: float | None = None
     started: set[str] = field(default_factory=set)
     done: set[str] = field(default_factory=set)
+    first_done_at: float | None = None
     stamps: Stamps | None = None
 
     @property
@@ -94,6 +102,7 @@ class Job:
     standby: set[str] = field(default_factory=set)
     wanted_by: dict[str, str] = field(default_factory=dict)  # node → the open round that prefers it
     replicas: dict[str, Replica] = field(default_factory=dict)
+    seen: dict[str, dict[str, tuple[int, float]]] = field(default_factory=dict)  # role → what `Learned` has told
     shutdown: Shutdown | None = None
     shutdown_deadline: float = 0.0
     ended: bool = False

@@ -1,4 +1,4 @@
-"""Who is silent: never too early, never for ever."""
+"""Who is dead: never too early, never for ever, and nobody for the listener's own deafness."""
 
 from __future__ import annotations
 
@@ -7,61 +7,174 @@ from hypothesis import strategies as st
 
 from nvrx_slurm.core.liveness import Liveness
 
+TIMEOUT_S, STARTUP_S, SUSPECT_S, FLEET_GRACE_S = 10.0, 30.0, 3.0, 600.0
 
-def test_silent_node_is_named_after_the_timeout():
-    """A node that is not heard for the timeout, while others are, is silent."""
-    liveness = Liveness(timeout_s=10.0, grace_until=0.0)
-    liveness.watch("a", 0.0)
-    liveness.watch("b", 0.0)
+
+def listener(grace_until: float = 0.0) -> Liveness:
+    return Liveness(
+        timeout_s=TIMEOUT_S,
+        startup_s=STARTUP_S,
+        suspect_s=SUSPECT_S,
+        fleet_grace_s=FLEET_GRACE_S,
+        grace_until=grace_until,
+    )
+
+
+def beating(*nodes: str, at: float = 0.0, grace_until: float = 0.0) -> Liveness:
+    """Nodes that have registered and been heard once."""
+    liveness = listener(grace_until)
+    for node in nodes:
+        liveness.watch(node, at)
+        liveness.heard(node, at)
+    return liveness
+
+
+def test_silent_node_is_dead_after_the_timeout():
+    """A node that is not heard for the timeout, while others are, is dead."""
+    liveness = beating("a", "b")
     liveness.heard("b", 9.0)
-    assert liveness.silent(9.9) == []
-    assert liveness.silent(10.0) == ["a"]
+    assert liveness.dead(9.9) == {}
+    assert liveness.dead(10.0) == {"a": 10.0}
+
+
+def test_first_sign_may_take_longer():
+    """From its registration to its first sign a node has the startup timeout."""
+    liveness = beating("b")
+    liveness.watch("a", 0.0)
+    for now in range(1, 30):
+        liveness.heard("b", now)
+        assert liveness.dead(now) == {}
+    assert liveness.dead(30.0) == {"a": 30.0}
 
 
 def test_silence_of_the_whole_fleet_is_nobodys_death():
-    """When nobody is heard the fault lies with who listens."""
-    liveness = Liveness(timeout_s=10.0, grace_until=0.0)
-    for node in ("a", "b"):
-        liveness.watch(node, 0.0)
-    assert liveness.silent(1000.0) == []
+    """When nobody is heard the fault lies with who listens; but not for ever."""
+    liveness = beating("a", "b")
+    assert liveness.dead(FLEET_GRACE_S - 1.0) == {}
+    assert liveness.dead(FLEET_GRACE_S) == {"a": FLEET_GRACE_S, "b": FLEET_GRACE_S}
 
 
-def test_new_controller_waits_one_full_timeout():
-    """Before the startup guard has passed nobody is silent."""
-    liveness = Liveness(timeout_s=10.0, grace_until=50.0)
-    liveness.watch("a", 0.0)
-    liveness.watch("b", 45.0)
-    assert liveness.silent(49.0) == []
-    assert liveness.silent(50.0) == ["a"]
+def test_after_a_silence_of_all_the_living_are_heard_again():
+    """When the store is back, whoever beats lives, and whoever does not is dead."""
+    liveness = beating("a", "b")
+    assert liveness.dead(50.0) == {}
+    liveness.heard("b", 51.0)
+    assert liveness.dead(51.0) == {"a": 51.0}
 
 
-def test_beats_of_strangers_and_of_the_dead_change_nothing():
+def test_new_controller_listens_for_one_full_timeout():
+    """Before the startup guard has passed nobody is dead."""
+    liveness = beating("a", grace_until=50.0)
+    liveness.watch("b", 0.0)
+    liveness.heard("b", 45.0)
+    assert liveness.dead(49.0) == {}
+    assert liveness.dead(50.0) == {"a": 50.0}
+
+
+def test_signs_of_strangers_and_of_the_dead_change_nothing():
     """A beat that comes after the reap does not raise the dead."""
-    liveness = Liveness(timeout_s=10.0, grace_until=0.0)
-    liveness.watch("a", 0.0)
+    liveness = beating("a")
     liveness.drop("a")
     liveness.heard("a", 1.0)
     liveness.heard("stranger", 1.0)
     assert liveness.next_deadline() is None
 
 
-EVENTS = st.lists(st.tuples(st.sampled_from("abc"), st.sampled_from(["watch", "heard", "drop"]), st.floats(0, 5)))
+def test_beat_from_before_the_registration_is_not_of_this_agent():
+    """A node that joined anew is not alive by what its earlier agent said."""
+    liveness = listener()
+    liveness.watch("a", 5.0)
+    liveness.heard("a", 4.0)
+    assert liveness.last_sign("a") == 5.0
+
+
+def test_suspected_node_that_beats_is_not_reaped():
+    """Tether lost, beats arriving: somebody in between broke the connection."""
+    liveness = beating("a", "b")
+    liveness.suspect("a", 1.0)
+    liveness.heard("a", 2.0)
+    liveness.heard("b", 9.0)
+    assert liveness.dead(9.0) == {}
+
+
+def test_suspected_node_that_is_silent_is_reaped_early():
+    """Tether lost and beats silent: two witnesses."""
+    liveness = beating("a", "b")
+    liveness.suspect("a", 1.0)
+    liveness.heard("b", 3.5)
+    assert liveness.dead(3.9) == {}
+    assert liveness.dead(4.0) == {"a": 4.0}
+
+
+KINDS = st.sampled_from(["watch", "heard", "late", "again", "drop", "suspect"])
+EVENTS = st.lists(st.tuples(st.sampled_from("abc"), KINDS, st.floats(0, 30)), max_size=60)
+
+
+class Model:
+    """The rule without shortcuts: every node's deadline, looked at each time."""
+
+    def __init__(self) -> None:
+        self.registered, self.signs, self.suspected, self.newest = {}, {}, {}, 0.0
+
+    def tell(self, what: str, node: str, now: float, at: float) -> None:
+        if what == "drop":
+            for known in (self.registered, self.signs, self.suspected):
+                known.pop(node, None)
+        elif what == "watch":
+            self.tell("drop", node, now, at)
+            self.registered[node], self.newest = now, max(self.newest, now)
+        elif what == "suspect" and node in self.registered:
+            self.suspected[node] = now
+        elif what == "heard" and at >= self.registered.get(node, now + 1.0) and at > self.signs.get(node, -1.0):
+            self.signs[node], self.newest = at, max(self.newest, at)
+            if at > self.suspected.get(node, at):
+                del self.suspected[node]
+
+    def dead(self, now: float) -> set[str]:
+        late = {node for node in self.registered if self._deadline(node) <= now}
+        deaf = self.newest <= now - TIMEOUT_S and now < self.newest + FLEET_GRACE_S
+        return set() if deaf else late
+
+    def _deadline(self, node: str) -> float:
+        if node in self.suspected:
+            return self.suspected[node] + SUSPECT_S
+        return self.signs[node] + TIMEOUT_S if node in self.signs else self.registered[node] + STARTUP_S
+
+
+@given(EVENTS)
+def test_the_rule_holds_on_arbitrary_timings(events):
+    """Late, doubled and out-of-order signs, deaths, returns, broken tethers: never too early, never forgotten."""
+    liveness, model, now = listener(), Model(), 0.0
+    for node, what, pause in events:
+        now += pause
+        at = {"late": max(0.0, now - 2.0), "again": model.signs.get(node, 0.0)}.get(what, now)
+        kind = "heard" if what in ("late", "again") else what
+        model.tell(kind, node, now, at)
+        if kind == "heard":
+            liveness.heard(node, at)
+        elif kind == "drop":
+            liveness.drop(node)
+        else:
+            getattr(liveness, kind)(node, now)
+        expected = model.dead(now)
+        assert set(liveness.dead(now)) == expected
+        for name in expected:
+            model.tell("drop", name, now, now)
 
 
 @given(EVENTS, st.floats(0, 100))
-def test_whoever_was_heard_within_the_timeout_is_never_silent(events, wait):
-    """On arbitrary timings: only the watched are named, and only after a full timeout without a sign."""
-    liveness, now, last = Liveness(timeout_s=10.0, grace_until=0.0), 0.0, {}
+def test_nobody_waits_longer_than_the_next_deadline_says(events, wait):
+    """Whoever is dead later was announced: no look is needed before `next_deadline`."""
+    liveness, now = listener(), 0.0
     for node, what, pause in events:
         now += pause
-        if what == "drop":
-            liveness.drop(node)
-            last.pop(node, None)
-        elif what == "watch" or node in last:
+        if what in ("watch", "suspect"):
             getattr(liveness, what)(node, now)
-            last[node] = now
-    now += wait
-    for node in liveness.silent(now):
-        assert now - last[node] >= 10.0
-    if any(now - at < 10.0 for at in last.values()):
-        assert set(liveness.silent(now)) == {node for node, at in last.items() if now - at >= 10.0}
+        elif what == "drop":
+            liveness.drop(node)
+        else:
+            liveness.heard(node, now)
+        liveness.dead(now)
+    due = liveness.next_deadline()
+    if liveness.dead(now + wait):
+        assert due is not None and due <= now + wait

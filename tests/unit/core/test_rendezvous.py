@@ -2,8 +2,18 @@
 
 from __future__ import annotations
 
+from nvrx_slurm.core.job import next_deadline
 from nvrx_slurm.core.state import NodeState, Phase
-from nvrx_slurm.records import Fence, RolePlan, RoundClosed, RoundOpened, Shutdown
+from nvrx_slurm.records import (
+    Fence,
+    NodeFenced,
+    NodeLost,
+    Quarantined,
+    RolePlan,
+    RoundClosed,
+    RoundOpened,
+    Shutdown,
+)
 from tests.unit.core.fleet import Fleet, plain, plan_of, running
 
 
@@ -56,15 +66,70 @@ def test_restart_with_all_nodes_alive_promotes_no_spare():
 
 
 def test_late_node_is_overtaken_only_after_its_teardown_bound_and_is_fenced():
-    """A spare does not take ranks whose old workers may still be dying; afterwards their node is told to die."""
+    """A spare takes no rank whose old workers may still be dying: their node is told to die, and the round waits for
+    proof that it has."""
     fleet = running(plain(nodes=2, spares=1, teardown_grace_s=10.0, last_call_s=5.0))
     fleet.fail("n1")
     fleet.ready("n1")
     assert fleet.later(14.9) == []
     decisions = fleet.later(0.2)
-    assert Fence(node="n2", incarnation="n2.0") in decisions
-    assert fleet.said(RoundClosed)[-1].nodes == ("n1", "n3")
+    assert decisions == [Fence(node="n2", incarnation="n2.0")]
     assert fleet.state("n2") is NodeState.LOST
+    fleet.tell(NodeFenced(node="n2", incarnation="n2.0", proof="seen"))
+    assert fleet.said(RoundClosed)[-1].nodes == ("n1", "n3")
+
+
+def test_ranks_of_a_silent_node_wait_until_its_lease_has_lapsed():
+    """Without proof of its death nobody gets them before its workers must be dead; then at once."""
+    fleet = running(plain(nodes=2, spares=1))
+    fleet.tell(NodeLost(node="n2", incarnation="n2.0", cause="heartbeat_timeout", safe_after_s=20.0))
+    fleet.ready("n1")
+    assert next_deadline(fleet.job) == fleet.now + 20.0
+    assert fleet.later(19.9) == []
+    fleet.later(0.1)
+    assert fleet.said(RoundClosed)[-1].nodes == ("n1", "n3")
+
+
+def test_proof_of_another_agents_death_is_none():
+    """What is known of an agent that was replaced says nothing of the one that was lost."""
+    fleet = running(plain(nodes=2, spares=1))
+    fleet.tell(NodeLost(node="n2", incarnation="n2.0", cause="heartbeat_timeout", safe_after_s=20.0))
+    fleet.ready("n1")
+    assert fleet.tell(NodeFenced(node="n2", incarnation="n2.9", proof="seen")) is None
+    assert fleet.later(1.0) == []
+
+
+def test_node_that_is_back_is_its_own_proof():
+    """An agent joins only when no worker of an earlier one is left: the round need not wait any more."""
+    fleet = running(plain(nodes=2, spares=0))
+    fleet.tell(NodeLost(node="n2", incarnation="n2.0", cause="heartbeat_timeout", safe_after_s=20.0))
+    fleet.ready("n1")
+    fleet.rejoin("n2")
+    assert fleet.said(RoundClosed)[-1].nodes == ("n1", "n2")
+
+
+def test_spare_that_falls_silent_holds_nothing_up():
+    """It had no worker."""
+    fleet = running(plain(nodes=2, spares=2))
+    fleet.tell(NodeLost(node="n3", incarnation="n3.0", cause="heartbeat_timeout", safe_after_s=20.0))
+    fleet.fail("n1")
+    fleet.ready("n1", "n2")
+    assert fleet.said(RoundClosed)[-1].cycle == 1
+
+
+def test_node_that_keeps_dying_is_quarantined():
+    """After its last chance it is welcome no more, and whoever waits for a node does not get it."""
+    fleet = running(plain(nodes=2, spares=1, quarantine_after=2))
+    fleet.lose("n3")
+    fleet.rejoin("n3")
+    assert fleet.state("n3") is NodeState.STANDBY
+    fleet.lose("n3")
+    fleet.rejoin("n3")
+    assert fleet.state("n3") is NodeState.QUARANTINED
+    assert [q.node for q in fleet.said(Quarantined)] == ["n3"]
+    fleet.lose("n1")
+    fleet.ready("n2")
+    assert fleet.said(Shutdown)[-1].exit_code == 75
 
 
 def test_dead_joiner_never_blocks_a_round():

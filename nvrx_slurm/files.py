@@ -45,6 +45,9 @@ class JobFiles:
     def cycle_logs(self, replica: str, generation: int, cycle: int) -> Path:
         return self.path / "logs" / replica / f"gen-{generation}" / f"cycle-{cycle}"
 
+    def cycle_stacks(self, replica: str, generation: int, cycle: int) -> Path:
+        return self.cycle_logs(replica, generation, cycle) / "stacks"
+
     def create(self) -> None:
         """Make the folder (0700) with its parents. Raises OSError."""
         self.path.mkdir(mode=0o700, parents=True, exist_ok=True)

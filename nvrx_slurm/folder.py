@@ -28,7 +28,8 @@ _T = TypeVar("_T")
 
 class JobInfo(Record, frozen=True, kw_only=True):
     """How the job was started. `cluster`: `slurm` or `local`. `host` and `host_pid`: where the batch host runs;
-    `addr`: the address at which other nodes reach it."""
+    `addr`: the address at which other nodes reach it; `kill_wait_s`: Slurm's KillWait, which a job that is cancelled
+    or preempted has from SIGTERM to SIGKILL (None: there is no Slurm, or it did not say)."""
 
     job_id: str
     name: str
@@ -39,6 +40,7 @@ class JobInfo(Record, frozen=True, kw_only=True):
     addr: str = ""
     host_pid: int = 0
     nodes: tuple[str, ...] = ()  # the allocation, in Slurm's order
+    kill_wait_s: float | None = None
 
     @property
     def is_here(self) -> bool:

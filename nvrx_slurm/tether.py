@@ -3,10 +3,13 @@
     controller → agent   16 bytes of nonce
     agent → controller   2 bytes of length, then `Hello` with an HMAC-SHA256 of the nonce under the job's token
     controller → agent   b"+"           accepted
+    agent → controller   b"a"           alive: said only while its beats do not reach the store
     agent → controller   b"."           about to leave in good order: what follows is no death
+    controller → agent   b"x"           you are fenced: kill your workers, and join anew
 
-Then silence. When the agent dies its kernel closes the connection, and the controller knows within a round trip. The
-agent's supervisor holds the connection too, so it breaks only when the node's last worker is dead.
+Otherwise silence. When the agent dies its kernel closes the connection, and the controller knows within a round trip.
+The agent's supervisor holds the connection too, so it breaks only when the node's last worker is dead. The agent's
+kernel probes the connection (TCP keepalive), so the agent knows when it last reached the controller's host.
 """
 
 from __future__ import annotations
@@ -14,8 +17,10 @@ from __future__ import annotations
 import asyncio
 import hashlib
 import hmac
+import math
 import os
 import socket
+import sys
 from collections.abc import Callable
 
 import msgspec
@@ -25,7 +30,12 @@ from nvrx_slurm.records import Record
 NONCE_BYTES = 16
 HANDSHAKE_S = 5.0
 ACCEPTED = b"+"
+ALIVE = b"a"
+FENCED = b"x"
 GOODBYE = b"."
+_LAST_ACK_OFFSET = 56
+"""Of `tcpi_last_ack_recv`, milliseconds, in `struct tcp_info` (linux/tcp.h): eight bytes, then twelve 32-bit
+numbers."""
 _LENGTH_BYTES = 2
 
 
@@ -52,13 +62,32 @@ def address_towards(host: str) -> str:
         return str(probe.getsockname()[0])
 
 
-async def connect(host: str, port: int, *, token: str, node: str, incarnation: str) -> socket.socket:
+def silence_s(connection: socket.socket) -> float:
+    """Seconds since the peer's kernel last answered on the connection. Raises OSError if it is closed."""
+    info = connection.getsockopt(socket.IPPROTO_TCP, socket.TCP_INFO, _LAST_ACK_OFFSET + 4)
+    return int.from_bytes(info[_LAST_ACK_OFFSET:], sys.byteorder) / 1000
+
+
+def _keep_alive(connection: socket.socket, interval_s: float, timeout_s: float) -> None:
+    """Have the kernel probe an idle connection every `interval_s` (a second at least), and give up as `timeout_s`
+    says."""
+    idle_s = max(1, math.ceil(interval_s))
+    connection.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
+    connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPIDLE, idle_s)
+    connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPINTVL, idle_s)
+    connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, max(1000, int(1000 * timeout_s)))
+
+
+async def connect(
+    host: str, port: int, *, token: str, node: str, incarnation: str, interval_s: float, timeout_s: float
+) -> socket.socket:
     """The agent's end, authenticated. Raises OSError (TimeoutError too) where there is no such controller."""
     loop = asyncio.get_running_loop()
     connection = socket.socket(socket.AF_INET, socket.SOCK_STREAM)
     try:
         connection.setblocking(False)
         connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        _keep_alive(connection, interval_s, timeout_s)
         async with asyncio.timeout(HANDSHAKE_S):
             await loop.sock_connect(connection, (host, port))
             nonce = await _exactly(connection, NONCE_BYTES)
@@ -84,11 +113,13 @@ async def _exactly(connection: socket.socket, size: int) -> bytes:
 
 
 class TetherServer:
-    """The controller's end. Calls `up(node, incarnation)` and `lost(node, incarnation)` from the event loop."""
+    """The controller's end. Calls `alive(node, incarnation)` when a node ties or says so, and `lost(node,
+    incarnation)` when its connection breaks, from the event loop."""
 
-    def __init__(self, token: str, up: Callable[[str, str], None], lost: Callable[[str, str], None]) -> None:
-        self.token, self.up, self.lost = token, up, lost
+    def __init__(self, token: str, alive: Callable[[str, str], None], lost: Callable[[str, str], None]) -> None:
+        self.token, self.alive, self.lost = token, alive, lost
         self.connections: set[_Connection] = set()
+        self.tied: dict[tuple[str, str], _Connection] = {}
         self.closing = False
         self._server: asyncio.Server | None = None
 
@@ -97,6 +128,11 @@ class TetherServer:
         loop = asyncio.get_running_loop()
         self._server = await loop.create_server(lambda: _Connection(self), bind, 0, backlog=4096)
         return int(self._server.sockets[0].getsockname()[1])
+
+    def fence(self, node: str, incarnation: str) -> None:
+        """Tell that agent, if it is tied, that its node has been given up."""
+        if (connection := self.tied.get((node, incarnation))) is not None:
+            connection.tell_fenced()
 
     async def close(self) -> None:
         """Stop listening, and let go of every agent without calling it lost."""
@@ -131,6 +167,8 @@ class _Connection(asyncio.Protocol):
     def data_received(self, data: bytes) -> None:
         if self._hello is not None:
             self._last = data
+            if ALIVE in data:
+                self._server.alive(self._hello.node, self._hello.incarnation)
             return
         self._unread += data
         end = _LENGTH_BYTES + int.from_bytes(self._unread[:_LENGTH_BYTES], "big")
@@ -141,9 +179,15 @@ class _Connection(asyncio.Protocol):
     def connection_lost(self, error: Exception | None) -> None:
         self._bound.cancel()
         self._server.connections.discard(self)
-        hello = self._hello
-        if hello is not None and not self._server.closing and not self._last.endswith(GOODBYE):
-            self._server.lost(hello.node, hello.incarnation)
+        hello, server = self._hello, self._server
+        if hello is None or server.tied.get((hello.node, hello.incarnation)) is not self:
+            return  # never proven, or the same agent has tied anew
+        del server.tied[hello.node, hello.incarnation]
+        if not server.closing and not self._last.endswith(GOODBYE):
+            server.lost(hello.node, hello.incarnation)
+
+    def tell_fenced(self) -> None:
+        self._transport.write(FENCED)
 
     def let_go(self) -> None:
         """Close the connection; what was written goes out first."""
@@ -157,8 +201,9 @@ class _Connection(asyncio.Protocol):
             self._transport.abort()
             return
         self._hello = hello
+        self._server.tied[hello.node, hello.incarnation] = self
         self._transport.write(ACCEPTED)
-        self._server.up(hello.node, hello.incarnation)
+        self._server.alive(hello.node, hello.incarnation)
 
     def _proven(self, packed: bytes) -> Hello | None:
         try:

@@ -15,6 +15,7 @@ from nvrx_slurm import tether
 from nvrx_slurm.agent.agent import Agent
 from nvrx_slurm.agent.beats import BeatBoard, runtime_folder
 from nvrx_slurm.agent.output import Output
+from nvrx_slurm.agent.stacks import Stacks
 from nvrx_slurm.agent.tethering import Tethering
 from nvrx_slurm.clock import SystemClock
 from nvrx_slurm.config import env
@@ -26,6 +27,8 @@ from nvrx_slurm.store.client import Store
 log = get_logger("agent")
 
 SCONTROL_S = 60.0
+SHORTEST_GRACE_S = 1.0
+AFTER_GRACE_S = 8.0
 
 
 def _agent(folder: JobFolder, node: str) -> Agent:
@@ -34,19 +37,36 @@ def _agent(folder: JobFolder, node: str) -> Agent:
         raise UsageError(f"{folder.path} is not the folder of a running job: job.json or store.json is missing")
     store_host = urlsplit(address.url).hostname or "127.0.0.1"
     clock, plan = SystemClock(), folder.read_plan()
-    patience_s = plan.fault_tolerance.control_plane_grace_s
+    bounds = plan.fault_tolerance
+    runtime = runtime_folder(folder, node)
     return Agent(
         plan=plan,
         folder=folder,
         node=node,
         addr=tether.address_towards(store_host),
         generation=info.generation,
-        store=Store(address, clock=clock, generation=info.generation, patience_s=patience_s),
-        tethering=Tethering(token=address.token, node=node, nodes=plan.total_nodes),
-        output=Output(job_log=sys.stdout.fileno()),
+        store=Store(address, clock=clock, generation=info.generation, patience_s=bounds.control_plane_grace_s),
+        token=address.token,
+        tethering=Tethering(
+            token=address.token,
+            node=node,
+            nodes=plan.total_nodes,
+            interval_s=bounds.heartbeat_interval_s,
+            timeout_s=bounds.heartbeat_timeout_s,
+        ),
+        output=Output(job_log=sys.stdout.fileno(), clock=clock),
         clock=clock,
-        beats=partial(BeatBoard, runtime_folder(folder, node)),
+        ending_grace_s=_ending_grace_s(bounds.teardown_grace_s, info.kill_wait_s),
+        board=partial(BeatBoard, runtime),
+        stacks=Stacks(
+            folder, runtime / "stacks", generation=info.generation, inherited=env.child_environment({}), clock=clock
+        ),
     )
+
+
+def _ending_grace_s(grace_s: float, kill_wait_s: float | None) -> float:
+    """What Slurm's KillWait leaves of the grace: the kill, and our last words, come after it."""
+    return grace_s if kill_wait_s is None else max(SHORTEST_GRACE_S, min(grace_s, kill_wait_s - AFTER_GRACE_S))
 
 
 def main() -> int:

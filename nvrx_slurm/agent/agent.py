@@ -1,37 +1,48 @@
 """The agent: one a node. Owns its node's processes and nothing else; decides nothing.
 
-Everything that happens is posted to one inbox (an order, a worker's end, a signal), and one loop changes the state.
-What the agent has to say goes out through `_tell`, in order, from a task of its own, so that an ill store never keeps
-the loop from its workers.
+Everything that happens is posted to one inbox (an order, a worker's end, a hang, a signal), and one loop changes the
+state. Beside the loop, each in a task of its own:
+
+    heart.py       beats, and the lease that the workers live by
+    voice.py       what is told to the controller, in order
+    tethering.py   the connection to the controller
+    watching.py    which worker makes no progress
+    stacks.py      what they all are doing, written down
 """
 
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import os
 import signal
 from collections.abc import Callable, Coroutine
 from functools import partial
 from typing import Any
 
+from nvrx_slurm import fence
+from nvrx_slurm.agent import gpu
 from nvrx_slurm.agent.beats import BeatBoard
 from nvrx_slurm.agent.environment import worker_environment
-from nvrx_slurm.agent.events import Assigned, Crash, Cycle, Event, Mode, Signal
+from nvrx_slurm.agent.events import Assigned, Crash, Cycle, Dumped, Event, Failing, Hung, Mode, Signal
+from nvrx_slurm.agent.heart import ControllerSilent, Heart
 from nvrx_slurm.agent.output import Output
 from nvrx_slurm.agent.ports import HeldPort
+from nvrx_slurm.agent.stacks import Stacks
 from nvrx_slurm.agent.tethering import Tethering
-from nvrx_slurm.agent.workers import Exited, Spawned, Stopped, SupervisorDied, Workers
+from nvrx_slurm.agent.voice import Voice
+from nvrx_slurm.agent.watching import HangWatch
+from nvrx_slurm.agent.workers import Exited, Spawned, Stopped, SupervisorDied, Tearing, Workers
 from nvrx_slurm.clock import Clock
 from nvrx_slurm.errors import EXIT_DONE, EXIT_UNREACHABLE, StoreUnreachable
 from nvrx_slurm.folder import JobFolder
-from nvrx_slurm.ids import new_incarnation
 from nvrx_slurm.log import get_logger
 from nvrx_slurm.records import (
     Beat,
     ControllerUp,
+    DumpOrdered,
     Fence,
-    FromAgent,
+    Learned,
+    NodeIsolated,
     NodeJoined,
     NodeLeft,
     NodeReady,
@@ -42,7 +53,9 @@ from nvrx_slurm.records import (
     RoundClosed,
     RoundOpened,
     Shutdown,
+    StacksDumped,
     WorkerFailed,
+    WorkerHung,
     WorkersDone,
     WorkersStarted,
 )
@@ -53,9 +66,15 @@ log = get_logger("agent")
 GOODBYE_S = 5.0
 """How long the agent tries to say its last words once its workers are gone."""
 
+DUMP_FIRST_S = 3.0
+"""How long stacks may take where they are wanted before anybody is asked to end."""
+
 
 class Agent:
-    """Runs one node's part of a job; `run` returns the exit code of the process."""
+    """Runs one node's part of a job; `run` returns the exit code of the process.
+
+    `ending_grace_s`: what Slurm leaves of the teardown's grace when it is Slurm that ends the job.
+    """
 
     def __init__(
         self,
@@ -66,29 +85,46 @@ class Agent:
         addr: str,
         generation: int,
         store: Store,
+        token: str,
         tethering: Tethering,
         output: Output,
         clock: Clock,
-        beats: Callable[[Callable[[int, int], None]], BeatBoard],
+        ending_grace_s: float,
+        board: Callable[[Callable[[int, int], None], Callable[[int, int, str], None]], BeatBoard],
+        stacks: Stacks,
     ) -> None:
         self.plan, self.folder, self.node, self.addr = plan, folder, node, addr
-        self.generation, self.store, self.tethering = generation, store, tethering
-        self.output, self.clock = output, clock
-        self.incarnation = new_incarnation()
+        self.generation, self.store, self.token, self.tethering = generation, store, token, tethering
+        self.output, self.clock, self.stacks = output, clock, stacks
+        self.ending_grace_s = ending_grace_s
         self.inbox: asyncio.Queue[Event] = asyncio.Queue()
-        self.outbox: asyncio.Queue[FromAgent | None] = asyncio.Queue()
-        self.workers = Workers(self.inbox.put_nowait)
-        self.board = beats(self._first_step)
+        post = self.inbox.put_nowait
+        self.voice = Voice(node=node, generation=generation, store=store)
+        self.workers = Workers(post)
+        self.board = board(self._first_step, lambda *words: post(Failing(*words)))
+        self.watch = HangWatch(plan.fault_tolerance.hang, board=self.board, output=output, clock=clock, post=post)
+        self.heart = Heart(
+            bounds=plan.fault_tolerance,
+            nodes=plan.total_nodes,
+            store=store,
+            tethering=tethering,
+            clock=clock,
+            beat=self._sign_of_life,
+            lease=self.workers.lease,
+            post=post,
+        )
         self.mode = Mode.STANDBY
         self.cycle: Cycle | None = None
         self.port = HeldPort()
+        self.fence_port = 0
         self.opened: dict[str, int] = {}  # replica → the newest cycle it was called to
         self.fenced = False
+        self.phase: str | None = None  # of the teardown that is on
         self.leaving: tuple[str, int] | None = None  # why, and with what exit code
         self.when_stopped: Callable[[], None] | None = None
         self._tasks: set[asyncio.Task[Any]] = set()
         self._stop_began = 0.0
-        self._seq = 0
+        self._stop_sent = False
         self._exit_code: int | None = None
 
     # ---- life
@@ -96,17 +132,18 @@ class Agent:
     async def run(self) -> int:
         """Join, serve until the job ends, leave no process behind."""
         self.workers.start()
+        self._set_trap()
         self.board.open()
-        sending = self._go(self._send())
-        for work in (self._read_orders(), self._beat()):
+        speaking = self._go(self.voice.run())
+        for work in (self._read_orders(), self.heart.run()):
             self._go(work)
         for number in (signal.SIGTERM, signal.SIGINT):
             asyncio.get_running_loop().add_signal_handler(number, self.inbox.put_nowait, Signal(number.name))
         try:
             while self._exit_code is None:
                 self._handle(await self.inbox.get())
-            self.outbox.put_nowait(None)
-            await asyncio.wait([sending], timeout=GOODBYE_S)
+            self.voice.finish()
+            await asyncio.wait([speaking], timeout=GOODBYE_S)
             return self._exit_code
         finally:
             for task in self._tasks:
@@ -128,37 +165,39 @@ class Agent:
             self.inbox.put_nowait(error)
 
     async def _join(self) -> str:
-        fact = self._fact(NodeJoined, addr=self.addr, port=self.port.number, pid=os.getpid())
+        fact = self.voice.fact(
+            NodeJoined, addr=self.addr, port=self.port.number, pid=os.getpid(), fence_port=self.fence_port
+        )
         last, shutdown, controller = await self.store.join(fact)
-        log.info("joined as %s", self.incarnation)
+        log.info("joined as %s", self.voice.incarnation)
         for order in (controller, shutdown):
             if order is not None:
                 self.inbox.put_nowait(order)
         return last
 
-    async def _send(self) -> None:
-        """Tell the controller, in order; each fact as often as it takes."""
-        while (fact := await self.outbox.get()) is not None:
-            await self.store.tell(fact)
-
-    async def _beat(self) -> None:
-        interval_s = self.plan.fault_tolerance.heartbeat_interval_s
-        keep = 2 * self.plan.total_nodes + 16
-        while True:
-            with contextlib.suppress(Exception):  # the next beat is as good as this one
-                await asyncio.wait_for(self.store.beat(self._sign_of_life(), keep), interval_s)
-            await asyncio.sleep(interval_s)
+    def _set_trap(self) -> None:
+        """Give the controller a way to this node's workers that needs nobody's help here."""
+        try:
+            trap = fence.open_trap(fence.key_of(self.token, self.voice.incarnation))
+        except OSError as error:
+            log.warning("no fence: %s; if this node freezes, others wait for its lease to lapse", error)
+            self.fence_port = 0
+        else:
+            self.fence_port = int(trap.getsockname()[1])
+            self.workers.fence(trap)
 
     def _sign_of_life(self) -> Beat:
-        cycle = self.cycle
+        cycle, readings = self.cycle, self.board.readings()
         return Beat(
             node=self.node,
-            incarnation=self.incarnation,
+            incarnation=self.voice.incarnation,
             generation=self.generation,
             state=self.mode.value,
             replica=cycle.replica if cycle else None,
             cycle=cycle.number if cycle else 0,
             steps=self.board.steps(),
+            **self.watch.summary(readings),
+            teardown=self.phase,
         )
 
     # ---- the loop
@@ -169,18 +208,18 @@ class Agent:
 
     def _on_round_opened(self, order: RoundOpened) -> None:
         if order.generation == self.generation:
-            self._cycle_is_over(order.replica, order.cycle)
+            self._cycle_is_over(order.replica, order.cycle, order.dump)
 
     def _on_replica_ended(self, order: ReplicaEnded) -> None:
         self._cycle_is_over(order.replica, order.cycle + 1)
 
-    def _cycle_is_over(self, replica: str, next_cycle: int) -> None:
+    def _cycle_is_over(self, replica: str, next_cycle: int, dump: str | None = None) -> None:
         self.opened[replica] = next_cycle
         cycle = self.cycle
         if cycle is None or self.leaving or self.fenced:
             return
         if replica == cycle.replica and next_cycle > cycle.number:
-            self._stop(partial(self._get_ready, replica, next_cycle))
+            self._stop(partial(self._get_ready, replica, next_cycle), dump=dump)
 
     def _on_round_closed(self, order: RoundClosed) -> None:
         if order.generation == self.generation and self.mode is Mode.STANDBY and not self.leaving:
@@ -201,6 +240,8 @@ class Agent:
         self.mode = Mode.ACTIVE
         log.info("%s cycle %d: group rank %d", event.replica, event.cycle, event.assignment.group_rank)
         self.port.release()
+        self.heart.renew()
+        self.watch.begin(event.assignment.seen)
         logs = self.folder.cycle_logs(event.replica, self.generation, event.cycle)
         logs.mkdir(parents=True, exist_ok=True)
         for local_rank in range(event.assignment.workers):
@@ -219,11 +260,11 @@ class Agent:
             node=self.node,
             own=role.env,
         )
-        env |= self.board.prepare(rank, cycle.number)
+        env |= self.board.prepare(rank, cycle.number) | self.stacks.environment(role.env)
         logs = self.folder.cycle_logs(cycle.replica, self.generation, cycle.number)
         prefix = f"[{cycle.replica} {rank}] "
-        out = self.output.capture(logs / f"rank-{rank}.out", prefix)
-        err = self.output.capture(logs / f"rank-{rank}.err", prefix)
+        out = self.output.capture(logs / f"rank-{rank}.out", prefix, rank)
+        err = self.output.capture(logs / f"rank-{rank}.err", prefix, rank)
         cycle.running.add(rank)
         self.workers.spawn(rank, role.command, env, role.workdir or self.plan.workdir, out, err)
 
@@ -232,9 +273,10 @@ class Agent:
         if cycle is None:
             return
         cycle.pids[event.rank] = event.pid
+        self.watch.started(event.rank)
         if len(cycle.pids) == cycle.assignment.workers:
             spawn_s = self.clock.monotonic() - cycle.began
-            self._tell(
+            self.voice.tell(
                 WorkersStarted, replica=cycle.replica, cycle=cycle.number, pids=dict(cycle.pids), spawn_s=spawn_s
             )
 
@@ -243,99 +285,278 @@ class Agent:
         if cycle is None:
             return
         cycle.running.discard(event.rank)
-        if self.mode is not Mode.ACTIVE or self.leaving or self.fenced:
+        self.watch.ended(event.rank, well=event.code == 0)
+        if not self._is_at_work() or event.rank in cycle.told:
             return
-        about = {"replica": cycle.replica, "cycle": cycle.number}
         if event.code != 0:
-            cycle.failed = True
-            step = self.board.steps().get(event.rank)
             ended = {"exit_code": event.code, "signal": event.signal, "error": event.error}
-            self._tell(WorkerFailed, **about, rank=event.rank, **ended, step=step)
-        elif not cycle.running and not cycle.failed:
-            self._tell(WorkersDone, **about, step=max(self.board.steps().values(), default=None))
+            self._tell_failure(cycle, event.rank, **ended)
+        elif not cycle.running and not cycle.told:
+            step = max(self.board.steps().values(), default=None)
+            self.voice.tell(WorkersDone, replica=cycle.replica, cycle=cycle.number, step=step)
+            self._tell_learned(cycle)
+
+    def _on_failing(self, event: Failing) -> None:
+        """Its interpreter says so before it ends; the kernel says so only when its memory is freed."""
+        cycle = self.cycle
+        if cycle is None or not self._is_at_work() or cycle.pids.get(event.rank) != event.pid:
+            return
+        if event.rank in cycle.running and event.rank not in cycle.told:
+            self._tell_failure(cycle, event.rank, exit_code=1, error=event.what)
+
+    def _tell_failure(self, cycle: Cycle, rank: int, **how: Any) -> None:
+        cycle.told.add(rank)
+        step = self.board.steps().get(rank)
+        self.voice.tell(WorkerFailed, replica=cycle.replica, cycle=cycle.number, rank=rank, **how, step=step)
 
     def _first_step(self, rank: int, step: int) -> None:
         cycle = self.cycle
         if cycle is not None and self.mode is Mode.ACTIVE and not cycle.has_stepped:
             cycle.has_stepped = True  # once a node: thousands of ranks would all say the same
-            self._tell(Progress, replica=cycle.replica, cycle=cycle.number, rank=rank, step=step)
+            self.voice.tell(Progress, replica=cycle.replica, cycle=cycle.number, rank=rank, step=step)
+        self.watch.look()
+
+    def _is_at_work(self) -> bool:
+        return self.mode is Mode.ACTIVE and not self.leaving and not self.fenced
+
+    # ---- hangs and stacks
+
+    def _on_hung(self, event: Hung) -> None:
+        cycle = self.cycle
+        if cycle is None or not self._is_at_work() or event.rank in cycle.told:
+            return
+        log.warning("rank %d hangs: %s", event.rank, event.why)
+        cycle.told.add(event.rank)
+        self._go(self._report_hang(cycle, event))
+
+    async def _report_hang(self, cycle: Cycle, event: Hung) -> None:
+        """Write down what all of this node's workers are doing, and only then say that one hangs."""
+        dumped = await self.stacks.dump(cycle, why=f"rank {event.rank}: {event.why}", timeout_s=DUMP_FIRST_S)
+        self.inbox.put_nowait(Dumped(cycle, dumped, hang=event))
+
+    def _on_dumped(self, event: Dumped) -> None:
+        cycle, hang = event.cycle, event.hang
+        cycle.dumped = True
+        if hang is not None and cycle is self.cycle and self._is_at_work():
+            self.voice.tell(
+                WorkerHung,
+                replica=cycle.replica,
+                cycle=cycle.number,
+                rank=hang.rank,
+                why=hang.why,
+                step=hang.step,
+                where=event.stacks.where.get(hang.rank),
+                stacks=event.stacks.files.get(hang.rank),
+            )
+        elif event.stacks.files or event.stacks.problems or event.request:
+            self.voice.tell(
+                StacksDumped,
+                why=event.why,
+                files=event.stacks.files,
+                where=event.stacks.where,
+                problems=event.stacks.problems,
+                request=event.request,
+            )
+        if event.then is not None:
+            event.then()
+
+    def _on_dump_ordered(self, order: DumpOrdered) -> None:
+        cycle = self.cycle
+        if cycle is None or order.replica not in (None, cycle.replica):
+            return
+        wanted = cycle.running.intersection(order.ranks) if order.ranks else cycle.running
+        if wanted:
+            why = f"asked for ({order.request})"
+            self._go(self._dump(cycle, why, DUMP_FIRST_S, ranks=wanted, request=order.request))
+
+    async def _dump(
+        self,
+        cycle: Cycle,
+        why: str,
+        timeout_s: float,
+        *,
+        ranks: set[int] | None = None,
+        request: str | None = None,
+        then: Callable[[], None] | None = None,
+    ) -> None:
+        dumped = await self.stacks.dump(cycle, why=why, timeout_s=timeout_s, ranks=ranks, may_pause=then is not None)
+        self.inbox.put_nowait(Dumped(cycle, dumped, why=why, request=request, then=then))
+
+    def _tell_learned(self, cycle: Cycle) -> None:
+        if seen := self.watch.news():
+            self.voice.tell(Learned, role=cycle.assignment.role, seen=seen)
+
+    # ---- ends
 
     def _on_fence(self, order: Fence) -> None:
-        if order.incarnation == self.incarnation and not self.leaving:
-            log.warning("fenced: the controller gave this node up; its workers are stopped, and it joins anew")
+        if order.incarnation == self.voice.incarnation and not self.leaving and not self.fenced:
+            log.warning("fenced: the controller gave this node up; its workers are killed, and it joins anew")
             self.fenced = True
             self._stop(self._join_anew, grace_s=0.0)
 
     def _on_shutdown(self, order: Shutdown) -> None:
-        self._leave(order.reason, order.exit_code)
+        ends_for_slurm = order.reason in ("cancelled", "interrupted")
+        grace_s = self.ending_grace_s if ends_for_slurm else None
+        self._leave(order.reason, order.exit_code, grace_s=grace_s, checkpoint=order.checkpoint, dump=order.dump)
 
     def _on_signal(self, event: Signal) -> None:
-        self._leave(event.name, EXIT_DONE)
+        self._leave(event.name, EXIT_DONE, grace_s=self.ending_grace_s)
 
     def _on_store_unreachable(self, error: StoreUnreachable) -> None:
         log.error("%s", error)
-        self._leave(str(error), EXIT_UNREACHABLE)
+        self._leave(str(error), EXIT_UNREACHABLE, checkpoint=True)
+
+    def _on_controller_silent(self, event: ControllerSilent) -> None:
+        if not self.leaving:
+            log.error("no controller for %.0f s", event.for_s)
+            self._leave(f"no controller for {event.for_s:.0f} s", EXIT_UNREACHABLE, checkpoint=True)
 
     def _on_controller_up(self, order: ControllerUp) -> None:
-        self.tethering.controller_is(order, self.incarnation, self.workers.hold)
+        def fenced(incarnation: str) -> None:
+            self.inbox.put_nowait(Fence(node=self.node, incarnation=incarnation))
+
+        self.tethering.controller_is(order, self.voice.incarnation, self.workers.hold, fenced)
 
     # ---- stopping
 
-    def _stop(self, then: Callable[[], None], grace_s: float | None = None) -> None:
-        """Stop all workers, then go on with `then`; a later call replaces the `then` of an earlier one."""
-        self.when_stopped = then
-        if self.mode is not Mode.STOPPING or grace_s == 0.0:
-            self.mode = Mode.STOPPING
-            self._stop_began = self.clock.monotonic()
-            self.workers.stop(self.plan.fault_tolerance.teardown_grace_s if grace_s is None else grace_s)
+    def _stop(
+        self,
+        then: Callable[[], None],
+        *,
+        grace_s: float | None = None,
+        checkpoint: bool = False,
+        dump: str | None = None,
+    ) -> None:
+        """Stop all workers, then go on with `then`; a later call replaces the `then` of an earlier one.
 
-    def _on_stopped(self, event: Stopped | SupervisorDied) -> None:
-        if isinstance(event, SupervisorDied):
-            log.error("the supervisor died; this node leaves")
-            self._exit("its supervisor died", EXIT_DONE, ())
+        A later call without a grace skips to the kill.
+        """
+        self.when_stopped = then
+        begins = self.mode is not Mode.STOPPING
+        if begins:
+            self.mode, self._stop_began, self._stop_sent = Mode.STOPPING, self.clock.monotonic(), False
+            self.watch.end()
+            if self.cycle is not None:
+                self._tell_learned(self.cycle)
+        cycle = self.cycle
+        if begins and dump and cycle is not None and cycle.running and not cycle.dumped and grace_s != 0.0:
+            send = partial(self._send_stop, grace_s, checkpoint)
+            self._go(self._dump(cycle, dump, DUMP_FIRST_S, then=send))
+        elif begins or grace_s == 0.0:
+            self._send_stop(grace_s, checkpoint)
+
+    def _send_stop(self, grace_s: float | None, checkpoint: bool) -> None:
+        if self._stop_sent and grace_s != 0.0:
             return
+        bounds = self.plan.fault_tolerance
+        self._stop_sent = True
+        saving = None
+        if checkpoint and bounds.checkpoint_signal is not None:
+            saving = (signal.Signals[bounds.checkpoint_signal], bounds.checkpoint_timeout_s)
+        self.workers.stop(
+            bounds.teardown_grace_s if grace_s is None else grace_s, signal.Signals[bounds.stop_signal], saving
+        )
+
+    def _on_tearing(self, event: Tearing) -> None:
+        """Once a phase, and once a second of it."""
+        cycle = self.cycle
+        ranks = {pid: f"rank {rank}" for rank, pid in cycle.pids.items()} if cycle else {}
+        left = ", ".join(ranks.get(pid, f"process {pid}") for pid in event.left[:8])
+        more = f" and {len(event.left) - 8} more" if len(event.left) > 8 else ""
+        log.info("teardown: %s; left: %s%s; %.1f s left of it", event.phase, left, more, event.ends_in_s)
+        begins, self.phase = self.phase != event.phase, event.phase
+        if begins and event.phase == "dump" and cycle is not None:
+            why = "still there after the stop signal"
+            done = partial(self.workers.phase_done, "dump")
+            self._go(self._dump(cycle, why, event.ends_in_s, then=done))
+
+    def _on_stopped(self, event: Stopped) -> None:
+        self.phase = None
         if event.survivors:
             log.error("processes that SIGKILL did not end: %s; this node leaves", event.survivors)
             self._exit("processes survived SIGKILL", EXIT_DONE, event.survivors)
+        elif event.lapsed and self.mode is Mode.ACTIVE and self.cycle is not None:
+            self._on_isolation(self.cycle)
         elif self.when_stopped is not None:
             self.mode, then, self.when_stopped = Mode.STANDBY, self.when_stopped, None
             self.board.clear()
+            self.stacks.clear()
             self.cycle = None
             then()
 
+    def _on_isolation(self, cycle: Cycle) -> None:
+        """Nobody has asked for it: the lease lapsed. Say so, when there is somebody to say it to again."""
+        for_s = self.plan.fault_tolerance.fence_timeout_s
+        log.error("neither store nor controller has answered for %.0f s: this node's workers were killed", for_s)
+        cycle.told.update(cycle.pids)
+        self.watch.end()
+        self.voice.tell(NodeIsolated, replica=cycle.replica, cycle=cycle.number, for_s=for_s)
+
+    def _on_supervisor_died(self, event: SupervisorDied) -> None:
+        if self.leaving is not None:
+            self._exit(*self.leaving, ())
+            return
+        log.warning("the supervisor was killed, and its workers with it; this node joins anew")
+        self.workers.start()
+        self.board.clear()
+        self.stacks.clear()
+        self.watch.end()
+        self.mode, self.cycle, self.when_stopped = Mode.STANDBY, None, None
+        self._join_anew()
+
     def _get_ready(self, replica: str, cycle: int) -> None:
+        below_bytes = self.plan.fault_tolerance.gpu_memory_below_bytes
+        if below_bytes is None:
+            self._say_ready(replica, cycle)
+        else:
+            self._go(self._reclaim(replica, cycle, below_bytes))
+
+    async def _reclaim(self, replica: str, cycle: int, below_bytes: int) -> None:
+        """What the stop has taken already is part of the budget."""
+        budget_s = self.plan.fault_tolerance.gpu_reclaim_timeout_s
+        spent_s = self.clock.monotonic() - self._stop_began
+        await gpu.reclaim(below_bytes, max(0.0, budget_s - spent_s), self.clock)
+        if self.mode is Mode.STANDBY and not self.leaving and not self.fenced:
+            self._say_ready(replica, cycle)
+
+    def _say_ready(self, replica: str, cycle: int) -> None:
         self.port.release()
         self.port = HeldPort()
         took = self.clock.monotonic() - self._stop_began
-        self._tell(NodeReady, replica=replica, cycle=cycle, port=self.port.number, teardown_s=took)
+        self.voice.tell(NodeReady, replica=replica, cycle=cycle, port=self.port.number, teardown_s=took)
 
     def _join_anew(self) -> None:
-        self.incarnation, self._seq, self.fenced = new_incarnation(), 0, False
+        self.voice.begin_anew()
+        self.fenced = False
+        self._set_trap()
         self.port.release()
         self.port = HeldPort()
         self._go(self._join())
 
-    def _leave(self, reason: str, exit_code: int) -> None:
+    def _leave(
+        self,
+        reason: str,
+        exit_code: int,
+        *,
+        grace_s: float | None = None,
+        checkpoint: bool = False,
+        dump: str | None = None,
+    ) -> None:
         """End for good. The first reason wins; a second one only cuts the grace short."""
         again = self.leaving is not None
         if not again:
             log.info("leaving: %s", reason)
             self.leaving = (reason, exit_code)
+            self.store.hurry(GOODBYE_S + self.plan.fault_tolerance.teardown_grace_s)
         why, code = self.leaving or (reason, exit_code)
-        self._stop(partial(self._exit, why, code, ()), grace_s=0.0 if again else None)
+        then = partial(self._exit, why, code, ())
+        self._stop(then, grace_s=0.0 if again else grace_s, checkpoint=checkpoint, dump=dump)
 
     def _exit(self, reason: str, exit_code: int, survivors: tuple[int, ...]) -> None:
-        self._tell(NodeLeft, reason=reason, survivors=survivors)
+        self.voice.tell(NodeLeft, reason=reason, survivors=survivors)
         self._exit_code = exit_code
 
-    # ---- words
-
-    def _fact(self, kind: type[Any], **fields: Any) -> Any:
-        self._seq += 1
-        return kind(node=self.node, incarnation=self.incarnation, seq=self._seq, generation=self.generation, **fields)
-
-    def _tell(self, kind: type[FromAgent], **fields: Any) -> None:
-        self.outbox.put_nowait(self._fact(kind, **fields))
+    # ---- tasks
 
     def _go(self, work: Coroutine[Any, Any, Any]) -> asyncio.Task[Any]:
         """Run beside the loop. What goes wrong there comes into the inbox; nothing fails unheard."""
@@ -359,13 +580,19 @@ _HANDLERS: dict[type[Any], Callable[[Agent, Any], None]] = {
     ReplicaEnded: Agent._on_replica_ended,
     Fence: Agent._on_fence,
     Shutdown: Agent._on_shutdown,
+    DumpOrdered: Agent._on_dump_ordered,
     ControllerUp: Agent._on_controller_up,
     Assigned: Agent._on_assigned,
     Spawned: Agent._on_spawned,
     Exited: Agent._on_exited,
+    Failing: Agent._on_failing,
+    Hung: Agent._on_hung,
+    Dumped: Agent._on_dumped,
+    Tearing: Agent._on_tearing,
     Stopped: Agent._on_stopped,
-    SupervisorDied: Agent._on_stopped,
+    SupervisorDied: Agent._on_supervisor_died,
     Signal: Agent._on_signal,
     StoreUnreachable: Agent._on_store_unreachable,
+    ControllerSilent: Agent._on_controller_silent,
     Crash: Agent._on_crash,
 }

@@ -10,8 +10,9 @@ from collections.abc import Callable
 from pathlib import Path
 
 from nvrx_slurm.files import JobFiles
-from nvrx_slurm.workload.slot import Slot
+from nvrx_slurm.workload.slot import Reading, Slot
 
+LONGEST_WORD_BYTES = 1024
 RUNTIME_ROOTS = (Path("/dev/shm"), Path("/tmp"))
 
 
@@ -22,11 +23,18 @@ def runtime_folder(job: JobFiles, node: str) -> Path:
 
 
 class BeatBoard:
-    """The slots of this node's workers, by rank."""
+    """The slots of this node's workers, by rank; and the socket on which they tell what must be known at once:
+    `<rank> <step>`, the first step (`workload.beat`), or `!<rank> <pid> <error>`, that an uncaught exception is about
+    to end the worker (`stacks/hook`)."""
 
-    def __init__(self, folder: Path, on_first_step: Callable[[int, int], None]) -> None:
+    def __init__(
+        self,
+        folder: Path,
+        on_first_step: Callable[[int, int], None],
+        on_failing: Callable[[int, int, str], None],
+    ) -> None:
         self._folder = folder
-        self._on_first_step = on_first_step
+        self._on_first_step, self._on_failing = on_first_step, on_failing
         self._slots: dict[int, Slot] = {}
         self._socket = socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM)
 
@@ -57,12 +65,21 @@ class BeatBoard:
 
     def steps(self) -> dict[int, int]:
         """Rank → last step, of those workers that told one."""
-        told = ((rank, slot.read()[0]) for rank, slot in self._slots.items())
+        told = ((rank, reading.step) for rank, reading in self.readings().items())
         return {rank: step for rank, step in told if step is not None}
+
+    def readings(self) -> dict[int, Reading]:
+        """Rank → what its worker has told by now. Judge them by a moment that was taken before this call."""
+        return {rank: slot.read() for rank, slot in self._slots.items()}
 
     def _read(self) -> None:
         with contextlib.suppress(BlockingIOError):
             while True:
+                said = self._socket.recv(LONGEST_WORD_BYTES)
                 with contextlib.suppress(ValueError):
-                    rank, step = self._socket.recv(64).split()
-                    self._on_first_step(int(rank), int(step))
+                    if said.startswith(b"!"):
+                        rank, pid, what = said[1:].decode(errors="replace").split(" ", 2)
+                        self._on_failing(int(rank), int(pid), what)
+                    else:
+                        rank, step = said.decode().split()
+                        self._on_first_step(int(rank), int(step))

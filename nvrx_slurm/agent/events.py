@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from enum import StrEnum
 
+from nvrx_slurm.agent.heart import ControllerSilent
 from nvrx_slurm.agent.workers import WorkerEvent
 from nvrx_slurm.errors import StoreUnreachable
 from nvrx_slurm.records import AnyOrder, Assignment
@@ -44,8 +46,48 @@ class Cycle:
     began: float
     pids: dict[int, int] = field(default_factory=dict)
     running: set[int] = field(default_factory=set)
-    failed: bool = False
+    told: set[int] = field(default_factory=set)  # ranks whose failure or hang the controller knows of
+    dumped: bool = False  # the stacks of this cycle are on file
     has_stepped: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Failing:
+    """A worker's interpreter says that it is about to end with an uncaught exception."""
+
+    rank: int
+    pid: int
+    what: str
+
+
+@dataclass(frozen=True, slots=True)
+class Hung:
+    """A worker lives and makes no progress; `why` is one sentence."""
+
+    rank: int
+    why: str
+    step: int | None
+
+
+@dataclass(frozen=True, slots=True)
+class StacksOnFile:
+    """Rank → path below the job folder, and → its innermost line."""
+
+    files: dict[int, str]
+    where: dict[int, str]
+    problems: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class Dumped:
+    """Stacks were written down: because of a hang, on request, or before a stop that goes on with `then`."""
+
+    cycle: Cycle
+    stacks: StacksOnFile
+    why: str = ""
+    hang: Hung | None = None
+    request: str | None = None
+    then: Callable[[], None] | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,4 +97,6 @@ class Crash:
     error: BaseException
 
 
-Event = AnyOrder | WorkerEvent | Assigned | Signal | StoreUnreachable | Crash
+Event = (
+    AnyOrder | WorkerEvent | Assigned | Failing | Hung | Dumped | Signal | StoreUnreachable | ControllerSilent | Crash
+)

@@ -15,6 +15,7 @@ import threading
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from nvrx_slurm.clock import Clock
 from nvrx_slurm.files import write_all
 
 CHUNK_BYTES = 1 << 16
@@ -27,13 +28,16 @@ class _Source:
     pipe: int
     file: int
     prefix: bytes
+    rank: int
     partial: bytearray = field(default_factory=bytearray)
 
 
 class Output:
     """Captures any number of pipes. Thread-safe; `close` waits for what is still in the pipes."""
 
-    def __init__(self, job_log: int | None) -> None:
+    def __init__(self, job_log: int | None, clock: Clock) -> None:
+        self._clock = clock
+        self._last: dict[int, float] = {}
         self._lines: queue.Queue[bytes | None] = queue.Queue(QUEUED_CHUNKS)
         self._dropped = 0
         self._open = 0
@@ -48,14 +52,18 @@ class Output:
         self._reader.start()
         self._writer.start()
 
-    def capture(self, path: Path, prefix: str) -> int:
+    def capture(self, path: Path, prefix: str, rank: int = 0) -> int:
         """A new pipe whose contents go to `path` (appended) and, prefixed, to the job's log; its write end."""
         read_end, write_end = os.pipe2(os.O_CLOEXEC)
         os.set_blocking(read_end, False)
         file = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o600)
-        self._new.put(_Source(pipe=read_end, file=file, prefix=prefix.encode()))
+        self._new.put(_Source(pipe=read_end, file=file, prefix=prefix.encode(), rank=rank))
         self._wake()
         return write_end
+
+    def last_at(self, rank: int) -> float | None:
+        """When the rank last printed anything, on the monotonic clock; None: it has not."""
+        return self._last.get(rank)
 
     def close(self, timeout_s: float) -> None:
         """Read what is left, up to `timeout_s`, then stop."""
@@ -93,6 +101,7 @@ class Output:
         if not data:
             self._end(source)
             return
+        self._last[source.rank] = self._clock.monotonic()
         _write_or_lose(source.file, data)
         source.partial += data
         end = source.partial.rfind(b"\n") + 1

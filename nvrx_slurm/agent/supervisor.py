@@ -1,25 +1,37 @@
-"""The node's little init: parent of every worker, so that none outlives the agent.
+"""The node's little init: parent of every worker, so that none outlives the agent, and none its welcome.
 
-Run by the agent as `python -S supervisor.py <socket fd>`; standard library only, single-threaded, a few MiB. It is a
-child subreaper: whatever a worker leaves behind (double forks, sessions of their own) becomes its child. It ends when
-the agent's end of the socket closes, by whatever signal the agent died, and not before its last descendant is dead.
-Since it also holds the agent's tether open, the controller sees the tether break only then. If this process itself is
-killed, its children fall to the agent, which is a subreaper too and kills them (`workers.py`).
+Run by the agent with `python -S`; standard library only, single-threaded, a few MiB. It is a child subreaper:
+whatever a worker leaves behind (double forks, sessions of their own) becomes its child. It kills everything below it
+
+- when the agent's end of the socket closes, by whatever signal the agent died. Since it also holds the agent's tether
+  open, the controller sees the tether break only after the last of them;
+- when the lease lapses that the agent keeps renewing while it is in touch with store or controller: a node that has
+  lost both, or an agent that hangs, loses its workers, and somebody else may have their ranks;
+- when it is told to, phase by phase (`teardown.py`).
+
+If this process itself is killed (by the fence, say), the kernel kills the workers with it (PR_SET_PDEATHSIG), and
+what they had started falls to the agent, which is a subreaper too and kills it (`workers.py`).
 
 Messages are JSON, one per SOCK_SEQPACKET datagram:
 
     agent → supervisor   {"op": "spawn", "id", "argv", "env", "cwd"} + [stdout fd, stderr fd]
-                         {"op": "stop", "signal", "grace_s"}     ask, then kill, all descendants
+                         {"op": "stop", "signal", "grace_s", "checkpoint": [signal, seconds] | null}
+                         {"op": "done", "phase"}              the work of a phase (dump, checkpoint) is done
+                         {"op": "lease", "s"}                 workers may run for so long from now
                          {"op": "hold"} + [tether fd]
+                         {"op": "fence"} + [trap fd]
     supervisor → agent   {"op": "spawned", "id", "pid"}
                          {"op": "exited", "id", "code" | "signal" | "error"}
+                         {"op": "phase", "phase", "left": [pid, …], "ends_in_s"}    as it begins, and each second
                          {"op": "stopped", "survivors": [pid, …]}    no worker is left
+                         {"op": "lapsed", "survivors": [pid, …]}     the same, because the lease lapsed
 """
 
 from __future__ import annotations
 
 import contextlib
 import ctypes
+import errno
 import json
 import os
 import select
@@ -28,18 +40,26 @@ import signal
 import socket
 import sys
 import time
+from collections.abc import Callable
 from typing import Any
 
+from nvrx_slurm import fence
+from nvrx_slurm.agent.teardown import KILL_S, Phase, Teardown
+
+PR_SET_PDEATHSIG = 1
 PR_SET_CHILD_SUBREAPER = 36
 MESSAGE_BYTES = 4 << 20
-SURVIVOR_S = 5.0
-"""How long after SIGKILL a process may linger before it is reported: it is in uninterruptible sleep (D)."""
+SAY_EVERY_S = 1.0
+MOST_NAMED = 64
+AGAIN_S = 0.05
+"""How often the kill is repeated: a process may have forked while we walked."""
+
+_libc = ctypes.CDLL(None, use_errno=True)
 
 
 def become_subreaper() -> None:
     """Let orphaned descendants of this process become its children (Linux ≥ 3.4, prctl(2))."""
-    libc = ctypes.CDLL(None, use_errno=True)
-    if libc.prctl(PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0) != 0:
+    if _libc.prctl(PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0) != 0:
         raise OSError(ctypes.get_errno(), "prctl(PR_SET_CHILD_SUBREAPER)")
 
 
@@ -69,14 +89,17 @@ def send_all(pids: list[int], number: int) -> None:
 
 
 class Supervisor:
-    """Owns the workers. One loop: the socket, SIGCHLD (through the wakeup descriptor), and one deadline."""
+    """Owns the workers. One loop: the socket, SIGCHLD (through the wakeup descriptor), and the nearest deadline."""
 
     def __init__(self, control: socket.socket) -> None:
         self.control = control
         self.workers: dict[int, int] = {}  # pid → id
-        self.held: int | None = None
-        self.stop_deadline: float | None = None  # asked to end; at the deadline: SIGKILL
-        self.kill_deadline: float | None = None  # killed; at the deadline: report survivors
+        self.held: dict[str, int] = {}  # what is held open for the agent: its tether, the trap
+        self.teardown: Teardown | None = None
+        self.signals: dict[Phase, int] = {}
+        self.say_at = self.kill_at = 0.0
+        self.lease_until: float | None = None
+        self.lapsed = False
         self.wakeup, wakeup_write = os.pipe2(os.O_NONBLOCK | os.O_CLOEXEC)
         signal.set_wakeup_fd(wakeup_write, warn_on_full_buffer=False)
         for number in (signal.SIGCHLD, signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGUSR1, signal.SIGUSR2):
@@ -90,39 +113,42 @@ class Supervisor:
         poller.register(self.control, select.POLLIN)
         poller.register(self.wakeup, select.POLLIN)
         while True:
-            for descriptor, _ in poller.poll(self._timeout_ms()):
-                if descriptor == self.wakeup:
-                    os.read(self.wakeup, 4096)
-                elif not self._serve_one():
-                    return self._end_everything()
+            ready = [descriptor for descriptor, _ in poller.poll(self._timeout_ms())]
+            self._check_lease()  # first: after a freeze nothing may be served that a lapsed lease forbids
+            if self.wakeup in ready:
+                os.read(self.wakeup, 4096)
+            if self.control.fileno() in ready and not self._serve_one():
+                return self._end_everything()
             self._reap()
             self._advance()
 
     def _timeout_ms(self) -> int | None:
-        deadline = self.kill_deadline or self.stop_deadline
-        return None if deadline is None else max(0, int((deadline - time.monotonic()) * 1000) + 1)
+        deadlines = [] if self.lease_until is None else [self.lease_until]
+        if self.teardown is not None:
+            deadlines += [self.teardown.deadline(), self.say_at]
+            deadlines += [self.kill_at] if self.teardown.phase == "kill" else []
+        if not deadlines:
+            return None
+        return max(0, int((min(deadlines) - time.monotonic()) * 1000) + 1)
 
     # ---- orders of the agent
 
     def _serve_one(self) -> bool:
         try:
-            data, fds, _, _ = socket.recv_fds(self.control, MESSAGE_BYTES, 2, socket.MSG_CMSG_CLOEXEC)
+            data, fds, _, _ = socket.recv_fds(self.control, MESSAGE_BYTES, 2)
         except ConnectionError:
             return False
+        for descriptor in fds:  # recv_fds takes a flag for it, and ignores it (CPython 3.11 to 3.13)
+            os.set_inheritable(descriptor, False)
         if not data:
             return False
         order = json.loads(data)
-        if order["op"] == "spawn":
-            self._spawn(order, fds)
-        elif order["op"] == "hold":
-            self._hold(fds[0])
-        elif order["op"] == "stop":
-            self._ask(order["signal"], order["grace_s"])
+        _SERVE[order["op"]](self, order, fds)
         return True
 
     def _spawn(self, order: dict[str, Any], fds: list[int]) -> None:
         try:
-            pid = self._start(order["argv"], {**os.environ, **order["env"]}, order["cwd"], *fds)
+            pid = start(order["argv"], {**os.environ, **order["env"]}, order["cwd"], *fds)
         except OSError as error:
             self._say(
                 op="exited", id=order["id"], error=f"{error.strerror or error}: {error.filename or order['argv'][0]}"
@@ -134,23 +160,32 @@ class Supervisor:
             for descriptor in fds:
                 os.close(descriptor)
 
-    @staticmethod
-    def _start(argv: list[str], env: dict[str, str], cwd: str, stdout: int, stderr: int) -> int:
-        os.chdir(cwd)  # posix_spawn has no cwd; all workers share one, and this process needs none
-        program = shutil.which(argv[0], path=env.get("PATH", os.defpath))
-        if program is None:
-            raise FileNotFoundError(2, "No such program (looked on PATH)", argv[0])
-        actions = [
-            (os.POSIX_SPAWN_OPEN, 0, os.devnull, os.O_RDONLY, 0),
-            (os.POSIX_SPAWN_DUP2, stdout, 1),
-            (os.POSIX_SPAWN_DUP2, stderr, 2),
-        ]
-        return os.posix_spawn(program, argv, env, file_actions=actions, setsid=True, setsigdef=[signal.SIGPIPE])
+    def _hold(self, order: dict[str, Any], fds: list[int]) -> None:
+        """Keep the tether or the trap open; one of each."""
+        if order["op"] == "fence":
+            fence.arm(fds[0])
+        if (older := self.held.pop(order["op"], None)) is not None:
+            os.close(older)
+        self.held[order["op"]] = fds[0]
 
-    def _hold(self, descriptor: int) -> None:
-        if self.held is not None:
-            os.close(self.held)
-        self.held = descriptor
+    def _renew(self, order: dict[str, Any], fds: list[int]) -> None:
+        self.lease_until = time.monotonic() + order["s"]
+
+    def _stop(self, order: dict[str, Any], fds: list[int]) -> None:
+        now = time.monotonic()
+        if self.teardown is not None:
+            if order["grace_s"] == 0.0:
+                self.teardown.hurry(now)
+            return
+        number, checkpoint_s = order["checkpoint"] or (0, 0.0)
+        self.signals = {"checkpoint": number, "ask": order["signal"], "terminate": signal.SIGTERM}
+        self.teardown = Teardown.plan(now, order["grace_s"], checkpoint_s)
+
+    def _work_done(self, order: dict[str, Any], fds: list[int]) -> None:
+        if self.teardown is not None:
+            self._enter(
+                self.teardown.advance(time.monotonic(), workers_left=bool(self.workers), work_done=order["phase"])
+            )
 
     # ---- ends
 
@@ -174,35 +209,58 @@ class Supervisor:
             return False
         return True
 
-    def _ask(self, number: int, grace_s: float) -> None:
-        if self._has_children():
-            everybody = descendants(os.getpid())
-            send_all(everybody, number)
-            send_all(everybody, signal.SIGCONT)  # a stopped one cannot obey
-        self.stop_deadline = time.monotonic() + grace_s
+    def _check_lease(self) -> None:
+        if self.lease_until is None or time.monotonic() < self.lease_until:
+            return
+        self.lease_until = None
+        if self._has_children() or self.teardown is not None:
+            send_all(descendants(os.getpid()), signal.SIGKILL)
+            self.lapsed = True
+            self.teardown = self.teardown or Teardown.plan(time.monotonic(), 0.0)
+            self.teardown.hurry(time.monotonic())
 
     def _advance(self) -> None:
-        """Go on with a stop that was asked for."""
-        if self.stop_deadline is None:
+        """Go on with a teardown, if there is one."""
+        if self.teardown is None:
             return
-        now = time.monotonic()
         if not self._has_children():
             self._stopped([])
-        elif self.kill_deadline is None and now >= self.stop_deadline:
-            send_all(descendants(os.getpid()), signal.SIGKILL)
-            self.kill_deadline = now + SURVIVOR_S
-        elif self.kill_deadline is not None:
+            return
+        now = time.monotonic()
+        self._enter(self.teardown.advance(now, workers_left=bool(self.workers)))
+        if self.teardown.phase == "kill" and now >= self.kill_at:
             left = descendants(os.getpid())
-            send_all(left, signal.SIGKILL)  # again: a process may have forked while we walked
-            if now >= self.kill_deadline:
+            send_all(left, signal.SIGKILL)
+            self.kill_at = now + AGAIN_S
+            if self.teardown.over(now):
                 self._stopped(left)
+        if self.teardown is not None and now >= self.say_at:
+            self._say_phase(now)
+
+    def _enter(self, phase: Phase | None) -> None:
+        """A phase begins: do what it is for."""
+        if phase is None:
+            return
+        self.say_at = self.kill_at = 0.0
+        if phase == "terminate":
+            _ask(descendants(os.getpid()), self.signals[phase])
+        elif phase in ("checkpoint", "ask"):
+            _ask(list(self.workers), self.signals[phase])
+
+    def _say_phase(self, now: float) -> None:
+        assert self.teardown is not None
+        self.say_at = now + SAY_EVERY_S
+        if left := descendants(os.getpid())[:MOST_NAMED]:
+            ends_in_s = round(max(0.0, self.teardown.deadline() - now), 3)
+            self._say(op="phase", phase=self.teardown.phase, left=left, ends_in_s=ends_in_s)
 
     def _stopped(self, survivors: list[int]) -> None:
-        self.stop_deadline = self.kill_deadline = None
-        self._say(op="stopped", survivors=survivors)
+        self.teardown = None
+        self._say(op="lapsed" if self.lapsed else "stopped", survivors=survivors)
+        self.lapsed = False
 
     def _end_everything(self) -> None:
-        deadline = time.monotonic() + SURVIVOR_S
+        deadline = time.monotonic() + KILL_S
         while self._has_children() and time.monotonic() < deadline:
             send_all(descendants(os.getpid()), signal.SIGKILL)
             select.select([self.wakeup], [], [], 0.01)
@@ -215,13 +273,68 @@ class Supervisor:
             self.control.send(json.dumps(message).encode())
 
 
+_SERVE: dict[str, Callable[[Supervisor, dict[str, Any], list[int]], None]] = {
+    "spawn": Supervisor._spawn,
+    "stop": Supervisor._stop,
+    "done": Supervisor._work_done,
+    "lease": Supervisor._renew,
+    "hold": Supervisor._hold,
+    "fence": Supervisor._hold,
+}
+
+
+def _ask(pids: list[int], number: int) -> None:
+    send_all(pids, number)
+    send_all(pids, signal.SIGCONT)  # a stopped one cannot obey
+
+
+def start(argv: list[str], env: dict[str, str], cwd: str, stdout: int, stderr: int) -> int:
+    """Start a worker that dies with this process. Returns its pid once it runs its program. Raises OSError.
+
+    Not by posix_spawn, which cannot ask for PR_SET_PDEATHSIG. Forking a process of a few MiB costs a millisecond.
+    """
+    program = shutil.which(argv[0], path=env.get("PATH", os.defpath)) if "/" not in argv[0] else argv[0]
+    if program is None:
+        raise FileNotFoundError(errno.ENOENT, "No such program (looked on PATH)", argv[0])
+    told, tell = os.pipe2(os.O_CLOEXEC)
+    parent = os.getpid()
+    pid = os.fork()
+    if pid == 0:
+        _become(parent, tell, program, argv, env, cwd, stdout, stderr)
+    os.close(tell)
+    failure = os.read(told, 4096)  # empty once the program runs: the pipe closes by itself
+    os.close(told)
+    if failure:
+        os.waitpid(pid, 0)
+        number, _, path = failure.decode().partition(" ")
+        raise OSError(int(number), os.strerror(int(number)), path)
+    return pid
+
+
+def _become(parent: int, tell: int, program: str, argv: list[str], env: dict[str, str], cwd: str, *out: int) -> None:
+    """In the child: turn into the worker, or say why not."""
+    what = cwd
+    try:
+        os.setsid()
+        _libc.prctl(PR_SET_PDEATHSIG, int(signal.SIGKILL), 0, 0, 0)
+        if os.getppid() != parent:
+            os._exit(1)
+        os.chdir(cwd)
+        signal.signal(signal.SIGPIPE, signal.SIG_DFL)
+        null = os.open(os.devnull, os.O_RDONLY)
+        for source, target in zip((null, *out), (0, 1, 2), strict=True):
+            os.dup2(source, target)
+        what = program
+        os.execve(program, argv, env)
+    except OSError as error:
+        os.write(tell, f"{error.errno} {what}".encode())
+    finally:
+        os._exit(127)
+
+
 def main() -> None:
     """Take the socket that the agent left open for us, and serve."""
     become_subreaper()
     control = int(sys.argv[1])
     os.set_inheritable(control, False)  # a worker that held it would hide the end of this process from the agent
     Supervisor(socket.socket(fileno=control)).run()
-
-
-if __name__ == "__main__":
-    main()

@@ -24,22 +24,49 @@ its own within this time for each node of the job. Until then its beats tell tha
 class Tethering:
     """Connects when a controller announces itself, and again when the connection breaks while that one is newest."""
 
-    def __init__(self, *, token: str, node: str, nodes: int = 0) -> None:
+    def __init__(
+        self, *, token: str, node: str, nodes: int = 0, interval_s: float = 1.0, timeout_s: float = 15.0
+    ) -> None:
         self._token = token
         self._node = node
+        self._interval_s, self._timeout_s = interval_s, timeout_s
         self._spread_s = nodes * SPREAD_S_PER_NODE
         self._task: asyncio.Task[None] | None = None
         self._connection: socket.socket | None = None
         self._epoch = 0
 
-    def controller_is(self, order: ControllerUp, incarnation: str, hold: Callable[[socket.socket], None]) -> None:
-        """A controller listens there. Older ones than the newest known are ignored."""
+    def controller_is(
+        self,
+        order: ControllerUp,
+        incarnation: str,
+        hold: Callable[[socket.socket], None],
+        fenced: Callable[[str], None],
+    ) -> None:
+        """A controller listens there. Older ones than the newest known are ignored.
+
+        `hold` gets each new connection; `fenced` the incarnation, when the controller has given this node up.
+        """
         if order.epoch < self._epoch:
             return
         self._epoch = order.epoch
         if self._task is not None:
             self._task.cancel()
-        self._task = asyncio.get_running_loop().create_task(self._keep(order, incarnation, hold))
+        self._task = asyncio.get_running_loop().create_task(self._keep(order, incarnation, hold, fenced))
+
+    def silence_s(self) -> float | None:
+        """Seconds since the controller's host last answered; None: there is no connection."""
+        if self._connection is None:
+            return None
+        try:
+            return tether.silence_s(self._connection)
+        except OSError:
+            return None
+
+    def say_alive(self) -> None:
+        """Be the second witness: this node lives although its beats do not reach the store."""
+        if self._connection is not None:
+            with contextlib.suppress(OSError):
+                self._connection.send(tether.ALIVE)
 
     async def close(self, *, goodbye: bool) -> None:
         """Let go; with `goodbye` the controller does not take it for a death."""
@@ -55,26 +82,39 @@ class Tethering:
             self._connection.close()
             self._connection = None
 
-    async def _keep(self, order: ControllerUp, incarnation: str, hold: Callable[[socket.socket], None]) -> None:
+    async def _keep(
+        self,
+        order: ControllerUp,
+        incarnation: str,
+        hold: Callable[[socket.socket], None],
+        fenced: Callable[[str], None],
+    ) -> None:
         pause = FIRST_RETRY_S
         await asyncio.sleep(random.uniform(0.0, self._spread_s))
         while True:
             self._let_go()
             try:
                 self._connection = await tether.connect(
-                    order.host, order.port, token=self._token, node=self._node, incarnation=incarnation
+                    order.host,
+                    order.port,
+                    token=self._token,
+                    node=self._node,
+                    incarnation=incarnation,
+                    interval_s=self._interval_s,
+                    timeout_s=self._timeout_s,
                 )
             except OSError as error:
                 log.debug("no tether to %s:%d: %s", order.host, order.port, error)
             else:
                 hold(self._connection)
                 pause = FIRST_RETRY_S
-                await self._until_broken(self._connection)
+                await self._until_broken(self._connection, lambda: fenced(incarnation))
             await asyncio.sleep(pause)
             pause = min(2 * pause, LAST_RETRY_S)
 
     @staticmethod
-    async def _until_broken(connection: socket.socket) -> None:
+    async def _until_broken(connection: socket.socket, fenced: Callable[[], None]) -> None:
         with contextlib.suppress(OSError):
-            while await asyncio.get_running_loop().sock_recv(connection, 64):
-                pass
+            while said := await asyncio.get_running_loop().sock_recv(connection, 64):
+                if tether.FENCED in said:
+                    fenced()

@@ -16,7 +16,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import nvrx_slurm
 from nvrx_slurm.agent import supervisor
+from nvrx_slurm.agent.teardown import Phase
 from nvrx_slurm.log import get_logger
 
 log = get_logger("agent")
@@ -41,10 +43,23 @@ class Exited:
 
 
 @dataclass(frozen=True, slots=True)
+class Tearing:
+    """A teardown is in this phase, and gives it `ends_in_s` more seconds. `left`: up to 64 processes still there."""
+
+    phase: Phase
+    left: tuple[int, ...]
+    ends_in_s: float
+
+
+@dataclass(frozen=True, slots=True)
 class Stopped:
-    """No worker and no descendant of one is left, but for `survivors` that not even SIGKILL ended."""
+    """No worker and no descendant of one is left, but for `survivors` that not even SIGKILL ended.
+
+    `lapsed`: nobody had asked for it; the lease had not been renewed.
+    """
 
     survivors: tuple[int, ...]
+    lapsed: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,7 +67,12 @@ class SupervisorDied:
     """The supervisor was killed; what it had started is dead by now."""
 
 
-WorkerEvent = Spawned | Exited | Stopped | SupervisorDied
+WorkerEvent = Spawned | Exited | Tearing | Stopped | SupervisorDied
+
+
+_PACKAGES = Path(nvrx_slurm.__file__).parents[1]
+_BOOT = "import sys; sys.path.append(sys.argv[2]); from nvrx_slurm.agent.supervisor import main; main()"
+"""Without site-packages' start-up files, which would cost it more time and memory than all that it does itself."""
 
 
 class Workers:
@@ -69,7 +89,7 @@ class Workers:
         ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         for end in (ours, theirs):
             end.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, supervisor.MESSAGE_BYTES)
-        argv = [sys.executable, "-S", "-E", str(Path(supervisor.__file__)), str(theirs.fileno())]
+        argv = [sys.executable, "-S", "-E", "-c", _BOOT, str(theirs.fileno()), str(_PACKAGES)]
         self._process = subprocess.Popen(argv, pass_fds=[theirs.fileno()], stdin=subprocess.DEVNULL)
         theirs.close()
         ours.setblocking(False)
@@ -94,9 +114,31 @@ class Workers:
             os.close(out)
             os.close(err)
 
-    def stop(self, grace_s: float, number: int = signal.SIGTERM) -> None:
-        """Ask every descendant to end, and kill what is left after `grace_s`. `Stopped` follows, always."""
-        self._send({"op": "stop", "signal": int(number), "grace_s": grace_s})
+    def stop(
+        self,
+        grace_s: float,
+        number: int = signal.SIGTERM,
+        checkpoint: tuple[int, float] | None = None,
+    ) -> None:
+        """Ask every worker to end, and kill whatever is left after `grace_s`. `Stopped` follows, always.
+
+        `checkpoint`: a signal that is sent before, and how long workers have to save what they can. A second stop
+        with no grace skips to the kill.
+        """
+        self._send({"op": "stop", "signal": int(number), "grace_s": grace_s, "checkpoint": checkpoint})
+
+    def phase_done(self, phase: Phase) -> None:
+        """What a phase waits for (the dump, the checkpoint) is done: go on."""
+        self._send({"op": "done", "phase": phase})
+
+    def lease(self, seconds: float) -> None:
+        """Workers may run for so long from now, and are killed then unless this is renewed."""
+        self._send({"op": "lease", "s": seconds})
+
+    def fence(self, trap: socket.socket) -> None:
+        """Arm the trap, and leave it to the supervisor alone: it closes when that dies."""
+        self._send({"op": "fence"}, trap.fileno())
+        trap.close()
 
     def hold(self, tether: socket.socket) -> None:
         """Let the supervisor hold the tether's connection too: it breaks only when the last worker is dead."""
@@ -154,4 +196,6 @@ def _event(message: dict[str, Any]) -> WorkerEvent:
     if message["op"] == "exited":
         ended = {key: message[key] for key in ("code", "signal", "error") if key in message}
         return Exited(rank=message["id"], **ended)
-    return Stopped(survivors=tuple(message["survivors"]))
+    if message["op"] == "phase":
+        return Tearing(phase=message["phase"], left=tuple(message["left"]), ends_in_s=message["ends_in_s"])
+    return Stopped(survivors=tuple(message["survivors"]), lapsed=message["op"] == "lapsed")

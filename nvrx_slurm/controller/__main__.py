@@ -12,6 +12,7 @@ from nvrx_slurm.errors import NvrxError, UsageError
 from nvrx_slurm.folder import JobFolder
 from nvrx_slurm.log import set_up
 from nvrx_slurm.store.client import Store
+from nvrx_slurm.store.hearing import Hearing
 
 
 async def _serve(folder: JobFolder) -> None:
@@ -21,12 +22,21 @@ async def _serve(folder: JobFolder) -> None:
     clock = SystemClock()
     store = Store(address, clock=clock, generation=info.generation)
     bind = "127.0.0.1" if info.cluster == "local" else "*"
+    hearing = Hearing(address, store.keys.beats, clock=clock)
     controller = Controller(
-        plan=folder.read_plan(), info=info, folder=folder, store=store, token=address.token, bind=bind, clock=clock
+        plan=folder.read_plan(),
+        info=info,
+        folder=folder,
+        store=store,
+        hearing=hearing,
+        token=address.token,
+        bind=bind,
+        clock=clock,
     )
     try:
         await controller.run()
     finally:
+        await hearing.close()
         await store.close()
 
 

@@ -1,9 +1,8 @@
 """The controller: hears facts, lets the core decide, journals, and thereby orders. It alone decides.
 
-    inbox ─┐
-    tether ┼─▶ one queue ─▶ core.step ─▶ one commit (journal, ranks, orders, together) ─▶ events.jsonl
-    beats ─┤
-    timer ─┘
+    inbox ─────┐
+    witnesses ─┼─▶ one queue ─▶ core.step ─▶ one commit (journal, ranks, orders, together) ─▶ events.jsonl
+    timer ─────┘
 
 It holds no state that the store does not: killed at any moment, the next one replays the journal through the core,
 takes a newer epoch, which fences this one, and goes on with the first fact that the journal does not account for.
@@ -24,10 +23,11 @@ import msgspec
 from nvrx_slurm.clock import Clock
 from nvrx_slurm.controller.mirror import Mirror, read_copy
 from nvrx_slurm.controller.server_clock import ServerClock
+from nvrx_slurm.controller.witnesses import Witnesses
 from nvrx_slurm.core.assignment import assignments
 from nvrx_slurm.core.job import next_deadline, step
-from nvrx_slurm.core.liveness import Liveness
 from nvrx_slurm.core.state import Job, new_job
+from nvrx_slurm.errors import StoreUnreachable
 from nvrx_slurm.folder import JobFolder, JobInfo, Result
 from nvrx_slurm.log import get_logger
 from nvrx_slurm.records import (
@@ -35,13 +35,11 @@ from nvrx_slurm.records import (
     ControllerStarted,
     ControllerUp,
     Decision,
+    DumpOrdered,
     Entry,
     Fact,
     Fence,
     JobStarted,
-    NodeJoined,
-    NodeLeft,
-    NodeLost,
     Plan,
     Record,
     ReplicaEnded,
@@ -55,11 +53,14 @@ from nvrx_slurm.records import (
     unpack_record,
 )
 from nvrx_slurm.store.client import Round, Store
-from nvrx_slurm.tether import TetherServer
+from nvrx_slurm.store.hearing import Hearing
 
 log = get_logger("controller")
 
 MIRROR_FLUSH_S = 10.0
+LAST_WORDS_S = 5.0
+"""How long the store may keep a controller whose job has ended."""
+
 LEASE_BEATS = 3
 KEEP_KEYS_S = 3600
 """How long a site's own store keeps the keys of a job that has ended."""
@@ -72,7 +73,7 @@ SIGNALS: dict[signal.Signals, SignalReason] = {
 }
 """How the batch host, the controller's parent, says that the job must end."""
 
-ORDERS = (RoundOpened, RoundClosed, ReplicaEnded, Shutdown, Fence)
+ORDERS = (RoundOpened, RoundClosed, ReplicaEnded, Shutdown, Fence, DumpOrdered)
 
 
 @dataclass(frozen=True, slots=True)
@@ -98,19 +99,32 @@ class Controller:
     """One job's decider. `run` returns once the job has ended, or raises FencedError."""
 
     def __init__(
-        self, *, plan: Plan, info: JobInfo, folder: JobFolder, store: Store, token: str, bind: str, clock: Clock
+        self,
+        *,
+        plan: Plan,
+        info: JobInfo,
+        folder: JobFolder,
+        store: Store,
+        hearing: Hearing,
+        token: str,
+        bind: str,
+        clock: Clock,
     ) -> None:
         self.plan, self.info, self.folder, self.store, self.bind = plan, info, folder, store, bind
         self.clock, self.server_clock = clock, ServerClock(clock)
         self.owner = f"{socket.gethostname()}:{os.getpid()}"
         self.job: Job = new_job(plan)
         self.mirror = Mirror(folder.events_path)
-        self.tethers = TetherServer(token, self._tether_up, self._tether_lost)
-        bounds = plan.fault_tolerance
-        grace_until = clock.monotonic() + bounds.heartbeat_timeout_s
-        self.liveness = Liveness(timeout_s=bounds.heartbeat_timeout_s, grace_until=grace_until)
         self.queue: asyncio.Queue[Heard] = asyncio.Queue()
-        self.steps: dict[str, int] = {}  # node → last step told in a beat
+        self.witnesses = Witnesses(
+            plan=plan,
+            info=info,
+            nodes=lambda: self.job.nodes,
+            hearing=hearing,
+            token=token,
+            clock=clock,
+            post=self._post,
+        )
         self.epoch = 0
         self.written = 0  # number of the last journal entry
 
@@ -121,8 +135,7 @@ class Controller:
         cursor = await self._take_over()
         tasks = [
             asyncio.create_task(self._read_inbox(cursor)),
-            asyncio.create_task(self._read_beats()),
-            asyncio.create_task(self._watch_silence()),
+            asyncio.create_task(self.witnesses.listen()),
             asyncio.create_task(self._renew_lease()),
         ]
         try:
@@ -130,7 +143,7 @@ class Controller:
         finally:
             for task in tasks:
                 task.cancel()
-            await self.tethers.close()
+            await self.witnesses.close()
             self.mirror.close(MIRROR_FLUSH_S)
 
     # ---- start
@@ -147,10 +160,8 @@ class Controller:
         replay(self.job, journal)
         if journal:
             self.server_clock.start_after(journal[-1].t)
-        for node in self.job.nodes.values():
-            if node.alive:
-                self.liveness.watch(node.name, self.clock.monotonic())
-        port = await self.tethers.start("0.0.0.0" if self.bind == "*" else self.bind)
+        self.witnesses.start_with(node for node in self.job.nodes.values() if node.alive)
+        port = await self.witnesses.tethers.start("0.0.0.0" if self.bind == "*" else self.bind)
         up = ControllerUp(epoch=self.epoch, host=self._advertised(), port=port)
         host, pid = socket.gethostname(), os.getpid()
         batch = self._decide([Heard(ControllerStarted(epoch=self.epoch, host=host, pid=pid)), *self._begin()])
@@ -173,11 +184,17 @@ class Controller:
 
     async def _serve(self, tasks: list[asyncio.Task[None]]) -> Shutdown:
         while not self.job.ended:
-            await self._commit(self._decide(await self._next_batch(tasks)))
+            batch = self._decide(await self._next_batch(tasks))
+            await self._commit(batch)
+            for order in batch.orders:
+                if isinstance(order, Fence):  # journaled by now
+                    self.witnesses.fence(order.node, order.incarnation)
         shutdown, now = self.job.shutdown, self.server_clock.now()
         assert shutdown is not None
+        self.store.hurry(LAST_WORDS_S)
         self.folder.write_result(Result(exit_code=shutdown.exit_code, reason=shutdown.reason, ended_at=now))
-        await self.store.retire(KEEP_KEYS_S)
+        with contextlib.suppress(StoreUnreachable):  # nobody needs it any more
+            await self.store.retire(KEEP_KEYS_S)
         return shutdown
 
     async def _next_batch(self, tasks: list[asyncio.Task[None]]) -> list[Heard]:
@@ -207,7 +224,7 @@ class Controller:
             batch.cursor = item.inbox_id or batch.cursor
             if decisions is None or (isinstance(fact, Tick) and not decisions):
                 continue
-            self._watch(fact)
+            self.witnesses.take_note(fact)
             for record in (fact, *decisions):
                 self._take(batch, record, now)
         return batch
@@ -220,7 +237,8 @@ class Controller:
             log.info("%s", record)
         if isinstance(record, RoundClosed):
             role = self.job.replicas[record.replica].role
-            batch.rounds.append((record.replica, record.generation, record.cycle, list(assignments(record, role))))
+            ranks = list(assignments(record, role, self.job.seen.get(role.name)))
+            batch.rounds.append((record.replica, record.generation, record.cycle, ranks))
             # An agent reads its own field of the round only: the order need not name everybody to everybody.
             record = msgspec.structs.replace(record, nodes=(), promoted=())
         if isinstance(record, Shutdown):
@@ -244,26 +262,12 @@ class Controller:
         self.mirror.add(batch.entries)
 
     def _signalled(self, reason: SignalReason) -> None:
-        self.queue.put_nowait(Heard(Signalled(reason=reason, generation=self.info.generation)))
+        self._post(Signalled(reason=reason, generation=self.info.generation))
 
-    # ---- witnesses
+    # ---- facts
 
-    def _watch(self, fact: Fact) -> None:
-        now = self.clock.monotonic()
-        if isinstance(fact, NodeJoined):
-            self.liveness.watch(fact.node, now)
-        elif isinstance(fact, NodeLost | NodeLeft):
-            self.liveness.drop(fact.node)
-
-    def _tether_up(self, node: str, incarnation: str) -> None:
-        self.liveness.heard(node, self.clock.monotonic())
-
-    def _tether_lost(self, node: str, incarnation: str) -> None:
-        self._lose(node, incarnation, "tether_lost")
-
-    def _lose(self, node: str, incarnation: str, cause: str) -> None:
-        lost = NodeLost(node=node, incarnation=incarnation, cause=cause, step=self.steps.get(node))
-        self.queue.put_nowait(Heard(lost))
+    def _post(self, fact: AnyFact) -> None:
+        self.queue.put_nowait(Heard(fact))
 
     async def _read_inbox(self, cursor: str) -> None:
         while True:
@@ -276,29 +280,6 @@ class Controller:
                     continue
                 if isinstance(record, Fact):
                     self.queue.put_nowait(Heard(record, identity))
-
-    async def _read_beats(self) -> None:
-        last = "$"
-        while True:
-            beats = await self.store.beats(last)
-            now = self.clock.monotonic()
-            for identity, beat in beats:
-                last = identity
-                node = self.job.nodes.get(beat.node)
-                if node is not None and node.incarnation == beat.incarnation:
-                    self.liveness.heard(beat.node, now)
-                    if beat.steps:
-                        self.steps[beat.node] = max(beat.steps.values())
-
-    async def _watch_silence(self) -> None:
-        while True:
-            now = self.clock.monotonic()
-            for name in self.liveness.silent(now):
-                self.liveness.drop(name)
-                self._lose(name, self.job.nodes[name].incarnation, "heartbeat_timeout")
-            deadline = self.liveness.next_deadline()
-            interval_s = self.plan.fault_tolerance.heartbeat_interval_s
-            await asyncio.sleep(interval_s if deadline is None else max(deadline - now, interval_s / 4))
 
     async def _renew_lease(self) -> None:
         while True:

@@ -30,7 +30,6 @@ from nvrx_slurm.records import (
     Shutdown,
     pack,
     unpack_assignment,
-    unpack_beat,
     unpack_entry,
     unpack_order,
 )
@@ -59,6 +58,7 @@ class Store:
     ) -> None:
         self._clock = clock
         self._patience_s = patience_s
+        self._hurried_at: float | None = None
         self._where = address.url
         self.generation = generation
         self.keys = Keys(address.job)
@@ -90,6 +90,15 @@ class Store:
     async def beat(self, beat: Beat, keep: int) -> None:
         """Post a sign of life. It is not tried again: the next one is as good."""
         await self._redis.xadd(self.keys.beats, {"m": pack(beat)}, maxlen=keep, approximate=True)
+
+    async def controller_lives(self) -> bool:
+        """Whether a controller has renewed its lease of late: that is its own sign of life."""
+        return bool(await self._redis.exists(self.keys.lease))
+
+    def hurry(self, patience_s: float) -> None:
+        """The job ends: from now on fail after `patience_s` instead of waiting for a store that may never be back."""
+        self._patience_s = min(self._patience_s, patience_s)
+        self._hurried_at = self._hurried_at or self._clock.monotonic()
 
     async def orders(self, after: str) -> list[tuple[str, AnyOrder]]:
         """The orders after an id; an empty list after `BLOCK_MS` without any."""
@@ -167,12 +176,6 @@ class Store:
         """The packed facts after an id; an empty list after `BLOCK_MS` without any."""
         return await self._read(self.keys.inbox, after, count=4096)
 
-    async def beats(self, after: str) -> list[tuple[str, Beat]]:
-        """The beats after an id; an empty list after `BLOCK_MS` without any."""
-        return [
-            (identity, unpack_beat(data)) for identity, data in await self._read(self.keys.beats, after, count=8192)
-        ]
-
     async def journal(self, after: str = "-") -> list[Entry]:
         """The whole journal so far."""
         items = await self._patiently(lambda: self._redis.xrange(self.keys.journal, min=after))
@@ -203,8 +206,12 @@ class Store:
                 raise StoreUnreachable(
                     f"the store at {self._where} refuses us: {error}; check its password"
                 ) from None
+            except failures.ResponseError as error:
+                if not str(error).startswith("MISCONF"):
+                    raise
+                await self._go_on_in_memory()
             except _AWAY as error:
-                if self._clock.monotonic() - began > self._patience_s:
+                if self._clock.monotonic() - max(began, self._hurried_at or began) > self._patience_s:
                     raise StoreUnreachable(f"the store at {self._where} does not answer: {error}") from None
                 if not waiting:
                     log.warning("the store does not answer (%s); waiting up to %.0f s", error, self._patience_s)
@@ -215,6 +222,11 @@ class Store:
                 if waiting:
                     log.info("the store answers again, after %.1f s", self._clock.monotonic() - began)
                 return answer
+
+    async def _go_on_in_memory(self) -> None:
+        """Its disk is full, and it refuses every write. What it holds is also in its memory: that has to do."""
+        log.error("the store cannot write its file (is the disk full?): it goes on in memory alone")
+        await self._redis.config_set("appendonly", "no")
 
 
 def _connection(address: StoreAddress) -> redis.Redis:

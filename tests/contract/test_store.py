@@ -14,7 +14,6 @@ from nvrx_slurm.errors import FencedError, StoreUnreachable
 from nvrx_slurm.folder import StoreAddress
 from nvrx_slurm.records import (
     Assignment,
-    Beat,
     ControllerUp,
     Entry,
     NodeJoined,
@@ -119,11 +118,11 @@ async def test_inbox_keeps_order_and_is_trimmed_behind_the_cursor(store):
     assert await store.inbox(items[0][0]) == items[1:]
 
 
-async def test_beats_are_read_in_order(store):
-    """A beat is a record like any other."""
-    beat = Beat(node="n1", incarnation="a", steps={3: 17})
-    await store.beat(beat, keep=100)
-    assert [b for _, b in await store.beats("0-0")] == [beat]
+async def test_controllers_lease_is_its_sign_of_life(store):
+    """Agents ask for it; it is there while it is renewed."""
+    assert not await store.controller_lives()
+    await store.renew("host:1", 60.0)
+    assert await store.controller_lives()
 
 
 async def test_wrong_password_is_told_at_once(address):

@@ -13,7 +13,15 @@ import pytest
 from nvrx_slurm.agent.supervisor import descendants, send_all
 from nvrx_slurm.clock import SystemClock
 from nvrx_slurm.processes import is_alive
-from nvrx_slurm.records import ControllerStarted, NodeJoined, NodeLost, RolePlan, RoundClosed, RoundOpened
+from nvrx_slurm.records import (
+    ControllerStarted,
+    NodeFenced,
+    NodeJoined,
+    NodeLost,
+    RolePlan,
+    RoundClosed,
+    RoundOpened,
+)
 from tests.harness import gate_plan, plan_of, wait_gone
 
 # A worker that leaves behind a process of its own session whose parent is gone, and tells its pid.
@@ -96,11 +104,18 @@ def test_no_orphan_when_the_agent_or_its_supervisor_dies(run_local, tmp_path, vi
     while not (note.exists() and note.read_text()):
         assert clock.monotonic() < deadline
         clock.sleep(0.01)
-    everybody = descendants(agent)
+    everybody = [pid for pid in descendants(agent) if pid != agent]
     assert int(note.read_text()) in everybody
-    os.kill(agent if victim == "agent" else child_of(agent, "supervisor.py"), signal.SIGKILL)
-    wait_gone(everybody, timeout=10.0)
-    assert job.finish() == 75
+    if victim == "agent":
+        os.kill(agent, signal.SIGKILL)
+        wait_gone([agent, *everybody], timeout=10.0)
+        assert job.finish() == 75
+    else:
+        os.kill(child_of(agent, "agent.supervisor"), signal.SIGKILL)
+        wait_gone(everybody, timeout=10.0)
+        job.expect(RoundClosed, cycle=1)  # the agent lives, and its node is as good as before
+        job.process.terminate()
+        assert job.finish() == 143
 
 
 def test_nothing_outlives_a_killed_batch_host(run_local, gate, tmp_path):
@@ -115,7 +130,8 @@ def test_nothing_outlives_a_killed_batch_host(run_local, gate, tmp_path):
 
 
 def test_frozen_node_is_given_up_and_what_thaws_is_killed(run_local, gate, tmp_path):
-    """A node that falls silent is reaped after the heartbeat timeout; thawed, it kills its workers and stands by."""
+    """A node that falls silent is reaped after the heartbeat timeout, and its workers are killed while it is frozen;
+    thawed, it stands by."""
     job = run_local(gate_plan(gate, tmp_path, heartbeat_timeout_s=2.0, heartbeat_interval_s=0.2))
     before = gate.wait(4, cycle=0)
     job.agent_pid("n3")
@@ -124,9 +140,12 @@ def test_frozen_node_is_given_up_and_what_thaws_is_killed(run_local, gate, tmp_p
     send_all(frozen, signal.SIGSTOP)
     after = gate.wait(4, cycle=1)
     assert {w.env["NVRX_NODE"] for w in after.values()} == {"n1", "n3"}
-    assert job.expect(NodeLost).cause == "heartbeat_timeout"
-    send_all(frozen, signal.SIGCONT)
+    lost = job.expect(NodeLost)
+    assert lost.cause == "heartbeat_timeout"
+    assert lost.safe_after_s > 20.0
+    job.expect(NodeFenced, node="n2")
     wait_gone([before[2].pid, before[3].pid])
+    send_all(frozen, signal.SIGCONT)
     job.when(
         lambda r: isinstance(r, NodeJoined) and r.node == "n2" and r.seq == 1 and r != first_join(job), what="n2 back"
     )

@@ -7,7 +7,7 @@ import asyncio
 import pytest
 
 from nvrx_slurm import tether
-from nvrx_slurm.tether import GOODBYE, TetherServer
+from nvrx_slurm.tether import ALIVE, FENCED, GOODBYE, TetherServer
 
 
 class Ears:
@@ -15,7 +15,7 @@ class Ears:
 
     def __init__(self) -> None:
         self.heard: asyncio.Queue = asyncio.Queue()
-        self.server = TetherServer("token", lambda *who: self.say("up", who), lambda *who: self.say("lost", who))
+        self.server = TetherServer("token", lambda *who: self.say("alive", who), lambda *who: self.say("lost", who))
 
     def say(self, what, who):
         self.heard.put_nowait((what, *who))
@@ -33,13 +33,15 @@ async def ears():
 
 
 async def connect(ears, token="token"):
-    return await tether.connect("127.0.0.1", ears.port, token=token, node="n1", incarnation="a")
+    return await tether.connect(
+        "127.0.0.1", ears.port, token=token, node="n1", incarnation="a", interval_s=1.0, timeout_s=15.0
+    )
 
 
 async def test_broken_tether_is_heard(ears):
     """The end of the connection names the node and its agent."""
     connection = await connect(ears)
-    assert await ears.next() == ("up", "n1", "a")
+    assert await ears.next() == ("alive", "n1", "a")
     connection.close()
     assert await ears.next() == ("lost", "n1", "a")
 
@@ -63,7 +65,7 @@ async def test_goodbye_is_no_death(ears):
     connection.send(GOODBYE)
     connection.close()
     again = await connect(ears)
-    assert await ears.next() == ("up", "n1", "a")
+    assert await ears.next() == ("alive", "n1", "a")
     again.close()
 
 
@@ -81,3 +83,45 @@ async def test_closing_controller_calls_nobody_lost(ears):
     await ears.server.close()
     assert ears.heard.empty()
     connection.close()
+
+
+async def test_alive_is_heard(ears):
+    """A node whose beats do not reach the store has another witness."""
+    connection = await connect(ears)
+    assert await ears.next() == ("alive", "n1", "a")
+    connection.send(ALIVE)
+    assert await ears.next() == ("alive", "n1", "a")
+    connection.close()
+
+
+async def test_fenced_agent_is_told(ears):
+    """The controller says so on the connection of that very agent, and on no other."""
+    connection = await connect(ears)
+    await ears.next()
+    ears.server.fence("n1", "older")
+    ears.server.fence("n1", "a")
+    assert await asyncio.get_running_loop().sock_recv(connection, 64) == FENCED
+    connection.close()
+
+
+async def test_agent_that_tied_anew_is_not_lost(ears):
+    """When an agent has a newer connection, the end of its older one says nothing."""
+    first = await connect(ears)
+    await ears.next()
+    second = await connect(ears)
+    await ears.next()
+    first.close()
+    second.close()
+    assert await ears.next() == ("lost", "n1", "a")
+    await asyncio.sleep(0)
+    assert ears.heard.empty()
+
+
+async def test_silence_counts_from_the_last_answer_of_the_peers_kernel(ears):
+    """It is short while the controller's host answers, even though nothing is said."""
+    connection = await connect(ears)
+    await ears.next()
+    assert 0.0 <= tether.silence_s(connection) < 10.0
+    connection.close()
+    with pytest.raises(OSError):
+        tether.silence_s(connection)

@@ -7,6 +7,7 @@ import os
 import pytest
 
 from nvrx_slurm.agent.output import LONGEST_LINE_BYTES, Output
+from nvrx_slurm.clock import SystemClock
 
 
 @pytest.fixture
@@ -22,7 +23,7 @@ def text_of(log):
 
 def test_lines_are_prefixed_and_files_are_raw(tmp_path, log):
     """Bytes reach the file as they are; the job's log names the rank before each line, the last torn one too."""
-    output = Output(log.fileno())
+    output = Output(log.fileno(), SystemClock())
     pipe = output.capture(tmp_path / "a.out", "[r 0] ")
     os.write(pipe, b"one\ntw")
     os.write(pipe, b"o\nthree")
@@ -34,7 +35,7 @@ def test_lines_are_prefixed_and_files_are_raw(tmp_path, log):
 
 def test_line_without_end_does_not_fill_the_memory(tmp_path, log):
     """A line of megabytes is passed on in pieces."""
-    output = Output(log.fileno())
+    output = Output(log.fileno(), SystemClock())
     pipe = output.capture(tmp_path / "a.out", "")
     with os.fdopen(pipe, "wb") as file:
         file.write(b"x" * (LONGEST_LINE_BYTES * 100))
@@ -46,7 +47,7 @@ def test_line_without_end_does_not_fill_the_memory(tmp_path, log):
 def test_stuck_job_log_holds_up_no_worker(tmp_path):
     """When nobody reads the job's log, the rank's own file still gets everything."""
     reading, writing = os.pipe()
-    output = Output(writing)
+    output = Output(writing, SystemClock())
     pipe = output.capture(tmp_path / "a.out", "")
     with os.fdopen(pipe, "wb") as file:
         for _ in range(4096):
@@ -61,7 +62,7 @@ def test_log_that_cannot_be_written_is_no_error(tmp_path):
     """A closed job log loses its copy, not the worker."""
     reading, writing = os.pipe()
     os.close(reading)
-    output = Output(writing)
+    output = Output(writing, SystemClock())
     pipe = output.capture(tmp_path / "a.out", "")
     os.write(pipe, b"hello\n")
     os.close(pipe)

@@ -9,12 +9,24 @@ import sys
 
 import pytest
 
+from nvrx_slurm import fence
 from nvrx_slurm.agent.supervisor import descendants
-from nvrx_slurm.agent.workers import Exited, Spawned, Stopped, Workers
+from nvrx_slurm.agent.workers import Exited, Spawned, Stopped, Tearing, Workers
 from nvrx_slurm.processes import is_alive
 from tests.harness import wait_gone
 
 STUBBORN = "import signal, os; signal.signal(signal.SIGTERM, signal.SIG_IGN); os.write(1, b'up'); signal.pause()"
+SAVING = (
+    "import os, signal\n"
+    "def save(*_): os.write(1, b'saved'); os._exit(0)\n"
+    "signal.signal(signal.SIGUSR1, save); os.write(1, b'up')\n"
+    "while True: signal.pause()"
+)
+SAVING_ON_TERM = (
+    "import os, signal, time; "
+    'signal.signal(signal.SIGTERM, lambda *_: (os.write(1, b"saved"), os._exit(0))); '
+    'os.write(1, b"up"); [signal.pause() for _ in iter(int, 1)]'
+)
 FORKING = (
     "import os, signal\nfor _ in range(50):\n  if os.fork() == 0: signal.pause()\nos.write(1, b'up'); signal.pause()"
 )
@@ -84,6 +96,92 @@ async def test_workers_do_not_inherit_ignored_signals(node):
     with node.spawn(0, sys.executable, "-c", code) as output:
         await node.next(Exited)
         assert output.read() == b"True\n"
+
+
+async def test_worker_inherits_nothing_but_its_output(node):
+    """No socket of ours: a worker that held the trap or the tether would hide its supervisor's death."""
+    trap = fence.open_trap(fence.key_of("token", "incarnation"))
+    node.workers.fence(trap)
+    code = "import os; print(sorted(fd for fd in map(int, os.listdir('/proc/self/fd')) if fd > 2))"
+    with node.spawn(0, sys.executable, "-S", "-c", code) as output:
+        await node.next(Exited)
+        assert output.read() == b"[3]\n"  # the folder that it lists
+
+
+async def test_workers_die_with_their_supervisor(node):
+    """The kernel sees to it, also while everybody is stopped."""
+    with node.spawn(0, "sleep", "1000"):
+        pid = (await node.next(Spawned)).pid
+        os.kill(pid, signal.SIGSTOP)
+        os.kill(node.workers.supervisor_pid, signal.SIGSTOP)
+        os.kill(node.workers.supervisor_pid, signal.SIGKILL)
+        wait_gone([pid])
+
+
+async def test_workers_are_killed_when_their_lease_lapses(node):
+    """Nobody has renewed it: somebody else may have their ranks by now."""
+    with node.spawn(0, sys.executable, "-c", STUBBORN) as output:
+        pid = (await node.next(Spawned)).pid
+        assert await asyncio.to_thread(output.read, 2) == b"up"
+        node.workers.lease(0.2)
+        assert await node.next(Stopped) == Stopped(survivors=(), lapsed=True)
+        assert not is_alive(pid)
+
+
+async def test_lease_that_is_renewed_kills_nobody(node):
+    """Only the last word counts."""
+    with node.spawn(0, "sleep", "1000"):
+        await node.next(Spawned)
+        node.workers.lease(0.05)
+        node.workers.lease(1000.0)
+        with pytest.raises(asyncio.TimeoutError):
+            await node.next(Exited, timeout=0.3)
+
+
+async def test_lapsed_lease_is_noticed_first_after_a_freeze(node):
+    """A supervisor that thaws kills before it serves anything that was sent meanwhile."""
+    with node.spawn(0, "sleep", "1000"):
+        pid = (await node.next(Spawned)).pid
+        node.workers.lease(0.05)
+        os.kill(node.workers.supervisor_pid, signal.SIGSTOP)
+        await asyncio.sleep(0.1)  # the freeze itself
+        node.workers.lease(1000.0)
+        os.kill(node.workers.supervisor_pid, signal.SIGCONT)
+        wait_gone([pid])
+
+
+async def test_worker_is_asked_to_save_first(node):
+    """The checkpoint signal comes before the stop signal; a worker that ends by it is asked nothing more."""
+    with node.spawn(0, sys.executable, "-c", SAVING) as output:
+        await node.next(Spawned)
+        assert await asyncio.to_thread(output.read, 2) == b"up"
+        node.workers.stop(20.0, checkpoint=(signal.SIGUSR1, 20.0))
+        assert (await node.next(Exited)).code == 0
+        assert output.read() == b"saved"
+
+
+async def test_dump_is_asked_for_before_anybody_is_killed(node):
+    """Whoever outlasts the stop signal gets its stacks written down; when they are, the teardown goes on."""
+    with node.spawn(0, sys.executable, "-c", STUBBORN) as output:
+        await node.next(Spawned)
+        assert await asyncio.to_thread(output.read, 2) == b"up"
+        node.workers.stop(grace_s=2.0)
+        while (await node.next(Tearing)).phase != "dump":
+            pass
+        node.workers.phase_done("dump")
+        assert (await node.next(Tearing)).phase == "terminate"
+        assert await node.next(Stopped) == Stopped(survivors=())
+
+
+async def test_descendants_get_the_rest_of_the_grace(node):
+    """A shell that dies of SIGTERM leaves its program behind: that is asked in turn, and may end in peace."""
+    script = f"{sys.executable} -c '{SAVING_ON_TERM}' & wait"
+    with node.spawn(0, "bash", "-c", script) as output:
+        await node.next(Spawned)
+        assert await asyncio.to_thread(output.read, 2) == b"up"
+        node.workers.stop(grace_s=20.0)
+        await node.next(Stopped)
+        assert output.read() == b"saved"
 
 
 async def test_stop_kills_whoever_ignores_sigterm(node):

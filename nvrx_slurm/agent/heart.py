@@ -1,0 +1,116 @@
+"""The agent's beat: says that the node lives, and knows how long ago it was last in touch with the job.
+
+Each interval one beat goes to the store. While that fails, "alive" goes over the tether: the second witness.
+Whichever answered last renews the supervisor's lease, and when neither has answered for `fence_timeout` the lease
+lapses: the workers die, since by then somebody else may have their ranks. The controller's own sign of life is its
+lease in the store; while it is silent workers go on, up to `control_plane_grace`.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from nvrx_slurm.agent.tethering import Tethering
+from nvrx_slurm.clock import Clock
+from nvrx_slurm.log import get_logger
+from nvrx_slurm.records import Beat, FaultTolerance
+from nvrx_slurm.store.client import Store
+
+log = get_logger("agent")
+
+SHORTEST_WAIT_S = 0.5
+"""How long a beat may take at least, however short the interval."""
+
+
+@dataclass(frozen=True, slots=True)
+class ControllerSilent:
+    """Nothing has been heard of any controller for the control plane's grace."""
+
+    for_s: float
+
+
+class Heart:
+    """Beats until it is cancelled. `beat` makes the sign of life, `lease` renews what the workers live by."""
+
+    def __init__(
+        self,
+        *,
+        bounds: FaultTolerance,
+        nodes: int,
+        store: Store,
+        tethering: Tethering,
+        clock: Clock,
+        beat: Callable[[], Beat],
+        lease: Callable[[float], None],
+        post: Callable[[ControllerSilent], None],
+    ) -> None:
+        self._bounds, self._store, self._tethering, self._clock = bounds, store, tethering, clock
+        self._beat, self._lease, self._post = beat, lease, post
+        self._keep = 2 * nodes + 16
+        self._touched_at = self._controller_at = self._asked_at = clock.monotonic()
+        self._warned_of_store = self._warned_of_controller = False
+
+    async def run(self) -> None:
+        """Beat once an interval, whatever happens."""
+        interval_s = self._bounds.heartbeat_interval_s
+        due = self._clock.monotonic()
+        while True:
+            await self._beat_once(max(interval_s, SHORTEST_WAIT_S))
+            self.renew()
+            self._watch_controller()
+            now = self._clock.monotonic()
+            due = max(due + interval_s, now)  # on the beat, not one pause after another; and no burst to catch up
+            await asyncio.sleep(due - now)
+
+    def renew(self) -> None:
+        """Let the workers live for as long as the last touch allows. Called before they start, and once an
+        interval."""
+        self._lease(max(0.0, self._bounds.fence_timeout_s - self._out_of_touch_s()))
+
+    async def _beat_once(self, bound_s: float) -> None:
+        began = self._clock.monotonic()
+        try:
+            async with asyncio.timeout(bound_s):
+                await self._store.beat(self._beat(), self._keep)
+                self._touched_at = began
+                if began - self._asked_at >= self._bounds.heartbeat_timeout_s / 3:
+                    await self._ask_for_controller(began)
+        except Exception as error:  # the next beat is as good as this one
+            self._tethering.say_alive()
+            if not self._warned_of_store:
+                log.warning("a beat did not reach the store: %s", str(error) or f"no answer in {bound_s:g} s")
+            self._warned_of_store = True
+        else:
+            self._warned_of_store = False
+
+    async def _ask_for_controller(self, now: float) -> None:
+        self._asked_at = now
+        if await self._store.controller_lives():
+            self._controller_at = now
+
+    def _watch_controller(self) -> None:
+        """Log its silence once; after the grace, say so."""
+        now = self._clock.monotonic()
+        if self._warned_of_store and (silence_s := self._tethering.silence_s()) is not None:
+            self._controller_at = max(self._controller_at, now - silence_s)  # the store cannot be asked
+        for_s = now - self._controller_at
+        if for_s > self._bounds.control_plane_grace_s:
+            self._post(ControllerSilent(for_s))
+        elif for_s > self._bounds.heartbeat_timeout_s and not self._warned_of_controller:
+            self._warned_of_controller = True
+            log.warning(
+                "the controller has been silent for %.0f s; workers go on, for up to %.0f s",
+                for_s,
+                self._bounds.control_plane_grace_s,
+            )
+        elif for_s < self._bounds.heartbeat_timeout_s and self._warned_of_controller:
+            self._warned_of_controller = False
+            log.info("the controller is heard again")
+
+    def _out_of_touch_s(self) -> float:
+        """Seconds since the store answered, or the controller's host did on the tether."""
+        since_store = self._clock.monotonic() - self._touched_at
+        since_tether = self._tethering.silence_s()
+        return since_store if since_tether is None else min(since_store, since_tether)

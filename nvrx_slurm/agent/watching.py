@@ -1,0 +1,122 @@
+"""Which of this node's workers make no progress: reads what they tell, has it judged, and wakes when it is due."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Mapping
+from typing import Any
+
+from nvrx_slurm.agent.beats import BeatBoard
+from nvrx_slurm.agent.events import Hung
+from nvrx_slurm.agent.hangs import NS, HangLimits, Seen, Watched, judge, learned, merge, next_look, seen_by
+from nvrx_slurm.agent.output import Output
+from nvrx_slurm.clock import Clock
+from nvrx_slurm.records import HangBounds
+from nvrx_slurm.workload.slot import Reading
+
+SHORTEST_WAIT_S = 0.01
+GROWN = 1.1
+"""A longest time is told again when it has grown by so much."""
+
+
+class HangWatch:
+    """Posts one `Hung` for each worker that hangs. It wakes when the nearest deadline passes; `look` may be called at
+    any time, and is at each beat, since a section that was opened meanwhile may have a nearer one."""
+
+    def __init__(
+        self, bounds: HangBounds, *, board: BeatBoard, output: Output, clock: Clock, post: Callable[[Hung], None]
+    ) -> None:
+        self._limits = HangLimits(
+            startup_s=bounds.startup_s,
+            step_s=bounds.step_s,
+            no_output_s=bounds.no_output_s,
+            exit_skew_s=bounds.exit_skew_s,
+            learn=bounds.learn,
+            safety_factor=bounds.safety_factor,
+            warmup=bounds.warmup,
+        )
+        self._board, self._output, self._clock, self._post = board, output, clock, post
+        self._known: Seen = {}
+        self._started: dict[int, int] = {}  # rank → when, nanoseconds
+        self._ended_well: dict[int, int] = {}
+        self._timer: asyncio.TimerHandle | None = None
+
+    def begin(self, known: Seen) -> None:
+        """A cycle begins; `known` is what its role has taken so far."""
+        self.end()
+        self._known = known
+
+    def started(self, rank: int) -> None:
+        self._started[rank] = self._now_ns()
+        self.look()
+
+    def ended(self, rank: int, *, well: bool) -> None:
+        """A worker ended; `well`: with exit code 0."""
+        if well and rank in self._started:
+            self._ended_well[rank] = self._now_ns()
+        else:
+            self._started.pop(rank, None)
+        self.look()
+
+    def end(self) -> None:
+        """Nobody is to be watched any more."""
+        self._started, self._ended_well = {}, {}
+        self._wake_at(None)
+
+    def look(self) -> None:
+        """Judge, and set the clock for the next deadline."""
+        now_ns, readings = self._now_ns(), self._board.readings()
+        bounds = learned(merge(self._known, seen_by(readings.values())), self._limits)
+        watched = [self._watched(rank, readings) for rank in self._started]
+        for hang in judge(watched, self._limits, bounds, now_ns):
+            self._started.pop(hang.rank)
+            self._post(Hung(hang.rank, hang.why, hang.step))
+        self._wake_at(next_look(watched, self._limits, bounds, now_ns))
+
+    def news(self) -> dict[str, tuple[int, float]]:
+        """What the role has taken by now, if that says more than was known."""
+        if not self._limits.learn:
+            return {}
+        now = merge(self._known, seen_by(self._board.readings().values()))
+        return dict(now) if any(self._is_news(name, *seen) for name, seen in now.items()) else {}
+
+    def summary(self, readings: Mapping[int, Reading]) -> dict[str, Any]:
+        """What a beat says of each rank: how long it has been quiet, and which sections it has open."""
+        self.look()
+        now_ns = self._now_ns()
+        quiet = {rank: _since(reading.sign_ns, now_ns) for rank, reading in readings.items() if reading.beats}
+        sections = {
+            rank: tuple((each.name, _since(each.started_ns, now_ns)) for each in reading.open)
+            for rank, reading in readings.items()
+            if reading.open
+        }
+        return {"quiet": quiet, "sections": sections}
+
+    def _is_news(self, name: str, count: int, longest_s: float) -> bool:
+        known_count, known_s = self._known.get(name, (0, 0.0))
+        return longest_s > GROWN * known_s or (known_count < self._limits.warmup and count > known_count)
+
+    def _watched(self, rank: int, readings: Mapping[int, Reading]) -> Watched:
+        last_s = self._output.last_at(rank)
+        return Watched(
+            rank=rank,
+            started_ns=self._started[rank],
+            reading=readings.get(rank, Reading()),
+            last_output_ns=None if last_s is None else max(self._started[rank], round(last_s * NS)),
+            ended_ok_ns=self._ended_well.get(rank),
+        )
+
+    def _wake_at(self, moment_ns: int | None) -> None:
+        if self._timer is not None:
+            self._timer.cancel()
+            self._timer = None
+        if moment_ns is not None:
+            wait_s = max(SHORTEST_WAIT_S, (moment_ns - self._now_ns()) / NS)
+            self._timer = asyncio.get_running_loop().call_later(wait_s, self.look)
+
+    def _now_ns(self) -> int:
+        return round(self._clock.monotonic() * NS)
+
+
+def _since(moment_ns: int, now_ns: int) -> float:
+    return round(max(0, now_ns - moment_ns) / NS, 3)

@@ -1,0 +1,228 @@
+"""Who lives: the controller's ears (beats through the store, tethers) and its arm (the fence).
+
+What it finds out is posted as facts; the rule itself is `core.liveness`. A reap is journaled first and fenced then:
+the controller calls `fence` once a `Fence` is in the journal.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Coroutine, Iterable, Mapping
+from typing import Any
+
+from nvrx_slurm import fence
+from nvrx_slurm.clock import Clock
+from nvrx_slurm.cluster.slurm_nodes import node_state
+from nvrx_slurm.core.liveness import Liveness
+from nvrx_slurm.core.state import Node
+from nvrx_slurm.errors import StoreUnreachable
+from nvrx_slurm.folder import JobInfo
+from nvrx_slurm.log import get_logger
+from nvrx_slurm.records import (
+    AnyFact,
+    Fact,
+    NodeFenced,
+    NodeJoined,
+    NodeLeft,
+    NodeLost,
+    Plan,
+    SlurmNodeState,
+    unpack_beat,
+)
+from nvrx_slurm.store.hearing import Hearing
+from nvrx_slurm.tether import TetherServer
+
+log = get_logger("controller")
+
+MOST_PACE_S = 0.25
+SUSPECT_BEATS = 3
+"""A node whose tether broke is dead when it is silent for so many beats more."""
+
+PROBE_S = 0.25
+"""How long a broken tether's node may take to prove that nobody is there."""
+
+TEST_S = 0.2
+TEST_SPREAD_S_PER_NODE = 0.002
+"""A thousand nodes that join at once are not all tested in the moment in which their round is to close."""
+
+FENCE_S = 5.0
+
+
+class Witnesses:
+    """Posts `NodeLost` when a node is dead, and `NodeFenced` when its workers are, for certain."""
+
+    def __init__(
+        self,
+        *,
+        plan: Plan,
+        info: JobInfo,
+        nodes: Callable[[], Mapping[str, Node]],
+        hearing: Hearing,
+        token: str,
+        clock: Clock,
+        post: Callable[[AnyFact], None],
+    ) -> None:
+        self.plan, self.info, self.nodes = plan, info, nodes
+        self.hearing, self.token, self.clock, self.post = hearing, token, clock, post
+        bounds = plan.fault_tolerance
+        self.pace_s = min(MOST_PACE_S, bounds.heartbeat_interval_s / 4)
+        self.liveness = Liveness(
+            timeout_s=bounds.heartbeat_timeout_s,
+            startup_s=bounds.startup_timeout_s,
+            suspect_s=SUSPECT_BEATS * bounds.heartbeat_interval_s,
+            fleet_grace_s=max(bounds.control_plane_grace_s, bounds.gives_away_after_s),
+            grace_until=clock.monotonic() + bounds.heartbeat_timeout_s,
+        )
+        self.tethers = TetherServer(token, self._alive, self._tether_lost)
+        self.last_beats: dict[str, bytes] = {}
+        self.seen_at: dict[str, float] = {}  # node → when it was here, seconds since the epoch
+        self.trusted: set[str] = set()  # incarnations whose kernel's refusal proves a death
+        self._tasks: set[asyncio.Task[None]] = set()
+
+    def start_with(self, nodes: Iterable[Node]) -> None:
+        """A new controller: these are known from the journal, and have to be heard first."""
+        for node in nodes:
+            self._watch(node.name, node.incarnation, node.addr, node.fence_port)
+
+    def take_note(self, fact: Fact) -> None:
+        """What the core has accepted changes whom to listen for."""
+        if isinstance(fact, NodeJoined):
+            self._watch(fact.node, fact.incarnation, fact.addr, fact.fence_port)
+        elif isinstance(fact, NodeLost | NodeLeft):
+            self.liveness.drop(fact.node)
+            self.last_beats.pop(fact.node, None)
+
+    async def close(self) -> None:
+        for task in self._tasks:
+            task.cancel()
+        await self.tethers.close()
+
+    # ---- ears
+
+    async def listen(self) -> None:
+        """Hear the fleet, a few times a second, and declare dead whoever has been silent for too long.
+
+        Nobody is judged while the store cannot be read: its silence is not theirs. Judging follows hearing, so a
+        controller that was frozen first hears what was said meanwhile.
+        """
+        deaf_since: float | None = None
+        while True:
+            try:
+                heard = await self.hearing.listen()
+            except StoreUnreachable as error:
+                if deaf_since is None:
+                    deaf_since = self.clock.monotonic()
+                    log.warning("%s; until it does, nobody is declared dead", error)
+            else:
+                now = self.clock.monotonic()
+                if deaf_since is not None:
+                    log.info("the beats are heard again, after %.1f s", now - deaf_since)
+                    deaf_since = None
+                nodes, alive = self.nodes(), self.liveness.heard
+                for age_s, beat, packed in heard.beats:
+                    node = nodes.get(beat.node)
+                    if node is not None and node.incarnation == beat.incarnation:
+                        alive(beat.node, now - age_s)
+                        self.last_beats[beat.node] = packed
+                for name, silent_s in self.liveness.dead(now).items():
+                    self._reap(name, silent_s)
+            await asyncio.sleep(self.pace_s)
+
+    def _watch(self, node: str, incarnation: str, addr: str, port: int) -> None:
+        self.liveness.watch(node, self.clock.monotonic())
+        self.seen_at[node] = self.clock.wall()
+        if self.info.cluster == "local":
+            self.trusted.add(incarnation)
+        elif port:
+            self._go(self._test(node, incarnation, addr, port))
+
+    async def _test(self, node: str, incarnation: str, addr: str, port: int) -> None:
+        """Only where a living node's kernel does not refuse a probe does a refusal prove a death: a firewall's
+        may."""
+        spread_s = TEST_SPREAD_S_PER_NODE * self.plan.total_nodes
+        if spread_s > TEST_S:
+            await asyncio.sleep(spread_s * self.nodes()[node].index / self.plan.total_nodes)
+        if not await fence.is_dead(addr, port, fence.PROBE, TEST_S):
+            self.trusted.add(incarnation)
+        elif self._current(node, incarnation):
+            log.warning("%s: a firewall answers for it; its death cannot be proven, only waited for", node)
+
+    def _alive(self, node: str, incarnation: str) -> None:
+        if self._current(node, incarnation):
+            self.liveness.heard(node, self.clock.monotonic())
+
+    def _tether_lost(self, node: str, incarnation: str) -> None:
+        if self._current(node, incarnation):
+            self._go(self._look_after(node, incarnation))
+
+    async def _look_after(self, name: str, incarnation: str) -> None:
+        """A tether broke: is nobody there any more, or did somebody in between break it?"""
+        began = self.clock.monotonic()
+        node = self.nodes()[name]
+        proven = incarnation in self.trusted and await fence.is_dead(node.addr, node.fence_port, fence.PROBE, PROBE_S)
+        if not self._current(name, incarnation):
+            return
+        if proven:
+            self._lose(name, "tether_lost", ago_s=self.clock.monotonic() - began)
+        else:
+            log.warning("%s: its tether broke, and nothing proves its death; listening on", name)
+            self.liveness.suspect(name, began)
+
+    def _reap(self, name: str, silent_s: float) -> None:
+        suspected = silent_s < self.plan.fault_tolerance.heartbeat_timeout_s
+        log.warning("%s: nothing heard for %.1f s; it is given up", name, silent_s)
+        safe_after_s = max(0.0, self.plan.fault_tolerance.gives_away_after_s - silent_s)
+        self._lose(name, "tether_lost" if suspected else "heartbeat_timeout", safe_after_s=safe_after_s)
+
+    def _lose(self, name: str, cause: str, *, ago_s: float = 0.0, safe_after_s: float = 0.0) -> None:
+        node, beat = self.nodes()[name], self.last_beats.get(name)
+        steps = unpack_beat(beat).steps if beat else {}
+        self.liveness.drop(name)
+        self.post(
+            NodeLost(
+                node=name,
+                incarnation=node.incarnation,
+                cause=cause,
+                step=max(steps.values(), default=None),
+                ago_s=ago_s,
+                safe_after_s=safe_after_s,
+            )
+        )
+
+    def _current(self, name: str, incarnation: str) -> bool:
+        node = self.nodes().get(name)
+        return node is not None and node.alive and node.incarnation == incarnation
+
+    # ---- arm
+
+    def fence(self, name: str, incarnation: str) -> None:
+        """Have the node's workers killed, and post the proof when there is one."""
+        self.tethers.fence(name, incarnation)
+        node = self.nodes()[name]
+        if node.fence_port:
+            self._go(self._fire(name, incarnation, node.addr, node.fence_port))
+        if self.info.cluster == "slurm":
+            self._go(self._ask_slurm(name, incarnation))
+
+    async def _fire(self, name: str, incarnation: str, addr: str, port: int) -> None:
+        key = fence.key_of(self.token, incarnation)
+        if await fence.is_dead(addr, port, key, FENCE_S) and incarnation in self.trusted:
+            self.post(NodeFenced(node=name, incarnation=incarnation, proof="its kernel says that they are gone"))
+
+    async def _ask_slurm(self, name: str, incarnation: str) -> None:
+        said = await node_state(name)
+        if said is None:
+            return
+        self.post(SlurmNodeState(node=name, state=said.state, reason=said.reason))
+        if said.proves_dead(heard_at=self.seen_at[name]):
+            self.post(NodeFenced(node=name, incarnation=incarnation, proof="it has booted since"))
+
+    def _go(self, work: Coroutine[Any, Any, None]) -> None:
+        task = asyncio.get_running_loop().create_task(work)
+        self._tasks.add(task)
+        task.add_done_callback(self._done)
+
+    def _done(self, task: asyncio.Task[None]) -> None:
+        self._tasks.discard(task)
+        if not task.cancelled() and (error := task.exception()) is not None:
+            log.error("a witness failed: %r", error)

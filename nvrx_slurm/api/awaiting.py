@@ -1,8 +1,9 @@
-"""Waiting for a job in an asyncio program."""
+"""Waiting for a job, or for what it answers, in an asyncio program."""
 
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Collection
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
@@ -10,7 +11,7 @@ if TYPE_CHECKING:
 
 
 class AwaitableJob:
-    """A job whose end can be awaited; the event loop is never blocked."""
+    """A job whose end and whose answers can be awaited; the event loop is never blocked."""
 
     def __init__(self, job: Job) -> None:
         self.job = job
@@ -21,3 +22,9 @@ class AwaitableJob:
         while (code := await asyncio.to_thread(watch.look)) is None:  # noqa: ASYNC110 - a shared folder wakes nobody
             await asyncio.sleep(watch.pause_s())
         return code
+
+    async def dump(
+        self, ranks: Collection[int] | None = None, *, replica: str | None = None, timeout: float = 30.0
+    ) -> dict[int, str]:
+        """As `Job.dump`."""
+        return await asyncio.to_thread(self.job.dump, ranks, replica=replica, timeout=timeout)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal
 
@@ -12,7 +12,7 @@ from nvrx_slurm.cluster.base import DEFAULT_FOLDER, LOCAL_PREFIX, Cluster
 from nvrx_slurm.cluster.ending import EndWatch, OnState, read_result
 from nvrx_slurm.cluster.slurm import SlurmCluster, folder_name
 from nvrx_slurm.cluster.states import JobState, state_of_result
-from nvrx_slurm.errors import NvrxError, SlurmUnreachable, WaitTimeout
+from nvrx_slurm.errors import NvrxError, SlurmUnreachable, UsageError, WaitTimeout
 from nvrx_slurm.folder import JobFolder
 
 if TYPE_CHECKING:
@@ -131,6 +131,21 @@ class Job:
         wanted = Selection(replica=replica, rank=rank, cycle=cycle, streams=(stream,))
         chosen = choose(wanted, read_plan(self._files), self._files, may_come=False)
         return "".join(_text(file.path) for file in find(self._files, chosen))
+
+    def dump(
+        self, ranks: Collection[int] | None = None, *, replica: str | None = None, timeout: float = 30.0
+    ) -> dict[int, str]:
+        """Stacks of live workers now, without stopping them: rank → text. A rank that has no worker now is left out.
+
+        Without `ranks`, of all; where several replicas have them, `replica` says of which. Raises UsageError (the job
+        does not run; it has no such rank), StoreUnreachable, WaitTimeout after `timeout` seconds.
+        """
+        from nvrx_slurm.api.stack_request import StackRequest
+
+        request = StackRequest(self._files, ranks=ranks or (), replica=replica, clock=self._clock)
+        if len(request.replicas) > 1:
+            raise UsageError(f"several replicas have such ranks: choose one of {', '.join(request.replicas)}")
+        return {each.rank: each.text for answer in request.answers(timeout) for each in answer.stacks}
 
     @property
     def _files(self) -> JobFolder:

@@ -21,6 +21,8 @@ class PreparedJob:
     plan_json: str
     uses_site_store: bool = False
     """The site's own store is knocked at before anything is submitted."""
+    teardown_grace_s: float = 0.0
+    """What Slurm's KillWait is compared with when the job is submitted."""
 
 
 def prepare(spec: JobSpec, plan: Plan, *, cluster: Literal["slurm", "local"]) -> PreparedJob:
@@ -33,5 +35,6 @@ def prepare(spec: JobSpec, plan: Plan, *, cluster: Literal["slurm", "local"]) ->
         folder=plan.folder,
         script=render_job(spec, plan, cluster=cluster, python=sys.executable),
         plan_json=plan_to_json(plan).decode(),
+        teardown_grace_s=plan.fault_tolerance.teardown_grace_s,
         uses_site_store=plan.store_url is not None,
     )

@@ -7,7 +7,9 @@ from typing import TYPE_CHECKING
 
 from nvrx_slurm.api.prepared import PreparedJob, prepare
 from nvrx_slurm.cluster.base import DEFAULT_FOLDER, Cluster
+from nvrx_slurm.cluster.kill_wait import KillWaitQuestion
 from nvrx_slurm.cluster.slurm import SlurmCluster, folder_name
+from nvrx_slurm.config.budgets import grace_within
 from nvrx_slurm.errors import ConfigError, StoreUnreachable
 from nvrx_slurm.files import JobFiles
 from nvrx_slurm.log import get_logger
@@ -20,6 +22,8 @@ if TYPE_CHECKING:
 log = get_logger("submit")
 
 STORE_ANSWER_S = 3.0
+KILL_WAIT_ANSWER_S = 1.0
+"""How long after sbatch's answer Slurm's answer to another question is waited for."""
 
 
 def submit(
@@ -48,6 +52,15 @@ def hand_over(prepared: PreparedJob, *, cluster: ClusterName) -> str:
     """Submit a job that was prepared for this cluster, and return its id. Raises what `submit` raises."""
     if prepared.uses_site_store:
         check_store(prepared)
+    if cluster == "local":
+        return _submitted(prepared, cluster)
+    with KillWaitQuestion() as kill_wait:  # asked while sbatch runs, so that it costs no time
+        job_id = _submitted(prepared, cluster)
+        _warn_of_kill_wait(prepared, job_id, kill_wait.answer(timeout_s=KILL_WAIT_ANSWER_S))
+    return job_id
+
+
+def _submitted(prepared: PreparedJob, cluster: ClusterName) -> str:
     base = Path(prepared.folder)
     job_id = _open(cluster, base).submit(prepared.script, folder=base, name=prepared.name)
     files = JobFiles(base / folder_name(job_id))
@@ -56,6 +69,23 @@ def hand_over(prepared: PreparedJob, *, cluster: ClusterName) -> str:
     except OSError as error:  # the job is submitted: too late for an error
         log.warning("%s: the plan could not be kept there (%s)", files.path, error.strerror)
     return job_id
+
+
+def _warn_of_kill_wait(prepared: PreparedJob, job_id: str, kill_wait_s: float | None) -> None:
+    """Say it now where Slurm will cut the workers' grace short. Another cluster than the one that was asked may run
+    the job: then its id names that one."""
+    if kill_wait_s is None or ";" in job_id:
+        return
+    grace_s, left_s = prepared.teardown_grace_s, grace_within(kill_wait_s)
+    if grace_s > left_s:
+        log.warning(
+            "teardown.grace is %gs, and KillWait=%g of this cluster leaves %gs: when the job is cancelled or"
+            " preempted, workers get %gs",
+            grace_s,
+            kill_wait_s,
+            left_s,
+            left_s,
+        )
 
 
 def _open(cluster: ClusterName, base: Path) -> Cluster:

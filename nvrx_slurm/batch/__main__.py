@@ -15,6 +15,7 @@ import msgspec
 from nvrx_slurm.batch.host import Host, Launch, local_nodes
 from nvrx_slurm.batch.network import advertised_address
 from nvrx_slurm.clock import SystemClock
+from nvrx_slurm.cluster.kill_wait import KillWaitQuestion
 from nvrx_slurm.config import env
 from nvrx_slurm.errors import NvrxError, UsageError
 from nvrx_slurm.folder import JobFolder, JobInfo
@@ -22,6 +23,8 @@ from nvrx_slurm.log import set_up
 from nvrx_slurm.records import Plan, plan_from_json
 
 SCONTROL_S = 60.0
+KILL_WAIT_ANSWER_S = 5.0
+"""How long the start of a job may be held up by a slurmctld that does not answer."""
 
 
 def _read_plan() -> Plan:
@@ -50,7 +53,6 @@ def _job_id(cluster: str) -> str:
 
 def _prepare(plan: Plan, cluster: str) -> tuple[JobFolder, JobInfo]:
     """The job's folder, with the plan in it; from here on all output goes to its log."""
-    local, clock = cluster == "local", SystemClock()
     folder = JobFolder(Path(plan.folder) / _job_id(cluster))
     try:
         folder.create()
@@ -58,17 +60,7 @@ def _prepare(plan: Plan, cluster: str) -> tuple[JobFolder, JobInfo]:
         log = os.open(folder.job_log, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)
     except OSError as error:
         raise UsageError(f"the job folder cannot be written: {error}") from None
-    info = JobInfo(
-        job_id=folder.job_id,
-        name=plan.name,
-        cluster=cluster,
-        generation=env.slurm_restart_count() if not local else 0,
-        started_at=clock.wall(),
-        host=socket.gethostname(),
-        addr="127.0.0.1" if local else advertised_address(),
-        host_pid=os.getpid(),
-        nodes=local_nodes(plan.total_nodes) if local else _slurm_nodes(),
-    )
+    info = _info(plan, folder, cluster)
     for descriptor in (1, 2):
         os.dup2(log, descriptor)
     os.close(log)
@@ -76,6 +68,27 @@ def _prepare(plan: Plan, cluster: str) -> tuple[JobFolder, JobInfo]:
     folder.write_plan(plan)
     folder.write_info(info)
     return folder, info
+
+
+def _info(plan: Plan, folder: JobFolder, cluster: str) -> JobInfo:
+    here = JobInfo(
+        job_id=folder.job_id,
+        name=plan.name,
+        cluster=cluster,
+        started_at=SystemClock().wall(),
+        host=socket.gethostname(),
+        host_pid=os.getpid(),
+    )
+    if cluster == "local":
+        return msgspec.structs.replace(here, addr="127.0.0.1", nodes=local_nodes(plan.total_nodes))
+    with KillWaitQuestion() as kill_wait:  # asked while scontrol unfolds the list of nodes
+        return msgspec.structs.replace(
+            here,
+            generation=env.slurm_restart_count(),
+            addr=advertised_address(),
+            nodes=_slurm_nodes(),
+            kill_wait_s=kill_wait.answer(timeout_s=KILL_WAIT_ANSWER_S),
+        )
 
 
 def _password(plan: Plan) -> str | None:

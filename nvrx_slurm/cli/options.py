@@ -61,6 +61,16 @@ folder_option = click.option(
 )
 
 
+def seconds_of(flag: str, text: str) -> float:
+    """The seconds of a duration given on the command line. Raises UsageError that names the flag."""
+    from nvrx_slurm.durations import parse_duration
+
+    try:
+        return parse_duration(text)
+    except ValueError as error:
+        raise UsageError(f"{flag} {text}: {error}") from None
+
+
 def make_base(folder: Path) -> None:
     """Make the folder that holds job folders (0700), and see that it can be written. Raises UsageError."""
     import tempfile

@@ -23,7 +23,11 @@ if TYPE_CHECKING:
 @click.option("--json", "as_json", is_flag=True, help="One documented object (docs/journal.md).")
 @folder_option
 def status(job_id: str | None, watch: bool, as_json: bool, folder: Path) -> int:
-    """How a job stands: nodes, roles, cycle, spares, step, last failure and decision. Without JOB: all jobs."""
+    """How a job stands: nodes, ranks, cycle, spares, last failure and decision. Without JOB: all jobs.
+
+    BEAT is the age of a node's last sign of life. LAG: how many steps a rank is behind the fastest of its replica;
+    QUIET: how long ago it made progress last.
+    """
     if watch:
         return _watch(folder, job_id, as_json)
     if job_id is None:

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 import click
 
-from nvrx_slurm.cli.options import folder_option
+from nvrx_slurm.cli.options import folder_option, seconds_of
 
 if TYPE_CHECKING:
     from nvrx_slurm.cluster.states import JobState
@@ -21,19 +21,9 @@ def wait(job_id: str, timeout: str | None, folder: Path) -> int:
     """Wait for a job's end, and exit with its exit code. Ctrl-C ends the wait, not the job."""
     from nvrx_slurm.api.handle import job
 
-    bound_s = None if timeout is None else _seconds(timeout)
+    bound_s = None if timeout is None else seconds_of("--timeout", timeout)
 
     def tell(state: JobState) -> None:
         click.echo(f"job {job_id}: {state}", err=True)
 
     return job(job_id, folder=folder).wait(bound_s, on_state=tell)
-
-
-def _seconds(text: str) -> float:
-    from nvrx_slurm.config.durations import parse_duration
-    from nvrx_slurm.errors import UsageError
-
-    try:
-        return parse_duration(text)
-    except ValueError as error:
-        raise UsageError(f"--timeout {text}: {error}") from None

@@ -43,12 +43,9 @@ class SystemRunner:
         self._extra = environment or {}
 
     def __call__(self, command: Sequence[str], *, timeout_s: float) -> Output:
-        from nvrx_slurm.config.env import child_environment
-
-        environment = environment_for(command[0], child_environment(self._extra))
-        missing = _missing_configuration(environment)
-        if missing:
-            return Output(1, "", f"{NOT_SET_UP}: SLURM_CONF names {missing}, which is not there")
+        environment = child_environment_for(command[0], self._extra)
+        if not is_set_up(environment):
+            return Output(1, "", f"{NOT_SET_UP}: SLURM_CONF names {environment['SLURM_CONF']}, which is not there")
         try:
             done = subprocess.run(
                 command,
@@ -64,10 +61,17 @@ class SystemRunner:
         return Output(done.returncode, done.stdout, done.stderr)
 
 
-def _missing_configuration(environment: Mapping[str, str]) -> str | None:
-    """Slurm's programs look for a file that is not there for a whole minute before they say so."""
+def is_set_up(environment: Mapping[str, str]) -> bool:
+    """False where SLURM_CONF names no file: Slurm's programs look for it a whole minute before they say so."""
     path = environment.get("SLURM_CONF")
-    return path if path and not Path(path).is_file() else None
+    return not path or Path(path).is_file()
+
+
+def child_environment_for(program: str, extra: Mapping[str, str] | None = None) -> dict[str, str]:
+    """What the program may see of this process's own environment, with `extra` on top."""
+    from nvrx_slurm.config.env import child_environment
+
+    return environment_for(program, child_environment(extra or {}))
 
 
 def environment_for(program: str, environment: Mapping[str, str]) -> dict[str, str]:

@@ -19,6 +19,7 @@ NO_ACCOUNTING = "accounting storage is disabled"
 _JOB_ID = re.compile(r"\d+(_\d+)?(;[A-Za-z0-9_.-]+)?")
 _SUBMITTED = re.compile(r"^(\d+(?:;\S+)?)$", re.MULTILINE)
 _VERSION = re.compile(r"(\d+)\.(\d+)(?:\.(\d+))?")
+_KILL_WAIT = re.compile(r"^KillWait\s*=\s*(\d+)", re.MULTILINE)
 _PREFIX = re.compile(r"^\w+: (?:error|fatal): ")
 _REFUSED = "Batch job submission failed: "
 
@@ -94,6 +95,12 @@ def version_of(stdout: str) -> tuple[int, int, int] | None:
     """`slurm-wlm 22.05.8` → (22, 5, 8)."""
     found = _VERSION.search(stdout)
     return (int(found[1]), int(found[2]), int(found[3] or 0)) if found else None
+
+
+def kill_wait_of(stdout: str) -> float | None:
+    """The seconds that `scontrol show config` says: `KillWait                = 30 sec`."""
+    found = _KILL_WAIT.search(stdout)
+    return float(found[1]) if found else None
 
 
 def is_without_answer(output: Output) -> bool:

@@ -1,16 +1,18 @@
 """What a job is: job.yaml and the layers above and below it, merged once into a frozen `JobSpec`.
 
-    model.py        the keys, their defaults and relations
+    model.py        the keys, their defaults and relations; fault_tolerance.py those of that block
+    block.py        what every mapping of job.yaml is
     values.py       what each kind of value accepts
     load.py         read, merge, validate: flag > environment > job.yaml > site file > default
     yamlfile.py     YAML with the line of every key
     complaints.py   validation errors as sentences that name file, line and key
-    durations.py    `15s`, `2m`, and Slurm's own time formats
+    sizes.py        `2GiB`, `500MB`
+    budgets.py      how a teardown fits into the time that Slurm leaves for it
     plan.py         JobSpec → the `Plan` that agents read
     site.py         where the site files and the cache lie
     schema.py       the JSON Schema, and what each key means
     docs.py         writes docs/job-yaml.md
     env.py          the one module that reads the environment
 
-Import the modules, not this package: agents load `env` only, and pydantic stays out of their way.
+Import the modules, not this package: agents load `env` and `budgets` only, and pydantic stays out of their way.
 """

@@ -18,6 +18,8 @@ _SENTENCES = {
     "int_type": "must be a whole number, not {input!r}",
     "int_parsing": "must be a whole number, not {input!r}",
     "int_from_float": "must be a whole number, not {input!r}",
+    "float_type": "must be a number, not {input!r}",
+    "float_parsing": "must be a number, not {input!r}",
     "string_type": "must be text, not {input!r}",
     "bool_type": "must be true or false, not {input!r}",
     "bool_parsing": "must be true or false, not {input!r}",

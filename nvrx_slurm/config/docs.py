@@ -8,20 +8,20 @@ import sys
 from importlib import resources
 from typing import Any
 
-from nvrx_slurm.config.durations import words
-from nvrx_slurm.config.model import (
-    Block,
-    FaultToleranceSpec,
-    Heartbeat,
-    JobSpec,
-    Rendezvous,
-    Role,
-    Slurm,
-    StoreSpec,
-    Teardown,
-)
+from nvrx_slurm.config.block import Block
+from nvrx_slurm.config.fault_tolerance import FaultToleranceSpec, Hang, Heartbeat, Rendezvous, Teardown
+from nvrx_slurm.config.model import JobSpec, Role, Slurm, StoreSpec
 from nvrx_slurm.config.schema import descriptions
-from nvrx_slurm.config.values import LONGEST_S, RESERVED_VARIABLES, SHORTEST_S
+from nvrx_slurm.config.sizes import size_words
+from nvrx_slurm.config.values import (
+    LARGEST_BYTES,
+    LONGEST_S,
+    RESERVED_VARIABLES,
+    SHORTEST_S,
+    SIGNALS,
+    SMALLEST_BYTES,
+)
+from nvrx_slurm.durations import words
 
 # section title → its block, and where in job.yaml that stands
 SECTIONS: dict[str, type[Block]] = {
@@ -32,6 +32,7 @@ SECTIONS: dict[str, type[Block]] = {
     "`fault_tolerance.heartbeat`": Heartbeat,
     "`fault_tolerance.rendezvous`": Rendezvous,
     "`fault_tolerance.teardown`": Teardown,
+    "`fault_tolerance.hang`": Hang,
     "`store`": StoreSpec,
 }
 
@@ -72,6 +73,11 @@ A duration is a number with a unit (`250ms`, `15s`, `2m`, `1h30m`, `7d`), or a n
 reads a plain number as minutes, as sbatch does; it also takes sbatch's `M:S`, `H:M:S`, `D-H`, `D-H:M` and `D-H:M:S`.
 It is one minute at least; the others are {shortest} to {longest}, and `last_call` and `grace` may be `0s`.
 
+A size is a number with a unit (`2GiB` is 2 × 1024³ bytes, `500MB` is 500 × 1000²), or a number of bytes: {smallest}
+to {largest}.
+
+A signal is one of {signals}, with or without `SIG`.
+
 `env` cannot set what each worker is told about itself: {reserved}, and names that begin with `NVRX_`.
 """
 
@@ -90,7 +96,14 @@ A value of a flag or a variable is named by it: `$NVRX_SLURM_SPARES: spares: mus
 def job_yaml_page() -> str:
     """The whole of docs/job-yaml.md."""
     reserved = ", ".join(f"`{name}`" for name in sorted(RESERVED_VARIABLES))
-    values = VALUES.format(reserved=reserved, shortest=words(SHORTEST_S), longest=words(LONGEST_S))
+    values = VALUES.format(
+        reserved=reserved,
+        shortest=words(SHORTEST_S),
+        longest=words(LONGEST_S),
+        smallest=size_words(SMALLEST_BYTES),
+        largest=size_words(LARGEST_BYTES),
+        signals=", ".join(f"`{name}`" for name in SIGNALS),
+    )
     examples = [_example("The plain form", "plain.yaml"), _example("The form with roles", "roles.yaml")]
     sections = [_section(title, block) for title, block in SECTIONS.items()]
     return "\n".join([INTRODUCTION, *examples, *sections, values, LAYERS, ERRORS])
@@ -126,7 +139,9 @@ def _kind(part: dict[str, Any]) -> str:
     types = option["type"] if isinstance(option["type"], list) else [option["type"]]
     if "array" in types:
         return "text or list"
-    if types == ["integer"]:
+    if types == ["boolean"]:
+        return "`true` or `false`"
+    if types in (["integer"], ["number"]):
         return f"{option['minimum']:,} to {option['maximum']:,}"
     return "text"
 

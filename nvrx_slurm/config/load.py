@@ -6,6 +6,7 @@ machine's site file > default. Mappings merge key by key; anything else is repla
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -15,7 +16,7 @@ from pydantic import ValidationError
 
 from nvrx_slurm.config import env
 from nvrx_slurm.config.complaints import complaints, dotted
-from nvrx_slurm.config.model import JobSpec
+from nvrx_slurm.config.model import FOLLOWS, JobSpec
 from nvrx_slurm.config.site import site_files
 from nvrx_slurm.config.yamlfile import KeyPath, read_value, read_yaml
 from nvrx_slurm.errors import ConfigError, UsageError
@@ -65,7 +66,13 @@ class Loaded:
         for layer in self.layers:
             if _has(layer.data, path):
                 return layer.origin(path)
-        return Origin("default")
+        leader = FOLLOWS.get(path)
+        if leader is None or self._value(path) != self._value(leader):
+            return Origin("default")
+        return Origin(f"default, not shorter than {dotted(leader)}")
+
+    def _value(self, path: KeyPath) -> Any:
+        return functools.reduce(getattr, map(str, path), self.spec)
 
 
 def load(path: Path, flags: Mapping[str, Any] | Iterable[tuple[str, str, Any]] = ()) -> Loaded:

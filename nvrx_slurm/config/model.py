@@ -5,14 +5,15 @@ from __future__ import annotations
 from typing import Annotated, Self
 from urllib.parse import parse_qsl, urlsplit
 
-from pydantic import BaseModel, BeforeValidator, ConfigDict, model_validator
+from pydantic import BeforeValidator, Field, model_validator
 
-from nvrx_slurm.config.durations import words
+from nvrx_slurm.config.block import Block as Block
+from nvrx_slurm.config.budgets import AFTER_GRACE_S, least_notice_s, most_notice_s
+from nvrx_slurm.config.fault_tolerance import FOLLOWS as _FOLLOWS
+from nvrx_slurm.config.fault_tolerance import FaultToleranceSpec, Teardown
 from nvrx_slurm.config.values import MOST_NODES as MOST_NODES
 from nvrx_slurm.config.values import (
     Command,
-    Count,
-    Duration,
     Environment,
     Extra,
     Gpus,
@@ -21,21 +22,20 @@ from nvrx_slurm.config.values import (
     Misfit,
     Name,
     Nodes,
-    Pause,
     Positive,
     Spares,
     TimeLimit,
     Workers,
 )
+from nvrx_slurm.durations import words
 from nvrx_slurm.records import OnFailure
 
+FOLLOWS: dict[tuple[str | int, ...], tuple[str, ...]] = {
+    ("fault_tolerance", *key): ("fault_tolerance", *leader) for key, leader in _FOLLOWS.items()
+}
+"""key → the key that it is at least as long as, when nobody sets it."""
+
 _IN_A_ROLE = {"nodes": "nodes_per_replica"}
-
-
-class Block(BaseModel):
-    """A mapping in job.yaml: frozen, and closed to keys it does not know."""
-
-    model_config = ConfigDict(frozen=True, extra="forbid")
 
 
 class Slurm(Block):
@@ -63,7 +63,7 @@ class Slurm(Block):
     """`--reservation`"""
     segment: Nodes | None = None
     """`--segment`: nodes of one network block (Slurm 23.11 and newer)"""
-    extra: Extra = {}
+    extra: Extra = Field(default_factory=dict)
     """Any other sbatch flag, without its dashes: `comment: text`; `true` for a flag without a value."""
 
     @model_validator(mode="after")
@@ -71,54 +71,6 @@ class Slurm(Block):
         for flag in self.extra:
             if (key := flag.replace("-", "_")) in Slurm.model_fields:
                 raise Misfit(f"is a key of its own; set `slurm.{key}`", "extra", flag)
-        return self
-
-
-class Heartbeat(Block):
-    """Signs of life between agents and controller."""
-
-    interval: Duration = 1.0
-    """How often an agent says that it lives."""
-    timeout: Duration = 15.0
-    """How long a silent node is waited for. A death is noticed at once, by its broken connection."""
-
-
-class Rendezvous(Block):
-    """How a round of nodes comes together."""
-
-    join_timeout: Duration = 600.0
-    """How long a round may stay open. Then the job goes on with `min_nodes`, or ends with 75."""
-    last_call: Pause = 5.0
-    """How long a late node of the cycle before is still preferred to a hot spare that is there."""
-
-
-class Teardown(Block):
-    """How workers are stopped."""
-
-    grace: Pause = 10.0
-    """From SIGTERM to SIGKILL, for all that a worker has started."""
-
-
-class FaultToleranceSpec(Block):
-    """Budgets and bounds."""
-
-    max_restarts: Count = 3
-    """How many worker failures each replica is restarted after. Lost nodes are not counted: they cost spares."""
-    control_plane_grace: Duration = 600.0
-    """How long workers go on without controller and store. Then they are stopped, and Slurm is asked to requeue."""
-    heartbeat: Heartbeat = Heartbeat()
-    rendezvous: Rendezvous = Rendezvous()
-    teardown: Teardown = Teardown()
-
-    @model_validator(mode="after")
-    def _relations(self) -> Self:
-        beat = self.heartbeat
-        if beat.interval >= beat.timeout:
-            raise Misfit(
-                f"must be shorter than heartbeat.timeout ({words(beat.timeout)}), not {words(beat.interval)}",
-                "heartbeat",
-                "interval",
-            )
         return self
 
 
@@ -167,7 +119,7 @@ class Role(Block):
     """What follows when a worker fails: its replica starts again, or all do; the replica ends alone; the job ends."""
     workdir: Line | None = None
     """Where this role's workers start."""
-    env: Environment = {}
+    env: Environment = Field(default_factory=dict)
     """Environment of this role's workers, on top of the job's."""
 
     @model_validator(mode="after")
@@ -197,7 +149,7 @@ class JobSpec(Block):
     """Worker processes on each node, usually one a GPU."""
     workdir: Line | None = None
     """Where workers start; relative to the folder of job.yaml. Without it: the folder you submit from."""
-    env: Environment = {}
+    env: Environment = Field(default_factory=dict)
     """Environment of all workers. No secrets: the job script shows it."""
     setup: Lines = ()
     """Shell lines of the job script before anything starts: `module load …`, `source venv/bin/activate`."""
@@ -221,9 +173,28 @@ class JobSpec(Block):
         total = self.spares + (sum(role.replicas * role.nodes_per_replica for role in roles) or self.nodes)
         if total > MOST_NODES:
             raise Misfit(f"{total} nodes with the spares; at most {MOST_NODES} are possible", "spares")
+        _check_notice(self.fault_tolerance.teardown, self.slurm.time)
         return self
 
 
 def _check_min_nodes(min_nodes: int | None, nodes: int, key: str) -> None:
     if min_nodes is not None and min_nodes > nodes:
         raise Misfit(f"must be at most `{key}` ({nodes}), not {min_nodes}", "min_nodes")
+
+
+def _check_notice(teardown: Teardown, time_limit_s: float | None) -> None:
+    """What happens ahead of the time limit must fit there. The defaults always do: no time limit is that short."""
+    if time_limit_s is None:
+        return
+    needed_s, most_s = least_notice_s(teardown.grace, teardown.checkpoint_s), most_notice_s(time_limit_s)
+    if needed_s <= most_s:
+        return
+    saving = f"teardown.checkpoint_timeout ({words(teardown.checkpoint_s)}), " if teardown.checkpoint_s else ""
+    raise Misfit(
+        f"{saving}teardown.grace ({words(teardown.grace)}) and {words(AFTER_GRACE_S)} for the kill take"
+        f" {words(needed_s)} ahead of slurm.time ({words(time_limit_s)}); at most half of it ({words(most_s)}) can be"
+        " spent so: shorten them, or ask for more time",
+        "fault_tolerance",
+        "teardown",
+        "checkpoint_timeout" if teardown.checkpoint_s > teardown.grace else "grace",
+    )

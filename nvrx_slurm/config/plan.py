@@ -4,9 +4,10 @@ from __future__ import annotations
 
 from pathlib import Path
 
+from nvrx_slurm.config.fault_tolerance import FaultToleranceSpec, Hang
 from nvrx_slurm.config.model import JobSpec, Role
 from nvrx_slurm.errors import ConfigError
-from nvrx_slurm.records import FaultTolerance, Plan, RolePlan
+from nvrx_slurm.records import FaultTolerance, HangBounds, Plan, RolePlan
 
 PLAIN_ROLE = "main"
 
@@ -18,25 +19,50 @@ def plan(spec: JobSpec, *, folder: Path, job_file: Path | None = None) -> Plan:
     a path that no log line and no UTF-8 file can hold.
     """
     here = job_file.resolve().parent if job_file else Path.cwd()
-    bounds = spec.fault_tolerance
     return Plan(
         name=spec.name,
         roles=tuple(_role(name, role, spec, here) for name, role in _roles(spec).items()),
         spares=spec.spares,
         workdir=_plain(here / spec.workdir if spec.workdir else Path.cwd(), "the folder that workers start in"),
         folder=_plain(folder.resolve(), "the job folder"),
-        fault_tolerance=FaultTolerance(
-            max_restarts=bounds.max_restarts,
-            heartbeat_interval_s=bounds.heartbeat.interval,
-            heartbeat_timeout_s=bounds.heartbeat.timeout,
-            join_timeout_s=bounds.rendezvous.join_timeout,
-            last_call_s=bounds.rendezvous.last_call,
-            teardown_grace_s=bounds.teardown.grace,
-            control_plane_grace_s=bounds.control_plane_grace,
-        ),
+        fault_tolerance=_fault_tolerance(spec.fault_tolerance),
         time_limit_s=spec.slurm.time,
         store_url=spec.store.url,
         store_password_file=str(here / spec.store.password_file) if spec.store.password_file else None,
+    )
+
+
+def _fault_tolerance(bounds: FaultToleranceSpec) -> FaultTolerance:
+    beat, teardown = bounds.heartbeat, bounds.teardown
+    return FaultTolerance(
+        max_restarts=bounds.max_restarts,
+        quarantine_after=bounds.quarantine_after,
+        heartbeat_interval_s=beat.interval,
+        heartbeat_timeout_s=beat.timeout,
+        startup_timeout_s=beat.startup_timeout,
+        fence_timeout_s=bounds.fence_timeout,
+        join_timeout_s=bounds.rendezvous.join_timeout,
+        last_call_s=bounds.rendezvous.last_call,
+        teardown_grace_s=teardown.grace,
+        stop_signal=teardown.stop_signal,
+        checkpoint_signal=teardown.checkpoint_signal,
+        checkpoint_timeout_s=teardown.checkpoint_timeout,
+        gpu_memory_below_bytes=teardown.gpu_memory_below,
+        gpu_reclaim_timeout_s=teardown.gpu_reclaim_timeout,
+        control_plane_grace_s=bounds.control_plane_grace,
+        hang=_hang(bounds.hang),
+    )
+
+
+def _hang(bounds: Hang) -> HangBounds:
+    return HangBounds(
+        startup_s=bounds.startup_timeout,
+        step_s=bounds.step_timeout,
+        no_output_s=bounds.no_output,
+        exit_skew_s=bounds.exit_skew,
+        learn=bounds.learn,
+        safety_factor=bounds.safety_factor,
+        warmup=bounds.warmup,
     )
 
 

@@ -11,8 +11,8 @@ import inspect
 from itertools import pairwise
 from typing import Any
 
-from nvrx_slurm.config import model
-from nvrx_slurm.config.model import Block, JobSpec
+from nvrx_slurm.config.block import Block
+from nvrx_slurm.config.model import JobSpec
 
 DIALECT = "https://json-schema.org/draft/2020-12/schema"
 
@@ -20,9 +20,10 @@ DIALECT = "https://json-schema.org/draft/2020-12/schema"
 def job_schema() -> dict[str, Any]:
     """The JSON Schema of job.yaml, every key described."""
     schema = JobSpec.model_json_schema()
-    for name, part in {JobSpec.__name__: schema, **schema["$defs"]}.items():
-        for key, text in descriptions(getattr(model, name)).items():
-            part["properties"][key]["description"] = text
+    parts = {JobSpec.__name__: schema, **schema["$defs"]}
+    for block in Block.__subclasses__():
+        for key, text in descriptions(block).items():
+            parts[block.__name__]["properties"][key]["description"] = text
     schema["properties"]["store"] = {"anyOf": [{"$ref": "#/$defs/StoreSpec"}, {"const": "embedded"}]}
     return {"$schema": DIALECT, **schema}
 

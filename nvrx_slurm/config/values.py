@@ -8,10 +8,14 @@ from typing import Annotated
 
 from pydantic import AfterValidator, BeforeValidator, Field, PlainSerializer, StrictBool, WithJsonSchema
 
-from nvrx_slurm.config.durations import DAY_S, parse_duration, parse_time_limit, words
+from nvrx_slurm.config.sizes import parse_size, size_words
+from nvrx_slurm.durations import DAY_S, parse_duration, parse_time_limit, words
 
 MOST_NODES = 100_000
 SHORTEST_S, LONGEST_S = 0.01, 30 * DAY_S
+SMALLEST_BYTES, LARGEST_BYTES = 1 << 20, 1 << 40
+SIGNALS = ("SIGTERM", "SIGINT", "SIGUSR1", "SIGUSR2", "SIGHUP", "SIGQUIT")
+"""What workers can be sent and can catch."""
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}")
 _VARIABLE = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
 _FLAG = re.compile(r"[a-z][a-z0-9-]+")
@@ -69,6 +73,27 @@ def _between(least_s: float, most_s: float) -> AfterValidator:
         return seconds
 
     return AfterValidator(check)
+
+
+def _memory(size_bytes: int) -> int:
+    if not SMALLEST_BYTES <= size_bytes <= LARGEST_BYTES:
+        bounds = f"{size_words(SMALLEST_BYTES)} to {size_words(LARGEST_BYTES)}"
+        raise ValueError(f"must be from {bounds}, not {size_words(size_bytes)}")
+    return size_bytes
+
+
+def _signal(value: object) -> object:
+    """`usr1` and `SIGUSR1` are the same signal."""
+    name = value.upper() if isinstance(value, str) else ""
+    name = name if name.startswith("SIG") else f"SIG{name}"
+    if name not in SIGNALS:
+        raise ValueError(f"must be one of {', '.join(SIGNALS)}, not {value!r}")
+    return name
+
+
+def _number(value: float) -> float | int:
+    """Without the `.0` that nobody writes."""
+    return int(value) if value.is_integer() else value
 
 
 def _command(value: object) -> object:
@@ -147,6 +172,7 @@ _OURS = {
 }
 """sbatch flags that `slurm.extra` cannot hold, and why."""
 
+_SIGNAL_PATTERN = f"^(SIG)?({'|'.join(name.removeprefix('SIG') for name in SIGNALS)})$"
 _SCALAR = {"type": ["string", "number", "boolean"]}  # a number or `true` arrives as it was written
 Line = Annotated[str, BeforeValidator(_digits), AfterValidator(_one_line), WithJsonSchema(_SCALAR)]
 Text = Annotated[str, BeforeValidator(_digits), AfterValidator(_portable), WithJsonSchema(_SCALAR)]
@@ -189,3 +215,17 @@ Count = Annotated[int, Field(ge=0, le=1_000_000), _WHOLE]
 Spares = Annotated[int, Field(ge=0, le=MOST_NODES), _WHOLE]
 Positive = Annotated[int, Field(ge=1, le=1_000_000), _WHOLE]
 Workers = Annotated[int, Field(ge=1, le=1024), _WHOLE]
+Factor = Annotated[float, Field(ge=1.5, le=1000), PlainSerializer(_number, when_used="json")]
+Switch = Annotated[StrictBool, BeforeValidator(_flag_value)]
+Size = Annotated[
+    int,
+    BeforeValidator(parse_size),
+    AfterValidator(_memory),
+    PlainSerializer(size_words, return_type=str, when_used="json"),
+    WithJsonSchema({"type": ["string", "integer"], "examples": ["2GiB", "500MB"]}),
+]
+SignalName = Annotated[
+    str,
+    BeforeValidator(_signal),
+    WithJsonSchema({"type": "string", "pattern": _SIGNAL_PATTERN, "examples": ["SIGTERM", "USR1"]}),
+]

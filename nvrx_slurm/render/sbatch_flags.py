@@ -2,17 +2,15 @@
 
 from __future__ import annotations
 
-import math
 import re
 from collections.abc import Iterator
 
-from nvrx_slurm.config.durations import slurm_time
+from nvrx_slurm.config import budgets
 from nvrx_slurm.config.model import JobSpec
+from nvrx_slurm.durations import slurm_time
 from nvrx_slurm.errors import ConfigError
 from nvrx_slurm.records import Plan
 
-NOTICE_MARGIN_S = 30
-SHORTEST_NOTICE_S = 60
 _MEMORY = {"mem-per-cpu", "mem-per-gpu"}  # sbatch takes one of the memory flags only
 _PLAIN = re.compile(r"[A-Za-z0-9_.,:;=/@%+*&|!~^\[\](){}<>-]+")
 
@@ -30,9 +28,10 @@ def sbatch_quote(value: str) -> str:
 
 
 def notice_s(plan: Plan) -> int:
-    """How long before its time limit the job is told, so that its teardown fits; of a short job at most a quarter."""
-    wanted = max(SHORTEST_NOTICE_S, math.ceil(plan.fault_tolerance.teardown_grace_s) + NOTICE_MARGIN_S)
-    return wanted if plan.time_limit_s is None else min(wanted, int(plan.time_limit_s / 4))
+    """How long before its time limit the job is told, so that it can save and tear down."""
+    bounds = plan.fault_tolerance
+    checkpoint_s = bounds.checkpoint_timeout_s if bounds.checkpoint_signal else 0.0
+    return budgets.notice_s(bounds.teardown_grace_s, checkpoint_s, plan.time_limit_s)
 
 
 def sbatch_flags(spec: JobSpec, plan: Plan) -> list[str]:

@@ -41,18 +41,31 @@ def arrive(view: JobView, name: str, t: float) -> None:
     """A node without old workers is here: for the open round that waits for it, or else as a hot spare."""
     for replica in view.replicas.values():
         if replica.phase in OPEN and name in view.waiting[replica.id]:
-            change_node(view, name, state="ready", since=t, replica=replica.id, role=replica.role, ranks=())
+            place = {"replica": replica.id, "role": replica.role, "ranks": (), "done": False}
+            change_node(view, name, state="ready", since=t, **place)
             stop_waiting(view, replica.id, name)
             return
-    free = {"replica": None, "role": None, "group_rank": None, "ranks": (), "promoted": False}
+    free = {"replica": None, "role": None, "group_rank": None, "ranks": (), "promoted": False, "done": False}
     change_node(view, name, state="standby", since=t, **free)
 
 
 def depart(view: JobView, name: str, state: NodeState, why: str, t: float) -> None:
     """A node is gone. It keeps the name of the replica that it worked for, and nobody waits for it any more."""
-    change_node(view, name, state=state, since=t, why=why, group_rank=None, ranks=(), promoted=False)
+    gone = {"done": False, "group_rank": None, "ranks": (), "promoted": False, "held_until": None}
+    change_node(view, name, state=state, since=t, why=why, **gone)
     for replica in view.replicas.values():
         stop_waiting(view, replica.id, name)
+
+
+def hold_ranks(view: JobView, name: str, until: float) -> None:
+    """Nobody gets the ranks that the lost node had until then, unless its death is proven before."""
+    change_node(view, name, held_until=until)
+
+
+def release_ranks(view: JobView, replica: str) -> None:
+    """The replica's round has closed: none of its lost nodes has workers any more."""
+    for name in view.unproven(replica):
+        change_node(view, name, held_until=None)
 
 
 def stop_waiting(view: JobView, replica: str, name: str) -> None:
@@ -66,6 +79,6 @@ def stop_waiting(view: JobView, replica: str, name: str) -> None:
 def may_come(view: JobView, name: str, replica: str) -> bool:
     """Whether an opening round of the replica still has to wait for this node of its cycle before."""
     node = view.nodes.get(name)
-    if node is None or node.state in ("lost", "left"):
+    if node is None or node.state in ("lost", "left", "quarantined"):
         return False
     return node.state in ("joining", "standby") or node.replica == replica

@@ -8,9 +8,18 @@ from typing import Any
 from msgspec.structs import replace
 
 from nvrx_slurm import records
-from nvrx_slurm.report import recovery, words
-from nvrx_slurm.report.changes import change_cycle, change_node, change_replica, depart, may_come
+from nvrx_slurm.report import recovery
+from nvrx_slurm.report.changes import (
+    change_cycle,
+    change_node,
+    change_replica,
+    depart,
+    hold_ranks,
+    may_come,
+    release_ranks,
+)
 from nvrx_slurm.report.model import CycleView, Decided, Failure, JobView, NodeView, ReplicaView
+from nvrx_slurm.report.sentences import describe
 
 RESTARTS = ("restart_replica", "restart_job")
 ENDED = ("done", "failed", "stopped")
@@ -39,6 +48,7 @@ def _round_opened(view: JobView, decision: records.RoundOpened, t: float) -> Non
 
 def _round_closed(view: JobView, decision: records.RoundClosed, t: float) -> None:
     replica, nodes = decision.replica, decision.nodes
+    release_ranks(view, replica)
     promoted = decision.promoted if decision.cycle else ()  # in cycle 0 nobody was a spare before
     for name in set(view.replicas[replica].nodes).difference(nodes):
         if name in view.nodes and view.nodes[name].state == "ready":
@@ -64,6 +74,7 @@ def _seated(view: JobView, decision: records.RoundClosed, index: int, name: str,
         group_rank=index,
         ranks=tuple(range(index * workers, (index + 1) * workers)),
         step=None,
+        done=False,
         promoted=bool(decision.cycle) and name in decision.promoted,
     )
 
@@ -78,10 +89,11 @@ def _restart_decided(view: JobView, decision: records.RestartDecided, t: float) 
         cycle=decision.cycle,
         rank=decision.rank,
         step=noticed.step if noticed and decision.step is None else decision.step,
+        stacks=noticed.stacks if noticed else None,
     )
     view.restarts += decision.action in RESTARTS
     view.restarts_left = decision.restarts_left
-    view.last_decision = Decided(at=t, what=words.describe(decision))
+    view.last_decision = Decided(at=t, what=describe(decision))
 
 
 def _recovered(view: JobView, decision: records.Recovered, t: float) -> None:
@@ -98,7 +110,7 @@ def _replica_ended(view: JobView, decision: records.ReplicaEnded, t: float) -> N
 
 def _shutdown(view: JobView, decision: records.Shutdown, t: float) -> None:
     view.shutdown = decision
-    view.last_decision = Decided(at=t, what=f"shutdown with {words.describe(decision)}")
+    view.last_decision = Decided(at=t, what=f"shutdown with {describe(decision)}")
     for replica in list(view.replicas.values()):
         if replica.phase not in ENDED:
             view.waiting[replica.id] = {name for name in view.present if view.nodes[name].replica == replica.id}
@@ -119,6 +131,17 @@ def _fence(view: JobView, decision: records.Fence, t: float) -> None:
     node = view.nodes.get(decision.node)
     if node and node.state not in ("lost", "left") and node.incarnation == decision.incarnation:
         depart(view, node.name, "lost", "fenced: too late for its round", t)
+        if view.plan is not None:  # it may still be killing its workers
+            hold_ranks(view, node.name, t + view.plan.fault_tolerance.gives_away_after_s)
+
+
+def _quarantined(view: JobView, decision: records.Quarantined, t: float) -> None:
+    depart(view, decision.node, "quarantined", decision.reason, t)
+    view.last_decision = Decided(at=t, what=f"quarantined {describe(decision)}")
+
+
+def _dump_ordered(view: JobView, decision: records.DumpOrdered, t: float) -> None:
+    """Nothing changes: workers go on while their stacks are written down."""
 
 
 HANDLERS: dict[type[Any], Callable[[JobView, Any, float], None]] = {
@@ -130,5 +153,7 @@ HANDLERS: dict[type[Any], Callable[[JobView, Any, float], None]] = {
     records.Shutdown: _shutdown,
     records.JobEnded: _job_ended,
     records.Fence: _fence,
+    records.Quarantined: _quarantined,
+    records.DumpOrdered: _dump_ordered,
 }
 """Kind of decision → what changes, given the view, the decision, and the time of its entry."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 import inspect
 import re
 import sys
-from typing import Any, get_args
+from typing import get_args
 
 import msgspec
 
@@ -41,11 +41,14 @@ Every key is always there; what is not known, or has not happened yet, is null.
 STATUS_PARTS: tuple[type[msgspec.Struct], ...] = (
     snapshot.Status,
     snapshot.ReplicaStatus,
-    model.NodeView,
+    snapshot.NodeStatus,
+    model.RankView,
+    model.OpenSection,
     model.CycleView,
     model.Recovery,
     model.Failure,
     model.Decided,
+    model.Dumped,
 )
 
 
@@ -65,8 +68,10 @@ def _part(kind: type[msgspec.Struct]) -> str:
     return f"### {kind.__name__}\n\n{_prose(kind)}\n\n{_table(kind)}"
 
 
-def _prose(kind: type[Any]) -> str:
-    return inspect.cleandoc(kind.__doc__ or "")
+def _prose(kind: type[msgspec.Struct]) -> str:
+    """Its own words, and those of the value that it adds to."""
+    told = [each for each in _records(kind) if each is kind or (issubclass(each, model.Value) and _fields(each))]
+    return "\n\n".join(inspect.cleandoc(each.__doc__ or "") for each in told)
 
 
 def _table(kind: type[msgspec.Struct]) -> str:

@@ -11,8 +11,16 @@ from nvrx_slurm import records
 from nvrx_slurm.ids import replica_id
 from nvrx_slurm.records import Plan
 from nvrx_slurm.report import recovery, words
-from nvrx_slurm.report.changes import arrive, change_cycle, change_node, change_replica, depart, tell_step
-from nvrx_slurm.report.model import Failure, JobView, NodeView
+from nvrx_slurm.report.changes import (
+    arrive,
+    change_cycle,
+    change_node,
+    change_replica,
+    depart,
+    hold_ranks,
+    tell_step,
+)
+from nvrx_slurm.report.model import Dumped, Failure, JobView, NodeView
 
 
 def _job_started(view: JobView, fact: records.JobStarted, t: float) -> None:
@@ -20,7 +28,7 @@ def _job_started(view: JobView, fact: records.JobStarted, t: float) -> None:
     view.started_at = t if view.started_at is None else view.started_at
     view.shutdown = view.exit_code = view.ended_at = None
     view.nodes = {name: NodeView(name=name, since=t) for name in fact.expected}
-    view.replicas, view.waiting, view.outages, view.missing = {}, {}, {}, ()
+    view.replicas, view.waiting, view.outages, view.heard, view.missing = {}, {}, {}, {}, ()
     view.preferred = _first_calls(view.plan, fact.expected)
 
 
@@ -71,24 +79,48 @@ def _progress(view: JobView, fact: records.Progress, t: float) -> None:
 
 
 def _worker_failed(view: JobView, fact: records.WorkerFailed, t: float) -> None:
+    _fail_worker(view, fact, words.worker_end(fact), t)
+
+
+def _worker_hung(view: JobView, fact: records.WorkerHung, t: float) -> None:
+    _fail_worker(view, fact, words.worker_hang(fact), t, stacks=fact.stacks)
+    if fact.stacks is not None:
+        view.last_stacks = Dumped(at=t, why=fact.why, node=fact.node, files={fact.rank: fact.stacks})
+
+
+def _fail_worker(
+    view: JobView, fact: records.WorkerFailed | records.WorkerHung, why: str, t: float, stacks: str | None = None
+) -> None:
     if fact.step is not None:
         tell_step(view, fact.node, fact.step)
     if view.shutdown is not None:  # it was told to end
         return
     view.last_failure = Failure(
         at=t - fact.ago_s,
-        why=words.worker_end(fact),
+        why=why,
         node=fact.node,
         replica=fact.replica,
         cycle=fact.cycle,
         rank=fact.rank,
         step=_step_of(view, fact.node, fact.step),
+        stacks=stacks,
     )
+
+
+def _node_isolated(view: JobView, fact: records.NodeIsolated, t: float) -> None:
+    if view.shutdown is None:
+        view.last_failure = _node_failure(view, fact.node, words.isolation(fact), t, None)
+
+
+def _stacks_dumped(view: JobView, fact: records.StacksDumped, t: float) -> None:
+    if fact.files:
+        view.last_stacks = Dumped(at=t, why=fact.why, node=fact.node, files=fact.files)
 
 
 def _workers_done(view: JobView, fact: records.WorkersDone, t: float) -> None:
     if fact.step is not None:
         tell_step(view, fact.node, fact.step)
+    change_node(view, fact.node, done=True)
 
 
 def _node_left(view: JobView, fact: records.NodeLeft, t: float) -> None:
@@ -103,11 +135,26 @@ def _node_lost(view: JobView, fact: records.NodeLost, t: float) -> None:
     if view.shutdown is None:
         why = words.node_loss(fact)
         view.last_failure = _node_failure(view, fact.node, why, t - fact.ago_s, fact.step)
+    had_ranks = fact.node in view.nodes and view.nodes[fact.node].state == "active"
     depart(view, fact.node, "lost", fact.cause.replace("_", " "), t)
+    if had_ranks and fact.safe_after_s > 0.0:
+        hold_ranks(view, fact.node, t + fact.safe_after_s)
 
 
-def _tick(view: JobView, fact: records.Tick, t: float) -> None:
-    """Only the decisions that follow from it change the view; so it is with a signal."""
+def _node_fenced(view: JobView, fact: records.NodeFenced, t: float) -> None:
+    node = view.nodes.get(fact.node)
+    if node is not None and node.incarnation == fact.incarnation:
+        change_node(view, fact.node, held_until=None)
+
+
+def _slurm_node_state(view: JobView, fact: records.SlurmNodeState, t: float) -> None:
+    node = view.nodes.get(fact.node)
+    if node is not None and node.state == "lost":
+        change_node(view, fact.node, slurm_says=words.slurm_state(fact))
+
+
+def _recorded(view: JobView, fact: records.AnyFact, t: float) -> None:
+    """Of itself it changes nothing that a view shows; the decisions that follow from it may."""
 
 
 def _node_failure(view: JobView, name: str, why: str, at: float, step: int | None) -> Failure:
@@ -136,10 +183,17 @@ HANDLERS: dict[type[Any], Callable[[JobView, Any, float], None]] = {
     records.WorkersStarted: _workers_started,
     records.Progress: _progress,
     records.WorkerFailed: _worker_failed,
+    records.WorkerHung: _worker_hung,
     records.WorkersDone: _workers_done,
+    records.NodeIsolated: _node_isolated,
+    records.Learned: _recorded,
+    records.StacksDumped: _stacks_dumped,
     records.NodeLeft: _node_left,
     records.NodeLost: _node_lost,
-    records.Signalled: _tick,
-    records.Tick: _tick,
+    records.NodeFenced: _node_fenced,
+    records.SlurmNodeState: _slurm_node_state,
+    records.DumpAsked: _recorded,
+    records.Signalled: _recorded,
+    records.Tick: _recorded,
 }
 """Kind of fact → what changes, given the view, the fact, and the time of its entry."""

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 from nvrx_slurm.errors import StoreUnreachable
 from nvrx_slurm.folder import StoreAddress
-from nvrx_slurm.records import Beat, Entry, unpack_beat, unpack_entry
+from nvrx_slurm.records import AnyFact, Entry, pack, unpack_beat, unpack_entry
+from nvrx_slurm.report.model import Heard
 from nvrx_slurm.store.keys import Keys
 
 CONNECT_S = 1.0
@@ -30,7 +32,12 @@ class JournalStream:
     def close(self) -> None:
         self._redis.close()
 
-    def read(self, wait_s: float) -> list[Entry | Beat]:
+    def time(self) -> float:
+        """The store's clock, by which beats are stamped: seconds since the epoch."""
+        seconds, micros = self._call(self._redis.time)
+        return int(seconds) + int(micros) / 1e6
+
+    def read(self, wait_s: float) -> list[Entry | Heard]:
         """What is new. If nothing is, waits up to `wait_s` (at most a second) for it."""
         if not self._cursors:
             missed = self._call(self._catch_up)
@@ -38,33 +45,61 @@ class JournalStream:
                 return list(missed)
         return list(self._call(lambda: self._news(wait_s)))
 
-    def _catch_up(self) -> list[Entry]:
-        """The entries after the number known so far, and no more: numbers have no gap, so their count is known."""
+    def _catch_up(self) -> list[Entry | Heard]:
+        """The entries after the number known so far, and no more: numbers have no gap, so their count is known.
+
+        And the last beat of every node: agents keep that stream short.
+        """
         journal = self._keys.journal
         newest = self._redis.xrevrange(journal, count=1)
         cursor = newest[0][0] if newest else _START
         missing = unpack_entry(newest[0][1][b"m"]).n - self._after if newest else 0
         items = self._redis.xrevrange(journal, max=cursor, count=missing) if missing > 0 else []
-        self._cursors = {journal: cursor} | ({self._keys.beats: _START} if self._beats else {})
-        return [unpack_entry(fields[b"m"]) for _, fields in reversed(items)]
+        self._cursors = {journal: cursor}
+        missed: list[Entry | Heard] = [unpack_entry(fields[b"m"]) for _, fields in reversed(items)]
+        return missed + (self._last_beats() if self._beats else [])
 
-    def _news(self, wait_s: float) -> list[Entry | Beat]:
+    def _last_beats(self) -> list[Heard]:
+        items = self._redis.xrange(self._keys.beats)
+        self._cursors[self._keys.beats] = items[-1][0] if items else _START
+        beats = (_heard(identity, fields) for identity, fields in items)
+        return list({heard.beat.node: heard for heard in beats}.values())
+
+    def _news(self, wait_s: float) -> list[Entry | Heard]:
         block_ms = int(min(wait_s, LONGEST_WAIT_S) * 1000)
         reply = self._redis.xread(self._cursors, count=_BATCH, block=block_ms or None)  # 0 would block for ever
-        found: list[Entry | Beat] = []
+        found: list[Entry | Heard] = []
         for key, items in reply or ():
-            unpack = unpack_entry if key.decode() == self._keys.journal else unpack_beat
-            found += [unpack(fields[b"m"]) for _, fields in items]
+            of_journal = key.decode() == self._keys.journal
+            found += [unpack_entry(fields[b"m"]) if of_journal else _heard(at, fields) for at, fields in items]
             self._cursors[key.decode()] = items[-1][0]
         return found
 
-    def _call(self, call: Any) -> Any:
-        from redis.exceptions import RedisError
+    def _call(self, call: Callable[[], Any]) -> Any:
+        return _answered(self._where, call)
 
-        try:
-            return call()
-        except (RedisError, OSError) as error:
-            raise StoreUnreachable(f"the store at {self._where} does not answer: {error}") from None
+
+def post(address: StoreAddress, fact: AnyFact) -> None:
+    """Tell the job's controller a fact. Raises `StoreUnreachable`."""
+    client = _connect(address)
+    try:
+        _answered(address.url, lambda: client.xadd(Keys(address.job).inbox, {"m": pack(fact)}))
+    finally:
+        client.close()
+
+
+def _heard(identity: bytes, fields: dict[bytes, bytes]) -> Heard:
+    """A beat with its time: the server begins each id with its clock, in milliseconds."""
+    return Heard(t=int(identity.partition(b"-")[0]) / 1000, beat=unpack_beat(fields[b"m"]))
+
+
+def _answered(where: str, call: Callable[[], Any]) -> Any:
+    from redis.exceptions import RedisError
+
+    try:
+        return call()
+    except (RedisError, OSError) as error:
+        raise StoreUnreachable(f"the store at {where} does not answer: {error}") from None
 
 
 def _connect(address: StoreAddress) -> Any:  # redis-py types one reply for sync and async clients alike

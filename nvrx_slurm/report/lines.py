@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from nvrx_slurm.records import Entry, entry_to_json
-from nvrx_slurm.report.words import describe, event_name
+from nvrx_slurm.report.sentences import describe
+from nvrx_slurm.report.words import event_name
 
 NAME_WIDTH = 18
 TIME_WIDTH = 12

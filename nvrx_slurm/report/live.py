@@ -9,10 +9,11 @@ from typing import TYPE_CHECKING
 from nvrx_slurm.clock import Clock, SystemClock
 from nvrx_slurm.errors import EXIT_RETRY
 from nvrx_slurm.folder import JobFolder
-from nvrx_slurm.records import Beat, Entry
+from nvrx_slurm.records import Entry
 from nvrx_slurm.report import snapshot
 from nvrx_slurm.report.jobs import find_job, read_plan
 from nvrx_slurm.report.lines import Lines
+from nvrx_slurm.report.model import Heard
 from nvrx_slurm.report.presence import Outside, Presence
 from nvrx_slurm.report.snapshot import Snapshot
 from nvrx_slurm.report.source import Journal
@@ -55,7 +56,7 @@ class _Printer:
         self._lines = Lines()
         self._said: str | None = None
 
-    def take(self, items: list[Entry | Beat], folder: JobFolder) -> None:
+    def take(self, items: list[Entry | Heard], folder: JobFolder) -> None:
         for item in items:
             if isinstance(item, Entry):
                 print(self._lines.in_words(item), file=self._file, flush=True)
@@ -111,8 +112,14 @@ class _Watch:
                 assert view is not None
                 snapshot.grow(view, item)
             self._face.take(items, folder)
-            error = journal.store_error
-            shot = snapshot.snap(view or new_view(), folder, outside=outside, store_error=error, clock=self._clock)
+            shot = snapshot.snap(
+                view or new_view(),
+                folder,
+                outside=outside,
+                store_now=journal.store_time(),
+                store_error=journal.store_error,
+                clock=self._clock,
+            )
             if not items and (outside.over or journal.ended):
                 return shot
             self._face.draw(shot)

@@ -10,9 +10,9 @@ from typing import Literal
 
 import msgspec
 
-from nvrx_slurm.records import Plan, Shutdown
+from nvrx_slurm.records import Beat, Plan, Shutdown
 
-NodeState = Literal["joining", "ready", "standby", "active", "lost", "left"]
+NodeState = Literal["joining", "ready", "standby", "active", "lost", "left", "quarantined"]
 Phase = Literal["joining", "starting", "running", "stopping", "done", "failed", "stopped"]
 CycleKey = tuple[str, int, int]
 """Replica, generation, cycle."""
@@ -24,7 +24,9 @@ class Value(msgspec.Struct, frozen=True, kw_only=True):
 
 class NodeView(Value, frozen=True, kw_only=True):
     """One node. `joining`: in the allocation, not heard of yet; `ready`: here, its round still open;
-    `standby`: a hot spare. `step` is the last one that any of its ranks told in its cycle."""
+    `standby`: a hot spare; `quarantined`: here, and gets no ranks any more. `step` is the last one that any of its
+    ranks told in its cycle. `held_until`: of a lost node, until when its ranks wait for proof of its death.
+    """
 
     name: str
     state: NodeState = "joining"
@@ -35,7 +37,10 @@ class NodeView(Value, frozen=True, kw_only=True):
     ranks: tuple[int, ...] = ()
     step: int | None = None
     promoted: bool = False  # a hot spare that got ranks in the running cycle
-    why: str | None = None  # for `lost` and `left`
+    why: str | None = None  # for `lost`, `left` and `quarantined`
+    done: bool = False  # all its workers have ended with exit code 0
+    held_until: float | None = None
+    slurm_says: str | None = None  # of a lost node
     incarnation: str = ""
 
 
@@ -85,6 +90,39 @@ class Failure(Value, frozen=True, kw_only=True):
     cycle: int | None = None
     rank: int | None = None
     step: int | None = None
+    stacks: str | None = None  # of a hung worker: the file, below the job folder
+
+
+class OpenSection(Value, frozen=True, kw_only=True):
+    """A section that a worker has entered and not left."""
+
+    name: str
+    open_s: float
+
+
+class RankView(Value, frozen=True, kw_only=True):
+    """One rank that has a worker, as the last beat of its node told it.
+
+    `lag`: how many steps it is behind the fastest of its replica; where steps are faster than beats, also the time
+    between two nodes' beats shows in it. `quiet_s`: since its last sign of progress. `sections`: outermost first.
+    """
+
+    replica: str
+    rank: int
+    node: str
+    step: int | None = None
+    lag: int | None = None
+    quiet_s: float | None = None
+    sections: tuple[OpenSection, ...] = ()
+
+
+class Dumped(Value, frozen=True, kw_only=True):
+    """Stacks of live workers that were written down last. `files`: rank → path below the job folder."""
+
+    at: float
+    why: str
+    node: str
+    files: dict[int, str]
 
 
 class Decided(Value, frozen=True, kw_only=True):
@@ -120,6 +158,14 @@ class Recovery(Value, frozen=True, kw_only=True):
         return None if self.startup_s is None else self.total_s + self.startup_s
 
 
+@dataclass(frozen=True, slots=True)
+class Heard:
+    """A beat, and when it reached the store: seconds since the epoch by the store's clock."""
+
+    t: float
+    beat: Beat
+
+
 @dataclass(slots=True)
 class JobView:
     """A job after journal entry `n`. It grows in place, as the core's state does: copying a fleet of thousands for
@@ -140,11 +186,13 @@ class JobView:
     waiting: dict[str, set[str]] = field(default_factory=dict)  # replica → nodes that keep it in its phase
     outages: dict[str, Failure] = field(default_factory=dict)  # replica → the failure it has yet to recover from
     preferred: dict[str, tuple[str, ...]] = field(default_factory=dict)  # replica → whom its next round calls
+    heard: dict[str, Heard] = field(default_factory=dict)  # node → its last beat; only the store has them
     controllers: int = 0
     restarts: int = 0
     restarts_left: int | None = None
     last_failure: Failure | None = None
     last_decision: Decided | None = None
+    last_stacks: Dumped | None = None
     shutdown: Shutdown | None = None
     exit_code: int | None = None
     missing: tuple[str, ...] = ()
@@ -154,6 +202,18 @@ class JobView:
         waiting = self.waiting.get(replica, set())
         return tuple(name for name in self.replicas[replica].nodes if name in waiting)
 
+    def unproven(self, replica: str) -> tuple[str, ...]:
+        """The lost nodes of the replica that may still have workers: its round cannot close before that is over."""
+        names = self.replicas[replica].nodes
+        return tuple(name for name in names if name in self.nodes and self.nodes[name].held_until is not None)
+
+    def last_beat(self, name: str) -> Heard | None:
+        """The last beat of the node's present agent, or of the one that was lost; None: none is known."""
+        heard, node = self.heard.get(name), self.nodes.get(name)
+        if heard is None or node is None or heard.beat.generation != self.generation:
+            return None
+        return heard if node.incarnation in ("", heard.beat.incarnation) else None
+
     @property
     def spares(self) -> tuple[str, ...]:
         """The hot spares left."""
@@ -162,7 +222,7 @@ class JobView:
     @property
     def present(self) -> tuple[str, ...]:
         """The nodes whose agents have not gone."""
-        here = ("ready", "standby", "active")
+        here = ("ready", "standby", "active", "quarantined")
         return tuple(node.name for node in self.nodes.values() if node.state in here)
 
     @property

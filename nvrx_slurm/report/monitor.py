@@ -12,10 +12,11 @@ from rich.text import Text
 
 from nvrx_slurm.clock import Clock
 from nvrx_slurm.folder import JobFolder
-from nvrx_slurm.records import Beat, Entry, Progress
+from nvrx_slurm.records import Entry, Progress
 from nvrx_slurm.report import screen
 from nvrx_slurm.report.lines import Lines
 from nvrx_slurm.report.live import REDRAW_S
+from nvrx_slurm.report.model import Heard
 from nvrx_slurm.report.snapshot import Snapshot
 
 MOST_EVENTS = 6
@@ -46,7 +47,7 @@ class Monitor:
     ) -> None:
         self._live.stop()
 
-    def take(self, items: list[Entry | Beat], folder: JobFolder) -> None:
+    def take(self, items: list[Entry | Heard], folder: JobFolder) -> None:
         """Remember the last events."""
         self._folder = folder
         for item in items:
@@ -76,7 +77,8 @@ class Monitor:
 
     def _fitted(self, shot: Snapshot) -> RenderableType:
         height = self._console.height
-        page = screen.render(shot, most_nodes=max(4, height - RESERVED_LINES))
+        room = height - RESERVED_LINES
+        page = screen.render(shot, most_nodes=max(4, room), most_ranks=max(3, room // 4))
         used = len(self._console.render_lines(page))
         parts = [page]
         room = height - used - 1

@@ -4,31 +4,37 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from nvrx_slurm.report import sections
+from nvrx_slurm.report import fleet, sections
 from nvrx_slurm.report.overview import JobLine
-from nvrx_slurm.report.sections import Row, Table
 from nvrx_slurm.report.snapshot import Snapshot
+from nvrx_slurm.report.tables import Row, Table
 
 GAP = "  "
+MOST_RANKS = 64
 
 
 def page(shot: Snapshot) -> str:
     """One job: facts, then tables, each under its column names."""
-    tables = (sections.replicas(shot.view), sections.nodes(shot.view, shot.moment), *_history(shot))
-    return _joined(shot, tables)
+    ranks, others = fleet.ranks(shot, MOST_RANKS)
+    texts = [*_tables(sections.replicas(shot.view), fleet.nodes(shot), ranks), *([others] if others else [])]
+    return "\n\n".join([_facts(shot), *texts, *_tables(*_history(shot))])
 
 
 def summary(shot: Snapshot) -> str:
     """How a job went: its rounds, and each recovery's phases."""
-    return _joined(shot, _history(shot))
+    return "\n\n".join([_facts(shot), *_tables(*_history(shot))])
 
 
 def _history(shot: Snapshot) -> tuple[Table, ...]:
     return sections.cycles(shot.view, shot.moment), sections.recoveries(shot.view)
 
 
-def _joined(shot: Snapshot, tables: Sequence[Table]) -> str:
-    return "\n\n".join([pairs(sections.facts(shot)), *(table(each) for each in tables if each.rows)])
+def _facts(shot: Snapshot) -> str:
+    return pairs(sections.facts(shot))
+
+
+def _tables(*tables: Table) -> list[str]:
+    return [table(each) for each in tables if each.rows]
 
 
 def jobs(lines: Sequence[JobLine]) -> str:

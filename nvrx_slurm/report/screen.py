@@ -12,12 +12,12 @@ from rich.rule import Rule
 from rich.table import Table as Grid
 from rich.text import Text
 
-from nvrx_slurm.report import recovery, sections
+from nvrx_slurm.report import fleet, recovery, sections
 from nvrx_slurm.report.live import watch
 from nvrx_slurm.report.model import JobView, NodeView, Recovery
 from nvrx_slurm.report.overview import JobLine
-from nvrx_slurm.report.sections import Mood, Row, Table, mood
 from nvrx_slurm.report.snapshot import Snapshot
+from nvrx_slurm.report.tables import Mood, Row, Table, mood
 from nvrx_slurm.report.words import names, seconds
 
 __all__ = ["grid", "render", "show", "show_jobs", "summary", "watch"]
@@ -40,6 +40,7 @@ PHASE_STYLES = {
 }
 BAR_WIDTH = 32
 MOST_NODES = 16
+MOST_RANKS = 8
 MOST_RECOVERIES = 5
 
 
@@ -53,14 +54,14 @@ def show_jobs(lines: Sequence[JobLine], console: Console | None = None) -> None:
     (console or Console(highlight=False)).print(grid(sections.job_table(lines)))
 
 
-def render(shot: Snapshot, *, most_nodes: int = MOST_NODES) -> RenderableType:
-    """One job on one screen: header, replicas, nodes, recoveries, what failed last, where the logs are."""
+def render(shot: Snapshot, *, most_nodes: int = MOST_NODES, most_ranks: int = MOST_RANKS) -> RenderableType:
+    """One job on one screen: header, replicas, nodes, ranks, recoveries, what failed last, where the logs are."""
     view = shot.view
     parts: list[RenderableType] = [header(shot)]
     if len(view.replicas) > 1:  # one is told by the header
         parts += [Text(), grid(sections.replicas(view))]
     if view.nodes:
-        parts += [Text(), node_grid(view, shot.moment, most_nodes)]
+        parts += [Text(), node_grid(shot, most_nodes), *rank_grid(shot, most_ranks)]
     if view.recoveries:
         parts += [Text(), recovery_bars(view)]
     return Group(*parts, Text(), *footer(shot))
@@ -101,7 +102,7 @@ def header(shot: Snapshot) -> RenderableType:
 
 def footer(shot: Snapshot) -> list[RenderableType]:
     """What failed last, what was decided, where the logs are."""
-    wanted = ("failure", "decision", "logs", "note")
+    wanted = ("failure", "decision", "stacks", "logs", "note")
     rows = [row for row in sections.facts(shot) if row.cells[0] in wanted and row.cells[1] != "none"]
     table = Grid.grid(padding=(0, 2))
     table.add_column(style="dim", no_wrap=True)
@@ -122,11 +123,11 @@ def grid(table: Table) -> Grid:
     return drawn
 
 
-def node_grid(view: JobView, now: float, most: int) -> RenderableType:
+def node_grid(shot: Snapshot, most: int) -> RenderableType:
     """The nodes, the unusual ones first to be kept where there is no room for all; the rest in one line a state."""
+    view = shot.view
     shown = _worth_showing(list(view.nodes.values()), most)
-    table = sections.nodes(view, now)
-    kept = Table(table.title, table.columns, tuple(r for r in table.rows if r.cells[0] in shown), table.right)
+    kept = fleet.nodes(shot, shown)
     hidden = [node for node in view.nodes.values() if node.name not in shown]
     if not hidden:
         return grid(kept)
@@ -136,6 +137,15 @@ def node_grid(view: JobView, now: float, most: int) -> RenderableType:
         rest.append(f"  and {len(alike)} {state}: {names(alike)}\n")
     rest.rstrip()
     return Group(grid(kept), rest)
+
+
+def rank_grid(shot: Snapshot, most: int) -> list[RenderableType]:
+    """The ranks that beats tell of, the others in one line; nothing where no beat is known."""
+    table, others = fleet.ranks(shot, most)
+    if not table.rows:
+        return []
+    rest = [Text(f"  {others}", style="dim")] if others else []
+    return [Text(), grid(table), *rest]
 
 
 def recovery_bars(view: JobView, most: int = MOST_RECOVERIES) -> RenderableType:
@@ -172,7 +182,7 @@ def _cells(row: Row) -> list[Text]:
 def _worth_showing(nodes: list[NodeView], most: int) -> set[str]:
     if len(nodes) <= most:
         return {node.name for node in nodes}
-    rank = {"lost": 0, "joining": 1, "ready": 2, "standby": 3, "left": 5}
+    rank = {"lost": 0, "quarantined": 0, "joining": 1, "ready": 2, "standby": 3, "left": 5}
     ordered = sorted(nodes, key=lambda node: (rank.get(node.state, 4 - 2 * node.promoted), -node.since))
     return {node.name for node in ordered[: max(0, most - 1)]}
 

@@ -3,57 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, field
-from typing import Literal
 
 from nvrx_slurm.report import recovery
-from nvrx_slurm.report.model import CycleView, JobView, NodeView, Recovery, ReplicaView
+from nvrx_slurm.report.model import CycleView, Dumped, JobView, Recovery, ReplicaView
 from nvrx_slurm.report.overview import JobLine
 from nvrx_slurm.report.snapshot import Snapshot
-from nvrx_slurm.report.words import at_step, names, numbers, plural, seconds
-
-Mood = Literal["good", "busy", "spare", "bad", "dim", "plain"]
-"""What a line is about, for those who have colours."""
-
-STATE_MOODS: dict[str, Mood] = {
-    "active": "good",
-    "running": "good",
-    "completed": "good",
-    "done": "good",
-    "standby": "spare",
-    "ready": "busy",
-    "joining": "busy",
-    "starting": "busy",
-    "stopping": "busy",
-    "recovering": "busy",
-    "left": "dim",
-    "stopped": "dim",
-    "cancelled": "dim",
-    "lost": "bad",
-    "failed": "bad",
-    "timeout": "bad",
-    "died": "bad",
-}
-
-
-@dataclass(frozen=True, slots=True)
-class Row:
-    cells: tuple[str, ...]
-    mood: Mood = "plain"
-
-
-@dataclass(frozen=True, slots=True)
-class Table:
-    """`right` names the columns whose cells are numbers."""
-
-    title: str
-    columns: tuple[str, ...]
-    rows: tuple[Row, ...]
-    right: frozenset[str] = field(default_factory=frozenset)
-
-
-def mood(state: str) -> Mood:
-    return STATE_MOODS.get(state, "plain")
+from nvrx_slurm.report.tables import Mood, Row, Table, mood, number
+from nvrx_slurm.report.words import at_step, names, plural, ranks_of, seconds
 
 
 def facts(shot: Snapshot) -> list[Row]:
@@ -71,6 +27,8 @@ def facts(shot: Snapshot) -> list[Row]:
         ("decision", view.last_decision.what if view.last_decision else "none", "plain"),
         ("logs", str(shot.folder.path / "logs"), "dim"),
     ]
+    if view.last_stacks:
+        rows.insert(-1, ("stacks", _stacks_line(shot, view.last_stacks), "plain"))
     if shot.store_error:
         rows.append(("note", f"{shot.store_error}; this is what the folder says", "bad"))
     return [Row((label, text), mood=_as_mood(kind)) for label, text, kind in rows]
@@ -80,13 +38,6 @@ def replicas(view: JobView) -> Table:
     rows = (Row(_replica_cells(view, replica), mood(replica.phase)) for replica in view.replicas.values())
     columns = ("REPLICA", "PHASE", "CYCLE", "NODES", "RANKS", "STEP", "WAITS FOR")
     return Table("replicas", columns, tuple(rows), frozenset({"CYCLE", "NODES", "RANKS", "STEP"}))
-
-
-def nodes(view: JobView, now: float) -> Table:
-    rows = tuple(Row(_node_cells(node, now), mood(node.state)) for node in view.nodes.values())
-    return Table(
-        "nodes", ("NODE", "STATE", "REPLICA", "RANKS", "STEP", "FOR", "NOTE"), rows, frozenset({"STEP", "FOR"})
-    )
 
 
 def recoveries(view: JobView, last: int | None = None) -> Table:
@@ -127,6 +78,8 @@ def waits_for(view: JobView, replica: ReplicaView) -> str:
     waiting_for = view.waits_for(replica.id)
     if waiting_for:
         return f"waits for {names(waiting_for)} {_UNTIL.get(replica.phase, 'to answer')}"
+    if replica.phase == "joining" and (unproven := view.unproven(replica.id)):
+        return f"waits for proof of the death of {names(unproven)}"
     return "waits for another node" if replica.phase == "joining" else ""
 
 
@@ -184,15 +137,18 @@ def _failure_line(shot: Snapshot) -> str:
         when = _ago(shot.now - failure.at)
     else:
         when = f"{seconds(max(0.0, failure.at - (shot.started_at or failure.at)))} after the start"
-    return f"{failure.why}{where}{at_step(failure.step)}, {when}"
+    stacks = f"; stacks: {shot.folder.path / failure.stacks}" if failure.stacks else ""
+    return f"{failure.why}{where}{at_step(failure.step)}, {when}{stacks}"
+
+
+def _stacks_line(shot: Snapshot, last: Dumped) -> str:
+    """Where the last stacks lie, and why they were written down."""
+    first = next(iter(last.files.values()))
+    return f"{shot.folder.path / first} ({ranks_of(last.files)} on {last.node}): {last.why}"
 
 
 def _ago(duration_s: float) -> str:
     return f"{seconds(max(0.0, duration_s))} ago"
-
-
-def _number(value: int | None) -> str:
-    return "-" if value is None else str(value)
 
 
 def _took(start: float | None, end: float | None) -> str:
@@ -201,17 +157,9 @@ def _took(start: float | None, end: float | None) -> str:
 
 def _replica_cells(view: JobView, replica: ReplicaView) -> tuple[str, ...]:
     waits = waits_for(view, replica).removeprefix("waits for ")
-    size = _number(replica.world_size or None)
-    cells = (replica.id, replica.phase, str(replica.cycle), str(len(replica.nodes)), size, _number(replica.step))
+    size = number(replica.world_size or None)
+    cells = (replica.id, replica.phase, str(replica.cycle), str(len(replica.nodes)), size, number(replica.step))
     return (*cells, waits or "-")
-
-
-def _node_cells(node: NodeView, now: float) -> tuple[str, ...]:
-    note = node.why or (f"promoted from standby to group rank {node.group_rank}" if node.promoted else "")
-    standing = seconds(max(0.0, now - node.since)) if node.since else "-"
-    replica = node.replica if node.state in ("active", "ready") else None
-    cells = (node.name, node.state, replica or "-", numbers(node.ranks), _number(node.step), standing)
-    return (*cells, note or "-")
 
 
 def _recovery_cells(each: Recovery, phases: Iterable[str]) -> tuple[str, ...]:
@@ -224,12 +172,12 @@ def _recovery_cells(each: Recovery, phases: Iterable[str]) -> tuple[str, ...]:
 
 
 def _cycle_cells(each: CycleView, begin: float, now: float, generations: bool) -> tuple[str, ...]:
-    number = f"{each.generation}.{each.cycle}" if generations else str(each.cycle)
+    shown = f"{each.generation}.{each.cycle}" if generations else str(each.cycle)
     opened = f"+{each.opened_at - begin:.3f}s"
     ran = _took(each.started_at, each.ended_at or now)
-    ranks = _number(each.world_size or None)
+    ranks = number(each.world_size or None)
     closed = _took(each.opened_at, each.closed_at)
-    return (each.replica, number, opened, closed, ran, ranks, names(each.nodes), each.outcome or "-")
+    return (each.replica, shown, opened, closed, ran, ranks, names(each.nodes), each.outcome or "-")
 
 
 def _cycle_mood(each: CycleView) -> Mood:
@@ -241,11 +189,11 @@ def _cycle_mood(each: CycleView) -> Mood:
 def _job_cells(line: JobLine) -> tuple[str, ...]:
     age = "-" if line.age_s is None else seconds(line.age_s)
     cells = (line.job, line.name or "-", line.cluster or "-", line.state, line.nodes)
-    return (*cells, _number(line.cycle), str(line.restarts), _number(line.step), age)
+    return (*cells, number(line.cycle), str(line.restarts), number(line.step), age)
 
 
 def tally(view: JobView) -> str:
     """`4 active, 1 standby, 1 lost`: every node counted once."""
-    states = ("joining", "ready", "active", "standby", "lost", "left")
+    states = ("joining", "ready", "active", "standby", "quarantined", "lost", "left")
     counts = {state: sum(node.state == state for node in view.nodes.values()) for state in states}
     return ", ".join(f"{count} {state}" for state, count in counts.items() if count) or plural(0, "node")

@@ -10,14 +10,17 @@ import msgspec
 
 from nvrx_slurm.clock import Clock, SystemClock
 from nvrx_slurm.folder import JobFolder, JobInfo
-from nvrx_slurm.records import Beat, Entry
-from nvrx_slurm.report import jobs
+from nvrx_slurm.records import Entry
+from nvrx_slurm.report import jobs, ranks
 from nvrx_slurm.report.model import (
     CycleView,
     Decided,
+    Dumped,
     Failure,
+    Heard,
     JobView,
     NodeView,
+    RankView,
     Recovery,
     ReplicaView,
     Value,
@@ -32,7 +35,10 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class Snapshot:
-    """`now` is this machine's clock; `store_error` says why the steps may be old although the job runs."""
+    """`now` is this machine's clock, `store_now` the store's, by which beats are stamped (None: it is not read).
+
+    `store_error` says why the steps may be old although the job runs.
+    """
 
     view: JobView
     folder: JobFolder
@@ -41,6 +47,7 @@ class Snapshot:
     now: float
     exit_code: int | None = None
     reason: str | None = None
+    store_now: float | None = None
     store_error: str | None = None
 
     @property
@@ -64,6 +71,13 @@ class ReplicaStatus(ReplicaView, frozen=True, kw_only=True):
     """A replica, and which nodes keep it in its phase."""
 
     waits_for: tuple[str, ...] = ()
+
+
+class NodeStatus(NodeView, frozen=True, kw_only=True):
+    """A node, and what its last beat told. `beat_age_s`: by the store's clock; `teardown`: the phase it is in."""
+
+    beat_age_s: float | None = None
+    teardown: str | None = None
 
 
 class Status(Value, frozen=True, kw_only=True):
@@ -90,11 +104,13 @@ class Status(Value, frozen=True, kw_only=True):
     spares: int
     spares_left: tuple[str, ...]
     replicas: tuple[ReplicaStatus, ...]
-    nodes: tuple[NodeView, ...]
+    nodes: tuple[NodeStatus, ...]
+    ranks: tuple[RankView, ...]
     cycles: tuple[CycleView, ...]
     recoveries: tuple[Recovery, ...]
     last_failure: Failure | None
     last_decision: Decided | None
+    last_stacks: Dumped | None
     missing: tuple[str, ...]
     journal_n: int
     store_error: str | None
@@ -113,15 +129,26 @@ def take(
     try:
         for item in journal.catch_up():
             grow(view, item)
+        store_now = journal.store_time()
     finally:
         journal.close()
     outside = Outside() if journal.ended else Presence(folder, clock=clock, slurm=slurm).ask()
-    return snap(view, folder, outside=outside, store_error=journal.store_error, clock=clock)
+    return snap(view, folder, outside=outside, clock=clock, store_now=store_now, store_error=journal.store_error)
 
 
-def grow(view: JobView, item: Entry | Beat) -> JobView:
+def grow(view: JobView, item: Entry | Heard) -> JobView:
     """The view after whatever a `Journal` passed on."""
-    return with_beat(view, item) if isinstance(item, Beat) else fold(view, item)
+    return with_beat(view, item) if isinstance(item, Heard) else fold(view, item)
+
+
+def node_status(view: JobView, node: NodeView, store_now: float | None) -> NodeStatus:
+    """A node with what its last beat told."""
+    heard = view.last_beat(node.name)
+    return NodeStatus(
+        **msgspec.structs.asdict(node),
+        beat_age_s=ranks.beat_age_s(view, node.name, store_now),
+        teardown=heard.beat.teardown if heard else None,
+    )
 
 
 def snap(
@@ -129,6 +156,7 @@ def snap(
     folder: JobFolder,
     *,
     outside: Outside,
+    store_now: float | None = None,
     store_error: str | None = None,
     clock: Clock | None = None,
 ) -> Snapshot:
@@ -145,6 +173,7 @@ def snap(
         now=(clock or SystemClock()).wall(),
         exit_code=exit_code,
         reason=result.reason if result else _reason(view, outside),
+        store_now=store_now,
         store_error=None if outside.over else store_error,
     )
 
@@ -177,11 +206,13 @@ def as_status(shot: Snapshot) -> Status:
         spares=view.plan.spares if view.plan else 0,
         spares_left=view.spares,
         replicas=tuple(_replica_status(view, replica) for replica in view.replicas.values()),
-        nodes=tuple(view.nodes.values()),
+        nodes=tuple(node_status(view, node, shot.store_now) for node in view.nodes.values()),
+        ranks=ranks.ranks(view, shot.store_now),
         cycles=tuple(view.cycles.values()),
         recoveries=tuple(view.recoveries.values()),
         last_failure=view.last_failure,
         last_decision=view.last_decision,
+        last_stacks=view.last_stacks,
         missing=view.missing,
         journal_n=view.n,
         store_error=shot.store_error,

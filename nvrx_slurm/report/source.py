@@ -10,9 +10,10 @@ from collections.abc import Callable, Iterable, Iterator
 from nvrx_slurm.clock import Clock, SystemClock
 from nvrx_slurm.errors import StoreUnreachable
 from nvrx_slurm.folder import JobFolder
-from nvrx_slurm.records import Beat, Entry, JobEnded, JobStarted
+from nvrx_slurm.records import Entry, JobEnded, JobStarted
 from nvrx_slurm.report.journal_file import JournalFile
 from nvrx_slurm.report.journal_stream import JournalStream
+from nvrx_slurm.report.model import Heard
 from nvrx_slurm.report.presence import Presence
 
 FILE_POLL_S = 0.1
@@ -52,7 +53,7 @@ class Journal:
     def close(self) -> None:
         self._disconnect()
 
-    def poll(self, wait_s: float = 0.0) -> list[Entry | Beat]:
+    def poll(self, wait_s: float = 0.0) -> list[Entry | Heard]:
         """What is new. If nothing is, waits for it, `wait_s` at most; an empty list may come sooner."""
         if self._fresh:  # the folder has most of it, and costs the store nothing
             self._fresh = False
@@ -70,21 +71,31 @@ class Journal:
             found = self._from_file()
         return found
 
-    def catch_up(self) -> list[Entry | Beat]:
+    def catch_up(self) -> list[Entry | Heard]:
         """Everything so far, without waiting."""
         found = self.poll()
         while more := self.poll():
             found += more
-            if any(isinstance(item, Beat) for item in more):
+            if any(isinstance(item, Heard) for item in more):
                 break  # agents go on beating: what is here is recent enough
         return found
 
-    def _from_file(self) -> list[Entry | Beat]:
+    def store_time(self) -> float | None:
+        """The store's clock, to which the times of beats compare; None while it is not read."""
+        if self._stream is None:
+            return None
+        try:
+            return self._stream.time()
+        except StoreUnreachable as error:
+            self._gave_up(error)
+            return None
+
+    def _from_file(self) -> list[Entry | Heard]:
         self._file.skip_to(self.n)
         return self._accept(self._file.read())
 
-    def _accept(self, items: Iterable[Entry | Beat]) -> list[Entry | Beat]:
-        new: list[Entry | Beat] = []
+    def _accept(self, items: Iterable[Entry | Heard]) -> list[Entry | Heard]:
+        new: list[Entry | Heard] = []
         for item in items:
             if isinstance(item, Entry):
                 if item.n <= self.n:

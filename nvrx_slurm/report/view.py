@@ -9,10 +9,11 @@ It reads the journal only, and decides nothing: where the core's rules can be se
 
 from __future__ import annotations
 
-from nvrx_slurm.records import Beat, Entry, Plan
+from nvrx_slurm.records import Entry, Plan
 from nvrx_slurm.report import decisions, facts
 from nvrx_slurm.report.changes import tell_step
-from nvrx_slurm.report.model import JobView
+from nvrx_slurm.report.model import Heard, JobView
+from nvrx_slurm.report.ranks import is_current
 
 __all__ = ["JobView", "fold", "new_view", "with_beat"]
 
@@ -35,13 +36,13 @@ def fold(view: JobView, entry: Entry) -> JobView:
     return view
 
 
-def with_beat(view: JobView, beat: Beat) -> JobView:
-    """The view with the steps of a beat; one of an older generation, cycle or agent changes nothing."""
+def with_beat(view: JobView, heard: Heard) -> JobView:
+    """The view with a beat. One of an older agent changes nothing; one of an older cycle tells no step."""
+    beat = heard.beat
     node = view.nodes.get(beat.node)
-    current = view.replicas.get(beat.replica or "")
-    if node is None or current is None or not beat.steps or node.state != "active":
+    if node is None or node.incarnation not in ("", beat.incarnation) or beat.generation != view.generation:
         return view
-    fresh = node.incarnation in ("", beat.incarnation) and beat.generation == view.generation
-    if fresh and beat.cycle == current.cycle and node.replica == beat.replica:
+    view.heard[beat.node] = heard
+    if beat.steps and is_current(view, node, beat):
         tell_step(view, node.name, max(beat.steps.values()))
     return view

@@ -1,22 +1,16 @@
-"""Journal entries, durations and lists of names, in words. Pure."""
+"""Durations, lists of names, and what can happen to a node or a worker, in words. Pure."""
 
 from __future__ import annotations
 
 import re
 import signal
-from collections.abc import Callable, Iterable
+from collections.abc import Collection, Iterable
 from itertools import groupby
-from typing import Any
 
 import msgspec
 
 from nvrx_slurm import records
 from nvrx_slurm.records import AnyRecord
-
-
-def describe(record: AnyRecord) -> str:
-    """What the record says, in one line without its name: `n2: tether lost, at step 80`."""
-    return _WORDS[type(record)](record)
 
 
 def event_name(record: AnyRecord | type[msgspec.Struct]) -> str:
@@ -51,6 +45,11 @@ def numbers(values: Iterable[int]) -> str:
     return ",".join(_ranges([str(value) for value in sorted(values)])) or "-"
 
 
+def ranks_of(ranks: Collection[int]) -> str:
+    """`rank 3`, `ranks 0-2,5`."""
+    return f"{'rank' if len(ranks) == 1 else 'ranks'} {numbers(ranks)}"
+
+
 def signal_name(number: int) -> str:
     """`SIGKILL` for 9; `signal 99` for one that has no name here."""
     try:
@@ -72,6 +71,27 @@ def worker_end(record: records.WorkerFailed) -> str:
     if record.signal is not None:
         return f"{who} was killed by {signal_name(record.signal)}"
     return f"{who} exited with code {record.exit_code}"
+
+
+def worker_hang(record: records.WorkerHung) -> str:
+    """How a worker hangs: `rank 3 on n2 hung: no step for 612 s (limit 600 s), in train.py:41 in step`."""
+    where = f", in {record.where}" if record.where else ""
+    return f"rank {record.rank} on {record.node} hung: {record.why}{where}"
+
+
+def isolation(record: records.NodeIsolated) -> str:
+    """Why a node stopped its own workers."""
+    return f"{record.node} had lost store and controller for {seconds(record.for_s)} and stopped its workers"
+
+
+def ranks_wait(duration_s: float) -> str:
+    """What a loss without proof of death costs: `its ranks wait up to 32.0 s for proof of its death`."""
+    return f"its ranks wait up to {seconds(duration_s)} for proof of its death"
+
+
+def slurm_state(record: records.SlurmNodeState) -> str:
+    """`DOWN+NOT_RESPONDING (Not responding)`."""
+    return f"{record.state} ({record.reason})" if record.reason else record.state
 
 
 def node_loss(record: records.NodeLost) -> str:
@@ -116,76 +136,3 @@ def _ranges(digits: list[str]) -> list[str]:
 def _same_width(number: str, other: str) -> bool:
     padded = number.startswith("0") or other.startswith("0")
     return not padded or len(number) == len(other)
-
-
-# ------------------------------------------------------------------------------------------- records
-
-
-def _round(record: Any) -> str:
-    return f"{record.replica} cycle {record.cycle}"
-
-
-def _job_started(record: records.JobStarted) -> str:
-    again = f", generation {record.generation}" if record.generation else ""
-    expected = f"{plural(len(record.expected), 'node')} {names(record.expected)}"
-    return f"{record.name} ({record.job}){again} on {expected}"
-
-
-def _node_ready(record: records.NodeReady) -> str:
-    took = f", tore down in {seconds(record.teardown_s)}" if record.teardown_s else ""
-    return f"{record.node} for {_round(record)}{took}"
-
-
-def _workers_started(record: records.WorkersStarted) -> str:
-    pids = ", ".join(f"{rank}={pid}" for rank, pid in sorted(record.pids.items()))
-    return f"{record.node} for {_round(record)}: rank=pid {pids}, in {seconds(record.spawn_s)}"
-
-
-def _node_left(record: records.NodeLeft) -> str:
-    survivors = f"; survivors: {numbers(record.survivors)}" if record.survivors else ""
-    return f"{record.node}: {record.reason}{survivors}"
-
-
-def _round_closed(record: records.RoundClosed) -> str:
-    promoted = f", promoted {names(record.promoted)}" if record.promoted and record.cycle else ""
-    world = f"{names(record.nodes)}, world size {record.world_size}"
-    return f"{_round(record)}: {world}{promoted}; {record.active} active, {record.standby} standby"
-
-
-def _restart_decided(record: records.RestartDecided) -> str:
-    left = f" ({plural(record.restarts_left, 'restart')} left)"
-    return f"{record.action} for {_round(record)}: {record.cause}{at_step(record.step)}{left}"
-
-
-def _recovered(record: records.Recovered) -> str:
-    parts = ", ".join(f"{name.replace('_', ' ')} {seconds(took)}" for name, took in record.phases.items())
-    return f"{_round(record)} in {seconds(record.total_s)} ({parts})"
-
-
-def _job_ended(record: records.JobEnded) -> str:
-    missing = f"; never answered: {names(record.missing)}" if record.missing else ""
-    return f"exit code {record.exit_code}: {record.reason}{missing}"
-
-
-_WORDS: dict[type[Any], Callable[[Any], str]] = {
-    records.JobStarted: _job_started,
-    records.ControllerStarted: lambda r: f"epoch {r.epoch} on {r.host}, process {r.pid}",
-    records.NodeJoined: lambda r: f"{r.node} at {r.addr}",
-    records.NodeReady: _node_ready,
-    records.WorkersStarted: _workers_started,
-    records.Progress: lambda r: f"{r.node} rank {r.rank} of {_round(r)} told its first step, {r.step}",
-    records.WorkerFailed: lambda r: f"{worker_end(r)}, {_round(r)}{at_step(r.step)}",
-    records.WorkersDone: lambda r: f"{r.node} for {_round(r)}{at_step(r.step)}",
-    records.NodeLeft: _node_left,
-    records.NodeLost: lambda r: f"{r.node}: {r.cause.replace('_', ' ')}{at_step(r.step)}",
-    records.Signalled: lambda r: r.reason.replace("_", " "),
-    records.Tick: lambda r: "a deadline passed",
-    records.RoundOpened: _round,
-    records.RoundClosed: _round_closed,
-    records.RestartDecided: _restart_decided,
-    records.Recovered: _recovered,
-    records.ReplicaEnded: lambda r: f"{_round(r)}: {r.outcome}",
-    records.Shutdown: lambda r: f"exit code {r.exit_code}: {r.reason}",
-    records.JobEnded: _job_ended,
-    records.Fence: lambda r: f"{r.node} (agent {r.incarnation}) must kill its workers and join anew",
-}

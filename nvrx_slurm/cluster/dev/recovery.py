@@ -24,8 +24,12 @@ def revive(spec: ClusterSpec, node: str) -> None:
     """Continue all that is frozen on the node, and start its slurmd if that is dead."""
     table = processes.read_table()
     processes.send(members.of_node(spec, node, table), signal.SIGCONT)
-    if node not in living(spec.places, table):
+    slurmd = living(spec.places, table).get(node)
+    if slurmd is None:
         start(lifecycle.slurmd(spec, node, require(["slurmd"])["slurmd"]), spec.places)
+    elif table[slurmd].state == "T":
+        # So it registers at once. If slurmctld holds it for down by now, it would ask for that only some 30 s later.
+        processes.send({slurmd}, signal.SIGHUP)
 
 
 def await_usable(spec: ClusterSpec, nodes: Sequence[str], clock: Clock, say: Say) -> None:

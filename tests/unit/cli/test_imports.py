@@ -9,7 +9,7 @@ import sys
 import pytest
 
 HEAVY = {"redis", "pydantic", "submitit", "jinja2", "rich", "msgspec", "ruamel", "asyncio", "platformdirs"}
-COMMANDS = ["init", "render", "config", "completion"]
+COMMANDS = ["init", "render", "config", "completion", "dump", "status"]
 
 
 def imported(*arguments: str) -> set[str]:

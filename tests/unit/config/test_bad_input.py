@@ -71,6 +71,20 @@ BAD_VALUES = {
     "fault_tolerance: {teardown: {grace: .nan}}": "3: fault_tolerance.teardown.grace: '.nan' is no duration",
     "fault_tolerance: {teardown: {grace: 31d}}": "3: fault_tolerance.teardown.grace: must be from 0s to 30d, not",
     "fault_tolerance: {heartbeat: {interval: 0s}}": "3: fault_tolerance.heartbeat.interval: must be from 10ms to 30d",
+    "fault_tolerance: {quarantine_after: 0}": "3: fault_tolerance.quarantine_after: must be at least 1, not '0'",
+    "fault_tolerance: {teardown: {stop_signal: KILL}}": "3: fault_tolerance.teardown.stop_signal: must be one of "
+    "SIGTERM, SIGINT, SIGUSR1, SIGUSR2, SIGHUP, SIGQUIT, not 'KILL'",
+    "fault_tolerance: {teardown: {checkpoint_signal: 15}}": "3: fault_tolerance.teardown.checkpoint_signal: must be",
+    "fault_tolerance: {teardown: {gpu_memory_below: lots}}": "3: fault_tolerance.teardown.gpu_memory_below: 'lots' "
+    "is no size; write it like 2GiB, 500MB",
+    "fault_tolerance: {teardown: {gpu_memory_below: 0}}": "3: fault_tolerance.teardown.gpu_memory_below: must be "
+    "from 1MiB to 1TiB, not 0B",
+    "fault_tolerance: {hang: {learn: yes}}": "3: fault_tolerance.hang.learn: must be true or false, not 'yes'",
+    "fault_tolerance: {hang: {safety_factor: 1}}": "3: fault_tolerance.hang.safety_factor: must be at least 1.5, not",
+    "fault_tolerance: {hang: {safety_factor: .nan}}": "3: fault_tolerance.hang.safety_factor: must be a number, not",
+    "fault_tolerance: {hang: {safety_factor: x}}": "3: fault_tolerance.hang.safety_factor: must be a number, not 'x'",
+    "fault_tolerance: {hang: {warmup: 0}}": "3: fault_tolerance.hang.warmup: must be at least 1, not '0'",
+    "fault_tolerance: {hang: {no_output: soon}}": "3: fault_tolerance.hang.no_output: 'soon' is no duration",
     "slurm: {extra: {nodes: 3}}": "3: slurm.extra.nodes: is set by nvrx-slurm itself; set `nodes` and `spares`",
     "slurm: {extra: {output: x}}": "3: slurm.extra.output: is set by nvrx-slurm itself: the job folder holds",
     "slurm: {extra: {gpus-per-node: 3}}": "3: slurm.extra.gpus-per-node: is a key of its own; set `slurm.",
@@ -82,6 +96,23 @@ BAD_RELATIONS = {
     "nodes: 2\nmin_nodes: 3": "4: min_nodes: must be at most `nodes` (2), not 3",
     "fault_tolerance:\n  heartbeat:\n    interval: 15s": "5: fault_tolerance.heartbeat.interval: must be shorter "
     "than heartbeat.timeout (15s), not 15s",
+    "fault_tolerance: {heartbeat: {startup_timeout: 10s}}": "3: fault_tolerance.heartbeat.startup_timeout: must be "
+    "at least heartbeat.timeout (15s), not 10s",
+    "fault_tolerance:\n  fence_timeout: 10s": "4: fault_tolerance.fence_timeout: must be at least heartbeat.timeout "
+    "(15s), not 10s",
+    "fault_tolerance: {fence_timeout: 1m, control_plane_grace: 40s}": "3: fault_tolerance.fence_timeout: must be at "
+    "most control_plane_grace (40s), not 1m",
+    "fault_tolerance: {teardown: {stop_signal: usr1, checkpoint_signal: SIGUSR1}}": "3: fault_tolerance.teardown."
+    "checkpoint_signal: must differ from teardown.stop_signal (SIGUSR1): workers could not tell them apart",
+    "fault_tolerance:\n  hang:\n    no_output: 1s": "5: fault_tolerance.hang.no_output: must be longer than "
+    "heartbeat.interval (1s), not 1s",
+    "fault_tolerance: {heartbeat: {interval: 2s}, hang: {exit_skew: 1.5s}}": "3: fault_tolerance.hang.exit_skew: "
+    "must be longer than heartbeat.interval (2s), not 1.5s",
+    "slurm: {time: 2m}\nfault_tolerance:\n  teardown:\n    grace: 55s": "6: fault_tolerance.teardown.grace: "
+    "teardown.grace (55s) and 8s for the kill take 1m3s ahead of slurm.time (2m); at most half of it (1m) can be "
+    "spent so: shorten them, or ask for more time",
+    "slurm: {time: 2m}\nfault_tolerance:\n  teardown:\n    checkpoint_signal: USR1": "5: fault_tolerance.teardown."
+    "checkpoint_timeout: teardown.checkpoint_timeout (1m), teardown.grace (10s) and 8s for the kill take 1m18s",
 }
 BAD_STORES = {
     "http://h:1": "must look like redis://host:6379/0 or rediss://host:6380/0",

@@ -107,6 +107,37 @@ def test_a_key_without_a_value_says_nothing(write: Write) -> None:
     assert origins(loaded, "nodes", "slurm.time") == ["default", "default"]
 
 
+def test_a_default_that_follows_another_key_says_so(write: Write) -> None:
+    """A longer heartbeat.timeout takes along what must not be shorter, and each value's origin tells why it is so."""
+    bounds = ("heartbeat.startup_timeout", "fence_timeout", "control_plane_grace")
+    keys = [f"fault_tolerance.{key}" for key in bounds]
+
+    def told(text: str) -> list[tuple[float, str]]:
+        loaded = load(write(f"name: a\ncommand: x\nfault_tolerance: {{{text}}}\n"))
+        found = loaded.spec.fault_tolerance
+        values = (found.heartbeat.startup_timeout, found.fence_timeout, found.control_plane_grace)
+        return list(zip(values, origins(loaded, *keys), strict=True))
+
+    assert told("") == [(60.0, "default"), (30.0, "default"), (600.0, "default")]
+    assert told("heartbeat: {timeout: 20m}") == [
+        (1200.0, "default, not shorter than fault_tolerance.heartbeat.timeout"),
+        (1200.0, "default, not shorter than fault_tolerance.heartbeat.timeout"),
+        (1200.0, "default, not shorter than fault_tolerance.fence_timeout"),
+    ]
+    assert told("heartbeat: {timeout: 40s}, fence_timeout: 50s") == [
+        (60.0, "default"), (50.0, "job.yaml:3"), (600.0, "default")
+    ]  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    "text",
+    ["heartbeat: {timeout: 2s}", "heartbeat: {timeout: 60s}", "control_plane_grace: 2s", "teardown: {grace: 0s}"],
+)
+def test_one_bound_alone_is_no_contradiction(write: Write, text: str) -> None:
+    """Whoever sets one bound need not know of those that depend on it."""
+    assert load(write(f"name: a\ncommand: x\nslurm: {{time: 1m}}\nfault_tolerance: {{{text}}}\n")).spec
+
+
 def test_a_merge_key_brings_what_the_mapping_lacks(write: Write) -> None:
     """`<<: *base` works as YAML has it: own keys win, and each value's line is the one it stands at."""
     text = "name: a\ncommand: x\nenv: &base\n  A: 1\n  B: 2\nslurm:\n  extra:\n    <<: *base\n"

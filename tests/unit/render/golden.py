@@ -48,7 +48,28 @@ EVERY_KEY = {
             "no-requeue": True,
         },
     },
-    "fault_tolerance": {"teardown": {"grace": "2m"}},
+    "fault_tolerance": {
+        "quarantine_after": 2,
+        "fence_timeout": "45s",
+        "heartbeat": {"interval": "500ms", "timeout": "20s", "startup_timeout": "2m"},
+        "teardown": {
+            "grace": "2m",
+            "stop_signal": "int",
+            "checkpoint_signal": "USR2",
+            "checkpoint_timeout": "5m",
+            "gpu_memory_below": "2GiB",
+            "gpu_reclaim_timeout": "20s",
+        },
+        "hang": {
+            "startup_timeout": "30m",
+            "step_timeout": "10m",
+            "no_output": "20m",
+            "exit_skew": "1m",
+            "learn": True,
+            "safety_factor": 2.5,
+            "warmup": 20,
+        },
+    },
 }
 ROLES = {
     "name": "rl",

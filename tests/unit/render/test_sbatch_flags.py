@@ -62,6 +62,14 @@ def test_the_notice_before_the_time_limit_fits_the_teardown() -> None:
     assert "--signal=B:USR1@150" in flags(fault_tolerance={"teardown": {"grace": "2m"}})
 
 
+def test_the_notice_holds_the_time_to_save(tmp_path: Path) -> None:
+    """Workers that are asked to save get their time on top of the teardown's; those that are not cost none."""
+    saving = {"teardown": {"checkpoint_signal": "USR1", "checkpoint_timeout": "5m"}}
+    assert "--signal=B:USR1@340" in flags(fault_tolerance=saving)
+    assert "--signal=B:USR1@60" in flags(fault_tolerance={"teardown": {"checkpoint_timeout": "5m"}})
+    assert "--signal=B:USR1@318" in flags(fault_tolerance=saving, slurm={"time": "11m"})
+
+
 def test_extra_flags_stand_as_they_are() -> None:
     """`true` is a flag without a value, `false` none at all, and the user may take back our `--requeue`."""
     found = flags(slurm={"extra": {"comment": "a b", "contiguous": True, "hold": False, "no-requeue": True}})

@@ -22,10 +22,12 @@ from nvrx_slurm.records import (
     RolePlan,
     Signalled,
     WorkerFailed,
+    WorkerHung,
     WorkersDone,
     WorkersStarted,
     entry_to_json,
 )
+from nvrx_slurm.report.model import Heard
 
 BEGIN = 1_790_000_000.0
 JOB = "local-20261121-093012-4f2a"
@@ -66,7 +68,7 @@ class Recorder:
 
     def join(self, *nodes: str) -> None:
         for node in nodes or self.nodes:
-            self.tell(NodeJoined(**self._from(node), addr="127.0.0.1", port=5000, pid=1))
+            self.tell(NodeJoined(**self.agent(node), addr="127.0.0.1", port=5000, pid=1))
 
     def start_workers(self, replica: str = "main-0", took_s: float = 0.02) -> None:
         current = self.job.replicas[replica]
@@ -74,34 +76,45 @@ class Recorder:
         for index, node in enumerate(current.order):
             pids = {index * workers + local: 4000 + index * workers + local for local in range(workers)}
             told = {"replica": replica, "cycle": current.cycle, "pids": pids, "spawn_s": took_s}
-            self.tell(WorkersStarted(**self._from(node), **told), took_s)
+            self.tell(WorkersStarted(**self.agent(node), **told), took_s)
 
     def progress(self, at: int, replica: str = "main-0", after_s: float = 0.8) -> None:
         current = self.job.replicas[replica]
         for node in current.order:
             told = {"replica": replica, "cycle": current.cycle, "rank": 0, "step": at}
-            self.tell(Progress(**self._from(node), **told), after_s)
+            self.tell(Progress(**self.agent(node), **told), after_s)
             after_s = 0.001
 
     def ready(self, replica: str = "main-0", after_s: float = 0.03, but: tuple[str, ...] = ()) -> None:
         current = self.job.replicas[replica]
         for node in [node for node in current.order if self.job.nodes[node].alive and node not in but]:
             told = {"replica": replica, "cycle": current.cycle, "port": 5001, "teardown_s": after_s}
-            self.tell(NodeReady(**self._from(node), **told), after_s)
+            self.tell(NodeReady(**self.agent(node), **told), after_s)
 
-    def lose(self, node: str, *, ago_s: float = 0.002, at: int | None = 80, after_s: float = 4.0) -> None:
+    def lose(
+        self, node: str, *, ago_s: float = 0.002, at: int | None = 80, after_s: float = 4.0, safe_after_s: float = 0.0
+    ) -> None:
+        """The node is dead for certain, or, with `safe_after_s`, has merely fallen silent."""
         incarnation = self.job.nodes[node].incarnation
-        self.tell(NodeLost(node=node, incarnation=incarnation, cause="tether_lost", step=at, ago_s=ago_s), after_s)
+        cause = "heartbeat_timeout" if safe_after_s else "tether_lost"
+        told = {"cause": cause, "step": at, "ago_s": ago_s, "safe_after_s": safe_after_s}
+        self.tell(NodeLost(node=node, incarnation=incarnation, **told), after_s)
 
     def fail(self, node: str, rank: int, *, replica: str = "main-0", after_s: float = 2.0, **how: int) -> None:
         cycle = self.job.replicas[replica].cycle
-        self.tell(WorkerFailed(**self._from(node), replica=replica, cycle=cycle, rank=rank, **how), after_s)
+        self.tell(WorkerFailed(**self.agent(node), replica=replica, cycle=cycle, rank=rank, **how), after_s)
+
+    def hang(self, node: str, rank: int, *, replica: str = "main-0", after_s: float = 600.0) -> None:
+        place = {"replica": replica, "cycle": self.job.replicas[replica].cycle, "rank": rank}
+        why = "no step for 612 s (limit 600 s) after step 41"
+        found = {"step": 41, "where": "train.py:41 in step", "stacks": "stacks/main-0/rank-3.txt"}
+        self.tell(WorkerHung(**self.agent(node), **place, why=why, **found), after_s)
 
     def finish(self, at: int = 200) -> None:
         for replica in list(self.job.replicas.values()):
             for node in replica.order:
                 told = {"replica": replica.id, "cycle": replica.cycle, "step": at}
-                self.tell(WorkersDone(**self._from(node), **told))
+                self.tell(WorkersDone(**self.agent(node), **told))
         self.leave()
 
     def cancel(self) -> None:
@@ -109,16 +122,19 @@ class Recorder:
 
     def leave(self, reason: str = "done") -> None:
         for node in [node for node in self.nodes if self.job.nodes[node].alive]:
-            self.tell(NodeLeft(**self._from(node), reason=reason))
+            self.tell(NodeLeft(**self.agent(node), reason=reason))
 
-    def beat(self, node: str, at: int) -> Beat:
+    def beat(self, node: str, *at: int, **more: object) -> Heard:
+        """A beat of the node that reaches the store now; `at`: the step of each of its ranks, in order."""
         state = self.job.nodes[node]
-        cycle = self.job.replicas[state.replica or "main-0"].cycle
-        ranks = {0: at, 1: at}
-        kind = {"state": str(state.state), "replica": state.replica, "cycle": cycle, "steps": ranks}
-        return Beat(node=node, incarnation=state.incarnation, **kind)
+        replica = self.job.replicas[state.replica or "main-0"]
+        first = replica.order.index(node) * replica.role.workers_per_node if node in replica.order else 0
+        kind = {"state": str(state.state), "replica": state.replica, "cycle": replica.cycle}
+        steps = dict(enumerate(at, first))
+        return Heard(self.now, Beat(node=node, incarnation=state.incarnation, **kind, steps=steps, **more))
 
-    def _from(self, node: str) -> dict[str, object]:
+    def agent(self, node: str) -> dict[str, object]:
+        """What the node's next fact says of who tells it."""
         self._seq += 1
         return {"node": node, "incarnation": f"agent-of-{node}", "seq": self._seq}
 

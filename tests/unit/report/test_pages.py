@@ -3,15 +3,19 @@
 from __future__ import annotations
 
 import io
+import json
 from pathlib import Path
 
 from rich.console import Console
 
 from nvrx_slurm.clock import SystemClock
-from nvrx_slurm.records import FaultTolerance, Plan, RolePlan
+from nvrx_slurm.records import FaultTolerance, NodeJoined, Plan, RolePlan, SlurmNodeState
 from nvrx_slurm.report import plain, screen, snapshot
+from nvrx_slurm.report.model import Heard
 from nvrx_slurm.report.overview import list_jobs
+from nvrx_slurm.report.presence import Outside
 from nvrx_slurm.report.snapshot import Snapshot
+from nvrx_slurm.report.view import new_view
 from tests.unit.report.recorder import Recorder, ended, roles_plan, to_first_cycle, with_one_recovery, write
 
 
@@ -27,6 +31,15 @@ class _At(SystemClock):
 
 def shot(tmp_path: Path, recorder: Recorder) -> Snapshot:
     return snapshot.take(write(tmp_path, recorder), live=False, clock=_At(recorder))
+
+
+def live_shot(tmp_path: Path, recorder: Recorder, *beats: Heard) -> Snapshot:
+    """The job while it runs: its store passes these beats on, and its clock is 0.4 s ahead of the last entry."""
+    view = new_view(recorder.plan)
+    for item in [*recorder.entries, *beats]:
+        snapshot.grow(view, item)
+    folder, store_now = write(tmp_path, recorder), recorder.now + 0.4
+    return snapshot.snap(view, folder, outside=Outside(), store_now=store_now, clock=_At(recorder))
 
 
 def drawn(page: object, width: int = 120) -> str:
@@ -137,6 +150,86 @@ def test_the_table_of_jobs_has_a_line_for_each(tmp_path: Path) -> None:
     lines = plain.jobs(list_jobs(tmp_path)).splitlines()
     assert lines[0].split() == ["JOB", "NAME", "CLUSTER", "STATE", "NODES", "CYCLE", "RESTARTS", "STEP", "AGE"]
     assert {line.split()[0]: line.split()[3] for line in lines[1:]} == {"first": "completed", "second": "running"}
+
+
+def test_ranks_and_beats_are_on_both_pages(tmp_path: Path) -> None:
+    """A rank's step, lag, silence and open sections, outermost first; a node's beat; nothing for those unheard of."""
+    recorder = to_first_cycle()
+    sections = {1: (("checkpoint", 11.6), ("fsync", 2.6))}
+    beat = recorder.beat("n0", 100, 97, quiet={0: 0.1, 1: 11.6}, sections=sections)
+    taken = live_shot(tmp_path, recorder, beat)
+    for page in (plain.page(taken), drawn(screen.render(taken), width=200)):
+        words = [" ".join(line.split()) for line in page.splitlines()]
+        assert any(line.endswith("main-0 0 n0 100 0 500 ms -") for line in words)
+        assert any(line.endswith("main-0 1 n0 97 3 12.0 s checkpoint 12.0 s › fsync 3.00 s") for line in words)
+        assert any("n0 active main-0 0-1 100" in line and line.endswith("400 ms -") for line in words)
+        assert any("n5 standby" in line and line.endswith("- -") for line in words)
+
+
+def test_the_object_tells_ages_and_ranks(tmp_path: Path) -> None:
+    """`beat_age_s` is by the store's clock, null where no beat is known; every rank is there, in order."""
+    recorder = to_first_cycle()
+    taken = live_shot(tmp_path, recorder, recorder.beat("n1", 5, 4, quiet={2: 1.0}, teardown="ask"))
+    told = json.loads(snapshot.as_json(taken))
+    nodes = {node["name"]: node for node in told["nodes"]}
+    assert round(nodes["n1"]["beat_age_s"], 3) == 0.4
+    assert nodes["n1"]["teardown"] == "ask"
+    assert (nodes["n0"]["beat_age_s"], nodes["n0"]["teardown"]) == (None, None)
+    assert [rank["rank"] for rank in told["ranks"]] == list(range(8))
+    rank = told["ranks"][3]
+    assert (rank["step"], rank["lag"], rank["quiet_s"], rank["sections"]) == (4, 1, None, [])
+
+
+def test_an_ended_jobs_object_has_every_key(tmp_path: Path) -> None:
+    """What only a running job's store knows is null, or empty, and never left out."""
+    told = json.loads(snapshot.as_json(shot(tmp_path, ended())))
+    assert {node["beat_age_s"] for node in told["nodes"]} == {None}
+    assert (told["ranks"], told["last_stacks"]) == ([], None)
+
+
+def test_of_many_ranks_the_late_and_the_quiet_come_first(tmp_path: Path) -> None:
+    """A screen has room for a few of a thousand ranks: the worst are shown, and how all others do is said."""
+    role = RolePlan(name="main", command=("x",), nodes_per_replica=128, workers_per_node=8)
+    recorder = Recorder(Plan(name="big", roles=(role,), workdir="/w", folder="/j"))
+    recorder.join()
+    recorder.start_workers(took_s=0.0)
+    beats = [recorder.beat(node, *[500] * 8, quiet=dict.fromkeys(range(1024), 0.1)) for node in recorder.nodes]
+    late, quiet = recorder.beat("n77", *[500] * 7, 460), recorder.beat("n5", *[500] * 8, quiet={42: 90.0})
+    taken = live_shot(tmp_path, recorder, *beats, late, quiet)
+    for page in (plain.page(taken), drawn(screen.render(taken))):
+        rows = [line.split() for line in page.splitlines()]
+        shown = [row[row.index("main-0") + 1 :] for row in rows if "main-0" in row and row[-1] == "-"]
+        ranks = [row[:4] for row in shown if row[1].startswith("n") and row[2] in ("460", "500")]
+        assert ranks[:2] == [["623", "n77", "460", "40"], ["42", "n5", "500", "0"]]
+        assert "other ranks: at most 0 steps behind, quiet for 500 ms at most" in page
+    assert "and 1016 other ranks" in drawn(screen.render(taken))
+
+
+def test_a_silent_node_and_a_quarantined_one_say_why(tmp_path: Path) -> None:
+    """The note of a lost node says how long its ranks wait yet, and what Slurm says; the job, for whose death."""
+    recorder = to_first_cycle()
+    recorder.lose("n2", safe_after_s=33.0)
+    recorder.tell(SlurmNodeState(node="n2", state="DOWN"), after_s=0.0)
+    recorder.ready(after_s=0.0)
+    page = plain.page(shot(tmp_path, recorder))
+    assert "heartbeat timeout; its ranks wait up to 32.0 s for proof of its death; Slurm says DOWN" in page
+    assert "main-0 waits for proof of the death of n2" in page
+    for time in range(3):
+        recorder.lose("n5", at=None)
+        recorder.tell(NodeJoined(node="n5", incarnation=f"again-{time}", seq=1, addr="h", port=1))
+    row = next(line for line in plain.page(shot(tmp_path, recorder)).splitlines() if line.startswith("n5"))
+    assert row.split()[1] == "quarantined"
+    assert row.endswith("lost 3 times (limit 3)")
+
+
+def test_stacks_of_a_hang_are_pointed_at(tmp_path: Path) -> None:
+    """The failure names the file that has the stacks of the hung worker, as a path that can be opened from here."""
+    recorder = to_first_cycle()
+    recorder.hang("n1", 3)
+    taken = shot(tmp_path, recorder)
+    file = str(taken.folder.path / "stacks/main-0/rank-3.txt")
+    assert f"stacks: {file}" in plain.page(taken)
+    assert file in drawn(screen.render(taken), width=400)
 
 
 def _fields(plan: Plan) -> dict[str, object]:

@@ -230,7 +230,11 @@ def test_a_node_that_is_too_late_for_a_round_is_shown_as_fenced() -> None:
     view = view_of(recorder)
     assert view.nodes["n3"].state == "lost"
     assert view.nodes["n3"].why == "fenced: too late for its round"
+    assert view.unproven("main-0") == ("n3",)
+    recorder.tell(Tick(), after_s=recorder.plan.fault_tolerance.gives_away_after_s)
+    view = view_of(recorder)
     assert view.nodes["n4"].state == "active"
+    assert view.nodes["n3"].held_until is None
 
 
 def test_a_node_that_comes_back_is_a_spare() -> None:

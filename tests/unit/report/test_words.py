@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+from typing import get_args
+
 import pytest
 
 from nvrx_slurm import records
-from nvrx_slurm.report.words import describe, event_name, names, numbers, seconds, signal_name
+from nvrx_slurm.report import decisions, facts
+from nvrx_slurm.report.sentences import SENTENCES, describe
+from nvrx_slurm.report.words import event_name, names, numbers, seconds, signal_name
 from tests.unit.report.recorder import ended
 
 
@@ -87,3 +91,85 @@ def test_a_workers_end_is_told_by_its_kind(how: dict[str, object], text: str) ->
 def test_a_signal_without_a_name_keeps_its_number() -> None:
     """An unknown signal is no error."""
     assert signal_name(99) == "signal 99"
+
+
+AGENT = {"node": "n2", "incarnation": "i", "seq": 1}
+WHY = "no step for 612 s (limit 600 s) after step 41"
+
+
+@pytest.mark.parametrize(
+    ("record", "text"),
+    [
+        (
+            records.WorkerHung(**AGENT, replica="main-0", cycle=1, rank=3, why=WHY, where="train.py:41 in step"),
+            f"rank 3 on n2 hung: {WHY}, in train.py:41 in step, main-0 cycle 1",
+        ),
+        (
+            records.WorkerHung(**AGENT, replica="main-0", cycle=1, rank=3, why=WHY, stacks="s/rank-3.txt"),
+            f"rank 3 on n2 hung: {WHY}, main-0 cycle 1; stacks: s/rank-3.txt",
+        ),
+        (
+            records.NodeIsolated(**AGENT, replica="main-0", cycle=1, for_s=31.2),
+            "n2 had lost store and controller for 31.2 s and stopped its workers, main-0 cycle 1",
+        ),
+        (
+            records.Learned(**AGENT, role="main", seen={"step": (50, 1.31), "checkpoint": (3, 32.2)}),
+            "main on n2: checkpoint 32.2 s at most of 3, step 1.31 s at most of 50",
+        ),
+        (
+            records.StacksDumped(
+                **AGENT,
+                why="asked for (ab12)",
+                request="ab12",
+                files={2: "a", 3: "b", 4: "c"},
+                where={2: "t.py:1 in f", 3: "t.py:9 in g", 4: "t.py:1 in f"},
+                problems=("disk full",),
+            ),
+            "n2: stacks of ranks 2-4: asked for (ab12); ranks 2,4 in t.py:1 in f; rank 3 in t.py:9 in g; disk full",
+        ),
+        (
+            records.StacksDumped(**AGENT, why="teardown", problems=("disk full",)),
+            "n2: no stacks: teardown; disk full",
+        ),
+        (
+            records.NodeLost(node="n2", incarnation="i", cause="heartbeat_timeout", safe_after_s=32.0),
+            "n2: heartbeat timeout; its ranks wait up to 32.0 s for proof of its death",
+        ),
+        (
+            records.NodeFenced(node="n3", incarnation="i", proof="its kernel reset the connection"),
+            "n3's workers are dead for certain: its kernel reset the connection",
+        ),
+        (
+            records.SlurmNodeState(node="n2", state="DOWN+NOT_RESPONDING", reason="Not responding"),
+            "Slurm says of n2: DOWN+NOT_RESPONDING (Not responding)",
+        ),
+        (records.SlurmNodeState(node="n2", state="IDLE"), "Slurm says of n2: IDLE"),
+        (
+            records.DumpAsked(request="ab12", by="ann@login1", ranks=(3, 4), replica="main-0"),
+            "ann@login1 wants stacks of ranks 3-4 of main-0 (request ab12)",
+        ),
+        (records.DumpOrdered(request="ab12"), "all ranks (request ab12)"),
+        (
+            records.Quarantined(node="n2", deaths=3, reason="lost 3 times (limit 3)"),
+            "n2: lost 3 times (limit 3); it gets no ranks any more",
+        ),
+        (
+            records.RoundOpened(replica="main-0", cycle=2, dump="rank 3 hung"),
+            "main-0 cycle 2; stacks are written down first: rank 3 hung",
+        ),
+        (
+            records.Shutdown(exit_code=124, reason="out of time", checkpoint=True),
+            "exit code 124: out of time; workers may save what they can first",
+        ),
+    ],
+)
+def test_hangs_silence_and_death_are_one_plain_sentence_each(record: records.AnyRecord, text: str) -> None:
+    """`nvrx-slurm events` says in one line what happened, to whom, and on what evidence."""
+    assert describe(record) == text
+
+
+def test_no_kind_of_record_is_forgotten() -> None:
+    """Every fact and decision that a journal may hold has its words and its place in the view."""
+    kinds = {*get_args(records.AnyFact), *get_args(records.AnyDecision)}
+    assert kinds == set(SENTENCES)
+    assert kinds == {*facts.HANDLERS, *decisions.HANDLERS}

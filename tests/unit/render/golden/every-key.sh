@@ -5,7 +5,7 @@
 #SBATCH --ntasks-per-node=1
 #SBATCH --no-kill
 #SBATCH --open-mode=append
-#SBATCH --signal=B:USR1@150
+#SBATCH --signal=B:USR1@450
 #SBATCH --output=/shared/jobs/slurm-%j.out
 #SBATCH --time=2-00:00:00
 #SBATCH --partition=gpu,backfill
@@ -44,12 +44,29 @@ exec /shared/venv/bin/python -P -m nvrx_slurm.batch --cluster slurm -- \
   "workdir": "/home/me",
   "folder": "/shared/jobs",
   "fault_tolerance": {
-    "heartbeat_interval_s": 1.0,
-    "heartbeat_timeout_s": 15.0,
+    "quarantine_after": 2,
+    "heartbeat_interval_s": 0.5,
+    "heartbeat_timeout_s": 20.0,
+    "startup_timeout_s": 120.0,
+    "fence_timeout_s": 45.0,
     "join_timeout_s": 600.0,
     "last_call_s": 5.0,
     "teardown_grace_s": 120.0,
-    "control_plane_grace_s": 600.0
+    "stop_signal": "SIGINT",
+    "checkpoint_signal": "SIGUSR2",
+    "checkpoint_timeout_s": 300.0,
+    "gpu_memory_below_bytes": 2147483648,
+    "gpu_reclaim_timeout_s": 20.0,
+    "control_plane_grace_s": 600.0,
+    "hang": {
+      "startup_s": 1800.0,
+      "step_s": 600.0,
+      "no_output_s": 1200.0,
+      "exit_skew_s": 60.0,
+      "learn": true,
+      "safety_factor": 2.5,
+      "warmup": 20
+    }
   },
   "time_limit_s": 172800.0
 }

@@ -42,10 +42,17 @@ exec /shared/venv/bin/python -P -m nvrx_slurm.batch --cluster slurm -- \
   "fault_tolerance": {
     "heartbeat_interval_s": 1.0,
     "heartbeat_timeout_s": 15.0,
+    "startup_timeout_s": 60.0,
+    "fence_timeout_s": 30.0,
     "join_timeout_s": 600.0,
     "last_call_s": 5.0,
     "teardown_grace_s": 10.0,
-    "control_plane_grace_s": 600.0
+    "checkpoint_timeout_s": 60.0,
+    "gpu_reclaim_timeout_s": 50.0,
+    "control_plane_grace_s": 600.0,
+    "hang": {
+      "safety_factor": 5.0
+    }
   },
   "time_limit_s": 43200.0
 }

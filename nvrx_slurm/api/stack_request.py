@@ -1,0 +1,242 @@
+"""Asking a running job for its workers' stacks: the request goes to the controller, the answers come by journal.
+
+The workers go on meanwhile. Each node writes its ranks' stacks into files below the job folder, where they stay.
+"""
+
+from __future__ import annotations
+
+import os
+import pwd
+import secrets
+import socket
+from collections.abc import Callable, Collection, Iterator
+
+from nvrx_slurm.clock import Clock, SystemClock
+from nvrx_slurm.errors import NvrxError, StoreUnreachable, UsageError, WaitTimeout
+from nvrx_slurm.folder import JobFolder
+from nvrx_slurm.records import DumpAsked, DumpOrdered, Entry, StacksDumped
+from nvrx_slurm.report import snapshot
+from nvrx_slurm.report.journal_stream import post
+from nvrx_slurm.report.model import JobView, NodeView, Value
+from nvrx_slurm.report.snapshot import Snapshot
+from nvrx_slurm.report.source import Journal
+from nvrx_slurm.report.words import names, numbers, ranks_of, seconds
+
+SAY_AFTER_S = 2.0
+LOOK_S = 0.5
+WITH_WORKERS = ("starting", "running")
+
+Say = Callable[[str], None]
+
+
+class RankStacks(Value, frozen=True, kw_only=True):
+    """What one rank, and all that it started, are doing. `file`: below the job folder; `where`: innermost line."""
+
+    replica: str
+    rank: int
+    node: str
+    file: str
+    where: str | None
+    text: str
+
+
+class Answer(Value, frozen=True, kw_only=True):
+    """What one node wrote down. `problems`: what could not be had, and why."""
+
+    node: str
+    stacks: tuple[RankStacks, ...]
+    problems: tuple[str, ...]
+
+
+class StackRequest:
+    """One request for stacks. It is posted when the answers are first asked for.
+
+    `ranks` empty: of all; `replica` None: of every replica. Raises UsageError for a job that does not run, for ranks
+    or a replica that it does not have, and where none of the ranks has a worker now; StoreUnreachable.
+    """
+
+    def __init__(
+        self,
+        folder: JobFolder,
+        *,
+        ranks: Collection[int] = (),
+        replica: str | None = None,
+        clock: Clock | None = None,
+    ) -> None:
+        self._folder, self._clock = folder, clock or SystemClock()
+        self._ranks, self._replica = tuple(sorted(set(ranks))), replica
+        self._id = secrets.token_hex(4)
+        self._ordered = False
+        shot = snapshot.take(folder, clock=clock)
+        _check_running(shot)
+        self._view = shot.view
+        _check_choice(self._view, self._ranks, replica)
+        self._asked = self._nodes()
+        if not self._asked:
+            raise UsageError(f"job {folder.job_id}: {self._why_nobody()}; try again when they run")
+
+    @property
+    def replicas(self) -> tuple[str, ...]:
+        """The replicas whose workers are asked."""
+        return tuple(dict.fromkeys(self._view.nodes[name].replica or "" for name in self._asked))
+
+    @property
+    def without_worker(self) -> tuple[int, ...]:
+        """Those of the ranks asked for that no replica has a worker of now."""
+        at_work = {rank for name in self._asked for rank in self._view.nodes[name].ranks}
+        return tuple(rank for rank in self._ranks if rank not in at_work)
+
+    def answers(self, timeout_s: float, say: Say | None = None) -> Iterator[Answer]:
+        """Each node's answer, as it comes. Told after 2 s, and again on a change, `say` hears what is waited for.
+
+        A node that loses its workers meanwhile is not waited for. Raises WaitTimeout that names who did not answer,
+        NvrxError where none is left that could, StoreUnreachable.
+        """
+        address = self._folder.read_store()
+        if address is None:
+            raise UsageError(f"job {self._folder.job_id} has just ended")
+        began = self._clock.monotonic()
+        post(address, DumpAsked(request=self._id, by=_me(), ranks=self._ranks, replica=self._replica))
+        journal = Journal(self._folder, after=self._view.n, clock=self._clock)
+        waiting = _Waiting(self._clock, began, timeout_s, say)
+        try:
+            yield from self._collect(journal, waiting)
+        finally:
+            journal.close()
+
+    def _collect(self, journal: Journal, waiting: _Waiting) -> Iterator[Answer]:
+        answered: set[str] = set()
+        while missing := [name for name in self._nodes() if name in self._asked and name not in answered]:
+            if waiting.left_s() <= 0.0:
+                raise self._timeout(missing, waiting, journal.store_error)
+            waiting.tell(self._awaited(missing))
+            for item in journal.poll(min(LOOK_S, waiting.left_s())):
+                assert isinstance(item, Entry)  # no beats were asked for
+                snapshot.grow(self._view, item)
+                record = item.record
+                self._ordered |= isinstance(record, DumpOrdered) and record.request == self._id
+                if isinstance(record, StacksDumped) and record.request == self._id and record.node not in answered:
+                    answered.add(record.node)
+                    yield self._answer(record)
+            if journal.ended:
+                break
+        if silent := [name for name in self._asked if name not in answered]:
+            gone = f"the workers on {names(silent)} ended before they could answer"
+            if not answered:
+                raise NvrxError(f"{gone}; ask again when `status` says that they run")
+            waiting.say(gone)
+
+    def _nodes(self) -> list[str]:
+        """The nodes that have workers of the ranks asked for, as far as the journal has been read."""
+        view = self._view
+        return [node.name for node in view.nodes.values() if _works(view, node) and self._concerns(node)]
+
+    def _concerns(self, node: NodeView) -> bool:
+        asked_for = not self._ranks or any(rank in self._ranks for rank in node.ranks)
+        return asked_for and self._replica in (None, node.replica)
+
+    def _answer(self, record: StacksDumped) -> Answer:
+        replica = self._view.nodes[record.node].replica or ""
+        stacks = tuple(
+            RankStacks(
+                replica=replica,
+                rank=rank,
+                node=record.node,
+                file=file,
+                where=record.where.get(rank),
+                text=_since(self._folder, file, self._id),
+            )
+            for rank, file in sorted(record.files.items())
+        )
+        return Answer(node=record.node, stacks=stacks, problems=record.problems)
+
+    def _awaited(self, missing: Collection[str]) -> str:
+        return f"{names(missing)} to write down stacks" if self._ordered else "the controller to pass the request on"
+
+    def _timeout(self, missing: Collection[str], waiting: _Waiting, store_error: str | None) -> NvrxError:
+        if store_error is not None:
+            return StoreUnreachable(f"{store_error}; whether {names(missing)} wrote down stacks is not known")
+        within = f"within {seconds(waiting.timeout_s)}"
+        if not self._ordered:
+            return WaitTimeout(f"the job's controller did not take up the request {within}; `status` says how it is")
+        return WaitTimeout(f"{names(missing)} did not answer {within}; --timeout waits longer")
+
+    def _why_nobody(self) -> str:
+        whose = ranks_of(self._ranks) if self._ranks else "no replica"
+        has = "have" if len(self._ranks) > 1 else "has"
+        phases = (
+            f"{each.id} is {each.phase}" for each in self._view.replicas.values() if self._replica in (None, each.id)
+        )
+        return f"{whose} {has} {'no' if self._ranks else 'a'} worker now ({', '.join(phases)})"
+
+
+class _Waiting:
+    """A wait with a bound, which says what it waits for."""
+
+    def __init__(self, clock: Clock, began: float, timeout_s: float, say: Say | None) -> None:
+        self._clock, self._began, self.timeout_s, self._say = clock, began, timeout_s, say
+        self._said: str | None = None
+
+    def left_s(self) -> float:
+        return self._began + self.timeout_s - self._clock.monotonic()
+
+    def tell(self, what: str) -> None:
+        late = self._clock.monotonic() - self._began >= SAY_AFTER_S
+        if late and what != self._said:
+            self._said = what
+            self.say(f"waiting for {what}, up to {seconds(self.left_s())} more")
+
+    def say(self, what: str) -> None:
+        if self._say is not None:
+            self._say(what)
+
+
+def _works(view: JobView, node: NodeView) -> bool:
+    replica = view.replicas.get(node.replica or "")
+    return node.state == "active" and not node.done and replica is not None and replica.phase in WITH_WORKERS
+
+
+def _check_running(shot: Snapshot) -> None:
+    job = shot.folder.job_id
+    if shot.exit_code is not None or shot.state == "died":
+        raise UsageError(f"job {job} has ended ({shot.state}), and only live workers have stacks; {_last(shot)}")
+    if shot.store_error is not None:
+        raise StoreUnreachable(f"{shot.store_error}; {_last(shot)}")
+    if not shot.view.replicas or shot.folder.read_store() is None:
+        raise UsageError(f"job {job} is {shot.state}: it has no workers yet")
+
+
+def _last(shot: Snapshot) -> str:
+    stacks = shot.view.last_stacks
+    if stacks is None:
+        return "none were written down"
+    return f"the last ones lie in {shot.folder.path / next(iter(stacks.files.values()))}"
+
+
+def _check_choice(view: JobView, ranks: Collection[int], replica: str | None) -> None:
+    """Raises UsageError that names the valid replicas and ranks."""
+    if replica is not None and replica not in view.replicas:
+        raise UsageError(f"no replica {replica!r}: the job has {', '.join(view.replicas)}")
+    worlds = {each.id: each.world_size for each in view.replicas.values() if replica in (None, each.id)}
+    unknown = [rank for rank in ranks if not 0 <= rank < max(worlds.values())]
+    if unknown:
+        there = "; ".join(f"{name} has ranks {numbers(range(size))}" for name, size in worlds.items())
+        raise UsageError(f"no {ranks_of(unknown)}: {there}")
+
+
+def _since(folder: JobFolder, file: str, request: str) -> str:
+    """What the request added to the file: each section's first line says why it was written."""
+    try:
+        text = (folder.path / file).read_text(errors="replace")
+    except OSError as error:
+        return f"{file} cannot be read here: {error.strerror}\n"
+    found = text.rfind("\n", 0, max(0, text.find(request)))
+    return text[found + 1 :]
+
+
+def _me() -> str:
+    try:
+        user = pwd.getpwuid(os.getuid()).pw_name
+    except KeyError:  # a container may know no names
+        user = str(os.getuid())
+    return f"{user}@{socket.gethostname()}"

@@ -1,0 +1,117 @@
+"""What Slurm says of nodes, for the journal of a loss; and whether that proves that our processes are dead there.
+
+Only a reboot does. All else that Slurm may say is hearsay. A node is DOWN because slurmd has not answered, which a
+partition of the network brings about as well, or because somebody said so; its processes live on until a slurmd that
+can hear is told to kill them. POWERED_DOWN means that SuspendTimeout has passed since SuspendProgram was started:
+Slurm looks neither at that program's exit code nor at the machine (slurm.conf(5)). FAIL and DRAIN tell of the future.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import os
+import re
+import signal
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from datetime import UTC, datetime
+
+from nvrx_slurm.cluster.commands import child_environment_for, is_set_up
+
+ANSWER_S, REAPED_S = 5.0, 1.0
+CLOCK_SKEW_S = 300.0
+"""How far the clocks of two nodes may be apart: munge's credentials live so long, and without them no Slurm works."""
+
+_NAME = re.compile(r"NodeName=(\S+)")
+_STATE = re.compile(r" State=(\S+)")
+_REASON = re.compile(r" Reason=(.*?)(?: \[[^\s@\]]+@\S+\])?(?:\s+(?:Comment|Extra)=.*)?$")
+_BOOT_TIME = re.compile(r" BootTime=(\S+)")
+# Times as Slurm prints them carry no zone: it is that of the program which prints them.
+_IN_UTC = {"TZ": "UTC0", "SLURM_TIME_FORMAT": "standard"}
+
+
+@dataclass(frozen=True, slots=True)
+class SlurmNode:
+    """One node. `state` is Slurm's text, such as `DOWN+NOT_RESPONDING`; `booted_at` is seconds since the epoch."""
+
+    name: str
+    state: str
+    reason: str | None = None
+    booted_at: float | None = None
+
+    def proves_dead(self, *, heard_at: float) -> bool:
+        """Whether nothing that ran on the node at `heard_at` can still run: it has booted since.
+
+        `heard_at`, in seconds since the epoch, is when the lost agent was heard of, its joining at the earliest; the
+        job's start would not do: Slurm may start a job while some of its nodes still boot.
+        """
+        return self.booted_at is not None and self.booted_at > heard_at + CLOCK_SKEW_S
+
+
+async def node_state(node: str) -> SlurmNode | None:
+    """What Slurm says of one node; None where it cannot be asked, or knows no such node. See `node_states`."""
+    return (await node_states([node])).get(node)
+
+
+async def node_states(nodes: Sequence[str], *, timeout_s: float = ANSWER_S) -> dict[str, SlurmNode]:
+    """What Slurm says of these nodes, asked for in one call. Those that it says nothing of are left out.
+
+    Takes `timeout_s` at most, and never raises: who asks has lost a node, and must go on without an answer.
+    """
+    if not nodes:  # scontrol would tell of all there are
+        return {}
+    environment = child_environment_for("scontrol", _IN_UTC)
+    if not is_set_up(environment):
+        return {}
+    said = await _said(["scontrol", "--oneliner", "show", "node", ",".join(nodes)], environment, timeout_s)
+    return {node.name: node for node in nodes_of(said) if node.name in nodes}
+
+
+def nodes_of(stdout: str) -> Iterator[SlurmNode]:
+    """The nodes of `scontrol --oneliner show node`, printed with `TZ=UTC0`."""
+    for line in stdout.splitlines():
+        name, state = _NAME.match(line), _STATE.search(line)
+        if name and state:
+            reason = _REASON.search(line)
+            yield SlurmNode(name[1], state[1], reason[1] if reason else None, _boot_time(line))
+
+
+def _boot_time(line: str) -> float | None:
+    """None for a node that has never registered."""
+    found = _BOOT_TIME.search(line)
+    try:
+        return datetime.fromisoformat(found[1]).replace(tzinfo=UTC).timestamp() if found else None
+    except ValueError:
+        return None
+
+
+async def _said(command: Sequence[str], environment: Mapping[str, str], timeout_s: float) -> str:
+    """What the command prints; nothing where it cannot run or takes too long."""
+    try:
+        process = await asyncio.create_subprocess_exec(
+            *command,
+            env=environment,
+            stdin=asyncio.subprocess.DEVNULL,
+            stdout=asyncio.subprocess.PIPE,
+            stderr=asyncio.subprocess.DEVNULL,
+            start_new_session=True,
+        )
+    except OSError:
+        return ""
+    try:
+        stdout, _ = await asyncio.wait_for(process.communicate(), timeout_s)
+    except TimeoutError:
+        return ""
+    finally:
+        if process.returncode is None:
+            await _end(process)
+    return stdout.decode(errors="replace")
+
+
+async def _end(process: asyncio.subprocess.Process) -> None:
+    """Kill it with all that it has started: a site's scontrol may be a script, whose child would hold the pipe."""
+    with contextlib.suppress(ProcessLookupError):
+        os.killpg(process.pid, signal.SIGKILL)
+    with contextlib.suppress(TimeoutError):  # stuck in the kernel: SIGKILL ends that some day
+        await asyncio.wait_for(process.wait(), REAPED_S)

@@ -1,0 +1,152 @@
+"""Each journal entry as one line. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+from nvrx_slurm import records
+from nvrx_slurm.records import AnyRecord
+from nvrx_slurm.report.words import (
+    at_step,
+    isolation,
+    names,
+    numbers,
+    plural,
+    ranks_of,
+    ranks_wait,
+    seconds,
+    slurm_state,
+    worker_end,
+    worker_hang,
+)
+
+
+def describe(record: AnyRecord) -> str:
+    """What the record says, in one line without its name: `n2: tether lost, at step 80`."""
+    return SENTENCES[type(record)](record)
+
+
+def _round(record: Any) -> str:
+    return f"{record.replica} cycle {record.cycle}"
+
+
+def _job_started(record: records.JobStarted) -> str:
+    again = f", generation {record.generation}" if record.generation else ""
+    expected = f"{plural(len(record.expected), 'node')} {names(record.expected)}"
+    return f"{record.name} ({record.job}){again} on {expected}"
+
+
+def _node_ready(record: records.NodeReady) -> str:
+    took = f", tore down in {seconds(record.teardown_s)}" if record.teardown_s else ""
+    return f"{record.node} for {_round(record)}{took}"
+
+
+def _workers_started(record: records.WorkersStarted) -> str:
+    pids = ", ".join(f"{rank}={pid}" for rank, pid in sorted(record.pids.items()))
+    return f"{record.node} for {_round(record)}: rank=pid {pids}, in {seconds(record.spawn_s)}"
+
+
+def _node_left(record: records.NodeLeft) -> str:
+    survivors = f"; survivors: {numbers(record.survivors)}" if record.survivors else ""
+    return f"{record.node}: {record.reason}{survivors}"
+
+
+def _worker_hung(record: records.WorkerHung) -> str:
+    stacks = f"; stacks: {record.stacks}" if record.stacks else ""
+    return f"{worker_hang(record)}, {_round(record)}{stacks}"
+
+
+def _learned(record: records.Learned) -> str:
+    seen = (f"{name} {seconds(longest)} at most of {count}" for name, (count, longest) in sorted(record.seen.items()))
+    return f"{record.role} on {record.node}: {', '.join(seen) or 'nothing yet'}"
+
+
+def _stacks_dumped(record: records.StacksDumped) -> str:
+    written = f"stacks of {ranks_of(record.files)}" if record.files else "no stacks"
+    told = record.request is None or record.request in record.why
+    request = "" if told else f" (request {record.request})"
+    parts = [f"{record.node}: {written}: {record.why}{request}", *_places(record.where), *record.problems]
+    return "; ".join(parts)
+
+
+def _places(where: dict[int, str]) -> list[str]:
+    """`ranks 0-2 in train.py:41 in step`: ranks that stand in the same line are told together."""
+    by_place: dict[str, list[int]] = {}
+    for rank, place in sorted(where.items()):
+        by_place.setdefault(place, []).append(rank)
+    return [f"{ranks_of(ranks)} in {place}" for place, ranks in by_place.items()]
+
+
+def _dump_of(record: records.DumpAsked | records.DumpOrdered) -> str:
+    whose = ranks_of(record.ranks) if record.ranks else "all ranks"
+    return f"{whose} of {record.replica}" if record.replica else whose
+
+
+def _node_lost(record: records.NodeLost) -> str:
+    held = f"; {ranks_wait(record.safe_after_s)}" if record.safe_after_s else ""
+    return f"{record.node}: {record.cause.replace('_', ' ')}{at_step(record.step)}{held}"
+
+
+def _stacks_first(record: records.RoundOpened | records.Shutdown) -> str:
+    return f"; stacks are written down first: {record.dump}" if record.dump else ""
+
+
+def _shutdown(record: records.Shutdown) -> str:
+    saving = "; workers may save what they can first" if record.checkpoint else ""
+    return f"exit code {record.exit_code}: {record.reason}{saving}{_stacks_first(record)}"
+
+
+def _round_closed(record: records.RoundClosed) -> str:
+    promoted = f", promoted {names(record.promoted)}" if record.promoted and record.cycle else ""
+    world = f"{names(record.nodes)}, world size {record.world_size}"
+    return f"{_round(record)}: {world}{promoted}; {record.active} active, {record.standby} standby"
+
+
+def _restart_decided(record: records.RestartDecided) -> str:
+    left = f" ({plural(record.restarts_left, 'restart')} left)"
+    return f"{record.action} for {_round(record)}: {record.cause}{at_step(record.step)}{left}"
+
+
+def _recovered(record: records.Recovered) -> str:
+    parts = ", ".join(f"{name.replace('_', ' ')} {seconds(took)}" for name, took in record.phases.items())
+    return f"{_round(record)} in {seconds(record.total_s)} ({parts})"
+
+
+def _job_ended(record: records.JobEnded) -> str:
+    missing = f"; never answered: {names(record.missing)}" if record.missing else ""
+    return f"exit code {record.exit_code}: {record.reason}{missing}"
+
+
+SENTENCES: dict[type[Any], Callable[[Any], str]] = {
+    records.JobStarted: _job_started,
+    records.ControllerStarted: lambda r: f"epoch {r.epoch} on {r.host}, process {r.pid}",
+    records.NodeJoined: lambda r: f"{r.node} at {r.addr}",
+    records.NodeReady: _node_ready,
+    records.WorkersStarted: _workers_started,
+    records.Progress: lambda r: f"{r.node} rank {r.rank} of {_round(r)} told its first step, {r.step}",
+    records.WorkerFailed: lambda r: f"{worker_end(r)}, {_round(r)}{at_step(r.step)}",
+    records.WorkerHung: _worker_hung,
+    records.NodeIsolated: lambda r: f"{isolation(r)}, {_round(r)}",
+    records.Learned: _learned,
+    records.StacksDumped: _stacks_dumped,
+    records.WorkersDone: lambda r: f"{r.node} for {_round(r)}{at_step(r.step)}",
+    records.NodeLeft: _node_left,
+    records.NodeLost: _node_lost,
+    records.NodeFenced: lambda r: f"{r.node}'s workers are dead for certain: {r.proof}",
+    records.SlurmNodeState: lambda r: f"Slurm says of {r.node}: {slurm_state(r)}",
+    records.DumpAsked: lambda r: f"{r.by} wants stacks of {_dump_of(r)} (request {r.request})",
+    records.Signalled: lambda r: r.reason.replace("_", " "),
+    records.Tick: lambda r: "a deadline passed",
+    records.RoundOpened: lambda r: f"{_round(r)}{_stacks_first(r)}",
+    records.RoundClosed: _round_closed,
+    records.RestartDecided: _restart_decided,
+    records.Recovered: _recovered,
+    records.ReplicaEnded: lambda r: f"{_round(r)}: {r.outcome}",
+    records.Shutdown: _shutdown,
+    records.JobEnded: _job_ended,
+    records.Fence: lambda r: f"{r.node} (agent {r.incarnation}) must kill its workers and join anew",
+    records.Quarantined: lambda r: f"{r.node}: {r.reason}; it gets no ranks any more",
+    records.DumpOrdered: lambda r: f"{_dump_of(r)} (request {r.request})",
+}
+"""Kind of record → its sentence."""

@@ -1,0 +1,55 @@
+"""Titled tables of text, which the plain page and the coloured one draw alike. Pure."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Literal
+
+Mood = Literal["good", "busy", "spare", "bad", "dim", "plain"]
+"""What a line is about, for those who have colours."""
+
+STATE_MOODS: dict[str, Mood] = {
+    "active": "good",
+    "running": "good",
+    "completed": "good",
+    "done": "good",
+    "standby": "spare",
+    "ready": "busy",
+    "joining": "busy",
+    "starting": "busy",
+    "stopping": "busy",
+    "recovering": "busy",
+    "left": "dim",
+    "stopped": "dim",
+    "cancelled": "dim",
+    "lost": "bad",
+    "quarantined": "bad",
+    "failed": "bad",
+    "timeout": "bad",
+    "died": "bad",
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Row:
+    cells: tuple[str, ...]
+    mood: Mood = "plain"
+
+
+@dataclass(frozen=True, slots=True)
+class Table:
+    """`right` names the columns whose cells are numbers."""
+
+    title: str
+    columns: tuple[str, ...]
+    rows: tuple[Row, ...]
+    right: frozenset[str] = field(default_factory=frozenset)
+
+
+def mood(state: str) -> Mood:
+    return STATE_MOODS.get(state, "plain")
+
+
+def number(value: int | None) -> str:
+    """The number, or `-` where there is none."""
+    return "-" if value is None else str(value)

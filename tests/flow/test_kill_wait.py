@@ -1,0 +1,44 @@
+"""A grace that does not fit into the cluster's KillWait."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from nvrx_slurm.cluster.dev import DevCluster
+from nvrx_slurm.cluster.dev.configuration import KILL_WAIT_S
+from nvrx_slurm.config.budgets import grace_within
+from tests.slurm_harness import nvrx, submit
+
+pytestmark = pytest.mark.slurm
+
+
+def job_yaml(folder: Path, grace: str) -> Path:
+    path = folder / "job.yaml"
+    path.write_text(f"name: a\ncommand: 'true'\nfault_tolerance: {{teardown: {{grace: {grace}}}}}\n")
+    return path
+
+
+def test_submit_says_what_kill_wait_leaves(healthy_cluster: DevCluster, tmp_path: Path) -> None:
+    """One line on stderr tells the grace, KillWait and what workers get; the job is submitted all the same."""
+    path = job_yaml(tmp_path, "1m")
+    done = nvrx("submit", path.name, cwd=tmp_path, env=healthy_cluster.environment())
+    left = f"{grace_within(KILL_WAIT_S):g}s"
+    assert done.stdout.strip().isdigit(), done.stderr
+    assert (
+        f"teardown.grace is 60s, and KillWait={KILL_WAIT_S} of this cluster leaves {left}: when the job is cancelled"
+        f" or preempted, workers get {left}\n"
+    ) in done.stderr
+
+
+def test_a_grace_that_fits_is_not_worth_a_word(healthy_cluster: DevCluster, tmp_path: Path) -> None:
+    """Nothing is said of KillWait, and the batch host keeps it for the agents in job.json."""
+    path = job_yaml(tmp_path, "1s")
+    done = nvrx("submit", path.name, cwd=tmp_path, env=healthy_cluster.environment())
+    assert "KillWait" not in done.stderr
+    job = submit(healthy_cluster, path)
+    assert job.process.wait(60) == 0
+    info = job.folder.read_info()
+    assert info is not None
+    assert info.kill_wait_s == KILL_WAIT_S

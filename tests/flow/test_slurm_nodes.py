@@ -1,0 +1,72 @@
+"""What a real Slurm says of nodes that are well, marked down, and lost."""
+
+from __future__ import annotations
+
+import asyncio
+from pathlib import Path
+
+import pytest
+
+from nvrx_slurm.clock import SystemClock
+from nvrx_slurm.cluster.dev import DevCluster
+from nvrx_slurm.cluster.dev.waiting import wait_until
+from nvrx_slurm.cluster.slurm_nodes import SlurmNode, node_state, node_states
+
+pytestmark = pytest.mark.slurm
+
+NOTICED_S = 90.0  # slurmctld takes 15 to 20 s to hold a silent node for down
+
+
+@pytest.fixture
+def cluster(healthy_cluster: DevCluster, monkeypatch: pytest.MonkeyPatch) -> DevCluster:
+    """The session's Slurm, as the one that this process speaks to, far from UTC."""
+    for name, value in healthy_cluster.environment().items():
+        monkeypatch.setenv(name, value)
+    monkeypatch.setenv("TZ", "America/New_York")
+    monkeypatch.setenv("SLURM_TIME_FORMAT", "relative")
+    return healthy_cluster
+
+
+def once_down(name: str) -> SlurmNode:
+    """What Slurm says of the node, as soon as that begins with DOWN."""
+    seen: dict[str, SlurmNode] = {}
+
+    def is_down() -> bool:
+        seen.update(asyncio.run(node_states([name])))
+        return name in seen and seen[name].state.startswith("DOWN")
+
+    wait_until(is_down, timeout_s=NOTICED_S, what=f"Slurm to hold {name} for down", clock=SystemClock())
+    return seen[name]
+
+
+def booted_at() -> float:
+    """When this machine, and with it every node of the cluster, was booted, by the kernel's word."""
+    lines = Path("/proc/stat").read_text().splitlines()
+    return float(next(line.split()[1] for line in lines if line.startswith("btime")))
+
+
+def test_several_nodes_are_asked_about_at_once(cluster: DevCluster) -> None:
+    """One call tells each node's state and boot time, whatever zone the user is in; an unknown one is left out."""
+    found = asyncio.run(node_states(["n1", "n3", "nope"]))
+    assert {name: node.state for name, node in found.items()} == {"n1": "IDLE", "n3": "IDLE"}
+    for node in found.values():
+        assert node.booted_at == pytest.approx(booted_at(), abs=5)
+        assert node.proves_dead(heard_at=booted_at() - 1000)
+        assert not node.proves_dead(heard_at=booted_at() + 1)
+    assert asyncio.run(node_state("nope")) is None
+
+
+def test_a_lost_node_is_down_and_that_proves_nothing(cluster: DevCluster) -> None:
+    """Slurm says DOWN, and that it does not respond; of a frozen node, whose processes live, it says the same."""
+    cluster.kill_node("n4")
+    cluster.stop_node("n2")
+    for found in (once_down("n4"), once_down("n2")):
+        assert (found.state, found.reason) == ("DOWN+NOT_RESPONDING", "Not responding")
+        assert not found.proves_dead(heard_at=booted_at() + 1)
+
+
+def test_a_node_that_is_marked_down_says_who_did(cluster: DevCluster) -> None:
+    """The reason that somebody gave is told."""
+    cluster.kill_node("n5")
+    cluster.mark_down("n5")
+    assert once_down("n5").reason == "nvrx-slurm"

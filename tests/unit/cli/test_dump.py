@@ -1,0 +1,57 @@
+"""`nvrx-slurm dump` where there is nobody to ask."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from tests.unit.cli.conftest import Nvrx
+from tests.unit.report.recorder import JOB, Recorder, ended, plain_plan, to_first_cycle, write
+
+
+def test_an_unknown_job_is_named_with_those_that_there_are(nvrx: Nvrx, tmp_path: Path) -> None:
+    """As for every command: 2, and the jobs of the folder."""
+    write(tmp_path / "nvrx-jobs", ended(), job="known")
+    done = nvrx("dump", "unknown")
+    assert (done.returncode, done.stdout) == (2, "")
+    assert "no job 'unknown'" in done.stderr
+    assert "known" in done.stderr
+
+
+def test_an_ended_job_has_no_live_workers(nvrx: Nvrx, tmp_path: Path) -> None:
+    """2, and that nothing was written down while it ran."""
+    write(tmp_path / "nvrx-jobs", ended())
+    done = nvrx("dump", JOB)
+    assert done.returncode == 2
+    assert done.stderr.rstrip().endswith(
+        f"job {JOB} has ended (completed), and only live workers have stacks; none were written down"
+    )
+
+
+def test_an_ended_job_tells_where_its_last_stacks_lie(nvrx: Nvrx, tmp_path: Path) -> None:
+    """After a hang that ended the job, its stacks are what one wants to see."""
+    recorder = to_first_cycle()
+    recorder.hang("n1", 3)
+    recorder.cancel()
+    recorder.leave("cancelled")
+    folder = write(tmp_path / "nvrx-jobs", recorder)
+    done = nvrx("dump", JOB)
+    assert done.returncode == 2
+    assert f"the last ones lie in {Path('nvrx-jobs') / folder.job_id / 'stacks/main-0/rank-3.txt'}" in done.stderr
+
+
+def test_a_job_that_has_not_started_has_no_workers_yet(nvrx: Nvrx, tmp_path: Path) -> None:
+    """2, with the state that it is in."""
+    write(tmp_path / "nvrx-jobs", Recorder(plain_plan(), start=False))
+    done = nvrx("dump", JOB)
+    assert done.returncode == 2
+    assert f"job {JOB} is starting: it has no workers yet" in done.stderr
+
+
+@pytest.mark.parametrize("timeout", ["soon", "-3s"])
+def test_a_timeout_that_is_none_is_told(nvrx: Nvrx, timeout: str) -> None:
+    """The flag, the value, and how a duration is written."""
+    done = nvrx("dump", JOB, f"--timeout={timeout}")
+    assert done.returncode == 2
+    assert f"--timeout {timeout}: '{timeout}' is no duration; write it like 15s, 2m, 1h30m" in done.stderr

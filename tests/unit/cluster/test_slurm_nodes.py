@@ -1,0 +1,106 @@
+"""What Slurm says of nodes. The text is copied from Slurm 22.05.8 and shortened."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from nvrx_slurm.clock import SystemClock
+from nvrx_slurm.cluster.dev.waiting import wait_until
+from nvrx_slurm.cluster.slurm_nodes import CLOCK_SKEW_S, SlurmNode, node_states, nodes_of
+from nvrx_slurm.processes import is_alive
+
+HEAD = "NodeName=n2 Arch=x86_64 CPUTot=4 NodeAddr=127.0.0.1 OS=Linux 6.18 #1 SMP PREEMPT_DYNAMIC @0  Gres=(null)"
+UP = f"{HEAD} State=IDLE ThreadsPerCore=1 Partitions=main  BootTime=2026-11-21T08:55:39 SlurmdStartTime=None"
+DOWN = UP.replace("IDLE", "DOWN+NOT_RESPONDING") + " ExtSensorsTemp=n/s Reason={} [root@2026-11-21T12:26:48]"
+BOOTED_AT = 1795251339.0
+DEADLINE_S = 30.0
+
+
+def test_a_node_that_is_well_has_a_state_and_no_reason() -> None:
+    """Times are UTC, as scontrol was asked to print them."""
+    assert list(nodes_of(UP + "\n")) == [SlurmNode("n2", "IDLE", None, BOOTED_AT)]
+
+
+@pytest.mark.parametrize("reason", ["Not responding", "two = words [x]", "State=IDLE or so", "mail me@home"])
+def test_a_reason_is_whatever_somebody_wrote(reason: str) -> None:
+    """It may hold blanks, brackets and `=`; who wrote it, and when, is cut off."""
+    assert list(nodes_of(DOWN.format(reason))) == [SlurmNode("n2", "DOWN+NOT_RESPONDING", reason, BOOTED_AT)]
+
+
+def test_a_reason_ends_where_a_newer_slurm_goes_on() -> None:
+    """From 22.05 on a comment may follow it."""
+    (node,) = nodes_of(DOWN.format("broken") + " Comment=Reason=none")
+    assert node.reason == "broken"
+
+
+@pytest.mark.parametrize("time", ["None", "Unknown", "N/A", ""])
+def test_a_node_that_never_registered_has_no_boot_time(time: str) -> None:
+    """It proves nothing, whatever its state."""
+    (node,) = nodes_of(UP.replace("2026-11-21T08:55:39", time))
+    assert node.booted_at is None
+    assert not node.proves_dead(heard_at=0.0)
+
+
+def test_other_lines_are_no_nodes() -> None:
+    """What a site's plugins print, or an error, names no node."""
+    assert list(nodes_of("Node nope not found\n\nslurm_load_node error: State=DOWN\n")) == []
+
+
+@pytest.mark.parametrize("state", ["DOWN", "DOWN+NOT_RESPONDING", "IDLE+CLOUD+POWERED_DOWN", "FAIL", "IDLE*+DRAIN"])
+def test_no_state_proves_a_death(state: str) -> None:
+    """Slurm's word for a node tells what slurmctld could reach, not what runs there."""
+    assert not SlurmNode("n2", state, None, BOOTED_AT).proves_dead(heard_at=BOOTED_AT + 1.0)
+
+
+def test_a_reboot_after_the_node_was_heard_proves_it() -> None:
+    """By more than clocks can differ; a boot before, or one that skewed clocks may have made later, does not."""
+    node = SlurmNode("n2", "IDLE", None, BOOTED_AT)
+    assert node.proves_dead(heard_at=BOOTED_AT - CLOCK_SKEW_S - 1.0)
+    assert not node.proves_dead(heard_at=BOOTED_AT - CLOCK_SKEW_S)
+    assert not node.proves_dead(heard_at=BOOTED_AT + 1.0)
+
+
+# ---- answers that do not come
+
+
+@pytest.fixture
+def hanging(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A scontrol that is a site's script, whose child hangs and holds the pipe; the file gets the child's pid."""
+    path = tmp_path / "scontrol"
+    path.write_text(f"#!/bin/sh\nsleep 1000 &\necho $! > {tmp_path}/new\nmv {tmp_path}/new {tmp_path}/pid\nwait\n")
+    path.chmod(0o755)
+    monkeypatch.setenv("PATH", f"{tmp_path}:/usr/bin:/bin")
+    monkeypatch.delenv("SLURM_CONF", raising=False)
+    return tmp_path / "pid"
+
+
+async def until(condition: Callable[[], bool], what: str) -> None:
+    await asyncio.to_thread(wait_until, condition, timeout_s=DEADLINE_S, what=what, clock=SystemClock())
+
+
+async def test_a_question_that_is_cancelled_leaves_no_process(hanging: Path) -> None:
+    """A controller that ends kills the scontrol it has asked, and what that has started."""
+    asked = asyncio.create_task(node_states(["n2"], timeout_s=1000.0))
+    await until(hanging.exists, "scontrol to hang")
+    asked.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await asked
+    await until(lambda: not is_alive(int(hanging.read_text())), "its child to be dead")
+
+
+async def test_a_scontrol_that_hangs_is_no_answer(hanging: Path) -> None:
+    """The bound ends it."""
+    assert await node_states(["n2"], timeout_s=0.05) == {}
+
+
+async def test_no_slurm_is_no_answer(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Without scontrol, with a SLURM_CONF that names no file, and for no nodes, nothing is known."""
+    monkeypatch.setenv("PATH", str(tmp_path))
+    assert await node_states([]) == {}
+    assert await node_states(["n2"]) == {}
+    monkeypatch.setenv("SLURM_CONF", str(tmp_path / "nowhere"))
+    assert await node_states(["n2"]) == {}

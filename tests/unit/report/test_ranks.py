@@ -1,0 +1,118 @@
+"""What beats tell of ranks and nodes."""
+
+from __future__ import annotations
+
+from nvrx_slurm.records import NodeJoined
+from nvrx_slurm.report.model import JobView, RankView
+from nvrx_slurm.report.ranks import beat_age_s, ranks, worst
+from nvrx_slurm.report.view import fold, new_view, with_beat
+from tests.unit.report.recorder import Recorder, roles_plan, to_first_cycle
+
+
+def view_of(recorder: Recorder) -> JobView:
+    view = new_view(recorder.plan)
+    for entry in recorder.entries:
+        fold(view, entry)
+    return view
+
+
+def rank(number: int, *, replica: str = "main-0", **how: object) -> RankView:
+    return RankView(replica=replica, rank=number, node="n", **how)
+
+
+def test_each_rank_is_as_far_behind_as_the_fastest_of_its_replica_is_ahead() -> None:
+    """A lag counts steps within one replica; a rank whose node sent no beat has a place and nothing else."""
+    recorder = to_first_cycle()
+    view = view_of(recorder)
+    with_beat(view, recorder.beat("n0", 100, 98))
+    with_beat(view, recorder.beat("n1", 101, 97))
+    told = ranks(view, recorder.now)
+    assert [(each.rank, each.step, each.lag) for each in told[:4]] == [
+        (0, 100, 1),
+        (1, 98, 3),
+        (2, 101, 0),
+        (3, 97, 4),
+    ]
+    assert told[4] == RankView(replica="main-0", rank=4, node="n2")
+    assert len(told) == 8
+
+
+def test_another_replicas_speed_is_no_lag() -> None:
+    """A slow replica is not behind a fast one."""
+    recorder = Recorder(roles_plan())
+    recorder.join()
+    for replica in recorder.job.replicas:
+        recorder.start_workers(replica)
+    view = view_of(recorder)
+    with_beat(view, recorder.beat("n0", 5))
+    with_beat(view, recorder.beat("n2", 900, 900))
+    assert {(each.replica, each.lag) for each in ranks(view, None) if each.step} == {
+        ("policy-0", 0),
+        ("rollout-0", 0),
+    }
+
+
+def test_silence_and_sections_grow_older_with_their_beat() -> None:
+    """A beat that is 5 s old told of a rank quiet for 0.1 s: by now it has been heard of last 5.1 s ago."""
+    recorder = to_first_cycle()
+    view = view_of(recorder)
+    sections = {0: (("checkpoint", 12.0), ("fsync", 3.0))}
+    with_beat(view, recorder.beat("n0", 7, 7, quiet={0: 0.1}, sections=sections))
+    first, second, *_ = ranks(view, recorder.now + 5.0)
+    assert first.quiet_s is not None
+    assert abs(first.quiet_s - 5.1) < 1e-6
+    assert [each.name for each in first.sections] == ["checkpoint", "fsync"]
+    assert abs(first.sections[0].open_s - 17.0) < 1e-6
+    assert (second.quiet_s, second.sections) == (None, ())
+
+
+def test_a_beat_of_a_cycle_that_is_over_tells_nothing_of_ranks() -> None:
+    """After a restart the old cycle's steps and sections are gone, until the new cycle's beats come."""
+    recorder = to_first_cycle()
+    old = recorder.beat("n0", 500, 500)
+    recorder.lose("n2")
+    recorder.ready()
+    recorder.start_workers()
+    view = with_beat(view_of(recorder), old)
+    assert [each.step for each in ranks(view, recorder.now)] == [None] * 8
+
+
+def test_ranks_without_workers_are_not_listed() -> None:
+    """While a round is open nobody has ranks."""
+    recorder = to_first_cycle()
+    recorder.lose("n2")
+    assert ranks(view_of(recorder), recorder.now) == ()
+
+
+def test_a_beats_age_is_told_by_the_stores_clock() -> None:
+    """From the beat's own stamp to the store's now; without the store's clock, or a beat, it is not known."""
+    recorder = to_first_cycle()
+    view = with_beat(view_of(recorder), recorder.beat("n0", 1))
+    assert beat_age_s(view, "n0", recorder.now + 3.0) == 3.0
+    assert beat_age_s(view, "n0", recorder.now - 0.001) == 0.0
+    assert beat_age_s(view, "n0", None) is None
+    assert beat_age_s(view, "n1", recorder.now) is None
+
+
+def test_a_new_agent_is_not_known_by_the_old_ones_beats() -> None:
+    """When a node joins anew its former agent's beats count no more, whether they came before or come after."""
+    recorder = to_first_cycle()
+    old = recorder.beat("n5")
+    recorder.lose("n5")
+    view = with_beat(view_of(recorder), old)
+    assert beat_age_s(view, "n5", recorder.now + 1.0) is not None  # of the lost agent: when it was heard of last
+    recorder.tell(NodeJoined(node="n5", incarnation="second", seq=1, addr="h", port=1))
+    for entry in recorder.entries:
+        fold(view, entry)
+    assert beat_age_s(view, "n5", recorder.now) is None
+    assert beat_age_s(with_beat(view, old), "n5", recorder.now) is None
+
+
+def test_the_worst_come_first() -> None:
+    """First who has no step where others of its replica have one, then by lag, then by silence."""
+    silent = [rank(each, replica="server-0", quiet_s=float(each)) for each in (1, 2)]
+    unborn = rank(9)
+    behind, close, quiet = rank(0, step=5, lag=40), rank(1, step=44, lag=1), rank(2, step=44, lag=1, quiet_s=30.0)
+    every = [close, *silent, behind, unborn, quiet]
+    assert worst(every, 9) == [unborn, behind, quiet, close, *silent[::-1]]
+    assert worst(every, 2) == [unborn, behind]

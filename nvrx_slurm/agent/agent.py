@@ -66,6 +66,9 @@ log = get_logger("agent")
 GOODBYE_S = 5.0
 """How long the agent tries to say its last words once its workers are gone."""
 
+REASON_S = 2.0
+"""How long an agent that got a signal waits for the controller to say why."""
+
 DUMP_FIRST_S = 3.0
 """How long stacks may take where they are wanted before anybody is asked to end."""
 
@@ -125,6 +128,7 @@ class Agent:
         self._tasks: set[asyncio.Task[Any]] = set()
         self._stop_began = 0.0
         self._stop_sent = False
+        self._saved_before: dict[int, int] = {}
         self._exit_code: int | None = None
 
     # ---- life
@@ -364,10 +368,10 @@ class Agent:
         cycle = self.cycle
         if cycle is None or order.replica not in (None, cycle.replica):
             return
-        wanted = cycle.running.intersection(order.ranks) if order.ranks else cycle.running
-        if wanted:
+        here = cycle.ranks.intersection(order.ranks) if order.ranks else cycle.ranks
+        if here:  # even if none of them runs any more: somebody waits for an answer
             why = f"asked for ({order.request})"
-            self._go(self._dump(cycle, why, DUMP_FIRST_S, ranks=wanted, request=order.request))
+            self._go(self._dump(cycle, why, DUMP_FIRST_S, ranks=here, request=order.request))
 
     async def _dump(
         self,
@@ -400,7 +404,16 @@ class Agent:
         self._leave(order.reason, order.exit_code, grace_s=grace_s, checkpoint=order.checkpoint, dump=order.dump)
 
     def _on_signal(self, event: Signal) -> None:
+        """Slurm signals every process of a job at once: the controller will say why in a moment, and is let to. Nodes
+        that leave by themselves look like lost ones."""
+        first = self.leaving is None
         self._leave(event.name, EXIT_DONE, grace_s=self.ending_grace_s)
+        if first:
+            self.when_stopped = partial(self._await_the_reason, event)
+
+    def _await_the_reason(self, event: Signal) -> None:
+        """A shutdown order ends the wait, as a second signal does."""
+        asyncio.get_running_loop().call_later(REASON_S, self.inbox.put_nowait, event)
 
     def _on_store_unreachable(self, error: StoreUnreachable) -> None:
         log.error("%s", error)
@@ -465,10 +478,21 @@ class Agent:
         more = f" and {len(event.left) - 8} more" if len(event.left) > 8 else ""
         log.info("teardown: %s; left: %s%s; %.1f s left of it", event.phase, left, more, event.ends_in_s)
         begins, self.phase = self.phase != event.phase, event.phase
+        if event.phase == "checkpoint" and cycle is not None:
+            self._watch_saving(cycle, begins)
         if begins and event.phase == "dump" and cycle is not None:
             why = "still there after the stop signal"
             done = partial(self.workers.phase_done, "dump")
             self._go(self._dump(cycle, why, event.ends_in_s, then=done))
+
+    def _watch_saving(self, cycle: Cycle, begins: bool) -> None:
+        """Workers that save in a section of that name are done when each has ended one since it was asked; of others
+        only their end tells."""
+        saved = {rank: reading.seen.get("checkpoint", (0, 0.0))[0] for rank, reading in self.board.readings().items()}
+        if begins:
+            self._saved_before = saved
+        elif all(saved.get(rank, 0) > self._saved_before.get(rank, 0) for rank in cycle.running):
+            self.workers.phase_done("checkpoint")
 
     def _on_stopped(self, event: Stopped) -> None:
         self.phase = None

@@ -50,6 +50,11 @@ class Cycle:
     dumped: bool = False  # the stacks of this cycle are on file
     has_stepped: bool = False
 
+    @property
+    def ranks(self) -> set[int]:
+        first = self.assignment.first_rank
+        return set(range(first, first + self.assignment.workers))
+
 
 @dataclass(frozen=True, slots=True)
 class Failing:

@@ -47,7 +47,8 @@ class Stacks:
 
         `may_pause`: they are about to be ended, and may be stopped for some milliseconds to see native frames too.
         """
-        labels = {f"rank {rank}": rank for rank in sorted(cycle.running) if ranks is None or rank in ranks}
+        wanted = cycle.running if ranks is None else ranks
+        labels = {f"rank {rank}": rank for rank in sorted(cycle.running.intersection(wanted))}
         groups = {label: self._family(cycle, rank) for label, rank in labels.items() if rank in cycle.pids}
         out = self._job.cycle_stacks(cycle.replica, self._generation, cycle.number)
         async with self._one_at_a_time:
@@ -65,7 +66,10 @@ class Stacks:
         return StacksOnFile(
             files={rank: str(path.relative_to(self._job.path)) for rank, path in of_ranks.items()},
             where={labels[label]: line for label, line in report.last_lines.items()},
-            problems=tuple(report.problems),
+            problems=(
+                *(f"rank {rank} has no worker now" for rank in sorted(set(wanted) - cycle.running)),
+                *report.problems,
+            ),
         )
 
     @staticmethod

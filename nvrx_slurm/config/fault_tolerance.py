@@ -62,8 +62,8 @@ class Teardown(Block):
     """How workers are stopped."""
 
     grace: Pause = 10.0
-    """From the first signal to SIGKILL, for all that a worker has started: the whole budget. When the job is cancelled
-    or preempted, at most Slurm's KillWait less 8 s (half of it, if that is more)."""
+    """From the first signal to SIGKILL, for all that a worker has started: the whole budget. When the job is
+    cancelled or preempted, at most Slurm's KillWait less 8 s (half of it, if that is more)."""
     stop_signal: SignalName = "SIGTERM"
     """The first signal."""
     checkpoint_signal: SignalName | None = None

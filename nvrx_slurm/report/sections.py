@@ -138,7 +138,7 @@ def _failure_line(shot: Snapshot) -> str:
     else:
         when = f"{seconds(max(0.0, failure.at - (shot.started_at or failure.at)))} after the start"
     stacks = f"; stacks: {shot.folder.path / failure.stacks}" if failure.stacks else ""
-    return f"{failure.why}{where}{at_step(failure.step)}, {when}{stacks}"
+    return f"{failure.why}{where}{at_step(failure.step, said=failure.why)}, {when}{stacks}"
 
 
 def _stacks_line(shot: Snapshot, last: Dumped) -> str:

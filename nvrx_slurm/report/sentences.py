@@ -105,7 +105,7 @@ def _round_closed(record: records.RoundClosed) -> str:
 
 def _restart_decided(record: records.RestartDecided) -> str:
     left = f" ({plural(record.restarts_left, 'restart')} left)"
-    return f"{record.action} for {_round(record)}: {record.cause}{at_step(record.step)}{left}"
+    return f"{record.action} for {_round(record)}: {record.cause}{at_step(record.step, said=record.cause)}{left}"
 
 
 def _recovered(record: records.Recovered) -> str:

@@ -58,9 +58,11 @@ def signal_name(number: int) -> str:
         return f"signal {number}"
 
 
-def at_step(step: int | None) -> str:
-    """`, at step 80`, or nothing."""
-    return "" if step is None else f", at step {step}"
+def at_step(step: int | None, *, said: str = "") -> str:
+    """`, at step 80`; nothing where the step is not known, or what was `said` before names it already."""
+    if step is None or re.search(rf"\bstep {step}\b", said):
+        return ""
+    return f", at step {step}"
 
 
 def worker_end(record: records.WorkerFailed) -> str:

@@ -31,7 +31,7 @@ LISTEN_S = 3.0
 """How long one call of `listen` takes at most."""
 
 BATCH = 4096
-"""How many beats one reply holds at most: what 10,000 nodes send in 0.25 s fits, and one reply keeps the loop for some 20 ms."""
+"""How many beats one reply holds at most: what 10,000 nodes send in 0.25 s; the loop is kept for some 20 ms."""
 
 _START = b"0-0"
 

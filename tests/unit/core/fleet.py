@@ -12,6 +12,9 @@ from nvrx_slurm.records import (
     Fact,
     FaultTolerance,
     JobStarted,
+    Learned,
+    NodeFenced,
+    NodeIsolated,
     NodeJoined,
     NodeLeft,
     NodeLost,
@@ -21,6 +24,7 @@ from nvrx_slurm.records import (
     Signalled,
     Tick,
     WorkerFailed,
+    WorkerHung,
     WorkersDone,
     WorkersStarted,
 )
@@ -101,6 +105,18 @@ class Fleet:
         at = self.job.replicas[replica].cycle if cycle is None else cycle
         return self.tell(WorkerFailed(**self.by(node), replica=replica, cycle=at, rank=0, exit_code=1))
 
+    def hang(self, node: str, *, replica: str = "main-0", cycle: int | None = None) -> list[Decision] | None:
+        at = self.job.replicas[replica].cycle if cycle is None else cycle
+        return self.tell(WorkerHung(**self.by(node), replica=replica, cycle=at, rank=0, why="no step for 9 s"))
+
+    def isolate(self, node: str, *, replica: str = "main-0", cycle: int | None = None) -> list[Decision] | None:
+        """It had lost everybody, its workers are dead, and it is back."""
+        at = self.job.replicas[replica].cycle if cycle is None else cycle
+        return self.tell(NodeIsolated(**self.by(node), replica=replica, cycle=at, for_s=30.0))
+
+    def learn(self, node: str, **seen: tuple[int, float]) -> list[Decision] | None:
+        return self.tell(Learned(**self.by(node), role=self.plan.roles[0].name, seen=seen))
+
     def done(self, *nodes: str, replica: str = "main-0") -> list[Decision]:
         decisions: list[Decision] = []
         cycle = self.job.replicas[replica].cycle
@@ -116,9 +132,15 @@ class Fleet:
 
     # ---- what the controller sees
 
-    def lose(self, node: str) -> list[Decision] | None:
+    def lose(self, node: str, *, safe_after_s: float = 0.0) -> list[Decision] | None:
+        """The node is given up; its workers may still run for so long."""
         incarnation = f"{node}.{self.incarnations[node]}"
-        return self.tell(NodeLost(node=node, incarnation=incarnation, cause="tether_lost"))
+        cause = "heartbeat_timeout" if safe_after_s else "tether_lost"
+        return self.tell(NodeLost(node=node, incarnation=incarnation, cause=cause, safe_after_s=safe_after_s))
+
+    def prove_dead(self, node: str) -> list[Decision] | None:
+        incarnation = f"{node}.{self.incarnations[node]}"
+        return self.tell(NodeFenced(node=node, incarnation=incarnation, proof="seen"))
 
     def signal(self, reason: Any) -> list[Decision] | None:
         return self.tell(Signalled(reason=reason))

@@ -11,6 +11,10 @@ from nvrx_slurm.core.state import NodeState, Phase, new_job
 from nvrx_slurm.records import (
     FromAgent,
     JobEnded,
+    NodeFenced,
+    NodeJoined,
+    NodeLost,
+    NodeReady,
     Plan,
     RestartDecided,
     RolePlan,
@@ -58,6 +62,28 @@ class History(RuleBasedStateMachine):
     @rule(index=NODES)
     def node_dies(self, index):
         self.fleet.lose(self._node(index))
+
+    @rule(index=NODES)
+    def node_falls_silent(self, index):
+        self.fleet.lose(self._node(index), safe_after_s=20.0)
+
+    @rule(index=NODES)
+    def death_is_proven(self, index):
+        self.fleet.prove_dead(self._node(index))
+
+    @rule(index=NODES)
+    def worker_hangs(self, index):
+        if replica := self._replica(node := self._node(index)):
+            self.fleet.hang(node, replica=replica.id)
+
+    @rule(index=NODES)
+    def node_was_cut_off(self, index):
+        if replica := self._replica(node := self._node(index)):
+            self.fleet.isolate(node, replica=replica.id)
+
+    @rule(index=NODES, count=st.integers(1, 9), longest=st.floats(0, 9))
+    def something_is_learned(self, index, count, longest):
+        self.fleet.learn(self._node(index), step=(count, longest))
 
     @rule(index=NODES)
     def node_leaves(self, index):
@@ -119,6 +145,23 @@ class History(RuleBasedStateMachine):
                     assert name in replica.done or (
                         job.nodes[name].state is NodeState.ACTIVE and job.nodes[name].replica == replica.id
                     )
+
+    @invariant()
+    def no_rank_is_given_away_while_its_worker_may_live(self):
+        """Told from the journal alone: after a silent member's loss its replica's next round closes only when its
+        death is proven, its lease must have lapsed, or it is back."""
+        holds: dict[str, str] = {}
+        may_live: dict[str, tuple[str, float]] = {}
+        for entry in self.fleet.journal:
+            match entry.record:
+                case RoundClosed(replica=replica, nodes=nodes):
+                    assert not [n for n, (held, until) in may_live.items() if held == replica and entry.t < until]
+                    holds.update(dict.fromkeys(nodes, replica))
+                case NodeLost(node=node, safe_after_s=safe_after_s) if node in holds:
+                    may_live[node] = (holds.pop(node), entry.t + safe_after_s)
+                case NodeReady(node=node) | NodeFenced(node=node) | NodeJoined(node=node):
+                    holds.pop(node, None)
+                    may_live.pop(node, None)
 
     @invariant()
     def pool_is_who_stands_by(self):

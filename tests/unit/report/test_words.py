@@ -148,6 +148,17 @@ WHY = "no step for 612 s (limit 600 s) after step 41"
             records.DumpAsked(request="ab12", by="ann@login1", ranks=(3, 4), replica="main-0"),
             "ann@login1 wants stacks of ranks 3-4 of main-0 (request ab12)",
         ),
+        (
+            records.RestartDecided(
+                replica="main-0",
+                cycle=1,
+                action="restart_replica",
+                cause=f"rank 3 on n2 hung: {WHY}",
+                node="n2",
+                step=41,
+            ),
+            f"restart_replica for main-0 cycle 1: rank 3 on n2 hung: {WHY} (0 restarts left)",
+        ),
         (records.DumpOrdered(request="ab12"), "all ranks (request ab12)"),
         (
             records.Quarantined(node="n2", deaths=3, reason="lost 3 times (limit 3)"),

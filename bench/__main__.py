@@ -18,6 +18,8 @@ BENCHMARKS: dict[str, tuple[str, str]] = {
     "worker_recovery": ("recovery:worker_recovery", "A worker is killed: until all workers run again."),
     "node_recovery": ("recovery:node_recovery", "A node is killed: until its ranks run on the spare."),
     "round": ("round:rounds", "A round of 256 to 2,000 simulated nodes; how it grows."),
+    "beat": ("beat:beats", "One sign of progress: shared memory against NVRx's socket."),
+    "beats": ("beats:beats", "100 to 10,000 nodes beat: what it costs controller and store, and silence to reap."),
     "startup": ("startup:startup", "nvrx-slurm --help against python -c pass."),
     "submit": ("submit:submit", "nvrx-slurm submit against bare submitit, on a real Slurm."),
 }

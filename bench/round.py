@@ -10,33 +10,21 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import os
-import signal
-import sys
 import tempfile
-from asyncio.subprocess import PIPE, Process
-from collections.abc import AsyncGenerator, Mapping, Sequence
+from asyncio.subprocess import Process
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from statistics import median
 
-from bench.errors import BenchTimeout
+from bench.stage import CONTROLLER, line, say, set_up, start_controller, start_fleet
 from bench.tables import growth_exponent, print_rows, print_target
-from nvrx_slurm.batch import children
-from nvrx_slurm.clock import SystemClock
-from nvrx_slurm.config import env
-from nvrx_slurm.folder import JobFolder, JobInfo, StoreAddress
-from nvrx_slurm.ids import new_secret
-from nvrx_slurm.processes import dies_with_parent
-from nvrx_slurm.records import FaultTolerance, Plan, RolePlan
-from nvrx_slurm.store.client import Store
-from nvrx_slurm.store.embedded import EmbeddedStore
+from nvrx_slurm.folder import JobFolder
+from nvrx_slurm.records import FaultTolerance
 
 SIZES = (256, 512, 1000, 2000)
 FLEETS = 2
-STEP_S = 30.0
 TARGET_SIZE, TARGET_S, TARGET_EXPONENT = 1000, 0.25, 1.1
-CONTROLLER = (sys.executable, "-m", "nvrx_slurm.controller")
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,89 +66,26 @@ async def measure(setting: Setting) -> tuple[float, float]:
     """Seconds of the first round, and of a restart."""
     with tempfile.TemporaryDirectory(prefix="nvrx-bench-") as room:
         async with contextlib.AsyncExitStack() as stack:
-            folder = await _prepare(stack, Path(room), setting.size)
-            await _start_controller(stack, folder, setting.controller)
-            fleets = [await _start_fleet(stack, folder, part, setting) for part in range(FLEETS)]
-            join = await _one_round(fleets, b"begin\n", to=fleets)
-            restart = await _one_round(fleets, b"fail\n", to=fleets[:1])
+            # A restart is given all the time it needs here, since these nodes beat from a loop that is busy.
+            bounds = FaultTolerance(heartbeat_timeout_s=120.0)
+            stage = await set_up(stack, Path(room), size=setting.size, bounds=bounds)
+            await start_controller(stack, stage, setting.controller)
+            fleets = [await _start_fleet(stack, stage.folder, part, setting) for part in range(FLEETS)]
+            join = await _one_round(fleets, "begin", to=fleets)
+            restart = await _one_round(fleets, "fail", to=fleets[:1])
             return join, restart
 
 
-async def _prepare(stack: contextlib.AsyncExitStack, room: Path, size: int) -> JobFolder:
-    """A job folder as the batch host leaves it, and the store that it names."""
-    folder = JobFolder(room / "bench")
-    folder.create()
-    role = RolePlan(name="main", command=("true",), nodes_per_replica=size, workers_per_node=8)
-    # A restart is given all the time it needs here, since these nodes beat from a loop that is busy.
-    bounds = FaultTolerance(heartbeat_timeout_s=120.0)
-    plan = Plan(name="bench", roles=(role,), workdir=str(room), folder=str(room), fault_tolerance=bounds)
-    folder.write_plan(plan)
-    nodes = tuple(f"n{index}" for index in range(1, size + 1))
-    started_at = SystemClock().wall()
-    folder.write_info(
-        JobInfo(job_id="bench", name="bench", cluster="local", started_at=started_at, host="127.0.0.1", nodes=nodes)
-    )
-    password = new_secret()
-    store = EmbeddedStore(folder.store_dir, bind="127.0.0.1", password=password)
-    stack.push_async_callback(_kill, await store.start())
-    url = f"redis://127.0.0.1:{store.port}"
-    folder.write_store(StoreAddress(url=url, password=password, job="bench", token=new_secret()))
-    return folder
-
-
-async def _start_controller(stack: contextlib.AsyncExitStack, folder: JobFolder, argv: Sequence[str]) -> None:
-    """Start it, and wait until it has announced itself."""
-    given = env.child_environment({"NVRX_JOB_FOLDER": str(folder.path)})
-    process = await children.start(argv, given, on_death=signal.SIGKILL, own_session=False)
-    stack.push_async_callback(_kill, process)
-    address = folder.read_store()
-    assert address is not None
-    store = Store(address, clock=SystemClock())
-    async with contextlib.aclosing(_orders(store)) as announced, asyncio.timeout(STEP_S):
-        await anext(announced)
-    await store.close()
-
-
-async def _orders(store: Store) -> AsyncGenerator[object, None]:
-    while True:
-        for _, order in await store.orders("0-0"):
-            yield order
-
-
 async def _start_fleet(stack: contextlib.AsyncExitStack, folder: JobFolder, part: int, setting: Setting) -> Process:
-    """Start one of the processes that the nodes are divided among, and wait until it is connected."""
+    """Start one of the processes that the nodes are divided among."""
     count = setting.size // FLEETS
-    argv = [sys.executable, "-m", "bench.fleet", str(folder.path), str(1 + part * count), str(count)]
-    argv += ["tethered"] * setting.tethered
-    adopt = dies_with_parent(signal.SIGKILL)
-    fleet = await asyncio.create_subprocess_exec(*argv, stdin=PIPE, stdout=PIPE, preexec_fn=adopt)
-    stack.push_async_callback(_kill, fleet)
-    await _line(fleet)
-    return fleet
+    tethered = ["tethered"] * setting.tethered
+    return await start_fleet(stack, "bench.fleet", str(folder.path), str(1 + part * count), str(count), *tethered)
 
 
-async def _one_round(fleets: Sequence[Process], order: bytes, *, to: Sequence[Process]) -> float:
+async def _one_round(fleets: Sequence[Process], order: str, *, to: Sequence[Process]) -> float:
     for fleet in to:
-        assert fleet.stdin is not None
-        fleet.stdin.write(order)
-    said = [(await _line(fleet)).split() for fleet in fleets]
+        say(fleet, order)
+    said = [(await line(fleet)).split() for fleet in fleets]
     began = min(float(words[1]) for words in said if float(words[1]))
     return max(float(words[2]) for words in said) - began
-
-
-async def _line(fleet: Process) -> str:
-    assert fleet.stdout is not None
-    try:
-        line = await asyncio.wait_for(fleet.stdout.readline(), STEP_S)
-    except TimeoutError:
-        raise BenchTimeout(f"a simulated fleet did not get through its round in {STEP_S:.0f} s") from None
-    if not line:
-        raise BenchTimeout("a simulated fleet died; what it said is above")
-    return line.decode()
-
-
-async def _kill(process: Process) -> None:
-    """By the process's number: its own `send_signal` would take its exit away from who waits for it."""
-    with contextlib.suppress(ProcessLookupError):
-        os.kill(process.pid, signal.SIGKILL)
-    await process.wait()

@@ -16,21 +16,14 @@ worth nothing afterwards. Standard library only: the supervisor runs this withou
 
 from __future__ import annotations
 
-import asyncio
-import contextlib
 import ctypes
-import fcntl
 import hmac
-import os
-import signal
 import socket
 import struct
 
 KEY_BYTES = 32
 PROBE = b"?"
-_FIRST_PAUSE_S, _LAST_PAUSE_S = 0.001, 0.1
 
-_F_SETSIG = 10
 _SO_ATTACH_FILTER = 26
 _UDP_HEADER_BYTES = 8
 # Classic BPF (linux/filter.h): code, jump if true, jump if false, operand.
@@ -44,7 +37,8 @@ def key_of(token: str, incarnation: str) -> bytes:
 
 
 def open_trap(key: bytes) -> socket.socket:
-    """A bound UDP socket that lets only `key` through. It kills nobody before it is armed. Raises OSError."""
+    """A bound UDP socket that lets only `key` through. It kills nobody before the supervisor arms it. Raises
+    OSError."""
     trap = socket.socket(socket.AF_INET, socket.SOCK_DGRAM | socket.SOCK_CLOEXEC)
     try:
         _let_only(trap, key)
@@ -53,43 +47,6 @@ def open_trap(key: bytes) -> socket.socket:
         trap.close()
         raise
     return trap
-
-
-def arm(descriptor: int) -> None:
-    """From now on the key's arrival kills this process, and what the kernel kills with it."""
-    fcntl.fcntl(descriptor, fcntl.F_SETOWN, os.getpid())
-    fcntl.fcntl(descriptor, _F_SETSIG, int(signal.SIGKILL))
-    fcntl.fcntl(descriptor, fcntl.F_SETFL, os.O_ASYNC | os.O_NONBLOCK)
-
-
-async def is_dead(addr: str, port: int, message: bytes, within_s: float) -> bool:
-    """Send `message` (the key, or `PROBE`) until the node's kernel refuses it: then the supervisor is dead.
-
-    False when that has not happened `within_s` seconds: it lives, or nothing can be known.
-    """
-    loop = asyncio.get_running_loop()
-    deadline, pause = loop.time() + within_s, _FIRST_PAUSE_S
-    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM | socket.SOCK_NONBLOCK) as channel:
-        try:
-            channel.connect((addr, port))
-        except OSError:
-            return False
-        while True:
-            try:
-                with contextlib.suppress(BlockingIOError):
-                    channel.send(message)
-                async with asyncio.timeout(min(pause, max(0.0, deadline - loop.time()))):
-                    await loop.sock_recv(channel, 1)
-            except ConnectionRefusedError:
-                return True
-            except TimeoutError:
-                if loop.time() >= deadline:
-                    return False
-            except OSError:  # no route at this moment
-                if loop.time() >= deadline:
-                    return False
-                await asyncio.sleep(pause)
-            pause = min(2 * pause, _LAST_PAUSE_S)
 
 
 def _let_only(trap: socket.socket, key: bytes) -> None:

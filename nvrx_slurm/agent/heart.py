@@ -24,6 +24,10 @@ SHORTEST_WAIT_S = 0.5
 """How long a beat may take at least, however short the interval."""
 
 
+TRIM_EVERY = 16
+"""Trimming the stream costs the store as much as the beat itself: every so many beats is enough."""
+
+
 @dataclass(frozen=True, slots=True)
 class ControllerSilent:
     """Nothing has been heard of any controller for the control plane's grace."""
@@ -49,6 +53,7 @@ class Heart:
         self._bounds, self._store, self._tethering, self._clock = bounds, store, tethering, clock
         self._beat, self._lease, self._post = beat, lease, post
         self._keep = 2 * nodes + 16
+        self._beats = 0
         self._touched_at = self._controller_at = self._asked_at = clock.monotonic()
         self._warned_of_store = self._warned_of_controller = False
 
@@ -73,7 +78,8 @@ class Heart:
         began = self._clock.monotonic()
         try:
             async with asyncio.timeout(bound_s):
-                await self._store.beat(self._beat(), self._keep)
+                self._beats += 1
+                await self._store.beat(self._beat(), self._keep if self._beats % TRIM_EVERY == 0 else None)
                 self._touched_at = began
                 if began - self._asked_at >= self._bounds.heartbeat_timeout_s / 3:
                     await self._ask_for_controller(began)

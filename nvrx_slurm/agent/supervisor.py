@@ -32,10 +32,10 @@ from __future__ import annotations
 import contextlib
 import ctypes
 import errno
+import fcntl
 import json
 import os
 import select
-import shutil
 import signal
 import socket
 import sys
@@ -43,9 +43,9 @@ import time
 from collections.abc import Callable
 from typing import Any
 
-from nvrx_slurm import fence
 from nvrx_slurm.agent.teardown import KILL_S, Phase, Teardown
 
+F_SETSIG = 10
 PR_SET_PDEATHSIG = 1
 PR_SET_CHILD_SUBREAPER = 36
 MESSAGE_BYTES = 4 << 20
@@ -93,7 +93,9 @@ class Supervisor:
 
     def __init__(self, control: socket.socket) -> None:
         self.control = control
+        self.poller = select.poll()
         self.workers: dict[int, int] = {}  # pid → id
+        self.starting: dict[int, int] = {}  # pid → where it tells that it cannot run its program
         self.held: dict[str, int] = {}  # what is held open for the agent: its tether, the trap
         self.teardown: Teardown | None = None
         self.signals: dict[Phase, int] = {}
@@ -109,14 +111,15 @@ class Supervisor:
 
     def run(self) -> None:
         """Serve until the agent is gone; then leave nobody behind."""
-        poller = select.poll()
-        poller.register(self.control, select.POLLIN)
-        poller.register(self.wakeup, select.POLLIN)
+        self.poller.register(self.control, select.POLLIN)
+        self.poller.register(self.wakeup, select.POLLIN)
         while True:
-            ready = [descriptor for descriptor, _ in poller.poll(self._timeout_ms())]
+            ready = {descriptor for descriptor, _ in self.poller.poll(self._timeout_ms())}
             self._check_lease()  # first: after a freeze nothing may be served that a lapsed lease forbids
             if self.wakeup in ready:
                 os.read(self.wakeup, 4096)
+            for pid in [pid for pid, told in self.starting.items() if told in ready]:
+                self._has_started(pid)
             if self.control.fileno() in ready and not self._serve_one():
                 return self._end_everything()
             self._reap()
@@ -147,23 +150,44 @@ class Supervisor:
         return True
 
     def _spawn(self, order: dict[str, Any], fds: list[int]) -> None:
+        """Fork; the child tells through a pipe if it cannot run its program. Until then the next one is forked.
+
+        Not by posix_spawn, which cannot ask for PR_SET_PDEATHSIG.
+        """
+        argv, env = order["argv"], {**os.environ, **order["env"]}
+        told, tell = os.pipe2(os.O_CLOEXEC)
+        parent = os.getpid()
         try:
-            pid = start(order["argv"], {**os.environ, **order["env"]}, order["cwd"], *fds)
+            program = _find(argv[0], env.get("PATH", os.defpath))
+            pid = os.fork()
         except OSError as error:
-            self._say(
-                op="exited", id=order["id"], error=f"{error.strerror or error}: {error.filename or order['argv'][0]}"
-            )
+            os.close(told)
+            self._say(op="exited", id=order["id"], error=f"{error.strerror}: {argv[0]}")
         else:
+            if pid == 0:
+                _become(parent, tell, program, argv, env, order["cwd"], *fds)
             self.workers[pid] = order["id"]
-            self._say(op="spawned", id=order["id"], pid=pid)
+            self.starting[pid] = told
+            self.poller.register(told, select.POLLIN)
         finally:
-            for descriptor in fds:
+            for descriptor in (tell, *fds):
                 os.close(descriptor)
+
+    def _has_started(self, pid: int) -> None:
+        """The pipe has closed: by itself when the program began to run, or after a word on why it does not."""
+        told = self.starting.pop(pid)
+        failure = os.read(told, 4096).decode(errors="replace")
+        self.poller.unregister(told)
+        os.close(told)
+        if failure:
+            self._say(op="exited", id=self.workers.pop(pid), error=failure)
+        else:
+            self._say(op="spawned", id=self.workers[pid], pid=pid)
 
     def _hold(self, order: dict[str, Any], fds: list[int]) -> None:
         """Keep the tether or the trap open; one of each."""
         if order["op"] == "fence":
-            fence.arm(fds[0])
+            _arm(fds[0])
         if (older := self.held.pop(order["op"], None)) is not None:
             os.close(older)
         self.held[order["op"]] = fds[0]
@@ -197,6 +221,8 @@ class Supervisor:
                 return
             if ended is None:
                 return
+            if ended.si_pid in self.starting:
+                self._has_started(ended.si_pid)
             worker = self.workers.pop(ended.si_pid, None)
             if worker is not None:
                 how = "code" if ended.si_code == os.CLD_EXITED else "signal"
@@ -288,31 +314,26 @@ def _ask(pids: list[int], number: int) -> None:
     send_all(pids, signal.SIGCONT)  # a stopped one cannot obey
 
 
-def start(argv: list[str], env: dict[str, str], cwd: str, stdout: int, stderr: int) -> int:
-    """Start a worker that dies with this process. Returns its pid once it runs its program. Raises OSError.
+def _arm(trap: int) -> None:
+    """From now on the fence key's arrival makes the kernel kill this process, and its workers with it (`fence.py`)."""
+    fcntl.fcntl(trap, fcntl.F_SETOWN, os.getpid())
+    fcntl.fcntl(trap, F_SETSIG, int(signal.SIGKILL))
+    fcntl.fcntl(trap, fcntl.F_SETFL, os.O_ASYNC | os.O_NONBLOCK)
 
-    Not by posix_spawn, which cannot ask for PR_SET_PDEATHSIG. Forking a process of a few MiB costs a millisecond.
-    """
-    program = shutil.which(argv[0], path=env.get("PATH", os.defpath)) if "/" not in argv[0] else argv[0]
-    if program is None:
-        raise FileNotFoundError(errno.ENOENT, "No such program (looked on PATH)", argv[0])
-    told, tell = os.pipe2(os.O_CLOEXEC)
-    parent = os.getpid()
-    pid = os.fork()
-    if pid == 0:
-        _become(parent, tell, program, argv, env, cwd, stdout, stderr)
-    os.close(tell)
-    failure = os.read(told, 4096)  # empty once the program runs: the pipe closes by itself
-    os.close(told)
-    if failure:
-        os.waitpid(pid, 0)
-        number, _, path = failure.decode().partition(" ")
-        raise OSError(int(number), os.strerror(int(number)), path)
-    return pid
+
+def _find(program: str, path: str) -> str:
+    """The program as execvp(3) would find it. Raises FileNotFoundError."""
+    if "/" in program:
+        return program
+    for folder in path.split(os.pathsep):
+        candidate = f"{folder}/{program}"
+        if os.access(candidate, os.X_OK) and not os.path.isdir(candidate):  # noqa: PTH112  no import of pathlib
+            return candidate
+    raise FileNotFoundError(errno.ENOENT, "No such program (looked on PATH)", program)
 
 
 def _become(parent: int, tell: int, program: str, argv: list[str], env: dict[str, str], cwd: str, *out: int) -> None:
-    """In the child: turn into the worker, or say why not."""
+    """In the child: turn into the worker, or say why not. Does not return."""
     what = cwd
     try:
         os.setsid()
@@ -327,7 +348,7 @@ def _become(parent: int, tell: int, program: str, argv: list[str], env: dict[str
         what = program
         os.execve(program, argv, env)
     except OSError as error:
-        os.write(tell, f"{error.errno} {what}".encode())
+        os.write(tell, f"{error.strerror}: {what}".encode())
     finally:
         os._exit(127)
 

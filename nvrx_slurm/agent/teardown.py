@@ -13,7 +13,6 @@ standard library only: the supervisor runs this.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import Literal
 
 Phase = Literal["checkpoint", "ask", "dump", "terminate", "kill"]
@@ -28,13 +27,15 @@ DUMP_SHARE, MOST_DUMP_S = 0.2, 2.0
 TERMINATE_SHARE, MOST_TERMINATE_S = 0.1, 1.0
 
 
-@dataclass(slots=True)
 class Teardown:
-    """Where a teardown stands. `ends`: the moment at which each phase must be over, in seconds on a monotonic
-    clock."""
+    """Where a teardown stands. `ends`: the moment at which each phase must be over, in seconds on a monotonic clock.
 
-    ends: dict[Phase, float]
-    phase: Phase | None = None
+    No dataclass: importing what makes one would double the size of the supervisor, which forks for every worker.
+    """
+
+    def __init__(self, ends: dict[Phase, float]) -> None:
+        self.ends = ends
+        self.phase: Phase | None = None
 
     @classmethod
     def plan(cls, now: float, grace_s: float, checkpoint_s: float = 0.0) -> Teardown:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import gc
 import sys
 
 from nvrx_slurm.clock import SystemClock
@@ -33,6 +34,8 @@ async def _serve(folder: JobFolder) -> None:
         bind=bind,
         clock=clock,
     )
+    gc.collect()
+    gc.freeze()  # what is loaded by now stays: no need to walk it again while thousands of beats come in
     try:
         await controller.run()
     finally:

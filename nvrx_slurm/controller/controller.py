@@ -219,7 +219,7 @@ class Controller:
         batch = Batch()
         for item in heard:
             now = self.server_clock.now()
-            fact = _with_age(item, now)
+            fact = self._with_age(item, now)
             decisions = step(self.job, fact, now)
             batch.cursor = item.inbox_id or batch.cursor
             if decisions is None or (isinstance(fact, Tick) and not decisions):
@@ -266,6 +266,14 @@ class Controller:
 
     # ---- facts
 
+    def _with_age(self, item: Heard, now: float) -> AnyFact:
+        """Add the time on the way to what tells its own age, so that a recovery is counted from the death."""
+        fact = item.fact
+        if not item.inbox_id or not isinstance(fact, WorkerFailed):
+            return fact
+        arrived = self.server_clock.from_server(int(item.inbox_id.partition("-")[0]) / 1000)
+        return msgspec.structs.replace(fact, ago_s=fact.ago_s + max(0.0, now - arrived))
+
     def _post(self, fact: AnyFact) -> None:
         self.queue.put_nowait(Heard(fact))
 
@@ -283,8 +291,7 @@ class Controller:
 
     async def _renew_lease(self) -> None:
         while True:
-            with contextlib.suppress(OSError):
-                await self.store.renew(self.owner, self._lease_s())
+            await self.store.renew(self.owner, self._lease_s())
             await asyncio.sleep(self.plan.fault_tolerance.heartbeat_interval_s)
 
     def _lease_s(self) -> float:
@@ -308,10 +315,3 @@ def replay(job: Job, journal: Iterable[Entry]) -> list[tuple[Entry, Record | Non
     return differences
 
 
-def _with_age(item: Heard, now: float) -> AnyFact:
-    """Add the time on the way to what tells its own age, so that a recovery is counted from the death."""
-    fact = item.fact
-    if not item.inbox_id or not isinstance(fact, WorkerFailed):
-        return fact
-    arrived = int(item.inbox_id.partition("-")[0]) / 1000
-    return msgspec.structs.replace(fact, ago_s=fact.ago_s + max(0.0, now - arrived))

@@ -13,6 +13,7 @@ from typing import Any
 from nvrx_slurm import fence
 from nvrx_slurm.clock import Clock
 from nvrx_slurm.cluster.slurm_nodes import node_state
+from nvrx_slurm.controller.firing import is_dead
 from nvrx_slurm.core.liveness import Liveness
 from nvrx_slurm.core.state import Node
 from nvrx_slurm.errors import StoreUnreachable
@@ -37,6 +38,9 @@ log = get_logger("controller")
 MOST_PACE_S = 0.25
 SUSPECT_BEATS = 3
 """A node whose tether broke is dead when it is silent for so many beats more."""
+
+STALL_BEATS = 2
+"""When nobody has been heard for so many beats, the store or this controller stood still."""
 
 PROBE_S = 0.25
 """How long a broken tether's node may take to prove that nobody is there."""
@@ -70,6 +74,7 @@ class Witnesses:
             timeout_s=bounds.heartbeat_timeout_s,
             startup_s=bounds.startup_timeout_s,
             suspect_s=SUSPECT_BEATS * bounds.heartbeat_interval_s,
+            stall_s=STALL_BEATS * bounds.heartbeat_interval_s,
             fleet_grace_s=max(bounds.control_plane_grace_s, bounds.gives_away_after_s),
             grace_until=clock.monotonic() + bounds.heartbeat_timeout_s,
         )
@@ -142,7 +147,7 @@ class Witnesses:
         spread_s = TEST_SPREAD_S_PER_NODE * self.plan.total_nodes
         if spread_s > TEST_S:
             await asyncio.sleep(spread_s * self.nodes()[node].index / self.plan.total_nodes)
-        if not await fence.is_dead(addr, port, fence.PROBE, TEST_S):
+        if not await is_dead(addr, port, fence.PROBE, TEST_S):
             self.trusted.add(incarnation)
         elif self._current(node, incarnation):
             log.warning("%s: a firewall answers for it; its death cannot be proven, only waited for", node)
@@ -159,7 +164,7 @@ class Witnesses:
         """A tether broke: is nobody there any more, or did somebody in between break it?"""
         began = self.clock.monotonic()
         node = self.nodes()[name]
-        proven = incarnation in self.trusted and await fence.is_dead(node.addr, node.fence_port, fence.PROBE, PROBE_S)
+        proven = incarnation in self.trusted and await is_dead(node.addr, node.fence_port, fence.PROBE, PROBE_S)
         if not self._current(name, incarnation):
             return
         if proven:
@@ -206,7 +211,7 @@ class Witnesses:
 
     async def _fire(self, name: str, incarnation: str, addr: str, port: int) -> None:
         key = fence.key_of(self.token, incarnation)
-        if await fence.is_dead(addr, port, key, FENCE_S) and incarnation in self.trusted:
+        if await is_dead(addr, port, key, FENCE_S) and incarnation in self.trusted:
             self.post(NodeFenced(node=name, incarnation=incarnation, proof="its kernel says that they are gone"))
 
     async def _ask_slurm(self, name: str, incarnation: str) -> None:

@@ -148,7 +148,7 @@ def _job_started(job: Job, fact: JobStarted, now: float) -> list[Decision] | Non
     for replica in job.replicas.values():
         replica.order = fact.expected[first : first + replica.role.nodes_per_replica]
         first += replica.role.nodes_per_replica
-        replica.cycle = -1
+        replica.cycle, replica.unsafe = -1, {}
         decisions += rendezvous.open_round(job, replica, now, noticed=now)
     return decisions
 
@@ -295,18 +295,17 @@ def _node_lost(job: Job, fact: NodeLost, now: float) -> list[Decision] | None:
     if node is None or not node.alive or node.incarnation != fact.incarnation:
         return None
     node.fenced = True
-    if node.state is NodeState.ACTIVE and fact.safe_after_s > 0.0:
-        node.safe_at = now + fact.safe_after_s
+    if node.state is NodeState.ACTIVE and node.replica is not None and fact.safe_after_s > 0.0:
+        job.replicas[node.replica].unsafe[node.name] = now + fact.safe_after_s
     fence = Fence(node=node.name, incarnation=node.incarnation)
     return [fence, *_lose(job, node, fact.cause.replace("_", " "), now, noticed=now - fact.ago_s, step=fact.step)]
 
 
 def _node_fenced(job: Job, fact: NodeFenced, now: float) -> list[Decision] | None:
     node = job.nodes.get(fact.node)
-    if node is None or node.incarnation != fact.incarnation or node.safe_at is None:
+    if node is None or node.incarnation != fact.incarnation:
         return None
-    node.safe_at = None
-    return []
+    return [] if membership.make_safe(job, node) else None
 
 
 def _signalled(job: Job, fact: Signalled, now: float) -> list[Decision] | None:

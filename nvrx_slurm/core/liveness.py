@@ -19,16 +19,24 @@ class Liveness:
     """Last signs of life of the registered nodes.
 
     `timeout_s`: how long a node that has been heard may be silent; `startup_s`: from its registration to its first
-    sign. `grace_until`: a new controller declares nobody dead before it has listened for a full timeout.
+    sign. `grace_until`: a new controller declares nobody dead before it has listened for a full timeout. `stall_s`:
+    when nobody at all was heard for longer than this, that time is nobody's silence.
     `suspect_s`: how long a node whose tether broke may be silent.
     """
 
     def __init__(
-        self, *, timeout_s: float, startup_s: float, suspect_s: float, fleet_grace_s: float, grace_until: float
+        self,
+        *,
+        timeout_s: float,
+        startup_s: float,
+        suspect_s: float,
+        stall_s: float,
+        fleet_grace_s: float,
+        grace_until: float,
     ) -> None:
         self._timeout_s, self._startup_s = timeout_s, max(startup_s, timeout_s)
         self._suspect_s, self._fleet_grace_s = min(suspect_s, timeout_s), fleet_grace_s
-        self._grace_until = grace_until
+        self._stall_s, self._grace_until = stall_s, grace_until
         self._heard: dict[str, float] = {}
         self._registered: dict[str, float] = {}  # not heard since it registered
         self._suspected: dict[str, float] = {}
@@ -53,7 +61,11 @@ class Liveness:
         elif at <= last:
             return
         self._heard[node] = at
-        self._newest = max(self._newest, at)
+        if at > self._newest:
+            if at - self._newest > self._stall_s:
+                # Nobody could be heard meanwhile. The first who is again must not make the others late.
+                self._grace_until = max(self._grace_until, at + min(at - self._newest, self._timeout_s))
+            self._newest = at
         if self._suspected and at > self._suspected.get(node, at):
             del self._suspected[node]
 

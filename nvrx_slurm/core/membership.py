@@ -53,6 +53,12 @@ def is_news(job: Job, fact: NodeJoined) -> bool:
     return node is None or (fact.incarnation != node.incarnation and fact.incarnation not in node.former)
 
 
+def make_safe(job: Job, node: Node) -> bool:
+    """None of the node's old workers lives any more. False: nobody doubted it."""
+    replica = job.replicas.get(node.replica or "")
+    return replica is not None and replica.unsafe.pop(node.name, None) is not None
+
+
 def welcome(job: Job, fact: NodeJoined) -> Node:
     """Enter the agent's particulars. The node is EXPECTED afterwards; the caller says where it goes.
 
@@ -64,8 +70,8 @@ def welcome(job: Job, fact: NodeJoined) -> Node:
     if node.incarnation:
         node.former.add(node.incarnation)
     node.incarnation, node.seq, node.fenced = fact.incarnation, fact.seq, False
-    node.safe_at = None
     node.addr, node.port, node.fence_port = fact.addr, fact.port, fact.fence_port
+    make_safe(job, node)
     node.replica = None
     if node.state is not NodeState.EXPECTED:
         move(job, node, NodeState.EXPECTED)

@@ -68,8 +68,8 @@ def close_what_can(job: Job, now: float) -> list[Decision]:
 
 def deadline(job: Job, replica: Replica) -> float:
     """When the open round must be looked at again if nothing happens."""
-    if (held_until := _held_until(job, replica)) is not None:
-        return held_until
+    if replica.unsafe:
+        return max(replica.unsafe.values())
     latest = replica.opened_at + job.plan.fault_tolerance.join_timeout_s
     return latest if replica.last_call_at is None else min(latest, replica.last_call_at)
 
@@ -85,22 +85,9 @@ def _is_called(node: Node, replica: Replica) -> bool:
     return free or (node.state is NodeState.ACTIVE and node.replica == replica.id)
 
 
-def _held_until(job: Job, replica: Replica) -> float | None:
-    """The moment from which no lost node of the cycle before can have workers; None: none has."""
-    lost = (job.nodes[name] for name in replica.order if name in job.nodes)
-    return max((node.safe_at for node in lost if node.safe_at is not None), default=None)
-
-
-def _let_go_of_the_safe(job: Job, replica: Replica, now: float) -> None:
-    for name in replica.order:
-        node = job.nodes[name]
-        if node.safe_at is not None and now >= node.safe_at:
-            node.safe_at = None
-
-
 def _close_if_due(job: Job, replica: Replica, now: float) -> list[Decision]:
-    _let_go_of_the_safe(job, replica, now)
-    if _held_until(job, replica) is not None:
+    replica.unsafe = {name: at for name, at in replica.unsafe.items() if now < at}
+    if replica.unsafe:
         return []
     bounds = job.plan.fault_tolerance
     enough = len(replica.ready) + len(job.standby) >= replica.role.nodes_per_replica
@@ -159,7 +146,8 @@ def _fence_late(job: Job, replica: Replica, now: float) -> list[Decision]:
     fences: list[Decision] = []
     for node in map(job.nodes.__getitem__, late):
         membership.move(job, node, NodeState.LOST)
-        node.fenced, node.safe_at = True, safe_at
+        node.fenced = True
+        replica.unsafe[node.name] = safe_at
         forget(job, node, now)
         fences.append(Fence(node=node.name, incarnation=node.incarnation))
     return fences

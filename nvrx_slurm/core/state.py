@@ -32,10 +32,7 @@ class Phase(StrEnum):
 
 @dataclass(slots=True)
 class Node:
-    """One node of the allocation, and the agent process (`incarnation`) that speaks for it.
-
-    `safe_at`: of a lost node, the moment from which its workers are dead even if nobody can prove it; None: they are.
-    """
+    """One node of the allocation, and the agent process (`incarnation`) that speaks for it."""
 
     name: str
     index: int
@@ -47,7 +44,6 @@ class Node:
     fence_port: int = 0
     replica: str | None = None
     fenced: bool = False
-    safe_at: float | None = None
     deaths: int = 0
     former: set[str] = field(default_factory=set)
 
@@ -68,7 +64,11 @@ class Stamps:
 
 @dataclass(slots=True)
 class Replica:
-    """One world of ranks: its open round, or its running cycle."""
+    """One world of ranks: its open round, or its running cycle.
+
+    `unsafe`: its lost nodes whose death nobody has proven → the moment from which their workers are dead all the
+    same.
+    """
 
     id: str
     role: RolePlan
@@ -83,6 +83,7 @@ class Replica:
     started: set[str] = field(default_factory=set)
     done: set[str] = field(default_factory=set)
     first_done_at: float | None = None
+    unsafe: dict[str, float] = field(default_factory=dict)
     stamps: Stamps | None = None
 
     @property

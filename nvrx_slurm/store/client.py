@@ -8,6 +8,7 @@ known by its `seq`, and a commit by its number.
 from __future__ import annotations
 
 import asyncio
+import contextlib
 from collections.abc import Awaitable, Callable, Sequence
 from importlib import resources
 from typing import Any, TypeVar
@@ -87,8 +88,9 @@ class Store:
         data = {"m": pack(fact)}
         await self._patiently(lambda: self._redis.xadd(self.keys.inbox, data))
 
-    async def beat(self, beat: Beat, keep: int) -> None:
-        """Post a sign of life. It is not tried again: the next one is as good."""
+    async def beat(self, beat: Beat, keep: int | None = None) -> None:
+        """Post a sign of life, and with `keep` trim the stream to about that many. Not tried again: the next one
+        is as good."""
         await self._redis.xadd(self.keys.beats, {"m": pack(beat)}, maxlen=keep, approximate=True)
 
     async def controller_lives(self) -> bool:
@@ -162,8 +164,9 @@ class Store:
         return int(micros) / 1e6
 
     async def renew(self, owner: str, ttl_s: float) -> None:
-        """Say that the controller lives."""
-        await self._redis.set(self.keys.lease, owner, px=int(ttl_s * 1000))
+        """Say that the controller lives. Not tried again: the next time is as good."""
+        with contextlib.suppress(*_AWAY, failures.ResponseError):
+            await self._redis.set(self.keys.lease, owner, px=int(ttl_s * 1000))
 
     async def retire(self, keep_s: int) -> None:
         """The job has ended: let its keys go by themselves after `keep_s`, when the last reader has read."""

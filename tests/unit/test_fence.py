@@ -11,15 +11,16 @@ import sys
 import pytest
 
 from nvrx_slurm import fence
+from nvrx_slurm.controller.firing import is_dead
 from tests.harness import wait_gone
 
 KEY = fence.key_of("token", "incarnation")
 # Holds an armed trap, and starts a child that dies with it; tells the child's pid.
 HOLDER = """
 import ctypes, os, signal, sys
-from nvrx_slurm import fence
+from nvrx_slurm.agent import supervisor
 os.set_inheritable(int(sys.argv[1]), False)
-fence.arm(int(sys.argv[1]))
+supervisor._arm(int(sys.argv[1]))
 if os.fork() == 0:
     ctypes.CDLL(None).prctl(1, 9, 0, 0, 0)
     print(os.getpid(), flush=True)
@@ -55,28 +56,28 @@ async def test_key_kills_a_frozen_node_and_proves_it(node):
     """Every process is stopped, none can act; the kernel ends them, and says so to whoever asks."""
     for pid in (node.child, node.process.pid):
         os.kill(pid, signal.SIGSTOP)
-    assert await fence.is_dead("127.0.0.1", node.port, KEY, 10.0)
+    assert await is_dead("127.0.0.1", node.port, KEY, 10.0)
     assert node.process.wait() == -signal.SIGKILL
     wait_gone([node.child])
 
 
 async def test_probe_harms_nobody(node):
     """A living node answers a probe with silence, and goes on."""
-    assert not await fence.is_dead("127.0.0.1", node.port, fence.PROBE, 0.1)
+    assert not await is_dead("127.0.0.1", node.port, fence.PROBE, 0.1)
     assert node.process.poll() is None
 
 
 @pytest.mark.parametrize("message", [b"", b"x" * 32, KEY[:-1], KEY + b"x", KEY[:-4] + b"abcd", b"abcd" + KEY[4:]])
 async def test_only_the_key_kills(node, message):
     """A scan of ports, a wrong key, or a right one of the wrong length is dropped by the kernel."""
-    assert not await fence.is_dead("127.0.0.1", node.port, message, 0.05)
+    assert not await is_dead("127.0.0.1", node.port, message, 0.05)
     assert node.process.poll() is None
 
 
 async def test_death_by_any_cause_is_proven(node):
     """The trap closes with its holder."""
     node.process.kill()
-    assert await fence.is_dead("127.0.0.1", node.port, fence.PROBE, 10.0)
+    assert await is_dead("127.0.0.1", node.port, fence.PROBE, 10.0)
 
 
 def test_each_agent_has_a_key_of_its_own():

@@ -140,11 +140,11 @@ async def test_lease_that_is_renewed_kills_nobody(node):
 
 async def test_lapsed_lease_is_noticed_first_after_a_freeze(node):
     """A supervisor that thaws kills before it serves anything that was sent meanwhile."""
+    node.workers.lease(0.5)
     with node.spawn(0, "sleep", "1000"):
         pid = (await node.next(Spawned)).pid
-        node.workers.lease(0.05)
         os.kill(node.workers.supervisor_pid, signal.SIGSTOP)
-        await asyncio.sleep(0.1)  # the freeze itself
+        await asyncio.sleep(0.6)  # the freeze itself
         node.workers.lease(1000.0)
         os.kill(node.workers.supervisor_pid, signal.SIGCONT)
         wait_gone([pid])

@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 
 from nvrx_slurm.core.liveness import Liveness
 
-TIMEOUT_S, STARTUP_S, SUSPECT_S, FLEET_GRACE_S = 10.0, 30.0, 3.0, 600.0
+TIMEOUT_S, STARTUP_S, SUSPECT_S, STALL_S, FLEET_GRACE_S = 10.0, 30.0, 3.0, 5.0, 600.0
 
 
 def listener(grace_until: float = 0.0) -> Liveness:
@@ -15,6 +15,7 @@ def listener(grace_until: float = 0.0) -> Liveness:
         timeout_s=TIMEOUT_S,
         startup_s=STARTUP_S,
         suspect_s=SUSPECT_S,
+        stall_s=STALL_S,
         fleet_grace_s=FLEET_GRACE_S,
         grace_until=grace_until,
     )
@@ -32,6 +33,7 @@ def beating(*nodes: str, at: float = 0.0, grace_until: float = 0.0) -> Liveness:
 def test_silent_node_is_dead_after_the_timeout():
     """A node that is not heard for the timeout, while others are, is dead."""
     liveness = beating("a", "b")
+    liveness.heard("b", 4.5)
     liveness.heard("b", 9.0)
     assert liveness.dead(9.9) == {}
     assert liveness.dead(10.0) == {"a": 10.0}
@@ -55,18 +57,31 @@ def test_silence_of_the_whole_fleet_is_nobodys_death():
 
 
 def test_after_a_silence_of_all_the_living_are_heard_again():
-    """When the store is back, whoever beats lives, and whoever does not is dead."""
+    """When the store is back, the first to be heard does not make the others late; who stays silent is dead."""
+    liveness = beating("a", "b", "c")
+    assert liveness.dead(8.0) == {}
+    liveness.heard("b", 9.0)
+    assert liveness.dead(11.0) == {}
+    liveness.heard("c", 13.0)
+    assert liveness.dead(17.9) == {}
+    assert liveness.dead(18.0) == {"a": 18.0}
+
+
+def test_long_silence_of_all_earns_no_more_than_a_timeout():
+    """However long the store was away, a dead node is found one timeout after its return."""
     liveness = beating("a", "b")
-    assert liveness.dead(50.0) == {}
-    liveness.heard("b", 51.0)
-    assert liveness.dead(51.0) == {"a": 51.0}
+    liveness.heard("b", 300.0)
+    for now in (303.0, 306.0, 309.0):
+        assert liveness.dead(now) == {}
+        liveness.heard("b", now)
+    assert liveness.dead(310.0) == {"a": 310.0}
 
 
 def test_new_controller_listens_for_one_full_timeout():
     """Before the startup guard has passed nobody is dead."""
-    liveness = beating("a", grace_until=50.0)
-    liveness.watch("b", 0.0)
-    liveness.heard("b", 45.0)
+    liveness = beating("a", "b", grace_until=50.0)
+    for now in range(4, 50, 4):
+        liveness.heard("b", now)
     assert liveness.dead(49.0) == {}
     assert liveness.dead(50.0) == {"a": 50.0}
 
@@ -114,7 +129,7 @@ class Model:
     """The rule without shortcuts: every node's deadline, looked at each time."""
 
     def __init__(self) -> None:
-        self.registered, self.signs, self.suspected, self.newest = {}, {}, {}, 0.0
+        self.registered, self.signs, self.suspected, self.newest, self.grace_until = {}, {}, {}, 0.0, 0.0
 
     def tell(self, what: str, node: str, now: float, at: float) -> None:
         if what == "drop":
@@ -126,6 +141,8 @@ class Model:
         elif what == "suspect" and node in self.registered:
             self.suspected[node] = now
         elif what == "heard" and at >= self.registered.get(node, now + 1.0) and at > self.signs.get(node, -1.0):
+            if at - self.newest > STALL_S:
+                self.grace_until = max(self.grace_until, at + min(at - self.newest, TIMEOUT_S))
             self.signs[node], self.newest = at, max(self.newest, at)
             if at > self.suspected.get(node, at):
                 del self.suspected[node]
@@ -133,7 +150,7 @@ class Model:
     def dead(self, now: float) -> set[str]:
         late = {node for node in self.registered if self._deadline(node) <= now}
         deaf = self.newest <= now - TIMEOUT_S and now < self.newest + FLEET_GRACE_S
-        return set() if deaf else late
+        return set() if deaf or now < self.grace_until else late
 
     def _deadline(self, node: str) -> float:
         if node in self.suspected:

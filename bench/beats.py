@@ -1,0 +1,172 @@
+"""One controller hears a whole fleet: what that costs the controller and the store, and how soon a silence is a reap.
+
+Store and controller are the real ones, in processes of their own; every node has joined and has its ranks. Shares are
+of CPU time, so whoever else uses the machine disturbs them little.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import signal
+import subprocess
+import sys
+import tempfile
+from asyncio.subprocess import Process
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from statistics import median
+from urllib.parse import urlsplit
+
+from bench import usage
+from bench.errors import BenchTimeout
+from bench.stage import STEP_S, Stage, kill, line, say, set_up, start_controller, start_fleet, until_ordered
+from bench.tables import print_target
+from nvrx_slurm.clock import SystemClock
+from nvrx_slurm.processes import dies_with_parent
+from nvrx_slurm.records import FaultTolerance, NodeLost, RoundClosed
+from nvrx_slurm.store.client import Store
+from nvrx_slurm.store.keys import Keys
+
+SIZES = (100, 1000, 10_000)
+FLEETS = 2
+CONNECTIONS = 4
+SETTLE_S, WINDOW_S, BARE_S = 2.0, 10.0, 5.0
+TIMEOUT_S = 3.0
+CONTROLLER_SHARE, STORE_SHARE, REAP_S = 0.06, 0.05, TIMEOUT_S + 0.5
+BARE = Path(__file__).parent / "bare_listener.py"
+
+
+@dataclass(frozen=True, slots=True)
+class Setting:
+    """What one measurement runs with: `connections` are of each fleet to the store."""
+
+    size: int
+    connections: int = CONNECTIONS
+
+    @property
+    def name(self) -> str:
+        apart = self.connections * FLEETS == self.size
+        return f"{self.size:6d} nodes" + (", a connection each" if apart else "")
+
+
+@dataclass(frozen=True, slots=True)
+class Cost:
+    """What one size took: shares of a core, resident bytes before and after, seconds from last beats to reaps."""
+
+    controller: float
+    store: float
+    bare: float
+    controller_bytes: tuple[int, int]
+    store_bytes: tuple[int, int]
+    reaps_s: tuple[float, ...]
+
+
+def beats(runs: int, peers: Path) -> None:
+    """Every size, with `runs` nodes that fall silent; then the largest with a connection for each node."""
+    print(f"\n{'':27}  {'controller':>10}  {'bare loop':>9}  {'×':>5}  {'store':>6}", end="")
+    print(f"  {'controller MB':>15}  {'store MB':>15}  silence to reap (timeout {TIMEOUT_S:.0f} s)", flush=True)
+    apart = Setting(SIZES[-1], connections=SIZES[-1] // FLEETS)
+    for setting in (*map(Setting, SIZES), apart):
+        cost = asyncio.run(measure(setting, runs))
+        print(_row(setting, cost), flush=True)
+        if setting == Setting(SIZES[-1]):
+            largest = cost
+    print_target(
+        f"controller ≤ {CONTROLLER_SHARE:.0%} of a core at {SIZES[-1]}, in %",
+        100 * largest.controller,
+        met=largest.controller <= CONTROLLER_SHARE,
+    )
+    print_target(
+        f"store ≤ {STORE_SHARE:.0%} of a core at {SIZES[-1]}, in %",
+        100 * largest.store,
+        met=largest.store <= STORE_SHARE,
+    )
+    slowest = max(largest.reaps_s)
+    print_target(f"every reap ≤ {REAP_S:.1f} s after the last beat at {SIZES[-1]}", slowest, met=slowest <= REAP_S)
+
+
+def _row(setting: Setting, cost: Cost) -> str:
+    sizes = [
+        f"{before / 2**20:6.1f} → {after / 2**20:6.1f}" for before, after in (cost.controller_bytes, cost.store_bytes)
+    ]
+    reaps = f"{median(cost.reaps_s):.2f} s ({min(cost.reaps_s):.2f} … {max(cost.reaps_s):.2f})"
+    shares = f"{cost.controller:10.1%}  {cost.bare:9.1%}  {cost.controller / cost.bare:5.1f}  {cost.store:6.1%}"
+    return f"{setting.name:27}  {shares}  {sizes[0]:>15}  {sizes[1]:>15}  {reaps}"
+
+
+async def measure(setting: Setting, silent: int) -> Cost:
+    """One size: join, settle, watch for `WINDOW_S`, watch the bare loop beside it, then silence `silent` nodes."""
+    clock = SystemClock()
+    bounds = FaultTolerance(heartbeat_timeout_s=TIMEOUT_S)
+    with tempfile.TemporaryDirectory(prefix="nvrx-bench-") as room:
+        async with contextlib.AsyncExitStack() as stack:
+            stage = await set_up(stack, Path(room), size=setting.size, bounds=bounds, spares=silent)
+            controller = await start_controller(stack, stage)
+            fleets = [await _start_chorus(stack, stage, part, setting) for part in range(FLEETS)]
+            for fleet in fleets:
+                say(fleet, "begin")
+            await until_ordered(stage, RoundClosed, "the first round's end")
+            await asyncio.sleep(SETTLE_S)
+            pids = controller.pid, stage.store.pid
+            before = [usage.of(pid, clock) for pid in pids]
+            await asyncio.sleep(WINDOW_S)
+            after = [usage.of(pid, clock) for pid in pids]
+            bare = await _bare_share(stack, stage)
+            last_beats = await _silence(fleets, [f"n{1 + index}" for index in range(silent)])
+            reaps_s = await _reaps(stage, last_beats)
+            shares = [late.share_since(early) for early, late in zip(before, after, strict=True)]
+            ends = [usage.of(pid, clock).resident_bytes for pid in pids]
+            sizes = [(early.resident_bytes, end) for early, end in zip(before, ends, strict=True)]
+            return Cost(shares[0], shares[1], bare, sizes[0], sizes[1], reaps_s)
+
+
+async def _start_chorus(stack: contextlib.AsyncExitStack, stage: Stage, part: int, setting: Setting) -> Process:
+    count = setting.size // FLEETS
+    numbers = (1 + part * count, count, setting.connections)
+    return await start_fleet(stack, "bench.fleet.chorus", str(stage.folder.path), *map(str, numbers))
+
+
+async def _bare_share(stack: contextlib.AsyncExitStack, stage: Stage) -> float:
+    """The share of a core of a loop that reads the same beats, and only counts them."""
+    clock, where = SystemClock(), urlsplit(stage.address.url)
+    argv = [sys.executable, str(BARE), str(where.hostname), str(where.port), Keys(stage.address.job).beats]
+    bare = await asyncio.create_subprocess_exec(
+        *argv, stdin=subprocess.PIPE, preexec_fn=dies_with_parent(signal.SIGKILL)
+    )
+    stack.push_async_callback(kill, bare)
+    assert bare.stdin is not None
+    bare.stdin.write((stage.address.password or "").encode())
+    bare.stdin.close()
+    await asyncio.sleep(1.0)
+    before = usage.of(bare.pid, clock)
+    await asyncio.sleep(BARE_S)
+    share = usage.of(bare.pid, clock).share_since(before)
+    await kill(bare)
+    return share
+
+
+async def _silence(fleets: Sequence[Process], names: Sequence[str]) -> dict[str, float]:
+    """Have nodes of the first fleet fall silent; returns when each beat last."""
+    say(fleets[0], f"silence {' '.join(names)}")
+    said = [(await line(fleets[0])).split() for _ in names]
+    return {name: float(at) for name, at in said}
+
+
+async def _reaps(stage: Stage, last_beats: dict[str, float]) -> tuple[float, ...]:
+    """Wait until the journal tells of every silent node's loss; seconds from its last beat to that."""
+    store = Store(stage.address, clock=SystemClock())
+    try:
+        async with asyncio.timeout(STEP_S):
+            while True:
+                lost = {e.record.node: e.t for e in await store.journal() if isinstance(e.record, NodeLost)}
+                if strangers := lost.keys() - last_beats.keys():
+                    raise BenchTimeout(f"nodes that beat were given up: {', '.join(sorted(strangers)[:8])}")
+                if lost.keys() == last_beats.keys():
+                    return tuple(lost[name] - at for name, at in last_beats.items())
+                await asyncio.sleep(0.25)
+    except TimeoutError:
+        raise BenchTimeout(f"silent nodes were not given up in {STEP_S:.0f} s") from None
+    finally:
+        await store.close()

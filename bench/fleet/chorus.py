@@ -1,0 +1,140 @@
+"""`python -m bench.fleet.chorus FOLDER FIRST COUNT CONNECTIONS`: nodes n<FIRST> … that join, and then only beat.
+
+Each beats once an interval, evenly spread over it, with a beat as full as that of a node that trains: eight workers,
+each with its step and an open section. Nodes share the connections; one write carries what is due on each of them.
+
+    in    begin             every node joins, and beats from now on
+          silence NAME…     these beat no more
+    out   ready             connected
+          <name> <t>        seconds since the epoch of its last beat
+"""
+
+from __future__ import annotations
+
+import select
+import sys
+from collections import defaultdict
+from pathlib import Path
+from typing import Any
+from urllib.parse import urlsplit
+
+from bench.fleet import wire
+from bench.fleet.node import PORT, Link
+from nvrx_slurm.clock import SystemClock
+from nvrx_slurm.folder import JobFolder, StoreAddress
+from nvrx_slurm.ids import new_incarnation
+from nvrx_slurm.records import Beat, NodeJoined, pack
+from nvrx_slurm.store.keys import Keys
+
+WORKERS = 8
+TICK_S = 0.01
+
+
+class Singer:
+    """A node that beats."""
+
+    def __init__(self, index: int, keys: Keys, keep: int) -> None:
+        self.name, self.incarnation = f"n{index}", new_incarnation()
+        self.silent, self.last_at = False, 0.0
+        self._keys, self._keep = keys, keep
+        self._ranks = range(WORKERS * index, WORKERS * (index + 1))
+        self._step = 0
+
+    def join(self) -> bytes:
+        fact = NodeJoined(node=self.name, incarnation=self.incarnation, seq=1, addr="127.0.0.1", port=PORT)
+        return wire.join(self._keys, pack(fact))
+
+    def beat(self, at: float) -> bytes:
+        self.last_at = at
+        self._step += 1
+        sign = Beat(
+            node=self.name,
+            incarnation=self.incarnation,
+            state="active",
+            replica="main-0",
+            steps=dict.fromkeys(self._ranks, self._step),
+            quiet=dict.fromkeys(self._ranks, 0.25),
+            sections=dict.fromkeys(self._ranks, (("train", 0.25),)),
+        )
+        return wire.beat(self._keys, pack(sign), self._keep)
+
+
+class Chorus:
+    """All nodes of this process, by turns: beat number k is of node k modulo their count."""
+
+    def __init__(self, folder: JobFolder, first: int, count: int, connections: int) -> None:
+        address, plan = folder.read_store(), folder.read_plan()
+        assert address is not None, f"{folder.path} has no store.json"
+        keys, keep = Keys(address.job), 2 * plan.total_nodes + 16
+        self._nodes = [Singer(index, keys, keep) for index in range(first, first + count)]
+        self._links = [_link(address) for _ in range(connections)]
+        self._by_descriptor = {link.socket.fileno(): link for link in self._links}
+        self._per_second = count / plan.fault_tolerance.heartbeat_interval_s
+        self._clock = SystemClock()
+        self._began: float | None = None
+        self._sent = 0
+
+    def run(self) -> None:
+        """Serve until the input ends."""
+        poller = select.epoll()
+        for descriptor in (sys.stdin.fileno(), *self._by_descriptor):
+            poller.register(descriptor, select.EPOLLIN)
+        print("ready", flush=True)
+        next_tick = self._clock.monotonic()
+        while True:
+            for descriptor, _ in poller.poll(max(0.0, next_tick - self._clock.monotonic())):
+                if link := self._by_descriptor.get(descriptor):
+                    link.readable()
+                elif not self._obey(sys.stdin.readline().split()):
+                    return
+            if (now := self._clock.monotonic()) >= next_tick:
+                next_tick = now + TICK_S
+                self._beat(now)
+
+    def _obey(self, words: list[str]) -> bool:
+        if words == ["begin"]:
+            for index, node in enumerate(self._nodes):
+                self._link_of(index).send(node.join())
+            self._began = self._clock.monotonic()
+        elif words[:1] == ["silence"]:
+            for node in self._nodes:
+                if node.name in words:
+                    node.silent = True
+                    print(node.name, node.last_at, flush=True)
+        return bool(words)
+
+    def _beat(self, now: float) -> None:
+        """Send what is due."""
+        if self._began is None:
+            return
+        due, wall = int((now - self._began) * self._per_second), self._clock.wall()
+        outgoing = defaultdict[int, list[bytes]](list)
+        for number in range(self._sent, due):
+            index = number % len(self._nodes)
+            if not self._nodes[index].silent:
+                outgoing[index % len(self._links)].append(self._nodes[index].beat(wall))
+        for link, beats in outgoing.items():
+            self._links[link].send(b"".join(beats))
+        self._sent = due
+
+    def _link_of(self, index: int) -> Link:
+        return self._links[index % len(self._links)]
+
+
+def _link(address: StoreAddress) -> Link:
+    where = urlsplit(address.url)
+    link = Link((where.hostname or "", where.port or 0), address.password or "")
+    link.socket.setblocking(True)  # a store that is behind holds everybody up, as it should
+    link.heard = _complain
+    return link
+
+
+def _complain(reply: Any) -> None:
+    """Joins and beats are answered by what nobody needs, or by an error."""
+    if isinstance(reply, Exception):
+        raise reply
+
+
+if __name__ == "__main__":
+    path, first, count, connections = sys.argv[1:]
+    Chorus(JobFolder(Path(path)), int(first), int(count), int(connections)).run()

@@ -20,6 +20,7 @@ from urllib.parse import urlsplit
 
 from bench.fleet import wire
 from bench.fleet.node import PORT, Link
+from nvrx_slurm.agent.heart import TRIM_EVERY
 from nvrx_slurm.clock import SystemClock
 from nvrx_slurm.folder import JobFolder, StoreAddress
 from nvrx_slurm.ids import new_incarnation
@@ -38,7 +39,7 @@ class Singer:
         self.silent, self.last_at = False, 0.0
         self._keys, self._keep = keys, keep
         self._ranks = range(WORKERS * index, WORKERS * (index + 1))
-        self._step = 0
+        self._step = index % TRIM_EVERY  # not all of them trim at once
 
     def join(self) -> bytes:
         fact = NodeJoined(node=self.name, incarnation=self.incarnation, seq=1, addr="127.0.0.1", port=PORT)
@@ -56,7 +57,8 @@ class Singer:
             quiet=dict.fromkeys(self._ranks, 0.25),
             sections=dict.fromkeys(self._ranks, (("train", 0.25),)),
         )
-        return wire.beat(self._keys, pack(sign), self._keep)
+        keep = self._keep if self._step % TRIM_EVERY == 0 else None
+        return wire.beat(self._keys, self.incarnation, pack(sign), keep)
 
 
 class Chorus:

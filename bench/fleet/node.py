@@ -95,7 +95,7 @@ class SimulatedNode:
 
     def beat(self) -> None:
         sign = Beat(node=self.name, incarnation=self.incarnation, cycle=max(self._cycle, 0))
-        self._say(wire.beat(self._keys, pack(sign), self._keep_beats))
+        self._say(wire.beat(self._keys, self.incarnation, pack(sign), self._keep_beats))
 
     def fail(self) -> None:
         """One of its workers dies."""

@@ -38,9 +38,10 @@ def tell(keys: Keys, packed: bytes) -> bytes:
     return command("XADD", keys.inbox, "*", "m", packed)
 
 
-def beat(keys: Keys, packed: bytes, keep: int) -> bytes:
+def beat(keys: Keys, incarnation: str, packed: bytes, keep: int | None = None) -> bytes:
     """`Store.beat`."""
-    return command("XADD", keys.beats, "MAXLEN", "~", str(keep), "*", "m", packed)
+    trimmed = ("MAXLEN", "~", str(keep)) if keep is not None else ()
+    return command("XADD", keys.beats, *trimmed, "*", "who", incarnation, "m", packed)
 
 
 def orders(keys: Keys, after: bytes) -> bytes:

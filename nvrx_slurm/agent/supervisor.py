@@ -315,7 +315,7 @@ def _ask(pids: list[int], number: int) -> None:
 
 
 def _arm(trap: int) -> None:
-    """From now on the fence key's arrival makes the kernel kill this process, and its workers with it (`fence.py`)."""
+    """From now on the fence key's arrival makes the kernel kill this process and its workers (`fence.py`)."""
     fcntl.fcntl(trap, fcntl.F_SETOWN, os.getpid())
     fcntl.fcntl(trap, F_SETSIG, int(signal.SIGKILL))
     fcntl.fcntl(trap, fcntl.F_SETFL, os.O_ASYNC | os.O_NONBLOCK)

@@ -79,15 +79,19 @@ class Witnesses:
             grace_until=clock.monotonic() + bounds.heartbeat_timeout_s,
         )
         self.tethers = TetherServer(token, self._alive, self._tether_lost)
+        self.speakers: dict[bytes, str] = {}  # incarnation → its node, of those that are watched
         self.last_beats: dict[str, bytes] = {}
         self.seen_at: dict[str, float] = {}  # node → when it was here, seconds since the epoch
         self.trusted: set[str] = set()  # incarnations whose kernel's refusal proves a death
         self._tasks: set[asyncio.Task[None]] = set()
 
     def start_with(self, nodes: Iterable[Node]) -> None:
-        """A new controller: these are known from the journal, and have to be heard first."""
+        """A new controller: these are known from the journal. They have been up for long, so from now on their silence
+        counts, and not from their first sign: one that died with the controller before is not given the time of a
+        start."""
         for node in nodes:
             self._watch(node.name, node.incarnation, node.addr, node.fence_port)
+            self.liveness.heard(node.name, self.clock.monotonic())
 
     def take_note(self, fact: Fact) -> None:
         """What the core has accepted changes whom to listen for."""
@@ -95,6 +99,7 @@ class Witnesses:
             self._watch(fact.node, fact.incarnation, fact.addr, fact.fence_port)
         elif isinstance(fact, NodeLost | NodeLeft):
             self.liveness.drop(fact.node)
+            self.speakers.pop(fact.incarnation.encode(), None)
             self.last_beats.pop(fact.node, None)
 
     async def close(self) -> None:
@@ -123,12 +128,11 @@ class Witnesses:
                 if deaf_since is not None:
                     log.info("the beats are heard again, after %.1f s", now - deaf_since)
                     deaf_since = None
-                nodes, alive = self.nodes(), self.liveness.heard
-                for age_s, beat, packed in heard.beats:
-                    node = nodes.get(beat.node)
-                    if node is not None and node.incarnation == beat.incarnation:
-                        alive(beat.node, now - age_s)
-                        self.last_beats[beat.node] = packed
+                speakers, alive, last_beats = self.speakers, self.liveness.heard, self.last_beats
+                for age_s, who, packed in heard.beats:
+                    if (name := speakers.get(who)) is not None:
+                        alive(name, now - age_s)
+                        last_beats[name] = packed
                 for name, silent_s in self.liveness.dead(now).items():
                     self._reap(name, silent_s)
             await asyncio.sleep(self.pace_s)
@@ -136,6 +140,7 @@ class Witnesses:
     def _watch(self, node: str, incarnation: str, addr: str, port: int) -> None:
         self.liveness.watch(node, self.clock.monotonic())
         self.seen_at[node] = self.clock.wall()
+        self.speakers[incarnation.encode()] = node
         if self.info.cluster == "local":
             self.trusted.add(incarnation)
         elif port:

@@ -91,7 +91,8 @@ class Store:
     async def beat(self, beat: Beat, keep: int | None = None) -> None:
         """Post a sign of life, and with `keep` trim the stream to about that many. Not tried again: the next one
         is as good."""
-        await self._redis.xadd(self.keys.beats, {"m": pack(beat)}, maxlen=keep, approximate=True)
+        fields = {"who": beat.incarnation, "m": pack(beat)}  # who first: the controller reads no further
+        await self._redis.xadd(self.keys.beats, fields, maxlen=keep, approximate=True)
 
     async def controller_lives(self) -> bool:
         """Whether a controller has renewed its lease of late: that is its own sign of life."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import importlib.util
 import platform
 import socket
@@ -111,6 +112,7 @@ class EmbeddedStore:
 
     async def _log_rest(self, stdout: asyncio.StreamReader, lines: list[bytes]) -> None:
         with (self._folder / "server.log").open("ab", buffering=0) as log:
-            log.write(b"".join(lines))
-            while line := await stdout.readline():
-                log.write(line)
+            while lines:  # to the end, whatever the disk says: a server whose pipe is full stands still
+                with contextlib.suppress(OSError):
+                    log.write(b"".join(lines))
+                lines = [line] if (line := await stdout.readline()) else []

@@ -2,8 +2,8 @@
 
 A beat is cheap in company only. A blocking read wakes for every few of them, and a client that makes dicts of each
 and decodes all that its workers tell costs three to four times as much (`docs/scale.md`). So this one asks without
-blocking, at a pace that its caller chooses, takes replies as hiredis has parsed them, and decodes no more of each
-beat than its head.
+blocking, at a pace that its caller chooses, takes replies as hiredis has parsed them, and decodes none: whose a beat
+is stands beside it.
 """
 
 from __future__ import annotations
@@ -13,7 +13,6 @@ import math
 from dataclasses import dataclass
 from typing import Any, NoReturn
 
-import msgspec
 import redis.asyncio as redis
 from redis import exceptions as failures
 from redis.asyncio.retry import Retry
@@ -23,7 +22,6 @@ from nvrx_slurm.clock import Clock
 from nvrx_slurm.errors import StoreUnreachable
 from nvrx_slurm.folder import StoreAddress
 from nvrx_slurm.log import get_logger
-from nvrx_slurm.records import Record
 
 log = get_logger("store")
 
@@ -36,16 +34,8 @@ BATCH = 4096
 _START = b"0-0"
 
 
-class BeatHead(Record, frozen=True, kw_only=True, gc=False):
-    """The part of a `Beat` that says who lives. The rest is skipped: it takes most of a beat's decoding, and is
-    wanted of few nodes (`unpack_beat` of the packed beat has it all)."""
-
-    node: str
-    incarnation: str
-
-
-HeardBeat = tuple[float, BeatHead, bytes]
-"""Age in seconds, head, and the whole beat as it was packed."""
+HeardBeat = tuple[float, bytes, bytes]
+"""Age in seconds; whose it is, as `Beat.incarnation`; and the whole beat as it was packed, for `unpack_beat`."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -118,17 +108,15 @@ class Hearing:
 def _decoded(items: list[Any], now_s: float, longest_s: float) -> list[HeardBeat]:
     """Raw stream items as beats; one that is none is dropped, since an agent of another version may say more."""
     beats = list[HeardBeat]()
-    decode, now_ms = _unpack_head.decode, now_s * 1000
+    now_ms = now_s * 1000
     for identity, fields in items:
-        try:
-            head = decode(fields[1])
-        except (msgspec.DecodeError, TypeError) as error:
-            log.error("beat %s is none (%s); dropped", identity, error)
+        if len(fields) < 4 or fields[0] != b"who":
+            log.error("item %s of the beats is none; dropped", identity)
             continue
         age_s = (now_ms - int(identity.partition(b"-")[0])) / 1000
-        if not 0.0 <= age_s <= longest_s:  # rare: `min` and `max` of every beat would cost as much as its decoding
+        if not 0.0 <= age_s <= longest_s:  # rare: `min` and `max` of every beat would cost as much as all the rest
             age_s = min(max(age_s, 0.0), longest_s)
-        beats.append((age_s, head, fields[1]))
+        beats.append((age_s, fields[1], fields[3]))
     return beats
 
 
@@ -148,6 +136,3 @@ def _connection(address: StoreAddress) -> Any:  # redis-py's own types know noth
 def _raw(reply: Any, **options: Any) -> Any:
     """In place of redis-py's own parsing, which costs more than all the rest."""
     return reply
-
-
-_unpack_head = msgspec.msgpack.Decoder(BeatHead)

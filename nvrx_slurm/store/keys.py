@@ -1,7 +1,7 @@
 """Every key of a job in the store: name, type, who writes, who reads, how long it lives.
 
 `docs/store.md` is generated from this module (`python -m nvrx_slurm.store.docs`). The job's id stands in braces, so
-that a Redis Cluster keeps all of a job in one slot. A record in a stream is one field, `m`.
+that a Redis Cluster keeps all of a job in one slot. A record in a stream is its field `m`.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ CATALOGUE: tuple[KeyInfo, ...] = (
     KeyInfo("orders", "stream", "controller", "agents", "trimmed to about 4,096", "Decisions that agents act on."),
     KeyInfo("round:<replica>:<gen>:<cycle>", "hash", "controller", "agents", "1 hour after it closes", "Node → `Assignment`; an agent reads its own field only."),
     KeyInfo("shutdown:<gen>", "string", "controller", "all", "job", "`Shutdown`, set once."),
-    KeyInfo("beats", "stream", "agents", "controller, cli", "trimmed to about 2 per node", "`Beat`s."),
+    KeyInfo("beats", "stream", "agents", "controller, cli", "trimmed to about 2 per node", "`Beat`s, each behind a field `who`: its incarnation."),
 )  # fmt: skip
 
 

@@ -86,9 +86,9 @@ class Witnesses:
         self._tasks: set[asyncio.Task[None]] = set()
 
     def start_with(self, nodes: Iterable[Node]) -> None:
-        """A new controller: these are known from the journal. They have been up for long, so from now on their silence
-        counts, and not from their first sign: one that died with the controller before is not given the time of a
-        start."""
+        """A new controller: these are known from the journal. They have been up for long, so from now on their
+        silence counts, and not from their first sign: one that died with the controller before is not given the time
+        of a start."""
         for node in nodes:
             self._watch(node.name, node.incarnation, node.addr, node.fence_port)
             self.liveness.heard(node.name, self.clock.monotonic())

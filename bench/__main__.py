@@ -17,6 +17,8 @@ PEERS = Path(__file__).parent.parent / ".venv-peers" / "bin"
 BENCHMARKS: dict[str, tuple[str, str]] = {
     "worker_recovery": ("recovery:worker_recovery", "A worker is killed: until all workers run again."),
     "node_recovery": ("recovery:node_recovery", "A node is killed: until its ranks run on the spare."),
+    "detection": ("detection:detection", "A worker dies, an agent dies, a node freezes: until it is known."),
+    "saturated": ("detection:saturated", "Every core busy for as many minutes as --runs says: nobody is reaped."),
     "round": ("round:rounds", "A round of 256 to 2,000 simulated nodes; how it grows."),
     "beat": ("beat:beats", "One sign of progress: shared memory against NVRx's socket."),
     "beats": ("beats:beats", "100 to 10,000 nodes beat: what it costs controller and store, and silence to reap."),

@@ -48,7 +48,7 @@ class HangWatch:
 
     def started(self, rank: int) -> None:
         self._started[rank] = self._now_ns()
-        self.look()
+        self._look_soon()
 
     def ended(self, rank: int, *, well: bool) -> None:
         """A worker ended; `well`: with exit code 0."""
@@ -56,7 +56,7 @@ class HangWatch:
             self._ended_well[rank] = self._now_ns()
         else:
             self._started.pop(rank, None)
-        self.look()
+        self._look_soon()
 
     def end(self) -> None:
         """Nobody is to be watched any more."""
@@ -105,6 +105,10 @@ class HangWatch:
             last_output_ns=None if last_s is None else max(self._started[rank], round(last_s * NS)),
             ended_ok_ns=self._ended_well.get(rank),
         )
+
+    def _look_soon(self) -> None:
+        """Once for all of them: 64 workers start and end together."""
+        self._wake_at(self._now_ns())
 
     def _wake_at(self, moment_ns: int | None) -> None:
         if self._timer is not None:

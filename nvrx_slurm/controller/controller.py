@@ -49,15 +49,18 @@ from nvrx_slurm.records import (
     Signalled,
     SignalReason,
     Tick,
-    WorkerFailed,
     unpack_record,
 )
-from nvrx_slurm.store.client import Round, Store
+from nvrx_slurm.store.client import BLOCK_MS, Round, Store
 from nvrx_slurm.store.hearing import Hearing
 
 log = get_logger("controller")
 
 MIRROR_FLUSH_S = 10.0
+INBOX_STALL_S = BLOCK_MS / 1000 + 1.0
+"""A read of the inbox returns sooner than this, with or without facts, unless something stands still."""
+
+CATCH_UP_S = 0.05
 LAST_WORDS_S = 5.0
 """How long the store may keep a controller whose job has ended."""
 
@@ -116,6 +119,7 @@ class Controller:
         self.job: Job = new_job(plan)
         self.mirror = Mirror(folder.events_path)
         self.queue: asyncio.Queue[Heard] = asyncio.Queue()
+        self.inbox_read_at = clock.monotonic()
         self.witnesses = Witnesses(
             plan=plan,
             info=info,
@@ -209,17 +213,24 @@ class Controller:
                 task.result()
         if not getting.done():
             getting.cancel()
-            return [Heard(Tick())]
+            return [Heard(Tick())] if await self._has_heard_all() else []
         batch = [getting.result()]
         while not self.queue.empty():
             batch.append(self.queue.get_nowait())
         return batch
 
+    async def _has_heard_all(self) -> bool:
+        """Whether the inbox is being read; waits a moment where it is not. After a freeze, ours or the store's, what
+        was said meanwhile comes first: it may be what the deadline waited for."""
+        if self.clock.monotonic() - self.inbox_read_at < INBOX_STALL_S:
+            return True
+        await asyncio.sleep(CATCH_UP_S)
+        return False
+
     def _decide(self, heard: Iterable[Heard]) -> Batch:
         batch = Batch()
         for item in heard:
-            now = self.server_clock.now()
-            fact = self._with_age(item, now)
+            fact, now = item.fact, self._moment(item)
             decisions = step(self.job, fact, now)
             batch.cursor = item.inbox_id or batch.cursor
             if decisions is None or (isinstance(fact, Tick) and not decisions):
@@ -266,20 +277,21 @@ class Controller:
 
     # ---- facts
 
-    def _with_age(self, item: Heard, now: float) -> AnyFact:
-        """Add the time on the way to what tells its own age, so that a recovery is counted from the death."""
-        fact = item.fact
-        if not item.inbox_id or not isinstance(fact, WorkerFailed):
-            return fact
-        arrived = self.server_clock.from_server(int(item.inbox_id.partition("-")[0]) / 1000)
-        return msgspec.structs.replace(fact, ago_s=fact.ago_s + max(0.0, now - arrived))
+    def _moment(self, item: Heard) -> float:
+        """When the fact became one. Of what came by the inbox that is its arrival in the store, not our reading it: a
+        backlog, after a freeze of ours or of the store's, is judged as if it had been read in time."""
+        if not item.inbox_id:
+            return self.server_clock.now()
+        return self.server_clock.stamp(int(item.inbox_id.partition("-")[0]) / 1000)
 
     def _post(self, fact: AnyFact) -> None:
         self.queue.put_nowait(Heard(fact))
 
     async def _read_inbox(self, cursor: str) -> None:
         while True:
-            for identity, data in await self.store.inbox(cursor):
+            items = await self.store.inbox(cursor)
+            self.inbox_read_at = self.clock.monotonic()
+            for identity, data in items:
                 cursor = identity
                 try:
                     record = unpack_record(data)
@@ -313,5 +325,3 @@ def replay(job: Job, journal: Iterable[Entry]) -> list[tuple[Entry, Record | Non
         if decided != entry.record:
             differences.append((entry, decided))
     return differences
-
-

@@ -1,7 +1,8 @@
 """The journal's copy in the job folder: `events.jsonl`, written by a thread of its own.
 
 The store is the source; this copy is what is left when the job and its store are gone. A new controller looks up the
-last whole line, cuts off a torn one, and goes on from there, so no entry is missing and none stands twice.
+last whole line, cuts off a torn one, and goes on from there, so no entry is missing and none stands twice. What a
+full disk does not take is kept, and tried again with the next entries and at the end.
 """
 
 from __future__ import annotations
@@ -14,7 +15,6 @@ from pathlib import Path
 
 import msgspec
 
-from nvrx_slurm.files import write_all
 from nvrx_slurm.log import get_logger
 from nvrx_slurm.records import Entry, entry_from_json, entry_to_json
 
@@ -65,6 +65,8 @@ class Mirror:
         self._path = path
         self._rotate_bytes = rotate_bytes
         self._queue: queue.SimpleQueue[Sequence[Entry] | None] = queue.SimpleQueue()
+        self._kept = bytearray()  # lines that are not in the file yet
+        self._warned = False
         self._thread = threading.Thread(target=self._write, name="mirror", daemon=True)
 
     def start(self, journal: Sequence[Entry]) -> None:
@@ -96,15 +98,31 @@ class Mirror:
         while (entries := self._queue.get()) is not None:
             if not entries:
                 continue
-            data = b"".join(entry_to_json(entry) + b"\n" for entry in entries)
-            try:
-                if os.fstat(descriptor).st_size > self._rotate_bytes:
-                    os.close(descriptor)
-                    descriptor = self._rotate()
-                write_all(descriptor, data)
-            except OSError as error:
-                log.error("%s: %s; the store still has the entries", self._path, error)
+            self._kept += b"".join(entry_to_json(entry) + b"\n" for entry in entries)
+            if os.fstat(descriptor).st_size > self._rotate_bytes:
+                os.close(descriptor)
+                descriptor = self._rotate()
+            self._append(descriptor)
+        self._append(descriptor)
+        if self._kept:
+            log.error("%s: the last %d entries of the journal are missing there", self._path, self._kept.count(b"\n"))
         os.close(descriptor)
+
+    def _append(self, descriptor: int) -> None:
+        """Write what is kept, and keep what the disk does not take: only whole lines stay in the file."""
+        if not self._kept:
+            return
+        before, written = os.fstat(descriptor).st_size, 0
+        try:
+            while written < len(self._kept):
+                written += os.write(descriptor, self._kept[written:])
+        except OSError as error:
+            if not self._warned:
+                log.error("%s: %s; what is missing there comes later, and the store has it", self._path, error)
+            written = self._kept.rfind(b"\n", 0, written) + 1
+            os.ftruncate(descriptor, before + written)
+        del self._kept[:written]
+        self._warned = bool(self._kept)
 
     def _open(self) -> int:
         return os.open(self._path, os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o600)

@@ -50,6 +50,8 @@ TEST_SPREAD_S_PER_NODE = 0.002
 """A thousand nodes that join at once are not all tested in the moment in which their round is to close."""
 
 FENCE_S = 5.0
+SETTLE_S = 0.1
+"""A dying process closes its sockets a moment before the kernel kills its children (do_exit, linux/kernel/exit.c)."""
 
 
 class Witnesses:
@@ -217,6 +219,7 @@ class Witnesses:
     async def _fire(self, name: str, incarnation: str, addr: str, port: int) -> None:
         key = fence.key_of(self.token, incarnation)
         if await is_dead(addr, port, key, FENCE_S) and incarnation in self.trusted:
+            await asyncio.sleep(SETTLE_S)
             self.post(NodeFenced(node=name, incarnation=incarnation, proof="its kernel says that they are gone"))
 
     async def _ask_slurm(self, name: str, incarnation: str) -> None:

@@ -20,6 +20,7 @@ BENCHMARKS: dict[str, tuple[str, str]] = {
     "detection": ("detection:detection", "A worker dies, an agent dies, a node freezes: until it is known."),
     "saturated": ("detection:saturated", "Every core busy for as many minutes as --runs says: nobody is reaped."),
     "round": ("round:rounds", "A round of 256 to 2,000 simulated nodes; how it grows."),
+    "teardown": ("teardown:teardown", "64 workers of which 8 ignore SIGTERM are stopped: phase by phase."),
     "beat": ("beat:beats", "One sign of progress: shared memory against NVRx's socket."),
     "beats": ("beats:beats", "100 to 10,000 nodes beat: what it costs controller and store, and silence to reap."),
     "startup": ("startup:startup", "nvrx-slurm --help against python -c pass."),

@@ -8,9 +8,19 @@ import subprocess
 import sys
 from pathlib import Path
 
-PROGRAMS = ("munged", "slurmctld", "slurmd", "slurmdbd", "sbatch", "mariadbd", "ps")
-DEBIAN = ("slurm-wlm", "munge", "slurmdbd", "mariadb-server", "procps")
-RHEL = ("slurm", "slurm-slurmctld", "slurm-slurmd", "slurm-slurmdbd", "munge", "mariadb-server", "procps-ng")
+PROGRAMS = ("munged", "slurmctld", "slurmd", "slurmdbd", "sbatch", "mariadbd", "ps", "faketime", "ip")
+DEBIAN = ("slurm-wlm", "munge", "slurmdbd", "mariadb-server", "procps", "faketime", "iproute2")
+RHEL = (
+    "slurm",
+    "slurm-slurmctld",
+    "slurm-slurmd",
+    "slurm-slurmdbd",
+    "munge",
+    "mariadb-server",
+    "procps-ng",
+    "libfaketime",
+    "iproute",
+)
 SBIN = ("/usr/sbin", "/sbin", "/usr/local/sbin", "/usr/libexec")
 
 

@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import os
 from pathlib import Path
+
+RESERVE_BYTES = 16 << 10
+"""Kept free for the job's last records: the disk may be full by then."""
 
 
 class JobFiles:
@@ -48,11 +52,17 @@ class JobFiles:
     def cycle_stacks(self, replica: str, generation: int, cycle: int) -> Path:
         return self.cycle_logs(replica, generation, cycle) / "stacks"
 
+    @property
+    def reserve_path(self) -> Path:
+        return self.path / ".reserve"
+
     def create(self) -> None:
-        """Make the folder (0700) with its parents. Raises OSError."""
+        """Make the folder (0700) with its parents, and set space aside for its last records. Raises OSError."""
         self.path.mkdir(mode=0o700, parents=True, exist_ok=True)
         self.path.chmod(0o700)
         (self.path / "nodes").mkdir(exist_ok=True)
+        if not self.reserve_path.exists():
+            write_private(self.reserve_path, os.urandom(RESERVE_BYTES))  # some file systems store zeros in no block
 
     def write_plan_json(self, plan_json: bytes) -> None:
         """Keep a plan in the form that `records.plan_to_json` gives it."""
@@ -70,6 +80,25 @@ def write_private(path: Path, data: bytes) -> None:
     """Write a file for its owner alone (0600). A reader sees the old file or the whole new one. Raises OSError."""
     temporary = path.with_name(f".{path.name}.{os.getpid()}")
     descriptor = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600)
-    with os.fdopen(descriptor, "wb") as file:
+    try:
+        with os.fdopen(descriptor, "wb") as file:
+            file.write(data)
+        temporary.replace(path)
+    except OSError:
+        with contextlib.suppress(OSError):
+            temporary.unlink()
+        raise
+
+
+def write_into_reserve(path: Path, data: bytes, reserve: Path) -> None:
+    """The same where the disk may be full: `reserve`, if it is there, becomes the file. Raises OSError.
+
+    It is overwritten in place and renamed. Removed first, its space might be somebody else's before we have it.
+    """
+    if len(data) > RESERVE_BYTES or not reserve.exists():
+        write_private(path, data)
+        return
+    with reserve.open("rb+") as file:
         file.write(data)
-    temporary.replace(path)
+        file.truncate()
+    reserve.replace(path)

@@ -7,7 +7,7 @@
   store/                   the embedded store's append-only file
   job.log                  every rank's output, prefixed, and what the job itself has to say
   events.jsonl             the journal, mirrored from the store (older parts: events.1.jsonl, …)
-  result.json              how it ended
+  result.json              how it ended (.reserve: the space for it, which even a full disk has)
   logs/<replica>/gen-<g>/cycle-<c>/rank-<r>.out, .err
   nodes/<node>.log         what each agent did
 """
@@ -19,7 +19,7 @@ from typing import TypeVar
 
 import msgspec
 
-from nvrx_slurm.files import JobFiles, write_private
+from nvrx_slurm.files import JobFiles, write_into_reserve, write_private
 from nvrx_slurm.processes import is_alive
 from nvrx_slurm.records import Plan, Record, plan_from_json, plan_to_json
 
@@ -94,7 +94,7 @@ class JobFolder(JobFiles):
         (self.path / "store.json").unlink(missing_ok=True)
 
     def write_result(self, result: Result) -> None:
-        self._write("result.json", msgspec.json.encode(result))
+        write_into_reserve(self.path / "result.json", msgspec.json.encode(result), self.reserve_path)
 
     def read_result(self) -> Result | None:
         return self._read("result.json", Result)

@@ -11,6 +11,10 @@ from pathlib import Path
 PR_SET_PDEATHSIG = 1
 _CLOCKS_DIFFER_S = 2.0
 
+HURRY = signal.SIGUSR2
+"""From the batch host to agents: kill your workers now. srun passes this one on, where SIGTERM would have it kill the
+agents themselves."""
+
 _libc = ctypes.CDLL(None, use_errno=True)
 
 

@@ -192,7 +192,7 @@ class WorkerFailed(FromAgent, frozen=True, kw_only=True, tag="worker_failed"):
     rank: int
     exit_code: int | None = None
     signal: int | None = None
-    error: str | None = None  # it could not even be started: why
+    error: str | None = None  # the exception that it failed with; without an exit code: why it could not start
     step: int | None = None
     ago_s: float = 0.0
 

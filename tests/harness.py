@@ -60,7 +60,11 @@ class Gate:
         self._arrived: list[Waiting] = []
         self._is_open = False
         self._news = threading.Condition()
-        threading.Thread(target=self._accept, daemon=True).start()
+        self.accept_on(self._server)
+
+    def accept_on(self, server: socket.socket) -> None:
+        """Let workers in by this door too: the listener may be of another network namespace."""
+        threading.Thread(target=self._accept, args=(server,), daemon=True).start()
 
     @property
     def command(self) -> tuple[str, ...]:
@@ -102,10 +106,10 @@ class Gate:
         for worker in self._arrived:
             worker.connection.close()
 
-    def _accept(self) -> None:
+    def _accept(self, server: socket.socket) -> None:
         with contextlib.suppress(OSError):
             while True:
-                connection, _ = self._server.accept()
+                connection, _ = server.accept()
                 file = connection.makefile("rb")
                 env = dict(
                     line.split("=", 1) for line in file.readline().decode().rstrip("\n").split("\0") if "=" in line

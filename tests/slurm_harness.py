@@ -9,10 +9,14 @@ import sys
 from collections.abc import Mapping
 from pathlib import Path
 
+import redis
+
 from nvrx_slurm.clock import SystemClock
 from nvrx_slurm.cluster.dev import DevCluster
+from nvrx_slurm.cluster.dev.waiting import wait_until
 from nvrx_slurm.folder import JobFolder
-from tests.harness import RunningJob
+from nvrx_slurm.store.keys import Keys
+from tests.harness import WAIT_S, RunningJob
 
 TERMINAL = {"COMPLETED", "FAILED", "CANCELLED", "TIMEOUT", "NODE_FAIL", "PREEMPTED", "OUT_OF_MEMORY"}
 CLI = (sys.executable, "-m", "nvrx_slurm")
@@ -63,3 +67,29 @@ def submit(cluster: DevCluster, job_yaml: Path, *flags: str) -> RunningJob:
     assert done.returncode == 0, done.stderr
     job_id = done.stdout.strip()
     return RunningJob(JobFolder(job_yaml.parent / "nvrx-jobs" / job_id), SlurmHandle(job_id, cluster))
+
+
+def started_again(job: RunningJob, env: Mapping[str, str]) -> None:
+    """Slurm holds a requeued job for two minutes, from some moment on after it is pending: let it go at once."""
+    clock = SystemClock()
+    deadline = clock.monotonic() + 60.0
+    while (shown := job.process.show())["Restarts"] == "0" or shown["JobState"] != "RUNNING":
+        assert clock.monotonic() < deadline, shown
+        if shown["JobState"] == "PENDING":
+            start_now = ["scontrol", "update", f"JobId={job.folder.job_id}", "StartTime=now"]
+            subprocess.run(start_now, env=env, capture_output=True, check=False)
+        clock.sleep(0.3)
+
+
+def settled(job: RunningJob, nodes: int) -> None:
+    """Wait until that many nodes have beaten twice: by then the controller knows whether a death can be proven."""
+    address = job.folder.read_store()
+    assert address is not None
+    with redis.Redis.from_url(address.url, password=address.password) as store:
+        beats = Keys(address.job).beats
+        wait_until(
+            lambda: int(store.xlen(beats)) >= 2 * nodes,
+            timeout_s=WAIT_S,
+            what=f"two beats of each of {nodes} nodes",
+            clock=SystemClock(),
+        )

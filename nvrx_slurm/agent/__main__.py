@@ -19,6 +19,7 @@ from nvrx_slurm.agent.stacks import Stacks
 from nvrx_slurm.agent.tethering import Tethering
 from nvrx_slurm.clock import SystemClock
 from nvrx_slurm.config import env
+from nvrx_slurm.config.budgets import grace_within
 from nvrx_slurm.errors import EXIT_UNREACHABLE, NvrxError, UsageError
 from nvrx_slurm.folder import JobFolder
 from nvrx_slurm.log import get_logger, set_up
@@ -27,8 +28,6 @@ from nvrx_slurm.store.client import Store
 log = get_logger("agent")
 
 SCONTROL_S = 60.0
-SHORTEST_GRACE_S = 1.0
-AFTER_GRACE_S = 8.0
 
 
 def _agent(folder: JobFolder, node: str) -> Agent:
@@ -66,7 +65,7 @@ def _agent(folder: JobFolder, node: str) -> Agent:
 
 def _ending_grace_s(grace_s: float, kill_wait_s: float | None) -> float:
     """What Slurm's KillWait leaves of the grace: the kill, and our last words, come after it."""
-    return grace_s if kill_wait_s is None else max(SHORTEST_GRACE_S, min(grace_s, kill_wait_s - AFTER_GRACE_S))
+    return grace_s if kill_wait_s is None else min(grace_s, grace_within(kill_wait_s))
 
 
 def main() -> int:

@@ -36,6 +36,7 @@ from nvrx_slurm.clock import Clock
 from nvrx_slurm.errors import EXIT_DONE, EXIT_UNREACHABLE, StoreUnreachable
 from nvrx_slurm.folder import JobFolder
 from nvrx_slurm.log import get_logger
+from nvrx_slurm.processes import HURRY
 from nvrx_slurm.records import (
     Beat,
     ControllerUp,
@@ -65,6 +66,9 @@ log = get_logger("agent")
 
 GOODBYE_S = 5.0
 """How long the agent tries to say its last words once its workers are gone."""
+
+AGAIN_S = 1.0
+"""A signal that comes within so long of the first is the same one: Slurm sends two at the time limit."""
 
 REASON_S = 2.0
 """How long an agent that got a signal waits for the controller to say why."""
@@ -128,6 +132,7 @@ class Agent:
         self._tasks: set[asyncio.Task[Any]] = set()
         self._stop_began = 0.0
         self._stop_sent = False
+        self._signalled_at: float | None = None
         self._saved_before: dict[int, int] = {}
         self._exit_code: int | None = None
 
@@ -141,7 +146,7 @@ class Agent:
         speaking = self._go(self.voice.run())
         for work in (self._read_orders(), self.heart.run()):
             self._go(work)
-        for number in (signal.SIGTERM, signal.SIGINT):
+        for number in (signal.SIGTERM, signal.SIGINT, HURRY):
             asyncio.get_running_loop().add_signal_handler(number, self.inbox.put_nowait, Signal(number.name))
         try:
             while self._exit_code is None:
@@ -246,8 +251,6 @@ class Agent:
         self.port.release()
         self.heart.renew()
         self.watch.begin(event.assignment.seen)
-        logs = self.folder.cycle_logs(event.replica, self.generation, event.cycle)
-        logs.mkdir(parents=True, exist_ok=True)
         for local_rank in range(event.assignment.workers):
             self._spawn(self.cycle, role, local_rank)
 
@@ -406,9 +409,12 @@ class Agent:
     def _on_signal(self, event: Signal) -> None:
         """Slurm signals every process of a job at once: the controller will say why in a moment, and is let to. Nodes
         that leave by themselves look like lost ones."""
-        first = self.leaving is None
-        self._leave(event.name, EXIT_DONE, grace_s=self.ending_grace_s)
-        if first:
+        first, now = self.leaving is None, self.clock.monotonic()
+        since_s = 0.0 if self._signalled_at is None else now - self._signalled_at
+        self._signalled_at = now if self._signalled_at is None else self._signalled_at
+        hurry = event.name == HURRY.name or since_s > AGAIN_S
+        self._leave(event.name, EXIT_DONE, grace_s=0.0 if hurry else self.ending_grace_s)
+        if first and not hurry:
             self.when_stopped = partial(self._await_the_reason, event)
 
     def _await_the_reason(self, event: Signal) -> None:
@@ -512,7 +518,7 @@ class Agent:
         """Nobody has asked for it: the lease lapsed. Say so, when there is somebody to say it to again."""
         for_s = self.plan.fault_tolerance.fence_timeout_s
         log.error("neither store nor controller has answered for %.0f s: this node's workers were killed", for_s)
-        cycle.told.update(cycle.pids)
+        cycle.running.clear()
         self.watch.end()
         self.voice.tell(NodeIsolated, replica=cycle.replica, cycle=cycle.number, for_s=for_s)
 
@@ -566,15 +572,14 @@ class Agent:
         checkpoint: bool = False,
         dump: str | None = None,
     ) -> None:
-        """End for good. The first reason wins; a second one only cuts the grace short."""
-        again = self.leaving is not None
-        if not again:
+        """End for good. The first reason wins, and the first grace; a later one of 0 skips to the kill."""
+        if self.leaving is None:
             log.info("leaving: %s", reason)
             self.leaving = (reason, exit_code)
             self.store.hurry(GOODBYE_S + self.plan.fault_tolerance.teardown_grace_s)
         why, code = self.leaving or (reason, exit_code)
         then = partial(self._exit, why, code, ())
-        self._stop(then, grace_s=0.0 if again else grace_s, checkpoint=checkpoint, dump=dump)
+        self._stop(then, grace_s=grace_s, checkpoint=checkpoint, dump=dump)
 
     def _exit(self, reason: str, exit_code: int, survivors: tuple[int, ...]) -> None:
         self.voice.tell(NodeLeft, reason=reason, survivors=survivors)

@@ -31,7 +31,7 @@ class Assigned:
 
 @dataclass(frozen=True, slots=True)
 class Signal:
-    """SIGTERM or SIGINT came: Slurm, or whoever started us, wants the node to end."""
+    """SIGTERM or SIGINT came: Slurm, or whoever started us, wants the node to end. Or `HURRY`."""
 
     name: str
 

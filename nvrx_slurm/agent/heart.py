@@ -1,6 +1,8 @@
 """The agent's beat: says that the node lives, and knows how long ago it was last in touch with the job.
 
-Each interval one beat goes to the store. While that fails, "alive" goes over the tether: the second witness.
+Each interval one beat goes to the store. While that fails, "alive" goes over the tether: the second witness. A beat
+that takes longer than an interval is not given up with it: on a slow network a new connection needs several round
+trips, and who cuts each try short never gets one.
 Whichever answered last renews the supervisor's lease, and when neither has answered for `fence_timeout` the lease
 lapses: the workers die, since by then somebody else may have their ranks. The controller's own sign of life is its
 lease in the store; while it is silent workers go on, up to `control_plane_grace`.
@@ -21,7 +23,7 @@ from nvrx_slurm.store.client import Store
 log = get_logger("agent")
 
 SHORTEST_WAIT_S = 0.5
-"""How long a beat may take at least, however short the interval."""
+"""How long a beat may take at least, however short the interval, before "alive" is said instead."""
 
 
 TRIM_EVERY = 16
@@ -54,11 +56,19 @@ class Heart:
         self._beat, self._lease, self._post = beat, lease, post
         self._keep = 2 * nodes + 16
         self._beats = 0
+        self._beating: asyncio.Task[None] | None = None  # a beat that is on its way
         self._touched_at = self._controller_at = self._asked_at = clock.monotonic()
         self._warned_of_store = self._warned_of_controller = False
 
     async def run(self) -> None:
         """Beat once an interval, whatever happens."""
+        try:
+            await self._beat_on()
+        finally:
+            if self._beating is not None:
+                self._beating.cancel()
+
+    async def _beat_on(self) -> None:
         interval_s = self._bounds.heartbeat_interval_s
         due = self._clock.monotonic()
         while True:
@@ -75,21 +85,33 @@ class Heart:
         self._lease(max(0.0, self._bounds.fence_timeout_s - self._out_of_touch_s()))
 
     async def _beat_once(self, bound_s: float) -> None:
-        began = self._clock.monotonic()
-        try:
-            async with asyncio.timeout(bound_s):
-                self._beats += 1
-                await self._store.beat(self._beat(), self._keep if self._beats % TRIM_EVERY == 0 else None)
-                self._touched_at = began
-                if began - self._asked_at >= self._bounds.heartbeat_timeout_s / 3:
-                    await self._ask_for_controller(began)
-        except Exception as error:  # the next beat is as good as this one
-            self._tethering.say_alive()
-            if not self._warned_of_store:
-                log.warning("a beat did not reach the store: %s", str(error) or f"no answer in {bound_s:g} s")
-            self._warned_of_store = True
+        """Give the beat that is on its way, or a new one, so long; if it has not arrived by then, say "alive"."""
+        if self._beating is None:
+            self._beating = asyncio.create_task(self._tell_store())
+        done, _ = await asyncio.wait([self._beating], timeout=bound_s)
+        if not done:
+            self._use_tether(f"no answer in {bound_s:g} s")
+            return
+        beating, self._beating = self._beating, None
+        if (error := beating.exception()) is not None:  # the next beat is as good as this one
+            self._use_tether(str(error) or "no answer")
         else:
             self._warned_of_store = False
+
+    def _use_tether(self, why: str) -> None:
+        self._tethering.say_alive()
+        if not self._warned_of_store:
+            log.warning("a beat did not reach the store: %s", why)
+        self._warned_of_store = True
+
+    async def _tell_store(self) -> None:
+        began = self._clock.monotonic()
+        async with asyncio.timeout(max(self._bounds.heartbeat_timeout_s / 2, SHORTEST_WAIT_S)):
+            self._beats += 1
+            await self._store.beat(self._beat(), self._keep if self._beats % TRIM_EVERY == 0 else None)
+            self._touched_at = began
+            if began - self._asked_at >= self._bounds.heartbeat_timeout_s / 3:
+                await self._ask_for_controller(began)
 
     async def _ask_for_controller(self, now: float) -> None:
         self._asked_at = now

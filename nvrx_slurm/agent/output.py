@@ -17,6 +17,9 @@ from pathlib import Path
 
 from nvrx_slurm.clock import Clock
 from nvrx_slurm.files import write_all
+from nvrx_slurm.log import get_logger
+
+log = get_logger("agent")
 
 CHUNK_BYTES = 1 << 16
 LONGEST_LINE_BYTES = 16 << 10
@@ -53,10 +56,11 @@ class Output:
         self._writer.start()
 
     def capture(self, path: Path, prefix: str, rank: int = 0) -> int:
-        """A new pipe whose contents go to `path` (appended) and, prefixed, to the job's log; its write end."""
+        """A new pipe whose contents go to `path` (appended, its folder made) and, prefixed, to the job's log; its
+        write end."""
         read_end, write_end = os.pipe2(os.O_CLOEXEC)
         os.set_blocking(read_end, False)
-        file = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o600)
+        file = _open_or_lose(path)
         self._new.put(_Source(pipe=read_end, file=file, prefix=prefix.encode(), rank=rank))
         self._wake()
         return write_end
@@ -136,6 +140,16 @@ class Output:
         while (text := self._lines.get()) is not None:
             if self._job_log is not None:
                 _write_or_lose(self._job_log, text)
+
+
+def _open_or_lose(path: Path) -> int:
+    """A file for a worker's output; where none can be made, the worker runs without."""
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        return os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o600)
+    except OSError as error:
+        log.error("%s: %s; what is printed there is not kept", path, error.strerror)
+        return os.open(os.devnull, os.O_WRONLY | os.O_CLOEXEC)
 
 
 def _write_or_lose(descriptor: int, data: bytes) -> None:

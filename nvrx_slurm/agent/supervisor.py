@@ -9,6 +9,8 @@ whatever a worker leaves behind (double forks, sessions of their own) becomes it
   lost both, or an agent that hangs, loses its workers, and somebody else may have their ranks;
 - when it is told to, phase by phase (`teardown.py`).
 
+Should it be frozen when the lease lapses, the kernel kills it, and so them, a moment later (`last_resort.py`).
+
 If this process itself is killed (by the fence, say), the kernel kills the workers with it (PR_SET_PDEATHSIG), and
 what they had started falls to the agent, which is a subreaper too and kills it (`workers.py`).
 
@@ -43,6 +45,7 @@ import time
 from collections.abc import Callable
 from typing import Any
 
+from nvrx_slurm.agent.last_resort import LastResort
 from nvrx_slurm.agent.teardown import KILL_S, Phase, Teardown
 
 F_SETSIG = 10
@@ -53,6 +56,9 @@ SAY_EVERY_S = 1.0
 MOST_NAMED = 64
 AGAIN_S = 0.05
 """How often the kill is repeated: a process may have forked while we walked."""
+
+LAST_RESORT_S = 0.5
+"""How long after the lease the kernel kills a supervisor that has not looked at it; `FENCE_MARGIN_S` covers it."""
 
 _libc = ctypes.CDLL(None, use_errno=True)
 
@@ -101,6 +107,7 @@ class Supervisor:
         self.signals: dict[Phase, int] = {}
         self.say_at = self.kill_at = 0.0
         self.lease_until: float | None = None
+        self.last_resort = LastResort()
         self.lapsed = False
         self.wakeup, wakeup_write = os.pipe2(os.O_NONBLOCK | os.O_CLOEXEC)
         signal.set_wakeup_fd(wakeup_write, warn_on_full_buffer=False)
@@ -194,6 +201,7 @@ class Supervisor:
 
     def _renew(self, order: dict[str, Any], fds: list[int]) -> None:
         self.lease_until = time.monotonic() + order["s"]
+        self.last_resort.kill_in(order["s"] + LAST_RESORT_S)
 
     def _stop(self, order: dict[str, Any], fds: list[int]) -> None:
         now = time.monotonic()
@@ -224,7 +232,7 @@ class Supervisor:
             if ended.si_pid in self.starting:
                 self._has_started(ended.si_pid)
             worker = self.workers.pop(ended.si_pid, None)
-            if worker is not None:
+            if worker is not None and not self.lapsed:  # else we ended it ourselves: `lapsed` says so, once for all
                 how = "code" if ended.si_code == os.CLD_EXITED else "signal"
                 self._say(op="exited", id=worker, **{how: ended.si_status})
 
@@ -244,6 +252,7 @@ class Supervisor:
             self.lapsed = True
             self.teardown = self.teardown or Teardown.plan(time.monotonic(), 0.0)
             self.teardown.hurry(time.monotonic())
+        self.last_resort.disarm()  # its work is done, or there is none
 
     def _advance(self) -> None:
         """Go on with a teardown, if there is one."""

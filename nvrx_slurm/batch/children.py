@@ -9,7 +9,14 @@ import signal
 from asyncio.subprocess import DEVNULL, Process
 from collections.abc import Mapping, Sequence
 
+from nvrx_slurm.log import get_logger
 from nvrx_slurm.processes import dies_with_parent
+
+log = get_logger("batch")
+
+SAY_EVERY_S = 1.0
+KILL_S = 5.0
+"""How long a child may linger after SIGKILL: it is in uninterruptible sleep (D)."""
 
 
 async def start(
@@ -31,11 +38,24 @@ def send_signal(child: Process, number: signal.Signals) -> None:
             os.kill(child.pid, number)
 
 
-async def end(children: Sequence[Process], *, polite_s: float) -> None:
+async def ended(children: Mapping[str, Process], *, within_s: float) -> bool:
+    """Wait until all of these (name → child) have ended, `within_s` at most; say once a second who has not."""
+    loop = asyncio.get_running_loop()
+    deadline = loop.time() + within_s
+    while left := [name for name, child in children.items() if child.returncode is None]:
+        left_s = deadline - loop.time()
+        if left_s <= 0.0:
+            return False
+        ends = [asyncio.ensure_future(children[name].wait()) for name in left]
+        await asyncio.wait(ends, timeout=min(SAY_EVERY_S, left_s))
+        if still := [name for name, end in zip(left, ends, strict=True) if not end.done()]:
+            log.info("waiting for %s to end, for up to %.0f s", ", ".join(still), max(0.0, deadline - loop.time()))
+    return True
+
+
+async def end(children: Mapping[str, Process], *, polite_s: float) -> None:
     """SIGTERM, up to `polite_s` for them to end, then SIGKILL."""
-    for number, wait_s in ((signal.SIGTERM, polite_s), (signal.SIGKILL, 5.0)):
-        left = [child for child in children if child.returncode is None]
-        for child in left:
+    for number, wait_s in ((signal.SIGTERM, polite_s), (signal.SIGKILL, KILL_S)):
+        for child in children.values():
             send_signal(child, number)
-        if left:
-            await asyncio.wait([asyncio.ensure_future(child.wait()) for child in left], timeout=wait_s)
+        await ended(children, within_s=wait_s)

@@ -14,12 +14,13 @@ from pathlib import Path
 from typing import Any
 
 from nvrx_slurm.batch import children
+from nvrx_slurm.batch.ending import Ending, notice_s
 from nvrx_slurm.clock import Clock
 from nvrx_slurm.errors import EXIT_FAILED, EXIT_RETRY, NvrxError, StoreUnreachable
 from nvrx_slurm.folder import JobFolder, JobInfo, Result, StoreAddress
 from nvrx_slurm.ids import new_incarnation, new_secret
 from nvrx_slurm.log import get_logger
-from nvrx_slurm.processes import dies_with_parent
+from nvrx_slurm.processes import HURRY, dies_with_parent
 from nvrx_slurm.records import Plan
 from nvrx_slurm.store.embedded import EmbeddedStore
 
@@ -27,6 +28,9 @@ log = get_logger("batch")
 
 AGENTS_EXIT_S = 5.0
 """How long agents may take to exit once the job has ended; a step on a dead node never does."""
+
+AGENTS_LEAVE_S = 12.0
+"""The same for agents that nobody but this host has told to leave: they have last words to try."""
 
 AGENTS_GONE_S = 3.0
 """How long after the last agent's exit the controller may take to conclude by itself."""
@@ -36,7 +40,8 @@ STABLE_S = 5.0
 """A controller that lived this long was no failed start."""
 
 STORE_RESTARTS = 20
-ENDING_MARGIN_S = 25.0
+
+SAY_EVERY_S = 5.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,7 +73,9 @@ class Host:
         self.store_process: Process | None = None
         self.controller: Process | None = None
         self.agents: list[Process] = []
-        self.asked: signal.Signals | None = None  # the signal by which the controller was told to end the job
+        self.ending = Ending(plan.fault_tolerance, info.kill_wait_s)
+        self.giving_up: asyncio.TimerHandle | None = None
+        self.gave_up = False
         self.ended: asyncio.Future[int] = asyncio.get_running_loop().create_future()
         self.tasks: list[asyncio.Task[None]] = []
 
@@ -80,9 +87,12 @@ class Host:
             self._go(self._keep_controller())
             await self._start_agents()
             self._go(self._watch_agents())
-            return await self.ended
-        finally:
-            await self._end()
+            exit_code = await self.ended
+        except BaseException as error:
+            await self._end(error)
+            raise
+        await self._end()
+        return exit_code
 
     # ---- start
 
@@ -111,8 +121,9 @@ class Host:
 
     async def _start_agents(self) -> None:
         if self.launch.command:
+            # In a session of its own: where Slurm signals process groups (proctrack/pgid), SIGTERM is not for srun.
             self.agents = [
-                await children.start(self.launch.command, self.env, on_death=signal.SIGTERM, own_session=False)
+                await children.start(self.launch.command, self.env, on_death=signal.SIGTERM, own_session=True)
             ]
             return
         agent = (sys.executable, "-P", "-m", "nvrx_slurm.agent")
@@ -138,8 +149,7 @@ class Host:
         while True:
             began = self.clock.monotonic()
             self.controller = await children.start(argv, self.env, on_death=signal.SIGKILL, own_session=True)
-            if self.asked is not None:
-                children.send_signal(self.controller, self.asked)
+            self._tell_controller()
             code = await self.controller.wait()
             result = self.folder.read_result()
             if result is not None:
@@ -167,23 +177,46 @@ class Host:
         for number in (signal.SIGTERM, signal.SIGINT, signal.SIGUSR1):
             loop.add_signal_handler(number, self._ask, number)
         if self.info.cluster == "local" and self.plan.time_limit_s is not None:
-            loop.call_later(self.plan.time_limit_s, self._ask, signal.SIGUSR1)
+            limit_s = self.plan.time_limit_s
+            loop.call_later(limit_s - notice_s(self.plan.fault_tolerance, limit_s), self._ask, signal.SIGUSR1)
 
     def _ask(self, number: signal.Signals) -> None:
-        """Have the controller end the job; if that does not happen within the teardown's bound, end it from here."""
-        log.info("%s: ending the job", number.name)
-        first, self.asked = self.asked is None, self.asked or number
-        if self.controller is not None:
-            children.send_signal(self.controller, self.asked)
+        """Have the controller end the job; if that does not happen within its bound, end it from here."""
+        loop, now, first = asyncio.get_running_loop(), self.clock.monotonic(), self.ending.asked is None
+        hurry_in_s = self.ending.take(number, now)
+        log.info("%s: ending the job%s", number.name, " at once" if hurry_in_s == 0.0 else "")
+        self._tell_controller()
+        if hurry_in_s is not None:
+            loop.call_later(hurry_in_s, self._hurry)
+        if self.giving_up is not None:
+            self.giving_up.cancel()
+        self.giving_up = loop.call_later(self.ending.give_up_at - now, self._give_up)
         if first:
-            bound_s = self.plan.fault_tolerance.teardown_grace_s + ENDING_MARGIN_S
-            asyncio.get_running_loop().call_later(bound_s, self._give_up)
+            self._go(self._say_what_is_awaited())
+
+    def _tell_controller(self) -> None:
+        if self.controller is not None and self.ending.asked is not None:
+            children.send_signal(self.controller, self.ending.asked)
+
+    async def _say_what_is_awaited(self) -> None:
+        while not self.ended.done():
+            await asyncio.wait([self.ended], timeout=SAY_EVERY_S)
+            if not self.ended.done():
+                left_s = self.ending.give_up_at - self.clock.monotonic()
+                log.info("waiting for agents to leave, and for the controller to end the job: %.0f s left", left_s)
+
+    def _hurry(self) -> None:
+        """Have the agents kill their workers now, and leave."""
+        for agent in self.agents:
+            children.send_signal(agent, HURRY)
 
     def _give_up(self) -> None:
+        """Write the result first: Slurm may be about to kill us."""
         if not self.ended.done():
             log.error("the job did not end in time; ending it from here")
-            codes = {signal.SIGTERM: 143, signal.SIGINT: 130, signal.SIGUSR1: 124, signal.SIGUSR2: EXIT_RETRY}
-            self._has_ended(codes[self.asked] if self.asked else EXIT_FAILED)
+            self.gave_up = True
+            self._write_result(self.ending.exit_code, "it did not end in time, and was ended by the batch host")
+            self._has_ended(self.ending.exit_code)
 
     # ---- end
 
@@ -191,23 +224,38 @@ class Host:
         if not self.ended.done():
             self.ended.set_result(exit_code)
 
-    async def _end(self) -> None:
+    async def _end(self, error: BaseException | None = None) -> None:
         """Agents first, then the controller, then the store, which nobody reads any more."""
-        if self.agents:
-            leaving = [asyncio.ensure_future(agent.wait()) for agent in self.agents]
-            await asyncio.wait(leaving, timeout=AGENTS_EXIT_S)
+        if error is not None:
+            self._write_result(error.exit_code if isinstance(error, NvrxError) else EXIT_FAILED, str(error))
+        cut_off = error is not None or self.gave_up
+        if cut_off:  # no controller has told them to leave
+            self._hurry()
+        agents = self._named_agents()
+        await children.ended(agents, within_s=self._in_time(AGENTS_LEAVE_S if cut_off else AGENTS_EXIT_S))
         for task in self.tasks:
             task.cancel()
-        await children.end(self.agents, polite_s=AGENTS_EXIT_S)
-        await children.end([child for child in (self.controller, self.store_process) if child], polite_s=2.0)
-        if self.folder.read_result() is None:
-            code = self.ended.result() if self.ended.done() and not self.ended.exception() else EXIT_FAILED
-            self.folder.write_result(
-                Result(exit_code=code, reason="ended by the batch host", ended_at=self.clock.wall())
-            )
+        await children.end(agents, polite_s=self._in_time(AGENTS_EXIT_S))
+        rest = {"the controller": self.controller, "the store": self.store_process}
+        await children.end({name: child for name, child in rest.items() if child}, polite_s=self._in_time(2.0))
         self.folder.remove_store()
         shutil.rmtree(self.folder.store_dir, ignore_errors=True)
         _clear_runtime_folders(self.folder)
+
+    def _named_agents(self) -> dict[str, Process]:
+        names = ["the agents"] if self.launch.command else [f"the agent of {node}" for node in self.launch.nodes]
+        return dict(zip(names, self.agents, strict=False))  # the start may have failed half way
+
+    def _in_time(self, wait_s: float) -> float:
+        return self.ending.in_time(wait_s, self.clock.monotonic())
+
+    def _write_result(self, exit_code: int, reason: str) -> None:
+        """Unless the controller has, which knows better. Where it cannot be written the job ends all the same."""
+        try:
+            if self.folder.read_result() is None:
+                self.folder.write_result(Result(exit_code=exit_code, reason=reason, ended_at=self.clock.wall()))
+        except OSError as error:
+            log.error("how the job ended (%d: %s) cannot be written: %s", exit_code, reason, error)
 
     def _go(self, work: Coroutine[Any, Any, None]) -> None:
         task = asyncio.get_running_loop().create_task(work)

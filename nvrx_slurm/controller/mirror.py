@@ -66,6 +66,7 @@ class Mirror:
         self._rotate_bytes = rotate_bytes
         self._queue: queue.SimpleQueue[Sequence[Entry] | None] = queue.SimpleQueue()
         self._kept = bytearray()  # lines that are not in the file yet
+        self._file: int | None = None
         self._warned = False
         self._thread = threading.Thread(target=self._write, name="mirror", daemon=True)
 
@@ -94,40 +95,48 @@ class Mirror:
             )
 
     def _write(self) -> None:
-        descriptor = self._open()
         while (entries := self._queue.get()) is not None:
-            if not entries:
-                continue
-            self._kept += b"".join(entry_to_json(entry) + b"\n" for entry in entries)
-            if os.fstat(descriptor).st_size > self._rotate_bytes:
-                os.close(descriptor)
-                descriptor = self._rotate()
-            self._append(descriptor)
-        self._append(descriptor)
+            if entries:
+                self._kept += b"".join(entry_to_json(entry) + b"\n" for entry in entries)
+                self._append()
+        self._append()
         if self._kept:
             log.error("%s: the last %d entries of the journal are missing there", self._path, self._kept.count(b"\n"))
-        os.close(descriptor)
+        if self._file is not None:
+            os.close(self._file)
 
-    def _append(self, descriptor: int) -> None:
-        """Write what is kept, and keep what the disk does not take: only whole lines stay in the file."""
+    def _append(self) -> None:
+        """Write what is kept; what cannot be written stays kept, for the next time."""
         if not self._kept:
             return
-        before, written = os.fstat(descriptor).st_size, 0
         try:
-            while written < len(self._kept):
-                written += os.write(descriptor, self._kept[written:])
+            if self._file is None or os.fstat(self._file).st_size > self._rotate_bytes:
+                self._file = self._next_file(self._file)
+            self._write_kept(self._file)
         except OSError as error:
             if not self._warned:
                 log.error("%s: %s; what is missing there comes later, and the store has it", self._path, error)
-            written = self._kept.rfind(b"\n", 0, written) + 1
-            os.ftruncate(descriptor, before + written)
-        del self._kept[:written]
         self._warned = bool(self._kept)
 
-    def _open(self) -> int:
-        return os.open(self._path, os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o600)
+    def _write_kept(self, file: int) -> None:
+        """Only whole lines stay in the file, whatever goes wrong. Raises OSError."""
+        before, written = os.fstat(file).st_size, 0
+        try:
+            while written < len(self._kept):
+                written += os.write(file, self._kept[written:])
+        except OSError:
+            written = self._kept.rfind(b"\n", 0, written) + 1
+            os.ftruncate(file, before + written)
+            raise
+        finally:
+            del self._kept[:written]
 
-    def _rotate(self) -> int:
-        parts = len(list(self._path.parent.glob("events.*.jsonl")))
-        self._path.rename(self._path.with_name(f"events.{parts + 1}.jsonl"))
-        return self._open()
+    def _next_file(self, full: int | None) -> int:
+        """The file to go on in; a full one is put aside first, and closed when there is another. Raises OSError."""
+        if full is not None and self._path.exists():
+            parts = len(list(self._path.parent.glob("events.*.jsonl")))
+            self._path.rename(self._path.with_name(f"events.{parts + 1}.jsonl"))
+        file = os.open(self._path, os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o600)
+        if full is not None:
+            os.close(full)
+        return file

@@ -42,6 +42,9 @@ SUSPECT_BEATS = 3
 STALL_BEATS = 2
 """When nobody has been heard for so many beats, the store or this controller stood still."""
 
+SLOWEST_BEAT_S = 0.5
+"""An agent whose beats do not reach the store says "alive" so often, however short the interval: that is no stall."""
+
 PROBE_S = 0.25
 """How long a broken tether's node may take to prove that nobody is there."""
 
@@ -76,7 +79,7 @@ class Witnesses:
             timeout_s=bounds.heartbeat_timeout_s,
             startup_s=bounds.startup_timeout_s,
             suspect_s=SUSPECT_BEATS * bounds.heartbeat_interval_s,
-            stall_s=STALL_BEATS * bounds.heartbeat_interval_s,
+            stall_s=STALL_BEATS * max(bounds.heartbeat_interval_s, SLOWEST_BEAT_S),
             fleet_grace_s=max(bounds.control_plane_grace_s, bounds.gives_away_after_s),
             grace_until=clock.monotonic() + bounds.heartbeat_timeout_s,
         )

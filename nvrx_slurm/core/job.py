@@ -399,7 +399,7 @@ def _end_if_done(job: Job, replica: Replica) -> list[Decision]:
 def _worker_cause(fact: WorkerFailed) -> str:
     who = f"rank {fact.rank} on {fact.node}"
     if fact.error is not None:
-        return f"{who} could not start: {fact.error}"
+        return f"{who} {'could not start' if fact.exit_code is None else 'failed'}: {fact.error}"
     if fact.signal is not None:
         return f"{who} was killed by signal {fact.signal}"
     return f"{who} exited with code {fact.exit_code}"

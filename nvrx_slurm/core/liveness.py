@@ -20,7 +20,7 @@ class Liveness:
 
     `timeout_s`: how long a node that has been heard may be silent; `startup_s`: from its registration to its first
     sign. `grace_until`: a new controller declares nobody dead before it has listened for a full timeout. `stall_s`:
-    when nobody at all was heard for longer than this, that time is nobody's silence.
+    when nobody at all was heard for longer than this, that time is nobody's silence, and nobody is judged meanwhile.
     `suspect_s`: how long a node whose tether broke may be silent.
     """
 
@@ -36,7 +36,7 @@ class Liveness:
     ) -> None:
         self._timeout_s, self._startup_s = timeout_s, max(startup_s, timeout_s)
         self._suspect_s, self._fleet_grace_s = min(suspect_s, timeout_s), fleet_grace_s
-        self._stall_s, self._grace_until = stall_s, grace_until
+        self._stall_s, self._grace_until = min(stall_s, timeout_s / 2), grace_until
         self._heard: dict[str, float] = {}
         self._registered: dict[str, float] = {}  # not heard since it registered
         self._suspected: dict[str, float] = {}
@@ -95,7 +95,8 @@ class Liveness:
         deadlines = {node: self._deadline(node) for node in (*self._heard, *self._registered)}
         self._look_at = min((at for at in deadlines.values() if at > now), default=now + self._timeout_s)
         late = [node for node, at in deadlines.items() if at <= now]
-        if late and self._newest <= now - self._timeout_s and now < self._newest + self._fleet_grace_s:
+        # Not for `timeout_s`: when all fall silent at once, the first is late an interval before the last.
+        if late and self._stall_s < now - self._newest < self._fleet_grace_s:
             self._look_at = now
             return {}
         silences = {node: now - (self.last_sign(node) or 0.0) for node in late}

@@ -69,7 +69,7 @@ def worker_end(record: records.WorkerFailed) -> str:
     """How a worker ended: `rank 3 on n2 was killed by SIGKILL`."""
     who = f"rank {record.rank} on {record.node}"
     if record.error is not None:
-        return f"{who} could not start: {record.error}"
+        return f"{who} {'could not start' if record.exit_code is None else 'failed'}: {record.error}"
     if record.signal is not None:
         return f"{who} was killed by {signal_name(record.signal)}"
     return f"{who} exited with code {record.exit_code}"

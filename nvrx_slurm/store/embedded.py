@@ -63,6 +63,9 @@ class EmbeddedStore:
                 if not fresh or "bind" not in str(error).lower():
                     raise
                 self.port = 0  # somebody was faster: try another
+            except OSError as error:  # a TimeoutError too
+                said = str(error) or f"it did not answer in {READY_S:.0f} s"
+                raise StoreUnreachable(f"the embedded store cannot be started: {said}") from error
         raise StoreUnreachable("the embedded store finds no free port on this host")
 
     async def _start_once(self) -> Process:

@@ -9,11 +9,10 @@ from pathlib import Path
 
 import pytest
 
-from nvrx_slurm.clock import SystemClock
 from nvrx_slurm.folder import JobFolder
 from nvrx_slurm.records import JobEnded, JobStarted, NodeLost, RoundClosed, RoundOpened, Shutdown
 from tests.harness import RunningJob, wait_gone
-from tests.slurm_harness import SlurmHandle, nvrx, submit
+from tests.slurm_harness import SlurmHandle, nvrx, settled, started_again, submit
 
 pytestmark = pytest.mark.slurm
 
@@ -66,7 +65,7 @@ def test_lost_node_is_replaced_inside_the_allocation(launch, gate, healthy_clust
     """slurmd, step and workers of a node killed at once: its ranks run on a spare, the job ends 0."""
     job = launch()
     running(job, gate, 4)
-    job.agent_pid("n5")
+    settled(job, 6)
     healthy_cluster.kill_node("n2")
     after = running(job, gate, 4, cycle=1)
     assert [after[rank].env["NVRX_NODE"] for rank in range(4)] == ["n1", "n5", "n3", "n4"]
@@ -80,8 +79,7 @@ def test_two_lost_nodes_then_a_third(launch, gate, healthy_cluster):
     """Two spares cover two deaths; the third ends the job with 75."""
     job = launch()
     running(job, gate, 4)
-    for spare in ("n5", "n6"):
-        job.agent_pid(spare)
+    settled(job, 6)
     healthy_cluster.kill_node("n2")
     running(job, gate, 4, cycle=1)
     healthy_cluster.kill_node("n3")
@@ -97,6 +95,7 @@ def test_min_nodes_goes_on_smaller(launch, gate, healthy_cluster):
     """Without a spare the survivors go on when `min_nodes` allows it."""
     job = launch(nodes=3, spares=0, extra="min_nodes: 2")
     running(job, gate, 3)
+    settled(job, 3)
     healthy_cluster.kill_node("n3")
     after = running(job, gate, 2, cycle=1)
     assert {w.env["WORLD_SIZE"] for w in after.values()} == {"2"}
@@ -109,7 +108,7 @@ def test_lost_spare_restarts_nobody(launch, gate, healthy_cluster):
     """The loss of a spare is recorded, and no worker notices."""
     job = launch()
     running(job, gate, 4)
-    job.agent_pid("n6")
+    settled(job, 6)
     healthy_cluster.kill_node("n6")
     job.expect(NodeLost, node="n6")
     healthy_cluster.mark_down("n6")
@@ -179,18 +178,6 @@ def test_requeued_job_goes_on_as_its_next_generation(launch, gate, healthy_clust
     gate.open()
     assert job.finish(timeout=60) == 0
     assert [entry.n for entry in job.entries] == list(range(1, len(job.entries) + 1))
-
-
-def started_again(job, env):
-    """Slurm holds a requeued job for two minutes, from some moment on after it is pending: let it go at once."""
-    clock = SystemClock()
-    deadline = clock.monotonic() + 60.0
-    while (shown := job.process.show())["Restarts"] == "0" or shown["JobState"] != "RUNNING":
-        assert clock.monotonic() < deadline, shown
-        if shown["JobState"] == "PENDING":
-            start_now = ["scontrol", "update", f"JobId={job.folder.job_id}", "StartTime=now"]
-            subprocess.run(start_now, env=env, capture_output=True, check=False)
-        clock.sleep(0.3)
 
 
 def test_lost_batch_host_is_requeued_by_the_survivors(launch, gate, healthy_cluster):

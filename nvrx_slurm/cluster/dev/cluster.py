@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from types import TracebackType
 
 import msgspec
@@ -43,10 +44,13 @@ class DevCluster:
         nodes: int = 6,
         cpus_per_node: int = 4,
         accounting: bool = False,
+        settings: Mapping[str, str] | None = None,
         clock: Clock | None = None,
         say: Say = _silent,
     ) -> DevCluster:
         """Start a cluster and return once every node is idle. On any failure nothing is left behind.
+
+        `settings`: lines of slurm.conf in place of ours, such as `{"KillWait": "10"}`.
 
         Raises UsageError (a bad value, or the name is taken), MissingProgramError, WaitTimeout, or NvrxError with the
         end of the failed daemon's log.
@@ -54,7 +58,12 @@ class DevCluster:
         check_request(name, nodes, cpus_per_node)
         programs = require(SLURM_PROGRAMS + (ACCOUNTING_PROGRAMS if accounting else ()))
         request = lifecycle.Request(
-            name=name, nodes=nodes, cpus_per_node=cpus_per_node, accounting=accounting, programs=programs
+            name=name,
+            nodes=nodes,
+            cpus_per_node=cpus_per_node,
+            accounting=accounting,
+            programs=programs,
+            settings=settings or {},
         )
         clock = clock or SystemClock()
         tries_left = _PORT_TRIES

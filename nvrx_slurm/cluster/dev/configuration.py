@@ -18,7 +18,7 @@ _MEMORY_PER_CPU_MB = 1_024
 
 def slurm_conf(spec: ClusterSpec) -> str:
     """slurm.conf for this cluster."""
-    lines = _settings(spec) | _accounting(spec)
+    lines = _settings(spec) | _accounting(spec) | spec.settings
     nodes = [
         f"NodeName={node} NodeHostname={spec.hostname} NodeAddr=127.0.0.1 Port={port}"
         f" CPUs={spec.cpus_per_node} RealMemory={_MEMORY_PER_NODE_MB} State=UNKNOWN"

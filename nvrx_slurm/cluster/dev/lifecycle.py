@@ -8,7 +8,7 @@ import pwd
 import secrets
 import socket
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 
 import msgspec
@@ -50,6 +50,7 @@ class Request:
     cpus_per_node: int
     accounting: bool
     programs: Mapping[str, str]
+    settings: Mapping[str, str] = field(default_factory=dict)
 
 
 def plan_cluster(request: Request, places: Places) -> ClusterSpec:
@@ -66,6 +67,7 @@ def plan_cluster(request: Request, places: Places) -> ClusterSpec:
         node_ports=tuple(ports[2:]),
         state=os.fspath(places.state),
         runtime=os.fspath(places.runtime),
+        settings=dict(request.settings),
     )
     (places.state / "cluster.json").write_bytes(encode(spec))
     return spec

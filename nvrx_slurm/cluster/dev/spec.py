@@ -29,6 +29,7 @@ class ClusterSpec(Record, frozen=True, kw_only=True):
     database_port: int | None = None  # slurmdbd's; None: no accounting
     state: str
     runtime: str
+    settings: dict[str, str] = msgspec.field(default_factory=dict)  # lines of slurm.conf that differ from ours
 
     @property
     def nodes(self) -> tuple[str, ...]:

@@ -150,6 +150,19 @@ async def test_lapsed_lease_is_noticed_first_after_a_freeze(node):
         wait_gone([pid])
 
 
+async def test_lapsed_lease_of_a_frozen_supervisor_is_the_kernels_to_end(node):
+    """A supervisor that cannot look at its lease dies of it, and its workers with it, while all are stopped."""
+    with node.spawn(0, "sleep", "1000"):
+        pid = (await node.next(Spawned)).pid
+        node.workers.lease(0.5)
+        with node.spawn(1, "sleep", "1000"):
+            await node.next(Spawned)  # so the lease was taken, too
+            for each in (node.workers.supervisor_pid, pid):
+                os.kill(each, signal.SIGSTOP)
+            assert await node.next(SupervisorDied) == SupervisorDied()
+            wait_gone([pid])
+
+
 async def test_worker_is_asked_to_save_first(node):
     """The checkpoint signal comes before the stop signal; a worker that ends by it is asked nothing more."""
     with node.spawn(0, sys.executable, "-c", SAVING) as output:

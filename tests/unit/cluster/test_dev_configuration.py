@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
+import msgspec
 import pytest
 
 from nvrx_slurm.cluster.dev import configuration, programs, slurm
@@ -38,6 +39,14 @@ def test_every_node_has_its_own_port_and_claims_its_cpus() -> None:
     assert [line.split()[0] for line in lines] == ["NodeName=n1", "NodeName=n2"]
     assert "Port=10002 CPUs=8" in lines[0]
     assert "Port=10003 CPUs=8" in lines[1]
+
+
+def test_settings_that_were_asked_for_replace_ours() -> None:
+    """A setting of ours and one that Slurm has by default can both be set, and are kept in cluster.json."""
+    asked = msgspec.structs.replace(spec(), settings={"KillWait": "7", "PreemptMode": "REQUEUE"})
+    written = settings(configuration.slurm_conf(decode(encode(asked))))
+    assert (written["KillWait"], written["PreemptMode"]) == ("7", "REQUEUE")
+    assert written["ClusterName"] == "dev"
 
 
 def test_one_default_partition_takes_all_nodes() -> None:

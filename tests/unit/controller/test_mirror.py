@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from nvrx_slurm.controller.mirror import Mirror, last_number
 from nvrx_slurm.folder import JobFolder
-from nvrx_slurm.records import Entry, Tick, entry_to_json
+from nvrx_slurm.records import Entry, Tick, entry_from_json, entry_to_json
 from nvrx_slurm.report.source import so_far
+from tests.fault_harness import fill, small_disk, until
 
 
 def entries(first, last):
@@ -57,3 +58,35 @@ def test_copy_after_a_rotation_goes_on_after_the_rotated_part(tmp_path):
     copy.start(entries(1, 6))
     copy.close(5.0)
     assert numbers(tmp_path) == list(range(1, 7))
+
+
+def whole_lines(path):
+    return [entry_from_json(line).n for line in path.read_bytes().splitlines()]
+
+
+def test_full_disk_tears_no_line_and_loses_none():
+    """What a full disk does not take is cut off at the end of a line, and written when there is room again."""
+    with small_disk("size=64k") as disk:
+        path = disk / "events.jsonl"
+        copy = Mirror(path)
+        copy.start(entries(1, 3))
+        until(lambda: path.exists() and whole_lines(path) == [1, 2, 3], "the copy has begun")
+        ballast = fill(disk)
+        copy.add(entries(4, 1000))
+        until(lambda: path.stat().st_size > 3500, "the disk is full to the last line that fits")
+        ballast.unlink()
+        copy.add(entries(1001, 1001))
+        copy.close(5.0)
+        assert whole_lines(path) == list(range(1, 1002))
+
+
+def test_disk_that_stays_full_keeps_what_fits(caplog):
+    """At the end the copy holds whole lines, as many as fit, and the log says how many are missing."""
+    with small_disk("size=16k") as disk:
+        path = disk / "events.jsonl"
+        copy = Mirror(path)
+        copy.start(entries(1, 1000))
+        copy.close(5.0)
+        there = whole_lines(path)
+        assert there == list(range(1, len(there) + 1))
+        assert f"the last {1000 - len(there)} entries of the journal are missing there" in caplog.text

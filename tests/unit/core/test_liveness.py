@@ -56,6 +56,16 @@ def test_silence_of_the_whole_fleet_is_nobodys_death():
     assert liveness.dead(FLEET_GRACE_S) == {"a": FLEET_GRACE_S, "b": FLEET_GRACE_S}
 
 
+def test_first_to_be_late_is_not_dead_where_all_fell_silent_at_once():
+    """Last signs are up to an interval apart: the earliest one's timeout passes while others still have time left."""
+    liveness = beating("a", "b")
+    liveness.heard("b", 4.0)
+    assert liveness.dead(10.0) == {}
+    liveness.heard("b", 11.0)
+    liveness.heard("a", 11.0)
+    assert liveness.dead(20.0) == {}
+
+
 def test_after_a_silence_of_all_the_living_are_heard_again():
     """When the store is back, the first to be heard does not make the others late; who stays silent is dead."""
     liveness = beating("a", "b", "c")
@@ -149,7 +159,7 @@ class Model:
 
     def dead(self, now: float) -> set[str]:
         late = {node for node in self.registered if self._deadline(node) <= now}
-        deaf = self.newest <= now - TIMEOUT_S and now < self.newest + FLEET_GRACE_S
+        deaf = STALL_S < now - self.newest < FLEET_GRACE_S
         return set() if deaf or now < self.grace_until else late
 
     def _deadline(self, node: str) -> float:

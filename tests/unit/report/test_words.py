@@ -80,6 +80,7 @@ def test_every_kind_of_record_has_words() -> None:
         ({"exit_code": 3}, "rank 1 on n exited with code 3, main-0 cycle 0"),
         ({"signal": 11, "step": 5}, "rank 1 on n was killed by SIGSEGV, main-0 cycle 0, at step 5"),
         ({"error": "no such file"}, "rank 1 on n could not start: no such file, main-0 cycle 0"),
+        ({"exit_code": 1, "error": "KeyError: 3"}, "rank 1 on n failed: KeyError: 3, main-0 cycle 0"),
     ],
 )
 def test_a_workers_end_is_told_by_its_kind(how: dict[str, object], text: str) -> None:

@@ -1,0 +1,140 @@
+"""Real faults for flow tests: a small disk, a frozen node, a kernel that refuses what the fence needs."""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import platform
+import signal
+import struct
+import subprocess
+import threading
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import TypeVar
+
+import pytest
+
+from nvrx_slurm.agent.supervisor import descendants, send_all
+from tests.harness import WAIT_S, RunningJob
+
+_T = TypeVar("_T")
+
+HOLD_A_DISK = 'mount -t tmpfs -o "$1" tmpfs /mnt && echo mounted && read -r _'
+
+_PR_SET_NO_NEW_PRIVS, _PR_SET_SECCOMP, _SECCOMP_MODE_FILTER = 38, 22, 2
+_SECCOMP_ALLOW, _SECCOMP_ERRNO = 0x7FFF0000, 0x00050000
+_SETSOCKOPT = {"x86_64": 54, "aarch64": 208}
+_SO_ATTACH_FILTER = 26
+
+
+def until(condition: Callable[[], _T], what: str, *, timeout: float = WAIT_S) -> _T:
+    """Wait until the condition holds; returns what it gave."""
+    deadline = time.monotonic() + timeout
+    while not (value := condition()):
+        assert time.monotonic() < deadline, f"not in {timeout} s: {what}"
+        time.sleep(0.01)
+    return value
+
+
+def child_of(pid: int, words: str) -> int:
+    """The descendant whose command line has these words; waits for it."""
+
+    def look() -> int | None:
+        for child in descendants(pid):
+            with contextlib.suppress(OSError):
+                if words in Path(f"/proc/{child}/cmdline").read_text().replace("\0", " "):
+                    return child
+        return None
+
+    found = until(look, f"{pid} has no {words!r}")
+    assert found is not None
+    return found
+
+
+def supervisor_of(agent: int) -> int:
+    return child_of(agent, "agent.supervisor")
+
+
+class FrozenNode:
+    """A local node of which every process was stopped (SIGSTOP), parents first."""
+
+    def __init__(self, job: RunningJob, node: str) -> None:
+        self.agent = job.agent_pid(node)
+        self.supervisor = supervisor_of(self.agent)
+        self.workers = [pid for pid in descendants(self.agent) if pid != self.supervisor]
+        send_all([self.agent, self.supervisor, *self.workers], signal.SIGSTOP)
+
+    def thaw(self, order: tuple[str, ...] = ("agent", "supervisor", "workers")) -> None:
+        """SIGCONT to one after the other."""
+        pids = {"agent": [self.agent], "supervisor": [self.supervisor], "workers": self.workers}
+        for name in order:
+            send_all(pids[name], signal.SIGCONT)
+
+
+@contextlib.contextmanager
+def small_disk(options: str) -> Iterator[Path]:
+    """A tmpfs with these mount options (`size=1m`), in a mount namespace of its own: it goes with its holder.
+
+    Root or not, it is reached through the holder's entry in /proc.
+    """
+    argv = ["unshare", "--map-root-user", "--mount", "sh", "-c", HOLD_A_DISK, "sh", options]
+    holder = subprocess.Popen(argv, stdin=subprocess.PIPE, stdout=subprocess.PIPE)
+    assert holder.stdin is not None and holder.stdout is not None
+    try:
+        if holder.stdout.readline() != b"mounted\n":
+            pytest.skip("no small disk: this kernel lets us have no mount namespace of our own")
+        yield Path(f"/proc/{holder.pid}/root/mnt")
+    finally:
+        holder.stdin.close()
+        holder.stdout.close()
+        holder.wait()
+
+
+def fill(disk: Path) -> Path:
+    """Take all the space that is left; returns the file that has it."""
+    ballast = disk / "ballast"
+    with contextlib.suppress(OSError), ballast.open("ab", buffering=0) as file:
+        while True:
+            file.write(b"\0" * 4096)
+    return ballast
+
+
+def without_socket_filters(start: Callable[[], _T]) -> _T:
+    """Call `start` where the kernel refuses SO_ATTACH_FILTER, as a container's seccomp profile may: no process that
+    it starts can open a trap for the fence.
+
+    In a thread of its own: the restriction is a thread's, is inherited by its children, and cannot be undone.
+    """
+    result: list[_T] = []
+
+    def confined() -> None:
+        _refuse_socket_filters()
+        result.append(start())
+
+    thread = threading.Thread(target=confined)
+    thread.start()
+    thread.join()
+    return result[0]
+
+
+def _refuse_socket_filters() -> None:
+    """Install a seccomp filter (linux/seccomp.h): setsockopt with this option fails with EPERM, all else goes."""
+    number = _SETSOCKOPT[platform.machine()]
+    load, jump_if_equal, give = 0x20, 0x15, 0x06
+    option_at = 16 + 8 * 2  # of the third argument in struct seccomp_data, on a little-endian machine
+    program = [
+        (load, 0, 0, 0),
+        (jump_if_equal, 0, 3, number),
+        (load, 0, 0, option_at),
+        (jump_if_equal, 0, 1, _SO_ATTACH_FILTER),
+        (give, 0, 0, _SECCOMP_ERRNO | 1),
+        (give, 0, 0, _SECCOMP_ALLOW),
+    ]
+    code = ctypes.create_string_buffer(b"".join(struct.pack("HBBI", *each) for each in program))
+    described = ctypes.create_string_buffer(struct.pack("HL", len(program), ctypes.addressof(code)))
+    libc = ctypes.CDLL(None, use_errno=True)
+    for words in ((_PR_SET_NO_NEW_PRIVS, 1, 0), (_PR_SET_SECCOMP, _SECCOMP_MODE_FILTER, described)):
+        if libc.prctl(*words, 0, 0) != 0:
+            raise OSError(ctypes.get_errno(), "prctl")

@@ -1,0 +1,78 @@
+"""The clock is set while a job runs: nobody is given up for it, and no bound passes early or late."""
+
+from __future__ import annotations
+
+import os
+import signal
+from pathlib import Path
+
+import pytest
+
+from nvrx_slurm.processes import is_alive
+from nvrx_slurm.records import NodeLost, Recovered, RoundOpened
+from tests.harness import gate_plan
+
+LIBRARIES = sorted(Path("/usr/lib").glob("*/faketime/libfaketime.so.1")) + sorted(
+    Path("/usr/lib64/faketime").glob("libfaketime.so.1")
+)
+HOUR_S = 3600
+
+
+class FakeClock:
+    """The wall clock of all processes that are started with `env`: it can be set while they run. What measures time
+    without it (CLOCK_MONOTONIC) is left alone, as it is when an administrator sets the clock."""
+
+    def __init__(self, file: Path) -> None:
+        self._file = file
+        self.set(0)
+        self.env = {
+            "LD_PRELOAD": str(LIBRARIES[0]),
+            "FAKETIME_TIMESTAMP_FILE": str(file),
+            "FAKETIME_NO_CACHE": "1",
+            "FAKETIME_DONT_FAKE_MONOTONIC": "1",
+        }
+
+    def set(self, ahead_s: int) -> None:
+        """From now on it is so far ahead of the real one."""
+        self._file.with_suffix(".new").write_text(f"{ahead_s:+d}")
+        self._file.with_suffix(".new").replace(self._file)
+
+
+@pytest.mark.parametrize("ahead_s", [HOUR_S, -HOUR_S], ids=["forward", "back"])
+def test_clock_that_is_set_by_an_hour_changes_nothing(run_local, gate, tmp_path, ahead_s):
+    """All processes' wall clock is set by an hour while a round runs, and again by as much the other way: nobody is
+    lost, no worker touched, a failure after each is dealt with, and the journal's clock has no step in it."""
+    clock = FakeClock(tmp_path / "clock")
+    bounds = {"heartbeat_interval_s": 0.2, "heartbeat_timeout_s": 5.0, "join_timeout_s": 60.0}
+    job = run_local(gate_plan(gate, tmp_path, **bounds), env=clock.env)
+    workers = gate.wait(4, cycle=0)
+    for cycle, ahead in ((1, ahead_s), (2, 0)):
+        clock.set(ahead)
+        assert all(is_alive(worker.pid) for worker in workers.values())
+        os.kill(workers[0].pid, signal.SIGKILL)
+        workers = gate.wait(4, cycle=cycle)
+        job.expect(Recovered, cycle=cycle)
+    gate.open()
+    assert job.finish() == 0
+    assert job.said(NodeLost) == []
+    assert [record.cycle for record in job.said(RoundOpened)] == [0, 1, 2]
+    assert max(record.total_s for record in job.said(Recovered)) < 60.0
+    assert job.entries[-1].t - job.entries[0].t < 300.0
+    assert [entry.t for entry in job.entries] == sorted(entry.t for entry in job.entries)
+    assert "the store's clock was set" in job.folder.node_log("controller").read_text()
+
+
+def test_node_that_freezes_while_the_clock_is_an_hour_off_is_given_up_in_time(run_local, gate, tmp_path):
+    """After the clock was set back, silence is still silence: a frozen node is lost after its timeout."""
+    clock = FakeClock(tmp_path / "clock")
+    bounds = {"heartbeat_interval_s": 0.2, "heartbeat_timeout_s": 2.0, "startup_timeout_s": 10.0}
+    job = run_local(gate_plan(gate, tmp_path, **bounds), env=clock.env)
+    gate.wait(4, cycle=0)
+    job.agent_pid("n3")
+    clock.set(-HOUR_S)
+    os.kill(job.agent_pid("n2"), signal.SIGSTOP)
+    job.expect(NodeLost, node="n2", cause="heartbeat_timeout")
+    gate.wait(4, cycle=1)
+    os.kill(job.agent_pid("n2"), signal.SIGCONT)
+    gate.open()
+    assert job.finish() == 0

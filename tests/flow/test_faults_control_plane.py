@@ -1,0 +1,142 @@
+"""Store or controller freezes, dies, or stays away: no worker is touched for it, or the job ends with a reason."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import signal
+import socket
+import subprocess
+
+import pytest
+import redis
+
+from nvrx_slurm.agent.supervisor import descendants
+from nvrx_slurm.processes import is_alive
+from nvrx_slurm.records import ControllerStarted, NodeLost, RoundOpened
+from tests.fault_harness import child_of, until
+from tests.harness import gate_plan, wait_gone
+
+QUICK = {"heartbeat_interval_s": 0.2, "heartbeat_timeout_s": 1.0}
+
+
+def control_plane(job):
+    return {name: child_of(job.process.pid, name) for name in ("valkey-server", "nvrx_slurm.controller")}
+
+
+def stays_whole(job, gate, before):
+    """Nobody was given up, no worker was touched; and what goes wrong now is dealt with."""
+    assert all(is_alive(worker.pid) for worker in before.values())
+    os.kill(before[0].pid, signal.SIGKILL)
+    gate.wait(4, cycle=1)
+    gate.open()
+    assert job.finish() == 0
+    assert job.said(NodeLost) == []
+    assert [record.cycle for record in job.said(RoundOpened)] == [0, 1]
+
+
+@pytest.mark.parametrize("who", ["valkey-server", "nvrx_slurm.controller"])
+def test_frozen_store_or_controller_costs_nobody_anything(run_local, gate, tmp_path, who):
+    """Stopped for far longer than the heartbeat timeout and then continued, neither has a node given up."""
+    job = run_local(gate_plan(gate, tmp_path, **QUICK))
+    before = gate.wait(4, cycle=0)
+    for node in ("n1", "n2", "n3"):
+        job.agent_pid(node)
+    victim = control_plane(job)[who]
+    beats = node_beats(job)
+    os.kill(victim, signal.SIGSTOP)
+    pause(job, seconds=4.0)
+    os.kill(victim, signal.SIGCONT)
+    until(lambda: node_beats(job) > beats, "beats arrive again")
+    stays_whole(job, gate, before)
+
+
+def test_store_killed_and_started_again_keeps_what_it_was_told(run_local, gate, tmp_path):
+    """Killed three times, the store comes back each time with all that it had taken: the journal has no gap."""
+    job = run_local(gate_plan(gate, tmp_path, **QUICK))
+    before = gate.wait(4, cycle=0)
+    for _ in range(3):
+        victim = control_plane(job)["valkey-server"]
+        os.kill(victim, signal.SIGKILL)
+        wait_gone([victim])
+        beats = until(lambda: node_beats(job), "the store is back")
+        until(lambda: node_beats(job) > beats, "beats arrive again")  # noqa: B023  called at once
+    stays_whole(job, gate, before)
+    assert [entry.n for entry in job.entries] == list(range(1, len(job.entries) + 1))
+
+
+@pytest.mark.parametrize("fault", ["port taken", "folder gone"])
+def test_store_that_cannot_come_back_ends_the_job(run_local, gate, tmp_path, fault):
+    """Killed for good (its port is somebody else's by then, or its folder cannot be had), the store takes the job
+    with it: exit code 69, the reason on file, nothing left."""
+    job = run_local(gate_plan(gate, tmp_path, **QUICK))
+    gate.wait(4, cycle=0)
+    everybody = descendants(job.process.pid)
+    port = int(job.folder.read_store().url.rpartition(":")[2])
+    job.process.send_signal(signal.SIGSTOP)  # it must not be faster than we are
+    os.kill(control_plane(job)["valkey-server"], signal.SIGKILL)
+    with socket.socket() as thief:
+        if fault == "port taken":
+            thief.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+            until(lambda: bound(thief, port), "the port is ours")
+        else:
+            shutil.rmtree(job.folder.store_dir)
+            job.folder.store_dir.write_text("no folder any more")
+        job.process.send_signal(signal.SIGCONT)
+        assert job.finish() == 69
+    wait_gone(everybody)
+    result = job.folder.read_result()
+    assert result.exit_code == 69
+    assert "store" in result.reason
+
+
+def bound(thief, port):
+    try:
+        thief.bind(("127.0.0.1", port))
+    except OSError:
+        return False
+    thief.listen()
+    return True
+
+
+def test_node_that_dies_with_the_controller_is_given_up_in_time(run_local, gate, tmp_path):
+    """Who dies while there is no controller is missed by the next one after the heartbeat timeout, not after the
+    time that a start may take."""
+    job = run_local(gate_plan(gate, tmp_path, startup_timeout_s=1000.0, **QUICK))
+    gate.wait(4, cycle=0)
+    job.agent_pid("n3")
+    job.process.send_signal(signal.SIGSTOP)
+    os.kill(control_plane(job)["nvrx_slurm.controller"], signal.SIGKILL)
+    job.kill_node("n2")
+    job.process.send_signal(signal.SIGCONT)
+    job.expect(ControllerStarted, epoch=2)
+    job.expect(NodeLost, node="n2")
+    gate.wait(4, cycle=1)
+    gate.open()
+    assert job.finish() == 0
+
+
+def test_control_plane_gone_for_longer_than_its_grace_ends_the_workers(run_local, gate, tmp_path):
+    """Agents whose controller stays silent beyond `control_plane_grace` stop their workers and leave: nothing runs
+    on unwatched for ever."""
+    job = run_local(gate_plan(gate, tmp_path, control_plane_grace_s=3.0, teardown_grace_s=1.0, **QUICK))
+    before = gate.wait(4, cycle=0)
+    os.kill(control_plane(job)["nvrx_slurm.controller"], signal.SIGSTOP)
+    wait_gone([worker.pid for worker in before.values()])
+    assert job.finish(timeout=60.0) in (69, 75)
+
+
+def node_beats(job):
+    """How many beats the store has taken so far; 0 while it does not answer."""
+    address = job.folder.read_store()
+    try:
+        with redis.Redis.from_url(address.url, password=address.password, socket_timeout=5.0) as store:
+            return int(store.xinfo_stream(f"nvrx:{{{address.job}}}:beats")["entries-added"])
+    except (redis.RedisError, OSError):
+        return 0
+
+
+def pause(job, seconds):
+    """The fault itself takes this long; meanwhile the job must not end."""
+    with pytest.raises(subprocess.TimeoutExpired):
+        job.process.wait(seconds)

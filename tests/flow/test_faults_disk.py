@@ -1,0 +1,128 @@
+"""The job folder's disk is full: workers go on, the job ends with its right code, and its records are whole."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import signal
+
+import pytest
+
+from nvrx_slurm.agent.supervisor import descendants
+from nvrx_slurm.processes import is_alive
+from nvrx_slurm.records import entry_from_json
+from tests.fault_harness import child_of, fill, small_disk, until
+from tests.fault_jobs import fault_plan, printed
+from tests.harness import gate_plan, wait_gone
+
+
+@pytest.fixture
+def disk():
+    """Four megabytes, where job folders are."""
+    with small_disk("size=4m") as path:
+        yield path
+
+
+def mirrored(job):
+    """The numbers of the entries in the journal's copy, whose every line is whole."""
+    return [entry_from_json(line).n for line in job.folder.events_path.read_bytes().splitlines()]
+
+
+def test_full_disk_touches_no_worker_and_loses_no_result(run_local, gate, disk):
+    """Filled to the last byte, the disk costs output and nothing else: a failure is dealt with, the job ends with 0,
+    and both its result and the end of its journal are on file."""
+    job = run_local(gate_plan(gate, disk))
+    before = gate.wait(4, cycle=0)
+    job.agent_pid("n3")
+    fill(disk)
+    assert all(is_alive(worker.pid) for worker in before.values())
+    os.kill(before[0].pid, signal.SIGKILL)
+    gate.wait(4, cycle=1)
+    fill(disk)
+    gate.open()
+    assert job.process.wait(30.0) == 0
+    result = job.folder.read_result()
+    assert (result.exit_code, result.reason) == (0, "done")
+    numbers = mirrored(job)
+    assert numbers == list(range(1, len(numbers) + 1))
+    assert b'"event":"job_ended"' in job.folder.events_path.read_bytes()
+    assert not job.folder.reserve_path.exists()
+
+
+def test_result_of_a_failed_job_is_there_on_a_full_disk(run_local, gate, disk):
+    """The exit code on a full disk is the job's own, with its reason."""
+    job = run_local(gate_plan(gate, disk, max_restarts=0))
+    before = gate.wait(4, cycle=0)
+    fill(disk)
+    before[0].go(exit_code=3)
+    assert job.process.wait(30.0) == 1
+    result = job.folder.read_result()
+    assert result.exit_code == 1
+    assert "restart budget spent" in result.reason
+
+
+def test_worker_that_fills_the_disk_goes_on_without_its_output(run_local, gate, disk):
+    """A worker that prints more than there is room for is not held up; when there is room again its output is kept
+    again."""
+    job = run_local(fault_plan(gate, disk, "prints_until_told", workers=1, rank=0))
+    worker = gate.wait(1, cycle=0)[0]
+    until(lambda: len(printed(job, 0)) > 1 << 16, "it prints")
+    ballast = fill(disk)
+    size = until(lambda: stands_still(job), "nothing more fits")
+    assert is_alive(worker.pid)
+    ballast.unlink()
+    until(lambda: len(printed(job, 0)) > size, "its output is kept again")
+    job.process.terminate()
+    assert job.process.wait(30.0) == 143
+
+
+def stands_still(job):
+    size = len(printed(job, 0))
+    os.sched_yield()
+    return size if len(printed(job, 0)) == size else None
+
+
+def test_controller_that_is_killed_on_a_full_disk_is_replaced(run_local, gate, disk):
+    """The next controller needs no room either, and the journal's copy is whole in the end."""
+    job = run_local(gate_plan(gate, disk))
+    before = gate.wait(4, cycle=0)
+    fill(disk)
+    os.kill(child_of(job.process.pid, "nvrx_slurm.controller"), signal.SIGKILL)
+    os.kill(before[0].pid, signal.SIGKILL)
+    gate.wait(4, cycle=1)
+    gate.open()
+    assert job.process.wait(30.0) == 0
+    assert job.folder.read_result().exit_code == 0
+    numbers = mirrored(job)
+    assert numbers == list(range(1, len(numbers) + 1))
+
+
+def test_no_room_for_another_file_costs_the_logs_alone(run_local, gate):
+    """Where not one file more can be made, the next cycle's workers run without log files."""
+    with small_disk("size=4m,nr_inodes=64") as disk:
+        job = run_local(gate_plan(gate, disk))
+        before = gate.wait(4, cycle=0)
+        take_every_inode(disk)
+        os.kill(before[0].pid, signal.SIGKILL)
+        after = gate.wait(4, cycle=1)
+        assert {worker.env["NVRX_NODE"] for worker in after.values()} == {"n1", "n2"}
+        gate.open()
+        assert job.process.wait(30.0) == 0
+
+
+def test_job_whose_folder_is_removed_ends_all_the_same(run_local, gate, tmp_path):
+    """Nothing can be written any more, neither a log nor the result: the job ends within a bound, and leaves
+    nothing."""
+    job = run_local(gate_plan(gate, tmp_path, teardown_grace_s=1.0))
+    gate.wait(4, cycle=0)
+    everybody = descendants(job.process.pid)
+    shutil.rmtree(job.folder.path)
+    job.process.terminate()
+    assert job.process.wait(90.0) == 143
+    wait_gone(everybody)
+
+
+def take_every_inode(disk):
+    with pytest.raises(OSError, match="No space left"):
+        for number in range(100):
+            (disk / f"ballast-{number}").touch()

@@ -1,0 +1,121 @@
+"""Workers that live and make no progress: noticed, their stacks on file, started again."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+
+import pytest
+
+from nvrx_slurm.processes import is_alive
+from nvrx_slurm.records import HangBounds, Learned, WorkerHung
+from tests.fault_harness import child_of, until
+from tests.fault_jobs import causes, ends_well, fault_plan, printed
+
+
+def hang_of(job, gate, *, workers=2):
+    """The one hang of a job that then ends well."""
+    ends_well(job, gate, workers=workers, cycle=1)
+    (hung,) = job.said(WorkerHung)
+    assert causes(job) == [f"rank {hung.rank} on n1 hung: {hung.why}" + (f", in {hung.where}" if hung.where else "")]
+    return hung
+
+
+def stacks_of(job, hung):
+    return (job.folder.path / hung.stacks).read_text()
+
+
+def test_native_code_that_holds_the_gil(run_local, gate, tmp_path):
+    """Stuck where no other Python thread of it can run, a worker is found by its missing steps, its stack names the
+    line, and the replica starts again."""
+    bounds = HangBounds(step_s=1.0)
+    hung = hang_of(job := run_local(fault_plan(gate, tmp_path, "holds_the_gil", hang=bounds)), gate)
+    assert (hung.rank, hung.step) == (1, 7)
+    assert hung.why.startswith("no step for") and "after step 7" in hung.why
+    assert hung.where.endswith("in holds_the_gil")
+    assert "in holds_the_gil" in stacks_of(job, hung)
+
+
+def test_worker_in_uninterruptible_sleep(run_local, gate, tmp_path):
+    """In state D a worker cannot be asked: what the kernel says of it is on file, and the replica starts again."""
+    fifo = tmp_path / "fifo"
+    os.mkfifo(fifo)
+    bounds = HangBounds(step_s=1.0)
+    plan = fault_plan(gate, tmp_path, "sleeps_uninterruptibly", str(fifo), hang=bounds, teardown_grace_s=1.0)
+    hung = hang_of(job := run_local(plan), gate)
+    assert (hung.rank, hung.step) == (1, 7)
+    assert "state    D" in stacks_of(job, hung)
+
+
+@pytest.mark.parametrize(
+    ("fault", "section"), [("hangs_in_an_outer_section", "checkpoint"), ("hangs_in_an_inner_section", "upload")]
+)
+def test_each_open_section_has_its_own_deadline(run_local, gate, tmp_path, fault, section):
+    """Of two sections, one in the other, the one whose time is up is named; the other's does not hide it, and no step
+    is missed meanwhile."""
+    hung = hang_of(run_local(fault_plan(gate, tmp_path, fault, hang=HangBounds(step_s=1000.0))), gate)
+    assert hung.rank == 1
+    assert hung.why.startswith(f'section "{section}" open for')
+    assert hung.why.endswith("(limit 1 s)")
+    assert hung.where.endswith("in wait_quietly")
+
+
+def test_worker_that_never_begins(run_local, gate, tmp_path):
+    """Without a first beat within `startup` after its start, a worker counts as hung."""
+    plan = fault_plan(gate, tmp_path, "never_begins", workers=1, rank=0, hang=HangBounds(startup_s=2.0))
+    job = run_local(plan)
+    gate.wait(1, cycle=1)[0].go()  # it does not beat either, but ends before that is due
+    assert job.finish() == 0
+    (hung,) = job.said(WorkerHung)
+    assert hung.why.startswith("no first step")
+    assert hung.where.endswith("in wait_quietly")
+
+
+def test_worker_that_falls_silent(run_local, gate, tmp_path):
+    """Without any import in the worker: no output for as long as `no_output` says is a hang."""
+    plan = fault_plan(gate, tmp_path, "prints_and_falls_silent", workers=1, rank=0, hang=HangBounds(no_output_s=2.0))
+    job = run_local(plan)
+    gate.wait(1, cycle=1)[0].go()
+    assert job.finish() == 0
+    (hung,) = job.said(WorkerHung)
+    assert hung.why.startswith("no output for")
+    assert hung.where.endswith("in wait_quietly")
+    assert printed(job, 0) == b"the last word\n"
+
+
+def test_learned_deadline_outlives_cycle_and_controller(run_local, gate, tmp_path):
+    """What steps take is learned in one cycle, and holds in the next, also under a new controller: a worker that
+    stops after its first steps there is found by the learned deadline."""
+    bounds = HangBounds(learn=True, warmup=5, safety_factor=2.0)
+    job = run_local(fault_plan(gate, tmp_path, "steps_then_learns", rank="all", workers=1, hang=bounds))
+    worker = gate.wait(1, cycle=0)[0]
+    until(lambda: printed(job, 0), "it has taken its steps")
+    os.kill(child_of(job.process.pid, "nvrx_slurm.controller"), signal.SIGKILL)
+    os.kill(worker.pid, signal.SIGKILL)
+    job.expect(Learned, role="main")
+    gate.wait(1, cycle=1)
+    job.expect(WorkerHung, cycle=1, timeout=60.0)
+    ends_well(job, gate, workers=1, cycle=2)
+    (hung,) = job.said(WorkerHung)
+    assert "(learned limit 30 s) after step 3" in hung.why
+
+
+def test_live_worker_is_dumped_and_goes_on(run_local, gate, tmp_path):
+    """`nvrx-slurm dump JOB --rank 1` prints what a stuck worker does now, and neither stops nor restarts it."""
+    job = run_local(fault_plan(gate, tmp_path, "holds_the_gil"))
+    before = gate.wait(2, cycle=0)
+    asked = [sys.executable, "-m", "nvrx_slurm", "dump", job.folder.job_id, "--rank", "1"]
+    asked += ["--folder", str(job.folder.path.parent), "--timeout", "30s"]
+
+    def stuck():
+        done = subprocess.run(asked, capture_output=True, text=True, check=True)
+        return done.stdout if "in holds_the_gil" in done.stdout else None
+
+    said = until(stuck, "its stack tells where it is")
+    assert "main-0 rank 1 on n1, in " in said and "rank 0" not in said
+    assert all(is_alive(worker.pid) for worker in before.values())
+    assert causes(job) == []
+    before[0].go(exit_code=7)
+    ends_well(job, gate, workers=2, cycle=1)

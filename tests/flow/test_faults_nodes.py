@@ -1,0 +1,218 @@
+"""A node dies, freezes, thaws: its ranks run elsewhere, and never in two places. A ledger has each worker's every
+step."""
+
+from __future__ import annotations
+
+import os
+import random
+import signal
+
+import pytest
+
+from nvrx_slurm.agent.supervisor import send_all
+from nvrx_slurm.records import NodeFenced, NodeJoined, NodeLost, RestartDecided, RoundClosed
+from tests.fault_harness import FrozenNode, child_of, supervisor_of, until, without_socket_filters
+from tests.harness import wait_gone
+from tests.ledger import Ledger
+
+QUICK = {"heartbeat_interval_s": 0.2, "heartbeat_timeout_s": 2.0, "startup_timeout_s": 10.0}
+
+
+@pytest.fixture
+def ledger(tmp_path):
+    """Checked after the test, whatever it was about."""
+    ledger = Ledger(tmp_path / "ledger")
+    yield ledger
+    ledger.check()
+
+
+def all_joined(job, *nodes):
+    for node in nodes:
+        job.agent_pid(node)
+
+
+def joined_again(job, node, times=2):
+    def often_enough(_):
+        return sum(record.node == node for record in job.said(NodeJoined)) >= times
+
+    job.when(often_enough, what=f"{node} joins for the {times}. time")
+
+
+def finish(job, gate, cycle):
+    gate.wait(4, cycle=cycle)
+    gate.open()
+    assert job.finish() == 0
+
+
+def causes(job):
+    return [record.cause for record in job.said(RestartDecided)]
+
+
+def test_killed_nodes_ranks_move_to_the_spare(run_local, gate, ledger):
+    """SIGKILL of all that runs on a node: known by its tether, one line tells why, and nobody overlaps."""
+    job = run_local(ledger.plan(gate))
+    gate.wait(4, cycle=0)
+    all_joined(job, "n3", "n4")
+    job.kill_node("n2")
+    finish(job, gate, cycle=1)
+    lost = job.said(NodeLost)[0]
+    assert (lost.cause, lost.safe_after_s) == ("tether_lost", 0.0)
+    assert causes(job) == ["n2 lost: tether lost"]
+
+
+@pytest.mark.parametrize(
+    "order",
+    [("workers", "supervisor", "agent"), ("supervisor", "workers", "agent"), ("agent", "supervisor", "workers")],
+    ids=lambda order: f"{order[0]}-first",
+)
+def test_thawed_node_takes_no_step(run_local, gate, ledger, order):
+    """All of a node is stopped, given up, and thawed in any order: its old workers take no step, and the node joins
+    anew, free."""
+    job = run_local(ledger.plan(gate, **QUICK))
+    gate.wait(4, cycle=0)
+    all_joined(job, "n3", "n4")
+    node = FrozenNode(job, "n2")
+    taken = ledger.steps(node="n2", cycle=0)
+    gate.wait(4, cycle=1)
+    job.expect(NodeFenced, node="n2")
+    node.thaw(order)
+    joined_again(job, "n2")
+    finish(job, gate, cycle=1)
+    assert ledger.steps(node="n2", cycle=0) == taken
+    assert causes(job) == ["n2 lost: heartbeat timeout"]
+
+
+def test_node_that_thaws_before_it_is_given_up_goes_on(run_local, gate, ledger):
+    """Stopped for less than the heartbeat timeout, a node loses nothing: no restart, no new worker."""
+    job = run_local(ledger.plan(gate, heartbeat_interval_s=0.2, heartbeat_timeout_s=20.0))
+    before = gate.wait(4, cycle=0)
+    node = FrozenNode(job, "n2")
+    taken = ledger.steps(node="n2", cycle=0)
+    at_work = ledger.steps(node="n1", cycle=0)
+    until(lambda: ledger.steps(node="n1", cycle=0) > at_work + 100, "the other node works on")
+    node.thaw()
+    until(lambda: ledger.steps(node="n2", cycle=0) > taken + 10, "the thawed node works on")
+    finish(job, gate, cycle=0)
+    assert {line.pid for line in ledger.lines()} == {worker.pid for worker in before.values()}
+    assert job.said(NodeLost) == []
+
+
+def test_frozen_agent_alone_costs_the_node_its_workers(run_local, gate, ledger):
+    """Only the agent is stopped, its workers run on: they are killed before their ranks start elsewhere."""
+    job = run_local(ledger.plan(gate, **QUICK))
+    before = gate.wait(4, cycle=0)
+    all_joined(job, "n3", "n4")
+    agent = job.agent_pid("n2")
+    os.kill(agent, signal.SIGSTOP)
+    gate.wait(4, cycle=1)
+    wait_gone([before[2].pid, before[3].pid], timeout=0.0)
+    os.kill(agent, signal.SIGCONT)
+    joined_again(job, "n2")
+    finish(job, gate, cycle=1)
+
+
+def test_without_a_fence_the_lease_ends_the_workers(run_local, gate, ledger):
+    """Where no trap can be opened and only the agent is stopped, its supervisor kills the workers when their lease
+    lapses, and their ranks wait until that must have happened."""
+    bounds = {**QUICK, "fence_timeout_s": 3.0}
+    job = without_socket_filters(lambda: run_local(ledger.plan(gate, **bounds)))
+    before = gate.wait(4, cycle=0)
+    all_joined(job, "n3", "n4")
+    agent = job.agent_pid("n2")
+    os.kill(agent, signal.SIGSTOP)
+    wait_gone([before[2].pid, before[3].pid])
+    after = gate.wait(4, cycle=1)
+    assert {worker.env["NVRX_NODE"] for worker in after.values()} == {"n1", "n3"}
+    assert job.expect(NodeLost, node="n2").safe_after_s > 0.0
+    assert job.said(NodeFenced) == []
+    os.kill(agent, signal.SIGCONT)
+    joined_again(job, "n2")
+    finish(job, gate, cycle=1)
+    assert "no fence" in job.folder.node_log("n2").read_text()
+
+
+def test_without_a_fence_the_supervisor_that_thaws_kills_first(run_local, gate, ledger):
+    """Where no trap can be opened and all of a node is stopped, its supervisor, thawed, finds the lease lapsed and
+    kills the workers before anything else."""
+    bounds = {**QUICK, "fence_timeout_s": 3.0}
+    job = without_socket_filters(lambda: run_local(ledger.plan(gate, **bounds)))
+    gate.wait(4, cycle=0)
+    all_joined(job, "n3", "n4")
+    node = FrozenNode(job, "n2")
+    taken = ledger.steps(node="n2", cycle=0)
+    job.expect(NodeLost, node="n2")
+    until(lambda: ledger.steps(node="n1", cycle=0) > taken, "others work on")
+    os.kill(node.supervisor, signal.SIGCONT)
+    wait_gone(node.workers)
+    gate.wait(4, cycle=1)
+    node.thaw()
+    joined_again(job, "n2")
+    finish(job, gate, cycle=1)
+    assert ledger.steps(node="n2", cycle=0) == taken
+
+
+class Rounds:
+    """Random faults, one a cycle, each on a node that works."""
+
+    def __init__(self, job, gate, chance):
+        self.job, self.gate, self.chance = job, gate, chance
+        self.spares_left = 2  # of three: one must do for a node that is frozen
+        self.frozen = []
+        self.faults = [self.freeze, self.freeze_agent, self.kill_supervisor, self.kill_worker]
+        self.deaths = [self.kill_node, self.kill_agent]
+
+    def strike(self, workers):
+        """Something happens to a node of the cycle that these workers are of."""
+        node = self.chance.choice(sorted({worker.env["NVRX_NODE"] for worker in workers.values()}))
+        fault = self.chance.choice(self.faults + self.deaths * bool(self.spares_left))
+        self.spares_left -= fault in self.deaths
+        fault(node, workers)
+        if self.chance.random() < 0.3:
+            os.kill(child_of(self.job.process.pid, "nvrx_slurm.controller"), signal.SIGKILL)
+        return f"{fault.__name__} {node}"
+
+    def thaw_all(self):
+        """Whoever was frozen comes back, in a random order of its processes."""
+        for node in self.frozen:
+            order = ["agent", "supervisor", "workers"]
+            self.chance.shuffle(order)
+            node.thaw(tuple(order))
+        self.frozen.clear()
+
+    def kill_node(self, node, workers):
+        self.job.kill_node(node)
+
+    def kill_agent(self, node, workers):
+        os.kill(self.job.agent_pid(node), signal.SIGKILL)
+
+    def freeze(self, node, workers):
+        self.frozen.append(FrozenNode(self.job, node))
+
+    def freeze_agent(self, node, workers):
+        frozen = FrozenNode(self.job, node)
+        send_all([frozen.supervisor, *frozen.workers], signal.SIGCONT)
+        self.frozen.append(frozen)
+
+    def kill_supervisor(self, node, workers):
+        os.kill(supervisor_of(self.job.agent_pid(node)), signal.SIGKILL)
+
+    def kill_worker(self, node, workers):
+        mine = [worker for worker in workers.values() if worker.env["NVRX_NODE"] == node]
+        os.kill(self.chance.choice(mine).pid, signal.SIGKILL)
+
+
+@pytest.mark.parametrize("seed", [1, 2, 3])
+def test_no_rank_is_ever_held_twice(run_local, gate, ledger, seed):
+    """Whatever dies or freezes, in whatever order (the controller too), each rank is one live worker's at a time."""
+    job = run_local(ledger.plan(gate, spares=3, max_restarts=99, **QUICK))
+    rounds = Rounds(job, gate, random.Random(seed))
+    all_joined(job, "n1", "n2", "n3", "n4", "n5")
+    happened = []
+    workers = gate.wait(4, cycle=0)
+    for cycle in range(1, 6):
+        happened.append(rounds.strike(workers))
+        job.when(lambda r: isinstance(r, RoundClosed) and r.cycle == cycle, what=f"a new cycle after {happened}")  # noqa: B023  called at once
+        workers = gate.wait(4, cycle=cycle)
+        rounds.thaw_all()
+    gate.open()
+    assert job.finish() == 0, happened

@@ -1,0 +1,106 @@
+"""Workers that end early, will not end, leave processes behind, or run out of memory."""
+
+from __future__ import annotations
+
+import pytest
+
+from nvrx_slurm.agent.supervisor import descendants
+from nvrx_slurm.processes import is_alive
+from nvrx_slurm.records import HangBounds, NodeReady, StacksDumped, WorkerFailed
+from tests.fault_harness import until
+from tests.fault_jobs import causes, ends_well, fault_plan, printed
+from tests.harness import wait_gone
+
+
+@pytest.mark.parametrize("nodes", [1, 2], ids=["on its own node", "across nodes"])
+def test_early_exit_with_0_ends_the_wait_of_the_others(run_local, gate, tmp_path, nodes):
+    """One rank ends with 0 and the others wait for it: after `exit_skew` they count as hung, and all start again."""
+    workers = 2 // nodes
+    plan = fault_plan(
+        gate, tmp_path, "exits_early", nodes=nodes, workers=workers, hang=HangBounds(exit_skew_s=1.0), max_restarts=1
+    )
+    job = run_local(plan)
+    ends_well(job, gate, workers=2, cycle=1)
+    (cause,) = causes(job)
+    assert "hung" in cause and "with exit code 0" in cause and "still runs" in cause
+
+
+def test_worker_deaf_to_sigterm_is_killed_within_the_budget(run_local, gate, tmp_path):
+    """A worker that ignores SIGTERM has its stacks on file before it is killed, and the node is ready in time."""
+    job = run_local(fault_plan(gate, tmp_path, "ignores_sigterm", nodes=1, teardown_grace_s=2.0))
+    workers = gate.wait(2, cycle=0)
+    until(lambda: printed(job, 1) == b"deaf\n", "rank 1 is deaf")
+    workers[0].go(exit_code=7)
+    ends_well(job, gate, workers=2, cycle=1)
+    dumped = job.said(StacksDumped)[0]
+    assert dumped.where[1].endswith("in wait_quietly")
+    assert "wait_quietly" in (job.folder.path / dumped.files[1]).read_text()
+    assert job.said(NodeReady)[0].teardown_s >= 1.0
+    assert causes(job) == ["rank 0 on n1 exited with code 7"]
+
+
+def test_eight_deaf_workers_of_64_cost_the_others_nothing(run_local, gate, tmp_path):
+    """Of those that do not obey, and of nobody else, stacks are on file; then they are killed."""
+    deaf = range(0, 64, 8)
+    ranks = ",".join(map(str, deaf))
+    job = run_local(fault_plan(gate, tmp_path, "ignores_sigterm", rank=ranks, workers=64, teardown_grace_s=3.0))
+    before = gate.wait(64, cycle=0, timeout=90.0)
+    until(lambda: all(printed(job, rank) == b"deaf\n" for rank in deaf), "eight are deaf")
+    before[1].go(exit_code=7)
+    gate.wait(64, cycle=1, timeout=90.0)
+    wait_gone([worker.pid for worker in before.values()], timeout=0.0)
+    gate.open()
+    assert job.finish() == 0
+    (dumped,) = job.said(StacksDumped)
+    assert sorted(dumped.files) == list(deaf)
+    assert "teardown: terminate; left: rank 0, rank 8" in job.folder.node_log("n1").read_text()
+
+
+def test_daemon_of_a_worker_does_not_outlive_the_cycle(run_local, gate, tmp_path):
+    """A process that left its session and its parents, deaf to SIGTERM, is gone before the next cycle begins."""
+    job = run_local(fault_plan(gate, tmp_path, "leaves_a_daemon", workers=1, rank=0, teardown_grace_s=1.0))
+    worker = gate.wait(1, cycle=0)[0]
+    daemon = int(until(lambda: printed(job, 0).endswith(b"\n") and printed(job, 0), "it tells its daemon").split()[1])
+    assert is_alive(daemon)
+    worker.go(exit_code=7)
+    gate.wait(1, cycle=1)
+    assert not is_alive(daemon)
+    ends_well(job, gate, workers=1, cycle=1)
+
+
+def test_500_children_of_a_worker_do_not_outlive_the_cycle(run_local, gate, tmp_path):
+    """As many processes as that, deaf to SIGTERM, are killed, none left out."""
+    job = run_local(fault_plan(gate, tmp_path, "has_500_children", workers=1, rank=0, teardown_grace_s=1.0))
+    worker = gate.wait(1, cycle=0)[0]
+    until(lambda: printed(job, 0) == b"all there\n", "it has its children")
+    children = descendants(worker.pid)
+    assert len(children) == 500
+    worker.go(exit_code=7)
+    gate.wait(1, cycle=1)
+    wait_gone(children, timeout=0.0)
+    ends_well(job, gate, workers=1, cycle=1)
+
+
+def test_exception_is_told_before_the_worker_ends(run_local, gate, tmp_path):
+    """A worker that fails, and then never gets to its end, is restarted for what it failed with."""
+    job = run_local(fault_plan(gate, tmp_path, "raises_and_lingers", workers=1, rank=0, teardown_grace_s=1.0))
+    ends_well(job, gate, workers=1, cycle=1)
+    (failed,) = job.said(WorkerFailed)
+    assert (failed.exit_code, failed.error) == (1, "ValueError: no such layer: 49")
+    assert causes(job) == ["rank 0 on n1 failed: ValueError: no such layer: 49"]
+
+
+def test_failure_of_a_large_worker_is_told_while_it_goes(run_local, gate, tmp_path):
+    """A worker with 1 GB of memory is known to have failed by its own word, not by the end of its process."""
+    job = run_local(fault_plan(gate, tmp_path, "raises_with_a_gigabyte", workers=1, rank=0))
+    ends_well(job, gate, workers=1, cycle=1)
+    (failed,) = job.said(WorkerFailed)
+    assert (failed.exit_code, failed.error) == (1, "ValueError: no such layer: 49")
+
+
+def test_worker_out_of_memory_says_so(run_local, gate, tmp_path):
+    """A worker that gets no more memory is restarted, and the journal says that this was why."""
+    job = run_local(fault_plan(gate, tmp_path, "runs_out_of_memory", workers=1, rank=0))
+    ends_well(job, gate, workers=1, cycle=1)
+    (cause,) = causes(job)
+    assert cause.startswith("rank 0 on n1 failed: MemoryError")

@@ -1,0 +1,33 @@
+"""Who interrupts a job twice does not want to wait."""
+
+from __future__ import annotations
+
+import signal
+
+import pytest
+
+from nvrx_slurm.clock import SystemClock
+from nvrx_slurm.cluster.dev.waiting import wait_until
+from nvrx_slurm.records import RolePlan
+from tests.harness import plan_of, wait_gone
+from tests.slurm_jobs import STUBBORN, gate_command
+
+
+@pytest.mark.parametrize(("number", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
+def test_second_signal_does_not_wait_for_the_teardown(run_local, gate, tmp_path, number, code):
+    """Workers that ignore the stop signal, and have an hour, are killed at the second signal; the exit code is the
+    first one's."""
+    role = RolePlan(name="main", command=gate_command(gate, STUBBORN), nodes_per_replica=2)
+    job = run_local(plan_of(tmp_path, role, teardown_grace_s=3600.0))
+    workers = gate.wait(2, cycle=0)
+    job.process.send_signal(number)
+    log = job.folder.node_log("n1")
+    wait_until(
+        lambda: log.read_text().count("teardown: ask; left: rank 0") >= 3,  # said once a second
+        timeout_s=30.0,
+        what="the teardown to go on for two seconds",
+        clock=SystemClock(),
+    )
+    job.process.send_signal(number)
+    assert job.finish() == code
+    wait_gone([worker.pid for worker in workers.values()])

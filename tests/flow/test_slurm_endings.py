@@ -1,0 +1,162 @@
+"""How Slurm ends a job, and what the job makes of the time that it has: cancel, preemption, the time limit."""
+
+from __future__ import annotations
+
+import os
+
+import pytest
+
+from nvrx_slurm.clock import SystemClock
+from nvrx_slurm.cluster.dev import DevCluster
+from nvrx_slurm.cluster.dev.waiting import wait_until
+from nvrx_slurm.records import JobEnded, NodeLeft, StacksDumped
+from tests.harness import wait_gone
+from tests.slurm_harness import started_again
+from tests.slurm_jobs import CALM, SAVING, STUBBORN, SlurmJobs, gate_command
+
+pytestmark = pytest.mark.slurm
+
+KILL_WAIT_S = 12
+SETTINGS = {"KillWait": str(KILL_WAIT_S), "PreemptType": "preempt/partition_prio", "PreemptMode": "REQUEUE"}
+
+LONG = "teardown: {grace: 1h, checkpoint_signal: USR1, checkpoint_timeout: 1h}"
+
+
+@pytest.fixture(scope="module")
+def strict_cluster():
+    """A Slurm of three nodes that kills early, and preempts."""
+    with DevCluster.up(name=f"test-strict-{os.getpid()}", nodes=3, settings=SETTINGS) as cluster:
+        yield cluster
+
+
+@pytest.fixture
+def jobs(strict_cluster, gate, tmp_path):
+    """Jobs on that Slurm; none of an earlier test is left."""
+    strict_cluster.heal()
+    jobs = SlurmJobs(strict_cluster, gate, tmp_path)
+    yield jobs
+    jobs.close()
+
+
+def saved(jobs):
+    return {path.name: path.read_text() for path in jobs.folder.glob("saved-*")}
+
+
+def signal_batch_host(jobs, job, name):
+    """What Slurm does ahead of the time limit (`sbatch --signal=B:…`), now."""
+    jobs.command("scancel", "--batch", f"--signal={name}", job.folder.job_id)
+
+
+def test_cancelled_job_kills_before_slurm_does(jobs):
+    """Workers that ignore SIGTERM are killed by their agents within KillWait, however long the grace: their stacks
+    are on file, the journal is whole, nothing is left."""
+    job = jobs.start(LONG, command=gate_command(jobs.gate, STUBBORN))
+    jobs.running(job, 2)
+    job.process.cancel()
+    assert job.finish() == 143
+    assert job.process.show()["JobState"] == "CANCELLED"
+    jobs.all_gone(job)
+    dumped = job.said(StacksDumped)
+    why = "still there after the stop signal"
+    assert {record.node: record.why for record in dumped} == {"n1": why, "n2": why}
+    for record in dumped:
+        for file in record.files.values():
+            assert "gate_worker.py" in (job.folder.path / file).read_text()
+    assert [record.survivors for record in job.said(NodeLeft)] == [(), ()]
+    assert job.said(JobEnded) == [JobEnded(exit_code=143, reason="cancelled")]
+
+
+def test_second_signal_skips_to_the_kill(jobs):
+    """The first SIGTERM starts a teardown as long as KillWait allows; the second, some seconds on, ends it."""
+    job = jobs.start(LONG, command=gate_command(jobs.gate, STUBBORN))
+    jobs.running(job, 2)
+    signal_batch_host(jobs, job, "TERM")
+    log = job.folder.node_log("n1")
+    wait_until(
+        lambda: log.read_text().count("teardown: ask; left: rank 0") >= 3,  # said once a second
+        timeout_s=30.0,
+        what="the teardown to go on for two seconds",
+        clock=SystemClock(),
+    )
+    signal_batch_host(jobs, job, "TERM")
+    assert job.finish() == 143
+    jobs.all_gone(job)
+    assert job.said(StacksDumped) == []  # that phase was skipped
+    assert job.said(JobEnded) == [JobEnded(exit_code=143, reason="cancelled")]
+
+
+def test_workers_save_ahead_of_the_time_limit(jobs):
+    """The signal ahead of the time limit reaches every worker as `checkpoint_signal`; each saves, and the job ends
+    with 124, long before the hour that it has for that is over."""
+    job = jobs.start(LONG, command=gate_command(jobs.gate, SAVING.format(endless="none")))
+    jobs.running(job, 2)
+    signal_batch_host(jobs, job, "USR1")
+    assert job.finish() == 124
+    jobs.all_gone(job)
+    assert saved(jobs) == {"saved-0": "n1", "saved-1": "n2"}
+    assert job.said(JobEnded)[0].reason == "out of time: the job's time limit is near"
+    assert job.said(StacksDumped) == []
+
+
+def test_endless_saving_is_cut_off(jobs):
+    """A worker that never finishes saving is killed once `checkpoint_timeout` and the grace are over, and its stacks
+    show where it was; the others have saved."""
+    bounds = "teardown: {grace: 1s, checkpoint_signal: USR1, checkpoint_timeout: 3s}"
+    job = jobs.start(bounds, command=gate_command(jobs.gate, STUBBORN + SAVING.format(endless="1")))
+    jobs.running(job, 2)
+    signal_batch_host(jobs, job, "USR1")
+    assert job.finish() == 124
+    jobs.all_gone(job)
+    assert saved(jobs) == {"saved-0": "n1", "saved-1": "n2"}
+    (dumped,) = job.said(StacksDumped)
+    assert "in save" in dumped.where[1]
+    assert "teardown: checkpoint; left: rank 1" in job.folder.node_log("n2").read_text()
+
+
+def test_job_that_is_cancelled_while_it_saves_ends_before_slurm_kills(jobs):
+    """Workers that have an hour to save get what KillWait leaves once the job is cancelled; the first reason
+    counts."""
+    job = jobs.start(LONG, command=gate_command(jobs.gate, STUBBORN + SAVING.format(endless="1")))
+    jobs.running(job, 2)
+    signal_batch_host(jobs, job, "USR1")
+    wait_until(lambda: len(saved(jobs)) == 2, timeout_s=30.0, what="workers to save", clock=SystemClock())
+    job.process.cancel()
+    job.finish()
+    jobs.all_gone(job)
+    result = job.folder.read_result()
+    assert result is not None
+    assert result.exit_code == 124
+    assert [ended.missing for ended in job.said(JobEnded)] == [()]
+
+
+def test_cancelled_job_with_a_frozen_node_leaves_its_result_in_time(jobs):
+    """A node that answers nobody would keep the job beyond KillWait: the batch host ends it before Slurm does, and
+    the exit code is on file; nothing is left once the node thaws."""
+    job = jobs.start(CALM)
+    jobs.running(job, 2)
+    jobs.cluster.stop_node("n2")
+    job.process.cancel()
+    assert job.finish(timeout=60) == 143
+    result = job.folder.read_result()
+    assert result is not None
+    assert (result.exit_code, result.reason) == (143, "it did not end in time, and was ended by the batch host")
+    assert not job.folder.store_dir.exists()  # it had the time to clear away
+    jobs.cluster.restore_node("n2")
+    jobs.all_gone(job)
+
+
+def test_preempted_job_goes_on_as_its_next_generation(jobs):
+    """A job of a higher partition takes the nodes: ours stops its workers within KillWait, waits in the queue, and
+    runs again, in the same folder and journal."""
+    job = jobs.start(LONG, nodes=3, command=gate_command(jobs.gate, STUBBORN))
+    before = jobs.running(job, 3)
+    jobs.command("scontrol", "create", "PartitionName=urgent", "Nodes=ALL", "PriorityTier=10")
+    jobs.command("sbatch", "--partition=urgent", "--nodes=3", "--exclusive", "--output=/dev/null", "--wrap=true")
+    wait_gone([worker.pid for worker in before.values()])
+    started_again(job, jobs.env)
+    jobs.running(job, 3, generation=1)
+    jobs.gate.open()
+    assert job.finish(timeout=60) == 0
+    jobs.all_gone(job)
+    assert [ended.reason for ended in job.said(JobEnded)] == ["cancelled", "done"]
+    assert [entry.n for entry in job.entries] == list(range(1, len(job.entries) + 1))

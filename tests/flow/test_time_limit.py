@@ -1,0 +1,44 @@
+"""A job without Slurm is told of its time limit ahead of it, as Slurm tells one of its own."""
+
+from __future__ import annotations
+
+from nvrx_slurm.records import JobEnded, RolePlan, StacksDumped
+from tests.harness import plan_of
+from tests.slurm_jobs import SAVING, gate_command
+
+
+def saving_plan(gate, tmp_path, *, endless, time_limit_s, checkpoint_timeout_s):
+    """Two nodes of one worker, each of which saves when it is asked to; rank `endless` for ever."""
+    command = gate_command(gate, SAVING.format(endless=endless))
+    role = RolePlan(name="main", command=command, nodes_per_replica=2)
+    return plan_of(
+        tmp_path,
+        role,
+        time_limit_s=time_limit_s,
+        teardown_grace_s=1.0,
+        checkpoint_signal="SIGUSR1",
+        checkpoint_timeout_s=checkpoint_timeout_s,
+    )
+
+
+def saved(tmp_path):
+    return {path.name: path.read_text() for path in tmp_path.glob("saved-*")}
+
+
+def test_workers_save_before_the_time_is_up(run_local, gate, tmp_path):
+    """Every worker gets the checkpoint signal early enough for an hour of saving; all have saved, the job ends with
+    124, and nobody had to be ended."""
+    job = run_local(saving_plan(gate, tmp_path, endless="none", time_limit_s=12.0, checkpoint_timeout_s=3600.0))
+    gate.wait(2, cycle=0)
+    assert job.finish() == 124
+    assert saved(tmp_path) == {"saved-0": "n1", "saved-1": "n2"}
+    assert job.said(StacksDumped) == []
+    assert "out of time" in job.said(JobEnded)[0].reason
+
+
+def test_worker_that_never_finishes_saving_is_cut_off(run_local, gate, tmp_path):
+    """`checkpoint_timeout` bounds the saving, and the grace what follows: whoever still saves then is ended."""
+    job = run_local(saving_plan(gate, tmp_path, endless="1", time_limit_s=12.0, checkpoint_timeout_s=2.0))
+    gate.wait(2, cycle=0)
+    assert job.finish() == 124
+    assert saved(tmp_path) == {"saved-0": "n1", "saved-1": "n2"}

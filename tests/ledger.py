@@ -1,0 +1,60 @@
+"""What ledger workers wrote down, and the proof that no rank had two of them."""
+
+from __future__ import annotations
+
+import sys
+from dataclasses import dataclass
+from pathlib import Path
+
+from nvrx_slurm.records import Plan, RolePlan
+from tests.harness import Gate, plan_of
+
+LEDGER_WORKER = Path(__file__).parent / "ledger_worker.py"
+
+
+@dataclass(frozen=True, slots=True)
+class Line:
+    """One step of one worker; `step` is None where it began while another worker held its rank."""
+
+    cycle: int
+    rank: int
+    node: str
+    pid: int
+    started_ns: int
+    step: int | None
+
+
+class Ledger:
+    """The file that all workers of a job append to."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+
+    def plan(self, gate: Gate, *, nodes: int = 2, spares: int = 2, workers: int = 2, **bounds: object) -> Plan:
+        """A plain job of ledger workers, which end when the gate lets them."""
+        command = (sys.executable, "-S", str(LEDGER_WORKER), str(gate.port), str(self.path))
+        role = RolePlan(name="main", command=command, nodes_per_replica=nodes, workers_per_node=workers)
+        return plan_of(self.path.parent, role, spares=spares, quarantine_after=99, **bounds)
+
+    def lines(self) -> list[Line]:
+        """In the order in which the steps were taken."""
+        return [_line(text) for text in self.path.read_text().splitlines()]
+
+    def check(self) -> None:
+        """Assert that each rank was one worker's at a time: cycle after cycle, one process in each."""
+        newest: dict[int, Line] = {}
+        for line in self.lines():
+            assert line.step is not None, f"{line} began while another process held rank {line.rank}"
+            last = newest.setdefault(line.rank, line)
+            if (line.cycle, line.pid) != (last.cycle, last.pid):
+                assert line.cycle > last.cycle, f"{line} came after the first line of {last}"
+                newest[line.rank] = line
+
+    def steps(self, *, node: str, cycle: int) -> int:
+        """How many steps the node's workers took in the cycle."""
+        return sum(line.node == node and line.cycle == cycle for line in self.lines())
+
+
+def _line(text: str) -> Line:
+    cycle, rank, node, pid, started_ns, step = text.split()
+    return Line(int(cycle), int(rank), node, int(pid), int(started_ns), None if step == "held" else int(step))

@@ -1,0 +1,322 @@
+"""A network of its own: one namespace a host, and this process as the switch between them. Standard library only.
+
+    unshare --user --map-root-user --net --uts python -S network_switch.py CONTROL GATE_PORT HOST…
+
+Needs no root, only `ip`. Nothing has a name outside this process, so when it ends, and with it those who run in the
+namespaces, nothing is left. Each host has one interface, whose other end is a raw socket here: what passes, and how
+late, and what answers in its place, is decided frame by frame. So a lost frame is lost in silence, as on a cut cable.
+
+CONTROL is a SOCK_SEQPACKET of JSON messages, each answered once it holds. The first goes out by itself:
+`{"pid", "namespaces": {host: descriptor}}`, and with it a listener on 127.0.0.1:GATE_PORT of each host.
+
+    {"cut": [host…]}           from now on these hosts' frames are lost; replaces an earlier list
+    {"rules": [rule…]}         see `Rule`; replaces earlier ones
+    {"slow": [seconds, loss]}  every frame comes so late, and this share of them never
+    {"reset": rule}            both ends of each TCP connection seen so far get a reset that looks like the other's
+    {"count": rule}            answered with how many packets have matched since it was first asked
+"""
+
+from __future__ import annotations
+
+import ctypes
+import fcntl
+import heapq
+import json
+import os
+import random
+import select
+import socket
+import struct
+import subprocess
+import sys
+import time
+from dataclasses import dataclass
+
+SUBNET = "198.18.0"  # for benchmarks of networks (RFC 2544): nobody's
+CLONE_NEWNET = 0x40000000
+SOL_PACKET, PACKET_IGNORE_OUTGOING = 263, 23
+SIOCETHTOOL, ETHTOOL_STXCSUM = 0x8946, 0x17
+EVERY_PROTOCOL, ARP, IPV4 = 3, b"\x08\x06", b"\x08\x00"
+LONGEST_FRAME_BYTES = 65536
+TCP_RST = 0x04
+TCP_ACK = 0x10
+PORT_UNREACHABLE = (3, 3)
+
+_libc = ctypes.CDLL(None, use_errno=True)
+
+
+def mac_of(index: int) -> bytes:
+    """A locally administered address."""
+    return bytes([2, 0, 0, 0, 0, index])
+
+
+@dataclass(frozen=True, slots=True)
+class Packet:
+    """A frame with IPv4 in it. Of a protocol without ports these are 0."""
+
+    frame: bytes
+
+    @property
+    def ip(self) -> bytes:
+        return self.frame[14:]
+
+    @property
+    def protocol(self) -> int:
+        return self.ip[9]
+
+    @property
+    def payload(self) -> bytes:
+        return self.ip[4 * (self.ip[0] & 15) :]
+
+    @property
+    def ports(self) -> tuple[int, int]:
+        with_ports = self.protocol in (socket.IPPROTO_TCP, socket.IPPROTO_UDP)
+        return struct.unpack("!HH", self.payload[:4]) if with_ports else (0, 0)
+
+    @property
+    def ack(self) -> int | None:
+        """Up to which byte its sender has heard the other."""
+        if self.protocol != socket.IPPROTO_TCP or not self.payload[13] & TCP_ACK:
+            return None
+        return int.from_bytes(self.payload[8:12], "big")
+
+
+@dataclass(frozen=True, slots=True)
+class Rule:
+    """Which packets: with one of `hosts` at an end, of the `protocol` (tcp, udp), with this `port` at an end, or with
+    any but `other_than`. What becomes of them: `drop`, or `refuse`: those on the way *to* one of the hosts are
+    answered as a firewall would that rejects them (ICMP port unreachable)."""
+
+    hosts: tuple[str, ...]
+    protocol: str
+    port: int | None = None
+    other_than: int | None = None
+    then: str = "drop"
+
+    def matches(self, packet: Packet, source: str, target: str) -> bool:
+        if packet.protocol != getattr(socket, f"IPPROTO_{self.protocol.upper()}"):
+            return False
+        ends = {target} if self.then == "refuse" else {source, target}
+        by_port = self.port is None or self.port in packet.ports
+        return by_port and self.other_than not in packet.ports and bool(ends & {*self.hosts})
+
+
+def checksum(data: bytes) -> int:
+    """The Internet's (RFC 1071)."""
+    total = sum(struct.unpack(f"!{(len(data) + 1) // 2}H", data + b"\0" * (len(data) % 2)))
+    while total >> 16:
+        total = (total & 0xFFFF) + (total >> 16)
+    return ~total & 0xFFFF
+
+
+def ipv4(source: bytes, target: bytes, protocol: int, payload: bytes) -> bytes:
+    header = struct.pack("!BBHHHBBH4s4s", 0x45, 0, 20 + len(payload), 0, 0, 64, protocol, 0, source, target)
+    return header[:10] + struct.pack("!H", checksum(header)) + header[12:] + payload
+
+
+def refusal(packet: Packet) -> bytes:
+    """The frame by which the packet's target says that nobody is there."""
+    body = struct.pack("!BBHI", *PORT_UNREACHABLE, 0, 0) + packet.ip[:28]
+    body = body[:2] + struct.pack("!H", checksum(body)) + body[4:]
+    answer = ipv4(packet.ip[16:20], packet.ip[12:16], socket.IPPROTO_ICMP, body)
+    return packet.frame[6:12] + packet.frame[:6] + IPV4 + answer
+
+
+def reset(packet: Packet, ack: int) -> bytes:
+    """The frame by which the packet's target breaks the connection, believed since its number is what is awaited."""
+    here, there = packet.ports
+    source, target = packet.ip[16:20], packet.ip[12:16]
+    segment = struct.pack("!HHIIBBHHH", there, here, ack, 0, 5 << 4, TCP_RST, 0, 0, 0)
+    summed = checksum(source + target + struct.pack("!HH", socket.IPPROTO_TCP, len(segment)) + segment)
+    segment = segment[:16] + struct.pack("!H", summed) + segment[18:]
+    return packet.frame[6:12] + packet.frame[:6] + IPV4 + ipv4(source, target, socket.IPPROTO_TCP, segment)
+
+
+class Switch:
+    """Carries frames until the other end of `control` is closed."""
+
+    def __init__(self, control: socket.socket, ports: dict[str, socket.socket]) -> None:
+        self.control, self.ports = control, ports
+        self.by_descriptor = {port.fileno(): host for host, port in ports.items()}
+        self.by_mac = {mac_of(index): host for index, host in enumerate(ports, 1)}
+        self.cut: set[str] = set()
+        self.rules: list[Rule] = []
+        self.counts: dict[Rule, int] = {}
+        self.delay_s, self.loss = 0.0, 0.0
+        self.chance = random.Random(1)
+        self.later: list[tuple[float, int, str, bytes]] = []
+        self.carried = 0
+        self.flows: dict[tuple[str, str, tuple[int, int]], Packet] = {}  # the last segment of each direction
+
+    def run(self) -> None:
+        poller = select.poll()
+        for descriptor in (self.control.fileno(), *self.by_descriptor):
+            poller.register(descriptor, select.POLLIN)
+        while True:
+            for descriptor, _ in poller.poll(self._timeout_ms()):
+                if descriptor != self.control.fileno():
+                    self._carry_all(self.by_descriptor[descriptor])
+                elif not self._obey():
+                    return
+            self._deliver_due()
+
+    def _timeout_ms(self) -> int | None:
+        return max(0, int((self.later[0][0] - time.monotonic()) * 1000) + 1) if self.later else None
+
+    # ---- orders
+
+    def _obey(self) -> bool:
+        data = self.control.recv(65536)
+        answer: object = None
+        for name, value in json.loads(data or b"{}").items():
+            answer = getattr(self, f"_{name}")(value)
+        if data:
+            self.control.send(json.dumps(answer).encode())
+        return bool(data)
+
+    def _cut(self, hosts: list[str]) -> None:
+        self.cut = set(hosts)
+
+    def _rules(self, rules: list[dict[str, object]]) -> None:
+        self.rules = [_rule(rule) for rule in rules]
+
+    def _slow(self, how: tuple[float, float]) -> None:
+        self.delay_s, self.loss = how
+
+    def _count(self, rule: dict[str, object]) -> int:
+        return self.counts.setdefault(_rule(rule), 0)
+
+    def _reset(self, rule: dict[str, object]) -> int:
+        """Returns how many resets were sent."""
+        matching = _rule(rule)
+        flows = [flow for flow, packet in self.flows.items() if matching.matches(packet, *flow[:2])]
+        for flow in flows:
+            packet = self.flows.pop(flow)
+            self._send(flow[0], reset(packet, packet.ack or 0))
+        return len(flows)
+
+    # ---- frames
+
+    def _carry_all(self, source: str) -> None:
+        while True:
+            try:
+                frame = self.ports[source].recv(LONGEST_FRAME_BYTES)
+            except BlockingIOError:
+                return
+            if frame[12:14] in (ARP, IPV4):
+                self._carry(source, frame)
+
+    def _carry(self, source: str, frame: bytes) -> None:
+        known = self.by_mac.get(frame[:6])
+        for target in [known] if known else self.ports:
+            if target != source and self._may_pass(source, target, frame):
+                self.carried += 1
+                heapq.heappush(self.later, (time.monotonic() + self.delay_s, self.carried, target, frame))
+
+    def _may_pass(self, source: str, target: str, frame: bytes) -> bool:
+        if self.cut & {source, target} or self.chance.random() < self.loss:
+            return False
+        if frame[12:14] != IPV4:
+            return True
+        packet = Packet(frame)
+        for rule in self.rules:
+            if rule.matches(packet, source, target):
+                if rule.then == "refuse":
+                    self._send(source, refusal(packet))
+                return False
+        for rule in self.counts:
+            self.counts[rule] += rule.matches(packet, source, target)
+        if packet.ack is not None:
+            self.flows[source, target, packet.ports] = packet
+        return True
+
+    def _deliver_due(self) -> None:
+        while self.later and self.later[0][0] <= time.monotonic():
+            _, _, target, frame = heapq.heappop(self.later)
+            self._send(target, frame)
+
+    def _send(self, target: str, frame: bytes) -> None:
+        try:
+            self.ports[target].send(frame)
+        except OSError as error:  # its queue is full: a frame is lost, as they are
+            print(f"to {target}: {error}", file=sys.stderr)
+
+
+def _rule(fields: dict[str, object]) -> Rule:
+    return Rule(**{**fields, "hosts": tuple(fields["hosts"])})  # type: ignore[arg-type]
+
+
+# ---- the namespaces
+
+
+def _configure(*lines: str) -> None:
+    subprocess.run(["ip", "-batch", "-"], input="\n".join(lines), text=True, check=True)
+
+
+def _fill_in_checksums(interface: str) -> None:
+    """Who reads raw frames must get them as they would be on a wire: whole, and with their checksums."""
+    value = ctypes.create_string_buffer(struct.pack("II", ETHTOOL_STXCSUM, 0))
+    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as any_socket:
+        request = struct.pack("16sP", interface.encode(), ctypes.addressof(value))
+        fcntl.ioctl(any_socket, SIOCETHTOOL, request + bytes(16))
+
+
+def _become_host(index: int, gate_port: int, back: socket.socket) -> None:
+    """In a child: make a namespace with one interface, and hand it back with a listener in it."""
+    if _libc.unshare(CLONE_NEWNET) != 0:
+        raise OSError(ctypes.get_errno(), "unshare(CLONE_NEWNET)")
+    mac = mac_of(index).hex(":")
+    _configure(
+        f"link add net0 address {mac} type veth peer name port{index} netns {os.getppid()}",
+        f"address add {SUBNET}.{index}/24 dev net0",
+        "link set lo up",
+        "link set net0 up",
+        "route add 10.255.255.255 dev net0",  # of which `advertised_address` asks; a name server must have none
+    )
+    _fill_in_checksums("net0")
+    listener = socket.create_server(("127.0.0.1", gate_port), backlog=128)
+    namespace = os.open("/proc/self/ns/net", os.O_RDONLY)
+    socket.send_fds(back, [b"."], [namespace, listener.fileno()])
+
+
+def make_host(index: int, gate_port: int) -> tuple[int, int]:
+    """Descriptors of the namespace, and of the listener in it."""
+    ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_STREAM)
+    child = os.fork()
+    if child == 0:
+        ours.close()
+        _become_host(index, gate_port, theirs)
+        os._exit(0)
+    theirs.close()
+    _, received, _, _ = socket.recv_fds(ours, 1, 2)
+    os.waitpid(child, 0)
+    if len(received) != 2:
+        raise SystemExit("no host: see above")
+    return received[0], received[1]
+
+
+def open_port(index: int) -> socket.socket:
+    """The switch's end of that host's cable."""
+    _configure(f"link set port{index} up")
+    port = socket.socket(socket.AF_PACKET, socket.SOCK_RAW | socket.SOCK_NONBLOCK)
+    port.setsockopt(SOL_PACKET, PACKET_IGNORE_OUTGOING, 1)
+    port.bind((f"port{index}", EVERY_PROTOCOL))
+    return port
+
+
+def main() -> None:
+    """Build the network, say so, and serve."""
+    control, gate_port, hosts = socket.socket(fileno=int(sys.argv[1])), int(sys.argv[2]), sys.argv[3:]
+    socket.sethostname("batch")  # which resolves to no address of another network
+    made = {host: make_host(index, gate_port) for index, host in enumerate(hosts, 1)}
+    ports = {host: open_port(index) for index, host in enumerate(hosts, 1)}
+    ready = {"pid": os.getpid(), "namespaces": {host: namespace for host, (namespace, _) in made.items()}}
+    listeners = [listener for _, listener in made.values()]
+    socket.send_fds(control, [json.dumps(ready).encode()], listeners)
+    for listener in listeners:
+        os.close(listener)
+    Switch(control, ports).run()
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,82 @@
+"""By when a job that was told to end has ended."""
+
+from __future__ import annotations
+
+from signal import SIGINT, SIGTERM, SIGUSR1, SIGUSR2
+
+import pytest
+
+from nvrx_slurm.batch.ending import AGAIN_S, ENDING_MARGIN_S, Ending, notice_s
+from nvrx_slurm.config.budgets import grace_within
+from nvrx_slurm.records import FaultTolerance
+
+SAVES = FaultTolerance(teardown_grace_s=10.0, checkpoint_signal="SIGUSR1", checkpoint_timeout_s=60.0)
+SAVES_NOT = FaultTolerance(teardown_grace_s=10.0)
+
+
+def test_without_slurm_the_teardown_and_a_margin_are_the_bound():
+    """No KillWait: a cancelled job has its grace, and some time for last words."""
+    ending = Ending(SAVES, None)
+    assert ending.take(SIGTERM, 100.0) is None
+    assert ending.give_up_at == 110.0 + ENDING_MARGIN_S
+    assert ending.exit_code == 143
+
+
+@pytest.mark.parametrize(("bounds", "saving_s"), [(SAVES, 60.0), (SAVES_NOT, 0.0)])
+def test_time_limit_leaves_time_to_save(bounds, saving_s):
+    """Ahead of the time limit workers get `checkpoint_timeout` on top, where there is a signal that asks them."""
+    ending = Ending(bounds, 30.0)
+    assert ending.take(SIGUSR1, 0.0) is None
+    assert ending.give_up_at == saving_s + 10.0 + ENDING_MARGIN_S
+    assert ending.exit_code == 124
+
+
+@pytest.mark.parametrize("kill_wait_s", [2.0, 12.0, 30.0, 120.0])
+@pytest.mark.parametrize("number", [SIGTERM, SIGINT])
+def test_slurms_kill_comes_after_we_have_given_up(number, kill_wait_s):
+    """However short KillWait is: agents kill their workers before we give up, and we give up before it ends."""
+    ending = Ending(FaultTolerance(teardown_grace_s=3600.0), kill_wait_s)
+    ending.take(number, 0.0)
+    assert grace_within(kill_wait_s) <= ending.give_up_at < ending.killed_at == kill_wait_s
+
+
+def test_same_signal_again_kills_now():
+    """A second SIGTERM some time after the first waits for no teardown; one in the same moment is the first."""
+    ending = Ending(SAVES, 30.0)
+    assert ending.take(SIGTERM, 0.0) is None
+    assert ending.take(SIGTERM, AGAIN_S / 2) is None
+    assert ending.take(SIGTERM, 2 * AGAIN_S) == 0.0
+
+
+def test_cancel_while_saving_shortens_it_to_what_kill_wait_leaves():
+    """Who cancels a job that saves ahead of its time limit gets the teardown of a cancelled job; the reason stays."""
+    ending = Ending(SAVES, 12.0)
+    ending.take(SIGUSR1, 0.0)
+    assert ending.take(SIGTERM, 5.0) == min(10.0, grace_within(12.0))
+    assert ending.give_up_at < ending.killed_at == 17.0
+    assert ending.exit_code == 124
+
+
+def test_loss_of_all_agents_hurries_nobody():
+    """SIGUSR2 is what the batch host says to itself: there is nobody left to kill a worker."""
+    ending = Ending(SAVES, 30.0)
+    ending.take(SIGTERM, 0.0)
+    assert ending.take(SIGUSR2, 9.0) is None
+    assert ending.exit_code == 143
+
+
+def test_last_waits_fit_into_what_slurm_leaves():
+    """Four waits in a row end before Slurm's kill; without one each has what it asked for."""
+    ending = Ending(SAVES, 12.0)
+    assert ending.in_time(5.0, 0.0) == 5.0
+    ending.take(SIGTERM, 0.0)
+    now = 9.0
+    for _ in range(4):
+        now += ending.in_time(5.0, now)
+    assert now < ending.killed_at
+
+
+@pytest.mark.parametrize(("limit_s", "at_s"), [(3600.0, 3500.0), (10.0, 5.0), (0.5, 0.0)])
+def test_local_job_is_told_ahead_of_its_time_limit(limit_s, at_s):
+    """As a Slurm job is: early enough to save and to tear down, and never before it has begun."""
+    assert limit_s - notice_s(SAVES, limit_s) == at_s

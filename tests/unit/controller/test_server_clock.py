@@ -1,0 +1,87 @@
+"""The journal's clock: the store's own, but for its jumps."""
+
+from __future__ import annotations
+
+import pytest
+
+from nvrx_slurm.controller.server_clock import ServerClock
+
+
+class Hand:
+    """A monotonic clock that the test moves."""
+
+    def __init__(self):
+        self.at = 100.0
+
+    def monotonic(self):
+        return self.at
+
+    def wall(self):
+        raise AssertionError("the journal's clock is the store's, not ours")
+
+    def sleep(self, seconds):
+        raise AssertionError("nobody sleeps here")
+
+
+@pytest.fixture
+def hand():
+    return Hand()
+
+
+@pytest.fixture
+def clock(hand):
+    clock = ServerClock(hand)
+    clock.set(5000.0)
+    return clock
+
+
+def test_time_goes_on_between_answers(clock, hand):
+    """From the store's last answer on, our own monotonic clock counts."""
+    hand.at += 7.0
+    assert clock.now() == 5007.0
+    assert clock.until(5010.0) == 3.0
+
+
+def test_small_corrections_are_followed(clock, hand):
+    """A clock that is slewed takes the journal's along, however far in the end."""
+    for _ in range(20):
+        hand.at += 10.0
+        clock.set(clock.now() + 0.5)
+    assert clock.now() == pytest.approx(5000.0 + 20 * 10.5)
+
+
+def test_time_never_runs_backwards(clock):
+    """A correction downwards makes time stand until it is made up for."""
+    assert clock.now() == 5000.0
+    clock.set(4999.5)
+    assert clock.now() == 5000.0
+
+
+@pytest.mark.parametrize("jump_s", [3600.0, -3600.0, 2.0, -2.0])
+def test_jumps_are_not_followed_and_told_once(clock, hand, caplog, jump_s):
+    """Somebody sets the store's clock: a deadline comes when it would have come, then and after."""
+    for _ in range(3):
+        hand.at += 10.0
+        clock.set(5000.0 + (hand.at - 100.0) + jump_s)
+    assert clock.now() == 5030.0
+    assert clock.until(5040.0) == 10.0
+    assert len(caplog.records) == 1
+
+
+def test_moments_of_the_store_are_known_after_a_jump(clock, hand):
+    """What the store stamped after its jump is dated as if there had been none."""
+    hand.at += 10.0
+    clock.set(8610.0)
+    assert clock.stamp(8608.0) == 5008.0
+
+
+def test_new_controller_goes_on_where_the_journal_ends(hand):
+    """Where the store's clock was set back before a controller began, time goes on from the journal's last entry, and
+    does not stand still for an hour."""
+    clock = ServerClock(hand)
+    clock.set(5000.0)
+    clock.start_after(8600.0)
+    hand.at += 10.0
+    clock.set(5010.0)
+    assert clock.now() == 8610.0
+    assert clock.until(8620.0) == 10.0

@@ -32,6 +32,11 @@ BATCH = "batch"
 SCONTROL = '#!/bin/sh\n[ "$2" = hostnames ] && printf "%s\\n" {nodes}\n'
 """Slurm is not what is tested: all that is asked of it is the list of nodes."""
 
+NO_NAMESPACES = (
+    "it needs `ip` (iproute2), and a kernel that lets us have user namespaces: a container's seccomp profile may "
+    "forbid them, and Ubuntu does unless `sysctl kernel.apparmor_restrict_unprivileged_userns=0`"
+)
+
 LISTEN = """
 import sys
 from pathlib import Path
@@ -63,8 +68,10 @@ class Network:
             )
         data, listeners, _, _ = socket.recv_fds(self._control, 65536, 1 + len(nodes))
         if not data:
+            self._control.close()
             self._switch.wait()
-            pytest.skip("no network of our own: this kernel lets us have no namespaces")
+            refuse = pytest.fail if os.environ.get("CI") else pytest.skip
+            refuse(f"no network of our own: {NO_NAMESPACES}")
         self._pid, self._namespaces = (json.loads(data)[key] for key in ("pid", "namespaces"))
         self._listeners = [socket.socket(fileno=listener) for listener in listeners]
         for listener in self._listeners:

@@ -15,7 +15,8 @@ from pathlib import Path
 
 import nvrx_slurm as nv
 from nvrx_slurm.folder import JobFolder
-from nvrx_slurm.records import Beat, Entry, NodeJoined, NodeLost, Progress
+from nvrx_slurm.records import Entry, NodeJoined, NodeLost, Progress
+from nvrx_slurm.report.model import Heard
 from nvrx_slurm.report.source import Journal, so_far
 from nvrx_slurm.testing.faults import kill_local_node
 
@@ -60,7 +61,7 @@ def kill_midway(folder: JobFolder) -> None:
         for item in journal.poll(0.5):
             if isinstance(item, Entry) and isinstance(item.record, NodeJoined) and item.record.node == VICTIM:
                 agent = item.record.pid
-            if isinstance(item, Beat) and max(item.steps.values(), default=0) >= KILL_AT_STEP:
+            if isinstance(item, Heard) and max(item.beat.steps.values(), default=0) >= KILL_AT_STEP:
                 kill_local_node(agent)
                 journal.close()
                 return

@@ -159,7 +159,9 @@ class Witnesses:
             await asyncio.sleep(spread_s * self.nodes()[node].index / self.plan.total_nodes)
         if not await is_dead(addr, port, fence.PROBE, TEST_S):
             self.trusted.add(incarnation)
-        elif self._current(node, incarnation):
+            return
+        await asyncio.sleep(STALL_BEATS * self.plan.fault_tolerance.heartbeat_interval_s)
+        if self._current(node, incarnation):  # it did not die in this very moment
             log.warning("%s: a firewall answers for it; its death cannot be proven, only waited for", node)
 
     def _alive(self, node: str, incarnation: str) -> None:

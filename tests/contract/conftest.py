@@ -19,7 +19,7 @@ async def address(tmp_path) -> AsyncIterator[StoreAddress]:
     server = EmbeddedStore(tmp_path / "store", bind="127.0.0.1", password="secret")
     process = await server.start()
     yield StoreAddress(url=f"redis://127.0.0.1:{server.port}", password="secret", job="j", token="t")
-    await children.end([process], polite_s=5.0)
+    await children.end({"the store": process}, polite_s=5.0)
 
 
 @pytest.fixture

@@ -187,7 +187,7 @@ async def test_store_that_was_killed_and_is_back_is_heard_again(tmp_path):
     assert nodes(await hearing.listen()) == ["n2"]
     await hearing.close()
     await raw.aclose()
-    await children.end([process], polite_s=5.0)
+    await children.end({"the store": process}, polite_s=5.0)
 
 
 async def test_frozen_store_fails_the_call_within_its_bound(tmp_path):
@@ -203,4 +203,4 @@ async def test_frozen_store_fails_the_call_within_its_bound(tmp_path):
     os.kill(process.pid, signal.SIGCONT)
     assert nodes(await hearing.listen()) == []
     await hearing.close()
-    await children.end([process], polite_s=5.0)
+    await children.end({"the store": process}, polite_s=5.0)

@@ -156,4 +156,4 @@ async def test_killed_store_comes_back_with_all_that_it_had_answered_for(tmp_pat
     process = await server.start()
     assert await waiting == entries
     await client.close()
-    await children.end([process], polite_s=5.0)
+    await children.end({"the store": process}, polite_s=5.0)

@@ -213,6 +213,7 @@ def test_behind_a_firewall_no_death_is_proven(start, network, gate, ledger, fire
     node.thaw()
     finish(job, gate, cycle=1)
     assert job.said(NodeFenced) == []
+    assert causes(job) == [f"n2 lost: {lost.cause.replace('_', ' ')}"]
     assert ("a firewall answers" in job.folder.node_log("controller").read_text()) == (firewall == "refuse")
 
 
@@ -231,6 +232,7 @@ def test_frozen_and_cut_off_node_takes_no_step(start, network, gate, ledger, ord
     joined_again(job, "n2")
     finish(job, gate, cycle=1)
     assert ledger.steps(node="n2", cycle=0) == taken
+    assert causes(job) == ["n2 lost: heartbeat timeout"]
 
 
 def test_slow_and_lossy_network_makes_nobody_late(start, network, gate, ledger):

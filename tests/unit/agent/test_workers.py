@@ -11,7 +11,7 @@ import pytest
 
 from nvrx_slurm import fence
 from nvrx_slurm.agent.supervisor import descendants
-from nvrx_slurm.agent.workers import Exited, Spawned, Stopped, Tearing, Workers
+from nvrx_slurm.agent.workers import Exited, Spawned, Stopped, SupervisorDied, Tearing, Workers
 from nvrx_slurm.processes import is_alive
 from tests.harness import wait_gone
 
@@ -154,7 +154,7 @@ async def test_lapsed_lease_of_a_frozen_supervisor_is_the_kernels_to_end(node):
     """A supervisor that cannot look at its lease dies of it, and its workers with it, while all are stopped."""
     with node.spawn(0, "sleep", "1000"):
         pid = (await node.next(Spawned)).pid
-        node.workers.lease(0.5)
+        node.workers.lease(2.0)
         with node.spawn(1, "sleep", "1000"):
             await node.next(Spawned)  # so the lease was taken, too
             for each in (node.workers.supervisor_pid, pid):

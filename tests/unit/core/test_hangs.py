@@ -1,0 +1,133 @@
+"""Workers that live and do not go on, nodes that were cut off, and what else is decided about the living."""
+
+from __future__ import annotations
+
+import pytest
+
+from nvrx_slurm.core.job import next_deadline
+from nvrx_slurm.core.state import NodeState
+from nvrx_slurm.records import (
+    DumpAsked,
+    DumpOrdered,
+    HangBounds,
+    NodeLeft,
+    ReplicaEnded,
+    RestartDecided,
+    RolePlan,
+    RoundClosed,
+    RoundOpened,
+    Shutdown,
+    Signalled,
+    StacksDumped,
+)
+from tests.unit.core.fleet import plain, plan_of, running
+
+
+def test_hung_worker_restarts_its_replica_and_everybody_writes_down_where_they_are():
+    """It costs the budget as a failed one does; who waits for whom is seen only with all stacks."""
+    fleet = running()
+    fleet.hang("n2")
+    (decided,) = fleet.said(RestartDecided)
+    assert (decided.action, decided.restarts_left) == ("restart_replica", 2)
+    assert decided.cause == "rank 0 on n2 hung: no step for 9 s"
+    assert fleet.said(RoundOpened)[-1].dump == decided.cause
+
+
+def test_failed_worker_asks_for_no_stacks():
+    """It has ended: nothing hangs."""
+    fleet = running()
+    fleet.fail("n2")
+    assert fleet.said(RoundOpened)[-1].dump is None
+
+
+def test_hang_beyond_the_budget_ends_the_job_with_stacks():
+    """The last thing that it leaves is why it hung."""
+    fleet = running(plain(max_restarts=0))
+    fleet.hang("n1")
+    (shutdown,) = fleet.said(Shutdown)
+    assert shutdown.exit_code == 1
+    assert shutdown.dump is not None and "hung" in shutdown.dump
+
+
+def test_hang_of_an_older_cycle_is_no_news():
+    """Its round is over."""
+    fleet = running()
+    fleet.fail("n1")
+    assert fleet.hang("n2", cycle=0) is None
+
+
+def test_node_that_was_cut_off_costs_no_worker_restart():
+    """Its workers are dead by its own hand; the network is no fault of theirs."""
+    fleet = running()
+    fleet.isolate("n2")
+    (decided,) = fleet.said(RestartDecided)
+    assert decided.restarts_left == 3
+    assert "had lost store and controller for 30 s" in decided.cause
+    fleet.ready("n1", "n2")
+    assert fleet.said(RoundClosed)[-1].nodes == ("n1", "n2")
+
+
+def test_nodes_that_run_on_long_after_others_have_finished_are_hung():
+    """One node's ranks all ended with 0; the other's wait for them for ever."""
+    fleet = running(plain(hang=HangBounds(exit_skew_s=60.0)))
+    fleet.done("n1")
+    assert next_deadline(fleet.job) == fleet.now + 60.0
+    assert fleet.later(59.0) == []
+    fleet.later(1.0)
+    assert fleet.said(RestartDecided)[-1].cause == (
+        "n2 hung: n1 finished 60 s ago with exit code 0, and this still runs"
+    )
+
+
+def test_without_a_bound_nobody_waits_for_those_who_have_not_finished():
+    """Evaluation on one node may take hours."""
+    fleet = running()
+    fleet.done("n1")
+    assert next_deadline(fleet.job) is None
+
+
+def test_what_is_learned_reaches_every_node_of_the_next_cycle_and_generation():
+    """The longest stays, the larger count stays, whoever told it."""
+    fleet = running()
+    fleet.learn("n1", step=(40, 2.0))
+    fleet.learn("n2", step=(50, 1.5), save=(1, 9.0))
+    assert fleet.job.seen == {"main": {"step": (50, 2.0), "save": (1, 9.0)}}
+
+
+def test_request_for_stacks_becomes_an_order_and_its_answers_are_kept():
+    """Nothing else follows from either."""
+    fleet = running()
+    assert fleet.tell(DumpAsked(request="r", by="me@here", ranks=(1,))) == [DumpOrdered(request="r", ranks=(1,))]
+    assert fleet.tell(StacksDumped(**fleet.by("n1"), why="asked for (r)", request="r")) == []
+
+
+def test_node_that_kept_a_process_which_nothing_could_kill_is_quarantined_when_it_is_back():
+    """Whatever ails it would strike again."""
+    fleet = running()
+    fleet.tell(NodeLeft(**fleet.by("n3"), reason="processes survived SIGKILL", survivors=(7,)))
+    fleet.rejoin("n3")
+    assert fleet.state("n3") is NodeState.QUARANTINED
+
+
+@pytest.mark.parametrize(("asks", "saves"), [(None, False), ("SIGUSR1", True)])
+def test_workers_are_asked_to_save_when_time_is_up_and_somebody_would_hear_it(asks, saves):
+    """The order says so, and the job waits for it longer."""
+    fleet = running(plain(checkpoint_signal=asks, checkpoint_timeout_s=60.0, teardown_grace_s=10.0))
+    (shutdown,) = fleet.tell(Signalled(reason="time_limit"))
+    assert (shutdown.exit_code, shutdown.checkpoint) == (124, saves)
+    assert fleet.job.shutdown_deadline - fleet.now == (80.0 if saves else 20.0)
+
+
+def test_cancelled_job_saves_nothing():
+    """KillWait is short, and who cancels does not want to go on."""
+    fleet = running(plain(checkpoint_signal="SIGUSR1"))
+    (shutdown,) = fleet.signal("cancel")
+    assert not shutdown.checkpoint
+
+
+def test_hang_of_a_role_that_may_fail_ends_its_replica_alone():
+    """Ignored like any other failure of it."""
+    role = RolePlan(name="main", command=("x",), nodes_per_replica=1, on_failure="ignore", replicas=2)
+    fleet = running(plan_of(role))
+    fleet.hang("n1")
+    assert [(e.replica, e.outcome) for e in fleet.said(ReplicaEnded)] == [("main-0", "failed")]

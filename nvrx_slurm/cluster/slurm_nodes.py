@@ -88,8 +88,8 @@ def _boot_time(line: str) -> float | None:
 
 async def _said(command: Sequence[str], environment: Mapping[str, str], timeout_s: float) -> str:
     """What the command prints; nothing where it cannot run or takes too long."""
-    try:
-        process = await asyncio.create_subprocess_exec(
+    starting = asyncio.ensure_future(
+        asyncio.create_subprocess_exec(
             *command,
             env=environment,
             stdin=asyncio.subprocess.DEVNULL,
@@ -97,8 +97,15 @@ async def _said(command: Sequence[str], environment: Mapping[str, str], timeout_
             stderr=asyncio.subprocess.DEVNULL,
             start_new_session=True,
         )
+    )
+    try:
+        process = await asyncio.shield(starting)
     except OSError:
         return ""
+    except asyncio.CancelledError:  # it may run already, and what it started would outlive what asyncio kills
+        with contextlib.suppress(OSError):
+            await _end(await starting)
+        raise
     try:
         stdout, _ = await asyncio.wait_for(process.communicate(), timeout_s)
     except TimeoutError:

@@ -15,6 +15,9 @@ HURRY = signal.SIGUSR2
 """From the batch host to agents: kill your workers now. srun passes this one on, where SIGTERM would have it kill the
 agents themselves."""
 
+AGAIN_S = 1.0
+"""A signal that comes within so long of the first is the same one: Slurm sends two at the time limit."""
+
 _libc = ctypes.CDLL(None, use_errno=True)
 
 

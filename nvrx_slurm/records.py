@@ -56,6 +56,7 @@ class HangBounds(Record, frozen=True, kw_only=True):
     learn: bool = False  # where no bound is set, take one from the run itself
     safety_factor: float = 5.0
     warmup: int = 50  # samples before a learned bound counts
+    least_s: float = 30.0  # no learned bound is shorter
 
 
 class FaultTolerance(Record, frozen=True, kw_only=True):

@@ -3,15 +3,13 @@
 from __future__ import annotations
 
 import shutil
-import signal
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
 
-from nvrx_slurm.agent.supervisor import descendants, send_all
 from nvrx_slurm.records import Plan
-from tests.harness import Gate, RunningJob, start_local, wait_gone
+from tests.harness import Gate, RunningJob, end_with_all, start_local
 
 pytest_plugins = ["tests.slurm_cluster"]
 
@@ -43,11 +41,6 @@ def run_local() -> Iterator[Callable[..., RunningJob]]:
 
     yield start
     for job in jobs:
-        job.close()
-        everybody = [job.process.pid, *descendants(job.process.pid)]
-        if job.process.poll() is None:
-            send_all(everybody, signal.SIGKILL)
-            job.process.wait()
-        wait_gone(everybody)
+        end_with_all(job)
         for left in Path("/dev/shm").glob(f"{job.folder.runtime_name}-*"):  # of a test that killed all at once
             shutil.rmtree(left)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import os
 import select
+import signal
 import socket
 import subprocess
 import sys
@@ -15,6 +16,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, TypeVar
 
+from nvrx_slurm.agent.supervisor import descendants, send_all
 from nvrx_slurm.folder import JobFolder
 from nvrx_slurm.processes import is_alive
 from nvrx_slurm.records import (
@@ -228,6 +230,16 @@ def start_local(plan: Plan, *, job_id: str = "j1", env: dict[str, str] | None = 
     process.stdin.write(plan_to_json(plan))
     process.stdin.close()
     return RunningJob(JobFolder(Path(plan.folder) / job_id), process)
+
+
+def end_with_all(job: RunningJob) -> None:
+    """End a test's job, however it stands, and wait until none of its processes runs."""
+    job.close()
+    everybody = [job.process.pid, *descendants(job.process.pid)]
+    if job.process.poll() is None:
+        send_all(everybody, signal.SIGKILL)
+        job.process.wait()
+    wait_gone(everybody)
 
 
 def wait_gone(pids: list[int], timeout: float = WAIT_S) -> None:

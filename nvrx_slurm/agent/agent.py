@@ -36,7 +36,7 @@ from nvrx_slurm.clock import Clock
 from nvrx_slurm.errors import EXIT_DONE, EXIT_UNREACHABLE, StoreUnreachable
 from nvrx_slurm.folder import JobFolder
 from nvrx_slurm.log import get_logger
-from nvrx_slurm.processes import HURRY
+from nvrx_slurm.processes import AGAIN_S, HURRY
 from nvrx_slurm.records import (
     Beat,
     ControllerUp,
@@ -66,9 +66,6 @@ log = get_logger("agent")
 
 GOODBYE_S = 5.0
 """How long the agent tries to say its last words once its workers are gone."""
-
-AGAIN_S = 1.0
-"""A signal that comes within so long of the first is the same one: Slurm sends two at the time limit."""
 
 REASON_S = 2.0
 """How long an agent that got a signal waits for the controller to say why."""
@@ -196,7 +193,7 @@ class Agent:
             self.workers.fence(trap)
 
     def _sign_of_life(self) -> Beat:
-        cycle, readings = self.cycle, self.board.readings()
+        cycle = self.cycle
         return Beat(
             node=self.node,
             incarnation=self.voice.incarnation,
@@ -204,8 +201,7 @@ class Agent:
             state=self.mode.value,
             replica=cycle.replica if cycle else None,
             cycle=cycle.number if cycle else 0,
-            steps=self.board.steps(),
-            **self.watch.summary(readings),
+            **self.watch.summary(),
             teardown=self.phase,
         )
 

@@ -22,6 +22,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import NamedTuple
 
+from nvrx_slurm.records import HangBounds
 from nvrx_slurm.workload.layout import OTHERS
 from nvrx_slurm.workload.slot import Reading
 
@@ -32,20 +33,6 @@ STEP = ""
 
 Seen = Mapping[str, tuple[int, float]]
 """Section → how often it ended, and its longest duration in seconds."""
-
-
-@dataclass(frozen=True, slots=True)
-class HangLimits:
-    """How long what may last, in seconds; None is for ever. The last three say how deadlines are learned."""
-
-    startup_s: float | None = None
-    step_s: float | None = None
-    no_output_s: float | None = None
-    exit_skew_s: float | None = None
-    learn: bool = False
-    safety_factor: float = 5.0
-    warmup: int = 50
-    least_s: float = 30.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -93,7 +80,7 @@ class _Deadline:
         return Hang(self.rank, why, since_s, self.limit_s, self.section, self.step)
 
 
-def judge(workers: Iterable[Watched], limits: HangLimits, learned: Mapping[str, float], now_ns: int) -> list[Hang]:
+def judge(workers: Iterable[Watched], limits: HangBounds, learned: Mapping[str, float], now_ns: int) -> list[Hang]:
     """Who hangs, by rank: each worker once, with the deadline that passed first."""
     first: dict[int, _Deadline] = {}
     for deadline in _deadlines(workers, limits, learned):
@@ -104,7 +91,7 @@ def judge(workers: Iterable[Watched], limits: HangLimits, learned: Mapping[str, 
 
 
 def next_look(
-    workers: Iterable[Watched], limits: HangLimits, learned: Mapping[str, float], now_ns: int
+    workers: Iterable[Watched], limits: HangBounds, learned: Mapping[str, float], now_ns: int
 ) -> int | None:
     """The earliest moment after `now_ns` at which a deadline passes as things stand; None if there is none.
 
@@ -139,7 +126,7 @@ def merge(earlier: Seen, later: Seen) -> Seen:
     return merged
 
 
-def learned(seen: Seen, limits: HangLimits) -> dict[str, float]:
+def learned(seen: Seen, limits: HangBounds) -> dict[str, float]:
     """Section (or `STEP`) → deadline in seconds, for what was seen often enough; empty if nothing is to be learned.
 
     The shared name of those sections that found no row of their own is left out: it tells of none of them.
@@ -153,7 +140,7 @@ def learned(seen: Seen, limits: HangLimits) -> dict[str, float]:
     }
 
 
-def _deadlines(workers: Iterable[Watched], limits: HangLimits, learned: Mapping[str, float]) -> Iterator[_Deadline]:
+def _deadlines(workers: Iterable[Watched], limits: HangBounds, learned: Mapping[str, float]) -> Iterator[_Deadline]:
     everybody = list(workers)
     first_end = min(((w.ended_ok_ns, w.rank) for w in everybody if w.ended_ok_ns is not None), default=None)
     for worker in everybody:
@@ -164,7 +151,7 @@ def _deadlines(workers: Iterable[Watched], limits: HangLimits, learned: Mapping[
                 yield _left_behind(worker, *first_end, limits.exit_skew_s)
 
 
-def _told(worker: Watched, limits: HangLimits, learned: Mapping[str, float]) -> Iterator[_Deadline]:
+def _told(worker: Watched, limits: HangBounds, learned: Mapping[str, float]) -> Iterator[_Deadline]:
     """What the worker's own signs of life say, or their absence."""
     rank, reading, step = worker.rank, worker.reading, worker.reading.step
     if reading.beats <= 0:

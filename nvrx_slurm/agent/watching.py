@@ -8,7 +8,7 @@ from typing import Any
 
 from nvrx_slurm.agent.beats import BeatBoard
 from nvrx_slurm.agent.events import Hung
-from nvrx_slurm.agent.hangs import NS, HangLimits, Seen, Watched, judge, learned, merge, next_look, seen_by
+from nvrx_slurm.agent.hangs import NS, Seen, Watched, judge, learned, merge, next_look, seen_by
 from nvrx_slurm.agent.output import Output
 from nvrx_slurm.clock import Clock
 from nvrx_slurm.records import HangBounds
@@ -26,15 +26,7 @@ class HangWatch:
     def __init__(
         self, bounds: HangBounds, *, board: BeatBoard, output: Output, clock: Clock, post: Callable[[Hung], None]
     ) -> None:
-        self._limits = HangLimits(
-            startup_s=bounds.startup_s,
-            step_s=bounds.step_s,
-            no_output_s=bounds.no_output_s,
-            exit_skew_s=bounds.exit_skew_s,
-            learn=bounds.learn,
-            safety_factor=bounds.safety_factor,
-            warmup=bounds.warmup,
-        )
+        self._limits = bounds
         self._board, self._output, self._clock, self._post = board, output, clock, post
         self._known: Seen = {}
         self._started: dict[int, int] = {}  # rank → when, nanoseconds
@@ -63,8 +55,8 @@ class HangWatch:
         self._started, self._ended_well = {}, {}
         self._wake_at(None)
 
-    def look(self) -> None:
-        """Judge, and set the clock for the next deadline."""
+    def look(self) -> Mapping[int, Reading]:
+        """Judge, and set the clock for the next deadline. Returns what was read for it."""
         now_ns, readings = self._now_ns(), self._board.readings()
         bounds = learned(merge(self._known, seen_by(readings.values())), self._limits)
         watched = [self._watched(rank, readings) for rank in self._started]
@@ -72,6 +64,7 @@ class HangWatch:
             self._started.pop(hang.rank)
             self._post(Hung(hang.rank, hang.why, hang.step))
         self._wake_at(next_look(watched, self._limits, bounds, now_ns))
+        return readings
 
     def news(self) -> dict[str, tuple[int, float]]:
         """What the role has taken by now, if that says more than was known."""
@@ -80,17 +73,17 @@ class HangWatch:
         now = merge(self._known, seen_by(self._board.readings().values()))
         return dict(now) if any(self._is_news(name, *seen) for name, seen in now.items()) else {}
 
-    def summary(self, readings: Mapping[int, Reading]) -> dict[str, Any]:
-        """What a beat says of each rank: how long it has been quiet, and which sections it has open."""
-        self.look()
-        now_ns = self._now_ns()
+    def summary(self) -> dict[str, Any]:
+        """What a beat says of each rank: its step, how long it has been quiet, and which sections it has open."""
+        readings, now_ns = self.look(), self._now_ns()
+        steps = {rank: reading.step for rank, reading in readings.items() if reading.step is not None}
         quiet = {rank: _since(reading.sign_ns, now_ns) for rank, reading in readings.items() if reading.beats}
         sections = {
             rank: tuple((each.name, _since(each.started_ns, now_ns)) for each in reading.open)
             for rank, reading in readings.items()
             if reading.open
         }
-        return {"quiet": quiet, "sections": sections}
+        return {"steps": steps, "quiet": quiet, "sections": sections}
 
     def _is_news(self, name: str, count: int, longest_s: float) -> bool:
         known_count, known_s = self._known.get(name, (0, 0.0))

@@ -10,6 +10,7 @@ import signal
 
 from nvrx_slurm.config import budgets
 from nvrx_slurm.errors import EXIT_INTERRUPTED, EXIT_RETRY, EXIT_TERMINATED, EXIT_TIMEOUT
+from nvrx_slurm.processes import AGAIN_S
 from nvrx_slurm.records import FaultTolerance
 
 ENDING_MARGIN_S = 25.0
@@ -17,9 +18,6 @@ ENDING_MARGIN_S = 25.0
 
 MOST_LAST_WORDS_S, LAST_WORDS_SHARE = 4.0, 0.25
 """What a batch host keeps of KillWait for itself: it writes the result, and clears away."""
-
-AGAIN_S = 1.0
-"""A signal that comes within so long of the first is the same one: Slurm sends two at the time limit."""
 
 SHORTEST_WAIT_S = 0.2
 AT_ONCE = (signal.SIGTERM, signal.SIGINT)

@@ -4,16 +4,15 @@ worker's every step."""
 
 from __future__ import annotations
 
-import signal
 import subprocess
 import sys
 
 import pytest
 
-from nvrx_slurm.agent.supervisor import descendants, send_all
+from nvrx_slurm.agent.supervisor import descendants
 from nvrx_slurm.records import NodeFenced, NodeIsolated, NodeJoined, NodeLost, RestartDecided
 from tests.fault_harness import FrozenNode, until
-from tests.harness import wait_gone
+from tests.harness import end_with_all, wait_gone
 from tests.ledger import Ledger
 from tests.network import BATCH, Network
 
@@ -51,12 +50,7 @@ def start(network, gate, ledger):
 
     yield start
     for job in jobs:
-        job.close()
-        everybody = [job.process.pid, *descendants(job.process.pid)]
-        if job.process.poll() is None:
-            send_all(everybody, signal.SIGKILL)
-            job.process.wait()
-        wait_gone(everybody)
+        end_with_all(job)
 
 
 def finish(job, gate, cycle):

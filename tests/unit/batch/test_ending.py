@@ -6,8 +6,9 @@ from signal import SIGINT, SIGTERM, SIGUSR1, SIGUSR2
 
 import pytest
 
-from nvrx_slurm.batch.ending import AGAIN_S, ENDING_MARGIN_S, Ending, notice_s
+from nvrx_slurm.batch.ending import ENDING_MARGIN_S, Ending, notice_s
 from nvrx_slurm.config.budgets import grace_within
+from nvrx_slurm.processes import AGAIN_S
 from nvrx_slurm.records import FaultTolerance
 
 SAVES = FaultTolerance(teardown_grace_s=10.0, checkpoint_signal="SIGUSR1", checkpoint_timeout_s=60.0)

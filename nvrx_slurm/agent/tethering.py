@@ -4,11 +4,10 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import random
-import socket
 from collections.abc import Callable
 
 from nvrx_slurm import tether
+from nvrx_slurm.agent.machine import Held, Line, Machine
 from nvrx_slurm.log import get_logger
 from nvrx_slurm.records import ControllerUp
 
@@ -24,22 +23,18 @@ its own within this time for each node of the job. Until then its beats tell tha
 class Tethering:
     """Connects when a controller announces itself, and again when the connection breaks while that one is newest."""
 
-    def __init__(
-        self, *, token: str, node: str, nodes: int = 0, interval_s: float = 1.0, timeout_s: float = 15.0
-    ) -> None:
-        self._token = token
-        self._node = node
-        self._interval_s, self._timeout_s = interval_s, timeout_s
+    def __init__(self, machine: Machine, *, nodes: int = 0) -> None:
+        self._machine = machine
         self._spread_s = nodes * SPREAD_S_PER_NODE
         self._task: asyncio.Task[None] | None = None
-        self._connection: socket.socket | None = None
+        self._line: Line | None = None
         self._epoch = 0
 
     def controller_is(
         self,
         order: ControllerUp,
         incarnation: str,
-        hold: Callable[[socket.socket], None],
+        hold: Callable[[Held], None],
         fenced: Callable[[str], None],
     ) -> None:
         """A controller listens there. Older ones than the newest known are ignored.
@@ -55,66 +50,60 @@ class Tethering:
 
     def silence_s(self) -> float | None:
         """Seconds since the controller's host last answered; None: there is no connection."""
-        if self._connection is None:
+        if self._line is None:
             return None
         try:
-            return tether.silence_s(self._connection)
+            return self._line.silence_s()
         except OSError:
             return None
 
     def say_alive(self) -> None:
         """Be the second witness: this node lives although its beats do not reach the store."""
-        if self._connection is not None:
-            with contextlib.suppress(OSError):
-                self._connection.send(tether.ALIVE)
+        self._say(tether.ALIVE)
 
     async def close(self, *, goodbye: bool) -> None:
         """Let go; with `goodbye` the controller does not take it for a death."""
         if self._task is not None:
             self._task.cancel()
-        if self._connection is not None and goodbye:
-            with contextlib.suppress(OSError):
-                self._connection.send(tether.GOODBYE)
+        if goodbye:
+            self._say(tether.GOODBYE)
         self._let_go()
 
+    def _say(self, word: bytes) -> None:
+        if self._line is not None:
+            with contextlib.suppress(OSError):
+                self._line.say(word)
+
     def _let_go(self) -> None:
-        if self._connection is not None:
-            self._connection.close()
-            self._connection = None
+        if self._line is not None:
+            self._line.close()
+            self._line = None
 
     async def _keep(
         self,
         order: ControllerUp,
         incarnation: str,
-        hold: Callable[[socket.socket], None],
+        hold: Callable[[Held], None],
         fenced: Callable[[str], None],
     ) -> None:
         pause = FIRST_RETRY_S
-        await asyncio.sleep(random.uniform(0.0, self._spread_s))
+        await asyncio.sleep(self._machine.random_s(self._spread_s))
         while True:
             self._let_go()
             try:
-                self._connection = await tether.connect(
-                    order.host,
-                    order.port,
-                    token=self._token,
-                    node=self._node,
-                    incarnation=incarnation,
-                    interval_s=self._interval_s,
-                    timeout_s=self._timeout_s,
-                )
+                self._line = await self._machine.connect(order, incarnation)
             except OSError as error:
                 log.debug("no tether to %s:%d: %s", order.host, order.port, error)
             else:
-                hold(self._connection)
+                hold(self._line)
                 pause = FIRST_RETRY_S
-                await self._until_broken(self._connection, lambda: fenced(incarnation))
+                await self._until_broken(self._line, lambda: fenced(incarnation))
             await asyncio.sleep(pause)
             pause = min(2 * pause, LAST_RETRY_S)
 
     @staticmethod
-    async def _until_broken(connection: socket.socket, fenced: Callable[[], None]) -> None:
+    async def _until_broken(line: Line, fenced: Callable[[], None]) -> None:
         with contextlib.suppress(OSError):
-            while said := await asyncio.get_running_loop().sock_recv(connection, 64):
+            while said := await line.hear():
                 if tether.FENCED in said:
                     fenced()

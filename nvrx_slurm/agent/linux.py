@@ -1,0 +1,97 @@
+"""The real node: Linux, its processes, sockets and files."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import random
+import signal
+import socket
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+
+from nvrx_slurm import fence, tether
+from nvrx_slurm.agent.beats import BeatBoard
+from nvrx_slurm.agent.output import Output
+from nvrx_slurm.agent.ports import HeldPort
+from nvrx_slurm.agent.stacks import Stacks
+from nvrx_slurm.agent.workers import WorkerEvent, Workers
+from nvrx_slurm.ids import new_incarnation
+from nvrx_slurm.records import ControllerUp, FaultTolerance
+
+LONGEST_WORD_BYTES = 64
+
+
+class SocketLine:
+    """A tether's connection."""
+
+    def __init__(self, connection: socket.socket) -> None:
+        self._connection = connection
+
+    def fileno(self) -> int:
+        return self._connection.fileno()
+
+    def say(self, word: bytes) -> None:
+        self._connection.send(word)
+
+    async def hear(self) -> bytes:
+        return await asyncio.get_running_loop().sock_recv(self._connection, LONGEST_WORD_BYTES)
+
+    def silence_s(self) -> float:
+        return tether.silence_s(self._connection)
+
+    def close(self) -> None:
+        self._connection.close()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LinuxMachine:
+    """This node. `runtime`: its folder in memory, for what workers and agent share; `token` proves its tethers."""
+
+    node: str
+    token: str
+    bounds: FaultTolerance
+    runtime: Path
+    output: Output
+    stacks: Stacks
+
+    @property
+    def pid(self) -> int:
+        return os.getpid()
+
+    def workers(self, post: Callable[[WorkerEvent], None]) -> Workers:
+        return Workers(post)
+
+    def board(
+        self, on_first_step: Callable[[int, int], None], on_failing: Callable[[int, int, str], None]
+    ) -> BeatBoard:
+        return BeatBoard(self.runtime, on_first_step, on_failing)
+
+    def open_trap(self, key: bytes) -> socket.socket:
+        return fence.open_trap(key)
+
+    def hold_port(self) -> HeldPort:
+        return HeldPort()
+
+    async def connect(self, controller: ControllerUp, incarnation: str) -> SocketLine:
+        return SocketLine(
+            await tether.connect(
+                controller.host,
+                controller.port,
+                token=self.token,
+                node=self.node,
+                incarnation=incarnation,
+                interval_s=self.bounds.heartbeat_interval_s,
+                timeout_s=self.bounds.heartbeat_timeout_s,
+            )
+        )
+
+    def new_incarnation(self) -> str:
+        return new_incarnation()
+
+    def random_s(self, most_s: float) -> float:
+        return random.uniform(0.0, most_s)
+
+    def on_signal(self, number: signal.Signals, callback: Callable[[str], None]) -> None:
+        asyncio.get_running_loop().add_signal_handler(number, callback, number.name)

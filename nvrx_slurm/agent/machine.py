@@ -1,0 +1,139 @@
+"""The node as its agent touches it: everything outside of the agent's own process, but for the store.
+
+`linux.py` has the real one; the simulation brings a node of its own, and the agent's code is the same on both.
+"""
+
+from __future__ import annotations
+
+import signal
+from collections.abc import Callable, Collection, Mapping, Sequence
+from pathlib import Path
+from typing import Any, Protocol
+
+from nvrx_slurm.agent.events import Cycle, StacksOnFile
+from nvrx_slurm.agent.teardown import Phase
+from nvrx_slurm.agent.workers import WorkerEvent
+from nvrx_slurm.records import ControllerUp
+from nvrx_slurm.workload.slot import Reading
+
+
+class Held(Protocol):
+    """Something of the kernel's that stays open until its last holder closes it, or is dead."""
+
+    def fileno(self) -> int: ...
+    def close(self) -> None: ...
+
+
+class Trap(Held, Protocol):
+    """Where the node takes its fence key (`fence.open_trap`)."""
+
+    def getsockname(self) -> Any: ...
+
+
+class Line(Held, Protocol):
+    """The agent's end of a tether, proven. `say`, `hear` and `silence_s` raise OSError once it is broken."""
+
+    def say(self, word: bytes) -> None: ...
+    async def hear(self) -> bytes: ...
+    def silence_s(self) -> float: ...
+
+
+class Port(Protocol):
+    """A port that is held free for the workers' rendezvous (`ports.HeldPort`)."""
+
+    number: int
+
+    def release(self) -> None: ...
+
+
+class Workers(Protocol):
+    """What `workers.Workers` promises."""
+
+    def start(self) -> None: ...
+    def spawn(
+        self, rank: int, argv: Sequence[str], env: Mapping[str, str], cwd: str, out: int, err: int
+    ) -> None: ...
+    def stop(self, grace_s: float, number: int = ..., checkpoint: tuple[int, float] | None = ...) -> None: ...
+    def phase_done(self, phase: Phase) -> None: ...
+    def lease(self, seconds: float) -> None: ...
+    def fence(self, trap: Trap) -> None: ...
+    def hold(self, tether: Held) -> None: ...
+    def close(self) -> None: ...
+
+
+class Board(Protocol):
+    """What `beats.BeatBoard` promises."""
+
+    def open(self) -> None: ...
+    def close(self) -> None: ...
+    def prepare(self, rank: int, cycle: int) -> dict[str, str]: ...
+    def clear(self) -> None: ...
+    def steps(self) -> dict[int, int]: ...
+    def readings(self) -> dict[int, Reading]: ...
+
+
+class Output(Protocol):
+    """What `output.Output` promises."""
+
+    def capture(self, path: Path, prefix: str, rank: int = ...) -> int: ...
+    def last_at(self, rank: int) -> float | None: ...
+    def close(self, timeout_s: float) -> None: ...
+
+
+class Stacks(Protocol):
+    """What `stacks.Stacks` promises."""
+
+    def environment(self, own: Mapping[str, str]) -> dict[str, str]: ...
+    def clear(self) -> None: ...
+    async def dump(
+        self,
+        cycle: Cycle,
+        *,
+        why: str,
+        timeout_s: float,
+        ranks: Collection[int] | None = None,
+        may_pause: bool = False,
+    ) -> StacksOnFile: ...
+
+
+class Machine(Protocol):
+    """One node. `pid`: of the agent itself; `output` and `stacks` serve it from its start to its end."""
+
+    @property
+    def pid(self) -> int: ...
+    @property
+    def output(self) -> Output: ...
+    @property
+    def stacks(self) -> Stacks: ...
+
+    def workers(self, post: Callable[[WorkerEvent], None]) -> Workers:
+        """The node's workers; what happens to them is posted."""
+        ...
+
+    def board(
+        self, on_first_step: Callable[[int, int], None], on_failing: Callable[[int, int, str], None]
+    ) -> Board:
+        """Where the workers tell their steps, and their last words."""
+        ...
+
+    def open_trap(self, key: bytes) -> Trap:
+        """Raises OSError where the kernel has none."""
+        ...
+
+    def hold_port(self) -> Port: ...
+
+    async def connect(self, controller: ControllerUp, incarnation: str) -> Line:
+        """A tether to that controller. Raises OSError (TimeoutError too) where there is none."""
+        ...
+
+    def new_incarnation(self) -> str:
+        """A name that no other agent of the job has."""
+        ...
+
+    def random_s(self, most_s: float) -> float:
+        """A moment between now and `most_s` from now, in seconds: not the same on every node."""
+        ...
+
+    def on_signal(self, number: signal.Signals, callback: Callable[[str], None]) -> None:
+        """Call back with the signal's name, from the event loop, whenever this process gets it."""
+        ...

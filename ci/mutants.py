@@ -1,4 +1,4 @@
-"""`python -m ci.mutants` (`make ci-mutants`): do the checks see? Breaks a copy of the product, in ten ways one by one.
+"""`python -m ci.mutants` (`make ci-mutants`): do the checks see? Breaks a copy in ten ways, one by one.
 
 For each mutant at least one flow must fail, and of the ten the simulation must find at least seven within its seeds.
 An edit names the text that it replaces; where the product no longer has it, exactly once, the script says so.

@@ -8,6 +8,7 @@
     ├── UnreachableError         69   Slurm or the store does not answer
     │   ├── SlurmUnreachable
     │   └── StoreUnreachable
+    ├── SimulationStuck           1   a simulated history cannot go on, or passed a bound
     ├── FencedError              75   a newer controller has taken over; this one may write no more
     └── WaitTimeout             124   a bound passed; says what was waited for
 
@@ -71,6 +72,10 @@ class SlurmUnreachable(UnreachableError):
 
 class StoreUnreachable(UnreachableError):
     """The store does not answer, or refuses the password."""
+
+
+class SimulationStuck(NvrxError):
+    """A simulated history cannot go on, or passed a bound; the message says who waits where."""
 
 
 class FencedError(NvrxError):

@@ -8,15 +8,14 @@ from __future__ import annotations
 import asyncio
 import subprocess
 import sys
-from functools import partial
 from urllib.parse import urlsplit
 
 from nvrx_slurm import tether
 from nvrx_slurm.agent.agent import Agent
-from nvrx_slurm.agent.beats import BeatBoard, runtime_folder
+from nvrx_slurm.agent.beats import runtime_folder
+from nvrx_slurm.agent.linux import LinuxMachine
 from nvrx_slurm.agent.output import Output
 from nvrx_slurm.agent.stacks import Stacks
-from nvrx_slurm.agent.tethering import Tethering
 from nvrx_slurm.clock import SystemClock
 from nvrx_slurm.config import env
 from nvrx_slurm.config.budgets import grace_within
@@ -46,20 +45,22 @@ def _agent(folder: JobFolder, node: str) -> Agent:
         generation=info.generation,
         store=Store(address, clock=clock, generation=info.generation, patience_s=bounds.control_plane_grace_s),
         token=address.token,
-        tethering=Tethering(
-            token=address.token,
+        machine=LinuxMachine(
             node=node,
-            nodes=plan.total_nodes,
-            interval_s=bounds.heartbeat_interval_s,
-            timeout_s=bounds.heartbeat_timeout_s,
+            token=address.token,
+            bounds=bounds,
+            runtime=runtime,
+            output=Output(job_log=sys.stdout.fileno(), clock=clock),
+            stacks=Stacks(
+                folder,
+                runtime / "stacks",
+                generation=info.generation,
+                inherited=env.child_environment({}),
+                clock=clock,
+            ),
         ),
-        output=Output(job_log=sys.stdout.fileno(), clock=clock),
         clock=clock,
         ending_grace_s=_ending_grace_s(bounds.teardown_grace_s, info.kill_wait_s),
-        board=partial(BeatBoard, runtime),
-        stacks=Stacks(
-            folder, runtime / "stacks", generation=info.generation, inherited=env.child_environment({}), clock=clock
-        ),
     )
 
 

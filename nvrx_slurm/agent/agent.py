@@ -7,13 +7,14 @@ state. Beside the loop, each in a task of its own:
     voice.py       what is told to the controller, in order
     tethering.py   the connection to the controller
     watching.py    which worker makes no progress
-    stacks.py      what they all are doing, written down
+    dumping.py     what they all are doing, written down
+
+`stopping.py` has where a teardown stands, `machine.py` all that an agent touches of its node.
 """
 
 from __future__ import annotations
 
 import asyncio
-import os
 import signal
 from collections.abc import Callable, Coroutine
 from functools import partial
@@ -21,17 +22,16 @@ from typing import Any
 
 from nvrx_slurm import fence
 from nvrx_slurm.agent import gpu
-from nvrx_slurm.agent.beats import BeatBoard
+from nvrx_slurm.agent.dumping import DUMP_FIRST_S, Dumping
 from nvrx_slurm.agent.environment import worker_environment
 from nvrx_slurm.agent.events import Assigned, Crash, Cycle, Dumped, Event, Failing, Hung, Mode, Signal
 from nvrx_slurm.agent.heart import ControllerSilent, Heart
-from nvrx_slurm.agent.output import Output
-from nvrx_slurm.agent.ports import HeldPort
-from nvrx_slurm.agent.stacks import Stacks
+from nvrx_slurm.agent.machine import Machine
+from nvrx_slurm.agent.stopping import Stopping
 from nvrx_slurm.agent.tethering import Tethering
 from nvrx_slurm.agent.voice import Voice
 from nvrx_slurm.agent.watching import HangWatch
-from nvrx_slurm.agent.workers import Exited, Spawned, Stopped, SupervisorDied, Tearing, Workers
+from nvrx_slurm.agent.workers import Exited, Spawned, Stopped, SupervisorDied, Tearing
 from nvrx_slurm.clock import Clock
 from nvrx_slurm.errors import EXIT_DONE, EXIT_UNREACHABLE, StoreUnreachable
 from nvrx_slurm.folder import JobFolder
@@ -54,9 +54,7 @@ from nvrx_slurm.records import (
     RoundClosed,
     RoundOpened,
     Shutdown,
-    StacksDumped,
     WorkerFailed,
-    WorkerHung,
     WorkersDone,
     WorkersStarted,
 )
@@ -69,9 +67,6 @@ GOODBYE_S = 5.0
 
 REASON_S = 2.0
 """How long an agent that got a signal waits for the controller to say why."""
-
-DUMP_FIRST_S = 3.0
-"""How long stacks may take where they are wanted before anybody is asked to end."""
 
 
 class Agent:
@@ -90,28 +85,28 @@ class Agent:
         generation: int,
         store: Store,
         token: str,
-        tethering: Tethering,
-        output: Output,
+        machine: Machine,
         clock: Clock,
         ending_grace_s: float,
-        board: Callable[[Callable[[int, int], None], Callable[[int, int, str], None]], BeatBoard],
-        stacks: Stacks,
     ) -> None:
         self.plan, self.folder, self.node, self.addr = plan, folder, node, addr
-        self.generation, self.store, self.token, self.tethering = generation, store, token, tethering
-        self.output, self.clock, self.stacks = output, clock, stacks
-        self.ending_grace_s = ending_grace_s
+        self.generation, self.store, self.token, self.clock = generation, store, token, clock
+        self.ending_grace_s, self.machine = ending_grace_s, machine
+        bounds = plan.fault_tolerance
         self.inbox: asyncio.Queue[Event] = asyncio.Queue()
         post = self.inbox.put_nowait
-        self.voice = Voice(node=node, generation=generation, store=store)
-        self.workers = Workers(post)
-        self.board = board(self._first_step, lambda *words: post(Failing(*words)))
-        self.watch = HangWatch(plan.fault_tolerance.hang, board=self.board, output=output, clock=clock, post=post)
+        self.voice = Voice(node=node, generation=generation, store=store, new_incarnation=machine.new_incarnation)
+        self.tethering = Tethering(machine.connect, machine.random_s, nodes=plan.total_nodes)
+        self.workers, self.output, self.stacks = machine.workers(post), machine.output, machine.stacks
+        self.board = machine.board(self._first_step, lambda *words: post(Failing(*words)))
+        self.watch = HangWatch(bounds.hang, board=self.board, output=self.output, clock=clock, post=post)
+        self.dumping = Dumping(self.stacks, voice=self.voice, go=self._go, post=post)
+        self.stopping = Stopping(bounds, workers=self.workers, board=self.board, dumping=self.dumping, clock=clock)
         self.heart = Heart(
-            bounds=plan.fault_tolerance,
+            bounds=bounds,
             nodes=plan.total_nodes,
             store=store,
-            tethering=tethering,
+            tethering=self.tethering,
             clock=clock,
             beat=self._sign_of_life,
             lease=self.workers.lease,
@@ -119,18 +114,13 @@ class Agent:
         )
         self.mode = Mode.STANDBY
         self.cycle: Cycle | None = None
-        self.port = HeldPort()
+        self.port = machine.hold_port()
         self.fence_port = 0
         self.opened: dict[str, int] = {}  # replica → the newest cycle it was called to
         self.fenced = False
-        self.phase: str | None = None  # of the teardown that is on
         self.leaving: tuple[str, int] | None = None  # why, and with what exit code
-        self.when_stopped: Callable[[], None] | None = None
         self._tasks: set[asyncio.Task[Any]] = set()
-        self._stop_began = 0.0
-        self._stop_sent = False
         self._signalled_at: float | None = None
-        self._saved_before: dict[int, int] = {}
         self._exit_code: int | None = None
 
     # ---- life
@@ -144,7 +134,7 @@ class Agent:
         for work in (self._read_orders(), self.heart.run()):
             self._go(work)
         for number in (signal.SIGTERM, signal.SIGINT, HURRY):
-            asyncio.get_running_loop().add_signal_handler(number, self.inbox.put_nowait, Signal(number.name))
+            self.machine.on_signal(number, self._signalled)
         try:
             while self._exit_code is None:
                 self._handle(await self.inbox.get())
@@ -159,6 +149,9 @@ class Agent:
             await self.tethering.close(goodbye=self._exit_code is not None)
             self.board.close()
 
+    def _signalled(self, name: str) -> None:
+        self.inbox.put_nowait(Signal(name))
+
     async def _read_orders(self) -> None:
         """Join, then read every order from that moment on."""
         try:
@@ -172,7 +165,7 @@ class Agent:
 
     async def _join(self) -> str:
         fact = self.voice.fact(
-            NodeJoined, addr=self.addr, port=self.port.number, pid=os.getpid(), fence_port=self.fence_port
+            NodeJoined, addr=self.addr, port=self.port.number, pid=self.machine.pid, fence_port=self.fence_port
         )
         last, shutdown, controller = await self.store.join(fact)
         log.info("joined as %s", self.voice.incarnation)
@@ -184,7 +177,7 @@ class Agent:
     def _set_trap(self) -> None:
         """Give the controller a way to this node's workers that needs nobody's help here."""
         try:
-            trap = fence.open_trap(fence.key_of(self.token, self.voice.incarnation))
+            trap = self.machine.open_trap(fence.key_of(self.token, self.voice.incarnation))
         except OSError as error:
             log.warning("no fence: %s; if this node freezes, others wait for its lease to lapse", error)
             self.fence_port = 0
@@ -202,7 +195,7 @@ class Agent:
             replica=cycle.replica if cycle else None,
             cycle=cycle.number if cycle else 0,
             **self.watch.summary(),
-            teardown=self.phase,
+            teardown=self.stopping.phase,
         )
 
     # ---- the loop
@@ -330,36 +323,11 @@ class Agent:
             return
         log.warning("rank %d hangs: %s", event.rank, event.why)
         cycle.told.add(event.rank)
-        self._go(self._report_hang(cycle, event))
-
-    async def _report_hang(self, cycle: Cycle, event: Hung) -> None:
-        """Write down what all of this node's workers are doing, and only then say that one hangs."""
-        dumped = await self.stacks.dump(cycle, why=f"rank {event.rank}: {event.why}", timeout_s=DUMP_FIRST_S)
-        self.inbox.put_nowait(Dumped(cycle, dumped, hang=event))
+        self.dumping.report(cycle, event)
 
     def _on_dumped(self, event: Dumped) -> None:
-        cycle, hang = event.cycle, event.hang
-        cycle.dumped = True
-        if hang is not None and cycle is self.cycle and self._is_at_work():
-            self.voice.tell(
-                WorkerHung,
-                replica=cycle.replica,
-                cycle=cycle.number,
-                rank=hang.rank,
-                why=hang.why,
-                step=hang.step,
-                where=event.stacks.where.get(hang.rank),
-                stacks=event.stacks.files.get(hang.rank),
-            )
-        elif event.stacks.files or event.stacks.problems or event.request:
-            self.voice.tell(
-                StacksDumped,
-                why=event.why,
-                files=event.stacks.files,
-                where=event.stacks.where,
-                problems=event.stacks.problems,
-                request=event.request,
-            )
+        event.cycle.dumped = True
+        self.dumping.tell(event, at_work=event.cycle is self.cycle and self._is_at_work())
         if event.then is not None:
             event.then()
 
@@ -370,20 +338,7 @@ class Agent:
         here = cycle.ranks.intersection(order.ranks) if order.ranks else cycle.ranks
         if here:  # even if none of them runs any more: somebody waits for an answer
             why = f"asked for ({order.request})"
-            self._go(self._dump(cycle, why, DUMP_FIRST_S, ranks=here, request=order.request))
-
-    async def _dump(
-        self,
-        cycle: Cycle,
-        why: str,
-        timeout_s: float,
-        *,
-        ranks: set[int] | None = None,
-        request: str | None = None,
-        then: Callable[[], None] | None = None,
-    ) -> None:
-        dumped = await self.stacks.dump(cycle, why=why, timeout_s=timeout_s, ranks=ranks, may_pause=then is not None)
-        self.inbox.put_nowait(Dumped(cycle, dumped, why=why, request=request, then=then))
+            self.dumping.begin(cycle, why, DUMP_FIRST_S, ranks=here, request=order.request)
 
     def _tell_learned(self, cycle: Cycle) -> None:
         if seen := self.watch.news():
@@ -411,7 +366,7 @@ class Agent:
         hurry = event.name == HURRY.name or since_s > AGAIN_S
         self._leave(event.name, EXIT_DONE, grace_s=0.0 if hurry else self.ending_grace_s)
         if first and not hurry:
-            self.when_stopped = partial(self._await_the_reason, event)
+            self.stopping.then = partial(self._await_the_reason, event)
 
     def _await_the_reason(self, event: Signal) -> None:
         """A shutdown order ends the wait, as a second signal does."""
@@ -434,81 +389,33 @@ class Agent:
 
     # ---- stopping
 
-    def _stop(
-        self,
-        then: Callable[[], None],
-        *,
-        grace_s: float | None = None,
-        checkpoint: bool = False,
-        dump: str | None = None,
-    ) -> None:
-        """Stop all workers, then go on with `then`; a later call replaces the `then` of an earlier one.
-
-        A later call without a grace skips to the kill.
-        """
-        self.when_stopped = then
-        begins = self.mode is not Mode.STOPPING
-        if begins:
-            self.mode, self._stop_began, self._stop_sent = Mode.STOPPING, self.clock.monotonic(), False
+    def _stop(self, then: Callable[[], None], **how: Any) -> None:
+        """Stop all workers, then go on with `then`; see `Stopping.stop`."""
+        if self.mode is not Mode.STOPPING:
+            self.mode = Mode.STOPPING
             self.watch.end()
             if self.cycle is not None:
                 self._tell_learned(self.cycle)
-        cycle = self.cycle
-        if begins and dump and cycle is not None and cycle.running and not cycle.dumped and grace_s != 0.0:
-            send = partial(self._send_stop, grace_s, checkpoint)
-            self._go(self._dump(cycle, dump, DUMP_FIRST_S, then=send))
-        elif begins or grace_s == 0.0:
-            self._send_stop(grace_s, checkpoint)
-
-    def _send_stop(self, grace_s: float | None, checkpoint: bool) -> None:
-        if self._stop_sent and grace_s != 0.0:
-            return
-        bounds = self.plan.fault_tolerance
-        self._stop_sent = True
-        saving = None
-        if checkpoint and bounds.checkpoint_signal is not None:
-            saving = (signal.Signals[bounds.checkpoint_signal], bounds.checkpoint_timeout_s)
-        self.workers.stop(
-            bounds.teardown_grace_s if grace_s is None else grace_s, signal.Signals[bounds.stop_signal], saving
-        )
+        self.stopping.stop(self.cycle, then, **how)
 
     def _on_tearing(self, event: Tearing) -> None:
-        """Once a phase, and once a second of it."""
-        cycle = self.cycle
-        ranks = {pid: f"rank {rank}" for rank, pid in cycle.pids.items()} if cycle else {}
-        left = ", ".join(ranks.get(pid, f"process {pid}") for pid in event.left[:8])
-        more = f" and {len(event.left) - 8} more" if len(event.left) > 8 else ""
-        log.info("teardown: %s; left: %s%s; %.1f s left of it", event.phase, left, more, event.ends_in_s)
-        begins, self.phase = self.phase != event.phase, event.phase
-        if event.phase == "checkpoint" and cycle is not None:
-            self._watch_saving(cycle, begins)
-        if begins and event.phase == "dump" and cycle is not None:
-            why = "still there after the stop signal"
-            done = partial(self.workers.phase_done, "dump")
-            self._go(self._dump(cycle, why, event.ends_in_s, then=done))
-
-    def _watch_saving(self, cycle: Cycle, begins: bool) -> None:
-        """Workers that save in a section of that name are done when each has ended one since it was asked; of others
-        only their end tells."""
-        saved = {rank: reading.seen.get("checkpoint", (0, 0.0))[0] for rank, reading in self.board.readings().items()}
-        if begins:
-            self._saved_before = saved
-        elif all(saved.get(rank, 0) > self._saved_before.get(rank, 0) for rank in cycle.running):
-            self.workers.phase_done("checkpoint")
+        self.stopping.goes_on(event, self.cycle)
 
     def _on_stopped(self, event: Stopped) -> None:
-        self.phase = None
+        self.stopping.phase = None
         if event.survivors:
             log.error("processes that SIGKILL did not end: %s; this node leaves", event.survivors)
             self._exit("processes survived SIGKILL", EXIT_DONE, event.survivors)
         elif event.lapsed and self.mode is Mode.ACTIVE and self.cycle is not None:
             self._on_isolation(self.cycle)
-        elif self.when_stopped is not None:
-            self.mode, then, self.when_stopped = Mode.STANDBY, self.when_stopped, None
-            self.board.clear()
-            self.stacks.clear()
-            self.cycle = None
+        elif (then := self.stopping.over()) is not None:
+            self._forget_cycle()
             then()
+
+    def _forget_cycle(self) -> None:
+        self.mode, self.cycle = Mode.STANDBY, None
+        self.board.clear()
+        self.stacks.clear()
 
     def _on_isolation(self, cycle: Cycle) -> None:
         """Nobody has asked for it: the lease lapsed. Say so, when there is somebody to say it to again."""
@@ -524,10 +431,9 @@ class Agent:
             return
         log.warning("the supervisor was killed, and its workers with it; this node joins anew")
         self.workers.start()
-        self.board.clear()
-        self.stacks.clear()
         self.watch.end()
-        self.mode, self.cycle, self.when_stopped = Mode.STANDBY, None, None
+        self.stopping.over()
+        self._forget_cycle()
         self._join_anew()
 
     def _get_ready(self, replica: str, cycle: int) -> None:
@@ -540,42 +446,33 @@ class Agent:
     async def _reclaim(self, replica: str, cycle: int, below_bytes: int) -> None:
         """What the stop has taken already is part of the budget."""
         budget_s = self.plan.fault_tolerance.gpu_reclaim_timeout_s
-        spent_s = self.clock.monotonic() - self._stop_began
-        await gpu.reclaim(below_bytes, max(0.0, budget_s - spent_s), self.clock)
+        await gpu.reclaim(below_bytes, max(0.0, budget_s - self.stopping.took_s()), self.clock)
         if self.mode is Mode.STANDBY and not self.leaving and not self.fenced:
             self._say_ready(replica, cycle)
 
     def _say_ready(self, replica: str, cycle: int) -> None:
-        self.port.release()
-        self.port = HeldPort()
-        took = self.clock.monotonic() - self._stop_began
-        self.voice.tell(NodeReady, replica=replica, cycle=cycle, port=self.port.number, teardown_s=took)
+        self._hold_port()
+        took_s = self.stopping.took_s()
+        self.voice.tell(NodeReady, replica=replica, cycle=cycle, port=self.port.number, teardown_s=took_s)
 
     def _join_anew(self) -> None:
         self.voice.begin_anew()
         self.fenced = False
         self._set_trap()
-        self.port.release()
-        self.port = HeldPort()
+        self._hold_port()
         self._go(self._join())
 
-    def _leave(
-        self,
-        reason: str,
-        exit_code: int,
-        *,
-        grace_s: float | None = None,
-        checkpoint: bool = False,
-        dump: str | None = None,
-    ) -> None:
+    def _hold_port(self) -> None:
+        self.port.release()
+        self.port = self.machine.hold_port()
+
+    def _leave(self, reason: str, exit_code: int, **how: Any) -> None:
         """End for good. The first reason wins, and the first grace; a later one of 0 skips to the kill."""
         if self.leaving is None:
             log.info("leaving: %s", reason)
             self.leaving = (reason, exit_code)
             self.store.hurry(GOODBYE_S + self.plan.fault_tolerance.teardown_grace_s)
-        why, code = self.leaving or (reason, exit_code)
-        then = partial(self._exit, why, code, ())
-        self._stop(then, grace_s=grace_s, checkpoint=checkpoint, dump=dump)
+        self._stop(partial(self._exit, *self.leaving, ()), **how)
 
     def _exit(self, reason: str, exit_code: int, survivors: tuple[int, ...]) -> None:
         self.voice.tell(NodeLeft, reason=reason, survivors=survivors)

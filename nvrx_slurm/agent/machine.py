@@ -8,13 +8,15 @@ from __future__ import annotations
 import signal
 from collections.abc import Callable, Collection, Mapping, Sequence
 from pathlib import Path
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
-from nvrx_slurm.agent.events import Cycle, StacksOnFile
 from nvrx_slurm.agent.teardown import Phase
 from nvrx_slurm.agent.workers import WorkerEvent
 from nvrx_slurm.records import ControllerUp
 from nvrx_slurm.workload.slot import Reading
+
+if TYPE_CHECKING:
+    from nvrx_slurm.agent.events import Cycle, StacksOnFile
 
 
 class Held(Protocol):
@@ -50,9 +52,7 @@ class Workers(Protocol):
     """What `workers.Workers` promises."""
 
     def start(self) -> None: ...
-    def spawn(
-        self, rank: int, argv: Sequence[str], env: Mapping[str, str], cwd: str, out: int, err: int
-    ) -> None: ...
+    def spawn(self, rank: int, argv: Sequence[str], env: Mapping[str, str], cwd: str, out: int, err: int) -> None: ...
     def stop(self, grace_s: float, number: int = ..., checkpoint: tuple[int, float] | None = ...) -> None: ...
     def phase_done(self, phase: Phase) -> None: ...
     def lease(self, seconds: float) -> None: ...
@@ -110,9 +110,7 @@ class Machine(Protocol):
         """The node's workers; what happens to them is posted."""
         ...
 
-    def board(
-        self, on_first_step: Callable[[int, int], None], on_failing: Callable[[int, int, str], None]
-    ) -> Board:
+    def board(self, on_first_step: Callable[[int, int], None], on_failing: Callable[[int, int, str], None]) -> Board:
         """Where the workers tell their steps, and their last words."""
         ...
 

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
 
 from nvrx_slurm import tether
-from nvrx_slurm.agent.machine import Held, Line, Machine
+from nvrx_slurm.agent.machine import Held, Line
 from nvrx_slurm.log import get_logger
 from nvrx_slurm.records import ControllerUp
 
@@ -21,10 +21,19 @@ its own within this time for each node of the job. Until then its beats tell tha
 
 
 class Tethering:
-    """Connects when a controller announces itself, and again when the connection breaks while that one is newest."""
+    """Connects when a controller announces itself, and again when the connection breaks while that one is newest.
 
-    def __init__(self, machine: Machine, *, nodes: int = 0) -> None:
-        self._machine = machine
+    `connect` and `random_s` as `Machine` has them.
+    """
+
+    def __init__(
+        self,
+        connect: Callable[[ControllerUp, str], Awaitable[Line]],
+        random_s: Callable[[float], float],
+        *,
+        nodes: int = 0,
+    ) -> None:
+        self._connect, self._random_s = connect, random_s
         self._spread_s = nodes * SPREAD_S_PER_NODE
         self._task: asyncio.Task[None] | None = None
         self._line: Line | None = None
@@ -87,11 +96,11 @@ class Tethering:
         fenced: Callable[[str], None],
     ) -> None:
         pause = FIRST_RETRY_S
-        await asyncio.sleep(self._machine.random_s(self._spread_s))
+        await asyncio.sleep(self._random_s(self._spread_s))
         while True:
             self._let_go()
             try:
-                self._line = await self._machine.connect(order, incarnation)
+                self._line = await self._connect(order, incarnation)
             except OSError as error:
                 log.debug("no tether to %s:%d: %s", order.host, order.port, error)
             else:

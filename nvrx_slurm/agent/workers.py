@@ -14,7 +14,7 @@ import sys
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
 import nvrx_slurm
 from nvrx_slurm.agent import supervisor
@@ -73,6 +73,11 @@ WorkerEvent = Spawned | Exited | Tearing | Stopped | SupervisorDied
 _PACKAGES = Path(nvrx_slurm.__file__).parents[1]
 _BOOT = "import sys; sys.path.append(sys.argv[2]); from nvrx_slurm.agent.supervisor import main; main()"
 """Without site-packages' start-up files, which would cost it more time and memory than all that it does itself."""
+
+
+class _HasDescriptor(Protocol):
+    def fileno(self) -> int: ...
+    def close(self) -> None: ...
 
 
 class Workers:
@@ -135,12 +140,12 @@ class Workers:
         """Workers may run for so long from now, and are killed then unless this is renewed."""
         self._send({"op": "lease", "s": seconds})
 
-    def fence(self, trap: socket.socket) -> None:
+    def fence(self, trap: _HasDescriptor) -> None:
         """Arm the trap, and leave it to the supervisor alone: it closes when that dies."""
         self._send({"op": "fence"}, trap.fileno())
         trap.close()
 
-    def hold(self, tether: socket.socket) -> None:
+    def hold(self, tether: _HasDescriptor) -> None:
         """Let the supervisor hold the tether's connection too: it breaks only when the last worker is dead."""
         self._send({"op": "hold"}, tether.fileno())
 

@@ -9,6 +9,7 @@ import sys
 from nvrx_slurm.clock import SystemClock
 from nvrx_slurm.config import env
 from nvrx_slurm.controller.controller import Controller
+from nvrx_slurm.controller.outside import LinuxOutside
 from nvrx_slurm.errors import NvrxError, UsageError
 from nvrx_slurm.folder import JobFolder
 from nvrx_slurm.log import set_up
@@ -27,7 +28,7 @@ async def _serve(folder: JobFolder) -> None:
     controller = Controller(
         plan=folder.read_plan(),
         info=info,
-        folder=folder,
+        outside=LinuxOutside(folder),
         store=store,
         hearing=hearing,
         token=address.token,

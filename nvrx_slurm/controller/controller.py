@@ -12,23 +12,21 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import os
 import signal
-import socket
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 
 import msgspec
 
 from nvrx_slurm.clock import Clock
-from nvrx_slurm.controller.mirror import Mirror, read_copy
+from nvrx_slurm.controller.outside import Outside
 from nvrx_slurm.controller.server_clock import ServerClock
 from nvrx_slurm.controller.witnesses import Witnesses
 from nvrx_slurm.core.assignment import assignments
 from nvrx_slurm.core.job import next_deadline, step
 from nvrx_slurm.core.state import Job, new_job
 from nvrx_slurm.errors import StoreUnreachable
-from nvrx_slurm.folder import JobFolder, JobInfo, Result
+from nvrx_slurm.folder import JobInfo, Result
 from nvrx_slurm.log import get_logger
 from nvrx_slurm.records import (
     AnyFact,
@@ -106,18 +104,18 @@ class Controller:
         *,
         plan: Plan,
         info: JobInfo,
-        folder: JobFolder,
+        outside: Outside,
         store: Store,
         hearing: Hearing,
         token: str,
         bind: str,
         clock: Clock,
     ) -> None:
-        self.plan, self.info, self.folder, self.store, self.bind = plan, info, folder, store, bind
+        self.plan, self.info, self.outside, self.store, self.bind = plan, info, outside, store, bind
         self.clock, self.server_clock = clock, ServerClock(clock)
-        self.owner = f"{socket.gethostname()}:{os.getpid()}"
+        self.owner = f"{outside.host}:{outside.pid}"
         self.job: Job = new_job(plan)
-        self.mirror = Mirror(folder.events_path)
+        self.mirror = outside.mirror
         self.queue: asyncio.Queue[Heard] = asyncio.Queue()
         self.inbox_read_at = clock.monotonic()
         self.witnesses = Witnesses(
@@ -125,6 +123,7 @@ class Controller:
             info=info,
             nodes=lambda: self.job.nodes,
             hearing=hearing,
+            outside=outside,
             token=token,
             clock=clock,
             post=self._post,
@@ -134,8 +133,8 @@ class Controller:
 
     async def run(self) -> Shutdown:
         """Take over, serve, and return how the job ended."""
-        for number, reason in SIGNALS.items():
-            asyncio.get_running_loop().add_signal_handler(number, self._signalled, reason)
+        for number in SIGNALS:
+            self.outside.on_signal(number, self._signalled)
         cursor = await self._take_over()
         tasks = [
             asyncio.create_task(self._read_inbox(cursor)),
@@ -160,15 +159,15 @@ class Controller:
         journal = await self.store.journal()
         self.mirror.start(journal)
         if kept and not journal:  # requeued, with a fresh store: budgets live on, nodes do not
-            journal = read_copy(self.folder.events_path)
+            journal = self.outside.read_copy()
         replay(self.job, journal)
         if journal:
             self.server_clock.start_after(journal[-1].t)
         self.witnesses.start_with(node for node in self.job.nodes.values() if node.alive)
         port = await self.witnesses.tethers.start("0.0.0.0" if self.bind == "*" else self.bind)
         up = ControllerUp(epoch=self.epoch, host=self._advertised(), port=port)
-        host, pid = socket.gethostname(), os.getpid()
-        batch = self._decide([Heard(ControllerStarted(epoch=self.epoch, host=host, pid=pid)), *self._begin()])
+        started = ControllerStarted(epoch=self.epoch, host=self.outside.host, pid=self.outside.pid)
+        batch = self._decide([Heard(started), *self._begin()])
         batch.orders.append(up)
         await self._commit(batch, up)
         log.info("epoch %d, %d journal entries replayed", self.epoch, len(journal))
@@ -196,7 +195,7 @@ class Controller:
         shutdown, now = self.job.shutdown, self.server_clock.now()
         assert shutdown is not None
         self.store.hurry(LAST_WORDS_S)
-        self.folder.write_result(Result(exit_code=shutdown.exit_code, reason=shutdown.reason, ended_at=now))
+        self.outside.write_result(Result(exit_code=shutdown.exit_code, reason=shutdown.reason, ended_at=now))
         with contextlib.suppress(StoreUnreachable):  # nobody needs it any more
             await self.store.retire(KEEP_KEYS_S)
         return shutdown
@@ -272,8 +271,8 @@ class Controller:
         self.server_clock.set(server_time)
         self.mirror.add(batch.entries)
 
-    def _signalled(self, reason: SignalReason) -> None:
-        self._post(Signalled(reason=reason, generation=self.info.generation))
+    def _signalled(self, number: signal.Signals) -> None:
+        self._post(Signalled(reason=SIGNALS[number], generation=self.info.generation))
 
     # ---- facts
 

@@ -12,8 +12,7 @@ from typing import Any
 
 from nvrx_slurm import fence
 from nvrx_slurm.clock import Clock
-from nvrx_slurm.cluster.slurm_nodes import node_state
-from nvrx_slurm.controller.firing import is_dead
+from nvrx_slurm.controller.outside import Outside
 from nvrx_slurm.core.liveness import Liveness
 from nvrx_slurm.core.state import Node
 from nvrx_slurm.errors import StoreUnreachable
@@ -31,7 +30,6 @@ from nvrx_slurm.records import (
     unpack_beat,
 )
 from nvrx_slurm.store.hearing import Hearing
-from nvrx_slurm.tether import TetherServer
 
 log = get_logger("controller")
 
@@ -67,12 +65,13 @@ class Witnesses:
         info: JobInfo,
         nodes: Callable[[], Mapping[str, Node]],
         hearing: Hearing,
+        outside: Outside,
         token: str,
         clock: Clock,
         post: Callable[[AnyFact], None],
     ) -> None:
         self.plan, self.info, self.nodes = plan, info, nodes
-        self.hearing, self.token, self.clock, self.post = hearing, token, clock, post
+        self.hearing, self.outside, self.token, self.clock, self.post = hearing, outside, token, clock, post
         bounds = plan.fault_tolerance
         self.pace_s = min(MOST_PACE_S, bounds.heartbeat_interval_s / 4)
         self.liveness = Liveness(
@@ -83,7 +82,7 @@ class Witnesses:
             fleet_grace_s=max(bounds.control_plane_grace_s, bounds.gives_away_after_s),
             grace_until=clock.monotonic() + bounds.heartbeat_timeout_s,
         )
-        self.tethers = TetherServer(token, self._alive, self._tether_lost)
+        self.tethers = outside.tethers(token, self._alive, self._tether_lost)
         self.speakers: dict[bytes, str] = {}  # incarnation → its node, of those that are watched
         self.last_beats: dict[str, bytes] = {}
         self.seen_at: dict[str, float] = {}  # node → when it was here, seconds since the epoch
@@ -157,7 +156,7 @@ class Witnesses:
         spread_s = TEST_SPREAD_S_PER_NODE * self.plan.total_nodes
         if spread_s > TEST_S:
             await asyncio.sleep(spread_s * self.nodes()[node].index / self.plan.total_nodes)
-        if not await is_dead(addr, port, fence.PROBE, TEST_S):
+        if not await self.outside.is_dead(addr, port, fence.PROBE, TEST_S):
             self.trusted.add(incarnation)
             return
         await asyncio.sleep(STALL_BEATS * self.plan.fault_tolerance.heartbeat_interval_s)
@@ -176,7 +175,9 @@ class Witnesses:
         """A tether broke: is nobody there any more, or did somebody in between break it?"""
         began = self.clock.monotonic()
         node = self.nodes()[name]
-        proven = incarnation in self.trusted and await is_dead(node.addr, node.fence_port, fence.PROBE, PROBE_S)
+        proven = incarnation in self.trusted and await self.outside.is_dead(
+            node.addr, node.fence_port, fence.PROBE, PROBE_S
+        )
         if not self._current(name, incarnation):
             return
         if proven:
@@ -223,12 +224,12 @@ class Witnesses:
 
     async def _fire(self, name: str, incarnation: str, addr: str, port: int) -> None:
         key = fence.key_of(self.token, incarnation)
-        if await is_dead(addr, port, key, FENCE_S) and incarnation in self.trusted:
+        if await self.outside.is_dead(addr, port, key, FENCE_S) and incarnation in self.trusted:
             await asyncio.sleep(SETTLE_S)
             self.post(NodeFenced(node=name, incarnation=incarnation, proof="its kernel says that they are gone"))
 
     async def _ask_slurm(self, name: str, incarnation: str) -> None:
-        said = await node_state(name)
+        said = await self.outside.node_state(name)
         if said is None:
             return
         self.post(SlurmNodeState(node=name, state=said.state, reason=said.reason))

@@ -17,6 +17,10 @@ from nvrx_slurm.store.client import Store
 from nvrx_slurm.store.embedded import EmbeddedStore
 
 
+async def nobody_listens(*_) -> None:
+    raise ConnectionRefusedError
+
+
 class Chest:
     """A heart in its surroundings: a store that can be stopped, leases and words that can be awaited."""
 
@@ -24,7 +28,7 @@ class Chest:
         self.store, self.server_pid = store, server_pid
         self.leases: asyncio.Queue[float] = asyncio.Queue()
         self.said: asyncio.Queue[ControllerSilent] = asyncio.Queue()
-        self.tethering = Tethering(token="t", node="n1")
+        self.tethering = Tethering(nobody_listens, lambda most_s: 0.0)
         self.heart = Heart(
             bounds=FaultTolerance(heartbeat_interval_s=0.05, heartbeat_timeout_s=0.3, **bounds),
             nodes=1,

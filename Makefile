@@ -7,7 +7,7 @@ INSTALLED := $(VENV)/.installed
 TESTS := $(VENV)/.installed-dev
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test test-torch slurm-packages fmt lint type docs bench clean
+.PHONY: help demo test test-torch ci-slurm slurm-packages browser fmt lint type docs bench clean
 
 help:  ## Say what each target does
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/:[^#]*## /\t/' | expand -t 16
@@ -26,24 +26,32 @@ demo: $(INSTALLED)  ## Train on 4 pretended nodes with 2 hot spares, kill one no
 	$(BIN)/pip install --quiet --disable-pip-version-check numpy
 	$(BIN)/python examples/digits/demo.py
 
-test: $(TESTS) slurm-packages  ## Run all tests, the ones on a real Slurm included
+test: $(TESTS) slurm-packages browser  ## Run all tests, the ones on a real Slurm included
 	$(BIN)/pytest -n 4 -m 'not torch' $(ARGS)
 
 test-torch: $(TESTS)  ## Run the tests that need torch (CPU is enough)
 	$(BIN)/python -c 'import torch' 2>/dev/null || $(BIN)/pip install --quiet --disable-pip-version-check 'torch==2.13.0'
 	$(BIN)/pytest -m torch $(ARGS)
 
+ci-slurm: $(INSTALLED)  ## Replay the flows of ci/flows, faults included, on the site's Slurm, else on one of its own
+	command -v sbatch >/dev/null || $(BIN)/python -m ci.slurm_packages
+	$(BIN)/nvrx-slurm ci run ci/flows --jobs 3 $(ARGS)
+
 slurm-packages: $(TESTS)
 	$(BIN)/python -m ci.slurm_packages
+
+browser: $(TESTS)
+	$(BIN)/python -m ci.browser
 
 fmt: $(TESTS)  ## Format the code
 	$(BIN)/ruff format .
 	$(BIN)/ruff check --fix .
 
-lint: $(TESTS)  ## Check style and layers
+lint: $(TESTS)  ## Check style, layers, and the workflows of GitHub Actions
 	$(BIN)/ruff format --check .
 	$(BIN)/ruff check .
 	$(BIN)/lint-imports
+	PATH="$(CURDIR)/$(BIN):$$PATH" actionlint -config-file .github/actionlint.yaml .github/workflows/*.yml
 
 type: $(TESTS)  ## Check types
 	$(BIN)/mypy
@@ -52,6 +60,7 @@ docs: $(INSTALLED)  ## Write the generated pages of docs/ anew
 	$(BIN)/python -m nvrx_slurm.config.docs > docs/job-yaml.md
 	$(BIN)/python -m nvrx_slurm.store.docs > docs/store.md
 	$(BIN)/python -m nvrx_slurm.report.docs > docs/journal.md
+	$(BIN)/python -m nvrx_slurm.flow.docs > docs/flows.md
 
 bench: $(TESTS)  ## Measure, each time beside a peer in the same run
 	$(BIN)/python -m bench $(ARGS)

@@ -16,7 +16,7 @@ from bench.errors import BenchTimeout
 from nvrx_slurm.batch import children
 from nvrx_slurm.clock import SystemClock
 from nvrx_slurm.config import env
-from nvrx_slurm.folder import JobFolder, JobInfo, StoreAddress
+from nvrx_slurm.folder import LOOPBACK, JobFolder, JobInfo, StoreAddress
 from nvrx_slurm.ids import new_secret
 from nvrx_slurm.processes import dies_with_parent
 from nvrx_slurm.records import AnyOrder, FaultTolerance, Plan, RolePlan
@@ -50,7 +50,7 @@ async def set_up(
     nodes = tuple(f"n{index}" for index in range(1, size + 1))
     started_at = SystemClock().wall()
     folder.write_info(
-        JobInfo(job_id="bench", name="bench", cluster="local", started_at=started_at, host="127.0.0.1", nodes=nodes)
+        JobInfo(job_id="bench", name="bench", cluster="local", started_at=started_at, addr=LOOPBACK, nodes=nodes)
     )
     password = new_secret()
     store = EmbeddedStore(folder.store_dir, bind="127.0.0.1", password=password)

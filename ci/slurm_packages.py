@@ -6,6 +6,7 @@ import os
 import shutil
 import subprocess
 import sys
+from collections.abc import Sequence
 from pathlib import Path
 
 PROGRAMS = ("munged", "slurmctld", "slurmd", "slurmdbd", "sbatch", "mariadbd", "ps", "faketime", "ip")
@@ -30,13 +31,23 @@ def missing() -> list[str]:
     return [program for program in PROGRAMS if shutil.which(program, path=path) is None]
 
 
-def install() -> None:
+def install(packages: Sequence[str]) -> None:
     """Install them on Debian and its kin; with sudo where we are not root. Raises CalledProcessError."""
     prefix = [] if os.geteuid() == 0 else ["sudo", "-n"]
     # Packages must not start daemons of their own here: the tests start theirs.
     policy = ["env", "DEBIAN_FRONTEND=noninteractive", "RUNLEVEL=1"]
-    for words in (["update", "-qq"], ["install", "-y", "-qq", "--no-install-recommends", *DEBIAN]):
+    for words in (["update", "-qq"], ["install", "-y", "-qq", "--no-install-recommends", *packages]):
         subprocess.run([*prefix, *policy, "apt-get", *words], check=True, stdout=subprocess.DEVNULL)
+
+
+def try_to_install(packages: Sequence[str], lacking: Sequence[str]) -> None:
+    """Install them if this is Debian or its kin, and say what happens."""
+    print(f"installing {', '.join(packages)} (missing: {', '.join(lacking)})", file=sys.stderr)
+    if Path("/etc/debian_version").exists():
+        try:
+            install(packages)
+        except (subprocess.CalledProcessError, FileNotFoundError) as error:
+            print(f"that failed: {error}", file=sys.stderr)
 
 
 def main() -> int:
@@ -44,13 +55,8 @@ def main() -> int:
     lacking = missing()
     if not lacking:
         return 0
-    print(f"installing {', '.join(DEBIAN)} (missing: {', '.join(lacking)})", file=sys.stderr)
-    if Path("/etc/debian_version").exists():
-        try:
-            install()
-        except (subprocess.CalledProcessError, FileNotFoundError) as error:
-            print(f"that failed: {error}", file=sys.stderr)
-        lacking = missing()
+    try_to_install(DEBIAN, lacking)
+    lacking = missing()
     if lacking:
         print(
             f"the tests on a real Slurm need {', '.join(lacking)}. Install them:\n"

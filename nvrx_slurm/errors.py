@@ -8,6 +8,7 @@
     ├── UnreachableError         69   Slurm or the store does not answer
     │   ├── SlurmUnreachable
     │   └── StoreUnreachable
+    ├── FaultFailed               1   a fault of a flow did not happen; says what stood in its way
     ├── SimulationStuck           1   a simulated history cannot go on, or passed a bound
     ├── FencedError              75   a newer controller has taken over; this one may write no more
     └── WaitTimeout             124   a bound passed; says what was waited for
@@ -72,6 +73,10 @@ class SlurmUnreachable(UnreachableError):
 
 class StoreUnreachable(UnreachableError):
     """The store does not answer, or refuses the password."""
+
+
+class FaultFailed(NvrxError):
+    """A fault that a flow asks for did not happen; the message says what stood in its way."""
 
 
 class SimulationStuck(NvrxError):

@@ -14,7 +14,10 @@
 
 from __future__ import annotations
 
+import os
+import shutil
 import socket
+from pathlib import Path
 from typing import TypeVar
 
 import msgspec
@@ -24,6 +27,7 @@ from nvrx_slurm.processes import is_alive
 from nvrx_slurm.records import Plan, Record, plan_from_json, plan_to_json
 
 _T = TypeVar("_T")
+LOOPBACK = "127.0.0.1"
 
 
 class JobInfo(Record, frozen=True, kw_only=True):
@@ -41,6 +45,11 @@ class JobInfo(Record, frozen=True, kw_only=True):
     host_pid: int = 0
     nodes: tuple[str, ...] = ()  # the allocation, in Slurm's order
     kill_wait_s: float | None = None
+
+    @property
+    def bind(self) -> str:
+        """Where the job's servers listen: on loopback alone, unless other hosts must reach them."""
+        return self.addr if self.addr == LOOPBACK else "*"
 
     @property
     def is_here(self) -> bool:
@@ -110,3 +119,11 @@ class JobFolder(JobFiles):
             return msgspec.json.decode((self.path / name).read_bytes(), type=kind)
         except FileNotFoundError:
             return None
+
+
+def clear_runtime_folders(job: JobFiles) -> None:
+    """Remove what agents of the job that were killed on this machine have left in its memory."""
+    for root in (Path("/dev/shm"), Path("/tmp")):
+        for folder in root.glob(f"{job.runtime_name}-*"):
+            if folder.stat().st_uid == os.getuid():
+                shutil.rmtree(folder, ignore_errors=True)

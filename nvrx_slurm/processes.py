@@ -6,6 +6,7 @@ import ctypes
 import os
 import signal
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 
 PR_SET_PDEATHSIG = 1
@@ -23,14 +24,14 @@ _libc = ctypes.CDLL(None, use_errno=True)
 
 def dies_with_parent(number: signal.Signals) -> Callable[[], None]:
     """For `preexec_fn`: the kernel sends `number` to the child when this process dies, by whatever signal."""
-    parent = os.getpid()
+    return partial(die_with, os.getpid(), number)
 
-    def adopt() -> None:
-        _libc.prctl(PR_SET_PDEATHSIG, int(number), 0, 0, 0)
-        if os.getppid() != parent:  # it died before the call above
-            os.kill(os.getpid(), number)
 
-    return adopt
+def die_with(parent: int, number: signal.Signals) -> None:
+    """The same, said by the child itself: the kernel sends it `number` when `parent`, its parent, dies."""
+    _libc.prctl(PR_SET_PDEATHSIG, int(number), 0, 0, 0)
+    if os.getppid() != parent:  # it died before the call above
+        os.kill(os.getpid(), number)
 
 
 def is_alive(pid: int, *, started_before: float | None = None) -> bool:

@@ -20,7 +20,7 @@ from typing import Any, Literal
 
 import msgspec
 
-SignalReason = Literal["cancel", "interrupt", "time_limit", "agents_gone"]
+SignalReason = Literal["cancel", "interrupt", "time_limit", "agents_gone", "lease_lapsed"]
 FENCE_MARGIN_S = 2.0
 OnFailure = Literal["restart_replica", "restart_job", "ignore", "fail_job"]
 
@@ -89,6 +89,13 @@ class FaultTolerance(Record, frozen=True, kw_only=True):
         return self.fence_timeout_s + 2 * self.heartbeat_interval_s + FENCE_MARGIN_S
 
 
+class Lease(Record, frozen=True, kw_only=True):
+    """The job ends once nobody has touched `file` for `timeout_s`; it starts once somebody has."""
+
+    file: str
+    timeout_s: float
+
+
 class Plan(Record, frozen=True, kw_only=True):
     """Everything that agents and the controller need to know of a job, settled before it starts."""
 
@@ -101,6 +108,7 @@ class Plan(Record, frozen=True, kw_only=True):
     time_limit_s: float | None = None
     store_url: str | None = None  # None: embedded. Never holds a password
     store_password_file: str | None = None
+    lease: Lease | None = None
     version: int = 1
 
     @property
@@ -295,7 +303,8 @@ class DumpAsked(Fact, frozen=True, kw_only=True, tag="dump_asked"):
 
 
 class Signalled(Fact, frozen=True, kw_only=True, tag="signalled"):
-    """The batch host says that the job must end: it was told so, time is up, or no agent runs any more."""
+    """The batch host says that the job must end: it was told so, time is up, no agent runs any more, or nobody has
+    touched the job's lease file."""
 
     reason: SignalReason
     generation: int = 0

@@ -22,6 +22,7 @@ import os
 import socket
 import sys
 from collections.abc import Callable
+from typing import Protocol
 
 import msgspec
 
@@ -78,34 +79,61 @@ def _keep_alive(connection: socket.socket, interval_s: float, timeout_s: float) 
     connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, max(1000, int(1000 * timeout_s)))
 
 
+class Stream(Protocol):
+    """An open connection, to whatever end."""
+
+    async def receive(self, most: int) -> bytes:
+        """At least one byte; none, when the other end has closed it. Raises OSError."""
+        ...
+
+    async def send(self, data: bytes) -> None:
+        """All of it. Raises OSError."""
+        ...
+
+
+async def introduce(stream: Stream, *, token: str, node: str, incarnation: str) -> None:
+    """Prove to the controller at the other end who holds this one. Raises OSError where it does not agree."""
+    nonce = await _exactly(stream, NONCE_BYTES)
+    mac = _mac(token, nonce, node, incarnation)
+    hello = msgspec.msgpack.encode(Hello(node=node, incarnation=incarnation, mac=mac))
+    await stream.send(len(hello).to_bytes(_LENGTH_BYTES, "big") + hello)
+    if await _exactly(stream, 1) != ACCEPTED:
+        raise ConnectionRefusedError("the controller refused the tether")
+
+
 async def connect(
     host: str, port: int, *, token: str, node: str, incarnation: str, interval_s: float, timeout_s: float
 ) -> socket.socket:
     """The agent's end, authenticated. Raises OSError (TimeoutError too) where there is no such controller."""
-    loop = asyncio.get_running_loop()
     connection = socket.socket(socket.AF_INET, socket.SOCK_STREAM)
     try:
         connection.setblocking(False)
         connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         _keep_alive(connection, interval_s, timeout_s)
         async with asyncio.timeout(HANDSHAKE_S):
-            await loop.sock_connect(connection, (host, port))
-            nonce = await _exactly(connection, NONCE_BYTES)
-            mac = _mac(token, nonce, node, incarnation)
-            hello = msgspec.msgpack.encode(Hello(node=node, incarnation=incarnation, mac=mac))
-            await loop.sock_sendall(connection, len(hello).to_bytes(_LENGTH_BYTES, "big") + hello)
-            if await _exactly(connection, 1) != ACCEPTED:
-                raise ConnectionRefusedError("the controller refused the tether")
+            await asyncio.get_running_loop().sock_connect(connection, (host, port))
+            await introduce(_SocketStream(connection), token=token, node=node, incarnation=incarnation)
     except BaseException:
         connection.close()
         raise
     return connection
 
 
-async def _exactly(connection: socket.socket, size: int) -> bytes:
+class _SocketStream:
+    def __init__(self, connection: socket.socket) -> None:
+        self._connection = connection
+
+    async def receive(self, most: int) -> bytes:
+        return await asyncio.get_running_loop().sock_recv(self._connection, most)
+
+    async def send(self, data: bytes) -> None:
+        await asyncio.get_running_loop().sock_sendall(self._connection, data)
+
+
+async def _exactly(stream: Stream, size: int) -> bytes:
     data = b""
     while len(data) < size:
-        chunk = await asyncio.get_running_loop().sock_recv(connection, size - len(data))
+        chunk = await stream.receive(size - len(data))
         if not chunk:
             raise ConnectionResetError("the controller closed the tether")
         data += chunk
@@ -118,7 +146,7 @@ class TetherServer:
 
     def __init__(self, token: str, alive: Callable[[str, str], None], lost: Callable[[str, str], None]) -> None:
         self.token, self.alive, self.lost = token, alive, lost
-        self.connections: set[_Connection] = set()
+        self.connections: dict[_Connection, None] = {}  # in the order in which they came
         self.tied: dict[tuple[str, str], _Connection] = {}
         self.closing = False
         self._server: asyncio.Server | None = None
@@ -126,8 +154,12 @@ class TetherServer:
     async def start(self, bind: str) -> int:
         """Listen; returns the port."""
         loop = asyncio.get_running_loop()
-        self._server = await loop.create_server(lambda: _Connection(self), bind, 0, backlog=4096)
+        self._server = await loop.create_server(self.protocol, bind, 0, backlog=4096)
         return int(self._server.sockets[0].getsockname()[1])
+
+    def protocol(self) -> asyncio.Protocol:
+        """What serves one more connection."""
+        return _Connection(self)
 
     def fence(self, node: str, incarnation: str) -> None:
         """Tell that agent, if it is tied, that its node has been given up."""
@@ -161,7 +193,7 @@ class _Connection(asyncio.Protocol):
         assert isinstance(transport, asyncio.Transport)
         self._transport = transport
         self._bound = asyncio.get_running_loop().call_later(HANDSHAKE_S, transport.abort)
-        self._server.connections.add(self)
+        self._server.connections[self] = None
         transport.write(self._nonce)
 
     def data_received(self, data: bytes) -> None:
@@ -178,7 +210,7 @@ class _Connection(asyncio.Protocol):
 
     def connection_lost(self, error: Exception | None) -> None:
         self._bound.cancel()
-        self._server.connections.discard(self)
+        self._server.connections.pop(self, None)
         hello, server = self._hello, self._server
         if hello is None or server.tied.get((hello.node, hello.incarnation)) is not self:
             return  # never proven, or the same agent has tied anew

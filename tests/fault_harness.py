@@ -7,7 +7,6 @@ import ctypes
 import platform
 import signal
 import struct
-import subprocess
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -17,11 +16,11 @@ from typing import TypeVar
 import pytest
 
 from nvrx_slurm.agent.supervisor import descendants, send_all
+from nvrx_slurm.errors import NvrxError
+from nvrx_slurm.testing.disk import SmallDisk
 from tests.harness import WAIT_S, RunningJob
 
 _T = TypeVar("_T")
-
-HOLD_A_DISK = 'mount -t tmpfs -o "$1" tmpfs /mnt && echo mounted && read -r _'
 
 _PR_SET_NO_NEW_PRIVS, _PR_SET_SECCOMP, _SECCOMP_MODE_FILTER = 38, 22, 2
 _SECCOMP_ALLOW, _SECCOMP_ERRNO = 0x7FFF0000, 0x00050000
@@ -74,31 +73,14 @@ class FrozenNode:
 
 
 @contextlib.contextmanager
-def small_disk(options: str) -> Iterator[Path]:
-    """A tmpfs with these mount options (`size=1m`), in a mount namespace of its own: it goes with its holder.
-
-    Root or not, it is reached through the holder's entry in /proc.
-    """
-    argv = ["unshare", "--map-root-user", "--mount", "sh", "-c", HOLD_A_DISK, "sh", options]
-    holder = subprocess.Popen(argv, stdin=subprocess.PIPE, stdout=subprocess.PIPE)
-    assert holder.stdin is not None and holder.stdout is not None
+def small_disk(options: str) -> Iterator[SmallDisk]:
+    """A disk with these mount options (`size=1m`); where the kernel lets us have none, the test is skipped."""
     try:
-        if holder.stdout.readline() != b"mounted\n":
-            pytest.skip("no small disk: this kernel lets us have no mount namespace of our own")
-        yield Path(f"/proc/{holder.pid}/root/mnt")
-    finally:
-        holder.stdin.close()
-        holder.stdout.close()
-        holder.wait()
-
-
-def fill(disk: Path) -> Path:
-    """Take all the space that is left; returns the file that has it."""
-    ballast = disk / "ballast"
-    with contextlib.suppress(OSError), ballast.open("ab", buffering=0) as file:
-        while True:
-            file.write(b"\0" * 4096)
-    return ballast
+        disk = SmallDisk(options)
+    except NvrxError as error:
+        pytest.skip(str(error))
+    yield disk
+    disk.close()
 
 
 def without_socket_filters(start: Callable[[], _T]) -> _T:

@@ -1,12 +1,8 @@
-"""A job whose nodes have a network of their own, which can be cut, slowed and lied to. It needs no root.
-
-`network_switch.py` tells how. Everything else is shared: processes, files, the monotonic clock.
-"""
+"""A job of gate workers whose nodes have a network of their own (`nvrx_slurm.testing.network`)."""
 
 from __future__ import annotations
 
 import contextlib
-import json
 import os
 import signal
 import socket
@@ -21,21 +17,13 @@ from urllib.parse import urlsplit
 
 import pytest
 
+from nvrx_slurm.errors import NvrxError
 from nvrx_slurm.folder import JobFolder
 from nvrx_slurm.processes import dies_with_parent
 from nvrx_slurm.records import Plan, plan_to_json
 from nvrx_slurm.report.source import Journal
+from nvrx_slurm.testing.network import BATCH, Network
 from tests.harness import Gate, RunningJob
-
-HERE = Path(__file__).parent
-BATCH = "batch"
-SCONTROL = '#!/bin/sh\n[ "$2" = hostnames ] && printf "%s\\n" {nodes}\n'
-"""Slurm is not what is tested: all that is asked of it is the list of nodes."""
-
-NO_NAMESPACES = (
-    "it needs `ip` (iproute2), and a kernel that lets us have user namespaces: a container's seccomp profile may "
-    "forbid them, and Ubuntu does unless `sysctl kernel.apparmor_restrict_unprivileged_userns=0`"
-)
 
 LISTEN = """
 import sys
@@ -52,98 +40,39 @@ while True:
 """
 
 
-class Network:
-    """Namespaces for the batch host and for each node, and the switch between them."""
+class GateNetwork(Network):
+    """A network with a door to the gate on each host. Where there can be none the test is skipped; in CI it fails."""
 
     def __init__(self, nodes: Sequence[str], gate: Gate) -> None:
-        self.nodes = tuple(nodes)
-        self._control, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
-        with theirs:
-            self._switch = subprocess.Popen(
-                [
-                    *("unshare", "--user", "--map-root-user", "--net", "--uts", sys.executable, "-S"),
-                    *(str(HERE / "network_switch.py"), str(theirs.fileno()), str(gate.port), BATCH, *nodes),
-                ],
-                pass_fds=[theirs.fileno()],
-            )
-        data, listeners, _, _ = socket.recv_fds(self._control, 65536, 1 + len(nodes))
-        if not data:
-            self._control.close()
-            self._switch.wait()
+        try:
+            super().__init__(nodes, door=gate.port)
+        except NvrxError as error:
             refuse = pytest.fail if os.environ.get("CI") else pytest.skip
-            refuse(f"no network of our own: {NO_NAMESPACES}")
-        self._pid, self._namespaces = (json.loads(data)[key] for key in ("pid", "namespaces"))
-        self._listeners = [socket.socket(fileno=listener) for listener in listeners]
-        for listener in self._listeners:
-            gate.accept_on(listener)
+            refuse(str(error))
+        for door in self.doors:
+            gate.accept_on(door)
 
     def close(self) -> None:
-        self._control.close()
-        self._switch.wait()
-        for listener in self._listeners:
-            listener.shutdown(socket.SHUT_RDWR)  # who waits in accept(2) is not woken by a close
-            listener.close()
-
-    # ---- faults
-
-    def cut(self, *hosts: str) -> None:
-        """These hosts' frames are lost from now on, in silence; nobody else's are."""
-        self._ask(cut=hosts)
-
-    def heal(self) -> None:
-        """All frames pass, all at once."""
-        self._ask(cut=(), rules=(), slow=(0.0, 0.0))
-
-    def rule(self, *rules: dict[str, Any]) -> None:
-        """What of the rest is lost or refused: `network_switch.Rule`."""
-        self._ask(rules=rules)
-
-    def slow(self, delay_s: float, loss: float) -> None:
-        """Every frame comes so late, and this share of them never."""
-        self._ask(slow=(delay_s, loss))
-
-    def reset(self, rule: dict[str, Any]) -> int:
-        """Break TCP connections as a third party does; returns how many ends were told."""
-        return int(self._ask(reset=rule))
-
-    def count(self, rule: dict[str, Any]) -> int:
-        """How many packets have matched since this was first asked."""
-        return int(self._ask(count=rule))
-
-    def _ask(self, **orders: Any) -> Any:
-        self._control.send(json.dumps(orders).encode())
-        return json.loads(self._control.recv(65536))
-
-    # ---- processes
-
-    def inside(self, host: str) -> list[str]:
-        """What to write before a command that shall run on that host."""
-        process = f"/proc/{self._pid}"
-        net = f"--net={process}/fd/{self._namespaces[host]}"
-        return ["nsenter", "--preserve-credentials", f"--user={process}/ns/user", f"--uts={process}/ns/uts", net]
+        super().close()
+        for door in self.doors:
+            door.shutdown(socket.SHUT_RDWR)  # who waits in accept(2) is not woken by a close
+            door.close()
 
     def start(self, plan: Plan, *, job_id: str = "1") -> NetworkJob:
         """Start a job's batch host, which starts its agents, as a Slurm job's script would."""
-        base = Path(plan.folder)
-        base.mkdir(exist_ok=True)
-        scontrol = base / "scontrol"
-        scontrol.write_text(SCONTROL.format(nodes=" ".join(self.nodes)))
-        scontrol.chmod(0o700)
-        programs = os.pathsep.join([str(base), str(Path(sys.executable).parent), os.environ["PATH"]])
-        agents = [f"{node}={self._namespaces[node]}" for node in self.nodes]
-        launcher = ["sh", str(HERE / "network_agents.sh"), str(self._pid), *agents]
+        batch = [sys.executable, "-m", "nvrx_slurm.batch", "--cluster", "local", "--", *self.agents()]
         process = subprocess.Popen(
-            [*self.inside(BATCH), sys.executable, "-m", "nvrx_slurm.batch", "--cluster", "slurm", "--", *launcher],
+            [*self.inside(BATCH), *batch],
             stdin=subprocess.PIPE,
             stdout=subprocess.DEVNULL,
-            env={**os.environ, "PATH": programs, "SLURM_JOB_ID": job_id, "SLURM_CONF": str(base / "none")},
+            env={**os.environ, "NVRX_JOB_ID": job_id},
             start_new_session=True,
             preexec_fn=dies_with_parent(signal.SIGKILL),
         )
         assert process.stdin is not None
         process.stdin.write(plan_to_json(plan))
         process.stdin.close()
-        return NetworkJob(JobFolder(base / job_id), process)
+        return NetworkJob(JobFolder(Path(plan.folder) / job_id), process)
 
     @contextlib.contextmanager
     def beats(self, job: RunningJob) -> Iterator[Callable[[], Counter[str]]]:

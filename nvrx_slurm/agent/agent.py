@@ -9,7 +9,8 @@ state. Beside the loop, each in a task of its own:
     watching.py    which worker makes no progress
     dumping.py     what they all are doing, written down
 
-`stopping.py` has where a teardown stands, `machine.py` all that an agent touches of its node.
+Its beginnings and ends have modules of their own: `joining.py`, `starting.py`, `stopping.py`. What it touches of its
+node is in `machine.py`.
 """
 
 from __future__ import annotations
@@ -20,13 +21,14 @@ from collections.abc import Callable, Coroutine
 from functools import partial
 from typing import Any
 
-from nvrx_slurm import fence
 from nvrx_slurm.agent import gpu
 from nvrx_slurm.agent.dumping import DUMP_FIRST_S, Dumping
-from nvrx_slurm.agent.environment import worker_environment
-from nvrx_slurm.agent.events import Assigned, Crash, Cycle, Dumped, Event, Failing, Hung, Mode, Signal
+from nvrx_slurm.agent.events import Assigned, Crash, Cycle, Dumped, Event, Failing, Hung, Mode, Signal, Terminated
 from nvrx_slurm.agent.heart import ControllerSilent, Heart
+from nvrx_slurm.agent.joining import Joining
 from nvrx_slurm.agent.machine import Machine
+from nvrx_slurm.agent.orders import Orders
+from nvrx_slurm.agent.starting import Starting
 from nvrx_slurm.agent.stopping import Stopping
 from nvrx_slurm.agent.tethering import Tethering
 from nvrx_slurm.agent.voice import Voice
@@ -44,13 +46,11 @@ from nvrx_slurm.records import (
     Fence,
     Learned,
     NodeIsolated,
-    NodeJoined,
     NodeLeft,
     NodeReady,
     Plan,
     Progress,
     ReplicaEnded,
-    RolePlan,
     RoundClosed,
     RoundOpened,
     Shutdown,
@@ -67,6 +67,9 @@ GOODBYE_S = 5.0
 
 REASON_S = 2.0
 """How long an agent that got a signal waits for the controller to say why."""
+
+OUR_SIGNAL_S = 0.2
+"""How long after a worker's death by SIGTERM the agent may get that signal too, if it is Slurm's."""
 
 
 class Agent:
@@ -89,9 +92,8 @@ class Agent:
         clock: Clock,
         ending_grace_s: float,
     ) -> None:
-        self.plan, self.folder, self.node, self.addr = plan, folder, node, addr
-        self.generation, self.store, self.token, self.clock = generation, store, token, clock
-        self.ending_grace_s, self.machine = ending_grace_s, machine
+        self.plan, self.node, self.generation, self.store = plan, node, generation, store
+        self.clock, self.ending_grace_s, self.machine = clock, ending_grace_s, machine
         bounds = plan.fault_tolerance
         self.inbox: asyncio.Queue[Event] = asyncio.Queue()
         post = self.inbox.put_nowait
@@ -102,6 +104,18 @@ class Agent:
         self.watch = HangWatch(bounds.hang, board=self.board, output=self.output, clock=clock, post=post)
         self.dumping = Dumping(self.stacks, voice=self.voice, go=self._go, post=post)
         self.stopping = Stopping(bounds, workers=self.workers, board=self.board, dumping=self.dumping, clock=clock)
+        self.orders = Orders(store, node, post)
+        self.joining = Joining(machine, addr=addr, token=token, store=store, voice=self.voice, workers=self.workers)
+        self.starting = Starting(
+            plan,
+            folder,
+            node=node,
+            generation=generation,
+            workers=self.workers,
+            board=self.board,
+            output=self.output,
+            stacks=self.stacks,
+        )
         self.heart = Heart(
             bounds=bounds,
             nodes=plan.total_nodes,
@@ -114,8 +128,6 @@ class Agent:
         )
         self.mode = Mode.STANDBY
         self.cycle: Cycle | None = None
-        self.port = machine.hold_port()
-        self.fence_port = 0
         self.opened: dict[str, int] = {}  # replica → the newest cycle it was called to
         self.fenced = False
         self.leaving: tuple[str, int] | None = None  # why, and with what exit code
@@ -128,7 +140,7 @@ class Agent:
     async def run(self) -> int:
         """Join, serve until the job ends, leave no process behind."""
         self.workers.start()
-        self._set_trap()
+        self.joining.set_trap()
         self.board.open()
         speaking = self._go(self.voice.run())
         for work in (self._read_orders(), self.heart.run()):
@@ -155,35 +167,16 @@ class Agent:
     async def _read_orders(self) -> None:
         """Join, then read every order from that moment on."""
         try:
-            last = await self._join()
-            while True:
-                for identity, order in await self.store.orders(last):
-                    last = identity
-                    self.inbox.put_nowait(order)
+            await self.orders.read(await self._join())
         except StoreUnreachable as error:
             self.inbox.put_nowait(error)
 
     async def _join(self) -> str:
-        fact = self.voice.fact(
-            NodeJoined, addr=self.addr, port=self.port.number, pid=self.machine.pid, fence_port=self.fence_port
-        )
-        last, shutdown, controller = await self.store.join(fact)
-        log.info("joined as %s", self.voice.incarnation)
+        last, shutdown, controller = await self.joining.join()
         for order in (controller, shutdown):
             if order is not None:
                 self.inbox.put_nowait(order)
         return last
-
-    def _set_trap(self) -> None:
-        """Give the controller a way to this node's workers that needs nobody's help here."""
-        try:
-            trap = self.machine.open_trap(fence.key_of(self.token, self.voice.incarnation))
-        except OSError as error:
-            log.warning("no fence: %s; if this node freezes, others wait for its lease to lapse", error)
-            self.fence_port = 0
-        else:
-            self.fence_port = int(trap.getsockname()[1])
-            self.workers.fence(trap)
 
     def _sign_of_life(self) -> Beat:
         cycle = self.cycle
@@ -224,45 +217,25 @@ class Agent:
             self._go(self._look_up(order.replica, order.cycle))
 
     async def _look_up(self, replica: str, cycle: int) -> None:
-        assignment = await self.store.assignment(replica, cycle, self.node)
-        self.inbox.put_nowait(Assigned(replica, cycle, assignment))
+        asked_by = self.voice.incarnation
+        assignment = await self.orders.assignment(replica, cycle)
+        self.inbox.put_nowait(Assigned(replica, cycle, assignment, asked_by))
 
     def _on_assigned(self, event: Assigned) -> None:
         if event.assignment is None or self.mode is not Mode.STANDBY or self.leaving or self.fenced:
             return
+        if event.asked_by != self.voice.incarnation:
+            return  # it was given to an agent that this node has given up since: somebody else may have it
         if (newer := self.opened.get(event.replica, 0)) > event.cycle:
             self._get_ready(event.replica, newer)  # its cycle was over before we could start
             return
-        role = next(role for role in self.plan.roles if role.name == event.assignment.role)
         self.cycle = Cycle(event.replica, event.cycle, event.assignment, began=self.clock.monotonic())
         self.mode = Mode.ACTIVE
         log.info("%s cycle %d: group rank %d", event.replica, event.cycle, event.assignment.group_rank)
-        self.port.release()
+        self.joining.port.release()
         self.heart.renew()
         self.watch.begin(event.assignment.seen)
-        for local_rank in range(event.assignment.workers):
-            self._spawn(self.cycle, role, local_rank)
-
-    def _spawn(self, cycle: Cycle, role: RolePlan, local_rank: int) -> None:
-        rank = cycle.assignment.first_rank + local_rank
-        env = worker_environment(
-            cycle.assignment,
-            local_rank=local_rank,
-            job_id=self.folder.job_id,
-            max_restarts=self.plan.fault_tolerance.max_restarts,
-            generation=self.generation,
-            replica=cycle.replica,
-            cycle=cycle.number,
-            node=self.node,
-            own=role.env,
-        )
-        env |= self.board.prepare(rank, cycle.number) | self.stacks.environment(role.env)
-        logs = self.folder.cycle_logs(cycle.replica, self.generation, cycle.number)
-        prefix = f"[{cycle.replica} {rank}] "
-        out = self.output.capture(logs / f"rank-{rank}.out", prefix, rank)
-        err = self.output.capture(logs / f"rank-{rank}.err", prefix, rank)
-        cycle.running.add(rank)
-        self.workers.spawn(rank, role.command, env, role.workdir or self.plan.workdir, out, err)
+        self.starting.start(self.cycle)
 
     def _on_spawned(self, event: Spawned) -> None:
         cycle = self.cycle
@@ -284,13 +257,24 @@ class Agent:
         self.watch.ended(event.rank, well=event.code == 0)
         if not self._is_at_work() or event.rank in cycle.told:
             return
-        if event.code != 0:
+        if event.signal == signal.SIGTERM:
+            self._await_our_signal(cycle, event.rank)
+        elif event.code != 0:
             ended = {"exit_code": event.code, "signal": event.signal, "error": event.error}
             self._tell_failure(cycle, event.rank, **ended)
         elif not cycle.running and not cycle.told:
             step = max(self.board.steps().values(), default=None)
             self.voice.tell(WorkersDone, replica=cycle.replica, cycle=cycle.number, step=step)
             self._tell_learned(cycle)
+
+    def _await_our_signal(self, cycle: Cycle, rank: int) -> None:
+        """Slurm ends a job by signals to workers and agents at once: this is no failure, and costs no restart."""
+        cycle.told.add(rank)
+        asyncio.get_running_loop().call_later(OUR_SIGNAL_S, self.inbox.put_nowait, Terminated(cycle, rank))
+
+    def _on_terminated(self, event: Terminated) -> None:
+        if event.cycle is self.cycle and self._is_at_work():
+            self._tell_failure(event.cycle, event.rank, signal=int(signal.SIGTERM), ago_s=OUR_SIGNAL_S)
 
     def _on_failing(self, event: Failing) -> None:
         """Its interpreter says so before it ends; the kernel says so only when its memory is freed."""
@@ -364,7 +348,8 @@ class Agent:
         since_s = 0.0 if self._signalled_at is None else now - self._signalled_at
         self._signalled_at = now if self._signalled_at is None else self._signalled_at
         hurry = event.name == HURRY.name or since_s > AGAIN_S
-        self._leave(event.name, EXIT_DONE, grace_s=0.0 if hurry else self.ending_grace_s)
+        if first or hurry:  # else it is the same one: srun passes on what Slurm has sent already
+            self._leave(event.name, EXIT_DONE, grace_s=0.0 if hurry else self.ending_grace_s)
         if first and not hurry:
             self.stopping.then = partial(self._await_the_reason, event)
 
@@ -451,20 +436,15 @@ class Agent:
             self._say_ready(replica, cycle)
 
     def _say_ready(self, replica: str, cycle: int) -> None:
-        self._hold_port()
-        took_s = self.stopping.took_s()
-        self.voice.tell(NodeReady, replica=replica, cycle=cycle, port=self.port.number, teardown_s=took_s)
+        port, took_s = self.joining.hold_port(), self.stopping.took_s()
+        self.voice.tell(NodeReady, replica=replica, cycle=cycle, port=port, teardown_s=took_s)
 
     def _join_anew(self) -> None:
         self.voice.begin_anew()
         self.fenced = False
-        self._set_trap()
-        self._hold_port()
+        self.joining.set_trap()
+        self.joining.hold_port()
         self._go(self._join())
-
-    def _hold_port(self) -> None:
-        self.port.release()
-        self.port = self.machine.hold_port()
 
     def _leave(self, reason: str, exit_code: int, **how: Any) -> None:
         """End for good. The first reason wins, and the first grace; a later one of 0 skips to the kill."""
@@ -508,6 +488,7 @@ _HANDLERS: dict[type[Any], Callable[[Agent, Any], None]] = {
     Spawned: Agent._on_spawned,
     Exited: Agent._on_exited,
     Failing: Agent._on_failing,
+    Terminated: Agent._on_terminated,
     Hung: Agent._on_hung,
     Dumped: Agent._on_dumped,
     Tearing: Agent._on_tearing,

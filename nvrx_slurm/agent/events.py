@@ -22,11 +22,12 @@ class Mode(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Assigned:
-    """The answer to the question what this node does in a round."""
+    """The answer to the question what this node does in a round. `asked_by`: the incarnation that has asked."""
 
     replica: str
     cycle: int
     assignment: Assignment | None
+    asked_by: str
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,6 +64,14 @@ class Failing:
     rank: int
     pid: int
     what: str
+
+
+@dataclass(frozen=True, slots=True)
+class Terminated:
+    """A worker died by SIGTERM some moments ago."""
+
+    cycle: Cycle
+    rank: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -103,5 +112,15 @@ class Crash:
 
 
 Event = (
-    AnyOrder | WorkerEvent | Assigned | Failing | Hung | Dumped | Signal | StoreUnreachable | ControllerSilent | Crash
+    AnyOrder
+    | WorkerEvent
+    | Assigned
+    | Failing
+    | Terminated
+    | Hung
+    | Dumped
+    | Signal
+    | StoreUnreachable
+    | ControllerSilent
+    | Crash
 )

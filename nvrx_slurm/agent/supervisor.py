@@ -109,6 +109,7 @@ class Supervisor:
         self.lease_until: float | None = None
         self.last_resort = LastResort()
         self.lapsed = False
+        self.may_spawn = True  # until a lease has lapsed, and from the next one on
         self.wakeup, wakeup_write = os.pipe2(os.O_NONBLOCK | os.O_CLOEXEC)
         signal.set_wakeup_fd(wakeup_write, warn_on_full_buffer=False)
         for number in (signal.SIGCHLD, signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGUSR1, signal.SIGUSR2):
@@ -159,8 +160,14 @@ class Supervisor:
     def _spawn(self, order: dict[str, Any], fds: list[int]) -> None:
         """Fork; the child tells through a pipe if it cannot run its program. Until then the next one is forked.
 
-        Not by posix_spawn, which cannot ask for PR_SET_PDEATHSIG.
+        Not by posix_spawn, which cannot ask for PR_SET_PDEATHSIG. Without a lease nothing is started: an agent that
+        was frozen asks for what it was to do before, and somebody else does it by now.
         """
+        if not self.may_spawn:
+            for descriptor in fds:
+                os.close(descriptor)
+            self._say(op="lapsed", survivors=[])
+            return
         argv, env = order["argv"], {**os.environ, **order["env"]}
         told, tell = os.pipe2(os.O_CLOEXEC)
         parent = os.getpid()
@@ -200,6 +207,7 @@ class Supervisor:
         self.held[order["op"]] = fds[0]
 
     def _renew(self, order: dict[str, Any], fds: list[int]) -> None:
+        self.may_spawn = order["s"] > 0.0
         self.lease_until = time.monotonic() + order["s"]
         self.last_resort.kill_in(order["s"] + LAST_RESORT_S)
 
@@ -246,7 +254,7 @@ class Supervisor:
     def _check_lease(self) -> None:
         if self.lease_until is None or time.monotonic() < self.lease_until:
             return
-        self.lease_until = None
+        self.lease_until, self.may_spawn = None, False
         if self._has_children() or self.teardown is not None:
             send_all(descendants(os.getpid()), signal.SIGKILL)
             self.lapsed = True

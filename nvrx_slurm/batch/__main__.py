@@ -7,18 +7,19 @@ import os
 import socket
 import subprocess
 import sys
+from collections.abc import Sequence
 from pathlib import Path
 
 import click
 import msgspec
 
 from nvrx_slurm.batch.host import Host, Launch, local_nodes
-from nvrx_slurm.batch.network import advertised_address
+from nvrx_slurm.batch.network import advertised_address, default_route_address
 from nvrx_slurm.clock import SystemClock
 from nvrx_slurm.cluster.kill_wait import KillWaitQuestion
 from nvrx_slurm.config import env
 from nvrx_slurm.errors import NvrxError, UsageError
-from nvrx_slurm.folder import JobFolder, JobInfo
+from nvrx_slurm.folder import LOOPBACK, JobFolder, JobInfo
 from nvrx_slurm.log import set_up
 from nvrx_slurm.records import Plan, plan_from_json
 
@@ -51,7 +52,7 @@ def _job_id(cluster: str) -> str:
     return identity
 
 
-def _prepare(plan: Plan, cluster: str) -> tuple[JobFolder, JobInfo]:
+def _prepare(plan: Plan, cluster: str, launcher: Sequence[str]) -> tuple[JobFolder, JobInfo]:
     """The job's folder, with the plan in it; from here on all output goes to its log."""
     folder = JobFolder(Path(plan.folder) / _job_id(cluster))
     try:
@@ -60,7 +61,7 @@ def _prepare(plan: Plan, cluster: str) -> tuple[JobFolder, JobInfo]:
         log = os.open(folder.job_log, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)
     except OSError as error:
         raise UsageError(f"the job folder cannot be written: {error}") from None
-    info = _info(plan, folder, cluster)
+    info = _info(plan, folder, cluster, launcher)
     for descriptor in (1, 2):
         os.dup2(log, descriptor)
     os.close(log)
@@ -70,7 +71,7 @@ def _prepare(plan: Plan, cluster: str) -> tuple[JobFolder, JobInfo]:
     return folder, info
 
 
-def _info(plan: Plan, folder: JobFolder, cluster: str) -> JobInfo:
+def _info(plan: Plan, folder: JobFolder, cluster: str, launcher: Sequence[str]) -> JobInfo:
     here = JobInfo(
         job_id=folder.job_id,
         name=plan.name,
@@ -80,7 +81,8 @@ def _info(plan: Plan, folder: JobFolder, cluster: str) -> JobInfo:
         host_pid=os.getpid(),
     )
     if cluster == "local":
-        return msgspec.structs.replace(here, addr="127.0.0.1", nodes=local_nodes(plan.total_nodes))
+        addr = default_route_address() if launcher else LOOPBACK  # a launcher may start agents in other networks
+        return msgspec.structs.replace(here, addr=addr, nodes=local_nodes(plan.total_nodes))
     with KillWaitQuestion() as kill_wait:  # asked while scontrol unfolds the list of nodes
         return msgspec.structs.replace(
             here,
@@ -103,7 +105,7 @@ def _password(plan: Plan) -> str | None:
 def main(cluster: str, launcher: tuple[str, ...]) -> int:
     """Run a job whose plan comes on standard input; LAUNCHER starts its agents (none: one process a node, here)."""
     plan = _read_plan()
-    folder, info = _prepare(plan, cluster)
+    folder, info = _prepare(plan, cluster, launcher)
     set_up("nvrx-slurm")
 
     async def serve() -> int:

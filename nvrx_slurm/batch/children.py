@@ -7,7 +7,7 @@ import contextlib
 import os
 import signal
 from asyncio.subprocess import DEVNULL, Process
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 
 from nvrx_slurm.log import get_logger
 from nvrx_slurm.processes import dies_with_parent
@@ -20,11 +20,23 @@ KILL_S = 5.0
 
 
 async def start(
-    argv: Sequence[str], env: Mapping[str, str], *, on_death: signal.Signals, own_session: bool
+    argv: Sequence[str],
+    env: Mapping[str, str],
+    *,
+    on_death: signal.Signals,
+    own_session: bool,
+    pending: Collection[signal.Signals] = (),
 ) -> Process:
-    """Start a child that inherits our output."""
+    """Start a child that inherits our output. Signals of `pending` wait until it unblocks them: one that is sent
+    before the child can handle it is not lost, and does not kill it."""
+    adopt = dies_with_parent(on_death)
+
+    def prepare() -> None:
+        adopt()
+        signal.pthread_sigmask(signal.SIG_BLOCK, pending)
+
     return await asyncio.create_subprocess_exec(
-        *argv, env=dict(env), stdin=DEVNULL, start_new_session=own_session, preexec_fn=dies_with_parent(on_death)
+        *argv, env=dict(env), stdin=DEVNULL, start_new_session=own_session, preexec_fn=prepare
     )
 
 

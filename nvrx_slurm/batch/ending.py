@@ -28,6 +28,7 @@ EXIT_CODES = {
     signal.SIGINT: EXIT_INTERRUPTED,
     signal.SIGUSR1: EXIT_TIMEOUT,
     signal.SIGUSR2: EXIT_RETRY,  # every agent is gone
+    signal.SIGHUP: EXIT_TERMINATED,  # the lease has lapsed
 }
 
 

@@ -3,21 +3,19 @@
 from __future__ import annotations
 
 import asyncio
-import os
 import shutil
 import signal
 import sys
 from asyncio.subprocess import Process
 from collections.abc import Coroutine, Mapping
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
-from nvrx_slurm.batch import children
-from nvrx_slurm.batch.ending import Ending, notice_s
+from nvrx_slurm.batch import children, lease
+from nvrx_slurm.batch.ending import EXIT_CODES, Ending, notice_s
 from nvrx_slurm.clock import Clock
 from nvrx_slurm.errors import EXIT_FAILED, EXIT_RETRY, NvrxError, StoreUnreachable
-from nvrx_slurm.folder import JobFolder, JobInfo, Result, StoreAddress
+from nvrx_slurm.folder import JobFolder, JobInfo, Result, StoreAddress, clear_runtime_folders
 from nvrx_slurm.ids import new_incarnation, new_secret
 from nvrx_slurm.log import get_logger
 from nvrx_slurm.processes import HURRY, dies_with_parent
@@ -77,6 +75,7 @@ class Host:
         self.giving_up: asyncio.TimerHandle | None = None
         self.gave_up = False
         self.ended: asyncio.Future[int] = asyncio.get_running_loop().create_future()
+        self.wanted = asyncio.Event()  # somebody has touched the lease, or there is none
         self.tasks: list[asyncio.Task[None]] = []
 
     async def run(self) -> int:
@@ -85,8 +84,8 @@ class Host:
         try:
             await self._start_store()
             self._go(self._keep_controller())
-            await self._start_agents()
-            self._go(self._watch_agents())
+            self._go(self._keep_lease())
+            self._go(self._keep_agents())
             exit_code = await self.ended
         except BaseException as error:
             await self._end(error)
@@ -105,11 +104,10 @@ class Host:
             job = known.job if known else f"{job}-{new_incarnation()}"
             address = StoreAddress(url=self.plan.store_url, password=self.store_password, job=job, token=token)
         else:
-            local = self.info.cluster == "local"
             password = known.password if known and known.password else new_secret()
             self.store = EmbeddedStore(
                 self.folder.store_dir,
-                bind="127.0.0.1" if local else "*",
+                bind=self.info.bind,
                 password=password,
                 adopt=dies_with_parent(signal.SIGKILL),
             )
@@ -148,7 +146,9 @@ class Host:
         failures = 0
         while True:
             began = self.clock.monotonic()
-            self.controller = await children.start(argv, self.env, on_death=signal.SIGKILL, own_session=True)
+            self.controller = await children.start(
+                argv, self.env, on_death=signal.SIGKILL, own_session=True, pending=EXIT_CODES
+            )
             self._tell_controller()
             code = await self.controller.wait()
             result = self.folder.read_result()
@@ -162,7 +162,18 @@ class Host:
             log.warning("the controller ended (%s); starting it again in %.1f s", code, pause)
             await asyncio.sleep(pause)
 
-    async def _watch_agents(self) -> None:
+    async def _keep_lease(self) -> None:
+        if self.plan.lease is None:
+            self.wanted.set()
+            return
+        await lease.kept(self.plan.lease, self.clock, self.wanted.set)
+        log.error("nobody has touched %s for %g s", self.plan.lease.file, self.plan.lease.timeout_s)
+        self._ask(signal.SIGHUP)
+
+    async def _keep_agents(self) -> None:
+        """Once the job is known to be wanted: it may have been in the queue for longer than its lease."""
+        await self.wanted.wait()
+        await self._start_agents()
         await asyncio.gather(*(agent.wait() for agent in self.agents))
         await asyncio.sleep(AGENTS_GONE_S)
         if not self.ended.done():
@@ -240,7 +251,7 @@ class Host:
         await children.end({name: child for name, child in rest.items() if child}, polite_s=self._in_time(2.0))
         self.folder.remove_store()
         shutil.rmtree(self.folder.store_dir, ignore_errors=True)
-        _clear_runtime_folders(self.folder)
+        clear_runtime_folders(self.folder)
 
     def _named_agents(self) -> dict[str, Process]:
         names = ["the agents"] if self.launch.command else [f"the agent of {node}" for node in self.launch.nodes]
@@ -265,14 +276,6 @@ class Host:
     def _task_done(self, task: asyncio.Task[None]) -> None:
         if not task.cancelled() and (error := task.exception()) is not None and not self.ended.done():
             self.ended.set_exception(error)
-
-
-def _clear_runtime_folders(job: JobFolder) -> None:
-    """What agents that were killed on this host could not clear away themselves."""
-    for root in (Path("/dev/shm"), Path("/tmp")):
-        for folder in root.glob(f"{job.runtime_name}-*"):
-            if folder.stat().st_uid == os.getuid():
-                shutil.rmtree(folder, ignore_errors=True)
 
 
 def local_nodes(count: int) -> tuple[str, ...]:

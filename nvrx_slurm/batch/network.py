@@ -5,6 +5,7 @@ from __future__ import annotations
 import ipaddress
 import socket
 
+from nvrx_slurm.folder import LOOPBACK
 from nvrx_slurm.tether import address_towards
 
 _ANY_OUTSIDE = "10.255.255.255"  # never sent to: it only makes the kernel choose the interface that leads outside
@@ -15,10 +16,15 @@ def advertised_address() -> str:
     for address in _addresses_of(socket.gethostname()):
         if not ipaddress.ip_address(address).is_loopback:
             return address
+    return default_route_address()
+
+
+def default_route_address() -> str:
+    """The IPv4 address of the interface that leads outside; else loopback."""
     try:
         return address_towards(_ANY_OUTSIDE)
     except OSError:
-        return "127.0.0.1"
+        return LOOPBACK
 
 
 def _addresses_of(name: str) -> list[str]:

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import importlib
 import sys
 from typing import NoReturn
 
 import click
 
+from nvrx_slurm.cli.lazy import LazyGroup
 from nvrx_slurm.errors import EXIT_INTERRUPTED, NvrxError
 
 # name → (attribute in nvrx_slurm.cli.<module>, what `--help` says)
@@ -24,30 +24,12 @@ COMMANDS: dict[str, tuple[str, str]] = {
     "cancel": ("cancel:cancel", "Cancel a job."),
     "config": ("config:config", "Show the merged configuration, or its JSON Schema."),
     "cluster": ("cluster:cluster", "A real Slurm on this machine, without root."),
+    "ci": ("ci:ci", "Process flows, faults included, replayed on a real Slurm."),
     "completion": ("completion:completion", "Shell completion for bash, zsh or fish."),
 }
 
 
-class _LazyGroup(click.Group):
-    """A group that imports a command's module when the command is called, so that `--help` stays fast."""
-
-    def list_commands(self, ctx: click.Context) -> list[str]:
-        return list(COMMANDS)
-
-    def get_command(self, ctx: click.Context, name: str) -> click.Command | None:
-        if name not in COMMANDS:
-            return None
-        module, attribute = COMMANDS[name][0].split(":")
-        loaded = getattr(importlib.import_module(f"nvrx_slurm.cli.{module}"), attribute)
-        assert isinstance(loaded, click.Command)
-        return loaded
-
-    def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
-        with formatter.section("Commands"):
-            formatter.write_dl([(name, summary) for name, (_, summary) in COMMANDS.items()])
-
-
-@click.group(cls=_LazyGroup, context_settings={"help_option_names": ["-h", "--help"]})
+@click.group(cls=LazyGroup, commands_in=COMMANDS, context_settings={"help_option_names": ["-h", "--help"]})
 @click.version_option(package_name="nvrx-slurm")
 def cli() -> None:
     """Keep long multi-node Slurm jobs alive: hot spares, fast restarts, one journal that says why."""

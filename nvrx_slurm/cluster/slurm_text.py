@@ -42,6 +42,7 @@ _NO_ANSWER = (
     "Slurm controller not responding",
     "Slurm temporarily unable to accept job",
     "Resource temporarily unavailable",
+    "try again in a bit",  # the job's entry in the database is just being made
     "Slurm backup controller in standby mode",
 )
 

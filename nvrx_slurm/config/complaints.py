@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import difflib
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, get_args
 
 from pydantic import BaseModel, ValidationError
 
 from nvrx_slurm.config.values import Misfit
 from nvrx_slurm.config.yamlfile import KeyPath
+from nvrx_slurm.errors import ConfigError
 
 MOST_SHOWN = 60
 
@@ -27,6 +28,7 @@ _SENTENCES = {
     "model_type": "must be a mapping of keys, not {input!r}",
     "model_attributes_type": "must be a mapping of keys, not {input!r}",
     "tuple_type": "must be a list, not {input!r}",
+    "list_type": "must be a list, not {input!r}",
     "greater_than_equal": "must be at least {ge}, not {input!r}",
     "less_than_equal": "must be at most {le}, not {input!r}",
     "literal_error": "must be one of {expected}, not {input!r}",
@@ -47,6 +49,14 @@ def dotted(path: KeyPath) -> str:
     return ".".join(str(part) for part in path)
 
 
+def together(found: Sequence[ConfigError]) -> ConfigError:
+    """One error that tells all of these, in the order of their files and lines."""
+    if len(found) == 1:
+        return found[0]
+    told = sorted(found, key=lambda one: (one.file or "", one.line or 0))
+    return ConfigError("\n  ".join([f"{len(told)} problems:", *map(str, told)]))
+
+
 def _sentence(item: Any, path: KeyPath, root: type[BaseModel]) -> str:
     if item["type"] == "extra_forbidden":
         return f"is not known; {_hint(str(path[-1]), list(_block_at(path[:-1], root).model_fields), root)}"
@@ -61,7 +71,7 @@ def _hint(key: str, valid: list[str], root: type[BaseModel]) -> str:
     near = [name for name in valid if name.startswith(f"{key}_")] or difflib.get_close_matches(key, valid, cutoff=0.7)
     near = near or [dotted(path) for name, path in _homes(root) if name == key]
     near = near or difflib.get_close_matches(key, valid, cutoff=0.5)
-    return f"did you mean `{near[0]}`?" if near else f"valid here: {', '.join(valid)}"
+    return f"did you mean `{near[0]}`?" if near else f"valid here: {', '.join(valid) or 'nothing'}"
 
 
 def _shown(value: object) -> object:

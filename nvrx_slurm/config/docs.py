@@ -10,7 +10,7 @@ from typing import Any
 
 from nvrx_slurm.config.block import Block
 from nvrx_slurm.config.fault_tolerance import FaultToleranceSpec, Hang, Heartbeat, Rendezvous, Teardown
-from nvrx_slurm.config.model import JobSpec, Role, Slurm, StoreSpec
+from nvrx_slurm.config.model import JobSpec, LeaseSpec, Role, Slurm, StoreSpec
 from nvrx_slurm.config.schema import descriptions
 from nvrx_slurm.config.sizes import size_words
 from nvrx_slurm.config.values import (
@@ -34,6 +34,7 @@ SECTIONS: dict[str, type[Block]] = {
     "`fault_tolerance.teardown`": Teardown,
     "`fault_tolerance.hang`": Hang,
     "`store`": StoreSpec,
+    "`lease`": LeaseSpec,
 }
 
 INTRODUCTION = """\

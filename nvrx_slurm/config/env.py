@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from pathlib import Path
+from typing import NamedTuple
 
 PREFIX = "NVRX_SLURM_"
 
@@ -44,6 +45,11 @@ def slurm_job_id() -> str | None:
     return get("SLURM_JOB_ID")
 
 
+def slurm_configuration() -> dict[str, str]:
+    """What leads Slurm's programs to their cluster, where that is not the machine's own."""
+    return {"SLURM_CONF": path} if (path := get("SLURM_CONF")) else {}
+
+
 def slurm_restart_count() -> int:
     """How often Slurm has requeued this job."""
     return int(get("SLURM_RESTART_COUNT") or 0)
@@ -54,6 +60,32 @@ def slurm_nodelist() -> str | None:
     return get("SLURM_JOB_NODELIST")
 
 
-def child_environment(extra: Mapping[str, str]) -> dict[str, str]:
-    """This process's environment with `extra` on top, for a child process."""
-    return {**os.environ, **extra}
+def child_environment(extra: Mapping[str, str], *, without: Collection[str] = ()) -> dict[str, str]:
+    """This process's environment with `extra` on top, for a child process; `without` these variables of its own."""
+    return {**{name: value for name, value in os.environ.items() if name not in without}, **extra}
+
+
+def adopt(extra: Mapping[str, str]) -> None:
+    """Let this process, and all that it starts from now on, have these variables too."""
+    os.environ.update(extra)
+
+
+def is_ci() -> bool:
+    """Whether this is an automated run, as GitHub, GitLab and most others say it: `CI=true`."""
+    return get("CI") == "true"
+
+
+class GitHub(NamedTuple):
+    """Where a step of GitHub Actions tells its results; a part is None where the runner has not set it."""
+
+    workspace: Path | None = None  # the checkout: annotations name files from here
+    step_summary: Path | None = None
+    output: Path | None = None
+
+
+def github() -> GitHub | None:
+    """What GitHub's runner says of this step; None where no such runner started us."""
+    if get("GITHUB_ACTIONS") != "true":
+        return None
+    said = (get(name) for name in ("GITHUB_WORKSPACE", "GITHUB_STEP_SUMMARY", "GITHUB_OUTPUT"))
+    return GitHub(*(Path(value) if value else None for value in said))

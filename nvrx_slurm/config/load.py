@@ -15,7 +15,7 @@ from typing import Any
 from pydantic import ValidationError
 
 from nvrx_slurm.config import env
-from nvrx_slurm.config.complaints import complaints, dotted
+from nvrx_slurm.config.complaints import complaints, dotted, together
 from nvrx_slurm.config.model import FOLLOWS, JobSpec
 from nvrx_slurm.config.site import site_files
 from nvrx_slurm.config.yamlfile import KeyPath, read_value, read_yaml
@@ -200,7 +200,4 @@ def _config_error(error: ValidationError, layers: list[Layer], merged: dict[str,
         layer = next((layer for layer in layers if key and _has(layer.data, key)), layer)
         origin = layer.origin(key) if layer else Origin(str(path))
         found.append(ConfigError(sentence, file=origin.source, line=origin.line, key=dotted(key) or None))
-    if len(found) == 1:
-        return found[0]
-    found.sort(key=lambda one: (one.file or "", one.line or 0))
-    return ConfigError("\n  ".join([f"{len(found)} problems:", *map(str, found)]))
+    return together(found)

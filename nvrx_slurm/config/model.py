@@ -14,6 +14,7 @@ from nvrx_slurm.config.fault_tolerance import FaultToleranceSpec, Teardown
 from nvrx_slurm.config.values import MOST_NODES as MOST_NODES
 from nvrx_slurm.config.values import (
     Command,
+    Duration,
     Environment,
     Extra,
     Gpus,
@@ -102,6 +103,18 @@ class StoreSpec(Block):
         return self
 
 
+class LeaseSpec(Block):
+    """The job ends itself, with 143, once nobody has touched this file for so long: whoever submitted it is gone.
+
+    Its workers start once somebody has, so a job whose turn in the queue comes too late runs nothing."""
+
+    file: Line
+    """The file, on a file system that the job's nodes share; relative to the folder of job.yaml. `touch` it, several
+    times within the timeout."""
+    timeout: Duration = 30.0
+    """How long after the last touch the job goes on, by the clock of its own batch host."""
+
+
 class Role(Block):
     """One kind of worker in a job with several."""
 
@@ -158,6 +171,8 @@ class JobSpec(Block):
     slurm: Slurm = Slurm()
     fault_tolerance: FaultToleranceSpec = FaultToleranceSpec()
     store: Annotated[StoreSpec, BeforeValidator(_store)] = StoreSpec()
+    lease: LeaseSpec | None = None
+    """A file that keeps the job alive; see below."""
 
     @model_validator(mode="after")
     def _relations(self) -> Self:

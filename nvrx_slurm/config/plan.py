@@ -7,7 +7,7 @@ from pathlib import Path
 from nvrx_slurm.config.fault_tolerance import FaultToleranceSpec, Hang
 from nvrx_slurm.config.model import JobSpec, Role
 from nvrx_slurm.errors import ConfigError
-from nvrx_slurm.records import FaultTolerance, HangBounds, Plan, RolePlan
+from nvrx_slurm.records import FaultTolerance, HangBounds, Lease, Plan, RolePlan
 
 PLAIN_ROLE = "main"
 
@@ -29,6 +29,7 @@ def plan(spec: JobSpec, *, folder: Path, job_file: Path | None = None) -> Plan:
         time_limit_s=spec.slurm.time,
         store_url=spec.store.url,
         store_password_file=str(here / spec.store.password_file) if spec.store.password_file else None,
+        lease=Lease(file=str(here / spec.lease.file), timeout_s=spec.lease.timeout) if spec.lease else None,
     )
 
 

@@ -11,6 +11,8 @@ import inspect
 from itertools import pairwise
 from typing import Any
 
+from pydantic import BaseModel
+
 from nvrx_slurm.config.block import Block
 from nvrx_slurm.config.model import JobSpec
 
@@ -28,7 +30,7 @@ def job_schema() -> dict[str, Any]:
     return {"$schema": DIALECT, **schema}
 
 
-def descriptions(block: type[Block]) -> dict[str, str]:
+def descriptions(block: type[BaseModel]) -> dict[str, str]:
     """Key → the text below it in the block's source. A key without one is left out."""
     (body,) = ast.parse(inspect.getsource(block)).body
     assert isinstance(body, ast.ClassDef)

@@ -23,7 +23,6 @@ async def _serve(folder: JobFolder) -> None:
         raise UsageError(f"{folder.path} is not the folder of a running job: job.json or store.json is missing")
     clock = SystemClock()
     store = Store(address, clock=clock, generation=info.generation)
-    bind = "127.0.0.1" if info.cluster == "local" else "*"
     hearing = Hearing(address, store.keys.beats, clock=clock)
     controller = Controller(
         plan=folder.read_plan(),
@@ -32,7 +31,7 @@ async def _serve(folder: JobFolder) -> None:
         store=store,
         hearing=hearing,
         token=address.token,
-        bind=bind,
+        bind=info.bind,
         clock=clock,
     )
     gc.collect()

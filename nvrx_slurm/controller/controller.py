@@ -49,7 +49,7 @@ from nvrx_slurm.records import (
     Tick,
     unpack_record,
 )
-from nvrx_slurm.store.client import BLOCK_MS, Round, Store
+from nvrx_slurm.store.client import BLOCK_MS, INBOX_BATCH, Round, Store
 from nvrx_slurm.store.hearing import Hearing
 
 log = get_logger("controller")
@@ -71,6 +71,7 @@ SIGNALS: dict[signal.Signals, SignalReason] = {
     signal.SIGINT: "interrupt",
     signal.SIGUSR1: "time_limit",
     signal.SIGUSR2: "agents_gone",
+    signal.SIGHUP: "lease_lapsed",
 }
 """How the batch host, the controller's parent, says that the job must end."""
 
@@ -79,10 +80,12 @@ ORDERS = (RoundOpened, RoundClosed, ReplicaEnded, Shutdown, Fence, DumpOrdered)
 
 @dataclass(frozen=True, slots=True)
 class Heard:
-    """A fact on its way to the core. `inbox_id` names its place in the inbox, if it came from there."""
+    """A fact on its way to the core. `inbox_id` names its place in the inbox, if it came from there; `since`: when it
+    was not yet there, on our monotonic clock."""
 
     fact: AnyFact
     inbox_id: str = ""
+    since: float | None = None
 
 
 @dataclass(slots=True)
@@ -281,13 +284,15 @@ class Controller:
         backlog, after a freeze of ours or of the store's, is judged as if it had been read in time."""
         if not item.inbox_id:
             return self.server_clock.now()
-        return self.server_clock.stamp(int(item.inbox_id.partition("-")[0]) / 1000)
+        return self.server_clock.stamp(int(item.inbox_id.partition("-")[0]) / 1000, item.since)
 
     def _post(self, fact: AnyFact) -> None:
         self.queue.put_nowait(Heard(fact))
 
     async def _read_inbox(self, cursor: str) -> None:
+        since: float | None = None
         while True:
+            asked_at = self.clock.monotonic()
             items = await self.store.inbox(cursor)
             self.inbox_read_at = self.clock.monotonic()
             for identity, data in items:
@@ -298,7 +303,9 @@ class Controller:
                     log.error("inbox item %s is no record (%s); dropped", identity, error)
                     continue
                 if isinstance(record, Fact):
-                    self.queue.put_nowait(Heard(record, identity))
+                    self.queue.put_nowait(Heard(record, identity, since))
+            if len(items) < INBOX_BATCH:  # all that had come by then
+                since = asked_at
 
     async def _renew_lease(self) -> None:
         while True:

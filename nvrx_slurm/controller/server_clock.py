@@ -41,10 +41,15 @@ class ServerClock:
         self._offset += max(0.0, t - self.now())
         self._last = max(self._last, t)
 
-    def stamp(self, t: float) -> float:
-        """The moment `t` of the store's clock, on this one; not before an earlier stamp, and not after now."""
+    def stamp(self, t: float, since: float | None = None) -> float:
+        """The moment `t` of the store's clock, on this one; not before an earlier stamp, and not after now.
+
+        `since`: when it had not come yet, by our own monotonic clock. A store whose clock is set back goes on to
+        number what comes by the moment of the last before, and we learn of it only with its next answer.
+        """
         told = t if self._told_offset is None else t - self._told_offset + self._offset
-        self._last = max(self._last, min(told, self._clock.monotonic() + self._offset))
+        earliest = self._last if since is None else since + self._offset
+        self._last = max(self._last, min(max(told, earliest), self._clock.monotonic() + self._offset))
         return self._last
 
     def now(self) -> float:

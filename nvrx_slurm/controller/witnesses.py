@@ -16,7 +16,7 @@ from nvrx_slurm.controller.outside import Outside
 from nvrx_slurm.core.liveness import Liveness
 from nvrx_slurm.core.state import Node
 from nvrx_slurm.errors import StoreUnreachable
-from nvrx_slurm.folder import JobInfo
+from nvrx_slurm.folder import LOOPBACK, JobInfo
 from nvrx_slurm.log import get_logger
 from nvrx_slurm.records import (
     AnyFact,
@@ -145,7 +145,7 @@ class Witnesses:
         self.liveness.watch(node, self.clock.monotonic())
         self.seen_at[node] = self.clock.wall()
         self.speakers[incarnation.encode()] = node
-        if self.info.cluster == "local":
+        if self.info.addr == LOOPBACK:  # no firewall stands between this host and itself
             self.trusted.add(incarnation)
         elif port:
             self._go(self._test(node, incarnation, addr, port))

@@ -58,6 +58,9 @@ SIGNALS: dict[SignalReason, Shutdown] = {
     "interrupt": Shutdown(exit_code=EXIT_INTERRUPTED, reason="interrupted"),
     "time_limit": Shutdown(exit_code=EXIT_TIMEOUT, reason="out of time: the job's time limit is near"),
     "agents_gone": Shutdown(exit_code=EXIT_RETRY, reason="every agent is gone"),
+    "lease_lapsed": Shutdown(
+        exit_code=EXIT_TERMINATED, reason="whoever submitted this job is gone: its lease has lapsed"
+    ),
 }
 
 _F = TypeVar("_F", bound=FromAgent)

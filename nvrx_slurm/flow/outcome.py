@@ -14,10 +14,13 @@ Verdict = Literal["passed", "failed", "broken", "out_of_time", "interrupted"]
 Status = Literal["passed", "flaky", "failed", "broken", "out_of_time", "interrupted", "left_out"]
 
 
+Kind = Literal["expectation", "fault", "bound", "leftover", "replay", "exit_code", "error"]
+
+
 class Finding(Record, frozen=True, kw_only=True):
     """One thing that was not as it should be. `message`: one sentence; `detail`: lines for whoever looks closer."""
 
-    kind: Literal["expectation", "fault", "bound", "leftover", "replay", "exit_code", "error"]
+    kind: Kind
     message: str
     file: str
     line: int
@@ -97,3 +100,8 @@ def to_json(outcome: Attempt | SuiteOutcome) -> bytes:
 def attempt_from_json(text: bytes) -> Attempt:
     """The other way. Raises `msgspec.DecodeError`."""
     return msgspec.json.decode(text, type=Attempt)
+
+
+def suite_from_json(text: bytes) -> SuiteOutcome:
+    """The same for a whole run. Raises `msgspec.DecodeError`."""
+    return msgspec.json.decode(text, type=SuiteOutcome)

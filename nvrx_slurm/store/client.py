@@ -10,6 +10,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 from collections.abc import Awaitable, Callable, Sequence
+from functools import cache
 from importlib import resources
 from typing import Any, TypeVar
 
@@ -43,19 +44,28 @@ LAST_RETRY_S = 0.25
 BLOCK_MS = 2000
 """How long one blocking read waits at most: short, so that whoever waits can say so and see a shutdown."""
 
+INBOX_BATCH = 4096
+"""How many facts one read of the inbox brings at most."""
+
 _AWAY = (failures.ConnectionError, failures.TimeoutError, failures.BusyLoadingError, OSError)
 _T = TypeVar("_T")
 Round = tuple[str, int, int, Sequence[tuple[str, Assignment]]]
 
 
 class Store:
-    """One process's access to one job's keys.
+    """One process's access to one job's keys; `connection` is a client to use in place of a new one of the address.
 
     Raises `StoreUnreachable` at once where the password is refused, and after `patience_s` where nobody answers.
     """
 
     def __init__(
-        self, address: StoreAddress, *, clock: Clock, patience_s: float = 600.0, generation: int = 0
+        self,
+        address: StoreAddress,
+        *,
+        clock: Clock,
+        patience_s: float = 600.0,
+        generation: int = 0,
+        connection: Any = None,
     ) -> None:
         self._clock = clock
         self._patience_s = patience_s
@@ -63,7 +73,8 @@ class Store:
         self._where = address.url
         self.generation = generation
         self.keys = Keys(address.job)
-        self._redis: Any = _connection(address)  # its stubs know neither decoded nor raw replies for certain
+        # Any: redis-py's stubs know neither decoded nor raw replies for certain.
+        self._redis: Any = _connection(address) if connection is None else connection
         self._acquire, self._commit, self._join = (
             self._redis.register_script(_script(name)) for name in ("acquire", "commit", "join")
         )
@@ -107,11 +118,19 @@ class Store:
         """The orders after an id; an empty list after `BLOCK_MS` without any."""
         return [(identity, unpack_order(data)) for identity, data in await self._read(self.keys.orders, after)]
 
-    async def assignment(self, replica: str, cycle: int, node: str) -> Assignment | None:
-        """What a node does in a closed round; None: it has no part in it."""
+    async def assignment(self, replica: str, cycle: int, node: str) -> tuple[Assignment | None, str]:
+        """What a node does in a closed round (None: it has no part in it), and the id of the newest order by then."""
         key = self.keys.round(replica, self.generation, cycle)
-        data = await self._patiently(lambda: self._redis.hget(key, node))
-        return None if data is None else unpack_assignment(data)
+
+        async def ask() -> list[Any]:
+            async with self._redis.pipeline(transaction=False) as pipeline:
+                pipeline.hget(key, node).xrevrange(self.keys.orders, count=1)
+                answers: list[Any] = await pipeline.execute()
+                return answers
+
+        data, newest = await self._patiently(ask)
+        assignment = None if data is None else unpack_assignment(data)
+        return assignment, newest[0][0].decode() if newest else "0-0"
 
     # ---- the controller
 
@@ -178,7 +197,7 @@ class Store:
 
     async def inbox(self, after: str) -> list[tuple[str, bytes]]:
         """The packed facts after an id; an empty list after `BLOCK_MS` without any."""
-        return await self._read(self.keys.inbox, after, count=4096)
+        return await self._read(self.keys.inbox, after, count=INBOX_BATCH)
 
     async def journal(self, after: str = "-") -> list[Entry]:
         """The whole journal so far."""
@@ -245,6 +264,7 @@ def _connection(address: StoreAddress) -> redis.Redis:
     )
 
 
+@cache
 def _script(name: str) -> str:
     return (resources.files("nvrx_slurm.store") / "lua" / f"{name}.lua").read_text()
 

@@ -53,16 +53,17 @@ class Heard:
 
 
 class Hearing:
-    """The one reader of a job's beats, on a connection of its own. Not for two tasks at once.
+    """The one reader of a job's beats, on a connection of its own, or on `connection`. Not for two tasks at once.
 
     The age of a beat is the server's: its clock when it answered less its clock when it took the beat. A clock that
     is set forward or back meanwhile falsifies neither way: an age is never negative, nor longer than the time since
     the call before, by our own monotonic clock, for that call would have brought an older beat.
     """
 
-    def __init__(self, address: StoreAddress, key: str, *, clock: Clock) -> None:
+    def __init__(self, address: StoreAddress, key: str, *, clock: Clock, connection: Any = None) -> None:
         self._key, self._where, self._clock = key, address.url, clock
-        self._redis = _connection(address)
+        self._redis: Any = _connection(address) if connection is None else connection  # its types know no raw replies
+        self._redis.set_response_callback("XREAD", _raw)
         self._last = _START
         self._asked_s: float | None = None  # when the last call that succeeded began
 
@@ -120,8 +121,8 @@ def _decoded(items: list[Any], now_s: float, longest_s: float) -> list[HeardBeat
     return beats
 
 
-def _connection(address: StoreAddress) -> Any:  # redis-py's own types know nothing of raw replies
-    client: Any = redis.Redis.from_url(
+def _connection(address: StoreAddress) -> redis.Redis:
+    return redis.Redis.from_url(
         address.url,
         password=address.password,
         socket_connect_timeout=LISTEN_S,
@@ -129,10 +130,8 @@ def _connection(address: StoreAddress) -> Any:  # redis-py's own types know noth
         retry=Retry(NoBackoff(), 0),  # the caller comes again anyway
         protocol=2,
     )
-    client.set_response_callback("XREAD", _raw)
-    return client
 
 
-def _raw(reply: Any, **options: Any) -> Any:
+def _raw(response: Any, **options: Any) -> Any:
     """In place of redis-py's own parsing, which costs more than all the rest."""
-    return reply
+    return response

@@ -1,4 +1,4 @@
-"""A real Valkey for the store's contract."""
+"""Servers for the store's contract."""
 
 from __future__ import annotations
 
@@ -6,20 +6,28 @@ from collections.abc import AsyncIterator
 
 import pytest
 
-from nvrx_slurm.batch import children
 from nvrx_slurm.clock import SystemClock
 from nvrx_slurm.folder import StoreAddress
 from nvrx_slurm.store.client import Store
-from nvrx_slurm.store.embedded import EmbeddedStore
+from tests.contract.servers import SERVERS, RealServer, Server
+
+
+@pytest.fixture(params=SERVERS)
+async def server(request, tmp_path) -> AsyncIterator[Server]:
+    """Each of the servers on which the contract holds; it runs."""
+    server = SERVERS[request.param](tmp_path / "server")
+    await server.start()
+    yield server
+    await server.end()
 
 
 @pytest.fixture
 async def address(tmp_path) -> AsyncIterator[StoreAddress]:
     """Where an embedded store listens."""
-    server = EmbeddedStore(tmp_path / "store", bind="127.0.0.1", password="secret")
-    process = await server.start()
-    yield StoreAddress(url=f"redis://127.0.0.1:{server.port}", password="secret", job="j", token="t")
-    await children.end({"the store": process}, polite_s=5.0)
+    server = RealServer(tmp_path / "store")
+    await server.start()
+    yield server.address()
+    await server.end()
 
 
 @pytest.fixture

@@ -1,24 +1,17 @@
-"""How the controller hears a fleet through a real store."""
+"""How the controller hears a fleet through a store: the real one, and the one in memory."""
 
 from __future__ import annotations
 
 import asyncio
-import os
-import signal
 
 import pytest
-import redis.asyncio as redis
 
-from nvrx_slurm.batch import children
 from nvrx_slurm.clock import SystemClock
 from nvrx_slurm.errors import StoreUnreachable
-from nvrx_slurm.folder import StoreAddress
 from nvrx_slurm.records import Beat, pack, unpack_beat
-from nvrx_slurm.store.embedded import EmbeddedStore
-from nvrx_slurm.store.hearing import BATCH, Hearing
-from nvrx_slurm.store.keys import Keys
+from nvrx_slurm.store.hearing import BATCH
+from tests.contract.servers import BEATS as KEY
 
-KEY = Keys("j").beats
 NODES = 50
 KEEP = 2 * NODES + 16
 BOUND_S = 10.0
@@ -34,17 +27,25 @@ class SetClock(SystemClock):
 
 
 @pytest.fixture
-async def hearing(address):
+async def store(server):
+    """An agent's client."""
+    store = server.store()
+    yield store
+    await store.close()
+
+
+@pytest.fixture
+async def hearing(server):
     """The controller's ear."""
-    hearing = Hearing(address, KEY, clock=SystemClock())
+    hearing = server.hearing()
     yield hearing
     await hearing.close()
 
 
 @pytest.fixture
-async def raw(address):
+async def raw(server):
     """A plain client, to write what no agent would."""
-    client = redis.Redis.from_url(address.url, password=address.password)
+    client = server.raw()
     yield client
     await client.aclose()
 
@@ -76,13 +77,11 @@ async def test_every_beat_is_heard_once_and_in_order(store, hearing):
     assert nodes(await hearing.listen()) == ["n3", "n1"]
 
 
-async def test_first_call_brings_what_was_sent_before_it(address, store, hearing):
+async def test_first_call_brings_what_was_sent_before_it(server, store, hearing):
     """A controller that starts, or thaws, learns that nodes beat meanwhile; only its first answer is marked."""
     assert (await hearing.listen()).first
     await send(store, "n1")
-    newcomer = Hearing(
-        StoreAddress(url=hearing._where, password="secret", job="j", token="t"), KEY, clock=SystemClock()
-    )
+    newcomer = server.hearing()
     heard = await newcomer.listen()
     assert heard.first and nodes(heard) == ["n1"]
     assert not (await newcomer.listen()).first
@@ -119,10 +118,10 @@ async def test_age_is_the_servers(hearing, raw):
 
 
 @pytest.mark.parametrize(("set_by_s", "age_s"), [(-3600, 0.25), (3600, 0.0)])
-async def test_clock_that_jumps_falsifies_no_age_beyond_the_time_between_two_calls(address, raw, set_by_s, age_s):
+async def test_clock_that_jumps_falsifies_no_age_beyond_the_time_between_two_calls(server, raw, set_by_s, age_s):
     """A beat stamped an hour off is no older than the call before it, and never of the future."""
     clock = SetClock()
-    hearing = Hearing(address, KEY, clock=clock)
+    hearing = server.hearing(clock=clock)
     seconds, _ = await raw.time()
     await hearing.listen()
     clock.now_s += 0.25
@@ -154,10 +153,9 @@ async def test_stream_stays_trimmed_and_memory_flat(store, hearing, raw):
     assert sizes[1] <= 2 * sizes[0]
 
 
-async def test_wrong_password_is_said_at_once(address):
+async def test_wrong_password_is_said_at_once(server):
     """No waiting for what cannot become right."""
-    wrong = StoreAddress(url=address.url, password="wrong", job="j", token="t")
-    hearing = Hearing(wrong, KEY, clock=SystemClock())
+    hearing = server.hearing(password="wrong")
     with pytest.raises(StoreUnreachable, match="check its password"):
         await hearing.listen()
     await hearing.close()
@@ -170,37 +168,23 @@ async def test_key_of_another_kind_is_said(hearing, raw):
         await hearing.listen()
 
 
-async def test_store_that_was_killed_and_is_back_is_heard_again(tmp_path):
+async def test_store_that_was_killed_and_is_back_is_heard_again(server, store, hearing):
     """A call while it is away fails at once; the next one afterwards connects by itself and misses nothing."""
-    server = EmbeddedStore(tmp_path / "store", bind="127.0.0.1", password="secret")
-    process = await server.start()
-    address = StoreAddress(url=f"redis://127.0.0.1:{server.port}", password="secret", job="j", token="t")
-    hearing, raw = Hearing(address, KEY, clock=SystemClock()), redis.Redis.from_url(address.url, password="secret")
-    await raw.xadd(KEY, item(beat("n1")))
+    await send(store, "n1")
     assert nodes(await hearing.listen()) == ["n1"]
-    await raw.xadd(KEY, item(beat("n2")))
-    os.kill(process.pid, signal.SIGKILL)
-    await process.wait()
+    await send(store, "n2")
+    await server.kill()
     with pytest.raises(StoreUnreachable, match="does not tell its beats"):
         await hearing.listen()
-    process = await server.start()
+    await server.start()
     assert nodes(await hearing.listen()) == ["n2"]
-    await hearing.close()
-    await raw.aclose()
-    await children.end({"the store": process}, polite_s=5.0)
 
 
-async def test_frozen_store_fails_the_call_within_its_bound(tmp_path):
+async def test_frozen_store_fails_the_call_within_its_bound(server, hearing):
     """A store that takes connections and never answers keeps nobody waiting; thawed, it is heard again."""
-    server = EmbeddedStore(tmp_path / "store", bind="127.0.0.1", password="secret")
-    process = await server.start()
-    address = StoreAddress(url=f"redis://127.0.0.1:{server.port}", password="secret", job="j", token="t")
-    hearing = Hearing(address, KEY, clock=SystemClock())
     await hearing.listen()
-    os.kill(process.pid, signal.SIGSTOP)
+    await server.freeze()
     with pytest.raises(StoreUnreachable):
         await asyncio.wait_for(hearing.listen(), BOUND_S)
-    os.kill(process.pid, signal.SIGCONT)
+    await server.thaw()
     assert nodes(await hearing.listen()) == []
-    await hearing.close()
-    await children.end({"the store": process}, polite_s=5.0)

@@ -1,17 +1,14 @@
-"""What every server must do for us, seen on the real one."""
+"""What every server must do for us: the real one, and the one in memory."""
 
 from __future__ import annotations
 
 import asyncio
-import signal
+import re
 
 import msgspec
 import pytest
 
-from nvrx_slurm.batch import children
-from nvrx_slurm.clock import SystemClock
 from nvrx_slurm.errors import FencedError, StoreUnreachable
-from nvrx_slurm.folder import StoreAddress
 from nvrx_slurm.records import (
     Assignment,
     ControllerUp,
@@ -22,8 +19,6 @@ from nvrx_slurm.records import (
     Tick,
     unpack_record,
 )
-from nvrx_slurm.store.client import Store
-from nvrx_slurm.store.embedded import EmbeddedStore
 
 JOIN = NodeJoined(node="n1", incarnation="a", seq=1, addr="h", port=1)
 ASSIGNMENT = Assignment(
@@ -39,6 +34,14 @@ ASSIGNMENT = Assignment(
 CLOSED = RoundClosed(
     replica="main-0", cycle=0, nodes=("n1",), active=1, standby=0, world_size=2, master_addr="h", master_port=1
 )
+
+
+@pytest.fixture
+async def store(server):
+    """A client of the server."""
+    client = server.store()
+    yield client
+    await client.close()
 
 
 def entry(n: int, record=None) -> Entry:
@@ -80,12 +83,12 @@ async def test_ranks_are_readable_before_the_round_is_seen_closed(store):
 
     async def agent():
         [(_, order)] = await store.orders(last)
-        return order, await store.assignment(order.replica, order.cycle, "n1")
+        return order, (await store.assignment(order.replica, order.cycle, "n1"))[0]
 
     waiting = asyncio.create_task(agent())
     await store.commit(epoch, [entry(1, CLOSED)], orders=[CLOSED], rounds=[("main-0", 0, 0, [("n1", ASSIGNMENT)])])
     assert await waiting == (CLOSED, ASSIGNMENT)
-    assert await store.assignment("main-0", 0, "n2") is None
+    assert (await store.assignment("main-0", 0, "n2"))[0] is None
 
 
 async def test_first_shutdown_is_permanent_and_late_joiners_see_it(store):
@@ -125,35 +128,35 @@ async def test_controllers_lease_is_its_sign_of_life(store):
     assert await store.controller_lives()
 
 
-async def test_wrong_password_is_told_at_once(address):
+async def test_wrong_password_is_told_at_once(server):
     """A refusal is no outage: there is nothing to wait for."""
-    stranger = Store(msgspec.structs.replace(address, password="wrong"), clock=SystemClock())
+    stranger = server.store(password="wrong")
     with pytest.raises(StoreUnreachable, match="check its password"):
         await stranger.ping()
     await stranger.close()
 
 
-async def test_store_that_stays_away_is_given_up_after_the_patience(address):
+async def test_store_that_stays_away_is_given_up_after_the_patience(server):
     """The wait has a bound, and says what it waited for."""
-    nobody = Store(msgspec.structs.replace(address, url="redis://127.0.0.1:1"), clock=SystemClock(), patience_s=0.2)
-    with pytest.raises(StoreUnreachable, match=r"127\.0\.0\.1:1 does not answer"):
-        await nobody.ping()
-    await nobody.close()
-
-
-async def test_killed_store_comes_back_with_all_that_it_had_answered_for(tmp_path):
-    """SIGKILL loses nothing recorded, and a client that was waiting goes on by itself."""
-    server = EmbeddedStore(tmp_path, bind="127.0.0.1", password="secret")
-    process = await server.start()
-    where = StoreAddress(url=f"redis://127.0.0.1:{server.port}", password="secret", job="j", token="t")
-    client = Store(where, clock=SystemClock())
-    epoch, _, _ = await client.acquire("a", 1.0)
-    entries = [entry(n) for n in range(1, 501)]
-    await client.commit(epoch, entries)
-    process.send_signal(signal.SIGKILL)
-    await process.wait()
-    waiting = asyncio.create_task(client.journal())
-    process = await server.start()
-    assert await waiting == entries
+    await server.kill()
+    client = server.store(patience_s=0.2)
+    with pytest.raises(StoreUnreachable, match=f"{re.escape(server.address().url)} does not answer"):
+        await client.ping()
     await client.close()
-    await children.end({"the store": process}, polite_s=5.0)
+
+
+async def test_killed_store_comes_back_with_all_that_it_had_answered_for(server, store):
+    """SIGKILL loses nothing recorded, and clients that were waiting, for an answer or for news, go on by
+    themselves."""
+    epoch, _, _ = await store.acquire("a", 1.0)
+    entries = [entry(n) for n in range(1, 501)]
+    await store.commit(epoch, entries)
+    last, _, _ = await store.join(JOIN)
+    orders = asyncio.create_task(store.orders(last))
+    await store.ping()
+    await server.kill()
+    journal = asyncio.create_task(store.journal())
+    await server.start()
+    assert await journal == entries
+    await store.commit(epoch, [entry(501)], orders=[CLOSED])
+    assert [order for _, order in await orders] == [CLOSED]

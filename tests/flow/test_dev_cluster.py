@@ -22,7 +22,7 @@ from nvrx_slurm.cluster.dev.waiting import wait_until
 from nvrx_slurm.errors import NvrxError, UsageError
 
 pytest_plugins = ["tests.slurm_cluster"]
-pytestmark = pytest.mark.slurm
+pytestmark = pytest.mark.slurm(nodes=6)
 
 WAIT_S = 60.0
 NOTICED_S = 90.0  # slurmctld takes 15 to 20 s to hold a silent node for down
@@ -157,13 +157,13 @@ def test_heal_ends_jobs_and_restores_every_node(healthy_cluster: DevCluster, tmp
     assert [(node.slurm_state, node.processes) for node in status.nodes] == [("idle", 1)] * 6
 
 
-def test_two_clusters_live_side_by_side(dev_cluster: DevCluster, small: DevCluster) -> None:
+def test_two_clusters_live_side_by_side(slurm_cluster: DevCluster, small: DevCluster) -> None:
     """They share no port and no process, and each answers for itself."""
-    assert len(slurm.node_states(dev_cluster.environment())) == 6
+    assert len(slurm.node_states(slurm_cluster.environment())) == 6
     assert len(slurm.node_states(small.environment())) == 2
     table = read_table()
-    assert not of_cluster(dev_cluster.spec, table) & of_cluster(small.spec, table)
-    assert {"test-small", dev_cluster.name} <= set(names())
+    assert not of_cluster(slurm_cluster.spec, table) & of_cluster(small.spec, table)
+    assert {"test-small", slurm_cluster.name} <= set(names())
 
 
 def test_down_leaves_no_process_and_no_file(tmp_path: Path) -> None:

@@ -11,7 +11,7 @@ import pytest
 from nvrx_slurm.agent.supervisor import descendants
 from nvrx_slurm.processes import is_alive
 from nvrx_slurm.records import entry_from_json
-from tests.fault_harness import child_of, fill, small_disk, until
+from tests.fault_harness import child_of, small_disk, until
 from tests.fault_jobs import fault_plan, printed
 from tests.harness import gate_plan, wait_gone
 
@@ -19,8 +19,8 @@ from tests.harness import gate_plan, wait_gone
 @pytest.fixture
 def disk():
     """Four megabytes, where job folders are."""
-    with small_disk("size=4m") as path:
-        yield path
+    with small_disk("size=4m") as disk:
+        yield disk
 
 
 def mirrored(job):
@@ -31,14 +31,14 @@ def mirrored(job):
 def test_full_disk_touches_no_worker_and_loses_no_result(run_local, gate, disk):
     """Filled to the last byte, the disk costs output and nothing else: a failure is dealt with, the job ends with 0,
     and both its result and the end of its journal are on file."""
-    job = run_local(gate_plan(gate, disk))
+    job = run_local(gate_plan(gate, disk.path))
     before = gate.wait(4, cycle=0)
     job.agent_pid("n3")
-    fill(disk)
+    disk.fill()
     assert all(is_alive(worker.pid) for worker in before.values())
     os.kill(before[0].pid, signal.SIGKILL)
     gate.wait(4, cycle=1)
-    fill(disk)
+    disk.fill()
     gate.open()
     assert job.process.wait(30.0) == 0
     result = job.folder.read_result()
@@ -51,9 +51,9 @@ def test_full_disk_touches_no_worker_and_loses_no_result(run_local, gate, disk):
 
 def test_result_of_a_failed_job_is_there_on_a_full_disk(run_local, gate, disk):
     """The exit code on a full disk is the job's own, with its reason."""
-    job = run_local(gate_plan(gate, disk, max_restarts=0))
+    job = run_local(gate_plan(gate, disk.path, max_restarts=0))
     before = gate.wait(4, cycle=0)
-    fill(disk)
+    disk.fill()
     before[0].go(exit_code=3)
     assert job.process.wait(30.0) == 1
     result = job.folder.read_result()
@@ -64,10 +64,10 @@ def test_result_of_a_failed_job_is_there_on_a_full_disk(run_local, gate, disk):
 def test_worker_that_fills_the_disk_goes_on_without_its_output(run_local, gate, disk):
     """A worker that prints more than there is room for is not held up; when there is room again its output is kept
     again."""
-    job = run_local(fault_plan(gate, disk, "prints_until_told", workers=1, rank=0))
+    job = run_local(fault_plan(gate, disk.path, "prints_until_told", workers=1, rank=0))
     worker = gate.wait(1, cycle=0)[0]
     until(lambda: len(printed(job, 0)) > 1 << 16, "it prints")
-    ballast = fill(disk)
+    ballast = disk.fill()
     size = until(lambda: stands_still(job), "nothing more fits")
     assert is_alive(worker.pid)
     ballast.unlink()
@@ -84,9 +84,9 @@ def stands_still(job):
 
 def test_controller_that_is_killed_on_a_full_disk_is_replaced(run_local, gate, disk):
     """The next controller needs no room either, and the journal's copy is whole in the end."""
-    job = run_local(gate_plan(gate, disk))
+    job = run_local(gate_plan(gate, disk.path))
     before = gate.wait(4, cycle=0)
-    fill(disk)
+    disk.fill()
     os.kill(child_of(job.process.pid, "nvrx_slurm.controller"), signal.SIGKILL)
     os.kill(before[0].pid, signal.SIGKILL)
     gate.wait(4, cycle=1)
@@ -100,9 +100,9 @@ def test_controller_that_is_killed_on_a_full_disk_is_replaced(run_local, gate, d
 def test_no_room_for_another_file_costs_the_logs_alone(run_local, gate):
     """Where not one file more can be made, the next cycle's workers run without log files."""
     with small_disk("size=4m,nr_inodes=64") as disk:
-        job = run_local(gate_plan(gate, disk))
+        job = run_local(gate_plan(gate, disk.path))
         before = gate.wait(4, cycle=0)
-        take_every_inode(disk)
+        take_every_inode(disk.path)
         os.kill(before[0].pid, signal.SIGKILL)
         after = gate.wait(4, cycle=1)
         assert {worker.env["NVRX_NODE"] for worker in after.values()} == {"n1", "n2"}

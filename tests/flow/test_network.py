@@ -14,7 +14,7 @@ from nvrx_slurm.records import NodeFenced, NodeIsolated, NodeJoined, NodeLost, R
 from tests.fault_harness import FrozenNode, until
 from tests.harness import end_with_all, wait_gone
 from tests.ledger import Ledger
-from tests.network import BATCH, Network
+from tests.network import BATCH, GateNetwork
 
 NODES = ("n1", "n2", "n3")
 QUICK = {"heartbeat_interval_s": 0.2, "heartbeat_timeout_s": 2.0, "fence_timeout_s": 3.0}
@@ -31,7 +31,7 @@ def ledger(tmp_path):
 
 @pytest.fixture
 def network(gate):
-    network = Network(NODES, gate)
+    network = GateNetwork(NODES, gate)
     yield network
     network.close()
 
@@ -108,7 +108,7 @@ def test_cut_off_node_kills_its_workers_before_others_get_their_ranks(start, net
     clock, since nothing can prove the death. Healed, the node joins anew and has no ranks."""
     job = start(**QUICK)
     before = gate.wait(4, cycle=0)
-    network.cut("n2")
+    network.cut(["n2"])
     wait_gone([before[2].pid, before[3].pid])
     lost = job.expect(NodeLost, node="n2")
     assert lost.cause == "heartbeat_timeout"
@@ -125,7 +125,7 @@ def test_cut_off_node_kills_its_workers_before_others_get_their_ranks(start, net
 def test_job_ends_although_a_node_is_cut_off(start, network, gate):
     """Nobody waits for a node that cannot hear that the job is over: its code is what the others have made of it."""
     job = start(**QUICK)
-    network.cut("n3")
+    network.cut(["n3"])
     job.expect(NodeLost, node="n3")
     finish(job, gate, cycle=0)
     assert causes(job) == []
@@ -134,7 +134,7 @@ def test_job_ends_although_a_node_is_cut_off(start, network, gate):
 def test_short_cut_touches_nobody(start, network, gate, ledger):
     """Healed before the heartbeat timeout, a cut costs nothing."""
     job = start(**PATIENT)
-    network.cut("n2")
+    network.cut(["n2"])
     says(job, "n2", "a beat did not reach the store")
     network.heal()
     nothing_happened(job, gate, ledger)
@@ -170,7 +170,7 @@ def test_reset_tether_is_tied_anew(start, network, gate, ledger):
 def test_short_cut_of_all_nodes_touches_nobody(start, network, gate, ledger):
     """The controller hears nobody for longer than the heartbeat timeout: that is its own network's fault."""
     job = start(heartbeat_interval_s=0.2, heartbeat_timeout_s=3.0, fence_timeout_s=60.0)
-    network.cut(BATCH)
+    network.cut([BATCH])
     works_on(ledger, "n2", steps=1000)
     network.heal()
     nothing_happened(job, gate, ledger)
@@ -181,7 +181,7 @@ def test_long_cut_of_all_nodes_costs_one_restart(start, network, gate):
     nodes."""
     job = start(**QUICK)
     before = gate.wait(4, cycle=0)
-    network.cut(BATCH)
+    network.cut([BATCH])
     wait_gone([worker.pid for worker in before.values()])
     network.heal()
     assert nodes_of(finish(job, gate, cycle=1)) == {"n1", "n2"}
@@ -216,7 +216,7 @@ def test_frozen_and_cut_off_node_takes_no_step(start, network, gate, ledger, ord
     """All of a node is stopped and cut off, so nobody can reach it: its kernel ends the lease. Thawed, in any order,
     its old workers take no step."""
     job = start(**QUICK)
-    network.cut("n2")
+    network.cut(["n2"])
     node = FrozenNode(job, "n2")
     taken = ledger.steps(node="n2", cycle=0)
     assert nodes_of(gate.wait(4, cycle=1)) == {"n1", "n3"}
@@ -232,7 +232,7 @@ def test_frozen_and_cut_off_node_takes_no_step(start, network, gate, ledger, ord
 def test_slow_and_lossy_network_makes_nobody_late(start, network, gate, ledger):
     """200 ms each way and 5 % of frames lost, for 20 beats of every node: nobody is held for dead."""
     job = start(heartbeat_interval_s=1.0, heartbeat_timeout_s=5.0)
-    network.slow(delay_s=0.2, loss=0.05)
+    network.slow({node: (0.2, 0.05) for node in NODES})
     with network.beats(job) as heard:
         until(lambda: min(heard()[node] for node in NODES) >= 20, "20 beats of each node", timeout=100.0)
     network.heal()
@@ -243,9 +243,9 @@ DOOMED = """
 import signal, sys
 from pathlib import Path
 from tests.harness import Gate, gate_plan
-from tests.network import Network
+from tests.network import GateNetwork
 gate = Gate()
-network = Network(("n1", "n2", "n3"), gate)
+network = GateNetwork(("n1", "n2", "n3"), gate)
 job = network.start(gate_plan(gate, Path(sys.argv[1])))
 gate.wait(4, cycle=0)
 print("there", flush=True)

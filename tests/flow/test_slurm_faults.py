@@ -27,7 +27,7 @@ from tests.harness import wait_gone
 from tests.slurm_harness import settled
 from tests.slurm_jobs import CALM, SlurmJobs, gate_command
 
-pytestmark = pytest.mark.slurm
+pytestmark = pytest.mark.slurm(nodes=6)
 
 QUICK = f"heartbeat: {{interval: 500ms, timeout: 5s}}, {CALM}"
 

@@ -14,7 +14,7 @@ from nvrx_slurm.records import JobEnded, JobStarted, NodeLost, RoundClosed, Roun
 from tests.harness import RunningJob, wait_gone
 from tests.slurm_harness import SlurmHandle, nvrx, settled, started_again, submit
 
-pytestmark = pytest.mark.slurm
+pytestmark = pytest.mark.slurm(nodes=6)
 
 
 def job_yaml(folder: Path, gate, *, nodes=4, spares=2, extra="", bounds="teardown: {grace: 5s}") -> Path:

@@ -12,7 +12,7 @@ from nvrx_slurm.cluster.dev import DevCluster
 from nvrx_slurm.cluster.dev.waiting import wait_until
 from nvrx_slurm.cluster.slurm_nodes import SlurmNode, node_state, node_states
 
-pytestmark = pytest.mark.slurm
+pytestmark = pytest.mark.slurm(nodes=6)
 
 NOTICED_S = 90.0  # slurmctld takes 15 to 20 s to hold a silent node for down
 

@@ -8,7 +8,7 @@ import pytest
 
 from nvrx_slurm.files import RESERVE_BYTES, JobFiles, write_private
 from nvrx_slurm.folder import JobFolder, Result
-from tests.fault_harness import fill, small_disk
+from tests.fault_harness import small_disk
 
 
 def test_jobs_of_one_id_share_no_folder_in_a_nodes_memory():
@@ -24,12 +24,12 @@ RESULT = Result(exit_code=1, reason="x" * 2000, ended_at=1.0)
 def test_result_has_room_on_a_full_disk():
     """A job's result is written where nothing else can be."""
     with small_disk("size=1m") as disk:
-        folder = JobFolder(disk / "1")
+        folder = JobFolder(disk.path / "1")
         folder.create()
-        fill(disk)
+        disk.fill()
         with pytest.raises(OSError, match="No space left"):
-            write_private(disk / "another", b"x" * RESERVE_BYTES)
-        assert sorted(path.name for path in disk.iterdir()) == ["1", "ballast"]
+            write_private(disk.path / "another", b"x" * RESERVE_BYTES)
+        assert sorted(path.name for path in disk.path.iterdir()) == ["1", "ballast"]
         folder.write_result(RESULT)
         assert folder.read_result() == RESULT
         assert not folder.reserve_path.exists()

@@ -6,7 +6,7 @@ from nvrx_slurm.controller.mirror import Mirror, last_number
 from nvrx_slurm.folder import JobFolder
 from nvrx_slurm.records import Entry, Tick, entry_from_json, entry_to_json
 from nvrx_slurm.report.source import so_far
-from tests.fault_harness import fill, small_disk, until
+from tests.fault_harness import small_disk, until
 
 
 def entries(first, last):
@@ -67,11 +67,11 @@ def whole_lines(path):
 def test_full_disk_tears_no_line_and_loses_none():
     """What a full disk does not take is cut off at the end of a line, and written when there is room again."""
     with small_disk("size=64k") as disk:
-        path = disk / "events.jsonl"
+        path = disk.path / "events.jsonl"
         copy = Mirror(path)
         copy.start(entries(1, 3))
         until(lambda: path.exists() and whole_lines(path) == [1, 2, 3], "the copy has begun")
-        ballast = fill(disk)
+        ballast = disk.fill()
         copy.add(entries(4, 1000))
         until(lambda: path.stat().st_size > 3500, "the disk is full to the last line that fits")
         ballast.unlink()
@@ -83,7 +83,7 @@ def test_full_disk_tears_no_line_and_loses_none():
 def test_disk_that_stays_full_keeps_what_fits(caplog):
     """At the end the copy holds whole lines, as many as fit, and the log says how many are missing."""
     with small_disk("size=16k") as disk:
-        path = disk / "events.jsonl"
+        path = disk.path / "events.jsonl"
         copy = Mirror(path)
         copy.start(entries(1, 1000))
         copy.close(5.0)

@@ -15,7 +15,7 @@ from nvrx_slurm.config.plan import plan
 from nvrx_slurm.records import plan_from_json
 from nvrx_slurm.render.script import render_job
 
-pytestmark = pytest.mark.slurm
+pytestmark = pytest.mark.slurm(nodes=6)
 
 HOSTILE = (
     "two words", "it's", 'a "b"', "'", '"', '""', "$(touch hit)", "`touch hit`", "$HOME", "a;b", "a#b", "# c",

@@ -1,11 +1,12 @@
 #!/bin/sh
-# network_agents.sh SWITCH NODE=DESCRIPTOR…: starts one agent a node, each in its namespace, as srun would.
+# network_agents.sh PYTHON SWITCH NODE=DESCRIPTOR…: starts one agent a node, each in its namespace, as srun would.
 # The descriptors are namespaces that the process SWITCH holds.
-switch=$1
-shift
+python=$1
+switch=$2
+shift 2
 for node in "$@"; do
     NVRX_NODE=${node%%=*} setpriv --pdeathsig KILL \
-        nsenter --net="/proc/$switch/fd/${node#*=}" python -P -m nvrx_slurm.agent &
+        nsenter --net="/proc/$switch/fd/${node#*=}" "$python" -P -m nvrx_slurm.agent &
     agents="$agents $!"
 done
 # shellcheck disable=SC2064,SC2086  # the list is whole by now, and is one of words

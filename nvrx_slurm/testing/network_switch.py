@@ -1,17 +1,17 @@
 """A network of its own: one namespace a host, and this process as the switch between them. Standard library only.
 
-    unshare --user --map-root-user --net --uts python -S network_switch.py CONTROL GATE_PORT HOST…
+    unshare --user --map-root-user --net python -S network_switch.py CONTROL DOOR HOST…
 
 Needs no root, only `ip`. Nothing has a name outside this process, so when it ends, and with it those who run in the
 namespaces, nothing is left. Each host has one interface, whose other end is a raw socket here: what passes, and how
 late, and what answers in its place, is decided frame by frame. So a lost frame is lost in silence, as on a cut cable.
 
 CONTROL is a SOCK_SEQPACKET of JSON messages, each answered once it holds. The first goes out by itself:
-`{"pid", "namespaces": {host: descriptor}}`, and with it a listener on 127.0.0.1:GATE_PORT of each host.
+`{"pid", "namespaces": {host: descriptor}}`, and with it a listener on 127.0.0.1:DOOR of each host (0: none).
 
-    {"cut": [host…]}           from now on these hosts' frames are lost; replaces an earlier list
+    {"cut": [host…]}           from now on these hosts' frames are lost; replaces an earlier list; answered with it
     {"rules": [rule…]}         see `Rule`; replaces earlier ones
-    {"slow": [seconds, loss]}  every frame comes so late, and this share of them never
+    {"slow": {host: [seconds, loss]}}    frames from or to it come so late, and this share of them never; likewise
     {"reset": rule}            both ends of each TCP connection seen so far get a reset that looks like the other's
     {"count": rule}            answered with how many packets have matched since it was first asked
 """
@@ -103,7 +103,7 @@ class Rule:
 
 def checksum(data: bytes) -> int:
     """The Internet's (RFC 1071)."""
-    total = sum(struct.unpack(f"!{(len(data) + 1) // 2}H", data + b"\0" * (len(data) % 2)))
+    total: int = sum(struct.unpack(f"!{(len(data) + 1) // 2}H", data + b"\0" * (len(data) % 2)))
     while total >> 16:
         total = (total & 0xFFFF) + (total >> 16)
     return ~total & 0xFFFF
@@ -142,7 +142,7 @@ class Switch:
         self.cut: set[str] = set()
         self.rules: list[Rule] = []
         self.counts: dict[Rule, int] = {}
-        self.delay_s, self.loss = 0.0, 0.0
+        self.slow: dict[str, tuple[float, float]] = {}
         self.chance = random.Random(1)
         self.later: list[tuple[float, int, str, bytes]] = []
         self.carried = 0
@@ -174,14 +174,16 @@ class Switch:
             self.control.send(json.dumps(answer).encode())
         return bool(data)
 
-    def _cut(self, hosts: list[str]) -> None:
+    def _cut(self, hosts: list[str]) -> list[str]:
         self.cut = set(hosts)
+        return sorted(self.cut)
 
     def _rules(self, rules: list[dict[str, object]]) -> None:
         self.rules = [_rule(rule) for rule in rules]
 
-    def _slow(self, how: tuple[float, float]) -> None:
-        self.delay_s, self.loss = how
+    def _slow(self, hosts: dict[str, tuple[float, float]]) -> dict[str, tuple[float, float]]:
+        self.slow = hosts
+        return self.slow
 
     def _count(self, rule: dict[str, object]) -> int:
         return self.counts.setdefault(_rule(rule), 0)
@@ -211,10 +213,15 @@ class Switch:
         for target in [known] if known else self.ports:
             if target != source and self._may_pass(source, target, frame):
                 self.carried += 1
-                heapq.heappush(self.later, (time.monotonic() + self.delay_s, self.carried, target, frame))
+                delay_s = max(self._slowness(source)[0], self._slowness(target)[0])
+                heapq.heappush(self.later, (time.monotonic() + delay_s, self.carried, target, frame))
+
+    def _slowness(self, host: str) -> tuple[float, float]:
+        return self.slow.get(host, (0.0, 0.0))
 
     def _may_pass(self, source: str, target: str, frame: bytes) -> bool:
-        if self.cut & {source, target} or self.chance.random() < self.loss:
+        loss = max(self._slowness(source)[1], self._slowness(target)[1])
+        if self.cut & {source, target} or self.chance.random() < loss:
             return False
         if frame[12:14] != IPV4:
             return True
@@ -261,8 +268,8 @@ def _fill_in_checksums(interface: str) -> None:
         fcntl.ioctl(any_socket, SIOCETHTOOL, request + bytes(16))
 
 
-def _become_host(index: int, gate_port: int, back: socket.socket) -> None:
-    """In a child: make a namespace with one interface, and hand it back with a listener in it."""
+def _become_host(index: int, door: int, back: socket.socket) -> None:
+    """In a child: make a namespace with one interface, and hand it back, with a listener in it if one is wanted."""
     if _libc.unshare(CLONE_NEWNET) != 0:
         raise OSError(ctypes.get_errno(), "unshare(CLONE_NEWNET)")
     mac = mac_of(index).hex(":")
@@ -271,28 +278,29 @@ def _become_host(index: int, gate_port: int, back: socket.socket) -> None:
         f"address add {SUBNET}.{index}/24 dev net0",
         "link set lo up",
         "link set net0 up",
-        "route add 10.255.255.255 dev net0",  # of which `advertised_address` asks; a name server must have none
+        "route add 10.255.255.255 dev net0",  # of which `default_route_address` asks
     )
     _fill_in_checksums("net0")
-    listener = socket.create_server(("127.0.0.1", gate_port), backlog=128)
-    namespace = os.open("/proc/self/ns/net", os.O_RDONLY)
-    socket.send_fds(back, [b"."], [namespace, listener.fileno()])
+    descriptors = [os.open("/proc/self/ns/net", os.O_RDONLY)]
+    if door:
+        descriptors.append(socket.create_server(("127.0.0.1", door), backlog=128).detach())
+    socket.send_fds(back, [b"."], descriptors)
 
 
-def make_host(index: int, gate_port: int) -> tuple[int, int]:
+def make_host(index: int, door: int) -> tuple[int, list[int]]:
     """Descriptors of the namespace, and of the listener in it."""
     ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_STREAM)
     child = os.fork()
     if child == 0:
         ours.close()
-        _become_host(index, gate_port, theirs)
+        _become_host(index, door, theirs)
         os._exit(0)
     theirs.close()
     _, received, _, _ = socket.recv_fds(ours, 1, 2)
     os.waitpid(child, 0)
-    if len(received) != 2:
+    if not received:
         raise SystemExit("no host: see above")
-    return received[0], received[1]
+    return received[0], list(received[1:])
 
 
 def open_port(index: int) -> socket.socket:
@@ -306,12 +314,11 @@ def open_port(index: int) -> socket.socket:
 
 def main() -> None:
     """Build the network, say so, and serve."""
-    control, gate_port, hosts = socket.socket(fileno=int(sys.argv[1])), int(sys.argv[2]), sys.argv[3:]
-    socket.sethostname("batch")  # which resolves to no address of another network
-    made = {host: make_host(index, gate_port) for index, host in enumerate(hosts, 1)}
+    control, door, hosts = socket.socket(fileno=int(sys.argv[1])), int(sys.argv[2]), sys.argv[3:]
+    made = {host: make_host(index, door) for index, host in enumerate(hosts, 1)}
     ports = {host: open_port(index) for index, host in enumerate(hosts, 1)}
     ready = {"pid": os.getpid(), "namespaces": {host: namespace for host, (namespace, _) in made.items()}}
-    listeners = [listener for _, listener in made.values()]
+    listeners = [listener for _, opened in made.values() for listener in opened]
     socket.send_fds(control, [json.dumps(ready).encode()], listeners)
     for listener in listeners:
         os.close(listener)

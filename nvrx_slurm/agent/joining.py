@@ -1,0 +1,54 @@
+"""How a node introduces itself: with a port that is held for a rendezvous, and a trap that takes its fence key."""
+
+from __future__ import annotations
+
+from nvrx_slurm import fence
+from nvrx_slurm.agent.machine import Machine, Workers
+from nvrx_slurm.agent.voice import Voice
+from nvrx_slurm.log import get_logger
+from nvrx_slurm.records import ControllerUp, NodeJoined, Shutdown
+from nvrx_slurm.store.client import Store
+
+log = get_logger("agent")
+
+
+class Joining:
+    """Joins as the voice's incarnation, as often as that changes."""
+
+    def __init__(
+        self, machine: Machine, *, addr: str, token: str, store: Store, voice: Voice, workers: Workers
+    ) -> None:
+        self._machine, self._addr, self._token = machine, addr, token
+        self._store, self._voice, self._workers = store, voice, workers
+        self._fence_port = 0
+        self.port = machine.hold_port()
+
+    def hold_port(self) -> int:
+        """Hold a fresh port; returns its number."""
+        self.port.release()
+        self.port = self._machine.hold_port()
+        return self.port.number
+
+    def set_trap(self) -> None:
+        """Give the controller a way to this node's workers that needs nobody's help here."""
+        try:
+            trap = self._machine.open_trap(fence.key_of(self._token, self._voice.incarnation))
+        except OSError as error:
+            log.warning("no fence: %s; if this node freezes, others wait for its lease to lapse", error)
+            self._fence_port = 0
+        else:
+            self._fence_port = int(trap.getsockname()[1])
+            self._workers.fence(trap)
+
+    async def join(self) -> tuple[str, Shutdown | None, ControllerUp | None]:
+        """Post it. Returns the id of the last order before, the shutdown if there is one, and the controller."""
+        fact = self._voice.fact(
+            NodeJoined,
+            addr=self._addr,
+            port=self.port.number,
+            pid=self._machine.pid,
+            fence_port=self._fence_port,
+        )
+        joined = await self._store.join(fact)
+        log.info("joined as %s", fact.incarnation)
+        return joined

@@ -1,0 +1,106 @@
+"""The stop of this node's workers as the agent sees it: what is asked for, where it stands, what follows it.
+
+The supervisor carries it out (`supervisor.py`), in the phases of `teardown.py`.
+"""
+
+from __future__ import annotations
+
+import signal
+from collections.abc import Callable
+from functools import partial
+
+from nvrx_slurm.agent.dumping import DUMP_FIRST_S, Dumping
+from nvrx_slurm.agent.events import Cycle
+from nvrx_slurm.agent.machine import Board, Workers
+from nvrx_slurm.agent.workers import Tearing
+from nvrx_slurm.clock import Clock
+from nvrx_slurm.log import get_logger
+from nvrx_slurm.records import FaultTolerance
+
+log = get_logger("agent")
+
+MOST_NAMED = 8
+
+
+class Stopping:
+    """One stop at a time. `then`: what comes when no worker is left; `phase`: of the teardown that is on."""
+
+    def __init__(
+        self, bounds: FaultTolerance, *, workers: Workers, board: Board, dumping: Dumping, clock: Clock
+    ) -> None:
+        self._bounds, self._workers, self._board, self._dumping = bounds, workers, board, dumping
+        self._clock = clock
+        self._is_on = self._is_sent = False
+        self._began = 0.0
+        self._saved_before: dict[int, int] = {}
+        self.then: Callable[[], None] | None = None
+        self.phase: str | None = None
+
+    def stop(
+        self,
+        cycle: Cycle | None,
+        then: Callable[[], None],
+        *,
+        grace_s: float | None = None,
+        checkpoint: bool = False,
+        dump: str | None = None,
+    ) -> None:
+        """Stop all workers, then go on with `then`; a later call replaces the `then` of an earlier one.
+
+        A later call without a grace skips to the kill.
+        """
+        self.then = then
+        begins, self._is_on = not self._is_on, True
+        if begins:
+            self._began, self._is_sent = self._clock.monotonic(), False
+        if begins and dump and cycle is not None and cycle.running and not cycle.dumped and grace_s != 0.0:
+            self._dumping.begin(cycle, dump, DUMP_FIRST_S, then=partial(self._send, grace_s, checkpoint))
+        elif begins or grace_s == 0.0:
+            self._send(grace_s, checkpoint)
+
+    def over(self) -> Callable[[], None] | None:
+        """No worker is left. Returns what comes next."""
+        self._is_on = False
+        then, self.then = self.then, None
+        return then
+
+    def took_s(self) -> float:
+        """Seconds since the last stop began."""
+        return self._clock.monotonic() - self._began
+
+    def goes_on(self, event: Tearing, cycle: Cycle | None) -> None:
+        """Called once a phase, and once a second of it."""
+        ranks = {pid: f"rank {rank}" for rank, pid in cycle.pids.items()} if cycle else {}
+        left = ", ".join(ranks.get(pid, f"process {pid}") for pid in event.left[:MOST_NAMED])
+        more = f" and {len(event.left) - MOST_NAMED} more" if len(event.left) > MOST_NAMED else ""
+        log.info("teardown: %s; left: %s%s; %.1f s left of it", event.phase, left, more, event.ends_in_s)
+        begins, self.phase = self.phase != event.phase, event.phase
+        if event.phase == "checkpoint" and cycle is not None:
+            self._watch_saving(cycle, begins)
+        if begins and event.phase == "dump" and cycle is not None:
+            why = "still there after the stop signal"
+            done = partial(self._workers.phase_done, "dump")
+            self._dumping.begin(cycle, why, event.ends_in_s, then=done)
+
+    def _send(self, grace_s: float | None, checkpoint: bool) -> None:
+        if self._is_sent and grace_s != 0.0:
+            return
+        bounds = self._bounds
+        self._is_sent = True
+        saving = None
+        if checkpoint and bounds.checkpoint_signal is not None:
+            saving = (signal.Signals[bounds.checkpoint_signal], bounds.checkpoint_timeout_s)
+        self._workers.stop(
+            bounds.teardown_grace_s if grace_s is None else grace_s, signal.Signals[bounds.stop_signal], saving
+        )
+
+    def _watch_saving(self, cycle: Cycle, begins: bool) -> None:
+        """Workers that save in a section of that name are done when each has ended one since it was asked; of others
+        only their end tells."""
+        saved = {
+            rank: reading.seen.get("checkpoint", (0, 0.0))[0] for rank, reading in self._board.readings().items()
+        }
+        if begins:
+            self._saved_before = saved
+        elif all(saved.get(rank, 0) > self._saved_before.get(rank, 0) for rank in cycle.running):
+            self._workers.phase_done("checkpoint")

@@ -1,0 +1,182 @@
+"""`nvrx-slurm ci run`, `check`, `schema` and `clean`"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, TypeVar
+
+import click
+
+from nvrx_slurm.cli.options import seconds_of
+from nvrx_slurm.errors import EXIT_DONE, EXIT_FAILED, UsageError
+
+if TYPE_CHECKING:
+    from nvrx_slurm.flow.model import Flow, StageName
+    from nvrx_slurm.flow.outcome import FlowOutcome, SuiteOutcome
+
+_F = TypeVar("_F", bound=Callable[..., Any])
+_FILE = click.Path(path_type=Path, dir_okay=False)
+
+_paths = click.argument("paths", nargs=-1, required=True, type=click.Path(path_type=Path))
+_only = click.option("--flow", "only", multiple=True, metavar="GLOB", help="Only flows with such a name; repeatable.")
+_on = click.option(
+    "--on",
+    "stage",
+    type=click.Choice(["slurm", "dev", "local"]),
+    help="The site's Slurm, one that is started here for each flow, or no Slurm. Default: the first that there is.",
+)
+_RUN_OPTIONS = (
+    click.option("--jobs", type=click.IntRange(1, 64), default=3, show_default=True, help="Flows at once."),
+    click.option(
+        "--retries", type=click.IntRange(0, 10), default=0, help="How often to run again what did not pass."
+    ),
+    click.option("--timeout", metavar="DURATION", default="20m", show_default=True, help="Bound of the whole run."),
+    click.option("--artifacts", type=click.Path(path_type=Path), help="Default: nvrx-ci/<time>."),
+    click.option("--junit", type=_FILE, help="Write JUnit XML."),
+    click.option("--html", type=_FILE, help="Write a page that needs no other file."),
+    click.option("--json", "as_json", type=_FILE, help="Write all results as JSON."),
+    click.option("--github/--no-github", default=None, help="Annotations, summary, outputs. Default: on GitHub."),
+)
+
+
+def suite_options(command: _F) -> _F:
+    """Give a command that runs flows the options of `ci run`; it passes them on to `run_and_report`."""
+    for option in reversed((_on, *_RUN_OPTIONS)):
+        command = option(command)
+    return command
+
+
+@click.command()
+@_paths
+@_only
+@suite_options
+def run(paths: tuple[Path, ...], only: tuple[str, ...], **options: Any) -> int:
+    """Run the flows of PATHS: files, or folders of them.
+
+    \b
+    Exit code: 0 all passed, 1 a flow failed, 2 a flow or the command line is wrong (then nothing was submitted),
+    69 Slurm does not answer, 124 --timeout has passed, 130/143 interrupted; everything was cancelled then.
+    """
+    from nvrx_slurm.flow.load import load_flows
+
+    return run_and_report(load_flows(paths, only), **options)
+
+
+def run_and_report(
+    flows: list[Flow],
+    *,
+    stage: StageName | None,
+    jobs: int,
+    retries: int,
+    timeout: str,
+    artifacts: Path | None,
+    junit: Path | None,
+    html: Path | None,
+    as_json: Path | None,
+    github: bool | None,
+) -> int:
+    """Run flows, tell each as it ends, and write the reports that were asked for; returns the exit code."""
+    from nvrx_slurm.clock import SystemClock
+    from nvrx_slurm.flow.artifacts import default_folder
+    from nvrx_slurm.flow.suite import SuiteOptions, run_suite
+    from nvrx_slurm.flow.where import choose_stage
+
+    options = SuiteOptions(
+        stage=stage or choose_stage(),
+        artifacts=artifacts or default_folder(SystemClock().wall()),
+        jobs=jobs,
+        retries=retries,
+        timeout_s=seconds_of("--timeout", timeout),
+    )
+    outcome = run_suite(flows, options, told=_tell)
+    _write_reports(outcome, junit, html, as_json)
+    _conclude(outcome, options.artifacts, github)
+    return outcome.exit_code
+
+
+def _tell(flow: FlowOutcome) -> None:
+    from nvrx_slurm.flow.report.text import flow_line
+
+    click.echo(flow_line(flow))
+
+
+def _write_reports(outcome: SuiteOutcome, junit: Path | None, html: Path | None, as_json: Path | None) -> None:
+    from nvrx_slurm.flow.report import write
+
+    try:
+        if junit:
+            import socket
+
+            from nvrx_slurm.flow.report.junit import document
+
+            write(junit, document(outcome, socket.gethostname(), Path.cwd()))
+        if html:
+            from nvrx_slurm.flow.report.html import page
+
+            write(html, page(outcome, Path.cwd()))
+        if as_json:
+            from nvrx_slurm.flow.outcome import to_json
+
+            write(as_json, to_json(outcome).decode())
+    except OSError as error:
+        raise UsageError(f"{error.filename}: the report cannot be written there: {error.strerror}") from None
+
+
+def _conclude(outcome: SuiteOutcome, artifacts: Path, github: bool | None) -> None:
+    """What was found: as GitHub folds and annotates it, or as text; and the line that sums it up."""
+    from nvrx_slurm.config import env
+    from nvrx_slurm.flow.report.github import announce
+    from nvrx_slurm.flow.report.text import closing, summary
+
+    places = env.github() or (env.GitHub() if github else None)
+    if places is None or github is False:
+        for line in closing(outcome, Path.cwd()):
+            click.echo(line)
+        return
+    announce(outcome, places, artifacts)
+    click.echo(summary(outcome))
+
+
+@click.command()
+@_paths
+@_only
+@_on
+def check(paths: tuple[Path, ...], only: tuple[str, ...], stage: StageName | None) -> None:
+    """Load the flows of PATHS and check all that can be checked without running them."""
+    from nvrx_slurm.flow.load import load_flows
+    from nvrx_slurm.flow.stages import check as check_stage
+
+    flows = load_flows(paths, only)
+    for flow in flows:
+        for each in flow.on if stage is None else [stage] if stage in flow.on else []:
+            check_stage(flow, each)
+        click.echo(f"{flow.name}: on {', '.join(flow.on)}")
+
+
+@click.command()
+def schema() -> None:
+    """Print the JSON Schema of a flow file."""
+    import json
+
+    from nvrx_slurm.flow.schema import flow_schema
+
+    click.echo(json.dumps(flow_schema(), indent=2))
+
+
+@click.command()
+@click.argument("artifacts", nargs=-1, required=True, type=click.Path(path_type=Path))
+def clean(artifacts: tuple[Path, ...]) -> int:
+    """End what runs that were killed have left: their jobs, clusters, processes. Nothing left is fine too.
+
+    ARTIFACTS are the artifacts folders of those runs.
+    """
+    from nvrx_slurm.flow.artifacts import check_over
+    from nvrx_slurm.flow.guard import clean as clean_up
+
+    for folder in artifacts:
+        check_over(folder)
+    problems = [problem for folder in artifacts for problem in clean_up(folder.absolute())]
+    for problem in problems:
+        click.echo(problem, err=True)
+    return EXIT_FAILED if problems else EXIT_DONE

@@ -1,0 +1,211 @@
+"""`nvrx-slurm ci record`, `replay`, `matrix`: flows made of jobs that ran, and of jobs that are to run."""
+
+from __future__ import annotations
+
+import os
+import stat
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from nvrx_slurm.cli.ci_run import run_and_report, suite_options
+from nvrx_slurm.cli.options import JobChoice, folder_option, job_options, seconds_of
+from nvrx_slurm.errors import EXIT_DONE, EXIT_FAILED, UsageError
+
+if TYPE_CHECKING:
+    from nvrx_slurm.flow.matrix import Case, LeftOut
+    from nvrx_slurm.flow.model import StageName
+    from nvrx_slurm.records import Plan
+
+_JOB = click.argument("job", metavar="JOB")
+_OF_WHAT = "JOB: a job's id, its folder, or its events.jsonl, with the older parts beside it."
+_PLAN = click.option(
+    "--plan",
+    "plan_file",
+    type=click.Path(path_type=Path),
+    help="The job's plan.json. Default: the one beside the journal.",
+)
+
+
+@click.command(epilog=_OF_WHAT)
+@_JOB
+@_PLAN
+@folder_option
+def replay(job: str, plan_file: Path | None, folder: Path) -> None:
+    """Feed a job's journal through the pure core again: it decides the same, or here is where they part (exit 1)."""
+    from nvrx_slurm.flow import replaying
+    from nvrx_slurm.flow.journal_text import read_journal, read_plan
+
+    path = _journal_of(job, folder)
+    text = read_journal(path)
+    for note in text.notes:
+        click.echo(f"note: {note}", err=True)
+    done = replaying.replay(read_plan(plan_file or path.parent / "plan.json"), text.entries)
+    if done.parting is not None:
+        click.echo("\n".join(replaying.explain(done.parting, text.entries)))
+        sys.exit(EXIT_FAILED)
+    if done.unwritten:
+        click.echo(f"note: {done.unwritten} decisions were made and never written down", err=True)
+    click.echo(f"{done.entries} entries, {done.decisions} decisions among them: the core decides the same today")
+
+
+@click.command(epilog=_OF_WHAT)
+@_JOB
+@_PLAN
+@click.option("--job", "job_file", type=click.Path(path_type=Path), help="The job.yaml that the flow names.")
+@click.option("-o", "--output", type=click.Path(path_type=Path), help="The flow's file. Default: stdout.")
+@folder_option
+def record(job: str, plan_file: Path | None, job_file: Path | None, output: Path | None, folder: Path) -> None:
+    """Print a flow that asks for what this job did, its faults included: what was done to it is inferred.
+
+    Without --job a job.yaml is written beside the flow, made from the job's plan: then `slurm` and `setup` are not in
+    it, and it is called after the job.
+    """
+    from nvrx_slurm.flow.journal_text import read_journal, read_plan
+    from nvrx_slurm.flow.recording import record as recorded
+    from nvrx_slurm.flow.writing import to_yaml
+
+    path = _journal_of(job, folder)
+    text, plan = read_journal(path), read_plan(plan_file or path.parent / "plan.json")
+    place = output.parent if output else _place_of_stdout()
+    changed = _overrides(plan, job_file) if job_file else {}
+    named = job_file or _write_job(plan, place, path.parent.name)
+    about = f"What job {path.parent.name} ({plan.name}) did."
+    flow = recorded(plan, text.entries, job=_seen_from(place, named), about=about, overrides=changed)
+    if not flow["expect"]:
+        raise UsageError(f"{path}: nothing came of this job that a flow could ask for: its first round never closed")
+    if output is None:
+        click.echo(to_yaml(flow), nl=False)
+    else:
+        _write(output, to_yaml(flow))
+
+
+@click.command()
+@job_options
+@click.option("--flow", "only", multiple=True, metavar="GLOB", help="Only faults with such a name; repeatable.")
+@click.option("--list", "only_list", is_flag=True, help="Say what would be run, and why the rest is left out.")
+@click.option("--write", "into", type=click.Path(path_type=Path), help="Write the flows into this folder; run none.")
+@click.option("--starts-within", metavar="DURATION", default="2m", show_default=True, help="Until all workers run.")
+@suite_options
+def matrix(
+    choice: JobChoice,
+    only: tuple[str, ...],
+    only_list: bool,
+    into: Path | None,
+    starts_within: str,
+    stage: StageName | None,
+    **options: Any,
+) -> int:
+    """Try every fault that the job of JOB_YAML should survive, one a flow, and see that it does what its plan says.
+
+    A fault strikes when all workers run; once the job has recovered, it is cancelled. It need not run to its end.
+    """
+    import tempfile
+
+    from nvrx_slurm.flow.load import load_flows
+    from nvrx_slurm.flow.where import choose_stage
+
+    stage = stage or choose_stage()
+    start_s = seconds_of("--starts-within", starts_within)
+    cases, left_out = _chosen(choice.plan(choice.load()), stage, only)
+    if only_list:
+        _list(cases, left_out)
+        return EXIT_DONE
+    if into is not None:
+        _write_flows(cases, choice, into, start_s)
+        return EXIT_DONE
+    with tempfile.TemporaryDirectory(prefix="nvrx-matrix-") as folder:
+        _write_flows(cases, choice, Path(folder), start_s)
+        return run_and_report(load_flows([Path(folder)]), stage=stage, **options)
+
+
+def _chosen(plan: Plan, stage: StageName, only: tuple[str, ...]) -> tuple[list[Case], list[LeftOut]]:
+    """What there is to run, and what is left out. Raises UsageError, which lists the names."""
+    from fnmatch import fnmatchcase
+
+    from nvrx_slurm.flow.matrix import Case, matrix
+
+    found = matrix(plan, stage)
+    wanted = [each for each in found if not only or any(fnmatchcase(each.name, glob) for glob in only)]
+    cases = [each for each in wanted if isinstance(each, Case)]
+    left_out = [each for each in wanted if not isinstance(each, Case)]
+    if not cases:
+        why = "".join(f"; {each.name}: {each.why}" for each in left_out)
+        there = ", ".join(each.name for each in found if isinstance(each, Case))
+        raise UsageError(f"--flow {' '.join(only)}: nothing to run on the stage {stage}{why}. There is: {there}")
+    return cases, left_out
+
+
+def _list(cases: list[Case], left_out: list[LeftOut]) -> None:
+    width = max(len(name) for name in [each.name for each in cases] + [each.name for each in left_out])
+    for case in cases:
+        click.echo(f"{case.name:<{width}}  {case.about}")
+    for each in left_out:
+        click.echo(f"{each.name:<{width}}  left out: {each.why}")
+
+
+def _write_flows(cases: list[Case], choice: JobChoice, folder: Path, start_s: float) -> None:
+    from nvrx_slurm.flow.writing import to_yaml
+
+    folder.mkdir(parents=True, exist_ok=True)
+    job, changed = _seen_from(folder, choice.file), _overrides(choice.plan(choice.load()), choice.file)
+    for case in cases:
+        _write(folder / f"{case.name}.yaml", to_yaml(case.document(job, changed, start_s)))
+
+
+# ------------------------------------------------------------------------------------------------ places
+
+
+def _journal_of(job: str, folder: Path) -> Path:
+    """The journal's file. Raises UsageError, which lists the jobs of the base folder."""
+    path = Path(job)
+    if path.is_file():
+        return path
+    if not path.is_dir():
+        from nvrx_slurm.report.jobs import find_job
+
+        path = find_job(folder, job).path
+    return path / "events.jsonl"
+
+
+def _place_of_stdout() -> Path:
+    """The folder of the file that stdout is redirected to, or else the current one."""
+    try:
+        if stat.S_ISREG(os.fstat(1).st_mode):
+            return Path("/proc/self/fd/1").readlink().parent
+    except OSError:  # closed, or no /proc
+        pass
+    return Path.cwd()
+
+
+def _seen_from(place: Path, file: Path) -> str:
+    return os.path.relpath(file.resolve(), place.resolve())
+
+
+def _overrides(plan: Plan, job_file: Path) -> dict[str, Any]:
+    """What the job had differently from what job.yaml says now; where it worked aside."""
+    from nvrx_slurm.config.load import load
+    from nvrx_slurm.config.plan import plan as plan_of
+    from nvrx_slurm.flow.job_file import overrides
+
+    changed = overrides(plan, plan_of(load(job_file).spec, folder=Path(plan.folder), job_file=job_file))
+    return {key: value for key, value in changed.items() if key not in ("name", "workdir")}
+
+
+def _write_job(plan: Plan, place: Path, job_id: str) -> Path:
+    from nvrx_slurm.flow.job_file import job_yaml
+
+    path = place / f"{plan.name}.job.yaml"
+    note = f"Made from the plan of job {job_id}. A plan does not tell what stood below `slurm` and `setup`."
+    _write(path, job_yaml(plan, note))
+    click.echo(f"wrote {path}", err=True)
+    return path
+
+
+def _write(path: Path, text: str) -> None:
+    try:
+        path.write_text(text)
+    except OSError as error:
+        raise UsageError(f"{path}: cannot be written: {error.strerror}") from None

@@ -1,0 +1,24 @@
+"""`nvrx-slurm ci simulate`"""
+
+from __future__ import annotations
+
+import click
+
+
+@click.command()
+@click.option("--seeds", type=click.IntRange(1), default=10_000, show_default=True, help="How many histories.")
+@click.option("--first", type=click.IntRange(0), default=0, show_default=True, help="The first of their seeds.")
+@click.option("--nodes", type=click.IntRange(1), default=16, show_default=True, help="Nodes of a job, at most.")
+@click.option("--seed", type=click.IntRange(0), help="Tell this one again, with its journal.")
+@click.option("--jobs", type=click.IntRange(1), default=1, show_default=True, help="Processes to tell them in.")
+def simulate(seeds: int, first: int, nodes: int, seed: int | None, jobs: int) -> int:
+    """Run controller and agents against an adversary, in virtual time, and check the promises after every step.
+
+    Exits with 1 on the first promise that is broken: prints the seed, the fewest faults that still break it, the
+    journal, and the line that replays it.
+    """
+    from nvrx_slurm.simulation import telling
+
+    if seed is not None:
+        return telling.tell_one(seed, nodes, click.echo)
+    return telling.tell_many(range(first, first + seeds), nodes, jobs, click.echo)

@@ -1,0 +1,103 @@
+"""All that a controller touches beside the store: the nodes, its batch host, the job folder.
+
+`LinuxOutside` is the real one; the simulation brings its own, and the controller's code is the same with both.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import signal
+import socket
+from collections.abc import Callable, Sequence
+from typing import Protocol
+
+from nvrx_slurm.cluster.slurm_nodes import SlurmNode, node_state
+from nvrx_slurm.controller import firing
+from nvrx_slurm.controller.mirror import Mirror, read_copy
+from nvrx_slurm.folder import JobFolder, Result
+from nvrx_slurm.records import Entry
+from nvrx_slurm.tether import TetherServer
+
+Told = Callable[[str, str], None]
+"""Called with a node and the incarnation of its agent."""
+
+
+class Tethers(Protocol):
+    """What `tether.TetherServer` promises."""
+
+    async def start(self, bind: str) -> int: ...
+    def fence(self, node: str, incarnation: str) -> None: ...
+    async def close(self) -> None: ...
+
+
+class Copy(Protocol):
+    """What `mirror.Mirror` promises."""
+
+    def start(self, journal: Sequence[Entry]) -> None: ...
+    def last_number(self) -> int: ...
+    def add(self, entries: Sequence[Entry]) -> None: ...
+    def close(self, timeout_s: float) -> None: ...
+
+
+class Outside(Protocol):
+    """`host` and `pid` are this process's; `mirror` is the journal's copy in the job folder."""
+
+    @property
+    def host(self) -> str: ...
+    @property
+    def pid(self) -> int: ...
+    @property
+    def mirror(self) -> Copy: ...
+
+    def read_copy(self) -> list[Entry]:
+        """Every whole entry of the journal's copy."""
+        ...
+
+    def write_result(self, result: Result) -> None:
+        """Tell the batch host, and whoever asks later, how the job ended."""
+        ...
+
+    def tethers(self, token: str, alive: Told, lost: Told) -> Tethers:
+        """The controller's end of all tethers; it listens once it is started."""
+        ...
+
+    async def is_dead(self, addr: str, port: int, message: bytes, within_s: float) -> bool:
+        """What `firing.is_dead` promises."""
+        ...
+
+    async def node_state(self, node: str) -> SlurmNode | None:
+        """What Slurm says of a node; None where it does not answer."""
+        ...
+
+    def on_signal(self, number: signal.Signals, callback: Callable[[signal.Signals], None]) -> None:
+        """Call back, from the event loop, whenever the batch host sends this signal."""
+        ...
+
+
+class LinuxOutside:
+    """The job folder, sockets and Slurm's programs."""
+
+    def __init__(self, folder: JobFolder) -> None:
+        self._folder = folder
+        self.host, self.pid = socket.gethostname(), os.getpid()
+        self.mirror = Mirror(folder.events_path)
+
+    def read_copy(self) -> list[Entry]:
+        return read_copy(self._folder.events_path)
+
+    def write_result(self, result: Result) -> None:
+        self._folder.write_result(result)
+
+    def tethers(self, token: str, alive: Told, lost: Told) -> TetherServer:
+        return TetherServer(token, alive, lost)
+
+    async def is_dead(self, addr: str, port: int, message: bytes, within_s: float) -> bool:
+        return await firing.is_dead(addr, port, message, within_s)
+
+    async def node_state(self, node: str) -> SlurmNode | None:
+        return await node_state(node)
+
+    def on_signal(self, number: signal.Signals, callback: Callable[[signal.Signals], None]) -> None:
+        asyncio.get_running_loop().add_signal_handler(number, callback, number)
+        signal.pthread_sigmask(signal.SIG_UNBLOCK, [number])  # the batch host starts us with it blocked

@@ -1,0 +1,59 @@
+"""The store takes another password, as at a site that rotates its secrets. Who is connected stays so."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+from nvrx_slurm.clock import Clock
+from nvrx_slurm.errors import FaultFailed
+from nvrx_slurm.flow.stages.deeds import Evidence
+from nvrx_slurm.folder import JobFolder, StoreAddress
+from nvrx_slurm.ids import new_secret
+from nvrx_slurm.records import Record
+
+ANSWER_S = 5.0
+
+
+class Revocation(Record, frozen=True, kw_only=True, tag="revocation"):
+    """Of the password by which the job in `folder` reaches its store."""
+
+    folder: str
+
+
+def revoke(order: Revocation, clock: Clock) -> Evidence:
+    """Give the store another password, which nobody knows.
+
+    Raises FaultFailed, also where a new connection with the old password is let in all the same.
+    """
+    from redis.exceptions import RedisError
+
+    address = JobFolder(Path(order.folder)).read_store()
+    if address is None:
+        raise FaultFailed(f"{order.folder} names no store: the job has none now")
+    at = clock.wall()
+    try:
+        with _connection(address) as store:
+            store.execute_command("ACL", "SETUSER", "default", "resetpass", f">{new_secret()}")
+    except (RedisError, OSError) as error:
+        raise FaultFailed(f"the store at {address.url} did not take another password: {error}") from None
+    return Evidence(at=at, proof=_refusal(address))
+
+
+def _refusal(address: StoreAddress) -> str:
+    from redis.exceptions import AuthenticationError
+
+    try:
+        with _connection(address) as store:
+            store.ping()
+    except AuthenticationError as error:
+        return f"the store refuses the old password ({error})"
+    raise FaultFailed(f"the store at {address.url} still takes the password that was revoked")
+
+
+def _connection(address: StoreAddress) -> Any:
+    import redis  # slow to import, and most flows revoke nothing
+
+    return redis.Redis.from_url(
+        address.url, password=address.password, socket_connect_timeout=ANSWER_S, socket_timeout=ANSWER_S
+    )

@@ -1,0 +1,101 @@
+"""Flows and job files as YAML for people: an event or a fault a line, with the comments that belong to it."""
+
+from __future__ import annotations
+
+import json
+import re
+import textwrap
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
+
+Item = dict[str, Any]
+"""A mapping of a flow file: a fault, an expectation, what stands below them."""
+
+NOTE = "#"
+"""The key of a mapping under which its comment stands: text, a line of it a line of comment above the mapping."""
+
+WIDTH = 100
+_PLAIN = re.compile(r"[A-Za-z0-9$/.](?:[\w$/.~+=@%' -]*[\w$/.~+=@%-])?")
+_NOTHING = re.compile(r"null", re.IGNORECASE)
+
+
+def to_yaml(document: Mapping[str, Any]) -> str:
+    """A document of mappings, lists, text and numbers, which `config.yamlfile.read_yaml` gives back as text.
+
+    A mapping or a list that fits into a line stands in one, unless a mapping in it has a comment, or a list in it
+    holds mappings.
+    """
+    return "".join(f"{line}\n" for line in _mapping(document, ""))
+
+
+def _mapping(value: Mapping[str, Any], indent: str) -> Iterator[str]:
+    yield from _note(value, indent)
+    for key, below in value.items():
+        if key == NOTE:
+            continue
+        head = f"{indent}{_scalar(key)}:"
+        if _is_short(below, len(head)):
+            yield f"{head} {inline(below)}".rstrip()
+            continue
+        yield head
+        yield from _below(below, indent + "  ")
+
+
+def _below(value: Any, indent: str) -> Iterator[str]:
+    if isinstance(value, Mapping):
+        yield from _mapping(value, indent)
+        return
+    for item in value:
+        if isinstance(item, Mapping):
+            yield from _note(item, indent)
+            item = {key: below for key, below in item.items() if key != NOTE}
+        if _is_flat(item) and _is_short(item, len(indent)):
+            yield f"{indent}- {inline(item)}"
+        else:
+            first, *rest = _below(item, indent + "  ")
+            yield f"{indent}- {first.lstrip()}"
+            yield from rest
+
+
+def _note(value: Mapping[str, Any], indent: str) -> Iterator[str]:
+    for line in value.get(NOTE, "").splitlines():
+        yield from (f"{indent}# {part}" for part in textwrap.wrap(line, WIDTH - len(indent)))
+
+
+def _is_short(value: Any, used: int) -> bool:
+    is_nested = isinstance(value, Mapping) or (isinstance(value, Sequence) and not isinstance(value, str))
+    return not is_nested or (not _has_lines(value) and used + len(inline(value)) < WIDTH)
+
+
+def _has_lines(value: Any) -> bool:
+    """Whether something in it deserves a line of its own."""
+    if isinstance(value, Mapping):
+        return NOTE in value or any(map(_has_lines, value.values()))
+    if isinstance(value, Sequence) and not isinstance(value, str):
+        return any(isinstance(item, Mapping) or _has_lines(item) for item in value)
+    return False
+
+
+def _is_flat(item: Any) -> bool:
+    """An item of a list reads best on one line, unless it says one thing after the other."""
+    return not isinstance(item, Mapping) or not any(isinstance(value, Mapping) for value in item.values())
+
+
+def inline(value: Any) -> str:
+    """The value in YAML's flow style, on one line."""
+    if isinstance(value, Mapping):
+        return "{" + ", ".join(f"{_scalar(key)}: {inline(below)}" for key, below in value.items()) + "}"
+    if isinstance(value, Sequence) and not isinstance(value, str):
+        return "[" + ", ".join(map(inline, value)) + "]"
+    return _scalar(value)
+
+
+def _scalar(value: Any) -> str:
+    """Plain where it reads back as itself, else quoted as in JSON, which YAML takes too."""
+    if value is None:
+        return ""
+    if isinstance(value, bool):
+        return str(value).lower()
+    text = str(value)
+    plain = _PLAIN.fullmatch(text) and not _NOTHING.fullmatch(text)
+    return text if plain else json.dumps(text, ensure_ascii=False)

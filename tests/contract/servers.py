@@ -1,0 +1,125 @@
+"""The two servers on which the store's contract holds: the real one, and the one in memory."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import signal
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import redis.asyncio as redis
+
+from nvrx_slurm.batch import children
+from nvrx_slurm.clock import Clock, SystemClock
+from nvrx_slurm.folder import StoreAddress
+from nvrx_slurm.store.client import Store
+from nvrx_slurm.store.embedded import EmbeddedStore
+from nvrx_slurm.store.hearing import Hearing
+from nvrx_slurm.store.keys import Keys
+from nvrx_slurm.testing.valkey import DirectLink, MemoryClient, MemoryServer
+from nvrx_slurm.testing.valkey.client import Request
+
+PASSWORD = "secret"
+BEATS = Keys("j").beats
+
+
+class RealServer:
+    """An embedded Valkey in a folder, and clients of it."""
+
+    def __init__(self, folder: Path) -> None:
+        self._server = EmbeddedStore(folder, bind="127.0.0.1", password=PASSWORD)
+
+    def address(self, password: str = PASSWORD) -> StoreAddress:
+        return StoreAddress(url=f"redis://127.0.0.1:{self._server.port}", password=password, job="j", token="t")
+
+    def store(self, *, password: str = PASSWORD, patience_s: float = 5.0) -> Store:
+        return Store(self.address(password), clock=SystemClock(), patience_s=patience_s)
+
+    def hearing(self, *, password: str = PASSWORD, clock: Clock | None = None) -> Hearing:
+        return Hearing(self.address(password), BEATS, clock=clock or SystemClock())
+
+    def raw(self) -> Any:
+        """A plain client, to write what no agent would."""
+        return redis.Redis.from_url(self.address().url, password=PASSWORD, protocol=2)
+
+    async def start(self) -> None:
+        self._process = await self._server.start()
+
+    async def kill(self) -> None:
+        os.kill(self._process.pid, signal.SIGKILL)
+        await self._process.wait()
+
+    async def freeze(self) -> None:
+        os.kill(self._process.pid, signal.SIGSTOP)
+
+    async def thaw(self) -> None:
+        os.kill(self._process.pid, signal.SIGCONT)
+
+    async def end(self) -> None:
+        await children.end({"the store": self._process}, polite_s=5.0)
+
+
+class FreezingLink(DirectLink):
+    """Keeps what comes while its server is frozen."""
+
+    def __init__(self, server: MemoryServer) -> None:
+        super().__init__(server)
+        self.frozen = False
+        self._held: list[Callable[[], object]] = []
+
+    def call(self, request: Request) -> asyncio.Future[Any]:
+        if not self.frozen:
+            return super().call(request)
+        future: asyncio.Future[Any] = asyncio.get_running_loop().create_future()
+        self._held.append(lambda: request(lambda reply: future.done() or future.set_result(reply)))
+        return future
+
+    def thaw(self) -> None:
+        self.frozen = False
+        for serve in self._held:
+            serve()
+
+
+class InMemoryServer:
+    """The same of a `MemoryServer`."""
+
+    def __init__(self, folder: Path) -> None:
+        self._server = MemoryServer(SystemClock(), PASSWORD)
+        self._link = FreezingLink(self._server)
+
+    def address(self, password: str = PASSWORD) -> StoreAddress:
+        return StoreAddress(url="redis://memory:1", password=password, job="j", token="t")
+
+    def store(self, *, password: str = PASSWORD, patience_s: float = 5.0) -> Store:
+        return Store(self.address(), clock=SystemClock(), patience_s=patience_s, connection=self._client(password))
+
+    def hearing(self, *, password: str = PASSWORD, clock: Clock | None = None) -> Hearing:
+        return Hearing(self.address(), BEATS, clock=clock or SystemClock(), connection=self._client(password))
+
+    def raw(self) -> Any:
+        """A plain client, to write what no agent would."""
+        return self._client(PASSWORD)
+
+    async def start(self) -> None:
+        self._server.start()
+
+    async def kill(self) -> None:
+        self._server.stop()
+
+    async def freeze(self) -> None:
+        self._link.frozen = True
+
+    async def thaw(self) -> None:
+        self._link.thaw()
+
+    async def end(self) -> None:
+        self._server.stop()
+
+    def _client(self, password: str) -> MemoryClient:
+        return MemoryClient(self._server, password=password, link=self._link)
+
+
+Server = RealServer | InMemoryServer
+SERVERS: dict[str, type[Server]] = {"valkey": RealServer, "memory": InMemoryServer}

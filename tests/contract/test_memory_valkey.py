@@ -1,0 +1,363 @@
+"""The in-memory server answers as the real one, command by command and script by script, whatever comes."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Iterator
+from contextlib import asynccontextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+from redis.exceptions import ResponseError
+
+from nvrx_slurm.clock import SystemClock
+from nvrx_slurm.errors import FencedError
+from nvrx_slurm.folder import StoreAddress
+from nvrx_slurm.records import (
+    Assignment,
+    Beat,
+    ControllerUp,
+    Entry,
+    NodeJoined,
+    RoundClosed,
+    RoundOpened,
+    Shutdown,
+    Tick,
+)
+from nvrx_slurm.simulation.loop import VirtualClock, VirtualLoop
+from nvrx_slurm.store.client import Store
+from nvrx_slurm.store.keys import Keys
+from nvrx_slurm.testing.valkey import MemoryClient, MemoryServer
+from tests.contract.servers import PASSWORD, InMemoryServer, RealServer, Server
+
+EXAMPLES = settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+KEYS = Keys("j")
+NODES = ("n0", "n1", "n2")
+KEEP = 5
+
+
+class Pair:
+    """Both servers, emptied before each comparison."""
+
+    def __init__(self, folder: Path) -> None:
+        self._runner = asyncio.Runner()
+        self._real = RealServer(folder)
+        self._runner.run(self._real.start())
+
+    def play(self, play: Any, *args: Any) -> list[Any]:
+        """What `play(server, *args)` says of each."""
+        return [self._runner.run(self._play(server, play, args)) for server in (self._real, InMemoryServer(Path()))]
+
+    async def _play(self, server: Server, play: Any, args: tuple[Any, ...]) -> Any:
+        if server is self._real:
+            async with raw(server) as client:
+                await client.flushall()
+        return await play(server, *args)
+
+    def close(self) -> None:
+        self._runner.run(self._real.end())
+        self._runner.close()
+
+
+@asynccontextmanager
+async def raw(server: Server) -> AsyncIterator[Any]:
+    client = server.raw()
+    yield client
+    await client.aclose()
+
+
+@pytest.fixture
+def pair(tmp_path: Path) -> Iterator[Pair]:
+    """A real server and one in memory."""
+    pair = Pair(tmp_path)
+    yield pair
+    pair.close()
+
+
+# ---- what the store does
+
+
+@dataclass(frozen=True)
+class Commit:
+    """`epoch` and `first` are relative to what the journal says; `cursor` counts from the newest inbox item."""
+
+    epoch: int = 0
+    first: int = 1
+    entries: int = 1
+    orders: int = 0
+    rounds: tuple[int, ...] = ()
+    cursor: int | None = None
+    shutdown: str | None = None
+    controller: bool = False
+
+
+commits = st.builds(
+    Commit,
+    epoch=st.sampled_from([0, 0, 0, -1]),
+    first=st.sampled_from([1, 1, 1, 0, 2]),
+    entries=st.integers(0, 3),
+    orders=st.integers(0, 2),
+    rounds=st.lists(st.integers(0, 3), max_size=2).map(tuple),
+    cursor=st.none() | st.integers(0, 3),
+    shutdown=st.none() | st.sampled_from(["first", "second"]),
+    controller=st.booleans(),
+)
+others = st.sampled_from(["acquire", "join", "tell", "beat", "trim", "journal", "lives", "renew", "ranks", "retire"])
+SHUT = {name: Shutdown(exit_code=1, reason=name) for name in ("first", "second")}
+
+
+class Actor:
+    """Plays steps on a store, and notes every reply, with ids as counts from the newest."""
+
+    def __init__(self, store: Store, client: Any) -> None:
+        self._store, self._client = store, client
+        self._epoch = self._n = self._said = 0
+
+    async def play(self, steps: list[Commit | str]) -> list[Any]:
+        said = [await self._commit(step) if isinstance(step, Commit) else await self._do(step) for step in steps]
+        return [*said, *[await self._left(key) for key in (KEYS.inbox, KEYS.beats, KEYS.orders, KEYS.journal)]]
+
+    async def _do(self, step: str) -> Any:
+        self._said += 1
+        store = self._store
+        match step:
+            case "acquire":
+                self._epoch, self._n, cursor = await store.acquire("owner", 60.0, kept=self._said)
+                return self._epoch, self._n, await self._age(KEYS.inbox, cursor)
+            case "join":
+                last, *rest = await store.join(self._fact())
+                return await self._age(KEYS.orders, last), rest
+            case "tell":
+                return await store.tell(self._fact())
+            case "beat" | "trim":
+                beat = Beat(node="n", incarnation=f"i{self._said}", cycle=self._said)
+                return await store.beat(beat, KEEP if step == "trim" else None)
+            case "journal":
+                return await store.journal()
+            case "lives":
+                return await store.controller_lives()
+            case "renew":
+                return await store.renew("owner", 60.0)
+            case "retire":
+                await store.retire(60)
+                return [await self._client.ttl(key) for key in KEYS.all(0)]
+            case _:
+                answers = [await store.assignment("main-0", cycle, node) for cycle in range(2) for node in NODES]
+                return [assignment for assignment, _ in answers]
+
+    async def _commit(self, step: Commit) -> Any:
+        first = self._n + step.first
+        assignments = [_assignment(index) for index in range(len(NODES))]
+        fields = list(zip(NODES, assignments, strict=True))
+        try:
+            took = await self._store.commit(
+                self._epoch + step.epoch,
+                [Entry(n=first + index, t=float(index), record=Tick()) for index in range(step.entries)],
+                orders=[RoundOpened(replica="main-0", cycle=index) for index in range(step.orders)],
+                rounds=[("main-0", 0, cycle, fields[:count]) for cycle, count in enumerate(step.rounds)],
+                cursor=await self._inbox_id(step.cursor),
+                shutdown=None if step.shutdown is None else SHUT[step.shutdown],
+                controller=ControllerUp(epoch=self._epoch, host="h", port=self._said) if step.controller else None,
+            )
+        except FencedError as error:
+            return str(error)
+        self._n += step.entries if step.first == 1 else 0
+        return abs(took - SystemClock().wall()) < 60.0
+
+    def _fact(self) -> NodeJoined:
+        return NodeJoined(node="n", incarnation="i", seq=self._said, addr="h", port=1)
+
+    async def _inbox_id(self, age: int | None) -> str:
+        items = await self._client.xrevrange(KEYS.inbox, count=None if age is None else age + 1)
+        return "" if age is None or len(items) <= age else items[age][0].decode()
+
+    async def _age(self, key: str, identity: str) -> int | None:
+        identities = [each.decode() for each, _ in await self._client.xrevrange(key)]
+        return identities.index(identity) if identity in identities else None
+
+    async def _left(self, key: str) -> list[Any]:
+        """What a stream holds; of those that are trimmed at leisure, the part that must be there."""
+        trimmed = key in (KEYS.inbox, KEYS.beats)
+        return [fields for _, fields in (await self._client.xrevrange(key, count=KEEP if trimmed else None))]
+
+
+def _assignment(rank: int) -> Assignment:
+    return Assignment(
+        group_rank=rank,
+        first_rank=rank,
+        workers=1,
+        world_size=3,
+        group_world_size=3,
+        master_addr="h",
+        master_port=1,
+        role="main",
+    )
+
+
+async def act(server: Server, steps: list[Commit | str]) -> list[Any]:
+    store = server.store()
+    async with raw(server) as client:
+        said = await Actor(store, client).play(steps)
+    await store.close()
+    return said
+
+
+def test_random_stories_of_a_job_are_answered_alike(pair: Pair) -> None:
+    """Take-overs, commits right and wrong, joins, facts, beats and retirement, in any order: the same replies, and
+    the same left at the end."""
+
+    @EXAMPLES
+    @given(st.lists(commits | others, max_size=25))
+    def story(steps: list[Commit | str]) -> None:
+        real, memory = pair.play(act, ["acquire", *steps])
+        assert memory == real
+
+    story()
+
+
+# ---- command by command
+
+names = st.sampled_from(["k0", "k1"])
+words = st.sampled_from(["a", b"b", 3])
+identities = st.builds(lambda ms, number: f"{ms}-{number}", st.integers(0, 4), st.integers(0, 2))
+ends = identities | st.sampled_from(["-", "+", "2"])
+counts = st.none() | st.integers(1, 3)
+
+
+def command(name: str, *args: Any, **options: Any) -> st.SearchStrategy[tuple[str, tuple[Any, ...], dict[str, Any]]]:
+    return st.tuples(st.just(name), st.tuples(*args), st.fixed_dictionaries(options))
+
+
+COMMANDS = st.one_of(
+    command("ping"),
+    command("get", names),
+    command("set", names, words),
+    command("set", names, words, nx=st.booleans(), px=st.sampled_from([None, 60_000])),
+    command("incr", st.just("number")),
+    command("exists", names),
+    command("delete", names),
+    command("expire", names, st.just(60)),
+    command("ttl", names),
+    command("hset", names, words, words),
+    command("hget", names, words),
+    command("hgetall", names),
+    command("xadd", names, st.just({"m": b"x", "n": 1}), id=identities, maxlen=st.none(), approximate=st.booleans()),
+    command("xadd", names, st.just({"m": b"y"}), id=identities, maxlen=st.integers(0, 2), approximate=st.just(False)),
+    command("xlen", names),
+    command("xtrim", names, maxlen=st.integers(0, 2), approximate=st.just(False)),
+    command("xtrim", names, minid=identities, approximate=st.just(False)),
+    command("xrange", names, ends, ends, count=counts),
+    command("xrevrange", names, ends, ends, count=counts),
+    command("xread", st.dictionaries(names, identities, min_size=1), count=counts),
+)
+
+
+async def command_by_command(server: Server, commands: list[Any]) -> list[Any]:
+    said: list[Any] = []
+    async with raw(server) as client:
+        for name, args, options in commands:
+            try:
+                said.append(await getattr(client, name)(*args, **options))
+            except ResponseError as error:
+                said.append(str(error))
+    return said
+
+
+def test_random_commands_are_answered_alike(pair: Pair) -> None:
+    """Replies, their types, and errors; keys of the wrong kind and ids that do not grow included."""
+
+    @EXAMPLES
+    @given(st.lists(COMMANDS, min_size=5, max_size=40))
+    def story(commands: list[Any]) -> None:
+        real, memory = pair.play(command_by_command, commands)
+        assert list(zip(commands, memory, strict=True)) == list(zip(commands, real, strict=True))
+
+    story()
+
+
+# ---- what only time shows
+
+
+async def test_blocked_readers_wake_in_turn_and_time_out_alone(server):
+    """Each gets what is new to it, whether a command or a script wrote it; another stream wakes nobody."""
+    store = server.store()
+    async with raw(server) as client:
+        first = asyncio.create_task(client.xread({KEYS.orders: "0-0"}, block=30_000))
+        second = asyncio.create_task(client.xread({KEYS.orders: "0-0", KEYS.beats: "0-0"}, block=30_000))
+        assert await client.xread({KEYS.journal: "0-0"}, block=50) == []
+        epoch, _, _ = await store.acquire("a", 1.0)
+        closed = RoundClosed(
+            replica="main-0", cycle=0, nodes=(), active=0, standby=0, world_size=0, master_addr="h", master_port=1
+        )
+        await store.commit(epoch, [Entry(n=1, t=1.0, record=closed)], orders=[closed])
+        [[key, items]] = await first
+        assert key == KEYS.orders.encode() and len(items) == 1
+        assert await second == [[key, items]]
+    await store.close()
+
+
+async def test_disk_that_is_full_refuses_writes_until_memory_has_to_do():
+    """The store's client goes on in memory alone by itself, as it does on the real one, and nothing is half done."""
+    memory = MemoryServer(SystemClock(), PASSWORD)
+    client = MemoryClient(memory, password=PASSWORD)
+    memory.data.disk_full = True
+    with pytest.raises(ResponseError, match="MISCONF"):
+        await client.set("k", "v")
+    assert await client.exists("k") == 0
+    address = StoreAddress(url="redis://memory:1", password=PASSWORD, job="j", token="t")
+    store = Store(address, clock=SystemClock(), connection=client)
+    assert (await store.acquire("a", 1.0))[0] == 1
+    await client.set("k", "v")
+    assert await client.get("k") == b"v"
+
+
+def test_ids_times_and_expiry_follow_the_servers_clock():
+    """Also when somebody sets it back: ids go on growing."""
+    loop = VirtualLoop()
+    clock = VirtualClock(loop, wall_s=1_000.0)
+    client = MemoryClient(MemoryServer(clock))
+
+    async def story() -> None:
+        assert await client.time() == (1_000, 0)
+        await client.set("k", "v", px=2_000)
+        assert await client.xadd("s", {"m": "1"}) == b"1000000-0"
+        await asyncio.sleep(1.5)
+        assert await client.get("k") == b"v"
+        clock.set_by(-60.0)
+        assert await client.xadd("s", {"m": "2"}) == b"1000000-1"
+        clock.set_by(60.0)
+        await asyncio.sleep(0.5)
+        assert await client.get("k") is None
+        assert await client.xadd("s", {"m": "3"}) == b"1002000-0"
+
+    loop.run(story())
+    loop.close()
+
+
+def test_client_gives_up_what_is_never_answered_after_its_own_time():
+    """Each call by itself, and those that were answered are not touched."""
+    loop = VirtualLoop()
+
+    class Silent:
+        def call(self, request: Any) -> asyncio.Future[Any]:
+            return loop.create_future()
+
+    server = MemoryServer(VirtualClock(loop))
+    silent = MemoryClient(server, link=Silent(), socket_s=7.0)
+
+    async def late(after_s: float) -> float:
+        await asyncio.sleep(after_s)
+        began = loop.time()
+        with pytest.raises(Exception, match="Timeout"):
+            await silent.ping()
+        return loop.time() - began
+
+    async def story() -> list[float]:
+        return await asyncio.gather(late(0.0), late(3.0), late(20.0))
+
+    assert loop.run(story()) == [7.0, 7.0, 7.0]
+    loop.close()

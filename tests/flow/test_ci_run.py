@@ -1,0 +1,325 @@
+"""`nvrx-slurm ci run`, as a user calls it: real jobs, real ends, and nothing left behind, however it ends itself."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+from ruamel.yaml import YAML
+
+from nvrx_slurm.clock import SystemClock
+from nvrx_slurm.cluster.dev import DevCluster, names
+from nvrx_slurm.cluster.dev.processes import environment_of, read_table
+from nvrx_slurm.cluster.dev.waiting import wait_until
+from nvrx_slurm.flow.hold import MARK
+from tests.harness import Gate
+from tests.slurm_harness import CLI
+
+CALM = {"teardown": {"grace": "2s"}, "heartbeat": {"interval": "500ms", "timeout": "5s"}}
+PASSES = [{"job_ended": {"exit_code": 0}}]
+NEVER_COMES = [{"node_lost": {}}]
+
+
+class Run:
+    """One call of `nvrx-slurm ci run`, in a folder of its own."""
+
+    def __init__(self, folder: Path, *flags: str, env: dict[str, str] | None = None) -> None:
+        self.folder, self.artifacts = folder, folder / "artifacts"
+        self.process = subprocess.Popen(
+            [*CLI, "ci", "run", "flows", "--artifacts", "artifacts", "--json", "results.json", *flags],
+            cwd=folder,
+            env={**os.environ, **(env or {})},
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            text=True,
+            start_new_session=True,
+        )
+
+    def ends(self, within_s: float = 60.0) -> int:
+        """The exit code, once it has ended."""
+        self.said, _ = self.process.communicate(timeout=within_s)
+        return self.process.returncode
+
+    def outcome(self, flow: str) -> dict:
+        """What `--json` says of a flow."""
+        flows = json.loads((self.folder / "results.json").read_text())["flows"]
+        return next(each for each in flows if each["name"] == flow)
+
+    def everything(self) -> list[int]:
+        """Every process of any of its attempts on this machine."""
+        return [
+            pid for pid in read_table() if environment_of(pid).get(MARK, "").startswith(str(self.artifacts) + os.sep)
+        ]
+
+    def leaves_nothing(self, within_s: float) -> None:
+        """Wait until no process, no cluster and no folder in memory is left of it."""
+        wait_until(
+            lambda: not self.everything() and not self.clusters(),
+            timeout_s=within_s,
+            what=f"nothing to be left of {self.artifacts}: {self.everything()}, {self.clusters()}",
+            clock=SystemClock(),
+        )
+
+    def clusters(self) -> list[str]:
+        """The development clusters that its attempts have brought up."""
+        held = "".join(path.read_text() for path in self.artifacts.rglob("held.jsonl"))
+        return [name for name in names() if f'"{name}"' in held]
+
+    def attempt_pid(self, flow: str) -> int:
+        """The process of the flow's first attempt."""
+        wanted = str(self.artifacts / flow / "attempt-1")
+        for pid in self.everything():
+            command = Path(f"/proc/{pid}/cmdline").read_text().split("\0")
+            if "nvrx_slurm.flow.attempt" in command and wanted in command:
+                return pid
+        raise AssertionError(f"{flow} does not run: {self.everything()}")
+
+
+@pytest.fixture
+def write_flow(tmp_path: Path, gate: Gate) -> Callable[..., None]:
+    """Writes a flow and its job: gate workers, one a node, unless `command` says otherwise."""
+
+    def write(name: str, expect: list, *, command: list[str] | None = None, job: dict | None = None, **rest) -> None:
+        flows = tmp_path / "flows"
+        flows.mkdir(exist_ok=True)
+        spec = {"name": name, "command": command or list(gate.command), "fault_tolerance": CALM, **(job or {})}
+        YAML().dump(spec, tmp_path / f"{name}.job.yaml")
+        flow = {"job": f"../{name}.job.yaml", "expect": expect, "limits": {"wall": "60s"}, **rest}
+        YAML().dump(flow, flows / f"{name}.yaml")
+
+    return write
+
+
+@pytest.fixture
+def run(tmp_path: Path) -> Iterator[Callable[..., Run]]:
+    """Starts `ci run`; after the test nothing of it runs."""
+    runs: list[Run] = []
+
+    def start(*flags: str, **options) -> Run:
+        runs.append(Run(tmp_path, *flags, **options))
+        return runs[-1]
+
+    yield start
+    for each in runs:
+        if each.process.poll() is None:
+            each.process.kill()
+            each.process.communicate()
+        subprocess.run([*CLI, "ci", "clean", str(each.artifacts)], check=True)
+        each.leaves_nothing(within_s=10.0)
+
+
+def test_what_passes_leaves_nothing_and_what_fails_leaves_all_that_tells_why(write_flow, run):
+    """One flow passes and one misses an event: exit code 1, the flow file's line, journal and logs of that one."""
+    write_flow("good", PASSES, command=["true"])
+    write_flow("bad", [{"job_ended": {"exit_code": 7}}], command=["true"])
+    each = run("--on", "local", "--junit", "junit.xml", "--html", "page.html")
+    assert each.ends() == 1, each.said
+    good, bad = each.outcome("good"), each.outcome("bad")
+    assert (good["status"], bad["status"]) == ("passed", "failed")
+    (finding,) = bad["attempts"][0]["findings"]
+    assert (Path(finding["file"]).name, finding["line"]) == ("bad.yaml", 3)
+    assert f"bad.yaml:{finding['line']}" in each.said
+    assert any("exit_code: 0, not 7" in line for line in finding["detail"])
+    assert not (each.artifacts / "good").exists()
+    assert list((each.artifacts / "bad" / "attempt-1").glob("jobs/*/events.jsonl"))
+    assert (each.folder / "junit.xml").read_text().count("<testcase") == 2
+    assert "<html" in (each.folder / "page.html").read_text()
+    each.leaves_nothing(within_s=0.0)
+
+
+def test_flow_that_passes_when_it_is_run_again_is_flaky_and_said_to_be(write_flow, run, tmp_path):
+    """With --retries a second attempt counts, and the first is still told."""
+    once = ["sh", "-c", f"! mkdir {tmp_path}/been-here"]
+    write_flow("moody", PASSES, command=once, job={"fault_tolerance": {**CALM, "max_restarts": 0}})
+    each = run("--on", "local", "--retries", "2")
+    assert each.ends() == 0, each.said
+    moody = each.outcome("moody")
+    assert moody["status"] == "flaky"
+    assert [attempt["verdict"] for attempt in moody["attempts"]] == ["failed", "passed"]
+    assert (each.artifacts / "moody" / "attempt-1").is_dir()
+
+
+def test_bound_of_a_flow_is_kept_and_shows_what_hung(write_flow, run, gate):
+    """Workers that wait for ever: at `limits.wall` there are stacks of worker, agent and harness, and then an end."""
+    write_flow("waits", PASSES, limits={"wall": "6s"})
+    each = run("--on", "local")
+    assert each.ends() == 1, each.said
+    (attempt,) = each.outcome("waits")["attempts"]
+    assert "limits.wall (6s) has passed" in attempt["findings"][0]["message"]
+    told = "".join(
+        path.read_text(errors="replace") for path in (each.artifacts).rglob("diagnosis/**/*") if path.is_file()
+    )
+    assert "gate_worker.py" in told
+    assert "nvrx_slurm/flow/attempt.py" in told
+    each.leaves_nothing(within_s=0.0)
+
+
+def test_run_that_is_out_of_time_says_of_each_flow_how_far_it_was(write_flow, run):
+    """`--timeout` ends the run with 124: one flow was running, one had not begun."""
+    write_flow("first", PASSES, limits={"wall": "50s"})
+    write_flow("second", PASSES, limits={"wall": "40s"})
+    each = run("--on", "local", "--jobs", "1", "--timeout", "5s")
+    assert each.ends() == 124, each.said
+    first, second = each.outcome("first"), each.outcome("second")
+    assert first["status"] == second["status"] == "out_of_time"
+    assert first["attempts"][0]["job_id"] is not None
+    assert "not begun" in second["attempts"][0]["findings"][0]["message"]
+    assert list(each.artifacts.glob("first/attempt-1/diagnosis/*"))
+    each.leaves_nothing(within_s=0.0)
+
+
+def test_bad_flow_ends_the_run_before_anything_is_submitted(write_flow, run):
+    """One flow of two is wrong: one message, exit code 2, and not even an artifacts folder."""
+    write_flow("good", PASSES, command=["true"])
+    write_flow("bad", [{"job_endet": {}}])
+    each = run("--on", "local")
+    assert each.ends() == 2
+    assert "bad.yaml:3: " in each.said
+    assert "job_ended" in each.said
+    assert not each.artifacts.exists()
+
+
+def test_fault_that_the_stage_cannot_do_is_told_before_anything_is_submitted(write_flow, run):
+    """A node is drained where there is no Slurm: exit code 2 names the fault's line and who can."""
+    fault = {"when": {"event": "workers_started"}, "do": {"drain_node": "n1"}}
+    write_flow("drains", PASSES, faults=[fault])
+    each = run("--on", "local")
+    assert each.ends() == 2
+    assert "dev" in each.said
+    assert not each.artifacts.exists()
+
+
+def test_flow_for_other_stages_is_left_out_and_said_to_be(write_flow, run):
+    """A flow that needs a Slurm is no failure where there is none, and no pass either."""
+    write_flow("here", PASSES, command=["true"])
+    write_flow("there", PASSES, command=["true"], on=["dev"])
+    each = run("--on", "local")
+    assert each.ends() == 0, each.said
+    assert each.outcome("there")["status"] == "left_out"
+    assert "dev" in each.outcome("there")["left_out"]
+
+
+def test_fault_that_never_strikes_fails_the_flow(write_flow, run):
+    """All expectations are met and a fault's moment never came: nothing was shown."""
+    fault = {"when": {"event": "node_lost"}, "do": {"kill_worker": {"rank": 0}}}
+    write_flow("vacuous", PASSES, command=["true"], faults=[fault])
+    each = run("--on", "local")
+    assert each.ends() == 1, each.said
+    (finding,) = each.outcome("vacuous")["attempts"][0]["findings"]
+    assert finding["kind"] == "fault"
+    assert "never struck" in finding["message"]
+
+
+# ---- interrupted and killed, with one job running and one in the queue
+
+
+@pytest.fixture
+def two_flows(write_flow, gate: Gate) -> Callable[[], None]:
+    """Two flows: a job that runs until its gate opens, and one that Slurm holds in its queue."""
+    write_flow("runs", PASSES, job={"nodes": 2})
+    write_flow("queued", PASSES, on=["dev", "slurm"], job={"slurm": {"extra": {"hold": True}}})
+    return lambda: gate.wait(2, cycle=0, timeout=60.0)
+
+
+def is_queued(each: Run) -> bool:
+    return '"job"' in "".join(path.read_text() for path in each.artifacts.glob("queued/*/held.jsonl"))
+
+
+def in_the_middle(each: Run, two_flows: Callable[[], None]) -> None:
+    two_flows()
+    wait_until(lambda: is_queued(each), timeout_s=60.0, what="the second job", clock=SystemClock())
+
+
+@pytest.mark.slurm
+@pytest.mark.parametrize(("number", "exit_code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
+def test_interrupted_run_has_undone_everything_within_its_bound(run, two_flows, number, exit_code):
+    """GitHub's runner waits 7.5 s: by then jobs, clusters and processes are gone, and each flow says why it ended."""
+    each = run("--on", "dev")
+    in_the_middle(each, two_flows)
+    each.process.send_signal(number)
+    assert each.ends(within_s=7.5) == exit_code
+    each.leaves_nothing(within_s=0.0)
+    assert {each.outcome(name)["status"] for name in ("runs", "queued")} == {"interrupted"}
+
+
+@pytest.mark.slurm
+def test_nothing_outlives_a_run_that_is_killed(run, two_flows):
+    """SIGKILL of the harness, which can do nothing then: within 30 s no job, no cluster and no process is left."""
+    each = run("--on", "dev")
+    in_the_middle(each, two_flows)
+    each.process.kill()
+    each.process.communicate()
+    each.leaves_nothing(within_s=30.0)
+
+
+@pytest.mark.slurm
+def test_attempt_that_is_killed_is_undone_and_the_others_go_on(run, two_flows, gate):
+    """SIGKILL of one attempt alone: that flow is broken, and says why; the other passes."""
+    each = run("--on", "dev")
+    in_the_middle(each, two_flows)
+    os.kill(each.attempt_pid("queued"), signal.SIGKILL)
+    gate.open()
+    assert each.ends() == 1
+    assert each.outcome("runs")["status"] == "passed"
+    (finding,) = each.outcome("queued")["attempts"][0]["findings"]
+    assert "SIGKILL" in finding["message"]
+    each.leaves_nothing(within_s=0.0)
+
+
+@pytest.mark.slurm
+def test_on_a_sites_slurm_no_job_of_a_killed_run_stays_in_the_queue(run, two_flows, healthy_cluster, tmp_path):
+    """The harness is killed with its attempts: the guard cancels what runs and what waits, and no other job."""
+    env = healthy_cluster.environment()
+    other = sbatch(healthy_cluster, tmp_path)
+    each = run("--on", "slurm", env=env)
+    in_the_middle(each, two_flows)
+    for pid in (each.process.pid, each.attempt_pid("runs"), each.attempt_pid("queued")):
+        os.kill(pid, signal.SIGKILL)
+    each.process.communicate()
+    wait_until(lambda: queue(healthy_cluster) == [other], timeout_s=30.0, what="an empty queue", clock=SystemClock())
+    each.leaves_nothing(within_s=10.0)
+
+
+@pytest.mark.slurm
+def test_without_its_guard_the_lease_ends_the_job_of_a_killed_run(run, write_flow, gate, healthy_cluster):
+    """Harness, attempt and guard are killed at once, as on a machine that is lost: the job ends by itself."""
+    write_flow("runs", PASSES, job={"nodes": 2}, on=["slurm"])
+    each = run("--on", "slurm", env=healthy_cluster.environment())
+    gate.wait(2, cycle=0, timeout=60.0)
+    for pid in (guard_of(each), each.attempt_pid("runs"), each.process.pid):
+        os.kill(pid, signal.SIGKILL)
+    each.process.communicate()
+    wait_until(lambda: queue(healthy_cluster) == [], timeout_s=30.0, what="an empty queue", clock=SystemClock())
+    (result,) = each.artifacts.glob("runs/*/jobs/*/result.json")
+    assert "lease has lapsed" in json.loads(result.read_text())["reason"]
+
+
+def guard_of(each: Run) -> int:
+    for pid, process in read_table().items():
+        if process.parent == each.process.pid and "nvrx_slurm.flow.guard" in Path(f"/proc/{pid}/cmdline").read_text():
+            return pid
+    raise AssertionError("the run has no guard")
+
+
+def queue(cluster: DevCluster) -> list[str]:
+    """The ids of all jobs in the cluster's queue."""
+    command = ["squeue", "--noheader", "--format=%i"]
+    done = subprocess.run(
+        command, env={**os.environ, **cluster.environment()}, capture_output=True, text=True, check=True
+    )
+    return done.stdout.split()
+
+
+def sbatch(cluster: DevCluster, folder: Path) -> str:
+    """Somebody else's job, held in the queue."""
+    return ask(cluster, "sbatch", "--parsable", "--hold", f"--output={folder}/other.out", "--wrap", "true").strip()
+
+
+def ask(cluster: DevCluster, *command: str) -> str:
+    env = {**os.environ, **cluster.environment()}
+    return subprocess.run(command, env=env, capture_output=True, text=True, check=True).stdout

@@ -1,0 +1,376 @@
+"""The faults of flows, each on a real job: it happens, and its proof says so; one that cannot happen is an error."""
+
+from __future__ import annotations
+
+import json
+import os
+import time
+
+import pytest
+
+from nvrx_slurm.cluster.dev import DevCluster
+from nvrx_slurm.errors import ConfigError, FaultFailed
+from nvrx_slurm.flow.model import Fault, Flow, Limits, Needs
+from nvrx_slurm.flow.stages import Scene, check, open_stage
+from nvrx_slurm.flow.stages.world import World
+from nvrx_slurm.flow.when import OnState
+from nvrx_slurm.folder import JobFolder
+from nvrx_slurm.processes import is_alive
+from nvrx_slurm.records import (
+    ControllerStarted,
+    Entry,
+    JobEnded,
+    NodeJoined,
+    NodeLost,
+    RoundClosed,
+    WorkersStarted,
+)
+from tests.harness import WAIT_S, wait_gone
+
+QUICK = {"heartbeat": {"interval": "500ms", "timeout": "3s"}, "fence_timeout": "5s", "teardown": {"grace": "2s"}}
+
+
+class Held:
+    """What an attempt would have to end."""
+
+    def __init__(self):
+        self.things = []
+
+    def cluster(self, name):
+        self.things.append(name)
+
+    def job(self, job, environment):
+        self.things.append(job.job_id)
+
+    def process(self, pid):
+        self.things.append(pid)
+
+
+def flow_of(gate, folder, *, nodes=2, spares=1, faults=(), stages=("local", "dev", "slurm"), job=None, **needs):
+    """A flow whose job has one gate worker a node."""
+    path = folder / "job.yaml"
+    path.write_text(
+        json.dumps(
+            {"name": "struck", "command": list(gate.command), "nodes": nodes, "spares": spares, "workers_per_node": 1}
+            | {"fault_tolerance": QUICK}
+            | (job or {})
+        )
+    )
+    return Flow(
+        name="struck",
+        about="",
+        file=folder / "flow.yaml",
+        line=1,
+        job=path,
+        overrides=(),
+        on=stages,
+        needs=Needs(**{"nodes": nodes + spares, "settings": {}, **needs}),
+        faults=tuple(faults),
+        expect=(),
+        limits=Limits(),
+    )
+
+
+class Played:
+    """A job on a stage, as an attempt follows it."""
+
+    def __init__(self, stage, flow):
+        self.stage = stage
+        self.job = stage.submit(flow)
+        self.folder = JobFolder(self.job.folder)
+        self.world = World(self.folder.read_plan())
+        self.journal = stage.journal(self.folder)
+        self.entries, self.beats, self.bindings = [], [], {}
+
+    def follow(self, wait_s=0.2):
+        for item in self.journal.poll(wait_s):
+            if isinstance(item, Entry):
+                self.entries.append(item)
+                self.world.feed(item)
+            else:
+                self.beats.append(item)
+
+    def await_(self, kind, **fields):
+        """The first record of this kind with these fields; waits for it."""
+        deadline = time.monotonic() + WAIT_S
+        while True:
+            for entry in self.entries:
+                record = entry.record
+                if isinstance(record, kind) and all(getattr(record, key) == value for key, value in fields.items()):
+                    return entry
+            assert time.monotonic() < deadline, f"no {kind.__name__} {fields}: {[e.record for e in self.entries]}"
+            self.follow()
+
+    def strike(self, action, **arguments):
+        scene = Scene(self.job, self.folder, self.world, self.bindings)
+        return self.stage.strike(action, arguments, scene)
+
+    def end(self):
+        """The job ends with what its workers have made of it, and nothing is left of it."""
+        code = self.job.wait(WAIT_S)
+        self.close()
+        assert self.stage.gone(self.job, WAIT_S) == []
+        return code
+
+    def close(self):
+        self.journal.close()
+
+
+@pytest.fixture
+def play(gate, tmp_path, monkeypatch):
+    """Opens a stage, submits a job to it, and waits until all nodes have joined; afterwards nothing is left."""
+    opened = []
+
+    def play(name, **options):
+        flow = flow_of(gate, tmp_path, **options)
+        stage = open_stage(flow, name, tmp_path, Held())
+        opened.append(stage)
+        for variable, value in stage.environment.items():
+            monkeypatch.setenv(variable, value)
+        return joined(Played(stage, flow), flow.needs.nodes)
+
+    yield play
+    for stage in opened:
+        if stage.job is not None and not stage.job.done():
+            stage.cancel(stage.job)
+            stage.gone(stage.job, WAIT_S)
+        stage.close()
+
+
+def joined(played, nodes, generation=0):
+    for node in range(1, nodes + 1):
+        played.await_(NodeJoined, node=f"n{node}", generation=generation)
+    return played
+
+
+def runs(played, gate, *, cycle, count=2, generation=0):
+    """The workers of that cycle, once the journal knows them."""
+    closed = played.await_(RoundClosed, cycle=cycle, generation=generation).record
+    for node in closed.nodes:
+        played.await_(WorkersStarted, cycle=cycle, node=node, generation=generation)
+    return gate.wait(count, cycle=cycle, generation=generation)
+
+
+def failure(played, action, **arguments):
+    with pytest.raises(FaultFailed) as raised:
+        played.strike(action, **arguments)
+    return str(raised.value)
+
+
+def test_signals_strike_whom_they_name(play, gate):
+    """Worker, agent, supervisor, controller and store, by rank, by node, as a spare: each is stopped, goes on, or
+    dies; the next ones take their places, and the job ends well."""
+    played = play("local", spares=2)
+    first = runs(played, gate, cycle=0)
+    hit = played.strike("stop_worker", rank=1)
+    assert hit.bound == 1
+    assert f"process {first[1].pid} is in state T" in hit.proof
+    assert "out of state T" in played.strike("continue_worker", rank=1).proof
+    controller = played.world.controller
+    assert "state T" in played.strike("stop_controller").proof
+    assert "out of state T" in played.strike("continue_controller").proof
+    assert "gone" in played.strike("kill_controller").proof
+    assert not is_alive(controller)
+    played.await_(ControllerStarted, epoch=2)
+    assert "gone" in played.strike("kill_store").proof
+    assert played.strike("kill_supervisor", of_rank=0).bound == "n1"
+    wait_gone([first[0].pid])
+    again = runs(played, gate, cycle=1)
+    hit = played.strike("kill_worker", of_node="n2")
+    assert (hit.bound, is_alive(again[1].pid)) == (1, False)
+    runs(played, gate, cycle=2)
+    spare = played.world.standby[0]
+    assert played.strike("kill_agent", spare=1).bound == spare
+    played.await_(NodeLost, node=spare)
+    gate.open()
+    assert played.end() == 0
+
+
+def test_local_nodes_freeze_go_on_and_die(play, gate):
+    """All that a node runs freezes at once, and goes on; another dies at once, and its spare takes over. What cannot
+    be is an error that names what there is."""
+    played = play("local", spares=2)
+    runs(played, gate, cycle=0)
+    assert failure(played, "kill_worker", rank=2) == "main-0 has no rank 2: its world has 2 ranks now"
+    assert failure(played, "kill_agent", node="n7") == "the job has no node 'n7': it has n1, n2, n3, n4"
+    assert failure(played, "kill_agent", spare=3) == "there is no hot spare 3: standing by now: n3, n4"
+    assert failure(played, "kill_agent", node="$dead") == "$dead stands for nothing yet (bound so far: none)"
+    assert failure(played, "drain_node", node="n1") == "drain_node cannot be done on the stage local"
+    assert failure(played, "restore_node", node="n2") == (
+        "all that the job runs on n2 is not stopped: there is nothing to continue"
+    )
+    assert "in state T" in played.strike("stop_node", of_rank=1).proof
+    assert "out of state T" in played.strike("restore_node", node="n2").proof
+    played.bindings["lost"] = played.strike("kill_node", of_rank=1).bound
+    assert "has ended already" in failure(played, "kill_node", node="$lost")
+    runs(played, gate, cycle=1)
+    gate.open()
+    assert played.end() == 0
+
+
+def test_batch_host_takes_the_signals_that_scancel_sends(play, gate):
+    """`scancel` is SIGTERM to a local job's batch host, which takes it: the job ends with 143."""
+    played = play("local")
+    runs(played, gate, cycle=0)
+    assert "took SIGTERM" in played.strike("scancel").proof
+    assert played.end() == 143
+
+
+def test_killed_batch_host_takes_all_along(play, gate):
+    """With the batch host dies the control plane, and its agents leave: nothing is left."""
+    played = play("local")
+    runs(played, gate, cycle=0)
+    assert "the batch host" in played.strike("kill_batch_host").proof
+    assert played.end() == 75
+
+
+def test_disk_is_full_and_the_stores_password_another(play, gate):
+    """The disk is full to the last byte, as statvfs says, and has room again; the store refuses the old password. The
+    job, whose connections are old, goes on."""
+    played = play("local", disk_bytes=4 << 20)
+    runs(played, gate, cycle=0)
+    assert "nothing to free" in failure(played, "free_disk")
+    assert played.strike("fill_disk").proof == "statvfs says that 0 bytes are free"
+    played.strike("free_disk")
+    assert "the store refuses the old password" in played.strike("revoke_store_password").proof
+    gate.open()
+    assert played.end() == 0
+
+
+def test_link_of_a_node_is_slowed_cut_and_healed(play, gate, tmp_path):
+    """A node with a network of its own is cut off, loses its ranks, and is healed; beats and journal come from inside
+    all the while."""
+    (tmp_path / "go").touch()
+    command = ["sh", "-c", "while test -e go; do sleep 0.1; done"]
+    played = play("local", own_network=True, job={"command": command, "workdir": str(tmp_path)})
+    for node in ("n1", "n2"):
+        played.await_(WorkersStarted, node=node)
+    assert "nothing to heal" in failure(played, "heal_link", of_rank=1)
+    hit = played.strike("slow_link", of_rank=0, delay=0.05, loss=0.01)
+    assert (hit.bound, hit.proof) == ("n1", "the switch says that it slows n1: 0.05 s late, 1% lost")
+    assert "cuts off n2" in played.strike("cut_link", of_rank=1).proof
+    played.await_(NodeLost, node="n2")
+    played.await_(RoundClosed, cycle=1, nodes=("n1", "n3"))
+    played.strike("heal_link", node="n2")
+    played.strike("heal_link", node="n1")
+    assert {heard.beat.node for heard in played.beats} == {"n1", "n2", "n3"}
+    assert "the store refuses" in played.strike("revoke_store_password").proof
+    (tmp_path / "go").unlink()
+    assert played.end() == 0
+
+
+@pytest.fixture(scope="module")
+def site():
+    """A Slurm that stands for the site's."""
+    with DevCluster.up(name=f"test-site-{os.getpid()}", nodes=3) as cluster:
+        yield cluster
+
+
+@pytest.mark.slurm
+def test_nodes_of_a_development_cluster_die_freeze_and_come_back(play, gate):
+    """A killed node's ranks move to a spare, a frozen one's too; restored, Slurm uses them again."""
+    played = play("dev", spares=2)
+    runs(played, gate, cycle=0)
+    hit = played.strike("kill_node", of_rank=1)
+    assert (hit.bound, played.stage.cluster.node_processes("n2")) == ("n2", [])
+    runs(played, gate, cycle=1)
+    assert "in state T" in played.strike("stop_node", node="n3").proof
+    runs(played, gate, cycle=2)
+    assert "slurmd of n3 lives" in played.strike("restore_node", node="n3").proof
+    assert "slurmd of n2 lives" in played.strike("restore_node", node="n2").proof
+    gate.open()
+    assert played.end() == 0
+
+
+@pytest.mark.slurm
+def test_slurm_drains_a_node_gives_it_up_and_takes_it_back(play, gate):
+    """Slurm's own answer is the proof: drained while its job goes on, resumed, down; and so it is of a time
+    limit that comes nearer."""
+    played = play("dev", job={"slurm": {"time": "10m"}})
+    runs(played, gate, cycle=0)
+    assert "TimeLimit=00:02:00" in played.strike("shorten_time_limit", to=90.0).proof
+    assert "n3 is draining" in played.strike("drain_node", spare=1).proof
+    assert played.strike("resume_node", node="n3").bound == "n3"
+    assert "n3 is down" in played.strike("down_node", node="n3").proof
+    played.await_(NodeLost, node="n3")
+    played.strike("kill_batch_host")
+    assert played.end() == 1  # to Slurm, a job whose script was killed has failed
+
+
+@pytest.mark.slurm
+def test_job_is_preempted_requeued_and_cancelled(play, gate):
+    """A job that comes first takes the nodes, and the flow needs no settings for that; released, the job runs again
+    at once; requeued, it is back in the queue; cancelled, it ends."""
+    preempt = Fault(number=1, line=1, when=OnState(line=1, state="running"), action="preempt", arguments={})
+    played = play("dev", faults=[preempt])
+    runs(played, gate, cycle=0)
+    assert "came first" in played.strike("preempt").proof
+    played.await_(JobEnded)
+    assert "restarted 1 times" in played.strike("release").proof
+    joined(played, 3, generation=1)
+    runs(played, gate, cycle=0, generation=1)
+    assert "EndTime=" in played.strike("shorten_time_limit", to=0).proof
+    assert played.strike("requeue").proof.startswith("job 1 is ")
+    assert "Slurm says that job 1 is" in played.strike("scancel").proof
+    played.end()
+
+
+@pytest.mark.slurm
+def test_on_a_sites_slurm_a_step_of_the_job_strikes(play, gate, site, monkeypatch, tmp_path):
+    """Whoever owns a job may run one more step beside it: signals and their proofs go that way, one node's all at
+    once too."""
+    for variable, value in site.environment().items():
+        monkeypatch.setenv(variable, value)
+    played = play("slurm")
+    first = runs(played, gate, cycle=0)
+    assert "state T" in played.strike("stop_worker", rank=1).proof
+    assert "out of state T" in played.strike("continue_worker", rank=1).proof
+    assert f"process {first[0].pid} is gone" in played.strike("kill_worker", rank=0).proof
+    runs(played, gate, cycle=1)
+    assert "the store refuses" in played.strike("revoke_store_password").proof
+    assert played.strike("kill_node", of_rank=1).bound == "n2"
+    assert failure(played, "kill_worker", rank=1).startswith("on n2: rank 1 of main-0 on n2 has ended already")
+    runs(played, gate, cycle=2)
+    played.stage.diagnose(tmp_path / "diagnosis")
+    assert "Slurm has sent it" in played.strike("scancel", signal="SIGUSR1").proof
+    assert played.end() == 124
+    diagnosed = {str(path.relative_to(tmp_path / "diagnosis")) for path in tmp_path.glob("diagnosis/**/*.txt")}
+    assert {"slurm/job.txt", "slurm/node.txt", "slurm/squeue.txt", "workers.missing.txt"} <= diagnosed
+    told = " ".join(diagnosed)
+    assert all(f"processes/{who}" in told for who in ("batch-host-on-n1", "agent-on-n3", "rank-1-on-n3", "store-pid"))
+
+
+def fault(action, line, **arguments):
+    return Fault(number=1, line=line, when=OnState(line=line, state="running"), action=action, arguments=arguments)
+
+
+@pytest.mark.parametrize(
+    ("stage", "options", "message"),
+    [
+        ("dev", {"stages": ("local",)}, ":1: on: this flow cannot be had on the stage dev; it can on local"),
+        (
+            "slurm",
+            {"faults": [fault("drain_node", 7, node="n1")]},
+            ":7: drain_node: the fault drain_node cannot",
+        ),
+        (
+            "slurm",
+            {"disk_bytes": 1 << 20},
+            ":1: cluster.disk: a small disk cannot be had on the stage slurm; it can on",
+        ),
+        (
+            "dev",
+            {"own_network": True},
+            ":1: cluster.network: a network of each node's own cannot be had",
+        ),
+        ("local", {"own_network": True, "disk_bytes": 1}, "beside networks of their own: no stage can do that"),
+        ("slurm", {"settings": {"KillWait": "9"}}, "it can on dev: say `on: [dev]`"),
+        ("local", {"faults": [fault("kill_node", 9, batch_host=True)]}, ":9: kill_node.batch_host: a node that the"),
+    ],
+)
+def test_what_a_stage_cannot_do_is_said_before_anything_starts(gate, tmp_path, stage, options, message):
+    """Each is one error that names the line of the flow, and the stages that can."""
+    flow = flow_of(gate, tmp_path, **{"settings": {}, **options})
+    with pytest.raises(ConfigError) as raised:
+        check(flow, stage)
+    assert message in str(raised.value)

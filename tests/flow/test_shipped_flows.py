@@ -1,0 +1,45 @@
+"""The flows that ship: each loads, can be done where it says, and a few of them run embedded."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from nvrx_slurm.flow.load import load_flows
+from nvrx_slurm.flow.stages import check
+
+CI = Path(__file__).parents[2] / "ci"
+FLOWS = {flow.name: flow for flow in load_flows([CI / "flows"])}
+EMBEDDED = ("happy-path", "crash-loop", "spare-takes-over", "frozen-node", "roles-one-replica-dies")
+
+
+def test_there_is_a_flow_for_each_way_in_which_jobs_break():
+    """The set does not shrink unnoticed."""
+    assert len(FLOWS) >= 26
+
+
+@pytest.mark.parametrize("flow", FLOWS.values(), ids=FLOWS)
+def test_flow_can_be_done_where_it_says(flow):
+    """A flow has the name of its file, says what it is about in a sentence, and asks nothing of a stage that this
+    cannot do."""
+    assert flow.name == flow.file.stem
+    assert flow.about.endswith(".")
+    for stage in flow.on:
+        check(flow, stage)
+
+
+def test_every_job_file_is_used():
+    """A job that no flow runs would rot."""
+    used = {flow.job.resolve() for flow in FLOWS.values()}
+    assert used == {path.resolve() for path in (CI / "jobs").glob("*.yaml")}
+
+
+def test_flows_run_embedded(tmp_path):
+    """On this machine alone, without Slurm, flows pass: a run, a crash loop, a dead node, a frozen one, and roles."""
+    chosen = [word for name in EMBEDDED for word in ("--flow", name)]
+    argv = [sys.executable, "-m", "ci", *chosen, "--on", "local", "--artifacts", str(tmp_path / "artifacts")]
+    done = subprocess.run(argv, cwd=CI.parent, capture_output=True, text=True, timeout=110)
+    assert done.returncode == 0, done.stdout + done.stderr

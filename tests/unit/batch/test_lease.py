@@ -1,0 +1,73 @@
+"""The lease: when somebody has touched the file, and when nobody has for too long."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from nvrx_slurm.batch.lease import FIRST_LOOKS, LOOKS, MISSING, Watch, version_of
+
+TIMEOUT_S = 10.0
+OLD, NEW = (1, 0), (2, 0)
+
+
+def test_a_file_that_changes_was_touched_then():
+    """The lease holds for the timeout from the look that saw the change."""
+    watch = Watch(TIMEOUT_S, 0.0)
+    assert not watch.see(OLD, 1.0)
+    assert watch.see(NEW, 4.0)
+    assert not watch.lapsed(13.9)
+    assert watch.lapsed(14.0)
+
+
+def test_an_old_file_is_no_touch():
+    """The first look only tells what to compare with: a job that was in the queue for long sees a stale file."""
+    watch = Watch(TIMEOUT_S, 0.0)
+    watch.see(OLD, 1.0)
+    watch.see(OLD, 9.0)
+    assert not watch.touched
+    assert watch.lapsed(10.0)
+
+
+def test_a_missing_or_unreadable_file_is_untouched():
+    """It goes, or nobody can tell: neither renews the lease. That it comes, does."""
+    watch = Watch(TIMEOUT_S, 0.0)
+    assert [watch.see(version, 1.0) for version in (OLD, None, OLD, MISSING, None)] == [False] * 5
+    assert watch.lapsed(10.0)
+    assert watch.see(OLD, 12.0)
+    assert not watch.lapsed(21.9)
+
+
+@given(st.lists(st.tuples(st.sampled_from([None, MISSING, OLD, NEW]), st.floats(0.01, 5.0)), max_size=20))
+def test_looks_come_in_time_and_not_too_often(looks):
+    """The next look is never after the lease lapses, and a first touch is seen soon."""
+    watch, now = Watch(TIMEOUT_S, 0.0), 0.0
+    for version, later_s in looks:
+        watch.see(version, now)
+        pause_s = watch.pause_s(now)
+        assert pause_s <= TIMEOUT_S / (LOOKS if watch.touched else FIRST_LOOKS)
+        assert watch.lapsed(now + pause_s) or pause_s > 0.0
+        now += later_s
+
+
+def test_version_of_a_file_tells_touches_and_growth(tmp_path: Path):
+    """`touch` and an appended line both count; without a file there is nothing to count."""
+    path = tmp_path / "lease"
+    assert version_of(str(path)) == MISSING
+    path.touch()
+    before = version_of(str(path))
+    os.utime(path, ns=(1, 1))
+    touched = version_of(str(path))
+    with path.open("a") as file:
+        file.write("x")
+    os.utime(path, ns=(1, 1))
+    assert len({before, touched, version_of(str(path)), MISSING}) == 4
+
+
+def test_a_path_that_cannot_be_read_tells_nothing(tmp_path: Path):
+    """A file where a folder should be: an error, and no version."""
+    (tmp_path / "file").touch()
+    assert version_of(str(tmp_path / "file" / "lease")) is None

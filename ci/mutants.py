@@ -80,7 +80,7 @@ MUTANTS = (
     ),
     Mutant(
         "the journal after the act",
-        ("happy-path",),
+        ("controller-killed-in-a-round",),
         (
             Edit(
                 CONTROLLER,

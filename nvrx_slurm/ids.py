@@ -10,6 +10,18 @@ def new_incarnation() -> str:
     return secrets.token_hex(6)
 
 
+def succeeding(incarnation: str, number: int) -> str:
+    """The name under which the same process joins anew, for the `number`th time: `3f2a` → `3f2a-1`."""
+    return f"{incarnation}-{number}"
+
+
+def precedes(one: str, other: str) -> bool:
+    """Whether `one` is an earlier name of the process that has joined as `other` since."""
+    process, _, number = one.partition("-")
+    same, _, later = other.partition("-")
+    return process == same and int(number or 0) < int(later or 0)
+
+
 def new_secret() -> str:
     """A password or token: 256 bits, URL-safe."""
     return secrets.token_urlsafe(32)

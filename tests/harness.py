@@ -104,6 +104,7 @@ class Gate:
             self._arrived.clear()
 
     def close(self) -> None:
+        self._server.shutdown(socket.SHUT_RDWR)  # a close alone leaves the thread in accept(2), for the next gate's
         self._server.close()
         for worker in self._arrived:
             worker.connection.close()

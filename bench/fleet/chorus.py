@@ -43,7 +43,7 @@ class Singer:
 
     def join(self) -> bytes:
         fact = NodeJoined(node=self.name, incarnation=self.incarnation, seq=1, addr="127.0.0.1", port=PORT)
-        return wire.join(self._keys, pack(fact))
+        return wire.join(self._keys, fact.incarnation, pack(fact))
 
     def beat(self, at: float) -> bytes:
         self.last_at = at

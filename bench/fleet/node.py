@@ -90,7 +90,7 @@ class SimulatedNode:
     def begin(self) -> None:
         """Join, with the first sign of life beside it."""
         joined = self._fact(NodeJoined, addr="127.0.0.1", port=PORT, pid=1)
-        self.listening.send(wire.join(self._keys, pack(joined)))
+        self.listening.send(wire.join(self._keys, joined.incarnation, pack(joined)))
         self.beat()
 
     def beat(self) -> None:

@@ -27,10 +27,10 @@ def load_join() -> bytes:
     return command("SCRIPT", "LOAD", JOIN_SCRIPT)
 
 
-def join(keys: Keys, packed: bytes) -> bytes:
+def join(keys: Keys, incarnation: str, packed: bytes) -> bytes:
     """`Store.join`."""
-    names = (keys.inbox, keys.orders, keys.shutdown(0), keys.controller)
-    return command("EVALSHA", JOIN_SHA, "4", *names, packed)
+    names = (keys.inbox, keys.orders, keys.shutdown(0), keys.controller, keys.joins)
+    return command("EVALSHA", JOIN_SHA, "5", *names, packed, incarnation)
 
 
 def tell(keys: Keys, packed: bytes) -> bytes:

@@ -9,7 +9,7 @@ state. Beside the loop, each in a task of its own:
     watching.py    which worker makes no progress
     dumping.py     what they all are doing, written down
 
-Its beginnings and ends have modules of their own: `joining.py`, `starting.py`, `stopping.py`. What it touches of its
+What is told of the workers is in `reporting.py`; its beginnings and ends have modules of their own: `joining.py`, `starting.py`, `stopping.py`. What it touches of its
 node is in `machine.py`.
 """
 
@@ -28,6 +28,7 @@ from nvrx_slurm.agent.heart import ControllerSilent, Heart
 from nvrx_slurm.agent.joining import Joining
 from nvrx_slurm.agent.machine import Machine
 from nvrx_slurm.agent.orders import Orders
+from nvrx_slurm.agent.reporting import Reporting
 from nvrx_slurm.agent.starting import Starting
 from nvrx_slurm.agent.stopping import Stopping
 from nvrx_slurm.agent.tethering import Tethering
@@ -44,19 +45,14 @@ from nvrx_slurm.records import (
     ControllerUp,
     DumpOrdered,
     Fence,
-    Learned,
     NodeIsolated,
     NodeLeft,
     NodeReady,
     Plan,
-    Progress,
     ReplicaEnded,
     RoundClosed,
     RoundOpened,
     Shutdown,
-    WorkerFailed,
-    WorkersDone,
-    WorkersStarted,
 )
 from nvrx_slurm.store.client import Store
 
@@ -97,11 +93,12 @@ class Agent:
         bounds = plan.fault_tolerance
         self.inbox: asyncio.Queue[Event] = asyncio.Queue()
         post = self.inbox.put_nowait
-        self.voice = Voice(node=node, generation=generation, store=store, new_incarnation=machine.new_incarnation)
+        self.voice = Voice(node=node, generation=generation, store=store, incarnation=machine.new_incarnation())
         self.tethering = Tethering(machine.connect, machine.random_s, nodes=plan.total_nodes)
         self.workers, self.output, self.stacks = machine.workers(post), machine.output, machine.stacks
         self.board = machine.board(self._first_step, lambda *words: post(Failing(*words)))
         self.watch = HangWatch(bounds.hang, board=self.board, output=self.output, clock=clock, post=post)
+        self.reporting = Reporting(self.voice, board=self.board, watch=self.watch, clock=clock)
         self.dumping = Dumping(self.stacks, voice=self.voice, go=self._go, post=post)
         self.stopping = Stopping(bounds, workers=self.workers, board=self.board, dumping=self.dumping, clock=clock)
         self.orders = Orders(store, node, post)
@@ -238,62 +235,20 @@ class Agent:
         self.starting.start(self.cycle)
 
     def _on_spawned(self, event: Spawned) -> None:
-        cycle = self.cycle
-        if cycle is None:
-            return
-        cycle.pids[event.rank] = event.pid
-        self.watch.started(event.rank)
-        if len(cycle.pids) == cycle.assignment.workers:
-            spawn_s = self.clock.monotonic() - cycle.began
-            self.voice.tell(
-                WorkersStarted, replica=cycle.replica, cycle=cycle.number, pids=dict(cycle.pids), spawn_s=spawn_s
-            )
+        if self.cycle is not None:
+            self.reporting.spawned(self.cycle, event)
 
     def _on_exited(self, event: Exited) -> None:
-        cycle = self.cycle
-        if cycle is None:
-            return
-        cycle.running.discard(event.rank)
-        self.watch.ended(event.rank, well=event.code == 0)
-        if not self._is_at_work() or event.rank in cycle.told:
-            return
-        if event.signal == signal.SIGTERM:
-            self._await_our_signal(cycle, event.rank)
-        elif event.code != 0:
-            ended = {"exit_code": event.code, "signal": event.signal, "error": event.error}
-            self._tell_failure(cycle, event.rank, **ended)
-        elif not cycle.running and not cycle.told:
-            step = max(self.board.steps().values(), default=None)
-            self.voice.tell(WorkersDone, replica=cycle.replica, cycle=cycle.number, step=step)
-            self._tell_learned(cycle)
-
-    def _await_our_signal(self, cycle: Cycle, rank: int) -> None:
-        """Slurm ends a job by signals to workers and agents at once: this is no failure, and costs no restart."""
-        cycle.told.add(rank)
-        asyncio.get_running_loop().call_later(OUR_SIGNAL_S, self.inbox.put_nowait, Terminated(cycle, rank))
-
-    def _on_terminated(self, event: Terminated) -> None:
-        if event.cycle is self.cycle and self._is_at_work():
-            self._tell_failure(event.cycle, event.rank, signal=int(signal.SIGTERM), ago_s=OUR_SIGNAL_S)
+        if self.cycle is not None:
+            self.reporting.exited(self.cycle, event, at_work=self._is_at_work())
 
     def _on_failing(self, event: Failing) -> None:
-        """Its interpreter says so before it ends; the kernel says so only when its memory is freed."""
-        cycle = self.cycle
-        if cycle is None or not self._is_at_work() or cycle.pids.get(event.rank) != event.pid:
-            return
-        if event.rank in cycle.running and event.rank not in cycle.told:
-            self._tell_failure(cycle, event.rank, exit_code=1, error=event.what)
-
-    def _tell_failure(self, cycle: Cycle, rank: int, **how: Any) -> None:
-        cycle.told.add(rank)
-        step = self.board.steps().get(rank)
-        self.voice.tell(WorkerFailed, replica=cycle.replica, cycle=cycle.number, rank=rank, **how, step=step)
+        if self.cycle is not None and self._is_at_work():
+            self.reporting.failing(self.cycle, event)
 
     def _first_step(self, rank: int, step: int) -> None:
-        cycle = self.cycle
-        if cycle is not None and self.mode is Mode.ACTIVE and not cycle.has_stepped:
-            cycle.has_stepped = True  # once a node: thousands of ranks would all say the same
-            self.voice.tell(Progress, replica=cycle.replica, cycle=cycle.number, rank=rank, step=step)
+        if self.cycle is not None and self.mode is Mode.ACTIVE:
+            self.reporting.first_step(self.cycle, rank, step)
         self.watch.look()
 
     def _is_at_work(self) -> bool:
@@ -323,10 +278,6 @@ class Agent:
         if here:  # even if none of them runs any more: somebody waits for an answer
             why = f"asked for ({order.request})"
             self.dumping.begin(cycle, why, DUMP_FIRST_S, ranks=here, request=order.request)
-
-    def _tell_learned(self, cycle: Cycle) -> None:
-        if seen := self.watch.news():
-            self.voice.tell(Learned, role=cycle.assignment.role, seen=seen)
 
     # ---- ends
 
@@ -380,7 +331,7 @@ class Agent:
             self.mode = Mode.STOPPING
             self.watch.end()
             if self.cycle is not None:
-                self._tell_learned(self.cycle)
+                self.reporting.learned(self.cycle)
         self.stopping.stop(self.cycle, then, **how)
 
     def _on_tearing(self, event: Tearing) -> None:

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable
 from typing import Any
 
+from nvrx_slurm.ids import succeeding
 from nvrx_slurm.records import FromAgent
 from nvrx_slurm.store.client import Store
 
@@ -13,16 +13,16 @@ from nvrx_slurm.store.client import Store
 class Voice:
     """Sends from a task of its own, so that an ill store never keeps the agent's loop from its workers."""
 
-    def __init__(self, *, node: str, generation: int, store: Store, new_incarnation: Callable[[], str]) -> None:
+    def __init__(self, *, node: str, generation: int, store: Store, incarnation: str) -> None:
         self._node, self._generation, self._store = node, generation, store
-        self._new_incarnation = new_incarnation
         self._outbox: asyncio.Queue[FromAgent | None] = asyncio.Queue()
-        self._seq = 0
-        self.incarnation = new_incarnation()
+        self._seq = self._joins = 0
+        self._process = self.incarnation = incarnation
 
     def begin_anew(self) -> None:
-        """Speak as a new agent from now on."""
-        self.incarnation, self._seq = self._new_incarnation(), 0
+        """Speak as a new agent from now on. Its name tells that it is newer: joins may overtake each other."""
+        self._joins += 1
+        self.incarnation, self._seq = succeeding(self._process, self._joins), 0
 
     def fact(self, kind: type[Any], **fields: Any) -> Any:
         """The next fact of this incarnation."""

@@ -14,7 +14,7 @@ from typing import Any
 from nvrx_slurm.batch import children, lease
 from nvrx_slurm.batch.ending import EXIT_CODES, Ending, notice_s
 from nvrx_slurm.clock import Clock
-from nvrx_slurm.errors import EXIT_FAILED, EXIT_RETRY, NvrxError, StoreUnreachable
+from nvrx_slurm.errors import EXIT_FAILED, EXIT_RETRY, EXIT_UNREACHABLE, NvrxError, StoreUnreachable
 from nvrx_slurm.folder import JobFolder, JobInfo, Result, StoreAddress, clear_runtime_folders
 from nvrx_slurm.ids import new_incarnation, new_secret
 from nvrx_slurm.log import get_logger
@@ -157,6 +157,8 @@ class Host:
                 return
             if code == EXIT_RETRY:
                 raise NvrxError("another controller has taken this job over")
+            if code == EXIT_UNREACHABLE:  # it has been patient, or was refused: the next one would be, too
+                raise StoreUnreachable(f"the controller gave the store up; see {self.folder.node_log('controller')}")
             failures = 0 if self.clock.monotonic() - began > STABLE_S else failures + 1
             pause = RESTART_PAUSES_S[min(failures, len(RESTART_PAUSES_S) - 1)]
             log.warning("the controller ended (%s); starting it again in %.1f s", code, pause)

@@ -60,8 +60,8 @@ def replay(job: str, plan_file: Path | None, folder: Path) -> None:
 def record(job: str, plan_file: Path | None, job_file: Path | None, output: Path | None, folder: Path) -> None:
     """Print a flow that asks for what this job did, its faults included: what was done to it is inferred.
 
-    Without --job a job.yaml is written beside the flow, made from the job's plan: then `slurm` and `setup` are not in
-    it, and it is called after the job.
+    Without --job the flow's job is written beside it, as NAME.job.yaml, made from the job's plan: what stood below
+    `slurm` and `setup` is not in it.
     """
     from nvrx_slurm.flow.journal_text import read_journal, read_plan
     from nvrx_slurm.flow.recording import record as recorded
@@ -69,13 +69,15 @@ def record(job: str, plan_file: Path | None, job_file: Path | None, output: Path
 
     path = _journal_of(job, folder)
     text, plan = read_journal(path), read_plan(plan_file or path.parent / "plan.json")
-    place = output.parent if output else _place_of_stdout()
-    changed = _overrides(plan, job_file) if job_file else {}
-    named = job_file or _write_job(plan, place, path.parent.name)
+    place = output or _file_of_stdout() or Path(f"{plan.name}.yaml")
+    named = job_file or place.with_suffix(".job.yaml")
     about = f"What job {path.parent.name} ({plan.name}) did."
-    flow = recorded(plan, text.entries, job=_seen_from(place, named), about=about, overrides=changed)
+    changed = _overrides(plan, job_file) if job_file else {}
+    flow = recorded(plan, text.entries, job=_seen_from(place.parent, named), about=about, overrides=changed)
     if not flow["expect"]:
         raise UsageError(f"{path}: nothing came of this job that a flow could ask for: its first round never closed")
+    if job_file is None:
+        _write_job(plan, named, path.parent.name)
     if output is None:
         click.echo(to_yaml(flow), nl=False)
     else:
@@ -170,14 +172,14 @@ def _journal_of(job: str, folder: Path) -> Path:
     return path / "events.jsonl"
 
 
-def _place_of_stdout() -> Path:
-    """The folder of the file that stdout is redirected to, or else the current one."""
+def _file_of_stdout() -> Path | None:
+    """The file that stdout is redirected to, if it is one."""
     try:
         if stat.S_ISREG(os.fstat(1).st_mode):
-            return Path("/proc/self/fd/1").readlink().parent
+            return Path("/proc/self/fd/1").readlink()
     except OSError:  # closed, or no /proc
         pass
-    return Path.cwd()
+    return None
 
 
 def _seen_from(place: Path, file: Path) -> str:
@@ -194,14 +196,12 @@ def _overrides(plan: Plan, job_file: Path) -> dict[str, Any]:
     return {key: value for key, value in changed.items() if key not in ("name", "workdir")}
 
 
-def _write_job(plan: Plan, place: Path, job_id: str) -> Path:
+def _write_job(plan: Plan, path: Path, job_id: str) -> None:
     from nvrx_slurm.flow.job_file import job_yaml
 
-    path = place / f"{plan.name}.job.yaml"
     note = f"Made from the plan of job {job_id}. A plan does not tell what stood below `slurm` and `setup`."
     _write(path, job_yaml(plan, note))
     click.echo(f"wrote {path}", err=True)
-    return path
 
 
 def _write(path: Path, text: str) -> None:

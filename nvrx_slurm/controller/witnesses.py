@@ -84,6 +84,7 @@ class Witnesses:
         )
         self.tethers = outside.tethers(token, self._alive, self._tether_lost)
         self.speakers: dict[bytes, str] = {}  # incarnation → its node, of those that are watched
+        self.names: dict[str, bytes] = {}  # the other way round
         self.last_beats: dict[str, bytes] = {}
         self.seen_at: dict[str, float] = {}  # node → when it was here, seconds since the epoch
         self.trusted: set[str] = set()  # incarnations whose kernel's refusal proves a death
@@ -144,7 +145,9 @@ class Witnesses:
     def _watch(self, node: str, incarnation: str, addr: str, port: int) -> None:
         self.liveness.watch(node, self.clock.monotonic())
         self.seen_at[node] = self.clock.wall()
-        self.speakers[incarnation.encode()] = node
+        self.speakers.pop(self.names.get(node, b""), None)  # who is replaced speaks for the node no more
+        self.names[node] = incarnation.encode()
+        self.speakers[self.names[node]] = node
         if self.info.addr == LOOPBACK:  # no firewall stands between this host and itself
             self.trusted.add(incarnation)
         elif port:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from nvrx_slurm.core.state import Job, Node, NodeState
+from nvrx_slurm.ids import precedes
 from nvrx_slurm.records import FromAgent, NodeJoined
 
 TRANSITIONS: dict[NodeState, frozenset[NodeState]] = {
@@ -46,11 +47,14 @@ def heard(job: Job, fact: FromAgent) -> None:
 
 
 def is_news(job: Job, fact: NodeJoined) -> bool:
-    """Whether a join comes from an agent that has not joined before."""
+    """Whether a join comes from an agent that has not joined before, and not been overtaken by its own next one."""
     node = job.nodes.get(fact.node)
     if fact.generation != job.generation:
         return False
-    return node is None or (fact.incarnation != node.incarnation and fact.incarnation not in node.former)
+    if node is None:
+        return True
+    known = fact.incarnation == node.incarnation or fact.incarnation in node.former
+    return not known and not precedes(fact.incarnation, node.incarnation)
 
 
 def make_safe(job: Job, node: Node) -> bool:

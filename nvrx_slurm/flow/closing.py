@@ -34,12 +34,16 @@ def close(play: Play, stage: Stage, folder: AttemptFolder, end: End) -> list[Fin
     if end in ("bound", "out_of_time"):
         why = OUT_OF_TIME if end == "out_of_time" else f"limits.wall ({words(flow.limits.wall_s)}) has passed"
         play.matcher.job_over(why)
-        play.findings.append(aftermath.of_bound(flow, why))
+        if play.matcher.miss is None:
+            play.findings.append(aftermath.of_bound(flow, why))
     if end not in ("met", "ended"):
         _look_around(stage, folder)
-    left = _end_job(play, stage)
+    was_cancelled = _end_job(play, stage)
+    left = stage.gone(play.presence.job, GONE_S)
     play.drain()
-    found = [*_judged(play, end), *aftermath.of_leftovers(flow, left)]
+    # Of a job that we have cancelled Slurm says so, also when it was just ending by itself.
+    state = None if was_cancelled else play.presence.ask()
+    found = [*_judged(play, end, state), *aftermath.of_leftovers(flow, left)]
     if found:
         _keep_job_folder(play, folder)
     return found
@@ -52,16 +56,16 @@ def _look_around(stage: Stage, folder: AttemptFolder) -> None:
     stage.diagnose(folder.diagnosis)
 
 
-def _end_job(play: Play, stage: Stage) -> list[str]:
-    """Have the job end, if it does not by itself; what is left of it then."""
+def _end_job(play: Play, stage: Stage) -> bool:
+    """Have the job end, if it does not by itself; whether it had to be cancelled."""
     presence = play.presence
     if _is_ending(play):
         stage.gone(presence.job, LAST_WORDS_S)
-    if not _is_over(presence.ask()):
-        stage.cancel(presence.job)
-    left = stage.gone(presence.job, GONE_S)
-    presence.ask()
-    return left
+    state = presence.ask()
+    if state is not None and state.terminal:
+        return False
+    stage.cancel(presence.job)
+    return True
 
 
 def _is_ending(play: Play) -> bool:
@@ -69,11 +73,7 @@ def _is_ending(play: Play) -> bool:
     return aftermath.exit_code(play.entries) is not None and play.presence.ask() in (*_GOING, None)
 
 
-def _is_over(state: JobState | None) -> bool:
-    return state is not None and state.terminal
-
-
-def _judged(play: Play, end: End) -> Iterator[Finding]:
+def _judged(play: Play, end: End, state: JobState | None) -> Iterator[Finding]:
     flow, entries, result = play.flow, play.entries, play.folder.read_result()
     if (miss := play.matcher.miss) is not None:
         yield aftermath.of_miss(flow, miss, entries)
@@ -81,7 +81,7 @@ def _judged(play: Play, end: End) -> Iterator[Finding]:
     if end not in ("missed", "out_of_time"):
         yield from aftermath.of_faults(flow, play.director)
     yield from aftermath.of_replay(flow, play.folder.read_plan(), entries)
-    yield from aftermath.of_exit_code(flow, entries, result, play.presence.state)
+    yield from aftermath.of_exit_code(flow, entries, result, state)
 
 
 def _keep_job_folder(play: Play, folder: AttemptFolder) -> None:

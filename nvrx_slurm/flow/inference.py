@@ -52,6 +52,7 @@ class Inference:
         self.dead: dict[str, str] = {}
         self.loose: set[str] = set()
         self.notes: list[str] = []
+        self.came_back = False  # some node, in a way that nobody repeats
         self._joined, self._joined_before = 0, -1
         self._lost = 0
         self._frozen: set[str] = set()
@@ -68,19 +69,27 @@ class Inference:
 
     def _node_joined(self, fact: NodeJoined) -> None:
         self._joined += 1
-        capture = self.dead.get(fact.node)
-        if capture is None:
+        known = self.job.nodes.get(fact.node)
+        if known is None or not known.incarnation or self.job.shutdown is not None:
             return
         if fact.node in self._frozen:
             self._frozen.discard(fact.node)
+            capture = self.dead[fact.node]
             after = {"event": "node_lost", "node": capture}
             self._add("restore_node", capture, [after, *self._after_recovery()], f"{fact.node} came back")
         else:
-            self.notes.append(f"{fact.node} came back after it was lost; nothing tells how, and it is not done again")
+            self.came_back = True
+            self.notes.append(f"{fact.node} came with another agent; nothing tells how, and it is not done again")
+
+    def restored(self, node: str) -> str | None:
+        """The node's capture, if what was seen last was its return."""
+        capture = self.dead.get(node)
+        last = self.faults[-1]["do"] if self.faults else {}
+        return capture if last == {"restore_node": capture} else None
 
     def _node_lost(self, fact: NodeLost) -> None:
         node = self.job.nodes.get(fact.node)
-        if node is None or node.incarnation != fact.incarnation or fact.cause not in _LOST_BY:
+        if node is None or fact.cause not in _LOST_BY or self.job.shutdown is not None:
             return
         action, why = _LOST_BY[fact.cause]
         if action == "stop_node":
@@ -172,10 +181,11 @@ class Inference:
             rank = replica.order.index(node.name) * replica.role.workers_per_node
             target = {"of_rank": rank, **self.whose(replica.id)}
             return target, self._at_step(replica.id, rank, step)
-        if node.state is NodeState.STANDBY:
-            spare = self.job.spares_in_order().index(node.name) + 1
-            return {"spare": spare}, self._everybody_runs()
-        return node.name, []
+        if node.state is not NodeState.STANDBY:
+            return node.name, []
+        spare = self.job.spares_in_order().index(node.name) + 1
+        is_one_of_ours = spare <= self.job.plan.spares  # the pool holds more where a world has become smaller
+        return {"spare": spare} if is_one_of_ours else node.name, self._everybody_runs()
 
     def _rank(self, fact: WorkerFailed | WorkerHung) -> Any:
         whose = self.whose(fact.replica)

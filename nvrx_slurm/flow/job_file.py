@@ -11,7 +11,7 @@ from nvrx_slurm.config.plan import PLAIN_ROLE
 from nvrx_slurm.config.sizes import size_words
 from nvrx_slurm.durations import words
 from nvrx_slurm.flow.writing import NOTE, to_yaml
-from nvrx_slurm.records import Plan, RolePlan
+from nvrx_slurm.records import FaultTolerance, Plan, RolePlan
 
 _KEYS = {
     "heartbeat_interval_s": "heartbeat.interval",
@@ -45,8 +45,10 @@ def job_yaml(plan: Plan, note: str) -> str:
 
 
 def overrides(plan: Plan, other: Plan) -> dict[str, Any]:
-    """The keys that make this plan of a job.yaml whose own plan is the other one."""
-    return _changed(job_keys(plan), job_keys(other))
+    """The keys that make this plan of a job.yaml whose own plan is the other one; one without `slurm` and `store`."""
+    changed = _changed(_work(plan, complete=True), _work(other, complete=True))
+    bounds = _bounds(plan.fault_tolerance, other.fault_tolerance)
+    return changed | ({"fault_tolerance": bounds} if bounds else {})
 
 
 def _changed(wanted: Mapping[str, Any], there: Mapping[str, Any]) -> dict[str, Any]:
@@ -62,21 +64,27 @@ def _changed(wanted: Mapping[str, Any], there: Mapping[str, Any]) -> dict[str, A
 
 def job_keys(plan: Plan) -> dict[str, Any]:
     """The keys of a job.yaml that makes this plan, those at their default left out."""
-    document: dict[str, Any] = {"name": plan.name}
-    if is_plain(plan):
-        document |= _plain_job(plan.roles[0])
-    else:
-        document["roles"] = {role.name: _role(role) for role in plan.roles}
-    document |= {"spares": plan.spares} if plan.spares else {}
-    document["workdir"] = plan.workdir
+    document = {"name": plan.name, **_work(plan, complete=False), "workdir": plan.workdir}
     if plan.time_limit_s is not None:
         document["slurm"] = {"time": words(plan.time_limit_s)}
     store = {"url": plan.store_url, "password_file": plan.store_password_file}
     if plan.store_url is not None:
         document["store"] = {key: value for key, value in store.items() if value is not None}
-    if bounds := _bounds(plan.fault_tolerance):
+    if bounds := _bounds(plan.fault_tolerance, FaultTolerance()):
         document["fault_tolerance"] = bounds
     return document
+
+
+def _work(plan: Plan, *, complete: bool) -> dict[str, Any]:
+    """What runs on how many nodes; `complete`: those at their default too."""
+    roles = {role.name: _role(role, complete=complete) for role in plan.roles}
+    if is_plain(plan):
+        (role,) = roles.values()
+        keys = {"nodes_per_replica": "nodes"}
+        work = {keys.get(key, key): value for key, value in role.items() if key not in ("replicas", "on_failure")}
+    else:
+        work = {"roles": roles}
+    return work | ({"spares": plan.spares} if plan.spares or complete else {})
 
 
 def is_plain(plan: Plan) -> bool:
@@ -86,21 +94,16 @@ def is_plain(plan: Plan) -> bool:
     return is_usual and len(plan.roles) == 1
 
 
-def _plain_job(role: RolePlan) -> dict[str, Any]:
-    keys = {"nodes_per_replica": "nodes"}
-    return {keys.get(key, key): value for key, value in _role(role).items()}
+def _role(role: RolePlan, *, complete: bool) -> dict[str, Any]:
+    """The role's keys; its command as a list, which no shell would split."""
+    fields = msgspec.structs.asdict(role) if complete else msgspec.to_builtins(role)
+    return {key: value for key, value in fields.items() if key != "name" and value is not None}
 
 
-def _role(role: RolePlan) -> dict[str, Any]:
-    """The role's keys, those at their default left out; its command as a list, which no shell would split."""
-    fields = msgspec.to_builtins(role)
-    return {key: value for key, value in fields.items() if key != "name"}
-
-
-def _bounds(bounds: msgspec.Struct) -> dict[str, Any]:
-    """The keys of a block whose values are not the default's; a dotted key goes a level down."""
+def _bounds(bounds: msgspec.Struct, usual: msgspec.Struct) -> dict[str, Any]:
+    """The keys of a block whose values are not the usual ones; a dotted key goes a level down."""
     found: dict[str, Any] = {}
-    for path, value in _said(bounds):
+    for path, value in _unusual(bounds, usual):
         *above, last = path.split(".")
         block = found
         for key in above:
@@ -109,14 +112,14 @@ def _bounds(bounds: msgspec.Struct) -> dict[str, Any]:
     return found
 
 
-def _said(bounds: msgspec.Struct) -> Iterator[tuple[str, Any]]:
-    for field in msgspec.structs.fields(bounds):
-        value = getattr(bounds, field.name)
-        unit = next((unit for unit in _UNITS if field.name.endswith(unit)), "")
-        key = _KEYS.get(field.name, field.name.removesuffix(unit))
-        if value == field.default or not key:
+def _unusual(bounds: msgspec.Struct, usual: msgspec.Struct) -> Iterator[tuple[str, Any]]:
+    for name in bounds.__struct_fields__:
+        value, known = getattr(bounds, name), getattr(usual, name)
+        unit = next((unit for unit in _UNITS if name.endswith(unit)), "")
+        key = _KEYS.get(name, name.removesuffix(unit))
+        if value == known or not key:
             continue
         if isinstance(value, msgspec.Struct):
-            yield key, _bounds(value)
+            yield key, _bounds(value, known)
         else:
-            yield key, _UNITS[unit](value) if unit else value
+            yield key, _UNITS[unit](value) if unit and value is not None else value

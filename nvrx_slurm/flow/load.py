@@ -163,7 +163,7 @@ def _check_nodes(problems: Problems, form: FlowFile | None, job: Plan) -> None:
 def _files(path: Path) -> list[Path]:
     if not path.is_dir():
         return [path]
-    found = sorted(path.glob("*.yaml"))
+    found = sorted(file for file in path.glob("*.yaml") if not file.name.endswith(".job.yaml"))
     if not found:
         raise UsageError(f"{path}: the folder holds no flow (*.yaml)")
     return found

@@ -114,7 +114,7 @@ class Jobs:
             steps = {
                 "workers": partial(diagnosis.worker_stacks, job, out / "workers"),
                 "processes": partial(
-                    diagnosis.process_accounts, job, this_machine(SystemClock()), [""], out / "processes"
+                    diagnosis.process_accounts, job, this_machine(SystemClock()), "", out / "processes"
                 ),
             }
             diagnosis.take(steps, out)

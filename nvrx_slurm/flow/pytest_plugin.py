@@ -51,7 +51,7 @@ def pytest_runtest_makereport(
 ) -> Generator[None, pytest.TestReport, pytest.TestReport]:
     """A test that ran out of time shows what its jobs were doing: they are not ended yet."""
     jobs = item.stash.get(_jobs, None)
-    if jobs is not None and call.when == "call" and call.excinfo and _is_timeout(call.excinfo.value):
+    if jobs is not None and call.when != "teardown" and call.excinfo and _is_timeout(call.excinfo.value):
         jobs.show_stacks()
     return (yield)
 

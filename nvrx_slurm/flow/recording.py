@@ -7,7 +7,6 @@ Nodes are named by captures, and only where it matters that one is meant twice.
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field
 from typing import Any
@@ -16,6 +15,7 @@ from nvrx_slurm.core.job import step
 from nvrx_slurm.core.state import NodeState, new_job
 from nvrx_slurm.durations import words
 from nvrx_slurm.flow.inference import LOSE_BATCH_HOST, SIGKILL, SIGTERM, Inference
+from nvrx_slurm.flow.phrases import in_any_order, nice, without_never
 from nvrx_slurm.flow.writing import NOTE, Item
 from nvrx_slurm.records import (
     ControllerStarted,
@@ -37,7 +37,6 @@ from nvrx_slurm.records import (
     WorkerHung,
 )
 
-NICE_S = (1, 2, 5, 10, 15, 20, 30, 45, 60, 90, 120, 180, 300, 600, 900, 1200, 1800, 3600)
 SLACK = 10.0
 """How much longer than in the recording a recovery may take: another machine, and a busy one."""
 
@@ -91,18 +90,20 @@ class _Story:
         self.beside: list[list[Item]] = []  # what is of no replica
         self.episodes: dict[str, _Episode] = {}
         self.promoted: dict[str, int] = {}  # how many a replica's last round promoted
-        self.ending: list[Item] = []
+        self.ending: list[Item] = []  # once there is one, what else comes depends on who leaves first
         self.spares_named = 0
         self.late_joins = False
         self.began = self.ended = 0.0
 
     def take(self, entry: Entry) -> None:
         self.began, self.ended = self.began or entry.t, entry.t
+        record = entry.record
         self.inference.see(entry)
-        if (handle := self._HANDLERS.get(type(entry.record))) is not None:
-            handle(self, entry.record)
-        if isinstance(entry.record, Fact):
-            step(self.job, entry.record, entry.t)
+        handle = self._HANDLERS.get(type(record))
+        if handle is not None and (not self.ending or isinstance(record, JobEnded | JobStarted)):
+            handle(self, record)
+        if isinstance(record, Fact):
+            step(self.job, record, entry.t)
 
     def finish(self) -> list[Item]:
         """All that is expected."""
@@ -127,23 +128,25 @@ class _Story:
             self.expected.append({"job_started": {"generation": fact.generation}})
 
     def _controller_started(self, fact: ControllerStarted) -> None:
-        if self.job.started_at and self.job.shutdown is None:
+        if self.job.started_at:
             self.beside.append([{"controller_started": {"epoch": f">= {fact.epoch}"}}])
 
     def _node_joined(self, fact: NodeJoined) -> None:
         self.late_joins = self.late_joins or bool(self.inference.faults)
-        if capture := self.inference.dead.get(fact.node):
+        if capture := self.inference.restored(fact.node):
             self.beside.append([{"node_joined": {"node": capture}}])
 
     def _node_lost(self, fact: NodeLost) -> None:
         node, capture = self.job.nodes.get(fact.node), self.inference.dead.get(fact.node)
-        if node is None or capture is None or self.job.shutdown is not None:
+        if node is None or capture is None:
             return
         replica = self.job.replicas.get(node.replica or "")
         if replica is None or (replica.cycle <= 0 and node.state is not NodeState.ACTIVE):
             self.beside.append([{"node_lost": {"node": capture}}])
         else:
-            self._episode(replica.id).lost.append(capture)
+            episode = self._episode(replica.id)
+            episode.lost.append(capture)
+            episode.closed = None
 
     def _worker_failed(self, fact: WorkerFailed) -> None:
         how = f"signal {fact.signal}" if fact.signal else fact.error or f"exit code {fact.exit_code}"
@@ -165,7 +168,7 @@ class _Story:
 
     def _failed(self, fact: WorkerFailed | WorkerHung, item: Item) -> None:
         replica = self.job.replicas.get(fact.replica)
-        if replica is not None and replica.cycle == fact.cycle and self.job.shutdown is None:
+        if replica is not None and replica.cycle == fact.cycle:
             self._episode(fact.replica).failure = item
 
     def _forget_recovery(self, fact: WorkerFailed) -> None:
@@ -178,6 +181,7 @@ class _Story:
     def _restart_decided(self, decision: RestartDecided) -> None:
         episode = self._episode(decision.replica)
         episode.decided.append(decision)
+        episode.closed = None  # a round that failed again is not what came of it
         item = {"restart_decided": self._of(decision) | {"action": decision.action}}
         if episode.failure is not None and not episode.lost:
             episode.exact.append(episode.failure)
@@ -204,9 +208,11 @@ class _Story:
         self._chain(decision.replica).append({"replica_ended": self._of(decision) | {"outcome": decision.outcome}})
 
     def _quarantined(self, decision: Quarantined) -> None:
-        self.beside.append([{"quarantined": {"deaths": decision.deaths}}])
+        if not self.inference.came_back:
+            self.beside.append([{"quarantined": {"deaths": decision.deaths}}])
 
     def _shutdown(self, decision: Shutdown) -> None:
+        self._end_episodes()
         self.ending = [{"shutdown": {"exit_code": decision.exit_code}}]
 
     def _job_ended(self, decision: JobEnded) -> None:
@@ -258,6 +264,10 @@ class _Story:
             self.inference.loose.add(replica_id)
         self._chain(replica_id).extend(self._told(replica_id, episode))
 
+    def _end_episodes(self) -> None:
+        for replica_id in list(self.episodes):
+            self._end_episode(replica_id)
+
     def _told(self, replica_id: str, episode: _Episode) -> Iterator[Item]:
         if not episode.lost:
             yield from episode.exact
@@ -273,15 +283,15 @@ class _Story:
     def _with_spares(self, closed: RoundClosed, *, exact: bool) -> Iterator[Item]:
         """The round, and that each spare which it promoted starts workers."""
         item = self._closed(closed)
-        if not (exact and closed.promoted):
+        started = self.job.replicas[closed.replica].started  # of this cycle: no later one has begun
+        if not (exact and closed.promoted and started.issuperset(closed.promoted)):
             yield item
             return
         captures = [f"$spare{self.spares_named + number + 1}" for number in range(len(closed.promoted))]
         self.spares_named += len(captures)
         item["round_closed"]["promoted"] = captures
         yield item
-        started = [[{"workers_started": {"node": capture} | self._of(closed)}] for capture in captures]
-        yield from in_any_order(started)
+        yield from in_any_order([[{"workers_started": {"node": capture} | self._of(closed)}] for capture in captures])
 
     def _gone(self, captures: list[str]) -> list[str]:
         """Those that stay away to the end, as far as can be told: a frozen node may be back."""
@@ -289,8 +299,7 @@ class _Story:
         return [capture for capture in captures if capture in killed]
 
     def _close_generation(self) -> None:
-        for replica_id in list(self.episodes):
-            self._end_episode(replica_id)
+        self._end_episodes()
         branches = [chain for chain in [*self.chains.values(), *self.beside] if chain]
         self.expected += branches[0] if len(branches) == 1 else in_any_order(branches)
         self.expected += self.ending
@@ -299,26 +308,3 @@ class _Story:
     def _teardown_s(self) -> float:
         bounds = self.plan.fault_tolerance
         return bounds.teardown_grace_s + bounds.last_call_s
-
-
-def in_any_order(branches: list[list[Item]]) -> list[Item]:
-    """Branches side by side; one alone needs no word."""
-    if len(branches) <= 1:
-        return branches[0] if branches else []
-    return [{"any_order": [branch[0] if len(branch) == 1 else branch for branch in branches]}]
-
-
-def without_never(items: Iterable[Any]) -> Iterator[Any]:
-    """What is left where the job has no end: nothing would ever tell that something never came."""
-    for item in items:
-        if isinstance(item, list):
-            yield list(without_never(item))
-        elif "any_order" in item:
-            yield {"any_order": list(without_never(item["any_order"]))}
-        elif "never" not in item:
-            yield item
-
-
-def nice(seconds: float) -> float:
-    """The next longer duration that people would write."""
-    return next((nice_s for nice_s in NICE_S if nice_s >= seconds), math.ceil(seconds / 3600) * 3600)

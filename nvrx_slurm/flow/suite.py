@@ -15,10 +15,12 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+import msgspec
+
 from nvrx_slurm.clock import Clock, SystemClock
-from nvrx_slurm.durations import words
-from nvrx_slurm.errors import EXIT_DONE, EXIT_FAILED, EXIT_INTERRUPTED, EXIT_TERMINATED, EXIT_TIMEOUT
-from nvrx_slurm.flow.artifacts import Artifacts, AttemptSpec
+from nvrx_slurm.errors import EXIT_DONE, EXIT_FAILED
+from nvrx_slurm.flow.artifacts import Artifacts, AttemptFolder, AttemptSpec
+from nvrx_slurm.flow.ending import INTERRUPTED_S, INTERRUPTIONS, Ending, out_of_time
 from nvrx_slurm.flow.guard import Guard
 from nvrx_slurm.flow.hold import standing
 from nvrx_slurm.flow.launched import Launched
@@ -36,12 +38,6 @@ TOUCHES = 20
 AROUND_S = 180.0
 """What an attempt may take beyond its flow's `limits.wall`: to bring a cluster up, to diagnose, to clean up."""
 
-INTERRUPTED_S = 5.0
-"""How long attempts may take to undo what they did, once interrupted: GitHub's runner kills 7.5 s after SIGINT."""
-
-LOOK_AROUND_S = 90.0
-"""The same where they look around first: stacks, Slurm's answers, ends of logs."""
-
 UNDO_S = 3.0
 """How long jobs get to end by themselves that an attempt has left behind."""
 
@@ -57,23 +53,6 @@ class SuiteOptions:
     jobs: int = 3
     retries: int = 0
     timeout_s: float = 1200.0
-
-
-@dataclass(frozen=True, slots=True)
-class Ending:
-    """Why a run ends early, and how its attempts are told."""
-
-    why: str
-    verdict: Verdict
-    exit_code: int
-    signal: signal.Signals = signal.SIGTERM
-    patience_s: float = INTERRUPTED_S
-
-
-INTERRUPTIONS = {
-    signal.SIGINT: Ending("interrupted", "interrupted", EXIT_INTERRUPTED),
-    signal.SIGTERM: Ending("terminated", "interrupted", EXIT_TERMINATED),
-}
 
 
 def run_suite(
@@ -167,18 +146,31 @@ class _Suite:
             return self._untold(flow, number, f"not begun: {self._ending.why}")
         folder = self._artifacts.attempt(flow.name, number)
         folder.create(self._spec(flow, number))
-        launched = await Launched.start(folder, self._clock)
-        self._running.add(launched)
-        await launched.ended(flow.limits.wall_s + AROUND_S, INTERRUPTED_S)
-        self._running.discard(launched)
-        if standing(folder.path):
-            await asyncio.to_thread(undo, folder.path, 0.0 if self._ending else UNDO_S)
+        launched = await self._launched(flow, folder)
         attempt = folder.read_outcome() or self._untold(flow, number, launched.why_untold, launched)
+        if left := await self._undone(folder):
+            attempt = _with_leftovers(attempt, flow, left)
         if attempt.verdict == "broken":
             self._exit_codes[flow.name] = launched.exit_code
         if attempt.verdict == "passed":
             folder.remove()
         return attempt
+
+    async def _launched(self, flow: Flow, folder: AttemptFolder) -> Launched:
+        """The attempt's process, from its start to its end."""
+        launched = await Launched.start(folder, self._clock)
+        self._running.add(launched)
+        if self._ending:  # while it was being started
+            launched.tell(self._ending.signal)
+        await launched.ended(flow.limits.wall_s + AROUND_S, INTERRUPTED_S)
+        self._running.discard(launched)
+        return launched
+
+    async def _undone(self, folder: AttemptFolder) -> list[str]:
+        """End what the attempt has left behind, as one that was killed does; says what could not be ended."""
+        if not standing(folder.path):
+            return []
+        return await asyncio.to_thread(undo, folder.path, 0.0 if self._ending else UNDO_S)
 
     def _spec(self, flow: Flow, number: int) -> AttemptSpec:
         return AttemptSpec(
@@ -192,17 +184,17 @@ class _Suite:
 
     def _untold(self, flow: Flow, number: int, why: str, launched: Launched | None = None) -> Attempt:
         """What is known of an attempt that did not begin, or could not tell how it went."""
-        out_of_time = self._ending is not None and self._ending.verdict == "out_of_time"
+        ending = self._ending
         finding = Finding(
-            kind="bound" if out_of_time else "error",
-            message=self._ending.why if launched and self._ending else why,
+            kind=ending.kind if ending else "error",
+            message=ending.why if launched and ending else why,
             file=str(flow.file),
             line=flow.line,
             detail=launched.folder.last_words() if launched else (),
         )
         return Attempt(
             number=number,
-            verdict=self._ending.verdict if self._ending else "broken",
+            verdict=ending.verdict if ending else "broken",
             began_at=launched.began_at if launched else self._clock.wall(),
             took_s=launched.took_s if launched else 0.0,
             findings=(finding,),
@@ -217,10 +209,7 @@ class _Suite:
             for number, ending in INTERRUPTIONS.items():
                 loop.add_signal_handler(number, self._end, ending)
         timeout_s = self._options.timeout_s
-        out_of_time = Ending(
-            f"out of time: --timeout {words(timeout_s)}", "out_of_time", EXIT_TIMEOUT, signal.SIGALRM, LOOK_AROUND_S
-        )
-        loop.call_later(timeout_s, self._end, out_of_time)
+        loop.call_later(timeout_s, self._end, out_of_time(timeout_s))
 
     def _end(self, ending: Ending) -> None:
         """Begin no more attempts, and have those that run end. A second interruption does not wait for that."""
@@ -241,3 +230,9 @@ class _Suite:
             with contextlib.suppress(OSError):  # the disk may be full for a while
                 os.utime(self._artifacts.lease)
             await asyncio.sleep(LEASE_S / TOUCHES)
+
+
+def _with_leftovers(attempt: Attempt, flow: Flow, left: Sequence[str]) -> Attempt:
+    found = (Finding(kind="leftover", message=each, file=str(flow.file), line=flow.line) for each in left)
+    verdict: Verdict = "failed" if attempt.verdict == "passed" else attempt.verdict
+    return msgspec.structs.replace(attempt, verdict=verdict, findings=(*attempt.findings, *found))

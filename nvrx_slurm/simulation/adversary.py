@@ -20,6 +20,9 @@ if TYPE_CHECKING:
 
 QUIET, STORMY = 0.2, 0.15
 FEW, MANY = (1, 4), (6, 16)
+SHARES = (0.1, 0.3, 1.0)
+"""Of all kinds of acts, so many does one adversary know."""
+
 FALL_TOGETHER = 0.4
 """How often an act falls close to the one before: while that one is still being dealt with."""
 
@@ -44,7 +47,8 @@ class Act:
 @dataclass(frozen=True, slots=True)
 class Kind:
     """What an act of this kind does. `node`: to a node, which may be lost by it; `on_slurm`: only with a network in
-    between; `fatal`: the job need not finish after it; `outage`: nobody may be able to decide while it lasts."""
+    between; `network`: to the ways between hosts; `fatal`: the job need not finish after it; `outage`: nobody may be
+    able to decide while it lasts."""
 
     words: str
     do: Callable[[History, Act], None]
@@ -53,6 +57,7 @@ class Kind:
     lasts: bool = False
     chooses: bool = False
     on_slurm: bool = False
+    network: bool = False
     fatal: bool = False
     outage: bool = False
 
@@ -60,8 +65,8 @@ class Kind:
 def draw_acts(chance: Random, shape: Shape) -> tuple[Act, ...]:
     """The acts of a history, in the order of their times."""
     least, most = _how_many(chance)
-    kinds = {name: kind for name, kind in KINDS.items() if shape.cluster == "slurm" or not kind.on_slurm}
-    names, weights = tuple(kinds), tuple(kind.weight for kind in kinds.values())
+    names = _repertoire(chance, shape)
+    weights = [KINDS[name].weight for name in names]
     acts: list[Act] = []
     at_s = 0.0
     for _ in range(chance.randint(least, most)):
@@ -69,6 +74,13 @@ def draw_acts(chance: Random, shape: Shape) -> tuple[Act, ...]:
         at_s = at_s + chance.expovariate(2.0) if close else chance.uniform(0.0, 1.2 * shape.work_s + 3.0)
         acts.append(_draw_act(chance, shape, at_s, chance.choices(names, weights)[0]))
     return tuple(sorted(acts, key=lambda act: act.at_s))
+
+
+def _repertoire(chance: Random, shape: Shape) -> list[str]:
+    """What this adversary knows: the fewer kinds, the more often each strikes, and meets itself."""
+    possible = [name for name, kind in KINDS.items() if shape.cluster == "slurm" or not kind.on_slurm]
+    share = chance.choice(SHARES)
+    return [name for name in possible if chance.random() < share] or [chance.choice(possible)]
 
 
 def perform(history: History, act: Act) -> None:
@@ -89,12 +101,12 @@ def _how_many(chance: Random) -> tuple[int, int]:
 
 def _draw_act(chance: Random, shape: Shape, at_s: float, name: str) -> Act:
     kind, bounds = KINDS[name], shape.plan.fault_tolerance
-    lengths_s = (0.3, bounds.heartbeat_interval_s, bounds.heartbeat_timeout_s, 1.5 * bounds.gives_away_after_s)
+    lengths_s = (0.3, bounds.heartbeat_interval_s, bounds.heartbeat_timeout_s, bounds.gives_away_after_s)
     return Act(
         at_s=0.0 if kind.fatal is False and name in AT_START else round(at_s, 3),
         kind=name,
         node=chance.choice(shape.nodes) if kind.node else "",
-        lasts_s=round(chance.choice(lengths_s) * chance.uniform(0.2, 1.2), 3) if kind.lasts else 0.0,
+        lasts_s=round(chance.choice(lengths_s) * chance.uniform(0.3, 1.6), 3) if kind.lasts else 0.0,
         number=chance.randrange(1000) if kind.chooses else 0,
     )
 
@@ -270,13 +282,17 @@ KINDS: dict[str, Kind] = {
     "reboot": Kind("power off and on again", _reboot, 3, node=True, lasts=True, on_slurm=True),
     "start_late": Kind("late to start:", _start_late, 2, node=True, lasts=True),
     "never_start": Kind("never starts:", _never_start, 1, node=True),
-    "cut": Kind("cut off", _cut, 5, node=True, lasts=True, on_slurm=True),
+    "cut": Kind("cut off", _cut, 5, node=True, lasts=True, on_slurm=True, network=True),
     "partition": Kind(
-        "cut off two of five nodes", _partition, 2, lasts=True, chooses=True, on_slurm=True, fatal=True
+        "cut off two of five nodes", _partition, 2, lasts=True, chooses=True, on_slurm=True, network=True, fatal=True
     ),
-    "cut_frozen": Kind("freeze, and cut off,", _cut_frozen, 3, node=True, lasts=True, on_slurm=True),
-    "slow_link": Kind("slow (ms) link of", _slow_link, 2, node=True, lasts=True, chooses=True, on_slurm=True),
-    "lossy_link": Kind("lossy (1/2000) link of", _lossy_link, 2, node=True, lasts=True, chooses=True, on_slurm=True),
+    "cut_frozen": Kind("freeze, and cut off,", _cut_frozen, 3, node=True, lasts=True, on_slurm=True, network=True),
+    "slow_link": Kind(
+        "slow (ms) link of", _slow_link, 2, node=True, lasts=True, chooses=True, on_slurm=True, network=True
+    ),
+    "lossy_link": Kind(
+        "lossy (1/2000) link of", _lossy_link, 2, node=True, lasts=True, chooses=True, on_slurm=True, network=True
+    ),
     "break_tether": Kind("break the tether of", _break_tether, 2, node=True, on_slurm=True),
     "kill_controller": Kind("kill the controller", _kill_controller, 4),
     "kill_at_commit": Kind(

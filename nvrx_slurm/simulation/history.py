@@ -12,13 +12,14 @@ from dataclasses import dataclass
 from pathlib import Path
 from random import Random
 
+from nvrx_slurm import fence
 from nvrx_slurm.agent.agent import Agent
 from nvrx_slurm.config.budgets import grace_within
 from nvrx_slurm.controller.controller import Controller
 from nvrx_slurm.errors import NvrxError, SimulationStuck
 from nvrx_slurm.folder import JobFolder, JobInfo, Result, StoreAddress
-from nvrx_slurm.records import Entry, pack
-from nvrx_slurm.simulation.adversary import AT_START, Act, draw_acts, perform
+from nvrx_slurm.records import Entry, Fence, pack
+from nvrx_slurm.simulation.adversary import AT_START, KINDS, Act, draw_acts, perform
 from nvrx_slurm.simulation.batch import BatchHost
 from nvrx_slurm.simulation.calls import Service, ServiceLink
 from nvrx_slurm.simulation.loop import BEGIN_S, VirtualClock, VirtualLoop
@@ -38,6 +39,9 @@ from nvrx_slurm.store.hearing import LISTEN_S, Hearing
 from nvrx_slurm.testing.valkey import MemoryClient
 
 JOB = "1"
+FENCED_WITHIN_S = 0.5
+MOST_STEPS = 500_000
+"""A hundred times what a history takes: who takes more runs in circles."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,7 +74,7 @@ class History:
         self.promise: Promise | None = None
         self.broken: str | None = None
         self.over: asyncio.Future[None] = asyncio.Future(loop=self.loop)
-        self.promises = Promises(self.plan, self._break)
+        self.promises = Promises(self.plan, self._break, self._watch_fence)
         self.host_clock = VirtualClock(self.loop)
         self.store_clock = VirtualClock(self.loop)
         self.service = Service(self.network, self.HOST)
@@ -108,7 +112,7 @@ class History:
     def run(self) -> Told:
         """Until the job has ended and nobody is left, or a promise is broken."""
         try:
-            self.loop.run(self._tell(), until_s=self._bound_s())
+            self.loop.run(self._tell(), until_s=self._bound_s(), most_steps=MOST_STEPS)
         except SimulationStuck as error:
             self._break(Promise.LEAVING, str(error))
         if self.broken is None:
@@ -236,6 +240,18 @@ class History:
         """Has the last one ended, and does none start any more?"""
         if not any(node.has_agent for node in self.nodes.values()):
             self.batch.agents_have_left()
+
+    def _watch_fence(self, ordered: Fence) -> None:
+        """From now on the node's kernel must kill its supervisor, if nothing keeps the key from it."""
+        node, controller = self.nodes[ordered.node], self.controller
+        key = fence.key_of(self.address.token, ordered.incarnation)
+
+        def look() -> None:
+            if self.controller is controller and node.has_power and node.is_trapped_by(key):
+                self._break(Promise.FENCED, f"{node.name} was fenced, and its kernel has not got the key")
+
+        if not any(KINDS[act.kind].outage or KINDS[act.kind].network for act in self.acts):
+            self.loop.call_outside(FENCED_WITHIN_S, look)
 
     # ---- the workers
 

@@ -8,6 +8,7 @@ refuses; a node without power says nothing at all.
 from __future__ import annotations
 
 import itertools
+import math
 from collections.abc import Callable, Mapping
 from functools import partial
 from typing import TYPE_CHECKING
@@ -27,6 +28,8 @@ if TYPE_CHECKING:
 MOST_DRIFT = 0.005
 MOST_AHEAD_S = 500.0
 BOOT_S = 0.5
+RECOVERED_S = 30.0
+"""How long after the end of what was done to it a node is taken for well again."""
 
 
 class Node:
@@ -43,7 +46,8 @@ class Node:
         self.supervisor: Supervisor | None = None
         self.board: Board | None = None
         self.line: AgentLine | None = None
-        self.weak_until_s = 0.0  # something lasting was done to it, and it may not do what it should until then
+        self._trap: Trap | None = None
+        self.weak_until_s = -math.inf  # something lasting was done to it, and it may not do what it should until then
         self._workers: list[Worker] = []
         self._awaited = 0  # agents that are yet to start
         self._plug_in: Callable[[], None] = lambda: None
@@ -67,6 +71,11 @@ class Node:
         """As far as srun knows: of a node without power it hears nothing."""
         lives = self.agent is not None and (self.agent.alive or not self.has_power)
         return lives or self._awaited > 0
+
+    @property
+    def is_well(self) -> bool:
+        """Whether it can be relied on to do what it should."""
+        return self.has_power and self.loop.now_s > self.weak_until_s + RECOVERED_S
 
     @property
     def is_reachable(self) -> bool:
@@ -114,9 +123,14 @@ class Node:
     # ---- what the kernel holds
 
     def open_trap(self, key: bytes, agent: Process) -> Trap:
-        trap = Trap(key, agent)
+        trap = self._trap = Trap(key, agent)
         trap.open_at(self.history.sockets.bind(self.name, trap.arrives))
         return trap
+
+    def is_trapped_by(self, key: bytes) -> bool:
+        """Whether a living supervisor's trap waits for this key."""
+        trap = self._trap
+        return trap is not None and trap.key == key and trap.armed_by is not None and trap.armed_by.alive
 
     def next_port(self) -> int:
         return next(self._ports)

@@ -17,22 +17,30 @@ from nvrx_slurm.records import (
     Decision,
     Entry,
     Fence,
+    FromAgent,
     JobEnded,
     JobStarted,
+    NodeIsolated,
     NodeJoined,
     NodeLost,
     Plan,
+    Progress,
     ReplicaEnded,
     RestartDecided,
     RoundClosed,
     RoundOpened,
     Shutdown,
+    WorkerFailed,
+    WorkerHung,
+    WorkersDone,
+    WorkersStarted,
     pack,
     unpack_entry,
     unpack_order,
 )
 from nvrx_slurm.simulation.workers import Worker
 
+OF_A_CYCLE = (WorkersStarted, Progress, WorkerFailed, WorkerHung, WorkersDone, NodeIsolated)
 RESTARTS = ("restart_replica", "restart_job")
 
 
@@ -43,6 +51,8 @@ class Promise(StrEnum):
     JOURNAL = "one journal, in order"
     JOURNAL_FIRST = "the journal first, ranks before the close"
     RANKS = "no rank is held twice"
+    FRESH = "a stale record leaves no trace"
+    FENCED = "who is given up is fenced"
     REGISTERED = "nobody is given up who has not registered"
     SHUTDOWN = "the first shutdown is the only one"
     BUDGET = "the restart budget is kept"
@@ -55,10 +65,10 @@ class Promise(StrEnum):
 
 class Promises:
     """What has happened so far, as far as a promise is about it. `broken` gets the first promise that is, in one
-    sentence, and the history ends there."""
+    sentence, and the history ends there; `fencing` gets each fence when it is journaled."""
 
-    def __init__(self, plan: Plan, broken: Callable[[Promise, str], None]) -> None:
-        self.plan, self._broken = plan, broken
+    def __init__(self, plan: Plan, broken: Callable[[Promise, str], None], fencing: Callable[[Fence], None]) -> None:
+        self.plan, self._broken, self._fencing = plan, broken, fencing
         self.roles = {f"{role.name}-{index}": role for role in plan.roles for index in range(role.replicas)}
         self.journal: list[Entry] = []
         self.shutdown: Shutdown | None = None
@@ -68,6 +78,8 @@ class Promises:
         self.live: dict[tuple[str, int], Worker] = {}
         self._ordered: set[bytes] = set()
         self._closing: dict[bytes, int] = {}
+        self._speakers: dict[str, str] = {}
+        self._heard: dict[str, int] = {}
         self._joined: set[tuple[str, str]] = set()
         self._fenced: set[str] = set()
         self._over: set[str] = set()  # replicas that run no more
@@ -88,8 +100,12 @@ class Promises:
             self._broken(
                 Promise.DECIDER, f"a commit of epoch {epoch} was taken although epoch {self._epoch} has begun"
             )
+        begun = len(self.journal)
         for packed in entries:
             self._enter(unpack_entry(packed))
+        for entry in self.journal[begun:]:
+            if isinstance(entry.record, NodeLost) and entry.record.incarnation not in self._fenced:
+                self._broken(Promise.FENCED, f"{entry.record.node} was given up without a fence")
 
     def ordered(self, packed: bytes, ranks: Sequence[int]) -> None:
         """An order can be read. `ranks`: of how many nodes, for each round that closes with it."""
@@ -114,6 +130,8 @@ class Promises:
         if last is not None and (entry.n != last.n + 1 or entry.t < last.t):
             self._broken(Promise.JOURNAL, f"journal entry {entry.n} at {entry.t} follows {last.n} at {last.t}")
         self.journal.append(entry)
+        if isinstance(entry.record, FromAgent):
+            self._said(entry.record)
         if (check := _CHECKS.get(type(entry.record))) is not None:
             check(self, entry.record)
         if isinstance(entry.record, RoundClosed):
@@ -124,6 +142,19 @@ class Promises:
             self._ordered.add(pack(entry.record))
 
     # ---- the journal
+
+    def _said(self, fact: FromAgent) -> None:
+        """What the journal has taken was new when it came: of the node's present agent, and of the present cycle."""
+        if isinstance(fact, NodeJoined):
+            self._speakers[fact.node] = fact.incarnation
+        present = self._speakers.get(fact.node) == fact.incarnation
+        if not present or fact.seq <= self._heard.get(fact.incarnation, 0):
+            self._broken(Promise.FRESH, f"the journal has taken this, which is old: {fact}")
+        self._heard[fact.incarnation] = fact.seq
+        if not isinstance(fact, OF_A_CYCLE) or fact.incarnation in self._fenced:  # who is fenced is only answered
+            return
+        if fact.cycle != self.cycle[fact.replica] or (fact.replica, fact.cycle) not in self.closed:
+            self._broken(Promise.FRESH, f"cycle {self.cycle[fact.replica]} is on, and this was taken: {fact}")
 
     def _job_started(self, fact: JobStarted) -> None:
         if any(isinstance(entry.record, JobStarted) for entry in self.journal[:-1]):
@@ -140,6 +171,7 @@ class Promises:
 
     def _fence(self, fence: Fence) -> None:
         self._fenced.add(fence.incarnation)
+        self._fencing(fence)
 
     def _round_opened(self, opened: RoundOpened) -> None:
         if self.shutdown is not None:
@@ -202,11 +234,6 @@ class Promises:
         key = worker.world.replica, worker.rank
         if self.live.get(key) is worker:
             del self.live[key]
-
-    def key_arrived(self, node: str, incarnation: str) -> None:
-        """A node's kernel got its fence key."""
-        if incarnation not in self._fenced:
-            self._broken(Promise.JOURNAL_FIRST, f"{node} was fenced before the journal knew of it")
 
     def left(self, node: str, code: int) -> None:
         """An agent has ended by itself, and no signal had told it to."""

@@ -18,9 +18,6 @@ if TYPE_CHECKING:
 RESTARTS_AN_ACT = 2
 """An act costs a restart, and one more where it lasts: what is left of it strikes the next cycle."""
 
-RECOVERED_S = 30.0
-"""How long after the end of what was done to it a node is taken for well again."""
-
 LONGEST_OUTAGE = 0.5
 """Of the time that workers go on without a control plane: so much of it, at most, must touch none of them."""
 
@@ -29,6 +26,7 @@ def verdicts(history: History) -> Iterator[tuple[Promise, str]]:
     """The promises that this history has broken as a whole, each in one sentence."""
     yield from ((Promise.REPLAY, sentence) for sentence in _replays(history))
     yield from ((Promise.SHUTDOWN, sentence) for sentence in _ends_as_decided(history))
+    yield from ((Promise.LEAVING, sentence) for sentence in _never_left(history))
     if _must_finish(history) and history.exit_code != 0:
         yield (
             Promise.FINISH,
@@ -40,14 +38,21 @@ def verdicts(history: History) -> Iterator[tuple[Promise, str]]:
 
 def left_behind(history: History) -> Iterator[str]:
     """Who should have left, and has not, at the moment in which the job script ends."""
-    now = history.loop.now_s
     for node in history.nodes.values():
-        if not node.has_power or now < node.weak_until_s + RECOVERED_S:
+        if not node.is_well:
             continue
         if node.agent is not None and node.agent.alive:
             yield f"the job has ended, and the agent of {node.name} is still there"
         for worker in node.workers():
             yield f"the job has ended, and {worker} still lives"
+
+
+def _never_left(history: History) -> Iterator[str]:
+    """Who did not say that it leaves, and might have."""
+    ended = history.promises.ended
+    for name in ended.missing if ended is not None else ():
+        if history.nodes[name].is_well:
+            yield f"the job has ended, and {name} had not said that it leaves"
 
 
 def _replays(history: History) -> Iterator[str]:

@@ -90,8 +90,9 @@ class Store:
     async def join(self, fact: NodeJoined) -> tuple[str, Shutdown | None, ControllerUp | None]:
         """Post a join. Returns the id of the last order before it, the shutdown if there is one, the controller."""
         keys = self.keys
-        names = [keys.inbox, keys.orders, keys.shutdown(self.generation), keys.controller]
-        last, shutdown, controller = await self._patiently(lambda: self._join(keys=names, args=[pack(fact)]))
+        names = [keys.inbox, keys.orders, keys.shutdown(self.generation), keys.controller, keys.joins]
+        args: list[bytes | str] = [pack(fact), fact.incarnation]
+        last, shutdown, controller = await self._patiently(lambda: self._join(keys=names, args=args))
         return last.decode(), _order(shutdown, Shutdown), _order(controller, ControllerUp)
 
     async def tell(self, fact: Record) -> None:

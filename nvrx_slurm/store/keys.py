@@ -31,6 +31,7 @@ CATALOGUE: tuple[KeyInfo, ...] = (
     KeyInfo("journal", "stream", "controller", "cli, report", "job", "`Entry`s: facts and decisions, numbered without a gap."),
     KeyInfo("journal_n", "integer", "controller", "controller", "job", "Number of the last journal entry."),
     KeyInfo("orders", "stream", "controller", "agents", "trimmed to about 4,096", "Decisions that agents act on."),
+    KeyInfo("joins", "hash", "agents", "agents", "job", "Incarnation → id of the last order before it joined: a join that is tried again is the same one."),
     KeyInfo("round:<replica>:<gen>:<cycle>", "hash", "controller", "agents", "1 hour after it closes", "Node → `Assignment`; an agent reads its own field only."),
     KeyInfo("shutdown:<gen>", "string", "controller", "all", "job", "`Shutdown`, set once."),
     KeyInfo("beats", "stream", "agents", "controller, cli", "trimmed to about 2 per node", "`Beat`s, each behind a field `who`: its incarnation."),
@@ -50,12 +51,13 @@ class Keys:
         self.journal = self._prefix + "journal"
         self.journal_n = self._prefix + "journal_n"
         self.orders = self._prefix + "orders"
+        self.joins = self._prefix + "joins"
         self.beats = self._prefix + "beats"
 
     def all(self, generation: int) -> tuple[str, ...]:
         """Every key but the rounds, which expire by themselves."""
         streams = (self.inbox, self.journal, self.orders, self.beats)
-        values = (self.epoch, self.lease, self.controller, self.cursor, self.journal_n)
+        values = (self.epoch, self.lease, self.controller, self.cursor, self.journal_n, self.joins)
         return (*streams, *values, *(self.shutdown(each) for each in range(generation + 1)))
 
     def round(self, replica: str, generation: int, cycle: int) -> str:

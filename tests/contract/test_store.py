@@ -76,6 +76,25 @@ async def test_commit_onto_a_journal_that_it_has_not_seen_is_refused(store):
         await store.commit(epoch, [entry(7)])
 
 
+async def test_join_that_is_tried_again_is_the_same_one(store):
+    """Its reply was lost: it stands in the inbox once, and what was ordered since is still to be read."""
+    epoch, _, _ = await store.acquire("a", 1.0)
+    since, _, _ = await store.join(JOIN)
+    await store.commit(epoch, [entry(1, CLOSED)], orders=[CLOSED])
+    assert (await store.join(JOIN))[0] == since
+    assert len(await store.inbox("0-0")) == 1
+    assert [order for _, order in await store.orders(since)] == [CLOSED]
+
+
+async def test_answer_about_a_round_says_how_new_it_is(store):
+    """It comes with the newest order by then: who has not read that far does not know yet whether the round is on."""
+    epoch, _, _ = await store.acquire("a", 1.0)
+    assert await store.assignment("main-0", 0, "n1") == (None, "0-0")
+    await store.commit(epoch, [entry(1, CLOSED)], orders=[CLOSED], rounds=[("main-0", 0, 0, [("n1", ASSIGNMENT)])])
+    [(newest, _)] = await store.orders("0-0")
+    assert await store.assignment("main-0", 0, "n1") == (ASSIGNMENT, newest)
+
+
 async def test_ranks_are_readable_before_the_round_is_seen_closed(store):
     """Whoever reads the order that a round has closed finds its assignment."""
     epoch, _, _ = await store.acquire("a", 1.0)

@@ -12,10 +12,12 @@ from pathlib import Path
 import pytest
 from ruamel.yaml import YAML
 
+from nvrx_slurm.agent.beats import RUNTIME_ROOTS
 from nvrx_slurm.clock import SystemClock
 from nvrx_slurm.cluster.dev import DevCluster, names
 from nvrx_slurm.cluster.dev.processes import environment_of, read_table
 from nvrx_slurm.cluster.dev.waiting import wait_until
+from nvrx_slurm.files import JobFiles
 from nvrx_slurm.flow.hold import MARK
 from tests.harness import Gate
 from tests.slurm_harness import CLI
@@ -59,11 +61,16 @@ class Run:
     def leaves_nothing(self, within_s: float) -> None:
         """Wait until no process, no cluster and no folder in memory is left of it."""
         wait_until(
-            lambda: not self.everything() and not self.clusters(),
+            lambda: not self.everything() and not self.clusters() and not self.memory(),
             timeout_s=within_s,
-            what=f"nothing to be left of {self.artifacts}: {self.everything()}, {self.clusters()}",
+            what=f"nothing to be left of {self.artifacts}",
             clock=SystemClock(),
         )
+
+    def memory(self) -> list[Path]:
+        """What agents of its jobs keep in this machine's memory."""
+        names = [JobFiles(job).runtime_name for job in self.artifacts.glob("*/*/jobs/*/")]
+        return [path for name in names for root in RUNTIME_ROOTS for path in root.glob(f"{name}-*")]
 
     def clusters(self) -> list[str]:
         """The development clusters that its attempts have brought up."""

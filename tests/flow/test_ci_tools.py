@@ -2,22 +2,24 @@
 
 from __future__ import annotations
 
+import signal
 import subprocess
 import sys
-from collections.abc import Callable
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
+from nvrx_slurm.agent.supervisor import send_all
 from nvrx_slurm.api.handle import Job
 from nvrx_slurm.folder import JobFolder
-from nvrx_slurm.records import NodeJoined, Progress, Record, WorkersStarted
-from nvrx_slurm.report.source import follow
-from nvrx_slurm.testing.faults import kill_local_node
+from nvrx_slurm.records import NodeJoined, Progress, WorkersStarted
+from tests.harness import RunningJob
+from tests.unit.report import recorder
 
 ROOT = Path(__file__).parents[2]
 JOBS = ROOT / "ci" / "jobs"
-TIMES = 3
+TIMES = 2
 
 
 def nvrx(*words: str, cwd: Path, timeout: float = 100.0) -> subprocess.CompletedProcess[str]:
@@ -26,41 +28,29 @@ def nvrx(*words: str, cwd: Path, timeout: float = 100.0) -> subprocess.Completed
     return subprocess.run(command, cwd=cwd, capture_output=True, text=True, timeout=timeout)
 
 
-class Watched:
-    """A job's journal as it grows: waits for entries, one after the other."""
-
-    def __init__(self, job: Job) -> None:
-        self._entries = follow(JobFolder(job.folder))
-        self.seen: list[Record] = []
-
-    def until(self, wanted: Callable[[list[Record]], object]) -> None:
-        """Read on until what was read is enough."""
-        while not wanted(self.seen):
-            self.seen.append(next(self._entries).record)
-
-    def of(self, kind: type, **fields: object) -> list:
-        return [
-            record
-            for record in self.seen
-            if isinstance(record, kind) and all(getattr(record, key) == value for key, value in fields.items())
-        ]
-
-
 @pytest.fixture
-def hurt_job(job) -> Job:
+def hurt_job(job) -> Iterator[Job]:
     """A job of four nodes that lost a worker by SIGKILL, then a node, and went on to its end."""
     hurt = job(JOBS / "plain.yaml", command="python3 steps.py --until 'recovered cycle=2'")
-    watched = Watched(hurt)
-    watched.until(lambda _: len(watched.of(NodeJoined)) == 6 and watched.of(Progress, rank=1, cycle=0))
-    (started,) = [each for each in watched.of(WorkersStarted, cycle=0) if 1 in each.pids]
-    subprocess.run(["kill", "-KILL", str(started.pids[1])], check=True)
-    watched.until(lambda _: watched.of(Progress, rank=2, cycle=1))
-    (node,) = {each.node for each in watched.of(WorkersStarted, cycle=1) if 2 in each.pids}
-    kill_local_node(watched.of(NodeJoined, node=node)[-1].pid)
-    assert hurt.wait(60) == 0
-    return hurt
+    watched = RunningJob(JobFolder(hurt.folder), None)
+    watched.expect(Progress, rank=1, cycle=0)
+    for node in hurt.nodes():
+        watched.expect(NodeJoined, node=node)
+    send_all([pid_of(watched, rank=1, cycle=0)], signal.SIGKILL)
+    watched.expect(Progress, rank=2, cycle=1)
+    watched.kill_node(next(each.node for each in watched.said(WorkersStarted) if each.cycle == 1 and 2 in each.pids))
+    assert hurt.wait(60) == 0, watched.story()
+    yield hurt
+    watched.close()
 
 
+def pid_of(job: RunningJob, *, rank: int, cycle: int) -> int:
+    """The process of a rank that runs."""
+    (pid,) = [each.pids[rank] for each in job.said(WorkersStarted) if each.cycle == cycle and rank in each.pids]
+    return pid
+
+
+@pytest.mark.timeout(240)
 def test_recorded_flow_passes_again(hurt_job, tmp_path):
     """A job that was hurt by hand becomes a flow with the same faults, and each run of it passes."""
     done = nvrx("record", str(hurt_job.folder), "-o", "flow.yaml", cwd=tmp_path)
@@ -71,3 +61,63 @@ def test_recorded_flow_passes_again(hurt_job, tmp_path):
     for number in range(TIMES):
         done = nvrx("run", "flow.yaml", "--on", "local", "--artifacts", f"run-{number}", cwd=tmp_path)
         assert done.returncode == 0, f"{done.stdout}\n{flow}"
+
+
+@pytest.fixture
+def finished(tmp_path) -> JobFolder:
+    """The folder of a job that has run."""
+    (tmp_path / "nvrx-jobs").mkdir()
+    return recorder.write(tmp_path / "nvrx-jobs", recorder.ended(), job="7")
+
+
+def test_recorded_to_stdout(finished, tmp_path):
+    """Redirected, the flow finds its job beside the file that it goes to; an existing job.yaml can be named instead,
+    and what the job had differently becomes an override."""
+    with (tmp_path / "flow.yaml").open("w") as out:
+        command = [sys.executable, "-m", "nvrx_slurm", "ci", "record", "7"]
+        subprocess.run(command, cwd=tmp_path, stdout=out, check=True, timeout=60)
+    assert "job: flow.job.yaml" in (tmp_path / "flow.yaml").read_text()
+    assert nvrx("check", ".", cwd=tmp_path).returncode == 0
+    (tmp_path / "own.yaml").write_text("name: mine\ncommand: python train.py\nnodes: 4\nworkers_per_node: 2\n")
+    said = nvrx("record", "7", "--job", "own.yaml", cwd=tmp_path).stdout
+    assert "job: own.yaml\noverrides: {spares: 2}\n" in said
+
+
+def test_replay(finished, tmp_path):
+    """The same decisions: exit 0. Another one: exit 1, and where. No journal: exit 2."""
+    same = nvrx("replay", "7", cwd=tmp_path)
+    assert (same.returncode, same.stderr) == (0, "")
+    assert same.stdout.endswith("decisions among them: the core decides the same today\n")
+    text = finished.events_path.read_text()
+    finished.events_path.write_text(text.replace('"action":"restart_replica"', '"action":"stop"'))
+    other = nvrx("replay", str(finished.events_path), cwd=tmp_path)
+    assert other.returncode == 1
+    assert "action: 'stop' in the journal, 'restart_replica' now" in other.stdout
+    assert nvrx("replay", "8", cwd=tmp_path).returncode == 2
+
+
+def test_matrix_is_listed_and_written(tmp_path):
+    """What would run, and why the rest does not; written, they are flows that `ci run` takes."""
+    listed = nvrx("matrix", str(JOBS / "plain.yaml"), "--on", "local", "--list", cwd=tmp_path).stdout
+    assert "kill-node        A node dies at once.\n" in listed
+    assert "hang             left out: no bound says when a worker hangs" in listed
+    plain = (str(JOBS / "plain.yaml"), "--on", "local", "--set", "spares=1", "--flow", "kill-*", "--flow", "two-*")
+    assert nvrx("matrix", *plain, "--write", "flows", cwd=tmp_path).returncode == 0
+    assert "two-at-once" not in nvrx("check", "flows", cwd=tmp_path).stdout
+    assert "overrides: {spares: 1}" in (tmp_path / "flows" / "kill-node.yaml").read_text()
+    none = nvrx("matrix", *plain[:3], "--flow", "nothing", cwd=tmp_path)
+    assert none.returncode == 2
+    assert "--flow nothing: nothing to run on the stage local" in none.stderr
+
+
+def test_matrix_runs(tmp_path):
+    """A job that would go on for ever: its faults strike when it is at work, and each flow ends when it has
+    recovered."""
+    (tmp_path / "job.yaml").write_text(
+        "name: theirs\ncommand: [tail, -f, /dev/null]\nnodes: 2\nspares: 1\n"
+        "fault_tolerance: {teardown: {grace: 1s}, heartbeat: {timeout: 3s}}\n"
+    )
+    wanted = ("--flow", "kill-node", "--flow", "kill-first-rank", "--flow", "spare-killed", "--flow", "cancel")
+    done = nvrx("matrix", "job.yaml", "--on", "local", "--jobs", "4", *wanted, cwd=tmp_path)
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert "4 passed on local" in done.stdout

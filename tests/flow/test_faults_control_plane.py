@@ -90,6 +90,21 @@ def test_store_that_cannot_come_back_ends_the_job(run_local, gate, tmp_path, fau
     assert "store" in result.reason
 
 
+def test_controller_that_the_store_refuses_ends_the_job(run_local, gate, tmp_path):
+    """The password is changed and the controller dies: the next one is refused, and the job ends at once with 69,
+    instead of starting one after the other."""
+    job = run_local(gate_plan(gate, tmp_path, **QUICK))
+    gate.wait(4, cycle=0)
+    everybody = descendants(job.process.pid)
+    address = job.folder.read_store()
+    with redis.Redis.from_url(address.url, password=address.password) as store:
+        store.execute_command("ACL", "SETUSER", "default", "resetpass", ">another")
+    os.kill(control_plane(job)["nvrx_slurm.controller"], signal.SIGKILL)
+    assert job.finish() == 69
+    wait_gone(everybody)
+    assert "store" in job.folder.read_result().reason
+
+
 def bound(thief, port):
     try:
         thief.bind(("127.0.0.1", port))

@@ -8,10 +8,13 @@ import time
 
 import pytest
 
+from nvrx_slurm.clock import SystemClock
 from nvrx_slurm.cluster.dev import DevCluster
+from nvrx_slurm.cluster.dev.waiting import wait_until
 from nvrx_slurm.errors import ConfigError, FaultFailed
 from nvrx_slurm.flow.model import Fault, Flow, Limits, Needs
 from nvrx_slurm.flow.stages import Scene, check, open_stage
+from nvrx_slurm.flow.stages.accounts import described, processes_of
 from nvrx_slurm.flow.stages.world import World
 from nvrx_slurm.flow.when import OnState
 from nvrx_slurm.folder import JobFolder
@@ -151,6 +154,14 @@ def runs(played, gate, *, cycle, count=2, generation=0):
     return gate.wait(count, cycle=cycle, generation=generation)
 
 
+def fault(action, line, **arguments):
+    return Fault(number=1, line=line, when=OnState(line=line, state="running"), action=action, arguments=arguments)
+
+
+def store_runs(played):
+    return any(described(pid).startswith("store") for pid in processes_of(played.job.folder))
+
+
 def failure(played, action, **arguments):
     with pytest.raises(FaultFailed) as raised:
         played.strike(action, **arguments)
@@ -209,9 +220,12 @@ def test_local_nodes_freeze_go_on_and_die(play, gate):
 
 
 def test_batch_host_takes_the_signals_that_scancel_sends(play, gate):
-    """`scancel` is SIGTERM to a local job's batch host, which takes it: the job ends with 143."""
+    """`scancel` is SIGTERM to a local job's batch host, which takes it: the job ends with 143. What still runs until
+    then is told by name."""
     played = play("local")
     runs(played, gate, cycle=0)
+    left = " ".join(played.stage.gone(played.job, 0.0))
+    assert all(f"{who}, pid " in left for who in ("batch host", "agent on n3", "controller", "store", "rank 1 on n2"))
     assert "took SIGTERM" in played.strike("scancel").proof
     assert played.end() == 143
 
@@ -225,14 +239,16 @@ def test_killed_batch_host_takes_all_along(play, gate):
 
 
 def test_disk_is_full_and_the_stores_password_another(play, gate):
-    """The disk is full to the last byte, as statvfs says, and has room again; the store refuses the old password. The
-    job, whose connections are old, goes on."""
+    """The disk is full to the last byte, as statvfs says, and has room again; the store refuses the old password,
+    until it is killed and starts again with that one. The job goes on."""
     played = play("local", disk_bytes=4 << 20)
     runs(played, gate, cycle=0)
     assert "nothing to free" in failure(played, "free_disk")
     assert played.strike("fill_disk").proof == "statvfs says that 0 bytes are free"
     played.strike("free_disk")
     assert "the store refuses the old password" in played.strike("revoke_store_password").proof
+    assert "gone" in played.strike("kill_store").proof
+    wait_until(lambda: store_runs(played), timeout_s=WAIT_S, what="the store to run again", clock=SystemClock())
     gate.open()
     assert played.end() == 0
 
@@ -284,15 +300,15 @@ def test_nodes_of_a_development_cluster_die_freeze_and_come_back(play, gate):
 
 @pytest.mark.slurm
 def test_slurm_drains_a_node_gives_it_up_and_takes_it_back(play, gate):
-    """Slurm's own answer is the proof: drained while its job goes on, resumed, down; and so it is of a time
-    limit that comes nearer."""
-    played = play("dev", job={"slurm": {"time": "10m"}})
+    """Slurm's own answer is the proof: drained, in use again, down; of a time limit that comes nearer, too."""
+    played = play("dev", faults=[fault("down_node", 1, of_rank=1)], job={"slurm": {"time": "10m"}})
     runs(played, gate, cycle=0)
     assert "TimeLimit=00:02:00" in played.strike("shorten_time_limit", to=90.0).proof
     assert "n3 is draining" in played.strike("drain_node", spare=1).proof
     assert played.strike("resume_node", node="n3").bound == "n3"
-    assert "n3 is down" in played.strike("down_node", node="n3").proof
-    played.await_(NodeLost, node="n3")
+    assert "n2 is down" in played.strike("down_node", of_rank=1).proof
+    played.await_(NodeLost, node="n2")
+    assert played.stage.gone(played.job, 0.0) == ["squeue still lists job 1: RUNNING"]
     played.strike("kill_batch_host")
     assert played.end() == 1  # to Slurm, a job whose script was killed has failed
 
@@ -301,8 +317,7 @@ def test_slurm_drains_a_node_gives_it_up_and_takes_it_back(play, gate):
 def test_job_is_preempted_requeued_and_cancelled(play, gate):
     """A job that comes first takes the nodes, and the flow needs no settings for that; released, the job runs again
     at once; requeued, it is back in the queue; cancelled, it ends."""
-    preempt = Fault(number=1, line=1, when=OnState(line=1, state="running"), action="preempt", arguments={})
-    played = play("dev", faults=[preempt])
+    played = play("dev", faults=[fault("preempt", 1)])
     runs(played, gate, cycle=0)
     assert "came first" in played.strike("preempt").proof
     played.await_(JobEnded)
@@ -327,7 +342,6 @@ def test_on_a_sites_slurm_a_step_of_the_job_strikes(play, gate, site, monkeypatc
     assert "out of state T" in played.strike("continue_worker", rank=1).proof
     assert f"process {first[0].pid} is gone" in played.strike("kill_worker", rank=0).proof
     runs(played, gate, cycle=1)
-    assert "the store refuses" in played.strike("revoke_store_password").proof
     assert played.strike("kill_node", of_rank=1).bound == "n2"
     assert failure(played, "kill_worker", rank=1).startswith("on n2: rank 1 of main-0 on n2 has ended already")
     runs(played, gate, cycle=2)
@@ -335,13 +349,9 @@ def test_on_a_sites_slurm_a_step_of_the_job_strikes(play, gate, site, monkeypatc
     assert "Slurm has sent it" in played.strike("scancel", signal="SIGUSR1").proof
     assert played.end() == 124
     diagnosed = {str(path.relative_to(tmp_path / "diagnosis")) for path in tmp_path.glob("diagnosis/**/*.txt")}
-    assert {"slurm/job.txt", "slurm/node.txt", "slurm/squeue.txt", "workers.missing.txt"} <= diagnosed
+    assert {"slurm/job.txt", "slurm/node.txt", "slurm/squeue.txt", "workers/main-0-rank-1.txt"} <= diagnosed
     told = " ".join(diagnosed)
     assert all(f"processes/{who}" in told for who in ("batch-host-on-n1", "agent-on-n3", "rank-1-on-n3", "store-pid"))
-
-
-def fault(action, line, **arguments):
-    return Fault(number=1, line=line, when=OnState(line=line, state="running"), action=action, arguments=arguments)
 
 
 @pytest.mark.parametrize(

@@ -232,7 +232,7 @@ def test_frozen_and_cut_off_node_takes_no_step(start, network, gate, ledger, ord
 def test_slow_and_lossy_network_makes_nobody_late(start, network, gate, ledger):
     """200 ms each way and 5 % of frames lost, for 20 beats of every node: nobody is held for dead."""
     job = start(heartbeat_interval_s=1.0, heartbeat_timeout_s=5.0)
-    network.slow({node: (0.2, 0.05) for node in NODES})
+    network.slow(dict.fromkeys(NODES, (0.2, 0.05)))
     with network.beats(job) as heard:
         until(lambda: min(heard()[node] for node in NODES) >= 20, "20 beats of each node", timeout=100.0)
     network.heal()

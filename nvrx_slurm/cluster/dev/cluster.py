@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from types import TracebackType
 
 import msgspec
@@ -131,14 +131,18 @@ class DevCluster:
         self._check_node(node)
         return sorted(members.of_node(self.spec, node, processes.read_table()))
 
-    def kill_node(self, node: str) -> list[int]:
-        """Lose the node: all its processes are stopped, then SIGKILLed in one sweep. Returns their pids.
+    def kill_node(self, node: str, *, at_the_kill: Callable[[], None] = lambda: None) -> list[int]:
+        """Lose the node: all its processes are stopped, then, after a call of `at_the_kill`, SIGKILLed in one sweep.
+        Returns their pids.
 
         Returns when they are dead and the kernel has closed their sockets; slurmctld notices some 15 s later.
         Raises UsageError, WaitTimeout.
         """
         self._check_node(node)
-        return sorted(processes.kill(lambda table: members.of_node(self.spec, node, table), self._clock))
+        killed = processes.kill(
+            lambda table: members.of_node(self.spec, node, table), self._clock, at_the_kill=at_the_kill
+        )
+        return sorted(killed)
 
     def stop_node(self, node: str) -> list[int]:
         """Freeze (SIGSTOP) all processes of the node: its sockets stay open and nobody answers. Returns the pids."""

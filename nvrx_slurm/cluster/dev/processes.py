@@ -136,16 +136,21 @@ def freeze(members: Callable[[Table], set[int]]) -> set[int]:
     raise NvrxError(f"{len(frozen)} processes were stopped, and new ones still appear: is it a fork bomb?")
 
 
-def kill(members: Callable[[Table], set[int]], clock: Clock) -> set[int]:
+def kill(
+    members: Callable[[Table], set[int]], clock: Clock, *, at_the_kill: Callable[[], None] = lambda: None
+) -> set[int]:
     """Freeze all that `members` finds, SIGKILL them in one sweep, and wait until they are dead. Returns the pids.
 
     Frozen first, none can react to the death of another: to each other, and to the world, they die at once.
     Children die before their parents, since the kernel wakes (SIGCONT) stopped children that a death leaves alone;
     srun, for one, would then have the step cancelled on all other nodes.
+    `at_the_kill` is called in between: to find and freeze them may take a second on a machine that is busy.
     Raises WaitTimeout when the kernel does not let one go (it hangs in a system call).
     """
     doomed = freeze(members)
-    send(children_first(doomed, read_table()), signal.SIGKILL)
+    in_order = children_first(doomed, read_table())
+    at_the_kill()
+    send(in_order, signal.SIGKILL)
     try:
         wait_until(
             lambda: not doomed & read_table().keys(),

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from nvrx_slurm.durations import words
 from nvrx_slurm.flow.faults import FAULTS
 from nvrx_slurm.flow.model import StageName
-from nvrx_slurm.flow.recording import nice
+from nvrx_slurm.flow.phrases import nice
 from nvrx_slurm.flow.writing import Item
 
 

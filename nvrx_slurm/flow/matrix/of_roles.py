@@ -6,7 +6,7 @@ from collections.abc import Callable
 
 from nvrx_slurm.flow.matrix.case import Case, LeftOut
 from nvrx_slurm.flow.matrix.shape import Shape
-from nvrx_slurm.flow.recording import in_any_order
+from nvrx_slurm.flow.phrases import in_any_order
 from nvrx_slurm.flow.writing import Item
 
 MOST_IN_A_ROW = 6

@@ -6,12 +6,12 @@ from collections.abc import Mapping
 from pathlib import Path
 
 from nvrx_slurm.cluster.dev.processes import environment_of, read_table
-from nvrx_slurm.flow.stages.deeds import BATCH_HOST, SUPERVISOR, command_line, is_of_job
+from nvrx_slurm.flow.stages.deeds import SUPERVISOR, command_line, is_of_job
 from nvrx_slurm.stacks.dump import dump
 
 MOST_PROCESSES = 128
 _CALLED = {
-    BATCH_HOST: "batch host",  # whose line ends in srun's, and that in the agent's
+    "nvrx_slurm.batch": "batch host",  # whose line ends in srun's, and that in the agent's
     "srun": "srun",
     SUPERVISOR: "supervisor",
     "nvrx_slurm.agent": "agent",

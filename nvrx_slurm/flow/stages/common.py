@@ -113,8 +113,8 @@ class CommonStage:
         left = leftovers.processes_left(self.its_job, self._marks())
         return left or leftovers.folders_left(self.its_job, self.killed)
 
-    def _marks(self) -> Mapping[str, str]:
-        """Variables that every process of the job on this machine has."""
+    def _marks(self) -> Mapping[str, str] | None:
+        """Variables that only processes of the job have on this machine, and all of them do; None: it has none."""
         return {"NVRX_JOB_ID": self.its_job.job_id}
 
     def diagnose(self, folder: Path) -> None:

@@ -20,7 +20,6 @@ from nvrx_slurm.cluster.dev.processes import (
     descendants,
     environment_of,
     read_table,
-    working_folder_of,
 )
 from nvrx_slurm.cluster.dev.waiting import wait_until
 from nvrx_slurm.errors import FaultFailed, WaitTimeout
@@ -31,7 +30,7 @@ from nvrx_slurm.stacks.process import has_signal, read_task, thread_ids
 PROOF_S = 5.0
 """How long the proof may take to appear."""
 
-SUPERVISOR, BATCH_HOST = "nvrx_slurm.agent.supervisor", "nvrx_slurm.batch"
+SUPERVISOR = "nvrx_slurm.agent.supervisor"
 
 Act = Literal["kill", "stop", "continue", "signal"]
 Part = Literal["itself", "supervisor", "store", "tree"]
@@ -64,9 +63,8 @@ def do(deed: Deed, clock: Clock) -> Evidence:
     for pid in deed.pids:
         _check_is_of_the_job(pid, deed)
     members = _PARTS[deed.part](deed)
-    at = clock.wall()
     try:
-        return Evidence(at=at, proof=_ACTS[deed.act](deed, members, clock))
+        return _ACTS[deed.act](deed, members, clock)
     except WaitTimeout as error:
         raise FaultFailed(f"{deed.act} {deed.who}: {error}") from None
 
@@ -85,12 +83,20 @@ def _check_is_of_the_job(pid: int, deed: Deed) -> None:
 
 
 def is_of_job(pid: int, folder: str) -> bool:
-    """Whether the process says, by its environment or the folder that it works in, that it is of the job."""
-    environment = environment_of(pid)
-    if environment.get("NVRX_JOB_FOLDER") == folder or f"{working_folder_of(pid)}/".startswith(f"{folder}/"):
+    """Whether the process is of the job: by its environment, as agents and workers are; by its standard output, the
+    job's log, as the batch host is; or by the folder that it works in, as the store is, which has no environment."""
+    files, of_process = JobFiles(Path(folder)), Path(f"/proc/{pid}")
+    if environment_of(pid).get("NVRX_JOB_FOLDER") == folder:
         return True
-    ids = {environment.get("NVRX_JOB_ID"), environment.get("SLURM_JOB_ID")}
-    return BATCH_HOST in command_line(pid) and Path(folder).name in ids
+    return _is_same(of_process / "fd" / "1", files.job_log) or _is_same(of_process / "cwd", files.store_dir)
+
+
+def _is_same(one: Path, other: Path) -> bool:
+    """Whether two paths lead to one file; a small disk has another name in another mount namespace."""
+    try:
+        return one.samefile(other)
+    except OSError:
+        return False
 
 
 def command_line(pid: int) -> str:
@@ -122,8 +128,8 @@ def _supervisor(deed: Deed) -> Members:
 
 
 def _store(deed: Deed) -> Members:
-    works_in = str(JobFiles(Path(deed.folder)).store_dir)
-    return _child(deed, lambda pid: working_folder_of(pid) == works_in)
+    works_in = JobFiles(Path(deed.folder)).store_dir
+    return _child(deed, lambda pid: _is_same(Path(f"/proc/{pid}/cwd"), works_in))
 
 
 _PARTS: dict[Part, Callable[[Deed], Members]] = {
@@ -137,10 +143,11 @@ _PARTS: dict[Part, Callable[[Deed], Members]] = {
 # ---- what
 
 
-def _kill(deed: Deed, members: Members, clock: Clock) -> str:
+def _kill(deed: Deed, members: Members, clock: Clock) -> Evidence:
     """Of a whole node, all are stopped first and children die before parents, so that none sees another die."""
     doomed = processes.freeze(members) if deed.part == "tree" else members(read_table())
     handles = [handle for pid in children_first(doomed, read_table()) if (handle := _hold(pid)) is not None]
+    at = clock.wall()  # to find and freeze a whole node may take a second on a machine that is busy
     try:
         for handle in handles:
             signal.pidfd_send_signal(handle, signal.SIGKILL)
@@ -148,7 +155,7 @@ def _kill(deed: Deed, members: Members, clock: Clock) -> str:
     finally:
         for handle in handles:
             os.close(handle)
-    return f"SIGKILL ended {deed.who}: {_named(doomed)} gone"
+    return Evidence(at=at, proof=f"SIGKILL ended {deed.who}: {_named(doomed)} gone")
 
 
 def _hold(pid: int) -> int | None:
@@ -173,28 +180,30 @@ def _await_ends(handles: Sequence[int], clock: Clock) -> None:
         left -= ended
 
 
-def _stop(deed: Deed, members: Members, clock: Clock) -> str:
+def _stop(deed: Deed, members: Members, clock: Clock) -> Evidence:
+    at = clock.wall()
     stopped = processes.freeze(members)
     wait_until(lambda: all(map(is_stopped, stopped)), timeout_s=PROOF_S, what=f"{deed.who} to stop", clock=clock)
-    return f"SIGSTOP froze {deed.who}: {_named(stopped)} in state T"
+    return Evidence(at=at, proof=f"SIGSTOP froze {deed.who}: {_named(stopped)} in state T")
 
 
-def _continue(deed: Deed, members: Members, clock: Clock) -> str:
+def _continue(deed: Deed, members: Members, clock: Clock) -> Evidence:
     woken = members(read_table())
     frozen = set(filter(is_stopped, woken))
     if not frozen:
         raise FaultFailed(f"{deed.who} is not stopped: there is nothing to continue")
-    processes.send(children_first(frozen, read_table())[::-1], signal.SIGCONT)
+    in_order, at = children_first(frozen, read_table())[::-1], clock.wall()
+    processes.send(in_order, signal.SIGCONT)
     wait_until(lambda: not any(map(is_stopped, frozen)), timeout_s=PROOF_S, what=f"{deed.who} to run", clock=clock)
-    return f"SIGCONT woke {deed.who}: {_named(frozen)} out of state T"
+    return Evidence(at=at, proof=f"SIGCONT woke {deed.who}: {_named(frozen)} out of state T")
 
 
-def _signal(deed: Deed, members: Members, clock: Clock) -> str:
-    number, told = signal.Signals[deed.signal], members(read_table())
+def _signal(deed: Deed, members: Members, clock: Clock) -> Evidence:
+    number, told, at = signal.Signals[deed.signal], members(read_table()), clock.wall()
     processes.send(told, number)
     heard = f"{deed.who} to take {deed.signal}"
     wait_until(lambda: not any(_has_pending(pid, number) for pid in told), timeout_s=PROOF_S, what=heard, clock=clock)
-    return f"{deed.who} took {deed.signal}: it is not pending there any more"
+    return Evidence(at=at, proof=f"{deed.who} took {deed.signal}: it is not pending there any more")
 
 
 def _has_pending(pid: int, number: int) -> bool:
@@ -208,7 +217,7 @@ def is_stopped(pid: int) -> bool:
     return bool(tasks) and all(task is not None and task.state == "T" for task in tasks)
 
 
-_ACTS: dict[Act, Callable[[Deed, Members, Clock], str]] = {
+_ACTS: dict[Act, Callable[[Deed, Members, Clock], Evidence]] = {
     "kill": _kill,
     "stop": _stop,
     "continue": _continue,

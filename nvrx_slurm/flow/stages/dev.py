@@ -16,7 +16,7 @@ from nvrx_slurm.flow.stages.base import Hit, Hold, Scene
 from nvrx_slurm.flow.stages.deeds import is_stopped
 from nvrx_slurm.flow.stages.reach import Reach, here
 from nvrx_slurm.flow.stages.slurm import SlurmStage
-from nvrx_slurm.flow.stages.slurm_strikes import PREEMPTION_SETTINGS
+from nvrx_slurm.flow.stages.slurm_strikes import SETTINGS
 from nvrx_slurm.flow.stages.targets import Arguments, node_of
 from nvrx_slurm.ids import new_incarnation
 
@@ -54,11 +54,11 @@ class DevStage(SlurmStage):
     # ---- nodes
 
     def _kill_node(self, arguments: Arguments, scene: Scene) -> Hit:
-        node, at = node_of(arguments, scene.world), self.clock.wall()
-        killed = self.cluster.kill_node(node)
+        node, at = node_of(arguments, scene.world), [self.clock.wall()]
+        killed = self.cluster.kill_node(node, at_the_kill=lambda: at.append(self.clock.wall()))
         if not killed or self.cluster.node_processes(node):
             raise FaultFailed(f"{node} was not killed: {len(killed)} processes died")
-        return Hit(at=at, proof=f"slurmd of {node} and all below it are gone: {_listed(killed)}", bound=node)
+        return Hit(at=at[-1], proof=f"slurmd of {node} and all below it are gone: {_listed(killed)}", bound=node)
 
     def _stop_node(self, arguments: Arguments, scene: Scene) -> Hit:
         node, at = node_of(arguments, scene.world), self.clock.wall()
@@ -104,8 +104,9 @@ class DevStage(SlurmStage):
 
 
 def _settings(flow: Flow) -> dict[str, str]:
-    preempts = any(fault.action == "preempt" for fault in flow.faults)
-    return {**(PREEMPTION_SETTINGS if preempts else {}), **flow.needs.settings}
+    """What the flow's faults need, and the flow's own lines on top."""
+    needed = {key: value for fault in flow.faults for key, value in SETTINGS.get(fault.action, {}).items()}
+    return {**needed, **flow.needs.settings}
 
 
 def _listed(pids: list[int]) -> str:

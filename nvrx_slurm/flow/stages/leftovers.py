@@ -30,7 +30,7 @@ def after(look: Callable[[], list[str]], within_s: float, clock: Clock) -> list[
     return look()
 
 
-def processes_left(job: Job, marks: Mapping[str, str]) -> list[str]:
+def processes_left(job: Job, marks: Mapping[str, str] | None) -> list[str]:
     """The job's processes on this machine. `marks`: variables that tell them, beside the job folder."""
     return [f"{described(pid)} still runs" for pid in processes_of(job.folder, marks)]
 

@@ -10,6 +10,7 @@ from nvrx_slurm.api.handle import ClusterName, Job
 from nvrx_slurm.clock import Clock
 from nvrx_slurm.cluster.commands import SystemRunner
 from nvrx_slurm.cluster.slurm import SlurmCluster
+from nvrx_slurm.config import env
 from nvrx_slurm.errors import SlurmUnreachable
 from nvrx_slurm.flow.model import Flow, StageName
 from nvrx_slurm.flow.stages import leftovers
@@ -42,8 +43,9 @@ class SlurmStage(CommonStage):
         """When a batch script dies, Slurm kills the job's steps some seconds later, agents that still wait for the
         control plane among them."""
         super()._note_killed(action, hit, scene)
-        if action == "kill_batch_host" or scene.world.batch_host in self.killed:
-            self.killed |= set(scene.world.nodes)
+        nodes = scene.world.nodes  # none while the job is pending
+        if action == "kill_batch_host" or (action == "kill_node" and hit.bound in nodes[:1]):
+            self.killed |= set(nodes)
 
     def _left(self) -> list[str]:
         try:
@@ -52,8 +54,10 @@ class SlurmStage(CommonStage):
             queued = [f"whether job {self.its_job.job_id} is still in the queue cannot be told: {error}"]
         return queued or super()._left()
 
-    def _marks(self) -> Mapping[str, str]:
-        return {"SLURM_JOB_ID": self.its_job.job_id, **self.environment}
+    def _marks(self) -> Mapping[str, str] | None:
+        """Several clusters on one machine each have a job 1; SLURM_CONF tells them apart."""
+        conf = self.environment.get("SLURM_CONF") or env.get("SLURM_CONF")
+        return {"SLURM_JOB_ID": self.its_job.job_id, "SLURM_CONF": conf} if conf else None
 
     def _places(self) -> tuple[str, ...]:
         """Where to look for the job's processes, one by one."""

@@ -23,8 +23,11 @@ SCHEDULING_S = 30.0
 PREEMPTING = "flow-preempts"
 """The partition whose jobs come first."""
 
-PREEMPTION_SETTINGS = {"PreemptType": "preempt/partition_prio", "PreemptMode": "REQUEUE"}
-"""What slurm.conf must say for that."""
+SETTINGS: Mapping[str, Mapping[str, str]] = {
+    "preempt": {"PreemptType": "preempt/partition_prio", "PreemptMode": "REQUEUE"},
+    "down_node": {"ReturnToService": "1"},  # else its slurmd brings it back at once
+}
+"""What slurm.conf must say for a fault."""
 
 _ENDING = ("CANCELLED", "COMPLETING", "COMPLETED", "FAILED", "TIMEOUT", "PREEMPTED", "NODE_FAIL")
 _IN_QUEUE = ("PENDING", "COMPLETING", "REQUEUED", "PREEMPTED", "CONFIGURING")

@@ -67,10 +67,13 @@ def commit(data: Keyspace, keys: Sequence[str], args: Sequence[Word]) -> list[An
 
 def join(data: Keyspace, keys: Sequence[str], args: Sequence[Word]) -> list[Any]:
     """An agent introduces itself."""
-    inbox, orders, shutdown, controller = keys
-    data.xadd(inbox, {"m": args[0]})
-    last = data.xrevrange(orders, count=1)
-    return [last[0][0] if last else b"0-0", data.get(shutdown) or b"", data.get(controller) or b""]
+    inbox, orders, shutdown, controller, joins = keys
+    record, incarnation = args
+    if data.hget(joins, incarnation) is None:
+        last = data.xrevrange(orders, count=1)
+        data.hset(joins, incarnation, last[0][0] if last else b"0-0")
+        data.xadd(inbox, {"m": record})
+    return [data.hget(joins, incarnation), data.get(shutdown) or b"", data.get(controller) or b""]
 
 
 def script_of(text: str) -> Script:

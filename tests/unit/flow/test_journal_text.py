@@ -77,7 +77,8 @@ def test_event_of_a_newer_version(tmp_path):
     """What only a newer version knows cannot be passed over: decisions may follow from it."""
     file = write(tmp_path / "events.jsonl", JOURNAL[:1], b'{"n": 2, "t": 1000.0, "event": "node_cloned"}\n')
     assert problem(file) == (
-        f"{file}:2: holds the event `node_cloned`, which this version does not know; replay it with a newer nvrx-slurm"
+        f"{file}:2: holds the event `node_cloned`, which this version does not know;"
+        " replay it with a newer nvrx-slurm"
     )
 
 

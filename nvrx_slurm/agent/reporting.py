@@ -1,0 +1,61 @@
+"""What the controller is told of a cycle's workers: that they run, step, fail, and are done. Each once."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from nvrx_slurm.agent.events import Cycle, Failing
+from nvrx_slurm.agent.machine import Board
+from nvrx_slurm.agent.voice import Voice
+from nvrx_slurm.agent.watching import HangWatch
+from nvrx_slurm.agent.workers import Exited, Spawned
+from nvrx_slurm.clock import Clock
+from nvrx_slurm.records import Learned, Progress, WorkerFailed, WorkersDone, WorkersStarted
+
+
+class Reporting:
+    """Keeps count in the cycle itself: who runs, and of whom the controller knows."""
+
+    def __init__(self, voice: Voice, *, board: Board, watch: HangWatch, clock: Clock) -> None:
+        self._voice, self._board, self._watch, self._clock = voice, board, watch, clock
+
+    def spawned(self, cycle: Cycle, event: Spawned) -> None:
+        cycle.pids[event.rank] = event.pid
+        self._watch.started(event.rank)
+        if len(cycle.pids) == cycle.assignment.workers:
+            spawn_s = self._clock.monotonic() - cycle.began
+            self._tell(WorkersStarted, cycle, pids=dict(cycle.pids), spawn_s=spawn_s)
+
+    def exited(self, cycle: Cycle, event: Exited, *, at_work: bool) -> None:
+        """`at_work`: it was not asked to."""
+        cycle.running.discard(event.rank)
+        self._watch.ended(event.rank, well=event.code == 0)
+        if not at_work or event.rank in cycle.told:
+            return
+        if event.code != 0:
+            self._failed(cycle, event.rank, exit_code=event.code, signal=event.signal, error=event.error)
+        elif not cycle.running and not cycle.told:
+            self._tell(WorkersDone, cycle, step=max(self._board.steps().values(), default=None))
+            self.learned(cycle)
+
+    def failing(self, cycle: Cycle, event: Failing) -> None:
+        """Its interpreter says so before it ends; the kernel says so only when its memory is freed."""
+        if cycle.pids.get(event.rank) == event.pid and event.rank in cycle.running and event.rank not in cycle.told:
+            self._failed(cycle, event.rank, exit_code=1, error=event.what)
+
+    def first_step(self, cycle: Cycle, rank: int, step: int) -> None:
+        """Once a node: thousands of ranks would all say the same."""
+        if not cycle.has_stepped:
+            cycle.has_stepped = True
+            self._tell(Progress, cycle, rank=rank, step=step)
+
+    def learned(self, cycle: Cycle) -> None:
+        if seen := self._watch.news():
+            self._voice.tell(Learned, role=cycle.assignment.role, seen=seen)
+
+    def _failed(self, cycle: Cycle, rank: int, **how: Any) -> None:
+        cycle.told.add(rank)
+        self._tell(WorkerFailed, cycle, rank=rank, **how, step=self._board.steps().get(rank))
+
+    def _tell(self, kind: type[Any], cycle: Cycle, **what: Any) -> None:
+        self._voice.tell(kind, replica=cycle.replica, cycle=cycle.number, **what)

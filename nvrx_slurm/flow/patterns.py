@@ -156,7 +156,7 @@ class Holds(Pattern):
     length: Pattern | None = None
 
     def fits(self, value: Any, trial: Trial) -> bool:
-        if self.length is not None and not self.length.fits(len(value), trial):
+        if value is None or (self.length is not None and not self.length.fits(len(value), trial)):
             return False
         return self.contains is None or any(self.contains.fits(each, trial) for each in value)
 

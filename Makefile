@@ -60,7 +60,7 @@ docs: $(INSTALLED)  ## Write the generated pages of docs/ anew
 	$(BIN)/python -m nvrx_slurm.config.docs > docs/job-yaml.md
 	$(BIN)/python -m nvrx_slurm.store.docs > docs/store.md
 	$(BIN)/python -m nvrx_slurm.report.docs > docs/journal.md
-	$(BIN)/python -m nvrx_slurm.flow.docs > docs/flows.md
+	$(BIN)/python -m nvrx_slurm.flow.language.docs > docs/flows.md
 
 bench: $(TESTS)  ## Measure, each time beside a peer in the same run
 	$(BIN)/python -m bench $(ARGS)

@@ -9,8 +9,8 @@ state. Beside the loop, each in a task of its own:
     watching.py    which worker makes no progress
     dumping.py     what they all are doing, written down
 
-What is told of the workers is in `reporting.py`; its beginnings and ends have modules of their own: `joining.py`, `starting.py`, `stopping.py`. What it touches of its
-node is in `machine.py`.
+Its beginnings and ends have modules of their own: `joining.py`, `starting.py`, `stopping.py`. What is told of the
+workers is in `reporting.py`; what an agent touches of its node, in `machine.py`.
 """
 
 from __future__ import annotations
@@ -64,9 +64,6 @@ GOODBYE_S = 5.0
 REASON_S = 2.0
 """How long an agent that got a signal waits for the controller to say why."""
 
-OUR_SIGNAL_S = 0.2
-"""How long after a worker's death by SIGTERM the agent may get that signal too, if it is Slurm's."""
-
 
 class Agent:
     """Runs one node's part of a job; `run` returns the exit code of the process.
@@ -98,7 +95,7 @@ class Agent:
         self.workers, self.output, self.stacks = machine.workers(post), machine.output, machine.stacks
         self.board = machine.board(self._first_step, lambda *words: post(Failing(*words)))
         self.watch = HangWatch(bounds.hang, board=self.board, output=self.output, clock=clock, post=post)
-        self.reporting = Reporting(self.voice, board=self.board, watch=self.watch, clock=clock)
+        self.reporting = Reporting(self.voice, board=self.board, watch=self.watch, clock=clock, post=post)
         self.dumping = Dumping(self.stacks, voice=self.voice, go=self._go, post=post)
         self.stopping = Stopping(bounds, workers=self.workers, board=self.board, dumping=self.dumping, clock=clock)
         self.orders = Orders(store, node, post)
@@ -241,6 +238,10 @@ class Agent:
     def _on_exited(self, event: Exited) -> None:
         if self.cycle is not None:
             self.reporting.exited(self.cycle, event, at_work=self._is_at_work())
+
+    def _on_terminated(self, event: Terminated) -> None:
+        if event.cycle is self.cycle and self._is_at_work():
+            self.reporting.terminated(event.cycle, event.rank)
 
     def _on_failing(self, event: Failing) -> None:
         if self.cycle is not None and self._is_at_work():

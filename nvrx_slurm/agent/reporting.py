@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import asyncio
+import signal
+from collections.abc import Callable
 from typing import Any
 
-from nvrx_slurm.agent.events import Cycle, Failing
+from nvrx_slurm.agent.events import Cycle, Failing, Terminated
 from nvrx_slurm.agent.machine import Board
 from nvrx_slurm.agent.voice import Voice
 from nvrx_slurm.agent.watching import HangWatch
@@ -12,12 +15,17 @@ from nvrx_slurm.agent.workers import Exited, Spawned
 from nvrx_slurm.clock import Clock
 from nvrx_slurm.records import Learned, Progress, WorkerFailed, WorkersDone, WorkersStarted
 
+OUR_SIGNAL_S = 0.2
+"""How long after a worker's death by SIGTERM the agent may get that signal too, if it is Slurm's."""
+
 
 class Reporting:
     """Keeps count in the cycle itself: who runs, and of whom the controller knows."""
 
-    def __init__(self, voice: Voice, *, board: Board, watch: HangWatch, clock: Clock) -> None:
-        self._voice, self._board, self._watch, self._clock = voice, board, watch, clock
+    def __init__(
+        self, voice: Voice, *, board: Board, watch: HangWatch, clock: Clock, post: Callable[[Terminated], None]
+    ) -> None:
+        self._voice, self._board, self._watch, self._clock, self._post = voice, board, watch, clock, post
 
     def spawned(self, cycle: Cycle, event: Spawned) -> None:
         cycle.pids[event.rank] = event.pid
@@ -32,11 +40,17 @@ class Reporting:
         self._watch.ended(event.rank, well=event.code == 0)
         if not at_work or event.rank in cycle.told:
             return
-        if event.code != 0:
+        if event.signal == signal.SIGTERM:
+            self._await_our_signal(cycle, event.rank)
+        elif event.code != 0:
             self._failed(cycle, event.rank, exit_code=event.code, signal=event.signal, error=event.error)
         elif not cycle.running and not cycle.told:
             self._tell(WorkersDone, cycle, step=max(self._board.steps().values(), default=None))
             self.learned(cycle)
+
+    def terminated(self, cycle: Cycle, rank: int) -> None:
+        """No signal has come to us since."""
+        self._failed(cycle, rank, signal=int(signal.SIGTERM), ago_s=OUR_SIGNAL_S)
 
     def failing(self, cycle: Cycle, event: Failing) -> None:
         """Its interpreter says so before it ends; the kernel says so only when its memory is freed."""
@@ -52,6 +66,11 @@ class Reporting:
     def learned(self, cycle: Cycle) -> None:
         if seen := self._watch.news():
             self._voice.tell(Learned, role=cycle.assignment.role, seen=seen)
+
+    def _await_our_signal(self, cycle: Cycle, rank: int) -> None:
+        """Slurm ends a job by signals to workers and agents at once: this is no failure, and costs no restart."""
+        cycle.told.add(rank)
+        asyncio.get_running_loop().call_later(OUR_SIGNAL_S, self._post, Terminated(cycle, rank))
 
     def _failed(self, cycle: Cycle, rank: int, **how: Any) -> None:
         cycle.told.add(rank)

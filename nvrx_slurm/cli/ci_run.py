@@ -12,7 +12,7 @@ from nvrx_slurm.cli.options import seconds_of
 from nvrx_slurm.errors import EXIT_DONE, EXIT_FAILED, UsageError
 
 if TYPE_CHECKING:
-    from nvrx_slurm.flow.model import Flow, StageName
+    from nvrx_slurm.flow.language.model import Flow, StageName
     from nvrx_slurm.flow.outcome import FlowOutcome, SuiteOutcome
 
 _F = TypeVar("_F", bound=Callable[..., Any])
@@ -58,7 +58,7 @@ def run(paths: tuple[Path, ...], only: tuple[str, ...], **options: Any) -> int:
     Exit code: 0 all passed, 1 a flow failed, 2 a flow or the command line is wrong (then nothing was submitted),
     69 Slurm does not answer, 124 --timeout has passed, 130/143 interrupted; everything was cancelled then.
     """
-    from nvrx_slurm.flow.load import load_flows
+    from nvrx_slurm.flow.language.load import load_flows
 
     return run_and_report(load_flows(paths, only), **options)
 
@@ -78,9 +78,9 @@ def run_and_report(
 ) -> int:
     """Run flows, tell each as it ends, and write the reports that were asked for; returns the exit code."""
     from nvrx_slurm.clock import SystemClock
-    from nvrx_slurm.flow.artifacts import default_folder
-    from nvrx_slurm.flow.suite import SuiteOptions, run_suite
-    from nvrx_slurm.flow.where import choose_stage
+    from nvrx_slurm.flow.running.artifacts import default_folder
+    from nvrx_slurm.flow.running.suite import SuiteOptions, run_suite
+    from nvrx_slurm.flow.running.where import choose_stage
 
     options = SuiteOptions(
         stage=stage or choose_stage(),
@@ -144,7 +144,7 @@ def _conclude(outcome: SuiteOutcome, artifacts: Path, github: bool | None) -> No
 @_on
 def check(paths: tuple[Path, ...], only: tuple[str, ...], stage: StageName | None) -> None:
     """Load the flows of PATHS and check all that can be checked without running them."""
-    from nvrx_slurm.flow.load import load_flows
+    from nvrx_slurm.flow.language.load import load_flows
     from nvrx_slurm.flow.stages import check as check_stage
 
     flows = load_flows(paths, only)
@@ -159,7 +159,7 @@ def schema() -> None:
     """Print the JSON Schema of a flow file."""
     import json
 
-    from nvrx_slurm.flow.schema import flow_schema
+    from nvrx_slurm.flow.language.schema import flow_schema
 
     click.echo(json.dumps(flow_schema(), indent=2))
 
@@ -171,8 +171,8 @@ def clean(artifacts: tuple[Path, ...]) -> int:
 
     ARTIFACTS are the artifacts folders of those runs.
     """
-    from nvrx_slurm.flow.artifacts import check_over
-    from nvrx_slurm.flow.guard import clean as clean_up
+    from nvrx_slurm.flow.running.artifacts import check_over
+    from nvrx_slurm.flow.running.guard import clean as clean_up
 
     for folder in artifacts:
         check_over(folder)

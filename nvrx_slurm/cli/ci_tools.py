@@ -15,8 +15,8 @@ from nvrx_slurm.cli.options import JobChoice, folder_option, job_options, second
 from nvrx_slurm.errors import EXIT_DONE, EXIT_FAILED, UsageError
 
 if TYPE_CHECKING:
+    from nvrx_slurm.flow.language.model import StageName
     from nvrx_slurm.flow.matrix import Case, LeftOut
-    from nvrx_slurm.flow.model import StageName
     from nvrx_slurm.records import Plan
 
 _JOB = click.argument("job", metavar="JOB")
@@ -64,8 +64,8 @@ def record(job: str, plan_file: Path | None, job_file: Path | None, output: Path
     `slurm` and `setup` is not in it.
     """
     from nvrx_slurm.flow.journal_text import read_journal, read_plan
-    from nvrx_slurm.flow.recording import record as recorded
-    from nvrx_slurm.flow.writing import to_yaml
+    from nvrx_slurm.flow.language.writing import to_yaml
+    from nvrx_slurm.flow.recording.abstraction import record as recorded
 
     path = _journal_of(job, folder)
     text, plan = read_journal(path), read_plan(plan_file or path.parent / "plan.json")
@@ -106,8 +106,8 @@ def matrix(
     """
     import tempfile
 
-    from nvrx_slurm.flow.load import load_flows
-    from nvrx_slurm.flow.where import choose_stage
+    from nvrx_slurm.flow.language.load import load_flows
+    from nvrx_slurm.flow.running.where import choose_stage
 
     stage = stage or choose_stage()
     start_s = seconds_of("--starts-within", starts_within)
@@ -149,7 +149,7 @@ def _list(cases: list[Case], left_out: list[LeftOut]) -> None:
 
 
 def _write_flows(cases: list[Case], choice: JobChoice, folder: Path, start_s: float) -> None:
-    from nvrx_slurm.flow.writing import to_yaml
+    from nvrx_slurm.flow.language.writing import to_yaml
 
     folder.mkdir(parents=True, exist_ok=True)
     job, changed = _seen_from(folder, choice.file), _overrides(choice.plan(choice.load()), choice.file)
@@ -190,14 +190,14 @@ def _overrides(plan: Plan, job_file: Path) -> dict[str, Any]:
     """What the job had differently from what job.yaml says now; where it worked aside."""
     from nvrx_slurm.config.load import load
     from nvrx_slurm.config.plan import plan as plan_of
-    from nvrx_slurm.flow.job_file import overrides
+    from nvrx_slurm.flow.recording.job_file import overrides
 
     changed = overrides(plan, plan_of(load(job_file).spec, folder=Path(plan.folder), job_file=job_file))
     return {key: value for key, value in changed.items() if key not in ("name", "workdir")}
 
 
 def _write_job(plan: Plan, path: Path, job_id: str) -> None:
-    from nvrx_slurm.flow.job_file import job_yaml
+    from nvrx_slurm.flow.recording.job_file import job_yaml
 
     note = f"Made from the plan of job {job_id}. A plan does not tell what stood below `slurm` and `setup`."
     _write(path, job_yaml(plan, note))

@@ -34,7 +34,7 @@ class Struck(Record, frozen=True, kw_only=True):
     what: str
     t: float
     proof: str
-    bindings: dict[str, str | int] = {}
+    bindings: dict[str, str | int] = msgspec.field(default_factory=dict)
 
 
 class Attempt(Record, frozen=True, kw_only=True):

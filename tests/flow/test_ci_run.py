@@ -18,7 +18,7 @@ from nvrx_slurm.cluster.dev import DevCluster, names
 from nvrx_slurm.cluster.dev.processes import environment_of, read_table
 from nvrx_slurm.cluster.dev.waiting import wait_until
 from nvrx_slurm.files import JobFiles
-from nvrx_slurm.flow.hold import MARK
+from nvrx_slurm.flow.running.hold import MARK
 from tests.harness import Gate
 from tests.slurm_harness import CLI
 
@@ -82,7 +82,7 @@ class Run:
         wanted = str(self.artifacts / flow / "attempt-1")
         for pid in self.everything():
             command = Path(f"/proc/{pid}/cmdline").read_text().split("\0")
-            if "nvrx_slurm.flow.attempt" in command and wanted in command:
+            if "nvrx_slurm.flow.running.attempt" in command and wanted in command:
                 return pid
         raise AssertionError(f"{flow} does not run: {self.everything()}")
 
@@ -162,7 +162,7 @@ def test_bound_of_a_flow_is_kept_and_shows_what_hung(write_flow, run, gate):
         path.read_text(errors="replace") for path in (each.artifacts).rglob("diagnosis/**/*") if path.is_file()
     )
     assert "gate_worker.py" in told
-    assert "nvrx_slurm/flow/attempt.py" in told
+    assert "nvrx_slurm/flow/running/attempt.py" in told
     each.leaves_nothing(within_s=0.0)
 
 
@@ -308,7 +308,10 @@ def test_without_its_guard_the_lease_ends_the_job_of_a_killed_run(run, write_flo
 
 def guard_of(each: Run) -> int:
     for pid, process in read_table().items():
-        if process.parent == each.process.pid and "nvrx_slurm.flow.guard" in Path(f"/proc/{pid}/cmdline").read_text():
+        if (
+            process.parent == each.process.pid
+            and "nvrx_slurm.flow.running.guard" in Path(f"/proc/{pid}/cmdline").read_text()
+        ):
             return pid
     raise AssertionError("the run has no guard")
 

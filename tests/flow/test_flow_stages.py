@@ -12,11 +12,11 @@ from nvrx_slurm.clock import SystemClock
 from nvrx_slurm.cluster.dev import DevCluster
 from nvrx_slurm.cluster.dev.waiting import wait_until
 from nvrx_slurm.errors import ConfigError, FaultFailed
-from nvrx_slurm.flow.model import Fault, Flow, Limits, Needs
+from nvrx_slurm.flow.language.model import Fault, Flow, Limits, Needs
+from nvrx_slurm.flow.language.when import OnState
 from nvrx_slurm.flow.stages import Scene, check, open_stage
 from nvrx_slurm.flow.stages.accounts import described, processes_of
 from nvrx_slurm.flow.stages.world import World
-from nvrx_slurm.flow.when import OnState
 from nvrx_slurm.folder import JobFolder
 from nvrx_slurm.processes import is_alive
 from nvrx_slurm.records import (

@@ -13,7 +13,7 @@ from nvrx_slurm.clock import SystemClock
 from nvrx_slurm.cluster.dev import names
 from nvrx_slurm.cluster.dev.processes import environment_of, read_table
 from nvrx_slurm.cluster.dev.waiting import wait_until
-from nvrx_slurm.flow.hold import MARK
+from nvrx_slurm.flow.running.hold import MARK
 
 pytest_plugins = ["pytester"]
 

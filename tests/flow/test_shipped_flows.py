@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from nvrx_slurm.flow.load import load_flows
+from nvrx_slurm.flow.language.load import load_flows
 from nvrx_slurm.flow.stages import check
 
 CI = Path(__file__).parents[2] / "ci"

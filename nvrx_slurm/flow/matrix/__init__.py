@@ -7,11 +7,11 @@ the job as it should, the flow is over.
 
 from __future__ import annotations
 
+from nvrx_slurm.flow.language.model import StageName
 from nvrx_slurm.flow.matrix.case import Case, LeftOut, if_possible
 from nvrx_slurm.flow.matrix.of_jobs import OF_THE_JOB, starts
 from nvrx_slurm.flow.matrix.of_roles import OF_A_ROLE
 from nvrx_slurm.flow.matrix.shape import Shape
-from nvrx_slurm.flow.model import StageName
 from nvrx_slurm.records import Plan
 
 __all__ = ["Case", "LeftOut", "matrix"]

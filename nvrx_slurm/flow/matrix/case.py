@@ -5,10 +5,10 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 
 from nvrx_slurm.durations import words
-from nvrx_slurm.flow.faults import FAULTS
-from nvrx_slurm.flow.model import StageName
-from nvrx_slurm.flow.phrases import nice
-from nvrx_slurm.flow.writing import Item
+from nvrx_slurm.flow.language.faults import FAULTS
+from nvrx_slurm.flow.language.model import StageName
+from nvrx_slurm.flow.language.phrases import nice
+from nvrx_slurm.flow.language.writing import Item
 
 
 @dataclass(frozen=True, slots=True)

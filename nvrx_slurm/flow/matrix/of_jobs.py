@@ -6,10 +6,10 @@ from collections.abc import Callable
 
 from nvrx_slurm.durations import words
 from nvrx_slurm.errors import EXIT_TERMINATED, EXIT_TIMEOUT
-from nvrx_slurm.flow.inference import HELD_BACK
+from nvrx_slurm.flow.language.writing import NOTE, Item
 from nvrx_slurm.flow.matrix.case import Case, LeftOut
 from nvrx_slurm.flow.matrix.shape import Shape
-from nvrx_slurm.flow.writing import NOTE, Item
+from nvrx_slurm.flow.recording.inference import HELD_BACK
 
 SETTLED_S = 3.0
 

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
+from nvrx_slurm.flow.language.phrases import in_any_order
+from nvrx_slurm.flow.language.writing import Item
 from nvrx_slurm.flow.matrix.case import Case, LeftOut
 from nvrx_slurm.flow.matrix.shape import Shape
-from nvrx_slurm.flow.phrases import in_any_order
-from nvrx_slurm.flow.writing import Item
 
 MOST_IN_A_ROW = 6
 """Faults that are worth waiting for, one after the other's recovery."""

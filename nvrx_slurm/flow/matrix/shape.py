@@ -8,9 +8,9 @@ from typing import Any
 
 from nvrx_slurm.durations import words
 from nvrx_slurm.errors import EXIT_FAILED, EXIT_RETRY
-from nvrx_slurm.flow.model import StageName
-from nvrx_slurm.flow.phrases import in_any_order
-from nvrx_slurm.flow.writing import Item
+from nvrx_slurm.flow.language.model import StageName
+from nvrx_slurm.flow.language.phrases import in_any_order
+from nvrx_slurm.flow.language.writing import Item
 from nvrx_slurm.ids import replica_id
 from nvrx_slurm.records import Plan, RolePlan
 

@@ -17,7 +17,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 from nvrx_slurm.clock import Clock, SystemClock
-from nvrx_slurm.flow.model import Flow, StageName
+from nvrx_slurm.flow.language.model import Flow, StageName
 from nvrx_slurm.flow.stages.base import Hit, Hold, Scene, Stage
 from nvrx_slurm.flow.stages.checks import check
 

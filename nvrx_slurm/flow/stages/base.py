@@ -14,7 +14,7 @@ from nvrx_slurm.flow.stages.world import World
 
 if TYPE_CHECKING:
     from nvrx_slurm.api.handle import Job
-    from nvrx_slurm.flow.model import Flow, StageName
+    from nvrx_slurm.flow.language.model import Flow, StageName
     from nvrx_slurm.folder import JobFolder
     from nvrx_slurm.records import Entry
     from nvrx_slurm.report.model import Heard

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from nvrx_slurm.errors import ConfigError
-from nvrx_slurm.flow.faults import FAULTS
-from nvrx_slurm.flow.model import STAGES, Flow, StageName
+from nvrx_slurm.flow.language.faults import FAULTS
+from nvrx_slurm.flow.language.model import STAGES, Flow, StageName
 
 
 def check(flow: Flow, stage: StageName) -> None:

@@ -17,7 +17,7 @@ from nvrx_slurm.config.load import load
 from nvrx_slurm.config.model import JobSpec
 from nvrx_slurm.config.plan import plan
 from nvrx_slurm.errors import FaultFailed, NvrxError
-from nvrx_slurm.flow.model import Flow, StageName
+from nvrx_slurm.flow.language.model import Flow, StageName
 from nvrx_slurm.flow.stages import diagnosis, leftovers
 from nvrx_slurm.flow.stages.base import Hit, Hold, JournalFeed, Scene
 from nvrx_slurm.flow.stages.disk import disk_strikes

@@ -11,7 +11,7 @@ from nvrx_slurm.api.handle import Job
 from nvrx_slurm.clock import Clock
 from nvrx_slurm.cluster.dev import DevCluster
 from nvrx_slurm.errors import FaultFailed, NvrxError
-from nvrx_slurm.flow.model import Flow, StageName
+from nvrx_slurm.flow.language.model import Flow, StageName
 from nvrx_slurm.flow.stages.base import Hit, Hold, Scene
 from nvrx_slurm.flow.stages.deeds import is_stopped
 from nvrx_slurm.flow.stages.reach import Reach, here

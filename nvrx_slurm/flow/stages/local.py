@@ -6,7 +6,7 @@ from functools import partial
 from pathlib import Path
 
 from nvrx_slurm.clock import Clock
-from nvrx_slurm.flow.model import Flow, StageName
+from nvrx_slurm.flow.language.model import Flow, StageName
 from nvrx_slurm.flow.stages.base import Hit, Hold, Scene
 from nvrx_slurm.flow.stages.common import CommonStage, Diagnoses
 from nvrx_slurm.flow.stages.diagnosis import process_accounts

@@ -11,7 +11,7 @@ from nvrx_slurm.clock import Clock
 from nvrx_slurm.cluster.local import LocalCluster
 from nvrx_slurm.config.model import JobSpec
 from nvrx_slurm.files import JobFiles
-from nvrx_slurm.flow.model import Flow
+from nvrx_slurm.flow.language.model import Flow
 from nvrx_slurm.flow.stages.base import Hit, Hold, JournalFeed, Scene
 from nvrx_slurm.flow.stages.links import Links
 from nvrx_slurm.flow.stages.listening import Listener

@@ -12,7 +12,7 @@ from nvrx_slurm.cluster.commands import SystemRunner
 from nvrx_slurm.cluster.slurm import SlurmCluster
 from nvrx_slurm.config import env
 from nvrx_slurm.errors import SlurmUnreachable
-from nvrx_slurm.flow.model import Flow, StageName
+from nvrx_slurm.flow.language.model import Flow, StageName
 from nvrx_slurm.flow.stages import leftovers
 from nvrx_slurm.flow.stages.base import Hit, Hold, Scene
 from nvrx_slurm.flow.stages.common import CommonStage, Diagnoses

@@ -6,11 +6,11 @@ import msgspec
 import pytest
 
 from nvrx_slurm.cluster.states import JobState
-from nvrx_slurm.flow import aftermath
-from nvrx_slurm.flow.load import load_flow
-from nvrx_slurm.flow.matching import Matcher
+from nvrx_slurm.flow.judging.matching import Matcher
+from nvrx_slurm.flow.judging.triggers import Director
+from nvrx_slurm.flow.language.load import load_flow
 from nvrx_slurm.flow.outcome import Struck
-from nvrx_slurm.flow.triggers import Director
+from nvrx_slurm.flow.running import aftermath
 from nvrx_slurm.folder import Result
 from nvrx_slurm.records import JobEnded, JobStarted, NodeLost, Recovered, RoundClosed
 from tests.unit.report.recorder import ended, plain_plan

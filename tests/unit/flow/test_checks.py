@@ -9,12 +9,12 @@ import pytest
 from hypothesis import settings
 
 from nvrx_slurm.errors import ConfigError
-from nvrx_slurm.flow.checks import replicas
-from nvrx_slurm.flow.events import EventPattern
-from nvrx_slurm.flow.expected import AnyOrder, Expectation, Happens
-from nvrx_slurm.flow.load import load_flow
-from nvrx_slurm.flow.order import SPANS, impossible
-from nvrx_slurm.flow.patterns import Equals
+from nvrx_slurm.flow.language.checks import replicas
+from nvrx_slurm.flow.language.events import EventPattern
+from nvrx_slurm.flow.language.expected import AnyOrder, Expectation, Happens
+from nvrx_slurm.flow.language.load import load_flow
+from nvrx_slurm.flow.language.order import SPANS, impossible
+from nvrx_slurm.flow.language.patterns import Equals
 from nvrx_slurm.records import Entry
 from nvrx_slurm.report.words import event_name
 from tests.unit.core.test_history import History

@@ -5,17 +5,17 @@ from __future__ import annotations
 from collections.abc import Callable
 from pathlib import Path
 
-from nvrx_slurm.flow.docs import EXAMPLE, flows_page
-from nvrx_slurm.flow.faults import FAULTS
-from nvrx_slurm.flow.flow_form import FlowFile
-from nvrx_slurm.flow.load import load_flow
+from nvrx_slurm.flow.language.docs import EXAMPLE, flows_page
+from nvrx_slurm.flow.language.faults import FAULTS
+from nvrx_slurm.flow.language.flow_form import FlowFile
+from nvrx_slurm.flow.language.load import load_flow
 
 PAGE = Path(__file__).parents[3] / "docs" / "flows.md"
 
 
 def test_the_page_is_current() -> None:
-    """docs/flows.md is what `python -m nvrx_slurm.flow.docs` writes."""
-    assert PAGE.read_text() == flows_page(), "run: python -m nvrx_slurm.flow.docs > docs/flows.md"
+    """docs/flows.md is what `python -m nvrx_slurm.flow.language.docs` writes."""
+    assert PAGE.read_text() == flows_page(), "run: python -m nvrx_slurm.flow.language.docs > docs/flows.md"
 
 
 def test_every_key_and_every_fault_is_on_the_page() -> None:

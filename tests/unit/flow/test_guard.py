@@ -13,9 +13,9 @@ import pytest
 from nvrx_slurm.api.handle import Job
 from nvrx_slurm.cluster.dev.processes import environment_of
 from nvrx_slurm.files import JobFiles
-from nvrx_slurm.flow.guard import KILLER_OF_CHILDREN, Guard, clean
-from nvrx_slurm.flow.hold import HELD, MARK, HeldCluster, HeldJob, HeldProcess, Hold, standing
-from nvrx_slurm.flow.undo import undo
+from nvrx_slurm.flow.running.guard import KILLER_OF_CHILDREN, Guard, clean
+from nvrx_slurm.flow.running.hold import HELD, MARK, HeldCluster, HeldJob, HeldProcess, Hold, standing
+from nvrx_slurm.flow.running.undo import undo
 from nvrx_slurm.processes import is_alive
 from tests.harness import wait_gone
 

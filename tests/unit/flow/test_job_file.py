@@ -12,8 +12,8 @@ from hypothesis import strategies as st
 from nvrx_slurm.config.load import load
 from nvrx_slurm.config.plan import plan as plan_of
 from nvrx_slurm.config.yamlfile import read_yaml
-from nvrx_slurm.flow.job_file import job_yaml, overrides
-from nvrx_slurm.flow.writing import NOTE, to_yaml
+from nvrx_slurm.flow.language.writing import NOTE, to_yaml
+from nvrx_slurm.flow.recording.job_file import job_yaml, overrides
 from nvrx_slurm.records import FaultTolerance, HangBounds, Plan, RolePlan
 
 POLICY = RolePlan(name="policy", command=("python", "-c", "print('a: b # c')"), nodes_per_replica=2)

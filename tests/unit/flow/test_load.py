@@ -10,13 +10,13 @@ import pytest
 from ruamel.yaml import YAML
 
 from nvrx_slurm.errors import EXIT_USAGE, ConfigError, UsageError
-from nvrx_slurm.flow.events import EVENTS, FIELDS
-from nvrx_slurm.flow.expected import Happens
-from nvrx_slurm.flow.faults import FAULTS
-from nvrx_slurm.flow.load import load_flow, load_flows
-from nvrx_slurm.flow.model import STAGES, Limits, Needs
-from nvrx_slurm.flow.schema import flow_schema
-from nvrx_slurm.flow.when import OnAll, OnEvent
+from nvrx_slurm.flow.language.events import EVENTS, FIELDS
+from nvrx_slurm.flow.language.expected import Happens
+from nvrx_slurm.flow.language.faults import FAULTS
+from nvrx_slurm.flow.language.load import load_flow, load_flows
+from nvrx_slurm.flow.language.model import STAGES, Limits, Needs
+from nvrx_slurm.flow.language.schema import flow_schema
+from nvrx_slurm.flow.language.when import OnAll, OnEvent
 
 Write = Callable[[str], Path]
 

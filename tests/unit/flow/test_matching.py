@@ -10,14 +10,14 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from nvrx_slurm.flow.events import EventPattern
-from nvrx_slurm.flow.expectation_form import read_expectations
-from nvrx_slurm.flow.expected import AnyOrder, Count, Happens, Never
-from nvrx_slurm.flow.load import load_flow
-from nvrx_slurm.flow.matching import LAG_S, Matcher, Miss
-from nvrx_slurm.flow.model import Flow, Limits, Needs
-from nvrx_slurm.flow.patterns import Bindings, Equals, Pattern, Trial
-from nvrx_slurm.flow.problems import Problems
+from nvrx_slurm.flow.judging.matching import LAG_S, Matcher, Miss
+from nvrx_slurm.flow.language.events import EventPattern
+from nvrx_slurm.flow.language.expectation_form import read_expectations
+from nvrx_slurm.flow.language.expected import AnyOrder, Count, Happens, Never
+from nvrx_slurm.flow.language.load import load_flow
+from nvrx_slurm.flow.language.model import Flow, Limits, Needs
+from nvrx_slurm.flow.language.patterns import Bindings, Equals, Pattern, Trial
+from nvrx_slurm.flow.language.problems import Problems
 from nvrx_slurm.records import Entry, NodeJoined
 from nvrx_slurm.report.words import event_name
 from tests.unit.report.recorder import BEGIN, ended, to_first_cycle, with_one_recovery

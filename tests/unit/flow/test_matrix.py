@@ -7,11 +7,11 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from nvrx_slurm.flow.job_file import job_yaml
-from nvrx_slurm.flow.load import load_flow
-from nvrx_slurm.flow.matching import Matcher
+from nvrx_slurm.flow.judging.matching import Matcher
+from nvrx_slurm.flow.language.load import load_flow
+from nvrx_slurm.flow.language.writing import to_yaml
 from nvrx_slurm.flow.matrix import Case, LeftOut, matrix
-from nvrx_slurm.flow.writing import to_yaml
+from nvrx_slurm.flow.recording.job_file import job_yaml
 from nvrx_slurm.records import FaultTolerance, HangBounds, Plan, RolePlan
 from tests.unit.core.fleet import Fleet, plain, plan_of
 from tests.unit.flow.test_recording import at_work, begin, worker

@@ -6,8 +6,8 @@ from typing import Any, Literal
 
 import pytest
 
-from nvrx_slurm.flow.parsing import parse_pattern
-from nvrx_slurm.flow.patterns import Trial, binds, captures
+from nvrx_slurm.flow.language.parsing import parse_pattern
+from nvrx_slurm.flow.language.patterns import Trial, binds, captures
 
 Nodes = tuple[str, ...]
 Pids = dict[int, int]

@@ -11,13 +11,13 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import initialize
 
-from nvrx_slurm.flow.job_file import job_yaml
-from nvrx_slurm.flow.load import load_flow
-from nvrx_slurm.flow.matching import Matcher
-from nvrx_slurm.flow.model import Flow
-from nvrx_slurm.flow.phrases import nice
-from nvrx_slurm.flow.recording import record
-from nvrx_slurm.flow.writing import NOTE, to_yaml
+from nvrx_slurm.flow.judging.matching import Matcher
+from nvrx_slurm.flow.language.load import load_flow
+from nvrx_slurm.flow.language.model import Flow
+from nvrx_slurm.flow.language.phrases import nice
+from nvrx_slurm.flow.language.writing import NOTE, to_yaml
+from nvrx_slurm.flow.recording.abstraction import record
+from nvrx_slurm.flow.recording.job_file import job_yaml
 from nvrx_slurm.records import (
     ControllerStarted,
     JobStarted,

@@ -12,9 +12,9 @@ import pytest
 
 from nvrx_slurm.clock import SystemClock
 from nvrx_slurm.errors import UsageError
-from nvrx_slurm.flow.artifacts import Artifacts, AttemptFolder, AttemptSpec, check_over
-from nvrx_slurm.flow.launched import Launched
 from nvrx_slurm.flow.outcome import Attempt
+from nvrx_slurm.flow.running.artifacts import Artifacts, AttemptFolder, AttemptSpec, check_over
+from nvrx_slurm.flow.running.launched import Launched
 
 DEAF = """
 import faulthandler, signal

@@ -7,10 +7,10 @@ from pathlib import Path
 
 import pytest
 
-from nvrx_slurm.flow.load import load_flow
-from nvrx_slurm.flow.model import Fault
-from nvrx_slurm.flow.states import JobStates
-from nvrx_slurm.flow.triggers import Director, Progressed, StateIs
+from nvrx_slurm.flow.judging.states import JobStates
+from nvrx_slurm.flow.judging.triggers import Director, Progressed, StateIs
+from nvrx_slurm.flow.language.load import load_flow
+from nvrx_slurm.flow.language.model import Fault
 from nvrx_slurm.records import Entry, JobStarted, RolePlan
 from tests.unit.report.recorder import BEGIN, Recorder, ended, roles_plan, to_first_cycle
 

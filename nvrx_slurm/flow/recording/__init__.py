@@ -1,0 +1,1 @@
+"""A job that ran becomes a flow."""

@@ -7,7 +7,7 @@ INSTALLED := $(VENV)/.installed
 TESTS := $(VENV)/.installed-dev
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test test-torch ci-slurm slurm-packages browser fmt lint type docs bench clean
+.PHONY: help demo test test-torch ci-slurm ci-simulate ci-mutants slurm-packages browser fmt lint type docs bench clean
 
 help:  ## Say what each target does
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/:[^#]*## /\t/' | expand -t 16
@@ -32,6 +32,12 @@ test: $(TESTS) slurm-packages browser  ## Run all tests, the ones on a real Slur
 test-torch: $(TESTS)  ## Run the tests that need torch (CPU is enough)
 	$(BIN)/python -c 'import torch' 2>/dev/null || $(BIN)/pip install --quiet --disable-pip-version-check 'torch==2.13.0'
 	$(BIN)/pytest -m torch $(ARGS)
+
+ci-simulate: $(INSTALLED)  ## Tell 2,000 seeded histories of faults in virtual time
+	$(BIN)/nvrx-slurm ci simulate --seeds 2000 --jobs 2 $(ARGS)
+
+ci-mutants: $(TESTS) slurm-packages  ## Break the product in ten ways: the flows and the simulation must see it
+	$(BIN)/python -m ci.mutants $(ARGS)
 
 ci-slurm: $(INSTALLED)  ## Replay the flows of ci/flows, faults included, on the site's Slurm, else on one of its own
 	command -v sbatch >/dev/null || $(BIN)/python -m ci.slurm_packages

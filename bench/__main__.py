@@ -24,6 +24,8 @@ BENCHMARKS: dict[str, tuple[str, str]] = {
     "beat": ("beat:beats", "One sign of progress: shared memory against NVRx's socket."),
     "beats": ("beats:beats", "100 to 10,000 nodes beat: what it costs controller and store, and silence to reap."),
     "startup": ("startup:startup", "nvrx-slurm --help against python -c pass."),
+    "flow": ("flow:flow", "A flow through nvrx-slurm ci run against the same job by hand, on a real Slurm."),
+    "simulation": ("simulation:simulation", "Virtual time against looptime's; histories a minute."),
     "submit": ("submit:submit", "nvrx-slurm submit against bare submitit, on a real Slurm."),
 }
 

@@ -72,7 +72,11 @@ class SlurmUnreachable(UnreachableError):
 
 
 class StoreUnreachable(UnreachableError):
-    """The store does not answer, or refuses the password."""
+    """The store does not answer, or refuses the password (`refused`: then there is one)."""
+
+    def __init__(self, message: str, *, refused: bool = False) -> None:
+        super().__init__(message)
+        self.refused = refused
 
 
 class FaultFailed(NvrxError):

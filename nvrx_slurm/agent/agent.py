@@ -36,7 +36,7 @@ from nvrx_slurm.agent.voice import Voice
 from nvrx_slurm.agent.watching import HangWatch
 from nvrx_slurm.agent.workers import Exited, Spawned, Stopped, SupervisorDied, Tearing
 from nvrx_slurm.clock import Clock
-from nvrx_slurm.errors import EXIT_DONE, EXIT_UNREACHABLE, StoreUnreachable
+from nvrx_slurm.errors import EXIT_DONE, EXIT_FAILED, EXIT_UNREACHABLE, StoreUnreachable
 from nvrx_slurm.folder import JobFolder
 from nvrx_slurm.log import get_logger
 from nvrx_slurm.processes import AGAIN_S, HURRY
@@ -311,7 +311,8 @@ class Agent:
 
     def _on_store_unreachable(self, error: StoreUnreachable) -> None:
         log.error("%s", error)
-        self._leave(str(error), EXIT_UNREACHABLE, checkpoint=True)
+        # Who exits as unreachable takes the batch host for lost, and has the job requeued.
+        self._leave(str(error), EXIT_FAILED if error.refused else EXIT_UNREACHABLE, checkpoint=True)
 
     def _on_controller_silent(self, event: ControllerSilent) -> None:
         if not self.leaving:

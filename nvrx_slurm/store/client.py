@@ -228,7 +228,7 @@ class Store:
                 answer = await call()
             except (failures.AuthenticationError, failures.NoPermissionError) as error:
                 raise StoreUnreachable(
-                    f"the store at {self._where} refuses us: {error}; check its password"
+                    f"the store at {self._where} refuses us: {error}; check its password", refused=True
                 ) from None
             except failures.ResponseError as error:
                 if not str(error).startswith("MISCONF"):

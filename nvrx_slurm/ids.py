@@ -19,7 +19,7 @@ def precedes(one: str, other: str) -> bool:
     """Whether `one` is an earlier name of the process that has joined as `other` since."""
     process, _, number = one.partition("-")
     same, _, later = other.partition("-")
-    return process == same and int(number or 0) < int(later or 0)
+    return process == same and later.isdigit() and int(number if number.isdigit() else 0) < int(later)
 
 
 def new_secret() -> str:

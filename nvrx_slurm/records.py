@@ -149,11 +149,13 @@ class JobStarted(Fact, frozen=True, kw_only=True, tag="job_started"):
 
 
 class ControllerStarted(Fact, frozen=True, kw_only=True, tag="controller_started"):
-    """A controller took the lease; `epoch` fences all before it."""
+    """A controller took the lease; `epoch` fences all before it. `clock_s`: what the host's monotonic clock said then
+    (0: it is not known), by which the next controller there knows how much later it is."""
 
     epoch: int
     host: str
     pid: int
+    clock_s: float = 0.0
 
 
 class NodeJoined(FromAgent, frozen=True, kw_only=True, tag="node_joined"):

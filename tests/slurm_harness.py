@@ -69,18 +69,6 @@ def submit(cluster: DevCluster, job_yaml: Path, *flags: str) -> RunningJob:
     return RunningJob(JobFolder(job_yaml.parent / "nvrx-jobs" / job_id), SlurmHandle(job_id, cluster))
 
 
-def started_again(job: RunningJob, env: Mapping[str, str]) -> None:
-    """Slurm holds a requeued job for two minutes, from some moment on after it is pending: let it go at once."""
-    clock = SystemClock()
-    deadline = clock.monotonic() + 60.0
-    while (shown := job.process.show())["Restarts"] == "0" or shown["JobState"] != "RUNNING":
-        assert clock.monotonic() < deadline, shown
-        if shown["JobState"] == "PENDING":
-            start_now = ["scontrol", "update", f"JobId={job.folder.job_id}", "StartTime=now"]
-            subprocess.run(start_now, env=env, capture_output=True, check=False)
-        clock.sleep(0.3)
-
-
 def settled(job: RunningJob, nodes: int) -> None:
     """Wait until that many nodes have beaten twice: by then the controller knows whether a death can be proven."""
     address = job.folder.read_store()

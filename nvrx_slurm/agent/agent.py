@@ -140,7 +140,7 @@ class Agent:
         for work in (self._read_orders(), self.heart.run()):
             self._go(work)
         for number in (signal.SIGTERM, signal.SIGINT, HURRY):
-            self.machine.on_signal(number, self._signalled)
+            self.machine.on_signal(number, lambda name: self.inbox.put_nowait(Signal(name)))
         try:
             while self._exit_code is None:
                 self._handle(await self.inbox.get())
@@ -154,9 +154,6 @@ class Agent:
             await asyncio.to_thread(self.output.close, GOODBYE_S)
             await self.tethering.close(goodbye=self._exit_code is not None)
             self.board.close()
-
-    def _signalled(self, name: str) -> None:
-        self.inbox.put_nowait(Signal(name))
 
     async def _read_orders(self) -> None:
         """Join, then read every order from that moment on."""
@@ -277,8 +274,7 @@ class Agent:
             return
         here = cycle.ranks.intersection(order.ranks) if order.ranks else cycle.ranks
         if here:  # even if none of them runs any more: somebody waits for an answer
-            why = f"asked for ({order.request})"
-            self.dumping.begin(cycle, why, DUMP_FIRST_S, ranks=here, request=order.request)
+            self.dumping.begin(cycle, f"asked for ({order.request})", DUMP_FIRST_S, ranks=here, request=order.request)
 
     # ---- ends
 

@@ -13,7 +13,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import signal
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 
 import msgspec
@@ -164,21 +164,37 @@ class Controller:
         if kept and not journal:  # requeued, with a fresh store: budgets live on, nodes do not
             journal = self.outside.read_copy()
         replay(self.job, journal)
-        if journal:
-            self.server_clock.start_after(journal[-1].t)
+        self._go_on_from(journal)
         self.witnesses.start_with(node for node in self.job.nodes.values() if node.alive)
         port = await self.witnesses.tethers.start("0.0.0.0" if self.bind == "*" else self.bind)
         up = ControllerUp(epoch=self.epoch, host=self._advertised(), port=port)
-        started = ControllerStarted(epoch=self.epoch, host=self.outside.host, pid=self.outside.pid)
+        host, pid, clock_s = self.outside.host, self.outside.pid, self.clock.monotonic()
+        started = ControllerStarted(epoch=self.epoch, host=host, pid=pid, clock_s=clock_s)
         batch = self._decide([Heard(started), *self._begin()])
         batch.orders.append(up)
         await self._commit(batch, up)
         log.info("epoch %d, %d journal entries replayed", self.epoch, len(journal))
         return cursor
 
+    def _go_on_from(self, journal: Sequence[Entry]) -> None:
+        """The journal's time goes on: by this host's clock, where the controller before ran here too; and never
+        back."""
+        starts = (
+            (entry.t, entry.record) for entry in reversed(journal) if isinstance(entry.record, ControllerStarted)
+        )
+        t, before = next(starts, (0.0, None))
+        if before is not None and before.clock_s and before.host == self.outside.host and self._has_begun():
+            self.server_clock.go_on(t, before.clock_s)
+        if journal:
+            self.server_clock.start_after(journal[-1].t)
+
+    def _has_begun(self) -> bool:
+        """Whether an earlier controller of this generation has begun the job. All of them run on one host, which has
+        not booted since: the job would not have outlived that."""
+        return self.job.started_at > 0.0 and self.job.generation >= self.info.generation
+
     def _begin(self) -> list[Heard]:
-        started = self.job.started_at and self.job.generation >= self.info.generation
-        if started:
+        if self._has_begun():
             return []
         info = self.info
         return [Heard(JobStarted(job=info.job_id, name=info.name, expected=info.nodes, generation=info.generation))]

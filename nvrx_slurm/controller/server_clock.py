@@ -35,6 +35,11 @@ class ServerClock:
             log.warning("the store's clock was set, or its answer took long (%+.1f s); the journal's goes on", step)
         self._told_offset = told
 
+    def go_on(self, t: float, clock_s: float) -> None:
+        """It was `t` when our monotonic clock said `clock_s`: an earlier controller on this host has noted that. What
+        the store's clock was set by since is no time that has passed."""
+        self._offset = t - clock_s
+
     def start_after(self, t: float) -> None:
         """Nothing may be stamped before `t`: the journal already holds it. A clock that is behind goes on from
         there."""

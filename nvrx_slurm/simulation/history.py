@@ -13,20 +13,17 @@ from pathlib import Path
 from random import Random
 
 from nvrx_slurm import fence
-from nvrx_slurm.agent.agent import Agent
-from nvrx_slurm.config.budgets import grace_within
-from nvrx_slurm.controller.controller import Controller
-from nvrx_slurm.errors import NvrxError, SimulationStuck
+from nvrx_slurm.errors import SimulationStuck
 from nvrx_slurm.folder import JobFolder, JobInfo, Result, StoreAddress
 from nvrx_slurm.records import Entry, Fence, pack
-from nvrx_slurm.simulation.adversary import AT_START, KINDS, Act, draw_acts, perform
+from nvrx_slurm.simulation.acts import Act
+from nvrx_slurm.simulation.adversary import AT_START, KINDS, draw_acts, perform
 from nvrx_slurm.simulation.batch import BatchHost
-from nvrx_slurm.simulation.calls import Service, ServiceLink
+from nvrx_slurm.simulation.calls import Service
 from nvrx_slurm.simulation.loop import BEGIN_S, VirtualClock, VirtualLoop
-from nvrx_slurm.simulation.machine import SimulatedMachine
+from nvrx_slurm.simulation.mains import controller_main
 from nvrx_slurm.simulation.network import Fault, Network, apart
 from nvrx_slurm.simulation.node import Node
-from nvrx_slurm.simulation.outside import SimulatedOutside
 from nvrx_slurm.simulation.process import Process
 from nvrx_slurm.simulation.promises import Promise, Promises
 from nvrx_slurm.simulation.shapes import Shape, draw_shape
@@ -34,9 +31,6 @@ from nvrx_slurm.simulation.sockets import Sockets
 from nvrx_slurm.simulation.store import WatchedStore
 from nvrx_slurm.simulation.verdict import left_behind, verdicts
 from nvrx_slurm.simulation.workers import Progress, World
-from nvrx_slurm.store.client import Store
-from nvrx_slurm.store.hearing import LISTEN_S, Hearing
-from nvrx_slurm.testing.valkey import MemoryClient
 
 JOB = "1"
 FENCED_WITHIN_S = 0.5
@@ -166,62 +160,12 @@ class History:
 
     # ---- the product's processes
 
-    def connection(self, host: str, socket_s: float) -> MemoryClient:
-        return MemoryClient(self.store, link=ServiceLink(host, self.service), socket_s=socket_s)
-
-    async def agent_main(self, node: Node, machine: SimulatedMachine) -> int:
-        """What `python -m nvrx_slurm.agent` does."""
-        bounds, kill_wait_s = self.plan.fault_tolerance, self.info.kill_wait_s
-        grace_s = bounds.teardown_grace_s
-        store = Store(
-            self.address,
-            clock=node.clock,
-            patience_s=bounds.control_plane_grace_s,
-            connection=self.connection(node.name, 7.0),
-        )
-        agent = Agent(
-            plan=self.plan,
-            folder=self.folder,
-            node=node.name,
-            addr=node.name,
-            generation=0,
-            store=store,
-            token=self.address.token,
-            machine=machine,
-            clock=node.clock,
-            ending_grace_s=grace_s if kill_wait_s is None else min(grace_s, grace_within(kill_wait_s)),
-        )
-        return await agent.run()
-
     def start_controller(self) -> Process:
         """What the batch host does, again and again."""
         controller = self.controller = Process(self.loop, "controller")
         controller.on_death(lambda: self._crashed(controller))
-        controller.run(self._controller_main(controller))
+        controller.run(controller_main(self, controller, next(self._pids)))
         return controller
-
-    async def _controller_main(self, process: Process) -> int:
-        """What `python -m nvrx_slurm.controller` does."""
-        clock = self.host_clock
-        store = Store(self.address, clock=clock, connection=self.connection(self.HOST, 7.0))
-        hearing = Hearing(
-            self.address, store.keys.beats, clock=clock, connection=self.connection(self.HOST, LISTEN_S)
-        )
-        controller = Controller(
-            plan=self.plan,
-            info=self.info,
-            outside=SimulatedOutside(self, process, next(self._pids)),
-            store=store,
-            hearing=hearing,
-            token=self.address.token,
-            bind="127.0.0.1" if self.info.cluster == "local" else "*",
-            clock=clock,
-        )
-        try:
-            await controller.run()
-        except NvrxError as error:
-            return error.exit_code
-        return 0
 
     def _crashed(self, process: Process) -> None:
         if process.error is not None:
@@ -289,10 +233,12 @@ class History:
         self.strike(nodes, Fault(apart(frozenset(nodes)), cut=True), for_s)
 
     def scancel(self, number: signal.Signals) -> None:
-        """Slurm signals every process of the job, and kills what is left after KillWait."""
+        """Somebody ends the job. Slurm signals every process of it, and kills what is left after KillWait."""
         self.batch.tell(number)
-        self.agents_are_told(number)
-        if self.shape.cluster == "slurm" and self.shape.kill_wait_s is not None:
+        if self.shape.kill_wait_s is not None:
+            self.agents_are_told(number)
+            for node in self.nodes.values():
+                node.signal_workers(number)
             self.loop.call_outside(self.shape.kill_wait_s, self.slurm_kills)
 
     def agents_are_told(self, number: int) -> None:

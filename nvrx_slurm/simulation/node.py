@@ -17,6 +17,7 @@ from nvrx_slurm.agent.workers import WorkerEvent
 from nvrx_slurm.simulation.clocks import DriftingClock
 from nvrx_slurm.simulation.kernel import Trap
 from nvrx_slurm.simulation.machine import FIRST_PORT, Board, SimulatedMachine
+from nvrx_slurm.simulation.mains import agent_main
 from nvrx_slurm.simulation.process import Process
 from nvrx_slurm.simulation.supervisor import Supervisor
 from nvrx_slurm.simulation.tethers import AgentLine
@@ -88,7 +89,7 @@ class Node:
         process = self.agent = Process(self.loop, f"agent of {self.name}")
         pid = next(self._pids)
         process.on_death(lambda: self.history.agent_ended(self, process))
-        process.run(self.history.agent_main(self, SimulatedMachine(self, process, pid)))
+        process.run(agent_main(self.history, self, SimulatedMachine(self, process, pid)))
 
     def start_supervisor(self, agent: Process, post: Callable[[WorkerEvent], None]) -> Supervisor:
         self.supervisor = Supervisor(self, agent, post)
@@ -117,8 +118,14 @@ class Node:
 
     def _first_step(self, worker: Worker) -> None:
         agent, board = self.agent, self.board
-        if worker.alive and agent is not None and board is not None:
+        if worker.alive and worker.world.steps()[0] and agent is not None and board is not None:
             agent.call_later(0.0, board.first_step, worker)
+
+    def signal_workers(self, number: int) -> None:
+        """slurmd signals every process of the step, if slurmctld reaches it."""
+        if self.is_reachable:
+            for worker in list(self._workers):
+                worker.signal(number)
 
     # ---- what the kernel holds
 

@@ -2,32 +2,36 @@
 
 from __future__ import annotations
 
+import contextlib
 import gc
+import logging
 import multiprocessing
 from collections.abc import Callable, Iterator, Sequence
 
 from nvrx_slurm.clock import SystemClock
 from nvrx_slurm.records import entry_to_json
-from nvrx_slurm.simulation.adversary import Act
+from nvrx_slurm.simulation.acts import Act
+from nvrx_slurm.simulation.adversary import in_words
 from nvrx_slurm.simulation.history import Told, tell
 from nvrx_slurm.simulation.loop import uncollected
 
 Say = Callable[[str], None]
+Teller = Callable[[int, int, tuple[Act, ...] | None], Told]
 SAY_EVERY_S = 5.0
 CHUNK = 16
 """Seeds that are told before their remains are cleared away, or that a process is given at a time."""
 
 
-def tell_many(seeds: Sequence[int], nodes: int, jobs: int, say: Say) -> int:
+def tell_many(seeds: Sequence[int], nodes: int, jobs: int, say: Say, teller: Teller = tell) -> int:
     """Tell every seed's history; exit code 0, or 1 with a report of the first broken promise."""
     clock = SystemClock()
     began = said = clock.monotonic()
     done = 0
-    for told in _all(seeds, nodes, jobs):
+    for told in _all(seeds, nodes, jobs, teller):
         done += 1
         if told.broken:
             say(f"seed {told.seed}: {told.broken}")
-            _report(told, nodes, say)
+            _report(told, nodes, say, teller)
             return 1
         if (now := clock.monotonic()) - said > SAY_EVERY_S:
             said = now
@@ -39,7 +43,8 @@ def tell_many(seeds: Sequence[int], nodes: int, jobs: int, say: Say) -> int:
 
 def tell_one(seed: int, nodes: int, say: Say) -> int:
     """Tell one history again, whole: what the adversary did, the journal, and its digest."""
-    told = tell(seed, nodes)
+    with _unlogged():
+        told = tell(seed, nodes)
     _history(told, say)
     say(f"digest {told.digest}")
     if not told.broken:
@@ -49,18 +54,18 @@ def tell_one(seed: int, nodes: int, say: Say) -> int:
     return 1
 
 
-def fewest(told: Told, nodes: int) -> Told:
+def fewest(told: Told, nodes: int, teller: Teller = tell) -> Told:
     """The same history with as few acts as still break the same promise: they are left out one by one."""
     kept = told
     for act in told.acts:
         acts = tuple(other for other in kept.acts if other is not act)
-        if (again := tell(told.seed, nodes, acts=acts)).promise == told.promise:
+        if (again := teller(told.seed, nodes, acts)).promise == told.promise:
             kept = again
     return kept
 
 
-def _all(seeds: Sequence[int], nodes: int, jobs: int) -> Iterator[Told]:
-    chunks = [(seeds[at : at + CHUNK], nodes) for at in range(0, len(seeds), CHUNK)]
+def _all(seeds: Sequence[int], nodes: int, jobs: int, teller: Teller) -> Iterator[Told]:
+    chunks = [(seeds[at : at + CHUNK], nodes, teller) for at in range(0, len(seeds), CHUNK)]
     if jobs == 1:
         told = map(_tell_chunk, chunks)
         yield from (each for chunk in told for each in chunk)
@@ -69,18 +74,31 @@ def _all(seeds: Sequence[int], nodes: int, jobs: int) -> Iterator[Told]:
         yield from (each for chunk in pool.imap(_tell_chunk, chunks) for each in chunk)
 
 
-def _tell_chunk(chunk: tuple[Sequence[int], int]) -> list[Told]:
+def _tell_chunk(chunk: tuple[Sequence[int], int, Teller]) -> list[Told]:
     """Tell some, and clear them away together: what is no garbage by then need not be looked through each time."""
-    seeds, nodes = chunk
-    with uncollected():
-        told = [tell(seed, nodes) for seed in seeds]
+    seeds, nodes, teller = chunk
+    with uncollected(), _unlogged():
+        told = [teller(seed, nodes, None) for seed in seeds]
         gc.collect()
         gc.freeze()
     return told
 
 
-def _report(told: Told, nodes: int, say: Say) -> None:
-    shortest = fewest(told, nodes)
+@contextlib.contextmanager
+def _unlogged() -> Iterator[None]:
+    """What thousands of agents have to say helps nobody: the journal tells it."""
+    logger = logging.getLogger("nvrx")
+    level = logger.level
+    logger.setLevel(logging.CRITICAL)
+    try:
+        yield
+    finally:
+        logger.setLevel(level)
+
+
+def _report(told: Told, nodes: int, say: Say, teller: Teller) -> None:
+    with _unlogged():
+        shortest = fewest(told, nodes, teller)
     say(f"\nwith {len(shortest.acts)} of {len(told.acts)} acts it is still broken: {shortest.broken}\n")
     _history(shortest, say)
     say(f"\nthe whole history again: nvrx-slurm ci simulate --seed {told.seed} --nodes {nodes}")
@@ -89,7 +107,7 @@ def _report(told: Told, nodes: int, say: Say) -> None:
 def _history(told: Told, say: Say) -> None:
     say(f"{told.shape.cluster}, {told.shape.work_s:.1f} s of work: {told.shape.plan}\n")
     for act in told.acts:
-        say(str(Act.__str__(act)))
+        say(in_words(act))
     say("")
     for entry in told.journal:
         say(entry_to_json(entry).decode())

@@ -10,8 +10,6 @@ from nvrx_slurm.clock import SystemClock
 from nvrx_slurm.cluster.dev import DevCluster
 from nvrx_slurm.cluster.dev.waiting import wait_until
 from nvrx_slurm.records import JobEnded, NodeLeft, StacksDumped
-from tests.harness import wait_gone
-from tests.slurm_harness import started_again
 from tests.slurm_jobs import CALM, SAVING, STUBBORN, SlurmJobs, gate_command
 
 pytestmark = pytest.mark.slurm
@@ -143,20 +141,3 @@ def test_cancelled_job_with_a_frozen_node_leaves_its_result_in_time(jobs):
     assert not job.folder.store_dir.exists()  # it had the time to clear away
     jobs.cluster.restore_node("n2")
     jobs.all_gone(job)
-
-
-def test_preempted_job_goes_on_as_its_next_generation(jobs):
-    """A job of a higher partition takes the nodes: ours stops its workers within KillWait, waits in the queue, and
-    runs again, in the same folder and journal."""
-    job = jobs.start(LONG, nodes=3, command=gate_command(jobs.gate, STUBBORN))
-    before = jobs.running(job, 3)
-    jobs.command("scontrol", "create", "PartitionName=urgent", "Nodes=ALL", "PriorityTier=10")
-    jobs.command("sbatch", "--partition=urgent", "--nodes=3", "--exclusive", "--output=/dev/null", "--wrap=true")
-    wait_gone([worker.pid for worker in before.values()])
-    started_again(job, jobs.env)
-    jobs.running(job, 3, generation=1)
-    jobs.gate.open()
-    assert job.finish(timeout=60) == 0
-    jobs.all_gone(job)
-    assert [ended.reason for ended in job.said(JobEnded)] == ["cancelled", "done"]
-    assert [entry.n for entry in job.entries] == list(range(1, len(job.entries) + 1))

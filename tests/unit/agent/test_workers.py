@@ -150,6 +150,17 @@ async def test_lapsed_lease_is_noticed_first_after_a_freeze(node):
         wait_gone([pid])
 
 
+async def test_nothing_is_started_on_a_lease_that_has_lapsed(node):
+    """An agent that was frozen asks for what it was to do before: somebody else does it by now. A new lease helps."""
+    node.workers.lease(0.0)
+    with node.spawn(0, "sleep", "1000"):
+        assert await node.next(Stopped) == Stopped(survivors=(), lapsed=True)
+        assert node.everybody() == [node.workers.supervisor_pid]
+    node.workers.lease(1000.0)
+    with node.spawn(0, "sleep", "1000"):
+        await node.next(Spawned)
+
+
 async def test_lapsed_lease_of_a_frozen_supervisor_is_the_kernels_to_end(node):
     """A supervisor that cannot look at its lease dies of it, and its workers with it, while all are stopped."""
     with node.spawn(0, "sleep", "1000"):

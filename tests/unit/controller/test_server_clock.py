@@ -75,6 +75,25 @@ def test_moments_of_the_store_are_known_after_a_jump(clock, hand):
     assert clock.stamp(8608.0) == 5008.0
 
 
+def test_moment_is_no_earlier_than_the_look_that_did_not_find_it(clock, hand):
+    """The store's clock was set back, its ids stand still, and we do not know it yet: what came since our last look
+    is not dated before it."""
+    hand.at += 60.0
+    assert clock.stamp(5000.0, since=hand.at - 2.0) == 5058.0
+    assert clock.stamp(5059.0, since=hand.at - 2.0) == 5059.0
+
+
+def test_next_controller_on_this_host_goes_on_by_its_clock(hand):
+    """The store's clock was set forward between two controllers: for the second, no more time has passed than has."""
+    clock = ServerClock(hand)
+    clock.set(9000.0)
+    clock.go_on(5000.0, clock_s=hand.at - 3.0)
+    clock.start_after(5001.0)
+    assert clock.now() == 5003.0
+    clock.set(9000.0)
+    assert clock.now() == 5003.0
+
+
 def test_new_controller_goes_on_where_the_journal_ends(hand):
     """Where the store's clock was set back before a controller began, time goes on from the journal's last entry, and
     does not stand still for an hour."""

@@ -1,0 +1,33 @@
+"""A rendered script, sent to a real Slurm without us."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+
+import pytest
+
+from nvrx_slurm.folder import JobFolder
+from tests.harness import RunningJob
+from tests.slurm_harness import SlurmHandle, nvrx
+
+pytestmark = pytest.mark.slurm(nodes=4)
+
+
+def test_rendered_script_submitted_with_plain_sbatch_does_the_same(healthy_cluster, gate, tmp_path):
+    """`render` and plain `sbatch` need nothing else of ours on the command line."""
+    path = tmp_path / "job.yaml"
+    path.write_text(f"name: plain\ncommand: {json.dumps(gate.command)}\nnodes: 2\nspares: 1\n")
+    env = healthy_cluster.environment()
+    script = nvrx("render", path.name, cwd=tmp_path, env=env).stdout
+    (tmp_path / "job.sh").write_text(script)
+    sent = subprocess.run(
+        ["sbatch", "--parsable", "job.sh"], cwd=tmp_path, env={**os.environ, **env}, capture_output=True, text=True
+    )
+    assert sent.returncode == 0, sent.stderr
+    gate.wait(2, cycle=0)
+    gate.open()
+    job_id = sent.stdout.strip()
+    job = RunningJob(JobFolder(tmp_path / "nvrx-jobs" / job_id), SlurmHandle(job_id, healthy_cluster))
+    assert job.finish() == 0

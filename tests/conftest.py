@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import shutil
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -12,6 +13,10 @@ from nvrx_slurm.records import Plan
 from tests.harness import Gate, RunningJob, end_with_all, start_local
 
 pytest_plugins = ["tests.slurm_cluster"]
+
+
+asyncio.set_event_loop(None)
+"""Or Python 3.11 makes a loop when pytest-asyncio asks which one there was, and nobody ever closes that one."""
 
 
 @pytest.fixture(scope="session", autouse=True)

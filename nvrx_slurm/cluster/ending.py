@@ -12,7 +12,14 @@ from collections.abc import Callable
 
 from nvrx_slurm.clock import Clock
 from nvrx_slurm.cluster.states import JobState
-from nvrx_slurm.errors import NvrxError, SlurmUnreachable, WaitTimeout
+from nvrx_slurm.errors import (
+    EXIT_RETRY,
+    EXIT_TERMINATED,
+    EXIT_UNREACHABLE,
+    NvrxError,
+    SlurmUnreachable,
+    WaitTimeout,
+)
 from nvrx_slurm.folder import JobFolder, Result
 from nvrx_slurm.log import get_logger
 
@@ -24,6 +31,9 @@ RESULT_GRACE_S = 5.0
 
 LOST_AFTER_S = 60.0
 """How long a job that Slurm does not know, and that left no result, is waited for."""
+
+MAY_GO_ON = (EXIT_UNREACHABLE, EXIT_RETRY, EXIT_TERMINATED)
+"""How a generation ends that Slurm requeues: then its result is not the job's. Only Slurm can say which it is."""
 
 OnState = Callable[[JobState], None]
 
@@ -64,9 +74,9 @@ class EndWatch:
         Raises WaitTimeout once `timeout_s` has passed, and NvrxError where nobody can tell any more how it ended.
         """
         result = read_result(self._job)
-        if result is not None:
+        if result is not None and not (result.exit_code in MAY_GO_ON and self._is_alive()):
             return result.exit_code
-        code = self._look_at_cluster()
+        code = self._look_at_cluster() if result is None else None
         if code is None and self._left_s() <= 0:
             raise WaitTimeout(
                 f"job {self._job.job_id} has not ended within {self._timeout_s:g} s:"
@@ -78,6 +88,15 @@ class EndWatch:
         """How long to wait before the next look: longer each time, and never beyond the end of the wait."""
         pause, self._pause_s = self._pause_s, min(self._pause_s * PAUSE_GROWTH, LONGEST_PAUSE_S)
         return max(0.0, min(pause, self._left_s()))
+
+    def _is_alive(self) -> bool:
+        """Whether Slurm still has the job: it is being cleared away, or goes on as its next generation."""
+        try:
+            state = self._ask()
+        except SlurmUnreachable:
+            return False
+        self._note(state)
+        return state is not JobState.UNKNOWN and not state.terminal
 
     def _look_at_cluster(self) -> int | None:
         try:

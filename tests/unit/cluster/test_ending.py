@@ -49,6 +49,30 @@ def test_the_result_is_the_exit_code_whatever_slurm_says(job: JobFolder) -> None
     assert clock.slept == []
 
 
+@pytest.mark.parametrize("code", [69, 75, 143])
+def test_the_result_of_a_generation_that_slurm_requeues_is_not_the_jobs(job: JobFolder, code: int) -> None:
+    """A preempted job leaves a result, waits in the queue, and goes on: its last result counts."""
+    clock = WaitingClock()
+    job.write_result(Result(exit_code=code, reason="cancelled", ended_at=0.0))
+    states = iter([JobState.COMPLETING, JobState.PENDING, JobState.RUNNING])
+
+    def ask() -> JobState:
+        if (state := next(states, None)) is None:
+            job.write_result(Result(exit_code=0, reason="done", ended_at=1.0))
+            return JobState.RUNNING
+        return state
+
+    assert follow(EndWatch(job, ask, clock), clock) == 0
+
+
+@pytest.mark.parametrize("last", [JobState.CANCELLED, JobState.UNKNOWN, SlurmUnreachable("away")])
+def test_the_result_of_a_cancelled_job_counts_once_slurm_is_done(job: JobFolder, last: JobState | Exception) -> None:
+    """Also where Slurm has forgotten it, or does not answer."""
+    clock = WaitingClock()
+    job.write_result(Result(exit_code=143, reason="cancelled", ended_at=0.0))
+    assert follow(EndWatch(job, in_turn([JobState.COMPLETING, last]), clock), clock) == 143
+
+
 def test_a_result_that_is_written_during_the_last_question_is_not_missed(job: JobFolder) -> None:
     """Between the look at the folder and the answer of the cluster the job may end."""
     clock = WaitingClock()

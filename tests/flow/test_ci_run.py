@@ -153,11 +153,11 @@ def test_flow_that_passes_when_it_is_run_again_is_flaky_and_said_to_be(write_flo
 
 def test_bound_of_a_flow_is_kept_and_shows_what_hung(write_flow, run, gate):
     """Workers that wait for ever: at `limits.wall` there are stacks of worker, agent and harness, and then an end."""
-    write_flow("waits", PASSES, limits={"wall": "6s"})
+    write_flow("waits", PASSES, limits={"wall": "15s"})
     each = run("--on", "local")
     assert each.ends() == 1, each.said
     (attempt,) = each.outcome("waits")["attempts"]
-    assert "limits.wall (6s) has passed" in attempt["findings"][0]["message"]
+    assert "limits.wall (15s) has passed" in attempt["findings"][0]["message"]
     told = "".join(
         path.read_text(errors="replace") for path in (each.artifacts).rglob("diagnosis/**/*") if path.is_file()
     )

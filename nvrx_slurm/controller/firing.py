@@ -19,23 +19,24 @@ class Channel(Protocol):
     async def receive(self) -> None: ...
 
 
-async def is_dead(addr: str, port: int, message: bytes, within_s: float) -> bool:
+async def is_dead(addr: str, port: int, message: bytes, within_s: float, *, pause_s: float = FIRST_PAUSE_S) -> bool:
     """Send `message` (the key, or `PROBE`) until the node's kernel refuses it: then the supervisor is dead.
 
-    False when that has not happened `within_s` seconds: it lives, or nothing can be known.
+    False when that has not happened within `within_s` seconds: it lives, or nothing can be known. `pause_s`: from the
+    first message to the second; it doubles up to `LAST_PAUSE_S`.
     """
     with socket.socket(socket.AF_INET, socket.SOCK_DGRAM | socket.SOCK_NONBLOCK) as datagrams:
         try:
             datagrams.connect((addr, port))
         except OSError:
             return False
-        return await is_refused(_SocketChannel(datagrams), message, within_s)
+        return await is_refused(_SocketChannel(datagrams), message, within_s, pause_s)
 
 
-async def is_refused(channel: Channel, message: bytes, within_s: float) -> bool:
+async def is_refused(channel: Channel, message: bytes, within_s: float, pause_s: float) -> bool:
     """Send `message` again and again: whether it is refused within that time."""
     loop = asyncio.get_running_loop()
-    deadline, pause = loop.time() + within_s, FIRST_PAUSE_S
+    deadline, pause = loop.time() + within_s, pause_s
     while True:
         try:
             channel.send(message)

@@ -14,6 +14,7 @@ from typing import Protocol
 
 from nvrx_slurm.cluster.slurm_nodes import SlurmNode, node_state
 from nvrx_slurm.controller import firing
+from nvrx_slurm.controller.firing import FIRST_PAUSE_S
 from nvrx_slurm.controller.mirror import Mirror, read_copy
 from nvrx_slurm.folder import JobFolder, Result
 from nvrx_slurm.records import Entry
@@ -62,7 +63,9 @@ class Outside(Protocol):
         """The controller's end of all tethers; it listens once it is started."""
         ...
 
-    async def is_dead(self, addr: str, port: int, message: bytes, within_s: float) -> bool:
+    async def is_dead(
+        self, addr: str, port: int, message: bytes, within_s: float, *, pause_s: float = FIRST_PAUSE_S
+    ) -> bool:
         """What `firing.is_dead` promises."""
         ...
 
@@ -92,8 +95,10 @@ class LinuxOutside:
     def tethers(self, token: str, alive: Told, lost: Told) -> TetherServer:
         return TetherServer(token, alive, lost)
 
-    async def is_dead(self, addr: str, port: int, message: bytes, within_s: float) -> bool:
-        return await firing.is_dead(addr, port, message, within_s)
+    async def is_dead(
+        self, addr: str, port: int, message: bytes, within_s: float, *, pause_s: float = FIRST_PAUSE_S
+    ) -> bool:
+        return await firing.is_dead(addr, port, message, within_s, pause_s=pause_s)
 
     async def node_state(self, node: str) -> SlurmNode | None:
         return await node_state(node)

@@ -159,7 +159,7 @@ class Witnesses:
         spread_s = TEST_SPREAD_S_PER_NODE * self.plan.total_nodes
         if spread_s > TEST_S:
             await asyncio.sleep(spread_s * self.nodes()[node].index / self.plan.total_nodes)
-        if not await self.outside.is_dead(addr, port, fence.PROBE, TEST_S):
+        if not await self.outside.is_dead(addr, port, fence.PROBE, TEST_S, pause_s=TEST_S / 2):
             self.trusted.add(incarnation)
             return
         await asyncio.sleep(STALL_BEATS * self.plan.fault_tolerance.heartbeat_interval_s)

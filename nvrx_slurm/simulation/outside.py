@@ -8,7 +8,7 @@ from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING
 
 from nvrx_slurm.cluster.slurm_nodes import SlurmNode
-from nvrx_slurm.controller.firing import is_refused
+from nvrx_slurm.controller.firing import FIRST_PAUSE_S, is_refused
 from nvrx_slurm.controller.outside import Told
 from nvrx_slurm.folder import Result
 from nvrx_slurm.records import Entry
@@ -60,8 +60,11 @@ class SimulatedOutside:
         server = TetherServer(token, alive, lost)
         return ControllerTethers(server, self._history.sockets, self.host, self._process)
 
-    async def is_dead(self, addr: str, port: int, message: bytes, within_s: float) -> bool:
-        return await is_refused(self._history.sockets.dial(self.host, addr, port), message, within_s)
+    async def is_dead(
+        self, addr: str, port: int, message: bytes, within_s: float, *, pause_s: float = FIRST_PAUSE_S
+    ) -> bool:
+        channel = self._history.sockets.dial(self.host, addr, port)
+        return await is_refused(channel, message, within_s, pause_s)
 
     async def node_state(self, node: str) -> SlurmNode | None:
         await asyncio.sleep(SLURM_ANSWERS_S)

@@ -19,7 +19,7 @@ Messages are JSON, one per SOCK_SEQPACKET datagram:
     agent → supervisor   {"op": "spawn", "id", "argv", "env", "cwd"} + [stdout fd, stderr fd]
                          {"op": "stop", "signal", "grace_s", "checkpoint": [signal, seconds] | null}
                          {"op": "done", "phase"}              the work of a phase (dump, checkpoint) is done
-                         {"op": "lease", "s"}                 workers may run for so long from now
+                         {"op": "lease", "until"}             workers may run until then, on the monotonic clock
                          {"op": "hold"} + [tether fd]
                          {"op": "fence"} + [trap fd]
     supervisor → agent   {"op": "spawned", "id", "pid"}
@@ -207,9 +207,11 @@ class Supervisor:
         self.held[order["op"]] = fds[0]
 
     def _renew(self, order: dict[str, Any], fds: list[int]) -> None:
-        self.may_spawn = order["s"] > 0.0
-        self.lease_until = time.monotonic() + order["s"]
-        self.last_resort.kill_in(order["s"] + LAST_RESORT_S)
+        """A moment, and no time from now: what was sent to a frozen supervisor would begin only when it thaws."""
+        left_s = max(0.0, order["until"] - time.monotonic())
+        self.may_spawn = left_s > 0.0
+        self.lease_until = order["until"]
+        self.last_resort.kill_in(left_s + LAST_RESORT_S)
 
     def _stop(self, order: dict[str, Any], fds: list[int]) -> None:
         now = time.monotonic()

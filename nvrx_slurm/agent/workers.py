@@ -138,7 +138,8 @@ class Workers:
 
     def lease(self, seconds: float) -> None:
         """Workers may run for so long from now, and are killed then unless this is renewed."""
-        self._send({"op": "lease", "s": seconds})
+        until = asyncio.get_running_loop().time() + seconds  # CLOCK_MONOTONIC, which the supervisor reads too
+        self._send({"op": "lease", "until": until})
 
     def fence(self, trap: _HasDescriptor) -> None:
         """Arm the trap, and leave it to the supervisor alone: it closes when that dies."""

@@ -73,16 +73,16 @@ class Supervisor:
         if worker.pid in self.workers:
             self._say(Spawned(rank=worker.rank, pid=worker.pid))
 
-    def _renew(self, seconds: float) -> None:
-        self._may_spawn = seconds > 0.0
-        self._lease_until = self.loop.now_s + seconds * self.node.clock.pace
+    def _renew(self, until_s: float) -> None:
+        self._may_spawn = until_s > self.loop.now_s
+        self._lease_until = until_s
         self._last_resort_at = self._lease_until + LAST_RESORT_S * self.node.clock.pace
         if not self._lease_timer_on:
             self._lease_timer_on = True
-            self.process.call_later(self._lease_until - self.loop.now_s, self._look_at_lease)
+            self.process.call_later(max(0.0, self._lease_until - self.loop.now_s), self._look_at_lease)
         if not self._last_resort_on:
             self._last_resort_on = True
-            self.loop.call_outside(self._last_resort_at - self.loop.now_s, self._look_at_last_resort)
+            self.loop.call_outside(max(0.0, self._last_resort_at - self.loop.now_s), self._look_at_last_resort)
 
     def _stop(self, number: int, grace_s: float, checkpoint: tuple[int, float] | None) -> None:
         now = self.loop.now_s
@@ -139,7 +139,7 @@ class Supervisor:
             self.process.kill()
         else:
             self._last_resort_on = True
-            self.loop.call_outside(self._last_resort_at - self.loop.now_s, self._look_at_last_resort)
+            self.loop.call_outside(max(0.0, self._last_resort_at - self.loop.now_s), self._look_at_last_resort)
 
     def child_ended(self, worker: Worker, code: int | None, number: int | None) -> None:
         """SIGCHLD."""
@@ -257,7 +257,7 @@ class SupervisedWorkers:
         self._ask("done", phase)
 
     def lease(self, seconds: float) -> None:
-        self._ask("lease", seconds)
+        self._ask("lease", self._node.loop.now_s + seconds * self._node.clock.pace)
 
     def fence(self, trap: Any) -> None:
         self._pass_on("fence", trap)

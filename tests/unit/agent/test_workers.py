@@ -150,6 +150,20 @@ async def test_lapsed_lease_is_noticed_first_after_a_freeze(node):
         wait_gone([pid])
 
 
+async def test_lease_that_waited_for_a_frozen_supervisor_is_no_longer_for_that(node):
+    """It counts from when it was sent: what is asked after it comes too late."""
+    node.workers.lease(1000.0)
+    with node.spawn(0, "sleep", "1000"):
+        pid = (await node.next(Spawned)).pid
+        os.kill(node.workers.supervisor_pid, signal.SIGSTOP)
+        node.workers.lease(0.3)
+        await asyncio.sleep(0.4)  # the freeze itself
+        with node.spawn(1, "sleep", "1000"):
+            os.kill(node.workers.supervisor_pid, signal.SIGCONT)
+            assert await node.next(Stopped) == Stopped(survivors=(), lapsed=True)
+        wait_gone([pid])
+
+
 async def test_nothing_is_started_on_a_lease_that_has_lapsed(node):
     """An agent that was frozen asks for what it was to do before: somebody else does it by now. A new lease helps."""
     node.workers.lease(0.0)

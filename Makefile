@@ -27,7 +27,7 @@ demo: $(INSTALLED)  ## Train on 4 pretended nodes with 2 hot spares, kill one no
 	$(BIN)/python examples/digits/demo.py
 
 test: $(TESTS) slurm-packages browser  ## Run all tests, the ones on a real Slurm included
-	$(BIN)/pytest -n 4 -m 'not torch' $(ARGS)
+	$(BIN)/pytest -n 4 --dist worksteal -m 'not torch' $(ARGS)
 
 test-torch: $(TESTS)  ## Run the tests that need torch (CPU is enough)
 	$(BIN)/python -c 'import torch' 2>/dev/null || $(BIN)/pip install --quiet --disable-pip-version-check 'torch==2.13.0'

@@ -18,7 +18,7 @@ from nvrx_slurm.simulation.loop import uncollected
 Say = Callable[[str], None]
 Teller = Callable[[int, int, tuple[Act, ...] | None], Told]
 SAY_EVERY_S = 5.0
-CHUNK = 16
+CHUNK = 64
 """Seeds that are told before their remains are cleared away, or that a process is given at a time."""
 
 

@@ -5,10 +5,23 @@ from __future__ import annotations
 import contextlib
 import hashlib
 import os
+import re
 from pathlib import Path
 
 RESERVE_BYTES = 16 << 10
 """Kept free for the job's last records: the disk may be full by then."""
+
+
+RUNTIME_ROOTS = (Path("/dev/shm"), Path("/tmp"))
+"""Where a node keeps what need not outlive it: the first of these that is there."""
+
+_JOURNAL_PART = re.compile(r"events\.(\d+)\.jsonl")
+
+
+def journal_parts(current: Path) -> list[Path]:
+    """The older parts of a journal, oldest first, beside the one that is written now."""
+    found = ((_JOURNAL_PART.fullmatch(path.name), path) for path in current.parent.glob("events.*.jsonl"))
+    return [path for _, path in sorted((int(named[1]), path) for named, path in found if named)]
 
 
 class JobFiles:
@@ -42,6 +55,11 @@ class JobFiles:
         """What its folders in a node's memory are called: job ids repeat from cluster to cluster, paths do not."""
         digest = hashlib.sha256(os.fsencode(self.path.absolute())).hexdigest()
         return f"nvrx-{self.job_id}-{digest[:10]}"
+
+    def runtime_folders(self) -> list[Path]:
+        """What nodes of the job have in this machine's memory, and is ours."""
+        found = (path for root in RUNTIME_ROOTS for path in root.glob(f"{self.runtime_name}-*"))
+        return [path for path in found if _is_ours(path)]
 
     def node_log(self, node: str) -> Path:
         return self.path / "nodes" / f"{node}.log"
@@ -102,3 +120,9 @@ def write_into_reserve(path: Path, data: bytes, reserve: Path) -> None:
         file.write(data)
         file.truncate()
     reserve.replace(path)
+
+
+def _is_ours(path: Path) -> bool:
+    with contextlib.suppress(FileNotFoundError):  # another clears it away
+        return path.stat().st_uid == os.getuid()
+    return False

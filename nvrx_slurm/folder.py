@@ -14,10 +14,8 @@
 
 from __future__ import annotations
 
-import os
 import shutil
 import socket
-from pathlib import Path
 from typing import TypeVar
 
 import msgspec
@@ -123,7 +121,5 @@ class JobFolder(JobFiles):
 
 def clear_runtime_folders(job: JobFiles) -> None:
     """Remove what agents of the job that were killed on this machine have left in its memory."""
-    for root in (Path("/dev/shm"), Path("/tmp")):
-        for folder in root.glob(f"{job.runtime_name}-*"):
-            if folder.stat().st_uid == os.getuid():
-                shutil.rmtree(folder, ignore_errors=True)
+    for folder in job.runtime_folders():
+        shutil.rmtree(folder, ignore_errors=True)

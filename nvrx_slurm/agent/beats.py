@@ -9,11 +9,10 @@ import socket
 from collections.abc import Callable
 from pathlib import Path
 
-from nvrx_slurm.files import JobFiles
+from nvrx_slurm.files import RUNTIME_ROOTS, JobFiles
 from nvrx_slurm.workload.slot import Reading, Slot
 
 LONGEST_WORD_BYTES = 1024
-RUNTIME_ROOTS = (Path("/dev/shm"), Path("/tmp"))
 
 
 def runtime_folder(job: JobFiles, node: str) -> Path:

@@ -74,9 +74,12 @@ class EndWatch:
         Raises WaitTimeout once `timeout_s` has passed, and NvrxError where nobody can tell any more how it ended.
         """
         result = read_result(self._job)
-        if result is not None and not (result.exit_code in MAY_GO_ON and self._is_alive()):
+        if result is None:
+            code = self._look_at_cluster()
+        elif result.exit_code in MAY_GO_ON and self._is_alive():
+            code = None
+        else:
             return result.exit_code
-        code = self._look_at_cluster() if result is None else None
         if code is None and self._left_s() <= 0:
             raise WaitTimeout(
                 f"job {self._job.job_id} has not ended within {self._timeout_s:g} s:"

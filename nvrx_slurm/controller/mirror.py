@@ -15,6 +15,7 @@ from pathlib import Path
 
 import msgspec
 
+from nvrx_slurm.files import journal_parts
 from nvrx_slurm.log import get_logger
 from nvrx_slurm.records import Entry, entry_from_json, entry_to_json
 
@@ -45,8 +46,9 @@ def last_number(path: Path) -> int:
 
 def read_copy(path: Path) -> list[Entry]:
     """Every whole entry of the copy, its rotated parts first."""
-    parts = sorted(path.parent.glob("events.*.jsonl"), key=lambda part: int(part.suffixes[0][1:]))
-    lines = (line for part in [*parts, path] if part.exists() for line in part.read_bytes().splitlines())
+    lines = (
+        line for part in [*journal_parts(path), path] if part.exists() for line in part.read_bytes().splitlines()
+    )
     return list(_entries(lines))
 
 
@@ -134,7 +136,7 @@ class Mirror:
     def _next_file(self, full: int | None) -> int:
         """The file to go on in; a full one is put aside first, and closed when there is another. Raises OSError."""
         if full is not None and self._path.exists():
-            parts = len(list(self._path.parent.glob("events.*.jsonl")))
+            parts = len(journal_parts(self._path))
             self._path.rename(self._path.with_name(f"events.{parts + 1}.jsonl"))
         file = os.open(self._path, os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o600)
         if full is not None:

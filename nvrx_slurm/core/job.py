@@ -70,8 +70,10 @@ def step(job: Job, fact: Fact, now: float) -> list[Decision] | None:
     """Take in one fact at time `now` (seconds, the store's clock; never smaller than before).
 
     Returns the decisions that follow, in the order in which they hold. None: the fact is stale (an older generation,
-    cycle or agent, or heard before) and must leave no trace.
+    cycle or agent, heard before, or of a job that has ended) and must leave no trace.
     """
+    if job.ended and not isinstance(fact, JobStarted | ControllerStarted):
+        return None
     decisions = _HANDLERS[type(fact)](job, fact, now)
     if decisions is None:
         return None

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
@@ -12,11 +11,11 @@ from typing import get_args
 import msgspec
 
 from nvrx_slurm.errors import ConfigError
+from nvrx_slurm.files import journal_parts
 from nvrx_slurm.records import AnyRecord, Entry, Plan, entry_from_json, plan_from_json
 from nvrx_slurm.report.words import event_name
 
 NAME = "events.jsonl"
-_PART = re.compile(r"events\.\d+\.jsonl")
 _EVENTS = frozenset(map(event_name, get_args(AnyRecord)))
 
 
@@ -38,7 +37,8 @@ def read_journal(path: Path) -> JournalText:
     file = path / NAME if path.is_dir() else path
     found: dict[int, Entry] = {}
     notes: list[str] = []
-    for part in [*_older_parts(file), file]:
+    older = journal_parts(file) if file.name == NAME else []
+    for part in [*older, file]:
         for number, line, whole in _lines(part):
             entry = _entry(line, part, number) if whole else None
             if entry is None:
@@ -58,12 +58,6 @@ def read_plan(path: Path) -> Plan:
         raise ConfigError(f"cannot be read ({error.strerror}); {remedy}", file=str(path)) from None
     except msgspec.DecodeError as error:
         raise ConfigError(f"is no plan.json: {error}", file=str(path)) from None
-
-
-def _older_parts(file: Path) -> list[Path]:
-    if file.name != NAME:
-        return []
-    return [part for part in sorted(file.parent.glob("events.*.jsonl")) if _PART.fullmatch(part.name)]
 
 
 def _lines(part: Path) -> Iterator[tuple[int, bytes, bool]]:

@@ -7,17 +7,16 @@ file is held open between two reads: it may be rotated, and a network file syste
 from __future__ import annotations
 
 import os
-import re
 from collections.abc import Iterator
 from pathlib import Path
 from typing import BinaryIO
 
 import msgspec
 
+from nvrx_slurm.files import journal_parts
 from nvrx_slurm.folder import JobFolder
 from nvrx_slurm.records import Entry, entry_from_json
 
-_PART = re.compile(r"events\.\d+\.jsonl")
 _ATTEMPTS = 3
 _Identity = tuple[int, int]
 
@@ -78,7 +77,7 @@ class JournalFile:
 
     def _older_parts(self) -> list[Path]:
         """The older parts that may hold new entries, ordered by their first ones: their names need not be trusted."""
-        parts = [path for path in self._current.parent.glob("events.*.jsonl") if _PART.fullmatch(path.name)]
+        parts = journal_parts(self._current)
         known = sorted((first, part) for part in parts if (first := _first_number(part)) is not None)
         ends = [first - 1 for first, _ in known[1:]]
         whole = [part for (_, part), end in zip(known, ends, strict=False) if end > self._last]

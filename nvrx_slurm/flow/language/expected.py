@@ -9,62 +9,63 @@ from nvrx_slurm.flow.language.events import EventPattern
 from nvrx_slurm.flow.language.patterns import Bindings, Pattern
 
 
+class _Told:
+    """Its text is what `told` says where no capture is bound."""
+
+    __slots__ = ()
+
+    def told(self, known: Bindings) -> str:
+        """In words, with what is known of the captures."""
+        raise NotImplementedError
+
+    def __str__(self) -> str:
+        return self.told({})
+
+
 @dataclass(frozen=True, slots=True)
-class Happens:
+class Happens(_Told):
     """The event comes; what follows in the list comes after it."""
 
     line: int
     event: EventPattern
     within_s: float | None = None
 
-    def __str__(self) -> str:
-        return self.told({})
-
     def told(self, known: Bindings) -> str:
         return f"{self.event.told(known)}{_within(self.within_s)}"
 
 
 @dataclass(frozen=True, slots=True)
-class Eventually:
+class Eventually(_Told):
     """The event comes somewhere from here on; what follows in the list does not wait for it."""
 
     line: int
     event: EventPattern
     within_s: float | None = None
 
-    def __str__(self) -> str:
-        return self.told({})
-
     def told(self, known: Bindings) -> str:
         return f"eventually {self.event.told(known)}{_within(self.within_s)}"
 
 
 @dataclass(frozen=True, slots=True)
-class Never:
+class Never(_Told):
     """The event does not come from here until `until`, or to the end."""
 
     line: int
     event: EventPattern
     until: EventPattern | None = None
 
-    def __str__(self) -> str:
-        return self.told({})
-
     def told(self, known: Bindings) -> str:
         return f"never {self.event.told(known)}{_until(self.until, known)}"
 
 
 @dataclass(frozen=True, slots=True)
-class Count:
+class Count(_Told):
     """From here until `until`, or to the end, the event comes as often as `wanted` says."""
 
     line: int
     event: EventPattern
     wanted: Pattern
     until: EventPattern | None = None
-
-    def __str__(self) -> str:
-        return self.told({})
 
     def told(self, known: Bindings) -> str:
         return f"count of {self.event.told(known)} is {self.wanted.told(known)}{_until(self.until, known)}"

@@ -3,11 +3,8 @@
 from __future__ import annotations
 
 import contextlib
-import os
 from collections.abc import Callable, Collection, Mapping
-from pathlib import Path
 
-from nvrx_slurm.agent.beats import RUNTIME_ROOTS
 from nvrx_slurm.api.handle import Job
 from nvrx_slurm.clock import Clock
 from nvrx_slurm.cluster.dev.waiting import wait_until
@@ -45,15 +42,9 @@ def folders_left(job: Job, killed: Collection[str]) -> list[str]:
     """The job's folders in this machine's memory. Those of nodes that were killed nobody could clear: that is done
     here."""
     files = JobFiles(job.folder)
-    found = [path for root in RUNTIME_ROOTS for path in root.glob(f"{files.runtime_name}-*") if _is_ours(path)]
+    found = files.runtime_folders()
     left = [path for path in found if path.name.removeprefix(f"{files.runtime_name}-") not in killed]
     if found and not left:
         log.info("left by nodes that were killed, and cleared away: %s", ", ".join(map(str, found)))
         clear_runtime_folders(files)
     return [f"{path} was not cleared away" for path in left]
-
-
-def _is_ours(path: Path) -> bool:
-    with contextlib.suppress(FileNotFoundError):
-        return path.stat().st_uid == os.getuid()
-    return False

@@ -137,6 +137,18 @@ def test_end_does_not_wait_for_ever_for_the_silent():
     assert fleet.said(JobEnded) == [JobEnded(exit_code=0, reason="done", missing=("n2",))]
 
 
+def test_nothing_comes_after_the_end():
+    """Whoever speaks up once the job has ended leaves no trace."""
+    fleet = running(plain(nodes=1, spares=1))
+    fleet.done("n1")
+    fleet.later(60.0)
+    before = len(fleet.journal)
+    assert fleet.isolate("n1") is None
+    assert fleet.leave("n2") == []
+    assert fleet.lose("n2") is None
+    assert len(fleet.journal) == before
+
+
 def test_facts_of_an_older_cycle_are_refused():
     """Late news of a cycle that is over leave no trace."""
     fleet = running()

@@ -8,8 +8,9 @@ from nvrx_slurm.processes import is_alive
 from nvrx_slurm.stacks import programs
 
 
-def test_program_that_hangs_is_killed(tmp_path):
+def test_program_that_hangs_is_killed(tmp_path, monkeypatch):
     """Past its bound a program is ended, and that is what it said."""
+    monkeypatch.setattr(programs, "_LAST_WORDS_S", 60.0)  # a starved machine takes its time over a SIGKILL
     pid = tmp_path / "pid"
     said = asyncio.run(programs.run("sh", "-c", f"echo $$ > {pid}; exec sleep 1000", timeout_s=0.5))
     assert said == programs.Said("no answer within 0.5 s", ok=False)

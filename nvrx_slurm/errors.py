@@ -8,6 +8,7 @@
     ├── UnreachableError         69   Slurm or the store does not answer
     │   ├── SlurmUnreachable
     │   └── StoreUnreachable
+    ├── SourceError               1   a source of attribution gave no verdict; says why
     ├── FaultFailed               1   a fault of a flow did not happen; says what stood in its way
     ├── SimulationStuck           1   a simulated history cannot go on, or passed a bound
     ├── FencedError              75   a newer controller has taken over; this one may write no more
@@ -77,6 +78,10 @@ class StoreUnreachable(UnreachableError):
     def __init__(self, message: str, *, refused: bool = False) -> None:
         super().__init__(message)
         self.refused = refused
+
+
+class SourceError(NvrxError):
+    """A source of attribution gave no verdict; the message says why."""
 
 
 class FaultFailed(NvrxError):

@@ -20,6 +20,8 @@ from typing import Any, Literal
 
 import msgspec
 
+from nvrx_slurm.verdicts import Attribution, AttributionPlan, Verdict
+
 SignalReason = Literal["cancel", "interrupt", "time_limit", "agents_gone", "lease_lapsed"]
 FENCE_MARGIN_S = 2.0
 OnFailure = Literal["restart_replica", "restart_job", "ignore", "fail_job"]
@@ -59,10 +61,36 @@ class HangBounds(Record, frozen=True, kw_only=True):
     least_s: float = 30.0  # no learned bound is shorter
 
 
+class Allowance(Record, frozen=True, kw_only=True):
+    """How often something may happen: `count` times, or so often within any `per_s` seconds."""
+
+    count: int
+    per_s: float | None = None
+
+
+class ProgressPlan(Record, frozen=True, kw_only=True):
+    """When a job that fails again and again counts as stuck. `max_cycles` None: never.
+
+    Steps are what `workload.beat` tells; or the number in `iteration_file`; or the last match of `log_pattern` in a
+    rank's log.
+    """
+
+    max_cycles: int | None = None
+    min_steps: int = 1
+    iteration_file: str | None = None
+    log_pattern: str | None = None
+
+
 class FaultTolerance(Record, frozen=True, kw_only=True):
     """Budgets and bounds, all in seconds or counts; `docs/job-yaml.md` tells what each does."""
 
     max_restarts: int = 3
+    max_restarts_per_s: float | None = None  # the budget is a rate: so many within this
+    max_job_restarts: Allowance | None = None
+    max_node_losses: Allowance | None = None
+    max_preemptions: Allowance | None = None
+    progress: ProgressPlan = ProgressPlan()
+    attribution: AttributionPlan = AttributionPlan()
     quarantine_after: int = 3
     heartbeat_interval_s: float = 1.0
     heartbeat_timeout_s: float = 15.0
@@ -146,6 +174,7 @@ class JobStarted(Fact, frozen=True, kw_only=True, tag="job_started"):
     name: str
     expected: tuple[str, ...]
     generation: int = 0
+    suspects: tuple[str, ...] = ()  # nodes of the allocation that other jobs' evidence blames
 
 
 class ControllerStarted(Fact, frozen=True, kw_only=True, tag="controller_started"):
@@ -169,12 +198,14 @@ class NodeJoined(FromAgent, frozen=True, kw_only=True, tag="node_joined"):
 
 
 class NodeReady(FromAgent, frozen=True, kw_only=True, tag="node_ready"):
-    """The node has no worker of an older cycle left and waits for its assignment in `cycle`."""
+    """The node has no worker of an older cycle left and waits for its assignment in `cycle`. `step`: the last that
+    the cycle before had reached there, as far as anybody can tell."""
 
     replica: str
     cycle: int
     port: int
     teardown_s: float = 0.0
+    step: int | None = None
 
 
 class WorkersStarted(FromAgent, frozen=True, kw_only=True, tag="workers_started"):
@@ -312,6 +343,16 @@ class Signalled(Fact, frozen=True, kw_only=True, tag="signalled"):
     generation: int = 0
 
 
+class Attributed(Fact, frozen=True, kw_only=True, tag="attributed"):
+    """A source of attribution has answered about the first failure of a cycle. `rank` as in the failure's key."""
+
+    replica: str
+    cycle: int
+    generation: int = 0
+    rank: int | None = None
+    attribution: Attribution
+
+
 class Tick(Fact, frozen=True, kw_only=True, tag="tick"):
     """A deadline of the core passed. Journaled only where it led to a decision."""
 
@@ -363,8 +404,37 @@ class RoundClosed(Decision, frozen=True, kw_only=True, tag="round_closed"):
     generation: int = 0
 
 
+class AttributionAsked(Decision, frozen=True, kw_only=True, tag="attribution_asked"):
+    """The sources are asked about the first failure of a cycle. `holds`: no new round closes before they have
+    answered, or their time is up."""
+
+    replica: str
+    cycle: int
+    generation: int = 0
+    rank: int | None = None
+    node: str
+    sources: tuple[str, ...]
+    holds: bool = False
+
+
+class AttributionJudged(Decision, frozen=True, kw_only=True, tag="attribution_judged"):
+    """What the sources' answers come to, read once. `acted`: it decided; else `why` says why not. An answer that
+    comes later is recorded, and nothing follows from it."""
+
+    replica: str
+    cycle: int
+    generation: int = 0
+    rank: int | None = None
+    verdict: Verdict
+    acted: bool
+    why: str
+    blamed: tuple[str, ...] = ()  # nodes that get ranks only where no other is left
+    waited_s: float = 0.0  # how long the round was held for it
+
+
 class RestartDecided(Decision, frozen=True, kw_only=True, tag="restart_decided"):
-    """What is done about a failure, and on what evidence."""
+    """What is done about a failure, and on what evidence. `by`: what settled it, in the order in which they are
+    asked; `no_progress`: how many cycles in a row have made too few steps."""
 
     replica: str
     cycle: int  # the cycle that failed
@@ -374,6 +444,8 @@ class RestartDecided(Decision, frozen=True, kw_only=True, tag="restart_decided")
     rank: int | None = None
     step: int | None = None
     restarts_left: int = 0
+    by: Literal["policy", "attribution", "progress", "budget"] = "policy"
+    no_progress: int = 0
 
 
 class Recovered(Decision, frozen=True, kw_only=True, tag="recovered"):
@@ -459,10 +531,13 @@ AnyFact = (
     | SlurmNodeState
     | DumpAsked
     | Signalled
+    | Attributed
     | Tick
 )
 AnyDecision = (
     RoundOpened
+    | AttributionAsked
+    | AttributionJudged
     | RoundClosed
     | RestartDecided
     | Recovered

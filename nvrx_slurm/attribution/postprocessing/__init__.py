@@ -1,0 +1,1 @@
+"""What is told to others about a decided failure: Slack, an index, the ledger of suspect nodes."""

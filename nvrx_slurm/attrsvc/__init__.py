@@ -1,0 +1,1 @@
+"""Attribution as a service, for a whole fleet of jobs."""

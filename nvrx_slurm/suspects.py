@@ -1,0 +1,1 @@
+"""Nodes that evidence blames: a ledger that the jobs of one user share."""

@@ -1,0 +1,213 @@
+"""What attribution is asked about a failure, and what it answers; the wire form of both.
+
+A failure has one key. A source of attribution (the rules in this process, a service, an assistant) gets one `Inquiry`
+for each key and answers with one `Attribution`. Frozen and versioned by growth, as all records are: a field may be
+added with a default; none is renamed or removed, and an unknown field passes.
+"""
+
+from __future__ import annotations
+
+from enum import StrEnum
+from typing import Literal
+
+import msgspec
+
+
+class Verdict(StrEnum):
+    """What attribution says of a failure."""
+
+    RESTART = "RESTART"  # it may well not happen again
+    STOP = "STOP"  # it will happen again: a restart cannot help
+    UNKNOWN = "UNKNOWN"  # the evidence says nothing, or the source failed (`problem` says how)
+    TIMEOUT = "TIMEOUT"  # no answer in time
+
+
+class Scope(StrEnum):
+    """Where a failure comes from."""
+
+    USER_CODE = "user_code"
+    NODE = "node"
+    NETWORK = "network"
+    STORAGE = "storage"
+    SCHEDULER = "scheduler"
+    DATA = "data"
+    UNKNOWN = "unknown"
+
+
+Aggregation = Literal["any", "all"]
+"""How many of the sources must say STOP: one, or each that answers with RESTART or STOP at all."""
+
+
+class Wire(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """Base of all that follows."""
+
+
+# --------------------------------------------------------------------------------------------- asking
+
+
+class FailureKey(Wire, frozen=True, kw_only=True):
+    """Names one failure: the first of a replica's cycle. `rank` is None where a whole node was lost.
+
+    `job` is the job folder's path: job ids repeat from cluster to cluster, paths do not.
+    """
+
+    job: str
+    generation: int
+    replica: str
+    cycle: int
+    rank: int | None = None
+
+    def __str__(self) -> str:
+        rank = "node" if self.rank is None else f"rank-{self.rank}"
+        return f"{self.job}:{self.generation}:{self.replica}:{self.cycle}:{rank}"
+
+
+class Failed(Wire, frozen=True, kw_only=True):
+    """How the failure showed: an exit code or a signal of a worker, a hang, or a node that was lost."""
+
+    cause: str
+    node: str
+    rank: int | None = None
+    exit_code: int | None = None
+    signal: int | None = None
+    error: str | None = None
+    hung: bool = False
+    step: int | None = None
+    t: float = 0.0  # seconds since the epoch, the store's clock
+
+
+class Inquiry(Wire, frozen=True, kw_only=True):
+    """One failure with all that is known of it. Paths are absolute; a folder stands for every file below it.
+
+    `nodes` are the cycle's, in group-rank order, each with `workers_per_node` ranks. `earlier`: the folders of the
+    cycles before, newest first. `pids`: rank → process id, as the kernel's messages name them.
+    """
+
+    key: FailureKey
+    paths: tuple[str, ...]
+    failed: Failed | None = None
+    nodes: tuple[str, ...] = ()
+    workers_per_node: int = 1
+    pids: dict[int, int] = {}
+    started_at: float = 0.0
+    earlier: tuple[str, ...] = ()
+
+    def node_of(self, rank: int) -> str | None:
+        """The node that held a rank; None: not known."""
+        seat = rank // self.workers_per_node
+        return self.nodes[seat] if 0 <= seat < len(self.nodes) else None
+
+
+# ------------------------------------------------------------------------------------------ answering
+
+
+class Evidence(Wire, frozen=True, kw_only=True):
+    """One line of a file. `line` counts from 1 (0: the file as a whole); `t`: seconds since the epoch, if the line
+    tells; `rule`: what recognised it."""
+
+    file: str
+    line: int
+    text: str
+    rule: str = ""
+    rank: int | None = None
+    node: str | None = None
+    t: float | None = None
+
+
+class Attribution(Wire, frozen=True, kw_only=True):
+    """What one source says of one failure.
+
+    `confidence` is between 0 and 1. `fault` is the class of failure, such as `cuda_oom` (docs/rules.md has all of
+    them). `ranks` and `nodes` are the blamed ones; `missing` are ranks that the others waited for. `primary` is the
+    line where it began, `secondary` what followed from it, in order. `problem`: why there is no verdict.
+    """
+
+    source: str
+    verdict: Verdict
+    confidence: float = 0.0
+    fault: str = "unknown"
+    scope: Scope = Scope.UNKNOWN
+    transient: bool | None = None
+    ranks: tuple[int, ...] = ()
+    nodes: tuple[str, ...] = ()
+    missing: tuple[int, ...] = ()
+    primary: Evidence | None = None
+    secondary: tuple[Evidence, ...] = ()
+    explanation: str = ""
+    hint: str = ""
+    reference: str = ""
+    latency_s: float = 0.0
+    cached: bool = False
+    problem: str | None = None
+
+
+def attribution_schema() -> dict[str, object]:
+    """The JSON Schema of an `Attribution`."""
+    return msgspec.json.schema(Attribution)
+
+
+# ---------------------------------------------------------------------------------------------- plan
+
+
+class SlackPlan(Wire, frozen=True, kw_only=True):
+    """Where a message about each decided failure goes. `mention`: a Slack member id, or `@here`."""
+
+    channel: str
+    token_file: str | None = None
+    mention: str | None = None
+    url: str = "https://slack.com/api"
+
+
+class DataflowPlan(Wire, frozen=True, kw_only=True):
+    """An index, in the manner of Elasticsearch, that gets one document for each decided failure."""
+
+    url: str
+    index: str
+    token_file: str | None = None
+
+
+class LlmPlan(Wire, frozen=True, kw_only=True):
+    """A second opinion. `style`: whose API the endpoint speaks."""
+
+    url: str
+    model: str
+    key_file: str | None = None
+    style: Literal["openai", "anthropic"] = "openai"
+    timeout_s: float = 20.0
+
+
+class AttributionPlan(Wire, frozen=True, kw_only=True):
+    """Which sources are asked about a failure, and what is done with their answers. All files are absolute paths.
+
+    `dry_run`: verdicts are recorded, and nobody waits for them. `timeout_s` bounds one source's answer;
+    `decision_timeout_s` bounds how long a round waits for all of them, counted from the failure.
+    """
+
+    enable_lib: bool = False
+    attrsvc_url: str | None = None
+    manage_attrsvc: bool = False
+    enable_mcp: bool = False
+    mcp_command: tuple[str, ...] = ()
+    http_urls: tuple[str, ...] = ()
+    token_file: str | None = None  # of attrsvc and the HTTP sources
+    timeout_s: float = 60.0
+    decision_timeout_s: float = 10.0
+    dry_run: bool = True
+    aggregation: Aggregation = "any"
+    rules: tuple[str, ...] = ()  # the user's own files, beside the shipped ones
+    llm: LlmPlan | None = None
+    slack: SlackPlan | None = None
+    dataflow: DataflowPlan | None = None
+    ledger: str | None = None  # where suspect nodes are kept; None: the user's own default
+
+    @property
+    def sources(self) -> tuple[str, ...]:
+        """The names of all sources, in the order in which they are listed."""
+        services = ("attrsvc",) if self.attrsvc_url or self.manage_attrsvc else ()
+        own = [name for name, on in (("lib", self.enable_lib), ("mcp", self.enable_mcp)) if on]
+        return (*own, *services, *self.http_urls)
+
+    @property
+    def acts(self) -> bool:
+        """Whether a verdict can stop the job, so that a round waits for it."""
+        return bool(self.sources) and not self.dry_run

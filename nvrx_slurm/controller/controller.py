@@ -2,6 +2,7 @@
 
     inbox ─────┐
     witnesses ─┼─▶ one queue ─▶ core.step ─▶ one commit (journal, ranks, orders, together) ─▶ events.jsonl
+    desk ──────┤
     timer ─────┘
 
 It holds no state that the store does not: killed at any moment, the next one replays the journal through the core,
@@ -20,6 +21,7 @@ import msgspec
 
 from nvrx_slurm.clock import Clock
 from nvrx_slurm.controller.outside import Outside
+from nvrx_slurm.controller.questions import Questions
 from nvrx_slurm.controller.server_clock import ServerClock
 from nvrx_slurm.controller.witnesses import Witnesses
 from nvrx_slurm.core.assignment import assignments
@@ -30,6 +32,7 @@ from nvrx_slurm.folder import JobInfo, Result
 from nvrx_slurm.log import get_logger
 from nvrx_slurm.records import (
     AnyFact,
+    Attributed,
     ControllerStarted,
     ControllerUp,
     Decision,
@@ -51,6 +54,7 @@ from nvrx_slurm.records import (
 )
 from nvrx_slurm.store.client import BLOCK_MS, INBOX_BATCH, Round, Store
 from nvrx_slurm.store.hearing import Hearing
+from nvrx_slurm.verdicts import Attribution, FailureKey
 
 log = get_logger("controller")
 
@@ -62,6 +66,7 @@ CATCH_UP_S = 0.05
 LAST_WORDS_S = 5.0
 """How long the store may keep a controller whose job has ended."""
 
+AFTERWARDS_S = 6.0
 LEASE_BEATS = 3
 KEEP_KEYS_S = 3600
 """How long a site's own store keeps the keys of a job that has ended."""
@@ -131,6 +136,8 @@ class Controller:
             clock=clock,
             post=self._post,
         )
+        self.desk = outside.desk(self._attributed)
+        self.questions = Questions(self.job, outside.files, self.desk)
         self.epoch = 0
         self.written = 0  # number of the last journal entry
 
@@ -150,6 +157,7 @@ class Controller:
             for task in tasks:
                 task.cancel()
             await self.witnesses.close()
+            await self.desk.close(self._afterwards_s())
             self.mirror.close(MIRROR_FLUSH_S)
 
     # ---- start
@@ -164,6 +172,7 @@ class Controller:
         if kept and not journal:  # requeued, with a fresh store: budgets live on, nodes do not
             journal = self.outside.read_copy()
         replay(self.job, journal)
+        self.questions.replayed((entry.record, entry.t) for entry in journal)
         self._go_on_from(journal)
         self.witnesses.start_with(node for node in self.job.nodes.values() if node.alive)
         port = await self.witnesses.tethers.start("0.0.0.0" if self.bind == "*" else self.bind)
@@ -173,6 +182,9 @@ class Controller:
         batch = self._decide([Heard(started), *self._begin()])
         batch.orders.append(up)
         await self._commit(batch, up)
+        if self.plan.fault_tolerance.attribution.acts:
+            self.desk.open()
+        self.questions.go_on()
         log.info("epoch %d, %d journal entries replayed", self.epoch, len(journal))
         return cursor
 
@@ -211,6 +223,7 @@ class Controller:
             for order in batch.orders:
                 if isinstance(order, Fence):  # journaled by now
                     self.witnesses.fence(order.node, order.incarnation)
+            self.questions.go_on()
         shutdown, now = self.job.shutdown, self.server_clock.now()
         assert shutdown is not None
         self.store.hurry(LAST_WORDS_S)
@@ -261,6 +274,7 @@ class Controller:
     def _take(self, batch: Batch, record: Record, now: float) -> None:
         """One record into the batch: the journal first, then what agents get to see of it."""
         self.written += 1
+        self.questions.note(record, now)
         batch.entries.append(Entry(n=self.written, t=now, record=record))  # type: ignore[arg-type]
         if isinstance(record, Decision):
             log.info("%s", record)
@@ -295,6 +309,17 @@ class Controller:
 
     # ---- facts
 
+    def _attributed(self, key: FailureKey, attribution: Attribution) -> None:
+        self._post(
+            Attributed(
+                replica=key.replica,
+                cycle=key.cycle,
+                generation=key.generation,
+                rank=key.rank,
+                attribution=attribution,
+            )
+        )
+
     def _moment(self, item: Heard) -> float:
         """When the fact became one. Of what came by the inbox that is its arrival in the store, not our reading it: a
         backlog, after a freeze of ours or of the store's, is judged as if it had been read in time."""
@@ -327,6 +352,11 @@ class Controller:
         while True:
             await self.store.renew(self.owner, self._lease_s())
             await asyncio.sleep(self.plan.fault_tolerance.heartbeat_interval_s)
+
+    def _afterwards_s(self) -> float:
+        """How long the desk may take, once the job has ended, to tell those who want to know."""
+        ours = self.plan.fault_tolerance.attribution
+        return AFTERWARDS_S if ours.slack or ours.dataflow else 0.0
 
     def _lease_s(self) -> float:
         return LEASE_BEATS * self.plan.fault_tolerance.heartbeat_interval_s

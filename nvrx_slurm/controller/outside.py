@@ -14,8 +14,10 @@ from typing import Protocol
 
 from nvrx_slurm.cluster.slurm_nodes import SlurmNode, node_state
 from nvrx_slurm.controller import firing
+from nvrx_slurm.controller.desk import Answered, Desk, DeskProcess
 from nvrx_slurm.controller.firing import FIRST_PAUSE_S
 from nvrx_slurm.controller.mirror import Mirror, read_copy
+from nvrx_slurm.files import JobFiles
 from nvrx_slurm.folder import JobFolder, Result
 from nvrx_slurm.records import Entry
 from nvrx_slurm.tether import TetherServer
@@ -42,12 +44,14 @@ class Copy(Protocol):
 
 
 class Outside(Protocol):
-    """`host` and `pid` are this process's; `mirror` is the journal's copy in the job folder."""
+    """`host` and `pid` are this process's; `files` says where the job's lie; `mirror` is the journal's copy there."""
 
     @property
     def host(self) -> str: ...
     @property
     def pid(self) -> int: ...
+    @property
+    def files(self) -> JobFiles: ...
     @property
     def mirror(self) -> Copy: ...
 
@@ -61,6 +65,10 @@ class Outside(Protocol):
 
     def tethers(self, token: str, alive: Told, lost: Told) -> Tethers:
         """The controller's end of all tethers; it listens once it is started."""
+        ...
+
+    def desk(self, answered: Answered) -> Desk:
+        """Who asks the sources of attribution; it starts when it is needed."""
         ...
 
     async def is_dead(
@@ -84,6 +92,7 @@ class LinuxOutside:
     def __init__(self, folder: JobFolder) -> None:
         self._folder = folder
         self.host, self.pid = socket.gethostname(), os.getpid()
+        self.files: JobFiles = folder
         self.mirror = Mirror(folder.events_path)
 
     def read_copy(self) -> list[Entry]:
@@ -94,6 +103,9 @@ class LinuxOutside:
 
     def tethers(self, token: str, alive: Told, lost: Told) -> TetherServer:
         return TetherServer(token, alive, lost)
+
+    def desk(self, answered: Answered) -> Desk:
+        return DeskProcess(self._folder.node_log("attribution"), answered)
 
     async def is_dead(
         self, addr: str, port: int, message: bytes, within_s: float, *, pause_s: float = FIRST_PAUSE_S

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 
 from nvrx_slurm.records import Assignment, RolePlan, RoundClosed
 
@@ -18,6 +18,21 @@ def seat(previous: Sequence[str], here: Collection[str], spares: Sequence[str], 
     seated = {name for name in seats if name}
     queue = iter([name for name in spares if name not in seated])
     return tuple(name for name in (taken or next(queue, None) for taken in seats) if name)
+
+
+def passed_over(
+    previous: Sequence[str],
+    here: Collection[str],
+    spares: Sequence[str],
+    want: int,
+    is_suspect: Callable[[str], bool],
+) -> set[str]:
+    """The nodes of `previous` that are here and lose their seats: evidence speaks against them, and a clean spare is
+    left for each, once those that are missing have been replaced."""
+    clean = [name for name in spares if name not in here and not is_suspect(name)]
+    suspects = [name for name in previous if name in here and is_suspect(name)]
+    missing = max(0, want - len(here))
+    return set(suspects[: max(0, len(clean) - missing)])
 
 
 def assignments(

@@ -9,14 +9,16 @@ for entry in journal:                    # a fresh controller, or a replay
 from __future__ import annotations
 
 from collections.abc import Callable
+from itertools import islice
 from typing import Any, TypeVar
 
 import msgspec
 
-from nvrx_slurm.core import membership, rendezvous, restart
-from nvrx_slurm.core.state import Job, Node, NodeState, Phase, Replica
+from nvrx_slurm.core import budget, cases, membership, progress, rendezvous, restart
+from nvrx_slurm.core.state import Failure, Job, Node, NodeState, Phase, Replica
 from nvrx_slurm.errors import EXIT_DONE, EXIT_FAILED, EXIT_INTERRUPTED, EXIT_RETRY, EXIT_TERMINATED, EXIT_TIMEOUT
 from nvrx_slurm.records import (
+    Attributed,
     ControllerStarted,
     Decision,
     DumpAsked,
@@ -83,6 +85,7 @@ def step(job: Job, fact: Fact, now: float) -> list[Decision] | None:
         decisions += restart.end_exit_skew(job, now)
     if job.shutdown is None and not _shutdown_in(decisions):
         decisions += rendezvous.close_what_can(job, now)
+    decisions += cases.judge_what_can(job, now)
     return decisions + _settle(job, decisions, now)
 
 
@@ -92,7 +95,8 @@ def next_deadline(job: Job) -> float | None:
         return None
     if job.shutdown is not None:
         return job.shutdown_deadline
-    return min((at for replica in job.replicas.values() if (at := _deadline(job, replica)) is not None), default=None)
+    deadlines = [_deadline(job, replica) for replica in job.replicas.values()]
+    return min((at for at in [cases.due_at(job), *deadlines] if at is not None), default=None)
 
 
 def _deadline(job: Job, replica: Replica) -> float | None:
@@ -145,14 +149,18 @@ def _job_started(job: Job, fact: JobStarted, now: float) -> list[Decision] | Non
     if job.started_at and fact.generation <= job.generation:
         return None
     job.generation, job.started_at = fact.generation, now
+    job.cases, job.suspects = {}, set(fact.suspects)
     job.nodes = {name: Node(name=name, index=i) for i, name in enumerate(fact.expected)}
     job.expected, job.standby, job.wanted_by = set(fact.expected), set(), {}
     job.shutdown, job.ended = None, False
+    if fact.generation:
+        job.requeued_at.append(now)
+        if spent := budget.preemptions_spent(job, now):
+            return [Shutdown(exit_code=EXIT_FAILED, reason=spent)]
     decisions: list[Decision] = []
-    first = 0
+    preferred = iter(sorted(fact.expected, key=job.is_suspect))  # clean nodes first, each in the allocation's order
     for replica in job.replicas.values():
-        replica.order = fact.expected[first : first + replica.role.nodes_per_replica]
-        first += replica.role.nodes_per_replica
+        replica.order = tuple(islice(preferred, replica.role.nodes_per_replica))
         replica.cycle, replica.unsafe = -1, {}
         decisions += rendezvous.open_round(job, replica, now, noticed=now)
     return decisions
@@ -187,6 +195,8 @@ def _node_ready(job: Job, fact: NodeReady, now: float) -> list[Decision] | None:
     in_time = replica.ended or (replica.phase is Phase.ROUND and fact.cycle == replica.cycle)
     if not in_time:
         return None
+    if not replica.ended:
+        progress.reached(replica, fact.step)
     node.port = fact.port
     rendezvous.arrive(job, node, now)
     return []
@@ -210,7 +220,11 @@ def _workers_started(job: Job, fact: WorkersStarted, now: float) -> list[Decisio
 
 
 def _progress(job: Job, fact: Progress, now: float) -> list[Decision] | None:
-    return [] if _running(job, fact, fact.replica, fact.cycle) else _refuse(job, fact)
+    replica = _running(job, fact, fact.replica, fact.cycle)
+    if replica is None:
+        return _refuse(job, fact)
+    progress.reached(replica, fact.step)
+    return []
 
 
 def _worker_failed(job: Job, fact: WorkerFailed, now: float) -> list[Decision] | None:
@@ -219,7 +233,7 @@ def _worker_failed(job: Job, fact: WorkerFailed, now: float) -> list[Decision] |
         return _refuse(job, fact)
     if job.shutdown is not None:
         return []
-    failure = restart.Failure(
+    failure = Failure(
         kind="worker",
         cause=_worker_cause(fact),
         node=fact.node,
@@ -237,7 +251,7 @@ def _worker_hung(job: Job, fact: WorkerHung, now: float) -> list[Decision] | Non
     if job.shutdown is not None:
         return []
     where = f", in {fact.where}" if fact.where else ""
-    failure = restart.Failure(
+    failure = Failure(
         kind="worker",
         cause=f"rank {fact.rank} on {fact.node} hung: {fact.why}{where}",
         node=fact.node,
@@ -256,7 +270,7 @@ def _node_isolated(job: Job, fact: NodeIsolated, now: float) -> list[Decision] |
     if job.shutdown is not None:
         return []
     cause = f"{fact.node} had lost store and controller for {fact.for_s:.0f} s and stopped its workers"
-    return restart.act(job, replica, restart.Failure(kind="node", cause=cause, node=fact.node, noticed=now), now)
+    return restart.act(job, replica, Failure(kind="node", cause=cause, node=fact.node, noticed=now), now)
 
 
 def _learned(job: Job, fact: Learned, now: float) -> list[Decision] | None:
@@ -321,6 +335,15 @@ def _signalled(job: Job, fact: Signalled, now: float) -> list[Decision] | None:
     return [msgspec.structs.replace(shutdown, checkpoint=True) if saves else shutdown]
 
 
+def _attributed(job: Job, fact: Attributed, now: float) -> list[Decision] | None:
+    case = job.cases.get((fact.replica, fact.cycle)) if fact.generation == job.generation else None
+    if case is None or case.failure.rank != fact.rank or not cases.take(case, fact.attribution):
+        return None
+    if job.shutdown is None and cases.stops(job, case, now):
+        return cases.decide(job, case, now)
+    return []
+
+
 def _recorded(job: Job, fact: Fact, now: float) -> list[Decision] | None:
     """Worth knowing, and nothing follows from it."""
     return []
@@ -345,6 +368,7 @@ _HANDLERS: dict[type[Fact], Callable[[Job, Any, float], list[Decision] | None]] 
     SlurmNodeState: _recorded,
     DumpAsked: _dump_asked,
     Signalled: _signalled,
+    Attributed: _attributed,
     Tick: _recorded,
 }
 
@@ -390,7 +414,7 @@ def _depart(
         return []
     if node.name in replica.done:
         return []
-    failure = restart.Failure(kind="node", cause=cause, node=node.name, noticed=noticed, step=step)
+    failure = Failure(kind="node", cause=cause, node=node.name, noticed=noticed, step=step)
     return restart.act(job, replica, failure, now)
 
 

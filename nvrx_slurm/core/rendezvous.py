@@ -5,13 +5,14 @@ A round prefers the nodes of the cycle before (in cycle 0: the first nodes of th
 - at once, when every preferred node is ready or known dead, and spares fill what is missing;
 - when the last call has passed, if spares could stand in for preferred nodes that are merely late;
 - with fewer nodes, or not at all (the job stops, 75), when no more can come or the join timeout has passed;
+- not before a failure is decided whose evidence is still awaited (`cases`);
 - never while a lost node of the cycle before may still have workers: no rank is ever held twice.
 """
 
 from __future__ import annotations
 
-from nvrx_slurm.core import membership
-from nvrx_slurm.core.assignment import seat
+from nvrx_slurm.core import cases, membership, progress
+from nvrx_slurm.core.assignment import passed_over, seat
 from nvrx_slurm.core.state import Job, Node, NodeState, Phase, Replica, Stamps
 from nvrx_slurm.errors import EXIT_RETRY
 from nvrx_slurm.records import Decision, Fence, RoundClosed, RoundOpened, Shutdown
@@ -70,6 +71,8 @@ def deadline(job: Job, replica: Replica) -> float:
     """When the open round must be looked at again if nothing happens."""
     if replica.unsafe:
         return max(replica.unsafe.values())
+    if replica.held:
+        return min(case.due_at for case in cases.holding(job, replica))
     latest = replica.opened_at + job.plan.fault_tolerance.join_timeout_s
     return latest if replica.last_call_at is None else min(latest, replica.last_call_at)
 
@@ -86,6 +89,7 @@ def _is_called(node: Node, replica: Replica) -> bool:
 
 
 def _close_if_due(job: Job, replica: Replica, now: float) -> list[Decision]:
+    replica.held = False
     replica.unsafe = {name: at for name, at in replica.unsafe.items() if now < at}
     if replica.unsafe:
         return []
@@ -93,7 +97,7 @@ def _close_if_due(job: Job, replica: Replica, now: float) -> list[Decision]:
     enough = len(replica.ready) + len(job.standby) >= replica.role.nodes_per_replica
     overdue = now >= replica.opened_at + bounds.join_timeout_s
     if enough and (not replica.awaited or overdue):
-        return _fence_late(job, replica, now) or _close(job, replica, now)
+        return _fence_late(job, replica, now) or _close_once_decided(job, replica, now)
     if enough:
         if replica.last_call_at is None:
             # Late nodes of the cycle before may still be killing their workers: a spare must not overtake them.
@@ -101,7 +105,7 @@ def _close_if_due(job: Job, replica: Replica, now: float) -> list[Decision]:
             replica.last_call_at = max(now, torn_down_by) + bounds.last_call_s
         if now < replica.last_call_at:
             return []
-        return _fence_late(job, replica, now) or _close(job, replica, now)
+        return _fence_late(job, replica, now) or _close_once_decided(job, replica, now)
     replica.last_call_at = None
     more_may_come = replica.awaited or (job.expected and now < job.started_at + bounds.join_timeout_s)
     if more_may_come and not overdue:
@@ -112,7 +116,7 @@ def _close_if_due(job: Job, replica: Replica, now: float) -> list[Decision]:
 def _close_smaller_or_stop(job: Job, replica: Replica, now: float) -> list[Decision]:
     have, role = len(replica.ready) + len(job.standby), replica.role
     if role.min_nodes is not None and have >= role.min_nodes:
-        return _fence_late(job, replica, now) or _close(job, replica, now)
+        return _fence_late(job, replica, now) or _close_once_decided(job, replica, now)
     missing = sorted(replica.awaited or job.expected)
     reason = f"{replica.id} needs {role.min_nodes or role.nodes_per_replica} nodes and has {have}, no spare is left"
     if missing:
@@ -120,10 +124,26 @@ def _close_smaller_or_stop(job: Job, replica: Replica, now: float) -> list[Decis
     return [Shutdown(exit_code=EXIT_RETRY, reason=reason)]
 
 
+def _close_once_decided(job: Job, replica: Replica, now: float) -> list[Decision]:
+    """The decide step: is there to be another cycle at all? Where evidence is still awaited the round waits."""
+    decisions: list[Decision] = []
+    for case in cases.holding(job, replica):
+        if not cases.is_settled(job, case, now):
+            replica.held = True
+            case.held_at = now if case.held_at is None else case.held_at
+            return decisions
+        decisions += cases.decide(job, case, now)
+        if isinstance(decisions[-1], Shutdown):
+            return decisions
+    return decisions + _close(job, replica, now)
+
+
 def _close(job: Job, replica: Replica, now: float) -> list[Decision]:
-    previous = replica.order
-    came_back = job.standby.intersection(previous)
-    nodes = seat(previous, replica.ready | came_back, job.spares_in_order(), replica.role.nodes_per_replica)
+    previous, want = replica.order, replica.role.nodes_per_replica
+    here = replica.ready | job.standby.intersection(previous)
+    unwanted = passed_over(previous, here, job.spares_in_order(), want, job.is_suspect)
+    spares = [name for name in job.spares_in_order() if name not in unwanted]
+    nodes = seat(previous, here - unwanted, spares, want)
     for name in previous:
         job.wanted_by.pop(name, None)
     for name in replica.ready.difference(nodes):
@@ -135,6 +155,7 @@ def _close(job: Job, replica: Replica, now: float) -> list[Decision]:
         replica.stamps.closed = now
         replica.stamps.torn_down = replica.stamps.torn_down or now
     replica.phase, replica.order = Phase.RUNNING, nodes
+    progress.begin(replica)
     replica.awaited, replica.ready = set(), set()
     return [_closed_record(job, replica, previous)]
 

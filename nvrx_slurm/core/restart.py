@@ -1,58 +1,26 @@
-"""What is done about a failure: the one place where a restart is decided."""
+"""What a failure sets in motion. Whether there is a restart at all is decided in `cases`."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from typing import Literal
-
-from nvrx_slurm.core import rendezvous
-from nvrx_slurm.core.state import Job, Phase, Replica
+from nvrx_slurm.core import cases, progress, rendezvous
+from nvrx_slurm.core.state import Failure, Job, Phase, Replica
 from nvrx_slurm.errors import EXIT_FAILED
 from nvrx_slurm.records import Decision, ReplicaEnded, RestartDecided, Shutdown
 
 
-@dataclass(frozen=True, slots=True)
-class Failure:
-    """The first thing that went wrong in a cycle. A lost node spends spares, a failed worker spends the budget."""
-
-    kind: Literal["worker", "node"]
-    cause: str
-    node: str
-    noticed: float
-    rank: int | None = None
-    step: int | None = None
-    hung: bool = False  # it lives: its stacks, and those of all who wait for it, tell why
-
-
-Action = Literal["restart_replica", "restart_job", "ignore", "fail_job", "stop"]
-
-
-def decide(replica: Replica, failure: Failure, max_restarts: int) -> Action:
-    """The action for the first failure of a cycle. Pure: it changes nothing."""
-    policy = replica.role.on_failure
-    restarts = policy in ("restart_replica", "restart_job")
-    if restarts and failure.kind == "worker" and replica.restarts >= max_restarts:
-        return "stop"
-    return policy
-
-
 def act(job: Job, replica: Replica, failure: Failure, now: float) -> list[Decision]:
-    """Decide about a failure of a running replica, and set what follows from it in motion."""
-    limit = job.plan.fault_tolerance.max_restarts
-    action = decide(replica, failure, limit)
-    if failure.kind == "worker" and action in ("restart_replica", "restart_job"):
-        replica.restarts += 1
-    decided = RestartDecided(
-        replica=replica.id,
-        cycle=replica.cycle,
-        action=action,
-        cause=failure.cause,
-        node=failure.node,
-        rank=failure.rank,
-        step=failure.step,
-        restarts_left=max(0, limit - replica.restarts),
-    )
-    return [decided, *_FOLLOW[action](job, replica, failure, now)]
+    """Set in motion what follows from a failure of a running replica. What may need evidence is decided when its next
+    round could close; all else now."""
+    progress.reached(replica, failure.step)
+    case, asked = cases.open_case(job, replica, failure, now)
+    policy = replica.role.on_failure
+    if case.holds:
+        return [*asked, *_FOLLOW[policy](job, replica, failure, now)]
+    decisions = cases.decide(job, case, now)
+    decided = decisions[-1]
+    if isinstance(decided, RestartDecided):  # and no shutdown
+        decisions += _FOLLOW[decided.action](job, replica, failure, now)
+    return [*asked, *decisions]
 
 
 def _restart_replica(job: Job, replica: Replica, failure: Failure, now: float) -> list[Decision]:
@@ -74,11 +42,6 @@ def _ignore(job: Job, replica: Replica, failure: Failure, now: float) -> list[De
 
 def _fail_job(job: Job, replica: Replica, failure: Failure, now: float) -> list[Decision]:
     return [Shutdown(exit_code=EXIT_FAILED, reason=f"{replica.id}: {failure.cause}", dump=_dump(failure))]
-
-
-def _stop(job: Job, replica: Replica, failure: Failure, now: float) -> list[Decision]:
-    spent = f"restart budget spent ({replica.restarts} of {job.plan.fault_tolerance.max_restarts})"
-    return [Shutdown(exit_code=EXIT_FAILED, reason=f"{spent}; last: {failure.cause}", dump=_dump(failure))]
 
 
 def _dump(failure: Failure) -> str | None:
@@ -117,5 +80,4 @@ _FOLLOW = {
     "restart_job": _restart_job,
     "ignore": _ignore,
     "fail_job": _fail_job,
-    "stop": _stop,
 }

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 from enum import StrEnum
+from typing import Literal
 
 from nvrx_slurm.ids import replica_id
 from nvrx_slurm.records import Plan, RolePlan, Shutdown
+from nvrx_slurm.verdicts import Attribution
 
 
 class NodeState(StrEnum):
@@ -74,7 +76,6 @@ class Replica:
     role: RolePlan
     phase: Phase = Phase.ROUND
     cycle: int = -1
-    restarts: int = 0
     order: tuple[str, ...] = ()  # group-rank order of the last closed round; in an open one, who is preferred
     awaited: set[str] = field(default_factory=set)  # preferred nodes that may still get ready
     ready: set[str] = field(default_factory=set)  # preferred nodes that are
@@ -85,10 +86,52 @@ class Replica:
     first_done_at: float | None = None
     unsafe: dict[str, float] = field(default_factory=dict)
     stamps: Stamps | None = None
+    held: bool = False  # the round could close, and waits for a verdict
+    restarted_at: list[float] = field(default_factory=list)  # after failed workers
+    first_step: int | None = None  # of the running cycle, or of the one that has just failed
+    reached: int | None = None  # its highest
+    best_step: int | None = None  # the highest of the cycles before it
+    no_progress: int = 0  # how many cycles in a row have made too few steps
 
     @property
     def ended(self) -> bool:
         return self.phase in (Phase.DONE, Phase.FAILED)
+
+
+@dataclass(frozen=True, slots=True)
+class Failure:
+    """The first thing that went wrong in a cycle. A lost node spends spares, a failed worker spends the budget."""
+
+    kind: Literal["worker", "node"]
+    cause: str
+    node: str
+    noticed: float
+    rank: int | None = None
+    step: int | None = None
+    hung: bool = False  # it lives: its stacks, and those of all who wait for it, tell why
+
+
+@dataclass(slots=True)
+class Case:
+    """A failure that is looked into: see `cases`.
+
+    `waits`: a STOP may end the job, so rounds wait for it until `due_at`. `holds`: replicas whose next round closes
+    only once the case is decided.
+    """
+
+    replica: str
+    cycle: int
+    failure: Failure
+    members: tuple[str, ...]
+    sources: tuple[str, ...]
+    opened_at: float
+    due_at: float
+    waits: bool
+    holds: frozenset[str]
+    answers: dict[str, Attribution] = field(default_factory=dict)
+    held_at: float | None = None  # since when a round has waited for it
+    judged: bool = False  # its answers have been read
+    decided: bool = False  # what follows is settled
 
 
 @dataclass(slots=True)
@@ -104,13 +147,22 @@ class Job:
     wanted_by: dict[str, str] = field(default_factory=dict)  # node → the open round that prefers it
     replicas: dict[str, Replica] = field(default_factory=dict)
     seen: dict[str, dict[str, tuple[int, float]]] = field(default_factory=dict)  # role → what `Learned` has told
+    cases: dict[tuple[str, int], Case] = field(default_factory=dict)  # replica and cycle, of this generation
+    suspects: set[str] = field(default_factory=set)  # nodes that other jobs' evidence blames
+    blamed: set[str] = field(default_factory=set)  # nodes that this job's does
+    nodes_lost_at: list[float] = field(default_factory=list)
+    requeued_at: list[float] = field(default_factory=list)
     shutdown: Shutdown | None = None
     shutdown_deadline: float = 0.0
     ended: bool = False
 
     def spares_in_order(self) -> list[str]:
-        """The pool, in the allocation's order, so that ranks follow the network's topology."""
-        return sorted(self.standby, key=lambda name: self.nodes[name].index)
+        """The pool: clean nodes first, each kind in the allocation's order: ranks follow the network's topology."""
+        return sorted(self.standby, key=lambda name: (self.is_suspect(name), self.nodes[name].index))
+
+    def is_suspect(self, node: str) -> bool:
+        """Whether evidence speaks against the node: it gets ranks only where no other is left."""
+        return node in self.blamed or node in self.suspects
 
     def count(self, state: NodeState) -> int:
         return sum(node.state is state for node in self.nodes.values())

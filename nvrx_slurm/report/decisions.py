@@ -140,6 +140,14 @@ def _quarantined(view: JobView, decision: records.Quarantined, t: float) -> None
     view.last_decision = Decided(at=t, what=f"quarantined {describe(decision)}")
 
 
+def _attribution_asked(view: JobView, decision: records.AttributionAsked, t: float) -> None:
+    """Nothing changes: the round has opened, or will."""
+
+
+def _attribution_judged(view: JobView, decision: records.AttributionJudged, t: float) -> None:
+    view.last_decision = Decided(at=t, what=f"attribution says {describe(decision)}")
+
+
 def _dump_ordered(view: JobView, decision: records.DumpOrdered, t: float) -> None:
     """Nothing changes: workers go on while their stacks are written down."""
 
@@ -147,6 +155,8 @@ def _dump_ordered(view: JobView, decision: records.DumpOrdered, t: float) -> Non
 HANDLERS: dict[type[Any], Callable[[JobView, Any, float], None]] = {
     records.RoundOpened: _round_opened,
     records.RoundClosed: _round_closed,
+    records.AttributionAsked: _attribution_asked,
+    records.AttributionJudged: _attribution_judged,
     records.RestartDecided: _restart_decided,
     records.Recovered: _recovered,
     records.ReplicaEnded: _replica_ended,

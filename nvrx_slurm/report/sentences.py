@@ -103,9 +103,35 @@ def _round_closed(record: records.RoundClosed) -> str:
     return f"{_round(record)}: {world}{promoted}; {record.active} active, {record.standby} standby"
 
 
+def _whose(record: Any) -> str:
+    """Whose failure it is about."""
+    return _round(record) if record.rank is None else f"rank {record.rank} of {_round(record)}"
+
+
+def _attributed(record: records.Attributed) -> str:
+    said = record.attribution
+    fault = "" if said.fault == "unknown" else f" ({said.fault}, {said.confidence:.0%})"
+    because = said.problem or said.explanation
+    told = f": {because}" if because else ""
+    return f"{said.source} says {said.verdict}{fault} of {_whose(record)}, after {seconds(said.latency_s)}{told}"
+
+
+def _attribution_asked(record: records.AttributionAsked) -> str:
+    waits = "; the round waits for them" if record.holds else ""
+    return f"{names(record.sources)} about {_whose(record)} on {record.node}{waits}"
+
+
+def _attribution_judged(record: records.AttributionJudged) -> str:
+    waited = f", waited for {seconds(record.waited_s)}" if record.waited_s else ""
+    blamed = f"; {names(record.blamed)} passed over where another is left" if record.blamed else ""
+    return f"{record.verdict} for {_whose(record)}{waited}: {record.why}{blamed}"
+
+
 def _restart_decided(record: records.RestartDecided) -> str:
     left = f" ({plural(record.restarts_left, 'restart')} left)"
-    return f"{record.action} for {_round(record)}: {record.cause}{at_step(record.step, said=record.cause)}{left}"
+    by = "" if record.by == "policy" else f", by {record.by}"
+    cause = f"{record.cause}{at_step(record.step, said=record.cause)}"
+    return f"{record.action}{by} for {_round(record)}: {cause}{left}"
 
 
 def _recovered(record: records.Recovered) -> str:
@@ -137,6 +163,9 @@ SENTENCES: dict[type[Any], Callable[[Any], str]] = {
     records.SlurmNodeState: lambda r: f"Slurm says of {r.node}: {slurm_state(r)}",
     records.DumpAsked: lambda r: f"{r.by} wants stacks of {_dump_of(r)} (request {r.request})",
     records.Signalled: lambda r: r.reason.replace("_", " "),
+    records.Attributed: _attributed,
+    records.AttributionAsked: _attribution_asked,
+    records.AttributionJudged: _attribution_judged,
     records.Tick: lambda r: "a deadline passed",
     records.RoundOpened: lambda r: f"{_round(r)}{_stacks_first(r)}",
     records.RoundClosed: _round_closed,

@@ -13,6 +13,9 @@ from nvrx_slurm.flow.language.events import EventPattern
 from nvrx_slurm.flow.language.expected import AnyOrder, Eventually, Expectation, Happens
 from nvrx_slurm.flow.language.patterns import Equals
 
+STRETCHES = 6
+"""How many stretches a cycle has."""
+
 SPANS: dict[str, tuple[int, int]] = {
     "round_opened": (0, 0),
     "node_ready": (1, 1),
@@ -24,11 +27,13 @@ SPANS: dict[str, tuple[int, int]] = {
     "worker_hung": (3, 5),
     "workers_done": (3, 5),
     "node_isolated": (3, 5),
-    "restart_decided": (3, 5),
+    "attribution_asked": (3, 5),
+    "restart_decided": (3, STRETCHES + 1),
     "replica_ended": (3, 5),
 }
 """Event → the first and the last stretch of its replica's cycle in which it can come. The cycle's round is opened,
-nodes get ready, it closes, workers start; once all have, it has recovered."""
+nodes get ready, it closes, workers start; once all have, it has recovered. A restart that waits for evidence is
+decided while the next cycle's nodes get ready."""
 
 AFTER_SHUTDOWN = frozenset({"round_opened", "round_closed", "restart_decided", "shutdown", "signalled"})
 """What never follows a shutdown in the same generation: it is final, and the first reason wins."""
@@ -36,7 +41,8 @@ AFTER_SHUTDOWN = frozenset({"round_opened", "round_closed", "restart_decided", "
 AFTER_THE_END = frozenset({"job_started", "controller_started"})
 """What can follow job_ended: the next generation."""
 
-_Moment = tuple[int, int]
+_Moment = int
+"""A stretch, counted from the first of cycle 0."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -103,9 +109,9 @@ def _check(event: EventPattern, reached: _Reached, replicas: Sequence[str]) -> I
     if replica not in reached.moments or span is None or cycle is None:
         return None
     moment, earlier = reached.moments[replica]
-    if (cycle, span[1]) >= moment:
+    if _moment(cycle, span[1]) >= moment:
         return None
-    why = f"cycle {cycle} is over by then" if cycle < moment[0] else "in a cycle it comes first"
+    why = f"cycle {cycle} is over by then" if cycle < moment // STRETCHES else "in a cycle it comes first"
     return Impossible(event, earlier, why)
 
 
@@ -122,8 +128,12 @@ def _reach(event: EventPattern, reached: _Reached, replicas: Sequence[str]) -> N
     replica, cycle, span = _replica(event, replicas), _number(event, "cycle"), SPANS.get(event.event)
     if replica is not None and cycle is not None and span is not None:
         known = reached.moments.get(replica)
-        if known is None or (cycle, span[0]) > known[0]:
-            reached.moments[replica] = ((cycle, span[0]), event)
+        if known is None or _moment(cycle, span[0]) > known[0]:
+            reached.moments[replica] = (_moment(cycle, span[0]), event)
+
+
+def _moment(cycle: int, stretch: int) -> _Moment:
+    return cycle * STRETCHES + stretch
 
 
 def _is_of_a_later_generation(event: EventPattern, reached: _Reached) -> bool:

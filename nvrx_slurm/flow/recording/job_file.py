@@ -7,11 +7,13 @@ from typing import Any
 
 import msgspec
 
+from nvrx_slurm.config.allowances import allowance_words
 from nvrx_slurm.config.plan import PLAIN_ROLE
 from nvrx_slurm.config.sizes import size_words
 from nvrx_slurm.durations import words
 from nvrx_slurm.flow.language.writing import NOTE, to_yaml
-from nvrx_slurm.records import FaultTolerance, Plan, RolePlan
+from nvrx_slurm.records import Allowance, FaultTolerance, Plan, RolePlan
+from nvrx_slurm.verdicts import AttributionPlan
 
 _KEYS = {
     "heartbeat_interval_s": "heartbeat.interval",
@@ -30,8 +32,14 @@ _KEYS = {
     "no_output_s": "no_output",
     "exit_skew_s": "exit_skew",
     "least_s": "",  # no key of job.yaml
+    "max_restarts_per_s": "",  # part of max_restarts
+    "max_cycles": "max_no_progress_cycles",
+    "min_steps": "min_progress_steps",
 }
 """Field of the plan's bounds → key below its block; where nothing is said, the field's name without its unit."""
+
+USUAL = FaultTolerance(attribution=AttributionPlan(enable_lib=True))
+"""What a job.yaml makes that says nothing of it."""
 
 _UNITS: dict[str, Callable[[Any], str]] = {"_s": words, "_bytes": size_words}
 
@@ -70,7 +78,7 @@ def job_keys(plan: Plan) -> dict[str, Any]:
     store = {"url": plan.store_url, "password_file": plan.store_password_file}
     if plan.store_url is not None:
         document["store"] = {key: value for key, value in store.items() if value is not None}
-    if bounds := _bounds(plan.fault_tolerance, FaultTolerance()):
+    if bounds := _bounds(plan.fault_tolerance, USUAL):
         document["fault_tolerance"] = bounds
     return document
 
@@ -113,13 +121,29 @@ def _bounds(bounds: msgspec.Struct, usual: msgspec.Struct) -> dict[str, Any]:
 
 
 def _unusual(bounds: msgspec.Struct, usual: msgspec.Struct) -> Iterator[tuple[str, Any]]:
+    if isinstance(bounds, FaultTolerance) and isinstance(usual, FaultTolerance):
+        ours, theirs = _restarts(bounds), _restarts(usual)
+        bounds, usual = (msgspec.structs.replace(each, max_restarts=0) for each in (bounds, usual))
+        if ours != theirs:
+            yield "max_restarts", ours
     for name in bounds.__struct_fields__:
         value, known = getattr(bounds, name), getattr(usual, name)
         unit = next((unit for unit in _UNITS if name.endswith(unit)), "")
         key = _KEYS.get(name, name.removesuffix(unit))
         if value == known or not key:
             continue
-        if isinstance(value, msgspec.Struct):
-            yield key, _bounds(value, known)
+        if isinstance(value, Allowance):
+            yield key, allowance_words(value)
+        elif isinstance(value, msgspec.Struct):
+            yield key, _bounds(value, known or _empty(value))
         else:
             yield key, _UNITS[unit](value) if unit and value is not None else value
+
+
+def _restarts(bounds: FaultTolerance) -> int | str:
+    return allowance_words(Allowance(count=bounds.max_restarts, per_s=bounds.max_restarts_per_s))
+
+
+def _empty(block: msgspec.Struct) -> msgspec.Struct:
+    """The same kind of block with nothing but its defaults; what it must have is None."""
+    return type(block)(**{field.name: None for field in msgspec.structs.fields(block) if field.required})

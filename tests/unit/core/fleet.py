@@ -45,13 +45,14 @@ def plan_of(*roles: RolePlan, spares: int = 0, **bounds: Any) -> Plan:
 class Fleet:
     """Nodes n1 … nN of a plan. Each method tells one fact and returns the decisions (None: it was refused)."""
 
-    def __init__(self, plan: Plan) -> None:
+    def __init__(self, plan: Plan, *, suspects: tuple[str, ...] = ()) -> None:
         self.plan, self.job, self.now = plan, new_job(plan), 1000.0
         self.journal: list[Entry] = []
         self.names = tuple(f"n{i}" for i in range(1, plan.total_nodes + 1))
         self.incarnations = dict.fromkeys(self.names, 0)
         self.seqs = dict.fromkeys(self.names, 0)
-        self.tell(JobStarted(job="1", name="t", expected=self.names))
+        self.generation = 0
+        self.tell(JobStarted(job="1", name="t", expected=self.names, suspects=suspects))
 
     def tell(self, fact: Fact) -> list[Decision] | None:
         decisions = step(self.job, fact, self.now)
@@ -72,7 +73,8 @@ class Fleet:
     def by(self, node: str) -> dict[str, Any]:
         """The next words of a node's agent: who, and the how-manieth."""
         self.seqs[node] += 1
-        return {"node": node, "incarnation": f"{node}.{self.incarnations[node]}", "seq": self.seqs[node]}
+        incarnation = f"{node}.{self.incarnations[node]}"
+        return {"node": node, "incarnation": incarnation, "seq": self.seqs[node], "generation": self.generation}
 
     def join(self, *nodes: str) -> list[Decision]:
         decisions: list[Decision] = []
@@ -131,6 +133,13 @@ class Fleet:
         return decisions
 
     # ---- what the controller sees
+
+    def requeue(self) -> list[Decision] | None:
+        """Slurm starts the job again, on the same nodes."""
+        self.generation += 1
+        self.incarnations = {node: count + 1 for node, count in self.incarnations.items()}
+        self.seqs = dict.fromkeys(self.names, 0)
+        return self.tell(JobStarted(job="1", name="t", expected=self.names, generation=self.generation))
 
     def lose(self, node: str, *, safe_after_s: float = 0.0) -> list[Decision] | None:
         """The node is given up; its workers may still run for so long."""

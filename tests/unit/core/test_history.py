@@ -2,13 +2,18 @@
 
 from __future__ import annotations
 
+import msgspec
 from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
 
 from nvrx_slurm.controller.controller import replay
+from nvrx_slurm.core.job import next_deadline
 from nvrx_slurm.core.state import NodeState, Phase, new_job
 from nvrx_slurm.records import (
+    Attributed,
+    AttributionAsked,
+    AttributionJudged,
     FromAgent,
     JobEnded,
     NodeFenced,
@@ -16,18 +21,29 @@ from nvrx_slurm.records import (
     NodeLost,
     NodeReady,
     Plan,
+    ProgressPlan,
     RestartDecided,
     RolePlan,
     RoundClosed,
     RoundOpened,
     Shutdown,
 )
+from nvrx_slurm.verdicts import Attribution, AttributionPlan, Scope, Verdict
 from tests.unit.core.fleet import Fleet, plain, plan_of
 
+SOURCES = AttributionPlan(enable_lib=True, enable_mcp=True, dry_run=False)
 PLANS: tuple[Plan, ...] = (
     plain(nodes=2, spares=1),
     plain(nodes=3, spares=2, max_restarts=1),
     plain(nodes=3, spares=1, min_nodes=1),
+    plain(nodes=2, spares=2, attribution=SOURCES, progress=ProgressPlan(max_cycles=3)),
+    plain(nodes=2, spares=1, attribution=msgspec.structs.replace(SOURCES, dry_run=True)),
+    plan_of(
+        RolePlan(name="policy", command=("x",), nodes_per_replica=2, on_failure="restart_job"),
+        RolePlan(name="rollout", command=("x",), replicas=2),
+        spares=1,
+        attribution=msgspec.structs.replace(SOURCES, aggregation="all"),
+    ),
     plan_of(
         RolePlan(name="policy", command=("x",), nodes_per_replica=2, on_failure="restart_job"),
         RolePlan(name="rollout", command=("x",), replicas=2, on_failure="ignore"),
@@ -118,6 +134,22 @@ class History(RuleBasedStateMachine):
         if rarely == 0:
             self.fleet.signal(reason)
 
+    @rule(
+        back=st.integers(0, 2),
+        source=st.sampled_from(SOURCES.sources),
+        verdict=st.sampled_from([*Verdict, Verdict.RESTART, Verdict.RESTART]),
+        blamed=NODES,
+    )
+    def a_source_answers(self, back, source, verdict, blamed):
+        """About one of the last failures, however long ago."""
+        asked = self.fleet.said(AttributionAsked)
+        if len(asked) > back:
+            about = {key: getattr(asked[-1 - back], key) for key in ("replica", "cycle", "generation", "rank")}
+            answer = Attribution(
+                source=source, verdict=verdict, scope=Scope.NODE, confidence=0.9, nodes=(self._node(blamed),)
+            )
+            self.fleet.tell(Attributed(**about, attribution=answer))
+
     @rule(back=st.integers(1, 40))
     def an_old_message_arrives_again(self, back):
         old = [entry.record for entry in self.fleet.journal[-back:] if isinstance(entry.record, FromAgent)]
@@ -189,6 +221,27 @@ class History(RuleBasedStateMachine):
         if Shutdown in kinds:
             after = set(kinds[kinds.index(Shutdown) + 1 :])
             assert not after & {RoundOpened, RoundClosed, RestartDecided}
+
+    @invariant()
+    def a_verdict_is_read_once_and_stops_only_before_the_round(self):
+        """Told from the journal alone: judged at most once, acted on only while the next round has not closed."""
+        closed: set[tuple[str, int]] = set()
+        judged: set[tuple[str, int]] = set()
+        for entry in self.fleet.journal:
+            match entry.record:
+                case RoundClosed(replica=replica, cycle=cycle):
+                    closed.add((replica, cycle))
+                case AttributionJudged(replica=replica, cycle=cycle, acted=acted):
+                    assert (replica, cycle) not in judged
+                    assert not (acted and (replica, cycle + 1) in closed)
+                    judged.add((replica, cycle))
+
+    @invariant()
+    def nothing_waits_without_a_deadline(self):
+        """An open round always has a moment at which it is looked at again."""
+        job = self.fleet.job
+        waiting = [each for each in job.replicas.values() if each.phase is Phase.ROUND]
+        assert not waiting or job.ended or next_deadline(job) is not None
 
     @invariant()
     def every_cycle_number_is_opened_once_and_closed_at_most_once(self):

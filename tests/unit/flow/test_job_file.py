@@ -14,7 +14,8 @@ from nvrx_slurm.config.plan import plan as plan_of
 from nvrx_slurm.config.yamlfile import read_yaml
 from nvrx_slurm.flow.language.writing import NOTE, to_yaml
 from nvrx_slurm.flow.recording.job_file import job_yaml, overrides
-from nvrx_slurm.records import FaultTolerance, HangBounds, Plan, RolePlan
+from nvrx_slurm.records import Allowance, FaultTolerance, HangBounds, Plan, ProgressPlan, RolePlan
+from nvrx_slurm.verdicts import AttributionPlan, DataflowPlan, SlackPlan
 
 POLICY = RolePlan(name="policy", command=("python", "-c", "print('a: b # c')"), nodes_per_replica=2)
 ROLLOUT = RolePlan(
@@ -36,6 +37,25 @@ BOUNDS = FaultTolerance(
     gpu_memory_below_bytes=2 << 30,
     hang=HangBounds(step_s=600.0, learn=True, safety_factor=2.5),
 )
+DECIDED = FaultTolerance(
+    max_restarts=10,
+    max_restarts_per_s=86400.0,
+    max_job_restarts=Allowance(count=20),
+    max_node_losses=Allowance(count=2, per_s=3600.0),
+    progress=ProgressPlan(max_cycles=3, min_steps=10, iteration_file="/ckpt/latest", log_pattern="step ([0-9]+)"),
+    attribution=AttributionPlan(
+        enable_lib=True,
+        enable_mcp=True,
+        http_urls=("https://a:1", "https://b:2"),
+        timeout_s=20.0,
+        decision_timeout_s=5.0,
+        dry_run=False,
+        aggregation="all",
+        rules=("/rules.yaml",),
+        slack=SlackPlan(channel="#x", token_file="/token"),
+        dataflow=DataflowPlan(url="https://c:3", index="i"),
+    ),
+)
 
 
 def made(*roles: RolePlan, **rest: object) -> Plan:
@@ -47,6 +67,7 @@ PLANS = [
     made(RolePlan(name="main", command=("a",), nodes_per_replica=4, min_nodes=2, workers_per_node=2), spares=2),
     made(RolePlan(name="main", command=("a",), on_failure="fail_job")),
     made(POLICY, ROLLOUT, spares=1, time_limit_s=3600.0, fault_tolerance=BOUNDS),
+    made(POLICY, fault_tolerance=DECIDED),
     made(POLICY, store_url="redis://host:6379/0", store_password_file="/secret"),
 ]
 
@@ -72,7 +93,7 @@ def test_what_differs(tmp_path):
     assert overrides(ours, theirs) == {
         "command": ("b", "c d"),
         "spares": 0,
-        "fault_tolerance": {"max_restarts": 3},
+        "fault_tolerance": {"max_restarts": 3, "attribution": {"enable_lib": False}},
     }
     assert overrides(ours, msgspec.structs.replace(ours, folder="/elsewhere")) == {}
 

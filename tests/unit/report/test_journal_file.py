@@ -126,7 +126,7 @@ def test_a_long_journal_is_read_in_order(folder: JobFolder) -> None:
     recorder: Recorder = with_one_recovery()
     for turn in range(20):
         replica = recorder.job.replicas["main-0"]
-        replica.restarts = 0
+        replica.restarted_at.clear()
         recorder.fail(replica.order[turn % 4], turn % 8, exit_code=1)
         recorder.ready()
         recorder.start_workers()

@@ -1,0 +1,162 @@
+"""Between the core and the attribution desk: what the desk is asked about a failure, and when it hears what of it.
+
+The core says whom to ask and reads the answers (`core.cases`). Here the journal's facts about the cycle that failed
+are put together, so that a controller that takes over asks what the one before had asked.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+
+from nvrx_slurm.controller.desk import Desk, Judged
+from nvrx_slurm.core.state import Case, Job, Phase
+from nvrx_slurm.files import JobFiles
+from nvrx_slurm.records import (
+    AttributionAsked,
+    AttributionJudged,
+    JobStarted,
+    Record,
+    RestartDecided,
+    RoundClosed,
+    WorkerFailed,
+    WorkersStarted,
+)
+from nvrx_slurm.verdicts import Failed, FailureKey, Inquiry
+
+EARLIER = 3
+"""How many cycles before the one that failed are shown, too."""
+
+_Cycle = tuple[str, int]
+_OfACycle = RoundClosed | WorkersStarted | WorkerFailed | AttributionAsked | AttributionJudged | RestartDecided
+
+
+@dataclass(slots=True)
+class _Known:
+    """What the journal has said of one cycle."""
+
+    started_at: float = 0.0
+    pids: dict[int, int] = field(default_factory=dict)
+    failed: dict[int, WorkerFailed] = field(default_factory=dict)
+    judged: AttributionJudged | None = None
+    decided: RestartDecided | None = None
+    settled: bool = False
+    told: bool = False
+
+
+class Questions:
+    """Follows the journal; talks to the desk after each commit."""
+
+    def __init__(self, job: Job, files: JobFiles, desk: Desk) -> None:
+        self._job, self._files, self._desk = job, files, desk
+        self._known: dict[_Cycle, _Known] = {}
+        self._to_ask: list[_Cycle] = []
+
+    def note(self, record: Record, t: float) -> None:
+        """One record of the journal, in its order."""
+        match record:
+            case JobStarted():
+                self._known, self._to_ask = {}, []
+            case RoundClosed():
+                self._cycle(record).started_at = t
+                self._known.pop((record.replica, record.cycle - EARLIER - 1), None)
+            case WorkersStarted():
+                self._cycle(record).pids.update(record.pids)
+            case WorkerFailed():
+                self._cycle(record).failed[record.rank] = record
+            case AttributionAsked():
+                self._cycle(record)
+                self._to_ask.append((record.replica, record.cycle))
+            case AttributionJudged():
+                self._cycle(record).judged = record
+            case RestartDecided():
+                self._cycle(record).decided = record
+
+    def replayed(self, entries: Iterable[tuple[Record, float]]) -> None:
+        """A journal that others wrote: what is still open is asked again, what is not stays as it is."""
+        for record, t in entries:
+            self.note(record, t)
+        self._to_ask = []
+        for key, case in self._job.cases.items():
+            known = self._known.setdefault(key, _Known())
+            known.told = case.judged
+            if case.sources and not case.judged:
+                self._to_ask.append(key)
+
+    def go_on(self) -> None:
+        """Tell the desk what has come about. What it hears is in the journal by now."""
+        asked, self._to_ask = self._to_ask, []
+        for key in asked:
+            case = self._job.cases.get(key)
+            if case is not None:
+                self._known[key].settled = self._is_settled(case)
+                self._desk.ask(self._inquiry(case), settled=self._known[key].settled)
+        for key, case in self._job.cases.items():
+            known = self._known.get(key)
+            if case.sources and known is not None and not known.told:
+                self._tell(case, known)
+
+    def _tell(self, case: Case, known: _Known) -> None:
+        if not known.settled and self._is_settled(case):
+            known.settled = True
+            self._desk.settled(self._key(case))
+        if known.judged is None or known.decided is None:
+            return
+        known.told = True
+        judged, ours = known.judged, self._job.plan.fault_tolerance.attribution
+        self._desk.judged(
+            Judged(
+                key=self._key(case),
+                verdict=judged.verdict,
+                acted=judged.acted,
+                why=judged.why,
+                action=known.decided.action,
+                nodes_blamed=judged.blamed,
+                dry_run=ours.dry_run,
+            )
+        )
+
+    def _is_settled(self, case: Case) -> bool:
+        """Whether the workers of the cycle that failed are gone, all that can be waited for."""
+        replica = self._job.replicas[case.replica]
+        return replica.cycle > case.cycle and not (replica.phase is Phase.ROUND and replica.awaited)
+
+    def _cycle(self, record: _OfACycle) -> _Known:
+        return self._known.setdefault((record.replica, record.cycle), _Known())
+
+    def _key(self, case: Case) -> FailureKey:
+        return FailureKey(
+            job=str(self._files.path),
+            generation=self._job.generation,
+            replica=case.replica,
+            cycle=case.cycle,
+            rank=case.failure.rank,
+        )
+
+    def _inquiry(self, case: Case) -> Inquiry:
+        known, failure = self._known[case.replica, case.cycle], case.failure
+        told = known.failed.get(failure.rank) if failure.rank is not None else None
+        folders = [
+            str(self._files.cycle_logs(case.replica, self._job.generation, cycle))
+            for cycle in range(case.cycle, max(-1, case.cycle - EARLIER - 1), -1)
+        ]
+        return Inquiry(
+            key=self._key(case),
+            paths=tuple(folders[:1]),
+            failed=Failed(
+                cause=failure.cause,
+                node=failure.node,
+                rank=failure.rank,
+                exit_code=told.exit_code if told else None,
+                signal=told.signal if told else None,
+                error=told.error if told else None,
+                hung=failure.hung,
+                step=failure.step,
+                t=failure.noticed,
+            ),
+            nodes=case.members,
+            workers_per_node=self._job.replicas[case.replica].role.workers_per_node,
+            pids=known.pids,
+            started_at=known.started_at,
+            earlier=tuple(folders[1:]),
+        )

@@ -1,0 +1,240 @@
+"""A failure while it is looked into: who is asked, what they answer, and what that comes to.
+
+A case is opened by the first failure of a cycle, at the same moment as the next round. The sources' answers come in
+while that round's nodes tear down and get ready. Where a verdict may stop the job the round waits for it at its very
+end, and only there: `rendezvous` has the case decided when it could close.
+
+    attribution ─▶ progress ─▶ budget ─▶ restart, or the job's end
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+
+from msgspec.structs import replace
+
+from nvrx_slurm.core import budget, progress
+from nvrx_slurm.core.state import Case, Failure, Job, Phase, Replica
+from nvrx_slurm.errors import EXIT_FAILED, EXIT_NO_RESTART
+from nvrx_slurm.records import AttributionAsked, AttributionJudged, Decision, RestartDecided, Shutdown
+from nvrx_slurm.verdicts import Aggregation, Attribution, Scope, Verdict
+
+BLAME_CONFIDENCE = 0.5
+"""A node is passed over from this confidence on."""
+
+RESTARTS = ("restart_replica", "restart_job")
+"""The policies with which there is something to decide."""
+
+
+@dataclass(frozen=True, slots=True)
+class Reading:
+    """What the answers come to."""
+
+    verdict: Verdict
+    why: str
+    blamed: tuple[str, ...]
+
+
+# ------------------------------------------------------------------------------------------- opening
+
+
+def open_case(job: Job, replica: Replica, failure: Failure, now: float) -> tuple[Case, list[Decision]]:
+    """Ask about the failure of a running cycle."""
+    bounds = job.plan.fault_tolerance
+    ours, restarts = bounds.attribution, replica.role.on_failure in RESTARTS
+    waits = restarts and ours.acts
+    case = Case(
+        replica=replica.id,
+        cycle=replica.cycle,
+        failure=failure,
+        members=replica.order,
+        sources=ours.sources,
+        opened_at=now,
+        due_at=now + (ours.decision_timeout_s if waits else ours.timeout_s),
+        waits=waits,
+        holds=_restarted(job, replica) if waits or (restarts and progress.is_judged(job)) else frozenset(),
+    )
+    job.cases[case.replica, case.cycle] = case
+    if not case.sources:
+        return case, []
+    asked = AttributionAsked(
+        replica=case.replica,
+        cycle=case.cycle,
+        generation=job.generation,
+        rank=failure.rank,
+        node=failure.node,
+        sources=case.sources,
+        holds=waits,
+    )
+    return case, [asked]
+
+
+def _restarted(job: Job, replica: Replica) -> frozenset[str]:
+    """The replicas whose next round opens with this failure."""
+    if replica.role.on_failure == "restart_replica":
+        return frozenset({replica.id})
+    return frozenset(other.id for other in job.replicas.values() if other.phase is Phase.RUNNING)
+
+
+def holding(job: Job, replica: Replica) -> list[Case]:
+    """The cases that the replica's open round cannot close before."""
+    return [case for case in job.cases.values() if not case.decided and replica.id in case.holds]
+
+
+# ----------------------------------------------------------------------------------------- answering
+
+
+def take(case: Case, attribution: Attribution) -> bool:
+    """Take in a source's answer; False: it is not news. One that is too late is news, and changes nothing."""
+    if attribution.source not in case.sources or attribution.source in case.answers:
+        return False
+    case.answers[attribution.source] = attribution
+    return True
+
+
+def is_settled(job: Job, case: Case, now: float) -> bool:
+    """Whether the answers can be read: none that is still to come could change the verdict, or their time is up."""
+    if not case.waits or now >= case.due_at or len(case.answers) == len(case.sources):
+        return True
+    said = {answer.verdict for answer in case.answers.values()}
+    how = job.plan.fault_tolerance.attribution.aggregation
+    return Verdict.STOP in said if how == "any" else bool(said - {Verdict.STOP})
+
+
+def stops(job: Job, case: Case, now: float) -> bool:
+    """Whether the answers end the job, however long its round will yet be open."""
+    if case.decided or not case.waits or not is_settled(job, case, now):
+        return False
+    return _read(job, case).verdict is Verdict.STOP
+
+
+def read(sources: Sequence[str], answers: Mapping[str, Attribution], how: Aggregation) -> Reading:
+    """All answers as one verdict. Who has not answered in time counts as TIMEOUT."""
+    said = {name: answers[name].verdict if name in answers else Verdict.TIMEOUT for name in sources}
+    stopping = [name for name, verdict in said.items() if verdict is Verdict.STOP]
+    if stopping and (how == "any" or len(stopping) == len(said)):
+        verdict = Verdict.STOP
+    elif stopping or Verdict.RESTART in said.values():
+        verdict = Verdict.RESTART
+    else:
+        verdict = Verdict.TIMEOUT if Verdict.TIMEOUT in said.values() else Verdict.UNKNOWN
+    why = "; ".join(_told(name, said[name], answers.get(name)) for name in sources)
+    return Reading(verdict, why, _blamed(answers.values()))
+
+
+def _told(name: str, verdict: Verdict, answer: Attribution | None) -> str:
+    if answer is None:
+        return f"{name}: no answer in time"
+    because = answer.problem or answer.explanation
+    return f"{name}: {verdict}, {because}" if because else f"{name}: {verdict}"
+
+
+def _blamed(answers: Iterable[Attribution]) -> tuple[str, ...]:
+    speaking = (each for each in answers if each.scope is Scope.NODE and each.confidence >= BLAME_CONFIDENCE)
+    return tuple(sorted({node for each in speaking for node in each.nodes}))
+
+
+def _read(job: Job, case: Case) -> Reading:
+    return read(case.sources, case.answers, job.plan.fault_tolerance.attribution.aggregation)
+
+
+# ------------------------------------------------------------------------------------------ deciding
+
+
+def judge_what_can(job: Job, now: float) -> list[Decision]:
+    """Read the answers that nobody waits for (a dry run's, or those of a job that ends already): once all are there,
+    or their time is up."""
+    decisions: list[Decision] = []
+    for case in job.cases.values():
+        complete = len(case.answers) == len(case.sources) or now >= case.due_at
+        awaited = case.waits and not case.decided and job.shutdown is None
+        if case.sources and complete and not (awaited or case.judged):
+            decisions += _judge(job, case, now)
+    return decisions
+
+
+def due_at(job: Job) -> float | None:
+    """When the answers that nobody waits for have had their time; None: there are none."""
+    return min(
+        (each.due_at for each in job.cases.values() if each.sources and not (each.judged or each.waits)), default=None
+    )
+
+
+def decide(job: Job, case: Case, now: float) -> list[Decision]:
+    """What is done about the failure, on all evidence: a restart, or the job's end."""
+    case.decided = True
+    judged = _judge(job, case, now) if case.waits else []
+    replica, failure = job.replicas[case.replica], case.failure
+    decided = RestartDecided(
+        replica=case.replica,
+        cycle=case.cycle,
+        action=replica.role.on_failure,
+        cause=failure.cause,
+        node=failure.node,
+        rank=failure.rank,
+        step=failure.step,
+        restarts_left=budget.restarts_left(job, replica, now),
+    )
+    if decided.action not in RESTARTS:
+        return [*judged, decided]
+    if case.waits and (reading := _read(job, case)).verdict is Verdict.STOP:
+        return [
+            *judged,
+            replace(decided, action="stop", by="attribution"),
+            _no_restart(f"attribution: {reading.why}", case),
+        ]
+    if progress.is_judged(job):
+        progress.count(job, replica)
+        decided = replace(decided, no_progress=replica.no_progress)
+        if stuck := progress.is_stuck(job, replica):
+            return [*judged, replace(decided, action="stop", by="progress"), _no_restart(stuck, case)]
+    if spent := _spent(job, replica, failure, now):
+        return [*judged, replace(decided, action="stop", by="budget"), _over(EXIT_FAILED, spent, case)]
+    _spend(job, replica, failure, now)
+    return [*judged, replace(decided, restarts_left=budget.restarts_left(job, replica, now))]
+
+
+def _judge(job: Job, case: Case, now: float) -> list[Decision]:
+    case.judged = True
+    reading = _read(job, case)
+    blamed = tuple(node for node in reading.blamed if node in case.members)
+    if len(blamed) == len(case.members) > 1:  # what all nodes have in common is no node's fault
+        blamed = ()
+    job.blamed.update(blamed)
+    stop = reading.verdict is Verdict.STOP
+    acted = stop and case.waits and job.shutdown is None
+    ignored = "" if acted or not stop else "the job ends already; " if job.shutdown is not None else "dry run; "
+    judged = AttributionJudged(
+        replica=case.replica,
+        cycle=case.cycle,
+        generation=job.generation,
+        rank=case.failure.rank,
+        verdict=reading.verdict,
+        acted=acted,
+        why=ignored + reading.why,
+        blamed=blamed,
+        waited_s=0.0 if case.held_at is None else now - case.held_at,
+    )
+    return [judged]
+
+
+def _spent(job: Job, replica: Replica, failure: Failure, now: float) -> str | None:
+    if failure.kind == "node":
+        return budget.node_budget_spent(job, now)
+    return budget.worker_budget_spent(job, replica, now)
+
+
+def _spend(job: Job, replica: Replica, failure: Failure, now: float) -> None:
+    times = job.nodes_lost_at if failure.kind == "node" else replica.restarted_at
+    times.append(now)
+
+
+def _no_restart(why: str, case: Case) -> Shutdown:
+    return _over(EXIT_NO_RESTART, f"{case.replica}: a restart cannot help: {why}", case)
+
+
+def _over(exit_code: int, why: str, case: Case) -> Shutdown:
+    """The job ends. Where a round is open its nodes have written down their stacks already."""
+    dump = case.failure.cause if case.failure.hung and not case.holds else None
+    return Shutdown(exit_code=exit_code, reason=f"{why}; last: {case.failure.cause}", dump=dump)

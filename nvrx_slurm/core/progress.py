@@ -1,0 +1,51 @@
+"""Whether a replica that fails again and again gets any further. Judged once a failure, when its steps are known."""
+
+from __future__ import annotations
+
+from nvrx_slurm.core.state import Job, Replica
+
+
+def is_judged(job: Job) -> bool:
+    """Whether the plan says when a job counts as stuck."""
+    return job.plan.fault_tolerance.progress.max_cycles is not None
+
+
+def reached(replica: Replica, step: int | None) -> None:
+    """Somebody says how far the cycle has come."""
+    if step is None:
+        return
+    replica.first_step = step if replica.first_step is None else min(step, replica.first_step)
+    replica.reached = step if replica.reached is None else max(step, replica.reached)
+
+
+def begin(replica: Replica) -> None:
+    """A new cycle runs."""
+    if replica.reached is not None:
+        replica.best_step = replica.reached if replica.best_step is None else max(replica.best_step, replica.reached)
+    replica.first_step = replica.reached = None
+
+
+def count(job: Job, replica: Replica) -> None:
+    """Take the cycle that has failed into account. Steps that an earlier cycle had made already do not count: a job
+    that dies at the same step each time gets nowhere."""
+    gained = _gained(replica)
+    replica.no_progress = 0 if gained >= job.plan.fault_tolerance.progress.min_steps else replica.no_progress + 1
+
+
+def is_stuck(job: Job, replica: Replica) -> str | None:
+    """Why no further cycle is worth it, in words; None: go on."""
+    bounds = job.plan.fault_tolerance.progress
+    if bounds.max_cycles is None or replica.no_progress < bounds.max_cycles:
+        return None
+    few = f"fewer than {bounds.min_steps} new steps" if bounds.min_steps > 1 else "no new step"
+    return f"no progress: {replica.no_progress} cycles in a row have made {few} (limit {bounds.max_cycles})"
+
+
+def _gained(replica: Replica) -> int:
+    if replica.reached is None:
+        return 0
+    before = replica.best_step
+    if before is None:  # it may have begun at a checkpoint of an earlier job
+        assert replica.first_step is not None
+        before = replica.first_step - 1
+    return replica.reached - before

@@ -1,0 +1,398 @@
+"""Whether to restart: what the sources say, what is read when, and what then follows."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from nvrx_slurm.core import cases
+from nvrx_slurm.core.job import next_deadline
+from nvrx_slurm.records import (
+    Allowance,
+    Attributed,
+    AttributionAsked,
+    AttributionJudged,
+    NodeReady,
+    Plan,
+    Progress,
+    ProgressPlan,
+    RestartDecided,
+    RolePlan,
+    RoundClosed,
+    RoundOpened,
+    Shutdown,
+    WorkerFailed,
+)
+from nvrx_slurm.verdicts import Attribution, AttributionPlan, Scope, Verdict
+from tests.unit.core.fleet import Fleet, plain, plan_of
+
+RESTART, STOP, UNKNOWN, TIMEOUT = Verdict.RESTART, Verdict.STOP, Verdict.UNKNOWN, Verdict.TIMEOUT
+TWO = ("lib", "mcp")
+
+
+def acting(**more: Any) -> AttributionPlan:
+    return AttributionPlan(enable_lib=True, dry_run=False, decision_timeout_s=10.0, **more)
+
+
+def fleet_of(attribution: AttributionPlan, *, plan: Plan | None = None, **bounds: Any) -> Fleet:
+    """Two nodes that run cycle 0, and a spare."""
+    fleet = Fleet(plan or plain(nodes=2, spares=1, attribution=attribution, **bounds))
+    fleet.join(*fleet.names)
+    fleet.started(*fleet.names[:2])
+    return fleet
+
+
+def says(fleet: Fleet, verdict: Verdict, source: str = "lib", *, cycle: int = 0, **more: Any) -> Any:
+    """A source answers about the failure of rank 0 in a cycle."""
+    answer = Attribution(source=source, verdict=verdict, **more)
+    return fleet.tell(Attributed(replica="main-0", cycle=cycle, rank=0, attribution=answer))
+
+
+def kinds(decisions: Any) -> list[type]:
+    return [type(decision) for decision in decisions]
+
+
+# --------------------------------------------------------------------------------------- what is read
+
+# sources' answers, how they are taken together → the verdict
+READINGS = [
+    ({"lib": RESTART, "mcp": STOP}, "any", STOP),
+    ({"lib": RESTART, "mcp": STOP}, "all", RESTART),
+    ({"lib": STOP, "mcp": STOP}, "all", STOP),
+    ({"lib": STOP}, "all", RESTART),
+    ({"lib": STOP}, "any", STOP),
+    ({"lib": UNKNOWN, "mcp": UNKNOWN}, "any", UNKNOWN),
+    ({"lib": UNKNOWN}, "any", TIMEOUT),
+    ({"lib": TIMEOUT, "mcp": RESTART}, "any", RESTART),
+    ({"lib": UNKNOWN, "mcp": STOP}, "all", RESTART),
+    ({}, "all", TIMEOUT),
+]
+
+
+@pytest.mark.parametrize(("said", "how", "verdict"), READINGS)
+def test_answers_add_up(said: dict[str, Verdict], how: Any, verdict: Verdict) -> None:
+    """One STOP is enough with `any`; with `all` every source must say it; who is silent says TIMEOUT."""
+    answers = {name: Attribution(source=name, verdict=each) for name, each in said.items()}
+    assert cases.read(TWO, answers, how).verdict is verdict
+
+
+# --------------------------------------------------------------------------------------- when it acts
+
+
+def test_a_failure_is_asked_about_and_the_round_opens_at_once() -> None:
+    """Teardown and rendezvous begin with the failure, not with the verdict; what is decided waits."""
+    fleet = fleet_of(acting())
+    assert kinds(fleet.fail("n1")) == [AttributionAsked, RoundOpened]
+    asked = fleet.said(AttributionAsked)[0]
+    assert (asked.rank, asked.node, asked.sources, asked.holds) == (0, "n1", ("lib",), True)
+
+
+def test_restart_is_decided_when_the_round_could_close() -> None:
+    """A verdict that is there by then costs nothing."""
+    fleet = fleet_of(acting())
+    fleet.fail("n1")
+    assert says(fleet, RESTART) == []
+    fleet.ready("n1")
+    assert kinds(fleet.ready("n2")) == [AttributionJudged, RestartDecided, RoundClosed]
+    assert fleet.said(AttributionJudged)[0].waited_s == 0.0
+    assert fleet.said(RestartDecided)[0].by == "policy"
+
+
+def test_the_round_waits_for_a_late_verdict() -> None:
+    """Everybody is ready, and the last answer closes the round."""
+    fleet = fleet_of(acting(enable_mcp=True))
+    fleet.fail("n1")
+    fleet.ready("n1", "n2")
+    fleet.now += 3.0
+    assert says(fleet, RESTART) == []
+    fleet.now += 1.0
+    assert kinds(says(fleet, UNKNOWN, "mcp")) == [AttributionJudged, RestartDecided, RoundClosed]
+    assert fleet.said(AttributionJudged)[0].waited_s == 4.0
+
+
+@pytest.mark.parametrize("verdict", [UNKNOWN, TIMEOUT, RESTART])
+def test_whatever_is_not_a_stop_restarts(verdict: Verdict) -> None:
+    """A source that fails never stops a job."""
+    fleet = fleet_of(acting())
+    fleet.fail("n1")
+    fleet.ready("n1", "n2")
+    assert kinds(says(fleet, verdict, problem="connection refused")) == [
+        AttributionJudged,
+        RestartDecided,
+        RoundClosed,
+    ]
+    assert fleet.said(RestartDecided)[0].action == "restart_replica"
+
+
+def test_without_an_answer_the_job_restarts_after_the_decision_timeout() -> None:
+    """The wait is bounded from the failure on, and the deadline is one that wakes the controller."""
+    fleet = fleet_of(acting())
+    failed_at = fleet.now
+    fleet.fail("n1")
+    fleet.now += 4.0
+    fleet.ready("n1", "n2")
+    assert next_deadline(fleet.job) == failed_at + 10.0
+    assert fleet.said(RestartDecided) == []
+    fleet.later(6.0)
+    assert fleet.said(AttributionJudged)[0].verdict is TIMEOUT
+    assert len(fleet.said(RoundClosed)) == 2
+
+
+def test_stop_ends_the_job_before_the_round_is_ready() -> None:
+    """A STOP need not wait for nodes: the job shuts down with 93, once."""
+    fleet = fleet_of(acting(enable_mcp=True))
+    fleet.fail("n1")
+    assert kinds(says(fleet, STOP, explanation="no module named x")) == [AttributionJudged, RestartDecided, Shutdown]
+    assert fleet.said(AttributionJudged)[0].acted
+    assert (fleet.said(RestartDecided)[0].action, fleet.said(RestartDecided)[0].by) == ("stop", "attribution")
+    assert fleet.said(Shutdown)[0].exit_code == 93
+    assert "no module named x" in fleet.said(Shutdown)[0].reason
+    fleet.ready("n1", "n2")
+    assert len(fleet.said(RoundClosed)) == 1
+
+
+def test_stop_after_the_round_is_recorded_and_dropped() -> None:
+    """A late STOP is in the journal, and nothing follows from it, then or later."""
+    fleet = fleet_of(acting())
+    fleet.fail("n1")
+    fleet.ready("n1", "n2")
+    fleet.later(10.0)
+    assert says(fleet, STOP) == []
+    assert len(fleet.said(Attributed)) == 1
+    fleet.fail("n1")
+    assert fleet.said(Shutdown) == []
+
+
+def test_stale_keys_never_match() -> None:
+    """An answer about another cycle, rank, replica or generation, from a stranger, or given twice, is no fact."""
+    fleet = fleet_of(acting())
+    fleet.fail("n1")
+    answer = Attribution(source="lib", verdict=STOP)
+    about = {"replica": "main-0", "cycle": 0, "rank": 0, "generation": 0, "attribution": answer}
+    for wrong in ({"cycle": 1}, {"rank": 1}, {"rank": None}, {"replica": "x-0"}, {"generation": 1}):
+        assert fleet.tell(Attributed(**{**about, **wrong})) is None
+    assert says(fleet, STOP, "who") is None
+    assert says(fleet, RESTART) == []
+    assert says(fleet, STOP) is None
+
+
+def test_dry_run_waits_for_nobody() -> None:
+    """The restart goes its way at once; the verdict is recorded when it comes, with what it would have done."""
+    fleet = fleet_of(AttributionPlan(enable_lib=True, dry_run=True))
+    assert kinds(fleet.fail("n1")) == [AttributionAsked, RestartDecided, RoundOpened]
+    assert kinds(fleet.ready("n1", "n2"))[-1] is RoundClosed
+    assert kinds(says(fleet, STOP, explanation="no module named x")) == [AttributionJudged]
+    judged = fleet.said(AttributionJudged)[0]
+    assert (judged.verdict, judged.acted, judged.why) == (STOP, False, "dry run; lib: STOP, no module named x")
+
+
+def test_dry_run_judges_without_an_answer_once_its_time_is_up() -> None:
+    """A source that never answers leaves a record all the same."""
+    fleet = fleet_of(AttributionPlan(enable_lib=True, dry_run=True, timeout_s=60.0))
+    fleet.fail("n1")
+    fleet.ready("n1", "n2")
+    assert next_deadline(fleet.job) == fleet.now + 60.0
+    fleet.later(60.0)
+    assert fleet.said(AttributionJudged)[0].verdict is TIMEOUT
+    assert next_deadline(fleet.job) is None
+
+
+def test_without_sources_nothing_is_asked() -> None:
+    """The path costs no record and no wait."""
+    fleet = fleet_of(AttributionPlan(dry_run=False))
+    assert kinds(fleet.fail("n1")) == [RestartDecided, RoundOpened]
+
+
+def test_a_new_controller_comes_to_the_same_outcome() -> None:
+    """The answers are in the journal: whoever replays it has them, and the deadline, too."""
+    from nvrx_slurm.controller.controller import replay
+    from nvrx_slurm.core.state import new_job
+
+    fleet = fleet_of(acting(enable_mcp=True))
+    fleet.fail("n1")
+    says(fleet, RESTART)
+    fleet.ready("n1", "n2")
+    again = new_job(fleet.plan)
+    assert replay(again, fleet.journal) == []
+    assert next_deadline(again) == next_deadline(fleet.job)
+    fleet.job = again
+    assert kinds(says(fleet, STOP, "mcp")) == [AttributionJudged, RestartDecided, Shutdown]
+
+
+@pytest.mark.parametrize("policy", ["ignore", "fail_job"])
+def test_what_restarts_nothing_waits_for_nothing(policy: Any) -> None:
+    """Where the policy ends the replica or the job anyway, a verdict is recorded and not awaited."""
+    role = RolePlan(name="main", command=("x",), nodes_per_replica=2, workers_per_node=2, on_failure=policy)
+    fleet = fleet_of(acting(), plan=plan_of(role, spares=1, attribution=acting()))
+    assert kinds(fleet.fail("n1"))[:2] == [AttributionAsked, RestartDecided]
+    assert says(fleet, STOP) is not None
+    assert not fleet.said(AttributionJudged)[0].acted
+
+
+def test_restart_job_holds_every_round_that_it_opens() -> None:
+    """The other replicas' rounds wait for the verdict, too."""
+    policy = RolePlan(name="policy", command=("x",), on_failure="restart_job")
+    rollout = RolePlan(name="rollout", command=("x",))
+    fleet = Fleet(plan_of(policy, rollout, spares=1, attribution=acting()))
+    fleet.join(*fleet.names)
+    fleet.fail("n1", replica="policy-0")
+    fleet.ready("n2", replica="rollout-0")
+    assert len(fleet.said(RoundClosed)) == 2
+    fleet.ready("n1", replica="policy-0")
+    answer = Attribution(source="lib", verdict=RESTART)
+    closed = fleet.tell(Attributed(replica="policy-0", cycle=0, rank=0, attribution=answer))
+    assert kinds(closed) == [AttributionJudged, RestartDecided, RoundClosed, RoundClosed]
+
+
+# --------------------------------------------------------------------------------------- blamed nodes
+
+
+def blame(fleet: Fleet, *nodes: str, confidence: float = 0.9) -> Any:
+    return says(fleet, RESTART, scope=Scope.NODE, nodes=nodes, confidence=confidence)
+
+
+def test_a_blamed_node_is_not_chosen_while_another_can_be() -> None:
+    """The spare takes its ranks, and it becomes the spare of last resort."""
+    fleet = fleet_of(acting())
+    fleet.fail("n1")
+    blame(fleet, "n1")
+    fleet.ready("n1", "n2")
+    assert fleet.said(AttributionJudged)[0].blamed == ("n1",)
+    assert fleet.said(RoundClosed)[-1].nodes == ("n3", "n2")
+    fleet.lose("n3")
+    fleet.ready("n2")
+    fleet.later(10.0)
+    assert fleet.said(RoundClosed)[-1].nodes == ("n1", "n2")
+
+
+@pytest.mark.parametrize(("nodes", "confidence"), [(("n1",), 0.4), (("n1", "n2"), 0.9), (("n3",), 0.9)])
+def test_blame_needs_reason(nodes: tuple[str, ...], confidence: float) -> None:
+    """Not with little confidence, not of all nodes at once, not of a node that was no member."""
+    fleet = fleet_of(acting())
+    fleet.fail("n1")
+    blame(fleet, *nodes, confidence=confidence)
+    fleet.ready("n1", "n2")
+    assert fleet.said(AttributionJudged)[0].blamed == ()
+    assert fleet.said(RoundClosed)[-1].nodes == ("n1", "n2")
+
+
+def test_suspects_of_other_jobs_stand_by() -> None:
+    """A job begins on clean nodes where it can."""
+    fleet = Fleet(plain(nodes=2, spares=1), suspects=("n1",))
+    fleet.join("n1", "n2", "n3")
+    assert fleet.said(RoundClosed)[0].nodes == ("n2", "n3")
+
+
+# ------------------------------------------------------------------------------------------- progress
+
+
+def stepping(**more: Any) -> Fleet:
+    return fleet_of(AttributionPlan(), max_restarts=9, progress=ProgressPlan(max_cycles=2, **more))
+
+
+def run_to(fleet: Fleet, first: int, last: int) -> Any:
+    """A cycle tells its first step, fails at its last, and its nodes get ready."""
+    cycle = fleet.job.replicas["main-0"].cycle
+    fleet.tell(Progress(**fleet.by("n1"), replica="main-0", cycle=cycle, rank=0, step=first))
+    fleet.tell(WorkerFailed(**fleet.by("n1"), replica="main-0", cycle=cycle, rank=0, exit_code=1, step=last))
+    return fleet.ready("n1", "n2")
+
+
+def test_a_job_that_gets_nowhere_stops() -> None:
+    """Two cycles in a row that end where the one before had ended are enough: 93."""
+    fleet = stepping()
+    run_to(fleet, 101, 150)
+    run_to(fleet, 101, 150)
+    assert fleet.said(Shutdown) == []
+    assert kinds(run_to(fleet, 101, 149)) == [RestartDecided, Shutdown]
+    assert [each.no_progress for each in fleet.said(RestartDecided)] == [0, 1, 2]
+    assert fleet.said(Shutdown)[0].exit_code == 93
+    assert fleet.said(RestartDecided)[-1].by == "progress"
+
+
+def test_one_new_step_is_progress() -> None:
+    """The count begins anew once a cycle gets further than all before it."""
+    fleet = stepping()
+    for last in (150, 150, 151, 151, 152):
+        run_to(fleet, 101, last)
+    assert [each.no_progress for each in fleet.said(RestartDecided)] == [0, 1, 0, 1, 0]
+
+
+def test_fewer_steps_than_asked_for_are_none() -> None:
+    """`min_progress_steps` is what a cycle must add."""
+    fleet = stepping(min_steps=10)
+    for last in (150, 159, 169):
+        run_to(fleet, 101, last)
+    assert [each.no_progress for each in fleet.said(RestartDecided)] == [0, 1, 0]
+
+
+def test_steps_that_nodes_find_in_files_count() -> None:
+    """What a node reads after the teardown is taken into account before it is decided."""
+    fleet = stepping()
+    for step in (100, 200):
+        fleet.fail("n1")
+        cycle = fleet.job.replicas["main-0"].cycle
+        for node in ("n1", "n2"):
+            fleet.tell(NodeReady(**fleet.by(node), replica="main-0", cycle=cycle, port=1, step=step))
+    assert [each.no_progress for each in fleet.said(RestartDecided)] == [0, 0]
+
+
+# --------------------------------------------------------------------------------------------- budget
+
+
+def test_budget_is_the_last_to_be_asked() -> None:
+    """A spent budget ends the job with 1, unless a verdict ends it with 93 first."""
+    for verdict, code in ((RESTART, 1), (STOP, 93)):
+        fleet = fleet_of(acting(), max_restarts=0)
+        fleet.fail("n1")
+        says(fleet, verdict)
+        fleet.ready("n1", "n2")
+        assert fleet.said(Shutdown)[0].exit_code == code
+
+
+def test_a_rate_forgets() -> None:
+    """Two an hour: the third failure within the hour is one too many, the one after that hour is not."""
+    fleet = fleet_of(AttributionPlan(), max_restarts=2, max_restarts_per_s=3600.0)
+    for pause_s in (0.0, 1800.0, 1801.0, 1800.0):
+        fleet.now += pause_s
+        fleet.fail("n1")
+        fleet.ready("n1", "n2")
+    assert fleet.said(Shutdown) == []
+    fleet.fail("n1")
+    assert fleet.said(Shutdown)[0].reason.startswith("restart budget spent (2 of 2 per 1h)")
+
+
+def test_the_job_has_a_budget_of_its_own() -> None:
+    """Replicas share it, whatever each has left."""
+    role = RolePlan(name="main", command=("x",), replicas=2)
+    fleet = Fleet(plan_of(role, max_job_restarts=Allowance(count=1)))
+    fleet.join("n1", "n2")
+    fleet.fail("n1", replica="main-0")
+    fleet.ready("n1", replica="main-0")
+    fleet.fail("n2", replica="main-1")
+    assert fleet.said(Shutdown)[0].reason.startswith("the job's restart budget is spent (1 of 1)")
+
+
+def test_lost_nodes_and_failed_workers_are_counted_apart() -> None:
+    """Neither spends the other's budget."""
+    fleet = fleet_of(AttributionPlan(), max_restarts=1, max_node_losses=Allowance(count=1))
+    fleet.lose("n1")
+    fleet.ready("n2")
+    fleet.fail("n3")
+    fleet.ready("n2", "n3")
+    assert fleet.said(Shutdown) == []
+    fleet.lose("n2")
+    assert fleet.said(Shutdown)[0].reason.startswith("budget for lost nodes spent (1 of 1)")
+
+
+def test_budgets_live_across_generations() -> None:
+    """What a requeued job has spent is spent."""
+    fleet = fleet_of(AttributionPlan(), max_restarts=1, max_preemptions=Allowance(count=1))
+    fleet.fail("n1")
+    fleet.requeue()
+    fleet.join("n1", "n2")
+    fleet.fail("n1")
+    assert fleet.said(Shutdown)[-1].exit_code == 1
+    fleet.requeue()
+    assert fleet.said(Shutdown)[-1].reason == "preempted or requeued too often (2 of 1)"

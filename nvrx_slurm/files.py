@@ -47,6 +47,11 @@ class JobFiles:
         return self.path / "job.log"
 
     @property
+    def service_path(self) -> Path:
+        """Where the job's own attribution service is, while it runs."""
+        return self.path / "attrsvc.json"
+
+    @property
     def store_dir(self) -> Path:
         return self.path / "store"
 
@@ -69,6 +74,9 @@ class JobFiles:
 
     def cycle_stacks(self, replica: str, generation: int, cycle: int) -> Path:
         return self.cycle_logs(replica, generation, cycle) / "stacks"
+
+    def cycle_health(self, replica: str, generation: int, cycle: int) -> Path:
+        return self.cycle_logs(replica, generation, cycle) / "health"
 
     @property
     def reserve_path(self) -> Path:

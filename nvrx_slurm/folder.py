@@ -4,11 +4,15 @@
   plan.json                what runs (records.Plan)
   job.json                 how it was submitted: name, cluster, generation, times (JobInfo)
   store.json         0600  where the store is while the job runs, and its password
+  attrsvc.json       0600  where the job's own attribution service is while it runs, and its token
   store/                   the embedded store's append-only file
   job.log                  every rank's output, prefixed, and what the job itself has to say
   events.jsonl             the journal, mirrored from the store (older parts: events.1.jsonl, …)
   result.json              how it ended (.reserve: the space for it, which even a full disk has)
-  logs/<replica>/gen-<g>/cycle-<c>/rank-<r>.out, .err
+  logs/<replica>/gen-<g>/cycle-<c>/
+    rank-<r>.out, .err     what each rank has printed
+    stacks/rank-<r>.txt    what it was doing when it was asked
+    health/<node>.txt      what each node said about itself when it failed
   nodes/<node>.log         what each agent did
 """
 
@@ -43,6 +47,7 @@ class JobInfo(Record, frozen=True, kw_only=True):
     host_pid: int = 0
     nodes: tuple[str, ...] = ()  # the allocation, in Slurm's order
     kill_wait_s: float | None = None
+    suspects: tuple[str, ...] = ()  # nodes of the allocation that other jobs' evidence blames
 
     @property
     def bind(self) -> str:

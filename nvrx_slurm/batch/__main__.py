@@ -22,6 +22,8 @@ from nvrx_slurm.errors import NvrxError, UsageError
 from nvrx_slurm.folder import LOOPBACK, JobFolder, JobInfo
 from nvrx_slurm.log import set_up
 from nvrx_slurm.records import Plan, plan_from_json
+from nvrx_slurm.suspects.ledger import suspects_among
+from nvrx_slurm.suspects.naming import cluster_of
 
 SCONTROL_S = 60.0
 KILL_WAIT_ANSWER_S = 5.0
@@ -62,6 +64,7 @@ def _prepare(plan: Plan, cluster: str, launcher: Sequence[str]) -> tuple[JobFold
     except OSError as error:
         raise UsageError(f"the job folder cannot be written: {error}") from None
     info = _info(plan, folder, cluster, launcher)
+    info = msgspec.structs.replace(info, suspects=_suspects(plan, info))
     for descriptor in (1, 2):
         os.dup2(log, descriptor)
     os.close(log)
@@ -91,6 +94,15 @@ def _info(plan: Plan, folder: JobFolder, cluster: str, launcher: Sequence[str]) 
             nodes=_slurm_nodes(),
             kill_wait_s=kill_wait.answer(timeout_s=KILL_WAIT_ANSWER_S),
         )
+
+
+def _suspects(plan: Plan, info: JobInfo) -> tuple[str, ...]:
+    """The nodes that begin as spares, since other jobs' evidence speaks against them. A job without spares begins on
+    all of them anyway."""
+    if not plan.spares:
+        return ()
+    where = plan.fault_tolerance.attribution.ledger
+    return suspects_among(info.nodes, where=where, cluster=cluster_of(info, where))
 
 
 def _password(plan: Plan) -> str | None:

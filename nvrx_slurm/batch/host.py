@@ -13,6 +13,7 @@ from typing import Any
 
 from nvrx_slurm.batch import children, lease
 from nvrx_slurm.batch.ending import EXIT_CODES, Ending, notice_s
+from nvrx_slurm.batch.service import ManagedService
 from nvrx_slurm.clock import Clock
 from nvrx_slurm.errors import EXIT_FAILED, EXIT_RETRY, EXIT_UNREACHABLE, NvrxError, StoreUnreachable
 from nvrx_slurm.folder import JobFolder, JobInfo, Result, StoreAddress, clear_runtime_folders
@@ -71,6 +72,7 @@ class Host:
         self.store_process: Process | None = None
         self.controller: Process | None = None
         self.agents: list[Process] = []
+        self.service = ManagedService(plan, folder, self.env)
         self.ending = Ending(plan.fault_tolerance, info.kill_wait_s)
         self.giving_up: asyncio.TimerHandle | None = None
         self.gave_up = False
@@ -85,6 +87,8 @@ class Host:
             await self._start_store()
             self._go(self._keep_controller())
             self._go(self._keep_lease())
+            if self.plan.fault_tolerance.attribution.manage_attrsvc:
+                self._go(self.service.keep())
             self._go(self._keep_agents())
             exit_code = await self.ended
         except BaseException as error:
@@ -249,9 +253,14 @@ class Host:
         for task in self.tasks:
             task.cancel()
         await children.end(agents, polite_s=self._in_time(AGENTS_EXIT_S))
-        rest = {"the controller": self.controller, "the store": self.store_process}
+        rest = {
+            "the controller": self.controller,
+            "the attribution service": self.service.process,
+            "the store": self.store_process,
+        }
         await children.end({name: child for name, child in rest.items() if child}, polite_s=self._in_time(2.0))
         self.folder.remove_store()
+        self.service.clear_away()
         shutil.rmtree(self.folder.store_dir, ignore_errors=True)
         clear_runtime_folders(self.folder)
 

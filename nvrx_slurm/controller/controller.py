@@ -209,7 +209,14 @@ class Controller:
         if self._has_begun():
             return []
         info = self.info
-        return [Heard(JobStarted(job=info.job_id, name=info.name, expected=info.nodes, generation=info.generation))]
+        started = JobStarted(
+            job=info.job_id,
+            name=info.name,
+            expected=info.nodes,
+            generation=info.generation,
+            suspects=info.suspects,
+        )
+        return [Heard(started)]
 
     def _advertised(self) -> str:
         return self.info.addr if self.bind == "*" else self.bind

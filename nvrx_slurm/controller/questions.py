@@ -90,11 +90,40 @@ class Questions:
             case = self._job.cases.get(key)
             if case is not None:
                 self._known[key].settled = self._is_settled(case)
-                self._desk.ask(self._inquiry(case), settled=self._known[key].settled)
+                self._desk.ask(self.inquiry(case), settled=self._known[key].settled)
         for key, case in self._job.cases.items():
             known = self._known.get(key)
             if case.sources and known is not None and not known.told:
                 self._tell(case, known)
+
+    def inquiry(self, case: Case) -> Inquiry:
+        """The case with all that the journal has said of it so far."""
+        known, failure = self._known.get((case.replica, case.cycle), _Known()), case.failure
+        told = known.failed.get(failure.rank) if failure.rank is not None else None
+        folders = [
+            str(self._files.cycle_logs(case.replica, self._job.generation, cycle))
+            for cycle in range(case.cycle, max(-1, case.cycle - EARLIER - 1), -1)
+        ]
+        return Inquiry(
+            key=self._key(case),
+            paths=tuple(folders[:1]),
+            failed=Failed(
+                cause=failure.cause,
+                node=failure.node,
+                rank=failure.rank,
+                exit_code=told.exit_code if told else None,
+                signal=told.signal if told else None,
+                error=told.error if told else None,
+                hung=failure.hung,
+                step=failure.step,
+                t=failure.noticed,
+            ),
+            nodes=case.members,
+            workers_per_node=self._job.replicas[case.replica].role.workers_per_node,
+            pids=known.pids,
+            started_at=known.started_at,
+            earlier=tuple(folders[1:]),
+        )
 
     def _tell(self, case: Case, known: _Known) -> None:
         if not known.settled and self._is_settled(case):
@@ -131,32 +160,4 @@ class Questions:
             replica=case.replica,
             cycle=case.cycle,
             rank=case.failure.rank,
-        )
-
-    def _inquiry(self, case: Case) -> Inquiry:
-        known, failure = self._known[case.replica, case.cycle], case.failure
-        told = known.failed.get(failure.rank) if failure.rank is not None else None
-        folders = [
-            str(self._files.cycle_logs(case.replica, self._job.generation, cycle))
-            for cycle in range(case.cycle, max(-1, case.cycle - EARLIER - 1), -1)
-        ]
-        return Inquiry(
-            key=self._key(case),
-            paths=tuple(folders[:1]),
-            failed=Failed(
-                cause=failure.cause,
-                node=failure.node,
-                rank=failure.rank,
-                exit_code=told.exit_code if told else None,
-                signal=told.signal if told else None,
-                error=told.error if told else None,
-                hung=failure.hung,
-                step=failure.step,
-                t=failure.noticed,
-            ),
-            nodes=case.members,
-            workers_per_node=self._job.replicas[case.replica].role.workers_per_node,
-            pids=known.pids,
-            started_at=known.started_at,
-            earlier=tuple(folders[1:]),
         )

@@ -54,6 +54,21 @@ def show_jobs(lines: Sequence[JobLine], console: Console | None = None) -> None:
     (console or Console(highlight=False)).print(grid(sections.job_table(lines)))
 
 
+def show_facts(rows: Sequence[Row], table: Table, console: Console | None = None) -> None:
+    """Print labels with their texts, and a table below."""
+    facts = Grid.grid(padding=(0, 2))
+    facts.add_column(style="bold", no_wrap=True)
+    facts.add_column()
+    for row in rows:
+        label, text = row.cells
+        facts.add_row(label, Text(text, style=STYLES[row.mood]))
+    out = console or Console(highlight=False)
+    out.print(facts)
+    if table.rows:
+        out.print()
+        out.print(grid(table))
+
+
 def render(shot: Snapshot, *, most_nodes: int = MOST_NODES, most_ranks: int = MOST_RANKS) -> RenderableType:
     """One job on one screen: header, replicas, nodes, ranks, recoveries, what failed last, where the logs are."""
     view = shot.view

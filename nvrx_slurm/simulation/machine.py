@@ -32,6 +32,7 @@ class Board:
     def __init__(self, node: Node, on_first_step: Callable[[int, int], None]) -> None:
         self._node, self._on_first_step = node, on_first_step
         self._ranks: set[int] = set()
+        self._last: dict[int, Reading] = {}  # of ranks that have ended: what they told stays in their slots
 
     def open(self) -> None:
         self._node.board = self
@@ -41,10 +42,17 @@ class Board:
 
     def prepare(self, rank: int, cycle: int) -> dict[str, str]:
         self._ranks.add(rank)
+        self._last.pop(rank, None)
         return {}
 
     def clear(self) -> None:
         self._ranks.clear()
+        self._last.clear()
+
+    def ended(self, worker: Worker) -> None:
+        """A worker is about to be gone."""
+        if worker.rank in self._ranks:
+            self._last[worker.rank] = self._reading(worker)
 
     def first_step(self, worker: Worker) -> None:
         """Its datagram arrives."""
@@ -55,7 +63,7 @@ class Board:
         return {rank: reading.step for rank, reading in self.readings().items() if reading.step is not None}
 
     def readings(self) -> dict[int, Reading]:
-        readings = dict.fromkeys(sorted(self._ranks), Reading())
+        readings = {rank: self._last.get(rank, Reading()) for rank in sorted(self._ranks)}
         for worker in self._node.workers():
             if worker.rank in readings:
                 readings[worker.rank] = self._reading(worker)
@@ -108,6 +116,31 @@ class Stacks:
         return StacksOnFile({}, {})
 
 
+class Health:
+    """A simulated node has nothing to say."""
+
+    def begin(self) -> None:
+        pass
+
+    def look(self, out: Path, why: str) -> None:
+        pass
+
+    def look_for_news(self, out: Path) -> None:
+        pass
+
+    async def close(self) -> None:
+        pass
+
+
+class StepFiles:
+    """Simulated workers tell their steps."""
+
+    are_named = False
+
+    async def last_step(self, logs: Path, ranks: set[int]) -> int | None:
+        return None
+
+
 class Port:
     """A port held free."""
 
@@ -124,6 +157,7 @@ class SimulatedMachine:
     def __init__(self, node: Node, process: Process, pid: int) -> None:
         self._node, self._process, self.pid = node, process, pid
         self.output, self.stacks = Output(node), Stacks()
+        self.health, self.step_files = Health(), StepFiles()
 
     def workers(self, post: Callable[[WorkerEvent], None]) -> SupervisedWorkers:
         return SupervisedWorkers(self._node, self._process, post)

@@ -113,6 +113,8 @@ class Node:
 
     def _worker_ended(self, parent: Supervisor, worker: Worker, code: int | None, number: int | None) -> None:
         self._workers.remove(worker)
+        if self.board is not None:
+            self.board.ended(worker)
         self.history.promises.worker_ended(worker)
         parent.child_ended(worker, code, number)
 

@@ -9,16 +9,16 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from nvrx_slurm.cluster.slurm_nodes import SlurmNode
-from nvrx_slurm.controller.desk import Answered, Judged
+from nvrx_slurm.controller.desk import Answered
 from nvrx_slurm.controller.firing import FIRST_PAUSE_S, is_refused
 from nvrx_slurm.controller.outside import Told
 from nvrx_slurm.files import JobFiles
 from nvrx_slurm.folder import Result
 from nvrx_slurm.records import Entry
 from nvrx_slurm.simulation.process import Process
+from nvrx_slurm.simulation.sources import SimulatedDesk
 from nvrx_slurm.simulation.tethers import ControllerTethers
 from nvrx_slurm.tether import TetherServer
-from nvrx_slurm.verdicts import FailureKey, Inquiry
 
 if TYPE_CHECKING:
     from nvrx_slurm.simulation.history import History
@@ -46,25 +46,6 @@ class Copy:
         pass
 
 
-class SilentDesk:
-    """A desk whose sources never answer."""
-
-    def open(self) -> None:
-        pass
-
-    def ask(self, inquiry: Inquiry, *, settled: bool) -> None:
-        pass
-
-    def settled(self, key: FailureKey) -> None:
-        pass
-
-    def judged(self, judged: Judged) -> None:
-        pass
-
-    async def close(self, within_s: float) -> None:
-        pass
-
-
 class SimulatedOutside:
     """For one controller process."""
 
@@ -84,8 +65,8 @@ class SimulatedOutside:
         server = TetherServer(token, alive, lost)
         return ControllerTethers(server, self._history.sockets, self.host, self._process)
 
-    def desk(self, answered: Answered) -> SilentDesk:
-        return SilentDesk()
+    def desk(self, answered: Answered) -> SimulatedDesk:
+        return SimulatedDesk(self._history, self._process, answered)
 
     async def is_dead(
         self, addr: str, port: int, message: bytes, within_s: float, *, pause_s: float = FIRST_PAUSE_S

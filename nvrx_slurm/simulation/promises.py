@@ -13,6 +13,8 @@ import msgspec
 
 from nvrx_slurm.errors import EXIT_UNREACHABLE
 from nvrx_slurm.records import (
+    Attributed,
+    AttributionJudged,
     ControllerUp,
     Decision,
     Entry,
@@ -56,6 +58,7 @@ class Promise(StrEnum):
     REGISTERED = "nobody is given up who has not registered"
     SHUTDOWN = "the first shutdown is the only one"
     BUDGET = "the restart budget is kept"
+    VERDICT = "a verdict is read once, in time, and for its own failure"
     LEAVING = "everyone who waits leaves"
     REPLAY = "a journal replayed decides the same"
     FINISH = "with nodes enough a job finishes"
@@ -84,6 +87,7 @@ class Promises:
         self._fenced: set[str] = set()
         self._over: set[str] = set()  # replicas that run no more
         self._restarts: dict[str, int] = {}
+        self._judged: set[tuple[str, int]] = set()  # replica and cycle
         self._epoch = 0
 
     # ---- the store
@@ -200,6 +204,22 @@ class Promises:
                 f"{decided.replica} was restarted {spent} times after failures of its workers, of {limit}",
             )
 
+    def _attribution_judged(self, judged: AttributionJudged) -> None:
+        """Acted on: a STOP that some source has given of this very failure, before the next round has closed."""
+        key = judged.replica, judged.cycle
+        if key in self._judged:
+            self._broken(Promise.VERDICT, f"the answers about {judged.replica} cycle {judged.cycle} were read twice")
+        self._judged.add(key)
+        if not judged.acted:
+            return
+        if (judged.replica, judged.cycle + 1) in self.closed:
+            self._broken(
+                Promise.VERDICT, f"{judged.replica} runs cycle {judged.cycle + 1}, and this stops it: {judged}"
+            )
+        given = (entry.record for entry in self.journal if isinstance(entry.record, Attributed))
+        if not any((each.replica, each.cycle) == key and each.attribution.verdict == "STOP" for each in given):
+            self._broken(Promise.VERDICT, f"no source has said STOP, and this stops the job: {judged}")
+
     def _shutdown(self, shutdown: Shutdown) -> None:
         if self.shutdown is not None:
             self._broken(Promise.SHUTDOWN, f"the job was shut down for a second reason: {shutdown.reason}")
@@ -250,6 +270,7 @@ _CHECKS: dict[type, Callable[[Promises, object], None]] = {
     RoundOpened: Promises._round_opened,  # type: ignore[dict-item]
     RoundClosed: Promises._round_closed,  # type: ignore[dict-item]
     ReplicaEnded: Promises._replica_ended,  # type: ignore[dict-item]
+    AttributionJudged: Promises._attribution_judged,  # type: ignore[dict-item]
     RestartDecided: Promises._restart_decided,  # type: ignore[dict-item]
     Shutdown: Promises._shutdown,  # type: ignore[dict-item]
     JobEnded: Promises._job_ended,  # type: ignore[dict-item]

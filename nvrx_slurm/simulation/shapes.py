@@ -10,8 +10,12 @@ from dataclasses import dataclass
 from random import Random
 from typing import Literal, cast
 
-from nvrx_slurm.records import FaultTolerance, HangBounds, OnFailure, Plan, RolePlan
+from msgspec.structs import replace
 
+from nvrx_slurm.records import FaultTolerance, HangBounds, OnFailure, Plan, RolePlan
+from nvrx_slurm.verdicts import Aggregation, AttributionPlan
+
+AGGREGATIONS: tuple[Aggregation, ...] = ("any", "all")
 CLUSTERS: tuple[Literal["local", "slurm"], ...] = ("local", "slurm")
 MOST_SPARES = 3
 KILL_WAIT_S = 30.0
@@ -44,7 +48,8 @@ class Shape:
         bounds = self.plan.fault_tolerance
         noticed_s = max(bounds.heartbeat_timeout_s, bounds.startup_timeout_s) + bounds.heartbeat_timeout_s
         torn_down_s = bounds.teardown_grace_s + bounds.last_call_s + 10.0
-        return noticed_s + torn_down_s + bounds.gives_away_after_s + bounds.join_timeout_s
+        decided_s = bounds.attribution.decision_timeout_s if bounds.attribution.acts else 0.0
+        return noticed_s + torn_down_s + decided_s + bounds.gives_away_after_s + bounds.join_timeout_s
 
     @property
     def leaves_within_s(self) -> float:
@@ -67,13 +72,14 @@ def draw_shape(chance: Random, most_nodes: int) -> Shape:
         folder="/jobs",
         fault_tolerance=_bounds(chance, interval_s),
     )
-    work_s = chance.uniform(1.5, 6.0)
+    work_s, temper = chance.uniform(1.5, 6.0), _temper(chance, plan.fault_tolerance)
+    bounds = replace(plan.fault_tolerance, attribution=_attribution(chance))
     return Shape(
-        plan=plan,
+        plan=replace(plan, fault_tolerance=bounds),
         cluster=cluster,
         nodes=tuple(f"n{index:02d}" for index in range(1, plan.total_nodes + 1)),
         work_s=work_s,
-        temper=_temper(chance, plan.fault_tolerance),
+        temper=temper,
         kill_wait_s=KILL_WAIT_S if cluster == "slurm" else None,
     )
 
@@ -124,6 +130,20 @@ def _bounds(chance: Random, interval_s: float) -> FaultTolerance:
         checkpoint_timeout_s=chance.choice((3.0, 8.0)) if saves else 0.0,
         control_plane_grace_s=fence_s * chance.choice((1.0, 2.0, 3.0)),
         hang=_hang(chance, interval_s),
+    )
+
+
+def _attribution(chance: Random) -> AttributionPlan:
+    """Every other job asks; of those most act on what they hear."""
+    if chance.random() < 0.5:
+        return AttributionPlan()
+    return AttributionPlan(
+        enable_lib=True,
+        enable_mcp=chance.random() < 0.5,
+        dry_run=chance.random() < 0.3,
+        timeout_s=30.0,
+        decision_timeout_s=chance.choice((1.0, 5.0, 10.0)),
+        aggregation=chance.choice(AGGREGATIONS),
     )
 
 

@@ -8,7 +8,8 @@ from typing import TYPE_CHECKING
 
 from nvrx_slurm.controller.controller import replay
 from nvrx_slurm.core.state import new_job
-from nvrx_slurm.records import FaultTolerance, RestartDecided, RoundOpened
+from nvrx_slurm.errors import EXIT_NO_RESTART
+from nvrx_slurm.records import AttributionJudged, FaultTolerance, RestartDecided, RoundOpened
 from nvrx_slurm.simulation.adversary import KINDS
 from nvrx_slurm.simulation.promises import Promise
 
@@ -27,7 +28,7 @@ def verdicts(history: History) -> Iterator[tuple[Promise, str]]:
     yield from ((Promise.REPLAY, sentence) for sentence in _replays(history))
     yield from ((Promise.SHUTDOWN, sentence) for sentence in _ends_as_decided(history))
     yield from ((Promise.LEAVING, sentence) for sentence in _never_left(history))
-    if _must_finish(history) and history.exit_code != 0:
+    if _must_finish(history) and history.exit_code not in (0, *_stopped(history)):
         yield (
             Promise.FINISH,
             f"nodes enough were healthy, and the job ended with {history.exit_code}: {_reason(history)}",
@@ -82,6 +83,12 @@ def _must_finish(history: History) -> bool:
     if len({act.node for act in on_nodes}) > plan.spares or RESTARTS_AN_ACT * len(on_nodes) > bounds.max_restarts:
         return False
     return _outage_s(history) < LONGEST_OUTAGE * _outage_limit_s(bounds)
+
+
+def _stopped(history: History) -> tuple[int, ...]:
+    """How a job may end that was told to stop."""
+    judged = (entry.record for entry in history.promises.journal if isinstance(entry.record, AttributionJudged))
+    return (EXIT_NO_RESTART,) if any(each.acted for each in judged) else ()
 
 
 def _outage_limit_s(bounds: FaultTolerance) -> float:

@@ -28,7 +28,8 @@ def seed_where(wanted) -> int:
 
 def simple(shape) -> bool:
     [role, *others] = shape.plan.roles
-    return shape.plan.spares > 0 and role.on_failure == "restart_replica" and not others and role.replicas == 1
+    plain = role.on_failure == "restart_replica" and not others and role.replicas == 1
+    return plain and shape.plan.spares > 0 and not shape.plan.fault_tolerance.attribution.acts
 
 
 @pytest.fixture(scope="module")

@@ -1,0 +1,62 @@
+"""`nvrx-slurm attribution`: what the verdicts were worth, and what is still to be told."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import click
+
+from nvrx_slurm.cli.options import folder_option
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from nvrx_slurm.folder import JobFolder
+    from nvrx_slurm.report.failures import Failures
+
+
+@click.group()
+def attribution() -> None:
+    """Failure attribution: what its verdicts were worth, and notices that are still to be sent."""
+
+
+@attribution.command()
+@click.argument("job_ids", metavar="[JOB]…", nargs=-1)
+@click.option("--json", "as_json", is_flag=True, help="One object: each would-be STOP and the sums.")
+@folder_option
+def report(job_ids: tuple[str, ...], as_json: bool, folder: Path) -> None:
+    """Would it have been right to stop? Each STOP of a dry run beside what the restart then did.
+
+    Right: the job failed again and had made no new step. Wrong: it made new steps, or completed. Without JOB: all
+    jobs of the folder.
+    """
+    import msgspec
+
+    from nvrx_slurm.report import hindsight, plain
+    from nvrx_slurm.report.jobs import find_job, known_jobs
+
+    jobs = [find_job(folder, job_id) for job_id in job_ids] if job_ids else known_jobs(folder)
+    told = hindsight.hindsight(entry for job in jobs for entry in _failures(job))
+    if as_json:
+        click.echo(msgspec.json.format(msgspec.json.encode(told), indent=2).decode())
+        return
+    rows, table = hindsight.facts(told), hindsight.table(told)
+    if sys.stdout.isatty():
+        from nvrx_slurm.report import screen
+
+        screen.show_facts(rows, table)
+    else:
+        click.echo("\n\n".join([plain.pairs(rows), *([plain.table(table)] if table.rows else [])]))
+
+
+def _failures(job: JobFolder) -> Iterator[tuple[str, Failures, float | None]]:
+    from nvrx_slurm.report import source
+    from nvrx_slurm.report.failures import failures
+    from nvrx_slurm.report.jobs import read_plan
+
+    plan = read_plan(job)
+    if plan is not None:
+        journal = source.so_far(job)
+        yield job.job_id, failures(plan, job, journal), journal[-1].t if journal else None

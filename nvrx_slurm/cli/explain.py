@@ -1,0 +1,72 @@
+"""`nvrx-slurm explain`"""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import click
+
+from nvrx_slurm.cli.options import folder_option
+from nvrx_slurm.errors import UsageError
+
+if TYPE_CHECKING:
+    from nvrx_slurm.report.failures import Failures, Story
+    from nvrx_slurm.verdicts import Attribution, Inquiry
+
+
+@click.command()
+@click.argument("job_id", metavar="JOB")
+@click.option("--cycle", type=click.IntRange(min=0), help="The cycle that failed. Without it: the last that did.")
+@click.option("--replica", help="Whose cycle it was, in a job with several replicas.")
+@click.option("--json", "as_json", is_flag=True, help="One documented object (docs/attribution.md).")
+@folder_option
+def explain(job_id: str, cycle: int | None, replica: str | None, as_json: bool, folder: Path) -> None:
+    """Why a job failed, and what was done about it: the first failure, what followed from it, the verdict of each
+    source, progress, budget, the decision and who made it.
+
+    Where the rules were not asked while the job ran they are asked now.
+    """
+    from nvrx_slurm.report import explanation, source
+    from nvrx_slurm.report.failures import failures
+    from nvrx_slurm.report.jobs import find_job, read_plan
+
+    job = find_job(folder, job_id)
+    plan = read_plan(job)
+    if plan is None:
+        raise UsageError(f"job {job_id} has not started yet: there is nothing to explain")
+    told = failures(plan, job, source.so_far(job))
+    story = _chosen(told, job_id, cycle, replica)
+    now = None if any(answer.attribution.primary for answer in story.answers) else _analyzed(story.inquiry)
+    found = explanation.explanation(story, job=job_id, name=plan.name, now=now)
+    if as_json:
+        click.echo(explanation.as_json(found))
+        return
+    rows, table = explanation.facts(found, plan.fault_tolerance, str(job.path)), explanation.verdicts(found)
+    if sys.stdout.isatty():
+        from nvrx_slurm.report import screen
+
+        screen.show_facts(rows, table)
+    else:
+        from nvrx_slurm.report import plain
+
+        click.echo("\n\n".join([plain.pairs(rows), *([plain.table(table)] if table.rows else [])]))
+
+
+def _chosen(told: Failures, job_id: str, cycle: int | None, replica: str | None) -> Story:
+    """The last failure that fits. Raises UsageError with those that there are."""
+    fits = [story for story in told.stories if cycle in (None, story.key[2]) and replica in (None, story.key[1])]
+    if fits:
+        return fits[-1]
+    if not told.stories:
+        end = "" if told.exit_code is None else f"; it ended with {told.exit_code}"
+        raise UsageError(f"nothing has failed in job {job_id}{end}")
+    known = ", ".join(f"{story.key[1]} cycle {story.key[2]}" for story in told.stories[-8:])
+    raise UsageError(f"no such failure in job {job_id}; it has: {known}")
+
+
+def _analyzed(inquiry: Inquiry) -> Attribution:
+    from nvrx_slurm.attribution.bridge import analyze_sync
+
+    return analyze_sync(inquiry)

@@ -1,0 +1,234 @@
+"""One failure on one screen: what failed first, what followed, who said what of it, and what was decided. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from datetime import UTC, datetime
+
+import msgspec
+
+from nvrx_slurm.records import AttributionJudged, ControllerStarted, FaultTolerance, RestartDecided, Shutdown
+from nvrx_slurm.report.failures import Answer, Story
+from nvrx_slurm.report.model import Value
+from nvrx_slurm.report.tables import Mood, Row, Table
+from nvrx_slurm.report.words import at_step, names, plural, ranks_of, seconds
+from nvrx_slurm.verdicts import Attribution, Evidence, Inquiry, Verdict
+
+MOODS: dict[Verdict, Mood] = {
+    Verdict.STOP: "bad",
+    Verdict.RESTART: "good",
+    Verdict.UNKNOWN: "dim",
+    Verdict.TIMEOUT: "busy",
+}
+MOST_FOLLOWING = 6
+
+
+class Answered(Value, frozen=True, kw_only=True):
+    """One source's answer; `at` in seconds since the epoch. `late`: after the verdicts had been read. `now`: it was
+    asked just now, not while the job ran."""
+
+    attribution: Attribution
+    at: float | None = None
+    late: bool = False
+    now: bool = False
+
+
+class Explanation(Value, frozen=True, kw_only=True):
+    """What `explain --json` prints. Times are seconds since the epoch by the store's clock."""
+
+    job: str
+    name: str
+    generation: int
+    replica: str
+    cycle: int
+    failed_at: float
+    inquiry: Inquiry
+    answers: tuple[Answered, ...]
+    judged: AttributionJudged | None
+    decided: RestartDecided | None
+    decided_at: float | None
+    decider: ControllerStarted | None
+    shutdown: Shutdown | None
+    running_again_at: float | None
+    best_step_before: int | None
+    best_step: int | None
+
+
+def explanation(story: Story, *, job: str, name: str, now: Attribution | None = None) -> Explanation:
+    """The story as a value. `now`: an answer that somebody has asked for since."""
+    generation, replica, cycle = story.key
+    answers = [_answered(answer) for answer in story.answers]
+    if now is not None:
+        answers.append(Answered(attribution=now, now=True))
+    return Explanation(
+        job=job,
+        name=name,
+        generation=generation,
+        replica=replica,
+        cycle=cycle,
+        failed_at=story.failed_at,
+        inquiry=story.inquiry,
+        answers=tuple(answers),
+        judged=story.judged,
+        decided=story.decided,
+        decided_at=story.decided_at,
+        decider=story.decider,
+        shutdown=story.shutdown,
+        running_again_at=story.running_again_at,
+        best_step_before=story.best_before,
+        best_step=story.best_step,
+    )
+
+
+def _answered(answer: Answer) -> Answered:
+    return Answered(attribution=answer.attribution, at=answer.at, late=answer.late)
+
+
+def as_json(told: Explanation) -> str:
+    return msgspec.json.format(msgspec.json.encode(told), indent=2).decode()
+
+
+# --------------------------------------------------------------------------------------------- screen
+
+
+def facts(told: Explanation, bounds: FaultTolerance, folder: str) -> list[Row]:
+    """Label and text, in the order in which one asks."""
+    again = f", generation {told.generation}" if told.generation else ""
+    rows = [Row(("job", f"{told.job} ({told.name}), {told.replica} cycle {told.cycle}{again}"))]
+    rows += _first(told, folder)
+    rows += _then(told, folder)
+    rows += [Row(("read", text), mood=mood) for text, mood in _read(told, bounds)]
+    rows.append(Row(("progress", _progress(told, bounds))))
+    rows.append(Row(("budget", _budget(told))))
+    rows += [Row((label, text)) for label, text in _decision(told)]
+    return rows
+
+
+def verdicts(told: Explanation) -> Table:
+    """Every source's answer: what, how sure, of which kind, how long it took, and why."""
+    columns = ("SOURCE", "VERDICT", "SURE", "FAULT", "SCOPE", "TOOK", "WHY")
+    rows = tuple(Row(_verdict_cells(each), MOODS[each.attribution.verdict]) for each in told.answers)
+    return Table("verdicts", columns, rows, frozenset({"SURE", "TOOK"}))
+
+
+def _verdict_cells(each: Answered) -> tuple[str, ...]:
+    said = each.attribution
+    when = " (asked just now)" if each.now else " (too late: dropped)" if each.late else ""
+    cached = ", cached" if said.cached else ""
+    return (
+        said.source,
+        f"{said.verdict}{when}",
+        f"{said.confidence:.0%}" if said.problem is None and said.confidence else "-",
+        said.fault,
+        said.scope.replace("_", " "),
+        f"{seconds(said.latency_s)}{cached}",
+        said.problem or said.explanation or "-",
+    )
+
+
+def best(told: Explanation) -> Attribution | None:
+    """The answer that says most: the surest with a line of evidence."""
+    said = [each.attribution for each in told.answers if each.attribution.primary is not None]
+    return max(said, key=lambda each: each.confidence, default=None)
+
+
+def _first(told: Explanation, folder: str) -> Iterator[Row]:
+    failed, said = told.inquiry.failed, best(told)
+    at = f"{_clock(told.failed_at)}, " if told.failed_at else ""
+    if failed is not None:
+        yield Row(("first", f"{at}{failed.cause}{at_step(failed.step, said=failed.cause)}"), mood="bad")
+    if said is None or said.primary is None:
+        return
+    yield Row(("", _place(said.primary, folder)), mood="dim")
+    yield Row(("", said.primary.text.strip()), mood="bad")
+    if said.ranks or said.nodes:
+        whose = [ranks_of(said.ranks)] if said.ranks else []
+        yield Row(("blamed", " on ".join([*whose, names(said.nodes)] if said.nodes else whose)))
+    if said.missing:
+        yield Row(
+            (
+                "missing",
+                f"{ranks_of(said.missing)}: the others waited for {'it' if len(said.missing) == 1 else 'them'}",
+            )
+        )
+    for label, text in (("hint", said.hint), ("see", said.reference)):
+        if text:
+            yield Row((label, text))
+
+
+def _then(told: Explanation, folder: str) -> Iterator[Row]:
+    said = best(told)
+    following = said.secondary if said else ()
+    for index, line in enumerate(following[:MOST_FOLLOWING]):
+        label = "" if index else "then"
+        yield Row((label, f"{_place(line, folder)}  {line.text.strip()}"), mood="dim")
+    if len(following) > MOST_FOLLOWING:
+        yield Row(("", f"… and {plural(len(following) - MOST_FOLLOWING, 'line')} more"), mood="dim")
+
+
+def _read(told: Explanation, bounds: FaultTolerance) -> Iterator[tuple[str, Mood]]:
+    ours = bounds.attribution
+    if not ours.sources:
+        yield "no source of attribution is set up", "dim"
+    elif told.judged is None:
+        yield "the verdicts were not read: the job ended first", "dim"
+    else:
+        judged = told.judged
+        acted = "acted on" if judged.acted else "dry run, not acted on" if ours.dry_run else "no reason to stop"
+        waited = f", waited for {seconds(judged.waited_s)}" if judged.waited_s else ""
+        yield (
+            f"{judged.verdict} ({ours.aggregation} of {plural(len(ours.sources), 'source')}; {acted}{waited})",
+            MOODS[judged.verdict],
+        )
+        if judged.blamed:
+            yield f"{names(judged.blamed)} passed over where another node is left", "plain"
+
+
+def _progress(told: Explanation, bounds: FaultTolerance) -> str:
+    limit = bounds.progress.max_cycles
+    judged = f"stop after {plural(limit, 'cycle')} without" if limit else "not judged"
+    if told.best_step is None:
+        return f"no step is known ({judged})"
+    before = "" if told.best_step_before is None else f", {max(0, told.best_step - told.best_step_before)} new"
+    stuck = f"; {told.decided.no_progress} in a row" if told.decided and told.decided.no_progress else ""
+    return f"step {told.best_step}{before} ({judged}{stuck})"
+
+
+def _budget(told: Explanation) -> str:
+    if told.decided is None:
+        return "not asked"
+    return f"{plural(told.decided.restarts_left, 'restart')} left for failed workers"
+
+
+def _decision(told: Explanation) -> Iterator[tuple[str, str]]:
+    decided = told.decided
+    if decided is None:
+        yield "decision", told.shutdown.reason if told.shutdown else "none yet"
+        return
+    by = "" if told.decider is None else f", by the controller on {told.decider.host} (epoch {told.decider.epoch})"
+    at = (
+        ""
+        if told.decided_at is None
+        else f"{_clock(told.decided_at)}, {seconds(max(0.0, told.decided_at - told.failed_at))} after the failure"
+    )
+    why = "the role's policy" if decided.by == "policy" else decided.by
+    yield "decision", f"{decided.action.replace('_', ' ')}, on account of {why}{by}"
+    yield "", at
+    if told.shutdown is not None:
+        yield "end", f"exit code {told.shutdown.exit_code}: {told.shutdown.reason}"
+    elif told.running_again_at is not None:
+        yield "then", f"the next round closed {seconds(told.running_again_at - told.failed_at)} after the failure"
+
+
+def _place(line: Evidence, folder: str) -> str:
+    """`rank 5 on n3  logs/main-0/gen-0/cycle-3/rank-5.err:218`"""
+    who = " on ".join(
+        part for part in (None if line.rank is None else f"rank {line.rank}", line.node) if part is not None
+    )
+    file = line.file.removeprefix(folder.rstrip("/") + "/")
+    where = f"{file}:{line.line}" if line.line else file
+    return f"{who}  {where}" if who else where
+
+
+def _clock(at: float) -> str:
+    return f"{datetime.fromtimestamp(at, UTC):%Y-%m-%d %H:%M:%S.%f}"[:-3] + "Z"

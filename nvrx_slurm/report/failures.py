@@ -1,0 +1,148 @@
+"""The failures of a job, each as one story: how it showed, what the sources said, what was decided, what came then.
+
+Told by feeding the journal to the core again: what it knew at each failure is what the sources were asked.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+
+from nvrx_slurm.controller.questions import Questions
+from nvrx_slurm.core.job import step
+from nvrx_slurm.core.state import new_job
+from nvrx_slurm.files import JobFiles
+from nvrx_slurm.records import (
+    Attributed,
+    AttributionAsked,
+    AttributionJudged,
+    ControllerStarted,
+    Entry,
+    Fact,
+    JobStarted,
+    Plan,
+    RestartDecided,
+    RoundClosed,
+    Shutdown,
+)
+from nvrx_slurm.verdicts import Attribution, Inquiry
+
+Key = tuple[int, str, int]
+"""Generation, replica, cycle."""
+
+
+@dataclass(frozen=True, slots=True)
+class Answer:
+    """What a source said, and when. `late`: the verdicts had been read by then."""
+
+    attribution: Attribution
+    at: float
+    late: bool
+
+
+@dataclass(slots=True)
+class Story:
+    """One failure. Times are seconds since the epoch, by the store's clock; None: that has not come."""
+
+    inquiry: Inquiry
+    failed_at: float
+    decider: ControllerStarted | None
+    asked: AttributionAsked | None = None
+    answers: list[Answer] = field(default_factory=list)
+    judged: AttributionJudged | None = None
+    decided: RestartDecided | None = None
+    decided_at: float | None = None
+    shutdown: Shutdown | None = None
+    running_again_at: float | None = None
+    world_size: int = 0
+    best_before: int | None = None  # the highest step before this cycle
+    best_step: int | None = None  # the highest with it
+
+    @property
+    def key(self) -> Key:
+        key = self.inquiry.key
+        return key.generation, key.replica, key.cycle
+
+
+class Failures:
+    """Takes a journal, entry by entry."""
+
+    def __init__(self, plan: Plan, files: JobFiles) -> None:
+        self.plan, self.job = plan, new_job(plan)
+        self.stories: list[Story] = []
+        self.exit_code: int | None = None
+        self._questions = Questions(self.job, files, NobodyAsks())
+        self._by_key: dict[Key, Story] = {}
+        self._controller: ControllerStarted | None = None
+        self._worlds: dict[str, int] = {}
+
+    def take(self, entry: Entry) -> None:
+        record = entry.record
+        self._questions.note(record, entry.t)
+        if isinstance(record, Fact):
+            best = {replica.id: _best(replica.best_step, replica.reached) for replica in self.job.replicas.values()}
+            step(self.job, record, entry.t)
+            self._open(entry.t, best)
+        match record:
+            case ControllerStarted():
+                self._controller = record
+            case RoundClosed():
+                self._worlds[record.replica] = record.world_size
+                if story := self._story(record.replica, record.cycle - 1):
+                    story.running_again_at = entry.t
+            case AttributionAsked() if story := self._story(record.replica, record.cycle):
+                story.asked = record
+            case Attributed() if story := self._story(record.replica, record.cycle):
+                story.answers.append(Answer(record.attribution, entry.t, late=story.judged is not None))
+            case AttributionJudged() if story := self._story(record.replica, record.cycle):
+                story.judged = record
+            case RestartDecided() if story := self._story(record.replica, record.cycle):
+                story.decided, story.decided_at, story.decider = record, entry.t, self._controller
+            case Shutdown():
+                self.exit_code = record.exit_code
+                if self.stories and self.stories[-1].running_again_at is None:
+                    self.stories[-1].shutdown = record
+            case JobStarted():
+                self.exit_code = None
+
+    def _open(self, now: float, best: dict[str, int | None]) -> None:
+        for case in self.job.cases.values():
+            key = (self.job.generation, case.replica, case.cycle)
+            if key in self._by_key:
+                continue
+            replica = self.job.replicas[case.replica]
+            story = Story(
+                inquiry=self._questions.inquiry(case),
+                failed_at=case.failure.noticed,
+                decider=self._controller,
+                world_size=self._worlds.get(case.replica, 0),
+                best_before=replica.best_step,
+                best_step=_best(best[case.replica], case.failure.step),
+            )
+            self._by_key[key] = story
+            self.stories.append(story)
+
+    def _story(self, replica: str, cycle: int) -> Story | None:
+        return self._by_key.get((self.job.generation, replica, cycle))
+
+
+class NobodyAsks:
+    """A desk for those who only read."""
+
+    def open(self) -> None: ...
+    def ask(self, inquiry: Inquiry, *, settled: bool) -> None: ...
+    def settled(self, key: object) -> None: ...
+    def judged(self, judged: object) -> None: ...
+    async def close(self, within_s: float) -> None: ...
+
+
+def failures(plan: Plan, files: JobFiles, journal: Iterable[Entry]) -> Failures:
+    """All failures of a journal, oldest first."""
+    found = Failures(plan, files)
+    for entry in journal:
+        found.take(entry)
+    return found
+
+
+def _best(*steps: int | None) -> int | None:
+    return max((each for each in steps if each is not None), default=None)

@@ -7,14 +7,18 @@ one of that rank ends at once with `RANK_IS_TAKEN`, which no flow expects.
 from __future__ import annotations
 
 import argparse
+import ctypes
 import fcntl
 import json
+import math
 import os
+import resource
 import signal
 import socket
 import sys
 import time
 from collections.abc import Callable
+from importlib import import_module
 from pathlib import Path
 from typing import IO, Any, NoReturn
 
@@ -69,7 +73,52 @@ def leave() -> NoReturn:
     sys.exit(0)
 
 
-FAULTS: dict[str, Callable[[], NoReturn]] = {"fail": fail, "hang": hang, "leave": leave}
+def exhaust_memory() -> NoReturn:
+    """More than the kernel lets this process have."""
+    resource.setrlimit(resource.RLIMIT_AS, (1 << 30, resource.RLIM_INFINITY))
+    hoard = []
+    while True:
+        hoard.append(bytearray(64 << 20))
+
+
+def crash() -> NoReturn:
+    """Read where no memory is: SIGSEGV."""
+    ctypes.string_at(0)
+    raise AssertionError("address 0 can be read")
+
+
+def diverge() -> NoReturn:
+    """As a training does whose learning rate is too high."""
+    loss = 1e308
+    while math.isfinite(loss):
+        loss *= 10
+    loss -= loss
+    raise FloatingPointError(f"loss is {loss}: training has diverged")
+
+
+def fill_disk() -> NoReturn:
+    """Save where no space is left."""
+    with Path("/dev/full").open("wb", buffering=0) as checkpoint:
+        checkpoint.write(b"weights")
+    raise AssertionError("/dev/full has space left")
+
+
+def lack_module() -> NoReturn:
+    """Need what is not installed."""
+    import_module("a_module_that_is_not_installed")
+    raise AssertionError("it is installed")
+
+
+FAULTS: dict[str, Callable[[], NoReturn]] = {
+    "fail": fail,
+    "hang": hang,
+    "leave": leave,
+    "exhaust_memory": exhaust_memory,
+    "crash": crash,
+    "diverge": diverge,
+    "fill_disk": fill_disk,
+    "lack_module": lack_module,
+}
 
 
 def go_wrong(options: argparse.Namespace, step: int) -> None:

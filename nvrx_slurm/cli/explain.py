@@ -32,7 +32,7 @@ def explain(job_id: str, cycle: int | None, replica: str | None, as_json: bool, 
     from nvrx_slurm.report.failures import failures
     from nvrx_slurm.report.jobs import find_job, read_plan
 
-    job = find_job(folder, job_id)
+    job = find_job(folder.absolute(), job_id)
     plan = read_plan(job)
     if plan is None:
         raise UsageError(f"job {job_id} has not started yet: there is nothing to explain")

@@ -126,7 +126,7 @@ def read(sources: Sequence[str], answers: Mapping[str, Attribution], how: Aggreg
 def _told(name: str, verdict: Verdict, answer: Attribution | None) -> str:
     if answer is None:
         return f"{name}: no answer in time"
-    because = answer.problem or answer.explanation
+    because = (answer.problem or answer.explanation).rstrip(".")
     return f"{name}: {verdict}, {because}" if because else f"{name}: {verdict}"
 
 
@@ -182,7 +182,7 @@ def decide(job: Job, case: Case, now: float) -> list[Decision]:
         return [
             *judged,
             replace(decided, action="stop", by="attribution"),
-            _no_restart(f"attribution: {reading.why}", case),
+            _no_restart(reading.why, case),
         ]
     if progress.is_judged(job):
         progress.count(job, replica)

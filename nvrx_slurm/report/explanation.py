@@ -206,14 +206,11 @@ def _decision(told: Explanation) -> Iterator[tuple[str, str]]:
         yield "decision", told.shutdown.reason if told.shutdown else "none yet"
         return
     by = "" if told.decider is None else f", by the controller on {told.decider.host} (epoch {told.decider.epoch})"
-    at = (
-        ""
-        if told.decided_at is None
-        else f"{_clock(told.decided_at)}, {seconds(max(0.0, told.decided_at - told.failed_at))} after the failure"
-    )
     why = "the role's policy" if decided.by == "policy" else decided.by
     yield "decision", f"{decided.action.replace('_', ' ')}, on account of {why}{by}"
-    yield "", at
+    if told.decided_at is not None:
+        took_s = max(0.0, told.decided_at - told.failed_at)
+        yield "", f"{_clock(told.decided_at)}, {seconds(took_s)} after the failure"
     if told.shutdown is not None:
         yield "end", f"exit code {told.shutdown.exit_code}: {told.shutdown.reason}"
     elif told.running_again_at is not None:

@@ -8,7 +8,7 @@ from itertools import chain
 
 from nvrx_slurm.flow.language.events import EventPattern
 from nvrx_slurm.flow.language.expected import AnyOrder, Count, Expectation, Never
-from nvrx_slurm.flow.language.faults import FAULTS
+from nvrx_slurm.flow.language.faults import FAULTS, NEEDS
 from nvrx_slurm.flow.language.model import Fault
 from nvrx_slurm.flow.language.order import impossible
 from nvrx_slurm.flow.language.patterns import Equals
@@ -101,12 +101,11 @@ def _bad_target(fault: Fault, plan: Plan) -> Iterator[str]:
 
 
 def check_needs(problems: Problems, faults: Sequence[Fault], has: Iterable[str]) -> None:
-    """What faults need of the cluster is asked for. `has`: which of `disk` and `network` are."""
-    wanted = {"disk": "disk: 4m", "network": "network: own"}
+    """What faults need of the cluster is asked for. `has`: which of `NEEDS` are."""
     for fault in faults:
         needs = FAULTS[fault.action].needs
         if needs is not None and needs not in has:
-            problems.add_at(f"needs `cluster: {{{wanted[needs]}}}`", fault.line, fault.action)
+            problems.add_at(f"needs `cluster: {{{NEEDS[needs]}}}`", fault.line, fault.action)
 
 
 def replicas(plan: Plan) -> tuple[str, ...]:

@@ -10,7 +10,16 @@ from nvrx_slurm.config.schema import descriptions
 from nvrx_slurm.durations import words
 from nvrx_slurm.flow.judging.matching import LAG_S
 from nvrx_slurm.flow.language.block import FlowBlock
-from nvrx_slurm.flow.language.faults import FAULTS, Cancel, FaultKind, NodeTarget, SlowLink, TimeLimit, WorkerTarget
+from nvrx_slurm.flow.language.faults import (
+    FAULTS,
+    NEEDS,
+    Cancel,
+    FaultKind,
+    NodeTarget,
+    SlowLink,
+    TimeLimit,
+    WorkerTarget,
+)
 from nvrx_slurm.flow.language.flow_form import ClusterNeeds, FlowFile
 from nvrx_slurm.flow.language.model import STAGES
 
@@ -221,7 +230,7 @@ def _where(kind: FaultKind) -> str:
 def _conditions(kind: FaultKind) -> Iterator[str]:
     yield "all" if kind.stages == STAGES else ", ".join(f"`{stage}`" for stage in kind.stages)
     if kind.needs is not None:
-        yield "with " + {"disk": "`cluster: {disk: 4m}`", "network": "`cluster: {network: own}`"}[kind.needs]
+        yield f"with `cluster: {{{NEEDS[kind.needs]}}}`"
 
 
 if __name__ == "__main__":

@@ -174,6 +174,11 @@ def _exactly_one(block: Arguments, *keys: str) -> None:
 # ------------------------------------------------------------------------------------------------ the table
 
 
+Need = Literal["disk", "network", "attribution"]
+NEEDS: dict[Need, str] = {"disk": "disk: 4m", "network": "network: own", "attribution": "attribution: stop"}
+"""What a fault may need of `cluster`, and how that is asked for."""
+
+
 @dataclass(frozen=True, slots=True)
 class FaultKind:
     """A fault that exists. `names`: what its `as:` can name; `needs`: the key of `cluster` that it depends on."""
@@ -182,7 +187,7 @@ class FaultKind:
     arguments: type[Arguments] = Nothing
     stages: tuple[StageName, ...] = STAGES
     names: Literal["node", "rank"] | None = None
-    needs: Literal["disk", "network"] | None = None
+    needs: Need | None = None
 
 
 _OWN_MACHINE: tuple[StageName, ...] = ("local", "dev")
@@ -193,6 +198,10 @@ _OWN_NETWORK: tuple[StageName, ...] = ("local",)
 
 def _worker(about: str) -> FaultKind:
     return FaultKind(about, WorkerTarget, names="rank")
+
+
+def _service(about: str) -> FaultKind:
+    return FaultKind(about, stages=_OWN_MACHINE, needs="attribution")
 
 
 def _node(about: str, stages: tuple[StageName, ...] = STAGES, needs: Literal["network"] | None = None) -> FaultKind:
@@ -227,6 +236,9 @@ FAULTS: dict[str, FaultKind] = {
     "heal_link": _node("A node's network is well again.", _OWN_NETWORK, "network"),
     "fill_disk": FaultKind("The disk below the job folder is full.", stages=_OWN_MACHINE, needs="disk"),
     "free_disk": FaultKind("It has room again.", stages=_OWN_MACHINE, needs="disk"),
+    "kill_attribution_service": _service("SIGKILL for the scripted attribution service."),
+    "stop_attribution_service": _service("SIGSTOP for it: it takes connections and says nothing."),
+    "continue_attribution_service": _service("SIGCONT for it."),
     "revoke_store_password": FaultKind("The store takes another password from now on."),
     "scancel": FaultKind("Somebody cancels the job.", Cancel),
     "preempt": FaultKind("A job of higher priority takes the nodes.", stages=_OWN_SLURM),

@@ -28,6 +28,16 @@ def _disk_size(value: object) -> object:
 
 
 Disk = Annotated[Size, BeforeValidator(_disk_size), WithJsonSchema({"type": "string", "examples": ["4m", "64MiB"]})]
+
+
+def _behaviour(text: str) -> str:
+    from nvrx_slurm.testing.attribution_server import behaviour
+
+    behaviour(text)
+    return text
+
+
+Behaviour = Annotated[Line, AfterValidator(_behaviour)]
 Stages = Annotated[
     tuple[StageName, ...],
     BeforeValidator(_one_or_more),
@@ -45,6 +55,9 @@ class ClusterNeeds(FlowBlock):
     """Lines of `slurm.conf`, such as `KillWait: 10`. On `dev` only."""
     disk: Disk | None = None
     """The job's folder lies on a disk of this size, such as `4m`. On `local` and `dev` only."""
+    attribution: Behaviour | None = None
+    """A scripted attribution service that the job asks, and how it behaves: `stop`, `restart`, `garbage`, `hang`,
+    `slow:8s`, … On `local` and `dev` only."""
     network: Literal["own"] | None = None
     """Each node has a network of its own, which can be cut and slowed. On `local` only."""
 

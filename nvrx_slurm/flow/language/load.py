@@ -17,6 +17,7 @@ from nvrx_slurm.errors import ConfigError, UsageError
 from nvrx_slurm.flow.language.checks import check_captures, check_job, check_needs, check_order
 from nvrx_slurm.flow.language.expectation_form import read_expectations
 from nvrx_slurm.flow.language.fault_form import read_faults
+from nvrx_slurm.flow.language.faults import NEEDS
 from nvrx_slurm.flow.language.flow_form import FlowFile
 from nvrx_slurm.flow.language.model import Flow, Limits, Needs
 from nvrx_slurm.flow.language.problems import Problems, nearest
@@ -34,7 +35,7 @@ def load_flow(path: Path) -> Flow:
     job = _job(path, file, problems)
     check_captures(problems, faults, expect)
     if form is not None:
-        check_needs(problems, faults, [need for need in ("disk", "network") if getattr(form.cluster, need)])
+        check_needs(problems, faults, [need for need in NEEDS if getattr(form.cluster, need)])
     if job is not None:
         check_order(problems, expect, job)
         check_job(problems, faults, expect, job)
@@ -55,6 +56,7 @@ def load_flow(path: Path) -> Flow:
             settings=form.cluster.settings,
             disk_bytes=form.cluster.disk,
             own_network=form.cluster.network == "own",
+            attribution=form.cluster.attribution,
         ),
         faults=faults,
         expect=expect,

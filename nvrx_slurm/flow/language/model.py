@@ -65,6 +65,7 @@ class Needs:
     settings: Mapping[str, str]
     disk_bytes: int | None = None
     own_network: bool = False
+    attribution: str | None = None
 
 
 @dataclass(frozen=True, slots=True)

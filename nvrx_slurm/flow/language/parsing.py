@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import difflib
+import enum
 import re
 import types
 from collections.abc import Mapping, Sequence
@@ -18,11 +19,13 @@ from nvrx_slurm.flow.language.patterns import (
     Compares,
     Entries,
     Equals,
+    Fields,
     Holds,
     Items,
     Matches,
     Pattern,
 )
+from nvrx_slurm.flow.language.problems import nearest
 
 _CAPTURE = re.compile(r"\$([A-Za-z_][A-Za-z0-9_]*)", re.ASCII)
 _WORDS: dict[Any, str] = {
@@ -124,6 +127,8 @@ def _mapping(raw: Mapping[str, Any], kind: Any) -> Pattern:
     many = _is(kind, tuple) or _is(kind, dict)
     if many and raw and raw.keys() <= {"contains", "length"}:
         return _holds(raw, kind)
+    if (record := _record(kind)) is not None:
+        return Fields(tuple((name, _field(record, name, value)) for name, value in raw.items()))
     if not _is(kind, dict):
         raise Misfit(f"must be {_words(kind)}, not a mapping")
     of_key, of_value = get_args(_option(kind, dict))
@@ -135,6 +140,13 @@ def _holds(raw: Mapping[str, Any], kind: Any) -> Pattern:
     contains = _below("contains", raw["contains"], inner) if "contains" in raw else None
     length = _below("length", raw["length"], int) if "length" in raw else None
     return Holds(contains, length)
+
+
+def _field(record: type[msgspec.Struct], name: str, raw: Any) -> Pattern:
+    kinds = {part.name: part.type for part in msgspec.structs.fields(record)}
+    if name not in kinds:
+        raise Misfit(f"is no field of it; {nearest(name, kinds)}", name)
+    return _below(name, raw, kinds[name])
 
 
 def _below(key: str, raw: Any, kind: Any) -> Pattern:
@@ -169,6 +181,12 @@ def _is(kind: Any, wanted: type) -> bool:
     return _option(kind, wanted) is not None
 
 
+def _record(kind: Any) -> type[msgspec.Struct] | None:
+    """The record that the type lists, if it lists one."""
+    records = (option for option in _options(kind) if isinstance(option, type) and issubclass(option, msgspec.Struct))
+    return next(records, None)
+
+
 def _words(kind: Any) -> str:
     """What the type can be, for people."""
     return " or ".join(_one_of(option) for option in _options(kind))
@@ -177,6 +195,10 @@ def _words(kind: Any) -> str:
 def _one_of(kind: Any) -> str:
     if get_origin(kind) is Literal:
         return f"one of {', '.join(get_args(kind))}"
+    if isinstance(kind, type) and issubclass(kind, enum.Enum):
+        return f"one of {', '.join(kind)}"
+    if _record(kind) is not None:
+        return "a mapping of its fields"
     return _WORDS[get_origin(kind) or kind]
 
 

@@ -9,6 +9,8 @@ from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
+import msgspec
+
 Bindings = Mapping[str, Any]
 """Capture, without its `$` → the value that it stands for."""
 
@@ -184,6 +186,22 @@ class Entries(Pattern):
         return _mapping({key: pattern.told(known) for key, pattern in self.entries})
 
 
+@dataclass(frozen=True, slots=True)
+class Fields(Pattern):
+    """A record within a record: these fields of it fit."""
+
+    fields: tuple[tuple[str, Pattern], ...]
+
+    def fits(self, value: Any, trial: Trial) -> bool:
+        return value is not None and all(pattern.fits(getattr(value, name), trial) for name, pattern in self.fields)
+
+    def parts(self) -> Iterator[Pattern]:
+        return (pattern for _, pattern in self.fields)
+
+    def told(self, known: Bindings) -> str:
+        return _mapping({name: pattern.told(known) for name, pattern in self.fields})
+
+
 def captures(pattern: Pattern) -> Iterator[str]:
     """The captures that the pattern uses, in order."""
     if isinstance(pattern, Capture):
@@ -209,6 +227,8 @@ def shown(value: Any) -> str:
         return f"{value:g}"
     if isinstance(value, (tuple, list)):
         return f"[{', '.join(map(shown, value))}]"
+    if isinstance(value, msgspec.Struct):
+        value = msgspec.to_builtins(value)
     if isinstance(value, dict):
         return _mapping({key: shown(each) for key, each in value.items()})
     return str(value)

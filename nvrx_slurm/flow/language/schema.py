@@ -7,6 +7,8 @@ import inspect
 from collections.abc import Mapping
 from typing import Any, get_args, get_origin
 
+import msgspec
+
 from nvrx_slurm.config.schema import DIALECT, descriptions
 from nvrx_slurm.flow.language.block import FlowBlock
 from nvrx_slurm.flow.language.events import EVENTS, FIELDS
@@ -79,7 +81,8 @@ def _pattern(kind: Any) -> Schema:
     origins = {get_origin(option) for option in (kind, *get_args(kind))}
     if tuple in origins:
         return {"type": ["array", "string", "object"]}
-    return {"type": ["object", "string"]} if dict in origins else {"type": _SCALARS}
+    is_mapping = dict in origins or (isinstance(kind, type) and issubclass(kind, msgspec.Struct))
+    return {"type": ["object", "string"]} if is_mapping else {"type": _SCALARS}
 
 
 def _expectation() -> Schema:

@@ -29,6 +29,8 @@ def _misfits(flow: Flow, stage: StageName) -> Iterator[tuple[int, str, str, tupl
     yield flow.line, "on", "this flow", flow.on
     if needs.disk_bytes is not None:
         yield flow.line, "cluster.disk", "a small disk", ("local", "dev")
+    if needs.attribution is not None:
+        yield flow.line, "cluster.attribution", "a scripted attribution service", ("local", "dev")
     if needs.own_network:
         yield flow.line, "cluster.network", "a network of each node's own", ("local",)
     if needs.own_network and needs.disk_bytes is not None:

@@ -19,6 +19,7 @@ from nvrx_slurm.config.plan import plan
 from nvrx_slurm.errors import FaultFailed, NvrxError
 from nvrx_slurm.flow.language.model import Flow, StageName
 from nvrx_slurm.flow.stages import diagnosis, leftovers
+from nvrx_slurm.flow.stages.attribution import AttributionService
 from nvrx_slurm.flow.stages.base import Hit, Hold, JournalFeed, Scene
 from nvrx_slurm.flow.stages.disk import disk_strikes
 from nvrx_slurm.flow.stages.strikes import Strike
@@ -30,6 +31,9 @@ from nvrx_slurm.report.source import Journal
 from nvrx_slurm.testing.disk import SmallDisk
 
 log = get_logger("ci")
+
+SERVICE_KEY = "fault_tolerance.attribution.http_urls"
+"""Where a scripted attribution service stands in job.yaml."""
 
 Diagnoses = dict[str, Callable[[], object]]
 
@@ -52,6 +56,11 @@ class CommonStage:
             hold.process(self._disk.pid)
             self.jobs = self._disk.path / "jobs"
             self.strikes |= disk_strikes(self._disk, clock)
+        self._service: AttributionService | None = None
+        if flow.needs.attribution is not None:
+            self._service = AttributionService(flow.needs.attribution)
+            hold.process(self._service.pid)
+            self.strikes |= self._service.strikes(clock)
 
     @property
     def environment(self) -> Mapping[str, str]:
@@ -67,7 +76,8 @@ class CommonStage:
 
     def _planned(self, flow: Flow, settings: Mapping[str, Any]) -> tuple[JobSpec, Plan]:
         """The plan names the base folder as it is given: the way to a small disk must not be resolved."""
-        spec = load(flow.job, {**dict(flow.overrides), **settings}).spec
+        service = {} if self._service is None else {SERVICE_KEY: [self._service.url]}
+        spec = load(flow.job, {**dict(flow.overrides), **service, **settings}).spec
         made = plan(spec, folder=self.jobs, job_file=flow.job)
         return spec, msgspec.structs.replace(made, folder=str(self.jobs))
 
@@ -140,6 +150,8 @@ class CommonStage:
     def close(self) -> None:
         if self._disk is not None:
             self._disk.close()
+        if self._service is not None:
+            self._service.close()
 
     def __enter__(self) -> Self:
         return self

@@ -1,0 +1,124 @@
+"""The attribution desk as the controller runs it: a real process, asked about real logs."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import signal
+import sys
+from pathlib import Path
+
+import msgspec
+import pytest
+
+from nvrx_slurm.controller.desk import MOST_STARTS, DeskProcess
+from nvrx_slurm.folder import JobFolder
+from nvrx_slurm.processes import is_alive
+from nvrx_slurm.records import FaultTolerance, Plan, RolePlan
+from nvrx_slurm.verdicts import Attribution, AttributionPlan, Failed, FailureKey, Inquiry, Verdict
+
+ANSWER_S = 60.0
+TRACEBACK = """step 1 loss 2.25
+Traceback (most recent call last):
+  File "/work/train.py", line 7, in <module>
+    import flash_attention_9
+ModuleNotFoundError: No module named 'flash_attention_9'
+"""
+
+
+class Heard:
+    """What the controller is told, in order."""
+
+    def __init__(self) -> None:
+        self.answers: asyncio.Queue[tuple[FailureKey, Attribution]] = asyncio.Queue()
+
+    def __call__(self, key: FailureKey, attribution: Attribution) -> None:
+        self.answers.put_nowait((key, attribution))
+
+    async def next(self) -> tuple[FailureKey, Attribution]:
+        async with asyncio.timeout(ANSWER_S):
+            return await self.answers.get()
+
+
+@pytest.fixture
+def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> JobFolder:
+    """A job whose rank 0 has failed in cycle 0."""
+    folder = JobFolder(tmp_path / "42")
+    folder.create()
+    bounds = FaultTolerance(attribution=AttributionPlan(enable_lib=True, dry_run=False))
+    role = RolePlan(name="main", command=("x",))
+    folder.write_plan(Plan(name="t", roles=(role,), workdir="/", folder=str(tmp_path), fault_tolerance=bounds))
+    logs = folder.cycle_logs("main-0", 0, 0)
+    logs.mkdir(parents=True)
+    (logs / "rank-0.err").write_text(TRACEBACK)
+    monkeypatch.setenv("NVRX_JOB_FOLDER", str(folder.path))
+    return folder
+
+
+def inquiry_of(folder: JobFolder, cycle: int = 0) -> Inquiry:
+    return Inquiry(
+        key=FailureKey(job=str(folder.path), generation=0, replica="main-0", cycle=cycle, rank=0),
+        paths=(str(folder.cycle_logs("main-0", 0, 0)),),
+        failed=Failed(cause="rank 0 on n1 exited with code 1", node="n1", rank=0, exit_code=1),
+        nodes=("n1",),
+    )
+
+
+def pid_of(desk: DeskProcess) -> int:
+    assert desk._process is not None
+    return desk._process.pid
+
+
+async def test_desk_answers_and_ends(folder: JobFolder) -> None:
+    """It starts with the first question, answers it once, and is gone when it is closed."""
+    heard = Heard()
+    desk = DeskProcess(folder.node_log("attribution"), heard)
+    assert desk._process is None
+    desk.ask(inquiry_of(folder), settled=True)
+    key, attribution = await heard.next()
+    assert key == inquiry_of(folder).key
+    assert (attribution.source, attribution.verdict, attribution.fault) == ("lib", Verdict.STOP, "import_error")
+    pid = pid_of(desk)
+    await desk.close(ANSWER_S)
+    assert not is_alive(pid)
+    assert heard.answers.empty()
+
+
+async def test_desk_that_dies_is_asked_again(folder: JobFolder) -> None:
+    """A question that it had not answered to the end is asked anew; what has been judged is not."""
+    heard = Heard()
+    desk = DeskProcess(folder.node_log("attribution"), heard)
+    desk.ask(inquiry_of(folder), settled=True)
+    await heard.next()
+    os.kill(pid_of(desk), signal.SIGKILL)
+    key, attribution = await heard.next()
+    assert (key.cycle, attribution.verdict) == (0, Verdict.STOP)
+    await desk.close(ANSWER_S)
+
+
+async def test_desk_that_always_dies_is_left_alone(folder: JobFolder, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The controller goes on without it, and starts it no more."""
+    monkeypatch.setattr(sys, "executable", "/bin/false")
+    desk = DeskProcess(folder.node_log("attribution"), Heard())
+    desk.ask(inquiry_of(folder), settled=True)
+    assert desk._task is not None
+    async with asyncio.timeout(ANSWER_S):
+        await desk._task
+    assert desk._starts == MOST_STARTS
+    await desk.close(ANSWER_S)
+
+
+async def test_lines_that_are_no_answers_are_passed_over(folder: JobFolder) -> None:
+    """Whatever it prints, the next answer counts."""
+    heard = Heard()
+    desk = DeskProcess(folder.node_log("attribution"), heard)
+    reader = asyncio.StreamReader()
+    answer = {"key": inquiry_of(folder).key, "attribution": Attribution(source="lib", verdict=Verdict.RESTART)}
+    reader.feed_data(b"hello\n{}\n" + msgspec.json.encode({"answer": answer}) + b"\n")
+    reader.feed_eof()
+
+    class Spoken:
+        stdout = reader
+
+    await desk._hear(Spoken())  # type: ignore[arg-type]
+    assert (await heard.next())[1].verdict is Verdict.RESTART

@@ -1,0 +1,169 @@
+"""A journal told as failures: what `explain` shows of one, and what would-be STOPs were worth."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import pytest
+
+from nvrx_slurm.files import JobFiles
+from nvrx_slurm.records import Attributed, ControllerStarted, FaultTolerance, Plan, Tick
+from nvrx_slurm.report import explanation, hindsight, plain
+from nvrx_slurm.report.failures import Failures, failures
+from nvrx_slurm.verdicts import Attribution, AttributionPlan, Evidence, Scope, Verdict
+from tests.unit.report.recorder import BEGIN, Recorder, plain_plan
+
+FILES = JobFiles(Path("/jobs/42"))
+LINE = Evidence(
+    file="/jobs/42/logs/main-0/gen-0/cycle-0/rank-3.err", line=218, text="KeyError: 'lr'", rank=3, node="n1"
+)
+
+
+def plan(**attribution: Any) -> Plan:
+    bounds = FaultTolerance(max_restarts=3, attribution=AttributionPlan(enable_lib=True, **attribution))
+    return msgspec.structs.replace(plain_plan(), fault_tolerance=bounds)
+
+
+def running(**attribution: Any) -> Recorder:
+    recorder = Recorder(plan(**attribution))
+    recorder.tell(ControllerStarted(epoch=1, host="head", pid=7))
+    recorder.join()
+    recorder.start_workers()
+    recorder.progress(1)
+    return recorder
+
+
+def says(recorder: Recorder, verdict: Verdict, *, cycle: int = 0, after_s: float = 0.4) -> None:
+    attribution = Attribution(
+        source="lib",
+        verdict=verdict,
+        confidence=0.9,
+        fault="key_error",
+        scope=Scope.USER_CODE,
+        ranks=(3,),
+        nodes=("n1",),
+        primary=LINE,
+        secondary=(msgspec.structs.replace(LINE, file="/jobs/42/logs/other.err", rank=0, text="NCCL timeout"),),
+        explanation="Rank 3 failed first.",
+        hint="Fix the key.",
+        latency_s=0.4,
+    )
+    recorder.tell(Attributed(replica="main-0", cycle=cycle, rank=3, attribution=attribution), after_s)
+
+
+def told(recorder: Recorder) -> Failures:
+    return failures(recorder.plan, FILES, recorder.entries)
+
+
+def page(recorder: Recorder) -> str:
+    story = told(recorder).stories[-1]
+    found = explanation.explanation(story, job="42", name="digits")
+    rows = explanation.facts(found, recorder.plan.fault_tolerance, "/jobs/42")
+    return plain.pairs(rows) + "\n\n" + plain.table(explanation.verdicts(found))
+
+
+def test_a_stop_is_explained() -> None:
+    """One screen: what failed first, what followed, who said what, what was decided, by whom."""
+    recorder = running(dry_run=False)
+    recorder.fail("n1", 3, exit_code=1, step=80)
+    says(recorder, Verdict.STOP)
+    recorder.leave()
+    assert page(recorder).splitlines() == [
+        "job       42 (digits), main-0 cycle 0",
+        "first     2026-09-21 14:13:22.963Z, rank 3 on n1 exited with code 1, at step 80",
+        "          rank 3 on n1  logs/main-0/gen-0/cycle-0/rank-3.err:218",
+        "          KeyError: 'lr'",
+        "blamed    rank 3 on n1",
+        "hint      Fix the key.",
+        "then      rank 0 on n1  logs/other.err:218  NCCL timeout",
+        "read      STOP (any of 1 source; acted on)",
+        "progress  step 80 (not judged)",
+        "budget    3 restarts left for failed workers",
+        "decision  stop, on account of attribution, by the controller on head (epoch 1)",
+        "          2026-09-21 14:13:23.363Z, 400 ms after the failure",
+        "end       exit code 93: main-0: a restart cannot help: lib: STOP, Rank 3 failed first; "
+        "last: rank 3 on n1 exited with code 1",
+        "",
+        "SOURCE  VERDICT  SURE  FAULT      SCOPE        TOOK  WHY",
+        "lib     STOP      90%  key_error  user code  400 ms  Rank 3 failed first.",
+    ]
+
+
+def test_a_late_verdict_is_told_to_be_late() -> None:
+    """What came after the reading is there, and said to be dropped."""
+    recorder = running(dry_run=False, decision_timeout_s=1.0)
+    recorder.fail("n1", 3, exit_code=1, step=80)
+    recorder.ready()
+    recorder.tell(Tick(), 2.0)
+    says(recorder, Verdict.STOP)
+    assert "STOP (too late: dropped)" in page(recorder)
+    assert "read      TIMEOUT (any of 1 source; no reason to stop, waited for" in page(recorder)
+
+
+def test_the_inquiry_holds_what_the_journal_knew() -> None:
+    """Whoever reads the journal asks what the controller had asked."""
+    recorder = running()
+    recorder.fail("n1", 3, exit_code=7, step=80)
+    inquiry = told(recorder).stories[0].inquiry
+    assert (inquiry.key.replica, inquiry.key.cycle, inquiry.key.rank) == ("main-0", 0, 3)
+    assert inquiry.paths == ("/jobs/42/logs/main-0/gen-0/cycle-0",)
+    assert inquiry.nodes == ("n0", "n1", "n2", "n3")
+    assert inquiry.pids[3] == 4003
+    assert inquiry.failed is not None and (inquiry.failed.exit_code, inquiry.failed.step) == (7, 80)
+    assert inquiry.started_at > BEGIN
+    recorder.ready()
+    recorder.start_workers()
+    recorder.fail("n0", 0, exit_code=1)
+    assert told(recorder).stories[1].inquiry.earlier == ("/jobs/42/logs/main-0/gen-0/cycle-0",)
+
+
+# what the restarted job then does → outcome
+def fails_again(recorder: Recorder) -> None:
+    recorder.fail("n1", 3, exit_code=1, step=80, after_s=100.0)
+
+
+def goes_further(recorder: Recorder) -> None:
+    recorder.progress(90)
+    recorder.fail("n1", 3, exit_code=1, step=120, after_s=100.0)
+
+
+def completes(recorder: Recorder) -> None:
+    recorder.now += 100.0
+    recorder.finish()
+
+
+def is_cancelled(recorder: Recorder) -> None:
+    recorder.cancel()
+    recorder.leave()
+
+
+@pytest.mark.parametrize(
+    ("then", "outcome"),
+    [(fails_again, "right"), (goes_further, "wrong"), (completes, "wrong"), (is_cancelled, "open")],
+)
+def test_hindsight(then: Any, outcome: str) -> None:
+    """A STOP was right if the restart got nowhere, wrong if it got further, and open where nobody could see."""
+    recorder = running()
+    recorder.fail("n1", 3, exit_code=1, step=80)
+    says(recorder, Verdict.STOP)
+    recorder.ready()
+    recorder.start_workers()
+    then(recorder)
+    found = hindsight.hindsight([("42", told(recorder), recorder.entries[-1].t)])
+    (stop,) = found.stops
+    assert stop.outcome == outcome
+    assert found.precision == {"right": 1.0, "wrong": 0.0, "open": None}[outcome]
+    if outcome == "right":
+        assert found.rank_hours_saved == pytest.approx(8 * 100.0 / 3600, rel=0.02)  # 4 nodes of 2 workers
+    assert plain.table(hindsight.table(found)).count("\n") == 1
+
+
+def test_restarts_that_no_source_stopped_are_no_would_be_stops() -> None:
+    """Only STOPs are looked at again."""
+    recorder = running()
+    recorder.fail("n1", 3, exit_code=1, step=80)
+    says(recorder, Verdict.RESTART)
+    found = hindsight.hindsight([("42", told(recorder), None)])
+    assert (found.failures, found.stops, found.precision) == (1, (), None)

@@ -66,7 +66,7 @@ CATCH_UP_S = 0.05
 LAST_WORDS_S = 5.0
 """How long the store may keep a controller whose job has ended."""
 
-AFTERWARDS_S = 6.0
+AFTERWARDS_S, LEDGER_S = 6.0, 1.0
 LEASE_BEATS = 3
 KEEP_KEYS_S = 3600
 """How long a site's own store keeps the keys of a job that has ended."""
@@ -363,7 +363,7 @@ class Controller:
     def _afterwards_s(self) -> float:
         """How long the desk may take, once the job has ended, to tell those who want to know."""
         ours = self.plan.fault_tolerance.attribution
-        return AFTERWARDS_S if ours.slack or ours.dataflow else 0.0
+        return AFTERWARDS_S if ours.slack or ours.dataflow else LEDGER_S
 
     def _lease_s(self) -> float:
         return LEASE_BEATS * self.plan.fault_tolerance.heartbeat_interval_s

@@ -208,6 +208,11 @@ BAD_TARGETS = [
         "kill_worker: the job has no rank 2: its last is 1",
     ),
     ("job.yaml", "fill_disk", "fill_disk: needs `cluster: {disk: 4m}`"),
+    (
+        "job.yaml",
+        "kill_attribution_service",
+        "kill_attribution_service: needs `cluster: {attribution: stop}`",
+    ),
     ("job.yaml", "{cut_link: n1}", "cut_link: needs `cluster: {network: own}`"),
 ]
 

@@ -102,6 +102,11 @@ BAD_ITEMS = {
     "round_closed: {promoted: n4}": "expect.0.round_closed.promoted: must be a list such as [a, b], or {contains: "
     "a}, or {length: 2}, not 'n4'",
     "round_closed: {nodes: {length: two}}": "expect.0.round_closed.nodes.length: must be a whole number, not 'two'",
+    "attributed: {attribution: STOP}": "expect.0.attributed.attribution: must be a mapping of its fields, not 'STOP'",
+    "attributed: {attribution: {verdict: HALT}}": "expect.0.attributed.attribution.verdict: must be one of RESTART, "
+    "STOP, UNKNOWN, TIMEOUT, not 'HALT'",
+    "attributed: {attribution: {verdit: STOP}}": "expect.0.attributed.attribution.verdit: is no field of it; "
+    "nearest: verdict, hint, cached, primary, transient, …",
     "round_closed: [cycle]": "expect.0.round_closed: must be a mapping such as `round_closed: {field: value}`, not "
     "['cycle']",
     "recovered: {total_s: '< 2x'}": "expect.0.recovered.total_s: must be a number, or a duration such as 500ms, not "

@@ -5,14 +5,19 @@ from __future__ import annotations
 from typing import Any, Literal
 
 import pytest
+from msgspec.structs import replace
 
 from nvrx_slurm.flow.language.parsing import parse_pattern
 from nvrx_slurm.flow.language.patterns import Trial, binds, captures
+from nvrx_slurm.verdicts import Attribution, Evidence, Verdict
 
 Nodes = tuple[str, ...]
 Pids = dict[int, int]
 Phases = dict[str, float]
 Action = Literal["stop", "ignore"]
+
+LINE = Evidence(file="rank-3.err", line=7, text="MemoryError", rank=3)
+OOM = Attribution(source="lib", verdict=Verdict.STOP, fault="host_oom")
 
 # as written, the field's type, values that fit, values that do not
 CASES: list[tuple[Any, Any, list[Any], list[Any]]] = [
@@ -41,6 +46,9 @@ CASES: list[tuple[Any, Any, list[Any], list[Any]]] = [
     ({"contains": "2"}, Pids, [{2: 7}], [{7: 2}]),
     ({"length": "0"}, Pids, [{}], [{1: 1}]),
     ({"decided": "< 1s"}, Phases, [{"decided": 0.2, "closed": 9.0}], [{"closed": 0.1}]),
+    ({"verdict": "STOP", "fault": "~ oom"}, Attribution, [OOM], [replace(OOM, verdict=Verdict.RESTART)]),
+    ({"primary": {"rank": "3"}}, Attribution, [replace(OOM, primary=LINE)], [OOM]),
+    ({"primary": None}, Attribution, [OOM], [replace(OOM, primary=LINE)]),
     ({"step": ["> 3", "< 1s"]}, dict[str, tuple[int, float]], [{"step": (4, 0.5)}], [{"step": (4, 1.5)}]),
 ]
 

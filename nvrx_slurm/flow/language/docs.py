@@ -102,7 +102,7 @@ open; so give a `never` an `until` where the job would go on for days.
 | `"~ regex"` | text in which it is found |
 | `[a, $b]` | a list of this length, item by item |
 | `{{contains: p}}`, `{{length: p}}`, or both | a list with such an item (a mapping: a key), or of such a length |
-| `{{key: p, …}}` | a mapping in which these keys are there and fit |
+| `{{key: p, …}}` | a mapping in which these keys are there and fit; of a record in the record, these fields |
 
 Comparisons take captures too: `"> $cycle"`, `"!= $dead"`. Captures are shared by faults and expectations. What a
 fault names by `as` is bound by that fault alone, and stands for the same from the journal's start: `node_joined:

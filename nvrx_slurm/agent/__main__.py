@@ -8,20 +8,24 @@ from __future__ import annotations
 import asyncio
 import subprocess
 import sys
+from pathlib import Path
 from urllib.parse import urlsplit
 
 from nvrx_slurm import tether
 from nvrx_slurm.agent.agent import Agent
 from nvrx_slurm.agent.beats import runtime_folder
 from nvrx_slurm.agent.linux import LinuxMachine
+from nvrx_slurm.agent.node_health import NodeHealth
 from nvrx_slurm.agent.output import Output
 from nvrx_slurm.agent.stacks import Stacks
+from nvrx_slurm.agent.step_files import StepFiles
 from nvrx_slurm.clock import SystemClock
 from nvrx_slurm.config import env
 from nvrx_slurm.config.budgets import grace_within
 from nvrx_slurm.errors import EXIT_UNREACHABLE, NvrxError, UsageError
 from nvrx_slurm.folder import JobFolder
 from nvrx_slurm.log import get_logger, set_up
+from nvrx_slurm.records import Plan
 from nvrx_slurm.store.client import Store
 
 log = get_logger("agent")
@@ -58,10 +62,17 @@ def _agent(folder: JobFolder, node: str) -> Agent:
                 inherited=env.child_environment({}),
                 clock=clock,
             ),
+            health=NodeHealth(node, _needed_folders(plan, folder), clock),
+            step_files=StepFiles(bounds.progress, clock),
         ),
         clock=clock,
         ending_grace_s=_ending_grace_s(bounds.teardown_grace_s, info.kill_wait_s),
     )
+
+
+def _needed_folders(plan: Plan, folder: JobFolder) -> list[Path]:
+    """Where a full disk is felt: by the logs, by the workers, by their libraries."""
+    return [folder.path, Path(plan.workdir), Path("/tmp"), Path("/dev/shm")]
 
 
 def _ending_grace_s(grace_s: float, kill_wait_s: float | None) -> float:

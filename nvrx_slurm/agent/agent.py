@@ -10,7 +10,8 @@ state. Beside the loop, each in a task of its own:
     dumping.py     what they all are doing, written down
 
 Its beginnings and ends have modules of their own: `joining.py`, `starting.py`, `stopping.py`. What is told of the
-workers is in `reporting.py`; what an agent touches of its node, in `machine.py`.
+workers is in `reporting.py`; what an agent touches of its node, in `machine.py`; what the node says of itself when
+they fail, in `node_health.py`; how far they had come, where they do not tell it, in `step_files.py`.
 """
 
 from __future__ import annotations
@@ -19,6 +20,7 @@ import asyncio
 import signal
 from collections.abc import Callable, Coroutine
 from functools import partial
+from pathlib import Path
 from typing import Any
 
 from nvrx_slurm.agent import gpu
@@ -85,7 +87,7 @@ class Agent:
         clock: Clock,
         ending_grace_s: float,
     ) -> None:
-        self.plan, self.node, self.generation, self.store = plan, node, generation, store
+        self.plan, self.folder, self.node, self.generation, self.store = plan, folder, node, generation, store
         self.clock, self.ending_grace_s, self.machine = clock, ending_grace_s, machine
         bounds = plan.fault_tolerance
         self.inbox: asyncio.Queue[Event] = asyncio.Queue()
@@ -151,7 +153,7 @@ class Agent:
             for task in self._tasks:
                 task.cancel()
             self.workers.close()
-            await asyncio.to_thread(self.output.close, GOODBYE_S)
+            await asyncio.gather(asyncio.to_thread(self.output.close, GOODBYE_S), self.machine.health.close())
             await self.tethering.close(goodbye=self._exit_code is not None)
             self.board.close()
 
@@ -201,7 +203,7 @@ class Agent:
         if cycle is None or self.leaving or self.fenced:
             return
         if replica == cycle.replica and next_cycle > cycle.number:
-            self._stop(partial(self._get_ready, replica, next_cycle), dump=dump)
+            self._stop(partial(self._get_ready, replica, next_cycle, cycle), dump=dump)
 
     def _on_round_closed(self, order: RoundClosed) -> None:
         if order.generation == self.generation and self.mode is Mode.STANDBY and not self.leaving:
@@ -227,6 +229,7 @@ class Agent:
         self.heart.renew()
         self.watch.begin(event.assignment.seen)
         self.starting.start(self.cycle)
+        self.machine.health.begin()
 
     def _on_spawned(self, event: Spawned) -> None:
         if self.cycle is not None:
@@ -261,6 +264,7 @@ class Agent:
         log.warning("rank %d hangs: %s", event.rank, event.why)
         cycle.told.add(event.rank)
         self.dumping.report(cycle, event)
+        self._look_at_node(cycle, f"rank {event.rank} hangs")
 
     def _on_dumped(self, event: Dumped) -> None:
         event.cycle.dumped = True
@@ -325,12 +329,15 @@ class Agent:
 
     def _stop(self, then: Callable[[], None], **how: Any) -> None:
         """Stop all workers, then go on with `then`; see `Stopping.stop`."""
-        if self.mode is not Mode.STOPPING:
+        begins, cycle = self.mode is not Mode.STOPPING, self.cycle
+        if begins:
             self.mode = Mode.STOPPING
             self.watch.end()
-            if self.cycle is not None:
-                self.reporting.learned(self.cycle)
-        self.stopping.stop(self.cycle, then, **how)
+            if cycle is not None:
+                self.reporting.learned(cycle)
+        self.stopping.stop(cycle, then, **how)
+        if begins and cycle is not None and (cycle.running or cycle.told):  # else all has gone well
+            self._look_at_node(cycle, "its workers are stopped")  # only now: nothing delays the stop
 
     def _on_tearing(self, event: Tearing) -> None:
         self.stopping.goes_on(event, self.cycle)
@@ -346,7 +353,15 @@ class Agent:
             self._forget_cycle()
             then()
 
+    def _look_at_node(self, cycle: Cycle, why: str) -> None:
+        self.machine.health.look(self._health_of(cycle), f"{cycle.replica} cycle {cycle.number}: {why}")
+
+    def _health_of(self, cycle: Cycle) -> Path:
+        return self.folder.cycle_health(cycle.replica, self.generation, cycle.number)
+
     def _forget_cycle(self) -> None:
+        if self.cycle is not None:
+            self.cycle.step = max(self.board.steps().values(), default=None)
         self.mode, self.cycle = Mode.STANDBY, None
         self.board.clear()
         self.stacks.clear()
@@ -370,23 +385,39 @@ class Agent:
         self._forget_cycle()
         self._join_anew()
 
-    def _get_ready(self, replica: str, cycle: int) -> None:
-        below_bytes = self.plan.fault_tolerance.gpu_memory_below_bytes
-        if below_bytes is None:
-            self._say_ready(replica, cycle)
+    def _get_ready(self, replica: str, cycle: int, over: Cycle | None = None) -> None:
+        """`over`: the cycle before, if this node was in it."""
+        below_bytes, files = self.plan.fault_tolerance.gpu_memory_below_bytes, self.machine.step_files
+        if below_bytes is None and (over is None or not files.are_named):
+            self._say_ready(replica, cycle, over)
         else:
-            self._go(self._reclaim(replica, cycle, below_bytes))
+            self._go(self._prepare(replica, cycle, over, below_bytes))
 
-    async def _reclaim(self, replica: str, cycle: int, below_bytes: int) -> None:
+    async def _prepare(self, replica: str, cycle: int, over: Cycle | None, below_bytes: int | None) -> None:
+        """The GPUs' memory comes back while files are read."""
+        await asyncio.gather(self._reclaim(below_bytes), self._read_step(over))
+        if self.mode is Mode.STANDBY and not self.leaving and not self.fenced:
+            self._say_ready(replica, cycle, over)
+
+    async def _reclaim(self, below_bytes: int | None) -> None:
         """What the stop has taken already is part of the budget."""
         budget_s = self.plan.fault_tolerance.gpu_reclaim_timeout_s
-        await gpu.reclaim(below_bytes, max(0.0, budget_s - self.stopping.took_s()), self.clock)
-        if self.mode is Mode.STANDBY and not self.leaving and not self.fenced:
-            self._say_ready(replica, cycle)
+        if below_bytes is not None:
+            await gpu.reclaim(below_bytes, max(0.0, budget_s - self.stopping.took_s()), self.clock)
 
-    def _say_ready(self, replica: str, cycle: int) -> None:
+    async def _read_step(self, over: Cycle | None) -> None:
+        """Of all that tells how far the cycle has come, the furthest counts."""
+        if over is not None and self.machine.step_files.are_named:
+            logs = self.folder.cycle_logs(over.replica, self.generation, over.number)
+            on_file = await self.machine.step_files.last_step(logs, over.ranks)
+            over.step = max((step for step in (over.step, on_file) if step is not None), default=None)
+
+    def _say_ready(self, replica: str, cycle: int, over: Cycle | None) -> None:
         port, took_s = self.joining.hold_port(), self.stopping.took_s()
-        self.voice.tell(NodeReady, replica=replica, cycle=cycle, port=port, teardown_s=took_s)
+        step = over.step if over is not None else None
+        self.voice.tell(NodeReady, replica=replica, cycle=cycle, port=port, teardown_s=took_s, step=step)
+        if over is not None:
+            self.machine.health.look_for_news(self._health_of(over))
 
     def _join_anew(self) -> None:
         self.voice.begin_anew()

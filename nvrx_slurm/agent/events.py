@@ -50,6 +50,7 @@ class Cycle:
     told: set[int] = field(default_factory=set)  # ranks whose failure or hang the controller knows of
     dumped: bool = False  # the stacks of this cycle are on file
     has_stepped: bool = False
+    step: int | None = None  # the furthest that its workers told, once it is over
 
     @property
     def ranks(self) -> set[int]:

@@ -13,9 +13,11 @@ from pathlib import Path
 
 from nvrx_slurm import fence, tether
 from nvrx_slurm.agent.beats import BeatBoard
+from nvrx_slurm.agent.node_health import NodeHealth
 from nvrx_slurm.agent.output import Output
 from nvrx_slurm.agent.ports import HeldPort
 from nvrx_slurm.agent.stacks import Stacks
+from nvrx_slurm.agent.step_files import StepFiles
 from nvrx_slurm.agent.workers import WorkerEvent, Workers
 from nvrx_slurm.ids import new_incarnation
 from nvrx_slurm.records import ControllerUp, FaultTolerance
@@ -55,6 +57,8 @@ class LinuxMachine:
     runtime: Path
     output: Output
     stacks: Stacks
+    health: NodeHealth
+    step_files: StepFiles
 
     @property
     def pid(self) -> int:

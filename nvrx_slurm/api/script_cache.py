@@ -23,8 +23,15 @@ from nvrx_slurm.files import write_private
 from nvrx_slurm.render.template import TEMPLATE, template_folder
 
 MOST_ENTRIES = 64
-_SECRET = "NVRX_SLURM_STORE_PASSWORD"
-_MAKERS = ("api/prepared.py", "api/script_cache.py", "errors.py", "records.py", "config/*.py", "render/*.py")
+_MAKERS = (
+    "api/prepared.py",
+    "api/script_cache.py",
+    "errors.py",
+    "records.py",
+    "verdicts.py",
+    "config/*.py",
+    "render/*.py",
+)
 """The modules of this package that have a say in what a prepared job is."""
 
 
@@ -83,7 +90,7 @@ def key_of(job_file: Path, folder: Path, cluster: str, flags: Sequence[object]) 
 def _inputs(job_file: Path, folder: Path, cluster: str, flags: Sequence[object]) -> Iterator[object]:
     yield sys.executable, sys.version, cluster, tuple(flags)
     yield str(Path.cwd()), str(folder.resolve())
-    yield sorted((name, value) for name, value in env.overrides().items() if name != _SECRET)
+    yield sorted((name, value) for name, value in env.overrides().items() if name not in env.SECRETS)
     yield from _contents([job_file.resolve()])
     yield from _contents(path for path in site_files() if path.is_file())
     yield from _contents([template_folder() / TEMPLATE])

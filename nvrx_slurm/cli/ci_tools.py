@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from nvrx_slurm.cli.ci_run import run_and_report, suite_options
-from nvrx_slurm.cli.options import JobChoice, folder_option, job_options, seconds_of
+from nvrx_slurm.cli.options import JobChoice, JobCommand, folder_option, job_options, seconds_of
 from nvrx_slurm.errors import EXIT_DONE, EXIT_FAILED, UsageError
 
 if TYPE_CHECKING:
@@ -84,7 +84,7 @@ def record(job: str, plan_file: Path | None, job_file: Path | None, output: Path
         _write(output, to_yaml(flow))
 
 
-@click.command()
+@click.command(cls=JobCommand)
 @job_options
 @click.option("--flow", "only", multiple=True, metavar="GLOB", help="Only faults with such a name; repeatable.")
 @click.option("--list", "only_list", is_flag=True, help="Say what would be run, and why the rest is left out.")

@@ -8,7 +8,7 @@ from typing import Any
 
 import click
 
-from nvrx_slurm.cli.options import JobChoice, job_options
+from nvrx_slurm.cli.options import JobChoice, JobCommand, job_options
 
 MOST_WIDTH = 40
 
@@ -18,7 +18,7 @@ def config() -> None:
     """The merged configuration, and what job.yaml may hold."""
 
 
-@config.command()
+@config.command(cls=JobCommand)
 @job_options
 @click.option("--origin", is_flag=True, help="Say beside each value where it came from.")
 @click.option("--json", "as_json", is_flag=True, help="As JSON.")

@@ -10,6 +10,8 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 import click
 
+from nvrx_slurm.cli.attribution_options import Flag, attribution_flags, attribution_options
+from nvrx_slurm.cli.attribution_options import JobCommand as JobCommand
 from nvrx_slurm.errors import UsageError
 
 if TYPE_CHECKING:
@@ -30,12 +32,16 @@ class JobChoice:
     spares: int | None = None
     nodes: int | None = None
     assignments: tuple[str, ...] = ()
+    attribution: tuple[Flag, ...] = ()
 
     def load(self) -> Loaded:
-        """The merged configuration. Raises ConfigError."""
+        """The merged configuration; says on stderr which older names were used. Raises ConfigError."""
         from nvrx_slurm.config.load import load
 
-        return load(self.file, list(self._flags()))
+        loaded = load(self.file, list(self._flags()))
+        for sentence in loaded.deprecated:
+            _warn_once(sentence)
+        return loaded
 
     def plan(self, loaded: Loaded) -> Plan:
         """What agents will read."""
@@ -50,6 +56,17 @@ class JobChoice:
         for key, value in (("spares", self.spares), ("nodes", self.nodes)):
             if value is not None:
                 yield key, f"--{key}", value
+        yield from self.attribution
+
+    @property
+    def flags(self) -> tuple[object, ...]:
+        """All that tells this choice from another of the same file."""
+        return (self.spares, self.nodes, self.assignments, self.attribution)
+
+
+@functools.cache
+def _warn_once(sentence: str) -> None:
+    click.echo(f"nvrx-slurm: DeprecationWarning: {sentence}", err=True)
 
 
 folder_option = click.option(
@@ -91,12 +108,14 @@ def job_options(command: _F) -> _F:
     @click.option("--nodes", type=int, help="Nodes that work (a job without roles).")
     @click.option("--set", "assignments", multiple=True, metavar="KEY=VALUE", help="Any key: --set slurm.time=2h")
     @folder_option
+    @attribution_options
     @functools.wraps(command)
     def wrapper(
         *args: Any, job_yaml: Path, spares: int | None, nodes: int | None, assignments: tuple[str, ...], folder: Path,
         **rest: Any,
     ) -> Any:  # fmt: skip
-        choice = JobChoice(job_yaml, folder, spares, nodes, assignments)
+        attribution = tuple(attribution_flags(rest, click.get_current_context().command.params))
+        choice = JobChoice(job_yaml, folder, spares, nodes, assignments, attribution)
         return command(*args, choice=choice, **rest)
 
     return wrapper  # type: ignore[return-value]

@@ -6,10 +6,10 @@ import sys
 
 import click
 
-from nvrx_slurm.cli.options import JobChoice, job_options, make_base
+from nvrx_slurm.cli.options import JobChoice, JobCommand, job_options, make_base
 
 
-@click.command()
+@click.command(cls=JobCommand)
 @job_options
 @click.option("--local", is_flag=True, help="The script for this machine, without Slurm.")
 def render(choice: JobChoice, local: bool) -> None:

@@ -8,12 +8,12 @@ import sys
 
 import click
 
-from nvrx_slurm.cli.options import JobChoice, job_options, make_base
+from nvrx_slurm.cli.options import JobChoice, JobCommand, job_options, make_base
 
 ENDING_S = 60.0
 
 
-@click.command()
+@click.command(cls=JobCommand)
 @job_options
 def run(choice: JobChoice) -> int:
     """Run JOB_YAML on this machine, in the foreground, without Slurm: each node is a process of its own.

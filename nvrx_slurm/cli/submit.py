@@ -9,28 +9,34 @@ from typing import TYPE_CHECKING
 import click
 
 from nvrx_slurm.cli import signals
-from nvrx_slurm.cli.options import JobChoice, job_options
+from nvrx_slurm.cli.options import JobChoice, JobCommand, job_options
 from nvrx_slurm.errors import EXIT_DONE, EXIT_INTERRUPTED, NvrxError, UsageError
 
 if TYPE_CHECKING:
     from nvrx_slurm.api.handle import ClusterName, Job
     from nvrx_slurm.api.prepared import PreparedJob
     from nvrx_slurm.cluster.states import JobState
+    from nvrx_slurm.config.load import Loaded
 
 
-@click.command()
+@click.command(cls=JobCommand)
 @job_options
 @click.option("--wait", is_flag=True, help="Wait for the job's end, and exit with its exit code. Ctrl-C cancels it.")
 @click.option("--watch", is_flag=True, help="Show the job live until it ends. Ctrl-C leaves it running.")
 @click.option("--dry-run", is_flag=True, help="Print the script that would be submitted, and do nothing.")
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON object instead of the id.")
 @click.option("--local", is_flag=True, help="Run it in the background of this machine, without Slurm.")
-def submit(choice: JobChoice, wait: bool, watch: bool, dry_run: bool, as_json: bool, local: bool) -> int:
+@click.option("--exclude-suspects", is_flag=True, help="Ask for none of the nodes that `nvrx-slurm nodes` lists.")
+def submit(
+    choice: JobChoice, wait: bool, watch: bool, dry_run: bool, as_json: bool, local: bool, exclude_suspects: bool
+) -> int:
     """Submit JOB_YAML to Slurm, and print the job's id."""
     if wait and watch:
         raise UsageError("--wait and --watch both follow the job: choose one")
     cluster: ClusterName = "local" if local else "slurm"
-    prepared = _prepared(choice, cluster)
+    if local and exclude_suspects:
+        raise UsageError("--exclude-suspects chooses among Slurm's nodes, and --local runs on none of them")
+    prepared = _prepared_without_suspects(choice) if exclude_suspects else _prepared(choice, cluster)
     if dry_run:
         click.echo(prepared.script, nl=False)
         return EXIT_DONE
@@ -55,23 +61,33 @@ def _prepared(choice: JobChoice, cluster: ClusterName) -> PreparedJob:
     from nvrx_slurm.config.site import cache_folder
 
     def key() -> str | None:
-        flags = (choice.spares, choice.nodes, *choice.assignments)
-        return key_of(choice.file, choice.folder, cluster, flags)
+        return key_of(choice.file, choice.folder, cluster, choice.flags)
 
     cache = ScriptCache(cache_folder() / "scripts")
     asked = key()
     if asked is not None and (found := cache.get(asked)) is not None:
         return found
-    prepared = _prepared_anew(choice, cluster)
-    if asked is not None and asked == key():  # job.yaml was not edited in between
+    loaded = choice.load()
+    prepared = _prepared_anew(choice, loaded, cluster)
+    if asked is not None and asked == key() and not loaded.deprecated:  # job.yaml was not edited in between
         cache.put(asked, prepared)
     return prepared
 
 
-def _prepared_anew(choice: JobChoice, cluster: ClusterName) -> PreparedJob:
+def _prepared_without_suspects(choice: JobChoice) -> PreparedJob:
+    """Made anew each time: who is suspect changes by itself. Says on stderr who is."""
     from nvrx_slurm.api.prepared import prepare
+    from nvrx_slurm.api.suspicion import avoiding
 
     loaded = choice.load()
+    plan = choice.plan(loaded)
+    ledger = plan.fault_tolerance.attribution.ledger
+    return prepare(avoiding(loaded.spec, ledger, lambda text: click.echo(text, err=True)), plan, cluster="slurm")
+
+
+def _prepared_anew(choice: JobChoice, loaded: Loaded, cluster: ClusterName) -> PreparedJob:
+    from nvrx_slurm.api.prepared import prepare
+
     return prepare(loaded.spec, choice.plan(loaded), cluster=cluster)
 
 

@@ -8,9 +8,11 @@ import sys
 from importlib import resources
 from typing import Any
 
+from nvrx_slurm.config.attribution import AttributionSpec, Dataflow, Llm, Slack
 from nvrx_slurm.config.block import Block
 from nvrx_slurm.config.fault_tolerance import FaultToleranceSpec, Hang, Heartbeat, Rendezvous, Teardown
 from nvrx_slurm.config.model import JobSpec, LeaseSpec, Role, Slurm, StoreSpec
+from nvrx_slurm.config.progress import Progress
 from nvrx_slurm.config.schema import descriptions
 from nvrx_slurm.config.sizes import size_words
 from nvrx_slurm.config.values import (
@@ -33,6 +35,11 @@ SECTIONS: dict[str, type[Block]] = {
     "`fault_tolerance.rendezvous`": Rendezvous,
     "`fault_tolerance.teardown`": Teardown,
     "`fault_tolerance.hang`": Hang,
+    "`fault_tolerance.progress`": Progress,
+    "`fault_tolerance.attribution`": AttributionSpec,
+    "`fault_tolerance.attribution.llm`": Llm,
+    "`fault_tolerance.attribution.slack`": Slack,
+    "`fault_tolerance.attribution.dataflow`": Dataflow,
     "`store`": StoreSpec,
     "`lease`": LeaseSpec,
 }
@@ -52,7 +59,8 @@ LAYERS = """\
 
 The first of these that names a key sets it:
 
-1. a flag: `--spares 2`, `--nodes 4`, `--set slurm.partition=gpu`
+1. a flag: `--spares 2`, `--nodes 4`, `--set slurm.partition=gpu`; those below `fault_tolerance.attribution` have
+   flags of their own, such as `--ft-attrsvc-url`
 2. a variable: `NVRX_SLURM_SPARES=2`, and `__` between levels: `NVRX_SLURM_SLURM__PARTITION=gpu`. Below `env` a name
    keeps its case (`NVRX_SLURM_ENV__OMP_NUM_THREADS=8`); below `slurm.extra` a `_` stands for `-`. An empty variable
    sets nothing, except below those two.
@@ -77,9 +85,27 @@ It is one minute at least; the others are {shortest} to {longest}, and `last_cal
 A size is a number with a unit (`2GiB` is 2 × 1024³ bytes, `500MB` is 500 × 1000²), or a number of bytes: {smallest}
 to {largest}.
 
+A budget is a count (`10`: so often in all) or a rate (`10 per 24h`: so often within any 24 hours).
+
+A path counts from the folder of job.yaml; one that a flag of its own gives, from where you are. A file's `~/` is your
+home. A URL holds no credentials: they are in files of mode 0600, or in variables.
+
 A signal is one of {signals}, with or without `SIG`.
 
 `env` cannot set what each worker is told about itself: {reserved}, and names that begin with `NVRX_`.
+"""
+
+OLDER_NAMES = """\
+## Names of older releases
+
+They are still read, with a warning, and go with the next release. An older name and a new one for the same thing are
+an error.
+
+| key below `fault_tolerance` | flag | now |
+|---|---|---|
+| `attribution_endpoint` | `--ft-attribution-endpoint URL` | `attribution.attrsvc_url` |
+| `attribution_backends` | `--ft-attribution-backend URL\\|mcp` | `attribution.http_urls`, `attribution.enable_mcp` |
+| `attribution_loganalysis` | `--ft-attribution-loganalysis lib\\|mcp\\|url` | the same, `attribution.enable_lib` |
 """
 
 ERRORS = """\
@@ -107,7 +133,7 @@ def job_yaml_page() -> str:
     )
     examples = [_example("The plain form", "plain.yaml"), _example("The form with roles", "roles.yaml")]
     sections = [_section(title, block) for title, block in SECTIONS.items()]
-    return "\n".join([INTRODUCTION, *examples, *sections, values, LAYERS, ERRORS])
+    return "\n".join([INTRODUCTION, *examples, *sections, values, LAYERS, OLDER_NAMES, ERRORS])
 
 
 def _example(title: str, template: str) -> str:

@@ -9,6 +9,14 @@ from typing import NamedTuple
 
 PREFIX = "NVRX_SLURM_"
 
+STORE_PASSWORD = "NVRX_SLURM_STORE_PASSWORD"
+ATTRSVC_TOKEN = "NVRX_SLURM_ATTRSVC_TOKEN"
+SLACK_TOKEN = "NVRX_SLURM_SLACK_TOKEN"
+DATAFLOW_TOKEN = "NVRX_SLURM_DATAFLOW_TOKEN"
+LLM_KEY = "NVRX_SLURM_LLM_KEY"
+SECRETS = frozenset({STORE_PASSWORD, ATTRSVC_TOKEN, SLACK_TOKEN, DATAFLOW_TOKEN, LLM_KEY})
+"""Variables that are no configuration keys, and that nothing may keep or show."""
+
 
 def get(name: str) -> str | None:
     """The variable, or None where it is unset or empty."""
@@ -22,7 +30,27 @@ def overrides() -> dict[str, str]:
 
 def store_password() -> str | None:
     """The password of a store that job.yaml names by URL."""
-    return get("NVRX_SLURM_STORE_PASSWORD")
+    return get(STORE_PASSWORD)
+
+
+def attrsvc_token() -> str | None:
+    """The bearer token of the attribution service, and of what `http_urls` names; a token file comes first."""
+    return get(ATTRSVC_TOKEN)
+
+
+def slack_token() -> str | None:
+    """The token of the Slack app that tells of failures; a token file comes first."""
+    return get(SLACK_TOKEN)
+
+
+def dataflow_token() -> str | None:
+    """The token of the index that gets one document for each failure; a token file comes first."""
+    return get(DATAFLOW_TOKEN)
+
+
+def llm_key() -> str | None:
+    """The key of the language model that gives a second opinion; a key file comes first."""
+    return get(LLM_KEY)
 
 
 def job_folder() -> Path | None:
@@ -43,6 +71,11 @@ def slurm_node_name() -> str | None:
 
 def slurm_job_id() -> str | None:
     return get("SLURM_JOB_ID")
+
+
+def slurm_cluster_name() -> str | None:
+    """What Slurm calls the cluster that this job runs on."""
+    return get("SLURM_CLUSTER_NAME")
 
 
 def slurm_configuration() -> dict[str, str]:

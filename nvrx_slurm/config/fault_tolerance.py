@@ -4,11 +4,13 @@ from __future__ import annotations
 
 from typing import Self
 
-from pydantic import model_validator
+from pydantic import Field, model_validator
 
+from nvrx_slurm.config.attribution import AttributionSpec
 from nvrx_slurm.config.block import Block
+from nvrx_slurm.config.progress import Progress
 from nvrx_slurm.config.values import (
-    Count,
+    CountOrRate,
     Duration,
     Factor,
     Misfit,
@@ -19,13 +21,15 @@ from nvrx_slurm.config.values import (
     Switch,
 )
 from nvrx_slurm.durations import words
+from nvrx_slurm.records import Allowance
 
-FOLLOWS = {
-    ("heartbeat", "startup_timeout"): ("heartbeat", "timeout"),
-    ("fence_timeout",): ("heartbeat", "timeout"),
-    ("control_plane_grace",): ("fence_timeout",),
+FOLLOWS: dict[tuple[str, ...], tuple[str, tuple[tuple[str, ...], ...]]] = {
+    ("heartbeat", "startup_timeout"): ("shorter", (("heartbeat", "timeout"),)),
+    ("fence_timeout",): ("shorter", (("heartbeat", "timeout"),)),
+    ("control_plane_grace",): ("shorter", (("fence_timeout",),)),
+    ("attribution", "decision_timeout"): ("longer", (("attribution", "timeout"), ("rendezvous", "join_timeout"))),
 }
-"""key → the key that it is at least as long as, when nobody sets it."""
+"""key → what it is not, when nobody sets it, than any of these keys."""
 
 
 class Heartbeat(Block):
@@ -112,8 +116,15 @@ class Hang(Block):
 class FaultToleranceSpec(Block):
     """Budgets and bounds."""
 
-    max_restarts: Count = 3
-    """How many worker failures each replica is restarted after. Lost nodes are not counted: they cost spares."""
+    max_restarts: CountOrRate = Field(default_factory=lambda: Allowance(count=3), json_schema_extra={"default": 3})
+    """How many worker failures each replica is restarted after, in all or within some time. Lost nodes are not
+    counted: they cost spares."""
+    max_job_restarts: CountOrRate | None = None
+    """The same for all replicas together. Not set: no limit."""
+    max_node_losses: CountOrRate | None = None
+    """After how many lost nodes the job goes on. Not set: for as long as it has spares."""
+    max_preemptions: CountOrRate | None = None
+    """After how many preemptions the job goes on. Not set: no limit."""
     quarantine_after: Positive = 3
     """A node that was lost this often gets no ranks any more."""
     control_plane_grace: Duration = 600.0
@@ -126,6 +137,8 @@ class FaultToleranceSpec(Block):
     rendezvous: Rendezvous = Rendezvous()
     teardown: Teardown = Teardown()
     hang: Hang = Hang()
+    progress: Progress = Progress()
+    attribution: AttributionSpec = AttributionSpec()
 
     @model_validator(mode="after")
     def _relations(self) -> Self:
@@ -140,6 +153,7 @@ class FaultToleranceSpec(Block):
         if is_fence_set and fence_s > grace_s:
             raise _unfit("must be at most control_plane_grace", grace_s, fence_s, "fence_timeout")
         self._check_hang()
+        self._bound_decision()
         return self
 
     def _check_hang(self) -> None:
@@ -149,6 +163,18 @@ class FaultToleranceSpec(Block):
             bound = getattr(self.hang, key)
             if bound is not None and bound <= interval:
                 raise _unfit("must be longer than heartbeat.interval", interval, bound, "hang", key)
+
+    def _bound_decision(self) -> None:
+        """A round waits for sources while it waits for nodes, and for none that has given up by then."""
+        asked = self.attribution
+        bounds = {"attribution.timeout": asked.timeout, "rendezvous.join_timeout": self.rendezvous.join_timeout}
+        key, most_s = min(bounds.items(), key=lambda bound: bound[1])
+        if asked.decision_timeout <= most_s:
+            return
+        if "decision_timeout" in asked.model_fields_set:
+            raise _unfit(f"must be at most {key}", most_s, asked.decision_timeout, "attribution", "decision_timeout")
+        self.settle("attribution", asked.model_copy())  # not the default that all jobs share
+        self.attribution.settle("decision_timeout", most_s)
 
 
 def _unfit(rule: str, other_s: float, seen_s: float, *path: str) -> Misfit:

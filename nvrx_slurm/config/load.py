@@ -7,6 +7,7 @@ machine's site file > default. Mappings merge key by key; anything else is repla
 from __future__ import annotations
 
 import functools
+import warnings
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -16,43 +17,15 @@ from pydantic import ValidationError
 
 from nvrx_slurm.config import env
 from nvrx_slurm.config.complaints import complaints, dotted, together
+from nvrx_slurm.config.layers import Layer, Origin
 from nvrx_slurm.config.model import FOLLOWS, JobSpec
+from nvrx_slurm.config.older_names import in_new_words
 from nvrx_slurm.config.site import site_files
 from nvrx_slurm.config.yamlfile import KeyPath, read_value, read_yaml
 from nvrx_slurm.errors import ConfigError, UsageError
 
-_NOT_KEYS = {"NVRX_SLURM_STORE_PASSWORD"}
 _EMPTY: dict[tuple[str, ...], Any] = {("env",): "", ("extra",): True}
 """What a key without a value means below these; elsewhere it means nothing."""
-
-
-@dataclass(frozen=True, slots=True)
-class Origin:
-    """Where a value came from: a file and line, a variable, a flag, or the default."""
-
-    source: str
-    line: int | None = None
-
-    def __str__(self) -> str:
-        return self.source if self.line is None else f"{self.source}:{self.line}"
-
-
-@dataclass(frozen=True, slots=True)
-class Layer:
-    """One source's values, and where each key of it stands."""
-
-    name: str
-    data: dict[str, Any]
-    lines: Mapping[KeyPath, int]
-    key_names: Mapping[KeyPath, str]
-
-    def origin(self, path: KeyPath) -> Origin:
-        for end in range(len(path), 0, -1):
-            if path[:end] in self.key_names:
-                return Origin(self.key_names[path[:end]])
-            if path[:end] in self.lines:
-                return Origin(self.name, self.lines[path[:end]])
-        return Origin(self.name)
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,15 +34,16 @@ class Loaded:
 
     spec: JobSpec
     layers: tuple[Layer, ...]  # strongest first
+    deprecated: tuple[str, ...] = ()
+    """One sentence for each older name that was used; it names what to use instead."""
 
     def origin_of(self, path: KeyPath) -> Origin:
         for layer in self.layers:
-            if _has(layer.data, path):
+            if layer.has(path):
                 return layer.origin(path)
-        leader = FOLLOWS.get(path)
-        if leader is None or self._value(path) != self._value(leader):
-            return Origin("default")
-        return Origin(f"default, not shorter than {dotted(leader)}")
+        relation, leaders = FOLLOWS.get(path, ("", ()))
+        leader = next((leader for leader in leaders if self._value(leader) == self._value(path)), None)
+        return Origin("default" if leader is None else f"default, not {relation} than {dotted(leader)}")
 
     def _value(self, path: KeyPath) -> Any:
         return functools.reduce(getattr, map(str, path), self.spec)
@@ -89,11 +63,12 @@ def load(path: Path, flags: Mapping[str, Any] | Iterable[tuple[str, str, Any]] =
         Layer(str(path), _said(file.data), file.lines, {}),
         *_site_files(),
     ]
+    layers, deprecated = in_new_words(layers)
     merged: dict[str, Any] = {}
     for layer in reversed(layers):
         _merge(merged, layer.data)
     try:
-        return Loaded(JobSpec.model_validate(merged), tuple(layers))
+        return Loaded(JobSpec.model_validate(merged), tuple(layers), deprecated)
     except ValidationError as error:
         raise _config_error(error, layers, merged, path) from None
 
@@ -103,10 +78,13 @@ def load_job(path: str | Path, **overrides: Any) -> JobSpec:
 
     >>> load_job("job.yaml", spares=2, slurm__partition="gpu")  # doctest: +SKIP
 
-    Raises ConfigError.
+    Raises ConfigError. Warns of each older name (DeprecationWarning).
     """
     flags = [(key.replace("__", "."), f"{key}=", value) for key, value in overrides.items()]
-    return load(Path(path), flags).spec
+    loaded = load(Path(path), flags)
+    for sentence in loaded.deprecated:
+        warnings.warn(sentence, DeprecationWarning, stacklevel=2)
+    return loaded.spec
 
 
 def parse_assignment(text: str) -> tuple[str, str, Any]:
@@ -122,7 +100,7 @@ def _environment() -> Layer:
     for name, value in sorted(env.overrides().items()):
         path = _variable_path(name)
         unset = not value and path[-2:-1] not in _EMPTY
-        if name not in _NOT_KEYS and not unset:
+        if name not in env.SECRETS and not unset:
             found.append((path, f"${name}", read_value(value, f"${name}")))
     return _keyed("environment", found)
 
@@ -184,20 +162,11 @@ def _said(data: dict[str, Any], below: tuple[str, ...] = ()) -> dict[str, Any]:
     return said
 
 
-def _has(data: Any, path: KeyPath) -> bool:
-    for part in path:
-        try:
-            data = data[part]
-        except (KeyError, IndexError, TypeError):
-            return False
-    return True
-
-
 def _config_error(error: ValidationError, layers: list[Layer], merged: dict[str, Any], path: Path) -> ConfigError:
     found = []
     for key, sentence in complaints(error, JobSpec, merged).items():
-        layer = next((layer for layer in layers if key and _has(layer.data, key[:1])), None)
-        layer = next((layer for layer in layers if key and _has(layer.data, key)), layer)
+        layer = next((layer for layer in layers if key and layer.has(key[:1])), None)
+        layer = next((layer for layer in layers if key and layer.has(key)), layer)
         origin = layer.origin(key) if layer else Origin(str(path))
         found.append(ConfigError(sentence, file=origin.source, line=origin.line, key=dotted(key) or None))
     return together(found)

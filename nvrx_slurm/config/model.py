@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 from typing import Annotated, Self
-from urllib.parse import parse_qsl, urlsplit
 
-from pydantic import BeforeValidator, Field, model_validator
+from pydantic import AfterValidator, BeforeValidator, Field, model_validator
 
 from nvrx_slurm.config.block import Block as Block
 from nvrx_slurm.config.budgets import AFTER_GRACE_S, least_notice_s, most_notice_s
 from nvrx_slurm.config.fault_tolerance import FOLLOWS as _FOLLOWS
 from nvrx_slurm.config.fault_tolerance import FaultToleranceSpec, Teardown
+from nvrx_slurm.config.urls import check_redis_url
 from nvrx_slurm.config.values import MOST_NODES as MOST_NODES
 from nvrx_slurm.config.values import (
     Command,
@@ -31,10 +31,12 @@ from nvrx_slurm.config.values import (
 from nvrx_slurm.durations import words
 from nvrx_slurm.records import OnFailure
 
-FOLLOWS: dict[tuple[str | int, ...], tuple[str, ...]] = {
-    ("fault_tolerance", *key): ("fault_tolerance", *leader) for key, leader in _FOLLOWS.items()
+_BOUNDS = "fault_tolerance"
+FOLLOWS: dict[tuple[str | int, ...], tuple[str, tuple[tuple[str, ...], ...]]] = {
+    (_BOUNDS, *key): (relation, tuple((_BOUNDS, *leader) for leader in leaders))
+    for key, (relation, leaders) in _FOLLOWS.items()
 }
-"""key → the key that it is at least as long as, when nobody sets it."""
+"""key → what it is not, `shorter` or `longer`, when nobody sets it, than any of these keys."""
 
 _IN_A_ROLE = {"nodes": "nodes_per_replica"}
 
@@ -75,32 +77,21 @@ class Slurm(Block):
         return self
 
 
+def _store_url(text: str) -> str:
+    place = "put it into a file (mode 0600) named by store.password_file, or into NVRX_SLURM_STORE_PASSWORD"
+    return check_redis_url(text, password_goes_to=place)
+
+
+StoreUrl = Annotated[Line, AfterValidator(_store_url)]
+
+
 class StoreSpec(Block):
     """Where the job keeps its state. Without `url`: an embedded Valkey on the batch host."""
 
-    url: Line | None = None
+    url: StoreUrl | None = None
     """`redis://host:port/db` or `rediss://…` of your own Redis or Valkey; without a password in it"""
     password_file: Line | None = None
     """A file (mode 0600) with its password; or set NVRX_SLURM_STORE_PASSWORD"""
-
-    @model_validator(mode="after")
-    def _no_password_in_the_url(self) -> Self:
-        if self.url is None:
-            return self
-        try:
-            parts = urlsplit(self.url)
-            usable = parts.scheme in ("redis", "rediss") and parts.hostname and parts.port != 0
-        except ValueError:  # urlsplit and `port` look closer than this function does
-            usable = False
-        if not usable:
-            raise Misfit("must look like redis://host:6379/0 or rediss://host:6380/0", "url")
-        if parts.password is not None or "password" in dict(parse_qsl(parts.query, keep_blank_values=True)):
-            raise Misfit(
-                "must not hold a password, since the job script would show it; put it into a file (mode 0600)"
-                " named by store.password_file, or into NVRX_SLURM_STORE_PASSWORD",
-                "url",
-            )
-        return self
 
 
 class LeaseSpec(Block):

@@ -1,4 +1,4 @@
-"""Where this tool's own files lie: the site files that are layers of every job, and the user's cache."""
+"""Where this tool's own files lie: the site files that are layers of every job, and the user's cache and state."""
 
 from __future__ import annotations
 
@@ -18,3 +18,8 @@ def site_files() -> tuple[Path, ...]:
 def cache_folder() -> Path:
     """Where what can be made again is kept for this user: `$XDG_CACHE_HOME/nvrx-slurm`. It may not exist."""
     return Path(_DIRS.user_cache_path)
+
+
+def state_folder() -> Path:
+    """Where what this user's jobs have learned is kept: `$XDG_STATE_HOME/nvrx-slurm`. It may not exist."""
+    return Path(_DIRS.user_state_path)

@@ -6,10 +6,20 @@ import re
 import shlex
 from typing import Annotated
 
-from pydantic import AfterValidator, BeforeValidator, Field, PlainSerializer, StrictBool, WithJsonSchema
+from pydantic import (
+    AfterValidator,
+    BeforeValidator,
+    Field,
+    PlainSerializer,
+    PlainValidator,
+    StrictBool,
+    WithJsonSchema,
+)
 
+from nvrx_slurm.config.allowances import allowance_words, parse_allowance
 from nvrx_slurm.config.sizes import parse_size, size_words
 from nvrx_slurm.durations import DAY_S, parse_duration, parse_time_limit, words
+from nvrx_slurm.records import Allowance
 
 MOST_NODES = 100_000
 SHORTEST_S, LONGEST_S = 0.01, 30 * DAY_S
@@ -228,4 +238,10 @@ SignalName = Annotated[
     str,
     BeforeValidator(_signal),
     WithJsonSchema({"type": "string", "pattern": _SIGNAL_PATTERN, "examples": ["SIGTERM", "USR1"]}),
+]
+CountOrRate = Annotated[
+    Allowance,
+    PlainValidator(parse_allowance),
+    PlainSerializer(allowance_words, when_used="json"),
+    WithJsonSchema({"type": ["integer", "string"], "examples": [3, "10 per 24h"]}),
 ]

@@ -15,6 +15,7 @@ import pytest
 import nvrx_slurm
 from nvrx_slurm.api.prepared import PreparedJob
 from nvrx_slurm.api.script_cache import MOST_ENTRIES, ScriptCache, key_of
+from nvrx_slurm.config import env
 
 JOB = PreparedJob(name="a", folder="/jobs", script='#!/bin/bash\necho "ü\udcff"\n', plan_json="{}")
 JOB_YAML = "name: kept\ncommand: [echo, hello]\nnodes: 2\n"
@@ -173,7 +174,8 @@ def test_a_variable_that_sets_a_key_is_another_job_but_a_password_is_none(
 ) -> None:
     """Not even its hash is kept."""
     before = key()
-    monkeypatch.setenv("NVRX_SLURM_STORE_PASSWORD", "secret")
+    for variable in env.SECRETS:
+        monkeypatch.setenv(variable, "secret")
     assert key() == before
     monkeypatch.setenv("NVRX_SLURM_SPARES", "1")
     assert key() != before
@@ -282,6 +284,29 @@ def test_what_submits_loads_none_of_it_either() -> None:
     code = "import sys, nvrx_slurm.api.submission; print(*sys.modules)"
     loaded = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout.split()
     assert not HEAVY & set(loaded)
+
+
+def test_a_flag_of_failure_attribution_is_another_job(workplace: Path) -> None:
+    """Each of them, its value too."""
+    scripts = {
+        dry_run(*flags).stdout
+        for flags in (
+            (),
+            ("--ft-attrsvc-url", "http://a"),
+            ("--ft-attrsvc-url", "http://b"),
+            ("--no-ft-attribution-dry-run",),
+            ("--ft-attribution-http-url", "http://a"),
+        )
+    }
+    assert len(scripts) == len(_entries(workplace)) == 5
+
+
+def test_a_job_with_older_names_is_not_kept(workplace: Path) -> None:
+    """Whoever uses them is told each time, not only the first."""
+    told = [dry_run("--ft-attribution-endpoint", "http://a").stderr for _ in range(2)]
+    assert told[0] == told[1]
+    assert told[0].startswith("nvrx-slurm: DeprecationWarning: --ft-attribution-endpoint is an older name")
+    assert _entries(workplace) == []
 
 
 def test_a_job_that_comes_through_a_pipe_is_read(workplace: Path) -> None:

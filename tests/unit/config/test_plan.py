@@ -11,6 +11,7 @@ from nvrx_slurm.config.load import load
 from nvrx_slurm.config.plan import plan
 from nvrx_slurm.errors import ConfigError
 from nvrx_slurm.records import FaultTolerance, HangBounds, plan_from_json, plan_to_json
+from nvrx_slurm.verdicts import AttributionPlan
 
 Write = Callable[[str], Path]
 
@@ -48,8 +49,9 @@ def test_paths_count_from_job_yaml(tmp_path: Path, monkeypatch: pytest.MonkeyPat
 
 
 def test_the_defaults_of_both_sides_agree(write: Write) -> None:
-    """A plan made from a job.yaml without bounds has the bounds that the records default to."""
-    assert plan(load(write("name: a\ncommand: x\n")).spec, folder=Path("jobs")).fault_tolerance == FaultTolerance()
+    """A plan made from a job.yaml without bounds has those that the records default to; but it asks the rules."""
+    made = plan(load(write("name: a\ncommand: x\n")).spec, folder=Path("jobs"))
+    assert made.fault_tolerance == FaultTolerance(attribution=AttributionPlan(enable_lib=True))
 
 
 def test_every_bound_reaches_the_plan(write: Write) -> None:
@@ -59,14 +61,15 @@ def test_every_bound_reaches_the_plan(write: Write) -> None:
         " heartbeat: {interval: 4s, timeout: 5s, startup_timeout: 6s}, rendezvous: {join_timeout: 7s, last_call: 8s},"
         " teardown: {grace: 9s, stop_signal: INT, checkpoint_signal: usr2, checkpoint_timeout: 10s,"
         " gpu_memory_below: 1.5GiB, gpu_reclaim_timeout: 11s}, hang: {startup_timeout: 12s, step_timeout: 13s,"
-        " no_output: 14s, exit_skew: 15s, learn: true, safety_factor: 1.5, warmup: 16}}"
+        " no_output: 14s, exit_skew: 15s, learn: true, safety_factor: 1.5, warmup: 16},"
+        " attribution: {decision_timeout: 6s, enable_lib: false}}"
     )
     spec = load(write(f"name: a\ncommand: x\nfault_tolerance: {bounds}\n")).spec
     assert plan(spec, folder=Path("jobs")).fault_tolerance == FaultTolerance(
         max_restarts=1, quarantine_after=2, control_plane_grace_s=40, fence_timeout_s=30.5,
         heartbeat_interval_s=4, heartbeat_timeout_s=5, startup_timeout_s=6, join_timeout_s=7, last_call_s=8,
         teardown_grace_s=9, stop_signal="SIGINT", checkpoint_signal="SIGUSR2", checkpoint_timeout_s=10,
-        gpu_memory_below_bytes=3 << 29, gpu_reclaim_timeout_s=11,
+        attribution=AttributionPlan(decision_timeout_s=6), gpu_memory_below_bytes=3 << 29, gpu_reclaim_timeout_s=11,
         hang=HangBounds(
             startup_s=12, step_s=13, no_output_s=14, exit_skew_s=15, learn=True, safety_factor=1.5, warmup=16
         ),

@@ -73,6 +73,8 @@ def test_the_values_that_the_templates_show_as_defaults_are_the_defaults() -> No
     bounds = JobSpec(name="a", command=("x",)).fault_tolerance.model_dump(mode="json", exclude_none=True)
     for block, values in bounds.items():
         for key, value in values.items() if isinstance(values, dict) else [(block, values)]:
+            if value == []:  # what is none by default is shown by an example
+                continue
             shown = value if isinstance(value, str) else json.dumps(value)
             assert re.search(rf"\b{key}: {shown}\b", text_of("plain")), key
 

@@ -1,0 +1,168 @@
+"""What the node says about itself, written down beside the workers' logs: `health/<node>.txt`.
+
+One look after the other, each in a thread beside the agent's loop. Where the kernel or a file system does not answer,
+the look is given up, its thread left behind, and the rest of what it would have said is lost.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+from collections.abc import Callable, Coroutine, Iterable, Iterator
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from functools import partial
+from pathlib import Path
+from typing import Any, TypeVar
+
+from nvrx_slurm.clock import Clock
+from nvrx_slurm.files import write_all
+from nvrx_slurm.health import gpus, resources
+from nvrx_slurm.health.cgroup import MemoryCgroup, memory_cgroup
+from nvrx_slurm.health.kernel import KernelLog
+from nvrx_slurm.log import get_logger
+from nvrx_slurm.stacks import programs
+from nvrx_slurm.stacks.aside import aside
+
+log = get_logger("agent")
+_T = TypeVar("_T")
+
+LOOK_S = 1.0
+"""How long one look may take; nvidia-smi has as long again."""
+
+_Line = tuple[float, str]
+"""When, in seconds since the epoch, and what."""
+
+
+@dataclass(slots=True)
+class _Since:
+    """From where on what the node says is news. `kernel` None: its log is not to be read, and `why` says why not."""
+
+    wall_s: float
+    kernel: KernelLog | None
+    why: str
+    cgroup: MemoryCgroup | None
+    oom_kills: int
+
+
+class NodeHealth:
+    """Looks at the node. `folders`: those whose file systems the job needs."""
+
+    def __init__(self, node: str, folders: Iterable[Path], clock: Clock) -> None:
+        self._node, self._clock = node, clock
+        self._folders = tuple(dict.fromkeys(folders))
+        self._since: _Since | None = None
+        self._turn: asyncio.Task[None] | None = None
+
+    def begin(self) -> None:
+        """A cycle begins: what the node has said before is none of its news. Returns at once."""
+        self._take_turn(self._begin())
+
+    def look(self, out: Path, why: str) -> None:
+        """Write down how the node is, and its news, below the folder `out`. Returns at once."""
+        self._take_turn(self._look(out, why))
+
+    def look_for_news(self, out: Path) -> None:
+        """Write down what the node has said since the last look, if anything. Returns at once."""
+        self._take_turn(self._bounded(partial(self._write_news, out), "node news"))
+
+    async def close(self) -> None:
+        """Let the look that is on come to its end, within its bound."""
+        if self._turn is not None:
+            await asyncio.wait([self._turn], timeout=LOOK_S)
+            self._turn.cancel()
+
+    # ---- in turn
+
+    def _take_turn(self, work: Coroutine[Any, Any, None]) -> None:
+        self._turn = asyncio.get_running_loop().create_task(self._in_turn(self._turn, work))
+
+    async def _in_turn(self, earlier: asyncio.Task[None] | None, work: Coroutine[Any, Any, None]) -> None:
+        if earlier is not None:
+            await asyncio.wait([earlier])
+        try:
+            await work
+        except Exception as error:  # evidence is welcome; the job does not depend on it
+            log.warning("the node's state was not written down: %r", error)
+
+    async def _begin(self) -> None:
+        earlier, self._since = self._since, None
+        self._since = await self._bounded(partial(self._now, earlier), "node begin")
+
+    async def _look(self, out: Path, why: str) -> None:
+        await self._bounded(partial(self._write_all, out, why), "node look")
+        if program := await programs.find("nvidia-smi", LOOK_S):
+            said = await programs.run(program, *gpus.QUERY, timeout_s=LOOK_S)
+            lines = [(self._clock.wall(), f"gpu {row}") for row in gpus.rows(said.text)]
+            await self._bounded(partial(self._append, out, lines), "node GPUs")
+
+    async def _bounded(self, work: Callable[[], _T], name: str) -> _T | None:
+        done, _ = await asyncio.wait([future := aside(work, name)], timeout=LOOK_S)
+        if not done:
+            log.warning("the node's state was not to be had within %g s (%s)", LOOK_S, name)
+            return None
+        return future.result()
+
+    # ---- aside, in a thread
+
+    def _now(self, earlier: _Since | None) -> _Since:
+        if earlier is not None and earlier.kernel is not None:
+            earlier.kernel.close()
+        cgroup, kernel, why = memory_cgroup(), None, ""
+        try:
+            kernel = KernelLog()
+        except OSError as error:
+            why = error.strerror or str(error)
+        kills = cgroup.oom_kills() if cgroup is not None else None
+        return _Since(self._clock.wall(), kernel, why, cgroup, kills or 0)
+
+    def _write_news(self, out: Path) -> None:
+        if self._since is not None:
+            self._append(out, list(self._news(self._since)))
+
+    def _write_all(self, out: Path, why: str) -> None:
+        now, since = self._clock.wall(), self._since
+        head = [(now, f"health: {self._node}: {why}")]
+        if since is not None and since.kernel is None:
+            head.append((now, f"health: /dev/kmsg: {since.why}; what the kernel says is not to be seen"))
+        news = list(self._news(since)) if since is not None else []
+        self._append(out, [*head, *news, *((now, line) for line in self._state(since))])
+        for line in resources.disks(self._folders):  # each may block for ever
+            self._append(out, [(now, f"disk: {line}")])
+
+    def _news(self, since: _Since) -> Iterator[_Line]:
+        now = self._clock.wall()
+        if since.kernel is not None:
+            booted_s = now - self._clock.monotonic()
+            for message in since.kernel.news():
+                # The kernel's clock drifts; the message is certainly from this cycle.
+                at_s = min(max(booted_s + message.at_s, since.wall_s), now)
+                yield at_s, f"{'kernel' if message.facility == 0 else 'kmsg'}: {message.text}"
+        kills = since.cgroup.oom_kills() if since.cgroup is not None else None
+        if since.cgroup is not None and kills is not None and kills > since.oom_kills:
+            yield now, f"cgroup: memory.events: oom_kill={kills - since.oom_kills} more in {since.cgroup.folder}"
+            since.oom_kills = kills
+
+    @staticmethod
+    def _state(since: _Since | None) -> Iterator[str]:
+        yield from (f"memory: {line}" for line in resources.memory())
+        if since is not None and since.cgroup is not None:
+            yield from (f"cgroup: {line}" for line in since.cgroup.usage())
+        yield from (f"pressure: {line}" for line in resources.pressure())
+        yield from (f"load: {line}" for line in resources.load())
+
+    def _append(self, out: Path, lines: list[_Line]) -> None:
+        if not lines:
+            return
+        out.mkdir(parents=True, exist_ok=True)
+        text = "".join(f"{_stamp(at_s)} {line}\n" for at_s, line in lines)
+        path = out / f"{self._node}.txt"
+        descriptor = os.open(path, os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC, 0o600)
+        try:
+            write_all(descriptor, text.encode(errors="replace"))
+        finally:
+            os.close(descriptor)
+
+
+def _stamp(at_s: float) -> str:
+    return datetime.fromtimestamp(at_s, UTC).strftime("%Y-%m-%dT%H:%M:%S.%fZ")

@@ -7,7 +7,7 @@ INSTALLED := $(VENV)/.installed
 TESTS := $(VENV)/.installed-dev
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test test-torch ci-slurm ci-simulate ci-mutants slurm-packages browser fmt lint type docs bench clean
+.PHONY: help demo test test-torch ci-slurm ci-simulate ci-mutants corpus slurm-packages browser fmt lint type docs bench clean
 
 help:  ## Say what each target does
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/:[^#]*## /\t/' | expand -t 16
@@ -36,7 +36,10 @@ test-torch: $(TESTS)  ## Run the tests that need torch (CPU is enough)
 ci-simulate: $(INSTALLED)  ## Tell 2,000 seeded histories of faults in virtual time
 	$(BIN)/nvrx-slurm ci simulate --seeds 2000 --jobs 2 $(ARGS)
 
-ci-mutants: $(TESTS) slurm-packages  ## Break the product in ten ways: the flows and the simulation must see it
+corpus: $(TESTS)  ## Judge the analysis by the labelled failures of tests/corpus
+	$(BIN)/python -m ci.corpus $(ARGS)
+
+ci-mutants: $(TESTS) slurm-packages  ## Break the product in twelve ways: the flows and the simulation must see it
 	$(BIN)/python -m ci.mutants $(ARGS)
 
 ci-slurm: $(INSTALLED)  ## Replay the flows of ci/flows, faults included, on the site's Slurm, else on one of its own
@@ -67,6 +70,7 @@ docs: $(INSTALLED)  ## Write the generated pages of docs/ anew
 	$(BIN)/python -m nvrx_slurm.store.docs > docs/store.md
 	$(BIN)/python -m nvrx_slurm.report.docs > docs/journal.md
 	$(BIN)/python -m nvrx_slurm.flow.language.docs > docs/flows.md
+	$(BIN)/python -m nvrx_slurm.attribution.docs > docs/rules.md
 
 bench: $(TESTS)  ## Measure, each time beside a peer in the same run
 	$(BIN)/python -m bench $(ARGS)

@@ -11,6 +11,7 @@ load nothing of Slurm, pydantic or redis.
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
+    from nvrx_slurm.api.analysis import analyze
     from nvrx_slurm.api.handle import Job, job
     from nvrx_slurm.api.submission import submit
     from nvrx_slurm.cluster.states import JobState
@@ -18,13 +19,14 @@ if TYPE_CHECKING:
     from nvrx_slurm.config.model import JobSpec
     from nvrx_slurm.errors import NvrxError
 
-__all__ = ["Job", "JobSpec", "JobState", "NvrxError", "job", "load_job", "submit"]
+__all__ = ["Job", "JobSpec", "JobState", "NvrxError", "analyze", "job", "load_job", "submit"]
 
 _HOMES = {
     "Job": "nvrx_slurm.api.handle",
     "JobSpec": "nvrx_slurm.config.model",
     "JobState": "nvrx_slurm.cluster.states",
     "NvrxError": "nvrx_slurm.errors",
+    "analyze": "nvrx_slurm.api.analysis",
     "job": "nvrx_slurm.api.handle",
     "load_job": "nvrx_slurm.config.load",
     "submit": "nvrx_slurm.api.submission",

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 import click
 
 from nvrx_slurm.cli.options import folder_option
+from nvrx_slurm.errors import EXIT_UNREACHABLE
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -22,7 +23,7 @@ def attribution() -> None:
     """Failure attribution: what its verdicts were worth, and notices that are still to be sent."""
 
 
-@attribution.command()
+@attribution.command(short_help="Would it have been right to stop?")
 @click.argument("job_ids", metavar="[JOB]…", nargs=-1)
 @click.option("--json", "as_json", is_flag=True, help="One object: each would-be STOP and the sums.")
 @folder_option
@@ -49,6 +50,33 @@ def report(job_ids: tuple[str, ...], as_json: bool, folder: Path) -> None:
         screen.show_facts(rows, table)
     else:
         click.echo("\n\n".join([plain.pairs(rows), *([plain.table(table)] if table.rows else [])]))
+
+
+@attribution.command(short_help="Send the notices that are left.")
+@click.argument("job_ids", metavar="[JOB]…", nargs=-1)
+@folder_option
+def flush(job_ids: tuple[str, ...], folder: Path) -> int:
+    """Send what jobs could not tell Slack or the index while those were down. Without JOB: of all jobs of the folder.
+
+    Exits with 69 if something is still left.
+    """
+    import asyncio
+
+    from nvrx_slurm.attribution.postprocessing.afterwards import flush as flush_job
+    from nvrx_slurm.report.jobs import find_job, known_jobs, read_plan
+
+    jobs = [find_job(folder, job_id) for job_id in job_ids] if job_ids else known_jobs(folder)
+    is_left = False
+    for job in jobs:
+        plan = read_plan(job)
+        if plan is None or not (job.path / "spool").is_dir():
+            continue
+        for told in asyncio.run(flush_job(plan.fault_tolerance.attribution, job.path)):
+            why = f": {told.problem}" if told.problem else ""
+            if told.sent or told.left:
+                click.echo(f"{job.job_id}  {told.receiver}: {told.sent} sent, {told.left} left{why}")
+            is_left = is_left or told.left > 0
+    return EXIT_UNREACHABLE if is_left else 0
 
 
 def _failures(job: JobFolder) -> Iterator[tuple[str, Failures, float | None]]:

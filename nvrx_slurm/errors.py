@@ -9,6 +9,7 @@
     │   ├── SlurmUnreachable
     │   └── StoreUnreachable
     ├── SourceError               1   a source of attribution gave no verdict; says why
+    ├── DeliveryError             1   a receiver has not taken what it was told of a failure; says why
     ├── FaultFailed               1   a fault of a flow did not happen; says what stood in its way
     ├── SimulationStuck           1   a simulated history cannot go on, or passed a bound
     ├── FencedError              75   a newer controller has taken over; this one may write no more
@@ -82,6 +83,10 @@ class StoreUnreachable(UnreachableError):
 
 class SourceError(NvrxError):
     """A source of attribution gave no verdict; the message says why."""
+
+
+class DeliveryError(NvrxError):
+    """A receiver (Slack, an index, a ledger) has not taken what it was told of a failure; the message says why."""
 
 
 class FaultFailed(NvrxError):

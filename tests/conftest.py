@@ -21,9 +21,10 @@ asyncio.set_event_loop(None)
 
 @pytest.fixture(scope="session", autouse=True)
 def own_cache(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
-    """What tests submit is not kept in the user's own cache."""
+    """What tests submit is not kept in the user's own cache, nor their nodes in the user's own ledger."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("XDG_CACHE_HOME", str(tmp_path_factory.mktemp("cache")))
+        patch.setenv("XDG_STATE_HOME", str(tmp_path_factory.mktemp("state")))
         yield
 
 

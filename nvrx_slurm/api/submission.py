@@ -10,7 +10,7 @@ from nvrx_slurm.cluster.base import DEFAULT_FOLDER, Cluster
 from nvrx_slurm.cluster.kill_wait import KillWaitQuestion
 from nvrx_slurm.cluster.slurm import SlurmCluster, folder_name
 from nvrx_slurm.config.budgets import grace_within
-from nvrx_slurm.errors import ConfigError, StoreUnreachable
+from nvrx_slurm.errors import ConfigError, StoreUnreachable, UsageError
 from nvrx_slurm.files import JobFiles
 from nvrx_slurm.log import get_logger
 
@@ -32,8 +32,10 @@ def submit(
     spares: int | None = None,
     folder: Path | str = DEFAULT_FOLDER,
     cluster: ClusterName = "slurm",
+    exclude_suspects: bool = False,
 ) -> Job:
-    """Submit a job: to Slurm, or to this machine. `spares` takes the place of the spec's own number.
+    """Submit a job: to Slurm, or to this machine. `spares` takes the place of the spec's own number;
+    `exclude_suspects` adds the nodes that `nvrx-slurm nodes` lists to `slurm.exclude`.
 
     Relative paths in the spec count from the current folder. Raises ConfigError, SubmissionRefused,
     MissingProgramError, UsageError (the folder cannot be written), SlurmUnreachable, StoreUnreachable; then nothing
@@ -44,8 +46,19 @@ def submit(
 
     if spares is not None:
         spec = _with_spares(spec, spares)
-    prepared = prepare(spec, plan(spec, folder=Path(folder)), cluster=cluster)
+    its_plan = plan(spec, folder=Path(folder))
+    if exclude_suspects:
+        spec = _avoiding(spec, its_plan, cluster)
+    prepared = prepare(spec, its_plan, cluster=cluster)
     return Job(hand_over(prepared, cluster=cluster), folder=prepared.folder, cluster=cluster)
+
+
+def _avoiding(spec: JobSpec, its_plan: Plan, cluster: ClusterName) -> JobSpec:
+    from nvrx_slurm.api.suspicion import avoiding
+
+    if cluster == "local":
+        raise UsageError("exclude_suspects chooses among Slurm's nodes, and a local job runs on none of them")
+    return avoiding(spec, its_plan.fault_tolerance.attribution.ledger, log.warning)
 
 
 def hand_over(prepared: PreparedJob, *, cluster: ClusterName) -> str:

@@ -129,7 +129,7 @@ class Questions:
         if not known.settled and self._is_settled(case):
             known.settled = True
             self._desk.settled(self._key(case))
-        if known.judged is None or known.decided is None:
+        if known.judged is None:
             return
         known.told = True
         judged, ours = known.judged, self._job.plan.fault_tolerance.attribution
@@ -139,7 +139,7 @@ class Questions:
                 verdict=judged.verdict,
                 acted=judged.acted,
                 why=judged.why,
-                action=known.decided.action,
+                action="stop" if known.decided is None else known.decided.action,
                 nodes_blamed=judged.blamed,
                 dry_run=ours.dry_run,
             )

@@ -23,6 +23,9 @@ from nvrx_slurm.verdicts import Aggregation, Attribution, Scope, Verdict
 BLAME_CONFIDENCE = 0.5
 """A node is passed over from this confidence on."""
 
+KEPT = 8
+"""So many of a replica's last cycles may still be spoken of. Jobs last for weeks, and may fail thousands of times."""
+
 RESTARTS = ("restart_replica", "restart_job")
 """The policies with which there is something to decide."""
 
@@ -55,6 +58,7 @@ def open_case(job: Job, replica: Replica, failure: Failure, now: float) -> tuple
         waits=waits,
         holds=_restarted(job, replica) if waits or (restarts and progress.is_judged(job)) else frozenset(),
     )
+    _forget_old(job, replica)
     job.cases[case.replica, case.cycle] = case
     if not case.sources:
         return case, []
@@ -70,6 +74,14 @@ def open_case(job: Job, replica: Replica, failure: Failure, now: float) -> tuple
     return case, [asked]
 
 
+def _forget_old(job: Job, replica: Replica) -> None:
+    """An answer about a cycle so long ago is no news any more."""
+    for key, case in list(job.cases.items()):
+        over = case.decided and (case.judged or not case.sources)
+        if case.replica == replica.id and case.cycle <= replica.cycle - KEPT and over:
+            del job.cases[key]
+
+
 def _restarted(job: Job, replica: Replica) -> frozenset[str]:
     """The replicas whose next round opens with this failure."""
     if replica.role.on_failure == "restart_replica":
@@ -80,6 +92,17 @@ def _restarted(job: Job, replica: Replica) -> frozenset[str]:
 def holding(job: Job, replica: Replica) -> list[Case]:
     """The cases that the replica's open round cannot close before."""
     return [case for case in job.cases.values() if not case.decided and replica.id in case.holds]
+
+
+def is_open(job: Job, replica: Replica) -> bool:
+    """Whether the replica's open round follows a failure that is not decided yet."""
+    case = job.cases.get((replica.id, replica.cycle - 1))
+    return case is not None and not case.decided
+
+
+def waits_for_steps(job: Job, case: Case) -> bool:
+    """Whether nodes of the replica that failed have yet to tell how far they had come."""
+    return progress.is_judged(job) and bool(job.replicas[case.replica].awaited)
 
 
 # ----------------------------------------------------------------------------------------- answering
@@ -154,6 +177,12 @@ def judge_what_can(job: Job, now: float) -> list[Decision]:
     return decisions
 
 
+def judge_rest(job: Job, now: float) -> list[Decision]:
+    """The job ends: what has not been answered by now is not waited for, and the failures are told of all the same."""
+    left = [case for case in job.cases.values() if case.sources and not case.judged]
+    return [decision for case in left for decision in _judge(job, case, now)]
+
+
 def due_at(job: Job) -> float | None:
     """When the answers that nobody waits for have had their time; None: there are none."""
     return min(
@@ -204,7 +233,7 @@ def _judge(job: Job, case: Case, now: float) -> list[Decision]:
     job.blamed.update(blamed)
     stop = reading.verdict is Verdict.STOP
     acted = stop and case.waits and job.shutdown is None
-    ignored = "" if acted or not stop else "the job ends already; " if job.shutdown is not None else "dry run; "
+    ignored = "" if acted or not stop else _why_not(job)
     judged = AttributionJudged(
         replica=case.replica,
         cycle=case.cycle,
@@ -217,6 +246,12 @@ def _judge(job: Job, case: Case, now: float) -> list[Decision]:
         waited_s=0.0 if case.held_at is None else now - case.held_at,
     )
     return [judged]
+
+
+def _why_not(job: Job) -> str:
+    if job.shutdown is not None:
+        return "the job ends already; "
+    return "dry run; " if job.plan.fault_tolerance.attribution.dry_run else "nothing is restarted; "
 
 
 def _spent(job: Job, replica: Replica, failure: Failure, now: float) -> str | None:

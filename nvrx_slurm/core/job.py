@@ -74,7 +74,9 @@ def step(job: Job, fact: Fact, now: float) -> list[Decision] | None:
     Returns the decisions that follow, in the order in which they hold. None: the fact is stale (an older generation,
     cycle or agent, heard before, or of a job that has ended) and must leave no trace.
     """
-    if job.ended and not isinstance(fact, JobStarted | ControllerStarted):
+    if isinstance(fact, ControllerStarted):  # what was said while nobody led comes before what is overdue
+        return []
+    if job.ended and not isinstance(fact, JobStarted):
         return None
     decisions = _HANDLERS[type(fact)](job, fact, now)
     if decisions is None:
@@ -117,6 +119,7 @@ def _settle(job: Job, decisions: list[Decision], now: float) -> list[Decision]:
             job.shutdown_deadline = now + _teardown_s(job.plan.fault_tolerance, job.shutdown) + ACKNOWLEDGE_S
     if job.shutdown is not None and not job.ended and _all_left(job, now):
         job.ended = True
+        more += cases.judge_rest(job, now)
         present = tuple(sorted(node.name for node in job.nodes.values() if node.alive))
         more.append(JobEnded(exit_code=job.shutdown.exit_code, reason=job.shutdown.reason, missing=present))
     return more
@@ -351,7 +354,6 @@ def _recorded(job: Job, fact: Fact, now: float) -> list[Decision] | None:
 
 _HANDLERS: dict[type[Fact], Callable[[Job, Any, float], list[Decision] | None]] = {
     JobStarted: _job_started,
-    ControllerStarted: _recorded,
     NodeJoined: _node_joined,
     NodeReady: _node_ready,
     WorkersStarted: _workers_started,

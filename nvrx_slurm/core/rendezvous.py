@@ -11,9 +11,11 @@ A round prefers the nodes of the cycle before (in cycle 0: the first nodes of th
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 from nvrx_slurm.core import cases, membership, progress
 from nvrx_slurm.core.assignment import passed_over, seat
-from nvrx_slurm.core.state import Job, Node, NodeState, Phase, Replica, Stamps
+from nvrx_slurm.core.state import Case, Job, Node, NodeState, Phase, Replica, Stamps
 from nvrx_slurm.errors import EXIT_RETRY
 from nvrx_slurm.records import Decision, Fence, RoundClosed, RoundOpened, Shutdown
 
@@ -59,7 +61,8 @@ def forget(job: Job, node: Node, now: float) -> None:
 def close_what_can(job: Job, now: float) -> list[Decision]:
     """Close every open round that may close at `now`, or stop the job if one never can."""
     decisions: list[Decision] = []
-    for replica in job.replicas.values():
+    # Whose failure it is comes first: what others wait for is decided by then.
+    for replica in sorted(job.replicas.values(), key=lambda each: not cases.is_open(job, each)):
         if replica.phase is Phase.ROUND and replica.cycle >= 0:
             decisions += _close_if_due(job, replica, now)
             if decisions and isinstance(decisions[-1], Shutdown):
@@ -72,9 +75,14 @@ def deadline(job: Job, replica: Replica) -> float:
     if replica.unsafe:
         return max(replica.unsafe.values())
     if replica.held:
-        return min(case.due_at for case in cases.holding(job, replica))
+        return min(_decided_by(job, replica, case) for case in cases.holding(job, replica))
     latest = replica.opened_at + job.plan.fault_tolerance.join_timeout_s
     return latest if replica.last_call_at is None else min(latest, replica.last_call_at)
+
+
+def _decided_by(job: Job, replica: Replica, case: Case) -> float:
+    owner = job.replicas[case.replica]
+    return deadline(job, owner) if owner is not replica and cases.waits_for_steps(job, case) else case.due_at
 
 
 def _no_longer_awaited(replica: Replica, node: Node, now: float) -> None:
@@ -117,6 +125,11 @@ def _close_smaller_or_stop(job: Job, replica: Replica, now: float) -> list[Decis
     have, role = len(replica.ready) + len(job.standby), replica.role
     if role.min_nodes is not None and have >= role.min_nodes:
         return _fence_late(job, replica, now) or _close_once_decided(job, replica, now)
+    return _close_once_decided(job, replica, now, _stop)
+
+
+def _stop(job: Job, replica: Replica, now: float) -> list[Decision]:
+    have, role = len(replica.ready) + len(job.standby), replica.role
     missing = sorted(replica.awaited or job.expected)
     reason = f"{replica.id} needs {role.min_nodes or role.nodes_per_replica} nodes and has {have}, no spare is left"
     if missing:
@@ -124,18 +137,22 @@ def _close_smaller_or_stop(job: Job, replica: Replica, now: float) -> list[Decis
     return [Shutdown(exit_code=EXIT_RETRY, reason=reason)]
 
 
-def _close_once_decided(job: Job, replica: Replica, now: float) -> list[Decision]:
-    """The decide step: is there to be another cycle at all? Where evidence is still awaited the round waits."""
+def _close_once_decided(
+    job: Job, replica: Replica, now: float, then: Callable[[Job, Replica, float], list[Decision]] | None = None
+) -> list[Decision]:
+    """The decide step: is there to be another cycle at all? Where evidence is still awaited the round waits. Nor is
+    it given up before: a job that cannot be helped must not come back for more nodes. `then`: not to close it."""
     decisions: list[Decision] = []
     for case in cases.holding(job, replica):
-        if not cases.is_settled(job, case, now):
+        unknown = case.replica != replica.id and cases.waits_for_steps(job, case)
+        if unknown or not cases.is_settled(job, case, now):
             replica.held = True
             case.held_at = now if case.held_at is None else case.held_at
             return decisions
         decisions += cases.decide(job, case, now)
         if isinstance(decisions[-1], Shutdown):
             return decisions
-    return decisions + _close(job, replica, now)
+    return decisions + (then or _close)(job, replica, now)
 
 
 def _close(job: Job, replica: Replica, now: float) -> list[Decision]:

@@ -72,6 +72,8 @@ def end_exit_skew(job: Job, now: float) -> list[Decision]:
         cause = f"{', '.join(late)} hung: {finished} with exit code 0, and this still runs"
         failure = Failure(kind="worker", cause=cause, node=late[0], noticed=now, hung=True)
         decisions += act(job, replica, failure, now)
+        if isinstance(decisions[-1], Shutdown):
+            break
     return decisions
 
 

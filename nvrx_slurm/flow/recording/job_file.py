@@ -33,6 +33,7 @@ _KEYS = {
     "exit_skew_s": "exit_skew",
     "least_s": "",  # no key of job.yaml
     "max_restarts_per_s": "",  # part of max_restarts
+    "ledger": "",  # where nodes are remembered is no part of what the job does
     "max_cycles": "max_no_progress_cycles",
     "min_steps": "min_progress_steps",
 }

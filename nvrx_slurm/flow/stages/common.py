@@ -35,6 +35,9 @@ log = get_logger("ci")
 SERVICE_KEY = "fault_tolerance.attribution.http_urls"
 """Where a scripted attribution service stands in job.yaml."""
 
+LEDGER_KEY = "fault_tolerance.attribution.ledger"
+"""An attempt has a ledger of its own: what it does to nodes is no evidence against them."""
+
 Diagnoses = dict[str, Callable[[], object]]
 
 
@@ -48,6 +51,7 @@ class CommonStage:
         self.hold, self.clock = hold, clock
         self.job: Job | None = None
         self.jobs = folder.absolute() / "jobs"
+        self._ledger = folder.absolute() / "suspects.json"
         self.strikes: dict[str, Strike] = {}
         self.killed: set[str] = set()
         self._disk: SmallDisk | None = None
@@ -77,7 +81,8 @@ class CommonStage:
     def _planned(self, flow: Flow, settings: Mapping[str, Any]) -> tuple[JobSpec, Plan]:
         """The plan names the base folder as it is given: the way to a small disk must not be resolved."""
         service = {} if self._service is None else {SERVICE_KEY: [self._service.url]}
-        spec = load(flow.job, {**dict(flow.overrides), **service, **settings}).spec
+        own = {LEDGER_KEY: str(self._ledger), **service}
+        spec = load(flow.job, {**own, **dict(flow.overrides), **settings}).spec
         made = plan(spec, folder=self.jobs, job_file=flow.job)
         return spec, msgspec.structs.replace(made, folder=str(self.jobs))
 

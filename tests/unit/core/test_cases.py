@@ -13,10 +13,12 @@ from nvrx_slurm.records import (
     Attributed,
     AttributionAsked,
     AttributionJudged,
+    JobEnded,
     NodeReady,
     Plan,
     Progress,
     ProgressPlan,
+    ReplicaEnded,
     RestartDecided,
     RolePlan,
     RoundClosed,
@@ -198,6 +200,15 @@ def test_dry_run_judges_without_an_answer_once_its_time_is_up() -> None:
     assert next_deadline(fleet.job) is None
 
 
+def test_a_job_that_ends_first_is_judged_by_what_is_there() -> None:
+    """The failure is told of, with or without an answer, right before the end."""
+    fleet = fleet_of(AttributionPlan(enable_lib=True, dry_run=True), max_restarts=0)
+    fleet.fail("n1")
+    fleet.leave("n1", "n2", "n3")
+    assert [type(entry.record) for entry in fleet.journal[-2:]] == [AttributionJudged, JobEnded]
+    assert fleet.said(AttributionJudged)[0].verdict is TIMEOUT
+
+
 def test_without_sources_nothing_is_asked() -> None:
     """The path costs no record and no wait."""
     fleet = fleet_of(AttributionPlan(dry_run=False))
@@ -243,6 +254,58 @@ def test_restart_job_holds_every_round_that_it_opens() -> None:
     answer = Attribution(source="lib", verdict=RESTART)
     closed = fleet.tell(Attributed(replica="policy-0", cycle=0, rank=0, attribution=answer))
     assert kinds(closed) == [AttributionJudged, RestartDecided, RoundClosed, RoundClosed]
+
+
+@pytest.mark.parametrize("attribution", [AttributionPlan(), acting()])
+def test_a_job_that_may_not_restart_does_not_come_back_for_more_nodes(attribution: AttributionPlan) -> None:
+    """Too few nodes are left for the round: first it is decided whether there is to be one, and that is counted."""
+    for allowed, code in ((1, 75), (0, 1)):
+        losses = Allowance(count=allowed)
+        plan = plain(spares=0, attribution=attribution, progress=ProgressPlan(max_cycles=9), max_node_losses=losses)
+        fleet = Fleet(plan)
+        fleet.join("n1", "n2")
+        fleet.lose("n1")
+        fleet.ready("n2")
+        assert next_deadline(fleet.job) is not None
+        fleet.later(10.0)
+        assert [each.exit_code for each in fleet.said(Shutdown)] == [code]
+        assert [each.cycle for each in fleet.said(RestartDecided)] == [0]
+        assert len(fleet.job.nodes_lost_at) == allowed
+
+
+def test_a_stop_wins_over_too_few_nodes() -> None:
+    """With 75 Slurm would start the job again, to fail again."""
+    fleet = fleet_of(acting())
+    fleet.fail("n1")
+    fleet.lose("n1")
+    fleet.lose("n3")
+    assert fleet.ready("n2") == []
+    says(fleet, STOP)
+    assert [each.exit_code for each in fleet.said(Shutdown)] == [93]
+
+
+def test_old_cases_are_forgotten() -> None:
+    """A job may fail thousands of times; an answer that comes a few cycles later is still known for what it is."""
+    fleet = fleet_of(acting(), max_restarts=99)
+    for cycle in range(3 * cases.KEPT):
+        fleet.fail("n1")
+        says(fleet, RESTART, cycle=cycle)
+        fleet.ready("n1", "n2")
+    assert len(fleet.job.cases) == cases.KEPT
+    assert says(fleet, STOP, cycle=0) is None
+
+
+@pytest.mark.parametrize(
+    ("attribution", "why"), [(acting(), "nothing is restarted; "), (AttributionPlan(enable_lib=True), "dry run; ")]
+)
+def test_what_is_not_acted_on_says_why(attribution: AttributionPlan, why: str) -> None:
+    """A role whose failures are ignored is no dry run."""
+    ignored = RolePlan(name="main", command=("x",), on_failure="ignore")
+    fleet = Fleet(plan_of(ignored, RolePlan(name="other", command=("x",)), attribution=attribution))
+    fleet.join(*fleet.names)
+    fleet.fail("n1")
+    says(fleet, STOP)
+    assert fleet.said(AttributionJudged)[0].why.startswith(why)
 
 
 # --------------------------------------------------------------------------------------- blamed nodes
@@ -338,6 +401,24 @@ def test_steps_that_nodes_find_in_files_count() -> None:
     assert [each.no_progress for each in fleet.said(RestartDecided)] == [0, 0]
 
 
+def test_progress_is_judged_once_the_failed_replica_has_told_its_steps() -> None:
+    """With restart_job another replica may be ready first; what the failed one's nodes find in files counts all the
+    same."""
+    policy = RolePlan(name="policy", command=("x",), on_failure="restart_job")
+    rollouts = RolePlan(name="arollout", command=("x",))
+    for roles, ours in (((policy, rollouts), "n1"), ((rollouts, policy), "n2")):
+        fleet = Fleet(plan_of(*roles, max_restarts=9, progress=ProgressPlan(max_cycles=2)))
+        fleet.join(*fleet.names)
+        other = {"n1": "n2", "n2": "n1"}[ours]
+        for cycle in range(1, 4):
+            fleet.fail(ours, replica="policy-0")
+            assert fleet.ready(other, replica="arollout-0") == []
+            assert next_deadline(fleet.job) == fleet.now + fleet.plan.fault_tolerance.join_timeout_s
+            ready = NodeReady(**fleet.by(ours), replica="policy-0", cycle=cycle, port=1, step=100 * cycle)
+            assert kinds(fleet.tell(ready)) == [RestartDecided, RoundClosed, RoundClosed]
+        assert [each.no_progress for each in fleet.said(RestartDecided)] == [0, 0, 0]
+
+
 # --------------------------------------------------------------------------------------------- budget
 
 
@@ -396,3 +477,34 @@ def test_budgets_live_across_generations() -> None:
     assert fleet.said(Shutdown)[-1].exit_code == 1
     fleet.requeue()
     assert fleet.said(Shutdown)[-1].reason == "preempted or requeued too often (2 of 1)"
+
+
+# ------------------------------------------------------------------------------- one end, one leader
+
+
+def test_the_first_failure_that_ends_the_job_is_the_last_that_is_decided() -> None:
+    """Two replicas are held for hung in the same moment, and there is no budget: one shutdown."""
+    role = RolePlan(name="main", command=("x",), nodes_per_replica=2, replicas=2)
+    fleet = Fleet(plan_of(role, max_restarts=0, hang=HangBounds(exit_skew_s=5.0)))
+    fleet.join(*fleet.names)
+    fleet.done("n1", replica="main-0")
+    fleet.done("n3", replica="main-1")
+    assert kinds(fleet.later(5.0)) == [RestartDecided, Shutdown]
+
+
+def test_a_new_leader_listens_before_it_judges_what_is_overdue() -> None:
+    """What was said while nobody led waits in the inbox: a node that has finished by then is not hung."""
+    fleet = fleet_of(AttributionPlan(), hang=HangBounds(exit_skew_s=5.0))
+    fleet.done("n1")
+    fleet.now += 6.0
+    assert fleet.tell(ControllerStarted(epoch=2, host="head", pid=1)) == []
+    assert kinds(fleet.done("n2"))[0] is ReplicaEnded
+
+
+def test_nothing_of_an_older_generation_is_decided() -> None:
+    """A round that was open when the job was preempted is long overdue when it comes back."""
+    fleet = fleet_of(acting(), join_timeout_s=60.0)
+    fleet.fail("n1")
+    fleet.now += 3600.0
+    assert fleet.tell(ControllerStarted(epoch=2, host="head", pid=1)) == []
+    assert kinds(fleet.requeue()) == [RoundOpened]

@@ -43,6 +43,7 @@ PLANS: tuple[Plan, ...] = (
         RolePlan(name="rollout", command=("x",), replicas=2),
         spares=1,
         attribution=msgspec.structs.replace(SOURCES, aggregation="all"),
+        progress=ProgressPlan(max_cycles=3),
     ),
     plan_of(
         RolePlan(name="policy", command=("x",), nodes_per_replica=2, on_failure="restart_job"),
@@ -242,6 +243,12 @@ class History(RuleBasedStateMachine):
         job = self.fleet.job
         waiting = [each for each in job.replicas.values() if each.phase is Phase.ROUND]
         assert not waiting or job.ended or next_deadline(job) is not None
+
+    @invariant()
+    def what_is_due_is_done(self):
+        """A deadline that has passed and stays would have the controller tick for ever."""
+        deadline = next_deadline(self.fleet.job)
+        assert deadline is None or deadline > self.fleet.now
 
     @invariant()
     def every_cycle_number_is_opened_once_and_closed_at_most_once(self):

@@ -1,0 +1,98 @@
+"""Suspect nodes, for whoever submits a job or looks after a cluster."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from string import digits
+from typing import TYPE_CHECKING, Any
+
+from nvrx_slurm.cluster.naming import named_cluster
+from nvrx_slurm.config import env
+from nvrx_slurm.config.site import site_files
+from nvrx_slurm.errors import ConfigError, SlurmUnreachable
+from nvrx_slurm.suspects import Ledger, Suspect, open_ledger
+
+if TYPE_CHECKING:
+    from nvrx_slurm.config.model import JobSpec
+
+_KEYS = ("fault_tolerance", "attribution", "ledger")
+_VARIABLE = env.PREFIX + "__".join(_KEYS).upper()
+
+
+def ledger_for(where: str | None, cluster: str | None = None) -> Ledger:
+    """The ledger at `where` (None: the user's own), of `cluster` (None: the one that Slurm's commands here speak to).
+
+    Raises UsageError, and SlurmUnreachable where nobody says which cluster this is.
+    """
+    name = cluster or named_cluster()
+    if name is None:
+        raise SlurmUnreachable("no Slurm here says which cluster this is: name it with --cluster")
+    return open_ledger(where, cluster=name)
+
+
+def configured_ledger() -> str | None:
+    """Where the environment or a site file has the ledger, for whoever has no job.yaml. Raises ConfigError."""
+    if where := env.get(_VARIABLE):
+        return where
+    from nvrx_slurm.config.yamlfile import read_yaml
+
+    files = (path for path in site_files() if path.is_file())
+    return next((found for path in files if (found := _found(read_yaml(path).data, path))), None)
+
+
+def _found(data: Any, path: Path) -> str | None:
+    where = functools.reduce(lambda level, key: level.get(key) if isinstance(level, dict) else None, _KEYS, data)
+    if where is not None and not isinstance(where, str):
+        raise ConfigError("must be a file or a redis:// URL", file=str(path), key=".".join(_KEYS))
+    return where
+
+
+def suspects_of(spec: JobSpec, where: str | None) -> list[Suspect]:
+    """The suspect nodes of the cluster that the job goes to. `where`: its plan's ledger. Raises what `ledger_for`
+    does, and StoreUnreachable."""
+    elsewhere = spec.slurm.extra.get("clusters")
+    return ledger_for(where, elsewhere if isinstance(elsewhere, str) and "," not in elsewhere else None).suspects()
+
+
+def avoiding(spec: JobSpec, where: str | None, say: Callable[[str], None]) -> JobSpec:
+    """The same job without the nodes that are suspect now, each of which is told. Raises what `suspects_of` does."""
+    suspects = suspects_of(spec, where)
+    for suspect in suspects:
+        worst = suspect.blames[0]
+        why = ": ".join(part for part in (worst.fault or worst.kind, worst.evidence) if part)
+        say(f"excluding suspect node {suspect.node} ({why})")
+    if not suspects:
+        say("no node is suspect: none is excluded")
+    return without(spec, suspects)
+
+
+def without(spec: JobSpec, suspects: Sequence[Suspect]) -> JobSpec:
+    """The same job on other nodes: `slurm.exclude` holds these too. Raises ConfigError."""
+    if not suspects:
+        return spec
+    from nvrx_slurm.report.words import names
+
+    excluded = ",".join([*_excluded(spec), names(sorted((suspect.node for suspect in suspects), key=_in_order))])
+    return spec.model_copy(update={"slurm": spec.slurm.model_copy(update={"exclude": excluded})})
+
+
+def _in_order(node: str) -> tuple[str, int]:
+    """n9 before n10: neighbours fold into one range."""
+    prefix = node.rstrip(digits)
+    return prefix, int(node.removeprefix(prefix) or 0)
+
+
+def _excluded(spec: JobSpec) -> list[str]:
+    """What the job leaves out already. sbatch takes a value with a slash in it for a file that lists nodes."""
+    listed = spec.slurm.exclude
+    if listed is None or "/" not in listed:
+        return [listed] if listed else []
+    try:
+        return Path(listed).read_text().replace(",", "\n").split()
+    except (OSError, UnicodeDecodeError) as error:
+        raise ConfigError(
+            f"the file {listed} cannot be read ({error}), and so suspect nodes cannot be added to it",
+            key="slurm.exclude",
+        ) from None

@@ -1,0 +1,118 @@
+"""`nvrx-slurm nodes`: nodes that evidence speaks against."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import click
+
+from nvrx_slurm.errors import UsageError
+
+if TYPE_CHECKING:
+    from nvrx_slurm.suspects import Ledger, Suspect
+
+_NODE = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,252}")
+
+
+@dataclass(frozen=True, slots=True)
+class LedgerChoice:
+    """What the user named; opened when a command needs it, not when it tells about itself."""
+
+    where: str | None
+    cluster: str | None
+
+    def open(self) -> Ledger:
+        from nvrx_slurm.api.suspicion import configured_ledger, ledger_for
+
+        return ledger_for(self.where or configured_ledger(), self.cluster)
+
+
+@click.group(invoke_without_command=True, context_settings={"help_option_names": ["-h", "--help"]})
+@click.option("--json", "as_json", is_flag=True, help="One object, with all that speaks against each node.")
+@click.option("--ledger", "where", metavar="FILE|URL", help="Another ledger than the configured one.")
+@click.option("--cluster", metavar="NAME", help="Another cluster than the one that Slurm's commands speak to.")
+@click.pass_context
+def nodes(context: click.Context, as_json: bool, where: str | None, cluster: str | None) -> None:
+    """Nodes that are suspect: what speaks against each, since when, and in which jobs.
+
+    Evidence loses half of its weight each day. Jobs give suspect nodes no ranks while they have others, and
+    `nvrx-slurm submit --exclude-suspects` does not ask for them.
+    """
+    context.obj = choice = LedgerChoice(where, cluster)
+    if context.invoked_subcommand is None:
+        _show(choice.open(), as_json)
+
+
+@nodes.command()
+@click.argument("names", metavar="NODE…", nargs=-1, required=True)
+@click.option("--why", required=True, help="What is wrong with it, for whoever wonders later.")
+@click.pass_obj
+def suspect(choice: LedgerChoice, names: tuple[str, ...], why: str) -> None:
+    """Have nodes count as suspect for about three days."""
+    from nvrx_slurm.clock import SystemClock
+    from nvrx_slurm.suspects import Blame, Kind
+
+    for name in names:
+        if not _NODE.fullmatch(name):
+            raise UsageError(f"{name!r} is no node's name: name them one by one, such as n1 n2")
+    ledger, now, text = choice.open(), SystemClock().wall(), " ".join(why.split())
+    ledger.blame(
+        Blame(cluster=ledger.cluster, node=name, kind=Kind.SAID, failure="said", at=now, evidence=text)
+        for name in names
+    )
+    click.echo(f"{', '.join(names)}: suspect in cluster {ledger.cluster}")
+
+
+@nodes.command()
+@click.argument("name", metavar="[NODE]", required=False)
+@click.option("--all", "everything", is_flag=True, help="Every node of the cluster.")
+@click.pass_obj
+def clear(choice: LedgerChoice, name: str | None, everything: bool) -> None:
+    """Forget what speaks against a node, or against all."""
+    if (name is None) != everything:
+        raise UsageError("name one node, or say --all")
+    cleared = choice.open().clear(name)
+    click.echo(f"{', '.join(cleared)}: cleared" if cleared else "nothing spoke against it", err=not cleared)
+
+
+def _show(ledger: Ledger, as_json: bool) -> None:
+    import msgspec
+
+    from nvrx_slurm.clock import SystemClock
+
+    found = ledger.suspects()
+    if as_json:
+        whole = {"cluster": ledger.cluster, "ledger": ledger.where, "suspects": found}
+        click.echo(msgspec.json.format(msgspec.json.encode(whole), indent=2))
+    elif not found:
+        click.echo(f"no node of cluster {ledger.cluster} is suspect ({ledger.where})", err=True)
+    else:
+        click.echo(_table(found, SystemClock().wall()))
+
+
+def _table(found: Sequence[Suspect], now: float) -> str:
+    from nvrx_slurm.report.plain import table
+    from nvrx_slurm.report.tables import Row, Table
+
+    columns = ("NODE", "SCORE", "CLEAR IN", "LAST", "JOBS", "WHY")
+    rows = tuple(Row(_cells(suspect, now)) for suspect in found)
+    return table(Table("suspect nodes", columns, rows, frozenset({"SCORE"})))
+
+
+def _cells(suspect: Suspect, now: float) -> tuple[str, ...]:
+    from nvrx_slurm.report.words import seconds
+
+    worst = suspect.blames[0]
+    said = [worst.fault or worst.kind, worst.evidence]
+    more = f" (+{len(suspect.blames) - 1})" if len(suspect.blames) > 1 else ""
+    return (
+        suspect.node,
+        f"{suspect.score:.2f}",
+        seconds(suspect.until - now),
+        f"{seconds(now - max(blame.at for blame in suspect.blames))} ago",
+        ",".join(suspect.jobs) or "-",
+        ": ".join(part for part in said if part) + more,
+    )

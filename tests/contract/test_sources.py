@@ -1,0 +1,412 @@
+"""Every source of attribution, on a real server of its kind: whatever that does, the answer is bounded and honest."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import signal
+import sys
+import time
+from collections.abc import AsyncIterator
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+
+from nvrx_slurm.agent.supervisor import descendants
+from nvrx_slurm.attribution.sources import Source, sources_of
+from nvrx_slurm.attribution.sources.lib import DIED
+from nvrx_slurm.clock import SystemClock
+from nvrx_slurm.files import write_private
+from nvrx_slurm.processes import is_alive
+from nvrx_slurm.testing.attribution_server import AttributionServer, behaviour
+from nvrx_slurm.verdicts import Attribution, AttributionPlan, FailureKey, Inquiry, Verdict
+from tests.contract.failing_log import write_failure
+from tests.harness import wait_gone
+
+STOP, UNKNOWN, TIMEOUT = Verdict.STOP, Verdict.UNKNOWN, Verdict.TIMEOUT
+MCP_SCRIPT = Path(__file__).parents[1] / "mcp_script.py"
+ENOUGH_S, SHORT_S = 15.0, 1.5
+MARGIN_S = 5.0
+"""How much later than its bound an answer may be seen here, on a machine that does much else."""
+
+TOKEN = "t0k3n-t0k3n"
+
+ENDLESS_RULE = """
+trap.set:
+  fault: trap
+  pattern: 'aaaa(a+)+$'
+  verdict: STOP
+  scope: user_code
+  severity: 74
+  hint: None.
+  reference: https://example.org/
+  sample: ['aaaaaa']
+  not_sample: ['b']
+"""
+
+
+@dataclass(frozen=True)
+class Case:
+    """What a server does, by kind, and what the source makes of it. `problem` is part of what it tells."""
+
+    attrsvc: str
+    mcp: str
+    verdict: Verdict
+    problem: str | None = None
+    timeout_s: float = ENOUGH_S
+
+
+CASES = {
+    "answers": Case("stop", "stop", STOP),
+    "answers in another form": Case("forgets", "text", STOP),
+    "is slow": Case("slow:700ms", "slow", STOP),
+    "hangs": Case("hang", "hang", TIMEOUT, "no answer within", SHORT_S),
+    "is late": Case("late", "silent", TIMEOUT, "no answer within", SHORT_S),
+    "talks garbage": Case("garbage", "garbage", UNKNOWN, "the answer is not what"),
+    "talks without end": Case("huge", "endless", UNKNOWN, ""),
+    "answers about another failure": Case("wrong-key", "wrong-key", UNKNOWN, "another failure"),
+    "dies in the middle of its answer": Case("dies", "dies", UNKNOWN, "closed"),
+    "refuses": Case("401", "refuses", UNKNOWN, ""),
+    "has no such thing": Case("404", "no-tool", UNKNOWN, ""),
+    "fails": Case("failed", "tool-error", UNKNOWN, "no logs there"),
+    "changes its mind": Case("changes", "changes", STOP),
+    "answers twice": Case("twice", "twice", STOP),
+    "is noisy": Case("flap", "noise", STOP),
+}
+
+
+def inquiry_of(folder: Path, cycle: int = 0) -> Inquiry:
+    key = FailureKey(job=str(folder), generation=0, replica="main-0", cycle=cycle, rank=1)
+    return Inquiry(key=key, paths=(str(folder),))
+
+
+async def ask(source: Source, inquiry: Inquiry, *, settled: bool = True, timeout_s: float = ENOUGH_S) -> Attribution:
+    event = asyncio.Event()
+    if settled:
+        event.set()
+    return await source.ask(inquiry, settled=event, timeout_s=timeout_s)
+
+
+def only(plan: AttributionPlan, folder: Path) -> Source:
+    (source,) = sources_of(plan, folder=folder, clock=SystemClock())
+    return source
+
+
+class Servers:
+    """Starts servers of a kind that behave as a test says, with a source for each; ends them all."""
+
+    def __init__(self, kind: str, folder: Path) -> None:
+        self.kind, self.folder = kind, folder
+        self._open: list[Source | AttributionServer] = []
+
+    def source(self, case: Case) -> Source:
+        made = getattr(self, self.kind)(case)
+        self._open.append(made)
+        return made
+
+    def mcp(self, case: Case) -> Source:
+        command = (sys.executable, "-S", "-P", str(MCP_SCRIPT), case.mcp, str(self.folder / "died"))
+        plan = AttributionPlan(enable_mcp=True, mcp_command=command, decision_timeout_s=1.0)
+        return only(plan, self.folder)
+
+    def attrsvc(self, case: Case) -> Source:
+        write_private(self.folder / "token", TOKEN.encode())
+        plan = AttributionPlan(attrsvc_url=self.listening(case).url, token_file=str(self.folder / "token"))
+        return only(plan, self.folder)
+
+    def managed(self, case: Case) -> Source:
+        self.announce(self.listening(case))
+        return only(AttributionPlan(manage_attrsvc=True), self.folder)
+
+    def http(self, case: Case) -> Source:
+        write_private(self.folder / "token", TOKEN.encode())
+        plan = AttributionPlan(http_urls=(self.listening(case).url,), token_file=str(self.folder / "token"))
+        return only(plan, self.folder)
+
+    def listening(self, case: Case) -> AttributionServer:
+        server = AttributionServer(behaviour(case.attrsvc), token=TOKEN)
+        self._open.append(server)
+        return server
+
+    def announce(self, server: AttributionServer) -> None:
+        place = f'{{"url": "{server.url}", "token": "{TOKEN}"}}'
+        write_private(self.folder / "attrsvc.json", place.encode())
+
+    @property
+    def server(self) -> AttributionServer:
+        return next(one for one in reversed(self._open) if isinstance(one, AttributionServer))
+
+    async def close(self) -> None:
+        for one in reversed(self._open):
+            closing = one.close()
+            if closing is not None:
+                await closing
+
+
+@pytest.fixture
+async def servers(request: pytest.FixtureRequest, tmp_path: Path) -> AsyncIterator[Servers]:
+    """Of one kind."""
+    servers = Servers(request.param, tmp_path)
+    yield servers
+    await servers.close()
+
+
+every_kind = pytest.mark.parametrize("servers", ["attrsvc", "managed", "http", "mcp"], indirect=True)
+over_http = pytest.mark.parametrize("servers", ["attrsvc", "managed", "http"], indirect=True)
+over_mcp = pytest.mark.parametrize("servers", ["mcp"], indirect=True)
+
+
+@every_kind
+@pytest.mark.parametrize("case", CASES.values(), ids=CASES)
+async def test_every_source_bounds_what_its_server_does(servers: Servers, case: Case) -> None:
+    """An attribution comes in time, under the source's name; without a verdict it says why, and never the token."""
+    source = servers.source(case)
+    began = time.monotonic()
+    answer = await ask(source, inquiry_of(servers.folder), timeout_s=case.timeout_s)
+    assert time.monotonic() - began < case.timeout_s + MARGIN_S
+    assert (answer.source, answer.verdict) == (source.name, case.verdict), answer.problem
+    assert (answer.problem is None) is (case.problem is None)
+    assert (case.problem or "") in (answer.problem or "")
+    assert TOKEN not in (answer.problem or "")
+
+
+@every_kind
+async def test_a_connection_is_kept_for_the_next_failure(servers: Servers) -> None:
+    """Two failures one after the other are asked about over one connection."""
+    source = servers.source(CASES["answers"])
+    for cycle in (0, 1):
+        assert (await ask(source, inquiry_of(servers.folder, cycle))).verdict is STOP
+    if servers.kind != "mcp":
+        assert servers.server.connections == 1
+
+
+@every_kind
+async def test_failures_at_the_same_time(servers: Servers) -> None:
+    """Ten at once get ten answers."""
+    source = servers.source(CASES["answers"])
+    found = await asyncio.gather(*(ask(source, inquiry_of(servers.folder, cycle)) for cycle in range(10)))
+    assert {answer.verdict for answer in found} == {STOP}
+
+
+@every_kind
+async def test_an_open_circuit_costs_no_time(servers: Servers) -> None:
+    """After three failures in a row the source is not asked again for a while, and says so at once."""
+    source = servers.source(CASES["fails"])
+    for cycle in range(3):
+        await ask(source, inquiry_of(servers.folder, cycle))
+    answer = await ask(source, inquiry_of(servers.folder, 3))
+    assert answer.problem is not None and "circuit open for another" in answer.problem
+    assert answer.latency_s < 0.1
+
+
+@over_http
+async def test_a_verdict_may_sharpen_until_the_logs_are_whole(servers: Servers) -> None:
+    """What a service says of half the logs, on a peer's words, is not taken; what it says for good is."""
+    source, settled = servers.source(CASES["changes its mind"]), asyncio.Event()
+    asking = asyncio.create_task(source.ask(inquiry_of(servers.folder), settled=settled, timeout_s=ENOUGH_S))
+    await _until(lambda: any(one.method == "GET" for one in servers.server.asked), asking)
+    assert {one.intent for one in servers.server.asked} == {"progressive"}
+    settled.set()
+    assert (await asking).verdict is STOP
+    assert [(one.intent, one.settled) for one in servers.server.asked if one.method == "POST"][-1] == (
+        "terminal",
+        True,
+    )
+
+
+@over_http
+async def test_an_ill_service_is_asked_again_within_the_time(servers: Servers) -> None:
+    """A service that asks for a moment gets it, and then answers."""
+    source = servers.source(Case("429:1", "", STOP))
+    assert (await ask(source, inquiry_of(servers.folder))).verdict is STOP
+    assert len(servers.server.asked) == 2
+
+
+@over_http
+async def test_a_service_that_asks_for_too_long_is_not_waited_for(servers: Servers) -> None:
+    """A Retry-After beyond the time that is left ends the ask at once."""
+    answer = await ask(servers.source(Case("429:1000", "", UNKNOWN)), inquiry_of(servers.folder))
+    assert answer.problem is not None and "in 1000 s, would be too late" in answer.problem
+    assert answer.latency_s < MARGIN_S
+
+
+@over_http
+async def test_no_redirect_is_followed(servers: Servers) -> None:
+    """The token is for one service: where it sends us is told, and nobody there hears of it."""
+    other = servers.listening(CASES["answers"])
+    answer = await ask(servers.source(Case(f"redirect:{other.url}/", "", UNKNOWN)), inquiry_of(servers.folder))
+    assert answer.problem is not None and other.url in answer.problem
+    assert other.connections == 0
+
+
+@over_http
+async def test_nobody_listens(servers: Servers) -> None:
+    """A service that is down is told by its URL, after a few tries."""
+    source = servers.source(CASES["answers"])
+    servers.server.close()
+    answer = await ask(source, inquiry_of(servers.folder))
+    assert answer.verdict is UNKNOWN
+    assert answer.problem is not None and servers.server.url in answer.problem
+
+
+async def test_a_wrong_token_is_said_without_showing_it(tmp_path: Path) -> None:
+    """The service's no comes with where the token is from, not with the token."""
+    server = AttributionServer(behaviour("stop"), token="another")
+    write_private(tmp_path / "token", TOKEN.encode())
+    source = only(AttributionPlan(attrsvc_url=server.url, token_file=str(tmp_path / "token")), tmp_path)
+    answer = await ask(source, inquiry_of(tmp_path))
+    assert answer.problem is not None and "401" in answer.problem and "token_file" in answer.problem
+    assert TOKEN not in answer.problem
+    await source.close()
+    server.close()
+
+
+@pytest.mark.parametrize("servers", ["managed"], indirect=True)
+async def test_the_jobs_own_service_may_be_started_again_elsewhere(servers: Servers) -> None:
+    """It died with its port while it was asked: the same ask finds it where it is now."""
+    source = servers.source(CASES["hangs"])
+    asking = asyncio.create_task(ask(source, inquiry_of(servers.folder)))
+    first = servers.server
+    await _until(lambda: bool(first.asked), asking)
+    servers.announce(servers.listening(CASES["answers"]))
+    first.close()
+    assert (await asking).verdict is STOP
+
+
+@over_mcp
+async def test_a_server_that_failed_half_way_is_replaced(servers: Servers) -> None:
+    """The next failure is answered by a new process; the one that broke is not used again."""
+    source = servers.source(CASES["dies in the middle of its answer"])
+    assert (await ask(source, inquiry_of(servers.folder, 0))).verdict is UNKNOWN
+    assert (await ask(source, inquiry_of(servers.folder, 1))).verdict is STOP
+
+
+@over_mcp
+async def test_a_server_that_hangs_is_replaced_and_ended(servers: Servers) -> None:
+    """A stopped process is not asked a second time, and none is left when the source is closed."""
+    source = servers.source(CASES["hangs"])
+    for cycle in (0, 1):
+        answer = await ask(source, inquiry_of(servers.folder, cycle), timeout_s=SHORT_S)
+        assert answer.verdict is TIMEOUT
+    pids = _servers_running(servers.folder)
+    await source.close()
+    wait_gone(pids)
+
+
+@over_mcp
+@pytest.mark.parametrize("mode", ["deaf", "chatty", "refuses", "stop"])
+async def test_no_server_is_left_behind(servers: Servers, mode: str) -> None:
+    """However it went, its process is gone when the source is closed."""
+    source = servers.source(Case("", mode, UNKNOWN))
+    await ask(source, inquiry_of(servers.folder), timeout_s=SHORT_S)
+    pids = _servers_running(servers.folder)
+    await source.close()
+    wait_gone(pids)
+
+
+async def test_a_command_that_is_not_there(tmp_path: Path) -> None:
+    """The problem names the command and the key that sets it."""
+    answer = await ask(
+        only(AttributionPlan(enable_mcp=True, mcp_command=("/no/such",)), tmp_path), inquiry_of(tmp_path)
+    )
+    assert answer.problem is not None and "mcp_command '/no/such'" in answer.problem
+
+
+async def test_our_own_server_answers_our_own_source(tmp_path: Path) -> None:
+    """`mcp` without a command starts `nvrx-slurm mcp`, which reads the logs as `lib` does."""
+    write_failure(tmp_path / "logs")
+    plan = AttributionPlan(enable_mcp=True, enable_lib=True)
+    sources = sources_of(plan, folder=tmp_path, clock=SystemClock())
+    lib, mcp = await asyncio.gather(*(ask(one, inquiry_of(tmp_path / "logs"), timeout_s=60.0) for one in sources))
+    for source in sources:
+        await source.close()
+    assert (lib.source, mcp.source) == ("lib", "mcp")
+    assert (lib.verdict, lib.fault, lib.primary) == (mcp.verdict, mcp.fault, mcp.primary), mcp.problem
+    assert lib.verdict is STOP
+
+
+async def test_the_library_waits_for_the_failing_ranks_words(tmp_path: Path) -> None:
+    """Asked before anything is written it waits, and finds what was written until the workers were gone."""
+    source, settled = only(AttributionPlan(enable_lib=True, decision_timeout_s=ENOUGH_S), tmp_path), asyncio.Event()
+    asking = asyncio.create_task(source.ask(inquiry_of(tmp_path / "logs"), settled=settled, timeout_s=ENOUGH_S))
+    await asyncio.wait({asking}, timeout=0.2)
+    assert not asking.done()
+    write_failure(tmp_path / "logs")
+    settled.set()
+    answer = await asking
+    assert (answer.verdict, answer.ranks) == (STOP, (1,))
+    await source.close()
+
+
+async def test_the_library_says_what_it_cannot_read(tmp_path: Path) -> None:
+    """Logs that are not there are a problem, not a verdict."""
+    source = only(AttributionPlan(enable_lib=True), tmp_path)
+    answer = await ask(source, inquiry_of(tmp_path / "nowhere"))
+    await source.close()
+    assert answer.verdict is UNKNOWN
+    assert answer.problem is not None and "nowhere" in answer.problem
+
+
+async def test_a_rule_that_never_ends(tmp_path: Path) -> None:
+    """The user's own pattern backtracks for years: that is a timeout, and the next failure is analysed."""
+    (tmp_path / "mine.yaml").write_text(ENDLESS_RULE)
+    (tmp_path / "trap").mkdir()
+    (tmp_path / "trap" / "rank-1.err").write_text("a" * 80 + "!\n")
+    write_failure(tmp_path / "logs")
+    source = only(AttributionPlan(enable_lib=True, rules=(str(tmp_path / "mine.yaml"),)), tmp_path)
+    await source.open()
+    trapped = await ask(source, inquiry_of(tmp_path / "trap"), timeout_s=SHORT_S)
+    assert (trapped.verdict, trapped.problem) == (TIMEOUT, "no answer within 1.5 s")
+    assert (await ask(source, inquiry_of(tmp_path / "logs"))).verdict is STOP
+    await source.close()
+
+
+async def test_the_analysis_is_killed(tmp_path: Path) -> None:
+    """Its process dies, as of memory, while it works: that is said, and the next failure is analysed by another."""
+    write_failure(tmp_path / "logs")
+    source = only(AttributionPlan(enable_lib=True), tmp_path)
+    before = set(descendants(os.getpid()))
+    await source.open()
+    (process,) = set(descendants(os.getpid())) - before
+    os.kill(process, signal.SIGSTOP)
+    asking = asyncio.create_task(ask(source, inquiry_of(tmp_path / "logs")))
+    await asyncio.wait({asking}, timeout=0.1)
+    os.kill(process, signal.SIGKILL)
+    died = await asking
+    assert (died.verdict, died.problem) == (UNKNOWN, f"{DIED} (-9)")
+    assert (await ask(source, inquiry_of(tmp_path / "logs"))).verdict is STOP
+    await source.close()
+
+
+async def test_a_rule_file_that_is_wrong_is_a_problem(tmp_path: Path) -> None:
+    """Where it is wrong is told with each answer, and the other sources go on."""
+    (tmp_path / "mine.yaml").write_text("rules: [\n")
+    write_failure(tmp_path / "logs")
+    plan = AttributionPlan(enable_lib=True, rules=(str(tmp_path / "mine.yaml"),))
+    source = only(plan, tmp_path)
+    answer = await ask(source, inquiry_of(tmp_path / "logs"))
+    await source.close()
+    assert answer.verdict is UNKNOWN
+    assert answer.problem is not None and "mine.yaml" in answer.problem
+
+
+def _servers_running(folder: Path) -> list[int]:
+    """The scripted servers that were started for this test."""
+    found = []
+    for entry in Path("/proc").iterdir():
+        try:
+            mine = entry.name.isdigit() and str(folder / "died").encode() in (entry / "cmdline").read_bytes()
+        except OSError:
+            continue
+        if mine and is_alive(int(entry.name)):
+            found.append(int(entry.name))
+    return found
+
+
+async def _until(happened, asking: asyncio.Task[Attribution]) -> None:  # type: ignore[no-untyped-def]
+    """Wait until something has happened at the server, which runs in another thread."""
+    async with asyncio.timeout(ENOUGH_S):
+        while not happened():
+            assert not asking.done(), asking
+            await asyncio.wait({asking}, timeout=0.02)

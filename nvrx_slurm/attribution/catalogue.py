@@ -1,0 +1,165 @@
+"""The catalogue of rules: what a line of a log means for a job that failed. The rules are data, in `rules/*.yaml`.
+
+`load_catalogue` reads the shipped files and the user's own, which have the same form (docs/rules.md).
+"""
+
+from __future__ import annotations
+
+import functools
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from nvrx_slurm.attribution.literals import SHORTEST, literals_of
+from nvrx_slurm.attribution.rulefile import read_rule_file
+from nvrx_slurm.attribution.ruleform import Role, RuleForm, form_of, wrong
+from nvrx_slurm.config.yamlfile import YamlFile
+from nvrx_slurm.errors import ConfigError
+from nvrx_slurm.verdicts import Scope, Verdict
+
+SHIPPED = Path(__file__).with_name("rules")
+
+_RAISED = re.compile(r"\{raised\}")
+_RAISED_IS = r"(?:^|[\])]:? ?|\d: |Z )(?:[\w.]{1,120}\.)?"
+_XID = re.compile(r"\{xid (?P<numbers>\d+(?:\|\d+)*)\}")
+_XID_IS = r"NVRM: Xid \((?:PCI:)?(?P<gpu>[\w:.]+)\): (?P<xid>%s)(?:,|\b)(?: pid='?(?P<pid>\d+))?"
+
+
+@dataclass(frozen=True, slots=True)
+class Regex:
+    """A pattern that is compiled when it is first searched: of all rules a log needs a few."""
+
+    pattern: bytes
+    ignore_case: bool = False
+
+    def search(self, line: bytes) -> re.Match[bytes] | None:
+        return _compiled(self.pattern, self.ignore_case).search(line)
+
+
+@dataclass(frozen=True, slots=True)
+class Rule:
+    """What one kind of line means.
+
+    `pattern` is searched in one line, without its end and without ANSI codes. Its named groups tell more: `rank`,
+    `node`, `pid`, `t`, `seq`, `collective`, `gpu`, `xid`. One of `literals` stands in every line that matches (lower
+    case where `ignore_case`). `verdict` is what a failure means whose cause this is. `role`: a consequence happens
+    because something else did; noise is a benign look-alike, and a line that it matches counts for no other rule.
+    `severity`: among lines of one rank at one time, the higher is nearer to the cause.
+    """
+
+    name: str
+    fault: str
+    pattern: Regex | re.Pattern[bytes]
+    literals: tuple[bytes, ...]
+    ignore_case: bool
+    verdict: Verdict
+    scope: Scope
+    role: Role
+    severity: int
+    hint: str
+    reference: str
+    sample: tuple[str, ...] = ()
+    not_sample: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class Catalogue:
+    """Rules with unique names: the shipped ones in the order of their files, then the user's."""
+
+    rules: tuple[Rule, ...]
+
+
+def load_catalogue(own: Sequence[Path] = ()) -> Catalogue:
+    """The shipped rules and those of the user's files; of two with one name the later stands, in the earlier's place.
+
+    A user's rule must match each line of its `sample` and none of its `not_sample`. Raises ConfigError, which tells
+    all that is wrong with a file at once, each with its line and key.
+    """
+    rules = dict(_shipped())
+    for path in own:
+        rules |= rules_of(read_rule_file(path), proved=True)
+    return Catalogue(tuple(rules.values()))
+
+
+def shipped_files() -> list[Path]:
+    return sorted(SHIPPED.glob("*.yaml"))
+
+
+def rules_of(file: YamlFile, *, proved: bool = False) -> dict[str, Rule]:
+    """Name → rule, for all of a file; `proved`: tried on their own samples. Raises ConfigError."""
+    found: dict[str, Rule] = {}
+    problems: list[ConfigError] = []
+    for name in file.data:
+        try:
+            found[name] = _proved_rule(file, name) if proved else _rule(file, name)
+        except ConfigError as problem:
+            problems.append(problem)
+    if problems:
+        # Here, for it brings pydantic, and a start without problems should not wait for that.
+        from nvrx_slurm.config.complaints import together
+
+        raise together(problems)
+    return found
+
+
+@functools.cache
+def _shipped() -> dict[str, Rule]:
+    found: dict[str, Rule] = {}
+    for path in shipped_files():
+        found |= rules_of(read_rule_file(path))
+    return found
+
+
+@functools.cache
+def _compiled(pattern: bytes, ignore_case: bool) -> re.Pattern[bytes]:
+    return re.compile(pattern, re.IGNORECASE if ignore_case else 0)
+
+
+def _rule(file: YamlFile, name: str) -> Rule:
+    form = form_of(file, name)
+    bare = _RAISED.sub("^", form.pattern)  # what may stand before an exception holds no text of its own
+    literals = literals_of(_written_out(bare), ignore_case=form.ignore_case)
+    if not literals:
+        sentence = f"must hold a text of at least {SHORTEST} characters that stands in every line it matches"
+        raise wrong(f"{sentence}; {form.pattern!r} holds none", file, name, "pattern")
+    return _ruled(name, form, Regex(_written_out(form.pattern).encode(), form.ignore_case), literals)
+
+
+def _ruled(name: str, form: RuleForm, pattern: Regex, literals: tuple[bytes, ...]) -> Rule:
+    return Rule(
+        name=name,
+        fault=form.fault,
+        pattern=pattern,
+        literals=literals,
+        ignore_case=form.ignore_case,
+        verdict=Verdict(form.verdict),
+        scope=form.scope,
+        role=form.role,
+        severity=form.severity,
+        hint=form.hint,
+        reference=form.reference,
+        sample=form.sample,
+        not_sample=form.not_sample,
+    )
+
+
+def _written_out(pattern: str) -> str:
+    """The pattern with each shorthand replaced by what it stands for."""
+    pattern = _RAISED.sub(lambda _: _RAISED_IS, pattern)
+    return _XID.sub(lambda match: _XID_IS % match["numbers"], pattern)
+
+
+def _proved_rule(file: YamlFile, name: str) -> Rule:
+    form = form_of(file, name)
+    try:
+        re.compile(_written_out(form.pattern).encode())
+    except re.error as error:
+        raise wrong(f"is no regular expression: {error}", file, name, "pattern") from None
+    rule = _rule(file, name)
+    for key, lines, should in (("sample", rule.sample, True), ("not_sample", rule.not_sample, False)):
+        for line in lines:
+            if (rule.pattern.search(line.encode()) is not None) is not should:
+                verb = "does not match" if should else "matches"
+                raise wrong(f"the pattern {verb} {line!r}", file, name, key)
+    return rule

@@ -1,0 +1,221 @@
+"""The shipped rules, and how a user's own are loaded beside them."""
+
+from __future__ import annotations
+
+import pickle
+from pathlib import Path
+from time import process_time
+
+import pytest
+
+from nvrx_slurm.attribution.catalogue import Rule, load_catalogue, rules_of, shipped_files
+from nvrx_slurm.attribution.rulefile import read_rule_file
+from nvrx_slurm.errors import ConfigError
+from nvrx_slurm.verdicts import Scope, Verdict
+
+RULES = load_catalogue().rules
+LONGEST_LINE = 16 * 1024
+LONGEST_S = 0.05
+HOSTILE = (
+    "a",
+    " ",
+    ":",
+    ".",
+    "1",
+    "a ",
+    "a.",
+    "]: ",
+    "1: ",
+    "Z ",
+    "x=1, ",
+    "[1] ",
+    "('",
+    "RuntimeError: ",
+    "kernel: ",
+)
+
+
+def matching(line: str) -> list[Rule]:
+    return [rule for rule in RULES if rule.pattern.search(line.encode())]
+
+
+def own(tmp_path: Path, text: str) -> Path:
+    path = tmp_path / "own.yaml"
+    path.write_text(text)
+    return path
+
+
+def test_there_are_enough() -> None:
+    """The catalogue is broad."""
+    assert len(RULES) >= 220
+
+
+def test_names_are_unique() -> None:
+    """No two shipped files hold a rule of one name."""
+    names = [name for path in shipped_files() for name in rules_of(read_rule_file(path))]
+    assert len(names) == len(set(names)) == len(RULES)
+
+
+def test_rules_are_whole() -> None:
+    """Each rule says what to do and where its text comes from, and shows a line."""
+    assert not [rule.name for rule in RULES if not rule.sample]
+    assert not [rule.name for rule in RULES if not rule.hint.endswith(".")]
+    assert not [rule.name for rule in RULES if not rule.reference.startswith("https://")]
+
+
+@pytest.mark.parametrize("rule", RULES, ids=lambda rule: rule.name)
+def test_a_rule_wins_its_samples(rule: Rule) -> None:
+    """A rule matches its samples, and none of another class is nearer to the cause there."""
+    for line in rule.sample:
+        found = matching(line)
+        assert rule in found, line
+        rivals = [other for other in found if other.fault != rule.fault and other.severity >= rule.severity]
+        assert not rivals, (line, [other.name for other in rivals])
+
+
+def test_rules_leave_look_alikes() -> None:
+    """A rule does not match what only looks like its failure."""
+    pairs = [(rule, line) for rule in RULES for line in rule.not_sample]
+    assert len(pairs) > 70
+    assert not [(rule.name, line) for rule, line in pairs if rule.pattern.search(line.encode())]
+
+
+def test_samples_hold_a_literal() -> None:
+    """In each sample stands one of the texts that the search looks for ahead of the pattern."""
+    for rule in RULES:
+        for line in rule.sample:
+            seen = (line.lower() if rule.ignore_case else line).encode()
+            assert any(text in seen for text in rule.literals), line
+
+
+@pytest.mark.parametrize("rule", RULES, ids=lambda rule: rule.name)
+def test_a_pattern_takes_no_line_for_long(rule: Rule) -> None:
+    """No line of 16 KiB, however hostile, keeps a pattern busy: the work grows with the line's length, not faster."""
+    texts = {literal.decode() for literal in rule.literals}
+    for unit in {*HOSTILE, *texts, *(f"{text} " for text in texts)}:
+        for line in (unit * LONGEST_LINE, "".join(sorted(texts)) + unit * LONGEST_LINE):
+            hostile = line[:LONGEST_LINE].encode()
+            quick = (
+                _search_s(rule, hostile) < LONGEST_S or _search_s(rule, hostile) < LONGEST_S
+            )  # once it may compile
+            assert quick, (unit, rule.pattern)
+
+
+def _search_s(rule: Rule, line: bytes) -> float:
+    begun = process_time()  # of this process alone: other work on the machine does not count
+    rule.pattern.search(line)
+    return process_time() - begun
+
+
+def test_stops_are_never_the_machine() -> None:
+    """No rule stops a job for its node, the network or a peer: those a restart can leave behind."""
+    odd = {rule.name for rule in RULES if rule.verdict is Verdict.STOP and rule.role != "cause"}
+    odd |= {rule.name for rule in RULES if rule.verdict is Verdict.STOP and rule.scope in (Scope.NODE, Scope.NETWORK)}
+    assert odd == set()
+
+
+def test_noise_goes_before_all() -> None:
+    """A line of noise counts for no other rule: none is nearer to a cause."""
+    assert {rule.severity for rule in RULES if rule.role == "noise"} == {100}
+    assert all(rule.severity < 100 for rule in RULES if rule.role != "noise")
+
+
+@pytest.mark.parametrize(
+    "label", ["", "[rank3]: ", "3: ", "12: [rank12]: ", "[default3]:[rank3]: ", "(RayWorker pid=7) "]
+)
+def test_exceptions_are_known_behind_a_label(label: str) -> None:
+    """The last line of a traceback is known with any label of its rank before it."""
+    assert "key_error" in {rule.fault for rule in matching(f"{label}KeyError: 'lr'")}
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        "2026-11-21 18:00:00,123 WARNING train: caught KeyError: 'lr', default taken",
+        "INFO: error rate: 0.1, exceptions: 0",
+        "| nan_iterations: 0 | loss scale: 1.0 | timeout: 600 |",
+        "config: {'on_oom': 'RuntimeError: CUDA out of memory.'}",
+        "loss=2.31 step=100 mem=62.0GiB",
+        "Loaded checkpoint /scratch/ckpt/step-4000 in 12.1 s",
+    ],
+)
+def test_plain_lines_are_no_failure(line: str) -> None:
+    """Lines of a healthy run that hold words of failure are no cause."""
+    found = matching(line)
+    assert not [rule.name for rule in found if rule.role == "cause"] or any(rule.role == "noise" for rule in found)
+
+
+def test_xid_groups() -> None:
+    """The driver's line tells the GPU, the number and the process."""
+    (rule,) = (rule for rule in RULES if rule.name == "gpu_application_fault.xid_31")
+    match = rule.pattern.search(b"NVRM: Xid (PCI:0000:3b:00): 31, pid=4821, name=python, Ch 00000008")
+    assert match is not None
+    assert match.groupdict() == {"gpu": b"0000:3b:00", "xid": b"31", "pid": b"4821"}
+
+
+def test_a_rule_travels_to_another_process() -> None:
+    """A rule is the same after pickling."""
+    assert pickle.loads(pickle.dumps(RULES)) == RULES
+
+
+OWN = """\
+own.rule:
+  fault: bad_stage
+  pattern: 'StageError: '
+  verdict: STOP
+  scope: user_code
+  sample:
+    - 'StageError: 4 of 3'
+"""
+
+
+def test_own_rules_come_after(tmp_path: Path) -> None:
+    """A user's rule stands behind the shipped ones, with defaults for what it leaves out."""
+    rule = load_catalogue([own(tmp_path, OWN)]).rules[-1]
+    assert (rule.name, rule.role, rule.severity, rule.literals) == ("own.rule", "cause", 50, (b"StageError: ",))
+
+
+def test_own_rules_replace(tmp_path: Path) -> None:
+    """A user's rule with a shipped one's name stands in its place."""
+    path = own(tmp_path, OWN.replace("own.rule", "cuda_oom.caching_allocator"))
+    rules = load_catalogue([path]).rules
+    assert len(rules) == len(RULES)
+    assert next(rule for rule in rules if rule.name == "cuda_oom.caching_allocator").fault == "bad_stage"
+    assert load_catalogue().rules == RULES
+
+
+@pytest.mark.parametrize(
+    ("change", "said"),
+    [
+        (("  fault:", "  falt:"), ":2: own.rule.falt: is not known; did you mean `fault`?"),
+        (("verdict: STOP", "verdict: HALT"), ":4: own.rule.verdict: must be RESTART, STOP or UNKNOWN, not 'HALT'"),
+        (("scope: user_code", "scope: moon"), ":5: own.rule.scope: must be one of user_code, node, network,"),
+        (("  scope: user_code\n", ""), ":1: own.rule.scope: is required"),
+        (("fault: bad_stage", "fault: Bad stage"), ":2: own.rule.fault: must be a class of failure in lower case"),
+        (("  sample:", "  severity: 200\n  sample:"), ":6: own.rule.severity: must be a whole number from 0 to 100"),
+        (("StageError: '", "StageError: (x'"), ":3: own.rule.pattern: is no regular expression: missing )"),
+        (("'StageError: '", "'e: .*'"), ":3: own.rule.pattern: must hold a text of at least 4 characters"),
+        (("StageError: 4", "StagError: 4"), ":6: own.rule.sample: the pattern does not match 'StagError: 4 of 3'"),
+        (("  sample:", "  not_sample:"), ":6: own.rule.not_sample: the pattern matches 'StageError: 4 of 3'"),
+        (("\n    - 'StageError: 4 of 3'", " one"), ":6: own.rule.sample: must be a list of lines"),
+    ],
+)
+def test_what_is_wrong_with_a_rule(tmp_path: Path, change: tuple[str, str], said: str) -> None:
+    """An error names file, line and key, what is valid, and the nearest valid key."""
+    path = own(tmp_path, OWN.replace(*change))
+    with pytest.raises(ConfigError) as error:
+        load_catalogue([path])
+    assert f"{path}{said}" in str(error.value)
+
+
+def test_a_rule_that_is_no_mapping(tmp_path: Path) -> None:
+    """A name without keys is told what belongs below it."""
+    with pytest.raises(ConfigError, match=r"own\.yaml:1: own\.rule: must be a mapping with the keys fault, pattern"):
+        load_catalogue([own(tmp_path, "own.rule: 3\n")])
+
+
+def test_all_problems_at_once(tmp_path: Path) -> None:
+    """Of several wrong rules each is told."""
+    text = OWN.replace("STOP", "HALT") + OWN.replace("own.rule", "own.other").replace("user_code", "moon")
+    with pytest.raises(ConfigError, match="2 problems:"):
+        load_catalogue([own(tmp_path, text)])

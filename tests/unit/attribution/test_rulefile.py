@@ -1,0 +1,74 @@
+"""Files of rules: the quick reader and the general one."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from nvrx_slurm.attribution.catalogue import shipped_files
+from nvrx_slurm.attribution.rulefile import _NotPlain, _Plain, read_rule_file
+from nvrx_slurm.config.yamlfile import read_yaml
+from nvrx_slurm.errors import ConfigError
+
+TEXTS = st.text(st.sampled_from("ab1 :#'\"-[]{}&*!|>%@`,?~\\"), max_size=12)
+
+
+def test_shipped_files_are_plain() -> None:
+    """Each shipped file is one that the quick reader takes, so that no start of an analysis waits for YAML."""
+    for path in shipped_files():
+        assert _Plain(path.read_text(encoding="ascii")).data
+
+
+@pytest.mark.parametrize("path", shipped_files()[:3], ids=lambda path: path.name)
+def test_both_readers_agree(path: Path) -> None:
+    """The quick reader gives the values and lines that the general one gives."""
+    assert read_rule_file(path) == read_yaml(path)
+
+
+@given(st.lists(st.tuples(st.sampled_from(["  key: ", "    - ", "  a:", "name:", "# ", "", "  b: '"]), TEXTS)))
+def test_whatever_is_plain_means_the_same(
+    tmp_path_factory: pytest.TempPathFactory, lines: list[tuple[str, str]]
+) -> None:
+    """Any file that the quick reader takes is valid YAML of the same meaning."""
+    text = "\n".join(start + rest for start, rest in lines) + "\n"
+    try:
+        plain = _Plain(text)
+    except _NotPlain:
+        return
+    path = tmp_path_factory.mktemp("rules") / "own.yaml"
+    path.write_text(text)
+    general = read_yaml(path)
+    assert (general.data, general.lines) == (plain.data, plain.lines)
+
+
+def test_other_yaml_works(tmp_path: Path) -> None:
+    """A file in another style is read as job.yaml is."""
+    path = tmp_path / "own.yaml"
+    path.write_text('own.rule: {fault: own, sample: ["a", "b"]}\n')
+    assert read_rule_file(path).data == {"own.rule": {"fault": "own", "sample": ["a", "b"]}}
+
+
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        ("a:\n  b: 1\na:\n  c: 2\n", ":3: the key `a` stands twice (first at line 1)"),
+        ("- a\n", ":1: the top level must be a mapping"),
+        ("a:\n  b: [\n", "is not YAML"),
+    ],
+)
+def test_what_is_wrong_is_told(tmp_path: Path, text: str, said: str) -> None:
+    """A file that is not right names its line and what is wrong."""
+    path = tmp_path / "own.yaml"
+    path.write_text(text)
+    with pytest.raises(ConfigError) as error:
+        read_rule_file(path)
+    assert said in str(error.value)
+
+
+def test_an_absent_file(tmp_path: Path) -> None:
+    """A file that is not there is an error that names it."""
+    with pytest.raises(ConfigError, match=r"none\.yaml: cannot be read: No such file or directory"):
+        read_rule_file(tmp_path / "none.yaml")

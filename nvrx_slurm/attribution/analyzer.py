@@ -1,0 +1,176 @@
+"""The analysis for callers on an event loop: bounded, cancellable, and done once for all who ask at a time."""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+from collections import OrderedDict
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from functools import partial
+from pathlib import Path
+from typing import TYPE_CHECKING, TypeVar
+
+import msgspec
+from msgspec.structs import replace
+
+from nvrx_slurm.attribution.catalogue import load_catalogue
+from nvrx_slurm.attribution.examination import examine, logs_of
+from nvrx_slurm.attribution.reading import LogFile
+from nvrx_slurm.clock import Clock, SystemClock
+from nvrx_slurm.errors import SourceError
+from nvrx_slurm.threads import in_thread
+from nvrx_slurm.verdicts import Attribution, Inquiry, LlmPlan, Verdict
+
+if TYPE_CHECKING:
+    from nvrx_slurm.attribution.second_opinion import SecondOpinion
+
+T = TypeVar("T")
+
+SOURCE = "lib"
+KEPT = 256
+AT_ONCE = 2
+"""Computations that run at a time; others wait for their turn, within their own bound."""
+
+Identity = tuple[bytes, tuple[tuple[int, int, int, int], ...]]
+"""The inquiry, and of each file device, inode, size and time of change in nanoseconds."""
+
+
+@dataclass(slots=True, eq=False)
+class _Computation:
+    """One analysis and those who wait for it. `rules_say` is there before a second opinion is."""
+
+    task: asyncio.Task[Attribution] | None = None
+    stop: threading.Event = field(default_factory=threading.Event)
+    askers: int = 0
+    rules_say: Attribution | None = None
+
+
+class Analyzer:
+    """Answers inquiries by the rules, and by a second opinion where one is wanted and the rules do not know.
+
+    Used from one event loop. Answers are kept as long as none of the files has changed.
+    """
+
+    def __init__(self, *, rules: Sequence[Path] = (), llm: LlmPlan | None = None, clock: Clock | None = None) -> None:
+        """Loads the catalogue. Raises ConfigError for a rule file that is wrong."""
+        self._catalogue = load_catalogue(rules)
+        self._opinion = _opinion_of(llm) if llm is not None else None
+        self._clock = clock or SystemClock()
+        self._kept: OrderedDict[Identity, Attribution] = OrderedDict()
+        self._running: dict[Identity, _Computation] = {}
+        self._turns = asyncio.Semaphore(AT_ONCE)
+        self._closed = False
+
+    async def analyze(self, inquiry: Inquiry, *, timeout_s: float = 60.0) -> Attribution:
+        """What ended the cycle. After `timeout_s` what the rules have said by then, or a TIMEOUT.
+
+        An asker that is cancelled takes nothing from the others; the last one ends the computation. Raises UsageError
+        where there is nothing to read and nothing known, and SourceError once this is closed.
+        """
+        began, computation = self._clock.monotonic(), None
+        try:
+            async with asyncio.timeout(timeout_s):
+                logs, identity = await _in_thread(lambda: _identified(inquiry), "find logs")
+                if (kept := self._kept.get(identity)) is not None:
+                    self._kept.move_to_end(identity)
+                    return replace(kept, cached=True, latency_s=self._clock.monotonic() - began)
+                computation = self._joined(identity, inquiry, logs)
+                answer = await self._wait(computation, identity)
+        except TimeoutError:
+            known = computation.rules_say if computation is not None else None
+            answer = known or too_late(timeout_s)
+        return replace(answer, latency_s=self._clock.monotonic() - began)
+
+    async def close(self) -> None:
+        """End all computations; whoever waits for one gets a SourceError."""
+        self._closed = True
+        running = [each for each in self._running.values() if each.task is not None]
+        for each in running:
+            _end(each)
+        await asyncio.gather(*(each.task for each in running if each.task), return_exceptions=True)
+        if self._opinion is not None:
+            await self._opinion.close()
+
+    def _joined(self, identity: Identity, inquiry: Inquiry, logs: list[LogFile]) -> _Computation:
+        """The computation that runs for this question, or a new one."""
+        if self._closed:
+            raise SourceError("the analyzer is closed")
+        if (running := self._running.get(identity)) is not None:
+            return running
+        started = self._running[identity] = _Computation()
+        started.task = asyncio.ensure_future(self._compute(started, identity, inquiry, logs))
+        started.task.add_done_callback(lambda task: task.cancelled() or task.exception())  # nobody may be left to ask
+        return started
+
+    async def _wait(self, computation: _Computation, identity: Identity) -> Attribution:
+        assert computation.task is not None
+        computation.askers += 1
+        try:
+            return await asyncio.shield(computation.task)
+        except asyncio.CancelledError:
+            if self._closed and computation.task.cancelled():
+                raise SourceError("the analyzer was closed before it had an answer") from None
+            raise
+        finally:
+            computation.askers -= 1
+            if computation.askers == 0 and not computation.task.done():
+                _end(computation)
+                del self._running[identity]  # whoever asks now begins anew
+
+    async def _compute(
+        self, computation: _Computation, identity: Identity, inquiry: Inquiry, logs: list[LogFile]
+    ) -> Attribution:
+        try:
+            async with self._turns:
+                work = partial(examine, inquiry, self._catalogue, logs=logs, stop=computation.stop)
+                examined = await _in_thread(work, "analyze logs")
+            computation.rules_say = answer = examined.attribution
+            if self._opinion is not None:
+                answer = await self._opinion.on(answer, inquiry, examined.tails)
+            self._keep(identity, answer)
+            return answer
+        finally:
+            if self._running.get(identity) is computation:
+                del self._running[identity]
+
+    def _keep(self, identity: Identity, answer: Attribution) -> None:
+        self._kept[identity] = answer
+        if len(self._kept) > KEPT:
+            self._kept.popitem(last=False)
+
+
+def _opinion_of(llm: LlmPlan) -> SecondOpinion:
+    from nvrx_slurm.attribution.second_opinion import SecondOpinion  # few have one, and it needs an HTTP client
+
+    return SecondOpinion(llm)
+
+
+def _identified(inquiry: Inquiry) -> tuple[list[LogFile], Identity]:
+    logs = logs_of(inquiry)
+    known = (_identity(log.path) for log in logs)
+    return logs, (msgspec.json.encode(inquiry), tuple(known))
+
+
+def _identity(path: Path) -> tuple[int, int, int, int]:
+    try:
+        found = path.stat()
+    except OSError:  # gone meanwhile; reading it will tell
+        return (0, 0, 0, 0)
+    return (found.st_dev, found.st_ino, found.st_size, found.st_mtime_ns)
+
+
+async def _in_thread(work: Callable[[], T], name: str) -> T:
+    return await asyncio.wrap_future(in_thread(work, name))
+
+
+def _end(computation: _Computation) -> None:
+    computation.stop.set()
+    if computation.task is not None:
+        computation.task.cancel()
+
+
+def too_late(timeout_s: float) -> Attribution:
+    """What is answered when the time is over and nothing is known."""
+    problem = f"the analysis took longer than {timeout_s:g} s"
+    return Attribution(source=SOURCE, verdict=Verdict.TIMEOUT, problem=problem)

@@ -19,6 +19,7 @@ BENCHMARKS: dict[str, tuple[str, str]] = {
     "node_recovery": ("recovery:node_recovery", "A node is killed: until its ranks run on the spare."),
     "detection": ("detection:detection", "A worker dies, an agent dies, a node freezes: until it is known."),
     "saturated": ("detection:saturated", "Every core busy for as many minutes as --runs says: nobody is reaped."),
+    "decision": ("decision:decision", "Attribution and rendezvous at once against each alone."),
     "round": ("round:rounds", "A round of 256 to 2,000 simulated nodes; how it grows."),
     "teardown": ("teardown:teardown", "64 workers of which 8 ignore SIGTERM are stopped: phase by phase."),
     "beat": ("beat:beats", "One sign of progress: shared memory against NVRx's socket."),
@@ -26,8 +27,14 @@ BENCHMARKS: dict[str, tuple[str, str]] = {
     "startup": ("startup:startup", "nvrx-slurm --help against python -c pass."),
     "flow": ("flow:flow", "A flow through nvrx-slurm ci run against the same job by hand, on a real Slurm."),
     "simulation": ("simulation:simulation", "Virtual time against looptime's; histories a minute."),
+    "analyze": ("analyze:analyze", "Clean logs are read for failures, against grep -F for the same texts."),
+    "analyze_ranks": ("analyze:analyze_ranks", "A thousand rank logs, 10 GB: time and memory."),
     "submit": ("submit:submit", "nvrx-slurm submit against bare submitit, on a real Slurm."),
+    "attrsvc": ("attrsvc:attrsvc", "A cached answer of attrsvc against a bare Starlette; its health under load."),
 }
+
+ON_DEMAND = frozenset({"analyze_ranks"})
+"""Run only when named: it takes 10 GB of disk."""
 
 
 @click.command(epilog="Benchmarks: " + " ".join(f"{name}: {about[1]}" for name, about in BENCHMARKS.items()))
@@ -35,9 +42,9 @@ BENCHMARKS: dict[str, tuple[str, str]] = {
 @click.option("--runs", default=5, show_default=True, type=click.IntRange(min=1), help="How often each is measured.")
 @click.option("--peers", default=PEERS, type=click.Path(path_type=Path), help="The bin folder torchrun is in.")
 def main(names: tuple[str, ...], runs: int, peers: Path) -> int:
-    """Measure NAME… (all of them, if none is named) against its peers, in one run."""
+    """Measure NAME… (all of them but analyze_ranks, if none is named) against its peers, in one run."""
     failed = 0
-    for name in names or BENCHMARKS:
+    for name in names or [name for name in BENCHMARKS if name not in ON_DEMAND]:
         print(f"\n=== {name}: {BENCHMARKS[name][1]}", flush=True)
         module, function = BENCHMARKS[name][0].split(":")
         try:

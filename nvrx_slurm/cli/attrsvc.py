@@ -1,0 +1,89 @@
+"""`nvrx-slurm attrsvc`"""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from nvrx_slurm.cli.options import seconds_of
+from nvrx_slurm.errors import MissingProgramError, UsageError
+
+if TYPE_CHECKING:  # loaded inside the command, so that `--help` stays fast
+    from nvrx_slurm.attrsvc.settings import Settings
+
+_PATH = click.Path(path_type=Path)
+_MEBIBYTE = 1 << 20
+
+
+@click.command()
+@click.option(
+    "--bind", default="127.0.0.1:8443", show_default=True, metavar="HOST:PORT", help="Port 0: any free one."
+)
+@click.option("--root", "roots", type=_PATH, multiple=True, required=True, help="Read below this folder; repeatable.")
+@click.option("--token-file", type=_PATH, help="Holds the bearer token; mode 0600. Or NVRX_SLURM_ATTRSVC_TOKEN.")
+@click.option("--tls-cert", type=_PATH, help="Serve HTTPS with this certificate (PEM, with its chain).")
+@click.option("--tls-key", type=_PATH, help="The certificate's private key (PEM).")
+@click.option("--state-dir", type=_PATH, help="Keep results here, over restarts. Default: in memory.")
+@click.option("--workers", type=click.IntRange(1, 64), help="Processes that analyse. Default: the CPUs, 4 at most.")
+@click.option("--worker-memory", type=click.IntRange(128), default=2048, show_default=True, help="MiB for each.")
+@click.option("--rules", type=_PATH, multiple=True, help="A file of your own rules; repeatable.")
+@click.option("--timeout", metavar="DURATION", default="60s", show_default=True, help="Bound of one analysis.")
+@click.option("--drain", metavar="DURATION", default="30s", show_default=True, help="Bound of finishing, at SIGTERM.")
+@click.option("--longest-wait", metavar="DURATION", default="60s", show_default=True, help="Bound of a long poll.")
+@click.option("--rate", type=click.FloatRange(0.1), default=100.0, show_default=True, help="Requests/s and client.")
+@click.option("--max-queued", type=click.IntRange(1), default=256, show_default=True, help="Analyses that wait.")
+@click.option("--keep", type=click.IntRange(1), default=10_000, show_default=True, help="Results that are kept.")
+@click.option("--keep-for", metavar="DURATION", default="7d", show_default=True, help="How long they are kept.")
+@click.option("--port-file", type=_PATH, help="Write the port here as soon as it listens.")
+@click.option("--managed", is_flag=True, help="Die with the process that started this.")
+def attrsvc(**options: Any) -> int:
+    """Serve failure attribution over HTTP, for a fleet of jobs; docs/attrsvc.md has the API.
+
+    SIGTERM finishes what runs and ends; a second Ctrl-C ends at once.
+    """
+    try:
+        import prometheus_client  # noqa: F401 -- asked for by name below
+        import starlette  # noqa: F401
+        import uvicorn  # noqa: F401
+    except ModuleNotFoundError as error:
+        raise MissingProgramError(
+            f"attrsvc needs the package {error.name}: pip install 'nvrx-slurm[attribution]'"
+        ) from None
+    from nvrx_slurm.attrsvc.server import run
+    from nvrx_slurm.log import set_up
+
+    set_up("attrsvc")
+    return run(_settings(**options), click.echo)
+
+
+def _settings(
+    bind: str, token_file: Path | None, tls_cert: Path | None, tls_key: Path | None, workers: int | None, **rest: Any
+) -> Settings:
+    from nvrx_slurm.attrsvc.entries import Bounds
+    from nvrx_slurm.attrsvc.settings import Settings, parse_bind, read_token
+
+    if (tls_cert is None) != (tls_key is None):
+        raise UsageError("--tls-cert and --tls-key go together: name both")
+    address = parse_bind(bind)
+    kept_for_s = seconds_of("--keep-for", rest["keep_for"])
+    return Settings(
+        bind=address,
+        roots=rest["roots"],
+        token=read_token(token_file, address),
+        state_dir=rest["state_dir"],
+        workers=workers or min(4, os.cpu_count() or 1),
+        rules=rest["rules"],
+        port_file=rest["port_file"],
+        tls_cert=tls_cert,
+        tls_key=tls_key,
+        timeout_s=seconds_of("--timeout", rest["timeout"]),
+        drain_s=seconds_of("--drain", rest["drain"]),
+        longest_wait_s=seconds_of("--longest-wait", rest["longest_wait"]),
+        requests_per_s=rest["rate"],
+        worker_memory_bytes=rest["worker_memory"] * _MEBIBYTE,
+        bounds=Bounds(queued=rest["max_queued"], kept=rest["keep"], kept_for_s=kept_for_s),
+        managed=rest["managed"],
+    )

@@ -1,0 +1,141 @@
+"""Cuts a stream of bytes into blocks of whole lines, without the codes that colour a terminal, in bounded memory.
+
+A line ends at a newline, at a carriage return (a progress bar's line is many) and at a NUL (a hole that a file
+system left). A line longer than `LONGEST_LINE_BYTES` is read as several. So what is found does not depend on where
+reads end.
+"""
+
+from __future__ import annotations
+
+import bisect
+import functools
+import re
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+
+LONGEST_LINE_BYTES = 8 << 10
+"""Bounds what one search of a pattern can cost, and the memory of a line without end."""
+
+HISTORY_BYTES = 64 << 10
+"""How far back a line can look, for the traceback that it ends."""
+
+_END = re.compile(rb"[\n\r\0]")
+_NEWLINE = re.compile(rb"\n")
+_ESCAPE = re.compile(
+    rb"\x1b(?:\[[0-?]*[ -/]*[@-~]|\][^\x07\x1b\n\r\0]*(?:\x07|\x1b\\)?|[()][0-2A-B]|[=>78DEHMNOZc])?"
+)
+
+
+@dataclass(frozen=True)
+class Block:
+    """Whole lines. `raw` is what the file holds, `text` the same without escape codes; `before` what stood before, at
+    most 64 KiB; `offset` that of `raw` in the file's text, `line` the number of its first line."""
+
+    text: bytes
+    raw: bytes
+    before: bytes
+    offset: int
+    line: int
+
+    def window(self, start: int) -> bytes:
+        """The text before a position of `text`, at most 64 KiB."""
+        if start >= HISTORY_BYTES:
+            return self.text[start - HISTORY_BYTES : start]
+        return (self.before + self.text[:start])[-HISTORY_BYTES:]
+
+    def offset_of(self, start: int) -> int:
+        """Where in the file's text a line begins that begins at `start` of `text`."""
+        if self.raw is self.text:
+            return self.offset + start
+        ends_before = bisect.bisect_right(self._text_ends, start)
+        return self.offset + (self._raw_ends[ends_before - 1] if ends_before else 0)
+
+    def line_of(self, start: int) -> int:
+        """The number of the line that begins at `start` of `text`."""
+        return self.line + bisect.bisect_left(self._newlines, start)
+
+    @functools.cached_property
+    def _newlines(self) -> list[int]:
+        return [end.start() for end in _NEWLINE.finditer(self.text)]
+
+    @functools.cached_property
+    def _text_ends(self) -> list[int]:
+        return [end.end() for end in _END.finditer(self.text)]
+
+    @functools.cached_property
+    def _raw_ends(self) -> list[int]:
+        """As many as there are in `text`: no escape code holds the end of a line."""
+        return [end.end() for end in _END.finditer(self.raw)]
+
+    def bounds(self, at: int) -> tuple[int, int]:
+        """Where the line begins and ends that holds the byte at a position of `text`."""
+        text, low, high = self.text, max(0, at - LONGEST_LINE_BYTES), at + LONGEST_LINE_BYTES
+        start = text.rfind(b"\n", low, at) + 1 or low
+        start = text.rfind(b"\r", start, at) + 1 or start
+        start = text.rfind(b"\0", start, at) + 1 or start
+        end = text.find(b"\n", at, high)
+        end = min(high, len(text)) if end < 0 else end
+        for other in (b"\r", b"\0"):
+            found = text.find(other, at, end)
+            end = end if found < 0 else found
+        return start, end
+
+
+def plain(text: bytes) -> bytes:
+    """The text without escape codes."""
+    return _ESCAPE.sub(b"", text) if b"\x1b" in text else text
+
+
+def blocks(pieces: Iterable[bytes]) -> Iterator[Block]:
+    """The stream's lines, in order, none left out and none torn but those that are too long."""
+    before, offset, line = b"", 0, 1
+    for raw in _folded(_whole_lines(pieces)):
+        text = plain(raw)
+        yield Block(text, raw, before, offset, line)
+        before = text[-HISTORY_BYTES:] if len(text) >= HISTORY_BYTES else (before + text)[-HISTORY_BYTES:]
+        offset += len(raw)
+        line += raw.count(b"\n")
+
+
+def _whole_lines(pieces: Iterable[bytes]) -> Iterator[bytes]:
+    """The stream cut after ends of lines, or, in a line that is too long, after a multiple of the longest."""
+    rest = b""
+    for piece in pieces:
+        rest += piece
+        end = _last_end(rest)
+        if end == 0:
+            end = (len(rest) - 1) // LONGEST_LINE_BYTES * LONGEST_LINE_BYTES
+        if end:
+            yield rest[:end]
+            rest = rest[end:]
+    if rest:
+        yield rest
+
+
+def _last_end(text: bytes) -> int:
+    """The position after the last end of a line, 0: there is none. Each search covers what the one before left."""
+    end = text.rfind(b"\n") + 1
+    end = text.rfind(b"\r", end) + 1 or end
+    return text.rfind(b"\0", end) + 1 or end
+
+
+def _folded(texts: Iterable[bytes]) -> Iterator[bytes]:
+    """The same with each line that is too long in parts of its own, cut after multiples of the longest."""
+    for text in texts:
+        begin = at = 0
+        while len(text) - at > LONGEST_LINE_BYTES:
+            end = _last_end_within(text, at)
+            if end:
+                at = end
+                continue
+            if begin < at:
+                yield text[begin:at]
+            begin = at = at + LONGEST_LINE_BYTES
+            yield text[at - LONGEST_LINE_BYTES : at]
+        yield text[begin:] if begin else text
+
+
+def _last_end_within(text: bytes, at: int) -> int:
+    """The last end of a line within reach of one that begins at `at`, 0: the line is too long. One search in most."""
+    bound = at + LONGEST_LINE_BYTES + 1
+    return next((found + 1 for end in (b"\n", b"\r", b"\0") if (found := text.rfind(end, at, bound)) >= 0), 0)

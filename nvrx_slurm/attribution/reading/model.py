@@ -1,0 +1,81 @@
+"""What reading finds: log files, the lines in them that a rule recognises, and what else analysis wants to know."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Literal
+
+from nvrx_slurm.attribution.catalogue import Rule
+
+Kind = Literal["out", "err", "stacks", "health", "mixed", "flight_recorder"]
+
+LONGEST_TEXT = 400
+"""Characters of a line that are kept."""
+
+KEPT = 8
+"""Of each rule's lines in a file so many are kept from the beginning, and so many from the end."""
+
+EXACT_UP_TO = 256
+"""So many lines of a rule in a file are counted one by one."""
+
+TAIL_LINES = 20
+
+
+@dataclass(frozen=True, slots=True)
+class LogFile:
+    """One file, and whose output it holds, as far as its path tells. `rank` is the global one."""
+
+    path: Path
+    rank: int | None
+    node: str | None
+    kind: Kind
+
+
+@dataclass(frozen=True, slots=True)
+class Hit:
+    """A line that a rule recognises.
+
+    `line` counts the file's newlines, from 1. `offset` is where the line's text begins, in bytes of the file's text:
+    as it is once unpacked, and in UTF-8. `text` has no control characters and at most 400 characters. `rank` and
+    `node` are those whose line it is: by the line's own label, else by the file, else by the rule's groups. `t` is
+    seconds since the epoch, by the line's own stamp, or that of the traceback it ends; None: it has none.
+
+    `groups` are the pattern's named groups, and for the last line of a Python traceback: `frames` (`file.py:12 in f`,
+    innermost last, joined by `|`), `user_frame` (the innermost frame that is not of an installed package) and, if the
+    exception was raised while another was handled, `cause`, the line of the first of them. `local_rank`: the line's
+    label tells a rank within its node.
+    """
+
+    file: LogFile
+    line: int
+    text: str
+    rule: Rule
+    rank: int | None
+    node: str | None
+    t: float | None
+    groups: Mapping[str, str]
+    offset: int
+
+
+@dataclass(frozen=True, slots=True)
+class Scan:
+    """What was read and found. Files are named by their path as a string.
+
+    `hits` are in the order of `files` and lines; of each file and rule the first 8 and the last 8. Noise has none, nor
+    has a line that noise matches. `counts`: (file,
+    rule) → lines; exact up to 256, above that an estimate, by how often the rule's literals stand in the file.
+    `tails`: file → its last lines, at most 20. `first_t` and `last_t`: file → seconds since the epoch, of the first
+    and the last stamp near its beginning and its end. `problems`: what could not be read, and why; a scan that was
+    stopped says so here.
+    """
+
+    hits: tuple[Hit, ...]
+    counts: Mapping[tuple[str, str], int]
+    bytes_read: int
+    files: tuple[LogFile, ...]
+    problems: tuple[str, ...]
+    tails: Mapping[str, tuple[str, ...]]
+    first_t: Mapping[str, float]
+    last_t: Mapping[str, float]

@@ -1,0 +1,121 @@
+"""Joins the last line of a Python traceback with the frames above it, in a log that may have other lines between."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+from pathlib import PurePosixPath
+
+from nvrx_slurm.attribution.reading.text import decoded, excerpt
+
+_RAISED = re.compile(rb"[A-Za-z_][\w.]*(?:: |:?$)")
+_SURELY_RAISED = re.compile(rb"(?:[A-Za-z_]\w*\.)*[A-Z]\w*(?:Error|Exception|Exit|Interrupt|Warning)(?:: |:?$)")
+_FRAME = re.compile(rb'\s*File "(?P<path>[^"]+)", line (?P<line>\d+)(?:, in (?P<function>.+)|$)')
+_HEADER = b"Traceback (most recent call last)"
+_CHAINED = (b"During handling of the above exception", b"The above exception was the direct cause")
+_INSTALLED = re.compile(r"/(?:site|dist)-packages/|/lib/python3(?:\.\d+)?/|^<")
+
+_LINES_BACK = 1000
+_FOREIGN = 8
+"""So many lines of others may stand between two of a traceback."""
+
+_FRAMES_KEPT = 12
+
+
+@dataclass(frozen=True, slots=True)
+class Traceback:
+    """`frames` innermost last; `cause`: the last line of the first exception of a chain; `stamped`: the lines that
+    may have its time stamp, its header and the one before."""
+
+    frames: tuple[str, ...]
+    user_frame: str | None
+    cause: str | None
+    stamped: tuple[bytes, ...]
+
+    def groups(self) -> dict[str, str]:
+        """What a Hit tells of it."""
+        told = {"frames": "|".join(self.frames), "user_frame": self.user_frame, "cause": self.cause}
+        return {name: text for name, text in told.items() if text}
+
+
+def may_end(line: bytes) -> bool:
+    """Whether a line looks like the last one of a traceback."""
+    return _RAISED.match(line) is not None
+
+
+def lines_back(text: bytes) -> Iterator[bytes]:
+    """A text's lines, the last one first; a generator, for most readers need few."""
+    end = len(text)
+    while end > 0:
+        begin = text.rfind(b"\n", 0, end) + 1
+        if begin < end:
+            yield from reversed(re.split(rb"[\r\0]", text[begin:end]))
+        end = begin - 1
+
+
+def traceback_above(earlier: Iterable[bytes]) -> Traceback | None:
+    """The traceback whose last line has these lines above it, nearest first, without labels; None: there is none."""
+    walk = _Walk()
+    for number, line in enumerate(earlier):
+        if number == _LINES_BACK or not walk.goes_on(line):
+            break
+    return walk.result()
+
+
+class _Walk:
+    """Goes up a log line by line: through frames to their header, over a chain's joint to the next ones."""
+
+    def __init__(self) -> None:
+        self._frames: list[tuple[str, int, str]] = []
+        self._cause: bytes | None = None
+        self._below: bytes = b""
+        self._stamped: list[bytes] = []
+        self._foreign = 0
+        self._in_frames, self._above_header, self._in_cause = False, False, False
+
+    def goes_on(self, line: bytes) -> bool:
+        """Take the next line up; False: what is above is of no interest."""
+        if self._above_header:
+            return self._over_the_joint(line)
+        frame = _FRAME.match(line)
+        if frame:
+            self._take(frame)
+        elif _HEADER in line:
+            self._above_header, self._stamped, self._foreign = True, [line], 0
+        elif line.strip() and not line[:1].isspace():
+            return self._over_a_foreign(line)
+        return True
+
+    def _take(self, frame: re.Match[bytes]) -> None:
+        if self._in_cause and not self._in_frames:
+            self._cause = self._below
+        elif not self._in_cause:
+            function = decoded(frame["function"] or b"<module>")
+            self._frames.append((decoded(frame["path"]), int(frame["line"]), function))
+        self._in_frames = True
+
+    def _over_a_foreign(self, line: bytes) -> bool:
+        self._below = line
+        self._foreign += 1
+        above_frames = self._in_cause and not self._in_frames  # a message may have many lines
+        return self._foreign <= _FOREIGN and (above_frames or not _SURELY_RAISED.match(line))
+
+    def _over_the_joint(self, line: bytes) -> bool:
+        """Between a header and what stands above it: another exception, if a sentence joins the two."""
+        if not line.strip():
+            return True
+        if not line.startswith(_CHAINED):
+            self._stamped.append(line)
+            return False
+        self._above_header, self._in_frames, self._in_cause, self._below = False, False, True, b""
+        return True
+
+    def result(self) -> Traceback | None:
+        if not self._frames or self._foreign > _FOREIGN:
+            return None
+        frames = [f"{PurePosixPath(path).name}:{line} in {function}" for path, line, function in self._frames]
+        own = (f for f in self._frames if not _INSTALLED.search(f[0]))
+        user = next((f"{path}:{line} in {function}" for path, line, function in own), None)
+        cause = excerpt(self._cause) if self._cause else None
+        return Traceback(tuple(reversed(frames[:_FRAMES_KEPT])), user, cause, tuple(self._stamped))

@@ -9,7 +9,7 @@ import sys
 import pytest
 
 HEAVY = {"redis", "pydantic", "submitit", "jinja2", "rich", "msgspec", "ruamel", "asyncio", "platformdirs"}
-COMMANDS = ["init", "render", "config", "completion", "dump", "status", "ci", "ci run"]
+COMMANDS = ["init", "render", "config", "completion", "dump", "status", "nodes", "nodes suspect", "ci", "ci run"]
 
 
 def imported(*arguments: str) -> set[str]:

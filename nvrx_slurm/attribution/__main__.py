@@ -1,0 +1,128 @@
+"""`python -m nvrx_slurm.attribution`: the desk, which the controller starts; lines of JSON in and out."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import signal
+import sys
+from asyncio import StreamReader
+from pathlib import Path
+
+import msgspec
+
+from nvrx_slurm.attribution.desk import Afterwards, Desk
+from nvrx_slurm.attribution.pipes import standard_streams
+from nvrx_slurm.attribution.sources import sources_of
+from nvrx_slurm.clock import SystemClock
+from nvrx_slurm.config import env
+from nvrx_slurm.errors import NvrxError, UsageError
+from nvrx_slurm.files import JobFiles
+from nvrx_slurm.log import get_logger, set_up
+from nvrx_slurm.processes import die_with
+from nvrx_slurm.verdicts import Attribution, AttributionPlan, FailureKey, Inquiry, Wire
+
+log = get_logger("attribution")
+
+LINE_BYTES = 16 << 20
+"""An inquiry names every node and process of a cycle."""
+
+
+class Line(Wire, frozen=True, kw_only=True):
+    """What the controller says: one of `ask` (with `settled` as a yes or no), `settled`, `judged`."""
+
+    ask: Inquiry | None = None
+    settled: FailureKey | bool = False
+    judged: msgspec.Raw = msgspec.Raw(b"")  # its type takes long to load
+
+
+class _FaultTolerance(Wire, frozen=True, kw_only=True):
+    attribution: AttributionPlan = AttributionPlan()
+
+
+class _Plan(Wire, frozen=True, kw_only=True):
+    """Of plan.json, what the desk needs: the rest takes long to load."""
+
+    fault_tolerance: _FaultTolerance = _FaultTolerance()
+
+
+def main() -> None:
+    """Serve until standard input ends. Raises UsageError where the job folder has no plan."""
+    die_with(os.getppid(), signal.SIGKILL)
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is the controller's to hear
+    set_up("attribution")
+    folder = env.job_folder()
+    if folder is None:
+        raise UsageError("the desk is started by the controller, with NVRX_JOB_FOLDER in its environment")
+    plan = read_plan(JobFiles(folder).plan_path)
+    asyncio.run(_until_the_end(plan, folder))
+
+
+async def _until_the_end(plan: AttributionPlan, folder: Path) -> None:
+    await serve(plan, folder)
+    os._exit(0)  # the loop's own end would wait for its threads, and one may hang on a file system
+
+
+def read_plan(path: Path) -> AttributionPlan:
+    """Whom to ask, from plan.json. Raises UsageError."""
+    try:
+        return msgspec.json.decode(path.read_bytes(), type=_Plan).fault_tolerance.attribution
+    except (OSError, msgspec.DecodeError) as error:
+        raise UsageError(f"{path} does not say which sources of attribution to ask: {error}") from None
+
+
+async def serve(plan: AttributionPlan, folder: Path) -> None:
+    """Answer what comes on standard input, until it ends."""
+    clock = SystemClock()
+    reader, writer = await standard_streams(LINE_BYTES)
+
+    async def answered(key: FailureKey, attribution: Attribution) -> None:
+        writer.write(msgspec.json.encode({"answer": {"key": key, "attribution": attribution}}) + b"\n")
+        await writer.drain()
+
+    def afterwards() -> Afterwards:
+        from nvrx_slurm.attribution.postprocessing import Afterwards
+
+        return Afterwards(plan, folder, clock=clock)
+
+    sources = sources_of(plan, folder=folder, clock=clock)
+    desk = Desk(sources, afterwards, timeout_s=plan.timeout_s, answered=answered)
+    desk.open()
+    await _read(reader, desk)
+    await desk.close()
+
+
+async def _read(reader: StreamReader, desk: Desk) -> None:
+    while True:
+        await desk.room()
+        try:
+            line = await reader.readline()
+        except ValueError:
+            log.error("a line of more than %d bytes is not read", LINE_BYTES)
+            continue
+        if not line:
+            return
+        try:
+            heed(msgspec.json.decode(line, type=Line), desk)
+        except msgspec.DecodeError as error:
+            log.error("not a line for the desk (%s): %.120r", error, line)
+
+
+def heed(line: Line, desk: Desk) -> None:
+    """Do what one line says."""
+    if line.ask is not None:
+        desk.ask(line.ask, settled=line.settled is True)
+    if isinstance(line.settled, FailureKey):
+        desk.settled(line.settled)
+    if line.judged:
+        from nvrx_slurm.attribution.postprocessing import Judged
+
+        desk.judged(msgspec.json.decode(line.judged, type=Judged))
+
+
+if __name__ == "__main__":
+    try:
+        main()
+    except NvrxError as error:
+        print(f"nvrx-slurm attribution: error: {error}", file=sys.stderr)
+        sys.exit(error.exit_code)

@@ -1,0 +1,169 @@
+"""The desk: hears of failures, asks every source once about each, and hands the answers back as they come.
+
+    controller ── ask, settled, judged ──▶ Desk ── one ask a source ──▶ sources
+               ◀──────── answer ─────────   └── judged ──▶ post-processing
+
+One event loop, in a process of its own (`python -m nvrx_slurm.attribution`): whatever a source does, the controller
+goes on.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable, Coroutine, Sequence
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any, Protocol
+
+from nvrx_slurm.attribution.sources.base import Source
+from nvrx_slurm.log import get_logger
+from nvrx_slurm.verdicts import Attribution, FailureKey, Inquiry, Verdict
+
+if TYPE_CHECKING:
+    from nvrx_slurm.attribution.postprocessing import Decided, Judged
+
+log = get_logger("attribution")
+
+MOST_KEPT = 64
+"""So many failures whose answers have all come are remembered."""
+
+MOST_AT_WORK = 4096
+"""With so much under way no further line is read."""
+
+ANSWERS_S = 1.5
+SPOOL_S = 0.5
+AFTERWARDS_S = 3.0
+"""Once nothing more is asked: how long the answers may still take, then decisions on their way into the spool, then
+those who are told of them."""
+
+CLOSED = "the controller went away before the answer came"
+
+Answered = Callable[[FailureKey, Attribution], Awaitable[None]]
+
+
+class Afterwards(Protocol):
+    """What follows from a decision. Neither raises."""
+
+    async def decided(self, decided: Decided) -> None: ...
+    async def close(self, timeout_s: float) -> None: ...
+
+
+@dataclass(slots=True)
+class Case:
+    """One failure: what each source says of it, or will."""
+
+    inquiry: Inquiry
+    settled: asyncio.Event = field(default_factory=asyncio.Event)
+    answers: list[asyncio.Task[Attribution]] = field(default_factory=list)
+
+    @property
+    def is_open(self) -> bool:
+        return not all(answer.done() for answer in self.answers)
+
+
+class Desk:
+    """`answered` gets one attribution for each source and ask, and may take its time.
+
+    Each source bounds its own answer (`sources.guard`); `timeout_s` is what it is given. `afterwards` is called when
+    the first decision comes.
+    """
+
+    def __init__(
+        self,
+        sources: Sequence[Source],
+        afterwards: Callable[[], Afterwards],
+        *,
+        timeout_s: float,
+        answered: Answered,
+    ) -> None:
+        self._sources, self._make_afterwards = sources, afterwards
+        self._timeout_s, self._answered = timeout_s, answered
+        self._afterwards: Afterwards | None = None
+        self._cases: dict[FailureKey, Case] = {}  # the oldest first
+        self._work: set[asyncio.Task[None]] = set()
+
+    def open(self) -> None:
+        """Get all sources ready, meanwhile."""
+        for source in self._sources:
+            self._do(source.open())
+
+    def ask(self, inquiry: Inquiry, *, settled: bool) -> None:
+        """Ask every source; of one that was asked about this key before, the same answer is told again."""
+        case = self._cases.get(inquiry.key) or self._open(inquiry)
+        if settled:
+            case.settled.set()
+        for source, answer in zip(self._sources, case.answers, strict=True):
+            self._do(self._tell(inquiry.key, source.name, answer))
+
+    def settled(self, key: FailureKey) -> None:
+        """All workers of the cycle are gone. Of a key that is not known: old news."""
+        if key in self._cases:
+            self._cases[key].settled.set()
+
+    def judged(self, judged: Judged) -> None:
+        """Tell others what was decided, once all sources have answered."""
+        self._do(self._conclude(judged))
+
+    async def room(self) -> None:
+        """Wait until there is room for one more line."""
+        while len(self._work) >= MOST_AT_WORK:
+            await asyncio.wait(self._work, return_when=asyncio.FIRST_COMPLETED)
+
+    async def close(self) -> None:
+        """Nothing more is asked: finish what is in hand, within five seconds and a moment."""
+        answers = [answer for case in self._cases.values() for answer in case.answers]
+        if answers:
+            await asyncio.wait(answers, timeout=ANSWERS_S)
+        for answer in answers:
+            answer.cancel()
+        if self._work:
+            await asyncio.wait(self._work, timeout=SPOOL_S)
+        closing = [source.close() for source in self._sources]
+        if self._afterwards is not None:
+            closing.append(self._afterwards.close(timeout_s=AFTERWARDS_S))
+        await asyncio.gather(*closing)
+
+    def _open(self, inquiry: Inquiry) -> Case:
+        self._forget()
+        case = self._cases[inquiry.key] = Case(inquiry)
+        for source in self._sources:
+            ask = source.ask(inquiry, settled=case.settled, timeout_s=self._timeout_s)
+            case.answers.append(asyncio.create_task(ask))
+        return case
+
+    def _forget(self) -> None:
+        """The oldest of what is more than can be kept; never one that is open."""
+        over = len(self._cases) + 1 - MOST_KEPT
+        closed = [key for key, case in self._cases.items() if not case.is_open] if over > 0 else []
+        for key in closed[:over]:
+            del self._cases[key]
+
+    async def _tell(self, key: FailureKey, source: str, answer: asyncio.Task[Attribution]) -> None:
+        await asyncio.wait({answer})
+        said = (
+            Attribution(source=source, verdict=Verdict.UNKNOWN, problem=CLOSED)
+            if answer.cancelled()
+            else answer.result()
+        )
+        await self._answered(key, said)
+
+    async def _conclude(self, judged: Judged) -> None:
+        from nvrx_slurm.attribution.postprocessing import Decided
+
+        case = self._cases.get(judged.key) or Case(Inquiry(key=judged.key, paths=()))  # a desk before this one asked
+        if case.is_open:
+            await asyncio.wait(case.answers)
+        said = tuple(answer.result() for answer in case.answers if not answer.cancelled())
+        self._afterwards = self._afterwards or self._make_afterwards()
+        await self._afterwards.decided(
+            Decided(key=judged.key, inquiry=case.inquiry, attributions=said, judged=judged)
+        )
+
+    def _do(self, work: Coroutine[Any, Any, None]) -> None:
+        task = asyncio.create_task(work)
+        self._work.add(task)
+        task.add_done_callback(self._done)
+
+    def _done(self, task: asyncio.Task[None]) -> None:
+        self._work.discard(task)
+        if not task.cancelled() and (error := task.exception()) is not None:
+            log.error("the desk goes on after: %r", error)

@@ -1,0 +1,83 @@
+"""What a service or an assistant answers, checked before anything believes it."""
+
+from __future__ import annotations
+
+from typing import Literal
+
+import msgspec
+from msgspec.structs import replace
+
+from nvrx_slurm.errors import SourceError
+from nvrx_slurm.verdicts import Attribution, Evidence, FailureKey, Wire
+
+MOST_BYTES = 1 << 20
+"""An answer that is longer is none."""
+
+MOST_TEXT = 4_000
+MOST_LINE = 400
+MOST_SECONDARY = 32
+"""What of an answer goes into the journal."""
+
+
+class Answer(Wire, frozen=True, kw_only=True):
+    """How far an inquiry has come. `done`: `attribution` is the last word; before, it is what the logs have said so
+    far, and `revision` counts how often that changed. `failed`: `problem` says why."""
+
+    key: str
+    state: Literal["tracked", "queued", "running", "done", "failed"]
+    id: str = ""
+    attribution: Attribution | None = None
+    problem: str | None = None
+    revision: int = 0
+
+    @property
+    def is_final(self) -> bool:
+        return self.state in ("done", "failed")
+
+
+def read_answer(data: bytes | str, key: FailureKey) -> Answer:
+    """An answer from its JSON. Raises SourceError that says what is wrong with it."""
+    try:
+        answer = msgspec.json.decode(data, type=Answer)
+    except (msgspec.DecodeError, UnicodeError) as error:
+        raise SourceError(f"the answer is not what docs/attrsvc.md says: {error}: {_excerpt(data)}") from None
+    return checked(answer, key)
+
+
+def checked(answer: Answer, key: FailureKey) -> Answer:
+    """The answer, if it is one to this question and tells what it has to. Raises SourceError."""
+    if answer.key != str(key):
+        raise SourceError(f"the answer is about another failure: {answer.key[:MOST_LINE]!r} instead of {str(key)!r}")
+    if answer.state == "done" and answer.attribution is None:
+        raise SourceError("the answer says `done` and has no attribution")
+    if answer.attribution is not None and not 0.0 <= answer.attribution.confidence <= 1.0:
+        raise SourceError(f"the answer's confidence is {answer.attribution.confidence:g}; it must lie in 0 … 1")
+    return answer
+
+
+def verdict_of(answer: Answer) -> Attribution:
+    """The attribution of an answer that is done. Raises SourceError for one that failed or has none."""
+    if answer.state == "failed" or answer.attribution is None:
+        raise SourceError(answer.problem or f"it says {answer.state!r} and no more")
+    return answer.attribution
+
+
+def trimmed(attribution: Attribution) -> Attribution:
+    """The same with texts and lists of a length that the journal can hold."""
+    return replace(
+        attribution,
+        explanation=attribution.explanation[:MOST_TEXT],
+        hint=attribution.hint[:MOST_TEXT],
+        problem=attribution.problem and attribution.problem[:MOST_TEXT],
+        primary=attribution.primary and _short(attribution.primary),
+        secondary=tuple(_short(evidence) for evidence in attribution.secondary[:MOST_SECONDARY]),
+    )
+
+
+def _short(evidence: Evidence) -> Evidence:
+    return evidence if len(evidence.text) <= MOST_LINE else replace(evidence, text=evidence.text[:MOST_LINE])
+
+
+def _excerpt(data: bytes | str) -> str:
+    start = data[:80]
+    return repr(start.decode(errors="replace") if isinstance(start, bytes) else start)

@@ -1,0 +1,57 @@
+"""Where a service is, and what opens it. Read anew at each request: it may have moved, or its token changed."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+
+import msgspec
+
+from nvrx_slurm.attribution.sources.base import Unanswered
+from nvrx_slurm.config import env
+from nvrx_slurm.errors import SourceError
+from nvrx_slurm.verdicts import Wire
+
+MANAGED_NAME = "attrsvc.json"
+
+
+class Place(Wire, frozen=True, kw_only=True):
+    """A service's URL, without a slash at its end, and its bearer token."""
+
+    url: str
+    token: str | None = None
+
+    def __repr__(self) -> str:
+        return f"Place({self.url!r})"  # a token never comes into a log
+
+
+Locate = Callable[[], Place]
+"""Says where the service is now. Raises Unanswered, SourceError, and ConfigError for a token file."""
+
+
+def fixed_place(url: str, token_file: str | None) -> Locate:
+    """A service at a URL; its token from the file, or else from NVRX_SLURM_ATTRSVC_TOKEN."""
+
+    def locate() -> Place:
+        from nvrx_slurm.attribution.postprocessing.secrets import token_of
+
+        token = token_of(token_file, env.attrsvc_token(), key="fault_tolerance.attribution.token_file")
+        return Place(url=url.rstrip("/"), token=token)
+
+    return locate
+
+
+def managed_place(folder: Path) -> Locate:
+    """The service that the job's own batch host runs: it may be started again, on another port."""
+    path = folder / MANAGED_NAME
+
+    def locate() -> Place:
+        try:
+            place = msgspec.json.decode(path.read_bytes(), type=Place)
+        except FileNotFoundError:
+            raise Unanswered(f"the job's own service has not started yet: there is no {path}") from None
+        except (OSError, msgspec.DecodeError) as error:
+            raise SourceError(f"{path} does not say where the job's own service is: {error}") from None
+        return Place(url=place.url.rstrip("/"), token=place.token)
+
+    return locate

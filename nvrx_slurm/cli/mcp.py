@@ -1,0 +1,58 @@
+"""`nvrx-slurm mcp`: the tools of attribution for an assistant."""
+
+from __future__ import annotations
+
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import click
+
+from nvrx_slurm.cli.options import folder_option
+
+MOST_FAILURES = 3
+
+
+@click.command()
+@click.option(
+    "--root",
+    "roots",
+    multiple=True,
+    type=click.Path(path_type=Path, exists=True, file_okay=False),
+    help="Read logs below this folder only; repeatable. Without it: whatever you may read.",
+)
+@click.option(
+    "--rules",
+    multiple=True,
+    type=click.Path(path_type=Path, exists=True, dir_okay=False),
+    help="A file of your own rules, beside the shipped ones; repeatable.",
+)
+@folder_option
+def mcp(roots: tuple[Path, ...], rules: tuple[Path, ...], folder: Path) -> None:
+    """Serve the tools of attribution to an assistant, over standard input and output (MCP).
+
+    Tools: attribute, analyze_paths, explain_job, list_rules, explain_rule.
+    """
+    from nvrx_slurm.attribution.sources.base import need
+
+    need("mcp")
+    from nvrx_slurm.attribution.mcp_server import serve
+
+    serve(rules=rules, roots=roots, explain=partial(_explain, folder))
+
+
+def _explain(base: Path, job_id: str) -> dict[str, Any]:
+    """How the job stands, as `status --json` has it, and its last failures, as `explain --json` has them."""
+    import msgspec
+
+    from nvrx_slurm.report import snapshot, source
+    from nvrx_slurm.report.explanation import explanation
+    from nvrx_slurm.report.failures import failures
+    from nvrx_slurm.report.jobs import find_job, read_plan
+
+    job = find_job(base, job_id)
+    plan = read_plan(job)
+    stories = failures(plan, job, source.so_far(job)).stories[-MOST_FAILURES:] if plan else ()
+    told = [explanation(story, job=job_id, name=plan.name) for story in reversed(stories)] if plan else []
+    status = msgspec.json.decode(snapshot.as_json(snapshot.take(job)))
+    return {"status": status, "failures": msgspec.json.decode(msgspec.json.encode(told))}

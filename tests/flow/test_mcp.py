@@ -1,0 +1,143 @@
+"""`nvrx-slurm mcp`, as an assistant's program uses it: a process, the official client, standard input and output."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import AsyncIterator, Callable
+from contextlib import AbstractAsyncContextManager, asynccontextmanager
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import pytest
+from mcp import StdioServerParameters, stdio_client
+from mcp.client.session import ClientSession
+
+from nvrx_slurm.verdicts import Attribution, FailureKey, Inquiry, Verdict
+from tests.harness import Gate, RunningJob, gate_plan
+
+TOOLS = ["analyze_paths", "attribute", "explain_job", "explain_rule", "list_rules"]
+OWN_RULE = """
+warp_core.breach:
+  fault: warp_core_breach
+  pattern: 'warp core breach'
+  verdict: STOP
+  scope: user_code
+  severity: 74
+  hint: Eject it.
+  reference: https://example.org/warp
+  sample: ['main: warp core breach imminent']
+  not_sample: ['warp core nominal']
+"""
+
+Connect = Callable[..., AbstractAsyncContextManager[ClientSession]]
+
+
+@asynccontextmanager
+async def connect(*options: object) -> AsyncIterator[ClientSession]:
+    """A session with a server that has initialised."""
+    arguments = ["-P", "-m", "nvrx_slurm", "mcp", *map(str, options)]
+    async with (
+        stdio_client(StdioServerParameters(command=sys.executable, args=arguments)) as streams,
+        ClientSession(*streams, read_timeout_seconds=60.0) as session,
+    ):
+        await session.initialize()
+        yield session
+
+
+async def call(session: ClientSession, tool: str, **arguments: Any) -> Any:
+    """What the tool answers; its message where it failed."""
+    result = await session.call_tool(tool, arguments)
+    return result.content[0].text if result.is_error else result.structured_content  # type: ignore[union-attr]
+
+
+@pytest.fixture
+def logs(tmp_path: Path) -> Path:
+    """A folder with the log of a worker that will fail again."""
+    folder = tmp_path / "logs"
+    folder.mkdir()
+    (folder / "rank-1.err").write_text(
+        "Traceback (most recent call last):\n"
+        '  File "/w/train.py", line 12, in main\n'
+        "ModuleNotFoundError: No module named 'foo'\n"
+    )
+    return folder
+
+
+async def test_an_assistant_gets_from_a_log_to_its_rule(logs: Path) -> None:
+    """The tools are listed with what they take; one says what failed, another what the rule behind it means."""
+    async with connect("--root", logs) as session:
+        tools = {tool.name: tool for tool in (await session.list_tools()).tools}
+        assert sorted(tools) == TOOLS
+        assert all(tool.description and tool.input_schema["properties"] for tool in tools.values())
+        found = msgspec.convert(await call(session, "analyze_paths", paths=[str(logs)]), Attribution)
+        assert (found.verdict, found.ranks) == (Verdict.STOP, (1,))
+        assert found.primary is not None and "No module named 'foo'" in found.primary.text
+        rule = await call(session, "explain_rule", name=found.primary.rule)
+        assert (rule["fault"], rule["hint"]) == (found.fault, found.hint)
+        listed = await call(session, "list_rules", fault=found.fault)
+        assert found.primary.rule in [one["name"] for one in listed["rules"]]
+
+
+async def test_an_inquiry_is_answered_under_its_key(logs: Path) -> None:
+    """`attribute` answers as the service does, so that either can be a source."""
+    key = FailureKey(job="/jobs/1", generation=0, replica="main-0", cycle=2, rank=1)
+    inquiry = Inquiry(key=key, paths=(str(logs),), pids={1: 4711})
+    async with connect() as session:
+        answer = await call(session, "attribute", inquiry=msgspec.to_builtins(inquiry, str_keys=True), settled=True)
+    assert (answer["key"], answer["state"]) == (str(key), "done")
+    assert answer["attribution"]["verdict"] == "STOP"
+
+
+async def test_only_what_lies_below_the_roots_is_read(logs: Path, tmp_path: Path) -> None:
+    """Neither a path elsewhere, nor `..`, nor a link that leads out, nor one inside of a folder, gets out of them."""
+    secret = tmp_path / "secret.log"
+    secret.write_text("RuntimeError: s3cret\n")
+    inside = logs / "inside"
+    inside.mkdir()
+    (inside / "link.log").symlink_to(secret)
+    asked = [secret, logs / ".." / "secret.log", inside / "link.log", inside, "/etc"]
+    async with connect("--root", logs) as session:
+        for path in asked:
+            refusal = await call(session, "analyze_paths", paths=[str(path)])
+            assert f"is outside of what may be read: {logs}" in refusal
+            assert "s3cret" not in refusal
+
+
+async def test_a_mistake_is_told_in_one_sentence(logs: Path) -> None:
+    """What is not there, is named with what there is; the session goes on."""
+    mistakes = {
+        "no rule 'nope'": ("explain_rule", {"name": "nope"}),
+        "no rule is of the fault 'nope'; there are": ("list_rules", {"fault": "nope"}),
+        "inquiry: Object missing required field `key`": ("attribute", {"inquiry": {}}),
+        "holds no jobs": ("explain_job", {"job": "../../etc"}),
+        "nowhere": ("analyze_paths", {"paths": [str(logs / "nowhere")]}),
+    }
+    async with connect("--folder", logs / "jobs") as session:
+        for sentence, (tool, arguments) in mistakes.items():
+            said = await call(session, tool, **arguments)
+            assert sentence in said
+            assert "Traceback" not in said
+
+
+async def test_own_rules_are_known_too(logs: Path, tmp_path: Path) -> None:
+    """A file of the user's rules is part of the catalogue, and of what the analysis recognises."""
+    (tmp_path / "mine.yaml").write_text(OWN_RULE)
+    (logs / "rank-1.err").write_text("main: warp core breach imminent\n")
+    async with connect("--rules", tmp_path / "mine.yaml") as session:
+        assert (await call(session, "explain_rule", name="warp_core.breach"))["hint"] == "Eject it."
+        found = await call(session, "analyze_paths", paths=[str(logs)])
+        assert found["fault"] == "warp_core_breach"
+
+
+async def test_a_job_is_explained(gate: Gate, run_local: Callable[..., RunningJob], tmp_path: Path) -> None:
+    """Of a job that ran here is told how it ended, and of its failure the rank, the decision and who made it."""
+    job = run_local(gate_plan(gate, tmp_path, nodes=1, spares=0, workers=1, max_restarts=0))
+    gate.wait(1, cycle=0)[0].go(7)
+    assert job.finish() == 1
+    async with connect("--folder", job.folder.path.parent) as session:
+        told = await call(session, "explain_job", job=job.folder.job_id)
+    assert told["status"]["exit_code"] == 1
+    (failure,) = told["failures"]
+    assert failure["inquiry"]["failed"]["exit_code"] == 7
+    assert (failure["decided"]["action"], failure["decided"]["by"]) == ("stop", "budget")

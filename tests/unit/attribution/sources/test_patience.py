@@ -1,0 +1,81 @@
+"""When an early look at the logs is enough."""
+
+from __future__ import annotations
+
+import asyncio
+
+import pytest
+
+from nvrx_slurm.attribution.sources.patience import is_conclusive, look_twice
+from nvrx_slurm.verdicts import Attribution, Scope, Verdict
+from tests.unit.attribution.sources.scripted import inquiry_of, said
+
+PATIENT_S = 30.0
+
+
+@pytest.mark.parametrize(
+    ("attribution", "rank", "conclusive"),
+    [
+        pytest.param(said(Verdict.STOP), 3, True, id="the failing rank's own words"),
+        pytest.param(said(Verdict.RESTART), 3, True, id="a restart on its own words"),
+        pytest.param(said(Verdict.STOP, rank=5), 3, False, id="what a peer says may follow from it"),
+        pytest.param(said(Verdict.RESTART, scope=Scope.NETWORK), 3, False, id="any rank says so whose peer has gone"),
+        pytest.param(said(Verdict.UNKNOWN), 3, False, id="nothing known"),
+        pytest.param(said(Verdict.TIMEOUT), 3, False, id="no answer"),
+        pytest.param(said(Verdict.STOP, primary=None), 3, False, id="no evidence"),
+        pytest.param(said(Verdict.RESTART, rank=5), None, True, id="of a lost node nobody's own words will come"),
+        pytest.param(None, 3, False, id="none at all"),
+    ],
+)
+def test_what_is_conclusive(attribution: Attribution | None, rank: int | None, conclusive: bool) -> None:
+    """A verdict that rests on the failing rank's own line; every other may change as logs are written out."""
+    assert is_conclusive(attribution, inquiry_of(rank=rank)) is conclusive
+
+
+class Logs:
+    """Logs that say one thing while they are written, and another when they are whole."""
+
+    def __init__(self, early: Attribution, late: Attribution) -> None:
+        self.early, self.late = early, late
+        self.looks: list[bool] = []
+
+    async def look(self, whole: bool) -> Attribution:
+        self.looks.append(whole)
+        return self.late if whole else self.early
+
+
+async def view(logs: Logs, settled: asyncio.Event, patience_s: float = PATIENT_S) -> Attribution:
+    return await look_twice(logs.look, inquiry_of(), settled=settled, patience_s=patience_s)
+
+
+async def test_a_conclusive_view_is_not_waited_on() -> None:
+    """The failing rank has said what happened: nobody waits for the others to end."""
+    logs = Logs(said(Verdict.STOP), said(Verdict.RESTART))
+    assert (await view(logs, asyncio.Event())).verdict is Verdict.STOP
+    assert logs.looks == [False]
+
+
+async def test_half_a_view_is_taken_again_when_the_logs_are_whole() -> None:
+    """A peer's timeout came out first; the failing rank's own line wins once it is written."""
+    logs, settled = Logs(said(Verdict.RESTART, rank=0), said(Verdict.STOP)), asyncio.Event()
+    asking = asyncio.create_task(view(logs, settled))
+    await asyncio.wait({asking}, timeout=0.01)
+    assert not asking.done()
+    settled.set()
+    assert (await asking).verdict is Verdict.STOP
+    assert logs.looks == [False, True]
+
+
+async def test_whole_logs_are_looked_at_once() -> None:
+    """Where all workers are gone already, there is no early view."""
+    logs, settled = Logs(said(Verdict.UNKNOWN), said(Verdict.STOP)), asyncio.Event()
+    settled.set()
+    assert (await view(logs, settled)).verdict is Verdict.STOP
+    assert logs.looks == [True]
+
+
+async def test_patience_ends() -> None:
+    """Workers that do not end in time leave the early view."""
+    logs = Logs(said(Verdict.RESTART, rank=0), said(Verdict.STOP))
+    assert (await view(logs, asyncio.Event(), patience_s=0.01)).verdict is Verdict.RESTART
+    assert logs.looks == [False]

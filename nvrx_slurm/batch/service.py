@@ -6,6 +6,7 @@ Its address and token are in `attrsvc.json` in the job folder (0600) while it ru
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import signal
 import sys
 from asyncio.subprocess import DEVNULL, PIPE, Process
@@ -14,6 +15,7 @@ from pathlib import Path
 
 import msgspec
 
+from nvrx_slurm.batch.children import send_signal
 from nvrx_slurm.files import write_private
 from nvrx_slurm.folder import LOOPBACK, JobFolder
 from nvrx_slurm.ids import new_secret
@@ -22,6 +24,8 @@ from nvrx_slurm.processes import dies_with_parent
 from nvrx_slurm.records import Plan
 
 log = get_logger("batch")
+
+READ_BYTES = 64 << 10
 
 PAUSES_S = (0.5, 1.0, 2.0, 5.0, 10.0, 30.0)
 """Before it is started again. A job without its service goes on: it restarts without a verdict."""
@@ -36,10 +40,14 @@ class ManagedService:
         self.process: Process | None = None
 
     async def keep(self) -> None:
-        """Start it, again and again, until cancelled."""
-        write_private(self._token_path, self._token.encode())
+        """Start it, again and again, until cancelled. Whatever it does, and a full disk, costs the job nothing but
+        its verdicts."""
         for attempt in range(sys.maxsize):
-            await self._run_once()
+            try:
+                await self._run_once()
+            except (OSError, ValueError) as error:
+                log.error("the attribution service: %s", error)
+                await self._end()
             pause_s = PAUSES_S[min(attempt, len(PAUSES_S) - 1)]
             log.warning("the attribution service ended; starting it again in %g s", pause_s)
             await asyncio.sleep(pause_s)
@@ -47,10 +55,13 @@ class ManagedService:
     def clear_away(self) -> None:
         """Its address and its secret; what it found out stays."""
         for path in (self._folder.service_path, self._token_path, self._port_path):
-            path.unlink(missing_ok=True)
+            with contextlib.suppress(OSError):  # the job ends all the same
+                path.unlink(missing_ok=True)
 
     async def _run_once(self) -> None:
-        self._port_path.unlink(missing_ok=True)
+        for path in (self._folder.service_path, self._port_path):  # of one that ran here before, with another token
+            path.unlink(missing_ok=True)
+        write_private(self._token_path, self._token.encode())
         with self._folder.node_log("attrsvc").open("ab") as errors:
             self.process = await asyncio.create_subprocess_exec(
                 *self._argv(),
@@ -65,10 +76,16 @@ class ManagedService:
         if await self.process.stdout.readline():  # it says so when it listens
             url = f"http://{LOOPBACK}:{self._port_path.read_text().strip()}"
             write_private(self._folder.service_path, msgspec.json.encode({"url": url, "token": self._token}))
-        while await self.process.stdout.readline():
+        while await self.process.stdout.read(READ_BYTES):
             pass
         await self.process.wait()
         self._folder.service_path.unlink(missing_ok=True)
+
+    async def _end(self) -> None:
+        """It is of no use: nobody knows where it listens."""
+        if self.process is not None and self.process.returncode is None:
+            send_signal(self.process, signal.SIGKILL)
+            await self.process.wait()
 
     def _argv(self) -> list[str]:
         argv = [sys.executable, "-P", "-m", "nvrx_slurm", "attrsvc", "--managed", "--bind", f"{LOOPBACK}:0"]

@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import math
 import signal
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
@@ -66,7 +67,7 @@ CATCH_UP_S = 0.05
 LAST_WORDS_S = 5.0
 """How long the store may keep a controller whose job has ended."""
 
-AFTERWARDS_S, LEDGER_S = 6.0, 1.0
+AFTERWARDS_S, LEDGER_S = 6.0, 3.0  # longer than the desk still waits for answers
 LEASE_BEATS = 3
 KEEP_KEYS_S = 3600
 """How long a site's own store keeps the keys of a job that has ended."""
@@ -125,7 +126,7 @@ class Controller:
         self.job: Job = new_job(plan)
         self.mirror = outside.mirror
         self.queue: asyncio.Queue[Heard] = asyncio.Queue()
-        self.inbox_read_at = clock.monotonic()
+        self.inbox_read_at = -math.inf  # not yet: what was said while nobody led comes before any deadline
         self.witnesses = Witnesses(
             plan=plan,
             info=info,

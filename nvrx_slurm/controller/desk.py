@@ -27,7 +27,13 @@ from nvrx_slurm.verdicts import Attribution, FailureKey, Inquiry, Wire
 log = get_logger("controller")
 
 MOST_STARTS = 5
-"""A desk that dies so often is left alone: the failures that it was asked about have no verdict."""
+"""A desk that dies so often in a row is left alone: the failures that it was asked about have no verdict."""
+
+STABLE_S = 60.0
+"""A desk that lived this long was no failed start: a job of weeks may lose one now and then."""
+
+PAUSES_S = (0.0, 0.0, 0.1, 0.5, 2.0)
+"""Before it is started again, after so many failed starts: what ails the host may be over by then."""
 
 LINE_BYTES = 4 << 20
 Answered = Callable[[FailureKey, Attribution], None]
@@ -62,6 +68,10 @@ class Desk(Protocol):
     async def close(self, within_s: float) -> None:
         """Let it finish what follows from its answers, up to `within_s`; then it is gone."""
         ...
+
+
+def _line(message: dict[str, Any]) -> bytes:
+    return msgspec.json.encode(message) + b"\n"
 
 
 class _Answer(msgspec.Struct):
@@ -102,8 +112,10 @@ class DeskProcess:
             self._say({"settled": key})
 
     def judged(self, judged: Judged) -> None:
-        self._open.pop(judged.key, None)
+        inquiry, settled = self._open.pop(judged.key, None), judged.key in self._settled
         self._settled.discard(judged.key)
+        if inquiry is not None and not self._is_up:
+            self._unsent.append(_line({"ask": inquiry, "settled": settled}))  # it is told with what is known of it
         self._say({"judged": judged})
 
     async def close(self, within_s: float) -> None:
@@ -120,31 +132,38 @@ class DeskProcess:
 
     def _say(self, message: dict[str, Any]) -> None:
         self.open()
-        line = msgspec.json.encode(message) + b"\n"
-        if self._process is None or self._process.stdin is None or self._process.stdin.is_closing():
-            self._unsent.append(line)
-        else:
-            self._process.stdin.write(line)
+        if self._task is not None and self._task.done():  # it is left alone
+            self._unsent = []
+        elif self._process is not None and self._process.stdin is not None and self._is_up:
+            self._process.stdin.write(_line(message))
+        elif "judged" in message:
+            self._unsent.append(_line(message))  # what is open the next one is asked anyway
+
+    @property
+    def _is_up(self) -> bool:
+        stdin = self._process.stdin if self._process is not None else None
+        return stdin is not None and not stdin.is_closing()
 
     # ---- the process
 
     async def _keep(self) -> None:
         while not self._closing and self._starts < MOST_STARTS:
             self._starts += 1
+            began = asyncio.get_running_loop().time()
             try:
                 process = await self._start()
             except OSError as error:
                 log.error("the attribution desk cannot be started: %s", error)
-                return
-            await self._hear(process)
-            code = await process.wait()
-            self._process = None
-            if not self._closing:
-                log.warning("the attribution desk ended (%s); see %s", code, self._log_path)
-                self._unsent = [
-                    msgspec.json.encode({"ask": inquiry, "settled": key in self._settled}) + b"\n"
-                    for key, inquiry in self._open.items()
-                ]
+            else:
+                await self._hear(process)
+                code = await process.wait()
+                self._process = None
+                if not self._closing:
+                    log.warning("the attribution desk ended (%s); see %s", code, self._log_path)
+            if asyncio.get_running_loop().time() - began > STABLE_S:
+                self._starts = 0
+            if not self._closing and self._starts < MOST_STARTS:
+                await asyncio.sleep(PAUSES_S[self._starts])
 
     async def _start(self) -> Process:
         with self._log_path.open("ab") as errors:
@@ -158,7 +177,8 @@ class DeskProcess:
                 preexec_fn=dies_with_parent(signal.SIGKILL),
             )
         assert process.stdin is not None
-        process.stdin.writelines(self._unsent)
+        asks = [_line({"ask": inquiry, "settled": key in self._settled}) for key, inquiry in self._open.items()]
+        process.stdin.writelines([*asks, *self._unsent])
         self._unsent = []
         self._process = process
         return process
@@ -177,7 +197,8 @@ class DeskProcess:
                 return
             try:
                 answer = msgspec.json.decode(line, type=_Line).answer
-            except msgspec.DecodeError as error:
+                msgspec.msgpack.encode(answer.attribution)  # the journal takes no number beyond 64 bits
+            except (msgspec.DecodeError, UnicodeError, RecursionError, OverflowError) as error:
                 log.error("the attribution desk has sent what is no answer (%s): %.200r", error, line)
                 continue
             self._answered(answer.key, answer.attribution)

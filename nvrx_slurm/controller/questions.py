@@ -10,7 +10,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass, field
 
 from nvrx_slurm.controller.desk import Desk, Judged
-from nvrx_slurm.core.state import Case, Job, Phase
+from nvrx_slurm.core.state import Case, Job, NodeState, Phase
 from nvrx_slurm.files import JobFiles
 from nvrx_slurm.records import (
     AttributionAsked,
@@ -59,7 +59,7 @@ class Questions:
                 self._known, self._to_ask = {}, []
             case RoundClosed():
                 self._cycle(record).started_at = t
-                self._known.pop((record.replica, record.cycle - EARLIER - 1), None)
+                self._forget_old(record)
             case WorkersStarted():
                 self._cycle(record).pids.update(record.pids)
             case WorkerFailed():
@@ -145,9 +145,19 @@ class Questions:
             )
         )
 
+    def _forget_old(self, closed: RoundClosed) -> None:
+        """A job that fails fast is cycles ahead of slow sources: what the desk has yet to hear of is kept."""
+        for key in [key for key in self._known if key[0] == closed.replica and key[1] < closed.cycle - EARLIER]:
+            case = self._job.cases.get(key)
+            if self._known[key].told or case is None or not case.sources:
+                del self._known[key]
+
     def _is_settled(self, case: Case) -> bool:
         """Whether the workers of the cycle that failed are gone, all that can be waited for."""
         replica = self._job.replicas[case.replica]
+        if replica.cycle == case.cycle:  # there is no next round
+            nodes = [self._job.nodes[name] for name in case.members]
+            return not any(node.state is NodeState.ACTIVE and node.replica == replica.id for node in nodes)
         return replica.cycle > case.cycle and not (replica.phase is Phase.ROUND and replica.awaited)
 
     def _cycle(self, record: _OfACycle) -> _Known:

@@ -178,7 +178,7 @@ def judge_what_can(job: Job, now: float) -> list[Decision]:
 
 
 def judge_rest(job: Job, now: float) -> list[Decision]:
-    """The job ends: what has not been answered by now is not waited for, and the failures are told of all the same."""
+    """The job ends: what has not been answered by now is not waited for; the failures are told of all the same."""
     left = [case for case in job.cases.values() if case.sources and not case.judged]
     return [decision for case in left for decision in _judge(job, case, now)]
 

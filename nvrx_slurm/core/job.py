@@ -226,7 +226,7 @@ def _progress(job: Job, fact: Progress, now: float) -> list[Decision] | None:
     replica = _running(job, fact, fact.replica, fact.cycle)
     if replica is None:
         return _refuse(job, fact)
-    progress.reached(replica, fact.step)
+    progress.began(replica, fact.step)
     return []
 
 

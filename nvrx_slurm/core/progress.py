@@ -10,11 +10,16 @@ def is_judged(job: Job) -> bool:
     return job.plan.fault_tolerance.progress.max_cycles is not None
 
 
+def began(replica: Replica, step: int) -> None:
+    """A worker tells its first step of the cycle."""
+    replica.first_step = step if replica.first_step is None else min(step, replica.first_step)
+    reached(replica, step)
+
+
 def reached(replica: Replica, step: int | None) -> None:
     """Somebody says how far the cycle has come."""
     if step is None:
         return
-    replica.first_step = step if replica.first_step is None else min(step, replica.first_step)
     replica.reached = step if replica.reached is None else max(step, replica.reached)
 
 
@@ -45,7 +50,6 @@ def _gained(replica: Replica) -> int:
     if replica.reached is None:
         return 0
     before = replica.best_step
-    if before is None:  # it may have begun at a checkpoint of an earlier job
-        assert replica.first_step is not None
-        before = replica.first_step - 1
+    if before is None:  # it may have begun at a checkpoint of an earlier job; a file or a log does not tell
+        before = 0 if replica.first_step is None else replica.first_step - 1
     return replica.reached - before

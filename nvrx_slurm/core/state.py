@@ -88,7 +88,7 @@ class Replica:
     stamps: Stamps | None = None
     held: bool = False  # the round could close, and waits for a verdict
     restarted_at: list[float] = field(default_factory=list)  # after failed workers
-    first_step: int | None = None  # of the running cycle, or of the one that has just failed
+    first_step: int | None = None  # that a worker told, of the running cycle or of the one that has just failed
     reached: int | None = None  # its highest
     best_step: int | None = None  # the highest of the cycles before it
     no_progress: int = 0  # how many cycles in a row have made too few steps

@@ -175,6 +175,8 @@ def _read(told: Explanation, bounds: FaultTolerance) -> Iterator[tuple[str, Mood
     else:
         judged = told.judged
         acted = "acted on" if judged.acted else "dry run, not acted on" if ours.dry_run else "no reason to stop"
+        if judged.verdict is Verdict.STOP and not (judged.acted or ours.dry_run):
+            acted = "not acted on"
         waited = f", waited for {seconds(judged.waited_s)}" if judged.waited_s else ""
         yield (
             f"{judged.verdict} ({ours.aggregation} of {plural(len(ours.sources), 'source')}; {acted}{waited})",

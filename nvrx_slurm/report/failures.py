@@ -75,6 +75,7 @@ class Failures:
         self._by_key: dict[Key, Story] = {}
         self._controller: ControllerStarted | None = None
         self._worlds: dict[str, int] = {}
+        self._ending: Story | None = None  # the failure that ends the job
 
     def take(self, entry: Entry) -> None:
         record = entry.record
@@ -98,12 +99,14 @@ class Failures:
                 story.judged = record
             case RestartDecided() if story := self._story(record.replica, record.cycle):
                 story.decided, story.decided_at, story.decider = record, entry.t, self._controller
+                self._ending = story if record.action in ("stop", "fail_job") else self._ending
             case Shutdown():
                 self.exit_code = record.exit_code
-                if self.stories and self.stories[-1].running_again_at is None:
-                    self.stories[-1].shutdown = record
+                last = self.stories[-1] if self.stories and self.stories[-1].running_again_at is None else None
+                if ended := self._ending or last:
+                    ended.shutdown = record
             case JobStarted():
-                self.exit_code = None
+                self.exit_code, self._ending = None, None
 
     def _open(self, now: float, best: dict[str, int | None]) -> None:
         for case in self.job.cases.values():

@@ -252,6 +252,7 @@ class _Server(ThreadingHTTPServer):
 
 class _Handler(BaseHTTPRequestHandler):
     protocol_version = "HTTP/1.1"
+    disable_nagle_algorithm = True  # or a body waits 40 ms for the acknowledgement of its header
     server: _Server
 
     def setup(self) -> None:

@@ -11,7 +11,7 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from nvrx_slurm.controller.desk import MOST_STARTS, DeskProcess
+from nvrx_slurm.controller.desk import MOST_STARTS, DeskProcess, Judged
 from nvrx_slurm.folder import JobFolder
 from nvrx_slurm.processes import is_alive
 from nvrx_slurm.records import FaultTolerance, Plan, RolePlan
@@ -64,6 +64,10 @@ def inquiry_of(folder: JobFolder, cycle: int = 0) -> Inquiry:
     )
 
 
+def judged(folder: JobFolder) -> Judged:
+    return Judged(key=inquiry_of(folder).key, verdict="STOP", acted=True, why="lib: STOP", action="stop")
+
+
 def pid_of(desk: DeskProcess) -> int:
     assert desk._process is not None
     return desk._process.pid
@@ -105,6 +109,48 @@ async def test_desk_that_always_dies_is_left_alone(folder: JobFolder, monkeypatc
     async with asyncio.timeout(ANSWER_S):
         await desk._task
     assert desk._starts == MOST_STARTS
+    desk.ask(inquiry_of(folder, cycle=1), settled=True)
+    desk.judged(judged(folder))
+    assert desk._unsent == []
+    await desk.close(ANSWER_S)
+
+
+async def test_desk_that_dies_now_and_then_is_started_each_time(
+    folder: JobFolder, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Only deaths in a row count: jobs last for weeks."""
+    monkeypatch.setattr("nvrx_slurm.controller.desk.STABLE_S", 0.0)
+    heard = Heard()
+    desk = DeskProcess(folder.node_log("attribution"), heard)
+    desk.ask(inquiry_of(folder), settled=True)
+    for _ in range(MOST_STARTS + 1):
+        await heard.next()
+        os.kill(pid_of(desk), signal.SIGKILL)
+    await heard.next()
+    await desk.close(ANSWER_S)
+
+
+async def test_a_moment_without_processes_is_survived(folder: JobFolder, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A host that cannot fork just now can a second later."""
+    heard, executable = Heard(), sys.executable
+    desk = DeskProcess(folder.node_log("attribution"), heard)
+    monkeypatch.setattr(sys, "executable", "/no/such/python")
+    desk.ask(inquiry_of(folder), settled=True)
+    await asyncio.sleep(0)
+    assert desk._starts == 1
+    monkeypatch.setattr(sys, "executable", executable)
+    assert (await heard.next())[1].verdict is Verdict.STOP
+    await desk.close(ANSWER_S)
+
+
+async def test_what_is_judged_while_no_desk_runs_is_told_to_the_next(folder: JobFolder) -> None:
+    """With the question that it is about; what is open is asked once."""
+    desk = DeskProcess(folder.node_log("attribution"), Heard())
+    desk.ask(inquiry_of(folder), settled=True)
+    desk.ask(inquiry_of(folder, cycle=1), settled=False)
+    desk.judged(judged(folder))
+    assert [sorted(msgspec.json.decode(line)) for line in desk._unsent] == [["ask", "settled"], ["judged"]]
+    assert [key.cycle for key in desk._open] == [1]
     await desk.close(ANSWER_S)
 
 
@@ -114,6 +160,10 @@ async def test_lines_that_are_no_answers_are_passed_over(folder: JobFolder) -> N
     desk = DeskProcess(folder.node_log("attribution"), heard)
     reader = asyncio.StreamReader()
     answer = {"key": inquiry_of(folder).key, "attribution": Attribution(source="lib", verdict=Verdict.RESTART)}
+    for wrong in (b'"ranks":[99999999999999999999]', b'"hint":"\xff"', b'"x":' + b"[" * 9999 + b"]" * 9999):
+        said = b'{"source":"lib","verdict":"STOP",' + wrong + b"}"
+        key = msgspec.json.encode(inquiry_of(folder).key)
+        reader.feed_data(b'{"answer":{"key":' + key + b',"attribution":' + said + b"}}\n")
     reader.feed_data(b"hello\n{}\n" + msgspec.json.encode({"answer": answer}) + b"\n")
     reader.feed_eof()
 

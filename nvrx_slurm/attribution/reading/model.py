@@ -63,12 +63,11 @@ class Hit:
 class Scan:
     """What was read and found. Files are named by their path as a string.
 
-    `hits` are in the order of `files` and lines; of each file and rule the first 8 and the last 8. Noise has none, nor
-    has a line that noise matches. `counts`: (file,
-    rule) → lines; exact up to 256, above that an estimate, by how often the rule's literals stand in the file.
-    `tails`: file → its last lines, at most 20. `first_t` and `last_t`: file → seconds since the epoch, of the first
-    and the last stamp near its beginning and its end. `problems`: what could not be read, and why; a scan that was
-    stopped says so here.
+    `hits` are in the order of `files` and lines; of each file and rule the first 8 and the last 8. Noise has none,
+    nor has a line that noise matches. `counts`: (file, rule) → lines; exact up to 256, above that an estimate, by how
+    often the rule's literals stand in the file. `tails`: file → its last lines, at most 20. `first_t` and `last_t`:
+    file → seconds since the epoch, of the first and the last stamp near its beginning and its end. `problems`: what
+    could not be read, and why; a scan that was stopped says so here.
     """
 
     hits: tuple[Hit, ...]

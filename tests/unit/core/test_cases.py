@@ -13,6 +13,8 @@ from nvrx_slurm.records import (
     Attributed,
     AttributionAsked,
     AttributionJudged,
+    ControllerStarted,
+    HangBounds,
     JobEnded,
     NodeReady,
     Plan,
@@ -399,6 +401,16 @@ def test_steps_that_nodes_find_in_files_count() -> None:
         for node in ("n1", "n2"):
             fleet.tell(NodeReady(**fleet.by(node), replica="main-0", cycle=cycle, port=1, step=step))
     assert [each.no_progress for each in fleet.said(RestartDecided)] == [0, 0]
+
+
+def test_a_first_cycle_whose_begin_nobody_told_counts_in_full() -> None:
+    """An iteration file tells where it ended only: a needless stop is worse than one more cycle."""
+    fleet = fleet_of(AttributionPlan(), progress=ProgressPlan(max_cycles=1, min_steps=10))
+    for cycle, reached in ((1, 500), (2, 505)):
+        fleet.fail("n1")
+        for node in ("n1", "n2"):
+            fleet.tell(NodeReady(**fleet.by(node), replica="main-0", cycle=cycle, port=1, step=reached))
+    assert [each.no_progress for each in fleet.said(RestartDecided)] == [0, 1]
 
 
 def test_progress_is_judged_once_the_failed_replica_has_told_its_steps() -> None:

@@ -13,7 +13,7 @@ from nvrx_slurm.records import Attributed, ControllerStarted, FaultTolerance, Pl
 from nvrx_slurm.report import explanation, hindsight, plain
 from nvrx_slurm.report.failures import Failures, failures
 from nvrx_slurm.verdicts import Attribution, AttributionPlan, Evidence, Scope, Verdict
-from tests.unit.report.recorder import BEGIN, Recorder, plain_plan
+from tests.unit.report.recorder import BEGIN, Recorder, plain_plan, roles_plan
 
 FILES = JobFiles(Path("/jobs/42"))
 LINE = Evidence(
@@ -100,6 +100,29 @@ def test_a_late_verdict_is_told_to_be_late() -> None:
     says(recorder, Verdict.STOP)
     assert "STOP (too late: dropped)" in page(recorder)
     assert "read      TIMEOUT (any of 1 source; no reason to stop, waited for" in page(recorder)
+
+
+def test_the_end_belongs_to_the_failure_that_it_was_decided_for() -> None:
+    """Another replica may have failed since; what ends the job is no part of its story."""
+    bounds = plan(dry_run=False).fault_tolerance
+    recorder = Recorder(msgspec.structs.replace(roles_plan(), fault_tolerance=bounds))
+    recorder.join()
+    recorder.fail("n2", 0, replica="rollout-0", exit_code=1)
+    recorder.fail("n3", 0, replica="rollout-1", exit_code=1)
+    answer = Attribution(source="lib", verdict=Verdict.STOP)
+    recorder.tell(Attributed(replica="rollout-0", cycle=0, rank=0, attribution=answer))
+    first, second = told(recorder).stories
+    assert first.shutdown is not None
+    assert second.shutdown is None
+
+
+def test_a_stop_that_comes_while_the_job_ends_is_said_not_to_be_acted_on() -> None:
+    """It was a reason to stop, all the same."""
+    recorder = running(dry_run=False)
+    recorder.fail("n1", 3, exit_code=1, step=80)
+    recorder.cancel()
+    says(recorder, Verdict.STOP)
+    assert "read      STOP (any of 1 source; not acted on)" in page(recorder)
 
 
 def test_the_inquiry_holds_what_the_journal_knew() -> None:

@@ -44,6 +44,12 @@ exec /shared/venv/bin/python -P -m nvrx_slurm.batch --cluster slurm -- \
   "workdir": "/home/me",
   "folder": "/shared/jobs",
   "fault_tolerance": {
+    "progress": {},
+    "attribution": {
+      "enable_lib": true,
+      "timeout_s": 60.0,
+      "decision_timeout_s": 10.0
+    },
     "quarantine_after": 2,
     "heartbeat_interval_s": 0.5,
     "heartbeat_timeout_s": 20.0,

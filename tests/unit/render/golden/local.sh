@@ -29,6 +29,12 @@ exec /shared/venv/bin/python -P -m nvrx_slurm.batch --cluster local <<'NVRX_PLAN
   "workdir": "/home/me",
   "folder": "/shared/jobs",
   "fault_tolerance": {
+    "progress": {},
+    "attribution": {
+      "enable_lib": true,
+      "timeout_s": 60.0,
+      "decision_timeout_s": 10.0
+    },
     "heartbeat_interval_s": 1.0,
     "heartbeat_timeout_s": 15.0,
     "startup_timeout_s": 60.0,

@@ -1,0 +1,108 @@
+"""What is read beside the scan."""
+
+from __future__ import annotations
+
+import gzip
+import shutil
+import threading
+from pathlib import Path
+
+import pytest
+
+from nvrx_slurm.attribution.analysis import Gathered
+from nvrx_slurm.attribution.catalogue import load_catalogue
+from nvrx_slurm.attribution.gathering import Gathering, context, frame_of, tail_of
+from nvrx_slurm.attribution.reading import LogFile, find_logs, scan
+
+DUMPS = Path(__file__).parent / "analysis" / "dumps"
+
+STACKS = """\
+=== 2026-11-21T18:00:00Z no progress for 30 s | rank 3, pid 4711 (python)
+Current thread 0x00007f6eba0f1740 (most recent call first):
+  File "/work/train.py", line 9 in older
+
+=== 2026-11-21T18:10:00Z no progress for 30 s | rank 3, pid 4711 (python)
+Thread 0x00007f6eba101700 (most recent call first):
+  File "/work/loader.py", line 7 in fetch
+
+Current thread 0x00007f6eba0f1740 (most recent call first):
+  File "/work/train.py", line 41 in step
+  File "/work/train.py", line 60 in <module>
+
+=== 2026-11-21T18:10:00Z no progress for 30 s | rank 3, pid 4712 (python)
+Current thread 0x00007f6eba0f1740 (most recent call first):
+  File "/work/child.py", line 1 in work
+"""
+
+
+def log(path: Path, rank: int | None = None) -> LogFile:
+    """Of one rank, or of many."""
+    return LogFile(path, rank, None, "mixed" if rank is None else "err")
+
+
+@pytest.mark.parametrize("packed", [False, True])
+def test_the_tail_has_the_scans_offsets(tmp_path: Path, packed: bool) -> None:
+    """So that what follows a hit is found, in packed files too."""
+    text = "".join(f"line {number}\n" for number in range(1000)).encode()
+    path = tmp_path / "train.log"
+    path.write_bytes(gzip.compress(text) if packed else text)
+    lines = [line for line in tail_of(log(path), most_bytes=100) if line.text]
+    assert [line.text for line in lines][-2:] == ["line 998", "line 999"]
+    assert all(text[line.offset :].startswith(line.text.encode() + b"\n") for line in lines)
+    assert sum(len(line.text) + 1 for line in lines) <= 100
+
+
+def test_the_tail_knows_whose_line_it_is(tmp_path: Path) -> None:
+    """By the labels of srun, which are taken off; colours too."""
+    path = tmp_path / "slurm-1.out"
+    path.write_text("".join(f"{number % 4}: \x1b[31mstep {number}\x1b[0m\n" for number in range(40)))
+    lines = [line for line in tail_of(log(path)) if line.text]
+    assert [(line.rank, line.text) for line in lines][-2:] == [(2, "step 38"), (3, "step 39")]
+
+
+def test_a_file_that_is_gone_has_no_tail(tmp_path: Path) -> None:
+    """Nor a context."""
+    assert list(tail_of(log(tmp_path / "gone"))) == []
+    assert context(tmp_path / "gone", 3) == []
+
+
+def test_the_last_dump_of_a_rank_tells_where_it_is(tmp_path: Path) -> None:
+    """Its worker's main thread, not a child's."""
+    path = tmp_path / "rank-3.txt"
+    path.write_text(STACKS)
+    assert frame_of(path) == "train.py:41 in step"
+
+
+@pytest.mark.parametrize(
+    ("line", "numbers"), [(1, [1, 2, 3]), (500, [498, 499, 500, 501, 502]), (1000, [998, 999, 1000])]
+)
+def test_the_lines_around_one(tmp_path: Path, line: int, numbers: list[int]) -> None:
+    """With their numbers; at the edges there are fewer."""
+    path = tmp_path / "train.log"
+    path.write_text("\n".join(f"line {number}" for number in range(1, 1001)))
+    assert context(path, line, before=2, after=2) == [(number, f"line {number}") for number in numbers]
+
+
+def gathered(folder: Path, stop: threading.Event | None = None) -> Gathered:
+    """From all that lies in a folder."""
+    scanned = scan(find_logs([folder], None), load_catalogue())
+    return Gathering(scanned, stop or threading.Event()).all()
+
+
+def test_dumps_are_read_where_they_lie(tmp_path: Path) -> None:
+    """One that is broken, or does not tell its rank, is a problem and keeps no other from being read."""
+    shutil.copy(DUMPS / "nccl_trace_rank_0", tmp_path / "nccl_trace_rank_0")
+    (tmp_path / "nccl_trace_rank_1").write_bytes((DUMPS / "nccl_trace_rank_1").read_bytes()[:500])
+    shutil.copy(DUMPS / "trace_2.json", tmp_path / "trace_x.json")
+    found = gathered(tmp_path)
+    assert [dump.rank for dump in found.dumps] == [0]
+    assert len(found.problems) == 2
+    assert any("nccl_trace_rank_1: no plain pickle: ends early" in problem for problem in found.problems)
+    assert any("its name does not tell the rank" in problem for problem in found.problems)
+
+
+def test_it_ends_when_it_is_told_to() -> None:
+    """With what was read until then."""
+    stop = threading.Event()
+    stop.set()
+    assert gathered(DUMPS, stop).dumps == ()

@@ -1,0 +1,97 @@
+"""A job's own attribution service may do what it likes: the job goes on."""
+
+from __future__ import annotations
+
+import asyncio
+import sys
+from pathlib import Path
+
+import msgspec
+import pytest
+
+from nvrx_slurm.batch.service import ManagedService
+from nvrx_slurm.folder import JobFolder
+from nvrx_slurm.processes import is_alive
+from tests.unit.core.fleet import plain
+
+WITHIN_S = 30.0
+
+
+class Scripted(ManagedService):
+    """It runs a few lines of Python instead, which may have `port` written first."""
+
+    def __init__(self, folder: JobFolder, script: str) -> None:
+        super().__init__(plain(), folder, {})
+        self.script, self.ends = script, 0
+
+    def _argv(self) -> list[str]:
+        return [sys.executable, "-c", self.script, str(self._port_path)]
+
+    async def _run_once(self) -> None:
+        try:
+            await super()._run_once()
+        finally:
+            self.ends += 1
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> JobFolder:
+    folder = JobFolder(tmp_path / "42")
+    folder.create()
+    return folder
+
+
+async def until(said: object) -> None:
+    async with asyncio.timeout(WITHIN_S):
+        while not said():  # type: ignore[operator]  # noqa: ASYNC110 -- it is another process that does it
+            await asyncio.sleep(0.01)
+
+
+@pytest.mark.parametrize(
+    "script",
+    [
+        pytest.param("print('listening', flush=True); import time; time.sleep(99)", id="tells no port"),
+        pytest.param("print('x' * 200_000)", id="says too much"),
+        pytest.param("raise SystemExit(3)", id="ends"),
+    ],
+)
+async def test_a_service_that_is_no_use_is_started_again(folder: JobFolder, script: str) -> None:
+    """Nothing of it ends the task that keeps it, and with it the job."""
+    service = Scripted(folder, script)
+    keeping = asyncio.create_task(service.keep())
+    await until(lambda: keeping.done() or service.ends == 2)
+    assert not keeping.done()
+    keeping.cancel()
+    await asyncio.wait([keeping])
+    assert service.process is not None
+    await asyncio.wait_for(service._end(), WITHIN_S)
+    assert not is_alive(service.process.pid)
+
+
+async def test_a_folder_that_takes_no_file_is_survived(folder: JobFolder) -> None:
+    """A disk that is full is the job's trouble already."""
+    service = Scripted(folder, "")
+    service._token_path.mkdir()
+    keeping = asyncio.create_task(service.keep())
+    await until(lambda: keeping.done() or service.ends == 1)
+    assert not keeping.done()
+    keeping.cancel()
+    await asyncio.wait([keeping])
+
+
+async def test_the_address_is_this_ones_or_none(folder: JobFolder) -> None:
+    """One that ran before, on another host, may have left its own: nobody is to be told our secret there."""
+    folder.service_path.write_text("{}")
+    script = "import sys, time; time.sleep(0.2); open(sys.argv[1], 'w').write('4711'); print(1, flush=True)"
+    script += "; time.sleep(99)"
+    service = Scripted(folder, script)
+    keeping = asyncio.create_task(service.keep())
+    await until(lambda: service.process)
+    assert not folder.service_path.exists()
+    await until(folder.service_path.exists)
+    assert msgspec.json.decode(folder.service_path.read_bytes())["url"] == "http://127.0.0.1:4711"
+    keeping.cancel()
+    await asyncio.wait([keeping])
+    await asyncio.wait_for(service._end(), WITHIN_S)
+    service.clear_away()
+    assert not folder.service_path.exists()

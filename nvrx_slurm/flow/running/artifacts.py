@@ -94,6 +94,8 @@ class Artifacts:
         """Make the folder and the lease. Raises UsageError: it cannot be written, or holds another run."""
         try:
             self.path.mkdir(mode=0o700, parents=True, exist_ok=True)
+            if any(self.path.glob("*/attempt-*")):  # of a run that has ended, and left what did not pass
+                raise FileExistsError
             self._lock = self.lease.open("x")  # open until this process ends, however it ends
             fcntl.flock(self._lock, fcntl.LOCK_EX)
             print(os.getpid(), file=self._lock, flush=True)

@@ -74,6 +74,13 @@ def test_a_run_that_goes_on_is_known_from_outside(tmp_path):
     check_over(tmp_path / "a")
 
 
+def test_what_a_failed_run_has_left_is_not_mixed_with(tmp_path):
+    """Artifacts of an attempt that did not pass are kept: a second run there is refused before anything starts."""
+    (tmp_path / "a" / "flow" / "attempt-1").mkdir(parents=True)
+    with pytest.raises(UsageError, match="holds another run already; name another folder"):
+        Artifacts(tmp_path / "a").create()
+
+
 def test_artifacts_folder_that_cannot_be_made_is_a_usage_error(tmp_path):
     """A file stands in its way."""
     (tmp_path / "file").touch()

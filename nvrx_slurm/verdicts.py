@@ -35,7 +35,7 @@ class Scope(StrEnum):
 
 
 Aggregation = Literal["any", "all"]
-"""How many of the sources must say STOP: one, or each that answers with RESTART or STOP at all."""
+"""How many of the sources must say STOP: one, or every one of them."""
 
 
 class Wire(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):

@@ -35,6 +35,13 @@ STABLE_S = 60.0
 PAUSES_S = (0.0, 0.0, 0.1, 0.5, 2.0)
 """Before it is started again, after so many failed starts: what ails the host may be over by then."""
 
+DIES_S = 2.0
+"""How long a desk may take to end once it has closed its output."""
+
+SILENT_S = 900.0
+"""A desk that has answered nothing for so long hangs, as its sources all have bounds. It is ended when it is asked
+the next time."""
+
 LINE_BYTES = 4 << 20
 Answered = Callable[[FailureKey, Attribution], None]
 
@@ -95,6 +102,7 @@ class DeskProcess:
         self._settled: set[FailureKey] = set()
         self._unsent: list[bytes] = []
         self._closing = False
+        self._waiting_since: float | None = None  # the first question since it last said anything
 
     def open(self) -> None:
         if self._task is None:
@@ -102,6 +110,7 @@ class DeskProcess:
 
     def ask(self, inquiry: Inquiry, *, settled: bool) -> None:
         self._open[inquiry.key] = inquiry
+        self._end_if_it_hangs()
         if settled:
             self._settled.add(inquiry.key)
         self._say({"ask": inquiry, "settled": settled})
@@ -156,7 +165,7 @@ class DeskProcess:
                 log.error("the attribution desk cannot be started: %s", error)
             else:
                 await self._hear(process)
-                code = await process.wait()
+                code = await self._end_of(process)
                 self._process = None
                 if not self._closing:
                     log.warning("the attribution desk ended (%s); see %s", code, self._log_path)
@@ -183,6 +192,25 @@ class DeskProcess:
         self._process = process
         return process
 
+    async def _end_of(self, process: Process) -> int:
+        """One that says nothing any more and stays is ended: nobody would start the next."""
+        ending = asyncio.ensure_future(process.wait())
+        await asyncio.wait([ending], timeout=None if self._closing else DIES_S)
+        if not ending.done():
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(process.pid, signal.SIGKILL)
+        return await ending
+
+    def _end_if_it_hangs(self) -> None:
+        now = asyncio.get_running_loop().time()
+        if self._waiting_since is None:
+            self._waiting_since = now
+        elif self._process is not None and now - self._waiting_since > SILENT_S:
+            log.error("the attribution desk has answered nothing for %.0f s; it is ended", now - self._waiting_since)
+            self._waiting_since = now
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(self._process.pid, signal.SIGKILL)
+
     async def _hear(self, process: Process) -> None:
         assert process.stdout is not None
         while True:
@@ -195,6 +223,7 @@ class DeskProcess:
                 return
             if not line:
                 return
+            self._waiting_since = None
             try:
                 answer = msgspec.json.decode(line, type=_Line).answer
                 msgspec.msgpack.encode(answer.attribution)  # the journal takes no number beyond 64 bits

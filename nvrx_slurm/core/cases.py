@@ -129,11 +129,13 @@ def stops(job: Job, case: Case, now: float) -> bool:
     """Whether the answers end the job, however long its round will yet be open."""
     if case.decided or not case.waits or not is_settled(job, case, now):
         return False
-    return _read(job, case).verdict is Verdict.STOP
+    return _read(job, case, now).verdict is Verdict.STOP
 
 
-def read(sources: Sequence[str], answers: Mapping[str, Attribution], how: Aggregation) -> Reading:
-    """All answers as one verdict. Who has not answered in time counts as TIMEOUT."""
+def read(
+    sources: Sequence[str], answers: Mapping[str, Attribution], how: Aggregation, *, over: bool = True
+) -> Reading:
+    """All answers as one verdict. Who has not answered counts as TIMEOUT; `over`: their time is up."""
     said = {name: answers[name].verdict if name in answers else Verdict.TIMEOUT for name in sources}
     stopping = [name for name, verdict in said.items() if verdict is Verdict.STOP]
     if stopping and (how == "any" or len(stopping) == len(said)):
@@ -142,15 +144,14 @@ def read(sources: Sequence[str], answers: Mapping[str, Attribution], how: Aggreg
         verdict = Verdict.RESTART
     else:
         verdict = Verdict.TIMEOUT if Verdict.TIMEOUT in said.values() else Verdict.UNKNOWN
-    why = "; ".join(_told(name, said[name], answers.get(name)) for name in sources)
+    silent = "no answer in time" if over else "not waited for"
+    why = "; ".join(f"{name}: {_told(answers[name]) if name in answers else silent}" for name in sources)
     return Reading(verdict, why, _blamed(answers.values()))
 
 
-def _told(name: str, verdict: Verdict, answer: Attribution | None) -> str:
-    if answer is None:
-        return f"{name}: no answer in time"
+def _told(answer: Attribution) -> str:
     because = (answer.problem or answer.explanation).rstrip(".")
-    return f"{name}: {verdict}, {because}" if because else f"{name}: {verdict}"
+    return f"{answer.verdict}, {because}" if because else str(answer.verdict)
 
 
 def _blamed(answers: Iterable[Attribution]) -> tuple[str, ...]:
@@ -158,8 +159,9 @@ def _blamed(answers: Iterable[Attribution]) -> tuple[str, ...]:
     return tuple(sorted({node for each in speaking for node in each.nodes}))
 
 
-def _read(job: Job, case: Case) -> Reading:
-    return read(case.sources, case.answers, job.plan.fault_tolerance.attribution.aggregation)
+def _read(job: Job, case: Case, now: float) -> Reading:
+    how = job.plan.fault_tolerance.attribution.aggregation
+    return read(case.sources, case.answers, how, over=now >= case.due_at)
 
 
 # ------------------------------------------------------------------------------------------ deciding
@@ -207,7 +209,7 @@ def decide(job: Job, case: Case, now: float) -> list[Decision]:
     )
     if decided.action not in RESTARTS:
         return [*judged, decided]
-    if case.waits and (reading := _read(job, case)).verdict is Verdict.STOP:
+    if case.waits and (reading := _read(job, case, now)).verdict is Verdict.STOP:
         return [
             *judged,
             replace(decided, action="stop", by="attribution"),
@@ -226,7 +228,7 @@ def decide(job: Job, case: Case, now: float) -> list[Decision]:
 
 def _judge(job: Job, case: Case, now: float) -> list[Decision]:
     case.judged = True
-    reading = _read(job, case)
+    reading = _read(job, case, now)
     blamed = tuple(node for node in reading.blamed if node in case.members)
     if len(blamed) == len(case.members) > 1:  # what all nodes have in common is no node's fault
         blamed = ()

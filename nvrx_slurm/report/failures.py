@@ -20,6 +20,7 @@ from nvrx_slurm.records import (
     Entry,
     Fact,
     JobStarted,
+    NodeReady,
     Plan,
     RestartDecided,
     RoundClosed,
@@ -91,6 +92,8 @@ class Failures:
                 self._worlds[record.replica] = record.world_size
                 if story := self._story(record.replica, record.cycle - 1):
                     story.running_again_at = entry.t
+            case NodeReady() if story := self._story(record.replica, record.cycle - 1):
+                story.best_step = _best(story.best_step, record.step)
             case AttributionAsked() if story := self._story(record.replica, record.cycle):
                 story.asked = record
             case Attributed() if story := self._story(record.replica, record.cycle):

@@ -12,8 +12,8 @@ from nvrx_slurm.report.words import plural, seconds
 from nvrx_slurm.verdicts import Verdict
 
 Outcome = Literal["right", "wrong", "open"]
-"""`right`: the restarted job failed again and had made no new step. `wrong`: it made new steps, or it completed.
-`open`: it was ended, or runs on, before either could be seen."""
+"""`right`: the restarted job failed again and had made no new step (where it tells none: it failed in the same way).
+`wrong`: it made new steps, or it completed. `open`: it was ended, or runs on, before either could be seen."""
 
 MOODS: dict[str, Mood] = {"right": "good", "wrong": "bad", "open": "dim"}
 
@@ -96,9 +96,13 @@ def _outcome(told: Failures, story: Story, after: Story | None) -> Outcome:
         return "open"
     if after is None:
         return "wrong" if told.exit_code == 0 else "open"
-    if after.best_step is None:
-        return "right"
+    if after.best_step is None:  # no steps are told: only the same class of failure again says that it got nowhere
+        return "right" if _faults(story) & _faults(after) else "open"
     return "wrong" if story.best_step is None or after.best_step > story.best_step else "right"
+
+
+def _faults(story: Story) -> set[str]:
+    return {answer.attribution.fault for answer in story.answers} - {"unknown"}
 
 
 # --------------------------------------------------------------------------------------------- screen

@@ -130,6 +130,37 @@ async def test_desk_that_dies_now_and_then_is_started_each_time(
     await desk.close(ANSWER_S)
 
 
+async def test_desk_that_falls_silent_is_ended(folder: JobFolder, monkeypatch: pytest.MonkeyPatch) -> None:
+    """It has closed its output and lives on: the next one is started all the same."""
+    script = folder.path / "mute"
+    script.write_text("#!/bin/sh\nexec sleep 1000 >/dev/null\n")
+    script.chmod(0o700)
+    heard, executable = Heard(), sys.executable
+    desk = DeskProcess(folder.node_log("attribution"), heard)
+    monkeypatch.setattr(sys, "executable", str(script))
+    desk.ask(inquiry_of(folder), settled=True)
+    await asyncio.sleep(0)
+    monkeypatch.setattr(sys, "executable", executable)
+    assert (await heard.next())[1].verdict is Verdict.STOP
+    assert desk._starts == 2
+    await desk.close(ANSWER_S)
+
+
+async def test_desk_that_hangs_is_ended(folder: JobFolder, monkeypatch: pytest.MonkeyPatch) -> None:
+    """It lives and answers nothing: the next question finds that out, and another desk answers both."""
+    heard = Heard()
+    desk = DeskProcess(folder.node_log("attribution"), heard)
+    desk.ask(inquiry_of(folder), settled=True)
+    await heard.next()
+    desk.judged(judged(folder))
+    os.kill(pid_of(desk), signal.SIGSTOP)
+    desk.ask(inquiry_of(folder, cycle=1), settled=True)
+    monkeypatch.setattr("nvrx_slurm.controller.desk.SILENT_S", 0.0)
+    desk.ask(inquiry_of(folder, cycle=2), settled=True)
+    assert {(await heard.next())[0].cycle, (await heard.next())[0].cycle} == {1, 2}
+    await desk.close(ANSWER_S)
+
+
 async def test_a_moment_without_processes_is_survived(folder: JobFolder, monkeypatch: pytest.MonkeyPatch) -> None:
     """A host that cannot fork just now can a second later."""
     heard, executable = Heard(), sys.executable

@@ -16,7 +16,11 @@ MOST_BYTES = 1 << 20
 MOST_TEXT = 4_000
 MOST_LINE = 400
 MOST_SECONDARY = 32
+MOST_BLAMED = 1024
 """What of an answer goes into the journal."""
+
+MOST_RANK = (1 << 31) - 1
+"""No rank and no line has a greater number; the journal's MessagePack knows no integer beyond 64 bits."""
 
 
 class Answer(Wire, frozen=True, kw_only=True):
@@ -66,6 +70,11 @@ def trimmed(attribution: Attribution) -> Attribution:
     """The same with texts and lists of a length that the journal can hold."""
     return replace(
         attribution,
+        fault=attribution.fault[:MOST_LINE],
+        reference=attribution.reference[:MOST_LINE],
+        ranks=_plausible(attribution.ranks),
+        missing=_plausible(attribution.missing),
+        nodes=tuple(node[:MOST_LINE] for node in attribution.nodes[:MOST_BLAMED]),
         explanation=attribution.explanation[:MOST_TEXT],
         hint=attribution.hint[:MOST_TEXT],
         problem=attribution.problem and attribution.problem[:MOST_TEXT],
@@ -74,8 +83,20 @@ def trimmed(attribution: Attribution) -> Attribution:
     )
 
 
+def _plausible(ranks: tuple[int, ...]) -> tuple[int, ...]:
+    return tuple(rank for rank in ranks if 0 <= rank <= MOST_RANK)[:MOST_BLAMED]
+
+
 def _short(evidence: Evidence) -> Evidence:
-    return evidence if len(evidence.text) <= MOST_LINE else replace(evidence, text=evidence.text[:MOST_LINE])
+    return replace(
+        evidence,
+        file=evidence.file[:MOST_TEXT],
+        line=min(max(0, evidence.line), MOST_RANK),
+        text=evidence.text[:MOST_LINE],
+        rule=evidence.rule[:MOST_LINE],
+        rank=evidence.rank if evidence.rank is None or 0 <= evidence.rank <= MOST_RANK else None,
+        node=evidence.node and evidence.node[:MOST_LINE],
+    )
 
 
 def _excerpt(data: bytes | str) -> str:

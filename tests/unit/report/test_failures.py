@@ -9,7 +9,7 @@ import msgspec
 import pytest
 
 from nvrx_slurm.files import JobFiles
-from nvrx_slurm.records import Attributed, ControllerStarted, FaultTolerance, Plan, Tick
+from nvrx_slurm.records import Attributed, ControllerStarted, FaultTolerance, NodeReady, Plan, Tick
 from nvrx_slurm.report import explanation, hindsight, plain
 from nvrx_slurm.report.failures import Failures, failures
 from nvrx_slurm.verdicts import Attribution, AttributionPlan, Evidence, Scope, Verdict
@@ -190,3 +190,19 @@ def test_restarts_that_no_source_stopped_are_no_would_be_stops() -> None:
     says(recorder, Verdict.RESTART)
     found = hindsight.hindsight([("42", told(recorder), None)])
     assert (found.failures, found.stops, found.precision) == (1, (), None)
+
+
+def test_steps_that_are_found_after_the_failure_belong_to_it() -> None:
+    """Where nodes read them from a file or a log, a job that fails again at the same step has made no new one."""
+    recorder = running()
+    for cycle in (0, 1):
+        recorder.fail("n1", 3, exit_code=1, after_s=100.0)
+        says(recorder, Verdict.STOP, cycle=cycle)
+        for node in recorder.job.replicas["main-0"].order:
+            found = NodeReady(**recorder.agent(node), replica="main-0", cycle=cycle + 1, port=5001, step=500)
+            recorder.tell(found)
+        recorder.start_workers()
+    journal = told(recorder)
+    assert [story.best_step for story in journal.stories] == [500, 500]
+    found = hindsight.hindsight([("42", journal, recorder.now)])
+    assert [stop.outcome for stop in found.stops] == ["right", "open"]

@@ -1,6 +1,7 @@
 """`python -m ci.corpus` (`make corpus`): is the analysis right? Every labelled case of tests/corpus, in one table.
 
-`tests/corpus/dev` is there to write rules by; `tests/corpus/held_out` tests them on what their author has not seen.
+`tests/corpus/dev` is there to write rules by; `tests/corpus/held_out` tests them on what their author has not seen;
+`tests/corpus/fresh` is newer than the rules and measures them, without a promise.
 Of the held-out part the promise is: a STOP is true in 98 of 100 cases, and nine of ten true ones are found.
 """
 
@@ -190,7 +191,7 @@ def main() -> int:
         if chosen.failures:
             print("\n".join(misses(judged)))
         console.print(table(part, judged, chosen.by))
-        held = held and (part == "dev" or bool(chosen.only) or kept(judged))
+        held = held and (part != "held_out" or bool(chosen.only) or kept(judged))
     return int(not held)
 
 

@@ -354,7 +354,7 @@ class Attributed(Fact, frozen=True, kw_only=True, tag="attributed"):
 
 
 class Tick(Fact, frozen=True, kw_only=True, tag="tick"):
-    """A deadline of the core passed. Journaled only where it led to a decision."""
+    """A deadline of the core passed. Journaled only where it led to a decision, or to another deadline."""
 
 
 # ------------------------------------------------------------------------------------------ decisions

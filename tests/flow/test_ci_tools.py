@@ -78,7 +78,10 @@ def test_recorded_to_stdout(finished, tmp_path):
         subprocess.run(command, cwd=tmp_path, stdout=out, check=True, timeout=60)
     assert "job: flow.job.yaml" in (tmp_path / "flow.yaml").read_text()
     assert nvrx("check", ".", cwd=tmp_path).returncode == 0
-    (tmp_path / "own.yaml").write_text("name: mine\ncommand: python train.py\nnodes: 4\nworkers_per_node: 2\n")
+    (tmp_path / "own.yaml").write_text(
+        "name: mine\ncommand: python train.py\nnodes: 4\nworkers_per_node: 2\n"
+        "fault_tolerance: {attribution: {enable_lib: false}}\n"
+    )
     said = nvrx("record", "7", "--job", "own.yaml", cwd=tmp_path).stdout
     assert "job: own.yaml\noverrides: {spares: 2}\n" in said
 

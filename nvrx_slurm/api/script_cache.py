@@ -1,16 +1,14 @@
 """Prepared jobs that are kept, as `.pyc` files are: what has not changed is not loaded and rendered again.
 
-An entry's name is a SHA-256 over everything that a prepared job is made of (`key_of`), so none is ever stale; its
-first line is a SHA-256 over the rest. Whatever is wrong with the cache, jobs are prepared anew: nothing here raises.
+An entry's name is a SHA-256 over everything that a prepared job is made of (`key_of`), so none is ever stale.
+Whatever is wrong with the cache, jobs are prepared anew: nothing here raises.
 """
 
 from __future__ import annotations
 
-import contextlib
 import dataclasses
 import hashlib
 import json
-import os
 import sys
 from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
@@ -19,8 +17,8 @@ import nvrx_slurm
 from nvrx_slurm.api.prepared import PreparedJob
 from nvrx_slurm.config import env
 from nvrx_slurm.config.site import site_files
-from nvrx_slurm.files import write_private
 from nvrx_slurm.render.template import TEMPLATE, template_folder
+from nvrx_slurm.sealed import SealedFolder
 
 MOST_ENTRIES = 64
 _MAKERS = (
@@ -39,34 +37,17 @@ class ScriptCache:
     """Prepared jobs in a folder of their own, which is its user's alone (0700); the last used ones are kept."""
 
     def __init__(self, folder: Path) -> None:
-        self._folder = folder
+        self._entries = SealedFolder(folder, MOST_ENTRIES)
 
     def get(self, key: str) -> PreparedJob | None:
         """What was put under this key, or None."""
-        path = self._folder / key
-        try:
-            if not _is_private(self._folder):
-                return None
-            job = _decoded(key, path.read_bytes())
-            os.utime(path)  # the entries that were used last are kept
-        except (OSError, ValueError, TypeError):
-            return None
-        return job
+        body = self._entries.get(key)
+        return PreparedJob(**json.loads(body)) if body is not None else None
 
     def put(self, key: str, job: PreparedJob) -> None:
         """Keep it, unless it must be checked against the world each time, or the folder will not have it."""
-        if job.uses_site_store:
-            return
-        with contextlib.suppress(OSError):
-            self._folder.mkdir(mode=0o700, parents=True, exist_ok=True)
-            if _is_private(self._folder):
-                write_private(self._folder / key, _encoded(key, job))
-                self._trim()
-
-    def _trim(self) -> None:
-        by_age = sorted(os.scandir(self._folder), key=lambda entry: entry.stat().st_mtime_ns, reverse=True)
-        for entry in by_age[MOST_ENTRIES:]:
-            Path(entry.path).unlink()
+        if not job.uses_site_store:
+            self._entries.put(key, json.dumps(dataclasses.asdict(job)).encode())
 
 
 def key_of(job_file: Path, folder: Path, cluster: str, flags: Sequence[object]) -> str | None:
@@ -106,26 +87,3 @@ def _contents(paths: Iterable[Path]) -> Iterator[object]:
     for path in paths:
         yield str(path)
         yield path.read_bytes()
-
-
-def _is_private(folder: Path) -> bool:
-    """Whether nobody else can have put anything there. A relative folder is nobody's cache (no HOME is set)."""
-    status = folder.stat()
-    return folder.is_absolute() and status.st_uid == os.geteuid() and not status.st_mode & 0o077
-
-
-def _encoded(key: str, job: PreparedJob) -> bytes:
-    body = json.dumps(dataclasses.asdict(job)).encode()
-    return _seal(key, body) + b"\n" + body
-
-
-def _decoded(key: str, data: bytes) -> PreparedJob:
-    """Raises ValueError, TypeError for anything but what `_encoded` wrote under this key."""
-    seal, _, body = data.partition(b"\n")
-    if seal != _seal(key, body):
-        raise ValueError("torn, or another entry's")
-    return PreparedJob(**json.loads(body))
-
-
-def _seal(key: str, body: bytes) -> bytes:
-    return hashlib.sha256(key.encode() + body).hexdigest().encode()

@@ -17,6 +17,7 @@ from msgspec.structs import replace
 from nvrx_slurm.attribution.catalogue import load_catalogue
 from nvrx_slurm.attribution.examination import examine, logs_of
 from nvrx_slurm.attribution.reading import LogFile
+from nvrx_slurm.attribution.reading.prefilter import prefilter_of
 from nvrx_slurm.clock import Clock, SystemClock
 from nvrx_slurm.errors import SourceError
 from nvrx_slurm.threads import in_thread
@@ -81,6 +82,10 @@ class Analyzer:
             known = computation.rules_say if computation is not None else None
             answer = known or too_late(timeout_s)
         return replace(answer, latency_s=self._clock.monotonic() - began)
+
+    def warm_up(self) -> None:
+        """Compile the rules, which else the first analysis waits for. Blocks."""
+        prefilter_of(self._catalogue)
 
     async def close(self) -> None:
         """End all computations; whoever waits for one gets a SourceError."""

@@ -65,8 +65,13 @@ _CRASH = re.compile(
     """,
     re.VERBOSE,
 )
-_HEADER = "Traceback (most recent call last)"
-_LOGS_AN_ERROR = re.compile(r"\d\d:\d\d:\d\d.*\b(?:ERROR|CRITICAL|EXCEPTION)\b|\bE\d{4} \d\d:\d\d")
+
+TOLD_BESIDE = frozenset({"thread", "process"})
+"""Asides that ended something, if not the rank: worth telling."""
+
+_NEVER_ENDED = frozenset({"ignored", "task", "thread"})
+_MAY_HAVE_GONE_ON = frozenset({"process", "logged", "warned"})
+
 _MOST_CALM_AT_AN_END = 6
 _MOST_CALM_BEFORE_AN_END = 60
 
@@ -85,19 +90,24 @@ def aftermath(offset: int, rank: int | None, tail: Sequence[TailLine]) -> Afterm
     return Aftermath(kinds.count(Nature.PROGRESS), kinds.count(Nature.CALM))
 
 
-def is_logged(offset: int, tail: Sequence[TailLine]) -> bool:
-    """Whether the traceback that ends at `offset` was logged, by a logger's line right above it, rather than printed
-    when its process ended."""
-    above = [line.text for line in tail if line.offset < offset]
-    header = next((index for index in range(len(above) - 1, -1, -1) if _HEADER in above[index]), 0)
-    return header > 0 and _LOGS_AN_ERROR.search(above[header - 1]) is not None
+def may_have_gone_on(aside: str | None) -> bool:
+    """Whether a traceback is of those that a rank lives on with, unless it is seen to have ended."""
+    return aside in _MAY_HAVE_GONE_ON
 
 
-def finality(after: Aftermath, *, shared: bool) -> Finality:
-    """Judge by what followed. `shared`: other ranks, which go on a little, print into the same lines."""
-    most_progress = 3 if shared else 1
-    if after.progress > most_progress:
+def of_another(aside: str | None) -> bool:
+    """Whether a traceback is none that the rank's own end prints."""
+    return aside in _NEVER_ENDED or aside == "process"
+
+
+def finality(after: Aftermath, *, shared: bool, aside: str | None = None) -> Finality:
+    """Judge by what followed. `shared`: other ranks, which go on a little, print into the same lines. `aside`: what
+    stands above the traceback."""
+    most_progress = 3 if shared else 0 if may_have_gone_on(aside) else 1
+    if aside in _NEVER_ENDED or after.progress > most_progress:
         return Finality.SURVIVED
+    if aside == "process" and after.calm <= _MOST_CALM_BEFORE_AN_END:
+        return Finality.LIKELY
     if after.calm <= _MOST_CALM_AT_AN_END:
         return Finality.ENDED
     return Finality.LIKELY if after.calm <= _MOST_CALM_BEFORE_AN_END else Finality.SURVIVED

@@ -11,8 +11,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from nvrx_slurm.attribution.analysis import telling
+from nvrx_slurm.attribution.analysis.candidates import beside, causes, consequences
 from nvrx_slurm.attribution.analysis.endings import Ending, ending, is_sudden
-from nvrx_slurm.attribution.analysis.findings import OF_THE_MACHINE, Finding, causes, consequences, findings
+from nvrx_slurm.attribution.analysis.findings import OF_THE_MACHINE, Finding, findings
 from nvrx_slurm.attribution.analysis.first import first
 from nvrx_slurm.attribution.analysis.gathered import Gathered
 from nvrx_slurm.attribution.analysis.history import Earlier, fingerprint, repeat
@@ -40,10 +41,11 @@ def judged(inquiry: Inquiry, scan: Scan, gathered: Gathered) -> tuple[Attributio
         ended = ending(inquiry.failed)
         now = _ended_now(ended, inquiry.failed)
         ended = again_ended(ended, repeat(now, gathered.earlier))
-        return refined(_by_ending(inquiry, ended, waited, consequences(found)), waited), now
+        return refined(_by_ending(inquiry, ended, waited, found), waited), now
     now = _now(cause)
     others = [each for each in found if each.place != cause.place]
-    weight = weigh(cause, others, inquiry.failed, repeat(now, gathered.earlier), _lasted_s(inquiry, scan, cause))
+    again, lasted_s = repeat(now, gathered.earlier), _lasted_s(inquiry, scan, cause)
+    weight = weigh(cause, others, inquiry.failed, again, lasted_s, len(inquiry.nodes))
     answer = _by_line(inquiry, cause, others, waited, weight)
     return answer if cause.hit.rule.role == "cause" else refined(answer, waited), now
 
@@ -101,9 +103,10 @@ def _of(each: Finding) -> tuple[int, ...]:
     return () if each.rank is None else (each.rank,)
 
 
-def _by_ending(inquiry: Inquiry, end: Ending, waited: Waiting, after: Sequence[Finding]) -> Attribution:
+def _by_ending(inquiry: Inquiry, end: Ending, waited: Waiting, found: Sequence[Finding]) -> Attribution:
     """No line says anything: what is left are exit codes, signals, and who was waited for."""
     failed = inquiry.failed
+    after = consequences(found)
     own = () if failed is None or failed.rank is None else (failed.rank,)
     ranks = waited.ranks if failed is None or failed.hung else own
     return Attribution(
@@ -116,7 +119,7 @@ def _by_ending(inquiry: Inquiry, end: Ending, waited: Waiting, after: Sequence[F
         ranks=ranks,
         nodes=_nodes(inquiry, end.scope, ranks, failed.node if failed else None),
         missing=waited.ranks,
-        secondary=_folded(after),
+        secondary=_folded([*after, *beside(found)]),
         explanation=telling.explanation(end.sentence, telling.followed(after), telling.waited_for(waited)),
         hint=end.hint,
     )

@@ -12,7 +12,6 @@ from nvrx_slurm.attribution.analysis.aftermath import (
     TailLine,
     aftermath,
     finality,
-    is_logged,
     nature,
 )
 from nvrx_slurm.attribution.analysis.clocks import domain, offsets
@@ -26,9 +25,6 @@ STRONG_FROM = 50
 
 VAGUE_TO = 40
 """Rules of this severity and less recognise any exception: what peers of a failed rank raise, too."""
-
-LONG_BEFORE_S = 300.0
-"""A kernel's message that is older than this when a worker fails by itself has nothing to do with it."""
 
 GOES_ON_S = 30.0
 """A rank whose other file tells of progress this long after an error has survived it."""
@@ -81,6 +77,11 @@ class Finding:
         return self.hit.rule.severity >= STRONG_FROM
 
     @property
+    def aside(self) -> str | None:
+        """What stands above its traceback and tells that it may have ended no process."""
+        return self.hit.groups.get("aside")
+
+    @property
     def place(self) -> tuple[str, int]:
         return str(self.hit.file.path), self.hit.line
 
@@ -111,7 +112,7 @@ class _Placing:
         node = hit.groups.get("node") or hit.node or (self.inquiry.node_of(rank) if rank is not None else None)
         tail = self.tails.get(str(hit.file.path), ())
         since = None if hit.t is None else hit.t - self.ahead.get(domain(hit, self.inquiry) or "", 0.0)
-        t = since if _is_dated(hit, tail) else None
+        t = since if _is_dated(hit) else None
         return Finding(hit, rank, node, t, self._finality(hit, rank, t, tail), since)
 
     def _rank(self, hit: Hit, ranks: Mapping[int, int]) -> int | None:
@@ -136,15 +137,16 @@ class _Placing:
         own = hit.rank if hit.rank is not None else rank
         if own is not None and t is not None and self.progress.get(own, t) - t > GOES_ON_S:
             return Finality.SURVIVED
-        return finality(aftermath(hit.offset, own, tail), shared=hit.file.kind == "mixed")
+        after = aftermath(hit.offset, own, tail)
+        return finality(after, shared=hit.file.kind == "mixed", aside=hit.groups.get("aside"))
 
 
-def _is_dated(hit: Hit, tail: Sequence[TailLine]) -> bool:
+def _is_dated(hit: Hit) -> bool:
     """Whether a hit's time is its own. A traceback has that of the line above it, which may be hours older, unless a
     logger wrote both."""
     if hit.t is None or "frames" not in hit.groups:
         return True
-    return stamp_of(hit.text.encode(), hit.t) is not None or is_logged(hit.offset, tail)
+    return stamp_of(hit.text.encode(), hit.t) is not None or hit.groups.get("aside") == "logged"
 
 
 def last_progress(scan: Scan) -> dict[int, float]:
@@ -165,32 +167,3 @@ def _telling(hits: Sequence[Hit]) -> Hit:
 
 def _is_vague(rule: Rule) -> bool:
     return rule.role == "cause" and rule.verdict is Verdict.UNKNOWN and rule.severity <= VAGUE_TO
-
-
-def causes(found: Sequence[Finding]) -> list[Finding]:
-    """Lines that can be where it began: the strong ones; without any, the weak ones, but of ranks to which something
-    happened from outside none that says little. What was survived is none."""
-    fatal = [each for each in _recent(found) if each.finality is not Finality.SURVIVED]
-    possible = [each for each in fatal if each.hit.rule.role == "cause"]
-    strong = [each for each in possible if each.is_strong]
-    struck = {each.whose for each in fatal if each.hit.rule.role == "consequence"}
-    return strong or [each for each in possible if each.hit.rule.severity > VAGUE_TO or each.whose not in struck]
-
-
-def _recent(found: Sequence[Finding]) -> list[Finding]:
-    """Without what the machine said long before a worker failed by itself: that passed. Before workers that only
-    waited it counts, however long they did."""
-    own = [each.t for each in found if each.t is not None and each.is_strong and not _is_of_the_machine(each)]
-    if not own:
-        return list(found)
-    bound = min(own) - LONG_BEFORE_S
-    return [each for each in found if each.t is None or each.t >= bound or not _is_of_the_machine(each)]
-
-
-def _is_of_the_machine(each: Finding) -> bool:
-    return each.hit.file.kind in OF_THE_MACHINE
-
-
-def consequences(found: Iterable[Finding]) -> list[Finding]:
-    """Those that happen because something else did."""
-    return [each for each in found if each.hit.rule.role == "consequence" and each.finality is not Finality.SURVIVED]

@@ -6,6 +6,7 @@ from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 
+from nvrx_slurm.attribution.analysis.aftermath import of_another
 from nvrx_slurm.attribution.catalogue import Catalogue, Rule
 from nvrx_slurm.attribution.reading import Hit, LogFile, Scan
 from nvrx_slurm.verdicts import Failed, Inquiry
@@ -23,7 +24,8 @@ def with_told(scan: Scan, inquiry: Inquiry, catalogue: Catalogue) -> Scan:
 
 
 def _is_written(error: str, failed: Failed, scan: Scan) -> bool:
-    return any(error in hit.text and hit.rank in (failed.rank, None) for hit in scan.hits)
+    own = (hit for hit in scan.hits if hit.rank in (failed.rank, None) and not of_another(hit.groups.get("aside")))
+    return any(error in hit.text for hit in own)
 
 
 def _hits(error: str, failed: Failed, catalogue: Catalogue) -> Iterator[Hit]:

@@ -38,11 +38,20 @@ class Weight:
 
 
 def weigh(
-    cause: Finding, others: Sequence[Finding], failed: Failed | None, again: Repeat, lasted_s: float | None = None
+    cause: Finding,
+    others: Sequence[Finding],
+    failed: Failed | None,
+    again: Repeat,
+    lasted_s: float | None = None,
+    nodes: int = 0,
 ) -> Weight:
-    """`others`: all that was found beside the cause. `lasted_s`: how long the cycle went well, if that is known."""
+    """`others`: all that was found beside the cause. `lasted_s`: how long the cycle went well, if that is known.
+    `nodes`: how many the job has; 0 where that is not known."""
     confidence = _confidence(cause, others, failed, again)
     verdict, scope, reasons = cause.hit.rule.verdict, cause.hit.rule.scope, list[str]()
+    if cause.hit.rule.widespread and _is_widespread(cause, others, nodes):
+        verdict, scope = Verdict.STOP, Scope.USER_CODE
+        reasons.append("it is not of one node or rank alone")
     if verdict is Verdict.STOP and (doubt := _doubt(cause, others, failed, confidence)):
         verdict, confidence = Verdict.UNKNOWN, min(confidence, 0.5)
         reasons.append(doubt)
@@ -53,6 +62,15 @@ def weigh(
         verdict = Verdict.STOP
         reasons.append(f"that was {lasted_s:.0f} s after the start, and will be so again")
     return Weight(round(confidence, 2), verdict, scope, tuple(reasons))
+
+
+def _is_widespread(cause: Finding, others: Sequence[Finding], nodes: int) -> bool:
+    """Whether several nodes tell of it, or several ranks of the only node."""
+    same = [cause, *(each for each in others if each.hit.rule.fault == cause.hit.rule.fault)]
+    if len({each.node for each in same} - {None}) > 1:
+        return True
+    seen = {each.node for each in (cause, *others)} - {None}
+    return max(nodes, len(seen)) <= 1 and len({each.rank for each in same} - {None}) > 1
 
 
 def _is_too_little_memory(cause: Finding, lasted_s: float | None) -> bool:
@@ -99,7 +117,9 @@ def _doubt(cause: Finding, others: Sequence[Finding], failed: Failed | None, con
 
 def _is_rival(other: Finding, cause: Finding) -> bool:
     rule = other.hit.rule
-    if rule.role != "cause" or rule.scope not in OF_THE_CLUSTER or cause.hit.rule.scope in OF_THE_CLUSTER:
+    if rule.role != "cause" or rule.scope not in OF_THE_CLUSTER or rule == cause.hit.rule:
+        return False
+    if cause.hit.rule.scope in OF_THE_CLUSTER and not cause.hit.rule.widespread:
         return False
     if rule.verdict is not Verdict.RESTART or other.finality is Finality.SURVIVED:
         return False

@@ -17,7 +17,7 @@ LONGEST_TEXT = 400
 KEPT = 8
 """Of each rule's lines in a file so many are kept from the beginning, and so many from the end."""
 
-EXACT_UP_TO = 256
+EXACT_UP_TO = 32
 """So many lines of a rule in a file are counted one by one."""
 
 TAIL_LINES = 20
@@ -43,9 +43,10 @@ class Hit:
     seconds since the epoch, by the line's own stamp, or that of the traceback it ends; None: it has none.
 
     `groups` are the pattern's named groups, and for the last line of a Python traceback: `frames` (`file.py:12 in f`,
-    innermost last, joined by `|`), `user_frame` (the innermost frame that is not of an installed package) and, if the
-    exception was raised while another was handled, `cause`, the line of the first of them. `local_rank`: the line's
-    label tells a rank within its node.
+    innermost last, joined by `|`), `user_frame` (the innermost frame that is not of an installed package), if the
+    exception was raised while another was handled, `cause`, the line of the first of them, and, where it may have
+    ended no process, `aside` (asides.py tells which there are). `local_rank`: the line's label tells a rank within
+    its node.
     """
 
     file: LogFile
@@ -64,10 +65,10 @@ class Scan:
     """What was read and found. Files are named by their path as a string.
 
     `hits` are in the order of `files` and lines; of each file and rule the first 8 and the last 8. Noise has none,
-    nor has a line that noise matches. `counts`: (file, rule) → lines; exact up to 256, above that an estimate, by how
-    often the rule's literals stand in the file. `tails`: file → its last lines, at most 20. `first_t` and `last_t`:
-    file → seconds since the epoch, of the first and the last stamp near its beginning and its end. `problems`: what
-    could not be read, and why; a scan that was stopped says so here.
+    nor has a line that noise matches. `counts`: (file, rule) → lines; exact up to 32, above that an estimate, by how
+    often the rule's literals stand in some parts of the file. `tails`: file → its last lines, at most 20. `first_t`
+    and `last_t`: file → seconds since the epoch, of the first and the last stamp near its beginning and its end.
+    `problems`: what could not be read, and why; a scan that was stopped says so here.
     """
 
     hits: tuple[Hit, ...]

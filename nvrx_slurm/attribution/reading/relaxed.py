@@ -21,7 +21,9 @@ _CATEGORIES = {
     "CATEGORY_SPACE": frozenset(b" \t\n\r\f\v"),
     "CATEGORY_WORD": _WORD,
 }
-_BEGINS = frozenset(b"\r\0 ]:>|")
+_BEGINS = r"(?:^|[\x0d\x00]|\]:? ?|[0-9>]: ?|\| ?|\+ |(?:^|[\x0d\x00])[A-Za-z][A-Za-z0-9_.\x2d]*: )"
+"""Where a line proper may begin: after any of the labels that labels.py knows."""
+
 _ENDS = frozenset(b"\n\r\0")
 _ALL = frozenset(range(256))
 _IN_A_LINE = _ALL - _ENDS
@@ -72,7 +74,7 @@ def _part(kind: str, value: Any) -> str:
             f"(?:{_sequence(inner)}){'?' if most == 1 else '+' if least else '*'}" if (least, most) != (1, 1) else ""
         )
     if kind == "AT":
-        return f"(?:^|{_bytes(_BEGINS)})" if str(value).startswith("AT_BEGINNING") else ""
+        return _BEGINS if str(value).startswith("AT_BEGINNING") else ""
     return "" if kind in ("ASSERT", "ASSERT_NOT") else f"{_class(_ALL)}*"
 
 

@@ -45,7 +45,7 @@ def scan(
 ) -> Scan:
     """Reads all of `logs`, `jobs` at a time, and tells which of their lines the rules recognise.
 
-    Memory is bounded: about 2 MiB for each of `jobs`, and what is kept. Once `stop` is set it returns within 50 ms
+    Memory is bounded: about 8 MiB for each of `jobs`, and what is kept. Once `stop` is set it returns within 50 ms
     with what it has, and says so in `problems`. What cannot be read is a problem, not an error. Flight recorder dumps
     are passed on in `files`, unread. Raises ConfigError for a rule without literals.
     """

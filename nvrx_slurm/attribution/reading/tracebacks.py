@@ -7,12 +7,12 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import PurePosixPath
 
+from nvrx_slurm.attribution.reading.asides import HEADER, AsideSearch, aside_without_traceback
 from nvrx_slurm.attribution.reading.text import decoded, excerpt
 
 _RAISED = re.compile(rb"[A-Za-z_][\w.]*(?:: |:?$)")
 _SURELY_RAISED = re.compile(rb"(?:[A-Za-z_]\w*\.)*[A-Z]\w*(?:Error|Exception|Exit|Interrupt|Warning)(?:: |:?$)")
 _FRAME = re.compile(rb'\s*File "(?P<path>[^"]+)", line (?P<line>\d+)(?:, in (?P<function>.+)|$)')
-_HEADER = b"Traceback (most recent call last)"
 _CHAINED = (b"During handling of the above exception", b"The above exception was the direct cause")
 _INSTALLED = re.compile(r"/(?:site|dist)-packages/|/lib/python3(?:\.\d+)?/|^<")
 
@@ -26,16 +26,22 @@ _FRAMES_KEPT = 12
 @dataclass(frozen=True, slots=True)
 class Traceback:
     """`frames` innermost last; `cause`: the last line of the first exception of a chain; `stamped`: the lines that
-    may have its time stamp, its header and the one before."""
+    may have its time stamp, its header and the one before; `aside`: why it may have ended no process (asides.py)."""
 
     frames: tuple[str, ...]
     user_frame: str | None
     cause: str | None
     stamped: tuple[bytes, ...]
+    aside: str | None
 
     def groups(self) -> dict[str, str]:
         """What a Hit tells of it."""
-        told = {"frames": "|".join(self.frames), "user_frame": self.user_frame, "cause": self.cause}
+        told = {
+            "frames": "|".join(self.frames),
+            "user_frame": self.user_frame,
+            "cause": self.cause,
+            "aside": self.aside,
+        }
         return {name: text for name, text in told.items() if text}
 
 
@@ -72,17 +78,20 @@ class _Walk:
         self._below: bytes = b""
         self._stamped: list[bytes] = []
         self._foreign = 0
-        self._in_frames, self._above_header, self._in_cause = False, False, False
+        self._in_frames, self._in_cause = False, False
+        self._above: AsideSearch | None = None
+        self._aside: str | None = None
 
     def goes_on(self, line: bytes) -> bool:
         """Take the next line up; False: what is above is of no interest."""
-        if self._above_header:
-            return self._over_the_joint(line)
+        if self._above is not None:
+            return self._over_the_joint(line, self._above)
         frame = _FRAME.match(line)
         if frame:
             self._take(frame)
-        elif _HEADER in line:
-            self._above_header, self._stamped, self._foreign = True, [line], 0
+        elif HEADER in line:
+            self._above, self._stamped, self._foreign = AsideSearch(), [line], 0
+            return self._above.goes_on(line)
         elif line.strip() and not line[:1].isspace():
             return self._over_a_foreign(line)
         return True
@@ -96,26 +105,29 @@ class _Walk:
         self._in_frames = True
 
     def _over_a_foreign(self, line: bytes) -> bool:
+        if not self._frames and not self._foreign and (aside := aside_without_traceback(line)):
+            self._aside = aside
+            return False
         self._below = line
         self._foreign += 1
         above_frames = self._in_cause and not self._in_frames  # a message may have many lines
         return self._foreign <= _FOREIGN and (above_frames or not _SURELY_RAISED.match(line))
 
-    def _over_the_joint(self, line: bytes) -> bool:
+    def _over_the_joint(self, line: bytes, above: AsideSearch) -> bool:
         """Between a header and what stands above it: another exception, if a sentence joins the two."""
-        if not line.strip():
-            return True
-        if not line.startswith(_CHAINED):
-            self._stamped.append(line)
-            return False
-        self._above_header, self._in_frames, self._in_cause, self._below = False, False, True, b""
+        if above.in_frames or not line.startswith(_CHAINED):
+            if len(self._stamped) == 1 and line.strip():
+                self._stamped.append(line)
+            return above.goes_on(line)
+        self._above, self._in_frames, self._in_cause, self._below = None, False, True, b""
         return True
 
     def result(self) -> Traceback | None:
-        if not self._frames or self._foreign > _FOREIGN:
+        aside = self._above.found if self._above else self._aside
+        if self._foreign > _FOREIGN or not (self._frames or aside):
             return None
         frames = [f"{PurePosixPath(path).name}:{line} in {function}" for path, line, function in self._frames]
         own = (f for f in self._frames if not _INSTALLED.search(f[0]))
         user = next((f"{path}:{line} in {function}" for path, line, function in own), None)
         cause = excerpt(self._cause) if self._cause else None
-        return Traceback(tuple(reversed(frames[:_FRAMES_KEPT])), user, cause, tuple(self._stamped))
+        return Traceback(tuple(reversed(frames[:_FRAMES_KEPT])), user, cause, tuple(self._stamped), aside)

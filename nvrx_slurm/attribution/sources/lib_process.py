@@ -18,6 +18,7 @@ from nvrx_slurm.attribution.pipes import standard_streams
 from nvrx_slurm.attribution.sources.lib import LINE_BYTES, Found, Question, Settings
 from nvrx_slurm.errors import NvrxError
 from nvrx_slurm.log import set_up
+from nvrx_slurm.threads import in_thread
 
 
 async def serve() -> None:
@@ -25,6 +26,8 @@ async def serve() -> None:
     reader, writer = await standard_streams(LINE_BYTES)
     settings = msgspec.json.decode(await reader.readline(), type=Settings)
     analyzer, problem = _analyzer(settings)
+    if analyzer is not None:
+        in_thread(analyzer.warm_up, "compile rules")
     running: set[asyncio.Task[None]] = set()
 
     async def answer(question: Question) -> None:

@@ -10,7 +10,6 @@ from nvrx_slurm.attribution.analysis.aftermath import (
     TailLine,
     aftermath,
     finality,
-    is_logged,
     nature,
 )
 
@@ -85,15 +84,19 @@ def test_what_other_ranks_print_says_nothing_of_this_one() -> None:
 
 
 @pytest.mark.parametrize(
-    ("above", "expected"),
+    ("aside", "after", "expected"),
     [
-        (("2026-11-21 18:00:00,123 ERROR metrics: dropped 1 row",), True),
-        (("2026-11-21 18:00:00,123 INFO train: 8 ranks",), False),
-        (("loading",), False),
-        ((), False),
+        ("ignored", CRASH, Finality.SURVIVED),
+        ("task", CRASH, Finality.SURVIVED),
+        ("thread", CRASH, Finality.SURVIVED),
+        ("process", CRASH, Finality.LIKELY),
+        ("process", CALM * 30, Finality.SURVIVED),
+        ("logged", CRASH, Finality.ENDED),
+        ("logged", PROGRESS[:1], Finality.SURVIVED),
+        ("warned", PROGRESS[:1], Finality.SURVIVED),
     ],
 )
-def test_is_logged(above: tuple[str, ...], expected: bool) -> None:
-    """A logger writes a line of its own above the traceback; the end of a process does not."""
-    lines = tail(*above, "Traceback (most recent call last):", '  File "/a.py", line 3, in f', "KeyError: 'lr'")
-    assert is_logged(lines[-1].offset, lines) is expected
+def test_asides(aside: str, after: list[str], expected: Finality) -> None:
+    """What ended no process is survived; of what a rank may live on with, a single step of progress tells."""
+    lines = tail("KeyError: 'lr'", *after)
+    assert finality(aftermath(0, None, lines), shared=False, aside=aside) is expected

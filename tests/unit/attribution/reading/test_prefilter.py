@@ -26,8 +26,21 @@ _PATTERNS = st.recursive(
 )
 
 
+_LABELS = [
+    "",
+    "[rank3]: ",
+    " 7: ",
+    "n7: 12: ",
+    "[1,3]<stderr>:",
+    "[default0]:[rank3]:",
+    "[main-0 3] ",
+    "  | ",
+    "50%\r",
+]
+
+
 @settings(deadline=None, max_examples=60)  # each compiles twice
-@given(pattern=_PATTERNS, line=st.text("abcABCx1 ._", max_size=12), before=st.sampled_from(["", "[rank3]: ", " 7: "]))
+@given(pattern=_PATTERNS, line=st.text("abcABCx1 ._", max_size=12), before=st.sampled_from(_LABELS))
 def test_whole_patterns(pattern: str, line: str, before: str) -> None:
     """Where a pattern matches a line, with or without its label, the form that Vectorscan gets finds something."""
     searched = rule("any", pattern, "ab")

@@ -81,6 +81,25 @@ def test_line_by_line(text: bytes) -> None:
     assert [(hit.offset, hit.rule.name) for hit in hits] == expected
 
 
+SOME = st.sampled_from([OOM, b"[rank3]: ValueError: x", b"ValueError: retried", b"loss 1.23"])
+MANY = st.lists(st.tuples(SOME, st.integers(1, 40)), max_size=40)
+
+
+@settings(deadline=None)
+@given(runs=MANY, every=st.integers(20, 2000))
+def test_first_and_last(runs: list[tuple[bytes, int]], every: int) -> None:
+    """Of each rule the first 8 lines and the last 8 are kept, however many there are and in however many blocks."""
+    text = b"".join((line + b"\n") * count for line, count in runs)
+    hits, counts = read([text[at : at + every] for at in range(0, len(text), every)])
+    lines = [line for line, count in runs for _ in range(count)]
+    told = {"oom": [OOM], "value": [b"[rank3]: ValueError: x"], "raised": [b"[rank3]: ValueError: x"]}
+    for name, texts in told.items():
+        numbers = [number for number, line in enumerate(lines, 1) if line in texts]
+        kept = [hit.line for hit in hits if hit.rule.name == name]
+        assert kept == sorted({*numbers[:KEPT], *numbers[-KEPT:]})
+        assert counts.get(name, 0) == len(numbers) or len(numbers) >= EXACT_UP_TO <= counts[name]
+
+
 def _lines(block: Block) -> list[tuple[int, bytes]]:
     text, begin, lines = block.text, 0, []
     for at in range(len(text) + 1):

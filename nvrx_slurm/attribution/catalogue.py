@@ -45,7 +45,8 @@ class Rule:
     `node`, `pid`, `t`, `seq`, `collective`, `gpu`, `xid`. One of `literals` stands in every line that matches (lower
     case where `ignore_case`). `verdict` is what a failure means whose cause this is. `role`: a consequence happens
     because something else did; noise is a benign look-alike, and a line that it matches counts for no other rule.
-    `severity`: among lines of one rank at one time, the higher is nearer to the cause.
+    `severity`: among lines of one rank at one time, the higher is nearer to the cause. `widespread`: where several
+    nodes tell of it, or several ranks of a job's only node, no node lost anything: it is the job's own, and a STOP.
     """
 
     name: str
@@ -61,6 +62,7 @@ class Rule:
     reference: str
     sample: tuple[str, ...] = ()
     not_sample: tuple[str, ...] = ()
+    widespread: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -141,6 +143,7 @@ def _ruled(name: str, form: RuleForm, pattern: Regex, literals: tuple[bytes, ...
         reference=form.reference,
         sample=form.sample,
         not_sample=form.not_sample,
+        widespread=form.widespread,
     )
 
 

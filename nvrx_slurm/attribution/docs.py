@@ -45,6 +45,8 @@ more must stand in every line that it matches. Groups named `rank`, `node`, `pid
 failure and is none, and its line counts for no other rule. |
 | `severity` | 0 to 100 | 50 | Among lines of one rank at one time, the highest is the cause. |
 | `ignore_case` | true or false | false | |
+| `widespread` | true or false | false | Where several nodes tell of it, or several ranks of a job's only node, no \
+node lost anything: it is then the job's own, and a STOP. |
 | `hint` | text | | What to do. |
 | `reference` | URL | | Where the text comes from. |
 | `sample`, `not_sample` | lists of lines | | Lines that the pattern must match, and must not. Both are tried when \
@@ -90,7 +92,8 @@ def _section(path: Path, rules: list[Rule]) -> str:
 def _rule_row(rule: Rule) -> str:
     role = "" if rule.role == "cause" else f", {rule.role}"
     hint = rule.hint.replace("|", "\\|")
-    said = f"`{rule.name}` | `{rule.fault}` | {rule.verdict}{role} | {rule.scope}"
+    verdict = f"{rule.verdict}, STOP where widespread" if rule.widespread else rule.verdict
+    said = f"`{rule.name}` | `{rule.fault}` | {verdict}{role} | {rule.scope}"
     return f"| {said} | {hint} [Source]({rule.reference}) |"
 
 

@@ -28,6 +28,7 @@ class RuleForm(msgspec.Struct, frozen=True):
     role: Role = "cause"
     severity: Severity = 50
     ignore_case: bool = False
+    widespread: bool = False
     hint: str = ""
     reference: str = ""
     sample: tuple[str, ...] = ()
@@ -44,6 +45,7 @@ VALID: Mapping[str, str] = {
     "role": "must be cause, consequence or noise",
     "severity": "must be a whole number from 0 to 100",
     "ignore_case": "must be true or false",
+    "widespread": "must be true or false",
     "sample": _LIST,
     "not_sample": _LIST,
 }

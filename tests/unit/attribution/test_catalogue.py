@@ -47,7 +47,7 @@ def own(tmp_path: Path, text: str) -> Path:
 
 def test_there_are_enough() -> None:
     """The catalogue is broad."""
-    assert len(RULES) >= 220
+    assert len(RULES) >= 380
 
 
 def test_names_are_unique() -> None:
@@ -193,6 +193,7 @@ def test_own_rules_replace(tmp_path: Path) -> None:
         (("  scope: user_code\n", ""), ":1: own.rule.scope: is required"),
         (("fault: bad_stage", "fault: Bad stage"), ":2: own.rule.fault: must be a class of failure in lower case"),
         (("  sample:", "  severity: 200\n  sample:"), ":6: own.rule.severity: must be a whole number from 0 to 100"),
+        (("  sample:", "  widespread: so\n  sample:"), ":6: own.rule.widespread: must be true or false, not 'so'"),
         (("StageError: '", "StageError: (x'"), ":3: own.rule.pattern: is no regular expression: missing )"),
         (("'StageError: '", "'e: .*'"), ":3: own.rule.pattern: must hold a text of at least 4 characters"),
         (("StageError: 4", "StagError: 4"), ":6: own.rule.sample: the pattern does not match 'StagError: 4 of 3'"),

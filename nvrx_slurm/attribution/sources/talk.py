@@ -29,6 +29,9 @@ SPARE_S = 2.0
 LEAST_POLL_S = 0.5
 """A service that does not hold its answer back is asked so often."""
 
+MOST_LAST_WORDS_S = 1.0
+"""No try is begun so shortly before the end: whoever asks is to hear what went wrong, not that time is up."""
+
 TRIES = 4
 FIRST_PAUSE_S = 0.1
 LOOK_AGAIN_S = 0.1
@@ -56,6 +59,7 @@ class Talk:
         self._exchange, self._locate, self._inquiry, self._clock = exchange, locate, inquiry, clock
         self._waits_for_start = waits_for_start
         self._deadline = clock.monotonic() + timeout_s
+        self._last_words_s = min(MOST_LAST_WORDS_S, timeout_s / 5)
         self._answer: Answer | None = None
 
     async def until_conclusive(self) -> None:
@@ -112,7 +116,7 @@ class Talk:
                     pause_s = LOOK_AGAIN_S
                 elif tried >= TRIES:
                     raise
-            if pause_s > self._left_s:
+            if pause_s + self._last_words_s > self._left_s:
                 raise SourceError(f"{problem}: another try, {pause_s:.1f} s from now, would be too late")
             await asyncio.sleep(pause_s)
 

@@ -1,7 +1,7 @@
 """`python -m ci.corpus` (`make corpus`): is the analysis right? Every labelled case of tests/corpus, in one table.
 
-`tests/corpus/dev` and `tests/corpus/fresh` are there to write rules by; `tests/corpus/held_out` tests them on what
-their author has not seen.
+`tests/corpus/dev` and `tests/corpus/fresh` are there to write rules by; `tests/corpus/held_out` and
+`tests/corpus/unseen` test them on what their author has not seen.
 Of the held-out part the promise is: a STOP is true in 98 of 100 cases, and nine of ten true ones are found.
 """
 

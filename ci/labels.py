@@ -17,7 +17,7 @@ CORPUS = Path(__file__).parents[1] / "tests" / "corpus"
 NOTHING_WRONG = "unknown"
 """The fault of a log in which nothing failed, and of one that does not tell."""
 
-Part = Literal["dev", "held_out", "fresh"]
+Part = Literal["dev", "held_out", "fresh", "unseen"]
 PARTS: tuple[Part, ...] = get_args(Part)
 
 

@@ -74,8 +74,11 @@ def _is_widespread(cause: Finding, others: Sequence[Finding], nodes: int) -> boo
 
 
 def _is_too_little_memory(cause: Finding, lasted_s: float | None) -> bool:
-    """A job that passes its own memory limit at its start was given too little; later, it may be a leak."""
+    """A job that passes its own memory limit at its start, and ends of it, was given too little; later, it may be a
+    leak."""
     rule = cause.hit.rule
+    if cause.finality is not Finality.ENDED:  # a framework has run the task again, say
+        return False
     if rule.fault not in OUT_OF_MEMORY_FAULTS or rule.scope is not Scope.USER_CODE or lasted_s is None:
         return False
     return rule.verdict is Verdict.UNKNOWN and lasted_s <= START_S

@@ -54,10 +54,20 @@ def test_recall_of_stop_on_cases_that_no_rule_was_written_by(held_out: list[Judg
 def test_there_are_many_cases() -> None:
     """Enough of them, enough look-alikes and logs of several ranks, and little enough to keep in the repository."""
     cases = [read_case(folder) for folder in FOLDERS]
-    assert len(cases) >= 320
+    assert len(cases) >= 380
     assert sum(case.label.lookalike for case in cases) >= 64
     assert sum(case.multi_rank for case in cases) >= 110
     assert sum(path.stat().st_size for path in CORPUS.rglob("*") if path.is_file()) <= MOST_BYTES
+
+
+def test_the_unseen_part_is_of_every_kind() -> None:
+    """Failures that must end the job, those that must not, look-alikes, and logs of several ranks."""
+    cases = [read_case(folder) for folder in folders("unseen")]
+    failures = [case for case in cases if not case.label.lookalike]
+    assert sum(case.must_stop for case in failures) >= 28
+    assert sum(Verdict.STOP not in case.label.verdict for case in failures) >= 18
+    assert len(cases) - len(failures) >= 10
+    assert sum(case.multi_rank for case in cases) >= 20
 
 
 def test_the_fresh_part_is_of_every_kind() -> None:

@@ -116,7 +116,7 @@ def test_jobs_on_a_slurm(theirs):
 def test_flows(theirs):
     """A flow that passes tells how it went; one that does not fails its test with what was found, and where."""
     theirs.makefile(
-        ".yaml", survives=PASSING, wishes=PASSING.replace("cycle: 1", "cycle: 2") + "limits: {wall: 8s}\n"
+        ".yaml", survives=PASSING, wishes=PASSING.replace("cycle: 1", "cycle: 2") + "limits: {wall: 15s}\n"
     )
     result = run(
         theirs,

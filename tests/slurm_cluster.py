@@ -3,15 +3,22 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
 
 from nvrx_slurm.cluster.dev import DevCluster
 
+LEDGER = "NVRX_SLURM_FAULT_TOLERANCE__ATTRIBUTION__LEDGER"
+
 
 @pytest.fixture
-def healthy_cluster(slurm_cluster: DevCluster) -> Iterator[DevCluster]:
-    """The session's Slurm, with every node idle and no job left, before the test and after it."""
+def healthy_cluster(
+    slurm_cluster: DevCluster, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> Iterator[DevCluster]:
+    """The session's Slurm, with every node idle and no job left, before the test and after it; and with no word of
+    what earlier tests have done to its nodes."""
+    monkeypatch.setenv(LEDGER, str(tmp_path / "suspects.json"))
     slurm_cluster.heal()
     yield slurm_cluster
     slurm_cluster.heal()

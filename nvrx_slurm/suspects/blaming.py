@@ -26,6 +26,8 @@ def _blamed(inquiry: Inquiry, attribution: Attribution, cluster: str, at: float)
     kind = KINDS.get(attribution.scope)
     if kind is None or attribution.confidence < LEAST_CERTAINTY:
         return
+    if attribution.primary is None and inquiry.failed is not None and is_loss(inquiry.key, inquiry.failed):
+        return  # no line says why the node went: that it did is all there is, and weighs what a loss does
     for node in attribution.nodes:
         yield Blame(
             cluster=cluster,

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from typing import Any
 
+import msgspec
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -216,5 +217,8 @@ def test_a_node_that_is_lost_is_blamed_a_little_and_one_that_left_is_not() -> No
     """A drained or preempted node did nothing wrong."""
     (found,) = blames_of(inquiry(None, cause="n2 lost: tether lost"), [], cluster="alpha", at=NOW)
     assert (found.node, found.kind, found.evidence) == ("n2", Kind.LOST, "n2 lost: tether lost")
+    mere = msgspec.structs.replace(said(Scope.NODE), primary=None)
+    (found,) = blames_of(inquiry(None, cause="n2 lost: tether lost"), [mere], cluster="alpha", at=NOW)
+    assert found.kind is Kind.LOST  # no line says why it went
     assert blames_of(inquiry(None, cause="n2 left: preempted"), [], cluster="alpha", at=NOW) == []
     assert blames_of(inquiry(3, cause="rank 3 on n2 failed"), [], cluster="alpha", at=NOW) == []

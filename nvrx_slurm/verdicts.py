@@ -141,6 +141,19 @@ class Attribution(Wire, frozen=True, kw_only=True):
     problem: str | None = None
 
 
+class Judged(Wire, frozen=True, kw_only=True):
+    """What the controller made of the answers. `acted`: the verdict decided, else `why` says why not; `action`: what
+    is done now, as `RestartDecided.action` has it; `nodes_blamed`: who gets ranks only where no other is left."""
+
+    key: FailureKey
+    verdict: Verdict
+    acted: bool = False
+    why: str = ""
+    action: str = ""
+    nodes_blamed: tuple[str, ...] = ()
+    dry_run: bool = False
+
+
 def attribution_schema() -> dict[str, object]:
     """The JSON Schema of an `Attribution`."""
     return msgspec.json.schema(Attribution)

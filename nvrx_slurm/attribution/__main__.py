@@ -115,7 +115,7 @@ def heed(line: Line, desk: Desk) -> None:
     if isinstance(line.settled, FailureKey):
         desk.settled(line.settled)
     if line.judged:
-        from nvrx_slurm.attribution.postprocessing import Judged
+        from nvrx_slurm.verdicts import Judged
 
         desk.judged(msgspec.json.decode(line.judged, type=Judged))
 

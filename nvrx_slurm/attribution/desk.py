@@ -16,10 +16,10 @@ from typing import TYPE_CHECKING, Any, Protocol
 
 from nvrx_slurm.attribution.sources.base import Source
 from nvrx_slurm.log import get_logger
-from nvrx_slurm.verdicts import Attribution, FailureKey, Inquiry, Verdict
+from nvrx_slurm.verdicts import Attribution, FailureKey, Inquiry, Judged, Verdict
 
 if TYPE_CHECKING:
-    from nvrx_slurm.attribution.postprocessing import Decided, Judged
+    from nvrx_slurm.attribution.postprocessing import Decided
 
 log = get_logger("attribution")
 

@@ -22,7 +22,7 @@ import msgspec
 
 from nvrx_slurm.log import get_logger
 from nvrx_slurm.processes import dies_with_parent
-from nvrx_slurm.verdicts import Attribution, FailureKey, Inquiry, Wire
+from nvrx_slurm.verdicts import Attribution, FailureKey, Inquiry, Judged
 
 log = get_logger("controller")
 
@@ -44,18 +44,6 @@ the next time."""
 
 LINE_BYTES = 4 << 20
 Answered = Callable[[FailureKey, Attribution], None]
-
-
-class Judged(Wire, frozen=True, kw_only=True):
-    """What came of a failure, for those who are told about it."""
-
-    key: FailureKey
-    verdict: str
-    acted: bool
-    why: str
-    action: str
-    nodes_blamed: tuple[str, ...] = ()
-    dry_run: bool = False
 
 
 class Desk(Protocol):

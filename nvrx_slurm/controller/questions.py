@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 
-from nvrx_slurm.controller.desk import Desk, Judged
+from nvrx_slurm.controller.desk import Desk
 from nvrx_slurm.core.state import Case, Job, NodeState, Phase
 from nvrx_slurm.files import JobFiles
 from nvrx_slurm.records import (
@@ -22,7 +22,7 @@ from nvrx_slurm.records import (
     WorkerFailed,
     WorkersStarted,
 )
-from nvrx_slurm.verdicts import Failed, FailureKey, Inquiry
+from nvrx_slurm.verdicts import Failed, FailureKey, Inquiry, Judged
 
 EARLIER = 3
 """How many cycles before the one that failed are shown, too."""

@@ -6,9 +6,9 @@ from typing import TYPE_CHECKING
 
 from msgspec.structs import replace
 
-from nvrx_slurm.controller.desk import Answered, Judged
+from nvrx_slurm.controller.desk import Answered
 from nvrx_slurm.simulation.process import Process
-from nvrx_slurm.verdicts import Attribution, FailureKey, Inquiry, Scope, Verdict
+from nvrx_slurm.verdicts import Attribution, FailureKey, Inquiry, Judged, Scope, Verdict
 
 if TYPE_CHECKING:
     from nvrx_slurm.simulation.history import History

@@ -16,7 +16,7 @@ from typing import Any
 import msgspec
 import pytest
 
-from nvrx_slurm.attribution.postprocessing import Afterwards, Decided, Judged, Patience, flush
+from nvrx_slurm.attribution.postprocessing import Afterwards, Decided, Patience, flush
 from nvrx_slurm.attribution.postprocessing.spool import MOST_PARCELS
 from nvrx_slurm.config import env
 from nvrx_slurm.folder import JobInfo
@@ -28,6 +28,7 @@ from nvrx_slurm.verdicts import (
     Failed,
     FailureKey,
     Inquiry,
+    Judged,
     Scope,
     SlackPlan,
     Verdict,

@@ -9,7 +9,7 @@ afterwards   all of it, for one job
 """
 
 from nvrx_slurm.attribution.postprocessing.afterwards import Afterwards, flush
-from nvrx_slurm.attribution.postprocessing.decided import Decided, Judged
+from nvrx_slurm.attribution.postprocessing.decided import Decided
 from nvrx_slurm.attribution.postprocessing.receiver import Flushed, Patience
 
-__all__ = ["Afterwards", "Decided", "Flushed", "Judged", "Patience", "flush"]
+__all__ = ["Afterwards", "Decided", "Flushed", "Patience", "flush"]

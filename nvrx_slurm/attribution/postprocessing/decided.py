@@ -5,20 +5,7 @@ from __future__ import annotations
 import hashlib
 from pathlib import PurePath
 
-from nvrx_slurm.verdicts import Attribution, FailureKey, Inquiry, Verdict, Wire
-
-
-class Judged(Wire, frozen=True, kw_only=True):
-    """What the controller made of the answers. `acted`: the verdict decided, else `why` says why not; `action`: what
-    is done now, as `RestartDecided.action` has it; `nodes_blamed`: who gets ranks only where no other is left."""
-
-    key: FailureKey
-    verdict: Verdict
-    acted: bool = False
-    why: str = ""
-    action: str = ""
-    nodes_blamed: tuple[str, ...] = ()
-    dry_run: bool = False
+from nvrx_slurm.verdicts import Attribution, FailureKey, Inquiry, Judged, Verdict, Wire
 
 
 class Decided(Wire, frozen=True, kw_only=True):

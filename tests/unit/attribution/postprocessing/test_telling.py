@@ -10,10 +10,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from nvrx_slurm.attribution.postprocessing.decided import Decided, Judged
+from nvrx_slurm.attribution.postprocessing.decided import Decided
 from nvrx_slurm.attribution.postprocessing.slack_text import code_block, escaped, fitting, mention_of
 from nvrx_slurm.attribution.postprocessing.telling import document, slack_message
-from nvrx_slurm.verdicts import Attribution, Evidence, Failed, FailureKey, Inquiry, Scope, Verdict
+from nvrx_slurm.verdicts import Attribution, Evidence, Failed, FailureKey, Inquiry, Judged, Scope, Verdict
 
 KEY = FailureKey(job="/shared/nvrx-jobs/1234", generation=1, replica="main-0", cycle=4, rank=3)
 LINES = (

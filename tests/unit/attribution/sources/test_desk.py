@@ -6,10 +6,10 @@ import asyncio
 from dataclasses import dataclass, field
 
 from nvrx_slurm.attribution.desk import CLOSED, MOST_AT_WORK, MOST_KEPT, Desk
-from nvrx_slurm.attribution.postprocessing import Decided, Judged
+from nvrx_slurm.attribution.postprocessing import Decided
 from nvrx_slurm.attribution.sources.guard import Guard
 from nvrx_slurm.clock import SystemClock
-from nvrx_slurm.verdicts import Attribution, FailureKey, Inquiry, Verdict
+from nvrx_slurm.verdicts import Attribution, FailureKey, Inquiry, Judged, Verdict
 from tests.unit.attribution.sources.scripted import Scripted, hangs, inquiry_of, key_of, said
 
 SOON_S = 10.0

@@ -113,6 +113,7 @@ class Played:
         code = self.job.wait(WAIT_S)
         self.close()
         assert self.stage.gone(self.job, WAIT_S) == []
+        print(f"ended: {code}, {self.folder.read_result()}")
         return code
 
     def close(self):

@@ -1,0 +1,58 @@
+"""Why an iteration was interrupted, and by whom."""
+
+from __future__ import annotations
+
+import enum
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+
+class Interruption(enum.Enum):
+    """What ended an iteration for a rank."""
+
+    EXCEPTION = "exception"  # the function, or Initialize, raised
+    BASE_EXCEPTION = "base_exception"  # it raised what is no Exception: the rank leaves
+    SOFT_TIMEOUT = "soft_timeout"  # no progress; the rank may restart
+    HARD_TIMEOUT = "hard_timeout"  # no progress for so long that its process was killed
+    TERMINATED = "terminated"  # its process died
+    UNRESPONSIVE = "unresponsive"  # rank and monitor are silent: its own lease has killed it by now
+    MONITOR_PROCESS_EXCEPTION = "monitor_process_exception"  # its monitor failed, so its process was killed
+    UNHEALTHY = "unhealthy"  # a health check, or Finalize, raised
+    DISCARDED = "discarded"  # the rank assignment left it out
+
+
+DEATHS = frozenset(
+    {
+        Interruption.HARD_TIMEOUT,
+        Interruption.TERMINATED,
+        Interruption.UNRESPONSIVE,
+        Interruption.MONITOR_PROCESS_EXCEPTION,
+    }
+)
+"""By these a process is gone: whoever launches the ranks can put another in its place."""
+
+
+@dataclass(frozen=True, slots=True)
+class InterruptionRecord:
+    """One rank's interruption. `rank` as the function knew it; `text`, `host` and `stack` where they are known."""
+
+    rank: int | None
+    interruption: Interruption
+    text: str = ""
+    host: str = ""
+    stack: str = ""
+
+
+def format_interruption_records(records: Iterable[InterruptionRecord]) -> str:
+    """One line for people: each kind, the ranks that it hit, and the first one's words."""
+    by_kind: dict[Interruption, list[InterruptionRecord]] = {}
+    for record in records:
+        by_kind.setdefault(record.interruption, []).append(record)
+    return "; ".join(_told(kind, group) for kind, group in by_kind.items())
+
+
+def _told(kind: Interruption, records: list[InterruptionRecord]) -> str:
+    ranks = ", ".join(str(rank) for rank in sorted({record.rank for record in records if record.rank is not None}))
+    words = next((record.text.splitlines()[0] for record in records if record.text), "")
+    where = f" on rank{'s' if ',' in ranks else ''} {ranks}" if ranks else ""
+    return f"{kind.value}{where}{f' ({words})' if words else ''}"

@@ -1,0 +1,201 @@
+"""What a group has agreed on: the entries of one call's log, and what they come to. Pure.
+
+Every rank and every monitor reads the same log in the same order, and folds it into the same `Ledger`. Nothing is
+decided anywhere else: whoever finds that something holds (all have arrived, a rank is dead) proposes an entry for the
+log's next place, and the store takes the first of them. One that came second reads what came first, and thinks again.
+
+Ranks are known here by the number they began the call with: a *member*. An iteration goes through these stages:
+
+    GATHERING ──Sealed──▶ STARTING ──Opened──▶ RUNNING ──Completed──▶ COMPLETED
+        ▲                    │                    │
+        └────Interrupted, or Lost: the next one───┘
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import enum
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+
+import msgspec
+
+from nvrx_slurm.inprocess.attribution import Interruption, InterruptionRecord
+
+
+class Entry(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, tag_field="entry"):
+    """One place of the log. `iteration`: the one that it is about; in any other it means nothing."""
+
+    iteration: int
+
+
+class Sealed(Entry, frozen=True, kw_only=True, tag="sealed"):
+    """All who are left are ready for this iteration. `missing`: the ranks of the one before that are out since."""
+
+    world_size: int  # of the one before
+    missing: tuple[int, ...] = ()
+
+
+class Opened(Entry, frozen=True, kw_only=True, tag="opened"):
+    """All who are left have their new ranks: the function is called."""
+
+
+class Interrupted(Entry, frozen=True, kw_only=True, tag="interrupted"):
+    """The iteration has failed: nobody may complete it any more."""
+
+    member: int
+    rank: int | None
+    interruption: Interruption
+    text: str = ""
+    host: str = ""
+    stack: str = ""
+
+    def record(self) -> InterruptionRecord:
+        return InterruptionRecord(self.rank, self.interruption, self.text, self.host, self.stack)
+
+
+class Settled(Entry, frozen=True, kw_only=True, tag="settled"):
+    """All who are left know that the iteration was interrupted, and have said what they had to say of it."""
+
+
+class Completed(Entry, frozen=True, kw_only=True, tag="completed"):
+    """All active ranks have returned: nobody may interrupt the iteration any more."""
+
+
+class Lost(Entry, frozen=True, kw_only=True, tag="lost"):
+    """A member is out for good, and so is its process unless it left by itself. Interrupts what it was part of."""
+
+    member: int
+    interruption: Interruption
+    rank: int | None = None
+    text: str = ""
+    host: str = ""
+    inherited: bool = False  # it was lost in an earlier call
+
+    def record(self) -> InterruptionRecord:
+        return InterruptionRecord(self.rank, self.interruption, self.text, self.host)
+
+
+class Broken(Entry, frozen=True, kw_only=True, tag="broken"):
+    """The group cannot go on, for a reason that no restart mends: its ranks disagree."""
+
+    reason: str
+
+
+AnyEntry = Sealed | Opened | Interrupted | Settled | Completed | Lost | Broken
+
+_encoder = msgspec.json.Encoder()
+_decoder: msgspec.json.Decoder[AnyEntry] = msgspec.json.Decoder(AnyEntry)
+
+
+def encode(entry: AnyEntry) -> bytes:
+    return _encoder.encode(entry)
+
+
+def decode(data: bytes) -> AnyEntry:
+    """Raises msgspec.DecodeError, or ValidationError, for what is no entry."""
+    return _decoder.decode(data)
+
+
+class Stage(enum.Enum):
+    """Where the iteration stands."""
+
+    GATHERING = "gathering"  # until all are ready for it
+    STARTING = "starting"  # until all have their ranks
+    RUNNING = "running"
+    COMPLETED = "completed"
+    BROKEN = "broken"
+
+
+@dataclass(frozen=True, slots=True)
+class Ledger:
+    """What the log comes to. `cause` interrupted the iteration before this one; `settled`: all who are left know it."""
+
+    members: int
+    length: int = 0
+    iteration: int = 0
+    stage: Stage = Stage.GATHERING
+    lost: Mapping[int, Lost] = field(default_factory=dict)
+    cause: Interrupted | Lost | None = None
+    settled: bool = False
+    sealed: Sealed | None = None
+    reason: str = ""  # why it is broken
+
+    @property
+    def left(self) -> int:
+        """How many members are left."""
+        return self.members - len(self.lost)
+
+    def has_left(self, member: int) -> bool:
+        """Whether a member is out."""
+        return member in self.lost
+
+    def next_member(self, member: int) -> int | None:
+        """The next one in the ring who is left; None if there is no other."""
+        for step in range(1, self.members):
+            if (other := (member + step) % self.members) not in self.lost:
+                return other
+        return None
+
+
+def fold(ledger: Ledger, entries: Iterable[AnyEntry]) -> Ledger:
+    """The ledger after these entries, each of which takes a place of the log whether or not it means anything."""
+    for entry in entries:
+        ledger = _applied(ledger, entry) if accepts(ledger, entry) else ledger
+        ledger = dataclasses.replace(ledger, length=ledger.length + 1)
+    return ledger
+
+
+def accepts(ledger: Ledger, entry: AnyEntry) -> bool:
+    """Whether an entry means anything now. What is from an older iteration, or comes twice, does not."""
+    stage = ledger.stage
+    if stage is Stage.BROKEN:
+        return False
+    match entry:
+        case Lost():
+            return entry.member not in ledger.lost and 0 <= entry.member < ledger.members
+        case Settled():
+            return entry.iteration == ledger.iteration - 1 and stage is Stage.GATHERING and not ledger.settled
+        case Sealed():
+            return entry.iteration == ledger.iteration and stage is Stage.GATHERING
+        case Opened():
+            return entry.iteration == ledger.iteration and stage is Stage.STARTING
+        case Interrupted():
+            ours = entry.iteration == ledger.iteration and entry.member not in ledger.lost
+            return ours and stage in (Stage.STARTING, Stage.RUNNING)
+        case Completed():
+            return entry.iteration == ledger.iteration and stage is Stage.RUNNING
+        case Broken():
+            return entry.iteration == ledger.iteration and stage is not Stage.COMPLETED
+
+
+def _applied(ledger: Ledger, entry: AnyEntry) -> Ledger:
+    match entry:
+        case Sealed():
+            return dataclasses.replace(ledger, stage=Stage.STARTING, sealed=entry)
+        case Opened():
+            return dataclasses.replace(ledger, stage=Stage.RUNNING)
+        case Settled():
+            return dataclasses.replace(ledger, settled=True)
+        case Completed():
+            return dataclasses.replace(ledger, stage=Stage.COMPLETED)
+        case Broken():
+            return dataclasses.replace(ledger, stage=Stage.BROKEN, reason=entry.reason)
+        case Interrupted():
+            return _interrupted(ledger, entry)
+        case Lost():
+            out = dataclasses.replace(ledger, lost={**ledger.lost, entry.member: entry})
+            return _interrupted(out, entry) if _takes_part(ledger, entry) else out
+
+
+def _takes_part(ledger: Ledger, lost: Lost) -> bool:
+    """Whether the others cannot go on without it. Whoever the assignment discards leaves them as they are."""
+    if ledger.stage is Stage.STARTING:
+        return lost.interruption is not Interruption.DISCARDED
+    return ledger.stage is Stage.RUNNING
+
+
+def _interrupted(ledger: Ledger, cause: Interrupted | Lost) -> Ledger:
+    return dataclasses.replace(
+        ledger, iteration=ledger.iteration + 1, stage=Stage.GATHERING, cause=cause, settled=False, sealed=None
+    )

@@ -1,0 +1,30 @@
+"""A thread's own view of a call's log, and its way to add to it."""
+
+from __future__ import annotations
+
+from nvrx_slurm.inprocess.ledger import AnyEntry, Ledger, accepts, decode, encode, fold
+from nvrx_slurm.inprocess.store.port import Connection
+
+
+class Log:
+    """What one thread has read of the log so far."""
+
+    def __init__(self, connection: Connection, members: int) -> None:
+        self._connection = connection
+        self.ledger = Ledger(members)
+
+    def refresh(self, wait_s: float = 0.0) -> list[AnyEntry]:
+        """Read on, waiting so long for the first new entry. Returns the new ones."""
+        entries = [decode(data) for data in self._connection.read(self.ledger.length, wait_s)]
+        self.ledger = fold(self.ledger, entries)
+        return entries
+
+    def propose(self, entry: AnyEntry) -> bool:
+        """Add an entry, unless it means nothing (any more). Returns whether it is in the log by this call."""
+        data = encode(entry)
+        while accepts(self.ledger, entry):
+            if self._connection.append(data, self.ledger.length):
+                self.refresh()
+                return True
+            self.refresh()
+        return False

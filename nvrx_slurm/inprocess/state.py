@@ -1,0 +1,57 @@
+"""What a rank is, in this iteration and at the start of the call."""
+
+from __future__ import annotations
+
+import dataclasses
+import enum
+from dataclasses import dataclass
+
+
+class Mode(enum.Enum):
+    """What a rank does in an iteration."""
+
+    INITIALIZED = "initialized"  # before the first rank assignment
+    ACTIVE = "active"  # calls the function
+    INACTIVE = "inactive"  # waits, in reserve
+    TERMINATED = "terminated"  # is out
+
+
+@dataclass(frozen=True, kw_only=True)
+class FrozenState:
+    """One rank's place in the group, as callbacks see it: it cannot be changed.
+
+    `rank` of `world_size`: among the ranks that take part. `active_rank` of `active_world_size`: among those that
+    call the function, which knows them as RANK and WORLD_SIZE; None if this one does not. `initial_rank` names the
+    process for the whole call. `fn_exception` is what the function raised here in this iteration.
+    """
+
+    rank: int | None
+    world_size: int
+    active_rank: int | None = None
+    active_world_size: int | None = None
+    initial_rank: int | None = None
+    initial_world_size: int | None = None
+    iteration: int = 0
+    mode: Mode = Mode.INITIALIZED
+    fn_exception: BaseException | None = None
+
+    def __post_init__(self) -> None:
+        for name in ("rank", "world_size"):
+            if getattr(self, f"initial_{name}") is None:
+                object.__setattr__(self, f"initial_{name}", getattr(self, name))
+
+
+class State(FrozenState):
+    """The same, and a rank assignment may change it."""
+
+    __setattr__ = object.__setattr__
+    __delattr__ = object.__delattr__
+
+    def advance(self) -> None:
+        """To the next iteration."""
+        self.iteration += 1  # type: ignore[misc]
+        self.fn_exception = None  # type: ignore[misc]
+
+    def freeze(self) -> FrozenState:
+        """A copy that cannot be changed."""
+        return FrozenState(**{field.name: getattr(self, field.name) for field in dataclasses.fields(self)})

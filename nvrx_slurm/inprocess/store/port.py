@@ -1,0 +1,72 @@
+"""What any store must do for a group of ranks.
+
+A `Store` says where it is, and is cheap: the monitor gets one of its own from the same class and arguments. Each
+thread opens its own `Connection`.
+"""
+
+from __future__ import annotations
+
+import abc
+from collections.abc import Mapping
+
+
+class Connection(abc.ABC):
+    """One thread's way to what the group of one call shares.
+
+    Members and gates are those of the call that it was opened for. Every operation may be tried again: it does the
+    same once more, or nothing. Raises StoreError once the store has not answered for the store's patience; while a
+    server is restarted, an operation waits for it. After `cancel` every operation raises `Cancelled`.
+    """
+
+    @abc.abstractmethod
+    def append(self, entry: bytes, after: int) -> bool:
+        """Put an entry into place `after` of the log (counted from 0), if nothing is there yet. Returns whether it
+        is there now: of two that are appended to one place, the first one wins, and the same bytes again have won."""
+
+    @abc.abstractmethod
+    def read(self, after: int, wait_s: float) -> list[bytes]:
+        """The log from place `after` on, in order; waits up to `wait_s` for the first entry. A push, not a poll."""
+
+    @abc.abstractmethod
+    def arrive(self, gate: str, member: int, payload: bytes = b"") -> int:
+        """Arrive at a gate with a payload; again replaces the payload. Returns how many members have arrived."""
+
+    @abc.abstractmethod
+    def arrivals(self, gate: str) -> Mapping[int, bytes]:
+        """Who has arrived at a gate, and with what. Costs as much as there are arrivals."""
+
+    @abc.abstractmethod
+    def arrival(self, gate: str, member: int) -> bytes | None:
+        """With what one member has arrived; None if it has not."""
+
+    @abc.abstractmethod
+    def beat(self, member: int, watched: int | None) -> int:
+        """Count a sign of life of a member, and return how many the watched one has given (0 for None)."""
+
+    @abc.abstractmethod
+    def clear(self) -> None:
+        """Remove all keys of the call; what is left of a group whose last member dies goes by itself, in an hour."""
+
+    @abc.abstractmethod
+    def cancel(self) -> None:
+        """From any thread: whoever waits in an operation stops waiting, for good."""
+
+    @abc.abstractmethod
+    def close(self) -> None:
+        """Let go of sockets and files."""
+
+
+class Cancelled(Exception):
+    """The connection was cancelled."""
+
+
+class Store(abc.ABC):
+    """Where a group's keys are."""
+
+    @abc.abstractmethod
+    def connect(self, group: str, call: int) -> Connection:
+        """A connection of the calling thread, to the keys of the group's call (counted from 0).
+
+        `group` names one start of one set of processes, and nothing else that may use the same store, ever.
+        Raises StoreError if the store cannot be reached.
+        """

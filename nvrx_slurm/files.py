@@ -52,6 +52,11 @@ class JobFiles:
         return self.path / "attrsvc.json"
 
     @property
+    def store_path(self) -> Path:
+        """Where the store is while the job runs, and its password."""
+        return self.path / "store.json"
+
+    @property
     def store_dir(self) -> Path:
         return self.path / "store"
 

@@ -103,7 +103,7 @@ class JobFolder(JobFiles):
         return self._read("store.json", StoreAddress)
 
     def remove_store(self) -> None:
-        (self.path / "store.json").unlink(missing_ok=True)
+        self.store_path.unlink(missing_ok=True)
 
     def write_result(self, result: Result) -> None:
         write_into_reserve(self.path / "result.json", msgspec.json.encode(result), self.reserve_path)

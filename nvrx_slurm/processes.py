@@ -50,6 +50,18 @@ def is_alive(pid: int, *, started_before: float | None = None) -> bool:
     return started_before is None or started_at <= started_before + _CLOCKS_DIFFER_S
 
 
+def started_ticks(pid: int) -> int | None:
+    """When a process of this machine began, in the kernel's ticks since boot; None if there is none, or no longer.
+
+    With its id it names one process: another that gets the same id has begun later.
+    """
+    try:
+        stat = Path(f"/proc/{pid}/stat").read_text()
+    except (FileNotFoundError, ProcessLookupError):
+        return None
+    return int(stat.rpartition(")")[2].split()[19])
+
+
 def _boot_time() -> float:
     with Path("/proc/stat").open() as file:
         return next(float(line.split()[1]) for line in file if line.startswith("btime "))

@@ -20,6 +20,7 @@ from typing import Any, Literal
 
 import msgspec
 
+from nvrx_slurm.restarts import InProcessRestart
 from nvrx_slurm.verdicts import Attribution, AttributionPlan, Verdict
 
 SignalReason = Literal["cancel", "interrupt", "time_limit", "agents_gone", "lease_lapsed"]
@@ -224,6 +225,17 @@ class Progress(FromAgent, frozen=True, kw_only=True, tag="progress"):
     cycle: int
     rank: int
     step: int
+
+
+class RestartedInProcess(FromAgent, frozen=True, kw_only=True, tag="restarted_in_process"):
+    """A group of ranks has begun its function again, inside the same processes: nothing else follows from it. `node`:
+    that of the rank which told it. `times`: it stands for so many restarts, and tells of the last of them; where they
+    come too fast for an entry each."""
+
+    replica: str
+    cycle: int
+    restart: InProcessRestart
+    times: int = 1
 
 
 class WorkerFailed(FromAgent, frozen=True, kw_only=True, tag="worker_failed"):
@@ -519,6 +531,7 @@ AnyFact = (
     | NodeReady
     | WorkersStarted
     | Progress
+    | RestartedInProcess
     | WorkerFailed
     | WorkerHung
     | WorkersDone

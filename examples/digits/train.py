@@ -98,19 +98,25 @@ def my_part(step: int, batch: int, seed: int, rank: int, world: int) -> np.ndarr
 
 def train(group: Group, world: int, options: argparse.Namespace, data: Data, state: np.ndarray) -> None:
     """Takes `state` from the step where it is to the last one, with checkpoints on the way."""
-    images, digits = data
     due = time.monotonic()
-    for step in range(int(state["step"]) + 1, options.steps + 1):
+    while state["step"] < options.steps:
         group.rest(max(0.0, due - time.monotonic()))
         due = time.monotonic() + options.step_time
-        mine = my_part(step, options.batch, options.seed, group.rank, world)
-        total = gradient_and_loss(state["parameters"], images[mine], digits[mine])
-        group.all_reduce(total)
-        total /= options.batch
-        adam(state, total[:-1], options.learning_rate)
-        beat(step=step)
+        loss = take_step(group, world, options, data, state)
         if group.rank == 0:
-            record(options, state, float(total[-1]))
+            record(options, state, loss)
+
+
+def take_step(group: Group, world: int, options: argparse.Namespace, data: Data, state: np.ndarray) -> float:
+    """Takes `state` to the next step, together with all ranks; the loss of this step's batch."""
+    images, digits = data
+    mine = my_part(int(state["step"]) + 1, options.batch, options.seed, group.rank, world)
+    total = gradient_and_loss(state["parameters"], images[mine], digits[mine])
+    group.all_reduce(total)
+    total /= options.batch
+    adam(state, total[:-1], options.learning_rate)
+    beat(step=int(state["step"]))
+    return float(total[-1])
 
 
 def record(options: argparse.Namespace, state: np.ndarray, loss: float) -> None:

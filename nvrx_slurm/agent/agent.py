@@ -56,6 +56,7 @@ from nvrx_slurm.records import (
     RoundOpened,
     Shutdown,
 )
+from nvrx_slurm.restarts import InProcessRestart
 from nvrx_slurm.store.client import Store
 
 log = get_logger("agent")
@@ -95,7 +96,7 @@ class Agent:
         self.voice = Voice(node=node, generation=generation, store=store, incarnation=machine.new_incarnation())
         self.tethering = Tethering(machine.connect, machine.random_s, nodes=plan.total_nodes)
         self.workers, self.output, self.stacks = machine.workers(post), machine.output, machine.stacks
-        self.board = machine.board(self._first_step, lambda *words: post(Failing(*words)))
+        self.board = machine.board(self._first_step, lambda *words: post(Failing(*words)), self._restarted_in_process)
         self.watch = HangWatch(bounds.hang, board=self.board, output=self.output, clock=clock, post=post)
         self.reporting = Reporting(self.voice, board=self.board, watch=self.watch, clock=clock, post=post)
         self.dumping = Dumping(self.stacks, voice=self.voice, go=self._go, post=post)
@@ -252,6 +253,12 @@ class Agent:
             self.reporting.first_step(self.cycle, rank, step)
         self.watch.look()
 
+    def _restarted_in_process(self, restart: InProcessRestart) -> None:
+        if self.cycle is not None and self._is_at_work():
+            log.info("%s restarted in process: %s", self.cycle.replica, restart.cause)
+            self.reporting.restarted(self.cycle, restart)
+        self.watch.look()
+
     def _is_at_work(self) -> bool:
         return self.mode is Mode.ACTIVE and not self.leaving and not self.fenced
 
@@ -334,6 +341,7 @@ class Agent:
             self.mode = Mode.STOPPING
             self.watch.end()
             if cycle is not None:
+                self.reporting.restarts(cycle)
                 self.reporting.learned(cycle)
         self.stopping.stop(cycle, then, **how)
         if begins and cycle is not None and (cycle.running or cycle.told):  # else all has gone well

@@ -10,9 +10,8 @@ from collections.abc import Callable
 from pathlib import Path
 
 from nvrx_slurm.files import RUNTIME_ROOTS, JobFiles
+from nvrx_slurm.restarts import LONGEST_BYTES, InProcessRestart, decode
 from nvrx_slurm.workload.slot import Reading, Slot
-
-LONGEST_WORD_BYTES = 1024
 
 
 def runtime_folder(job: JobFiles, node: str) -> Path:
@@ -23,17 +22,18 @@ def runtime_folder(job: JobFiles, node: str) -> Path:
 
 class BeatBoard:
     """The slots of this node's workers, by rank; and the socket on which they tell what must be known at once:
-    `<rank> <step>`, the first step (`workload.beat`), or `!<rank> <pid> <error>`, that an uncaught exception is about
-    to end the worker (`stacks/hook`)."""
+    `<rank> <step>`, the first step (`workload.beat`); `!<rank> <pid> <error>`, that an uncaught exception is about to
+    end the worker (`stacks/hook`); or `{…}`, that its group has restarted in process (`inprocess/journal.py`)."""
 
     def __init__(
         self,
         folder: Path,
         on_first_step: Callable[[int, int], None],
         on_failing: Callable[[int, int, str], None],
+        on_restart: Callable[[InProcessRestart], None],
     ) -> None:
         self._folder = folder
-        self._on_first_step, self._on_failing = on_first_step, on_failing
+        self._on_first_step, self._on_failing, self._on_restart = on_first_step, on_failing, on_restart
         self._slots: dict[int, Slot] = {}
         self._socket = socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM)
 
@@ -74,11 +74,17 @@ class BeatBoard:
     def _read(self) -> None:
         with contextlib.suppress(BlockingIOError):
             while True:
-                said = self._socket.recv(LONGEST_WORD_BYTES)
+                said = self._socket.recv(LONGEST_BYTES)
                 with contextlib.suppress(ValueError):
-                    if said.startswith(b"!"):
-                        rank, pid, what = said[1:].decode(errors="replace").split(" ", 2)
-                        self._on_failing(int(rank), int(pid), what)
-                    else:
-                        rank, step = said.decode().split()
-                        self._on_first_step(int(rank), int(step))
+                    self._pass_on(said)
+
+    def _pass_on(self, said: bytes) -> None:
+        """Raises ValueError for what is none of the three."""
+        if said.startswith(b"!"):
+            rank, pid, what = said[1:].decode(errors="replace").split(" ", 2)
+            self._on_failing(int(rank), int(pid), what)
+        elif said.startswith(b"{"):
+            self._on_restart(decode(said))
+        else:
+            rank, step = said.decode().split()
+            self._on_first_step(int(rank), int(step))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from pathlib import Path
 
 from nvrx_slurm.records import Assignment
 
@@ -17,9 +18,13 @@ def worker_environment(
     replica: str,
     cycle: int,
     node: str,
+    store_file: Path,
     own: Mapping[str, str],
 ) -> dict[str, str]:
-    """What is added to the agent's own environment for one worker. `own`, the role's `env`, may not override it."""
+    """What is added to the agent's own environment for one worker. `own`, the role's `env`, may not override it.
+
+    `store_file`: where the job's store is, for `inprocess.RedisStore`; only the job's owner can read it.
+    """
     rank = assignment.first_rank + local_rank
     return {
         **own,
@@ -42,4 +47,5 @@ def worker_environment(
         "NVRX_GENERATION": str(generation),
         "NVRX_REPLICA": replica,
         "NVRX_NODE": node,
+        "NVRX_STORE_FILE": str(store_file),
     }

@@ -10,6 +10,7 @@ from nvrx_slurm.agent.heart import ControllerSilent
 from nvrx_slurm.agent.workers import WorkerEvent
 from nvrx_slurm.errors import StoreUnreachable
 from nvrx_slurm.records import AnyOrder, Assignment
+from nvrx_slurm.restarts import InProcessRestart
 
 
 class Mode(StrEnum):
@@ -51,6 +52,9 @@ class Cycle:
     dumped: bool = False  # the stacks of this cycle are on file
     has_stepped: bool = False
     step: int | None = None  # the furthest that its workers told, once it is over
+    restarts: int = 0  # in process
+    untold: int = 0  # how many of them the controller has yet to hear of
+    newest: InProcessRestart | None = None
 
     @property
     def ranks(self) -> set[int]:

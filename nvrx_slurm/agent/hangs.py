@@ -5,11 +5,13 @@ hang, whatever the others say: so an open inner section does not hide an outer o
 
 | deadline | runs since | while |
 |---|---|---|
-| `startup_s` | the worker's start | it has not beaten |
-| `step_s` | its last beat, or the end of its last main-thread section | it has beaten, and no such section is open |
+| `startup_s` | the worker's start, or the end of its last restart in process | it has not beaten since |
+| `step_s` | its last beat, or the end of its last main-thread section | it has, and no such section is open |
 | a section's own | the section's start | the section is open |
-| `no_output_s` | the last byte it printed, or its start | always |
+| `no_output_s` | the last byte it printed, its start, or the end of its last restart in process | always |
 | `exit_skew_s` | the first end of another rank of this node with exit code 0 | always |
+
+While a restart in process is under way, start-up and output count for nothing: it is a section with a bound.
 
 All moments are CLOCK_MONOTONIC in nanoseconds. A moment that cannot be (none, before the worker's start) starts no
 deadline, and one that is still to come has not passed: a torn reading never makes a hang. For the same reason
@@ -154,9 +156,9 @@ def _deadlines(workers: Iterable[Watched], limits: HangBounds, learned: Mapping[
 def _told(worker: Watched, limits: HangBounds, learned: Mapping[str, float]) -> Iterator[_Deadline]:
     """What the worker's own signs of life say, or their absence."""
     rank, reading, step = worker.rank, worker.reading, worker.reading.step
-    if reading.beats <= 0:
-        if limits.startup_s is not None:
-            yield _Deadline(rank, worker.started_ns, limits.startup_s, "no first step", " after its start")
+    if not reading.has_begun:
+        if limits.startup_s is not None and not reading.restarting:
+            yield _starting_up(worker, limits.startup_s)
     elif not reading.in_section and (limit := _limit(limits.step_s, learned.get(STEP))):
         after = f" ({limit.words}) after step {step}"
         yield _Deadline(rank, reading.sign_ns, limit.seconds, "no step for", after, step=step)
@@ -165,9 +167,15 @@ def _told(worker: Watched, limits: HangBounds, learned: Mapping[str, float]) -> 
             before = f'section "{section.name}" open for'
             after = f" ({limit.words})"
             yield _Deadline(rank, section.started_ns, limit.seconds, before, after, section.name, step)
-    if limits.no_output_s is not None:
-        since_ns = worker.started_ns if worker.last_output_ns is None else worker.last_output_ns
+    if limits.no_output_s is not None and not reading.restarting:
+        since_ns = max(worker.last_output_ns or worker.started_ns, reading.restarted_ns)
         yield _Deadline(rank, since_ns, limits.no_output_s, "no output for", step=step)
+
+
+def _starting_up(worker: Watched, limit_s: float) -> _Deadline:
+    restarted_ns = worker.reading.restarted_ns
+    after = " after its restart in process" if restarted_ns else " after its start"
+    return _Deadline(worker.rank, max(worker.started_ns, restarted_ns), limit_s, "no first step", after)
 
 
 def _left_behind(worker: Watched, ended_ns: int, ended: int, limit_s: float) -> _Deadline:

@@ -21,6 +21,7 @@ from nvrx_slurm.agent.step_files import StepFiles
 from nvrx_slurm.agent.workers import WorkerEvent, Workers
 from nvrx_slurm.ids import new_incarnation
 from nvrx_slurm.records import ControllerUp, FaultTolerance
+from nvrx_slurm.restarts import InProcessRestart
 
 LONGEST_WORD_BYTES = 64
 
@@ -68,9 +69,12 @@ class LinuxMachine:
         return Workers(post)
 
     def board(
-        self, on_first_step: Callable[[int, int], None], on_failing: Callable[[int, int, str], None]
+        self,
+        on_first_step: Callable[[int, int], None],
+        on_failing: Callable[[int, int, str], None],
+        on_restart: Callable[[InProcessRestart], None],
     ) -> BeatBoard:
-        return BeatBoard(self.runtime, on_first_step, on_failing)
+        return BeatBoard(self.runtime, on_first_step, on_failing, on_restart)
 
     def open_trap(self, key: bytes) -> socket.socket:
         return fence.open_trap(key)

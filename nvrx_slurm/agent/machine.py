@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 from nvrx_slurm.agent.teardown import Phase
 from nvrx_slurm.agent.workers import WorkerEvent
 from nvrx_slurm.records import ControllerUp
+from nvrx_slurm.restarts import InProcessRestart
 from nvrx_slurm.workload.slot import Reading
 
 if TYPE_CHECKING:
@@ -132,8 +133,13 @@ class Machine(Protocol):
         """The node's workers; what happens to them is posted."""
         ...
 
-    def board(self, on_first_step: Callable[[int, int], None], on_failing: Callable[[int, int, str], None]) -> Board:
-        """Where the workers tell their steps, and their last words."""
+    def board(
+        self,
+        on_first_step: Callable[[int, int], None],
+        on_failing: Callable[[int, int, str], None],
+        on_restart: Callable[[InProcessRestart], None],
+    ) -> Board:
+        """Where the workers tell their steps, their restarts in process, and their last words."""
         ...
 
     def open_trap(self, key: bytes) -> Trap:

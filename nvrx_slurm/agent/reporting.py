@@ -1,4 +1,4 @@
-"""What the controller is told of a cycle's workers: that they run, step, fail, and are done. Each once."""
+"""What the controller is told of a cycle's workers: that they run, step, restart, fail, and are done. Each once."""
 
 from __future__ import annotations
 
@@ -13,10 +13,17 @@ from nvrx_slurm.agent.voice import Voice
 from nvrx_slurm.agent.watching import HangWatch
 from nvrx_slurm.agent.workers import Exited, Spawned
 from nvrx_slurm.clock import Clock
-from nvrx_slurm.records import Learned, Progress, WorkerFailed, WorkersDone, WorkersStarted
+from nvrx_slurm.records import Learned, Progress, RestartedInProcess, WorkerFailed, WorkersDone, WorkersStarted
+from nvrx_slurm.restarts import InProcessRestart
 
 OUR_SIGNAL_S = 0.2
 """How long after a worker's death by SIGTERM the agent may get that signal too, if it is Slurm's."""
+
+
+RESTARTS_AT_ONCE = 16
+RESTARTS_EVERY_S = 10.0
+"""So many restarts in process are told one by one in a cycle, and then all of so many seconds as one: a function that
+fails at once, again and again, does so a hundred times a second, and the journal is kept for weeks."""
 
 
 class Reporting:
@@ -45,6 +52,7 @@ class Reporting:
         elif event.code != 0:
             self._failed(cycle, event.rank, exit_code=event.code, signal=event.signal, error=event.error)
         elif not cycle.running and not cycle.told:
+            self.restarts(cycle)
             self._tell(WorkersDone, cycle, step=max(self._board.steps().values(), default=None))
             self.learned(cycle)
 
@@ -62,6 +70,22 @@ class Reporting:
         if not cycle.has_stepped:
             cycle.has_stepped = True
             self._tell(Progress, cycle, rank=rank, step=step)
+
+    def restarted(self, cycle: Cycle, restart: InProcessRestart) -> None:
+        """A group of ranks, of which one of this node's tells, has begun its function again."""
+        cycle.restarts += 1
+        cycle.untold += 1
+        cycle.newest = restart
+        if cycle.restarts <= RESTARTS_AT_ONCE:
+            self.restarts(cycle)
+        elif cycle.untold == 1:
+            asyncio.get_running_loop().call_later(RESTARTS_EVERY_S, self.restarts, cycle)
+
+    def restarts(self, cycle: Cycle) -> None:
+        """Those that have not been told yet."""
+        if cycle.untold:
+            self._tell(RestartedInProcess, cycle, restart=cycle.newest, times=cycle.untold)
+            cycle.untold = 0
 
     def learned(self, cycle: Cycle) -> None:
         if seen := self._watch.news():

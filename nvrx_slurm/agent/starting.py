@@ -44,6 +44,7 @@ class Starting:
             replica=cycle.replica,
             cycle=cycle.number,
             node=self._node,
+            store_file=self._folder.store_path.absolute(),
             own=role.env,
         )
         env |= self._board.prepare(rank, cycle.number) | self._stacks.environment(role.env)

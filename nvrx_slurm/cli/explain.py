@@ -61,9 +61,14 @@ def _chosen(told: Failures, job_id: str, cycle: int | None, replica: str | None)
         return fits[-1]
     if not told.stories:
         end = "" if told.exit_code is None else f"; it ended with {told.exit_code}"
-        raise UsageError(f"nothing has failed in job {job_id}{end}")
+        raise UsageError(f"nothing has failed in job {job_id}{_in_process(told)}{end}")
     known = ", ".join(f"{story.key[1]} cycle {story.key[2]}" for story in told.stories[-8:])
     raise UsageError(f"no such failure in job {job_id}; it has: {known}")
+
+
+def _in_process(told: Failures) -> str:
+    count = sum(record.times for records in told.in_process.values() for record in records)
+    return f"; `events` has what its ranks restarted for in process ({count} so far)" if count else ""
 
 
 def _analyzed(inquiry: Inquiry) -> Attribution:

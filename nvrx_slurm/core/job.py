@@ -40,6 +40,7 @@ from nvrx_slurm.records import (
     Quarantined,
     Recovered,
     ReplicaEnded,
+    RestartedInProcess,
     Shutdown,
     Signalled,
     SignalReason,
@@ -286,7 +287,8 @@ def _learned(job: Job, fact: Learned, now: float) -> list[Decision] | None:
     return []
 
 
-def _stacks_dumped(job: Job, fact: StacksDumped, now: float) -> list[Decision] | None:
+def _told(job: Job, fact: StacksDumped | RestartedInProcess, now: float) -> list[Decision] | None:
+    """Worth knowing if its node still has a say, and nothing follows from it."""
     return [] if membership.recognise(job, fact) else _refuse(job, fact)
 
 
@@ -358,12 +360,13 @@ _HANDLERS: dict[type[Fact], Callable[[Job, Any, float], list[Decision] | None]] 
     NodeReady: _node_ready,
     WorkersStarted: _workers_started,
     Progress: _progress,
+    RestartedInProcess: _told,
     WorkerFailed: _worker_failed,
     WorkerHung: _worker_hung,
     WorkersDone: _workers_done,
     NodeIsolated: _node_isolated,
     Learned: _learned,
-    StacksDumped: _stacks_dumped,
+    StacksDumped: _told,
     NodeLeft: _node_left,
     NodeLost: _node_lost,
     NodeFenced: _node_fenced,

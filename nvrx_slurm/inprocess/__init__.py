@@ -1,0 +1,188 @@
+"""In-process restart: a fault restarts the wrapped function on all healthy ranks, inside the same processes.
+
+```python
+from nvrx_slurm import inprocess
+
+@inprocess.Wrapper(initialize=inprocess.RetryController(max_iterations=10))
+def train(call: inprocess.CallWrapper | None = None) -> None: ...
+```
+
+A group of ranks needs a store that is in none of them (`store/`), and nothing else: any launcher will do.
+
+    wrap.py        `Wrapper`: options around a function          options.py     the options, checked
+    call.py        `CallWrapper`: one call, from start to end     rank.py        the main thread, phase by phase
+    cycle.py       the phases of a rank, as a table (pure)        ledger.py      what the group has agreed on (pure)
+    group.py       listening, arriving, proposing                 gates.py       where all arrive (pure)
+    interrupter.py what ends the function                         region.py      how a restart strikes the main thread
+    monitor/       the process that watches a rank                stamps.py, watchdog.py    signs of progress
+    telling.py     one record a restart (timeline.py)             environment.py who this process is
+
+Callbacks and rank assignments are in `abort`, `completion`, `compose`, `finalize`, `health_check`, `initialize`,
+`rank_assignment`, `rank_filter` and `terminate`; what is raised in `exception`.
+"""
+
+from __future__ import annotations
+
+import importlib
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from nvrx_slurm.inprocess import (
+        abort,
+        attribution,
+        completion,
+        exception,
+        finalize,
+        health_check,
+        initialize,
+        rank_assignment,
+        rank_filter,
+        state,
+        store,
+        terminate,
+    )
+    from nvrx_slurm.inprocess.abort import Abort, AbortTorchDistributed
+    from nvrx_slurm.inprocess.attribution import Interruption, InterruptionRecord
+    from nvrx_slurm.inprocess.call import CallWrapper
+    from nvrx_slurm.inprocess.completion import Completion
+    from nvrx_slurm.inprocess.compose import Compose
+    from nvrx_slurm.inprocess.exception import (
+        HealthCheckError,
+        InternalError,
+        RankDiscarded,
+        RankShouldRestart,
+        RestartAbort,
+        RestartError,
+    )
+    from nvrx_slurm.inprocess.finalize import Finalize, ThreadedFinalize
+    from nvrx_slurm.inprocess.health_check import ChainedHealthCheck, CudaHealthCheck, FaultCounter, HealthCheck
+    from nvrx_slurm.inprocess.initialize import Initialize, RetryController
+    from nvrx_slurm.inprocess.rank_assignment import (
+        ActivateAllRanks,
+        ActiveWorldSizeDivisibleBy,
+        FillGaps,
+        FilterCountGroupedByKey,
+        Layer,
+        LayerFlag,
+        MaxActiveWorldSize,
+        RankAssignment,
+        RankAssignmentCtx,
+        ShiftRanks,
+        Tree,
+    )
+    from nvrx_slurm.inprocess.rank_filter import RankFilter
+    from nvrx_slurm.inprocess.state import FrozenState, Mode, State
+    from nvrx_slurm.inprocess.store import FileStore, RedisStore, Store, TCPStore
+    from nvrx_slurm.inprocess.terminate import Terminate
+    from nvrx_slurm.inprocess.timeline import Restart
+    from nvrx_slurm.inprocess.wrap import Wrapper
+
+__all__ = [
+    "Abort",
+    "AbortTorchDistributed",
+    "ActivateAllRanks",
+    "ActiveWorldSizeDivisibleBy",
+    "CallWrapper",
+    "ChainedHealthCheck",
+    "Completion",
+    "Compose",
+    "CudaHealthCheck",
+    "FaultCounter",
+    "FileStore",
+    "FillGaps",
+    "FilterCountGroupedByKey",
+    "Finalize",
+    "FrozenState",
+    "HealthCheck",
+    "HealthCheckError",
+    "Initialize",
+    "InternalError",
+    "Interruption",
+    "InterruptionRecord",
+    "Layer",
+    "LayerFlag",
+    "MaxActiveWorldSize",
+    "Mode",
+    "RankAssignment",
+    "RankAssignmentCtx",
+    "RankDiscarded",
+    "RankFilter",
+    "RankShouldRestart",
+    "RedisStore",
+    "Restart",
+    "RestartAbort",
+    "RestartError",
+    "RetryController",
+    "ShiftRanks",
+    "State",
+    "Store",
+    "TCPStore",
+    "Terminate",
+    "ThreadedFinalize",
+    "Tree",
+    "Wrapper",
+    "abort",
+    "attribution",
+    "completion",
+    "exception",
+    "finalize",
+    "health_check",
+    "initialize",
+    "rank_assignment",
+    "rank_filter",
+    "state",
+    "store",
+    "terminate",
+]
+
+_HOMES = {
+    "abort": ("Abort", "AbortTorchDistributed"),
+    "attribution": ("Interruption", "InterruptionRecord"),
+    "call": ("CallWrapper",),
+    "completion": ("Completion",),
+    "compose": ("Compose",),
+    "exception": (
+        "HealthCheckError",
+        "InternalError",
+        "RankDiscarded",
+        "RankShouldRestart",
+        "RestartAbort",
+        "RestartError",
+    ),
+    "finalize": ("Finalize", "ThreadedFinalize"),
+    "health_check": ("ChainedHealthCheck", "CudaHealthCheck", "FaultCounter", "HealthCheck"),
+    "initialize": ("Initialize", "RetryController"),
+    "rank_assignment": (
+        "ActivateAllRanks",
+        "ActiveWorldSizeDivisibleBy",
+        "FillGaps",
+        "FilterCountGroupedByKey",
+        "Layer",
+        "LayerFlag",
+        "MaxActiveWorldSize",
+        "RankAssignment",
+        "RankAssignmentCtx",
+        "ShiftRanks",
+        "Tree",
+    ),
+    "rank_filter": ("RankFilter",),
+    "state": ("FrozenState", "Mode", "State"),
+    "store": ("FileStore", "RedisStore", "Store", "TCPStore"),
+    "terminate": ("Terminate",),
+    "timeline": ("Restart",),
+    "wrap": ("Wrapper",),
+}
+"""What each module gives. They are loaded when asked for: the monitor process needs few of them."""
+
+
+def __getattr__(name: str) -> object:
+    home = next((home for home, names in _HOMES.items() if name in names), None)
+    if home is not None:
+        return getattr(importlib.import_module(f"{__name__}.{home}"), name)
+    if name in __all__:
+        return importlib.import_module(f"{__name__}.{name}")
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+
+
+def __dir__() -> list[str]:
+    return __all__

@@ -13,6 +13,9 @@ from nvrx_slurm.inprocess.attribution import Interruption, InterruptionRecord
 JOIN = "join"
 """Who a member is, so that another run's keys are not taken for ours."""
 
+LEFT = "left"
+"""Who has completed the call and reads nothing of it any more."""
+
 
 def ready(iteration: int) -> str:
     """All are healthy, and have left the iteration before: the terminated ranks may be sealed."""

@@ -109,7 +109,7 @@ class Stage(enum.Enum):
 
 @dataclass(frozen=True, slots=True)
 class Ledger:
-    """What the log comes to. `cause` interrupted the iteration before this one; `settled`: all who are left know it."""
+    """What the log comes to. `cause` interrupted the iteration before this one; `settled`: all who are left know."""
 
     members: int
     length: int = 0
@@ -156,8 +156,9 @@ def accepts(ledger: Ledger, entry: AnyEntry) -> bool:
             return entry.member not in ledger.lost and 0 <= entry.member < ledger.members
         case Settled():
             return entry.iteration == ledger.iteration - 1 and stage is Stage.GATHERING and not ledger.settled
-        case Sealed():
-            return entry.iteration == ledger.iteration and stage is Stage.GATHERING
+        case Sealed():  # one that was meant before somebody was lost counts them in
+            there = entry.world_size - len(entry.missing) == ledger.left
+            return entry.iteration == ledger.iteration and stage is Stage.GATHERING and there
         case Opened():
             return entry.iteration == ledger.iteration and stage is Stage.STARTING
         case Interrupted():

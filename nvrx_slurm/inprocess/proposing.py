@@ -22,6 +22,8 @@ class Log:
     def propose(self, entry: AnyEntry) -> bool:
         """Add an entry, unless it means nothing (any more). Returns whether it is in the log by this call."""
         data = encode(entry)
+        if not accepts(self.ledger, entry):
+            self.refresh()  # perhaps it means nothing yet, to one who has not read on
         while accepts(self.ledger, entry):
             if self._connection.append(data, self.ledger.length):
                 self.refresh()

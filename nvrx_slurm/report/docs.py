@@ -9,7 +9,7 @@ from typing import get_args
 
 import msgspec
 
-from nvrx_slurm import records
+from nvrx_slurm import records, restarts
 from nvrx_slurm.report import model, snapshot
 from nvrx_slurm.report.words import event_name
 
@@ -32,6 +32,8 @@ events; it renames and removes none. A last line without its newline is still be
 
 FACTS = "## Facts\n\nWhat happened, as an agent, the batch host, or the controller's own watch tells it.\n"
 DECISIONS = "## Decisions\n\nWhat the controller decided. Each follows the fact that led to it.\n"
+PARTS = "## What `restarted_in_process` holds\n"
+IN_PROCESS: tuple[type[msgspec.Struct], ...] = (restarts.InProcessRestart, restarts.RankFault, restarts.RankPhases)
 STATUS = """\
 ## The object of `status JOB --json`
 
@@ -47,6 +49,7 @@ STATUS_PARTS: tuple[type[msgspec.Struct], ...] = (
     model.CycleView,
     model.Recovery,
     model.Failure,
+    model.InProcess,
     model.Decided,
     model.Dumped,
 )
@@ -56,6 +59,7 @@ def journal_page() -> str:
     """The whole of docs/journal.md."""
     facts, decisions = get_args(records.AnyFact), get_args(records.AnyDecision)
     parts = [INTRODUCTION, FACTS, *(_event(kind) for kind in facts), DECISIONS, *(_event(kind) for kind in decisions)]
+    parts += [PARTS, *(_part(kind) for kind in IN_PROCESS)]
     return "\n".join([*parts, STATUS, *(_part(kind) for kind in STATUS_PARTS)])
 
 

@@ -52,6 +52,8 @@ class Explanation(Value, frozen=True, kw_only=True):
     running_again_at: float | None
     best_step_before: int | None
     best_step: int | None
+    in_process: int = 0
+    last_in_process: str = ""
 
 
 def explanation(story: Story, *, job: str, name: str, now: Attribution | None = None) -> Explanation:
@@ -77,6 +79,8 @@ def explanation(story: Story, *, job: str, name: str, now: Attribution | None = 
         running_again_at=story.running_again_at,
         best_step_before=story.best_before,
         best_step=story.best_step,
+        in_process=story.in_process,
+        last_in_process=story.last_in_process,
     )
 
 
@@ -95,6 +99,8 @@ def facts(told: Explanation, bounds: FaultTolerance, folder: str) -> list[Row]:
     """Label and text, in the order in which one asks."""
     again = f", generation {told.generation}" if told.generation else ""
     rows = [Row(("job", f"{told.job} ({told.name}), {told.replica} cycle {told.cycle}{again}"))]
+    if told.in_process:
+        rows.append(Row(("before", _in_process(told)), mood="dim"))
     rows += _first(told, folder)
     rows += _then(told, folder)
     rows += [Row(("read", text), mood=mood) for text, mood in _read(told, bounds)]
@@ -184,6 +190,11 @@ def _read(told: Explanation, bounds: FaultTolerance) -> Iterator[tuple[str, Mood
         )
         if judged.blamed:
             yield f"{names(judged.blamed)} passed over where another node is left", "plain"
+
+
+def _in_process(told: Explanation) -> str:
+    count = plural(told.in_process, "restart")
+    return f"{count} in process in this cycle; the last for {told.last_in_process}"
 
 
 def _progress(told: Explanation, bounds: FaultTolerance) -> str:

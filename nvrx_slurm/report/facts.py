@@ -20,7 +20,7 @@ from nvrx_slurm.report.changes import (
     hold_ranks,
     tell_step,
 )
-from nvrx_slurm.report.model import Dumped, Failure, JobView, NodeView
+from nvrx_slurm.report.model import Dumped, Failure, InProcess, JobView, NodeView
 
 
 def _job_started(view: JobView, fact: records.JobStarted, t: float) -> None:
@@ -76,6 +76,22 @@ def _progress(view: JobView, fact: records.Progress, t: float) -> None:
     view.cycles[key] = replace(cycle, first_step_at=t, first_step=fact.step)
     if key in view.recoveries:
         view.recoveries[key] = recovery.with_first_step(view.recoveries[key], t, fact.step)
+
+
+def _restarted_in_process(view: JobView, fact: records.RestartedInProcess, t: float) -> None:
+    view.restarts_in_process += fact.times
+    cycle = view.cycles.get((fact.replica, view.generation, fact.cycle))
+    if cycle is not None:
+        change_cycle(view, fact.replica, fact.cycle, restarts_in_process=cycle.restarts_in_process + fact.times)
+    view.last_in_process = InProcess(
+        at=t,
+        cause=fact.restart.cause,
+        node=fact.node,
+        replica=fact.replica,
+        cycle=fact.cycle,
+        iteration=fact.restart.iteration,
+        total_s=fact.restart.total_s,
+    )
 
 
 def _worker_failed(view: JobView, fact: records.WorkerFailed, t: float) -> None:
@@ -182,6 +198,7 @@ HANDLERS: dict[type[Any], Callable[[JobView, Any, float], None]] = {
     records.NodeReady: _node_ready,
     records.WorkersStarted: _workers_started,
     records.Progress: _progress,
+    records.RestartedInProcess: _restarted_in_process,
     records.WorkerFailed: _worker_failed,
     records.WorkerHung: _worker_hung,
     records.WorkersDone: _workers_done,

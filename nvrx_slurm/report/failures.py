@@ -23,6 +23,7 @@ from nvrx_slurm.records import (
     NodeReady,
     Plan,
     RestartDecided,
+    RestartedInProcess,
     RoundClosed,
     Shutdown,
 )
@@ -58,6 +59,8 @@ class Story:
     world_size: int = 0
     best_before: int | None = None  # the highest step before this cycle
     best_step: int | None = None  # the highest with it
+    in_process: int = 0  # how often its ranks had restarted in process in this cycle
+    last_in_process: str = ""  # for what the last time
 
     @property
     def key(self) -> Key:
@@ -76,6 +79,7 @@ class Failures:
         self._by_key: dict[Key, Story] = {}
         self._controller: ControllerStarted | None = None
         self._worlds: dict[str, int] = {}
+        self.in_process: dict[Key, list[RestartedInProcess]] = {}
         self._ending: Story | None = None  # the failure that ends the job
 
     def take(self, entry: Entry) -> None:
@@ -88,6 +92,8 @@ class Failures:
         match record:
             case ControllerStarted():
                 self._controller = record
+            case RestartedInProcess():
+                self.in_process.setdefault((self.job.generation, record.replica, record.cycle), []).append(record)
             case RoundClosed():
                 self._worlds[record.replica] = record.world_size
                 if story := self._story(record.replica, record.cycle - 1):
@@ -116,7 +122,7 @@ class Failures:
             key = (self.job.generation, case.replica, case.cycle)
             if key in self._by_key:
                 continue
-            replica = self.job.replicas[case.replica]
+            replica, in_process = self.job.replicas[case.replica], self.in_process.get(key, [])
             story = Story(
                 inquiry=self._questions.inquiry(case),
                 failed_at=case.failure.noticed,
@@ -124,6 +130,8 @@ class Failures:
                 world_size=self._worlds.get(case.replica, 0),
                 best_before=replica.best_step,
                 best_step=_best(best[case.replica], case.failure.step),
+                in_process=sum(record.times for record in in_process),
+                last_in_process=in_process[-1].restart.cause if in_process else "",
             )
             self._by_key[key] = story
             self.stories.append(story)

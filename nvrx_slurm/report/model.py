@@ -78,6 +78,7 @@ class CycleView(Value, frozen=True, kw_only=True):
     nodes: tuple[str, ...] = ()
     promoted: tuple[str, ...] = ()
     world_size: int = 0
+    restarts_in_process: int = 0
 
 
 class Failure(Value, frozen=True, kw_only=True):
@@ -123,6 +124,18 @@ class Dumped(Value, frozen=True, kw_only=True):
     why: str
     node: str
     files: dict[int, str]
+
+
+class InProcess(Value, frozen=True, kw_only=True):
+    """The last restart in process: what interrupted their function, and how long until all were in it again."""
+
+    at: float
+    cause: str
+    node: str
+    replica: str
+    cycle: int
+    iteration: int  # the one that began
+    total_s: float
 
 
 class Decided(Value, frozen=True, kw_only=True):
@@ -190,6 +203,8 @@ class JobView:
     controllers: int = 0
     restarts: int = 0
     restarts_left: int | None = None
+    restarts_in_process: int = 0
+    last_in_process: InProcess | None = None
     last_failure: Failure | None = None
     last_decision: Decided | None = None
     last_stacks: Dumped | None = None

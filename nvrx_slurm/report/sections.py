@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 
 from nvrx_slurm.report import recovery
-from nvrx_slurm.report.model import CycleView, Dumped, JobView, Recovery, ReplicaView
+from nvrx_slurm.report.model import CycleView, Dumped, InProcess, JobView, Recovery, ReplicaView
 from nvrx_slurm.report.overview import JobLine
 from nvrx_slurm.report.snapshot import Snapshot
 from nvrx_slurm.report.tables import Mood, Row, Table, mood, number
@@ -27,6 +27,8 @@ def facts(shot: Snapshot) -> list[Row]:
         ("decision", view.last_decision.what if view.last_decision else "none", "plain"),
         ("logs", str(shot.folder.path / "logs"), "dim"),
     ]
+    if view.last_in_process:
+        rows.insert(6, ("in process", _in_process_line(shot, view.last_in_process), "plain"))
     if view.last_stacks:
         rows.insert(-1, ("stacks", _stacks_line(shot, view.last_stacks), "plain"))
     if shot.store_error:
@@ -128,23 +130,30 @@ def _restarts_line(view: JobView) -> str:
     return f"{view.restarts}{left}"
 
 
+def _in_process_line(shot: Snapshot, last: InProcess) -> str:
+    count = plural(shot.view.restarts_in_process, "restart")
+    return f"{count}; the last in {seconds(last.total_s)}, {_when(shot, last.at)}: {last.cause}"
+
+
 def _failure_line(shot: Snapshot) -> str:
     failure = shot.view.last_failure
     if failure is None:
         return "none"
     where = f", {failure.replica} cycle {failure.cycle}" if failure.replica else ", a hot spare"
-    if shot.exit_code is None:
-        when = _ago(shot.now - failure.at)
-    else:
-        when = f"{seconds(max(0.0, failure.at - (shot.started_at or failure.at)))} after the start"
     stacks = f"; stacks: {shot.folder.path / failure.stacks}" if failure.stacks else ""
-    return f"{failure.why}{where}{at_step(failure.step, said=failure.why)}, {when}{stacks}"
+    return f"{failure.why}{where}{at_step(failure.step, said=failure.why)}, {_when(shot, failure.at)}{stacks}"
 
 
 def _stacks_line(shot: Snapshot, last: Dumped) -> str:
     """Where the last stacks lie, and why they were written down."""
     first = next(iter(last.files.values()))
     return f"{shot.folder.path / first} ({ranks_of(last.files)} on {last.node}): {last.why}"
+
+
+def _when(shot: Snapshot, at: float) -> str:
+    if shot.exit_code is None:
+        return _ago(shot.now - at)
+    return f"{seconds(max(0.0, at - (shot.started_at or at)))} after the start"
 
 
 def _ago(duration_s: float) -> str:

@@ -21,6 +21,8 @@ from nvrx_slurm.report.words import (
     worker_hang,
 )
 
+MOST_PHASES = 3
+
 
 def describe(record: AnyRecord) -> str:
     """What the record says, in one line without its name: `n2: tether lost, at step 80`."""
@@ -45,6 +47,21 @@ def _node_ready(record: records.NodeReady) -> str:
 def _workers_started(record: records.WorkersStarted) -> str:
     pids = ", ".join(f"{rank}={pid}" for rank, pid in sorted(record.pids.items()))
     return f"{record.node} for {_round(record)}: rank=pid {pids}, in {seconds(record.spawn_s)}"
+
+
+def _restarted_in_process(record: records.RestartedInProcess) -> str:
+    told = record.restart
+    many = f", {record.times} restarts" if record.times > 1 else ""
+    out = f", without {ranks_of(told.missing)}" if told.missing else ""
+    slowest = ", ".join(f"{phase.replace('_', ' ')} {seconds(took)}" for phase, took in _longest(told.phases))
+    took = f"{seconds(told.total_s)} ({slowest})" if slowest else seconds(told.total_s)
+    where = f"{_round(record)}, iteration {told.iteration}{many}: world size {told.world_size}{out}"
+    return f"{where}, in {took}: {told.cause}"
+
+
+def _longest(phases: dict[str, float]) -> list[tuple[str, float]]:
+    """The phases that took longest, longest first."""
+    return sorted(phases.items(), key=lambda phase: phase[1], reverse=True)[:MOST_PHASES]
 
 
 def _node_left(record: records.NodeLeft) -> str:
@@ -151,6 +168,7 @@ SENTENCES: dict[type[Any], Callable[[Any], str]] = {
     records.NodeReady: _node_ready,
     records.WorkersStarted: _workers_started,
     records.Progress: lambda r: f"{r.node} rank {r.rank} of {_round(r)} told its first step, {r.step}",
+    records.RestartedInProcess: _restarted_in_process,
     records.WorkerFailed: lambda r: f"{worker_end(r)}, {_round(r)}{at_step(r.step)}",
     records.WorkerHung: _worker_hung,
     records.NodeIsolated: lambda r: f"{isolation(r)}, {_round(r)}",

@@ -18,6 +18,7 @@ from nvrx_slurm.report.model import (
     Dumped,
     Failure,
     Heard,
+    InProcess,
     JobView,
     NodeView,
     RankView,
@@ -101,6 +102,7 @@ class Status(Value, frozen=True, kw_only=True):
     cycle: int
     restarts: int
     restarts_left: int | None
+    restarts_in_process: int
     spares: int
     spares_left: tuple[str, ...]
     replicas: tuple[ReplicaStatus, ...]
@@ -109,6 +111,7 @@ class Status(Value, frozen=True, kw_only=True):
     cycles: tuple[CycleView, ...]
     recoveries: tuple[Recovery, ...]
     last_failure: Failure | None
+    last_in_process: InProcess | None
     last_decision: Decided | None
     last_stacks: Dumped | None
     missing: tuple[str, ...]
@@ -203,6 +206,7 @@ def as_status(shot: Snapshot) -> Status:
         cycle=view.cycle,
         restarts=view.restarts,
         restarts_left=view.restarts_left,
+        restarts_in_process=view.restarts_in_process,
         spares=view.plan.spares if view.plan else 0,
         spares_left=view.spares,
         replicas=tuple(_replica_status(view, replica) for replica in view.replicas.values()),
@@ -211,6 +215,7 @@ def as_status(shot: Snapshot) -> Status:
         cycles=tuple(view.cycles.values()),
         recoveries=tuple(view.recoveries.values()),
         last_failure=view.last_failure,
+        last_in_process=view.last_in_process,
         last_decision=view.last_decision,
         last_stacks=view.last_stacks,
         missing=view.missing,

@@ -12,6 +12,7 @@ from nvrx_slurm.agent.events import Cycle, StacksOnFile
 from nvrx_slurm.agent.hangs import NS
 from nvrx_slurm.agent.workers import WorkerEvent
 from nvrx_slurm.records import ControllerUp
+from nvrx_slurm.restarts import InProcessRestart
 from nvrx_slurm.simulation.kernel import Trap
 from nvrx_slurm.simulation.process import Process
 from nvrx_slurm.simulation.supervisor import SupervisedWorkers
@@ -162,7 +163,12 @@ class SimulatedMachine:
     def workers(self, post: Callable[[WorkerEvent], None]) -> SupervisedWorkers:
         return SupervisedWorkers(self._node, self._process, post)
 
-    def board(self, on_first_step: Callable[[int, int], None], on_failing: Callable[[int, int, str], None]) -> Board:
+    def board(
+        self,
+        on_first_step: Callable[[int, int], None],
+        on_failing: Callable[[int, int, str], None],
+        on_restart: Callable[[InProcessRestart], None],
+    ) -> Board:
         return Board(self._node, on_first_step)
 
     def open_trap(self, key: bytes) -> Trap:

@@ -35,6 +35,10 @@ CATALOGUE: tuple[KeyInfo, ...] = (
     KeyInfo("round:<replica>:<gen>:<cycle>", "hash", "controller", "agents", "1 hour after it closes", "Node → `Assignment`; an agent reads its own field only."),
     KeyInfo("shutdown:<gen>", "string", "controller", "all", "job", "`Shutdown`, set once."),
     KeyInfo("beats", "stream", "agents", "controller, cli", "trimmed to about 2 per node", "`Beat`s, each behind a field `who`: its incarnation."),
+    KeyInfo("inprocess:<group>:<call>:log", "stream", "ranks and their monitors", "ranks and their monitors", "1 hour after the last sign of life", "What a group that restarts in process has agreed on; an entry's id is its place, from `1-0`."),
+    KeyInfo("inprocess:<group>:<call>:gate:<gate>", "hash", "ranks", "ranks and their monitors", "the same; an older gate goes earlier", "Member → what it brought along."),
+    KeyInfo("inprocess:<group>:<call>:gates", "list", "ranks", "ranks", "the same", "The gates that are there, oldest first."),
+    KeyInfo("inprocess:<group>:<call>:beats", "hash", "monitors", "monitors", "the same", "Member → how many signs of life it has given."),
 )  # fmt: skip
 
 
@@ -65,3 +69,16 @@ class Keys:
 
     def shutdown(self, generation: int) -> str:
         return f"{self._prefix}shutdown:{generation}"
+
+
+class InprocessKeys:
+    """The key names of one call of a group that restarts in process: below its job's, or in a store without a job."""
+
+    def __init__(self, group: str, call: int, *, job: str | None) -> None:
+        self._prefix = f"nvrx:{{{job}}}:inprocess:{group}:{call}:" if job else f"nvrx:{{{group}}}:inprocess:{call}:"
+        self.log = self._prefix + "log"
+        self.gates = self._prefix + "gates"
+        self.beats = self._prefix + "beats"
+
+    def gate(self, name: str) -> str:
+        return f"{self._prefix}gate:{name}"

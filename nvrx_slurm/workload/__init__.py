@@ -14,6 +14,8 @@ for step in range(first, last):
     progress.py   `beat`
     sections.py   `section`
     decorator.py  `section` as a decorator
+    restarting.py the section of a restart in process; `nvrx_slurm.inprocess` opens it
+    channel.py    a datagram to the agent
     board.py      where a process's sections stand, and which process's
     layout.py     where each number lies in the memory that a worker shares with its agent
     slot.py       what these numbers mean, and the agent's side of them

@@ -8,7 +8,7 @@ import sys
 SLOT_BYTES = 4096
 
 # words of the header
-STEP, BEATS, SIGN, GAP, OWNER, MAIN_OPEN = range(6)
+STEP, BEATS, SIGN, GAP, OWNER, MAIN_OPEN, RESTARTED, BEATS_BEFORE = range(8)
 
 # rows of the table of names; offsets within a row
 ROWS, ROW_WORDS, ROW_COUNT = 8, 7, 16
@@ -22,6 +22,7 @@ OPEN_END = OPEN + ENTRY_WORDS * ENTRY_COUNT
 MAIN_THREAD = 1 << 8  # the flag in WHAT; the row is the byte below
 
 NEVER = -1
+UNDER_WAY = -1
 OTHERS = "…"
 """The name that all sections share for which no row is left."""
 

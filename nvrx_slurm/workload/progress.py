@@ -7,7 +7,7 @@ import os
 from operator import index
 from time import monotonic_ns
 
-from nvrx_slurm.workload.layout import BEATS, GAP, SIGN, STEP, map_slot
+from nvrx_slurm.workload.layout import BEATS, BEATS_BEFORE, GAP, SIGN, STEP, map_slot
 
 _words: memoryview | None = None  # from the first beat on
 _begun = False
@@ -63,7 +63,7 @@ def shared_words() -> memoryview | None:
 
 
 def _longest_yet(words: memoryview, now: int) -> None:
-    if words[BEATS] and not in_main_section:  # before the first beat it is the start-up, not a step
+    if words[BEATS] > words[BEATS_BEFORE] and not in_main_section:  # else it is the start-up, not a step
         words[GAP] = now - words[SIGN]
 
 
@@ -78,18 +78,12 @@ def _begin(step: int) -> None:
 
 
 def _announce(step: int) -> None:
-    """One datagram, `<rank> <step>`; lost without a trace when the agent cannot take it at once."""
-    path, rank = os.environ.get("NVRX_BEAT_SOCKET"), os.environ.get("RANK")
-    if not path or not rank:
-        return
-    import socket
+    """One datagram: `<rank> <step>`."""
+    if path := slot_path():
+        from nvrx_slurm.workload.channel import tell_agent  # here: a process without an agent never needs it
 
-    try:
-        with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as channel:
-            channel.setblocking(False)
-            channel.sendto(f"{rank} {step}".encode(), path)
-    except OSError:
-        return
+        rank = path.rpartition(".")[2]  # RANK is another one where a wrapper has given out ranks of its own
+        tell_agent(f"{rank} {step}".encode())
 
 
 def _forget_sections() -> None:

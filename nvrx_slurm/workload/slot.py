@@ -10,7 +10,8 @@ Little-endian int64 words, by number; all times are CLOCK_MONOTONIC in nanosecon
 | 3 | the longest time between two signs that was outside of main-thread sections |
 | 4 | process id of the one process whose sections stand here; 0 for none |
 | 5 | how many main-thread sections are open, those included that found no entry |
-| 6, 7 | zero, for later |
+| 6 | when the last restart in process was over; 0 before the first, -1 while one is under way |
+| 7 | how many beats there were before it |
 | 8 … 119 | 16 rows of 7: a section's name (40 bytes of UTF-8, zero-padded), how many have ended, the longest (ns) |
 | 120 … 183 | 16 entries of 4: an open section's start, timeout (0 for none), row (+ 256: of the main thread), seal |
 | 184 … 511 | zero, for later |
@@ -33,6 +34,7 @@ from typing import NamedTuple
 
 from nvrx_slurm.workload.layout import (
     BEATS,
+    BEATS_BEFORE,
     COUNT,
     ENTRY_WORDS,
     GAP,
@@ -43,10 +45,12 @@ from nvrx_slurm.workload.layout import (
     OPEN,
     OPEN_END,
     OWNER,
+    RESTARTED,
     ROW_COUNT,
     SIGN,
     SLOT_BYTES,
     STEP,
+    UNDER_WAY,
     map_slot,
     name_in,
     row_at,
@@ -78,6 +82,14 @@ class Reading(NamedTuple):
     seen: Mapping[str, tuple[int, float]] = {}
     open: tuple[OpenSection, ...] = ()
     in_section: bool = False  # a section of the main thread is open, be it among `open` or not
+    restarted_ns: int = 0  # when the last restart in process was over
+    restarting: bool = False  # one is under way
+    beats_before: int = 0  # how many beats there were before it
+
+    @property
+    def has_begun(self) -> bool:
+        """Whether it has beaten since its start, or since its last restart in process."""
+        return self.beats > self.beats_before
 
 
 class Slot:
@@ -107,6 +119,7 @@ class Slot:
         main_open, entries = self._entries()
         sections = self._open_sections(entries)
         words = self._words  # the sign only now: see above
+        restarted = words[RESTARTED]
         return Reading(
             step=None if (step := words[STEP]) == NEVER else step,
             beats=words[BEATS],
@@ -115,6 +128,9 @@ class Slot:
             seen=self._seen(),
             open=sections,
             in_section=main_open > 0 or any(section.main_thread for section in sections),
+            restarted_ns=max(0, restarted),
+            restarting=restarted == UNDER_WAY,
+            beats_before=words[BEATS_BEFORE],
         )
 
     def close(self) -> None:

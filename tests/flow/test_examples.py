@@ -156,11 +156,11 @@ def test_a_finished_training_that_is_started_again_just_says_so(clean: Path, tmp
 
 def test_under_an_agent_each_step_is_told(tmp_path: Path) -> None:
     """The slot ends at the last step, and the first came as a datagram."""
-    slot = Slot.create(tmp_path / "slot")
+    slot = Slot.create(tmp_path / "0.0")
     with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as agent:
         agent.bind(str(tmp_path / "agent"))
         agent.settimeout(20.0)
-        paths = {"NVRX_BEAT_FILE": str(tmp_path / "slot"), "NVRX_BEAT_SOCKET": str(tmp_path / "agent")}
+        paths = {"NVRX_BEAT_FILE": str(tmp_path / "0.0"), "NVRX_BEAT_SOCKET": str(tmp_path / "agent")}
         _train(1, tmp_path, environment=paths)
         assert agent.recv(100) == b"0 1"
     assert slot.read()[:2] == (STEPS, STEPS)

@@ -5,3 +5,24 @@ redis.py    `RedisStore`: Redis or Valkey; the job's own, one by URL, or one tha
 file.py     `FileStore`: a folder that all ranks reach
 tcp.py      `TCPStore`: torch's, hosted outside of the ranks
 """
+
+from __future__ import annotations
+
+import importlib
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from nvrx_slurm.inprocess.store.file import FileStore
+    from nvrx_slurm.inprocess.store.port import Connection, Store
+    from nvrx_slurm.inprocess.store.redis import RedisStore
+    from nvrx_slurm.inprocess.store.tcp import TCPStore
+
+__all__ = ["Connection", "FileStore", "RedisStore", "Store", "TCPStore"]
+
+_HOMES = {"Connection": "port", "FileStore": "file", "RedisStore": "redis", "Store": "port", "TCPStore": "tcp"}
+
+
+def __getattr__(name: str) -> object:
+    if name in _HOMES:
+        return getattr(importlib.import_module(f"{__name__}.{_HOMES[name]}"), name)
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

@@ -224,6 +224,45 @@ def test_a_real_worker_that_is_stuck_in_a_section_is_found(tmp_path: Path) -> No
     assert (hang.section, hang.step) == ("checkpoint", 41)
 
 
+# ------------------------------------------------------------------------------------------- restarts in process
+
+
+EVERYTHING = HangBounds(startup_s=100, step_s=10, no_output_s=50)
+
+
+def restarted(after_s: float, *, beats_since: int = 0, **told: object) -> Watched:
+    """A worker that had beaten three times, and began its function again after so long."""
+    place = {"restarted_ns": at(after_s), "beats_before": 3 - beats_since}
+    return worker(beaten=after_s, **place, **told)
+
+
+def test_while_a_restart_is_under_way_only_its_own_bound_counts() -> None:
+    """Neither the step, the start-up nor the output; the restart is a section of the main thread."""
+    section = OpenSection("in-process restart", at(5), 300)
+    busy = worker(beaten=0, restarting=True, beats_before=3, open=(section,), in_section=True, last_output_ns=at(0))
+    assert judge([busy], EVERYTHING, {STEP: 1.0}, at(304)) == []
+    (hang,) = judge([busy], EVERYTHING, {}, at(305))
+    assert hang.why == 'section "in-process restart" open for 300 s (limit 300 s)'
+
+
+def test_after_a_restart_the_worker_is_at_its_start_up_again() -> None:
+    """It loads a checkpoint as a new process does: the step's bound does not count until it beats."""
+    again = restarted(1000, last_output_ns=at(1090))
+    assert judge([again], EVERYTHING, {STEP: 1.0}, at(1099)) == []
+    (hang,) = judge([again], EVERYTHING, {}, at(1100))
+    assert hang.why == "no first step 100 s after its restart in process"
+    (hang,) = judge([restarted(1000, beats_since=1, last_output_ns=at(1000))], EVERYTHING, {}, at(1010))
+    assert hang.why == "no step for 10 s (limit 10 s) after step 41"
+
+
+def test_a_restart_is_a_sign_of_life_for_those_who_print_nothing() -> None:
+    """The bound on output runs anew from its end."""
+    quiet = restarted(1000, last_output_ns=at(990))
+    limits = HangBounds(no_output_s=50)
+    assert judge([quiet], limits, {}, at(1049)) == []
+    assert [hang.rank for hang in judge([quiet], limits, {}, at(1050))] == [0]
+
+
 # ------------------------------------------------------------------------------------------- learning
 
 

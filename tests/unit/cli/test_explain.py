@@ -66,3 +66,23 @@ def test_report_counts_the_failures_of_all_jobs(failed: Path, nvrx: Nvrx) -> Non
     assert result.returncode == 0
     assert "failures            1" in result.stdout
     assert "precision           not known yet" in result.stdout
+
+
+def test_restarts_in_process_before_a_failure_are_told(tmp_path: Path, nvrx: Nvrx) -> None:
+    """How many there were in the failed cycle, and for what the last one; where nothing failed, that there were."""
+    recorder = to_first_cycle()
+    recorder.restart_in_process("n0", 1)
+    recorder.restart_in_process("n0", 4, times=3)
+    write(tmp_path, recorder, job="well")
+    well = nvrx("explain", "well", "--folder", str(tmp_path))
+    assert (
+        "nothing has failed in job well; `events` has what its ranks restarted for in process (4 so far)"
+        in well.stderr
+    )
+    recorder.fail("n1", 2, exit_code=1)
+    recorder.ready()
+    recorder.fail("n0", 0, exit_code=1)
+    write(tmp_path, recorder)
+    first = nvrx("explain", JOB, "--cycle", "0", "--folder", str(tmp_path)).stdout
+    assert "before    4 restarts in process in this cycle; the last for exception on rank 1 (KeyError: 3)" in first
+    assert json.loads(nvrx("explain", JOB, "--json", "--folder", str(tmp_path)).stdout)["in_process"] == 0

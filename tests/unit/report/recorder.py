@@ -19,6 +19,7 @@ from nvrx_slurm.records import (
     NodeReady,
     Plan,
     Progress,
+    RestartedInProcess,
     RolePlan,
     Signalled,
     WorkerFailed,
@@ -28,6 +29,7 @@ from nvrx_slurm.records import (
     entry_to_json,
 )
 from nvrx_slurm.report.model import Heard
+from nvrx_slurm.restarts import InProcessRestart, RankFault
 
 BEGIN = 1_790_000_000.0
 JOB = "local-20261121-093012-4f2a"
@@ -103,6 +105,20 @@ class Recorder:
     def fail(self, node: str, rank: int, *, replica: str = "main-0", after_s: float = 2.0, **how: int) -> None:
         cycle = self.job.replicas[replica].cycle
         self.tell(WorkerFailed(**self.agent(node), replica=replica, cycle=cycle, rank=rank, **how), after_s)
+
+    def restart_in_process(self, node: str, iteration: int, *, times: int = 1, after_s: float = 1.0) -> None:
+        place = {"replica": "main-0", "cycle": self.job.replicas["main-0"].cycle}
+        restart = InProcessRestart(
+            cause="exception on rank 1 (KeyError: 3)",
+            iteration=iteration,
+            world_size=8,
+            active_world_size=8,
+            total_s=0.042,
+            phases={"detected": 0.001, "aborted": 0.03, "left": 0.002, "synchronised": 0.009},
+            slowest={"detected": 0, "aborted": 5, "left": 5, "synchronised": 1},
+            faults=(RankFault(kind="exception", rank=1, host="n0", text="KeyError: 3"),),
+        )
+        self.tell(RestartedInProcess(**self.agent(node), **place, restart=restart, times=times), after_s)
 
     def hang(self, node: str, rank: int, *, replica: str = "main-0", after_s: float = 600.0) -> None:
         place = {"replica": replica, "cycle": self.job.replicas[replica].cycle, "rank": rank}

@@ -19,7 +19,7 @@ Environment = dict[str, str]
 
 @pytest.fixture
 def slot(tmp_path: Path) -> Iterator[Slot]:
-    slot = Slot.create(tmp_path / "slot")
+    slot = Slot.create(tmp_path / "0.3")
     yield slot
     slot.close()
 
@@ -35,7 +35,7 @@ def agent(tmp_path: Path) -> Iterator[socket.socket]:
 @pytest.fixture
 def environment(tmp_path: Path) -> Environment:
     """What an agent would give rank 3."""
-    return {"RANK": "3", "NVRX_BEAT_FILE": str(tmp_path / "slot"), "NVRX_BEAT_SOCKET": str(tmp_path / "agent")}
+    return {"RANK": "3", "NVRX_BEAT_FILE": str(tmp_path / "0.3"), "NVRX_BEAT_SOCKET": str(tmp_path / "agent")}
 
 
 def worker(code: str, environment: Environment) -> str:

@@ -6,7 +6,7 @@ import signal
 import subprocess
 import sys
 
-BEGIN = "import os, signal, threading; from nvrx_slurm.agent.last_resort import LastResort; timer = LastResort(); "
+BEGIN = "import os, signal, threading; from nvrx_slurm.last_resort import LastResort; timer = LastResort(); "
 
 
 def end_of(code: str) -> int:

@@ -1,8 +1,9 @@
 """The lease's last resort: the kernel itself kills this process when its time is up, even while it is stopped.
 
-A supervisor that is frozen (SIGSTOP, a cgroup's freezer) cannot look at its lease, and if its node is cut off as well
+A process that is frozen (SIGSTOP, a cgroup's freezer) cannot look at its lease, and if its node is cut off as well
 no fence reaches it. A POSIX timer needs neither: its SIGKILL is the kernel's, ends stopped processes too, and takes
-the workers along (PR_SET_PDEATHSIG), so what thaws later takes no step. Standard library only.
+along whoever dies with this one (a supervisor's workers, a monitor's rank), so what thaws later takes no step.
+Standard library only.
 """
 
 from __future__ import annotations

@@ -1,0 +1,92 @@
+"""What frees the main thread of a rank when an iteration has failed."""
+
+from __future__ import annotations
+
+import abc
+import concurrent.futures
+import datetime
+import functools
+import sys
+from dataclasses import dataclass
+from typing import Any
+
+from nvrx_slurm.inprocess import gloo
+from nvrx_slurm.inprocess.bounded import bounded
+from nvrx_slurm.inprocess.exception import TimeoutError
+from nvrx_slurm.inprocess.state import FrozenState
+from nvrx_slurm.log import get_logger
+from nvrx_slurm.threads import in_thread
+
+log = get_logger("inprocess")
+
+
+class Abort(abc.ABC):
+    """Frees the main thread, which may wait in a collective for a rank that is gone: only then can it be restarted.
+
+    Called once an iteration has failed, in another thread than the main one, while no atomic section is open. What it
+    raises is logged, and the restart goes on. `Compose` makes one of several.
+    """
+
+    @abc.abstractmethod
+    def __call__(self, state: FrozenState) -> FrozenState:
+        """Returns the state as it is."""
+
+
+@dataclass(frozen=True)
+class AbortTorchDistributed(Abort):
+    """Aborts the collectives of all process groups of torch.distributed, at once, and destroys the groups.
+
+    NCCL: each communicator is aborted, in a thread of its own, since one may wait for another. Gloo: all connections
+    of this process are cut, so that whoever waits in a collective gets a RuntimeError. Not freed: who still waits for
+    others in `init_process_group` or `new_group`; their own timeout ends that.
+
+    Does nothing unless this process has imported torch and has a process group. Raises TimeoutError when aborting, or
+    destroying, takes longer than `timeout`; the groups are then left as they are.
+    """
+
+    timeout: datetime.timedelta = datetime.timedelta(seconds=30)
+
+    def __call__(self, state: FrozenState) -> FrozenState:
+        distributed = _distributed()
+        if distributed is not None:
+            gloo.cut()
+            self._abort_all(list(distributed.distributed_c10d._world.pg_names))
+            bounded(
+                distributed.destroy_process_group, self.timeout, f"destroying the process groups of rank {state.rank}"
+            )
+        return state
+
+    def _abort_all(self, groups: list[Any]) -> None:
+        work = [in_thread(functools.partial(_abort, group), f"abort-{place}") for place, group in enumerate(groups)]
+        concurrent.futures.wait(work, self.timeout.total_seconds())
+        if stuck := sum(not each.done() for each in work):
+            seconds = self.timeout.total_seconds()
+            raise TimeoutError(f"{stuck} of {len(work)} process groups are not aborted after {seconds:g} s")
+        for error in filter(None, (each.exception() for each in work)):
+            log.warning("aborting a process group failed: %s", error)
+
+
+class AbortTransformerEngine(Abort):
+    """Frees the user buffers of TransformerEngine. Does nothing unless this process has imported it."""
+
+    def __call__(self, state: FrozenState) -> FrozenState:
+        engine = sys.modules.get("transformer_engine.pytorch")
+        if engine is not None:
+            engine.module.base.destroy_ub()
+        return state
+
+
+def _distributed() -> Any | None:
+    """torch.distributed, if this process has it loaded to its end, and has a process group."""
+    distributed = sys.modules.get("torch.distributed")
+    is_initialized = getattr(distributed, "is_initialized", None)
+    return distributed if is_initialized is not None and is_initialized() else None
+
+
+def _abort(group: Any) -> None:
+    if hasattr(group, "abort"):  # torch 2.6 and later
+        group.abort()
+        return
+    backend = group._get_backend(sys.modules["torch"].device("cuda"))
+    if hasattr(backend, "_shutdown"):  # NCCL's: it aborts, in these versions
+        backend._shutdown()

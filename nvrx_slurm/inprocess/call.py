@@ -1,0 +1,255 @@
+"""One call of a wrapped function, from its start to its end. Which thread does what:
+
+main          goes from phase to phase, and calls the function in the region where a restart may strike (`rank.py`)
+listener      reads what the group has agreed on, and moves the cycle on (`group.py`)
+interrupter   while the main thread is in the function: last call, abort, strike (`interrupter.py`)
+watchdog      tells that the main thread runs Python (`watchdog.py`)
+monitor       a process of its own: sees that this one dies, hangs or is silent (`monitor/`)
+"""
+
+from __future__ import annotations
+
+import contextlib
+import gc
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import AbstractContextManager, ExitStack
+from typing import Any
+
+from nvrx_slurm.inprocess.attribution import Interruption
+from nvrx_slurm.inprocess.cycle import Cycle, Event, Phase
+from nvrx_slurm.inprocess.environment import Launch, RankVariables
+from nvrx_slurm.inprocess.exception import RankDiscarded
+from nvrx_slurm.inprocess.gates import Joining
+from nvrx_slurm.inprocess.group import Group
+from nvrx_slurm.inprocess.interrupter import Interrupter
+from nvrx_slurm.inprocess.ledger import Ledger, Lost, Stage
+from nvrx_slurm.inprocess.monitor.handle import MonitorOptions, MonitorProcess
+from nvrx_slurm.inprocess.options import Options
+from nvrx_slurm.inprocess.rank import Parts, Rank, in_words
+from nvrx_slurm.inprocess.region import Region
+from nvrx_slurm.inprocess.stamps import Stamps
+from nvrx_slurm.inprocess.state import Mode, State
+from nvrx_slurm.inprocess.stopwatch import Stopwatch
+from nvrx_slurm.inprocess.telling import tell
+from nvrx_slurm.inprocess.timeline import Phase as Part
+from nvrx_slurm.inprocess.timeline import Restart
+from nvrx_slurm.inprocess.watchdog import Watchdog
+from nvrx_slurm.log import get_logger
+
+log = get_logger("inprocess")
+
+_ENDS: Mapping[Phase, Part] = {
+    Phase.INTERRUPTED: Part.DETECTED,
+    Phase.ABORTING: Part.LAST_CALL,
+    Phase.UNWINDING: Part.ABORTED,
+    Phase.RECOVERING: Part.LEFT,
+    Phase.REASSIGNING: Part.SYNCHRONISED,
+    Phase.RE_ENTERING: Part.REASSIGNED,
+    Phase.RUNNING: Part.RE_ENTERED,
+}
+"""Which part of a restart has ended when a phase begins."""
+
+
+class CallWrapper:
+    """What a wrapped function may ask of the call that it is in; given to parameters annotated with this class.
+
+    `restarts`: the timelines of the group's restarts in this call, on the rank that told them. `interruptions`: how
+    many iterations of this call were interrupted so far.
+    """
+
+    def __init__(self, options: Options, launch: Launch, call: int, process: Joining) -> None:
+        self._options, self._launch, self._call, self._process = options, launch, call, process
+        self._watch = Stopwatch()
+        self.restarts: list[Restart] = []
+        self.interruptions = 0
+
+    # ---- for the wrapped function
+
+    @property
+    def iteration(self) -> int:
+        """How many times the function was begun before, in this call."""
+        return self._rank.state.iteration
+
+    def ping(self) -> None:
+        """The function makes progress. From the first ping of an iteration on, a rank that does not ping for
+        `soft_timeout` is restarted, and for `hard_timeout` is killed. Costs less than a microsecond."""
+        self._stamps.manual()
+
+    def atomic(self) -> AbstractContextManager[None]:
+        """`with call.atomic():` a part that no restart cuts: abort waits for its end. It may be nested. While a
+        restart is under way nobody enters one; the main thread is struck there instead."""
+        return self._region.atomic()
+
+    @contextlib.contextmanager
+    def disable_hang_protection(self) -> Iterator[None]:
+        """`with call.disable_hang_protection():` a part that may take longer than the soft and the hard timeout.
+        It may be nested. That the process lives is watched all the same."""
+        self._stamps.suspend()
+        try:
+            yield
+        finally:
+            self._stamps.resume()
+
+    # ---- the call
+
+    def run(self, function: Callable[[], Any], lost: Mapping[int, Lost]) -> Any:
+        """Call the function until all active ranks have completed it together; `lost` were lost in earlier calls."""
+        with ExitStack() as stack:
+            self._build(stack)
+            try:
+                self._monitor.wait_ready(self._options.barrier_timeout.total_seconds())
+                self._group.join(self._process, lost)
+                stack.enter_context(_old_garbage_left_alone())
+                value = self._rank.drive(function)
+                self._complete()
+            except BaseException as error:
+                self._leave_because(error)
+                raise
+            return value
+
+    @property
+    def lost(self) -> Mapping[int, Lost]:
+        """Who is out by now."""
+        return self._group.ledger.lost
+
+    def _build(self, stack: ExitStack) -> None:
+        """Everything, in the order in which it may be used; it is taken down the other way round."""
+        options, launch = self._options, self._launch
+        self._stamps = Stamps.create()
+        stack.callback(self._stamps.close)
+        self._monitor = MonitorProcess(_monitored(options, launch, self._call), self._stamps)
+        self._monitored = stack.enter_context(ExitStack())  # it starts while we connect
+        self._monitored.callback(self._monitor.leave)
+        self._region = stack.enter_context(Region())
+        self._group = Group(
+            options.store_factory(**options.store_kwargs),
+            launch.group,
+            self._call,
+            Cycle(launch.rank, Ledger(launch.world_size), replaced=launch.replaced),
+            tick=self._stamps.automatic,
+            tick_s=options.progress_watchdog_interval.total_seconds(),
+            on_phase=self._on_phase,
+            on_opened=self._on_opened,
+        )
+        stack.callback(self._close_group)
+        watchdog = Watchdog(self._stamps, options.progress_watchdog_interval.total_seconds())
+        stack.callback(watchdog.stop)
+        watchdog.start()
+        self._interrupter = Interrupter(
+            self._group,
+            self._region,
+            options.abort,
+            last_call_s=options.last_call_wait.total_seconds(),
+            again_s=options.monitor_thread_interval.total_seconds(),
+        )
+        parts = Parts(
+            options=options,
+            launch=launch,
+            process=self._process,
+            stamps=self._stamps,
+            region=self._region,
+            monitor=self._monitor,
+            variables=stack.enter_context(RankVariables()),
+            group=self._group,
+            interrupter=self._interrupter,
+            watch=self._watch,
+        )
+        self._rank = Rank(parts, State(rank=launch.rank, world_size=launch.world_size))
+
+    # ---- what the cycle tells, from whichever thread moves it on
+
+    def _on_phase(self, cycle: Cycle) -> None:
+        if cycle.phase in _ENDS:
+            self._watch.mark(_ENDS[cycle.phase])
+        if cycle.phase is Phase.INTERRUPTED:
+            self.interruptions += 1
+        ends_by_force = cycle.phase is Phase.LEAVING and cycle.ledger.stage is not Stage.COMPLETED
+        if cycle.phase is Phase.INTERRUPTED or (ends_by_force and not self._group.leaves):
+            self._interrupter.begin(self._rank.state.freeze())
+
+    def _on_opened(self) -> None:
+        if self._group.ledger.iteration and self._rank.state.active_rank == 0:
+            re_entered_s = self._watch.parts().get(Part.RE_ENTERED.value, 0.0)
+            self.restarts.append(tell(self._group, self._launch.group, self._call, re_entered_s))
+
+    # ---- the end
+
+    def _complete(self) -> None:
+        if self._options.completion is not None:
+            try:
+                self._options.completion(self._rank.state.freeze())
+            except Exception:
+                log.exception("rank %s: Completion raised", self._rank.state.rank)
+
+    def _leave_because(self, error: BaseException) -> None:
+        """This rank is out. The group is told at once, or once this process is dead if it is unfit."""
+        self._group.leaves = True
+        self._group.feed(Event.LEAVES)
+        lost = self._lost_by(error)
+        if self._rank.unfit:
+            self._monitor.condemn(lost, self._options.termination_grace_time.total_seconds())
+            self._monitored.pop_all()  # it stays until this process has ended
+        else:
+            self._group.say_last(lost)
+        self._rank.state.mode = Mode.TERMINATED  # type: ignore[misc]
+        self._terminate(error)
+
+    def _lost_by(self, error: BaseException) -> Lost:
+        kind = Interruption.BASE_EXCEPTION
+        if isinstance(error, RankDiscarded):
+            kind = Interruption.DISCARDED
+        if self._rank.unfit:
+            kind = Interruption.UNHEALTHY
+        return Lost(
+            iteration=self._group.ledger.iteration,
+            member=self._launch.rank,
+            interruption=kind,
+            rank=self._rank.state.rank,
+            text=in_words(error),
+            host=self._launch.host,
+        )
+
+    def _terminate(self, error: BaseException) -> None:
+        if self._options.terminate is not None:
+            try:
+                self._options.terminate(self._rank.state.freeze())
+            except Exception as failure:
+                raise failure from error
+
+    def _close_group(self) -> None:
+        self._monitored.close()  # first: it reads the keys
+        self._group.close()
+
+
+def _monitored(options: Options, launch: Launch, call: int) -> MonitorOptions:
+    return MonitorOptions(
+        store_factory=options.store_factory,
+        store_kwargs=dict(options.store_kwargs),
+        group=launch.group,
+        call=call,
+        member=launch.rank,
+        members=launch.world_size,
+        rank=launch.rank,
+        host=launch.host,
+        soft_timeout_s=options.soft_timeout.total_seconds(),
+        hard_timeout_s=options.hard_timeout.total_seconds(),
+        heartbeat_timeout_s=options.heartbeat_timeout.total_seconds(),
+        heartbeat_interval_s=options.heartbeat_interval.total_seconds(),
+        interval_s=options.monitor_process_interval.total_seconds(),
+        grace_s=options.termination_grace_time.total_seconds(),
+        logfile=options.monitor_process_logfile,
+    )
+
+
+@contextlib.contextmanager
+def _old_garbage_left_alone() -> Iterator[None]:
+    """What exists by now, all modules among it, is not looked at by the collection that each restart needs: that
+    would take longer than all the rest of it. Where the user froze objects before, it is theirs to say."""
+    if gc.get_freeze_count():
+        yield
+        return
+    gc.freeze()
+    try:
+        yield
+    finally:
+        gc.unfreeze()

@@ -1,0 +1,168 @@
+"""The cycle that each rank goes through, as one table. Pure.
+
+The threads of a rank do what its phase asks for, and feed what happened back: the listener what the group has agreed
+on (`ledger.py`), the main thread how far it is, the interrupter how far it has got with the function. What a phase
+asks for, and of which thread, stands beside it; the picture in `docs/inprocess.md` is drawn from the table.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import enum
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+
+from nvrx_slurm.inprocess.ledger import AnyEntry, Ledger, Lost, Sealed, Settled, Stage, accepts, fold
+
+
+class Phase(enum.Enum):
+    """What a rank is at."""
+
+    ENTERING = "entering"  # main: arrives as ready for the first iteration
+    REASSIGNING = "reassigning"  # main: computes its new rank
+    OVERTAKEN = "overtaken"  # main: the same, for an iteration that is over already: later ones count on it
+    RE_ENTERING = "re-entering"  # main: arrives with its new rank
+    RUNNING = "running"  # main: initialize, health check, the function
+    COMPLETING = "completing"  # main: has returned, or waits in reserve
+    INTERRUPTED = "interrupted"  # interrupter: last call
+    ABORTING = "aborting"  # interrupter: waits for atomic sections, and aborts
+    UNWINDING = "unwinding"  # interrupter: strikes the main thread until it has left the function
+    RECOVERING = "recovering"  # main: finalize, health check
+    SYNCHRONISING = "synchronising"  # main: arrives as ready for the next iteration
+    STANDING_ASIDE = "standing aside"  # main: whoever launched the ranks replaces a dead one, and ends this one
+    LEAVING = "leaving"  # main: the call ends, for all or for this rank
+    LEFT = "left"
+
+
+class Event(enum.Enum):
+    """What moves a rank on."""
+
+    # agreed on by the group
+    SEALED = "sealed"
+    OPENED = "opened"
+    COMPLETED = "completed"
+    FAILED = "interrupted"
+    SETTLED = "settled"
+    DIED = "a rank is lost, and will be replaced"
+    BROKE = "broken"
+    # done by this rank
+    ASSIGNED = "assigned"
+    RETURNED = "returned"
+    LAST_CALL_OVER = "last call over"
+    ABORTED = "aborted"
+    OUT = "out"
+    FIT = "fit"
+    LEAVES = "leaves"
+    ENDED = "ended"
+
+
+_ON: Mapping[tuple[Phase, Event], Phase] = {
+    (Phase.ENTERING, Event.SEALED): Phase.REASSIGNING,
+    (Phase.REASSIGNING, Event.ASSIGNED): Phase.RE_ENTERING,
+    (Phase.REASSIGNING, Event.FAILED): Phase.OVERTAKEN,
+    (Phase.OVERTAKEN, Event.ASSIGNED): Phase.SYNCHRONISING,
+    (Phase.RE_ENTERING, Event.OPENED): Phase.RUNNING,
+    (Phase.RE_ENTERING, Event.FAILED): Phase.SYNCHRONISING,
+    (Phase.RUNNING, Event.RETURNED): Phase.COMPLETING,
+    (Phase.RUNNING, Event.FAILED): Phase.INTERRUPTED,
+    (Phase.RUNNING, Event.COMPLETED): Phase.LEAVING,  # one in reserve that has not even begun to wait
+    (Phase.COMPLETING, Event.COMPLETED): Phase.LEAVING,
+    (Phase.COMPLETING, Event.FAILED): Phase.INTERRUPTED,
+    (Phase.INTERRUPTED, Event.SETTLED): Phase.ABORTING,
+    (Phase.INTERRUPTED, Event.LAST_CALL_OVER): Phase.ABORTING,
+    (Phase.ABORTING, Event.ABORTED): Phase.UNWINDING,
+    (Phase.UNWINDING, Event.OUT): Phase.RECOVERING,
+    (Phase.RECOVERING, Event.FIT): Phase.SYNCHRONISING,
+    (Phase.SYNCHRONISING, Event.SEALED): Phase.REASSIGNING,
+    (Phase.LEAVING, Event.ENDED): Phase.LEFT,
+}
+
+_FROM_ANYWHERE: Mapping[Event, Phase] = {
+    Event.DIED: Phase.STANDING_ASIDE,
+    Event.BROKE: Phase.LEAVING,
+    Event.LEAVES: Phase.LEAVING,
+}
+"""Unless the rank is leaving already."""
+
+AT_REST = frozenset({Phase.LEAVING, Phase.LEFT})
+
+
+def after(phase: Phase, event: Event) -> Phase:
+    """The next phase; the same one if the event changes nothing: it came late, or another thread was faster."""
+    if (phase, event) in _ON:
+        return _ON[phase, event]
+    if phase not in AT_REST and event in _FROM_ANYWHERE:
+        return _FROM_ANYWHERE[event]
+    return phase
+
+
+@dataclass(frozen=True, slots=True)
+class Cycle:
+    """Where one member is. `sealed` is the entry that its current, or next, rank assignment goes by; `replaced`: who
+    launched the ranks puts another process in a dead one's place, so that no restart in here does."""
+
+    member: int
+    ledger: Ledger
+    replaced: bool = False
+    phase: Phase = Phase.ENTERING
+    sealed: Sealed | None = None
+
+    @property
+    def iteration(self) -> int:
+        """The iteration that this rank is at: behind the ledger's while it still leaves one that was interrupted."""
+        return self.ledger.iteration - 1 if self.phase in _BEHIND else self.ledger.iteration
+
+    @property
+    def expelled(self) -> bool:
+        """Whether the group goes on without this member."""
+        return self.member in self.ledger.lost
+
+    def feed(self, event: Event) -> Cycle:
+        """After something that this rank did."""
+        return dataclasses.replace(self, phase=after(self.phase, event))
+
+    def read(self, entries: list[AnyEntry]) -> Iterator[Cycle]:
+        """One cycle for each entry, in order."""
+        cycle = self
+        for entry in entries:
+            event = _event(cycle, entry) if accepts(cycle.ledger, entry) else None
+            ledger = fold(cycle.ledger, [entry])
+            sealed = entry if event is Event.SEALED and isinstance(entry, Sealed) else cycle.sealed
+            phase = cycle.phase if event is None else after(cycle.phase, event)
+            cycle = dataclasses.replace(cycle, ledger=ledger, sealed=sealed, phase=phase)
+            yield cycle
+
+
+_BEHIND = frozenset({Phase.INTERRUPTED, Phase.ABORTING, Phase.UNWINDING, Phase.RECOVERING, Phase.OVERTAKEN})
+
+
+def _event(cycle: Cycle, entry: AnyEntry) -> Event | None:
+    """What an entry that counts means for this rank."""
+    before, ledger = cycle.ledger, fold(cycle.ledger, [entry])
+    if cycle.replaced and isinstance(entry, Lost) and not entry.inherited:  # however it left, its process ends
+        return None if before.stage is Stage.COMPLETED else Event.DIED
+    if ledger.iteration > before.iteration:
+        return Event.FAILED
+    if isinstance(entry, Settled):
+        return Event.SETTLED
+    return _BY_STAGE[ledger.stage] if ledger.stage is not before.stage else None
+
+
+_BY_STAGE: Mapping[Stage, Event] = {
+    Stage.STARTING: Event.SEALED,
+    Stage.RUNNING: Event.OPENED,
+    Stage.COMPLETED: Event.COMPLETED,
+    Stage.BROKEN: Event.BROKE,
+}
+
+
+def diagram() -> str:
+    """The table as a Mermaid state diagram."""
+    name = {phase: phase.name.lower() for phase in Phase}
+    lines = ["stateDiagram-v2", f"    [*] --> {name[Phase.ENTERING]}"]
+    lines += [f"    {name[before]} --> {name[then]} : {event.value}" for (before, event), then in _ON.items()]
+    running = name[Phase.RUNNING]
+    lines += [
+        f"    {running} --> {name[then]} : {event.value}, at any time" for event, then in _FROM_ANYWHERE.items()
+    ]
+    return "\n".join([*lines, f"    {name[Phase.LEFT]} --> [*]"])

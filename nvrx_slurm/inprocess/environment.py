@@ -1,0 +1,207 @@
+"""What the launcher has said of this process, and what the function is told of its new rank.
+
+The one module of the wrapper that reads or writes the environment. A launcher counts where its own rank and number of
+ranks are those of this process: what a process inherits from an outer one (a Slurm step, our agent) is not about it.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import NamedTuple
+
+from nvrx_slurm.inprocess.exception import OptionError
+from nvrx_slurm.inprocess.state import FrozenState
+from nvrx_slurm.processes import started_ticks
+
+RANK, WORLD_SIZE = "RANK", "WORLD_SIZE"
+
+
+@dataclass(frozen=True)
+class Launch:
+    """This process among those that were started together.
+
+    `group`: the name of this start of this set of processes; a later start has another one. It comes from the
+    launcher; NVRX_INPROCESS_GROUP, where it is set, comes first. `replaced`: our agent puts another process in a dead
+    one's place.
+    """
+
+    rank: int
+    world_size: int
+    local_rank: int | None
+    group: str
+    host: str
+    replaced: bool
+
+
+class _Names(NamedTuple):
+    """Where a launcher says who a process is."""
+
+    rank: str
+    world_size: str
+    local_rank: str
+    local_world_size: str
+
+
+_TORCH = _Names(RANK, WORLD_SIZE, "LOCAL_RANK", "LOCAL_WORLD_SIZE")
+_SLURM = _Names("SLURM_PROCID", "SLURM_STEP_NUM_TASKS", "SLURM_LOCALID", "")
+_OPEN_MPI = _Names(*(f"OMPI_COMM_WORLD_{name}" for name in ("RANK", "SIZE", "LOCAL_RANK", "LOCAL_SIZE")))
+_HYDRA = _Names("PMI_RANK", "PMI_SIZE", "MPI_LOCALRANKID", "MPI_LOCALNRANKS")
+_LAUNCHERS = (_TORCH, _SLURM, _OPEN_MPI, _HYDRA)
+
+
+def launch() -> Launch:
+    """Who this process is. Raises OptionError where no launcher says so, or where what it says cannot be."""
+    names = next((names for names in _LAUNCHERS if _get(names.rank)), _TORCH)
+    rank, world_size = _number(names.rank), _number(names.world_size)
+    if rank is None or world_size is None:
+        missing = names.rank if rank is None else names.world_size
+        raise OptionError(
+            f"{missing} is not set: start the ranks with nvrx-slurm, torchrun, srun or mpirun, "
+            "or set RANK and WORLD_SIZE in each process"
+        )
+    if not 0 <= rank < world_size:
+        raise OptionError(f"{names.rank}={rank} of {names.world_size}={world_size}: ranks are 0 to {world_size - 1}")
+    return Launch(
+        rank=rank,
+        world_size=world_size,
+        local_rank=_number(names.local_rank),
+        group=_group(rank, world_size),
+        host=os.uname().nodename,
+        replaced=_get("NVRX_CYCLE") is not None,
+    )
+
+
+def all_on_this_host(launch: Launch) -> bool:
+    """Whether it is certain that all ranks run here."""
+    if launch.world_size == 1:
+        return True
+    if (here := _local_world_size(launch)) is not None:
+        return here == launch.world_size
+    master = _get("MASTER_ADDR")
+    return master == "localhost" or (master or "127.").startswith("127.") or master == "::1"
+
+
+def job_store_file() -> Path | None:
+    """Where our agent tells the address and the password of the job's own store."""
+    return Path(value) if (value := _get("NVRX_STORE_FILE")) else None
+
+
+def torchrun_store() -> tuple[str, int] | None:
+    """Host and port of the store that torchrun's agent has for its workers; None where there is none."""
+    host, port = _get("MASTER_ADDR"), _number("MASTER_PORT")
+    if _get("TORCHELASTIC_USE_AGENT_STORE") != "True" or host is None or port is None:
+        return None
+    return host, port
+
+
+def of_python_child() -> dict[str, str]:
+    """The environment for a Python process of ours that finds what this one finds, and dumps no stacks."""
+    path = os.pathsep.join(entry for entry in sys.path if entry)
+    return {name: value for name, value in os.environ.items() if name != "NVRX_DUMP_DIR"} | {"PYTHONPATH": path}
+
+
+class RankVariables:
+    """RANK and WORLD_SIZE as the function sees them; what they were is there again after the `with` block."""
+
+    def __enter__(self) -> RankVariables:
+        self._before = {name: os.environ.get(name) for name in (RANK, WORLD_SIZE)}
+        return self
+
+    def set(self, state: FrozenState) -> None:
+        """To its place among the active ranks. A rank in reserve keeps what it has: it does not call the function."""
+        if state.active_rank is not None:
+            os.environ[RANK] = str(state.active_rank)
+            os.environ[WORLD_SIZE] = str(state.active_world_size)
+
+    def __exit__(self, *exception: object) -> None:
+        for name, value in self._before.items():
+            if value is None:
+                os.environ.pop(name, None)
+            else:
+                os.environ[name] = value
+
+
+def _group(rank: int, world_size: int) -> str:
+    if named := _get("NVRX_INPROCESS_GROUP"):
+        return named
+    ours = _agent_group()
+    if ours and _get("TORCHELASTIC_RUN_ID") == _agent_run():
+        return ours
+    # A torchrun that our agent has started: its ranks are one group of several within the agent's cycle.
+    inner = next(filter(None, (find(rank, world_size) for find in _GROUPS)), None) or _siblings()
+    return f"{ours}.{inner}" if ours else inner
+
+
+def _agent_run() -> str:
+    """What our agent tells its workers as TORCHELASTIC_RUN_ID."""
+    return f"{_get('NVRX_JOB_ID')}.{_get('NVRX_REPLICA')}"
+
+
+def _agent_group() -> str | None:
+    if _get("NVRX_CYCLE") is None:
+        return None
+    return f"{_agent_run()}.{_get('NVRX_GENERATION')}.{_get('NVRX_CYCLE')}"
+
+
+def _torchrun_group(rank: int, world_size: int) -> str | None:
+    if (run := _get("TORCHELASTIC_RUN_ID")) is None or run == _agent_run():
+        return None
+    return f"torchrun.{run}.{_get('TORCHELASTIC_RESTART_COUNT') or 0}.{_meeting_point()}"
+
+
+def _slurm_group(rank: int, world_size: int) -> str | None:
+    if not _is_about(_SLURM, rank, world_size):
+        return None
+    names = ("SLURM_CLUSTER_NAME", "SLURM_JOB_ID", "SLURM_STEP_ID", "SLURM_RESTART_COUNT")
+    return "slurm." + ".".join(_get(name) or "0" for name in names)
+
+
+def _mpi_group(rank: int, world_size: int) -> str | None:
+    space = _get("PMIX_NAMESPACE") or _get("OMPI_MCA_ess_base_jobid")
+    return f"mpi.{space}" if space and _is_about(_OPEN_MPI, rank, world_size) else None
+
+
+def _meeting_point(*_: int) -> str | None:
+    """Where the ranks would meet for torch: one address and port for all of them, mostly a fresh one each time."""
+    host = _get("MASTER_ADDR")
+    return f"{host}:{_get('MASTER_PORT') or ''}" if host else None
+
+
+_GROUPS: tuple[Callable[[int, int], str | None], ...] = (_torchrun_group, _slurm_group, _mpi_group, _meeting_point)
+
+
+def _siblings() -> str:
+    """The children of one process: multiprocessing, a shell script."""
+    parent = os.getppid()
+    return f"{os.uname().nodename}.{parent}.{started_ticks(parent) or 0}"
+
+
+def _local_world_size(launch: Launch) -> int | None:
+    for names in _LAUNCHERS:
+        if names is _TORCH or _is_about(names, launch.rank, launch.world_size):
+            if names is _SLURM:
+                return launch.world_size if _number("SLURM_STEP_NUM_NODES") == 1 else 0
+            if (size := _number(names.local_world_size)) is not None:
+                return size
+    return None
+
+
+def _is_about(names: _Names, rank: int, world_size: int) -> bool:
+    return (_get(names.rank), _get(names.world_size)) == (str(rank), str(world_size))
+
+
+def _number(name: str) -> int | None:
+    if (value := _get(name)) is None:
+        return None
+    try:
+        return int(value)
+    except ValueError:
+        raise OptionError(f"{name}={value!r} is no whole number") from None
+
+
+def _get(name: str) -> str | None:
+    return os.environ.get(name) or None

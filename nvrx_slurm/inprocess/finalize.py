@@ -1,0 +1,59 @@
+"""What a rank does after a fault, once the function was left."""
+
+from __future__ import annotations
+
+import abc
+import datetime
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from nvrx_slurm.inprocess import cuda
+from nvrx_slurm.inprocess.bounded import bounded
+from nvrx_slurm.inprocess.state import FrozenState
+
+
+class Finalize(abc.ABC):
+    """Makes this process fit for the function to be called again: frees memory, ends what the function has started.
+
+    Called after Abort, once the function was left, and before the health check. An exception of it takes this rank
+    out, and ends its process: what it could not clean up must not meet the next iteration. `Compose` makes one of
+    several.
+    """
+
+    @abc.abstractmethod
+    def __call__(self, state: FrozenState) -> FrozenState:
+        """Returns the state as it is."""
+
+
+@dataclass(frozen=True)
+class ThreadedFinalize(Finalize):
+    """Calls `fn(*args, **kwargs)` in a thread of its own, and waits for it no longer than `timeout`.
+
+    The thread uses this rank's CUDA device if this process has a CUDA context. Raises what `fn` raises, and
+    TimeoutError when the bound passes; the thread then goes on, and does not keep the process from its end.
+    """
+
+    timeout: datetime.timedelta
+    fn: Callable[..., Any]
+    args: tuple[Any, ...] | None = ()
+    kwargs: Mapping[str, Any] | None = None
+
+    def __call__(self, state: FrozenState) -> FrozenState:
+        name = getattr(self.fn, "__qualname__", repr(self.fn))
+        bounded(self._on_own_device(), self.timeout, f"ThreadedFinalize: {name} of rank {state.rank}")
+        return state
+
+    def _on_own_device(self) -> Callable[[], object]:
+        """The work. The device is looked up here: what a new thread calls its current device is the first one."""
+        fn, args, kwargs = self.fn, self.args or (), self.kwargs or {}
+        in_use = cuda.initialised()
+        if in_use is None:
+            return lambda: fn(*args, **kwargs)
+        device = cuda.own_device(in_use)
+
+        def work() -> object:
+            in_use.set_device(device)
+            return fn(*args, **kwargs)
+
+        return work

@@ -1,0 +1,300 @@
+"""This rank's part in what its group agrees on: it listens, arrives at gates, and proposes.
+
+The listener thread reads the log and moves the cycle on; whoever waits for that is woken. The main thread arrives at
+gates: who finds that all are there proposes the entry that closes the gate. Both have a connection of their own, and
+so has whoever works beside the main thread while it is in the function (`Beside`).
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import signal
+import sys
+import threading
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from functools import partial
+from typing import TypeVar
+
+import msgspec
+
+from nvrx_slurm.inprocess import gates
+from nvrx_slurm.inprocess.cycle import Cycle, Event, Phase
+from nvrx_slurm.inprocess.exception import InternalError, RestartError, StoreError, TimeoutError
+from nvrx_slurm.inprocess.gates import Joining, Noticing, Payload, pack
+from nvrx_slurm.inprocess.ledger import AnyEntry, Interrupted, Ledger, Lost, Sealed, decode
+from nvrx_slurm.inprocess.proposing import Log
+from nvrx_slurm.inprocess.store.port import Cancelled, Connection, Store
+from nvrx_slurm.log import get_logger
+
+log = get_logger("inprocess")
+
+LISTEN_S = 30.0
+"""How long one read of the log waits; the entry itself wakes it."""
+
+NAMED = 8
+"""How many ranks a message names."""
+
+P = TypeVar("P", bound=Payload)
+
+
+@dataclass(frozen=True, slots=True)
+class Gate:
+    """Where a rank waits for others, at most `bound_s`: for how many, and what to propose once they are here."""
+
+    name: str
+    bound_s: float
+    expected: Callable[[Ledger], int]
+    close: Callable[[Mapping[int, bytes]], AnyEntry]
+
+
+class Group:
+    """One rank in one call of its group. The main thread's, unless a method says otherwise."""
+
+    def __init__(
+        self,
+        store: Store,
+        group: str,
+        call: int,
+        cycle: Cycle,
+        *,
+        tick: Callable[[], None],
+        tick_s: float,
+        on_phase: Callable[[Cycle], None],
+        on_opened: Callable[[], None],
+    ) -> None:
+        self._tick, self._tick_s = tick, tick_s
+        self._on_phase, self._on_opened = on_phase, on_opened
+        self.cycle = cycle
+        self.failure: RestartError | None = None
+        self.leaves = False
+        self._changed = threading.Condition()
+        self._connect: Callable[[], Connection] = partial(store.connect, group, call)
+        self._connection = self._connect()
+        self._log = Log(self._connection, cycle.ledger.members)
+        self._heard = self._connect()
+        self._beside: Connection | None = None
+        self._listener = threading.Thread(target=self._listen, name="nvrx-listener", daemon=True)
+
+    # ---- coming and going
+
+    def join(self, process: Joining, lost: Mapping[int, Lost]) -> None:
+        """Become known, tell who was lost in earlier calls, and listen. Raises StoreError if somebody else is us."""
+        member = self.cycle.member
+        other = self._connection.arrival(gates.JOIN, member)
+        if other is not None and other != pack(process):
+            raise _taken(member, msgspec.json.decode(other, type=Joining))
+        self._connection.arrive(gates.JOIN, member, pack(process))
+        self._log.refresh()
+        for each in lost.values():
+            self._log.propose(msgspec.structs.replace(each, iteration=0, inherited=True))
+        self._take(0, self._connection.read(0, 0.0))
+        self._listener.start()
+
+    def close(self) -> None:
+        """Listen no longer. Of those who completed, the last one to go clears the keys."""
+        self._heard.cancel()
+        if self._listener.is_alive():
+            self._listener.join()
+        if self.failure is None and not self.leaves:
+            self._clear_if_last()
+        for connection in (self._connection, self._heard, self._beside):
+            if connection is not None:
+                connection.close()
+
+    def _clear_if_last(self) -> None:
+        try:
+            if self._connection.arrive(gates.LEFT, self.cycle.member) >= self.cycle.ledger.left:
+                self._connection.clear()
+        except RestartError as error:
+            log.debug("the keys of this call will expire: %s", error)
+
+    # ---- the cycle
+
+    @property
+    def phase(self) -> Phase:
+        return self.cycle.phase
+
+    @property
+    def ledger(self) -> Ledger:
+        return self.cycle.ledger
+
+    @property
+    def sealed(self) -> Sealed:
+        """By which the current rank assignment goes. Only once there is one."""
+        assert self.cycle.sealed is not None, "no phase asks for it before"
+        return self.cycle.sealed
+
+    def feed(self, event: Event) -> None:
+        """From any thread: this rank did something."""
+        with self._changed:
+            self._move(self.cycle.feed(event))
+
+    def wait_while(self, *phases: Phase, within_s: float | None = None) -> bool:
+        """From any thread: wait until the phase is none of these. Returns whether it is. Raises what ended the
+        listener."""
+        until = None if within_s is None else time.monotonic() + within_s
+        with self._changed:
+            while self.cycle.phase in phases and self.failure is None:
+                left_s = self._tick_s if until is None else min(self._tick_s, until - time.monotonic())
+                if left_s <= 0:
+                    return False
+                self._changed.wait(left_s)
+                self._ticked()
+        self._raise_failure()
+        return True
+
+    def _ticked(self) -> None:
+        if threading.current_thread() is threading.main_thread():
+            self._tick()
+
+    def _raise_failure(self) -> None:
+        if self.failure is not None:
+            raise self.failure
+
+    def _move(self, cycle: Cycle) -> None:
+        before, self.cycle = self.cycle, cycle
+        if cycle.phase is not before.phase:
+            self._on_phase(cycle)
+        self._changed.notify_all()
+
+    # ---- gates
+
+    def arrive(self, gate: Gate, payload: Payload | None = None) -> None:
+        """Wait at a gate until the phase changes; who finds that all are here closes it.
+
+        Raises TimeoutError, naming who is missing, when the gate's bound has passed.
+        """
+        phase, member, data = self.cycle.phase, self.cycle.member, pack(payload) if payload is not None else b""
+        until = time.monotonic() + gate.bound_s
+        while self.cycle.phase is phase:
+            seen = self.cycle.ledger
+            if self._connection.arrive(gate.name, member, data) >= gate.expected(seen):
+                self._close(gate, seen)
+            if not self._entries_beyond(seen.length, phase, until):
+                raise self._late(gate)
+
+    def _close(self, gate: Gate, seen: Ledger) -> None:
+        """Some of those who arrived may be lost since: it is those who are left that count."""
+        here = self._connection.arrivals(gate.name)
+        present = {member: data for member, data in here.items() if member not in seen.lost}
+        if len(present) >= gate.expected(seen):
+            self.propose(gate.close(present))
+
+    def _entries_beyond(self, length: int, phase: Phase, until: float) -> bool:
+        """Wait until the log is longer than that, or the phase another; False if that took too long."""
+        with self._changed:
+            while self.cycle.ledger.length <= length and self.cycle.phase is phase and self.failure is None:
+                left_s = min(self._tick_s, until - time.monotonic())
+                if left_s <= 0:
+                    return False
+                self._changed.wait(left_s)
+                self._ticked()
+        self._raise_failure()
+        return True
+
+    def _late(self, gate: Gate) -> TimeoutError:
+        here = self._connection.arrivals(gate.name)
+        missing = [m for m in range(self.ledger.members) if m not in here and m not in self.ledger.lost]
+        return TimeoutError(f"waited {gate.bound_s:g} s for {_ranks(missing)} at the gate {gate.name}")
+
+    def arrivals(self, gate: str, kind: type[P]) -> dict[int, P]:
+        """From the main thread or the listener: who has arrived at a gate, and with what."""
+        own = self._heard if threading.current_thread() is self._listener else self._connection
+        return unpacked(own.arrivals(gate), kind)
+
+    # ---- proposals
+
+    def propose(self, entry: AnyEntry) -> bool:
+        """Put an entry into the log, unless it means nothing any more. Returns whether it came in by this call."""
+        return self._propose(self._log, entry)
+
+    def _propose(self, own: Log, entry: AnyEntry) -> bool:
+        if own.ledger.length < self.cycle.ledger.length:
+            own.ledger = self.cycle.ledger
+        return own.propose(entry)
+
+    def interrupt(self, entry: Interrupted) -> None:
+        """This rank has failed: so has the iteration. If that is known already, ours is one more record of it."""
+        if not self.propose(entry):
+            notice = Noticing(**{name: getattr(entry, name) for name in Noticing.__struct_fields__})
+            self._connection.arrive(gates.notice(entry.iteration), self.cycle.member, pack(notice))
+
+    def say_last(self, lost: Lost) -> None:
+        """This rank is out. Where the store does not take that, silence will tell it."""
+        with contextlib.suppress(RestartError):
+            self.propose(lost)
+
+    def beside(self) -> Beside:
+        """From a thread that works while the main thread is in the function; one at a time."""
+        if self._beside is None:
+            self._beside = self._connect()
+        return Beside(self, self._beside)
+
+    # ---- the listener
+
+    def _listen(self) -> None:
+        try:
+            while True:
+                after = self.cycle.ledger.length
+                self._take(after, self._heard.read(after, LISTEN_S))
+        except Cancelled:
+            return
+        except Exception as error:  # whatever it was: nobody listens any more, and the main thread must know
+            self.fail(error)
+
+    def fail(self, error: Exception) -> None:
+        """From any thread: this rank cannot go on. The main thread raises why."""
+        with self._changed:
+            self.failure = error if isinstance(error, RestartError) else InternalError(f"a thread failed: {error!r}")
+            self.failure.__cause__ = error if error is not self.failure else error.__cause__
+            self._move(self.cycle.feed(Event.LEAVES))
+
+    def _take(self, after: int, entries: list[bytes]) -> None:
+        """Entries of the log from place `after` on; some may be known."""
+        with self._changed:
+            fresh, before = entries[self.cycle.ledger.length - after :], self.cycle.phase
+            for cycle in self.cycle.read([decode(data) for data in fresh]):
+                self._move(cycle)
+        if self.cycle.expelled and not self.leaves:
+            sys.stderr.write(f"nvrx: the group goes on without rank {self.cycle.member}, so this process ends\n")
+            sys.stderr.flush()
+            os.kill(os.getpid(), signal.SIGKILL)
+        if self.cycle.phase is Phase.RUNNING is not before:
+            self._on_opened()
+
+
+class Beside:
+    """What a thread beside the main one may say, by a connection of its own."""
+
+    def __init__(self, group: Group, connection: Connection) -> None:
+        self._group, self._connection = group, connection
+        self._log = Log(connection, group.ledger.members)
+
+    def notice(self, iteration: int, notice: Noticing, settle: AnyEntry) -> None:
+        """Say that we know of the interruption, and what of it; who says so last proposes `settle`."""
+        seen = self._group.ledger
+        if self._connection.arrive(gates.notice(iteration), self._group.cycle.member, pack(notice)) >= seen.left:
+            here = self._connection.arrivals(gates.notice(iteration))
+            if sum(member not in seen.lost for member in here) >= seen.left:
+                self._group._propose(self._log, settle)
+
+
+def unpacked(payloads: Mapping[int, bytes], kind: type[P]) -> dict[int, P]:
+    """Each member's payload."""
+    return {member: msgspec.json.decode(data, type=kind) for member, data in payloads.items()}
+
+
+def _ranks(members: list[int]) -> str:
+    names = ", ".join(map(str, members[:NAMED])) + (", …" if len(members) > NAMED else "")
+    return f"rank{'' if len(members) == 1 else 's'} {names}" if members else "nobody"
+
+
+def _taken(member: int, other: Joining) -> StoreError:
+    return StoreError(
+        f"rank {member} of this group has joined already: process {other.pid} on {other.host}. Another run uses the"
+        " same store under the same name, or one has ended without clearing it: give each run a name of its own"
+        " (store_kwargs={'group': …}, or a launcher that sets TORCHELASTIC_RUN_ID or SLURM_JOB_ID)"
+    )

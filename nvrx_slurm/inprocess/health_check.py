@@ -1,0 +1,97 @@
+"""Whether a rank can go on."""
+
+from __future__ import annotations
+
+import abc
+import datetime
+from dataclasses import dataclass
+
+from nvrx_slurm.inprocess import cuda
+from nvrx_slurm.inprocess.bounded import bounded
+from nvrx_slurm.inprocess.exception import FaultCounterExceeded, HealthCheckError, OptionError
+from nvrx_slurm.inprocess.state import FrozenState
+
+__all__ = ["ChainedHealthCheck", "CudaHealthCheck", "FaultCounter", "FaultCounterExceeded", "HealthCheck"]
+
+
+class HealthCheck(abc.ABC):
+    """Looks at this process and its node alone: other ranks may be gone, or still in the function.
+
+    Called after every fault, once Finalize is through, and in every iteration before the function. An exception of
+    it takes this rank out, and ends its process, before the others go on. `Compose` makes one of several, and
+    `ChainedHealthCheck` one that says which of them failed.
+    """
+
+    @abc.abstractmethod
+    def __call__(self, state: FrozenState) -> FrozenState:
+        """Returns the state as it is."""
+
+
+class ChainedHealthCheck(HealthCheck):
+    """Several checks, one after the other, in the order given. The first that fails ends the chain.
+
+    Raises HealthCheckError that says which check it was, by its place and class; its cause is what that one raised.
+    Raises OptionError for what is no health check.
+    """
+
+    def __init__(self, *checks: HealthCheck) -> None:
+        for check in checks:
+            if not isinstance(check, HealthCheck):
+                raise OptionError(f"ChainedHealthCheck takes health checks, not {check!r}")
+        self.checks = checks
+
+    def __call__(self, state: FrozenState) -> FrozenState:
+        for place, check in enumerate(self.checks, start=1):
+            try:
+                check(state)
+            except Exception as error:
+                name, words = type(check).__name__, f"{type(error).__name__}: {error}"
+                raise HealthCheckError(f"check {place} of {len(self.checks)}, {name}, failed: {words}") from error
+        return state
+
+
+@dataclass(frozen=True)
+class CudaHealthCheck(HealthCheck):
+    """This rank's GPU does what it is told, within `timeout`; without a CUDA context in this process: nothing.
+
+    Waits for all kernels of the device, since nothing else can say that none of them breaks the context later. Raises
+    what CUDA raises (an error of a kernel stays with its context for good), and TimeoutError.
+    """
+
+    timeout: datetime.timedelta = datetime.timedelta(seconds=30)
+
+    def __call__(self, state: FrozenState) -> FrozenState:
+        in_use = cuda.initialised()
+        if in_use is None:
+            return state
+        device = cuda.own_device(in_use)
+
+        def synchronise() -> None:
+            in_use.synchronize(device)  # until what was under way has ended
+            in_use.synchronize(device)  # and the context is none the worse for it
+
+        bounded(synchronise, self.timeout, f"CudaHealthCheck: the work on device {device} of rank {state.rank}")
+        return state
+
+
+class FaultCounter(HealthCheck):
+    """Counts the faults of this process, those of the function alone: other ranks' faults are none of its own.
+
+    Raises FaultCounterExceeded at the first one beyond `max_rank_faults` (None: never). The count is this object's,
+    over all calls that it is used in. Raises OptionError for less than 0.
+    """
+
+    def __init__(self, max_rank_faults: int | None = None) -> None:
+        if max_rank_faults is not None and max_rank_faults < 0:
+            raise OptionError(f"FaultCounter: max_rank_faults is {max_rank_faults}; it must be 0 or more")
+        self.max_rank_faults = max_rank_faults
+        self.faults_count = 0
+
+    def __call__(self, state: FrozenState) -> FrozenState:
+        if state.fn_exception is None:
+            return state
+        self.faults_count += 1
+        if self.max_rank_faults is not None and self.faults_count > self.max_rank_faults:
+            many = f"{self.faults_count} times, more than max_rank_faults={self.max_rank_faults}"
+            raise FaultCounterExceeded(f"rank {state.rank} has failed {many}") from state.fn_exception
+        return state

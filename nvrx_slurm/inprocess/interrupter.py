@@ -1,0 +1,68 @@
+"""What ends the function when its iteration is interrupted, while the main thread may be anywhere in it."""
+
+from __future__ import annotations
+
+import threading
+
+from nvrx_slurm.inprocess.abort import Abort
+from nvrx_slurm.inprocess.cycle import Event, Phase
+from nvrx_slurm.inprocess.gates import Noticing
+from nvrx_slurm.inprocess.group import Group
+from nvrx_slurm.inprocess.ledger import Interrupted, Settled
+from nvrx_slurm.inprocess.region import Region
+from nvrx_slurm.inprocess.state import FrozenState
+from nvrx_slurm.log import get_logger
+
+log = get_logger("inprocess")
+
+
+class Interrupter:
+    """A thread for each interruption: the last call, then abort, then strikes until the main thread is out.
+
+    `own` is how this rank itself failed in the iteration, if it did. `begin` returns at once.
+    """
+
+    def __init__(
+        self, group: Group, region: Region, abort: Abort | None, *, last_call_s: float, again_s: float
+    ) -> None:
+        self._group, self._region, self._abort = group, region, abort
+        self._last_call_s, self._again_s = last_call_s, again_s
+        self._thread: threading.Thread | None = None
+        self.own: Interrupted | None = None
+
+    def begin(self, state: FrozenState) -> None:
+        self._thread = threading.Thread(target=self._run, args=(state,), name="nvrx-interrupter", daemon=True)
+        self._thread.start()
+
+    def join(self) -> None:
+        """Wait for its end; it ends once the main thread is out of the function."""
+        if self._thread is not None:
+            self._thread.join()
+            self._thread = None
+        self.own = None
+
+    def _run(self, state: FrozenState) -> None:
+        try:
+            if self._group.phase is Phase.INTERRUPTED:
+                self._last_call(state.iteration)
+            with self._region.held():
+                self._abort_all(state)
+                self._group.feed(Event.ABORTED)
+                self._region.strike(again_s=self._again_s)
+        except Exception as error:  # else the main thread would wait for us for ever
+            self._group.fail(error)
+
+    def _last_call(self, iteration: int) -> None:
+        """Until all have said what they have to say of this interruption, and at most so long."""
+        own = self.own
+        notice = Noticing() if own is None else Noticing(**{n: getattr(own, n) for n in Noticing.__struct_fields__})
+        self._group.beside().notice(iteration, notice, Settled(iteration=iteration))
+        if not self._group.wait_while(Phase.INTERRUPTED, within_s=self._last_call_s):
+            self._group.feed(Event.LAST_CALL_OVER)
+
+    def _abort_all(self, state: FrozenState) -> None:
+        if self._abort is not None:
+            try:
+                self._abort(state)
+            except Exception:
+                log.exception("rank %s: Abort raised; the restart goes on", state.rank)

@@ -1,0 +1,23 @@
+"""Where a monitor begins: `python -I -S` on this file, with what it is to know on standard input.
+
+It finds modules where its rank finds them; neither the environment nor `site` has a say, so what the user's set-up
+loads into every interpreter is not loaded here. Standard library only, until then.
+"""
+
+import os
+import pickle
+import sys
+
+
+def main() -> None:
+    """Watch a rank, until one of the two ends."""
+    with open(os.dup(0), "rb") as told:  # noqa: PTH123  a descriptor
+        for name, value in pickle.load(told).items():
+            setattr(sys, name, value)
+        from nvrx_slurm.inprocess.monitor.serving import serve
+
+        serve(told)
+
+
+if __name__ == "__main__":
+    main()

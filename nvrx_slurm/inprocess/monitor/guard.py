@@ -1,0 +1,125 @@
+"""What a monitor does about its rank: tell of a soft timeout, end the process after a hard one. Pure."""
+
+from __future__ import annotations
+
+import dataclasses
+import signal
+from dataclasses import dataclass
+
+from nvrx_slurm.inprocess.attribution import Interruption
+from nvrx_slurm.inprocess.ledger import Interrupted, Lost
+
+AGAIN_S = 5.0
+"""How often SIGKILL is repeated, and said, for a process that hangs in the kernel."""
+
+ASK = (signal.SIGCONT, signal.SIGTERM)  # in this order: a stopped process cannot obey
+KILL = (signal.SIGKILL,)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Bounds:
+    """How long a rank may make no progress, and how long it has to end once it is asked to; in seconds."""
+
+    soft_s: float
+    hard_s: float
+    grace_s: float
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Watched:
+    """The rank that a monitor watches, as its records name it."""
+
+    member: int
+    rank: int
+    host: str
+    iteration: int = 0
+
+    def lost(self, interruption: Interruption, text: str) -> Lost:
+        return Lost(
+            iteration=self.iteration,
+            member=self.member,
+            interruption=interruption,
+            rank=self.rank,
+            text=text,
+            host=self.host,
+        )
+
+    def interrupted(self, interruption: Interruption, text: str) -> Interrupted:
+        return Interrupted(
+            iteration=self.iteration,
+            member=self.member,
+            rank=self.rank,
+            interruption=interruption,
+            text=text,
+            host=self.host,
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class Sentence:
+    """Why the process must end, and when SIGKILL is due: `kills` were sent already, the first one at `killed_at`."""
+
+    lost: Lost
+    kill_at: float
+    kills: int = 0
+    killed_at: float = 0.0
+
+
+@dataclass(frozen=True, slots=True)
+class Guard:
+    """What was done so far. `told`: the last iteration whose soft timeout was told."""
+
+    told: int | None = None
+    sentence: Sentence | None = None
+
+    def sentenced(self, lost: Lost, kill_at: float) -> Guard:
+        """The process must end. Of two reasons the first one counts, and of two moments the earlier."""
+        if self.sentence is None:
+            return dataclasses.replace(self, sentence=Sentence(lost, kill_at))
+        if self.sentence.kills == 0:
+            kill_at = min(kill_at, self.sentence.kill_at)
+            return dataclasses.replace(self, sentence=dataclasses.replace(self.sentence, kill_at=kill_at))
+        return self
+
+
+@dataclass(frozen=True, slots=True)
+class Tell:
+    """To the group."""
+
+    entry: Interrupted
+
+
+@dataclass(frozen=True, slots=True)
+class Send:
+    """Signals to the process, and what to say of them."""
+
+    signals: tuple[signal.Signals, ...]
+    why: str
+
+
+def look(
+    guard: Guard, bounds: Bounds, watched: Watched, now: float, silent_s: float
+) -> tuple[Guard, Tell | Send | None]:
+    """What to do now about a rank that has made no progress for so long."""
+    if guard.sentence is not None:
+        return _carry_out(guard, guard.sentence, now)
+    if silent_s >= bounds.hard_s:
+        text = f"no progress for {silent_s:.3g} s: hard timeout"
+        lost = watched.lost(Interruption.HARD_TIMEOUT, text)
+        return guard.sentenced(lost, now + bounds.grace_s), Send(ASK, text)
+    if silent_s >= bounds.soft_s and guard.told != watched.iteration:
+        entry = watched.interrupted(Interruption.SOFT_TIMEOUT, f"no progress for {silent_s:.3g} s: soft timeout")
+        return dataclasses.replace(guard, told=watched.iteration), Tell(entry)
+    return guard, None
+
+
+def _carry_out(guard: Guard, sentence: Sentence, now: float) -> tuple[Guard, Send | None]:
+    if now < sentence.kill_at:
+        return guard, None
+    if sentence.kills == 0:
+        why, killed_at = sentence.lost.text, now
+    else:
+        killed_at = sentence.killed_at
+        why = f"it was sent SIGKILL {now - killed_at:.0f} s ago, and hangs in the kernel: the others wait for its end"
+    later = Sentence(sentence.lost, now + AGAIN_S, sentence.kills + 1, killed_at)
+    return dataclasses.replace(guard, sentence=later), Send(KILL, why)

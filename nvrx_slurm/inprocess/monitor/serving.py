@@ -1,0 +1,198 @@
+"""A monitor's loop: its rank's end, its silence, its orders, and the lease. It waits for none but these."""
+
+from __future__ import annotations
+
+import os
+import pickle
+import queue
+import select
+import signal
+import socket
+import time
+from pathlib import Path
+from typing import IO
+
+from nvrx_slurm.inprocess.attribution import Interruption
+from nvrx_slurm.inprocess.ledger import Lost
+from nvrx_slurm.inprocess.monitor import voice, wire
+from nvrx_slurm.inprocess.monitor.guard import KILL, Bounds, Guard, Send, Tell, Watched, look
+from nvrx_slurm.inprocess.monitor.lease import Lease
+from nvrx_slurm.inprocess.monitor.process import Process
+from nvrx_slurm.inprocess.monitor.scribe import Scribe
+from nvrx_slurm.inprocess.stamps import Stamps
+from nvrx_slurm.log import get_logger
+
+log = get_logger("inprocess.monitor")
+
+MOST_LAST_WORDS = 4000
+
+
+def serve(told: IO[bytes]) -> None:
+    """Read what to watch, say that it is watched, and watch. Does not return."""
+    for number in wire.NOT_FOR_MONITORS:
+        signal.signal(number, signal.SIG_IGN)
+    signal.pthread_sigmask(signal.SIG_UNBLOCK, wire.NOT_FOR_MONITORS)
+    control = socket.socket(fileno=int(pickle.load(told)))
+    try:
+        with told:
+            start: wire.Start = pickle.load(told)
+        _stand_alone()
+        monitor = Monitor(start, control)
+        monitor.open()
+    except Exception as error:
+        control.send(f"{type(error).__name__}: {error}".encode()[:MOST_LAST_WORDS])
+        os._exit(1)
+    monitor.run()
+    os._exit(0)  # whatever the store's own threads are at
+
+
+def _stand_alone() -> None:
+    """Hold neither a file system nor what the rank's starter reads."""
+    os.chdir("/")
+    nothing = os.open(os.devnull, os.O_RDWR)
+    os.dup2(nothing, 0)
+    os.close(nothing)
+
+
+class Monitor:
+    """One rank's monitor. Everything happens in `run`; the scribe's thread posts to it."""
+
+    def __init__(self, start: wire.Start, control: socket.socket) -> None:
+        options = start.options
+        self._options, self._control = options, control
+        self._process = Process(start.pidfd, start.pid)
+        self._stamps = Stamps.attach(start.stamps)
+        self._watched = Watched(
+            member=options.member, rank=options.rank, host=options.host or os.uname().nodename, iteration=0
+        )
+        self._bounds = Bounds(soft_s=options.soft_timeout_s, hard_s=options.hard_timeout_s, grace_s=options.grace_s)
+        self._guard = Guard()
+        self._voice = voice.set_up(f"monitor of rank {options.member}", _logfile(options))
+        self._lease = Lease(options.heartbeat_timeout_s)
+        self._ends: queue.SimpleQueue[Lost] = queue.SimpleQueue()
+        self._bell = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
+        store = options.store_factory(**options.store_kwargs)
+        self._scribe = Scribe(options, self._lease, lambda call: store.connect(options.group, call), self._must_end)
+        self._poller = select.poll()
+        for descriptor in (self._process.pidfd, control.fileno(), self._bell):
+            self._poller.register(descriptor, select.POLLIN)
+
+    def open(self) -> None:
+        """Get in touch with the store, and give the rank its end of the pipe that ends it when this process does.
+
+        The pipe is made here: whatever the rank forks can then never hold our end of it. Raises what the store does.
+        """
+        self._scribe.start()
+        self._scribe.opened.result()
+        theirs, self._fate = os.pipe2(os.O_CLOEXEC)
+        socket.send_fds(self._control, [wire.READY], [theirs])
+        os.close(theirs)
+        log.info(
+            "watches process %d, member %d of %d", self._process.pid, self._options.member, self._options.members
+        )
+
+    def run(self) -> None:
+        """Watch the rank until one of the two ends."""
+        try:
+            self._watch()
+        except Exception as error:
+            log.exception("the monitor has failed")
+            self._must_end(error)
+            self._take_ends()
+            self._process.send(KILL)
+            self._process.ended_within(self._lease.left_s)
+        self._bury()
+        self._voice.finish()
+
+    def _watch(self) -> None:
+        while not (ready := self._ready()).intersection({self._process.pidfd}):
+            if self._control.fileno() in ready:
+                self._serve_one()
+            if self._bell in ready:
+                os.eventfd_read(self._bell)
+                self._take_ends()
+            if self._lease.left_s <= 0:
+                self._give_up()
+            self._look()
+
+    def _ready(self) -> set[int]:
+        left_s = min(self._options.interval_s, self._lease.left_s)
+        if self._guard.sentence is not None:
+            left_s = min(left_s, self._guard.sentence.kill_at - time.monotonic())
+        return {descriptor for descriptor, _ in self._poller.poll(max(0, int(left_s * 1000) + 1))}
+
+    # ---- what comes in
+
+    def _serve_one(self) -> None:
+        data = self._control.recv(wire.MOST_BYTES)
+        if not data:
+            self._poller.unregister(self._control)
+            if self._guard.sentence is None and not self._process.is_ending():
+                text = "the process became another program, or closed what its monitor heard it by"
+                self._sentence(self._watched.lost(Interruption.TERMINATED, text), 0.0)
+            return
+        match wire.decode(data):
+            case wire.Entered(iteration=iteration, rank=rank):
+                self._watched = Watched(
+                    member=self._watched.member, rank=rank, host=self._watched.host, iteration=iteration
+                )
+            case wire.Condemned(lost=lost, grace_s=grace_s):
+                self._sentence(lost, grace_s)
+
+    def _must_end(self, why: Lost | Exception) -> None:
+        """From the scribe: the group goes on without this rank, or the scribe itself has failed."""
+        if isinstance(why, Exception):
+            why = self._watched.lost(Interruption.MONITOR_PROCESS_EXCEPTION, f"its monitor failed: {why!r}")
+        self._ends.put(why)
+        os.eventfd_write(self._bell, 1)
+
+    def _take_ends(self) -> None:
+        while not self._ends.empty():
+            self._sentence(self._ends.get(), 0.0)
+
+    def _sentence(self, lost: Lost, grace_s: float) -> None:
+        self._guard = self._guard.sentenced(lost, time.monotonic() + grace_s)
+
+    # ---- what goes out
+
+    def _look(self) -> None:
+        now = time.monotonic()
+        silent_s = self._stamps.silent_s(time.monotonic_ns())
+        self._guard, act = look(self._guard, self._bounds, self._watched, now, silent_s)
+        match act:
+            case Send(signals=signals, why=why):
+                names = ", ".join(number.name for number in signals)
+                log.warning("%s for process %d: %s", names, self._process.pid, why)
+                self._process.send(signals)
+            case Tell(entry=entry):
+                log.warning("process %d: %s", self._process.pid, entry.text)
+                self._scribe.tell(entry)
+
+    def _give_up(self) -> None:
+        """The lease is over: by now nobody may count on this rank any more."""
+        self._process.send(KILL)
+        log.error(
+            "process %d is killed: no beat has reached the store for %.3g s, and the others go on without it",
+            self._process.pid,
+            self._options.heartbeat_timeout_s - self._lease.left_s,
+        )
+        self._voice.finish()
+        os._exit(1)
+
+    def _bury(self) -> None:
+        """The rank is dead: record it, while the lease lasts, and hold nothing that others wait for."""
+        sentence = self._guard.sentence
+        lost = (
+            self._watched.lost(Interruption.TERMINATED, self._process.how_it_ended())
+            if sentence is None
+            else sentence.lost
+        )
+        log.info("process %d is dead: %s", self._process.pid, lost.text)
+        self._voice.let_go()
+        signal.signal(signal.SIGTERM, signal.SIG_DFL)
+        self._scribe.bury(lost)
+        self._scribe.join(max(0.0, self._lease.left_s))
+
+
+def _logfile(options: wire.MonitorOptions) -> Path | None:
+    return None if options.logfile is None else Path(options.logfile.replace("{rank}", str(options.member)))

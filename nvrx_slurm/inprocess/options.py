@@ -1,0 +1,128 @@
+"""The options of a wrapper, checked as a whole: each bound is there for the next one to rely on."""
+
+from __future__ import annotations
+
+import datetime
+import pickle
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field, fields
+from pathlib import Path
+from typing import Any
+
+from nvrx_slurm.inprocess.abort import Abort
+from nvrx_slurm.inprocess.completion import Completion
+from nvrx_slurm.inprocess.exception import OptionError
+from nvrx_slurm.inprocess.finalize import Finalize
+from nvrx_slurm.inprocess.health_check import HealthCheck
+from nvrx_slurm.inprocess.initialize import Initialize
+from nvrx_slurm.inprocess.rank_assignment import RankAssignment
+from nvrx_slurm.inprocess.rank_filter import RankFilter
+from nvrx_slurm.inprocess.store.port import Store
+from nvrx_slurm.inprocess.terminate import Terminate
+
+_LESS = (
+    ("soft_timeout", "hard_timeout"),
+    ("hard_timeout", "barrier_timeout"),
+    ("heartbeat_timeout", "barrier_timeout"),
+    ("heartbeat_interval", "heartbeat_timeout"),
+    ("monitor_process_interval", "barrier_timeout"),
+    ("monitor_process_interval", "heartbeat_timeout"),
+    ("monitor_process_interval", "soft_timeout"),
+    ("monitor_thread_interval", "soft_timeout"),
+    ("progress_watchdog_interval", "soft_timeout"),
+)
+"""Of each two, the first must be shorter: else the second one passes before the first could tell anything."""
+
+_MAY_BE_ZERO = ("last_call_wait", "termination_grace_time")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Options:
+    """What `Wrapper` documents. Raises OptionError for a value of the wrong type, and for a relation that breaks."""
+
+    store_factory: type[Store]
+    store_kwargs: Mapping[str, Any] = field(default_factory=dict)
+    initialize: Initialize | None
+    abort: Abort | None
+    finalize: Finalize | None
+    health_check: HealthCheck | None
+    rank_assignment: RankAssignment
+    rank_filter: RankFilter | None
+    completion: Completion | None
+    terminate: Terminate | None
+    monitor_thread_interval: datetime.timedelta
+    monitor_process_interval: datetime.timedelta
+    heartbeat_interval: datetime.timedelta
+    progress_watchdog_interval: datetime.timedelta
+    soft_timeout: datetime.timedelta
+    hard_timeout: datetime.timedelta
+    heartbeat_timeout: datetime.timedelta
+    barrier_timeout: datetime.timedelta
+    completion_timeout: datetime.timedelta
+    last_call_wait: datetime.timedelta
+    termination_grace_time: datetime.timedelta
+    monitor_process_logfile: str | None
+    enabled: bool
+
+    def __post_init__(self) -> None:
+        for problem in (*self._wrong_types(), *self._wrong_times(), *self._wrong_relations(), *self._others()):
+            raise OptionError(f"Wrapper: {problem}")
+
+    def _wrong_types(self) -> Iterator[str]:
+        if not isinstance(self.store_factory, type) or not issubclass(self.store_factory, Store):
+            yield f"store_factory must be a class of stores (RedisStore, FileStore, …), not {self.store_factory!r}"
+        if not isinstance(self.store_kwargs, Mapping):
+            yield f"store_kwargs must be a dictionary of {self.store_factory.__name__}'s arguments"
+        for name, kind, may_be_none in _KINDS:
+            value = getattr(self, name)
+            if not (isinstance(value, kind) or (may_be_none and value is None)):
+                none = " or None" if may_be_none else ""
+                yield f"{name} must be of type {kind.__name__}{none}, not {type(value).__name__} ({value!r})"
+
+    def _wrong_times(self) -> Iterator[str]:
+        for each in fields(self):
+            value = getattr(self, each.name)
+            if isinstance(value, datetime.timedelta):
+                zero = datetime.timedelta(0)
+                if value < zero or (value == zero and each.name not in _MAY_BE_ZERO):
+                    least = "0 or more" if each.name in _MAY_BE_ZERO else "more than 0"
+                    yield f"{each.name} must be {least}, not {value.total_seconds():g} s"
+
+    def _wrong_relations(self) -> Iterator[str]:
+        for less, more in _LESS:
+            shorter, longer = getattr(self, less), getattr(self, more)
+            if not shorter < longer:
+                seen = f"{shorter.total_seconds():g} s and {longer.total_seconds():g} s"
+                yield f"{less} must be shorter than {more}; they are {seen}"
+
+    def _others(self) -> Iterator[str]:
+        logfile = self.monitor_process_logfile
+        if logfile is not None and not Path(logfile).is_absolute():
+            yield f"monitor_process_logfile must be an absolute path, not {logfile!r}"
+        if self.store_factory.__module__ == "__main__":
+            yield (
+                f"the store {self.store_factory.__name__} is defined in the script itself, where its monitor process"
+                " cannot find it: define it in a module that can be imported"
+            )
+        try:
+            pickle.dumps(dict(self.store_kwargs))
+        except Exception as error:
+            yield f"store_kwargs must be picklable, since the monitor process gets them too: {error}"
+
+
+_KINDS: tuple[tuple[str, type, bool], ...] = (
+    ("initialize", Initialize, True),
+    ("abort", Abort, True),
+    ("finalize", Finalize, True),
+    ("health_check", HealthCheck, True),
+    ("rank_assignment", RankAssignment, False),
+    ("rank_filter", RankFilter, True),
+    ("completion", Completion, True),
+    ("terminate", Terminate, True),
+    ("monitor_process_logfile", str, True),
+    ("enabled", bool, False),
+    *((name, datetime.timedelta, False) for pair in _LESS for name in pair),
+    ("completion_timeout", datetime.timedelta, False),
+    ("last_call_wait", datetime.timedelta, False),
+    ("termination_grace_time", datetime.timedelta, False),
+)

@@ -1,0 +1,280 @@
+"""One rank in one call: what the main thread does in each phase of the cycle (`cycle.py`)."""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import gc
+import traceback
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from nvrx_slurm.inprocess import gates
+from nvrx_slurm.inprocess.attribution import Interruption
+from nvrx_slurm.inprocess.cycle import Event, Phase
+from nvrx_slurm.inprocess.environment import Launch, RankVariables
+from nvrx_slurm.inprocess.exception import (
+    HealthCheckError,
+    InternalError,
+    RankShouldRestart,
+    RestartError,
+    TimeoutError,
+)
+from nvrx_slurm.inprocess.gates import Joining, Ready, Starting
+from nvrx_slurm.inprocess.group import Gate, Group, unpacked
+from nvrx_slurm.inprocess.interrupter import Interrupter
+from nvrx_slurm.inprocess.ledger import Broken, Completed, Interrupted, Opened, Sealed, Stage
+from nvrx_slurm.inprocess.monitor.handle import MonitorProcess
+from nvrx_slurm.inprocess.options import Options
+from nvrx_slurm.inprocess.rank_assignment import RankAssignmentCtx
+from nvrx_slurm.inprocess.region import Raised, Region, Returned, Struck
+from nvrx_slurm.inprocess.stamps import Stamps
+from nvrx_slurm.inprocess.state import Mode, State
+from nvrx_slurm.inprocess.stopwatch import Stopwatch
+from nvrx_slurm.inprocess.timeline import Phase as Part
+from nvrx_slurm.log import get_logger
+from nvrx_slurm.workload.restarting import restarting
+
+log = get_logger("inprocess")
+
+STACK_CHARS = 4000
+"""How much of a stack goes into a record: its end."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Parts:
+    """What a rank works with."""
+
+    options: Options
+    launch: Launch
+    process: Joining
+    stamps: Stamps
+    region: Region
+    monitor: MonitorProcess
+    variables: RankVariables
+    group: Group
+    interrupter: Interrupter
+    watch: Stopwatch
+
+
+@dataclass(slots=True)
+class Rank:
+    """The main thread's own. `state` is this rank's place; `unfit`: it must be dead before the others go on."""
+
+    parts: Parts
+    state: State
+    value: Any = None
+    unfit: bool = False
+    _restart: contextlib.ExitStack = field(default_factory=contextlib.ExitStack)
+
+    def drive(self, function: Callable[[], Any]) -> Any:
+        """From phase to phase, until the call ends. Returns what the function returned in the iteration that was
+        completed (None in reserve), and raises what takes this rank out."""
+        steps: Mapping[Phase, Callable[[], None]] = {
+            Phase.ENTERING: self._synchronise,
+            Phase.REASSIGNING: self._reassign,
+            Phase.OVERTAKEN: self._reassign,
+            Phase.RE_ENTERING: self._re_enter,
+            Phase.RUNNING: lambda: self._run(function),
+            Phase.COMPLETING: self._await_others,
+            Phase.INTERRUPTED: self._await_interrupter,
+            Phase.ABORTING: self._await_interrupter,
+            Phase.UNWINDING: self._get_out,
+            Phase.RECOVERING: self._recover,
+            Phase.SYNCHRONISING: self._synchronise,
+            Phase.STANDING_ASIDE: self._stand_aside,
+        }
+        group = self.parts.group
+        try:
+            while (phase := group.phase) is not Phase.LEAVING:
+                steps[phase]()
+        finally:
+            self._restart.close()
+        if group.failure is not None:
+            raise group.failure
+        if group.ledger.stage is Stage.BROKEN:
+            raise InternalError(group.ledger.reason)
+        return self.value
+
+    # ---- into an iteration
+
+    def _synchronise(self) -> None:
+        """All who are healthy arrive; the last of them seals who is out."""
+        self._begin_restart()
+        self.state.iteration = self.parts.group.ledger.iteration  # type: ignore[misc]
+        published = self.parts.options.rank_assignment.publish(self.state.freeze())
+        here = Ready(rank=_number(self.state), published=tuple(published))
+        self.parts.group.arrive(self._gate(gates.ready(self.state.iteration), self._seal), here)
+
+    def _seal(self, here: Mapping[int, bytes]) -> Sealed:
+        iteration, world_size = self.state.iteration, self.state.world_size
+        missing = set(range(world_size)) - {each.rank for each in unpacked(here, Ready).values()}
+        return Sealed(iteration=iteration, world_size=world_size, missing=tuple(sorted(missing)))
+
+    def _reassign(self) -> None:
+        options, sealed = self.parts.options, self.parts.group.sealed
+        before = dataclasses.replace(self.state, active_rank=None, active_world_size=None)
+        state = options.rank_assignment(RankAssignmentCtx(before, self._published, set(sealed.missing))).state
+        if options.rank_filter is not None:
+            state = options.rank_filter(_activated(state))
+        self.state = _activated(state)
+        self.parts.monitor.iteration(sealed.iteration, _number(self.state))
+        self.parts.group.feed(Event.ASSIGNED)
+
+    def _published(self) -> Mapping[int, tuple[str, ...]]:
+        group = self.parts.group
+        here = group.arrivals(gates.ready(group.sealed.iteration), Ready)
+        return {each.rank: each.published for each in here.values() if each.rank not in group.sealed.missing}
+
+    def _re_enter(self) -> None:
+        """All who are left arrive with their new ranks; the last of them sees that these make one world."""
+        state = self.state
+        here = Starting(
+            rank=_number(state),
+            world_size=state.world_size,
+            active_rank=state.active_rank,
+            active_world_size=state.active_world_size or 0,
+            process=self.parts.process,
+            phases=self.parts.watch.parts(),
+        )
+        self.parts.group.arrive(self._gate(gates.start(state.iteration), self._open), here)
+
+    def _open(self, here: Mapping[int, bytes]) -> Opened | Broken:
+        iteration, reason = self.state.iteration, gates.disagreement(unpacked(here, Starting))
+        return Broken(iteration=iteration, reason=reason) if reason else Opened(iteration=iteration)
+
+    def _gate(self, name: str, close: Callable[[Mapping[int, bytes]], Any]) -> Gate:
+        return Gate(name, self.parts.options.barrier_timeout.total_seconds(), lambda ledger: ledger.left, close)
+
+    # ---- the function
+
+    def _run(self, function: Callable[[], Any]) -> None:
+        if self.state.mode is Mode.ACTIVE:
+            self.parts.variables.set(self.state)
+        self.parts.stamps.begin_iteration(self.state.iteration)
+        self._restart.close()
+        match self.parts.region.call(lambda: self._body(function)):
+            case Returned(value):
+                self.value = value
+                self.parts.group.feed(Event.RETURNED)
+            case Struck(error):
+                self.state.fn_exception = error  # type: ignore[misc]
+            case Raised(error) if not isinstance(error, RankShouldRestart):
+                self._failed(error)
+
+    def _body(self, function: Callable[[], Any]) -> Any:
+        """What runs where a restart may strike. One that came before we were in here is obeyed now."""
+        if self.parts.group.phase is not Phase.RUNNING:
+            raise RankShouldRestart
+        if self.parts.options.initialize is not None:
+            self.parts.options.initialize(self.state.freeze())
+        self._check_health()
+        return function() if self.state.mode is Mode.ACTIVE else None
+
+    def _failed(self, error: BaseException) -> None:
+        """The function has failed here, and so has the iteration for all. What is no Exception takes us out."""
+        if not isinstance(error, Exception):
+            raise error
+        self.parts.watch.begin()
+        self.state.fn_exception = error  # type: ignore[misc]
+        log.error("rank %s, iteration %d: %s", self.state.rank, self.state.iteration, in_words(error))
+        failure = Interrupted(
+            iteration=self.state.iteration,
+            member=self.parts.launch.rank,
+            rank=self.state.rank,
+            interruption=Interruption.EXCEPTION,
+            text=in_words(error),
+            host=self.parts.launch.host,
+            stack="".join(traceback.format_exception(error))[-STACK_CHARS:],
+        )
+        self.parts.interrupter.own = failure
+        self.parts.group.interrupt(failure)
+        self.parts.group.wait_while(Phase.RUNNING, Phase.COMPLETING)
+
+    def _await_others(self) -> None:
+        self.parts.stamps.begin_iteration(self.state.iteration)  # no ping is awaited any more
+        if self.state.mode is not Mode.ACTIVE:
+            self.parts.group.wait_while(Phase.COMPLETING)
+            return
+        iteration, active = self.state.iteration, self.state.active_world_size or 0
+        bound_s = self.parts.options.completion_timeout.total_seconds()
+        completed = Completed(iteration=iteration)
+        try:
+            self.parts.group.arrive(Gate(gates.complete(iteration), bound_s, lambda _: active, lambda _: completed))
+        except TimeoutError as error:
+            self._failed(error)
+
+    # ---- out of it
+
+    def _await_interrupter(self) -> None:
+        self._begin_restart()
+        self.parts.group.wait_while(Phase.INTERRUPTED, Phase.ABORTING)
+
+    def _get_out(self) -> None:
+        self._begin_restart()
+        self.parts.interrupter.join()
+        self.parts.group.feed(Event.OUT)
+
+    def _recover(self) -> None:
+        """Finalize, and see whether this rank is fit; what fails here takes it out."""
+        error, self.unfit = self.state.fn_exception, True
+        try:
+            if self.parts.options.finalize is not None:
+                self.parts.options.finalize(self.state.freeze())
+            self.parts.watch.mark(Part.FINALIZED)
+            self._check_health()
+            self.parts.watch.mark(Part.CHECKED)
+        except Exception as failure:
+            raise failure from (failure.__cause__ or error)
+        self.unfit = False
+        self._forget()
+        self.parts.group.feed(Event.FIT)
+
+    def _check_health(self) -> None:
+        if self.parts.options.health_check is not None:
+            try:
+                self.parts.options.health_check(self.state.freeze())
+            except Exception as error:
+                raise HealthCheckError(f"rank {self.state.rank} is unfit: {in_words(error)}") from error
+
+    def _forget(self) -> None:
+        """What the function has left may hold on to memory, and to communicators that are aborted."""
+        error = self.state.fn_exception
+        if error is not None:
+            traceback.clear_frames(error.__traceback__)
+        self.state.fn_exception = None  # type: ignore[misc]
+        self.value = error = None
+        gc.collect()
+
+    def _stand_aside(self) -> None:
+        """Another process takes the dead one's place, in a new start of them all: somebody will end this one."""
+        self._begin_restart()
+        bound_s = self.parts.options.barrier_timeout.total_seconds()
+        if not self.parts.group.wait_while(Phase.STANDING_ASIDE, within_s=bound_s):
+            raise RestartError(f"a rank has died, and nobody has ended this process within {bound_s:g} s")
+
+    def _begin_restart(self) -> None:
+        """Tell the agent, if there is one, that no step is due for now."""
+        if self.state.iteration or self.parts.group.ledger.iteration:
+            self._restart.close()
+            bounds = (self.parts.options.hard_timeout, 2 * self.parts.options.barrier_timeout)
+            self._restart.enter_context(restarting(sum(bound.total_seconds() for bound in bounds)))
+
+
+def in_words(error: BaseException) -> str:
+    """One line: what kind, and what it says."""
+    return "".join(traceback.format_exception_only(error)).strip().replace("\n", " ")
+
+
+def _number(state: State) -> int:
+    if state.rank is None:
+        raise InternalError("the rank assignment left this rank without a number, and did not raise RankDiscarded")
+    return state.rank
+
+
+def _activated(state: State) -> State:
+    """An assignment that activates nobody means all."""
+    if state.active_world_size is not None:
+        return state
+    return dataclasses.replace(state, mode=Mode.ACTIVE, active_rank=state.rank, active_world_size=state.world_size)

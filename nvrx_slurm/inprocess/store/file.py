@@ -1,0 +1,262 @@
+"""`FileStore`: what a group shares, in a folder that all ranks reach. For small groups, a few dozen ranks.
+
+<path>/<group>/<call>/    0700
+  lock                    held while the log or a gate grows
+  log                     the entries, each behind its length
+  gate.<gate>             arrivals, in the same form: who, and the payload
+  beats                   one number a member
+
+Files are opened for each look at them: NFS promises to show what another host has written to those only that are
+opened after it was closed. inotify tells at once of writers on this host; others are looked for now and then.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import datetime
+import hashlib
+import os
+import shutil
+import struct
+import threading
+import time
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from urllib.parse import quote
+
+from nvrx_slurm.files import write_all
+from nvrx_slurm.inprocess.exception import OptionError, StoreError
+from nvrx_slurm.inprocess.store.inotify import Watch
+from nvrx_slurm.inprocess.store.port import Cancelled, Connection, Store
+from nvrx_slurm.locks import locked
+
+LOOK_S = 0.25
+"""How often a reader looks for what was written on another host."""
+
+KEEP_S = 3600.0
+"""How long what is left of a group stays after its last sign of life. Whoever comes next removes it."""
+
+LONGEST_NAME = 200
+_HEAD = struct.Struct("<I")
+_BEAT = struct.Struct("<q")
+
+
+class FileStore(Store):
+    """A folder. `path`: absolute, on a file system of all ranks that knows locks (flock; NFS does). `patience`: how
+    long a lock is waited for.
+
+    Raises OptionError for a relative path; connections raise StoreError where the folder cannot be used.
+    """
+
+    def __init__(
+        self, *, path: str | os.PathLike[str], patience: datetime.timedelta = datetime.timedelta(seconds=10)
+    ) -> None:
+        self._path, self._patience_s = Path(path), patience.total_seconds()
+        if not self._path.is_absolute():
+            raise OptionError(f"FileStore: path {self._path} must be absolute: it is one folder for all ranks")
+
+    def connect(self, group: str, call: int) -> FileConnection:
+        connection = FileConnection(self._path / _name(group) / str(call), patience_s=self._patience_s)
+        connection.touch()
+        return connection
+
+
+class FileConnection(Connection):
+    """Each operation opens what it needs, and keeps nothing open but, while it waits, a watch."""
+
+    def __init__(self, folder: Path, *, patience_s: float) -> None:
+        self._folder, self._patience_s = folder, patience_s
+        self._cancelled = threading.Event()
+        self._watch: Watch | None = None
+        self._guard = threading.Lock()
+
+    def touch(self) -> None:
+        """A sign of life of the call; and what others have left here long ago goes."""
+        with self._usable():
+            beats = self._open("beats")
+            os.utime(beats)
+            now = os.fstat(beats).st_mtime  # the file system's own clock
+            os.close(beats)
+            _remove_abandoned(self._folder.parent.parent, now)
+
+    def append(self, entry: bytes, after: int) -> bool:
+        with self._growing("log") as (file, entries):
+            if after > len(entries):
+                raise StoreError(f"{self._folder} has lost its first {after} entries: was it removed?")
+            if after == len(entries):
+                write_all(file, _HEAD.pack(len(entry)) + entry)
+                return True
+            return entries[after] == entry
+
+    def read(self, after: int, wait_s: float) -> list[bytes]:
+        deadline = time.monotonic() + wait_s
+        while True:
+            with self._usable():
+                entries = self._entries("log")[after:]
+            left_s = deadline - time.monotonic()
+            if entries or left_s <= 0:
+                return entries
+            self._wait(min(left_s, LOOK_S))
+
+    def arrive(self, gate: str, member: int, payload: bytes = b"") -> int:
+        arrival = _HEAD.pack(member) + payload
+        with self._growing(_gate(gate)) as (file, entries):
+            here = _latest(entries)
+            if here.get(member) != payload:
+                write_all(file, _HEAD.pack(len(arrival)) + arrival)
+            return len(here | {member: payload})
+
+    def arrivals(self, gate: str) -> Mapping[int, bytes]:
+        with self._usable():
+            return _latest(self._entries(_gate(gate)))
+
+    def arrival(self, gate: str, member: int) -> bytes | None:
+        return self.arrivals(gate).get(member)
+
+    def beat(self, member: int, watched: int | None) -> int:
+        with self._usable():
+            beats = self._open("beats")
+            try:  # without a lock: each number has one writer, the member's monitor
+                os.pwrite(beats, _BEAT.pack(_beats_of(beats, member) + 1), member * _BEAT.size)
+                return 0 if watched is None else _beats_of(beats, watched)
+            finally:
+                os.close(beats)
+
+    def clear(self) -> None:
+        with self._usable():
+            shutil.rmtree(self._folder, ignore_errors=True)
+            with contextlib.suppress(OSError):  # other calls of the group are there
+                self._folder.parent.rmdir()
+
+    def cancel(self) -> None:
+        self._cancelled.set()
+        with self._guard:
+            if self._watch is not None:
+                self._watch.wake()
+
+    def close(self) -> None:
+        with self._guard:
+            if self._watch is not None:
+                self._watch.close()
+            self._watch = None
+
+    # ---- how
+
+    def _wait(self, timeout_s: float) -> None:
+        if self._watch is not None:
+            self._watch.wait(timeout_s)
+            return
+        with self._guard:  # and look again: an entry, or a cancel, may have come before the watch
+            self._watch = Watch(self._folder / "log")
+
+    @contextlib.contextmanager
+    def _growing(self, name: str) -> Iterator[tuple[int, list[bytes]]]:
+        """The file, open at its end, and what is in it; nobody else adds to one of the call meanwhile."""
+        with self._usable(), self._locked():
+            file = self._open(name)
+            try:
+                data = _whole(file)
+                entries, length = _parsed(data)
+                if length < len(data):  # whoever wrote the rest was killed over it
+                    os.ftruncate(file, length)
+                os.lseek(file, length, os.SEEK_SET)
+                yield file, entries
+            finally:
+                os.close(file)  # before the lock goes: then NFS shows it to whoever has the lock next
+
+    @contextlib.contextmanager
+    def _locked(self) -> Iterator[None]:
+        lock = self._open("lock")
+        os.close(lock)
+        with locked(self._folder / "lock", timeout_s=self._patience_s, clock=_Patience(self._cancelled)) as is_locked:
+            if not is_locked:
+                raise StoreError(f"the file system of {self._folder} knows no locks: name a path on another one")
+            yield
+
+    @contextlib.contextmanager
+    def _usable(self) -> Iterator[None]:
+        if self._cancelled.is_set():
+            raise Cancelled
+        try:
+            yield
+        except OSError as error:  # a TimeoutError too
+            raise StoreError(f"the store in {self._folder} cannot be used: {error}") from None
+
+    def _entries(self, name: str) -> list[bytes]:
+        file = self._open(name)
+        try:
+            return _parsed(_whole(file))[0]
+        finally:
+            os.close(file)
+
+    def _open(self, name: str) -> int:
+        """Open a file of the call. Always with O_CREAT: NFS may remember for long that a file was not there."""
+        flags = os.O_RDWR | os.O_CREAT | os.O_CLOEXEC
+        try:
+            return os.open(self._folder / name, flags, 0o600)
+        except FileNotFoundError:
+            self._folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+            return os.open(self._folder / name, flags, 0o600)
+
+
+class _Patience:
+    """The clock by which a lock is waited for: a wait that ends when it is cancelled."""
+
+    def __init__(self, cancelled: threading.Event) -> None:
+        self._cancelled = cancelled
+
+    def wall(self) -> float:
+        return time.time()
+
+    def monotonic(self) -> float:
+        return time.monotonic()
+
+    def sleep(self, seconds: float) -> None:
+        if self._cancelled.wait(seconds):
+            raise Cancelled
+
+
+def _name(text: str) -> str:
+    """As a file name: readable, and another one for another text."""
+    quoted = quote(text, safe=":")
+    if len(quoted) <= LONGEST_NAME:
+        return quoted
+    return f"{quoted[:LONGEST_NAME]}.{hashlib.sha256(text.encode()).hexdigest()[:16]}"
+
+
+def _gate(name: str) -> str:
+    return f"gate.{_name(name)}"
+
+
+def _whole(file: int) -> bytes:
+    return os.pread(file, os.fstat(file).st_size, 0)
+
+
+def _parsed(data: bytes) -> tuple[list[bytes], int]:
+    """The entries that are there as a whole, and where the last of them ends."""
+    entries, at = list[bytes](), 0
+    while at + _HEAD.size <= len(data):
+        end = at + _HEAD.size + _HEAD.unpack_from(data, at)[0]
+        if end > len(data):
+            break
+        entries.append(data[at + _HEAD.size : end])
+        at = end
+    return entries, at
+
+
+def _latest(arrivals: list[bytes]) -> dict[int, bytes]:
+    return {_HEAD.unpack_from(arrival)[0]: arrival[_HEAD.size :] for arrival in arrivals}
+
+
+def _beats_of(beats: int, member: int) -> int:
+    data = os.pread(beats, _BEAT.size, member * _BEAT.size)
+    return int(_BEAT.unpack(data)[0]) if len(data) == _BEAT.size else 0
+
+
+def _remove_abandoned(path: Path, now: float) -> None:
+    """Calls whose last sign of life is long ago."""
+    for beats in path.glob("*/*/beats"):
+        with contextlib.suppress(OSError):  # another removes it too
+            if beats.stat().st_mtime < now - KEEP_S:
+                shutil.rmtree(beats.parent, ignore_errors=True)
+                beats.parent.parent.rmdir()

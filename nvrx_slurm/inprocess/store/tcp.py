@@ -1,0 +1,209 @@
+"""`TCPStore`: what a group shares, in torch's store of that name, hosted outside of the ranks.
+
+    nvrx/<group>/<call>/log/<place>    an entry; compare-and-set takes a place only if it is free
+    …/gate/<gate>/<member>             a payload; …/<member>/here: how often it has arrived
+    …/gate/<gate>                      how many have arrived; …/<gate>/who: which, with a comma after each
+    …/gates                            the gates that are there, in the same form
+    …/beat/<member>                    signs of life; …/beats: whose, in the same form
+
+A TCPStore keeps nothing on disk: one that is killed has lost the group's log, and is not waited for. It knows no
+passwords. The monitors import torch, too, to talk to it: `RedisStore` needs a tenth of the memory.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import datetime
+import importlib
+import os
+import socket
+import threading
+import time
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+from nvrx_slurm.inprocess import environment
+from nvrx_slurm.inprocess.exception import OptionError, StoreError
+from nvrx_slurm.inprocess.store.port import Cancelled, Connection, Store
+
+WAIT_S = 10.0
+"""How long one request waits at the server. A server that has frozen is noticed by the next one."""
+
+DESCRIPTORS = Path("/proc/self/fd")
+
+_connecting = threading.Lock()
+
+
+class TCPStore(Store):
+    """torch's TCPStore. Without arguments it is the one that torchrun's agent has for its workers; elsewhere, and
+    where all ranks are on one host, one that is started for them, and ends after them.
+
+    `host_name`, `port`: one that somebody else hosts; not a rank, for any rank may die. `patience`: how long it may
+    take to answer. Raises OptionError; connections raise StoreError.
+    """
+
+    def __init__(
+        self,
+        *,
+        host_name: str | None = None,
+        port: int | None = None,
+        patience: datetime.timedelta = datetime.timedelta(seconds=10),
+    ) -> None:
+        if (host_name is None) != (port is None):
+            raise OptionError("TCPStore: host_name and port: give both, or none")
+        self._named = None if host_name is None or port is None else (host_name, port)
+        self._patience = patience
+
+    def connect(self, group: str, call: int) -> TCPConnection:
+        host, port = self._named or environment.torchrun_store() or self._hosted(group)
+        return TCPConnection(host, port, f"nvrx/{group}/{call}/", patience=self._patience)
+
+    def _hosted(self, group: str) -> tuple[str, int]:
+        from nvrx_slurm.inprocess.store.keeper import TORCH, hosted
+
+        return "127.0.0.1", hosted(TORCH, group, patience_s=self._patience.total_seconds()).port
+
+
+class TCPConnection(Connection):
+    """A client. It is not to be used by two threads, but for `cancel`."""
+
+    def __init__(self, host: str, port: int, prefix: str, *, patience: datetime.timedelta) -> None:
+        self._where, self._prefix, self._patience = f"{host}:{port}", prefix, patience
+        self._cancelled = False
+        with self._answering():
+            self._store, self._socket = _connected(host, port, patience)
+
+    def append(self, entry: bytes, after: int) -> bool:
+        key = self._key("log", after)
+        with self._answering() as store:
+            if after and not store.check([self._key("log", after - 1)]):
+                raise StoreError(f"the TCPStore at {self._where} has lost {self._prefix}log, of {after} entries")
+            return bool(store.compare_set(key, "", entry) == entry)
+
+    def read(self, after: int, wait_s: float) -> list[bytes]:
+        deadline, entries = time.monotonic() + wait_s, list[bytes]()
+        while True:
+            with self._answering() as store:
+                while store.check([self._key("log", after + len(entries))]):
+                    entries.append(store.get(self._key("log", after + len(entries))))
+            left_s = deadline - time.monotonic()
+            if entries or left_s <= 0:
+                return entries
+            self._wait(self._key("log", after), min(left_s, WAIT_S))
+
+    def arrive(self, gate: str, member: int, payload: bytes = b"") -> int:
+        mine = self._key("gate", gate, member)
+        with self._answering() as store:
+            store.set(mine, payload)
+            if store.add(f"{mine}/here", 1) > 1:
+                return int(store.add(self._key("gate", gate), 0))
+            # Who it was before how many: whoever counts us finds us.
+            store.append(self._key("gate", gate, "who"), f"{member},")
+            arrived = int(store.add(self._key("gate", gate), 1))
+            if arrived == 1:
+                store.append(self._key("gates"), f"{gate},")
+            return arrived
+
+    def arrivals(self, gate: str) -> Mapping[int, bytes]:
+        with self._answering() as store:
+            members = [int(member) for member in self._listed(self._key("gate", gate, "who"))]
+            payloads = store.multi_get([self._key("gate", gate, member) for member in members]) if members else []
+            return dict(zip(members, payloads, strict=True))
+
+    def arrival(self, gate: str, member: int) -> bytes | None:
+        key = self._key("gate", gate, member)
+        with self._answering() as store:
+            return bytes(store.get(key)) if store.check([key]) else None
+
+    def beat(self, member: int, watched: int | None) -> int:
+        with self._answering() as store:
+            if store.add(self._key("beat", member), 1) == 1:
+                store.append(self._key("beats"), f"{member},")
+            return 0 if watched is None else int(store.add(self._key("beat", watched), 0))
+
+    def clear(self) -> None:
+        with self._answering() as store:
+            for key in self._all_keys():
+                store.delete_key(key)
+
+    def cancel(self) -> None:
+        self._cancelled = True
+        if self._socket is not None:
+            with contextlib.suppress(OSError):  # it has ended by itself
+                self._socket.shutdown(socket.SHUT_RDWR)
+
+    def close(self) -> None:
+        self._store = None  # which closes torch's descriptor
+        if self._socket is not None:
+            self._socket.close()
+
+    # ---- how
+
+    def _key(self, *parts: object) -> str:
+        return self._prefix + "/".join(map(str, parts))
+
+    def _wait(self, key: str, timeout_s: float) -> None:
+        """Until a key is there, at most so long."""
+        with self._answering() as store:
+            try:
+                store.wait([key], datetime.timedelta(seconds=timeout_s))
+            except RuntimeError as error:
+                if "timeout" not in str(error):
+                    raise
+
+    @contextlib.contextmanager
+    def _answering(self) -> Iterator[Any]:
+        """The client. Raises Cancelled, and StoreError for what torch raises, which is a RuntimeError."""
+        if self._cancelled:
+            raise Cancelled
+        try:
+            yield self._store
+        except RuntimeError as error:
+            if self._cancelled:
+                raise Cancelled from None
+            said = str(error).splitlines()[0]
+            raise StoreError(f"the TCPStore at {self._where} does not answer: {said}") from None
+
+    def _listed(self, key: str) -> list[str]:
+        return str(self._store.get(key), "utf-8").split(",")[:-1] if self._store.check([key]) else []
+
+    def _all_keys(self) -> list[str]:
+        place = 0
+        while self._store.check([self._key("log", place)]):
+            place += 1
+        keys = [self._key("log", each) for each in range(place)]
+        for gate in self._listed(self._key("gates")):
+            who = self._listed(self._key("gate", gate, "who"))
+            keys += [self._key("gate", gate), self._key("gate", gate, "who")]
+            keys += [self._key("gate", gate, member, *here) for member in who for here in ((), ("here",))]
+        keys += [self._key("beat", member) for member in self._listed(self._key("beats"))]
+        return [*keys, self._key("gates"), self._key("beats")]
+
+
+def _connected(host: str, port: int, patience: datetime.timedelta) -> tuple[Any, socket.socket | None]:
+    """A client, and its socket, which torch gives no other way to: of those that are new, the one to that port."""
+    client_class = importlib.import_module("torch.distributed").TCPStore
+    with _connecting:
+        before = set(DESCRIPTORS.iterdir())
+        client = client_class(host, port, is_master=False, wait_for_workers=False, timeout=patience)
+        new = set(DESCRIPTORS.iterdir()) - before
+    found = [connection for connection in map(_duplicate, new) if connection is not None]
+    ours = next((connection for connection in found if _leads_to(connection, port)), None)
+    for other in found:
+        if other is not ours:
+            other.close()
+    return client, ours
+
+
+def _duplicate(descriptor: Path) -> socket.socket | None:
+    with contextlib.suppress(OSError):  # it was that of the folder itself, or no socket
+        if str(descriptor.readlink()).startswith("socket:"):
+            return socket.socket(fileno=os.dup(int(descriptor.name)))
+    return None
+
+
+def _leads_to(connection: socket.socket, port: int) -> bool:
+    with contextlib.suppress(OSError, IndexError, TypeError):
+        return bool(connection.getpeername()[1] == port)
+    return False

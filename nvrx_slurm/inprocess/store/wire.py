@@ -1,0 +1,183 @@
+"""One connection to a Redis or Valkey server: a socket, and hiredis to pack commands and to parse replies.
+
+Not redis-py: it takes 0.2 s and 22 MB to import, where each rank's monitor is to be up at once and small, and it
+connects anew by itself, where a wait that is cancelled is to end.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import socket
+import threading
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+from urllib.parse import parse_qsl, unquote, urlsplit
+
+import hiredis
+
+from nvrx_slurm.inprocess.exception import OptionError
+
+if TYPE_CHECKING:
+    from ssl import SSLContext
+
+RECEIVE_BYTES = 64 << 10
+REFUSALS = ("NOAUTH", "WRONGPASS", "NOPERM", "ERR AUTH", "ERR invalid password", "ERR Client sent AUTH")
+AWAY = ("LOADING", "MASTERDOWN", "CLUSTERDOWN", "READONLY", "BUSY ", "TRYAGAIN", "MISCONF")
+"""What a server says that may serve us later: it loads its file, fails over, has a full disk."""
+
+_TLS_OPTIONS = ("ssl_ca_certs", "ssl_certfile", "ssl_keyfile", "ssl_check_hostname", "ssl_cert_reqs")
+_NOT_YET = object()
+
+Command = Sequence[str | bytes | int]
+
+
+class Refused(Exception):
+    """The server will have nothing of us, and there is no use in asking again."""
+
+
+@dataclass(frozen=True, slots=True)
+class Address:
+    """A server. `where` is its URL, for people: without the password."""
+
+    where: str
+    host: str
+    port: int
+    database: int = 0
+    username: str | None = None
+    password: str | None = field(default=None, repr=False)
+    tls: tuple[tuple[str, str], ...] | None = None
+
+
+def parse_address(url: str, password: str | None) -> Address:
+    """`redis://[user@]host[:port][/database]`, or `rediss://…` with redis-py's `ssl_…` options.
+
+    Raises OptionError, which does not repeat the URL: it may hold a password.
+    """
+    try:
+        parts = urlsplit(url)
+        port, database = parts.port or 6379, int(parts.path.strip("/") or 0)
+    except ValueError:
+        parts, port, database = urlsplit(""), 0, 0
+    options = tuple(parse_qsl(parts.query))
+    if parts.scheme not in ("redis", "rediss") or not parts.hostname:
+        raise OptionError("RedisStore: url must look like redis://host:6379/0 or rediss://host:6379/0")
+    if parts.password is not None or "password" in dict(options):
+        raise OptionError("RedisStore: url must not hold a password, since messages show it; name a password_file")
+    if unknown := sorted({name for name, _ in options} - set(_TLS_OPTIONS)):
+        raise OptionError(f"RedisStore: url has an unknown option {unknown[0]}; known are {', '.join(_TLS_OPTIONS)}")
+    username = unquote(parts.username) if parts.username else None
+    tls = options if parts.scheme == "rediss" else None
+    return Address(url, parts.hostname, port, database, username, password, tls)
+
+
+class Line:
+    """A connection that one thread uses, and any other may cut. It is opened when first used."""
+
+    def __init__(self, address: Address) -> None:
+        self._address = address
+        self._socket: socket.socket | None = None
+        self._guard = threading.Lock()  # or a cut could hit a descriptor that belongs to somebody else by then
+        self._is_cut = False
+
+    def ask(self, commands: Sequence[Command], answer_s: float) -> list[Any]:
+        """Send all, and return all replies, a `hiredis.ReplyError` among them where one was refused.
+
+        Raises OSError where there was no answer within `answer_s`, Refused, or whatever interrupts it; then the
+        connection is closed, for an answer may still be under way.
+        """
+        try:
+            if self._socket is None:
+                self._open(answer_s)
+            return self._exchange(commands, answer_s)
+        except hiredis.ProtocolError as error:
+            self.close()
+            raise ConnectionError(f"no Redis: {error}") from None
+        except BaseException:
+            self.close()
+            raise
+
+    def cut(self) -> None:
+        """From any thread: whoever waits here is woken, and nobody connects again."""
+        with self._guard:
+            self._is_cut = True
+            if self._socket is not None:
+                with contextlib.suppress(OSError):
+                    self._socket.shutdown(socket.SHUT_RDWR)
+
+    def close(self) -> None:
+        """End the connection, also where a forked child still holds it."""
+        with self._guard:
+            connection, self._socket = self._socket, None
+            if connection is not None:
+                with contextlib.suppress(OSError):
+                    connection.shutdown(socket.SHUT_RDWR)
+                connection.close()
+
+    def _open(self, answer_s: float) -> None:
+        self._reader = hiredis.Reader(notEnoughData=_NOT_YET)
+        connection = socket.create_connection((self._address.host, self._address.port), timeout=answer_s)
+        connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        connection.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
+        with self._guard:
+            self._socket = connection
+        if self._is_cut:
+            raise ConnectionAbortedError("cut")
+        if self._address.tls is not None:
+            self._secure(connection, dict(self._address.tls))
+        self._log_in(answer_s)
+
+    def _secure(self, connection: socket.socket, options: dict[str, str]) -> None:
+        try:
+            secured = _context(options).wrap_socket(connection, server_hostname=self._address.host)
+        except ValueError as error:  # a certificate that does not verify is one, and stays so
+            raise Refused(f"its certificate is refused: {error}") from None
+        with self._guard:
+            self._socket = secured
+
+    def _log_in(self, answer_s: float) -> None:
+        commands: list[Command] = []
+        if self._address.password is not None:
+            user = [self._address.username] if self._address.username else []
+            commands.append(["AUTH", *user, self._address.password])
+        if self._address.database:
+            commands.append(["SELECT", self._address.database])
+        for reply in self._exchange(commands, answer_s) if commands else ():
+            if isinstance(reply, hiredis.ReplyError):
+                raise Refused(str(reply))
+
+    def _exchange(self, commands: Sequence[Command], answer_s: float) -> list[Any]:
+        connection, deadline = self._socket, time.monotonic() + answer_s
+        assert connection is not None
+        connection.settimeout(answer_s)
+        connection.sendall(b"".join(map(_pack, commands)))
+        replies: list[Any] = []
+        while len(replies) < len(commands):
+            if (reply := self._reader.gets()) is not _NOT_YET:
+                replies.append(reply)
+                continue
+            connection.settimeout(max(deadline - time.monotonic(), 1e-3))
+            if not (data := connection.recv(RECEIVE_BYTES)):
+                raise ConnectionResetError("the server has closed the connection")
+            self._reader.feed(data)
+        return replies
+
+
+def _pack(command: Command) -> bytes:
+    packed: bytes = hiredis.pack_command(tuple(command))  # type: ignore[arg-type]  # its stub knows one word only
+    return packed
+
+
+def _context(options: dict[str, str]) -> SSLContext:
+    """Raises OSError where a file cannot be read."""
+    import ssl  # here: it takes 4 MB
+
+    context = ssl.create_default_context(cafile=options.get("ssl_ca_certs"))
+    if options.get("ssl_certfile"):
+        context.load_cert_chain(options["ssl_certfile"], options.get("ssl_keyfile"))
+    if options.get("ssl_check_hostname", "true").lower() in ("false", "0", "no"):
+        context.check_hostname = False
+    if options.get("ssl_cert_reqs", "required") == "none":
+        context.check_hostname, context.verify_mode = False, ssl.CERT_NONE
+    return context

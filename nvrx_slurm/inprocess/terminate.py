@@ -1,0 +1,19 @@
+"""What a rank does when it leaves for good."""
+
+from __future__ import annotations
+
+import abc
+
+from nvrx_slurm.inprocess.state import FrozenState
+
+
+class Terminate(abc.ABC):
+    """Called on a rank that leaves the group before the call has completed: unfit, discarded, or by its own will.
+
+    An exception of it is raised out of the call in place of the reason to leave, which is its cause. `Compose` makes
+    one of several.
+    """
+
+    @abc.abstractmethod
+    def __call__(self, state: FrozenState) -> FrozenState:
+        """Returns the state as it is."""

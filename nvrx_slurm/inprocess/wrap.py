@@ -1,0 +1,179 @@
+"""The wrapper: options around a function, and one call at a time."""
+
+from __future__ import annotations
+
+import functools
+import inspect
+import os
+import threading
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from datetime import timedelta
+from typing import Any, ParamSpec, TypeVar
+
+from nvrx_slurm.inprocess.abort import Abort, AbortTorchDistributed
+from nvrx_slurm.inprocess.call import CallWrapper
+from nvrx_slurm.inprocess.completion import Completion
+from nvrx_slurm.inprocess.compose import Compose
+from nvrx_slurm.inprocess.environment import launch
+from nvrx_slurm.inprocess.exception import NestedCallError, OptionError, RestartError
+from nvrx_slurm.inprocess.finalize import Finalize
+from nvrx_slurm.inprocess.gates import Joining
+from nvrx_slurm.inprocess.health_check import HealthCheck
+from nvrx_slurm.inprocess.initialize import Initialize
+from nvrx_slurm.inprocess.injection import inject
+from nvrx_slurm.inprocess.ledger import Lost
+from nvrx_slurm.inprocess.options import Options
+from nvrx_slurm.inprocess.rank_assignment import ActivateAllRanks, RankAssignment, ShiftRanks
+from nvrx_slurm.inprocess.rank_filter import RankFilter
+from nvrx_slurm.inprocess.store.port import Store
+from nvrx_slurm.inprocess.store.redis import RedisStore
+from nvrx_slurm.inprocess.terminate import Terminate
+from nvrx_slurm.processes import started_ticks
+
+A = ParamSpec("A")
+T = TypeVar("T")
+
+
+class Wrapper:
+    """Restarts a function on all healthy ranks, at the same time and inside the same processes, when one fails.
+
+    ```python
+    @inprocess.Wrapper(soft_timeout=timedelta(minutes=5), hard_timeout=timedelta(minutes=8), …)
+    def train(call: inprocess.CallWrapper | None = None) -> float: ...
+    ```
+
+    Every rank calls the wrapped function, in its main thread. It returns on all ranks once all active ones have
+    returned in the same iteration, each with its own value; ranks in reserve return None. A rank that is out raises
+    why: RestartError, or what the function or a callback raised.
+
+    Where and with whom:
+        store_factory, store_kwargs: the class of the store that the ranks share, and its arguments.
+        rank_assignment: the ranks of the next iteration, from those of the last one and who is out.
+        rank_filter: which of them are active; `rank_assignment` can say that too.
+
+    Callbacks, each with a FrozenState:
+        initialize: before the function, in each iteration. finalize: after a fault, once the function was left.
+        abort: unblocks the main thread; called from another thread. health_check: whether this rank can go on.
+        completion: once all have returned. terminate: when this rank leaves for good.
+
+    Intervals: monitor_thread_interval (a swallowed restart is raised again after that), monitor_process_interval
+    (timeouts are looked at), heartbeat_interval, progress_watchdog_interval (automatic progress).
+
+    Bounds:
+        soft_timeout: without progress for so long, an iteration is interrupted. hard_timeout: the process is killed.
+        heartbeat_timeout: a rank whose monitor is silent for so long is out, and dead by then.
+        barrier_timeout, completion_timeout: how long ranks wait for each other between iterations, and at the end.
+        last_call_wait: for so long other ranks may report concurrent faults; it ends once all are accounted for.
+        termination_grace_time: between SIGTERM and SIGKILL.
+
+    monitor_process_logfile: an absolute path; `{rank}` stands for the initial rank. enabled: False returns functions
+    as they are.
+
+    Raises OptionError, naming the option or the relation of two bounds that is wrong.
+    """
+
+    def __init__(
+        self,
+        *,
+        store_factory: type[Store] = RedisStore,
+        store_kwargs: Mapping[str, Any] | None = None,
+        initialize: Initialize | None = None,
+        abort: Abort | None = AbortTorchDistributed(),  # noqa: B008  it holds nothing
+        finalize: Finalize | None = None,
+        health_check: HealthCheck | None = None,
+        rank_assignment: RankAssignment | None = None,
+        rank_filter: RankFilter | None = None,
+        completion: Completion | None = None,
+        terminate: Terminate | None = None,
+        monitor_thread_interval: timedelta = timedelta(seconds=1),
+        monitor_process_interval: timedelta = timedelta(seconds=1),
+        heartbeat_interval: timedelta = timedelta(seconds=1),
+        progress_watchdog_interval: timedelta = timedelta(seconds=1),
+        soft_timeout: timedelta = timedelta(seconds=60),
+        hard_timeout: timedelta = timedelta(seconds=90),
+        heartbeat_timeout: timedelta = timedelta(seconds=30),
+        barrier_timeout: timedelta = timedelta(seconds=120),
+        completion_timeout: timedelta = timedelta(seconds=120),
+        last_call_wait: timedelta = timedelta(seconds=1),
+        termination_grace_time: timedelta = timedelta(seconds=5),
+        monitor_process_logfile: str | None = None,
+        enabled: bool = True,
+    ) -> None:
+        self.options = Options(
+            store_factory=store_factory,
+            store_kwargs={} if store_kwargs is None else store_kwargs,
+            initialize=initialize,
+            abort=abort,
+            finalize=finalize,
+            health_check=health_check,
+            rank_assignment=Compose(ActivateAllRanks(), ShiftRanks()) if rank_assignment is None else rank_assignment,
+            rank_filter=rank_filter,
+            completion=completion,
+            terminate=terminate,
+            monitor_thread_interval=monitor_thread_interval,
+            monitor_process_interval=monitor_process_interval,
+            heartbeat_interval=heartbeat_interval,
+            progress_watchdog_interval=progress_watchdog_interval,
+            soft_timeout=soft_timeout,
+            hard_timeout=hard_timeout,
+            heartbeat_timeout=heartbeat_timeout,
+            barrier_timeout=barrier_timeout,
+            completion_timeout=completion_timeout,
+            last_call_wait=last_call_wait,
+            termination_grace_time=termination_grace_time,
+            monitor_process_logfile=monitor_process_logfile,
+            enabled=enabled,
+        )
+
+    def __call__(self, function: Callable[A, T]) -> Callable[A, T | None]:
+        """The function, restarted when a rank fails. Raises OptionError for one that returns before it has run."""
+        if not self.options.enabled:
+            return function
+        if inspect.iscoroutinefunction(function) or inspect.isgeneratorfunction(function):
+            raise OptionError(
+                f"Wrapper: {function.__name__} is a coroutine or a generator; wrap what runs it to its end"
+            )
+
+        @functools.wraps(function)
+        def wrapped(*args: A.args, **kwargs: A.kwargs) -> T | None:
+            return _call(self.options, function, args, kwargs)
+
+        return wrapped
+
+
+@dataclass(slots=True)
+class _History:
+    """What this process has called, in one group."""
+
+    calls: int = 0
+    lost: dict[int, Lost] = field(default_factory=dict)
+
+
+_histories: dict[str, _History] = {}
+_running: list[str] = []
+
+
+def _call(options: Options, function: Callable[..., T], args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> T | None:
+    _check_place(function.__name__)
+    who = launch()
+    history = _histories.setdefault(who.group, _History())
+    if who.rank in history.lost:
+        raise RestartError(f"rank {who.rank} has left its group in an earlier call: {history.lost[who.rank].text}")
+    process = Joining(host=who.host, pid=os.getpid(), began=started_ticks(os.getpid()) or 0)
+    call = CallWrapper(options, who, history.calls, process)
+    args, kwargs = inject(function, args, kwargs, call)
+    history.calls += 1
+    _running.append(function.__name__)
+    try:
+        return call.run(lambda: function(*args, **kwargs), history.lost)  # type: ignore[no-any-return]
+    finally:
+        _running.pop()
+        history.lost.update(call.lost)
+
+
+def _check_place(name: str) -> None:
+    if threading.current_thread() is not threading.main_thread():
+        raise NestedCallError(f"{name} must be called in the main thread: restarts are delivered there")
+    if _running:
+        raise NestedCallError(f"{name} was called inside of {_running[-1]}, which is wrapped too: wrap one of them")

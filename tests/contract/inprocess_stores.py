@@ -1,0 +1,113 @@
+"""The stores on which the contract of a group's store holds, each with a real server or folder behind it."""
+
+from __future__ import annotations
+
+import contextlib
+import datetime
+import importlib
+import os
+import signal
+import subprocess
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+from nvrx_slurm.inprocess.store.file import FileStore
+from nvrx_slurm.inprocess.store.port import Connection, Store
+from nvrx_slurm.inprocess.store.redis import RedisStore
+from nvrx_slurm.inprocess.store.tcp import TCPStore
+from nvrx_slurm.store.embedded import free_port, server_binary
+from nvrx_slurm.testing.inprocess_store import MemoryStore
+
+PASSWORD = "hunter2 with a space"
+DEADLINE_S = 20.0
+
+
+class Valkey:
+    """One server with a password, which can be killed, stopped, and started again with what it had."""
+
+    def __init__(self, folder: Path) -> None:
+        folder.mkdir()
+        self._folder, self.port = folder, free_port("127.0.0.1")
+        self.password_file = folder / "password"
+        self.password_file.write_text(f"{PASSWORD}\n")
+        self.start()
+
+    def start(self) -> None:
+        self._process = subprocess.Popen([server_binary(), "-"], stdin=subprocess.PIPE, stdout=subprocess.DEVNULL)
+        assert self._process.stdin is not None
+        options = {"port": self.port, "bind": "127.0.0.1", "requirepass": f'"{PASSWORD}"', "save": '""'}
+        options |= {"appendonly": "yes", "appendfsync": "no", "dir": f'"{self._folder}"'}
+        with self._process.stdin as stdin:
+            stdin.write("\n".join(f"{name} {value}" for name, value in options.items()).encode())
+
+    def send(self, number: signal.Signals) -> None:
+        os.kill(self._process.pid, number)
+
+    def end(self) -> None:
+        self.send(signal.SIGKILL)
+        self._process.wait()
+
+    def store(self, *, patience_s: float = DEADLINE_S, user: str = "", database: int = 0) -> RedisStore:
+        return RedisStore(
+            url=f"redis://{user}127.0.0.1:{self.port}/{database}",
+            password_file=str(self.password_file),
+            patience=datetime.timedelta(seconds=patience_s),
+        )
+
+
+class Shared:
+    """A store of one kind, and the connections that a test opens to it."""
+
+    def __init__(self, store: Store) -> None:
+        self._store = store
+        self._open = contextlib.ExitStack()
+
+    def connect(self, group: str = "group", call: int = 0) -> Connection:
+        return self._open.enter_context(contextlib.closing(self._store.connect(group, call)))
+
+    def close(self) -> None:
+        self._open.close()
+
+
+@contextlib.contextmanager
+def _memory(folder: Path) -> Iterator[Store]:
+    yield MemoryStore()
+
+
+@contextlib.contextmanager
+def _file(folder: Path) -> Iterator[Store]:
+    yield FileStore(path=folder / "groups")
+
+
+@contextlib.contextmanager
+def _redis(folder: Path) -> Iterator[Store]:
+    server = Valkey(folder / "valkey")
+    try:
+        yield server.store()
+    finally:
+        server.end()
+
+
+@contextlib.contextmanager
+def _tcp(folder: Path) -> Iterator[Store]:
+    host = importlib.import_module("torch.distributed").TCPStore(
+        "127.0.0.1", 0, is_master=True, wait_for_workers=False
+    )
+    yield TCPStore(host_name="127.0.0.1", port=host.port)
+
+
+KINDS: dict[str, Callable[[Path], contextlib.AbstractContextManager[Store]]] = {
+    "memory": _memory,
+    "file": _file,
+    "redis": _redis,
+    "tcp": _tcp,
+}
+
+
+def until(condition: Callable[[], bool], what: str) -> None:
+    """Wait for it, up to a deadline."""
+    deadline = time.monotonic() + DEADLINE_S
+    while not condition():
+        assert time.monotonic() < deadline, f"waited for {what}"
+        time.sleep(0.002)

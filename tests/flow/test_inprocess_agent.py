@@ -1,0 +1,235 @@
+"""Restarts in process under our agent: it hears of each, does nothing for it, and acts when a process is gone."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import stat
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from nvrx_slurm.agent.supervisor import descendants
+from nvrx_slurm.flow.replaying import replay
+from nvrx_slurm.records import (
+    HangBounds,
+    NodeReady,
+    Plan,
+    RestartDecided,
+    RestartedInProcess,
+    RolePlan,
+    WorkerFailed,
+    WorkerHung,
+    WorkersStarted,
+)
+from tests.fault_harness import child_of, until
+from tests.harness import Gate, RunningJob, plan_of, wait_gone
+from tests.inprocess_worker import RAISE
+
+WORKER = Path(__file__).parents[1] / "inprocess_worker.py"
+CAUSE = "RuntimeError: told to fail in iteration 0"
+
+
+def wrapped_plan(gate: Gate, base: Path, *words: str, nodes: int = 2, spares: int = 0, **bounds: Any) -> Plan:
+    """A plain job of wrapped workers, one a node."""
+    command = (sys.executable, str(WORKER), str(gate.port), *words)
+    return plan_of(base, RolePlan(name="main", command=command, nodes_per_replica=nodes), spares=spares, **bounds)
+
+
+def restarts(job: RunningJob) -> list[RestartedInProcess]:
+    return job.said(RestartedInProcess)
+
+
+def replays(job: RunningJob, plan: Plan) -> bool:
+    """The journal, fed through the core again, leads to the same decisions."""
+    return replay(plan, job.entries).parting is None
+
+
+def monitors_of(pid: int) -> list[int]:
+    return [child for child in descendants(pid) if b"inprocess/monitor" in Path(f"/proc/{child}/cmdline").read_bytes()]
+
+
+def shown(job: RunningJob, *command: str) -> str:
+    """What the user's command says of the job."""
+    argv = [sys.executable, "-m", "nvrx_slurm", *command, job.folder.job_id, "--folder", str(job.folder.path.parent)]
+    return subprocess.run(argv, capture_output=True, text=True, check=True, timeout=60).stdout
+
+
+# ------------------------------------------------------------------------------------------- the channel
+
+
+def test_what_a_rank_tells_reaches_the_journal_and_changes_nothing(run_local, gate, tmp_path):
+    """One datagram, of 16,384 ranks too, becomes one fact: no decision follows, and replay agrees."""
+    plan = wrapped_plan(gate, tmp_path, "tells:2:16384", nodes=1)
+    job = run_local(plan)
+    gate.wait(1, cycle=0)[0].go()
+    assert job.finish() == 0
+    first, second = restarts(job)
+    assert (first.replica, first.cycle, first.node, first.restart.iteration) == ("main-0", 0, "n1", 1)
+    assert second.restart.world_size == 16_384
+    assert first.restart.cause == "exception on rank 0 (ValueError: no such layer: 49)"
+    assert job.said(RestartDecided) == []
+    assert replays(job, plan)
+    assert "2 restarts; the last in" in shown(job, "status")
+    assert json.loads(shown(job, "status", "--json"))["restarts_in_process"] == 2
+    assert "restarted_in_process" in shown(job, "events")
+
+
+def test_a_storm_of_restarts_is_counted_and_does_not_fill_the_journal(run_local, gate, tmp_path):
+    """None of those that were heard is lost at the end of the job, and few entries tell of all of them."""
+    job = run_local(wrapped_plan(gate, tmp_path, "tells:100:2", nodes=1))
+    gate.wait(1, cycle=0)[0].go()
+    assert job.finish() == 0
+    assert len(restarts(job)) < 20
+    assert restarts(job)[-1].times > 1
+
+
+# ------------------------------------------------------------------------------------------- where the store is
+
+
+def test_workers_find_the_jobs_store_and_nobody_else_can(run_local, gate, tmp_path):
+    """On each node the file is there, for its owner only, and says where the store is; it goes with the job."""
+    job = run_local(wrapped_plan(gate, tmp_path, "tells:0:1"))
+    workers = gate.wait(2, cycle=0)
+    (path,) = {Path(worker.env["NVRX_STORE_FILE"]) for worker in workers.values()}
+    assert path.is_absolute() and stat.S_IMODE(path.stat().st_mode) == 0o600
+    assert {"url", "password"} <= json.loads(path.read_bytes()).keys()
+    gate.open()
+    assert job.finish() == 0
+    assert not path.exists()
+
+
+# ------------------------------------------------------------------------------------------- in process
+
+
+def test_an_exception_restarts_in_process_and_the_agents_do_nothing(run_local, gate, tmp_path):
+    """The same processes, the same cycle, no restart spent; the journal has each with its cause and its phases."""
+    plan = wrapped_plan(gate, tmp_path)
+    job = run_local(plan)
+    workers = gate.wait(2, cycle=0)
+    for iteration in (1, 2):
+        workers[1].go(RAISE)
+        told = job.when(
+            lambda record, i=iteration: isinstance(record, RestartedInProcess) and record.restart.iteration == i,
+            what=f"iteration {iteration}",
+        )
+        assert f"told to fail in iteration {iteration - 1}" in told.restart.cause
+        assert (told.cycle, told.restart.world_size, told.restart.lost) == (0, 2, 0)
+        assert told.restart.total_s > 0 and {rank.rank for rank in told.restart.ranks} == {0, 1}
+    gate.open()
+    assert job.finish() == 0
+    assert (len(restarts(job)), job.said(WorkerFailed), job.said(RestartDecided)) == (2, [], [])
+    assert len(job.said(WorkersStarted)) == 2
+    assert replays(job, plan)
+
+
+def test_a_killed_worker_after_a_restart_in_process_is_the_agents(run_local, gate, tmp_path):
+    """SIGKILL: the agent replaces all of the cycle, the ranks' wrappers stand aside, no monitor is left, and the new
+    group begins at its first iteration. Each fault has one restart."""
+    plan = wrapped_plan(gate, tmp_path)
+    job = run_local(plan)
+    before = gate.wait(2, cycle=0)
+    before[0].go(RAISE)
+    job.expect(RestartedInProcess, cycle=0)
+    watching = [monitor for worker in before.values() for monitor in monitors_of(worker.pid)]
+    assert len(watching) == 2
+    os.kill(before[1].pid, signal.SIGKILL)
+    after = gate.wait(2, cycle=1)
+    wait_gone([*watching, *(worker.pid for worker in before.values())], timeout=0.0)
+    after[1].go(RAISE)
+    again = job.expect(RestartedInProcess, cycle=1)
+    assert (again.restart.iteration, again.restart.call) == (1, 0)
+    gate.open()
+    assert job.finish() == 0
+    assert [record.cycle for record in restarts(job)] == [0, 1]
+    assert [(failed.rank, failed.signal) for failed in job.said(WorkerFailed)] == [(1, 9)]
+    assert len(job.said(RestartDecided)) == 1
+    assert replays(job, plan)
+    assert "before    1 restart in process in this cycle" in shown(job, "explain")
+
+
+def test_a_lost_node_after_a_restart_in_process_is_replaced_by_a_hot_spare(run_local, gate, tmp_path):
+    """All of a node is gone at once, monitor too: a spare takes its rank, and the others restart with it."""
+    job = run_local(wrapped_plan(gate, tmp_path, spares=1))
+    before = gate.wait(2, cycle=0)
+    before[0].go(RAISE)
+    job.expect(RestartedInProcess, cycle=0)
+    job.kill_node(before[1].env["NVRX_NODE"])
+    after = gate.wait(2, cycle=1)
+    assert after[1].env["NVRX_NODE"] == "n3"
+    after[1].go(RAISE)
+    job.expect(RestartedInProcess, cycle=1)
+    gate.open()
+    assert job.finish() == 0
+    assert [(record.cycle, record.restart.lost) for record in restarts(job)] == [(0, 0), (1, 0)]
+    assert job.said(WorkerFailed) == []
+
+
+def test_a_worker_that_leaves_its_group_is_replaced_not_restarted_without(run_local, gate, tmp_path):
+    """SystemExit with a code is no Exception: the rank leaves, its process ends, and the agent starts all again."""
+    job = run_local(wrapped_plan(gate, tmp_path, "exits"))
+    before = gate.wait(2, cycle=0)
+    before[1].go(7)
+    gate.wait(2, cycle=1)
+    gate.open()
+    assert job.finish() == 0
+    assert restarts(job) == []
+    assert [(failed.rank, failed.exit_code) for failed in job.said(WorkerFailed)] == [(1, 7)]
+
+
+# ------------------------------------------------------------------------------------------- hangs, and who is waited for
+
+
+def test_no_hang_deadline_strikes_during_a_restart(run_local, gate, tmp_path):
+    """A restart that takes thrice the step's bound, and longer than the bound of the start-up, is none."""
+    bounds = HangBounds(step_s=0.8, startup_s=1.5, no_output_s=2.0)
+    job = run_local(wrapped_plan(gate, tmp_path, "beats", "slow:2.4", hang=bounds, heartbeat_interval_s=0.2))
+    gate.wait(2, cycle=0)[1].go(RAISE)
+    job.expect(RestartedInProcess, cycle=0)
+    gate.open()
+    assert job.finish() == 0
+    assert job.said(WorkerHung) == []
+
+
+def test_a_worker_that_hangs_after_a_restart_is_found(run_local, gate, tmp_path):
+    """The deadlines run again: a function that does not get to its first step is a hang."""
+    job = run_local(wrapped_plan(gate, tmp_path, hang=HangBounds(startup_s=3.0)))
+    gate.wait(2, cycle=0)[1].go(RAISE)
+    job.expect(RestartedInProcess, cycle=0)
+    hung = job.expect(WorkerHung, cycle=0)
+    assert "after its restart in process" in hung.why
+    gate.wait(2, cycle=1)
+    gate.open()
+    assert job.finish() == 0
+
+
+def test_a_workers_end_is_seen_while_its_monitor_still_is_there(run_local, gate, tmp_path):
+    """A frozen monitor holds nothing that the agent waits for: the failure is told, and the teardown ends it too."""
+    job = run_local(wrapped_plan(gate, tmp_path, teardown_grace_s=1.0))
+    before = gate.wait(2, cycle=0)
+    (monitor,) = until(lambda: monitors_of(before[1].pid), "it has its monitor")
+    os.kill(monitor, signal.SIGSTOP)
+    os.kill(before[1].pid, signal.SIGKILL)
+    job.expect(WorkerFailed, rank=1, signal=9)
+    gate.wait(2, cycle=1)
+    wait_gone([monitor], timeout=0.0)
+    assert max(ready.teardown_s for ready in job.said(NodeReady)) < 3.0
+    gate.open()
+    assert job.finish() == 0
+
+
+def test_the_end_of_an_agent_ends_workers_and_monitors(run_local, gate, tmp_path):
+    """A killed agent leaves nothing behind, though monitors are in sessions of their own and deaf to signals."""
+    job = run_local(wrapped_plan(gate, tmp_path, spares=1))
+    before = gate.wait(2, cycle=0)
+    everybody = [pid for worker in before.values() for pid in (worker.pid, *monitors_of(worker.pid))]
+    node = before[1].env["NVRX_NODE"]
+    os.kill(job.agent_pid(node), signal.SIGKILL)
+    gate.wait(2, cycle=1)
+    wait_gone(everybody)
+    gate.open()
+    assert job.finish() == 0

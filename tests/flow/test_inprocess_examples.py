@@ -1,0 +1,159 @@
+"""examples/inprocess as its users start it: real processes, real faults, and the training goes on inside of them."""
+
+from __future__ import annotations
+
+import importlib.util
+import json
+import os
+import shutil
+import subprocess
+import sys
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+
+from nvrx_slurm.folder import JobFolder
+from nvrx_slurm.records import NodeLost, RestartDecided, RestartedInProcess, WorkerFailed
+from nvrx_slurm.report.source import so_far
+from tests.slurm_harness import CLI
+
+EXAMPLES = Path(__file__).parents[2] / "examples" / "inprocess"
+WORLD = 4
+
+
+@dataclass(frozen=True)
+class Told:
+    """What a training has said, and where it has left its result."""
+
+    code: int
+    lines: list[str]
+    folder: Path
+
+    @property
+    def result(self) -> dict[str, float]:
+        return json.loads((self.folder / "result.json").read_bytes())
+
+    def those(self, beginning: str) -> list[str]:
+        return [line for line in self.lines if line.startswith(beginning)]
+
+
+def run(command: list[str], folder: Path, **environment: str) -> Told:
+    """To its end; whatever hangs is ended by the timeout."""
+    done = subprocess.run(
+        [sys.executable, *command, "--checkpoint-dir", str(folder)],
+        env=os.environ | environment,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+        timeout=100,
+    )
+    print(done.stdout)
+    return Told(done.returncode, done.stdout.splitlines(), folder)
+
+
+def launched(script: str, folder: Path, *options: str) -> Told:
+    """By the example's own launcher, which lets the others live when a process dies."""
+    return run([str(EXAMPLES / "launch.py"), str(WORLD), str(EXAMPLES / script), *options], folder)
+
+
+def faults(*asked: str) -> list[str]:
+    return [word for fault in asked for word in ("--fault", fault)]
+
+
+def assert_kinds(told: Told, *kinds: str) -> None:
+    """So many restarts, each of which tells of a fault of its kind (and perhaps of others that followed from it)."""
+    restarts = told.those("restart")
+    assert len(restarts) == len(kinds), restarts
+    assert [kind for kind, line in zip(kinds, restarts, strict=True) if f"{kind} on rank" not in line] == []
+
+
+# ---------------------------------------------------------------------------------------------------------- digits
+
+
+@pytest.fixture(scope="module")
+def clean(tmp_path_factory: pytest.TempPathFactory) -> Told:
+    """A training that nothing happened to."""
+    told = launched("digits.py", tmp_path_factory.mktemp("clean"), "--steps", "100")
+    assert told.code == 0
+    assert not told.those("restart")
+    return told
+
+
+def test_a_training_that_raised_and_hung_ends_as_if_nothing_had_happened(clean, tmp_path):
+    """Two restarts inside the processes: every bit of the result is the same."""
+    asked = faults("raise:1:35", "hang:3:65", "raise:0:85")
+    told = launched("digits.py", tmp_path, "--steps", "100", *asked)
+    assert told.code == 0
+    assert told.result == clean.result
+    assert told.those("iteration") == [f"iteration {n} begins after step {30 * n - (n > 2) * 10}" for n in range(4)]
+    assert_kinds(told, "exception", "soft_timeout", "exception")
+
+
+def test_a_killed_process_is_missed_by_nobody(clean, tmp_path):
+    """The other three go on from the last checkpoint, to the same end but for rounding."""
+    told = launched("digits.py", tmp_path, "--steps", "100", *faults("kill:0:55"))
+    assert told.code == 0
+    assert told.result == pytest.approx(clean.result | {"world_size": WORLD - 1}, rel=1e-6)
+    assert told.those("iteration") == ["iteration 0 begins after step 0", "iteration 1 begins after step 50"]
+    assert_kinds(told, "terminated")
+    assert told.lines[-1] == "the process that began as rank 0 was killed by SIGKILL"
+
+
+def test_under_an_agent_a_death_is_the_agents_and_all_else_stays_in_the_processes(tmp_path):
+    """job.yaml as it is: both levels stand in one journal, each fault is mended once, and the result is the same."""
+    jobs = tmp_path / "jobs"
+    shutil.copytree(EXAMPLES.parent, tmp_path / "examples", ignore=shutil.ignore_patterns("checkpoints"))
+    path = f"{Path(sys.executable).parent}:{os.environ['PATH']}"
+    done = subprocess.run(
+        [*CLI, "run", str(tmp_path / "examples" / "inprocess" / "job.yaml"), "--folder", str(jobs)],
+        env=os.environ | {"PATH": path},
+        capture_output=True,
+        text=True,
+        timeout=100,
+    )
+    assert done.returncode == 0, done.stdout + done.stderr
+    (folder,) = jobs.iterdir()
+    journal = [entry.record for entry in so_far(JobFolder(folder), live=False)]
+    inside = [record for record in journal if isinstance(record, RestartedInProcess)]
+    assert [record.restart.iteration for record in inside] == [1, 2]
+    (failed,) = [record for record in journal if isinstance(record, WorkerFailed)]
+    assert (failed.rank, failed.signal) == (2, 9)
+    assert len([record for record in journal if isinstance(record, RestartDecided)]) == 1
+    assert not [record for record in journal if isinstance(record, NodeLost)]
+    result = tmp_path / "examples" / "inprocess" / "checkpoints" / "result.json"
+    plain = launched("digits.py", tmp_path / "plain", "--steps", "400")
+    assert json.loads(result.read_bytes()) == plain.result
+
+
+# ------------------------------------------------------------------------------------------------------------- ddp
+
+
+@pytest.fixture
+def torch() -> None:
+    if importlib.util.find_spec("torch") is None and "CI" not in os.environ:
+        pytest.skip("torch is not installed; `make test-torch` installs it")
+
+
+@pytest.mark.torch
+def test_ddp_survives_an_exception_a_hang_and_a_kill(torch, tmp_path):
+    """All three in one run, in the same processes; those who are left end as a run without faults does."""
+    clean = launched("ddp.py", tmp_path / "clean")
+    struck = launched("ddp.py", tmp_path / "struck", *faults("raise:1:25", "hang:3:45", "kill:0:65"))
+    assert (clean.code, struck.code) == (0, 0)
+    assert struck.result == pytest.approx(clean.result | {"world_size": WORLD - 1}, rel=1e-3)
+    assert struck.those("iteration") == [f"iteration {n} begins after step {20 * n}" for n in range(4)]
+    assert_kinds(struck, "exception", "soft_timeout", "terminated")
+    assert struck.lines[-1] == "the process that began as rank 0 was killed by SIGKILL"
+
+
+@pytest.mark.torch
+def test_ddp_restarts_inside_of_torchruns_workers(torch, tmp_path):
+    """torchrun sees four workers that go on: it restarts none, and the result is the same to the last bit."""
+    torchrun = ["-m", "torch.distributed.run", "--standalone", f"--nproc-per-node={WORLD}", str(EXAMPLES / "ddp.py")]
+    clean, struck = tmp_path / "clean", tmp_path / "struck"
+    assert run(torchrun, clean, OMP_NUM_THREADS="1").code == 0
+    told = run([*torchrun, *faults("raise:1:25", "hang:2:45")], struck, OMP_NUM_THREADS="1")
+    assert told.code == 0
+    assert told.those("iteration") == [f"iteration {n} begins after step {20 * n}" for n in range(3)]
+    assert (struck / "result.json").read_bytes() == (clean / "result.json").read_bytes()

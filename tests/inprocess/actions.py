@@ -1,0 +1,197 @@
+"""What a rank of a scenario can do, by name: the faults, and the ways around them.
+
+An action runs in the rank's own process, at the point of the call that the scenario names. Those that wait do so
+until they are interrupted, or killed.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import os
+import re
+import signal
+import sys
+import threading
+from collections.abc import Callable
+from pathlib import Path
+from typing import NoReturn
+
+from nvrx_slurm.inprocess.exception import RankDiscarded, RestartAbort
+
+AFTER_LONG_S = 6.0
+"""Longer than the timeouts of any scenario that takes this long."""
+
+
+class ScenarioError(Exception):
+    """What a scenario raises."""
+
+
+class PartsError(Exception):
+    """Its constructor wants three arguments: it can be made again neither from a text nor by its class alone."""
+
+    def __init__(self, where: str, code: int, *, why: str) -> None:
+        super().__init__(f"{where}: {why} ({code})")
+
+
+class OwnExit(BaseException):
+    """A BaseException of the user's own."""
+
+
+def raise_fault() -> NoReturn:
+    raise ScenarioError("a fault of the scenario")
+
+
+def raise_parts() -> NoReturn:
+    raise PartsError("layer 3", 7, why="overflow")
+
+
+def raise_base() -> NoReturn:
+    raise OwnExit("a BaseException of the scenario")
+
+
+def raise_interrupt() -> NoReturn:
+    raise KeyboardInterrupt
+
+
+def raise_abort() -> NoReturn:
+    raise RestartAbort("no further attempt")
+
+
+def raise_discarded() -> NoReturn:
+    raise RankDiscarded("no place for this rank")
+
+
+def kill_self() -> None:
+    os.kill(os.getpid(), signal.SIGKILL)
+
+
+def crash() -> None:
+    """As a program error in a C library does."""
+    ctypes.string_at(0)
+
+
+def stop_self() -> None:
+    os.kill(os.getpid(), signal.SIGSTOP)
+
+
+def kill_monitor() -> None:
+    """And go on: it is the kernel that ends this rank."""
+    os.kill(monitor_pid(), signal.SIGKILL)
+    threading.Event().wait()
+
+
+def stop_with_monitor() -> None:
+    """Rank and monitor fall silent at one moment, as on a host that freezes."""
+    os.kill(monitor_pid(), signal.SIGSTOP)
+    os.kill(os.getpid(), signal.SIGSTOP)
+
+
+def stop_monitor() -> None:
+    """The monitor alone falls silent."""
+    os.kill(monitor_pid(), signal.SIGSTOP)
+    threading.Event().wait()
+
+
+def block() -> None:
+    """The main thread makes no progress; the interpreter does."""
+    threading.Event().wait()
+
+
+def block_in_read() -> None:
+    reader, writer = os.pipe()
+    try:
+        os.read(reader, 1)
+    finally:
+        os.close(reader)
+        os.close(writer)
+
+
+def hold_gil() -> None:
+    """A C library deadlocks, and never lets go of the interpreter: no thread of it runs again."""
+    mutex = ctypes.create_string_buffer(64)
+    library = ctypes.PyDLL(None)
+    library.pthread_mutex_lock(mutex)
+    library.pthread_mutex_lock(mutex)
+
+
+def hold_gil_deaf() -> None:
+    """The same by a process that has a handler for SIGTERM, which can never run."""
+    signal.signal(signal.SIGTERM, lambda *_: None)
+    hold_gil()
+
+
+def swallow() -> None:
+    """Catch whatever comes, several times over, and carry on."""
+    for _ in range(3):
+        with contextlib.suppress(BaseException):
+            threading.Event().wait()
+    threading.Event().wait()
+
+
+def swallow_in_del() -> None:
+    """Nothing that is raised in a finalizer leaves it."""
+
+    class Slow:
+        def __del__(self) -> None:
+            threading.Event().wait()
+
+    for _ in range(3):
+        slow = Slow()
+        del slow
+    threading.Event().wait()
+
+
+def replace_by_own() -> None:
+    """Turn what comes into the user's own exception."""
+    try:
+        threading.Event().wait()
+    except BaseException as error:
+        raise ScenarioError("while cleaning up") from error
+
+
+ACTIONS: dict[str, Callable[[], None]] = {
+    "raise": raise_fault,
+    "raise parts": raise_parts,
+    "raise base": raise_base,
+    "raise interrupt": raise_interrupt,
+    "raise abort": raise_abort,
+    "raise discarded": raise_discarded,
+    "exit": lambda: sys.exit(3),
+    "quit": lambda: os._exit(5),
+    "kill": kill_self,
+    "crash": crash,
+    "stop": stop_self,
+    "kill monitor": kill_monitor,
+    "stop monitor": stop_monitor,
+    "stop with monitor": stop_with_monitor,
+    "block": block,
+    "block in read": block_in_read,
+    "hold gil": hold_gil,
+    "hold gil deaf": hold_gil_deaf,
+    "swallow": swallow,
+    "swallow in del": swallow_in_del,
+    "replace": replace_by_own,
+}
+
+
+def monitor_pid() -> int:
+    """The one child that this process has: its monitor."""
+    (pid,) = children(os.getpid())
+    return pid
+
+
+def children(pid: int) -> list[int]:
+    """The children of all threads of a process, the dead ones left out."""
+    found = [int(child) for task in Path(f"/proc/{pid}/task").iterdir() for child in _children_of(task)]
+    return [child for child in found if _state(child) not in "ZX"]
+
+
+def _children_of(task: Path) -> list[str]:
+    return (task / "children").read_text().split()
+
+
+def _state(pid: int) -> str:
+    with contextlib.suppress(OSError):
+        return re.sub(r".*\) ", "", Path(f"/proc/{pid}/stat").read_text(), flags=re.DOTALL)[0]
+    return "X"

@@ -1,0 +1,272 @@
+"""A group of ranks as real processes, and what they tell."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import selectors
+import signal
+import subprocess
+import sys
+import time
+import uuid
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+from tests.inprocess.actions import children
+from tests.inprocess.logs import WAIT_S, until_logged
+from tests.inprocess.script import Script
+
+ROOT = Path(__file__).parents[2]
+_MARK = "SCENARIO_GROUP"
+_FOREIGN = ("NVRX_", "SLURM_", "TORCHELASTIC_", "OMPI_", "PMIX_", "PMI_", "MASTER_", "GROUP_")
+
+
+@dataclass(frozen=True)
+class Told:
+    """One thing that a rank told."""
+
+    rank: int
+    event: str
+    facts: dict[str, Any]
+
+    def __getattr__(self, name: str) -> Any:
+        try:
+            return self.facts[name]
+        except KeyError:
+            raise AttributeError(name) from None
+
+
+class Group:
+    """The ranks of one scenario. They start at once; `close` sees to it that nothing of them is left."""
+
+    def __init__(self, script: Script, world: int, *, name: str | None = None, **variables: str) -> None:
+        self.script, self.world = script, world
+        self.name = name or uuid.uuid4().hex
+        self.told: list[Told] = []
+        self._variables = variables
+        self._selector = selectors.DefaultSelector()
+        self._unread: dict[int, bytes] = {}
+        self.folder = Path(script.folder)
+        self.folder.mkdir(parents=True, exist_ok=True)
+        for place in ("tmp", "runtime"):
+            (self.folder / place).mkdir(mode=0o700, exist_ok=True)
+        (self.folder / "script.json").write_bytes(msgspec.json.encode(script))
+        self.ranks: dict[int, subprocess.Popen[bytes]] = {rank: self._spawn(rank) for rank in range(world)}
+
+    def _spawn(self, rank: int) -> subprocess.Popen[bytes]:
+        with (self.folder / f"rank-{rank}.log").open("ab") as log:
+            process = subprocess.Popen(
+                [sys.executable, "-m", "tests.inprocess.rank", self.script.folder],
+                stdin=subprocess.PIPE,
+                stdout=subprocess.PIPE,
+                stderr=log,
+                cwd=ROOT,
+                env=self._environment(rank),
+            )
+        assert process.stdout is not None
+        self._unread[rank] = b""
+        self._selector.register(process.stdout, selectors.EVENT_READ, rank)
+        return process
+
+    def _environment(self, rank: int) -> dict[str, str]:
+        ours = {name: value for name, value in os.environ.items() if not name.startswith(_FOREIGN)}
+        launch = {"RANK": rank, "LOCAL_RANK": rank, "WORLD_SIZE": self.world, "LOCAL_WORLD_SIZE": self.world}
+        return ours | {name: str(value) for name, value in launch.items()} | {
+            "MASTER_ADDR": "127.0.0.1",
+            "MASTER_PORT": "29500",
+            "TORCHELASTIC_RUN_ID": self.name,
+            "TMPDIR": str(self.folder / "tmp"),
+            "XDG_RUNTIME_DIR": str(self.folder / "runtime"),
+            _MARK: self.name,
+        } | self._variables  # fmt: skip
+
+    # ---- what they tell
+
+    def expect(self, event: str, rank: int, *, timeout: float = WAIT_S, **facts: Any) -> Told:
+        """The first such event of a rank; waits for it."""
+        return self.expect_any(rank, {event: facts}, timeout=timeout)
+
+    def expect_any(self, rank: int, events: dict[str, dict[str, Any]], *, timeout: float = WAIT_S) -> Told:
+        """The first of several events of a rank, by name, with their facts; waits for it."""
+        deadline = time.monotonic() + timeout
+        while True:
+            for event, facts in events.items():
+                for told in self.all(event, rank=rank, **facts):
+                    return told
+            if not self._is_telling(rank):
+                raise AssertionError(f"rank {rank} has ended, and did not tell {events}")
+            if not self._hear(deadline):
+                raise AssertionError(f"rank {rank} did not tell {events} in {timeout:.0f} s")
+
+    def all(self, event: str, **facts: Any) -> list[Told]:
+        """Every such event so far, in the order in which they were read."""
+        wanted = {"event": event, **facts}
+        return [told for told in self.told if all(_fact(told, name) == value for name, value in wanted.items())]
+
+    def entered(self, ranks: list[int], iteration: int, **facts: Any) -> list[Told]:
+        """Waits until these ranks are in the function, in this iteration."""
+        return [self.expect("fn", rank, iteration=iteration, **facts) for rank in ranks]
+
+    def ended(self, rank: int, *, timeout: float = WAIT_S) -> int:
+        """The exit code of a rank's process, negative for a signal; waits for it, and for all it told."""
+        deadline = time.monotonic() + timeout
+        process = self.ranks[rank]
+        while self._is_telling(rank) and self._hear(deadline):
+            pass
+        try:
+            return process.wait(max(0.0, deadline - time.monotonic()))
+        except subprocess.TimeoutExpired:
+            raise AssertionError(f"rank {rank} still runs after {timeout:.0f} s") from None
+
+    def _is_telling(self, rank: int) -> bool:
+        return any(key.data == rank for key in self._selector.get_map().values())
+
+    def _hear(self, deadline: float) -> bool:
+        """Read what has been told; False at the deadline."""
+        ready = self._selector.select(max(0.0, deadline - time.monotonic()))
+        for key, _ in ready:
+            self._read(key.fileobj, key.data)
+        return bool(ready)
+
+    def _read(self, stdout: Any, rank: int) -> None:
+        data = os.read(stdout.fileno(), 65536)
+        if not data:
+            self._selector.unregister(stdout)
+            return
+        *lines, self._unread[rank] = (self._unread[rank] + data).split(b"\n")
+        for line in lines:
+            facts = msgspec.json.decode(line)
+            self.told.append(Told(rank, facts.pop("event"), facts))
+
+    # ---- what is done to them
+
+    def order(self, rank: int, iteration: int, action: str) -> None:
+        """Have a rank that is in the function do this. One that is gone does nothing any more."""
+        stdin = self.ranks[rank].stdin
+        assert stdin is not None
+        with contextlib.suppress(BrokenPipeError):
+            stdin.write(f"{iteration} {action}\n".encode())
+            stdin.flush()
+
+    def order_all(self, ranks: list[int], iteration: int, action: str) -> None:
+        for rank in ranks:
+            self.order(rank, iteration, action)
+
+    def signal(self, rank: int, number: signal.Signals) -> None:
+        self.ranks[rank].send_signal(number)
+
+    def stop(self, pid: int) -> None:
+        os.kill(pid, signal.SIGSTOP)
+
+    def thaw(self, pid: int) -> None:
+        """One that is gone stays so."""
+        with contextlib.suppress(ProcessLookupError):
+            os.kill(pid, signal.SIGCONT)
+
+    def monitor_of(self, rank: int) -> int:
+        """The process that watches a rank."""
+        (monitor,) = children(self.ranks[rank].pid)
+        return monitor
+
+    def until_logged(self, rank: int, words: str) -> None:
+        """Waits until the rank's log has these words."""
+        until_logged(self.folder / f"rank-{rank}.log", words)
+
+    def let_go(self, rank: int) -> None:
+        """A rank that lingers ends."""
+        stdin = self.ranks[rank].stdin
+        assert stdin is not None
+        stdin.close()
+
+    # ---- the end
+
+    def processes(self) -> list[int]:
+        """Every process that has the group's mark and runs: ranks, monitors, and what else they have started."""
+        return [pid for pid in _all_pids() if _has_mark(pid, f"{_MARK}={self.name}".encode())]
+
+    def until_no_process(self, timeout: float = 10.0) -> None:
+        """Monitors of ranks that died need a moment."""
+        deadline = time.monotonic() + timeout
+        while left := self.processes():
+            with _pidfd(left[0]) as handle, selectors.DefaultSelector() as selector:
+                if handle is not None:
+                    selector.register(handle, selectors.EVENT_READ)
+                    if not selector.select(deadline - time.monotonic()):
+                        raise AssertionError("left behind: " + "; ".join(_described(pid) for pid in left))
+
+    def litter(self) -> list[str]:
+        """Files in the places for temporary and runtime files, and in /dev/shm, that are the group's."""
+        own = [str(path) for place in ("tmp", "runtime") for path in (self.folder / place).rglob("*")]
+        return own + [str(path) for path in Path("/dev/shm").iterdir() if self.name in path.name]
+
+    def close(self) -> None:
+        """End what still runs, by force."""
+        for process in self.ranks.values():
+            process.kill()
+        for pid in self.processes():
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(pid, signal.SIGKILL)
+        for process in self.ranks.values():
+            process.wait()
+            for pipe in (process.stdin, process.stdout):
+                assert pipe is not None
+                with contextlib.suppress(BrokenPipeError):
+                    pipe.close()
+        self._selector.close()
+
+    def story(self) -> str:
+        """What all ranks told and logged, for the message of a scenario that failed."""
+        parts = [f"{told.rank}: {told.event} {told.facts}" for told in self.told]
+        for log in sorted(self.folder.glob("*.log")):
+            parts.append(f"--- {log.name}\n{log.read_text(errors='replace')[-6000:]}")
+        return "\n".join(parts)
+
+
+@contextlib.contextmanager
+def told_when_failing(group: Group) -> Iterator[Group]:
+    """Prints every rank's log if the scenario fails; leaves no process behind in either case."""
+    try:
+        yield group
+    except BaseException:
+        print(group.story())
+        raise
+    finally:
+        group.close()
+
+
+def _fact(told: Told, name: str) -> Any:
+    return getattr(told, name) if name in ("rank", "event") else told.facts.get(name)
+
+
+def _all_pids() -> list[int]:
+    return [int(entry.name) for entry in Path("/proc").iterdir() if entry.name.isdigit()]
+
+
+def _has_mark(pid: int, mark: bytes) -> bool:
+    with contextlib.suppress(OSError):  # a dead one's environment is empty
+        return mark in Path(f"/proc/{pid}/environ").read_bytes().split(b"\0")
+    return False
+
+
+def _described(pid: int) -> str:
+    with contextlib.suppress(OSError):
+        return f"{pid} {Path(f'/proc/{pid}/cmdline').read_bytes().replace(bytes(1), b' ').decode()}"
+    return f"{pid}, gone by now"
+
+
+@contextlib.contextmanager
+def _pidfd(pid: int) -> Iterator[int | None]:
+    try:
+        handle = os.pidfd_open(pid)
+    except ProcessLookupError:
+        yield None
+        return
+    try:
+        yield handle
+    finally:
+        os.close(handle)

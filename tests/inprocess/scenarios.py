@@ -1,0 +1,106 @@
+"""Scenarios as data: which rank does what, where and when, and which ranks are in the function after that."""
+
+from __future__ import annotations
+
+import signal
+from dataclasses import dataclass, field
+from typing import Any
+
+from tests.inprocess.harness import Group, Told
+from tests.inprocess.script import Fault, Script
+
+KILLED = -signal.SIGKILL
+RETURNED = "returned"
+UNFIT = "HealthCheckError"
+
+
+@dataclass(frozen=True)
+class Scenario:
+    """One group's way through one call.
+
+    `worlds`: by iteration, the initial ranks that are in the function, in the order of their ranks there; "" for an
+    iteration that not all reach. What a fault does at `fn` it does once all of its world are in. In the last world
+    all return. `out`: how the others end, by initial rank: the exit code of a process that dies, or the name of what
+    the call raises. `kinds`: the interruptions that rank 0 of the last world was told of.
+    """
+
+    says: str
+    ranks: int
+    worlds: tuple[str, ...]
+    faults: tuple[Fault, ...] = ()
+    out: dict[int, int | str] = field(default_factory=dict)
+    kinds: frozenset[str] | None = None
+    options: dict[str, Any] = field(default_factory=dict)
+    arrangement: str = "default"
+
+    def script(self, folder: str, store: tuple[str, dict[str, Any]]) -> Script:
+        return Script(
+            folder=folder, store=store, faults=self.faults, options=self.options, arrangement=self.arrangement
+        )
+
+
+def fault(rank: int, at: str, does: str, iteration: int = 0) -> Fault:
+    return Fault(rank, at, does, iteration)
+
+
+def play(scenario: Scenario, group: Group) -> None:
+    """Go through the scenario, and hold against it what the ranks tell."""
+    for iteration, world in enumerate(scenario.worlds):
+        if world:
+            _play_iteration(scenario, group, iteration, [int(rank) for rank in world])
+    _check_endings(scenario, group)
+    _check_agreement(scenario, group)
+
+
+def _play_iteration(scenario: Scenario, group: Group, iteration: int, world: list[int]) -> None:
+    for told in group.entered(world, iteration):
+        expected = {"rank": world.index(told.rank), "world_size": len(world)}
+        assert {name: told.facts[name] for name in expected} == expected, told
+    faults = [one for one in scenario.faults if (one.at, one.iteration) == ("fn", iteration)]
+    for one in faults:
+        group.order(one.rank, iteration, one.does)
+    if not faults:
+        group.order_all(world, iteration, "return")
+
+
+def _check_endings(scenario: Scenario, group: Group) -> None:
+    for rank in range(scenario.ranks):
+        code = group.ended(rank)
+        ending = scenario.out.get(rank, RETURNED)
+        if isinstance(ending, int):
+            assert code == ending, f"rank {rank} ended with {code}"
+            continue
+        assert ending in _ending_of(group, rank), f"rank {rank} ended with {code}"
+        if ending == RETURNED:
+            active = str(rank) in scenario.worlds[-1]
+            assert group.expect(RETURNED, rank).value == (f"value of {rank}" if active else None)
+            assert group.expect("left", rank).more == {}
+
+
+def _ending_of(group: Group, rank: int) -> str:
+    ways = [told for told in group.told if told.rank == rank and told.event in (RETURNED, "raised")]
+    return " ".join(told.facts.get("kind", RETURNED) for told in ways)
+
+
+def _check_agreement(scenario: Scenario, group: Group) -> None:
+    """All who entered an iteration had the same world, each its own rank, and no killed process was alive."""
+    entries: dict[int, list[Told]] = {}
+    for told in group.all("fn"):
+        entries.setdefault(told.iteration, []).append(told)
+    for iteration, world in entries.items():
+        assert len({told.world_size for told in world}) == 1, world
+        ranks = [told.facts["rank"] for told in world]
+        assert len(set(ranks)) == len(ranks), world
+        members = scenario.worlds[iteration] if iteration < len(scenario.worlds) else ""
+        for told in world if members and iteration else ():
+            assert not (set(told.alive) & _dead_before(scenario, iteration)), told
+    if scenario.kinds is not None:
+        (last,) = group.expect(RETURNED, int(scenario.worlds[-1][0])).restarts[-1:]
+        assert {kind for _, kind, _ in last["records"]} == scenario.kinds, last
+    assert not group.all("thawed")
+
+
+def _dead_before(scenario: Scenario, iteration: int) -> set[int]:
+    """Who has ended by dying, or was found unfit, and was no part of this world any more."""
+    dead = {rank for rank, ending in scenario.out.items() if isinstance(ending, int) or ending == UNFIT}
+    return dead - {int(rank) for rank in scenario.worlds[iteration]}

@@ -1,0 +1,58 @@
+"""What a test tells the ranks of a scenario before they start."""
+
+from __future__ import annotations
+
+from datetime import timedelta
+from typing import Any
+
+import msgspec
+
+QUICK: dict[str, Any] = {
+    "monitor_thread_interval": 0.02,
+    "monitor_process_interval": 0.02,
+    "heartbeat_interval": 0.05,
+    "progress_watchdog_interval": 0.02,
+    "soft_timeout": 30.0,
+    "hard_timeout": 40.0,
+    "heartbeat_timeout": 20.0,
+    "barrier_timeout": 50.0,
+    "completion_timeout": 50.0,
+    "last_call_wait": 0.1,
+    "termination_grace_time": 0.5,
+}
+"""Options of the wrapper, times in seconds: quick to see what is sure, slow to suspect what is only busy."""
+
+
+class Fault(msgspec.Struct, frozen=True):
+    """One rank's action at one point of one iteration. `rank`: its initial one; `at`: `fn`, or a callback's name."""
+
+    rank: int
+    at: str
+    does: str
+    iteration: int = 0
+
+
+class Script(msgspec.Struct, frozen=True, kw_only=True):
+    """The same for all ranks of a group. `store`: the name of a store, and its arguments; `arrangement`: a rank
+    assignment, by name; `lingering`: ranks that live on after a call that raised; `calls`: how many, one after the
+    other; `soak`: in so many iterations one rank raises, each in its turn, and after that all return. Without it they
+    await commands."""
+
+    folder: str
+    store: tuple[str, dict[str, Any]]
+    faults: tuple[Fault, ...] = ()
+    options: dict[str, Any] = {}
+    arrangement: str = "default"
+    lingering: tuple[int, ...] = ()
+    calls: int = 1
+    soak: int | None = None
+
+    def wrapper_options(self) -> dict[str, Any]:
+        """Keyword arguments of `Wrapper`; the store's among them."""
+        options = {**QUICK, **self.options}
+        return _with_times(options) | {"store_kwargs": _with_times(self.store[1])}
+
+
+def _with_times(options: dict[str, Any]) -> dict[str, Any]:
+    times = ("_interval", "_timeout", "_wait", "_time", "patience")
+    return {name: timedelta(seconds=value) if name.endswith(times) else value for name, value in options.items()}

@@ -1,0 +1,51 @@
+"""A real Valkey for the ranks of scenarios; it can be killed, and started again."""
+
+from __future__ import annotations
+
+import subprocess
+from pathlib import Path
+
+import redis
+
+from nvrx_slurm.store.embedded import free_port, server_binary
+from tests.inprocess.logs import until_logged
+
+READY = "Ready to accept connections"
+LIFETIME_S = 2 * 3600
+"""How long a key of a group may outlive it at most."""
+
+
+class Valkey:
+    """One server, with an append-only file: nothing is lost when it is killed."""
+
+    def __init__(self, folder: Path) -> None:
+        self._folder = folder
+        self.port = free_port("127.0.0.1")
+        self.start()
+
+    @property
+    def url(self) -> str:
+        return f"redis://127.0.0.1:{self.port}"
+
+    def start(self) -> None:
+        """Returns once it answers."""
+        self._folder.mkdir(exist_ok=True)
+        options = {"port": self.port, "bind": "127.0.0.1", "appendonly": "yes", "appendfsync": "no", "save": ""}
+        flags = [part for name, value in options.items() for part in (f"--{name}", str(value))]
+        log = self._folder / "server.log"
+        log.unlink(missing_ok=True)
+        self._process = subprocess.Popen([server_binary(), *flags, "--dir", self._folder, "--logfile", log])
+        until_logged(log, READY)
+
+    def kill(self) -> None:
+        self._process.kill()
+        self._process.wait()
+
+    def end(self) -> None:
+        self._process.terminate()
+        self._process.wait()
+
+    def keys(self, *, of: str = "") -> dict[str, int]:
+        """Each key whose name has these words, and in how many seconds it expires; -1 if it does not."""
+        with redis.Redis(port=self.port, decode_responses=True) as client:
+            return {name: int(client.ttl(name)) for name in client.scan_iter(f"*{of}*")}

@@ -1,0 +1,161 @@
+"""When callbacks run, what they see, and what becomes of what they raise."""
+
+from __future__ import annotations
+
+import signal
+
+import pytest
+
+from tests.inprocess.scenarios import fault
+
+SOON_S = 20.0
+"""Shorter than any interval of the test that says so."""
+
+ROUND = ["ready", "rank_assignment", "initialize", "health_check", "fn"]
+OUT = ["abort", "finalize", "recheck"]
+
+
+def test_callbacks_come_in_order(start) -> None:
+    """One round, its restart, the next round, and the end, on each rank alike."""
+    with start(2) as group:
+        group.entered([0, 1], 0)
+        group.order(1, 0, "raise")
+        group.entered([0, 1], 1)
+        group.order_all([0, 1], 1, "return")
+        for rank in (0, 1):
+            group.ended(rank)
+            told = [each.event for each in group.told if each.rank == rank]
+            assert told == ["begin", *ROUND, *OUT, *ROUND, "returning", "completion", "returned", "left"]
+
+
+def test_callbacks_see_what_the_function_raised(start) -> None:
+    """Finalize and the health check see the exception where it was raised, and nowhere else."""
+    with start(2) as group:
+        group.entered([0, 1], 0)
+        group.order(1, 0, "raise parts")
+        group.entered([0, 1], 1)
+        group.order_all([0, 1], 1, "return")
+        seen = {rank: group.expect("finalize", rank).fn_exception for rank in (0, 1)}
+        assert seen == {0: None, 1: "PartsError"}
+        assert [each.fn_exception for each in group.all("initialize", iteration=1)] == [None, None]
+
+
+def test_reserve_ranks_see_that_they_are(start) -> None:
+    """Callbacks run on ranks in reserve too, in the mode INACTIVE; the function does not."""
+    with start(3, arrangement="two active") as group:
+        group.entered([0, 1], 0)
+        assert group.expect("initialize", 2).mode == "inactive"
+        group.order(0, 0, "raise")
+        group.entered([0, 1], 1)
+        group.order_all([0, 1], 1, "return")
+        assert group.expect("returned", 2).value is None
+        assert not group.all("fn", rank=2)
+
+
+def test_a_reserve_rank_may_die(start) -> None:
+    """A rank that dies in reserve interrupts the others, who go on without it."""
+    with start(3, arrangement="two active") as group:
+        group.entered([0, 1], 0)
+        group.expect("health_check", 2)
+        group.signal(2, signal.SIGKILL)
+        group.entered([0, 1], 1, world_size=2)
+        group.order_all([0, 1], 1, "return")
+
+
+def test_what_terminate_raises_names_its_cause(start) -> None:
+    """It is raised from what made the rank leave."""
+    with start(2, faults=(fault(1, "terminate", "raise"),)) as group:
+        group.entered([0, 1], 0)
+        group.order(1, 0, "raise base")
+        raised = group.expect("raised", 1)
+        assert (raised.kind, raised.causes[0]) == ("ScenarioError", "OwnExit")
+        group.entered([0], 1)
+        group.order(0, 1, "return")
+
+
+def test_a_health_check_error_names_its_cause(start) -> None:
+    """What the check raised, and what the function had raised before."""
+    with start(2, faults=(fault(1, "recheck", "raise"),)) as group:
+        group.entered([0, 1], 0)
+        group.order(1, 0, "raise parts")
+        raised = group.expect("raised", 1)
+        assert (raised.kind, raised.causes[0]) == ("HealthCheckError", "ScenarioError")
+        group.entered([0], 1)
+        group.order(0, 1, "return")
+
+
+@pytest.mark.parametrize("at", ["recheck", "finalize"])
+def test_an_unfit_rank_that_stays_is_killed(start, at: str) -> None:
+    """A rank that is out, and whose program goes on for long, is ended before the others are in the function."""
+    with start(3, faults=(fault(1, at, "raise"),), lingering=(1,)) as group:
+        group.entered([0, 1, 2], 0)
+        group.order(0, 0, "raise")
+        group.expect("raised", 1)
+        group.entered([0, 2], 1, world_size=2, alive=[0, 2])
+        assert group.ended(1) < 0
+        group.order_all([0, 2], 1, "return")
+
+
+def test_ranks_that_disagree_are_told(start) -> None:
+    """A rank assignment that leaves a hole ends the call on all ranks, with one reason."""
+    with start(3, faults=(fault(1, "rank_assignment", "raise discarded"),)) as group:
+        raised = [group.expect("raised", rank) for rank in range(3)]
+        assert [each.kind for each in raised] == ["InternalError", "RankDiscarded", "InternalError"]
+        assert "world size" in raised[0].text and raised[0].text == raised[2].text
+
+
+def test_abort_waits_for_an_atomic_part(start) -> None:
+    """An atomic part is over before the rank aborts, and is not cut; the others need not wait to abort."""
+    with start(2) as group:
+        group.entered([0, 1], 0)
+        group.order(1, 0, "atomic")
+        group.expect("atomic", 1)
+        group.order(0, 0, "raise")
+        group.expect("finalize", 0)
+        assert not group.all("abort", rank=1)
+        group.order(1, 0, "leave")
+        group.entered([0, 1], 1)
+        told = [each.event for each in group.told if each.rank == 1]
+        assert told.index("atomic done") < told.index("abort")
+        group.order_all([0, 1], 1, "return")
+
+
+def test_what_the_function_handles_is_its_own(start) -> None:
+    """An exception that does not leave the function restarts nothing."""
+    with start(2) as group:
+        group.entered([0, 1], 0)
+        group.order(1, 0, "handle own")
+        group.expect("done", 1, command="handle own")
+        group.order_all([0, 1], 0, "return")
+        assert group.expect("completion", 0).iteration == 0
+
+
+def test_one_last_call_hears_of_several_faults(start) -> None:
+    """As long as one rank has not answered, what others raise in the meantime is recorded with the first fault."""
+    with start(3, options={"last_call_wait": 20.0}) as group:
+        group.entered([0, 1, 2], 0)
+        group.signal(0, signal.SIGSTOP)
+        for rank in (1, 2):
+            group.order(rank, 0, "raise")
+            group.until_logged(rank, "ScenarioError")
+        group.signal(0, signal.SIGCONT)
+        group.entered([0, 1, 2], 1)
+        group.order_all([0, 1, 2], 1, "return")
+        (restart,) = group.expect("returned", 0).restarts
+        assert sorted((rank, kind) for rank, kind, _ in restart["records"]) == [(1, "exception"), (2, "exception")]
+
+
+@pytest.mark.parametrize("kind", ["raise", "kill"])
+def test_nothing_waits_for_an_interval(start, kind: str) -> None:
+    """With intervals and a last call of half a minute, a restart and the end of the call do not take so long."""
+    slow = dict.fromkeys(("monitor_thread_interval", "monitor_process_interval", "heartbeat_interval"), 30.0)
+    longer = {"soft_timeout": 70.0, "hard_timeout": 80.0, "heartbeat_timeout": 60.0, "barrier_timeout": 90.0}
+    with start(3, options={**slow, **longer, "progress_watchdog_interval": 30.0, "last_call_wait": 30.0}) as group:
+        group.entered([0, 1, 2], 0)
+        group.order(1, 0, kind)
+        left = [0, 1, 2] if kind == "raise" else [0, 2]
+        for rank in left:
+            group.expect("fn", rank, iteration=1, timeout=SOON_S)
+        group.order_all(left, 1, "return")
+        for rank in left:
+            group.expect("left", rank, timeout=SOON_S)

@@ -1,0 +1,226 @@
+"""Whatever a rank does or suffers is noticed: it restarts with the others if it can, and is dead before if not."""
+
+from __future__ import annotations
+
+import signal
+from pathlib import Path
+
+import pytest
+
+from tests.inprocess.scenarios import KILLED, Scenario, fault, play
+
+TERMINATED = -signal.SIGTERM
+HASTY = {"soft_timeout": 2.0, "hard_timeout": 4.0}
+FRAGILE = {"heartbeat_timeout": 3.0}
+
+SOFT = [
+    Scenario(
+        "a blocked main thread restarts",
+        2,
+        ("01", "01"),
+        (fault(1, "fn", "block"),),
+        kinds=frozenset({"soft_timeout"}),
+        options=HASTY,
+    ),
+    Scenario(
+        "a main thread in a system call restarts", 2, ("01", "01"), (fault(0, "fn", "block in read"),), options=HASTY
+    ),
+    Scenario(
+        "a rank that no longer pings restarts",
+        2,
+        ("01", "01"),
+        (fault(1, "fn", "ping"),),
+        kinds=frozenset({"soft_timeout"}),
+        options=HASTY,
+    ),
+    Scenario("blocked in Initialize", 2, ("", "01"), (fault(1, "initialize", "block"),), options=HASTY),
+    Scenario("blocked in the first health check", 2, ("", "01"), (fault(1, "health_check", "block"),), options=HASTY),
+]
+
+HARD = [
+    Scenario(
+        "a stopped rank is killed",
+        2,
+        ("01", "0"),
+        (fault(1, "fn", "stop"),),
+        {1: TERMINATED},
+        frozenset({"soft_timeout", "hard_timeout"}),
+        HASTY,
+    ),
+    Scenario(
+        "a rank that holds the GIL is terminated",
+        2,
+        ("01", "1"),
+        (fault(0, "fn", "hold gil"),),
+        {0: TERMINATED},
+        options=HASTY,
+    ),
+    Scenario(
+        "a rank that holds the GIL and ignores SIGTERM is killed",
+        2,
+        ("01", "0"),
+        (fault(1, "fn", "hold gil deaf"),),
+        {1: KILLED},
+        options=HASTY,
+    ),
+    Scenario(
+        "blocked in Finalize",
+        3,
+        ("012", "02"),
+        (fault(0, "fn", "raise"), fault(1, "finalize", "block")),
+        {1: TERMINATED},
+        options=HASTY,
+    ),
+    Scenario(
+        "blocked in the health check after the fault",
+        3,
+        ("012", "12"),
+        (fault(1, "fn", "raise"), fault(0, "recheck", "block")),
+        {0: TERMINATED},
+        options=HASTY,
+    ),
+    Scenario(
+        "the interpreter hangs in Abort",
+        3,
+        ("012", "01"),
+        (fault(1, "fn", "raise"), fault(2, "abort", "hold gil")),
+        {2: TERMINATED},
+        options=HASTY,
+    ),
+    Scenario(
+        "blocked in the rank assignment",
+        2,
+        ("", "0"),
+        (fault(1, "rank_assignment", "block"),),
+        {1: TERMINATED},
+        options=HASTY,
+    ),
+    Scenario("blocked in Completion", 2, ("01",), (fault(1, "completion", "block"),), {1: TERMINATED}, options=HASTY),
+]
+
+MONITORS = [
+    Scenario("a rank dies with its monitor", 3, ("012", "02"), (fault(1, "fn", "kill monitor"),), {1: KILLED}),
+    Scenario("rank 0 dies with its monitor", 2, ("01", "1"), (fault(0, "fn", "kill monitor"),), {0: KILLED}),
+    Scenario(
+        "a monitor dies in the restart",
+        3,
+        ("012", "02"),
+        (fault(0, "fn", "raise"), fault(1, "finalize", "kill monitor")),
+        {1: KILLED},
+    ),
+    Scenario(
+        "rank and monitor silent at once",
+        3,
+        ("012", "02"),
+        (fault(1, "fn", "stop with monitor"),),
+        {1: KILLED},
+        options=FRAGILE,
+    ),
+    Scenario(
+        "rank 0 and its monitor silent in the restart",
+        3,
+        ("012", "12"),
+        (fault(2, "fn", "raise"), fault(0, "finalize", "stop with monitor")),
+        {0: KILLED},
+        options=FRAGILE,
+    ),
+    Scenario(
+        "a monitor alone is silent", 2, ("01", "0"), (fault(1, "fn", "stop monitor"),), {1: KILLED}, options=FRAGILE
+    ),
+]
+
+SWALLOWED = [
+    Scenario(
+        "a restart that is caught is raised again",
+        2,
+        ("01", "01"),
+        (fault(1, "fn", "swallow"), fault(0, "fn", "raise")),
+        kinds=frozenset({"exception"}),
+    ),
+    Scenario(
+        "a restart that is lost in __del__ is raised again",
+        2,
+        ("01", "01"),
+        (fault(1, "fn", "swallow in del"), fault(0, "fn", "raise")),
+        kinds=frozenset({"exception"}),
+    ),
+    Scenario(
+        "a restart that becomes another exception is a restart",
+        2,
+        ("01", "01"),
+        (fault(1, "fn", "replace"), fault(0, "fn", "raise")),
+        kinds=frozenset({"exception"}),
+    ),
+    Scenario(
+        "one that has returned restarts with the others",
+        3,
+        ("012", "012"),
+        (fault(0, "fn", "return"), fault(2, "fn", "return"), fault(1, "fn", "raise")),
+    ),
+    Scenario(
+        "one that has returned goes on without the dead",
+        3,
+        ("012", "02"),
+        (fault(0, "fn", "return"), fault(2, "fn", "return"), fault(1, "fn", "kill")),
+        {1: KILLED},
+    ),
+]
+
+SCENARIOS = SOFT + HARD + MONITORS + SWALLOWED
+
+
+@pytest.mark.parametrize("scenario", SCENARIOS, ids=lambda scenario: scenario.says.replace(" ", "-"))
+def test_what_hangs_is_found(scenario: Scenario, start, valkey, tmp_path: Path) -> None:
+    """Each world of the scenario comes about, with ranks in order, and each rank ends as it should."""
+    script = scenario.script(str(tmp_path / "group"), ("RedisStore", {"url": valkey.url}))
+    with start(scenario.ranks, script) as group:
+        play(scenario, group)
+
+
+def test_a_frozen_rank_that_thaws_is_dead_already(start) -> None:
+    """Rank and monitor are stopped from outside and go on later: by then both are dead, and so they stay."""
+    with start(3, options=FRAGILE) as group:
+        group.entered([0, 1, 2], 0)
+        frozen = group.monitor_of(1)
+        group.stop(frozen)
+        group.signal(1, signal.SIGSTOP)
+        group.entered([0, 2], 1, world_size=2, alive=[0, 2])
+        group.thaw(frozen)
+        group.signal(1, signal.SIGCONT)
+        assert group.ended(1) == KILLED
+        assert not group.all("fn", rank=1, iteration=1)
+        group.order_all([0, 2], 1, "return")
+
+
+def test_a_death_is_seen_though_its_own_monitor_cannot_tell(start) -> None:
+    """A rank whose monitor is stopped dies: another one finds out."""
+    with start(3, options=FRAGILE) as group:
+        group.entered([0, 1, 2], 0)
+        group.stop(group.monitor_of(2))
+        group.signal(2, signal.SIGKILL)
+        group.entered([0, 1], 1, world_size=2, alive=[0, 1])
+        group.order_all([0, 1], 1, "return")
+
+
+def test_a_monitor_outlives_the_signals_of_its_step(start) -> None:
+    """SIGTERM, SIGINT, SIGHUP, SIGUSR1 and SIGUSR2 reach a monitor too, and change nothing."""
+    with start(2) as group:
+        group.entered([0, 1], 0)
+        group.order(0, 0, "bother monitor")
+        group.expect("done", 0, command="bother monitor")
+        group.order(1, 0, "kill")
+        group.entered([0], 1)
+        group.order(0, 1, "return")
+        assert group.expect("returned", 0).value == "value of 0"
+
+
+@pytest.mark.parametrize("action", ["ping for long", "unprotected"])
+def test_who_is_not_to_be_timed_out_is_not(start, action: str) -> None:
+    """Neither steady pings nor a part without hang protection run into the timeouts, however long they take."""
+    with start(2, options=HASTY) as group:
+        group.entered([0, 1], 0)
+        group.order(1, 0, action)
+        group.expect("done", 1, command=action)
+        group.order_all([0, 1], 0, "return")
+        assert [group.expect("returned", rank).value for rank in (0, 1)] == ["value of 0", "value of 1"]
+        assert not group.all("abort")

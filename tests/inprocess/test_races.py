@@ -1,0 +1,67 @@
+"""An iteration is completed or interrupted, and all ranks agree on which."""
+
+from __future__ import annotations
+
+import signal
+
+import pytest
+
+from tests.inprocess.harness import Group
+from tests.inprocess.scenarios import KILLED
+from tests.inprocess.script import Fault
+
+CALLS = 40
+
+
+def test_completion_races_with_an_exception_in_reserve(start) -> None:
+    """A reserve rank fails to initialize at the moment when the active ones return: in each of many calls either all
+    complete the first iteration, or all complete the second one."""
+    failing = (Fault(2, "initialize", "raise"),)
+    with start(3, arrangement="two active", faults=failing, calls=CALLS, soak=0) as group:
+        for rank in range(3):
+            group.expect("left", rank, call=CALLS - 1)
+        for call in range(CALLS):
+            ends = [told.iteration for told in group.all("completion", call=call)]
+            assert ends in ([0, 0, 0], [1, 1, 1]), f"call {call}"
+        assert [told.more for told in group.all("left") if told.more] == []
+
+
+@pytest.mark.parametrize("attempt", range(5))
+def test_completion_races_with_a_death(start, attempt: int) -> None:
+    """A rank is killed at the moment when all return: the others have completed with it, or complete without."""
+    with start(3) as group:
+        group.entered([0, 1, 2], 0)
+        group.order_all([0, 1, 2], 0, "return")
+        group.expect("returning", attempt % 3)
+        group.signal(attempt % 3, signal.SIGKILL)
+        left = [rank for rank in range(3) if rank != attempt % 3]
+        group.order_all(left, 1, "return")
+        assert group.ended(attempt % 3) in (KILLED, 0)
+        assert len({group.expect("completion", rank).iteration for rank in left}) == 1
+
+
+@pytest.mark.parametrize("attempt", range(3))
+def test_faults_of_all_kinds_race(start, attempt: int) -> None:
+    """One raises, one is killed and one aborts at the same moment, in any order: the rest go on together."""
+    with start(5) as group:
+        group.entered(list(range(5)), 0)
+        first = attempt % 3
+        for rank, action in _rotated([(1, "raise"), (2, "kill"), (3, "raise base")], first):
+            group.order(rank, 0, action)
+        _finish(group, [0, 1, 4])
+        assert group.ended(2) == KILLED
+
+
+def _finish(group: Group, left: list[int]) -> None:
+    """Whatever iteration it is that all who are left are in at last: there they return."""
+    iteration = 1
+    while {told.rank for told in group.all("completion")} != set(left):
+        group.order_all(left, iteration, "return")
+        for rank in left:
+            group.expect_any(rank, {"completion": {}, "fn": {"iteration": iteration + 1}})
+        iteration += 1
+    assert len({told.iteration for told in group.all("completion")}) == 1
+
+
+def _rotated(items: list[tuple[int, str]], by: int) -> list[tuple[int, str]]:
+    return items[by:] + items[:by]

@@ -1,0 +1,105 @@
+"""The store: each kind of it, one that is killed, and one that never comes back."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from tests.inprocess.scenarios import KILLED, Scenario, fault, play
+from tests.inprocess.script import Script
+from tests.inprocess.servers import Valkey
+
+SCENARIOS = [
+    Scenario("an exception", 2, ("01", "01"), (fault(1, "fn", "raise"),)),
+    Scenario("a death", 3, ("012", "02"), (fault(1, "fn", "kill"),), {1: KILLED}),
+    Scenario("the death of rank 0", 3, ("012", "12"), (fault(0, "fn", "kill"),), {0: KILLED}),
+    Scenario(
+        "a death in a restart",
+        3,
+        ("012", "", "02"),
+        (fault(0, "fn", "raise"), fault(1, "rank_assignment", "kill", 1)),
+        {1: KILLED},
+    ),
+]
+
+
+@pytest.fixture
+def own_valkey(tmp_path: Path) -> Iterator[Valkey]:
+    """A server that the test may kill."""
+    server = Valkey(tmp_path / "valkey")
+    yield server
+    server.end()
+
+
+def _stores(tmp_path: Path) -> dict[str, tuple[str, dict[str, object]]]:
+    return {"files": ("FileStore", {"path": str(tmp_path / "store")}), "default": ("RedisStore", {})}
+
+
+@pytest.mark.parametrize("store", ["files", "default"])
+@pytest.mark.parametrize("scenario", SCENARIOS, ids=lambda scenario: scenario.says.replace(" ", "-"))
+def test_other_stores_do_as_well(scenario: Scenario, store: str, start, tmp_path: Path) -> None:
+    """With a folder for a store, and with the one that the ranks start themselves, a scenario goes the same way."""
+    script = scenario.script(str(tmp_path / "group"), _stores(tmp_path)[store])
+    with start(scenario.ranks, script) as group:
+        play(scenario, group)
+
+
+@pytest.mark.parametrize("moment", ["before the fault", "after the fault"])
+def test_a_store_that_is_killed_and_comes_back_is_waited_for(start, own_valkey: Valkey, moment: str) -> None:
+    """A restart goes on where it was once the store is there again."""
+    with start(3, store=("RedisStore", {"url": own_valkey.url})) as group:
+        group.entered([0, 1, 2], 0)
+        own_valkey.kill()
+        if moment == "after the fault":
+            group.order(1, 0, "raise")
+            group.until_logged(1, "ScenarioError")
+        own_valkey.start()
+        group.order(1, 0, "raise")
+        group.entered([0, 1, 2], 1)
+        group.order_all([0, 1, 2], 1, "return")
+        assert [group.expect("returned", rank).value for rank in range(3)] == [f"value of {r}" for r in range(3)]
+
+
+def test_a_store_that_never_comes_back_ends_the_call(start, own_valkey: Valkey) -> None:
+    """Each rank that needs it says within the store's patience that it is gone."""
+    with start(2, store=("RedisStore", {"url": own_valkey.url, "patience": 1.0})) as group:
+        group.entered([0, 1], 0)
+        own_valkey.kill()
+        group.order(0, 0, "raise")
+        group.order(1, 0, "return")
+        assert [group.expect("raised", rank).kind for rank in (0, 1)] == ["StoreError", "StoreError"]
+
+
+def test_a_store_that_is_not_there_is_named(start, own_valkey: Valkey) -> None:
+    """A call does not begin without its store; the error says where it was looked for."""
+    own_valkey.kill()
+    with start(1, store=("RedisStore", {"url": own_valkey.url, "patience": 0.5})) as group:
+        raised = group.expect("raised", 0)
+        assert (raised.kind, str(own_valkey.port) in raised.text) == ("StoreError", True)
+
+
+def test_keys_of_another_run_are_refused(start, valkey: Valkey, tmp_path: Path) -> None:
+    """A run under the name of one that has died says whose keys it found, and does not take them for its own."""
+    scripts = [Script(folder=str(tmp_path / name), store=("RedisStore", {"url": valkey.url})) for name in "ab"]
+    with start(2, scripts[0]) as first:
+        first.entered([0, 1], 0)
+        first.order_all([0, 1], 0, "kill")
+        with start(2, scripts[1], name=first.name) as second:
+            for rank in (0, 1):
+                raised = second.expect("raised", rank)
+                assert raised.kind == "StoreError"
+                assert str(first.ranks[rank].pid) in raised.text
+
+
+def test_keys_of_a_run_that_has_completed_are_gone(start, valkey: Valkey, tmp_path: Path) -> None:
+    """Another run may have the same name."""
+    scripts = [Script(folder=str(tmp_path / name), store=("RedisStore", {"url": valkey.url})) for name in "ab"]
+    with start(2, scripts[0]) as first:
+        first.entered([0, 1], 0)
+        first.order_all([0, 1], 0, "return")
+        assert [first.ended(rank) for rank in (0, 1)] == [0, 0]
+        with start(2, scripts[1], name=first.name) as second:
+            second.entered([0, 1], 0)
+            second.order_all([0, 1], 0, "return")

@@ -1,0 +1,53 @@
+"""What workers say by datagram: first steps, last words, and restarts in process."""
+
+from __future__ import annotations
+
+import asyncio
+import socket
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from nvrx_slurm.agent.beats import BeatBoard
+from nvrx_slurm.restarts import InProcessRestart, encode
+
+RESTART = InProcessRestart(cause="exception on rank 1", iteration=1, world_size=2, active_world_size=2, total_s=0.1)
+
+
+class Ears:
+    """What has been heard, each with its kind."""
+
+    def __init__(self) -> None:
+        self.heard: list[tuple[Any, ...]] = []
+        self.last = asyncio.Event()
+
+    def first_step(self, rank: int, step: int) -> None:
+        self.heard.append(("step", rank, step))
+        self.last.set()
+
+    def failing(self, rank: int, pid: int, what: str) -> None:
+        self.heard.append(("failing", rank, pid, what))
+
+    def restart(self, restart: InProcessRestart) -> None:
+        self.heard.append(("restart", restart))
+
+
+@pytest.fixture
+def worker() -> Iterator[socket.socket]:
+    with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as channel:
+        yield channel
+
+
+async def test_each_kind_of_word_is_passed_on_and_nonsense_is_not(tmp_path: Path, worker: socket.socket) -> None:
+    """Three kinds, told apart by their first byte; what is none of them disturbs nobody."""
+    ears = Ears()
+    board = BeatBoard(tmp_path / "board", ears.first_step, ears.failing, ears.restart)
+    board.open()
+    words = [encode(RESTART), b'{"torn', b"{}", b"\xff", b"", b"!1 77 KeyError: 3", b"2 5"]
+    for word in words:
+        worker.sendto(word, str(tmp_path / "board" / "s"))
+    await asyncio.wait_for(ears.last.wait(), 20.0)
+    board.close()
+    assert ears.heard == [("restart", RESTART), ("failing", 1, 77, "KeyError: 3"), ("step", 2, 5)]

@@ -1,0 +1,353 @@
+"""A group of ranks and monitors without processes: what the threads do, one step at a time, in any order."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import TypeVar
+
+import msgspec
+
+from nvrx_slurm.inprocess import gates
+from nvrx_slurm.inprocess.attribution import Interruption
+from nvrx_slurm.inprocess.cycle import Cycle, Event, Phase
+from nvrx_slurm.inprocess.gates import Noticing, Ready, Starting, pack
+from nvrx_slurm.inprocess.ledger import (
+    AnyEntry,
+    Broken,
+    Completed,
+    Interrupted,
+    Ledger,
+    Lost,
+    Opened,
+    Sealed,
+    Settled,
+    Stage,
+    decode,
+    encode,
+    fold,
+)
+from nvrx_slurm.inprocess.proposing import Log
+from nvrx_slurm.inprocess.store.port import Connection
+
+P = TypeVar("P", bound=gates.Payload)
+
+WHO = gates.Joining(host="here", pid=1, began=1)
+
+
+class Shared:
+    """What the store holds."""
+
+    def __init__(self) -> None:
+        self.log: list[bytes] = []
+        self.gates: dict[str, dict[int, bytes]] = {}
+
+    def ledger(self, members: int) -> Ledger:
+        return fold(Ledger(members), map(decode, self.log))
+
+
+class Line(Connection):
+    """A way to it. `prefix` of what is new is read at once; `unanswered` appends are done, and tried again."""
+
+    def __init__(self, shared: Shared) -> None:
+        self._shared = shared
+        self.prefix = 1 << 30
+        self.unanswered = False
+
+    def append(self, entry: bytes, after: int) -> bool:
+        if self.unanswered:
+            self._put(entry, after)
+        return self._put(entry, after)
+
+    def _put(self, entry: bytes, after: int) -> bool:
+        log = self._shared.log
+        if after == len(log):
+            log.append(entry)
+        return log[after] == entry if after < len(log) else False
+
+    def read(self, after: int, wait_s: float) -> list[bytes]:
+        return self._shared.log[after : after + self.prefix]
+
+    def arrive(self, gate: str, member: int, payload: bytes = b"") -> int:
+        arrived = self._shared.gates.setdefault(gate, {})
+        arrived[member] = payload
+        return len(arrived)
+
+    def arrivals(self, gate: str) -> Mapping[int, bytes]:
+        return dict(self._shared.gates.get(gate, {}))
+
+    def arrival(self, gate: str, member: int) -> bytes | None:
+        return self._shared.gates.get(gate, {}).get(member)
+
+    def beat(self, member: int, watched: int | None) -> int:
+        return 0
+
+    def clear(self) -> None: ...
+    def cancel(self) -> None: ...
+    def close(self) -> None: ...
+
+
+@dataclass
+class Pending:
+    """A proposal on its way: it was made when the log was so long as its maker knew."""
+
+    entry: AnyEntry
+    after: int
+
+
+@dataclass(frozen=True)
+class Entered:
+    """A rank in the function."""
+
+    iteration: int
+    rank: int
+    world_size: int
+
+
+Assignment = Callable[[int, Sealed], int | None]
+
+
+def fill(rank: int, sealed: Sealed) -> int | None:
+    """The last ranks move into the gaps."""
+    left = sealed.world_size - len(sealed.missing)
+    gaps = [gone for gone in sealed.missing if gone < left]
+    late = [there for there in range(left, sealed.world_size) if there not in sealed.missing]
+    return dict(zip(late, gaps, strict=True)).get(rank, rank)
+
+
+def keep_two(rank: int, sealed: Sealed) -> int | None:
+    """They close up, and whoever is third is left out."""
+    moved = rank - sum(gone < rank for gone in sealed.missing)
+    return moved if moved < 2 else None
+
+
+@dataclass(frozen=True)
+class Settings:
+    """A group, and how its ranks are assigned."""
+
+    members: int
+    assignment: Assignment
+    most_in_world: int
+    most_active: int
+
+
+class Rank:
+    """One rank's threads, its process and its monitor. The store is all that it shares with the others."""
+
+    def __init__(self, member: int, settings: Settings, shared: Shared) -> None:
+        self.member, self.settings = member, settings
+        self.rank, self.world_size = member, settings.members
+        self.active: int | None = None
+        self.line, self.monitor_line = Line(shared), Line(shared)
+        self.log = Log(Line(shared), settings.members)
+        self.monitor = Log(self.monitor_line, settings.members)
+        self.cycle = Cycle(member, Ledger(settings.members))
+        self.pending: list[Pending] = []
+        self.entered: list[Entered] = []
+        self.completed: int | None = None
+        self.alive = self.monitored = True
+        self.stuck = self.hangs = self.fails = self.returns = False
+        self.condemned: Interruption | None = None
+
+    @property
+    def gone(self) -> bool:
+        """It does nothing more: its process is dead, or it has left the call."""
+        return not self.alive or self.cycle.phase is Phase.LEFT
+
+    @property
+    def at_work(self) -> bool:
+        """In the function, or on the way out of it."""
+        here = self.cycle.phase in (Phase.RUNNING, Phase.RECOVERING)
+        return here and not (self.gone or self.stuck or self.fails or self.condemned)
+
+    # --- what its threads do
+
+    def listen(self, most: int = 1 << 30) -> None:
+        """The listener reads on."""
+        if self.gone or self.stuck:
+            return
+        self.line.prefix = most
+        for cycle in self.cycle.read([decode(data) for data in self.line.read(self.cycle.ledger.length, 0.0)]):
+            self.cycle = cycle
+            if cycle.phase is Phase.LEAVING and cycle.ledger.stage is Stage.COMPLETED and self.completed is None:
+                self.completed = cycle.iteration
+
+    def act(self) -> None:
+        """The thread whose turn it is takes its next step."""
+        if not (self.gone or self.stuck or self.condemned):
+            self._steps[self.cycle.phase]()
+
+    @property
+    def _steps(self) -> Mapping[Phase, Callable[[], None]]:
+        return {
+            Phase.ENTERING: self._be_ready,
+            Phase.SYNCHRONISING: self._be_ready,
+            Phase.REASSIGNING: self._reassign,
+            Phase.OVERTAKEN: self._reassign,
+            Phase.RE_ENTERING: self._start,
+            Phase.RUNNING: self._run,
+            Phase.COMPLETING: self._complete,
+            Phase.INTERRUPTED: self._notice,
+            Phase.ABORTING: lambda: self._feed(Event.ABORTED),
+            Phase.UNWINDING: lambda: self._feed(Event.OUT),
+            Phase.RECOVERING: lambda: self._feed(Event.FIT),
+            Phase.STANDING_ASIDE: lambda: None,
+            Phase.LEAVING: lambda: self._feed(Event.ENDED),
+            Phase.LEFT: lambda: None,
+        }
+
+    def _feed(self, event: Event) -> None:
+        self.hangs = self.fails = self.returns = False
+        self.cycle = self.cycle.feed(event)
+
+    def _be_ready(self) -> None:
+        i, ledger = self.cycle.iteration, self.cycle.ledger
+        self.line.arrive(gates.ready(i), self.member, pack(Ready(rank=self.rank)))
+        arrived = self._arrived(gates.ready(i), Ready)
+        if len(arrived) >= ledger.left:
+            there = {ready.rank for ready in arrived.values()}
+            missing = tuple(sorted(set(range(self.world_size)) - there))
+            self._propose(Sealed(iteration=i, world_size=self.world_size, missing=missing))
+
+    def _reassign(self) -> None:
+        sealed = self.cycle.sealed
+        assert sealed is not None, "there is something to reassign by"
+        rank = self.settings.assignment(self.rank, sealed)
+        if rank is None:
+            self._leave(Interruption.DISCARDED)
+            return
+        left = sealed.world_size - len(sealed.missing)
+        self.rank, self.world_size = rank, min(left, self.settings.most_in_world)
+        self.active = rank if rank < self.settings.most_active else None
+        self._feed(Event.ASSIGNED)
+
+    def _start(self) -> None:
+        i, ledger = self.cycle.iteration, self.cycle.ledger
+        place = Starting(
+            rank=self.rank,
+            world_size=self.world_size,
+            active_rank=self.active,
+            active_world_size=self._active_world_size,
+            process=WHO,
+        )
+        self.line.arrive(gates.start(i), self.member, pack(place))
+        arrived = self._arrived(gates.start(i), Starting)
+        if len(arrived) >= ledger.left:
+            wrong = gates.disagreement(arrived)
+            self._propose(Broken(iteration=i, reason=wrong) if wrong else Opened(iteration=i))
+
+    def _run(self) -> None:
+        now = Entered(self.cycle.iteration, self.rank, self.world_size)
+        if now not in self.entered:
+            self.entered.append(now)
+        elif self.returns and not (self.hangs or self.fails):
+            self._feed(Event.RETURNED)
+
+    def _complete(self) -> None:
+        i = self.cycle.iteration
+        if self.active is None:
+            return
+        if self.line.arrive(gates.complete(i), self.member) >= self._active_world_size:
+            self._propose(Completed(iteration=i))
+
+    def _notice(self) -> None:
+        i = self.cycle.iteration
+        self.line.arrive(gates.notice(i), self.member, pack(Noticing()))
+        if len(self._arrived(gates.notice(i), Noticing)) >= self.cycle.ledger.left:
+            self._propose(Settled(iteration=i))
+
+    @property
+    def _active_world_size(self) -> int:
+        return min(self.world_size, self.settings.most_active)
+
+    def _arrived(self, gate: str, kind: type[P]) -> dict[int, P]:
+        """Those who have arrived and are not lost since."""
+        lost = self.cycle.ledger.lost
+        here = self.line.arrivals(gate).items()
+        return {member: msgspec.json.decode(data, type=kind) for member, data in here if member not in lost}
+
+    # --- proposals
+
+    def _propose(self, entry: AnyEntry) -> None:
+        if entry not in [each.entry for each in self.pending]:
+            self.pending.append(Pending(entry, self.log.ledger.length))
+
+    def send(self, *, unanswered: bool = False) -> None:
+        """The oldest proposal reaches the store. Of a dead process: only what was on its way, into the place it meant."""
+        if not self.pending:
+            return
+        first = self.pending.pop(0)
+        if not self.alive:
+            self.line.append(encode(first.entry), first.after)
+            return
+        self.line.unanswered = unanswered
+        self.log.propose(first.entry)
+        self.line.unanswered = False
+
+    def _leave(self, why: Interruption) -> None:
+        """By itself: the process lives on, outside of the call."""
+        lost = Lost(iteration=self.cycle.iteration, member=self.member, interruption=why)
+        self.log.propose(lost)
+        self._feed(Event.LEAVES)
+
+    # --- what happens to it
+
+    def come_back(self) -> None:
+        """The function returns."""
+        self.returns = True
+
+    def hang(self) -> None:
+        """It does not, until it is struck."""
+        self.hangs = True
+
+    def fail(self) -> None:
+        """The function raises."""
+        self.fails = True
+        self._propose(self._interrupted(Interruption.EXCEPTION))
+
+    def abandon(self) -> None:
+        """It raises what is no Exception."""
+        self._leave(Interruption.BASE_EXCEPTION)
+
+    def condemn(self) -> None:
+        """Its health check fails: the monitor ends the process."""
+        self.condemned = Interruption.UNHEALTHY
+
+    def die(self) -> None:
+        """The process ends, wherever it is."""
+        self.alive = False
+
+    def die_with_monitor(self) -> None:
+        """And nobody is left who saw it: a whole node."""
+        self.alive = self.monitored = False
+
+    def stand_still(self) -> None:
+        """None of its threads moves any more."""
+        self.stuck = True
+
+    def watch(self, *, timeouts: bool = False) -> None:
+        """The monitor looks, and says what it sees."""
+        if not self.monitored or self.cycle.phase is Phase.LEFT:
+            return
+        if self.condemned or (self.stuck and timeouts):
+            self.alive = False
+        elif self.hangs and timeouts:
+            self.monitor.propose(self._interrupted(Interruption.SOFT_TIMEOUT, self.monitor.ledger.iteration))
+        if not self.alive:
+            self.monitor.propose(self._lost(self.condemned or Interruption.TERMINATED))
+
+    def judge(self, siblings: Sequence[Rank]) -> None:
+        """The monitor looks at the next one in the ring. Silence for so long means that its process is dead."""
+        if not self.monitored or self.gone:
+            return
+        self.monitor.refresh()
+        watched = self.monitor.ledger.next_member(self.member)
+        if watched is not None and not (siblings[watched].alive or siblings[watched].monitored):
+            self.monitor.propose(siblings[watched]._lost(Interruption.UNRESPONSIVE))
+
+    def _interrupted(self, why: Interruption, iteration: int | None = None) -> Interrupted:
+        at = self.cycle.iteration if iteration is None else iteration
+        return Interrupted(iteration=at, member=self.member, rank=self.rank, interruption=why)
+
+    def _lost(self, why: Interruption) -> Lost:
+        return Lost(iteration=self.cycle.iteration, member=self.member, interruption=why, rank=self.rank)

@@ -1,0 +1,71 @@
+"""A rank as its monitor sees it: a process that evaluates what the test sends, line by line, and prints the result.
+
+Run with the monitor's options as JSON, and the names of the parts of a store.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import signal
+import sys
+import threading
+from pathlib import Path
+from typing import Any
+
+from nvrx_slurm.inprocess import gates
+from nvrx_slurm.inprocess.attribution import Interruption
+from nvrx_slurm.inprocess.gates import Joining, pack
+from nvrx_slurm.inprocess.ledger import Lost
+from nvrx_slurm.inprocess.monitor.handle import MonitorOptions, MonitorProcess
+from nvrx_slurm.inprocess.stamps import Stamps
+from nvrx_slurm.inprocess.store.redis import RedisStore
+from nvrx_slurm.processes import started_ticks
+
+
+def main() -> None:
+    """Serve the test until it closes its end."""
+    given = json.loads(sys.argv[1])
+    options = MonitorOptions(store_factory=RedisStore, **given)
+    stamps = Stamps.create()
+    names = {"os": os, "signal": signal, "threading": threading, "stamps": stamps, "Interruption": Interruption}
+    names |= {"Lost": Lost, "forked": _forked, "descriptors": _descriptors, "before": _descriptors()}
+    monitor = MonitorProcess(options, stamps)
+    monitor.wait_ready(60.0)
+    _join(options)
+    names |= {"monitor": monitor, "monitor_pid": monitor.pid}
+    _say(monitor.pid)
+    for line in sys.stdin:
+        _say(eval(line, names))
+
+
+def _join(options: MonitorOptions) -> None:
+    connection = RedisStore(**options.store_kwargs).connect(options.group, options.call)
+    process = Joining(host=options.host, pid=os.getpid(), began=started_ticks(os.getpid()) or 0)
+    connection.arrive(gates.JOIN, options.member, pack(process))
+    connection.close()
+
+
+def _forked() -> int:
+    """A child that lives for as long as the test does."""
+    if (child := os.fork()) == 0:
+        signal.pause()
+    return child
+
+
+def _descriptors() -> dict[str, str]:
+    """What is open; the one that looks is closed by then."""
+    found = {}
+    for place in list(Path("/proc/self/fd").iterdir()):
+        with contextlib.suppress(FileNotFoundError):
+            found[place.name] = str(place.readlink())
+    return found
+
+
+def _say(what: Any) -> None:
+    print(json.dumps(what, default=repr), flush=True)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,52 @@
+"""docs/inprocess.md."""
+
+from __future__ import annotations
+
+import inspect
+import re
+from datetime import timedelta
+from pathlib import Path
+
+import pytest
+
+from nvrx_slurm.inprocess import Wrapper
+from nvrx_slurm.inprocess.docs import with_diagram
+from nvrx_slurm.inprocess.timeline import Phase
+
+PAGE = Path(__file__).parents[3] / "docs" / "inprocess.md"
+
+
+def test_the_cycle_is_drawn_as_it_is():
+    """The page has the diagram that `python -m nvrx_slurm.inprocess.docs` draws."""
+    page = PAGE.read_text()
+    assert page == with_diagram(page), "run: python -m nvrx_slurm.inprocess.docs docs/inprocess.md"
+
+
+def test_a_page_without_a_place_for_the_diagram_is_refused():
+    """The error says which two lines are missing."""
+    with pytest.raises(ValueError, match=r"needs these two lines[\s\S]*Until here"):
+        with_diagram("# A page\n")
+
+
+def test_every_option_is_told_with_its_default():
+    """Names, order aside, and times are those of `Wrapper`."""
+    told = {name: default for line in PAGE.read_text().splitlines() for name, default in _option(line).items()}
+    parameters = list(inspect.signature(Wrapper.__init__).parameters.values())[1:]
+    assert set(told) == {parameter.name for parameter in parameters}
+    times = {each.name: each.default for each in parameters if isinstance(each.default, timedelta)}
+    assert {name: told[name] for name in times} == {n: f"{t.total_seconds():g} s" for n, t in times.items()}
+
+
+def _option(line: str) -> dict[str, str]:
+    """A row of the table of options: each name's default. Nothing of any other line."""
+    row = re.fullmatch(r"\| (`[a-z_`, ]+`) \| (`.+?`(?:, `.+?`)?|[\d.]+ s) \| .+ \|", line)
+    if row is None:
+        return {}
+    names, defaults = re.findall(r"`(\w+)`", row[1]), row[2].split("`, `")
+    return dict(zip(names, defaults, strict=True))
+
+
+def test_every_part_of_a_timeline_is_told():
+    """The page names all phases."""
+    page = PAGE.read_text()
+    assert [phase for phase in Phase if f"`{phase}`" not in page] == []

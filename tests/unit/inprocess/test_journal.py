@@ -1,0 +1,98 @@
+"""What a group tells of a restart: whole in one datagram, whatever was raised, and never at the group's expense."""
+
+from __future__ import annotations
+
+import socket
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from nvrx_slurm.inprocess.attribution import Interruption, InterruptionRecord
+from nvrx_slurm.inprocess.journal import shortened, tell_agent
+from nvrx_slurm.inprocess.timeline import Phase, RankTimeline, Restart
+from nvrx_slurm.restarts import LONGEST_BYTES, MOST_MISSING, MOST_RANKS, decode, encode
+
+RAISED = InterruptionRecord(3, Interruption.EXCEPTION, "ValueError: no such layer: 49\nmore", "n2", "a long stack")
+
+
+def restart(ranks: int = 2, records: tuple[InterruptionRecord, ...] = (RAISED,), **more: object) -> Restart:
+    """A restart in which rank r took r milliseconds for each phase."""
+    timelines = tuple(
+        RankTimeline(member=rank, rank=rank, host=f"n{rank}", phases=dict.fromkeys(Phase, rank / 1000))
+        for rank in range(ranks)
+    )
+    told = {"at": 1.0, "group": "g", "call": 0, "iteration": 2, "active_world_size": ranks, "missing": (), **more}
+    return Restart(**told, world_size=ranks, records=records, ranks=timelines)  # type: ignore[arg-type]
+
+
+@pytest.fixture
+def agent(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[socket.socket]:
+    """Where an agent listens for its workers."""
+    with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as listener:
+        listener.bind(str(tmp_path / "s"))
+        listener.setblocking(False)
+        monkeypatch.setenv("NVRX_BEAT_SOCKET", str(tmp_path / "s"))
+        yield listener
+
+
+def test_cause_phases_and_slowest_ranks_are_kept() -> None:
+    """Who raised what, where; the longest of each phase and whose it was; the way of the slowest ranks."""
+    told = shortened(restart(ranks=20))
+    assert told.cause == "exception on rank 3 (ValueError: no such layer: 49)"
+    assert (told.faults[0].rank, told.faults[0].host, told.faults[0].text) == (
+        3,
+        "n2",
+        "ValueError: no such layer: 49",
+    )
+    assert (told.phases["aborted"], told.slowest["aborted"]) == (0.019, 19)
+    assert [each.rank for each in told.ranks] == list(range(19, 19 - MOST_RANKS, -1))
+    assert told.total_s == pytest.approx(0.019 * len(Phase))
+
+
+def test_16384_ranks_fit_into_one_datagram(agent: socket.socket) -> None:
+    """Numbers are told of all of them, names of some."""
+    missing = tuple(range(0, 16_384, 2))
+    tell_agent(restart(ranks=16_384, missing=missing))
+    told = decode(agent.recv(LONGEST_BYTES + 1))
+    assert (told.world_size, told.lost, told.missing) == (16_384, len(missing), missing[:MOST_MISSING])
+
+
+texts = st.text(st.characters(codec=None), max_size=2000)
+
+
+@given(st.lists(st.builds(InterruptionRecord, st.none(), st.sampled_from(Interruption), texts, texts), max_size=40))
+def test_whatever_was_raised_fits_into_one_datagram(records: list[InterruptionRecord]) -> None:
+    """Control characters, lone surrogates, long host names: the datagram is bounded, and says what went in."""
+    data = encode(shortened(restart(records=tuple(records))))
+    assert len(data) <= LONGEST_BYTES
+    assert data.startswith(b"{")
+    assert decode(data).iteration == 2
+
+
+def test_without_an_agent_nothing_happens(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Under another launcher there is nobody to tell."""
+    monkeypatch.delenv("NVRX_BEAT_SOCKET", raising=False)
+    tell_agent(restart())
+
+
+def test_an_agent_that_is_gone_costs_the_group_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Neither an error nor a wait."""
+    monkeypatch.setenv("NVRX_BEAT_SOCKET", str(tmp_path / "nobody"))
+    tell_agent(restart())
+
+
+def test_an_agent_that_does_not_read_is_not_waited_for(agent: socket.socket) -> None:
+    """Once its queue is full, what is told is lost; what went in before can still be read."""
+    for _ in range(2000):
+        tell_agent(restart())
+    assert decode(agent.recv(LONGEST_BYTES)).iteration == 2
+
+
+@pytest.mark.parametrize("word", [b"{", b"{}", b'{"iteration": "x"}', b"{\xff}"])
+def test_what_is_no_restart_is_refused(word: bytes) -> None:
+    """The agent drops it as it does any other nonsense."""
+    with pytest.raises(ValueError):
+        decode(word)

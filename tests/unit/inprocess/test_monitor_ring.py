@@ -1,0 +1,123 @@
+"""Whom a monitor watches by beats, and when it may call that one dead; at explicit times."""
+
+from __future__ import annotations
+
+import pytest
+
+from nvrx_slurm.inprocess.attribution import Interruption
+from nvrx_slurm.inprocess.ledger import Ledger, Lost, fold
+from nvrx_slurm.inprocess.monitor.ring import Ring
+
+TIMEOUT_S, INTERVAL_S = 8.0, 1.0
+FOUR = Ledger(4)
+
+
+def without(*members: int) -> Ledger:
+    gone = (Lost(iteration=0, member=member, interruption=Interruption.TERMINATED) for member in members)
+    return fold(FOUR, gone)
+
+
+def ring(member: int = 0) -> Ring:
+    return Ring(member=member, timeout_s=TIMEOUT_S, interval_s=INTERVAL_S)
+
+
+def watching(member: int, beats: int, *moments: float) -> Ring:
+    """A view in which these were the answers: so many beats, at each of these moments."""
+    view = ring()
+    for moment in moments:
+        view = view.answered(member, beats, moment)
+    return view
+
+
+def each_second(until_s: int) -> list[float]:
+    return [float(second) for second in range(until_s + 1)]
+
+
+def test_silence_is_judged_after_the_whole_timeout():
+    """Not a moment earlier, and counted from the answer that first had the last beat."""
+    view = watching(1, 5, *each_second(8))
+    assert view.silent(7.9) is None
+    assert view.silent(8.0) == 1
+
+
+def test_beat_begins_the_time_anew():
+    """One more beat is a sign of life."""
+    view = watching(1, 5, *each_second(7)).answered(1, 6, 7.5).answered(1, 6, 8.5)
+    assert view.silent(15.0) is None
+    assert view.silent(15.5) == 1
+
+
+@pytest.mark.parametrize("beats", [0, 3])
+def test_fewer_beats_are_a_change(beats):
+    """A store that lost beats, or all of them, has not seen a member fall silent."""
+    assert watching(1, 5, *each_second(7)).answered(1, beats, 7.5).silent(8.0) is None
+
+
+def test_outage_begins_the_time_anew():
+    """While the store did not answer, the sibling could not beat either."""
+    view = watching(1, 5, *each_second(7)).out_of_touch().answered(1, 5, 7.5)
+    assert view.silent(8.5) is None
+    assert view.answered(1, 5, 8.5).silent(15.4) is None
+
+
+def test_late_answer_is_an_outage():
+    """Whether the store hung or we did: nothing is known of the time between."""
+    late = 7.0 + INTERVAL_S + TIMEOUT_S / 4
+    assert watching(1, 5, *each_second(7), late + 0.1).silent(late + 0.1) is None
+    assert watching(1, 5, *each_second(7), late).silent(late) == 1
+
+
+def test_only_the_nearest_is_asked_once_it_beats():
+    """In the steady state a beat is one operation."""
+    assert ring().asked(FOUR) == (1,)
+    assert watching(1, 1, 0.0).asked(FOUR) == (1,)
+    assert ring(3).asked(FOUR) == (0,)
+
+
+def test_who_has_not_begun_is_passed_over():
+    """It is never judged, and the next one who has begun is watched in its place, while it is asked for now and then."""
+    view = ring().answered(1, 0, 0.0)
+    assert view.asked(FOUR) == (2,)
+    view = view.answered(2, 0, 1.0)
+    assert view.asked(FOUR) == (3,)
+    view = view.answered(3, 1, 2.0)
+    assert view.asked(FOUR) == (3, 1)
+    view = view.answered(3, 2, 3.0).answered(1, 0, 3.0)
+    assert view.asked(FOUR) == (3, 2)
+    view = view.answered(3, 3, 4.0).answered(2, 0, 4.0)
+    assert view.asked(FOUR) == (3, 1)
+    view = view.answered(3, 4, 5.0).answered(1, 1, 5.0)
+    assert view.asked(FOUR) == (1,)
+
+
+def test_nobody_has_begun():
+    """All are asked in turn, and nobody is judged."""
+    view, asked = ring(), []
+    for second in each_second(20):
+        [member] = view.asked(FOUR)
+        asked.append(member)
+        view = view.answered(member, 0, second)
+        assert view.silent(second) is None
+    assert asked[:7] == [1, 2, 3, 1, 2, 3, 1]
+
+
+def test_lost_member_is_followed_by_the_next():
+    """Whoever is out is watched no longer."""
+    view = watching(1, 5, 0.0)
+    assert view.asked(without(1)) == (2,)
+    assert view.answered(2, 9, 1.0).asked(without(1)) == (2,)
+
+
+def test_last_one_watches_nobody():
+    """There is nobody to ask for; its own beats go on."""
+    view = watching(1, 5, 0.0)
+    assert view.asked(without(1, 2, 3)) == (None,)
+    assert ring().answered(None, 0, 1.0).asked(Ledger(1)) == (None,)
+
+
+def test_news_of_the_sibling():
+    """An answer that has a further beat is news; one that repeats the last one is none."""
+    view = watching(1, 5, 0.0)
+    assert not view.answered(1, 5, 1.0).beats_since(0.9)
+    assert view.answered(1, 6, 1.0).beats_since(0.9)
+    assert not ring().beats_since(0.0)

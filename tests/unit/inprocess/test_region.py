@@ -1,0 +1,794 @@
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import ctypes
+import functools
+import gc
+import itertools
+import logging
+import os
+import queue
+import random
+import select
+import signal
+import socket
+import subprocess
+import sys
+import threading
+import time
+import weakref
+from collections.abc import Callable, Iterator
+from types import FrameType
+from typing import Any
+
+import pytest
+
+from nvrx_slurm.inprocess import region as module
+from nvrx_slurm.inprocess.exception import NestedCallError, RankShouldRestart
+from nvrx_slurm.inprocess.region import STRIKE_SIGNAL, Raised, Region, Returned, Struck
+
+DEADLINE_S = 30.0
+SOON_S = 0.05
+"""For `again_s`, where a test waits for it."""
+
+
+@pytest.fixture
+def region():
+    with Region() as made:
+        yield made
+
+
+def eventually(holds: Callable[[], bool]) -> None:
+    deadline = time.monotonic() + DEADLINE_S
+    while not holds():
+        assert time.monotonic() < deadline
+        time.sleep(0.0005)
+
+
+class Strike:
+    """A strike at a call, from another thread, once `begins` is set and the main thread blocks (if it is to)."""
+
+    def __init__(self, region: Region, *, again_s: float = DEADLINE_S, blocked: bool = False) -> None:
+        self.begins = threading.Event()
+        self._region, self._again_s, self._blocked = region, again_s, blocked
+        self._main = threading.get_native_id()
+
+    def at(self, function: Callable[[], Any]) -> Returned[Any] | Raised | Struck:
+        """What the call of this function comes to."""
+        thread = threading.Thread(target=self._run)
+        thread.start()
+        outcome = self._region.call(function)
+        self.begins.set()
+        thread.join()
+        return outcome
+
+    def _run(self) -> None:
+        self.begins.wait()
+        if self._blocked:
+            eventually(self._main_sleeps)
+        self._region.strike(again_s=self._again_s)
+
+    def _main_sleeps(self) -> bool:
+        with open(f"/proc/self/task/{self._main}/stat") as file:
+            return file.read().rpartition(")")[2].split()[0] == "S"
+
+
+@contextlib.contextmanager
+def signals_seen() -> Iterator[Callable[[int], None]]:
+    """A function that returns once so many more strike signals have reached this process."""
+    reads, writes = os.pipe()
+    os.set_blocking(writes, False)
+    former = signal.set_wakeup_fd(writes)
+    try:
+        yield lambda count: [os.read(reads, 1) for _ in range(count)] and None
+    finally:
+        signal.set_wakeup_fd(former)
+        os.close(reads)
+        os.close(writes)
+
+
+@contextlib.contextmanager
+def unraisable() -> Iterator[list[type[BaseException]]]:
+    """What Python could raise nowhere."""
+    seen: list[type[BaseException]] = []
+    former, sys.unraisablehook = sys.unraisablehook, lambda args: seen.append(args.exc_type)
+    try:
+        yield seen
+    finally:
+        sys.unraisablehook = former
+
+
+def logged(caplog: pytest.LogCaptureFixture, *parts: str) -> None:
+    """Wait until one line has all of these."""
+    eventually(lambda: any(all(part in line for part in parts) for line in caplog.messages))
+
+
+def forever() -> None:
+    while True:
+        pass
+
+
+# ---- what a call comes to by itself
+
+
+class Picky(Exception):
+    """Cannot be made again from its args."""
+
+    def __init__(self, one: int, two: int, *, three: int) -> None:
+        super().__init__(f"{one} {two} {three}")
+
+
+@pytest.mark.parametrize(
+    "error", [ValueError("x"), Picky(1, 2, three=3), SystemExit(3), GeneratorExit(), RankShouldRestart()], ids=repr
+)
+def test_tells_how_the_function_ended(region, error):
+    """A value or an error of any kind comes back as it is, the error with the function's own frames only."""
+
+    def fail() -> None:
+        raise error
+
+    assert region.call(lambda: 7) == Returned(7)
+    outcome = region.call(fail)
+    assert isinstance(outcome, Raised)
+    assert outcome.error is error
+    assert error.__traceback__ is not None
+    assert error.__traceback__.tb_frame.f_code is fail.__code__
+
+
+# ---- a strike gets the main thread out of everything
+
+
+def locked() -> Any:
+    lock = threading.Lock()
+    lock.acquire()
+    return lock
+
+
+def joined() -> None:
+    thread = threading.Thread(target=select.select, args=([], [], [], DEADLINE_S), daemon=True)
+    thread.start()
+    thread.join()
+
+
+def received() -> None:
+    ours, theirs = socket.socketpair()
+    with ours, theirs:
+        ours.recv(1)
+
+
+def generator_closed() -> None:
+    def generate() -> Iterator[int]:
+        try:
+            yield 1
+        finally:
+            time.sleep(DEADLINE_S)
+
+    made = generate()
+    next(made)
+    made.close()
+
+
+@pytest.mark.parametrize(
+    "block",
+    [
+        lambda: time.sleep(DEADLINE_S),
+        functools.partial(time.sleep, DEADLINE_S),
+        lambda: locked().acquire(),
+        lambda: threading.Condition(locked()).__enter__(),
+        lambda: queue.Queue().get(),
+        lambda: threading.Event().wait(),
+        received,
+        lambda: select.select([], [], []),
+        lambda: subprocess.run(["sleep", str(DEADLINE_S)], check=False),
+        lambda: asyncio.run(asyncio.sleep(DEADLINE_S)),
+        joined,
+        generator_closed,
+    ],
+    ids="sleep,C callable,lock,condition,queue,event,socket,select,subprocess,asyncio,thread,generator".split(","),
+)
+def test_leaves_what_blocks(region, block):
+    """Whatever the main thread waits in, the first signals end it; the process is then as it was."""
+    strike = Strike(region, blocked=True, again_s=1.0)
+    strike.begins.set()
+    assert strike.at(block) == Struck(None)
+    assert region.call(lambda: 7) == Returned(7)
+
+
+def test_leaves_a_loop(region):
+    """Bytecode that calls nothing is left too."""
+    strike = Strike(region)
+
+    def loop() -> None:
+        strike.begins.set()
+        forever()
+
+    assert strike.at(loop) == Struck(None)
+
+
+def test_strikes_only_the_call_that_it_found(region):
+    """Without a call a strike does nothing; a signal that comes late does not hit the next call."""
+    thread = threading.Thread(target=region.strike, kwargs={"again_s": 1.0})
+    thread.start()
+    thread.join()
+    signal.raise_signal(STRIKE_SIGNAL)
+    assert region.call(lambda: signal.raise_signal(STRIKE_SIGNAL)) == Returned(None)
+
+
+# ---- until it is out
+
+
+def test_strikes_until_it_is_out(region, caplog):
+    """Code that catches everything is struck again each time, and each place is logged."""
+    strike = Strike(region)
+
+    def swallow() -> None:
+        strike.begins.set()
+        for _ in range(5):
+            with contextlib.suppress(BaseException):
+                forever()
+        forever()
+
+    with caplog.at_level(logging.WARNING, "nvrx.inprocess"):
+        assert strike.at(swallow) == Struck(None)
+        eventually(lambda: len(caplog.messages) == 5)
+    line = swallow.__code__.co_firstlineno + 4
+    logged(caplog, f"{__file__}:{line}, in test_strikes_until_it_is_out.<locals>.swallow")
+
+
+def test_a_function_that_swallowed_the_last_strike_is_struck_all_the_same(region, caplog):
+    """What it returns is no result, and what it fails with later is told; the place is logged."""
+    strike = Strike(region)
+
+    def swallow(then: Callable[[], int]) -> int:
+        strike.begins.set()
+        try:
+            forever()
+        except BaseException:
+            return then()
+        return 0
+
+    error = ValueError("of its own")
+
+    def fail() -> int:
+        error.__context__ = None
+        raise error
+
+    with caplog.at_level(logging.WARNING, "nvrx.inprocess"):
+        assert strike.at(lambda: swallow(lambda: 7)) == Struck(None)
+        logged(caplog, "swallow")
+    strike = Strike(region)
+    outcome = strike.at(lambda: swallow_then_fail(strike, error))
+    assert outcome == Struck(error)
+
+
+def swallow_then_fail(strike: Strike, error: BaseException) -> None:
+    strike.begins.set()
+    with contextlib.suppress(BaseException):
+        forever()
+    raise error
+
+
+class Finalized:
+    def __init__(self, work: Callable[[], None]) -> None:
+        self._work = work
+
+    def __del__(self) -> None:
+        self._work()
+
+
+def in_del(work: Callable[[], None]) -> None:
+    Finalized(work)
+
+
+def in_weakref(work: Callable[[], None]) -> None:
+    target = threading.Event()
+    watch = weakref.ref(target, lambda _: work())
+    del target
+    del watch
+
+
+def in_collector(work: Callable[[], None]) -> None:
+    gc.callbacks.append(lambda phase, _: work() if phase == "start" else None)
+    try:
+        gc.collect()
+    finally:
+        gc.callbacks.pop()
+
+
+@pytest.mark.parametrize("place", [in_del, in_weakref, in_collector])
+def test_strikes_again_where_python_swallows(region, caplog, place):
+    """An exception that nobody can get, as one in `__del__`, is raised again outside of there."""
+    strike = Strike(region, again_s=SOON_S)
+
+    def work() -> None:
+        strike.begins.set()
+        forever()
+
+    def function() -> None:
+        place(work)
+        forever()
+
+    with unraisable() as seen, caplog.at_level(logging.WARNING, "nvrx.inprocess"):
+        assert strike.at(function) == Struck(None)
+        logged(caplog, __file__)
+    assert set(seen) == {RankShouldRestart}
+
+
+def test_whoever_cleans_up_is_left_alone(region):
+    """A `finally` that a strike runs through comes to its end, however many signals come meanwhile."""
+    strike, done = Strike(region), []
+
+    def function() -> None:
+        with signals_seen() as wait_for:
+            try:
+                strike.begins.set()
+                forever()
+            finally:
+                wait_for(5)
+                with contextlib.suppress(KeyError):
+                    raise KeyError  # handled inside: still the same cleaning up
+                done.append(True)
+
+    assert strike.at(function) == Struck(None)
+    assert done == [True]
+
+
+def test_whoever_cleans_up_for_too_long_is_struck(region, caplog):
+    """A `finally` that blocks is left after `again_s`, and logged."""
+    strike = Strike(region, again_s=SOON_S)
+
+    def function() -> None:
+        try:
+            strike.begins.set()
+            forever()
+        finally:
+            time.sleep(DEADLINE_S)
+
+    with caplog.at_level(logging.WARNING, "nvrx.inprocess"):
+        assert strike.at(function) == Struck(None)
+        logged(caplog, "function", __file__)
+
+
+def test_a_stuck_log_does_not_stop_the_strikes(region):
+    """The main thread may hold a log handler's lock while it swallows and blocks: it is struck even so."""
+    held = threading.Event()
+
+    class Blocking(logging.Handler):
+        def emit(self, record: logging.LogRecord) -> None:
+            if threading.current_thread() is threading.main_thread():
+                held.set()
+                strike.begins.set()
+                with contextlib.suppress(BaseException):
+                    forever()
+                forever()
+
+    strike, handler, log = Strike(region), Blocking(), logging.getLogger("nvrx.inprocess")
+    log.addHandler(handler)
+    try:
+        assert strike.at(lambda: log.warning("from the function")) == Struck(None)
+    finally:
+        log.removeHandler(handler)
+    assert held.is_set()
+
+
+# ---- what must not be cut
+
+
+def test_the_handler_of_another_signal_is_not_cut(region):
+    """A signal that the process gets while it is struck is handled to the end, since it comes only once."""
+    strike, done = Strike(region), []
+
+    def handler(signum: int, frame: FrameType | None) -> None:
+        with signals_seen() as wait_for:
+            strike.begins.set()
+            wait_for(5)
+            done.append(signum)
+
+    former = signal.signal(signal.SIGUSR1, handler)
+    try:
+        assert strike.at(lambda: (signal.raise_signal(signal.SIGUSR1), forever())) == Struck(None)
+    finally:
+        signal.signal(signal.SIGUSR1, former)
+    assert done == [signal.SIGUSR1]
+
+
+def test_an_atomic_block_is_not_cut(region):
+    """Neither is a block in a block, nor what comes between the two ends; afterwards the strike comes."""
+    strike, done = Strike(region, again_s=SOON_S), []
+
+    def function() -> None:
+        with signals_seen() as wait_for, region.atomic():
+            strike.begins.set()
+            wait_for(2)
+            with region.atomic():
+                wait_for(2)
+            wait_for(2)
+            done.append(True)
+        forever()
+
+    assert strike.at(function) == Struck(None)
+    assert done == [True]
+
+
+def test_holding_waits_for_open_blocks_and_keeps_new_ones_out(region):
+    """Who holds the blocks gets them when the last one has ended, and until then no new one begins."""
+    opened, ends, order = threading.Event(), threading.Event(), []
+
+    def first() -> None:
+        with region.atomic():
+            opened.set()
+            ends.wait()
+            with region.atomic():
+                order.append("first")
+
+    def second() -> None:
+        with region.atomic():
+            order.append("second")
+
+    def hold() -> None:
+        with region.held():
+            order.append("held")
+            asks = threading.Thread(target=second)
+            asks.start()
+            threads.append(asks)
+            eventually(lambda: bool(region._blocks._waiting))
+
+    threads = [threading.Thread(target=first), threading.Thread(target=hold)]
+    threads[0].start()
+    opened.wait()
+    threads[1].start()
+    eventually(lambda: region._blocks._holders == 1)
+    ends.set()
+    for thread in threads:
+        thread.join()
+    assert order == ["first", "held", "second"]
+
+
+def test_who_waits_to_enter_a_block_is_struck_there(region):
+    """While the blocks are held the main thread does not get in; struck, it leaves nothing behind."""
+
+    def interrupt() -> None:
+        with region.held():
+            held.set()
+            eventually(lambda: bool(region._blocks._waiting))
+            region.strike(again_s=DEADLINE_S)
+
+    def function() -> None:
+        held.wait()
+        with region.atomic():
+            entered.append(True)
+
+    held, entered = threading.Event(), []
+    thread = threading.Thread(target=interrupt)
+    thread.start()
+    assert region.call(function) == Struck(None)
+    thread.join()
+    with region.held():
+        assert not region._blocks.is_inside(threading.get_ident())
+    with region.atomic():
+        assert not entered
+
+
+# ---- what was going on
+
+
+def test_tells_what_the_function_was_raising(region):
+    """Struck while its own error runs through a `finally`, the function has failed too: with that error."""
+    strike, error = Strike(region), Picky(1, 2, three=3)
+
+    def function() -> None:
+        try:
+            raise error
+        finally:
+            strike.begins.set()
+            forever()
+
+    assert strike.at(function) == Struck(error)
+
+
+def test_what_cleaning_up_raises_is_not_the_cause(region):
+    """An error that comes of a strike is no failure of the function's own."""
+    strike = Strike(region)
+
+    def function() -> None:
+        try:
+            strike.begins.set()
+            forever()
+        except BaseException as caught:
+            raise RuntimeError("could not clean up") from caught
+
+    assert strike.at(function) == Struck(None)
+
+
+def test_says_why(region):
+    """Who catches the exception reads the reason in it."""
+    said: list[str] = []
+
+    def function() -> None:
+        try:
+            begins.set()
+            forever()
+        except RankShouldRestart as caught:
+            said.append(str(caught))
+            raise
+
+    begins = threading.Event()
+    thread = threading.Thread(
+        target=lambda: (begins.wait(), region.strike(again_s=1.0, reason="rank 3 failed")), daemon=True
+    )
+    thread.start()
+    assert region.call(function) == Struck(None)
+    thread.join()
+    assert said == ["rank 3 failed"]
+
+
+def test_nothing_of_the_function_stays_in_memory(region):
+    """What it was working on is freed with its frames, without the garbage collector."""
+
+    class Tensor:
+        pass
+
+    alive: list[weakref.ref[Tensor]] = []
+    strike = Strike(region)
+
+    def function() -> None:
+        tensor = Tensor()
+        alive.append(weakref.ref(tensor))
+        strike.begins.set()
+        with contextlib.suppress(BaseException):
+            forever()
+        forever()
+
+    gc.disable()
+    try:
+        assert strike.at(function) == Struck(None)
+        assert alive[0]() is None
+    finally:
+        gc.enable()
+
+
+# ---- at any moment
+
+
+def struck_at(region: Region, number: int, watches: Callable[[FrameType], bool], function: Callable[[], Any]) -> Any:
+    """The call's outcome if the signal comes before this bytecode of those that are watched, and who struck whether.
+
+    The trace function runs between two bytecodes, and what it raises, the traced frame raises: as a handler does.
+    """
+    seen = itertools.count()
+    struck: list[bool] = []
+
+    def trace(frame: FrameType, event: str, _: Any) -> Any:
+        frame.f_trace_opcodes = watches(frame)
+        if event == "opcode" and frame.f_trace_opcodes and next(seen) == number and not struck:
+            struck.append(True)
+            if (call := region._current) is not None:
+                call.reason, call.patience_s, call.since, call.is_wanted = "", 0.0, 0.0, True
+            signal.raise_signal(STRIKE_SIGNAL)
+        return trace
+
+    former = sys.gettrace()
+    sys.settrace(trace)
+    try:
+        outcome = region.call(function)
+    finally:
+        sys.settrace(former)
+    return outcome, bool(struck)
+
+
+OWN_CODE = {Region.call.__code__, Region._leave.__code__, module._inside.__code__, module._outcome.__code__}
+
+
+@pytest.mark.parametrize("fails", [False, True], ids=["returns", "raises"])
+def test_no_bytecode_of_the_call_itself_lets_a_strike_out(region, fails):
+    """Struck before each bytecode of `call` and what it uses, the call always tells: an outcome of the function's
+    own, or Struck; and nothing gets out."""
+    error = ValueError()
+
+    def function() -> int:
+        if fails:
+            raise error
+        return 7
+
+    outcomes = []
+    for number in itertools.count():
+        outcome, struck = struck_at(region, number, lambda frame: frame.f_code in OWN_CODE, function)
+        if not struck:
+            break
+        outcomes.append(outcome)
+    own = Raised(error) if fails else Returned(7)
+    assert len(outcomes) > 60
+    assert all(outcome == own or isinstance(outcome, Struck) for outcome in outcomes)
+    assert own in outcomes
+    assert any(isinstance(outcome, Struck) for outcome in outcomes)
+
+
+@pytest.mark.parametrize("number", range(0, 200, 1))
+def test_no_bytecode_of_an_atomic_block_leaves_anything_behind(region, number):
+    """Struck anywhere on the way into, in, or out of an atomic block, its body ran to the end or never began, and
+    nobody is kept from the blocks afterwards."""
+    began, ended = [], []
+
+    def function() -> None:
+        with region.atomic(), region.atomic():
+            began.append(True)
+            ended.append(True)
+
+    def in_atomic_code(frame: FrameType) -> bool:
+        return frame.f_code.co_filename.endswith(("inprocess/atomic.py", "threading.py")) or frame.f_code in codes
+
+    codes = {function.__code__}
+    outcome, struck = struck_at(region, number, in_atomic_code, function)
+    assert began == ended
+    assert struck or outcome == Returned(None)
+    assert not region._blocks.is_inside(threading.get_ident())
+    free = threading.Thread(target=lambda: free_seen.append(take(region)))
+    free_seen: list[bool] = []
+    free.start()
+    free.join(DEADLINE_S)
+    assert free_seen == [True]
+
+
+def take(region: Region) -> bool:
+    with region.held():
+        return True
+
+
+def test_no_lock_of_a_condition_is_left_taken(region):
+    """Struck anywhere while it takes or gives back a condition's lock (`queue.Queue` does it for each item), the
+    function leaves it free."""
+    condition = threading.Condition(threading.Lock())
+
+    def function() -> None:
+        with condition:
+            pass
+
+    def in_condition(frame: FrameType) -> bool:
+        return frame.f_code in (threading.Condition.__enter__.__code__, threading.Condition.__exit__.__code__)
+
+    for number in itertools.count():
+        _, struck = spared_at(region, number, in_condition, function)
+        assert condition.acquire(blocking=False)
+        condition.release()
+        if not struck:
+            break
+    assert number > 6
+
+
+def spared_at(region: Region, number: int, watches: Callable[[FrameType], bool], function: Callable[[], Any]) -> Any:
+    """`struck_at`, with the signal's handler called as for the watched frame, which a trace function would hide."""
+    seen, struck = itertools.count(), []
+
+    def trace(frame: FrameType, event: str, _: Any) -> Any:
+        frame.f_trace_opcodes = watches(frame)
+        if event == "opcode" and frame.f_trace_opcodes and next(seen) == number:
+            struck.append(True)
+            call = region._current
+            assert call is not None
+            call.patience_s, call.since, call.is_wanted = 1.0, time.monotonic(), True
+            region._on_signal(STRIKE_SIGNAL, frame)
+        return trace
+
+    former = sys.gettrace()
+    sys.settrace(trace)
+    try:
+        return region.call(function), bool(struck)
+    finally:
+        sys.settrace(former)
+
+
+def test_strikes_at_random_moments_around_the_end_of_a_call(region):
+    """Twenty thousand calls that end while another thread strikes: no exception gets out, and each call either
+    ends by itself, with its value, or says that it was struck."""
+    rounds, rng, interval = 20_000, random.Random(5), sys.getswitchinterval()
+    over = threading.Event()
+
+    def interrupt() -> None:
+        while not over.is_set():
+            region.strike(again_s=0.01)
+
+    def function(number: int, length: int) -> int:
+        for _ in range(length):
+            pass
+        return number
+
+    sys.setswitchinterval(5e-6)
+    thread = threading.Thread(target=interrupt)
+    thread.start()
+    struck = 0
+    try:
+        for number in range(rounds):
+            outcome = region.call(functools.partial(function, number, rng.randrange(200)))
+            assert outcome in (Returned(number), Struck(None))
+            struck += outcome == Struck(None)
+    finally:
+        over.set()
+        thread.join()
+        sys.setswitchinterval(interval)
+    assert 0 < struck < rounds
+
+
+# ---- whose it is
+
+
+def test_gives_signal_and_mask_back(region):
+    """After a region the signal's former handler and the thread's mask are as before."""
+    former = []
+
+    def mine(signum: int, frame: FrameType | None) -> None:
+        former.append(signum)
+
+    region.__exit__()
+    signal.signal(STRIKE_SIGNAL, mine)
+    signal.pthread_sigmask(signal.SIG_BLOCK, {STRIKE_SIGNAL})
+    try:
+        with Region() as inner:
+            assert inner.call(lambda: signal.pthread_sigmask(signal.SIG_BLOCK, ())) == Returned(
+                {s for s in signal.pthread_sigmask(signal.SIG_BLOCK, ()) if s != STRIKE_SIGNAL}
+            )
+        assert STRIKE_SIGNAL in signal.pthread_sigmask(signal.SIG_BLOCK, ())
+        assert signal.getsignal(STRIKE_SIGNAL) is mine
+    finally:
+        signal.pthread_sigmask(signal.SIG_UNBLOCK, {STRIKE_SIGNAL})
+        signal.signal(STRIKE_SIGNAL, signal.SIG_DFL)
+        region.__enter__()
+    assert former == []
+
+
+def test_a_signal_still_on_its_way_at_the_end_kills_nobody():
+    """What is pending when the region ends goes away with it, rather than meet the default action: to end us."""
+    with Region() as region:
+        assert region.call(blocked_and_sent) == Returned(None)
+    signal.pthread_sigmask(signal.SIG_UNBLOCK, {STRIKE_SIGNAL})
+    assert signal.getsignal(STRIKE_SIGNAL) == signal.SIG_DFL
+
+
+def blocked_and_sent() -> None:
+    signal.pthread_sigmask(signal.SIG_BLOCK, {STRIKE_SIGNAL})
+    signal.raise_signal(STRIKE_SIGNAL)
+    signal.raise_signal(STRIKE_SIGNAL)
+
+
+def test_is_refused_outside_of_the_main_thread():
+    """Another thread cannot have a region, and is told what to do."""
+    said: list[str] = []
+
+    def run() -> None:
+        with pytest.raises(NestedCallError) as caught:
+            Region()
+        said.append(str(caught.value))
+
+    thread = threading.Thread(target=run, name="loader")
+    thread.start()
+    thread.join()
+    assert "in thread loader" in said[0]
+    assert "Call it there" in said[0]
+
+
+def test_is_refused_inside_of_another_one(region):
+    """Regions do not nest: the inner one is refused, and the outer one goes on working."""
+
+    def nest() -> None:
+        with Region():
+            pass
+
+    outcome = region.call(nest)
+    assert isinstance(outcome, Raised)
+    assert isinstance(outcome.error, NestedCallError)
+    assert "Wrap the outer function only" in str(outcome.error)
+    strike = Strike(region)
+    strike.begins.set()
+    assert strike.at(forever) == Struck(None)
+
+
+def test_native_code_that_holds_the_gil_is_struck_when_it_lets_go(region):
+    """The signal waits for the first bytecode after a C call that cannot be interrupted."""
+    strike = Strike(region)
+
+    def function() -> None:
+        strike.begins.set()
+        ctypes.PyDLL(None).usleep(20_000)
+        forever()
+
+    assert strike.at(function) == Struck(None)

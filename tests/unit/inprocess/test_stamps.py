@@ -1,0 +1,96 @@
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from time import monotonic_ns
+
+import pytest
+
+from nvrx_slurm.inprocess.stamps import Stamps
+
+SECOND_NS = 1_000_000_000
+LATER_NS = monotonic_ns() + 10_000 * SECOND_NS
+
+
+@pytest.fixture
+def stamps():
+    made = Stamps.create()
+    yield made
+    made.close()
+
+
+def in_ten_s() -> int:
+    return monotonic_ns() + 10 * SECOND_NS
+
+
+def progress(stamps: Stamps) -> float:
+    """The silence after one more automatic stamp, as seen from the same far moment each time."""
+    stamps.automatic()
+    return stamps.silent_s(LATER_NS)
+
+
+def test_silence_counts_from_the_last_progress(stamps):
+    """A rank has been silent for as long as its last stamp is old."""
+    before = in_ten_s()
+    stamps.automatic()
+    assert stamps.silent_s(before) <= 10.0 <= stamps.silent_s(in_ten_s())
+    assert stamps.silent_s(before - 20 * SECOND_NS) == 0.0
+
+
+def test_a_ping_counts_only_once_there_was_one(stamps):
+    """Without a ping the automatic stamp alone counts; from the first ping on the older of the two."""
+    assert progress(stamps) > progress(stamps) > 0
+    stamps.manual()
+    assert progress(stamps) == progress(stamps)
+
+
+def test_an_iteration_begins_without_pings_and_suspensions(stamps):
+    """After `begin_iteration` no ping is awaited, nothing is suspended, and time counts from there."""
+    stamps.manual()
+    stamps.suspend()
+    begun = in_ten_s()
+    stamps.begin_iteration(7)
+    assert stamps.iteration == 7
+    assert 0.0 < stamps.silent_s(begun) <= 10.0
+    assert progress(stamps) > progress(stamps) > 0
+
+
+def test_suspensions_nest(stamps):
+    """While any suspension is open there is no silence; after the last one it counts from there, pings too."""
+    stamps.manual()
+    stamps.suspend()
+    stamps.suspend()
+    stamps.resume()
+    assert stamps.silent_s(in_ten_s()) == 0.0
+    ended = monotonic_ns()
+    stamps.resume()
+    assert stamps.silent_s(ended + SECOND_NS) <= 1.0
+    stamps.resume()
+    assert stamps.silent_s(in_ten_s()) > 0.0
+
+
+def test_another_process_reads_them(stamps):
+    """The monitor sees what the rank stamps, through the descriptor that it inherits."""
+    stamps.begin_iteration(3)
+    script = (
+        "import sys; from time import monotonic_ns; from nvrx_slurm.inprocess.stamps import Stamps; "
+        "s = Stamps.attach(int(sys.argv[1])); print(s.iteration, s.silent_s(monotonic_ns()) < 100)"
+    )
+    read = subprocess.run(
+        [sys.executable, "-c", script, str(stamps.fd)], pass_fds=[stamps.fd], capture_output=True, text=True, check=True
+    )
+    assert read.stdout.split() == ["3", "True"]
+
+
+def test_a_late_ping_does_nothing(stamps):
+    """After `close` no descriptor is left, and whoever still stamps is not disturbed."""
+    before = len(os.listdir("/proc/self/fd"))  # noqa: PTH208  a Path would open one more
+    other = Stamps.create()
+    other.close()
+    other.close()
+    other.manual()
+    other.automatic()
+    other.suspend()
+    other.resume()
+    assert len(os.listdir("/proc/self/fd")) == before  # noqa: PTH208

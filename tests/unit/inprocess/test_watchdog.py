@@ -1,0 +1,132 @@
+from __future__ import annotations
+
+import ctypes
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable
+
+import pytest
+
+from nvrx_slurm.inprocess import watchdog as module
+from nvrx_slurm.inprocess.stamps import Stamps
+from nvrx_slurm.inprocess.watchdog import Watchdog
+
+INTERVAL_S = 0.002
+DEADLINE_S = 20.0
+
+
+class Counted(Stamps):
+    """Real stamps that also count."""
+
+    stamped = 0
+
+    def automatic(self) -> None:
+        self.stamped += 1
+        super().automatic()
+
+
+@pytest.fixture
+def stamps():
+    made = Counted.create()
+    yield made
+    made.close()
+
+
+@pytest.fixture
+def watchdog(stamps):
+    made = Watchdog(stamps, INTERVAL_S)
+    made.start()
+    yield made
+    made.stop()
+
+
+def run_until(holds: Callable[[], bool]) -> None:
+    """Keep the main thread in bytecode until this holds."""
+    deadline = time.monotonic() + DEADLINE_S
+    while not holds():
+        assert time.monotonic() < deadline
+
+
+def asked(count: int) -> bool:
+    """Whether so many pending calls were carried out since; waits for none."""
+    return count <= 0
+
+
+def test_bytecode_is_progress(stamps, watchdog):
+    """A main thread that runs nothing but a Python loop is stamped again and again."""
+    run_until(lambda: stamps.stamped > 20)
+
+
+@pytest.mark.parametrize("library", [ctypes.CDLL, ctypes.PyDLL], ids=["stuck in C", "holds the GIL in C"])
+def test_no_bytecode_is_no_progress(stamps, watchdog, library):
+    """A main thread that is in a C call for many intervals, with or without the GIL, is not stamped then."""
+    run_until(lambda: stamps.stamped > 2)
+    usleep = library(None).usleep
+    before = stamps.stamped
+    usleep(200_000)
+    assert stamps.stamped - before <= 2  # the call before and the one after; not the hundred of 0.2 s
+    run_until(lambda: stamps.stamped > before + 5)
+
+
+def test_a_gil_held_by_another_thread_is_no_progress(stamps, watchdog):
+    """While native code in another thread holds the GIL, nothing is stamped."""
+    run_until(lambda: stamps.stamped > 2)
+    seen: list[int] = []
+
+    def hold() -> None:
+        before = stamps.stamped
+        ctypes.PyDLL(None).usleep(200_000)
+        seen.append(stamps.stamped - before)
+
+    thread = threading.Thread(target=hold)
+    thread.start()
+    thread.join()
+    assert seen[0] <= 1
+
+
+def test_a_full_queue_is_tried_again(stamps):
+    """When more calls are pending than the interpreter takes, the watchdog asks again later."""
+    nothing = ctypes.PyDLL(None).usleep  # holds the GIL: none of the calls is carried out before we are through
+    filler = ctypes.cast(ctypes.CDLL(None).usleep, ctypes.c_void_p)
+    add = module._add_pending_call
+    watchdog = Watchdog(stamps, INTERVAL_S)
+    fill = threading.Thread(target=lambda: [add(filler, None) for _ in range(400)])
+    fill.start()
+    watchdog.start()
+    nothing(10_000)
+    before = stamps.stamped
+    run_until(lambda: stamps.stamped > before + 3)
+    watchdog.stop()
+    fill.join()
+
+
+def test_stops_at_once_while_a_call_is_pending(stamps):
+    """`stop` returns though its main thread, being in it, carries out no call; a hundred times, leaving no thread."""
+    before = threading.active_count()
+    for _ in range(100):
+        watchdog = Watchdog(stamps, 1000.0)
+        watchdog.start()
+        watchdog.stop()
+    assert threading.active_count() == before
+
+
+def test_a_call_left_pending_harms_nobody():
+    """A process ends cleanly, with calls still pending of watchdogs that have gone, or of one that was never stopped."""
+    script = """
+import threading
+from nvrx_slurm.inprocess.stamps import Stamps
+from nvrx_slurm.inprocess.watchdog import Watchdog
+for _ in range(50):
+    stamps = Stamps.create()
+    watchdog = Watchdog(stamps, 1000.0)
+    watchdog.start()
+    watchdog.stop()
+    stamps.close()
+left = Watchdog(Stamps.create(), 0.001)
+left.start()
+print("done")
+"""
+    ended = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, timeout=60)
+    assert (ended.returncode, ended.stdout, ended.stderr) == (0, "done\n", "")

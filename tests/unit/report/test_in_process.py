@@ -1,0 +1,77 @@
+"""Restarts in process, as `status` and `events` show them."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+from nvrx_slurm.clock import SystemClock
+from nvrx_slurm.records import Entry, entry_from_json, entry_to_json
+from nvrx_slurm.report import plain, snapshot
+from nvrx_slurm.report.sentences import describe
+from nvrx_slurm.report.view import fold, new_view
+from tests.unit.report.recorder import Recorder, to_first_cycle, write
+
+
+def restarted() -> Recorder:
+    """Twice in cycle 0, the second time for three; then a worker is replaced, and once more in cycle 1."""
+    recorder = to_first_cycle()
+    recorder.restart_in_process("n0", 1)
+    recorder.restart_in_process("n0", 4, times=3)
+    recorder.fail("n1", 2, signal=9)
+    recorder.ready()
+    recorder.start_workers()
+    recorder.restart_in_process("n0", 1)
+    return recorder
+
+
+def test_they_are_counted_apart_from_those_of_workers(tmp_path: Path) -> None:
+    """By job and by cycle; a restart of the replica is none of them, and none of them costs the budget."""
+    status = json.loads(snapshot.as_json(snapshot.take(write(tmp_path, restarted()), live=False)))
+    assert (status["restarts"], status["restarts_left"], status["restarts_in_process"]) == (1, 2, 5)
+    assert [cycle["restarts_in_process"] for cycle in status["cycles"]] == [4, 1]
+    last = status["last_in_process"]
+    assert (last["cycle"], last["iteration"], last["cause"]) == (1, 1, "exception on rank 1 (KeyError: 3)")
+
+
+def test_the_page_tells_the_last_one(tmp_path: Path) -> None:
+    """How many, how long the last took, when, and why; a job without any has no such line."""
+    recorder = restarted()
+    recorder.finish()
+    shot = snapshot.take(write(tmp_path, recorder), live=False, clock=SystemClock())
+    assert "in process  5 restarts; the last in 42.0 ms, " in plain.page(shot)
+    assert "after the start: exception on rank 1 (KeyError: 3)" in plain.page(shot)
+    assert "in process" not in plain.page(snapshot.take(write(tmp_path, to_first_cycle()), live=False))
+
+
+def test_no_node_and_no_replica_changes() -> None:
+    """The ranks run on: phases, steps and the last failure are as they were."""
+    recorder = to_first_cycle()
+    before = viewed(recorder)
+    recorder.restart_in_process("n0", 1)
+    after = viewed(recorder)
+    assert (after.nodes, after.replicas, after.last_failure) == (before.nodes, before.replicas, before.last_failure)
+
+
+def test_an_event_is_one_line_that_says_why_and_what_took_longest() -> None:
+    """Iteration, world, time, the three longest phases, and the cause."""
+    recorder = restarted()
+    said = [describe(entry.record) for entry in recorder.entries if "iteration" in describe(entry.record)]
+    took = "in 42.0 ms (aborted 30.0 ms, synchronised 9.0 ms, left 2.0 ms): exception on rank 1 (KeyError: 3)"
+    assert said[:2] == [
+        f"main-0 cycle 0, iteration 1: world size 8, {took}",
+        f"main-0 cycle 0, iteration 4, 3 restarts: world size 8, {took}",
+    ]
+
+
+def test_the_journal_line_gives_it_back() -> None:
+    """With the restart in it, as one JSON object."""
+    entries: list[Entry] = restarted().entries
+    assert [entry_from_json(entry_to_json(entry)) for entry in entries] == entries
+
+
+def viewed(recorder: Recorder):  # type: ignore[no-untyped-def]
+    view = new_view(recorder.plan)
+    for entry in recorder.entries:
+        fold(view, entry)
+    return view

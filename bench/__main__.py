@@ -30,6 +30,9 @@ BENCHMARKS: dict[str, tuple[str, str]] = {
     "analyze": ("analyze:analyze", "Clean logs are read for failures, against grep -F for the same texts."),
     "analyze_ranks": ("analyze:analyze_ranks", "A thousand rank logs, 10 GB: time and memory."),
     "submit": ("submit:submit", "nvrx-slurm submit against bare submitit, on a real Slurm."),
+    "inprocess": ("inprocess:inprocess", "A wrapped function fails: until its last rank is in it again."),
+    "inprocess_steady": ("inprocess_steady:steady", "What a wrapped function costs while nothing fails."),
+    "inprocess_scale": ("inprocess_scale:scale", "A restart of 1,024 and 16,384 simulated ranks; how it grows."),
     "attrsvc": ("attrsvc:attrsvc", "A cached answer of attrsvc against a bare Starlette; its health under load."),
 }
 

@@ -1,17 +1,20 @@
 """A worker whose function is wrapped. It comes to the test's gate once, and each byte from there is an order for the
-function: `RAISE`, or the exit code to end with.
+function: `RAISE`, `HOLD` (the GIL, in native code), or the exit code to end with.
 
 argv: the gate's port, and more words: `beats` (a step whenever an order has come), `slow:SECONDS` (to finalize),
-`exits` (by SystemExit, where the code is not 0),
-`tells:COUNT:RANKS` (restarts of so many ranks that never happened, before anything else).
+`exits` (by SystemExit, where the code is not 0), `hasty` (soft timeout 1 s, hard 2 s), `marks:FOLDER` (a file
+ITERATION.RANK whenever the function begins), `tells:COUNT:RANKS` (restarts of so many ranks that never happened).
 """
 
+import ctypes
 import os
 import socket
 import sys
 import threading
+from datetime import timedelta
+from pathlib import Path
 
-RAISE = 255
+RAISE, HOLD = 255, 254
 NAMES = "RANK WORLD_SIZE NVRX_CYCLE NVRX_GENERATION NVRX_REPLICA NVRX_NODE NVRX_STORE_FILE NVRX_BEAT_SOCKET"
 GATE: socket.socket
 
@@ -27,12 +30,16 @@ def obey(call=None) -> int:
     """Until an order comes. Returns the exit code that was ordered."""
     from nvrx_slurm.workload import beat
 
+    if "marks" in OPTIONS:
+        Path(OPTIONS["marks"], f"{call.iteration}.{os.environ['RANK']}").touch()
     if "beats" in OPTIONS:
         beat(step=call.iteration)
     said = GATE.recv(1)
     order = said[0] if said else 9
     if order == RAISE:
         raise RuntimeError(f"told to fail in iteration {call.iteration}")
+    if order == HOLD:
+        ctypes.PyDLL(None).sleep(1000)
     if "exits" in OPTIONS and order:
         sys.exit(order)
     return order
@@ -52,7 +59,7 @@ def wrapped_obey() -> int:
 
     obey.__annotations__["call"] = CallWrapper
     finalize = Lingers() if "slow" in OPTIONS else None
-    return Wrapper(finalize=finalize)(obey)()
+    return Wrapper(finalize=finalize, **(HASTY if "hasty" in OPTIONS else {}))(obey)()
 
 
 def tell_of_restarts(count: int, ranks: int) -> None:
@@ -69,6 +76,14 @@ def tell_of_restarts(count: int, ranks: int) -> None:
         tell_agent(Restart(at=0.0, group="g", call=0, **told, records=(record,), ranks=timelines))
 
 
+HASTY = {
+    "soft_timeout": timedelta(seconds=1),
+    "hard_timeout": timedelta(seconds=2),
+    "monitor_thread_interval": timedelta(seconds=0.1),
+    "monitor_process_interval": timedelta(seconds=0.1),
+    "progress_watchdog_interval": timedelta(seconds=0.1),
+    "termination_grace_time": timedelta(seconds=1),
+}
 OPTIONS = {name: value for name, _, value in (word.partition(":") for word in sys.argv[2:])}
 
 if __name__ == "__main__":

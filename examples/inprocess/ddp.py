@@ -18,6 +18,7 @@ from pathlib import Path
 
 import faults
 import torch
+import torch._dynamo  # DDP loads it when first used; an import that a restart cuts would stay half done
 import torch.distributed as dist
 from telling import tell
 from torch import nn
@@ -26,7 +27,7 @@ from torch.nn.parallel import DistributedDataParallel
 from nvrx_slurm.inprocess import CallWrapper, Wrapper
 
 FEATURES, WIDTH, BATCH = 16, 32, 96
-COLLECTIVE_S = 4  # below `hard_timeout`: who waits for a lost peer in a collective leaves it before its monitor acts
+COLLECTIVE_S = 8  # below `hard_timeout`: who waits for a lost peer in a collective leaves it before its monitor acts
 
 
 def parse_arguments() -> argparse.Namespace:
@@ -95,8 +96,8 @@ class Training:
 
 
 @Wrapper(
-    soft_timeout=timedelta(seconds=2),
-    hard_timeout=timedelta(seconds=3 * COLLECTIVE_S),
+    soft_timeout=timedelta(seconds=5),
+    hard_timeout=timedelta(seconds=20),
     progress_watchdog_interval=timedelta(seconds=0.2),
     monitor_process_interval=timedelta(seconds=0.2),
 )

@@ -18,4 +18,4 @@ def described(restart: Restart) -> str:
     """The longest that any rank took for each phase, in milliseconds."""
     phases = ", ".join(f"{phase} {restart.slowest(phase) * 1e3:.0f}" for phase in Phase)
     why = format_interruption_records(restart.records)
-    return f"restart {restart.iteration} took {restart.total_s * 1e3:.0f} ms ({phases}): {why}"
+    return f"timeline {restart.iteration}: {restart.total_s * 1e3:.0f} ms ({phases}) after {why}"

@@ -54,6 +54,7 @@ class AbortTorchDistributed(Abort):
             bounded(
                 distributed.destroy_process_group, self.timeout, f"destroying the process groups of rank {state.rank}"
             )
+        _forget_unfinished()
         return state
 
     def _abort_all(self, groups: list[Any]) -> None:
@@ -81,6 +82,14 @@ def _distributed() -> Any | None:
     distributed = sys.modules.get("torch.distributed")
     is_initialized = getattr(distributed, "is_initialized", None)
     return distributed if is_initialized is not None and is_initialized() else None
+
+
+def _forget_unfinished() -> None:
+    """torch names groups by a count of this process, which only the end of a finished one sets back. Whoever was
+    struck inside of `init_process_group` would be ahead of those who never got so far, and meet them no more."""
+    world = getattr(sys.modules.get("torch.distributed.distributed_c10d"), "_world", None)
+    if world is not None and _distributed() is None:
+        world.group_count = 0
 
 
 def _abort(group: Any) -> None:

@@ -30,7 +30,7 @@ from nvrx_slurm.inprocess.region import Region
 from nvrx_slurm.inprocess.stamps import Stamps
 from nvrx_slurm.inprocess.state import Mode, State
 from nvrx_slurm.inprocess.stopwatch import Stopwatch
-from nvrx_slurm.inprocess.telling import tell
+from nvrx_slurm.inprocess.telling import Teller
 from nvrx_slurm.inprocess.timeline import Phase as Part
 from nvrx_slurm.inprocess.timeline import Restart
 from nvrx_slurm.inprocess.watchdog import Watchdog
@@ -54,7 +54,7 @@ class CallWrapper:
     """What a wrapped function may ask of the call that it is in; given to parameters annotated with this class.
 
     `restarts`: the timelines of the group's restarts in this call, on the rank that told them. `interruptions`: how
-    many iterations of this call were interrupted so far.
+    many iterations of this call were interrupted so far. `lost`: who was out when it ended.
     """
 
     def __init__(self, options: Options, launch: Launch, call: int, process: Joining) -> None:
@@ -62,6 +62,7 @@ class CallWrapper:
         self._watch = Stopwatch()
         self.restarts: list[Restart] = []
         self.interruptions = 0
+        self.lost: Mapping[int, Lost] = {}
 
     # ---- for the wrapped function
 
@@ -94,6 +95,7 @@ class CallWrapper:
 
     def run(self, function: Callable[[], Any], lost: Mapping[int, Lost]) -> Any:
         """Call the function until all active ranks have completed it together; `lost` were lost in earlier calls."""
+        self.lost = lost
         with ExitStack() as stack:
             self._build(stack)
             try:
@@ -105,21 +107,15 @@ class CallWrapper:
             except BaseException as error:
                 self._leave_because(error)
                 raise
+            finally:
+                self.lost = self._group.ledger.lost
             return value
-
-    @property
-    def lost(self) -> Mapping[int, Lost]:
-        """Who is out by now."""
-        return self._group.ledger.lost
 
     def _build(self, stack: ExitStack) -> None:
         """Everything, in the order in which it may be used; it is taken down the other way round."""
         options, launch = self._options, self._launch
         self._stamps = Stamps.create()
         stack.callback(self._stamps.close)
-        self._monitor = MonitorProcess(_monitored(options, launch, self._call), self._stamps)
-        self._monitored = stack.enter_context(ExitStack())  # it starts while we connect
-        self._monitored.callback(self._monitor.leave)
         self._region = stack.enter_context(Region())
         self._group = Group(
             options.store_factory(**options.store_kwargs),
@@ -129,12 +125,17 @@ class CallWrapper:
             tick=self._stamps.automatic,
             tick_s=options.progress_watchdog_interval.total_seconds(),
             on_phase=self._on_phase,
-            on_opened=self._on_opened,
+            on_heard=self._on_heard,
         )
-        stack.callback(self._close_group)
+        stack.callback(self._group.close)
+        self._group.check_vacant(self._process)
+        self._monitor = MonitorProcess(_monitored(options, launch, self._call), self._stamps)
+        self._monitored = stack.enter_context(ExitStack())
+        self._monitored.callback(self._monitor.leave)
         watchdog = Watchdog(self._stamps, options.progress_watchdog_interval.total_seconds())
         stack.callback(watchdog.stop)
         watchdog.start()
+        self._teller = Teller(self._group, launch.group, self._call)
         self._interrupter = Interrupter(
             self._group,
             self._region,
@@ -167,10 +168,14 @@ class CallWrapper:
         if cycle.phase is Phase.INTERRUPTED or (ends_by_force and not self._group.leaves):
             self._interrupter.begin(self._rank.state.freeze())
 
-    def _on_opened(self) -> None:
-        if self._group.ledger.iteration and self._rank.state.active_rank == 0:
-            re_entered_s = self._watch.parts().get(Part.RE_ENTERED.value, 0.0)
-            self.restarts.append(tell(self._group, self._launch.group, self._call, re_entered_s))
+    def _on_heard(self, before: Phase) -> None:
+        """The listener's, after each read: here it may ask the store."""
+        cycle = self._group.cycle
+        if cycle.phase is Phase.INTERRUPTED:
+            self._group.notice(cycle.iteration, self._interrupter.notice())
+        begins_again = cycle.phase is Phase.RUNNING is not before and cycle.iteration > 0
+        if begins_again and self._rank.state.active_rank == 0:
+            self.restarts.append(self._teller.tell(self._watch.parts().get(Part.RE_ENTERED.value, 0.0)))
 
     # ---- the end
 
@@ -215,10 +220,6 @@ class CallWrapper:
                 self._options.terminate(self._rank.state.freeze())
             except Exception as failure:
                 raise failure from error
-
-    def _close_group(self) -> None:
-        self._monitored.close()  # first: it reads the keys
-        self._group.close()
 
 
 def _monitored(options: Options, launch: Launch, call: int) -> MonitorOptions:

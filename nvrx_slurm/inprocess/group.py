@@ -1,8 +1,7 @@
 """This rank's part in what its group agrees on: it listens, arrives at gates, and proposes.
 
 The listener thread reads the log and moves the cycle on; whoever waits for that is woken. The main thread arrives at
-gates: who finds that all are there proposes the entry that closes the gate. Both have a connection of their own, and
-so has whoever works beside the main thread while it is in the function (`Beside`).
+gates: who finds that all are there proposes the entry that closes the gate. Each has a connection of its own.
 """
 
 from __future__ import annotations
@@ -24,14 +23,14 @@ from nvrx_slurm.inprocess import gates
 from nvrx_slurm.inprocess.cycle import Cycle, Event, Phase
 from nvrx_slurm.inprocess.exception import InternalError, RestartError, StoreError, TimeoutError
 from nvrx_slurm.inprocess.gates import Joining, Noticing, Payload, pack
-from nvrx_slurm.inprocess.ledger import AnyEntry, Interrupted, Ledger, Lost, Sealed, decode
+from nvrx_slurm.inprocess.ledger import AnyEntry, Interrupted, Ledger, Lost, Sealed, Settled, decode
 from nvrx_slurm.inprocess.proposing import Log
 from nvrx_slurm.inprocess.store.port import Cancelled, Connection, Store
 from nvrx_slurm.log import get_logger
 
 log = get_logger("inprocess")
 
-LISTEN_S = 30.0
+LISTEN_S = 600.0
 """How long one read of the log waits; the entry itself wakes it."""
 
 NAMED = 8
@@ -63,10 +62,10 @@ class Group:
         tick: Callable[[], None],
         tick_s: float,
         on_phase: Callable[[Cycle], None],
-        on_opened: Callable[[], None],
+        on_heard: Callable[[Phase], None],
     ) -> None:
         self._tick, self._tick_s = tick, tick_s
-        self._on_phase, self._on_opened = on_phase, on_opened
+        self._on_phase, self._on_heard = on_phase, on_heard
         self.cycle = cycle
         self.failure: RestartError | None = None
         self.leaves = False
@@ -75,18 +74,20 @@ class Group:
         self._connection = self._connect()
         self._log = Log(self._connection, cycle.ledger.members)
         self._heard = self._connect()
-        self._beside: Connection | None = None
         self._listener = threading.Thread(target=self._listen, name="nvrx-listener", daemon=True)
 
     # ---- coming and going
 
-    def join(self, process: Joining, lost: Mapping[int, Lost]) -> None:
-        """Become known, tell who was lost in earlier calls, and listen. Raises StoreError if somebody else is us."""
+    def check_vacant(self, process: Joining) -> None:
+        """Before anything is said in the group's name. Raises StoreError if another process is this member."""
         member = self.cycle.member
         other = self._connection.arrival(gates.JOIN, member)
         if other is not None and other != pack(process):
             raise _taken(member, msgspec.json.decode(other, type=Joining))
-        self._connection.arrive(gates.JOIN, member, pack(process))
+
+    def join(self, process: Joining, lost: Mapping[int, Lost]) -> None:
+        """Become known, tell who was lost in earlier calls, and listen."""
+        self._connection.arrive(gates.JOIN, self.cycle.member, pack(process))
         self._log.refresh()
         for each in lost.values():
             self._log.propose(msgspec.structs.replace(each, iteration=0, inherited=True))
@@ -96,13 +97,12 @@ class Group:
     def close(self) -> None:
         """Listen no longer. Of those who completed, the last one to go clears the keys."""
         self._heard.cancel()
-        if self._listener.is_alive():
+        if self._listener.ident is not None:  # it was started: we had joined
             self._listener.join()
-        if self.failure is None and not self.leaves:
-            self._clear_if_last()
-        for connection in (self._connection, self._heard, self._beside):
-            if connection is not None:
-                connection.close()
+            if self.failure is None and not self.leaves:
+                self._clear_if_last()
+        self._connection.close()
+        self._heard.close()
 
     def _clear_if_last(self) -> None:
         try:
@@ -209,12 +209,9 @@ class Group:
 
     def propose(self, entry: AnyEntry) -> bool:
         """Put an entry into the log, unless it means nothing any more. Returns whether it came in by this call."""
-        return self._propose(self._log, entry)
-
-    def _propose(self, own: Log, entry: AnyEntry) -> bool:
-        if own.ledger.length < self.cycle.ledger.length:
-            own.ledger = self.cycle.ledger
-        return own.propose(entry)
+        if self._log.ledger.length < self.cycle.ledger.length:
+            self._log.ledger = self.cycle.ledger
+        return self._log.propose(entry)
 
     def interrupt(self, entry: Interrupted) -> None:
         """This rank has failed: so has the iteration. If that is known already, ours is one more record of it."""
@@ -227,11 +224,16 @@ class Group:
         with contextlib.suppress(RestartError):
             self.propose(lost)
 
-    def beside(self) -> Beside:
-        """From a thread that works while the main thread is in the function; one at a time."""
-        if self._beside is None:
-            self._beside = self._connect()
-        return Beside(self, self._beside)
+    def notice(self, iteration: int, notice: Noticing) -> None:
+        """From the listener, on each entry: say that we know of the interruption, and what of it. Who finds that all
+        who are left have said so settles it."""
+        seen, gate = self.cycle.ledger, gates.notice(iteration)
+        if self._heard.arrive(gate, self.cycle.member, pack(notice)) >= seen.left:
+            here = self._heard.arrivals(gate)
+            if sum(member not in seen.lost for member in here) >= seen.left:
+                own = Log(self._heard, seen.members)
+                own.ledger = seen
+                own.propose(Settled(iteration=iteration))
 
     # ---- the listener
 
@@ -262,24 +264,7 @@ class Group:
             sys.stderr.write(f"nvrx: the group goes on without rank {self.cycle.member}, so this process ends\n")
             sys.stderr.flush()
             os.kill(os.getpid(), signal.SIGKILL)
-        if self.cycle.phase is Phase.RUNNING is not before:
-            self._on_opened()
-
-
-class Beside:
-    """What a thread beside the main one may say, by a connection of its own."""
-
-    def __init__(self, group: Group, connection: Connection) -> None:
-        self._group, self._connection = group, connection
-        self._log = Log(connection, group.ledger.members)
-
-    def notice(self, iteration: int, notice: Noticing, settle: AnyEntry) -> None:
-        """Say that we know of the interruption, and what of it; who says so last proposes `settle`."""
-        seen = self._group.ledger
-        if self._connection.arrive(gates.notice(iteration), self._group.cycle.member, pack(notice)) >= seen.left:
-            here = self._connection.arrivals(gates.notice(iteration))
-            if sum(member not in seen.lost for member in here) >= seen.left:
-                self._group._propose(self._log, settle)
+        self._on_heard(before)
 
 
 def unpacked(payloads: Mapping[int, bytes], kind: type[P]) -> dict[int, P]:
@@ -296,5 +281,5 @@ def _taken(member: int, other: Joining) -> StoreError:
     return StoreError(
         f"rank {member} of this group has joined already: process {other.pid} on {other.host}. Another run uses the"
         " same store under the same name, or one has ended without clearing it: give each run a name of its own"
-        " (store_kwargs={'group': …}, or a launcher that sets TORCHELASTIC_RUN_ID or SLURM_JOB_ID)"
+        " (NVRX_INPROCESS_GROUP, the same for all of its ranks)"
     )

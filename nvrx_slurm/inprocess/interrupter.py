@@ -8,7 +8,7 @@ from nvrx_slurm.inprocess.abort import Abort
 from nvrx_slurm.inprocess.cycle import Event, Phase
 from nvrx_slurm.inprocess.gates import Noticing
 from nvrx_slurm.inprocess.group import Group
-from nvrx_slurm.inprocess.ledger import Interrupted, Settled
+from nvrx_slurm.inprocess.ledger import Interrupted
 from nvrx_slurm.inprocess.region import Region
 from nvrx_slurm.inprocess.state import FrozenState
 from nvrx_slurm.log import get_logger
@@ -44,7 +44,7 @@ class Interrupter:
     def _run(self, state: FrozenState) -> None:
         try:
             if self._group.phase is Phase.INTERRUPTED:
-                self._last_call(state.iteration)
+                self._last_call()
             with self._region.held():
                 self._abort_all(state)
                 self._group.feed(Event.ABORTED)
@@ -52,11 +52,13 @@ class Interrupter:
         except Exception as error:  # else the main thread would wait for us for ever
             self._group.fail(error)
 
-    def _last_call(self, iteration: int) -> None:
-        """Until all have said what they have to say of this interruption, and at most so long."""
+    def notice(self) -> Noticing:
+        """What this rank itself has to say of the interruption."""
         own = self.own
-        notice = Noticing() if own is None else Noticing(**{n: getattr(own, n) for n in Noticing.__struct_fields__})
-        self._group.beside().notice(iteration, notice, Settled(iteration=iteration))
+        return Noticing() if own is None else Noticing(**{n: getattr(own, n) for n in Noticing.__struct_fields__})
+
+    def _last_call(self) -> None:
+        """Until all have said what they have to say of this interruption, and at most so long."""
         if not self._group.wait_while(Phase.INTERRUPTED, within_s=self._last_call_s):
             self._group.feed(Event.LAST_CALL_OVER)
 

@@ -6,6 +6,7 @@ import datetime
 import pickle
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field, fields
+from itertools import chain
 from pathlib import Path
 from typing import Any
 
@@ -65,7 +66,7 @@ class Options:
     enabled: bool
 
     def __post_init__(self) -> None:
-        for problem in (*self._wrong_types(), *self._wrong_times(), *self._wrong_relations(), *self._others()):
+        for problem in chain(self._wrong_types(), self._wrong_times(), self._wrong_relations(), self._others()):
             raise OptionError(f"Wrapper: {problem}")
 
     def _wrong_types(self) -> Iterator[str]:

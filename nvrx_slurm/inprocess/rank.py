@@ -41,6 +41,8 @@ log = get_logger("inprocess")
 STACK_CHARS = 4000
 """How much of a stack goes into a record: its end."""
 
+_BEFORE_ABORT = (Phase.RUNNING, Phase.COMPLETING, Phase.INTERRUPTED)
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Parts:
@@ -178,7 +180,7 @@ class Rank:
             raise error
         self.parts.watch.begin()
         self.state.fn_exception = error  # type: ignore[misc]
-        log.error("rank %s, iteration %d: %s", self.state.rank, self.state.iteration, in_words(error))
+        log.error("restart in process: rank %s, iteration %d: %s", self.state.rank, self.state.iteration, in_words(error))
         failure = Interrupted(
             iteration=self.state.iteration,
             member=self.parts.launch.rank,
@@ -188,8 +190,9 @@ class Rank:
             host=self.parts.launch.host,
             stack="".join(traceback.format_exception(error))[-STACK_CHARS:],
         )
-        self.parts.interrupter.own = failure
-        self.parts.group.interrupt(failure)
+        if self.parts.group.phase in _BEFORE_ABORT:  # later it may be no more than what the abort has led to
+            self.parts.interrupter.own = failure
+            self.parts.group.interrupt(failure)
         self.parts.group.wait_while(Phase.RUNNING, Phase.COMPLETING)
 
     def _await_others(self) -> None:
@@ -213,6 +216,7 @@ class Rank:
 
     def _get_out(self) -> None:
         self._begin_restart()
+        self.parts.stamps.begin_iteration(self.state.iteration)  # its silence is dealt with, and no ping is awaited
         self.parts.interrupter.join()
         self.parts.group.feed(Event.OUT)
 

@@ -18,8 +18,8 @@ import sys
 import threading
 from collections import deque
 from collections.abc import Callable, Iterator
+from concurrent.futures import Future
 from dataclasses import dataclass, field
-from functools import partial
 from time import monotonic
 from types import CodeType, FrameType, TracebackType
 from typing import Generic, TypeVar
@@ -131,14 +131,13 @@ class Region:
         call = self._current = _Call()
         error: BaseException | None = None
         try:
-            value = _inside(function)
-        except BaseException as caught:
-            error = caught
-        finally:
-            self._leave()
-        try:
+            try:
+                value = _inside(function)
+            except BaseException as caught:
+                error = caught
             return _outcome(call, error) or Returned(value)
         finally:
+            self._leave()
             call.delivered = error = None  # their tracebacks hold the function's frames, and this one
 
     def strike(self, *, again_s: float, reason: str = "the group restarts") -> None:
@@ -154,11 +153,14 @@ class Region:
             return
         call.reason, call.patience_s, call.since = reason, again_s, monotonic()
         call.is_wanted = True
-        pause_s = FIRST_PAUSE_S
+        pause_s, telling = FIRST_PAUSE_S, None
         while self._send(call):
             call.left.wait(pause_s)
-            _tell(call)
+            if call.swallowed and (telling is None or telling.done()):
+                telling = _tell(call.swallowed)
             pause_s = min(GROWTH * pause_s, again_s / 4)
+        if call.swallowed:
+            _tell(call.swallowed)
 
     def atomic(self) -> contextlib.AbstractContextManager[None]:
         """A block that no restart cuts, in any thread; it nests. Waits to enter while they are held."""
@@ -239,13 +241,15 @@ def _handlers() -> set[CodeType]:
 def _outcome(call: _Call, error: BaseException | None) -> Raised | Struck | None:
     """What the call came to; None if it just returned."""
     if call.delivered is None:
-        return Raised(_without_our_frames(error)) if error else None
+        return None if error is None else Raised(_without_our_frames(error))
     chain = list(_with_contexts(error))
     if not any(link is call.delivered for link in chain):
         call.note_swallowed()
     strikes = [place for place, link in enumerate(chain) if isinstance(link, RankShouldRestart)]
     own = chain[strikes[-1] + 1 :] if strikes else chain
-    return Struck(_without_our_frames(own[0]) if own else None)
+    failures = (link for link in own if not isinstance(link, GeneratorExit))  # that is how a generator ends
+    failure = next(failures, None)
+    return Struck(None if failure is None else _without_our_frames(failure))
 
 
 def _with_contexts(error: BaseException | None) -> Iterator[BaseException]:
@@ -269,8 +273,13 @@ def _place(code: CodeType, line: int) -> str:
     return f"{code.co_filename}:{line}, in {code.co_qualname}"
 
 
-def _tell(call: _Call) -> None:
-    """Log where strikes were swallowed: in threads of their own, as the main one may be stuck with a log's lock."""
-    while call.swallowed:
-        told = "RankShouldRestart was caught and did not get out of the wrapped function: %s"
-        in_thread(partial(_log.warning, told, call.swallowed.popleft()), "nvrx-swallowed")
+def _tell(swallowed: deque[str]) -> Future[None]:
+    """Log these places, in a thread of its own: the main one may be stuck while it holds the lock of a log."""
+
+    def tell() -> None:
+        with contextlib.suppress(IndexError):  # another such thread may take some
+            while True:
+                place = swallowed.popleft()
+                _log.warning("RankShouldRestart was caught and did not get out of the wrapped function: %s", place)
+
+    return in_thread(tell, "nvrx-swallowed")

@@ -16,27 +16,45 @@ from nvrx_slurm.log import get_logger
 log = get_logger("inprocess")
 
 
-def tell(group: Group, name: str, call: int, re_entered_s: float) -> Restart:
-    """The listener's, of the restart that has just ended: put it together from what all ranks said, and tell it."""
-    sealed, cause = group.sealed, group.ledger.cause
-    places = group.arrivals(gates.start(sealed.iteration), Starting)
-    notices = group.arrivals(gates.notice(sealed.iteration - 1), Noticing)
-    records = {cause.member: cause.record()} if cause is not None else {}
-    records |= {m: record for m, notice in notices.items() if (record := notice.record()) and m not in records}
-    restart = Restart(
-        at=time.time(),
-        group=name,
-        call=call,
-        iteration=sealed.iteration,
-        world_size=len(places),
-        active_world_size=max((place.active_world_size for place in places.values()), default=0),
-        missing=sealed.missing,
-        records=tuple(records.values()),
-        ranks=_ranks(places, re_entered_s),
-    )
-    log.warning("%s", in_one_line(restart, tuple(records.values())))
-    tell_agent(restart)
-    return restart
+class Teller:
+    """The listener's own."""
+
+    def __init__(self, group: Group, name: str, call: int) -> None:
+        self._group, self._name, self._call = group, name, call
+        self._lost: set[int] = set()  # who was lost before, and told
+
+    def tell(self, re_entered_s: float) -> Restart:
+        """Of the restart that has just ended: put it together from what all ranks said, and tell it."""
+        sealed = self._group.sealed
+        places = self._group.arrivals(gates.start(sealed.iteration), Starting)
+        places = {member: place for member, place in places.items() if member not in self._group.ledger.lost}
+        restart = Restart(
+            at=time.time(),
+            group=self._name,
+            call=self._call,
+            iteration=sealed.iteration,
+            world_size=len(places),
+            active_world_size=max((place.active_world_size for place in places.values()), default=0),
+            missing=sealed.missing,
+            records=tuple(self._records(sealed.iteration - 1).values()),
+            ranks=_ranks(places, re_entered_s),
+        )
+        log.warning("%s", in_one_line(restart))
+        tell_agent(restart)
+        return restart
+
+    def _records(self, iteration: int) -> dict[int, InterruptionRecord]:
+        """By member, what was said of the interruption: the cause first, then who is out, then who failed too."""
+        cause, lost = self._group.ledger.cause, self._group.ledger.lost
+        records = {} if cause is None else {cause.member: cause.record()}
+        for member, each in lost.items():
+            if member not in self._lost and not each.inherited:
+                records.setdefault(member, each.record())
+        self._lost.update(lost)
+        for member, notice in self._group.arrivals(gates.notice(iteration), Noticing).items():
+            if (record := notice.record()) is not None:
+                records.setdefault(member, record)
+        return records
 
 
 def _ranks(places: Mapping[int, Starting], re_entered_s: float) -> tuple[RankTimeline, ...]:
@@ -52,10 +70,10 @@ def _ranks(places: Mapping[int, Starting], re_entered_s: float) -> tuple[RankTim
     )
 
 
-def in_one_line(restart: Restart, records: tuple[InterruptionRecord, ...]) -> str:
+def in_one_line(restart: Restart) -> str:
     """What happened, who is left, and what it took."""
     parts = ", ".join(f"{each.value} {1e3 * restart.slowest(each):.1f}" for each in Phase if restart.slowest(each))
     return (
-        f"iteration {restart.iteration} began on {restart.active_world_size} of {restart.world_size} ranks, after:"
-        f" {format_interruption_records(records)}; {1e3 * restart.total_s:.1f} ms ({parts})"
+        f"restart in process: iteration {restart.iteration} began on {restart.active_world_size} of {restart.world_size} ranks, after:"
+        f" {format_interruption_records(restart.records)}; {1e3 * restart.total_s:.1f} ms ({parts})"
     )

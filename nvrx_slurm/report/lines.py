@@ -6,7 +6,7 @@ from nvrx_slurm.records import Entry, entry_to_json
 from nvrx_slurm.report.sentences import describe
 from nvrx_slurm.report.words import event_name
 
-NAME_WIDTH = 18
+NAME_WIDTH = 20
 TIME_WIDTH = 12
 
 
@@ -17,7 +17,7 @@ class Lines:
         self._begin: float | None = None
 
     def in_words(self, entry: Entry) -> str:
-        """`+4.953s      node_lost           n2: tether lost, at step 80`."""
+        """`+4.953s      node_lost            n2: tether lost, at step 80`."""
         if self._begin is None:
             self._begin = entry.t
         time = f"+{entry.t - self._begin:.3f}s"

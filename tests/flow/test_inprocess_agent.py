@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 import os
 import signal
@@ -11,9 +12,9 @@ import sys
 from pathlib import Path
 from typing import Any
 
-import pytest
+import msgspec
 
-from nvrx_slurm.agent.supervisor import descendants
+from nvrx_slurm.agent.supervisor import send_all
 from nvrx_slurm.flow.replaying import replay
 from nvrx_slurm.records import (
     HangBounds,
@@ -24,14 +25,15 @@ from nvrx_slurm.records import (
     RolePlan,
     WorkerFailed,
     WorkerHung,
+    WorkersDone,
     WorkersStarted,
 )
+from nvrx_slurm.store.embedded import EmbeddedStore
 from tests.fault_harness import child_of, until
-from tests.harness import Gate, RunningJob, plan_of, wait_gone
-from tests.inprocess_worker import RAISE
+from tests.harness import Gate, RunningJob, Waiting, plan_of, wait_gone
+from tests.inprocess_worker import HOLD, RAISE
 
 WORKER = Path(__file__).parents[1] / "inprocess_worker.py"
-CAUSE = "RuntimeError: told to fail in iteration 0"
 
 
 def wrapped_plan(gate: Gate, base: Path, *words: str, nodes: int = 2, spares: int = 0, **bounds: Any) -> Plan:
@@ -49,8 +51,8 @@ def replays(job: RunningJob, plan: Plan) -> bool:
     return replay(plan, job.entries).parting is None
 
 
-def monitors_of(pid: int) -> list[int]:
-    return [child for child in descendants(pid) if b"inprocess/monitor" in Path(f"/proc/{child}/cmdline").read_bytes()]
+def monitor_of(worker: Waiting) -> int:
+    return child_of(worker.pid, "inprocess/monitor")
 
 
 def shown(job: RunningJob, *command: str) -> str:
@@ -135,8 +137,7 @@ def test_a_killed_worker_after_a_restart_in_process_is_the_agents(run_local, gat
     before = gate.wait(2, cycle=0)
     before[0].go(RAISE)
     job.expect(RestartedInProcess, cycle=0)
-    watching = [monitor for worker in before.values() for monitor in monitors_of(worker.pid)]
-    assert len(watching) == 2
+    watching = [monitor_of(worker) for worker in before.values()]
     os.kill(before[1].pid, signal.SIGKILL)
     after = gate.wait(2, cycle=1)
     wait_gone([*watching, *(worker.pid for worker in before.values())], timeout=0.0)
@@ -181,7 +182,92 @@ def test_a_worker_that_leaves_its_group_is_replaced_not_restarted_without(run_lo
     assert [(failed.rank, failed.exit_code) for failed in job.said(WorkerFailed)] == [(1, 7)]
 
 
-# ------------------------------------------------------------------------------------------- hangs, and who is waited for
+def test_a_function_that_makes_no_progress_is_restarted_in_process(run_local, gate, tmp_path):
+    """Soft timeout: it is not the agent's as long as the process obeys."""
+    job = run_local(wrapped_plan(gate, tmp_path, "hasty"))
+    gate.wait(2, cycle=0)
+    assert "soft_timeout" in job.expect(RestartedInProcess, cycle=0).restart.cause
+    gate.open()
+    assert job.finish() == 0
+    assert job.said(RestartDecided) == []
+
+
+def test_a_process_that_obeys_nothing_is_ended_and_the_agents(run_local, gate, tmp_path):
+    """Hard timeout: its monitor ends it, and the agent replaces it; nobody restarts without it meanwhile."""
+    job = run_local(wrapped_plan(gate, tmp_path, "hasty"))
+    gate.wait(2, cycle=0)[1].go(HOLD)
+    failed = job.expect(WorkerFailed, cycle=0)
+    assert (failed.rank, failed.signal) == (1, signal.SIGTERM)
+    gate.wait(2, cycle=1)
+    gate.open()
+    assert job.finish() == 0
+    assert [decided.rank for decided in job.said(RestartDecided)] == [1]
+    assert all(record.restart.lost == 0 for record in restarts(job))
+
+
+# ------------------------------------------------------------------------------------------- without the others
+
+
+def test_a_restart_needs_no_agent_and_is_told_once_it_is_back(run_local, gate, tmp_path):
+    """The agents are frozen while the group restarts and comes to its end; what they missed they say in order."""
+    words = (f"marks:{tmp_path}",)
+    job = run_local(wrapped_plan(gate, tmp_path, *words, fence_timeout_s=60.0, heartbeat_timeout_s=60.0))
+    workers = gate.wait(2, cycle=0)
+    job.expect(WorkersStarted, node="n1")
+    job.expect(WorkersStarted, node="n2")
+    agents = [job.agent_pid(node) for node in ("n1", "n2")]
+    send_all(agents, signal.SIGSTOP)
+    workers[1].go(RAISE)
+    until(lambda: all((tmp_path / f"1.{rank}").exists() for rank in workers), "all have begun again")
+    gate.open()
+    wait_gone([worker.pid for worker in workers.values()])
+    send_all(agents, signal.SIGCONT)
+    assert job.finish() == 0
+    (restart,) = restarts(job)
+    said = [type(entry.record) for entry in job.entries if getattr(entry.record, "node", None) == restart.node]
+    assert said.index(RestartedInProcess) < said.index(WorkersDone)
+
+
+def test_the_jobs_store_may_be_killed_between_restarts(run_local, gate, tmp_path):
+    """It comes back with what it held: the group goes on in the same call, and the journal has both restarts."""
+    job = run_local(wrapped_plan(gate, tmp_path))
+    workers = gate.wait(2, cycle=0)
+    workers[0].go(RAISE)
+    job.expect(RestartedInProcess)
+    os.kill(child_of(job.process.pid, "valkey"), signal.SIGKILL)
+    workers[1].go(RAISE)
+    again = job.when(
+        lambda record: isinstance(record, RestartedInProcess) and record.restart.iteration == 2, what="iteration 2"
+    )
+    assert again.restart.lost == 0
+    gate.open()
+    assert job.finish() == 0
+    assert (job.said(WorkerFailed), job.said(RestartDecided)) == ([], [])
+
+
+async def test_the_sites_own_store_serves_the_group_too(run_local, gate, tmp_path):
+    """With `store.url` the ranks meet there, by the password that only the job's owner can read."""
+    server = EmbeddedStore(tmp_path / "site", bind="127.0.0.1", password="secret")
+    process = await server.start()
+    try:
+        plan = wrapped_plan(gate, tmp_path)
+        plan = msgspec.structs.replace(plan, store_url=f"redis://127.0.0.1:{server.port}/0")
+        await asyncio.to_thread(_restarts_once, run_local, gate, plan)
+    finally:
+        process.send_signal(signal.SIGTERM)
+        await process.wait()
+
+
+def _restarts_once(run_local, gate, plan):
+    job = run_local(plan, env={"NVRX_SLURM_STORE_PASSWORD": "secret"})
+    gate.wait(2, cycle=0)[1].go(RAISE)
+    job.expect(RestartedInProcess, cycle=0)
+    gate.open()
+    assert job.finish() == 0
+    assert job.said(WorkerFailed) == []
+
+
+# ------------------------------------------------------------------------------------------- hangs and ends
 
 
 def test_no_hang_deadline_strikes_during_a_restart(run_local, gate, tmp_path):
@@ -211,22 +297,22 @@ def test_a_workers_end_is_seen_while_its_monitor_still_is_there(run_local, gate,
     """A frozen monitor holds nothing that the agent waits for: the failure is told, and the teardown ends it too."""
     job = run_local(wrapped_plan(gate, tmp_path, teardown_grace_s=1.0))
     before = gate.wait(2, cycle=0)
-    (monitor,) = until(lambda: monitors_of(before[1].pid), "it has its monitor")
+    monitor = monitor_of(before[1])
     os.kill(monitor, signal.SIGSTOP)
     os.kill(before[1].pid, signal.SIGKILL)
     job.expect(WorkerFailed, rank=1, signal=9)
     gate.wait(2, cycle=1)
     wait_gone([monitor], timeout=0.0)
-    assert max(ready.teardown_s for ready in job.said(NodeReady)) < 3.0
     gate.open()
     assert job.finish() == 0
+    assert max(ready.teardown_s for ready in job.said(NodeReady)) < 3.0
 
 
 def test_the_end_of_an_agent_ends_workers_and_monitors(run_local, gate, tmp_path):
     """A killed agent leaves nothing behind, though monitors are in sessions of their own and deaf to signals."""
     job = run_local(wrapped_plan(gate, tmp_path, spares=1))
     before = gate.wait(2, cycle=0)
-    everybody = [pid for worker in before.values() for pid in (worker.pid, *monitors_of(worker.pid))]
+    everybody = [pid for worker in before.values() for pid in (worker.pid, monitor_of(worker))]
     node = before[1].env["NVRX_NODE"]
     os.kill(job.agent_pid(node), signal.SIGKILL)
     gate.wait(2, cycle=1)

@@ -89,19 +89,14 @@ class Group:
 
     def expect(self, event: str, rank: int, *, timeout: float = WAIT_S, **facts: Any) -> Told:
         """The first such event of a rank; waits for it."""
-        return self.expect_any(rank, {event: facts}, timeout=timeout)
-
-    def expect_any(self, rank: int, events: dict[str, dict[str, Any]], *, timeout: float = WAIT_S) -> Told:
-        """The first of several events of a rank, by name, with their facts; waits for it."""
         deadline = time.monotonic() + timeout
         while True:
-            for event, facts in events.items():
-                for told in self.all(event, rank=rank, **facts):
-                    return told
+            for told in self.all(event, rank=rank, **facts):
+                return told
             if not self._is_telling(rank):
-                raise AssertionError(f"rank {rank} has ended, and did not tell {events}")
+                raise AssertionError(f"rank {rank} has ended, and did not tell {event} {facts or ''}")
             if not self._hear(deadline):
-                raise AssertionError(f"rank {rank} did not tell {events} in {timeout:.0f} s")
+                raise AssertionError(f"rank {rank} did not tell {event} {facts or ''} in {timeout:.0f} s")
 
     def all(self, event: str, **facts: Any) -> list[Told]:
         """Every such event so far, in the order in which they were read."""

@@ -61,15 +61,14 @@ class Rank:
                 ACTIONS[fault.does]()
 
     def commands(self, iteration: int) -> Iterator[str]:
-        """What the test wants done in this iteration. A command that came too late for another one is left out."""
+        """What the test wants done in this iteration. Commands for a later one wait for it."""
         while True:
             if select.select([sys.stdin], [], [], POLL_S)[0]:
                 self._unread += os.read(sys.stdin.fileno(), 4096)
-            while b"\n" in self._unread:
-                line, _, self._unread = self._unread.partition(b"\n")
-                number, _, action = line.decode().partition(" ")
-                if int(number) == iteration:
-                    yield action
+            *lines, rest = self._unread.split(b"\n")
+            ours = [line for line in lines if int(line.partition(b" ")[0]) == iteration]
+            self._unread = b"\n".join([*(line for line in lines if line not in ours), rest])
+            yield from (line.partition(b" ")[2].decode() for line in ours)
 
     # ---- the call
 

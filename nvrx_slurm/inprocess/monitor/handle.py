@@ -18,6 +18,7 @@ from nvrx_slurm.inprocess.exception import InternalError, OptionError
 from nvrx_slurm.inprocess.ledger import Lost
 from nvrx_slurm.inprocess.monitor import __main__ as program
 from nvrx_slurm.inprocess.monitor import wire
+from nvrx_slurm.inprocess.monitor.process import ended_within
 from nvrx_slurm.inprocess.monitor.wire import MonitorOptions, Start
 from nvrx_slurm.inprocess.stamps import Stamps
 from nvrx_slurm.log import get_logger
@@ -122,12 +123,17 @@ class MonitorProcess:
     def _end(self) -> None:
         if self._fate is not None:  # a forked child may hold this pipe too: closing it would not be enough
             fcntl.fcntl(self._fate, fcntl.F_SETFL, os.O_NONBLOCK)
-        self._process.kill()
+        if self._process.poll() is not None:
+            return
+        pidfd = os.pidfd_open(self._process.pid)
         try:
-            self._process.wait(LINGER_S)
-        except subprocess.TimeoutExpired:
-            log.warning("the monitor process %d hangs in the kernel; it is left behind", self._process.pid)
-            self._process.returncode = 0  # nobody waits for it any more
+            self._process.kill()
+            if not ended_within(pidfd, LINGER_S):
+                log.warning("the monitor process %d hangs in the kernel; it is left behind", self._process.pid)
+                self._process.returncode = 0  # nobody waits for it any more
+            self._process.wait()
+        finally:
+            os.close(pidfd)
 
 
 # ---- the start

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import time
 
 from nvrx_slurm.last_resort import LastResort
@@ -14,12 +15,13 @@ LAST_RESORT_SHARE = 0.8
 
 
 class Lease:
-    """`ends_at`, on the monotonic clock: a moment that only a beat moves on. The scribe renews it, the loop obeys."""
+    """`ends_at`, on the monotonic clock: a moment that only a beat moves on, and that the first one sets. The scribe
+    renews it, the loop obeys."""
 
     def __init__(self, heartbeat_timeout_s: float) -> None:
         self._timeout_s = heartbeat_timeout_s
         self._last_resort = LastResort()
-        self.renew(time.monotonic())
+        self.ends_at = math.inf
 
     def renew(self, sent_at: float) -> None:
         """A beat got through. What counts is when it was sent: the store may have had it since then."""

@@ -25,6 +25,13 @@ def find(pid: int, began_at: int) -> int | None:
     return None
 
 
+def ended_within(pidfd: int, seconds: float) -> bool:
+    """Wait so long for a process's end. Returns whether it has come."""
+    poller = select.poll()
+    poller.register(pidfd, select.POLLIN)
+    return bool(poller.poll(max(0.0, seconds) * 1000))
+
+
 class Process:
     """One process, by a pidfd: it is readable once the process has ended, reaped or not."""
 
@@ -40,9 +47,7 @@ class Process:
 
     def ended_within(self, seconds: float) -> bool:
         """Wait so long for its end. Returns whether it has come."""
-        poller = select.poll()
-        poller.register(self.pidfd, select.POLLIN)
-        return bool(poller.poll(max(0.0, seconds) * 1000))
+        return ended_within(self.pidfd, seconds)
 
     def is_ending(self) -> bool:
         """Whether it is on its way out: it has closed its descriptors, and may yet be at its memory and devices."""

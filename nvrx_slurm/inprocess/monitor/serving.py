@@ -9,6 +9,7 @@ import select
 import signal
 import socket
 import time
+from contextlib import suppress
 from pathlib import Path
 from typing import IO
 
@@ -40,7 +41,8 @@ def serve(told: IO[bytes]) -> None:
         monitor = Monitor(start, control)
         monitor.open()
     except Exception as error:
-        control.send(f"{type(error).__name__}: {error}".encode()[:MOST_LAST_WORDS])
+        with suppress(ConnectionError):
+            control.send(f"{type(error).__name__}: {error}".encode()[:MOST_LAST_WORDS])
         os._exit(1)
     monitor.run()
     os._exit(0)  # whatever the store's own threads are at
@@ -85,7 +87,8 @@ class Monitor:
         self._scribe.start()
         self._scribe.opened.result()
         theirs, self._fate = os.pipe2(os.O_CLOEXEC)
-        socket.send_fds(self._control, [wire.READY], [theirs])
+        with suppress(ConnectionError):  # the rank has died already: that is what `run` sees first
+            socket.send_fds(self._control, [wire.READY], [theirs])
         os.close(theirs)
         log.info(
             "watches process %d, member %d of %d", self._process.pid, self._options.member, self._options.members

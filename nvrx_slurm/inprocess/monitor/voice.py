@@ -7,6 +7,8 @@ import logging
 import os
 import queue
 import threading
+from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 
 STDERR = 2
@@ -19,34 +21,40 @@ class Voice(logging.Handler):
     def __init__(self, name: str, logfile: Path | None) -> None:
         super().__init__()
         self.setFormatter(logging.Formatter(f"%(asctime)s.%(msecs)03d {name}: %(message)s", "%H:%M:%S"))
-        self._lines: queue.SimpleQueue[tuple[int, bytes] | None] = queue.SimpleQueue()
         self._file = None if logfile is None else os.open(logfile, os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o600)
-        self._thread = threading.Thread(target=self._write, name="nvrx-voice", daemon=True)
+        self._work: queue.SimpleQueue[Callable[[], None] | None] = queue.SimpleQueue()
+        self._thread = threading.Thread(target=self._do, name="nvrx-voice", daemon=True)
         self._thread.start()
 
     def emit(self, record: logging.LogRecord) -> None:
-        self._lines.put((record.levelno, f"{self.format(record)}\n".encode()))
-
-    def _write(self) -> None:
-        while (entry := self._lines.get()) is not None:
-            level, line = entry
-            with contextlib.suppress(OSError):  # nobody reads, or the disk is full: there is no place to say so
-                if self._file is not None:
-                    os.write(self._file, line)
-            with contextlib.suppress(OSError):
-                if level >= logging.WARNING:
-                    os.write(STDERR, line)
+        self._work.put(partial(self._write, record.levelno, f"{self.format(record)}\n".encode()))
 
     def let_go(self) -> None:
-        """Hold the rank's standard error no longer: whoever reads it waits for its end."""
-        nothing = os.open(os.devnull, os.O_RDWR)
-        os.dup2(nothing, STDERR)
-        os.close(nothing)
+        """After what was said so far, hold the rank's standard error no longer: who reads it waits for its end."""
+        self._work.put(_silence_stderr)
 
     def finish(self) -> None:
         """Write what is left, unless that takes longer than it is worth."""
-        self._lines.put(None)
+        self._work.put(None)
         self._thread.join(LAST_WORDS_S)
+
+    def _do(self) -> None:
+        while (work := self._work.get()) is not None:
+            with contextlib.suppress(OSError):  # nobody reads, or the disk is full: there is no place to say so
+                work()
+
+    def _write(self, level: int, line: bytes) -> None:
+        if self._file is not None:
+            with contextlib.suppress(OSError):
+                os.write(self._file, line)
+        if level >= logging.WARNING:
+            os.write(STDERR, line)
+
+
+def _silence_stderr() -> None:
+    nothing = os.open(os.devnull, os.O_RDWR)
+    os.dup2(nothing, STDERR)
+    os.close(nothing)
 
 
 def set_up(name: str, logfile: Path | None) -> Voice:

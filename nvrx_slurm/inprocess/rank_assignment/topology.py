@@ -82,10 +82,10 @@ def planted(layers: Sequence[Layer], keys: Mapping[int, tuple[str, ...]]) -> dic
 
     Raises OptionError if the ranks have different roots, or another number of keys than there are layers.
     """
+    _check(keys, len(layers))
     branches: dict[tuple[str, ...], Branch] = {}
     places: dict[tuple[str, ...], int] = {}
     for rank in sorted(keys):
-        _check(rank, keys, len(layers))
         parent = None
         for depth, layer in enumerate(layers):
             path = keys[rank][: depth + 1]
@@ -96,12 +96,11 @@ def planted(layers: Sequence[Layer], keys: Mapping[int, tuple[str, ...]]) -> dic
     return {rank: Leaf(branches[keys[rank]]) for rank in ordered}
 
 
-def _check(rank: int, keys: Mapping[int, tuple[str, ...]], layers: int) -> None:
-    first = min(keys)
-    if len(keys[rank]) != layers:
-        raise OptionError(
-            f"Tree has {layers} layers here, and {len(keys[rank])} on rank {rank}: they must be the same"
-        )
-    if keys[rank][0] != keys[first][0]:
-        seen = f"{keys[first][0]!r} on rank {first}, and {keys[rank][0]!r} on rank {rank}"
-        raise OptionError(f"Tree: the first layer's key must be the same on all ranks; it is {seen}")
+def _check(keys: Mapping[int, tuple[str, ...]], layers: int) -> None:
+    first = min(keys, default=0)
+    for rank, path in keys.items():
+        if len(path) != layers:
+            raise OptionError(f"Tree has {layers} layers here, and {len(path)} on rank {rank}: they must be the same")
+        if path[0] != keys[first][0]:
+            seen = f"{keys[first][0]!r} on rank {first}, and {path[0]!r} on rank {rank}"
+            raise OptionError(f"Tree: the first layer's key must be the same on all ranks; it is {seen}")

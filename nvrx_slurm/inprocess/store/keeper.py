@@ -17,6 +17,7 @@ import contextlib
 import fcntl
 import hashlib
 import os
+import stat
 import subprocess
 import sys
 import time
@@ -28,10 +29,11 @@ from nvrx_slurm.files import RUNTIME_ROOTS
 from nvrx_slurm.inprocess import environment
 from nvrx_slurm.inprocess.exception import OptionError, StoreError
 from nvrx_slurm.inprocess.store.inotify import Watch
+from nvrx_slurm.processes import started_ticks
 
 VALKEY, TORCH = "valkey", "torch"
 
-START_S = 30.0
+START_S = 60.0
 """How long a keeper may take to start: on a busy machine, and with torch to import."""
 
 LOOK_S = 0.1
@@ -40,11 +42,17 @@ LOOK_S = 0.1
 SAID_BYTES = 2000
 
 
-class Place(msgspec.Struct, frozen=True):
-    """Where on this host a store listens."""
+MOST_STARTS = 3
+"""How many keepers in a row may end before they have a store."""
+
+
+class Place(msgspec.Struct, frozen=True, kw_only=True):
+    """Where on this host a store listens, and the process that keeps it: its id, and when it began, in ticks."""
 
     port: int
     password: str | None = None
+    keeper: int
+    began: int
 
 
 def hosted(kind: str, group: str, *, patience_s: float) -> Place:
@@ -53,15 +61,18 @@ def hosted(kind: str, group: str, *, patience_s: float) -> Place:
     Raises OptionError where not all ranks are known to be on this host, and StoreError where it does not start within
     `START_S`, or the patience if that is longer.
     """
-    folder = _folder(kind, group)
-    deadline, said = time.monotonic() + max(START_S, patience_s), ""
-    while time.monotonic() < deadline:
-        if (lock := _take(folder)) is not None:
-            said = _said(folder) or said  # by one that was started before, and ended
-            _start(kind, folder, lock)
-        if (place := _wait_for_place(folder)) is not None:
-            return place
-    raise StoreError(f"no store could be started for this group on this host; {folder}: {said or 'it says nothing'}")
+    try:
+        folder = _folder(kind, group)
+        deadline, starts = time.monotonic() + max(START_S, patience_s), 0
+        while time.monotonic() < deadline and starts <= MOST_STARTS:
+            if (lock := take(folder)) is not None:
+                starts += 1
+                _start(kind, folder, lock)
+            if (place := _find(folder)) is not None:
+                return place
+    except OSError as error:
+        raise StoreError(f"no store can be started for this group on this host: {error}") from None
+    raise StoreError(f"no store could be started for this group on this host; {folder}: {_said(folder)}")
 
 
 def _start(kind: str, folder: Path, lock: int) -> None:
@@ -73,10 +84,9 @@ def _start(kind: str, folder: Path, lock: int) -> None:
                 " store_kwargs={'url': 'redis://host:6379/0'}, or use store_factory=FileStore with a folder that all"
                 " hosts share, or start the ranks with nvrx-slurm, whose jobs have a store"
             )
-        (folder / "place.json").unlink(missing_ok=True)
-        with (folder / "keeper.log").open("ab") as log:
+        with (folder / "keeper.log").open("wb") as log:
             subprocess.Popen(
-                [sys.executable, "-m", "nvrx_slurm.inprocess.store.keeping", kind, str(folder), str(lock)],
+                [sys.executable, "-P", "-m", "nvrx_slurm.inprocess.store.keeping", kind, str(folder), str(lock)],
                 pass_fds=(lock,),
                 env=environment.of_python_child(),
                 cwd="/",
@@ -89,27 +99,29 @@ def _start(kind: str, folder: Path, lock: int) -> None:
         os.close(lock)
 
 
-def _wait_for_place(folder: Path) -> Place | None:
+def _find(folder: Path) -> Place | None:
     """Where the store is, if somebody keeps it; None after a while without a change."""
+    if (place := _read(folder)) is not None:
+        return place
     watch = Watch(folder)
     try:
-        if (place := read_place(folder)) is None:
+        if (place := _read(folder)) is None:  # it may have come before the watch
             watch.wait(LOOK_S)
-            place = read_place(folder)
-        return place
+        return place or _read(folder)
     finally:
         watch.close()
 
 
-def read_place(folder: Path) -> Place | None:
-    try:
-        return msgspec.json.decode((folder / "place.json").read_bytes(), type=Place)
-    except FileNotFoundError:
-        return None
+def _read(folder: Path) -> Place | None:
+    """What the keeper tells; not what one that was killed has left behind."""
+    with contextlib.suppress(FileNotFoundError):
+        place = msgspec.json.decode((folder / "place.json").read_bytes(), type=Place)
+        return place if started_ticks(place.keeper) == place.began else None
+    return None
 
 
-def _take(folder: Path) -> int | None:
-    """The lock of whoever keeps the store: a descriptor, or None while somebody has it."""
+def take(folder: Path) -> int | None:
+    """The lock of whoever keeps a store here: its descriptor, or None while somebody has it. Raises OSError."""
     while True:
         folder.mkdir(mode=0o700, parents=True, exist_ok=True)
         try:
@@ -134,21 +146,19 @@ def _is_there(path: Path, descriptor: int) -> bool:
 
 
 def _folder(kind: str, group: str) -> Path:
-    """Where the store of a group is kept. Raises StoreError where somebody else could have put something there."""
-    root = next(root for root in RUNTIME_ROOTS if root.is_dir())
-    ours = root / f"nvrx-inprocess-{os.getuid()}"
-    try:
-        ours.mkdir(mode=0o700, exist_ok=True)
-        status = ours.lstat()
-    except OSError as error:
-        raise StoreError(f"no store can be started on this host: {error}") from None
-    if status.st_uid != os.getuid() or status.st_mode & 0o077 or not ours.is_dir():
-        raise StoreError(f"{ours} must be a folder of yours, with mode 0700: remove it")
+    """Where the store of a group is kept. Raises StoreError where somebody else could put something there."""
+    ours = next(root for root in RUNTIME_ROOTS if root.is_dir()) / f"nvrx-inprocess-{os.getuid()}"
+    with contextlib.suppress(FileExistsError):
+        ours.mkdir(mode=0o700)
+    status = ours.lstat()
+    if not stat.S_ISDIR(status.st_mode) or status.st_uid != os.getuid() or status.st_mode & 0o077:
+        raise StoreError(f"{ours} must be a folder of yours, with mode 0700: remove it, or have it removed")
     return ours / f"{kind}-{hashlib.sha256(group.encode()).hexdigest()[:16]}"
 
 
 def _said(folder: Path) -> str:
     """The last words of a keeper that has ended."""
     with contextlib.suppress(OSError):
-        return (folder / "keeper.log").read_bytes()[-SAID_BYTES:].decode(errors="replace").strip()
-    return ""
+        if words := (folder / "keeper.log").read_bytes()[-SAID_BYTES:].decode(errors="replace").strip():
+            return words
+    return "it says nothing"

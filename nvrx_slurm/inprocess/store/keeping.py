@@ -7,13 +7,13 @@ whatever ends a rank, the kernel closes those.
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import importlib
 import os
 import shutil
 import signal
 import socket
 import sys
-from asyncio.subprocess import Process
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any, Protocol
@@ -22,18 +22,14 @@ import msgspec
 
 from nvrx_slurm.files import write_private
 from nvrx_slurm.ids import new_secret
-from nvrx_slurm.inprocess.store.keeper import TORCH, VALKEY, Place
-from nvrx_slurm.processes import dies_with_parent
+from nvrx_slurm.inprocess.store.keeper import TORCH, VALKEY, Place, take
+from nvrx_slurm.processes import dies_with_parent, started_ticks
 from nvrx_slurm.store.embedded import EmbeddedStore
 
 LOOK_S = 1.0
-"""How often the connections are counted."""
 
 LINGER_LOOKS = 5
-"""After how many looks without a connection it ends: a rank is about to come, or to come again."""
-
-FIRST_LOOKS = 30
-"""The same before the first one: ranks start, and import what they need."""
+"""After how many looks in a row without a connection it ends: a rank is about to come, or to come again."""
 
 LOOPBACK = "127.0.0.1"
 ESTABLISHED = "01"
@@ -41,57 +37,69 @@ _OTHERS = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGUSR1, signal.
 """What Slurm and terminals send to all processes of a step or a session; none of it is for the store."""
 
 
-class _Kept(Protocol):
+class Kept(Protocol):
     """A store that is kept. `own`: how many connections it has to itself."""
 
-    place: Place
+    port: int
+    password: str | None
     own: int
 
     async def start(self) -> None: ...
-    async def mend(self) -> None: ...
+    def check(self) -> None:
+        """Raises what has ended it for good."""
+
     async def stop(self) -> None: ...
 
 
-class _Valkey:
+class Valkey:
+    """A server of its own process, which is started again when it was killed."""
+
     own = 0
 
     def __init__(self, folder: Path) -> None:
-        self._password = new_secret()
-        self._server = EmbeddedStore(folder / "store", bind=LOOPBACK, password=self._password, adopt=_adopted())
-        self._process: Process | None = None
+        self.password: str | None = (password := new_secret())
+        self._server = EmbeddedStore(folder / "store", bind=LOOPBACK, password=password, adopt=_adopted())
 
     async def start(self) -> None:
         self._process = await self._server.start()
-        self.place = Place(self._server.port, self._password)
+        self.port = self._server.port
+        self._going = asyncio.create_task(self._keep_going())
 
-    async def mend(self) -> None:
-        """Start it again if it was killed: on the same port, with what it had."""
-        if self._process is None or self._process.returncode is not None:
-            await self.start()
+    async def _keep_going(self) -> None:
+        """Start it again whenever it was killed: on the same port, with what it had."""
+        while True:
+            await self._process.wait()
+            self._process = await self._server.start()
+
+    def check(self) -> None:
+        if self._going.done():
+            self._going.result()
 
     async def stop(self) -> None:
-        if self._process is not None and self._process.returncode is None:
+        self._going.cancel()
+        with contextlib.suppress(ProcessLookupError):
             self._process.kill()
-            await self._process.wait()
+        await self._process.wait()
 
 
-class _Torch:
+class Torch:
+    """torch's, in this process."""
+
     own = 1  # whoever hosts a TCPStore is its client too
+    password: str | None = None
 
     def __init__(self, folder: Path) -> None:
         self._listener = socket.create_server((LOOPBACK, 0), backlog=4096)
+        self.port: int = self._listener.getsockname()[1]
         self._store: Any = None
 
     async def start(self) -> None:
         host = importlib.import_module("torch.distributed").TCPStore
-        self.place = Place(self._listener.getsockname()[1])
         descriptor = self._listener.detach()
-        self._store = host(
-            LOOPBACK, self.place.port, is_master=True, wait_for_workers=False, master_listen_fd=descriptor
-        )
+        self._store = host(LOOPBACK, self.port, is_master=True, wait_for_workers=False, master_listen_fd=descriptor)
 
-    async def mend(self) -> None:
-        """It is in this process: it ends with it."""
+    def check(self) -> None:
+        """It is in this process, and ends with it."""
 
     async def stop(self) -> None:
         self._store = None
@@ -108,29 +116,33 @@ def _adopted() -> Callable[[], None]:
     return adopt
 
 
-_KINDS: dict[str, Callable[[Path], _Kept]] = {VALKEY: _Valkey, TORCH: _Torch}
+_KINDS: dict[str, Callable[[Path], Kept]] = {VALKEY: Valkey, TORCH: Torch}
 
 
-async def keep(store: _Kept, folder: Path) -> None:
-    """Until nobody is connected any more."""
+async def keep(store: Kept, folder: Path, *, look_s: float = LOOK_S) -> None:
+    """Until nobody is connected any more. `look_s`: how often the connections are counted."""
     await store.start()
-    place = folder / "place.json"
-    while True:
-        write_private(place, msgspec.json.encode(store.place))
-        await _until_unused(store)
-        place.unlink(missing_ok=True)  # nobody finds it from now on; somebody may just have done so
-        if not connections(store.place.port) - store.own:
-            break
+    place = Place(port=store.port, password=store.password, keeper=os.getpid(), began=started_ticks(os.getpid()) or 0)
+    used = True
+    while used:
+        write_private(folder / "place.json", msgspec.json.encode(place))
+        await _until_unused(store, look_s)
+        (folder / "place.json").unlink(missing_ok=True)
+        await asyncio.sleep(look_s)  # nobody finds it from now on; but somebody may just have done so
+        used = _is_used(store)
     await store.stop()
 
 
-async def _until_unused(store: _Kept) -> None:
-    looks = FIRST_LOOKS
-    while looks:
-        await asyncio.sleep(LOOK_S)
-        await store.mend()
-        used = connections(store.place.port) > store.own
-        looks = LINGER_LOOKS if used else looks - 1
+async def _until_unused(store: Kept, look_s: float) -> None:
+    left = LINGER_LOOKS
+    while left:
+        await asyncio.sleep(look_s)
+        store.check()
+        left = LINGER_LOOKS if _is_used(store) else left - 1
+
+
+def _is_used(store: Kept) -> bool:
+    return connections(store.port) > store.own
 
 
 def connections(port: int) -> int:
@@ -140,9 +152,18 @@ def connections(port: int) -> int:
     return sum(local.endswith(f":{port:04X}") and state == ESTABLISHED for _, local, _, state, _ in rows)
 
 
+def remove_abandoned(root: Path) -> None:
+    """What keepers that were killed have left in this host's memory."""
+    for folder in root.iterdir():
+        if (lock := take(folder)) is not None:
+            shutil.rmtree(folder, ignore_errors=True)
+            os.close(lock)
+
+
 def main(kind: str, folder: Path) -> None:
     for number in _OTHERS:
         signal.signal(number, signal.SIG_IGN)
+    remove_abandoned(folder.parent)
     asyncio.run(keep(_KINDS[kind](folder), folder))
     shutil.rmtree(folder, ignore_errors=True)  # with the lock still held: who waits for it sees that it has gone
 

@@ -15,7 +15,7 @@ import msgspec
 from nvrx_slurm.inprocess import environment
 from nvrx_slurm.inprocess.exception import OptionError, StoreError
 from nvrx_slurm.inprocess.store.port import Cancelled, Connection, Store
-from nvrx_slurm.inprocess.store.wire import AWAY, REFUSALS, Address, Command, Line, Refused, parse_address
+from nvrx_slurm.inprocess.store.wire import AWAY, DISK_FULL, REFUSALS, Address, Command, Line, Refused, parse_address
 from nvrx_slurm.log import get_logger
 from nvrx_slurm.store.keys import InprocessKeys
 
@@ -102,12 +102,13 @@ class RedisStore(Store):
 class RedisConnection(Connection):
     """Every operation is one round trip, but for the first arrival at a gate, and once in a while a renewal."""
 
-    def __init__(self, address: Address, keys: InprocessKeys, *, patience_s: float) -> None:
+    def __init__(self, address: Address, keys: InprocessKeys, *, patience_s: float, renew_s: float = RENEW_S) -> None:
         self._where, self._keys, self._patience_s = address.where, keys, patience_s
         self._line = Line(address)
         self._cancelled = threading.Event()
         self._asked_again = False
-        self._renew_at = time.monotonic() + RENEW_S
+        self._renew_s = renew_s
+        self._renew_at = time.monotonic() + renew_s
 
     def ping(self) -> None:
         self._ask(["PING"])
@@ -195,7 +196,7 @@ class RedisConnection(Connection):
         """Put off the end of all keys of the call; gates that nobody asks for any more are removed."""
         if time.monotonic() < self._renew_at:
             return
-        self._renew_at = time.monotonic() + RENEW_S
+        self._renew_at = time.monotonic() + self._renew_s
         keys = self._keys
         [gates] = self._ask(["LRANGE", keys.gates, 0, -1])
         old, kept = gates[1:-KEPT_GATES], [*gates[:1], *gates[1:][-KEPT_GATES:]]
@@ -247,10 +248,18 @@ class RedisConnection(Connection):
                 continue
             if str(reply).startswith(REFUSALS):
                 raise Refused(str(reply))
-            if str(reply).startswith(AWAY):
+            if str(reply).startswith(DISK_FULL):
+                self._go_on_in_memory()
+            if str(reply).startswith((*AWAY, DISK_FULL)):
                 raise ConnectionError(str(reply))
             if "equal or smaller" not in str(reply):
                 raise StoreError(f"the store at {self._where} refuses a command: {reply}")
+
+    def _go_on_in_memory(self) -> None:
+        """What the server holds is also in its memory: that has to do. A site's own may not let us say so; then its
+        disk is waited for."""
+        log.error("the store cannot write its file (is the disk full?): it goes on in memory alone")
+        self._line.ask([["CONFIG", "SET", "appendonly", "no"]], ANSWER_S)
 
 
 def _read_job_store(path: Path) -> JobStore:

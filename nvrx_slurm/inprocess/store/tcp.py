@@ -56,8 +56,11 @@ class TCPStore(Store):
         self._patience = patience
 
     def connect(self, group: str, call: int) -> TCPConnection:
+        client = importlib.import_module(
+            "torch.distributed"
+        ).TCPStore  # first: it takes seconds, and a keeper waits no longer
         host, port = self._named or environment.torchrun_store() or self._hosted(group)
-        return TCPConnection(host, port, f"nvrx/{group}/{call}/", patience=self._patience)
+        return TCPConnection(client, host, port, f"nvrx/{group}/{call}/", patience=self._patience)
 
     def _hosted(self, group: str) -> tuple[str, int]:
         from nvrx_slurm.inprocess.store.keeper import TORCH, hosted
@@ -68,11 +71,13 @@ class TCPStore(Store):
 class TCPConnection(Connection):
     """A client. It is not to be used by two threads, but for `cancel`."""
 
-    def __init__(self, host: str, port: int, prefix: str, *, patience: datetime.timedelta) -> None:
-        self._where, self._prefix, self._patience = f"{host}:{port}", prefix, patience
+    def __init__(self, client: Any, host: str, port: int, prefix: str, *, patience: datetime.timedelta) -> None:
+        self._where, self._prefix = f"{host}:{port}", prefix
         self._cancelled = False
+        self._store: Any = None
+        self._socket: socket.socket | None = None
         with self._answering():
-            self._store, self._socket = _connected(host, port, patience)
+            self._store, self._socket = _connected(client, host, port, patience)
 
     def append(self, entry: bytes, after: int) -> bool:
         key = self._key("log", after)
@@ -181,9 +186,10 @@ class TCPConnection(Connection):
         return [*keys, self._key("gates"), self._key("beats")]
 
 
-def _connected(host: str, port: int, patience: datetime.timedelta) -> tuple[Any, socket.socket | None]:
+def _connected(
+    client_class: Any, host: str, port: int, patience: datetime.timedelta
+) -> tuple[Any, socket.socket | None]:
     """A client, and its socket, which torch gives no other way to: of those that are new, the one to that port."""
-    client_class = importlib.import_module("torch.distributed").TCPStore
     with _connecting:
         before = set(DESCRIPTORS.iterdir())
         client = client_class(host, port, is_master=False, wait_for_workers=False, timeout=patience)

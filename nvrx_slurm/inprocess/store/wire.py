@@ -24,8 +24,11 @@ if TYPE_CHECKING:
 
 RECEIVE_BYTES = 64 << 10
 REFUSALS = ("NOAUTH", "WRONGPASS", "NOPERM", "ERR AUTH", "ERR invalid password", "ERR Client sent AUTH")
-AWAY = ("LOADING", "MASTERDOWN", "CLUSTERDOWN", "READONLY", "BUSY ", "TRYAGAIN", "MISCONF")
-"""What a server says that may serve us later: it loads its file, fails over, has a full disk."""
+AWAY = ("LOADING", "MASTERDOWN", "CLUSTERDOWN", "READONLY", "BUSY ", "TRYAGAIN")
+"""What a server says that may serve us later: it loads its file, or fails over."""
+
+DISK_FULL = "MISCONF"
+"""It cannot write its file, and takes no more writes."""
 
 _TLS_OPTIONS = ("ssl_ca_certs", "ssl_certfile", "ssl_keyfile", "ssl_check_hostname", "ssl_cert_reqs")
 _NOT_YET = object()

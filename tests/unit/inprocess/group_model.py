@@ -273,7 +273,7 @@ class Rank:
             self.pending.append(Pending(entry, self.log.ledger.length))
 
     def send(self, *, unanswered: bool = False) -> None:
-        """The oldest proposal reaches the store. Of a dead process: only what was on its way, into the place it meant."""
+        """The oldest proposal reaches the store; of a dead process only what was on its way, into the place it meant."""
         if not self.pending:
             return
         first = self.pending.pop(0)

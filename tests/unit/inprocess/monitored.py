@@ -39,7 +39,16 @@ class Rank:
     """One process, and its monitor's."""
 
     def __init__(self, valkey: Valkey, group: str, member: int, members: int, log: Path, **options: Any) -> None:
-        given = {"group": group, "call": 0, "member": member, "members": members, "rank": member, "host": "here"}
+        given = {
+            "store": "redis",
+            "ends_early": False,
+            "group": group,
+            "call": 0,
+            "member": member,
+            "members": members,
+            "rank": member,
+            "host": "here",
+        }
         given |= {"store_kwargs": {"url": valkey.url}, "logfile": str(log)}
         with log.with_suffix(".err").open("ab") as errors:
             self.process = subprocess.Popen(
@@ -106,14 +115,26 @@ class Rank:
 class Group:
     """Ranks with one log; the test reads it, and writes into it."""
 
-    def __init__(self, valkey: Valkey, name: str, members: int, folder: Path, **options: Any) -> None:
-        self.valkey, self.name, self.members = valkey, name, members
+    def __init__(
+        self,
+        valkey: Valkey,
+        name: str,
+        members: int,
+        folder: Path,
+        each: list[dict[str, Any]] | None = None,
+        **options: Any,
+    ) -> None:
+        """`each`: options of one rank after the other, beside those of all."""
+        self.name, self.members = name, members
         self.store = RedisStore(url=valkey.url)
         self.connection = self.store.connect(name, 0)
         self.log = Log(self.connection, members)
-        self.ranks = [
-            Rank(valkey, name, each, members, folder / f"monitor-{each}.log", **options) for each in range(members)
-        ]
+        self.ranks: list[Rank] = []
+        for member in range(members):
+            own = options | (each[member] if each else {})
+            self.ranks.append(Rank(valkey, name, member, members, folder / f"monitor-{member}.log", **own))
+
+    def until_watched(self) -> None:
         for rank in self.ranks:
             assert rank.monitor
 

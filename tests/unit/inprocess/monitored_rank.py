@@ -1,6 +1,6 @@
 """A rank as its monitor sees it: a process that evaluates what the test sends, line by line, and prints the result.
 
-Run with the monitor's options as JSON, and the names of the parts of a store.
+Run with the monitor's options as JSON.
 """
 
 from __future__ import annotations
@@ -22,18 +22,30 @@ from nvrx_slurm.inprocess.monitor.handle import MonitorOptions, MonitorProcess
 from nvrx_slurm.inprocess.stamps import Stamps
 from nvrx_slurm.inprocess.store.redis import RedisStore
 from nvrx_slurm.processes import started_ticks
+from tests.unit.inprocess.flawed_store import FlawedStore
+
+INHERITABLE = "/dev/zero"
+"""What this process would hand down to whatever it starts."""
+
+
+STORES = {"flawed": FlawedStore, "redis": RedisStore}
 
 
 def main() -> None:
     """Serve the test until it closes its end."""
     given = json.loads(sys.argv[1])
-    options = MonitorOptions(store_factory=RedisStore, **given)
+    ends_early = given.pop("ends_early")
+    options = MonitorOptions(store_factory=STORES[given.pop("store")], **given)
+    os.set_inheritable(os.open(INHERITABLE, os.O_RDONLY), True)
     stamps = Stamps.create()
     names = {"os": os, "signal": signal, "threading": threading, "stamps": stamps, "Interruption": Interruption}
     names |= {"Lost": Lost, "forked": _forked, "descriptors": _descriptors, "before": _descriptors()}
     monitor = MonitorProcess(options, stamps)
+    if ends_early:
+        os._exit(1)
     monitor.wait_ready(60.0)
     _join(options)
+    stamps.suspend()  # until a test is about silence: nobody here makes progress
     names |= {"monitor": monitor, "monitor_pid": monitor.pid}
     _say(monitor.pid)
     for line in sys.stdin:

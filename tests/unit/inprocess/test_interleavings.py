@@ -220,5 +220,5 @@ def _fields(ledger: Ledger) -> dict[str, object]:
     return {name: getattr(ledger, name) for name in Ledger.__slots__}
 
 
-Interleavings.TestCase.settings = settings(max_examples=150, stateful_step_count=50, deadline=None)
+Interleavings.TestCase.settings = settings(max_examples=100, stateful_step_count=40, deadline=None)
 TestInterleavings = Interleavings.TestCase

@@ -75,7 +75,7 @@ def test_only_the_nearest_is_asked_once_it_beats():
 
 
 def test_who_has_not_begun_is_passed_over():
-    """It is never judged, and the next one who has begun is watched in its place, while it is asked for now and then."""
+    """It is never judged; the next one who has begun is watched in its place, and it is asked for now and then."""
     view = ring().answered(1, 0, 0.0)
     assert view.asked(FOUR) == (2,)
     view = view.answered(2, 0, 1.0)

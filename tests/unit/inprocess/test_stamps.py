@@ -78,7 +78,11 @@ def test_another_process_reads_them(stamps):
         "s = Stamps.attach(int(sys.argv[1])); print(s.iteration, s.silent_s(monotonic_ns()) < 100)"
     )
     read = subprocess.run(
-        [sys.executable, "-c", script, str(stamps.fd)], pass_fds=[stamps.fd], capture_output=True, text=True, check=True
+        [sys.executable, "-c", script, str(stamps.fd)],
+        pass_fds=[stamps.fd],
+        capture_output=True,
+        text=True,
+        check=True,
     )
     assert read.stdout.split() == ["3", "True"]
 

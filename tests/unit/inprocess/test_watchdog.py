@@ -49,11 +49,6 @@ def run_until(holds: Callable[[], bool]) -> None:
         assert time.monotonic() < deadline
 
 
-def asked(count: int) -> bool:
-    """Whether so many pending calls were carried out since; waits for none."""
-    return count <= 0
-
-
 def test_bytecode_is_progress(stamps, watchdog):
     """A main thread that runs nothing but a Python loop is stamped again and again."""
     run_until(lambda: stamps.stamped > 20)
@@ -109,11 +104,11 @@ def test_stops_at_once_while_a_call_is_pending(stamps):
         watchdog = Watchdog(stamps, 1000.0)
         watchdog.start()
         watchdog.stop()
-    assert threading.active_count() == before
+    assert threading.active_count() <= before
 
 
 def test_a_call_left_pending_harms_nobody():
-    """A process ends cleanly, with calls still pending of watchdogs that have gone, or of one that was never stopped."""
+    """A process ends cleanly with calls pending, of watchdogs that have gone or of one that was never stopped."""
     script = """
 import threading
 from nvrx_slurm.inprocess.stamps import Stamps

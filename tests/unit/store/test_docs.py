@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 from nvrx_slurm.store.docs import store_page
-from nvrx_slurm.store.keys import CATALOGUE, Keys
+from nvrx_slurm.store.keys import CATALOGUE, InprocessKeys, Keys
 
 PAGE = Path(__file__).parents[3] / "docs" / "store.md"
 
@@ -21,4 +21,15 @@ def test_every_key_in_use_is_in_the_catalogue() -> None:
     named = {value for value in vars(keys).values() if value != "nvrx:{7}:"}
     named |= {keys.round("main", 0, 1), keys.shutdown(0)}
     stems = {name.removeprefix("nvrx:{7}:").partition(":")[0] for name in named}
-    assert stems == {row.pattern.partition(":")[0] for row in CATALOGUE}
+    assert stems | {"inprocess"} == {row.pattern.partition(":")[0] for row in CATALOGUE}
+
+
+def test_every_key_of_a_group_is_in_the_catalogue() -> None:
+    """The same, below a job and without one."""
+    patterns = {row.pattern for row in CATALOGUE if row.pattern.startswith("inprocess:")}
+    for job, prefix in (("7", "nvrx:{7}:inprocess:<group>:0:"), (None, "nvrx:{<group>}:inprocess:0:")):
+        keys = InprocessKeys("<group>", 0, job=job)
+        named = {keys.log, keys.gates, keys.beats, keys.gate("<gate>")}
+        assert {name.removeprefix(prefix) for name in named} == {
+            pattern.removeprefix("inprocess:<group>:<call>:") for pattern in patterns
+        }

@@ -1,0 +1,172 @@
+"""What only a folder does for a group of ranks: it knows who holds a lock, and no server tells what is abandoned."""
+
+from __future__ import annotations
+
+import datetime
+import os
+import shutil
+import signal
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from nvrx_slurm.clock import SystemClock
+from nvrx_slurm.inprocess.exception import OptionError, StoreError
+from nvrx_slurm.inprocess.store.file import KEEP_S, FileStore
+from nvrx_slurm.inprocess.store.port import Cancelled, Connection
+from nvrx_slurm.locks import locked
+from nvrx_slurm.threads import in_thread
+from tests.contract.inprocess_stores import DEADLINE_S, until
+
+LONG_S = 600.0
+APPEND_FOREVER = """
+import itertools, sys
+from nvrx_slurm.inprocess.store.file import FileStore
+connection, after = FileStore(path=sys.argv[1]).connect("group", 0), 0
+for number in itertools.count():
+    entry = f"{sys.argv[2]} {number} {'x' * 20_000}".encode()
+    while not connection.append(entry, after):
+        after += len(connection.read(after, 0.0))
+    after += 1
+    print(number, flush=True)
+"""
+
+
+@pytest.fixture
+def path(tmp_path: Path) -> Path:
+    return tmp_path / "groups"
+
+
+@pytest.fixture
+def connection(path: Path) -> Iterator[Connection]:
+    connection = FileStore(path=path).connect("group", 0)
+    yield connection
+    connection.close()
+
+
+def test_writers_that_are_killed_tear_nothing_and_lose_nothing(path: Path, connection: Connection) -> None:
+    """What they were told is in the log, is; an entry is whole or is not there; and others go on."""
+    told = {name: _killed_after(20, path, name) for name in ("a", "b", "c")}
+    assert connection.append(b"last", len(connection.read(0, 0.0)))
+    *entries, last = connection.read(0, 0.0)
+    assert last == b"last"
+    assert {entry.count(b"x") for entry in entries} == {20_000}
+    for name, numbers in told.items():
+        own = [int(entry.split()[1]) for entry in entries if entry.startswith(name.encode())]
+        assert own == list(range(len(own)))
+        assert len(own) >= numbers
+
+
+def _killed_after(count: int, path: Path, name: str) -> int:
+    """How many appends a writer has told of, which was killed in the midst of them."""
+    writer = subprocess.Popen(
+        [sys.executable, "-c", APPEND_FOREVER, str(path), name], stdout=subprocess.PIPE, text=True
+    )
+    assert writer.stdout is not None
+    for _ in range(count):
+        writer.stdout.readline()
+    writer.kill()
+    told = count + len(writer.communicate()[0].splitlines())
+    return told
+
+
+def test_an_entry_that_was_written_in_part_is_written_anew(path: Path, connection: Connection) -> None:
+    """Nobody reads the half of it."""
+    assert connection.append(b"one", 0)
+    with (path / "group" / "0" / "log").open("ab") as log:
+        log.write(b"\x50\0\0\0half of")
+    assert connection.read(0, 0.0) == [b"one"]
+    assert connection.append(b"two", 1)
+    assert connection.read(0, 0.0) == [b"one", b"two"]
+
+
+def test_a_lock_that_somebody_keeps_is_not_waited_for_forever(path: Path, connection: Connection) -> None:
+    """A writer that was stopped in the midst: the error names the file. Readers are not kept out."""
+    impatient = FileStore(path=path, patience=datetime.timedelta(seconds=0.05)).connect("group", 0)
+    connection.append(b"one", 0)
+    with locked(path / "group" / "0" / "lock", timeout_s=DEADLINE_S, clock=SystemClock()):
+        with pytest.raises(StoreError, match=r"group/0/lock has been locked by another process for 0\.05 s"):
+            impatient.append(b"two", 1)
+        assert impatient.read(0, 0.0) == [b"one"]
+        waiting = in_thread(lambda: connection.arrive("ready:0", 0), "rank")
+        connection.cancel()
+        with pytest.raises(Cancelled):
+            waiting.result(DEADLINE_S)
+    assert impatient.append(b"two", 1)
+
+
+def test_what_the_kernel_does_not_tell_of_is_found_by_looking(path: Path, connection: Connection) -> None:
+    """As of a writer on another host: here, one into a log that is not the one that is watched."""
+    descriptors = Path("/proc/self/fd")
+    waiting = in_thread(lambda: connection.read(0, LONG_S), "reader")
+    until(lambda: any("inotify" in os.readlink(each) for each in _there(descriptors)), "the reader to watch")
+    shutil.rmtree(path / "group" / "0")
+    assert FileStore(path=path).connect("group", 0).append(b"elsewhere", 0)
+    assert waiting.result(DEADLINE_S) == [b"elsewhere"]
+
+
+def _there(folder: Path) -> list[Path]:
+    return [entry for entry in folder.iterdir() if entry.is_symlink()]
+
+
+def test_nothing_stays_open(connection: Connection) -> None:
+    """Neither between operations, nor when all is closed."""
+    before = {entry.name for entry in Path("/proc/self/fd").iterdir()}
+    connection.append(b"one", 0)
+    connection.arrive("ready:0", 0)
+    connection.beat(0, 0)
+    assert {entry.name for entry in Path("/proc/self/fd").iterdir()} == before
+    connection.read(1, 0.01)
+    connection.close()
+    assert {entry.name for entry in Path("/proc/self/fd").iterdir()} == before
+
+
+def test_what_a_group_has_left_goes_when_another_comes_an_hour_later(path: Path, connection: Connection) -> None:
+    """A call that gives signs of life stays; by the file system's own clock."""
+    store = FileStore(path=path)
+    for group in ("long ago", "alive"):
+        other = store.connect(group, 0)
+        other.append(b"one", 0)
+        hour_ago = (path / group.replace(" ", "%20") / "0" / "beats").stat().st_mtime - KEEP_S - 1
+        os.utime(path / group.replace(" ", "%20") / "0" / "beats", (hour_ago, hour_ago))
+    other.beat(0, None)
+    store.connect("group", 1)
+    assert {folder.name for folder in path.iterdir()} == {"alive", "group"}
+    assert connection.append(b"one", 0)
+
+
+def test_a_cleared_group_leaves_no_folder(path: Path, connection: Connection) -> None:
+    """And its files are its owner's alone while they are there."""
+    connection.append(b"one", 0)
+    folder = path / "group" / "0"
+    assert {each.stat().st_mode & 0o777 for each in folder.iterdir()} == {0o600}
+    assert folder.stat().st_mode & 0o777 == 0o700
+    connection.clear()
+    assert list(path.iterdir()) == []
+
+
+def test_a_place_that_cannot_be_is_refused(tmp_path: Path) -> None:
+    """A relative path is another folder for each rank; a file is none."""
+    with pytest.raises(OptionError, match="path groups must be absolute"):
+        FileStore(path="groups")
+    (tmp_path / "file").write_text("")
+    with pytest.raises(StoreError, match="file/group/0 cannot be used: .*Not a directory"):
+        FileStore(path=tmp_path / "file").connect("group", 0)
+
+
+def test_a_forked_child_keeps_no_lock(path: Path, connection: Connection) -> None:
+    """It may be forked by another thread while the lock is held, and outlive what is done under it."""
+    child = 0
+    clock = SystemClock()
+    connection.append(b"one", 0)
+    with locked(path / "group" / "0" / "lock", timeout_s=DEADLINE_S, clock=clock):
+        if (child := os.fork()) == 0:
+            signal.pause()
+    try:
+        assert FileStore(path=path, patience=datetime.timedelta(seconds=1)).connect("group", 0).append(b"two", 1)
+    finally:
+        os.kill(child, signal.SIGKILL)
+        os.waitpid(child, 0)

@@ -1,0 +1,211 @@
+"""The store that is started for ranks on one host: who starts it, what it survives, and when it ends."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import signal
+import socket
+import subprocess
+import sys
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+import pytest
+
+from nvrx_slurm.inprocess.exception import OptionError, StoreError
+from nvrx_slurm.inprocess.store import keeper
+from nvrx_slurm.inprocess.store.keeper import VALKEY, Place, hosted
+from nvrx_slurm.inprocess.store.keeping import LOOPBACK, Valkey, connections, keep
+from nvrx_slurm.inprocess.store.port import Connection
+from nvrx_slurm.inprocess.store.redis import RedisStore
+from nvrx_slurm.inprocess.store.tcp import TCPStore
+from nvrx_slurm.processes import is_alive
+from tests.contract.inprocess_stores import DEADLINE_S, until
+
+GROUP = "a group"
+ASK = f"""
+from nvrx_slurm.inprocess.store import keeper
+from pathlib import Path
+import sys
+keeper.RUNTIME_ROOTS = (Path(sys.argv[1]),)
+print(keeper.hosted("valkey", {GROUP!r}, patience_s=10.0).keeper)
+"""
+
+
+@pytest.fixture(autouse=True)
+def root(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
+    """Where keepers have their folders; this process is rank 0 of 2, both on this host. Afterwards all are killed."""
+    monkeypatch.setattr(keeper, "RUNTIME_ROOTS", (tmp_path,))
+    for name in ("MASTER_ADDR", "TORCHELASTIC_USE_AGENT_STORE", "NVRX_STORE_FILE"):
+        monkeypatch.delenv(name, raising=False)
+    for name, value in {"RANK": "0", "WORLD_SIZE": "2", "LOCAL_WORLD_SIZE": "2"}.items():
+        monkeypatch.setenv(name, value)
+    yield tmp_path
+    for folder in tmp_path.glob("nvrx-inprocess-*/*"):
+        if (place := keeper._read(folder)) is not None:
+            os.kill(place.keeper, signal.SIGKILL)
+
+
+@pytest.fixture
+def connection() -> Iterator[Connection]:
+    connection = RedisStore().connect(GROUP, 0)
+    yield connection
+    connection.close()
+
+
+def place() -> Place:
+    return hosted(VALKEY, GROUP, patience_s=10.0)
+
+
+def folder() -> Path:
+    return keeper._folder(VALKEY, GROUP)
+
+
+def server_of(place: Place) -> int:
+    """The process of a keeper's server."""
+    return int(Path(f"/proc/{place.keeper}/task/{place.keeper}/children").read_text().split()[0])
+
+
+def test_all_who_ask_at_once_have_the_same_one(root: Path) -> None:
+    """Threads and processes: one of them starts it."""
+    processes = [
+        subprocess.Popen([sys.executable, "-c", ASK, str(root)], stdout=subprocess.PIPE, text=True) for _ in range(3)
+    ]
+    with ThreadPoolExecutor(4) as threads:
+        told = {threads.submit(place).result().keeper for _ in range(4)}
+    told |= {int(process.communicate()[0]) for process in processes}
+    assert len(told) == 1
+
+
+def test_groups_have_stores_of_their_own(connection: Connection) -> None:
+    """What one does cannot hurt the other."""
+    other = RedisStore().connect("another group", 0)
+    assert other.append(b"one", 0)
+    assert connection.read(0, 0.0) == []
+    assert hosted(VALKEY, "another group", patience_s=10.0).keeper != place().keeper
+    other.close()
+
+
+def test_it_is_nobodys_child_and_no_signal_to_a_step_reaches_it(connection: Connection) -> None:
+    """It has a session of its own; what Slurm sends to every process of a step ends neither it nor its server."""
+    assert connection.append(b"one", 0)
+    kept, server = place().keeper, server_of(place())
+    assert os.getsid(kept) != os.getsid(0)
+    parent = int(Path(f"/proc/{kept}/stat").read_text().rpartition(")")[2].split()[1])
+    assert parent != os.getpid()
+    for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGUSR1, signal.SIGUSR2):
+        for process in (kept, server):
+            os.kill(process, number)
+    assert connection.append(b"two", 1)
+    assert is_alive(kept)
+    assert server_of(place()) == server
+
+
+def test_a_server_that_is_killed_is_started_again_with_what_it_had(connection: Connection) -> None:
+    """Who is connected waits for it."""
+    assert connection.append(b"one", 0)
+    os.kill(server_of(place()), signal.SIGKILL)
+    assert connection.append(b"two", 1)
+    assert connection.read(0, 0.0) == [b"one", b"two"]
+
+
+def test_a_keeper_that_is_killed_leaves_no_server(root: Path) -> None:
+    """And the next one, of whatever group, removes what is left of it."""
+    first, left = place(), folder()
+    server = server_of(first)
+    os.kill(first.keeper, signal.SIGKILL)
+    until(lambda: not is_alive(server), "the server's end")
+    assert left.exists()
+    hosted(VALKEY, "another group", patience_s=10.0)
+    assert not left.exists()
+    assert place().keeper != first.keeper
+
+
+def test_what_it_holds_is_its_owners_alone() -> None:
+    """The password is in a file of mode 0600, in folders of mode 0700, and in no command line and no environment."""
+    kept, where = place(), folder()
+    assert [path.stat().st_mode & 0o777 for path in (where.parent, where, where / "place.json")] == [
+        0o700,
+        0o700,
+        0o600,
+    ]
+    assert kept.password is not None
+    for process in (kept.keeper, server_of(kept)):
+        for file in ("cmdline", "environ"):
+            assert kept.password.encode() not in Path(f"/proc/{process}/{file}").read_bytes()
+
+
+def test_nothing_of_the_start_is_left_in_the_rank() -> None:
+    """No descriptor and no child."""
+    before = {entry.name for entry in Path("/proc/self/fd").iterdir()}
+    place()
+    assert {entry.name for entry in Path("/proc/self/fd").iterdir()} == before
+    with pytest.raises(ChildProcessError):
+        os.waitpid(-1, os.WNOHANG)
+
+
+@pytest.mark.parametrize("ranks", [0, 2])
+async def test_it_ends_when_its_last_rank_has_gone(tmp_path: Path, ranks: int) -> None:
+    """And when none comes at all: its place is known for as long as it can be used, and then its server stops."""
+    store, told = Valkey(tmp_path), tmp_path / "place.json"
+    keeping = asyncio.create_task(keep(store, tmp_path, look_s=0.02))
+    await asyncio.to_thread(until, told.exists, "the place")
+    clients = [socket.create_connection((LOOPBACK, store.port)) for _ in range(ranks)]
+    assert connections(store.port) == ranks
+    for client in clients:
+        assert not keeping.done()
+        client.close()
+    await asyncio.wait_for(keeping, DEADLINE_S)
+    assert not told.exists()
+    with pytest.raises(ConnectionRefusedError):
+        socket.create_connection((LOOPBACK, store.port))
+
+
+def test_nothing_of_it_is_left(connection: Connection) -> None:
+    """Some seconds after the last rank is gone, keeper, server and folder are too; a rank may come again at once."""
+    first = place()
+    server = server_of(first)
+    connection.close()
+    until(lambda: not folder().exists(), "the end of the keeper's folder")
+    until(lambda: not is_alive(first.keeper) and not is_alive(server), "the end of the keeper")
+    assert place().keeper != first.keeper
+
+
+def test_a_place_that_is_not_ours_is_not_used(root: Path) -> None:
+    """Others could have put something there, or could read it."""
+    ours = root / f"nvrx-inprocess-{os.getuid()}"
+    ours.mkdir()
+    ours.chmod(0o755)
+    with pytest.raises(StoreError, match=rf"{ours} must be a folder of yours, with mode 0700"):
+        place()
+    ours.rmdir()
+    ours.symlink_to(root)
+    with pytest.raises(StoreError, match="must be a folder of yours"):
+        place()
+
+
+def test_ranks_of_several_hosts_must_name_a_store(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The error says the ways there are."""
+    monkeypatch.setenv("LOCAL_WORLD_SIZE", "1")
+    with pytest.raises(OptionError, match=r"'url'.*FileStore.*nvrx-slurm"):
+        RedisStore().connect(GROUP, 0)
+
+
+def test_a_keeper_that_cannot_start_says_why() -> None:
+    """Its words are in the error; nobody waits for the bound."""
+    folder().mkdir()
+    (folder() / "store").write_text("in the way")
+    with pytest.raises(StoreError, match=r"no store could be started (?s:.*)File exists"):
+        place()
+
+
+@pytest.mark.torch
+def test_it_hosts_torchs_store_too() -> None:
+    """Outside of every rank."""
+    rank, other = TCPStore().connect(GROUP, 0), TCPStore().connect(GROUP, 0)
+    assert rank.append(b"one", 0)
+    assert other.read(0, 0.0) == [b"one"]
+    rank.close()
+    other.close()

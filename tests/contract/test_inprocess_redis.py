@@ -1,0 +1,305 @@
+"""What only a Redis does for a group of ranks: it outlives its death, it knows a password, and its keys expire."""
+
+from __future__ import annotations
+
+import datetime
+import os
+import signal
+import socket
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import redis
+
+from nvrx_slurm.inprocess.exception import OptionError, StoreError
+from nvrx_slurm.inprocess.store.port import Cancelled, Connection
+from nvrx_slurm.inprocess.store.redis import KEEP_S, KEPT_GATES, RedisConnection, RedisStore
+from nvrx_slurm.inprocess.store.wire import parse_address
+from nvrx_slurm.store.keys import InprocessKeys
+from nvrx_slurm.threads import in_thread
+from tests.contract.inprocess_stores import DEADLINE_S, PASSWORD, Valkey, until
+
+LONG_S = 600.0
+
+
+@pytest.fixture
+def server(tmp_path: Path) -> Iterator[Valkey]:
+    server = Valkey(tmp_path / "valkey")
+    yield server
+    server.end()
+
+
+@pytest.fixture
+def connection(server: Valkey) -> Iterator[Connection]:
+    connection = server.store().connect("group", 0)
+    yield connection
+    connection.close()
+
+
+@pytest.fixture
+def raw(server: Valkey, connection: Connection) -> Iterator[Any]:
+    """A plain client, to look at the keys."""
+    with redis.Redis(port=server.port, password=PASSWORD, decode_responses=True) as client:
+        yield client
+
+
+def descriptors() -> set[str]:
+    return {entry.name for entry in Path("/proc/self/fd").iterdir()}
+
+
+def blocked_readers(raw: Any) -> int:
+    return int(raw.info("clients")["blocked_clients"])
+
+
+# ---- a server that is killed, or stands still
+
+
+def test_a_server_that_is_killed_is_waited_for_and_has_lost_nothing(server: Valkey, connection: Connection) -> None:
+    """What it had answered for is there again; whoever asks meanwhile has the answer afterwards."""
+    for place in range(100):
+        assert connection.append(b"%d" % place, place)
+    connection.arrive("ready:0", 3, b"three")
+    connection.beat(3, None)
+    server.end()
+    asked = in_thread(
+        lambda: (connection.read(0, 0.0), connection.arrive("ready:0", 4), connection.beat(4, 3)), "ask"
+    )
+    server.start()
+    assert asked.result(DEADLINE_S) == ([b"%d" % place for place in range(100)], 2, 1)
+
+
+def test_a_reader_that_waits_reads_on_when_its_server_is_back(
+    server: Valkey, connection: Connection, raw: Any
+) -> None:
+    """It misses nothing."""
+    reader = server.store().connect("group", 0)
+    connection.append(b"one", 0)
+    waiting = in_thread(lambda: reader.read(1, LONG_S), "reader")
+    until(lambda: blocked_readers(raw) == 1, "the reader to wait")
+    server.end()
+    server.start()
+    assert connection.append(b"two", 1)
+    assert waiting.result(DEADLINE_S) == [b"two"]
+    reader.close()
+
+
+def test_a_server_that_stands_still_for_a_while_is_waited_for(server: Valkey, connection: Connection) -> None:
+    """Its kernel takes connections and commands; one whose answer came too late has counted once."""
+    impatient = RedisStore(
+        url=f"redis://127.0.0.1:{server.port}",
+        password_file=str(server.password_file),
+        patience=datetime.timedelta(seconds=0.5),
+    ).connect("group", 0)
+    server.send(signal.SIGSTOP)
+    with pytest.raises(StoreError, match="does not answer"):
+        impatient.append(b"one", 0)
+    patient = in_thread(lambda: connection.append(b"one", 0), "append")
+    server.send(signal.SIGCONT)
+    assert patient.result(DEADLINE_S)
+    assert impatient.append(b"one", 0)
+    assert connection.read(0, 0.0) == [b"one"]
+    impatient.close()
+
+
+def test_a_server_that_stays_away_is_given_up(server: Valkey) -> None:
+    """After the patience; the message names it, and no password."""
+    connection = server.store(patience_s=0.1).connect("group", 0)
+    server.end()
+    for operation in (lambda: connection.beat(0, 0), lambda: connection.read(0, LONG_S)):
+        with pytest.raises(StoreError, match=rf"redis://127\.0\.0\.1:{server.port}/0 does not answer") as caught:
+            operation()
+        assert PASSWORD not in str(caught.value)
+    with pytest.raises(StoreError, match="does not answer"):
+        server.store(patience_s=0.1).connect("group", 0)
+    server.start()
+    assert connection.beat(0, 0) == 1
+    connection.close()
+
+
+def test_who_waits_for_a_server_that_is_away_can_be_cancelled(server: Valkey, connection: Connection) -> None:
+    """Its patience is not waited for."""
+    connection.append(b"one", 0)
+    server.end()
+    waiting = in_thread(lambda: connection.read(1, LONG_S), "reader")
+    connection.cancel()
+    with pytest.raises(Cancelled):
+        waiting.result(DEADLINE_S)
+    server.start()
+
+
+def test_a_server_that_takes_connections_and_says_nothing_can_be_cancelled() -> None:
+    """Also while it is asked for the first time."""
+    with socket.create_server(("127.0.0.1", 0)) as silent:
+        address = parse_address(f"redis://127.0.0.1:{silent.getsockname()[1]}", None)
+        connection = RedisConnection(address, InprocessKeys("group", 0, job=None), patience_s=LONG_S)
+        waiting = in_thread(lambda: connection.arrive("ready:0", 0), "rank")
+        accepted, _ = silent.accept()
+        connection.cancel()
+        with pytest.raises(Cancelled):
+            waiting.result(DEADLINE_S)
+        accepted.close()
+
+
+def test_a_server_that_has_lost_the_log_is_not_taken_for_a_new_one(connection: Connection, raw: Any) -> None:
+    """It was restarted without its data: a log with a gap, or a shorter one, is an error that says so."""
+    for place in range(3):
+        connection.append(b"%d" % place, place)
+    raw.flushall()
+    with pytest.raises(StoreError, match=r"has lost the first 3 entries of nvrx:\{group\}:inprocess:0:log"):
+        connection.append(b"3", 3)
+    raw.xadd("nvrx:{group}:inprocess:0:log", {"m": "5"}, id="6-0")
+    with pytest.raises(StoreError, match="has lost the first 3 entries"):
+        connection.read(3, 0.0)
+
+
+# ---- a wait that is cut short
+
+
+def test_a_cancelled_reader_leaves_nothing_at_the_server(server: Valkey, connection: Connection, raw: Any) -> None:
+    """Its connection ends with it, also where a forked child still holds the socket."""
+    reader = server.store().connect("group", 0)
+    waiting = in_thread(lambda: reader.read(0, LONG_S), "reader")
+    until(lambda: blocked_readers(raw) == 1, "the reader to wait")
+    before = len(raw.client_list())
+    hold, held = os.pipe()
+    if (child := os.fork()) == 0:
+        os.close(held)
+        os.read(hold, 1)
+        os._exit(0)
+    reader.cancel()
+    with pytest.raises(Cancelled):
+        waiting.result(DEADLINE_S)
+    reader.close()
+    until(lambda: len(raw.client_list()) == before - 1, "the server to see it go")
+    os.close(held)
+    os.close(hold)
+    os.waitpid(child, 0)
+
+
+def test_no_descriptor_is_left(server: Valkey) -> None:
+    """Of a connection that was closed, cut, or refused."""
+    before = descriptors()
+    for cut in (False, True):
+        connection = server.store().connect("group", 0)
+        if cut:
+            connection.cancel()
+        connection.close()
+        connection.close()
+    server.password_file.write_text("wrong")
+    with pytest.raises(StoreError):
+        server.store().connect("group", 0)
+    assert descriptors() == before
+    assert not [thread for thread in threading.enumerate() if thread.name.startswith("nvrx")]
+
+
+# ---- who may use it
+
+
+@pytest.mark.parametrize("wrong", ["hunter3", None])
+def test_a_password_that_is_refused_is_told_at_once(server: Valkey, wrong: str | None) -> None:
+    """There is nothing to wait for; the message repeats none."""
+    server.password_file.write_text(wrong or "")
+    url = f"redis://127.0.0.1:{server.port}"
+    store = RedisStore(
+        url=url, password_file=str(server.password_file) if wrong else None, patience=datetime.timedelta(days=1)
+    )
+    with pytest.raises(StoreError, match=r"refuses us.*check its password") as caught:
+        store.connect("group", 0)
+    assert "hunter" not in str(caught.value)
+
+
+def test_a_user_and_a_database_of_the_url_are_used(server: Valkey, raw: Any) -> None:
+    """So a site may give each team its own."""
+    raw.acl_setuser("team", enabled=True, passwords=[f"+{PASSWORD}"], keys=["nvrx:*"], categories=["+@all"])
+    connection = server.store(user="team@", database=3).connect("group", 0)
+    connection.append(b"one", 0)
+    assert {client["user"] for client in raw.client_list() if client["db"] == "3"} == {"team"}
+    assert raw.info("keyspace")["db3"]["keys"] == 1
+    raw.acl_setuser("team", commands=["-xadd"])
+    with pytest.raises(StoreError, match="refuses us"):
+        connection.append(b"two", 1)
+    connection.close()
+
+
+@pytest.mark.parametrize(
+    ("url", "words"),
+    [
+        ("http://h/", "redis://host"),
+        ("redis://", "redis://host"),
+        ("redis://h:port", "redis://host"),
+        ("redis://h/name", "redis://host"),
+        ("redis://:hunter2@h", "password_file"),
+        ("redis://h/?password=hunter2", "password_file"),
+        ("rediss://h/?ssl_cert=x", "ssl_certfile"),
+    ],
+)
+def test_a_url_that_cannot_be_is_refused_before_anything_is_asked(url: str, words: str) -> None:
+    """The error says what is valid, and shows no password."""
+    with pytest.raises(OptionError, match=words) as caught:
+        RedisStore(url=url)
+    assert "hunter2" not in str(caught.value)
+
+
+def test_a_password_is_shown_nowhere(server: Valkey) -> None:
+    """Not where an address is, and not in what the monitor is given."""
+    assert PASSWORD not in repr(parse_address("redis://h", PASSWORD))
+    assert PASSWORD not in repr(vars(server.store()))
+    server.password_file.unlink()
+    with pytest.raises(OptionError, match=r"password_file .*/password cannot be read"):
+        server.store().connect("group", 0)
+    with pytest.raises(OptionError, match="password_file without url"):
+        RedisStore(password_file="/etc/password")
+
+
+# ---- its keys
+
+
+def test_every_key_expires_by_itself(connection: Connection, raw: Any) -> None:
+    """In an hour after the last sign of life, whoever dies when."""
+    connection.append(b"one", 0)
+    connection.arrive("join", 0, b"x")
+    connection.arrive("ready:0", 0, b"x")
+    connection.beat(0, None)
+    names = ["log", "gates", "beats", "gate:join", "gate:ready:0"]
+    keys = raw.keys()
+    assert set(keys) == {f"nvrx:{{group}}:inprocess:0:{name}" for name in names}
+    assert all(KEEP_S - 60 < raw.ttl(key) <= KEEP_S for key in keys)
+
+
+def test_a_call_that_goes_on_keeps_its_keys(server: Valkey, raw: Any) -> None:
+    """Signs of life put off the end of all of them; but old gates go, and the first one stays."""
+    keys = InprocessKeys("group", 0, job=None)
+    address = parse_address(f"redis://127.0.0.1:{server.port}", PASSWORD)
+    connection = RedisConnection(address, keys, patience_s=DEADLINE_S, renew_s=0.0)
+    connection.append(b"one", 0)
+    gates = ["join", *(f"ready:{iteration}" for iteration in range(KEPT_GATES + 5))]
+    for gate in gates:
+        connection.arrive(gate, 0)
+    for key in raw.scan_iter():
+        raw.expire(key, 60)
+    connection.beat(0, None)
+    left = raw.keys()
+    assert all(raw.ttl(key) > KEEP_S - 60 for key in left)
+    assert {key for key in left if ":gate:" in key} == {keys.gate(gate) for gate in ["join", *gates[-KEPT_GATES:]]}
+    connection.clear()
+    assert raw.keys() == []
+    connection.close()
+
+
+def test_keys_of_a_job_stand_below_it(server: Valkey, raw: Any, tmp_path: Path, monkeypatch: Any) -> None:
+    """The store that our agent names is the one that is used; without a url, and with its password."""
+    told = tmp_path / "store.json"
+    told.write_text(
+        f'{{"url": "redis://127.0.0.1:{server.port}", "password": "{PASSWORD}", "job": "77", "token": "t"}}'
+    )
+    monkeypatch.setenv("NVRX_STORE_FILE", str(told))
+    connection = RedisStore().connect("77.main-0.0.2", 1)
+    connection.append(b"one", 0)
+    assert raw.keys() == ["nvrx:{77}:inprocess:77.main-0.0.2:1:log"]
+    connection.close()
+    told.unlink()
+    with pytest.raises(StoreError, match=r"store\.json \(NVRX_STORE_FILE\) cannot be read"):
+        RedisStore().connect("77.main-0.0.2", 1)

@@ -1,0 +1,105 @@
+from __future__ import annotations
+
+import contextlib
+import json
+import select
+import socket
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from nvrx_slurm.inprocess import gloo
+from nvrx_slurm.inprocess.abort import AbortTorchDistributed, AbortTransformerEngine
+from nvrx_slurm.inprocess.state import FrozenState
+
+STATE = FrozenState(rank=0, world_size=2)
+RANK = Path(__file__).with_name("torch_rank.py")
+DEADLINE_S = 100.0
+
+
+def test_without_torch_there_is_nothing_to_abort():
+    """A process that has no torch passes, and has none afterwards."""
+    before = "torch" in sys.modules
+    assert AbortTorchDistributed()(STATE) is STATE
+    assert ("torch" in sys.modules) is before
+
+
+def test_transformer_engine_is_asked_only_if_it_is_there(monkeypatch: pytest.MonkeyPatch):
+    """Its user buffers are destroyed once it was imported; before that it is not looked for."""
+    assert AbortTransformerEngine()(STATE) is STATE
+    destroyed: list[str] = []
+    engine = SimpleNamespace(module=SimpleNamespace(base=SimpleNamespace(destroy_ub=lambda: destroyed.append("ub"))))
+    monkeypatch.setitem(sys.modules, "transformer_engine.pytorch", engine)  # it needs CUDA: it cannot be had here
+    assert AbortTransformerEngine()(STATE) is STATE
+    assert destroyed == ["ub"]
+
+
+def test_connections_that_are_not_gloos_are_left_alone():
+    """A process without Gloo, with connections that an epoll set waits for: none is cut."""
+    with contextlib.ExitStack() as stack:
+        one, other = socket.socketpair()
+        watched = stack.enter_context(select.epoll())
+        stack.enter_context(one), stack.enter_context(other)
+        watched.register(one, select.EPOLLIN)
+        assert gloo.cut() == 0
+        other.sendall(b"ping")
+        assert one.recv(4) == b"ping"
+
+
+STUCK = ("all_reduce", "all_reduce_in_the_second_group", "large_all_gather", "recv", "barrier", "wait_for_async_work")
+WAYS = (*STUCK, "again_and_again", "others_connections", "abort_that_hangs")
+
+
+@contextlib.contextmanager
+def a_rank(*arguments: str) -> Iterator[subprocess.Popen[str]]:
+    with subprocess.Popen([sys.executable, str(RANK), *arguments], stdout=subprocess.PIPE, text=True) as process:
+        try:
+            yield process
+        finally:
+            process.kill()
+
+
+@pytest.fixture(scope="module")
+def told(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
+    """What rank 0 tells of each way, when rank 1 takes no part any more. One pair for all: torch takes long to load."""
+    folder = str(tmp_path_factory.mktemp("ranks"))
+    with a_rank("1", folder, *WAYS), a_rank("0", folder, *WAYS) as rank:
+        lines, _ = rank.communicate(timeout=DEADLINE_S)
+    return {way: json.loads(line) for way, line in zip(WAYS, lines.splitlines(), strict=False)}
+
+
+@pytest.mark.torch
+@pytest.mark.parametrize("way", STUCK)
+def test_a_rank_is_freed_from_a_collective_of_gloo(told: dict[str, Any], way: str):
+    """The main thread waits in Gloo for a rank that is alive and silent; aborted from another thread, it gets a
+    RuntimeError, and the process has no group any more."""
+    assert told[way]["outcome"].startswith("RuntimeError: ")
+    assert (told[way]["aborted"], told[way]["initialized"]) == (["aborted"], False)
+
+
+@pytest.mark.torch
+def test_the_process_can_use_torch_again(told: dict[str, Any]):
+    """After an abort a new group works in the same process, ten times in a row."""
+    way = told["again_and_again"]
+    assert way["outcome"].startswith("RuntimeError: ")
+    assert (way["sums"], way["initialized"]) == ([4.0] * 10, False)
+
+
+@pytest.mark.torch
+def test_only_gloos_connections_are_cut(told: dict[str, Any]):
+    """A store of torch and a connection of the user's own work after the abort as before."""
+    way = told["others_connections"]
+    assert way["outcome"].startswith("RuntimeError: ")
+    assert (way["store"], way["socket"]) == ("value", "ping")
+
+
+@pytest.mark.torch
+def test_an_abort_that_hangs_is_left_behind(told: dict[str, Any]):
+    """A group that does not come back from its abort: TimeoutError says how many of how many."""
+    words = "1 of 3 process groups are not aborted after 0.2 s"
+    assert told["abort_that_hangs"] == {"outcome": words, "in time": True}

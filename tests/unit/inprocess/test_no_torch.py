@@ -1,0 +1,56 @@
+from __future__ import annotations
+
+import json
+import pkgutil
+import subprocess
+import sys
+
+import pytest
+
+import nvrx_slurm.inprocess
+
+HEAVY = {"torch", "click", "submitit", "redis", "pynvml", "numpy"}
+LIGHT = [
+    "abort",
+    "completion",
+    "compose",
+    "exception",
+    "finalize",
+    "health_check",
+    "initialize",
+    "rank_assignment",
+    "rank_filter",
+    "state",
+    "terminate",
+]
+
+
+def loaded_by(*modules: str) -> set[str]:
+    """The top-level modules that a fresh interpreter has after it has imported these."""
+    code = (
+        f"import json, sys, {', '.join(modules)}; print(json.dumps([name.partition('.')[0] for name in sys.modules]))"
+    )
+    ran = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    return set(json.loads(ran.stdout))
+
+
+def test_the_package_loads_nothing_heavy():
+    """`import nvrx_slurm.inprocess` costs a user's script no torch, no redis, and nothing of the command line."""
+    assert not loaded_by("nvrx_slurm.inprocess") & HEAVY
+
+
+@pytest.mark.parametrize("name", LIGHT)
+def test_no_component_loads_anything_heavy(name: str):
+    """Each component module by itself, so that none of them hides behind another one."""
+    assert not loaded_by(f"nvrx_slurm.inprocess.{name}") & HEAVY
+
+
+def test_nothing_of_the_wrapper_needs_torch():
+    """All modules of the wrapper together, stores and monitor too, load no torch and no NVML."""
+    names = [
+        module.name
+        for module in pkgutil.walk_packages(nvrx_slurm.inprocess.__path__, "nvrx_slurm.inprocess.")
+        if not module.name.endswith("__main__")
+    ]
+    assert len(names) > 30
+    assert not loaded_by(*names) & {"torch", "pynvml", "click", "submitit"}

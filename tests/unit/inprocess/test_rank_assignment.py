@@ -1,0 +1,193 @@
+from __future__ import annotations
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from nvrx_slurm.inprocess.compose import Compose
+from nvrx_slurm.inprocess.exception import InternalError, OptionError, RankDiscarded
+from nvrx_slurm.inprocess.rank_assignment import (
+    ActivateAllRanks,
+    ActiveWorldSizeDivisibleBy,
+    FillGaps,
+    FilterCountGroupedByKey,
+    MaxActiveWorldSize,
+    RankAssignment,
+    RankAssignmentCtx,
+    ShiftRanks,
+)
+from nvrx_slurm.inprocess.state import FrozenState, Mode, State
+from tests.unit.inprocess.worlds import Worlds
+
+
+def of_pairs(member: int, *, of: int = 2) -> FilterCountGroupedByKey:
+    """Whole pairs of members, or none of them."""
+    return FilterCountGroupedByKey(lambda state: f"pair-{member // of}", lambda count: count == of)
+
+
+def test_shift_closes_up_in_order():
+    """Ranks that are left keep their order; those that are out leave no gap."""
+    worlds = Worlds(8, lambda _: Compose(ActivateAllRanks(), ShiftRanks()))
+    worlds.next(1, 4, 5)
+    worlds.check()
+    assert worlds.order == worlds.active == [0, 2, 3, 6, 7]
+
+
+def test_gaps_are_filled_from_the_end():
+    """Ranks below the new world size keep their numbers; the last ones fill the gaps in order, none gets one beyond."""
+    worlds = Worlds(8, lambda _: Compose(ActivateAllRanks(), FillGaps()))
+    worlds.next(1, 4, 5)
+    worlds.check()
+    assert worlds.order == [0, 6, 2, 3, 7]
+
+
+@settings(deadline=None)
+@given(st.data(), st.integers(1, 12))
+def test_no_more_ranks_move_than_there_are_gaps(data: st.DataObject, size: int):
+    """Under FillGaps exactly those ranks move whose number is no number of the new world."""
+    out = data.draw(st.sets(st.integers(0, size - 1), max_size=size - 1))
+    worlds = Worlds(size, lambda _: Compose(ActivateAllRanks(), FillGaps()))
+    worlds.next(*out)
+    worlds.check()
+    left = size - len(out)
+    assert all(state.rank == member for member, state in worlds.states.items() if member < left)
+
+
+def test_a_group_stays_as_a_whole_or_goes():
+    """Of pairs, those that lost a rank go; the ranks of the others close up. As drawn in the documents."""
+    worlds = Worlds(8, lambda member: Compose(ActivateAllRanks(), ShiftRanks(), of_pairs(member)))
+    worlds.next(1, 4, 5)
+    worlds.check()
+    assert worlds.order == [2, 3, 6, 7]
+    assert worlds.discarded == [0]
+
+
+def test_keys_follow_their_ranks_when_they_are_renumbered():
+    """Two filters in one composition each see their own keys, also after the ranks got new numbers in between."""
+    worlds = Worlds(
+        12,
+        lambda member: Compose(
+            ActivateAllRanks(), ShiftRanks(), of_pairs(member, of=4), FillGaps(), of_pairs(member, of=2)
+        ),
+    )
+    worlds.next(5)
+    worlds.check()
+    assert worlds.order == [0, 1, 2, 3, 10, 11, 8, 9]
+    assert sorted(worlds.discarded) == [4, 6, 7]
+
+
+def test_a_rank_that_is_out_is_told_so():
+    """RankDiscarded on a rank that does not go on names its number and how many do."""
+    ctx = RankAssignmentCtx(State(rank=1, world_size=3), dict, {1})
+    with pytest.raises(RankDiscarded, match=r"rank 1 of 3 is not among the 2 that go on"):
+        ShiftRanks()(ctx)
+
+
+def test_a_key_that_is_missing_is_an_error():
+    """A rank that is not out and has published nothing cannot be counted: InternalError names it."""
+    ctx = RankAssignmentCtx(State(rank=0, world_size=2), lambda: {0: ("a",)}, set())
+    with pytest.raises(InternalError, match="rank 1 is not out, and has published nothing"):
+        FilterCountGroupedByKey("a", bool)(ctx)
+
+
+@pytest.mark.parametrize(
+    ("parts", "size"),
+    [
+        ([MaxActiveWorldSize(6)], 6),
+        ([MaxActiveWorldSize(None)], 10),
+        ([MaxActiveWorldSize(99)], 10),
+        ([ActiveWorldSizeDivisibleBy(4)], 8),
+        ([ActiveWorldSizeDivisibleBy(11)], 0),
+        ([ActiveWorldSizeDivisibleBy(4), MaxActiveWorldSize(7)], 4),
+        ([MaxActiveWorldSize(6), ActiveWorldSizeDivisibleBy(4)], 6),
+        ([ActivateAllRanks(), MaxActiveWorldSize(3)], 10),
+    ],
+)
+def test_filters_say_how_many_are_active(parts: list[RankAssignment], size: int):
+    """Of 10 ranks the first ones are active: as many as the filters leave, from right to left."""
+    worlds = Worlds(10, lambda _: Compose(*parts, ShiftRanks()))
+    worlds.next()
+    worlds.check()
+    assert worlds.active == list(range(size))
+
+
+def test_filters_begin_with_the_whole_world_each_time():
+    """What was left out in one iteration is there again in the next: 6 of 10, and still 6 of 9, not 4."""
+    worlds = Worlds(10, lambda _: Compose(MaxActiveWorldSize(6), ActiveWorldSizeDivisibleBy(4), ShiftRanks()))
+    assert len(worlds.next()) == 10
+    worlds.next(9)
+    worlds.check()
+    assert len(worlds.active) == 6
+
+
+@pytest.mark.parametrize("make", [lambda: MaxActiveWorldSize(0), lambda: ActiveWorldSizeDivisibleBy(0)])
+def test_numbers_that_leave_nobody_are_refused(make: type):
+    """A filter that could activate nobody, or divides by 0, is an OptionError when it is made."""
+    with pytest.raises(OptionError, match="it must be 1 or more"):
+        make()
+
+
+def test_a_rank_without_a_number_cannot_be_active():
+    """A filter that is asked before a rank assignment says what is missing."""
+    with pytest.raises(InternalError, match="a rank assignment must come first"):
+        ActivateAllRanks()(RankAssignmentCtx(State(rank=None, world_size=3), dict, set()))
+
+
+class Names(RankAssignment):
+    """Publishes what it is given, and notes what it sees."""
+
+    def __init__(self, *texts: str) -> None:
+        self.texts = texts
+        self.seen: list[dict[int, tuple[str, ...]]] = []
+
+    def publish(self, state: FrozenState) -> tuple[str, ...]:
+        return (*self.texts, *(f"{state.rank}" for _ in range(state.rank or 0)))
+
+    def __call__(self, ctx: RankAssignmentCtx) -> RankAssignmentCtx:
+        self.seen.append(dict(ctx.published()))
+        return ctx
+
+
+@settings(deadline=None)
+@given(st.lists(st.lists(st.text(max_size=3), max_size=3), min_size=1, max_size=4))
+def test_each_part_sees_its_own_publications(texts: list[list[str]]):
+    """Whatever parts publish, in whatever number, nested too: each gets its own from each rank, as it was."""
+    fleets = [[Names(*part) for part in texts] for _ in range(3)]
+    worlds = Worlds(3, lambda member: Compose(ShiftRanks(), Compose(*fleets[member]), Names("last")))
+    worlds.next()
+    for fleet in fleets:
+        for part, own in zip(fleet, texts, strict=True):
+            assert part.seen == [{rank: (*own, *[str(rank)] * rank) for rank in range(3)}]
+
+
+ASSIGNMENTS = (
+    lambda _: Compose(ActivateAllRanks(), ShiftRanks()),
+    lambda _: Compose(ActivateAllRanks(), FillGaps()),
+    lambda _: Compose(MaxActiveWorldSize(5), FillGaps()),
+    lambda _: Compose(ActiveWorldSizeDivisibleBy(3), MaxActiveWorldSize(7), ShiftRanks()),
+    lambda member: Compose(ActivateAllRanks(), ShiftRanks(), of_pairs(member)),
+    lambda member: Compose(ActiveWorldSizeDivisibleBy(2), FillGaps(), of_pairs(member, of=3), of_pairs(member)),
+)
+
+
+@settings(deadline=None)
+@given(st.data(), st.sampled_from(ASSIGNMENTS), st.integers(1, 12))
+def test_all_survivors_come_to_one_world(data: st.DataObject, make: object, size: int):
+    """Whoever is lost, and when: those who are left make one world, each time, or are told that they are out."""
+    worlds = Worlds(size, make)
+    gone: set[int] = set()
+    for _ in range(3):
+        lost = data.draw(st.sets(st.sampled_from(sorted(worlds.states)))) if worlds.states else set()
+        before = set(worlds.states)
+        worlds.next(*lost)
+        worlds.check()
+        gone |= lost
+        assert set(worlds.states) | set(worlds.discarded) | gone == set(range(size))
+        assert set(worlds.states) == before - lost - set(worlds.discarded)
+
+
+def test_nobody_is_active_until_a_filter_says_so():
+    """After the numbers alone a rank is neither active nor in reserve: the wrapper takes that for all being active."""
+    ctx = RankAssignmentCtx(State(rank=1, world_size=3, mode=Mode.ACTIVE, active_rank=1), dict, {0})
+    state = ShiftRanks()(ctx).state
+    assert (state.rank, state.world_size, state.mode, state.active_rank) == (0, 2, Mode.INITIALIZED, None)

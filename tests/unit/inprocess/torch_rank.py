@@ -1,0 +1,161 @@
+"""A rank of two that uses torch.distributed: `torch_rank.py RANK FOLDER WAY…`. Rank 0 prints what came of each way.
+
+In each way, which is a function below, rank 1 takes part once, and is then alive and silent as far as rank 0 can see.
+"""
+
+from __future__ import annotations
+
+import datetime
+import json
+import signal
+import socket
+import sys
+import threading
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import torch
+import torch.distributed as dist
+
+from nvrx_slurm.inprocess.abort import AbortTorchDistributed
+from nvrx_slurm.inprocess.exception import TimeoutError
+from nvrx_slurm.inprocess.state import FrozenState
+
+STATE = FrozenState(rank=0, world_size=2)
+LONG = datetime.timedelta(minutes=30)
+DEADLINE_S = 60.0
+
+
+def meet(rank: int, path: str) -> dist.ProcessGroup:
+    """Two groups of both ranks, both in use. Returns the second one."""
+    dist.init_process_group("gloo", store=dist.FileStore(path, 2), rank=rank, world_size=2, timeout=LONG)
+    second = dist.new_group([0, 1])
+    for group in (None, second):
+        dist.all_reduce(torch.ones(4), group=group)
+    return second
+
+
+def in_a_kernel_wait(main: int) -> bool:
+    """Whether the main thread is in a call of torch.distributed, and waits there."""
+    frame = sys._current_frames()[threading.main_thread().ident or 0]
+    if not str(frame.f_globals["__name__"]).startswith("torch.distributed"):
+        return False
+    return Path(f"/proc/self/task/{main}/stat").read_text().rpartition(")")[2].split()[0] == "S"
+
+
+def stuck_in(collective: Callable[[], object]) -> dict[str, object]:
+    """What a collective raises that the other rank has no part in, once another thread aborts it."""
+    aborted: list[str] = []
+    main = threading.get_native_id()
+
+    def abort() -> None:
+        deadline = time.monotonic() + DEADLINE_S
+        while not in_a_kernel_wait(main):
+            assert time.monotonic() < deadline
+        AbortTorchDistributed()(STATE)
+        aborted.append("aborted")
+
+    thread = threading.Thread(target=abort)
+    thread.start()
+    try:
+        collective()
+        outcome = "returned"
+    except RuntimeError as error:
+        outcome = f"{type(error).__name__}: {error}"
+    thread.join()
+    return {"outcome": outcome, "aborted": aborted, "initialized": dist.is_initialized()}
+
+
+def all_reduce(second: dist.ProcessGroup, folder: str) -> dict[str, object]:
+    return stuck_in(lambda: dist.all_reduce(torch.ones(4)))
+
+
+def all_reduce_in_the_second_group(second: dist.ProcessGroup, folder: str) -> dict[str, object]:
+    return stuck_in(lambda: dist.all_reduce(torch.ones(4), group=second))
+
+
+def large_all_gather(second: dist.ProcessGroup, folder: str) -> dict[str, object]:
+    mine = torch.ones(1 << 22)
+    return stuck_in(lambda: dist.all_gather([torch.empty_like(mine) for _ in range(2)], mine))
+
+
+def recv(second: dist.ProcessGroup, folder: str) -> dict[str, object]:
+    return stuck_in(lambda: dist.recv(torch.ones(4), src=1))
+
+
+def barrier(second: dist.ProcessGroup, folder: str) -> dict[str, object]:
+    return stuck_in(dist.barrier)
+
+
+def wait_for_async_work(second: dist.ProcessGroup, folder: str) -> dict[str, object]:
+    works = [dist.all_reduce(torch.ones(4), group=group, async_op=True) for group in (None, second)]
+    return stuck_in(lambda: dist.all_reduce(torch.ones(4))) | {"works": len(works)}
+
+
+def again_and_again(second: dist.ProcessGroup, folder: str) -> dict[str, object]:
+    """Stuck, aborted, and at work again in this process in a group of its own, ten times."""
+    first = stuck_in(lambda: dist.all_reduce(torch.ones(4)))
+    sums = []
+    for place in range(10):
+        store = dist.FileStore(f"{folder}/again-{place}", 1)
+        dist.init_process_group("gloo", store=store, rank=0, world_size=1)
+        ones = torch.ones(4)
+        dist.all_reduce(ones)
+        sums.append(ones.sum().item())
+        AbortTorchDistributed()(STATE)
+    return first | {"sums": sums, "initialized": dist.is_initialized()}
+
+
+def others_connections(second: dist.ProcessGroup, folder: str) -> dict[str, object]:
+    """A store of torch, and a connection of this process to itself, before and after."""
+    store = dist.TCPStore("127.0.0.1", 0, 1, is_master=True)
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        mine = socket.create_connection(server.getsockname())
+        theirs, _ = server.accept()
+        with mine, theirs:
+            stuck = stuck_in(lambda: dist.all_reduce(torch.ones(4)))
+            store.set("key", "value")
+            mine.sendall(b"ping")
+            return stuck | {"store": store.get("key").decode(), "socket": theirs.recv(4).decode()}
+
+
+class Unending(dist.ProcessGroup):  # type: ignore[misc]
+    """A group whose abort does not come back."""
+
+    def __init__(self) -> None:
+        super().__init__(0, 1)
+
+    def abort(self) -> None:
+        threading.Event().wait()
+
+    def getBackendName(self) -> str:
+        return "unending"
+
+
+def abort_that_hangs(second: dist.ProcessGroup, folder: str) -> dict[str, object]:
+    dist.distributed_c10d._world.pg_names[Unending()] = "unending"
+    began = time.monotonic()
+    try:
+        AbortTorchDistributed(timeout=datetime.timedelta(seconds=0.2))(STATE)
+    except TimeoutError as error:
+        return {"outcome": str(error), "in time": time.monotonic() - began < DEADLINE_S}
+    return {"outcome": "returned"}
+
+
+def main() -> None:
+    rank, folder, ways = int(sys.argv[1]), sys.argv[2], sys.argv[3:]
+    kept = []
+    for way in ways:
+        second = meet(rank, f"{folder}/{way}")
+        if rank == 0:
+            print(json.dumps(globals()[way](second, folder)), flush=True)
+        else:
+            kept.append((dist.group.WORLD, second))  # its connections stay open
+            dist.destroy_process_group()
+    if rank == 1:
+        signal.pause()
+
+
+if __name__ == "__main__":
+    main()

@@ -22,9 +22,10 @@ class Usage:
         return (self.cpu_s - earlier.cpu_s) / (self.at_s - earlier.at_s)
 
 
-def of(pid: int, clock: Clock) -> Usage:
+def of(pid: int, clock: Clock, *, main_thread: bool = True) -> Usage:
     """By nanoseconds (/proc/…/schedstat): in ticks of 10 ms a share of 1 % is lost in the rounding."""
     process = Path("/proc") / str(pid)
-    run_ns = sum(int((task / "schedstat").read_text().split()[0]) for task in (process / "task").iterdir())
+    threads = [task for task in (process / "task").iterdir() if main_thread or task.name != str(pid)]
+    run_ns = sum(int((task / "schedstat").read_text().split()[0]) for task in threads)
     pages = int((process / "statm").read_text().split()[1])
     return Usage(clock.monotonic(), run_ns / 1e9, pages * os.sysconf("SC_PAGE_SIZE"))

@@ -30,7 +30,9 @@ def locked(path: Path, *, timeout_s: float, clock: Clock) -> Iterator[bool]:
     try:
         yield _taken(descriptor, path, timeout_s, clock)
     finally:
-        os.close(descriptor)  # which gives the lock back
+        with contextlib.suppress(OSError):  # where there are no locks
+            fcntl.flock(descriptor, fcntl.LOCK_UN)  # a child that was forked meanwhile has the descriptor too
+        os.close(descriptor)
 
 
 def _taken(descriptor: int, path: Path, timeout_s: float, clock: Clock) -> bool:

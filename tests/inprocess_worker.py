@@ -1,9 +1,10 @@
 """A worker whose function is wrapped. It comes to the test's gate once, and each byte from there is an order for the
 function: `RAISE`, `HOLD` (the GIL, in native code), or the exit code to end with.
 
-argv: the gate's port, and more words: `beats` (a step whenever an order has come), `slow:SECONDS` (to finalize),
-`exits` (by SystemExit, where the code is not 0), `hasty` (soft timeout 1 s, hard 2 s), `marks:FOLDER` (a file
-ITERATION.RANK whenever the function begins), `tells:COUNT:RANKS` (restarts of so many ranks that never happened).
+argv: the gate's port, and more words: `once` (no orders: a step, and rank 1 fails; then a step, and all end),
+`slow:SECONDS` (to finalize), `unfit:RANK` (Finalize raises there), `exits` (by SystemExit, where the code is not 0),
+`hasty` (short timeouts), `marks:FOLDER` (a file ITERATION.RANK whenever the function begins), `tells:COUNT:RANKS`
+(restarts of so many ranks, which never happened).
 """
 
 import ctypes
@@ -28,12 +29,10 @@ def come_to_the_gate(port: int) -> None:
 
 def obey(call=None) -> int:
     """Until an order comes. Returns the exit code that was ordered."""
-    from nvrx_slurm.workload import beat
-
     if "marks" in OPTIONS:
         Path(OPTIONS["marks"], f"{call.iteration}.{os.environ['RANK']}").touch()
-    if "beats" in OPTIONS:
-        beat(step=call.iteration)
+    if "once" in OPTIONS:
+        return fail_once(call)
     said = GATE.recv(1)
     order = said[0] if said else 9
     if order == RAISE:
@@ -45,8 +44,15 @@ def obey(call=None) -> int:
     return order
 
 
-def linger(state: object) -> None:
-    threading.Event().wait(float(OPTIONS["slow"]))
+def fail_once(call) -> int:
+    from nvrx_slurm.workload import beat
+
+    beat(step=call.iteration)
+    if call.iteration:
+        return 0
+    if os.environ["RANK"] == "1":
+        raise RuntimeError("told to fail once")
+    return threading.Event().wait()
 
 
 def wrapped_obey() -> int:
@@ -54,11 +60,13 @@ def wrapped_obey() -> int:
 
     class Lingers(Finalize):
         def __call__(self, state):
-            linger(state)
+            if OPTIONS.get("unfit") == os.environ["RANK"]:
+                raise RuntimeError("cannot be finalized")
+            threading.Event().wait(float(OPTIONS.get("slow", 0)))
             return state
 
     obey.__annotations__["call"] = CallWrapper
-    finalize = Lingers() if "slow" in OPTIONS else None
+    finalize = Lingers() if OPTIONS.keys() & {"slow", "unfit"} else None
     return Wrapper(finalize=finalize, **(HASTY if "hasty" in OPTIONS else {}))(obey)()
 
 
@@ -77,8 +85,8 @@ def tell_of_restarts(count: int, ranks: int) -> None:
 
 
 HASTY = {
-    "soft_timeout": timedelta(seconds=1),
-    "hard_timeout": timedelta(seconds=2),
+    "soft_timeout": timedelta(seconds=1.5),
+    "hard_timeout": timedelta(seconds=5),
     "monitor_thread_interval": timedelta(seconds=0.1),
     "monitor_process_interval": timedelta(seconds=0.1),
     "progress_watchdog_interval": timedelta(seconds=0.1),

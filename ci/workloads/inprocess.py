@@ -12,7 +12,7 @@ import time
 from importlib.util import find_spec
 from pathlib import Path
 
-from steps import ENV, RANK, Journal, hold_rank  # type: ignore[import-not-found]  beside this file
+from steps import ENV, RANK, Journal, hold_rank  # type: ignore[import-not-found]  # beside this file
 
 
 def use_the_agents_python() -> None:

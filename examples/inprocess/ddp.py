@@ -4,7 +4,7 @@
     torchrun --nproc-per-node 4 ddp.py --checkpoint-dir /tmp/ddp --fault raise:1:30
 
 It learns to imitate a fixed random network. The batch of a step depends on the step alone and is shared out among
-the ranks there are, so the training goes on to the same end, but for rounding, when there are fewer.
+the ranks there are, so the training goes on to the same end, but for rounding, after a restart and with fewer ranks.
 """
 
 from __future__ import annotations

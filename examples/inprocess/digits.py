@@ -27,7 +27,7 @@ from train import CHECKPOINT, Data, conclude, parse_arguments, record, restore, 
 from nvrx_slurm.inprocess import CallWrapper, Wrapper
 
 
-@Wrapper(soft_timeout=timedelta(seconds=3), hard_timeout=timedelta(seconds=10))
+@Wrapper(soft_timeout=timedelta(seconds=5), hard_timeout=timedelta(seconds=15))
 def training(options: argparse.Namespace, data: Data, planned: faults.Faults, call: CallWrapper) -> None:
     """From the last checkpoint to the last step, with the rank and the world that are in force now."""
     rank, world = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])

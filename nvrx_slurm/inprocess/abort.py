@@ -49,8 +49,12 @@ class AbortTorchDistributed(Abort):
     def __call__(self, state: FrozenState) -> FrozenState:
         distributed = _distributed()
         if distributed is not None:
-            gloo.cut()
-            self._abort_all(list(distributed.distributed_c10d._world.pg_names))
+            world = distributed.distributed_c10d._world
+            if gloo.cut() is None and any("gloo" in str(backend) for backend, _ in world.pg_map.values()):
+                log.warning(
+                    "the threads of Gloo cannot be seen: who waits in a collective of it is freed by its timeout"
+                )
+            self._abort_all(list(world.pg_names))
             bounded(
                 distributed.destroy_process_group, self.timeout, f"destroying the process groups of rank {state.rank}"
             )

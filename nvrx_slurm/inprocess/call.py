@@ -176,6 +176,8 @@ class CallWrapper:
         begins_again = cycle.phase is Phase.RUNNING is not before and cycle.iteration > 0
         if begins_again and self._rank.state.active_rank == 0:
             self.restarts.append(self._teller.tell(self._watch.parts().get(Part.RE_ENTERED.value, 0.0)))
+        elif begins_again:
+            self._teller.pass_over()
 
     # ---- the end
 

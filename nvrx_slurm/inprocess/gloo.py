@@ -12,6 +12,7 @@ gloo/transport/tcp/{loop,pair,listener}.cc, proc_pid_syscall(5), proc_pid_fdinfo
 from __future__ import annotations
 
 import contextlib
+import itertools
 import os
 import socket
 import stat
@@ -23,12 +24,13 @@ _LOOKS = 1000
 """A loop that handles an event is back in epoll_wait after some microseconds: so often it is looked at."""
 
 
-def cut() -> int:
-    """Shut down all Gloo connections of this process, from any thread. Returns how many: 0 also without Gloo.
+def cut() -> int | None:
+    """Shut down all Gloo connections of this process, from any thread. Returns how many; None if Gloo was not found.
 
     Whoever waits for one of them gets a RuntimeError from Gloo within milliseconds. Takes a few milliseconds itself.
     """
-    return sum(_shut_down(number, inode) for loop in _loops() for number, inode in _watched(loop))
+    watched = [found for loop in _loops() if (found := _watched(loop))]
+    return sum(itertools.starmap(_shut_down, itertools.chain(*watched))) if watched else None
 
 
 def _loops() -> Iterator[Path]:

@@ -71,6 +71,7 @@ class Group:
         self.leaves = False
         self._changed = threading.Condition()
         self._connect: Callable[[], Connection] = partial(store.connect, group, call)
+        self._noticed = (-1, 0)  # the iteration of the last notice, and how many had arrived with it
         self._connection = self._connect()
         self._log = Log(self._connection, cycle.ledger.members)
         self._heard = self._connect()
@@ -168,10 +169,12 @@ class Group:
         Raises TimeoutError, naming who is missing, when the gate's bound has passed.
         """
         phase, member, data = self.cycle.phase, self.cycle.member, pack(payload) if payload is not None else b""
-        until = time.monotonic() + gate.bound_s
+        until, first = time.monotonic() + gate.bound_s, 0
         while self.cycle.phase is phase:
             seen = self.cycle.ledger
-            if self._connection.arrive(gate.name, member, data) >= gate.expected(seen):
+            count = self._connection.arrive(gate.name, member, data)
+            first = first or count
+            if count >= gate.expected(seen) and _looks(member, seen, count == first):
                 self._close(gate, seen)
             if not self._entries_beyond(seen.length, phase, until):
                 raise self._late(gate)
@@ -228,7 +231,10 @@ class Group:
         """From the listener, on each entry: say that we know of the interruption, and what of it. Who finds that all
         who are left have said so settles it."""
         seen, gate = self.cycle.ledger, gates.notice(iteration)
-        if self._heard.arrive(gate, self.cycle.member, pack(notice)) >= seen.left:
+        count = self._heard.arrive(gate, self.cycle.member, pack(notice))
+        if self._noticed[0] != iteration:
+            self._noticed = (iteration, count)
+        if count >= seen.left and _looks(self.cycle.member, seen, count == self._noticed[1]):
             here = self._heard.arrivals(gate)
             if sum(member not in seen.lost for member in here) >= seen.left:
                 own = Log(self._heard, seen.members)
@@ -265,6 +271,15 @@ class Group:
             sys.stderr.flush()
             os.kill(os.getpid(), signal.SIGKILL)
         self._on_heard(before)
+
+
+def _looks(member: int, seen: Ledger, was_last: bool) -> bool:
+    """Whether it is for this member to read who has arrived. Not for all: each would read all of them.
+
+    Who was last to come sees that all are here, unless one of them is lost and the last one does not know, or is that
+    one. Then the lowest who is left does: it is here, since all are, and reads that entry later than they came.
+    """
+    return was_last or all(lower in seen.lost for lower in range(member))
 
 
 def unpacked(payloads: Mapping[int, bytes], kind: type[P]) -> dict[int, P]:

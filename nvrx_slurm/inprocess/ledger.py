@@ -109,17 +109,23 @@ class Stage(enum.Enum):
 
 @dataclass(frozen=True, slots=True)
 class Ledger:
-    """What the log comes to. `cause` interrupted the iteration before this one; `settled`: all who are left know."""
+    """What the log comes to. `causes`: what interrupted the iterations since the last one that ran, and that one;
+    `settled`: all who are left know of the last of them."""
 
     members: int
     length: int = 0
     iteration: int = 0
     stage: Stage = Stage.GATHERING
     lost: Mapping[int, Lost] = field(default_factory=dict)
-    cause: Interrupted | Lost | None = None
+    causes: tuple[Interrupted | Lost, ...] = ()
     settled: bool = False
     sealed: Sealed | None = None
     reason: str = ""  # why it is broken
+
+    @property
+    def cause(self) -> Interrupted | Lost | None:
+        """What interrupted the iteration before this one."""
+        return self.causes[-1] if self.causes else None
 
     @property
     def left(self) -> int:
@@ -197,6 +203,7 @@ def _takes_part(ledger: Ledger, lost: Lost) -> bool:
 
 
 def _interrupted(ledger: Ledger, cause: Interrupted | Lost) -> Ledger:
+    causes = (cause,) if ledger.stage is Stage.RUNNING else (*ledger.causes, cause)
     return dataclasses.replace(
-        ledger, iteration=ledger.iteration + 1, stage=Stage.GATHERING, cause=cause, settled=False, sealed=None
+        ledger, iteration=ledger.iteration + 1, stage=Stage.GATHERING, causes=causes, settled=False, sealed=None
     )

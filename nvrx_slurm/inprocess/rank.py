@@ -28,7 +28,7 @@ from nvrx_slurm.inprocess.ledger import Broken, Completed, Interrupted, Opened, 
 from nvrx_slurm.inprocess.monitor.handle import MonitorProcess
 from nvrx_slurm.inprocess.options import Options
 from nvrx_slurm.inprocess.rank_assignment import RankAssignmentCtx
-from nvrx_slurm.inprocess.region import Raised, Region, Returned, Struck
+from nvrx_slurm.inprocess.region import Raised, Region, Returned
 from nvrx_slurm.inprocess.stamps import Stamps
 from nvrx_slurm.inprocess.state import Mode, State
 from nvrx_slurm.inprocess.stopwatch import Stopwatch
@@ -160,8 +160,6 @@ class Rank:
             case Returned(value):
                 self.value = value
                 self.parts.group.feed(Event.RETURNED)
-            case Struck(error):
-                self.state.fn_exception = error  # type: ignore[misc]
             case Raised(error) if not isinstance(error, RankShouldRestart):
                 self._failed(error)
 
@@ -178,9 +176,12 @@ class Rank:
         """The function has failed here, and so has the iteration for all. What is no Exception takes us out."""
         if not isinstance(error, Exception):
             raise error
+        if self.parts.group.phase not in _BEFORE_ABORT:
+            return  # it may be no more than what the abort has led to
         self.parts.watch.begin()
         self.state.fn_exception = error  # type: ignore[misc]
-        log.error("restart in process: rank %s, iteration %d: %s", self.state.rank, self.state.iteration, in_words(error))
+        who = f"rank {self.state.rank}, iteration {self.state.iteration}"
+        log.error("restart in process: %s: %s", who, in_words(error))
         failure = Interrupted(
             iteration=self.state.iteration,
             member=self.parts.launch.rank,
@@ -190,9 +191,8 @@ class Rank:
             host=self.parts.launch.host,
             stack="".join(traceback.format_exception(error))[-STACK_CHARS:],
         )
-        if self.parts.group.phase in _BEFORE_ABORT:  # later it may be no more than what the abort has led to
-            self.parts.interrupter.own = failure
-            self.parts.group.interrupt(failure)
+        self.parts.interrupter.own = failure
+        self.parts.group.interrupt(failure)
         self.parts.group.wait_while(Phase.RUNNING, Phase.COMPLETING)
 
     def _await_others(self) -> None:

@@ -36,25 +36,31 @@ class Teller:
             world_size=len(places),
             active_world_size=max((place.active_world_size for place in places.values()), default=0),
             missing=sealed.missing,
-            records=tuple(self._records(sealed.iteration - 1).values()),
+            records=self._records(sealed.iteration),
             ranks=_ranks(places, re_entered_s),
         )
         log.warning("%s", in_one_line(restart))
         tell_agent(restart)
         return restart
 
-    def _records(self, iteration: int) -> dict[int, InterruptionRecord]:
-        """By member, what was said of the interruption: the cause first, then who is out, then who failed too."""
-        cause, lost = self._group.ledger.cause, self._group.ledger.lost
-        records = {} if cause is None else {cause.member: cause.record()}
-        for member, each in lost.items():
-            if member not in self._lost and not each.inherited:
-                records.setdefault(member, each.record())
-        self._lost.update(lost)
-        for member, notice in self._group.arrivals(gates.notice(iteration), Noticing).items():
-            if (record := notice.record()) is not None:
-                records.setdefault(member, record)
-        return records
+    def pass_over(self) -> None:
+        """Another rank tells of this one."""
+        self._lost.update(self._group.ledger.lost)
+
+    def _records(self, iteration: int) -> tuple[InterruptionRecord, ...]:
+        """What was said since the function last ran: the causes first, then who is out, then who failed too."""
+        ledger = self._group.ledger
+        fresh = [lost for member, lost in ledger.lost.items() if member not in self._lost and not lost.inherited]
+        entries = [*ledger.causes, *(lost for lost in fresh if lost not in ledger.causes)]
+        named = {entry.member for entry in entries}
+        notices = [
+            notice.record()
+            for before in range(iteration - len(ledger.causes), iteration)
+            for member, notice in self._group.arrivals(gates.notice(before), Noticing).items()
+            if member not in named
+        ]
+        self.pass_over()
+        return (*(entry.record() for entry in entries), *(record for record in notices if record is not None))
 
 
 def _ranks(places: Mapping[int, Starting], re_entered_s: float) -> tuple[RankTimeline, ...]:
@@ -73,7 +79,8 @@ def _ranks(places: Mapping[int, Starting], re_entered_s: float) -> tuple[RankTim
 def in_one_line(restart: Restart) -> str:
     """What happened, who is left, and what it took."""
     parts = ", ".join(f"{each.value} {1e3 * restart.slowest(each):.1f}" for each in Phase if restart.slowest(each))
+    who = f"{restart.active_world_size} of {restart.world_size} ranks"
     return (
-        f"restart in process: iteration {restart.iteration} began on {restart.active_world_size} of {restart.world_size} ranks, after:"
+        f"restart in process: iteration {restart.iteration} began on {who}, after:"
         f" {format_interruption_records(restart.records)}; {1e3 * restart.total_s:.1f} ms ({parts})"
     )

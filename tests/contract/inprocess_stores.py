@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 import datetime
 import importlib
 import os
 import signal
+import ssl
 import subprocess
+import threading
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -111,3 +114,47 @@ def until(condition: Callable[[], bool], what: str) -> None:
     while not condition():
         assert time.monotonic() < deadline, f"waited for {what}"
         time.sleep(0.002)
+
+
+class TlsRelay:
+    """TLS in front of a server that knows none. In a `with` block it is the port that it listens on."""
+
+    def __init__(self, certificate: Path, key: Path, *, to: int) -> None:
+        self._context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+        self._context.load_cert_chain(certificate, key)
+        self._to = to
+
+    def __enter__(self) -> int:
+        self._loop = asyncio.new_event_loop()
+        started = asyncio.start_server(self._relay, "127.0.0.1", 0, ssl=self._context)
+        self._server = self._loop.run_until_complete(started)
+        self._thread = threading.Thread(target=self._loop.run_forever)
+        self._thread.start()
+        return int(self._server.sockets[0].getsockname()[1])
+
+    def __exit__(self, *exception: object) -> None:
+        asyncio.run_coroutine_threadsafe(self._end(), self._loop).result(DEADLINE_S)
+        self._loop.call_soon_threadsafe(self._loop.stop)
+        self._thread.join()
+        self._loop.close()
+
+    async def _relay(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        upstream, downstream = await asyncio.open_connection("127.0.0.1", self._to)
+        there = asyncio.create_task(_pump(reader, downstream))
+        await _pump(upstream, writer)
+        there.cancel()
+
+    async def _end(self) -> None:
+        self._server.close()
+        others = asyncio.all_tasks() - {asyncio.current_task()}
+        for task in others:
+            task.cancel()
+        await asyncio.gather(*others, return_exceptions=True)
+
+
+async def _pump(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+    with contextlib.suppress(OSError):
+        while data := await reader.read(65536):
+            writer.write(data)
+            await writer.drain()
+    writer.close()

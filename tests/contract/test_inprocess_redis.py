@@ -6,6 +6,7 @@ import datetime
 import os
 import signal
 import socket
+import subprocess
 import threading
 from collections.abc import Iterator
 from pathlib import Path
@@ -19,8 +20,9 @@ from nvrx_slurm.inprocess.store.port import Cancelled, Connection
 from nvrx_slurm.inprocess.store.redis import KEEP_S, KEPT_GATES, RedisConnection, RedisStore
 from nvrx_slurm.inprocess.store.wire import parse_address
 from nvrx_slurm.store.keys import InprocessKeys
+from nvrx_slurm.testing.disk import SmallDisk
 from nvrx_slurm.threads import in_thread
-from tests.contract.inprocess_stores import DEADLINE_S, PASSWORD, Valkey, until
+from tests.contract.inprocess_stores import DEADLINE_S, PASSWORD, TlsRelay, Valkey, until
 
 LONG_S = 600.0
 
@@ -303,3 +305,46 @@ def test_keys_of_a_job_stand_below_it(server: Valkey, raw: Any, tmp_path: Path, 
     told.unlink()
     with pytest.raises(StoreError, match=r"store\.json \(NVRX_STORE_FILE\) cannot be read"):
         RedisStore().connect("77.main-0.0.2", 1)
+
+
+# ---- what is between a rank and its server
+
+
+def test_a_server_whose_disk_is_full_goes_on_in_memory(tmp_path: Path) -> None:
+    """It refuses every write, and is told to keep no file."""
+    disk = SmallDisk("size=16m")
+    server = Valkey(disk.path / "valkey")
+    try:
+        connection = server.store().connect("group", 0)
+        assert connection.append(b"one", 0)
+        disk.fill()
+        assert connection.append(b"x" * 100_000, 1)
+        assert connection.append(b"three", 2)
+        assert len(connection.read(0, 0.0)) == 3
+        connection.close()
+    finally:
+        server.end()
+        disk.close()
+
+
+def test_a_server_behind_tls_is_reached_by_its_certificate(server: Valkey, tmp_path: Path) -> None:
+    """And one that cannot prove who it is has no password of ours."""
+    certificate, key = tmp_path / "cert.pem", tmp_path / "key.pem"
+    made = "openssl req -x509 -newkey ec -pkeyopt ec_paramgen_curve:prime256v1 -nodes -days 1 -subj /CN=127.0.0.1"
+    files = ["-addext", "subjectAltName=IP:127.0.0.1", "-out", str(certificate), "-keyout", str(key)]
+    subprocess.run([*made.split(), *files], check=True, stderr=subprocess.DEVNULL)
+    with TlsRelay(certificate, key, to=server.port) as port:
+        url, secret = f"rediss://127.0.0.1:{port}", str(server.password_file)
+        connection = RedisStore(url=f"{url}?ssl_ca_certs={certificate}", password_file=secret).connect("group", 0)
+        waiting = in_thread(lambda: connection.read(0, LONG_S), "reader")
+        writer = server.store().connect("group", 0)
+        assert writer.append(b"x" * 100_000, 0)
+        assert waiting.result(DEADLINE_S) == [b"x" * 100_000]
+        waiting = in_thread(lambda: connection.read(1, LONG_S), "reader")
+        connection.cancel()
+        with pytest.raises(Cancelled):
+            waiting.result(DEADLINE_S)
+        with pytest.raises(StoreError, match="has no certificate that we trust"):
+            RedisStore(url=url, password_file=secret).connect("group", 0)
+        for each in (connection, writer):
+            each.close()

@@ -51,12 +51,14 @@ def test_an_entry_that_is_appended_again_is_the_same_one(connection: Connection)
     assert connection.read(0, 0.0) == [b"one", b"two"]
 
 
-def test_an_entry_beyond_the_end_tells_of_a_log_that_was_lost(connection: Connection) -> None:
-    """Nobody writes after what is not there."""
-    for after in (1, 5):
-        with pytest.raises(StoreError, match="lost"):
-            connection.append(b"five", after)
-    assert connection.read(0, 0.0) == []
+def test_an_entry_beyond_the_end_tells_of_a_log_that_was_lost(shared: Shared) -> None:
+    """Nobody writes after what is not there: not into an empty log, nor into one that ends before."""
+    with pytest.raises(StoreError, match="lost"):
+        shared.connect(call=1).append(b"five", 5)
+    assert shared.connect(call=1).read(0, 0.0) == []
+    assert shared.connect().append(b"one", 0)
+    with pytest.raises(StoreError, match="lost"):
+        shared.connect().append(b"five", 5)
 
 
 def test_all_who_append_at_once_agree(shared: Shared) -> None:

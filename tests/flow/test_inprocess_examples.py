@@ -105,7 +105,7 @@ def test_a_killed_process_is_missed_by_nobody(clean, tmp_path):
     assert told.result == pytest.approx(clean.result | {"world_size": WORLD - 1}, rel=1e-6)
     assert told.those("iteration") == ["iteration 0 begins after step 0", "iteration 1 begins after step 50"]
     assert_kinds(told, "terminated")
-    assert told.lines[-1] == "the process that began as rank 0 was killed by SIGKILL"
+    assert "the process that began as rank 0 was killed by SIGKILL" in told.lines
 
 
 def test_under_an_agent_a_death_is_the_agents_and_all_else_stays_in_the_processes(tmp_path):
@@ -153,19 +153,56 @@ def test_ddp_survives_an_exception_a_hang_and_a_kill(clean_ddp, tmp_path):
     """All three in one run, in the same processes; those who are left end as a run without faults does."""
     told = launched("ddp.py", tmp_path, *faults("raise:1:25", "hang:2:45", "kill:0:65"), world=DDP_WORLD)
     assert told.code == 0
-    assert told.result == pytest.approx(clean_ddp.result | {"world_size": DDP_WORLD - 1}, rel=1e-3)
+    assert told.result == pytest.approx(clean_ddp.result | {"world_size": DDP_WORLD - 1}, rel=1e-5)
     assert told.those("iteration") == [f"iteration {n} begins after step {20 * n}" for n in range(4)]
     assert_kinds(told, "exception", "soft_timeout", "terminated")
-    assert told.lines[-1] == "the process that began as rank 0 was killed by SIGKILL"
+    assert "the process that began as rank 0 was killed by SIGKILL" in told.lines
 
 
 @pytest.mark.torch
 @pytest.mark.timeout(240)
 def test_ddp_restarts_inside_of_torchruns_workers(clean_ddp, tmp_path):
-    """torchrun sees workers that go on, and restarts none; the result is the same to the last bit."""
+    """torchrun sees workers that go on, and restarts none; the result is the same but for rounding."""
     nodes = ["--standalone", f"--nproc-per-node={DDP_WORLD}"]
     command = ["-m", "torch.distributed.run", *nodes, str(EXAMPLES / "ddp.py"), *faults("raise:1:25", "hang:2:45")]
     told = run(command, tmp_path, OMP_NUM_THREADS="1")
     assert told.code == 0
     assert told.those("iteration") == [f"iteration {n} begins after step {20 * n}" for n in range(3)]
-    assert told.result == clean_ddp.result
+    assert told.result == pytest.approx(clean_ddp.result, rel=1e-5)
+
+
+STRUCK_WHILE_THEY_MEET = """
+import os, threading, sys
+from datetime import timedelta
+import torch.distributed as dist
+from nvrx_slurm.inprocess import CallWrapper, RetryController, Wrapper
+
+@Wrapper(
+    initialize=RetryController(max_iterations=2),
+    soft_timeout=timedelta(seconds=4),
+    hard_timeout=timedelta(seconds=60),
+    progress_watchdog_interval=timedelta(seconds=0.2),
+    monitor_process_interval=timedelta(seconds=0.2),
+)
+def meet(call: CallWrapper):
+    if call.iteration == 0 and os.environ["RANK"] == "1":
+        threading.Event().wait()
+    where = f"file://{sys.argv[2]}/{call.iteration}"
+    rank, world = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
+    dist.init_process_group("gloo", init_method=where, rank=rank, world_size=world, timeout=timedelta(seconds=12))
+    print("met", rank, call.iteration, flush=True)
+    dist.destroy_process_group()
+
+meet()
+"""
+
+
+@pytest.mark.torch
+@pytest.mark.timeout(240)
+def test_ranks_that_were_struck_while_they_met_meet_again(clean_ddp, tmp_path):
+    """One hangs before init_process_group, the others in it: in the next iteration all meet."""
+    script = tmp_path / "meet.py"
+    script.write_text(STRUCK_WHILE_THEY_MEET)
+    told = run([str(EXAMPLES / "launch.py"), str(DDP_WORLD), str(script)], tmp_path)
+    assert told.code == 0
+    assert sorted(told.those("met")) == [f"met {rank} 1" for rank in range(DDP_WORLD)]

@@ -145,6 +145,22 @@ def test_one_last_call_hears_of_several_faults(start) -> None:
         assert sorted((rank, kind) for rank, kind, _ in restart["records"]) == [(1, "exception"), (2, "exception")]
 
 
+def test_a_restart_tells_of_its_own_faults(start) -> None:
+    """Whichever rank tells of a restart: what earlier ones were about is not told again, and nothing is left out."""
+    with start(4, faults=(fault(3, "rank_assignment", "kill", 2),)) as group:
+        group.entered([0, 1, 2, 3], 0)
+        group.order(0, 0, "kill")
+        group.entered([1, 2, 3], 1)
+        group.order(1, 1, "raise")
+        group.entered([1, 2], 3)
+        group.order(1, 3, "kill")
+        group.entered([2], 4)
+        group.order(2, 4, "return")
+        (last,) = group.expect("returned", 2).restarts
+        assert [(rank, kind) for rank, kind, _ in last["records"]] == [(0, "terminated")]
+        assert last["missing"] == [0]
+
+
 @pytest.mark.parametrize("kind", ["raise", "kill"])
 def test_nothing_waits_for_an_interval(start, kind: str) -> None:
     """With intervals and a last call of half a minute, a restart and the end of the call do not take so long."""

@@ -73,7 +73,7 @@ def test_threads_and_files_are_as_many_after_a_restart(start) -> None:
         group.entered([0, 1], 4)
         group.order_all([0, 1], 4, "return")
         for rank in (0, 1):
-            seen = {(told.threads, told.fds) for told in group.all("fn", rank=rank) if told.iteration > 0}
+            seen = {(*told.threads, told.fds) for told in group.all("fn", rank=rank) if told.iteration > 0}
             assert len(seen) == 1
 
 

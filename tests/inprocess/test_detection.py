@@ -80,6 +80,14 @@ HARD = [
         options=HASTY,
     ),
     Scenario(
+        "blocked in Abort",
+        3,
+        ("012", "01"),
+        (fault(1, "fn", "raise"), fault(2, "abort", "block")),
+        {2: TERMINATED},
+        options=HASTY,
+    ),
+    Scenario(
         "the interpreter hangs in Abort",
         3,
         ("012", "01"),

@@ -122,6 +122,7 @@ DEATHS_BY_POINT = [
         ("012", "", "02"),
         (fault(0, "fn", "raise"), fault(1, "rank_assignment", "kill", 1)),
         {1: KILLED},
+        frozenset({"exception", "terminated"}),
     ),
     Scenario(
         "killed in Initialize after the fault",

@@ -37,7 +37,7 @@ def serve(told: IO[bytes]) -> None:
     try:
         with told:
             start: wire.Start = pickle.load(told)
-        _stand_alone()
+        _let_go_of_stdin()
         monitor = Monitor(start, control)
         monitor.open()
     except Exception as error:
@@ -48,9 +48,8 @@ def serve(told: IO[bytes]) -> None:
     os._exit(0)  # whatever the store's own threads are at
 
 
-def _stand_alone() -> None:
-    """Hold neither a file system nor what the rank's starter reads."""
-    os.chdir("/")
+def _let_go_of_stdin() -> None:
+    """It may have held a password."""
     nothing = os.open(os.devnull, os.O_RDWR)
     os.dup2(nothing, 0)
     os.close(nothing)

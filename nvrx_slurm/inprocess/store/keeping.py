@@ -33,7 +33,7 @@ LINGER_LOOKS = 5
 
 LOOPBACK = "127.0.0.1"
 ESTABLISHED = "01"
-_OTHERS = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGUSR1, signal.SIGUSR2)
+_STEP_SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGUSR1, signal.SIGUSR2)
 """What Slurm and terminals send to all processes of a step or a session; none of it is for the store."""
 
 
@@ -110,7 +110,7 @@ def _adopted() -> Callable[[], None]:
     die = dies_with_parent(signal.SIGKILL)
 
     def adopt() -> None:
-        signal.pthread_sigmask(signal.SIG_BLOCK, _OTHERS)
+        signal.pthread_sigmask(signal.SIG_BLOCK, _STEP_SIGNALS)
         die()
 
     return adopt
@@ -161,7 +161,7 @@ def remove_abandoned(root: Path) -> None:
 
 
 def main(kind: str, folder: Path) -> None:
-    for number in _OTHERS:
+    for number in _STEP_SIGNALS:
         signal.signal(number, signal.SIG_IGN)
     remove_abandoned(folder.parent)
     asyncio.run(keep(_KINDS[kind](folder), folder))

@@ -3,31 +3,22 @@
 from __future__ import annotations
 
 import datetime
-import threading
 import time
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-import hiredis
 import msgspec
 
 from nvrx_slurm.inprocess import environment
 from nvrx_slurm.inprocess.exception import OptionError, StoreError
-from nvrx_slurm.inprocess.store.port import Cancelled, Connection, Store
-from nvrx_slurm.inprocess.store.wire import AWAY, DISK_FULL, REFUSALS, Address, Command, Line, Refused, parse_address
-from nvrx_slurm.log import get_logger
+from nvrx_slurm.inprocess.store.patience import PatientLine
+from nvrx_slurm.inprocess.store.port import Connection, Store
+from nvrx_slurm.inprocess.store.wire import Address, Command, parse_address
 from nvrx_slurm.store.keys import InprocessKeys
-
-log = get_logger("inprocess")
-
-ANSWER_S = 5.0
-"""How long a server may take for an answer, before it is asked again on a new connection."""
 
 BLOCK_S = 10.0
 """How long one read waits at the server: a server that has frozen is noticed so long, and `ANSWER_S`, after that."""
-
-FIRST_RETRY_S, LAST_RETRY_S = 0.01, 0.25
 
 KEEP_S = 3600
 """How long the keys of a call outlive its last sign of life."""
@@ -85,9 +76,9 @@ class RedisStore(Store):
         if (path := environment.job_store_file()) is not None:
             store = _read_job_store(path)
             return parse_address(store.url, store.password), store.job
-        from nvrx_slurm.inprocess.store.keeper import hosted
+        from nvrx_slurm.inprocess.store.keeper import VALKEY, hosted
 
-        place = hosted("valkey", group, patience_s=self._patience_s)
+        place = hosted(VALKEY, group, patience_s=self._patience_s)
         return Address(f"redis://127.0.0.1:{place.port}", "127.0.0.1", place.port, password=place.password), None
 
     def _password(self) -> str | None:
@@ -103,30 +94,26 @@ class RedisConnection(Connection):
     """Every operation is one round trip, but for the first arrival at a gate, and once in a while a renewal."""
 
     def __init__(self, address: Address, keys: InprocessKeys, *, patience_s: float, renew_s: float = RENEW_S) -> None:
-        self._where, self._keys, self._patience_s = address.where, keys, patience_s
-        self._line = Line(address)
-        self._cancelled = threading.Event()
-        self._asked_again = False
+        self._where, self._keys = address.where, keys
+        self._line = PatientLine(address, patience_s=patience_s)
         self._renew_s = renew_s
         self._renew_at = time.monotonic() + renew_s
 
     def ping(self) -> None:
-        self._ask(["PING"])
+        self._line.ask(["PING"])
 
     def append(self, entry: bytes, after: int) -> bool:
         key, identity = self._keys.log, f"{after + 1}-0"
-        # The log of a call that goes on is there: one that is not has been lost with its server.
+        # The log of a call that goes on is there, to its last entry: one that is not has been lost with its server.
         must_be_there: Command = ["NOMKSTREAM"] if after else []
-        added, _, found = self._ask(
-            ["XADD", key, *must_be_there, identity, "m", entry],
+        _, _, found = self._line.ask(
+            ["XADD", key, *must_be_there, identity, "m", entry],  # is refused where the place is taken
             ["EXPIRE", key, KEEP_S],
-            ["XRANGE", key, identity, identity],
+            ["XRANGE", key, f"{after}-0", identity],
         )
-        if isinstance(added, hiredis.ReplyError) and "equal or smaller" not in str(added):
-            raise StoreError(f"the store at {self._where} refuses an entry: {added}")
-        if not found:
+        if len(found) < (2 if after else 1):
             raise self._lost(after)
-        return bool(found[0][1][1] == entry)
+        return bool(found[-1][1][1] == entry)
 
     def read(self, after: int, wait_s: float) -> list[bytes]:
         deadline = time.monotonic() + wait_s
@@ -135,7 +122,7 @@ class RedisConnection(Connection):
             left_s = min(deadline - time.monotonic(), BLOCK_S)
             block: Command = ["BLOCK", max(1, int(left_s * 1000))] if left_s > 0 else []
             command = ["XREAD", *block, "STREAMS", self._keys.log, f"{after}-0"]
-            [streams] = self._ask(command, wait_s=max(left_s, 0.0))
+            [streams] = self._line.ask(command, wait_s=max(left_s, 0.0))
             if streams:
                 return self._entries(streams[0][1], after)
             if time.monotonic() >= deadline:
@@ -143,40 +130,39 @@ class RedisConnection(Connection):
 
     def arrive(self, gate: str, member: int, payload: bytes = b"") -> int:
         key = self._keys.gate(gate)
-        before, _, _, arrived = self._ask(
+        before, _, _, arrived = self._line.ask(
             ["HLEN", key], ["HSET", key, member, payload], ["EXPIRE", key, KEEP_S], ["HLEN", key]
         )
-        if before == 0 or self._asked_again:  # the one before may have been us, whose answer was lost
-            self._ask(["RPUSH", self._keys.gates, gate], ["EXPIRE", self._keys.gates, KEEP_S])
+        if before == 0 or self._line.asked_again:  # the one before may have been us, whose answer was lost
+            self._line.ask(["RPUSH", self._keys.gates, gate], ["EXPIRE", self._keys.gates, KEEP_S])
         return int(arrived)
 
     def arrivals(self, gate: str) -> Mapping[int, bytes]:
-        [flat] = self._ask(["HGETALL", self._keys.gate(gate)])
+        [flat] = self._line.ask(["HGETALL", self._keys.gate(gate)])
         return {int(member): payload for member, payload in zip(flat[::2], flat[1::2], strict=True)}
 
     def arrival(self, gate: str, member: int) -> bytes | None:
-        [payload] = self._ask(["HGET", self._keys.gate(gate), member])
+        [payload] = self._line.ask(["HGET", self._keys.gate(gate), member])
         return None if payload is None else bytes(payload)
 
     def beat(self, member: int, watched: int | None) -> int:
         self._renew_if_due()
         of_whom = member if watched is None else watched
-        counted, seen = self._ask(
+        counted, seen = self._line.ask(
             ["HINCRBY", self._keys.beats, member, 1],
             ["HGET", self._keys.beats, of_whom],
         )
-        if counted == 1:
-            self._ask(["EXPIRE", self._keys.beats, KEEP_S])
+        if counted == 1 or self._line.asked_again:
+            self._line.ask(["EXPIRE", self._keys.beats, KEEP_S])
         return 0 if watched is None else int(seen or 0)
 
     def clear(self) -> None:
         keys = self._keys
-        [gates] = self._ask(["LRANGE", keys.gates, 0, -1])
-        self._ask(["UNLINK", keys.log, keys.beats, keys.gates, *(keys.gate(gate.decode()) for gate in gates)])
+        [gates] = self._line.ask(["LRANGE", keys.gates, 0, -1])
+        self._line.ask(["UNLINK", keys.log, keys.beats, keys.gates, *(keys.gate(gate.decode()) for gate in gates)])
 
     def cancel(self) -> None:
-        self._cancelled.set()
-        self._line.cut()
+        self._line.cancel()
 
     def close(self) -> None:
         self._line.close()
@@ -198,68 +184,13 @@ class RedisConnection(Connection):
             return
         self._renew_at = time.monotonic() + self._renew_s
         keys = self._keys
-        [gates] = self._ask(["LRANGE", keys.gates, 0, -1])
+        [gates] = self._line.ask(["LRANGE", keys.gates, 0, -1])
         old, kept = gates[1:-KEPT_GATES], [*gates[:1], *gates[1:][-KEPT_GATES:]]
         commands: list[Command] = [["EXPIRE", key, KEEP_S] for key in (keys.log, keys.beats, keys.gates)]
         commands += [["EXPIRE", keys.gate(gate.decode()), KEEP_S] for gate in kept]
         for gate in old:
             commands += [["UNLINK", keys.gate(gate.decode())], ["LREM", keys.gates, 0, gate]]
-        self._ask(*commands)
-
-    # ---- how
-
-    def _ask(self, *commands: Command, wait_s: float = 0.0) -> list[Any]:
-        """Ask until the server answers, or has not for so long. `wait_s`: how long the answer itself may take."""
-        answer_s = min(ANSWER_S, self._patience_s)
-        silent_since, pause_s = None, FIRST_RETRY_S
-        while not self._cancelled.is_set():
-            try:
-                replies = self._line.ask(commands, wait_s + answer_s)
-                self._check(replies)
-            except Refused as error:
-                raise StoreError(f"the store at {self._where} refuses us: {error}; check its password") from None
-            except OSError as error:
-                silent_since = self._still_patient(error, silent_since)
-                self._cancelled.wait(pause_s)
-                pause_s = min(2 * pause_s, LAST_RETRY_S)
-            else:
-                if silent_since is not None:
-                    log.info("the store answers again, after %.1f s", time.monotonic() - silent_since)
-                self._asked_again = silent_since is not None
-                return replies
-        raise Cancelled
-
-    def _still_patient(self, error: OSError, silent_since: float | None) -> float:
-        """Since when there was no answer. Raises StoreError where that is too long ago."""
-        now = time.monotonic()
-        if self._cancelled.is_set():
-            return now
-        if silent_since is None:
-            log.warning("the store does not answer (%s); waiting up to %g s", error, self._patience_s)
-            return now
-        if now - silent_since > self._patience_s:
-            raise StoreError(f"the store at {self._where} does not answer: {error}")
-        return silent_since
-
-    def _check(self, replies: list[Any]) -> None:
-        """Raises what an error among the replies comes to; one of XADD says something, and is looked at there."""
-        for reply in replies:
-            if not isinstance(reply, hiredis.ReplyError):
-                continue
-            if str(reply).startswith(REFUSALS):
-                raise Refused(str(reply))
-            if str(reply).startswith(DISK_FULL):
-                self._go_on_in_memory()
-            if str(reply).startswith((*AWAY, DISK_FULL)):
-                raise ConnectionError(str(reply))
-            if "equal or smaller" not in str(reply):
-                raise StoreError(f"the store at {self._where} refuses a command: {reply}")
-
-    def _go_on_in_memory(self) -> None:
-        """What the server holds is also in its memory: that has to do. A site's own may not let us say so; then its
-        disk is waited for."""
-        log.error("the store cannot write its file (is the disk full?): it goes on in memory alone")
-        self._line.ask([["CONFIG", "SET", "appendonly", "no"]], ANSWER_S)
+        self._line.ask(*commands)
 
 
 def _read_job_store(path: Path) -> JobStore:

@@ -27,9 +27,6 @@ from nvrx_slurm.inprocess import environment
 from nvrx_slurm.inprocess.exception import OptionError, StoreError
 from nvrx_slurm.inprocess.store.port import Cancelled, Connection, Store
 
-WAIT_S = 10.0
-"""How long one request waits at the server. A server that has frozen is noticed by the next one."""
-
 DESCRIPTORS = Path("/proc/self/fd")
 
 _connecting = threading.Lock()
@@ -95,7 +92,7 @@ class TCPConnection(Connection):
             left_s = deadline - time.monotonic()
             if entries or left_s <= 0:
                 return entries
-            self._wait(self._key("log", after), min(left_s, WAIT_S))
+            self._wait(self._key("log", after), left_s)
 
     def arrive(self, gate: str, member: int, payload: bytes = b"") -> int:
         mine = self._key("gate", gate, member)
@@ -191,25 +188,29 @@ def _connected(
 ) -> tuple[Any, socket.socket | None]:
     """A client, and its socket, which torch gives no other way to: of those that are new, the one to that port."""
     with _connecting:
-        before = set(DESCRIPTORS.iterdir())
+        before = _sockets()
         client = client_class(host, port, is_master=False, wait_for_workers=False, timeout=patience)
-        new = set(DESCRIPTORS.iterdir()) - before
-    found = [connection for connection in map(_duplicate, new) if connection is not None]
-    ours = next((connection for connection in found if _leads_to(connection, port)), None)
-    for other in found:
-        if other is not ours:
-            other.close()
-    return client, ours
+        new = [descriptor for name, descriptor in _sockets().items() if name not in before]
+    return client, next(filter(None, (_duplicate(descriptor, port) for descriptor in new)), None)
 
 
-def _duplicate(descriptor: Path) -> socket.socket | None:
-    with contextlib.suppress(OSError):  # it was that of the folder itself, or no socket
-        if str(descriptor.readlink()).startswith("socket:"):
-            return socket.socket(fileno=os.dup(int(descriptor.name)))
+def _sockets() -> dict[str, int]:
+    """This process's: by the kernel's name for each, its descriptor."""
+    found = {}
+    for entry in DESCRIPTORS.iterdir():
+        with contextlib.suppress(OSError):  # closed meanwhile: that of this folder itself is
+            if (name := str(entry.readlink())).startswith("socket:"):
+                found[name] = int(entry.name)
+    return found
+
+
+def _duplicate(descriptor: int, port: int) -> socket.socket | None:
+    """The same connection, if it leads to that port."""
+    connection: socket.socket | None = None
+    with contextlib.suppress(OSError, IndexError, TypeError):  # it is none of TCP
+        connection = socket.socket(fileno=os.dup(descriptor))
+        if connection.getpeername()[1] == port:
+            return connection
+    if connection is not None:
+        connection.close()
     return None
-
-
-def _leads_to(connection: socket.socket, port: int) -> bool:
-    with contextlib.suppress(OSError, IndexError, TypeError):
-        return bool(connection.getpeername()[1] == port)
-    return False

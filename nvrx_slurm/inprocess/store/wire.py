@@ -23,13 +23,6 @@ if TYPE_CHECKING:
     from ssl import SSLContext
 
 RECEIVE_BYTES = 64 << 10
-REFUSALS = ("NOAUTH", "WRONGPASS", "NOPERM", "ERR AUTH", "ERR invalid password", "ERR Client sent AUTH")
-AWAY = ("LOADING", "MASTERDOWN", "CLUSTERDOWN", "READONLY", "BUSY ", "TRYAGAIN")
-"""What a server says that may serve us later: it loads its file, or fails over."""
-
-DISK_FULL = "MISCONF"
-"""It cannot write its file, and takes no more writes."""
-
 _TLS_OPTIONS = ("ssl_ca_certs", "ssl_certfile", "ssl_keyfile", "ssl_check_hostname", "ssl_cert_reqs")
 _NOT_YET = object()
 
@@ -37,7 +30,11 @@ Command = Sequence[str | bytes | int]
 
 
 class Refused(Exception):
-    """The server will have nothing of us, and there is no use in asking again."""
+    """The server will have nothing of us, or we of it, and there is no use in asking again. What it says of it."""
+
+    @classmethod
+    def by(cls, reply: hiredis.ReplyError) -> Refused:
+        return cls(f"refuses us: {reply}; check its password, and what its user may do")
 
 
 @dataclass(frozen=True, slots=True)
@@ -123,21 +120,26 @@ class Line:
         connection = socket.create_connection((self._address.host, self._address.port), timeout=answer_s)
         connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         connection.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
-        with self._guard:
-            self._socket = connection
-        if self._is_cut:
-            raise ConnectionAbortedError("cut")
+        self._adopt(connection)
         if self._address.tls is not None:
             self._secure(connection, dict(self._address.tls))
         self._log_in(answer_s)
 
     def _secure(self, connection: socket.socket, options: dict[str, str]) -> None:
+        secured = _context(options).wrap_socket(
+            connection, server_hostname=self._address.host, do_handshake_on_connect=False
+        )
+        self._adopt(secured)
         try:
-            secured = _context(options).wrap_socket(connection, server_hostname=self._address.host)
+            secured.do_handshake()
         except ValueError as error:  # a certificate that does not verify is one, and stays so
-            raise Refused(f"its certificate is refused: {error}") from None
+            raise Refused(f"has no certificate that we trust: {error}; name one with ?ssl_ca_certs=") from None
+
+    def _adopt(self, connection: socket.socket) -> None:
         with self._guard:
-            self._socket = secured
+            self._socket = connection
+            if self._is_cut:
+                raise ConnectionAbortedError("it was cut")
 
     def _log_in(self, answer_s: float) -> None:
         commands: list[Command] = []
@@ -148,7 +150,7 @@ class Line:
             commands.append(["SELECT", self._address.database])
         for reply in self._exchange(commands, answer_s) if commands else ():
             if isinstance(reply, hiredis.ReplyError):
-                raise Refused(str(reply))
+                raise Refused.by(reply)
 
     def _exchange(self, commands: Sequence[Command], answer_s: float) -> list[Any]:
         connection, deadline = self._socket, time.monotonic() + answer_s

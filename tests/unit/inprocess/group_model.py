@@ -142,6 +142,7 @@ class Rank:
         self.log = Log(Line(shared), settings.members)
         self.monitor = Log(self.monitor_line, settings.members)
         self.cycle = Cycle(member, Ledger(settings.members))
+        self.counts: dict[str, int] = {}  # gate → how many had come when this one first did
         self.pending: list[Pending] = []
         self.entered: list[Entered] = []
         self.completed: int | None = None
@@ -201,11 +202,9 @@ class Rank:
         self.cycle = self.cycle.feed(event)
 
     def _be_ready(self) -> None:
-        i, ledger = self.cycle.iteration, self.cycle.ledger
-        self.line.arrive(gates.ready(i), self.member, pack(Ready(rank=self.rank)))
-        arrived = self._arrived(gates.ready(i), Ready)
-        if len(arrived) >= ledger.left:
-            there = {ready.rank for ready in arrived.values()}
+        i = self.cycle.iteration
+        if self._closes(gates.ready(i), Ready(rank=self.rank)):
+            there = {ready.rank for ready in self._arrived(gates.ready(i), Ready).values()}
             missing = tuple(sorted(set(range(self.world_size)) - there))
             self._propose(Sealed(iteration=i, world_size=self.world_size, missing=missing))
 
@@ -222,7 +221,7 @@ class Rank:
         self._feed(Event.ASSIGNED)
 
     def _start(self) -> None:
-        i, ledger = self.cycle.iteration, self.cycle.ledger
+        i = self.cycle.iteration
         place = Starting(
             rank=self.rank,
             world_size=self.world_size,
@@ -230,10 +229,8 @@ class Rank:
             active_world_size=self._active_world_size,
             process=WHO,
         )
-        self.line.arrive(gates.start(i), self.member, pack(place))
-        arrived = self._arrived(gates.start(i), Starting)
-        if len(arrived) >= ledger.left:
-            wrong = gates.disagreement(arrived)
+        if self._closes(gates.start(i), place):
+            wrong = gates.disagreement(self._arrived(gates.start(i), Starting))
             self._propose(Broken(iteration=i, reason=wrong) if wrong else Opened(iteration=i))
 
     def _run(self) -> None:
@@ -252,13 +249,23 @@ class Rank:
 
     def _notice(self) -> None:
         i = self.cycle.iteration
-        self.line.arrive(gates.notice(i), self.member, pack(Noticing()))
-        if len(self._arrived(gates.notice(i), Noticing)) >= self.cycle.ledger.left:
+        if self._closes(gates.notice(i), Noticing()):
             self._propose(Settled(iteration=i))
 
     @property
     def _active_world_size(self) -> int:
         return min(self.world_size, self.settings.most_active)
+
+    def _closes(self, gate: str, payload: gates.Payload) -> bool:
+        """Arrive, and again at each entry. Of those who find that all are here, who came last closes the gate; the
+        first of those who are left does where that one died."""
+        ledger = self.cycle.ledger
+        count = self.line.arrive(gate, self.member, pack(payload))
+        last = count == self.counts.setdefault(gate, count)
+        first = self.member == min(set(range(ledger.members)) - ledger.lost.keys())
+        if count < ledger.left or not (last or first):
+            return False
+        return len(self._arrived(gate, type(payload))) >= ledger.left
 
     def _arrived(self, gate: str, kind: type[P]) -> dict[int, P]:
         """Those who have arrived and are not lost since."""
@@ -273,7 +280,7 @@ class Rank:
             self.pending.append(Pending(entry, self.log.ledger.length))
 
     def send(self, *, unanswered: bool = False) -> None:
-        """The oldest proposal reaches the store; of a dead process only what was on its way, into the place it meant."""
+        """The oldest proposal reaches the store; of a dead process what was on its way, to where it meant."""
         if not self.pending:
             return
         first = self.pending.pop(0)

@@ -20,7 +20,7 @@ from nvrx_slurm.inprocess.monitor import wire
 from nvrx_slurm.inprocess.proposing import Log
 from nvrx_slurm.processes import is_alive
 from tests.inprocess.servers import Valkey
-from tests.unit.inprocess.monitored import Group, until
+from tests.unit.inprocess.monitored import ROOT, Group, until
 from tests.unit.inprocess.monitored_rank import INHERITABLE
 
 Watch = Callable[..., Group]
@@ -177,7 +177,7 @@ def test_monitor_that_fails_takes_its_rank_along(watch: Watch):
 
 def test_whom_the_group_has_given_up_is_killed(watch: Watch):
     """Whatever the others saw: they go on without it, so it may not go on."""
-    group = watch(heartbeat_timeout_s=2.0)
+    group = watch(heartbeat_timeout_s=5.0)
     group.wrote(Lost(iteration=0, member=0, interruption=Interruption.UNRESPONSIVE, text="no sign of life"))
     assert group.ranks[0].ended() == -signal.SIGKILL
     group.until_dead(group.ranks[0].monitor)
@@ -231,7 +231,7 @@ def test_hard_timeout_kills_who_does_not_listen(watch: Watch):
 @pytest.mark.parametrize("number", [signal.SIGSTOP, signal.SIGKILL])
 def test_silent_member_is_recorded_once_it_is_dead(watch: Watch, number: signal.Signals):
     """A host that freezes, or is gone: no sibling calls it dead before both processes are."""
-    group = watch(2, each=APART, heartbeat_timeout_s=2.0)
+    group = watch(2, each=APART, heartbeat_timeout_s=3.0)
     run_from_the_start(group)
     rank = group.ranks[0]
     for pid in (rank.monitor, rank.process.pid):
@@ -244,7 +244,7 @@ def test_silent_member_is_recorded_once_it_is_dead(watch: Watch, number: signal.
 
 def test_the_next_one_is_watched_when_a_sibling_is_lost(watch: Watch):
     """Two hosts that go at once are both found."""
-    group = watch(3, each=APART, heartbeat_timeout_s=1.0)
+    group = watch(3, each=APART, heartbeat_timeout_s=3.0)
     run_from_the_start(group)
     for rank in group.ranks[1:]:
         for pid in (rank.monitor, rank.process.pid):
@@ -255,7 +255,7 @@ def test_the_next_one_is_watched_when_a_sibling_is_lost(watch: Watch):
 
 def test_nobody_outlives_a_store_that_is_gone(watch: Watch, own_valkey: Valkey):
     """Out of touch for the lease, a rank is killed: whoever is in touch counts on that."""
-    group = watch(2, on=own_valkey, heartbeat_timeout_s=1.0)
+    group = watch(2, on=own_valkey, heartbeat_timeout_s=3.0)
     own_valkey.kill()
     for rank in group.ranks:
         assert rank.ended() == -signal.SIGKILL
@@ -368,7 +368,7 @@ def test_monitor_inherits_only_what_it_needs(watch: Watch):
     assert {name for name in held if "memfd" in name} == {"/memfd:nvrx-stamps (deleted)"}
     pipes = [name for name in held if name.startswith("pipe:")]
     assert len(pipes) == 1  # its own, by which the rank knows that it lives
-    assert Path(f"/proc/{rank.monitor}/cwd").readlink() == Path("/")
+    assert Path(f"/proc/{rank.monitor}/cwd").readlink() == ROOT  # where relative paths of a store are found
 
 
 def test_log_file_has_all_and_standard_error_the_warnings(watch: Watch, tmp_path: Path):

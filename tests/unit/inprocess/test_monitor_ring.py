@@ -2,10 +2,15 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
+
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from nvrx_slurm.inprocess.attribution import Interruption
 from nvrx_slurm.inprocess.ledger import Ledger, Lost, fold
+from nvrx_slurm.inprocess.monitor.lease import SHARE
 from nvrx_slurm.inprocess.monitor.ring import Ring
 
 TIMEOUT_S, INTERVAL_S = 8.0, 1.0
@@ -121,3 +126,55 @@ def test_news_of_the_sibling():
     assert not view.answered(1, 5, 1.0).beats_since(0.9)
     assert view.answered(1, 6, 1.0).beats_since(0.9)
     assert not ring().beats_since(0.0)
+
+
+# ---- whatever the store and the network do
+
+
+@dataclass(frozen=True)
+class Try:
+    """One exchange with the store: so long after the one before, at the server after a delay, and answered or not."""
+
+    gap_s: float
+    there_s: float
+    back_s: float
+    answered: bool
+
+
+def tries(at_least: int, at_most: int) -> st.SearchStrategy[list[Try]]:
+    """Nine of ten are as they should be, one each second; others come late, hang, or are not answered."""
+    fine = st.just(Try(1.0, 0.0, 0.0, True))
+    delays = st.floats(0.0, TIMEOUT_S)
+    any_other = st.builds(Try, st.floats(0.0, TIMEOUT_S / 4), delays, delays, st.booleans())
+    return st.lists(st.one_of(*[fine] * 9, any_other), min_size=at_least, max_size=at_most)
+
+
+def lived(beats: list[Try]) -> tuple[float, list[float]]:
+    """A member whose first beat is sent at 0: when its lease has ended, and when the store had each of its beats."""
+    now, ends_at, had = 0.0, SHARE * TIMEOUT_S, [0.0]
+    for beat in beats:
+        now += beat.gap_s
+        if now >= ends_at:
+            break
+        had.append(now + beat.there_s)
+        answered_at = now + beat.there_s + beat.back_s
+        if beat.answered and answered_at < ends_at:
+            ends_at = max(ends_at, now + SHARE * TIMEOUT_S)
+        now = min(answered_at, ends_at)
+    return ends_at, had
+
+
+@given(beats=tries(0, 5), asks=tries(12, 24))
+def test_nobody_alive_is_judged(beats: list[Try], asks: list[Try]):
+    """With any delays and losses, of the member's beats and of ours: once it is called dead, its lease has ended."""
+    ends_at, had = lived(beats)
+    view, now = ring(), 0.0
+    for ask in asks:
+        now += ask.gap_s
+        asked_at, served_at = now, now + ask.there_s
+        now = served_at + ask.back_s
+        if not ask.answered:
+            view = view.out_of_touch()
+            continue
+        view = view.answered(1, sum(moment <= served_at for moment in had), now)
+        assert view.silent(asked_at) is None or asked_at >= ends_at

@@ -34,7 +34,7 @@ def test_shift_closes_up_in_order():
 
 
 def test_gaps_are_filled_from_the_end():
-    """Ranks below the new world size keep their numbers; the last ones fill the gaps in order, none gets one beyond."""
+    """Ranks below the new world size keep their numbers; the last ones fill the gaps in order."""
     worlds = Worlds(8, lambda _: Compose(ActivateAllRanks(), FillGaps()))
     worlds.next(1, 4, 5)
     worlds.check()
@@ -187,7 +187,7 @@ def test_all_survivors_come_to_one_world(data: st.DataObject, make: object, size
 
 
 def test_nobody_is_active_until_a_filter_says_so():
-    """After the numbers alone a rank is neither active nor in reserve: the wrapper takes that for all being active."""
+    """After the numbers alone a rank is neither active nor in reserve; to the wrapper that means that all are."""
     ctx = RankAssignmentCtx(State(rank=1, world_size=3, mode=Mode.ACTIVE, active_rank=1), dict, {0})
     state = ShiftRanks()(ctx).state
     assert (state.rank, state.world_size, state.mode, state.active_rank) == (0, 2, Mode.INITIALIZED, None)

@@ -16,7 +16,6 @@ from nvrx_slurm.inprocess.rank_assignment import (
     FilterCountGroupedByKey,
     Layer,
     LayerFlag,
-    MaxActiveWorldSize,
     RankAssignmentCtx,
     ShiftRanks,
     Tree,
@@ -66,7 +65,7 @@ def test_a_host_in_reserve_takes_a_lost_hosts_place():
 
 
 def test_the_nearest_reserve_comes_first():
-    """A host's own rank in reserve replaces, before one of another host does, and the one put there last before others."""
+    """A host's own reserve comes before another host's, and in it the rank that was put there last."""
     worlds = Worlds(8, trees(Layer(flag=RESERVE), Layer(max_ranks=2, flag=RESERVE), per_branch=[4]))
     worlds.next()
     assert worlds.active == [0, 1, 4, 5]
@@ -80,7 +79,7 @@ def test_the_nearest_reserve_comes_first():
 
 
 def test_a_reserve_does_not_overfill_its_branch():
-    """A lost host's ranks are replaced only as far as the other hosts' limits allow; the rest of the numbers close up."""
+    """A lost host's ranks are replaced as far as the other hosts' limits allow; the other numbers close up."""
     worlds = Worlds(6, trees(Layer(flag=RESERVE), Layer(max_ranks=2), per_branch=[3]))
     worlds.next()
     worlds.next(0, 1, 2)
@@ -89,7 +88,7 @@ def test_a_reserve_does_not_overfill_its_branch():
 
 
 def test_without_the_flag_a_reserve_is_not_looked_at():
-    """A rank in reserve in the same host stays there when the host's layer has no RESERVE, whatever the root's has."""
+    """A rank in reserve stays there when its host's layer has no RESERVE, whatever the root's has."""
     worlds = Worlds(4, trees(Layer(max_ranks=3, flag=RESERVE), Layer(), per_branch=[4]))
     worlds.next()
     worlds.next(1)
@@ -209,7 +208,7 @@ def test_nonsense_is_refused_when_it_is_said():
 
 
 def test_what_renumbers_after_it_is_refused():
-    """A composition that renumbers after Tree leaves it with another world than it knows: an error, and no wrong rank."""
+    """A composition that renumbers after Tree leaves it with a world that it does not know: an error."""
     worlds = Worlds(4, lambda _: Compose(_DropLast(), Tree([Layer()])))
     worlds.next()
     with pytest.raises(InternalError, match="must be the last part"):
@@ -249,7 +248,7 @@ LIMITS = st.one_of(st.none(), st.integers(1, 6))
 @given(st.data(), st.integers(1, 14))
 def test_its_constraints_hold(data: st.DataObject, size: int):
     """Whatever the tree and the losses: one world; each branch has its minimum, and no more active than its maximum;
-    an active rank stays active unless the world_size_filter wants fewer; losses are replaced if a reserve has room."""
+    and an active rank stays active unless the world_size_filter wants fewer."""
     layers = [Layer(data.draw(st.integers(0, 3)), data.draw(LIMITS), flag=data.draw(FLAGS)) for _ in range(3)]
     even = data.draw(st.booleans())
     per_branch = [4, 2]
@@ -272,7 +271,7 @@ def _even(size: int) -> int:
 
 
 def calls_of(work: Callable[[], object]) -> int:
-    """How many functions a piece of work calls, those in C counted too: a cost that does not depend on the machine."""
+    """How many functions a piece of work calls, those in C too: a cost that does not depend on the machine."""
     count = 0
 
     def counted(frame: FrameType, event: str, argument: object) -> None:
@@ -288,8 +287,8 @@ def calls_of(work: Callable[[], object]) -> int:
 
 
 def fall_of_hosts(members: int) -> Callable[[], object]:
-    """One rank's assignments in a group of hosts of 8 in racks of 8 hosts, at the start and after each second host lost
-    a rank; the greater half is in reserve."""
+    """One rank's assignments in a group of hosts of 8 in racks of 8 hosts, half of them active: at the start, and
+    after every second host has lost a rank."""
     layers = [
         Layer(8, members // 2, "root", RESERVE),
         Layer(8, None, "", RESERVE),
@@ -316,14 +315,6 @@ def test_it_costs_in_proportion_to_the_world():
 def test_a_world_of_16384_ranks():
     """The greatest world that the tool is meant for, half of it lost in one go: the other half goes on."""
     fall_of_hosts(16_384)()
-
-
-def test_one_composition_may_not_have_a_filter_after_it_that_changes_who_is_active():
-    """A filter after Tree says less than Tree knows, and the next iteration is Tree's again: both see one world."""
-    worlds = Worlds(4, lambda _: Compose(MaxActiveWorldSize(2), Tree([Layer()])))
-    worlds.next()
-    worlds.check()
-    assert worlds.active == [0, 1]
 
 
 def test_keys_may_come_from_the_state():

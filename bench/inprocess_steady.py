@@ -1,0 +1,63 @@
+"""What a wrapped function costs while nothing fails: a ping, and the CPU of all that watches it."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import tempfile
+from collections import defaultdict
+from pathlib import Path
+
+from bench import usage
+from bench.inprocess_group import OURS, SIDES, Group, group, interpreter, valkey
+from bench.tables import Target, print_rows, print_targets
+from nvrx_slurm.agent.supervisor import descendants
+from nvrx_slurm.clock import SystemClock
+
+SIZE = 4
+SETTLED_S, MEASURED_S = 5.0, 30.0
+PING, SHARE = "ping", "share"
+
+Samples = dict[str, dict[str, list[float]]]  # ping or share → who → what was measured
+
+
+def steady(runs: int, peers: Path) -> None:
+    """Both sides in turn, with default options; as many times a million pings as runs."""
+    samples: Samples = defaultdict(lambda: defaultdict(list))
+    asyncio.run(_measure(samples, runs, interpreter(peers)))
+    print_rows("a million pings, so the ns of one", samples[PING], unit="ms", first=OURS)
+    print_targets(samples[PING], [Target("≤ 1 s a million, so 1 µs each", None, (OURS,), at_most=1.0)])
+    title = f"watchdog and monitor over {MEASURED_S:.0f} s, thousandths of a core a rank"
+    print_rows(title, samples[SHARE], unit="ms", first=OURS)
+    print_targets(samples[SHARE], [Target("at most 0.001 of a core a rank", None, (OURS,), at_most=0.001)])
+
+
+async def _measure(samples: Samples, runs: int, python: Path) -> None:
+    with tempfile.TemporaryDirectory(prefix="nvrx-bench-") as name:
+        room = Path(name)
+        async with valkey(room) as store:
+            for side in SIDES:
+                before = set(descendants(os.getpid()))
+                async with group(python, side, SIZE, {}, store, room) as ranks:
+                    samples[SHARE][side] += await _shares(ranks, before)
+                    for _ in range(runs):
+                        ranks.say(0, "ping")
+                        samples[PING][side].append(await ranks.until_told("pings"))
+                    await ranks.finish()
+
+
+async def _shares(ranks: Group, before: set[int]) -> list[float]:
+    """Of each rank: its threads beside the main one, and its part of all monitors."""
+    await asyncio.sleep(SETTLED_S)
+    members = [process.pid for process in ranks.processes.values()]
+    monitors = set(descendants(os.getpid())) - before - set(members)
+    first = _usages(members, main_thread=False), _usages(monitors, main_thread=True)
+    await asyncio.sleep(MEASURED_S)
+    last = _usages(members, main_thread=False), _usages(monitors, main_thread=True)
+    watching = sum(last[1][pid].share_since(first[1][pid]) for pid in monitors) / len(members)
+    return [last[0][pid].share_since(first[0][pid]) + watching for pid in members]
+
+
+def _usages(pids: list[int] | set[int], *, main_thread: bool) -> dict[int, usage.Usage]:
+    clock = SystemClock()
+    return {pid: usage.of(pid, clock, main_thread=main_thread) for pid in pids}

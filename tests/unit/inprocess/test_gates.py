@@ -1,0 +1,75 @@
+"""Where members arrive, and what they bring along."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import msgspec
+import pytest
+
+from nvrx_slurm.inprocess import gates
+from nvrx_slurm.inprocess.attribution import Interruption
+from nvrx_slurm.inprocess.gates import Joining, Noticing, Payload, Ready, Starting, disagreement, pack
+
+PROCESS = Joining(host="n1", pid=7, began=99)
+
+
+def place(rank: int, of: int, active: int | None = None, active_of: int = 0) -> Starting:
+    return Starting(rank=rank, world_size=of, active_rank=active, active_world_size=active_of, process=PROCESS)
+
+
+def all_active(*ranks: int, of: int) -> dict[int, Starting]:
+    return {member: place(rank, of, rank, of) for member, rank in enumerate(ranks)}
+
+
+@pytest.mark.parametrize(
+    "payload",
+    [PROCESS, Ready(rank=3, published=("host", "n1")), place(1, 2, None, 1), Noticing(text="boom")],
+    ids=lambda payload: type(payload).__name__,
+)
+def test_a_payload_is_read_as_it_was_packed(payload: Payload) -> None:
+    """What one member brings is what another finds."""
+    assert msgspec.json.decode(pack(payload), type=type(payload)) == payload
+
+
+def test_each_iteration_has_gates_of_its_own() -> None:
+    """Who is late at one is not taken for early at the next."""
+    kinds = (gates.ready, gates.start, gates.notice, gates.complete)
+    names = {kind(iteration) for kind in kinds for iteration in range(3)} | {gates.JOIN, gates.LEFT}
+    assert len(names) == 3 * len(kinds) + 2
+
+
+def test_one_world_of_all_ranks_agrees() -> None:
+    """In any order, and with some in reserve."""
+    assert disagreement(all_active(2, 0, 1, of=3)) == ""
+    assert disagreement({0: place(1, 2, 0, 1), 5: place(0, 2, None, 1)}) == ""
+
+
+@pytest.mark.parametrize(
+    ("places", "said"),
+    [
+        (all_active(0, 1, of=3), "2 ranks go on, and the rank assignment gave them world sizes 3"),
+        ({0: place(0, 2, 0, 2), 1: place(1, 3, 1, 2)}, "world sizes 2, 3"),
+        (all_active(0, 0, of=2), "ranks 0, 0: each must be there once"),
+        (all_active(0, 2, of=2), "ranks 0, 2: each must be there once"),
+        ({0: place(0, 2, 0, 1), 1: place(1, 2, 0, 1)}, "the active ranks are 0, 0, of active world sizes 1"),
+        ({0: place(0, 2, 0, 2), 1: place(1, 2, None, 2)}, "the active ranks are 0, of active world sizes 2"),
+    ],
+    ids=["too few", "two sizes", "twice", "a gap", "active twice", "active too few"],
+)
+def test_what_is_no_world_is_named(places: dict[int, Starting], said: str) -> None:
+    """Ranks that a rank assignment of one's own gets wrong are refused, with what it gave."""
+    assert said in disagreement(places)
+
+
+@pytest.mark.parametrize(
+    ("said", "recorded"),
+    [({}, None), ({"rank": 2, "interruption": Interruption.EXCEPTION, "text": "boom"}, (2, "boom"))],
+    ids=["nothing", "its own failure"],
+)
+def test_who_has_nothing_to_say_of_an_interruption_leaves_no_record(
+    said: dict[str, Any], recorded: tuple[int, str] | None
+) -> None:
+    """Only the ranks that failed themselves are in the records."""
+    record = Noticing(**said).record()
+    assert (record and (record.rank, record.text)) == recorded

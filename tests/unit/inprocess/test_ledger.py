@@ -1,0 +1,155 @@
+"""The log of a call, and what it comes to."""
+
+from __future__ import annotations
+
+import msgspec
+import pytest
+
+from nvrx_slurm.inprocess.attribution import DEATHS, Interruption
+from nvrx_slurm.inprocess.ledger import (
+    AnyEntry,
+    Broken,
+    Completed,
+    Interrupted,
+    Ledger,
+    Lost,
+    Opened,
+    Sealed,
+    Settled,
+    Stage,
+    accepts,
+    decode,
+    encode,
+    fold,
+)
+
+MEMBERS = 3
+SEALED, OPENED = Sealed(iteration=0, world_size=MEMBERS), Opened(iteration=0)
+COMPLETED = Completed(iteration=0)
+FAILED = Interrupted(iteration=0, member=1, rank=1, interruption=Interruption.EXCEPTION, text="boom")
+BROKEN = Broken(iteration=0, reason="two ranks are 1")
+
+GATHERING: tuple[AnyEntry, ...] = ()
+STARTING: tuple[AnyEntry, ...] = (SEALED,)
+RUNNING: tuple[AnyEntry, ...] = (SEALED, OPENED)
+
+
+def lost(member: int, interruption: Interruption = Interruption.TERMINATED, *, iteration: int = 0) -> Lost:
+    return Lost(iteration=iteration, member=member, interruption=interruption)
+
+
+def after(*entries: AnyEntry) -> Ledger:
+    return fold(Ledger(MEMBERS), entries)
+
+
+EVERY_KIND = (SEALED, OPENED, FAILED, Settled(iteration=0), COMPLETED, lost(2), BROKEN)
+
+
+@pytest.mark.parametrize("entry", EVERY_KIND, ids=lambda entry: type(entry).__name__)
+def test_an_entry_is_read_as_it_was_written(entry: AnyEntry) -> None:
+    """What one member appends is what all others fold."""
+    assert decode(encode(entry)) == entry
+
+
+def test_what_is_no_entry_is_refused() -> None:
+    """A log that holds something else is an error, not an entry that means nothing."""
+    with pytest.raises(msgspec.ValidationError):
+        decode(b'{"entry":"rumour","iteration":0}')
+
+
+@pytest.mark.parametrize(
+    ("before", "accepted"),
+    [
+        (GATHERING, {SEALED, lost(2), BROKEN}),
+        (STARTING, {OPENED, FAILED, lost(2), BROKEN}),
+        (RUNNING, {FAILED, COMPLETED, lost(2), BROKEN}),
+        ((*RUNNING, COMPLETED), {lost(2)}),
+        ((*RUNNING, FAILED), {Settled(iteration=0), lost(2)}),
+        ((*RUNNING, FAILED, Settled(iteration=0)), {lost(2)}),
+        ((BROKEN,), set()),
+    ],
+    ids=["gathering", "starting", "running", "completed", "interrupted", "settled", "broken"],
+)
+def test_what_counts_at_each_stage(before: tuple[AnyEntry, ...], accepted: set[AnyEntry]) -> None:
+    """At every stage, of all entries that there are only these mean something."""
+    assert {entry for entry in EVERY_KIND if accepts(after(*before), entry)} == accepted
+
+
+def test_an_iteration_that_is_interrupted_is_not_completed() -> None:
+    """Who completes too late finds that the iteration is over."""
+    ledger = after(*RUNNING, FAILED, COMPLETED)
+    assert (ledger.stage, ledger.iteration, ledger.cause) == (Stage.GATHERING, 1, FAILED)
+
+
+def test_an_iteration_that_is_completed_is_not_interrupted() -> None:
+    """Who fails too late, or dies, does not take back what all have agreed on."""
+    ledger = after(*RUNNING, COMPLETED, FAILED, lost(2))
+    assert (ledger.stage, ledger.iteration, ledger.left) == (Stage.COMPLETED, 0, 2)
+
+
+def test_an_entry_of_an_older_iteration_takes_a_place_and_changes_nothing() -> None:
+    """All count the same places, whether or not what is there means anything."""
+    before = after(*RUNNING, FAILED)
+    again = fold(before, [FAILED, OPENED, COMPLETED])
+    assert (again.length, again.iteration, again.stage) == (before.length + 3, 1, Stage.GATHERING)
+
+
+def test_a_death_interrupts_what_it_was_part_of() -> None:
+    """While ranks start or run, nobody can go on without one of them."""
+    for part in (STARTING, RUNNING):
+        ledger = after(*part, lost(2))
+        assert (ledger.iteration, ledger.stage, ledger.left) == (1, Stage.GATHERING, 2)
+
+
+def test_a_death_before_all_are_ready_interrupts_nothing() -> None:
+    """The iteration has not begun: it begins without that member."""
+    ledger = after(lost(2))
+    assert (ledger.iteration, ledger.stage, ledger.left) == (0, Stage.GATHERING, 2)
+
+
+def test_whom_the_assignment_discards_leaves_the_others_as_they_are() -> None:
+    """They know of it: their own assignment says so."""
+    ledger = after(*STARTING, lost(2, Interruption.DISCARDED))
+    assert (ledger.iteration, ledger.stage, ledger.left) == (0, Stage.STARTING, 2)
+
+
+def test_a_seal_that_was_meant_before_a_loss_does_not_count() -> None:
+    """Or the world would hold a member that is out: it is sealed anew, without it."""
+    before = after(lost(2))
+    assert not accepts(before, Sealed(iteration=0, world_size=3))
+    assert accepts(before, Sealed(iteration=0, world_size=3, missing=(2,)))
+
+
+def test_a_member_is_lost_once() -> None:
+    """Its monitor and its sibling may both say it."""
+    first, second = lost(2), lost(2, Interruption.UNRESPONSIVE)
+    ledger = after(first, second)
+    assert ledger.lost == {2: first}
+    assert ledger.has_left(2)
+    assert not ledger.has_left(1)
+
+
+def test_a_member_that_nobody_knows_is_not_lost() -> None:
+    """A number beyond the group's is another group's."""
+    assert after(lost(MEMBERS)).left == MEMBERS
+
+
+def test_who_is_out_interrupts_nothing_any_more() -> None:
+    """What a dead process had on its way may still arrive."""
+    again = Sealed(iteration=1, world_size=3, missing=(1,))
+    ledger = after(*RUNNING, lost(1), again, Opened(iteration=1))
+    late = Interrupted(iteration=1, member=1, rank=1, interruption=Interruption.EXCEPTION)
+    assert not accepts(ledger, late)
+
+
+def test_the_ring_leaves_out_who_is_lost() -> None:
+    """Each watches the next one who is left; the last one of all watches nobody."""
+    assert after().next_member(2) == 0
+    assert after(lost(0)).next_member(2) == 1
+    assert after(lost(0), lost(1)).next_member(2) is None
+
+
+def test_records_tell_who_failed_and_why() -> None:
+    """An interruption's record names the rank as the function knew it."""
+    assert (FAILED.record().rank, FAILED.record().text) == (1, "boom")
+    assert lost(2, Interruption.HARD_TIMEOUT).record().interruption in DEATHS

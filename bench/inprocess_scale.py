@@ -24,7 +24,7 @@ from bench.stage import line, say, start_fleet
 from bench.tables import growth_exponent, print_target
 from nvrx_slurm.clock import SystemClock
 
-SIZES = (64, 256, 1024)
+SIZES = (256, 1024, 4096, 16384)
 FLEETS = 2
 TARGET_EXPONENT = 1.1
 HEAD = "   ranks        s    µs a rank   its store µs  operations   bytes read"

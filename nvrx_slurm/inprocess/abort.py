@@ -38,7 +38,8 @@ class AbortTorchDistributed(Abort):
 
     NCCL: each communicator is aborted, in a thread of its own, since one may wait for another. Gloo: all connections
     of this process are cut, so that whoever waits in a collective gets a RuntimeError. Not freed: who still waits for
-    others in `init_process_group` or `new_group`; their own timeout ends that.
+    others in `init_process_group` or `new_group`; only their timeouts end that, so give both one that is shorter than
+    the hard timeout (theirs is half an hour).
 
     Does nothing unless this process has imported torch and has a process group. Raises TimeoutError when aborting, or
     destroying, takes longer than `timeout`; the groups are then left as they are.

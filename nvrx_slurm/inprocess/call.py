@@ -139,6 +139,7 @@ class CallWrapper:
         self._interrupter = Interrupter(
             self._group,
             self._region,
+            self._stamps,
             options.abort,
             last_call_s=options.last_call_wait.total_seconds(),
             again_s=options.monitor_thread_interval.total_seconds(),

@@ -10,6 +10,7 @@ from nvrx_slurm.inprocess.gates import Noticing
 from nvrx_slurm.inprocess.group import Group
 from nvrx_slurm.inprocess.ledger import Interrupted
 from nvrx_slurm.inprocess.region import Region
+from nvrx_slurm.inprocess.stamps import Stamps
 from nvrx_slurm.inprocess.state import FrozenState
 from nvrx_slurm.log import get_logger
 
@@ -17,15 +18,23 @@ log = get_logger("inprocess")
 
 
 class Interrupter:
-    """A thread for each interruption: the last call, then abort, then strikes until the main thread is out.
+    """A thread for each interruption: the last call, then abort, then strikes until the main thread is out. From the
+    abort on that has to come to its end within the hard timeout, whatever the function is still at.
 
     `own` is how this rank itself failed in the iteration, if it did. `begin` returns at once.
     """
 
     def __init__(
-        self, group: Group, region: Region, abort: Abort | None, *, last_call_s: float, again_s: float
+        self,
+        group: Group,
+        region: Region,
+        stamps: Stamps,
+        abort: Abort | None,
+        *,
+        last_call_s: float,
+        again_s: float,
     ) -> None:
-        self._group, self._region, self._abort = group, region, abort
+        self._group, self._region, self._stamps, self._abort = group, region, stamps, abort
         self._last_call_s, self._again_s = last_call_s, again_s
         self._thread: threading.Thread | None = None
         self.own: Interrupted | None = None
@@ -46,6 +55,7 @@ class Interrupter:
             if self._group.phase is Phase.INTERRUPTED:
                 self._last_call()
             with self._region.held():
+                self._stamps.expect_end()
                 self._abort_all(state)
                 self._group.feed(Event.ABORTED)
                 self._region.strike(again_s=self._again_s)

@@ -8,8 +8,8 @@ import threading
 from collections.abc import Callable
 from time import monotonic_ns
 
-ITERATION, AUTOMATIC, MANUAL, SUSPENDED = range(4)
-CELLS = 4
+ITERATION, AUTOMATIC, MANUAL, SUSPENDED, ENDING = range(5)
+CELLS = 5
 CELL_BYTES = 8
 
 
@@ -58,13 +58,17 @@ class Stamps:
         self._cells[AUTOMATIC] = monotonic_ns()
 
     def begin_iteration(self, iteration: int) -> None:
-        """Count anew: no ping is expected until the first one, and no suspension is left over."""
+        """Count anew: no ping is expected until the first one, no end, and no suspension is left over."""
         with self._lock:
             self._suspensions = 0
             self.automatic()
-            self._cells[MANUAL] = 0
+            self._cells[MANUAL] = self._cells[ENDING] = 0
             self._cells[SUSPENDED] = 0  # after the stamps: silence from before counts no more
             self._cells[ITERATION] = iteration  # last: whoever reads it first finds no older stamps with it
+
+    def expect_end(self) -> None:
+        """The function is to be left: from now on nothing is progress but the next `begin_iteration`."""
+        self._cells[ENDING] = monotonic_ns()
 
     def suspend(self) -> None:
         """No progress is expected until `resume`; both nest, in any thread."""
@@ -88,11 +92,11 @@ class Stamps:
         return self._cells[ITERATION]
 
     def silent_s(self, now_ns: int) -> float:
-        """How long there has been no progress, in seconds: 0 while suspended; by the older stamp if both count."""
+        """How long there has been no progress, in seconds: 0 while suspended; by the oldest stamp that counts."""
         if self._cells[SUSPENDED]:
             return 0.0
-        automatic, manual = self._cells[AUTOMATIC], self._cells[MANUAL]
-        return max(0.0, (now_ns - min(automatic, manual or automatic)) / 1e9)
+        automatic, manual, ending = self._cells[AUTOMATIC], self._cells[MANUAL], self._cells[ENDING]
+        return max(0.0, (now_ns - min(automatic, manual or automatic, ending or automatic)) / 1e9)
 
 
 def _pinger(cells: memoryview[int]) -> Callable[[], None]:

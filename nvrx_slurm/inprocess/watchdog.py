@@ -42,7 +42,7 @@ class Watchdog:
         self._thread.start()
 
     def stop(self) -> None:
-        """Ends the thread, however the main one fares. A call that is still pending does no harm."""
+        """Called by the main thread. A call that is still pending afterwards does no harm."""
         self._stopped.set()
         _libc.sem_post(_semaphore)
         self._thread.join()
@@ -58,8 +58,7 @@ class Watchdog:
     def _wait_for_it(self) -> None:
         while _libc.sem_wait(_semaphore) != 0:  # a signal came between
             pass
-        if not self._stopped.is_set():
-            self._stamps.automatic()
+        self._stamps.automatic()  # also if it was `stop`, which the main thread calls
 
 
 def _ask_main_thread() -> bool:

@@ -97,7 +97,7 @@ class EmbeddedStore:
                 "appendfsync no",
                 'save ""',
                 "tcp-backlog 4096",
-                "maxclients 40000",
+                "maxclients 65000",
                 "",
             ]
         )

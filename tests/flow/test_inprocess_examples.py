@@ -45,7 +45,7 @@ def run(command: list[str], folder: Path, **environment: str) -> Told:
     """To its end; nothing of it is left, even if that never comes."""
     with subprocess.Popen(
         [sys.executable, *command, "--checkpoint-dir", str(folder)],
-        env=os.environ | environment,
+        env=os.environ | {"PYTHONUNBUFFERED": ""} | environment,  # else a line and its end are written apart
         stdout=subprocess.PIPE,
         stderr=subprocess.STDOUT,
         text=True,
@@ -190,7 +190,7 @@ def meet(call: CallWrapper):
     where = f"file://{sys.argv[2]}/{call.iteration}"
     rank, world = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
     dist.init_process_group("gloo", init_method=where, rank=rank, world_size=world, timeout=timedelta(seconds=12))
-    print("met", rank, call.iteration, flush=True)
+    print(f"met {rank} {call.iteration}", flush=True)
     dist.destroy_process_group()
 
 meet()

@@ -19,6 +19,9 @@ from typing import NoReturn
 
 from nvrx_slurm.inprocess.exception import RankDiscarded, RestartAbort
 
+POLL_S = 0.02
+"""How long the main thread is away from Python at most while it waits: it makes progress."""
+
 AFTER_LONG_S = 6.0
 """Longer than the timeouts of any scenario that takes this long."""
 
@@ -129,6 +132,13 @@ def swallow() -> None:
     threading.Event().wait()
 
 
+def swallow_for_ever() -> None:
+    """Never let go, though the main thread makes progress all the time."""
+    while True:
+        with contextlib.suppress(BaseException):
+            threading.Event().wait(POLL_S)
+
+
 def swallow_in_del() -> None:
     """Nothing that is raised in a finalizer leaves it."""
 
@@ -170,6 +180,7 @@ ACTIONS: dict[str, Callable[[], None]] = {
     "hold gil": hold_gil,
     "hold gil deaf": hold_gil_deaf,
     "swallow": swallow,
+    "swallow for ever": swallow_for_ever,
     "swallow in del": swallow_in_del,
     "replace": replace_by_own,
 }

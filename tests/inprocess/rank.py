@@ -23,13 +23,10 @@ from nvrx_slurm.inprocess.rank_assignment import RankAssignment, RankAssignmentC
 from nvrx_slurm.inprocess.state import FrozenState
 from nvrx_slurm.log import set_up
 from nvrx_slurm.processes import is_alive
-from tests.inprocess.actions import ACTIONS, AFTER_LONG_S, ScenarioError, monitor_pid
+from tests.inprocess.actions import ACTIONS, AFTER_LONG_S, POLL_S, ScenarioError, monitor_pid
 from tests.inprocess.arrangements import ARRANGEMENTS
 from tests.inprocess.belongings import Belongings
 from tests.inprocess.script import Script
-
-POLL_S = 0.02
-"""How long the main thread is away from Python at most while it waits for a command: it makes progress."""
 
 
 class Rank:

@@ -88,6 +88,14 @@ HARD = [
         options=HASTY,
     ),
     Scenario(
+        "a restart that is caught for ever",
+        3,
+        ("012", "12"),
+        (fault(0, "fn", "swallow for ever"), fault(1, "fn", "raise")),
+        {0: TERMINATED},
+        options=HASTY,
+    ),
+    Scenario(
         "the interpreter hangs in Abort",
         3,
         ("012", "01"),

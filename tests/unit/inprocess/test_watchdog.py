@@ -101,10 +101,28 @@ def test_stops_at_once_while_a_call_is_pending(stamps):
     """`stop` returns though its main thread, being in it, carries out no call; a hundred times, leaving no thread."""
     before = threading.active_count()
     for _ in range(100):
-        watchdog = Watchdog(stamps, 1000.0)
-        watchdog.start()
-        watchdog.stop()
+        start_and_stop(stamps)
     assert threading.active_count() <= before
+
+
+def test_what_earlier_watchdogs_left_is_not_taken_for_progress(stamps):
+    """Calls that were carried out for others, who did not wait for them, stamp nothing later."""
+    for _ in range(20):
+        start_and_stop(stamps)
+    watchdog = Watchdog(stamps, INTERVAL_S)
+    watchdog.start()
+    run_until(lambda: stamps.stamped > 25)
+    before = stamps.stamped
+    ctypes.PyDLL(None).usleep(100_000)
+    ctypes.CDLL(None).usleep(100_000)
+    assert stamps.stamped - before <= 2
+    watchdog.stop()
+
+
+def start_and_stop(stamps: Stamps) -> None:
+    watchdog = Watchdog(stamps, 1000.0)
+    watchdog.start()
+    watchdog.stop()
 
 
 def test_a_call_left_pending_harms_nobody():

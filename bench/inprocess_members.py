@@ -131,13 +131,9 @@ class Member:
         count = self.connection.arrive(gate, self.number, pack(payload))
         first = self.arrived.count if self.arrived.gate == gate else count
         self.arrived = Arrived(gate, first, len(ledger.lost))
-        if count >= ledger.left and (count == first or self.number == _lowest(ledger)):
+        if count >= ledger.left and gates.looks(self.number, ledger, count == first):
             here = self.connection.arrivals(gate)
             self.propose(close({member: data for member, data in here.items() if member not in ledger.lost}))
-
-
-def _lowest(ledger: Ledger) -> int:
-    return next(member for member in range(ledger.members) if member not in ledger.lost)
 
 
 def main() -> None:

@@ -27,7 +27,8 @@ from nvrx_slurm.clock import SystemClock
 SIZES = (256, 1024, 4096, 16384)
 FLEETS = 2
 TARGET_EXPONENT = 1.1
-HEAD = "   ranks        s    µs a rank   its store µs  operations   bytes read"
+GROWING = ("wall_s", "store_cpu_s", "operations", "bytes_out")
+HEAD = "   ranks        s   µs a rank  CPU, theirs  and store's   operations   bytes read"
 STEPS = {
     "join": "all call the function for the first time",
     "raise": "a rank raises: a restart",
@@ -41,6 +42,7 @@ class Cost:
     """What one step took."""
 
     wall_s: float
+    members_cpu_s: float
     store_cpu_s: float
     operations: int
     bytes_out: int
@@ -57,21 +59,22 @@ def scale(runs: int, peers: Path) -> None:
         print(f"\n{STEPS[step]}\n{HEAD}")
         for size, costs in by_size.items():
             print(_row(size, costs))
-        for what in ("wall_s", "operations", "bytes_out"):
+        for what in GROWING:
             values = [_median(costs, what) for costs in by_size.values()]
             exponent = growth_exponent(list(by_size), values)
             print_target(f"growth of {what}: exponent ≤ {TARGET_EXPONENT}", exponent, met=exponent <= TARGET_EXPONENT)
 
 
 def _row(size: int, costs: Sequence[Cost]) -> str:
-    wall_s, cpu_s = _median(costs, "wall_s"), _median(costs, "store_cpu_s")
+    wall_s = _median(costs, "wall_s")
+    cpu_us = [_median(costs, what) / size * 1e6 for what in ("members_cpu_s", "store_cpu_s")]
     each = [_median(costs, what) / size for what in ("operations", "bytes_out")]
-    times = f"{wall_s:>8.2f} {wall_s / size * 1e6:>12.1f} {cpu_s / size * 1e6:>12.1f}"
+    times = f"{wall_s:>8.2f} {wall_s / size * 1e6:>11.1f} {cpu_us[0]:>12.1f} {cpu_us[1]:>12.1f}"
     return f"{size:>8} {times} {each[0]:>12.2f} {each[1]:>12.0f}"
 
 
 def _median(costs: Sequence[Cost], what: str) -> float:
-    return median(getattr(cost, what) for cost in costs)
+    return float(median(getattr(cost, what) for cost in costs))
 
 
 async def measure(size: int) -> dict[str, Cost]:
@@ -96,14 +99,16 @@ async def measure(size: int) -> dict[str, Cost]:
 
 async def _step(fleets: Sequence[Process], order: str, store: Valkey, observer: client.Valkey) -> Cost:
     clock = SystemClock()
+    processes = [store.process, *fleets]
     operations, sent = await _operations(observer)
-    before = usage.of(store.process.pid, clock)
+    before = [usage.of(process.pid, clock) for process in processes]
     for fleet in fleets:
         say(fleet, order)
     ended = max([float(await line(fleet)) for fleet in fleets])
-    after = usage.of(store.process.pid, clock)
+    after = [usage.of(process.pid, clock) for process in processes]
     operations_after, sent_after = await _operations(observer)
-    return Cost(ended - before.at_s, after.cpu_s - before.cpu_s, operations_after - operations, sent_after - sent)
+    cpu_s = [last.cpu_s - first.cpu_s for first, last in zip(before, after, strict=True)]
+    return Cost(ended - before[0].at_s, sum(cpu_s[1:]), cpu_s[0], operations_after - operations, sent_after - sent)
 
 
 async def _operations(observer: client.Valkey) -> tuple[int, int]:

@@ -9,6 +9,7 @@ from __future__ import annotations
 import msgspec
 
 from nvrx_slurm.inprocess.attribution import Interruption, InterruptionRecord
+from nvrx_slurm.inprocess.ledger import Ledger
 
 JOIN = "join"
 """Who a member is, so that another run's keys are not taken for ours."""
@@ -83,6 +84,15 @@ class Noticing(Payload, frozen=True, kw_only=True):
 
 
 pack = msgspec.json.Encoder().encode
+
+
+def looks(member: int, seen: Ledger, was_last: bool) -> bool:
+    """Whether it is for this member to read who has arrived. Not for all: each would read all of them.
+
+    Who was last to come sees that all are here, unless one of them is lost and the last one does not know, or is that
+    one. Then the lowest who is left does: it is here, since all are, and reads that entry later than they came.
+    """
+    return was_last or all(lower in seen.lost for lower in range(member))
 
 
 def disagreement(places: dict[int, Starting]) -> str:

@@ -174,7 +174,7 @@ class Group:
             seen = self.cycle.ledger
             count = self._connection.arrive(gate.name, member, data)
             first = first or count
-            if count >= gate.expected(seen) and _looks(member, seen, count == first):
+            if count >= gate.expected(seen) and gates.looks(member, seen, count == first):
                 self._close(gate, seen)
             if not self._entries_beyond(seen.length, phase, until):
                 raise self._late(gate)
@@ -234,7 +234,7 @@ class Group:
         count = self._heard.arrive(gate, self.cycle.member, pack(notice))
         if self._noticed[0] != iteration:
             self._noticed = (iteration, count)
-        if count >= seen.left and _looks(self.cycle.member, seen, count == self._noticed[1]):
+        if count >= seen.left and gates.looks(self.cycle.member, seen, count == self._noticed[1]):
             here = self._heard.arrivals(gate)
             if sum(member not in seen.lost for member in here) >= seen.left:
                 own = Log(self._heard, seen.members)
@@ -271,15 +271,6 @@ class Group:
             sys.stderr.flush()
             os.kill(os.getpid(), signal.SIGKILL)
         self._on_heard(before)
-
-
-def _looks(member: int, seen: Ledger, was_last: bool) -> bool:
-    """Whether it is for this member to read who has arrived. Not for all: each would read all of them.
-
-    Who was last to come sees that all are here, unless one of them is lost and the last one does not know, or is that
-    one. Then the lowest who is left does: it is here, since all are, and reads that entry later than they came.
-    """
-    return was_last or all(lower in seen.lost for lower in range(member))
 
 
 def unpacked(payloads: Mapping[int, bytes], kind: type[P]) -> dict[int, P]:

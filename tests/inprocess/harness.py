@@ -17,6 +17,7 @@ from typing import Any
 
 import msgspec
 
+from nvrx_slurm.inprocess.store import keeper
 from tests.inprocess.actions import children
 from tests.inprocess.logs import WAIT_S, until_logged
 from tests.inprocess.script import Script
@@ -184,7 +185,7 @@ class Group:
         """Every process that has the group's mark and runs: ranks, monitors, and what else they have started."""
         return [pid for pid in _all_pids() if _has_mark(pid, f"{_MARK}={self.name}".encode())]
 
-    def until_no_process(self, timeout: float = 10.0) -> None:
+    def until_no_process(self, timeout: float = WAIT_S) -> None:
         """Monitors of ranks that died need a moment."""
         deadline = time.monotonic() + timeout
         while left := self.processes():
@@ -195,9 +196,10 @@ class Group:
                         raise AssertionError("left behind: " + "; ".join(_described(pid) for pid in left))
 
     def litter(self) -> list[str]:
-        """Files in the places for temporary and runtime files, and in /dev/shm, that are the group's."""
-        own = [str(path) for place in ("tmp", "runtime") for path in (self.folder / place).rglob("*")]
-        return own + [str(path) for path in Path("/dev/shm").iterdir() if self.name in path.name]
+        """Files in the places for temporary and runtime files, and the folder of the store that ranks start."""
+        kept = {keeper._folder(keeper.VALKEY, told.group) for told in self.all("begin")}
+        own = [path for place in ("tmp", "runtime") for path in (self.folder / place).rglob("*")]
+        return [str(path) for path in (*own, *kept) if path.exists()]
 
     def close(self) -> None:
         """End what still runs, by force."""

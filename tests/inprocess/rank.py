@@ -19,6 +19,7 @@ from typing import Any
 import msgspec
 
 from nvrx_slurm import inprocess
+from nvrx_slurm.inprocess.environment import launch
 from nvrx_slurm.inprocess.rank_assignment import RankAssignment, RankAssignmentCtx
 from nvrx_slurm.inprocess.state import FrozenState
 from nvrx_slurm.log import set_up
@@ -123,7 +124,7 @@ class Rank:
 
     def run(self) -> None:
         """All calls of the script. What a call raises ends the process, as in any program."""
-        self.point("begin", 0)
+        self.point("begin", 0, group=launch().group)
         wrapped = self.wrapped()
         for call in range(self.script.calls):
             self.call, self.assignments, self.interrupted = call, 0, -1

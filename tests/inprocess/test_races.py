@@ -15,6 +15,7 @@ MOST_RESTARTS = 3
 """As many as there are faults, if none of them meets another one."""
 
 
+@pytest.mark.timeout(300)
 def test_completion_races_with_an_exception_in_reserve(start) -> None:
     """A reserve rank fails to initialize at the moment when the active ones return: in each of many calls either all
     complete the first iteration, or all complete the second one."""

@@ -25,66 +25,13 @@ from nvrx_slurm.inprocess.ledger import (
     Stage,
     decode,
     encode,
-    fold,
 )
 from nvrx_slurm.inprocess.proposing import Log
-from nvrx_slurm.inprocess.store.port import Connection
+from tests.unit.inprocess.store_model import Line, Shared
 
 P = TypeVar("P", bound=gates.Payload)
 
 WHO = gates.Joining(host="here", pid=1, began=1)
-
-
-class Shared:
-    """What the store holds."""
-
-    def __init__(self) -> None:
-        self.log: list[bytes] = []
-        self.gates: dict[str, dict[int, bytes]] = {}
-
-    def ledger(self, members: int) -> Ledger:
-        return fold(Ledger(members), map(decode, self.log))
-
-
-class Line(Connection):
-    """A way to it. `prefix` of what is new is read at once; `unanswered` appends are done, and tried again."""
-
-    def __init__(self, shared: Shared) -> None:
-        self._shared = shared
-        self.prefix = 1 << 30
-        self.unanswered = False
-
-    def append(self, entry: bytes, after: int) -> bool:
-        if self.unanswered:
-            self._put(entry, after)
-        return self._put(entry, after)
-
-    def _put(self, entry: bytes, after: int) -> bool:
-        log = self._shared.log
-        if after == len(log):
-            log.append(entry)
-        return log[after] == entry if after < len(log) else False
-
-    def read(self, after: int, wait_s: float) -> list[bytes]:
-        return self._shared.log[after : after + self.prefix]
-
-    def arrive(self, gate: str, member: int, payload: bytes = b"") -> int:
-        arrived = self._shared.gates.setdefault(gate, {})
-        arrived[member] = payload
-        return len(arrived)
-
-    def arrivals(self, gate: str) -> Mapping[int, bytes]:
-        return dict(self._shared.gates.get(gate, {}))
-
-    def arrival(self, gate: str, member: int) -> bytes | None:
-        return self._shared.gates.get(gate, {}).get(member)
-
-    def beat(self, member: int, watched: int | None) -> int:
-        return 0
-
-    def clear(self) -> None: ...
-    def cancel(self) -> None: ...
-    def close(self) -> None: ...
 
 
 @dataclass
@@ -257,13 +204,11 @@ class Rank:
         return min(self.world_size, self.settings.most_active)
 
     def _closes(self, gate: str, payload: gates.Payload) -> bool:
-        """Arrive, and again at each entry. Of those who find that all are here, who came last closes the gate; the
-        first of those who are left does where that one died."""
+        """Arrive, and again at each entry; find whether all are here, and it is for this one to close the gate."""
         ledger = self.cycle.ledger
         count = self.line.arrive(gate, self.member, pack(payload))
-        last = count == self.counts.setdefault(gate, count)
-        first = self.member == min(set(range(ledger.members)) - ledger.lost.keys())
-        if count < ledger.left or not (last or first):
+        was_last = count == self.counts.setdefault(gate, count)
+        if count < ledger.left or not gates.looks(self.member, ledger, was_last):
             return False
         return len(self._arrived(gate, type(payload))) >= ledger.left
 

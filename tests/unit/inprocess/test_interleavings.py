@@ -21,7 +21,8 @@ from nvrx_slurm.inprocess.ledger import (
     decode,
     fold,
 )
-from tests.unit.inprocess.group_model import Rank, Settings, Shared, fill, keep_two
+from tests.unit.inprocess.group_model import Rank, Settings, fill, keep_two
+from tests.unit.inprocess.store_model import Shared
 
 SETTINGS = (
     Settings(3, fill, most_in_world=3, most_active=3),

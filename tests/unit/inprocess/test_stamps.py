@@ -56,6 +56,16 @@ def test_an_iteration_begins_without_pings_and_suspensions(stamps):
     assert progress(stamps) > progress(stamps) > 0
 
 
+def test_once_an_end_is_expected_only_the_next_iteration_is_progress(stamps):
+    """From then on neither the main thread's stamps nor pings count."""
+    stamps.expect_end()
+    assert progress(stamps) == progress(stamps)
+    stamps.manual()
+    assert progress(stamps) == progress(stamps)
+    stamps.begin_iteration(1)
+    assert progress(stamps) > progress(stamps)
+
+
 def test_suspensions_nest(stamps):
     """While any suspension is open there is no silence; after the last one it counts from there, pings too."""
     stamps.manual()

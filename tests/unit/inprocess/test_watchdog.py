@@ -110,8 +110,9 @@ def test_what_earlier_watchdogs_left_is_not_taken_for_progress(stamps):
     for _ in range(20):
         start_and_stop(stamps)
     watchdog = Watchdog(stamps, INTERVAL_S)
+    before = stamps.stamped
     watchdog.start()
-    run_until(lambda: stamps.stamped > 25)
+    run_until(lambda: stamps.stamped > before + 3)
     before = stamps.stamped
     ctypes.PyDLL(None).usleep(100_000)
     ctypes.CDLL(None).usleep(100_000)

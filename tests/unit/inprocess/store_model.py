@@ -1,0 +1,60 @@
+"""What a group shares, without a server: reads that see a part of what is new, and appends whose answer is lost."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from nvrx_slurm.inprocess.ledger import Ledger, decode, fold
+from nvrx_slurm.inprocess.store.port import Connection
+
+
+class Shared:
+    """What the store holds."""
+
+    def __init__(self) -> None:
+        self.log: list[bytes] = []
+        self.gates: dict[str, dict[int, bytes]] = {}
+
+    def ledger(self, members: int) -> Ledger:
+        return fold(Ledger(members), map(decode, self.log))
+
+
+class Line(Connection):
+    """A way to it. `prefix` of what is new is read at once; `unanswered` appends are done, and tried again."""
+
+    def __init__(self, shared: Shared) -> None:
+        self._shared = shared
+        self.prefix = 1 << 30
+        self.unanswered = False
+
+    def append(self, entry: bytes, after: int) -> bool:
+        if self.unanswered:
+            self._put(entry, after)
+        return self._put(entry, after)
+
+    def _put(self, entry: bytes, after: int) -> bool:
+        log = self._shared.log
+        if after == len(log):
+            log.append(entry)
+        return log[after] == entry if after < len(log) else False
+
+    def read(self, after: int, wait_s: float) -> list[bytes]:
+        return self._shared.log[after : after + self.prefix]
+
+    def arrive(self, gate: str, member: int, payload: bytes = b"") -> int:
+        arrived = self._shared.gates.setdefault(gate, {})
+        arrived[member] = payload
+        return len(arrived)
+
+    def arrivals(self, gate: str) -> Mapping[int, bytes]:
+        return dict(self._shared.gates.get(gate, {}))
+
+    def arrival(self, gate: str, member: int) -> bytes | None:
+        return self._shared.gates.get(gate, {}).get(member)
+
+    def beat(self, member: int, watched: int | None) -> int:
+        return 0
+
+    def clear(self) -> None: ...
+    def cancel(self) -> None: ...
+    def close(self) -> None: ...

@@ -4,7 +4,9 @@
 from nvrx_slurm import inprocess
 
 @inprocess.Wrapper(initialize=inprocess.RetryController(max_iterations=10))
-def train(call: inprocess.CallWrapper | None = None) -> None: ...
+def train(call: inprocess.CallWrapper, config: Config) -> None: ...
+
+train(config)
 ```
 
 A group of ranks needs a store that is in none of them (`store/`), and nothing else: any launcher will do.
@@ -35,6 +37,7 @@ if TYPE_CHECKING:
         finalize,
         health_check,
         initialize,
+        monitor_thread,
         rank_assignment,
         rank_filter,
         state,
@@ -128,6 +131,7 @@ __all__ = [
     "finalize",
     "health_check",
     "initialize",
+    "monitor_thread",
     "rank_assignment",
     "rank_filter",
     "state",

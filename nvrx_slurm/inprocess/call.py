@@ -199,7 +199,7 @@ class CallWrapper:
             self._monitored.pop_all()  # it stays until this process has ended
         else:
             self._group.say_last(lost)
-        self._rank.state.mode = Mode.TERMINATED  # type: ignore[misc]
+        self._rank.state.mode = Mode.TERMINATED
         self._terminate(error)
 
     def _lost_by(self, error: BaseException) -> Lost:

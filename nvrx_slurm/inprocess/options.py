@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import datetime
+import inspect
 import pickle
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field, fields
@@ -109,6 +110,11 @@ class Options:
             pickle.dumps(dict(self.store_kwargs))
         except Exception as error:
             yield f"store_kwargs must be picklable, since the monitor process gets them too: {error}"
+        accepted = inspect.signature(self.store_factory)
+        try:
+            accepted.bind(**self.store_kwargs)
+        except TypeError as error:
+            yield f"store_kwargs: {error}; {self.store_factory.__name__} takes {', '.join(accepted.parameters)}"
 
 
 _KINDS: tuple[tuple[str, type, bool], ...] = (

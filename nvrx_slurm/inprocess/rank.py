@@ -104,7 +104,7 @@ class Rank:
     def _synchronise(self) -> None:
         """All who are healthy arrive; the last of them seals who is out."""
         self._begin_restart()
-        self.state.iteration = self.parts.group.ledger.iteration  # type: ignore[misc]
+        self.state.iteration = self.parts.group.ledger.iteration
         published = self.parts.options.rank_assignment.publish(self.state.freeze())
         here = Ready(rank=_number(self.state), published=tuple(published))
         self.parts.group.arrive(self._gate(gates.ready(self.state.iteration), self._seal), here)
@@ -179,9 +179,9 @@ class Rank:
         if self.parts.group.phase not in _BEFORE_ABORT:
             return  # it may be no more than what the abort has led to
         self.parts.watch.begin()
-        self.state.fn_exception = error  # type: ignore[misc]
+        self.state.fn_exception = error
         who = f"rank {self.state.rank}, iteration {self.state.iteration}"
-        log.error("restart in process: %s: %s", who, in_words(error))
+        log.error("restart in process: %s: %s (%s)", who, in_words(error), place_of(error))
         failure = Interrupted(
             iteration=self.state.iteration,
             member=self.parts.launch.rank,
@@ -247,7 +247,7 @@ class Rank:
         error = self.state.fn_exception
         if error is not None:
             traceback.clear_frames(error.__traceback__)
-        self.state.fn_exception = None  # type: ignore[misc]
+        self.state.fn_exception = None
         self.value = error = None
         gc.collect()
 
@@ -269,6 +269,12 @@ class Rank:
 def in_words(error: BaseException) -> str:
     """One line: what kind, and what it says."""
     return "".join(traceback.format_exception_only(error)).strip().replace("\n", " ")
+
+
+def place_of(error: BaseException) -> str:
+    """Where it was raised; the whole stack is in the record."""
+    frames = traceback.extract_tb(error.__traceback__)
+    return f"{frames[-1].filename}:{frames[-1].lineno}, in {frames[-1].name}" if frames else "nowhere in Python"
 
 
 def _number(state: State) -> int:

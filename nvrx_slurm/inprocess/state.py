@@ -16,7 +16,7 @@ class Mode(enum.Enum):
     TERMINATED = "terminated"  # is out
 
 
-@dataclass(frozen=True, kw_only=True)
+@dataclass(frozen=True)
 class FrozenState:
     """One rank's place in the group, as callbacks see it: it cannot be changed.
 
@@ -44,13 +44,23 @@ class FrozenState:
 class State(FrozenState):
     """The same, and a rank assignment may change it."""
 
+    rank: int | None
+    world_size: int
+    active_rank: int | None
+    active_world_size: int | None
+    initial_rank: int | None
+    initial_world_size: int | None
+    iteration: int
+    mode: Mode
+    fn_exception: BaseException | None
+
     __setattr__ = object.__setattr__
     __delattr__ = object.__delattr__
 
     def advance(self) -> None:
         """To the next iteration."""
-        self.iteration += 1  # type: ignore[misc]
-        self.fn_exception = None  # type: ignore[misc]
+        self.iteration += 1
+        self.fn_exception = None
 
     def freeze(self) -> FrozenState:
         """A copy that cannot be changed."""

@@ -9,7 +9,7 @@ import threading
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from datetime import timedelta
-from typing import Any, ParamSpec, TypeVar
+from typing import Any, Concatenate, ParamSpec, TypeVar, overload
 
 from nvrx_slurm.inprocess.abort import Abort, AbortTorchDistributed
 from nvrx_slurm.inprocess.call import CallWrapper
@@ -40,7 +40,9 @@ class Wrapper:
 
     ```python
     @inprocess.Wrapper(soft_timeout=timedelta(minutes=5), hard_timeout=timedelta(minutes=8), …)
-    def train(call: inprocess.CallWrapper | None = None) -> float: ...
+    def train(call: inprocess.CallWrapper, config: Config) -> float: ...
+
+    train(config)
     ```
 
     Every rank calls the wrapped function, in its main thread. It returns on all ranks once all active ones have
@@ -126,8 +128,18 @@ class Wrapper:
             enabled=enabled,
         )
 
-    def __call__(self, function: Callable[A, T]) -> Callable[A, T | None]:
-        """The function, restarted when a rank fails. Raises OptionError for one that returns before it has run."""
+    @overload
+    def __call__(self, function: Callable[Concatenate[CallWrapper, A], T]) -> Callable[A, T | None]: ...
+
+    @overload
+    def __call__(self, function: Callable[A, T]) -> Callable[A, T | None]: ...
+
+    def __call__(self, function: Callable[..., T]) -> Callable[..., T | None]:
+        """The function, restarted when a rank fails; without a first parameter that is a CallWrapper, which is given.
+        (It is wherever it stands; a type checker can be told so of the first one alone.)
+
+        Raises OptionError for a function that returns before it has run.
+        """
         if not self.options.enabled:
             return function
         if inspect.iscoroutinefunction(function) or inspect.isgeneratorfunction(function):
@@ -136,7 +148,7 @@ class Wrapper:
             )
 
         @functools.wraps(function)
-        def wrapped(*args: A.args, **kwargs: A.kwargs) -> T | None:
+        def wrapped(*args: Any, **kwargs: Any) -> T | None:
             return _call(self.options, function, args, kwargs)
 
         return wrapped

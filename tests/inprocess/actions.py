@@ -17,7 +17,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import NoReturn
 
-from nvrx_slurm.inprocess.exception import RankDiscarded, RestartAbort
+from nvrx_slurm.inprocess.exception import RankDiscarded, RankShouldRestart, RestartAbort
 
 POLL_S = 0.02
 """How long the main thread is away from Python at most while it waits: it makes progress."""
@@ -63,6 +63,57 @@ def raise_abort() -> NoReturn:
 
 def raise_discarded() -> NoReturn:
     raise RankDiscarded("no place for this rank")
+
+
+def raise_undecodable() -> NoReturn:
+    """As of a file whose name is not in UTF-8."""
+    raise ScenarioError("no such file: caf\udce9.bin")
+
+
+def raise_long() -> NoReturn:
+    """As of an error that quotes a tensor, in a function whose source line is as long."""
+    raise ScenarioError("0123456789abcdef" * (1 << 18))
+
+
+def raise_nested() -> NoReturn:
+    """Errors that lead to each other, one of which cannot be told."""
+
+    class Unspeakable(Exception):
+        def __str__(self) -> str:
+            raise ScenarioError
+
+    first, second = Unspeakable(), ScenarioError("the other")
+    first.__cause__, second.__cause__ = second, first
+    raise ExceptionGroup("several", [first, second])
+
+
+def raise_restart() -> NoReturn:
+    """What only the group raises: perhaps one that a thread has kept since the last restart."""
+    raise RankShouldRestart
+
+
+def fork_and_exit() -> None:
+    """A child that ends as a program does, through all that it has inherited."""
+    child = os.fork()
+    if child == 0:
+        sys.exit(7)
+    _, status = os.waitpid(child, 0)
+    if os.waitstatus_to_exitcode(status) != 7:
+        raise ScenarioError(f"the child has ended with {status}")
+
+
+_aborting = threading.Event()
+
+
+def abort_at_length() -> None:
+    """An abort that is not over when the function is."""
+    _aborting.set()
+    threading.Event().wait(1.0)
+
+
+def raise_base_in_abort() -> NoReturn:
+    _aborting.wait()
+    raise_base()
 
 
 def kill_self() -> None:
@@ -169,6 +220,13 @@ ACTIONS: dict[str, Callable[[], None]] = {
     "raise discarded": raise_discarded,
     "exit": lambda: sys.exit(3),
     "quit": lambda: os._exit(5),
+    "raise undecodable": raise_undecodable,
+    "raise long": raise_long,
+    "raise nested": raise_nested,
+    "raise restart": raise_restart,
+    "fork and exit": fork_and_exit,
+    "abort at length": abort_at_length,
+    "raise base in abort": raise_base_in_abort,
     "kill": kill_self,
     "crash": crash,
     "stop": stop_self,

@@ -34,7 +34,8 @@ class Fault(msgspec.Struct, frozen=True):
 
 class Script(msgspec.Struct, frozen=True, kw_only=True):
     """The same for all ranks of a group. `store`: the name of a store, and its arguments; `arrangement`: a rank
-    assignment, by name; `lingering`: ranks that live on after a call that raised; `calls`: how many, one after the
+    assignment, by name; `lingering`: ranks that live on after a call that raised; `stubborn`: ranks that make
+    the next call even then; `calls`: how many, one after the
     other; `soak`: in so many iterations one rank raises, each in its turn, and after that all return. Without it they
     await commands."""
 
@@ -44,6 +45,7 @@ class Script(msgspec.Struct, frozen=True, kw_only=True):
     options: dict[str, Any] = {}
     arrangement: str = "default"
     lingering: tuple[int, ...] = ()
+    stubborn: tuple[int, ...] = ()
     calls: int = 1
     soak: int | None = None
 

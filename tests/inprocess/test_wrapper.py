@@ -96,6 +96,7 @@ WRONG: list[tuple[str, Any, str]] = [
     ("rank_assignment", print, "rank_assignment must be of type RankAssignment"),
     ("monitor_process_logfile", "monitor.log", "monitor_process_logfile must be an absolute path"),
     ("store_kwargs", {"lock": threading.Lock()}, "store_kwargs must be picklable"),
+    ("store_kwargs", {"port": 29502}, "unexpected keyword argument 'port'; RedisStore takes url, password_file, patience"),
     ("enabled", "yes", "enabled must be of type bool"),
 ]
 

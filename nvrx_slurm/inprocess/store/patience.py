@@ -82,7 +82,7 @@ class PatientLine:
             log.warning("the store does not answer (%s); waiting up to %g s", error, self._patience_s)
             return now
         if now - silent_since > self._patience_s:
-            raise StoreError(f"the store at {self._where} does not answer: {error}")
+            raise StoreError(f"the store at {self._where} does not answer: {error}") from None
         return silent_since
 
     def _check(self, replies: list[Any]) -> None:

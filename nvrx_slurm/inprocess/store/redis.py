@@ -130,10 +130,8 @@ class RedisConnection(Connection):
 
     def arrive(self, gate: str, member: int, payload: bytes = b"") -> int:
         key = self._keys.gate(gate)
-        before, _, _, arrived = self._line.ask(
-            ["HLEN", key], ["HSET", key, member, payload], ["EXPIRE", key, KEEP_S], ["HLEN", key]
-        )
-        if before == 0 or self._line.asked_again:  # the one before may have been us, whose answer was lost
+        new, _, arrived = self._line.ask(["HSET", key, member, payload], ["EXPIRE", key, KEEP_S], ["HLEN", key])
+        if new == arrived or self._line.asked_again:  # the first one; or we were it, and the answer was lost
             self._line.ask(["RPUSH", self._keys.gates, gate], ["EXPIRE", self._keys.gates, KEEP_S])
         return int(arrived)
 

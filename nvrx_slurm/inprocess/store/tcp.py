@@ -53,9 +53,7 @@ class TCPStore(Store):
         self._patience = patience
 
     def connect(self, group: str, call: int) -> TCPConnection:
-        client = importlib.import_module(
-            "torch.distributed"
-        ).TCPStore  # first: it takes seconds, and a keeper waits no longer
+        client = _torch_store()  # first: it takes seconds, and a keeper waits no longer
         host, port = self._named or environment.torchrun_store() or self._hosted(group)
         return TCPConnection(client, host, port, f"nvrx/{group}/{call}/", patience=self._patience)
 
@@ -63,6 +61,13 @@ class TCPStore(Store):
         from nvrx_slurm.inprocess.store.keeper import TORCH, hosted
 
         return "127.0.0.1", hosted(TORCH, group, patience_s=self._patience.total_seconds()).port
+
+
+def _torch_store() -> Any:
+    try:
+        return importlib.import_module("torch.distributed").TCPStore
+    except ModuleNotFoundError as error:
+        raise OptionError(f"TCPStore needs torch ({error}): install it, or use RedisStore or FileStore") from None
 
 
 class TCPConnection(Connection):

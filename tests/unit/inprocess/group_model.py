@@ -90,6 +90,7 @@ class Rank:
         self.monitor = Log(self.monitor_line, settings.members)
         self.cycle = Cycle(member, Ledger(settings.members))
         self.counts: dict[str, int] = {}  # gate → how many had come when this one first did
+        self.looked: dict[str, int] = {}  # gate → how long the log was when it last looked
         self.pending: list[Pending] = []
         self.entered: list[Entered] = []
         self.completed: int | None = None
@@ -206,6 +207,9 @@ class Rank:
     def _closes(self, gate: str, payload: gates.Payload) -> bool:
         """Arrive, and again at each entry; find whether all are here, and it is for this one to close the gate."""
         ledger = self.cycle.ledger
+        if self.looked.get(gate) == ledger.length:
+            return False
+        self.looked[gate] = ledger.length
         count = self.line.arrive(gate, self.member, pack(payload))
         was_last = count == self.counts.setdefault(gate, count)
         if count < ledger.left or not gates.looks(self.member, ledger, was_last):

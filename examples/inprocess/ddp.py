@@ -101,7 +101,7 @@ class Training:
     progress_watchdog_interval=timedelta(seconds=0.2),
     monitor_process_interval=timedelta(seconds=0.2),
 )
-def training(options: argparse.Namespace, teacher: nn.Module, planned: faults.Faults, call: CallWrapper) -> None:
+def training(call: CallWrapper, options: argparse.Namespace, teacher: nn.Module, planned: faults.Faults) -> None:
     """From the last checkpoint to the last step, with the rank and the world that are in force now."""
     join(options.checkpoint_dir, call.iteration)
     state = Training(options.checkpoint_dir / "checkpoint.pt")

@@ -28,7 +28,7 @@ from nvrx_slurm.inprocess import CallWrapper, Wrapper
 
 
 @Wrapper(soft_timeout=timedelta(seconds=5), hard_timeout=timedelta(seconds=15))
-def training(options: argparse.Namespace, data: Data, planned: faults.Faults, call: CallWrapper) -> None:
+def training(call: CallWrapper, options: argparse.Namespace, data: Data, planned: faults.Faults) -> None:
     """From the last checkpoint to the last step, with the rank and the world that are in force now."""
     rank, world = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
     state = new_state(options.seed)

@@ -18,6 +18,7 @@ A group of ranks needs a store that is in none of them (`store/`), and nothing e
     interrupter.py what ends the function                         region.py      how a restart strikes the main thread
     monitor/       the process that watches a rank                stamps.py, watchdog.py    signs of progress
     telling.py     one record a restart (timeline.py)             environment.py who this process is
+    words.py       errors as records carry them                   bells.py       waiting that a signal may cut
 
 Callbacks and rank assignments are in `abort`, `completion`, `compose`, `finalize`, `health_check`, `initialize`,
 `rank_assignment`, `rank_filter` and `terminate`; what is raised in `exception`.

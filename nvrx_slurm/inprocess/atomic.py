@@ -16,7 +16,8 @@ class AtomicBlocks:
 
     def __init__(self) -> None:
         self._depths: dict[int, int] = {}  # by thread, and changed by that thread alone
-        self._changed = threading.Condition(threading.RLock())  # reentrant: a signal's handler may enter a block too
+        self._lock = threading.RLock()  # reentrant: a signal's handler may enter a block too
+        self._changed = threading.Condition(self._lock)  # for holders; taken by its lock alone, see `bells.py`
         self._open = 0
         self._holders = 0
         self._waiting: list[threading.Lock] = []
@@ -41,7 +42,7 @@ class AtomicBlocks:
         if self._depths[me] > 1:
             self._depths[me] -= 1
             return
-        with self._changed:
+        with self._lock:
             self._open -= 1
             self._changed.notify_all()
         del self._depths[me]
@@ -49,10 +50,10 @@ class AtomicBlocks:
     @contextlib.contextmanager
     def held(self) -> Iterator[None]:
         """Wait until no block is open, and let none open until this ends. Not from inside of one."""
-        with self._changed:
+        with self._lock:
             self._holders += 1
         try:
-            with self._changed:
+            with self._lock:
                 self._changed.wait_for(lambda: not self._open)
             yield
         finally:
@@ -60,7 +61,7 @@ class AtomicBlocks:
 
     def _admitted(self) -> threading.Lock | None:
         """None if this thread may open its block; else a lock that is released when it is worth asking again."""
-        with self._changed:
+        with self._lock:
             if not self._holders:
                 self._open += 1
                 return None
@@ -70,7 +71,7 @@ class AtomicBlocks:
             return turn
 
     def _let_go(self) -> None:
-        with self._changed:
+        with self._lock:
             self._holders -= 1
             if not self._holders:
                 for turn in self._waiting:

@@ -18,15 +18,15 @@ from typing import Any
 from nvrx_slurm.inprocess.attribution import Interruption
 from nvrx_slurm.inprocess.cycle import Cycle, Event, Phase
 from nvrx_slurm.inprocess.environment import Launch, RankVariables
-from nvrx_slurm.inprocess.exception import RankDiscarded
+from nvrx_slurm.inprocess.exception import RankDiscarded, RankShouldRestart
 from nvrx_slurm.inprocess.gates import Joining
 from nvrx_slurm.inprocess.group import Group
 from nvrx_slurm.inprocess.interrupter import Interrupter
 from nvrx_slurm.inprocess.ledger import Ledger, Lost, Stage
 from nvrx_slurm.inprocess.monitor.handle import MonitorOptions, MonitorProcess
 from nvrx_slurm.inprocess.options import Options
-from nvrx_slurm.inprocess.rank import Parts, Rank, in_words
-from nvrx_slurm.inprocess.region import Region
+from nvrx_slurm.inprocess.rank import ForkedChild, Parts, Rank
+from nvrx_slurm.inprocess.region import Raised, Region, Returned, Struck
 from nvrx_slurm.inprocess.stamps import Stamps
 from nvrx_slurm.inprocess.state import Mode, State
 from nvrx_slurm.inprocess.stopwatch import Stopwatch
@@ -34,6 +34,7 @@ from nvrx_slurm.inprocess.telling import Teller
 from nvrx_slurm.inprocess.timeline import Phase as Part
 from nvrx_slurm.inprocess.timeline import Restart
 from nvrx_slurm.inprocess.watchdog import Watchdog
+from nvrx_slurm.inprocess.words import in_words
 from nvrx_slurm.log import get_logger
 
 log = get_logger("inprocess")
@@ -104,12 +105,16 @@ class CallWrapper:
                 stack.enter_context(_old_garbage_left_alone())
                 value = self._rank.drive(function)
                 self._complete()
+            except ForkedChild as child:
+                outcome = child.outcome
+                stack.pop_all()  # all that it has inherited is its parent's
             except BaseException as error:
                 self._leave_because(error)
                 raise
-            finally:
+            else:
                 self.lost = self._group.ledger.lost
-            return value
+                return value
+        return _passed_on(outcome)
 
     def _build(self, stack: ExitStack) -> None:
         """Everything, in the order in which it may be used; it is taken down the other way round."""
@@ -144,6 +149,7 @@ class CallWrapper:
             last_call_s=options.last_call_wait.total_seconds(),
             again_s=options.monitor_thread_interval.total_seconds(),
         )
+        stack.callback(self._interrupter.join)  # an Abort may outlast the function; the monitor bounds it
         parts = Parts(
             options=options,
             launch=launch,
@@ -194,6 +200,7 @@ class CallWrapper:
         self._group.leaves = True
         self._group.feed(Event.LEAVES)
         lost = self._lost_by(error)
+        self.lost = {**self._group.ledger.lost, lost.member: lost}
         if self._rank.unfit:
             self._monitor.condemn(lost, self._options.termination_grace_time.total_seconds())
             self._monitored.pop_all()  # it stays until this process has ended
@@ -223,6 +230,17 @@ class CallWrapper:
                 self._options.terminate(self._rank.state.freeze())
             except Exception as failure:
                 raise failure from error
+
+
+def _passed_on(outcome: Returned[Any] | Raised | Struck) -> Any:
+    """In a forked child: what the function came to there, as if it were not wrapped."""
+    match outcome:
+        case Returned(value):
+            return value
+        case Raised(error):
+            raise error
+        case Struck(error):
+            raise error or RankShouldRestart
 
 
 def _monitored(options: Options, launch: Launch, call: int) -> MonitorOptions:

@@ -20,10 +20,11 @@ from typing import TypeVar
 import msgspec
 
 from nvrx_slurm.inprocess import gates
+from nvrx_slurm.inprocess.bells import Bells
 from nvrx_slurm.inprocess.cycle import Cycle, Event, Phase
 from nvrx_slurm.inprocess.exception import InternalError, RestartError, StoreError, TimeoutError
 from nvrx_slurm.inprocess.gates import Joining, Noticing, Payload, pack
-from nvrx_slurm.inprocess.ledger import AnyEntry, Interrupted, Ledger, Lost, Sealed, Settled, decode
+from nvrx_slurm.inprocess.ledger import AnyEntry, Interrupted, Ledger, Lost, Sealed, Settled, Stage, decode
 from nvrx_slurm.inprocess.proposing import Log
 from nvrx_slurm.inprocess.store.port import Cancelled, Connection, Store
 from nvrx_slurm.log import get_logger
@@ -69,7 +70,8 @@ class Group:
         self.cycle = cycle
         self.failure: RestartError | None = None
         self.leaves = False
-        self._changed = threading.Condition()
+        self._moving = threading.RLock()
+        self._bells = Bells()
         self._connect: Callable[[], Connection] = partial(store.connect, group, call)
         self._noticed = (-1, 0)  # the iteration of the last notice, and how many had arrived with it
         self._connection = self._connect()
@@ -130,19 +132,19 @@ class Group:
 
     def feed(self, event: Event) -> None:
         """From any thread: this rank did something."""
-        with self._changed:
+        with self._moving:
             self._move(self.cycle.feed(event))
 
     def wait_while(self, *phases: Phase, within_s: float | None = None) -> bool:
         """From any thread: wait until the phase is none of these. Returns whether it is. Raises what ended the
         listener."""
         until = None if within_s is None else time.monotonic() + within_s
-        with self._changed:
+        with self._bells.hung() as bell:
             while self.cycle.phase in phases and self.failure is None:
                 left_s = self._tick_s if until is None else min(self._tick_s, until - time.monotonic())
                 if left_s <= 0:
                     return False
-                self._changed.wait(left_s)
+                bell.acquire(timeout=left_s)
                 self._ticked()
         self._raise_failure()
         return True
@@ -159,7 +161,7 @@ class Group:
         before, self.cycle = self.cycle, cycle
         if cycle.phase is not before.phase:
             self._on_phase(cycle)
-        self._changed.notify_all()
+        self._bells.ring()
 
     # ---- gates
 
@@ -188,12 +190,12 @@ class Group:
 
     def _entries_beyond(self, length: int, phase: Phase, until: float) -> bool:
         """Wait until the log is longer than that, or the phase another; False if that took too long."""
-        with self._changed:
+        with self._bells.hung() as bell:
             while self.cycle.ledger.length <= length and self.cycle.phase is phase and self.failure is None:
                 left_s = min(self._tick_s, until - time.monotonic())
                 if left_s <= 0:
                     return False
-                self._changed.wait(left_s)
+                bell.acquire(timeout=left_s)
                 self._ticked()
         self._raise_failure()
         return True
@@ -254,15 +256,17 @@ class Group:
             self.fail(error)
 
     def fail(self, error: Exception) -> None:
-        """From any thread: this rank cannot go on. The main thread raises why."""
-        with self._changed:
+        """From any thread: this rank cannot go on. The main thread raises why, unless all have completed."""
+        with self._moving:
+            if self.cycle.ledger.stage is Stage.COMPLETED:
+                return
             self.failure = error if isinstance(error, RestartError) else InternalError(f"a thread failed: {error!r}")
             self.failure.__cause__ = error if error is not self.failure else error.__cause__
             self._move(self.cycle.feed(Event.LEAVES))
 
     def _take(self, after: int, entries: list[bytes]) -> None:
         """Entries of the log from place `after` on; some may be known."""
-        with self._changed:
+        with self._moving:
             fresh, before = entries[self.cycle.ledger.length - after :], self.cycle.phase
             for cycle in self.cycle.read([decode(data) for data in fresh]):
                 self._move(cycle)

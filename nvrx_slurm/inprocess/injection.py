@@ -13,8 +13,8 @@ from typing import Any
 def inject(
     function: Callable[..., Any], args: tuple[Any, ...], kwargs: Mapping[str, Any], value: object
 ) -> tuple[tuple[Any, ...], dict[str, Any]]:
-    """The call's arguments, with `value` for each parameter that is annotated with its type. The caller may leave such
-    a parameter out, wherever it stands, or hold its place with None.
+    """The call's arguments, with `value` for each parameter that is annotated with its type. The caller may leave
+    such a parameter out, wherever it stands, or hold its place with None.
 
     Raises TypeError, as the call itself would, if the arguments do not fit.
     """

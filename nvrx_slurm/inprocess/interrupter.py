@@ -37,18 +37,22 @@ class Interrupter:
         self._group, self._region, self._stamps, self._abort = group, region, stamps, abort
         self._last_call_s, self._again_s = last_call_s, again_s
         self._thread: threading.Thread | None = None
+        self._refusal: BaseException | None = None
         self.own: Interrupted | None = None
 
     def begin(self, state: FrozenState) -> None:
         self._thread = threading.Thread(target=self._run, args=(state,), name="nvrx-interrupter", daemon=True)
         self._thread.start()
 
-    def join(self) -> None:
-        """Wait for its end; it ends once the main thread is out of the function."""
+    def join(self) -> BaseException | None:
+        """Wait for its end; it ends once the main thread is out of the function. Returns what Abort has raised that
+        is no Exception: that takes this rank out."""
         if self._thread is not None:
             self._thread.join()
             self._thread = None
         self.own = None
+        refusal, self._refusal = self._refusal, None
+        return refusal
 
     def _run(self, state: FrozenState) -> None:
         try:
@@ -78,3 +82,5 @@ class Interrupter:
                 self._abort(state)
             except Exception:
                 log.exception("rank %s: Abort raised; the restart goes on", state.rank)
+            except BaseException as error:  # the main thread raises it, once it is out of the function
+                self._refusal = error

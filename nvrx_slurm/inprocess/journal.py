@@ -6,6 +6,7 @@ from collections.abc import Iterable
 
 from nvrx_slurm.inprocess.attribution import InterruptionRecord, format_interruption_records
 from nvrx_slurm.inprocess.timeline import Phase, RankTimeline, Restart
+from nvrx_slurm.inprocess.words import clean
 from nvrx_slurm.log import get_logger
 from nvrx_slurm.restarts import (
     LONGEST_NAME,
@@ -89,5 +90,4 @@ def _took_s(rank: RankTimeline) -> float:
 
 
 def _clean(text: str, most: int) -> str:
-    """Such that JSON can carry it: a lone surrogate of an undecodable path cannot be encoded."""
-    return text[:most].encode(errors="backslashreplace").decode()
+    return clean(text[:most])

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import gc
+import os
 import traceback
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
@@ -17,6 +18,7 @@ from nvrx_slurm.inprocess.environment import Launch, RankVariables
 from nvrx_slurm.inprocess.exception import (
     HealthCheckError,
     InternalError,
+    NestedCallError,
     RankShouldRestart,
     RestartError,
     TimeoutError,
@@ -28,18 +30,16 @@ from nvrx_slurm.inprocess.ledger import Broken, Completed, Interrupted, Opened, 
 from nvrx_slurm.inprocess.monitor.handle import MonitorProcess
 from nvrx_slurm.inprocess.options import Options
 from nvrx_slurm.inprocess.rank_assignment import RankAssignmentCtx
-from nvrx_slurm.inprocess.region import Raised, Region, Returned
+from nvrx_slurm.inprocess.region import ENDS, Raised, Region, Returned, Struck
 from nvrx_slurm.inprocess.stamps import Stamps
 from nvrx_slurm.inprocess.state import Mode, State
 from nvrx_slurm.inprocess.stopwatch import Stopwatch
 from nvrx_slurm.inprocess.timeline import Phase as Part
+from nvrx_slurm.inprocess.words import in_words, place_of, stack_of
 from nvrx_slurm.log import get_logger
 from nvrx_slurm.workload.restarting import restarting
 
 log = get_logger("inprocess")
-
-STACK_CHARS = 4000
-"""How much of a stack goes into a record: its end."""
 
 _BEFORE_ABORT = (Phase.RUNNING, Phase.COMPLETING, Phase.INTERRUPTED)
 
@@ -58,6 +58,14 @@ class Parts:
     group: Group
     interrupter: Interrupter
     watch: Stopwatch
+
+
+class ForkedChild(BaseException):
+    """The function was left in a process that it has forked: that one is no rank, and has nobody to tell."""
+
+    def __init__(self, outcome: Returned[Any] | Raised | Struck) -> None:
+        super().__init__(outcome)
+        self.outcome = outcome
 
 
 @dataclass(slots=True)
@@ -157,11 +165,15 @@ class Rank:
         self.parts.stamps.begin_iteration(self.state.iteration)
         self._restart.close()
         match self.parts.region.call(lambda: self._body(function)):
+            case outcome if os.getpid() != self.parts.process.pid:
+                raise ForkedChild(outcome)
             case Returned(value):
                 self.value = value
                 self.parts.group.feed(Event.RETURNED)
-            case Raised(error) if not isinstance(error, RankShouldRestart):
+            case Raised(error) if not self._obeys(error):
                 self._failed(error)
+            case Struck(error) if isinstance(error, ENDS):
+                raise error
 
     def _body(self, function: Callable[[], Any]) -> Any:
         """What runs where a restart may strike. One that came before we were in here is obeyed now."""
@@ -172,9 +184,14 @@ class Rank:
         self._check_health()
         return function() if self.state.mode is Mode.ACTIVE else None
 
+    def _obeys(self, error: BaseException) -> bool:
+        """Whether it was left because the group restarts. A RankShouldRestart that nobody asked for is a fault."""
+        return isinstance(error, RankShouldRestart) and self.parts.group.phase is not Phase.RUNNING
+
     def _failed(self, error: BaseException) -> None:
-        """The function has failed here, and so has the iteration for all. What is no Exception takes us out."""
-        if not isinstance(error, Exception):
+        """The function has failed here, and so has the iteration for all. What is no Exception takes us out, and so
+        does a nested call: it would be made again in each iteration, for ever."""
+        if not isinstance(error, Exception | RankShouldRestart) or isinstance(error, NestedCallError):
             raise error
         if self.parts.group.phase not in _BEFORE_ABORT:
             return  # it may be no more than what the abort has led to
@@ -189,7 +206,7 @@ class Rank:
             interruption=Interruption.EXCEPTION,
             text=in_words(error),
             host=self.parts.launch.host,
-            stack="".join(traceback.format_exception(error))[-STACK_CHARS:],
+            stack=stack_of(error),
         )
         self.parts.interrupter.own = failure
         self.parts.group.interrupt(failure)
@@ -217,7 +234,8 @@ class Rank:
     def _get_out(self) -> None:
         self._begin_restart()
         self.parts.stamps.begin_iteration(self.state.iteration)  # its silence is dealt with, and no ping is awaited
-        self.parts.interrupter.join()
+        if (refusal := self.parts.interrupter.join()) is not None:
+            raise refusal
         self.parts.group.feed(Event.OUT)
 
     def _recover(self) -> None:
@@ -264,17 +282,6 @@ class Rank:
             self._restart.close()
             bounds = (self.parts.options.hard_timeout, 2 * self.parts.options.barrier_timeout)
             self._restart.enter_context(restarting(sum(bound.total_seconds() for bound in bounds)))
-
-
-def in_words(error: BaseException) -> str:
-    """One line: what kind, and what it says."""
-    return "".join(traceback.format_exception_only(error)).strip().replace("\n", " ")
-
-
-def place_of(error: BaseException) -> str:
-    """Where it was raised; the whole stack is in the record."""
-    frames = traceback.extract_tb(error.__traceback__)
-    return f"{frames[-1].filename}:{frames[-1].lineno}, in {frames[-1].name}" if frames else "nowhere in Python"
 
 
 def _number(state: State) -> int:

@@ -25,7 +25,8 @@ from types import CodeType, FrameType, TracebackType
 from typing import Generic, TypeVar
 
 from nvrx_slurm.inprocess.atomic import AtomicBlocks
-from nvrx_slurm.inprocess.exception import NestedCallError, RankShouldRestart
+from nvrx_slurm.inprocess.bells import silent
+from nvrx_slurm.inprocess.exception import NestedCallError, RankShouldRestart, RestartAbort
 from nvrx_slurm.log import get_logger
 from nvrx_slurm.threads import in_thread
 
@@ -38,6 +39,8 @@ GROWTH = 1.5
 """How much longer each pause between two signals is than the one before."""
 MOMENT_S = 0.01
 """What entering or leaving a `with` block, or taking a lock, may need at most before it is struck all the same."""
+ENDS = (KeyboardInterrupt, SystemExit, RestartAbort)
+"""What nobody raises by accident: no restart may hide that a process was told to end."""
 TAKING_OR_GIVING_BACK = frozenset({"__enter__", "__exit__", "acquire", "release"})
 
 _log = get_logger("inprocess")
@@ -59,8 +62,9 @@ class Raised:
 
 @dataclass(frozen=True, slots=True)
 class Struck:
-    """A restart was delivered. `error`: what the function was raising or handling just then, if anything, or failed
-    with after it had swallowed the restart. What it may have returned is no result."""
+    """A restart was delivered. `error`: one of `ENDS`, if the function was raising or handling one before or after
+    that; else what else it was raising or handling just then, if anything, or failed with after it had swallowed the
+    restart. What it may have returned is no result."""
 
     error: BaseException | None = None
 
@@ -69,7 +73,7 @@ class Struck:
 class _Call:
     """One call, as the handler and the interrupter share it."""
 
-    left: threading.Event = field(default_factory=threading.Event)
+    left: threading.Lock = field(default_factory=silent)  # a bell
     reason: str = ""
     patience_s: float = 0.0
     is_wanted: bool = False  # set last by the interrupter
@@ -155,7 +159,7 @@ class Region:
         call.is_wanted = True
         pause_s, telling = FIRST_PAUSE_S, None
         while self._send(call):
-            call.left.wait(pause_s)
+            call.left.acquire(timeout=pause_s)
             if call.swallowed and (telling is None or telling.done()):
                 telling = _tell(call.swallowed)
             pause_s = min(GROWTH * pause_s, again_s / 4)
@@ -174,7 +178,7 @@ class Region:
         with self._sending:  # afterwards no signal is sent on behalf of this call
             call, self._current = self._current, None
         if call is not None:
-            call.left.set()
+            call.left.release()
 
     def _send(self, call: _Call) -> bool:
         """Send a signal if the call is still open. A kernel that refuses one (too many wait) gets another later."""
@@ -247,8 +251,9 @@ def _outcome(call: _Call, error: BaseException | None) -> Raised | Struck | None
         call.note_swallowed()
     strikes = [place for place, link in enumerate(chain) if isinstance(link, RankShouldRestart)]
     own = chain[strikes[-1] + 1 :] if strikes else chain
-    failures = (link for link in own if not isinstance(link, GeneratorExit))  # that is how a generator ends
-    failure = next(failures, None)
+    ends = [link for link in chain if isinstance(link, ENDS)]
+    failures = [link for link in own if not isinstance(link, GeneratorExit)]  # that is how a generator ends
+    failure = next(iter([*ends, *failures]), None)
     return Struck(None if failure is None else _without_our_frames(failure))
 
 

@@ -102,6 +102,14 @@ def fork_and_exit() -> None:
         raise ScenarioError(f"the child has ended with {status}")
 
 
+def exit_when_restarted() -> NoReturn:
+    """Told to end at a moment when the group restarts anyway."""
+    try:
+        threading.Event().wait()
+    finally:
+        sys.exit(3)
+
+
 _aborting = threading.Event()
 
 
@@ -224,6 +232,7 @@ ACTIONS: dict[str, Callable[[], None]] = {
     "raise long": raise_long,
     "raise nested": raise_nested,
     "raise restart": raise_restart,
+    "exit when restarted": exit_when_restarted,
     "fork and exit": fork_and_exit,
     "abort at length": abort_at_length,
     "raise base in abort": raise_base_in_abort,
@@ -257,7 +266,9 @@ def children(pid: int) -> list[int]:
 
 
 def _children_of(task: Path) -> list[str]:
-    return (task / "children").read_text().split()
+    with contextlib.suppress(FileNotFoundError, ProcessLookupError):  # a thread that has just ended
+        return (task / "children").read_text().split()
+    return []
 
 
 def _state(pid: int) -> str:

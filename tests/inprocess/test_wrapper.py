@@ -61,6 +61,34 @@ def test_a_call_in_a_thread_is_refused() -> None:
     assert "main thread" in str(errors[0])
 
 
+NESTED = """
+import sys
+from nvrx_slurm.inprocess import Wrapper
+from nvrx_slurm.inprocess.exception import NestedCallError
+
+wrapper, calls = Wrapper(store_kwargs={"url": sys.argv[1]}), []
+inner = wrapper(lambda: None)
+
+@wrapper
+def outer():
+    calls.append(inner)
+    inner()
+
+try:
+    outer()
+except NestedCallError as error:
+    print(len(calls), error)
+"""
+
+
+def test_a_nested_call_is_refused_once(valkey: Valkey) -> None:
+    """It ends the outer call with an error that names both functions: to restart would only nest again."""
+    environment = {**os.environ, "RANK": "0", "WORLD_SIZE": "1", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "29512"}
+    command = [sys.executable, "-c", NESTED, valkey.url]
+    done = subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True, timeout=100)
+    assert done.stdout.startswith("1 <lambda> was called inside of outer"), done.stdout + done.stderr
+
+
 RELATIONS = [
     ("soft_timeout", 90, "soft_timeout must be shorter than hard_timeout"),
     ("hard_timeout", 120, "hard_timeout must be shorter than barrier_timeout"),
@@ -96,7 +124,11 @@ WRONG: list[tuple[str, Any, str]] = [
     ("rank_assignment", print, "rank_assignment must be of type RankAssignment"),
     ("monitor_process_logfile", "monitor.log", "monitor_process_logfile must be an absolute path"),
     ("store_kwargs", {"lock": threading.Lock()}, "store_kwargs must be picklable"),
-    ("store_kwargs", {"port": 29502}, "unexpected keyword argument 'port'; RedisStore takes url, password_file, patience"),
+    (
+        "store_kwargs",
+        {"port": 29502},
+        "unexpected keyword argument 'port'; RedisStore takes url, password_file, patience",
+    ),
     ("enabled", "yes", "enabled must be of type bool"),
 ]
 

@@ -28,6 +28,7 @@ import pytest
 from nvrx_slurm.inprocess import region as module
 from nvrx_slurm.inprocess.exception import NestedCallError, RankShouldRestart
 from nvrx_slurm.inprocess.region import STRIKE_SIGNAL, Raised, Region, Returned, Struck
+from tests.unit.inprocess.bytecodes import another_thread_can_take, at_bytecode
 
 DEADLINE_S = 30.0
 SOON_S = 0.05
@@ -502,6 +503,26 @@ def test_what_cleaning_up_raises_is_not_the_cause(region):
     assert strike.at(function) == Struck(None)
 
 
+@pytest.mark.parametrize("first", [True, False], ids=["before", "after"])
+def test_an_order_to_end_is_not_hidden(region, first):
+    """A SystemExit (of a handler of SIGTERM, say) that a strike comes across is told, whichever came first."""
+    strike, error = Strike(region), SystemExit(3)
+
+    def function() -> None:
+        try:
+            if first:
+                raise error
+            strike.begins.set()
+            forever()
+        finally:
+            strike.begins.set()
+            if not first:
+                raise error
+            forever()
+
+    assert strike.at(function) == Struck(error)
+
+
 def test_says_why(region):
     """Who catches the exception reads the reason in it."""
     said: list[str] = []
@@ -550,32 +571,6 @@ def test_nothing_of_the_function_stays_in_memory(region):
 
 
 # ---- at any moment
-
-
-def at_bytecode(
-    number: int, watches: Callable[[FrameType], bool], act: Callable[[FrameType], None], call: Callable[[], Any]
-) -> tuple[Any, bool]:
-    """What a call comes to if this is done before that bytecode of those that are watched; and whether it was done.
-
-    The trace function runs between two bytecodes, and what it raises, the traced frame raises: as a handler does.
-    """
-    seen, done = itertools.count(), []
-
-    def trace(frame: FrameType, event: str, _: Any) -> Any:
-        frame.f_trace_opcodes = watches(frame)
-        if event == "opcode" and frame.f_trace_opcodes and next(seen) == number:
-            done.append(True)
-            act(frame)
-        return trace
-
-    former = sys.gettrace()
-    sys._getframe().f_trace_opcodes = True  # Python 3.12 asks only here whether anybody wants them
-    sys.settrace(trace)
-    try:
-        outcome = call()
-    finally:
-        sys.settrace(former)
-    return outcome, bool(done)
 
 
 def struck_at(
@@ -648,19 +643,6 @@ def test_no_bytecode_of_an_atomic_block_leaves_anything_behind(region):
         assert another_thread_can_take(region.held)
     assert len(outcomes) > 100
     assert {Struck(None), Returned(None)} == set(outcomes)
-
-
-def another_thread_can_take(taken: Callable[[], contextlib.AbstractContextManager[None]]) -> bool:
-    """Whether we have left it unlocked."""
-
-    def take() -> None:
-        with taken():
-            pass
-
-    thread = threading.Thread(target=take, daemon=True)
-    thread.start()
-    thread.join(DEADLINE_S)
-    return not thread.is_alive()
 
 
 def test_no_lock_of_a_condition_is_left_taken(region):

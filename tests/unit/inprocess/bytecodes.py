@@ -1,0 +1,52 @@
+"""Acting between any two bytecodes of a call, and what that may not leave behind."""
+
+from __future__ import annotations
+
+import contextlib
+import itertools
+import sys
+import threading
+from collections.abc import Callable
+from types import FrameType
+from typing import Any
+
+DEADLINE_S = 10.0
+
+
+def at_bytecode(
+    number: int, watches: Callable[[FrameType], bool], act: Callable[[FrameType], None], call: Callable[[], Any]
+) -> tuple[Any, bool]:
+    """What a call comes to if this is done before that bytecode of those that are watched; and whether it was done.
+
+    The trace function runs between two bytecodes, and what it raises, the traced frame raises: as a handler does.
+    """
+    seen, done = itertools.count(), []
+
+    def trace(frame: FrameType, event: str, _: Any) -> Any:
+        frame.f_trace_opcodes = watches(frame)
+        if event == "opcode" and frame.f_trace_opcodes and next(seen) == number:
+            done.append(True)
+            act(frame)
+        return trace
+
+    former = sys.gettrace()
+    sys._getframe().f_trace_opcodes = True  # Python 3.12 asks only here whether anybody wants them
+    sys.settrace(trace)
+    try:
+        outcome = call()
+    finally:
+        sys.settrace(former)
+    return outcome, bool(done)
+
+
+def another_thread_can_take(taken: Callable[[], contextlib.AbstractContextManager[None]]) -> bool:
+    """Whether we have left it unlocked."""
+
+    def take() -> None:
+        with taken():
+            pass
+
+    thread = threading.Thread(target=take, daemon=True)
+    thread.start()
+    thread.join(DEADLINE_S)
+    return not thread.is_alive()

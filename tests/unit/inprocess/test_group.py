@@ -1,0 +1,85 @@
+"""What a rank's own view of its group holds, whatever befalls its threads."""
+
+from __future__ import annotations
+
+import contextlib
+import itertools
+from collections.abc import Callable, Iterator
+from functools import partial
+from types import FrameType
+from typing import NoReturn
+
+import pytest
+
+from nvrx_slurm.inprocess.cycle import Cycle, Event, Phase
+from nvrx_slurm.inprocess.exception import StoreError
+from nvrx_slurm.inprocess.group import Group
+from nvrx_slurm.inprocess.ledger import AnyEntry, Completed, Ledger, Opened, Sealed, fold
+from nvrx_slurm.testing.inprocess_store import MemoryStore
+from tests.unit.inprocess.bytecodes import another_thread_can_take, at_bytecode
+
+
+class Cut(BaseException):
+    """What a handler of somebody else's signal raises."""
+
+
+def group_at(ledger: Ledger, phase: Phase = Phase.ENTERING) -> Group:
+    return Group(
+        MemoryStore(),
+        "group",
+        0,
+        Cycle(0, ledger, phase=phase),
+        tick=lambda: None,
+        tick_s=0.01,
+        on_phase=lambda cycle: None,
+        on_heard=lambda before: None,
+    )
+
+
+@contextlib.contextmanager
+def left_by(group: Group) -> Iterator[None]:
+    group.feed(Event.LEAVES)
+    yield
+
+
+USES: list[Callable[[Group], object]] = [
+    lambda group: group.feed(Event.LEAVES),
+    lambda group: group.wait_while(Phase.ENTERING, within_s=0.015),
+    lambda group: group.fail(StoreError("gone")),
+]
+
+
+@pytest.mark.parametrize("use", USES, ids=["feed", "wait_while", "fail"])
+def test_a_handler_that_raises_leaves_no_lock_taken(use: Callable[[Group], object]) -> None:
+    """A signal's handler raises in the main thread, anywhere in what its waiting and telling are made of: the other
+    threads can still move the cycle on."""
+
+    def in_locks(frame: FrameType) -> bool:
+        return frame.f_code.co_filename.endswith(("/threading.py", "/bells.py"))
+
+    def act(_: FrameType) -> NoReturn:
+        raise Cut
+
+    def cut_at(number: int, group: Group) -> bool:
+        def used() -> None:
+            with contextlib.suppress(Cut):
+                use(group)
+
+        return at_bytecode(number, in_locks, act, used)[1]
+
+    for number in itertools.count():
+        group = group_at(Ledger(1))
+        was_cut = cut_at(number, group)
+        assert another_thread_can_take(partial(left_by, group))
+        assert group.phase is Phase.LEAVING
+        if not was_cut:
+            break
+    assert number > 5
+
+
+def test_who_knows_that_all_have_completed_does_not_fail() -> None:
+    """A store that is lost after the group has completed takes nobody out."""
+    entries: list[AnyEntry] = [Sealed(iteration=0, world_size=1), Opened(iteration=0), Completed(iteration=0)]
+    group = group_at(fold(Ledger(1), entries), Phase.LEAVING)
+    group.fail(StoreError("the store does not answer"))
+    assert group.failure is None

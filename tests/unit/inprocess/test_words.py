@@ -1,0 +1,21 @@
+from __future__ import annotations
+
+from nvrx_slurm.inprocess.words import in_words, place_of
+
+
+def test_a_failure_is_one_line_with_its_place():
+    """An exception of several lines is told in one, beside the file, line and function that raised it."""
+
+    def training() -> None:
+        raise RuntimeError("loss is\nNaN")
+
+    try:
+        training()
+    except RuntimeError as error:
+        assert in_words(error) == "RuntimeError: loss is NaN"
+        assert place_of(error) == f"{__file__}:{training.__code__.co_firstlineno + 1}, in training"
+
+
+def test_an_exception_that_was_never_raised_has_no_place():
+    """One without a traceback is told all the same."""
+    assert place_of(ValueError()) == "nowhere in Python"

@@ -39,6 +39,9 @@ from nvrx_slurm.log import get_logger
 
 log = get_logger("inprocess")
 
+KEPT_RANKS = 20_000
+"""Of how many ranks the timelines are kept, over all restarts of a call: each rank's takes a kilobyte."""
+
 _ENDS: Mapping[Phase, Part] = {
     Phase.INTERRUPTED: Part.DETECTED,
     Phase.ABORTING: Part.LAST_CALL,
@@ -54,8 +57,8 @@ _ENDS: Mapping[Phase, Part] = {
 class CallWrapper:
     """What a wrapped function may ask of the call that it is in; given to parameters annotated with this class.
 
-    `restarts`: the timelines of the group's restarts in this call, on the rank that told them. `interruptions`: how
-    many iterations of this call were interrupted so far. `lost`: who was out when it ended.
+    `restarts`: the timelines of the group's latest restarts in this call, on the rank that told them.
+    `interruptions`: how many iterations of this call were interrupted so far. `lost`: who was out when it ended.
     """
 
     def __init__(self, options: Options, launch: Launch, call: int, process: Joining) -> None:
@@ -182,7 +185,9 @@ class CallWrapper:
             self._group.notice(cycle.iteration, self._interrupter.notice())
         begins_again = cycle.phase is Phase.RUNNING is not before and cycle.iteration > 0
         if begins_again and self._rank.state.active_rank == 0:
-            self.restarts.append(self._teller.tell(self._watch.parts().get(Part.RE_ENTERED.value, 0.0)))
+            restart = self._teller.tell(self._watch.parts().get(Part.RE_ENTERED.value, 0.0))
+            self.restarts.append(restart)
+            del self.restarts[: -max(1, KEPT_RANKS // restart.world_size)]
         elif begins_again:
             self._teller.pass_over()
 

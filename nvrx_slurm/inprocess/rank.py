@@ -194,6 +194,7 @@ class Rank:
         if not isinstance(error, Exception | RankShouldRestart) or isinstance(error, NestedCallError):
             raise error
         if self.parts.group.phase not in _BEFORE_ABORT:
+            log.info("restart in process: raised once a restart had begun: %s", in_words(error))
             return  # it may be no more than what the abort has led to
         self.parts.watch.begin()
         self.state.fn_exception = error

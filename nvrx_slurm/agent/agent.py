@@ -58,6 +58,7 @@ from nvrx_slurm.records import (
 )
 from nvrx_slurm.restarts import InProcessRestart
 from nvrx_slurm.store.client import Store
+from nvrx_slurm.tasks import end
 
 log = get_logger("agent")
 
@@ -157,6 +158,7 @@ class Agent:
             await asyncio.gather(asyncio.to_thread(self.output.close, GOODBYE_S), self.machine.health.close())
             await self.tethering.close(goodbye=self._exit_code is not None)
             self.board.close()
+            await end(self._tasks)
 
     async def _read_orders(self) -> None:
         """Join, then read every order from that moment on."""

@@ -182,6 +182,9 @@ class Host:
         await self._start_agents()
         await asyncio.gather(*(agent.wait() for agent in self.agents))
         await asyncio.sleep(AGENTS_GONE_S)
+        if not self.ended.done() and (result := self.folder.read_result()) is not None:
+            log.warning("the job has ended, and its controller has not: it is ended from here")
+            self._has_ended(result.exit_code)
         if not self.ended.done():
             codes = sorted({agent.returncode for agent in self.agents if agent.returncode is not None})
             log.warning("every agent is gone (exit codes %s) and the job has not ended", codes)

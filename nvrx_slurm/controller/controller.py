@@ -55,6 +55,7 @@ from nvrx_slurm.records import (
 )
 from nvrx_slurm.store.client import BLOCK_MS, INBOX_BATCH, Round, Store
 from nvrx_slurm.store.hearing import Hearing
+from nvrx_slurm.tasks import end
 from nvrx_slurm.verdicts import Attribution, FailureKey
 
 log = get_logger("controller")
@@ -155,8 +156,7 @@ class Controller:
         try:
             return await self._serve(tasks)
         finally:
-            for task in tasks:
-                task.cancel()
+            await end(tasks)
             await self.witnesses.close()
             await self.desk.close(self._afterwards_s())
             self.mirror.close(MIRROR_FLUSH_S)

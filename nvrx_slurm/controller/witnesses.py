@@ -30,6 +30,7 @@ from nvrx_slurm.records import (
     unpack_beat,
 )
 from nvrx_slurm.store.hearing import Hearing
+from nvrx_slurm.tasks import end
 
 log = get_logger("controller")
 
@@ -108,8 +109,7 @@ class Witnesses:
             self.last_beats.pop(fact.node, None)
 
     async def close(self) -> None:
-        for task in self._tasks:
-            task.cancel()
+        await end(self._tasks)
         await self.tethers.close()
 
     # ---- ears

@@ -55,7 +55,10 @@ def start(network, gate, ledger):
 
 def finish(job, gate, cycle):
     """The workers of that cycle end well, and the job with them."""
-    workers = gate.wait(4, cycle=cycle)
+    try:
+        workers = gate.wait(4, cycle=cycle)
+    except AssertionError as error:
+        raise AssertionError(f"{error}\n{job.story()}") from None
     gate.open()
     assert job.finish() == 0
     return workers

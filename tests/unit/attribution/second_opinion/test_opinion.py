@@ -93,7 +93,7 @@ def endpoint() -> Iterator[Endpoint]:
 @pytest.fixture
 async def opinion(endpoint: Endpoint) -> AsyncIterator[SecondOpinion]:
     """Of that endpoint, which has a second to answer."""
-    made = SecondOpinion(LlmPlan(url=endpoint.url, model="judge-1", timeout_s=1.0))
+    made = SecondOpinion(LlmPlan(url=endpoint.url, model="judge-1", timeout_s=20.0))
     yield made
     await made.close()
 

@@ -20,7 +20,7 @@ import faults
 import torch
 import torch._dynamo  # DDP loads it when first used; an import that a restart cuts would stay half done
 import torch.distributed as dist
-from telling import tell
+from telling import tell_restarts, tell_start
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
@@ -108,10 +108,12 @@ def training(call: CallWrapper, options: argparse.Namespace, teacher: nn.Module,
     model = DistributedDataParallel(state.student)  # meets all ranks: all have loaded before anybody saves
     rank = dist.get_rank()
     if rank == 0:
-        tell(call, state.step)
+        tell_start(call, state.step)
     while state.step < options.steps:
         state.take_step(model, teacher)
         call.ping()
+        if rank == 0:
+            tell_restarts(call)
         if rank == 0 and (state.step % options.checkpoint_every == 0 or state.step == options.steps):
             with call.atomic():  # no restart cuts a checkpoint short
                 state.save()

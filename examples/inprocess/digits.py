@@ -21,7 +21,7 @@ sys.path.append(str(Path(__file__).resolve().parents[1] / "digits"))
 import faults
 from group import join_group
 from model import load_digits, new_state
-from telling import tell
+from telling import tell_restarts, tell_start
 from train import CHECKPOINT, Data, conclude, parse_arguments, record, restore, take_step
 
 from nvrx_slurm.inprocess import CallWrapper, Wrapper
@@ -35,12 +35,13 @@ def training(call: CallWrapper, options: argparse.Namespace, data: Data, planned
     with closing(join_group(rank, world, os.environ["MASTER_ADDR"], int(os.environ["MASTER_PORT"]))) as group:
         restore(group, options.checkpoint_dir / CHECKPOINT, state)
         if rank == 0:
-            tell(call, int(state["step"]))
+            tell_start(call, int(state["step"]))
         while state["step"] < options.steps:
             group.rest(options.step_time)
             loss = take_step(group, world, options, data, state)
             call.ping()
             if rank == 0:
+                tell_restarts(call)
                 with call.atomic():  # no restart cuts a checkpoint short
                     record(options, state, loss)
             planned.after(int(state["step"]))

@@ -6,12 +6,20 @@ from nvrx_slurm.inprocess import CallWrapper
 from nvrx_slurm.inprocess.attribution import format_interruption_records
 from nvrx_slurm.inprocess.timeline import Phase, Restart
 
+_told: set[int] = set()
 
-def tell(call: CallWrapper, step: int) -> None:
-    """Where this iteration begins and, if it follows a restart, what that was about and how long it took."""
-    if call.restarts:
-        print(described(call.restarts[-1]), flush=True)
+
+def tell_start(call: CallWrapper, step: int) -> None:
+    """Where this iteration begins."""
     print(f"iteration {call.iteration} begins after step {step}", flush=True)
+
+
+def tell_restarts(call: CallWrapper) -> None:
+    """What each restart was about, and how long it took: once, and a moment after it, when all of it is known."""
+    for restart in call.restarts:
+        if restart.iteration not in _told:
+            _told.add(restart.iteration)
+            print(described(restart), flush=True)
 
 
 def described(restart: Restart) -> str:

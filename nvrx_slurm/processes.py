@@ -11,6 +11,7 @@ from pathlib import Path
 
 PR_SET_PDEATHSIG = 1
 _CLOCKS_DIFFER_S = 2.0
+_STATE, _STARTED = 0, 19  # places in `stat_fields`
 
 HURRY = signal.SIGUSR2
 """From the batch host to agents: kill your workers now. srun passes this one on, where SIGTERM would have it kill the
@@ -39,14 +40,10 @@ def is_alive(pid: int, *, started_before: float | None = None) -> bool:
 
     `started_before` (seconds since the epoch) tells it from a later process that got the same number.
     """
-    try:
-        stat = Path(f"/proc/{pid}/stat").read_text()
-    except (FileNotFoundError, ProcessLookupError):
+    fields = stat_fields(pid)
+    if fields is None or fields[_STATE] in "ZX":
         return False
-    fields = stat.rpartition(")")[2].split()
-    if fields[0] in "ZX":
-        return False
-    started_at = _boot_time() + int(fields[19]) / os.sysconf("SC_CLK_TCK")
+    started_at = _boot_time() + int(fields[_STARTED]) / os.sysconf("SC_CLK_TCK")
     return started_before is None or started_at <= started_before + _CLOCKS_DIFFER_S
 
 
@@ -55,11 +52,20 @@ def started_ticks(pid: int) -> int | None:
 
     With its id it names one process: another that gets the same id has begun later.
     """
+    fields = stat_fields(pid)
+    return None if fields is None else int(fields[_STARTED])
+
+
+def stat_fields(pid: int) -> list[str] | None:
+    """What the kernel tells of a process of this machine; None if there is none, or no longer.
+
+    The fields of /proc/PID/stat from the third on, the state (proc(5)): the name before it may hold anything.
+    """
     try:
-        stat = Path(f"/proc/{pid}/stat").read_text()
+        stat = Path(f"/proc/{pid}/stat").read_text(errors="replace")
     except (FileNotFoundError, ProcessLookupError):
         return None
-    return int(stat.rpartition(")")[2].split()[19])
+    return stat.rpartition(")")[2].split()
 
 
 def _boot_time() -> float:

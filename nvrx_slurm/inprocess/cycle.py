@@ -31,7 +31,6 @@ class Phase(enum.Enum):
     SYNCHRONISING = "synchronising"  # main: arrives as ready for the next iteration
     STANDING_ASIDE = "standing aside"  # main: whoever launched the ranks replaces a dead one, and ends this one
     LEAVING = "leaving"  # main: the call ends, for all or for this rank
-    LEFT = "left"
 
 
 class Event(enum.Enum):
@@ -53,7 +52,6 @@ class Event(enum.Enum):
     OUT = "out"
     FIT = "fit"
     LEAVES = "leaves"
-    ENDED = "ended"
 
 
 _ON: Mapping[tuple[Phase, Event], Phase] = {
@@ -74,7 +72,6 @@ _ON: Mapping[tuple[Phase, Event], Phase] = {
     (Phase.UNWINDING, Event.OUT): Phase.RECOVERING,
     (Phase.RECOVERING, Event.FIT): Phase.SYNCHRONISING,
     (Phase.SYNCHRONISING, Event.SEALED): Phase.REASSIGNING,
-    (Phase.LEAVING, Event.ENDED): Phase.LEFT,
 }
 
 _FROM_ANYWHERE: Mapping[Event, Phase] = {
@@ -84,14 +81,12 @@ _FROM_ANYWHERE: Mapping[Event, Phase] = {
 }
 """Unless the rank is leaving already."""
 
-AT_REST = frozenset({Phase.LEAVING, Phase.LEFT})
-
 
 def after(phase: Phase, event: Event) -> Phase:
     """The next phase; the same one if the event changes nothing: it came late, or another thread was faster."""
     if (phase, event) in _ON:
         return _ON[phase, event]
-    if phase not in AT_REST and event in _FROM_ANYWHERE:
+    if phase is not Phase.LEAVING and event in _FROM_ANYWHERE:
         return _FROM_ANYWHERE[event]
     return phase
 
@@ -165,4 +160,4 @@ def diagram() -> str:
     lines += [
         f"    {running} --> {name[then]} : {event.value}, at any time" for event, then in _FROM_ANYWHERE.items()
     ]
-    return "\n".join([*lines, f"    {name[Phase.LEFT]} --> [*]"])
+    return "\n".join([*lines, f"    {name[Phase.LEAVING]} --> [*]"])

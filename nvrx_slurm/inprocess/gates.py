@@ -9,7 +9,7 @@ from __future__ import annotations
 import msgspec
 
 from nvrx_slurm.inprocess.attribution import Interruption, InterruptionRecord
-from nvrx_slurm.inprocess.ledger import Ledger
+from nvrx_slurm.inprocess.ledger import Interrupted, Ledger
 
 JOIN = "join"
 """Who a member is, so that another run's keys are not taken for ours."""
@@ -76,6 +76,11 @@ class Noticing(Payload, frozen=True, kw_only=True):
     text: str = ""
     host: str = ""
     stack: str = ""
+
+    @classmethod
+    def of(cls, entry: Interrupted) -> Noticing:
+        """What the entry says of who failed, and why."""
+        return cls(**{name: getattr(entry, name) for name in cls.__struct_fields__})
 
     def record(self) -> InterruptionRecord | None:
         if self.interruption is None:

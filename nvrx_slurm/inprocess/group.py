@@ -221,8 +221,7 @@ class Group:
     def interrupt(self, entry: Interrupted) -> None:
         """This rank has failed: so has the iteration. If that is known already, ours is one more record of it."""
         if not self.propose(entry):
-            notice = Noticing(**{name: getattr(entry, name) for name in Noticing.__struct_fields__})
-            self._connection.arrive(gates.notice(entry.iteration), self.cycle.member, pack(notice))
+            self._connection.arrive(gates.notice(entry.iteration), self.cycle.member, pack(Noticing.of(entry)))
 
     def say_last(self, lost: Lost) -> None:
         """This rank is out. Where the store does not take that, silence will tell it."""

@@ -69,7 +69,7 @@ class Interrupter:
     def notice(self) -> Noticing:
         """What this rank itself has to say of the interruption."""
         own = self.own
-        return Noticing() if own is None else Noticing(**{n: getattr(own, n) for n in Noticing.__struct_fields__})
+        return Noticing() if own is None else Noticing.of(own)
 
     def _last_call(self) -> None:
         """Until all have said what they have to say of this interruption, and at most so long."""

@@ -119,22 +119,12 @@ class Ledger:
     lost: Mapping[int, Lost] = field(default_factory=dict)
     causes: tuple[Interrupted | Lost, ...] = ()
     settled: bool = False
-    sealed: Sealed | None = None
     reason: str = ""  # why it is broken
-
-    @property
-    def cause(self) -> Interrupted | Lost | None:
-        """What interrupted the iteration before this one."""
-        return self.causes[-1] if self.causes else None
 
     @property
     def left(self) -> int:
         """How many members are left."""
         return self.members - len(self.lost)
-
-    def has_left(self, member: int) -> bool:
-        """Whether a member is out."""
-        return member in self.lost
 
     def next_member(self, member: int) -> int | None:
         """The next one in the ring who is left; None if there is no other."""
@@ -179,7 +169,7 @@ def accepts(ledger: Ledger, entry: AnyEntry) -> bool:
 def _applied(ledger: Ledger, entry: AnyEntry) -> Ledger:
     match entry:
         case Sealed():
-            return dataclasses.replace(ledger, stage=Stage.STARTING, sealed=entry)
+            return dataclasses.replace(ledger, stage=Stage.STARTING)
         case Opened():
             return dataclasses.replace(ledger, stage=Stage.RUNNING)
         case Settled():
@@ -205,5 +195,5 @@ def _takes_part(ledger: Ledger, lost: Lost) -> bool:
 def _interrupted(ledger: Ledger, cause: Interrupted | Lost) -> Ledger:
     causes = (cause,) if ledger.stage is Stage.RUNNING else (*ledger.causes, cause)
     return dataclasses.replace(
-        ledger, iteration=ledger.iteration + 1, stage=Stage.GATHERING, causes=causes, settled=False, sealed=None
+        ledger, iteration=ledger.iteration + 1, stage=Stage.GATHERING, causes=causes, settled=False
     )

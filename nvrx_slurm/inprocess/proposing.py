@@ -13,11 +13,9 @@ class Log:
         self._connection = connection
         self.ledger = Ledger(members)
 
-    def refresh(self, wait_s: float = 0.0) -> list[AnyEntry]:
-        """Read on, waiting so long for the first new entry. Returns the new ones."""
-        entries = [decode(data) for data in self._connection.read(self.ledger.length, wait_s)]
-        self.ledger = fold(self.ledger, entries)
-        return entries
+    def refresh(self) -> None:
+        """Read on."""
+        self.ledger = fold(self.ledger, map(decode, self._connection.read(self.ledger.length, 0.0)))
 
     def propose(self, entry: AnyEntry) -> bool:
         """Add an entry, unless it means nothing (any more). Returns whether it is in the log by this call."""

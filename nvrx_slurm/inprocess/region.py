@@ -74,7 +74,6 @@ class _Call:
     """One call, as the handler and the interrupter share it."""
 
     left: threading.Lock = field(default_factory=silent)  # a bell
-    reason: str = ""
     patience_s: float = 0.0
     is_wanted: bool = False  # set last by the interrupter
     since: float = 0.0  # when it was last struck, or first wanted
@@ -87,7 +86,7 @@ class _Call:
         self.note_swallowed()
         self.where = _place(frame.f_code, frame.f_lineno)
         self.since = monotonic()
-        self.delivered = RankShouldRestart(self.reason)
+        self.delivered = RankShouldRestart("the group restarts")
         return self.delivered
 
     def note_swallowed(self) -> None:
@@ -144,7 +143,7 @@ class Region:
             self._leave()
             call.delivered = error = None  # their tracebacks hold the function's frames, and this one
 
-    def strike(self, *, again_s: float, reason: str = "the group restarts") -> None:
+    def strike(self, *, again_s: float) -> None:
         """Raise RankShouldRestart in the function, from another thread, again and again until the call is left.
 
         Returns at once if no call is open. The first signal goes out at once, and then more at growing intervals of
@@ -155,7 +154,7 @@ class Region:
         call = self._current
         if call is None:
             return
-        call.reason, call.patience_s, call.since = reason, again_s, monotonic()
+        call.patience_s, call.since = again_s, monotonic()
         call.is_wanted = True
         pause_s, telling = FIRST_PAUSE_S, None
         while self._send(call):

@@ -13,7 +13,7 @@ from nvrx_slurm.errors import FaultFailed, NvrxError
 from nvrx_slurm.flow.stages.base import Hit, Scene
 from nvrx_slurm.flow.stages.strikes import Strike
 from nvrx_slurm.flow.stages.targets import Arguments
-from nvrx_slurm.processes import dies_with_parent
+from nvrx_slurm.processes import dies_with_parent, stat_fields
 
 PROVEN_WITHIN_S = 5.0
 SIGNALS = {
@@ -71,8 +71,5 @@ class AttributionService:
         return strike
 
     def _state(self) -> str:
-        try:
-            with open(f"/proc/{self.pid}/stat") as file:  # noqa: PTH123 -- of /proc
-                return file.read().rpartition(")")[2].split()[0]
-        except (FileNotFoundError, ProcessLookupError):
-            return "-"
+        fields = stat_fields(self.pid)
+        return "-" if fields is None else fields[0]

@@ -7,11 +7,10 @@ import os
 import select
 import signal
 from collections.abc import Iterable
-from pathlib import Path
 
-from nvrx_slurm.processes import started_ticks
+from nvrx_slurm.processes import started_ticks, stat_fields
 
-_FLAGS, _EXIT_CODE = 6, 49  # fields 9 and 52 of /proc/PID/stat (proc(5)), counted behind the name
+_FLAGS, _EXIT_CODE = 6, 49  # places in `stat_fields`: fields 9 and 52 of /proc/PID/stat (proc(5))
 _PF_EXITING = 0x4
 
 
@@ -66,10 +65,8 @@ class Process:
 
 def _field(pid: int, place: int) -> int | None:
     """One of a process's; None if it is gone. Its exit code is there once it has ended, until it is waited for."""
-    try:
-        return int(Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[place])
-    except (FileNotFoundError, ProcessLookupError):
-        return None
+    fields = stat_fields(pid)
+    return None if fields is None else int(fields[place])
 
 
 def _name(number: int) -> str:

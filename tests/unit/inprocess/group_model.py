@@ -95,13 +95,13 @@ class Rank:
         self.entered: list[Entered] = []
         self.completed: int | None = None
         self.alive = self.monitored = True
-        self.stuck = self.hangs = self.fails = self.returns = False
+        self.left = self.stuck = self.hangs = self.fails = self.returns = False
         self.condemned: Interruption | None = None
 
     @property
     def gone(self) -> bool:
         """It does nothing more: its process is dead, or it has left the call."""
-        return not self.alive or self.cycle.phase is Phase.LEFT
+        return not self.alive or self.left
 
     @property
     def at_work(self) -> bool:
@@ -141,8 +141,7 @@ class Rank:
             Phase.UNWINDING: lambda: self._feed(Event.OUT),
             Phase.RECOVERING: lambda: self._feed(Event.FIT),
             Phase.STANDING_ASIDE: lambda: None,
-            Phase.LEAVING: lambda: self._feed(Event.ENDED),
-            Phase.LEFT: lambda: None,
+            Phase.LEAVING: self._end,
         }
 
     def _feed(self, event: Event) -> None:
@@ -199,6 +198,9 @@ class Rank:
         i = self.cycle.iteration
         if self._closes(gates.notice(i), Noticing()):
             self._propose(Settled(iteration=i))
+
+    def _end(self) -> None:
+        self.left = True
 
     @property
     def _active_world_size(self) -> int:
@@ -283,7 +285,7 @@ class Rank:
 
     def watch(self, *, timeouts: bool = False) -> None:
         """The monitor looks, and says what it sees."""
-        if not self.monitored or self.cycle.phase is Phase.LEFT:
+        if not self.monitored or self.left:
             return
         if self.condemned or (self.stuck and timeouts):
             self.alive = False

@@ -150,7 +150,8 @@ class Group:
         """What is recorded of a member's end, as soon as it is."""
         deadline = time.monotonic() + WAIT_S
         while member not in self.log.ledger.lost and time.monotonic() < deadline:
-            self.log.refresh(WAIT_S)
+            self.connection.read(self.log.ledger.length, WAIT_S)
+            self.log.refresh()
         return self.log.ledger.lost[member]
 
     def until_dead(self, pid: int) -> None:

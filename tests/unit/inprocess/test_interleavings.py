@@ -174,7 +174,7 @@ class Interleavings(RuleBasedStateMachine):
     def the_lost_are_dead_or_out(self) -> None:
         for member in self.agreed().lost:
             rank = self.ranks[member]
-            assert not rank.alive or rank.cycle.phase in (Phase.LEAVING, Phase.LEFT)
+            assert not rank.alive or rank.cycle.phase is Phase.LEAVING
 
     @invariant()
     def the_group_never_breaks(self) -> None:

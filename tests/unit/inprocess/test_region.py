@@ -529,20 +529,15 @@ def test_says_why(region):
 
     def function() -> None:
         try:
-            begins.set()
+            strike.begins.set()
             forever()
         except RankShouldRestart as caught:
             said.append(str(caught))
             raise
 
-    begins = threading.Event()
-    thread = threading.Thread(
-        target=lambda: (begins.wait(), region.strike(again_s=1.0, reason="rank 3 failed")), daemon=True
-    )
-    thread.start()
-    assert region.call(function) == Struck(None)
-    thread.join()
-    assert said == ["rank 3 failed"]
+    strike = Strike(region)
+    assert strike.at(function) == Struck(None)
+    assert said == ["the group restarts"]
 
 
 def test_nothing_of_the_function_stays_in_memory(region):

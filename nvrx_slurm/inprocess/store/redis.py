@@ -8,13 +8,12 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-import msgspec
-
 from nvrx_slurm.inprocess import environment
 from nvrx_slurm.inprocess.exception import OptionError, StoreError
 from nvrx_slurm.inprocess.store.patience import PatientLine
 from nvrx_slurm.inprocess.store.port import Connection, Store
 from nvrx_slurm.inprocess.store.wire import Address, Command, parse_address
+from nvrx_slurm.job_store import read_job_store
 from nvrx_slurm.store.keys import InprocessKeys
 
 BLOCK_S = 10.0
@@ -27,14 +26,6 @@ RENEW_S = KEEP_S / 3
 
 KEPT_GATES = 64
 """How many gates are kept, beside the first one. Nobody is that far behind: all pass a gate before the next opens."""
-
-
-class JobStore(msgspec.Struct, frozen=True):
-    """The part of the job's store file (`folder.StoreAddress`) that ranks need."""
-
-    url: str
-    job: str
-    password: str | None = None
 
 
 class RedisStore(Store):
@@ -74,7 +65,7 @@ class RedisStore(Store):
         if self._url is not None:
             return parse_address(self._url, self._password()), None
         if (path := environment.job_store_file()) is not None:
-            store = _read_job_store(path)
+            store = read_job_store(path, StoreError)
             return parse_address(store.url, store.password), store.job
         from nvrx_slurm.inprocess.store.keeper import VALKEY, hosted
 
@@ -189,10 +180,3 @@ class RedisConnection(Connection):
         for gate in old:
             commands += [["UNLINK", keys.gate(gate.decode())], ["LREM", keys.gates, 0, gate]]
         self._line.ask(*commands)
-
-
-def _read_job_store(path: Path) -> JobStore:
-    try:
-        return msgspec.json.decode(path.read_bytes(), type=JobStore)
-    except (OSError, msgspec.DecodeError) as error:
-        raise StoreError(f"the job's store file {path} (NVRX_STORE_FILE) cannot be read: {error}") from None

@@ -6,8 +6,11 @@ BIN := $(VENV)/bin
 INSTALLED := $(VENV)/.installed
 TESTS := $(VENV)/.installed-dev
 
+# All that ucxx needs on a CPU: what else its wheels ask for is for GPUs, and large.
+UCXX := ucxx-cu12==0.52.0 libucxx-cu12==0.52.0 libucx-cu12==1.21.0 librmm-cu12==26.10.0
+
 .DEFAULT_GOAL := help
-.PHONY: help demo test test-torch ci-slurm ci-simulate ci-mutants corpus slurm-packages browser fmt lint type docs bench clean
+.PHONY: help demo test test-torch ci-slurm ci-simulate ci-mutants corpus slurm-packages browser ucxx fmt lint type docs bench clean
 
 help:  ## Say what each target does
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/:[^#]*## /\t/' | expand -t 16
@@ -26,7 +29,7 @@ demo: $(INSTALLED)  ## Train on 4 pretended nodes with 2 hot spares, kill one no
 	$(BIN)/pip install --quiet --disable-pip-version-check numpy
 	$(BIN)/python examples/digits/demo.py
 
-test: $(TESTS) slurm-packages browser  ## Run all tests, the ones on a real Slurm included
+test: $(TESTS) slurm-packages browser ucxx  ## Run all tests, the ones on a real Slurm included
 	$(BIN)/pytest -n 4 --dist worksteal -m 'not torch' $(ARGS)
 
 test-torch: $(TESTS)  ## Run the tests that need torch (CPU is enough)
@@ -51,6 +54,9 @@ slurm-packages: $(TESTS)
 
 browser: $(TESTS)
 	$(BIN)/python -m ci.browser
+
+ucxx: $(TESTS)
+	$(BIN)/python -c 'import ucxx' 2>/dev/null || $(BIN)/pip install --quiet --disable-pip-version-check --no-deps $(UCXX)
 
 fmt: $(TESTS)  ## Format the code
 	$(BIN)/ruff format .

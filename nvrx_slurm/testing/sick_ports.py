@@ -1,0 +1,363 @@
+"""Ports of payload servers that are ill, each in a named way: for our own tests and benches, and for users' tests.
+
+A `SickPort` stands before a real server and passes on what both sides say: the bytes before a fault are real ones. For
+transports other than tcp `sick_links` has those faults that are made of whole messages.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import random
+import select
+import socket
+import struct
+import threading
+from collections.abc import Callable, Iterator, Mapping
+from enum import StrEnum
+from functools import partial
+from types import MappingProxyType
+from typing import NamedTuple
+
+from nvrx_slurm.transport import wire
+from nvrx_slurm.transport.backends.port import address_of, host_and_port
+
+PIECE_BYTES = 1 << 16
+CONNECT_S = 5.0
+_NO_LINGER = struct.pack("ii", 1, 0)
+_ACK_MARK = wire.Ack(wire.Verdict.TAKEN, 0, 0).pack()[:4]
+
+
+class Stage(StrEnum):
+    """Where in a conversation a fault shows: before its first byte, or at what the server sends or is to hear next."""
+
+    CONNECT = "connect"
+    CHALLENGE = "challenge"
+    ANSWER = "answer"
+    PAYLOAD = "payload"
+    ACK = "ack"
+
+
+class Deed(StrEnum):
+    """What is done then."""
+
+    HOLD = "hold"  # nothing more is said, and the connection stays open
+    RESET = "reset"  # in the middle of the message
+    CLOSE = "close"  # likewise, but properly
+    TRICKLE = "trickle"  # the message comes byte by byte
+    LATE = "late"  # the message comes after a while
+    REPLACE = "replace"  # another message comes in its place
+    SWALLOW = "swallow"  # the message is lost, and all else goes on
+
+
+class Fault(NamedTuple):
+    """`change`: what REPLACE makes of a message."""
+
+    stage: Stage
+    deed: Deed
+    change: Callable[[bytes], bytes] = bytes
+
+
+def _garbage(message: bytes) -> bytes:
+    return random.randbytes(len(message))
+
+
+def _flipped(message: bytes) -> bytes:
+    """One bit of it, in the middle."""
+    middle = len(message) // 2
+    return message[:middle] + bytes([message[middle] ^ 0x10]) + message[middle + 1 :]
+
+
+def _answer_with(**by: int) -> Callable[[bytes], bytes]:
+    def change(message: bytes) -> bytes:
+        answer = wire.Answer.unpack(message)
+        more = {name: (getattr(answer, name) + number) % (1 << 64) for name, number in by.items()}
+        return answer._replace(**more).pack()
+
+    return change
+
+
+def _refusing(message: bytes) -> bytes:
+    """A server with another token: it makes another proof."""
+    challenge = wire.Challenge.unpack(message)
+    return challenge._replace(proof=challenge.proof[::-1]).pack()
+
+
+FAULTS: Mapping[str, Fault] = MappingProxyType(
+    {
+        "silent": Fault(Stage.CONNECT, Deed.HOLD),
+        "silent-after-request": Fault(Stage.ANSWER, Deed.HOLD),
+        "silent-in-payload": Fault(Stage.PAYLOAD, Deed.HOLD),
+        "resets": Fault(Stage.CONNECT, Deed.RESET),
+        "resets-after-request": Fault(Stage.ANSWER, Deed.RESET),
+        "resets-in-payload": Fault(Stage.PAYLOAD, Deed.RESET),
+        "resets-at-ack": Fault(Stage.ACK, Deed.RESET),
+        "truncates": Fault(Stage.PAYLOAD, Deed.CLOSE),
+        "truncates-challenge": Fault(Stage.CHALLENGE, Deed.CLOSE),
+        "truncates-answer": Fault(Stage.ANSWER, Deed.CLOSE),
+        "garbage": Fault(Stage.CHALLENGE, Deed.REPLACE, _garbage),
+        "garbage-answer": Fault(Stage.ANSWER, Deed.REPLACE, _garbage),
+        "garbage-payload": Fault(Stage.PAYLOAD, Deed.REPLACE, _garbage),
+        "flips-a-bit": Fault(Stage.PAYLOAD, Deed.REPLACE, _flipped),
+        "trickles": Fault(Stage.PAYLOAD, Deed.TRICKLE),
+        "trickles-hello": Fault(Stage.CHALLENGE, Deed.TRICKLE),
+        "slow-hello": Fault(Stage.CHALLENGE, Deed.LATE),
+        "wrong-generation": Fault(Stage.ANSWER, Deed.REPLACE, _answer_with(generation=1)),
+        "wrong-size": Fault(Stage.ANSWER, Deed.REPLACE, _answer_with(size=1)),
+        "huge-size": Fault(Stage.ANSWER, Deed.REPLACE, _answer_with(size=1 << 62)),
+        "wrong-checksum": Fault(Stage.ANSWER, Deed.REPLACE, _answer_with(checksum=1)),
+        "refuses": Fault(Stage.CHALLENGE, Deed.REPLACE, _refusing),
+        "loses-acks": Fault(Stage.ACK, Deed.SWALLOW),
+    }
+)
+"""All but "loses-acks" keep a reader from its payload, where there is no other port; that one keeps it from the
+server that the payload was taken."""
+
+
+def fault_of(name: str) -> Fault:
+    """Raises ValueError, which lists what is valid."""
+    try:
+        return FAULTS[name]
+    except KeyError:
+        raise ValueError(f"{name!r} is none of the faults {', '.join(FAULTS)}") from None
+
+
+class SickPort:
+    """A port of this machine that leads to `server` (`tcp://host:port`): healthy until `make_sick`, and after `heal`.
+
+    A fault strikes each conversation that comes to its stage, those that are under way too; one that was struck stays
+    so. `pace_s`: between two bytes of one that trickles; `late_s`: how late the late ones are. `connections`: how many
+    came so far; `struck`: how many faults they met. Without a `server` it is silent, or has another fault at the
+    connect.
+    """
+
+    def __init__(
+        self, server: str | None, *, host: str = "127.0.0.1", port: int = 0, pace_s: float = 1.0, late_s: float = 10.0
+    ) -> None:
+        self.connections = self.struck = 0
+        self.server, self.pace_s, self.late_s = server, pace_s, late_s
+        self._host, self._fault = host, None if server else FAULTS["silent"]
+        self._over = threading.Event()
+        self._guard = threading.Lock()
+        self._sockets: set[socket.socket] = set()
+        self._threads: set[threading.Thread] = set()
+        self._listening = self._listen(port)
+
+    @property
+    def address(self) -> str:
+        """As refs name it."""
+        return self.address_as("tcp")
+
+    def address_as(self, scheme: str) -> str:
+        """For a transport whose own handshake is to meet this port."""
+        return address_of(scheme, self._host, self._port)
+
+    def make_sick(self, fault: str) -> None:
+        """From now on. Raises ValueError for a name that is none of FAULTS."""
+        self._fault = fault_of(fault)
+
+    def heal(self) -> None:
+        """From now on; a conversation that was struck stays so."""
+        self._fault = None
+
+    def go_down(self) -> None:
+        """Nobody listens any more, and every conversation is cut off."""
+        self._over.set()
+        with self._guard:
+            for each in (self._listening, *self._sockets):
+                _shut(each)
+        while (thread := self._any_thread()) is not None:
+            thread.join()
+        self._listening.close()
+
+    def come_back(self) -> None:
+        """After `go_down`, on the same port."""
+        self._over.clear()
+        self._listening = self._listen(self._port)
+
+    def close(self) -> None:
+        self.go_down()
+
+    def __enter__(self) -> SickPort:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def fault_at(self, stage: Stage) -> Fault | None:
+        """What strikes there, now."""
+        fault = self._fault
+        if fault is None or fault.stage is not stage:
+            return None
+        with self._guard:
+            self.struck += 1
+        return fault
+
+    def _listen(self, port: int) -> socket.socket:
+        listening = socket.create_server((self._host, port), backlog=1024)
+        self._port: int = listening.getsockname()[1]
+        self._start(lambda: self._accept_all(listening))
+        return listening
+
+    def _start(self, work: Callable[[], None]) -> None:
+        def run() -> None:
+            try:
+                work()
+            finally:
+                with self._guard:
+                    self._threads.discard(thread)
+
+        thread = threading.Thread(target=run, name=f"sick port {self._port}", daemon=True)
+        with self._guard:
+            self._threads.add(thread)
+        thread.start()
+
+    def _any_thread(self) -> threading.Thread | None:
+        with self._guard:
+            return next(iter(self._threads), None)
+
+    def _accept_all(self, listening: socket.socket) -> None:
+        while not self._over.is_set():
+            try:
+                client, _ = listening.accept()
+            except OSError:
+                continue
+            self.connections += 1
+            self._start(partial(self._converse, client))
+
+    def _converse(self, client: socket.socket) -> None:
+        with self._kept(client), contextlib.suppress(OSError, _Ended):
+            if (fault := self.fault_at(Stage.CONNECT)) is not None or self.server is None:
+                _end(client, fault.deed if fault else Deed.HOLD)
+                return
+            with self._kept(socket.create_connection(host_and_port(self.server), CONNECT_S)) as server:
+                server.settimeout(None)
+                _Conversation(self, client, server).run()
+
+    @contextlib.contextmanager
+    def _kept(self, connection: socket.socket) -> Iterator[socket.socket]:
+        """Open for so long, and among those that are cut off when the port goes down."""
+        with connection:
+            with self._guard:
+                self._sockets.add(connection)
+            try:
+                if self._over.is_set():
+                    raise _Ended
+                yield connection
+            finally:
+                with self._guard:
+                    self._sockets.discard(connection)
+
+
+class _Ended(Exception):
+    """The conversation is over."""
+
+
+class _Conversation:
+    """One client, and its server behind the port. One thread carries what either says, message by message."""
+
+    def __init__(self, port: SickPort, client: socket.socket, server: socket.socket) -> None:
+        self._port, self._client, self._server = port, client, server
+        self._is_greeted = False
+        self._sizes = iter((wire.HELLO_BYTES, wire.PROOF_BYTES))
+
+    def run(self) -> None:
+        """Until one of them leaves, or a fault ends it."""
+        hears = {self._client.fileno(): self._from_client, self._server.fileno(): self._from_server}
+        poll = select.poll()
+        for descriptor in hears:
+            poll.register(descriptor, select.POLLIN)
+        while True:
+            for descriptor, _ in poll.poll():
+                hears[descriptor]()
+
+    def _from_client(self) -> None:
+        size = next(self._sizes, None)
+        if size is not None:
+            self._server.sendall(_take(self._client, size))
+            return
+        mark = _take(self._client, len(_ACK_MARK))
+        if mark != _ACK_MARK:
+            self._server.sendall(mark + _take(self._client, wire.REQUEST_BYTES - len(mark)))
+            return
+        ack = mark + _take(self._client, wire.ACK_BYTES - len(mark))
+        self._pass_on(Stage.ACK, ack, self._server)
+
+    def _from_server(self) -> None:
+        if not self._is_greeted:
+            self._is_greeted = True
+            self._pass_on(Stage.CHALLENGE, _take(self._server, wire.CHALLENGE_BYTES), self._client)
+            return
+        frame = _take(self._server, wire.ANSWER_BYTES)
+        self._pass_on(Stage.ANSWER, frame, self._client)
+        answer = wire.Answer.unpack(frame)
+        if answer.status is wire.Status.OK:
+            self._pass_payload(answer.size)
+
+    def _pass_payload(self, size: int) -> None:
+        """Half of it is healthy, where all of it would be too much to hold."""
+        healthy = size // 2 if size > PIECE_BYTES else 0
+        for start in range(0, healthy, PIECE_BYTES):
+            self._client.sendall(_take(self._server, min(PIECE_BYTES, healthy - start)))
+        left = size - healthy
+        while left:
+            piece = _take(self._server, min(PIECE_BYTES, left))
+            self._pass_on(Stage.PAYLOAD, piece, self._client)
+            left -= len(piece)
+
+    def _pass_on(self, stage: Stage, message: bytes, to: socket.socket) -> None:
+        fault = self._port.fault_at(stage)
+        if fault is None:
+            to.sendall(message)
+            return
+        match fault.deed:
+            case Deed.SWALLOW:
+                return
+            case Deed.REPLACE:
+                to.sendall(fault.change(message))
+            case Deed.LATE:
+                _pause(self._client, self._port.late_s)
+                to.sendall(message)
+            case Deed.TRICKLE:
+                self._trickle(message, to)
+            case Deed.HOLD | Deed.CLOSE | Deed.RESET:
+                if stage is not Stage.ACK:
+                    to.sendall(message[: len(message) // 2])
+                _end(self._client, fault.deed)
+                raise _Ended
+
+    def _trickle(self, message: bytes, to: socket.socket) -> None:
+        for byte in message:
+            to.sendall(bytes([byte]))
+            _pause(self._client, self._port.pace_s)
+
+
+def _take(connection: socket.socket, size: int) -> bytes:
+    """So many bytes; raises _Ended when there are no more."""
+    taken = bytearray()
+    while len(taken) < size:
+        more = connection.recv(size - len(taken))
+        if not more:
+            raise _Ended
+        taken += more
+    return bytes(taken)
+
+
+def _end(client: socket.socket, deed: Deed) -> None:
+    """The conversation, in that way. Its caller closes the socket."""
+    if deed is Deed.HOLD:
+        _pause(client, None)
+    elif deed is Deed.RESET:
+        client.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, _NO_LINGER)
+
+
+def _pause(client: socket.socket, seconds: float | None) -> None:
+    """Raises _Ended when the client leaves meanwhile, or the port goes down."""
+    poll = select.poll()
+    poll.register(client, select.POLLRDHUP)
+    if poll.poll(None if seconds is None else seconds * 1000):
+        raise _Ended
+
+
+def _shut(connection: socket.socket) -> None:
+    with contextlib.suppress(OSError):
+        connection.shutdown(socket.SHUT_RDWR)

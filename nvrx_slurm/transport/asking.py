@@ -1,0 +1,203 @@
+"""Asking a Redis or Valkey that may be restarted meanwhile: it is waited for, and asked again."""
+
+from __future__ import annotations
+
+import contextlib
+import math
+import os
+import threading
+import time
+import weakref
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any
+
+from nvrx_slurm.errors import StoreUnreachable, UsageError
+from nvrx_slurm.log import get_logger
+from nvrx_slurm.transport.errors import TransportError
+
+if TYPE_CHECKING:
+    from redis.connection import AbstractConnection
+
+log = get_logger("transport")
+
+ANSWER_S = 5.0
+"""How long a server may take for an answer, before it is asked again on a new connection."""
+
+CONNECT_S = 2.0
+"""How long it may take for each step of a connection, and be silent in the middle of an answer."""
+
+LATE_S = 1.0
+"""How much later than when it was to come an answer is still taken, by who can wait no longer."""
+
+FIRST_RETRY_S, LAST_RETRY_S = 0.01, 0.25
+
+DISK_FULL = "MISCONF"
+"""It takes no more writes. Our agents tell the job's own store to go on in memory; a site's is waited for."""
+
+Command = Sequence[str | bytes | int]
+
+_askers: weakref.WeakSet[Asker] = weakref.WeakSet()
+
+
+class Patience:
+    """How long a server has been silent towards one who asks; told once as it begins, and once as it ends."""
+
+    def __init__(self, where: str, patience_s: float) -> None:
+        self._where, self._patience_s = where, patience_s
+        self._silent_since: float | None = None
+
+    def silent(self, error: Exception) -> None:
+        """Raises StoreUnreachable where it has been for too long."""
+        now = time.monotonic()
+        if self._silent_since is None:
+            log.warning("the store does not answer (%s); waiting up to %g s", error, self._patience_s)
+            self._silent_since = now
+        if now - self._silent_since > self._patience_s:
+            raise StoreUnreachable(f"the store at {self._where} does not answer: {error}")
+
+    def answered(self) -> None:
+        if self._silent_since is not None:
+            log.info("the store answers again, after %.1f s", time.monotonic() - self._silent_since)
+        self._silent_since = None
+
+
+class Asker:
+    """Connections to one server, one for each thread that asks at the moment; a forked child gets its own.
+
+    Raises UsageError for a URL that is none.
+    """
+
+    def __init__(self, url: str, password: str | None, *, patience_s: float) -> None:
+        self._where, self._patience_s = url, patience_s
+        self._options = _options(url) | ({} if password is None else {"password": password})
+        self._idle: list[AbstractConnection] = []
+        self._closed = threading.Event()
+        _askers.add(self)
+
+    def patience(self) -> Patience:
+        return Patience(self._where, self._patience_s)
+
+    def ask(
+        self,
+        *commands: Command,
+        wait_s: float = 0.0,
+        until: float = math.inf,
+        patience: Patience | None = None,
+    ) -> list[Any]:
+        """Send all in one go, until the server answers: all replies. `wait_s`: how long it is asked to wait with one.
+
+        Raises TimeoutError once `until` has passed without any; StoreUnreachable where the server has not answered
+        for the patience, or refuses us; TransportError where it refuses a command; UsageError after `close`.
+        """
+        from redis import exceptions as failures
+
+        patience, pause_s = patience or self.patience(), FIRST_RETRY_S
+        while not self._closed.is_set():
+            due = time.monotonic() + wait_s
+            try:
+                replies = self._exchange(commands, min(due + ANSWER_S, max(due, until) + LATE_S))
+            except (failures.AuthenticationError, failures.NoPermissionError) as error:
+                raise StoreUnreachable(
+                    f"the store at {self._where} refuses us: {error}; check its password", refused=True
+                ) from None
+            except (failures.RedisError, OSError) as error:
+                if not _may_pass(error):
+                    raise TransportError(f"the store at {self._where} refuses a command: {error}") from None
+                patience.silent(error)
+                self._closed.wait(max(0.0, min(pause_s, until - time.monotonic())))
+                pause_s = min(2 * pause_s, LAST_RETRY_S)
+            else:
+                patience.answered()
+                return replies
+            if time.monotonic() >= until:
+                raise TimeoutError
+        raise UsageError("this Directory is closed")
+
+    def close(self) -> None:
+        """Idempotent. Who waits for an answer goes on as soon as that has come."""
+        self._closed.set()
+        while self._idle:
+            with contextlib.suppress(IndexError):  # another thread was faster
+                self._idle.pop().disconnect()
+
+    # ---- how
+
+    def _exchange(self, commands: Sequence[Command], until: float) -> list[Any]:
+        connection = self._connection()
+        try:
+            connection.send_packed_command(connection.pack_commands(commands))
+            replies = [_reply(connection, until) for _ in commands]
+        except BaseException:  # an answer may still be under way
+            connection.disconnect()
+            raise
+        self._idle.append(connection)
+        if self._closed.is_set():
+            self.close()
+        return replies
+
+    def _connection(self) -> AbstractConnection:
+        with contextlib.suppress(IndexError):
+            return self._idle.pop()
+        from redis.backoff import NoBackoff
+        from redis.connection import Connection
+        from redis.retry import Retry
+
+        options = {
+            **self._options,
+            "socket_timeout": CONNECT_S,
+            "socket_connect_timeout": CONNECT_S,
+            "retry": Retry(NoBackoff(), 0),
+            "protocol": 2,
+        }
+        kind: type[AbstractConnection] = options.pop("connection_class", Connection)
+        return kind(**options)
+
+    def _after_fork(self) -> None:
+        """The connections are the parent's. So are the locks: a thread that is not here may hold them."""
+        closed = self._closed.is_set()
+        self._idle, self._closed = [], threading.Event()
+        if closed:
+            self._closed.set()
+
+
+def _reply(connection: AbstractConnection, until: float) -> Any:
+    if not connection.can_read(max(0.0, until - time.monotonic())):
+        raise ConnectionError("no answer in time")
+    return connection.read_response()
+
+
+def _options(url: str) -> dict[str, Any]:
+    """What redis-py makes a connection of. The messages do not repeat the URL: it may hold a password."""
+    from redis.connection import parse_url
+
+    try:
+        options: dict[str, Any] = dict(parse_url(url))
+    except ValueError:
+        raise UsageError("Directory: url must look like redis://host:6379/0 or rediss://host:6379/0") from None
+    if "password" in options:
+        raise UsageError("Directory: url must not hold a password, since messages show it; name a password_file")
+    return options
+
+
+def _may_pass(error: Exception) -> bool:
+    """Whether the server may serve us later: it is away, loads its file, or fails over."""
+    from redis import exceptions as failures
+
+    away = (
+        OSError,
+        failures.ConnectionError,
+        failures.TimeoutError,
+        failures.ReadOnlyError,
+        failures.ClusterDownError,
+        failures.MasterDownError,
+        failures.TryAgainError,
+    )
+    return isinstance(error, away) or str(error).startswith(DISK_FULL)
+
+
+def _forget() -> None:
+    for asker in list(_askers):
+        asker._after_fork()
+
+
+os.register_at_fork(after_in_child=_forget)

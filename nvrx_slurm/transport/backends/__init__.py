@@ -1,0 +1,28 @@
+"""How bytes get from one process to another. `port.py` says what a backend is; all pass one contract suite.
+
+shm.py     the ring itself, on the same node
+tcp.py     sockets; no dependency
+ucxx.py    UCX: RDMA, or TCP where there is none
+"""
+
+from __future__ import annotations
+
+from nvrx_slurm.errors import UsageError
+from nvrx_slurm.transport.backends.port import Backend
+
+SCHEMES = ("tcp", "ucxx")
+"""What a server can listen with."""
+
+
+def by_scheme(scheme: str) -> Backend:
+    """The backend of that name. Raises UsageError for a name that is none, PeerRefused where its library is not
+    installed."""
+    if scheme == "tcp":
+        from nvrx_slurm.transport.backends.tcp import TcpBackend
+
+        return TcpBackend()
+    if scheme == "ucxx":
+        from nvrx_slurm.transport.backends.ucxx import UcxxBackend
+
+        return UcxxBackend()
+    raise UsageError(f"transport {scheme!r} is none of {', '.join(SCHEMES)}")

@@ -1,0 +1,268 @@
+"""The one thread of a process that owns UCX: its worker, and all endpoints and listeners.
+
+Other threads post what they want done. The thread does it, lets UCX progress until nothing moves any more, hands on what
+has come, and sleeps on UCX's own descriptor and on one by which it is woken. There is no asyncio, no thread of UCXX's,
+and no Python future: with those, a parked receive costs 4 % of a core at least, and a process does not end by itself.
+"""
+
+from __future__ import annotations
+
+import atexit
+import contextlib
+import ctypes
+import heapq
+import itertools
+import math
+import os
+import select
+import threading
+import time
+from collections import deque
+from collections.abc import Callable, Sequence
+from typing import Any, NamedTuple
+
+from nvrx_slurm.log import get_logger
+from nvrx_slurm.transport.backends.ucx import found
+from nvrx_slurm.transport.backends.ucx.outcome import Outcome
+from nvrx_slurm.transport.backends.ucx.peer import DRAINED_BYTES, NUMBER_BITS, Done, Peer, nobody
+from nvrx_slurm.transport.errors import PeerRefused, PeerReset
+
+STOP_S = 0.5
+"""At the end of the process: so long may what was sent take to arrive."""
+
+JOIN_S = 2.0
+
+_ENDED = "UCX has ended in this process"
+
+_log = get_logger("transport")
+
+
+class _Transfer(NamedTuple):
+    """What UCX works at. `memory`: stays referenced for as long as UCX may touch it; UCX itself does not see to that."""
+
+    requests: list[Any]
+    memory: Sequence[object]
+    done: Done
+
+
+class Engine:
+    """Made at first use, and there until the process ends. Of its methods only `post` and `stop` are for other threads."""
+
+    def __init__(self) -> None:
+        self.ucx = found.load()
+        self._any_tag = self.ucx.tag(0), self.ucx.tag_mask(0)
+        self.worker: Any = None
+        self.fallen: deque[Peer] = deque()
+        self.accepted: deque[Callable[[], None]] = deque()
+        self._peers: dict[int, Peer] = {}
+        self._transfers: list[_Transfer] = []
+        self._timers: list[tuple[float, int, Callable[[], None]]] = []
+        self._count = itertools.count()
+        self._guard = threading.Lock()
+        self._posts: deque[Callable[[], None]] = deque()
+        self._is_parked = self._has_ended = False
+        self._stop_by = math.inf
+        self._wake = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
+        self._poll = select.poll()
+        started = Outcome()
+        self._thread = threading.Thread(target=self._run, args=(started,), name="ucx", daemon=True)
+        self._thread.start()
+        started.wait()
+        if started.error is not None:
+            raise PeerRefused(f"UCX does not start: {started.error}") from None
+
+    @property
+    def has_ended(self) -> bool:
+        return self._has_ended
+
+    def post(self, step: Callable[[], None]) -> None:
+        """Have it done in the engine's thread. Raises PeerReset where there is none any more."""
+        with self._guard:
+            if self._has_ended:
+                raise PeerReset(_ENDED)
+            self._posts.append(step)
+            if self._is_parked:
+                self._is_parked = False
+                os.eventfd_write(self._wake, 1)
+
+    def stop(self) -> None:
+        """At the end of the process."""
+        with contextlib.suppress(PeerReset):
+            self.post(self._leave_all)
+        self._thread.join(JOIN_S)
+
+    def abandon(self) -> None:
+        """In a forked child, where its thread is not."""
+        self._guard, self._has_ended = threading.Lock(), True
+        ctypes.pythonapi.Py_IncRef(ctypes.py_object(self))  # freed, it would end the parent's connections
+
+    def know(self, peer: Peer) -> None:
+        self._peers[peer.number] = peer
+
+    def forget(self, peer: Peer) -> None:
+        self._peers.pop(peer.number, None)
+
+    def start(self, requests: Sequence[Any], memory: Sequence[object], done: Done) -> None:
+        """Call `done` when all `requests` are."""
+        self._transfers.append(_Transfer(list(requests), memory, done))
+
+    def later(self, after_s: float, step: Callable[[], None]) -> None:
+        heapq.heappush(self._timers, (time.monotonic() + after_s, next(self._count), step))
+
+    def drain(self, message: Any) -> None:
+        """Nobody wants it."""
+        if message.length <= DRAINED_BYTES:
+            buffer = bytearray(message.length or 1)
+            self.start([self.take(message, memoryview(buffer))], (buffer, message), nobody)
+
+    def take(self, message: Any, buffer: memoryview) -> Any:
+        """Begin to receive into `buffer`, which is as long as the message: UCX trusts that."""
+        return self.worker.tag_recv_with_handle(self.ucx.array(buffer), message)
+
+    def _run(self, started: Outcome) -> None:
+        try:
+            self._open()
+        except Exception as error:  # whatever UCX says: it is told to who wanted it
+            self._has_ended = True
+            started.settle(error)
+            return
+        started.settle()
+        try:
+            while not self._is_over():
+                self._turn()
+        except Exception:
+            _log.exception("UCX failed: its connections end, and the next one begins anew")
+        finally:
+            self._end()
+
+    def _open(self) -> None:
+        self.worker = self.ucx.worker(self.ucx.context({}))
+        self.worker.init_blocking_progress_mode()
+        self._poll.register(self.worker.epoll_file_descriptor, select.POLLIN)
+        self._poll.register(self._wake, select.POLLIN)
+
+    def _turn(self) -> None:
+        while self._posts:
+            self._posts.popleft()()
+        self.worker.progress()
+        self._hand_on()
+        self._settle()
+        self._ring()
+        if self.worker.arm():
+            self._park()
+
+    def _park(self) -> None:
+        with self._guard:
+            if self._posts:
+                return
+            self._is_parked = True
+        left_s = self._timers[0][0] - time.monotonic() if self._timers else None
+        ready = self._poll.poll(None if left_s is None else max(0.0, math.ceil(left_s * 1000)))
+        with self._guard:
+            self._is_parked = False
+        if any(descriptor == self._wake for descriptor, _ in ready):
+            os.eventfd_read(self._wake)
+
+    def _hand_on(self) -> None:
+        """What has come; then, who has gone: a connection's last messages come before its end."""
+        while self.accepted:
+            self.accepted.popleft()()
+        while (message := self.worker.tag_probe(*self._any_tag, True)).matched:
+            kind, number = divmod(message.sender_tag.value, 1 << NUMBER_BITS)
+            peer = self._peers.get(number)
+            if peer is None:
+                self.drain(message)
+            else:
+                peer.has_come(kind, message)
+        while self.fallen:
+            self.fallen.popleft().has_fallen()
+
+    def _settle(self) -> None:
+        """Whatever is done; what that starts may be done at once."""
+        while True:
+            before, self._transfers = self._transfers, []
+            done = []
+            for transfer in before:
+                (done if all(each.completed for each in transfer.requests) else self._transfers).append(transfer)
+            if not done:
+                return
+            for transfer in done:
+                transfer.done(_error_of(transfer.requests))
+
+    def _ring(self) -> None:
+        now = time.monotonic()
+        while self._timers and self._timers[0][0] <= now:
+            heapq.heappop(self._timers)[2]()
+
+    def _leave_all(self) -> None:
+        self._stop_by = time.monotonic() + STOP_S
+        self.later(STOP_S, lambda: None)
+        for peer in list(self._peers.values()):
+            peer.leave()
+
+    def _is_over(self) -> bool:
+        return self._stop_by < math.inf and (not self._peers or time.monotonic() >= self._stop_by)
+
+    def _end(self) -> None:
+        """Nobody waits any more, whatever has happened."""
+        with self._guard:
+            self._has_ended = True
+        for peer in list(self._peers.values()):
+            with contextlib.suppress(Exception):
+                peer.end(_ENDED)
+        while self._posts:
+            with contextlib.suppress(Exception):
+                self._posts.popleft()()
+        until = time.monotonic() + STOP_S
+        with contextlib.suppress(Exception):
+            while self._transfers and time.monotonic() < until:
+                self.worker.progress()
+                self._settle()
+        for transfer in self._transfers:
+            transfer.done(PeerReset(_ENDED))
+
+
+def _error_of(requests: Sequence[Any]) -> Exception | None:
+    for request in requests:
+        try:
+            request.check_error()
+        except Exception as error:  # UCXX has a class for each status, and all mean the same here
+            return PeerReset(f"the connection broke: {error}")
+    return None
+
+
+_guard = threading.Lock()
+_engine: Engine | None = None
+_is_forked = False
+
+
+def engine() -> Engine:
+    """This process's. Raises PeerRefused where there can be none."""
+    global _engine
+    with _guard:
+        if _is_forked:
+            raise PeerRefused(
+                "UCX was in use when this process was forked, and does not work in the child: start it before, or by spawn"
+            )
+        if _engine is None or _engine.has_ended:
+            _engine = Engine()
+        return _engine
+
+
+def _at_exit() -> None:
+    if _engine is not None:
+        _engine.stop()
+
+
+def _after_fork() -> None:
+    """UCX has threads of its own, which are not here and which it does not start again."""
+    global _guard, _engine, _is_forked
+    _guard = threading.Lock()
+    if _engine is not None:
+        _is_forked = True
+        _engine.abandon()
+        _engine = None
+
+
+atexit.register(_at_exit)
+os.register_at_fork(after_in_child=_after_fork)

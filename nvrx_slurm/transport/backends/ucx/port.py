@@ -1,0 +1,65 @@
+"""A listener, within the engine's thread."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+from nvrx_slurm.transport.backends.ucx.engine import Engine
+from nvrx_slurm.transport.backends.ucx.peer import Peer
+
+INTRODUCTION_S = 5.0
+"""So long may a peer take to say who it is."""
+
+
+class Port:
+    """Takes connections until it is closed. `accept` gets each that has introduced itself."""
+
+    def __init__(self, engine: Engine, accept: Callable[[Peer], None]) -> None:
+        self._engine, self._accept = engine, accept
+        self._listener: Any = None
+        self._peers: set[Peer] = set()
+        self._is_closed = False
+        self.number = 0
+
+    def open(self, number: int) -> None:
+        """Raises what UCXX raises."""
+        self._listener = self._engine.ucx.listener.create(
+            self._engine.worker, number, self._has_come, (), {}, deliver_endpoint=True
+        )
+        self.number = self._listener.port
+
+    def close(self) -> None:
+        """UCX lets go of the port with the last of its connections; who comes until then is turned away."""
+        self._is_closed = True
+        self._let_go()
+
+    def _has_come(self, endpoint: Any) -> None:
+        """Within UCX's progress, where no endpoint can be closed."""
+        self._engine.accepted.append(lambda: self._take(endpoint))
+
+    def _take(self, endpoint: Any) -> None:
+        if self._is_closed:
+            endpoint.close_blocking()
+            return
+        peer = Peer(self._engine, lambda error: self._has_opened(peer, error), self._has_gone)
+        self._peers.add(peer)
+        peer.open(endpoint)
+        self._engine.later(INTRODUCTION_S, lambda: self._give_up(peer))
+
+    def _has_opened(self, peer: Peer, error: Exception | None) -> None:
+        if error is None:
+            self._accept(peer)
+
+    def _give_up(self, peer: Peer) -> None:
+        if not peer.has_opened:
+            peer.end("it never said who it is")
+
+    def _has_gone(self, peer: Peer) -> None:
+        self._peers.discard(peer)
+        self._let_go()
+
+    def _let_go(self) -> None:
+        """Not before: its endpoints hold UCX's listener, which would call back into what is no more."""
+        if self._is_closed and not self._peers:
+            self._listener = None

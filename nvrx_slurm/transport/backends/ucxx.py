@@ -1,0 +1,36 @@
+"""UCX through its binding ucxx: RDMA where the system's UCX has it, TCP where there is none."""
+
+from __future__ import annotations
+
+import socket
+import time
+from collections.abc import Callable
+
+from nvrx_slurm.transport.backends.port import Link, host_and_port
+from nvrx_slurm.transport.backends.ucx import found
+from nvrx_slurm.transport.backends.ucx.engine import engine
+from nvrx_slurm.transport.backends.ucx.link import SCHEME, UcxxListener, connect
+from nvrx_slurm.transport.errors import PayloadTimeout, PeerReset
+
+
+class UcxxBackend:
+    """Raises PeerRefused, which says what to install, where the library is not there."""
+
+    scheme = SCHEME
+
+    def __init__(self) -> None:
+        found.load()
+
+    def connect(self, address: str, deadline: float) -> Link:
+        if time.monotonic() >= deadline:
+            raise PayloadTimeout("there was no time left to connect")
+        try:
+            host, port = host_and_port(address)
+            ip = socket.getaddrinfo(host, port, socket.AF_INET, socket.SOCK_STREAM)[0][4][0]
+        except (OSError, ValueError) as error:
+            raise PeerReset(f"no connection: {error}") from None
+        return connect(engine(), str(ip), port, deadline)
+
+    def listen(self, host: str, port: int, serve: Callable[[Link], None]) -> UcxxListener:
+        """On all interfaces, whatever `host` is: the binding knows no other way. IPv4 only, for the same reason."""
+        return UcxxListener(engine(), host, port, serve)

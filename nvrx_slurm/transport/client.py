@@ -1,0 +1,206 @@
+"""`PayloadClient` and `AsyncPayloadClient`: payloads, from wherever they are."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+import weakref
+from collections.abc import Callable, Iterable, Sequence
+from datetime import timedelta
+from types import TracebackType
+from typing import Literal, TypeVar
+
+from nvrx_slurm.errors import UsageError
+from nvrx_slurm.threads import in_thread
+from nvrx_slurm.transport.backends import SCHEMES
+from nvrx_slurm.transport.batch import Fetched, checked, fetch_all
+from nvrx_slurm.transport.environment import token_or_none
+from nvrx_slurm.transport.fetching import Abort, Fetcher, Options
+from nvrx_slurm.transport.ref import PayloadRef
+from nvrx_slurm.transport.retrying import Limits
+
+DEADLINE_S = 60.0
+KEEP_S = 30.0
+MOST_BYTES = 16 << 30
+END_S = 1.0
+LONGEST_S = 1e6
+
+OnMissing = Literal["skip", "raise"]
+T = TypeVar("T")
+
+
+class PayloadClient:
+    """Reads payloads by their refs: from the ring where it is on this node, else from the ports of its server.
+
+    `transports`: which ones to use, the preferred one first: "shm", "ucxx", "tcp". `token`: what its servers know
+    (default: the job's, under our agent; `PayloadServer.token` elsewhere); on its own node a client needs none.
+    `connections_per_port`: at most; a connection is kept for `keep_s` seconds of idleness at most, and for less where
+    its server says so. `most_bytes`: a ref of more is refused before anything is allocated. `concurrency`: how many
+    payloads of a batch are read at a time. `allow_pickle`: also take what only pickle can make an object of; whoever
+    can write into the ring then runs code here.
+
+    Any number of threads may read at once. After a fork, parent and child each go on with connections of their own.
+    Raises UsageError for arguments that cannot be, PeerRefused where a transport's library is not installed.
+    """
+
+    def __init__(
+        self,
+        *,
+        token: bytes | None = None,
+        transports: Sequence[str] = ("shm", "tcp"),
+        connections_per_port: int = 4,
+        keep_s: float = KEEP_S,
+        most_bytes: int = MOST_BYTES,
+        concurrency: int = 8,
+        allow_pickle: bool = False,
+        limits: Limits | None = None,
+    ) -> None:
+        known = ("shm", *SCHEMES)
+        if isinstance(transports, str) or not transports or not set(transports) <= set(known):
+            raise UsageError(f"transports must be a sequence of some of {', '.join(known)}, not {transports!r}")
+        if connections_per_port < 1 or concurrency < 1:
+            raise UsageError("connections_per_port and concurrency must be at least 1")
+        self._limits, self._concurrency = limits or Limits(), concurrency
+        self._fetcher = Fetcher(
+            Options(
+                token=token_or_none(token),
+                transports=tuple(transports),
+                connections_per_port=connections_per_port,
+                keep_s=keep_s,
+                most_bytes=most_bytes,
+                allow_pickle=allow_pickle,
+                limits=self._limits,
+            )
+        )
+
+    def read(
+        self,
+        ref: PayloadRef,
+        *,
+        deadline: float | timedelta = DEADLINE_S,
+        into: bytearray | memoryview | None = None,
+        keep: bool = False,
+    ) -> object:
+        """The object that `ref` names; its slot is free then, or with `keep` ready for another reader.
+
+        `deadline`: seconds from now, for everything: it returns or raises by then, whatever the peer does. `into`:
+        the bytes go there, and arrays lie on top of it; after an error it may hold a part of them.
+
+        Raises StaleSlotError where nobody can have it any more; PayloadTimeout at the deadline; and after all
+        attempts have failed PeerReset, PayloadTruncated, PayloadCorrupt or PeerRefused, as the last one did.
+        """
+        buffer = None if into is None else memoryview(into)
+        return self._fetcher.read(ref, _point(deadline), Abort(), into=buffer, keep=keep)
+
+    def fetch_all(
+        self,
+        refs: Iterable[PayloadRef],
+        *,
+        deadline: float | timedelta = DEADLINE_S,
+        on_missing: OnMissing = "raise",
+        keep: bool = False,
+    ) -> Fetched:
+        """A dict of all objects by their refs, in the refs' order, within one deadline, some read at a time.
+
+        `on_missing`: with "skip", what could not be had is left out, and `.missing` of the result says why; with
+        "raise" it is PayloadsMissing, whose `.fetched` has what was read. What is missing for another reason than
+        StaleSlotError is still where it was, and can be asked for again.
+        """
+        return self._fetch_all(refs, _point(deadline), _known(on_missing), keep, Abort())
+
+    def close(self) -> None:
+        """Reads that are under way in other threads fail at once with PeerReset."""
+        self._fetcher.close()
+
+    def __enter__(self) -> PayloadClient:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        self.close()
+
+    def _fetch_all(
+        self, refs: Iterable[PayloadRef], deadline: float, on_missing: OnMissing, keep: bool, abort: Abort
+    ) -> Fetched:
+        def read(ref: PayloadRef, until: float, end: Abort) -> object:
+            return self._fetcher.read(ref, until, end, keep=keep)
+
+        fetched = fetch_all(read, refs, deadline, self._limits, abort, concurrency=self._concurrency)
+        return checked(fetched) if on_missing == "raise" else fetched
+
+
+class AsyncPayloadClient:
+    """The same for asyncio: each read runs in a thread, `most_reads` of them at a time, and none holds up the loop.
+
+    A read whose task is cancelled is cut off; its payload stays where it is, unless it had just arrived.
+    """
+
+    def __init__(self, client: PayloadClient | None = None, *, most_reads: int = 32) -> None:
+        self._client = client or PayloadClient()
+        self._most_reads = most_reads
+        self._places: weakref.WeakKeyDictionary[asyncio.AbstractEventLoop, asyncio.Semaphore] = (
+            weakref.WeakKeyDictionary()
+        )
+
+    async def read(
+        self,
+        ref: PayloadRef,
+        *,
+        deadline: float | timedelta = DEADLINE_S,
+        into: bytearray | memoryview | None = None,
+        keep: bool = False,
+    ) -> object:
+        """As `PayloadClient.read`."""
+        buffer, until = None if into is None else memoryview(into), _point(deadline)
+        fetcher = self._client._fetcher
+        return await self._run(lambda abort: fetcher.read(ref, until, abort, into=buffer, keep=keep))
+
+    async def fetch_all(
+        self,
+        refs: Iterable[PayloadRef],
+        *,
+        deadline: float | timedelta = DEADLINE_S,
+        on_missing: OnMissing = "raise",
+        keep: bool = False,
+    ) -> Fetched:
+        """As `PayloadClient.fetch_all`."""
+        wanted, until, known = list(refs), _point(deadline), _known(on_missing)
+        return await self._run(lambda abort: self._client._fetch_all(wanted, until, known, keep, abort))
+
+    async def close(self) -> None:
+        self._client.close()
+
+    async def __aenter__(self) -> AsyncPayloadClient:
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        await self.close()
+
+    async def _run(self, work: Callable[[Abort], T]) -> T:
+        loop = asyncio.get_running_loop()
+        places = self._places.setdefault(loop, asyncio.Semaphore(self._most_reads))
+        async with places:
+            abort = Abort()
+            reading = asyncio.wrap_future(in_thread(lambda: work(abort), "payload read"))
+            try:
+                return await asyncio.shield(reading)
+            except asyncio.CancelledError:
+                abort.abort()
+                await asyncio.wait([reading], timeout=END_S)  # its thread tells this loop, which must be there
+                raise
+
+
+def _point(deadline: float | timedelta) -> float:
+    seconds = deadline.total_seconds() if isinstance(deadline, timedelta) else deadline
+    if not 0 <= seconds < LONGEST_S:
+        raise UsageError(f"deadline is seconds from now, 0 to {LONGEST_S:.0f}, not {deadline}")
+    return time.monotonic() + seconds
+
+
+def _known(on_missing: OnMissing) -> OnMissing:
+    if on_missing not in ("skip", "raise"):
+        raise UsageError(f'on_missing must be "skip" or "raise", not {on_missing!r}')
+    return on_missing

@@ -1,0 +1,287 @@
+"""`Directory`: producers publish refs of their payloads in the job's store, and consumers find them there.
+
+A topic is a stream, `nvrx:{<job>}:payloads:<topic>`; a record in it (`published.py`) is the field `m`. It tells where
+a payload is: the payload itself stays in its producer's ring. Beyond about `KEPT_RECORDS` the oldest go, and all of
+them `KEEP_S` after the last publish, lookup or follow.
+"""
+
+from __future__ import annotations
+
+import functools
+import itertools
+import math
+import os
+import secrets
+import threading
+import time
+import weakref
+from collections.abc import Iterable, Iterator
+from pathlib import Path
+from types import TracebackType
+from typing import Any, NamedTuple
+
+import msgspec
+
+from nvrx_slurm.errors import UsageError
+from nvrx_slurm.job_store import read_job_store
+from nvrx_slurm.log import get_logger
+from nvrx_slurm.transport import environment
+from nvrx_slurm.transport.asking import Asker
+from nvrx_slurm.transport.errors import TransportError
+from nvrx_slurm.transport.published import (
+    LARGEST_WORD,
+    Duplicates,
+    Published,
+    checked_id,
+    checked_topic,
+    pack,
+    place,
+    unpack,
+)
+from nvrx_slurm.transport.ref import PayloadRef
+
+log = get_logger("transport")
+
+TOPIC = "payloads"
+KEPT_RECORDS = 1 << 16
+KEEP_S = 86400
+"""Long enough for a consumer that saves its checkpoint for hours meanwhile; a site's store is not ours to fill."""
+
+SLICE_S = 1.0
+"""How long one read waits at the server: so soon `close` is seen."""
+
+CHUNK = 1024
+START = "0-0"
+
+_directories: weakref.WeakSet[Directory] = weakref.WeakSet()
+
+
+class _Place(NamedTuple):
+    """A store, and whose keys."""
+
+    url: str
+    password: str | None
+    job: str
+
+
+class Directory:
+    """What is published in a job, by topic. For any number of threads; a forked child makes connections of its own.
+
+    Without arguments it is the job that our agent runs this process for. `url`: of a Redis or Valkey, without a
+    password; `password_file`: holds that, and nothing else; `job`: whose keys (default: our agent's job).
+    `patience_s`: how long a store that does not answer is waited for, each time.
+
+    Raises UsageError where the store is not named or the arguments cannot be. Operations raise StoreUnreachable where
+    the store does not answer for the patience, or refuses us; UsageError after `close`.
+    """
+
+    def __init__(
+        self,
+        url: str | None = None,
+        password_file: str | os.PathLike[str] | None = None,
+        job: str | None = None,
+        *,
+        patience_s: float = 30.0,
+    ) -> None:
+        place = _place(url, password_file, job)
+        self._asker = Asker(place.url, place.password, patience_s=patience_s)
+        self._producer = environment.producer()
+        self._keys = f"nvrx:{{{place.job}}}:payloads:"
+        self._numbers = _Numbers()
+        _directories.add(self)
+
+    def publish(self, ref: PayloadRef, topic: str = TOPIC) -> Published:
+        """Put a ref there, for all. A consumer gets it once, even where the store was restarted meanwhile.
+
+        Raises TransportError for a ref that nobody could read.
+        """
+        key = self._key(topic)
+        who = self._producer
+        published = Published(
+            ref=ref,
+            replica=who.replica,
+            node=who.node,
+            generation=who.generation,
+            cycle=who.cycle,
+            publisher=self._numbers.publisher,
+            number=next(self._numbers.count),
+        )
+        data = pack(published)
+        identity, _ = self._asker.ask(
+            ["XADD", key, "MAXLEN", "~", KEPT_RECORDS, "*", "m", data],
+            ["EXPIRE", key, KEEP_S],
+        )
+        return msgspec.structs.replace(published, id=identity.decode())
+
+    def lookup(self, topic: str = TOPIC, after: str | None = None) -> list[Published]:
+        """What is published now, oldest first; with `after`, the `id` of one, only what came later."""
+        key, last = self._key(topic), START if after is None else checked_id(after)
+        newest = self._newest(key)
+        reader = _Reader(topic)
+        found: list[Published] = []
+        while place(last) < place(newest):
+            [items] = self._asker.ask(["XRANGE", key, _next(last), newest, "COUNT", CHUNK])
+            if not items:
+                break  # trimmed meanwhile
+            found += reader.read(items)
+            last = items[-1][0].decode()
+        return found
+
+    def follow(self, topic: str = TOPIC, *, from_start: bool = True) -> Following:
+        """All that is published, as it comes; without `from_start` only what is published from now on."""
+        key = self._key(topic)
+        newest = self._newest(key)
+        return Following(self._asker, key, _Reader(topic), START if from_start else newest)
+
+    def close(self) -> None:
+        """Idempotent. Who waits in `Following.next` gets a UsageError within about a second."""
+        self._asker.close()
+
+    def __enter__(self) -> Directory:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        self.close()
+
+    def _key(self, topic: str) -> str:
+        return self._keys + checked_topic(topic)
+
+    def _newest(self, key: str) -> str:
+        """The id of the newest record; the topic lives on, since somebody asks for it."""
+        newest, _ = self._asker.ask(["XREVRANGE", key, "+", "-", "COUNT", 1], ["EXPIRE", key, KEEP_S])
+        return newest[0][0].decode() if newest else START
+
+
+class Following:
+    """One consumer's way through a topic; for one thread at a time. It ends with its `Directory`."""
+
+    def __init__(self, asker: Asker, key: str, reader: _Reader, after: str) -> None:
+        self._asker, self._key, self._reader, self._after = asker, key, reader, after
+        self._patience = asker.patience()
+
+    @property
+    def after(self) -> str:
+        """The place up to which it has come: what `Directory.lookup` takes."""
+        return self._after
+
+    def next(self, most: int = 256, *, timeout_s: float = 10.0) -> list[Published]:
+        """What comes next, oldest first, up to `most` at a time; waits for the first. Nothing after `timeout_s`.
+
+        From a store that is away nothing comes, until the patience is used up. (One that is frozen, but takes what it
+        is asked, is waited for a few seconds longer than `timeout_s`.)
+        """
+        if most < 1:
+            raise UsageError(f"next: most must be at least 1, not {most}")
+        deadline = time.monotonic() + timeout_s
+        while True:
+            found = self._reader.read(self._wait(most, deadline))
+            if found or time.monotonic() >= deadline:
+                return found
+
+    def _wait(self, most: int, deadline: float) -> list[Any]:
+        left_s = min(deadline - time.monotonic(), SLICE_S)
+        block: list[str | int] = ["BLOCK", math.ceil(left_s * 1000)] if left_s > 0 else []
+        command = ["XREAD", "COUNT", most, *block, "STREAMS", self._key, self._after]
+        try:
+            [streams] = self._asker.ask(command, wait_s=left_s, until=deadline, patience=self._patience)
+        except TimeoutError:
+            return []
+        items: list[Any] = streams[0][1] if streams else []
+        if items:
+            self._after = items[-1][0].decode()
+        return items
+
+
+class _Reader:
+    """Turns what a stream holds into records: each once, and none that cannot be read. Says once if there is one."""
+
+    def __init__(self, topic: str) -> None:
+        self._topic, self._duplicates = topic, Duplicates()
+        self._has_warned = False
+
+    def read(self, items: Iterable[Any]) -> list[Published]:
+        return [published for published in self._readable(items) if not self._duplicates.has_had(published)]
+
+    def _readable(self, items: Iterable[Any]) -> Iterator[Published]:
+        for identity, fields in items:
+            try:
+                yield unpack(_field_m(fields), identity.decode())
+            except TransportError as error:
+                if not self._has_warned:
+                    log.warning("topic %s: %s is skipped, and all like it: %s", self._topic, identity.decode(), error)
+                self._has_warned = True
+
+
+class _Numbers(threading.local):
+    """How a thread counts what it publishes. It publishes one after the other, so its numbers grow in the stream."""
+
+    def __init__(self) -> None:
+        self.publisher = secrets.token_hex(8)
+        self.count = itertools.count()
+
+
+def publish(ref: PayloadRef, topic: str = TOPIC) -> Published:
+    """As `Directory.publish`, in the job that our agent runs this process for."""
+    return _of_this_process().publish(ref, topic)
+
+
+def lookup(topic: str = TOPIC, after: str | None = None) -> list[Published]:
+    """As `Directory.lookup`, in the job that our agent runs this process for."""
+    return _of_this_process().lookup(topic, after)
+
+
+@functools.cache
+def _of_this_process() -> Directory:
+    return Directory()
+
+
+def _place(url: str | None, password_file: str | os.PathLike[str] | None, job: str | None) -> _Place:
+    if url is not None:
+        job = job or environment.job_id()
+        if job is None:
+            raise UsageError("Directory: a url needs a job: name whose payloads these are, such as job='my-run'")
+        return _Place(url, _password(password_file), job)
+    if password_file is not None:
+        raise UsageError("Directory: password_file without url: only a store that is named by url needs one")
+    path = environment.job_store_file()
+    if path is None:
+        raise UsageError(
+            "Directory: this process is no worker of an nvrx-slurm job: name a Redis or Valkey by url= and job="
+        )
+    store = read_job_store(path, UsageError)
+    return _Place(store.url, store.password, job or store.job)
+
+
+def _password(path: str | os.PathLike[str] | None) -> str | None:
+    if path is None:
+        return None
+    try:
+        return Path(path).read_text().strip()
+    except (OSError, UnicodeDecodeError) as error:
+        raise UsageError(f"Directory: password_file {path} cannot be read: {error}") from None
+
+
+def _field_m(fields: list[bytes]) -> bytes:
+    """Of a stream's entry: names and values, flat."""
+    pairs = dict(zip(fields[::2], fields[1::2], strict=False))
+    try:
+        return pairs[b"m"]
+    except KeyError:
+        raise TransportError("this is no record of a payload: it has no field m") from None
+
+
+def _next(identity: str) -> str:
+    """The first id after one that is not the last. (`(` before an id says the same, to servers from 6.2 on.)"""
+    milliseconds, number = place(identity)
+    return f"{milliseconds}-{number + 1}" if number < LARGEST_WORD else f"{milliseconds + 1}-0"
+
+
+def _forget() -> None:
+    """In a forked child: it counts for itself, or what it publishes would be taken for its parent's."""
+    for directory in list(_directories):
+        directory._numbers = _Numbers()
+
+
+os.register_at_fork(after_in_child=_forget)

@@ -1,0 +1,256 @@
+"""What this node can do for payloads, found by trying it; and what to do about the rest.
+
+part           tried                                                       the defaults need it
+─────────────  ──────────────────────────────────────────────────────────  ────────────────────
+/dev/shm       how large it is, and how much of it is free                 yes
+rings          whose lie in it; those of dead processes are removed        no
+shm            a ring made; payloads written, and read in place            yes
+tcp            a server and a client over the loopback                     yes
+host name      whether what peers are told is an address of this node      yes, between nodes
+open files     whether a server's connections fit                          no
+ucxx           the same server and client over it, in a process apart      no
+RDMA           its devices, and whether UCX uses them                      no
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import pwd
+import resource
+import socket
+from collections import Counter
+from collections.abc import Callable, Iterator
+from concurrent.futures import TimeoutError as TooLate
+from enum import StrEnum
+from importlib.util import find_spec
+from pathlib import Path
+from typing import NamedTuple
+
+from nvrx_slurm.threads import in_thread
+from nvrx_slurm.transport.errors import TransportError
+from nvrx_slurm.transport.pace import Pace, measure, measure_apart
+
+CONTAINER_BYTES = 64 << 20
+SHARE_LEFT = 0.1
+NAME_S = 5.0
+OPEN_FILES = 2048
+RDMA_DEVICES = Path("/sys/class/infiniband")
+RDMA_TRANSPORTS = ("rc_", "ud_", "dc_", "srd", "gdr_")
+DECISION = "docs/decisions/0020-no-nixl.md"
+
+INSTALL_UCXX = "only for RDMA: pip install 'nvrx-slurm[ucxx-cu12]' (with CUDA 13: ucxx-cu13)"
+_WHEEL_HAS_NO_RDMA = (
+    "the UCX of the wheels has no RDMA: install rdma-core and a UCX of 1.19 or newer with its development package, "
+    "and set RAPIDS_LIBUCX_PREFER_SYSTEM_LIBRARY=true"
+)
+_LOCK_MORE = "ulimit -l unlimited (Slurm: PropagateResourceLimitsExcept=MEMLOCK, and LimitMEMLOCK=infinity of slurmd)"
+_OR_ANOTHER = ', or name another: PayloadServer(ring, host="…")'
+_LARGER_SHM = (
+    "mount -o remount,size=… /dev/shm; docker run --shm-size=…; in Kubernetes a volume of memory on /dev/shm"
+)
+
+
+class Level(StrEnum):
+    """How a part is. FAIL: what is used by default does not work."""
+
+    OK = "ok"
+    WARN = "warn"
+    FAIL = "fail"
+    ABSENT = "absent"
+
+
+class Finding(NamedTuple):
+    """One part: what was seen, and what to do, "" where nothing is."""
+
+    part: str
+    level: Level
+    seen: str
+    todo: str = ""
+
+
+def examine() -> list[Finding]:
+    """All of them, within a minute. Removes the rings of dead processes, as whoever makes a ring does."""
+    return [finding for check in CHECKS for finding in check()]
+
+
+def is_fit(findings: list[Finding]) -> bool:
+    """Whether the default transports work."""
+    return not any(finding.level is Level.FAIL for finding in findings)
+
+
+def _shared_memory() -> Iterator[Finding]:
+    from nvrx_slurm.transport.ring.segment import SHM
+
+    try:
+        room = os.statvfs(SHM)
+    except OSError as error:
+        yield Finding("/dev/shm", Level.FAIL, error.strerror or str(error), "mount a tmpfs there")
+    else:
+        yield room_for_rings(room.f_blocks * room.f_frsize, room.f_bavail * room.f_frsize)
+
+
+def room_for_rings(size: int, free: int) -> Finding:
+    """Of /dev/shm, in bytes."""
+    seen = f"{gibibytes(size)}, {gibibytes(free)} free"
+    if size <= CONTAINER_BYTES:
+        return Finding("/dev/shm", Level.WARN, f"{seen}: the default of containers", _LARGER_SHM)
+    if free < SHARE_LEFT * size:
+        return Finding("/dev/shm", Level.WARN, seen, "look at what lies there: du -sh /dev/shm/*")
+    return Finding("/dev/shm", Level.OK, seen)
+
+
+def _rings() -> Iterator[Finding]:
+    """Those of dead processes go, as with every ring that is made; the others are somebody's."""
+    from nvrx_slurm.transport.ring.segment import SHM, sweep
+
+    swept = sweep()
+    owners: Counter[int] = Counter()
+    size = 0
+    for path in SHM.glob("nvrx-ring-*"):
+        with contextlib.suppress(OSError):  # it has gone meanwhile
+            stat = path.stat()
+            size += stat.st_size
+            owners[stat.st_uid] += 1
+    whose = ", ".join(f"{count} of {_user(uid)}" for uid, count in owners.most_common())
+    parts = [f"{gibibytes(size)}: {whose}" if owners else "none"]
+    if swept:
+        parts.append(f"{len(swept)} of dead processes removed ({', '.join(swept)})")
+    yield Finding("rings", Level.OK, "; ".join(parts))
+
+
+def _user(uid: int) -> str:
+    try:
+        return pwd.getpwuid(uid).pw_name
+    except KeyError:
+        return str(uid)
+
+
+def _tried(scheme: str, what: str) -> Iterator[Finding]:
+    try:
+        pace = measure(scheme)
+    except (TransportError, OSError) as error:
+        yield Finding(scheme, Level.FAIL, str(error), f"{what}, by default")
+    else:
+        yield Finding(scheme, Level.OK, in_words(pace))
+
+
+def _own_node() -> Iterator[Finding]:
+    return _tried("shm", "readers on the producer's node use it")
+
+
+def _other_nodes() -> Iterator[Finding]:
+    return _tried("tcp", "readers on other nodes use it")
+
+
+def _host_name() -> Iterator[Finding]:
+    """It is what a server tells its peers; each of them looks it up for itself."""
+    name = socket.gethostname()
+    looking = in_thread(lambda: _addresses(name), "look up the host name")
+    try:
+        yield known_as(name, looking.result(NAME_S))
+    except (TooLate, OSError) as error:
+        why = f"was not looked up in {NAME_S:.0f} s" if isinstance(error, TooLate) else "has no address here"
+        yield Finding("host name", Level.WARN, f"{name} {why}", f"see that other nodes can look it up{_OR_ANOTHER}")
+
+
+def known_as(name: str, addresses: list[str]) -> Finding:
+    """A name, and what it means on this node."""
+    seen = f"{name} is {', '.join(addresses)}"
+    if not all(map(_is_own, addresses)):
+        return Finding("host name", Level.WARN, f"{seen}: no address of this node", f"correct its entry{_OR_ANOTHER}")
+    if all(map(_is_loopback, addresses)):
+        todo = f"fine if other nodes see another address (getent hosts {name}){_OR_ANOTHER}"
+        return Finding("host name", Level.WARN, f"{seen}: the loopback", todo)
+    return Finding("host name", Level.OK, seen)
+
+
+def _addresses(name: str) -> list[str]:
+    found = socket.getaddrinfo(name, None, type=socket.SOCK_STREAM)
+    return list(dict.fromkeys(str(address[0]) for *_, address in found))
+
+
+def _is_own(address: str) -> bool:
+    """Only an address of this node can be bound to."""
+    with socket.socket(socket.AF_INET6 if ":" in address else socket.AF_INET) as probe:
+        try:
+            probe.bind((address, 0))
+        except OSError:
+            return False
+    return True
+
+
+def _is_loopback(address: str) -> bool:
+    return address.startswith("127.") or address == "::1"
+
+
+def _open_files() -> Iterator[Finding]:
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    level = Level.OK if soft == resource.RLIM_INFINITY or soft >= OPEN_FILES else Level.WARN
+    todo = "" if level is Level.OK else f"ulimit -n {limit(hard)}: each connection is one, and a server takes 1024"
+    yield Finding("open files", level, f"at most {limit(soft)}", todo)
+
+
+def _ucxx() -> Iterator[Finding]:
+    """And RDMA, which is what it is for."""
+    resources: tuple[str, ...] = ()
+    if find_spec("ucxx") is None:
+        yield Finding("ucxx", Level.ABSENT, "not installed", INSTALL_UCXX)
+    else:
+        try:
+            pace = measure_apart("ucxx")
+        except TransportError as error:
+            yield Finding(
+                "ucxx", Level.WARN, str(error), "python -m nvrx_slurm.transport.pace measure ucxx says more"
+            )
+        else:
+            resources = pace.resources
+            yield Finding("ucxx", Level.OK, f"{', '.join(pace.versions)}: {in_words(pace)}; {', '.join(resources)}")
+    yield rdma(_rdma_devices(), resources, resource.getrlimit(resource.RLIMIT_MEMLOCK)[0])
+
+
+def rdma(devices: list[str], resources: tuple[str, ...], memlock: int) -> Finding:
+    """The kernel's devices, what UCX uses, and how many bytes may be locked: RDMA pins what it sends."""
+    used = [each for each in resources if each.startswith(RDMA_TRANSPORTS)]
+    if not devices:
+        return Finding("RDMA", Level.ABSENT, f"no device in {RDMA_DEVICES}")
+    seen = f"{', '.join(devices)}"
+    if not used:
+        todo = _WHEEL_HAS_NO_RDMA if resources else INSTALL_UCXX
+        return Finding("RDMA", Level.WARN, f"{seen}: not used by UCX", todo)
+    if memlock != resource.RLIM_INFINITY:
+        return Finding("RDMA", Level.WARN, f"{seen}, but at most {memlock} bytes may be locked", _LOCK_MORE)
+    return Finding("RDMA", Level.OK, f"{seen}: {', '.join(used)}")
+
+
+def _rdma_devices() -> list[str]:
+    """`mlx5_0`, … of this node, as the kernel names them."""
+    return sorted(path.name for path in RDMA_DEVICES.iterdir()) if RDMA_DEVICES.is_dir() else []
+
+
+def _nixl() -> Iterator[Finding]:
+    yield Finding("nixl", Level.ABSENT, "not offered", DECISION)
+
+
+CHECKS: tuple[Callable[[], Iterator[Finding]], ...] = (
+    _shared_memory,
+    _rings,
+    _own_node,
+    _other_nodes,
+    _host_name,
+    _open_files,
+    _ucxx,
+    _nixl,
+)
+
+
+def in_words(pace: Pace) -> str:
+    return f"{pace.round_trip_s * 1e6:.0f} µs for 1 KiB, {pace.bytes_per_s / 1e9:.2f} GB/s"
+
+
+def gibibytes(number: int) -> str:
+    return f"{number / 2**30:.1f} GiB" if number >= 2**30 else f"{number / 2**20:.0f} MiB"
+
+
+def limit(number: int) -> str:
+    return "unlimited" if number == resource.RLIM_INFINITY else str(number)

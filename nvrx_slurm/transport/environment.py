@@ -1,0 +1,76 @@
+"""What our agent has told this process: its node, and the job's store, whose secret the token is made from.
+
+The one module of the transport that reads the environment. Without an agent the token is what the caller names.
+"""
+
+from __future__ import annotations
+
+import hmac
+import os
+import secrets
+import socket
+from functools import lru_cache
+from pathlib import Path
+from typing import NamedTuple
+
+from nvrx_slurm.errors import UsageError
+from nvrx_slurm.job_store import read_job_store
+
+TOKEN_BYTES = 32
+LEAST_TOKEN_BYTES = 16
+_PURPOSE = b"nvrx payloads of job "
+
+
+def node_name() -> str:
+    """The node's name in the job; without an agent, the machine's."""
+    return os.environ.get("NVRX_NODE") or socket.gethostname()
+
+
+def job_id() -> str | None:
+    """The job that this process is a worker of; None without an agent."""
+    return os.environ.get("NVRX_JOB_ID") or None
+
+
+def job_store_file() -> Path | None:
+    """Where our agent tells the address and the password of the job's own store."""
+    value = os.environ.get("NVRX_STORE_FILE")
+    return Path(value) if value else None
+
+
+class Producer(NamedTuple):
+    """Who publishes: which life of which replica, and on which node. Without an agent it is nobody's replica."""
+
+    replica: str
+    node: str
+    generation: int
+    cycle: int
+
+
+def producer() -> Producer:
+    """This process, as our agent has named it."""
+    generation, cycle = (int(os.environ.get(name) or 0) for name in ("NVRX_GENERATION", "NVRX_CYCLE"))
+    return Producer(os.environ.get("NVRX_REPLICA", ""), node_name(), generation, cycle)
+
+
+def token_or_own(token: bytes | None) -> bytes:
+    """A server's: what is named, else the job's, else a new one. Raises UsageError for one that is too short."""
+    return token_or_none(token) or secrets.token_bytes(TOKEN_BYTES)
+
+
+def token_or_none(token: bytes | None) -> bytes | None:
+    """A client's: what is named, else the job's, else none: it can read on its own node only."""
+    if token is not None:
+        if not isinstance(token, bytes) or len(token) < LEAST_TOKEN_BYTES:
+            raise UsageError(f"token must be at least {LEAST_TOKEN_BYTES} bytes; make one: secrets.token_bytes(32)")
+        return token
+    path = job_store_file()
+    return None if path is None else _job_token(path)
+
+
+@lru_cache(maxsize=4)
+def _job_token(path: Path) -> bytes | None:
+    """The same on all nodes, and of no use to who only sees it: the store's password does not follow from it."""
+    password = read_job_store(path, UsageError).password
+    if not password:
+        return None
+    return hmac.digest(password.encode(), _PURPOSE + (job_id() or "").encode(), "sha256")

@@ -1,0 +1,312 @@
+"""One read, from the ref to the object: what the plan says is done, and what came of it goes back to the plan."""
+
+from __future__ import annotations
+
+import itertools
+import os
+import random
+import threading
+import time
+import weakref
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import NamedTuple
+
+from nvrx_slurm.errors import UsageError
+from nvrx_slurm.transport import payloads, wire
+from nvrx_slurm.transport.backends import by_scheme
+from nvrx_slurm.transport.backends.port import Backend
+from nvrx_slurm.transport.backends.shm import ShmBackend
+from nvrx_slurm.transport.choosing import WELL, Health, failed
+from nvrx_slurm.transport.errors import (
+    Attempt,
+    PayloadTimeout,
+    PayloadTruncated,
+    PeerRefused,
+    PeerReset,
+    StaleSlotError,
+    TransportError,
+)
+from nvrx_slurm.transport.handshake import REASONS
+from nvrx_slurm.transport.local import LocalRings
+from nvrx_slurm.transport.pool import AllInUse, Connection, Pool
+from nvrx_slurm.transport.reading import acknowledge, receive, request, settle
+from nvrx_slurm.transport.ref import PayloadRef
+from nvrx_slurm.transport.retrying import GiveUp, Limits, Outcome, Pause, ReadPlan
+
+MOST_SICK = 4096
+
+_OUTCOMES = {
+    wire.Status.BUSY: Outcome.BUSY,
+    wire.Status.STALE: Outcome.STALE,
+    wire.Status.UNKNOWN_RING: Outcome.MOVED,
+}
+
+_fetchers: weakref.WeakSet[Fetcher] = weakref.WeakSet()
+
+
+@dataclass(frozen=True, slots=True)
+class Options:
+    """What `PayloadClient` documents."""
+
+    token: bytes | None
+    transports: tuple[str, ...]
+    connections_per_port: int
+    keep_s: float
+    most_bytes: int
+    allow_pickle: bool
+    limits: Limits
+
+
+class Abort:
+    """Ends a read from another thread: whoever waits in it, for a peer or for the next attempt, is woken.
+
+    `within`: an abort of that one is one of this one too.
+    """
+
+    def __init__(self, within: Abort | None = None) -> None:
+        self.is_set: bool = within is not None and within.is_set
+        self._wake: threading.Event | None = None
+        self._connection: Connection | None = None
+        self._parts: list[Abort] = []
+        if within is not None:
+            within._parts.append(self)
+
+    def abort(self) -> None:
+        self.is_set = True
+        if (wake := self._wake) is not None:
+            wake.set()
+        if (connection := self._connection) is not None:
+            connection.link.cut()
+        for part in self._parts:
+            part.abort()
+
+    def watch(self, connection: Connection | None) -> None:
+        """What an abort is to cut from now on."""
+        self._connection = connection
+        if connection is not None and self.is_set:
+            connection.link.cut()
+
+    def pause(self, until: float) -> None:
+        self._wake = threading.Event()
+        if not self.is_set:
+            self._wake.wait(max(0.0, until - time.monotonic()))
+
+
+class _Got(NamedTuple):
+    """A payload, or what is wrong with one that came as it was written."""
+
+    object: object
+    error: TransportError | None = None
+
+
+class Fetcher:
+    """What the reads of one client share: connections, attached rings, and how well each port is. Any thread may
+    read.
+
+    Raises UsageError and PeerRefused as `PayloadClient` says.
+    """
+
+    def __init__(self, options: Options) -> None:
+        self._options = options
+        self._rings = LocalRings()
+        self._backends: dict[str, Backend] = {
+            scheme: ShmBackend(self._rings) if scheme == "shm" else by_scheme(scheme) for scheme in options.transports
+        }
+        self._guard = threading.Lock()
+        self._health: dict[str, Health] = {}
+        self._turns = itertools.count(random.randrange(1 << 16))  # not all clients begin with the same port
+        self._pool = self._new_pool()
+        _fetchers.add(self)
+
+    def read(
+        self, ref: PayloadRef, deadline: float, abort: Abort, *, into: memoryview | None = None, keep: bool = False
+    ) -> object:
+        """The object, at the latest at `deadline`. Raises what `PayloadClient.read` says."""
+        buffer = self._buffer(ref, into)
+        plan = ReadPlan(self._tiers(ref), ref.size, deadline, self._options.limits)
+        attempts: list[Attempt] = []
+        fault: TransportError | None = None
+        while not (abort.is_set or self._pool.is_closed):
+            step = plan.next(self._health, now=time.monotonic(), turn=next(self._turns))
+            if isinstance(step, Pause):
+                abort.pause(step.until)
+                continue
+            if isinstance(step, GiveUp):
+                raise _given_up(step.reason, fault, ref, attempts)
+            began = time.monotonic()
+            try:
+                got = self._attempt(step.port, step.until, ref, buffer, abort, keep=keep)
+            except TransportError as error:
+                outcome, said, fault = Outcome.FAULT, error.said, error
+                self._had_fault(step.port, error, is_deadline=step.until >= deadline, began=began)
+            else:
+                self._is_well(step.port)
+                if isinstance(got, _Got):
+                    if got.error is not None:
+                        raise _again(got.error, ref, attempts)
+                    return got.object
+                outcome, said = _OUTCOMES[got], got.name.lower().replace("_", " ")
+            now = time.monotonic()
+            attempts.append(Attempt(step.port, now - began, said))
+            plan.ended(step.port, outcome, now=now)
+        why = "the client was closed" if self._pool.is_closed else "it was cancelled"
+        raise PeerReset(f"{ref} was not read: {why}", ref=ref, attempts=attempts)
+
+    def close(self) -> None:
+        """Reads that are under way fail at once."""
+        self._pool.cut()
+        self._rings.close()
+
+    def drop(self) -> None:
+        """In a forked child: nothing of the parent's connections is ours."""
+        self._pool.drop()
+        self._guard = threading.Lock()
+        self._pool = self._new_pool()
+        self._rings.after_fork()
+
+    def _new_pool(self) -> Pool:
+        options = self._options
+        return Pool(
+            self._backends, options.token or b"", per_port=options.connections_per_port, keep_s=options.keep_s
+        )
+
+    def _attempt(
+        self, port: str, until: float, ref: PayloadRef, buffer: memoryview, abort: Abort, *, keep: bool
+    ) -> _Got | wire.Status:
+        """At one port. A connection that had died while it was idle says nothing of the port: a new one is made."""
+        while True:
+            with self._pool.connection(port, until) as connection:
+                abort.watch(connection)
+                try:
+                    return self._read_over(connection, until, ref, buffer, abort, keep=keep)
+                except (PeerReset, PayloadTruncated):
+                    if not connection.is_reused or connection.has_heard or abort.is_set:
+                        raise
+                    connection.is_broken = True
+                finally:
+                    abort.watch(None)
+            self._pool.discard_idle(port)
+
+    def _read_over(
+        self, connection: Connection, until: float, ref: PayloadRef, buffer: memoryview, abort: Abort, *, keep: bool
+    ) -> _Got | wire.Status:
+        link = connection.link
+        connection.prove(until)
+        self._settle(connection, ref.ring, until)
+        answer = request(link, ref, budget_s=until - time.monotonic(), deadline=until)
+        connection.was_heard()
+        if answer.status is not wire.Status.OK:
+            if answer.status not in _OUTCOMES:
+                raise PeerRefused(REASONS.get(answer.status, f"it answers {answer.status.name}"))
+            return answer.status
+        receive(link, ref, answer, buffer, until)
+        try:
+            got = _Got(payloads.decode(ref.schema, buffer, allow_pickle=self._options.allow_pickle))
+        except TransportError as error:
+            got = _Got(None, error)
+        self._acknowledge(connection, ref, until, _verdict(keep=keep, bad=got.error is not None or abort.is_set))
+        return got
+
+    def _acknowledge(self, connection: Connection, ref: PayloadRef, until: float, verdict: wire.Verdict) -> None:
+        """The payload is here, whatever becomes of this word; if it may be lost, it is said again with the next read.
+        Only without a checksum does the word itself tell whether these were the right bytes."""
+        if verdict is wire.Verdict.TAKEN:
+            connection.has_taken(ref)
+        try:
+            acknowledge(connection.link, ref, verdict, until)
+        except TransportError:
+            if not connection.link.needs_checksum and verdict is not wire.Verdict.BAD:
+                raise
+            connection.is_broken = True
+
+    def _settle(self, connection: Connection, ring: str, until: float) -> None:
+        doubts = self._pool.doubts(ring)
+        while doubts:
+            try:
+                settle(connection.link, ring, doubts[-1].slot, doubts[-1].generation, until)
+            except TransportError:
+                self._pool.doubt_again(doubts)
+                raise
+            connection.was_heard()
+            doubts.pop()
+
+    def _had_fault(self, port: str, error: TransportError, *, is_deadline: bool, began: float) -> None:
+        """Quarantine it, unless it was only not given the time that any port is."""
+        hurried = is_deadline and time.monotonic() - began < self._options.limits.answer_s
+        if isinstance(error, AllInUse) or (hurried and isinstance(error, PayloadTimeout)):
+            return
+        with self._guard:
+            health = self._health.get(port, WELL)
+            self._health[port] = failed(health, now=time.monotonic(), dice=random.random())
+            if len(self._health) > MOST_SICK:  # ports of nodes that are gone for good
+                self._health.pop(next(iter(self._health)))
+
+    def _is_well(self, port: str) -> None:
+        if port in self._health:
+            with self._guard:
+                self._health.pop(port, None)
+
+    def _tiers(self, ref: PayloadRef) -> list[list[str]]:
+        """The ref's ports by transport, in the order of preference."""
+        tiers = []
+        for scheme in self._options.transports:
+            if scheme == "shm":
+                tiers.append([f"shm://{ref.ring}"] if self._rings.has(ref.ring) else [])
+            else:
+                tiers.append([port for port in ref.ports if port.startswith(f"{scheme}://")])
+        if not any(tiers):
+            raise _unreachable(ref, self._options.transports)
+        if self._options.token is None and not (tiers[0] and tiers[0][0].startswith("shm")):
+            raise PeerRefused(
+                f"{ref} is on another node: name the token of its server (PayloadServer.token)", ref=ref
+            )
+        return tiers
+
+    def _buffer(self, ref: PayloadRef, into: memoryview | None) -> memoryview:
+        """Nothing is allocated for a ref that asks for too much."""
+        if ref.size > self._options.most_bytes:
+            raise TransportError(
+                f"{ref} is larger than most_bytes={self._options.most_bytes} of this client", ref=ref
+            )
+        if into is None:
+            return memoryview(bytearray(ref.size))
+        if into.readonly or into.nbytes < ref.size or not into.c_contiguous:
+            raise UsageError(f"into must be writable, contiguous, and of at least {ref.size} bytes")
+        return into.cast("B")[: ref.size]
+
+
+def _verdict(*, keep: bool, bad: bool) -> wire.Verdict:
+    if bad:
+        return wire.Verdict.BAD
+    return wire.Verdict.KEPT if keep else wire.Verdict.TAKEN
+
+
+def _given_up(
+    reason: Outcome | None, fault: TransportError | None, ref: PayloadRef, attempts: Sequence[Attempt]
+) -> TransportError:
+    if reason is Outcome.STALE:
+        return StaleSlotError(f"{ref} is not there any more", ref=ref, attempts=attempts)
+    if reason is None or fault is None:
+        return PayloadTimeout(f"{ref} was not read in time", ref=ref, attempts=attempts)
+    return _again(fault, ref, attempts)
+
+
+def _again(error: TransportError, ref: PayloadRef, attempts: Sequence[Attempt]) -> TransportError:
+    kind = PayloadTimeout if isinstance(error, PayloadTimeout) else type(error)
+    return kind(f"{ref} was not read: {error.said}", ref=ref, attempts=attempts)
+
+
+def _unreachable(ref: PayloadRef, transports: Sequence[str]) -> TransportError:
+    if ref.ports:
+        have = sorted({port.partition("://")[0] for port in ref.ports})
+        return PeerRefused(f"{ref} is served by {', '.join(have)}; this client has {', '.join(transports)}", ref=ref)
+    return StaleSlotError(f"{ref} has no port, and its ring is not on this node, or no longer", ref=ref)
+
+
+def _after_fork() -> None:
+    for fetcher in list(_fetchers):
+        fetcher.drop()
+
+
+os.register_at_fork(after_in_child=_after_fork)

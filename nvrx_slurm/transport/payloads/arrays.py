@@ -1,0 +1,128 @@
+"""numpy's arrays and scalars. Loaded only where there are such (see `libraries.py`)."""
+
+from __future__ import annotations
+
+import functools
+from typing import Any, cast
+
+import numpy as np
+
+from nvrx_slurm.transport.errors import PayloadCorrupt
+from nvrx_slurm.transport.payloads.formats import (
+    MOST_DIMENSIONS,
+    Field,
+    Format,
+    Record,
+    axes_in_memory,
+    format_node,
+    parse_format,
+)
+from nvrx_slurm.transport.payloads.libraries import Unsendable
+from nvrx_slurm.transport.payloads.schema import Array
+
+CACHED_TYPES = 64
+_KINDS = (np.ndarray, np.memmap)
+"""Exactly these: a masked array is more than its bytes."""
+
+
+def describe(array: object) -> tuple[list[object], memoryview]:
+    """Its node, and its bytes."""
+    if type(array) in _KINDS:
+        return _describe_array(cast("np.ndarray[Any, Any]", array))
+    if isinstance(array, np.generic):
+        held = np.asarray(array)  # whose dtype may be another one: an empty text has no bytes, in an array it has
+        return ["scalar", _described(held.dtype), []], _flat(held)
+    raise Unsendable(f"an object of {type(array).__module__}.{type(array).__qualname__} is not sent")
+
+
+def _describe_array(array: np.ndarray[Any, Any]) -> tuple[list[object], memoryview]:
+    if array.ndim > MOST_DIMENSIONS:
+        raise Unsendable(f"an array of {array.ndim} dimensions is not sent; {MOST_DIMENSIONS} are the most")
+    node: list[object] = ["array", _described(array.dtype), list(array.shape)]
+    if array.flags.c_contiguous:
+        return node, _flat(array)
+    axes = axes_in_memory(array.strides)
+    turned = array.transpose(axes)
+    if turned.flags.c_contiguous:
+        return [*node, list(axes)], _flat(turned)
+    return node, _flat(array.copy(order="C"))
+
+
+def _flat(array: np.ndarray[Any, Any]) -> memoryview:
+    return array.reshape(-1).view(np.uint8).data
+
+
+def build(leaf: Array, payload: memoryview, copy: bool) -> object:
+    """On `payload`, which it holds, and as writable as that is; or a copy."""
+    dtype = _dtype(leaf.format)
+    # Not np.ndarray(buffer=…): that looks through a memoryview at what it is of, which it neither keeps from being
+    # closed nor, if this is writable, from being written to.
+    flat: np.ndarray[Any, Any] = np.frombuffer(payload, dtype, leaf.size // dtype.itemsize, leaf.start)
+    array = flat.reshape(leaf.shape)
+    if leaf.axes is not None:
+        array = array.transpose(leaf.axes)
+    if copy:
+        array = array.copy(order="K")
+    return _scalar(array) if leaf.is_scalar else array
+
+
+def _scalar(array: np.ndarray[Any, Any]) -> object:
+    try:
+        return array[()]
+    except (ValueError, SystemError) as error:  # a text of numbers that are no characters
+        raise PayloadCorrupt(f"a scalar in the payload is none: {error}") from None
+
+
+def _described(dtype: np.dtype[Any]) -> object:
+    """A type's node of the schema. Raises Unsendable for what would come out as something else."""
+    node = _node(dtype)
+    if node is None:
+        raise Unsendable(
+            f"elements of dtype {dtype} are not sent: they have no fixed size, or are not the same everywhere"
+        )
+    return node
+
+
+@functools.lru_cache(CACHED_TYPES)
+def _node(dtype: np.dtype[Any]) -> object:
+    try:
+        format = parse_format(format_node(_format(dtype)))
+        return format_node(format) if _dtype(format) == dtype else None
+    except (PayloadCorrupt, UnicodeEncodeError):
+        return None
+
+
+def _format(dtype: np.dtype[Any]) -> Format:
+    if dtype.names is None:
+        return dtype.str
+    return Record(dtype.itemsize, tuple(_field(name, dtype) for name in dtype.names))
+
+
+def _field(name: str, record: np.dtype[Any]) -> Field:
+    assert record.fields is not None
+    dtype, offset = record.fields[name][:2]
+    name.encode()  # JSON cannot carry half a surrogate pair
+    return Field(name, offset, _format(dtype.base), dtype.shape)
+
+
+@functools.lru_cache(CACHED_TYPES)
+def _dtype(format: Format) -> np.dtype[Any]:
+    """Raises PayloadCorrupt where numpy knows no such type, or by another name."""
+    try:
+        dtype: np.dtype[Any] = np.dtype(_argument(format))
+    except (TypeError, ValueError, OverflowError) as error:
+        raise PayloadCorrupt(f"numpy knows no such type of elements: {error}") from None
+    if dtype.hasobject or (isinstance(format, str) and dtype.str != format):
+        raise PayloadCorrupt(f"{format!r} is no type of elements")
+    return dtype
+
+
+def _argument(format: Format) -> Any:
+    if isinstance(format, str):
+        return format
+    return {
+        "names": [field.name for field in format.fields],
+        "formats": [(_dtype(field.format), field.shape) for field in format.fields],
+        "offsets": [field.offset for field in format.fields],
+        "itemsize": format.item_bytes,
+    }

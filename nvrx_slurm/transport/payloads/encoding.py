@@ -1,0 +1,229 @@
+"""An object becomes a schema and buffers. These are its own memory: nothing big is copied, and nothing is guessed."""
+
+from __future__ import annotations
+
+import json
+import math
+import pickle
+from collections.abc import Callable
+from typing import Any, NamedTuple, NoReturn
+
+import msgspec
+
+from nvrx_slurm.transport.errors import TransportError
+from nvrx_slurm.transport.payloads import libraries
+from nvrx_slurm.transport.payloads.libraries import Unsendable
+from nvrx_slurm.transport.payloads.schema import (
+    ALIGNMENT,
+    FLOAT_BITS,
+    MOST_DEPTH,
+    MOST_LEAVES,
+    MOST_VALUES,
+    VERSION,
+    padding,
+)
+from nvrx_slurm.transport.ref import LONGEST_SCHEMA
+
+LONGEST_INLINE = 256
+"""A str of more characters goes into the payload: schemas stay short, as refs carry them."""
+
+MOST_INT_BITS = 4096
+"""Python itself reads no longer ones from text, by default."""
+
+SENDABLE = (
+    "what can be sent: None, bool, int, float, str, bytes, bytearray, memoryview, numpy arrays and scalars of "
+    "fixed-size types, torch tensors, and dict (with str keys), list and tuple of these; anything else only as a "
+    "pickle, with allow_pickle=True on both sides"
+)
+
+SHOWN_CHARS = 64
+"""Of a key, in a message."""
+
+Path = tuple[str | int, ...]
+
+_ZEROS = memoryview(bytes(ALIGNMENT))
+_PADS = tuple(_ZEROS[:size] for size in range(ALIGNMENT))
+
+
+class Encoded(NamedTuple):
+    """An object as it is sent. The payload is `buffers`, one after the other, the zeros between leaves included, in
+    all `size` bytes. They are the object's own memory: it must not change before they are written."""
+
+    schema: str
+    buffers: tuple[memoryview, ...]
+    size: int
+
+
+def encode(obj: object, *, allow_pickle: bool = False) -> Encoded:
+    """`obj` as a schema and buffers; bytes and memoryviews have the schema "".
+
+    Copied are only arrays whose memory has gaps, long strings, tensors that are on a device, and what is pickled.
+    Raises TransportError where something cannot be sent; the message says where in `obj` it is, and what can be.
+    `allow_pickle`: such things are pickled, which the receiver must ask for, too.
+    """
+    if type(obj) is bytes or type(obj) is memoryview:
+        view = _flat(obj)
+        return Encoded("", (view,) if view.nbytes else (), view.nbytes)
+    walk = _Walk(allow_pickle)
+    schema = _encode([VERSION, walk.node(obj, ())])
+    if len(schema) > LONGEST_SCHEMA:
+        raise TransportError(
+            f"the description of this object takes {len(schema)} bytes, more than {LONGEST_SCHEMA}: "
+            "put many numbers into one array, and many strings into one"
+        )
+    return Encoded(schema.decode(), tuple(walk.buffers), walk.size)
+
+
+_encode = msgspec.json.Encoder().encode
+
+
+class _Walk:
+    """Through an object, in the order in which its leaves are laid."""
+
+    def __init__(self, allow_pickle: bool) -> None:
+        self.buffers: list[memoryview] = []
+        self.size = 0
+        self._leaves = 0
+        self._values = 0
+        self._allow_pickle = allow_pickle
+
+    def node(self, obj: object, path: Path) -> object:
+        """Its part of the schema; its bytes go to the buffers."""
+        self._values += 1
+        if self._values > MOST_VALUES or len(path) > MOST_DEPTH:
+            self._refuse_size(path)
+        try:
+            return _SENDERS.get(type(obj), _send_foreign)(self, obj, path)
+        except Unsendable as why:
+            if self._allow_pickle:
+                return self._pickle(obj, path)
+            raise TransportError(f"{written(path)}: {why}; {SENDABLE}") from None
+
+    def leaf(self, node: list[object], buffer: memoryview) -> list[object]:
+        """Lay these bytes behind those that are there."""
+        self._leaves += 1
+        if self._leaves > MOST_LEAVES:
+            raise TransportError(f"this object has more than {MOST_LEAVES} arrays and buffers: stack them")
+        if pad := padding(self.size):
+            self.buffers.append(_PADS[pad])
+        if buffer.nbytes:
+            self.buffers.append(buffer)
+        self.size += pad + buffer.nbytes
+        return node
+
+    def _pickle(self, obj: object, path: Path) -> object:
+        try:
+            pickled = pickle.dumps(obj, protocol=5)
+        except Exception as error:  # whatever the code of its class raises
+            raise TransportError(f"{written(path)}: cannot be pickled: {error}") from error
+        return self.leaf(["pickle", len(pickled)], memoryview(pickled))
+
+    def _refuse_size(self, path: Path) -> NoReturn:
+        if len(path) > MOST_DEPTH:
+            raise TransportError(f"{written(path)}: nested deeper than {MOST_DEPTH}, or within itself")
+        raise TransportError(f"this object has more than {MOST_VALUES} values: put many numbers into one array")
+
+
+def written(path: Path) -> str:
+    """As in `$.obs.image[3]`."""
+    return "$" + "".join(map(_step, path))
+
+
+def _step(key: str | int) -> str:
+    if isinstance(key, int):
+        return f"[{key}]"
+    if key.isidentifier() and len(key) <= SHOWN_CHARS:
+        return f".{key}"
+    return f"[{json.dumps(key[:SHOWN_CHARS])}]"
+
+
+def _send_constant(walk: _Walk, obj: Any, path: Path) -> object:
+    return obj
+
+
+def _send_int(walk: _Walk, obj: int, path: Path) -> object:
+    if obj.bit_length() > MOST_INT_BITS:
+        raise Unsendable(f"an int of {obj.bit_length()} bits is too long")
+    return obj
+
+
+def _send_float(walk: _Walk, obj: float, path: Path) -> object:
+    return obj if math.isfinite(obj) else ["float", FLOAT_BITS.pack(obj).hex()]
+
+
+def _send_str(walk: _Walk, obj: str, path: Path) -> object:
+    if len(obj) <= LONGEST_INLINE:
+        _check_text(obj)
+        return obj
+    data = _check_text(obj)
+    return walk.leaf(["text", len(data)], memoryview(data))
+
+
+def _check_text(text: str) -> bytes:
+    try:
+        return text.encode()
+    except UnicodeEncodeError:
+        raise Unsendable(f"the text {text[:64]!r} has half a surrogate pair, which is no character") from None
+
+
+def _send_bytes(walk: _Walk, obj: bytes | memoryview, path: Path) -> object:
+    view = _flat(obj)
+    return walk.leaf(["bytes", view.nbytes], view)
+
+
+def _send_bytearray(walk: _Walk, obj: bytearray, path: Path) -> object:
+    return walk.leaf(["bytearray", len(obj)], memoryview(obj))
+
+
+def _send_dict(walk: _Walk, obj: dict[Any, object], path: Path) -> object:
+    for key in obj:  # before any of its leaves is laid
+        if type(key) is not str:
+            raise Unsendable(f"a dict with a key of {type(key).__qualname__} is not sent")
+        if not key.isascii():
+            _check_text(key)
+    return {key: walk.node(value, (*path, key)) for key, value in obj.items()}
+
+
+def _send_list(walk: _Walk, obj: list[object], path: Path) -> object:
+    return ["list", *[walk.node(item, (*path, index)) for index, item in enumerate(obj)]]
+
+
+def _send_tuple(walk: _Walk, obj: tuple[object, ...], path: Path) -> object:
+    return ["tuple", *[walk.node(item, (*path, index)) for index, item in enumerate(obj)]]
+
+
+def _send_foreign(walk: _Walk, obj: object, path: Path) -> object:
+    """Of numpy or torch, or nothing that we know."""
+    library = libraries.of(type(obj))
+    if library is None:
+        raise Unsendable(f"an object of {type(obj).__module__}.{type(obj).__qualname__} is not sent")
+    return walk.leaf(*library.describe(obj))
+
+
+def _flat(obj: bytes | memoryview) -> memoryview:
+    """Its bytes, one after the other: a copy where they do not lie so."""
+    view = memoryview(obj)
+    if view.format == "B" and view.ndim == 1 and view.c_contiguous:
+        return view
+    if not view.c_contiguous or not view.nbytes:
+        return memoryview(view.tobytes())
+    try:
+        return view.cast("B")
+    except TypeError:  # of a format that Python's own views do not know
+        return memoryview(view.tobytes())
+
+
+_SENDERS: dict[type, Callable[[_Walk, Any, Path], object]] = {
+    type(None): _send_constant,
+    bool: _send_constant,
+    int: _send_int,
+    float: _send_float,
+    str: _send_str,
+    bytes: _send_bytes,
+    memoryview: _send_bytes,
+    bytearray: _send_bytearray,
+    dict: _send_dict,
+    list: _send_list,
+    tuple: _send_tuple,
+}
+"""By exact type: what comes out is what went in, and a subclass would come out as its base."""

@@ -1,0 +1,80 @@
+"""torch's tensors. Loaded only where there are such (see `libraries.py`); their bytes pass through numpy.
+
+Sent is what a tensor holds: neither its gradient, nor what it was computed from, nor its device.
+"""
+
+from __future__ import annotations
+
+import importlib
+from typing import Any
+
+import numpy as np
+
+from nvrx_slurm.transport.errors import TransportError
+from nvrx_slurm.transport.payloads.formats import MOST_DIMENSIONS, TENSOR_ITEM_BYTES, axes_in_memory
+from nvrx_slurm.transport.payloads.libraries import Unsendable
+from nvrx_slurm.transport.payloads.schema import Array
+
+torch = importlib.import_module("torch")
+
+_KINDS = (torch.Tensor, torch.nn.Parameter)
+"""Exactly these: other subclasses are more than their bytes, or have them elsewhere."""
+
+
+def describe(array: object) -> tuple[list[object], memoryview]:
+    """Its node, and its bytes."""
+    tensor = _plain(array)
+    node: list[object] = ["tensor", _name(tensor.dtype), list(tensor.shape)]
+    if tensor.is_contiguous():
+        return node, _flat(tensor)
+    axes = axes_in_memory(tensor.stride())
+    turned = tensor.permute(axes)
+    if turned.is_contiguous():
+        return [*node, list(axes)], _flat(turned)
+    return node, _flat(tensor.contiguous())
+
+
+def _plain(array: Any) -> Any:
+    """Its values in this machine's memory, dense."""
+    if type(array) not in _KINDS:
+        raise Unsendable(f"an object of {type(array).__module__}.{type(array).__qualname__} is not sent")
+    if array.layout is not torch.strided or array.is_quantized or array.device.type == "meta":
+        raise Unsendable("a tensor that is sparse, quantized or without data is not sent")
+    if _name(array.dtype) not in TENSOR_ITEM_BYTES:
+        raise Unsendable(f"a tensor of {array.dtype} is not sent")
+    if array.dim() > MOST_DIMENSIONS:
+        raise Unsendable(f"a tensor of {array.dim()} dimensions is not sent; {MOST_DIMENSIONS} are the most")
+    return array.detach().to("cpu").resolve_conj().resolve_neg()
+
+
+def _name(dtype: Any) -> str:
+    return str(dtype).removeprefix("torch.")
+
+
+def _flat(tensor: Any) -> memoryview:
+    flat = tensor.as_strided(
+        (tensor.numel(),), (1,)
+    )  # not reshape: of a single element that keeps a stride of its own
+    view: memoryview = flat.view(torch.uint8).numpy().data
+    return view
+
+
+def build(leaf: Array, payload: memoryview, copy: bool) -> object:
+    """On `payload`, which it holds; a copy where that is asked for, or where `payload` is read-only: torch has no
+    read-only tensors, and a write would end the process, or change what others read."""
+    dtype = getattr(torch, str(leaf.format), None)
+    if dtype is None:
+        raise TransportError(f"the torch that is installed here has no {leaf.format}; upgrade it")
+    tensor = _bytes(leaf, payload, copy).view(dtype).reshape(leaf.shape)
+    return tensor if leaf.axes is None else tensor.permute(leaf.axes)
+
+
+def _bytes(leaf: Array, payload: memoryview, copy: bool) -> Any:
+    if not leaf.size:
+        return torch.empty(0, dtype=torch.uint8)
+    source = np.frombuffer(payload, np.uint8, leaf.size, leaf.start)
+    if not copy and source.flags.writeable and source.ctypes.data % TENSOR_ITEM_BYTES[str(leaf.format)] == 0:
+        return torch.from_numpy(source)
+    copied = torch.empty(leaf.size, dtype=torch.uint8)
+    np.copyto(copied.numpy(), source)
+    return copied

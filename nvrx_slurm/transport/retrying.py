@@ -1,0 +1,133 @@
+"""When to ask again, whom, and when to give up: three layers under one total deadline. Pure: no clock, no dice.
+
+    layer      repeats                                          until
+    ─────────  ───────────────────────────────────────────────  ──────────────────────────────────────────
+    call       the next port of the node (`choosing`)           no healthy port is left to try
+    slot       fresh calls for one ref, after a pause           `calls` of them have failed
+    batch      rounds over all refs that are missing            `rounds` of them have passed
+
+A stale ref leaves all three at once. A busy slot is no fault of anybody: it is asked for again for as long as there
+is time. Each attempt is bounded too, so that a silent port does not use up the deadline; a payload gets twice the
+time with each call.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from enum import StrEnum
+from math import ldexp
+from typing import NamedTuple
+
+from nvrx_slurm.transport.choosing import Health, choose
+
+
+@dataclass(frozen=True, slots=True)
+class Limits:
+    """How patient a client is, within the deadline of a read.
+
+    `answer_s`: from asking a port until its answer, connecting and greeting included; `bytes_per_s`: the slowest pace
+    of a payload; `pause_s`: before the second call, doubled before each later one, 1 s at most.
+    """
+
+    answer_s: float = 2.0
+    bytes_per_s: float = 16e6
+    calls: int = 3
+    rounds: int = 3
+    pause_s: float = 0.05
+
+
+LONGEST_PAUSE_S = 1.0
+BUSY_PAUSE_S = 0.002
+LONGEST_BUSY_PAUSE_S = 0.1
+
+
+class Outcome(StrEnum):
+    """How an attempt ended, other than with the payload."""
+
+    STALE = "stale"  # nobody can have it
+    BUSY = "busy"  # somebody else reads it
+    MOVED = "moved"  # a healthy server, but this ring is not its
+    FAULT = "fault"  # the port is sick
+
+
+class Try(NamedTuple):
+    """Ask this port, and give it up at `until`."""
+
+    port: str
+    until: float
+
+
+class Pause(NamedTuple):
+    """Wait until then, and ask again."""
+
+    until: float
+
+
+class GiveUp(NamedTuple):
+    """It is over. `reason`: STALE, FAULT (the last one's error tells), or None: the deadline."""
+
+    reason: Outcome | None
+
+
+Next = Try | Pause | GiveUp
+
+
+class ReadPlan:
+    """One read of one ref through the layers `call` and `slot`. Feed it what happened; it says what comes next."""
+
+    def __init__(self, tiers: Sequence[Sequence[str]], size: int, deadline: float, limits: Limits) -> None:
+        self._tiers, self._size, self._deadline, self._limits = tiers, size, deadline, limits
+        self._tried: list[str] = []
+        self._moved = 0
+        self._calls = 0
+        self._busy = 0
+        self._resume_at = 0.0
+        self._end: GiveUp | None = None
+
+    def next(self, health: Mapping[str, Health], *, now: float, turn: int) -> Next:
+        """What to do now; `health` of the ports as the client knows it."""
+        if self._end is not None:
+            return self._end
+        if now >= self._deadline:
+            return GiveUp(None)
+        if now < self._resume_at:
+            return Pause(min(self._resume_at, self._deadline))
+        port = choose(self._tiers, health, now=now, turn=turn, tried=self._tried)
+        if port is None:
+            return self._end_call(health, now=now, turn=turn)
+        return Try(port, min(self._deadline, now + self._attempt_s()))
+
+    def ended(self, port: str, outcome: Outcome, *, now: float) -> None:
+        """The attempt at `port` has brought no payload."""
+        if outcome is Outcome.STALE:
+            self._end = GiveUp(outcome)
+        elif outcome is Outcome.BUSY:
+            self._tried.clear()
+            self._moved = 0
+            self._resume_at = now + min(BUSY_PAUSE_S * 2 ** min(self._busy, 16), LONGEST_BUSY_PAUSE_S)
+            self._busy += 1
+        else:
+            self._tried.append(port)
+            self._moved += outcome is Outcome.MOVED
+
+    def _end_call(self, health: Mapping[str, Health], *, now: float, turn: int) -> Next:
+        if self._tried and self._moved == len(self._tried):
+            self._end = GiveUp(Outcome.STALE)  # every port is somebody else's by now: the ring is gone
+            return self._end
+        self._calls += 1
+        if self._calls >= self._limits.calls or not self._tried:
+            self._end = GiveUp(Outcome.FAULT)
+            return self._end
+        self._tried.clear()
+        self._moved = 0
+        self._resume_at = now + pause_s(self._limits, self._calls)
+        return self.next(health, now=now, turn=turn)
+
+    def _attempt_s(self) -> float:
+        return self._limits.answer_s + ldexp(self._size / self._limits.bytes_per_s, self._calls)
+
+
+def pause_s(limits: Limits, failed: int) -> float:
+    """Before the next call, or the next round, after so many have failed."""
+    return min(ldexp(limits.pause_s, min(failed - 1, 16)), LONGEST_PAUSE_S)

@@ -1,0 +1,111 @@
+"""A claim: one read of one payload, by whoever made it and nobody else."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+
+from nvrx_slurm.transport.errors import PayloadCorrupt, RingError
+from nvrx_slurm.transport.ref import PayloadRef, checksum_text
+from nvrx_slurm.transport.ring import copying
+from nvrx_slurm.transport.ring.owners import Attempt
+from nvrx_slurm.transport.ring.steps import Steps
+from nvrx_slurm.transport.slots import Slot
+
+
+class Claim:
+    """The payload of a slot, for as long as its lease. `payload` lies in the ring itself, read-only; `size` in bytes;
+    `checksum` None where the ring has none.
+
+    What was read is the payload only if `finish` says True: until then its lease may have lapsed, and a writer have
+    the slot. A claim that is forgotten ends when nobody holds the object any more; one of a process that dies, too.
+    """
+
+    __slots__ = (
+        "_attempt",
+        "_memory",
+        "_schema_bytes",
+        "_steps",
+        "checksum",
+        "generation",
+        "payload",
+        "size",
+        "slot",
+    )
+
+    def __init__(self, steps: Steps, attempt: Attempt, index: int, claimed: Slot) -> None:
+        self._steps, self._attempt, self._memory = steps, attempt, steps.memory
+        self.slot, self.generation = index, claimed.generation
+        self.size, self.checksum = claimed.size, claimed.checksum
+        self.payload = self._memory.payload(index, claimed.size).toreadonly()
+        self._schema_bytes = claimed.schema_bytes
+
+    @property
+    def schema(self) -> str:
+        """Raises PayloadCorrupt where it is no text: then the slot is somebody else's by now."""
+        try:
+            return str(self._memory.schema(self.slot, self._schema_bytes), "utf-8")
+        except UnicodeDecodeError as error:
+            raise PayloadCorrupt(f"the schema is no UTF-8: {error}") from None
+
+    @property
+    def ref(self) -> PayloadRef:
+        """What names this payload on its node."""
+        return PayloadRef(
+            node="",
+            ring=self._steps.name,
+            slot=self.slot,
+            generation=self.generation,
+            size=self.size,
+            checksum=checksum_text(self.checksum),
+            schema=self.schema,
+        )
+
+    def copy_into(
+        self, buffer: bytearray | memoryview, start: int = 0, seen: Callable[[memoryview], object] | None = None
+    ) -> None:
+        """Fill `buffer` with the payload from `start` on. `seen` gets each piece of it once, in order, while it is
+        still in the processor's cache. Raises ValueError where the payload is shorter than that."""
+        self._steps.check()
+        target = copying.as_bytes(buffer)
+        if not 0 <= start <= self.size - target.nbytes:
+            raise ValueError(f"bytes {start} to {start + target.nbytes} of a payload of {self.size} cannot be read")
+        source = self.payload[start : start + target.nbytes]
+        if seen is None:
+            copying.copy(target, source)
+        else:
+            copying.copy_seen(target, source, seen)
+
+    def copied(self) -> bytearray:
+        """The payload, as a copy. Raises PayloadCorrupt where these are not the bytes that were written."""
+        data = copying.room(self.size)
+        if self.checksum is None:
+            self.copy_into(data)
+        elif copying.copy_hashed(memoryview(data), self.payload) != self.checksum:
+            raise PayloadCorrupt(f"slot {self.slot}@{self.generation} has another checksum than what was written")
+        return data
+
+    def is_ours(self) -> bool:
+        """Whether the slot is still this claim's: then all that was read until now is the payload."""
+        return self._steps.is_its(self.slot, self.generation, self._attempt.owner)
+
+    def renew(self, lease_s: float) -> bool:
+        """Keep it for so long from now. False where it is not this claim's any more."""
+        self._steps.check()
+        until_ns = time.monotonic_ns() + int(lease_s * 1e9)
+        return self._steps.renew(self.slot, self.generation, self._attempt.owner, until_ns)
+
+    def finish(self, consumed: bool) -> bool:
+        """End it: the slot is free now or, if it was not `consumed`, ready again. False where it was not this claim's
+        any more: what was read is worth nothing. Raises PayloadTimeout where a stopped process keeps the slot's lock:
+        then the claim has not ended, and whether what was read is worth anything is not known."""
+        try:
+            self._steps.check()
+        except RingError:
+            self.drop()
+            raise
+        return self._steps.finish(self.slot, self.generation, self._attempt.owner, consumed=consumed)
+
+    def drop(self) -> None:
+        """After an error: give it back if it is still this claim's. Raises nothing, counts nothing as late."""
+        self._steps.disown(self._attempt.owner)

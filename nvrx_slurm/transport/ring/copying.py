@@ -1,0 +1,109 @@
+"""Copies between buffers: as fast as memcpy, and big ones while other threads run."""
+
+from __future__ import annotations
+
+import ctypes
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+
+import xxhash
+
+QUICK_BYTES = 64 << 10
+"""Up to here a copy takes less than giving the interpreter's lock away and getting it back."""
+
+PIECE_BYTES = 256 << 10
+"""So much is copied before it is looked at: it is still in the processor's cache then."""
+
+_WRITABLE = 1  # PyBUF_WRITABLE
+
+
+class _PyBuffer(ctypes.Structure):
+    """`Py_buffer`, of the stable ABI since 3.11."""
+
+    _fields_ = (
+        ("buf", ctypes.c_void_p),
+        ("obj", ctypes.c_void_p),
+        ("len", ctypes.c_ssize_t),
+        ("itemsize", ctypes.c_ssize_t),
+        ("readonly", ctypes.c_int),
+        ("ndim", ctypes.c_int),
+        ("format", ctypes.c_void_p),
+        ("shape", ctypes.c_void_p),
+        ("strides", ctypes.c_void_p),
+        ("suboffsets", ctypes.c_void_p),
+        ("internal", ctypes.c_void_p),
+    )
+
+
+_get_buffer = ctypes.pythonapi.PyObject_GetBuffer
+_get_buffer.argtypes = (ctypes.py_object, ctypes.POINTER(_PyBuffer), ctypes.c_int)
+_release_buffer = ctypes.pythonapi.PyBuffer_Release
+_release_buffer.argtypes = (ctypes.POINTER(_PyBuffer),)
+_release_buffer.restype = None
+_new_bytearray = ctypes.pythonapi.PyByteArray_FromStringAndSize
+_new_bytearray.argtypes = (ctypes.c_char_p, ctypes.c_ssize_t)
+_new_bytearray.restype = ctypes.py_object
+_move = ctypes.CDLL(None).memmove  # ctypes.memmove keeps the interpreter's lock
+_move.argtypes = (ctypes.c_void_p, ctypes.c_void_p, ctypes.c_size_t)
+_move.restype = ctypes.c_void_p
+
+
+def copy(target: memoryview, source: memoryview) -> None:
+    """All of `source` to the start of `target`; both are bytes, one after the other."""
+    size = source.nbytes
+    if size <= QUICK_BYTES:
+        target[:size] = source
+        return
+    with _address(target[:size], _WRITABLE) as to, _address(source, 0) as from_:
+        _move(to, from_, size)
+
+
+def copy_seen(target: memoryview, source: memoryview, seen: Callable[[memoryview], object]) -> None:
+    """The same; `seen` gets each piece of the target once, in order, just after it was written."""
+    for start in range(0, source.nbytes, PIECE_BYTES):
+        piece = source[start : start + PIECE_BYTES]
+        written = target[start : start + piece.nbytes]
+        copy(written, piece)
+        seen(written)
+
+
+def copy_hashed(target: memoryview, source: memoryview) -> int:
+    """The same; the checksum of what is in the target now."""
+    if source.nbytes <= PIECE_BYTES:
+        copy(target, source)
+        return checksum(target[: source.nbytes])
+    digest = xxhash.xxh3_64()
+    copy_seen(target, source, digest.update)
+    return digest.intdigest()
+
+
+def room(size: int) -> bytearray:
+    """Memory that holds anything: it is written next."""
+    made: bytearray = _new_bytearray(None, size)
+    return made
+
+
+def checksum(data: memoryview) -> int:
+    """XXH3, 64 bits."""
+    return xxhash.xxh3_64_intdigest(data)
+
+
+def as_bytes(buffer: bytes | bytearray | memoryview) -> memoryview:
+    """Its bytes, without a copy. Raises TypeError where it has none, ValueError where they are not in one piece."""
+    view = memoryview(buffer)
+    if view.format == "B" and view.ndim == 1 and view.contiguous:
+        return view
+    if not view.c_contiguous:
+        raise ValueError("a buffer of a payload must lie in one piece (C-contiguous)")
+    return view.cast("B") if view.nbytes else memoryview(b"")
+
+
+@contextmanager
+def _address(view: memoryview, flags: int) -> Iterator[int]:
+    """Where it lies, and it stays there meanwhile."""
+    buffer = _PyBuffer()
+    try:
+        _get_buffer(view, buffer, flags)
+        yield buffer.buf
+    finally:
+        _release_buffer(buffer)  # does nothing where none was got

@@ -1,0 +1,127 @@
+"""The lock of a slot: a robust, error-checking pthread mutex in the ring itself.
+
+The kernel frees it when its holder dies (EOWNERDEAD): what a step had not yet made visible was never done, so whoever
+comes next just goes on. A holder that stands still keeps it; all others wait for it no longer than they say.
+
+A handler of a signal may raise between any two bytecodes. So a mutex is locked inside of `try`, and after an
+exception it is given back if this thread holds it: an error-checking mutex knows. A handler may also use the ring
+itself, on top of a step that it interrupts: then this thread holds the mutex too, and must neither go on nor give it
+back. Which of the two it is, the stack tells.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import errno
+import sys
+import time
+from collections.abc import Callable
+from typing import NamedTuple, TypeVar
+
+from nvrx_slurm.transport.errors import RingError
+
+T = TypeVar("T")
+
+SLICE_S = 0.1
+"""A wait for a mutex is cut into such pieces: in between, Python's signal handlers run."""
+
+_PROCESS_SHARED, _ROBUST, _ERRORCHECK = 1, 1, 2  # of pthread.h
+_ATTRIBUTE_BYTES = 64
+
+_quick = ctypes.PyDLL(None)  # keeps the interpreter's lock: these calls do not wait
+_waiting = ctypes.CDLL(None)
+
+
+class _Timespec(ctypes.Structure):
+    _fields_ = (("seconds", ctypes.c_long), ("nanoseconds", ctypes.c_long))
+
+
+_try_lock, _unlock, _make_consistent = (
+    getattr(_quick, name) for name in ("pthread_mutex_trylock", "pthread_mutex_unlock", "pthread_mutex_consistent")
+)
+_try_lock.argtypes = _unlock.argtypes = _make_consistent.argtypes = (ctypes.c_void_p,)
+_lock_until = _waiting.pthread_mutex_timedlock
+_lock_until.argtypes = (ctypes.c_void_p, ctypes.POINTER(_Timespec))
+_initialize = _quick.pthread_mutex_init
+_initialize.argtypes = (ctypes.c_void_p, ctypes.c_void_p)
+
+
+class Lock(NamedTuple):
+    """One mutex. `key` names it: a process may have attached a ring twice, at two addresses."""
+
+    address: int
+    key: tuple[str, int]
+
+
+class Contended(Exception):
+    """Somebody else has it, and has kept it for as long as the caller would wait."""
+
+
+def initialize(address: int) -> None:
+    """Make a mutex there, once, before anybody else knows of it."""
+    attributes = ctypes.create_string_buffer(_ATTRIBUTE_BYTES)
+    for name, *value in (
+        ("init",),
+        ("setpshared", _PROCESS_SHARED),
+        ("setrobust", _ROBUST),
+        ("settype", _ERRORCHECK),
+    ):
+        if getattr(_quick, f"pthread_mutexattr_{name}")(attributes, *value):
+            raise RingError(f"this system has no robust mutexes for processes (pthread_mutexattr_{name})")
+    if _initialize(address, ctypes.addressof(attributes)):
+        raise RingError("this system has no robust mutexes for processes (pthread_mutex_init)")
+
+
+def holding(lock: Lock, act: Callable[[], T], patience_s: float) -> T:
+    """What `act` returns, called while this thread has the lock. Raises Contended."""
+    try:
+        _take(lock, patience_s)
+        outcome = act()
+        _unlock(lock.address)
+        return outcome
+    except BaseException:
+        _give_back(lock)
+        raise
+
+
+def _take(lock: Lock, patience_s: float) -> None:
+    code = _try_lock(lock.address)
+    if code == errno.EBUSY and patience_s > 0:
+        code = _wait(lock.address, time.monotonic() + patience_s)
+    if code == 0:
+        return
+    if code == errno.EOWNERDEAD:
+        _make_consistent(lock.address)
+    elif code in (errno.EBUSY, errno.ETIMEDOUT) or (code == errno.EDEADLK and _is_nested(lock)):
+        raise Contended
+    elif code != errno.EDEADLK:  # which is: it is ours, of a step that was cut twice
+        raise RingError(f"the mutex of slot {lock.key[1]} of {lock.key[0]} is broken (error {code}): make a new ring")
+
+
+def _wait(address: int, deadline: float) -> int:
+    """Its clock may be set; a slice is as long as that can go wrong."""
+    while True:
+        seconds, nanoseconds = divmod(time.time_ns() + int(min(SLICE_S, deadline - time.monotonic()) * 1e9), 10**9)
+        code = int(_lock_until(address, _Timespec(seconds, nanoseconds)))
+        if code != errno.ETIMEDOUT or time.monotonic() >= deadline:
+            return code
+
+
+def _give_back(lock: Lock) -> None:
+    """After an exception, which may have come before the lock was taken, or after it was given back."""
+    if _is_nested(lock):
+        return
+    code = _try_lock(lock.address)
+    if code in (errno.EOWNERDEAD, errno.EDEADLK):
+        _make_consistent(lock.address)
+    if code in (0, errno.EOWNERDEAD, errno.EDEADLK):
+        _unlock(lock.address)
+
+
+def _is_nested(lock: Lock) -> bool:
+    """Whether an interrupted step of this thread, further out on the stack, holds the lock, or is about to."""
+    steps, frame = 0, sys._getframe()
+    while frame.f_back is not None:
+        frame = frame.f_back
+        steps += frame.f_code is holding.__code__ and frame.f_locals["lock"].key == lock.key
+    return steps > 1

@@ -1,0 +1,438 @@
+"""`SharedRing`: slots in shared memory that producers write payloads into, and consumers on the node read from."""
+
+from __future__ import annotations
+
+import contextlib
+import math
+import secrets
+import time
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from types import TracebackType
+from typing import TYPE_CHECKING, NamedTuple
+
+from nvrx_slurm.transport import payloads
+from nvrx_slurm.transport.errors import PayloadTimeout, RingError, RingFull, StaleSlotError, TransportError
+from nvrx_slurm.transport.ref import LONGEST_SCHEMA, PayloadRef
+from nvrx_slurm.transport.ring import copying, futex, segment
+from nvrx_slurm.transport.ring.claim import Claim
+from nvrx_slurm.transport.ring.layout import Creator, Header, Layout, Shape, checked
+from nvrx_slurm.transport.ring.memory import Memory
+from nvrx_slurm.transport.ring.owners import Attempt, namespace, this_process
+from nvrx_slurm.transport.ring.steps import HELD, Steps
+from nvrx_slurm.transport.ring.writing import Writing
+from nvrx_slurm.transport.slots import Counts, Owner, Refusal, Slot, State
+
+if TYPE_CHECKING:
+    from typing_extensions import Buffer
+
+WRITE_PATIENCE_S = 0.05
+"""How long a writer that finds nothing else waits for the lock of each slot."""
+
+_NOTHING = object()
+_GONE = (Refusal.STALE, Refusal.CONSUMED)
+
+
+@dataclass(frozen=True, slots=True)
+class RingHandle:
+    """What another process on the node needs to attach."""
+
+    name: str
+    folder: str = str(segment.SHM)
+
+
+class RingMetrics(NamedTuple):
+    """What a ring has seen so far, as `slots.Counts`, summed over its slots; and how many slots are in each state.
+
+    Once nobody is writing or reading, published = consumed + dropped + READY.
+    """
+
+    published: int
+    consumed: int
+    dropped: int
+    released: int
+    lapsed: int
+    late: int
+    states: dict[State, int]
+
+
+class SharedRing:
+    """A ring, made by `create` or found by `attach`. Any thread and process may use it; after a fork, the child too.
+
+    As a context it is closed at the end, and by its creator also unlinked. Once it is closed, every use raises
+    RingError. Writes and reads raise PayloadTimeout where a stopped process keeps a slot's lock for seconds.
+    """
+
+    def __init__(self, memory: Memory, name: str, header: Header, folder: Path, *, allow_pickle: bool) -> None:
+        self.name = name
+        self.slots, self.slot_bytes = header.shape.slots, header.shape.slot_bytes
+        self.overwrite, self.checksum = header.shape.overwrite, header.shape.checksum
+        self.lease_s = header.shape.lease_ns / 1e9
+        self._creator, self._folder, self._allow_pickle = header.creator, folder, allow_pickle
+        self._open: Steps | None = Steps(memory, name)
+        self._is_linked = True
+        self._cursor = 0
+
+    @classmethod
+    def create(
+        cls,
+        slots: int = 8,
+        slot_bytes: int = 64 << 20,
+        *,
+        overwrite: bool = True,
+        checksum: bool = True,
+        lease_s: float = 30.0,
+        allow_pickle: bool = False,
+        folder: str | Path = segment.SHM,
+    ) -> SharedRing:
+        """A new ring with all its memory, readable by this user alone, and for as long as this process lives.
+
+        `overwrite`: a write that finds no free slot takes the oldest payload that nobody reads; else it is RingFull.
+        `checksum`: each payload gets one, and reads (not views) check it. `lease_s`: how long a read may take until
+        its payload is ready again for others. `allow_pickle`: what only pickle can take apart and put together may be
+        written and read through this object. `folder`: a file system in memory, the same in all processes.
+
+        First removes rings whose creator has died. Raises RingError where the ring cannot be.
+        """
+        if not lease_s > 0:
+            raise RingError(f"lease_s must be more than 0, it is {lease_s:g}")
+        if not futex.is_supported():
+            raise RingError("rings are for Linux on x86-64 and aarch64")
+        folder = Path(folder)
+        layout = checked(slots, slot_bytes)
+        segment.sweep(folder)
+        creator = Creator(*this_process(), namespace())
+        header = Header(creator, Shape(slots, slot_bytes, overwrite, checksum, int(lease_s * 1e9)))
+        name = f"nvrx-ring-{creator.pid}-{creator.started_ticks}-{secrets.token_hex(6)}"
+
+        def fill(memory: Memory) -> None:
+            packed = header.pack()
+            memory.view[: len(packed)] = packed
+            memory.initialize()
+
+        mapped = segment.make(folder, name, layout.total_bytes, lambda mapped: fill(Memory(mapped, layout, name)))
+        return cls(Memory(mapped, layout, name), name, header, folder, allow_pickle=allow_pickle)
+
+    @classmethod
+    def attach(
+        cls, ring: RingHandle | str, *, allow_pickle: bool = False, folder: str | Path = segment.SHM
+    ) -> SharedRing:
+        """A ring that a process of this node has made, by its handle or its name. Raises RingError."""
+        name, folder = (ring.name, Path(ring.folder)) if isinstance(ring, RingHandle) else (ring, Path(folder))
+        mapped, header = segment.open_(folder, name)
+        memory = Memory(mapped, Layout(header.shape.slots, header.shape.slot_bytes), name)
+        return cls(memory, name, header, folder, allow_pickle=allow_pickle)
+
+    @property
+    def handle(self) -> RingHandle:
+        return RingHandle(self.name, str(self._folder))
+
+    @property
+    def memory(self) -> memoryview:
+        """All of the ring's memory, for hardware that reads from it. A claim's `payload` lies in it."""
+        return self._steps.memory.view
+
+    # ---- writing
+
+    def write(self, obj: object, *, timeout_s: float = 0.0) -> PayloadRef:
+        """Write an object (`payloads` says which). Raises TransportError where it cannot be sent, and as `begin`."""
+        encoded = payloads.encode(obj, allow_pickle=self._allow_pickle)
+        return self.write_raw(encoded.buffers, encoded.schema, timeout_s=timeout_s)
+
+    def write_raw(
+        self, buffers: Buffer | Sequence[Buffer], schema: str = "", *, timeout_s: float = 0.0
+    ) -> PayloadRef:
+        """Write bytes, one buffer behind the other. Raises as `begin`."""
+        pieces = [copying.as_bytes(piece) for piece in (buffers if isinstance(buffers, list | tuple) else (buffers,))]
+        writing = self.begin(sum(piece.nbytes for piece in pieces), schema, timeout_s=timeout_s)
+        try:
+            offset = 0
+            for piece in pieces:
+                writing.copy_in(offset, piece)
+                offset += piece.nbytes
+            return writing.publish()
+        except BaseException:
+            writing.drop()
+            raise
+
+    def begin(self, size: int, schema: str = "", *, timeout_s: float = 0.0) -> Writing:
+        """A slot for a payload of `size` bytes. A free one; else, where the ring overwrites, the one that was written
+        longest ago and that nobody reads; else it waits for one.
+
+        Raises RingFull after `timeout_s`, and RingError where the payload or its schema fits in no slot.
+        """
+        steps, described = self._steps, schema.encode()
+        if not 0 <= size <= self.slot_bytes:
+            raise RingError(
+                f"a payload of {size} bytes does not fit in a slot of {self.slot_bytes} bytes (slot_bytes)"
+            )
+        if len(described) > LONGEST_SCHEMA:
+            raise RingError(f"a schema of {len(described)} bytes is longer than {LONGEST_SCHEMA} bytes")
+        attempt = Attempt(id(steps))
+        try:
+            found = self._slot_for(attempt.owner, time.monotonic() + timeout_s)
+            if found is not None:
+                return Writing(steps, attempt, *found, size, described, checksum=self.checksum)
+        except BaseException:
+            steps.disown(attempt.owner)
+            raise
+        raise RingFull(f"ring {self.name} has no slot for another payload{self._why_full()} after {timeout_s:g} s")
+
+    # ---- reading
+
+    def read(self, ref: PayloadRef | None = None, *, timeout_s: float | None = None, consume: bool = True) -> object:
+        """The object of that ref, or the one that was written longest ago of those that are ready; waits for it.
+
+        It is the reader's own copy. The slot is free afterwards or, without `consume`, ready again. `timeout_s`: None
+        waits for as long as it takes. Raises StaleSlotError where nobody can have that payload any more,
+        PayloadTimeout, and PayloadCorrupt (its `ref` names the payload, which stays: `settle` removes it).
+        """
+        return self._waited(lambda: self._read(ref, consume), ref, timeout_s)
+
+    def try_read(self, ref: PayloadRef | None = None, *, consume: bool = True) -> object | None:
+        """The same at once, or None: nothing is ready, or somebody else reads it just now."""
+        read = self._read(ref, consume)
+        return None if read is _NOTHING else read
+
+    @contextlib.contextmanager
+    def view(
+        self,
+        ref: PayloadRef | None = None,
+        *,
+        timeout_s: float | None = None,
+        keep: bool = False,
+        lease_s: float | None = None,
+    ) -> Iterator[object]:
+        """The object as `read` gives it, without a copy: it lies in the ring, read-only, until the block is left. Its
+        checksum is not looked at.
+
+        Then the payload is consumed or, with `keep` or after an error, ready again. What still looks at it shows
+        other payloads from then on. Raises StaleSlotError at the end where the block took longer than the lease
+        (`lease_s`, else the ring's): others may have written there meanwhile.
+        """
+        claim = self._waited(lambda: self._claimed(ref, lease_s) or _NOTHING, ref, timeout_s)
+        assert isinstance(claim, Claim)
+        try:
+            yield payloads.decode(claim.schema, claim.payload, allow_pickle=self._allow_pickle)
+        except BaseException:
+            claim.drop()
+            raise
+        if not claim.finish(consumed=not keep):
+            raise StaleSlotError(
+                f"slot {claim.slot}@{claim.generation} was viewed for longer than its lease", ref=ref
+            )
+
+    def claim(self, slot: int, generation: int | None = None, lease_s: float | None = None) -> Claim | Refusal:
+        """Take the payload of that slot and generation (None: any), for `lease_s` seconds (None: the ring's).
+
+        Waits for a slot's lock a quarter of a second at most, and then calls it BUSY.
+        """
+        steps = self._steps
+        until_ns = time.monotonic_ns() + int((self.lease_s if lease_s is None else lease_s) * 1e9)
+        attempt = Attempt(id(steps))
+        try:
+            claimed = steps.claim(slot, generation, attempt.owner, until_ns)
+            return claimed if isinstance(claimed, Refusal) else Claim(steps, attempt, slot, claimed)
+        except BaseException:
+            steps.disown(attempt.owner)
+            raise
+
+    def claim_ref(self, ref: PayloadRef, lease_s: float | None = None) -> Claim | Refusal:
+        """Take the payload of that ref. Raises RingError where it is of another ring."""
+        if ref.ring != self.name:
+            raise RingError(f"{ref} is not of ring {self.name}", ref=ref)
+        return self.claim(ref.slot, ref.generation, lease_s)
+
+    def mark_consumed(self, claim: Claim) -> bool:
+        """End a read that has succeeded; see `Claim.finish`."""
+        return claim.finish(consumed=True)
+
+    def release_reading(self, claim: Claim) -> bool:
+        """End a read that has failed, or leaves the payload for others; see `Claim.finish`."""
+        return claim.finish(consumed=False)
+
+    def settle(self, slot: int, generation: int) -> bool:
+        """Consume a payload that is ready, without reading it: somebody has it. False where it is not there."""
+        return self._steps.settle(slot, generation)
+
+    def drain(self, timeout_s: float | None = None) -> int:
+        """Wait until all payloads were consumed. Returns how many are left when the time is over."""
+        with contextlib.suppress(PayloadTimeout):
+            self._waited(lambda: _NOTHING if self._held() else None, None, timeout_s)
+        return self._held()
+
+    # ---- how it is
+
+    def get_ready_count(self) -> int:
+        """How many payloads wait to be read."""
+        return len(self.get_ready_indices())
+
+    def get_ready_indices(self) -> list[int]:
+        """Their slots, the oldest payload first."""
+        steps = self._steps
+        steps.reclaim_all()
+        return _ready(steps)
+
+    def is_full(self) -> bool:
+        """Whether no slot is free."""
+        steps = self._steps
+        steps.reclaim_all()
+        return all(glance.state is not State.FREE for glance in steps.memory.glance())
+
+    def slot_states(self) -> list[Slot]:
+        """All that is known of each slot: its state, its generation, and so on."""
+        steps = self._steps
+        return [steps.look(index) for index in range(self.slots)]
+
+    def metrics(self) -> RingMetrics:
+        """All of it is exact for each slot; slots are looked at one after the other."""
+        slots = self.slot_states()
+        totals = {name: sum(getattr(slot.counts, name) for slot in slots) for name in Counts.__struct_fields__}
+        states = [slot.state for slot in slots]
+        return RingMetrics(**totals, states={state: states.count(state) for state in State})
+
+    # ---- the end
+
+    def close(self) -> None:
+        """This process uses it no more, through this object; its claims are released. Any number of times."""
+        steps, self._open = self._open, None
+        if steps is not None:
+            steps.close()
+
+    def unlink(self) -> None:
+        """Nobody can attach any more; who has attached goes on. Its memory goes with the last of them. Any number of
+        times, from any process."""
+        if self._is_linked:
+            self._is_linked = False
+            segment.remove(self._folder, self.name, forget=self._is_creator())
+
+    def __enter__(self) -> SharedRing:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        try:
+            self.close()
+        finally:
+            if self._is_creator():
+                self.unlink()
+
+    # ---- how
+
+    @property
+    def _steps(self) -> Steps:
+        if self._open is None:
+            raise RingError(f"ring {self.name} is closed")
+        return self._open
+
+    def _is_creator(self) -> bool:
+        return this_process() == self._creator[:2]
+
+    def _slot_for(self, owner: Owner, deadline: float) -> tuple[int, int] | None:
+        """A slot and its new generation."""
+        while True:
+            steps = self._steps
+            seen = steps.memory.changes()
+            for patience_s in (0.0, WRITE_PATIENCE_S):
+                for index in self._places(steps):
+                    generation = steps.begin(index, owner, overwrite=self.overwrite, patience_s=patience_s)
+                    if generation is not None:
+                        self._cursor = index + 1
+                        return index, generation
+            if not _wait(steps, seen, deadline):
+                return None
+
+    def _places(self, steps: Steps) -> Iterator[int]:
+        """Where to write, the best first."""
+        yield from self._free(steps)
+        steps.reclaim_all()
+        yield from self._free(steps)
+        if self.overwrite:
+            yield from _ready(steps)
+
+    def _free(self, steps: Steps) -> list[int]:
+        """From the cursor on: a slot rests for as long as it can."""
+        free = (glance.slot for glance in steps.memory.glance() if glance.state is State.FREE)
+        return sorted(free, key=lambda index: (index - self._cursor) % self.slots)
+
+    def _why_full(self) -> str:
+        states = [glance.state.name for glance in self._steps.memory.glance()]
+        return f" ({', '.join(f'{states.count(name)} {name}' for name in dict.fromkeys(states))})"
+
+    def _held(self) -> int:
+        states = [glance.state for glance in self._steps.memory.glance()]
+        return states.count(State.READY) + states.count(State.READING)
+
+    def _waited(self, attempt: Callable[[], object], ref: PayloadRef | None, timeout_s: float | None) -> object:
+        """What it comes to, once that is something."""
+        deadline = time.monotonic() + (math.inf if timeout_s is None else timeout_s)
+        while True:
+            steps = self._steps
+            seen = steps.memory.changes()
+            outcome = attempt()
+            if outcome is not _NOTHING:
+                return outcome
+            if not _wait(steps, seen, deadline):
+                raise PayloadTimeout(
+                    f"{ref or f'ring {self.name}'}: nothing to read came within {timeout_s:g} s", ref=ref
+                )
+
+    def _claimed(self, ref: PayloadRef | None, lease_s: float | None = None) -> Claim | None:
+        """None where there is nothing yet, or somebody else has it."""
+        if ref is None:
+            return self._oldest(lease_s)
+        claim = self.claim_ref(ref, lease_s)
+        if claim in _GONE:
+            raise StaleSlotError(f"{ref}: {claim}", ref=ref)
+        return claim if isinstance(claim, Claim) else None
+
+    def _oldest(self, lease_s: float | None) -> Claim | None:
+        steps = self._steps
+        for look in (_ready, _reclaimed_ready):
+            for index in look(steps):
+                claim = self.claim(index, None, lease_s)
+                if isinstance(claim, Claim):
+                    return claim
+        return None
+
+    def _read(self, ref: PayloadRef | None, consume: bool) -> object:
+        claim = self._claimed(ref)
+        if claim is None:
+            return _NOTHING
+        try:
+            payload = memoryview(claim.copied())
+            value = payloads.decode(claim.schema, payload, allow_pickle=self._allow_pickle)
+        except TransportError as error:
+            if not claim.finish(consumed=False):
+                return _NOTHING  # these were another payload's bytes: whether ours is still there, the next try tells
+            error.ref = error.ref or claim.ref
+            raise
+        except BaseException:
+            claim.drop()
+            raise
+        return value if claim.finish(consumed=consume) else _NOTHING
+
+
+def _ready(steps: Steps) -> list[int]:
+    """Slots that are ready, the oldest payload first."""
+    ready = [glance for glance in steps.memory.glance() if glance.state is State.READY]
+    return [glance.slot for glance in sorted(ready, key=lambda glance: glance.generation)]
+
+
+def _reclaimed_ready(steps: Steps) -> list[int]:
+    """The same, with what readers have lost; it takes longer."""
+    if all(glance.state not in HELD for glance in steps.memory.glance()):
+        return []
+    steps.reclaim_all()
+    return _ready(steps)
+
+
+def _wait(steps: Steps, seen: int, deadline: float) -> bool:
+    """For a change; False when the time is over."""
+    left_s = deadline - time.monotonic()
+    if left_s <= 0:
+        return False
+    steps.memory.wait(seen, left_s)
+    return True

@@ -1,0 +1,141 @@
+"""The file of a ring in shared memory: made whole or not at all, mapped, and removed.
+
+It is made without a name, gets all its memory and its header, and only then its name: nobody ever sees half a ring,
+and whoever is killed before has left nothing. multiprocessing's resource tracker removes it when its creator is
+killed; where that was killed as well, the next `sweep` does.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import mmap
+import os
+from collections.abc import Callable, Iterator
+from multiprocessing import resource_tracker
+from pathlib import Path
+
+from nvrx_slurm.transport.errors import RingError
+from nvrx_slurm.transport.ref import is_ring_name
+from nvrx_slurm.transport.ring.layout import HEADER_BYTES, Header, checked, made_by
+from nvrx_slurm.transport.ring.owners import is_running, namespace
+
+SHM = Path("/dev/shm")
+_KIND = "shared_memory"
+_NO_ROOM = (errno.ENOSPC, errno.ENOMEM, errno.EDQUOT, errno.EFBIG)
+
+
+def make(folder: Path, name: str, size: int, fill: Callable[[mmap.mmap], None]) -> mmap.mmap:
+    """A new file of that name, 0600, with all its memory, and what `fill` writes. Raises RingError."""
+    with _told(f"a ring of {size} bytes cannot be made in {folder}"):
+        descriptor = os.open(folder, os.O_TMPFILE | os.O_RDWR | os.O_CLOEXEC, 0o600)
+        try:
+            _allocate(descriptor, folder, size)
+            memory = mmap.mmap(descriptor, size)
+            fill(memory)
+            _name(descriptor, folder, name)
+        finally:
+            os.close(descriptor)
+    return memory
+
+
+def open_(folder: Path, name: str) -> tuple[mmap.mmap, Header]:
+    """A ring that another process has made. Raises RingError."""
+    if not is_ring_name(name):
+        raise RingError(f"{name!r} is no name of a ring")
+    with _told(f"ring {name} cannot be attached"):
+        descriptor = os.open(folder / name, os.O_RDWR | os.O_CLOEXEC | os.O_NOFOLLOW)
+        try:
+            header = Header.unpack(os.pread(descriptor, HEADER_BYTES, 0), name)
+            _check(header, name, os.fstat(descriptor).st_size)
+            return mmap.mmap(descriptor, os.fstat(descriptor).st_size), header
+        finally:
+            os.close(descriptor)
+
+
+def remove(folder: Path, name: str, *, forget: bool) -> None:
+    """Take its name away; who has it mapped keeps its memory. `forget`: this process has made it."""
+    (folder / name).unlink(missing_ok=True)
+    if forget and folder == SHM:
+        resource_tracker.unregister(f"/{name}", _KIND)
+
+
+def is_gone(name: str, folder: Path = SHM) -> bool:
+    """Whether nobody can attach any more, or its creator is dead."""
+    return not (folder / name).exists() or _is_orphan(folder / name)
+
+
+def sweep(folder: Path = SHM) -> list[str]:
+    """Remove the rings of this user whose creator is dead. Returns their names."""
+    return [path.name for path in sorted(folder.glob("nvrx-ring-*")) if _is_orphan(path) and _is_removed(path)]
+
+
+def _allocate(descriptor: int, folder: Path, size: int) -> None:
+    """All of it, now: a page that is missing later is a SIGBUS."""
+    try:
+        os.posix_fallocate(descriptor, 0, size)
+    except OSError as error:
+        if error.errno not in _NO_ROOM:
+            raise
+        room = os.statvfs(folder)
+        free = room.f_bavail * room.f_frsize
+        raise RingError(
+            f"a ring of {size} bytes does not fit in {folder}, which has {free} free: make fewer or smaller slots, "
+            f"or give the node more (mount -o remount,size=... {folder})"
+        ) from None
+
+
+def _name(descriptor: int, folder: Path, name: str) -> None:
+    """The tracker knows it first: then there is no moment at which nobody would remove it.
+
+    Python follows the link of /proc only where it is given a descriptor for the source, which the path does not need.
+    """
+    if folder == SHM:
+        resource_tracker.register(f"/{name}", _KIND)
+    try:
+        os.link(f"/proc/self/fd/{descriptor}", folder / name, follow_symlinks=True, src_dir_fd=descriptor)
+    except OSError:
+        if folder == SHM:
+            resource_tracker.unregister(f"/{name}", _KIND)
+        raise
+
+
+def _check(header: Header, name: str, size: int) -> None:
+    if header.creator.namespace != namespace():
+        raise RingError(
+            f"ring {name} was made in another namespace of process ids (another container): its locks and owners "
+            "mean nothing here; read it through its server, or share the namespace"
+        )
+    expected = checked(header.shape.slots, header.shape.slot_bytes).total_bytes
+    if size != expected:
+        raise RingError(f"ring {name} has {size} bytes where its header says {expected}: somebody has changed it")
+
+
+def _is_orphan(path: Path) -> bool:
+    with contextlib.suppress(OSError):
+        descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK)
+        try:
+            creator, _ = made_by(os.pread(descriptor, HEADER_BYTES, 0))
+            is_ours = os.fstat(descriptor).st_uid == os.geteuid()
+        finally:
+            os.close(descriptor)
+        if creator is not None and is_ours and creator.namespace == namespace():
+            return not is_running(creator.pid, creator.started_ticks)
+    return False
+
+
+def _is_removed(path: Path) -> bool:
+    with contextlib.suppress(OSError):  # another one sweeps too
+        path.unlink()
+        return True
+    return False
+
+
+@contextlib.contextmanager
+def _told(what: str) -> Iterator[None]:
+    try:
+        yield
+    except FileNotFoundError as error:
+        raise RingError(f"{what}: there is no {error.filename}; was it unlinked, or did its creator die?") from None
+    except OSError as error:
+        raise RingError(f"{what}: {error}") from None

@@ -1,0 +1,191 @@
+"""The steps of `slots.py`, each under its slot's lock, on the memory that processes share."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import time
+from collections.abc import Callable
+from functools import partial
+
+from nvrx_slurm.log import get_logger
+from nvrx_slurm.transport import slots
+from nvrx_slurm.transport.errors import PayloadTimeout, RingError
+from nvrx_slurm.transport.ring.memory import Memory
+from nvrx_slurm.transport.ring.mutex import Contended
+from nvrx_slurm.transport.ring.owners import is_dead, open_attempts
+from nvrx_slurm.transport.slots import Owner, Refusal, Slot, State
+
+PATIENCE_S = 0.25
+"""How long a claim waits for a slot's lock. A step takes microseconds, but its process may have to wait its turn."""
+
+END_PATIENCE_S = 2.0
+"""The same for the end of a read or write: only a holder that stands still keeps a lock for so long."""
+
+HELD = (State.WRITING, State.READING)
+"""A slot in these has an owner."""
+
+Move = Callable[[Slot], tuple[Slot, Slot | Refusal]]
+"""What the slot is afterwards (the same object: no change), and what came of it."""
+
+_log = get_logger("transport")
+
+
+class Steps:
+    """Those of one attached ring. They go on working once it is closed, for what this process still has to end."""
+
+    def __init__(self, memory: Memory, name: str) -> None:
+        self.memory, self.name = memory, name
+        self._is_closed = False
+
+    def check(self) -> None:
+        """Raises RingError if the ring was closed."""
+        if self._is_closed:
+            raise RingError(f"ring {self.name} is closed")
+
+    def close(self) -> None:
+        """Give back what this process reads. What it writes, it may be copying now: that is its writers' to end."""
+        self._is_closed = True
+        owners = open_attempts(id(self))
+        for glance in self.memory.glance():
+            if glance.state is State.READING:
+                self._give_back(glance.slot, owners, slots.release)
+
+    # ---- writers
+
+    def begin(self, index: int, owner: Owner, *, overwrite: bool, patience_s: float) -> int | None:
+        """The generation that the slot has now; None where it cannot be had."""
+
+        def move(slot: Slot) -> tuple[Slot, Slot | Refusal]:
+            generation = max(self.memory.latest_generation(), slot.generation) + 1
+            return _applied(slot, slots.begin(slot, generation, owner, overwrite=overwrite))
+
+        try:
+            begun = self._step(index, move, patience_s)
+        except Contended:
+            return None
+        return None if isinstance(begun, Refusal) else begun.generation
+
+    def publish(
+        self, index: int, generation: int, owner: Owner, *, size: int, checksum: int | None, schema_bytes: int
+    ) -> bool:
+        publish = partial(slots.publish, size=size, checksum=checksum, schema_bytes=schema_bytes)
+        return self._end(index, generation, owner, publish)
+
+    def abandon(self, index: int, generation: int, owner: Owner) -> bool:
+        return self._end(index, generation, owner, slots.abandon)
+
+    def is_written_by(self, index: int, owner: Owner) -> bool:
+        """At a glance, without the slot's lock; never of the process that this one was forked from."""
+        return self.memory.state(index) is State.WRITING and owner.pid == os.getpid()
+
+    # ---- readers
+
+    def claim(self, index: int, generation: int | None, owner: Owner, lease_ns: int) -> Slot | Refusal:
+        if not 0 <= index < self.memory.layout.slots:
+            return Refusal.STALE
+        try:
+            return self._step(
+                index, lambda slot: _applied(slot, slots.claim(slot, generation, owner, lease_ns)), PATIENCE_S
+            )
+        except Contended:
+            return Refusal.BUSY
+
+    def renew(self, index: int, generation: int, owner: Owner, lease_ns: int) -> bool:
+        return self._end(index, generation, owner, partial(slots.renew, lease_ns=lease_ns))
+
+    def finish(self, index: int, generation: int, owner: Owner, *, consumed: bool) -> bool:
+        return self._end(index, generation, owner, slots.consume if consumed else slots.release)
+
+    def settle(self, index: int, generation: int) -> bool:
+        if not 0 <= index < self.memory.layout.slots:
+            return False
+        settled = self._patient(index, lambda slot: _applied(slot, slots.settle(slot, generation)))
+        return not isinstance(settled, Refusal)
+
+    def is_its(self, index: int, generation: int, owner: Owner) -> bool:
+        slot = self.look(index)
+        return (slot.state, slot.generation, slot.owner) == (State.READING, generation, owner)
+
+    # ---- anybody
+
+    def reclaim_all(self) -> None:
+        """What owners have lost. A slot whose lock cannot be had at once is left for later."""
+        for glance in self.memory.glance():
+            if glance.state in HELD:
+                with contextlib.suppress(Contended):
+                    self._step(glance.slot, lambda slot: (slot, Refusal.BUSY), 0.0)
+
+    def look(self, index: int) -> Slot:
+        """The slot as it is; waits for a step that is under way."""
+        try:
+            return self.memory.holding(index, lambda: self.memory.load(index), PATIENCE_S)
+        except Contended:
+            return self.memory.look(index)
+
+    def disown(self, owner: Owner) -> None:
+        """Give back whatever this attempt of ours has, after an error: nothing is counted as late."""
+        for glance in self.memory.glance():
+            if glance.state in HELD:
+                end = slots.release if glance.state is State.READING else slots.abandon
+                self._give_back(glance.slot, {owner}, end)
+
+    # ---- how
+
+    def _give_back(self, index: int, owners: set[Owner], end: Callable[..., Slot | Refusal]) -> None:
+        def move(slot: Slot) -> tuple[Slot, Slot | Refusal]:
+            if slot.owner not in owners or slot.owner.pid != os.getpid():
+                return slot, Refusal.LATE
+            return _applied(slot, end(slot, slot.generation, slot.owner))
+
+        with contextlib.suppress(Contended):  # its lease, or our death, will do it
+            self._step(index, move, PATIENCE_S)
+
+    def _end(self, index: int, generation: int, owner: Owner, end: Callable[..., Slot | Refusal]) -> bool:
+        """Whether the slot was still the caller's. If not, nothing changes but a count."""
+        is_own = owner.pid == os.getpid()  # a child that was forked meanwhile has a copy of the claim, not the slot
+
+        def move(slot: Slot) -> tuple[Slot, Slot | Refusal]:
+            ended = end(slot, generation, owner) if is_own else Refusal.LATE
+            return (slots.count_late(slot), ended) if isinstance(ended, Refusal) else (ended, ended)
+
+        ended = self._patient(index, move, reclaims=False)
+        if isinstance(ended, Refusal):
+            _log.warning(
+                "%s[%d]@%d: the end of a read or write came too late: %s", self.name, index, generation, ended
+            )
+        return not isinstance(ended, Refusal)
+
+    def _patient(self, index: int, move: Move, *, reclaims: bool = True) -> Slot | Refusal:
+        try:
+            return self._step(index, move, END_PATIENCE_S, reclaims=reclaims)
+        except Contended:
+            raise PayloadTimeout(
+                f"{self.name}[{index}]: a process has kept the slot's lock for {END_PATIENCE_S:g} s: is it stopped?"
+            ) from None
+
+    def _step(self, index: int, move: Move, patience_s: float, *, reclaims: bool = True) -> Slot | Refusal:
+        """Raises Contended. `reclaims`: first take the slot from an owner that has lost it."""
+
+        def act() -> tuple[Slot | Refusal, bool]:
+            before = self.memory.load(index)
+            after, outcome = move(_without_lost_owner(before) if reclaims else before)
+            if after is not before:
+                self.memory.store(index, after)
+            return outcome, after.state is not before.state and after.state not in HELD
+
+        outcome, is_news = self.memory.holding(index, act, patience_s)
+        if is_news:  # who waits, waits for a slot that is ready, or free
+            self.memory.tell()
+        return outcome
+
+
+def _applied(slot: Slot, outcome: Slot | Refusal) -> tuple[Slot, Slot | Refusal]:
+    return (slot if isinstance(outcome, Refusal) else outcome), outcome
+
+
+def _without_lost_owner(slot: Slot) -> Slot:
+    if slot.state not in HELD:
+        return slot
+    lost = slots.lapsed(slot, time.monotonic_ns(), owner_is_dead=is_dead(slot.owner))
+    return slots.reclaim(slot) if lost else slot

@@ -1,0 +1,159 @@
+"""`PayloadServer`: a ring's payloads, for readers on other nodes."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import socket
+import threading
+import time
+import weakref
+from collections.abc import Sequence
+from types import TracebackType
+from typing import TYPE_CHECKING
+
+import msgspec
+
+from nvrx_slurm.errors import UsageError
+from nvrx_slurm.transport import wire
+from nvrx_slurm.transport.backends import by_scheme
+from nvrx_slurm.transport.backends.port import Link
+from nvrx_slurm.transport.environment import node_name, token_or_own
+from nvrx_slurm.transport.errors import TransportError
+from nvrx_slurm.transport.handshake import turn_away
+from nvrx_slurm.transport.ref import MOST_PORTS, PayloadRef
+from nvrx_slurm.transport.serving import ServerLimits, serve
+
+if TYPE_CHECKING:
+    from nvrx_slurm.transport.ring import SharedRing
+
+CLOSE_S = 0.9
+TURN_AWAY_S = 1.0
+MOST_LINKS = 1024
+
+_servers: weakref.WeakSet[PayloadServer] = weakref.WeakSet()
+
+
+class PayloadServer:
+    """Serves a ring on ports of this node, in threads of this process, from its construction to `close`.
+
+    `transport`: "tcp" (the default) or "ucxx", or both; readers on this node read the ring itself in any case.
+    `ports`: how many listeners each has, so that a reader can go round a sick one; or the numbers of the ports.
+    `host`: by which name or address other nodes reach this one (default: its host name). `token`: what readers must
+    know too (default: the job's, under our agent); by default a server outside of a job makes one, `server.token`.
+
+    Raises UsageError for arguments that cannot be, PeerRefused where a transport is not there, RingError where it
+    cannot listen.
+    """
+
+    def __init__(
+        self,
+        ring: SharedRing,
+        *,
+        transport: str | Sequence[str] = "tcp",
+        ports: int | Sequence[int] = 2,
+        host: str | None = None,
+        node: str | None = None,
+        token: bytes | None = None,
+        most_links: int = MOST_LINKS,
+        limits: ServerLimits | None = None,
+    ) -> None:
+        schemes = (transport,) if isinstance(transport, str) else tuple(transport)
+        numbers = (0,) * ports if isinstance(ports, int) else tuple(ports)
+        if not schemes or not numbers or len(schemes) * len(numbers) > MOST_PORTS:
+            raise UsageError(f"PayloadServer: transport and ports must make 1 to {MOST_PORTS} listeners")
+        self.ring, self.token = ring, token_or_own(token)
+        self.node = node_name() if node is None else node
+        self._limits = limits or ServerLimits()
+        self._most_links = most_links
+        self._rings = {ring.name: ring}
+        self._guard = threading.Lock()
+        self._changed = threading.Condition(self._guard)
+        self._links: set[Link] = set()
+        self._is_closed = False
+        self._pid = os.getpid()
+        self._listeners = []
+        with contextlib.ExitStack() as undo:
+            for scheme in schemes:
+                backend = by_scheme(scheme)
+                for number in numbers:
+                    listener = backend.listen(host or socket.gethostname(), number, self._serve)
+                    undo.callback(listener.close)
+                    self._listeners.append(listener)
+            undo.pop_all()
+        self.ports = tuple(listener.address for listener in self._listeners)
+        _servers.add(self)
+
+    def write(self, obj: object, *, timeout_s: float = 0.0) -> PayloadRef:
+        """Write into the ring; a ref that readers on other nodes can use. Raises as `SharedRing.write`."""
+        return self.refer(self.ring.write(obj, timeout_s=timeout_s))
+
+    def refer(self, ref: PayloadRef) -> PayloadRef:
+        """A ref of the ring, with this server's ports."""
+        return msgspec.structs.replace(ref, node=self.node, ports=self.ports)
+
+    def drain(self, timeout_s: float) -> int:
+        """Wait until all payloads were read; how many are left when the time is over."""
+        return self.ring.drain(timeout_s)
+
+    def close(self) -> None:
+        """Within a second: no new readers, and those that read now fail with PeerReset. The ring stays as it is."""
+        with self._guard:
+            if self._is_closed or self._pid != os.getpid():
+                return
+            self._is_closed = True
+        until = time.monotonic() + CLOSE_S
+        for listener in self._listeners:
+            listener.close()
+        with self._changed:
+            for link in self._links:
+                link.cut()
+            self._changed.wait_for(lambda: not self._links, until - time.monotonic())
+
+    def __enter__(self) -> PayloadServer:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        self.close()
+
+    def _serve(self, link: Link) -> None:
+        status = self._admit(link)
+        if status is not wire.Status.OK:
+            with contextlib.suppress(TransportError):
+                turn_away(link, status, time.monotonic() + TURN_AWAY_S)
+            return
+        try:
+            serve(link, self._rings, self.token, self._limits)
+        finally:
+            with self._changed:
+                self._links.discard(link)
+                self._changed.notify_all()
+
+    def _admit(self, link: Link) -> wire.Status:
+        with self._guard:
+            if self._is_closed:
+                return wire.Status.CLOSING
+            if len(self._links) >= self._most_links:
+                return wire.Status.FULL
+            self._links.add(link)
+        return wire.Status.OK
+
+    def _drop(self) -> None:
+        """In a forked child: the ports and the readers are the parent's."""
+        for listener in self._listeners:
+            listener.drop()
+        for link in self._links:
+            link.drop()
+        self._links = set()
+        self._guard = threading.Lock()  # it may have been somebody's
+        self._changed = threading.Condition(self._guard)
+
+
+def _after_fork() -> None:
+    for server in list(_servers):
+        server._drop()
+
+
+os.register_at_fork(after_in_child=_after_fork)

@@ -1,0 +1,128 @@
+"""The server's side of a link: admit, then one request after the other.
+
+Whoever claims a slot for a reader ends that claim, once, in the same function: with the reader's Ack the slot is
+free, and with anything else (a reset, a deadline, a BAD) its payload is ready again.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import time
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, NamedTuple
+
+import xxhash
+
+from nvrx_slurm.log import get_logger
+from nvrx_slurm.transport import wire
+from nvrx_slurm.transport.backends.port import Link
+from nvrx_slurm.transport.errors import PayloadCorrupt, PayloadTimeout, TransportError
+from nvrx_slurm.transport.handshake import admit
+from nvrx_slurm.transport.slots import Refusal
+
+if TYPE_CHECKING:
+    from nvrx_slurm.transport.ring import Claim, SharedRing
+
+LEASE_MARGIN_S = 1.0
+"""A slot's lease is longer by this than the bound on sending it: a server never sends what is not its any more."""
+
+_STATUS = {
+    Refusal.BUSY: wire.Status.BUSY,
+    Refusal.STALE: wire.Status.STALE,
+    Refusal.CONSUMED: wire.Status.STALE,
+    Refusal.NOT_READY: wire.Status.STALE,
+}
+
+_log = get_logger("transport")
+
+
+@dataclass(frozen=True, slots=True)
+class ServerLimits:
+    """`hello_s`: for a peer to prove itself; `read_s`: the longest that one read may keep its slot, whatever budget
+    its reader names; `eviction_s`: a link idle for so long is closed, and clients are told so at the hello."""
+
+    hello_s: float = 5.0
+    read_s: float = 120.0
+    eviction_s: float = 60.0
+
+
+class Offer(NamedTuple):
+    """The answer to a request, and the claim that its payload needs until it is acknowledged."""
+
+    answer: wire.Answer
+    claim: Claim | None = None
+
+
+def offer(
+    rings: Mapping[str, SharedRing], request: wire.Request, *, keep_s: float, with_checksum: bool = True
+) -> Offer:
+    """Claim what is asked for. `keep_s`: for how long at most its reader has it."""
+    ring = rings.get(request.ring)
+    if ring is None:
+        return Offer(wire.Answer(wire.Status.UNKNOWN_RING))
+    if request.call is wire.Call.SETTLE:
+        settled = request.slot < ring.slots and ring.settle(request.slot, request.generation)
+        return Offer(wire.Answer(wire.Status.OK if settled else wire.Status.STALE))
+    if request.slot >= ring.slots:
+        return Offer(wire.Answer(wire.Status.STALE))
+    claim = ring.claim(request.slot, request.generation, lease_s=keep_s + LEASE_MARGIN_S)
+    if isinstance(claim, Refusal):
+        return Offer(wire.Answer(_STATUS[claim]))
+    checksum = claim.checksum
+    if checksum is None:
+        checksum = xxhash.xxh3_64_intdigest(claim.payload) if with_checksum else 0
+    return Offer(wire.Answer(wire.Status.OK, claim.size, checksum, claim.generation), claim)
+
+
+def serve(link: Link, rings: Mapping[str, SharedRing], token: bytes, limits: ServerLimits) -> None:
+    """Until the peer goes, is idle for too long, or says what is no request. Raises nothing that a peer can cause."""
+    try:
+        if not admit(link, token, limits.eviction_s, time.monotonic() + limits.hello_s):
+            _refuse(link, wire.Status.REFUSED)
+            return
+        while (request := _next_request(link, limits)) is not None:
+            _answer(link, rings, request, limits)
+    except PayloadCorrupt as error:
+        _log.warning("a peer was cut off: %s", error)
+        _refuse(link, wire.Status.BAD_REQUEST)
+    except TransportError as error:
+        _log.debug("a reader's link ended: %s", error)
+
+
+def _next_request(link: Link, limits: ServerLimits) -> wire.Request | None:
+    frame = bytearray(wire.REQUEST_BYTES)
+    try:
+        link.receive_into(memoryview(frame), time.monotonic() + limits.eviction_s)
+    except PayloadTimeout:
+        return None
+    return wire.Request.unpack(frame)
+
+
+def _answer(link: Link, rings: Mapping[str, SharedRing], request: wire.Request, limits: ServerLimits) -> None:
+    keep_s = min(request.budget_ms / 1000, limits.read_s)
+    answer, claim = offer(rings, request, keep_s=keep_s)
+    until = time.monotonic() + (keep_s if claim else limits.hello_s)
+    if claim is None:
+        link.send(answer.pack(), None, until)
+        return
+    taken = False
+    try:
+        link.send(answer.pack(), claim.payload if claim.size else None, until)
+        taken = _was_taken(link, claim, until)
+    finally:
+        claim.finish(consumed=taken)
+
+
+def _was_taken(link: Link, claim: Claim, until: float) -> bool:
+    frame = bytearray(wire.ACK_BYTES)
+    link.receive_into(memoryview(frame), until)
+    ack = wire.Ack.unpack(frame)
+    if (ack.slot, ack.generation) != (claim.slot, claim.generation):
+        raise PayloadCorrupt(f"an ack for slot {ack.slot}@{ack.generation} came for {claim.slot}@{claim.generation}")
+    return ack.verdict is wire.Verdict.TAKEN
+
+
+def _refuse(link: Link, status: wire.Status) -> None:
+    with contextlib.suppress(TransportError):  # it is gone, then
+        link.send(wire.Answer(status).pack(), None, time.monotonic() + LEASE_MARGIN_S)

@@ -1,0 +1,174 @@
+"""The life of a slot, as pure rules: what a slot is, and what each step makes of it. No clock, no memory, no lock.
+
+                 begin                publish                claim
+        FREE ───────────▶ WRITING ───────────▶ READY ───────────▶ READING
+         ▲ ▲                 │                 ▲   │ begin          │  │
+         │ └──── abandon ────┘                 │   └─▶ WRITING      │  │
+         │                                     └────── release ─────┘  │
+         └──────────────────────────── consume ────────────────────────┘
+
+- `begin` gives the slot a new generation; with it every older ref is stale. It takes READY only where overwriting is
+  allowed, and counts what it drops.
+- `claim` makes its caller the one owner of this read. Only the owner ends it, once, by `consume` or `release`.
+  Whoever comes later or from elsewhere changes nothing, and is counted.
+- READING has a lease. Once it has lapsed, or its owner is dead, `reclaim` makes the slot ready again: the payload was
+  not read.
+- WRITING has none: nothing keeps a writer that stood still from writing on when it wakes, into what would be
+  another's payload by then. `reclaim` makes the slot free again when the writer is dead.
+
+`ring/` does each step under the slot's lock, and makes it visible with one store.
+"""
+
+from __future__ import annotations
+
+from enum import IntEnum, StrEnum
+
+import msgspec
+from msgspec.structs import replace
+
+
+class State(IntEnum):
+    """FREE has no payload; READY has one that nobody reads."""
+
+    FREE = 0
+    WRITING = 1
+    READY = 2
+    READING = 3
+
+
+class Owner(msgspec.Struct, frozen=True, gc=False):
+    """Who writes or reads: a process (its id, and when it began, in ticks), and which of its attempts."""
+
+    pid: int
+    started_ticks: int
+    attempt: int
+
+
+NOBODY = Owner(0, 0, 0)
+
+
+class Counts(msgspec.Struct, frozen=True, gc=False):
+    """What a slot has seen so far."""
+
+    published: int = 0
+    consumed: int = 0
+    dropped: int = 0  # payloads that were overwritten before anybody consumed them
+    released: int = 0  # reads that failed: the payload stayed
+    lapsed: int = 0  # owners that died, or kept a slot for longer than their lease
+    late: int = 0  # ends of a read or write that was not the caller's any more: they changed nothing
+
+
+class Slot(msgspec.Struct, frozen=True, gc=False):
+    """All that is known of a slot. `generation`: of its last `begin`, 0 before the first one; `lease_ns`: until when
+    its reader may keep it, by the machine's monotonic clock; `size`, `checksum`, `schema_bytes`: of its payload."""
+
+    state: State = State.FREE
+    generation: int = 0
+    owner: Owner = NOBODY
+    lease_ns: int = 0
+    size: int = 0
+    checksum: int | None = None
+    schema_bytes: int = 0
+    counts: Counts = Counts()
+
+
+class Refusal(StrEnum):
+    """Why a step was not taken. The value is for people."""
+
+    BUSY = "somebody else has the slot now"
+    STALE = "the slot has another payload by now"
+    CONSUMED = "the payload was consumed"
+    NOT_READY = "there is no payload in the slot"
+    OCCUPIED = "the slot has a payload that may not be overwritten"
+    LATE = "the slot is not the caller's any more"
+
+
+def lapsed(slot: Slot, now_ns: int, *, owner_is_dead: bool) -> bool:
+    """Whether its owner has lost it."""
+    if slot.state is State.READING:
+        return owner_is_dead or now_ns >= slot.lease_ns
+    return slot.state is State.WRITING and owner_is_dead
+
+
+def reclaim(slot: Slot) -> Slot:
+    """From an owner that has lost it (`lapsed`)."""
+    state = State.FREE if slot.state is State.WRITING else State.READY
+    return replace(slot, state=state, owner=NOBODY, lease_ns=0, counts=_add(slot, "lapsed"))
+
+
+def begin(slot: Slot, generation: int, owner: Owner, *, overwrite: bool) -> Slot | Refusal:
+    """A writer takes the slot for a new payload."""
+    if slot.state in (State.WRITING, State.READING):
+        return Refusal.BUSY
+    if slot.state is State.READY and not overwrite:
+        return Refusal.OCCUPIED
+    counts = _add(slot, "dropped") if slot.state is State.READY else slot.counts
+    return Slot(State.WRITING, generation, owner, counts=counts)
+
+
+def publish(
+    slot: Slot, generation: int, owner: Owner, *, size: int, checksum: int | None, schema_bytes: int
+) -> Slot | Refusal:
+    """The writer has written it all."""
+    if not _is_its(slot, State.WRITING, generation, owner):
+        return Refusal.LATE
+    return Slot(State.READY, generation, NOBODY, 0, size, checksum, schema_bytes, _add(slot, "published"))
+
+
+def abandon(slot: Slot, generation: int, owner: Owner) -> Slot | Refusal:
+    """The writer could not write it."""
+    if not _is_its(slot, State.WRITING, generation, owner):
+        return Refusal.LATE
+    return replace(slot, state=State.FREE, owner=NOBODY)
+
+
+def claim(slot: Slot, generation: int | None, owner: Owner, lease_ns: int) -> Slot | Refusal:
+    """A reader takes the payload of that generation, or whatever is ready."""
+    if generation is not None and generation != slot.generation:
+        return Refusal.STALE
+    if slot.state is State.READY:
+        return replace(slot, state=State.READING, owner=owner, lease_ns=lease_ns)
+    if slot.state is State.READING:
+        return Refusal.BUSY
+    return Refusal.NOT_READY if generation is None or slot.state is State.WRITING else Refusal.CONSUMED
+
+
+def renew(slot: Slot, generation: int, owner: Owner, lease_ns: int) -> Slot | Refusal:
+    """Its reader needs the slot for longer."""
+    if not _is_its(slot, State.READING, generation, owner):
+        return Refusal.LATE
+    return replace(slot, lease_ns=lease_ns)
+
+
+def consume(slot: Slot, generation: int, owner: Owner) -> Slot | Refusal:
+    """Its reader has it: nobody needs it any more."""
+    if not _is_its(slot, State.READING, generation, owner):
+        return Refusal.LATE
+    return replace(slot, state=State.FREE, owner=NOBODY, lease_ns=0, counts=_add(slot, "consumed"))
+
+
+def release(slot: Slot, generation: int, owner: Owner) -> Slot | Refusal:
+    """Its reader has not got it, or leaves it for others."""
+    if not _is_its(slot, State.READING, generation, owner):
+        return Refusal.LATE
+    return replace(slot, state=State.READY, owner=NOBODY, lease_ns=0, counts=_add(slot, "released"))
+
+
+def settle(slot: Slot, generation: int) -> Slot | Refusal:
+    """A reader has it since long, but its word was lost, and the payload is ready again."""
+    if slot.state is not State.READY or slot.generation != generation:
+        return Refusal.LATE
+    return replace(slot, state=State.FREE, counts=_add(slot, "consumed"))
+
+
+def count_late(slot: Slot) -> Slot:
+    """Somebody came too late. Nothing else changes."""
+    return replace(slot, counts=_add(slot, "late"))
+
+
+def _is_its(slot: Slot, state: State, generation: int, owner: Owner) -> bool:
+    return slot.state is state and slot.generation == generation and slot.owner == owner
+
+
+def _add(slot: Slot, name: str) -> Counts:
+    return replace(slot.counts, **{name: getattr(slot.counts, name) + 1})

@@ -1,0 +1,127 @@
+"""Nothing big is copied, and nothing can be written to that must not be."""
+
+from __future__ import annotations
+
+import gc
+import mmap
+import tracemalloc
+import weakref
+from typing import Any
+
+import numpy as np
+import pytest
+
+from nvrx_slurm.transport.payloads import decode, encode
+from tests.unit.transport.payloads.objects import ALIGNMENT, address, built, payload_of
+
+BIG = 8 << 20
+LITTLE = 64 << 10
+
+
+@pytest.mark.parametrize(
+    "array",
+    [
+        np.ones(BIG, "u1"),
+        np.ones((BIG >> 12, 1 << 10), ">f4"),
+        np.ones((BIG >> 12, 1 << 10), "f4").T,
+        np.ones((2, BIG >> 13, 2, 1 << 8), "f8").transpose(0, 3, 1, 2),
+        np.ones(BIG >> 4, [("a", "f8"), ("b", "f8")]),
+        np.ones(BIG >> 3, "M8[s]"),
+    ],
+    ids=["bytes", "big-endian", "columns", "channels-last", "records", "times"],
+)
+def test_an_array_without_gaps_is_sent_from_where_it_lies(array: np.ndarray[Any, Any]) -> None:
+    """The buffer is its memory; nothing of its size is allocated."""
+    tracemalloc.start()
+    (buffer,) = encode([array]).buffers
+    _, peak = tracemalloc.get_traced_memory()
+    tracemalloc.stop()
+    assert address(buffer) == array.ctypes.data
+    assert buffer.nbytes == array.nbytes
+    assert peak < LITTLE
+
+
+def test_bytes_are_sent_from_where_they_lie() -> None:
+    """Raw, and within an object."""
+    data, changing = b"x" * BIG, bytearray(BIG)
+    assert address(encode(data).buffers[0]) == address(memoryview(data))
+    assert address(encode({"a": data}).buffers[0]) == address(memoryview(data))
+    assert address(encode([changing]).buffers[0]) == address(memoryview(changing))
+
+
+@pytest.mark.parametrize("writable", [False, True])
+def test_what_comes_out_lies_on_the_payload(writable: bool) -> None:
+    """Each array and each view at its place, at a multiple of 64 bytes, as writable as the payload is."""
+    encoded = encode([np.ones(BIG, "u1"), b"x" * 3, np.ones((3, 5), "f4").T, bytearray(9), np.ones((), "f8")])
+    payload = payload_of(encoded, writable=writable)
+    tracemalloc.start()
+    things: Any = decode(encoded.schema, payload)
+    _, peak = tracemalloc.get_traced_memory()
+    tracemalloc.stop()
+    starts = [0, BIG, BIG + 64, BIG + 128, BIG + 192]
+    assert [address(thing) - address(payload) for thing in things] == starts
+    assert all(address(thing) % ALIGNMENT == 0 for thing in things)
+    assert [things[index].flags.writeable for index in (0, 2, 4)] == [writable] * 3
+    assert [things[index].readonly for index in (1, 3)] == [not writable] * 2
+    assert peak < LITTLE
+
+
+def test_a_read_only_array_cannot_be_made_writable() -> None:
+    """Not by asking, either: the memory belongs to a ring."""
+    encoded = encode([np.ones(3)])
+    (array,) = built(encoded.schema, payload_of(encoded))
+    with pytest.raises(ValueError, match="WRITEABLE"):
+        array.flags.writeable = True
+    with pytest.raises(ValueError, match="read-only"):
+        array[0] = 2
+
+
+def test_a_copy_is_its_own() -> None:
+    """It can be written to, lies elsewhere, keeps its order, and does not hold the payload."""
+    encoded = encode([np.ones((2, 3)).T, b"bytes", bytearray(b"array")])
+    payload = payload_of(encoded)
+    array, data, changing = built(encoded.schema, payload, copy=True)
+    assert not np.shares_memory(array, np.frombuffer(payload, np.uint8))
+    assert array.flags.writeable
+    assert array.flags.f_contiguous
+    assert (data, type(data), changing, type(changing)) == (b"bytes", bytes, b"array", bytearray)
+    payload.release()
+
+
+def test_memory_cannot_be_unmapped_under_an_array() -> None:
+    """Whoever closes it is told that somebody looks at it still; a process would end otherwise."""
+    encoded = encode([np.ones(3)])
+    with mmap.mmap(-1, 4096) as memory:
+        memory[: encoded.size] = b"".join(encoded.buffers)
+        payload = memoryview(memory)[: encoded.size]
+        (array,) = built(encoded.schema, payload.toreadonly())
+        del payload
+        with pytest.raises(BufferError):
+            memory.close()
+        assert array.tolist() == [1] * 3
+        del array
+
+
+def test_what_lies_on_the_payload_holds_it() -> None:
+    """The memory is there for as long as anybody looks at it."""
+    encoded = encode([np.ones(3)])
+    memory: np.ndarray[Any, Any] = np.frombuffer(bytearray(b"".join(encoded.buffers)), np.uint8)
+    gone = weakref.ref(memory)
+    (array,) = built(encoded.schema, memory.data)
+    del memory
+    gc.collect()
+    assert gone() is not None
+    del array
+    gc.collect()
+    assert gone() is None
+
+
+def test_an_array_mapped_from_a_file_is_sent(tmp_path: Any) -> None:
+    """It comes out as an array."""
+    mapped = np.memmap(tmp_path / "mapped", "f4", "w+", shape=(4,))
+    mapped[:] = 7
+    encoded = encode([mapped])
+    assert address(encoded.buffers[0]) == mapped.ctypes.data
+    (came,) = built(encoded.schema, payload_of(encoded))
+    assert type(came) is np.ndarray
+    assert came.tolist() == [7] * 4

@@ -1,0 +1,120 @@
+"""One writer and two readers on a real ring, attached separately: every order of their primitive steps."""
+
+from __future__ import annotations
+
+import contextlib
+import itertools
+from collections.abc import Iterator
+
+import pytest
+
+from nvrx_slurm.transport.errors import RingFull
+from nvrx_slurm.transport.ref import PayloadRef
+from nvrx_slurm.transport.ring import Claim, RingMetrics, SharedRing, Writing
+from nvrx_slurm.transport.slots import State
+
+HALF = 64
+SIZE = 2 * HALF
+STEPS = 4
+
+
+def content(generation: int) -> bytes:
+    """Another one for each of those that meet."""
+    return bytes([generation % 251]) * SIZE
+
+
+class Writer:
+    """Writes one payload in four steps; none where both slots are being read when it begins."""
+
+    def __init__(self, ring: SharedRing) -> None:
+        self.ring = ring
+        self.writing: Writing | None = None
+
+    def step(self, number: int) -> None:
+        if number == 0:
+            with contextlib.suppress(RingFull):
+                self.writing = self.ring.begin(SIZE)
+        elif self.writing is not None and number == STEPS - 1:
+            self.writing.publish()
+        elif self.writing is not None:
+            self.writing.copy_in((number - 1) * HALF, content(self.writing.generation)[:HALF])
+
+
+class Reader:
+    """Reads one payload in four steps, and keeps what it may return."""
+
+    def __init__(self, ring: SharedRing, ref: PayloadRef) -> None:
+        self.ring, self.ref = ring, ref
+        self.claim: Claim | None = None
+        self.buffer = memoryview(bytearray(SIZE))
+        self.read: bytes | None = None
+
+    def step(self, number: int) -> None:
+        if number == 0:
+            claim = self.ring.claim_ref(self.ref)
+            self.claim = claim if isinstance(claim, Claim) else None
+        elif self.claim is not None and number < STEPS - 1:
+            start = (number - 1) * HALF
+            self.claim.copy_into(self.buffer[start : start + HALF], start)
+        elif self.claim is not None and self.claim.finish(consumed=True):
+            self.read = bytes(self.buffer)
+
+
+@pytest.fixture(scope="module")
+def rings() -> Iterator[list[SharedRing]]:
+    """One ring, attached by each of the three."""
+    with SharedRing.create(2, SIZE) as ring:
+        others = [SharedRing.attach(ring.handle) for _ in range(2)]
+        yield [ring, *others]
+        for other in others:
+            other.close()
+
+
+def schedules() -> Iterator[list[int]]:
+    """Every order of four steps of each of three actors: 34,650."""
+    places = range(3 * STEPS)
+    for of_writer in itertools.combinations(places, STEPS):
+        left = [place for place in places if place not in of_writer]
+        for of_first in itertools.combinations(left, STEPS):
+            yield [0 if place in of_writer else 1 if place in of_first else 2 for place in places]
+
+
+@pytest.mark.parametrize("asked", [(0, 1), (0, 0)], ids=["each its own", "both the same"])
+def test_every_schedule(rings: list[SharedRing], asked: tuple[int, int]) -> None:
+    """Each reader returns its ref's bytes or nothing; then no slot is held, and each payload was counted once."""
+    before = rings[0].metrics()
+    for schedule in schedules():
+        refs = [rings[0].write_raw(content(generation)) for generation in next_generations(rings[0])]
+        actors = run(rings, [refs[which] for which in asked], schedule)
+        before = check(rings[0], actors, before, schedule)
+
+
+def next_generations(ring: SharedRing) -> list[int]:
+    latest = max(slot.generation for slot in ring.slot_states())
+    return [latest + 1, latest + 2]
+
+
+def run(rings: list[SharedRing], refs: list[PayloadRef], schedule: list[int]) -> list[Writer | Reader]:
+    """The actors, after each has taken its steps."""
+    actors = [Writer(rings[0]), Reader(rings[1], refs[0]), Reader(rings[2], refs[1])]
+    taken = [0] * len(actors)
+    for which in schedule:
+        actors[which].step(taken[which])
+        taken[which] += 1
+    return actors
+
+
+def check(ring: SharedRing, actors: list[Writer | Reader], before: RingMetrics, schedule: list[int]) -> RingMetrics:
+    """What holds after a schedule; then the ring is empty again."""
+    _, *readers = actors
+    reads = [reader for reader in readers if isinstance(reader, Reader) and reader.read is not None]
+    for reader in reads:
+        assert reader.read == content(reader.ref.generation), schedule
+    after = ring.metrics()
+    assert after.states[State.WRITING] == after.states[State.READING] == 0, schedule
+    assert after.consumed - before.consumed == len(reads), schedule
+    assert after.published == after.consumed + after.dropped + after.states[State.READY], schedule
+    assert (after.late, after.lapsed, after.released) == (before.late, before.lapsed, before.released), schedule
+    for slot in ring.get_ready_indices():
+        assert ring.settle(slot, ring.slot_states()[slot].generation), schedule
+    return ring.metrics()

@@ -1,0 +1,76 @@
+"""Two slots, two readers and a writer, by the rules of `slots.py`: every order of their steps, with every fault."""
+
+from __future__ import annotations
+
+import pytest
+
+from nvrx_slurm.transport import slots
+from nvrx_slurm.transport.slots import Slot, State
+from tests.unit.transport.ring.slot_search import Actor, World, current, held, searched
+
+
+def world(*, writes: int, reads: int, overwrite: bool = True) -> World:
+    """Nobody has begun."""
+    reader = Actor(writes=False, todo=reads)
+    return World((Slot(), Slot()), ((0, 0), (0, 0)), (Actor(writes=True, todo=writes), reader, reader), overwrite)
+
+
+@pytest.mark.parametrize(
+    ("start", "deaths", "least"),
+    [
+        (world(writes=2, reads=1), 2, 10_000),
+        (world(writes=2, reads=1, overwrite=False), 1, 5_000),
+        (world(writes=3, reads=1), 1, 100_000),
+    ],
+    ids=["two payloads", "without overwriting", "each slot is written twice"],
+)
+def test_every_order_of_steps_and_faults(start: World, deaths: int, least: int) -> None:
+    """No reader returns wrong bytes, no slot is held by nobody, and each payload is counted exactly once."""
+    states = 0
+    for here in searched(start, deaths):
+        states += 1
+        assert not here.wrong, here
+        assert_nobody_holds_in_vain(here)
+        assert_all_are_counted(here)
+    assert states > least  # the search has gone where it should
+
+
+def assert_nobody_holds_in_vain(here: World) -> None:
+    """Who holds a slot is about to end that; once it has died, or a reader's lease is over, the slot can be had."""
+    for index, slot in enumerate(here.slots):
+        if slot.state not in (State.WRITING, State.READING):
+            continue
+        holder = here.actors[slot.owner.pid]
+        is_at_it = (holder.slot, holder.generation, holder.attempt) == (index, slot.generation, slot.owner.attempt)
+        assert holder.step and is_at_it, here
+        if holder.dead or (holder.lapsed and slot.state is State.READING):
+            assert current(here, index).state in (State.FREE, State.READY), here
+
+
+def assert_all_are_counted(here: World) -> None:
+    counts = [slot.counts for slot in here.slots]
+    published = sum(count.published for count in counts)
+    assert published == len(here.refs), here
+    assert published == sum(count.consumed + count.dropped for count in counts) + held(here), here
+
+
+def lapses_by_time(slot: Slot, now_ns: int, *, owner_is_dead: bool) -> bool:
+    """As if a writer that has stood still could be told to stop."""
+    if slot.state is State.WRITING and owner_is_dead is False and now_ns > 0:
+        return True
+    return slots.lapsed(slot, now_ns, owner_is_dead=owner_is_dead)
+
+
+@pytest.mark.parametrize(
+    "flawed",
+    [
+        world(writes=2, reads=1)._replace(
+            actors=(Actor(True, 1), Actor(True, 1), Actor(False, 1)), lapsed=lapses_by_time
+        ),
+        world(writes=3, reads=1)._replace(trusting=True),
+    ],
+    ids=["a writer's slot is taken while it lives", "a read counts that has ended too late"],
+)
+def test_the_search_sees_what_is_wrong(flawed: World) -> None:
+    """With either rule broken it comes to a reader that returns another payload's bytes."""
+    assert any(here.wrong for here in searched(flawed, 0))

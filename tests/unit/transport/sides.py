@@ -1,0 +1,99 @@
+"""Two ends of a connection in one process, over real sockets."""
+
+from __future__ import annotations
+
+import contextlib
+import threading
+import time
+from collections.abc import Callable, Iterator
+from queue import SimpleQueue
+from typing import TypeVar
+
+from nvrx_slurm.transport.backends.port import Link
+from nvrx_slurm.transport.backends.tcp import TcpBackend
+from nvrx_slurm.transport.handshake import admit
+
+T = TypeVar("T")
+
+WAIT_S = 20.0
+TOKEN = b"one token of the job, 32 bytes.."
+OTHER_TOKEN = b"another job's token, 32 bytes..."
+
+
+def soon(seconds: float = WAIT_S) -> float:
+    return time.monotonic() + seconds
+
+
+def until(condition: Callable[[], T], what: str, timeout: float = WAIT_S) -> T:
+    """Wait until it holds; returns what it gave."""
+    deadline = time.monotonic() + timeout
+    while not (value := condition()):
+        assert time.monotonic() < deadline, f"not in {timeout} s: {what}"
+        time.sleep(0.002)
+    return value
+
+
+class Side:
+    """What one side does, in a thread; `result` raises what it raised."""
+
+    def __init__(self, work: Callable[[], object]) -> None:
+        self._results: SimpleQueue[object] = SimpleQueue()
+        self._thread = threading.Thread(target=self._run, args=(work,), daemon=True)
+        self._thread.start()
+
+    def _run(self, work: Callable[[], object]) -> None:
+        try:
+            self._results.put(work())
+        except BaseException as error:
+            self._results.put(error)
+
+    def result(self) -> object:
+        value = self._results.get(timeout=WAIT_S)
+        self._thread.join(WAIT_S)
+        if isinstance(value, BaseException):
+            raise value
+        return value
+
+
+@contextlib.contextmanager
+def two_ends() -> Iterator[tuple[Link, Link]]:
+    """The connecting end, and the accepting one."""
+    accepted: SimpleQueue[Link] = SimpleQueue()
+    over = threading.Event()
+
+    def keep(link: Link) -> None:
+        accepted.put(link)
+        over.wait(WAIT_S)
+
+    listener = TcpBackend().listen("127.0.0.1", 0, keep)
+    try:
+        link = TcpBackend().connect(listener.address, soon())
+        try:
+            yield link, accepted.get(timeout=WAIT_S)
+        finally:
+            link.close()
+    finally:
+        over.set()
+        listener.close()
+
+
+@contextlib.contextmanager
+def server_of(serve: Callable[[Link], None]) -> Iterator[str]:
+    """Listens, and serves each connection so; its address."""
+    links: list[Link] = []
+
+    def keep(link: Link) -> None:
+        links.append(link)
+        serve(link)
+
+    listener = TcpBackend().listen("127.0.0.1", 0, keep)
+    try:
+        yield listener.address
+    finally:
+        listener.close()
+        for link in links:
+            link.cut()
+
+
+def admitted(link: Link, token: bytes = TOKEN, *, eviction_s: float = 60.0) -> bool:
+    return admit(link, token, eviction_s, soon())

@@ -1,0 +1,197 @@
+"""The hello: each side proves the token to the other, and a proof is of no use twice. Over real sockets."""
+
+from __future__ import annotations
+
+import contextlib
+
+import pytest
+
+from nvrx_slurm.transport import wire
+from nvrx_slurm.transport.backends.port import Link
+from nvrx_slurm.transport.errors import PayloadCorrupt, PayloadTimeout, PeerRefused, PeerReset
+from nvrx_slurm.transport.handshake import REASONS, admit, greet, turn_away
+from tests.unit.transport.sides import OTHER_TOKEN, TOKEN, Side, admitted, soon, two_ends
+
+
+def receive(link: Link, size: int) -> bytearray:
+    frame = bytearray(size)
+    link.receive_into(memoryview(frame), soon())
+    return frame
+
+
+def test_both_know_the_token() -> None:
+    """The client is admitted with the proof it was given, and learns when the server evicts."""
+    with two_ends() as (client, server):
+        side = Side(lambda: admitted(server, eviction_s=12.5))
+        welcome = greet(client, TOKEN, soon())
+        client.send(welcome.proof, None, soon())
+        assert side.result() is True
+        assert welcome.eviction_s == 12.5
+
+
+def test_a_client_without_the_token_is_not_admitted() -> None:
+    """A proof made without the token is not taken; neither is one of zeros."""
+    for proof in (bytes(wire.PROOF_BYTES), b"\xff" * wire.PROOF_BYTES):
+        with two_ends() as (client, server):
+            side = Side(lambda server=server: admitted(server))
+            client.send(wire.Hello(wire.VERSION, bytes(wire.NONCE_BYTES)).pack(), None, soon())
+            receive(client, wire.CHALLENGE_BYTES)
+            client.send(proof, None, soon())
+            assert side.result() is False
+
+
+def test_a_client_tells_a_server_of_another_job_nothing() -> None:
+    """The server's own proof is wrong: PeerRefused that says so, and not a byte more was sent to it."""
+    with two_ends() as (client, server):
+        side = Side(lambda: admitted(server, OTHER_TOKEN))
+        with pytest.raises(PeerRefused, match="another token"):
+            greet(client, TOKEN, soon())
+        client.close()
+        with pytest.raises(PeerReset):
+            side.result()
+
+
+def test_the_servers_proof_is_not_the_clients() -> None:
+    """Whoever sends the server's own proof back to it is not admitted."""
+    with two_ends() as (client, server):
+        side = Side(lambda: admitted(server))
+        client.send(wire.Hello(wire.VERSION, bytes(wire.NONCE_BYTES)).pack(), None, soon())
+        challenge = wire.Challenge.unpack(receive(client, wire.CHALLENGE_BYTES))
+        client.send(challenge.proof, None, soon())
+        assert side.result() is False
+
+
+def test_a_proof_that_was_overheard_is_of_no_use() -> None:
+    """Replayed with the same hello on a new connection, it answers a challenge that is not asked any more."""
+    nonce = bytes(range(wire.NONCE_BYTES))
+
+    class Overheard(Exception):
+        pass
+
+    class Tapped:
+        """The client's link, with the nonce that it sends made known."""
+
+        def __init__(self, link: Link) -> None:
+            self.link, self.hello = link, b""
+
+        def send(self, frame: bytes, payload: memoryview | None, deadline: float) -> None:
+            self.hello = frame
+            self.link.send(frame, payload, deadline)
+
+        def receive_into(self, buffer: memoryview, deadline: float) -> None:
+            self.link.receive_into(buffer, deadline)
+
+    with two_ends() as (client, server):
+        side = Side(lambda: admitted(server))
+        tapped = Tapped(client)
+        welcome = greet(tapped, TOKEN, soon())  # type: ignore[arg-type]
+        client.send(welcome.proof, None, soon())
+        assert side.result() is True
+    assert nonce not in tapped.hello
+    with two_ends() as (client, server):
+        side = Side(lambda: admitted(server))
+        client.send(tapped.hello, None, soon())
+        receive(client, wire.CHALLENGE_BYTES)
+        client.send(welcome.proof, None, soon())
+        assert side.result() is False
+
+
+def test_a_servers_challenge_that_was_overheard_is_of_no_use() -> None:
+    """Whoever repeats another connection's challenge has no proof for this client's nonce."""
+    with two_ends() as (client, server):
+        side = Side(lambda: admitted(server))
+        client.send(wire.Hello(wire.VERSION, bytes(wire.NONCE_BYTES)).pack(), None, soon())
+        overheard = bytes(receive(client, wire.CHALLENGE_BYTES))
+        client.close()
+        with pytest.raises(PeerReset):
+            side.result()
+
+    def repeat(link: Link) -> None:
+        receive(link, wire.HELLO_BYTES)
+        link.send(overheard, None, soon())
+
+    with two_ends() as (client, server):
+        side = Side(lambda: repeat(server))
+        with pytest.raises(PeerRefused, match="another token"):
+            greet(client, TOKEN, soon())
+        side.result()
+
+
+def test_a_client_of_another_version_is_told_so() -> None:
+    """It hears which version the server speaks; no proof is asked for."""
+    with two_ends() as (client, server):
+        side = Side(lambda: admitted(server))
+        client.send(wire.Hello(wire.VERSION + 1, bytes(wire.NONCE_BYTES)).pack(), None, soon())
+        challenge = wire.Challenge.unpack(receive(client, wire.CHALLENGE_BYTES))
+        assert (challenge.version, challenge.status) == (wire.VERSION, wire.Status.VERSION)
+        assert challenge.proof == bytes(wire.PROOF_BYTES)
+        assert side.result() is False
+
+
+def test_a_server_of_another_version_is_refused() -> None:
+    """The client says which versions met."""
+
+    def other(link: Link) -> None:
+        receive(link, wire.HELLO_BYTES)
+        link.send(wire.Challenge(9, wire.Status.VERSION, 0, bytes(32), bytes(32)).pack(), None, soon())
+
+    with two_ends() as (client, server):
+        side = Side(lambda: other(server))
+        with pytest.raises(PeerRefused, match=f"version 9 .* this side {wire.VERSION}"):
+            greet(client, TOKEN, soon())
+        side.result()
+
+
+@pytest.mark.parametrize("status", [status for status in wire.Status if status is not wire.Status.OK])
+def test_a_server_that_turns_away_says_why(status: wire.Status) -> None:
+    """Whatever it answers a hello with, but OK, is PeerRefused with its reason."""
+
+    def away(link: Link) -> None:
+        receive(link, wire.HELLO_BYTES)
+        turn_away(link, status, soon())
+
+    with two_ends() as (client, server):
+        side = Side(lambda: away(server))
+        with pytest.raises(
+            PeerRefused, match=REASONS.get(status, "version" if status.name == "VERSION" else status.name)
+        ):
+            greet(client, TOKEN, soon())
+        side.result()
+
+
+@pytest.mark.parametrize("hello", [b"GET / HTTP/1.1\r\nHost: n1\r\n".ljust(200), bytes(200), b"\xff" * 200])
+def test_what_is_no_hello_is_corrupt(hello: bytes) -> None:
+    """Another protocol's first bytes end the connection with PayloadCorrupt, on either side."""
+    with two_ends() as (client, server):
+        side = Side(lambda: admitted(server))
+        client.send(hello, None, soon())
+        with pytest.raises(PayloadCorrupt):
+            side.result()
+        side = Side(lambda: server.send(hello, None, soon()))
+        with pytest.raises(PayloadCorrupt):
+            greet(client, TOKEN, soon())
+        side.result()
+
+
+@pytest.mark.parametrize("stage", ["hello", "challenge", "proof"])
+def test_each_wait_of_the_hello_is_bounded(stage: str) -> None:
+    """A peer that says nothing is PayloadTimeout, whoever waits for whom."""
+    with two_ends() as (client, server), contextlib.ExitStack() as ended:
+        if stage == "challenge":
+            with pytest.raises(PayloadTimeout):
+                greet(client, TOKEN, soon(0.05))
+            return
+        if stage == "proof":
+            client.send(wire.Hello(wire.VERSION, bytes(wire.NONCE_BYTES)).pack(), None, soon())
+        with pytest.raises(PayloadTimeout):
+            ended.enter_context(contextlib.nullcontext(admit(server, TOKEN, 60.0, soon(0.05))))
+
+
+def test_a_very_long_eviction_fits_the_frame() -> None:
+    """A server that hardly ever evicts still says hello."""
+    with two_ends() as (client, server):
+        side = Side(lambda: admitted(server, eviction_s=100 * 86400.0))
+        welcome = greet(client, TOKEN, soon())
+        client.send(welcome.proof, None, soon())
+        assert side.result() is True
+        assert welcome.eviction_s > 40 * 86400.0

@@ -1,0 +1,150 @@
+"""The frames: what is packed is what is unpacked, and what is no frame is PayloadCorrupt and nothing else."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import pytest
+from hypothesis import example, given
+from hypothesis import strategies as st
+
+from nvrx_slurm.transport import wire
+from nvrx_slurm.transport.errors import PayloadCorrupt
+
+u16, u32, u64 = (st.integers(0, (1 << bits) - 1) for bits in (16, 32, 64))
+nonces = st.binary(min_size=wire.NONCE_BYTES, max_size=wire.NONCE_BYTES)
+proofs = st.binary(min_size=wire.PROOF_BYTES, max_size=wire.PROOF_BYTES)
+rings = st.from_regex(r"nvrx-ring-[0-9a-z-]{1,54}", fullmatch=True)
+statuses = st.sampled_from(wire.Status)
+
+FRAMES = {
+    "hello": (wire.Hello, wire.HELLO_BYTES, st.builds(wire.Hello, u16, nonces)),
+    "challenge": (
+        wire.Challenge,
+        wire.CHALLENGE_BYTES,
+        st.builds(wire.Challenge, u16, statuses, u32, nonces, proofs),
+    ),
+    "request": (
+        wire.Request,
+        wire.REQUEST_BYTES,
+        st.builds(wire.Request, st.sampled_from(wire.Call), u32, u32, u64, rings),
+    ),
+    "answer": (wire.Answer, wire.ANSWER_BYTES, st.builds(wire.Answer, statuses, u64, u64, u64)),
+    "ack": (wire.Ack, wire.ACK_BYTES, st.builds(wire.Ack, st.sampled_from(wire.Verdict), u32, u64)),
+}
+each_frame = pytest.mark.parametrize(
+    ("kind", "size", "frames"), [pytest.param(*given, id=name) for name, given in FRAMES.items()]
+)
+
+
+@each_frame
+def test_a_frame_survives_the_wire(kind: type, size: int, frames: st.SearchStrategy) -> None:
+    """Packed and unpacked it is the same, and as long as the other side expects."""
+
+    @given(frame=frames)
+    def holds(frame: wire.Request) -> None:
+        packed = frame.pack()
+        assert len(packed) == size
+        assert kind.unpack(packed) == kind.unpack(bytearray(packed)) == frame
+
+    holds()
+
+
+@each_frame
+def test_random_bytes_are_no_frame(kind: type, size: int, frames: st.SearchStrategy) -> None:
+    """Bytes of the right number, but without the mark, are PayloadCorrupt: nothing else is ever raised."""
+
+    @given(data=st.binary(min_size=size, max_size=size))
+    @example(data=bytes(size))
+    @example(data=b"\xff" * size)
+    def holds(data: bytes) -> None:
+        with pytest.raises(PayloadCorrupt):
+            kind.unpack(data)
+
+    holds()
+
+
+@each_frame
+def test_a_frame_with_one_byte_changed(kind: type, size: int, frames: st.SearchStrategy) -> None:
+    """It is PayloadCorrupt, or a frame of which each word is known: no unknown number gets past it."""
+
+    @given(frame=frames, at=st.integers(0, size - 1), by=st.integers(1, 255))
+    def holds(frame: wire.Request, at: int, by: int) -> None:
+        changed = bytearray(frame.pack())
+        changed[at] ^= by
+        try:
+            other = kind.unpack(changed)
+        except PayloadCorrupt:
+            return
+        assert [type(word) for word in other] == [type(word) for word in frame]
+
+    holds()
+
+
+MALFORMED: list[tuple[str, Callable[[bytes], object], bytes, str]] = [
+    ("hello without magic", wire.Hello.unpack, b"GET / HTTP/1.1\r\n".ljust(wire.HELLO_BYTES), "no hello"),
+    ("challenge without magic", wire.Challenge.unpack, b"SSH-2.0-".ljust(wire.CHALLENGE_BYTES), "no server"),
+    (
+        "challenge of no status",
+        wire.Challenge.unpack,
+        wire.Challenge(1, 99, 0, bytes(32), bytes(32)).pack(),  # type: ignore[arg-type]
+        "status 99",
+    ),
+    ("request without mark", wire.Request.unpack, bytes(wire.REQUEST_BYTES), "no request"),
+    (
+        "request for nothing known",
+        wire.Request.unpack,
+        wire.Request(77, 0, 0, 0, "r").pack(),  # type: ignore[arg-type]
+        "call 77",
+    ),
+    ("an ack for a request", wire.Request.unpack, wire.Ack(wire.Verdict.BAD, 1, 1).pack().ljust(88), "no request"),
+    ("answer without mark", wire.Answer.unpack, bytes(wire.ANSWER_BYTES), "none of this protocol"),
+    ("answer of no status", wire.Answer.unpack, wire.Answer(200).pack(), "status 200"),  # type: ignore[arg-type]
+    ("ack without mark", wire.Ack.unpack, bytes(wire.ACK_BYTES), "no ack"),
+    ("ack of no verdict", wire.Ack.unpack, wire.Ack(0, 1, 1).pack(), "verdict 0"),  # type: ignore[arg-type]
+]
+
+
+@pytest.mark.parametrize(("unpack", "data", "said"), [pytest.param(*case[1:], id=case[0]) for case in MALFORMED])
+def test_what_is_no_frame_is_said(unpack: Callable[[bytes], object], data: bytes, said: str) -> None:
+    """The error says what was seen in place of the frame."""
+    with pytest.raises(PayloadCorrupt, match=said):
+        unpack(data)
+
+
+@pytest.mark.parametrize(
+    ("asked_ms", "sent_ms"),
+    [
+        pytest.param(-5, 0, id="a time that is over is none"),
+        pytest.param(1 << 40, (1 << 32) - 1, id="as long as fits"),
+    ],
+)
+def test_a_budget_is_cut_to_what_a_frame_holds(asked_ms: int, sent_ms: int) -> None:
+    """A client that waits for longer than a frame can say, or no more, still makes a frame."""
+    request = wire.Request(wire.Call.READ, 0, asked_ms, 1, "nvrx-ring-1")
+    assert wire.Request.unpack(request.pack()).budget_ms == sent_ms
+
+
+@given(name=st.binary(max_size=wire.RING_BYTES))
+def test_a_ring_name_of_any_bytes_is_a_name(name: bytes) -> None:
+    """What a peer writes as a name is text, whatever it is: it is only ever looked up."""
+    frame = bytearray(wire.Request(wire.Call.READ, 0, 0, 1, "").pack())
+    frame[-wire.RING_BYTES :] = name.ljust(wire.RING_BYTES, b"\0")
+    assert isinstance(wire.Request.unpack(frame).ring, str)
+
+
+def test_every_number_of_a_frame_has_a_name() -> None:
+    """Statuses, calls and verdicts are small numbers that stay as they are: two versions can meet."""
+    assert {status.name: status.value for status in wire.Status} == {
+        "OK": 0,
+        "BUSY": 1,
+        "STALE": 2,
+        "UNKNOWN_RING": 3,
+        "REFUSED": 4,
+        "VERSION": 5,
+        "FULL": 6,
+        "CLOSING": 7,
+        "BAD_REQUEST": 8,
+    }
+    assert {call.name: call.value for call in wire.Call} == {"READ": 1, "SETTLE": 2}
+    assert {verdict.name: verdict.value for verdict in wire.Verdict} == {"TAKEN": 1, "KEPT": 2, "BAD": 3}

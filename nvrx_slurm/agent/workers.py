@@ -18,8 +18,10 @@ from typing import Any, Protocol
 
 import nvrx_slurm
 from nvrx_slurm.agent import supervisor
+from nvrx_slurm.agent.leftovers import sweep_rings
 from nvrx_slurm.agent.teardown import Phase
 from nvrx_slurm.log import get_logger
+from nvrx_slurm.threads import in_thread
 
 log = get_logger("agent")
 
@@ -158,6 +160,7 @@ class Workers:
             self._control = None
         if self._process is not None:
             self._process.wait()
+            sweep_rings()
 
     def _send(self, order: dict[str, Any], *fds: int) -> None:
         if self._control is None:
@@ -179,7 +182,12 @@ class Workers:
             if not data:
                 self._supervisor_died()
                 return
-            self._post(_event(json.loads(data)))
+            self._say(_event(json.loads(data)))
+
+    def _say(self, event: WorkerEvent) -> None:
+        self._post(event)
+        if isinstance(event, Stopped | SupervisorDied):
+            in_thread(sweep_rings, "sweep")
 
     def _supervisor_died(self) -> None:
         """Its children are ours now: end them as it would have."""
@@ -193,7 +201,7 @@ class Workers:
             supervisor.send_all(left, signal.SIGKILL)
             with contextlib.suppress(ChildProcessError):
                 os.waitid(os.P_ALL, 0, os.WEXITED)
-        self._post(SupervisorDied())
+        self._say(SupervisorDied())
 
 
 def _event(message: dict[str, Any]) -> WorkerEvent:

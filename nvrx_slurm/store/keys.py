@@ -39,6 +39,7 @@ CATALOGUE: tuple[KeyInfo, ...] = (
     KeyInfo("inprocess:<group>:<call>:gate:<gate>", "hash", "ranks", "ranks and their monitors", "the same; an older gate goes earlier", "Member → what it brought along."),
     KeyInfo("inprocess:<group>:<call>:gates", "list", "ranks", "ranks", "the same", "The gates that are there, oldest first."),
     KeyInfo("inprocess:<group>:<call>:beats", "hash", "monitors", "monitors", "the same", "Member → how many signs of life it has given."),
+    KeyInfo("payloads:<topic>", "stream", "producers of payloads", "their consumers", "1 day after the last publish, lookup or follow; trimmed to about 65,536", "Where each payload is, and who has published it: `nvrx_slurm.transport.Published`."),
 )  # fmt: skip
 
 

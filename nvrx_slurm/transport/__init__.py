@@ -8,8 +8,8 @@ server = transport.PayloadServer(ring)
 transport.publish(server.write({"obs": observations, "reward": rewards}))
 
 client = transport.PayloadClient()                                    # a consumer, anywhere in the job
-for ref in transport.lookup():
-    rollout = client.read(ref, deadline=30)
+for published in transport.lookup():
+    rollout = client.read(published.ref, deadline=30)
 ```
 
 It never returns wrong bytes, never takes longer than its deadline, and loses nothing that was not read.
@@ -22,8 +22,9 @@ It never returns wrong bytes, never takes longer than its deadline, and loses no
     choosing.py  which port, and for how long not (pure)     retrying.py   when again, when no more (pure)
     fetching.py  one read, through all of these              batch.py      many, under one deadline
     client.py    `PayloadClient`, `AsyncPayloadClient`       local.py      the rings of this node
-    directory.py publish and look up, in the job's store     environment.py what the agent has told us
-    backends/    tcp, ucxx, shm behind one small port        doctor.py     what this node can do
+    directory.py publish and look up, in the job's store     published.py, asking.py  its records, its patience
+    backends/    tcp, ucxx, shm behind one small port        environment.py what the agent has told us
+    doctor.py    what this node can do                       pace.py       how fast it does
 """
 
 from __future__ import annotations

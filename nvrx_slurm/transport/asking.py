@@ -9,14 +9,11 @@ import threading
 import time
 import weakref
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from nvrx_slurm.errors import StoreUnreachable, UsageError
 from nvrx_slurm.log import get_logger
 from nvrx_slurm.transport.errors import TransportError
-
-if TYPE_CHECKING:
-    from redis.connection import AbstractConnection
 
 log = get_logger("transport")
 
@@ -70,7 +67,7 @@ class Asker:
     def __init__(self, url: str, password: str | None, *, patience_s: float) -> None:
         self._where, self._patience_s = url, patience_s
         self._options = _options(url) | ({} if password is None else {"password": password})
-        self._idle: list[AbstractConnection] = []
+        self._idle: list[Any] = []  # redis-py's connections; half of what they do has no types
         self._closed = threading.Event()
         _askers.add(self)
 
@@ -135,22 +132,21 @@ class Asker:
             self.close()
         return replies
 
-    def _connection(self) -> AbstractConnection:
+    def _connection(self) -> Any:
         with contextlib.suppress(IndexError):
             return self._idle.pop()
         from redis.backoff import NoBackoff
         from redis.connection import Connection
         from redis.retry import Retry
 
-        options = {
+        options: dict[str, Any] = {
             **self._options,
             "socket_timeout": CONNECT_S,
             "socket_connect_timeout": CONNECT_S,
             "retry": Retry(NoBackoff(), 0),
             "protocol": 2,
         }
-        kind: type[AbstractConnection] = options.pop("connection_class", Connection)
-        return kind(**options)
+        return options.pop("connection_class", Connection)(**options)
 
     def _after_fork(self) -> None:
         """The connections are the parent's. So are the locks: a thread that is not here may hold them."""
@@ -160,7 +156,7 @@ class Asker:
             self._closed.set()
 
 
-def _reply(connection: AbstractConnection, until: float) -> Any:
+def _reply(connection: Any, until: float) -> Any:
     if not connection.can_read(max(0.0, until - time.monotonic())):
         raise ConnectionError("no answer in time")
     return connection.read_response()
@@ -168,8 +164,9 @@ def _reply(connection: AbstractConnection, until: float) -> Any:
 
 def _options(url: str) -> dict[str, Any]:
     """What redis-py makes a connection of. The messages do not repeat the URL: it may hold a password."""
-    from redis.connection import parse_url
+    from redis import connection
 
+    parse_url: Any = connection.parse_url
     try:
         options: dict[str, Any] = dict(parse_url(url))
     except ValueError:

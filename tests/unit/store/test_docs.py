@@ -21,7 +21,7 @@ def test_every_key_in_use_is_in_the_catalogue() -> None:
     named = {value for value in vars(keys).values() if value != "nvrx:{7}:"}
     named |= {keys.round("main", 0, 1), keys.shutdown(0)}
     stems = {name.removeprefix("nvrx:{7}:").partition(":")[0] for name in named}
-    assert stems | {"inprocess"} == {row.pattern.partition(":")[0] for row in CATALOGUE}
+    assert stems | {"inprocess", "payloads"} == {row.pattern.partition(":")[0] for row in CATALOGUE}
 
 
 def test_every_key_of_a_group_is_in_the_catalogue() -> None:

@@ -1,0 +1,111 @@
+"""examples/rollouts as jobs: what is read is what was played, all of it, whoever dies in between."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from nvrx_slurm.folder import JobFolder
+from nvrx_slurm.records import NodeLost, Plan, Progress, RolePlan, WorkersStarted
+from tests.harness import RunningJob, plan_of
+from tests.slurm_harness import CLI
+
+EXAMPLE = Path(__file__).parents[2] / "examples" / "rollouts"
+LONGEST_S = 100.0
+RunLocal = Callable[[Plan], RunningJob]
+
+
+def rollouts_job(base: Path, *options: str) -> Plan:
+    """The example's roles, with other options of the policy; it reads over the network, as from other machines."""
+    policy = (sys.executable, "policy.py", "--transports", "tcp", *options)
+    return plan_of(
+        base,
+        RolePlan(name="policy", command=policy, workdir=str(EXAMPLE)),
+        RolePlan(name="rollout", command=(sys.executable, "rollout.py"), replicas=3, workdir=str(EXAMPLE)),
+        spares=1,
+    )
+
+
+def said(folder: JobFolder, replica: str, cycle: int = 0) -> list[str]:
+    return (folder.cycle_logs(replica, 0, cycle) / "rank-0.out").read_text().splitlines()
+
+
+def rings_of(pids: set[int]) -> list[str]:
+    """What processes have in the node's memory."""
+    return [path.name for path in Path("/dev/shm").glob("nvrx-ring-*") if int(path.name.split("-")[2]) in pids]
+
+
+def pids_of(job: RunningJob) -> set[int]:
+    return {pid for started in job.said(WorkersStarted) for pid in started.pids.values()}
+
+
+def kill_the_node_of(job: RunningJob, replica: str) -> str:
+    """Once the policy has learned and that replica works, and with a spare that stands by."""
+    for node in range(1, 6):
+        job.agent_pid(f"n{node}")
+    job.expect(Progress, replica="policy-0", timeout=LONGEST_S)
+    node = str(job.expect(Progress, replica=replica, timeout=LONGEST_S).node)
+    job.kill_node(node)
+    job.expect(NodeLost, node=node)
+    return node
+
+
+def test_the_example_reads_all_that_was_played(tmp_path):
+    """job.yaml, but for its length: nothing is skipped, the policy learns, and no ring is left."""
+    command = f"{sys.executable} policy.py --payloads 60 --step-time 0.02"
+    path = f"{Path(sys.executable).parent}:{os.environ['PATH']}"
+    done = subprocess.run(
+        [*CLI, "run", EXAMPLE / "job.yaml", "--folder", tmp_path, "--set", f"roles.policy.command={command}"],
+        env=os.environ | {"PATH": path},
+        capture_output=True,
+        text=True,
+        timeout=LONGEST_S,
+    )
+    assert done.returncode == 0, done.stdout + done.stderr
+    (folder,) = tmp_path.iterdir()
+    *lives, summary = said(JobFolder(folder), "policy-0")
+    assert [line.partition(":")[0] for line in lives] == [f"rollout-{number} cycle 0" for number in range(3)]
+    assert all(line.endswith("skipped 0") for line in lives)
+    assert float(summary.rpartition(" ")[2]) > -0.5  # it began with -5.9, and noise alone costs 0.08
+    assert said(JobFolder(folder), "rollout-2")[-1].startswith("the policy needs no more")
+
+
+def test_what_died_with_a_rollouts_node_is_skipped_and_all_else_is_read(run_local: RunLocal, tmp_path):
+    """The spare takes its place and publishes: the policy ends only once it has read that, too."""
+    job = run_local(rollouts_job(tmp_path, "--payloads", "40", "--of-replacements", "5", "--skipped", "1"))
+    kill_the_node_of(job, "rollout-1")
+    assert job.finish(LONGEST_S) == 0, job.story()
+    lines = said(job.folder, "policy-0")
+    skipped = [line for line in lines if line.startswith("skipped")]
+    assert skipped
+    assert all(line.startswith("skipped one of rollout-1, cycle 0: ") for line in skipped)
+    assert "rollout-1 cycle 1: read" in "\n".join(lines)
+    assert len(job.said(NodeLost)) == 1
+    assert rings_of(pids_of(job)) == []
+
+
+def test_the_policys_replacement_reads_on(run_local: RunLocal, tmp_path):
+    """What the dead one has read is stale; what it has not, its successor reads, and the rollouts are never started
+    again."""
+    job = run_local(rollouts_job(tmp_path, "--payloads", "40"))
+    kill_the_node_of(job, "policy-0")
+    assert job.finish(LONGEST_S) == 0, job.story()
+    assert {started.cycle for started in job.said(WorkersStarted) if started.replica.startswith("rollout")} == {0}
+    assert said(job.folder, "policy-0", cycle=1)[-1].startswith("read ")
+    assert rings_of(pids_of(job)) == []
+
+
+@pytest.mark.parametrize("script", ["policy.py", "rollout.py"])
+def test_outside_of_a_job_it_says_what_it_lacks(script, tmp_path):
+    """One clear line at the end of whatever Python prints."""
+    outside = {name: value for name, value in os.environ.items() if not name.startswith("NVRX_")}
+    done = subprocess.run(
+        [sys.executable, EXAMPLE / script], env=outside, capture_output=True, text=True, timeout=LONGEST_S
+    )
+    assert done.returncode == 1
+    assert "no worker of an nvrx-slurm job" in done.stderr

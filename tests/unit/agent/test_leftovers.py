@@ -1,0 +1,120 @@
+"""What killed workers leave in memory goes with them: real rings, real signals."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import signal
+import sys
+import time
+from collections.abc import AsyncIterator
+from pathlib import Path
+
+import pytest
+
+from nvrx_slurm.agent.supervisor import descendants
+from nvrx_slurm.agent.workers import Spawned, Stopped, SupervisorDied, WorkerEvent, Workers
+from tests.harness import wait_gone
+
+PACKAGES = Path(__file__).parents[3]
+PRODUCER = f"""
+import os, signal, sys
+sys.path.insert(0, {str(PACKAGES)!r})
+from multiprocessing import resource_tracker
+from nvrx_slurm.transport.ring import SharedRing
+ring = SharedRing.create(slots=2, slot_bytes=4096)
+os.kill(resource_tracker._resource_tracker._pid, signal.SIGKILL)  # as a node's death does: it removes nothing
+os.write(1, ring.name.encode())
+signal.pause()
+"""
+WAIT_S = 30.0
+
+
+class Node:
+    """Workers that make rings."""
+
+    def __init__(self) -> None:
+        self.events = asyncio.Queue[WorkerEvent]()
+        self.workers = Workers(self.events.put_nowait)
+        self.workers.start()
+
+    async def next(self, kind: type[WorkerEvent]) -> WorkerEvent:
+        async with asyncio.timeout(WAIT_S):
+            while not isinstance(event := await self.events.get(), kind):
+                pass
+            return event
+
+    async def ring(self, rank: int) -> Path:
+        """A new worker's; nobody but the agent would remove it."""
+        reading, writing = os.pipe()
+        self.workers.spawn(rank, [sys.executable, "-c", PRODUCER], {}, "/", writing, os.dup(2))
+        await self.next(Spawned)
+        with os.fdopen(reading, "rb") as output:
+            name = await asyncio.to_thread(output.read1, 100)
+        path = Path("/dev/shm") / name.decode()
+        assert path.is_file()
+        return path
+
+
+@pytest.fixture
+async def node() -> AsyncIterator[Node]:
+    node = Node()
+    yield node
+    everybody = [node.workers.supervisor_pid, *descendants(node.workers.supervisor_pid)]
+    node.workers.close()
+    wait_gone(everybody)
+
+
+async def until_gone(*paths: Path) -> None:
+    def look() -> None:
+        deadline = time.monotonic() + WAIT_S
+        while any(path.exists() for path in paths):
+            assert time.monotonic() < deadline, paths
+            time.sleep(0.005)
+
+    await asyncio.to_thread(look)
+
+
+async def test_rings_go_when_the_workers_are_stopped(node):
+    """All of them."""
+    rings = [await node.ring(rank) for rank in range(2)]
+    node.workers.stop(0.0)
+    assert await node.next(Stopped) == Stopped(())
+    await until_gone(*rings)
+
+
+async def test_rings_go_when_the_lease_lapses(node):
+    """Nobody has asked for the stop."""
+    ring = await node.ring(0)
+    node.workers.lease(0.01)
+    assert await node.next(Stopped) == Stopped((), lapsed=True)
+    await until_gone(ring)
+
+
+async def test_rings_go_when_the_supervisor_is_killed(node):
+    """Its workers die with it."""
+    ring = await node.ring(0)
+    os.kill(node.workers.supervisor_pid, signal.SIGKILL)
+    await node.next(SupervisorDied)
+    await until_gone(ring)
+    node.workers.start()
+
+
+async def test_rings_are_gone_when_the_agent_ends(node):
+    """It waits for that: nobody comes after it."""
+    ring = await node.ring(0)
+    node.workers.close()
+    assert not ring.exists()
+    node.workers.start()
+
+
+async def test_the_ring_of_a_worker_that_lives_stays(node):
+    """Two agents on one machine, as local jobs have them: each takes its own dead only."""
+    theirs = await node.ring(0)
+    other = Node()
+    try:
+        ours = await other.ring(0)
+    finally:
+        other.workers.close()
+    assert not ours.exists()
+    assert theirs.exists()

@@ -78,6 +78,7 @@ docs: $(INSTALLED)  ## Write the generated pages of docs/ anew
 	$(BIN)/python -m nvrx_slurm.flow.language.docs > docs/flows.md
 	$(BIN)/python -m nvrx_slurm.attribution.docs > docs/rules.md
 	$(BIN)/python -m nvrx_slurm.inprocess.docs docs/inprocess.md
+	$(BIN)/python -m nvrx_slurm.transport.docs docs/transport.md
 
 bench: $(TESTS)  ## Measure, each time beside a peer in the same run
 	$(BIN)/python -m bench $(ARGS)

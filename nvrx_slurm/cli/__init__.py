@@ -29,6 +29,7 @@ COMMANDS: dict[str, tuple[str, str]] = {
     "nodes": ("nodes:nodes", "Nodes that evidence speaks against."),
     "attrsvc": ("attrsvc:attrsvc", "Attribution as a service, for a fleet of jobs."),
     "mcp": ("mcp:mcp", "The same tools for an AI assistant."),
+    "transport": ("transport:transport", "What this node can do for payloads."),
     "cluster": ("cluster:cluster", "A real Slurm on this machine, without root."),
     "ci": ("ci:ci", "Process flows, faults included, replayed on a real Slurm."),
     "completion": ("completion:completion", "Shell completion for bash, zsh or fish."),

@@ -1,4 +1,4 @@
-"""Faults of a payload server that are made of whole messages, on any transport: what `sick_ports` cannot stand before."""
+"""Faults of a payload server that are made of whole messages, on any transport: `sick_ports` is for tcp."""
 
 from __future__ import annotations
 

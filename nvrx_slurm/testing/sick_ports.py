@@ -1,7 +1,7 @@
 """Ports of payload servers that are ill, each in a named way: for our own tests and benches, and for users' tests.
 
-A `SickPort` stands before a real server and passes on what both sides say: the bytes before a fault are real ones. For
-transports other than tcp `sick_links` has those faults that are made of whole messages.
+A `SickPort` stands before a real server and passes on what both sides say: the bytes before a fault are real ones.
+For transports other than tcp `sick_links` has those faults that are made of whole messages.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ _ACK_MARK = wire.Ack(wire.Verdict.TAKEN, 0, 0).pack()[:4]
 
 
 class Stage(StrEnum):
-    """Where in a conversation a fault shows: before its first byte, or at what the server sends or is to hear next."""
+    """Where in a conversation a fault shows: before its first byte, or at what the server sends, or is to hear."""
 
     CONNECT = "connect"
     CHALLENGE = "challenge"
@@ -124,10 +124,10 @@ def fault_of(name: str) -> Fault:
 class SickPort:
     """A port of this machine that leads to `server` (`tcp://host:port`): healthy until `make_sick`, and after `heal`.
 
-    A fault strikes each conversation that comes to its stage, those that are under way too; one that was struck stays
-    so. `pace_s`: between two bytes of one that trickles; `late_s`: how late the late ones are. `connections`: how many
-    came so far; `struck`: how many faults they met. Without a `server` it is silent, or has another fault at the
-    connect.
+    A fault strikes each conversation that comes to its stage, those that are under way too; one that was struck
+    stays so. `pace_s`: between two bytes of one that trickles; `late_s`: how late the late ones are. `connections`:
+    how many came so far; `struck`: how many faults they met. Without a `server` it is silent, or has another fault at
+    the connect.
     """
 
     def __init__(

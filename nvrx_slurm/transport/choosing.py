@@ -12,6 +12,7 @@ from dataclasses import dataclass
 QUARANTINE_S = 30.0
 GROWTH = 2.0
 LONGEST_S = 600.0
+HURRIED_S = 5.0
 JITTER = 0.2
 """A quarantine is longer or shorter by up to this share: clients that saw one fault do not come back at one
 moment."""
@@ -62,3 +63,9 @@ def failed(health: Health, *, now: float, dice: float) -> Health:
     failures = health.failures + 1
     lasts_s = min(QUARANTINE_S * GROWTH ** min(failures - 1, 32), LONGEST_S)
     return Health(failures, now + lasts_s * (1 + JITTER * (2 * dice - 1)))
+
+
+def hurried(health: Health, *, now: float) -> Health:
+    """After a deadline that left the port less time than any may take: it may be well. Others come first for a while,
+    or a port that is silent would take the whole of every short deadline."""
+    return Health(health.failures, max(health.sick_until, now + HURRIED_S))

@@ -36,7 +36,8 @@ SHARE_LEFT = 0.1
 NAME_S = 5.0
 OPEN_FILES = 2048
 RDMA_DEVICES = Path("/sys/class/infiniband")
-RDMA_TRANSPORTS = ("rc_", "ud_", "dc_", "srd", "gdr_")
+RDMA_TRANSPORTS = ("rc_", "ud_", "dc_", "srd/")
+WITHIN_A_NODE = ("self/", "sysv/", "posix/", "cma/", "knem/", "xpmem/")
 DECISION = "docs/decisions/0020-no-nixl.md"
 
 INSTALL_UCXX = "only for RDMA: pip install 'nvrx-slurm[ucxx-cu12]' (with CUDA 13: ucxx-cu13)"
@@ -94,7 +95,7 @@ def room_for_rings(size: int, free: int) -> Finding:
     """Of /dev/shm, in bytes."""
     seen = f"{gibibytes(size)}, {gibibytes(free)} free"
     if size <= CONTAINER_BYTES:
-        return Finding("/dev/shm", Level.WARN, f"{seen}: the default of containers", _LARGER_SHM)
+        return Finding("/dev/shm", Level.WARN, f"{seen}: no more than containers have by default", _LARGER_SHM)
     if free < SHARE_LEFT * size:
         return Finding("/dev/shm", Level.WARN, seen, "look at what lies there: du -sh /dev/shm/*")
     return Finding("/dev/shm", Level.OK, seen)
@@ -126,21 +127,23 @@ def _user(uid: int) -> str:
         return str(uid)
 
 
-def _tried(scheme: str, what: str) -> Iterator[Finding]:
+def _tried(scheme: str, todo: str) -> Iterator[Finding]:
     try:
         pace = measure(scheme)
-    except (TransportError, OSError) as error:
-        yield Finding(scheme, Level.FAIL, str(error), f"{what}, by default")
+    except TransportError as error:
+        yield Finding(scheme, Level.FAIL, error.said, todo)
     else:
         yield Finding(scheme, Level.OK, in_words(pace))
 
 
 def _own_node() -> Iterator[Finding]:
-    return _tried("shm", "readers on the producer's node use it")
+    return _tried("shm", "without a ring nothing works: see /dev/shm above")
 
 
 def _other_nodes() -> Iterator[Finding]:
-    return _tried("tcp", "readers on other nodes use it")
+    return _tried(
+        "tcp", "is the loopback up (ip addr show lo), is there a firewall? The ring itself can be read without"
+    )
 
 
 def _host_name() -> Iterator[Finding]:
@@ -187,7 +190,11 @@ def _is_loopback(address: str) -> bool:
 def _open_files() -> Iterator[Finding]:
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     level = Level.OK if soft == resource.RLIM_INFINITY or soft >= OPEN_FILES else Level.WARN
-    todo = "" if level is Level.OK else f"ulimit -n {limit(hard)}: each connection is one, and a server takes 1024"
+    todo = (
+        ""
+        if level is Level.OK
+        else f"each connection is one, and a server takes 1024: ulimit -n, up to {limit(hard)} here"
+    )
     yield Finding("open files", level, f"at most {limit(soft)}", todo)
 
 
@@ -201,11 +208,13 @@ def _ucxx() -> Iterator[Finding]:
             pace = measure_apart("ucxx")
         except TransportError as error:
             yield Finding(
-                "ucxx", Level.WARN, str(error), "python -m nvrx_slurm.transport.pace measure ucxx says more"
+                "ucxx", Level.WARN, error.said, "python -m nvrx_slurm.transport.pace measure ucxx says more"
             )
         else:
             resources = pace.resources
-            yield Finding("ucxx", Level.OK, f"{', '.join(pace.versions)}: {in_words(pace)}; {', '.join(resources)}")
+            used = (each for each in resources if not each.startswith(WITHIN_A_NODE))
+            seen = f"{in_words(pace)}; {', '.join((*pace.versions, *used))}"
+            yield Finding("ucxx", Level.OK, seen)
     yield rdma(_rdma_devices(), resources, resource.getrlimit(resource.RLIMIT_MEMLOCK)[0])
 
 

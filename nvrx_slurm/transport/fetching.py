@@ -15,9 +15,9 @@ from typing import NamedTuple
 from nvrx_slurm.errors import UsageError
 from nvrx_slurm.transport import payloads, wire
 from nvrx_slurm.transport.backends import by_scheme
-from nvrx_slurm.transport.backends.port import Backend
+from nvrx_slurm.transport.backends.port import Backend, Link
 from nvrx_slurm.transport.backends.shm import ShmBackend
-from nvrx_slurm.transport.choosing import WELL, Health, failed
+from nvrx_slurm.transport.choosing import WELL, Health, failed, hurried
 from nvrx_slurm.transport.errors import (
     Attempt,
     PayloadTimeout,
@@ -33,6 +33,7 @@ from nvrx_slurm.transport.pool import AllInUse, Connection, Pool
 from nvrx_slurm.transport.reading import acknowledge, receive, request, settle
 from nvrx_slurm.transport.ref import PayloadRef
 from nvrx_slurm.transport.retrying import GiveUp, Limits, Outcome, Pause, ReadPlan
+from nvrx_slurm.transport.ring.copying import room
 
 MOST_SICK = 4096
 
@@ -67,7 +68,7 @@ class Abort:
     def __init__(self, within: Abort | None = None) -> None:
         self.is_set: bool = within is not None and within.is_set
         self._wake: threading.Event | None = None
-        self._connection: Connection | None = None
+        self._link: Link | None = None
         self._parts: list[Abort] = []
         if within is not None:
             within._parts.append(self)
@@ -76,16 +77,16 @@ class Abort:
         self.is_set = True
         if (wake := self._wake) is not None:
             wake.set()
-        if (connection := self._connection) is not None:
-            connection.link.cut()
+        if (link := self._link) is not None:
+            link.cut()
         for part in self._parts:
             part.abort()
 
-    def watch(self, connection: Connection | None) -> None:
+    def watch(self, link: Link | None) -> None:
         """What an abort is to cut from now on."""
-        self._connection = connection
-        if connection is not None and self.is_set:
-            connection.link.cut()
+        self._link = link
+        if link is not None and self.is_set:
+            link.cut()
 
     def pause(self, until: float) -> None:
         self._wake = threading.Event()
@@ -127,8 +128,9 @@ class Fetcher:
         plan = ReadPlan(self._tiers(ref), ref.size, deadline, self._options.limits)
         attempts: list[Attempt] = []
         fault: TransportError | None = None
+        turn = next(self._turns)
         while not (abort.is_set or self._pool.is_closed):
-            step = plan.next(self._health, now=time.monotonic(), turn=next(self._turns))
+            step = plan.next(self._health, now=time.monotonic(), turn=turn + len(attempts))
             if isinstance(step, Pause):
                 abort.pause(step.until)
                 continue
@@ -176,16 +178,13 @@ class Fetcher:
     ) -> _Got | wire.Status:
         """At one port. A connection that had died while it was idle says nothing of the port: a new one is made."""
         while True:
-            with self._pool.connection(port, until) as connection:
-                abort.watch(connection)
+            with self._pool.connection(port, until, abort.watch) as connection:
                 try:
                     return self._read_over(connection, until, ref, buffer, abort, keep=keep)
                 except (PeerReset, PayloadTruncated):
                     if not connection.is_reused or connection.has_heard or abort.is_set:
                         raise
                     connection.is_broken = True
-                finally:
-                    abort.watch(None)
             self._pool.discard_idle(port)
 
     def _read_over(
@@ -195,10 +194,10 @@ class Fetcher:
         connection.prove(until)
         self._settle(connection, ref.ring, until)
         answer = request(link, ref, budget_s=until - time.monotonic(), deadline=until)
+        if answer.status is not wire.Status.OK and answer.status not in _OUTCOMES:
+            raise PeerRefused(REASONS.get(answer.status, f"it answers {answer.status.name}"))
         connection.was_heard()
         if answer.status is not wire.Status.OK:
-            if answer.status not in _OUTCOMES:
-                raise PeerRefused(REASONS.get(answer.status, f"it answers {answer.status.name}"))
             return answer.status
         receive(link, ref, answer, buffer, until)
         try:
@@ -232,13 +231,16 @@ class Fetcher:
             doubts.pop()
 
     def _had_fault(self, port: str, error: TransportError, *, is_deadline: bool, began: float) -> None:
-        """Quarantine it, unless it was only not given the time that any port is."""
-        hurried = is_deadline and time.monotonic() - began < self._options.limits.answer_s
-        if isinstance(error, AllInUse) or (hurried and isinstance(error, PayloadTimeout)):
+        """Quarantine it; for a moment only, where it was not given the time that any port is."""
+        if isinstance(error, AllInUse):
             return
+        now = time.monotonic()
+        is_hurried = is_deadline and now - began < self._options.limits.answer_s and isinstance(error, PayloadTimeout)
         with self._guard:
             health = self._health.get(port, WELL)
-            self._health[port] = failed(health, now=time.monotonic(), dice=random.random())
+            self._health[port] = (
+                hurried(health, now=now) if is_hurried else failed(health, now=now, dice=random.random())
+            )
             if len(self._health) > MOST_SICK:  # ports of nodes that are gone for good
                 self._health.pop(next(iter(self._health)))
 
@@ -259,7 +261,9 @@ class Fetcher:
             raise _unreachable(ref, self._options.transports)
         if self._options.token is None and not (tiers[0] and tiers[0][0].startswith("shm")):
             raise PeerRefused(
-                f"{ref} is on another node: name the token of its server (PayloadServer.token)", ref=ref
+                f"{ref} is on another node: name the token of its server (token=PayloadServer.token; a job "
+                "has one of its own, unless its store has no password)",
+                ref=ref,
             )
         return tiers
 
@@ -270,7 +274,7 @@ class Fetcher:
                 f"{ref} is larger than most_bytes={self._options.most_bytes} of this client", ref=ref
             )
         if into is None:
-            return memoryview(bytearray(ref.size))
+            return memoryview(room(ref.size))
         if into.readonly or into.nbytes < ref.size or not into.c_contiguous:
             raise UsageError(f"into must be writable, contiguous, and of at least {ref.size} bytes")
         return into.cast("B")[: ref.size]

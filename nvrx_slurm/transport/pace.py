@@ -70,6 +70,8 @@ def measure_apart(scheme: str) -> Pace:
         )
     except subprocess.TimeoutExpired:
         raise TransportError(f"trying {scheme} has not come to an end in {APART_S:.0f} s") from None
+    except OSError as error:
+        raise TransportError(f"no process could be started to try {scheme}: {error}") from None
     if done.returncode != 0:
         raise TransportError(_last_words(done.stderr, done.returncode))
     return msgspec.json.decode(done.stdout.splitlines()[-1], type=Pace)
@@ -79,7 +81,11 @@ def measure_apart(scheme: str) -> Pace:
 def _producer(scheme: str) -> Iterator[_Produced]:
     """It ends with its input, so also when this process is killed."""
     pipe = subprocess.PIPE
-    with subprocess.Popen(_command("produce", scheme), stdin=pipe, stdout=pipe, stderr=pipe) as process:
+    try:
+        started = subprocess.Popen(_command("produce", scheme), stdin=pipe, stdout=pipe, stderr=pipe)
+    except OSError as error:
+        raise TransportError(f"no process could be started to try {scheme}: {error}") from None
+    with started as process:
         assert process.stdin and process.stdout and process.stderr
         try:
             if not select.select([process.stdout], [], [], START_S)[0]:

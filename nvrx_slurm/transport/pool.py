@@ -10,7 +10,7 @@ import contextlib
 import threading
 import time
 from collections import defaultdict, deque
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import NamedTuple
 
 from nvrx_slurm.transport.backends.port import Backend, Link
@@ -22,6 +22,8 @@ YOUNGER = 0.75
 """A connection is not used again after this share of the time in which its server would evict it."""
 
 MOST_DOUBTS = 256
+
+Watch = Callable[[Link | None], object]
 
 
 class AllInUse(PayloadTimeout):
@@ -79,20 +81,22 @@ class Pool:
         self._changed = threading.Condition()
         self._idle: defaultdict[str, list[Connection]] = defaultdict(list)
         self._count: defaultdict[str, int] = defaultdict(int)
-        self._busy: set[Connection] = set()
+        self._busy: set[Link] = set()  # those that are still greeting, too
         self._doubts: deque[Doubt] = deque(maxlen=MOST_DOUBTS)
         self._is_closed = False
 
     @contextlib.contextmanager
-    def connection(self, address: str, deadline: float) -> Iterator[Connection]:
-        """One to `address`, for one read. Whoever leaves with an exception has broken it. Raises what links raise."""
-        connection = self._take(address, deadline)
+    def connection(self, address: str, deadline: float, watch: Watch) -> Iterator[Connection]:
+        """One to `address`, for one read. Whoever leaves with an exception has broken it. `watch` gets its link while
+        it is used, from before the greeting on, and None at the end. Raises what links raise."""
+        connection = self._take(address, deadline, watch)
         try:
             yield connection
         except BaseException:
             connection.is_broken = True
             raise
         finally:
+            watch(None)
             self._give_back(connection)
 
     def discard_idle(self, address: str) -> None:
@@ -132,27 +136,30 @@ class Pool:
             idle = [connection for kept in self._idle.values() for connection in kept]
             self._idle.clear()
             self._changed.notify_all()
-        for connection in busy:
-            connection.link.cut()
+        for link in busy:
+            link.cut()
         self._end(idle)
 
     def drop(self) -> None:
         """In a forked child: the parent's connections are not ours."""
-        for connection in (*self._busy, *(each for kept in self._idle.values() for each in kept)):
-            connection.link.drop()
+        for link in (*self._busy, *(each.link for kept in self._idle.values() for each in kept)):
+            link.drop()
         self._changed = threading.Condition()
         self._idle.clear()
         self._count.clear()
         self._busy.clear()
         self._doubts.clear()
 
-    def _take(self, address: str, deadline: float) -> Connection:
+    def _take(self, address: str, deadline: float, watch: Watch) -> Connection:
         old: list[Connection] = []
         try:
             connection = self._reserve(address, deadline, old)
         finally:
             self._end(old)
-        return connection if connection is not None else self._connect(address, deadline)
+        if connection is None:
+            return self._connect(address, deadline, watch)
+        watch(connection.link)
+        return connection
 
     def _reserve(self, address: str, deadline: float, old: list[Connection]) -> Connection | None:
         """An idle one, or None and a place for a new one. `old` gets those that are good for nothing any more."""
@@ -161,7 +168,7 @@ class Pool:
                 if self._is_closed:
                     raise PeerReset("the client was closed")
                 if (connection := self._youngest(address, old)) is not None:
-                    self._busy.add(connection)
+                    self._busy.add(connection.link)
                     return connection
                 if self._count[address] < self._per_port:
                     self._count[address] += 1
@@ -181,26 +188,31 @@ class Pool:
             old.append(connection)
         return None
 
-    def _connect(self, address: str, deadline: float) -> Connection:
+    def _connect(self, address: str, deadline: float, watch: Watch) -> Connection:
         """In the place that is reserved; it is free again if that fails."""
         link: Link | None = None
         try:
             backend = self._backends[address.partition("://")[0]]
             link = backend.connect(address, deadline)
-            connection = self._greeted(address, link, deadline)
+            self._use(link)
+            watch(link)
+            return self._greeted(address, link, deadline)
         except BaseException:
-            if link is not None:
-                link.close()
+            watch(None)
             with self._changed:
+                self._busy.discard(link)
                 self._count[address] -= 1
                 self._changed.notify()
+            if link is not None:
+                link.close()
             raise
+
+    def _use(self, link: Link) -> None:
         with self._changed:
-            self._busy.add(connection)
+            self._busy.add(link)
             is_closed = self._is_closed
         if is_closed:
             link.cut()
-        return connection
 
     def _greeted(self, address: str, link: Link, deadline: float) -> Connection:
         if not link.needs_checksum:  # memory of this node: the kernel has seen to it who may
@@ -210,7 +222,7 @@ class Pool:
 
     def _give_back(self, connection: Connection) -> None:
         with self._changed:
-            self._busy.discard(connection)
+            self._busy.discard(connection.link)
             keep = not connection.is_broken and not self._is_closed
             if keep:
                 connection.rest(time.monotonic())

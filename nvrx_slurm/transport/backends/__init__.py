@@ -1,8 +1,8 @@
 """How bytes get from one process to another. `port.py` says what a backend is; all pass one contract suite.
 
 shm.py     the ring itself, on the same node
-tcp.py     sockets; no dependency
-ucxx.py    UCX: RDMA, or TCP where there is none
+tcp.py     sockets; no dependency                     naming.py  the addresses of a host, in time
+ucxx.py    UCX: RDMA, or TCP where there is none      ucx/       its one thread, and what runs there
 """
 
 from __future__ import annotations

@@ -13,10 +13,12 @@ import socket
 import threading
 import time
 from collections.abc import Callable
+from typing import Any
 
 from nvrx_slurm.log import get_logger
+from nvrx_slurm.transport.backends.naming import forget, resolve
 from nvrx_slurm.transport.backends.port import Link, Seen, address_of, host_and_port
-from nvrx_slurm.transport.errors import PayloadTimeout, PayloadTruncated, PeerReset, RingError
+from nvrx_slurm.transport.errors import PayloadTimeout, PayloadTruncated, PeerReset, RingError, TransportError
 
 SCHEME = "tcp"
 PIECE_BYTES = 1 << 20
@@ -183,15 +185,20 @@ class TcpBackend:
     scheme = SCHEME
 
     def connect(self, address: str, deadline: float) -> Link:
-        left_s = deadline - time.monotonic()
-        if left_s <= 0:
-            raise PayloadTimeout("there was no time left to connect")
         try:
-            return TcpLink(socket.create_connection(host_and_port(address), timeout=left_s))
-        except TimeoutError:
-            raise PayloadTimeout("nobody answers there") from None
-        except (OSError, ValueError) as error:
-            raise PeerReset(f"no connection: {_reason(error)}") from None
+            host, port = host_and_port(address)
+        except ValueError as error:
+            raise PeerReset(str(error)) from None
+        fault: TransportError | None = None
+        for family, where in resolve(host, port, deadline):
+            try:
+                return TcpLink(_connected(family, where, deadline))
+            except TimeoutError:
+                fault = PayloadTimeout("nobody answers there")
+            except OSError as error:
+                fault = PeerReset(f"no connection: {_reason(error)}")
+        forget(host, port)
+        raise fault or PeerReset(f"host {host} has no address")
 
     def listen(self, host: str, port: int, serve: Callable[[Link], None]) -> TcpListener:
         try:
@@ -199,6 +206,20 @@ class TcpBackend:
         except OSError as error:
             raise RingError(f"cannot listen on {address_of(SCHEME, host, port)}: {_reason(error)}") from None
         return TcpListener(listening, host, serve)
+
+
+def _connected(family: socket.AddressFamily, where: tuple[Any, ...], deadline: float) -> socket.socket:
+    """Raises OSError; TimeoutError is one."""
+    if (left_s := deadline - time.monotonic()) <= 0:
+        raise TimeoutError
+    connection = socket.socket(family, socket.SOCK_STREAM)
+    try:
+        connection.settimeout(min(left_s, LONGEST_WAIT_S))
+        connection.connect(where)
+    except BaseException:
+        connection.close()
+        raise
+    return connection
 
 
 def _listening_socket(host: str, port: int) -> socket.socket:

@@ -7,19 +7,21 @@ import time
 from collections.abc import Callable
 
 from nvrx_slurm.transport.backends.port import Link, host_and_port
-from nvrx_slurm.transport.backends.ucx import found
 from nvrx_slurm.transport.backends.ucx.engine import engine
 from nvrx_slurm.transport.backends.ucx.link import SCHEME, UcxxListener, connect
 from nvrx_slurm.transport.errors import PayloadTimeout, PeerReset
 
 
 class UcxxBackend:
-    """Raises PeerRefused, which says what to install, where the library is not there."""
+    """UCX starts with the first of these in a process, which takes some 0.3 s.
+
+    Raises PeerRefused, which says what to install or to do, where it cannot be.
+    """
 
     scheme = SCHEME
 
     def __init__(self) -> None:
-        found.load()
+        engine()
 
     def connect(self, address: str, deadline: float) -> Link:
         if time.monotonic() >= deadline:

@@ -6,7 +6,6 @@ lost by an exception is known to its own process at once, and to all others when
 
 from __future__ import annotations
 
-import contextlib
 import itertools
 import os
 import time
@@ -14,7 +13,7 @@ from pathlib import Path
 
 from nvrx_slurm.processes import started_ticks, stat_fields
 from nvrx_slurm.transport.errors import RingError
-from nvrx_slurm.transport.slots import Owner
+from nvrx_slurm.transport.slots import NOBODY, Owner
 
 SURE_S = 0.1
 """For so long who was alive is taken to be so still."""
@@ -31,15 +30,14 @@ _alive_at: dict[tuple[int, int], float] = {}
 class Attempt:
     """One attempt of this process to read or to write. `of`: whatever tells the rings of this process apart."""
 
-    __slots__ = ("__weakref__", "owner")
+    owner = NOBODY  # until the constructor is over: a handler may cut it
 
     def __init__(self, of: int) -> None:
         self.owner = Owner(*this_process(), next(_numbers))
         _open[self.owner.attempt] = of
 
     def __del__(self) -> None:
-        with contextlib.suppress(AttributeError):  # the constructor was cut
-            _open.pop(self.owner.attempt, None)
+        _open.pop(self.owner.attempt, None)
 
 
 def open_attempts(of: int) -> set[Owner]:

@@ -18,7 +18,7 @@ from nvrx_slurm.transport.ref import LONGEST_SCHEMA, PayloadRef
 from nvrx_slurm.transport.ring import copying, futex, segment
 from nvrx_slurm.transport.ring.claim import Claim
 from nvrx_slurm.transport.ring.layout import Creator, Header, Layout, Shape, checked
-from nvrx_slurm.transport.ring.memory import Memory
+from nvrx_slurm.transport.ring.memory import Glance, Memory
 from nvrx_slurm.transport.ring.owners import Attempt, namespace, this_process
 from nvrx_slurm.transport.ring.steps import HELD, Steps
 from nvrx_slurm.transport.ring.writing import Writing
@@ -270,15 +270,11 @@ class SharedRing:
 
     def get_ready_indices(self) -> list[int]:
         """Their slots, the oldest payload first."""
-        steps = self._steps
-        steps.reclaim_all()
-        return _ready(steps)
+        return _ready(_reclaimed(self._steps))
 
     def is_full(self) -> bool:
         """Whether no slot is free."""
-        steps = self._steps
-        steps.reclaim_all()
-        return all(glance.state is not State.FREE for glance in steps.memory.glance())
+        return all(glance.state is not State.FREE for glance in _reclaimed(self._steps))
 
     def slot_states(self) -> list[Slot]:
         """All that is known of each slot: its state, its generation, and so on."""
@@ -346,23 +342,26 @@ class SharedRing:
 
     def _places(self, steps: Steps) -> Iterator[int]:
         """Where to write, the best first."""
-        yield from self._free(steps)
-        steps.reclaim_all()
-        yield from self._free(steps)
+        seen = steps.glance()
+        yield from self._free(seen)
+        if _has_held(seen):
+            steps.reclaim_all()
+            seen = steps.glance()
+            yield from self._free(seen)
         if self.overwrite:
-            yield from _ready(steps)
+            yield from _ready(seen)
 
-    def _free(self, steps: Steps) -> list[int]:
+    def _free(self, seen: list[Glance]) -> list[int]:
         """From the cursor on: a slot rests for as long as it can."""
-        free = (glance.slot for glance in steps.memory.glance() if glance.state is State.FREE)
+        free = (glance.slot for glance in seen if glance.state is State.FREE)
         return sorted(free, key=lambda index: (index - self._cursor) % self.slots)
 
     def _why_full(self) -> str:
-        states = [glance.state.name for glance in self._steps.memory.glance()]
+        states = [glance.state.name for glance in self._steps.glance()]
         return f" ({', '.join(f'{states.count(name)} {name}' for name in dict.fromkeys(states))})"
 
     def _held(self) -> int:
-        states = [glance.state for glance in self._steps.memory.glance()]
+        states = [glance.state for glance in self._steps.glance()]
         return states.count(State.READY) + states.count(State.READING)
 
     def _waited(self, attempt: Callable[[], object], ref: PayloadRef | None, timeout_s: float | None) -> object:
@@ -390,8 +389,8 @@ class SharedRing:
 
     def _oldest(self, lease_s: float | None) -> Claim | None:
         steps = self._steps
-        for look in (_ready, _reclaimed_ready):
-            for index in look(steps):
+        for look in (Steps.glance, _reclaimed):  # the second takes longer
+            for index in _ready(look(steps)):
                 claim = self.claim(index, None, lease_s)
                 if isinstance(claim, Claim):
                     return claim
@@ -415,18 +414,23 @@ class SharedRing:
         return value if claim.finish(consumed=consume) else _NOTHING
 
 
-def _ready(steps: Steps) -> list[int]:
+def _ready(seen: list[Glance]) -> list[int]:
     """Slots that are ready, the oldest payload first."""
-    ready = [glance for glance in steps.memory.glance() if glance.state is State.READY]
+    ready = [glance for glance in seen if glance.state is State.READY]
     return [glance.slot for glance in sorted(ready, key=lambda glance: glance.generation)]
 
 
-def _reclaimed_ready(steps: Steps) -> list[int]:
-    """The same, with what readers have lost; it takes longer."""
-    if all(glance.state not in HELD for glance in steps.memory.glance()):
-        return []
+def _has_held(seen: list[Glance]) -> bool:
+    return any(glance.state in HELD for glance in seen)
+
+
+def _reclaimed(steps: Steps) -> list[Glance]:
+    """All slots, without owners that have lost them."""
+    seen = steps.glance()
+    if not _has_held(seen):
+        return seen
     steps.reclaim_all()
-    return _ready(steps)
+    return steps.glance()
 
 
 def _wait(steps: Steps, seen: int, deadline: float) -> bool:

@@ -11,7 +11,7 @@ from functools import partial
 from nvrx_slurm.log import get_logger
 from nvrx_slurm.transport import slots
 from nvrx_slurm.transport.errors import PayloadTimeout, RingError
-from nvrx_slurm.transport.ring.memory import Memory
+from nvrx_slurm.transport.ring.memory import Glance, Memory
 from nvrx_slurm.transport.ring.mutex import Contended
 from nvrx_slurm.transport.ring.owners import is_dead, open_attempts
 from nvrx_slurm.transport.slots import Owner, Refusal, Slot, State
@@ -47,7 +47,7 @@ class Steps:
         """Give back what this process reads. What it writes, it may be copying now: that is its writers' to end."""
         self._is_closed = True
         owners = open_attempts(id(self))
-        for glance in self.memory.glance():
+        for glance in self.glance():
             if glance.state is State.READING:
                 self._give_back(glance.slot, owners, slots.release)
 
@@ -111,10 +111,14 @@ class Steps:
 
     def reclaim_all(self) -> None:
         """What owners have lost. A slot whose lock cannot be had at once is left for later."""
-        for glance in self.memory.glance():
+        for glance in self.glance():
             if glance.state in HELD:
                 with contextlib.suppress(Contended):
                     self._step(glance.slot, lambda slot: (slot, Refusal.BUSY), 0.0)
+
+    def glance(self) -> list[Glance]:
+        """All slots as they were a moment ago."""
+        return self.memory.glance()
 
     def look(self, index: int) -> Slot:
         """The slot as it is; waits for a step that is under way."""
@@ -125,7 +129,7 @@ class Steps:
 
     def disown(self, owner: Owner) -> None:
         """Give back whatever this attempt of ours has, after an error: nothing is counted as late."""
-        for glance in self.memory.glance():
+        for glance in self.glance():
             if glance.state in HELD:
                 end = slots.release if glance.state is State.READING else slots.abandon
                 self._give_back(glance.slot, {owner}, end)

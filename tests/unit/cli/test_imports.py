@@ -9,7 +9,10 @@ import sys
 import pytest
 
 HEAVY = {"redis", "pydantic", "submitit", "jinja2", "rich", "msgspec", "ruamel", "asyncio", "platformdirs"}
-COMMANDS = ["init", "render", "config", "completion", "dump", "status", "nodes", "nodes suspect", "ci", "ci run"]
+COMMANDS = [
+    "init", "render", "config", "completion", "dump", "status", "nodes", "nodes suspect", "transport",
+    "transport doctor", "ci", "ci run",
+]  # fmt: skip
 
 
 def imported(*arguments: str) -> set[str]:

@@ -10,6 +10,7 @@ from hypothesis import strategies as st
 
 from nvrx_slurm.transport.choosing import (
     GROWTH,
+    HURRIED_S,
     JITTER,
     LONGEST_S,
     QUARANTINE_S,
@@ -17,6 +18,7 @@ from nvrx_slurm.transport.choosing import (
     Health,
     choose,
     failed,
+    hurried,
 )
 
 NOW = 1000.0
@@ -68,7 +70,7 @@ def test_the_table_of_choices(
 def test_no_healthy_port_is_passed_over_for_a_sick_one(
     tiers: list[list[str]], health: dict[str, Health], now: float, turn: int, tried: set[str]
 ) -> None:
-    """While an untried port is healthy a sick one is not asked; and a call that has asked nobody yet asks somebody."""
+    """While an untried port is healthy no sick one is asked; and a call that has asked nobody yet asks somebody."""
     chosen = choose(tiers, health, now=now, turn=turn, tried=tried)
     ports = {port for tier in tiers for port in tier}
     well = {port for port in ports - tried if not health.get(port, WELL).is_sick(now)}
@@ -89,7 +91,7 @@ def test_a_call_asks_each_healthy_port_once(health: dict[str, Health], now: floa
 @given(sick=st.sets(st.sampled_from(PORTS), max_size=3), first=st.integers(0, 1 << 16), rounds=st.integers(1, 8))
 def test_rotation_is_fair(sick: set[str], first: int, rounds: int) -> None:
     """Over whole rounds all healthy ports are asked equally often, whichever turn comes first."""
-    health = {port: SICK for port in sick}
+    health = dict.fromkeys(sick, SICK)
     well = len(PORTS) - len(sick)
     asked = Counter(choose([PORTS], health, now=NOW, turn=turn) for turn in range(first, first + rounds * well))
     assert asked == {port: rounds for port in PORTS if port not in sick}
@@ -129,6 +131,14 @@ def test_the_dice_decide() -> None:
     """Two clients that saw the same fault come back at different moments."""
     early, late = (failed(WELL, now=NOW, dice=roll).sick_until for roll in (0.0, 1.0))
     assert late - early == pytest.approx(2 * JITTER * QUARANTINE_S)
+
+
+def test_a_port_that_was_hurried_is_put_behind_the_others_for_a_moment() -> None:
+    """That is no failure: its next quarantine is not longer for it, and one that lasts is not made shorter."""
+    assert hurried(WELL, now=NOW) == Health(0, NOW + HURRIED_S)
+    assert hurried(SICKER, now=NOW) == SICKER
+    assert failed(hurried(WELL, now=NOW), now=NOW, dice=0.5) == Health(1, NOW + QUARANTINE_S)
+    assert choose([[A, B]], {A: hurried(WELL, now=NOW)}, now=NOW, turn=0) == B
 
 
 def test_one_success_forgives_it_all() -> None:

@@ -6,7 +6,7 @@ import resource
 
 import pytest
 
-from nvrx_slurm.transport.doctor import Level, examine, gibibytes, is_fit, known_as, rdma, room_for_rings
+from nvrx_slurm.transport.doctor import Finding, Level, examine, gibibytes, is_fit, known_as, rdma, room_for_rings
 from nvrx_slurm.transport.errors import TransportError
 from nvrx_slurm.transport.pace import measure, measure_apart
 
@@ -14,9 +14,15 @@ MEBIBYTE, GIBIBYTE = 1 << 20, 1 << 30
 NO_LIMIT = resource.RLIM_INFINITY
 
 
-def test_this_node_can_do_what_is_used_by_default() -> None:
+@pytest.fixture(scope="module")
+def here() -> list[Finding]:
+    """This node, looked at once."""
+    return examine()
+
+
+def test_this_node_can_do_what_is_used_by_default(here: list[Finding]) -> None:
     """A ring is made, and payloads are read in place and over a socket: by trying, not by looking."""
-    findings = {finding.part: finding for finding in examine()}
+    findings = {finding.part: finding for finding in here}
     assert list(findings) == [
         "/dev/shm", "rings", "shm", "tcp", "host name", "open files", "ucxx", "RDMA", "nixl"
     ]  # fmt: skip
@@ -27,9 +33,9 @@ def test_this_node_can_do_what_is_used_by_default() -> None:
         assert findings[part].todo == ""
 
 
-def test_whatever_is_wrong_comes_with_what_to_do() -> None:
+def test_whatever_is_wrong_comes_with_what_to_do(here: list[Finding]) -> None:
     """For each finding that is not well."""
-    assert [each.part for each in examine() if each.level in (Level.WARN, Level.FAIL) and not each.todo] == []
+    assert [each.part for each in here if each.level in (Level.WARN, Level.FAIL) and not each.todo] == []
 
 
 def test_the_pace_is_measured_on_payloads_that_were_read() -> None:
@@ -51,7 +57,7 @@ def test_a_transport_that_cannot_be_tried_is_told_by_its_own_last_words() -> Non
     ("size", "free", "level", "words"),
     [
         (64 * GIBIBYTE, 60 * GIBIBYTE, Level.OK, "64.0 GiB, 60.0 GiB free"),
-        (64 * MEBIBYTE, 64 * MEBIBYTE, Level.WARN, "64 MiB, 64 MiB free: the default of containers"),
+        (64 * MEBIBYTE, 64 * MEBIBYTE, Level.WARN, "64 MiB, 64 MiB free: no more than containers have by default"),
         (65 * MEBIBYTE, 64 * MEBIBYTE, Level.OK, "65 MiB, 64 MiB free"),
         (64 * GIBIBYTE, 6 * GIBIBYTE, Level.WARN, "64.0 GiB, 6.0 GiB free"),
     ],

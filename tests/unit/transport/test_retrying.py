@@ -1,4 +1,4 @@
-"""When a read is tried again, where, and when it is given up: the plan is fed outcomes, on a clock that is a number."""
+"""When a read is tried again, where, and when it is given up: a plan that is fed outcomes, by a clock of numbers."""
 
 from __future__ import annotations
 

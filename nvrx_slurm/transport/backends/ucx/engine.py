@@ -1,8 +1,9 @@
 """The one thread of a process that owns UCX: its worker, and all endpoints and listeners.
 
-Other threads post what they want done. The thread does it, lets UCX progress until nothing moves any more, hands on what
-has come, and sleeps on UCX's own descriptor and on one by which it is woken. There is no asyncio, no thread of UCXX's,
-and no Python future: with those, a parked receive costs 4 % of a core at least, and a process does not end by itself.
+Other threads post what they want done. The thread does it, lets UCX progress until nothing moves any more, hands on
+what has come, and sleeps on UCX's own descriptor and on one by which it is woken. There is no asyncio, no thread of
+UCXX's, and no Python future: with those, a parked receive costs 4 % of a core at least, and a process does not end by
+itself.
 """
 
 from __future__ import annotations
@@ -38,7 +39,7 @@ _log = get_logger("transport")
 
 
 class _Transfer(NamedTuple):
-    """What UCX works at. `memory`: stays referenced for as long as UCX may touch it; UCX itself does not see to that."""
+    """What UCX works at. `memory` is referenced as long as UCX may touch it: UCX itself does not see to that."""
 
     requests: list[Any]
     memory: Sequence[object]
@@ -46,7 +47,7 @@ class _Transfer(NamedTuple):
 
 
 class Engine:
-    """Made at first use, and there until the process ends. Of its methods only `post` and `stop` are for other threads."""
+    """Made at first use, and there until the process ends. Other threads may only `post` and `stop`."""
 
     def __init__(self) -> None:
         self.ucx = found.load()
@@ -180,12 +181,13 @@ class Engine:
     def _settle(self) -> None:
         """Whatever is done; what that starts may be done at once."""
         while True:
-            before, self._transfers = self._transfers, []
-            done = []
-            for transfer in before:
-                (done if all(each.completed for each in transfer.requests) else self._transfers).append(transfer)
+            done: list[_Transfer] = []
+            going: list[_Transfer] = []
+            for transfer in self._transfers:
+                (done if all(each.completed for each in transfer.requests) else going).append(transfer)
             if not done:
                 return
+            self._transfers = going
             for transfer in done:
                 transfer.done(_error_of(transfer.requests))
 
@@ -242,7 +244,8 @@ def engine() -> Engine:
     with _guard:
         if _is_forked:
             raise PeerRefused(
-                "UCX was in use when this process was forked, and does not work in the child: start it before, or by spawn"
+                "UCX was in use when this process was forked, and does not work in the child: "
+                "fork before its first use, or start the process by spawn"
             )
         if _engine is None or _engine.has_ended:
             _engine = Engine()

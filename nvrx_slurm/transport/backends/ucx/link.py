@@ -149,7 +149,7 @@ def connect(engine: Engine, ip: str, port: int, deadline: float) -> UcxxLink:
         except Exception as error:  # UCXX has a class for each status
             peer.end(f"no connection: {error}")
         else:
-            peer.open(endpoint)
+            peer.connect(endpoint)
 
     engine.post(begin)
     link = UcxxLink(engine, peer)

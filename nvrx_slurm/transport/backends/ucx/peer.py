@@ -1,16 +1,16 @@
 """One connection, within the engine's thread; whatever waits for it in another thread has an Outcome.
 
-Its two ends first tell each other, over UCX's stream, by which number each knows it. From then on all goes as tagged
-messages, whose tag is a kind and the receiver's number: matching is by worker in UCX, not by connection. No receive is
-ever posted ahead: a message is taken out of UCX's queue when it has come, its length is compared with the buffer's, and
-only then may UCX write there. So a parked reader has nothing to cancel, and a payload that is longer than told is never
-begun.
+Its two ends first tell each other, over UCX's stream, by which number each knows it, the client first. From then on
+all goes as tagged messages, whose tag is a kind and the receiver's number: UCX matches by worker, not by connection.
+No receive is ever posted ahead: a message is taken out of UCX's queue when it has come, its length is compared with
+the buffer's, and only then may UCX write there. So a parked reader has nothing to cancel, and a payload that is
+longer than told is never begun.
 
     OPENING ──their number──▶ OPEN ──leave: LEAVE sent──▶ LEAVING ──LEFT, or it is late──▶ ended
        └─────────────────────────┴──── cut, a deadline, or the connection broke ─────────────▶ ended
 
-LEAVE and LEFT are there because UCX tells the end of a connection on another socket than its data: an end could overtake
-what was sent before it.
+LEAVE and LEFT are there because UCX tells the end of a connection on another socket than its data: an end could
+overtake what was sent before it.
 """
 
 from __future__ import annotations
@@ -36,12 +36,15 @@ MOST_UNREAD = 4
 """Messages that nobody has asked for yet: an answer and its payload are two."""
 
 DRAINED_BYTES = 64 << 10
-"""UCX lets go of a message only when it is received, so that unread ones are, up to this size. The payload itself of a
-longer one never came: just the word of it."""
+"""UCX lets go of a message only when it is received, so that unread ones are, up to this size. Of a longer one only
+the word has come, not its bytes."""
 
 _INTRODUCTION = struct.Struct("<8sQ")
 _MAGIC = b"nvrxucx\n"
 _WORD = b"\0"  # UCX has no message of no bytes that could be relied upon
+
+_CLOSED, _CUT = "the connection was closed", "the connection was cut"
+_BROKEN, _UNASKED = "the connection broke", "the peer sent what nobody asked for"
 
 Done = Callable[[Exception | None], None]
 
@@ -85,18 +88,16 @@ class Peer:
         """From any thread: a message has come that nobody has asked for."""
         return bool(self._unread)
 
-    def open(self, endpoint: Any) -> None:
-        """Of a connection that may still be under way: say who we are, and learn who they are."""
-        self._endpoint = endpoint
-        self._engine.know(self)
-        ours, theirs = _INTRODUCTION.pack(_MAGIC, self.number), bytearray(_INTRODUCTION.size)
-        array = self._engine.ucx.array
+    def connect(self, endpoint: Any) -> None:
+        """Ours, and still under way: say who we are, and learn who they are."""
+        self._adopt(endpoint)
+        self._introduce_us()
+        self._learn(lambda: None)
 
-        def introduce() -> list[Any]:
-            endpoint.set_close_callback(self._engine.fallen.append, (self,))
-            return [endpoint.stream_send(array(ours)), endpoint.stream_recv(array(theirs))]
-
-        self._start(introduce, (ours, theirs), lambda error: self._has_introduced_itself(theirs, error))
+    def accept(self, endpoint: Any) -> None:
+        """Theirs: learn who they are, and only then say who we are: nothing comes before its sender is known."""
+        self._adopt(endpoint)
+        self._learn(self._introduce_us)
 
     def send(self, frame: bytes, payload: memoryview | None, outcome: Outcome | None) -> None:
         """Two messages, straight from their memory, which is kept until UCX needs it no more."""
@@ -117,32 +118,34 @@ class Peer:
         if kind == Kind.DATA:
             self._unread.append(message)
             if len(self._unread) > MOST_UNREAD:
-                self.end("it sent what nobody asked for")
+                self.end(_UNASKED)
                 return
             self._match()
             return
         self._engine.drain(message)
-        if kind == Kind.LEFT or self._is_leaving:
-            self.end("the connection was closed")
+        if kind == Kind.LEFT:
+            self.end(_CLOSED)
         elif kind == Kind.LEAVE and self._endpoint is not None:
             self._start(lambda: [self._tagged(Kind.LEFT, _WORD)], (_WORD,), nobody)
             self._break("the peer has closed the connection")
 
     def has_fallen(self) -> None:
         """UCX has found it dead. What had come before can still be read."""
-        self._endpoint = None
-        self._break("the connection broke")
-        if self._is_leaving:
-            self.end("the connection was closed")
+        if self._endpoint is not None:
+            self._endpoint, self._closed = None, self._endpoint
+        has_no_link = self._is_leaving or not self.has_opened
+        self._break(_BROKEN)
+        if has_no_link:
+            self.end(_BROKEN)
 
     def leave(self) -> None:
         """Close it as soon as what was sent has arrived."""
         if self.broken is not None or not self.has_opened:
-            self.end("the connection was closed")
+            self.end(_CLOSED)
         elif not self._is_leaving:
             self._is_leaving = True
-            self._break("the connection was closed")
-            self._engine.later(LINGER_S, lambda: self.end("the connection was closed"))
+            self._break(_CLOSED)
+            self._engine.later(LINGER_S, lambda: self.end(_CLOSED))
             self._say_last()
 
     def _say_last(self) -> None:
@@ -164,11 +167,11 @@ class Peer:
         self._tell_if_gone()
 
     def end_for(self, outcome: Outcome) -> None:
-        """Whoever waits for `outcome` gives up. It is settled when UCX touches none of the caller's memory any more."""
+        """Whoever waits for `outcome` gives up. It is settled when UCX touches the caller's memory no more."""
         if self._want is not None and self._want.outcome is outcome:
             self._want = None
-            self._start(list, (), outcome.settle)
-        self.end("the connection was cut")
+            outcome.settle(PeerReset(_CUT))
+        self.end(_CUT)
 
     def _break(self, why: str) -> None:
         if self.broken is None:
@@ -180,16 +183,34 @@ class Peer:
         if want is not None:
             want.outcome.settle(PeerReset(self.broken))
 
-    def _has_introduced_itself(self, theirs: bytearray, error: Exception | None) -> None:
-        if error is not None or self.has_opened:
-            self.end("no connection")
-            return
-        magic, self._their_number = _INTRODUCTION.unpack(theirs)
-        if magic != _MAGIC:
-            self.end("no server of payloads is listening there")
-            return
-        self.has_opened = True
-        self._opened(None)
+    def _adopt(self, endpoint: Any) -> None:
+        self._endpoint = endpoint
+        self._engine.know(self)
+        try:
+            endpoint.set_close_callback(self._engine.fallen.append, (self,))
+        except RuntimeError:  # it has died already
+            self._engine.fallen.append(self)
+
+    def _introduce_us(self) -> None:
+        ours = _INTRODUCTION.pack(_MAGIC, self.number)
+        self._start(lambda: [self._living().stream_send(self._engine.ucx.array(ours))], (ours,), nobody)
+
+    def _learn(self, then: Callable[[], None]) -> None:
+        theirs = bytearray(_INTRODUCTION.size)
+
+        def learned(error: Exception | None) -> None:
+            if error is not None or self.has_opened:
+                self.end("no connection")
+                return
+            magic, self._their_number = _INTRODUCTION.unpack(theirs)
+            if magic != _MAGIC:
+                self.end("no server of payloads is listening there")
+                return
+            then()
+            self.has_opened = True
+            self._opened(None)
+
+        self._start(lambda: [self._living().stream_recv(self._engine.ucx.array(theirs))], (theirs,), learned)
 
     def _match(self) -> None:
         """A message and a buffer."""
@@ -206,13 +227,19 @@ class Peer:
             want.outcome.settle(
                 PayloadTruncated(f"the peer sent a message of {message.length} bytes, and not of {len(want.buffer)}")
             )
-            self.end("it sent what nobody asked for")
+            self.end(_UNASKED)
             return
         self._start(lambda: [self._engine.take(message, want.buffer)], (want.buffer, message), want.outcome.settle)
 
     def _tagged(self, kind: Kind, part: bytes | memoryview) -> Any:
         tag = self._engine.ucx.tag(kind << NUMBER_BITS | (self._their_number or 0))
-        return self._endpoint.tag_send(self._engine.ucx.array(part), tag)
+        return self._living().tag_send(self._engine.ucx.array(part), tag)
+
+    def _living(self) -> Any:
+        """The endpoint. UCX takes a receive on a dead one, and never ends it."""
+        if self._endpoint is None or not self._endpoint.alive:
+            raise PeerReset(_BROKEN)
+        return self._endpoint
 
     def _start(self, submit: Callable[[], list[Any]], memory: Sequence[object], done: Done) -> None:
         self._in_flight += 1
@@ -227,8 +254,8 @@ class Peer:
         try:
             requests = submit()
         except Exception as error:  # UCXX's, or a RuntimeError where the connection has just died
-            settled(PeerReset(f"the connection broke: {error}"))
-            self.end("the connection broke")
+            settled(PeerReset(f"{_BROKEN}: {error}"))
+            self.end(_BROKEN)
             return
         self._engine.start(requests, memory, settled)
 

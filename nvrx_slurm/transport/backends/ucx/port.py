@@ -5,11 +5,14 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
+from nvrx_slurm.log import get_logger
 from nvrx_slurm.transport.backends.ucx.engine import Engine
 from nvrx_slurm.transport.backends.ucx.peer import Peer
 
 INTRODUCTION_S = 5.0
 """So long may a peer take to say who it is."""
+
+_log = get_logger("transport")
 
 
 class Port:
@@ -24,9 +27,7 @@ class Port:
 
     def open(self, number: int) -> None:
         """Raises what UCXX raises."""
-        self._listener = self._engine.ucx.listener.create(
-            self._engine.worker, number, self._has_come, (), {}, deliver_endpoint=True
-        )
+        self._listener = self._engine.ucx.listener.create(self._engine.worker, number, self._has_come)
         self.number = self._listener.port
 
     def close(self) -> None:
@@ -34,9 +35,14 @@ class Port:
         self._is_closed = True
         self._let_go()
 
-    def _has_come(self, endpoint: Any) -> None:
-        """Within UCX's progress, where no endpoint can be closed."""
-        self._engine.accepted.append(lambda: self._take(endpoint))
+    def _has_come(self, request: int) -> None:
+        """Within UCX's progress, where no endpoint can be closed, and what is raised is printed."""
+        try:
+            endpoint = self._listener.create_endpoint_from_conn_request(request, True)
+        except Exception as error:  # UCXX has a class for each status
+            _log.debug("a connection was gone before it was taken: %s", error)
+        else:
+            self._engine.accepted.append(lambda: self._take(endpoint))
 
     def _take(self, endpoint: Any) -> None:
         if self._is_closed:
@@ -44,7 +50,7 @@ class Port:
             return
         peer = Peer(self._engine, lambda error: self._has_opened(peer, error), self._has_gone)
         self._peers.add(peer)
-        peer.open(endpoint)
+        peer.accept(endpoint)
         self._engine.later(INTRODUCTION_S, lambda: self._give_up(peer))
 
     def _has_opened(self, peer: Peer, error: Exception | None) -> None:

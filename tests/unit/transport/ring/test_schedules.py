@@ -10,7 +10,7 @@ import pytest
 
 from nvrx_slurm.transport.errors import RingFull
 from nvrx_slurm.transport.ref import PayloadRef
-from nvrx_slurm.transport.ring import Claim, RingMetrics, SharedRing, Writing
+from nvrx_slurm.transport.ring import Claim, SharedRing, Writing
 from nvrx_slurm.transport.slots import State
 
 HALF = 64
@@ -63,7 +63,7 @@ class Reader:
 @pytest.fixture(scope="module")
 def rings() -> Iterator[list[SharedRing]]:
     """One ring, attached by each of the three."""
-    with SharedRing.create(2, SIZE) as ring:
+    with SharedRing.create(2, SIZE, checksum=False) as ring:
         others = [SharedRing.attach(ring.handle) for _ in range(2)]
         yield [ring, *others]
         for other in others:
@@ -82,16 +82,19 @@ def schedules() -> Iterator[list[int]]:
 @pytest.mark.parametrize("asked", [(0, 1), (0, 0)], ids=["each its own", "both the same"])
 def test_every_schedule(rings: list[SharedRing], asked: tuple[int, int]) -> None:
     """Each reader returns its ref's bytes or nothing; then no slot is held, and each payload was counted once."""
-    before = rings[0].metrics()
+    consumed = rings[0].metrics().consumed
     for schedule in schedules():
-        refs = [rings[0].write_raw(content(generation)) for generation in next_generations(rings[0])]
+        if asked == (0, 0) and schedule.index(1) > schedule.index(2):
+            continue  # the readers are alike: it has been seen with their roles swapped
+        refs = [write(rings[0]), write(rings[0])]
         actors = run(rings, [refs[which] for which in asked], schedule)
-        before = check(rings[0], actors, before, schedule)
+        consumed = check(rings[0], actors, consumed, schedule)
 
 
-def next_generations(ring: SharedRing) -> list[int]:
-    latest = max(slot.generation for slot in ring.slot_states())
-    return [latest + 1, latest + 2]
+def write(ring: SharedRing) -> PayloadRef:
+    writing = ring.begin(SIZE)
+    writing.copy_in(0, content(writing.generation))
+    return writing.publish()
 
 
 def run(rings: list[SharedRing], refs: list[PayloadRef], schedule: list[int]) -> list[Writer | Reader]:
@@ -104,17 +107,20 @@ def run(rings: list[SharedRing], refs: list[PayloadRef], schedule: list[int]) ->
     return actors
 
 
-def check(ring: SharedRing, actors: list[Writer | Reader], before: RingMetrics, schedule: list[int]) -> RingMetrics:
-    """What holds after a schedule; then the ring is empty again."""
-    _, *readers = actors
-    reads = [reader for reader in readers if isinstance(reader, Reader) and reader.read is not None]
-    for reader in reads:
-        assert reader.read == content(reader.ref.generation), schedule
-    after = ring.metrics()
-    assert after.states[State.WRITING] == after.states[State.READING] == 0, schedule
-    assert after.consumed - before.consumed == len(reads), schedule
-    assert after.published == after.consumed + after.dropped + after.states[State.READY], schedule
-    assert (after.late, after.lapsed, after.released) == (before.late, before.lapsed, before.released), schedule
-    for slot in ring.get_ready_indices():
-        assert ring.settle(slot, ring.slot_states()[slot].generation), schedule
-    return ring.metrics()
+def check(ring: SharedRing, actors: list[Writer | Reader], consumed: int, schedule: list[int]) -> int:
+    """What holds after a schedule; then the ring is emptied. How many payloads were consumed so far."""
+    reads = 0
+    for reader in actors:
+        if isinstance(reader, Reader) and reader.read is not None:
+            assert reader.read == content(reader.ref.generation), schedule
+            reads += 1
+    metrics = ring.metrics()
+    ready = metrics.states[State.READY]
+    assert ready + metrics.states[State.FREE] == 2, schedule
+    assert metrics.consumed == consumed + reads, schedule
+    assert metrics.published == metrics.consumed + metrics.dropped + ready, schedule
+    assert metrics.late == metrics.lapsed == metrics.released == 0, schedule
+    for _ in range(ready):
+        claim = next(claim for slot in range(2) if isinstance(claim := ring.claim(slot), Claim))
+        claim.finish(consumed=True)
+    return metrics.consumed + ready

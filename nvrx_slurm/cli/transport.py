@@ -1,0 +1,90 @@
+"""`nvrx-slurm transport`: what this node can do for payloads, and what dead processes have left."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import click
+
+from nvrx_slurm.errors import EXIT_DONE, EXIT_FAILED
+
+if TYPE_CHECKING:
+    from nvrx_slurm.report.tables import Mood, Table
+    from nvrx_slurm.transport.doctor import Finding
+
+_MOODS: dict[str, Mood] = {"ok": "good", "warn": "busy", "fail": "bad", "absent": "dim"}
+
+
+@click.group(context_settings={"help_option_names": ["-h", "--help"]})
+def transport() -> None:
+    """Payloads between the processes of a job, on one node and across nodes (docs/transport.md)."""
+
+
+@transport.command()
+@click.option("--json", "as_json", is_flag=True, help="One object, with a finding for each part.")
+def doctor(as_json: bool) -> int:
+    """Try what payloads need on this node, and say what to do about what is wrong.
+
+    Exits with 0 if shm and tcp work, which are used by default, else with 1. On a job's nodes: srun nvrx-slurm
+    transport doctor.
+    """
+    from nvrx_slurm.transport.doctor import examine, is_fit
+
+    findings = examine()
+    if as_json:
+        _print_json(findings)
+    else:
+        _print_table(findings)
+    return EXIT_DONE if is_fit(findings) else EXIT_FAILED
+
+
+@transport.command()
+@click.option("--folder", type=click.Path(path_type=Path, exists=True, file_okay=False), help="Instead of /dev/shm.")
+def sweep(folder: Path | None) -> None:
+    """Remove the rings whose producer is dead, and print their names.
+
+    A new ring and the job's agents do so too. Rings of other users, and of containers with process ids of their own,
+    are left alone.
+    """
+    from nvrx_slurm.transport.ring import sweep
+    from nvrx_slurm.transport.ring.segment import SHM
+
+    names = sweep(folder or SHM)
+    for name in names:
+        click.echo(name)
+    if not names:
+        click.echo("no ring of a dead process", err=True)
+
+
+def _print_json(findings: list[Finding]) -> None:
+    import msgspec
+
+    from nvrx_slurm.transport.doctor import is_fit
+    from nvrx_slurm.transport.environment import node_name
+
+    whole = {"node": node_name(), "fit": is_fit(findings), "findings": [each._asdict() for each in findings]}
+    click.echo(msgspec.json.format(msgspec.json.encode(whole), indent=2))
+
+
+def _print_table(findings: list[Finding]) -> None:
+    if sys.stdout.isatty():
+        from rich.console import Console
+
+        from nvrx_slurm.report.screen import grid
+
+        Console(highlight=False).print(grid(_table(findings)))
+    else:
+        from nvrx_slurm.report.plain import table
+
+        click.echo(table(_table(findings)))
+
+
+def _table(findings: list[Finding]) -> Table:
+    from nvrx_slurm.report.tables import Row, Table
+
+    rows = (
+        Row((each.part, each.level.value, each.seen, each.todo or "-"), _MOODS[each.level.value]) for each in findings
+    )
+    return Table("payload transport", ("PART", "LEVEL", "SEEN", "WHAT TO DO"), tuple(rows))

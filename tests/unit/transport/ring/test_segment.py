@@ -1,0 +1,147 @@
+"""The file of a ring: whole or not there, refused where it is not ours to use, swept where nobody has it any more."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from nvrx_slurm.transport.errors import RingError
+from nvrx_slurm.transport.ring import SharedRing, is_gone, sweep
+from nvrx_slurm.transport.ring.layout import Creator, Header, Shape, checked, made_by
+from nvrx_slurm.transport.ring.owners import is_running, namespace, this_process
+
+NAME = "nvrx-ring-1-1-abc"
+SHAPE = Shape(2, 100, overwrite=True, checksum=False, lease_ns=5)
+
+
+def ring_file(folder: Path, creator: Creator, *, size: int | None = None) -> Path:
+    """A file that says it is a ring of this creator."""
+    path = folder / NAME
+    path.write_bytes(Header(creator, SHAPE).pack().ljust(256, b"\0"))
+    os.truncate(path, checked(2, 100).total_bytes if size is None else size)
+    return path
+
+
+def dead() -> Creator:
+    """A process of this namespace that was there, and is no more."""
+    process = subprocess.Popen([sys.executable, "-S", "-c", "input()"], stdin=subprocess.PIPE)
+    fields = Path(f"/proc/{process.pid}/stat").read_text().rpartition(")")[2].split()
+    process.communicate()
+    return Creator(process.pid, int(fields[19]), namespace())
+
+
+def test_a_header_survives_its_file() -> None:
+    """What is packed is unpacked."""
+    header = Header(Creator(1, 2, 3), SHAPE)
+    assert Header.unpack(header.pack().ljust(128, b"\0"), NAME) == header
+
+
+def test_it_is_private_and_has_all_its_memory() -> None:
+    """0600, and as many blocks as bytes: no page is missing that a write would need."""
+    with SharedRing.create(2, 1 << 20) as ring:
+        status = Path("/dev/shm", ring.name).stat()
+        assert status.st_mode & 0o777 == 0o600
+        assert status.st_blocks * 512 >= status.st_size > 2 << 20
+
+
+def test_a_full_file_system_is_an_error() -> None:
+    """More than /dev/shm has: what was asked for, what there is, what to do; and nothing is left."""
+    room = os.statvfs("/dev/shm")
+    with pytest.raises(RingError, match=r"does not fit in /dev/shm, which has \d+ free"):
+        SharedRing.create(2, room.f_blocks * room.f_frsize)
+    assert not list(Path("/dev/shm").glob(f"nvrx-ring-{os.getpid()}-*"))
+
+
+def test_a_folder_that_is_not_there(tmp_path: Path) -> None:
+    with pytest.raises(RingError, match="cannot be made"):
+        SharedRing.create(2, 64, folder=tmp_path / "none")
+
+
+def test_a_ring_in_another_folder(tmp_path: Path) -> None:
+    """Its handle says which."""
+    with SharedRing.create(2, 64, folder=tmp_path) as ring:
+        other = SharedRing.attach(ring.handle)
+        assert other.read(ring.write_raw(b"x")) == b"x"
+        other.close()
+        assert [path.name for path in tmp_path.iterdir()] == [ring.name]
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_ring_of_another_namespace_is_refused(tmp_path: Path) -> None:
+    """Process ids and robust locks mean nothing there."""
+    ring_file(tmp_path, Creator(*this_process(), namespace() + 1))
+    with pytest.raises(RingError, match="another namespace"):
+        SharedRing.attach(NAME, folder=tmp_path)
+
+
+@pytest.mark.parametrize("content", [b"", b"something else" * 100, b"nvrxring" + b"\xff" * 200])
+def test_a_file_that_is_no_ring(tmp_path: Path, content: bytes) -> None:
+    """It is neither attached nor swept."""
+    (tmp_path / NAME).write_bytes(content)
+    with pytest.raises(RingError, match=r"is not a ring|of version"):
+        SharedRing.attach(NAME, folder=tmp_path)
+    assert sweep(tmp_path) == []
+
+
+def test_a_ring_that_was_cut(tmp_path: Path) -> None:
+    """A mapping of it would be a SIGBUS."""
+    ring_file(tmp_path, Creator(*this_process(), namespace()), size=4096)
+    with pytest.raises(RingError, match="has 4096 bytes where its header says"):
+        SharedRing.attach(NAME, folder=tmp_path)
+
+
+def test_a_link_is_not_followed(tmp_path: Path) -> None:
+    path = ring_file(tmp_path, Creator(*this_process(), namespace()))
+    path.rename(tmp_path / "elsewhere")
+    path.symlink_to(tmp_path / "elsewhere")
+    with pytest.raises(RingError, match="cannot be attached"):
+        SharedRing.attach(NAME, folder=tmp_path)
+
+
+def test_sweeping(tmp_path: Path) -> None:
+    """A dead creator's ring goes; one of a living creator stays, and one of another namespace, whoever that is."""
+    gone = dead()
+    for creator, stays in (
+        (gone, False),
+        (gone._replace(namespace=gone.namespace + 1), True),
+        (Creator(*this_process(), namespace()), True),
+        (Creator(os.getpid(), this_process()[1] - 1, namespace()), False),  # our id was another's before
+    ):
+        path = ring_file(tmp_path, creator)
+        assert is_gone(NAME, tmp_path) is not stays
+        assert sweep(tmp_path) == ([] if stays else [NAME])
+        assert path.exists() is stays
+        path.unlink(missing_ok=True)
+
+
+def test_making_a_ring_sweeps(tmp_path: Path) -> None:
+    path = ring_file(tmp_path, dead())
+    with SharedRing.create(1, 64, folder=tmp_path):
+        assert not path.exists()
+
+
+def test_a_later_version_is_swept_and_not_attached(tmp_path: Path) -> None:
+    """What says who made it is the same in all versions."""
+    path = ring_file(tmp_path, dead())
+    data = bytearray(path.read_bytes())
+    data[8:12] = (99).to_bytes(4, sys.byteorder)
+    path.write_bytes(data)
+    assert made_by(bytes(data))[1] == 99
+    with pytest.raises(RingError, match="version 99"):
+        SharedRing.attach(NAME, folder=tmp_path)
+    assert sweep(tmp_path) == [NAME]
+
+
+def test_a_zombie_does_not_run() -> None:
+    """Whoever has not been waited for yet can do nothing more."""
+    process = subprocess.Popen([sys.executable, "-S", "-c", "input()"], stdin=subprocess.PIPE)
+    fields = Path(f"/proc/{process.pid}/stat").read_text().rpartition(")")[2].split()
+    assert is_running(process.pid, int(fields[19]))
+    process.kill()
+    os.waitid(os.P_PID, process.pid, os.WEXITED | os.WNOWAIT)
+    assert not is_running(process.pid, int(fields[19]))
+    process.communicate()

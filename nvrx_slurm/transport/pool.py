@@ -6,11 +6,11 @@ Under the lock it only decides; connecting, greeting and closing come after.
 
 from __future__ import annotations
 
-import contextlib
 import threading
 import time
-from collections import defaultdict, deque
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections import deque
+from collections.abc import Callable, Iterable, Mapping
+from types import TracebackType
 from typing import NamedTuple
 
 from nvrx_slurm.transport.backends.port import Backend, Link
@@ -72,48 +72,51 @@ class Connection:
         return now - self._used_at < self._keep_s
 
 
+class _Port:
+    """What there is to one address: `count` connections, of which `idle` ones rest."""
+
+    __slots__ = ("count", "freed", "idle", "waiting")
+
+    def __init__(self, guard: threading.Lock) -> None:
+        self.idle: list[Connection] = []
+        self.count = self.waiting = 0
+        self.freed = threading.Condition(guard)
+
+    def tell(self) -> None:
+        """A place is free, or a connection."""
+        if self.waiting:
+            self.freed.notify()
+
+
 class Pool:
     """The connections of one client. `per_port`: how many there are at most to one address, idle ones included."""
 
     def __init__(self, backends: Mapping[str, Backend], token: bytes, *, per_port: int, keep_s: float) -> None:
         self._backends, self._token = backends, token
         self._per_port, self._keep_s = per_port, keep_s
-        self._changed = threading.Condition()
-        self._idle: defaultdict[str, list[Connection]] = defaultdict(list)
-        self._count: defaultdict[str, int] = defaultdict(int)
+        self._guard = threading.Lock()
+        self._ports: dict[str, _Port] = {}
         self._busy: set[Link] = set()  # those that are still greeting, too
         self._doubts: deque[Doubt] = deque(maxlen=MOST_DOUBTS)
-        self._is_closed = False
+        self.is_closed = False
 
-    @contextlib.contextmanager
-    def connection(self, address: str, deadline: float, watch: Watch) -> Iterator[Connection]:
-        """One to `address`, for one read. Whoever leaves with an exception has broken it. `watch` gets its link while
-        it is used, from before the greeting on, and None at the end. Raises what links raise."""
-        connection = self._take(address, deadline, watch)
-        try:
-            yield connection
-        except BaseException:
-            connection.is_broken = True
-            raise
-        finally:
-            watch(None)
-            self._give_back(connection)
+    def connection(self, address: str, deadline: float, watch: Watch) -> Use:
+        """One to `address`, for one read: a context. Whoever leaves with an exception has broken it. `watch` gets its
+        link while it is used, from before the greeting on, and None at the end. Raises what links raise."""
+        return Use(self, address, deadline, watch)
 
     def discard_idle(self, address: str) -> None:
         """One of them was dead: do not try the others."""
-        with self._changed:
-            idle = self._idle.pop(address, [])
-            self._count[address] -= len(idle)
-            for connection in idle:
-                self._remember(connection)
-            self._changed.notify_all()
-        self._end(idle)
+        with self._guard:
+            port = self._ports.get(address)
+            idle = [] if port is None else self._without_idle(port)
+        _end(idle)
 
     def doubts(self, ring: str) -> list[Doubt]:
         """Take those about that ring: to be settled before anything else is asked of its server."""
         if not self._doubts:
             return []
-        with self._changed:
+        with self._guard:
             found = [doubt for doubt in self._doubts if doubt.ring == ring]
             for doubt in found:
                 self._doubts.remove(doubt)
@@ -121,69 +124,89 @@ class Pool:
 
     def doubt_again(self, doubts: Iterable[Doubt]) -> None:
         """They could not be settled."""
-        with self._changed:
+        with self._guard:
             self._doubts.extend(doubts)
-
-    @property
-    def is_closed(self) -> bool:
-        return self._is_closed
 
     def cut(self) -> None:
         """Whoever reads fails at once; nothing is taken from the pool any more."""
-        with self._changed:
-            self._is_closed = True
+        with self._guard:
+            self.is_closed = True
             busy = list(self._busy)
-            idle = [connection for kept in self._idle.values() for connection in kept]
-            self._idle.clear()
-            self._changed.notify_all()
+            idle = [connection for port in self._ports.values() for connection in self._without_idle(port)]
+            for port in self._ports.values():
+                port.freed.notify_all()
         for link in busy:
             link.cut()
-        self._end(idle)
+        _end(idle)
 
     def drop(self) -> None:
-        """In a forked child: the parent's connections are not ours."""
-        for link in (*self._busy, *(each.link for kept in self._idle.values() for each in kept)):
+        """In a forked child: the parent's connections are not ours, and a lock may have been somebody's."""
+        for link in (*self._busy, *(each.link for port in self._ports.values() for each in port.idle)):
             link.drop()
-        self._changed = threading.Condition()
-        self._idle.clear()
-        self._count.clear()
+        self._guard = threading.Lock()
+        self._ports.clear()
         self._busy.clear()
         self._doubts.clear()
 
-    def _take(self, address: str, deadline: float, watch: Watch) -> Connection:
+    def take(self, address: str, deadline: float, watch: Watch) -> Connection:
+        """For `Use`."""
         old: list[Connection] = []
         try:
             connection = self._reserve(address, deadline, old)
         finally:
-            self._end(old)
+            _end(old)
         if connection is None:
             return self._connect(address, deadline, watch)
         watch(connection.link)
         return connection
 
+    def give_back(self, connection: Connection) -> None:
+        """For `Use`."""
+        with self._guard:
+            self._busy.discard(connection.link)
+            port = self._ports[connection.address]
+            keep = not (connection.is_broken or self.is_closed)
+            if keep:
+                connection.rest(time.monotonic())
+                port.idle.append(connection)
+                port.tell()
+            else:
+                self._lose(connection)
+        if not keep:
+            connection.link.close()
+
     def _reserve(self, address: str, deadline: float, old: list[Connection]) -> Connection | None:
         """An idle one, or None and a place for a new one. `old` gets those that are good for nothing any more."""
-        with self._changed:
+        with self._guard:
+            port = self._ports.get(address)
+            if port is None:
+                port = self._ports[address] = _Port(self._guard)
             while True:
-                if self._is_closed:
+                if self.is_closed:
                     raise PeerReset("the client was closed")
-                if (connection := self._youngest(address, old)) is not None:
+                if (connection := self._youngest(port, old)) is not None:
                     self._busy.add(connection.link)
                     return connection
-                if self._count[address] < self._per_port:
-                    self._count[address] += 1
+                if port.count < self._per_port:
+                    port.count += 1
                     return None
-                left_s = deadline - time.monotonic()
-                if left_s <= 0 or not self._changed.wait(left_s):
-                    raise AllInUse(f"all {self._per_port} connections to this port were in use")
+                self._wait(port, deadline)
 
-    def _youngest(self, address: str, old: list[Connection]) -> Connection | None:
-        idle = self._idle[address]
-        while idle:
-            connection = idle.pop()
+    def _wait(self, port: _Port, deadline: float) -> None:
+        port.waiting += 1
+        try:
+            left_s = deadline - time.monotonic()
+            if left_s <= 0 or not port.freed.wait(left_s):
+                raise AllInUse(f"all {self._per_port} connections to this port were in use")
+        finally:
+            port.waiting -= 1
+
+    def _youngest(self, port: _Port, old: list[Connection]) -> Connection | None:
+        while port.idle:
+            connection = port.idle.pop()
             if connection.is_young(time.monotonic()) and not connection.link.is_stale():
                 return connection
-            self._count[address] -= 1
+            port.count -= 1
             self._remember(connection)
             old.append(connection)
         return None
@@ -199,18 +222,18 @@ class Pool:
             return self._greeted(address, link, deadline)
         except BaseException:
             watch(None)
-            with self._changed:
-                self._busy.discard(link)
-                self._count[address] -= 1
-                self._changed.notify()
+            with self._guard:
+                if link is not None:
+                    self._busy.discard(link)
+                self._free(address)
             if link is not None:
                 link.close()
             raise
 
     def _use(self, link: Link) -> None:
-        with self._changed:
+        with self._guard:
             self._busy.add(link)
-            is_closed = self._is_closed
+            is_closed = self.is_closed
         if is_closed:
             link.cut()
 
@@ -220,24 +243,51 @@ class Pool:
         welcome = greet(link, self._token, deadline)
         return Connection(address, link, welcome.proof, min(self._keep_s, welcome.eviction_s * YOUNGER))
 
-    def _give_back(self, connection: Connection) -> None:
-        with self._changed:
-            self._busy.discard(connection.link)
-            keep = not connection.is_broken and not self._is_closed
-            if keep:
-                connection.rest(time.monotonic())
-                self._idle[connection.address].append(connection)
-            else:
-                self._count[connection.address] -= 1
-                self._remember(connection)
-            self._changed.notify()
-        if not keep:
-            connection.link.close()
+    def _lose(self, connection: Connection) -> None:
+        self._remember(connection)
+        self._free(connection.address)
+
+    def _free(self, address: str) -> None:
+        port = self._ports[address]
+        port.count -= 1
+        port.tell()
+        if not (port.count or port.waiting):
+            del self._ports[address]  # its node may be gone for good
+
+    def _without_idle(self, port: _Port) -> list[Connection]:
+        idle, port.idle = port.idle, []
+        port.count -= len(idle)
+        for connection in idle:
+            self._remember(connection)
+            port.tell()
+        return idle
 
     def _remember(self, connection: Connection) -> None:
         if connection.doubt is not None:
             self._doubts.append(connection.doubt)
 
-    def _end(self, connections: list[Connection]) -> None:
-        for connection in connections:
-            connection.link.close()
+
+class Use:
+    """One read's use of one connection."""
+
+    __slots__ = ("_arguments", "_connection", "_pool")
+
+    def __init__(self, pool: Pool, address: str, deadline: float, watch: Watch) -> None:
+        self._pool, self._arguments = pool, (address, deadline, watch)
+
+    def __enter__(self) -> Connection:
+        self._connection = self._pool.take(*self._arguments)
+        return self._connection
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        if kind is not None:
+            self._connection.is_broken = True
+        self._arguments[2](None)
+        self._pool.give_back(self._connection)
+
+
+def _end(connections: Iterable[Connection]) -> None:
+    for connection in connections:
+        connection.link.close()

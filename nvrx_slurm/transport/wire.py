@@ -70,6 +70,11 @@ class Verdict(IntEnum):
     BAD = 3  # what came was not it: the slot is ready again
 
 
+_MEMBERS: dict[type[IntEnum], dict[int, IntEnum]] = {
+    kind: {member.value: member for member in kind} for kind in (Call, Status, Verdict)
+}
+
+
 class Hello(NamedTuple):
     """The client begins."""
 
@@ -169,7 +174,7 @@ class Ack(NamedTuple):
 
 
 def _member(kind: type[C], number: int) -> C:
-    try:
-        return kind(number)
-    except ValueError:
-        raise PayloadCorrupt(f"the peer says {kind.__name__.lower()} {number}, which is none") from None
+    member = _MEMBERS[kind].get(number)
+    if member is None:
+        raise PayloadCorrupt(f"the peer says {kind.__name__.lower()} {number}, which is none")
+    return member  # type: ignore[return-value]  # it is one of `kind`

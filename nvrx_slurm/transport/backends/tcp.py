@@ -52,7 +52,7 @@ class TcpLink:
         parts = [memoryview(frame), payload.cast("B")] if payload else [memoryview(frame)]
         while parts:
             try:
-                sent = self._socket.sendmsg(parts)
+                sent = self._socket.sendmsg(parts) if payload else self._socket.send(parts[0])
             except BlockingIOError:
                 self._wait(self._writable, deadline, "the peer takes no more")
             except OSError as error:
@@ -70,13 +70,7 @@ class TcpLink:
             raise PayloadTruncated("the peer has closed the connection before the payload")
 
     def is_stale(self) -> bool:
-        try:
-            self._socket.recv(1, socket.MSG_PEEK)
-        except BlockingIOError:
-            return False
-        except OSError:
-            return True
-        return True  # its end, or what nobody asked for
+        return bool(self._readable.poll(0))  # its end, or what nobody asked for
 
     def cut(self) -> None:
         with self._guard:

@@ -32,8 +32,8 @@ NUMBER_BITS = 56
 LINGER_S = 5.0
 """How long what was sent may take to arrive once its link is closed."""
 
-MOST_UNREAD = 4
-"""Messages that nobody has asked for yet: an answer and its payload are two."""
+MOST_UNREAD = 16
+"""Messages that nobody has asked for yet. The protocol makes them two: an answer and its payload."""
 
 DRAINED_BYTES = 64 << 10
 """UCX lets go of a message only when it is received, so that unread ones are, up to this size. Of a longer one only

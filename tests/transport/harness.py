@@ -1,0 +1,157 @@
+"""What the tests of the transport share: bounds, payloads that show where each byte belongs, and other processes."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import signal
+import threading
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any, TypeVar
+
+import numpy as np
+import pytest
+import xxhash
+
+from nvrx_slurm.transport.errors import PayloadTimeout
+
+T = TypeVar("T")
+
+WAIT_S = 30.0
+PROMISED_S = 0.1
+"""A deadline holds to so much, either way."""
+ROOM_S = 0.6
+"""And this is for a machine on which other tests run at the same time."""
+IDLE_SHARE = 0.005
+"""Of a core: what an idle process may use."""
+TOKEN = b"one token of the job, 32 bytes.."
+
+
+def soon(seconds: float = WAIT_S) -> float:
+    return time.monotonic() + seconds
+
+
+def until(condition: Callable[[], T], what: str, timeout: float = WAIT_S) -> T:
+    """Wait until it holds; returns what it gave."""
+    deadline = time.monotonic() + timeout
+    while not (value := condition()):
+        assert time.monotonic() < deadline, f"not in {timeout} s: {what}"
+        time.sleep(0.002)
+    return value
+
+
+def pattern(size: int, seed: int = 1) -> memoryview:
+    """Bytes of which each eight say where they belong, and in which payload."""
+    words = np.arange(-(-size // 8), dtype=np.uint64)
+    words *= np.uint64(0x9E3779B97F4A7C15)
+    words += np.uint64(seed)
+    return memoryview(words).cast("B")[:size]
+
+
+def digest_of(data: bytes | bytearray | memoryview) -> int:
+    return xxhash.xxh3_64_intdigest(data)
+
+
+@contextlib.contextmanager
+def bounded(seconds: float) -> Iterator[float]:
+    """What is done here is over by the deadline, which is given, however it ends."""
+    began = time.monotonic()
+    yield began + seconds
+    took = time.monotonic() - began
+    assert took <= seconds + PROMISED_S + ROOM_S, f"took {took:.3f} s, with a deadline of {seconds} s"
+
+
+@contextlib.contextmanager
+def on_deadline(seconds: float) -> Iterator[float]:
+    """What is done here ends with PayloadTimeout, at the deadline that is given, neither earlier nor later."""
+    with bounded(seconds) as deadline, pytest.raises(PayloadTimeout):
+        yield deadline
+    early = deadline - time.monotonic()
+    assert early <= PROMISED_S, f"it gave up {early:.3f} s before its deadline"
+
+
+def cpu_s(pid: int) -> float:
+    """What all threads of a process have used so far."""
+    return sum(int(stat.read_text().split()[0]) / 1e9 for stat in Path(f"/proc/{pid}/task").glob("*/schedstat"))
+
+
+def share_of_a_core(pid: int, seconds: float = 3.0) -> float:
+    """What a process uses, over so long."""
+    before, began = cpu_s(pid), time.monotonic()
+    threading.Event().wait(seconds)
+    return (cpu_s(pid) - before) / (time.monotonic() - began)
+
+
+def rings_of(pid: int) -> list[str]:
+    """What lies in shared memory of a process."""
+    return [path.name for path in Path("/dev/shm").glob(f"nvrx-ring-{pid}-*")]
+
+
+@contextlib.contextmanager
+def stopped(pid: int) -> Iterator[None]:
+    """A process that says nothing and reads nothing, though it is there."""
+    os.kill(pid, signal.SIGSTOP)
+    try:
+        until(lambda: _state(pid) == "T", f"{pid} is stopped")
+        yield
+    finally:
+        with contextlib.suppress(ProcessLookupError):
+            os.kill(pid, signal.SIGCONT)
+
+
+def _state(pid: int) -> str:
+    return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0]
+
+
+@contextlib.contextmanager
+def signals_every(seconds: float, handler: Callable[[], None] = lambda: None) -> Iterator[None]:
+    """The main thread, which must be the caller's, handles a signal so often. Not by a timer, which pytest-timeout
+    has."""
+    over = threading.Event()
+    main = threading.main_thread().ident
+    assert main == threading.get_ident() and main is not None
+
+    def strike(ident: int) -> None:
+        while not over.wait(seconds):
+            signal.pthread_kill(ident, signal.SIGUSR1)
+
+    before = signal.signal(signal.SIGUSR1, lambda *_: handler())
+    thread = threading.Thread(target=strike, args=(main,))
+    thread.start()
+    try:
+        yield
+    finally:
+        over.set()
+        thread.join()
+        signal.signal(signal.SIGUSR1, before)
+
+
+class Async:
+    """Work in a thread; `result` raises what it raised."""
+
+    def __init__(self, work: Callable[..., Any], *args: Any) -> None:
+        self._value: Any = None
+        self._error: BaseException | None = None
+        self.began = threading.Event()
+        self._thread = threading.Thread(target=self._run, args=(work, args), daemon=True)
+        self._thread.start()
+
+    def _run(self, work: Callable[..., Any], args: tuple[Any, ...]) -> None:
+        self.began.set()
+        try:
+            self._value = work(*args)
+        except BaseException as error:
+            self._error = error
+
+    @property
+    def is_over(self) -> bool:
+        return not self._thread.is_alive()
+
+    def result(self, timeout: float = WAIT_S) -> Any:
+        self._thread.join(timeout)
+        assert not self._thread.is_alive(), f"not over in {timeout} s"
+        if self._error is not None:
+            raise self._error
+        return self._value

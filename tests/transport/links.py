@@ -1,0 +1,198 @@
+"""The far end of links: a process that does with them what it is told, and can be killed or stopped at it."""
+
+from __future__ import annotations
+
+import contextlib
+import itertools
+import multiprocessing
+import os
+import signal
+import threading
+import traceback
+from collections import defaultdict, deque
+from collections.abc import Callable
+from multiprocessing.connection import Connection
+from queue import SimpleQueue
+from typing import Any
+
+from nvrx_slurm.transport.backends import by_scheme
+from nvrx_slurm.transport.backends.port import Link
+from nvrx_slurm.transport.errors import TransportError
+from tests.transport.harness import WAIT_S, digest_of, pattern, soon
+
+Spec = tuple[int, int]
+"""A payload, by its size and seed."""
+
+
+def send(link: Link, frame: bytes, payload: Spec | None = None, seconds: float = WAIT_S) -> None:
+    link.send(frame, None if payload is None else pattern(*payload).toreadonly(), soon(seconds))
+
+
+def receive(link: Link, size: int, seconds: float = WAIT_S) -> bytes:
+    frame = bytearray(size)
+    link.receive_into(memoryview(frame), soon(seconds))
+    return bytes(frame)
+
+
+def receive_payload(link: Link, size: int, seconds: float = WAIT_S) -> int:
+    """The digest of what came."""
+    buffer = bytearray(size)
+    link.receive_payload_into(memoryview(buffer), soon(seconds), None)
+    return digest_of(buffer)
+
+
+def close(link: Link) -> None:
+    link.close()
+
+
+def fork_and_drop(link: Link) -> int:
+    """A child that lets go of the link, and stays until it is killed; its pid."""
+    ready, told = os.pipe()
+    pid = os.fork()
+    if pid == 0:
+        try:
+            link.drop()
+            link.close()
+            os.write(told, b"!")
+            signal.pause()
+        finally:
+            os._exit(1)
+    os.close(told)
+    with os.fdopen(ready, "rb") as pipe:
+        assert pipe.read(1) == b"!"
+    return pid
+
+
+VERBS: dict[str, Callable[..., Any]] = {
+    verb.__name__: verb for verb in (send, receive, receive_payload, close, fork_and_drop)
+}
+
+
+class Far:
+    """The process. Links are numbered as they came, from 0; from 0 again after `begin_again`."""
+
+    def __init__(self, scheme: str, *, port: int = 0) -> None:
+        context = multiprocessing.get_context("spawn")
+        self._pipe, theirs = context.Pipe()
+        self._process = context.Process(target=_far, args=(theirs, scheme, port), daemon=True)
+        self._process.start()
+        theirs.close()
+        self._heard: defaultdict[str, deque[Any]] = defaultdict(deque)
+        self._first = self._next = 0
+        self._is_spent = False
+        self.address: str = self._hear("address")
+
+    @property
+    def pid(self) -> int:
+        assert self._process.pid is not None
+        return self._process.pid
+
+    def accepted(self) -> int:
+        """The number of the next link that has come."""
+        self._next = int(self._hear("link")) + 1
+        return self._next - 1 - self._first
+
+    def connect(self, address: str) -> int:
+        """To somebody; the number of the link."""
+        self._pipe.send(("connect", address))
+        return self.accepted()
+
+    def tell(self, link: int, verb: str, *args: Any) -> None:
+        """Do this, after what it was told before; `hear` waits for what came of it."""
+        self._pipe.send((self._first + link, verb, args))
+
+    def hear(self, link: int) -> Any:
+        value = self._hear(self._first + link)
+        if isinstance(value, BaseException):
+            raise value
+        return value
+
+    def do(self, link: int, verb: str, *args: Any) -> Any:
+        self.tell(link, verb, *args)
+        return self.hear(link)
+
+    def begin_again(self) -> bool:
+        """End all links, for the next test; False: this process is good for no other."""
+        if self._is_spent or not self._process.is_alive():
+            return False
+        for link in range(self._next - self._first):
+            self.tell(link, "close")
+        self._first = self._next
+        return True
+
+    def close_listener(self) -> None:
+        self._is_spent = True
+        self._pipe.send(("close listener", None))
+        self._hear("closed")
+
+    def kill(self) -> None:
+        self._process.kill()
+        self._process.join(WAIT_S)
+
+    def close(self) -> None:
+        self.kill()
+        self._process.close()
+        self._pipe.close()
+
+    def _hear(self, of: str | int) -> Any:
+        heard = self._heard[str(of)]
+        while not heard:
+            assert self._pipe.poll(WAIT_S), f"the far end has said nothing of {of}"
+            who, value = self._pipe.recv()
+            self._heard[str(who)].append(value)
+        return heard.popleft()
+
+
+class _Told:
+    """In the far process: what each link is told to do, in its own thread."""
+
+    def __init__(self, pipe: Connection) -> None:
+        self._pipe = pipe
+        self._guard = threading.Lock()
+        self._queues: dict[int, SimpleQueue[tuple[str, tuple[Any, ...]]]] = {}
+        self._numbers = itertools.count()
+
+    def say(self, who: str | int, value: Any) -> None:
+        with self._guard:
+            self._pipe.send((who, value))
+
+    def tell(self, number: int, verb: str, args: tuple[Any, ...]) -> None:
+        if number in self._queues:
+            self._queues[number].put((verb, args))
+
+    def serve(self, link: Link) -> None:
+        with self._guard:
+            number = next(self._numbers)
+            self._queues[number] = SimpleQueue()
+        self.say("link", number)
+        while True:
+            verb, args = self._queues[number].get()
+            try:
+                value = VERBS[verb](link, *args)
+            except TransportError as error:
+                value = error
+            except Exception as error:
+                traceback.print_exc()
+                value = AssertionError(f"a link raised {error!r}")
+            self.say(number, value)
+            if verb == "close":
+                self._queues.pop(number)
+                return
+
+
+def _far(pipe: Connection, scheme: str, port: int) -> None:
+    told = _Told(pipe)
+    backend = by_scheme(scheme)
+    listener = backend.listen("127.0.0.1", port, told.serve)
+    told.say("address", listener.address)
+    with contextlib.suppress(EOFError):
+        while True:
+            match pipe.recv():
+                case ("connect", address):
+                    link = backend.connect(address, soon())
+                    threading.Thread(target=told.serve, args=(link,), daemon=True).start()
+                case ("close listener", _):
+                    listener.close()
+                    told.say("closed", None)
+                case (number, verb, args):
+                    told.tell(number, verb, args)

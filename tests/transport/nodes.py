@@ -1,0 +1,277 @@
+"""Producers and consumers as processes that do what they are told, and can be killed or stopped at it."""
+
+from __future__ import annotations
+
+import contextlib
+import multiprocessing
+import os
+import threading
+import time
+from collections.abc import Callable, Iterator
+from typing import Any
+
+from nvrx_slurm.testing.sick_links import SickLink
+from nvrx_slurm.transport import (
+    Limits,
+    PayloadClient,
+    PayloadRef,
+    PayloadServer,
+    ServerLimits,
+    SharedRing,
+    TransportError,
+)
+from nvrx_slurm.transport.backends import by_scheme
+from nvrx_slurm.transport.backends.port import Link, Listener, host_and_port
+from nvrx_slurm.transport.handshake import greet
+from nvrx_slurm.transport.reading import request
+from nvrx_slurm.transport.serving import serve
+from nvrx_slurm.transport.slots import State
+from tests.transport.harness import TOKEN, WAIT_S, Async, digest_of, pattern, soon
+
+BRISK = Limits(answer_s=0.3, bytes_per_s=64e6, calls=2, pause_s=0.02)
+"""A client that gives a silent port up soon, so that tests do not take long."""
+
+
+class Node:
+    """A process that makes one object, and calls its methods by name."""
+
+    def __init__(self, make: Callable[..., Any], *args: Any, **named: Any) -> None:
+        context = multiprocessing.get_context("spawn")
+        self._pipe, theirs = context.Pipe()
+        self._process = context.Process(target=_obey, args=(theirs, make, args, named))
+        self._process.start()
+        theirs.close()
+        self.hear()
+
+    @property
+    def pid(self) -> int:
+        assert self._process.pid is not None
+        return self._process.pid
+
+    def tell(self, method: str, *args: Any) -> None:
+        self._pipe.send((method, args))
+
+    def hear(self, timeout: float = 3 * WAIT_S) -> Any:
+        assert self._pipe.poll(timeout), "the other process says nothing"
+        value = self._pipe.recv()
+        if isinstance(value, BaseException):
+            raise value
+        return value
+
+    def do(self, method: str, *args: Any) -> Any:
+        self.tell(method, *args)
+        return self.hear()
+
+    def kill(self) -> None:
+        self._process.kill()
+        self._process.join(WAIT_S)
+
+    def leave(self) -> int | None:
+        """It ends by itself; its exit code."""
+        self._pipe.close()
+        self._process.join(WAIT_S)
+        return self._process.exitcode
+
+    def close(self) -> None:
+        self.kill()
+        self._process.close()
+        self._pipe.close()
+
+
+def _obey(pipe: Any, make: Callable[..., Any], args: tuple[Any, ...], named: dict[str, Any]) -> None:
+    try:
+        who = make(*args, **named)
+    except Exception as error:
+        pipe.send(error)
+        return
+    pipe.send(None)
+    try:
+        while True:
+            method, given = pipe.recv()
+            try:
+                pipe.send(getattr(who, method)(*given))
+            except TransportError as error:
+                pipe.send(error)
+            except Exception as error:
+                pipe.send(AssertionError(f"{method} raised {error!r}"))
+    except EOFError:
+        who.end()
+
+
+@contextlib.contextmanager
+def node(make: Callable[..., Any], *args: Any, **named: Any) -> Iterator[Node]:
+    started = Node(make, *args, **named)
+    try:
+        yield started
+    finally:
+        started.close()
+
+
+class Producer:
+    """A ring and its server."""
+
+    def __init__(
+        self,
+        scheme: str = "tcp",
+        *,
+        slots: int = 4,
+        slot_bytes: int = 1 << 20,
+        overwrite: bool = False,
+        ports: int = 2,
+        eviction_s: float = 60.0,
+        read_s: float = 120.0,
+        most_links: int = 1024,
+    ) -> None:
+        self.scheme = scheme
+        self.limits = ServerLimits(read_s=read_s, eviction_s=eviction_s)
+        self.most_links = most_links
+        self.ring = SharedRing.create(slots, slot_bytes, overwrite=overwrite)
+        self.liars: list[tuple[Listener, list[Link]]] = []
+        self.writing: Async | None = None
+        self.server = self._serve(ports)
+
+    def ports(self) -> tuple[str, ...]:
+        return self.server.ports
+
+    def write(self, size: int, seed: int = 1) -> PayloadRef:
+        return self.server.refer(self.ring.write_raw(pattern(size, seed)))
+
+    def write_many(self, count: int, size: int, first: int = 0) -> list[PayloadRef]:
+        """Each with its index as its seed."""
+        return [self.write(size, seed) for seed in range(first, first + count)]
+
+    def write_for(self, seconds: float, size: int) -> None:
+        """Overwrite as fast as can be, beside what is told."""
+        self.refs: list[PayloadRef] = []
+
+        def write() -> None:
+            until, seed = time.monotonic() + seconds, 0
+            while time.monotonic() < until:
+                self.refs.append(self.write(size, seed))
+                seed += 1
+
+        self.writing = Async(write)
+
+    def newest(self) -> tuple[int, PayloadRef] | None:
+        """What was written last, and its seed; None when the writing has ended."""
+        assert self.writing is not None
+        if self.writing.is_over:
+            self.writing.result()
+            return None
+        return (len(self.refs) - 1, self.refs[-1]) if self.refs else (-1, self.write(1, 0))
+
+    def states(self) -> list[State]:
+        return [slot.state for slot in self.ring.slot_states()]
+
+    def counts(self) -> dict[str, int]:
+        metrics = self.ring.metrics()._asdict()
+        metrics.pop("states")
+        return metrics
+
+    def ready(self) -> int:
+        return self.ring.get_ready_count()
+
+    def links(self) -> int:
+        return len(self.server._links)
+
+    def lie(self, fault: str) -> str:
+        """Another port of this ring, on which every link has the fault; its address."""
+        links: list[Link] = []
+
+        def serve_badly(link: Link) -> None:
+            links.append(link)
+            serve(SickLink(link, fault), {self.ring.name: self.ring}, TOKEN, self.limits)
+
+        listener = by_scheme(self.scheme).listen("127.0.0.1", 0, serve_badly)
+        self.liars.append((listener, links))
+        return listener.address
+
+    def close_server(self) -> float:
+        """How long it took."""
+        began = time.monotonic()
+        self.server.close()
+        return time.monotonic() - began
+
+    def serve_again(self) -> None:
+        """On the same ports."""
+        self.server = self._serve([host_and_port(port)[1] for port in self.server.ports])
+
+    def fork(self) -> int:
+        """A child that leaves at once, as it would after its own work; its exit code."""
+        return _in_child(lambda: self.server.close())
+
+    def end(self) -> None:
+        for listener, links in self.liars:
+            listener.close()
+            for link in links:
+                link.cut()
+        self.server.close()
+        self.ring.close()
+        self.ring.unlink()
+
+    def _serve(self, ports: int | list[int]) -> PayloadServer:
+        return PayloadServer(
+            self.ring,
+            transport=self.scheme,
+            ports=ports,
+            host="127.0.0.1",
+            node="n1",
+            token=TOKEN,
+            limits=self.limits,
+            most_links=self.most_links,
+        )
+
+
+class Consumer:
+    """A client."""
+
+    def __init__(self, *transports: str, limits: Limits = BRISK) -> None:
+        self.client = client_of(*transports, limits=limits)
+
+    def read(self, ref: PayloadRef, deadline: float = WAIT_S) -> int:
+        """The digest of what came."""
+        payload = self.client.read(ref, deadline=deadline)
+        assert isinstance(payload, bytes | bytearray | memoryview)
+        return digest_of(payload)
+
+    def fork_and_read(self, mine: PayloadRef, childs: PayloadRef, expected: int) -> tuple[int, int]:
+        """A child reads, and then this process again: the digest of what it got, and the child's exit code."""
+
+        def read() -> None:
+            assert self.read(childs) == expected
+
+        code = _in_child(read)
+        return self.read(mine), code
+
+    def hang_at(self, ref: PayloadRef) -> None:
+        """Ask, begin to receive, and never go on."""
+        link = asked(ref)
+        link.receive_payload_into(memoryview(bytearray(ref.size)), soon(), lambda piece: threading.Event().wait())
+
+    def end(self) -> None:
+        self.client.close()
+
+
+def client_of(*transports: str, limits: Limits = BRISK, **named: Any) -> PayloadClient:
+    return PayloadClient(token=TOKEN, transports=transports or ("tcp",), limits=limits, **named)
+
+
+def asked(ref: PayloadRef, budget_s: float = WAIT_S) -> Link:
+    """A reader's link over which the payload was asked for, and of which nothing is taken yet."""
+    link = by_scheme(ref.ports[0].partition("://")[0]).connect(ref.ports[0], soon())
+    link.send(greet(link, TOKEN, soon()).proof, None, soon())
+    request(link, ref, budget_s=budget_s, deadline=soon())
+    return link
+
+
+def _in_child(work: Callable[[], object]) -> int:
+    pid = os.fork()
+    if pid == 0:
+        code = 1
+        try:
+            work()
+            code = 0
+        finally:
+            os._exit(code)
+    _, status = os.waitpid(pid, 0)
+    return os.waitstatus_to_exitcode(status)

@@ -1,0 +1,596 @@
+"""Payloads through servers, networks and readers that fail, on real processes and sockets: the right bytes or a clear
+error, by the deadline, and what nobody has read is there for the next who asks."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import os
+import signal
+import time
+from collections import Counter
+from collections.abc import Iterator
+from dataclasses import replace
+
+import msgspec
+import pytest
+
+from nvrx_slurm.testing.sick_ports import FAULTS, Deed, SickPort
+from nvrx_slurm.transport import (
+    AsyncPayloadClient,
+    Limits,
+    PayloadClient,
+    PayloadRef,
+    PayloadsMissing,
+    PayloadTruncated,
+    PeerRefused,
+    PeerReset,
+    StaleSlotError,
+    TransportError,
+)
+from nvrx_slurm.transport.slots import State
+from tests.transport.harness import (
+    IDLE_SHARE,
+    PROMISED_S,
+    ROOM_S,
+    WAIT_S,
+    Async,
+    bounded,
+    digest_of,
+    pattern,
+    rings_of,
+    share_of_a_core,
+    soon,
+    until,
+)
+from tests.transport.nodes import BRISK, Consumer, Node, Producer, asked, client_of, node
+
+PATIENT = replace(BRISK, calls=1000, pause_s=0.02)
+"""Goes on for as long as there is time."""
+
+KEEPS_IT_FROM_READERS = [name for name in FAULTS if name != "loses-acks"]
+AT_THE_ACK = ["resets-at-ack", "loses-acks"]
+HARMFUL = [name for name in FAULTS if name not in AT_THE_ACK]
+OF_WHOLE_MESSAGES = [name for name in HARMFUL if FAULTS[name].deed not in (Deed.TRICKLE, Deed.LATE)]
+
+
+@pytest.fixture
+def producer(scheme: str) -> Iterator[Node]:
+    with node(Producer, scheme) as producer:
+        yield producer
+
+
+@pytest.fixture
+def tcp_producer() -> Iterator[Node]:
+    with node(Producer, "tcp") as producer:
+        yield producer
+
+
+@pytest.fixture
+def client(scheme: str) -> Iterator[PayloadClient]:
+    with client_of(scheme) as client:
+        yield client
+
+
+def through(ref: PayloadRef, *ports: SickPort | str) -> PayloadRef:
+    """The same payload, by these ports."""
+    addresses = tuple(port if isinstance(port, str) else port.address for port in ports)
+    return msgspec.structs.replace(ref, ports=addresses)
+
+
+def is_consumed(producer: Node, count: int) -> None:
+    until(lambda: producer.do("counts")["consumed"] == count, f"{count} payloads are consumed")
+
+
+def all_ready(producer: Node, count: int, timeout: float = WAIT_S) -> None:
+    until(lambda: producer.do("ready") == count, f"{count} payloads are ready again", timeout)
+
+
+# --------------------------------------------------------------------------------------------------- all is well
+
+
+@pytest.mark.parametrize("size", [0, 1, 4096, 64 << 20])
+def test_a_payload_of_any_size(scheme: str, size: int) -> None:
+    """What was written is what is read, and its slot is free afterwards."""
+    with node(Producer, scheme, slot_bytes=64 << 20, slots=2) as producer, client_of(scheme) as client:
+        for seed in range(3):
+            ref = producer.do("write", size, seed)
+            assert client.read(ref, deadline=WAIT_S) == pattern(size, seed)
+            is_consumed(producer, seed + 1)
+        assert producer.do("states") == [State.FREE] * 2
+
+
+def test_a_payload_of_a_gibibyte(scheme: str) -> None:
+    """It arrives whole, in the reader's own memory."""
+    with node(Producer, scheme, slot_bytes=1 << 30, slots=1) as producer, client_of(scheme) as client:
+        ref = producer.do("write", 1 << 30, 7)
+        buffer = bytearray(1 << 30)
+        client.read(ref, deadline=90.0, into=buffer)
+        assert digest_of(buffer) == digest_of(pattern(1 << 30, 7))
+        is_consumed(producer, 1)
+
+
+def test_a_reader_on_the_same_node(tcp_producer: Node) -> None:
+    """It reads the ring itself: no connection is made, though its ports are all dead."""
+    ref = through(tcp_producer.do("write", 1 << 20, 3), "tcp://127.0.0.1:1")
+    with client_of("shm", "tcp") as client:
+        assert client.read(ref, deadline=5.0) == pattern(1 << 20, 3)
+        with pytest.raises(StaleSlotError):
+            client.read(ref, deadline=5.0)
+    assert tcp_producer.do("counts")["consumed"] == 1
+    assert tcp_producer.do("links") == 0
+
+
+def test_what_is_kept_can_be_read_again(producer: Node, client: PayloadClient) -> None:
+    """With `keep` the payload stays for others, until somebody takes it."""
+    ref = producer.do("write", 5000, 3)
+    for _ in range(3):
+        assert client.read(ref, deadline=WAIT_S, keep=True) == pattern(5000, 3)
+    assert client.read(ref, deadline=WAIT_S) == pattern(5000, 3)
+    with pytest.raises(StaleSlotError):
+        client.read(ref, deadline=WAIT_S)
+
+
+# --------------------------------------------------------------------------------------------- processes that die
+
+
+def test_a_server_that_is_killed_in_the_middle_of_a_payload(scheme: str) -> None:
+    """The reader has an error that says so, long before its deadline, and nothing of the ring is left."""
+    size = 256 << 20
+    with node(Producer, scheme, slots=1, slot_bytes=size) as producer, client_of(scheme) as client:
+        ref = producer.do("write", size)
+        buffer = bytearray(size)
+        killed = Async(_kill_when_it_comes, producer.pid, buffer)
+        with bounded(15.0), pytest.raises((PeerReset, PayloadTruncated)) as caught:
+            client.read(ref, deadline=60.0, into=buffer)
+        killed.result()
+        assert caught.value.ref == ref
+        assert len(caught.value.attempts) >= 2
+        until(lambda: not rings_of(producer.pid), "its ring goes with it")
+
+
+def _kill_when_it_comes(pid: int, buffer: bytearray) -> None:
+    until(lambda: any(buffer[8:64]), "the first bytes")
+    os.kill(pid, signal.SIGKILL)
+
+
+def test_a_reader_that_is_killed_in_the_middle_of_a_payload(scheme: str) -> None:
+    """The payload is ready again, and another has it."""
+    size = 64 << 20
+    with node(Producer, scheme, slots=1, slot_bytes=size) as producer, client_of(scheme) as client:
+        ref = producer.do("write", size, 4)
+        with node(Consumer, scheme) as reader:
+            reader.tell("hang_at", ref)
+            until(lambda: producer.do("states") == [State.READING], "it is being read")
+            reader.kill()
+        all_ready(producer, 1, 5.0)
+        assert client.read(ref, deadline=WAIT_S) == pattern(size, 4)
+        is_consumed(producer, 1)
+
+
+def test_a_reader_that_stands_still(scheme: str) -> None:
+    """It keeps its slot for as long as it said it would wait, and no longer: then another has the payload."""
+    size = 64 << 20
+    with node(Producer, scheme, slots=1, slot_bytes=size) as producer, client_of(scheme) as client:
+        ref = producer.do("write", size, 4)
+        link = asked(ref, budget_s=1.5)
+        try:
+            assert producer.do("states") == [State.READING]
+            assert digest_of(client.read(ref, deadline=WAIT_S)) == digest_of(pattern(size, 4))
+        finally:
+            link.close()
+
+
+@pytest.mark.parametrize("who", ["producer", "reader"])
+def test_a_kill_leaves_nothing_in_shared_memory(scheme: str, who: str) -> None:
+    """Of a ring whose processes are killed nothing is left; of a reader there never is."""
+    with node(Producer, scheme) as producer, node(Consumer, "shm", scheme) as reader:
+        refs = producer.do("write_many", 2, 1000)
+        reader.do("read", refs[0])
+        assert rings_of(producer.pid) and not rings_of(reader.pid)
+        (producer if who == "producer" else reader).kill()
+        if who == "producer":
+            until(lambda: not rings_of(producer.pid), "its ring goes with it")
+        else:
+            assert rings_of(producer.pid)
+            assert producer.leave() == 0
+            assert not rings_of(producer.pid)
+
+
+# ----------------------------------------------------------------------------------------------------- sick ports
+
+
+@pytest.mark.parametrize("fault", HARMFUL)
+def test_a_sick_port_alone(tcp_producer: Node, fault: str) -> None:
+    """An error of ours by the deadline and never wrong bytes; the payload stays, and comes once the port is well."""
+    ref = tcp_producer.do("write", 3 << 18, 5)
+    with SickPort(ref.ports[0]) as port, client_of("tcp") as client:
+        port.make_sick(fault)
+        ref = through(ref, port)
+        with bounded(1.5), pytest.raises(TransportError) as caught:
+            client.read(ref, deadline=1.5)
+        assert not isinstance(caught.value, StaleSlotError)
+        assert port.struck >= 1
+        assert caught.value.ref == ref and caught.value.attempts
+        all_ready(tcp_producer, 1)
+        port.heal()
+        assert client.read(ref, deadline=WAIT_S) == pattern(3 << 18, 5)
+
+
+@pytest.mark.parametrize("fault", OF_WHOLE_MESSAGES)
+def test_a_lying_server(producer: Node, client: PayloadClient, fault: str) -> None:
+    """The same on each transport, for what can be made of whole messages."""
+    ref = producer.do("write", 3 << 18, 5)
+    lying = through(ref, producer.do("lie", fault))
+    with bounded(1.5), pytest.raises(TransportError) as caught:
+        client.read(lying, deadline=1.5)
+    assert not isinstance(caught.value, StaleSlotError)
+    all_ready(producer, 1)
+    assert client.read(ref, deadline=WAIT_S) == pattern(3 << 18, 5)
+
+
+@pytest.mark.parametrize(
+    "fault", ["silent", "resets", "truncates", "trickles", "garbage", "wrong-checksum", "refuses"]
+)
+def test_the_deadline_holds_whatever_the_fault(tcp_producer: Node, fault: str) -> None:
+    """A patient client ends at its deadline, neither earlier nor later, however short that is."""
+    ref = tcp_producer.do("write", 3 << 18, 5)
+    with SickPort(ref.ports[0]) as port, client_of("tcp", limits=replace(PATIENT, answer_s=2.0)) as client:
+        port.make_sick(fault)
+        for seconds in (0.0, 0.2, 0.7):
+            with bounded(seconds) as deadline, pytest.raises(TransportError):
+                client.read(through(ref, port), deadline=seconds)
+            assert time.monotonic() >= deadline - PROMISED_S
+
+
+@pytest.mark.parametrize("fault", HARMFUL)
+def test_half_of_the_ports_are_sick(fault: str) -> None:
+    """Every read succeeds, and once the sick ones are known they are left alone."""
+    with (
+        node(Producer, "tcp", slots=32, ports=4) as producer,
+        contextlib.ExitStack() as open_ones,
+        client_of("tcp", limits=replace(BRISK, calls=3)) as client,
+    ):
+        healthy = producer.do("ports")
+        sick = [open_ones.enter_context(SickPort(address)) for address in healthy[:2]]
+        for port in sick:
+            port.make_sick(fault)
+        for seed, ref in enumerate(producer.do("write_many", 20, 100_000)):
+            ported = through(ref, *sick, *healthy[2:])
+            with bounded(5.0):
+                assert client.read(ported, deadline=5.0) == pattern(100_000, seed)
+        is_consumed(producer, 20)
+        assert all(port.connections <= 2 for port in sick)
+
+
+@pytest.mark.parametrize("fault", ["silent", "trickles", "silent-in-payload"])
+def test_short_deadlines_and_half_of_the_ports_silent(fault: str) -> None:
+    """Though no deadline leaves a silent port all the time that an attempt may take, others come first from then on:
+    it costs a read now and then, and not each of them."""
+    with (
+        node(Producer, "tcp", slots=32, ports=2) as producer,
+        SickPort(producer.do("ports")[0]) as sick,
+        client_of("tcp", limits=Limits()) as client,
+    ):
+        sick.make_sick(fault)
+        outcomes = []
+        for ref in producer.do("write_many", 16, 100_000):
+            try:
+                client.read(through(ref, sick, ref.ports[1]), deadline=0.6)
+                outcomes.append("read")
+            except TransportError:
+                outcomes.append("failed")
+        assert outcomes.count("failed") <= 4, outcomes
+
+
+@pytest.mark.parametrize("fault", ["silent", "resets", "garbage-answer", "truncates"])
+def test_all_are_sick_and_one_recovers(tcp_producer: Node, fault: str) -> None:
+    """Nobody starves behind a quarantine: while there is time, the one that has recovered is found."""
+    ref = tcp_producer.do("write", 100_000, 5)
+    with SickPort(ref.ports[0]) as one, SickPort(ref.ports[1]) as other, client_of("tcp", limits=PATIENT) as client:
+        for port in (one, other):
+            port.make_sick(fault)
+        reading = Async(lambda: client.read(through(ref, one, other), deadline=WAIT_S))
+        until(lambda: min(one.struck, other.struck) >= 2, "both were found sick, more than once")
+        other.heal()
+        assert reading.result() == pattern(100_000, 5)
+
+
+@pytest.mark.parametrize("fault", AT_THE_ACK)
+def test_a_word_of_thanks_that_is_lost(tcp_producer: Node, fault: str) -> None:
+    """The reader has its payload; its server takes it for ready again, until the next read from there settles it."""
+    first, second = tcp_producer.do("write_many", 2, 100_000)
+    with SickPort(first.ports[0]) as port, client_of("tcp", limits=replace(BRISK, calls=3)) as client:
+        port.make_sick(fault)
+        assert client.read(through(first, port), deadline=5.0) == pattern(100_000, 0)
+        all_ready(tcp_producer, 2)
+        port.heal()
+        assert client.read(through(second, port), deadline=5.0) == pattern(100_000, 1)
+        is_consumed(tcp_producer, 2)
+        with pytest.raises(StaleSlotError):
+            client.read(first, deadline=5.0)
+
+
+def test_a_word_of_thanks_that_is_lost_with_an_idle_connection(tcp_producer: Node) -> None:
+    """Several idle connections die with their acks unread: all are settled, and none is read twice."""
+    refs = tcp_producer.do("write_many", 3, 50_000)
+    with SickPort(refs[0].ports[0]) as port, client_of("tcp") as client:
+        port.make_sick("loses-acks")
+        reads = [Async(lambda ref=ref: client.read(through(ref, port), deadline=5.0)) for ref in refs]
+        assert [read.result() for read in reads] == [pattern(50_000, seed) for seed in range(3)]
+        port.go_down()
+        all_ready(tcp_producer, 3)  # none of the acks was heard
+        port.heal()
+        port.come_back()
+        last = tcp_producer.do("write", 50_000, 9)
+        assert client.read(through(last, port), deadline=5.0) == pattern(50_000, 9)
+        is_consumed(tcp_producer, 4)
+
+
+def test_a_reader_with_another_token(scheme: str) -> None:
+    """PeerRefused that says so, after one call; the payload stays."""
+    with node(Producer, scheme) as producer, PayloadClient(token=b"x" * 32, transports=(scheme,)) as client:
+        ref = producer.do("write", 1000)
+        with bounded(10.0), pytest.raises(PeerRefused, match="token"):
+            client.read(ref, deadline=10.0)
+        assert producer.do("ready") == 1
+
+
+def test_more_readers_than_a_server_takes(scheme: str) -> None:
+    """They are told so; when a place is free they are served."""
+    with node(Producer, scheme, most_links=2, ports=1) as producer:
+        refs = producer.do("write_many", 3, 1000)
+        first, second, third = (client_of(scheme) for _ in range(3))
+        with first, second, third:
+            for client, ref in ((first, refs[0]), (second, refs[1])):
+                client.read(ref, deadline=5.0)
+            with pytest.raises(PeerRefused, match="as many connections as it takes"):
+                third.read(refs[2], deadline=5.0)
+            first.close()
+            until(lambda: producer.do("links") == 1, "a place is free")
+            assert third.read(refs[2], deadline=5.0) == pattern(1000, 2)
+
+
+# -------------------------------------------------------------------------------------------- servers that change
+
+
+def test_a_listener_restarts_on_its_port(producer: Node, client: PayloadClient) -> None:
+    """A kept connection that died with it says nothing of the port: the next read succeeds at once."""
+    refs = producer.do("write_many", 3, 1000)
+    assert client.read(refs[0], deadline=5.0) == pattern(1000, 0)
+    producer.do("close_server")
+    with bounded(5.0), pytest.raises(TransportError):
+        client.read(refs[1], deadline=5.0)
+    producer.do("serve_again")
+    for seed in (1, 2):
+        with bounded(2.0):
+            assert client.read(refs[seed], deadline=5.0) == pattern(1000, seed)
+
+
+def test_another_ring_behind_the_same_port(scheme: str, client: PayloadClient) -> None:
+    """Its process was killed and another listens there: what was in the old ring is stale, at once."""
+    with node(Producer, scheme, ports=1) as first:
+        old = first.do("write", 1000)
+    with node(Producer, scheme, ports=[int(old.ports[0].rpartition(":")[2])]) as second:
+        new = second.do("write", 1000, 8)
+        assert new.ports == old.ports
+        with bounded(2.0), pytest.raises(StaleSlotError):
+            client.read(old, deadline=10.0)
+        assert client.read(new, deadline=5.0) == pattern(1000, 8)
+
+
+def test_the_writer_laps_the_reader(scheme: str, client: PayloadClient) -> None:
+    """The ref of a payload that was overwritten is stale, after one attempt; it never gives another's bytes."""
+    with node(Producer, scheme, slots=2, overwrite=True) as producer:
+        refs = producer.do("write_many", 5, 1000)
+        for ref in refs[:3]:
+            with pytest.raises(StaleSlotError) as caught:
+                client.read(ref, deadline=5.0)
+            assert len(caught.value.attempts) == 1
+        for seed in (3, 4):
+            assert client.read(refs[seed], deadline=5.0) == pattern(1000, seed)
+        assert producer.do("counts")["dropped"] == 3
+
+
+def test_a_writer_that_laps_all_the_time(scheme: str, client: PayloadClient) -> None:
+    """Whatever the reader gets while slots are overwritten under it is what its ref names."""
+    size, got = 300_000, 0
+    with node(Producer, scheme, slots=3, overwrite=True) as producer:
+        producer.do("write_for", 3.0, size)
+        while (newest := producer.do("newest")) is not None:
+            seed, ref = newest
+            with contextlib.suppress(StaleSlotError):
+                payload = client.read(ref, deadline=5.0)
+                assert seed < 0 or payload == pattern(size, seed)
+                got += 1
+        counts = producer.do("counts")
+        held = producer.do("ready")
+    assert got > 0
+    assert counts["published"] == counts["consumed"] + counts["dropped"] + held
+
+
+def test_a_node_is_replaced_during_a_batch(scheme: str) -> None:
+    """What died with it is left out, or makes the batch an error with all that came, as asked."""
+    for on_missing in ("skip", "raise"):
+        with (
+            node(Producer, scheme, slots=16) as stays,
+            node(Producer, scheme, slots=16) as dies,
+            client_of(scheme) as client,
+        ):
+            kept, lost = stays.do("write_many", 8, 100_000), dies.do("write_many", 8, 100_000)
+            assert client.read(lost.pop(0), deadline=5.0) == pattern(100_000, 0)
+            dies.kill()
+            with bounded(10.0):
+                if on_missing == "skip":
+                    fetched = client.fetch_all([*lost, *kept], deadline=10.0, on_missing="skip")
+                else:
+                    with pytest.raises(PayloadsMissing) as caught:
+                        client.fetch_all([*lost, *kept], deadline=10.0, on_missing="raise")
+                    fetched = caught.value.fetched
+            assert list(fetched) == kept
+            assert all(fetched[ref] == pattern(100_000, seed) for seed, ref in enumerate(kept))
+            assert set(fetched.missing) == set(lost)
+            assert all(isinstance(error, TransportError) for error in fetched.missing.values())
+            with node(Producer, scheme) as replacement:
+                assert client.read(replacement.do("write", 10, 1), deadline=5.0) == pattern(10, 1)
+
+
+# ------------------------------------------------------------------------------------------------- many at a time
+
+
+def test_two_hundred_readers_of_two_hundred_payloads(scheme: str) -> None:
+    """All come, each to the one who asked for it."""
+    with (
+        node(Producer, scheme, slots=200, slot_bytes=1 << 16, ports=2) as producer,
+        client_of(scheme, limits=Limits(), connections_per_port=16) as client,
+    ):
+        refs = producer.do("write_many", 200, 50_000)
+        reads = [Async(lambda ref=ref: client.read(ref, deadline=60.0)) for ref in refs]
+        for seed, read in enumerate(reads):
+            assert read.result(60.0) == pattern(50_000, seed)
+        is_consumed(producer, 200)
+
+
+def test_two_hundred_readers_of_the_same_payload(scheme: str) -> None:
+    """Exactly one has it; to all others it is stale, and nobody waits until the deadline."""
+    with (
+        node(Producer, scheme, slots=2, slot_bytes=1 << 20, ports=2) as producer,
+        client_of(scheme, limits=Limits(), connections_per_port=16) as client,
+    ):
+        ref = producer.do("write", 1 << 20, 3)
+        with bounded(30.0):
+            reads = [Async(lambda: client.read(ref, deadline=30.0)) for _ in range(200)]
+            outcomes: Counter[str] = Counter()
+            for read in reads:
+                try:
+                    assert read.result(60.0) == pattern(1 << 20, 3)
+                    outcomes["read"] += 1
+                except StaleSlotError:
+                    outcomes["stale"] += 1
+        assert outcomes == {"read": 1, "stale": 199}
+        is_consumed(producer, 1)
+
+
+def test_a_batch_of_many(scheme: str, client: PayloadClient) -> None:
+    """Each ref once, in their order, though some are named twice."""
+    with node(Producer, scheme, slots=64, slot_bytes=1 << 16) as producer:
+        refs = producer.do("write_many", 64, 20_000)
+        fetched = client.fetch_all([*refs, *refs[:5]], deadline=WAIT_S)
+        assert list(fetched) == refs
+        assert all(fetched[ref] == pattern(20_000, seed) for seed, ref in enumerate(refs))
+
+
+async def test_a_hundred_reads_of_asyncio(scheme: str) -> None:
+    """They run side by side, and the loop goes on meanwhile."""
+    with node(Producer, scheme, slots=100, slot_bytes=1 << 16) as producer:
+        refs = producer.do("write_many", 100, 20_000)
+        async with AsyncPayloadClient(client_of(scheme, limits=Limits())) as client:
+            payloads = await asyncio.gather(*(client.read(ref, deadline=WAIT_S) for ref in refs))
+        assert all(payload == pattern(20_000, seed) for seed, payload in enumerate(payloads))
+
+
+async def test_a_read_that_is_cancelled(tcp_producer: Node) -> None:
+    """It ends at once, and the payload stays for the next."""
+    ref = tcp_producer.do("write", 100_000, 5)
+    with SickPort(ref.ports[0]) as port:
+        port.make_sick("silent-in-payload")
+        async with AsyncPayloadClient(client_of("tcp", limits=Limits())) as client:
+            task = asyncio.create_task(client.read(through(ref, port), deadline=WAIT_S))
+            await asyncio.to_thread(until, lambda: port.struck, "it waits for its payload")
+            task.cancel()
+            with bounded(0.5), pytest.raises(asyncio.CancelledError):
+                await task
+            await asyncio.to_thread(all_ready, tcp_producer, 1, 1.0)
+            assert await client.read(ref, deadline=5.0) == pattern(100_000, 5)
+
+
+# --------------------------------------------------------------------------------------------------------- the end
+
+
+def test_a_server_closes_with_reads_in_flight(scheme: str) -> None:
+    """Within a second, and its readers have a clear error; the payloads stay in the ring."""
+    with node(Producer, scheme, slots=4, slot_bytes=64 << 20) as producer, contextlib.ExitStack() as open_ones:
+        refs = producer.do("write_many", 4, 64 << 20)
+        links = [asked(ref) for ref in refs]
+        for link in links:
+            open_ones.callback(link.close)
+        assert producer.do("states") == [State.READING] * 4
+        assert producer.do("close_server") <= 1.0 + ROOM_S
+        all_ready(producer, 4, 2.0)
+        for link in links:
+            with pytest.raises((PeerReset, PayloadTruncated)):
+                link.receive_payload_into(memoryview(bytearray(64 << 20)), soon(), None)
+
+
+@pytest.mark.parametrize("fault", ["silent", "silent-after-request", "silent-in-payload", "trickles-hello"])
+def test_a_client_closes_with_reads_in_flight(tcp_producer: Node, fault: str) -> None:
+    """They fail at once with PeerReset, wherever in the conversation they wait."""
+    ref = tcp_producer.do("write", 100_000)
+    with SickPort(ref.ports[0]) as port:
+        port.make_sick(fault)
+        client = client_of("tcp", limits=Limits(answer_s=WAIT_S))
+        reading = Async(lambda: client.read(through(ref, port), deadline=WAIT_S))
+        until(lambda: port.struck, "it waits")
+        with bounded(1.0), pytest.raises(PeerReset):
+            client.close()
+            reading.result()
+        with pytest.raises(PeerReset):
+            client.read(ref, deadline=5.0)
+
+
+def test_a_process_ends_by_itself(scheme: str) -> None:
+    """With connections open on both sides, each process ends without being told twice, and leaves nothing."""
+    with node(Producer, scheme) as producer, node(Consumer, scheme) as reader:
+        reader.do("read", producer.do("write", 1000))
+        pid = producer.pid
+        assert producer.leave() == 0
+        assert reader.leave() == 0
+        assert not rings_of(pid)
+
+
+def test_idling_costs_nothing(scheme: str) -> None:
+    """With connections open, a server and a client that have nothing to do use next to no processor time."""
+    with node(Producer, scheme, ports=4) as producer, node(Consumer, scheme) as reader:
+        for seed in range(4):
+            reader.do("read", producer.do("write", 1000, seed))
+        shares: dict[int, float] = {}
+        watching = [
+            Async(lambda pid=pid: shares.__setitem__(pid, share_of_a_core(pid))) for pid in (producer.pid, reader.pid)
+        ]
+        for watch in watching:
+            watch.result()
+        assert max(shares.values()) < IDLE_SHARE, shares
+
+
+def test_an_idle_connection_is_evicted_and_replaced(scheme: str, client: PayloadClient) -> None:
+    """A server that closes what is idle says so at the hello: the client never meets a connection that it closed."""
+    with node(Producer, scheme, eviction_s=0.4, ports=1) as producer:
+        refs = producer.do("write_many", 3, 1000)
+        for seed, ref in enumerate(refs):
+            assert client.read(ref, deadline=5.0) == pattern(1000, seed)
+            if seed == 0:
+                until(lambda: producer.do("links") == 0, "the server has evicted it")
+
+
+# ------------------------------------------------------------------------------------------------ fork and spawn
+
+
+@pytest.mark.parametrize("transport", ["shm", "tcp"])
+def test_a_client_forks(tcp_producer: Node, transport: str) -> None:
+    """Child and parent each read over connections of their own, and neither takes the other's payload."""
+    refs = tcp_producer.do("write_many", 3, 50_000)
+    with node(Consumer, transport) as reader:
+        assert reader.do("read", refs[0]) == digest_of(pattern(50_000, 0))
+        mine, code = reader.do("fork_and_read", refs[1], refs[2], digest_of(pattern(50_000, 2)))
+        assert (mine, code) == (digest_of(pattern(50_000, 1)), 0)
+    is_consumed(tcp_producer, 3)
+
+
+def test_a_server_forks(producer: Node, client: PayloadClient) -> None:
+    """A child that ends takes neither its parent's connections with it nor its ring."""
+    refs = producer.do("write_many", 3, 1000)
+    assert client.read(refs[0], deadline=5.0) == pattern(1000, 0)
+    assert producer.do("fork") == 0
+    assert client.read(refs[1], deadline=5.0) == pattern(1000, 1)
+    with client_of(producer.do("ports")[0].partition("://")[0]) as another:
+        assert another.read(refs[2], deadline=5.0) == pattern(1000, 2)

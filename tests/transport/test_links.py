@@ -1,0 +1,602 @@
+"""What every transport promises of a connection, with a peer in another process that stops, dies or lies."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import signal
+import socket
+import threading
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import msgspec
+import pytest
+
+from nvrx_slurm.testing.sick_ports import SickPort
+from nvrx_slurm.transport import PayloadRef, SharedRing, wire
+from nvrx_slurm.transport.backends import by_scheme
+from nvrx_slurm.transport.backends.port import Link, host_and_port
+from nvrx_slurm.transport.backends.shm import ShmBackend
+from nvrx_slurm.transport.errors import (
+    PayloadTimeout,
+    PayloadTruncated,
+    PeerReset,
+    RingError,
+    TransportError,
+)
+from nvrx_slurm.transport.reading import acknowledge, request
+from nvrx_slurm.transport.slots import State
+from tests.transport.harness import (
+    IDLE_SHARE,
+    WAIT_S,
+    Async,
+    bounded,
+    digest_of,
+    on_deadline,
+    pattern,
+    share_of_a_core,
+    signals_every,
+    soon,
+    stopped,
+    until,
+)
+from tests.transport.links import Far, receive, receive_payload, send
+
+SIZES = [1, 7, 4096, (1 << 20) + 1, 64 << 20]
+SHORT_S = 0.4
+FRAME = b"a frame of 32 bytes, neither more"[:32]
+
+
+@pytest.fixture
+def near(scheme: str, far: Far) -> Iterator[Link]:
+    """Our end of the far end's link 0."""
+    link = by_scheme(scheme).connect(far.address, soon())
+    try:
+        assert far.accepted() == 0
+        yield link
+    finally:
+        link.close()
+
+
+# ------------------------------------------------------------------------------------------------- what arrives
+
+
+@pytest.mark.parametrize("size", [1, 20, 88, 4096])
+def test_a_frame_arrives_as_it_is(near: Link, far: Far, size: int) -> None:
+    """Either way, in the order in which they were sent, each as a message of its own."""
+    frames = [bytes(pattern(size, seed)) for seed in range(5)]
+    for frame in frames:
+        far.tell(0, "receive", size)
+        send(near, frame)
+    assert [far.hear(0) for _ in frames] == frames
+    for frame in frames:
+        far.tell(0, "send", frame)
+    assert [receive(near, size) for _ in frames] == frames
+
+
+@pytest.mark.parametrize("size", SIZES)
+def test_a_payload_arrives_whole(near: Link, far: Far, size: int) -> None:
+    """Behind its frame, either way; `seen` gets each byte once, in order."""
+    pieces: list[bytes] = []
+    buffer = bytearray(size)
+    far.tell(0, "send", FRAME, (size, 3))
+    assert receive(near, len(FRAME)) == FRAME
+    near.receive_payload_into(memoryview(buffer), soon(), lambda piece: pieces.append(bytes(piece)))
+    assert buffer == pattern(size, 3) == b"".join(pieces)
+    far.hear(0)
+    far.tell(0, "receive", len(FRAME))
+    far.tell(0, "receive_payload", size)
+    send(near, FRAME, (size, 4))
+    assert far.hear(0) == FRAME
+    assert far.hear(0) == digest_of(pattern(size, 4))
+
+
+def test_a_payload_of_a_gibibyte(near: Link, far: Far) -> None:
+    """It arrives whole too."""
+    far.tell(0, "send", FRAME, (1 << 30, 5))
+    receive(near, len(FRAME))
+    assert receive_payload(near, 1 << 30, 90.0) == digest_of(pattern(1 << 30, 5))
+    far.hear(0)
+
+
+def test_an_empty_payload_is_none(near: Link, far: Far) -> None:
+    """The next thing that arrives is the next frame."""
+    near.send(FRAME, memoryview(b""), soon())
+    near.send(FRAME[::-1], None, soon())
+    assert far.do(0, "receive", len(FRAME)) == FRAME
+    assert far.do(0, "receive", len(FRAME)) == FRAME[::-1]
+
+
+def test_a_payload_that_is_read_only_and_not_of_bytes(near: Link, far: Far) -> None:
+    """Memory of any format goes out as it lies there."""
+    numbers = memoryview(bytes(pattern(4096))).cast("d").toreadonly()
+    near.send(FRAME, numbers, soon())
+    far.do(0, "receive", len(FRAME))
+    assert far.do(0, "receive_payload", 4096) == digest_of(pattern(4096))
+
+
+def test_only_the_buffer_is_written(near: Link, far: Far) -> None:
+    """A part of a larger buffer is filled, and not a byte beside it."""
+    buffer = bytearray(b"\xee" * 3000)
+    far.tell(0, "send", FRAME, (1000, 2))
+    receive(near, len(FRAME))
+    near.receive_payload_into(memoryview(buffer)[1000:2000], soon(), None)
+    assert buffer == b"\xee" * 1000 + pattern(1000, 2) + b"\xee" * 1000
+
+
+def test_what_was_sent_before_the_close_arrives(near: Link, far: Far) -> None:
+    """An ack is the last that is sent before a connection goes: it is not lost with it."""
+    send(near, FRAME, (1 << 20, 6))
+    near.close()
+    assert far.do(0, "receive", len(FRAME)) == FRAME
+    assert far.do(0, "receive_payload", 1 << 20) == digest_of(pattern(1 << 20, 6))
+
+
+def test_links_do_not_mix(scheme: str, far: Far) -> None:
+    """Eight at a time between the same two processes: each has its own messages only."""
+    backend = by_scheme(scheme)
+    with contextlib.ExitStack() as open_ones:
+        links = []
+        for _ in range(8):
+            link = backend.connect(far.address, soon())
+            open_ones.callback(link.close)
+            links.append((far.accepted(), link))
+
+        def use(number: int, link: Link) -> list[int]:
+            receive(link, len(FRAME))
+            return [receive_payload(link, 1 << 20), number]
+
+        for number, _ in links:
+            far.tell(number, "send", FRAME, (1 << 20, number))
+        reads = [Async(use, number, link) for number, link in links]
+        for read in reads:
+            got, number = read.result()
+            assert got == digest_of(pattern(1 << 20, number))
+
+
+# ---------------------------------------------------------------------------------------------------- deadlines
+
+
+def test_a_frame_that_does_not_come(near: Link) -> None:
+    """PayloadTimeout, at the deadline."""
+    with on_deadline(SHORT_S) as deadline:
+        near.receive_into(memoryview(bytearray(8)), deadline)
+
+
+def test_a_payload_that_does_not_come(near: Link, far: Far) -> None:
+    """PayloadTimeout, at the deadline."""
+    far.do(0, "send", FRAME)
+    receive(near, len(FRAME))
+    with on_deadline(SHORT_S) as deadline:
+        near.receive_payload_into(memoryview(bytearray(1 << 20)), deadline, None)
+
+
+def test_a_deadline_that_has_passed(near: Link) -> None:
+    """PayloadTimeout at once: nothing is waited for."""
+    with on_deadline(0.0):
+        near.receive_into(memoryview(bytearray(8)), time.monotonic() - 1.0)
+
+
+def test_a_peer_that_stops_in_the_middle_of_a_payload(near: Link, far: Far) -> None:
+    """PayloadTimeout at the deadline; afterwards nothing writes into the buffer any more."""
+    size = 256 << 20
+    buffer = bytearray(size)
+    far.tell(0, "send", FRAME, (size, 7))
+    receive(near, len(FRAME))
+    first = Async(_stop_when_it_comes, far.pid, buffer)
+    try:
+        with pytest.raises(PayloadTimeout), bounded(2.0) as deadline:
+            near.receive_payload_into(memoryview(buffer), deadline, None)
+        first.result()
+        before = digest_of(buffer)
+    finally:
+        os.kill(far.pid, signal.SIGCONT)
+    near.close()
+    with pytest.raises(TransportError):
+        far.hear(0)
+    assert digest_of(buffer) == before
+
+
+def _stop_when_it_comes(pid: int, buffer: bytearray) -> None:
+    until(lambda: any(buffer[8:64]), "the first bytes")
+    os.kill(pid, signal.SIGSTOP)
+
+
+def test_a_peer_that_takes_nothing(near: Link, far: Far) -> None:
+    """Sending to a stopped process ends by the deadline: whoever sends is not held up."""
+    with stopped(far.pid), bounded(SHORT_S) as deadline, contextlib.suppress(PayloadTimeout):
+        near.send(FRAME, pattern(256 << 20), deadline)
+
+
+def test_signals_do_not_extend_a_deadline(near: Link) -> None:
+    """A handler that runs every 10 ms changes nothing."""
+    count = [0]
+
+    def handle() -> None:
+        count[0] += 1
+
+    with signals_every(0.01, handle), on_deadline(SHORT_S) as deadline:
+        near.receive_into(memoryview(bytearray(8)), deadline)
+    assert count[0] >= 5
+
+
+def test_signals_do_not_break_a_payload(near: Link, far: Far) -> None:
+    """Interrupted all the time, it still arrives whole."""
+    with signals_every(0.002):
+        far.tell(0, "send", FRAME, (64 << 20, 8))
+        receive(near, len(FRAME))
+        assert receive_payload(near, 64 << 20) == digest_of(pattern(64 << 20, 8))
+
+
+def test_a_handler_that_raises_in_a_wait(near: Link, far: Far) -> None:
+    """The exception comes out at once, the link can be closed, and the peer sees it closed."""
+
+    class Struck(Exception):
+        pass
+
+    def strike() -> None:
+        raise Struck
+
+    with bounded(WAIT_S / 2), pytest.raises(Struck), signals_every(0.05, strike):
+        near.receive_into(memoryview(bytearray(8)), soon())
+    near.close()
+    with pytest.raises(PeerReset):
+        far.do(0, "receive", 8)
+
+
+# ------------------------------------------------------------------------------------------------ peers that go
+
+
+def test_a_peer_that_closes_while_we_wait_for_a_frame(near: Link, far: Far) -> None:
+    """PeerReset, without waiting for the deadline."""
+    wait = Async(receive, near, 8)
+    assert wait.began.wait(WAIT_S)
+    far.do(0, "close")
+    with bounded(1.0), pytest.raises(PeerReset):
+        wait.result()
+
+
+def test_a_peer_that_closes_before_its_payload(near: Link, far: Far) -> None:
+    """PayloadTruncated, or PeerReset: it was promised, and does not come."""
+    far.do(0, "send", FRAME)
+    receive(near, len(FRAME))
+    far.do(0, "close")
+    with bounded(1.0), pytest.raises((PayloadTruncated, PeerReset)):
+        receive_payload(near, 1 << 20)
+
+
+def test_a_peer_that_is_killed_while_we_wait(near: Link, far: Far) -> None:
+    """PeerReset, at once: its kernel tells."""
+    wait = Async(receive, near, 8)
+    assert wait.began.wait(WAIT_S)
+    far.kill()
+    with bounded(1.0), pytest.raises(PeerReset):
+        wait.result()
+
+
+def test_a_peer_that_is_killed_in_the_middle_of_a_payload(near: Link, far: Far) -> None:
+    """PayloadTruncated or PeerReset, at once."""
+    size = 256 << 20
+    buffer = bytearray(size)
+    far.tell(0, "send", FRAME, (size, 9))
+    receive(near, len(FRAME))
+    killed = Async(_kill_when_it_comes, far, buffer)
+    with pytest.raises((PayloadTruncated, PeerReset)):
+        near.receive_payload_into(memoryview(buffer), soon(), None)
+    killed.result()
+
+
+def _kill_when_it_comes(far: Far, buffer: bytearray) -> None:
+    until(lambda: any(buffer[8:64]), "the first bytes")
+    os.kill(far.pid, signal.SIGKILL)
+
+
+def test_a_peer_that_is_killed_while_we_send(near: Link, far: Far) -> None:
+    """The send ends at once, or what waits for the answer does; and every use after that fails."""
+    os.kill(far.pid, signal.SIGSTOP)
+    sending = Async(send, near, FRAME, (256 << 20, 1))
+    assert sending.began.wait(WAIT_S)
+    far.kill()
+    with bounded(2.0), pytest.raises(PeerReset):
+        sending.result()
+        receive(near, 8)
+    with pytest.raises(TransportError):
+        send(near, FRAME)
+        receive(near, 8)
+
+
+def test_nobody_listens(scheme: str) -> None:
+    """PeerReset, at once."""
+    with socket.create_server(("127.0.0.1", 0)) as free:
+        port = free.getsockname()[1]
+    with bounded(1.0), pytest.raises(PeerReset):
+        by_scheme(scheme).connect(f"{scheme}://127.0.0.1:{port}", soon())
+
+
+@pytest.mark.parametrize("rest", ["", "127.0.0.1", "127.0.0.1:0", "127.0.0.1:65536", ":1", "127.0.0.1:http"])
+def test_an_address_that_is_none(scheme: str, rest: str) -> None:
+    """PeerReset: refs come from other processes, and a bad one must not end the reader."""
+    with pytest.raises(PeerReset):
+        by_scheme(scheme).connect(f"{scheme}://{rest}", soon())
+
+
+def test_a_port_that_accepts_and_says_nothing(scheme: str) -> None:
+    """By the deadline of the connect, or of the first answer, it is PayloadTimeout."""
+    with SickPort(None) as port, on_deadline(1.0) as deadline:
+        link = by_scheme(scheme).connect(port.address_as(scheme), deadline)
+        try:
+            receive(link, 8, deadline - time.monotonic())
+        finally:
+            link.close()
+
+
+def test_a_port_that_does_not_even_accept(scheme: str) -> None:
+    """Where no connection comes about, as through a wall that drops packets, connecting ends at its deadline."""
+    with contextlib.ExitStack() as open_ones:
+        wall = open_ones.enter_context(socket.create_server(("127.0.0.1", 0), backlog=0))
+        for _ in range(4):  # what its queue holds, and more
+            filler = open_ones.enter_context(socket.socket())
+            filler.setblocking(False)
+            filler.connect_ex(wall.getsockname())
+        with on_deadline(SHORT_S) as deadline:
+            by_scheme(scheme).connect(f"{scheme}://127.0.0.1:{wall.getsockname()[1]}", deadline)
+
+
+def test_there_is_no_time_to_connect(scheme: str, far: Far) -> None:
+    """PayloadTimeout, and nothing is left open."""
+    with on_deadline(0.0) as deadline:
+        by_scheme(scheme).connect(far.address, deadline)
+
+
+def test_a_port_that_speaks_another_protocol(scheme: str) -> None:
+    """It is not taken for one of ours: an error of ours, by the deadline."""
+    with socket.create_server(("127.0.0.1", 0)) as other, bounded(1.5) as deadline:
+
+        def talk() -> None:
+            connection, _ = other.accept()
+            with connection, contextlib.suppress(OSError):
+                connection.sendall(b"SSH-2.0-OpenSSH_9.2\r\n" + os.urandom(512))
+                connection.recv(1 << 16)
+
+        talking = Async(talk)
+        with contextlib.suppress(TransportError):
+            link = by_scheme(scheme).connect(f"{scheme}://127.0.0.1:{other.getsockname()[1]}", deadline)
+            try:
+                receive(link, 80, deadline - time.monotonic())
+            finally:
+                link.close()
+        talking.result()
+
+
+# ------------------------------------------------------------------------------------------- cut, close, is_stale
+
+
+@pytest.mark.parametrize("wait", ["frame", "payload", "send"])
+def test_a_cut_wakes_whoever_waits(near: Link, far: Far, wait: str) -> None:
+    """From another thread, whatever it waits for: PeerReset, at once. A second cut is nothing."""
+    works = {
+        "frame": lambda: receive(near, 8),
+        "payload": lambda: receive_payload(near, 1 << 20),
+        "send": lambda: (send(near, FRAME, (256 << 20, 1)), receive(near, 8)),
+    }
+    context = stopped(far.pid) if wait == "send" else contextlib.nullcontext()
+    with context:
+        waiting = Async(works[wait])
+        assert waiting.began.wait(WAIT_S)
+        threading.Event().wait(0.05)  # more likely than not it waits by now; if not, it must still see the cut
+        near.cut()
+        near.cut()
+        with bounded(1.0), pytest.raises(PeerReset):
+            waiting.result()
+
+
+def test_a_link_that_was_cut_before_is_of_no_use(near: Link) -> None:
+    """What comes after a cut fails with PeerReset, and does not wait."""
+    near.cut()
+    with bounded(1.0), pytest.raises(PeerReset):
+        receive(near, 8)
+
+
+def test_the_peer_sees_a_cut(near: Link, far: Far) -> None:
+    """It need not wait for its deadline either."""
+    far.tell(0, "receive", 8)
+    near.cut()
+    with pytest.raises(PeerReset):
+        far.hear(0)
+
+
+def test_close_and_cut_in_any_number_and_order(near: Link, far: Far) -> None:
+    """Neither raises, neither waits, and the peer sees the end."""
+    with bounded(1.0):
+        for _ in range(2):
+            near.close()
+            near.cut()
+    with pytest.raises(PeerReset):
+        far.do(0, "receive", 8)
+
+
+def test_is_stale(near: Link, far: Far) -> None:
+    """A connection at rest is not stale; one on which something came unasked for is."""
+    assert not near.is_stale()
+    far.do(0, "send", FRAME)
+    receive(near, len(FRAME))
+    assert not near.is_stale()
+    far.do(0, "send", FRAME)
+    until(near.is_stale, "it is seen to be stale")
+
+
+@pytest.mark.parametrize("how", ["closes", "dies"])
+def test_is_stale_once_the_peer_has_gone(near: Link, far: Far, how: str) -> None:
+    """Whether it has closed the connection or has died."""
+    assert not near.is_stale()
+    far.do(0, "close") if how == "closes" else far.kill()
+    until(near.is_stale, "it is seen to be stale")
+
+
+def test_a_child_lets_go_of_a_link(scheme: str, far: Far) -> None:
+    """Dropped in a forked child, the parent's link works on; closed by the parent it ends, though the child lives."""
+    parent = Far(scheme)
+    child = 0
+    try:
+        link = parent.connect(far.address)
+        number = far.accepted()
+        child = parent.do(link, "fork_and_drop")
+        far.tell(number, "send", FRAME, (1 << 20, 2))
+        assert parent.do(link, "receive", len(FRAME)) == FRAME
+        assert parent.do(link, "receive_payload", 1 << 20) == digest_of(pattern(1 << 20, 2))
+        far.hear(number)
+        parent.do(link, "close")
+        with bounded(2.0), pytest.raises(PeerReset):
+            far.do(number, "receive", 8)
+    finally:
+        if child:
+            os.kill(child, signal.SIGKILL)
+        parent.close()
+
+
+def test_nothing_is_left_open(scheme: str, far: Far) -> None:
+    """A hundred connections later this process has as many descriptors and threads as before."""
+    backend = by_scheme(scheme)
+
+    def once() -> None:
+        link = backend.connect(far.address, soon())
+        far.accepted()
+        link.close()
+
+    def held() -> tuple[int, int]:
+        return len(list(Path("/proc/self/fd").iterdir())), threading.active_count()
+
+    for _ in range(5):
+        once()
+    descriptors, threads = held()
+    for _ in range(100):
+        once()
+    until(lambda: held()[0] <= descriptors + 2 and held()[1] <= threads, f"as before: {descriptors}, {threads}")
+
+
+# -------------------------------------------------------------------------------------------------- listeners
+
+
+def test_a_port_that_is_taken(scheme: str, far: Far) -> None:
+    """RingError that names the address."""
+    _, port = host_and_port(far.address)
+    with pytest.raises(RingError, match=str(port)):
+        by_scheme(scheme).listen("127.0.0.1", port, lambda link: None)
+
+
+def test_a_listener_that_has_closed(near: Link, scheme: str, far: Far) -> None:
+    """Nobody can connect any more; the links that are there work on."""
+    far.close_listener()
+    with bounded(1.0), pytest.raises(PeerReset):
+        by_scheme(scheme).connect(far.address, soon()).close()
+    far.tell(0, "send", FRAME)
+    assert receive(near, len(FRAME)) == FRAME
+
+
+def test_a_listener_comes_back_on_its_port(near: Link, scheme: str, far: Far) -> None:
+    """Its process was killed with links open: another listens there at once, and new links work."""
+    _, port = host_and_port(far.address)
+    far.kill()
+    successor = Far(scheme, port=port)
+    try:
+        assert successor.address == far.address
+        link = by_scheme(scheme).connect(far.address, soon())
+        try:
+            successor.tell(successor.accepted(), "send", FRAME)
+            assert receive(link, len(FRAME)) == FRAME
+        finally:
+            link.close()
+    finally:
+        successor.close()
+
+
+# ------------------------------------------------------------------------------- the ring itself, on the same node
+
+
+@pytest.fixture
+def ring() -> Iterator[SharedRing]:
+    with SharedRing.create(2, 1 << 20) as ring:
+        yield ring
+
+
+@contextlib.contextmanager
+def shm_link(ring: SharedRing) -> Iterator[Link]:
+    """A reader's way to the ring, attached anew."""
+    attached = SharedRing.attach(ring.name)
+    link = ShmBackend({ring.name: attached}).connect(f"shm://{ring.name}", soon())
+    try:
+        yield link
+    finally:
+        link.close()
+        attached.close()
+
+
+def read_over(link: Link, ref: PayloadRef, budget_s: float = WAIT_S) -> bytes:
+    """Up to the ack."""
+    assert request(link, ref, budget_s=budget_s, deadline=soon()).status is wire.Status.OK
+    buffer = bytearray(ref.size)
+    link.receive_payload_into(memoryview(buffer), soon(), None)
+    return bytes(buffer)
+
+
+@pytest.mark.parametrize(
+    ("verdict", "state"),
+    [(wire.Verdict.TAKEN, State.FREE), (wire.Verdict.KEPT, State.READY), (wire.Verdict.BAD, State.READY)],
+)
+def test_a_payload_is_read_from_the_ring(ring: SharedRing, verdict: wire.Verdict, state: State) -> None:
+    """The same conversation without a server: the ack frees the slot, or leaves it for others."""
+    ref = ring.write_raw(pattern(500_000, 2))
+    with shm_link(ring) as link:
+        assert read_over(link, ref) == pattern(500_000, 2)
+        assert ring.slot_states()[ref.slot].state is State.READING
+        acknowledge(link, ref, verdict, soon())
+        assert ring.slot_states()[ref.slot].state is state
+        assert not link.is_stale()
+
+
+def test_without_an_ack_the_payload_stays_in_the_ring(ring: SharedRing) -> None:
+    """A link that is closed too early releases what it has claimed; twice is no harm."""
+    ref = ring.write_raw(pattern(1000, 2))
+    with shm_link(ring) as link:
+        read_over(link, ref)
+        link.close()
+        link.close()
+        assert ring.slot_states()[ref.slot].state is State.READY
+
+
+def test_a_copy_that_took_too_long(ring: SharedRing) -> None:
+    """The slot was not the reader's any more when its copy was done: PeerReset, for others may have written there."""
+    first, _ = ring.write_raw(pattern(1000, 2)), ring.write_raw(pattern(1000, 3))
+    with shm_link(ring) as link:
+        assert request(link, first, budget_s=0.0, deadline=soon()).status is wire.Status.OK
+        until(lambda: ring.get_ready_count() == 2, "its lease has lapsed")
+        ring.write_raw(pattern(1000, 4))
+        with pytest.raises(PeerReset):
+            link.receive_payload_into(memoryview(bytearray(1000)), soon(), None)
+
+
+def test_what_the_ring_has_no_more(ring: SharedRing) -> None:
+    """STALE for what was overwritten or consumed, BUSY while another reads it, UNKNOWN_RING for another ring."""
+    ref = ring.write_raw(pattern(1000, 2))
+    with shm_link(ring) as link, shm_link(ring) as other:
+        read_over(link, ref)
+
+        def status(ref: PayloadRef) -> wire.Status:
+            return request(other, ref, budget_s=1.0, deadline=soon()).status
+
+        assert status(ref) is wire.Status.BUSY
+        acknowledge(link, ref, wire.Verdict.TAKEN, soon())
+        assert status(ref) is wire.Status.STALE
+        assert status(msgspec.structs.replace(ref, slot=99)) is wire.Status.STALE
+        assert status(msgspec.structs.replace(ref, ring="nvrx-ring-1-2-3")) is wire.Status.UNKNOWN_RING
+
+
+# --------------------------------------------------------------------------------------------------------- idle
+
+
+def test_waiting_costs_nothing(near: Link, far: Far) -> None:
+    """A process that listens, and waits for a frame, uses next to no processor time."""
+    far.tell(0, "receive", 8, 60.0)
+    assert share_of_a_core(far.pid) < IDLE_SHARE

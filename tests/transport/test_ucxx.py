@@ -1,0 +1,408 @@
+"""What only the ucxx transport has to promise: one thread that owns UCX, its end, and memory that UCX works at."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import random
+import subprocess
+import sys
+import textwrap
+import threading
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from nvrx_slurm.transport import PayloadClient, PayloadServer, SharedRing
+from nvrx_slurm.transport.backends import by_scheme
+from nvrx_slurm.transport.backends.port import Backend, Link, Listener
+from nvrx_slurm.transport.errors import (
+    PayloadTruncated,
+    PeerRefused,
+    PeerReset,
+    RingError,
+    TransportError,
+)
+from tests.transport.harness import (
+    IDLE_SHARE,
+    TOKEN,
+    WAIT_S,
+    Async,
+    bounded,
+    pattern,
+    share_of_a_core,
+    soon,
+    until,
+)
+from tests.transport.links import Far, receive, receive_payload, send
+
+FRAME = b"a frame of 32 bytes, neither more"[:32]
+
+PRELUDE = """
+import os, sys, threading, time
+from nvrx_slurm.transport.backends import by_scheme
+from nvrx_slurm.transport.errors import PeerRefused, TransportError
+def soon(): return time.monotonic() + 30
+def echo(link):
+    frame = memoryview(bytearray(32))
+    try:
+        while True:
+            link.receive_into(frame, soon())
+            link.send(bytes(frame), None, soon())
+    except TransportError:
+        pass
+backend = by_scheme("ucxx")
+listener = backend.listen("127.0.0.1", 0, echo)
+link = backend.connect(listener.address, soon())
+"""
+
+
+@pytest.fixture
+def backend() -> Backend:
+    """The transport; missing, it fails in CI, and is skipped elsewhere."""
+    try:
+        return by_scheme("ucxx")
+    except PeerRefused as error:
+        refuse = pytest.fail if os.environ.get("CI") else pytest.skip
+        refuse(str(error))
+
+
+@pytest.fixture
+def far(backend: Backend) -> Iterator[Far]:
+    far = Far("ucxx")
+    try:
+        yield far
+    finally:
+        far.close()
+
+
+@pytest.fixture
+def near(backend: Backend, far: Far) -> Iterator[Link]:
+    """Our end of the far end's link 0."""
+    link = backend.connect(far.address, soon())
+    try:
+        assert far.accepted() == 0
+        yield link
+    finally:
+        link.close()
+
+
+def run(script: str, *, prelude: str = PRELUDE, **environment: str) -> subprocess.CompletedProcess[str]:
+    """A process of its own: what it says, and how it ends, within WAIT_S."""
+    return subprocess.run(
+        [sys.executable, "-c", prelude + textwrap.dedent(script)],
+        env={name: value for name, value in os.environ.items() if not name.startswith("UCX")} | environment,
+        capture_output=True,
+        text=True,
+        timeout=WAIT_S,
+    )
+
+
+# ------------------------------------------------------------------------------------------------ a process ends
+
+ENDS = {
+    "with all left open": "",
+    "with a reader that waits": """
+        threading.Thread(target=echo, args=(link,), daemon=True).start()
+    """,
+    "with a payload under way": """
+        link.send(b"x" * 32, memoryview(bytes(4 << 20)), soon())
+    """,
+    "by an exception": "raise SystemExit(0)",
+}
+
+
+@pytest.mark.parametrize("how", ENDS)
+def test_a_process_ends_by_itself(backend: Backend, how: str) -> None:
+    """At once and without a word, whatever is open or under way."""
+    with bounded(10.0):
+        ended = run(ENDS[how])
+    assert (ended.returncode, ended.stdout, ended.stderr) == (0, "", "")
+
+
+def test_a_process_that_fails_ends_by_itself(backend: Backend) -> None:
+    """An exception that nobody catches is all that it says."""
+    ended = run("raise ValueError('of the user')")
+    assert ended.returncode == 1
+    assert ended.stderr.rstrip().endswith("ValueError: of the user")
+
+
+def test_an_ack_arrives_though_its_process_ends(far: Far) -> None:
+    """Sent as the last thing, by a process that does not even close its link."""
+    ended = run(
+        f"link = backend.connect({far.address!r}, soon()); link.send({FRAME!r}, None, soon())",
+    )
+    assert ended.returncode == 0
+    assert far.do(far.accepted(), "receive", len(FRAME)) == FRAME
+
+
+@pytest.mark.parametrize("ending", ["os._exit(0)", "sys.exit(0)"])
+def test_a_child_is_told_that_it_cannot(backend: Backend, ending: str) -> None:
+    """UCX does not work in a child of a process that used it: the child gets an error that says so, and the parent's
+    connections work on, however the child ends."""
+    ended = run(
+        f"""
+        child = os.fork()
+        if not child:
+            link.drop()
+            listener.drop()
+            try:
+                by_scheme("ucxx").connect(listener.address, soon())
+            except PeerRefused as error:
+                print(error, flush=True)
+            link.close()
+            listener.close()
+            {ending}
+        assert os.waitpid(child, 0)[1] == 0
+        link.send(b"x" * 32, None, soon())
+        link.receive_into(memoryview(bytearray(32)), soon())
+        assert not link.is_stale()
+        """
+    )
+    assert (ended.returncode, ended.stderr) == (0, "")
+    assert "fork" in ended.stdout
+
+
+def test_a_child_that_was_forked_before_can(backend: Backend) -> None:
+    """Loaded, but not used: parent and child both use UCX."""
+    ended = run(
+        """
+        import ucxx
+        child = os.fork()
+        backend = by_scheme("ucxx")
+        listener = backend.listen("127.0.0.1", 0, echo)
+        link = backend.connect(listener.address, soon())
+        link.send(b"x" * 32, None, soon())
+        link.receive_into(memoryview(bytearray(32)), soon())
+        if child:
+            assert os.waitpid(child, 0)[1] == 0
+        """,
+        prelude=PRELUDE.partition("backend =")[0],
+    )
+    assert (ended.returncode, ended.stderr) == (0, "")
+
+
+# ---------------------------------------------------------------------------------------------------- the library
+
+
+def test_it_is_not_installed() -> None:
+    """The error says what to install."""
+    ended = run(
+        """
+        sys.modules["ucxx"] = None
+        try:
+            by_scheme("ucxx")
+        except PeerRefused as error:
+            print(error)
+        """,
+        prelude=PRELUDE.partition("backend =")[0],
+    )
+    assert "pip install 'nvrx-slurm[ucxx-cu12]'" in ended.stdout
+
+
+def test_the_users_settings_are_kept(backend: Backend) -> None:
+    """What the environment says of UCX holds; only what it does not say is set."""
+    ended = run(
+        "print(os.environ['UCX_HANDLE_ERRORS'], os.environ['UCX_RNDV_FRAG_MEM_TYPE'])",
+        UCX_HANDLE_ERRORS="bt",
+    )
+    assert ended.stdout.split() == ["bt", "host"]
+
+
+# ------------------------------------------------------------------------------------------------------- messages
+
+
+@pytest.mark.parametrize("sent", [(40, 0), (20, 0), (40, 1 << 20)], ids=["longer", "shorter", "long"])
+def test_a_message_of_another_length(near: Link, far: Far, sent: tuple[int, int]) -> None:
+    """PayloadTruncated; nothing is written into the buffer, and the link is of no more use."""
+    size, payload = sent
+    far.tell(0, "send", bytes(size), (payload, 1) if payload else None)
+    buffer = bytearray(b"\xee" * 32)
+    if payload:
+        receive(near, size)
+    with pytest.raises(PayloadTruncated, match="32"):
+        near.receive_into(memoryview(buffer), soon())
+    assert buffer == b"\xee" * 32
+    with pytest.raises(TransportError):
+        send(near, FRAME)
+        receive(near, 32)
+
+
+def test_a_peer_that_is_killed_with_a_payload_announced(near: Link, far: Far) -> None:
+    """The word of it has come, the payload never does: PayloadTruncated or PeerReset, at once."""
+    far.tell(0, "send", FRAME, (64 << 20, 1))
+    receive(near, len(FRAME))
+    until(near.is_stale, "the payload is announced")
+    far.kill()
+    with bounded(2.0), pytest.raises((PayloadTruncated, PeerReset)):
+        receive_payload(near, 64 << 20)
+
+
+def test_a_peer_that_sends_and_sends(near: Link, far: Far) -> None:
+    """Messages that nobody asks for are not piled up: the connection ends."""
+    for _ in range(40):
+        far.tell(0, "send", FRAME)
+    until(near.is_stale, "something came")
+    with bounded(2.0), pytest.raises(TransportError):
+        while True:
+            receive(near, len(FRAME))
+
+
+def test_memory_is_held_for_as_long_as_ucx_works_at_it(near: Link, far: Far) -> None:
+    """A ring that is closed and unlinked while its payload is under way: it arrives whole, or the link breaks."""
+    with SharedRing.create(1, 64 << 20) as ring:
+        ref = ring.write_raw(pattern(64 << 20, 3))
+        claim = ring.claim(ref.slot, ref.generation)
+        sending = Async(near.send, FRAME, claim.payload, soon())  # type: ignore[union-attr]
+        far.do(0, "receive", len(FRAME))
+        far.tell(0, "receive_payload", 64 << 20)
+        del claim
+    sending.result()
+    assert far.hear(0)
+
+
+# ------------------------------------------------------------------------------------------------ the whole protocol
+
+
+@pytest.mark.parametrize("size", [0, 1, 1 << 20, 64 << 20])
+def test_a_payload_is_read(backend: Backend, size: int) -> None:
+    """Written into a ring, and read over UCX by its ref; its slot is free afterwards."""
+    with (
+        SharedRing.create(2, 64 << 20) as ring,
+        PayloadServer(ring, transport="ucxx", host="127.0.0.1", token=TOKEN) as server,
+        PayloadClient(transports=("ucxx",), token=TOKEN) as client,
+    ):
+        for seed in range(4):  # twice as many as there are slots
+            ref = server.refer(ring.write_raw(pattern(size, seed), timeout_s=WAIT_S))
+            assert client.read(ref, deadline=WAIT_S) == pattern(size, seed)
+
+
+def test_a_server_closes_with_reads_in_flight(backend: Backend) -> None:
+    """200 of them: within a second, and each reader is told at once."""
+    with SharedRing.create(2, 1 << 20) as ring:
+        ended: list[float] = []
+        greeted = threading.Barrier(201)
+        begun = threading.Semaphore(0)
+
+        def serve(link: Link) -> None:
+            links.append(link)
+            with contextlib.suppress(TransportError):  # as a server's links end
+                receive(link, 32)
+                begun.release()
+                link.send(FRAME, payload, soon())
+                receive(link, 32)
+
+        def read() -> None:
+            link = backend.connect(listener.address, soon())
+            try:
+                greeted.wait(WAIT_S)
+                send(link, FRAME)
+                receive(link, 32)
+                with pytest.raises((PeerReset, PayloadTruncated)):
+                    receive_payload(link, len(payload))
+                    receive(link, 32)
+                ended.append(time.monotonic())
+            finally:
+                link.close()
+
+        ref = ring.write_raw(pattern(1 << 20, 1))
+        claim = ring.claim(ref.slot, ref.generation)
+        payload = claim.payload  # type: ignore[union-attr]
+        links: list[Link] = []
+        listener = backend.listen("127.0.0.1", 0, serve)
+        readers = [Async(read) for _ in range(200)]
+        greeted.wait(WAIT_S)
+        for _ in readers:
+            assert begun.acquire(timeout=WAIT_S)
+        began = time.monotonic()
+        with bounded(1.0):
+            listener.close()
+            for link in links:
+                link.cut()
+            for reader in readers:
+                reader.result()
+        assert len(ended) == 200 and max(ended) >= began
+        until(lambda: _listen(backend, listener.address), "its port is free again").close()  # type: ignore[union-attr]
+
+
+def test_connections_that_break_at_any_moment_leave_nothing(backend: Backend) -> None:
+    """Given up while they connect, or cut while a payload is under way: UCX has let go of all of them, or the port
+    would not be free again."""
+    payload = pattern(1 << 20).toreadonly()
+
+    def serve(link: Link) -> None:
+        with contextlib.suppress(TransportError):
+            receive(link, 32)
+            link.send(FRAME, payload, soon())
+            receive(link, 32)
+
+    def break_one(chance: random.Random) -> None:
+        with contextlib.suppress(TransportError):
+            link = backend.connect(listener.address, soon(chance.choice([0.002, 0.005, 0.01, 1.0])))
+            cut = threading.Timer(chance.uniform(0.0, 0.005), link.cut)
+            cut.start()
+            try:
+                send(link, FRAME)
+                receive(link, 32)
+                receive_payload(link, len(payload))
+            finally:
+                link.close()
+                cut.join()
+
+    def break_many(seed: int) -> None:
+        chance = random.Random(seed)
+        for _ in range(40):
+            break_one(chance)
+
+    listener = backend.listen("127.0.0.1", 0, serve)
+    for work in [Async(break_many, seed) for seed in range(8)]:
+        work.result()
+    listener.close()
+    until(lambda: _listen(backend, listener.address), "its port is free again").close()  # type: ignore[union-attr]
+
+
+def _listen(backend: Backend, address: str) -> Listener | None:
+    try:
+        return backend.listen("127.0.0.1", int(address.rpartition(":")[2]), lambda link: None)
+    except RingError:
+        return None
+
+
+def test_an_idle_client_costs_nothing(backend: Backend, far: Far) -> None:
+    """A process with links at rest, and one that waits in each of them."""
+    parent = Far("ucxx")
+    try:
+        for _ in range(8):
+            link = parent.connect(far.address)
+            far.tell(far.accepted(), "receive", 8, 60.0)
+            assert link >= 0
+        assert share_of_a_core(parent.pid) < IDLE_SHARE
+        assert share_of_a_core(far.pid) < IDLE_SHARE
+    finally:
+        parent.close()
+
+
+def test_descriptors_do_not_grow(backend: Backend) -> None:
+    """Connections that cannot be made, or whose peer dies, leave none behind."""
+
+    def held() -> int:
+        return len(list(Path("/proc/self/fd").iterdir()))
+
+    def once() -> None:
+        far = Far("ucxx")
+        link = backend.connect(far.address, soon())
+        far.kill()
+        with pytest.raises(PeerReset):
+            receive(link, 8)
+        link.close()
+        with pytest.raises(PeerReset):
+            backend.connect(far.address, soon())
+        far.close()
+
+    once()
+    before = held()
+    for _ in range(3):
+        once()
+    until(lambda: held() <= before + 1, f"as before: {before}")

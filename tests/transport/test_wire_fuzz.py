@@ -1,0 +1,360 @@
+"""Mutated and random frames at each stage of a conversation, on either side, over real sockets: errors of ours and
+nothing else, no memory for what a peer merely says, and everybody else is served on."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import socket
+import threading
+import tracemalloc
+from collections.abc import Callable, Iterator
+
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from nvrx_slurm.transport import PayloadRef, PayloadServer, ServerLimits, SharedRing, TransportError, wire
+from nvrx_slurm.transport.backends.port import Link, host_and_port
+from nvrx_slurm.transport.backends.tcp import TcpBackend, TcpLink
+from nvrx_slurm.transport.handshake import greet
+from nvrx_slurm.transport.reading import acknowledge, receive, request, settle
+from nvrx_slurm.transport.slots import State
+from tests.transport.harness import TOKEN, Async, pattern, soon, until
+from tests.transport.nodes import client_of
+
+SIZE = 50_000
+BOUND_BYTES = 2 << 20
+"""Beyond the payload that was asked for: what either side may take for a conversation, whatever the other says."""
+MANY = settings(max_examples=150, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+
+
+# ------------------------------------------------------------------------------------------------- bytes to send
+
+garbage = st.binary(max_size=300)
+numbers = st.one_of(
+    st.integers(0, (1 << 64) - 1), st.sampled_from([0, 1, SIZE, 1 << 31, 1 << 40, (1 << 63), (1 << 64) - 1])
+)
+small = st.integers(0, (1 << 32) - 1)
+octets = st.integers(0, 255)
+
+
+@st.composite
+def mutated(draw: st.DrawFn, frames: st.SearchStrategy[bytes]) -> bytes:
+    """A frame of which some bytes are others, or are missing, or are too many."""
+    frame = bytearray(draw(frames))
+    for _ in range(draw(st.integers(0, 3))):
+        if frame:
+            frame[draw(st.integers(0, len(frame) - 1))] = draw(octets)
+    cut = draw(st.one_of(st.none(), st.integers(0, len(frame))))
+    return bytes(frame[:cut]) + draw(st.one_of(st.just(b""), garbage))
+
+
+def requests_for(ring: str) -> st.SearchStrategy[bytes]:
+    return st.builds(
+        lambda call, slot, budget, generation, name: wire.Request(call, slot, budget, generation, name).pack(),
+        st.sampled_from(wire.Call),
+        st.one_of(st.integers(0, 5), small),
+        small,
+        numbers,
+        st.sampled_from([ring, "nvrx-ring-1-2-3", ""]),
+    )
+
+
+acks = st.builds(
+    lambda verdict, slot, generation: wire.Ack(verdict, slot, generation).pack(),
+    st.sampled_from(wire.Verdict),
+    small,
+    numbers,
+)
+answers = st.builds(
+    lambda status, size, checksum, generation: wire.Answer(status, size, checksum, generation).pack(),
+    st.sampled_from(wire.Status),
+    numbers,
+    numbers,
+    numbers,
+)
+challenges = st.builds(
+    lambda version, status, eviction, nonce, proof: wire.Challenge(version, status, eviction, nonce, proof).pack(),
+    st.integers(0, 3),
+    st.sampled_from(wire.Status),
+    small,
+    st.binary(min_size=32, max_size=32),
+    st.binary(min_size=32, max_size=32),
+)
+hellos = st.builds(
+    lambda version, nonce: wire.Hello(version, nonce).pack(), st.integers(0, 3), st.binary(min_size=32, max_size=32)
+)
+
+
+@contextlib.contextmanager
+def allocating_at_most(bound: int) -> Iterator[None]:
+    """Of Python's memory, at the peak, in all threads of this process."""
+    tracemalloc.start()
+    try:
+        yield
+        _, peak = tracemalloc.get_traced_memory()
+    finally:
+        tracemalloc.stop()
+    assert peak <= bound, f"{peak} bytes at the peak"
+
+
+# --------------------------------------------------------------------------------------------------- the server
+
+
+class Served:
+    """A real server of a real ring, in this process, so that its memory can be seen. `uncaught`: what its threads
+    have raised."""
+
+    def __init__(self, uncaught: list[object]) -> None:
+        self.ring = SharedRing.create(4, 1 << 16, overwrite=True, lease_s=30.0)
+        limits = ServerLimits(hello_s=0.5, read_s=0.5, eviction_s=5.0)
+        self.server = PayloadServer(self.ring, host="127.0.0.1", ports=1, token=TOKEN, node="n1", limits=limits)
+        self.client = client_of("tcp")
+        self.uncaught = uncaught
+
+    def write(self, seed: int = 1) -> PayloadRef:
+        return self.server.refer(self.ring.write_raw(pattern(SIZE, seed)))
+
+    def raw(self) -> socket.socket:
+        return socket.create_connection(host_and_port(self.server.ports[0]), timeout=5.0)
+
+    def greeted(self) -> TcpLink:
+        """A connection whose client has proved itself."""
+        link = TcpBackend().connect(self.server.ports[0], soon())
+        link.send(greet(link, TOKEN, soon()).proof, None, soon())
+        return link
+
+    def is_well(self) -> None:
+        """Another client is served, no slot is stuck, and nothing was raised."""
+        until(lambda: State.READING not in self.states(), "no slot is stuck")
+        ref = self.write(7)
+        assert self.client.read(ref, deadline=5.0) == pattern(SIZE, 7)
+        assert not self.uncaught
+
+    def states(self) -> list[State]:
+        return [slot.state for slot in self.ring.slot_states()]
+
+    def close(self) -> None:
+        self.client.close()
+        self.server.close()
+        self.ring.close()
+        self.ring.unlink()
+
+
+@pytest.fixture
+def served(monkeypatch: pytest.MonkeyPatch) -> Iterator[Served]:
+    uncaught: list[object] = []
+    monkeypatch.setattr(threading, "excepthook", uncaught.append)
+    served = Served(uncaught)
+    yield served
+    served.close()
+    assert not uncaught
+
+
+def says(connection: socket.socket, data: bytes) -> None:
+    """Then it says no more, and hears all that the server answers."""
+    with contextlib.suppress(OSError):
+        connection.sendall(data)
+        connection.shutdown(socket.SHUT_WR)
+        while connection.recv(1 << 16):
+            pass
+
+
+def test_a_server_that_hears_no_hello(served: Served) -> None:
+    """Random and mutated first bytes, and what follows them."""
+
+    @MANY
+    @given(data=st.one_of(garbage, mutated(hellos)), more=st.one_of(garbage, mutated(requests_for(served.ring.name))))
+    def holds(data: bytes, more: bytes) -> None:
+        with allocating_at_most(BOUND_BYTES), served.raw() as connection:
+            says(connection, data + more)
+        assert not served.uncaught
+
+    holds()
+    served.is_well()
+
+
+def test_a_server_that_hears_no_request(served: Served) -> None:
+    """After the hello, requests for anything in any shape; a payload that is there is not lost by them."""
+    ref = served.write()
+
+    @MANY
+    @given(data=st.lists(st.one_of(garbage, mutated(requests_for(served.ring.name)), mutated(acks)), max_size=3))
+    def holds(data: list[bytes]) -> None:
+        link = served.greeted()
+        with allocating_at_most(BOUND_BYTES):
+            says(link._socket, b"".join(data))
+        link.close()
+        assert not served.uncaught
+
+    holds()
+    until(lambda: State.READING not in served.states(), "no slot is stuck")
+    held = served.ring.slot_states()[ref.slot]
+    assert held.state is State.READY or held.counts.consumed
+    served.is_well()
+
+
+def test_a_server_that_hears_no_ack(served: Served) -> None:
+    """A payload is asked for, and anything comes in place of the ack: only TAKEN, for this very payload, frees it."""
+
+    @MANY
+    @given(draw=st.data())
+    def holds(draw: st.DataObject) -> None:
+        ref = served.write()
+        link = served.greeted()
+        request(link, ref, budget_s=5.0, deadline=soon())
+        right = wire.Ack(wire.Verdict.TAKEN, ref.slot, ref.generation).pack()
+        data = draw.draw(st.one_of(garbage, mutated(acks), mutated(st.just(right))))
+        says(link._socket, data)
+        link.close()
+        taken = data[: wire.ACK_BYTES] == right
+        expected = State.FREE if taken else State.READY
+        until(lambda: served.states()[ref.slot] is expected, f"the slot is {expected.name}")
+        assert not served.uncaught
+
+    holds()
+    served.is_well()
+
+
+# --------------------------------------------------------------------------------------------------- the client
+
+
+@contextlib.contextmanager
+def a_server_that(says_: Callable[[Link], None]) -> Iterator[str]:
+    """Its address."""
+
+    def serve(link: Link) -> None:
+        with contextlib.suppress(TransportError):
+            says_(link)
+
+    listener = TcpBackend().listen("127.0.0.1", 0, serve)
+    try:
+        yield listener.address
+    finally:
+        listener.close()
+
+
+def heard(link: Link, size: int) -> bytes:
+    frame = bytearray(size)
+    link.receive_into(memoryview(frame), soon(2.0))
+    return bytes(frame)
+
+
+@MANY
+@given(data=st.one_of(garbage, mutated(challenges)))
+def test_a_client_that_hears_no_challenge(data: bytes) -> None:
+    """TransportError, whatever a server answers a hello with: it cannot have the token."""
+
+    def lie(link: Link) -> None:
+        heard(link, wire.HELLO_BYTES)
+        link.send(data, None, soon())
+
+    with a_server_that(lie) as address, allocating_at_most(BOUND_BYTES):
+        link = TcpBackend().connect(address, soon())
+        try:
+            with pytest.raises(TransportError):
+                greet(link, TOKEN, soon(2.0))
+        finally:
+            link.close()
+
+
+ref_of_nothing = PayloadRef(
+    node="n1", ring="nvrx-ring-1-2-3", slot=1, generation=5, size=SIZE, checksum="0" * 16, ports=()
+)
+
+
+@MANY
+@given(
+    data=st.one_of(
+        garbage,
+        mutated(answers),
+        st.builds(lambda size: wire.Answer(wire.Status.OK, size, 0, 5).pack(), numbers),
+        st.just(wire.Answer(wire.Status.OK, SIZE, 0, 5).pack()),
+    ),
+    payload=st.one_of(garbage, st.integers(0, SIZE + 10).map(bytes)),
+)
+def test_a_client_that_hears_no_answer(data: bytes, payload: bytes) -> None:
+    """An answer that has no payload, or TransportError: never one whose bytes are not those of the ref, and never
+    memory for a size that the ref does not have."""
+
+    def lie(link: Link) -> None:
+        heard(link, wire.REQUEST_BYTES)
+        link.send(data, memoryview(payload), soon())
+
+    buffer = memoryview(bytearray(SIZE))
+    with a_server_that(lie) as address, allocating_at_most(BOUND_BYTES):
+        link = TcpBackend().connect(address, soon())
+        try:
+            with contextlib.suppress(TransportError):
+                answer = request(link, ref_of_nothing, budget_s=1.0, deadline=soon(2.0))
+                if answer.status is wire.Status.OK:
+                    assert (answer.size, answer.generation) == (SIZE, 5)
+                    with pytest.raises(TransportError):
+                        receive(link, ref_of_nothing, answer, buffer, soon(2.0))
+                    acknowledge(link, ref_of_nothing, wire.Verdict.BAD, soon(2.0))
+        finally:
+            link.close()
+
+
+@MANY
+@given(data=st.one_of(garbage, mutated(answers)))
+def test_a_client_that_settles_with_a_liar(data: bytes) -> None:
+    """A status, or TransportError."""
+
+    def lie(link: Link) -> None:
+        heard(link, wire.REQUEST_BYTES)
+        link.send(data, None, soon())
+
+    with a_server_that(lie) as address, allocating_at_most(BOUND_BYTES):
+        link = TcpBackend().connect(address, soon())
+        try:
+            with contextlib.suppress(TransportError):
+                assert settle(link, "nvrx-ring-1-2-3", 1, 5, soon(2.0)) in wire.Status
+        finally:
+            link.close()
+
+
+@settings(MANY, max_examples=40)
+@given(data=st.lists(st.one_of(garbage, mutated(challenges), mutated(answers)), min_size=1, max_size=4))
+def test_a_whole_client_and_a_liar(data: list[bytes]) -> None:
+    """The client itself, with all its layers: TransportError, by its deadline."""
+
+    def lie(link: Link) -> None:
+        for part in data:
+            link.send(part, None, soon())
+        heard(link, 1 << 20)
+
+    with a_server_that(lie) as address, client_of("tcp") as client:
+        ref = PayloadRef(node="n1", ring="nvrx-ring-1-2-3", slot=1, generation=5, size=SIZE, ports=(address,))
+        reading = Async(lambda: client.read(ref, deadline=0.4))
+        with pytest.raises(TransportError):
+            reading.result(5.0)
+
+
+texts = st.text(max_size=20)
+refs = st.fixed_dictionaries(
+    {
+        "node": texts,
+        "ring": st.one_of(texts, st.just("nvrx-ring-1-2-3")),
+        "slot": numbers,
+        "generation": numbers,
+        "size": st.one_of(st.integers(0, 1000), numbers),
+        "checksum": st.one_of(st.just(""), st.just("0" * 16), texts),
+        "schema": st.one_of(st.just(""), texts),
+        "ports": st.lists(st.one_of(texts, st.sampled_from(["tcp://127.0.0.1:1", "tcp://", "shm://x"])), max_size=3),
+    }
+)
+
+
+@settings(MANY, max_examples=100)
+@given(record=refs)
+def test_a_ref_that_somebody_made_up(record: dict[str, object]) -> None:
+    """It is no ref, or reading it is TransportError, and takes no memory that the client was not told to spend."""
+    with allocating_at_most(BOUND_BYTES), client_of("shm", "tcp", most_bytes=1000) as client:
+        try:
+            ref = PayloadRef.from_json(json.dumps(record))
+        except TransportError:
+            return
+        with pytest.raises(TransportError):
+            client.read(ref, deadline=0.3)

@@ -33,6 +33,8 @@ BENCHMARKS: dict[str, tuple[str, str]] = {
     "inprocess": ("inprocess:inprocess", "A wrapped function fails: until its last rank is in it again."),
     "inprocess_steady": ("inprocess_steady:steady", "What a wrapped function costs while nothing fails."),
     "inprocess_scale": ("inprocess_scale:scale", "A restart of 1,024 and 16,384 simulated ranks; how it grows."),
+    "transport": ("transport.speed:transport", "A payload of 1 KiB to 64 MiB, from one process to another."),
+    "transport_sick": ("transport.sick:transport_sick", "8 readers on 4 ports of which 1 says nothing."),
     "attrsvc": ("attrsvc:attrsvc", "A cached answer of attrsvc against a bare Starlette; its health under load."),
 }
 

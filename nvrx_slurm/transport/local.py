@@ -31,6 +31,10 @@ class LocalRings(Mapping[str, SharedRing]):
         """Whether the ring is on this node; attaches to it."""
         return name in self._attached or (name not in self._elsewhere and self._attach(name))
 
+    def attached(self, name: str) -> SharedRing | None:
+        """The ring, if it has been attached to."""
+        return self._attached.get(name)
+
     def __getitem__(self, name: str) -> SharedRing:
         return self._attached[name]
 

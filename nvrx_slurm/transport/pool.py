@@ -105,6 +105,11 @@ class Pool:
         link while it is used, from before the greeting on, and None at the end. Raises what links raise."""
         return Use(self, address, deadline, watch)
 
+    def count(self, address: str) -> int:
+        """How many there are to it, idle ones included."""
+        port = self._ports.get(address)
+        return 0 if port is None else port.count
+
     def discard_idle(self, address: str) -> None:
         """One of them was dead: do not try the others."""
         with self._guard:

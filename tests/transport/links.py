@@ -115,8 +115,11 @@ class Far:
         """End all links, for the next test; False: this process is good for no other."""
         if self._is_spent or not self._process.is_alive():
             return False
-        for link in range(self._next - self._first):
-            self.tell(link, "close")
+        try:
+            for link in range(self._next - self._first):
+                self.tell(link, "close")
+        except OSError:  # it was killed just now
+            return False
         self._first = self._next
         return True
 

@@ -567,14 +567,16 @@ def test_without_an_ack_the_payload_stays_in_the_ring(ring: SharedRing) -> None:
 
 
 def test_a_copy_that_took_too_long(ring: SharedRing) -> None:
-    """The slot was not the reader's any more when its copy was done: PeerReset, for others may have written there."""
+    """The slot was not the reader's any more when it says that it has the payload: PeerReset, for others may have
+    written there."""
     first, _ = ring.write_raw(pattern(1000, 2)), ring.write_raw(pattern(1000, 3))
     with shm_link(ring) as link:
         assert request(link, first, budget_s=0.0, deadline=soon()).status is wire.Status.OK
         until(lambda: ring.get_ready_count() == 2, "its lease has lapsed")
         ring.write_raw(pattern(1000, 4))
+        link.receive_payload_into(memoryview(bytearray(1000)), soon(), None)
         with pytest.raises(PeerReset):
-            link.receive_payload_into(memoryview(bytearray(1000)), soon(), None)
+            acknowledge(link, first, wire.Verdict.TAKEN, soon())
 
 
 def test_what_the_ring_has_no_more(ring: SharedRing) -> None:

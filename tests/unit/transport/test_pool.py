@@ -135,7 +135,7 @@ def test_many_at_once_stay_within_the_bound(new_pool: Callable[..., Pool], addre
         side.result()
     # A link that the client has closed is the server's for a moment longer.
     assert server.at_once <= 3 + 3
-    assert pool._count[address] == len(pool._idle[address]) <= 3
+    assert pool.count(address) <= 3
 
 
 def test_a_broken_connection_is_not_kept(new_pool: Callable[..., Pool], address: str) -> None:
@@ -189,7 +189,7 @@ def test_a_place_is_free_again_where_connecting_fails(
     for _ in range(3):
         with pytest.raises((PeerReset, PeerRefused)), taken(pool, target):
             pass
-    assert pool._count[target] == 0 and not pool._busy
+    assert pool.count(target) == 0 and not pool._busy
 
 
 # ----------------------------------------------------------------------------------------------------- doubts
@@ -287,7 +287,7 @@ def test_a_cut_ends_reads_and_waits(new_pool: Callable[..., Pool], address: str)
                 side.result()
         with pytest.raises(PeerReset), taken(pool, address):
             pass
-    assert not pool._busy and not any(pool._idle.values())
+    assert not pool._busy and pool.count(address) == 0
 
 
 def test_the_watcher_sees_the_link_from_the_greeting_on(new_pool: Callable[..., Pool], address: str) -> None:
@@ -309,7 +309,7 @@ def test_a_watcher_that_cuts_at_once(new_pool: Callable[..., Pool], address: str
 
     with pytest.raises(PeerReset), pool.connection(address, soon(), cut):
         raise AssertionError("it was cut before it greeted")
-    assert pool._count[address] == 0
+    assert pool.count(address) == 0
 
 
 def test_dropped_in_a_child(new_pool: Callable[..., Pool], address: str) -> None:

@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterable
 from concurrent.futures import wait
 from functools import partial
 
-from nvrx_slurm.threads import in_thread
+from nvrx_slurm.threads import Crew
 from nvrx_slurm.transport.errors import PayloadTimeout, PeerRefused, PeerReset, StaleSlotError, TransportError
 from nvrx_slurm.transport.fetching import Abort
 from nvrx_slurm.transport.ref import PayloadRef
@@ -43,7 +43,14 @@ class PayloadsMissing(TransportError):
 
 
 def fetch_all(
-    read: Read, refs: Iterable[PayloadRef], deadline: float, limits: Limits, abort: Abort, *, concurrency: int
+    read: Read,
+    refs: Iterable[PayloadRef],
+    deadline: float,
+    limits: Limits,
+    abort: Abort,
+    *,
+    crew: Crew,
+    concurrency: int,
 ) -> Fetched:
     """All that can be had until `deadline`. Raises nothing that a peer can cause."""
     wanted = list(dict.fromkeys(refs))
@@ -56,7 +63,7 @@ def fetch_all(
         if not again or abort.is_set or (failed_rounds and time.monotonic() >= deadline):
             break
         round_ = _Round(read, again, deadline)
-        round_.run(abort, concurrency)
+        round_.run(abort, crew, concurrency)
         got |= round_.got
         missing |= round_.missing
     fetched = Fetched()
@@ -88,10 +95,10 @@ class _Round:
             ref: PayloadTimeout(f"{ref} was not read in time", ref=ref) for ref in refs
         }
 
-    def run(self, abort: Abort, concurrency: int) -> None:
+    def run(self, abort: Abort, crew: Crew, concurrency: int) -> None:
         """Until all have ended, or the deadline has passed; whoever leaves earlier by an exception ends them all."""
         ends = [Abort(within=abort) for _ in range(min(concurrency, len(self._left)))]
-        running = [in_thread(partial(self._work, end), f"fetch {place}") for place, end in enumerate(ends)]
+        running = [crew.start(partial(self._work, end)) for end in ends]
         try:
             wait(running, self._deadline + END_S - time.monotonic())
         finally:

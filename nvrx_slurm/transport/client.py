@@ -11,7 +11,7 @@ from types import TracebackType
 from typing import Literal, TypeVar
 
 from nvrx_slurm.errors import UsageError
-from nvrx_slurm.threads import in_thread
+from nvrx_slurm.threads import Crew
 from nvrx_slurm.transport.backends import SCHEMES
 from nvrx_slurm.transport.batch import Fetched, checked, fetch_all
 from nvrx_slurm.transport.environment import token_or_none
@@ -61,6 +61,7 @@ class PayloadClient:
         if connections_per_port < 1 or concurrency < 1:
             raise UsageError("connections_per_port and concurrency must be at least 1")
         self._limits, self._concurrency = limits or Limits(), concurrency
+        self._crew = Crew("payload read")
         self._fetcher = Fetcher(
             Options(
                 token=token_or_none(token),
@@ -111,6 +112,7 @@ class PayloadClient:
     def close(self) -> None:
         """Reads that are under way in other threads fail at once with PeerReset."""
         self._fetcher.close()
+        self._crew.close()
 
     def __enter__(self) -> PayloadClient:
         return self
@@ -126,7 +128,7 @@ class PayloadClient:
         def read(ref: PayloadRef, until: float, end: Abort) -> object:
             return self._fetcher.read(ref, until, end, keep=keep)
 
-        fetched = fetch_all(read, refs, deadline, self._limits, abort, concurrency=self._concurrency)
+        fetched = fetch_all(read, refs, deadline, self._limits, abort, crew=self._crew, concurrency=self._concurrency)
         return checked(fetched) if on_missing == "raise" else fetched
 
 
@@ -184,7 +186,7 @@ class AsyncPayloadClient:
         places = self._places.setdefault(loop, asyncio.Semaphore(self._most_reads))
         async with places:
             abort = Abort()
-            reading = asyncio.wrap_future(in_thread(lambda: work(abort), "payload read"))
+            reading = asyncio.wrap_future(self._client._crew.start(lambda: work(abort)))
             try:
                 return await asyncio.shield(reading)
             except asyncio.CancelledError:

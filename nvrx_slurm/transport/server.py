@@ -122,7 +122,7 @@ class PayloadServer:
         status = self._admit(link)
         if status is not wire.Status.OK:
             with contextlib.suppress(TransportError):
-                turn_away(link, status, time.monotonic() + TURN_AWAY_S)
+                _turn_away(link, status, time.monotonic() + TURN_AWAY_S)
             return
         try:
             serve(link, self._rings, self.token, self._limits)
@@ -149,6 +149,14 @@ class PayloadServer:
         self._links = set()
         self._guard = threading.Lock()  # it may have been somebody's
         self._changed = threading.Condition(self._guard)
+
+
+def _turn_away(link: Link, status: wire.Status, until: float) -> None:
+    """Say why, and let the client go first: closed over its unread hello, the connection would be reset, and the
+    reason lost."""
+    turn_away(link, status, until)
+    link.receive_into(memoryview(bytearray(wire.HELLO_BYTES)), until)
+    link.receive_into(memoryview(bytearray(1)), until)
 
 
 def _after_fork() -> None:

@@ -206,8 +206,9 @@ def _stop_when_it_comes(pid: int, buffer: bytearray) -> None:
 
 def test_a_peer_that_takes_nothing(near: Link, far: Far) -> None:
     """Sending to a stopped process ends by the deadline: whoever sends is not held up."""
+    payload = pattern(256 << 20)
     with stopped(far.pid), bounded(SHORT_S) as deadline, contextlib.suppress(PayloadTimeout):
-        near.send(FRAME, pattern(256 << 20), deadline)
+        near.send(FRAME, payload, deadline)
 
 
 def test_signals_do_not_extend_a_deadline(near: Link) -> None:

@@ -6,10 +6,11 @@ import socket
 import time
 from collections.abc import Callable
 
+from nvrx_slurm.transport.backends.naming import forget, resolve
 from nvrx_slurm.transport.backends.port import Link, host_and_port
 from nvrx_slurm.transport.backends.ucx.engine import engine
 from nvrx_slurm.transport.backends.ucx.link import SCHEME, UcxxListener, connect
-from nvrx_slurm.transport.errors import PayloadTimeout, PeerReset
+from nvrx_slurm.transport.errors import PayloadTimeout, PeerReset, TransportError
 
 
 class UcxxBackend:
@@ -24,14 +25,20 @@ class UcxxBackend:
         engine()
 
     def connect(self, address: str, deadline: float) -> Link:
+        try:
+            host, port = host_and_port(address)
+        except ValueError as error:
+            raise PeerReset(str(error)) from None
+        found = [where for family, where in resolve(host, port, deadline) if family is socket.AF_INET]
+        if not found:
+            raise PeerReset(f"host {host} has no IPv4 address, and UCX is used with no other")
         if time.monotonic() >= deadline:
             raise PayloadTimeout("there was no time left to connect")
         try:
-            host, port = host_and_port(address)
-            ip = socket.getaddrinfo(host, port, socket.AF_INET, socket.SOCK_STREAM)[0][4][0]
-        except (OSError, ValueError) as error:
-            raise PeerReset(f"no connection: {error}") from None
-        return connect(engine(), str(ip), port, deadline)
+            return connect(engine(), found[0][0], port, deadline)
+        except TransportError:
+            forget(host, port)
+            raise
 
     def listen(self, host: str, port: int, serve: Callable[[Link], None]) -> UcxxListener:
         """On all interfaces, whatever `host` is: the binding knows no other way. IPv4 only, for the same reason."""

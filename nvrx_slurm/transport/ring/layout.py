@@ -1,7 +1,7 @@
 """Where everything lies in a ring's file, and what its first bytes say.
 
     0        header      magic, version, creator; then the number of slots, their size, and how they are used
-    128      changes     4 bytes that grow with every change: who waits, waits on them
+    128      changes     4 bytes that grow with a change that somebody waits for; and whether anybody does (4 bytes)
     192      words       8 bytes a slot: generation | bank | state
     …        controls    320 bytes a slot: its mutex (64), and two banks (128 each)
     a page   areas       a slot's schema (`LONGEST_SCHEMA` bytes), then its payload, each from the start of a page
@@ -21,7 +21,7 @@ MAGIC = b"nvrxring"
 VERSION = 1
 PAGE, LINE = 4096, 64
 HEADER_BYTES = 128
-CHANGES_AT = 128
+CHANGES_AT, WAITING_AT = 128, 132
 WORDS_AT = 192
 WORD_BYTES, MUTEX_BYTES, BANK_BYTES = 8, 64, 128
 CONTROL_BYTES = MUTEX_BYTES + 2 * BANK_BYTES

@@ -12,14 +12,14 @@ from __future__ import annotations
 import ctypes
 import mmap
 import struct
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import TypeVar
 
 import msgspec
 from msgspec.structs import astuple
 
 from nvrx_slurm.transport.ring import futex
-from nvrx_slurm.transport.ring.layout import BANK_BYTES, CHANGES_AT, WORD_BYTES, WORDS_AT, Layout
+from nvrx_slurm.transport.ring.layout import BANK_BYTES, CHANGES_AT, WAITING_AT, WORD_BYTES, WORDS_AT, Layout
 from nvrx_slurm.transport.ring.mutex import Lock, holding, initialize
 from nvrx_slurm.transport.slots import Counts, Owner, Slot, State
 
@@ -48,6 +48,7 @@ class Memory:
         start = ctypes.addressof(self._anchor)
         self.changes_address = start + CHANGES_AT
         self._changes = self.view[CHANGES_AT : CHANGES_AT + 4].cast("I")
+        self._waiting = self.view[WAITING_AT : WAITING_AT + 4].cast("I")
         self._words = self.view[WORDS_AT : WORDS_AT + layout.slots * WORD_BYTES].cast("Q")
         self._locks = [Lock(start + layout.mutex_at(index), (name, index)) for index in range(layout.slots)]
         self._banks = [layout.banks_at(index) for index in range(layout.slots)]
@@ -114,6 +115,13 @@ class Memory:
             for index, word in enumerate(self._words.tolist())
         ]
 
+    def free(self, start: int) -> Iterator[int]:
+        """Slots that are free at a glance, from `start` on and around: a slot rests for as long as it can."""
+        words = self._words.tolist()
+        for index in (*range(start, len(words)), *range(start)):
+            if not words[index] & _STATE:
+                yield index
+
     def latest_generation(self) -> int:
         return max(self._words.tolist()) >> _GENERATION_SHIFT
 
@@ -128,9 +136,15 @@ class Memory:
     def changes(self) -> int:
         return self._changes[0]
 
+    def announce(self) -> None:
+        """Somebody is going to wait: changes are told, until one was. Look once more, and only then wait."""
+        self._waiting[0] = 1
+
     def tell(self) -> None:
         """Something has changed: wake who waits for that."""
-        futex.tell(self.changes_address)
+        if self._waiting[0]:
+            self._waiting[0] = 0
+            futex.tell(self.changes_address)
 
     def wait(self, seen: int, timeout_s: float) -> None:
         """Until something has changed since `seen`, but not for long: look again."""

@@ -328,33 +328,40 @@ class SharedRing:
 
     def _slot_for(self, owner: Owner, deadline: float) -> tuple[int, int] | None:
         """A slot and its new generation."""
-        while True:
-            steps = self._steps
-            seen = steps.memory.changes()
+        for steps in self._turns(deadline):
             for patience_s in (0.0, WRITE_PATIENCE_S):
                 for index in self._places(steps):
                     generation = steps.begin(index, owner, overwrite=self.overwrite, patience_s=patience_s)
                     if generation is not None:
-                        self._cursor = index + 1
+                        self._cursor = (index + 1) % self.slots
                         return index, generation
-            if not _wait(steps, seen, deadline):
-                return None
+        return None
 
     def _places(self, steps: Steps) -> Iterator[int]:
         """Where to write, the best first."""
+        yield from steps.memory.free(self._cursor)
         seen = steps.glance()
-        yield from self._free(seen)
         if _has_held(seen):
             steps.reclaim_all()
+            yield from steps.memory.free(self._cursor)
             seen = steps.glance()
-            yield from self._free(seen)
         if self.overwrite:
             yield from _ready(seen)
 
-    def _free(self, seen: list[Glance]) -> list[int]:
-        """From the cursor on: a slot rests for as long as it can."""
-        free = (glance.slot for glance in seen if glance.state is State.FREE)
-        return sorted(free, key=lambda index: (index - self._cursor) % self.slots)
+    def _turns(self, deadline: float) -> Iterator[Steps]:
+        """A turn whenever something may have changed, the first at once, until the deadline.
+
+        Who makes a change tells it only where somebody waits: so that is announced, and then looked once more.
+        """
+        while True:
+            yield self._steps
+            if time.monotonic() >= deadline:
+                return
+            memory = self._steps.memory
+            seen = memory.changes()
+            memory.announce()
+            yield self._steps
+            memory.wait(seen, deadline - time.monotonic())
 
     def _why_full(self) -> str:
         states = [glance.state.name for glance in self._steps.glance()]
@@ -367,16 +374,11 @@ class SharedRing:
     def _waited(self, attempt: Callable[[], object], ref: PayloadRef | None, timeout_s: float | None) -> object:
         """What it comes to, once that is something."""
         deadline = time.monotonic() + (math.inf if timeout_s is None else timeout_s)
-        while True:
-            steps = self._steps
-            seen = steps.memory.changes()
+        for _ in self._turns(deadline):
             outcome = attempt()
             if outcome is not _NOTHING:
                 return outcome
-            if not _wait(steps, seen, deadline):
-                raise PayloadTimeout(
-                    f"{ref or f'ring {self.name}'}: nothing to read came within {timeout_s:g} s", ref=ref
-                )
+        raise PayloadTimeout(f"{ref or f'ring {self.name}'}: nothing to read came within {timeout_s:g} s", ref=ref)
 
     def _claimed(self, ref: PayloadRef | None, lease_s: float | None = None) -> Claim | None:
         """None where there is nothing yet, or somebody else has it."""
@@ -431,12 +433,3 @@ def _reclaimed(steps: Steps) -> list[Glance]:
         return seen
     steps.reclaim_all()
     return steps.glance()
-
-
-def _wait(steps: Steps, seen: int, deadline: float) -> bool:
-    """For a change; False when the time is over."""
-    left_s = deadline - time.monotonic()
-    if left_s <= 0:
-        return False
-    steps.memory.wait(seen, left_s)
-    return True

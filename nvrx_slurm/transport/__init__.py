@@ -25,6 +25,7 @@ It never returns wrong bytes, never takes longer than its deadline, and loses no
     directory.py publish and look up, in the job's store     published.py, asking.py  its records, its patience
     backends/    tcp, ucxx, shm behind one small port        environment.py what the agent has told us
     doctor.py    what this node can do                       pace.py       how fast it does
+    arguments.py what callers give us, looked at (pure)
 """
 
 from __future__ import annotations

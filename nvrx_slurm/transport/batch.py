@@ -6,7 +6,7 @@ import threading
 import time
 from collections import deque
 from collections.abc import Callable, Iterable
-from concurrent.futures import wait
+from concurrent.futures import Future, wait
 from functools import partial
 
 from nvrx_slurm.threads import Crew
@@ -58,7 +58,7 @@ def fetch_all(
     missing: dict[PayloadRef, TransportError] = {}
     for failed_rounds in range(limits.rounds):
         again = [ref for ref in wanted if ref not in got and not isinstance(missing.get(ref), StaleSlotError)]
-        if failed_rounds:
+        if failed_rounds and again:
             abort.pause(min(deadline, time.monotonic() + pause_s(limits, failed_rounds)))
         if not again or abort.is_set or (failed_rounds and time.monotonic() >= deadline):
             break
@@ -98,8 +98,10 @@ class _Round:
     def run(self, abort: Abort, crew: Crew, concurrency: int) -> None:
         """Until all have ended, or the deadline has passed; whoever leaves earlier by an exception ends them all."""
         ends = [Abort(within=abort) for _ in range(min(concurrency, len(self._left)))]
-        running = [crew.start(partial(self._work, end)) for end in ends]
+        running: list[Future[None]] = []
         try:
+            for end in ends:
+                running.append(crew.start(partial(self._work, end)))
             wait(running, self._deadline + END_S - time.monotonic())
         finally:
             for end in ends:

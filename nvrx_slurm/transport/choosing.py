@@ -52,7 +52,11 @@ def choose(
     if tried:
         return None
     sick = [port for tier in tiers for port in tier]
-    return min(sick, key=lambda port: (health[port].sick_until, health[port].failures), default=None)
+    return min(sick, key=lambda port: _sickness(health.get(port, WELL)), default=None)  # one may be well by now
+
+
+def _sickness(health: Health) -> tuple[float, int]:
+    return health.sick_until, health.failures
 
 
 def failed(health: Health, *, now: float, dice: float) -> Health:

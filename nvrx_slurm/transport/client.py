@@ -8,10 +8,11 @@ import weakref
 from collections.abc import Callable, Iterable, Sequence
 from datetime import timedelta
 from types import TracebackType
-from typing import Literal, TypeVar
+from typing import TYPE_CHECKING, Literal, TypeVar
 
 from nvrx_slurm.errors import UsageError
 from nvrx_slurm.threads import Crew
+from nvrx_slurm.transport import arguments
 from nvrx_slurm.transport.backends import SCHEMES
 from nvrx_slurm.transport.batch import Fetched, checked, fetch_all
 from nvrx_slurm.transport.environment import token_or_none
@@ -19,11 +20,13 @@ from nvrx_slurm.transport.fetching import Abort, Fetcher, Options
 from nvrx_slurm.transport.ref import PayloadRef
 from nvrx_slurm.transport.retrying import Limits
 
+if TYPE_CHECKING:
+    from typing_extensions import Buffer
+
 DEADLINE_S = 60.0
 KEEP_S = 30.0
 MOST_BYTES = 16 << 30
 END_S = 1.0
-LONGEST_S = 1e6
 
 OnMissing = Literal["skip", "raise"]
 T = TypeVar("T")
@@ -55,20 +58,16 @@ class PayloadClient:
         allow_pickle: bool = False,
         limits: Limits | None = None,
     ) -> None:
-        known = ("shm", *SCHEMES)
-        if isinstance(transports, str) or not transports or not set(transports) <= set(known):
-            raise UsageError(f"transports must be a sequence of some of {', '.join(known)}, not {transports!r}")
-        if connections_per_port < 1 or concurrency < 1:
-            raise UsageError("connections_per_port and concurrency must be at least 1")
-        self._limits, self._concurrency = limits or Limits(), concurrency
+        self._limits = Limits() if limits is None else arguments.instance("limits", limits, Limits)
+        self._concurrency = arguments.whole("concurrency", concurrency, 1)
         self._crew = Crew("payload read")
         self._fetcher = Fetcher(
             Options(
                 token=token_or_none(token),
-                transports=tuple(transports),
-                connections_per_port=connections_per_port,
-                keep_s=keep_s,
-                most_bytes=most_bytes,
+                transports=_transports(transports),
+                connections_per_port=arguments.whole("connections_per_port", connections_per_port, 1),
+                keep_s=arguments.seconds("keep_s", keep_s),
+                most_bytes=arguments.whole("most_bytes", most_bytes, 0),
                 allow_pickle=allow_pickle,
                 limits=self._limits,
             )
@@ -79,7 +78,7 @@ class PayloadClient:
         ref: PayloadRef,
         *,
         deadline: float | timedelta = DEADLINE_S,
-        into: bytearray | memoryview | None = None,
+        into: Buffer | None = None,
         keep: bool = False,
     ) -> object:
         """The object that `ref` names; its slot is free then, or with `keep` ready for another reader.
@@ -90,8 +89,8 @@ class PayloadClient:
         Raises StaleSlotError where nobody can have it any more; PayloadTimeout at the deadline; and after all
         attempts have failed PeerReset, PayloadTruncated, PayloadCorrupt or PeerRefused, as the last one did.
         """
-        buffer = None if into is None else memoryview(into)
-        return self._fetcher.read(ref, _point(deadline), Abort(), into=buffer, keep=keep)
+        buffer = None if into is None else arguments.buffer("into", into)
+        return self._fetcher.read(arguments.payload_ref(ref), _point(deadline), Abort(), into=buffer, keep=keep)
 
     def fetch_all(
         self,
@@ -107,7 +106,7 @@ class PayloadClient:
         "raise" it is PayloadsMissing, whose `.fetched` has what was read. What is missing for another reason than
         StaleSlotError is still where it was, and can be asked for again.
         """
-        return self._fetch_all(refs, _point(deadline), _known(on_missing), keep, Abort())
+        return self._fetch_all(arguments.payload_refs(refs), _point(deadline), _known(on_missing), keep, Abort())
 
     def close(self) -> None:
         """Reads that are under way in other threads fail at once with PeerReset."""
@@ -139,8 +138,8 @@ class AsyncPayloadClient:
     """
 
     def __init__(self, client: PayloadClient | None = None, *, most_reads: int = 32) -> None:
-        self._client = client or PayloadClient()
-        self._most_reads = most_reads
+        self._client = PayloadClient() if client is None else arguments.instance("client", client, PayloadClient)
+        self._most_reads = arguments.whole("most_reads", most_reads, 1)
         self._places: weakref.WeakKeyDictionary[asyncio.AbstractEventLoop, asyncio.Semaphore] = (
             weakref.WeakKeyDictionary()
         )
@@ -150,12 +149,12 @@ class AsyncPayloadClient:
         ref: PayloadRef,
         *,
         deadline: float | timedelta = DEADLINE_S,
-        into: bytearray | memoryview | None = None,
+        into: Buffer | None = None,
         keep: bool = False,
     ) -> object:
         """As `PayloadClient.read`."""
-        buffer, until = None if into is None else memoryview(into), _point(deadline)
-        fetcher = self._client._fetcher
+        buffer, until = None if into is None else arguments.buffer("into", into), _point(deadline)
+        fetcher, ref = self._client._fetcher, arguments.payload_ref(ref)
         return await self._run(lambda abort: fetcher.read(ref, until, abort, into=buffer, keep=keep))
 
     async def fetch_all(
@@ -167,7 +166,7 @@ class AsyncPayloadClient:
         keep: bool = False,
     ) -> Fetched:
         """As `PayloadClient.fetch_all`."""
-        wanted, until, known = list(refs), _point(deadline), _known(on_missing)
+        wanted, until, known = arguments.payload_refs(refs), _point(deadline), _known(on_missing)
         return await self._run(lambda abort: self._client._fetch_all(wanted, until, known, keep, abort))
 
     async def close(self) -> None:
@@ -191,15 +190,20 @@ class AsyncPayloadClient:
                 return await asyncio.shield(reading)
             except asyncio.CancelledError:
                 abort.abort()
+                reading.add_done_callback(asyncio.Future.exception)  # asyncio logs what nobody has looked at
                 await asyncio.wait([reading], timeout=END_S)  # its thread tells this loop, which must be there
                 raise
 
 
 def _point(deadline: float | timedelta) -> float:
-    seconds = deadline.total_seconds() if isinstance(deadline, timedelta) else deadline
-    if not 0 <= seconds < LONGEST_S:
-        raise UsageError(f"deadline is seconds from now, 0 to {LONGEST_S:.0f}, not {deadline}")
-    return time.monotonic() + seconds
+    return time.monotonic() + arguments.seconds("deadline", deadline)
+
+
+def _transports(named: Sequence[str]) -> tuple[str, ...]:
+    known = ("shm", *SCHEMES)
+    if not named or not isinstance(named, list | tuple) or not all(each in known for each in named):
+        raise UsageError(f"transports must be a sequence of some of {', '.join(known)}, not {named!r}")
+    return tuple(named)
 
 
 def _known(on_missing: OnMissing) -> OnMissing:

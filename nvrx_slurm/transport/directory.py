@@ -25,7 +25,7 @@ import msgspec
 from nvrx_slurm.errors import UsageError
 from nvrx_slurm.job_store import read_job_store
 from nvrx_slurm.log import get_logger
-from nvrx_slurm.transport import environment
+from nvrx_slurm.transport import arguments, environment
 from nvrx_slurm.transport.asking import Asker
 from nvrx_slurm.transport.errors import TransportError
 from nvrx_slurm.transport.published import (
@@ -84,6 +84,7 @@ class Directory:
         patience_s: float = 30.0,
     ) -> None:
         place = _place(url, password_file, job)
+        patience_s = arguments.seconds("Directory: patience_s", patience_s)
         self._asker = Asker(place.url, place.password, patience_s=patience_s)
         self._producer = environment.producer()
         self._keys = f"nvrx:{{{place.job}}}:payloads:"
@@ -95,7 +96,7 @@ class Directory:
 
         Raises TransportError for a ref that nobody could read.
         """
-        key = self._key(topic)
+        key, ref = self._key(topic), arguments.payload_ref(ref)
         who = self._producer
         published = Published(
             ref=ref,
@@ -172,9 +173,8 @@ class Following:
         From a store that is away nothing comes, until the patience is used up. (One that is frozen, but takes what it
         is asked, is waited for a few seconds longer than `timeout_s`.)
         """
-        if most < 1:
-            raise UsageError(f"next: most must be at least 1, not {most}")
-        deadline = time.monotonic() + timeout_s
+        most = arguments.whole("most", most, 1)
+        deadline = time.monotonic() + arguments.seconds("timeout_s", timeout_s)
         while True:
             found = self._reader.read(self._wait(most, deadline))
             if found or time.monotonic() >= deadline:
@@ -242,7 +242,8 @@ def _place(url: str | None, password_file: str | os.PathLike[str] | None, job: s
         job = job or environment.job_id()
         if job is None:
             raise UsageError("Directory: a url needs a job: name whose payloads these are, such as job='my-run'")
-        return _Place(url, _password(password_file), job)
+        named = arguments.instance("Directory: url", url, str), arguments.instance("Directory: job", job, str)
+        return _Place(named[0], _password(password_file), named[1])
     if password_file is not None:
         raise UsageError("Directory: password_file without url: only a store that is named by url needs one")
     path = environment.job_store_file()
@@ -259,7 +260,7 @@ def _password(path: str | os.PathLike[str] | None) -> str | None:
         return None
     try:
         return Path(path).read_text().strip()
-    except (OSError, UnicodeDecodeError) as error:
+    except (OSError, UnicodeDecodeError, TypeError) as error:
         raise UsageError(f"Directory: password_file {path} cannot be read: {error}") from None
 
 

@@ -258,7 +258,9 @@ def in_words(pace: Pace) -> str:
 
 
 def gibibytes(number: int) -> str:
-    return f"{number / 2**30:.1f} GiB" if number >= 2**30 else f"{number / 2**20:.0f} MiB"
+    if number >= 2**30:
+        return f"{number / 2**30:.1f} GiB"
+    return f"{number / 2**20:.0f} MiB" if number >= 2**20 or not number else f"{number / 2**10:.0f} KiB"
 
 
 def limit(number: int) -> str:

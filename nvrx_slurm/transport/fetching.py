@@ -15,7 +15,7 @@ from typing import NamedTuple
 from nvrx_slurm.errors import UsageError
 from nvrx_slurm.transport import payloads, wire
 from nvrx_slurm.transport.backends import by_scheme
-from nvrx_slurm.transport.backends.port import Backend, Link
+from nvrx_slurm.transport.backends.port import Backend
 from nvrx_slurm.transport.backends.shm import ShmBackend
 from nvrx_slurm.transport.choosing import WELL, Health, failed, hurried
 from nvrx_slurm.transport.errors import (
@@ -24,16 +24,17 @@ from nvrx_slurm.transport.errors import (
     PayloadTruncated,
     PeerRefused,
     PeerReset,
+    RingError,
     StaleSlotError,
     TransportError,
 )
 from nvrx_slurm.transport.handshake import REASONS
 from nvrx_slurm.transport.local import LocalRings
-from nvrx_slurm.transport.pool import AllInUse, Connection, Pool
+from nvrx_slurm.transport.pool import AllInUse, Connection, Cuttable, Pool
 from nvrx_slurm.transport.reading import acknowledge, receive, request, settle
 from nvrx_slurm.transport.ref import PayloadRef
-from nvrx_slurm.transport.retrying import GiveUp, Limits, Outcome, Pause, ReadPlan
-from nvrx_slurm.transport.ring import Claim
+from nvrx_slurm.transport.retrying import GiveUp, Limits, Outcome, Pause, ReadPlan, Try
+from nvrx_slurm.transport.ring import Claim, is_gone
 from nvrx_slurm.transport.ring.copying import room
 
 MOST_SICK = 4096
@@ -67,25 +68,29 @@ class Abort:
     """
 
     def __init__(self, within: Abort | None = None) -> None:
-        self.is_set: bool = within is not None and within.is_set
+        self.is_set = False
+        self._guard = threading.Lock()  # or it could cut a link that another read has by then
         self._wake: threading.Event | None = None
-        self._link: Link | None = None
+        self._link: Cuttable | None = None
         self._parts: list[Abort] = []
         if within is not None:
-            within._parts.append(self)
+            within._parts.append(self)  # first: an abort just now comes to it one way or the other
+            self.is_set = self.is_set or within.is_set
 
     def abort(self) -> None:
         self.is_set = True
         if (wake := self._wake) is not None:
             wake.set()
-        if (link := self._link) is not None:
-            link.cut()
+        with self._guard:
+            if self._link is not None:
+                self._link.cut()
         for part in self._parts:
             part.abort()
 
-    def watch(self, link: Link | None) -> None:
+    def watch(self, link: Cuttable | None) -> None:
         """What an abort is to cut from now on."""
-        self._link = link
+        with self._guard:
+            self._link = link
         if link is not None and self.is_set:
             link.cut()
 
@@ -127,7 +132,9 @@ class Fetcher:
     ) -> object:
         """The object, at the latest at `deadline`. Raises what `PayloadClient.read` says."""
         buffer = self._buffer(ref, into)
-        if self._is_local_first and (here := self._read_here(ref, buffer, keep=keep)) is not None:
+        if abort.is_set or self._pool.is_closed:
+            raise self._ended(ref, ())
+        if self._is_local_first and (here := self._read_here(ref, buffer, abort, keep=keep)) is not None:
             return here.object
         plan = ReadPlan(self._tiers(ref), ref.size, deadline, self._options.limits)
         attempts: list[Attempt] = []
@@ -142,10 +149,13 @@ class Fetcher:
                 raise _given_up(step.reason, fault, ref, attempts)
             began = time.monotonic()
             try:
-                got = self._attempt(step.port, step.until, ref, buffer, abort, keep=keep)
+                got = self._attempt(step, ref, buffer, abort, keep=keep)
+            except AllInUse as error:
+                outcome, said = Outcome.BUSY, error.said
             except TransportError as error:
                 outcome, said, fault = Outcome.FAULT, error.said, error
-                self._had_fault(step.port, error, is_deadline=step.until >= deadline, began=began)
+                if not abort.is_set:  # else it was cut on this side
+                    self._had_fault(step.port, error, is_deadline=step.until >= deadline, began=began)
             else:
                 self._is_well(step.port)
                 if isinstance(got, _Got):
@@ -156,26 +166,39 @@ class Fetcher:
             now = time.monotonic()
             attempts.append(Attempt(step.port, now - began, said))
             plan.ended(step.port, outcome, now=now)
-        why = "the client was closed" if self._pool.is_closed else "it was cancelled"
-        raise PeerReset(f"{ref} was not read: {why}", ref=ref, attempts=attempts)
+        raise self._ended(ref, attempts)
 
-    def _read_here(self, ref: PayloadRef, buffer: memoryview, *, keep: bool) -> _Got | None:
+    def _ended(self, ref: PayloadRef, attempts: Sequence[Attempt]) -> TransportError:
+        why = "the client was closed" if self._pool.is_closed else "it was cancelled"
+        return PeerReset(f"{ref} was not read: {why}", ref=ref, attempts=attempts)
+
+    def _read_here(self, ref: PayloadRef, buffer: memoryview, abort: Abort, *, keep: bool) -> _Got | None:
         """The usual case where the ring is on this node: straight from it, without a plan, a connection and frames.
         None where anything stands in the way; then all of these see to it."""
         ring = self._rings.attached(ref.ring)
-        claim = None if ring is None else ring.claim(ref.slot, ref.generation)
-        if not isinstance(claim, Claim):
+        if ring is None:
             return None
+        try:
+            claim = ring.claim(ref.slot, ref.generation)
+            return self._read_claimed(claim, ref, buffer, abort, keep=keep) if isinstance(claim, Claim) else None
+        except TransportError:  # the ring was closed, or a stopped process has the slot's lock
+            return None
+
+    def _read_claimed(
+        self, claim: Claim, ref: PayloadRef, buffer: memoryview, abort: Abort, *, keep: bool
+    ) -> _Got | None:
         try:
             is_read = claim.size == ref.size
             if is_read:
                 claim.copy_into(buffer)
+                if self._options.allow_pickle and not claim.is_ours():
+                    return None  # nothing runs of what may be of two payloads
                 got = self._decoded(ref, buffer)
                 is_read = got.error is None
         except BaseException:
             claim.drop()
             raise
-        return got if claim.finish(consumed=is_read and not keep) and is_read else None
+        return got if claim.finish(consumed=is_read and not (keep or abort.is_set)) and is_read else None
 
     def close(self) -> None:
         """Reads that are under way fail at once."""
@@ -196,26 +219,26 @@ class Fetcher:
         )
 
     def _attempt(
-        self, port: str, until: float, ref: PayloadRef, buffer: memoryview, abort: Abort, *, keep: bool
+        self, step: Try, ref: PayloadRef, buffer: memoryview, abort: Abort, *, keep: bool
     ) -> _Got | wire.Status:
         """At one port. A connection that had died while it was idle says nothing of the port: a new one is made."""
         while True:
-            with self._pool.connection(port, until, abort.watch) as connection:
+            with self._pool.connection(step.port, step.answer_by, abort.watch) as connection:
                 try:
-                    return self._read_over(connection, until, ref, buffer, abort, keep=keep)
+                    return self._read_over(connection, step, ref, buffer, abort, keep=keep)
                 except (PeerReset, PayloadTruncated):
                     if not connection.is_reused or connection.has_heard or abort.is_set:
                         raise
                     connection.is_broken = True
-            self._pool.discard_idle(port)
+            self._pool.discard_idle(step.port)
 
     def _read_over(
-        self, connection: Connection, until: float, ref: PayloadRef, buffer: memoryview, abort: Abort, *, keep: bool
+        self, connection: Connection, step: Try, ref: PayloadRef, buffer: memoryview, abort: Abort, *, keep: bool
     ) -> _Got | wire.Status:
-        link = connection.link
-        connection.prove(until)
-        self._settle(connection, ref.ring, until)
-        answer = request(link, ref, budget_s=until - time.monotonic(), deadline=until)
+        link, until = connection.link, step.until
+        connection.prove(step.answer_by)
+        self._settle(connection, ref.ring, step.answer_by)
+        answer = request(link, ref, budget_s=until - time.monotonic(), deadline=step.answer_by)
         if answer.status is not wire.Status.OK and answer.status not in _OUTCOMES:
             raise PeerRefused(REASONS.get(answer.status, f"it answers {answer.status.name}"))
         connection.was_heard()
@@ -235,30 +258,32 @@ class Fetcher:
     def _acknowledge(self, connection: Connection, ref: PayloadRef, until: float, verdict: wire.Verdict) -> None:
         """The payload is here, whatever becomes of this word; if it may be lost, it is said again with the next read.
         Only without a checksum does the word itself tell whether these were the right bytes."""
-        if verdict is wire.Verdict.TAKEN:
-            connection.has_taken(ref)
         try:
             acknowledge(connection.link, ref, verdict, until)
         except TransportError:
             if not connection.link.needs_checksum and verdict is not wire.Verdict.BAD:
                 raise
             connection.is_broken = True
+        if verdict is wire.Verdict.TAKEN and connection.link.needs_checksum:
+            connection.has_taken(ref)
 
     def _settle(self, connection: Connection, ring: str, until: float) -> None:
         doubts = self._pool.doubts(ring)
-        while doubts:
-            try:
-                settle(connection.link, ring, doubts[-1].slot, doubts[-1].generation, until)
-            except TransportError:
-                self._pool.doubt_again(doubts)
-                raise
-            connection.was_heard()
-            doubts.pop()
+        if not doubts:
+            return
+        busy = []  # whatever has it now may be the read that ended here: to be asked again
+        try:
+            while doubts:
+                status = settle(connection.link, ring, doubts[-1].slot, doubts[-1].generation, until)
+                connection.was_heard()
+                doubt = doubts.pop()
+                if status is wire.Status.BUSY:
+                    busy.append(doubt)
+        finally:
+            self._pool.doubt_again((*doubts, *busy))
 
     def _had_fault(self, port: str, error: TransportError, *, is_deadline: bool, began: float) -> None:
         """Quarantine it; for a moment only, where it was not given the time that any port is."""
-        if isinstance(error, AllInUse):
-            return
         now = time.monotonic()
         is_hurried = is_deadline and now - began < self._options.limits.answer_s and isinstance(error, PayloadTimeout)
         with self._guard:
@@ -282,6 +307,8 @@ class Fetcher:
                 tiers.append([f"shm://{ref.ring}"] if self._rings.has(ref.ring) else [])
             else:
                 tiers.append([port for port in ref.ports if port.startswith(f"{scheme}://")])
+        if self._pool.is_closed:
+            raise self._ended(ref, ())
         if not any(tiers):
             raise _unreachable(ref, self._options.transports)
         if self._options.token is None and not (tiers[0] and tiers[0][0].startswith("shm")):
@@ -302,7 +329,7 @@ class Fetcher:
             return memoryview(room(ref.size))
         if into.readonly or into.nbytes < ref.size or not into.c_contiguous:
             raise UsageError(f"into must be writable, contiguous, and of at least {ref.size} bytes")
-        return into.cast("B")[: ref.size]
+        return into.cast("B")[: ref.size] if ref.size else memoryview(bytearray())
 
 
 def _verdict(*, keep: bool, bad: bool) -> wire.Verdict:
@@ -330,6 +357,8 @@ def _unreachable(ref: PayloadRef, transports: Sequence[str]) -> TransportError:
     if ref.ports:
         have = sorted({port.partition("://")[0] for port in ref.ports})
         return PeerRefused(f"{ref} is served by {', '.join(have)}; this client has {', '.join(transports)}", ref=ref)
+    if not is_gone(ref.ring):
+        return RingError(f"{ref} has no port, and its ring cannot be attached here, though it exists", ref=ref)
     return StaleSlotError(f"{ref} has no port, and its ring is not on this node, or no longer", ref=ref)
 
 

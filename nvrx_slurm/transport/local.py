@@ -3,6 +3,8 @@ same."""
 
 from __future__ import annotations
 
+import contextlib
+import errno
 import threading
 from collections import OrderedDict
 from collections.abc import Iterator, Mapping
@@ -13,6 +15,7 @@ from nvrx_slurm.transport.ring import SharedRing, is_gone
 
 MOST_RINGS = 64
 MOST_ELSEWHERE = 4096
+_EXHAUSTED = (errno.EMFILE, errno.ENFILE, errno.ENOMEM)
 
 _log = get_logger("transport")
 
@@ -26,17 +29,24 @@ class LocalRings(Mapping[str, SharedRing]):
         self._guard = threading.Lock()
         self._attached: OrderedDict[str, SharedRing] = OrderedDict()
         self._elsewhere: OrderedDict[str, None] = OrderedDict()
+        self._is_closed = False
 
     def has(self, name: str) -> bool:
         """Whether the ring is on this node; attaches to it."""
-        return name in self._attached or (name not in self._elsewhere and self._attach(name))
+        return name in self._attached or (name not in self._elsewhere and self._attach(name) is not None)
 
     def attached(self, name: str) -> SharedRing | None:
         """The ring, if it has been attached to."""
+        with contextlib.suppress(KeyError):
+            self._attached.move_to_end(name)
         return self._attached.get(name)
 
     def __getitem__(self, name: str) -> SharedRing:
-        return self._attached[name]
+        """Attached again where it has just been let go: whoever asks was told that it is here."""
+        ring = self._attached.get(name) or self._attach(name)
+        if ring is None:
+            raise KeyError(name)
+        return ring
 
     def __iter__(self) -> Iterator[str]:
         return iter(list(self._attached))
@@ -46,6 +56,7 @@ class LocalRings(Mapping[str, SharedRing]):
 
     def close(self) -> None:
         with self._guard:
+            self._is_closed = True
             for ring in self._attached.values():
                 ring.close()
             self._attached.clear()
@@ -54,25 +65,32 @@ class LocalRings(Mapping[str, SharedRing]):
         """In the child: the memory is the same, but a lock may have been somebody's."""
         self._guard = threading.Lock()
 
-    def _attach(self, name: str) -> bool:
+    def _attach(self, name: str) -> SharedRing | None:
         with self._guard:
-            if name in self._attached:
-                return True
+            if self._is_closed or name in self._attached:
+                return self._attached.get(name)
             try:
                 ring = SharedRing.attach(name)
             except RingError as error:
                 _log.debug("%s is read over the network: %s", name, error)
-                self._elsewhere[name] = None
+                if not _may_pass(error):
+                    self._elsewhere[name] = None
                 if len(self._elsewhere) > MOST_ELSEWHERE:
                     self._elsewhere.popitem(last=False)
-                return False
+                return None
             self._let_go()
             self._attached[name] = ring
-            return True
+            return ring
 
     def _let_go(self) -> None:
+        """Not closed: its memory goes when the last read that is under way has ended."""
         gone = [name for name in self._attached if is_gone(name)]
         crowd = len(self._attached) - len(gone) - MOST_RINGS + 1
         gone += [name for name in list(self._attached)[: max(crowd, 0)] if name not in gone]
         for name in gone:
-            self._attached.pop(name).close()  # whoever reads from it at this moment gets RingError
+            del self._attached[name]
+
+
+def _may_pass(error: RingError) -> bool:
+    """Whether this process has too much open just now, which says nothing of the ring."""
+    return isinstance(error.__context__, OSError) and error.__context__.errno in _EXHAUSTED

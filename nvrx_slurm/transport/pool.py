@@ -8,10 +8,11 @@ from __future__ import annotations
 
 import threading
 import time
+import weakref
 from collections import deque
 from collections.abc import Callable, Iterable, Mapping
 from types import TracebackType
-from typing import NamedTuple
+from typing import NamedTuple, Protocol
 
 from nvrx_slurm.transport.backends.port import Backend, Link
 from nvrx_slurm.transport.errors import PayloadTimeout, PeerReset
@@ -23,7 +24,14 @@ YOUNGER = 0.75
 
 MOST_DOUBTS = 256
 
-Watch = Callable[[Link | None], object]
+
+class Cuttable(Protocol):
+    """What another thread may end: a link, or the wait for one."""
+
+    def cut(self) -> None: ...
+
+
+Watch = Callable[[Cuttable | None], object]
 
 
 class AllInUse(PayloadTimeout):
@@ -42,8 +50,8 @@ class Connection:
     """A link that has greeted its server. `is_reused`: it was idle before this use; `is_broken`: it is not to be used
     again; `doubt`: what was taken over it, and is not known to have been heard."""
 
-    def __init__(self, address: str, link: Link, proof: bytes | None, keep_s: float) -> None:
-        self.address, self.link = address, link
+    def __init__(self, place: _Place, link: Link, proof: bytes | None, keep_s: float) -> None:
+        self.place, self.link = place, link
         self.is_reused = self.is_broken = self.has_heard = False
         self.doubt: Doubt | None = None
         self._proof, self._keep_s = proof, keep_s
@@ -72,20 +80,42 @@ class Connection:
         return now - self._used_at < self._keep_s
 
 
-class _Port:
-    """What there is to one address: `count` connections, of which `idle` ones rest."""
+class _Place:
+    """For one connection to `address`, which has it from before it is made. It is free again when the object is gone:
+    a handler of a signal may raise anywhere."""
 
-    __slots__ = ("count", "freed", "idle", "waiting")
+    __slots__ = ("__weakref__", "address")
+
+    def __init__(self, address: str) -> None:
+        self.address = address
+
+
+class _Port:
+    """What there is to one address: `places` that are taken, and of their connections the `idle` ones, which rest."""
+
+    __slots__ = ("freed", "idle", "places", "waiting")
 
     def __init__(self, guard: threading.Lock) -> None:
         self.idle: list[Connection] = []
-        self.count = self.waiting = 0
+        self.places: weakref.WeakSet[_Place] = weakref.WeakSet()
+        self.waiting = 0
         self.freed = threading.Condition(guard)
 
     def tell(self) -> None:
         """A place is free, or a connection."""
         if self.waiting:
             self.freed.notify()
+
+
+class _Waiting:
+    """A read that waits for a place."""
+
+    def __init__(self, wake: Callable[[], None]) -> None:
+        self.is_cut, self._wake = False, wake
+
+    def cut(self) -> None:
+        self.is_cut = True
+        self._wake()
 
 
 class Pool:
@@ -96,7 +126,7 @@ class Pool:
         self._per_port, self._keep_s = per_port, keep_s
         self._guard = threading.Lock()
         self._ports: dict[str, _Port] = {}
-        self._busy: set[Link] = set()  # those that are still greeting, too
+        self._busy: weakref.WeakSet[Link] = weakref.WeakSet()  # those that are still greeting, too
         self._doubts: deque[Doubt] = deque(maxlen=MOST_DOUBTS)
         self.is_closed = False
 
@@ -108,7 +138,7 @@ class Pool:
     def count(self, address: str) -> int:
         """How many there are to it, idle ones included."""
         port = self._ports.get(address)
-        return 0 if port is None else port.count
+        return 0 if port is None else len(port.places)
 
     def discard_idle(self, address: str) -> None:
         """One of them was dead: do not try the others."""
@@ -138,8 +168,7 @@ class Pool:
             self.is_closed = True
             busy = list(self._busy)
             idle = [connection for port in self._ports.values() for connection in self._without_idle(port)]
-            for port in self._ports.values():
-                port.freed.notify_all()
+        self._wake_all()
         for link in busy:
             link.cut()
         _end(idle)
@@ -157,19 +186,24 @@ class Pool:
         """For `Use`."""
         old: list[Connection] = []
         try:
-            connection = self._reserve(address, deadline, old)
+            connection = self._reserve(address, old) or self._awaited(address, deadline, watch, old)
         finally:
             _end(old)
-        if connection is None:
-            return self._connect(address, deadline, watch)
-        watch(connection.link)
+        if isinstance(connection, _Place):
+            return self._connect(connection, deadline, watch)
+        try:
+            watch(connection.link)
+        except BaseException:
+            connection.is_broken = True
+            self.give_back(connection)
+            raise
         return connection
 
     def give_back(self, connection: Connection) -> None:
         """For `Use`."""
         with self._guard:
             self._busy.discard(connection.link)
-            port = self._ports[connection.address]
+            port = self._ports[connection.place.address]
             keep = not (connection.is_broken or self.is_closed)
             if keep:
                 connection.rest(time.monotonic())
@@ -180,29 +214,59 @@ class Pool:
         if not keep:
             connection.link.close()
 
-    def _reserve(self, address: str, deadline: float, old: list[Connection]) -> Connection | None:
-        """An idle one, or None and a place for a new one. `old` gets those that are good for nothing any more."""
+    def _reserve(self, address: str, old: list[Connection]) -> Connection | _Place | None:
+        """An idle one, or a place for a new one, or None. `old` gets those that are good for nothing any more."""
         with self._guard:
-            port = self._ports.get(address)
-            if port is None:
-                port = self._ports[address] = _Port(self._guard)
-            while True:
-                if self.is_closed:
-                    raise PeerReset("the client was closed")
-                if (connection := self._youngest(port, old)) is not None:
-                    self._busy.add(connection.link)
-                    return connection
-                if port.count < self._per_port:
-                    port.count += 1
-                    return None
-                self._wait(port, deadline)
+            return self._found(self._port(address), address, old)
+
+    def _awaited(self, address: str, deadline: float, watch: Watch, old: list[Connection]) -> Connection | _Place:
+        """The same, as soon as there is one."""
+        waiting = _Waiting(self._wake_all)
+        watch(waiting)
+        try:
+            with self._guard:
+                port = self._port(address)
+                while (found := self._found(port, address, old)) is None:
+                    if waiting.is_cut:
+                        raise PeerReset("it was cancelled")
+                    self._wait(port, deadline)
+                return found
+        finally:
+            watch(None)
+
+    def _port(self, address: str) -> _Port:
+        port = self._ports.get(address)
+        if port is None:
+            port = self._ports[address] = _Port(self._guard)
+        return port
+
+    def _found(self, port: _Port, address: str, old: list[Connection]) -> Connection | _Place | None:
+        if self.is_closed:
+            raise PeerReset("the client was closed")
+        if (connection := self._youngest(port, old)) is not None:
+            self._busy.add(connection.link)
+            return connection
+        if len(port.places) >= self._per_port:
+            return None
+        place = _Place(address)
+        port.places.add(place)
+        return place
+
+    def _wake_all(self) -> None:
+        with self._guard:
+            for port in self._ports.values():
+                port.freed.notify_all()
 
     def _wait(self, port: _Port, deadline: float) -> None:
+        left_s = deadline - time.monotonic()
+        if left_s <= 0:
+            raise AllInUse(f"all {self._per_port} connections to this port were in use")
         port.waiting += 1
         try:
-            left_s = deadline - time.monotonic()
-            if left_s <= 0 or not port.freed.wait(left_s):
-                raise AllInUse(f"all {self._per_port} connections to this port were in use")
+            port.freed.wait(left_s)  # who is told just when the time is over looks once more: nobody else was told
+        except BaseException:
+            port.freed.notify()  # it may have been told
+            raise
         finally:
             port.waiting -= 1
 
@@ -211,26 +275,26 @@ class Pool:
             connection = port.idle.pop()
             if connection.is_young(time.monotonic()) and not connection.link.is_stale():
                 return connection
-            port.count -= 1
+            port.places.discard(connection.place)
             self._remember(connection)
             old.append(connection)
         return None
 
-    def _connect(self, address: str, deadline: float, watch: Watch) -> Connection:
+    def _connect(self, place: _Place, deadline: float, watch: Watch) -> Connection:
         """In the place that is reserved; it is free again if that fails."""
         link: Link | None = None
         try:
-            backend = self._backends[address.partition("://")[0]]
-            link = backend.connect(address, deadline)
+            backend = self._backends[place.address.partition("://")[0]]
+            link = backend.connect(place.address, deadline)
             self._use(link)
             watch(link)
-            return self._greeted(address, link, deadline)
+            return self._greeted(place, link, deadline)
         except BaseException:
             watch(None)
             with self._guard:
                 if link is not None:
                     self._busy.discard(link)
-                self._free(address)
+                self._free(place)
             if link is not None:
                 link.close()
             raise
@@ -242,27 +306,27 @@ class Pool:
         if is_closed:
             link.cut()
 
-    def _greeted(self, address: str, link: Link, deadline: float) -> Connection:
+    def _greeted(self, place: _Place, link: Link, deadline: float) -> Connection:
         if not link.needs_checksum:  # memory of this node: the kernel has seen to it who may
-            return Connection(address, link, None, self._keep_s)
+            return Connection(place, link, None, self._keep_s)
         welcome = greet(link, self._token, deadline)
-        return Connection(address, link, welcome.proof, min(self._keep_s, welcome.eviction_s * YOUNGER))
+        return Connection(place, link, welcome.proof, min(self._keep_s, welcome.eviction_s * YOUNGER))
 
     def _lose(self, connection: Connection) -> None:
         self._remember(connection)
-        self._free(connection.address)
+        self._free(connection.place)
 
-    def _free(self, address: str) -> None:
-        port = self._ports[address]
-        port.count -= 1
+    def _free(self, place: _Place) -> None:
+        port = self._ports[place.address]
+        port.places.discard(place)
         port.tell()
-        if not (port.count or port.waiting):
-            del self._ports[address]  # its node may be gone for good
+        if not (port.places or port.waiting):
+            del self._ports[place.address]  # its node may be gone for good
 
     def _without_idle(self, port: _Port) -> list[Connection]:
         idle, port.idle = port.idle, []
-        port.count -= len(idle)
         for connection in idle:
+            port.places.discard(connection.place)
             self._remember(connection)
             port.tell()
         return idle

@@ -45,7 +45,7 @@ class PayloadRef(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
         """Raises TransportError where it is none; an unknown field passes, so that two versions can meet."""
         try:
             ref = _decoder.decode(data)
-        except (msgspec.MsgspecError, UnicodeDecodeError) as error:
+        except (msgspec.MsgspecError, UnicodeDecodeError, TypeError) as error:  # the last one: neither bytes nor str
             raise TransportError(f"this is no payload reference: {error}") from None
         if not is_ring_name(ref.ring):
             raise TransportError(f"this is no payload reference: {ref.ring!r} is no name of a ring")

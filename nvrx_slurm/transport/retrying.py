@@ -13,12 +13,14 @@ time with each call.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
 from math import ldexp
 from typing import NamedTuple
 
+from nvrx_slurm.transport import arguments
 from nvrx_slurm.transport.choosing import Health, choose
 
 
@@ -36,6 +38,14 @@ class Limits:
     rounds: int = 3
     pause_s: float = 0.05
 
+    def __post_init__(self) -> None:
+        """Raises UsageError for what cannot be."""
+        arguments.seconds("Limits: answer_s", self.answer_s, least=0.001)
+        arguments.number("Limits: bytes_per_s", self.bytes_per_s, 1, math.inf)
+        arguments.whole("Limits: calls", self.calls, 1)
+        arguments.whole("Limits: rounds", self.rounds, 1)
+        arguments.seconds("Limits: pause_s", self.pause_s)
+
 
 LONGEST_PAUSE_S = 1.0
 BUSY_PAUSE_S = 0.002
@@ -52,10 +62,11 @@ class Outcome(StrEnum):
 
 
 class Try(NamedTuple):
-    """Ask this port, and give it up at `until`."""
+    """Ask this port, and give it up at `until`; at `answer_by` where it has not answered by then."""
 
     port: str
     until: float
+    answer_by: float
 
 
 class Pause(NamedTuple):
@@ -96,7 +107,8 @@ class ReadPlan:
         port = choose(self._tiers, health, now=now, turn=turn, tried=self._tried)
         if port is None:
             return self._end_call(health, now=now, turn=turn)
-        return Try(port, min(self._deadline, now + self._attempt_s()))
+        until = min(self._deadline, now + self._attempt_s())
+        return Try(port, until, min(until, now + ldexp(self._limits.answer_s, self._calls)))
 
     def ended(self, port: str, outcome: Outcome, *, now: float) -> None:
         """The attempt at `port` has brought no payload."""

@@ -15,8 +15,8 @@ from typing import TYPE_CHECKING
 import msgspec
 
 from nvrx_slurm.errors import UsageError
-from nvrx_slurm.transport import wire
-from nvrx_slurm.transport.backends import by_scheme
+from nvrx_slurm.transport import arguments, wire
+from nvrx_slurm.transport.backends import SCHEMES, by_scheme
 from nvrx_slurm.transport.backends.port import Link
 from nvrx_slurm.transport.environment import node_name, token_or_own
 from nvrx_slurm.transport.errors import TransportError
@@ -30,6 +30,10 @@ if TYPE_CHECKING:
 CLOSE_S = 0.9
 TURN_AWAY_S = 1.0
 MOST_LINKS = 1024
+LAST_PORT = 65535
+LONGEST_TEXT = 255
+LONGEST_HOST = 240
+"""What a ref takes as a node, and as a port, which is the host with a scheme before it and a number behind."""
 
 _servers: weakref.WeakSet[PayloadServer] = weakref.WeakSet()
 
@@ -58,14 +62,14 @@ class PayloadServer:
         most_links: int = MOST_LINKS,
         limits: ServerLimits | None = None,
     ) -> None:
-        schemes = (transport,) if isinstance(transport, str) else tuple(transport)
-        numbers = (0,) * ports if isinstance(ports, int) else tuple(ports)
-        if not schemes or not numbers or len(schemes) * len(numbers) > MOST_PORTS:
+        schemes, numbers = _schemes(transport), _numbers(ports)
+        if not 1 <= len(schemes) * len(numbers) <= MOST_PORTS:
             raise UsageError(f"PayloadServer: transport and ports must make 1 to {MOST_PORTS} listeners")
-        self.ring, self.token = ring, token_or_own(token)
-        self.node = node_name() if node is None else node
-        self._limits = limits or ServerLimits()
-        self._most_links = most_links
+        self.ring, self.token = _open(ring), token_or_own(token)
+        self.node = arguments.text("node", node_name() if node is None else node, LONGEST_TEXT)
+        host = arguments.text("host", host or socket.gethostname(), LONGEST_HOST)
+        self._limits = ServerLimits() if limits is None else arguments.instance("limits", limits, ServerLimits)
+        self._most_links = arguments.whole("most_links", most_links, 1)
         self._rings = {ring.name: ring}
         self._guard = threading.Lock()
         self._changed = threading.Condition(self._guard)
@@ -77,7 +81,7 @@ class PayloadServer:
             for scheme in schemes:
                 backend = by_scheme(scheme)
                 for number in numbers:
-                    listener = backend.listen(host or socket.gethostname(), number, self._serve)
+                    listener = backend.listen(host, number, self._serve)
                     undo.callback(listener.close)
                     self._listeners.append(listener)
             undo.pop_all()
@@ -90,6 +94,8 @@ class PayloadServer:
 
     def refer(self, ref: PayloadRef) -> PayloadRef:
         """A ref of the ring, with this server's ports."""
+        if arguments.payload_ref(ref).ring != self.ring.name:
+            raise UsageError(f"{ref} is not of ring {self.ring.name}, which this server serves")
         return msgspec.structs.replace(ref, node=self.node, ports=self.ports)
 
     def drain(self, timeout_s: float) -> int:
@@ -149,6 +155,27 @@ class PayloadServer:
         self._links = set()
         self._guard = threading.Lock()  # it may have been somebody's
         self._changed = threading.Condition(self._guard)
+
+
+def _open(ring: SharedRing) -> SharedRing:
+    """Raises RingError for one that is closed, now and not at each reader's request."""
+    from nvrx_slurm.transport.ring import SharedRing
+
+    assert arguments.instance("ring", ring, SharedRing).memory is not None
+    return ring
+
+
+def _schemes(transport: str | Sequence[str]) -> tuple[str, ...]:
+    if not isinstance(transport, str | list | tuple):
+        raise UsageError(f"transport must be one of {', '.join(SCHEMES)}, or a sequence of them, not {transport!r}")
+    return (transport,) if isinstance(transport, str) else tuple(transport)
+
+
+def _numbers(ports: int | Sequence[int]) -> tuple[int, ...]:
+    """Those of the ports, 0 for any."""
+    if isinstance(ports, Sequence) and not isinstance(ports, str | bytes):
+        return tuple(arguments.whole("each of ports", port, 0, LAST_PORT) for port in ports)
+    return (0,) * arguments.whole("ports (how many, or the numbers of them)", ports, 1, MOST_PORTS)
 
 
 def _turn_away(link: Link, status: wire.Status, until: float) -> None:

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, NamedTuple
 import xxhash
 
 from nvrx_slurm.log import get_logger
-from nvrx_slurm.transport import wire
+from nvrx_slurm.transport import arguments, wire
 from nvrx_slurm.transport.backends.port import Link
 from nvrx_slurm.transport.errors import PayloadCorrupt, PayloadTimeout, TransportError
 from nvrx_slurm.transport.handshake import admit
@@ -46,6 +46,11 @@ class ServerLimits:
     read_s: float = 120.0
     eviction_s: float = 60.0
 
+    def __post_init__(self) -> None:
+        """Raises UsageError for what cannot be."""
+        for name in ("hello_s", "read_s", "eviction_s"):
+            arguments.seconds(f"ServerLimits: {name}", getattr(self, name), least=0.001)
+
 
 class Offer(NamedTuple):
     """The answer to a request, and the claim that its payload needs until it is acknowledged."""
@@ -62,8 +67,7 @@ def offer(
     if ring is None:
         return Offer(wire.Answer(wire.Status.UNKNOWN_RING))
     if request.call is wire.Call.SETTLE:
-        settled = request.slot < ring.slots and ring.settle(request.slot, request.generation)
-        return Offer(wire.Answer(wire.Status.OK if settled else wire.Status.STALE))
+        return Offer(wire.Answer(_settled(ring, request)))
     if request.slot >= ring.slots:
         return Offer(wire.Answer(wire.Status.STALE))
     claim = ring.claim(request.slot, request.generation, lease_s=keep_s + LEASE_MARGIN_S)
@@ -72,7 +76,17 @@ def offer(
     checksum = claim.checksum
     if checksum is None:
         checksum = xxhash.xxh3_64_intdigest(claim.payload) if with_checksum else 0
+        if with_checksum and not claim.is_ours():  # it took too long: that may be another payload's
+            return Offer(wire.Answer(wire.Status.BUSY))
     return Offer(wire.Answer(wire.Status.OK, claim.size, checksum, claim.generation), claim)
+
+
+def _settled(ring: SharedRing, request: wire.Request) -> wire.Status:
+    """BUSY where somebody has the slot: that may be the very read whose Ack was lost, and has not ended here yet."""
+    claim = ring.claim(request.slot, request.generation)
+    if isinstance(claim, Refusal):
+        return _STATUS[claim]
+    return wire.Status.OK if claim.finish(consumed=True) else wire.Status.STALE
 
 
 def serve(link: Link, rings: Mapping[str, SharedRing], token: bytes, limits: ServerLimits) -> None:

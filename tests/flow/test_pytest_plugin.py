@@ -152,7 +152,7 @@ def test_hung_test_shows_stacks(theirs):
             code = "import threading\\ndef stuck(): threading.Event().wait()\\nstuck()"
             job({"command": [sys.executable, "-c", code]}).wait()
         """,
-        "--timeout=10",
+        "--timeout=20",
     )
     result.assert_outcomes(failed=1)
     result.stdout.fnmatch_lines(["*job local-*: workers/main-0-rank-0.txt*", "*stuck*"])

@@ -22,8 +22,8 @@ T = TypeVar("T")
 WAIT_S = 30.0
 PROMISED_S = 0.1
 """A deadline holds to so much, either way."""
-ROOM_S = 0.6
-"""And this is for a machine on which other tests run at the same time."""
+ROOM_S = 2.5
+"""And this is for a machine on which other tests run at the same time. What knows no deadline takes `WAIT_S`."""
 IDLE_SHARE = 0.005
 """Of a core: what an idle process may use."""
 TOKEN = b"one token of the job, 32 bytes.."
@@ -78,7 +78,12 @@ def cpu_s(pid: int) -> float:
 
 
 def share_of_a_core(pid: int, seconds: float = 3.0) -> float:
-    """What a process uses, over so long."""
+    """What a process uses, over so long, when it idles: the least of three times, for it may first have an end to
+    see to."""
+    return min(_share_of_a_core(pid, seconds) for _ in range(3))
+
+
+def _share_of_a_core(pid: int, seconds: float) -> float:
     before, began = cpu_s(pid), time.monotonic()
     threading.Event().wait(seconds)
     return (cpu_s(pid) - before) / (time.monotonic() - began)

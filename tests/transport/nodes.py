@@ -225,8 +225,8 @@ class Producer:
 class Consumer:
     """A client."""
 
-    def __init__(self, *transports: str, limits: Limits = BRISK) -> None:
-        self.client = client_of(*transports, limits=limits)
+    def __init__(self, *transports: str) -> None:
+        self.client = client_of(*transports)
 
     def read(self, ref: PayloadRef, deadline: float = WAIT_S) -> int:
         """The digest of what came."""
@@ -252,7 +252,7 @@ class Consumer:
         self.client.close()
 
 
-def client_of(*transports: str, limits: Limits = BRISK, **named: Any) -> PayloadClient:
+def client_of(*transports: str, limits: Limits | None = None, **named: Any) -> PayloadClient:
     return PayloadClient(token=TOKEN, transports=transports or ("tcp",), limits=limits, **named)
 
 

@@ -204,7 +204,7 @@ def test_a_kill_leaves_nothing_in_shared_memory(scheme: str, who: str) -> None:
 def test_a_sick_port_alone(tcp_producer: Node, fault: str) -> None:
     """An error of ours by the deadline and never wrong bytes; the payload stays, and comes once the port is well."""
     ref = tcp_producer.do("write", 3 << 18, 5)
-    with SickPort(ref.ports[0]) as port, client_of("tcp") as client:
+    with SickPort(ref.ports[0]) as port, client_of("tcp", limits=BRISK) as client:
         port.make_sick(fault)
         ref = through(ref, port)
         with bounded(1.5), pytest.raises(TransportError) as caught:
@@ -218,12 +218,12 @@ def test_a_sick_port_alone(tcp_producer: Node, fault: str) -> None:
 
 
 @pytest.mark.parametrize("fault", OF_WHOLE_MESSAGES)
-def test_a_lying_server(producer: Node, client: PayloadClient, fault: str) -> None:
+def test_a_lying_server(scheme: str, producer: Node, client: PayloadClient, fault: str) -> None:
     """The same on each transport, for what can be made of whole messages."""
     ref = producer.do("write", 3 << 18, 5)
     lying = through(ref, producer.do("lie", fault))
-    with bounded(1.5), pytest.raises(TransportError) as caught:
-        client.read(lying, deadline=1.5)
+    with client_of(scheme, limits=BRISK) as brisk, bounded(1.5), pytest.raises(TransportError) as caught:
+        brisk.read(lying, deadline=1.5)
     assert not isinstance(caught.value, StaleSlotError)
     all_ready(producer, 1)
     assert client.read(ref, deadline=WAIT_S) == pattern(3 << 18, 5)
@@ -270,7 +270,7 @@ def test_short_deadlines_and_half_of_the_ports_silent(fault: str) -> None:
     with (
         node(Producer, "tcp", slots=32, ports=2) as producer,
         SickPort(producer.do("ports")[0]) as sick,
-        client_of("tcp", limits=Limits()) as client,
+        client_of("tcp") as client,
     ):
         sick.make_sick(fault)
         outcomes = []
@@ -442,7 +442,7 @@ def test_two_hundred_readers_of_two_hundred_payloads(scheme: str) -> None:
     """All come, each to the one who asked for it."""
     with (
         node(Producer, scheme, slots=200, slot_bytes=1 << 16, ports=2) as producer,
-        client_of(scheme, limits=Limits(), connections_per_port=16) as client,
+        client_of(scheme, connections_per_port=16) as client,
     ):
         refs = producer.do("write_many", 200, 50_000)
         reads = [Async(lambda ref=ref: client.read(ref, deadline=60.0)) for ref in refs]
@@ -455,7 +455,7 @@ def test_two_hundred_readers_of_the_same_payload(scheme: str) -> None:
     """Exactly one has it; to all others it is stale, and nobody waits until the deadline."""
     with (
         node(Producer, scheme, slots=2, slot_bytes=1 << 20, ports=2) as producer,
-        client_of(scheme, limits=Limits(), connections_per_port=16) as client,
+        client_of(scheme, connections_per_port=16) as client,
     ):
         ref = producer.do("write", 1 << 20, 3)
         with bounded(30.0):
@@ -484,7 +484,7 @@ async def test_a_hundred_reads_of_asyncio(scheme: str) -> None:
     """They run side by side, and the loop goes on meanwhile."""
     with node(Producer, scheme, slots=100, slot_bytes=1 << 16) as producer:
         refs = producer.do("write_many", 100, 20_000)
-        async with AsyncPayloadClient(client_of(scheme, limits=Limits())) as client:
+        async with AsyncPayloadClient(client_of(scheme)) as client:
             payloads = await asyncio.gather(*(client.read(ref, deadline=WAIT_S) for ref in refs))
         assert all(payload == pattern(20_000, seed) for seed, payload in enumerate(payloads))
 
@@ -494,7 +494,7 @@ async def test_a_read_that_is_cancelled(tcp_producer: Node) -> None:
     ref = tcp_producer.do("write", 100_000, 5)
     with SickPort(ref.ports[0]) as port:
         port.make_sick("silent-in-payload")
-        async with AsyncPayloadClient(client_of("tcp", limits=Limits())) as client:
+        async with AsyncPayloadClient(client_of("tcp")) as client:
             task = asyncio.create_task(client.read(through(ref, port), deadline=WAIT_S))
             await asyncio.to_thread(until, lambda: port.struck, "it waits for its payload")
             task.cancel()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import concurrent.futures
+import os
 import socket
 import time
 from functools import partial
@@ -18,6 +19,8 @@ Address = tuple[socket.AddressFamily, tuple[Any, ...]]
 """A family, and what its sockets connect to."""
 
 _known: dict[tuple[str, int], tuple[float, list[Address]]] = {}
+_asked: dict[tuple[str, int], concurrent.futures.Future[list[Address]]] = {}
+"""Lookups that nobody has had the answer of: whoever comes next waits for the same one."""
 
 
 def resolve(host: str, port: int, deadline: float) -> list[Address]:
@@ -25,13 +28,18 @@ def resolve(host: str, port: int, deadline: float) -> list[Address]:
     until, addresses = _known.get((host, port), (0.0, []))
     if time.monotonic() < until:
         return addresses
-    lookup = in_thread(partial(_look_up, host, port), f"look up {host}")
+    if len(_asked) >= MOST_HOSTS:
+        _asked.clear()
     try:
+        lookup = _asked.get((host, port)) or in_thread(partial(_look_up, host, port), f"look up {host}")
+        _asked[host, port] = lookup
         addresses = lookup.result(max(0.0, deadline - time.monotonic()))
     except concurrent.futures.TimeoutError:
         raise PayloadTimeout(f"the address of host {host} could not be found in time") from None
-    except (OSError, UnicodeError) as error:
+    except (OSError, UnicodeError, RuntimeError) as error:  # the last one: there are no more threads
+        _asked.pop((host, port), None)
         raise PeerReset(f"host {host} is not known here: {getattr(error, 'strerror', None) or error}") from None
+    _asked.pop((host, port), None)
     if len(_known) >= MOST_HOSTS:
         _known.clear()
     _known[host, port] = time.monotonic() + KEPT_S, addresses
@@ -46,3 +54,6 @@ def forget(host: str, port: int) -> None:
 def _look_up(host: str, port: int) -> list[Address]:
     found = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)
     return [(family, address) for family, _, _, _, address in found]
+
+
+os.register_at_fork(after_in_child=_asked.clear)  # who looks up is not in the child

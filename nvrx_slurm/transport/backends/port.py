@@ -85,7 +85,7 @@ def host_and_port(address: str) -> tuple[str, int]:
     host, colon, port = rest.rpartition(":")
     if not (separator and colon and host):
         raise ValueError(f"{address!r} must look like scheme://host:port")
-    number = int(port)
+    number = int(port) if port.isascii() and port.isdigit() else 0
     if not 0 < number < 1 << 16:
         raise ValueError(f"{address!r}: a port is 1 to 65535")
     return host.removeprefix("[").removesuffix("]"), number

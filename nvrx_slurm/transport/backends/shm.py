@@ -19,6 +19,7 @@ if TYPE_CHECKING:
     from nvrx_slurm.transport.ring import Claim, SharedRing
 
 SCHEME = "shm"
+_LATE = "its slot was not this reader's any more when it had been read"
 
 
 class ShmLink:
@@ -34,7 +35,7 @@ class ShmLink:
     def send(self, frame: bytes, payload: memoryview | None, deadline: float) -> None:
         if len(frame) == wire.ACK_BYTES:
             if not self._finish(taken=wire.Ack.unpack(frame).verdict is wire.Verdict.TAKEN):
-                raise PeerReset("its slot was not this reader's any more when it had been read")
+                raise PeerReset(_LATE)
             return
         request = wire.Request.unpack(frame)
         self._answer, self._claim = offer(
@@ -48,6 +49,8 @@ class ShmLink:
     def receive_payload_into(self, buffer: memoryview, deadline: float, seen: Seen | None) -> None:
         assert self._claim is not None
         self._claim.copy_into(buffer, seen=seen)
+        if not self._claim.is_ours():  # before anything is made of it
+            raise PeerReset(_LATE)
 
     def is_stale(self) -> bool:
         return False

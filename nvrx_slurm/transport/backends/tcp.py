@@ -184,9 +184,11 @@ class TcpBackend:
         except ValueError as error:
             raise PeerReset(str(error)) from None
         fault: TransportError | None = None
-        for family, where in resolve(host, port, deadline):
+        addresses = resolve(host, port, deadline)
+        for tried, (family, where) in enumerate(addresses):
+            now = time.monotonic()  # a silent one leaves the others their share
             try:
-                return TcpLink(_connected(family, where, deadline))
+                return TcpLink(_connected(family, where, now + (deadline - now) / (len(addresses) - tried)))
             except TimeoutError:
                 fault = PayloadTimeout("nobody answers there")
             except OSError as error:

@@ -6,10 +6,16 @@ import ctypes
 import mmap
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from typing import TYPE_CHECKING
 
 import xxhash
 
+from nvrx_slurm.errors import UsageError
+from nvrx_slurm.transport.arguments import buffer
 from nvrx_slurm.transport.ring.layout import PAGE, up_to
+
+if TYPE_CHECKING:
+    from typing_extensions import Buffer
 
 QUICK_BYTES = 64 << 10
 """Up to here a copy takes less than giving the interpreter's lock away and getting it back."""
@@ -107,13 +113,15 @@ def checksum(data: memoryview) -> int:
     return xxhash.xxh3_64_intdigest(data)
 
 
-def as_bytes(buffer: bytes | bytearray | memoryview) -> memoryview:
-    """Its bytes, without a copy. Raises TypeError where it has none, ValueError where they are not in one piece."""
-    view = memoryview(buffer)
+def as_bytes(given: Buffer) -> memoryview:
+    """Its bytes, without a copy. Raises UsageError where it has none, or they are not in one piece."""
+    view = buffer("a payload's buffer", given)
     if view.format == "B" and view.ndim == 1 and view.contiguous:
         return view
     if not view.c_contiguous:
-        raise ValueError("a buffer of a payload must lie in one piece (C-contiguous)")
+        raise UsageError(
+            "a payload's buffer must lie in one piece (C-contiguous), as numpy.ascontiguousarray makes it"
+        )
     return view.cast("B") if view.nbytes else memoryview(b"")
 
 

@@ -226,7 +226,7 @@ class SharedRing:
     def claim(self, slot: int, generation: int | None = None, lease_s: float | None = None) -> Claim | Refusal:
         """Take the payload of that slot and generation (None: any), for `lease_s` seconds (None: the ring's).
 
-        Waits for a slot's lock a quarter of a second at most, and then calls it BUSY.
+        Waits for a slot's lock for a twentieth of a second at most, and then calls it BUSY.
         """
         steps = self._steps
         until_ns = time.monotonic_ns() + int((self.lease_s if lease_s is None else lease_s) * 1e9)

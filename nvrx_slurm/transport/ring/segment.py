@@ -15,6 +15,7 @@ from collections.abc import Callable, Iterator
 from multiprocessing import resource_tracker
 from pathlib import Path
 
+from nvrx_slurm.transport import arguments
 from nvrx_slurm.transport.errors import RingError
 from nvrx_slurm.transport.ref import is_ring_name
 from nvrx_slurm.transport.ring.layout import HEADER_BYTES, Header, checked, made_by
@@ -22,6 +23,9 @@ from nvrx_slurm.transport.ring.owners import is_running, namespace
 
 SHM = Path("/dev/shm")
 _KIND = "shared_memory"
+_tracked: set[str] = set()
+"""What the resource tracker has been told of by this process, or by the one that it was forked from."""
+
 _NO_ROOM = (errno.ENOSPC, errno.ENOMEM, errno.EDQUOT, errno.EFBIG)
 
 
@@ -56,7 +60,8 @@ def open_(folder: Path, name: str) -> tuple[mmap.mmap, Header]:
 def remove(folder: Path, name: str, *, forget: bool) -> None:
     """Take its name away; who has it mapped keeps its memory. `forget`: this process has made it."""
     (folder / name).unlink(missing_ok=True)
-    if forget and folder == SHM:
+    if forget and name in _tracked:  # once: the tracker prints a traceback over a name that it does not know
+        _tracked.discard(name)
         resource_tracker.unregister(f"/{name}", _KIND)
 
 
@@ -65,8 +70,9 @@ def is_gone(name: str, folder: Path = SHM) -> bool:
     return not (folder / name).exists() or _is_orphan(folder / name)
 
 
-def sweep(folder: Path = SHM) -> list[str]:
+def sweep(folder: str | Path = SHM) -> list[str]:
     """Remove the rings of this user whose creator is dead. Returns their names."""
+    folder = arguments.folder(folder)
     return [path.name for path in sorted(folder.glob("nvrx-ring-*")) if _is_orphan(path) and _is_removed(path)]
 
 
@@ -92,10 +98,12 @@ def _name(descriptor: int, folder: Path, name: str) -> None:
     """
     if folder == SHM:
         resource_tracker.register(f"/{name}", _KIND)
+        _tracked.add(name)
     try:
         os.link(f"/proc/self/fd/{descriptor}", folder / name, follow_symlinks=True, src_dir_fd=descriptor)
     except OSError:
         if folder == SHM:
+            _tracked.discard(name)
             resource_tracker.unregister(f"/{name}", _KIND)
         raise
 
@@ -136,6 +144,7 @@ def _told(what: str) -> Iterator[None]:
     try:
         yield
     except FileNotFoundError as error:
-        raise RingError(f"{what}: there is no {error.filename}; was it unlinked, or did its creator die?") from None
+        why = "; was it unlinked, or did its creator die?" if is_ring_name(Path(error.filename).name) else ""
+        raise RingError(f"{what}: there is no {error.filename}{why}") from None
     except OSError as error:
         raise RingError(f"{what}: {error}") from None

@@ -16,7 +16,7 @@ from nvrx_slurm.transport.ring.mutex import Contended
 from nvrx_slurm.transport.ring.owners import is_dead, open_attempts
 from nvrx_slurm.transport.slots import Owner, Refusal, Slot, State
 
-PATIENCE_S = 0.25
+PATIENCE_S = 0.05
 """How long a claim waits for a slot's lock. A step takes microseconds, but its process may have to wait its turn."""
 
 END_PATIENCE_S = 2.0

@@ -4,14 +4,19 @@ from __future__ import annotations
 
 import contextlib
 import os
+from typing import TYPE_CHECKING
 
 import xxhash
 
+from nvrx_slurm.transport import arguments
 from nvrx_slurm.transport.errors import RingError, StaleSlotError
 from nvrx_slurm.transport.ref import PayloadRef, checksum_text
 from nvrx_slurm.transport.ring import copying
 from nvrx_slurm.transport.ring.owners import Attempt
 from nvrx_slurm.transport.ring.steps import Steps
+
+if TYPE_CHECKING:
+    from typing_extensions import Buffer
 
 
 class Writing:
@@ -20,7 +25,18 @@ class Writing:
     Bytes of the payload that nobody copies in are whatever was there before.
     """
 
-    __slots__ = ("_attempt", "_hash", "_in_order", "_payload", "_schema", "_steps", "generation", "size", "slot")
+    __slots__ = (
+        "_attempt",
+        "_hash",
+        "_in_order",
+        "_is_over",
+        "_payload",
+        "_schema",
+        "_steps",
+        "generation",
+        "size",
+        "slot",
+    )
 
     def __init__(
         self, steps: Steps, attempt: Attempt, index: int, generation: int, size: int, schema: bytes, *, checksum: bool
@@ -28,16 +44,22 @@ class Writing:
         self._steps, self._attempt = steps, attempt
         self.slot, self.generation, self.size = index, generation, size
         self._schema = schema
+        self._is_over = False
         self._payload = steps.memory.payload(index, size)
         self._hash = xxhash.xxh3_64() if checksum else None
         self._in_order = 0  # so many bytes have come one after the other: these are hashed. Negative: not all have
         if schema:
             steps.memory.schema(index, len(schema))[:] = schema
 
-    def copy_in(self, offset: int, buffer: bytes | bytearray | memoryview) -> None:
-        """Write these bytes there. Raises RingError where that is beyond the payload."""
+    def copy_in(self, offset: int, buffer: Buffer) -> None:
+        """Write these bytes there. Raises RingError where that is beyond the payload, and StaleSlotError once
+        this write has ended: others read there by then, or write."""
         self._steps.check()
-        source = copying.as_bytes(buffer)
+        if self._is_over:
+            raise StaleSlotError(
+                f"slot {self.slot}@{self.generation} of ring {self._steps.name}: this write has ended"
+            )
+        source, offset = copying.as_bytes(buffer), arguments.whole("offset", offset, 0)
         if not 0 <= offset <= self.size - source.nbytes:
             raise RingError(
                 f"bytes {offset} to {offset + source.nbytes} are beyond a payload of {self.size} bytes, as begun"
@@ -73,16 +95,20 @@ class Writing:
             checksum=checksum_text(checksum),
             schema=self._schema.decode(),
         )
+        self._is_over = True
         if not published:
             raise StaleSlotError(f"{ref}: this write has ended before", ref=ref)
         return ref
 
     def abandon(self) -> bool:
         """Give the slot back without a payload. False where it is not this writer's any more."""
-        return self._steps.abandon(self.slot, self.generation, self._attempt.owner)
+        abandoned = self._steps.abandon(self.slot, self.generation, self._attempt.owner)
+        self._is_over = True
+        return abandoned
 
     def drop(self) -> None:
         """After an error: give the slot back if it is still this writer's. Raises nothing, counts nothing as late."""
+        self._is_over = True
         self._steps.disown(self._attempt.owner)
 
     def __del__(self) -> None:

@@ -147,3 +147,14 @@ def test_one_success_forgives_it_all() -> None:
     assert sick.failures == 2
     assert failed(WELL, now=NOW, dice=0.5) == Health(1, NOW + QUARANTINE_S)
     assert choose([[A]], {A: WELL}, now=NOW, turn=0) == A
+
+
+def test_a_port_that_gets_well_while_it_is_looked_at() -> None:
+    """Another thread has had a success there just now: that is no error, and there is a port to ask."""
+
+    class Recovering(dict[str, Health]):
+        def get(self, port: str, default: Health) -> Health:  # type: ignore[override]  # as it is used
+            return self.pop(port, default)
+
+    sick = Recovering({"a": Health(1, 100.0), "b": Health(1, 100.0)})
+    assert choose([["a", "b"]], sick, now=0.0, turn=0) in ("a", "b")

@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from dataclasses import replace
 
+import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -57,6 +58,7 @@ def test_reference_to_a_group() -> None:
     assert searcher.may_match(0, b"so so")
 
 
+@pytest.mark.timeout(400)  # Vectorscan compiles each of them, which is all processor time
 def test_shipped_patterns() -> None:
     """Vectorscan takes the pattern of every shipped rule, and each finds the rule's samples."""
     prefilter = Prefilter(load_catalogue())

@@ -13,6 +13,7 @@ from itertools import pairwise
 import numpy as np
 import pytest
 
+from nvrx_slurm.errors import UsageError
 from nvrx_slurm.transport.errors import (
     PayloadCorrupt,
     PayloadTimeout,
@@ -274,7 +275,7 @@ def test_what_does_not_fit(ring: SharedRing) -> None:
         ring.write_raw(bytes(SIZE + 1))
     with pytest.raises(RingError, match="schema"):
         ring.write_raw(b"", "é" * (40 << 10))
-    with pytest.raises(ValueError, match="one piece"):
+    with pytest.raises(UsageError, match="one piece"):
         ring.write_raw(memoryview(b"abcdef")[::2])
     assert ring.metrics().states[State.FREE] == SLOTS
 

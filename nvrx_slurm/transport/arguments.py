@@ -1,0 +1,123 @@
+"""What callers give us, looked at before it goes anywhere: an error that names it beats one from deep inside. Pure.
+
+All raise UsageError.
+"""
+
+from __future__ import annotations
+
+import operator
+import re
+from collections.abc import Callable, Iterable
+from datetime import timedelta
+from numbers import Real
+from pathlib import Path
+from typing import Any, TypeVar
+
+from nvrx_slurm.errors import UsageError
+from nvrx_slurm.transport.ref import PayloadRef, is_ring_name
+
+T = TypeVar("T")
+
+LONGEST_S = 1e6
+_FIELD_NAME = re.compile(r":[^:]*:")
+_SUM = re.compile(r"([0-9a-f]{16})?")
+_SOUND: tuple[tuple[str, Callable[[Any], object]], ...] = (
+    ("ring", lambda it: type(it) is str and is_ring_name(it)),
+    ("slot", lambda it: type(it) is int and 0 <= it < 1 << 32),
+    ("generation", lambda it: type(it) is int and 0 <= it < 1 << 63),
+    ("size", lambda it: type(it) is int and 0 <= it < 1 << 63),
+    ("checksum", lambda it: type(it) is str and _SUM.fullmatch(it)),
+    ("schema", lambda it: type(it) is str),
+    ("ports", lambda it: type(it) is tuple and all(type(port) is str for port in it)),
+)
+"""Who makes a ref by hand is not checked by its constructor. (msgspec could, in four times the time.)"""
+
+
+def whole(name: str, value: object, least: int, most: int | None = None) -> int:
+    """A whole number, of numpy too."""
+    try:
+        found = operator.index(value)  # type: ignore[arg-type]
+    except TypeError:
+        found = None
+    if found is None or isinstance(value, bool) or found < least or (most is not None and found > most):
+        range_ = f"at least {least}" if most is None else f"{least} to {most}"
+        raise UsageError(f"{name} must be a whole number, {range_}, not {_shown(value)}")
+    return found
+
+
+def seconds(name: str, value: object, *, least: float = 0.0, most: float = LONGEST_S) -> float:
+    """A time in seconds, or a timedelta."""
+    return number(
+        f"{name}, in seconds,", value.total_seconds() if isinstance(value, timedelta) else value, least, most
+    )
+
+
+def number(name: str, value: object, least: float, most: float) -> float:
+    """Any real number, of numpy too."""
+    if not isinstance(value, Real) or not least <= float(value) <= most:
+        raise UsageError(f"{name} must be {least:g} to {most:g}, not {_shown(value)}")
+    return float(value)
+
+
+def instance(name: str, value: object, kind: type[T]) -> T:
+    """An object of that class."""
+    if not isinstance(value, kind):
+        raise UsageError(f"{name} must be a {kind.__name__}, not {_shown(value)}")
+    return value
+
+
+def text(name: str, value: object, longest: int) -> str:
+    """A name that has a place in a ref."""
+    if not isinstance(value, str) or len(value) > longest:
+        raise UsageError(f"{name} must be a text of {longest} characters at most, not {_shown(value)}")
+    return value
+
+
+def folder(value: object) -> Path:
+    """A path. Whether it is there is found out by who uses it."""
+    if not isinstance(value, str | Path):
+        raise UsageError(f"folder must be a path, not {_shown(value)}")
+    return Path(value)
+
+
+def payload_ref(value: object) -> PayloadRef:
+    """A ref as a producer makes them."""
+    if not isinstance(value, PayloadRef):
+        raise UsageError(f"a ref must be a PayloadRef, not {_shown(value)}{_hint(value)}")
+    for field, is_sound in _SOUND:
+        if not is_sound(found := getattr(value, field)):
+            raise UsageError(f"this is no payload reference: its {field} is {_shown(found)}")
+    return value
+
+
+def payload_refs(values: Iterable[PayloadRef]) -> list[PayloadRef]:
+    """All of them, before any is asked for."""
+    if isinstance(values, str | bytes | PayloadRef) or not isinstance(values, Iterable):
+        raise UsageError(
+            f"refs must be a list or another iterable of PayloadRef, not {_shown(values)}{_hint(values)}"
+        )
+    return [payload_ref(value) for value in values]
+
+
+def buffer(name: str, value: Any) -> memoryview:
+    """Memory that holds plain bytes: over pointers to Python's objects, bytes from elsewhere would crash it."""
+    try:
+        view = memoryview(value)
+    except (TypeError, ValueError, BufferError) as error:
+        raise UsageError(f"{name} must be a buffer, such as a bytearray or an array: {error}") from None
+    if "O" in view.format and "O" in _FIELD_NAME.sub("", view.format):
+        raise UsageError(f"{name} has elements that are Python objects: only plain bytes and numbers can be sent")
+    return view
+
+
+def _hint(value: object) -> str:
+    if isinstance(value, str | bytes):
+        return "; of its JSON it is made by PayloadRef.from_json"
+    if isinstance(getattr(value, "ref", None), PayloadRef):
+        return "; give its .ref"
+    return ""
+
+
+def _shown(value: object) -> str:
+    shown = repr(value)
+    return f"{type(value).__name__} {shown if len(shown) <= 60 else shown[:60] + '…'}"

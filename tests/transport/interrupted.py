@@ -1,0 +1,47 @@
+"""A process whose reads are interrupted by handlers that raise, wherever they happen to be: `python -m … JSON of a
+ref`. Ends with 0 if afterwards the only connection to each port can still be had."""
+
+from __future__ import annotations
+
+import contextlib
+import random
+import signal
+import sys
+from collections.abc import Callable
+
+import msgspec
+
+from nvrx_slurm.transport import PayloadRef, TransportError
+from tests.transport.harness import WAIT_S
+from tests.transport.nodes import client_of
+
+INTERRUPTIONS = 1000
+
+
+class Interrupt(Exception):
+    """Of a handler."""
+
+
+def interrupt(*_: object) -> None:
+    raise Interrupt
+
+
+def read_until_interrupted(read: Callable[[], object]) -> None:
+    with contextlib.suppress(Interrupt):
+        signal.setitimer(signal.ITIMER_REAL, random.uniform(2e-5, 1.5e-3))
+        while True:
+            with contextlib.suppress(TransportError):
+                read()
+
+
+def main(ref: PayloadRef) -> None:
+    signal.signal(signal.SIGALRM, interrupt)
+    with client_of("tcp", connections_per_port=1) as client:
+        for _ in range(INTERRUPTIONS):
+            read_until_interrupted(lambda: client.read(ref, deadline=2.0, keep=True))
+        for port in ref.ports:
+            client.read(msgspec.structs.replace(ref, ports=(port,)), deadline=WAIT_S / 4, keep=True)
+
+
+if __name__ == "__main__":
+    main(PayloadRef.from_json(sys.argv[1]))

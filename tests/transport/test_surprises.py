@@ -1,0 +1,387 @@
+"""What goes wrong at the worst moment: a lease that lapses midway, a word that is lost, a client that closes, a read
+that is cancelled or interrupted. Nothing is lost by it, and nothing is returned that is not the payload."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import gc
+import resource
+import socket
+import subprocess
+import sys
+import threading
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import msgspec
+import numpy as np
+import pytest
+
+from nvrx_slurm.testing.sick_ports import SickPort
+from nvrx_slurm.transport import (
+    AsyncPayloadClient,
+    PayloadClient,
+    PayloadRef,
+    PayloadServer,
+    PeerReset,
+    RingError,
+    SharedRing,
+    TransportError,
+    wire,
+)
+from nvrx_slurm.transport.backends import naming
+from nvrx_slurm.transport.backends.tcp import TcpBackend
+from nvrx_slurm.transport.fetching import Abort
+from nvrx_slurm.transport.local import MOST_RINGS
+from nvrx_slurm.transport.pool import Doubt
+from nvrx_slurm.transport.retrying import Limits
+from nvrx_slurm.transport.ring import Claim
+from nvrx_slurm.transport.serving import offer
+from nvrx_slurm.transport.slots import State
+from tests.transport.harness import TOKEN, WAIT_S, Async, bounded, on_deadline, soon, until
+from tests.transport.nodes import asked, client_of
+
+
+class Served:
+    """A ring and its server, in this process."""
+
+    def __init__(self, *, ports: int = 2, slot_bytes: int = 1 << 20, checksum: bool = True) -> None:
+        self.ring = SharedRing.create(4, slot_bytes, overwrite=False, allow_pickle=True, checksum=checksum)
+        self.server = PayloadServer(self.ring, ports=ports, host="127.0.0.1", node="n1", token=TOKEN)
+
+    def write(self, size: int = 1000) -> PayloadRef:
+        return self.server.write(bytes(size))
+
+    def state(self, ref: PayloadRef) -> State:
+        return self.ring.slot_states()[ref.slot].state
+
+    def close(self) -> None:
+        self.server.close()
+        self.ring.close()
+        self.ring.unlink()
+
+
+@pytest.fixture
+def serving() -> Iterator[Callable[..., Served]]:
+    made: list[Served] = []
+
+    def serve(**how: object) -> Served:
+        made.append(Served(**how))  # type: ignore[arg-type]  # as told
+        return made[-1]
+
+    yield serve
+    for each in made:
+        each.close()
+
+
+@pytest.fixture
+def served(serving: Callable[..., Served]) -> Served:
+    return serving()
+
+
+def through(ref: PayloadRef, *ports: str) -> PayloadRef:
+    return msgspec.structs.replace(ref, ports=ports)
+
+
+class Gate:
+    """Building the object of a payload stands still here, the first time."""
+
+    entered = threading.Event()
+    opened = threading.Event()
+
+    @classmethod
+    def shut(cls) -> None:
+        cls.entered, cls.opened = threading.Event(), threading.Event()
+
+    @classmethod
+    def pass_(cls) -> str:
+        cls.entered.set()
+        assert cls.opened.wait(WAIT_S)
+        return "built"
+
+    def __reduce__(self) -> tuple[Callable[[], str], tuple[()]]:
+        return Gate.pass_, ()
+
+
+@pytest.fixture(autouse=True)
+def shut_gate() -> None:
+    Gate.shut()
+
+
+# ------------------------------------------------------------------------------------------------- on the node
+
+
+def test_a_read_in_place_that_took_too_long_is_no_consumption(served: Served) -> None:
+    """The lease lapses while the object is built: the payload is ready again, and the next attempt has it."""
+    ref = served.ring.write(Gate())
+    limits = Limits(answer_s=0.05)
+    with PayloadClient(transports=("shm",), allow_pickle=True, limits=limits) as client:
+        reading = Async(lambda: client.read(ref, deadline=WAIT_S))
+        assert Gate.entered.wait(WAIT_S)
+        until(lambda: served.ring.get_ready_count() == 1, "its lease has lapsed")
+        Gate.opened.set()
+        assert reading.result() == "built"
+    assert served.ring.metrics().consumed == 1
+
+
+@pytest.mark.parametrize("is_known", [True, False])
+def test_a_ring_is_let_go_while_it_is_read(is_known: bool) -> None:
+    """A client attaches to more rings than it keeps: whoever reads from the one that has to go gets its payload."""
+    with contextlib.ExitStack() as open_ones:
+        rings = [
+            open_ones.enter_context(SharedRing.create(2, 4096, allow_pickle=True)) for _ in range(MOST_RINGS + 1)
+        ]
+        client = open_ones.enter_context(PayloadClient(transports=("shm",), allow_pickle=True))
+        if is_known:
+            client.read(rings[0].write(b"before"))
+        ref = rings[0].write(Gate())
+        reading = Async(lambda: client.read(ref, deadline=WAIT_S))
+        assert Gate.entered.wait(WAIT_S)
+        for ring in rings[1:]:
+            client.read(ring.write(b"another"))
+        Gate.opened.set()
+        assert reading.result() == "built"
+        gc.collect()
+        assert f"/{rings[0].name}" not in Path("/proc/self/maps").read_text(), "its memory has gone"
+
+
+def test_the_ring_that_is_let_go_is_the_one_that_nobody_used_for_longest() -> None:
+    """The one that is read all the time stays attached."""
+    with contextlib.ExitStack() as open_ones:
+        rings = [open_ones.enter_context(SharedRing.create(1, 4096)) for _ in range(MOST_RINGS + 1)]
+        client = open_ones.enter_context(PayloadClient(transports=("shm",)))
+        for ring in rings:
+            client.read(rings[0].write(b"often"))
+            client.read(ring.write(b"once"))
+        assert client._fetcher._rings.attached(rings[0].name) is not None
+
+
+def test_too_many_open_files_do_not_make_a_payload_stale(served: Served) -> None:
+    """The ring cannot be attached for a moment: that is no word about its payloads, and the next read has it."""
+    ref = served.ring.write(b"still here")
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    with PayloadClient() as client:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (3, hard))
+        try:
+            with pytest.raises(RingError):
+                client.read(ref, deadline=1.0)
+        finally:
+            resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
+        assert client.read(ref, deadline=5.0) == b"still here"
+
+
+def test_a_closed_client_reads_nothing(served: Served) -> None:
+    """Again and again PeerReset, with and without ports, and no ring is attached any more."""
+    client = PayloadClient(token=TOKEN)
+    client.close()
+    for ref in (served.write(), served.ring.write(b"without a port")):
+        for _ in range(2):
+            with pytest.raises(PeerReset):
+                client.read(ref, deadline=5.0)
+    assert served.ring.get_ready_count() == 2
+    assert not len(client._fetcher._rings)
+
+
+def test_a_client_closes_while_it_reads_in_place(served: Served) -> None:
+    """The read fails with PeerReset, and its payload stays."""
+    before, ref = served.ring.write(b"before"), served.ring.write(Gate())
+    client = PayloadClient(transports=("shm",), allow_pickle=True)
+    client.read(before)  # the ring is attached
+    reading = Async(lambda: client.read(ref, deadline=WAIT_S))
+    assert Gate.entered.wait(WAIT_S)
+    client.close()
+    Gate.opened.set()
+    with pytest.raises(PeerReset):
+        reading.result()
+    assert served.state(ref) is State.READY
+
+
+MIXED: list[set[int]] = []
+
+
+def look(payload: bytes) -> None:
+    """What a pickle runs: it notes which payloads its bytes are of."""
+    MIXED.append(set(np.frombuffer(payload, np.uint8)[:: 1 << 12].tolist()))
+
+
+class Looked:
+    def __init__(self, seed: int, size: int) -> None:
+        self._payload = bytes([seed]) * size
+
+    def __reduce__(self) -> tuple[Callable[[bytes], None], tuple[bytes]]:
+        return look, (self._payload,)
+
+
+@pytest.mark.parametrize("transports", [("shm",), ("tcp", "shm")])
+def test_no_torn_pickle_is_run(transports: tuple[str, ...]) -> None:
+    """A writer laps readers whose leases are too short for the copy: nothing is unpickled that is of two payloads."""
+    MIXED.clear()
+    with SharedRing.create(1, 9 << 20, allow_pickle=True, lease_s=1e-6) as ring:
+        refs: list[PayloadRef] = [ring.write(Looked(0, 8 << 20))]
+        over = threading.Event()
+
+        def lap() -> None:
+            with SharedRing.attach(ring.handle, allow_pickle=True) as writer:
+                while not over.is_set():
+                    refs.append(writer.write(Looked(len(refs) % 251, 8 << 20), timeout_s=1.0))
+
+        lapping = Async(lap)
+        with PayloadClient(token=TOKEN, transports=transports, allow_pickle=True) as client:
+            for _ in range(100):
+                with contextlib.suppress(TransportError):
+                    client.read(refs[-1], deadline=1.0, keep=True)
+        over.set()
+        lapping.result()
+    assert MIXED, "some were read"
+    assert all(len(seeds) == 1 for seeds in MIXED), MIXED
+
+
+def test_a_buffer_without_a_single_element(served: Served) -> None:
+    """It takes a payload of no bytes, whatever its shape is."""
+    with PayloadClient() as client:
+        ref = served.ring.write(b"")
+        assert client.read(ref, into=memoryview(np.zeros((0, 4)))) == b""  # type: ignore[arg-type]
+
+
+# -------------------------------------------------------------------------------------------------- on the wire
+
+
+class _Standing:
+    """A ring whose server stands still for longer than its lease, as it has just claimed a slot."""
+
+    def __init__(self, ring: SharedRing, meanwhile: Callable[[], object]) -> None:
+        self.slots, self._ring, self._meanwhile = ring.slots, ring, meanwhile
+
+    def claim(self, slot: int, generation: int, lease_s: float) -> object:
+        claim = self._ring.claim(slot, generation, lease_s=1e-6)
+        assert isinstance(claim, Claim)
+        self._meanwhile()
+        return claim
+
+
+def test_a_checksum_is_never_made_of_another_payload() -> None:
+    """Where the ring has none, the server makes it: not of what was written after its own lease had lapsed."""
+    with SharedRing.create(1, 4096, checksum=False) as ring:
+        ref = ring.write_raw(b"asked for")
+        standing = _Standing(ring, lambda: ring.write_raw(b"something", timeout_s=WAIT_S))
+        wanted = wire.Request(wire.Call.READ, ref.slot, 0, ref.generation, ring.name)
+        answer, claim = offer({ring.name: standing}, wanted, keep_s=0.0)  # type: ignore[dict-item]
+        assert answer.status is wire.Status.BUSY and claim is None
+
+
+def test_a_lost_word_is_said_again_until_its_read_has_ended(served: Served) -> None:
+    """The server still waits for the ack that was lost: it cannot settle it yet, and the client asks again later."""
+    lost, second, third = served.write(), served.write(), served.write()
+    link = asked(lost)
+    link.receive_payload_into(memoryview(bytearray(1000)), soon(), None)
+    with client_of("tcp") as client:
+        client._fetcher._pool.doubt_again([Doubt(lost.ring, lost.slot, lost.generation)])
+        client.read(second, deadline=5.0)
+        assert served.state(lost) is State.READING
+        link.close()
+        until(lambda: served.state(lost) is State.READY, "its server has seen that the reader is gone")
+        client.read(third, deadline=5.0)
+    until(lambda: served.state(lost) is State.FREE, "it is settled")
+    assert served.ring.metrics().consumed == 3
+
+
+def test_a_silent_port_does_not_take_the_time_of_a_large_payload(serving: Callable[..., Served]) -> None:
+    """`answer_s` bounds how long a port may say nothing, however large the payload is."""
+    served = serving(ports=1)
+    ref = served.write(1 << 20)
+    with SickPort(None) as silent, client_of("tcp", limits=Limits(answer_s=0.3, bytes_per_s=1e5)) as client:
+        for _ in range(2):  # one of two reads begins with it
+            again = through(ref, silent.address, *ref.ports)
+            with bounded(3.0):
+                assert client.read(again, deadline=WAIT_S, keep=True) == bytes(1 << 20)
+        assert silent.struck
+
+
+def test_who_waits_for_a_connection_waits_for_as_long_as_there_is_time(serving: Callable[..., Served]) -> None:
+    """All connections are in use for longer than any number of calls may take: no fault, and no end before the
+    deadline."""
+    served = serving(ports=1)
+    large, small = served.write(), served.write(1)
+    limits = Limits(answer_s=0.1, calls=1, bytes_per_s=1000 / WAIT_S)
+    with SickPort(large.ports[0]) as port, client_of("tcp", connections_per_port=1, limits=limits) as client:
+        port.make_sick("silent-in-payload")
+        holds = Abort()
+        holding = Async(lambda: client._fetcher.read(through(large, port.address), soon(), holds))
+        until(lambda: port.struck, "it has the only connection")
+        port.heal()
+        with on_deadline(1.0):
+            client.read(through(small, port.address), deadline=1.0)
+        waiting = Async(lambda: client.read(through(small, port.address), deadline=WAIT_S))
+        holds.abort()
+        with pytest.raises(PeerReset):
+            holding.result()
+        assert waiting.result() == bytes(1)
+
+
+async def test_a_cancelled_read_says_nothing_of_its_port(served: Served, caplog: pytest.LogCaptureFixture) -> None:
+    """Nor does asyncio log the end that nobody waits for."""
+    ref = served.write(100_000)
+    with SickPort(ref.ports[0]) as port:
+        port.make_sick("silent-in-payload")
+        async with AsyncPayloadClient(client_of("tcp", limits=Limits())) as client:
+            task = asyncio.create_task(client.read(through(ref, port.address), deadline=WAIT_S))
+            await asyncio.to_thread(until, lambda: port.struck, "it waits for its payload")
+            task.cancel()
+            with pytest.raises(asyncio.CancelledError):
+                await task
+            assert not client._client._fetcher._health
+            del task
+            gc.collect()
+    assert "never retrieved" not in caplog.text
+
+
+async def test_a_read_is_cancelled_while_it_waits_for_a_connection(served: Served) -> None:
+    """It ends at once too."""
+    ref, other = served.write(100_000), served.write()
+    with SickPort(ref.ports[0]) as port:
+        port.make_sick("silent-in-payload")
+        limits = Limits(answer_s=WAIT_S)
+        async with AsyncPayloadClient(client_of("tcp", connections_per_port=1, limits=limits)) as client:
+            first = asyncio.create_task(client.read(through(ref, port.address), deadline=WAIT_S))
+            await asyncio.to_thread(until, lambda: port.struck, "the only connection is in use")
+            second = asyncio.create_task(client.read(through(other, port.address), deadline=WAIT_S))
+            pool = client._client._fetcher._pool
+            await asyncio.to_thread(until, lambda: pool._ports[port.address].waiting, "it waits")
+            for task in (second, first):
+                task.cancel()
+                with bounded(0.1), pytest.raises(asyncio.CancelledError):
+                    await task
+
+
+def test_interrupted_reads_keep_no_connection(served: Served) -> None:
+    """Handlers of signals raise in the middle of reads, wherever: the only connection is there for the next."""
+    command = [sys.executable, "-m", "tests.transport.interrupted", served.write().to_json().decode()]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=3 * WAIT_S)
+    assert done.returncode == 0, done.stderr
+
+
+def test_a_silent_address_of_a_host_leaves_time_for_its_others() -> None:
+    """A host with two addresses, of which the first takes no connection: the second is tried in time."""
+    with contextlib.ExitStack() as open_ones:
+        full = open_ones.enter_context(socket.create_server(("127.0.0.2", 0), backlog=0))
+        number = full.getsockname()[1]
+        for _ in range(3):
+            each = open_ones.enter_context(socket.socket())
+            each.setblocking(False)
+            each.connect_ex(full.getsockname())
+        listener = TcpBackend().listen("127.0.0.1", number, lambda link: None)
+        open_ones.callback(listener.close)
+        key = ("two.addresses.invalid", number)
+        naming._known[key] = soon(), [(socket.AF_INET, (host, number)) for host in ("127.0.0.2", "127.0.0.1")]
+        open_ones.callback(naming._known.pop, key, None)
+        TcpBackend().connect(f"tcp://{key[0]}:{number}", soon(1.0)).close()
+
+
+# ------------------------------------------------------------------------------------------------------ batches
+
+
+def test_a_batch_that_is_complete_ends_at_once(served: Served) -> None:
+    """There is no pause before a round that has nothing to ask for."""
+    with PayloadClient(token=TOKEN, limits=Limits(pause_s=WAIT_S)) as client, bounded(0.2):
+        assert len(client.fetch_all([served.write()], deadline=WAIT_S)) == 1

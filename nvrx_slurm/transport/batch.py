@@ -8,6 +8,7 @@ from collections import deque
 from collections.abc import Callable, Iterable
 from concurrent.futures import Future, wait
 from functools import partial
+from typing import Any
 
 from nvrx_slurm.threads import Crew
 from nvrx_slurm.transport.errors import PayloadTimeout, PeerRefused, PeerReset, StaleSlotError, TransportError
@@ -22,7 +23,7 @@ Read = Callable[[PayloadRef, float, Abort], object]
 """One read: the ref, until when, and what ends it."""
 
 
-class Fetched(dict[PayloadRef, object]):
+class Fetched(dict[PayloadRef, Any]):
     """The objects that came, by their refs, in the order of the refs; `missing` says why the others did not."""
 
     def __init__(self) -> None:

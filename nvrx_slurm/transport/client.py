@@ -8,7 +8,7 @@ import weakref
 from collections.abc import Callable, Iterable, Sequence
 from datetime import timedelta
 from types import TracebackType
-from typing import TYPE_CHECKING, Literal, TypeVar
+from typing import TYPE_CHECKING, Any, Literal, TypeVar
 
 from nvrx_slurm.errors import UsageError
 from nvrx_slurm.threads import Crew
@@ -80,7 +80,7 @@ class PayloadClient:
         deadline: float | timedelta = DEADLINE_S,
         into: Buffer | None = None,
         keep: bool = False,
-    ) -> object:
+    ) -> Any:
         """The object that `ref` names; its slot is free then, or with `keep` ready for another reader.
 
         `deadline`: seconds from now, for everything: it returns or raises by then, whatever the peer does. `into`:
@@ -151,7 +151,7 @@ class AsyncPayloadClient:
         deadline: float | timedelta = DEADLINE_S,
         into: Buffer | None = None,
         keep: bool = False,
-    ) -> object:
+    ) -> Any:
         """As `PayloadClient.read`."""
         buffer, until = None if into is None else arguments.buffer("into", into), _point(deadline)
         fetcher, ref = self._client._fetcher, arguments.payload_ref(ref)

@@ -358,6 +358,8 @@ def _unreachable(ref: PayloadRef, transports: Sequence[str]) -> TransportError:
         have = sorted({port.partition("://")[0] for port in ref.ports})
         return PeerRefused(f"{ref} is served by {', '.join(have)}; this client has {', '.join(transports)}", ref=ref)
     if not is_gone(ref.ring):
+        if "shm" not in transports:
+            return PeerRefused(f"{ref} has no port, and this client does not use shm", ref=ref)
         return RingError(f"{ref} has no port, and its ring cannot be attached here, though it exists", ref=ref)
     return StaleSlotError(f"{ref} has no port, and its ring is not on this node, or no longer", ref=ref)
 

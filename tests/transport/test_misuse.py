@@ -261,3 +261,43 @@ def test_two_objects_of_one_ring_may_both_remove_it() -> None:
 def test_a_ref_is_made_of_json_only(wrong: Any) -> None:
     with pytest.raises(TransportError, match="no payload reference"):
         PayloadRef.from_json(wrong)
+
+
+@pytest.mark.parametrize(
+    ("named", "wrong"),
+    [
+        ("slots", "8"),
+        ("slots", 1.5),
+        ("slot_bytes", None),
+        ("lease_s", math.inf),
+        ("lease_s", "3"),
+        ("folder", None),
+        ("overwrite", "no"),
+        ("checksum", None),
+    ],
+)
+def test_a_ring_names_the_argument_that_cannot_be(named: str, wrong: Any) -> None:
+    with pytest.raises(UsageError, match=named):
+        SharedRing.create(**{"slots": 1, "slot_bytes": 16, named: wrong})
+
+
+@pytest.mark.parametrize("wrong", ["1", math.nan])
+def test_a_ring_waits_for_seconds(ring: SharedRing, wrong: Any) -> None:
+    for use in (ring.read, ring.drain, lambda timeout_s: ring.write(b"", timeout_s=timeout_s)):
+        with pytest.raises(UsageError, match="timeout_s"):
+            use(timeout_s=wrong)
+
+
+def test_a_ring_says_what_is_no_ref_and_no_name(ring: SharedRing) -> None:
+    wrong: Any = ring.write(b"x").to_json()
+    for use in (ring.read, ring.try_read, ring.claim_ref):
+        with pytest.raises(UsageError, match="from_json"):
+            use(wrong)
+    with pytest.raises(UsageError, match="handle or its name"):
+        SharedRing.attach(ring)  # type: ignore[arg-type]
+
+
+def test_only_who_was_created_takes_the_ring_along(ring: SharedRing) -> None:
+    with SharedRing.attach(ring.handle):
+        pass
+    SharedRing.attach(ring.handle).close()

@@ -10,9 +10,10 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from types import TracebackType
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
-from nvrx_slurm.transport import payloads
+from nvrx_slurm.errors import UsageError
+from nvrx_slurm.transport import arguments, payloads
 from nvrx_slurm.transport.errors import PayloadTimeout, RingError, RingFull, StaleSlotError, TransportError
 from nvrx_slurm.transport.ref import LONGEST_SCHEMA, PayloadRef
 from nvrx_slurm.transport.ring import copying, futex, segment
@@ -72,6 +73,7 @@ class SharedRing:
         self._creator, self._folder, self._allow_pickle = header.creator, folder, allow_pickle
         self._open: Steps | None = Steps(memory, name)
         self._is_linked = True
+        self._is_made_here = False  # by this object, or the one that a fork has copied
         self._cursor = 0
 
     @classmethod
@@ -95,11 +97,14 @@ class SharedRing:
 
         First removes rings whose creator has died. Raises RingError where the ring cannot be.
         """
-        if not lease_s > 0:
+        if not (lease_s := _lease(lease_s)) > 0:
             raise RingError(f"lease_s must be more than 0, it is {lease_s:g}")
+        for named, value in (("overwrite", overwrite), ("checksum", checksum)):
+            arguments.instance(named, value, bool)
         if not futex.is_supported():
             raise RingError("rings are for Linux on x86-64 and aarch64")
-        folder = Path(folder)
+        folder = arguments.folder(folder)
+        slots, slot_bytes = arguments.whole("slots", slots, 0), arguments.whole("slot_bytes", slot_bytes, 0)
         layout = checked(slots, slot_bytes)
         segment.sweep(folder)
         creator = Creator(*this_process(), namespace())
@@ -112,14 +117,17 @@ class SharedRing:
             memory.initialize()
 
         mapped = segment.make(folder, name, layout.total_bytes, lambda mapped: fill(Memory(mapped, layout, name)))
-        return cls(Memory(mapped, layout, name), name, header, folder, allow_pickle=allow_pickle)
+        ring = cls(Memory(mapped, layout, name), name, header, folder, allow_pickle=allow_pickle)
+        ring._is_made_here = True
+        return ring
 
     @classmethod
     def attach(
         cls, ring: RingHandle | str, *, allow_pickle: bool = False, folder: str | Path = segment.SHM
     ) -> SharedRing:
         """A ring that a process of this node has made, by its handle or its name. Raises RingError."""
-        name, folder = (ring.name, Path(ring.folder)) if isinstance(ring, RingHandle) else (ring, Path(folder))
+        name, folder = (ring.name, ring.folder) if isinstance(ring, RingHandle) else (ring, folder)
+        name, folder = arguments.instance("ring (its handle or its name)", name, str), arguments.folder(folder)
         mapped, header = segment.open_(folder, name)
         memory = Memory(mapped, Layout(header.shape.slots, header.shape.slot_bytes), name)
         return cls(memory, name, header, folder, allow_pickle=allow_pickle)
@@ -162,7 +170,10 @@ class SharedRing:
 
         Raises RingFull after `timeout_s`, and RingError where the payload or its schema fits in no slot.
         """
-        steps, described = self._steps, schema.encode()
+        steps, described = self._steps, _encoded(schema)
+        timeout_s = _timeout(timeout_s)
+        until = time.monotonic() + timeout_s
+        size = arguments.whole("size", size, 0)
         if not 0 <= size <= self.slot_bytes:
             raise RingError(
                 f"a payload of {size} bytes does not fit in a slot of {self.slot_bytes} bytes (slot_bytes)"
@@ -171,7 +182,7 @@ class SharedRing:
             raise RingError(f"a schema of {len(described)} bytes is longer than {LONGEST_SCHEMA} bytes")
         attempt = Attempt(id(steps))
         try:
-            found = self._slot_for(attempt.owner, time.monotonic() + timeout_s)
+            found = self._slot_for(attempt.owner, until)
             if found is not None:
                 return Writing(steps, attempt, *found, size, described, checksum=self.checksum)
         except BaseException:
@@ -181,7 +192,7 @@ class SharedRing:
 
     # ---- reading
 
-    def read(self, ref: PayloadRef | None = None, *, timeout_s: float | None = None, consume: bool = True) -> object:
+    def read(self, ref: PayloadRef | None = None, *, timeout_s: float | None = None, consume: bool = True) -> Any:
         """The object of that ref, or the one that was written longest ago of those that are ready; waits for it.
 
         It is the reader's own copy. The slot is free afterwards or, without `consume`, ready again. `timeout_s`: None
@@ -190,7 +201,7 @@ class SharedRing:
         """
         return self._waited(lambda: self._read(ref, consume), ref, timeout_s)
 
-    def try_read(self, ref: PayloadRef | None = None, *, consume: bool = True) -> object | None:
+    def try_read(self, ref: PayloadRef | None = None, *, consume: bool = True) -> Any:
         """The same at once, or None: nothing is ready, or somebody else reads it just now."""
         read = self._read(ref, consume)
         return None if read is _NOTHING else read
@@ -203,7 +214,7 @@ class SharedRing:
         timeout_s: float | None = None,
         keep: bool = False,
         lease_s: float | None = None,
-    ) -> Iterator[object]:
+    ) -> Iterator[Any]:
         """The object as `read` gives it, without a copy: it lies in the ring, read-only, until the block is left. Its
         checksum is not looked at.
 
@@ -229,7 +240,9 @@ class SharedRing:
         Waits for a slot's lock for a twentieth of a second at most, and then calls it BUSY.
         """
         steps = self._steps
-        until_ns = time.monotonic_ns() + int((self.lease_s if lease_s is None else lease_s) * 1e9)
+        until_ns = time.monotonic_ns() + int((self.lease_s if lease_s is None else _lease(lease_s)) * 1e9)
+        if not isinstance(slot, int) or not isinstance(generation, int | None):
+            raise UsageError(f"slot and generation are whole numbers, not {slot!r} and {generation!r}")
         attempt = Attempt(id(steps))
         try:
             claimed = steps.claim(slot, generation, attempt.owner, until_ns)
@@ -240,17 +253,19 @@ class SharedRing:
 
     def claim_ref(self, ref: PayloadRef, lease_s: float | None = None) -> Claim | Refusal:
         """Take the payload of that ref. Raises RingError where it is of another ring."""
+        if not isinstance(ref, PayloadRef):
+            arguments.payload_ref(ref)  # raises
         if ref.ring != self.name:
             raise RingError(f"{ref} is not of ring {self.name}", ref=ref)
         return self.claim(ref.slot, ref.generation, lease_s)
 
     def mark_consumed(self, claim: Claim) -> bool:
         """End a read that has succeeded; see `Claim.finish`."""
-        return claim.finish(consumed=True)
+        return arguments.instance("claim", claim, Claim).finish(consumed=True)
 
     def release_reading(self, claim: Claim) -> bool:
         """End a read that has failed, or leaves the payload for others; see `Claim.finish`."""
-        return claim.finish(consumed=False)
+        return arguments.instance("claim", claim, Claim).finish(consumed=False)
 
     def settle(self, slot: int, generation: int) -> bool:
         """Consume a payload that is ready, without reading it: somebody has it. False where it is not there."""
@@ -312,7 +327,7 @@ class SharedRing:
         try:
             self.close()
         finally:
-            if self._is_creator():
+            if self._is_made_here and self._is_creator():
                 self.unlink()
 
     # ---- how
@@ -373,7 +388,8 @@ class SharedRing:
 
     def _waited(self, attempt: Callable[[], object], ref: PayloadRef | None, timeout_s: float | None) -> object:
         """What it comes to, once that is something."""
-        deadline = time.monotonic() + (math.inf if timeout_s is None else timeout_s)
+        timeout_s = None if timeout_s is None else _timeout(timeout_s)
+        deadline = math.inf if timeout_s is None else time.monotonic() + timeout_s
         for _ in self._turns(deadline):
             outcome = attempt()
             if outcome is not _NOTHING:
@@ -404,6 +420,8 @@ class SharedRing:
             return _NOTHING
         try:
             payload = memoryview(claim.copied())
+            if self._allow_pickle and not claim.is_ours():
+                return _NOTHING  # nothing runs of what may be of two payloads
             value = payloads.decode(claim.schema, payload, allow_pickle=self._allow_pickle)
         except TransportError as error:
             if not claim.finish(consumed=False):
@@ -414,6 +432,24 @@ class SharedRing:
             claim.drop()
             raise
         return value if claim.finish(consumed=consume) else _NOTHING
+
+
+def _timeout(timeout_s: float) -> float:
+    if not isinstance(timeout_s, float | int) or math.isnan(timeout_s):
+        return arguments.seconds("timeout_s", timeout_s)
+    return timeout_s
+
+
+def _lease(lease_s: float) -> float:
+    """Of any length: one that has lapsed already is of use to nobody, and does no harm."""
+    return arguments.number("lease_s, in seconds,", lease_s, -arguments.LONGEST_S, arguments.LONGEST_S)
+
+
+def _encoded(schema: str) -> bytes:
+    try:
+        return arguments.instance("schema", schema, str).encode()
+    except UnicodeEncodeError as error:
+        raise UsageError(f"schema: {error}") from None
 
 
 def _ready(seen: list[Glance]) -> list[int]:

@@ -5,19 +5,15 @@ from __future__ import annotations
 import sys
 from pathlib import Path
 
+from nvrx_slurm import pages
 from nvrx_slurm.inprocess.cycle import diagram
 
-BEGINNING = "<!-- Drawn by `python -m nvrx_slurm.inprocess.docs docs/inprocess.md`. Do not edit. -->\n"
-END = "<!-- Until here. -->\n"
+COMMAND = "python -m nvrx_slurm.inprocess.docs docs/inprocess.md"
 
 
 def with_diagram(page: str) -> str:
     """The page, with the cycle as it is now. Raises ValueError for a page without a place for it."""
-    before, beginning, rest = page.partition(BEGINNING)
-    _, end, after = rest.partition(END)
-    if not (beginning and end):
-        raise ValueError(f"the page needs these two lines, for the diagram to stand between:\n{BEGINNING}{END}")
-    return f"{before}{BEGINNING}\n```mermaid\n{diagram()}\n```\n\n{END}{after}"
+    return pages.with_diagram(page, COMMAND, diagram())
 
 
 if __name__ == "__main__":

@@ -6,11 +6,11 @@ import sys
 from collections.abc import Callable
 from pathlib import Path
 
+from nvrx_slurm import pages
 from nvrx_slurm.transport import slots
 from nvrx_slurm.transport.slots import NOBODY, Owner, Refusal, Slot, State
 
-BEGINNING = "<!-- Drawn by `python -m nvrx_slurm.transport.docs docs/transport.md`. Do not edit. -->\n"
-END = "<!-- Until here. -->\n"
+COMMAND = "python -m nvrx_slurm.transport.docs docs/transport.md"
 
 _OWNER = Owner(1, 1, 1)
 _STEPS: dict[str, Callable[[Slot], Slot | Refusal]] = {
@@ -39,11 +39,7 @@ def diagram() -> str:
 
 def with_diagram(page: str) -> str:
     """The page, with the slot as it is now. Raises ValueError for a page without a place for it."""
-    before, beginning, rest = page.partition(BEGINNING)
-    _, end, after = rest.partition(END)
-    if not (beginning and end):
-        raise ValueError(f"the page needs these two lines, for the diagram to stand between:\n{BEGINNING}{END}")
-    return f"{before}{BEGINNING}\n```mermaid\n{diagram()}\n```\n\n{END}{after}"
+    return pages.with_diagram(page, COMMAND, diagram())
 
 
 if __name__ == "__main__":

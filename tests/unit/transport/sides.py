@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import threading
-import time
 from collections.abc import Callable, Iterator
 from queue import SimpleQueue
 from typing import TypeVar
@@ -12,25 +11,11 @@ from typing import TypeVar
 from nvrx_slurm.transport.backends.port import Link
 from nvrx_slurm.transport.backends.tcp import TcpBackend
 from nvrx_slurm.transport.handshake import admit
+from tests.transport.harness import TOKEN, WAIT_S, soon
 
 T = TypeVar("T")
 
-WAIT_S = 20.0
-TOKEN = b"one token of the job, 32 bytes.."
 OTHER_TOKEN = b"another job's token, 32 bytes..."
-
-
-def soon(seconds: float = WAIT_S) -> float:
-    return time.monotonic() + seconds
-
-
-def until(condition: Callable[[], T], what: str, timeout: float = WAIT_S) -> T:
-    """Wait until it holds; returns what it gave."""
-    deadline = time.monotonic() + timeout
-    while not (value := condition()):
-        assert time.monotonic() < deadline, f"not in {timeout} s: {what}"
-        time.sleep(0.002)
-    return value
 
 
 class Side:

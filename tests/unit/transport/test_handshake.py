@@ -10,7 +10,8 @@ from nvrx_slurm.transport import wire
 from nvrx_slurm.transport.backends.port import Link
 from nvrx_slurm.transport.errors import PayloadCorrupt, PayloadTimeout, PeerRefused, PeerReset
 from nvrx_slurm.transport.handshake import REASONS, admit, greet, turn_away
-from tests.unit.transport.sides import OTHER_TOKEN, TOKEN, Side, admitted, soon, two_ends
+from tests.transport.harness import TOKEN, soon
+from tests.unit.transport.sides import OTHER_TOKEN, Side, admitted, two_ends
 
 
 def receive(link: Link, size: int) -> bytearray:

@@ -16,7 +16,8 @@ from nvrx_slurm.transport.pool import MOST_DOUBTS, AllInUse, Connection, Doubt, 
 from nvrx_slurm.transport.reading import acknowledge, request
 from nvrx_slurm.transport.ref import PayloadRef
 from nvrx_slurm.transport.serving import ServerLimits, serve
-from tests.unit.transport.sides import TOKEN, Side, server_of, soon, until
+from tests.transport.harness import TOKEN, soon, until
+from tests.unit.transport.sides import Side, server_of
 
 RING, OTHER_RING = "nvrx-ring-1-2-3", "nvrx-ring-4-5-6"
 REF = PayloadRef(node="n1", ring=RING, slot=3, generation=9, size=0)

@@ -45,7 +45,7 @@ corpus: $(TESTS)  ## Judge the analysis by the labelled failures of tests/corpus
 ci-mutants: $(TESTS) slurm-packages  ## Break the product in twelve ways: the flows and the simulation must see it
 	$(BIN)/python -m ci.mutants $(ARGS)
 
-ci-slurm: $(INSTALLED)  ## Replay the flows of ci/flows, faults included, on the site's Slurm, else on one of its own
+ci-slurm: $(TESTS)  ## Replay the flows of ci/flows, faults included, on the site's Slurm, else on one of its own
 	command -v sbatch >/dev/null || $(BIN)/python -m ci.slurm_packages
 	$(BIN)/nvrx-slurm ci run ci/flows --jobs 3 $(ARGS)
 

@@ -90,7 +90,7 @@ class PayloadClient:
         attempts have failed PeerReset, PayloadTruncated, PayloadCorrupt or PeerRefused, as the last one did.
         """
         buffer = None if into is None else arguments.buffer("into", into)
-        return self._fetcher.read(arguments.payload_ref(ref), _point(deadline), Abort(), into=buffer, keep=keep)
+        return self._fetcher.read(arguments.payload_ref(ref), _point(deadline), into=buffer, keep=keep)
 
     def fetch_all(
         self,

@@ -34,8 +34,8 @@ from nvrx_slurm.transport.pool import AllInUse, Connection, Cuttable, Pool
 from nvrx_slurm.transport.reading import acknowledge, receive, request, settle
 from nvrx_slurm.transport.ref import PayloadRef
 from nvrx_slurm.transport.retrying import GiveUp, Limits, Outcome, Pause, ReadPlan, Try
-from nvrx_slurm.transport.ring import Claim, is_gone
-from nvrx_slurm.transport.ring.copying import room
+from nvrx_slurm.transport.ring import Claim, SharedRing, is_gone
+from nvrx_slurm.transport.ring.copying import PIECE_BYTES, room
 
 MOST_SICK = 4096
 
@@ -128,14 +128,25 @@ class Fetcher:
         _fetchers.add(self)
 
     def read(
-        self, ref: PayloadRef, deadline: float, abort: Abort, *, into: memoryview | None = None, keep: bool = False
+        self,
+        ref: PayloadRef,
+        deadline: float,
+        abort: Abort | None = None,
+        *,
+        into: memoryview | None = None,
+        keep: bool = False,
     ) -> object:
         """The object, at the latest at `deadline`. Raises what `PayloadClient.read` says."""
         buffer = self._buffer(ref, into)
-        if abort.is_set or self._pool.is_closed:
+        if self._pool.is_closed or (abort is not None and abort.is_set):
             raise self._ended(ref, ())
         if self._is_local_first and (here := self._read_here(ref, buffer, abort, keep=keep)) is not None:
             return here.object
+        return self._read_by_plan(ref, deadline, abort or Abort(), buffer, keep=keep)
+
+    def _read_by_plan(
+        self, ref: PayloadRef, deadline: float, abort: Abort, buffer: memoryview, *, keep: bool
+    ) -> object:
         plan = ReadPlan(self._tiers(ref), ref.size, deadline, self._options.limits)
         attempts: list[Attempt] = []
         fault: TransportError | None = None
@@ -172,20 +183,32 @@ class Fetcher:
         why = "the client was closed" if self._pool.is_closed else "it was cancelled"
         return PeerReset(f"{ref} was not read: {why}", ref=ref, attempts=attempts)
 
-    def _read_here(self, ref: PayloadRef, buffer: memoryview, abort: Abort, *, keep: bool) -> _Got | None:
+    def _read_here(self, ref: PayloadRef, buffer: memoryview, abort: Abort | None, *, keep: bool) -> _Got | None:
         """The usual case where the ring is on this node: straight from it, without a plan, a connection and frames.
         None where anything stands in the way; then all of these see to it."""
         ring = self._rings.attached(ref.ring)
         if ring is None:
             return None
         try:
+            if ref.size <= PIECE_BYTES and (got := self._read_small(ring, ref, buffer, abort, keep=keep)) is not None:
+                return got
             claim = ring.claim(ref.slot, ref.generation)
             return self._read_claimed(claim, ref, buffer, abort, keep=keep) if isinstance(claim, Claim) else None
         except TransportError:  # the ring was closed, or a stopped process has the slot's lock
             return None
 
+    def _read_small(
+        self, ring: SharedRing, ref: PayloadRef, buffer: memoryview, abort: Abort | None, *, keep: bool
+    ) -> _Got | None:
+        """Copied and then taken, in one step: a claim before it and its end would take longer than the copy."""
+        if self._options.allow_pickle or not ring.peek(ref, buffer):  # nothing runs of what may be of two payloads
+            return None
+        got = self._decoded(ref, buffer)
+        keep = keep or (abort is not None and abort.is_set)
+        return got if got.error is None and ring.take(ref, consume=not keep) else None
+
     def _read_claimed(
-        self, claim: Claim, ref: PayloadRef, buffer: memoryview, abort: Abort, *, keep: bool
+        self, claim: Claim, ref: PayloadRef, buffer: memoryview, abort: Abort | None, *, keep: bool
     ) -> _Got | None:
         try:
             is_read = claim.size == ref.size
@@ -198,7 +221,8 @@ class Fetcher:
         except BaseException:
             claim.drop()
             raise
-        return got if claim.finish(consumed=is_read and not (keep or abort.is_set)) and is_read else None
+        keep = keep or (abort is not None and abort.is_set)
+        return got if claim.finish(consumed=is_read and not keep) and is_read else None
 
     def close(self) -> None:
         """Reads that are under way fail at once."""

@@ -37,9 +37,11 @@ class LocalRings(Mapping[str, SharedRing]):
 
     def attached(self, name: str) -> SharedRing | None:
         """The ring, if it has been attached to."""
-        with contextlib.suppress(KeyError):
-            self._attached.move_to_end(name)
-        return self._attached.get(name)
+        ring = self._attached.get(name)
+        if ring is not None:
+            with contextlib.suppress(KeyError):  # it is being let go
+                self._attached.move_to_end(name)
+        return ring
 
     def __getitem__(self, name: str) -> SharedRing:
         """Attached again where it has just been let go: whoever asks was told that it is here."""

@@ -10,7 +10,7 @@ import msgspec
 
 from nvrx_slurm.errors import UsageError
 from nvrx_slurm.transport.errors import TransportError
-from nvrx_slurm.transport.ref import PayloadRef, is_ring_name
+from nvrx_slurm.transport.ref import PayloadRef
 
 VERSION = 1
 LONGEST_RECORD_BYTES = 128 << 10
@@ -79,12 +79,10 @@ def unpack(data: bytes, identity: str) -> Published:
         raise TransportError(f"this record has {len(data)} bytes; none is longer than {LONGEST_RECORD_BYTES}")
     try:
         published = _decoder.decode(data)
-    except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
+    except (msgspec.MsgspecError, UsageError, UnicodeDecodeError, RecursionError) as error:
         raise TransportError(f"this is no record of a payload: {error}") from None
     if published.version > VERSION:
         raise TransportError(f"this record is of version {published.version}; this side reads {VERSION}")
-    if not is_ring_name(published.ref.ring):
-        raise TransportError(f"this is no record of a payload: {published.ref.ring!r} is no name of a ring")
     return msgspec.structs.replace(published, id=identity)
 
 

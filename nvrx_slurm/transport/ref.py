@@ -3,16 +3,19 @@
 from __future__ import annotations
 
 import re
-from typing import Annotated
+from collections.abc import Callable
+from typing import Annotated, Any
 
 import msgspec
 
+from nvrx_slurm.errors import UsageError
 from nvrx_slurm.transport.errors import TransportError
 
 MOST_PORTS = 64
 LONGEST_NAME = 64
 LONGEST_SCHEMA = 64 << 10
-_U32, _U64 = (1 << 32) - 1, (1 << 64) - 1
+_U32 = (1 << 32) - 1
+_SUM = re.compile("[0-9a-f]{16}")
 _RING = re.compile(r"nvrx-ring-[0-9a-z-]{1,54}")
 
 _Name = Annotated[str, msgspec.Meta(max_length=255)]
@@ -37,6 +40,12 @@ class PayloadRef(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     schema: Annotated[str, msgspec.Meta(max_length=LONGEST_SCHEMA)] = ""
     ports: Annotated[tuple[_Name, ...], msgspec.Meta(max_length=MOST_PORTS)] = ()
 
+    def __post_init__(self) -> None:
+        """Raises UsageError for what cannot be, also where it is made by hand."""
+        for field, is_sound in _SOUND:
+            if not is_sound(found := getattr(self, field)):
+                raise UsageError(f"this is no payload reference: its {field} is {found!r:.60}")
+
     def to_json(self) -> bytes:
         return _encode(self)
 
@@ -44,12 +53,11 @@ class PayloadRef(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     def from_json(cls, data: bytes | str) -> PayloadRef:
         """Raises TransportError where it is none; an unknown field passes, so that two versions can meet."""
         try:
-            ref = _decoder.decode(data)
+            return _decoder.decode(data)
+        except UsageError as error:
+            raise TransportError(str(error)) from None
         except (msgspec.MsgspecError, UnicodeDecodeError, TypeError) as error:  # the last one: neither bytes nor str
             raise TransportError(f"this is no payload reference: {error}") from None
-        if not is_ring_name(ref.ring):
-            raise TransportError(f"this is no payload reference: {ref.ring!r} is no name of a ring")
-        return ref
 
     def __str__(self) -> str:
         return f"{self.ring}[{self.slot}]@{self.generation} of {self.node or 'this node'} ({self.size} bytes)"
@@ -64,6 +72,21 @@ def checksum_text(checksum: int | None) -> str:
     """As a ref has it: 16 hexadecimal digits, or "" for none."""
     return "" if checksum is None else f"{checksum:016x}"
 
+
+def _is_word(it: object) -> bool:
+    return type(it) is int and 0 <= it < 1 << 63
+
+
+_SOUND: tuple[tuple[str, Callable[[Any], object]], ...] = (
+    ("node", lambda it: type(it) is str),
+    ("ring", lambda it: type(it) is str and is_ring_name(it)),
+    ("slot", lambda it: _is_word(it) and it <= _U32),
+    ("generation", _is_word),
+    ("size", _is_word),
+    ("checksum", lambda it: type(it) is str and (not it or _SUM.fullmatch(it))),
+    ("schema", lambda it: type(it) is str),
+    ("ports", lambda it: type(it) is tuple and all(type(port) is str for port in it)),
+)
 
 _encode = msgspec.json.Encoder().encode
 _decoder = msgspec.json.Decoder(PayloadRef)

@@ -11,6 +11,8 @@
   allowed, and counts what it drops.
 - `claim` makes its caller the one owner of this read. Only the owner ends it, once, by `consume` or `release`.
   Whoever comes later or from elsewhere changes nothing, and is counted.
+- `take` is both at once, for a reader that has copied the payload before it: a generation is written once, so that
+  what is READY in it still has not changed meanwhile.
 - READING has a lease. Once it has lapsed, or its owner is dead, `reclaim` makes the slot ready again: the payload was
   not read.
 - WRITING has none: nothing keeps a writer that stood still from writing on when it wakes, into what would be
@@ -34,6 +36,9 @@ class State(IntEnum):
     WRITING = 1
     READY = 2
     READING = 3
+
+
+FREE, WRITING, READY, READING = State
 
 
 class Owner(msgspec.Struct, frozen=True, gc=False):
@@ -85,80 +90,90 @@ class Refusal(StrEnum):
 
 def lapsed(slot: Slot, now_ns: int, *, owner_is_dead: bool) -> bool:
     """Whether its owner has lost it."""
-    if slot.state is State.READING:
+    if slot.state is READING:
         return owner_is_dead or now_ns >= slot.lease_ns
-    return slot.state is State.WRITING and owner_is_dead
+    return slot.state is WRITING and owner_is_dead
 
 
 def reclaim(slot: Slot) -> Slot:
     """From an owner that has lost it (`lapsed`)."""
-    state = State.FREE if slot.state is State.WRITING else State.READY
+    state = FREE if slot.state is WRITING else READY
     return replace(slot, state=state, owner=NOBODY, lease_ns=0, counts=_add(slot, "lapsed"))
 
 
 def begin(slot: Slot, generation: int, owner: Owner, *, overwrite: bool) -> Slot | Refusal:
     """A writer takes the slot for a new payload."""
-    if slot.state in (State.WRITING, State.READING):
+    if slot.state in (WRITING, READING):
         return Refusal.BUSY
-    if slot.state is State.READY and not overwrite:
+    if slot.state is READY and not overwrite:
         return Refusal.OCCUPIED
-    counts = _add(slot, "dropped") if slot.state is State.READY else slot.counts
-    return Slot(State.WRITING, generation, owner, counts=counts)
+    counts = _add(slot, "dropped") if slot.state is READY else slot.counts
+    return Slot(WRITING, generation, owner, counts=counts)
 
 
 def publish(
     slot: Slot, generation: int, owner: Owner, *, size: int, checksum: int | None, schema_bytes: int
 ) -> Slot | Refusal:
     """The writer has written it all."""
-    if not _is_its(slot, State.WRITING, generation, owner):
+    if not _is_its(slot, WRITING, generation, owner):
         return Refusal.LATE
-    return Slot(State.READY, generation, NOBODY, 0, size, checksum, schema_bytes, _add(slot, "published"))
+    return Slot(READY, generation, NOBODY, 0, size, checksum, schema_bytes, _add(slot, "published"))
 
 
 def abandon(slot: Slot, generation: int, owner: Owner) -> Slot | Refusal:
     """The writer could not write it."""
-    if not _is_its(slot, State.WRITING, generation, owner):
+    if not _is_its(slot, WRITING, generation, owner):
         return Refusal.LATE
-    return replace(slot, state=State.FREE, owner=NOBODY)
+    return replace(slot, state=FREE, owner=NOBODY)
 
 
 def claim(slot: Slot, generation: int | None, owner: Owner, lease_ns: int) -> Slot | Refusal:
     """A reader takes the payload of that generation, or whatever is ready."""
     if generation is not None and generation != slot.generation:
         return Refusal.STALE
-    if slot.state is State.READY:
-        return replace(slot, state=State.READING, owner=owner, lease_ns=lease_ns)
-    if slot.state is State.READING:
+    if slot.state is READY:
+        return replace(slot, state=READING, owner=owner, lease_ns=lease_ns)
+    if slot.state is READING:
         return Refusal.BUSY
-    return Refusal.NOT_READY if generation is None or slot.state is State.WRITING else Refusal.CONSUMED
+    return Refusal.NOT_READY if generation is None or slot.state is WRITING else Refusal.CONSUMED
 
 
 def renew(slot: Slot, generation: int, owner: Owner, lease_ns: int) -> Slot | Refusal:
     """Its reader needs the slot for longer."""
-    if not _is_its(slot, State.READING, generation, owner):
+    if not _is_its(slot, READING, generation, owner):
         return Refusal.LATE
     return replace(slot, lease_ns=lease_ns)
 
 
 def consume(slot: Slot, generation: int, owner: Owner) -> Slot | Refusal:
     """Its reader has it: nobody needs it any more."""
-    if not _is_its(slot, State.READING, generation, owner):
+    if not _is_its(slot, READING, generation, owner):
         return Refusal.LATE
-    return replace(slot, state=State.FREE, owner=NOBODY, lease_ns=0, counts=_add(slot, "consumed"))
+    return replace(slot, state=FREE, owner=NOBODY, lease_ns=0, counts=_add(slot, "consumed"))
 
 
 def release(slot: Slot, generation: int, owner: Owner) -> Slot | Refusal:
     """Its reader has not got it, or leaves it for others."""
-    if not _is_its(slot, State.READING, generation, owner):
+    if not _is_its(slot, READING, generation, owner):
         return Refusal.LATE
-    return replace(slot, state=State.READY, owner=NOBODY, lease_ns=0, counts=_add(slot, "released"))
+    return replace(slot, state=READY, owner=NOBODY, lease_ns=0, counts=_add(slot, "released"))
+
+
+def take(slot: Slot, generation: int, size: int, *, consumed: bool) -> Slot | Refusal:
+    """`claim` and its end in one, by a reader that has copied the payload before: it is ready still, so that nobody
+    has written there meanwhile. A payload of another size is not what was copied."""
+    if slot.state is not READY or slot.generation != generation or slot.size != size:
+        return Refusal.LATE
+    if consumed:
+        return replace(slot, state=FREE, counts=_add(slot, "consumed"))
+    return replace(slot, counts=_add(slot, "released"))
 
 
 def settle(slot: Slot, generation: int) -> Slot | Refusal:
     """A reader has it since long, but its word was lost, and the payload is ready again."""
-    if slot.state is not State.READY or slot.generation != generation:
+    if slot.state is not READY or slot.generation != generation:
         return Refusal.LATE
-    return replace(slot, state=State.FREE, counts=_add(slot, "consumed"))
+    return replace(slot, state=FREE, counts=_add(slot, "consumed"))
 
 
 def count_late(slot: Slot) -> Slot:

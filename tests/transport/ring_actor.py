@@ -14,6 +14,7 @@ import select
 import sys
 
 from nvrx_slurm.transport.errors import PayloadTimeout, RingFull, StaleSlotError
+from nvrx_slurm.transport.ref import PayloadRef
 from nvrx_slurm.transport.ring import Claim, SharedRing
 
 PIECES = 8
@@ -56,6 +57,17 @@ def read(ring: SharedRing, dice: random.Random) -> None:
     wait(ring)
 
 
+def peek(ring: SharedRing, dice: random.Random) -> None:
+    for index in ring.get_ready_indices():
+        slot, consumed = ring.slot_states()[index], dice.random() < 0.8
+        ref = PayloadRef(node="", ring=ring.name, slot=index, generation=slot.generation, size=slot.size)
+        data = bytearray(slot.size)
+        if ring.peek(ref, memoryview(data)) and ring.take(ref, consume=consumed):
+            judge(data, index, slot.generation, consumed=consumed)
+        return
+    wait(ring)
+
+
 def wait(ring: SharedRing) -> None:
     """For a payload; as a look at it, which leaves it."""
     with contextlib.suppress(PayloadTimeout, StaleSlotError), ring.view(timeout_s=0.05, keep=True) as payload:
@@ -67,10 +79,14 @@ def end(claim: Claim, *, consumed: bool) -> None:
     for start in range(0, claim.size, step):
         claim.copy_into(memoryview(data)[start : start + step], start)
     if claim.finish(consumed):
-        if data != pattern(claim.generation, claim.size):
-            tell(f"wrong bytes in {claim.slot}@{claim.generation}")
-        elif consumed:
-            tell("consumed")
+        judge(data, claim.slot, claim.generation, consumed=consumed)
+
+
+def judge(data: bytearray, index: int, generation: int, *, consumed: bool) -> None:
+    if data != pattern(generation, len(data)):
+        tell(f"wrong bytes in {index}@{generation}")
+    elif consumed:
+        tell("consumed")
 
 
 def main(name: str, role: str, seed: int) -> None:
@@ -78,7 +94,7 @@ def main(name: str, role: str, seed: int) -> None:
     ring, dice = SharedRing.attach(name), random.Random(seed)
     tell("begun")
     while not is_told():
-        {"writer": write, "reader": read}[role](ring, dice)
+        {"writer": write, "reader": read, "peeker": peek}[role](ring, dice)
     ring.close()
 
 

@@ -18,6 +18,7 @@ from collections.abc import Callable, Iterator
 from types import FrameType
 
 from nvrx_slurm.transport.errors import TransportError
+from nvrx_slurm.transport.ref import PayloadRef
 from nvrx_slurm.transport.ring import Claim, SharedRing
 from nvrx_slurm.transport.ring.mutex import holding
 from nvrx_slurm.transport.slots import State
@@ -45,6 +46,7 @@ def operations(ring: SharedRing) -> Iterator[tuple[str, Callable[[], object]]]:
     yield "read", lambda: ring.try_read()
     yield "renew", lambda: renew(ring)
     yield "settle", lambda: ring.settle(*oldest(ring))
+    yield "take", lambda: take(ring)
     yield "view", lambda: view(ring)
 
 
@@ -53,6 +55,14 @@ def renew(ring: SharedRing) -> None:
     if isinstance(claim, Claim):  # else a handler was quicker
         claim.renew(60.0)
         claim.finish(consumed=False)
+
+
+def take(ring: SharedRing) -> None:
+    index, generation = oldest(ring)
+    ref = PayloadRef(node="", ring=ring.name, slot=index, generation=generation, size=len(DATA))
+    buffer = memoryview(bytearray(len(DATA)))
+    if ring.peek(ref, buffer) and ring.take(ref, consume=True):
+        assert buffer == DATA
 
 
 def view(ring: SharedRing) -> None:

@@ -80,7 +80,7 @@ def test_processes_that_are_killed_and_stopped(start: Start, seed: int) -> None:
     afterwards all slots can be had, and what was counted is what they did."""
     dice = random.Random(seed)
     with SharedRing.create(4, 64 << 10, lease_s=0.02, overwrite=seed % 2 == 0) as ring:
-        roles = ["writer", "writer", "reader", "reader", "reader"]
+        roles = ["writer", "writer", "reader", "reader", "peeker"]
         seeds = iter(range(seed * 1000, seed * 1000 + 1000))
         actors = [(role, start("ring_actor", ring.name, role, next(seeds))) for role in roles]
         ended: list[subprocess.Popen[str]] = []

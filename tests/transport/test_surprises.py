@@ -31,6 +31,7 @@ from nvrx_slurm.transport import (
     wire,
 )
 from nvrx_slurm.transport.backends import naming
+from nvrx_slurm.transport.backends.port import host_and_port
 from nvrx_slurm.transport.backends.tcp import TcpBackend
 from nvrx_slurm.transport.fetching import Abort
 from nvrx_slurm.transport.local import MOST_RINGS
@@ -369,14 +370,14 @@ def test_interrupted_reads_keep_no_connection(served: Served) -> None:
 def test_a_silent_address_of_a_host_leaves_time_for_its_others() -> None:
     """A host with two addresses, of which the first takes no connection: the second is tried in time."""
     with contextlib.ExitStack() as open_ones:
-        full = open_ones.enter_context(socket.create_server(("127.0.0.2", 0), backlog=0))
-        number = full.getsockname()[1]
+        listener = TcpBackend().listen("127.0.0.1", 0, lambda link: None)  # first: what is free here is there too
+        open_ones.callback(listener.close)
+        number = host_and_port(listener.address)[1]
+        full = open_ones.enter_context(socket.create_server(("127.0.0.2", number), backlog=0))
         for _ in range(3):
             each = open_ones.enter_context(socket.socket())
             each.setblocking(False)
             each.connect_ex(full.getsockname())
-        listener = TcpBackend().listen("127.0.0.1", number, lambda link: None)
-        open_ones.callback(listener.close)
         key = ("two.addresses.invalid", number)
         naming._known[key] = soon(), [(socket.AF_INET, (host, number)) for host in ("127.0.0.2", "127.0.0.1")]
         open_ones.callback(naming._known.pop, key, None)

@@ -24,6 +24,9 @@ SCHEME = "tcp"
 PIECE_BYTES = 1 << 20
 """The most that is received at once: it is still in the cache when its checksum is made."""
 
+AHEAD_BYTES = 16 << 10
+"""So much is received with a frame: a small payload comes with its answer, and a request with the ack before it."""
+
 BACKLOG = 1024
 LONGEST_WAIT_S = 1e6
 EXHAUSTED_S = 0.1
@@ -47,30 +50,48 @@ class TcpLink:
         self._writable.register(connection, select.POLLOUT)
         self._guard = threading.Lock()  # or a cut could hit a descriptor that belongs to somebody else by then
         self._is_closed = self._is_cut = False
+        self._room = memoryview(bytearray(AHEAD_BYTES))
+        self._ahead = self._room[:0]
 
     def send(self, frame: bytes, payload: memoryview | None, deadline: float) -> None:
-        parts = [memoryview(frame), payload.cast("B")] if payload else [memoryview(frame)]
-        while parts:
+        parts: list[bytes | memoryview] = [frame, payload.cast("B")] if payload else [frame]
+        left = sum(map(len, parts))
+        while True:
             try:
-                sent = self._socket.sendmsg(parts) if payload else self._socket.send(parts[0])
+                sent = self._socket.sendmsg(parts) if len(parts) > 1 else self._socket.send(parts[0])
             except BlockingIOError:
                 self._wait(self._writable, deadline, "the peer takes no more")
+                continue
             except OSError as error:
                 raise PeerReset(f"the connection broke while sending: {_reason(error)}") from None
-            else:
-                parts = _rest(parts, sent)
+            left -= sent
+            if not left:
+                return
+            parts = _rest(parts, sent)
 
     def receive_into(self, buffer: memoryview, deadline: float) -> None:
-        self._wait(self._readable, deadline, "the peer says nothing")
-        if self._fill(buffer, deadline, None) == 0:
-            raise PeerReset("the peer has closed the connection")
+        size = len(buffer)
+        while len(self._ahead) < size:
+            if not self._look_ahead(size, deadline):
+                raise PeerReset("the peer has closed the connection")
+        self._take_ahead(buffer)
 
     def receive_payload_into(self, buffer: memoryview, deadline: float, seen: Seen | None) -> None:
-        if self._fill(buffer, deadline, seen) == 0:
-            raise PayloadTruncated("the peer has closed the connection before the payload")
+        done, size = self._take_ahead(buffer), len(buffer)
+        if seen is not None and done:
+            seen(buffer[:done])
+        while done < size:
+            count = self._receive(buffer[done : done + PIECE_BYTES], done, size, deadline)
+            if count == 0:
+                raise PayloadTruncated("the peer has closed the connection before the payload")
+            if seen is not None:
+                seen(buffer[done : done + count])
+            done += count
+            if done < size and time.monotonic() >= deadline:
+                raise PayloadTimeout(f"the peer has sent {done} of {size} bytes in time")
 
     def is_stale(self) -> bool:
-        return bool(self._readable.poll(0))  # its end, or what nobody asked for
+        return bool(self._ahead) or bool(self._readable.poll(0))  # its end, or what nobody asked for
 
     def cut(self) -> None:
         with self._guard:
@@ -91,29 +112,40 @@ class TcpLink:
         self._is_closed = True
         self._socket.close()
 
-    def _fill(self, buffer: memoryview, deadline: float, seen: Seen | None) -> int:
-        """All of it, or 0 where the peer has closed the connection before the first byte."""
-        done, size = 0, len(buffer)
-        while done < size:
+    def _look_ahead(self, size: int, deadline: float) -> int:
+        """More of what the peer sends, where less than a frame of `size` bytes is there; 0 at its end."""
+        have = len(self._ahead)
+        self._room[:have] = self._ahead
+        self._wait(self._readable, deadline, _silent(have, size))
+        count = self._receive(self._room[have:], have, size, deadline)
+        self._ahead = self._room[: have + count]
+        return count
+
+    def _take_ahead(self, buffer: memoryview) -> int:
+        """Of what is there already: how much of `buffer` it has filled."""
+        if not self._ahead:
+            return 0
+        count = min(len(buffer), len(self._ahead))
+        buffer[:count] = self._ahead[:count]
+        self._ahead = self._ahead[count:]
+        return count
+
+    def _receive(self, buffer: memoryview, done: int, size: int, deadline: float) -> int:
+        """What there is, once there is something; 0 where the peer has closed the connection before the first byte.
+        `done` of `size` bytes were there before."""
+        while True:
             try:
-                count = self._socket.recv_into(buffer[done : done + PIECE_BYTES])
+                count = self._socket.recv_into(buffer)
             except BlockingIOError:
-                self._wait(self._readable, deadline, f"the peer has sent {done} of {size} bytes, and no more")
+                self._wait(self._readable, deadline, _silent(done, size))
                 continue
             except OSError as error:
                 raise PeerReset(f"the connection broke after {done} of {size} bytes: {_reason(error)}") from None
-            if count == 0:
-                if self._is_cut:
-                    raise PeerReset("the connection was cut on this side")
-                if done == 0:
-                    return 0
+            if count == 0 and self._is_cut:
+                raise PeerReset("the connection was cut on this side")
+            if count == 0 and done:
                 raise PayloadTruncated(f"the peer has closed the connection after {done} of {size} bytes")
-            if seen is not None:
-                seen(buffer[done : done + count])
-            done += count
-            if time.monotonic() >= deadline and done < size:
-                raise PayloadTimeout(f"the peer has sent {done} of {size} bytes in time")
-        return done
+            return count
 
     def _wait(self, poll: select.poll, deadline: float, what: str) -> None:
         left_s = deadline - time.monotonic()
@@ -229,12 +261,17 @@ def _listening_socket(host: str, port: int) -> socket.socket:
     return socket.create_server(("", port), backlog=BACKLOG)
 
 
-def _rest(parts: list[memoryview], sent: int) -> list[memoryview]:
-    while parts and sent >= len(parts[0]):
-        sent -= len(parts.pop(0))
-    if sent:
-        parts[0] = parts[0][sent:]
-    return parts
+def _rest(parts: list[bytes | memoryview], sent: int) -> list[bytes | memoryview]:
+    """What is left of them."""
+    rest: list[bytes | memoryview] = []
+    for part in parts:
+        rest += [memoryview(part)[sent:]] if sent < len(part) else []
+        sent = max(sent - len(part), 0)
+    return rest
+
+
+def _silent(done: int, size: int) -> str:
+    return f"the peer has sent {done} of {size} bytes, and no more" if done else "the peer says nothing"
 
 
 def _reason(error: Exception) -> str:

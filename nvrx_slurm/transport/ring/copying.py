@@ -17,12 +17,11 @@ from nvrx_slurm.transport.ring.layout import PAGE, up_to
 if TYPE_CHECKING:
     from typing_extensions import Buffer
 
-QUICK_BYTES = 64 << 10
-"""Up to here a copy takes less than giving the interpreter's lock away and getting it back."""
-
 PIECE_BYTES = 1 << 20
 """So much is copied before it is looked at: it is still in the processor's cache then. In smaller pieces memmove may
-take four times as long (glibc's `rep movsb` on AMD, where the buffers are not aligned alike)."""
+take four times as long (glibc's `rep movsb` on AMD, where the buffers are not aligned alike).
+
+Up to here a copy keeps the interpreter's lock, too: a tenth of a millisecond, which other threads hardly notice."""
 
 HUGE_BYTES = 4 << 20
 """From here on memory is asked for in huge pages; below, malloc gives memory that was used before."""
@@ -66,17 +65,23 @@ _move.restype = ctypes.c_void_p
 def copy(target: memoryview, source: memoryview) -> None:
     """All of `source` to the start of `target`; both are bytes, one after the other."""
     size = source.nbytes
-    if size <= QUICK_BYTES:
+    if size <= PIECE_BYTES:
         target[:size] = source
         return
-    with _address(target[:size], _WRITABLE) as to, _address(source, 0) as from_:
-        _move(to, from_, size)
+    to, from_ = _PyBuffer(), _PyBuffer()
+    try:
+        _get_buffer(target, to, _WRITABLE)
+        _get_buffer(source, from_, 0)
+        _move(to.buf, from_.buf, size)
+    finally:  # each does nothing where none was got
+        _release_buffer(to)
+        _release_buffer(from_)
 
 
 def copy_seen(target: memoryview, source: memoryview, seen: Callable[[memoryview], object]) -> None:
     """The same; `seen` gets each piece of the target once, in order, just after it was written."""
     size = source.nbytes
-    if size <= QUICK_BYTES:
+    if size <= PIECE_BYTES:
         target[:size] = source
         seen(target[:size])
         return
@@ -133,4 +138,4 @@ def _address(view: memoryview, flags: int) -> Iterator[int]:
         _get_buffer(view, buffer, flags)
         yield buffer.buf
     finally:
-        _release_buffer(buffer)  # does nothing where none was got
+        _release_buffer(buffer)

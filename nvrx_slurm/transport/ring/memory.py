@@ -68,18 +68,17 @@ class Memory:
         """Under its lock."""
         word = self._words[index]
         bank = self._banks[index] + BANK_BYTES * (word >> 2 & 1)
-        pid, ticks, attempt, lease_ns, size, checksum, has_checksum, schema_bytes, *counts = _BANK.unpack_from(
-            self.view, bank
-        )
+        found = _BANK.unpack_from(self.view, bank)
+        lease_ns, size, checksum, has_checksum, schema_bytes = found[3:8]
         return Slot(
             _STATES[word & _STATE],
             word >> _GENERATION_SHIFT,
-            Owner(pid, ticks, attempt),
+            Owner(*found[:3]),
             lease_ns,
             size,
             checksum if has_checksum else None,
             schema_bytes,
-            Counts(*counts),
+            Counts(*found[8:]),
         )
 
     def store(self, index: int, slot: Slot) -> None:
@@ -105,6 +104,10 @@ class Memory:
             slot = self.load(index)
             if self._words[index] == word:
                 return slot
+
+    def is_ready(self, index: int, generation: int) -> bool:
+        """At a glance."""
+        return self._words[index] & ~_BANK_BIT == generation << _GENERATION_SHIFT | State.READY
 
     def state(self, index: int) -> State:
         return _STATES[self._words[index] & _STATE]

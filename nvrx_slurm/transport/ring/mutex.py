@@ -74,18 +74,20 @@ def initialize(address: int) -> None:
 
 def holding(lock: Lock, act: Callable[[], T], patience_s: float) -> T:
     """What `act` returns, called while this thread has the lock. Raises Contended."""
+    address = lock.address
     try:
-        _take(lock, patience_s)
+        if code := _try_lock(address):
+            _take(lock, code, patience_s)
         outcome = act()
-        _unlock(lock.address)
+        _unlock(address)
         return outcome
     except BaseException:
         _give_back(lock)
         raise
 
 
-def _take(lock: Lock, patience_s: float) -> None:
-    code = _try_lock(lock.address)
+def _take(lock: Lock, code: int, patience_s: float) -> None:
+    """What it takes where it could not be had just so: `code` says why."""
     if code == errno.EBUSY and patience_s > 0:
         code = _wait(lock.address, time.monotonic() + patience_s)
     if code == 0:

@@ -23,7 +23,7 @@ _MOST_REMEMBERED = 1024
 
 _numbers = itertools.count(1)
 _open: dict[int, int] = {}  # by number: which ring, as `of`
-_this_process: tuple[int, int] = (0, 0)
+_this_process: tuple[int, int] | None = None
 _alive_at: dict[tuple[int, int], float] = {}
 
 
@@ -49,13 +49,21 @@ def open_attempts(of: int) -> set[Owner]:
 def this_process() -> tuple[int, int]:
     """Its id, and when it began in ticks. After a fork it is another one."""
     global _this_process
-    pid = os.getpid()
-    if _this_process[0] != pid:
+    if _this_process is None:
+        pid = os.getpid()
         ticks = started_ticks(pid)
         if ticks is None:
             raise RingError("/proc does not show this process: rings need it to tell who is alive")
         _this_process = (pid, ticks)
     return _this_process
+
+
+def _after_fork() -> None:
+    global _this_process
+    _this_process = None
+
+
+os.register_at_fork(after_in_child=_after_fork)
 
 
 def namespace() -> int:

@@ -259,6 +259,22 @@ class SharedRing:
             raise RingError(f"{ref} is not of ring {self.name}", ref=ref)
         return self.claim(ref.slot, ref.generation, lease_s)
 
+    def peek(self, ref: PayloadRef, buffer: memoryview) -> bool:
+        """Copy the payload of `ref`, of as many bytes as `buffer` has, without a claim. False where it is not ready.
+
+        Nothing keeps writers away meanwhile: what was copied is the payload only if `take` says so afterwards.
+        """
+        memory, slot, size = self._steps.memory, ref.slot, len(buffer)
+        if slot >= self.slots or size > self.slot_bytes or not memory.is_ready(slot, ref.generation):
+            return False
+        copying.copy(buffer, memory.payload(slot, size))
+        return True
+
+    def take(self, ref: PayloadRef, *, consume: bool) -> bool:
+        """The end of a read that began with `peek`: the payload is consumed or, else, left for others. False where it
+        is not ready any more: what was copied is worth nothing, and nothing has changed."""
+        return self._steps.take(ref.slot, ref.generation, ref.size, consumed=consume)
+
     def mark_consumed(self, claim: Claim) -> bool:
         """End a read that has succeeded; see `Claim.finish`."""
         return arguments.instance("claim", claim, Claim).finish(consumed=True)

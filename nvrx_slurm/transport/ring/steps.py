@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import os
 import time
 from collections.abc import Callable
 from functools import partial
@@ -13,7 +12,7 @@ from nvrx_slurm.transport import slots
 from nvrx_slurm.transport.errors import PayloadTimeout, RingError
 from nvrx_slurm.transport.ring.memory import Glance, Memory
 from nvrx_slurm.transport.ring.mutex import Contended
-from nvrx_slurm.transport.ring.owners import is_dead, open_attempts
+from nvrx_slurm.transport.ring.owners import is_dead, open_attempts, this_process
 from nvrx_slurm.transport.slots import Owner, Refusal, Slot, State
 
 PATIENCE_S = 0.05
@@ -25,8 +24,8 @@ END_PATIENCE_S = 2.0
 HELD = (State.WRITING, State.READING)
 """A slot in these has an owner."""
 
-Move = Callable[[Slot], tuple[Slot, Slot | Refusal]]
-"""What the slot is afterwards (the same object: no change), and what came of it."""
+Move = Callable[[Slot], Slot | Refusal]
+"""What the slot is afterwards, or why it stays as it is."""
 
 _log = get_logger("transport")
 
@@ -56,9 +55,9 @@ class Steps:
     def begin(self, index: int, owner: Owner, *, overwrite: bool, patience_s: float) -> int | None:
         """The generation that the slot has now; None where it cannot be had."""
 
-        def move(slot: Slot) -> tuple[Slot, Slot | Refusal]:
+        def move(slot: Slot) -> Slot | Refusal:
             generation = max(self.memory.latest_generation(), slot.generation) + 1
-            return _applied(slot, slots.begin(slot, generation, owner, overwrite=overwrite))
+            return slots.begin(slot, generation, owner, overwrite=overwrite)
 
         try:
             begun = self._step(index, move, patience_s)
@@ -77,7 +76,7 @@ class Steps:
 
     def is_written_by(self, index: int, owner: Owner) -> bool:
         """At a glance, without the slot's lock; never of the process that this one was forked from."""
-        return self.memory.state(index) is State.WRITING and owner.pid == os.getpid()
+        return self.memory.state(index) is State.WRITING and owner.pid == this_process()[0]
 
     # ---- readers
 
@@ -85,9 +84,7 @@ class Steps:
         if not 0 <= index < self.memory.layout.slots:
             return Refusal.STALE
         try:
-            return self._step(
-                index, lambda slot: _applied(slot, slots.claim(slot, generation, owner, lease_ns)), PATIENCE_S
-            )
+            return self._step(index, lambda slot: slots.claim(slot, generation, owner, lease_ns), PATIENCE_S)
         except Contended:
             return Refusal.BUSY
 
@@ -97,10 +94,19 @@ class Steps:
     def finish(self, index: int, generation: int, owner: Owner, *, consumed: bool) -> bool:
         return self._end(index, generation, owner, slots.consume if consumed else slots.release)
 
+    def take(self, index: int, generation: int, size: int, *, consumed: bool) -> bool:
+        if not 0 <= index < self.memory.layout.slots:
+            return False
+        try:
+            taken = self._step(index, lambda slot: slots.take(slot, generation, size, consumed=consumed), PATIENCE_S)
+        except Contended:
+            return False
+        return isinstance(taken, Slot)
+
     def settle(self, index: int, generation: int) -> bool:
         if not 0 <= index < self.memory.layout.slots:
             return False
-        settled = self._patient(index, lambda slot: _applied(slot, slots.settle(slot, generation)))
+        settled = self._patient(index, lambda slot: slots.settle(slot, generation))
         return not isinstance(settled, Refusal)
 
     def is_its(self, index: int, generation: int, owner: Owner) -> bool:
@@ -114,7 +120,7 @@ class Steps:
         for glance in self.glance():
             if glance.state in HELD:
                 with contextlib.suppress(Contended):
-                    self._step(glance.slot, lambda slot: (slot, Refusal.BUSY), 0.0)
+                    self._step(glance.slot, lambda slot: slot, 0.0)
 
     def glance(self) -> list[Glance]:
         """All slots as they were a moment ago."""
@@ -137,59 +143,59 @@ class Steps:
     # ---- how
 
     def _give_back(self, index: int, owners: set[Owner], end: Callable[..., Slot | Refusal]) -> None:
-        def move(slot: Slot) -> tuple[Slot, Slot | Refusal]:
-            if slot.owner not in owners or slot.owner.pid != os.getpid():
-                return slot, Refusal.LATE
-            return _applied(slot, end(slot, slot.generation, slot.owner))
+        def move(slot: Slot) -> Slot | Refusal:
+            if slot.owner not in owners or slot.owner.pid != this_process()[0]:
+                return Refusal.LATE
+            return end(slot, slot.generation, slot.owner)
 
         with contextlib.suppress(Contended):  # its lease, or our death, will do it
             self._step(index, move, PATIENCE_S)
 
     def _end(self, index: int, generation: int, owner: Owner, end: Callable[..., Slot | Refusal]) -> bool:
         """Whether the slot was still the caller's. If not, nothing changes but a count."""
-        is_own = owner.pid == os.getpid()  # a child that was forked meanwhile has a copy of the claim, not the slot
+        is_own = owner.pid == this_process()[0]  # a forked child has a copy of the claim, not the slot
+        ended = self._patient(
+            index, lambda slot: end(slot, generation, owner) if is_own else Refusal.LATE, is_end=True
+        )
+        if isinstance(ended, Slot):
+            return True
+        _log.warning("%s[%d]@%d: the end of a read or write came too late: %s", self.name, index, generation, ended)
+        return False
 
-        def move(slot: Slot) -> tuple[Slot, Slot | Refusal]:
-            ended = end(slot, generation, owner) if is_own else Refusal.LATE
-            return (slots.count_late(slot), ended) if isinstance(ended, Refusal) else (ended, ended)
-
-        ended = self._patient(index, move, reclaims=False)
-        if isinstance(ended, Refusal):
-            _log.warning(
-                "%s[%d]@%d: the end of a read or write came too late: %s", self.name, index, generation, ended
-            )
-        return not isinstance(ended, Refusal)
-
-    def _patient(self, index: int, move: Move, *, reclaims: bool = True) -> Slot | Refusal:
+    def _patient(self, index: int, move: Move, *, is_end: bool = False) -> Slot | Refusal:
         try:
-            return self._step(index, move, END_PATIENCE_S, reclaims=reclaims)
+            return self._step(index, move, END_PATIENCE_S, is_end=is_end)
         except Contended:
             raise PayloadTimeout(
                 f"{self.name}[{index}]: a process has kept the slot's lock for {END_PATIENCE_S:g} s: is it stopped?"
             ) from None
 
-    def _step(self, index: int, move: Move, patience_s: float, *, reclaims: bool = True) -> Slot | Refusal:
-        """Raises Contended. `reclaims`: first take the slot from an owner that has lost it."""
+    def _step(self, index: int, move: Move, patience_s: float, *, is_end: bool = False) -> Slot | Refusal:
+        """Raises Contended. A step that is the end of a read or write counts it where it comes too late; any other
+        first takes the slot from an owner that has lost it."""
+        memory, is_news = self.memory, False
 
-        def act() -> tuple[Slot | Refusal, bool]:
-            before = self.memory.load(index)
-            after, outcome = move(_without_lost_owner(before) if reclaims else before)
-            if after is not before:
-                self.memory.store(index, after)
-            return outcome, after.state is not before.state and after.state not in HELD
+        def act() -> Slot | Refusal:
+            nonlocal is_news
+            before = slot = memory.load(index)
+            if not is_end and slot.state in HELD:
+                slot = _without_lost_owner(slot)
+            outcome = move(slot)
+            if isinstance(outcome, Slot):
+                slot = outcome
+            elif is_end:
+                slot = slots.count_late(slot)
+            if slot is not before:
+                memory.store(index, slot)
+                is_news = slot.state is not before.state and slot.state not in HELD
+            return outcome
 
-        outcome, is_news = self.memory.holding(index, act, patience_s)
+        outcome = memory.holding(index, act, patience_s)
         if is_news:  # who waits, waits for a slot that is ready, or free
-            self.memory.tell()
+            memory.tell()
         return outcome
 
 
-def _applied(slot: Slot, outcome: Slot | Refusal) -> tuple[Slot, Slot | Refusal]:
-    return (slot if isinstance(outcome, Refusal) else outcome), outcome
-
-
 def _without_lost_owner(slot: Slot) -> Slot:
-    if slot.state not in HELD:
-        return slot
     lost = slots.lapsed(slot, time.monotonic_ns(), owner_is_dead=is_dead(slot.owner))
     return slots.reclaim(slot) if lost else slot

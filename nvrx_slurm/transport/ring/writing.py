@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import os
 from typing import TYPE_CHECKING
 
 import xxhash
@@ -12,7 +11,7 @@ from nvrx_slurm.transport import arguments
 from nvrx_slurm.transport.errors import RingError, StaleSlotError
 from nvrx_slurm.transport.ref import PayloadRef, checksum_text
 from nvrx_slurm.transport.ring import copying
-from nvrx_slurm.transport.ring.owners import Attempt
+from nvrx_slurm.transport.ring.owners import Attempt, this_process
 from nvrx_slurm.transport.ring.steps import Steps
 
 if TYPE_CHECKING:
@@ -64,7 +63,7 @@ class Writing:
             raise RingError(
                 f"bytes {offset} to {offset + source.nbytes} are beyond a payload of {self.size} bytes, as begun"
             )
-        if self._attempt.owner.pid != os.getpid():
+        if self._attempt.owner.pid != this_process()[0]:
             raise RingError("this process was forked in the middle of a write: that is its parent's to end")
         target = self._payload[offset : offset + source.nbytes]
         in_order, self._in_order = self._in_order, -1

@@ -35,6 +35,10 @@ STEPS: dict[str, Step] = {
     "renew": lambda slot: slots.renew(slot, 5, OURS, 300),
     "consume": lambda slot: slots.consume(slot, 5, OURS),
     "release": lambda slot: slots.release(slot, 5, OURS),
+    "take": lambda slot: slots.take(slot, 5, slot.size, consumed=True),
+    "take and leave": lambda slot: slots.take(slot, 5, slot.size, consumed=False),
+    "take older": lambda slot: slots.take(slot, 4, slot.size, consumed=True),
+    "take larger": lambda slot: slots.take(slot, 5, slot.size + 1, consumed=True),
     "settle": lambda slot: slots.settle(slot, 5),
     "settle older": lambda slot: slots.settle(slot, 4),
 }
@@ -54,6 +58,10 @@ TABLE: dict[str, tuple[State | Refusal, State | Refusal, State | Refusal, State 
     "renew": (LATE, LATE, LATE, State.READING),
     "consume": (LATE, LATE, LATE, State.FREE),
     "release": (LATE, LATE, LATE, State.READY),
+    "take": (LATE, LATE, State.FREE, LATE),
+    "take and leave": (LATE, LATE, State.READY, LATE),
+    "take older": (LATE, LATE, LATE, LATE),
+    "take larger": (LATE, LATE, LATE, LATE),
     "settle": (LATE, LATE, State.FREE, LATE),
     "settle older": (LATE, LATE, LATE, LATE),
 }
@@ -63,6 +71,8 @@ COUNTED = {
     ("publish", State.WRITING): "published",
     ("consume", State.READING): "consumed",
     ("release", State.READING): "released",
+    ("take", State.READY): "consumed",
+    ("take and leave", State.READY): "released",
     ("settle", State.READY): "consumed",
 }
 
@@ -110,6 +120,14 @@ def test_a_read_ends_once(end: str) -> None:
     ended = STEPS[end](READING)
     assert isinstance(ended, Slot)
     assert {STEPS[again](ended) for again in ("consume", "release", "renew")} == {Refusal.LATE}
+
+
+@pytest.mark.parametrize(("consumed", "end"), [(True, "consume"), (False, "release")])
+def test_to_take_is_to_claim_and_to_end_it(consumed: bool, end: str) -> None:
+    """At once, with nothing in between to be seen."""
+    claimed = STEPS["claim"](READY)
+    assert isinstance(claimed, Slot)
+    assert slots.take(READY, 5, READY.size, consumed=consumed) == STEPS[end](claimed)
 
 
 def test_a_new_payload_has_nothing_of_the_old_one() -> None:

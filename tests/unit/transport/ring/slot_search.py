@@ -19,10 +19,12 @@ Halves = tuple[int, int]
 
 
 class Actor(NamedTuple):
-    """A writer or a reader. `todo`: payloads left to write, or reads left; `step`: where in its current one it is."""
+    """A writer or a reader. `todo`: payloads left to write, or reads left; `step`: where in its current one it is;
+    `peeks`: a reader that copies first, and takes then."""
 
     writes: bool
     todo: int
+    peeks: bool = False
     step: int = 0
     slot: int = 0
     generation: int = 0
@@ -88,6 +90,8 @@ def held(world: World) -> int:
 def _goes_on(world: World, number: int, actor: Actor) -> Iterator[World]:
     if actor.writes:
         yield from (_begin, _write_half, _write_half, _publish)[actor.step](world, number, actor)
+    elif actor.peeks:
+        yield from (_glance, _read_half, _read_half, _take)[actor.step](world, number, actor)
     else:
         yield from (_claim, _read_half, _read_half, _finish)[actor.step](world, number, actor)
 
@@ -134,6 +138,26 @@ def _claim(world: World, number: int, actor: Actor) -> Iterator[World]:
             yield _with_actor(_with_slot(world, index, claimed), number, moved)
         elif claimed in (Refusal.STALE, Refusal.CONSUMED):
             yield _with_actor(_with_slot(world, index, slot), number, actor._replace(todo=actor.todo - 1))
+
+
+def _glance(world: World, number: int, actor: Actor) -> Iterator[World]:
+    """Without a step of the slot; what is not ready, it leaves."""
+    for index, generation in sorted(world.refs):
+        if (world.slots[index].state, world.slots[index].generation) == (State.READY, generation):
+            yield _with_actor(world, number, actor._replace(step=1, slot=index, generation=generation, seen=(0, 0)))
+        else:
+            yield _with_actor(world, number, actor._replace(todo=actor.todo - 1))
+
+
+def _take(world: World, number: int, actor: Actor) -> Iterator[World]:
+    """It returns what it has copied if that was still there to be taken."""
+    slot = current(world, actor.slot)
+    for consumed in (True, False):
+        taken = slots.take(slot, actor.generation, slot.size, consumed=consumed)
+        is_wrong = (world.trusting or isinstance(taken, Slot)) and set(actor.seen) != {actor.generation}
+        done = actor._replace(todo=actor.todo - 1, step=0, seen=(0, 0), lapsed=False)
+        after = _with_slot(world, actor.slot, slot if isinstance(taken, Refusal) else taken)
+        yield _with_actor(after._replace(wrong=world.wrong or is_wrong), number, done)
 
 
 def _read_half(world: World, number: int, actor: Actor) -> Iterator[World]:

@@ -11,6 +11,7 @@ from msgspec.structs import replace
 
 from nvrx_slurm.transport import slots
 from nvrx_slurm.transport.errors import StaleSlotError
+from nvrx_slurm.transport.ref import PayloadRef
 from nvrx_slurm.transport.ring import Claim, SharedRing, Writing
 from nvrx_slurm.transport.slots import NOBODY, Owner, Refusal, Slot, State
 
@@ -153,6 +154,21 @@ class Machine(RuleBasedStateMachine):
         assert claim.renew(LONG_S) == self.ends(claim.slot, expected)
         if isinstance(expected, Slot):
             self.lapsed.discard(owner.attempt)
+
+    @rule(through=which, index=st.integers(0, SLOTS - 1), age=st.integers(0, 1), consumed=st.booleans())
+    def take(self, through: int, index: int, age: int, consumed: bool) -> None:
+        """The payload that is there, or an older one, copied before."""
+        slot, ring = self.now(index), self.rings[through % 2]
+        if slot.generation - age < 0:
+            return
+        ref = PayloadRef(node="", ring=ring.name, slot=index, generation=slot.generation - age, size=slot.size)
+        buffer = memoryview(bytearray(slot.size))
+        expected = slots.take(slot, ref.generation, ref.size, consumed=consumed)
+        peeked = ring.peek(ref, buffer)
+        assert not peeked or isinstance(expected, Slot)
+        assert not peeked or buffer == content(ref.generation, ref.size)
+        assert ring.take(ref, consume=consumed) == isinstance(expected, Slot)
+        self.model[index] = expected if isinstance(expected, Slot) else slot
 
     @rule(index=st.integers(0, SLOTS - 1), age=st.integers(0, 1))
     def settle(self, index: int, age: int) -> None:

@@ -12,6 +12,7 @@ from itertools import pairwise
 
 import numpy as np
 import pytest
+from msgspec.structs import replace
 
 from nvrx_slurm.errors import UsageError
 from nvrx_slurm.transport.errors import (
@@ -180,6 +181,24 @@ def test_a_lease_that_lapses(ring: SharedRing) -> None:
     assert not slow.finish(consumed=True)
     assert ring.claim_ref(ref) is Refusal.BUSY
     assert other.finish(consumed=True)
+
+
+def test_a_payload_that_is_copied_and_then_taken(ring: SharedRing) -> None:
+    """Consumed, or left for others; nothing that is not there, is of another size, or was written over meanwhile."""
+    ref, buffer = ring.write_raw(b"here it is"), memoryview(bytearray(10))
+    assert ring.peek(ref, buffer) and buffer == b"here it is"
+    assert ring.take(ref, consume=False) and ring.get_ready_count() == 1
+    assert not ring.take(replace(ref, size=9), consume=True)
+    assert ring.take(ref, consume=True) and not ring.take(ref, consume=True)
+    assert not ring.peek(ref, buffer)
+    lapped = ring.write_raw(b"the second")
+    assert ring.peek(lapped, buffer)
+    for _ in range(SLOTS):
+        ring.write_raw(b"a later one")
+    assert not ring.take(lapped, consume=True)
+    for elsewhere in (replace(ref, slot=SLOTS), replace(ref, size=SIZE + 1)):
+        assert not ring.peek(elsewhere, memoryview(bytearray(elsewhere.size)))
+        assert not ring.take(elsewhere, consume=True)
 
 
 def test_a_claim_that_is_forgotten(strict: SharedRing) -> None:

@@ -60,6 +60,24 @@ class Reader:
             self.read = bytes(self.buffer)
 
 
+class Peeker(Reader):
+    """Copies first, and takes then. `peek` copies in one go: here a writer may come between its halves."""
+
+    def step(self, number: int) -> None:
+        memory = self.ring._steps.memory
+        if number == 0:
+            self.is_ready = memory.is_ready(self.ref.slot, self.ref.generation)
+        elif self.is_ready and number < STEPS - 1:
+            half = slice((number - 1) * HALF, number * HALF)
+            self.buffer[half] = memory.payload(self.ref.slot, SIZE)[half]
+        elif self.is_ready and self.ring.take(self.ref, consume=True):
+            self.read = bytes(self.buffer)
+
+
+Readers = tuple[type[Reader], type[Reader]]
+KINDS = ["both claim", "one copies before it takes", "both copy before they take"]
+
+
 @pytest.fixture(scope="module")
 def rings() -> Iterator[list[SharedRing]]:
     """One ring, attached by each of the three."""
@@ -79,15 +97,16 @@ def schedules() -> Iterator[list[int]]:
             yield [0 if place in of_writer else 1 if place in of_first else 2 for place in places]
 
 
+@pytest.mark.parametrize("kinds", [(Reader, Reader), (Peeker, Reader), (Peeker, Peeker)], ids=KINDS)
 @pytest.mark.parametrize("asked", [(0, 1), (0, 0)], ids=["each its own", "both the same"])
-def test_every_schedule(rings: list[SharedRing], asked: tuple[int, int]) -> None:
+def test_every_schedule(rings: list[SharedRing], asked: tuple[int, int], kinds: Readers) -> None:
     """Each reader returns its ref's bytes or nothing; then no slot is held, and each payload was counted once."""
     consumed = rings[0].metrics().consumed
     for schedule in schedules():
-        if asked == (0, 0) and schedule.index(1) > schedule.index(2):
+        if asked == (0, 0) and kinds[0] is kinds[1] and schedule.index(1) > schedule.index(2):
             continue  # the readers are alike: it has been seen with their roles swapped
         refs = [write(rings[0]), write(rings[0])]
-        actors = run(rings, [refs[which] for which in asked], schedule)
+        actors = run(rings, [refs[which] for which in asked], kinds, schedule)
         consumed = check(rings[0], actors, consumed, schedule)
 
 
@@ -97,9 +116,11 @@ def write(ring: SharedRing) -> PayloadRef:
     return writing.publish()
 
 
-def run(rings: list[SharedRing], refs: list[PayloadRef], schedule: list[int]) -> list[Writer | Reader]:
+def run(
+    rings: list[SharedRing], refs: list[PayloadRef], kinds: Readers, schedule: list[int]
+) -> list[Writer | Reader]:
     """The actors, after each has taken its steps."""
-    actors = [Writer(rings[0]), Reader(rings[1], refs[0]), Reader(rings[2], refs[1])]
+    actors = [Writer(rings[0]), kinds[0](rings[1], refs[0]), kinds[1](rings[2], refs[1])]
     taken = [0] * len(actors)
     for which in schedule:
         actors[which].step(taken[which])

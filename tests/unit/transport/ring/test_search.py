@@ -9,10 +9,10 @@ from nvrx_slurm.transport.slots import Slot, State
 from tests.unit.transport.ring.slot_search import Actor, World, current, held, searched
 
 
-def world(*, writes: int, reads: int, overwrite: bool = True) -> World:
-    """Nobody has begun."""
-    reader = Actor(writes=False, todo=reads)
-    return World((Slot(), Slot()), ((0, 0), (0, 0)), (Actor(writes=True, todo=writes), reader, reader), overwrite)
+def world(*, writes: int, reads: int, overwrite: bool = True, peeking: int = 0) -> World:
+    """Nobody has begun; so many of the two readers copy first, and take then."""
+    readers = (Actor(writes=False, todo=reads, peeks=number < peeking) for number in range(2))
+    return World((Slot(), Slot()), ((0, 0), (0, 0)), (Actor(writes=True, todo=writes), *readers), overwrite)
 
 
 @pytest.mark.parametrize(
@@ -21,8 +21,16 @@ def world(*, writes: int, reads: int, overwrite: bool = True) -> World:
         (world(writes=2, reads=1), 2, 10_000),
         (world(writes=2, reads=1, overwrite=False), 1, 5_000),
         (world(writes=3, reads=1), 1, 100_000),
+        (world(writes=3, reads=1, peeking=1), 1, 50_000),
+        (world(writes=2, reads=1, peeking=2), 2, 5_000),
     ],
-    ids=["two payloads", "without overwriting", "each slot is written twice"],
+    ids=[
+        "two payloads",
+        "without overwriting",
+        "each slot is written twice",
+        "one reader copies before it takes",
+        "both copy before they take",
+    ],
 )
 def test_every_order_of_steps_and_faults(start: World, deaths: int, least: int) -> None:
     """No reader returns wrong bytes, no slot is held by nobody, and each payload is counted exactly once."""
@@ -68,8 +76,13 @@ def lapses_by_time(slot: Slot, now_ns: int, *, owner_is_dead: bool) -> bool:
             actors=(Actor(True, 1), Actor(True, 1), Actor(False, 1)), lapsed=lapses_by_time
         ),
         world(writes=3, reads=1)._replace(trusting=True),
+        world(writes=3, reads=1, peeking=1)._replace(trusting=True),
     ],
-    ids=["a writer's slot is taken while it lives", "a read counts that has ended too late"],
+    ids=[
+        "a writer's slot is taken while it lives",
+        "a read counts that has ended too late",
+        "a copy counts that was not there to be taken",
+    ],
 )
 def test_the_search_sees_what_is_wrong(flawed: World) -> None:
     """With either rule broken it comes to a reader that returns another payload's bytes."""

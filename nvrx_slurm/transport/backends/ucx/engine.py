@@ -221,7 +221,8 @@ class Engine:
                 self.worker.progress()
                 self._settle()
         for transfer in self._transfers:
-            transfer.done(PeerReset(_ENDED))
+            with contextlib.suppress(Exception):
+                transfer.done(PeerReset(_ENDED))
 
 
 def _error_of(requests: Sequence[Any]) -> Exception | None:
@@ -235,12 +236,12 @@ def _error_of(requests: Sequence[Any]) -> Exception | None:
 
 _guard = threading.Lock()
 _engine: Engine | None = None
-_is_forked = False
+_is_begun = _is_forked = False
 
 
 def engine() -> Engine:
     """This process's. Raises PeerRefused where there can be none."""
-    global _engine
+    global _engine, _is_begun
     with _guard:
         if _is_forked:
             raise PeerRefused(
@@ -248,7 +249,12 @@ def engine() -> Engine:
                 "fork before its first use, or start the process by spawn"
             )
         if _engine is None or _engine.has_ended:
-            _engine = Engine()
+            was_begun, _is_begun = _is_begun, True
+            try:
+                _engine = Engine()
+            except PeerRefused:
+                _is_begun = was_begun
+                raise
         return _engine
 
 
@@ -258,11 +264,12 @@ def _at_exit() -> None:
 
 
 def _after_fork() -> None:
-    """UCX has threads of its own, which are not here and which it does not start again."""
+    """UCX has threads of its own, which are not here and which it does not start again. Where it was being loaded,
+    locks are held that nobody gives back."""
     global _guard, _engine, _is_forked
     _guard = threading.Lock()
+    _is_forked = _is_forked or _is_begun
     if _engine is not None:
-        _is_forked = True
         _engine.abandon()
         _engine = None
 

@@ -31,7 +31,7 @@ class UcxxLink:
         self._is_dropped = self._is_cut = False
 
     def send(self, frame: bytes, payload: memoryview | None, deadline: float) -> None:
-        if self._peer.broken is not None:
+        if self._peer.broken is not None and not self._peer.has_news:  # its last word, which is unread, says why
             raise PeerReset(self._peer.broken)
         # A view of our own: a ring that is closed meanwhile keeps its memory for it.
         view = memoryview(payload).cast("B") if payload else None

@@ -6,11 +6,15 @@ from collections.abc import Callable
 from typing import Any
 
 from nvrx_slurm.log import get_logger
+from nvrx_slurm.transport.backends.ucx import sockets
 from nvrx_slurm.transport.backends.ucx.engine import Engine
 from nvrx_slurm.transport.backends.ucx.peer import Peer
 
 INTRODUCTION_S = 5.0
 """So long may a peer take to say who it is."""
+
+LET_GO_S = 0.25
+"""How often it is looked whether who never said who they are has gone from a closed port."""
 
 _log = get_logger("transport")
 
@@ -22,7 +26,7 @@ class Port:
         self._engine, self._accept = engine, accept
         self._listener: Any = None
         self._peers: set[Peer] = set()
-        self._is_closed = False
+        self._is_closed = self._is_letting_go = False
         self.number = 0
 
     def open(self, number: int) -> None:
@@ -66,6 +70,15 @@ class Port:
         self._let_go()
 
     def _let_go(self) -> None:
-        """Not before: its endpoints hold UCX's listener, which would call back into what is no more."""
-        if self._is_closed and not self._peers:
+        """Not before: they hold UCX's listener, which would call back into what is no more."""
+        if not self._is_closed or self._peers or self._is_letting_go:
+            return
+        if self._listener is not None and sockets.has_connections(self.number):
+            self._is_letting_go = True
+            self._engine.later(LET_GO_S, self._try_again)
+        else:
             self._listener = None
+
+    def _try_again(self) -> None:
+        self._is_letting_go = False
+        self._let_go()

@@ -61,6 +61,7 @@ class PayloadClient:
         self._limits = Limits() if limits is None else arguments.instance("limits", limits, Limits)
         self._concurrency = arguments.whole("concurrency", concurrency, 1)
         self._crew = Crew("payload read")
+        weakref.finalize(self, self._crew.close)  # one that is forgotten leaves no threads
         self._fetcher = Fetcher(
             Options(
                 token=token_or_none(token),

@@ -20,6 +20,7 @@ _STEPS: dict[str, Callable[[Slot], Slot | Refusal]] = {
     "claim": lambda slot: slots.claim(slot, 1, _OWNER, 0),
     "consume": lambda slot: slots.consume(slot, 1, _OWNER),
     "release": lambda slot: slots.release(slot, 1, _OWNER),
+    "take": lambda slot: slots.take(slot, 1, slot.size, consumed=True),
     "settle": lambda slot: slots.settle(slot, 1),
     "reclaim": lambda slot: slots.reclaim(slot) if slots.lapsed(slot, 0, owner_is_dead=True) else Refusal.BUSY,
 }

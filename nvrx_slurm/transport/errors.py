@@ -49,8 +49,8 @@ class TransportError(NvrxError):
         return super().__str__()
 
     def of(self, ref: PayloadRef) -> TransportError:
-        """The same, of another ref that it is true of too."""
-        return type(self)(self.said, ref=ref)
+        """The same, of another ref that was not asked for because of it."""
+        return type(self)(f"{ref} was not asked for: {self.said}", ref=ref)
 
     def __str__(self) -> str:
         if not self.attempts:

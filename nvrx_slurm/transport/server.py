@@ -19,7 +19,7 @@ from nvrx_slurm.transport import arguments, wire
 from nvrx_slurm.transport.backends import SCHEMES, by_scheme
 from nvrx_slurm.transport.backends.port import Link
 from nvrx_slurm.transport.environment import node_name, token_or_own
-from nvrx_slurm.transport.errors import TransportError
+from nvrx_slurm.transport.errors import RingError, TransportError
 from nvrx_slurm.transport.handshake import turn_away
 from nvrx_slurm.transport.ref import MOST_PORTS, PayloadRef
 from nvrx_slurm.transport.serving import ServerLimits, serve
@@ -89,11 +89,13 @@ class PayloadServer:
         _servers.add(self)
 
     def write(self, obj: object, *, timeout_s: float = 0.0) -> PayloadRef:
-        """Write into the ring; a ref that readers on other nodes can use. Raises as `SharedRing.write`."""
+        """Write into the ring; a ref that readers on other nodes can use. Raises as `refer` and `ring.write`."""
+        self._check()
         return self.refer(self.ring.write(obj, timeout_s=timeout_s))
 
     def refer(self, ref: PayloadRef) -> PayloadRef:
-        """A ref of the ring, with this server's ports."""
+        """A ref of the ring, with this server's ports. Raises RingError once it is closed: nobody could read it."""
+        self._check()
         if arguments.payload_ref(ref).ring != self.ring.name:
             raise UsageError(f"{ref} is not of ring {self.ring.name}, which this server serves")
         return msgspec.structs.replace(ref, node=self.node, ports=self.ports)
@@ -123,6 +125,10 @@ class PayloadServer:
         self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
     ) -> None:
         self.close()
+
+    def _check(self) -> None:
+        if self._is_closed:
+            raise RingError(f"the server of ring {self.ring.name} is closed: use ring.write for readers on this node")
 
     def _serve(self, link: Link) -> None:
         status = self._admit(link)

@@ -2,9 +2,14 @@
 
 from __future__ import annotations
 
+import gc
 import math
+import os
+import pickle
 import subprocess
 import sys
+import threading
+import time
 from collections.abc import Callable, Iterator
 from datetime import timedelta
 from typing import Any
@@ -168,6 +173,34 @@ def test_a_ref_that_is_made_by_hand_is_looked_at(server: PayloadServer, field: s
     ref = server.write(b"hello")
     with pytest.raises(UsageError, match=f"its {field} is"):
         msgspec.structs.replace(ref, **{field: wrong})
+
+
+def test_a_ring_is_not_pickled_and_says_what_is(ring: SharedRing) -> None:
+    with pytest.raises(UsageError, match="send its handle"):
+        pickle.dumps(ring)
+
+
+def test_a_server_that_is_closed_gives_no_refs(ring: SharedRing) -> None:
+    """Nobody could read them; nothing is written for them either."""
+    server = PayloadServer(ring, host="127.0.0.1")
+    server.close()
+    with pytest.raises(RingError, match="is closed"):
+        server.write(b"x")
+    with pytest.raises(RingError, match="is closed"):
+        server.refer(ring.write(b"x"))
+    assert ring.metrics().published == 1
+
+
+def test_a_client_that_is_forgotten_leaves_no_threads(ring: SharedRing) -> None:
+    """Nor does it keep the process's memory of what they did."""
+    client = PayloadClient()
+    assert client.fetch_all([ring.write(b"x")])
+    del client
+    gc.collect()
+    deadline = time.monotonic() + 30.0
+    while any(thread.name == "payload read" for thread in threading.enumerate()):
+        assert time.monotonic() < deadline, threading.enumerate()
+        os.sched_yield()
 
 
 def test_a_server_refers_to_its_own_ring_only(server: PayloadServer) -> None:

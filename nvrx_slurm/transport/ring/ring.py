@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from types import TracebackType
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple, NoReturn
 
 from nvrx_slurm.errors import UsageError
 from nvrx_slurm.transport import arguments, payloads
@@ -333,6 +333,9 @@ class SharedRing:
         if self._is_linked:
             self._is_linked = False
             segment.remove(self._folder, self.name, forget=self._is_creator())
+
+    def __reduce__(self) -> NoReturn:
+        raise UsageError("a SharedRing cannot be pickled: send its handle, and SharedRing.attach(handle) there")
 
     def __enter__(self) -> SharedRing:
         return self

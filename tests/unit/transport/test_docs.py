@@ -41,7 +41,7 @@ def test_the_diagram_is_that_of_slots() -> None:
     edges = re.findall(r"^    (\w+) --> (\w+) : (\w+)$", diagram(), re.MULTILINE)
     assert {before for before, _, _ in edges} == {after for _, after, _ in edges} == {state.name for state in State}
     assert {name for *_, name in edges} == {
-        "begin", "publish", "abandon", "claim", "consume", "release", "settle", "reclaim"
+        "begin", "publish", "abandon", "claim", "consume", "release", "take", "settle", "reclaim"
     }  # fmt: skip
     assert all(hasattr(slots, name) for *_, name in edges)
 

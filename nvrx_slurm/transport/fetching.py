@@ -140,7 +140,7 @@ class Fetcher:
         buffer = self._buffer(ref, into)
         if self._pool.is_closed or (abort is not None and abort.is_set):
             raise self._ended(ref, ())
-        if self._is_local_first and (here := self._read_here(ref, buffer, abort, keep=keep)) is not None:
+        if self._is_local_first and (here := self._read_here(ref, deadline, buffer, abort, keep=keep)) is not None:
             return here.object
         return self._read_by_plan(ref, deadline, abort or Abort(), buffer, keep=keep)
 
@@ -183,7 +183,9 @@ class Fetcher:
         why = "the client was closed" if self._pool.is_closed else "it was cancelled"
         return PeerReset(f"{ref} was not read: {why}", ref=ref, attempts=attempts)
 
-    def _read_here(self, ref: PayloadRef, buffer: memoryview, abort: Abort | None, *, keep: bool) -> _Got | None:
+    def _read_here(
+        self, ref: PayloadRef, deadline: float, buffer: memoryview, abort: Abort | None, *, keep: bool
+    ) -> _Got | None:
         """The usual case where the ring is on this node: straight from it, without a plan, a connection and frames.
         None where anything stands in the way; then all of these see to it."""
         ring = self._rings.attached(ref.ring)
@@ -193,7 +195,9 @@ class Fetcher:
             if ref.size <= PIECE_BYTES and (got := self._read_small(ring, ref, buffer, abort, keep=keep)) is not None:
                 return got
             claim = ring.claim(ref.slot, ref.generation)
-            return self._read_claimed(claim, ref, buffer, abort, keep=keep) if isinstance(claim, Claim) else None
+            if not isinstance(claim, Claim):
+                return None
+            return self._read_claimed(claim, ref, deadline, buffer, abort, keep=keep)
         except TransportError:  # the ring was closed, or a stopped process has the slot's lock
             return None
 
@@ -208,7 +212,7 @@ class Fetcher:
         return got if got.error is None and ring.take(ref, consume=not keep) else None
 
     def _read_claimed(
-        self, claim: Claim, ref: PayloadRef, buffer: memoryview, abort: Abort | None, *, keep: bool
+        self, claim: Claim, ref: PayloadRef, deadline: float, buffer: memoryview, abort: Abort | None, *, keep: bool
     ) -> _Got | None:
         try:
             is_read = claim.size == ref.size
@@ -222,7 +226,7 @@ class Fetcher:
             claim.drop()
             raise
         keep = keep or (abort is not None and abort.is_set)
-        return got if claim.finish(consumed=is_read and not keep) and is_read else None
+        return got if claim.finish(is_read and not keep, deadline) and is_read else None
 
     def close(self) -> None:
         """Reads that are under way fail at once."""

@@ -190,7 +190,7 @@ def test_what_a_killed_creator_leaves(start: Start) -> None:
 
 
 def test_what_a_creator_leaves_that_is_killed_with_its_tracker(start: Start) -> None:
-    """A sweep removes it, but not while the creator lives."""
+    """A sweep removes it (this one, or that of another process of the machine), but not while the creator lives."""
     creator = start("ring_creator")
     assert creator.stdout is not None
     name, tracker = creator.stdout.readline().split()
@@ -199,8 +199,8 @@ def test_what_a_creator_leaves_that_is_killed_with_its_tracker(start: Start) -> 
     until(lambda: not is_alive(int(tracker)), "the death of the tracker")
     creator.kill()
     creator.wait(WAIT_S)
-    assert (SHM / name).exists() and is_gone(name)
-    assert name in sweep()
+    assert is_gone(name)
+    sweep()
     assert not (SHM / name).exists()
 
 

@@ -24,6 +24,7 @@ from nvrx_slurm.transport import (
     PayloadClient,
     PayloadRef,
     PayloadServer,
+    PayloadTimeout,
     PeerReset,
     RingError,
     SharedRing,
@@ -37,7 +38,7 @@ from nvrx_slurm.transport.fetching import Abort
 from nvrx_slurm.transport.local import MOST_RINGS
 from nvrx_slurm.transport.pool import Doubt
 from nvrx_slurm.transport.retrying import Limits
-from nvrx_slurm.transport.ring import Claim
+from nvrx_slurm.transport.ring import Claim, steps
 from nvrx_slurm.transport.serving import offer
 from nvrx_slurm.transport.slots import State
 from tests.transport.harness import TOKEN, WAIT_S, Async, bounded, on_deadline, soon, until
@@ -105,6 +106,18 @@ class Gate:
         return Gate.pass_, ()
 
 
+@contextlib.contextmanager
+def stopped_in_a_step(ring: SharedRing) -> Iterator[None]:
+    """A process has the lock of slot 0 meanwhile, and stands still."""
+    with subprocess.Popen([sys.executable, "-m", "tests.transport.ring_frozen", ring.name]) as process:
+        state = Path(f"/proc/{process.pid}/stat")
+        try:
+            until(lambda: state.read_text().rpartition(")")[2].split()[0] == "T", "the stop")
+            yield
+        finally:
+            process.kill()
+
+
 @pytest.fixture(autouse=True)
 def shut_gate() -> None:
     Gate.shut()
@@ -124,6 +137,22 @@ def test_a_read_in_place_that_took_too_long_is_no_consumption(served: Served) ->
         Gate.opened.set()
         assert reading.result() == "built"
     assert served.ring.metrics().consumed == 1
+
+
+def test_a_stopped_process_has_the_slots_lock_when_a_read_ends(
+    served: Served, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Whether it was the payload cannot be known then: the read ends at its deadline all the same."""
+    monkeypatch.setattr(steps, "END_PATIENCE_S", WAIT_S)
+    ref = served.ring.write(Gate())
+    with PayloadClient(transports=("shm",), allow_pickle=True) as client, bounded(0.5):
+        reading = Async(lambda: client.read(ref, deadline=0.5))
+        assert Gate.entered.wait(WAIT_S)
+        with stopped_in_a_step(served.ring):
+            Gate.opened.set()
+            with pytest.raises(PayloadTimeout):
+                reading.result()
+    until(lambda: served.ring.get_ready_count() == 1, "what was not read is there")
 
 
 @pytest.mark.parametrize("is_known", [True, False])

@@ -34,7 +34,7 @@ class ShmLink:
 
     def send(self, frame: bytes, payload: memoryview | None, deadline: float) -> None:
         if len(frame) == wire.ACK_BYTES:
-            if not self._finish(taken=wire.Ack.unpack(frame).verdict is wire.Verdict.TAKEN):
+            if not self._finish(taken=wire.Ack.unpack(frame).verdict is wire.Verdict.TAKEN, until=deadline):
                 raise PeerReset(_LATE)
             return
         request = wire.Request.unpack(frame)
@@ -65,9 +65,9 @@ class ShmLink:
         """The claim is the parent's to end."""
         self._claim = None
 
-    def _finish(self, *, taken: bool) -> bool:
+    def _finish(self, *, taken: bool, until: float | None = None) -> bool:
         claim, self._claim = self._claim, None
-        return claim is None or claim.finish(consumed=taken)
+        return claim is None or claim.finish(taken, until)
 
 
 class ShmBackend:

@@ -95,16 +95,17 @@ class Claim:
         until_ns = time.monotonic_ns() + int(lease_s * 1e9)
         return self._steps.renew(self.slot, self.generation, self._attempt.owner, until_ns)
 
-    def finish(self, consumed: bool) -> bool:
+    def finish(self, consumed: bool, until: float | None = None) -> bool:
         """End it: the slot is free now or, if it was not `consumed`, ready again. False where it was not this claim's
-        any more: what was read is worth nothing. Raises PayloadTimeout where a stopped process keeps the slot's lock:
-        then the claim has not ended, and whether what was read is worth anything is not known."""
+        any more: what was read is worth nothing. Raises PayloadTimeout where a stopped process keeps the slot's lock,
+        for seconds, or at `until` (of `time.monotonic()`): then the claim has not ended, and whether what was read is
+        worth anything is not known."""
         try:
             self._steps.check()
         except RingError:
             self.drop()
             raise
-        return self._steps.finish(self.slot, self.generation, self._attempt.owner, consumed=consumed)
+        return self._steps.finish(self.slot, self.generation, self._attempt.owner, consumed=consumed, until=until)
 
     def drop(self) -> None:
         """After an error: give it back if it is still this claim's. Raises nothing, counts nothing as late."""

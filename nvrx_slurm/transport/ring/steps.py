@@ -91,8 +91,10 @@ class Steps:
     def renew(self, index: int, generation: int, owner: Owner, lease_ns: int) -> bool:
         return self._end(index, generation, owner, partial(slots.renew, lease_ns=lease_ns))
 
-    def finish(self, index: int, generation: int, owner: Owner, *, consumed: bool) -> bool:
-        return self._end(index, generation, owner, slots.consume if consumed else slots.release)
+    def finish(
+        self, index: int, generation: int, owner: Owner, *, consumed: bool, until: float | None = None
+    ) -> bool:
+        return self._end(index, generation, owner, slots.consume if consumed else slots.release, until)
 
     def take(self, index: int, generation: int, size: int, *, consumed: bool) -> bool:
         if not 0 <= index < self.memory.layout.slots:
@@ -151,23 +153,33 @@ class Steps:
         with contextlib.suppress(Contended):  # its lease, or our death, will do it
             self._step(index, move, PATIENCE_S)
 
-    def _end(self, index: int, generation: int, owner: Owner, end: Callable[..., Slot | Refusal]) -> bool:
+    def _end(
+        self,
+        index: int,
+        generation: int,
+        owner: Owner,
+        end: Callable[..., Slot | Refusal],
+        until: float | None = None,
+    ) -> bool:
         """Whether the slot was still the caller's. If not, nothing changes but a count."""
         is_own = owner.pid == this_process()[0]  # a forked child has a copy of the claim, not the slot
         ended = self._patient(
-            index, lambda slot: end(slot, generation, owner) if is_own else Refusal.LATE, is_end=True
+            index, lambda slot: end(slot, generation, owner) if is_own else Refusal.LATE, until, is_end=True
         )
         if isinstance(ended, Slot):
             return True
         _log.warning("%s[%d]@%d: the end of a read or write came too late: %s", self.name, index, generation, ended)
         return False
 
-    def _patient(self, index: int, move: Move, *, is_end: bool = False) -> Slot | Refusal:
+    def _patient(self, index: int, move: Move, until: float | None = None, *, is_end: bool = False) -> Slot | Refusal:
+        patience_s = END_PATIENCE_S
+        if until is not None:
+            patience_s = min(patience_s, max(until - time.monotonic(), PATIENCE_S))
         try:
-            return self._step(index, move, END_PATIENCE_S, is_end=is_end)
+            return self._step(index, move, patience_s, is_end=is_end)
         except Contended:
             raise PayloadTimeout(
-                f"{self.name}[{index}]: a process has kept the slot's lock for {END_PATIENCE_S:g} s: is it stopped?"
+                f"{self.name}[{index}]: a process has kept the slot's lock for {patience_s:.3g} s: is it stopped?"
             ) from None
 
     def _step(self, index: int, move: Move, patience_s: float, *, is_end: bool = False) -> Slot | Refusal:

@@ -225,13 +225,13 @@ class Controller:
     # ---- the loop
 
     async def _serve(self, tasks: list[asyncio.Task[None]]) -> Shutdown:
-        while not self.job.ended:
-            batch = self._decide(await self._next_batch(tasks))
-            await self._commit(batch)
-            for order in batch.orders:
-                if isinstance(order, Fence):  # journaled by now
-                    self.witnesses.fence(order.node, order.incarnation)
-            self.questions.go_on()
+        try:
+            while not self.job.ended:
+                await self._go_on(tasks)
+        except StoreUnreachable as error:
+            if self.job.shutdown is None:
+                raise
+            log.warning("%s; the job ends as it was decided", error)  # the batch host ends the agents that are left
         shutdown, now = self.job.shutdown, self.server_clock.now()
         assert shutdown is not None
         self.store.hurry(LAST_WORDS_S)
@@ -239,6 +239,14 @@ class Controller:
         with contextlib.suppress(StoreUnreachable):  # nobody needs it any more
             await self.store.retire(KEEP_KEYS_S)
         return shutdown
+
+    async def _go_on(self, tasks: list[asyncio.Task[None]]) -> None:
+        batch = self._decide(await self._next_batch(tasks))
+        await self._commit(batch)
+        for order in batch.orders:
+            if isinstance(order, Fence):  # journaled by now
+                self.witnesses.fence(order.node, order.incarnation)
+        self.questions.go_on()
 
     async def _next_batch(self, tasks: list[asyncio.Task[None]]) -> list[Heard]:
         """Wait for a fact, or for the core's next deadline, or for a task that failed; take all that is there."""

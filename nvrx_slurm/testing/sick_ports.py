@@ -208,8 +208,8 @@ class SickPort:
 
         thread = threading.Thread(target=run, name=f"sick port {self._port}", daemon=True)
         with self._guard:
-            self._threads.add(thread)
-        thread.start()
+            thread.start()
+            self._threads.add(thread)  # it ends after this: it must have the guard for that
 
     def _any_thread(self) -> threading.Thread | None:
         with self._guard:
@@ -225,7 +225,7 @@ class SickPort:
             self._start(partial(self._converse, client))
 
     def _converse(self, client: socket.socket) -> None:
-        with self._kept(client), contextlib.suppress(OSError, _Ended):
+        with contextlib.suppress(OSError, _Ended), self._kept(client):
             if (fault := self.fault_at(Stage.CONNECT)) is not None or self.server is None:
                 _end(client, fault.deed if fault else Deed.HOLD)
                 return

@@ -13,7 +13,7 @@ import redis
 
 from nvrx_slurm.agent.supervisor import descendants
 from nvrx_slurm.processes import is_alive
-from nvrx_slurm.records import ControllerStarted, NodeLost, RoundOpened
+from nvrx_slurm.records import ControllerStarted, NodeLost, RoundOpened, Shutdown
 from tests.fault_harness import child_of, until
 from tests.harness import gate_plan, wait_gone
 
@@ -103,6 +103,24 @@ def test_controller_that_the_store_refuses_ends_the_job(run_local, gate, tmp_pat
     assert job.finish() == 69
     wait_gone(everybody)
     assert "store" in job.folder.read_result().reason
+
+
+def test_store_that_refuses_everybody_once_the_end_was_decided(run_local, gate, tmp_path):
+    """All work is done, and the end waits for an agent that is frozen. Then the store's password is another: the job
+    ends as it was decided."""
+    job = run_local(gate_plan(gate, tmp_path, heartbeat_interval_s=0.2, heartbeat_timeout_s=60.0))
+    gate.wait(4, cycle=0)
+    everybody = descendants(job.process.pid)
+    os.kill(job.agent_pid("n3"), signal.SIGSTOP)
+    gate.open()
+    job.expect(Shutdown)
+    address = job.folder.read_store()
+    with redis.Redis.from_url(address.url, password=address.password) as store:
+        store.execute_command("ACL", "SETUSER", "default", "resetpass", ">another")
+        store.execute_command("CLIENT", "KILL", "TYPE", "normal")
+    assert job.finish() == 0
+    wait_gone(everybody)
+    assert job.folder.read_result().reason == "done"
 
 
 def bound(thief, port):

@@ -345,8 +345,8 @@ def test_who_waits_for_a_connection_waits_for_as_long_as_there_is_time(serving: 
         holding = Async(lambda: client._fetcher.read(through(large, port.address), soon(), holds))
         until(lambda: port.struck, "it has the only connection")
         port.heal()
-        with on_deadline(1.0):
-            client.read(through(small, port.address), deadline=1.0)
+        with on_deadline(2.5):
+            client.read(through(small, port.address), deadline=2.5)
         waiting = Async(lambda: client.read(through(small, port.address), deadline=WAIT_S))
         holds.abort()
         with pytest.raises(PeerReset):

@@ -20,6 +20,8 @@ LIBRARIES = sorted(Path("/usr/lib").glob("*/faketime/libfaketime.so.1")) + sorte
 )
 HOUR_S = 3600
 HELD_S = 1.0
+STARVED_S = 60.0
+"""For a start of workers by libfaketime, whose start-ups wait for each other, on a loaded machine."""
 SHM = Path("/dev/shm")
 
 _libc = ctypes.CDLL(None)
@@ -92,7 +94,7 @@ def test_clock_that_is_set_by_an_hour_changes_nothing(run_local, gate, clock, tm
         clock.set(ahead)
         assert all(is_alive(worker.pid) for worker in workers.values())
         os.kill(workers[0].pid, signal.SIGKILL)
-        workers = gate.wait(4, cycle=cycle)
+        workers = gate.wait(4, cycle=cycle, timeout=STARVED_S)
         job.expect(Recovered, cycle=cycle)
     gate.open()
     assert job.finish() == 0

@@ -3,22 +3,28 @@
 from __future__ import annotations
 
 import contextlib
-import threading
+import time
 from collections.abc import Callable
 from functools import partial
 
-from nvrx_slurm.transport.backends.port import Link, Seen, address_of
+from nvrx_slurm.log import get_logger
+from nvrx_slurm.transport.backends.port import Link, Seen
+from nvrx_slurm.transport.backends.tcp import TcpLink
 from nvrx_slurm.transport.backends.ucx.engine import Engine
+from nvrx_slurm.transport.backends.ucx.hello import Hello, hear
 from nvrx_slurm.transport.backends.ucx.outcome import Outcome
-from nvrx_slurm.transport.backends.ucx.peer import Peer, Want
-from nvrx_slurm.transport.backends.ucx.port import Port
-from nvrx_slurm.transport.errors import PayloadTimeout, PayloadTruncated, PeerReset, RingError
+from nvrx_slurm.transport.backends.ucx.peer import Numbers, Peer, Want, new_number
+from nvrx_slurm.transport.errors import PayloadTimeout, PayloadTruncated, PeerReset, TransportError
 
-SCHEME = "ucxx"
+INTRODUCTION_S = 5.0
+"""So long may a peer take to say who it is."""
+
 UNTAKEN_BYTES = 4 << 20
 """A sender need not wait until its peer wants a payload that is no longer: a socket would have room for that, too."""
 
 _CUT = "the connection was cut"
+
+_log = get_logger("transport")
 
 
 class UcxxLink:
@@ -92,66 +98,63 @@ class UcxxLink:
         outcome.wait()
 
 
-class UcxxListener:
-    """A port, and a thread for each link."""
+def connect(engine: Engine, bootstrap: TcpLink, deadline: float) -> UcxxLink:
+    """To a peer of this kind, which listens at the other end. Raises PeerReset, PayloadTimeout."""
+    side, number = engine.calling, new_number()
+    bootstrap.send(Hello(number, 0, side.address).pack(), None, deadline)
+    theirs = hear(bootstrap, deadline)
 
-    def __init__(self, engine: Engine, host: str, number: int, serve: Callable[[Link], None]) -> None:
-        self._engine, self._serve = engine, serve
-        self._port = Port(engine, self._accept)
-        self._is_dropped = False
-        self._do(partial(self._port.open, number), f"cannot listen on {address_of(SCHEME, host, number)}")
-        self.address = address_of(SCHEME, host, self._port.number)
+    def make() -> Peer:
+        endpoint = engine.call(side, theirs)
+        return Peer(engine, side, endpoint, Numbers(number, theirs.number), bootstrap.detach())
 
-    def close(self) -> None:
-        if not self._is_dropped:
-            with contextlib.suppress(PeerReset):
-                self._do(self._port.close, "")
+    return _link(engine, make)
 
-    def drop(self) -> None:
-        self._is_dropped = True
 
-    def _do(self, step: Callable[[], None], what: str) -> None:
-        """In the engine's thread, and wait for it."""
-        outcome = Outcome()
+def accept(engine: Engine, bootstrap: TcpLink, serve: Callable[[Link], None]) -> None:
+    """Serve one that has connected, once it has said who it is."""
 
-        def run() -> None:
-            try:
-                step()
-            except Exception as error:  # UCXX has a class for each status
-                outcome.settle(RingError(f"{what}: {error}"))
-            else:
-                outcome.settle()
+    def make() -> Peer:
+        side, numbers = engine.serving, Numbers(new_number(), theirs.number)
+        index, endpoint = side.next(theirs.address)
+        peer = Peer(engine, side, endpoint, numbers, bootstrap.detach())
+        peer.say(Hello(numbers.ours, index, side.address).pack())
+        return peer
 
-        self._engine.post(run)
-        outcome.wait()
-        if outcome.error is not None:
-            raise outcome.error
+    try:
+        theirs = hear(bootstrap, time.monotonic() + INTRODUCTION_S)
+        link = _link(engine, make)
+    except TransportError as error:
+        _log.debug("a connection came to nothing: %s", error)
+        return
+    try:
+        serve(link)
+    finally:
+        link.close()
 
-    def _accept(self, peer: Peer) -> None:
-        link = UcxxLink(self._engine, peer)
-        threading.Thread(target=self._run, args=(link,), name=f"serve {self.address}", daemon=True).start()
 
-    def _run(self, link: UcxxLink) -> None:
+def _link(engine: Engine, make: Callable[[], Peer]) -> UcxxLink:
+    """Of a peer that is made in the engine's thread."""
+    outcome, made = Outcome(), list[Peer]()
+
+    def run() -> None:
         try:
-            self._serve(link)
-        finally:
-            link.close()
-
-
-def connect(engine: Engine, ip: str, port: int, deadline: float) -> UcxxLink:
-    """To a peer of this kind. Raises PeerReset, PayloadTimeout."""
-    outcome = Outcome()
-    peer = Peer(engine, outcome.settle)
-
-    def begin() -> None:
-        try:
-            endpoint = engine.ucx.endpoint.create(engine.worker, ip, port, True)
+            made.append(make())
         except Exception as error:  # UCXX has a class for each status
-            peer.end(f"no connection: {error}")
+            outcome.settle(PeerReset(f"no connection: {error}"))
         else:
-            peer.connect(endpoint)
+            outcome.settle()
 
-    engine.post(begin)
-    link = UcxxLink(engine, peer)
-    link._wait(outcome, deadline, "nobody answers there")
-    return link
+    def end() -> None:
+        for peer in made:
+            peer.end(_CUT)
+
+    engine.post(run)
+    try:
+        outcome.wait()
+    except BaseException:  # an interrupt: nobody will know of it
+        engine.post(end)
+        raise
+    if outcome.error is not None:
+        raise outcome.error
+    return UcxxLink(engine, made[0])

@@ -21,6 +21,7 @@ import socket
 from collections import deque
 from collections.abc import Callable, Sequence
 from enum import IntEnum
+from functools import partial
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from nvrx_slurm.transport.backends.ucx.outcome import Outcome
@@ -80,7 +81,7 @@ class Peer:
         self._endpoint: Any = endpoint
         self._closed: Any = None  # the same, until its last request has ended
         self._socket: socket.socket | None = ours
-        self._is_leaving = self._has_said_last = False
+        self._is_leaving = self._has_said_last = self._has_been_left = self._is_taking = False
         self._unread: deque[Any] = deque()
         self._want: Want | None = None
         self._in_flight = 0
@@ -136,9 +137,8 @@ class Peer:
         self._engine.drain(self._side, message)
         if kind == Kind.LEAVE:
             self._break("the peer has closed the connection")
-            self._hang_up()
-            if self._is_leaving:
-                self.end(_CLOSED)
+            self._has_been_left = True
+            self._follow()
 
     def has_fallen(self) -> None:
         """UCX or the socket says that it has gone. What had come before can still be read."""
@@ -146,6 +146,13 @@ class Peer:
         self._let_go()
         if self._is_leaving:
             self.end(_CLOSED)
+
+    def _follow(self) -> None:
+        """The peer waits for it. What is being received may come by other ways than its last word, and later."""
+        if self._has_been_left and not self._is_taking:
+            self._let_go()
+            if self._is_leaving:
+                self.end(_CLOSED)
 
     def leave(self) -> None:
         """Close it as soon as what was sent has arrived."""
@@ -219,7 +226,14 @@ class Peer:
             )
             self.end(_UNASKED)
             return
-        self._start(lambda: [self._side.take(message, want.buffer)], (want.buffer, message), want.outcome.settle)
+        self._is_taking = True
+        memory = want.buffer, message
+        self._start(lambda: [self._side.take(message, want.buffer)], memory, partial(self._taken, want.outcome))
+
+    def _taken(self, outcome: Outcome, error: Exception | None) -> None:
+        self._is_taking = False
+        outcome.settle(error)
+        self._follow()
 
     def _tagged(self, kind: Kind, part: bytes | memoryview) -> Any:
         tag = self._engine.ucx.tag(kind << NUMBER_BITS | self._their_number)

@@ -19,7 +19,7 @@ from pathlib import Path
 import pytest
 
 from nvrx_slurm.transport.backends import by_scheme
-from nvrx_slurm.transport.backends.port import Backend, host_and_port
+from nvrx_slurm.transport.backends.port import Backend, Link, host_and_port
 from nvrx_slurm.transport.backends.ucx.link import UcxxLink
 from nvrx_slurm.transport.errors import PeerRefused, PeerReset, RingError, TransportError
 from tests.transport.harness import WAIT_S, Async, on_deadline, soon, until
@@ -261,6 +261,24 @@ def test_a_last_word_is_read_though_one_says_more(backend: Backend, far: Far) ->
     with pytest.raises(PeerReset):
         send(link, FRAME)
     link.close()
+
+
+def test_a_word_from_who_speaks_first(backend: Backend) -> None:
+    """A server that speaks before it listens, and goes, is heard: however soon, its client knows whose word it is."""
+
+    def serve(link: Link) -> None:
+        send(link, FRAME)
+        link.close()
+        link.close()
+
+    listener = backend.listen("127.0.0.1", 0, serve)
+    for _ in range(100):
+        link = backend.connect(listener.address, soon())
+        assert receive(link, len(FRAME)) == FRAME
+        with pytest.raises(PeerReset):
+            receive(link, len(FRAME))
+        link.close()
+    listener.close()
 
 
 def test_listeners_leave_nothing(backend: Backend) -> None:

@@ -13,7 +13,7 @@ from nvrx_slurm.transport.backends.tcp import TcpLink
 from nvrx_slurm.transport.backends.ucx.engine import Engine
 from nvrx_slurm.transport.backends.ucx.hello import Hello, hear
 from nvrx_slurm.transport.backends.ucx.outcome import Outcome
-from nvrx_slurm.transport.backends.ucx.peer import Numbers, Peer, Want, new_number
+from nvrx_slurm.transport.backends.ucx.peer import Peer, Want
 from nvrx_slurm.transport.errors import PayloadTimeout, PayloadTruncated, PeerReset, TransportError
 
 INTRODUCTION_S = 5.0
@@ -100,61 +100,55 @@ class UcxxLink:
 
 def connect(engine: Engine, bootstrap: TcpLink, deadline: float) -> UcxxLink:
     """To a peer of this kind, which listens at the other end. Raises PeerReset, PayloadTimeout."""
-    side, number = engine.calling, new_number()
-    bootstrap.send(Hello(number, 0, side.address).pack(), None, deadline)
-    theirs = hear(bootstrap, deadline)
-
-    def make() -> Peer:
-        endpoint = engine.call(side, theirs)
-        return Peer(engine, side, endpoint, Numbers(number, theirs.number), bootstrap.detach())
-
-    return _link(engine, make)
+    peer = Peer(engine, engine.calling)
+    link = UcxxLink(engine, peer)
+    try:
+        engine.post(partial(engine.know, peer))
+        bootstrap.send(Hello(peer.number, 0, peer.side.address).pack(), None, deadline)
+        theirs = hear(bootstrap, deadline)
+        _do(engine, lambda: peer.open(engine.call(peer.side, theirs), theirs.number, bootstrap.detach()))
+    except BaseException:
+        link.cut()
+        raise
+    return link
 
 
 def accept(engine: Engine, bootstrap: TcpLink, serve: Callable[[Link], None]) -> None:
     """Serve one that has connected, once it has said who it is."""
+    peer = Peer(engine, engine.serving)
 
-    def make() -> Peer:
-        side, numbers = engine.serving, Numbers(new_number(), theirs.number)
-        index, endpoint = side.next(theirs.address)
-        peer = Peer(engine, side, endpoint, numbers, bootstrap.detach())
-        peer.say(Hello(numbers.ours, index, side.address).pack())
-        return peer
+    def open() -> None:
+        turn, endpoint = peer.side.next(theirs.address)
+        ours = bootstrap.detach()
+        engine.know(peer)
+        peer.open(endpoint, theirs.number, ours)
+        ours.sendall(Hello(peer.number, turn, peer.side.address).pack())  # there is room: it is the first word
 
+    link = UcxxLink(engine, peer)
     try:
         theirs = hear(bootstrap, time.monotonic() + INTRODUCTION_S)
-        link = _link(engine, make)
+        _do(engine, open)
     except TransportError as error:
         _log.debug("a connection came to nothing: %s", error)
-        return
-    try:
+    else:
         serve(link)
     finally:
         link.close()
 
 
-def _link(engine: Engine, make: Callable[[], Peer]) -> UcxxLink:
-    """Of a peer that is made in the engine's thread."""
-    outcome, made = Outcome(), list[Peer]()
+def _do(engine: Engine, step: Callable[[], None]) -> None:
+    """In the engine's thread, and wait for it."""
+    outcome = Outcome()
 
     def run() -> None:
         try:
-            made.append(make())
+            step()
         except Exception as error:  # UCXX has a class for each status
             outcome.settle(PeerReset(f"no connection: {error}"))
         else:
             outcome.settle()
 
-    def end() -> None:
-        for peer in made:
-            peer.end(_CUT)
-
     engine.post(run)
-    try:
-        outcome.wait()
-    except BaseException:  # an interrupt: nobody will know of it
-        engine.post(end)
-        raise
+    outcome.wait()
     if outcome.error is not None:
         raise outcome.error
-    return UcxxLink(engine, made[0])

@@ -57,13 +57,6 @@ class Kind(IntEnum):
     LEAVE = 2  # nothing comes after this one
 
 
-class Numbers(NamedTuple):
-    """By which each end knows the other."""
-
-    ours: int
-    theirs: int
-
-
 class Want(NamedTuple):
     """A buffer that one message is to fill."""
 
@@ -74,37 +67,33 @@ class Want(NamedTuple):
 class Peer:
     """Messages that have come, and who waits for one. `broken`: why it is good for nothing, once it is."""
 
-    def __init__(self, engine: Engine, side: Side, endpoint: Any, numbers: Numbers, ours: socket.socket) -> None:
-        self.number, self._their_number = numbers
+    def __init__(self, engine: Engine, side: Side) -> None:
+        self.number, self._their_number = secrets.randbits(NUMBER_BITS), 0
         self.broken: str | None = None
-        self._engine, self._side = engine, side
-        self._endpoint: Any = endpoint
+        self.side, self._engine = side, engine
+        self._endpoint: Any = None
         self._closed: Any = None  # the same, until its last request has ended
-        self._socket: socket.socket | None = ours
+        self._socket: socket.socket | None = None
         self._is_leaving = self._has_said_last = self._has_been_left = self._is_taking = False
         self._unread: deque[Any] = deque()
         self._want: Want | None = None
         self._in_flight = 0
-        engine.know(self)
-        engine.watch(ours.fileno(), self)
-        try:
-            endpoint.set_close_callback(engine.fallen.append, (self,))
-        except RuntimeError:  # it has died already
-            engine.fallen.append(self)
 
     @property
     def has_news(self) -> bool:
         """From any thread: a message has come that nobody has asked for."""
         return bool(self._unread)
 
-    def say(self, hello: bytes) -> None:
-        """The first and last words over the socket, which has room for them: it is new."""
+    def open(self, endpoint: Any, their_number: int, ours: socket.socket) -> None:
+        """The peer may have sent already, and left: this one is known since before its number was told."""
+        self._endpoint, self._their_number, self._socket = endpoint, their_number, ours
+        self._engine.watch(ours.fileno(), self)
         try:
-            assert self._socket is not None
-            self._socket.sendall(hello)
-        except OSError as error:
-            self.end(_BROKEN)
-            raise PeerReset(f"{_BROKEN}: {error}") from None
+            endpoint.set_close_callback(self._engine.fallen.append, (self,))
+        except RuntimeError:  # it has died already
+            self._engine.fallen.append(self)
+        if self.broken is not None:
+            self._let_go()
 
     def drop(self) -> None:
         """In a forked child."""
@@ -134,7 +123,7 @@ class Peer:
                 return
             self._match()
             return
-        self._engine.drain(self._side, message)
+        self._engine.drain(self.side, message)
         if kind == Kind.LEAVE:
             self._break("the peer has closed the connection")
             self._has_been_left = True
@@ -156,9 +145,11 @@ class Peer:
 
     def leave(self) -> None:
         """Close it as soon as what was sent has arrived."""
-        if self.broken is not None:
+        if self._is_leaving:
+            return
+        if self.broken is not None or self._endpoint is None:
             self.end(_CLOSED)
-        elif not self._is_leaving:
+        else:
             self._is_leaving = True
             self._break(_CLOSED)
             self._engine.later(LINGER_S, lambda: self.end(_CLOSED))
@@ -176,7 +167,7 @@ class Peer:
         self._engine.forget(self)
         self._let_go()
         while self._unread:
-            self._engine.drain(self._side, self._unread.popleft())
+            self._engine.drain(self.side, self._unread.popleft())
 
     def end_for(self, outcome: Outcome) -> None:
         """Whoever waits for `outcome` gives up. It is settled when UCX touches the caller's memory no more."""
@@ -220,7 +211,7 @@ class Peer:
         want, self._want = self._want, None
         message = self._unread.popleft()
         if message.length != len(want.buffer):
-            self._engine.drain(self._side, message)
+            self._engine.drain(self.side, message)
             want.outcome.settle(
                 PayloadTruncated(f"the peer sent a message of {message.length} bytes, and not of {len(want.buffer)}")
             )
@@ -228,7 +219,7 @@ class Peer:
             return
         self._is_taking = True
         memory = want.buffer, message
-        self._start(lambda: [self._side.take(message, want.buffer)], memory, partial(self._taken, want.outcome))
+        self._start(lambda: [self.side.take(message, want.buffer)], memory, partial(self._taken, want.outcome))
 
     def _taken(self, outcome: Outcome, error: Exception | None) -> None:
         self._is_taking = False
@@ -267,10 +258,6 @@ class Peer:
         if self._closed is not None and not self._in_flight:
             self._engine.ucx.canceling(self._closed.ucxx_ptr)
             self._closed = None
-
-
-def new_number() -> int:
-    return secrets.randbits(NUMBER_BITS)
 
 
 def nobody(error: Exception | None) -> None:

@@ -17,7 +17,7 @@ from typing import Any
 
 from nvrx_slurm.log import get_logger
 from nvrx_slurm.transport.backends.naming import forget, resolve
-from nvrx_slurm.transport.backends.port import Link, Seen, address_of, host_and_port
+from nvrx_slurm.transport.backends.port import Seen, address_of, host_and_port
 from nvrx_slurm.transport.errors import PayloadTimeout, PayloadTruncated, PeerReset, RingError, TransportError
 
 SCHEME = "tcp"
@@ -112,6 +112,12 @@ class TcpLink:
         self._is_closed = True
         self._socket.close()
 
+    def detach(self) -> socket.socket:
+        """The socket, which is the caller's from now on; for the link it is as if closed."""
+        with self._guard:
+            self._is_closed = True
+        return self._socket
+
     def _look_ahead(self, size: int, deadline: float) -> int:
         """More of what the peer sends, where less than a frame of `size` bytes is there; 0 at its end."""
         have = len(self._ahead)
@@ -156,9 +162,9 @@ class TcpLink:
 class TcpListener:
     """A socket that listens, and the thread that accepts."""
 
-    def __init__(self, listening: socket.socket, host: str, serve: Callable[[Link], None]) -> None:
+    def __init__(self, listening: socket.socket, address: str, serve: Callable[[TcpLink], None]) -> None:
         self._socket, self._serve = listening, serve
-        self.address = address_of(SCHEME, host, listening.getsockname()[1])
+        self.address = address
         self._is_closed = threading.Event()
         self._thread = threading.Thread(target=self._accept_all, name=f"accept {self.address}", daemon=True)
         self._thread.start()
@@ -206,11 +212,12 @@ class TcpListener:
 
 
 class TcpBackend:
-    """Default between nodes."""
+    """Default between nodes. `scheme`: another's, whose connections begin with one of these."""
 
-    scheme = SCHEME
+    def __init__(self, scheme: str = SCHEME) -> None:
+        self.scheme = scheme
 
-    def connect(self, address: str, deadline: float) -> Link:
+    def connect(self, address: str, deadline: float) -> TcpLink:
         try:
             host, port = host_and_port(address)
         except ValueError as error:
@@ -228,12 +235,12 @@ class TcpBackend:
         forget(host, port)
         raise fault or PeerReset(f"host {host} has no address")
 
-    def listen(self, host: str, port: int, serve: Callable[[Link], None]) -> TcpListener:
+    def listen(self, host: str, port: int, serve: Callable[[TcpLink], None]) -> TcpListener:
         try:
             listening = _listening_socket(host, port)
         except OSError as error:
-            raise RingError(f"cannot listen on {address_of(SCHEME, host, port)}: {_reason(error)}") from None
-        return TcpListener(listening, host, serve)
+            raise RingError(f"cannot listen on {address_of(self.scheme, host, port)}: {_reason(error)}") from None
+        return TcpListener(listening, address_of(self.scheme, host, listening.getsockname()[1]), serve)
 
 
 def _connected(family: socket.AddressFamily, where: tuple[Any, ...], deadline: float) -> socket.socket:

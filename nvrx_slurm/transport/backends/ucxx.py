@@ -1,16 +1,19 @@
-"""UCX through its binding ucxx: RDMA where the system's UCX has it, TCP where there is none."""
+"""UCX through its binding ucxx: RDMA where the system's UCX has it, TCP where there is none.
+
+A connection begins as a socket of `tcp.py`, by which both ends learn where the other's worker is. Decision 0022 has
+what UCX's own listener would cost here.
+"""
 
 from __future__ import annotations
 
-import socket
-import time
 from collections.abc import Callable
 
-from nvrx_slurm.transport.backends.naming import forget, resolve
-from nvrx_slurm.transport.backends.port import Link, host_and_port
+from nvrx_slurm.transport.backends.port import Link
+from nvrx_slurm.transport.backends.tcp import TcpBackend, TcpListener
 from nvrx_slurm.transport.backends.ucx.engine import engine
-from nvrx_slurm.transport.backends.ucx.link import SCHEME, UcxxListener, connect
-from nvrx_slurm.transport.errors import PayloadTimeout, PeerReset, TransportError
+from nvrx_slurm.transport.backends.ucx.link import accept, connect
+
+SCHEME = "ucxx"
 
 
 class UcxxBackend:
@@ -23,23 +26,16 @@ class UcxxBackend:
 
     def __init__(self) -> None:
         engine()
+        self._sockets = TcpBackend(SCHEME)
 
     def connect(self, address: str, deadline: float) -> Link:
+        ours = engine()
+        socket = self._sockets.connect(address, deadline)
         try:
-            host, port = host_and_port(address)
-        except ValueError as error:
-            raise PeerReset(str(error)) from None
-        found = [where for family, where in resolve(host, port, deadline) if family is socket.AF_INET]
-        if not found:
-            raise PeerReset(f"host {host} has no IPv4 address, and UCX is used with no other")
-        if time.monotonic() >= deadline:
-            raise PayloadTimeout("there was no time left to connect")
-        try:
-            return connect(engine(), found[0][0], port, deadline)
-        except TransportError:
-            forget(host, port)
+            return connect(ours, socket, deadline)
+        except BaseException:
+            socket.close()
             raise
 
-    def listen(self, host: str, port: int, serve: Callable[[Link], None]) -> UcxxListener:
-        """On all interfaces, whatever `host` is: the binding knows no other way. IPv4 only, for the same reason."""
-        return UcxxListener(engine(), host, port, serve)
+    def listen(self, host: str, port: int, serve: Callable[[Link], None]) -> TcpListener:
+        return self._sockets.listen(host, port, lambda socket: accept(engine(), socket, serve))

@@ -1,7 +1,8 @@
-"""The one thread of a process that owns UCX: its worker, and all endpoints and listeners.
+"""The one thread of a process that owns UCX: its workers, and all endpoints.
 
 Other threads post what they want done. The thread does it, lets UCX progress until nothing moves any more, hands on
-what has come, and sleeps on UCX's own descriptor and on one by which it is woken. There is no asyncio, no thread of
+what has come, and sleeps on UCX's own descriptors, on the sockets whose end is the end of a connection, and on a
+descriptor by which it is woken. There is no asyncio, no thread of
 UCXX's, and no Python future: with those, a parked receive costs 4 % of a core at least, and a process does not end by
 itself.
 """
@@ -24,8 +25,10 @@ from typing import Any, NamedTuple
 
 from nvrx_slurm.log import get_logger
 from nvrx_slurm.transport.backends.ucx import found
+from nvrx_slurm.transport.backends.ucx.hello import Hello
 from nvrx_slurm.transport.backends.ucx.outcome import Outcome
 from nvrx_slurm.transport.backends.ucx.peer import DRAINED_BYTES, NUMBER_BITS, Done, Peer, nobody
+from nvrx_slurm.transport.backends.ucx.side import Side
 from nvrx_slurm.transport.errors import PeerRefused, PeerReset
 
 STOP_S = 0.5
@@ -51,10 +54,12 @@ class Engine:
 
     def __init__(self) -> None:
         self.ucx = found.load()
-        self._any_tag = self.ucx.tag(0), self.ucx.tag_mask(0)
-        self.worker: Any = None
+        self.serving: Side
+        self.calling: Side
         self.fallen: deque[Peer] = deque()
-        self.accepted: deque[Callable[[], None]] = deque()
+        self._context: Any = None
+        self._sides: list[Side] = []
+        self._watched: dict[int, Peer] = {}
         self._peers: dict[int, Peer] = {}
         self._transfers: list[_Transfer] = []
         self._timers: list[tuple[float, int, Callable[[], None]]] = []
@@ -64,7 +69,7 @@ class Engine:
         self._is_parked = self._has_ended = False
         self._stop_by = math.inf
         self._wake = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
-        self._poll = select.poll()
+        self._poll = select.epoll()  # a server has a thousand connections
         started = Outcome()
         self._thread = threading.Thread(target=self._run, args=(started,), name="ucx", daemon=True)
         self._thread.start()
@@ -96,12 +101,30 @@ class Engine:
         """In a forked child, where its thread is not."""
         self._guard, self._has_ended = threading.Lock(), True
         ctypes.pythonapi.Py_IncRef(ctypes.py_object(self))  # freed, it would end the parent's connections
+        for peer in self._watched.values():
+            peer.drop()
 
     def know(self, peer: Peer) -> None:
         self._peers[peer.number] = peer
 
     def forget(self, peer: Peer) -> None:
         self._peers.pop(peer.number, None)
+
+    def watch(self, descriptor: int, peer: Peer) -> None:
+        """Its end, or a word that nobody asked for, is the peer's."""
+        self._watched[descriptor] = peer
+        self._poll.register(descriptor, select.EPOLLIN)
+
+    def unwatch(self, descriptor: int) -> None:
+        del self._watched[descriptor]
+        self._poll.unregister(descriptor)
+
+    def call(self, side: Side, theirs: Hello) -> Any:
+        """The endpoint that belongs to a server's."""
+        endpoint = side.nth(theirs.address, theirs.turn)
+        if side.is_spent and side is self.calling:
+            self.calling = self._new_side()
+        return endpoint
 
     def start(self, requests: Sequence[Any], memory: Sequence[object], done: Done) -> None:
         """Call `done` when all `requests` are."""
@@ -110,15 +133,11 @@ class Engine:
     def later(self, after_s: float, step: Callable[[], None]) -> None:
         heapq.heappush(self._timers, (time.monotonic() + after_s, next(self._count), step))
 
-    def drain(self, message: Any) -> None:
+    def drain(self, side: Side, message: Any) -> None:
         """Nobody wants it."""
         if message.length <= DRAINED_BYTES:
             buffer = bytearray(message.length or 1)
-            self.start([self.take(message, memoryview(buffer))], (buffer, message), nobody)
-
-    def take(self, message: Any, buffer: memoryview) -> Any:
-        """Begin to receive into `buffer`, which is as long as the message: UCX trusts that."""
-        return self.worker.tag_recv_with_handle(self.ucx.array(buffer), message)
+            self.start([side.take(message, memoryview(buffer))], (buffer, message), nobody)
 
     def _run(self, started: Outcome) -> None:
         try:
@@ -137,20 +156,29 @@ class Engine:
             self._end()
 
     def _open(self) -> None:
-        self.worker = self.ucx.worker(self.ucx.context({}))
-        self.worker.init_blocking_progress_mode()
-        self._poll.register(self.worker.epoll_file_descriptor, select.POLLIN)
-        self._poll.register(self._wake, select.POLLIN)
+        self._context = self.ucx.context({})
+        self.serving, self.calling = self._new_side(), self._new_side()
+        self._poll.register(self._wake, select.EPOLLIN)
+
+    def _new_side(self) -> Side:
+        side = Side(self.ucx, self._context, self.later)
+        self._poll.register(side.worker.epoll_file_descriptor, select.EPOLLIN)
+        self._sides.append(side)
+        return side
 
     def _turn(self) -> None:
         while self._posts:
             self._posts.popleft()()
-        self.worker.progress()
+        self._progress()
         self._hand_on()
         self._settle()
         self._ring()
-        if self.worker.arm():
+        if all(side.worker.arm() for side in self._sides):
             self._park()
+
+    def _progress(self) -> None:
+        for side in self._sides:
+            side.worker.progress()
 
     def _park(self) -> None:
         with self._guard:
@@ -158,23 +186,25 @@ class Engine:
                 return
             self._is_parked = True
         left_s = self._timers[0][0] - time.monotonic() if self._timers else None
-        ready = self._poll.poll(None if left_s is None else max(0.0, math.ceil(left_s * 1000)))
+        ready = self._poll.poll(None if left_s is None else max(0.0, left_s))
         with self._guard:
             self._is_parked = False
-        if any(descriptor == self._wake for descriptor, _ in ready):
-            os.eventfd_read(self._wake)
+        for descriptor, _ in ready:
+            if descriptor == self._wake:
+                os.eventfd_read(self._wake)
+            elif descriptor in self._watched:
+                self.fallen.append(self._watched[descriptor])
 
     def _hand_on(self) -> None:
         """What has come; then, who has gone: a connection's last messages come before its end."""
-        while self.accepted:
-            self.accepted.popleft()()
-        while (message := self.worker.tag_probe(*self._any_tag, True)).matched:
-            kind, number = divmod(message.sender_tag.value, 1 << NUMBER_BITS)
-            peer = self._peers.get(number)
-            if peer is None:
-                self.drain(message)
-            else:
-                peer.has_come(kind, message)
+        for side in self._sides:
+            while (message := side.message()) is not None:
+                kind, number = divmod(message.sender_tag.value, 1 << NUMBER_BITS)
+                peer = self._peers.get(number)
+                if peer is None:
+                    self.drain(side, message)
+                else:
+                    peer.has_come(kind, message)
         while self.fallen:
             self.fallen.popleft().has_fallen()
 
@@ -218,7 +248,7 @@ class Engine:
         until = time.monotonic() + STOP_S
         with contextlib.suppress(Exception):
             while self._transfers and time.monotonic() < until:
-                self.worker.progress()
+                self._progress()
                 self._settle()
         for transfer in self._transfers:
             with contextlib.suppress(Exception):

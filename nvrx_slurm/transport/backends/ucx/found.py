@@ -18,7 +18,6 @@ SETTINGS = {
     "UCX_WARN_UNUSED_ENV_VARS": "n",
     "UCX_RNDV_FRAG_MEM_TYPE": "host",  # payloads lie in host memory; the binding would say "cuda"
     "UCX_USE_MT_MUTEX": "y",  # its threads wait for each other asleep, not spinning: half of the time of a connect
-    "UCX_TCP_CM_REUSEADDR": "y",  # a server comes back on its port while old connections linger
 }
 """Where the user has said nothing else. UCX reads its environment when it is loaded."""
 
@@ -35,8 +34,8 @@ class Ucx(NamedTuple):
 
     context: Any
     worker: Any
+    address: Any
     endpoint: Any
-    listener: Any
     tag: Any
     tag_mask: Any
     array: Any
@@ -66,8 +65,8 @@ def _load() -> Ucx:
     return Ucx(
         library.UCXContext,
         library.UCXWorker,
+        library.UCXAddress,
         library.UCXEndpoint,
-        library.UCXListener,
         library.UCXXTag,
         library.UCXXTagMask,
         array,
@@ -78,8 +77,7 @@ def _load() -> Ucx:
 def _canceling() -> Any:
     """`ucxx::Endpoint::getCancelingSize() const`, which drops the requests that have ended since they were cancelled.
 
-    The binding has no way to call it. Without, a connection that was cut while it sent is never freed, and keeps its
-    listener's port.
+    The binding has no way to call it. Without, a connection that was cut while it sent is never freed.
     """
     with contextlib.suppress(OSError, AttributeError):
         function = ctypes.CDLL("libucxx.so")._ZNK4ucxx8Endpoint16getCancelingSizeEv

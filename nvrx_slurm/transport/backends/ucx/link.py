@@ -3,22 +3,28 @@
 from __future__ import annotations
 
 import contextlib
-import threading
+import time
 from collections.abc import Callable
 from functools import partial
 
-from nvrx_slurm.transport.backends.port import Link, Seen, address_of
+from nvrx_slurm.log import get_logger
+from nvrx_slurm.transport.backends.port import Link, Seen
+from nvrx_slurm.transport.backends.tcp import TcpLink
 from nvrx_slurm.transport.backends.ucx.engine import Engine
+from nvrx_slurm.transport.backends.ucx.hello import Hello, hear
 from nvrx_slurm.transport.backends.ucx.outcome import Outcome
 from nvrx_slurm.transport.backends.ucx.peer import Peer, Want
-from nvrx_slurm.transport.backends.ucx.port import Port
-from nvrx_slurm.transport.errors import PayloadTimeout, PayloadTruncated, PeerReset, RingError
+from nvrx_slurm.transport.errors import PayloadTimeout, PayloadTruncated, PeerReset, TransportError
 
-SCHEME = "ucxx"
+INTRODUCTION_S = 5.0
+"""So long may a peer take to say who it is."""
+
 UNTAKEN_BYTES = 4 << 20
 """A sender need not wait until its peer wants a payload that is no longer: a socket would have room for that, too."""
 
 _CUT = "the connection was cut"
+
+_log = get_logger("transport")
 
 
 class UcxxLink:
@@ -92,66 +98,57 @@ class UcxxLink:
         outcome.wait()
 
 
-class UcxxListener:
-    """A port, and a thread for each link."""
-
-    def __init__(self, engine: Engine, host: str, number: int, serve: Callable[[Link], None]) -> None:
-        self._engine, self._serve = engine, serve
-        self._port = Port(engine, self._accept)
-        self._is_dropped = False
-        self._do(partial(self._port.open, number), f"cannot listen on {address_of(SCHEME, host, number)}")
-        self.address = address_of(SCHEME, host, self._port.number)
-
-    def close(self) -> None:
-        if not self._is_dropped:
-            with contextlib.suppress(PeerReset):
-                self._do(self._port.close, "")
-
-    def drop(self) -> None:
-        self._is_dropped = True
-
-    def _do(self, step: Callable[[], None], what: str) -> None:
-        """In the engine's thread, and wait for it."""
-        outcome = Outcome()
-
-        def run() -> None:
-            try:
-                step()
-            except Exception as error:  # UCXX has a class for each status
-                outcome.settle(RingError(f"{what}: {error}"))
-            else:
-                outcome.settle()
-
-        self._engine.post(run)
-        outcome.wait()
-        if outcome.error is not None:
-            raise outcome.error
-
-    def _accept(self, peer: Peer) -> None:
-        link = UcxxLink(self._engine, peer)
-        threading.Thread(target=self._run, args=(link,), name=f"serve {self.address}", daemon=True).start()
-
-    def _run(self, link: UcxxLink) -> None:
-        try:
-            self._serve(link)
-        finally:
-            link.close()
-
-
-def connect(engine: Engine, ip: str, port: int, deadline: float) -> UcxxLink:
-    """To a peer of this kind. Raises PeerReset, PayloadTimeout."""
-    outcome = Outcome()
-    peer = Peer(engine, outcome.settle)
-
-    def begin() -> None:
-        try:
-            endpoint = engine.ucx.endpoint.create(engine.worker, ip, port, True)
-        except Exception as error:  # UCXX has a class for each status
-            peer.end(f"no connection: {error}")
-        else:
-            peer.connect(endpoint)
-
-    engine.post(begin)
+def connect(engine: Engine, bootstrap: TcpLink, deadline: float) -> UcxxLink:
+    """To a peer of this kind, which listens at the other end. Raises PeerReset, PayloadTimeout."""
+    peer = Peer(engine, engine.calling)
     link = UcxxLink(engine, peer)
-    link._wait(outcome, deadline, "nobody answers there")
+    try:
+        engine.post(partial(engine.know, peer))
+        bootstrap.send(Hello(peer.number, 0, peer.side.address).pack(), None, deadline)
+        theirs = hear(bootstrap, deadline)
+        _do(engine, lambda: peer.open(engine.call(peer.side, theirs), theirs.number, bootstrap.detach()))
+    except BaseException:
+        link.cut()
+        raise
     return link
+
+
+def accept(engine: Engine, bootstrap: TcpLink, serve: Callable[[Link], None]) -> None:
+    """Serve one that has connected, once it has said who it is."""
+    peer = Peer(engine, engine.serving)
+
+    def open() -> None:
+        turn, endpoint = peer.side.next(theirs.address)
+        ours = bootstrap.detach()
+        engine.know(peer)
+        peer.open(endpoint, theirs.number, ours)
+        ours.sendall(Hello(peer.number, turn, peer.side.address).pack())  # there is room: it is the first word
+
+    link = UcxxLink(engine, peer)
+    try:
+        theirs = hear(bootstrap, time.monotonic() + INTRODUCTION_S)
+        _do(engine, open)
+    except TransportError as error:
+        _log.debug("a connection came to nothing: %s", error)
+    else:
+        serve(link)
+    finally:
+        link.close()
+
+
+def _do(engine: Engine, step: Callable[[], None]) -> None:
+    """In the engine's thread, and wait for it."""
+    outcome = Outcome()
+
+    def run() -> None:
+        try:
+            step()
+        except Exception as error:  # UCXX has a class for each status
+            outcome.settle(PeerReset(f"no connection: {error}"))
+        else:
+            outcome.settle()
+
+    engine.post(run)
+    outcome.wait()
+    if outcome.error is not None:
+        raise outcome.error

@@ -1,25 +1,27 @@
 """One connection, within the engine's thread; whatever waits for it in another thread has an Outcome.
 
-Its two ends first tell each other, over UCX's stream, by which number each knows it, the client first. From then on
-all goes as tagged messages, whose tag is a kind and the receiver's number: UCX matches by worker, not by connection.
+All goes as tagged messages, whose tag is a kind and the receiver's number: UCX matches by worker, not by connection.
 No receive is ever posted ahead: a message is taken out of UCX's queue when it has come, its length is compared with
 the buffer's, and only then may UCX write there. So a parked reader has nothing to cancel, and a payload that is
 longer than told is never begun.
 
-    OPENING ──their number──▶ OPEN ──leave: LEAVE sent──▶ LEAVING ──LEFT, or it is late──▶ ended
-       └─────────────────────────┴──── cut, a deadline, or the connection broke ─────────────▶ ended
+The socket by which it began stays open, and says nothing: its end is the connection's.
 
-LEAVE and LEFT are there because UCX tells the end of a connection on another socket than its data: an end could
-overtake what was sent before it.
+    open ──leave: LEAVE sent──▶ leaving ──the peer hangs up, or it is late──▶ ended
+      └──────────── cut, a deadline, or the connection broke ──────────────────▶ ended
+
+LEAVE is there because the socket's end could overtake what was sent before it over UCX.
 """
 
 from __future__ import annotations
 
+import contextlib
 import secrets
-import struct
+import socket
 from collections import deque
 from collections.abc import Callable, Sequence
 from enum import IntEnum
+from functools import partial
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from nvrx_slurm.transport.backends.ucx.outcome import Outcome
@@ -27,6 +29,7 @@ from nvrx_slurm.transport.errors import PayloadTruncated, PeerReset
 
 if TYPE_CHECKING:
     from nvrx_slurm.transport.backends.ucx.engine import Engine
+    from nvrx_slurm.transport.backends.ucx.side import Side
 
 NUMBER_BITS = 56
 LINGER_S = 5.0
@@ -39,8 +42,6 @@ DRAINED_BYTES = 64 << 10
 """UCX lets go of a message only when it is received, so that unread ones are, up to this size. Of a longer one only
 the word has come, not its bytes."""
 
-_INTRODUCTION = struct.Struct("<8sQ")
-_MAGIC = b"nvrxucx\n"
 _WORD = b"\0"  # UCX has no message of no bytes that could be relied upon
 
 _CLOSED, _CUT = "the connection was closed", "the connection was cut"
@@ -54,7 +55,6 @@ class Kind(IntEnum):
 
     DATA = 1
     LEAVE = 2  # nothing comes after this one
-    LEFT = 3  # and all before it was received
 
 
 class Want(NamedTuple):
@@ -65,20 +65,16 @@ class Want(NamedTuple):
 
 
 class Peer:
-    """Numbers, messages that have come, and who waits for one.
+    """Messages that have come, and who waits for one. `broken`: why it is good for nothing, once it is."""
 
-    `broken`: why it is good for nothing, once it is; `has_opened`: `opened` was called, with an error or without one.
-    `gone` is called, perhaps several times, when UCX has nothing of it any more.
-    """
-
-    def __init__(self, engine: Engine, opened: Done, gone: Callable[[Peer], None] | None = None) -> None:
-        self.number = secrets.randbits(NUMBER_BITS)
+    def __init__(self, engine: Engine, side: Side) -> None:
+        self.number, self._their_number = secrets.randbits(NUMBER_BITS), 0
         self.broken: str | None = None
-        self._engine, self._opened, self._gone = engine, opened, gone
+        self.side, self._engine = side, engine
         self._endpoint: Any = None
         self._closed: Any = None  # the same, until its last request has ended
-        self._their_number: int | None = None
-        self.has_opened = self._is_leaving = self._has_said_last = False
+        self._socket: socket.socket | None = None
+        self._is_leaving = self._has_said_last = self._has_been_left = self._is_taking = False
         self._unread: deque[Any] = deque()
         self._want: Want | None = None
         self._in_flight = 0
@@ -88,16 +84,21 @@ class Peer:
         """From any thread: a message has come that nobody has asked for."""
         return bool(self._unread)
 
-    def connect(self, endpoint: Any) -> None:
-        """Ours, and still under way: say who we are, and learn who they are."""
-        self._adopt(endpoint)
-        self._introduce_us()
-        self._learn(lambda: None)
+    def open(self, endpoint: Any, their_number: int, ours: socket.socket) -> None:
+        """The peer may have sent already, and left: this one is known since before its number was told."""
+        self._endpoint, self._their_number, self._socket = endpoint, their_number, ours
+        self._engine.watch(ours.fileno(), self)
+        try:
+            endpoint.set_close_callback(self._engine.fallen.append, (self,))
+        except RuntimeError:  # it has died already
+            self._engine.fallen.append(self)
+        if self.broken is not None:
+            self._let_go()
 
-    def accept(self, endpoint: Any) -> None:
-        """Theirs: learn who they are, and only then say who we are: nothing comes before its sender is known."""
-        self._adopt(endpoint)
-        self._learn(self._introduce_us)
+    def drop(self) -> None:
+        """In a forked child."""
+        if self._socket is not None:
+            self._socket.close()
 
     def send(self, frame: bytes, payload: memoryview | None, outcome: Outcome | None) -> None:
         """Two messages, straight from their memory, which is kept until UCX needs it no more."""
@@ -122,27 +123,33 @@ class Peer:
                 return
             self._match()
             return
-        self._engine.drain(message)
-        if kind == Kind.LEFT:
-            self.end(_CLOSED)
-        elif kind == Kind.LEAVE and self._endpoint is not None:
-            self._start(lambda: [self._tagged(Kind.LEFT, _WORD)], (_WORD,), nobody)
+        self._engine.drain(self.side, message)
+        if kind == Kind.LEAVE:
             self._break("the peer has closed the connection")
+            self._has_been_left = True
+            self._follow()
 
     def has_fallen(self) -> None:
-        """UCX has found it dead. What had come before can still be read."""
-        if self._endpoint is not None:
-            self._endpoint, self._closed = None, self._endpoint
-        has_no_link = self._is_leaving or not self.has_opened
+        """UCX or the socket says that it has gone. What had come before can still be read."""
         self._break(_BROKEN)
-        if has_no_link:
-            self.end(_BROKEN)
+        self._let_go()
+        if self._is_leaving:
+            self.end(_CLOSED)
+
+    def _follow(self) -> None:
+        """The peer waits for it. What is being received may come by other ways than its last word, and later."""
+        if self._has_been_left and not self._is_taking:
+            self._let_go()
+            if self._is_leaving:
+                self.end(_CLOSED)
 
     def leave(self) -> None:
         """Close it as soon as what was sent has arrived."""
-        if self.broken is not None or not self.has_opened:
+        if self._is_leaving:
+            return
+        if self.broken is not None or self._endpoint is None:
             self.end(_CLOSED)
-        elif not self._is_leaving:
+        else:
             self._is_leaving = True
             self._break(_CLOSED)
             self._engine.later(LINGER_S, lambda: self.end(_CLOSED))
@@ -156,15 +163,11 @@ class Peer:
 
     def end(self, why: str) -> None:
         """At once, any number of times. What is in flight settles as soon as UCX has let go of its memory."""
-        endpoint, self._endpoint = self._endpoint, None
         self._break(why)
         self._engine.forget(self)
-        if endpoint is not None:
-            endpoint.close_blocking()  # tens of microseconds: it is forced, and waits for nobody
-            self._closed = endpoint
+        self._let_go()
         while self._unread:
-            self._engine.drain(self._unread.popleft())
-        self._tell_if_gone()
+            self._engine.drain(self.side, self._unread.popleft())
 
     def end_for(self, outcome: Outcome) -> None:
         """Whoever waits for `outcome` gives up. It is settled when UCX touches the caller's memory no more."""
@@ -176,41 +179,26 @@ class Peer:
     def _break(self, why: str) -> None:
         if self.broken is None:
             self.broken = why
-        if not self.has_opened:
-            self.has_opened = True
-            self._opened(PeerReset(self.broken))
         want, self._want = self._want, None
         if want is not None:
             want.outcome.settle(PeerReset(self.broken))
 
-    def _adopt(self, endpoint: Any) -> None:
-        self._endpoint = endpoint
-        self._engine.know(self)
-        try:
-            endpoint.set_close_callback(self._engine.fallen.append, (self,))
-        except RuntimeError:  # it has died already
-            self._engine.fallen.append(self)
+    def _let_go(self) -> None:
+        """Of UCX and of the socket, by which the peer is told."""
+        self._hang_up()
+        endpoint, self._endpoint = self._endpoint, None
+        if endpoint is not None:
+            endpoint.close_blocking()  # tens of microseconds: it is forced, and waits for nobody
+            self._closed = endpoint
+        self._free()
 
-    def _introduce_us(self) -> None:
-        ours = _INTRODUCTION.pack(_MAGIC, self.number)
-        self._start(lambda: [self._living().stream_send(self._engine.ucx.array(ours))], (ours,), nobody)
-
-    def _learn(self, then: Callable[[], None]) -> None:
-        theirs = bytearray(_INTRODUCTION.size)
-
-        def learned(error: Exception | None) -> None:
-            if error is not None or self.has_opened:
-                self.end("no connection")
-                return
-            magic, self._their_number = _INTRODUCTION.unpack(theirs)
-            if magic != _MAGIC:
-                self.end("no server of payloads is listening there")
-                return
-            then()
-            self.has_opened = True
-            self._opened(None)
-
-        self._start(lambda: [self._living().stream_recv(self._engine.ucx.array(theirs))], (theirs,), learned)
+    def _hang_up(self) -> None:
+        ours, self._socket = self._socket, None
+        if ours is not None:
+            self._engine.unwatch(ours.fileno())
+            with contextlib.suppress(OSError):  # also where a forked child still holds it
+                ours.shutdown(socket.SHUT_RDWR)
+            ours.close()
 
     def _match(self) -> None:
         """A message and a buffer."""
@@ -223,16 +211,23 @@ class Peer:
         want, self._want = self._want, None
         message = self._unread.popleft()
         if message.length != len(want.buffer):
-            self._engine.drain(message)
+            self._engine.drain(self.side, message)
             want.outcome.settle(
                 PayloadTruncated(f"the peer sent a message of {message.length} bytes, and not of {len(want.buffer)}")
             )
             self.end(_UNASKED)
             return
-        self._start(lambda: [self._engine.take(message, want.buffer)], (want.buffer, message), want.outcome.settle)
+        self._is_taking = True
+        memory = want.buffer, message
+        self._start(lambda: [self.side.take(message, want.buffer)], memory, partial(self._taken, want.outcome))
+
+    def _taken(self, outcome: Outcome, error: Exception | None) -> None:
+        self._is_taking = False
+        outcome.settle(error)
+        self._follow()
 
     def _tagged(self, kind: Kind, part: bytes | memoryview) -> Any:
-        tag = self._engine.ucx.tag(kind << NUMBER_BITS | (self._their_number or 0))
+        tag = self._engine.ucx.tag(kind << NUMBER_BITS | self._their_number)
         return self._living().tag_send(self._engine.ucx.array(part), tag)
 
     def _living(self) -> Any:
@@ -247,7 +242,7 @@ class Peer:
         def settled(error: Exception | None) -> None:
             self._in_flight -= 1
             done(error)
-            self._tell_if_gone()
+            self._free()
             if error is None:
                 self._say_last()
 
@@ -259,15 +254,10 @@ class Peer:
             return
         self._engine.start(requests, memory, settled)
 
-    def _tell_if_gone(self) -> None:
-        if self._endpoint is not None or self._in_flight:
-            return
-        closed, self._closed = self._closed, None
-        if closed is not None:
-            self._engine.ucx.canceling(closed.ucxx_ptr)
-            del closed
-        if self._gone is not None:
-            self._gone(self)
+    def _free(self) -> None:
+        if self._closed is not None and not self._in_flight:
+            self._engine.ucx.canceling(self._closed.ucxx_ptr)
+            self._closed = None
 
 
 def nobody(error: Exception | None) -> None:

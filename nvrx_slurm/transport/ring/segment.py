@@ -1,8 +1,8 @@
 """The file of a ring in shared memory: made whole or not at all, mapped, and removed.
 
 It is made without a name, gets all its memory and its header, and only then its name: nobody ever sees half a ring,
-and whoever is killed before has left nothing. multiprocessing's resource tracker removes it when its creator is
-killed; where that was killed as well, the next `sweep` does.
+and whoever is killed before has left nothing. Where its creator is killed, the next `sweep` removes it, or
+multiprocessing's resource tracker, once all of its family have ended.
 """
 
 from __future__ import annotations

@@ -16,11 +16,9 @@ from pathlib import Path
 import pytest
 
 from nvrx_slurm.transport import PayloadClient, PayloadServer, SharedRing
-from nvrx_slurm.transport.backends import by_scheme
 from nvrx_slurm.transport.backends.port import Backend, Link, Listener
 from nvrx_slurm.transport.errors import (
     PayloadTruncated,
-    PeerRefused,
     PeerReset,
     RingError,
     TransportError,
@@ -57,25 +55,6 @@ backend = by_scheme("ucxx")
 listener = backend.listen("127.0.0.1", 0, echo)
 link = backend.connect(listener.address, soon())
 """
-
-
-@pytest.fixture
-def backend() -> Backend:
-    """The transport; missing, it fails in CI, and is skipped elsewhere."""
-    try:
-        return by_scheme("ucxx")
-    except PeerRefused as error:
-        refuse = pytest.fail if os.environ.get("CI") else pytest.skip
-        refuse(str(error))
-
-
-@pytest.fixture
-def far(backend: Backend) -> Iterator[Far]:
-    far = Far("ucxx")
-    try:
-        yield far
-    finally:
-        far.close()
 
 
 @pytest.fixture

@@ -13,15 +13,14 @@ import subprocess
 import sys
 import textwrap
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
-from nvrx_slurm.transport.backends import by_scheme
 from nvrx_slurm.transport.backends.port import Backend, Link, host_and_port
 from nvrx_slurm.transport.backends.ucx.link import UcxxLink
-from nvrx_slurm.transport.errors import PeerRefused, PeerReset, RingError, TransportError
+from nvrx_slurm.transport.errors import PeerReset, RingError, TransportError
 from tests.transport.harness import WAIT_S, Async, on_deadline, soon, until
 from tests.transport.links import Far, receive, send
 
@@ -49,25 +48,6 @@ backend = by_scheme("ucxx")
 listener = backend.listen("127.0.0.1", 0, serve)
 port = host_and_port(listener.address)[1]
 """
-
-
-@pytest.fixture
-def backend() -> Backend:
-    """The transport; missing, it fails in CI, and is skipped elsewhere."""
-    try:
-        return by_scheme("ucxx")
-    except PeerRefused as error:
-        refuse = pytest.fail if os.environ.get("CI") else pytest.skip
-        refuse(str(error))
-
-
-@pytest.fixture
-def far(backend: Backend) -> Iterator[Far]:
-    far = Far("ucxx")
-    try:
-        yield far
-    finally:
-        far.close()
 
 
 def begin(*scripts: str) -> subprocess.Popen[str]:

@@ -118,7 +118,8 @@ class Fetcher:
         self._options = options
         self._rings = LocalRings()
         self._backends: dict[str, Backend] = {
-            scheme: ShmBackend(self._rings) if scheme == "shm" else by_scheme(scheme) for scheme in options.transports
+            scheme: ShmBackend(self._rings) if scheme == "shm" else by_scheme(scheme, options.token or b"")
+            for scheme in options.transports
         }
         self._is_local_first = options.transports[0] == "shm"
         self._guard = threading.Lock()

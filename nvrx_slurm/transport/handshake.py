@@ -37,7 +37,7 @@ def greet(link: Link, token: bytes, deadline: float) -> Welcome:
     if challenge.status is not wire.Status.OK:
         raise PeerRefused(REASONS.get(challenge.status, f"it answers a hello with {challenge.status.name}"))
     if not hmac.compare_digest(challenge.proof, _proof(token, _SERVER, nonce, challenge.nonce)):
-        raise PeerRefused("it has another token: it serves another job")
+        raise PeerRefused(OTHER_TOKEN)
     return Welcome(_proof(token, _CLIENT, nonce, challenge.nonce), challenge.eviction_ms / 1000)
 
 
@@ -63,6 +63,7 @@ def turn_away(link: Link, status: wire.Status, deadline: float) -> None:
     link.send(wire.Challenge(wire.VERSION, status, 0, bytes(wire.NONCE_BYTES), _NO_PROOF).pack(), None, deadline)
 
 
+OTHER_TOKEN = "it has another token: it serves another job"
 REASONS = {
     wire.Status.FULL: "it has as many connections as it takes",
     wire.Status.CLOSING: "it shuts down",

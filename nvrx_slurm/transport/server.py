@@ -79,7 +79,7 @@ class PayloadServer:
         self._listeners = []
         with contextlib.ExitStack() as undo:
             for scheme in schemes:
-                backend = by_scheme(scheme)
+                backend = by_scheme(scheme, self.token)
                 for number in numbers:
                     listener = backend.listen(host, number, self._serve)
                     undo.callback(listener.close)

@@ -182,7 +182,7 @@ class Producer:
             links.append(link)
             serve(SickLink(link, fault), {self.ring.name: self.ring}, TOKEN, self.limits)
 
-        listener = by_scheme(self.scheme).listen("127.0.0.1", 0, serve_badly)
+        listener = by_scheme(self.scheme, TOKEN).listen("127.0.0.1", 0, serve_badly)
         self.liars.append((listener, links))
         return listener.address
 
@@ -258,7 +258,7 @@ def client_of(*transports: str, limits: Limits | None = None, **named: Any) -> P
 
 def asked(ref: PayloadRef, budget_s: float = WAIT_S) -> Link:
     """A reader's link over which the payload was asked for, and of which nothing is taken yet."""
-    link = by_scheme(ref.ports[0].partition("://")[0]).connect(ref.ports[0], soon())
+    link = by_scheme(ref.ports[0].partition("://")[0], TOKEN).connect(ref.ports[0], soon())
     link.send(greet(link, TOKEN, soon()).proof, None, soon())
     request(link, ref, budget_s=budget_s, deadline=soon())
     return link

@@ -14,9 +14,9 @@ SCHEMES = ("tcp", "ucxx")
 """What a server can listen with."""
 
 
-def by_scheme(scheme: str) -> Backend:
-    """The backend of that name. Raises UsageError for a name that is none, PeerRefused where its library is not
-    installed."""
+def by_scheme(scheme: str, token: bytes = b"") -> Backend:
+    """The backend of that name. `token`: what both ends know; some prove it before the protocol's own hello. Raises
+    UsageError for a name that is none, PeerRefused where its library is not installed."""
     if scheme == "tcp":
         from nvrx_slurm.transport.backends.tcp import TcpBackend
 
@@ -24,5 +24,5 @@ def by_scheme(scheme: str) -> Backend:
     if scheme == "ucxx":
         from nvrx_slurm.transport.backends.ucxx import UcxxBackend
 
-        return UcxxBackend()
+        return UcxxBackend(token)
     raise UsageError(f"transport {scheme!r} is none of {', '.join(SCHEMES)}")

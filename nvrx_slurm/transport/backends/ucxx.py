@@ -17,25 +17,27 @@ SCHEME = "ucxx"
 
 
 class UcxxBackend:
-    """UCX starts with the first of these in a process, which takes some 0.3 s.
+    """UCX starts with the first of these in a process, which takes some 0.3 s. It hears of nobody who does not know
+    the `token`.
 
     Raises PeerRefused, which says what to install or to do, where it cannot be.
     """
 
     scheme = SCHEME
 
-    def __init__(self) -> None:
+    def __init__(self, token: bytes) -> None:
         engine()
+        self._token = token
         self._sockets = TcpBackend(SCHEME)
 
     def connect(self, address: str, deadline: float) -> Link:
         ours = engine()
         socket = self._sockets.connect(address, deadline)
         try:
-            return connect(ours, socket, deadline)
+            return connect(ours, socket, self._token, deadline)
         except BaseException:
             socket.close()
             raise
 
     def listen(self, host: str, port: int, serve: Callable[[Link], None]) -> TcpListener:
-        return self._sockets.listen(host, port, lambda socket: accept(engine(), socket, serve))
+        return self._sockets.listen(host, port, lambda socket: accept(engine(), socket, self._token, serve))

@@ -18,9 +18,11 @@ from pathlib import Path
 
 import pytest
 
+from nvrx_slurm.transport.backends import by_scheme
 from nvrx_slurm.transport.backends.port import Backend, Link, host_and_port
+from nvrx_slurm.transport.backends.ucx.hello import REFUSAL, Hello
 from nvrx_slurm.transport.backends.ucx.link import UcxxLink
-from nvrx_slurm.transport.errors import PeerReset, RingError, TransportError
+from nvrx_slurm.transport.errors import PeerRefused, PeerReset, RingError, TransportError
 from tests.transport.harness import WAIT_S, Async, on_deadline, soon, until
 from tests.transport.links import Far, receive, send
 
@@ -97,25 +99,48 @@ SAID: dict[str, Callable[[bytes], bytes]] = {
     "random bytes": lambda hello: random.randbytes(random.randrange(1, 4096)),
     "a flipped bit": flipped,
     "a part of it": lambda hello: hello[: random.randrange(len(hello))],
-    "another length": lambda hello: hello[:36] + random.randbytes(2) + hello[38:],
-    "another address": lambda hello: hello[:38] + random.randbytes(len(hello) - 38),
+    "another length": lambda hello: hello[:52] + random.randbytes(2) + hello[54:],
+    "another address": lambda hello: hello[:54] + random.randbytes(len(hello) - 54),
 }
 
 
 @pytest.mark.parametrize("what", SAID)
 def test_whatever_a_stranger_says(backend: Backend, far: Far, hello: bytes, what: str) -> None:
-    """The server's process lives, and serves others; the stranger gets no word, and is cut off."""
+    """The server's process lives, and serves others; the stranger hears nothing, or that it is refused."""
     _, port = host_and_port(far.address)
     for _ in range(200):
         with socket.create_connection(("127.0.0.1", port)) as stranger:
             stranger.sendall(SAID[what](hello))
             stranger.shutdown(socket.SHUT_WR)
             with contextlib.suppress(ConnectionResetError):
-                assert stranger.recv(1) == b""
+                assert stranger.recv(4096) in (b"", REFUSAL)
     link = backend.connect(far.address, soon())
     far.tell(far.accepted(), "send", FRAME)
     assert receive(link, len(FRAME)) == FRAME
     link.close()
+
+
+def test_who_does_not_know_the_token(backend: Backend, far: Far) -> None:
+    """UCX does not hear of it, whatever it says by the rules, here an address that is none; and it is told why."""
+    _, port = host_and_port(far.address)
+    for _ in range(50):
+        with socket.create_connection(("127.0.0.1", port)) as stranger:
+            stranger.sendall(Hello(1, 0, random.randbytes(200)).pack(b"another token"))
+            assert stranger.recv(4096) == REFUSAL
+    with pytest.raises(PeerRefused, match="does not take this token"):
+        by_scheme("ucxx", b"another token").connect(far.address, soon())
+    backend.connect(far.address, soon()).close()
+    assert far.accepted() == 0
+
+
+def test_a_server_that_does_not_know_the_token(backend: Backend) -> None:
+    """The client's UCX does not hear of it."""
+    with socket.create_server(("127.0.0.1", 0)) as theirs:
+        connecting = Async(lambda: backend.connect(f"ucxx://127.0.0.1:{theirs.getsockname()[1]}", soon()))
+        with theirs.accept()[0] as client:
+            client.sendall(Hello(1, 0, random.randbytes(200)).pack(b"another token"))
+            with pytest.raises(PeerRefused, match="another token"):
+                connecting.result()
 
 
 def test_whoever_says_hello_and_goes(backend: Backend, far: Far, hello: bytes) -> None:

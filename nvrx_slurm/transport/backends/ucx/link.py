@@ -11,7 +11,7 @@ from nvrx_slurm.log import get_logger
 from nvrx_slurm.transport.backends.port import Link, Seen
 from nvrx_slurm.transport.backends.tcp import TcpLink
 from nvrx_slurm.transport.backends.ucx.engine import Engine
-from nvrx_slurm.transport.backends.ucx.hello import Hello, hear
+from nvrx_slurm.transport.backends.ucx.hello import Hello, hear, heard
 from nvrx_slurm.transport.backends.ucx.outcome import Outcome
 from nvrx_slurm.transport.backends.ucx.peer import Peer, Want
 from nvrx_slurm.transport.errors import PayloadTimeout, PayloadTruncated, PeerReset, TransportError
@@ -98,14 +98,14 @@ class UcxxLink:
         outcome.wait()
 
 
-def connect(engine: Engine, bootstrap: TcpLink, deadline: float) -> UcxxLink:
-    """To a peer of this kind, which listens at the other end. Raises PeerReset, PayloadTimeout."""
+def connect(engine: Engine, bootstrap: TcpLink, token: bytes, deadline: float) -> UcxxLink:
+    """To a peer of this kind, which listens at the other end. Raises PeerReset, PayloadTimeout, PeerRefused."""
     peer = Peer(engine, engine.calling)
     link = UcxxLink(engine, peer)
     try:
         engine.post(partial(engine.know, peer))
-        bootstrap.send(Hello(peer.number, 0, peer.side.address).pack(), None, deadline)
-        theirs = hear(bootstrap, deadline)
+        bootstrap.send(Hello(peer.number, 0, peer.side.address).pack(token), None, deadline)
+        theirs = hear(bootstrap, token, deadline)
         _do(engine, lambda: peer.open(engine.call(peer.side, theirs), theirs.number, bootstrap.detach()))
     except BaseException:
         link.cut()
@@ -113,7 +113,7 @@ def connect(engine: Engine, bootstrap: TcpLink, deadline: float) -> UcxxLink:
     return link
 
 
-def accept(engine: Engine, bootstrap: TcpLink, serve: Callable[[Link], None]) -> None:
+def accept(engine: Engine, bootstrap: TcpLink, token: bytes, serve: Callable[[Link], None]) -> None:
     """Serve one that has connected, once it has said who it is."""
     peer = Peer(engine, engine.serving)
 
@@ -122,11 +122,11 @@ def accept(engine: Engine, bootstrap: TcpLink, serve: Callable[[Link], None]) ->
         ours = bootstrap.detach()
         engine.know(peer)
         peer.open(endpoint, theirs.number, ours)
-        ours.sendall(Hello(peer.number, turn, peer.side.address).pack())  # there is room: it is the first word
+        ours.sendall(Hello(peer.number, turn, peer.side.address).pack(token))  # there is room: it is the first word
 
     link = UcxxLink(engine, peer)
     try:
-        theirs = hear(bootstrap, time.monotonic() + INTRODUCTION_S)
+        theirs = heard(bootstrap, token, time.monotonic() + INTRODUCTION_S)
         _do(engine, open)
     except TransportError as error:
         _log.debug("a connection came to nothing: %s", error)

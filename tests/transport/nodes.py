@@ -28,7 +28,7 @@ from nvrx_slurm.transport.serving import serve
 from nvrx_slurm.transport.slots import State
 from tests.transport.harness import TOKEN, WAIT_S, Async, digest_of, pattern, soon
 
-BRISK = Limits(answer_s=0.3, bytes_per_s=64e6, calls=2, pause_s=0.02)
+BRISK = Limits(answer_s=0.5, bytes_per_s=1e6, calls=2, pause_s=0.02)
 """A client that gives a silent port up soon, so that tests do not take long."""
 
 

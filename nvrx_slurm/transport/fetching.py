@@ -199,7 +199,7 @@ class Fetcher:
             if not isinstance(claim, Claim):
                 return None
             return self._read_claimed(claim, ref, deadline, buffer, abort, keep=keep)
-        except TransportError:  # the ring was closed, or a stopped process has the slot's lock
+        except TransportError:  # the ring was closed, a stopped process has the slot's lock, or it cannot be decoded
             return None
 
     def _read_small(
@@ -208,9 +208,9 @@ class Fetcher:
         """Copied and then taken, in one step: a claim before it and its end would take longer than the copy."""
         if self._options.allow_pickle or not ring.peek(ref, buffer):  # nothing runs of what may be of two payloads
             return None
-        got = self._decoded(ref, buffer)
+        got = _Got(payloads.decode(ref.schema, buffer))
         keep = keep or (abort is not None and abort.is_set)
-        return got if got.error is None and ring.take(ref, consume=not keep) else None
+        return got if ring.take(ref, consume=not keep) else None
 
     def _read_claimed(
         self, claim: Claim, ref: PayloadRef, deadline: float, buffer: memoryview, abort: Abort | None, *, keep: bool

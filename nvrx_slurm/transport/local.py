@@ -38,7 +38,7 @@ class LocalRings(Mapping[str, SharedRing]):
     def attached(self, name: str) -> SharedRing | None:
         """The ring, if it has been attached to."""
         ring = self._attached.get(name)
-        if ring is not None:
+        if ring is not None and len(self._attached) > 1:
             with contextlib.suppress(KeyError):  # it is being let go
                 self._attached.move_to_end(name)
         return ring

@@ -58,7 +58,7 @@ CONTESTANTS = (
 
 @dataclass(frozen=True, slots=True)
 class Load:
-    """`count` payloads are written and read in a turn; each has `turns` of them for each of the runs asked for."""
+    """`count` payloads are written and read in a turn; each contestant has `turns` of them in a run."""
 
     count: int
     turns: int
@@ -67,8 +67,8 @@ class Load:
 LOADS = {
     KIB: Load(128, 4),
     64 * KIB: Load(64, 4),
-    MIB: Load(32, 4),
-    16 * MIB: Load(8, 2),
+    MIB: Load(32, 8),
+    16 * MIB: Load(8, 4),
     64 * MIB: Load(4, 1),
 }
 
@@ -101,7 +101,7 @@ def transport(runs: int, peers: Path) -> None:
     there = dict(_there(peers))
     reads: dict[int, Taken] = {}
     for size, load in LOADS.items():
-        writes, reads[size] = _measure(there, size, load.count, load.turns * runs)
+        writes, reads[size] = _measure(there, size, load, runs)
         _print("read", size, reads[size], SOCKETS)
         _print("write", size, {who: took for who, took in writes.items() if who in WRITERS}, SHARED)
         _print_promises(size, reads[size])
@@ -122,20 +122,24 @@ def _there(peers: Path) -> Iterator[tuple[Contestant, Path]]:
             print(f"{contestant.name} is left out: {missing}", flush=True)
 
 
-def _measure(there: Mapping[Contestant, Path], size: int, count: int, turns: int) -> tuple[Taken, Taken]:
+def _measure(there: Mapping[Contestant, Path], size: int, load: Load, runs: int) -> tuple[Taken, Taken]:
     """Round by round, each one's turn in each, so that whatever else the machine does hits all alike; in each round
-    another one is the first. The first round, and the first payload of each turn, is for warming up."""
+    another one is the first. The first round, and the first payload of each turn, is for warming up.
+
+    In new processes for each run: which memory they get is worth a tenth of a copy, and luck.
+    """
     writes: Taken = defaultdict(list)
     reads: Taken = defaultdict(list)
-    with _pairs(there, size, count) as pairs:
-        names = list(pairs)
-        for number in range(turns + 1):
-            first = number % len(names)
-            for name in (*names[first:], *names[:first]):
-                written, read = pairs[name].turn()
-                if number:
-                    writes[name].append(median(written[1:]))
-                    reads[name].append(median(read[1:]))
+    for _ in range(runs):
+        with _pairs(there, size, load.count) as pairs:
+            names = list(pairs)
+            for number in range(load.turns + 1):
+                first = number % len(names)
+                for name in (*names[first:], *names[:first]):
+                    written, read = pairs[name].turn()
+                    if number:
+                        writes[name].append(median(written[1:]))
+                        reads[name].append(median(read[1:]))
     return writes, {name: reads[name] for name in names}
 
 

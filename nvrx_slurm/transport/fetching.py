@@ -34,10 +34,12 @@ from nvrx_slurm.transport.pool import AllInUse, Connection, Cuttable, Pool
 from nvrx_slurm.transport.reading import acknowledge, receive, request, settle
 from nvrx_slurm.transport.ref import PayloadRef
 from nvrx_slurm.transport.retrying import GiveUp, Limits, Outcome, Pause, ReadPlan, Try
-from nvrx_slurm.transport.ring import Claim, SharedRing, is_gone
+from nvrx_slurm.transport.ring import Claim, is_gone
 from nvrx_slurm.transport.ring.copying import PIECE_BYTES, room
 
 MOST_SICK = 4096
+
+_NOT_READ = object()
 
 _OUTCOMES = {
     wire.Status.BUSY: Outcome.BUSY,
@@ -141,8 +143,10 @@ class Fetcher:
         buffer = self._buffer(ref, into)
         if self._pool.is_closed or (abort is not None and abort.is_set):
             raise self._ended(ref, ())
-        if self._is_local_first and (here := self._read_here(ref, deadline, buffer, abort, keep=keep)) is not None:
-            return here.object
+        if self._is_local_first:
+            here = self._read_here(ref, deadline, buffer, abort, keep=keep)
+            if here is not _NOT_READ:
+                return here
         return self._read_by_plan(ref, deadline, abort or Abort(), buffer, keep=keep)
 
     def _read_by_plan(
@@ -186,48 +190,42 @@ class Fetcher:
 
     def _read_here(
         self, ref: PayloadRef, deadline: float, buffer: memoryview, abort: Abort | None, *, keep: bool
-    ) -> _Got | None:
+    ) -> object:
         """The usual case where the ring is on this node: straight from it, without a plan, a connection and frames.
-        None where anything stands in the way; then all of these see to it."""
+        `_NOT_READ` where anything stands in the way; then all of these see to it."""
         ring = self._rings.attached(ref.ring)
         if ring is None:
-            return None
+            return _NOT_READ
         try:
-            if ref.size <= PIECE_BYTES and (got := self._read_small(ring, ref, buffer, abort, keep=keep)) is not None:
-                return got
+            # A claim before a small copy, and its end, would take longer than the copy. But nothing may run of what
+            # may be of two payloads.
+            if ref.size <= PIECE_BYTES and not self._options.allow_pickle and ring.peek(ref, buffer):
+                got = payloads.decode(ref.schema, buffer)
+                if ring.take(ref, consume=not (keep or (abort is not None and abort.is_set))):
+                    return got
             claim = ring.claim(ref.slot, ref.generation)
             if not isinstance(claim, Claim):
-                return None
+                return _NOT_READ
             return self._read_claimed(claim, ref, deadline, buffer, abort, keep=keep)
         except TransportError:  # the ring was closed, a stopped process has the slot's lock, or it cannot be decoded
-            return None
-
-    def _read_small(
-        self, ring: SharedRing, ref: PayloadRef, buffer: memoryview, abort: Abort | None, *, keep: bool
-    ) -> _Got | None:
-        """Copied and then taken, in one step: a claim before it and its end would take longer than the copy."""
-        if self._options.allow_pickle or not ring.peek(ref, buffer):  # nothing runs of what may be of two payloads
-            return None
-        got = _Got(payloads.decode(ref.schema, buffer))
-        keep = keep or (abort is not None and abort.is_set)
-        return got if ring.take(ref, consume=not keep) else None
+            return _NOT_READ
 
     def _read_claimed(
         self, claim: Claim, ref: PayloadRef, deadline: float, buffer: memoryview, abort: Abort | None, *, keep: bool
-    ) -> _Got | None:
+    ) -> object:
         try:
             is_read = claim.size == ref.size
             if is_read:
                 claim.copy_into(buffer)
                 if self._options.allow_pickle and not claim.is_ours():
-                    return None  # nothing runs of what may be of two payloads
+                    return _NOT_READ  # nothing runs of what may be of two payloads
                 got = self._decoded(ref, buffer)
                 is_read = got.error is None
         except BaseException:
             claim.drop()
             raise
         keep = keep or (abort is not None and abort.is_set)
-        return got if claim.finish(is_read and not keep, deadline) and is_read else None
+        return got.object if claim.finish(is_read and not keep, deadline) and is_read else _NOT_READ
 
     def close(self) -> None:
         """Reads that are under way fail at once."""

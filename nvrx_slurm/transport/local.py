@@ -51,6 +51,7 @@ class LocalRings(Mapping[str, SharedRing]):
         return ring
 
     def __iter__(self) -> Iterator[str]:
+        """Of a copy: a read in another thread changes their order."""
         return iter(list(self._attached))
 
     def __len__(self) -> int:
@@ -59,7 +60,7 @@ class LocalRings(Mapping[str, SharedRing]):
     def close(self) -> None:
         with self._guard:
             self._is_closed = True
-            for ring in self._attached.values():
+            for ring in list(self._attached.values()):
                 ring.close()
             self._attached.clear()
 
@@ -86,9 +87,9 @@ class LocalRings(Mapping[str, SharedRing]):
 
     def _let_go(self) -> None:
         """Not closed: its memory goes when the last read that is under way has ended."""
-        gone = [name for name in self._attached if is_gone(name)]
+        gone = [name for name in self if is_gone(name)]
         crowd = len(self._attached) - len(gone) - MOST_RINGS + 1
-        gone += [name for name in list(self._attached)[: max(crowd, 0)] if name not in gone]
+        gone += [name for name in list(self)[: max(crowd, 0)] if name not in gone]
         for name in gone:
             del self._attached[name]
 

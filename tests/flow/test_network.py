@@ -167,6 +167,7 @@ def test_reset_tether_is_tied_anew(start, network, gate, ledger):
     for times in range(1, 4):
         until(lambda: network.reset(to_the_tether(job, "n2")) == 2, "a connection to reset")
         says(job, "controller", "n2: its tether broke", times)
+        says(job, "controller", "n2: its tether is tied anew", times)
     nothing_happened(job, gate, ledger)
 
 

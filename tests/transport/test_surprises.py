@@ -176,6 +176,30 @@ def test_a_ring_is_let_go_while_it_is_read(is_known: bool) -> None:
         assert f"/{rings[0].name}" not in Path("/proc/self/maps").read_text(), "its memory has gone"
 
 
+def test_rings_are_attached_to_while_others_are_read() -> None:
+    """A read changes the order in which rings were used, and an attach looks through them: neither minds the
+    other."""
+    with contextlib.ExitStack() as open_ones, PayloadClient() as client:
+        rings = [open_ones.enter_context(SharedRing.create(1, 4096)) for _ in range(16)]
+        refs = [ring.write(b"payload") for ring in rings]
+        for ref in refs[:2]:
+            client.read(ref, keep=True)
+        is_over = threading.Event()
+
+        def read() -> None:
+            while not is_over.is_set():
+                for ref in refs[:2]:
+                    client.read(ref, keep=True)
+
+        reading = Async(read)
+        try:
+            for ref in refs[2:]:
+                assert client.read(ref) == b"payload"
+        finally:
+            is_over.set()
+            reading.result()
+
+
 def test_the_ring_that_is_let_go_is_the_one_that_nobody_used_for_longest() -> None:
     """The one that is read all the time stays attached."""
     with contextlib.ExitStack() as open_ones:

@@ -24,6 +24,10 @@ SCHEME = "tcp"
 PIECE_BYTES = 1 << 20
 """The most that is received at once: it is still in the cache when its checksum is made."""
 
+NEAR_BYTES = 512 << 10
+"""The most that waits in the kernel for a peer on the same host: it is in the processor's cache still. What is right
+for the network, megabytes, makes 16 MiB take half as long again there."""
+
 AHEAD_BYTES = 16 << 10
 """So much is received with a frame: a small payload comes with its answer, and a request with the ack before it."""
 
@@ -44,6 +48,8 @@ class TcpLink:
     def __init__(self, connection: socket.socket) -> None:
         connection.setblocking(False)
         connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        if connection.getpeername()[0] == connection.getsockname()[0]:
+            connection.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, NEAR_BYTES)
         self._socket = connection
         self._readable, self._writable = select.poll(), select.poll()
         self._readable.register(connection, select.POLLIN)

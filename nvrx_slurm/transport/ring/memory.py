@@ -13,6 +13,7 @@ import ctypes
 import mmap
 import struct
 from collections.abc import Callable, Iterator
+from functools import partial
 from typing import TypeVar
 
 import msgspec
@@ -21,11 +22,13 @@ from msgspec.structs import astuple
 from nvrx_slurm.transport.ring import futex
 from nvrx_slurm.transport.ring.layout import BANK_BYTES, CHANGES_AT, WAITING_AT, WORD_BYTES, WORDS_AT, Layout
 from nvrx_slurm.transport.ring.mutex import Lock, holding, initialize
-from nvrx_slurm.transport.slots import Counts, Owner, Slot, State
+from nvrx_slurm.transport.slots import FREE, READY, Counts, Owner, Slot, State
 
 T = TypeVar("T")
 
 _BANK = struct.Struct("=QQQQQQII6Q")  # owner (3), lease, size, checksum, whether there is one, schema, counts (6)
+_BANK_QUADS = _BANK.size // 8
+_SIZE, _CONSUMED, _RELEASED = 4, 8, 10  # where they are in it, in steps of 8 bytes
 _STATE, _BANK_BIT, _GENERATION_SHIFT = 3, 4, 3
 _STATES = tuple(State)
 
@@ -50,6 +53,7 @@ class Memory:
         self._changes = self.view[CHANGES_AT : CHANGES_AT + 4].cast("I")
         self._waiting = self.view[WAITING_AT : WAITING_AT + 4].cast("I")
         self._words = self.view[WORDS_AT : WORDS_AT + layout.slots * WORD_BYTES].cast("Q")
+        self._quads = self.view[: layout.areas_at].cast("Q")
         self._locks = [Lock(start + layout.mutex_at(index), (name, index)) for index in range(layout.slots)]
         self._banks = [layout.banks_at(index) for index in range(layout.slots)]
         self._schemas = [layout.schema_at(index) for index in range(layout.slots)]
@@ -97,6 +101,27 @@ class Memory:
         )
         self._words[index] = slot.generation << _GENERATION_SHIFT | bit | slot.state  # one store: it is so now
 
+    def take(self, index: int, generation: int, size: int, consumed: bool, patience_s: float) -> bool:
+        """`slots.take` under the slot's lock, of the bytes as they lie there: a small read is hardly more than that.
+        Raises Contended."""
+        taken = holding(self._locks[index], partial(self._take, index, generation, size, consumed), patience_s)
+        if taken and consumed:
+            self.tell()
+        return taken
+
+    def _take(self, index: int, generation: int, size: int, consumed: bool) -> bool:
+        word, quads = self._words[index], self._quads
+        bit = word & _BANK_BIT
+        here = self._banks[index] + BANK_BYTES * (bit >> 2) >> 3
+        if word ^ bit != generation << _GENERATION_SHIFT | READY or quads[here + _SIZE] != size:
+            return False
+        bit ^= _BANK_BIT
+        there = self._banks[index] + BANK_BYTES * (bit >> 2) >> 3
+        quads[there : there + _BANK_QUADS] = quads[here : here + _BANK_QUADS]
+        quads[there + (_CONSUMED if consumed else _RELEASED)] += 1
+        self._words[index] = generation << _GENERATION_SHIFT | bit | (FREE if consumed else READY)
+        return True
+
     def look(self, index: int) -> Slot:
         """Without its lock, which somebody keeps who stands still: what was last made visible stays as it is."""
         while True:
@@ -107,7 +132,7 @@ class Memory:
 
     def is_ready(self, index: int, generation: int) -> bool:
         """At a glance."""
-        return self._words[index] & ~_BANK_BIT == generation << _GENERATION_SHIFT | State.READY
+        return self._words[index] & ~_BANK_BIT == generation << _GENERATION_SHIFT | READY
 
     def state(self, index: int) -> State:
         return _STATES[self._words[index] & _STATE]

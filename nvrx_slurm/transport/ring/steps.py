@@ -97,13 +97,13 @@ class Steps:
         return self._end(index, generation, owner, slots.consume if consumed else slots.release, until)
 
     def take(self, index: int, generation: int, size: int, *, consumed: bool) -> bool:
+        """Not from an owner that has lost the slot: that is for a claim to find out."""
         if not 0 <= index < self.memory.layout.slots:
             return False
         try:
-            taken = self._step(index, lambda slot: slots.take(slot, generation, size, consumed=consumed), PATIENCE_S)
+            return self.memory.take(index, generation, size, consumed, PATIENCE_S)
         except Contended:
             return False
-        return isinstance(taken, Slot)
 
     def settle(self, index: int, generation: int) -> bool:
         if not 0 <= index < self.memory.layout.slots:

@@ -56,6 +56,12 @@ listener = backend.listen("127.0.0.1", 0, echo)
 link = backend.connect(listener.address, soon())
 """
 
+FAR = """
+import signal
+from tests.transport.harness import soon, until
+from tests.transport.links import Far
+"""
+
 
 @pytest.fixture
 def near(backend: Backend, far: Far) -> Iterator[Link]:
@@ -217,6 +223,40 @@ def test_a_peer_that_is_killed_with_a_payload_announced(near: Link, far: Far) ->
     far.kill()
     with bounded(2.0), pytest.raises((PayloadTruncated, PeerReset)):
         receive_payload(near, 64 << 20)
+
+
+@pytest.mark.parametrize("fate", ["SIGSTOP", "SIGKILL"])
+def test_a_peer_that_falls_silent_within_a_short_message(backend: Backend, fate: str) -> None:
+    """UCX receives the rest of it for ever. The reader does not: PayloadTimeout at its deadline where the peer stands
+    still, PayloadTruncated at once where it has gone; and what UCX receives into is not the reader's."""
+    ended = run(
+        f"""
+        far = Far("ucxx")
+        link = by_scheme("ucxx").connect(far.address, soon())
+        far.tell(far.accepted(), "send", b"frame", (60_000, 1))
+        link.receive_into(memoryview(bytearray(5)), soon())
+        until(link.is_stale, "its first piece has come")
+        os.kill(far.pid, signal.{fate})
+        buffer, began = bytearray(b"." * 60_000), time.monotonic()
+        try:
+            link.receive_payload_into(memoryview(buffer), began + 1.0, None)
+        except TransportError as error:
+            print(type(error).__name__, time.monotonic() - began, set(buffer) == set(b"."))
+        far.kill()
+        """,
+        prelude=PRELUDE.partition("def soon")[0] + FAR,
+        UCX_TLS="tcp,self",
+        UCX_TCP_SNDBUF="4k",  # one piece, and the next one when the first was taken
+        UCX_TCP_RCVBUF="4k",
+        UCX_RNDV_THRESH="inf",
+    )
+    assert (ended.returncode, ended.stderr) == (0, "")
+    error, took_s, is_untouched = ended.stdout.split()
+    assert is_untouched == "True"
+    if fate == "SIGSTOP":
+        assert error == "PayloadTimeout" and 1.0 <= float(took_s) < 1.5
+    else:
+        assert error == "PayloadTruncated" and float(took_s) < 0.9
 
 
 def test_a_peer_that_sends_and_sends(near: Link, far: Far) -> None:

@@ -2,9 +2,8 @@
 
 Other threads post what they want done. The thread does it, lets UCX progress until nothing moves any more, hands on
 what has come, and sleeps on UCX's own descriptors, on the sockets whose end is the end of a connection, and on a
-descriptor by which it is woken. There is no asyncio, no thread of
-UCXX's, and no Python future: with those, a parked receive costs 4 % of a core at least, and a process does not end by
-itself.
+descriptor by which it is woken. There is no asyncio, no thread of UCXX's, and no Python future: with those, a parked
+receive costs 4 % of a core at least, and a process does not end by itself.
 """
 
 from __future__ import annotations
@@ -27,7 +26,7 @@ from nvrx_slurm.log import get_logger
 from nvrx_slurm.transport.backends.ucx import found
 from nvrx_slurm.transport.backends.ucx.hello import Hello
 from nvrx_slurm.transport.backends.ucx.outcome import Outcome
-from nvrx_slurm.transport.backends.ucx.peer import DRAINED_BYTES, NUMBER_BITS, Done, Peer, nobody
+from nvrx_slurm.transport.backends.ucx.peer import NUMBER_BITS, SHORT_BYTES, Done, Peer, nobody
 from nvrx_slurm.transport.backends.ucx.side import Side
 from nvrx_slurm.transport.errors import PeerRefused, PeerReset
 
@@ -135,7 +134,7 @@ class Engine:
 
     def drain(self, side: Side, message: Any) -> None:
         """Nobody wants it."""
-        if message.length <= DRAINED_BYTES:
+        if message.length <= SHORT_BYTES:
             buffer = bytearray(message.length or 1)
             self.start([side.take(message, memoryview(buffer))], (buffer, message), nobody)
 
@@ -156,7 +155,7 @@ class Engine:
             self._end()
 
     def _open(self) -> None:
-        self._context = self.ucx.context({})
+        self._context = self.ucx.context({"RNDV_THRESH": str(SHORT_BYTES)})
         self.serving, self.calling = self._new_side(), self._new_side()
         self._poll.register(self._wake, select.EPOLLIN)
 

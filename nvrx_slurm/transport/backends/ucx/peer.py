@@ -5,6 +5,9 @@ No receive is ever posted ahead: a message is taken out of UCX's queue when it h
 the buffer's, and only then may UCX write there. So a parked reader has nothing to cancel, and a payload that is
 longer than told is never begun.
 
+UCX lets go of a long message when its endpoint is closed. Of a short one that comes in pieces it does not, where the
+last piece never comes: so a short one is received into memory of its own, and its reader need not wait for that.
+
 The socket by which it began stays open, and says nothing: its end is the connection's.
 
     open ──leave: LEAVE sent──▶ leaving ──the peer hangs up, or it is late──▶ ended
@@ -38,9 +41,11 @@ LINGER_S = 5.0
 MOST_UNREAD = 16
 """Messages that nobody has asked for yet. The protocol makes them two: an answer and its payload."""
 
-DRAINED_BYTES = 64 << 10
-"""UCX lets go of a message only when it is received, so that unread ones are, up to this size. Of a longer one only
-the word has come, not its bytes."""
+SHORT_BYTES = 64 << 10
+"""A message that comes at once (eager). Of a longer one comes a word first, and its bytes when they are wanted
+(rendezvous): the engine has told UCX so.
+
+UCX lets go of a message only when it is received, so that short ones that nobody wants are."""
 
 _WORD = b"\0"  # UCX has no message of no bytes that could be relied upon
 
@@ -77,6 +82,7 @@ class Peer:
         self._is_leaving = self._has_said_last = self._has_been_left = self._is_taking = False
         self._unread: deque[Any] = deque()
         self._want: Want | None = None
+        self._short: Want | None = None  # a short message is being received for it
         self._in_flight = 0
 
     @property
@@ -190,7 +196,14 @@ class Peer:
         if endpoint is not None:
             endpoint.close_blocking()  # tens of microseconds: it is forced, and waits for nobody
             self._closed = endpoint
+            self._engine.later(0.0, self._lose)  # after what has just come to its end
         self._free()
+
+    def _lose(self) -> None:
+        """Nothing comes any more, not even the rest of a short message."""
+        want, self._short = self._short, None
+        if want is not None:
+            self._taken(want.outcome, PeerReset(self.broken or _BROKEN))
 
     def _hang_up(self) -> None:
         ours, self._socket = self._socket, None
@@ -218,8 +231,20 @@ class Peer:
             self.end(_UNASKED)
             return
         self._is_taking = True
-        memory = want.buffer, message
-        self._start(lambda: [self.side.take(message, want.buffer)], memory, partial(self._taken, want.outcome))
+        if message.length > SHORT_BYTES:
+            memory = want.buffer, message
+            self._start(lambda: [self.side.take(message, want.buffer)], memory, partial(self._taken, want.outcome))
+        else:
+            self._short, room = want, memoryview(bytearray(message.length))
+            self._start(lambda: [self.side.take(message, room)], (room, message), partial(self._came, room))
+
+    def _came(self, room: memoryview, error: Exception | None) -> None:
+        """A short message, unless its reader has gone."""
+        want, self._short = self._short, None
+        if want is not None:
+            if error is None:
+                want.buffer[:] = room
+            self._taken(want.outcome, error)
 
     def _taken(self, outcome: Outcome, error: Exception | None) -> None:
         self._is_taking = False

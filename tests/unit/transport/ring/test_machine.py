@@ -157,8 +157,8 @@ class Machine(RuleBasedStateMachine):
 
     @rule(through=which, index=st.integers(0, SLOTS - 1), age=st.integers(0, 1), consumed=st.booleans())
     def take(self, through: int, index: int, age: int, consumed: bool) -> None:
-        """The payload that is there, or an older one, copied before."""
-        slot, ring = self.now(index), self.rings[through % 2]
+        """The payload that is there, or an older one, copied before. It takes no slot from whoever has lost it."""
+        slot, ring = self.model[index], self.rings[through % 2]
         if slot.generation - age < 0:
             return
         ref = PayloadRef(node="", ring=ring.name, slot=index, generation=slot.generation - age, size=slot.size)

@@ -9,6 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from msgspec.structs import replace
 
+from nvrx_slurm.transport import slots as rules
 from nvrx_slurm.transport.ring.layout import BANK_BYTES, Layout
 from nvrx_slurm.transport.ring.memory import Memory
 from nvrx_slurm.transport.slots import Counts, Owner, Slot, State
@@ -16,6 +17,7 @@ from nvrx_slurm.transport.slots import Counts, Owner, Slot, State
 LAYOUT = Layout(2, 100)
 
 words = st.integers(0, 2**64 - 1)
+near = st.sampled_from([0, 0, -1, 1])
 slots = st.builds(
     Slot,
     state=st.sampled_from(State),
@@ -61,6 +63,22 @@ def test_half_a_store_is_none(memory: Memory, before: Slot, written: bytes) -> N
     after = replace(before, size=7)
     memory.store(0, after)
     assert memory.load(0) == after
+
+
+@pytest.mark.parametrize("state", State)
+@given(
+    before=slots, age=st.sampled_from([0, 0, -1, 1]), larger=st.sampled_from([0, 0, -1, 1]), consumed=st.booleans()
+)
+def test_to_take_is_what_the_rules_say(
+    memory: Memory, state: State, before: Slot, age: int, larger: int, consumed: bool
+) -> None:
+    """Of the bytes as of the slot that they are, whatever it holds."""
+    slot = replace(before, state=state, counts=replace(before.counts, consumed=3, released=3))
+    memory.store(0, slot)
+    generation, size = slot.generation + age, slot.size + larger
+    expected = rules.take(slot, generation, size, consumed=consumed)
+    assert memory.take(0, generation, size, consumed, 0.0) == isinstance(expected, Slot)
+    assert memory.load(0) == (expected if isinstance(expected, Slot) else slot)
 
 
 def test_slots_do_not_touch() -> None:

@@ -121,6 +121,7 @@ def training(call: CallWrapper, options: argparse.Namespace, teacher: nn.Module,
         time.sleep(options.step_time)
     if rank == 0:
         conclude(options.checkpoint_dir, state, teacher)
+    del model  # before the group: as the last to refer to it, it would wait for the threads of Gloo with the GIL held
     dist.destroy_process_group()
 
 

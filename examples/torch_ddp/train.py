@@ -104,6 +104,7 @@ def main() -> None:
     step = train(options, teacher, model)
     if dist.get_rank() == 0:
         conclude(options.checkpoint_dir, step, teacher, model)
+    del model  # before the group: as the last to refer to it, it would wait for the threads of Gloo with the GIL held
     dist.destroy_process_group()
 
 

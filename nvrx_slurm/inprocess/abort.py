@@ -39,7 +39,8 @@ class AbortTorchDistributed(Abort):
     NCCL: each communicator is aborted, in a thread of its own, since one may wait for another. Gloo: all connections
     of this process are cut, so that whoever waits in a collective gets a RuntimeError. Not freed: who still waits for
     others in `init_process_group` or `new_group`; only their timeouts end that, so give both one that is shorter than
-    the hard timeout (theirs is half an hour).
+    the hard timeout (theirs is half an hour). The groups' objects are kept until nothing of the function is left:
+    see `let_go`.
 
     Does nothing unless this process has imported torch and has a process group. Raises TimeoutError when aborting, or
     destroying, takes longer than `timeout`; the groups are then left as they are.
@@ -55,7 +56,9 @@ class AbortTorchDistributed(Abort):
                 log.warning(
                     "the threads of Gloo cannot be seen: who waits in a collective of it is freed by its timeout"
                 )
-            self._abort_all(list(world.pg_names))
+            groups = list(world.pg_names)
+            _aborted.extend(groups)
+            self._abort_all(groups)
             bounded(
                 distributed.destroy_process_group, self.timeout, f"destroying the process groups of rank {state.rank}"
             )
@@ -70,6 +73,20 @@ class AbortTorchDistributed(Abort):
             raise TimeoutError(f"{stuck} of {len(work)} process groups are not aborted after {seconds:g} s")
         for error in filter(None, (each.exception() for each in work)):
             log.warning("aborting a process group failed: %s", error)
+
+
+_aborted: list[Any] = []
+"""The process groups of an iteration that has failed."""
+
+
+def let_go() -> None:
+    """Drop the process groups that were aborted, once nothing of the function is left, from any thread.
+
+    The end of a Gloo group waits for the group's threads, which may wait for the GIL to clear up after a collective.
+    A group's own object releases the GIL for that; whatever else holds one does not: had a DistributedDataParallel
+    the last reference, the process would hang. Seen in torch 2.13, once in some hundred restarts.
+    """
+    _aborted.clear()
 
 
 class AbortTransformerEngine(Abort):

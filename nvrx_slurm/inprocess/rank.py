@@ -12,6 +12,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from nvrx_slurm.inprocess import gates
+from nvrx_slurm.inprocess.abort import let_go
 from nvrx_slurm.inprocess.attribution import Interruption
 from nvrx_slurm.inprocess.cycle import Event, Phase
 from nvrx_slurm.inprocess.environment import Launch, RankVariables
@@ -269,6 +270,7 @@ class Rank:
         self.state.fn_exception = None
         self.value = error = None
         gc.collect()
+        let_go()
 
     def _stand_aside(self) -> None:
         """Another process takes the dead one's place, in a new start of them all: somebody will end this one."""

@@ -52,7 +52,7 @@ def test_connections_that_are_not_gloos_are_left_alone():
 
 
 STUCK = ("all_reduce", "all_reduce_in_the_second_group", "large_all_gather", "recv", "barrier", "wait_for_async_work")
-WAYS = (*STUCK, "again_and_again", "others_connections", "abort_that_hangs")
+WAYS = (*STUCK, "again_and_again", "others_connections", "reducer_that_ends_last", "abort_that_hangs")
 
 
 @contextlib.contextmanager
@@ -96,6 +96,13 @@ def test_only_gloos_connections_are_cut(told: dict[str, Any]):
     way = told["others_connections"]
     assert way["outcome"].startswith("RuntimeError: ")
     assert (way["store"], way["socket"]) == ("value", "ping")
+
+
+@pytest.mark.torch
+def test_no_object_of_the_function_has_the_last_reference_to_a_group(told: dict[str, Any]):
+    """Else its end would wait with the GIL held for threads of Gloo, which may wait for the GIL: a hang."""
+    way = told["reducer_that_ends_last"]
+    assert (way["kept"], way["then"]) == (True, 0)
 
 
 @pytest.mark.torch

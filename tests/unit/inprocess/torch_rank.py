@@ -16,9 +16,11 @@ from collections.abc import Callable
 from pathlib import Path
 
 import torch
+import torch._dynamo  # the first DistributedDataParallel would import it, and be referred to by what it leaves
 import torch.distributed as dist
+from torch.nn.parallel import DistributedDataParallel
 
-from nvrx_slurm.inprocess.abort import AbortTorchDistributed
+from nvrx_slurm.inprocess.abort import AbortTorchDistributed, let_go
 from nvrx_slurm.inprocess.exception import TimeoutError
 from nvrx_slurm.inprocess.state import FrozenState
 
@@ -118,6 +120,25 @@ def others_connections(second: dist.ProcessGroup, folder: str) -> dict[str, obje
             store.set("key", "value")
             mine.sendall(b"ping")
             return stuck | {"store": store.get("key").decode(), "socket": theirs.recv(4).decode()}
+
+
+def reducer_that_ends_last(second: dist.ProcessGroup, folder: str) -> dict[str, object]:
+    """The threads of a group of Gloo: when aborted and forgotten by the function, and when let go of by ourselves."""
+    stuck = stuck_in(lambda: dist.all_reduce(torch.ones(4)))
+    let_go()
+    before = gloo_threads()
+    store = dist.FileStore(f"{folder}/reducer", 1)
+    dist.init_process_group("gloo", store=store, rank=0, world_size=1)
+    model = DistributedDataParallel(torch.nn.Linear(2, 1))
+    AbortTorchDistributed()(STATE)
+    del model
+    kept = gloo_threads() - before
+    let_go()
+    return stuck | {"kept": kept > 0, "then": gloo_threads() - before}
+
+
+def gloo_threads() -> int:
+    return [task.read_text().strip() for task in Path("/proc/self/task").glob("*/comm")].count("pt_gloo_runloop")
 
 
 class Unending(dist.ProcessGroup):  # type: ignore[misc]

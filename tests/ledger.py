@@ -37,8 +37,9 @@ class Ledger:
         return plan_of(self.path.parent, role, spares=spares, quarantine_after=99, **bounds)
 
     def lines(self) -> list[Line]:
-        """In the order in which the steps were taken."""
-        return [_line(text) for text in self.path.read_text().splitlines()]
+        """In the order in which the steps were taken; not a last one that is still being written."""
+        whole, _, _ = self.path.read_text().rpartition("\n")
+        return [_line(text) for text in whole.splitlines()]
 
     def check(self) -> None:
         """Assert that each rank was one worker's at a time: cycle after cycle, one process in each."""

@@ -79,10 +79,11 @@ class SlurmStrikes:
         return Hit(at=at, proof=self._seen(queued, f"job {job} to be back in the queue", PROOF_S))
 
     def shorten_time_limit(self, arguments: Arguments, scene: Scene) -> Hit:
-        """Slurm counts in minutes: a limit is rounded up to one; `now` sets the job's end itself."""
+        """Slurm counts in minutes: a limit is rounded up to one. Without any the job's end itself is set, which must
+        not be over when Slurm hears of it."""
         job, at, to_s = scene.job.job_id, self._clock.wall(), float(arguments["to"])
         before = self._show(job)
-        change = f"TimeLimit={max(1, -int(-to_s // 60))}" if to_s else "EndTime=now"
+        change = f"TimeLimit={max(1, -int(-to_s // 60))}" if to_s else "EndTime=now+2"
         self._ask("scontrol", "update", f"JobId={job}", change)
 
         def shortened() -> str | None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -19,7 +20,8 @@ def test_the_script_is_the_golden_one(name: str) -> None:
 @pytest.mark.parametrize("name", JOBS)
 def test_bash_and_shellcheck_find_nothing(name: str) -> None:
     """Each script parses, and shellcheck has nothing to say (SC1091: it cannot see the user's own `source` files)."""
-    for command in (["bash", "-n"], ["shellcheck", "--exclude=SC1091"]):
+    shellcheck = Path(sys.executable).with_name("shellcheck")  # this environment's own
+    for command in (["bash", "-n"], [shellcheck, "--exclude=SC1091"]):
         done = subprocess.run([*command, path_of(name)], capture_output=True, text=True)
         assert (done.returncode, done.stdout + done.stderr) == (0, "")
 

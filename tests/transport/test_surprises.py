@@ -8,11 +8,13 @@ import contextlib
 import gc
 import resource
 import socket
+import struct
 import subprocess
 import sys
 import threading
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Any
 
 import msgspec
 import numpy as np
@@ -31,7 +33,7 @@ from nvrx_slurm.transport import (
     TransportError,
     wire,
 )
-from nvrx_slurm.transport.backends import naming
+from nvrx_slurm.transport.backends import naming, tcp
 from nvrx_slurm.transport.backends.port import host_and_port
 from nvrx_slurm.transport.backends.tcp import TcpBackend
 from nvrx_slurm.transport.fetching import Abort
@@ -435,6 +437,25 @@ def test_a_silent_address_of_a_host_leaves_time_for_its_others() -> None:
         naming._known[key] = soon(), [(socket.AF_INET, (host, number)) for host in ("127.0.0.2", "127.0.0.1")]
         open_ones.callback(naming._known.pop, key, None)
         TcpBackend().connect(f"tcp://{key[0]}:{number}", soon(1.0)).close()
+
+
+def test_a_peer_that_resets_at_once_leaves_no_socket(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The connection was made, and is gone before it can be used: it is closed, not left to the garbage collector."""
+    made: list[socket.socket] = []
+    connected = tcp._connected
+    with socket.create_server(("127.0.0.1", 0)) as server:
+
+        def connected_and_reset(*where: Any) -> socket.socket:
+            made.append(connected(*where))
+            theirs, _ = server.accept()
+            theirs.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
+            theirs.close()
+            return made[0]
+
+        monkeypatch.setattr(tcp, "_connected", connected_and_reset)
+        with pytest.raises(PeerReset, match="no connection"):
+            TcpBackend().connect(f"tcp://127.0.0.1:{server.getsockname()[1]}", soon())
+    assert made[0].fileno() == -1
 
 
 # ------------------------------------------------------------------------------------------------------ batches

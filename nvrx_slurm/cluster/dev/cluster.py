@@ -147,7 +147,7 @@ class DevCluster:
     def stop_node(self, node: str) -> list[int]:
         """Freeze (SIGSTOP) all processes of the node: its sockets stay open and nobody answers. Returns the pids."""
         self._check_node(node)
-        return sorted(processes.freeze(lambda table: members.of_node(self.spec, node, table)))
+        return sorted(processes.freeze(lambda table: members.of_node(self.spec, node, table), self._clock))
 
     def mark_down(self, node: str) -> None:
         """Tell slurmctld now that the node is lost, as a site's health check would; it would find out later."""

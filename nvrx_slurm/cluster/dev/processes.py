@@ -20,6 +20,7 @@ from nvrx_slurm.records import Record
 
 _PROC = Path("/proc")
 _FREEZE_ROUNDS = 50
+_STOP_TIMEOUT_S = 10.0
 _DEATH_TIMEOUT_S = 10.0
 
 
@@ -121,10 +122,11 @@ def working_folder_of(pid: int) -> str:
         return ""
 
 
-def freeze(members: Callable[[Table], set[int]]) -> set[int]:
+def freeze(members: Callable[[Table], set[int]], clock: Clock) -> set[int]:
     """Stop (SIGSTOP) all that `members` finds, and again, until it finds nobody new: a fork cannot slip through.
 
-    This process itself is left out. Returns the pids. Raises NvrxError when they fork faster than that.
+    This process itself is left out. Returns the pids, when none takes a step any more. Raises NvrxError when they
+    fork faster than that, WaitTimeout when one does not stop.
     """
     frozen: set[int] = set()
     for _ in range(_FREEZE_ROUNDS):
@@ -133,7 +135,24 @@ def freeze(members: Callable[[Table], set[int]]) -> set[int]:
             return frozen
         send(fresh, signal.SIGSTOP)
         frozen |= fresh
+        _await_stop(fresh, clock)
     raise NvrxError(f"{len(frozen)} processes were stopped, and new ones still appear: is it a fork bomb?")
+
+
+def _await_stop(pids: Iterable[int], clock: Clock) -> None:
+    """A signal is sent long before it arrives, on a machine that is busy; until then they go on, and fork."""
+    wait_until(
+        lambda: all(map(_takes_no_step, pids)), timeout_s=_STOP_TIMEOUT_S, what="processes to stop", clock=clock
+    )
+
+
+def _takes_no_step(pid: int) -> bool:
+    """Whether none of its threads runs or can be woken. One that is stuck in the kernel (D) stops before it gets out;
+    so does the parent of a vfork, which waits there for its stopped child."""
+    threads = (_PROC / str(pid) / "task").glob("*/stat")
+    with contextlib.suppress(OSError):  # one has ended meanwhile: look again
+        return all(parse_stat(thread.read_text(errors="replace")).state not in "RS" for thread in threads)
+    return False
 
 
 def kill(
@@ -147,7 +166,7 @@ def kill(
     `at_the_kill` is called in between: to find and freeze them may take a second on a machine that is busy.
     Raises WaitTimeout when the kernel does not let one go (it hangs in a system call).
     """
-    doomed = freeze(members)
+    doomed = freeze(members, clock)
     in_order = children_first(doomed, read_table())
     at_the_kill()
     send(in_order, signal.SIGKILL)

@@ -145,7 +145,7 @@ _PARTS: dict[Part, Callable[[Deed], Members]] = {
 
 def _kill(deed: Deed, members: Members, clock: Clock) -> Evidence:
     """Of a whole node, all are stopped first and children die before parents, so that none sees another die."""
-    doomed = processes.freeze(members) if deed.part == "tree" else members(read_table())
+    doomed = processes.freeze(members, clock) if deed.part == "tree" else members(read_table())
     handles = [handle for pid in children_first(doomed, read_table()) if (handle := _hold(pid)) is not None]
     at = clock.wall()  # to find and freeze a whole node may take a second on a machine that is busy
     try:
@@ -182,7 +182,7 @@ def _await_ends(handles: Sequence[int], clock: Clock) -> None:
 
 def _stop(deed: Deed, members: Members, clock: Clock) -> Evidence:
     at = clock.wall()
-    stopped = processes.freeze(members)
+    stopped = processes.freeze(members, clock)
     wait_until(lambda: all(map(is_stopped, stopped)), timeout_s=PROOF_S, what=f"{deed.who} to stop", clock=clock)
     return Evidence(at=at, proof=f"SIGSTOP froze {deed.who}: {_named(stopped)} in state T")
 

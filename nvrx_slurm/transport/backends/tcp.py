@@ -207,9 +207,8 @@ class TcpListener:
 
     def _run(self, connection: socket.socket) -> None:
         try:
-            link = TcpLink(connection)
+            link = _linked(connection)
         except OSError:  # it has gone already
-            connection.close()
             return
         try:
             self._serve(link)
@@ -233,7 +232,7 @@ class TcpBackend:
         for tried, (family, where) in enumerate(addresses):
             now = time.monotonic()  # a silent one leaves the others their share
             try:
-                return TcpLink(_connected(family, where, now + (deadline - now) / (len(addresses) - tried)))
+                return _linked(_connected(family, where, now + (deadline - now) / (len(addresses) - tried)))
             except TimeoutError:
                 fault = PayloadTimeout("nobody answers there")
             except OSError as error:
@@ -261,6 +260,15 @@ def _connected(family: socket.AddressFamily, where: tuple[Any, ...], deadline: f
         connection.close()
         raise
     return connection
+
+
+def _linked(connection: socket.socket) -> TcpLink:
+    """Takes the connection over. Raises OSError where the peer has reset it already; it is closed then."""
+    try:
+        return TcpLink(connection)
+    except BaseException:
+        connection.close()
+        raise
 
 
 def _listening_socket(host: str, port: int) -> socket.socket:

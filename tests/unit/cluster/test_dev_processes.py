@@ -90,8 +90,8 @@ def test_freeze_stops_everyone_and_kill_leaves_no_one(family: set[int]) -> None:
     def members(now: Table) -> set[int]:
         return family & now.keys()
 
-    assert freeze(members) == family
-    wait_until(lambda: {read_table()[pid].state for pid in family} == {"T"}, timeout_s=10, what="T", clock=clock)
+    assert freeze(members, clock) == family
+    assert {read_table()[pid].state for pid in family} == {"T"}
     assert kill(members, clock) == family
     assert not family & read_table().keys()
 
@@ -100,7 +100,7 @@ def test_freeze_catches_what_is_forked_meanwhile(family: set[int]) -> None:
     """Who appears between two looks is stopped too."""
     parent, child = sorted(family)
     looks = iter([{parent}, {parent, child}, {parent, child}])
-    assert freeze(lambda _: next(looks)) == family
+    assert freeze(lambda _: next(looks), SystemClock()) == family
 
 
 def test_the_environment_of_a_process_is_what_it_was_started_with() -> None:

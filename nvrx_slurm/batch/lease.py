@@ -68,7 +68,7 @@ class Watch:
     def pause_s(self, now: float) -> float:
         """How long until the next look; never beyond the moment at which the lease lapses."""
         pause_s = self._timeout_s / (LOOKS if self.touched else FIRST_LOOKS)
-        return max(0.0, min(pause_s, self._touched_at + self._timeout_s - now))
+        return max(0.0, min(pause_s, self._timeout_s - (now - self._touched_at)))
 
 
 async def kept(lease: Lease, clock: Clock, on_touch: Callable[[], None]) -> None:

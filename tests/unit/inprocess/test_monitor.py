@@ -6,7 +6,7 @@ import os
 import signal
 import stat
 from collections.abc import Callable, Iterator
-from contextlib import closing
+from contextlib import closing, suppress
 from pathlib import Path
 from typing import Any
 
@@ -163,7 +163,11 @@ def test_rank_dies_with_its_monitor(watch: Watch, stopped: bool):
 
 
 def targets(pid: int) -> list[str]:
-    return [str(place.readlink()) for place in Path(f"/proc/{pid}/fd").iterdir()]
+    found = []
+    for place in Path(f"/proc/{pid}/fd").iterdir():
+        with suppress(FileNotFoundError):  # it was closed meanwhile
+            found.append(str(place.readlink()))
+    return found
 
 
 def test_monitor_that_fails_takes_its_rank_along(watch: Watch):

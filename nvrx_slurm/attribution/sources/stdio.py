@@ -108,13 +108,17 @@ async def _send(
 
 
 async def _end(child: Process) -> None:
-    """Close its input and give it a moment; then kill it, with all it has started in its process group."""
+    """Close its input and give it a moment; then kill it, with all it has started in its process group. Also where
+    the moment is called off."""
     assert child.stdin is not None
     child.stdin.close()
-    if not await _has_ended(child):
-        with contextlib.suppress(ProcessLookupError):
-            os.killpg(child.pid, signal.SIGKILL)
+    try:
         await _has_ended(child)
+    finally:
+        if child.returncode is None:
+            with contextlib.suppress(ProcessLookupError):
+                os.killpg(child.pid, signal.SIGKILL)
+    await _has_ended(child)
 
 
 async def _has_ended(child: Process) -> bool:

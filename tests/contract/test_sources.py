@@ -16,9 +16,8 @@ import pytest
 from nvrx_slurm.agent.supervisor import descendants
 from nvrx_slurm.attribution.sources import Source, sources_of
 from nvrx_slurm.attribution.sources.lib import DIED
-from nvrx_slurm.attribution.sources.session import Session
+from nvrx_slurm.attribution.sources.stdio import child_streams
 from nvrx_slurm.clock import SystemClock
-from nvrx_slurm.errors import SourceError
 from nvrx_slurm.files import write_private
 from nvrx_slurm.processes import is_alive
 from nvrx_slurm.testing.attribution_server import AttributionServer, behaviour
@@ -322,17 +321,24 @@ async def test_no_server_is_left_behind(servers: Servers, mode: str) -> None:
 
 async def test_a_server_whose_end_is_called_off_is_gone(tmp_path: Path) -> None:
     """It does not end by itself, and whoever gives it a moment for that is called off: it is killed at once."""
-    session = Session((sys.executable, "-S", "-P", str(MCP_SCRIPT), "deaf", str(tmp_path / "died")))
-    starting = asyncio.create_task(session.started())
-    await _until(lambda: _servers_running(tmp_path), starting)
-    closing = asyncio.create_task(session.close())
-    await asyncio.wait({closing}, timeout=0.1)
-    assert not closing.done()
+    started = asyncio.Event()
+
+    async def hold() -> None:
+        async with child_streams((sys.executable, "-S", "-P", str(MCP_SCRIPT), "deaf", str(tmp_path / "died"))):
+            started.set()
+            await asyncio.Event().wait()
+
+    holder = asyncio.create_task(hold())
+    await started.wait()
     pids = _servers_running(tmp_path)
-    await session.close()
+    assert pids
+    holder.cancel()
+    await asyncio.wait({holder}, timeout=0.1)
+    assert not holder.done()
+    holder.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await holder
     wait_gone(pids)
-    with pytest.raises(SourceError, match="closed before it had initialised"):
-        await starting
 
 
 async def test_a_command_that_is_not_there(tmp_path: Path) -> None:

@@ -118,7 +118,7 @@ async def _end(child: Process) -> None:
         if child.returncode is None:
             with contextlib.suppress(ProcessLookupError):
                 os.killpg(child.pid, signal.SIGKILL)
-    await _has_ended(child)
+            await _has_ended(child)
 
 
 async def _has_ended(child: Process) -> bool:

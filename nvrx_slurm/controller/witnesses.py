@@ -89,7 +89,7 @@ class Witnesses:
         self.last_beats: dict[str, bytes] = {}
         self.seen_at: dict[str, float] = {}  # node → when it was here, seconds since the epoch
         self.trusted: set[str] = set()  # incarnations whose kernel's refusal proves a death
-        self.untied: dict[str, bool] = {}  # node whose tether broke → whether that was told
+        self.untied: set[str] = set()  # nodes whose tether broke, until they tie another
         self._tasks: set[asyncio.Task[None]] = set()
 
     def start_with(self, nodes: Iterable[Node]) -> None:
@@ -108,7 +108,7 @@ class Witnesses:
             self.liveness.drop(fact.node)
             self.speakers.pop(fact.incarnation.encode(), None)
             self.last_beats.pop(fact.node, None)
-            self.untied.pop(fact.node, None)
+            self.untied.discard(fact.node)
 
     async def close(self) -> None:
         await end(self._tasks)
@@ -171,12 +171,14 @@ class Witnesses:
     def _alive(self, node: str, incarnation: str) -> None:
         if self._current(node, incarnation):
             self.liveness.heard(node, self.clock.monotonic())
-            if self.untied.pop(node, False):
+            if node in self.untied:
+                self.untied.discard(node)
                 log.info("%s: its tether is tied anew", node)
 
     def _tether_lost(self, node: str, incarnation: str) -> None:
         if self._current(node, incarnation):
-            self.untied[node] = False
+            log.warning("%s: its tether broke", node)
+            self.untied.add(node)
             self._go(self._look_after(node, incarnation))
 
     async def _look_after(self, name: str, incarnation: str) -> None:
@@ -190,13 +192,9 @@ class Witnesses:
             return
         if proven:
             self._lose(name, "tether_lost", ago_s=self.clock.monotonic() - began)
-        else:
-            log.warning("%s: its tether broke, and nothing proves its death; listening on", name)
+        elif name in self.untied:
+            log.warning("%s: nothing proves its death; listening on", name)
             self.liveness.suspect(name, began)
-            if name in self.untied:
-                self.untied[name] = True
-            else:
-                log.info("%s: its tether is tied anew", name)
 
     def _reap(self, name: str, silent_s: float) -> None:
         suspected = silent_s < self.plan.fault_tolerance.heartbeat_timeout_s

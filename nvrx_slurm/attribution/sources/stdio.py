@@ -113,19 +113,19 @@ async def _end(child: Process) -> None:
     assert child.stdin is not None
     child.stdin.close()
     try:
-        await _has_ended(child)
+        await _wait_a_moment(child)
     finally:
         if child.returncode is None:
             with contextlib.suppress(ProcessLookupError):
                 os.killpg(child.pid, signal.SIGKILL)
-            await _has_ended(child)
+            await _wait_a_moment(child)
 
 
-async def _has_ended(child: Process) -> bool:
+async def _wait_a_moment(child: Process) -> None:
+    """Until it has ended, or for `GRACE_S`."""
     with contextlib.suppress(TimeoutError):
         async with asyncio.timeout(GRACE_S):
             await asyncio.gather(child.wait(), _drained(child))
-    return child.returncode is not None
 
 
 async def _drained(child: Process) -> None:

@@ -79,8 +79,8 @@ class SlurmStrikes:
         return Hit(at=at, proof=self._seen(queued, f"job {job} to be back in the queue", PROOF_S))
 
     def shorten_time_limit(self, arguments: Arguments, scene: Scene) -> Hit:
-        """Slurm counts in minutes: a limit is rounded up to one. Without any the job's end itself is set, which must
-        not be over when Slurm hears of it."""
+        """Slurm counts in minutes: a limit is rounded up to one. Where no time at all is left, the job's end is set
+        instead: two seconds from now, for Slurm refuses an end that has passed when slurmctld reads it."""
         job, at, to_s = scene.job.job_id, self._clock.wall(), float(arguments["to"])
         before = self._show(job)
         change = f"TimeLimit={max(1, -int(-to_s // 60))}" if to_s else "EndTime=now+2"

@@ -17,7 +17,7 @@ from tests.ledger import Ledger
 from tests.network import BATCH, GateNetwork
 
 NODES = ("n1", "n2", "n3")
-QUICK = {"heartbeat_interval_s": 0.2, "heartbeat_timeout_s": 2.0, "fence_timeout_s": 3.0}
+QUICK = {"heartbeat_interval_s": 0.2, "heartbeat_timeout_s": 2.0, "startup_timeout_s": 10.0, "fence_timeout_s": 3.0}
 PATIENT = {"heartbeat_interval_s": 0.2, "heartbeat_timeout_s": 20.0, "fence_timeout_s": 30.0}
 
 

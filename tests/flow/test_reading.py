@@ -22,6 +22,7 @@ from nvrx_slurm.folder import JobFolder
 from nvrx_slurm.records import Entry, JobEnded, NodeJoined, Recovered, RoundClosed, WorkersStarted
 from nvrx_slurm.report import source
 from nvrx_slurm.report.snapshot import take
+from tests.fault_harness import until
 from tests.harness import Gate, RunningJob, gate_plan, is_alive, wait_gone
 
 WAIT_S = 60.0
@@ -48,6 +49,9 @@ def all_here(job: RunningJob, gate: Gate, *nodes: str, cycle: int = 0, workers: 
 
 
 def lose_a_node(job: RunningJob, gate: Gate, node: str = "n2") -> None:
+    """Once all that its ranks have said in cycle 0 is in their files: what is in a dead node's pipes is lost."""
+    logs = job.folder.cycle_logs("main-0", 0, 0)
+    until(lambda: all((logs / f"rank-{rank}.out").read_text() for rank in range(4)), "every rank has said a word")
     job.kill_node(node)
     gate.wait(4, cycle=1)
     job.expect(Recovered, cycle=1)

@@ -225,6 +225,9 @@ class Agent:
         if (newer := self.opened.get(event.replica, 0)) > event.cycle:
             self._get_ready(event.replica, newer)  # its cycle was over before we could start
             return
+        if not self.heart.is_in_touch:
+            self._go(self._assign_in_touch(event))
+            return
         self.cycle = Cycle(event.replica, event.cycle, event.assignment, began=self.clock.monotonic())
         self.mode = Mode.ACTIVE
         log.info("%s cycle %d: group rank %d", event.replica, event.cycle, event.assignment.group_rank)
@@ -233,6 +236,11 @@ class Agent:
         self.watch.begin(event.assignment.seen)
         self.starting.start(self.cycle)
         self.machine.health.begin()
+
+    async def _assign_in_touch(self, event: Assigned) -> None:
+        """It was cut off, and its orders are back before its beats are."""
+        await self.heart.touch()
+        self.inbox.put_nowait(event)
 
     def _on_spawned(self, event: Spawned) -> None:
         if self.cycle is not None:

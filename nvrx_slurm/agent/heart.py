@@ -57,6 +57,7 @@ class Heart:
         self._keep = 2 * nodes + 16
         self._beats = 0
         self._beating: asyncio.Task[None] | None = None  # a beat that is on its way
+        self._beaten = asyncio.Event()
         self._touched_at = self._controller_at = self._asked_at = clock.monotonic()
         self._warned_of_store = self._warned_of_controller = False
 
@@ -74,6 +75,7 @@ class Heart:
         while True:
             await self._beat_once(max(interval_s, SHORTEST_WAIT_S))
             self.renew()
+            self._beaten.set()
             self._watch_controller()
             now = self._clock.monotonic()
             due = max(due + interval_s, now)  # on the beat, not one pause after another; and no burst to catch up
@@ -84,6 +86,21 @@ class Heart:
         interval."""
         self._lease(max(0.0, self._bounds.fence_timeout_s - self._out_of_touch_s()))
 
+    @property
+    def is_in_touch(self) -> bool:
+        """Workers that start now would have half of their lease at least. Who starts some without would see them
+        killed at once, and one cut would cost restart after restart."""
+        return self._out_of_touch_s() <= self._bounds.fence_timeout_s / 2
+
+    async def touch(self) -> None:
+        """Return once it is in touch. An order has come, so the store can be reached: the beat that a cut holds up,
+        on a connection of its own, is given up for a new one."""
+        if self._beating is not None:
+            self._beating.cancel()
+        while not self.is_in_touch:
+            self._beaten.clear()
+            await self._beaten.wait()
+
     async def _beat_once(self, bound_s: float) -> None:
         """Give the beat that is on its way, or a new one, so long; if it has not arrived by then, say "alive"."""
         if self._beating is None:
@@ -93,6 +110,8 @@ class Heart:
             self._use_tether(f"no answer in {bound_s:g} s")
             return
         beating, self._beating = self._beating, None
+        if beating.cancelled():  # a new one is wanted
+            return
         if (error := beating.exception()) is not None:  # the next beat is as good as this one
             self._use_tether(str(error) or "no answer")
         else:

@@ -53,6 +53,7 @@ class Promise(StrEnum):
     JOURNAL = "one journal, in order"
     JOURNAL_FIRST = "the journal first, ranks before the close"
     RANKS = "no rank is held twice"
+    LEASE = "whoever starts workers may let them live"
     FRESH = "a stale record leaves no trace"
     FENCED = "who is given up is fenced"
     REGISTERED = "nobody is given up who has not registered"
@@ -235,6 +236,11 @@ class Promises:
             )
 
     # ---- the nodes
+
+    def worker_wanted(self, node: str, rank: int, lease_s: float) -> None:
+        """An agent asks for a worker, who may live for so long unless it is in touch again."""
+        if lease_s <= 0.0:
+            self._broken(Promise.LEASE, f"{node} was to start rank {rank}, and its lease was over")
 
     def worker_started(self, worker: Worker) -> None:
         """The strongest one: a rank has one live worker at most, of whatever cycle, on whatever node."""

@@ -243,11 +243,13 @@ class SupervisedWorkers:
     def __init__(self, node: Node, agent: Process, post: Callable[[WorkerEvent], None]) -> None:
         self._node, self._agent, self._post = node, agent, post
         self._supervisor: Supervisor | None = None
+        self._lease_until = 0.0
 
     def start(self) -> None:
         self._supervisor = self._node.start_supervisor(self._agent, self._post)
 
     def spawn(self, rank: int, argv: Sequence[str], env: Mapping[str, str], cwd: str, out: int, err: int) -> None:
+        self._node.history.promises.worker_wanted(self._node.name, rank, self._lease_until - self._node.loop.now_s)
         self._ask("spawn", rank, env)
 
     def stop(self, grace_s: float, number: int = signal.SIGTERM, checkpoint: tuple[int, float] | None = None) -> None:
@@ -257,7 +259,8 @@ class SupervisedWorkers:
         self._ask("done", phase)
 
     def lease(self, seconds: float) -> None:
-        self._ask("lease", self._node.loop.now_s + seconds * self._node.clock.pace)
+        self._lease_until = self._node.loop.now_s + seconds * self._node.clock.pace
+        self._ask("lease", self._lease_until)
 
     def fence(self, trap: Any) -> None:
         self._pass_on("fence", trap)

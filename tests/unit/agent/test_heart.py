@@ -21,16 +21,49 @@ async def nobody_listens(*_) -> None:
     raise ConnectionRefusedError
 
 
+class Relay:
+    """Stands before the store. A cut is for the connections that there are: new ones get through."""
+
+    def __init__(self, port: int) -> None:
+        self._to = port
+        self._writers: list[asyncio.StreamWriter] = []
+        self._pumps: list[asyncio.Task[None]] = []
+
+    async def start(self) -> int:
+        self._server = await asyncio.start_server(self._accept, "127.0.0.1", 0)
+        return self._server.sockets[0].getsockname()[1]
+
+    async def _accept(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        from_store, to_store = await asyncio.open_connection("127.0.0.1", self._to)
+        self._writers += [writer, to_store]
+        for source, target in ((reader, to_store), (from_store, writer)):
+            self._pumps.append(asyncio.create_task(self._pump(source, target)))
+
+    async def _pump(self, source: asyncio.StreamReader, target: asyncio.StreamWriter) -> None:
+        while data := await source.read(1 << 16):
+            target.write(data)
+
+    def cut(self) -> None:
+        for pump in self._pumps:
+            pump.cancel()
+
+    async def close(self) -> None:
+        self.cut()
+        for writer in self._writers:
+            writer.close()
+        self._server.close()
+
+
 class Chest:
     """A heart in its surroundings: a store that can be stopped, leases and words that can be awaited."""
 
-    def __init__(self, store: Store, server_pid: int, **bounds: float) -> None:
-        self.store, self.server_pid = store, server_pid
+    def __init__(self, store: Store, server_pid: int, relay: Relay, **bounds: float) -> None:
+        self.store, self.server_pid, self.relay = store, server_pid, relay
         self.leases: asyncio.Queue[float] = asyncio.Queue()
         self.said: asyncio.Queue[ControllerSilent] = asyncio.Queue()
         self.tethering = Tethering(nobody_listens, lambda most_s: 0.0)
         self.heart = Heart(
-            bounds=FaultTolerance(heartbeat_interval_s=0.05, heartbeat_timeout_s=0.3, **bounds),
+            bounds=FaultTolerance(**{"heartbeat_interval_s": 0.05, "heartbeat_timeout_s": 0.3, **bounds}),
             nodes=1,
             store=store,
             tethering=self.tethering,
@@ -51,12 +84,13 @@ class Chest:
 async def chest(tmp_path):
     server = EmbeddedStore(tmp_path / "store", bind="127.0.0.1", password="secret")
     process = await server.start()
-    address = StoreAddress(url=f"redis://127.0.0.1:{server.port}", password="secret", job="j", token="t")
+    relay = Relay(server.port)
+    address = StoreAddress(url=f"redis://127.0.0.1:{await relay.start()}", password="secret", job="j", token="t")
     store = Store(address, clock=SystemClock())
     running: list[asyncio.Task] = []
 
     def begin(**bounds: float) -> Chest:
-        chest = Chest(store, process.pid, **bounds)
+        chest = Chest(store, process.pid, relay, **bounds)
         running.append(asyncio.create_task(chest.heart.run()))
         return chest
 
@@ -64,6 +98,7 @@ async def chest(tmp_path):
     for task in running:
         task.cancel()
     await store.close()
+    await relay.close()
     os.kill(process.pid, signal.SIGCONT)
     process.kill()
     await process.wait()
@@ -84,6 +119,31 @@ async def test_lease_runs_out_while_nobody_answers(chest):
     await heart.next_lease(lambda lease: lease == 0.0)
     os.kill(heart.server_pid, signal.SIGCONT)
     await heart.next_lease(lambda lease: lease > 1.5)
+
+
+async def test_node_that_was_cut_off_is_in_touch_when_the_store_has_answered(chest):
+    """Until then no worker may start: its lease would be over."""
+    heart = chest(fence_timeout_s=2.0)
+    await heart.next_lease(lambda lease: lease > 1.5)
+    assert heart.heart.is_in_touch
+    os.kill(heart.server_pid, signal.SIGSTOP)
+    await heart.next_lease(lambda lease: lease == 0.0)
+    waiting = asyncio.create_task(heart.heart.touch())
+    await heart.next_lease(lambda lease: True)
+    assert not waiting.done() and not heart.heart.is_in_touch
+    os.kill(heart.server_pid, signal.SIGCONT)
+    await asyncio.wait_for(waiting, 20.0)
+    await heart.next_lease(lambda lease: lease > 1.0)
+
+
+async def test_beat_that_a_cut_holds_up_is_given_up_for_a_new_one(chest):
+    """An order has come, so the store is there; the beat under way would stay away for half of the timeout."""
+    heart = chest(fence_timeout_s=2.0, heartbeat_timeout_s=600.0)
+    await heart.next_lease(lambda lease: lease > 1.5)
+    heart.relay.cut()
+    await heart.next_lease(lambda lease: lease == 0.0)
+    await asyncio.wait_for(heart.heart.touch(), 20.0)
+    await heart.next_lease(lambda lease: lease > 1.0)
 
 
 async def test_controller_that_never_shows_is_told_of_after_its_grace(chest):

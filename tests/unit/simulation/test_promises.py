@@ -120,6 +120,14 @@ def test_round_that_closes_while_an_old_worker_lives(court):
     assert court.broken == [Promise.RANKS]
 
 
+def test_worker_that_may_not_live(court):
+    """Its node was cut off for longer than the lease, and is not in touch again."""
+    court.promises.worker_wanted("n1", 0, 0.1)
+    assert court.broken == []
+    court.promises.worker_wanted("n1", 0, 0.0)
+    assert court.broken == [Promise.LEASE]
+
+
 def test_worker_without_a_round(court):
     """The journal knows of none, or gives its rank to another node."""
     court.start("n1", 0).kill()

@@ -9,8 +9,8 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
-PROGRAMS = ("munged", "slurmctld", "slurmd", "slurmdbd", "sbatch", "mariadbd", "ps", "faketime", "ip")
-DEBIAN = ("slurm-wlm", "munge", "slurmdbd", "mariadb-server", "procps", "faketime", "iproute2")
+PROGRAMS = ("munged", "slurmctld", "slurmd", "slurmdbd", "sbatch", "mariadbd", "ps", "cc", "ip")
+DEBIAN = ("slurm-wlm", "munge", "slurmdbd", "mariadb-server", "procps", "gcc", "libc6-dev", "iproute2")
 RHEL = (
     "slurm",
     "slurm-slurmctld",
@@ -19,7 +19,8 @@ RHEL = (
     "munge",
     "mariadb-server",
     "procps-ng",
-    "libfaketime",
+    "gcc",
+    "glibc-devel",
     "iproute",
 )
 SBIN = ("/usr/sbin", "/sbin", "/usr/local/sbin", "/usr/libexec")

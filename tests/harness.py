@@ -172,8 +172,12 @@ class RunningJob:
         return [entry.record for entry in self.entries if isinstance(entry.record, kind)]
 
     def agent_pid(self, node: str) -> int:
-        """The newest agent process of a node."""
+        """The newest agent process of a node, once the controller hears it: before, a death is a slow start."""
         self.expect(NodeJoined, node=node)
+        deadline, log = time.monotonic() + WAIT_S, self.folder.node_log(node)
+        while (said := log.read_text()).rfind("tied to the controller") < said.rfind("joined as"):
+            assert time.monotonic() < deadline, f"{node} was not tied in {WAIT_S} s\n{self.story()}"
+            time.sleep(0.01)
         return [record.pid for record in self.said(NodeJoined) if record.node == node][-1]
 
     def kill_node(self, node: str) -> None:

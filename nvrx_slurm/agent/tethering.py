@@ -104,6 +104,7 @@ class Tethering:
             except OSError as error:
                 log.debug("no tether to %s:%d: %s", order.host, order.port, error)
             else:
+                log.info("tied to the controller of epoch %d at %s:%d", order.epoch, order.host, order.port)
                 hold(self._line)
                 pause = FIRST_RETRY_S
                 await self._until_broken(self._line, lambda: fenced(incarnation))

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import signal
+import socket
 from collections.abc import Sequence
 
 from nvrx_slurm.clock import Clock
@@ -14,8 +15,10 @@ from nvrx_slurm.cluster.dev.programs import require
 from nvrx_slurm.cluster.dev.spec import ClusterSpec
 from nvrx_slurm.cluster.dev.waiting import wait_until
 from nvrx_slurm.errors import SlurmUnreachable
+from nvrx_slurm.folder import LOOPBACK
 
 USABLE_TIMEOUT_S = 30.0
+CALL_S = 1.0
 _REFUSES_JOBS = ("down", "drained", "draining")  # and answers: the state would have a star if it did not
 USABLE = ("idle", "mixed", "allocated", "completing")
 
@@ -30,6 +33,14 @@ def revive(spec: ClusterSpec, node: str) -> None:
     elif table[slurmd].state == "T":
         # So it registers at once. If slurmctld holds it for down by now, it would ask for that only some 30 s later.
         processes.send({slurmd}, signal.SIGHUP)
+        _call(spec.node_ports[spec.nodes.index(node)])
+
+
+def _call(port: int) -> None:
+    """slurmd looks whether a signal has come before it waits for the next connection (`_msg_engine`, slurmd.c): one
+    that comes just in between is seen only after that connection."""
+    with contextlib.suppress(OSError), socket.create_connection((LOOPBACK, port), timeout=CALL_S):
+        pass
 
 
 def await_usable(spec: ClusterSpec, nodes: Sequence[str], clock: Clock, say: Say) -> None:

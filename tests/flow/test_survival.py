@@ -122,6 +122,7 @@ def test_nothing_outlives_a_killed_batch_host(run_local, gate, tmp_path):
     """SIGKILL of the batch host ends the whole job: store, controller, agents, workers."""
     job = run_local(gate_plan(gate, tmp_path))
     gate.wait(4, cycle=0)
+    job.agent_pid("n3")
     everybody = descendants(job.process.pid)
     assert len(everybody) >= 2 + 3 * 2 + 4
     job.process.kill()

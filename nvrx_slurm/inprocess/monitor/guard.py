@@ -12,7 +12,9 @@ from nvrx_slurm.inprocess.ledger import Interrupted, Lost
 AGAIN_S = 5.0
 """How often SIGKILL is repeated, and said, for a process that hangs in the kernel."""
 
-ASK = (signal.SIGCONT, signal.SIGTERM)  # in this order: a stopped process cannot obey
+ASK = (signal.SIGTERM, signal.SIGCONT)
+"""In this order: a stopped process obeys as it wakes up, and does not restart with the others first."""
+
 KILL = (signal.SIGKILL,)
 
 

@@ -219,7 +219,7 @@ def test_hard_timeout_ends_the_rank(watch: Watch, hindrance: str):
     lost = group.lost(0)
     assert lost.interruption is Interruption.HARD_TIMEOUT
     assert "hard timeout" in lost.text
-    assert "SIGCONT, SIGTERM" in group.ranks[0].errors
+    assert "SIGTERM, SIGCONT" in group.ranks[0].errors
 
 
 def test_hard_timeout_kills_who_does_not_listen(watch: Watch):

@@ -116,6 +116,7 @@ class Monitor:
             if self._lease.left_s <= 0:
                 self._give_up()
             self._look()
+        self._hear_out()
 
     def _ready(self) -> set[int]:
         left_s = min(self._options.interval_s, self._lease.left_s)
@@ -133,6 +134,16 @@ class Monitor:
                 text = "the process became another program, or closed what its monitor heard it by"
                 self._sentence(self._watched.lost(Interruption.TERMINATED, text), 0.0)
             return
+        self._take(data)
+
+    def _hear_out(self) -> None:
+        """What the rank said before it died counts."""
+        self._control.setblocking(False)
+        with suppress(BlockingIOError, ConnectionError):
+            while data := self._control.recv(wire.MOST_BYTES):
+                self._take(data)
+
+    def _take(self, data: bytes) -> None:
         match wire.decode(data):
             case wire.Entered(iteration=iteration, rank=rank):
                 self._watched = Watched(

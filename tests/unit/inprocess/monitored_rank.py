@@ -38,6 +38,7 @@ def main() -> None:
     options = MonitorOptions(store_factory=STORES[given.pop("store")], **given)
     os.set_inheritable(os.open(INHERITABLE, os.O_RDONLY), True)
     stamps = Stamps.create()
+    stamps.suspend()  # until a test is about silence: nobody here makes progress
     names = {"os": os, "signal": signal, "threading": threading, "stamps": stamps, "Interruption": Interruption}
     names |= {"Lost": Lost, "forked": _forked, "descriptors": _descriptors, "before": _descriptors()}
     monitor = MonitorProcess(options, stamps)
@@ -45,7 +46,6 @@ def main() -> None:
         os._exit(1)
     monitor.wait_ready(60.0)
     _join(options)
-    stamps.suspend()  # until a test is about silence: nobody here makes progress
     names |= {"monitor": monitor, "monitor_pid": monitor.pid}
     _say(monitor.pid)
     for line in sys.stdin:

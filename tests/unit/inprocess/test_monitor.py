@@ -50,11 +50,17 @@ def watch(valkey: Valkey, tmp_path: Path) -> Iterator[Watch]:
     groups: list[Group] = []
 
     def start(
-        members: int = 1, *, on: Valkey = valkey, each: list[dict[str, Any]] | None = None, **options: Any
+        members: int = 1,
+        *,
+        on: Valkey = valkey,
+        each: list[dict[str, Any]] | None = None,
+        lives: bool = True,
+        **options: Any,
     ) -> Group:
+        """`lives`: until the test does something about it."""
         group = Group(on, tmp_path.name, members, tmp_path, each, **options)
         groups.append(group)
-        if not options.get("ends_early"):
+        if lives:
             group.until_watched()
         return group
 
@@ -103,7 +109,7 @@ def test_dead_rank_is_recorded_with_how_it_ended(watch: Watch, ends: str, words:
 
 def test_rank_that_dies_before_its_monitor_is_ready_is_recorded(watch: Watch):
     """The others wait for it already."""
-    group = watch(ends_early=True)
+    group = watch(ends_early=True, lives=False)
     assert group.ranks[0].ended() == 1
     assert group.lost(0).interruption is Interruption.TERMINATED
 
@@ -172,7 +178,7 @@ def targets(pid: int) -> list[str]:
 
 def test_monitor_that_fails_takes_its_rank_along(watch: Watch):
     """A flaw in it, or in a store, leaves no rank unwatched."""
-    group = watch(store="flawed")
+    group = watch(store="flawed", lives=False)
     assert group.ranks[0].ended() == -signal.SIGKILL
     lost = group.lost(0)
     assert lost.interruption is Interruption.MONITOR_PROCESS_EXCEPTION
@@ -318,6 +324,17 @@ def test_condemned_rank_may_end_by_itself(watch: Watch):
     assert group.ranks[0].ended() == 0
     assert group.lost(0).interruption is Interruption.UNHEALTHY
     assert "ResourceWarning" not in group.ranks[0].errors
+
+
+def test_what_a_rank_said_before_it_died_counts(watch: Watch):
+    """Its monitor comes to both at once."""
+    group = watch()
+    os.kill(group.ranks[0].monitor, signal.SIGSTOP)
+    group.ranks[0].does(condemnation(1000.0))
+    group.ranks[0].process.stdin.close()  # type: ignore[union-attr]
+    assert group.ranks[0].ended() == 0
+    os.kill(group.ranks[0].monitor, signal.SIGCONT)
+    assert group.lost(0).interruption is Interruption.UNHEALTHY
 
 
 @pytest.mark.parametrize("stopped", [False, True])

@@ -113,17 +113,23 @@ class Gate:
         with contextlib.suppress(OSError):
             while True:
                 connection, _ = server.accept()
-                file = connection.makefile("rb")
-                env = dict(
-                    line.split("=", 1) for line in file.readline().decode().rstrip("\n").split("\0") if "=" in line
-                )
-                pid = int(env.pop("PID"))
-                worker = Waiting(env["NVRX_REPLICA"], int(env["RANK"]), int(env["NVRX_CYCLE"]), pid, env, connection)
-                with self._news:
-                    self._arrived.append(worker)
-                    if self._is_open:
-                        worker.go()
-                    self._news.notify_all()
+                said = b""
+                with contextlib.suppress(ConnectionError), connection.makefile("rb") as file:
+                    said = file.readline()
+                if said.endswith(b"\n"):
+                    self._let_in(connection, said.decode().rstrip("\n"))
+                else:
+                    connection.close()  # it was killed before it had said who it is
+
+    def _let_in(self, connection: socket.socket, said: str) -> None:
+        env = dict(line.split("=", 1) for line in said.split("\0") if "=" in line)
+        pid = int(env.pop("PID"))
+        worker = Waiting(env["NVRX_REPLICA"], int(env["RANK"]), int(env["NVRX_CYCLE"]), pid, env, connection)
+        with self._news:
+            self._arrived.append(worker)
+            if self._is_open:
+                worker.go()
+            self._news.notify_all()
 
 
 class RunningJob:

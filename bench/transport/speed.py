@@ -69,7 +69,7 @@ LOADS = {
     64 * KIB: Load(64, 4),
     MIB: Load(32, 8),
     16 * MIB: Load(8, 4),
-    64 * MIB: Load(4, 1),
+    64 * MIB: Load(4, 4),
 }
 
 

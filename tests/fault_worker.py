@@ -111,6 +111,12 @@ def hangs_in_an_inner_section() -> None:
         wait_quietly()
 
 
+def takes_a_step() -> int:
+    beat(step=7)
+    say("stepped")
+    return wait()
+
+
 def never_begins() -> None:
     wait_quietly()
 

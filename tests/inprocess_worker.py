@@ -9,6 +9,7 @@ argv: the gate's port, and more words: `once` (no orders: a step, and rank 1 fai
 
 import ctypes
 import os
+import select
 import socket
 import sys
 import threading
@@ -71,7 +72,7 @@ def wrapped_obey() -> int:
 
 
 def tell_of_restarts(count: int, ranks: int) -> None:
-    """Hand-made ones: what a group of that size would tell."""
+    """Hand-made ones: what a group of that size would tell. Each one when the agent has room for it."""
     from nvrx_slurm.inprocess.attribution import Interruption, InterruptionRecord
     from nvrx_slurm.inprocess.journal import tell_agent
     from nvrx_slurm.inprocess.timeline import Phase, RankTimeline, Restart
@@ -79,9 +80,12 @@ def tell_of_restarts(count: int, ranks: int) -> None:
     phases = dict.fromkeys(Phase, 0.001)
     timelines = tuple(RankTimeline(member=rank, rank=rank, host="h", phases=phases) for rank in range(ranks))
     record = InterruptionRecord(0, Interruption.EXCEPTION, "ValueError: no such layer: 49", "h")
-    for iteration in range(1, count + 1):
-        told = {"iteration": iteration, "world_size": ranks, "active_world_size": ranks, "missing": ()}
-        tell_agent(Restart(at=0.0, group="g", call=0, **told, records=(record,), ranks=timelines))
+    with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as channel:
+        channel.connect(os.environ["NVRX_BEAT_SOCKET"])
+        for iteration in range(1, count + 1):
+            told = {"iteration": iteration, "world_size": ranks, "active_world_size": ranks, "missing": ()}
+            select.select([], [channel], [])
+            tell_agent(Restart(at=0.0, group="g", call=0, **told, records=(record,), ranks=timelines))
 
 
 HASTY = {

@@ -276,7 +276,7 @@ class Agent:
 
     def _on_hung(self, event: Hung) -> None:
         cycle = self.cycle
-        if cycle is None or not self._is_at_work() or event.rank in cycle.told:
+        if cycle is None or not self._is_at_work() or event.rank in cycle.told or event.rank not in cycle.running:
             return
         log.warning("rank %d hangs: %s", event.rank, event.why)
         cycle.told.add(event.rank)

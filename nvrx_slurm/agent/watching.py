@@ -7,7 +7,7 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 from nvrx_slurm.agent.events import Hung
-from nvrx_slurm.agent.hangs import NS, Seen, Watched, judge, learned, merge, next_look, seen_by
+from nvrx_slurm.agent.hangs import NS, Hang, Seen, Watched, judge, learned, merge, next_look, seen_by
 from nvrx_slurm.agent.machine import Board, Output
 from nvrx_slurm.clock import Clock
 from nvrx_slurm.records import HangBounds
@@ -56,14 +56,22 @@ class HangWatch:
 
     def look(self) -> Mapping[int, Reading]:
         """Judge, and set the clock for the next deadline. Returns what was read for it."""
+        readings, hung = self._judged()
+        if hung:  # an agent that stood still comes to its timers first, and hears in the next turn who has ended
+            asyncio.get_running_loop().call_later(0.0, self._tell)
+        return readings
+
+    def _tell(self) -> None:
+        for hang in self._judged()[1]:
+            self._started.pop(hang.rank)
+            self._post(Hung(hang.rank, hang.why, hang.step))
+
+    def _judged(self) -> tuple[Mapping[int, Reading], list[Hang]]:
         now_ns, readings = self._now_ns(), self._board.readings()
         bounds = learned(merge(self._known, seen_by(readings.values())), self._limits)
         watched = [self._watched(rank, readings) for rank in self._started]
-        for hang in judge(watched, self._limits, bounds, now_ns):
-            self._started.pop(hang.rank)
-            self._post(Hung(hang.rank, hang.why, hang.step))
         self._wake_at(next_look(watched, self._limits, bounds, now_ns))
-        return readings
+        return readings, judge(watched, self._limits, bounds, now_ns)
 
     def news(self) -> dict[str, tuple[int, float]]:
         """What the role has taken by now, if that says more than was known."""

@@ -72,11 +72,17 @@ class Watch:
 
 
 async def kept(lease: Lease, clock: Clock, on_touch: Callable[[], None]) -> None:
-    """Return once the lease has lapsed. `on_touch` is called whenever the file is seen to have been touched."""
+    """Return once the lease has lapsed. `on_touch` is called whenever the file is seen to have been touched.
+
+    The last look begins when the lease is due: who stood still meanwhile does not take that for silence.
+    """
     watch = Watch(lease.timeout_s, clock.monotonic())
-    while not watch.lapsed(clock.monotonic()):
+    while True:
+        looked_at = clock.monotonic()
         if watch.see(await _look(lease), clock.monotonic()):
             on_touch()
+        if watch.lapsed(looked_at):
+            return
         await asyncio.sleep(watch.pause_s(clock.monotonic()))
 
 

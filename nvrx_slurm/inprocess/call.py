@@ -103,7 +103,8 @@ class CallWrapper:
         with ExitStack() as stack:
             self._build(stack)
             try:
-                self._monitor.wait_ready(self._options.barrier_timeout.total_seconds())
+                with self.disable_hang_protection():  # the time that a monitor takes is not this rank's
+                    self._monitor.wait_ready(self._options.barrier_timeout.total_seconds())
                 self._group.join(self._process, lost)
                 stack.enter_context(_old_garbage_left_alone())
                 value = self._rank.drive(function)

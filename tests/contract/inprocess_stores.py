@@ -37,12 +37,14 @@ class Valkey:
         self.start()
 
     def start(self) -> None:
+        """Returns once it answers."""
         self._process = subprocess.Popen([server_binary(), "-"], stdin=subprocess.PIPE, stdout=subprocess.DEVNULL)
         assert self._process.stdin is not None
         options = {"port": self.port, "bind": "127.0.0.1", "requirepass": f'"{PASSWORD}"', "save": '""'}
         options |= {"appendonly": "yes", "appendfsync": "no", "dir": f'"{self._folder}"'}
         with self._process.stdin as stdin:
             stdin.write("\n".join(f"{name} {value}" for name, value in options.items()).encode())
+        self.store().connect("up", 0).close()
 
     def send(self, number: signal.Signals) -> None:
         os.kill(self._process.pid, number)

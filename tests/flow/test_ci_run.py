@@ -170,7 +170,7 @@ def test_run_that_is_out_of_time_says_of_each_flow_how_far_it_was(write_flow, ru
     """`--timeout` ends the run with 124: one flow was running, one had not begun."""
     write_flow("first", PASSES, limits={"wall": "50s"})
     write_flow("second", PASSES, limits={"wall": "40s"})
-    each = run("--on", "local", "--jobs", "1", "--timeout", "5s")
+    each = run("--on", "local", "--jobs", "1", "--timeout", "15s")
     assert each.ends() == 124, each.said
     first, second = each.outcome("first"), each.outcome("second")
     assert first["status"] == second["status"] == "out_of_time"

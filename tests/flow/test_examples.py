@@ -108,7 +108,7 @@ def test_the_result_is_said_and_written_alike(tmp_path: Path) -> None:
 @pytest.mark.parametrize("victim", [0, 3])
 def test_an_interrupted_training_ends_as_if_nothing_had_happened(clean: Path, tmp_path: Path, victim: int) -> None:
     """One rank killed midway, all restarted: every bit of the last checkpoint and of the result is the same."""
-    with World(WORLD, tmp_path, "--step-time", "0.005") as world:
+    with World(WORLD, tmp_path, "--step-time", "0.05") as world:
         world.await_step(60)
         world.ranks[victim].kill()
         ended = world.end()
@@ -124,7 +124,7 @@ def test_an_interrupted_training_ends_as_if_nothing_had_happened(clean: Path, tm
 
 def test_whoever_loses_a_peer_leaves_with_one_clear_line(tmp_path: Path) -> None:
     """The survivors of a kill say whom they lost and when, in one line and no traceback."""
-    with World(3, tmp_path, "--step-time", "0.005") as world:
+    with World(3, tmp_path, "--step-time", "0.05") as world:
         world.await_step(20)
         world.ranks[2].kill()
         (_, _, first), (_, _, second), _ = world.end()
@@ -136,7 +136,7 @@ def test_whoever_loses_a_peer_leaves_with_one_clear_line(tmp_path: Path) -> None
 
 def test_a_training_goes_on_in_a_smaller_world(clean: Path, tmp_path: Path) -> None:
     """Resumed by fewer ranks it takes the same batches to the same end, but for rounding."""
-    with World(WORLD, tmp_path, "--step-time", "0.005") as world:
+    with World(WORLD, tmp_path, "--step-time", "0.05") as world:
         world.await_step(60)
         world.ranks[1].kill()
         world.end()

@@ -64,6 +64,7 @@ def test_result_of_a_failed_job_is_there_on_a_full_disk(run_local, gate, disk):
 def test_worker_that_fills_the_disk_goes_on_without_its_output(run_local, gate, disk):
     """A worker that prints more than there is room for is not held up; when there is room again its output is kept
     again."""
+    disk.ballast.write_bytes(bytes(1 << 20))  # room to be had again, whoever fills the rest
     job = run_local(fault_plan(gate, disk.path, "prints_until_told", workers=1, rank=0))
     worker = gate.wait(1, cycle=0)[0]
     until(lambda: len(printed(job, 0)) > 1 << 16, "it prints")

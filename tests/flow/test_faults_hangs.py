@@ -10,7 +10,7 @@ import sys
 import pytest
 
 from nvrx_slurm.processes import is_alive
-from nvrx_slurm.records import HangBounds, Learned, WorkerHung
+from nvrx_slurm.records import HangBounds, Learned, WorkerHung, WorkersDone
 from tests.fault_harness import child_of, until
 from tests.fault_jobs import causes, ends_well, fault_plan, printed
 
@@ -62,9 +62,27 @@ def test_each_open_section_has_its_own_deadline(run_local, gate, tmp_path, fault
     assert hung.where.endswith("in wait_quietly")
 
 
+def test_worker_that_ends_while_its_agent_stands_still_has_not_hung(run_local, gate, tmp_path):
+    """The agent comes to both at once when it goes on: that the worker has ended, and that its next step is due."""
+    bounds = {"hang": HangBounds(step_s=5.0), "heartbeat_timeout_s": 60.0, "fence_timeout_s": 90.0}
+    job = run_local(fault_plan(gate, tmp_path, "takes_a_step", rank=0, nodes=2, workers=1, **bounds))
+    workers = gate.wait(2, cycle=0)
+    agent = job.agent_pid("n1")
+    until(lambda: printed(job, 0), "it has taken its step")
+    os.kill(agent, signal.SIGSTOP)
+    workers[0].go(exit_code=0)
+    with pytest.raises(subprocess.TimeoutExpired):  # the freeze itself takes so long
+        job.process.wait(6.0)
+    os.kill(agent, signal.SIGCONT)
+    job.expect(WorkersDone, node="n1")
+    workers[1].go(exit_code=0)
+    assert job.finish() == 0
+    assert job.said(WorkerHung) == []
+
+
 def test_worker_that_never_begins(run_local, gate, tmp_path):
     """Without a first beat within `startup` after its start, a worker counts as hung."""
-    plan = fault_plan(gate, tmp_path, "never_begins", workers=1, rank=0, hang=HangBounds(startup_s=2.0))
+    plan = fault_plan(gate, tmp_path, "never_begins", workers=1, rank=0, hang=HangBounds(startup_s=6.0))
     job = run_local(plan)
     gate.wait(1, cycle=1)[0].go()  # it does not beat either, but ends before that is due
     assert job.finish() == 0
@@ -75,7 +93,7 @@ def test_worker_that_never_begins(run_local, gate, tmp_path):
 
 def test_worker_that_falls_silent(run_local, gate, tmp_path):
     """Without any import in the worker: no output for as long as `no_output` says is a hang."""
-    plan = fault_plan(gate, tmp_path, "prints_and_falls_silent", workers=1, rank=0, hang=HangBounds(no_output_s=2.0))
+    plan = fault_plan(gate, tmp_path, "prints_and_falls_silent", workers=1, rank=0, hang=HangBounds(no_output_s=6.0))
     job = run_local(plan)
     gate.wait(1, cycle=1)[0].go()
     assert job.finish() == 0

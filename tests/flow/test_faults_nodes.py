@@ -15,7 +15,7 @@ from tests.fault_harness import FrozenNode, child_of, supervisor_of, until, with
 from tests.harness import wait_gone
 from tests.ledger import Ledger
 
-QUICK = {"heartbeat_interval_s": 0.2, "heartbeat_timeout_s": 2.0, "startup_timeout_s": 10.0}
+QUICK = {"heartbeat_interval_s": 0.2, "heartbeat_timeout_s": 4.0, "startup_timeout_s": 10.0}
 
 
 @pytest.fixture
@@ -114,7 +114,7 @@ def test_frozen_agent_alone_costs_the_node_its_workers(run_local, gate, ledger):
 def test_without_a_fence_the_lease_ends_the_workers(run_local, gate, ledger):
     """Where no trap can be opened and only the agent is stopped, its supervisor kills the workers when their lease
     lapses, and their ranks wait until that must have happened."""
-    bounds = {**QUICK, "fence_timeout_s": 3.0}
+    bounds = {**QUICK, "fence_timeout_s": 6.0}
     job = without_socket_filters(lambda: run_local(ledger.plan(gate, **bounds)))
     before = gate.wait(4, cycle=0)
     all_joined(job, "n3", "n4")
@@ -134,7 +134,7 @@ def test_without_a_fence_the_lease_ends_the_workers(run_local, gate, ledger):
 def test_without_a_fence_the_supervisor_that_thaws_kills_first(run_local, gate, ledger):
     """Where no trap can be opened and all of a node is stopped, its supervisor, thawed, finds the lease lapsed and
     kills the workers before anything else."""
-    bounds = {**QUICK, "fence_timeout_s": 3.0}
+    bounds = {**QUICK, "fence_timeout_s": 6.0}
     job = without_socket_filters(lambda: run_local(ledger.plan(gate, **bounds)))
     gate.wait(4, cycle=0)
     all_joined(job, "n3", "n4")

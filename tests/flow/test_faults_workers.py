@@ -17,7 +17,7 @@ def test_early_exit_with_0_ends_the_wait_of_the_others(run_local, gate, tmp_path
     """One rank ends with 0 and the others wait for it: after `exit_skew` they count as hung, and all start again."""
     workers = 2 // nodes
     plan = fault_plan(
-        gate, tmp_path, "exits_early", nodes=nodes, workers=workers, hang=HangBounds(exit_skew_s=1.0), max_restarts=1
+        gate, tmp_path, "exits_early", nodes=nodes, workers=workers, hang=HangBounds(exit_skew_s=5.0), max_restarts=1
     )
     job = run_local(plan)
     ends_well(job, gate, workers=2, cycle=1)
@@ -27,7 +27,7 @@ def test_early_exit_with_0_ends_the_wait_of_the_others(run_local, gate, tmp_path
 
 def test_worker_deaf_to_sigterm_is_killed_within_the_budget(run_local, gate, tmp_path):
     """A worker that ignores SIGTERM has its stacks on file before it is killed, and the node is ready in time."""
-    job = run_local(fault_plan(gate, tmp_path, "ignores_sigterm", nodes=1, teardown_grace_s=2.0))
+    job = run_local(fault_plan(gate, tmp_path, "ignores_sigterm", nodes=1, teardown_grace_s=8.0))
     workers = gate.wait(2, cycle=0)
     until(lambda: printed(job, 1) == b"deaf\n", "rank 1 is deaf")
     workers[0].go(exit_code=7)
@@ -43,7 +43,7 @@ def test_eight_deaf_workers_of_64_cost_the_others_nothing(run_local, gate, tmp_p
     """Of those that do not obey, and of nobody else, stacks are on file; then they are killed."""
     deaf = range(0, 64, 8)
     ranks = ",".join(map(str, deaf))
-    job = run_local(fault_plan(gate, tmp_path, "ignores_sigterm", rank=ranks, workers=64, teardown_grace_s=3.0))
+    job = run_local(fault_plan(gate, tmp_path, "ignores_sigterm", rank=ranks, workers=64, teardown_grace_s=10.0))
     before = gate.wait(64, cycle=0, timeout=90.0)
     until(lambda: all(printed(job, rank) == b"deaf\n" for rank in deaf), "eight are deaf")
     before[1].go(exit_code=7)

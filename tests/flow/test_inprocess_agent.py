@@ -82,12 +82,12 @@ def test_what_a_rank_tells_reaches_the_journal_and_changes_nothing(run_local, ga
 
 
 def test_a_storm_of_restarts_is_counted_and_does_not_fill_the_journal(run_local, gate, tmp_path):
-    """None of those that were heard is lost at the end of the job, and few entries tell of all of them."""
+    """None is lost at the end of the job, and few entries tell of all of them."""
     job = run_local(wrapped_plan(gate, tmp_path, "tells:100:2", nodes=1))
     gate.wait(1, cycle=0)[0].go()
     assert job.finish() == 0
     assert len(restarts(job)) < 20
-    assert restarts(job)[-1].times > 1
+    assert sum(restart.times for restart in restarts(job)) == 100
 
 
 # ------------------------------------------------------------------------------------------- where the store is
@@ -285,11 +285,11 @@ def _restarts_once(run_local, gate, plan):
 
 def test_a_restart_that_takes_longer_than_a_step_may_is_no_hang(run_local, gate, tmp_path):
     """Nor is the group's first step after it late: it has the time of a start-up."""
-    job = run_local(wrapped_plan(gate, tmp_path, "once", "slow:4", hang=HangBounds(step_s=2.0)))
+    job = run_local(wrapped_plan(gate, tmp_path, "once", "slow:8", hang=HangBounds(step_s=5.0)))
     gate.wait(2, cycle=0)
     assert job.finish() == 0
     (restart,) = restarts(job)
-    assert restart.restart.phases["finalized"] >= 4.0
+    assert restart.restart.phases["finalized"] >= 8.0
     assert job.said(WorkerHung) == []
 
 

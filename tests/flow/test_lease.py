@@ -13,7 +13,7 @@ from nvrx_slurm.agent.supervisor import descendants
 from nvrx_slurm.records import Lease, NodeJoined, Shutdown, Signalled, WorkersStarted
 from tests.harness import gate_plan, wait_gone
 
-TIMEOUT_S = 2.0
+TIMEOUT_S = 4.0
 
 
 class Owner:

@@ -160,7 +160,7 @@ def test_cancelled_job_leaves_no_worker(run_local, gate, tmp_path, number, code)
 
 def test_time_limit_ends_the_job_with_124(run_local, gate, tmp_path):
     """When time is nearly up the workers are stopped and the exit code says so."""
-    job = run_local(gate_plan(gate, tmp_path, time_limit_s=12.0))
+    job = run_local(gate_plan(gate, tmp_path, time_limit_s=24.0))
     workers = ready(job, gate, nodes=2)
     assert job.finish() == 124
     wait_gone([w.pid for w in workers.values()])

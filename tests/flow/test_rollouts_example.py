@@ -92,7 +92,7 @@ def test_what_died_with_a_rollouts_node_is_skipped_and_all_else_is_read(run_loca
 def test_the_policys_replacement_reads_on(run_local: RunLocal, tmp_path):
     """What the dead one has read is stale; what it has not, its successor reads, and the rollouts are never started
     again."""
-    job = run_local(rollouts_job(tmp_path, "--payloads", "40"))
+    job = run_local(rollouts_job(tmp_path, "--payloads", "400"))
     kill_the_node_of(job, "policy-0")
     assert job.finish(LONGEST_S) == 0, job.story()
     assert {started.cycle for started in job.said(WorkersStarted) if started.replica.startswith("rollout")} == {0}

@@ -99,7 +99,7 @@ def test_workers_save_ahead_of_the_time_limit(jobs):
 def test_endless_saving_is_cut_off(jobs):
     """A worker that never finishes saving is killed once `checkpoint_timeout` and the grace are over, and its stacks
     show where it was; the others have saved."""
-    bounds = "teardown: {grace: 1s, checkpoint_signal: USR1, checkpoint_timeout: 3s}"
+    bounds = "teardown: {grace: 6s, checkpoint_signal: USR1, checkpoint_timeout: 3s}"
     job = jobs.start(bounds, command=gate_command(jobs.gate, STUBBORN + SAVING.format(endless="1")))
     jobs.running(job, 2)
     signal_batch_host(jobs, job, "USR1")

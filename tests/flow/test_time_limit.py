@@ -28,7 +28,7 @@ def saved(tmp_path):
 def test_workers_save_before_the_time_is_up(run_local, gate, tmp_path):
     """Every worker gets the checkpoint signal early enough for an hour of saving; all have saved, the job ends with
     124, and nobody had to be ended."""
-    job = run_local(saving_plan(gate, tmp_path, endless="none", time_limit_s=12.0, checkpoint_timeout_s=3600.0))
+    job = run_local(saving_plan(gate, tmp_path, endless="none", time_limit_s=24.0, checkpoint_timeout_s=3600.0))
     gate.wait(2, cycle=0)
     assert job.finish() == 124
     assert saved(tmp_path) == {"saved-0": "n1", "saved-1": "n2"}
@@ -38,7 +38,7 @@ def test_workers_save_before_the_time_is_up(run_local, gate, tmp_path):
 
 def test_worker_that_never_finishes_saving_is_cut_off(run_local, gate, tmp_path):
     """`checkpoint_timeout` bounds the saving, and the grace what follows: whoever still saves then is ended."""
-    job = run_local(saving_plan(gate, tmp_path, endless="1", time_limit_s=12.0, checkpoint_timeout_s=2.0))
+    job = run_local(saving_plan(gate, tmp_path, endless="1", time_limit_s=24.0, checkpoint_timeout_s=2.0))
     gate.wait(2, cycle=0)
     assert job.finish() == 124
     assert saved(tmp_path) == {"saved-0": "n1", "saved-1": "n2"}

@@ -22,7 +22,7 @@ from nvrx_slurm.inprocess.exception import RankDiscarded, RankShouldRestart, Res
 POLL_S = 0.02
 """How long the main thread is away from Python at most while it waits: it makes progress."""
 
-AFTER_LONG_S = 6.0
+AFTER_LONG_S = 10.0
 """Longer than the timeouts of any scenario that takes this long."""
 
 
@@ -155,6 +155,20 @@ def stop_monitor() -> None:
     threading.Event().wait()
 
 
+def slow_monitor() -> None:
+    """The monitor, once there is one, takes long to start."""
+    threading.Thread(target=_stop_child_for_long, daemon=True).start()
+
+
+def _stop_child_for_long() -> None:
+    waiting = threading.Event()
+    while not (pids := children(os.getpid())):
+        waiting.wait(0.001)
+    os.kill(pids[0], signal.SIGSTOP)
+    waiting.wait(AFTER_LONG_S)
+    os.kill(pids[0], signal.SIGCONT)
+
+
 def block() -> None:
     """The main thread makes no progress; the interpreter does."""
     threading.Event().wait()
@@ -242,6 +256,7 @@ ACTIONS: dict[str, Callable[[], None]] = {
     "kill monitor": kill_monitor,
     "stop monitor": stop_monitor,
     "stop with monitor": stop_with_monitor,
+    "slow monitor": slow_monitor,
     "block": block,
     "block in read": block_in_read,
     "hold gil": hold_gil,

@@ -156,6 +156,16 @@ class Group:
     def signal(self, rank: int, number: signal.Signals) -> None:
         self.ranks[rank].send_signal(number)
 
+    def freeze(self, ranks: list[int]) -> None:
+        for rank in ranks:
+            self.signal(rank, signal.SIGSTOP)
+
+    def kill(self, ranks: list[int]) -> None:
+        """All of them in the iteration that they are in now: none goes on between the deaths of two others."""
+        self.freeze(ranks)
+        for rank in ranks:
+            self.signal(rank, signal.SIGKILL)
+
     def stop(self, pid: int) -> None:
         os.kill(pid, signal.SIGSTOP)
 

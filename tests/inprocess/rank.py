@@ -39,7 +39,7 @@ class Rank:
         self.assignments = 0
         self.interrupted = -1
         self._restarts: list[inprocess.Restart] = []
-        self._unread = b""
+        self._commands = bytearray(4096)
 
     def tell(self, event: str, **facts: Any) -> None:
         """In one write, since the interrupter's thread tells too."""
@@ -59,13 +59,15 @@ class Rank:
                 ACTIONS[fault.does]()
 
     def commands(self, iteration: int) -> Iterator[str]:
-        """What the test wants done in this iteration. Commands for a later one wait for it."""
+        """What the test wants done in this iteration. Commands for a later one wait for it, also where the restart
+        comes in the middle of reading them: they are read in place, and taken out in one step."""
         while True:
             if select.select([sys.stdin], [], [], POLL_S)[0]:
-                self._unread += os.read(sys.stdin.fileno(), 4096)
-            *lines, rest = self._unread.split(b"\n")
+                os.readv(sys.stdin.fileno(), [memoryview(self._commands)[len(self._commands.rstrip(b"\0")) :]])
+            *lines, rest = bytes(self._commands).rstrip(b"\0").split(b"\n")
             ours = [line for line in lines if int(line.partition(b" ")[0]) == iteration]
-            self._unread = b"\n".join([*(line for line in lines if line not in ours), rest])
+            others = b"\n".join([*(line for line in lines if line not in ours), rest])
+            self._commands[:] = others.ljust(len(self._commands), b"\0")
             yield from (line.partition(b" ")[2].decode() for line in ours)
 
     # ---- the call
@@ -89,8 +91,8 @@ class Rank:
         if self.script.soak is not None:
             return self._soak(call.iteration, self.script.soak)
         for command in self.commands(call.iteration):
+            self.tell("doing", iteration=call.iteration, command=command)
             if command == "return":
-                self.tell("returning", iteration=call.iteration)
                 break
             if command in _WITH_CALL:
                 _WITH_CALL[command](self, call)

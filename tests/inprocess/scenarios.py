@@ -14,6 +14,10 @@ RETURNED = "returned"
 UNFIT = "HealthCheckError"
 
 
+BEFORE_A_RESTART = ("return", "swallow", "swallow for ever", "swallow in del", "replace", "exit when restarted")
+"""What a rank has to be at when the fault of another one restarts it."""
+
+
 @dataclass(frozen=True)
 class Scenario:
     """One group's way through one call.
@@ -57,10 +61,24 @@ def _play_iteration(scenario: Scenario, group: Group, iteration: int, world: lis
         expected = {"rank": world.index(told.rank), "world_size": len(world)}
         assert {name: told.facts[name] for name in expected} == expected, told
     faults = [one for one in scenario.faults if (one.at, one.iteration) == ("fn", iteration)]
-    for one in faults:
-        group.order(one.rank, iteration, one.does)
     if not faults:
         group.order_all(world, iteration, "return")
+    _strike(group, iteration, faults)
+
+
+def _strike(group: Group, iteration: int, faults: list[Fault]) -> None:
+    """Who has to be at something when others fail is so first. Then those fail at one moment: a frozen rank is not
+    restarted by what happens to another one before it has its own order."""
+    for one in faults:
+        if one.does in BEFORE_A_RESTART:
+            group.order(one.rank, iteration, one.does)
+            group.expect("doing", one.rank, iteration=iteration, command=one.does)
+    strikes = [one for one in faults if one.does not in BEFORE_A_RESTART]
+    group.freeze([one.rank for one in strikes])
+    for one in strikes:
+        group.order(one.rank, iteration, one.does)
+    for one in strikes:
+        group.signal(one.rank, signal.SIGKILL if one.does == "kill" else signal.SIGCONT)
 
 
 def _check_endings(scenario: Scenario, group: Group) -> None:

@@ -18,7 +18,7 @@ QUICK: dict[str, Any] = {
     "barrier_timeout": 50.0,
     "completion_timeout": 50.0,
     "last_call_wait": 0.1,
-    "termination_grace_time": 0.5,
+    "termination_grace_time": 2.0,
 }
 """Options of the wrapper, times in seconds: quick to see what is sure, slow to suspect what is only busy."""
 

@@ -79,7 +79,7 @@ def test_threads_and_files_are_as_many_after_a_restart(start) -> None:
 
 def test_a_rank_that_never_comes_is_named(start) -> None:
     """One that dies before its first call is waited for until the barrier's bound, and then named."""
-    bounds = {"soft_timeout": 2.0, "hard_timeout": 3.0, "heartbeat_timeout": 3.0, "barrier_timeout": 5.0}
+    bounds = {"soft_timeout": 6.0, "hard_timeout": 8.0, "heartbeat_timeout": 8.0, "barrier_timeout": 12.0}
     with start(3, faults=(Fault(1, "begin", "kill"),), options=bounds) as group:
         for rank in (0, 2):
             raised = group.expect("raised", rank)

@@ -10,8 +10,8 @@ import pytest
 from tests.inprocess.scenarios import KILLED, Scenario, fault, play
 
 TERMINATED = -signal.SIGTERM
-HASTY = {"soft_timeout": 2.0, "hard_timeout": 4.0}
-FRAGILE = {"heartbeat_timeout": 3.0}
+HASTY = {"soft_timeout": 4.0, "hard_timeout": 8.0}
+FRAGILE = {"heartbeat_timeout": 8.0}
 
 SOFT = [
     Scenario(
@@ -228,6 +228,14 @@ def test_a_monitor_outlives_the_signals_of_its_step(start) -> None:
         group.entered([0], 1)
         group.order(0, 1, "return")
         assert group.expect("returned", 0).value == "value of 0"
+
+
+def test_a_monitor_that_starts_slowly_costs_nobody(start) -> None:
+    """That its rank waits for it, for longer than the hard timeout, is no hang."""
+    with start(2, options=HASTY, faults=(fault(1, "begin", "slow monitor"),)) as group:
+        group.entered([0, 1], 0)
+        group.order_all([0, 1], 0, "return")
+        assert [group.expect("returned", rank).restarts for rank in (0, 1)] == [[], []]
 
 
 @pytest.mark.parametrize("action", ["ping for long", "unprotected"])

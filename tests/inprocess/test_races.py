@@ -35,7 +35,7 @@ def test_completion_races_with_a_death(start, attempt: int) -> None:
     with start(3) as group:
         group.entered([0, 1, 2], 0)
         group.order_all([0, 1, 2], 0, "return")
-        group.expect("returning", attempt % 3)
+        group.expect("doing", attempt % 3, command="return")
         group.signal(attempt % 3, signal.SIGKILL)
         left = [rank for rank in range(3) if rank != attempt % 3]
         group.order_all(left, 1, "return")
@@ -45,14 +45,19 @@ def test_completion_races_with_a_death(start, attempt: int) -> None:
 
 @pytest.mark.parametrize("attempt", range(3))
 def test_faults_of_all_kinds_race(start, attempt: int) -> None:
-    """One raises, one is killed and one aborts at the same moment, in any order: the rest go on together."""
+    """One raises, one is killed and one leaves at the same moment, in any order: the rest go on together."""
     with start(5) as group:
         group.entered(list(range(5)), 0)
-        first = attempt % 3
-        for rank, action in _rotated([(1, "raise"), (2, "kill"), (3, "raise base")], first):
-            group.order(rank, 0, action)
+        faults = [
+            lambda: group.order(1, 0, "raise"),
+            lambda: group.kill([2]),
+            lambda: [group.order(3, iteration, "raise base") for iteration in range(MOST_RESTARTS + 1)],
+        ]
+        for strike in faults[attempt:] + faults[:attempt]:
+            strike()
         _finish(group, [0, 1, 4])
         assert group.ended(2) == KILLED
+        assert group.expect("raised", 3).kind == "OwnExit"
 
 
 def _finish(group: Group, left: list[int]) -> None:
@@ -60,7 +65,3 @@ def _finish(group: Group, left: list[int]) -> None:
     for iteration in range(1, MOST_RESTARTS + 1):
         group.order_all(left, iteration, "return")
     assert len({group.expect("completion", rank).iteration for rank in left}) == 1
-
-
-def _rotated(items: list[tuple[int, str]], by: int) -> list[tuple[int, str]]:
-    return items[by:] + items[:by]

@@ -85,7 +85,7 @@ def test_keys_of_another_run_are_refused(start, valkey: Valkey, tmp_path: Path) 
     scripts = [Script(folder=str(tmp_path / name), store=("RedisStore", {"url": valkey.url})) for name in "ab"]
     with start(2, scripts[0]) as first:
         first.entered([0, 1], 0)
-        first.order_all([0, 1], 0, "kill")
+        first.kill([0, 1])
         with start(2, scripts[1], name=first.name) as second:
             for rank in (0, 1):
                 raised = second.expect("raised", rank)

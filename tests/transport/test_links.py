@@ -187,11 +187,11 @@ def test_a_peer_that_stops_in_the_middle_of_a_payload(near: Link, far: Far) -> N
     buffer = bytearray(size)
     far.tell(0, "send", FRAME, (size, 7))
     receive(near, len(FRAME))
-    first = Async(_stop_when_it_comes, far.pid, buffer)
+    strike = Strike(far.pid, signal.SIGSTOP, buffer)
     try:
         with pytest.raises(PayloadTimeout), bounded(2.0) as deadline:
-            near.receive_payload_into(memoryview(buffer), deadline, None)
-        first.result()
+            near.receive_payload_into(memoryview(buffer), deadline, strike.seen)
+        strike.watching.result()
         before = digest_of(buffer)
     finally:
         os.kill(far.pid, signal.SIGCONT)
@@ -201,9 +201,20 @@ def test_a_peer_that_stops_in_the_middle_of_a_payload(near: Link, far: Far) -> N
     assert digest_of(buffer) == before
 
 
-def _stop_when_it_comes(pid: int, buffer: bytearray) -> None:
-    until(lambda: any(buffer[8:64]), "the first bytes")
-    os.kill(pid, signal.SIGSTOP)
+class Strike:
+    """Signals a sender at the first bytes that come from it: the receiver itself does, if it is told of them, and is
+    never late; else a thread that looks at the buffer."""
+
+    def __init__(self, pid: int, number: signal.Signals, buffer: bytearray) -> None:
+        self._pid, self._number, self._buffer = pid, number, buffer
+        self.watching = Async(self._watch)
+
+    def seen(self, _: memoryview) -> None:
+        os.kill(self._pid, self._number)
+
+    def _watch(self) -> None:
+        until(lambda: any(self._buffer[8:64]), "the first bytes")
+        os.kill(self._pid, self._number)
 
 
 def test_a_peer_that_takes_nothing(near: Link, far: Far) -> None:
@@ -288,15 +299,11 @@ def test_a_peer_that_is_killed_in_the_middle_of_a_payload(near: Link, far: Far) 
     buffer = bytearray(size)
     far.tell(0, "send", FRAME, (size, 9))
     receive(near, len(FRAME))
-    killed = Async(_kill_when_it_comes, far, buffer)
+    strike = Strike(far.pid, signal.SIGKILL, buffer)
     with pytest.raises((PayloadTruncated, PeerReset)):
-        near.receive_payload_into(memoryview(buffer), soon(), None)
-    killed.result()
-
-
-def _kill_when_it_comes(far: Far, buffer: bytearray) -> None:
-    until(lambda: any(buffer[8:64]), "the first bytes")
-    os.kill(far.pid, signal.SIGKILL)
+        near.receive_payload_into(memoryview(buffer), soon(), strike.seen)
+    strike.watching.result()
+    far.kill()  # it may be dying yet, and must not serve the next test
 
 
 def test_a_peer_that_is_killed_while_we_send(near: Link, far: Far) -> None:

@@ -141,9 +141,9 @@ async def test_lease_that_is_renewed_kills_nobody(node):
 
 async def test_lapsed_lease_is_noticed_first_after_a_freeze(node):
     """A supervisor that thaws kills before it serves anything that was sent meanwhile."""
-    node.workers.lease(0.5)
     with node.spawn(0, "sleep", "1000"):
         pid = (await node.next(Spawned)).pid
+        node.workers.lease(0.5)
         os.kill(node.workers.supervisor_pid, signal.SIGSTOP)
         await asyncio.sleep(0.6)  # the freeze itself
         node.workers.lease(1000.0)
@@ -209,7 +209,7 @@ async def test_dump_is_asked_for_before_anybody_is_killed(node):
     with node.spawn(0, sys.executable, "-c", STUBBORN) as output:
         await node.next(Spawned)
         assert await asyncio.to_thread(output.read, 2) == b"up"
-        node.workers.stop(grace_s=2.0)
+        node.workers.stop(grace_s=10.0)
         while (await node.next(Tearing)).phase != "dump":
             pass
         node.workers.phase_done("dump")

@@ -139,8 +139,8 @@ async def test_the_last_asker_that_leaves_ends_the_computation(analyzer: Analyze
 
 async def test_after_its_time_it_answers_with_a_timeout(analyzer: Analyzer, logs: Path, gate: Gate) -> None:
     """And says what took so long."""
-    found = await analyzer.analyze(inquiry_for([logs]), timeout_s=0.05)
-    assert (found.verdict, found.problem) == (Verdict.TIMEOUT, "the analysis took longer than 0.05 s")
+    found = await analyzer.analyze(inquiry_for([logs]), timeout_s=1.0)
+    assert (found.verdict, found.problem) == (Verdict.TIMEOUT, "the analysis took longer than 1 s")
     assert gate.begun[0].is_set()
 
 

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import asyncio
 import os
 from pathlib import Path
 
 from hypothesis import given
 from hypothesis import strategies as st
 
-from nvrx_slurm.batch.lease import FIRST_LOOKS, LOOKS, MISSING, Watch, version_of
+from nvrx_slurm.batch.lease import FIRST_LOOKS, LOOKS, MISSING, Watch, kept, version_of
+from nvrx_slurm.records import Lease
 
 TIMEOUT_S = 10.0
 OLD, NEW = (1, 0), (2, 0)
@@ -71,3 +73,28 @@ def test_a_path_that_cannot_be_read_tells_nothing(tmp_path: Path):
     """A file where a folder should be: an error, and no version."""
     (tmp_path / "file").touch()
     assert version_of(str(tmp_path / "file" / "lease")) is None
+
+
+class FreezingClock:
+    """Its reader stands still once, after the first look at the file, which is touched meanwhile."""
+
+    def __init__(self, file: Path) -> None:
+        self._file, self._readings = file, 0
+
+    def monotonic(self) -> float:
+        self._readings += 1
+        if self._readings == 4:
+            os.utime(self._file, ns=(1, 1))
+        return 0.0 if self._readings < 4 else 2 * TIMEOUT_S
+
+
+async def test_who_stood_still_looks_before_it_judges(tmp_path: Path):
+    """That nobody has seen a touch for the timeout may be the fault of who did not look."""
+    file = tmp_path / "lease"
+    file.touch()
+    touched = asyncio.Event()
+    keeping = asyncio.create_task(kept(Lease(file=str(file), timeout_s=TIMEOUT_S), FreezingClock(file), touched.set))
+    await asyncio.wait([keeping, asyncio.create_task(touched.wait())], return_when=asyncio.FIRST_COMPLETED)
+    assert touched.is_set()
+    keeping.cancel()
+    await asyncio.wait([keeping])

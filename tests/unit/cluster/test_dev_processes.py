@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
+import os
+import signal
 import socket
 import subprocess
 import sys
@@ -40,11 +43,14 @@ def table(*parents: tuple[int, int]) -> Table:
 
 @pytest.fixture
 def family() -> Iterator[set[int]]:
-    """A parent and its child, both real."""
+    """A parent and its child, both real; neither outlives the test, not even as one that is stopped."""
     with subprocess.Popen([sys.executable, "-c", _FAMILY], stdout=subprocess.PIPE, text=True) as parent:
         assert parent.stdout is not None
-        yield {parent.pid, int(parent.stdout.readline())}
-        parent.kill()
+        child = int(parent.stdout.readline())
+        yield {parent.pid, child}
+        for pid in (child, parent.pid):
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(pid, signal.SIGKILL)
 
 
 def test_descendants_reach_every_generation() -> None:

@@ -242,7 +242,7 @@ def test_hard_timeout_kills_who_does_not_listen(watch: Watch):
 @pytest.mark.parametrize("number", [signal.SIGSTOP, signal.SIGKILL])
 def test_silent_member_is_recorded_once_it_is_dead(watch: Watch, number: signal.Signals):
     """A host that freezes, or is gone: no sibling calls it dead before both processes are."""
-    group = watch(2, each=APART, heartbeat_timeout_s=3.0)
+    group = watch(2, each=APART, heartbeat_timeout_s=8.0)
     run_from_the_start(group)
     rank = group.ranks[0]
     for pid in (rank.monitor, rank.process.pid):
@@ -255,7 +255,7 @@ def test_silent_member_is_recorded_once_it_is_dead(watch: Watch, number: signal.
 
 def test_the_next_one_is_watched_when_a_sibling_is_lost(watch: Watch):
     """Two hosts that go at once are both found."""
-    group = watch(3, each=APART, heartbeat_timeout_s=3.0)
+    group = watch(3, each=APART, heartbeat_timeout_s=8.0)
     run_from_the_start(group)
     for rank in group.ranks[1:]:
         for pid in (rank.monitor, rank.process.pid):
@@ -266,7 +266,7 @@ def test_the_next_one_is_watched_when_a_sibling_is_lost(watch: Watch):
 
 def test_nobody_outlives_a_store_that_is_gone(watch: Watch, own_valkey: Valkey):
     """Out of touch for the lease, a rank is killed: whoever is in touch counts on that."""
-    group = watch(2, on=own_valkey, heartbeat_timeout_s=3.0)
+    group = watch(2, on=own_valkey, heartbeat_timeout_s=8.0)
     own_valkey.kill()
     for rank in group.ranks:
         assert rank.ended() == -signal.SIGKILL
@@ -276,7 +276,7 @@ def test_nobody_outlives_a_store_that_is_gone(watch: Watch, own_valkey: Valkey):
 
 def test_store_that_comes_back_costs_nobody(watch: Watch, own_valkey: Valkey):
     """Its beats are old, and nobody is judged by that; after it, deaths are recorded as before."""
-    group = watch(3, on=own_valkey, each=APART, heartbeat_timeout_s=4.0)
+    group = watch(3, on=own_valkey, each=APART, heartbeat_timeout_s=20.0)
     run_from_the_start(group)
     own_valkey.kill()
     own_valkey.start()

@@ -1,0 +1,57 @@
+"""Following a job's output to its last word."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from nvrx_slurm.folder import JobFolder
+from nvrx_slurm.report.follow_logs import LAST_WORDS_S, follow_logs
+from nvrx_slurm.report.logs import Reader, Selection
+from tests.unit.report.recorder import ended, write
+
+
+class Clock:
+    """Time passes as soon as somebody waits for it."""
+
+    def __init__(self) -> None:
+        self.now = 1000.0
+
+    def wall(self) -> float:
+        return self.now
+
+    def monotonic(self) -> float:
+        return self.now
+
+    def sleep(self, seconds: float) -> None:
+        self.now += seconds
+
+
+def say(folder: JobFolder, text: str) -> None:
+    logs = folder.cycle_logs("main-0", 0, 0)
+    logs.mkdir(parents=True, exist_ok=True)
+    with (logs / "rank-0.out").open("a") as file:
+        file.write(text)
+
+
+def test_what_agents_write_after_the_jobs_end_is_shown(tmp_path: Path) -> None:
+    """The journal says that the job has ended while an agent still has its workers' last lines to write."""
+    folder = write(tmp_path, ended())
+    say(folder, "a\n")
+    looks = iter(["last words\n", ""])
+
+    def gone() -> bool:
+        say(folder, words := next(looks))
+        return not words
+
+    shown = follow_logs(folder, Reader(folder, Selection(replica="main-0", rank=0)), clock=Clock(), gone=gone)
+    assert b"".join(chunk.data for chunk in shown) == b"a\nlast words\n"
+
+
+def test_nobody_waits_for_ever_for_an_agent_that_never_ends(tmp_path: Path) -> None:
+    """Nor for a host that was killed after the job's end."""
+    folder = write(tmp_path, ended())
+    say(folder, "a\n")
+    clock = Clock()
+    shown = follow_logs(folder, Reader(folder, Selection(replica="main-0", rank=0)), clock=clock, gone=lambda: False)
+    assert b"".join(chunk.data for chunk in shown) == b"a\n"
+    assert clock.now < 1000.0 + LAST_WORDS_S + 1.0

@@ -89,9 +89,11 @@ class Workers:
         self._post = post
         self._control: socket.socket | None = None
         self._process: subprocess.Popen[bytes] | None = None
+        self._others: list[int] = []  # what this process had started before
 
     def start(self) -> None:
         """Start the supervisor."""
+        self._others = supervisor.descendants(os.getpid())
         supervisor.become_subreaper()
         ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         for end in (ours, theirs):
@@ -197,11 +199,15 @@ class Workers:
         self._control = None
         if self._process is not None:
             self._process.wait()
-        while left := supervisor.descendants(os.getpid()):
+        while left := self._orphans():
             supervisor.send_all(left, signal.SIGKILL)
             with contextlib.suppress(ChildProcessError):
                 os.waitid(os.P_ALL, 0, os.WEXITED)
         self._say(SupervisorDied())
+
+    def _orphans(self) -> list[int]:
+        spared = {pid for other in self._others for pid in (other, *supervisor.descendants(other))}
+        return [pid for pid in supervisor.descendants(os.getpid()) if pid not in spared]
 
 
 def _event(message: dict[str, Any]) -> WorkerEvent:

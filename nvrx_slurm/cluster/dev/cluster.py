@@ -165,7 +165,9 @@ class DevCluster:
         recovery.await_usable(self.spec, [node], self._clock, self._say)
 
     def heal(self, timeout_s: float = HEAL_TIMEOUT_S) -> None:
-        """End every job and restore every node: afterwards all are idle and run nothing. Raises WaitTimeout."""
+        """End every job and restore every node: afterwards all are idle and run nothing. Raises WaitTimeout, and
+        NvrxError where slurmctld has died."""
+        lifecycle.check_alive(self.spec, ["slurmctld"])
         for node in self.nodes:
             recovery.revive(self.spec, node)
         recovery.end_jobs(self.spec, self._clock, timeout_s)

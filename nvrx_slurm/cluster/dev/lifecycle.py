@@ -115,7 +115,7 @@ def _serve(spec: ClusterSpec, daemon: Daemon, at: Path | int | None, clock: Cloc
     start(daemon, spec.places)
 
     def listening() -> bool:
-        _check_alive(spec, [daemon.name])
+        check_alive(spec, [daemon.name])
         return at.is_socket() if isinstance(at, Path) else _accepts(at or 0)
 
     try:
@@ -129,7 +129,8 @@ def _accepts(port: int) -> bool:
         return probe.connect_ex(("127.0.0.1", port)) == 0
 
 
-def _check_alive(spec: ClusterSpec, names: list[str]) -> None:
+def check_alive(spec: ClusterSpec, names: list[str]) -> None:
+    """Raises DaemonDied for the first of these daemons that has ended."""
     alive = living(spec.places, read_table())
     for name in names:
         if name not in alive:
@@ -143,7 +144,7 @@ def await_idle(spec: ClusterSpec, clock: Clock, say: Say, timeout_s: float = IDL
 
     def all_idle() -> bool:
         nonlocal said
-        _check_alive(spec, ["slurmctld", *spec.nodes])
+        check_alive(spec, ["slurmctld", *spec.nodes])
         states.update(slurm.node_states(client_environment(spec)))
         missing = [f"{node} ({states.get(node, 'unknown')})" for node in spec.nodes if states.get(node) != "idle"]
         if missing and said != (said := f"waiting for {', '.join(missing)} to be idle"):

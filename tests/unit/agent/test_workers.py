@@ -6,6 +6,7 @@ import asyncio
 import contextlib
 import os
 import signal
+import subprocess
 import sys
 
 import pytest
@@ -66,6 +67,17 @@ async def node():
     wait_gone(everybody)
 
 
+@pytest.fixture
+def others():
+    """A process that has nothing to do with any node, and its child."""
+    with subprocess.Popen(["sh", "-c", "sleep 1000 & echo $!; wait"], stdout=subprocess.PIPE, text=True) as other:
+        pids = [int(other.stdout.readline()), other.pid]
+        yield pids
+        for pid in pids:
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(pid, signal.SIGKILL)
+
+
 async def test_worker_runs_with_its_environment_and_folder(node, tmp_path):
     """Environment, folder, output and exit code are as asked for."""
     code = "import os; print(os.environ['A'], os.getcwd()); raise SystemExit(7)"
@@ -117,6 +129,16 @@ async def test_workers_die_with_their_supervisor(node):
         os.kill(node.workers.supervisor_pid, signal.SIGSTOP)
         os.kill(node.workers.supervisor_pid, signal.SIGKILL)
         wait_gone([pid])
+
+
+async def test_what_ran_before_the_supervisor_outlives_it(others, node):
+    """It is no worker, and whatever it has started is none either."""
+    with node.spawn(0, "sleep", "1000"):
+        pid = (await node.next(Spawned)).pid
+        os.kill(node.workers.supervisor_pid, signal.SIGKILL)
+        await node.next(SupervisorDied)
+        assert not is_alive(pid)
+    assert all(map(is_alive, others))
 
 
 async def test_workers_are_killed_when_their_lease_lapses(node):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import queue
 import threading
@@ -22,6 +23,31 @@ def in_thread(work: Callable[[], T], name: str) -> Future[T]:
     future: Future[T] = Future()
     threading.Thread(target=_settle, args=(future, work), name=name, daemon=True).start()
     return future
+
+
+class Bell:
+    """As `threading.Event`, for a main thread whose signal handlers raise: to wait is one call into C. A handler that
+    raises within `Event.wait` may leave its lock as it found it, and what comes out is a RuntimeError instead.
+    """
+
+    def __init__(self) -> None:
+        self._is_set = False
+        self._silent = threading.Lock()
+        self._silent.acquire()
+
+    def is_set(self) -> bool:
+        return self._is_set
+
+    def set(self) -> None:
+        """Any number of times, from any thread."""
+        self._is_set = True
+        with contextlib.suppress(RuntimeError):  # it was set before
+            self._silent.release()
+
+    def wait(self, seconds: float) -> None:
+        """Until it is set, for so long at most."""
+        if not self._is_set and self._silent.acquire(timeout=seconds):
+            self.set()  # for whoever else waits
 
 
 class Crew:

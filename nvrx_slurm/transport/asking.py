@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import math
 import os
-import threading
 import time
 import weakref
 from collections.abc import Sequence
@@ -13,6 +12,7 @@ from typing import Any
 
 from nvrx_slurm.errors import StoreUnreachable, UsageError
 from nvrx_slurm.log import get_logger
+from nvrx_slurm.threads import Bell
 from nvrx_slurm.transport.errors import TransportError
 
 log = get_logger("transport")
@@ -68,7 +68,7 @@ class Asker:
         self._where, self._patience_s = url, patience_s
         self._options = _options(url) | ({} if password is None else {"password": password})
         self._idle: list[Any] = []  # redis-py's connections; half of what they do has no types
-        self._closed = threading.Event()
+        self._closed = Bell()
         _askers.add(self)
 
     def patience(self) -> Patience:
@@ -151,7 +151,7 @@ class Asker:
     def _after_fork(self) -> None:
         """The connections are the parent's. So are the locks: a thread that is not here may hold them."""
         closed = self._closed.is_set()
-        self._idle, self._closed = [], threading.Event()
+        self._idle, self._closed = [], Bell()
         if closed:
             self._closed.set()
 

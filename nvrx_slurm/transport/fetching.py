@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from typing import NamedTuple
 
 from nvrx_slurm.errors import UsageError
+from nvrx_slurm.threads import Bell
 from nvrx_slurm.transport import payloads, wire
 from nvrx_slurm.transport.backends import by_scheme
 from nvrx_slurm.transport.backends.port import Backend
@@ -72,7 +73,7 @@ class Abort:
     def __init__(self, within: Abort | None = None) -> None:
         self.is_set = False
         self._guard = threading.Lock()  # or it could cut a link that another read has by then
-        self._wake: threading.Event | None = None
+        self._wake: Bell | None = None
         self._link: Cuttable | None = None
         self._parts: list[Abort] = []
         if within is not None:
@@ -97,7 +98,7 @@ class Abort:
             link.cut()
 
     def pause(self, until: float) -> None:
-        self._wake = threading.Event()
+        self._wake = Bell()
         if not self.is_set:
             self._wake.wait(max(0.0, until - time.monotonic()))
 

@@ -93,18 +93,24 @@ class _Place:
 class _Port:
     """What there is to one address: `places` that are taken, and of their connections the `idle` ones, which rest."""
 
-    __slots__ = ("freed", "idle", "places", "waiting")
+    __slots__ = ("idle", "places", "waiting")
 
-    def __init__(self, guard: threading.Lock) -> None:
+    def __init__(self) -> None:
         self.idle: list[Connection] = []
         self.places: weakref.WeakSet[_Place] = weakref.WeakSet()
-        self.waiting = 0
-        self.freed = threading.Condition(guard)
+        self.waiting: deque[threading.Lock] = deque()
 
     def tell(self) -> None:
-        """A place is free, or a connection."""
+        """A place is free, or a connection: the one that has waited longest looks."""
         if self.waiting:
-            self.freed.notify()
+            self.waiting.popleft().release()
+
+    def leave(self, turn: threading.Lock) -> None:
+        """It waits no more, and will not look: what it may have been told is for the next."""
+        if turn in self.waiting:
+            self.waiting.remove(turn)
+        else:
+            self.tell()
 
 
 class _Waiting:
@@ -220,24 +226,45 @@ class Pool:
             return self._found(self._port(address), address, old)
 
     def _awaited(self, address: str, deadline: float, watch: Watch, old: list[Connection]) -> Connection | _Place:
-        """The same, as soon as there is one."""
-        waiting = _Waiting(self._wake_all)
+        """The same, as soon as there is one.
+
+        Whoever waits has a lock that is taken until it is told. A condition would be left in disorder by a handler of
+        a signal that raises.
+        """
+        waiting, turn = _Waiting(self._wake_all), threading.Lock()
         watch(waiting)
         try:
+            while (found := self._found_or_queued(address, deadline, old, waiting, turn)) is None:
+                turn.acquire(timeout=max(0.0, deadline - time.monotonic()))
+            return found
+        except BaseException:
             with self._guard:
-                port = self._port(address)
-                while (found := self._found(port, address, old)) is None:
-                    if waiting.is_cut:
-                        raise PeerReset("it was cancelled")
-                    self._wait(port, deadline)
-                return found
+                if (port := self._ports.get(address)) is not None:
+                    port.leave(turn)
+            raise
         finally:
             watch(None)
+
+    def _found_or_queued(
+        self, address: str, deadline: float, old: list[Connection], waiting: _Waiting, turn: threading.Lock
+    ) -> Connection | _Place | None:
+        with self._guard:
+            port = self._port(address)
+            if turn in port.waiting:  # its time was over first; it looks once more
+                port.waiting.remove(turn)
+            if (found := self._found(port, address, old)) is None:
+                if waiting.is_cut:
+                    raise PeerReset("it was cancelled")
+                if time.monotonic() >= deadline:
+                    raise AllInUse(f"all {self._per_port} connections to this port were in use")
+                turn.acquire(blocking=False)  # it has it still, if it was not told
+                port.waiting.append(turn)
+            return found
 
     def _port(self, address: str) -> _Port:
         port = self._ports.get(address)
         if port is None:
-            port = self._ports[address] = _Port(self._guard)
+            port = self._ports[address] = _Port()
         return port
 
     def _found(self, port: _Port, address: str, old: list[Connection]) -> Connection | _Place | None:
@@ -255,20 +282,8 @@ class Pool:
     def _wake_all(self) -> None:
         with self._guard:
             for port in self._ports.values():
-                port.freed.notify_all()
-
-    def _wait(self, port: _Port, deadline: float) -> None:
-        left_s = deadline - time.monotonic()
-        if left_s <= 0:
-            raise AllInUse(f"all {self._per_port} connections to this port were in use")
-        port.waiting += 1
-        try:
-            port.freed.wait(left_s)  # who is told just when the time is over looks once more: nobody else was told
-        except BaseException:
-            port.freed.notify()  # it may have been told
-            raise
-        finally:
-            port.waiting -= 1
+                while port.waiting:
+                    port.tell()
 
     def _youngest(self, port: _Port, old: list[Connection]) -> Connection | None:
         while port.idle:

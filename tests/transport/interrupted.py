@@ -12,7 +12,7 @@ from collections.abc import Callable
 import msgspec
 
 from nvrx_slurm.transport import PayloadRef, TransportError
-from tests.transport.harness import WAIT_S
+from tests.transport.harness import WAIT_S, soon
 from tests.transport.nodes import client_of
 
 INTERRUPTIONS = 1000
@@ -45,6 +45,10 @@ def main(ref: PayloadRef) -> None:
     with client_of("tcp", connections_per_port=1) as client:
         for _ in range(INTERRUPTIONS):
             read_until_interrupted(lambda: client.read(ref, deadline=2.0, keep=True))
+        alone = msgspec.structs.replace(ref, ports=ref.ports[:1])
+        with client._fetcher._pool.connection(ref.ports[0], soon(), lambda link: None):
+            for _ in range(INTERRUPTIONS):
+                read_until_interrupted(lambda: client.read(alone, deadline=0.05, keep=True))
         for port in ref.ports:
             client.read(msgspec.structs.replace(ref, ports=(port,)), deadline=WAIT_S / 4, keep=True)
 

@@ -298,8 +298,10 @@ def test_without_its_guard_the_lease_ends_the_job_of_a_killed_run(run, write_flo
     write_flow("runs", PASSES, job={"nodes": 2}, on=["slurm"])
     each = run("--on", "slurm", env=healthy_cluster.environment())
     gate.wait(2, cycle=0, timeout=60.0)
-    for pid in (guard_of(each), each.attempt_pid("runs"), each.process.pid):
-        os.kill(pid, signal.SIGKILL)
+    everybody = (guard_of(each), each.attempt_pid("runs"), each.process.pid)
+    for number in (signal.SIGSTOP, signal.SIGKILL):  # first: none acts on the death of another
+        for pid in everybody:
+            os.kill(pid, number)
     each.process.communicate()
     wait_until(lambda: queue(healthy_cluster) == [], timeout_s=30.0, what="an empty queue", clock=SystemClock())
     (result,) = each.artifacts.glob("runs/*/jobs/*/result.json")

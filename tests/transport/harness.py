@@ -160,3 +160,19 @@ class Async:
         if self._error is not None:
             raise self._error
         return self._value
+
+
+class Strike:
+    """Signals a sender at the first bytes that come from it: the receiver itself does, if it is told of them, and is
+    never late; else a thread that looks at the buffer."""
+
+    def __init__(self, pid: int, number: signal.Signals, buffer: bytearray) -> None:
+        self._pid, self._number, self._buffer = pid, number, buffer
+        self.watching = Async(self._watch)
+
+    def seen(self, _: memoryview) -> None:
+        os.kill(self._pid, self._number)
+
+    def _watch(self) -> None:
+        until(lambda: any(self._buffer[8:64]), "the first bytes")
+        os.kill(self._pid, self._number)

@@ -5,7 +5,6 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import os
 import signal
 import time
 from collections import Counter
@@ -36,6 +35,7 @@ from tests.transport.harness import (
     ROOM_S,
     WAIT_S,
     Async,
+    Strike,
     bounded,
     digest_of,
     pattern,
@@ -141,19 +141,14 @@ def test_a_server_that_is_killed_in_the_middle_of_a_payload(scheme: str) -> None
     with node(Producer, scheme, slots=1, slot_bytes=size) as producer, client_of(scheme) as client:
         ref = producer.do("write", size)
         buffer = bytearray(size)
-        killed = Async(_kill_when_it_comes, producer.pid, buffer)
+        strike = Strike(producer.pid, signal.SIGKILL, buffer)
         with bounded(15.0), pytest.raises((PeerReset, PayloadTruncated)) as caught:
             client.read(ref, deadline=60.0, into=buffer)
-        killed.result()
+        strike.watching.result()
         assert caught.value.ref == ref
         assert len(caught.value.attempts) >= 2
         sweep()
         assert not rings_of(producer.pid)
-
-
-def _kill_when_it_comes(pid: int, buffer: bytearray) -> None:
-    until(lambda: any(buffer[8:64]), "the first bytes")
-    os.kill(pid, signal.SIGKILL)
 
 
 def test_a_reader_that_is_killed_in_the_middle_of_a_payload(scheme: str) -> None:
@@ -260,8 +255,8 @@ def test_half_of_the_ports_are_sick(fault: str) -> None:
             port.make_sick(fault)
         for seed, ref in enumerate(producer.do("write_many", 20, 100_000)):
             ported = through(ref, *sick, *healthy[2:])
-            with bounded(10.0):
-                assert client.read(ported, deadline=10.0) == pattern(100_000, seed)
+            with bounded(5.0):
+                assert client.read(ported, deadline=5.0) == pattern(100_000, seed)
         is_consumed(producer, 20)
         assert all(port.connections <= 2 for port in sick)
 

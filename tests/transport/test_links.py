@@ -32,6 +32,7 @@ from tests.transport.harness import (
     IDLE_SHARE,
     WAIT_S,
     Async,
+    Strike,
     bounded,
     digest_of,
     on_deadline,
@@ -199,22 +200,6 @@ def test_a_peer_that_stops_in_the_middle_of_a_payload(near: Link, far: Far) -> N
     with pytest.raises(TransportError):
         far.hear(0)
     assert digest_of(buffer) == before
-
-
-class Strike:
-    """Signals a sender at the first bytes that come from it: the receiver itself does, if it is told of them, and is
-    never late; else a thread that looks at the buffer."""
-
-    def __init__(self, pid: int, number: signal.Signals, buffer: bytearray) -> None:
-        self._pid, self._number, self._buffer = pid, number, buffer
-        self.watching = Async(self._watch)
-
-    def seen(self, _: memoryview) -> None:
-        os.kill(self._pid, self._number)
-
-    def _watch(self) -> None:
-        until(lambda: any(self._buffer[8:64]), "the first bytes")
-        os.kill(self._pid, self._number)
 
 
 def test_a_peer_that_takes_nothing(near: Link, far: Far) -> None:

@@ -12,7 +12,7 @@ import sys
 import pytest
 
 from nvrx_slurm import fence
-from nvrx_slurm.agent.supervisor import descendants
+from nvrx_slurm.agent.supervisor import descendants, send_all
 from nvrx_slurm.agent.workers import Exited, Spawned, Stopped, SupervisorDied, Tearing, Workers
 from nvrx_slurm.processes import is_alive
 from tests.harness import wait_gone
@@ -73,9 +73,7 @@ def others():
     with subprocess.Popen(["sh", "-c", "sleep 1000 & echo $!; wait"], stdout=subprocess.PIPE, text=True) as other:
         pids = [int(other.stdout.readline()), other.pid]
         yield pids
-        for pid in pids:
-            with contextlib.suppress(ProcessLookupError):
-                os.kill(pid, signal.SIGKILL)
+        send_all(pids, signal.SIGKILL)
 
 
 async def test_worker_runs_with_its_environment_and_folder(node, tmp_path):

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
-import os
 import signal
 import socket
 import subprocess
@@ -26,9 +24,11 @@ from nvrx_slurm.cluster.dev.processes import (
     lives,
     parse_stat,
     read_table,
+    send,
 )
 from nvrx_slurm.cluster.dev.waiting import wait_until
 from nvrx_slurm.errors import WaitTimeout
+from tests.still_clock import StillClock
 
 # Prints its child's pid, then both wait until somebody ends them.
 _FAMILY = (
@@ -48,9 +48,7 @@ def family() -> Iterator[set[int]]:
         assert parent.stdout is not None
         child = int(parent.stdout.readline())
         yield {parent.pid, child}
-        for pid in (child, parent.pid):
-            with contextlib.suppress(ProcessLookupError):
-                os.kill(pid, signal.SIGKILL)
+        send([child, parent.pid], signal.SIGKILL)
 
 
 def test_descendants_reach_every_generation() -> None:
@@ -129,25 +127,9 @@ def test_free_ports_are_different_and_avoid_the_taken_ones() -> None:
     assert not set(second) & set(first)
 
 
-class StillClock:
-    """A clock that moves only when somebody sleeps."""
-
-    def __init__(self) -> None:
-        self.now = 0.0
-
-    def wall(self) -> float:
-        return self.now
-
-    def monotonic(self) -> float:
-        return self.now
-
-    def sleep(self, seconds: float) -> None:
-        self.now += seconds
-
-
 def test_waiting_ends_at_its_bound_and_says_what_for() -> None:
     """The bound holds, and the message names what was waited for."""
-    clock = StillClock()
+    clock = StillClock(0.0)
     with pytest.raises(WaitTimeout, match=r"waited 5 s for the sun, in vain"):
         wait_until(lambda: False, timeout_s=5, what="the sun", clock=clock)
     assert 5 <= clock.now < 5.2

@@ -193,5 +193,15 @@ def write(base: Path, recorder: Recorder, *, job: str = JOB, cluster: str = "loc
     return folder
 
 
+def say(
+    folder: JobFolder, text: str, *, replica: str = "main-0", cycle: int = 0, rank: int = 0, stream: str = "out"
+) -> None:
+    """Something that a rank has printed."""
+    logs = folder.cycle_logs(replica, 0, cycle)
+    logs.mkdir(parents=True, exist_ok=True)
+    with (logs / f"rank-{rank}.{stream}").open("a") as file:
+        file.write(text)
+
+
 def lines(entries: list[Entry]) -> bytes:
     return b"".join(entry_to_json(entry) + b"\n" for entry in entries)

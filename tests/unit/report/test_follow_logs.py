@@ -4,33 +4,10 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from nvrx_slurm.folder import JobFolder
 from nvrx_slurm.report.follow_logs import LAST_WORDS_S, follow_logs
 from nvrx_slurm.report.logs import Reader, Selection
-from tests.unit.report.recorder import ended, write
-
-
-class Clock:
-    """Time passes as soon as somebody waits for it."""
-
-    def __init__(self) -> None:
-        self.now = 1000.0
-
-    def wall(self) -> float:
-        return self.now
-
-    def monotonic(self) -> float:
-        return self.now
-
-    def sleep(self, seconds: float) -> None:
-        self.now += seconds
-
-
-def say(folder: JobFolder, text: str) -> None:
-    logs = folder.cycle_logs("main-0", 0, 0)
-    logs.mkdir(parents=True, exist_ok=True)
-    with (logs / "rank-0.out").open("a") as file:
-        file.write(text)
+from tests.still_clock import StillClock
+from tests.unit.report.recorder import ended, say, write
 
 
 def test_what_agents_write_after_the_jobs_end_is_shown(tmp_path: Path) -> None:
@@ -43,7 +20,7 @@ def test_what_agents_write_after_the_jobs_end_is_shown(tmp_path: Path) -> None:
         say(folder, words := next(looks))
         return not words
 
-    shown = follow_logs(folder, Reader(folder, Selection(replica="main-0", rank=0)), clock=Clock(), gone=gone)
+    shown = follow_logs(folder, Reader(folder, Selection(replica="main-0", rank=0)), clock=StillClock(), gone=gone)
     assert b"".join(chunk.data for chunk in shown) == b"a\nlast words\n"
 
 
@@ -51,7 +28,7 @@ def test_nobody_waits_for_ever_for_an_agent_that_never_ends(tmp_path: Path) -> N
     """Nor for a host that was killed after the job's end."""
     folder = write(tmp_path, ended())
     say(folder, "a\n")
-    clock = Clock()
+    clock = StillClock()
     shown = follow_logs(folder, Reader(folder, Selection(replica="main-0", rank=0)), clock=clock, gone=lambda: False)
     assert b"".join(chunk.data for chunk in shown) == b"a\n"
     assert clock.now < 1000.0 + LAST_WORDS_S + 1.0

@@ -9,21 +9,12 @@ import pytest
 from nvrx_slurm.errors import UsageError
 from nvrx_slurm.folder import JobFolder
 from nvrx_slurm.report.logs import MergedReader, Reader, Selection, choose, find
-from tests.unit.report.recorder import ended, plain_plan, roles_plan, write
+from tests.unit.report.recorder import ended, plain_plan, roles_plan, say, write
 
 
 @pytest.fixture
 def folder(tmp_path: Path) -> JobFolder:
     return write(tmp_path, ended())
-
-
-def say(
-    folder: JobFolder, text: str, *, replica: str = "main-0", cycle: int = 0, rank: int = 0, stream: str = "out"
-) -> None:
-    logs = folder.cycle_logs(replica, 0, cycle)
-    logs.mkdir(parents=True, exist_ok=True)
-    with (logs / f"rank-{rank}.{stream}").open("a") as file:
-        file.write(text)
 
 
 def text_of(reader: Reader) -> str:

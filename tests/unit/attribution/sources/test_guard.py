@@ -11,23 +11,8 @@ from nvrx_slurm.attribution.sources.breaker import FIRST_PAUSE_S
 from nvrx_slurm.attribution.sources.guard import AT_ONCE, Guard
 from nvrx_slurm.errors import SourceError, UsageError
 from nvrx_slurm.verdicts import Attribution, Evidence, Verdict
+from tests.still_clock import StillClock
 from tests.unit.attribution.sources.scripted import Scripted, answers, clings, hangs, inquiry_of, raises, said
-
-
-class StillClock:
-    """A clock that moves only when it is told to."""
-
-    def __init__(self) -> None:
-        self.now = 1000.0
-
-    def wall(self) -> float:
-        return self.now
-
-    def monotonic(self) -> float:
-        return self.now
-
-    def sleep(self, seconds: float) -> None:
-        self.now += seconds
 
 
 @pytest.fixture

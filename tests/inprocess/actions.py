@@ -1,7 +1,8 @@
 """What a rank of a scenario can do, by name: the faults, and the ways around them.
 
 An action runs in the rank's own process, at the point of the call that the scenario names. Those that wait do so
-until they are interrupted, or killed.
+until they are interrupted, or killed. What a rank makes of a restart matters only once it is ready for one: such an
+action tells by itself, from where the restart may come.
 """
 
 from __future__ import annotations
@@ -102,14 +103,6 @@ def fork_and_exit() -> None:
         raise ScenarioError(f"the child has ended with {status}")
 
 
-def exit_when_restarted() -> NoReturn:
-    """Told to end at a moment when the group restarts anyway."""
-    try:
-        threading.Event().wait()
-    finally:
-        sys.exit(3)
-
-
 _aborting = threading.Event()
 
 
@@ -197,26 +190,39 @@ def hold_gil_deaf() -> None:
     hold_gil()
 
 
-def swallow() -> None:
+def exit_when_restarted(ready: Callable[[], None]) -> NoReturn:
+    """Told to end at a moment when the group restarts anyway."""
+    try:
+        ready()
+        threading.Event().wait()
+    finally:
+        sys.exit(3)
+
+
+def swallow(ready: Callable[[], None]) -> None:
     """Catch whatever comes, several times over, and carry on."""
     for _ in range(3):
         with contextlib.suppress(BaseException):
+            ready()
             threading.Event().wait()
     threading.Event().wait()
 
 
-def swallow_for_ever() -> None:
+def swallow_for_ever(ready: Callable[[], None]) -> None:
     """Never let go, though the main thread makes progress all the time."""
+    with contextlib.suppress(BaseException):
+        ready()
     while True:
         with contextlib.suppress(BaseException):
             threading.Event().wait(POLL_S)
 
 
-def swallow_in_del() -> None:
+def swallow_in_del(ready: Callable[[], None]) -> None:
     """Nothing that is raised in a finalizer leaves it."""
 
     class Slow:
         def __del__(self) -> None:
+            ready()
             threading.Event().wait()
 
     for _ in range(3):
@@ -225,9 +231,10 @@ def swallow_in_del() -> None:
     threading.Event().wait()
 
 
-def replace_by_own() -> None:
+def replace_by_own(ready: Callable[[], None]) -> None:
     """Turn what comes into the user's own exception."""
     try:
+        ready()
         threading.Event().wait()
     except BaseException as error:
         raise ScenarioError("while cleaning up") from error
@@ -246,7 +253,6 @@ ACTIONS: dict[str, Callable[[], None]] = {
     "raise long": raise_long,
     "raise nested": raise_nested,
     "raise restart": raise_restart,
-    "exit when restarted": exit_when_restarted,
     "fork and exit": fork_and_exit,
     "abort at length": abort_at_length,
     "raise base in abort": raise_base_in_abort,
@@ -261,11 +267,16 @@ ACTIONS: dict[str, Callable[[], None]] = {
     "block in read": block_in_read,
     "hold gil": hold_gil,
     "hold gil deaf": hold_gil_deaf,
+}
+
+WHEN_RESTARTED: dict[str, Callable[[Callable[[], None]], None]] = {
+    "exit when restarted": exit_when_restarted,
     "swallow": swallow,
     "swallow for ever": swallow_for_ever,
     "swallow in del": swallow_in_del,
     "replace": replace_by_own,
 }
+"""What a rank makes of a restart that another one is the cause of."""
 
 
 def monitor_pid() -> int:

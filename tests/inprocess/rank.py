@@ -5,6 +5,7 @@ output, a JSON line each."""
 from __future__ import annotations
 
 import contextlib
+import functools
 import logging
 import os
 import resource
@@ -24,7 +25,7 @@ from nvrx_slurm.inprocess.rank_assignment import RankAssignment, RankAssignmentC
 from nvrx_slurm.inprocess.state import FrozenState
 from nvrx_slurm.log import set_up
 from nvrx_slurm.processes import is_alive
-from tests.inprocess.actions import ACTIONS, AFTER_LONG_S, POLL_S, ScenarioError, monitor_pid
+from tests.inprocess.actions import ACTIONS, AFTER_LONG_S, POLL_S, WHEN_RESTARTED, ScenarioError, monitor_pid
 from tests.inprocess.arrangements import ARRANGEMENTS
 from tests.inprocess.belongings import Belongings
 from tests.inprocess.script import Script
@@ -91,7 +92,11 @@ class Rank:
         if self.script.soak is not None:
             return self._soak(call.iteration, self.script.soak)
         for command in self.commands(call.iteration):
-            self.tell("doing", iteration=call.iteration, command=command)
+            doing = functools.partial(self.tell, "doing", iteration=call.iteration, command=command)
+            if command in WHEN_RESTARTED:
+                WHEN_RESTARTED[command](doing)
+                continue
+            doing()
             if command == "return":
                 break
             if command in _WITH_CALL:

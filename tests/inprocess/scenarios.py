@@ -6,6 +6,7 @@ import signal
 from dataclasses import dataclass, field
 from typing import Any
 
+from tests.inprocess.actions import WHEN_RESTARTED
 from tests.inprocess.harness import Group, Told
 from tests.inprocess.script import Fault, Script
 
@@ -13,8 +14,7 @@ KILLED = -signal.SIGKILL
 RETURNED = "returned"
 UNFIT = "HealthCheckError"
 
-
-BEFORE_A_RESTART = ("return", "swallow", "swallow for ever", "swallow in del", "replace", "exit when restarted")
+BEFORE_A_RESTART = ("return", *WHEN_RESTARTED)
 """What a rank has to be at when the fault of another one restarts it."""
 
 

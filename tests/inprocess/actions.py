@@ -199,6 +199,15 @@ def exit_when_restarted(ready: Callable[[], None]) -> NoReturn:
         sys.exit(3)
 
 
+def abort_when_restarted(ready: Callable[[], None]) -> NoReturn:
+    """Gives up, at a moment when the group restarts anyway."""
+    try:
+        ready()
+        threading.Event().wait()
+    finally:
+        raise_abort()
+
+
 def swallow(ready: Callable[[], None]) -> None:
     """Catch whatever comes, several times over, and carry on."""
     for _ in range(3):
@@ -270,6 +279,7 @@ ACTIONS: dict[str, Callable[[], None]] = {
 }
 
 WHEN_RESTARTED: dict[str, Callable[[Callable[[], None]], None]] = {
+    "abort when restarted": abort_when_restarted,
     "exit when restarted": exit_when_restarted,
     "swallow": swallow,
     "swallow for ever": swallow_for_ever,

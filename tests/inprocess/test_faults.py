@@ -61,7 +61,7 @@ RAISED = [
         "all ranks abort",
         2,
         ("01",),
-        (fault(0, "fn", "raise abort"), fault(1, "fn", "raise abort")),
+        (fault(0, "fn", "raise abort"), fault(1, "fn", "abort when restarted")),
         {0: "RestartAbort", 1: "RestartAbort"},
     ),
 ]

@@ -9,8 +9,9 @@ import ssl
 import subprocess
 import sys
 from collections.abc import Iterator
-from contextlib import ExitStack, contextmanager, suppress
+from contextlib import ExitStack, closing, contextmanager, suppress
 from dataclasses import dataclass
+from http.client import HTTPConnection
 from pathlib import Path
 from typing import Any
 
@@ -175,9 +176,12 @@ def test_drains(room: Room) -> None:
         until(lambda: served.client.get("/healthz").status_code == 503, "a service that drains")
         refused = served.ask(room.inquiry(CRASH, cycle=2))
         assert refused.status_code == 503 and refused.headers["Retry-After"]
-        waiting = ("GET", f"/v1/inquiries/{served.ask(held, wait_s=0).json()['id']}?wait=50")
-        os.kill(served.worker(), signal.SIGCONT)
-        assert served.client.request(*waiting).json()["state"] == "done"
+        path = f"/v1/inquiries/{served.ask(held, wait_s=0).json()['id']}?wait=50"
+        worker, url = served.worker(), served.client.base_url
+        with closing(HTTPConnection(url.host, url.port, DEADLINE_S)) as waiting:
+            waiting.request("GET", path)  # and is there when the work is done, after which nobody listens any more
+            os.kill(worker, signal.SIGCONT)
+            assert msgspec.json.decode(waiting.getresponse().read())["state"] == "done"
     assert served.process.wait(DEADLINE_S) == 0
 
 

@@ -42,6 +42,7 @@ from tests.transport.harness import (
     rings_of,
     share_of_a_core,
     soon,
+    stopped,
     until,
 )
 from tests.transport.nodes import BRISK, Consumer, Node, Producer, asked, client_of, node
@@ -314,7 +315,9 @@ def test_a_word_of_thanks_that_is_lost_with_an_idle_connection(tcp_producer: Nod
     refs = tcp_producer.do("write_many", 3, 50_000)
     with SickPort(refs[0].ports[0]) as port, client_of("tcp") as client:
         port.make_sick("loses-acks")
-        reads = [Async(lambda ref=ref: client.read(through(ref, port), deadline=5.0)) for ref in refs]
+        with stopped(tcp_producer.pid):  # no read is over before each has a connection of its own
+            reads = [Async(lambda ref=ref: client.read(through(ref, port), deadline=5.0)) for ref in refs]
+            until(lambda: port.connections == 3, "three connections")
         assert [read.result() for read in reads] == [pattern(50_000, seed) for seed in range(3)]
         port.go_down()
         all_ready(tcp_producer, 3)  # none of the acks was heard

@@ -215,20 +215,26 @@ def test_a_message_of_another_length(near: Link, far: Far, sent: tuple[int, int]
         receive(near, 32)
 
 
-def test_a_peer_that_is_killed_with_a_payload_announced(near: Link, far: Far) -> None:
-    """The word of it has come, the payload never does: PayloadTruncated or PeerReset, at once."""
+@pytest.mark.parametrize("is_known", [False, True])
+def test_a_peer_that_is_killed_with_a_payload_announced(near: Link, far: Far, is_known: bool) -> None:
+    """The word of it has come, the payload never does: PayloadTruncated or PeerReset, at once, whether or not the
+    death is known before the reader asks."""
     far.tell(0, "send", FRAME, (64 << 20, 1))
     receive(near, len(FRAME))
     until(near.is_stale, "the payload is announced")
     far.kill()
+    until(lambda: not is_known or near._peer.broken, "its end is known")
     with bounded(2.0), pytest.raises((PayloadTruncated, PeerReset)):
         receive_payload(near, 64 << 20)
 
 
-@pytest.mark.parametrize("fate", ["SIGSTOP", "SIGKILL"])
-def test_a_peer_that_falls_silent_within_a_short_message(backend: Backend, fate: str) -> None:
+@pytest.mark.parametrize(
+    ("fate", "is_known"), [("SIGSTOP", "True"), ("SIGKILL", "True"), ("SIGKILL", "link._peer.broken")]
+)
+def test_a_peer_that_falls_silent_within_a_short_message(backend: Backend, fate: str, is_known: str) -> None:
     """UCX receives the rest of it for ever. The reader does not: PayloadTimeout at its deadline where the peer stands
-    still, PayloadTruncated at once where it has gone; and what UCX receives into is not the reader's."""
+    still, PayloadTruncated at once where it has gone, whether or not that is known before the reader asks; and what
+    UCX receives into is not the reader's."""
     ended = run(
         f"""
         for _ in range(50):  # on a busy machine all of it may have come before its sender is struck
@@ -238,6 +244,7 @@ def test_a_peer_that_falls_silent_within_a_short_message(backend: Backend, fate:
             link.receive_into(memoryview(bytearray(5)), soon())
             until(link.is_stale, "its first piece has come")
             os.kill(far.pid, signal.{fate})
+            until(lambda: {is_known}, "its end is known")
             buffer, began = bytearray(b"." * 60_000), time.monotonic()
             try:
                 link.receive_payload_into(memoryview(buffer), began + 1.0, None)

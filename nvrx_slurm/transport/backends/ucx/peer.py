@@ -237,6 +237,8 @@ class Peer:
         else:
             self._short, room = want, memoryview(bytearray(message.length))
             self._start(lambda: [self.side.take(message, room)], (room, message), partial(self._came, room))
+            if self._endpoint is None:  # the peer had gone before this was asked for: what is not whole now never is
+                self._engine.later(0.0, self._lose)
 
     def _came(self, room: memoryview, error: Exception | None) -> None:
         """A short message, unless its reader has gone."""

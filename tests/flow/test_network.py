@@ -77,10 +77,35 @@ def works_on(ledger, node, steps):
     until(lambda: ledger.steps(node=node, cycle=0) >= enough, f"{node} takes {steps} steps")
 
 
-def says(job, who, words, times=1):
-    """Waits until that process has logged the words so often."""
-    log = job.folder.node_log(who)
-    until(lambda: log.read_text().count(words) >= times, f"{who} says {words!r}, {times} times")
+def says(job, who, words):
+    """Waits until that process has logged the words."""
+    until(lambda: said(job, who, words), f"{who} says {words!r}")
+
+
+def said(job, who, words):
+    """How often that process has logged the words."""
+    return job.folder.node_log(who).read_text().count(words)
+
+
+def broke(job, node):
+    return said(job, "controller", f"{node}: its tether broke")
+
+
+def tied_anew(job, node):
+    return said(job, "controller", f"{node}: its tether is tied anew")
+
+
+def reset_tether(network, job, node):
+    """At both ends; returns how often it had broken before. Where it was reset at one end only, the next one is
+    reset as well."""
+    before = []
+
+    def is_reset():
+        before.append(broke(job, node))
+        return network.reset(to_the_tether(job, node)) == 2
+
+    until(is_reset, "a connection to reset")
+    return before[-1]
 
 
 def joined_again(job, node):
@@ -164,10 +189,9 @@ def test_node_cut_off_from_the_tether_alone_lives(start, network, gate, ledger):
 def test_reset_tether_is_tied_anew(start, network, gate, ledger):
     """A third party resets the tether, again and again: the node ties a new one, and nobody is reaped."""
     job = start(**PATIENT)
-    for times in range(1, 4):
-        until(lambda: network.reset(to_the_tether(job, "n2")) == 2, "a connection to reset")
-        says(job, "controller", "n2: its tether broke", times)
-        says(job, "controller", "n2: its tether is tied anew", times)
+    for _ in range(3):
+        before = reset_tether(network, job, "n2")
+        until(lambda before=before: before < broke(job, "n2") == tied_anew(job, "n2"), "a tether that is tied anew")
     nothing_happened(job, gate, ledger)
 
 

@@ -78,7 +78,7 @@ class Network:
         self._ask(cut=(), rules=(), slow={})
 
     def reset(self, rule: dict[str, Any]) -> int:
-        """Break TCP connections as a third party does; returns how many ends were told."""
+        """Break TCP connections as a third party does, at both ends; returns how many there were."""
         return int(self._ask(reset=rule))
 
     def count(self, rule: dict[str, Any]) -> int:

@@ -12,7 +12,8 @@ CONTROL is a SOCK_SEQPACKET of JSON messages, each answered once it holds. The f
     {"cut": [host…]}           from now on these hosts' frames are lost; replaces an earlier list; answered with it
     {"rules": [rule…]}         see `Rule`; replaces earlier ones
     {"slow": {host: [seconds, loss]}}    frames from or to it come so late, and this share of them never; likewise
-    {"reset": rule}            both ends of each TCP connection seen so far get a reset that looks like the other's
+    {"reset": rule}            both ends of each TCP connection get a reset that looks like the other's; answered with
+                               how many there were: whose both ends have been seen, and no reset or last word since
     {"count": rule}            answered with how many packets have matched since it was first asked
 """
 
@@ -38,11 +39,14 @@ SOL_PACKET, PACKET_IGNORE_OUTGOING = 263, 23
 SIOCETHTOOL, ETHTOOL_STXCSUM = 0x8946, 0x17
 EVERY_PROTOCOL, ARP, IPV4 = 3, b"\x08\x06", b"\x08\x00"
 LONGEST_FRAME_BYTES = 65536
-TCP_RST = 0x04
-TCP_ACK = 0x10
+TCP_FIN, TCP_RST, TCP_ACK = 0x01, 0x04, 0x10
 PORT_UNREACHABLE = (3, 3)
 
 _libc = ctypes.CDLL(None, use_errno=True)
+
+
+Flow = tuple[str, str, tuple[int, int]]
+"""One direction of a TCP connection: from which host, to which, and its ports in that order."""
 
 
 def mac_of(index: int) -> bytes:
@@ -74,10 +78,13 @@ class Packet:
         return struct.unpack("!HH", self.payload[:4]) if with_ports else (0, 0)
 
     @property
-    def ack(self) -> int | None:
-        """Up to which byte its sender has heard the other."""
-        if self.protocol != socket.IPPROTO_TCP or not self.payload[13] & TCP_ACK:
-            return None
+    def flags(self) -> int:
+        """TCP's; of another protocol 0."""
+        return self.payload[13] if self.protocol == socket.IPPROTO_TCP else 0
+
+    @property
+    def ack(self) -> int:
+        """Up to which byte its sender has heard the other, if its flags have TCP_ACK."""
         return int.from_bytes(self.payload[8:12], "big")
 
 
@@ -122,11 +129,11 @@ def refusal(packet: Packet) -> bytes:
     return packet.frame[6:12] + packet.frame[:6] + IPV4 + answer
 
 
-def reset(packet: Packet, ack: int) -> bytes:
+def reset(packet: Packet) -> bytes:
     """The frame by which the packet's target breaks the connection, believed since its number is what is awaited."""
     here, there = packet.ports
     source, target = packet.ip[16:20], packet.ip[12:16]
-    segment = struct.pack("!HHIIBBHHH", there, here, ack, 0, 5 << 4, TCP_RST, 0, 0, 0)
+    segment = struct.pack("!HHIIBBHHH", there, here, packet.ack, 0, 5 << 4, TCP_RST, 0, 0, 0)
     summed = checksum(source + target + struct.pack("!HH", socket.IPPROTO_TCP, len(segment)) + segment)
     segment = segment[:16] + struct.pack("!H", summed) + segment[18:]
     return packet.frame[6:12] + packet.frame[:6] + IPV4 + ipv4(source, target, socket.IPPROTO_TCP, segment)
@@ -146,7 +153,7 @@ class Switch:
         self.chance = random.Random(1)
         self.later: list[tuple[float, int, str, bytes]] = []
         self.carried = 0
-        self.flows: dict[tuple[str, str, tuple[int, int]], Packet] = {}  # the last segment of each direction
+        self.flows: dict[Flow, Packet] = {}  # the last segment of each direction
 
     def run(self) -> None:
         poller = select.poll()
@@ -189,13 +196,16 @@ class Switch:
         return self.counts.setdefault(_rule(rule), 0)
 
     def _reset(self, rule: dict[str, object]) -> int:
-        """Returns how many resets were sent."""
+        """Returns how many connections there were."""
         matching = _rule(rule)
-        flows = [flow for flow, packet in self.flows.items() if matching.matches(packet, *flow[:2])]
+        flows = [
+            flow
+            for flow, packet in self.flows.items()
+            if _backwards(flow) in self.flows and matching.matches(packet, *flow[:2])
+        ]
         for flow in flows:
-            packet = self.flows.pop(flow)
-            self._send(flow[0], reset(packet, packet.ack or 0))
-        return len(flows)
+            self._send(flow[0], reset(self.flows.pop(flow)))
+        return len(flows) // 2
 
     # ---- frames
 
@@ -233,9 +243,16 @@ class Switch:
                 return False
         for rule in self.counts:
             self.counts[rule] += rule.matches(packet, source, target)
-        if packet.ack is not None:
-            self.flows[source, target, packet.ports] = packet
+        self._follow((source, target, packet.ports), packet)
         return True
+
+    def _follow(self, flow: Flow, packet: Packet) -> None:
+        """Remember what `_reset` needs. What is still said to an end that is gone makes no connection."""
+        if packet.flags & (TCP_RST | TCP_FIN):
+            self.flows.pop(flow, None)
+            self.flows.pop(_backwards(flow), None)
+        elif packet.flags & TCP_ACK:
+            self.flows[flow] = packet
 
     def _deliver_due(self) -> None:
         while self.later and self.later[0][0] <= time.monotonic():
@@ -247,6 +264,11 @@ class Switch:
             self.ports[target].send(frame)
         except OSError as error:  # its queue is full: a frame is lost, as they are
             print(f"to {target}: {error}", file=sys.stderr)
+
+
+def _backwards(flow: Flow) -> Flow:
+    source, target, (here, there) = flow
+    return target, source, (there, here)
 
 
 def _rule(fields: dict[str, object]) -> Rule:

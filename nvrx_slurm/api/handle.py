@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import functools
 from collections.abc import Collection, Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal
@@ -12,6 +11,7 @@ from nvrx_slurm.cluster.base import DEFAULT_FOLDER, LOCAL_PREFIX, Cluster
 from nvrx_slurm.cluster.ending import EndWatch, OnState, read_result
 from nvrx_slurm.cluster.slurm import SlurmCluster, folder_name
 from nvrx_slurm.cluster.states import JobState, state_of_result
+from nvrx_slurm.config import env
 from nvrx_slurm.errors import NvrxError, SlurmUnreachable, UsageError, WaitTimeout
 from nvrx_slurm.folder import JobFolder
 
@@ -28,8 +28,8 @@ _NOT_STARTED = (JobState.PENDING, JobState.CONFIGURING, JobState.REQUEUED)
 class Job:
     """A handle to one job, with the manners of submitit's. It holds nothing: make as many as you like.
 
-    Its questions about Slurm jobs go through one watcher, which asks about all of a process's jobs at once, and no
-    more often than every 2 s, later 10 s.
+    Its questions about Slurm jobs go through one watcher for each Slurm, which asks about all of a process's jobs at
+    once, and no more often than every 2 s, later 10 s.
     """
 
     def __init__(
@@ -202,11 +202,26 @@ def _slurm_knows(job_id: str) -> bool:
         return False
 
 
-@functools.cache
-def _slurm_watcher() -> StateWatcher:
-    from nvrx_slurm.cluster.watcher import StateWatcher  # submitit takes as long to import as all the rest
+def just_submitted(job_id: str, *, folder: Path | str, cluster: ClusterName, clock: Clock | None = None) -> Job:
+    """A handle to a job that is new: what is known of an earlier one of its number counts no more, for a development
+    cluster that is made anew begins at 1 again."""
+    if cluster == "slurm" and (watcher := _watchers.get(env.get("SLURM_CONF"))) is not None:
+        watcher.register_job(job_id)
+    return Job(job_id, folder=folder, cluster=cluster, clock=clock)
 
-    return StateWatcher(SlurmCluster(patience_s=0))
+
+_watchers: dict[str | None, StateWatcher] = {}
+"""By SLURM_CONF: each Slurm has a job 1."""
+
+
+def _slurm_watcher() -> StateWatcher:
+    """Of the Slurm that this process's environment leads to now."""
+    conf = env.get("SLURM_CONF")
+    if conf not in _watchers:
+        from nvrx_slurm.cluster.watcher import StateWatcher  # submitit takes as long to import as all the rest
+
+        _watchers[conf] = StateWatcher(SlurmCluster(patience_s=0))
+    return _watchers[conf]
 
 
 def _text(path: Path) -> str:

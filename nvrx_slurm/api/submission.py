@@ -41,7 +41,7 @@ def submit(
     MissingProgramError, UsageError (the folder cannot be written), SlurmUnreachable, StoreUnreachable; then nothing
     was submitted and nothing is left behind.
     """
-    from nvrx_slurm.api.handle import Job  # only now: `hand_over` needs no handle
+    from nvrx_slurm.api.handle import just_submitted  # only now: `hand_over` needs no handle
     from nvrx_slurm.config.plan import plan
 
     if spares is not None:
@@ -50,7 +50,7 @@ def submit(
     if exclude_suspects:
         spec = _avoiding(spec, its_plan, cluster)
     prepared = prepare(spec, its_plan, cluster=cluster)
-    return Job(hand_over(prepared, cluster=cluster), folder=prepared.folder, cluster=cluster)
+    return just_submitted(hand_over(prepared, cluster=cluster), folder=prepared.folder, cluster=cluster)
 
 
 def _avoiding(spec: JobSpec, its_plan: Plan, cluster: ClusterName) -> JobSpec:

@@ -17,12 +17,19 @@ SLOWEST_S = 10
 
 
 class StateWatcher(SlurmInfoWatcher):
-    """Shared by the handles of one process. It serves submitit's own jobs too: `job.watcher = StateWatcher(…)`."""
+    """Shared by one process's handles to jobs of one Slurm. It serves submitit's own jobs too:
+    `job.watcher = StateWatcher(…)`."""
 
     def __init__(self, cluster: Cluster, *, delay_s: int = SLOWEST_S, clock: Clock | None = None) -> None:
         super().__init__(delay_s=delay_s)
         self._cluster = cluster
         self._clock = clock or SystemClock()
+
+    def register_job(self, job_id: str) -> None:
+        """Ask about it from now on, whatever was known of a job of this number."""
+        super().register_job(job_id)
+        self._finished.discard(job_id)
+        self._info_dict.pop(job_id, None)
 
     def update(self) -> None:
         """Ask about every registered job that has not ended. Raises SlurmUnreachable, and asks no sooner for that."""

@@ -9,7 +9,7 @@ from typing import Any, Self
 
 import msgspec
 
-from nvrx_slurm.api.handle import ClusterName, Job
+from nvrx_slurm.api.handle import ClusterName, Job, just_submitted
 from nvrx_slurm.api.prepared import prepare
 from nvrx_slurm.api.submission import hand_over
 from nvrx_slurm.clock import Clock
@@ -74,7 +74,8 @@ class CommonStage:
 
     def submit(self, flow: Flow, settings: Mapping[str, Any] | None = None) -> Job:
         spec, made = self._planned(flow, settings or {})
-        self.job = Job(self._hand_over(spec, made), folder=self.jobs, cluster=self.kind, clock=self.clock)
+        job_id = self._hand_over(spec, made)
+        self.job = just_submitted(job_id, folder=self.jobs, cluster=self.kind, clock=self.clock)
         self.hold.job(self.job, self.environment)
         return self.job
 

@@ -147,15 +147,13 @@ def test_a_job_without_a_result_is_lost_with_its_state(slurm: SlurmCluster, tmp_
 def test_each_slurm_has_a_job_1(names: tuple[str, str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The handles of one process do not take one for the other: the second did not end as the first did."""
     ends = []
-    for turn, name in enumerate(names):
+    for number, (name, begin) in enumerate(zip(names, ("now+1hour", "now"), strict=True)):
         with DevCluster.up(name=f"submit-{os.getpid()}-{name}", nodes=1) as cluster:
             for variable, value in cluster.environment().items():
                 monkeypatch.setenv(variable, value)
-            spec = nv.JobSpec(
-                name="first", command=["true"], slurm={"extra": {"begin": "now+1hour"} if not turn else {}}
-            )
-            job = nv.submit(spec, folder=tmp_path / str(turn))
-            if not turn:
+            spec = nv.JobSpec(name="first", command=["true"], slurm={"extra": {"begin": begin}})
+            job = nv.submit(spec, folder=tmp_path / str(number))
+            if begin != "now":
                 job.cancel()
             ends.append((job.job_id, job.wait(timeout=60), job.wait_until_gone()))
     assert ends == [("1", 143, JobState.CANCELLED), ("1", 0, JobState.COMPLETED)]

@@ -21,7 +21,7 @@ from nvrx_slurm.transport import (
     TransportError,
 )
 from nvrx_slurm.transport.backends import by_scheme
-from nvrx_slurm.transport.backends.port import Link, Listener, host_and_port
+from nvrx_slurm.transport.backends.port import Link, host_and_port
 from nvrx_slurm.transport.handshake import greet
 from nvrx_slurm.transport.reading import request
 from nvrx_slurm.transport.serving import serve
@@ -107,6 +107,29 @@ def node(make: Callable[..., Any], *args: Any, **named: Any) -> Iterator[Node]:
         started.close()
 
 
+class Liar:
+    """One more port of a producer's ring. Links that come while it has a `fault` have it, too."""
+
+    def __init__(self, producer: Producer, fault: str | None) -> None:
+        self.producer, self.fault = producer, fault
+        self.links: list[Link] = []
+        self.listener = by_scheme(producer.scheme, TOKEN).listen("127.0.0.1", 0, self.serve)
+
+    @property
+    def address(self) -> str:
+        return self.listener.address
+
+    def serve(self, link: Link) -> None:
+        self.links.append(link)
+        ring, seen = self.producer.ring, SickLink(link, self.fault) if self.fault else link
+        serve(seen, {ring.name: ring}, TOKEN, self.producer.limits)
+
+    def close(self) -> None:
+        self.listener.close()
+        for link in self.links:
+            link.cut()
+
+
 class Producer:
     """A ring and its server."""
 
@@ -126,7 +149,7 @@ class Producer:
         self.limits = ServerLimits(read_s=read_s, eviction_s=eviction_s)
         self.most_links = most_links
         self.ring = SharedRing.create(slots, slot_bytes, overwrite=overwrite)
-        self.liars: list[tuple[Listener, list[Link]]] = []
+        self.liars: dict[str, Liar] = {}
         self.writing: Async | None = None
         self.server = self._serve(ports)
 
@@ -176,15 +199,17 @@ class Producer:
 
     def lie(self, fault: str) -> str:
         """Another port of this ring, on which every link has the fault; its address."""
-        links: list[Link] = []
+        liar = Liar(self, fault)
+        self.liars[liar.address] = liar
+        return liar.address
 
-        def serve_badly(link: Link) -> None:
-            links.append(link)
-            serve(SickLink(link, fault), {self.ring.name: self.ring}, TOKEN, self.limits)
+    def lied_to(self) -> list[int]:
+        """How many links each of these ports has had."""
+        return [len(liar.links) for liar in self.liars.values()]
 
-        listener = by_scheme(self.scheme, TOKEN).listen("127.0.0.1", 0, serve_badly)
-        self.liars.append((listener, links))
-        return listener.address
+    def tell_the_truth(self, address: str) -> None:
+        """Links that come to that port from now on have no fault."""
+        self.liars[address].fault = None
 
     def close_server(self) -> float:
         """How long it took."""
@@ -201,10 +226,8 @@ class Producer:
         return _in_child(lambda: self.server.close())
 
     def end(self) -> None:
-        for listener, links in self.liars:
-            listener.close()
-            for link in links:
-                link.cut()
+        for liar in self.liars.values():
+            liar.close()
         self.server.close()
         self.ring.close()
         self.ring.unlink()

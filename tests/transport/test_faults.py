@@ -295,6 +295,34 @@ def test_all_are_sick_and_one_recovers(tcp_producer: Node, fault: str) -> None:
         assert reading.result() == pattern(100_000, 5)
 
 
+@pytest.mark.parametrize("fault", ["silent", "resets", "truncates", "garbage-answer"])
+def test_half_of_the_ports_lie(scheme: str, fault: str) -> None:
+    """The same on each transport: every read succeeds, and once the liars are known they are left alone."""
+    with (
+        node(Producer, scheme, slots=32) as producer,
+        client_of(scheme, limits=replace(BRISK, answer_s=1.0, calls=3)) as client,
+    ):
+        assert client.read(producer.do("write", 1), deadline=WAIT_S) == pattern(1)  # what it needs is loaded
+        sick = [producer.do("lie", fault) for _ in range(2)]
+        for seed, ref in enumerate(producer.do("write_many", 20, 100_000)):
+            with bounded(5.0):
+                assert client.read(through(ref, *sick, *ref.ports), deadline=5.0) == pattern(100_000, seed)
+        is_consumed(producer, 21)
+        assert max(producer.do("lied_to")) in (1, 2)
+
+
+@pytest.mark.parametrize("fault", ["silent", "resets", "truncates", "garbage-answer"])
+def test_all_lie_and_one_tells_the_truth(scheme: str, producer: Node, fault: str) -> None:
+    """The same on each transport: nobody starves behind a quarantine."""
+    ref = producer.do("write", 100_000, 5)
+    sick = [producer.do("lie", fault) for _ in range(2)]
+    with client_of(scheme, limits=PATIENT) as client:
+        reading = Async(lambda: client.read(through(ref, *sick), deadline=WAIT_S))
+        until(lambda: min(producer.do("lied_to")) >= 2, "both were found sick, more than once")
+        producer.do("tell_the_truth", sick[1])
+        assert reading.result() == pattern(100_000, 5)
+
+
 @pytest.mark.parametrize("fault", AT_THE_ACK)
 def test_a_word_of_thanks_that_is_lost(tcp_producer: Node, fault: str) -> None:
     """The reader has its payload; its server takes it for ready again, until the next read from there settles it."""

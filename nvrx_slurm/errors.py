@@ -12,6 +12,9 @@
     ├── DeliveryError             1   a receiver has not taken what it was told of a failure; says why
     ├── FaultFailed               1   a fault of a flow did not happen; says what stood in its way
     ├── SimulationStuck           1   a simulated history cannot go on, or passed a bound
+    ├── UntrustedRecord           1   bytes from outside are not what this job writes; they are set aside
+    │   ├── MalformedRecord       1   they cannot be decoded
+    │   └── ForgedRecord          1   they are not signed with the job's key
     ├── FencedError              75   a newer controller has taken over; this one may write no more
     └── WaitTimeout             124   a bound passed; says what was waited for
 
@@ -95,6 +98,18 @@ class FaultFailed(NvrxError):
 
 class SimulationStuck(NvrxError):
     """A simulated history cannot go on, or passed a bound; the message says who waits where."""
+
+
+class UntrustedRecord(NvrxError):
+    """Bytes from outside this process are not what this job writes; their reader sets them aside and goes on."""
+
+
+class MalformedRecord(UntrustedRecord):
+    """They cannot be decoded; the message names what they should have been."""
+
+
+class ForgedRecord(UntrustedRecord):
+    """They are not signed with the job's key, or were copied from another place."""
 
 
 class FencedError(NvrxError):

@@ -1,0 +1,24 @@
+"""How bytes from outside this process become records: one function, one error for whatever is wrong with them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import TypeVar
+
+import msgspec
+
+from nvrx_slurm.errors import MalformedRecord
+
+_T = TypeVar("_T")
+
+
+def decode(decoder: Callable[[bytes], _T], data: bytes, what: str) -> _T:
+    """What `decoder` makes of `data`. Raises MalformedRecord, whatever is wrong with it; `what` names it there.
+
+    A decoder of msgspec raises more than its DecodeError: UnicodeDecodeError for text that is not UTF-8,
+    RecursionError for a deep nest, OverflowError for a number that does not fit.
+    """
+    try:
+        return decoder(data)
+    except (msgspec.MsgspecError, ValueError, TypeError, OverflowError, RecursionError) as error:
+        raise MalformedRecord(f"{what} cannot be read: {error}") from None

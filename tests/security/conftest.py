@@ -1,0 +1,112 @@
+"""Two users of one machine. Alice runs the tests, and the product in them. Bob attacks her."""
+
+from __future__ import annotations
+
+import json
+import os
+import pwd
+import shutil
+import subprocess
+import sys
+import tempfile
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+MAIN = Path(__file__).with_name("bob.py")
+BOUND_S = 60.0
+RESULT = "result: "
+
+
+class Attack:
+    """A function that runs as bob until it returns or the test ends. What it prints comes line by line."""
+
+    def __init__(self, process: subprocess.Popen[str]) -> None:
+        self.process = process
+
+    def line(self) -> str:
+        """The next line it prints; fails the test if it has ended."""
+        assert self.process.stdout is not None
+        line = self.process.stdout.readline()
+        assert line, "bob has ended: see his standard error above"
+        return line.rstrip("\n")
+
+    def result(self) -> Any:
+        """What the function returned. Lines before it that the test has not read are dropped."""
+        while not (line := self.line()).startswith(RESULT):
+            pass
+        return json.loads(line.removeprefix(RESULT))
+
+    def end(self) -> None:
+        """End it, at once."""
+        for stream in (self.process.stdin, self.process.stdout):
+            assert stream is not None
+            stream.close()
+        self.process.wait(BOUND_S)
+
+
+class Bob:
+    """A second unprivileged user. `uid` is his as alice's kernel sees it."""
+
+    def __init__(self, launcher: list[str], uid: int, inner_uid: int) -> None:
+        self.uid, self._launcher, self._inner_uid = uid, launcher, inner_uid
+        self._running: list[Attack] = []
+
+    def start(self, function: Callable[..., Any], *arguments: Any) -> Attack:
+        """Begin `function(*arguments)` as bob. It must be at the top of its module, and its arguments JSON."""
+        file = sys.modules[function.__module__].__file__
+        assert file is not None
+        argv = [*self._launcher, sys.executable, str(MAIN), str(self._inner_uid), file, function.__name__]
+        process = subprocess.Popen(argv, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
+        assert process.stdin is not None
+        process.stdin.write(json.dumps(arguments) + "\n")
+        process.stdin.flush()
+        self._running.append(Attack(process))
+        return self._running[-1]
+
+    def run(self, function: Callable[..., Any], *arguments: Any) -> Any:
+        """Run it to its end; returns what it returned."""
+        return self.start(function, *arguments).result()
+
+    def end(self) -> None:
+        for attack in self._running:
+            attack.end()
+
+
+def _bob() -> Bob | str:
+    """A second user, or the reason why this machine has none."""
+    nobody = pwd.getpwnam("nobody").pw_uid
+    if os.geteuid() == 0:
+        return Bob([], nobody, nobody)
+    if shutil.which("sudo") and subprocess.run(["sudo", "-n", "true"], capture_output=True).returncode == 0:
+        return Bob(["sudo", "-n", "--preserve-env=PYTHONPATH"], nobody, nobody)
+    spaces = ["unshare", "--user", "--map-root-user", "--map-auto"]
+    if shutil.which("unshare") and subprocess.run([*spaces, "true"], capture_output=True).returncode == 0:
+        mapped = subprocess.run([*spaces, "cat", "/proc/self/uid_map"], capture_output=True, text=True, check=True)
+        first, outside, _ = next(map(int, row.split()) for row in mapped.stdout.splitlines() if row.split()[0] != "0")
+        return Bob(spaces, outside, first)
+    return "no second user: run as root, allow `sudo -n`, or add this user to /etc/subuid and install uidmap"
+
+
+@pytest.fixture
+def bob() -> Iterator[Bob]:
+    """The attacker. In CI a machine without a second user fails the test; elsewhere it is skipped."""
+    found = _bob()
+    if isinstance(found, str):
+        if os.environ.get("CI") == "true":
+            pytest.fail(found)
+        pytest.skip(found)
+    yield found
+    found.end()
+
+
+@pytest.fixture
+def common() -> Iterator[Path]:
+    """A folder that both users can enter and read, as a project's folder is; alice owns it. pytest's own `tmp_path`
+    is closed to bob."""
+    folder = Path(tempfile.mkdtemp(prefix="nvrx-common-", dir="/tmp"))
+    folder.chmod(0o755)
+    yield folder
+    shutil.rmtree(folder)

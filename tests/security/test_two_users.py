@@ -1,0 +1,32 @@
+"""The attacks in this folder are made by another user: one who has no rights over alice's files and processes."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+
+def read(path: str) -> str:
+    try:
+        return Path(path).read_text()
+    except PermissionError:
+        return "denied"
+
+
+def identity() -> list[int]:
+    return [os.getuid(), os.geteuid(), *os.getgroups()]
+
+
+def test_bob_is_another_user(bob, common):
+    """What alice keeps to herself bob cannot read; what she shows him he can."""
+    for name, mode in (("private", 0o600), ("public", 0o644)):
+        (common / name).write_text(name)
+        (common / name).chmod(mode)
+    assert bob.run(read, str(common / "private")) == "denied"
+    assert bob.run(read, str(common / "public")) == "public"
+
+
+def test_bob_has_given_up_root(bob):
+    """No identity of the test's own user is left to him."""
+    assert 0 not in bob.run(identity)
+    assert os.geteuid() not in bob.run(identity)

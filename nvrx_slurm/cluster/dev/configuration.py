@@ -39,6 +39,9 @@ def _settings(spec: ClusterSpec) -> dict[str, object]:
         "AuthType": "auth/munge",
         "CredType": "cred/munge",
         "AuthInfo": f"socket={places.munge_socket}",
+        # slurmctld listens on the loopback address only. A credential without a hash of its message is refused: one
+        # that was overheard cannot be sent again with another message (CVE-2022-29500).
+        "CommunicationParameters": "NoCtldInAddrAny,block_null_hash",
         "StateSaveLocation": places.controller_state,
         "SlurmdSpoolDir": places.runtime / "%n",
         "SlurmctldPidFile": places.runtime / "slurmctld.pid",

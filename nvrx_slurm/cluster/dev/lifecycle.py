@@ -16,7 +16,7 @@ import msgspec
 from nvrx_slurm.clock import Clock
 from nvrx_slurm.cluster.dev import accounting, configuration, slurm
 from nvrx_slurm.cluster.dev.daemons import Daemon, last_words, living, start
-from nvrx_slurm.cluster.dev.places import Places, clusters_folder
+from nvrx_slurm.cluster.dev.places import PRIVATE, Places, clusters_folder
 from nvrx_slurm.cluster.dev.ports import free_ports
 from nvrx_slurm.cluster.dev.processes import read_table
 from nvrx_slurm.cluster.dev.programs import slurm_version
@@ -107,7 +107,7 @@ def _write_files(spec: ClusterSpec) -> None:
     places.munge_key.touch(mode=0o600)
     places.munge_key.write_bytes(secrets.token_bytes(_MUNGE_KEY_BYTES))
     for node in spec.nodes:
-        places.spool(node).mkdir(mode=0o755, exist_ok=True)
+        places.spool(node).mkdir(mode=PRIVATE, exist_ok=True)
 
 
 def _serve(spec: ClusterSpec, daemon: Daemon, at: Path | int | None, clock: Clock) -> None:
@@ -172,7 +172,8 @@ def _munged(spec: ClusterSpec, programs: Mapping[str, str]) -> Daemon:
         "pid-file": places.runtime / "munge" / "munged.pid",
         "seed-file": places.runtime / "key" / "munged.seed",
     }
-    command = [programs["munged"], "--foreground", *(f"--{key}={value}" for key, value in options.items())]
+    # --force: without it munged refuses a socket that other users cannot reach. This one gives jobs as the owner.
+    command = [programs["munged"], "--foreground", "--force", *(f"--{key}={value}" for key, value in options.items())]
     return Daemon(name="munged", command=command, folder=places.runtime)
 
 

@@ -7,11 +7,15 @@
   logs/<daemon>.log               and <daemon>.err: what it printed before it had a log
   controller/, database/          slurmctld's state, MariaDB's data
   runtime                         link to the other folder:
-/tmp/nvrx-<name>-XXXX/     0711   short, since a unix socket's path has at most 107 bytes
-  key/munge.key            0700
-  munge/munge.socket       0711   munged refuses a socket that not everybody can reach
-  database/                0700   MariaDB's socket
+/tmp/nvrx-<name>-XXXX/     0700   short, since a unix socket's path has at most 107 bytes
+  key/munge.key            0600
+  munge/munge.socket              the right to run jobs as the owner (see below)
+  database/                       MariaDB's socket
   n1/, n2/, …                     each slurmd's spool, with its steps' sockets
+
+Every folder is for its owner alone. slurmctld takes a job from any user with a credential of this cluster's munged,
+and slurmd, which does not run as root, starts that job as the cluster's owner. munged itself makes its socket for
+everybody (0777): the folder above is what keeps other users from it.
 """
 
 from __future__ import annotations
@@ -27,7 +31,8 @@ from nvrx_slurm.errors import NvrxError, UsageError
 
 _TMP = Path("/tmp")  # not $TMPDIR: it may be deep, and then the socket paths do not fit
 _RUNTIME_LINK = "runtime"
-_RUNTIME_FOLDERS = {"key": 0o700, "munge": 0o711, "database": 0o700}
+_RUNTIME_FOLDERS = ("key", "munge", "database")
+PRIVATE = 0o700
 
 
 @dataclass(frozen=True)
@@ -103,9 +108,9 @@ def state_folder(name: str) -> Path:
 def claim(name: str) -> Places:
     """Make the cluster's folders; the name is then taken. Raises UsageError when it already is."""
     state = state_folder(name)
-    state.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+    state.parent.mkdir(mode=PRIVATE, parents=True, exist_ok=True)
     try:
-        state.mkdir(mode=0o700)
+        state.mkdir(mode=PRIVATE)
     except FileExistsError:
         raise UsageError(
             f"cluster {name!r} already exists ({state}): take it down with"
@@ -114,7 +119,7 @@ def claim(name: str) -> Places:
     places = Places(state=state, runtime=_runtime_folder(name))
     (state / _RUNTIME_LINK).symlink_to(places.runtime)
     for folder in (places.daemons, places.logs, places.controller_state):
-        folder.mkdir(mode=0o700)
+        folder.mkdir(mode=PRIVATE)
     return places
 
 
@@ -126,9 +131,7 @@ def existing(name: str) -> Places:
 
 
 def _runtime_folder(name: str) -> Path:
-    runtime = Path(tempfile.mkdtemp(prefix=f"nvrx-{name}-", dir=_TMP))
-    runtime.chmod(0o711)
-    for folder, mode in _RUNTIME_FOLDERS.items():
-        (runtime / folder).mkdir()
-        (runtime / folder).chmod(mode)
+    runtime = Path(tempfile.mkdtemp(prefix=f"nvrx-{name}-", dir=_TMP))  # 0700
+    for folder in _RUNTIME_FOLDERS:
+        (runtime / folder).mkdir(mode=PRIVATE)
     return runtime

@@ -1,0 +1,198 @@
+"""The development cluster runs jobs as its owner, for its owner alone."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import pwd
+import shutil
+import socket
+import stat
+import subprocess
+import tempfile
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from nvrx_slurm.clock import SystemClock
+from nvrx_slurm.cluster.dev import DevCluster, names, remove, slurm
+from nvrx_slurm.cluster.dev.daemons import recorded
+from nvrx_slurm.cluster.dev.waiting import wait_until
+from tests.security.conftest import Bob
+
+NAME = "test-security"
+BOUND_S = 60
+CONF = """\
+ClusterName={name}
+SlurmctldHost=localhost
+SlurmctldPort={controller}
+SlurmUser={alice}
+AuthType=auth/munge
+CredType=cred/munge
+AuthInfo=socket={munge}
+MpiDefault=none
+NodeName=n1 NodeHostname={host} NodeAddr=127.0.0.1 Port={node} CPUs=2 State=UNKNOWN
+PartitionName=main Nodes=ALL Default=YES
+"""
+
+
+class Owner:
+    """Who owns the cluster: the user who runs the tests, or, where that is root, a plain user too."""
+
+    def __init__(self, user: str, other: Bob | None) -> None:
+        self.user, self._other = user, other
+
+    def run(self, function: Callable[..., Any], *arguments: Any) -> Any:
+        return function(*arguments) if self._other is None else self._other.run(function, *arguments)
+
+
+# ---- what alice does
+
+
+def bring_up(state_home: str, accounting: bool) -> dict[str, Any]:
+    os.environ["XDG_STATE_HOME"] = state_home
+    spec = DevCluster.up(name=NAME, nodes=1, cpus_per_node=2, accounting=accounting).spec
+    daemons = {name: record.pid for name, record in recorded(spec.places).items()}
+    return {
+        "name": NAME,
+        "alice": spec.user,
+        "controller": spec.controller_port,
+        "node": spec.node_ports[0],
+        "host": spec.hostname,
+        "munge": str(spec.places.munge_socket),
+        "runtime": spec.runtime,
+        "state": spec.state,
+        "daemons": daemons,
+    }
+
+
+def take_down(state_home: str) -> None:
+    os.environ["XDG_STATE_HOME"] = state_home
+    if NAME in names():
+        remove(NAME)
+
+
+def own_job(state_home: str) -> str:
+    """The user that a job of the owner runs as."""
+    os.environ["XDG_STATE_HOME"] = state_home
+    return slurm.ask(DevCluster.load(NAME).environment(), "srun", "--mpi=none", "id", "-un").strip()
+
+
+# ---- what bob does
+
+
+def srun_as_bob(cluster: dict[str, Any], munge: str) -> list[Any]:
+    """Run `id -un` on alice's cluster with a slurm.conf of bob's own."""
+    with tempfile.TemporaryDirectory() as folder:
+        conf = Path(folder) / "slurm.conf"
+        conf.write_text(CONF.format(**{**cluster, "munge": munge}))
+        done = subprocess.run(
+            ["srun", "--mpi=none", "--immediate=20", "id", "-un"],
+            env={**os.environ, "SLURM_CONF": str(conf)},
+            cwd="/",
+            capture_output=True,
+            text=True,
+            timeout=BOUND_S,
+            check=False,
+        )
+    return [done.returncode, done.stdout.strip(), done.stderr.strip()]
+
+
+def srun_with_own_munge(cluster: dict[str, Any]) -> list[Any]:
+    """The same with credentials of a munged that bob has started, whose key is his."""
+    with tempfile.TemporaryDirectory(dir="/tmp") as folder:
+        at = Path(folder)
+        (at / "key").write_bytes(os.urandom(128))
+        (at / "key").chmod(0o600)
+        files = {"socket": "socket", "key-file": "key", "pid-file": "pid", "seed-file": "seed"}
+        options = [f"--{option}={at / file}" for option, file in files.items()]
+        munged = subprocess.Popen(["munged", "--foreground", "--force", *options], stderr=subprocess.DEVNULL)
+        try:
+            wait_until((at / "socket").is_socket, timeout_s=BOUND_S, what="bob's munged", clock=SystemClock())
+            return srun_as_bob(cluster, str(at / "socket"))
+        finally:
+            munged.kill()
+            munged.wait()
+
+
+def reachable(places: list[str]) -> list[str]:
+    """Which of these bob can connect to, list, or read."""
+    found = []
+    for place in places:
+        with contextlib.suppress(PermissionError):
+            mode = Path(place).stat().st_mode
+            if stat.S_ISSOCK(mode):
+                with socket.socket(socket.AF_UNIX) as link:
+                    link.connect(place)
+            elif stat.S_ISDIR(mode):
+                list(Path(place).iterdir())
+            else:
+                Path(place).read_bytes()
+            found.append(place)
+    return found
+
+
+# ---- tests
+
+
+@pytest.fixture(params=["plain user", "root"])
+def owner(request: pytest.FixtureRequest) -> Iterator[Owner]:
+    if os.geteuid() != 0:
+        if request.param == "root":
+            pytest.skip("the tests do not run as root")
+        yield Owner(pwd.getpwuid(os.getuid()).pw_name, None)
+        return
+    if request.param == "root":
+        yield Owner("root", None)
+        return
+    other = pwd.getpwnam("daemon")  # its group has the same number, as bob.py sets it
+    alice = Bob([], other.pw_uid, other.pw_uid)
+    yield Owner("daemon", alice)
+    alice.end()
+
+
+@pytest.fixture
+def state_home(owner: Owner, monkeypatch: pytest.MonkeyPatch) -> Iterator[str]:
+    folder = tempfile.mkdtemp(prefix="nvrx-alice-", dir="/tmp")
+    os.chown(folder, pwd.getpwnam(owner.user).pw_uid, -1)
+    Path(folder).chmod(0o755)  # as a home folder may be: bob can enter it
+    monkeypatch.setenv("XDG_STATE_HOME", folder)
+    yield folder
+    owner.run(take_down, folder)
+    shutil.rmtree(folder)
+
+
+def test_bob_gets_no_shell_from_alices_cluster(bob: Bob, owner: Owner, state_home: str) -> None:
+    """A slurm.conf of bob's names her controller and her node. Neither her munge nor one of his own lets him run a
+    job; she can."""
+    cluster = owner.run(bring_up, state_home, False)
+    attacks = {
+        "her munge": bob.run(srun_as_bob, cluster, cluster["munge"]),
+        "a munge of his own": bob.run(srun_with_own_munge, cluster),
+    }
+    for name, (code, said, complaint) in attacks.items():
+        assert (code != 0, said) == (True, ""), f"with {name} bob ran a job as {said!r}: {complaint}"
+    assert "Permission denied" in attacks["her munge"][2]
+    assert "Invalid credential" in (Path(cluster["state"]) / "logs" / "slurmctld.log").read_text()
+    assert owner.run(own_job, state_home) == owner.user
+
+
+def test_bob_reaches_no_file_and_no_socket_of_the_cluster(bob: Bob, owner: Owner, state_home: str) -> None:
+    """The database has no password: its socket lies where bob cannot enter, and it listens on no port."""
+    cluster = owner.run(bring_up, state_home, True)
+    folders = [Path(cluster["runtime"]), Path(cluster["state"])]
+    everything = [str(path) for folder in folders for path in [folder, *folder.rglob("*")]]
+    assert len([path for path in everything if Path(path).is_socket()]) >= 2
+    assert bob.run(reachable, everything) == []
+    assert listening_ports(cluster["daemons"]["mariadb"]) == set()
+    assert listening_ports(cluster["daemons"]["slurmctld"]) == {("127.0.0.1", cluster["controller"])}
+
+
+def listening_ports(pid: int) -> set[tuple[str, int]]:
+    """Where the process accepts TCP connections; as root, or as its owner."""
+    sockets = {str(file.readlink()) for file in Path(f"/proc/{pid}/fd").iterdir()}
+    rows = [line.split() for name in ("tcp", "tcp6") for line in Path(f"/proc/net/{name}").read_text().splitlines()]
+    listening = [row[1].split(":") for row in rows if row[3] == "0A" and f"socket:[{row[9]}]" in sockets]
+    return {(socket.inet_ntoa(bytes.fromhex(host)[::-1][-4:]), int(port, 16)) for host, port in listening}

@@ -8,11 +8,13 @@ import msgspec
 
 
 class JobStore(msgspec.Struct, frozen=True):
-    """What our agent tells by NVRX_STORE_FILE (`folder.StoreAddress` is the whole of it)."""
+    """What our agent tells by NVRX_STORE_FILE (`folder.StoreAddress` is the whole of it). `embedded`: it serves this
+    job alone, and its configuration may be changed."""
 
     url: str
     job: str
     password: str | None = None
+    embedded: bool = False
 
 
 def read_job_store(path: Path, error: type[Exception]) -> JobStore:

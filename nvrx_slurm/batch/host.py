@@ -117,7 +117,7 @@ class Host:
             )
             self.store_process = await self.store.start()
             url = f"redis://{self.info.addr}:{self.store.port}"
-            address = StoreAddress(url=url, password=password, job=job, token=token)
+            address = StoreAddress(url=url, password=password, job=job, token=token, embedded=True)
             self._go(self._keep_store())
         self.folder.write_store(address)
 

@@ -73,7 +73,7 @@ class History:
         self.store_clock = VirtualClock(self.loop)
         self.service = Service(self.network, self.HOST)
         self.store = WatchedStore(self.service, self.store_clock, self.promises, lambda: self.controller)
-        self.address = StoreAddress(url="redis://host", job=JOB, token="token")
+        self.address = StoreAddress(url="redis://host", job=JOB, token="token", embedded=True)
         self.folder = JobFolder(Path("/jobs") / JOB)
         self.info = JobInfo(
             job_id=JOB,

@@ -1,8 +1,8 @@
 """The store as agents and the controller use it: records in, records out.
 
-Every call here is patient: while the store is away it tries again, quietly, until `patience_s` has passed, because
-a store that is restarted is no reason to touch a worker. Trying again is harmless: a fact that arrives twice is
-known by its `seq`, and a commit by its number.
+Every call here is patient: while the store is away or refuses writes, it tries again until `patience_s` has passed
+(`store_retry.py` decides), because a store that is restarted is no reason to touch a worker. A retry is harmless:
+a fact that arrives twice is known by its `seq`, and a commit by its number.
 """
 
 from __future__ import annotations
@@ -36,18 +36,16 @@ from nvrx_slurm.records import (
     unpack_order,
 )
 from nvrx_slurm.store.keys import Keys
+from nvrx_slurm.store_retry import IN_MEMORY, Cause, GiveUp, Retry, StoreRetry
 
 log = get_logger("store")
 
-FIRST_RETRY_S = 0.01
-LAST_RETRY_S = 0.25
 BLOCK_MS = 2000
 """How long one blocking read waits at most: short, so that whoever waits can say so and see a shutdown."""
 
 INBOX_BATCH = 4096
 """How many facts one read of the inbox brings at most."""
 
-_AWAY = (failures.ConnectionError, failures.TimeoutError, failures.BusyLoadingError, OSError)
 _T = TypeVar("_T")
 Round = tuple[str, int, int, Sequence[tuple[str, Assignment]]]
 
@@ -55,7 +53,8 @@ Round = tuple[str, int, int, Sequence[tuple[str, Assignment]]]
 class Store:
     """One process's access to one job's keys; `connection` is a client to use in place of a new one of the address.
 
-    Raises `StoreUnreachable` at once where the password is refused, and after `patience_s` where nobody answers.
+    Raises `StoreUnreachable` at once where the password is refused, and after `patience_s` where the store
+    does not answer or refuses writes (its disk is full).
     """
 
     def __init__(
@@ -70,7 +69,7 @@ class Store:
         self._clock = clock
         self._patience_s = patience_s
         self._hurried_at: float | None = None
-        self._where = address.url
+        self._where, self._embedded = address.url, address.embedded
         self.generation = generation
         self.keys = Keys(address.job)
         # Any: redis-py's stubs know neither decoded nor raw replies for certain.
@@ -186,7 +185,7 @@ class Store:
 
     async def renew(self, owner: str, ttl_s: float) -> None:
         """Say that the controller lives. Not tried again: the next time is as good."""
-        with contextlib.suppress(*_AWAY, failures.ResponseError):
+        with contextlib.suppress(failures.RedisError, OSError):
             await self._redis.set(self.keys.lease, owner, px=int(ttl_s * 1000))
 
     async def retire(self, keep_s: int) -> None:
@@ -220,37 +219,37 @@ class Store:
         return [(identity.decode(), fields[b"m"]) for items in streams for identity, fields in items]
 
     async def _patiently(self, call: Callable[[], Awaitable[_T]]) -> _T:
-        """Call until the store answers. Says once that it waits, and once that it waits no more."""
-        began, pause = self._clock.monotonic(), FIRST_RETRY_S
-        waiting = False
+        """Call until the store answers, as `StoreRetry` decides. Says once that it waits, and once that it waits no
+        more. Raises StoreUnreachable; the server's own error where it refuses the command itself."""
+        retry: StoreRetry | None = None
+        began = self._clock.monotonic()
         while True:
             try:
                 answer = await call()
-            except (failures.AuthenticationError, failures.NoPermissionError) as error:
-                raise StoreUnreachable(
-                    f"the store at {self._where} refuses us: {error}; check its password", refused=True
-                ) from None
-            except failures.ResponseError as error:
-                if not str(error).startswith("MISCONF"):
-                    raise
-                await self._go_on_in_memory()
-            except _AWAY as error:
-                if self._clock.monotonic() - max(began, self._hurried_at or began) > self._patience_s:
-                    raise StoreUnreachable(f"the store at {self._where} does not answer: {error}") from None
-                if not waiting:
-                    log.warning("the store does not answer (%s); waiting up to %.0f s", error, self._patience_s)
-                waiting = True
-                await asyncio.sleep(pause)
-                pause = min(2 * pause, LAST_RETRY_S)
+            except (failures.RedisError, OSError) as error:
+                if retry is None:
+                    retry = StoreRetry(self._where, self._patience_s, embedded=self._embedded, began=began)
+                if self._hurried_at is not None:
+                    retry.hurry(self._patience_s, self._hurried_at)
+                await self._retry(retry.failed(error, self._clock.monotonic()), error)
             else:
-                if waiting:
-                    log.info("the store answers again, after %.1f s", self._clock.monotonic() - began)
+                if retry is not None and (message := retry.answered(self._clock.monotonic())):
+                    log.info("%s", message)
                 return answer
 
-    async def _go_on_in_memory(self) -> None:
-        """Its disk is full, and it refuses every write. What it holds is also in its memory: that has to do."""
-        log.error("the store cannot write its file (is the disk full?): it goes on in memory alone")
-        await self._redis.config_set("appendonly", "no")
+    async def _retry(self, decision: Retry | GiveUp, error: Exception) -> None:
+        if isinstance(decision, GiveUp):
+            if decision.cause is Cause.COMMAND:
+                raise error
+            raise StoreUnreachable(decision.message, refused=decision.cause is Cause.ACCESS) from None
+        if decision.warning:
+            log.warning("%s", decision.warning)
+        if decision.reconfigure:
+            with contextlib.suppress(failures.RedisError, OSError):  # the next answer says how the server is
+                await self._redis.config_set(*IN_MEMORY[2:])
+        if decision.reconnect:
+            await self._redis.aclose()  # the next command opens a connection
+        await asyncio.sleep(decision.pause_s)
 
 
 def _connection(address: StoreAddress) -> redis.Redis:

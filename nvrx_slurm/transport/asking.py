@@ -12,6 +12,7 @@ from typing import Any
 
 from nvrx_slurm.errors import StoreUnreachable, UsageError
 from nvrx_slurm.log import get_logger
+from nvrx_slurm.store_retry import IN_MEMORY, Cause, GiveUp, Retry, StoreRetry
 from nvrx_slurm.threads import Bell
 from nvrx_slurm.transport.errors import TransportError
 
@@ -26,60 +27,35 @@ CONNECT_S = 2.0
 LATE_S = 1.0
 """How much later than when it was to come an answer is still taken, by who can wait no longer."""
 
-FIRST_RETRY_S, LAST_RETRY_S = 0.01, 0.25
-
-DISK_FULL = "MISCONF"
-"""It takes no more writes. Our agents tell the job's own store to go on in memory; a site's is waited for."""
-
 Command = Sequence[str | bytes | int]
 
 _askers: weakref.WeakSet[Asker] = weakref.WeakSet()
 
 
-class Patience:
-    """How long a server has been silent towards one who asks; told once as it begins, and once as it ends."""
-
-    def __init__(self, where: str, patience_s: float) -> None:
-        self._where, self._patience_s = where, patience_s
-        self._silent_since: float | None = None
-
-    def silent(self, error: Exception) -> None:
-        """Raises StoreUnreachable where it has been for too long."""
-        now = time.monotonic()
-        if self._silent_since is None:
-            log.warning("the store does not answer (%s); waiting up to %g s", error, self._patience_s)
-            self._silent_since = now
-        if now - self._silent_since > self._patience_s:
-            raise StoreUnreachable(f"the store at {self._where} does not answer: {error}")
-
-    def answered(self) -> None:
-        if self._silent_since is not None:
-            log.info("the store answers again, after %.1f s", time.monotonic() - self._silent_since)
-        self._silent_since = None
-
-
 class Asker:
     """Connections to one server, one for each thread that asks at the moment; a forked child gets its own.
+    `embedded`: it serves this job alone, and its configuration may be changed.
 
     Raises UsageError for a URL that is none.
     """
 
-    def __init__(self, url: str, password: str | None, *, patience_s: float) -> None:
-        self._where, self._patience_s = url, patience_s
+    def __init__(self, url: str, password: str | None, *, patience_s: float, embedded: bool = False) -> None:
+        self._where, self._patience_s, self._embedded = url, patience_s, embedded
         self._options = _options(url) | ({} if password is None else {"password": password})
         self._idle: list[Any] = []  # redis-py's connections; half of what they do has no types
         self._closed = Bell()
         _askers.add(self)
 
-    def patience(self) -> Patience:
-        return Patience(self._where, self._patience_s)
+    def patience(self) -> StoreRetry:
+        """For one reader, whose calls share it."""
+        return StoreRetry(self._where, self._patience_s, embedded=self._embedded)
 
     def ask(
         self,
         *commands: Command,
         wait_s: float = 0.0,
         until: float = math.inf,
-        patience: Patience | None = None,
+        patience: StoreRetry | None = None,
     ) -> list[Any]:
         """Send all in one go, until the server answers: all replies. `wait_s`: how long it is asked to wait with one.
 
@@ -88,23 +64,16 @@ class Asker:
         """
         from redis import exceptions as failures
 
-        patience, pause_s = patience or self.patience(), FIRST_RETRY_S
+        retry = patience or self.patience()
         while not self._closed.is_set():
             due = time.monotonic() + wait_s
             try:
                 replies = self._exchange(commands, min(due + ANSWER_S, max(due, until) + LATE_S))
-            except (failures.AuthenticationError, failures.NoPermissionError) as error:
-                raise StoreUnreachable(
-                    f"the store at {self._where} refuses us: {error}; check its password", refused=True
-                ) from None
             except (failures.RedisError, OSError) as error:
-                if not _may_pass(error):
-                    raise TransportError(f"the store at {self._where} refuses a command: {error}") from None
-                patience.silent(error)
-                self._closed.wait(max(0.0, min(pause_s, until - time.monotonic())))
-                pause_s = min(2 * pause_s, LAST_RETRY_S)
+                self._wait(retry.failed(error, time.monotonic()), until)
             else:
-                patience.answered()
+                if message := retry.answered(time.monotonic()):
+                    log.info("%s", message)
                 return replies
             if time.monotonic() >= until:
                 raise TimeoutError
@@ -118,6 +87,20 @@ class Asker:
                 self._idle.pop().disconnect()
 
     # ---- how
+
+    def _wait(self, decision: Retry | GiveUp, until: float) -> None:
+        if isinstance(decision, GiveUp):
+            if decision.cause is Cause.COMMAND:
+                raise TransportError(decision.message) from None
+            raise StoreUnreachable(decision.message, refused=decision.cause is Cause.ACCESS) from None
+        if decision.warning:
+            log.warning("%s", decision.warning)
+        if decision.reconfigure:
+            from redis.exceptions import RedisError
+
+            with contextlib.suppress(RedisError, OSError):  # the next answer says how the server is
+                self._exchange([IN_MEMORY], time.monotonic() + ANSWER_S)
+        self._closed.wait(max(0.0, min(decision.pause_s, until - time.monotonic())))
 
     def _exchange(self, commands: Sequence[Command], until: float) -> list[Any]:
         connection = self._connection()
@@ -174,22 +157,6 @@ def _options(url: str) -> dict[str, Any]:
     if "password" in options:
         raise UsageError("Directory: url must not hold a password, since messages show it; name a password_file")
     return options
-
-
-def _may_pass(error: Exception) -> bool:
-    """Whether the server may serve us later: it is away, loads its file, or fails over."""
-    from redis import exceptions as failures
-
-    away = (
-        OSError,
-        failures.ConnectionError,
-        failures.TimeoutError,
-        failures.ReadOnlyError,
-        failures.ClusterDownError,
-        failures.MasterDownError,
-        failures.TryAgainError,
-    )
-    return isinstance(error, away) or str(error).startswith(DISK_FULL)
 
 
 def _forget() -> None:

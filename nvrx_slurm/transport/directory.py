@@ -57,11 +57,12 @@ _directories: weakref.WeakSet[Directory] = weakref.WeakSet()
 
 
 class _Place(NamedTuple):
-    """A store, and whose keys."""
+    """A store, and whose keys. `embedded`: this package has started it."""
 
     url: str
     password: str | None
     job: str
+    embedded: bool
 
 
 class Directory:
@@ -85,7 +86,7 @@ class Directory:
     ) -> None:
         place = _place(url, password_file, job)
         patience_s = arguments.seconds("Directory: patience_s", patience_s)
-        self._asker = Asker(place.url, place.password, patience_s=patience_s)
+        self._asker = Asker(place.url, place.password, patience_s=patience_s, embedded=place.embedded)
         self._producer = environment.producer()
         self._keys = f"nvrx:{{{place.job}}}:payloads:"
         self._numbers = _Numbers()
@@ -243,7 +244,7 @@ def _place(url: str | None, password_file: str | os.PathLike[str] | None, job: s
         if job is None:
             raise UsageError("Directory: a url needs a job: name whose payloads these are, such as job='my-run'")
         named = arguments.instance("Directory: url", url, str), arguments.instance("Directory: job", job, str)
-        return _Place(named[0], _password(password_file), named[1])
+        return _Place(named[0], _password(password_file), named[1], False)
     if password_file is not None:
         raise UsageError("Directory: password_file without url: only a store that is named by url needs one")
     path = environment.job_store_file()
@@ -252,7 +253,7 @@ def _place(url: str | None, password_file: str | os.PathLike[str] | None, job: s
             "Directory: this process is no worker of an nvrx-slurm job: name a Redis or Valkey by url= and job="
         )
     store = read_job_store(path, UsageError)
-    return _Place(store.url, store.password, job or store.job)
+    return _Place(store.url, store.password, job or store.job, store.embedded)
 
 
 def _password(path: str | os.PathLike[str] | None) -> str | None:

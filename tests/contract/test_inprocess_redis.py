@@ -310,19 +310,21 @@ def test_keys_of_a_job_stand_below_it(server: Valkey, raw: Any, tmp_path: Path, 
 # ---- what is between a rank and its server
 
 
-def test_a_server_whose_disk_is_full_goes_on_in_memory(tmp_path: Path) -> None:
+def test_an_embedded_server_whose_disk_is_full_goes_on_in_memory(tmp_path: Path) -> None:
     """It refuses every write, and is told to keep no file."""
     disk = SmallDisk("size=16m")
     server = Valkey(disk.path / "valkey")
+    address = parse_address(f"redis://127.0.0.1:{server.port}", PASSWORD)
+    keys = InprocessKeys("group", 0, job=None)
+    connection = RedisConnection(address, keys, patience_s=DEADLINE_S, embedded=True)
     try:
-        connection = server.store().connect("group", 0)
         assert connection.append(b"one", 0)
         disk.fill()
         assert connection.append(b"x" * 100_000, 1)
         assert connection.append(b"three", 2)
         assert len(connection.read(0, 0.0)) == 3
-        connection.close()
     finally:
+        connection.close()
         server.end()
         disk.close()
 

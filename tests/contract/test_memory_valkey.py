@@ -308,7 +308,7 @@ async def test_disk_that_is_full_refuses_writes_until_memory_has_to_do():
     with pytest.raises(ResponseError, match="MISCONF"):
         await client.set("k", "v")
     assert await client.exists("k") == 0
-    address = StoreAddress(url="redis://memory:1", password=PASSWORD, job="j", token="t")
+    address = StoreAddress(url="redis://memory:1", password=PASSWORD, job="j", token="t", embedded=True)
     store = Store(address, clock=SystemClock(), connection=client)
     assert (await store.acquire("a", 1.0))[0] == 1
     await client.set("k", "v")

@@ -52,8 +52,9 @@ class RedisStore(Store):
             parse_address(url, None)
 
     def connect(self, group: str, call: int) -> RedisConnection:
-        address, job = self._find(group)
-        connection = RedisConnection(address, InprocessKeys(group, call, job=job), patience_s=self._patience_s)
+        address, job, embedded = self._find(group)
+        keys = InprocessKeys(group, call, job=job)
+        connection = RedisConnection(address, keys, patience_s=self._patience_s, embedded=embedded)
         try:
             connection.ping()
         except BaseException:
@@ -61,16 +62,18 @@ class RedisStore(Store):
             raise
         return connection
 
-    def _find(self, group: str) -> tuple[Address, str | None]:
+    def _find(self, group: str) -> tuple[Address, str | None, bool]:
+        """The server, the job whose keys are used, and whether this package has started the server."""
         if self._url is not None:
-            return parse_address(self._url, self._password()), None
+            return parse_address(self._url, self._password()), None, False
         if (path := environment.job_store_file()) is not None:
             store = read_job_store(path, StoreError)
-            return parse_address(store.url, store.password), store.job
+            return parse_address(store.url, store.password), store.job, store.embedded
         from nvrx_slurm.inprocess.store.keeper import VALKEY, hosted
 
         place = hosted(VALKEY, group, patience_s=self._patience_s)
-        return Address(f"redis://127.0.0.1:{place.port}", "127.0.0.1", place.port, password=place.password), None
+        where = f"redis://127.0.0.1:{place.port}"
+        return Address(where, "127.0.0.1", place.port, password=place.password), None, True
 
     def _password(self) -> str | None:
         if self._password_file is None:
@@ -84,9 +87,17 @@ class RedisStore(Store):
 class RedisConnection(Connection):
     """Every operation is one round trip, but for the first arrival at a gate, and once in a while a renewal."""
 
-    def __init__(self, address: Address, keys: InprocessKeys, *, patience_s: float, renew_s: float = RENEW_S) -> None:
+    def __init__(
+        self,
+        address: Address,
+        keys: InprocessKeys,
+        *,
+        patience_s: float,
+        embedded: bool = False,
+        renew_s: float = RENEW_S,
+    ) -> None:
         self._where, self._keys = address.where, keys
-        self._line = PatientLine(address, patience_s=patience_s)
+        self._line = PatientLine(address, patience_s=patience_s, embedded=embedded)
         self._renew_s = renew_s
         self._renew_at = time.monotonic() + renew_s
 

@@ -23,7 +23,7 @@ OURS_SHM, OURS_RING, OURS_RING_UNCHECKED, OURS_VIEW, OURS_TCP, OURS_UCXX = (
     "ours: client, shm",
     "ours: ring.read, checksum",
     "ours: ring.read, no checksum",
-    "ours: ring.view",
+    "ours: ring.view, unchecked",
     "ours: client, tcp, checksum",
     "ours: client, ucxx, checksum",
 )

@@ -39,6 +39,7 @@ if TYPE_CHECKING:
     from nvrx_slurm.transport.directory import Directory, Following, lookup, publish
     from nvrx_slurm.transport.errors import (
         Attempt,
+        ForeignRing,
         PayloadCorrupt,
         PayloadTimeout,
         PayloadTruncated,
@@ -64,6 +65,7 @@ __all__ = [
     "Directory",
     "Fetched",
     "Following",
+    "ForeignRing",
     "Limits",
     "PayloadClient",
     "PayloadCorrupt",
@@ -98,6 +100,7 @@ _HOME = {
     "Directory": "directory",
     "Fetched": "batch",
     "Following": "directory",
+    "ForeignRing": "errors",
     "Limits": "retrying",
     "PayloadClient": "client",
     "PayloadCorrupt": "errors",

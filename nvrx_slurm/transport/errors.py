@@ -9,7 +9,8 @@ TransportError            (an NvrxError)
 ├── PayloadCorrupt        wrong checksum, wrong size, or an answer that is none of the protocol's
 ├── PeerRefused           it has another token or speaks another version; nothing was read
 ├── RingFull              no slot is free, and none may be overwritten
-└── RingError             a ring that cannot be made, or attached to, or is not one of ours
+└── RingError             a ring that cannot be made, attached to, or used
+    └── ForeignRing       a file has its name, but other users own it or can write it: it is not opened as a ring
 """
 
 from __future__ import annotations
@@ -100,3 +101,7 @@ class RingFull(TransportError):
 
 class RingError(TransportError):
     """A ring that cannot be made, attached to, or used; the message says why, and what to do."""
+
+
+class ForeignRing(RingError):
+    """A file on this node has the ring's name, but other users own it or can write it. Its bytes were not used."""

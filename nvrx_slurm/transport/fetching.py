@@ -12,6 +12,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
+import xxhash
+
 from nvrx_slurm.errors import UsageError
 from nvrx_slurm.threads import Bell
 from nvrx_slurm.transport import payloads, wire
@@ -36,7 +38,7 @@ from nvrx_slurm.transport.reading import acknowledge, receive, request, settle
 from nvrx_slurm.transport.ref import PayloadRef
 from nvrx_slurm.transport.retrying import GiveUp, Limits, Outcome, Pause, ReadPlan, Try
 from nvrx_slurm.transport.ring import Claim, is_gone
-from nvrx_slurm.transport.ring.copying import PIECE_BYTES, room
+from nvrx_slurm.transport.ring.copying import PIECE_BYTES, checksum, room
 
 MOST_SICK = 4096
 
@@ -201,6 +203,8 @@ class Fetcher:
             # A claim before a small copy, and its end, would take longer than the copy. But nothing may run of what
             # may be of two payloads.
             if ref.size <= PIECE_BYTES and not self._options.allow_pickle and ring.peek(ref, buffer):
+                if ref.checksum and checksum(buffer) != int(ref.checksum, 16):
+                    return _NOT_READ  # overwritten while it was copied, or corrupt: the slower way finds out
                 got = payloads.decode(ref.schema, buffer)
                 if ring.take(ref, consume=not (keep or (abort is not None and abort.is_set))):
                     return got
@@ -217,7 +221,10 @@ class Fetcher:
         try:
             is_read = claim.size == ref.size
             if is_read:
-                claim.copy_into(buffer)
+                digest = xxhash.xxh3_64() if ref.checksum else None
+                claim.copy_into(buffer, seen=digest and digest.update)
+                is_read = digest is None or digest.intdigest() == int(ref.checksum, 16)
+            if is_read:
                 if self._options.allow_pickle and not claim.is_ours():
                     return _NOT_READ  # nothing runs of what may be of two payloads
                 got = self._decoded(ref, buffer)
@@ -338,7 +345,7 @@ class Fetcher:
         if self._pool.is_closed:
             raise self._ended(ref, ())
         if not any(tiers):
-            raise _unreachable(ref, self._options.transports)
+            raise _unreachable(ref, self._options.transports, self._rings.why_not(ref.ring))
         if self._options.token is None and not (tiers[0] and tiers[0][0].startswith("shm")):
             raise PeerRefused(
                 f"{ref} is on another node: name the token of its server (token=PayloadServer.token; a job "
@@ -381,14 +388,16 @@ def _again(error: TransportError, ref: PayloadRef, attempts: Sequence[Attempt]) 
     return kind(f"{ref} was not read: {error.said}", ref=ref, attempts=attempts)
 
 
-def _unreachable(ref: PayloadRef, transports: Sequence[str]) -> TransportError:
+def _unreachable(ref: PayloadRef, transports: Sequence[str], why_not: str) -> TransportError:
     if ref.ports:
         have = sorted({port.partition("://")[0] for port in ref.ports})
         return PeerRefused(f"{ref} is served by {', '.join(have)}; this client has {', '.join(transports)}", ref=ref)
     if not is_gone(ref.ring):
         if "shm" not in transports:
             return PeerRefused(f"{ref} has no port, and this client does not use shm", ref=ref)
-        return RingError(f"{ref} has no port, and its ring cannot be attached here, though it exists", ref=ref)
+        return RingError(
+            f"{ref} has no port, and its ring cannot be attached here{why_not and f': {why_not}'}", ref=ref
+        )
     return StaleSlotError(f"{ref} has no port, and its ring is not on this node, or no longer", ref=ref)
 
 

@@ -5,12 +5,13 @@ from __future__ import annotations
 
 import contextlib
 import errno
+import logging
 import threading
 from collections import OrderedDict
 from collections.abc import Iterator, Mapping
 
 from nvrx_slurm.log import get_logger
-from nvrx_slurm.transport.errors import RingError
+from nvrx_slurm.transport.errors import ForeignRing, RingError
 from nvrx_slurm.transport.ring import SharedRing, is_gone
 
 MOST_RINGS = 64
@@ -28,12 +29,17 @@ class LocalRings(Mapping[str, SharedRing]):
     def __init__(self) -> None:
         self._guard = threading.Lock()
         self._attached: OrderedDict[str, SharedRing] = OrderedDict()
-        self._elsewhere: OrderedDict[str, None] = OrderedDict()
+        self._elsewhere: OrderedDict[str, str] = OrderedDict()
+        self._has_warned = False
         self._is_closed = False
 
     def has(self, name: str) -> bool:
         """Whether the ring is on this node; attaches to it."""
         return name in self._attached or (name not in self._elsewhere and self._attach(name) is not None)
+
+    def why_not(self, name: str) -> str:
+        """Why the ring was not attached to; "" where that is not known."""
+        return self._elsewhere.get(name, "")
 
     def attached(self, name: str) -> SharedRing | None:
         """The ring, if it has been attached to."""
@@ -75,9 +81,13 @@ class LocalRings(Mapping[str, SharedRing]):
             try:
                 ring = SharedRing.attach(name)
             except RingError as error:
-                _log.debug("%s is read over the network: %s", name, error)
+                is_news = isinstance(error, ForeignRing) and not self._has_warned
+                self._has_warned |= is_news
+                _log.log(
+                    logging.WARNING if is_news else logging.DEBUG, "%s is read over the network: %s", name, error
+                )
                 if not _may_pass(error):
-                    self._elsewhere[name] = None
+                    self._elsewhere[name] = error.said
                 if len(self._elsewhere) > MOST_ELSEWHERE:
                     self._elsewhere.popitem(last=False)
                 return None

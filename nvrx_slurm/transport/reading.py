@@ -31,13 +31,14 @@ def receive(link: Link, ref: PayloadRef, answer: wire.Answer, buffer: memoryview
 
     Raises PayloadCorrupt for anything but the bytes that were written, and what links raise.
     """
-    digest = xxhash.xxh3_64() if link.needs_checksum else None
+    digest = xxhash.xxh3_64() if link.needs_checksum or ref.checksum else None
     if ref.size:
         link.receive_payload_into(buffer, deadline, digest and digest.update)
     if digest is None:
         return
     seen = digest.intdigest()
-    if seen != answer.checksum or (ref.checksum and seen != int(ref.checksum, 16)):
+    is_other = link.needs_checksum and seen != answer.checksum
+    if is_other or (ref.checksum and seen != int(ref.checksum, 16)):
         raise PayloadCorrupt(f"its checksum is {seen:016x}, and not {ref.checksum or f'{answer.checksum:016x}'}")
 
 

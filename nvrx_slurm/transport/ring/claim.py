@@ -6,7 +6,7 @@ import time
 from collections.abc import Callable
 
 from nvrx_slurm.transport.errors import PayloadCorrupt, RingError
-from nvrx_slurm.transport.ref import PayloadRef, checksum_text
+from nvrx_slurm.transport.ref import LONGEST_SCHEMA, PayloadRef, checksum_text
 from nvrx_slurm.transport.ring import copying
 from nvrx_slurm.transport.ring.owners import Attempt
 from nvrx_slurm.transport.ring.steps import Steps
@@ -37,6 +37,8 @@ class Claim:
         self._steps, self._attempt, self._memory = steps, attempt, steps.memory
         self.slot, self.generation = index, claimed.generation
         self.size, self.checksum = claimed.size, claimed.checksum
+        if claimed.size > self._memory.layout.slot_bytes or claimed.schema_bytes > LONGEST_SCHEMA:
+            raise PayloadCorrupt(f"slot {index}@{claimed.generation} says that it has more than fits into it")
         self.payload = self._memory.payload(index, claimed.size).toreadonly()
         self._schema_bytes = claimed.schema_bytes
 
@@ -76,14 +78,24 @@ class Claim:
         else:
             copying.copy_seen(target, source, seen)
 
-    def copied(self) -> bytearray:
-        """The payload, as a copy. Raises PayloadCorrupt where these are not the bytes that were written."""
+    def copied(self, expected: str = "") -> bytearray:
+        """The payload, as a copy. `expected`: the checksum of its ref. Raises PayloadCorrupt where these are not the
+        bytes that were written."""
         data = copying.room(self.size)
-        if self.checksum is None:
+        if self.checksum is None and not expected:
             self.copy_into(data)
-        elif copying.copy_hashed(memoryview(data), self.payload) != self.checksum:
-            raise PayloadCorrupt(f"slot {self.slot}@{self.generation} has another checksum than what was written")
+        else:
+            self._compare(copying.copy_hashed(memoryview(data), self.payload), expected)
         return data
+
+    def check(self, expected: str = "") -> None:
+        """Read all of the payload where it lies. Raises PayloadCorrupt as `copied`."""
+        if self.checksum is not None or expected:
+            self._compare(copying.checksum(self.payload), expected)
+
+    def _compare(self, seen: int, expected: str) -> None:
+        if (self.checksum is not None and seen != self.checksum) or (expected and seen != int(expected, 16)):
+            raise PayloadCorrupt(f"slot {self.slot}@{self.generation} has another checksum than what was written")
 
     def is_ours(self) -> bool:
         """Whether the slot is still this claim's: then all that was read until now is the payload."""

@@ -3,6 +3,10 @@
 It is made without a name, gets all its memory and its header, and only then its name: nobody ever sees half a ring,
 and whoever is killed before has left nothing. Where its creator is killed, the next `sweep` removes it, or
 multiprocessing's resource tracker, once all of its family have ended.
+
+Any user of the host may put files into /dev/shm. A file is a ring of this user only if the kernel says so of the
+open descriptor: a regular file, owned by this user, with no rights for others. Only then are its bytes read (decision
+0026).
 """
 
 from __future__ import annotations
@@ -11,12 +15,13 @@ import contextlib
 import errno
 import mmap
 import os
+import stat
 from collections.abc import Callable, Iterator
 from multiprocessing import resource_tracker
 from pathlib import Path
 
 from nvrx_slurm.transport import arguments
-from nvrx_slurm.transport.errors import RingError
+from nvrx_slurm.transport.errors import ForeignRing, RingError
 from nvrx_slurm.transport.ref import is_ring_name
 from nvrx_slurm.transport.ring.layout import HEADER_BYTES, Header, checked, made_by
 from nvrx_slurm.transport.ring.owners import is_running, namespace
@@ -34,6 +39,7 @@ def make(folder: Path, name: str, size: int, fill: Callable[[mmap.mmap], None]) 
     with _told(f"a ring of {size} bytes cannot be made in {folder}"):
         descriptor = os.open(folder, os.O_TMPFILE | os.O_RDWR | os.O_CLOEXEC, 0o600)
         try:
+            os.fchmod(descriptor, 0o600)  # a umask such as 0277 leaves less, and then nobody can attach
             _allocate(descriptor, folder, size)
             memory = mmap.mmap(descriptor, size)
             fill(memory)
@@ -44,17 +50,36 @@ def make(folder: Path, name: str, size: int, fill: Callable[[mmap.mmap], None]) 
 
 
 def open_(folder: Path, name: str) -> tuple[mmap.mmap, Header]:
-    """A ring that another process has made. Raises RingError."""
+    """A ring that another process of this user has made. Raises RingError.
+
+    Before the owner is checked, nothing is read from the file, mapped, or locked. O_NONBLOCK: to open a FIFO waits.
+    """
     if not is_ring_name(name):
         raise RingError(f"{name!r} is no name of a ring")
     with _told(f"ring {name} cannot be attached"):
-        descriptor = os.open(folder / name, os.O_RDWR | os.O_CLOEXEC | os.O_NOFOLLOW)
+        descriptor = os.open(folder / name, os.O_RDWR | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK)
         try:
+            status = os.fstat(descriptor)
+            if (why := foreign(status)) is not None:
+                raise ForeignRing(f"{folder / name} is not used: {why}; a ring is a file of this user, mode 0600")
             header = Header.unpack(os.pread(descriptor, HEADER_BYTES, 0), name)
-            _check(header, name, os.fstat(descriptor).st_size)
-            return mmap.mmap(descriptor, os.fstat(descriptor).st_size), header
+            _check(header, name, status.st_size)
+            return mmap.mmap(descriptor, status.st_size), header
         finally:
             os.close(descriptor)
+
+
+def foreign(status: os.stat_result) -> str | None:
+    """Why a file may hold what another user has written; None where it cannot."""
+    if not stat.S_ISREG(status.st_mode):
+        return "it is no regular file"
+    if status.st_uid != os.geteuid():
+        return f"it belongs to user {status.st_uid}"
+    if status.st_mode & 0o077:  # with POSIX ACLs the group's bits are what the ACL grants at most
+        return f"its mode {stat.S_IMODE(status.st_mode):04o} lets other users read or write it"
+    if status.st_nlink > 1:
+        return f"it has {status.st_nlink} names"
+    return None
 
 
 def remove(folder: Path, name: str, *, forget: bool) -> None:
@@ -73,7 +98,7 @@ def is_gone(name: str, folder: Path = SHM) -> bool:
 def sweep(folder: str | Path = SHM) -> list[str]:
     """Remove the rings of this user whose creator is dead. Returns their names."""
     folder = arguments.folder(folder)
-    return [path.name for path in sorted(folder.glob("nvrx-ring-*")) if _is_orphan(path) and _is_removed(path)]
+    return [path.name for path in sorted(_mine(folder)) if _is_orphan(path) and _is_removed(path)]
 
 
 def _allocate(descriptor: int, folder: Path, size: int) -> None:
@@ -119,15 +144,24 @@ def _check(header: Header, name: str, size: int) -> None:
         raise RingError(f"ring {name} has {size} bytes where its header says {expected}: somebody has changed it")
 
 
+def _mine(folder: Path) -> Iterator[Path]:
+    """Files of this user, by their names' look: others' are not even opened."""
+    for path in folder.glob("nvrx-ring-*"):
+        with contextlib.suppress(OSError):
+            if foreign(path.lstat()) is None:
+                yield path
+
+
 def _is_orphan(path: Path) -> bool:
     with contextlib.suppress(OSError):
         descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK)
         try:
+            if foreign(os.fstat(descriptor)) is not None:
+                return False
             creator, _ = made_by(os.pread(descriptor, HEADER_BYTES, 0))
-            is_ours = os.fstat(descriptor).st_uid == os.geteuid()
         finally:
             os.close(descriptor)
-        if creator is not None and is_ours and creator.namespace == namespace():
+        if creator is not None and creator.namespace == namespace():
             return not is_running(creator.pid, creator.started_ticks)
     return False
 

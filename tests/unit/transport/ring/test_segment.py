@@ -22,6 +22,7 @@ def ring_file(folder: Path, creator: Creator, *, size: int | None = None) -> Pat
     """A file that says it is a ring of this creator."""
     path = folder / NAME
     path.write_bytes(Header(creator, SHAPE).pack().ljust(256, b"\0"))
+    path.chmod(0o600)
     os.truncate(path, checked(2, 100).total_bytes if size is None else size)
     return path
 
@@ -82,6 +83,7 @@ def test_a_ring_of_another_namespace_is_refused(tmp_path: Path) -> None:
 def test_a_file_that_is_no_ring(tmp_path: Path, content: bytes) -> None:
     """It is neither attached nor swept."""
     (tmp_path / NAME).write_bytes(content)
+    (tmp_path / NAME).chmod(0o600)
     with pytest.raises(RingError, match=r"is not a ring|of version"):
         SharedRing.attach(NAME, folder=tmp_path)
     assert sweep(tmp_path) == []

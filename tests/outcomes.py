@@ -7,8 +7,11 @@ from typing import Any
 from nvrx_slurm.flow.outcome import Attempt, Finding, FlowOutcome, Struck, SuiteOutcome
 
 BEGAN_AT = 1_763_739_000.0  # 2025-11-21 15:30 UTC
-HOSTILE = "<img src=x onerror=\"document.title='owned'\">]]>&amp;{{7*7}}|`*_\x1b[31mred\x00\ud800"
-"""What a name may hold at worst: markup for HTML, XML and Markdown, a colour, a NUL, half a surrogate pair."""
+HOSTILE = (
+    "<img src=x onerror=\"document.title='owned'\">]]>&amp;{{7*7}}|`*_\x1b[31mred\x00\ud800\x1b]0;t\x07\x9b\u202e"
+)
+"""What a name may hold at worst: markup for HTML, XML and Markdown, a colour, a NUL, half a surrogate pair, a title
+for the terminal, a C1 control, a bidi override."""
 
 JOURNAL = (
     "+0.000s      job_started        spare-takes-over (17) on 6 nodes n[0-5]",

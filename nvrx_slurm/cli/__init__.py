@@ -8,7 +8,10 @@ from typing import NoReturn
 import click
 
 from nvrx_slurm.cli.lazy import LazyGroup
+from nvrx_slurm.config import env
 from nvrx_slurm.errors import EXIT_INTERRUPTED, NvrxError
+from nvrx_slurm.sanitize import shown
+from nvrx_slurm.terminal import guard
 
 # name → (attribute in nvrx_slurm.cli.<module>, what `--help` says)
 COMMANDS: dict[str, tuple[str, str]] = {
@@ -44,10 +47,11 @@ def cli() -> None:
 
 def main() -> NoReturn:
     """The entry point: every error of ours is one message on stderr and its exit code, never a traceback."""
+    guard(in_actions=env.github() is not None)
     try:
         code = cli.main(standalone_mode=False, prog_name="nvrx-slurm")
     except NvrxError as error:
-        click.echo(f"nvrx-slurm: error: {error}", err=True)
+        click.echo(f"nvrx-slurm: error: {shown(str(error))}", err=True)
         sys.exit(error.exit_code)
     except click.ClickException as error:
         error.show()

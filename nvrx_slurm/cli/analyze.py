@@ -12,6 +12,8 @@ from typing import TYPE_CHECKING
 
 import click
 
+from nvrx_slurm.sanitize import json_text, one_line
+
 if TYPE_CHECKING:
     from nvrx_slurm.attribution.examination import Examination
     from nvrx_slurm.verdicts import Attribution, Evidence
@@ -52,7 +54,7 @@ def analyze(
 
     found = examination(paths, rules=rules, ranks=ranks)
     for problem in found.problems:
-        click.echo(f"nvrx-slurm: {problem}", err=True)
+        click.echo(one_line(f"nvrx-slurm: {problem}"), err=True)
     if as_json:
         _print_json(found.attribution)
     else:
@@ -68,7 +70,7 @@ def _print_schema() -> None:
 def _print_json(attribution: Attribution) -> None:
     import msgspec
 
-    click.echo(msgspec.json.format(msgspec.json.encode(attribution), indent=2).decode())
+    click.echo(json_text(msgspec.json.format(msgspec.json.encode(attribution), indent=2)))
 
 
 def _print_page(found: Examination) -> None:
@@ -96,7 +98,8 @@ def _headline(answer: Attribution) -> str:
     verdict = click.style(answer.verdict, fg=_COLOURS[answer.verdict], bold=True)
     if answer.fault == "unknown":
         return f"{verdict}  cause unknown"
-    return f"{verdict}  {answer.fault}, of {answer.scope.replace('_', ' ')}, confidence {answer.confidence:.2f}"
+    said = f"{answer.fault}, of {answer.scope.replace('_', ' ')}, confidence {answer.confidence:.2f}"
+    return f"{verdict}  {one_line(said)}"
 
 
 def _facts(answer: Attribution) -> Iterator[tuple[str, str]]:
@@ -112,6 +115,7 @@ def _facts(answer: Attribution) -> Iterator[tuple[str, str]]:
 
 def _labelled(label: str, text: str, width: int | None) -> list[str]:
     """A label and its text, wrapped beside it."""
+    text = one_line(text)
     room = None if width is None else max(20, width - LABEL_WIDTH)
     lines = [text] if room is None else textwrap.wrap(text, room, break_long_words=False, break_on_hyphens=False)
     labels = [click.style(f"{label:<{LABEL_WIDTH}}", bold=True)]
@@ -146,7 +150,7 @@ def _in_context(evidence: Evidence) -> Iterator[str]:
     lines = context(Path(evidence.file), evidence.line) if evidence.line else []
     for number, text in lines or [(evidence.line, evidence.text)]:
         is_it = number == evidence.line
-        line = f"{'>' if is_it else ' '} {number:>8} | {text}"
+        line = f"{'>' if is_it else ' '} {number:>8} | {one_line(text)}"
         yield click.style(line, fg="red") if is_it else line
 
 
@@ -154,4 +158,4 @@ def _followed(secondary: Sequence[Evidence]) -> Iterator[str]:
     yield click.style("then", bold=True)
     for each in secondary:
         rank = "" if each.rank is None else f" rank {each.rank}"
-        yield f"  {_place(each)}{rank}: {each.text.strip()}"
+        yield one_line(f"  {_place(each)}{rank}: {each.text.strip()}")

@@ -37,11 +37,12 @@ def report(job_ids: tuple[str, ...], as_json: bool, folder: Path) -> None:
 
     from nvrx_slurm.report import hindsight, plain
     from nvrx_slurm.report.jobs import find_job, known_jobs
+    from nvrx_slurm.sanitize import json_text
 
     jobs = [find_job(folder, job_id) for job_id in job_ids] if job_ids else known_jobs(folder)
     told = hindsight.hindsight(entry for job in jobs for entry in _failures(job))
     if as_json:
-        click.echo(msgspec.json.format(msgspec.json.encode(told), indent=2).decode())
+        click.echo(json_text(msgspec.json.format(msgspec.json.encode(told), indent=2)))
         return
     rows, table = hindsight.facts(told), hindsight.table(told)
     if sys.stdout.isatty():
@@ -64,6 +65,7 @@ def flush(job_ids: tuple[str, ...], folder: Path) -> int:
 
     from nvrx_slurm.attribution.postprocessing.afterwards import flush as flush_job
     from nvrx_slurm.report.jobs import find_job, known_jobs, read_plan
+    from nvrx_slurm.sanitize import one_line
 
     jobs = [find_job(folder, job_id) for job_id in job_ids] if job_ids else known_jobs(folder)
     is_left = False
@@ -74,7 +76,7 @@ def flush(job_ids: tuple[str, ...], folder: Path) -> int:
         for told in asyncio.run(flush_job(plan.fault_tolerance.attribution, job.path)):
             why = f": {told.problem}" if told.problem else ""
             if told.sent or told.left:
-                click.echo(f"{job.job_id}  {told.receiver}: {told.sent} sent, {told.left} left{why}")
+                click.echo(one_line(f"{job.job_id}  {told.receiver}: {told.sent} sent, {told.left} left{why}"))
             is_left = is_left or told.left > 0
     return EXIT_UNREACHABLE if is_left else 0
 

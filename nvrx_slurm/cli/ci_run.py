@@ -10,6 +10,7 @@ import click
 
 from nvrx_slurm.cli.options import seconds_of
 from nvrx_slurm.errors import EXIT_DONE, EXIT_FAILED, UsageError
+from nvrx_slurm.sanitize import one_line
 
 if TYPE_CHECKING:
     from nvrx_slurm.flow.language.model import Flow, StageName
@@ -151,7 +152,7 @@ def check(paths: tuple[Path, ...], only: tuple[str, ...], stage: StageName | Non
     for flow in flows:
         for each in flow.on if stage is None else [stage] if stage in flow.on else []:
             check_stage(flow, each)
-        click.echo(f"{flow.name}: on {', '.join(flow.on)}")
+        click.echo(one_line(f"{flow.name}: on {', '.join(flow.on)}"))
 
 
 @click.command()
@@ -178,5 +179,5 @@ def clean(artifacts: tuple[Path, ...]) -> int:
         check_over(folder)
     problems = [problem for folder in artifacts for problem in clean_up(folder.absolute())]
     for problem in problems:
-        click.echo(problem, err=True)
+        click.echo(one_line(problem), err=True)
     return EXIT_FAILED if problems else EXIT_DONE

@@ -13,6 +13,8 @@ import click
 from nvrx_slurm.cli.ci_run import run_and_report, suite_options
 from nvrx_slurm.cli.options import JobChoice, JobCommand, folder_option, job_options, seconds_of
 from nvrx_slurm.errors import EXIT_DONE, EXIT_FAILED, UsageError
+from nvrx_slurm.sanitize import one_line
+from nvrx_slurm.terminal import write_exactly
 
 if TYPE_CHECKING:
     from nvrx_slurm.flow.language.model import StageName
@@ -41,10 +43,10 @@ def replay(job: str, plan_file: Path | None, folder: Path) -> None:
     path = _journal_of(job, folder)
     text = read_journal(path)
     for note in text.notes:
-        click.echo(f"note: {note}", err=True)
+        click.echo(one_line(f"note: {note}"), err=True)
     done = replaying.replay(read_plan(plan_file or path.parent / "plan.json"), text.entries)
     if done.parting is not None:
-        click.echo("\n".join(replaying.explain(done.parting, text.entries)))
+        click.echo("\n".join(map(one_line, replaying.explain(done.parting, text.entries))))
         sys.exit(EXIT_FAILED)
     if done.unwritten:
         click.echo(f"note: {done.unwritten} decisions were made and never written down", err=True)
@@ -79,7 +81,7 @@ def record(job: str, plan_file: Path | None, job_file: Path | None, output: Path
     if job_file is None:
         _write_job(plan, named, path.parent.name)
     if output is None:
-        click.echo(to_yaml(flow), nl=False)
+        write_exactly(to_yaml(flow))
     else:
         _write(output, to_yaml(flow))
 

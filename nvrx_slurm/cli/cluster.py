@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 import click
 
 from nvrx_slurm.clock import SystemClock
+from nvrx_slurm.sanitize import json_text, one_line
 
 if TYPE_CHECKING:  # loaded inside the commands, so that `cluster --help` stays fast
     from nvrx_slurm.cluster.dev import ClusterStatus, DevCluster
@@ -69,10 +70,10 @@ def status(name: str, as_json: bool) -> None:
 
     state = _load(name).status()
     if as_json:
-        click.echo(msgspec.json.format(msgspec.json.encode(state), indent=2))
+        click.echo(json_text(msgspec.json.format(msgspec.json.encode(state), indent=2)))
         return
     for line in _lines(state):
-        click.echo(line)
+        click.echo(one_line(line))
 
 
 def _lines(state: ClusterStatus) -> Iterator[str]:

@@ -22,9 +22,10 @@ def events(job_id: str, follow: bool, as_json: bool, folder: Path) -> None:
     from nvrx_slurm.report import source
     from nvrx_slurm.report.jobs import find_job
     from nvrx_slurm.report.lines import Lines
+    from nvrx_slurm.sanitize import json_text
 
     job = find_job(folder, job_id)
     entries = source.follow(job) if follow else source.so_far(job)
     lines = Lines()
     for entry in entries:
-        print(lines.as_json(entry) if as_json else lines.in_words(entry), flush=follow)
+        print(json_text(lines.as_json(entry)) if as_json else lines.in_words(entry), flush=follow)

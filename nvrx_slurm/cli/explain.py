@@ -31,6 +31,7 @@ def explain(job_id: str, cycle: int | None, replica: str | None, as_json: bool, 
     from nvrx_slurm.report import explanation, source
     from nvrx_slurm.report.failures import failures
     from nvrx_slurm.report.jobs import find_job, read_plan
+    from nvrx_slurm.sanitize import json_text
 
     job = find_job(folder.absolute(), job_id)
     plan = read_plan(job)
@@ -41,7 +42,7 @@ def explain(job_id: str, cycle: int | None, replica: str | None, as_json: bool, 
     now = None if any(answer.attribution.primary for answer in story.answers) else _analyzed(story.inquiry)
     found = explanation.explanation(story, job=job_id, name=plan.name, now=now)
     if as_json:
-        click.echo(explanation.as_json(found))
+        click.echo(json_text(explanation.as_json(found)))
         return
     rows, table = explanation.facts(found, plan.fault_tolerance, str(job.path)), explanation.verdicts(found)
     if sys.stdout.isatty():

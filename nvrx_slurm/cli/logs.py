@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+import stat
 import sys
 from collections.abc import Iterable
 from itertools import chain
@@ -11,6 +13,8 @@ from typing import TYPE_CHECKING
 import click
 
 from nvrx_slurm.cli.options import folder_option
+from nvrx_slurm.config import env
+from nvrx_slurm.sanitize import TerminalOutput, not_command_bytes
 
 if TYPE_CHECKING:
     from nvrx_slurm.report.logs import Chunk, LogFile
@@ -23,6 +27,9 @@ if TYPE_CHECKING:
 @click.option("--cycle", type=click.IntRange(min=0), help="One cycle's output; default: all, in order.")
 @click.option("--replica", help="One replica's output, such as main-0.")
 @click.option("--stdout/--stderr", "stdout", default=None, help="One of the two only.")
+@click.option(
+    "--raw", is_flag=True, help="To the byte on a terminal, too: it obeys whatever the workers have printed."
+)
 @folder_option
 def logs(
     job_id: str,
@@ -31,11 +38,13 @@ def logs(
     cycle: int | None,
     replica: str | None,
     stdout: bool | None,
+    raw: bool,
     folder: Path,
 ) -> None:
     """Output of the ranks. Without any choice: the job's merged log, each line marked [replica rank].
 
-    Where a new cycle begins, stderr says so.
+    Where a new cycle begins, stderr says so. Into a pipe or a file the output goes to the byte. On a terminal its
+    colours are kept, and every other control character is shown as \\x1b and the like.
     """
     from nvrx_slurm.report.follow_logs import follow_logs
     from nvrx_slurm.report.jobs import find_job, read_plan
@@ -49,19 +58,67 @@ def logs(
     else:
         reader = Reader(job, choose(selection, read_plan(job), job, may_come=follow))
     chunks = follow_logs(job, reader) if follow else chain(reader.read(), reader.rest())
-    _print(chunks, say_cycles=not selection.whole_job and cycle is None)
+    _print(chunks, _output(raw), say_cycles=not selection.whole_job and cycle is None)
 
 
-def _print(chunks: Iterable[Chunk], *, say_cycles: bool) -> None:
-    stdout = sys.stdout.buffer
+class _Exact:
+    """For a pipe or a file: to the byte."""
+
+    def write(self, chunk: Chunk) -> None:
+        sys.stdout.buffer.write(chunk.data)
+        sys.stdout.buffer.flush()
+
+    def end(self) -> None: ...
+
+
+class _OnTerminal:
+    """A terminal obeys what it is sent: all but colours becomes visible."""
+
+    def __init__(self) -> None:
+        self._parts: dict[LogFile, TerminalOutput] = {}
+
+    def write(self, chunk: Chunk) -> None:
+        sys.stdout.write(self._parts.setdefault(chunk.file, TerminalOutput()).feed(chunk.data))
+        sys.stdout.flush()
+
+    def end(self) -> None:
+        sys.stdout.write("".join(part.feed(b"", final=True) for part in self._parts.values()))
+
+
+class _ToRunner(_Exact):
+    """A runner of GitHub Actions obeys some lines: these are changed, so that it prints them. The rest is exact."""
+
+    def __init__(self) -> None:
+        self._partial = b""
+
+    def write(self, chunk: Chunk) -> None:
+        *lines, self._partial = (self._partial + chunk.data).split(b"\n")
+        sys.stdout.buffer.write(b"".join(not_command_bytes(line) + b"\n" for line in lines))
+        sys.stdout.buffer.flush()
+
+    def end(self) -> None:
+        sys.stdout.buffer.write(not_command_bytes(self._partial))
+        sys.stdout.buffer.flush()
+
+
+def _output(raw: bool) -> _Exact | _OnTerminal:
+    if raw:
+        return _Exact()
+    if sys.stdout.isatty():
+        return _OnTerminal()
+    to_runner = env.github() is not None and not stat.S_ISREG(os.fstat(sys.stdout.fileno()).st_mode)
+    return _ToRunner() if to_runner else _Exact()
+
+
+def _print(chunks: Iterable[Chunk], output: _Exact | _OnTerminal, *, say_cycles: bool) -> None:
     said: tuple[int, int] | None = None
     for chunk in chunks:
         cycle = (chunk.file.generation, chunk.file.cycle)
         if say_cycles and cycle != said:
             said = cycle
             click.echo(_heading(chunk.file), err=True)
-        stdout.write(chunk.data)
-        stdout.flush()
+        output.write(chunk)
+    output.end()
 
 
 def _heading(file: LogFile) -> str:

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 import click
 
 from nvrx_slurm.errors import UsageError
+from nvrx_slurm.sanitize import json_text, one_line
 
 if TYPE_CHECKING:
     from nvrx_slurm.suspects import Ledger, Suspect
@@ -75,7 +76,7 @@ def clear(choice: LedgerChoice, name: str | None, everything: bool) -> None:
     if (name is None) != everything:
         raise UsageError("name one node, or say --all")
     cleared = choice.open().clear(name)
-    click.echo(f"{', '.join(cleared)}: cleared" if cleared else "nothing spoke against it", err=not cleared)
+    click.echo(one_line(f"{', '.join(cleared)}: cleared") if cleared else "nothing spoke against it", err=not cleared)
 
 
 def _show(ledger: Ledger, as_json: bool) -> None:
@@ -86,7 +87,7 @@ def _show(ledger: Ledger, as_json: bool) -> None:
     found = ledger.suspects()
     if as_json:
         whole = {"cluster": ledger.cluster, "ledger": ledger.where, "suspects": found}
-        click.echo(msgspec.json.format(msgspec.json.encode(whole), indent=2))
+        click.echo(json_text(msgspec.json.format(msgspec.json.encode(whole), indent=2)))
     elif not found:
         click.echo(f"no node of cluster {ledger.cluster} is suspect ({ledger.where})", err=True)
     else:

@@ -7,6 +7,7 @@ import sys
 import click
 
 from nvrx_slurm.cli.options import JobChoice, JobCommand, job_options, make_base
+from nvrx_slurm.terminal import write_exactly
 
 
 @click.command(cls=JobCommand)
@@ -25,4 +26,4 @@ def render(choice: JobChoice, local: bool) -> None:
     cluster = "local" if local else "slurm"
     script = render_job(loaded.spec, plan, cluster=cluster, python=sys.executable)  # type: ignore[arg-type]
     make_base(choice.folder)
-    click.echo(script, nl=False)
+    write_exactly(script)

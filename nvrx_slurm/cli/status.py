@@ -66,8 +66,9 @@ def _snapshot(base: Path, job_id: str) -> Snapshot:
 def _print_job(shot: Snapshot, as_json: bool) -> None:
     if as_json:
         from nvrx_slurm.report.snapshot import as_json as encode
+        from nvrx_slurm.sanitize import json_text
 
-        click.echo(encode(shot))
+        click.echo(json_text(encode(shot)))
     elif sys.stdout.isatty():
         from nvrx_slurm.report.screen import show
 
@@ -84,8 +85,9 @@ def _print_jobs(base: Path, as_json: bool) -> None:
     lines = list_jobs(base)
     if as_json:
         from nvrx_slurm.report.snapshot import to_json
+        from nvrx_slurm.sanitize import json_text
 
-        click.echo(to_json({"jobs": lines}))
+        click.echo(json_text(to_json({"jobs": lines})))
     elif not lines:
         click.echo(f"no jobs in {base}", err=True)
     elif sys.stdout.isatty():

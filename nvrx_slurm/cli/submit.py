@@ -11,6 +11,8 @@ import click
 from nvrx_slurm.cli import signals
 from nvrx_slurm.cli.options import JobChoice, JobCommand, job_options
 from nvrx_slurm.errors import EXIT_DONE, EXIT_INTERRUPTED, NvrxError, UsageError
+from nvrx_slurm.sanitize import shown
+from nvrx_slurm.terminal import write_exactly
 
 if TYPE_CHECKING:
     from nvrx_slurm.api.handle import ClusterName, Job
@@ -38,7 +40,7 @@ def submit(
         raise UsageError("--exclude-suspects chooses among Slurm's nodes, and --local runs on none of them")
     prepared = _prepared_without_suspects(choice) if exclude_suspects else _prepared(choice, cluster)
     if dry_run:
-        click.echo(prepared.script, nl=False)
+        write_exactly(prepared.script)
         return EXIT_DONE
     if not (wait or watch):
         _submitted(prepared, cluster, as_json)
@@ -136,4 +138,4 @@ def _cancel(job: Job) -> None:
         job.cancel()
         click.echo(f"job {job.job_id}: {job.wait_until_gone()}", err=True)
     except NvrxError as error:  # the exit code tells of the interruption all the same
-        click.echo(f"nvrx-slurm: error: {error}", err=True)
+        click.echo(f"nvrx-slurm: error: {shown(str(error))}", err=True)

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 import click
 
 from nvrx_slurm.errors import EXIT_DONE, EXIT_FAILED
+from nvrx_slurm.sanitize import json_text, one_line
 
 if TYPE_CHECKING:
     from nvrx_slurm.report.tables import Mood, Table
@@ -53,7 +54,7 @@ def sweep(folder: Path | None) -> None:
 
     names = sweep(folder or SHM)
     for name in names:
-        click.echo(name)
+        click.echo(one_line(name))
     if not names:
         click.echo("no ring of a dead process", err=True)
 
@@ -65,7 +66,7 @@ def _print_json(findings: list[Finding]) -> None:
     from nvrx_slurm.transport.environment import node_name
 
     whole = {"node": node_name(), "fit": is_fit(findings), "findings": [each._asdict() for each in findings]}
-    click.echo(msgspec.json.format(msgspec.json.encode(whole), indent=2))
+    click.echo(json_text(msgspec.json.format(msgspec.json.encode(whole), indent=2)))
 
 
 def _print_table(findings: list[Finding]) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from nvrx_slurm.records import Entry, entry_to_json
 from nvrx_slurm.report.sentences import describe
 from nvrx_slurm.report.words import event_name
+from nvrx_slurm.sanitize import one_line
 
 NAME_WIDTH = 20
 TIME_WIDTH = 12
@@ -21,7 +22,7 @@ class Lines:
         if self._begin is None:
             self._begin = entry.t
         time = f"+{entry.t - self._begin:.3f}s"
-        return f"{time:<{TIME_WIDTH}} {event_name(entry.record):<{NAME_WIDTH}} {describe(entry.record)}"
+        return f"{time:<{TIME_WIDTH}} {event_name(entry.record):<{NAME_WIDTH}} {one_line(describe(entry.record))}"
 
     def as_json(self, entry: Entry) -> str:
         """The line as `events.jsonl` has it."""

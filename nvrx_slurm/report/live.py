@@ -18,6 +18,8 @@ from nvrx_slurm.report.presence import Outside, Presence
 from nvrx_slurm.report.snapshot import Snapshot
 from nvrx_slurm.report.source import Journal
 from nvrx_slurm.report.view import JobView, new_view
+from nvrx_slurm.sanitize import one_line
+from nvrx_slurm.terminal import as_is
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -39,7 +41,7 @@ def watch(base: Path, job_id: str, *, console: Console | None = None, clock: Clo
         return _Watch(base, job_id, _Printer(), clock).run()
     from rich.console import Console
 
-    console = console or Console(highlight=False)
+    console = console or Console(highlight=False, file=as_is(sys.stdout))  # the live screen moves the cursor
     if not console.is_terminal:
         return _Watch(base, job_id, _Printer(console), clock).run()
     from nvrx_slurm.report.monitor import Monitor
@@ -64,7 +66,7 @@ class _Printer:
     def draw(self, shot: Snapshot) -> None:
         if shot.state == "pending" and shot.reason != self._said:
             self._said = shot.reason
-            print(f"pending: {shot.reason}", file=self._file, flush=True)
+            print(one_line(f"pending: {shot.reason}"), file=self._file, flush=True)
 
     def end(self, shot: Snapshot) -> None:
         from nvrx_slurm.report import plain

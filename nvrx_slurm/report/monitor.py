@@ -18,6 +18,7 @@ from nvrx_slurm.report.lines import Lines
 from nvrx_slurm.report.live import REDRAW_S
 from nvrx_slurm.report.model import Heard
 from nvrx_slurm.report.snapshot import Snapshot
+from nvrx_slurm.sanitize import coloured
 
 MOST_EVENTS = 6
 MOST_LOG_LINES = 6
@@ -97,8 +98,8 @@ class Monitor:
         with self._folder.job_log.open("rb") as file:
             size = file.seek(0, 2)
             file.seek(max(0, size - TAIL_BYTES))
-            text = file.read().decode(errors="replace")
-        return text.splitlines()[-most:]
+            text = file.read().decode(errors="backslashreplace")
+        return [line.rstrip("\r") for line in text.split("\n") if line][-most:]
 
 
 def _title(text: str) -> Rule:
@@ -106,6 +107,6 @@ def _title(text: str) -> Rule:
 
 
 def _one_line(text: str, style: str = "") -> Text:
-    line = Text.from_ansi(text.rpartition("\r")[2], style=style, no_wrap=True, overflow="ellipsis")
+    line = Text.from_ansi(coloured(text.rpartition("\r")[2]), style=style, no_wrap=True, overflow="ellipsis")
     line.truncate(10_000)
     return line

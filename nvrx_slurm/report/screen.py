@@ -19,6 +19,7 @@ from nvrx_slurm.report.overview import JobLine
 from nvrx_slurm.report.snapshot import Snapshot
 from nvrx_slurm.report.tables import Mood, Row, Table, mood
 from nvrx_slurm.report.words import names, seconds
+from nvrx_slurm.sanitize import one_line
 
 __all__ = ["grid", "render", "show", "show_jobs", "summary", "watch"]
 
@@ -61,7 +62,7 @@ def show_facts(rows: Sequence[Row], table: Table, console: Console | None = None
     facts.add_column()
     for row in rows:
         label, text = row.cells
-        facts.add_row(label, Text(text, style=STYLES[row.mood]))
+        facts.add_row(Text(label), Text(text, style=STYLES[row.mood]))
     out = console or Console(highlight=False)
     out.print(facts)
     if table.rows:
@@ -99,8 +100,8 @@ def header(shot: Snapshot) -> RenderableType:
     title = Text.assemble(
         (f" {MARKS[kind]} {shot.state} ", f"bold reverse {STYLES[kind]}"),
         " ",
-        (shot.view.name or "-", "bold"),
-        (f"  {shot.folder.job_id}", "dim"),
+        (one_line(shot.view.name or "-"), "bold"),
+        (one_line(f"  {shot.folder.job_id}"), "dim"),
         f"  {seconds(shot.elapsed_s)}",
     )
     for label, text in _counters(shot):
@@ -109,9 +110,9 @@ def header(shot: Snapshot) -> RenderableType:
     waiting = sections.waiting(shot.view) if shot.exit_code is None else None
     lines: list[RenderableType] = [title, Rule(style="dim")]
     if shot.state == "pending" or (shot.exit_code and shot.reason):
-        lines.append(Text(shot.reason or "", STYLES[kind]))
+        lines.append(Text(one_line(shot.reason or ""), STYLES[kind]))
     if waiting:
-        lines.append(Text(f"◐ {waiting}", STYLES["busy"]))
+        lines.append(Text(one_line(f"◐ {waiting}"), STYLES["busy"]))
     return Group(*lines)
 
 
@@ -123,7 +124,7 @@ def footer(shot: Snapshot) -> list[RenderableType]:
     table.add_column(style="dim", no_wrap=True)
     table.add_column(overflow="fold")
     for row in rows:
-        table.add_row(row.cells[0], Text(row.cells[1], STYLES[row.mood]))
+        table.add_row(Text(row.cells[0]), Text(row.cells[1], STYLES[row.mood]))
     return [table]
 
 
@@ -149,7 +150,7 @@ def node_grid(shot: Snapshot, most: int) -> RenderableType:
     rest = Text(style="dim")
     for state in dict.fromkeys(node.state for node in hidden):
         alike = [node.name for node in hidden if node.state == state]
-        rest.append(f"  and {len(alike)} {state}: {names(alike)}\n")
+        rest.append(one_line(f"  and {len(alike)} {state}: {names(alike)}") + "\n")
     rest.rstrip()
     return Group(grid(kept), rest)
 
@@ -203,9 +204,11 @@ def _worth_showing(nodes: list[NodeView], most: int) -> set[str]:
 
 
 def _recovery_title(each: Recovery) -> Text:
-    title = Text.assemble(("↻ ", "yellow"), (f"{each.replica} cycle {each.cycle}", "bold"), f"  {each.why}")
+    title = Text.assemble(
+        ("↻ ", "yellow"), (one_line(f"{each.replica} cycle {each.cycle}"), "bold"), one_line(f"  {each.why}")
+    )
     if each.promoted:
-        title.append(f"; {names(each.promoted)} took over", STYLES["spare"])
+        title.append(one_line(f"; {names(each.promoted)} took over"), STYLES["spare"])
     if each.step_before is not None and each.first_step is not None:
         title.append(f"; last told step {each.step_before}, resumed at {each.first_step}", "dim")
     return title
@@ -233,6 +236,6 @@ def _legend(each: Recovery) -> Text:
     styles = [PHASE_STYLES.get(name, "white") for name in each.phases] + ["dim"]
     for style, (name, took) in zip(styles, recovery.in_words(each), strict=False):
         label = "user's start-up" if name == recovery.STARTUP else name
-        legend.append("■ ", style).append(f"{label} ", "dim").append(f"{seconds(took)}   ")
+        legend.append("■ ", style).append(one_line(f"{label} "), "dim").append(f"{seconds(took)}   ")
     legend.rstrip()
     return legend

@@ -5,6 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Literal
 
+from nvrx_slurm.sanitize import one_line
+
 Mood = Literal["good", "busy", "spare", "bad", "dim", "plain"]
 """What a line is about, for those who have colours."""
 
@@ -32,8 +34,13 @@ STATE_MOODS: dict[str, Mood] = {
 
 @dataclass(frozen=True, slots=True)
 class Row:
+    """A line of a table. Its cells hold text from elsewhere: what a terminal would obey becomes visible in them."""
+
     cells: tuple[str, ...]
     mood: Mood = "plain"
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "cells", tuple(map(one_line, self.cells)))
 
 
 @dataclass(frozen=True, slots=True)

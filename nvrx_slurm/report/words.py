@@ -12,6 +12,9 @@ import msgspec
 from nvrx_slurm import records
 from nvrx_slurm.records import AnyRecord
 
+MOST_DIGITS = 18
+"""Of a number in a node's name that is folded. Python refuses to read one of more than 4,300 digits."""
+
 
 def event_name(record: AnyRecord | type[msgspec.Struct]) -> str:
     """The name in the journal of a record, or of its kind: `node_lost`."""
@@ -110,9 +113,9 @@ def plural(count: int, noun: str) -> str:
 
 
 def _split(name: str) -> tuple[str, str]:
-    match = re.fullmatch(r"(.*?)(\d*)", name)
-    assert match is not None  # every string matches
-    return match[1], match[2]
+    prefix = name.rstrip("0123456789")
+    digits = name[len(prefix) :]
+    return (prefix, digits) if len(digits) <= MOST_DIGITS else (name, "")
 
 
 def _fold_group(prefix: str, group: list[tuple[str, str]]) -> str:

@@ -4,14 +4,16 @@ from __future__ import annotations
 
 import re
 
+from nvrx_slurm.sanitize import uncoloured
+
 _ENTITIES = {"&": "&amp;", "<": "&lt;", ">": "&gt;"}
 _MEMBER = re.compile(r"[UW][A-Z0-9]+")
 _GROUP = re.compile(r"S[A-Z0-9]+")
 
 
 def escaped(text: str) -> str:
-    """Nothing of it is a link, a mention, or an entity; control characters are left out."""
-    return "".join(_shown(char) for char in text)
+    """Nothing of it is a link, a mention, or an entity; control characters are visible, colours left out."""
+    return "".join(_shown(char) for char in uncoloured(text))
 
 
 def fitting(text: str, most: int) -> str:
@@ -20,7 +22,7 @@ def fitting(text: str, most: int) -> str:
     if len(whole) <= most:
         return whole
     shown, length = [], 1
-    for char in map(_shown, text):
+    for char in map(_shown, uncoloured(text)):
         length += len(char)
         if length > most:
             break
@@ -50,5 +52,4 @@ def mention_of(whom: str) -> str:
 def _shown(char: str) -> str:
     if char in _ENTITIES:
         return _ENTITIES[char]
-    is_text = char == "\n" or (char >= " " and char != "\x7f" and not "\ud800" <= char <= "\udfff")
-    return char if is_text else " " if char == "\t" else ""
+    return " " if char == "\t" else char

@@ -12,6 +12,7 @@ import msgspec
 
 from nvrx_slurm.attribution.postprocessing.decided import Decided
 from nvrx_slurm.attribution.postprocessing.slack_text import bold, code_block, escaped, fitting, mention_of
+from nvrx_slurm.sanitize import one_line
 from nvrx_slurm.verdicts import Attribution, Evidence, Verdict
 
 HEADER_CHARS, FIELD_CHARS, SECTION_CHARS = 150, 2000, 3000
@@ -35,7 +36,7 @@ _SIGNS = {Verdict.STOP: "🛑", Verdict.RESTART: "🔄", Verdict.UNKNOWN: "❔",
 
 def slack_message(decided: Decided, *, channel: str, mention: str | None, name: str) -> dict[str, Any]:
     """The arguments of `chat.postMessage`, all within Slack's bounds. `name`: the job's, for people."""
-    headline = f"{_SIGNS[decided.verdict]} {decided.verdict}: {name or 'job'} ({decided.job_id})"
+    headline = one_line(f"{_SIGNS[decided.verdict]} {decided.verdict}: {name or 'job'} ({decided.job_id})")
     first, done = what_failed(decided), what_is_done(decided)
     greeting = f"{mention_of(mention)} " if mention else ""
     lead = f"{greeting}{bold('Failed first')} {fitting(first, 900)}\n{bold('Done')} {fitting(done, 900)}"

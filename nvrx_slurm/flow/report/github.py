@@ -6,6 +6,7 @@ Formats: "Workflow commands for GitHub Actions" in GitHub's documentation.
 from __future__ import annotations
 
 import secrets
+import sys
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 
@@ -17,17 +18,19 @@ from nvrx_slurm.flow.report import step_summary
 from nvrx_slurm.flow.report.tails import log_tails
 from nvrx_slurm.flow.report.text import of_attempt
 from nvrx_slurm.flow.report.words import STATUS_WORDS, WELL, facts, headline, path_from, plain, told, worst_first
+from nvrx_slurm.terminal import as_is
 
 Tails = Callable[[Attempt], Mapping[str, Sequence[str]]]
 
 
 def announce(
-    outcome: SuiteOutcome, places: GitHub, artifacts: Path, say: Callable[[str], object] = click.echo
+    outcome: SuiteOutcome, places: GitHub, artifacts: Path, say: Callable[[str], object] | None = None
 ) -> None:
     """Tell GitHub all of it: commands through `say`, the summary and the outputs in the files that it gave us.
 
     The files are appended to: earlier commands of the same step may have written there. Raises OSError.
     """
+    say = say or _to_runner
     token = secrets.token_hex(16)
     for line in (*groups(outcome, token, log_tails), *annotate(outcome, places.workspace)):
         say(line)
@@ -37,6 +40,12 @@ def announce(
         _append(places.step_summary, step_summary.markdown(outcome, places.workspace, room))
     if places.output:
         _append(places.output, output_text(outputs(outcome, artifacts), token))
+
+
+def _to_runner(line: str) -> None:
+    """Workflow commands are for the runner to obey; the guard of standard output would make them text."""
+    as_is(sys.stdout).write(line + "\n")
+    sys.stdout.flush()
 
 
 def annotate(outcome: SuiteOutcome, workspace: Path | None) -> list[str]:

@@ -61,12 +61,12 @@ def of_attempt(flow: FlowOutcome, attempt: Attempt, base: Path | None = None) ->
     """The same for one attempt."""
     _, color = MARKS[attempt.verdict]
     title = f"{plain(flow.name)} {STATUS_WORDS[attempt.verdict]}"
-    lines = [f"{click.style(title, fg=color, bold=True)} ({facts(flow, attempt)})"]
+    lines = [f"{click.style(title, fg=color, bold=True)} ({plain(facts(flow, attempt))})"]
     for finding in attempt.findings:
-        lines.append(f"  {place(finding, base)}: {plain(finding.message)}")
+        lines.append(f"  {plain(place(finding, base))}: {plain(finding.message)}")
         lines += [f"    │ {plain(line)}".rstrip() for line in finding.detail]
     if attempt.artifacts:
-        lines.append(f"  artifacts: {path_from(base, attempt.artifacts)}")
+        lines.append(f"  artifacts: {plain(path_from(base, attempt.artifacts))}")
     return lines
 
 

@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-import re
 from collections import Counter
 from pathlib import Path
 
-import click
-
 from nvrx_slurm.flow.outcome import Attempt, Finding, FlowOutcome, Status, SuiteOutcome
 from nvrx_slurm.report.words import plural, seconds
+from nvrx_slurm.sanitize import uncoloured
 
 STATUS_WORDS: dict[Status, str] = {
     "passed": "passed",
@@ -26,12 +24,11 @@ WELL: frozenset[Status] = frozenset({"passed", "flaky", "left_out"})
 """What leaves the suite's exit code at 0."""
 
 MOST_RECOVERIES = 2
-_NOT_TEXT = re.compile(r"[^\t\n\x20-\x7e\xa0-\ud7ff\ue000-\ufffd\U00010000-\U0010ffff]")
 
 
 def plain(text: str) -> str:
-    """The text without colours, control characters and lone surrogates: what XML, HTML and logs can hold."""
-    return _NOT_TEXT.sub("", click.unstyle(text))
+    """The text without colours, its control characters visible: what XML, HTML and logs can hold."""
+    return uncoloured(text)
 
 
 def block(lines: tuple[str, ...] | list[str]) -> str:

@@ -25,7 +25,7 @@ from typing import TypeVar
 import msgspec
 
 from nvrx_slurm.files import JobFiles, write_into_reserve, write_private
-from nvrx_slurm.processes import is_alive
+from nvrx_slurm.processes import boot_id, is_alive, started_ticks
 from nvrx_slurm.records import Plan, Record, plan_from_json, plan_to_json
 
 _T = TypeVar("_T")
@@ -34,8 +34,10 @@ LOOPBACK = "127.0.0.1"
 
 class JobInfo(Record, frozen=True, kw_only=True):
     """How the job was started. `cluster`: `slurm` or `local`. `host` and `host_pid`: where the batch host runs;
-    `addr`: the address at which other nodes reach it; `kill_wait_s`: Slurm's KillWait, which a job that is cancelled
-    or preempted has from SIGTERM to SIGKILL (None: there is no Slurm, or it did not say)."""
+    `host_began` and `host_boot`: when that process began, in ticks, and since which boot; a later process of the same
+    number differs there (None: an older version wrote this file). `addr`: the address at which other nodes reach it;
+    `kill_wait_s`: Slurm's KillWait, which a job that is cancelled or preempted has from SIGTERM to SIGKILL (None:
+    there is no Slurm, or it did not say)."""
 
     job_id: str
     name: str
@@ -45,6 +47,8 @@ class JobInfo(Record, frozen=True, kw_only=True):
     host: str = ""
     addr: str = ""
     host_pid: int = 0
+    host_began: int | None = None
+    host_boot: str = ""
     nodes: tuple[str, ...] = ()  # the allocation, in Slurm's order
     kill_wait_s: float | None = None
     suspects: tuple[str, ...] = ()  # nodes of the allocation that other jobs' evidence blames
@@ -61,7 +65,12 @@ class JobInfo(Record, frozen=True, kw_only=True):
 
     def host_lives(self) -> bool:
         """Whether the batch host's process runs, on this machine."""
-        return self.is_here and is_alive(self.host_pid, started_before=self.started_at)
+        if not self.is_here:
+            return False
+        if self.host_began is None:
+            return is_alive(self.host_pid, started_before=self.started_at)
+        is_same = self.host_boot == boot_id() and started_ticks(self.host_pid) == self.host_began
+        return is_same and is_alive(self.host_pid)
 
 
 class StoreAddress(Record, frozen=True, kw_only=True):

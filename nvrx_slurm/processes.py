@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ctypes
+import errno
 import os
 import signal
 from collections.abc import Callable
@@ -54,6 +55,44 @@ def started_ticks(pid: int) -> int | None:
     """
     fields = stat_fields(pid)
     return None if fields is None else int(fields[_STARTED])
+
+
+def boot_id() -> str:
+    """Names this boot of this machine: a process id and its ticks mean nothing after the next one."""
+    return Path("/proc/sys/kernel/random/boot_id").read_text().strip()
+
+
+def environment_of(pid: int) -> dict[str, str]:
+    """The environment that a process was started with; empty when it may not be read, or has none any more."""
+    try:
+        raw = Path(f"/proc/{pid}/environ").read_bytes()
+    except OSError:
+        return {}
+    pairs = (item.decode(errors="replace").partition("=") for item in raw.split(b"\0") if item)
+    return {name: value for name, _, value in pairs}
+
+
+def hold(pid: int) -> int | None:
+    """A pidfd, which goes on to mean this process after its number has passed to another. None before Linux 5.3.
+
+    Raises ProcessLookupError where no process has the number.
+    """
+    try:
+        return os.pidfd_open(pid)
+    except OSError as error:
+        if error.errno == errno.ENOSYS:
+            return None
+        if error.errno in (errno.EINVAL, errno.ESRCH):
+            raise ProcessLookupError(error.errno, error.strerror) from None
+        raise
+
+
+def send(held: int | None, pid: int, number: signal.Signals) -> None:
+    """Signal the process that `hold` holds. Raises ProcessLookupError."""
+    if held is None:
+        os.kill(pid, number)
+    else:
+        signal.pidfd_send_signal(held, number)
 
 
 def stat_fields(pid: int) -> list[str] | None:

@@ -7,9 +7,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Literal
 
 from nvrx_slurm.clock import Clock, SystemClock
-from nvrx_slurm.cluster.base import DEFAULT_FOLDER, LOCAL_PREFIX, Cluster
+from nvrx_slurm.cluster.base import DEFAULT_FOLDER, LOCAL_PREFIX, Cluster, folder_name
 from nvrx_slurm.cluster.ending import EndWatch, OnState, read_result
-from nvrx_slurm.cluster.slurm import SlurmCluster, folder_name
+from nvrx_slurm.cluster.slurm import SlurmCluster
 from nvrx_slurm.cluster.states import JobState, state_of_result
 from nvrx_slurm.config import env
 from nvrx_slurm.errors import NvrxError, SlurmUnreachable, UsageError, WaitTimeout

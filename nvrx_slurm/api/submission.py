@@ -6,9 +6,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from nvrx_slurm.api.prepared import PreparedJob, prepare
-from nvrx_slurm.cluster.base import DEFAULT_FOLDER, Cluster
+from nvrx_slurm.cluster.base import DEFAULT_FOLDER, Cluster, folder_name
 from nvrx_slurm.cluster.kill_wait import KillWaitQuestion
-from nvrx_slurm.cluster.slurm import SlurmCluster, folder_name
+from nvrx_slurm.cluster.slurm import SlurmCluster
 from nvrx_slurm.config.budgets import grace_within
 from nvrx_slurm.errors import ConfigError, StoreUnreachable, UsageError
 from nvrx_slurm.files import JobFiles

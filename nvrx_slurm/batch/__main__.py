@@ -21,6 +21,7 @@ from nvrx_slurm.config import env
 from nvrx_slurm.errors import NvrxError, UsageError
 from nvrx_slurm.folder import LOOPBACK, JobFolder, JobInfo
 from nvrx_slurm.log import set_up
+from nvrx_slurm.processes import boot_id, started_ticks
 from nvrx_slurm.records import Plan, plan_from_json
 from nvrx_slurm.suspects.ledger import suspects_among
 from nvrx_slurm.suspects.naming import cluster_of
@@ -82,6 +83,8 @@ def _info(plan: Plan, folder: JobFolder, cluster: str, launcher: Sequence[str]) 
         started_at=SystemClock().wall(),
         host=socket.gethostname(),
         host_pid=os.getpid(),
+        host_began=started_ticks(os.getpid()),
+        host_boot=boot_id(),
     )
     if cluster == "local":
         addr = default_route_address() if launcher else LOOPBACK  # a launcher may start agents in other networks

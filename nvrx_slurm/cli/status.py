@@ -47,12 +47,14 @@ def _watch(base: Path, job_id: str | None, as_json: bool) -> int:
 
 def _snapshot(base: Path, job_id: str) -> Snapshot:
     """The job from its folder; one that has none yet, but that Slurm knows, is pending."""
+    from nvrx_slurm.cluster.base import folder_name
     from nvrx_slurm.folder import JobFolder
     from nvrx_slurm.report import snapshot
     from nvrx_slurm.report.jobs import find_job
     from nvrx_slurm.report.presence import Presence
     from nvrx_slurm.report.view import new_view
 
+    folder_name(job_id)  # raises UsageError
     try:
         return snapshot.take(find_job(base, job_id))
     except UsageError:

@@ -96,7 +96,7 @@ def _prepared_anew(choice: JobChoice, loaded: Loaded, cluster: ClusterName) -> P
 def _submitted(prepared: PreparedJob, cluster: ClusterName, as_json: bool) -> str:
     """Submit, and tell the job's id."""
     from nvrx_slurm.api.submission import hand_over
-    from nvrx_slurm.cluster.slurm import folder_name
+    from nvrx_slurm.cluster.base import folder_name
 
     job_id = hand_over(prepared, cluster=cluster)
     told = {"job": job_id, "cluster": cluster, "folder": str(Path(prepared.folder) / folder_name(job_id))}

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Protocol
@@ -15,6 +16,8 @@ LOCAL_PREFIX = "local-"
 
 SCRIPT_NAME = "job.sh"
 """The submitted script, as the job folder keeps it."""
+
+_JOB_ID = re.compile(r"(?P<folder>[A-Za-z0-9][A-Za-z0-9_.+-]{0,127})(;[A-Za-z0-9_.-]+)?")
 
 
 class Cluster(Protocol):
@@ -41,6 +44,21 @@ class Cluster(Protocol):
     def nodes(self, job_id: str) -> tuple[str, ...]:
         """The job's nodes in the order that ranks follow; none while it has none. Raises SlurmUnreachable."""
         ...
+
+
+def folder_name(job_id: str) -> str:
+    """What a job's folder is called: its id, as Slurm tells the job itself, hence without a cluster's name.
+
+    Raises UsageError for what is no job id, above all for a path: a job's folder lies in the base folder, nowhere
+    else. Every command and every Python call takes a job id through this function.
+    """
+    found = _JOB_ID.fullmatch(job_id)
+    if found is None:
+        raise UsageError(
+            f"{job_id!r} is no job id: it looks like 123, 123_4 (an array's element), 123+0 (a heterogeneous job's"
+            " component), 123;cluster, or local-20261121-093012-4f2a; --folder names the folder that holds the jobs"
+        )
+    return found["folder"]
 
 
 def prepare_folder(folder: Path) -> bool:

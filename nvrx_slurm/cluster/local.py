@@ -15,14 +15,17 @@ from collections.abc import Mapping, Sequence
 from datetime import datetime
 from pathlib import Path
 
+import msgspec
+
 from nvrx_slurm.clock import Clock, SystemClock
-from nvrx_slurm.cluster.base import LOCAL_PREFIX, SCRIPT_NAME, not_writable, prepare_folder
+from nvrx_slurm.cluster.base import LOCAL_PREFIX, SCRIPT_NAME, folder_name, not_writable, prepare_folder
 from nvrx_slurm.cluster.states import JobState, state_of_result
 from nvrx_slurm.config.env import child_environment
+from nvrx_slurm.decoding import decode
 from nvrx_slurm.errors import MissingProgramError, UsageError
 from nvrx_slurm.folder import JobFolder, JobInfo
 from nvrx_slurm.ids import new_incarnation
-from nvrx_slurm.processes import dies_with_parent
+from nvrx_slurm.processes import boot_id, dies_with_parent, environment_of, hold, send, started_ticks
 
 HOST_LOG = "host.log"
 """What a detached job's own script prints; Slurm keeps the same in its `--output` file."""
@@ -30,6 +33,8 @@ HOST_LOG = "host.log"
 # bash waits for one line before it becomes the job, so that `job.json` names the process before the job can run,
 # and a job whose starter dies in between never starts. exec keeps the pid: signals reach the batch host itself.
 _GATED = 'read -r && exec bash -- "$1" </dev/null'
+
+_job_info = msgspec.json.Decoder(JobInfo).decode
 
 _detached: list[subprocess.Popen[bytes]] = []
 """Held until they end, so that none stays a zombie while this process lives."""
@@ -65,7 +70,7 @@ class LocalCluster:
         Raises UsageError, MissingProgramError.
         """
         job_id = job_id or new_job_id(self._clock)
-        job = JobFolder(folder / job_id)
+        job = JobFolder(folder / folder_name(job_id))
         path = _write_script(job, script)
         gate, process = _start_gated(path, job_id, detach, environment or {})
         with os.fdopen(gate, "wb", buffering=0) as opened:
@@ -76,23 +81,29 @@ class LocalCluster:
     def states(self, job_ids: Sequence[str]) -> Mapping[str, JobState]:
         """See `Cluster.states`."""
         _detached[:] = [process for process in _detached if process.poll() is None]
-        return {job_id: _state(JobFolder(self._base / job_id)) for job_id in job_ids}
+        return {job_id: _state(self._job(job_id)) for job_id in job_ids}
 
     def cancel(self, job_id: str) -> None:
-        """See `Cluster.cancel`: SIGTERM to the batch host. Raises UsageError, for another machine's job too."""
-        info = JobFolder(self._base / job_id).read_info()
+        """See `Cluster.cancel`: SIGTERM to the batch host. Raises UsageError, also for a job of another machine, and
+        where the process that `job.json` names is not proven to be this job's."""
+        path = self._job(job_id).path / "job.json"
+        info = _read_own(path)
         if info is None:
             raise UsageError(f"no local job {job_id} in {self._base}")
+        if info.job_id != job_id:
+            raise UsageError(f"{path}: describes another job ({info.job_id!r}); nothing was cancelled")
         if not info.is_here:
             raise UsageError(f"{job_id} runs on {info.host}: cancel it there")
-        if info.host_lives():
-            with contextlib.suppress(ProcessLookupError):
-                os.kill(info.host_pid, signal.SIGTERM)
+        _terminate(info, path)
 
     def nodes(self, job_id: str) -> tuple[str, ...]:
         """See `Cluster.nodes`."""
-        info = JobFolder(self._base / job_id).read_info()
+        info = self._job(job_id).read_info()
         return info.nodes if info else ()
+
+    def _job(self, job_id: str) -> JobFolder:
+        """Raises UsageError for what is no job id."""
+        return JobFolder(self._base / folder_name(job_id))
 
     def _info(self, job_id: str, name: str, pid: int) -> JobInfo:
         return JobInfo(
@@ -102,6 +113,8 @@ class LocalCluster:
             started_at=self._clock.wall(),
             host=socket.gethostname(),
             host_pid=pid,
+            host_began=started_ticks(pid),
+            host_boot=boot_id(),
         )
 
 
@@ -123,6 +136,60 @@ def _state(job: JobFolder) -> JobState:
     if info is None or not info.is_here:
         return JobState.UNKNOWN
     return JobState.RUNNING if lives else JobState.NODE_FAIL
+
+
+def _read_own(path: Path) -> JobInfo | None:
+    """A job.json that this user wrote; None if there is none. Raises UsageError for another user's: it may name any
+    process."""
+    try:
+        descriptor = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
+    except FileNotFoundError:
+        return None
+    except OSError as error:
+        raise UsageError(f"{path}: cannot be read ({error.strerror})") from None
+    with os.fdopen(descriptor, "rb") as file:
+        owner = os.fstat(descriptor).st_uid
+        if owner != os.geteuid():
+            raise UsageError(
+                f"{path}: belongs to user {owner}, not to you; a job is cancelled by the user who runs it"
+            )
+        return decode(_job_info, file.read(), str(path))
+
+
+def _terminate(info: JobInfo, path: Path) -> None:
+    """SIGTERM to the job's batch host, if it still runs. Raises UsageError where another process has its number.
+
+    The process is held by a descriptor before it is looked at: between the look and the signal its number cannot pass
+    to another process.
+    """
+    if info.host_pid <= 0:
+        return
+    try:
+        held = hold(info.host_pid)
+    except ProcessLookupError:
+        return
+    try:
+        problem = _stranger(info)
+        if not info.host_lives():
+            return
+        if problem:
+            raise UsageError(f"{path}: names process {info.host_pid}, which {problem}; it was not signalled")
+        with contextlib.suppress(ProcessLookupError):
+            send(held, info.host_pid, signal.SIGTERM)
+    finally:
+        if held is not None:
+            os.close(held)
+
+
+def _stranger(info: JobInfo) -> str:
+    """Why a process is not this job's batch host; empty if it is. Its user alone can have given it the variable."""
+    try:
+        if Path(f"/proc/{info.host_pid}").stat().st_uid != os.geteuid():
+            return "belongs to another user"
+    except FileNotFoundError:
+        return "has ended"
+    runs = environment_of(info.host_pid).get("NVRX_JOB_ID")
+    return "" if runs == info.job_id else "does not run this job"
 
 
 def _write_script(job: JobFolder, script: str) -> Path:

@@ -1,6 +1,7 @@
 """Slurm: jobs are handed to sbatch, and asked about with squeue, then sacct; all of them in one call each.
 
-A job id is `123`, `123_4` (an array's element), or either with `;cluster` behind it.
+A job id is `123`, `123_4` (an array's element), `123+0` (a component of a heterogeneous job), or any of them with
+`;cluster` behind it.
 """
 
 from __future__ import annotations
@@ -9,7 +10,7 @@ import contextlib
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
-from nvrx_slurm.cluster.base import SCRIPT_NAME, not_writable, prepare_folder
+from nvrx_slurm.cluster.base import SCRIPT_NAME, folder_name, not_writable, prepare_folder
 from nvrx_slurm.cluster.commands import Output, Runner, SystemRunner
 from nvrx_slurm.cluster.slurm_programs import PATIENCE_S, SlurmPrograms
 from nvrx_slurm.cluster.slurm_text import (
@@ -158,11 +159,6 @@ class SlurmCluster:
         if not listing.ok and NO_ACCOUNTING not in listing.stderr:
             log.debug("sacct: %s", reason_of(listing))
         return states_of(listing.stdout, numbers)
-
-
-def folder_name(job_id: str) -> str:
-    """What a job's folder is called: its id, as Slurm tells the job itself, hence without a cluster's name."""
-    return job_id.partition(";")[0]
 
 
 def _write(path: Path, script: str) -> None:

@@ -16,7 +16,7 @@ from nvrx_slurm.errors import UsageError
 UNKNOWN_JOB = "Invalid job id"
 NO_ACCOUNTING = "accounting storage is disabled"
 
-_JOB_ID = re.compile(r"\d+(_\d+)?(;[A-Za-z0-9_.-]+)?")
+_JOB_ID = re.compile(r"[0-9]+(_[0-9]+|\+[0-9]+)?(;[A-Za-z0-9_.-]+)?")
 _SUBMITTED = re.compile(r"^(\d+(?:;\S+)?)$", re.MULTILINE)
 _VERSION = re.compile(r"(\d+)\.(\d+)(?:\.(\d+))?")
 _KILL_WAIT = re.compile(r"^KillWait\s*=\s*(\d+)", re.MULTILINE)
@@ -50,7 +50,7 @@ _NO_ANSWER = (
 def split_job_id(job_id: str) -> tuple[str, str | None]:
     """`123_4;alpha` → `123_4` and the cluster `alpha`; without one, None. Raises UsageError."""
     if not _JOB_ID.fullmatch(job_id):
-        raise UsageError(f"{job_id!r} is no Slurm job id: 123, 123_4 (an array's element), or 123;cluster")
+        raise UsageError(f"{job_id!r} is no Slurm job id: 123, 123_4 (an array's element), 123+0, or 123;cluster")
     number, _, cluster = job_id.partition(";")
     return number, cluster or None
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import difflib
 from pathlib import Path
 
-from nvrx_slurm.cluster.base import SCRIPT_NAME
+from nvrx_slurm.cluster.base import SCRIPT_NAME, folder_name
 from nvrx_slurm.errors import (
     EXIT_DONE,
     EXIT_INTERRUPTED,
@@ -41,9 +41,9 @@ def known_jobs(base: Path) -> list[JobFolder]:
 
 
 def find_job(base: Path, job_id: str) -> JobFolder:
-    """The folder of a job. Raises UsageError with the jobs that there are."""
-    folder = base / job_id.partition(";")[0]  # sbatch may have named the cluster too
-    if job_id and folder.parent == base and _is_job(folder):
+    """The folder of a job. Raises UsageError with the jobs that there are, or for what is no job id."""
+    folder = base / folder_name(job_id)
+    if _is_job(folder):
         return JobFolder(folder)
     known = [job.job_id for job in known_jobs(base)]
     if not known:

@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from nvrx_slurm.clock import Clock, SystemClock
+from nvrx_slurm.cluster.base import folder_name
 from nvrx_slurm.errors import EXIT_RETRY
 from nvrx_slurm.folder import JobFolder
 from nvrx_slurm.records import Entry
@@ -92,9 +93,9 @@ class _Watch:
 
     def _await_folder(self) -> JobFolder:
         """The job's folder, once there is one. Waits as long as Slurm has the job in its queue."""
-        path = self._base / self._job_id.partition(";")[0]
+        path = self._base / folder_name(self._job_id)
         presence = Presence(JobFolder(path), clock=self._clock)
-        while not path.is_dir() or path.parent != self._base:
+        while not path.is_dir():
             outside = presence.ask()
             if outside.over or outside.slurm_says in (None, "UNKNOWN"):
                 return find_job(self._base, self._job_id)

@@ -5,16 +5,26 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import datetime
+import json
+import os
+import shutil
+import signal
+import socket
+import subprocess
+import sys
 from collections.abc import Callable, Iterator
+from pathlib import Path
 
 import pytest
 import redis
 
 from nvrx_slurm.clock import SystemClock
-from nvrx_slurm.errors import StoreUnreachable
-from nvrx_slurm.folder import StoreAddress
+from nvrx_slurm.cluster.local import LocalCluster
+from nvrx_slurm.errors import StoreUnreachable, UsageError
+from nvrx_slurm.folder import JobFolder, JobInfo, StoreAddress
 from nvrx_slurm.inprocess.exception import StoreError
 from nvrx_slurm.inprocess.store.redis import RedisStore
+from nvrx_slurm.processes import boot_id, is_alive, started_ticks
 from nvrx_slurm.records import NodeReady
 from nvrx_slurm.store.client import Store
 from nvrx_slurm.testing.disk import SmallDisk
@@ -131,3 +141,137 @@ def test_a_user_who_may_not_write_is_told_at_once(site: Site, write: Write) -> N
     site.set_user("reader", "~*", "+ping", "+xread", "+hello")
     with pytest.raises((StoreUnreachable, StoreError), match=r"refuses us.*ACL"):
         write(site, LONG_S, "reader@")
+
+
+# ---- processes that a file names
+
+
+@pytest.fixture
+def base(common: Path) -> Path:
+    """A project's base folder: every user may make a job folder there, and remove none of another user."""
+    base = common / "jobs"
+    base.mkdir()
+    base.chmod(0o1777)
+    return base
+
+
+@pytest.fixture
+def victim() -> Iterator[subprocess.Popen[bytes]]:
+    """A process of alice's that has nothing to do with any job."""
+    process = subprocess.Popen(["sleep", "300"])
+    yield process
+    process.kill()
+    process.wait()
+
+
+def described(job_id: str, pid: int, *, exact: bool = True) -> dict[str, object]:
+    """A job.json that names a process. `exact`: as it is written now, with the process's beginning, which every user
+    can read in /proc; an older version gave only the time."""
+    fields = {"job_id": job_id, "name": "mine", "cluster": "local", "host": socket.gethostname(), "host_pid": pid}
+    fields |= {"started_at": SystemClock().wall()}
+    return fields | ({"host_began": started_ticks(pid), "host_boot": boot_id()} if exact else {})
+
+
+def plant(folder: str, info: dict[str, object]) -> None:
+    job = Path(folder)
+    job.mkdir(mode=0o755)
+    (job / "job.json").write_text(json.dumps(info))
+    (job / "plan.json").write_text("{}")
+
+
+def cli(*words: str, cwd: Path) -> subprocess.CompletedProcess[str]:
+    program = [sys.executable, "-P", "-m", "nvrx_slurm", *words]
+    return subprocess.run(program, cwd=cwd, capture_output=True, text=True, timeout=LONG_S)
+
+
+def assert_one_clear_line(done: subprocess.CompletedProcess[str], *words: str) -> None:
+    """Exit code 2 and one line of error without a traceback."""
+    assert done.returncode == 2, done.stderr
+    assert len(done.stderr.strip().splitlines()) == 1, done.stderr
+    for word in words:
+        assert word in done.stderr
+
+
+@pytest.mark.parametrize("exact", [True, False], ids=["exact", "older"])
+def test_a_foreign_job_json_ends_no_process_of_alice(bob, base: Path, victim, exact: bool) -> None:
+    """Bob names a process of alice's in his job.json, and alice cancels his "job"."""
+    bob.run(plant, str(base / "local-evil"), described("local-evil", victim.pid, exact=exact))
+    done = cli("cancel", "local-evil", "--folder", str(base), cwd=base)
+    assert_one_clear_line(done, "local-evil", str(bob.uid))
+    assert is_alive(victim.pid)
+
+
+@pytest.mark.parametrize("exact", [True, False], ids=["exact", "older"])
+def test_a_copy_of_a_foreign_job_json_ends_no_process(bob, base: Path, tmp_path: Path, victim, exact: bool) -> None:
+    """Alice has copied bob's folder. The file is hers now, and the process is; it does not run this job."""
+    bob.run(plant, str(base / "local-evil"), described("local-evil", victim.pid, exact=exact))
+    mine = tmp_path / "jobs"
+    mine.mkdir(mode=0o700)
+    (mine / "local-evil").mkdir(mode=0o700)
+    for name in ("job.json", "plan.json"):
+        shutil.copyfile(base / "local-evil" / name, mine / "local-evil" / name)
+        (mine / "local-evil" / name).chmod(0o600)
+    done = cli("cancel", "local-evil", "--folder", str(mine), cwd=mine)
+    assert_one_clear_line(done, "does not run this job")
+    assert is_alive(victim.pid)
+
+
+def test_a_later_process_of_the_same_number_is_left_alone(tmp_path: Path) -> None:
+    """Even one of the same job: it began at another tick, or after another boot. The job counts as ended."""
+    process = subprocess.Popen(["sleep", "300"], env={**os.environ, "NVRX_JOB_ID": "local-a"})
+    try:
+        job = JobFolder(tmp_path / "local-a")
+        job.create()
+        info = described("local-a", process.pid)
+        for change in ({"host_began": 1}, {"host_boot": "another"}):
+            job.write_info(JobInfo(**{**info, **change}))
+            LocalCluster(tmp_path).cancel("local-a")
+            assert is_alive(process.pid)
+        job.write_info(JobInfo(**info))
+        LocalCluster(tmp_path).cancel("local-a")
+        assert process.wait(LONG_S) == -signal.SIGTERM
+    finally:
+        process.kill()
+        process.wait()
+
+
+# ---- job ids that are paths
+
+HOSTILE_IDS = ["../x", "../../etc", "/etc", "a/b", ".", "..", "", "x\n", "-x", "1;../y", "\x1b[31m", "x" * 300]
+
+
+@pytest.mark.parametrize("command", ["wait", "cancel", "status", "logs", "events", "explain", "dump"])
+def test_a_job_id_is_no_path(tmp_path: Path, command: str) -> None:
+    """A job outside the base folder is out of reach: exit code 2, and nothing there is touched."""
+    outside = tmp_path / "x"
+    plant(str(outside), described("x", os.getpid()))
+    base = tmp_path / "jobs"
+    base.mkdir(mode=0o700)
+    before = sorted((path, path.stat().st_mtime_ns) for path in outside.iterdir())
+    done = cli(command, "../x", "--folder", str(base), cwd=tmp_path)
+    assert_one_clear_line(done, "'../x' is no job id", "--folder")
+    assert sorted((path, path.stat().st_mtime_ns) for path in outside.iterdir()) == before
+
+
+@pytest.mark.parametrize("job_id", HOSTILE_IDS)
+def test_python_takes_no_path_for_a_job_id_either(tmp_path: Path, job_id: str) -> None:
+    """The same check stands behind `job` and `Job`."""
+    import nvrx_slurm as nv
+
+    with pytest.raises(UsageError, match="is no job id"):
+        nv.job(job_id, folder=tmp_path)
+    with pytest.raises(UsageError, match="is no job id"):
+        nv.Job(job_id, folder=tmp_path, cluster="local")
+    with pytest.raises(UsageError, match="is no job id"):
+        LocalCluster(tmp_path).cancel(job_id)
+
+
+@pytest.mark.parametrize(
+    ("job_id", "folder"),
+    [("123", "123"), ("123_4", "123_4"), ("123+0", "123+0"), ("123_4;alpha", "123_4"), ("local-2026-4f2a",) * 2],
+)
+def test_ids_of_slurm_and_of_local_jobs_are_taken(tmp_path: Path, job_id: str, folder: str) -> None:
+    """A job, an array's element, a component of a heterogeneous job, one of a named cluster, a local job."""
+    import nvrx_slurm as nv
+
+    assert nv.Job(job_id, folder=tmp_path, cluster="slurm").folder == tmp_path / folder

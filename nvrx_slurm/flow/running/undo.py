@@ -12,11 +12,11 @@ from pathlib import Path
 
 from nvrx_slurm.clock import Clock, SystemClock
 from nvrx_slurm.cluster import dev
+from nvrx_slurm.cluster.base import folder_name
 from nvrx_slurm.cluster.dev import processes
 from nvrx_slurm.cluster.dev.processes import Table
 from nvrx_slurm.cluster.dev.waiting import wait_until
 from nvrx_slurm.cluster.local import LocalCluster
-from nvrx_slurm.cluster.slurm import folder_name
 from nvrx_slurm.errors import NvrxError, WaitTimeout
 from nvrx_slurm.flow.running.hold import MARK, HeldCluster, HeldJob, HeldProcess, HeldQueue, Hold, standing
 from nvrx_slurm.flow.running.queue import OwnJobs

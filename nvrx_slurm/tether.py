@@ -1,8 +1,15 @@
 """The tether: one authenticated TCP connection from each agent to the controller, and nothing on it but liveness.
 
-    controller → agent   16 bytes of nonce
-    agent → controller   2 bytes of length, then `Hello` with an HMAC-SHA256 of the nonce under the job's token
-    controller → agent   b"+"           accepted
+    controller → agent   32 bytes of nonce
+    agent → controller   2 bytes of length, then `Hello` with a nonce of its own and the agent's proof
+    controller → agent   32 bytes: the controller's proof, which accepts the agent
+
+Both proofs are HMAC-SHA256 under a key that is derived from the job's, over both nonces, the agent's names, and the
+port at which the agent believes the controller to be: a process that has taken another port cannot pass them on. The
+agent believes nothing before the controller's proof. Afterwards each word is one byte and 16 bytes of MAC, under a
+key of this connection and direction, over the word and its number: a host between the two can neither forge nor
+repeat one.
+
     agent → controller   b"a"           alive: said only while its beats do not reach the store
     agent → controller   b"."           about to leave in good order: what follows is no death
     controller → agent   b"x"           you are fenced: kill your workers, and join anew
@@ -15,29 +22,49 @@ kernel probes the connection (TCP keepalive), so the agent knows when it last re
 from __future__ import annotations
 
 import asyncio
-import hashlib
-import hmac
 import math
 import os
 import socket
 import sys
 from collections.abc import Callable
-from typing import Protocol
+from typing import Any, Protocol
 
 import msgspec
 
+from nvrx_slurm.admission import PROOF_S, Admission, RateLimitedLog
+from nvrx_slurm.decoding import decode
+from nvrx_slurm.errors import MalformedRecord
+from nvrx_slurm.job_key import NONCE_BYTES, PROOF_BYTES, SIGNATURE_BYTES, JobKey, is_proof, proof
+from nvrx_slurm.log import get_logger
 from nvrx_slurm.records import Record
 
-NONCE_BYTES = 16
+log = get_logger("tether")
+
 HANDSHAKE_S = 5.0
-ACCEPTED = b"+"
+"""How long an agent gives a controller for its proof. Under a flood of connections the controller takes the agent out
+of its kernel's queue late."""
+
 ALIVE = b"a"
 FENCED = b"x"
 GOODBYE = b"."
+BACKLOG = 4096
+ACCEPTS_AT_ONCE = 16
+"""Between them the event loop reads what those that were accepted before have sent."""
+
+NO_DESCRIPTOR_S = 0.25
+"""How long the controller waits before it accepts again, once accept(2) has failed (EMFILE, ENFILE, ENOBUFS)."""
+
 _LAST_ACK_OFFSET = 56
 """Of `tcpi_last_ack_recv`, milliseconds, in `struct tcp_info` (linux/tcp.h): eight bytes, then twelve 32-bit
 numbers."""
 _LENGTH_BYTES = 2
+_MOST_HELLO_BYTES = 4096
+_WORD_BYTES = 1 + SIGNATURE_BYTES
+_AGENT, _CONTROLLER = "tether agent", "tether controller"
+
+
+class UnprovenPeer(ConnectionAbortedError):
+    """The other end does not prove that it holds the job's key."""
 
 
 class Hello(Record, frozen=True, kw_only=True):
@@ -45,15 +72,72 @@ class Hello(Record, frozen=True, kw_only=True):
 
     node: str
     incarnation: str
+    nonce: bytes
     mac: bytes
 
 
 _unpack_hello = msgspec.msgpack.Decoder(Hello)
 
 
-def _mac(token: str, nonce: bytes, node: str, incarnation: str) -> bytes:
-    message = nonce + f"{node}\0{incarnation}".encode()
-    return hmac.digest(token.encode(), message, hashlib.sha256)
+class Session:
+    """What is said on one proven connection, seen from the end of `role`."""
+
+    def __init__(self, key: bytes, role: str, parts: tuple[bytes, ...]) -> None:
+        other = _CONTROLLER if role == _AGENT else _AGENT
+        self._put_key, self._take_key = (proof(key, f"{each} words", *parts) for each in (role, other))
+        self._put, self._taken = 0, 0
+        self._unread = b""
+
+    def put(self, word: bytes) -> bytes:
+        """The bytes to send for a word. Words must arrive in the order of these calls."""
+        self._put += 1
+        return word + self._mac(self._put_key, word, self._put)
+
+    def take(self, data: bytes) -> bytes:
+        """The words that are complete with these bytes. Raises UnprovenPeer for one that the other end has not
+        said."""
+        self._unread += data
+        words = b""
+        while len(self._unread) >= _WORD_BYTES:
+            word, mac = self._unread[:1], self._unread[1:_WORD_BYTES]
+            self._unread = self._unread[_WORD_BYTES:]
+            self._taken += 1
+            if not is_proof(self._mac(self._take_key, word, self._taken), mac):
+                raise UnprovenPeer("a word on the tether is not the other end's: the connection was tampered with")
+            words += word
+        return words
+
+    @staticmethod
+    def _mac(key: bytes, word: bytes, number: int) -> bytes:
+        return proof(key, "word", word, number.to_bytes(8, "big"))[:SIGNATURE_BYTES]
+
+
+class Introduction:
+    """The agent's side of the handshake, without its I/O. `port`: where the agent has connected to."""
+
+    def __init__(self, token: str, *, node: str, incarnation: str, port: int) -> None:
+        self._key = JobKey(token).derive("tether")
+        self._node, self._incarnation, self._port = node, incarnation, port
+        self._parts: tuple[bytes, ...] = ()
+
+    def answer(self, nonce: bytes) -> bytes:
+        """What to send when the controller's nonce has arrived."""
+        own = os.urandom(NONCE_BYTES)
+        self._parts = _parts(nonce, own, self._node, self._incarnation, self._port)
+        mac = proof(self._key, _AGENT, *self._parts)
+        hello = msgspec.msgpack.encode(Hello(node=self._node, incarnation=self._incarnation, nonce=own, mac=mac))
+        return len(hello).to_bytes(_LENGTH_BYTES, "big") + hello
+
+    def believe(self, given: bytes) -> Session:
+        """Check the controller's proof. Raises UnprovenPeer."""
+        if not is_proof(proof(self._key, _CONTROLLER, *self._parts), given):
+            raise UnprovenPeer("the process there does not prove that it is this job's controller")
+        return Session(self._key, _AGENT, self._parts)
+
+
+def _parts(nonce: bytes, agents: bytes, node: str, incarnation: str, port: int) -> tuple[bytes, ...]:
+    """What both ends agree on."""
+    return nonce, agents, node.encode(), incarnation.encode(), str(port).encode()
 
 
 def address_towards(host: str) -> str:
@@ -91,20 +175,19 @@ class Stream(Protocol):
         ...
 
 
-async def introduce(stream: Stream, *, token: str, node: str, incarnation: str) -> None:
-    """Prove to the controller at the other end who holds this one. Raises OSError where it does not agree."""
-    nonce = await _exactly(stream, NONCE_BYTES)
-    mac = _mac(token, nonce, node, incarnation)
-    hello = msgspec.msgpack.encode(Hello(node=node, incarnation=incarnation, mac=mac))
-    await stream.send(len(hello).to_bytes(_LENGTH_BYTES, "big") + hello)
-    if await _exactly(stream, 1) != ACCEPTED:
-        raise ConnectionRefusedError("the controller refused the tether")
+async def introduce(stream: Stream, *, token: str, node: str, incarnation: str, port: int) -> Session:
+    """Prove to the controller at the other end who holds this one, and have it prove itself. Raises OSError where it
+    does not agree; UnprovenPeer where it is no controller of this job."""
+    introduction = Introduction(token, node=node, incarnation=incarnation, port=port)
+    await stream.send(introduction.answer(await _exactly(stream, NONCE_BYTES)))
+    return introduction.believe(await _exactly(stream, PROOF_BYTES))
 
 
 async def connect(
     host: str, port: int, *, token: str, node: str, incarnation: str, interval_s: float, timeout_s: float
-) -> socket.socket:
-    """The agent's end, authenticated. Raises OSError (TimeoutError too) where there is no such controller."""
+) -> tuple[socket.socket, Session]:
+    """The agent's end, proven by both. Raises OSError (TimeoutError, UnprovenPeer too) where there is no such
+    controller."""
     connection = socket.socket(socket.AF_INET, socket.SOCK_STREAM)
     try:
         connection.setblocking(False)
@@ -112,11 +195,12 @@ async def connect(
         _keep_alive(connection, interval_s, timeout_s)
         async with asyncio.timeout(HANDSHAKE_S):
             await asyncio.get_running_loop().sock_connect(connection, (host, port))
-            await introduce(_SocketStream(connection), token=token, node=node, incarnation=incarnation)
+            stream = _SocketStream(connection)
+            session = await introduce(stream, token=token, node=node, incarnation=incarnation, port=port)
     except BaseException:
         connection.close()
         raise
-    return connection
+    return connection, session
 
 
 class _SocketStream:
@@ -142,24 +226,39 @@ async def _exactly(stream: Stream, size: int) -> bytes:
 
 class TetherServer:
     """The controller's end. Calls `alive(node, incarnation)` when a node ties or says so, and `lost(node,
-    incarnation)` when its connection breaks, from the event loop."""
+    incarnation)` when its connection breaks, from the event loop.
+
+    At most 64 connections that have not proven themselves are open; the others wait in the kernel's queue.
+    """
 
     def __init__(self, token: str, alive: Callable[[str, str], None], lost: Callable[[str, str], None]) -> None:
-        self.token, self.alive, self.lost = token, alive, lost
+        self.key, self.alive, self.lost = JobKey(token).derive("tether"), alive, lost
         self.connections: dict[_Connection, None] = {}  # in the order in which they came
         self.tied: dict[tuple[str, str], _Connection] = {}
+        self.port = 0
         self.closing = False
-        self._server: asyncio.Server | None = None
+        self.admission: Admission[_Connection] = Admission()
+        self.refused = RateLimitedLog(log.warning)
+        self._listener: socket.socket | None = None
+        self._rest: asyncio.TimerHandle | None = None
+        self._opening: set[asyncio.Task[Any]] = set()
 
     async def start(self, bind: str) -> int:
         """Listen; returns the port."""
-        loop = asyncio.get_running_loop()
-        self._server = await loop.create_server(self.protocol, bind, 0, backlog=4096)
-        return int(self._server.sockets[0].getsockname()[1])
+        # Not by asyncio's own server: it sets SO_REUSEADDR, and then another user may take the port of a controller
+        # that was killed while connections to it are in TIME_WAIT; and when descriptors run out it logs a traceback
+        # for each place in the backlog.
+        self._listener = socket.socket(socket.AF_INET, socket.SOCK_STREAM)
+        self._listener.setblocking(False)
+        self._listener.bind((bind, 0))
+        self._listener.listen(BACKLOG)
+        self.port = int(self._listener.getsockname()[1])
+        asyncio.get_running_loop().add_reader(self._listener, self._accept)
+        return self.port
 
-    def protocol(self) -> asyncio.Protocol:
-        """What serves one more connection."""
-        return _Connection(self)
+    def protocol(self, source: str = "") -> _Connection:
+        """What serves one more connection, from the address `source`."""
+        return _Connection(self, source)
 
     def fence(self, node: str, incarnation: str) -> None:
         """Tell that agent, if it is tied, that its node has been given up."""
@@ -169,10 +268,65 @@ class TetherServer:
     async def close(self) -> None:
         """Stop listening, and let go of every agent without calling it lost."""
         self.closing = True
-        if self._server is not None:
-            self._server.close()
+        if self._listener is not None:
+            self._pause()
+            self._listener.close()
+            self._listener = None
+        for task in self._opening:
+            task.cancel()
         for connection in self.connections:
             connection.let_go()
+
+    def has_left(self, connection: _Connection) -> None:
+        """It is proven, or closed: there is room for another."""
+        self.admission.gone(connection)
+        if self._rest is not None and self._listener is not None:
+            self._go_on()
+
+    # ---- accepting
+
+    def _accept(self) -> None:
+        assert self._listener is not None
+        loop = asyncio.get_running_loop()
+        for _ in range(ACCEPTS_AT_ONCE):
+            now = loop.time()
+            if (wait_s := self.admission.wait_s(now)) > 0.0:
+                self._pause(wait_s)
+                return
+            try:
+                accepted, (source, _port) = self._listener.accept()
+            except (BlockingIOError, InterruptedError, ConnectionAbortedError):
+                return
+            except OSError as error:
+                self.refused.say(f"no connection to the controller can be accepted: {error.strerror}", now)
+                self._pause(NO_DESCRIPTOR_S)
+                return
+            accepted.setblocking(False)
+            connection = self.protocol(source)
+            if (dropped := self.admission.admit(connection, now, source)) is not None:
+                dropped.refuse("it had not proven itself when a newer connection needed its place")
+            opening = loop.create_task(loop.connect_accepted_socket(connection.itself, accepted))
+            self._opening.add(opening)
+            opening.add_done_callback(self._opened)
+
+    def _opened(self, opening: asyncio.Task[Any]) -> None:
+        self._opening.discard(opening)
+        if not opening.cancelled():
+            opening.exception()  # the peer has gone already: the connection was closed by asyncio
+
+    def _pause(self, for_s: float | None = None) -> None:
+        """Leave those that come in the kernel's queue."""
+        assert self._listener is not None
+        loop = asyncio.get_running_loop()
+        loop.remove_reader(self._listener)
+        if self._rest is not None:
+            self._rest.cancel()
+        self._rest = None if for_s is None else loop.call_later(for_s, self._go_on)
+
+    def _go_on(self) -> None:
+        assert self._listener is not None
+        self._pause()
+        asyncio.get_running_loop().add_reader(self._listener, self._accept)
 
 
 class _Connection(asyncio.Protocol):
@@ -182,65 +336,103 @@ class _Connection(asyncio.Protocol):
     task, two buffers and a timeout scope for each took longer than the round itself.
     """
 
-    def __init__(self, server: TetherServer) -> None:
-        self._server = server
+    def __init__(self, server: TetherServer, source: str) -> None:
+        self._server, self._source = server, source
         self._nonce = os.urandom(NONCE_BYTES)
         self._unread = b""
-        self._last = b""
         self._hello: Hello | None = None
+        self._session: Session | None = None
+        self._transport: asyncio.Transport | None = None
+        self._bound: asyncio.TimerHandle | None = None
+        self._refused = self._leaves = False
+
+    def itself(self) -> _Connection:
+        return self
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         assert isinstance(transport, asyncio.Transport)
         self._transport = transport
-        self._bound = asyncio.get_running_loop().call_later(HANDSHAKE_S, transport.abort)
         self._server.connections[self] = None
+        if self._refused or self._server.closing:
+            transport.abort()
+            return
+        late = f"it has not proven itself within {PROOF_S:g} s"
+        self._bound = asyncio.get_running_loop().call_later(PROOF_S, self.refuse, late)
         transport.write(self._nonce)
 
     def data_received(self, data: bytes) -> None:
-        if self._hello is not None:
-            self._last = data
-            if ALIVE in data:
-                self._server.alive(self._hello.node, self._hello.incarnation)
+        if self._session is not None:
+            self._hear(data)
             return
         self._unread += data
         end = _LENGTH_BYTES + int.from_bytes(self._unread[:_LENGTH_BYTES], "big")
-        if len(self._unread) >= _LENGTH_BYTES and end <= len(self._unread):
-            self._accept(self._unread[_LENGTH_BYTES:end])
-            self._last = self._unread[end:]
+        if end > _MOST_HELLO_BYTES:
+            self.refuse("what it sent is no greeting")
+        elif len(self._unread) >= _LENGTH_BYTES and end <= len(self._unread):
+            unread, self._unread = self._unread, b""
+            self._accept(unread[_LENGTH_BYTES:end])
+            if self._session is not None and unread[end:]:
+                self._hear(unread[end:])
 
     def connection_lost(self, error: Exception | None) -> None:
-        self._bound.cancel()
-        self._server.connections.pop(self, None)
-        hello, server = self._hello, self._server
+        if self._bound is not None:
+            self._bound.cancel()
+        server, hello = self._server, self._hello
+        server.connections.pop(self, None)
+        server.has_left(self)
         if hello is None or server.tied.get((hello.node, hello.incarnation)) is not self:
             return  # never proven, or the same agent has tied anew
         del server.tied[hello.node, hello.incarnation]
-        if not server.closing and not self._last.endswith(GOODBYE):
+        if not server.closing and not self._leaves:
             server.lost(hello.node, hello.incarnation)
 
+    def refuse(self, why: str) -> None:
+        """Close the connection of a peer that is not believed."""
+        self._refused = True
+        now = asyncio.get_running_loop().time()
+        self._server.refused.say(f"a connection from {self._source} was closed: {why}", now)
+        if self._transport is not None:
+            self._transport.abort()
+
     def tell_fenced(self) -> None:
-        self._transport.write(FENCED)
+        assert self._transport is not None and self._session is not None
+        self._transport.write(self._session.put(FENCED))
 
     def let_go(self) -> None:
         """Close the connection; what was written goes out first."""
-        self._transport.close()
+        if self._transport is not None:
+            self._transport.close()
+
+    def _hear(self, data: bytes) -> None:
+        assert self._session is not None and self._hello is not None
+        try:
+            words = self._session.take(data)
+        except UnprovenPeer as error:
+            self.refuse(str(error))
+            return
+        if words:
+            self._leaves = words.endswith(GOODBYE)
+        if ALIVE in words:
+            self._server.alive(self._hello.node, self._hello.incarnation)
 
     def _accept(self, packed: bytes) -> None:
-        """The one thing an agent says before silence: who it is, and that it knows the token."""
-        self._bound.cancel()
-        hello = self._proven(packed)
-        if hello is None:
-            self._transport.abort()
+        """The one thing an agent says before silence: who it is, and that it knows the job's key."""
+        assert self._transport is not None and self._bound is not None
+        if self._refused:
             return
-        self._hello = hello
-        self._server.tied[hello.node, hello.incarnation] = self
-        self._transport.write(ACCEPTED)
-        self._server.alive(hello.node, hello.incarnation)
-
-    def _proven(self, packed: bytes) -> Hello | None:
         try:
-            hello = _unpack_hello.decode(packed)
-        except msgspec.DecodeError:
-            return None
-        expected = _mac(self._server.token, self._nonce, hello.node, hello.incarnation)
-        return hello if hmac.compare_digest(expected, hello.mac) else None
+            hello = decode(_unpack_hello.decode, packed, "a greeting on the tether")
+            parts = _parts(self._nonce, hello.nonce, hello.node, hello.incarnation, self._server.port)
+        except (MalformedRecord, UnicodeEncodeError) as error:
+            self.refuse(str(error))
+            return
+        key = self._server.key
+        if len(hello.nonce) != NONCE_BYTES or not is_proof(proof(key, _AGENT, *parts), hello.mac):
+            self.refuse("it does not prove that it is an agent of this job")
+            return
+        self._bound.cancel()
+        self._hello, self._session = hello, Session(key, _CONTROLLER, parts)
+        self._server.tied[hello.node, hello.incarnation] = self
+        self._transport.write(proof(key, _CONTROLLER, *parts))
+        self._server.has_left(self)
+        self._server.alive(hello.node, hello.incarnation)

@@ -4,26 +4,27 @@ from __future__ import annotations
 
 import socket
 
-import msgspec
-
-from nvrx_slurm.tether import ACCEPTED, NONCE_BYTES, Hello, _mac
+from nvrx_slurm.job_key import NONCE_BYTES
+from nvrx_slurm.tether import Introduction, Session
 
 
 class SimulatedTether:
-    """Connects, proves itself, and is then silent."""
+    """Connects, proves itself, has the controller prove itself, and is then silent."""
 
     def __init__(self, address: tuple[str, int], *, token: str, node: str, incarnation: str) -> None:
-        self._token, self._node, self._incarnation = token, node, incarnation
+        self._introduction = Introduction(token, node=node, incarnation=incarnation, port=address[1])
+        self._answered = False
+        self.session: Session | None = None
         self.socket = socket.socket(socket.AF_INET, socket.SOCK_STREAM)
         self.socket.setblocking(False)
         self.socket.connect_ex(address)
 
     def readable(self) -> None:
-        """A nonce, or the acceptance of our answer to it."""
+        """A nonce, or the proof that answers ours."""
         data = self.socket.recv(NONCE_BYTES)
         assert data, "the controller refused a tether"
-        if data == ACCEPTED:
-            return
-        mac = _mac(self._token, data, self._node, self._incarnation)
-        hello = msgspec.msgpack.encode(Hello(node=self._node, incarnation=self._incarnation, mac=mac))
-        self.socket.sendall(len(hello).to_bytes(2, "big") + hello)
+        if self._answered:
+            self.session = self._introduction.believe(data)
+        else:
+            self._answered = True
+            self.socket.sendall(self._introduction.answer(data))

@@ -23,23 +23,31 @@ from nvrx_slurm.ids import new_incarnation
 from nvrx_slurm.records import ControllerUp, FaultTolerance
 from nvrx_slurm.restarts import InProcessRestart
 
-LONGEST_WORD_BYTES = 64
+READ_BYTES = 256
 
 
 class SocketLine:
-    """A tether's connection."""
+    """A tether's connection, proven by both ends."""
 
-    def __init__(self, connection: socket.socket) -> None:
-        self._connection = connection
+    def __init__(self, connection: socket.socket, session: tether.Session) -> None:
+        self._connection, self._session = connection, session
+        self._unsent = b""
 
     def fileno(self) -> int:
         return self._connection.fileno()
 
     def say(self, word: bytes) -> None:
-        self._connection.send(word)
+        # To a frozen controller the socket's buffer fills up: words go out whole and in order, and one "alive" waits.
+        if word != tether.ALIVE or not self._unsent:
+            self._unsent += self._session.put(word)
+        self._unsent = self._unsent[self._connection.send(self._unsent) :]
 
     async def hear(self) -> bytes:
-        return await asyncio.get_running_loop().sock_recv(self._connection, LONGEST_WORD_BYTES)
+        loop = asyncio.get_running_loop()
+        while data := await loop.sock_recv(self._connection, READ_BYTES):
+            if words := self._session.take(data):
+                return words
+        return b""
 
     def silence_s(self) -> float:
         return tether.silence_s(self._connection)
@@ -83,17 +91,16 @@ class LinuxMachine:
         return HeldPort()
 
     async def connect(self, controller: ControllerUp, incarnation: str) -> SocketLine:
-        return SocketLine(
-            await tether.connect(
-                controller.host,
-                controller.port,
-                token=self.token,
-                node=self.node,
-                incarnation=incarnation,
-                interval_s=self.bounds.heartbeat_interval_s,
-                timeout_s=self.bounds.heartbeat_timeout_s,
-            )
+        connection, session = await tether.connect(
+            controller.host,
+            controller.port,
+            token=self.token,
+            node=self.node,
+            incarnation=incarnation,
+            interval_s=self.bounds.heartbeat_interval_s,
+            timeout_s=self.bounds.heartbeat_timeout_s,
         )
+        return SocketLine(connection, session)
 
     def new_incarnation(self) -> str:
         return new_incarnation()

@@ -34,7 +34,9 @@ class Trap(Held, Protocol):
 
 
 class Line(Held, Protocol):
-    """The agent's end of a tether, proven. `say`, `hear` and `silence_s` raise OSError once it is broken."""
+    """The agent's end of a tether, proven by both. `hear` returns the words that came, none at the end. `say`, `hear`
+    and `silence_s` raise OSError once it is broken; `hear` raises UnprovenPeer for a word that is not the
+    controller's."""
 
     def say(self, word: bytes) -> None: ...
     async def hear(self) -> bytes: ...

@@ -7,6 +7,7 @@ import contextlib
 from collections.abc import Awaitable, Callable
 
 from nvrx_slurm import tether
+from nvrx_slurm.admission import RateLimitedLog
 from nvrx_slurm.agent.machine import Held, Line
 from nvrx_slurm.log import get_logger
 from nvrx_slurm.records import ControllerUp
@@ -38,6 +39,7 @@ class Tethering:
         self._task: asyncio.Task[None] | None = None
         self._line: Line | None = None
         self._epoch = 0
+        self._unproven = RateLimitedLog(log.warning)
 
     def controller_is(
         self,
@@ -101,19 +103,32 @@ class Tethering:
             self._let_go()
             try:
                 self._line = await self._connect(order, incarnation)
+            except tether.UnprovenPeer as error:
+                self._say_unproven(order, error)
             except OSError as error:
                 log.debug("no tether to %s:%d: %s", order.host, order.port, error)
             else:
                 log.info("tied to the controller of epoch %d at %s:%d", order.epoch, order.host, order.port)
                 hold(self._line)
                 pause = FIRST_RETRY_S
-                await self._until_broken(self._line, lambda: fenced(incarnation))
-            await asyncio.sleep(pause)
+                try:
+                    await self._until_broken(self._line, lambda: fenced(incarnation))
+                except tether.UnprovenPeer as error:
+                    self._say_unproven(order, error)
+            await asyncio.sleep(pause / 2 + self._random_s(pause / 2))  # not all agents of a job at one moment
             pause = min(2 * pause, LAST_RETRY_S)
+
+    def _say_unproven(self, order: ControllerUp, error: tether.UnprovenPeer) -> None:
+        line = f"{order.host}:{order.port}: {error}; nothing it says is believed, and the agent tries again"
+        self._unproven.say(line, asyncio.get_running_loop().time())
 
     @staticmethod
     async def _until_broken(line: Line, fenced: Callable[[], None]) -> None:
-        with contextlib.suppress(OSError):
+        try:
             while said := await line.hear():
                 if tether.FENCED in said:
                     fenced()
+        except tether.UnprovenPeer:
+            raise
+        except OSError:
+            return

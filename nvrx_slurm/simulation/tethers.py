@@ -15,6 +15,8 @@ from nvrx_slurm.simulation.sockets import Sockets
 if TYPE_CHECKING:
     from nvrx_slurm.simulation.node import Node
 
+READ_BYTES = 256
+
 
 class AgentLine(Held):
     """The agent's end. Its supervisor holds it too: it closes with the last of them."""
@@ -23,6 +25,7 @@ class AgentLine(Held):
         super().__init__(end.close)
         self.end, self._agent = end, agent
         self._unread = b""
+        self.session: tether.Session | None = None  # once both ends have proven themselves
         self.held_by(agent)
 
     def fileno(self) -> int:
@@ -32,10 +35,15 @@ class AgentLine(Held):
         self.release(self._agent)
 
     def say(self, word: bytes) -> None:
-        self.end.send(word)
+        assert self.session is not None
+        self.end.send(self.session.put(word))
 
     async def hear(self) -> bytes:
-        return await self.receive(tether.NONCE_BYTES)
+        assert self.session is not None
+        while data := await self.receive(READ_BYTES):
+            if words := self.session.take(data):
+                return words
+        return b""
 
     def silence_s(self) -> float:
         return self.end.silence_s()
@@ -58,7 +66,9 @@ async def connect(node: Node, agent: Process, controller: ControllerUp, incarnat
         end = await history.sockets.connect(node.name, history.HOST, controller.port, timeout_s=max(1.0, timeout_s))
         line = AgentLine(end, agent)
         try:
-            await tether.introduce(line, token=history.address.token, node=node.name, incarnation=incarnation)
+            line.session = await tether.introduce(
+                line, token=history.address.token, node=node.name, incarnation=incarnation, port=controller.port
+            )
         except BaseException:
             line.close()
             raise
@@ -75,6 +85,7 @@ class ControllerTethers:
 
     async def start(self, bind: str) -> int:
         self._listener = self._sockets.listen(self._host, self._controller, self._server.protocol)
+        self._server.port = self._listener.port
         return self._listener.port
 
     def fence(self, node: str, incarnation: str) -> None:

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import asyncio
+import os
 
 import pytest
 
 from nvrx_slurm import tether
+from nvrx_slurm.agent.linux import SocketLine
 from nvrx_slurm.tether import ALIVE, FENCED, GOODBYE, TetherServer
 
 
@@ -32,10 +34,14 @@ async def ears():
     await ears.server.close()
 
 
-async def connect(ears, token="token"):
+async def dial(ears, token="token"):
     return await tether.connect(
         "127.0.0.1", ears.port, token=token, node="n1", incarnation="a", interval_s=1.0, timeout_s=15.0
     )
+
+
+async def connect(ears, token="token"):
+    return SocketLine(*await dial(ears, token))
 
 
 async def test_broken_tether_is_heard(ears):
@@ -49,12 +55,12 @@ async def test_broken_tether_is_heard(ears):
 async def test_duplicate_of_the_connection_keeps_it_whole(ears):
     """While anybody holds the connection, nobody is lost: the supervisor holds it until the last worker is dead."""
     connection = await connect(ears)
-    second = connection.dup()
+    second = os.dup(connection.fileno())
     await ears.next()
     connection.close()
     with pytest.raises(asyncio.TimeoutError):
         await asyncio.wait_for(ears.heard.get(), 0.2)
-    second.close()
+    os.close(second)
     assert await ears.next() == ("lost", "n1", "a")
 
 
@@ -62,7 +68,7 @@ async def test_goodbye_is_no_death(ears):
     """An agent that leaves in good order is not lost."""
     connection = await connect(ears)
     await ears.next()
-    connection.send(GOODBYE)
+    connection.say(GOODBYE)
     connection.close()
     again = await connect(ears)
     assert await ears.next() == ("alive", "n1", "a")
@@ -89,7 +95,7 @@ async def test_alive_is_heard(ears):
     """A node whose beats do not reach the store has another witness."""
     connection = await connect(ears)
     assert await ears.next() == ("alive", "n1", "a")
-    connection.send(ALIVE)
+    connection.say(ALIVE)
     assert await ears.next() == ("alive", "n1", "a")
     connection.close()
 
@@ -100,7 +106,7 @@ async def test_fenced_agent_is_told(ears):
     await ears.next()
     ears.server.fence("n1", "older")
     ears.server.fence("n1", "a")
-    assert await asyncio.get_running_loop().sock_recv(connection, 64) == FENCED
+    assert await connection.hear() == FENCED
     connection.close()
 
 
@@ -121,7 +127,7 @@ async def test_silence_counts_from_the_last_answer_of_the_peers_kernel(ears):
     """It is short while the controller's host answers, even though nothing is said."""
     connection = await connect(ears)
     await ears.next()
-    assert 0.0 <= tether.silence_s(connection) < 10.0
+    assert 0.0 <= connection.silence_s() < 10.0
     connection.close()
     with pytest.raises(OSError):
-        tether.silence_s(connection)
+        connection.silence_s()

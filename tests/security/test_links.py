@@ -1,0 +1,305 @@
+"""What another user of the host can do at the ports between agents and controller: connect, and take freed ports."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import os
+import random
+import select
+import signal
+import socket
+import time
+from contextlib import suppress
+from pathlib import Path
+
+import pytest
+
+from nvrx_slurm import tether
+from nvrx_slurm.admission import MOST_UNPROVEN
+from nvrx_slurm.agent.linux import SocketLine
+from nvrx_slurm.agent.tethering import Tethering
+from nvrx_slurm.processes import is_alive
+from nvrx_slurm.records import ControllerUp
+from nvrx_slurm.tether import ALIVE, TetherServer
+from tests.fault_harness import child_of
+from tests.harness import gate_plan
+
+TOKEN = "the job's own key"
+QUICK = {"heartbeat_interval_s": 0.2, "heartbeat_timeout_s": 3.0}
+BOUND_S = 30.0
+LISTENS = "0A"  # the state of a listening socket in /proc/net/tcp
+LIES = ("accepts at once", "old controller", "random proof", "gives the agent's proof back", "closes", "noise")
+
+
+# ---- what bob does
+
+
+def take_port(address: str, port: int) -> str:
+    """Try to listen at a port that is about to become free, by every way that the kernel knows, for two seconds."""
+    deadline = time.monotonic() + 2.0
+    ways = [(socket.AF_INET, address), (socket.AF_INET, "0.0.0.0"), (socket.AF_INET6, "::")]
+    print("trying", flush=True)
+    while time.monotonic() < deadline:
+        for family, host in ways:
+            thief = socket.socket(family)
+            for option in (socket.SO_REUSEADDR, socket.SO_REUSEPORT):
+                thief.setsockopt(socket.SOL_SOCKET, option, 1)
+            try:
+                if family == socket.AF_INET6:
+                    thief.setsockopt(socket.IPPROTO_IPV6, socket.IPV6_V6ONLY, 0)
+                thief.bind((host, port))
+                thief.listen(100)
+            except OSError:
+                thief.close()
+            else:
+                return f"listens at {host}"
+    return "could not have it"
+
+
+def dial(port: int) -> socket.socket:
+    connection = socket.socket()
+    connection.settimeout(5.0)
+    connection.connect(("127.0.0.1", port))
+    return connection
+
+
+def pose_as_controller() -> None:
+    """Listen where agents are told that their controller is, and tell each of them another lie."""
+    server = socket.socket()
+    server.bind(("127.0.0.1", 0))
+    server.listen(100)
+    print(server.getsockname()[1], flush=True)
+    for number in range(10_000):
+        connection, _ = server.accept()
+        with suppress(OSError):
+            lie = LIES[number % len(LIES)]
+            print(lie, flush=True)
+            _lie(connection, lie)
+        connection.close()
+
+
+def _lie(connection: socket.socket, lie: str) -> None:
+    fenced = b"+" + 40 * b"x"
+    connection.settimeout(1.0)
+    if lie == "accepts at once":
+        connection.sendall(fenced)
+    elif lie == "old controller":
+        connection.sendall(bytes(16))
+        with suppress(TimeoutError):
+            connection.recv(4096)
+        connection.sendall(fenced)
+    elif lie in ("random proof", "gives the agent's proof back"):
+        connection.sendall(os.urandom(32))
+        hello = connection.recv(4096)
+        connection.sendall((hello[-32:] if "back" in lie else os.urandom(32)) + b"x" + os.urandom(16))
+    elif lie == "noise":
+        connection.sendall(os.urandom(100_000))
+    if lie != "closes":
+        with suppress(TimeoutError):
+            while connection.recv(4096):
+                pass
+
+
+def connect_and_say_nothing(port: int, count: int) -> int:
+    """Open `count` connections and hold them. Returns how many are still open once the server has dealt with them."""
+    held = []
+    for _ in range(count):
+        held.append(dial(port))
+    print("connected", flush=True)
+    poller = select.poll()
+    for each in held:
+        poller.register(each, select.POLLHUP | select.POLLRDHUP)
+    deadline = time.monotonic() + 10.0
+    while (still_open := count - len(poller.poll(0))) > MOST_UNPROVEN and time.monotonic() < deadline:
+        time.sleep(0.01)
+    print("settled", flush=True)
+    return still_open
+
+
+def keep_connecting(port: int) -> None:
+    """Open connections as fast as possible, for ever."""
+    held: list[socket.socket] = []
+    print("begins", flush=True)
+    while True:
+        with suppress(OSError):
+            held.append(dial(port))
+        if len(held) > 500:
+            held.pop(0).close()
+
+
+def send_noise(port: int, count: int, seed: int) -> int:
+    """Send `count` random messages, each on a connection of its own; returns how many were sent."""
+    chance = random.Random(seed)
+    for _ in range(count):
+        with suppress(OSError), dial(port) as connection:
+            size = chance.choice((0, 1, 2, 17, 64, 200, 5000))
+            body = chance.randbytes(size)
+            framed = size.to_bytes(2, "big") + body
+            connection.sendall(chance.choice((body, framed, framed[:-1], b"\xff\xff" + body)))
+    return count
+
+
+# ---- what alice sees
+
+
+class Ears:
+    """A controller's end of the tethers, and what it has heard."""
+
+    def __init__(self) -> None:
+        self.heard: list[tuple[str, ...]] = []
+        self.news = asyncio.Event()
+        self.server = TetherServer(
+            TOKEN, lambda *who: self._note("alive", *who), lambda *who: self._note("lost", *who)
+        )
+
+    def _note(self, *what: str) -> None:
+        self.heard.append(what)
+        self.news.set()
+
+    async def until(self, *what: str) -> None:
+        async with asyncio.timeout(BOUND_S):
+            while what not in self.heard:
+                self.news.clear()
+                await self.news.wait()
+
+
+@pytest.fixture
+async def ears():
+    ears = Ears()
+    ears.port = await ears.server.start("127.0.0.1")
+    yield ears
+    await ears.server.close()
+
+
+async def tie(port: int, incarnation: str = "a") -> SocketLine:
+    connection = await tether.connect(
+        "127.0.0.1", port, token=TOKEN, node="n1", incarnation=incarnation, interval_s=1.0, timeout_s=15.0
+    )
+    return SocketLine(*connection)
+
+
+async def test_agent_believes_no_process_that_cannot_prove_itself(bob, ears, caplog):
+    """Bob answers at the address of a controller that was killed. No lie of his fences the agent or becomes its
+    tether; the log has one line about it; the real controller that comes next is believed at once."""
+    impostor = bob.start(pose_as_controller)
+    fenced: asyncio.Queue[str] = asyncio.Queue()
+    held: asyncio.Queue[object] = asyncio.Queue()
+    agent = Tethering(lambda up, incarnation: tie(up.port, incarnation), lambda most_s: 0.0)
+    with caplog.at_level(logging.INFO, "nvrx.agent"):
+        up = ControllerUp(epoch=1, host="127.0.0.1", port=int(impostor.line()))
+        agent.controller_is(up, "a", held.put_nowait, fenced.put_nowait)
+        for lie in LIES:
+            assert await asyncio.to_thread(impostor.line) == lie
+        assert fenced.empty()
+        assert held.empty()
+        up = ControllerUp(epoch=2, host="127.0.0.1", port=ears.port)
+        agent.controller_is(up, "a", held.put_nowait, fenced.put_nowait)
+        await asyncio.wait_for(held.get(), BOUND_S)
+    ears.server.fence("n1", "a")
+    assert await asyncio.wait_for(fenced.get(), BOUND_S) == "a"
+    await agent.close(goodbye=True)
+    told = [record.getMessage() for record in caplog.records if record.levelno >= logging.WARNING]
+    assert len(told) == 1
+    assert "does not prove that it is this job's controller" in told[0]
+
+
+def test_port_of_a_killed_controller_cannot_be_taken(bob, run_local, gate, tmp_path):
+    """Its connections leave the port in TIME_WAIT: it stays alice's while her agents look for the next controller."""
+    job = run_local(gate_plan(gate, tmp_path, **QUICK))
+    before = gate.wait(4, cycle=0)
+    for node in ("n1", "n2", "n3"):
+        job.agent_pid(node)
+    controller = child_of(job.process.pid, "nvrx_slurm.controller")
+    port = listening_port(controller)
+    thief = bob.start(take_port, "127.0.0.1", port)
+    assert thief.line() == "trying"
+    os.kill(controller, signal.SIGKILL)
+    assert thief.result() == "could not have it"
+    assert all(is_alive(worker.pid) for worker in before.values())
+    gate.open()
+    assert job.finish() == 0
+
+
+def listening_port(pid: int) -> int:
+    """The TCP port that a process listens at."""
+    held = set()
+    for descriptor in Path(f"/proc/{pid}/fd").iterdir():
+        with suppress(OSError):
+            held.add(str(descriptor.readlink()))
+    rows = [line.split() for line in Path("/proc/net/tcp").read_text().splitlines()[1:]]
+    (port,) = (int(row[1].split(":")[1], 16) for row in rows if row[3] == LISTENS and f"socket:[{row[9]}]" in held)
+    return port
+
+
+async def test_forged_words_are_no_use(ears):
+    """Whoever can write into a proven connection can break it, and nothing else: no goodbye, no alive, no fence."""
+    line = await tie(ears.port)
+    await ears.until("alive", "n1", "a")
+    raw = socket.socket(fileno=os.dup(line.fileno()))
+    said = line._session.put(ALIVE)
+    raw.send(said)
+    await ears.until("alive", "n1", "a")
+    raw.send(said)  # the same once more: it was recorded on the way
+    await ears.until("lost", "n1", "a")
+    raw.close()
+    line.close()
+    other = await tie(ears.port, "b")
+    await ears.until("alive", "n1", "b")
+    ears.server.tied["n1", "b"]._transport.write(b"x" + bytes(16))
+    with pytest.raises(tether.UnprovenPeer):
+        await other.hear()
+    other.close()
+
+
+async def test_proof_for_another_port_is_not_taken(ears):
+    """An agent that was made to connect to bob's port cannot be passed on to the controller."""
+    connection = dial(ears.port)
+    connection.setblocking(False)
+    loop = asyncio.get_running_loop()
+    introduction = tether.Introduction(TOKEN, node="n1", incarnation="a", port=ears.port + 1)
+    await loop.sock_sendall(connection, introduction.answer(await loop.sock_recv(connection, 32)))
+    async with asyncio.timeout(BOUND_S):
+        with suppress(ConnectionError):
+            assert await loop.sock_recv(connection, 32) == b""
+    connection.close()
+    assert ears.heard == []
+
+
+async def test_silent_connections_are_few_and_an_agent_gets_through(bob, ears, caplog):
+    """Bob holds 2,000 connections and says nothing on them: at most 64 stay open, an agent ties beside them, and one
+    line is logged."""
+    with caplog.at_level(logging.WARNING, "nvrx.tether"):
+        flood = bob.start(connect_and_say_nothing, ears.port, 2000)
+        assert await asyncio.to_thread(flood.line) == "connected"
+        line = await tie(ears.port)
+        await ears.until("alive", "n1", "a")
+        assert len(ears.server.connections) <= MOST_UNPROVEN + 1
+        assert await asyncio.to_thread(flood.line) == "settled"
+        assert await asyncio.to_thread(flood.result) <= MOST_UNPROVEN
+    line.close()
+    assert len(caplog.records) == 1
+    assert "a connection from 127.0.0.1 was closed" in caplog.text
+
+
+async def test_agent_gets_through_a_flood(bob, ears):
+    """Bob connects as fast as he can. An agent that tries again is tied all the same, and stays so."""
+    flood = bob.start(keep_connecting, ears.port)
+    assert await asyncio.to_thread(flood.line) == "begins"
+    agent = Tethering(lambda up, incarnation: tie(up.port, incarnation), lambda most_s: most_s / 2)
+    up = ControllerUp(epoch=1, host="127.0.0.1", port=ears.port)
+    agent.controller_is(up, "a", lambda line: None, lambda incarnation: None)
+    await ears.until("alive", "n1", "a")
+    assert len(ears.server.connections) <= MOST_UNPROVEN + 1
+    await agent.close(goodbye=True)
+
+
+async def test_noise_kills_nothing(bob, ears):
+    """10,000 random messages: the controller takes none of them, and still takes an agent."""
+    noise = bob.start(send_noise, ears.port, 10_000, 18)
+    assert await asyncio.to_thread(noise.result) == 10_000
+    assert ears.heard == []
+    line = await tie(ears.port)
+    await ears.until("alive", "n1", "a")
+    line.close()
+    await ears.until("lost", "n1", "a")

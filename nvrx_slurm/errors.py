@@ -4,6 +4,7 @@
     ├── UsageError                2   the command line or the Python call is wrong
     │   ├── ConfigError           2   job.yaml (or the site file, or the environment) is wrong; names file, line, key
     │   ├── MissingProgramError   2   a program the command needs is not installed; names the line to install it
+    │   ├── UnsafePath            2   another user could change what a job reads; names the path and the fix
     │   └── SubmissionRefused     2   sbatch said no; carries its reason
     ├── UnreachableError         69   Slurm or the store does not answer
     │   ├── SlurmUnreachable
@@ -22,6 +23,8 @@ The exit code of a command that ends with the error is its `exit_code`.
 """
 
 from __future__ import annotations
+
+from pathlib import Path
 
 EXIT_DONE = 0
 EXIT_FAILED = 1
@@ -60,6 +63,14 @@ class ConfigError(UsageError):
 
 class MissingProgramError(UsageError):
     """A program that the command needs is not installed."""
+
+
+class UnsafePath(UsageError):
+    """Another user owns a folder or file of a job, or can write to it. `path` is the one that is wrong."""
+
+    def __init__(self, message: str, *, path: Path) -> None:
+        self.path = path
+        super().__init__(message)
 
 
 class SubmissionRefused(UsageError):

@@ -24,7 +24,7 @@ from typing import TypeVar
 
 import msgspec
 
-from nvrx_slurm.files import JobFiles, write_into_reserve, write_private
+from nvrx_slurm.files import JobFiles
 from nvrx_slurm.processes import boot_id, is_alive, started_ticks
 from nvrx_slurm.records import Plan, Record, plan_from_json, plan_to_json
 
@@ -101,39 +101,37 @@ class JobFolder(JobFiles):
     def write_plan(self, plan: Plan) -> None:
         self.write_plan_json(plan_to_json(plan))
 
-    def read_plan(self) -> Plan:
-        return plan_from_json(self.plan_path.read_bytes())
+    def read_plan(self, digest: str | None = None) -> Plan:
+        """The plan; see `JobFiles.read_plan_json`. Raises what that does, and msgspec.DecodeError."""
+        return plan_from_json(self.read_plan_json(digest))
 
     def write_info(self, info: JobInfo) -> None:
-        self._write("job.json", msgspec.json.encode(info))
+        self.write("job.json", msgspec.json.encode(info))
 
     def read_info(self) -> JobInfo | None:
         return self._read("job.json", JobInfo)
 
     def write_store(self, address: StoreAddress) -> None:
-        self._write("store.json", msgspec.json.encode(address))
+        self.write("store.json", msgspec.json.encode(address))
 
     def read_store(self) -> StoreAddress | None:
         return self._read("store.json", StoreAddress)
 
     def remove_store(self) -> None:
-        self.store_path.unlink(missing_ok=True)
+        self.remove(self.store_path.name)
 
     def write_result(self, result: Result) -> None:
-        write_into_reserve(self.path / "result.json", msgspec.json.encode(result), self.reserve_path)
+        self.write_last("result.json", msgspec.json.encode(result))
 
     def read_result(self) -> Result | None:
         return self._read("result.json", Result)
 
     def remove_result(self) -> None:
-        (self.path / "result.json").unlink(missing_ok=True)
-
-    def _write(self, name: str, data: bytes) -> None:
-        write_private(self.path / name, data)
+        self.remove("result.json")
 
     def _read(self, name: str, kind: type[_T]) -> _T | None:
         try:
-            return msgspec.json.decode((self.path / name).read_bytes(), type=kind)
+            return msgspec.json.decode(self.read(name), type=kind)
         except FileNotFoundError:
             return None
 

@@ -6,6 +6,7 @@ Finds the job by `NVRX_JOB_FOLDER`, and its own node's name by `NVRX_NODE` or Sl
 from __future__ import annotations
 
 import asyncio
+import os
 import subprocess
 import sys
 from pathlib import Path
@@ -23,6 +24,7 @@ from nvrx_slurm.clock import SystemClock
 from nvrx_slurm.config import env
 from nvrx_slurm.config.budgets import grace_within
 from nvrx_slurm.errors import EXIT_UNREACHABLE, NvrxError, UsageError
+from nvrx_slurm.files import open_log
 from nvrx_slurm.folder import JobFolder
 from nvrx_slurm.log import get_logger, set_up
 from nvrx_slurm.records import Plan
@@ -38,7 +40,7 @@ def _agent(folder: JobFolder, node: str) -> Agent:
     if info is None or address is None:
         raise UsageError(f"{folder.path} is not the folder of a running job: job.json or store.json is missing")
     store_host = urlsplit(address.url).hostname or "127.0.0.1"
-    clock, plan = SystemClock(), folder.read_plan()
+    clock, plan = SystemClock(), folder.read_plan(env.plan_digest())
     bounds = plan.fault_tolerance
     runtime = runtime_folder(folder, node)
     return Agent(
@@ -86,7 +88,7 @@ def main() -> int:
     if folder is None or node is None:
         raise UsageError("an agent is started by the job, with NVRX_JOB_FOLDER and NVRX_NODE in its environment")
     job = JobFolder(folder)
-    with job.node_log(node).open("a") as log_file:
+    with os.fdopen(open_log(job.node_log(node)), "a") as log_file:
         set_up(node, stream=log_file)
 
         async def serve() -> int:

@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from nvrx_slurm.clock import Clock
-from nvrx_slurm.files import write_all
+from nvrx_slurm.files import open_log, write_all
 from nvrx_slurm.health import gpus, resources
 from nvrx_slurm.health.cgroup import MemoryCgroup, memory_cgroup
 from nvrx_slurm.health.kernel import KernelLog
@@ -154,10 +154,8 @@ class NodeHealth:
     def _append(self, out: Path, lines: list[_Line]) -> None:
         if not lines:
             return
-        out.mkdir(parents=True, exist_ok=True)
         text = "".join(f"{_stamp(at_s)} {line}\n" for at_s, line in lines)
-        path = out / f"{self._node}.txt"
-        descriptor = os.open(path, os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC, 0o600)
+        descriptor = open_log(out / f"{self._node}.txt")
         try:
             write_all(descriptor, text.encode(errors="replace"))
         finally:

@@ -16,7 +16,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from nvrx_slurm.clock import Clock
-from nvrx_slurm.files import write_all
+from nvrx_slurm.files import open_log, write_all
 from nvrx_slurm.log import get_logger
 
 log = get_logger("agent")
@@ -145,8 +145,7 @@ class Output:
 def _open_or_lose(path: Path) -> int:
     """A file for a worker's output; where none can be made, the worker runs without."""
     try:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        return os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o600)
+        return open_log(path)
     except OSError as error:
         log.error("%s: %s; what is printed there is not kept", path, error.strerror)
         return os.open(os.devnull, os.O_WRONLY | os.O_CLOEXEC)

@@ -54,7 +54,7 @@ def main() -> None:
     folder = env.job_folder()
     if folder is None:
         raise UsageError("the desk is started by the controller, with NVRX_JOB_FOLDER in its environment")
-    plan = read_plan(JobFiles(folder).plan_path)
+    plan = read_plan(JobFiles(folder), env.plan_digest())
     asyncio.run(_until_the_end(plan, folder))
 
 
@@ -63,12 +63,12 @@ async def _until_the_end(plan: AttributionPlan, folder: Path) -> None:
     os._exit(0)  # the loop's own end would wait for its threads, and one may hang on a file system
 
 
-def read_plan(path: Path) -> AttributionPlan:
-    """Whom to ask, from plan.json. Raises UsageError."""
+def read_plan(job: JobFiles, digest: str | None = None) -> AttributionPlan:
+    """Whom to ask, from plan.json. Raises UsageError, ForgedRecord."""
     try:
-        return msgspec.json.decode(path.read_bytes(), type=_Plan).fault_tolerance.attribution
+        return msgspec.json.decode(job.read_plan_json(digest), type=_Plan).fault_tolerance.attribution
     except (OSError, msgspec.DecodeError) as error:
-        raise UsageError(f"{path} does not say which sources of attribution to ask: {error}") from None
+        raise UsageError(f"{job.plan_path} does not say which sources of attribution to ask: {error}") from None
 
 
 async def serve(plan: AttributionPlan, folder: Path) -> None:

@@ -19,6 +19,7 @@ from nvrx_slurm.clock import SystemClock
 from nvrx_slurm.cluster.kill_wait import KillWaitQuestion
 from nvrx_slurm.config import env
 from nvrx_slurm.errors import NvrxError, UsageError
+from nvrx_slurm.files import digest_of_plan, open_log
 from nvrx_slurm.folder import LOOPBACK, JobFolder, JobInfo
 from nvrx_slurm.log import set_up
 from nvrx_slurm.processes import boot_id, started_ticks
@@ -31,9 +32,11 @@ KILL_WAIT_ANSWER_S = 5.0
 """How long the start of a job may be held up by a slurmctld that does not answer."""
 
 
-def _read_plan() -> Plan:
+def _read_plan() -> tuple[Plan, bytes]:
+    """The plan, and its JSON as the job script has it: Slurm keeps that script, and no file of the job is older."""
+    plan_json = sys.stdin.buffer.read().strip()
     try:
-        return plan_from_json(sys.stdin.buffer.read())
+        return plan_from_json(plan_json), plan_json
     except msgspec.DecodeError as error:
         raise UsageError(f"the plan on standard input is not what `nvrx-slurm render` writes: {error}") from None
 
@@ -55,13 +58,13 @@ def _job_id(cluster: str) -> str:
     return identity
 
 
-def _prepare(plan: Plan, cluster: str, launcher: Sequence[str]) -> tuple[JobFolder, JobInfo]:
+def _prepare(plan: Plan, plan_json: bytes, cluster: str, launcher: Sequence[str]) -> tuple[JobFolder, JobInfo]:
     """The job's folder, with the plan in it; from here on all output goes to its log."""
     folder = JobFolder(Path(plan.folder) / _job_id(cluster))
     try:
         folder.create()
         print(f"nvrx-slurm: {plan.name}: logs are in {folder.job_log}", flush=True)
-        log = os.open(folder.job_log, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)
+        log = open_log(folder.job_log)
     except OSError as error:
         raise UsageError(f"the job folder cannot be written: {error}") from None
     info = _info(plan, folder, cluster, launcher)
@@ -70,7 +73,7 @@ def _prepare(plan: Plan, cluster: str, launcher: Sequence[str]) -> tuple[JobFold
         os.dup2(log, descriptor)
     os.close(log)
     folder.remove_result()
-    folder.write_plan(plan)
+    folder.write_plan_json(plan_json)
     folder.write_info(info)
     return folder, info
 
@@ -119,8 +122,8 @@ def _password(plan: Plan) -> str | None:
 @click.argument("launcher", nargs=-1, type=click.UNPROCESSED)
 def main(cluster: str, launcher: tuple[str, ...]) -> int:
     """Run a job whose plan comes on standard input; LAUNCHER starts its agents (none: one process a node, here)."""
-    plan = _read_plan()
-    folder, info = _prepare(plan, cluster, launcher)
+    plan, plan_json = _read_plan()
+    folder, info = _prepare(plan, plan_json, cluster, launcher)
     set_up("nvrx-slurm")
 
     async def serve() -> int:
@@ -130,7 +133,7 @@ def main(cluster: str, launcher: tuple[str, ...]) -> int:
             folder=folder,
             launch=Launch(command=launcher, nodes=info.nodes),
             store_password=_password(plan),
-            env=env.child_environment({}),
+            env=env.child_environment({env.PLAN_DIGEST: digest_of_plan(plan_json)}),
             clock=SystemClock(),
         )
         return await host.run()

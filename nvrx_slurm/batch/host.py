@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import shutil
 import signal
 import sys
 from asyncio.subprocess import Process
@@ -264,7 +263,7 @@ class Host:
         await children.end({name: child for name, child in rest.items() if child}, polite_s=self._in_time(2.0))
         self.folder.remove_store()
         self.service.clear_away()
-        shutil.rmtree(self.folder.store_dir, ignore_errors=True)
+        self.folder.remove_tree(self.folder.store_dir.name)
         clear_runtime_folders(self.folder)
 
     def _named_agents(self) -> dict[str, Process]:

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import os
 import signal
 import sys
 from asyncio.subprocess import DEVNULL, PIPE, Process
@@ -16,7 +17,8 @@ from pathlib import Path
 import msgspec
 
 from nvrx_slurm.batch.children import send_signal
-from nvrx_slurm.files import write_private
+from nvrx_slurm.errors import UnsafePath
+from nvrx_slurm.files import open_log
 from nvrx_slurm.folder import LOOPBACK, JobFolder
 from nvrx_slurm.ids import new_secret
 from nvrx_slurm.log import get_logger
@@ -45,7 +47,7 @@ class ManagedService:
         for attempt in range(sys.maxsize):
             try:
                 await self._run_once()
-            except (OSError, ValueError) as error:
+            except (OSError, ValueError, UnsafePath) as error:
                 log.error("the attribution service: %s", error)
                 await self._end()
             pause_s = PAUSES_S[min(attempt, len(PAUSES_S) - 1)]
@@ -55,14 +57,14 @@ class ManagedService:
     def clear_away(self) -> None:
         """Its address and its secret; what it found out stays."""
         for path in (self._folder.service_path, self._token_path, self._port_path):
-            with contextlib.suppress(OSError):  # the job ends all the same
-                path.unlink(missing_ok=True)
+            with contextlib.suppress(OSError, UnsafePath):  # the job ends all the same
+                self._folder.remove(path.name)
 
     async def _run_once(self) -> None:
         for path in (self._folder.service_path, self._port_path):  # of one that ran here before, with another token
-            path.unlink(missing_ok=True)
-        write_private(self._token_path, self._token.encode())
-        with self._folder.node_log("attrsvc").open("ab") as errors:
+            self._folder.remove(path.name)
+        self._folder.write(self._token_path.name, self._token.encode())
+        with os.fdopen(open_log(self._folder.node_log("attrsvc")), "ab") as errors:
             self.process = await asyncio.create_subprocess_exec(
                 *self._argv(),
                 env=dict(self._env),
@@ -74,12 +76,14 @@ class ManagedService:
             )
         assert self.process.stdout is not None
         if await self.process.stdout.readline():  # it says so when it listens
-            url = f"http://{LOOPBACK}:{self._port_path.read_text().strip()}"
-            write_private(self._folder.service_path, msgspec.json.encode({"url": url, "token": self._token}))
+            url = f"http://{LOOPBACK}:{self._folder.read(self._port_path.name).decode().strip()}"
+            self._folder.write(
+                self._folder.service_path.name, msgspec.json.encode({"url": url, "token": self._token})
+            )
         while await self.process.stdout.read(READ_BYTES):
             pass
         await self.process.wait()
-        self._folder.service_path.unlink(missing_ok=True)
+        self._folder.remove(self._folder.service_path.name)
 
     async def _end(self) -> None:
         """It is of no use: nobody knows where it listens."""

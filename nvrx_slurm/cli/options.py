@@ -89,11 +89,13 @@ def seconds_of(flag: str, text: str) -> float:
 
 
 def make_base(folder: Path) -> None:
-    """Make the folder that holds job folders (0700), and see that it can be written. Raises UsageError."""
+    """Make the folder that holds job folders (0700), and check that it can be used. Raises UsageError."""
     import tempfile
 
+    from nvrx_slurm.cluster.base import prepare_folder
+
+    prepare_folder(folder)
     try:
-        folder.mkdir(mode=0o700, parents=True, exist_ok=True)
         with tempfile.TemporaryFile(dir=folder):
             pass
     except OSError as error:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import errno
+import os
 import re
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -9,6 +11,10 @@ from typing import Protocol
 
 from nvrx_slurm.cluster.states import JobState
 from nvrx_slurm.errors import UsageError
+from nvrx_slurm.files import make_base
+from nvrx_slurm.log import get_logger
+
+log = get_logger("submit")
 
 DEFAULT_FOLDER = Path("nvrx-jobs")
 LOCAL_PREFIX = "local-"
@@ -62,16 +68,28 @@ def folder_name(job_id: str) -> str:
 
 
 def prepare_folder(folder: Path) -> bool:
-    """Make the base folder where it is missing, and say whether it was. Raises UsageError."""
+    """Make the base folder (0700) where it is missing, and say whether it was. Warns of folders above it that a group
+    can write to. Raises UsageError; UnsafePath where another user could change the jobs in it."""
+    is_new = not folder.exists()
     try:
-        folder.mkdir(parents=True)
-    except FileExistsError:
-        if not folder.is_dir():
+        shared = make_base(folder)
+    except (FileExistsError, NotADirectoryError) as error:
+        if folder.exists() and not folder.is_dir():
             raise UsageError(f"{folder}: is a file; --folder names a folder for the jobs") from None
-        return False
+        raise not_writable(folder, error) from error
     except OSError as error:
         raise not_writable(folder, error) from error
-    return True
+    if not os.access(folder, os.W_OK | os.X_OK):
+        raise not_writable(folder, OSError(errno.EACCES, os.strerror(errno.EACCES)))
+    for path in shared:
+        log.warning(
+            "%s: its group can write to it, and so replace %s; jobs refuse a folder that is not yours, but they fail"
+            " then; `chmod g-w %s`, or --folder names a folder elsewhere",
+            path,
+            folder,
+            path,
+        )
+    return is_new
 
 
 def not_writable(folder: Path, error: OSError) -> UsageError:

@@ -23,8 +23,10 @@ from nvrx_slurm.cluster.states import JobState, state_of_result
 from nvrx_slurm.config.env import child_environment
 from nvrx_slurm.decoding import decode
 from nvrx_slurm.errors import MissingProgramError, UsageError
+from nvrx_slurm.files import open_log
 from nvrx_slurm.folder import JobFolder, JobInfo
 from nvrx_slurm.ids import new_incarnation
+from nvrx_slurm.ownership import open_owned
 from nvrx_slurm.processes import boot_id, dies_with_parent, environment_of, hold, send, started_ticks
 
 HOST_LOG = "host.log"
@@ -32,6 +34,7 @@ HOST_LOG = "host.log"
 
 # bash waits for one line before it becomes the job, so that `job.json` names the process before the job can run,
 # and a job whose starter dies in between never starts. exec keeps the pid: signals reach the batch host itself.
+# bash gets the script as a descriptor: another file may have its name by the time that the gate opens.
 _GATED = 'read -r && exec bash -- "$1" </dev/null'
 
 _job_info = msgspec.json.Decoder(JobInfo).decode
@@ -71,8 +74,8 @@ class LocalCluster:
         """
         job_id = job_id or new_job_id(self._clock)
         job = JobFolder(folder / folder_name(job_id))
-        path = _write_script(job, script)
-        gate, process = _start_gated(path, job_id, detach, environment or {})
+        _write_script(job, script)
+        gate, process = _start_gated(job, detach, environment or {})
         with os.fdopen(gate, "wb", buffering=0) as opened:
             job.write_info(self._info(job_id, name, process.pid))
             opened.write(b"\n")
@@ -192,30 +195,29 @@ def _stranger(info: JobInfo) -> str:
     return "" if runs == info.job_id else "does not run this job"
 
 
-def _write_script(job: JobFolder, script: str) -> Path:
+def _write_script(job: JobFolder, script: str) -> None:
     prepare_folder(job.path.parent)
-    path = job.path / SCRIPT_NAME
     try:
         job.create()
-        path.write_text(script)
+        job.write(SCRIPT_NAME, script.encode())
     except OSError as error:
         raise not_writable(job.path, error) from error
-    return path
 
 
-def _start_gated(
-    path: Path, job_id: str, detach: bool, environment: Mapping[str, str]
-) -> tuple[int, subprocess.Popen[bytes]]:
+def _start_gated(job: JobFolder, detach: bool, environment: Mapping[str, str]) -> tuple[int, subprocess.Popen[bytes]]:
     """The process, and the descriptor that opens its gate."""
+    with job.opened() as folder:
+        script = open_owned(job.path / SCRIPT_NAME, dir_fd=folder)
     reading, gate = os.pipe()
-    log = (path.parent / HOST_LOG).open("ab") if detach else None
+    log = open_log(job.path / HOST_LOG) if detach else None
     try:
         process = subprocess.Popen(
-            ["bash", "-c", _GATED, "nvrx-job", str(path)],
-            env=child_environment({**environment, "NVRX_JOB_ID": job_id}),
+            ["bash", "-c", _GATED, "nvrx-job", f"/proc/self/fd/{script}"],
+            env=child_environment({**environment, "NVRX_JOB_ID": job.job_id}),
             stdin=reading,
             stdout=log,
             stderr=log,
+            pass_fds=[script],
             start_new_session=detach,
             preexec_fn=None if detach else dies_with_parent(signal.SIGTERM),
         )
@@ -223,7 +225,7 @@ def _start_gated(
         os.close(gate)
         raise MissingProgramError("bash is not on PATH, and job scripts need it") from None
     finally:
-        os.close(reading)
-        if log:
-            log.close()
+        for descriptor in (reading, script, log):
+            if descriptor is not None:
+                os.close(descriptor)
     return gate, process

@@ -7,10 +7,10 @@ A job id is `123`, `123_4` (an array's element), `123+0` (a component of a heter
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 
-from nvrx_slurm.cluster.base import SCRIPT_NAME, folder_name, not_writable, prepare_folder
+from nvrx_slurm.cluster.base import SCRIPT_NAME, folder_name, prepare_folder
 from nvrx_slurm.cluster.commands import Output, Runner, SystemRunner
 from nvrx_slurm.cluster.slurm_programs import PATIENCE_S, SlurmPrograms
 from nvrx_slurm.cluster.slurm_text import (
@@ -24,11 +24,13 @@ from nvrx_slurm.cluster.slurm_text import (
     version_of,
 )
 from nvrx_slurm.cluster.states import JobState
+from nvrx_slurm.config import env
 from nvrx_slurm.errors import (
     MissingProgramError,
     NvrxError,
     SlurmUnreachable,
     SubmissionRefused,
+    UnsafePath,
     UsageError,
 )
 from nvrx_slurm.files import JobFiles
@@ -55,17 +57,15 @@ class SlurmCluster:
     def submit(self, script: str, *, folder: Path, name: str) -> str:
         """See `Cluster.submit`. The script is kept in the job folder. Warns where Slurm is too old to be trusted."""
         is_new = prepare_folder(folder)
-        path = folder.absolute() / f"submission-{new_incarnation()}.sh"
         try:
-            _write(path, script)
-            job_id = self._sbatch(path, name)
+            with _written(script) as path:
+                job_id = self._sbatch(path, name)
         except BaseException:
-            path.unlink(missing_ok=True)
             if is_new:
-                with contextlib.suppress(OSError):  # somebody else uses it by now
+                with contextlib.suppress(OSError):  # another submission uses it by now
                     folder.rmdir()
             raise
-        self._keep(path, JobFiles(folder / folder_name(job_id)))
+        self._keep(script, JobFiles(folder / folder_name(job_id)))
         self._warn_if_old()
         return job_id
 
@@ -83,12 +83,12 @@ class SlurmCluster:
         listing = self._programs.run("squeue", "--noheader", "--me", "--states=all", "--format=%i|%o")
         return submitted_by_script(listing.stdout, str(path))
 
-    def _keep(self, path: Path, job: JobFiles) -> None:
+    def _keep(self, script: str, job: JobFiles) -> None:
         try:
             job.create()
-            path.replace(job.path / SCRIPT_NAME)
-        except OSError as error:  # the job is submitted: too late for an error
-            log.warning("%s: the script could not be kept there (%s)", job.path, error.strerror)
+            job.write(SCRIPT_NAME, script.encode())
+        except (OSError, UnsafePath) as error:  # the job is submitted: too late for an error
+            log.warning("%s: the script could not be kept there (%s)", job.path, error)
 
     def _warn_if_old(self) -> None:
         with contextlib.suppress(SlurmUnreachable):  # the job is submitted: too late for an error
@@ -161,12 +161,24 @@ class SlurmCluster:
         return states_of(listing.stdout, numbers)
 
 
-def _write(path: Path, script: str) -> None:
+@contextlib.contextmanager
+def _written(script: str) -> Iterator[Path]:
+    """The script as a file, for as long as sbatch needs it. Its folder is this user's alone (0700), in $TMPDIR or
+    else in /tmp: sbatch opens the path, and no other user may put a script of his there."""
+    folder = Path(env.get("TMPDIR") or "/tmp") / f"nvrx-slurm-{new_incarnation()}"
+    path = folder / "submission.sh"
     try:
-        path.touch(mode=0o600)
-        path.write_text(script)
-    except OSError as error:
-        raise not_writable(path.parent, error) from error
+        try:
+            folder.mkdir(mode=0o700)  # it must be new
+            path.write_bytes(script.encode())
+        except OSError as error:
+            message = f"{folder}: cannot be written ({error.strerror}); TMPDIR names a folder for temporary files"
+            raise UsageError(message) from error
+        yield path
+    finally:
+        with contextlib.suppress(OSError):
+            path.unlink(missing_ok=True)
+            folder.rmdir()
 
 
 def _accepted(output: Output, name: str) -> str:

@@ -17,6 +17,8 @@ LLM_KEY = "NVRX_SLURM_LLM_KEY"
 SECRETS = frozenset({STORE_PASSWORD, ATTRSVC_TOKEN, SLACK_TOKEN, DATAFLOW_TOKEN, LLM_KEY})
 """Variables that are no configuration keys, and that nothing may keep or show."""
 
+PLAN_DIGEST = "NVRX_PLAN_SHA256"
+
 
 def get(name: str) -> str | None:
     """The variable, or None where it is unset or empty."""
@@ -57,6 +59,11 @@ def job_folder() -> Path | None:
     """The running job's folder, as the batch host tells its children."""
     value = get("NVRX_JOB_FOLDER")
     return Path(value) if value else None
+
+
+def plan_digest() -> str | None:
+    """The SHA-256 of the plan that the batch host runs (`files.digest_of_plan`), as it gives it to its children."""
+    return get(PLAN_DIGEST)
 
 
 def node_name() -> str | None:

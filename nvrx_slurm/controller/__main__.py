@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import gc
+import os
 import sys
 
 from nvrx_slurm.clock import SystemClock
@@ -11,6 +12,7 @@ from nvrx_slurm.config import env
 from nvrx_slurm.controller.controller import Controller
 from nvrx_slurm.controller.outside import LinuxOutside
 from nvrx_slurm.errors import NvrxError, UsageError
+from nvrx_slurm.files import open_log
 from nvrx_slurm.folder import JobFolder
 from nvrx_slurm.log import set_up
 from nvrx_slurm.store.client import Store
@@ -25,7 +27,7 @@ async def _serve(folder: JobFolder) -> None:
     store = Store(address, clock=clock, generation=info.generation)
     hearing = Hearing(address, store.keys.beats, clock=clock)
     controller = Controller(
-        plan=folder.read_plan(),
+        plan=folder.read_plan(env.plan_digest()),
         info=info,
         outside=LinuxOutside(folder),
         store=store,
@@ -49,7 +51,7 @@ def main() -> None:
     if path is None:
         raise UsageError("a controller is started by the job, with NVRX_JOB_FOLDER in its environment")
     folder = JobFolder(path)
-    with folder.node_log("controller").open("a") as log_file:
+    with os.fdopen(open_log(folder.node_log("controller")), "a") as log_file:
         set_up("controller", stream=log_file)
         asyncio.run(_serve(folder))
 

@@ -20,6 +20,7 @@ from typing import Any, Protocol
 
 import msgspec
 
+from nvrx_slurm.files import open_log
 from nvrx_slurm.log import get_logger
 from nvrx_slurm.processes import dies_with_parent
 from nvrx_slurm.verdicts import Attribution, FailureKey, Inquiry, Judged
@@ -163,7 +164,7 @@ class DeskProcess:
                 await asyncio.sleep(PAUSES_S[self._starts])
 
     async def _start(self) -> Process:
-        with self._log_path.open("ab") as errors:
+        with os.fdopen(open_log(self._log_path), "ab") as errors:
             process = await asyncio.create_subprocess_exec(
                 *(sys.executable, "-P", "-m", "nvrx_slurm.attribution"),
                 stdin=PIPE,

@@ -15,7 +15,7 @@ from pathlib import Path
 
 import msgspec
 
-from nvrx_slurm.files import journal_parts
+from nvrx_slurm.files import journal_parts, open_log
 from nvrx_slurm.log import get_logger
 from nvrx_slurm.records import Entry, entry_from_json, entry_to_json
 
@@ -138,7 +138,7 @@ class Mirror:
         if full is not None and self._path.exists():
             parts = len(journal_parts(self._path))
             self._path.rename(self._path.with_name(f"events.{parts + 1}.jsonl"))
-        file = os.open(self._path, os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o600)
+        file = open_log(self._path)
         if full is not None:
             os.close(full)
         return file

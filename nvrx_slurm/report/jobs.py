@@ -16,6 +16,7 @@ from nvrx_slurm.errors import (
     UsageError,
 )
 from nvrx_slurm.folder import JobFolder
+from nvrx_slurm.ownership import is_ours
 from nvrx_slurm.records import Plan
 from nvrx_slurm.report.model import JobView
 
@@ -33,7 +34,7 @@ MOST_NAMED = 8
 
 
 def known_jobs(base: Path) -> list[JobFolder]:
-    """The job folders below `base`, newest first. A base folder that does not exist holds none."""
+    """This user's job folders below `base`, newest first. A base folder that does not exist holds none."""
     if not base.is_dir():
         return []
     folders = [JobFolder(path) for path in base.iterdir() if _is_job(path)]
@@ -41,8 +42,12 @@ def known_jobs(base: Path) -> list[JobFolder]:
 
 
 def find_job(base: Path, job_id: str) -> JobFolder:
-    """The folder of a job. Raises UsageError with the jobs that there are, or for what is no job id."""
+    """The folder of a job. Raises UsageError with the jobs that there are, or for what is no job id; UnsafePath where
+    it is another user's."""
     folder = base / folder_name(job_id)
+    if folder.is_dir():
+        with JobFolder(folder).opened():
+            pass
     if _is_job(folder):
         return JobFolder(folder)
     known = [job.job_id for job in known_jobs(base)]
@@ -86,4 +91,6 @@ def state_of(view: JobView, exit_code: int | None, *, started: bool, over: bool)
 
 
 def _is_job(path: Path) -> bool:
+    if path.is_symlink() or not is_ours(path):
+        return False
     return path.is_dir() and any((path / name).is_file() for name in ("plan.json", "job.json", SCRIPT_NAME))

@@ -7,7 +7,7 @@ import re
 from collections.abc import Mapping
 from pathlib import Path
 
-from nvrx_slurm.files import write_all
+from nvrx_slurm.files import open_log, write_all
 
 
 class Writing:
@@ -49,8 +49,7 @@ def file_name(label: str) -> str:
 
 
 def _append(path: Path, text: str) -> None:
-    path.parent.mkdir(parents=True, exist_ok=True)
-    descriptor = os.open(path, os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC, 0o600)
+    descriptor = open_log(path)
     try:
         write_all(descriptor, text.encode(errors="replace"))
     finally:

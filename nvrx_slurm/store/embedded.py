@@ -78,6 +78,7 @@ class EmbeddedStore:
             stderr=STDOUT,
             cwd=self._folder,
             preexec_fn=self._adopt,
+            umask=0o077,
         )
         assert server.stdin is not None
         server.stdin.write(self._config().encode())  # by its standard input: the password is in no file and no argv

@@ -9,7 +9,8 @@ import msgspec
 
 from nvrx_slurm.attribution.sources.base import Unanswered
 from nvrx_slurm.config import env
-from nvrx_slurm.errors import SourceError
+from nvrx_slurm.errors import SourceError, UnsafePath
+from nvrx_slurm.files import JobFiles
 from nvrx_slurm.verdicts import Wire
 
 MANAGED_NAME = "attrsvc.json"
@@ -43,14 +44,14 @@ def fixed_place(url: str, token_file: str | None) -> Locate:
 
 def managed_place(folder: Path) -> Locate:
     """The service that the job's own batch host runs: it may be started again, on another port."""
-    path = folder / MANAGED_NAME
+    job, path = JobFiles(folder), folder / MANAGED_NAME
 
     def locate() -> Place:
         try:
-            place = msgspec.json.decode(path.read_bytes(), type=Place)
+            place = msgspec.json.decode(job.read(MANAGED_NAME), type=Place)
         except FileNotFoundError:
             raise Unanswered(f"the job's own service has not started yet: there is no {path}") from None
-        except (OSError, msgspec.DecodeError) as error:
+        except (OSError, UnsafePath, msgspec.DecodeError) as error:
             raise SourceError(f"{path} does not say where the job's own service is: {error}") from None
         return Place(url=place.url.rstrip("/"), token=place.token)
 

@@ -22,7 +22,7 @@ MISTAKES = {
     (".",): ".: cannot be read: Is a directory",
     ("--folder", "a\nb"): "the job folder is ",
     ("--folder", "a\\b"): "holds a backslash",
-    ("--folder", "job.yaml/jobs"): "--folder job.yaml/jobs: cannot be written: ",
+    ("--folder", "job.yaml/jobs"): "job.yaml/jobs: cannot be written (Not a directory); --folder names ",
 }
 
 

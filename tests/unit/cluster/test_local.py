@@ -152,9 +152,9 @@ def test_a_job_whose_starter_dies_before_it_is_named_never_runs(tmp_path: Path) 
     """The gate opens only after `job.json` is written; its end closes it for good."""
     from nvrx_slurm.cluster import local
 
-    script = tmp_path / "job.sh"
-    script.write_text(f"touch {tmp_path}/ran\n")
-    gate, process = local._start_gated(script, "local-c", True, {})
+    job = JobFolder(tmp_path / "local-c")
+    local._write_script(job, f"touch {tmp_path}/ran\n")
+    gate, process = local._start_gated(job, True, {})
     os.close(gate)
     assert process.wait(timeout=10) != 0
     assert not (tmp_path / "ran").exists()

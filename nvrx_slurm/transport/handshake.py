@@ -8,10 +8,11 @@ from __future__ import annotations
 
 import hmac
 import secrets
+from collections.abc import Callable
 from typing import NamedTuple
 
 from nvrx_slurm.transport import wire
-from nvrx_slurm.transport.backends.port import Link
+from nvrx_slurm.transport.backends.port import Door, Link
 from nvrx_slurm.transport.errors import PeerRefused
 
 _SERVER, _CLIENT = b"nvrx payloads, server", b"nvrx payloads, client"
@@ -41,26 +42,47 @@ def greet(link: Link, token: bytes, deadline: float) -> Welcome:
     return Welcome(_proof(token, _CLIENT, nonce, challenge.nonce), challenge.eviction_ms / 1000)
 
 
-def admit(link: Link, token: bytes, eviction_s: float, deadline: float) -> bool:
-    """The server's side, up to the client's proof; whether it knows the token."""
-    frame = bytearray(wire.HELLO_BYTES)
-    link.receive_into(memoryview(frame), deadline)
-    hello = wire.Hello.unpack(frame)
-    if hello.version != wire.VERSION:
-        turn_away(link, wire.Status.VERSION, deadline)
-        return False
-    nonce = secrets.token_bytes(wire.NONCE_BYTES)
-    proof = _proof(token, _SERVER, hello.nonce, nonce)
-    challenge = wire.Challenge(wire.VERSION, wire.Status.OK, int(eviction_s * 1000), nonce, proof)
-    link.send(challenge.pack(), None, deadline)
-    answer = bytearray(wire.PROOF_BYTES)
-    link.receive_into(memoryview(answer), deadline)
-    return hmac.compare_digest(bytes(answer), _proof(token, _CLIENT, hello.nonce, nonce))
+class ServerDoor:
+    """The server's side (a `Door`). `status`: whether the server takes another connection."""
+
+    def __init__(
+        self, token: bytes, eviction_s: float, status: Callable[[], wire.Status] = lambda: wire.Status.OK
+    ) -> None:
+        self._token, self._eviction_s, self._status = token, eviction_s, status
+        self._expected: bytes | None = None
+        self.wants, self.is_passed = wire.HELLO_BYTES, False
+
+    def take(self, frame: bytes) -> bytes:
+        """The challenge, and after the proof nothing; or why it is refused. Raises PayloadCorrupt for no hello."""
+        self.wants = 0
+        if self._expected is not None:
+            self.is_passed = hmac.compare_digest(frame, self._expected)
+            return b"" if self.is_passed else wire.Answer(wire.Status.REFUSED).pack()
+        hello = wire.Hello.unpack(frame)
+        if hello.version != wire.VERSION:
+            return refusal(wire.Status.VERSION)
+        if (status := self._status()) is not wire.Status.OK:
+            return refusal(status)
+        self.wants, nonce = wire.PROOF_BYTES, secrets.token_bytes(wire.NONCE_BYTES)
+        self._expected = _proof(self._token, _CLIENT, hello.nonce, nonce)
+        proof = _proof(self._token, _SERVER, hello.nonce, nonce)
+        return wire.Challenge(wire.VERSION, wire.Status.OK, int(self._eviction_s * 1000), nonce, proof).pack()
 
 
-def turn_away(link: Link, status: wire.Status, deadline: float) -> None:
+def pass_through(link: Link, door: Door, deadline: float) -> bool:
+    """The server's side where a thread waits for the peer: whether it has passed. Raises as `take`, and what links
+    raise."""
+    while door.wants:
+        frame = bytearray(door.wants)
+        link.receive_into(memoryview(frame), deadline)
+        if answer := door.take(bytes(frame)):
+            link.send(answer, None, deadline)
+    return door.is_passed
+
+
+def refusal(status: wire.Status) -> bytes:
     """Instead of a challenge."""
-    link.send(wire.Challenge(wire.VERSION, status, 0, bytes(wire.NONCE_BYTES), _NO_PROOF).pack(), None, deadline)
+    return wire.Challenge(wire.VERSION, status, 0, bytes(wire.NONCE_BYTES), _NO_PROOF).pack()
 
 
 OTHER_TOKEN = "it has another token: it serves another job"

@@ -17,10 +17,10 @@ import msgspec
 from nvrx_slurm.errors import UsageError
 from nvrx_slurm.transport import arguments, wire
 from nvrx_slurm.transport.backends import SCHEMES, by_scheme
-from nvrx_slurm.transport.backends.port import Link
+from nvrx_slurm.transport.backends.port import Entry, Link
 from nvrx_slurm.transport.environment import node_name, token_or_own
 from nvrx_slurm.transport.errors import RingError, TransportError
-from nvrx_slurm.transport.handshake import turn_away
+from nvrx_slurm.transport.handshake import ServerDoor
 from nvrx_slurm.transport.ref import MOST_PORTS, PayloadRef
 from nvrx_slurm.transport.serving import ServerLimits, serve
 
@@ -77,11 +77,12 @@ class PayloadServer:
         self._is_closed = False
         self._pid = os.getpid()
         self._listeners = []
+        entry = Entry(lambda: ServerDoor(self.token, self._limits.eviction_s, self._status), self._limits.hello_s)
         with contextlib.ExitStack() as undo:
             for scheme in schemes:
                 backend = by_scheme(scheme, self.token)
                 for number in numbers:
-                    listener = backend.listen(host, number, self._serve)
+                    listener = backend.listen(host, number, self._serve, entry)
                     undo.callback(listener.close)
                     self._listeners.append(listener)
             undo.pop_all()
@@ -137,20 +138,23 @@ class PayloadServer:
                 _turn_away(link, status, time.monotonic() + TURN_AWAY_S)
             return
         try:
-            serve(link, self._rings, self.token, self._limits)
+            serve(link, self._rings, self._limits)
         finally:
             with self._changed:
                 self._links.discard(link)
                 self._changed.notify_all()
 
+    def _status(self) -> wire.Status:
+        if self._is_closed:
+            return wire.Status.CLOSING
+        return wire.Status.FULL if len(self._links) >= self._most_links else wire.Status.OK
+
     def _admit(self, link: Link) -> wire.Status:
+        """It was asked at the hello, too; others may have proven themselves since."""
         with self._guard:
-            if self._is_closed:
-                return wire.Status.CLOSING
-            if len(self._links) >= self._most_links:
-                return wire.Status.FULL
-            self._links.add(link)
-        return wire.Status.OK
+            if (status := self._status()) is wire.Status.OK:
+                self._links.add(link)
+        return status
 
     def _drop(self) -> None:
         """In a forked child: the ports and the readers are the parent's."""
@@ -185,10 +189,10 @@ def _numbers(ports: int | Sequence[int]) -> tuple[int, ...]:
 
 
 def _turn_away(link: Link, status: wire.Status, until: float) -> None:
-    """Say why, and let the client go first: closed over its unread hello, the connection would be reset, and the
+    """Say why, and let the client go first: closed over its unread request, the connection would be reset, and the
     reason lost."""
-    turn_away(link, status, until)
-    link.receive_into(memoryview(bytearray(wire.HELLO_BYTES)), until)
+    link.send(wire.Answer(status).pack(), None, until)
+    link.receive_into(memoryview(bytearray(wire.REQUEST_BYTES)), until)
     link.receive_into(memoryview(bytearray(1)), until)
 
 

@@ -1,4 +1,4 @@
-"""The server's side of a link: admit, then one request after the other.
+"""The server's side of a link that was admitted: one request after the other.
 
 Whoever claims a slot for a reader ends that claim, once, in the same function: with the reader's Ack the slot is
 free, and with anything else (a reset, a deadline, a BAD) its payload is ready again.
@@ -14,11 +14,11 @@ from typing import TYPE_CHECKING, NamedTuple
 
 import xxhash
 
+from nvrx_slurm.admission import PROOF_S
 from nvrx_slurm.log import get_logger
 from nvrx_slurm.transport import arguments, wire
 from nvrx_slurm.transport.backends.port import Link
 from nvrx_slurm.transport.errors import PayloadCorrupt, PayloadTimeout, TransportError
-from nvrx_slurm.transport.handshake import admit
 from nvrx_slurm.transport.slots import Refusal
 
 if TYPE_CHECKING:
@@ -42,7 +42,7 @@ class ServerLimits:
     """`hello_s`: for a peer to prove itself; `read_s`: the longest that one read may keep its slot, whatever budget
     its reader names; `eviction_s`: a link idle for so long is closed, and clients are told so at the hello."""
 
-    hello_s: float = 5.0
+    hello_s: float = PROOF_S
     read_s: float = 120.0
     eviction_s: float = 60.0
 
@@ -89,12 +89,10 @@ def _settled(ring: SharedRing, request: wire.Request) -> wire.Status:
     return wire.Status.OK if claim.finish(consumed=True) else wire.Status.STALE
 
 
-def serve(link: Link, rings: Mapping[str, SharedRing], token: bytes, limits: ServerLimits) -> None:
-    """Until the peer goes, is idle for too long, or says what is no request. Raises nothing that a peer can cause."""
+def serve(link: Link, rings: Mapping[str, SharedRing], limits: ServerLimits) -> None:
+    """A peer that has proven itself, until it goes, is idle for too long, or says what is no request. Raises nothing
+    that a peer can cause."""
     try:
-        if not admit(link, token, limits.eviction_s, time.monotonic() + limits.hello_s):
-            _refuse(link, wire.Status.REFUSED)
-            return
         while (request := _next_request(link, limits)) is not None:
             _answer(link, rings, request, limits)
     except PayloadCorrupt as error:

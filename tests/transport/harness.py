@@ -7,7 +7,7 @@ import os
 import signal
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -15,7 +15,11 @@ import numpy as np
 import pytest
 import xxhash
 
-from nvrx_slurm.transport.errors import PayloadTimeout
+from nvrx_slurm.transport.backends.port import Link
+from nvrx_slurm.transport.errors import PayloadTimeout, TransportError
+from nvrx_slurm.transport.handshake import ServerDoor, pass_through
+from nvrx_slurm.transport.ring import SharedRing
+from nvrx_slurm.transport.serving import ServerLimits, serve
 
 T = TypeVar("T")
 
@@ -48,6 +52,13 @@ def pattern(size: int, seed: int = 1) -> memoryview:
     words *= np.uint64(0x9E3779B97F4A7C15)
     words += np.uint64(seed)
     return memoryview(words).cast("B")[:size]
+
+
+def admit_and_serve(link: Link, rings: Mapping[str, SharedRing], limits: ServerLimits) -> None:
+    """A server's whole side of one connection, in the caller's thread, over whatever link."""
+    with contextlib.suppress(TransportError):
+        if pass_through(link, ServerDoor(TOKEN, limits.eviction_s), soon(limits.hello_s)):
+            serve(link, rings, limits)
 
 
 def digest_of(data: bytes | bytearray | memoryview) -> int:

@@ -24,9 +24,8 @@ from nvrx_slurm.transport.backends import by_scheme
 from nvrx_slurm.transport.backends.port import Link, host_and_port
 from nvrx_slurm.transport.handshake import greet
 from nvrx_slurm.transport.reading import request
-from nvrx_slurm.transport.serving import serve
 from nvrx_slurm.transport.slots import State
-from tests.transport.harness import TOKEN, WAIT_S, Async, digest_of, pattern, soon
+from tests.transport.harness import TOKEN, WAIT_S, Async, admit_and_serve, digest_of, pattern, soon
 
 BRISK = Limits(answer_s=0.5, bytes_per_s=1e6, calls=2, pause_s=0.02)
 """A client that gives a silent port up soon, so that tests do not take long."""
@@ -122,7 +121,7 @@ class Liar:
     def serve(self, link: Link) -> None:
         self.links.append(link)
         ring, seen = self.producer.ring, SickLink(link, self.fault) if self.fault else link
-        serve(seen, {ring.name: ring}, TOKEN, self.producer.limits)
+        admit_and_serve(seen, {ring.name: ring}, self.producer.limits)
 
     def close(self) -> None:
         self.listener.close()

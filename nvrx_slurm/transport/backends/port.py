@@ -14,7 +14,10 @@ After any of them the link is good for nothing but `close`, and nothing writes i
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import dataclass
 from typing import Protocol
+
+from nvrx_slurm.admission import PROOF_S
 
 Seen = Callable[[memoryview], object]
 """Called with each piece of a payload, in order, while it is still in the processor's cache."""
@@ -55,6 +58,27 @@ class Link(Protocol):
         """In a forked child: let go of it, so that the parent's connection neither ends nor is kept open here."""
 
 
+class Door(Protocol):
+    """The server's side of a handshake, without I/O.
+
+    `wants`: so many bytes must come for the next `take`; 0: it is over, and `is_passed` says how.
+    """
+
+    wants: int
+    is_passed: bool
+
+    def take(self, frame: bytes) -> bytes:
+        """The answer to these bytes. Raises TransportError where they are none of its protocol."""
+
+
+@dataclass(frozen=True, slots=True)
+class Entry:
+    """What a connection must do before it gets a thread: pass its own `door()`, `within_s` of its coming."""
+
+    door: Callable[[], Door]
+    within_s: float = PROOF_S
+
+
 class Listener(Protocol):
     """A port that takes connections. `address`: as peers name it, such as `tcp://n3:40123`."""
 
@@ -74,9 +98,10 @@ class Backend(Protocol):
 
     def connect(self, address: str, deadline: float) -> Link: ...
 
-    def listen(self, host: str, port: int, serve: Callable[[Link], None]) -> Listener:
+    def listen(self, host: str, port: int, serve: Callable[[Link], None], entry: Entry | None = None) -> Listener:
         """Take connections, each served by `serve` in a thread of its own, which closes it. `host`: the name by which
-        peers find this node; `port` 0 is any free one. Raises RingError where it cannot listen."""
+        peers find this node; `port` 0 is any free one. `entry`: only connections that have passed it are served, and
+        no others cost a thread; None: all are. Raises RingError where it cannot listen."""
 
 
 def host_and_port(address: str) -> tuple[str, int]:

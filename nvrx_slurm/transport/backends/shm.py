@@ -11,7 +11,7 @@ from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING
 
 from nvrx_slurm.transport import wire
-from nvrx_slurm.transport.backends.port import Link, Listener, Seen
+from nvrx_slurm.transport.backends.port import Entry, Link, Listener, Seen
 from nvrx_slurm.transport.errors import PeerRefused, PeerReset
 from nvrx_slurm.transport.serving import offer
 
@@ -81,5 +81,5 @@ class ShmBackend:
     def connect(self, address: str, deadline: float) -> Link:
         return ShmLink(self._rings)
 
-    def listen(self, host: str, port: int, serve: Callable[[Link], None]) -> Listener:
+    def listen(self, host: str, port: int, serve: Callable[[Link], None], entry: Entry | None = None) -> Listener:
         raise PeerRefused("a ring in shared memory is read in place: there is nothing to listen for")

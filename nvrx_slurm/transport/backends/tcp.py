@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import errno
+import math
 import select
 import socket
 import threading
@@ -15,9 +16,10 @@ import time
 from collections.abc import Callable
 from typing import Any
 
+from nvrx_slurm.admission import PROOF_S, Admission, RateLimitedLog
 from nvrx_slurm.log import get_logger
 from nvrx_slurm.transport.backends.naming import forget, resolve
-from nvrx_slurm.transport.backends.port import Seen, address_of, host_and_port
+from nvrx_slurm.transport.backends.port import Door, Entry, Seen, address_of, host_and_port
 from nvrx_slurm.transport.errors import PayloadTimeout, PayloadTruncated, PeerReset, RingError, TransportError
 
 SCHEME = "tcp"
@@ -41,11 +43,11 @@ _log = get_logger("transport")
 
 
 class TcpLink:
-    """One socket."""
+    """One socket. `ahead`: what was read from it already, `AHEAD_BYTES` at most."""
 
     needs_checksum = True
 
-    def __init__(self, connection: socket.socket) -> None:
+    def __init__(self, connection: socket.socket, ahead: bytes = b"") -> None:
         connection.setblocking(False)
         connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         if connection.getpeername()[0] == connection.getsockname()[0]:
@@ -57,7 +59,8 @@ class TcpLink:
         self._guard = threading.Lock()  # or a cut could hit a descriptor that belongs to somebody else by then
         self._is_closed = self._is_cut = False
         self._room = memoryview(bytearray(AHEAD_BYTES))
-        self._ahead = self._room[:0]
+        self._room[: len(ahead)] = ahead
+        self._ahead = self._room[: len(ahead)]
 
     def send(self, frame: bytes, payload: memoryview | None, deadline: float) -> None:
         parts: list[bytes | memoryview] = [frame, payload.cast("B")] if payload else [frame]
@@ -165,14 +168,36 @@ class TcpLink:
             raise PayloadTimeout(what)
 
 
-class TcpListener:
-    """A socket that listens, and the thread that accepts."""
+class _Guest:
+    """A connection that has not passed its door. `said`: what has come, and the door has not had."""
 
-    def __init__(self, listening: socket.socket, address: str, serve: Callable[[TcpLink], None]) -> None:
-        self._socket, self._serve = listening, serve
+    def __init__(self, connection: socket.socket, source: str, door: Door) -> None:
+        self.connection, self.source, self.door = connection, source, door
+        self.said = b""
+
+
+class TcpListener:
+    """A socket that listens, and one thread that accepts, and hears those who have not passed the door yet. Only who
+    has passed it gets a thread: so a flood costs `MOST_UNPROVEN` descriptors, and no thread at all."""
+
+    def __init__(
+        self,
+        listening: socket.socket,
+        address: str,
+        serve: Callable[[TcpLink, Door | None], None],
+        entry: Entry | None,
+    ) -> None:
+        listening.setblocking(False)
+        self._socket, self._serve, self._entry = listening, serve, entry
         self.address = address
         self._is_closed = threading.Event()
-        self._thread = threading.Thread(target=self._accept_all, name=f"accept {self.address}", daemon=True)
+        self._guests: dict[int, _Guest] = {}
+        self._admission = Admission[int](within_s=PROOF_S if entry is None else entry.within_s)
+        self._paused_until = 0.0
+        self._strangers, self._exhausted = RateLimitedLog(_log.warning), RateLimitedLog(_log.warning)
+        self._poll = select.poll()  # not epoll: a forked child would share it
+        self._poll.register(listening, select.POLLIN)
+        self._thread = threading.Thread(target=self._run, name=f"accept {self.address}", daemon=True)
         self._thread.start()
 
     def close(self) -> None:
@@ -186,32 +211,112 @@ class TcpListener:
     def drop(self) -> None:
         self._is_closed.set()
         self._socket.close()
+        for guest in self._guests.values():
+            guest.connection.close()
 
-    def _accept_all(self) -> None:
-        while not self._is_closed.is_set():
-            try:
-                connection, _ = self._socket.accept()
-            except OSError as error:
-                if error.errno in _EXHAUSTED:
-                    _log.warning("%s cannot take a connection: %s", self.address, error.strerror)
-                    self._is_closed.wait(EXHAUSTED_S)
-                continue  # or one that has gone already, or the end
-            self._start(connection)
-
-    def _start(self, connection: socket.socket) -> None:
+    def _run(self) -> None:
         try:
-            threading.Thread(target=self._run, args=(connection,), name=f"serve {self.address}", daemon=True).start()
+            while not self._is_closed.is_set():
+                self._turn()
+        finally:
+            for descriptor in list(self._guests):
+                self._let_go(descriptor)
+
+    def _turn(self) -> None:
+        now = time.monotonic()
+        for descriptor in self._admission.overdue(now):
+            self._turn_out(descriptor, f"said nothing that proves it in {self._admission.within_s:g} s", now)
+        pause_s = max(self._paused_until - now, self._admission.wait_s(now))
+        overdue_s = self._admission.overdue_in_s(now)
+        waits = [each for each in (pause_s or None, overdue_s) if each is not None]
+        self._poll.modify(self._socket, 0 if pause_s else select.POLLIN)  # its end is told in any case
+        ready = self._poll.poll(math.ceil(min(waits) * 1000) if waits else None)
+        for descriptor, _ in ready:
+            if descriptor in self._guests:
+                self._hear(descriptor)
+            elif not pause_s and not self._is_closed.is_set():
+                self._accept(time.monotonic())
+
+    def _accept(self, now: float) -> None:
+        try:
+            connection, peer = self._socket.accept()
+        except OSError as error:  # or one that has gone already, or the end
+            if error.errno in _EXHAUSTED:
+                self._exhausted.say(f"{self.address} cannot take a connection: {error.strerror}", now)
+                self._paused_until = now + EXHAUSTED_S
+                if self._guests:  # whoever came first has had the longest time
+                    self._turn_out(next(iter(self._guests)), "had to go for want of descriptors", now)
+            return
+        if self._entry is None:
+            self._start(connection, b"", None)
+            return
+        connection.setblocking(False)
+        descriptor, source = connection.fileno(), str(peer[0])
+        dropped = self._admission.admit(descriptor, now, source)
+        if dropped is not None:
+            self._turn_out(dropped, f"was the oldest of {self._admission.most} that have proven nothing", now)
+        self._guests[descriptor] = _Guest(connection, source, self._entry.door())
+        self._poll.register(connection, select.POLLIN)
+
+    def _hear(self, descriptor: int) -> None:
+        """What it says goes through its door. What comes behind the proof is the link's."""
+        guest = self._guests[descriptor]
+        door = guest.door
+        try:
+            more = guest.connection.recv(AHEAD_BYTES - len(guest.said))
+            guest.said += more
+            while door.wants and len(guest.said) >= door.wants:
+                frame, guest.said = guest.said[: door.wants], guest.said[door.wants :]
+                answer = door.take(frame)
+                if guest.connection.send(answer) < len(answer):  # so little fits into any socket that is read
+                    raise PeerReset("it takes no answer")
+        except BlockingIOError:
+            return
+        except (OSError, TransportError) as error:
+            self._turn_out(descriptor, _reason(error), time.monotonic())
+            return
+        if door.is_passed:
+            self._let_in(descriptor)
+        elif not door.wants:
+            self._turn_out(descriptor, "was turned away", time.monotonic())
+        elif not more:
+            self._let_go(descriptor)
+
+    def _let_in(self, descriptor: int) -> None:
+        guest = self._guests.pop(descriptor)
+        self._poll.unregister(descriptor)
+        self._admission.proven(descriptor)
+        self._start(guest.connection, guest.said, guest.door)
+
+    def _turn_out(self, descriptor: int, why: str, now: float) -> None:
+        guest = self._guests[descriptor]
+        self._strangers.say(f"{self.address} has closed a connection from {guest.source}: it {why}", now)
+        self._let_go(descriptor)
+
+    def _let_go(self, descriptor: int) -> None:
+        guest = self._guests.pop(descriptor)
+        self._poll.unregister(descriptor)
+        self._admission.gone(descriptor)
+        with contextlib.suppress(OSError):  # also where a forked child still holds it
+            guest.connection.shutdown(socket.SHUT_WR)
+        guest.connection.close()
+
+    def _start(self, connection: socket.socket, ahead: bytes, door: Door | None) -> None:
+        try:
+            threading.Thread(
+                target=self._serve_one, args=(connection, ahead, door), name=f"serve {self.address}", daemon=True
+            ).start()
         except RuntimeError as error:  # no more threads
-            _log.warning("%s turns a reader away: %s", self.address, error)
+            self._exhausted.say(f"{self.address} turns a reader away: {error}", time.monotonic())
             connection.close()
 
-    def _run(self, connection: socket.socket) -> None:
+    def _serve_one(self, connection: socket.socket, ahead: bytes, door: Door | None) -> None:
         try:
-            link = _linked(connection)
+            link = _linked(connection, ahead)
         except OSError:  # it has gone already
             return
         try:
-            self._serve(link)
+            self._serve(link, door)
         finally:
             link.close()
 
@@ -240,12 +345,20 @@ class TcpBackend:
         forget(host, port)
         raise fault or PeerReset(f"host {host} has no address")
 
-    def listen(self, host: str, port: int, serve: Callable[[TcpLink], None]) -> TcpListener:
+    def listen(
+        self, host: str, port: int, serve: Callable[[TcpLink], None], entry: Entry | None = None
+    ) -> TcpListener:
+        return self.listen_behind(host, port, lambda link, _: serve(link), entry)
+
+    def listen_behind(
+        self, host: str, port: int, serve: Callable[[TcpLink, Door | None], None], entry: Entry | None
+    ) -> TcpListener:
+        """The same; `serve` also gets the door that the connection has passed."""
         try:
             listening = _listening_socket(host, port)
         except OSError as error:
             raise RingError(f"cannot listen on {address_of(self.scheme, host, port)}: {_reason(error)}") from None
-        return TcpListener(listening, address_of(self.scheme, host, listening.getsockname()[1]), serve)
+        return TcpListener(listening, address_of(self.scheme, host, listening.getsockname()[1]), serve, entry)
 
 
 def _connected(family: socket.AddressFamily, where: tuple[Any, ...], deadline: float) -> socket.socket:
@@ -262,10 +375,10 @@ def _connected(family: socket.AddressFamily, where: tuple[Any, ...], deadline: f
     return connection
 
 
-def _linked(connection: socket.socket) -> TcpLink:
+def _linked(connection: socket.socket, ahead: bytes = b"") -> TcpLink:
     """Takes the connection over. Raises OSError where the peer has reset it already; it is closed then."""
     try:
-        return TcpLink(connection)
+        return TcpLink(connection, ahead)
     except BaseException:
         connection.close()
         raise

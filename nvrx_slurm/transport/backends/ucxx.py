@@ -6,14 +6,21 @@ what UCX's own listener would cost here.
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable
 
-from nvrx_slurm.transport.backends.port import Link
-from nvrx_slurm.transport.backends.tcp import TcpBackend, TcpListener
+from nvrx_slurm.log import get_logger
+from nvrx_slurm.transport.backends.port import Door, Entry, Link
+from nvrx_slurm.transport.backends.tcp import TcpBackend, TcpLink, TcpListener
 from nvrx_slurm.transport.backends.ucx.engine import engine
+from nvrx_slurm.transport.backends.ucx.hello import HelloDoor
 from nvrx_slurm.transport.backends.ucx.link import accept, connect
+from nvrx_slurm.transport.errors import TransportError
+from nvrx_slurm.transport.handshake import pass_through
 
 SCHEME = "ucxx"
+
+_log = get_logger("transport")
 
 
 class UcxxBackend:
@@ -39,5 +46,20 @@ class UcxxBackend:
             socket.close()
             raise
 
-    def listen(self, host: str, port: int, serve: Callable[[Link], None]) -> TcpListener:
-        return self._sockets.listen(host, port, lambda socket: accept(engine(), socket, self._token, serve))
+    def listen(self, host: str, port: int, serve: Callable[[Link], None], entry: Entry | None = None) -> TcpListener:
+        """A connection passes two doors: one on its socket, and `entry` over UCX."""
+
+        def admit(link: Link) -> None:
+            try:
+                is_in = entry is None or pass_through(link, entry.door(), time.monotonic() + entry.within_s)
+            except TransportError as error:
+                _log.debug("a connection came to nothing: %s", error)
+            else:
+                if is_in:
+                    serve(link)
+
+        def begin(socket: TcpLink, door: Door | None) -> None:
+            assert isinstance(door, HelloDoor)
+            accept(engine(), socket, door.hello, self._token, admit)
+
+        return self._sockets.listen_behind(host, port, begin, Entry(lambda: HelloDoor(self._token)))

@@ -10,7 +10,7 @@ from typing import TypeVar
 
 from nvrx_slurm.transport.backends.port import Link
 from nvrx_slurm.transport.backends.tcp import TcpBackend
-from nvrx_slurm.transport.handshake import admit
+from nvrx_slurm.transport.handshake import ServerDoor, pass_through
 from tests.transport.harness import TOKEN, WAIT_S, soon
 
 T = TypeVar("T")
@@ -81,4 +81,4 @@ def server_of(serve: Callable[[Link], None]) -> Iterator[str]:
 
 
 def admitted(link: Link, token: bytes = TOKEN, *, eviction_s: float = 60.0) -> bool:
-    return admit(link, token, eviction_s, soon())
+    return pass_through(link, ServerDoor(token, eviction_s), soon())

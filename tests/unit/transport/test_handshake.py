@@ -9,7 +9,7 @@ import pytest
 from nvrx_slurm.transport import wire
 from nvrx_slurm.transport.backends.port import Link
 from nvrx_slurm.transport.errors import PayloadCorrupt, PayloadTimeout, PeerRefused, PeerReset
-from nvrx_slurm.transport.handshake import REASONS, admit, greet, turn_away
+from nvrx_slurm.transport.handshake import REASONS, ServerDoor, greet, pass_through, refusal
 from tests.transport.harness import TOKEN, soon
 from tests.unit.transport.sides import OTHER_TOKEN, Side, admitted, two_ends
 
@@ -149,7 +149,7 @@ def test_a_server_that_turns_away_says_why(status: wire.Status) -> None:
 
     def away(link: Link) -> None:
         receive(link, wire.HELLO_BYTES)
-        turn_away(link, status, soon())
+        link.send(refusal(status), None, soon())
 
     with two_ends() as (client, server):
         side = Side(lambda: away(server))
@@ -185,7 +185,7 @@ def test_each_wait_of_the_hello_is_bounded(stage: str) -> None:
         if stage == "proof":
             client.send(wire.Hello(wire.VERSION, bytes(wire.NONCE_BYTES)).pack(), None, soon())
         with pytest.raises(PayloadTimeout):
-            ended.enter_context(contextlib.nullcontext(admit(server, TOKEN, 60.0, soon(0.05))))
+            ended.enter_context(contextlib.nullcontext(pass_through(server, ServerDoor(TOKEN, 60.0), soon(0.05))))
 
 
 def test_a_very_long_eviction_fits_the_frame() -> None:

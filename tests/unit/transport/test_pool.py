@@ -15,8 +15,8 @@ from nvrx_slurm.transport.errors import PayloadTimeout, PeerRefused, PeerReset
 from nvrx_slurm.transport.pool import MOST_DOUBTS, AllInUse, Connection, Doubt, Pool
 from nvrx_slurm.transport.reading import acknowledge, request
 from nvrx_slurm.transport.ref import PayloadRef
-from nvrx_slurm.transport.serving import ServerLimits, serve
-from tests.transport.harness import TOKEN, soon, until
+from nvrx_slurm.transport.serving import ServerLimits
+from tests.transport.harness import TOKEN, admit_and_serve, soon, until
 from tests.unit.transport.sides import Side, server_of
 
 RING, OTHER_RING = "nvrx-ring-1-2-3", "nvrx-ring-4-5-6"
@@ -38,7 +38,7 @@ class Server:
             self.now += 1
             self.at_once = max(self.at_once, self.now)
         try:
-            serve(link, {}, TOKEN, self._limits)
+            admit_and_serve(link, {}, self._limits)
         finally:
             with self._guard:
                 self.now -= 1

@@ -34,31 +34,49 @@ class Hello(NamedTuple):
         return _HEAD.pack(_MAGIC, _proof(token, *self), self.number, self.turn, len(self.address)) + self.address
 
 
+class HelloDoor:
+    """Hears one (a `Door`). `hello`: the peer's, once it has passed. UCX believes whatever an address says: it gets
+    none that the token does not prove."""
+
+    def __init__(self, token: bytes) -> None:
+        self._token = token
+        self._head = b""
+        self.wants, self.is_passed = _HEAD.size, False
+        self.hello: Hello
+
+    def take(self, frame: bytes) -> bytes:
+        """A refusal, where the token does not prove it. Raises PeerReset for no hello, PeerRefused for a refusal."""
+        if not self._head:
+            self._head, self.wants = frame, _size_in(frame)
+            return b""
+        self.wants = 0
+        _, proof, number, turn, _ = _HEAD.unpack(self._head)
+        self.hello = Hello(number, turn, frame)
+        self.is_passed = hmac.compare_digest(proof, _proof(self._token, *self.hello))
+        return b"" if self.is_passed else REFUSAL
+
+
 def hear(link: Link, token: bytes, deadline: float) -> Hello:
-    """The peer's. Raises PeerReset where it is none, PeerRefused where either does not take the other one's token:
-    UCX believes whatever an address says."""
-    head = bytearray(_HEAD.size)
-    link.receive_into(memoryview(head), deadline)
-    magic, proof, number, turn, size = _HEAD.unpack(head)
+    """The server's. Raises PeerReset where it is none, PeerRefused where either does not take the other one's
+    token."""
+    door = HelloDoor(token)
+    while door.wants:
+        frame = bytearray(door.wants)
+        link.receive_into(memoryview(frame), deadline)
+        door.take(bytes(frame))
+    if not door.is_passed:
+        raise PeerRefused(OTHER_TOKEN)
+    return door.hello
+
+
+def _size_in(head: bytes) -> int:
+    """Of the address that follows."""
+    magic, _, _, _, size = _HEAD.unpack(head)
     if head == REFUSAL:
         raise PeerRefused(REASONS[Status.REFUSED])
     if magic != _MAGIC or not 0 < size <= MOST_ADDRESS_BYTES:
         raise PeerReset("it speaks another protocol, or another version of this one")
-    address = bytearray(size)
-    link.receive_into(memoryview(address), deadline)
-    hello = Hello(number, turn, bytes(address))
-    if not hmac.compare_digest(proof, _proof(token, *hello)):
-        raise PeerRefused(OTHER_TOKEN)
-    return hello
-
-
-def heard(link: Link, token: bytes, deadline: float) -> Hello:
-    """The same, for a server, which says so where it refuses."""
-    try:
-        return hear(link, token, deadline)
-    except PeerRefused:
-        link.send(REFUSAL, None, deadline)
-        raise
+    return int(size)
 
 
 def _proof(token: bytes, number: int, turn: int, address: bytes) -> bytes:

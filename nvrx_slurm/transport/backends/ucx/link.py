@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import time
 from collections.abc import Callable
 from functools import partial
 
@@ -11,13 +10,10 @@ from nvrx_slurm.log import get_logger
 from nvrx_slurm.transport.backends.port import Link, Seen
 from nvrx_slurm.transport.backends.tcp import TcpLink
 from nvrx_slurm.transport.backends.ucx.engine import Engine
-from nvrx_slurm.transport.backends.ucx.hello import Hello, hear, heard
+from nvrx_slurm.transport.backends.ucx.hello import Hello, hear
 from nvrx_slurm.transport.backends.ucx.outcome import Outcome
 from nvrx_slurm.transport.backends.ucx.peer import Peer, Want
 from nvrx_slurm.transport.errors import PayloadTimeout, PayloadTruncated, PeerReset, TransportError
-
-INTRODUCTION_S = 5.0
-"""So long may a peer take to say who it is."""
 
 UNTAKEN_BYTES = 4 << 20
 """A sender need not wait until its peer wants a payload that is no longer: a socket would have room for that, too."""
@@ -113,8 +109,8 @@ def connect(engine: Engine, bootstrap: TcpLink, token: bytes, deadline: float) -
     return link
 
 
-def accept(engine: Engine, bootstrap: TcpLink, token: bytes, serve: Callable[[Link], None]) -> None:
-    """Serve one that has connected, once it has said who it is."""
+def accept(engine: Engine, bootstrap: TcpLink, theirs: Hello, token: bytes, serve: Callable[[Link], None]) -> None:
+    """Serve one that has connected, and said who it is."""
     peer = Peer(engine, engine.serving)
 
     def open() -> None:
@@ -126,7 +122,6 @@ def accept(engine: Engine, bootstrap: TcpLink, token: bytes, serve: Callable[[Li
 
     link = UcxxLink(engine, peer)
     try:
-        theirs = heard(bootstrap, token, time.monotonic() + INTRODUCTION_S)
         _do(engine, open)
     except TransportError as error:
         _log.debug("a connection came to nothing: %s", error)

@@ -1,0 +1,223 @@
+"""Bob at a worker's payload port, which any user of any host that reaches the node can connect to."""
+
+from __future__ import annotations
+
+import contextlib
+import encodings.idna  # noqa: F401  # before the process becomes bob, who may not read it
+import os
+import random
+import resource
+import select
+import socket
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from nvrx_slurm.admission import MOST_UNPROVEN
+from nvrx_slurm.transport import PayloadClient, PayloadRef, PayloadServer, PeerRefused, SharedRing, wire
+from tests.transport.harness import until
+
+WAIT_S = 60.0
+FLOOD = 2400
+WORKER = """
+import os, sys, threading
+from nvrx_slurm.log import set_up
+from nvrx_slurm.transport import PayloadServer, SharedRing
+set_up("worker")
+with SharedRing.create(8, 4096) as ring, PayloadServer(ring, host="127.0.0.1", ports=1) as server:
+    ref = server.write(b"weights").to_json().decode()
+    print(server.ports[0].rpartition(":")[2], server.token.hex(), ref, flush=True)
+    for line in sys.stdin:
+        print(threading.active_count(), len(os.listdir("/proc/self/fd")), flush=True)
+"""
+
+
+# ---- what bob does
+
+
+def hold_silent_links(port: int, count: int) -> None:
+    """So many connections that say nothing, and as many new ones as are closed on him."""
+    hard = resource.getrlimit(resource.RLIMIT_NOFILE)[1]
+    resource.setrlimit(resource.RLIMIT_NOFILE, (min(hard, 2 * count), hard))
+    links, poll, made = {}, select.poll(), 0
+    while True:
+        while len(links) < count and made < 4 * count:
+            link = socket.create_connection(("127.0.0.1", port))
+            links[link.fileno()] = link
+            poll.register(link, select.POLLIN)
+            made += 1
+            if made == count:
+                print("flooded", flush=True)
+        for descriptor, _ in poll.poll(None):
+            poll.unregister(descriptor)
+            links.pop(descriptor).close()
+
+
+def say(port: int, count: int) -> int:
+    """Random messages, and such as begin as the protocol does; how many connections there were."""
+    frames = [
+        wire.Hello(wire.VERSION, os.urandom(32)).pack(),
+        wire.Hello(99, os.urandom(32)).pack(),
+        b"GET / HTTP/1.1\r\n\r\n",
+    ]
+    for number in range(count):
+        with contextlib.suppress(OSError), socket.create_connection(("127.0.0.1", port)) as link:
+            link.sendall(random.choice([*frames, b""]) + os.urandom(random.randrange(300)))
+            if number % 3 == 0:
+                link.shutdown(socket.SHUT_WR)
+                link.settimeout(WAIT_S)
+                while link.recv(4096):
+                    pass
+    return count
+
+
+def wait_for_the_end(port: int) -> str:
+    """He says nothing; what he hears."""
+    with socket.create_connection(("127.0.0.1", port)) as link:
+        link.settimeout(WAIT_S)
+        return link.recv(1).hex()
+
+
+def prove_with(port: int, token: str) -> list[str]:
+    """By the rules, with a token that is a guess: what he hears."""
+    heard = []
+    with socket.create_connection(("127.0.0.1", port)) as link:
+        link.settimeout(WAIT_S)
+        link.sendall(wire.Hello(wire.VERSION, bytes(32)).pack())
+        challenge = wire.Challenge.unpack(link.recv(wire.CHALLENGE_BYTES, socket.MSG_WAITALL))
+        heard.append(challenge.status.name)
+        link.sendall(bytes.fromhex(token)[:32].ljust(32, b"\0"))
+        answer = wire.Answer.unpack(link.recv(wire.ANSWER_BYTES, socket.MSG_WAITALL))
+        heard.append(answer.status.name)
+        heard.append(link.recv(1).hex())
+    return heard
+
+
+# ---- alice
+
+
+class Worker:
+    """A process of alice's that serves payloads."""
+
+    def __init__(self, log: Path, descriptors: int) -> None:
+        def limit() -> None:
+            resource.setrlimit(resource.RLIMIT_NOFILE, (descriptors, descriptors))
+
+        self._log = log
+        with log.open("wb") as output:
+            self.process = subprocess.Popen(
+                [sys.executable, "-c", WORKER],
+                stdin=subprocess.PIPE,
+                stdout=subprocess.PIPE,
+                stderr=output,
+                text=True,
+                preexec_fn=limit,
+            )
+        port, token, ref = self._line().split(" ", 2)
+        self.port, self.token, self.ref = int(port), bytes.fromhex(token), PayloadRef.from_json(ref)
+
+    def usage(self) -> tuple[int, int]:
+        """Its threads and its descriptors."""
+        assert self.process.stdin is not None
+        self.process.stdin.write("\n")
+        self.process.stdin.flush()
+        threads, descriptors = map(int, self._line().split())
+        return threads, descriptors
+
+    def read(self) -> bytes:
+        """Over the port, as from another node."""
+        with PayloadClient(token=self.token, transports=("tcp",)) as client:
+            return bytes(client.read(self.ref, deadline=WAIT_S, keep=True))
+
+    def logged(self) -> str:
+        return self._log.read_text()
+
+    def end(self) -> int:
+        """Its exit code."""
+        self.process.communicate(timeout=WAIT_S)
+        return self.process.returncode
+
+    def _line(self) -> str:
+        assert self.process.stdout is not None
+        return self.process.stdout.readline()
+
+
+@pytest.fixture
+def worker(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Worker]:
+    """With 1,024 descriptors, as a login shell gives them, or as many as the test says."""
+    worker = Worker(tmp_path / "log", getattr(request, "param", 1024))
+    with worker.process:
+        yield worker
+        worker.process.kill()
+
+
+def test_silent_links_cost_no_threads(bob: Any, worker: Worker) -> None:
+    """2,400 of them, more than the worker may have descriptors: 64 are kept, none has a thread, and a reader who
+    knows the token is served meanwhile. The log has one line."""
+    threads, descriptors = worker.usage()
+    flood = bob.start(hold_silent_links, worker.port, FLOOD)
+    assert flood.line() == "flooded"
+    assert worker.read() == b"weights"
+    now = worker.usage()
+    assert now[0] <= threads + 1  # the reader's own
+    assert now[1] <= descriptors + MOST_UNPROVEN + 1
+    assert worker.read() == b"weights"
+    assert worker.end() == 0
+    assert len(worker.logged().splitlines()) == 1, worker.logged()
+    assert (
+        "has closed a connection from 127.0.0.1: it was the oldest of 64 that have proven nothing" in worker.logged()
+    )
+
+
+@pytest.mark.parametrize("worker", [48], indirect=True)
+def test_a_listener_outlives_the_want_of_descriptors(bob: Any, worker: Worker) -> None:
+    """Where the process has fewer than 64 to give, accept(2) fails with EMFILE, and the port lives."""
+    flood = bob.start(hold_silent_links, worker.port, 100)
+    until(lambda: "cannot take a connection" in worker.logged(), "EMFILE")
+    flood.end()
+    assert worker.read() == b"weights"
+    assert worker.end() == 0
+    lines = worker.logged().splitlines()
+    assert sum("cannot take a connection: Too many open files" in line for line in lines) == 1
+    assert len(lines) <= 2, lines  # and one of those that were closed
+
+
+def test_a_silent_link_has_two_seconds(bob: Any, worker: Worker) -> None:
+    """Alone, too: it is closed, and bob hears so."""
+    assert bob.run(wait_for_the_end, worker.port) == ""
+    assert "said nothing that proves it in 2 s" in worker.logged()
+    assert worker.end() == 0
+
+
+def test_ten_thousand_messages_kill_nothing(bob: Any, worker: Worker) -> None:
+    """Random ones, cut ones, and such as begin well. The port serves as before, and the log stays short."""
+    before = worker.usage()
+    assert bob.run(say, worker.port, 10_000) == 10_000
+    assert worker.read() == b"weights"
+    until(lambda: worker.usage() <= (before[0] + 1, before[1] + 1), "the end of his connections")
+    assert worker.end() == 0
+    assert len(worker.logged().splitlines()) <= 3, worker.logged()
+    assert "Traceback" not in worker.logged()
+
+
+@pytest.mark.parametrize("guess", ["", "00" * 32, "ff" * 32])
+def test_a_guess_is_refused(bob: Any, worker: Worker, guess: str) -> None:
+    """By the rules, but for the proof: he hears that it is none, and then the end."""
+    assert bob.run(prove_with, worker.port, guess) == ["OK", "REFUSED", ""]
+    assert worker.read() == b"weights"
+
+
+def test_a_server_that_is_full_says_so() -> None:
+    """Connections that are proven are counted apart from those that are not."""
+    with SharedRing.create(2, 100) as ring, PayloadServer(ring, host="127.0.0.1", ports=1, most_links=1) as server:
+        ref = server.write(b"weights")
+        silent = socket.create_connection(("127.0.0.1", int(server.ports[0].rpartition(":")[2])))
+        with silent, PayloadClient(token=server.token, transports=("tcp",)) as first:
+            assert bytes(first.read(ref, keep=True)) == b"weights"
+            second = PayloadClient(token=server.token, transports=("tcp",))
+            with second, pytest.raises(PeerRefused, match="as many connections as it takes"):
+                second.read(ref, keep=True, deadline=1.0)

@@ -8,9 +8,11 @@ import os
 import signal
 import socket
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 
 from nvrx_slurm.attribution.catalogue import load_catalogue
+from nvrx_slurm.attribution.local_token import announced
 from nvrx_slurm.attrsvc import app, results
 from nvrx_slurm.attrsvc.confinement import Roots, existing
 from nvrx_slurm.attrsvc.jobs import Setup
@@ -24,6 +26,7 @@ from nvrx_slurm.attrsvc.workers import Worker
 from nvrx_slurm.clock import SystemClock
 from nvrx_slurm.errors import EXIT_DONE, EXIT_INTERRUPTED, UsageError
 from nvrx_slurm.files import write_private
+from nvrx_slurm.ids import new_secret
 from nvrx_slurm.log import get_logger
 from nvrx_slurm.processes import die_with
 
@@ -40,18 +43,29 @@ def run(settings: Settings, say: Callable[[str], None]) -> int:
     roots = existing(settings.roots)
     load_catalogue(settings.rules)  # a mistake in them is told here, not at the first failure
     with contextlib.ExitStack() as stack:
-        kept = None
+        kept = where = None
         if settings.state_dir is not None:
             kept = stack.enter_context(results.opened(settings.state_dir, SystemClock()))
         listener = stack.enter_context(listening(settings.bind))
-        return asyncio.run(Serving(settings, roots, kept, listener).serve(say))
+        if settings.makes_token:
+            token = new_secret()
+            where = stack.enter_context(announced(settings.bind.host, listener.getsockname()[1], token))
+            settings = replace(settings, token=token)
+        return asyncio.run(Serving(settings, roots, kept, listener, where).serve(say))
 
 
 class Serving:
     """One run of the server."""
 
-    def __init__(self, settings: Settings, roots: Roots, kept: Results | None, listener: socket.socket) -> None:
-        self._settings, self._roots, self._listener = settings, roots, listener
+    def __init__(
+        self,
+        settings: Settings,
+        roots: Roots,
+        kept: Results | None,
+        listener: socket.socket,
+        token_path: Path | None = None,
+    ) -> None:
+        self._settings, self._roots, self._listener, self._token_path = settings, roots, listener, token_path
         clock, metrics = SystemClock(), Metrics()
         setup = Setup(
             roots=tuple(map(str, roots.paths)),
@@ -130,7 +144,9 @@ class Serving:
         settings = self._settings
         host = f"[{settings.bind.host}]" if ":" in settings.bind.host else settings.bind.host
         url = f"{'https' if settings.tls_cert else 'http'}://{host}:{self._port}"
-        auth = "bearer token required" if settings.token else "no token, for this machine only"
+        auth = "bearer token required" if settings.token else "no token: every user of this machine may ask"
+        if self._token_path is not None:
+            auth += f", which your own tools find in {self._token_path}"
         return f"nvrx-slurm attrsvc: {url}: reads below {', '.join(map(str, self._roots.paths))}; {auth}"
 
 

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import ipaddress
 import os
 import stat
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from nvrx_slurm.attribution.local_token import is_loopback
 from nvrx_slurm.attrsvc.entries import Bounds
 from nvrx_slurm.config import env
 from nvrx_slurm.errors import UsageError
@@ -25,19 +25,17 @@ class Address:
     @property
     def is_loopback(self) -> bool:
         """Whether only this machine gets there."""
-        try:
-            return ipaddress.ip_address(self.host).is_loopback
-        except ValueError:
-            return self.host == "localhost"
+        return is_loopback(self.host)
 
 
 @dataclass(frozen=True, slots=True)
 class Settings:
-    """All of it. The token is in no representation of this."""
+    """All of it. The token is in no representation of this. `makes_token`: none was named, so one is made."""
 
     bind: Address
     roots: tuple[Path, ...]
     token: str | None = field(default=None, repr=False)
+    makes_token: bool = False
     state_dir: Path | None = None
     workers: int = 2
     rules: tuple[Path, ...] = ()
@@ -65,8 +63,17 @@ def parse_bind(text: str) -> Address:
     return Address(host or "0.0.0.0", int(port))
 
 
-def read_token(file: Path | None, bind: Address) -> str | None:
-    """The bearer token, from its file or the environment; on loopback there may be none. Raises UsageError."""
+def read_token(file: Path | None, bind: Address, *, without: bool = False) -> str | None:
+    """The bearer token, from its file or the environment; None where none is named, which only loopback allows.
+
+    `without`: there is to be none, whatever the environment holds. Raises UsageError.
+    """
+    if without:
+        if file is not None:
+            raise UsageError(f"--no-token and --token-file {file}: choose one")
+        if not bind.is_loopback:
+            raise UsageError(f"--no-token: others can reach {bind.host}; it goes with a loopback address only")
+        return None
     token = env.attrsvc_token() if file is None else _token_in(file)
     where = f"--token-file {file}" if file is not None else env.ATTRSVC_TOKEN
     if token is None:

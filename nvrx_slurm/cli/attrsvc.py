@@ -23,7 +23,12 @@ _MEBIBYTE = 1 << 20
     "--bind", default="127.0.0.1:8443", show_default=True, metavar="HOST:PORT", help="Port 0: any free one."
 )
 @click.option("--root", "roots", type=_PATH, multiple=True, required=True, help="Read below this folder; repeatable.")
-@click.option("--token-file", type=_PATH, help="Holds the bearer token; mode 0600. Or NVRX_SLURM_ATTRSVC_TOKEN.")
+@click.option(
+    "--token-file",
+    type=_PATH,
+    help="Holds the bearer token; mode 0600. Or NVRX_SLURM_ATTRSVC_TOKEN. Else, on loopback, one is made.",
+)
+@click.option("--no-token", is_flag=True, help="On loopback: let every user of this machine ask.")
 @click.option("--tls-cert", type=_PATH, help="Serve HTTPS with this certificate (PEM, with its chain).")
 @click.option("--tls-key", type=_PATH, help="The certificate's private key (PEM).")
 @click.option("--state-dir", type=_PATH, help="Keep results here, over restarts. Default: in memory.")
@@ -60,7 +65,13 @@ def attrsvc(**options: Any) -> int:
 
 
 def _settings(
-    bind: str, token_file: Path | None, tls_cert: Path | None, tls_key: Path | None, workers: int | None, **rest: Any
+    bind: str,
+    token_file: Path | None,
+    no_token: bool,
+    tls_cert: Path | None,
+    tls_key: Path | None,
+    workers: int | None,
+    **rest: Any,
 ) -> Settings:
     from nvrx_slurm.attrsvc.entries import Bounds
     from nvrx_slurm.attrsvc.settings import Settings, parse_bind, read_token
@@ -68,11 +79,13 @@ def _settings(
     if (tls_cert is None) != (tls_key is None):
         raise UsageError("--tls-cert and --tls-key go together: name both")
     address = parse_bind(bind)
+    token = read_token(token_file, address, without=no_token)
     kept_for_s = seconds_of("--keep-for", rest["keep_for"])
     return Settings(
         bind=address,
         roots=rest["roots"],
-        token=read_token(token_file, address),
+        token=token,
+        makes_token=token is None and not no_token,
         state_dir=rest["state_dir"],
         workers=workers or min(4, os.cpu_count() or 1),
         rules=rest["rules"],

@@ -19,6 +19,7 @@ import httpx2
 import msgspec
 import pytest
 
+from nvrx_slurm.attribution.local_token import find_token
 from nvrx_slurm.processes import is_alive
 from nvrx_slurm.verdicts import FailureKey, Inquiry
 from tests.fault_harness import until
@@ -70,19 +71,29 @@ class Room:
     def logs(self) -> Path:
         return self.path / "logs"
 
+    @property
+    def tokens(self) -> Path:
+        """Where a service that was given no token keeps the one that it made."""
+        return self.path / "state-home/nvrx-slurm/attrsvc"
+
     def start(self, *options: str, token: str | None = None, verify: Any = True) -> Served:
         """A service with one worker. What it prints after its first line goes to `log`."""
         port_file = self.path / f"port-{len(list(self.path.iterdir()))}"
         argv = (*PROGRAM, "--bind", "127.0.0.1:0", "--root", str(self.logs), "--workers", "1")
         with (self.path / "log").open("a") as log:
             process = subprocess.Popen(
-                [*argv, "--port-file", str(port_file), *options], stdout=subprocess.PIPE, stderr=log, text=True
+                [*argv, "--port-file", str(port_file), *options],
+                stdout=subprocess.PIPE,
+                stderr=log,
+                text=True,
+                env={**os.environ, "XDG_STATE_HOME": str(self.path / "state-home")},
             )
         self.stack.callback(_end, process)
         assert process.stdout is not None
         greeting = process.stdout.readline()
         assert greeting, (self.path / "log").read_text()
         url = f"{'https' if '--tls-cert' in options else 'http'}://127.0.0.1:{port_file.read_text().strip()}"
+        token = token or find_token(url, self.tokens)
         headers = {"Authorization": f"Bearer {token}"} if token else {}
         client = httpx2.Client(base_url=url, headers=headers, timeout=DEADLINE_S, verify=verify, trust_env=False)
         return Served(process, self.stack.enter_context(client), greeting)
@@ -135,7 +146,9 @@ def test_attribution(room: Room) -> None:
     assert (attribution["source"], attribution["verdict"]) == ("attrsvc", "STOP")
     assert "flash_attn_3" in attribution["primary"]["text"]
     url = str(served.client.base_url).rstrip("/")
-    assert served.greeting == f"nvrx-slurm attrsvc: {url}: reads below {room.logs}; no token, for this machine only\n"
+    start, _, where = served.greeting.partition(", which your own tools find in ")
+    assert start == f"nvrx-slurm attrsvc: {url}: reads below {room.logs}; bearer token required"
+    assert Path(where.strip()).parent == room.tokens
 
 
 def test_planted_symlink(room: Room) -> None:
@@ -179,7 +192,10 @@ def test_drains(room: Room) -> None:
         path = f"/v1/inquiries/{served.ask(held, wait_s=0).json()['id']}?wait=50"
         worker, url = served.worker(), served.client.base_url
         with closing(HTTPConnection(url.host, url.port, DEADLINE_S)) as waiting:
-            waiting.request("GET", path)  # and is there when the work is done, after which nobody listens any more
+            said = {"Authorization": served.client.headers["Authorization"]}
+            waiting.request(
+                "GET", path, headers=said
+            )  # and is there when the work is done, after which nobody listens any more
             os.kill(worker, signal.SIGCONT)
             assert msgspec.json.decode(waiting.getresponse().read())["state"] == "done"
     assert served.process.wait(DEADLINE_S) == 0

@@ -50,11 +50,15 @@ def _bare(plan: AttributionPlan, folder: Path, clock: Clock) -> Iterator[Source]
 
 
 def _services(plan: AttributionPlan, folder: Path, patience_s: float, clock: Clock) -> Iterator[Source]:
+    from urllib.parse import urlsplit
+
+    from nvrx_slurm.attribution.local_token import is_loopback
     from nvrx_slurm.attribution.sources.places import fixed_place, managed_place
     from nvrx_slurm.attribution.sources.service import ServiceSource
 
     def at(name: str, url: str) -> Source:
-        return ServiceSource(name, fixed_place(url, plan.token_file), patience_s=patience_s, clock=clock)
+        where, local = fixed_place(url, plan.token_file), is_loopback(urlsplit(url).hostname or "")
+        return ServiceSource(name, where, patience_s=patience_s, clock=clock, local=local)
 
     if plan.manage_attrsvc:
         where = managed_place(folder)

@@ -31,13 +31,15 @@ Locate = Callable[[], Place]
 
 
 def fixed_place(url: str, token_file: str | None) -> Locate:
-    """A service at a URL; its token from the file, or else from NVRX_SLURM_ATTRSVC_TOKEN."""
+    """A service at a URL; its token from the file, or else from NVRX_SLURM_ATTRSVC_TOKEN, or else, at a loopback
+    address, from this user's own service there."""
 
     def locate() -> Place:
+        from nvrx_slurm.attribution.local_token import find_token
         from nvrx_slurm.attribution.postprocessing.secrets import token_of
 
         token = token_of(token_file, env.attrsvc_token(), key="fault_tolerance.attribution.token_file")
-        return Place(url=url.rstrip("/"), token=token)
+        return Place(url=url.rstrip("/"), token=token or find_token(url))
 
     return locate
 

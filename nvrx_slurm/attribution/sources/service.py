@@ -18,14 +18,24 @@ class ServiceSource:
     """Asks a service over HTTP: first about logs that are still written; then, once they are whole, or the failing
     rank has said enough, or `patience_s` is over, for good. What it is told for good is the same for all who ask.
 
-    `managed`: the job runs the service itself. It is waited for while it starts, and reached without a proxy.
+    `managed`: the job runs the service itself. It is waited for while it starts. `local`: it is on this machine, and
+    reached without a proxy.
     """
 
-    def __init__(self, name: str, locate: Locate, *, patience_s: float, clock: Clock, managed: bool = False) -> None:
+    def __init__(
+        self,
+        name: str,
+        locate: Locate,
+        *,
+        patience_s: float,
+        clock: Clock,
+        managed: bool = False,
+        local: bool = False,
+    ) -> None:
         self.name = name
         self._locate, self._patience_s, self._clock = locate, patience_s, clock
         self._managed = managed
-        self._exchange = Exchange(proxies=not managed)
+        self._exchange = Exchange(proxies=not (managed or local))
 
     async def open(self) -> None:
         await self._exchange.open()

@@ -1,0 +1,124 @@
+"""The token of an attribution service on this machine: made at its start, found by the same user's tools.
+
+It lies in a folder that only its user can enter, one file (0600) for each address. The service holds a lock on the
+file for as long as it lives. A file without its lock is what a killed service has left: another user may listen at
+that address by now, so the token is not sent there.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import ipaddress
+import os
+import secrets
+import socket
+import stat
+from collections.abc import Iterator
+from pathlib import Path
+from urllib.parse import urlsplit
+
+from nvrx_slurm.config.site import state_folder
+from nvrx_slurm.errors import UsageError
+
+LONGEST_TOKEN_BYTES = 4096
+_PORTS = {"http": 80, "https": 443}
+_NAME_NOW = "name a token with --token-file, or say --no-token"
+
+
+def token_folder() -> Path:
+    """`$XDG_STATE_HOME/nvrx-slurm/attrsvc`, by default in ~/.local/state. It may not exist."""
+    return state_folder() / "attrsvc"
+
+
+@contextlib.contextmanager
+def announced(host: str, port: int, token: str, folder: Path | None = None) -> Iterator[Path]:
+    """Keep the token where this user's tools look for it, until the end of the block. Raises UsageError."""
+    folder = folder or token_folder()
+    path = folder / _file_name(_address(host), port)
+    descriptor = _written(folder, path, token)
+    try:
+        yield path
+    finally:
+        # While the caller still listens: a service that starts here next cannot have replaced the file yet.
+        with contextlib.suppress(OSError):
+            path.unlink()
+        os.close(descriptor)
+
+
+def find_token(url: str, folder: Path | None = None) -> str | None:
+    """The token of this user's own service at a loopback URL; None where no such service lives."""
+    try:
+        parts = urlsplit(url)
+        host, port = parts.hostname or "", parts.port or _PORTS.get(parts.scheme, 0)
+    except ValueError:
+        return None
+    addresses = ["127.0.0.1", "::1"] if host == "localhost" else [host]
+    found = (_read((folder or token_folder()) / _file_name(each, port)) for each in addresses if is_loopback(each))
+    return next((token for token in found if token is not None), None)
+
+
+def is_loopback(host: str) -> bool:
+    """Whether only this machine gets to that host."""
+    try:
+        return ipaddress.ip_address(host).is_loopback
+    except ValueError:
+        return host == "localhost"
+
+
+def _address(host: str) -> str:
+    return "127.0.0.1" if host == "localhost" else host
+
+
+def _file_name(host: str, port: int) -> str:
+    """With the machine's name: a home folder may be shared by many."""
+    return f"{socket.gethostname()}-{host}-{port}.token".replace("/", "_")
+
+
+def _written(folder: Path, path: Path, token: str) -> int:
+    """The descriptor that holds the lock. The file appears under its name locked and whole."""
+    new = folder / f".{path.name}.{secrets.token_hex(8)}"
+    try:
+        folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+        _check_folder(folder)
+        descriptor = os.open(new, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)
+    except OSError as error:
+        raise UsageError(f"{folder}: no token can be kept there: {error.strerror}; {_NAME_NOW}") from None
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        os.fchmod(descriptor, 0o600)
+        os.write(descriptor, token.encode())
+        new.rename(path)
+    except OSError as error:
+        os.close(descriptor)
+        new.unlink(missing_ok=True)
+        raise UsageError(f"{path}: no locked token can be kept there: {error.strerror}; {_NAME_NOW}") from None
+    return descriptor
+
+
+def _check_folder(folder: Path) -> None:
+    status = folder.lstat()
+    if not stat.S_ISDIR(status.st_mode) or status.st_uid != os.geteuid() or status.st_mode & 0o077:
+        raise UsageError(
+            f"{folder}: mode {stat.S_IMODE(status.st_mode):04o}, owner {status.st_uid}: a token is kept only in a"
+            f" folder of your own that others cannot enter; chmod 700 {folder}, or {_NAME_NOW}"
+        )
+
+
+def _read(path: Path) -> str | None:
+    """The token of a service that lives. Nothing of another user's is believed."""
+    try:
+        descriptor = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
+    except OSError:
+        return None
+    with os.fdopen(descriptor, "rb") as file:
+        status = os.fstat(descriptor)
+        if not stat.S_ISREG(status.st_mode) or status.st_uid != os.geteuid() or status.st_mode & 0o077:
+            return None
+        try:
+            fcntl.flock(descriptor, fcntl.LOCK_SH | fcntl.LOCK_NB)
+        except BlockingIOError:
+            return file.read(LONGEST_TOKEN_BYTES).decode("ascii", "replace").strip() or None
+        except OSError:
+            return None
+        return None  # the service is gone, and its lock with it

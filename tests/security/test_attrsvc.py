@@ -1,0 +1,148 @@
+"""The attribution service reads logs with its user's rights: only that user's own tools may ask it."""
+
+from __future__ import annotations
+
+import contextlib
+import encodings.idna  # noqa: F401 -- bob can load nothing any more when a socket asks for it
+import http.client
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from nvrx_slurm.attribution.local_token import announced, find_token
+from nvrx_slurm.attribution.sources.places import fixed_place
+from nvrx_slurm.config import env
+from nvrx_slurm.errors import UsageError
+
+BOUND_S = 60.0
+Start = Callable[..., "Service"]
+
+
+class Service:
+    """`nvrx-slurm attrsvc` of alice, on a free port of loopback."""
+
+    def __init__(self, root: Path, state: Path, *options: str) -> None:
+        self.log = root / "attrsvc.log"
+        argv = [sys.executable, "-m", "nvrx_slurm", "attrsvc", "--bind", "127.0.0.1:0", "--workers", "1"]
+        with self.log.open("ab") as log:
+            self.process = subprocess.Popen(
+                [*argv, "--root", str(root), *options],
+                env=env.child_environment({"XDG_STATE_HOME": str(state)}, without=[env.ATTRSVC_TOKEN]),
+                stdout=subprocess.PIPE,
+                stderr=log,
+                text=True,
+            )
+        assert self.process.stdout is not None
+        self.greeting = self.process.stdout.readline()
+        if not self.greeting:
+            self.process.stdout.close()
+            self.process.wait(BOUND_S)
+            raise AssertionError(self.log.read_text())
+        self.port = int(self.greeting.split("127.0.0.1:")[1].split(":")[0])
+        self.url = f"http://127.0.0.1:{self.port}"
+
+    def end(self, number: int = signal.SIGTERM) -> int:
+        self.process.send_signal(number)
+        return self.process.wait(BOUND_S)
+
+
+@pytest.fixture
+def state(common: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """Alice's state folder, in which her tools and her service look. Bob can enter it, as he can her home."""
+    monkeypatch.setenv("XDG_STATE_HOME", str(common / "state"))
+    monkeypatch.delenv(env.ATTRSVC_TOKEN, raising=False)
+    (common / "state").mkdir()
+    return common / "state"
+
+
+@pytest.fixture
+def start(common: Path, state: Path) -> Iterator[Start]:
+    """Starts services; they end with the test."""
+    with contextlib.ExitStack() as stack:
+
+        def service(*options: str) -> Service:
+            started = Service(common, state, *options)
+            stack.enter_context(started.process)
+            stack.callback(started.process.kill)
+            return started
+
+        yield service
+
+
+def statuses(port: int, token: str | None) -> list[int]:
+    """What each way to ask is answered with."""
+    headers = {"Authorization": f"Bearer {token}"} if token else {}
+    found = []
+    for method, path in (
+        ("GET", "/v1/stats"),
+        ("GET", "/v1/inquiries"),
+        ("POST", "/v1/inquiries"),
+        ("GET", "/metrics"),
+    ):
+        connection = http.client.HTTPConnection("127.0.0.1", port, timeout=30)
+        connection.request(method, path, headers=headers)
+        found.append(connection.getresponse().status)
+        connection.close()
+    return found
+
+
+def files_below(folder: str) -> list[str]:
+    """What somebody can read below a folder."""
+    paths = (Path(place, name) for place, _, names in os.walk(folder) for name in names)
+    return [str(path) for path in paths if os.access(path, os.R_OK)]
+
+
+def test_another_user_of_the_machine_is_refused(bob: Any, start: Start, state: Path) -> None:
+    """Without a token bob gets 401 everywhere, and the token's file is not his to read. Alice's tools find it."""
+    service = start()
+    assert bob.run(statuses, service.port, None) == [401] * 4
+    assert bob.run(statuses, service.port, "guess-guess-guess") == [401] * 4
+    assert bob.run(files_below, str(state)) == []
+    place = fixed_place(service.url, None)()
+    assert place.token is not None and place.token not in service.greeting
+    assert statuses(service.port, place.token) == [200, 200, 415, 200]
+    assert find_token(f"http://localhost:{service.port}/") == place.token
+
+
+def test_the_token_goes_with_its_service(start: Start, state: Path) -> None:
+    """At an orderly end the file is removed; after SIGKILL it stays, unused: the port may be bob's."""
+    ended, killed = start(), start()
+    assert find_token(ended.url) and find_token(killed.url)
+    assert ended.end() == 0
+    killed.end(signal.SIGKILL)
+    assert [str(killed.port) in path.name for path in (state / "nvrx-slurm/attrsvc").iterdir()] == [True]
+    assert (find_token(ended.url), find_token(killed.url)) == (None, None)
+
+
+def test_it_is_open_to_all_only_where_its_user_says_so(bob: Any, start: Start) -> None:
+    """--no-token, which says so in its first line."""
+    service = start("--no-token")
+    assert "no token: every user of this machine may ask" in service.greeting
+    assert bob.run(statuses, service.port, None) == [200, 200, 415, 200]
+
+
+def test_a_folder_that_others_can_enter_holds_no_token(start: Start, state: Path) -> None:
+    """Alice is told the folder and the remedy."""
+    folder = state / "nvrx-slurm/attrsvc"
+    folder.mkdir(parents=True)
+    folder.chmod(0o755)
+    with pytest.raises(UsageError, match=f"chmod 700 {folder}"), announced("127.0.0.1", 1, "x"):
+        pass
+    with pytest.raises(AssertionError, match=r"chmod 700 .* or name a token with --token-file"):
+        start()
+
+
+def test_a_file_of_another_user_is_not_believed(common: Path) -> None:
+    """Where the folder is open to others after all, what they put there is no token."""
+    if os.geteuid():
+        pytest.skip("only root can give a file away")
+    with announced("127.0.0.1", 7, "planted", common / "tokens") as path:
+        assert find_token("http://127.0.0.1:7", common / "tokens") == "planted"
+        os.chown(path, 65534, -1)
+        assert find_token("http://127.0.0.1:7", common / "tokens") is None

@@ -79,12 +79,20 @@ class BeatBoard:
                     self._pass_on(said)
 
     def _pass_on(self, said: bytes) -> None:
-        """Raises ValueError for what is none of the three."""
+        """Raises ValueError for what is none of the three, or not of a worker of this node. Any process of the user's
+        can write here, in any language."""
         if said.startswith(b"!"):
             rank, pid, what = said[1:].decode(errors="replace").split(" ", 2)
-            self._on_failing(int(rank), int(pid), what)
+            self._on_failing(self._rank(rank), int(pid), what)
         elif said.startswith(b"{"):
             self._on_restart(decode(said))
         else:
             rank, step = said.decode().split()
-            self._on_first_step(int(rank), int(step))
+            if not 0 <= int(step) < 1 << 63:
+                raise ValueError("a step must be from 0 to 2**63 - 1")
+            self._on_first_step(self._rank(rank), int(step))
+
+    def _rank(self, text: str) -> int:
+        if int(text) not in self._slots:
+            raise ValueError(f"rank {text[:20]} is none of this node's")
+        return int(text)

@@ -25,13 +25,17 @@ def beat(*, step: int) -> None:
     step. A forked child may call it too, and then tells in its parent's name. Without an agent, and whatever is
     wrong with the channel to it, this does nothing.
 
-    Raises TypeError, with or without an agent, if `step` is not an integer.
+    Raises TypeError, with or without an agent, if `step` is not an integer; ValueError if it does not fit into 64
+    bits.
     """
     number = index(step)
     words = _words
     if words is not None:
         now = monotonic_ns()
-        words[STEP] = number
+        try:
+            words[STEP] = number
+        except ValueError:
+            raise ValueError(f"beat: step must be below 2**63, not {number}") from None
         if now - words[SIGN] > words[GAP]:
             _longest_yet(words, now)
         words[SIGN] = now

@@ -121,7 +121,7 @@ class Slot:
         words = self._words  # the sign only now: see above
         restarted = words[RESTARTED]
         return Reading(
-            step=None if (step := words[STEP]) == NEVER else step,
+            step=step if (step := words[STEP]) > NEVER else None,  # a negative one is no step
             beats=words[BEATS],
             sign_ns=words[SIGN],
             largest_gap_ns=words[GAP],

@@ -45,9 +45,14 @@ async def test_each_kind_of_word_is_passed_on_and_nonsense_is_not(tmp_path: Path
     ears = Ears()
     board = BeatBoard(tmp_path / "board", ears.first_step, ears.failing, ears.restart)
     board.open()
-    words = [encode(RESTART), b'{"torn', b"{}", b"\xff", b"", b"!1 77 KeyError: 3", b"2 5"]
+    for rank in (1, 2):
+        board.prepare(rank, 0)
+    strangers = [b"9 5", b"!9 77 KeyError: 3"]  # no rank of this node's
+    too_large = [b"2 %d" % (1 << 65), b"2 %d" % (1 << 63), b"2 -7", b"2 " + b"9" * 5_000]  # nobody could pack them
+    nonsense = [b'{"torn', b"{}", b"\xff", b"", *strangers, *too_large]
+    words = [encode(RESTART), *nonsense, b"!1 77 KeyError: 3", b"2 5"]
     for word in words:
-        worker.sendto(word, str(tmp_path / "board" / "s"))
+        await asyncio.to_thread(worker.sendto, word, str(tmp_path / "board" / "s"))  # the kernel keeps ten at a time
     await asyncio.wait_for(ears.last.wait(), 20.0)
     board.close()
     assert ears.heard == [("restart", RESTART), ("failing", 1, 77, "KeyError: 3"), ("step", 2, 5)]

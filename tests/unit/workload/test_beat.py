@@ -225,6 +225,16 @@ def test_beats_under_a_rain_of_signals_all_arrive(slot: Slot, environment: Envir
     )
 
 
+def test_a_step_that_does_not_fit_is_an_error_in_the_worker(slot: Slot, environment: Environment) -> None:
+    """It says which; the page keeps the last step that did."""
+    said = worker(
+        "beat(step=7)\ntry:\n    beat(step=2**65)\nexcept ValueError as error:\n    print(error)\n",
+        environment,
+    )
+    assert said == f"beat: step must be below 2**63, not {2**65}\n"
+    assert slot.read().step == 7
+
+
 def test_the_longest_gap_is_between_two_beats(slot: Slot, environment: Environment) -> None:
     """It is kept by the worker, as none that looks once a second would see it; the start-up is no gap."""
     took = worker(

@@ -6,20 +6,27 @@ from pathlib import Path
 
 import msgspec
 
+from nvrx_slurm.decoding import decode
+from nvrx_slurm.errors import MalformedRecord
+
 
 class JobStore(msgspec.Struct, frozen=True):
-    """What our agent tells by NVRX_STORE_FILE (`folder.StoreAddress` is the whole of it). `embedded`: it serves this
-    job alone, and its configuration may be changed."""
+    """What our agent tells by NVRX_STORE_FILE (`folder.StoreAddress` is the whole of it). `token`: the job's key.
+    `embedded`: it serves this job alone, and its configuration may be changed."""
 
     url: str
     job: str
     password: str | None = None
+    token: str | None = None
     embedded: bool = False
+
+
+_decoder = msgspec.json.Decoder(JobStore)
 
 
 def read_job_store(path: Path, error: type[Exception]) -> JobStore:
     """Raises `error` where it cannot be read."""
     try:
-        return msgspec.json.decode(path.read_bytes(), type=JobStore)
-    except (OSError, msgspec.DecodeError) as seen:
+        return decode(_decoder.decode, path.read_bytes(), path.name)
+    except (OSError, MalformedRecord) as seen:
         raise error(f"the job's store file {path} (NVRX_STORE_FILE) cannot be read: {seen}") from None

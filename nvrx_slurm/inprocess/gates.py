@@ -6,8 +6,11 @@ reads, since a member who is lost is waited for no longer.
 
 from __future__ import annotations
 
+from typing import TypeVar
+
 import msgspec
 
+from nvrx_slurm.decoding import decode
 from nvrx_slurm.inprocess.attribution import Interruption, InterruptionRecord
 from nvrx_slurm.inprocess.ledger import Interrupted, Ledger
 
@@ -86,6 +89,14 @@ class Noticing(Payload, frozen=True, kw_only=True):
         if self.interruption is None:
             return None
         return InterruptionRecord(self.rank, self.interruption, self.text, self.host, self.stack)
+
+
+P = TypeVar("P", bound=Payload)
+
+
+def unpack(data: bytes, kind: type[P]) -> P:
+    """Raises MalformedRecord."""
+    return decode(lambda each: msgspec.json.decode(each, type=kind), data, "what a member has brought along")
 
 
 pack = msgspec.json.Encoder().encode

@@ -19,6 +19,7 @@ from typing import TypeVar
 
 import msgspec
 
+from nvrx_slurm.errors import UntrustedRecord
 from nvrx_slurm.inprocess import gates
 from nvrx_slurm.inprocess.bells import Bells
 from nvrx_slurm.inprocess.cycle import Cycle, Event, Phase
@@ -86,7 +87,7 @@ class Group:
         member = self.cycle.member
         other = self._connection.arrival(gates.JOIN, member)
         if other is not None and other != pack(process):
-            raise _taken(member, msgspec.json.decode(other, type=Joining))
+            raise _taken(member, _joining(other))
 
     def join(self, process: Joining, lost: Mapping[int, Lost]) -> None:
         """Become known, tell who was lost in earlier calls, and listen."""
@@ -277,8 +278,19 @@ class Group:
 
 
 def unpacked(payloads: Mapping[int, bytes], kind: type[P]) -> dict[int, P]:
-    """Each member's payload."""
-    return {member: msgspec.json.decode(data, type=kind) for member, data in payloads.items()}
+    """Each member's payload. One that cannot be read is left out, as if its member had not arrived."""
+    found = dict[int, P]()
+    for member, data in payloads.items():
+        with contextlib.suppress(UntrustedRecord):
+            found[member] = gates.unpack(data, kind)
+    return found
+
+
+def _joining(data: bytes) -> Joining:
+    try:
+        return gates.unpack(data, Joining)
+    except UntrustedRecord:
+        return Joining(host="an unknown host", pid=0, began=0)
 
 
 def _ranks(members: list[int]) -> str:

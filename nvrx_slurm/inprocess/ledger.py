@@ -20,6 +20,8 @@ from dataclasses import dataclass, field
 
 import msgspec
 
+from nvrx_slurm.decoding import decode as checked
+from nvrx_slurm.errors import MalformedRecord
 from nvrx_slurm.inprocess.attribution import Interruption, InterruptionRecord
 
 
@@ -82,7 +84,11 @@ class Broken(Entry, frozen=True, kw_only=True, tag="broken"):
     reason: str
 
 
-AnyEntry = Sealed | Opened | Interrupted | Settled | Completed | Lost | Broken
+class Void(Entry, frozen=True, kw_only=True, tag="void"):
+    """Means nothing. What stood in its place was set aside: not signed with the job's key, or not readable."""
+
+
+AnyEntry = Sealed | Opened | Interrupted | Settled | Completed | Lost | Broken | Void
 
 _encoder = msgspec.json.Encoder()
 _decoder: msgspec.json.Decoder[AnyEntry] = msgspec.json.Decoder(AnyEntry)
@@ -93,8 +99,11 @@ def encode(entry: AnyEntry) -> bytes:
 
 
 def decode(data: bytes) -> AnyEntry:
-    """Raises msgspec.DecodeError, or ValidationError, for what is no entry."""
-    return _decoder.decode(data)
+    """A `Void` for what is no entry: it has its place in the log, and all ranks must count it."""
+    try:
+        return checked(_decoder.decode, data, "an entry of the log")
+    except MalformedRecord:
+        return Void(iteration=-1)
 
 
 class Stage(enum.Enum):
@@ -162,6 +171,8 @@ def accepts(ledger: Ledger, entry: AnyEntry) -> bool:
             return ours and stage in (Stage.STARTING, Stage.RUNNING)
         case Completed():
             return entry.iteration == ledger.iteration and stage is Stage.RUNNING
+        case Void():
+            return False
         case Broken():
             return entry.iteration == ledger.iteration and stage is not Stage.COMPLETED
 
@@ -178,6 +189,8 @@ def _applied(ledger: Ledger, entry: AnyEntry) -> Ledger:
             return dataclasses.replace(ledger, stage=Stage.COMPLETED)
         case Broken():
             return dataclasses.replace(ledger, stage=Stage.BROKEN, reason=entry.reason)
+        case Void():
+            return ledger
         case Interrupted():
             return _interrupted(ledger, entry)
         case Lost():

@@ -3,6 +3,9 @@
 A topic is a stream, `nvrx:{<job>}:payloads:<topic>`; a record in it (`published.py`) is the field `m`. It tells where
 a payload is: the payload itself stays in its producer's ring. Beyond about `KEPT_RECORDS` the oldest go, and all of
 them `KEEP_S` after the last publish, lookup or follow.
+
+Within a job a record is signed with the job's key, for its topic: what another user of the store writes there is
+skipped. Without an agent, or with another job's name, there is no key, and nothing is signed.
 """
 
 from __future__ import annotations
@@ -22,7 +25,9 @@ from typing import Any, NamedTuple
 
 import msgspec
 
-from nvrx_slurm.errors import UsageError
+from nvrx_slurm.admission import RateLimitedLog
+from nvrx_slurm.errors import UntrustedRecord, UsageError
+from nvrx_slurm.job_key import JobKey
 from nvrx_slurm.job_store import read_job_store
 from nvrx_slurm.log import get_logger
 from nvrx_slurm.transport import arguments, environment
@@ -63,6 +68,7 @@ class _Place(NamedTuple):
     password: str | None
     job: str
     embedded: bool
+    key: JobKey | None = None
 
 
 class Directory:
@@ -87,6 +93,7 @@ class Directory:
         place = _place(url, password_file, job)
         patience_s = arguments.seconds("Directory: patience_s", patience_s)
         self._asker = Asker(place.url, place.password, patience_s=patience_s, embedded=place.embedded)
+        self._key = place.key
         self._producer = environment.producer()
         self._keys = f"nvrx:{{{place.job}}}:payloads:"
         self._numbers = _Numbers()
@@ -97,7 +104,7 @@ class Directory:
 
         Raises TransportError for a ref that nobody could read.
         """
-        key, ref = self._key(topic), arguments.payload_ref(ref)
+        key, ref = self._stream(topic), arguments.payload_ref(ref)
         who = self._producer
         published = Published(
             ref=ref,
@@ -109,6 +116,8 @@ class Directory:
             number=next(self._numbers.count),
         )
         data = pack(published)
+        if self._key is not None:
+            data = self._key.sign(key, data)
         identity, _ = self._asker.ask(
             ["XADD", key, "MAXLEN", "~", KEPT_RECORDS, "*", "m", data],
             ["EXPIRE", key, KEEP_S],
@@ -117,9 +126,9 @@ class Directory:
 
     def lookup(self, topic: str = TOPIC, after: str | None = None) -> list[Published]:
         """What is published now, oldest first; with `after`, the `id` of one, only what came later."""
-        key, last = self._key(topic), START if after is None else checked_id(after)
+        key, last = self._stream(topic), START if after is None else checked_id(after)
         newest = self._newest(key)
-        reader = _Reader(topic)
+        reader = _Reader(key, self._key)
         found: list[Published] = []
         while place(last) < place(newest):
             [items] = self._asker.ask(["XRANGE", key, _next(last), newest, "COUNT", CHUNK])
@@ -131,9 +140,9 @@ class Directory:
 
     def follow(self, topic: str = TOPIC, *, from_start: bool = True) -> Following:
         """All that is published, as it comes; without `from_start` only what is published from now on."""
-        key = self._key(topic)
+        key = self._stream(topic)
         newest = self._newest(key)
-        return Following(self._asker, key, _Reader(topic), START if from_start else newest)
+        return Following(self._asker, key, _Reader(key, self._key), START if from_start else newest)
 
     def close(self) -> None:
         """Idempotent. Who waits in `Following.next` gets a UsageError within about a second."""
@@ -147,7 +156,7 @@ class Directory:
     ) -> None:
         self.close()
 
-    def _key(self, topic: str) -> str:
+    def _stream(self, topic: str) -> str:
         return self._keys + checked_topic(topic)
 
     def _newest(self, key: str) -> str:
@@ -196,11 +205,12 @@ class Following:
 
 
 class _Reader:
-    """Turns what a stream holds into records: each once, and none that cannot be read. Says once if there is one."""
+    """Turns what a stream holds into records: each once, and none that is forged or cannot be read; one log line a
+    minute says so."""
 
-    def __init__(self, topic: str) -> None:
-        self._topic, self._duplicates = topic, Duplicates()
-        self._has_warned = False
+    def __init__(self, stream: str, key: JobKey | None) -> None:
+        self._stream, self._key, self._duplicates = stream, key, Duplicates()
+        self._log = RateLimitedLog(log.warning)
 
     def read(self, items: Iterable[Any]) -> list[Published]:
         return [published for published in self._readable(items) if not self._duplicates.has_had(published)]
@@ -208,11 +218,12 @@ class _Reader:
     def _readable(self, items: Iterable[Any]) -> Iterator[Published]:
         for identity, fields in items:
             try:
-                yield unpack(_field_m(fields), identity.decode())
-            except TransportError as error:
-                if not self._has_warned:
-                    log.warning("topic %s: %s is skipped, and all like it: %s", self._topic, identity.decode(), error)
-                self._has_warned = True
+                data = _field_m(fields)
+                if self._key is not None:
+                    data = self._key.verify(self._stream, data)
+                yield unpack(data, identity.decode())
+            except (TransportError, UntrustedRecord) as error:
+                self._log.say(f"{self._stream}: {identity.decode()} is skipped: {error}", time.monotonic())
 
 
 class _Numbers(threading.local):
@@ -253,7 +264,8 @@ def _place(url: str | None, password_file: str | os.PathLike[str] | None, job: s
             "Directory: this process is no worker of an nvrx-slurm job: name a Redis or Valkey by url= and job="
         )
     store = read_job_store(path, UsageError)
-    return _Place(store.url, store.password, job or store.job, store.embedded)
+    key = JobKey(store.token) if store.token and job in (None, store.job) else None
+    return _Place(store.url, store.password, job or store.job, store.embedded, key)
 
 
 def _password(path: str | os.PathLike[str] | None) -> str | None:

@@ -1,11 +1,10 @@
-"""What our agent has told this process: its node, and the job's store, whose secret the token is made from.
+"""What our agent has told this process: its node, and the job's store and key.
 
 The one module of the transport that reads the environment. Without an agent the token is what the caller names.
 """
 
 from __future__ import annotations
 
-import hmac
 import os
 import secrets
 import socket
@@ -14,11 +13,11 @@ from pathlib import Path
 from typing import NamedTuple
 
 from nvrx_slurm.errors import UsageError
+from nvrx_slurm.job_key import JobKey
 from nvrx_slurm.job_store import read_job_store
 
 TOKEN_BYTES = 32
 LEAST_TOKEN_BYTES = 16
-_PURPOSE = b"nvrx payloads of job "
 
 
 def node_name() -> str:
@@ -69,8 +68,6 @@ def token_or_none(token: bytes | None) -> bytes | None:
 
 @lru_cache(maxsize=4)
 def _job_token(path: Path) -> bytes | None:
-    """The same on all nodes, and of no use to who only sees it: the store's password does not follow from it."""
-    password = read_job_store(path, UsageError).password
-    if not password:
-        return None
-    return hmac.digest(password.encode(), _PURPOSE + (job_id() or "").encode(), "sha256")
+    """The same on all nodes. It follows from the job's key alone: others may know the password of a site's store."""
+    token = read_job_store(path, UsageError).token
+    return JobKey(token).derive("payloads") if token else None

@@ -8,7 +8,8 @@ from typing import Annotated
 
 import msgspec
 
-from nvrx_slurm.errors import UsageError
+from nvrx_slurm.decoding import decode
+from nvrx_slurm.errors import MalformedRecord, UsageError
 from nvrx_slurm.transport.errors import TransportError
 from nvrx_slurm.transport.ref import PayloadRef
 
@@ -78,8 +79,8 @@ def unpack(data: bytes, identity: str) -> Published:
     if len(data) > LONGEST_RECORD_BYTES:
         raise TransportError(f"this record has {len(data)} bytes; none is longer than {LONGEST_RECORD_BYTES}")
     try:
-        published = _decoder.decode(data)
-    except (msgspec.MsgspecError, UsageError, UnicodeDecodeError, RecursionError) as error:
+        published = decode(_decoder.decode, data, "the item")
+    except (MalformedRecord, UsageError) as error:
         raise TransportError(f"this is no record of a payload: {error}") from None
     if published.version > VERSION:
         raise TransportError(f"this record is of version {published.version}; this side reads {VERSION}")

@@ -6,11 +6,10 @@ import math
 import select
 import time
 
-import msgspec
-
+from nvrx_slurm.errors import UntrustedRecord
 from nvrx_slurm.inprocess import gates
 from nvrx_slurm.inprocess.attribution import Interruption
-from nvrx_slurm.inprocess.gates import Joining, Starting
+from nvrx_slurm.inprocess.gates import Joining, P, Starting
 from nvrx_slurm.inprocess.ledger import Lost, Stage
 from nvrx_slurm.inprocess.monitor.neighbour import Neighbour
 from nvrx_slurm.inprocess.monitor.ring import Ring
@@ -89,10 +88,17 @@ class SiblingWatch:
     def _rank_of(self, member: int) -> int | None:
         """The rank that a member has, or had last."""
         for iteration in range(self._log.ledger.iteration, -1, -1)[:2]:
-            if (payload := self._connection.arrival(gates.start(iteration), member)) is not None:
-                return msgspec.json.decode(payload, type=Starting).rank
+            if (place := self._arrival(gates.start(iteration), member, Starting)) is not None:
+                return place.rank
         return None
 
     def _joined(self, member: int) -> Joining | None:
-        payload = self._connection.arrival(gates.JOIN, member)
-        return None if payload is None else msgspec.json.decode(payload, type=Joining)
+        return self._arrival(gates.JOIN, member, Joining)
+
+    def _arrival(self, gate: str, member: int, kind: type[P]) -> P | None:
+        """What a member has brought along; None: it is not there, or cannot be read."""
+        payload = self._connection.arrival(gate, member)
+        try:
+            return None if payload is None else gates.unpack(payload, kind)
+        except UntrustedRecord:
+            return None

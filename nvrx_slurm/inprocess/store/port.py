@@ -25,7 +25,10 @@ class Connection(abc.ABC):
 
     @abc.abstractmethod
     def read(self, after: int, wait_s: float) -> list[bytes]:
-        """The log from place `after` on, in order; waits up to `wait_s` for the first entry. A push, not a poll."""
+        """The log from place `after` on, in order; waits up to `wait_s` for the first entry. A push, not a poll.
+
+        Empty bytes stand in place of an entry that the store did not let through: forged, where entries are signed.
+        """
 
     @abc.abstractmethod
     def arrive(self, gate: str, member: int, payload: bytes = b"") -> int:

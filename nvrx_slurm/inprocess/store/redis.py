@@ -8,13 +8,19 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+from nvrx_slurm.admission import RateLimitedLog
+from nvrx_slurm.errors import UntrustedRecord
 from nvrx_slurm.inprocess import environment
 from nvrx_slurm.inprocess.exception import OptionError, StoreError
 from nvrx_slurm.inprocess.store.patience import PatientLine
 from nvrx_slurm.inprocess.store.port import Connection, Store
 from nvrx_slurm.inprocess.store.wire import Address, Command, parse_address
+from nvrx_slurm.job_key import JobKey
 from nvrx_slurm.job_store import read_job_store
+from nvrx_slurm.log import get_logger
 from nvrx_slurm.store.keys import InprocessKeys
+
+log = get_logger("inprocess")
 
 BLOCK_S = 10.0
 """How long one read waits at the server: a server that has frozen is noticed so long, and `ANSWER_S`, after that."""
@@ -52,9 +58,10 @@ class RedisStore(Store):
             parse_address(url, None)
 
     def connect(self, group: str, call: int) -> RedisConnection:
-        address, job, embedded = self._find(group)
+        address, job, key, embedded = self._find(group)
         keys = InprocessKeys(group, call, job=job)
-        connection = RedisConnection(address, keys, patience_s=self._patience_s, embedded=embedded)
+        patience_s = self._patience_s
+        connection = RedisConnection(address, keys, patience_s=patience_s, embedded=embedded, job_key=key)
         try:
             connection.ping()
         except BaseException:
@@ -62,18 +69,20 @@ class RedisStore(Store):
             raise
         return connection
 
-    def _find(self, group: str) -> tuple[Address, str | None, bool]:
-        """The server, the job whose keys are used, and whether this package has started the server."""
+    def _find(self, group: str) -> tuple[Address, str | None, JobKey | None, bool]:
+        """The server, the job whose keys are used, what it signs with, and whether this package has started the
+        server."""
         if self._url is not None:
-            return parse_address(self._url, self._password()), None, False
+            return parse_address(self._url, self._password()), None, None, False
         if (path := environment.job_store_file()) is not None:
             store = read_job_store(path, StoreError)
-            return parse_address(store.url, store.password), store.job, store.embedded
+            key = JobKey(store.token) if store.token else None
+            return parse_address(store.url, store.password), store.job, key, store.embedded
         from nvrx_slurm.inprocess.store.keeper import VALKEY, hosted
 
         place = hosted(VALKEY, group, patience_s=self._patience_s)
         where = f"redis://127.0.0.1:{place.port}"
-        return Address(where, "127.0.0.1", place.port, password=place.password), None, True
+        return Address(where, "127.0.0.1", place.port, password=place.password), None, None, True
 
     def _password(self) -> str | None:
         if self._password_file is None:
@@ -85,7 +94,11 @@ class RedisStore(Store):
 
 
 class RedisConnection(Connection):
-    """Every operation is one round trip, but for the first arrival at a gate, and once in a while a renewal."""
+    """Every operation is one round trip, but for the first arrival at a gate, and once in a while a renewal.
+
+    With `job_key` each entry is signed for its place in the log, and each arrival for its gate and member. What is
+    not signed is set aside: others may know the password of a site's store.
+    """
 
     def __init__(
         self,
@@ -95,8 +108,10 @@ class RedisConnection(Connection):
         patience_s: float,
         embedded: bool = False,
         renew_s: float = RENEW_S,
+        job_key: JobKey | None = None,
     ) -> None:
-        self._where, self._keys = address.where, keys
+        self._where, self._keys, self._job_key = address.where, keys, job_key
+        self._log = RateLimitedLog(log.error)
         self._line = PatientLine(address, patience_s=patience_s, embedded=embedded)
         self._renew_s = renew_s
         self._renew_at = time.monotonic() + renew_s
@@ -106,6 +121,7 @@ class RedisConnection(Connection):
 
     def append(self, entry: bytes, after: int) -> bool:
         key, identity = self._keys.log, f"{after + 1}-0"
+        entry = self._signed(f"{key} {after}", entry)
         # The log of a call that goes on is there, to its last entry: one that is not has been lost with its server.
         must_be_there: Command = ["NOMKSTREAM"] if after else []
         _, _, found = self._line.ask(
@@ -132,18 +148,26 @@ class RedisConnection(Connection):
 
     def arrive(self, gate: str, member: int, payload: bytes = b"") -> int:
         key = self._keys.gate(gate)
+        payload = self._signed(f"{key} {member}", payload)
         new, _, arrived = self._line.ask(["HSET", key, member, payload], ["EXPIRE", key, KEEP_S], ["HLEN", key])
         if new == arrived or self._line.asked_again:  # the first one; or we were it, and the answer was lost
             self._line.ask(["RPUSH", self._keys.gates, gate], ["EXPIRE", self._keys.gates, KEEP_S])
         return int(arrived)
 
     def arrivals(self, gate: str) -> Mapping[int, bytes]:
-        [flat] = self._line.ask(["HGETALL", self._keys.gate(gate)])
-        return {int(member): payload for member, payload in zip(flat[::2], flat[1::2], strict=True)}
+        key = self._keys.gate(gate)
+        [flat] = self._line.ask(["HGETALL", key])
+        found = dict[int, bytes]()
+        for member, signed in zip(flat[::2], flat[1::2], strict=True):
+            payload = self._verified(f"{key} {member.decode(errors='replace')}", signed)
+            if payload is not None and member.isdigit():
+                found[int(member)] = payload
+        return found
 
     def arrival(self, gate: str, member: int) -> bytes | None:
-        [payload] = self._line.ask(["HGET", self._keys.gate(gate), member])
-        return None if payload is None else bytes(payload)
+        key = self._keys.gate(gate)
+        [payload] = self._line.ask(["HGET", key, member])
+        return None if payload is None else self._verified(f"{key} {member}", payload)
 
     def beat(self, member: int, watched: int | None) -> int:
         self._renew_if_due()
@@ -170,7 +194,21 @@ class RedisConnection(Connection):
     def _entries(self, items: list[Any], after: int) -> list[bytes]:
         if [item[0] for item in items] != [b"%d-0" % place for place in range(after + 1, after + 1 + len(items))]:
             raise self._lost(after)
-        return [fields[1] for _, fields in items]
+        key = self._keys.log
+        return [self._verified(f"{key} {at}", fields[1]) or b"" for at, (_, fields) in enumerate(items, after)]
+
+    def _signed(self, place: str, data: bytes) -> bytes:
+        return data if self._job_key is None else self._job_key.sign(place, data)
+
+    def _verified(self, place: str, data: bytes) -> bytes | None:
+        """What was signed for this place; None: it was set aside."""
+        if self._job_key is None:
+            return data
+        try:
+            return self._job_key.verify(place, data)
+        except UntrustedRecord as error:
+            self._log.say(f"{error}: it was set aside", time.monotonic())
+            return None
 
     def _lost(self, after: int) -> StoreError:
         return StoreError(

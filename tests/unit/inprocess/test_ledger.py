@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-import msgspec
+import dataclasses
+
 import pytest
 
 from nvrx_slurm.inprocess.attribution import DEATHS, Interruption
@@ -51,10 +52,11 @@ def test_an_entry_is_read_as_it_was_written(entry: AnyEntry) -> None:
     assert decode(encode(entry)) == entry
 
 
-def test_what_is_no_entry_is_refused() -> None:
-    """A log that holds something else is an error, not an entry that means nothing."""
-    with pytest.raises(msgspec.ValidationError):
-        decode(b'{"entry":"rumour","iteration":0}')
+@pytest.mark.parametrize("data", [b"", b'{"entry":"rumour","iteration":0}', b"\xff", b"[" * 10_000, b"7"])
+def test_what_is_no_entry_takes_its_place_and_means_nothing(data: bytes) -> None:
+    """All ranks count it, and none acts on it."""
+    before = Ledger(2)
+    assert fold(before, [decode(data)]) == dataclasses.replace(before, length=1)
 
 
 @pytest.mark.parametrize(

@@ -16,16 +16,28 @@ Facts and decisions together, in order, are the journal. Durations are seconds i
 
 from __future__ import annotations
 
-from typing import Any, Literal
+from typing import Annotated, Any, Literal
 
 import msgspec
 
+from nvrx_slurm.decoding import decode
 from nvrx_slurm.restarts import InProcessRestart
 from nvrx_slurm.verdicts import Attribution, AttributionPlan, Verdict
 
 SignalReason = Literal["cancel", "interrupt", "time_limit", "agents_gone", "lease_lapsed"]
 FENCE_MARGIN_S = 2.0
 OnFailure = Literal["restart_replica", "restart_job", "ignore", "fail_job"]
+
+# What is checked when a record is decoded. Readers make paths of names, and pack numbers into 64 bits again.
+FileName = Annotated[str, msgspec.Meta(pattern=r"^(?!\.{1,2}\Z)[^/\x00-\x1f\x7f]{1,255}\Z")]
+"""A name of a node, replica or role: one component of a path, and not `.` or `..`."""
+PathBelow = Annotated[str, msgspec.Meta(pattern=r"^(?!/)(?!(?:.*/)?\.\.(?:/|\Z))[^\x00-\x1f\x7f]{1,4096}\Z")]
+"""A path below the job folder: relative, and without `..`."""
+Host = Annotated[str, msgspec.Meta(pattern=r"^[A-Za-z0-9_.:%\[\]-]{0,255}\Z")]
+Port = Annotated[int, msgspec.Meta(ge=0, le=65535)]
+Count = Annotated[int, msgspec.Meta(ge=0, lt=1 << 31)]
+"""A rank, a cycle, a generation, or how many there are of something."""
+Step = Annotated[int, msgspec.Meta(ge=0, le=(1 << 63) - 1)]
 
 
 class Record(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
@@ -38,7 +50,7 @@ class Record(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
 class RolePlan(Record, frozen=True, kw_only=True):
     """One role: `replicas` worlds of `nodes_per_replica` × `workers_per_node` ranks that run `command`."""
 
-    name: str
+    name: FileName
     command: tuple[str, ...]
     replicas: int = 1
     nodes_per_replica: int = 1
@@ -162,10 +174,10 @@ class FromAgent(Fact, frozen=True, kw_only=True):
     """A fact that an agent tells. `incarnation` names the agent process, `seq` grows with each of its facts,
     so one that arrives twice, or from an agent that was replaced since, is recognised and dropped."""
 
-    node: str
-    incarnation: str
-    seq: int
-    generation: int = 0
+    node: FileName
+    incarnation: FileName
+    seq: Step
+    generation: Count = 0
 
 
 class JobStarted(Fact, frozen=True, kw_only=True, tag="job_started"):
@@ -173,17 +185,17 @@ class JobStarted(Fact, frozen=True, kw_only=True, tag="job_started"):
 
     job: str
     name: str
-    expected: tuple[str, ...]
-    generation: int = 0
-    suspects: tuple[str, ...] = ()  # nodes of the allocation that other jobs' evidence blames
+    expected: tuple[FileName, ...]
+    generation: Count = 0
+    suspects: tuple[FileName, ...] = ()  # nodes of the allocation that other jobs' evidence blames
 
 
 class ControllerStarted(Fact, frozen=True, kw_only=True, tag="controller_started"):
     """A controller took the lease; `epoch` fences all before it. `clock_s`: what the host's monotonic clock said then
     (0: it is not known), by which the next controller there knows how much later it is."""
 
-    epoch: int
-    host: str
+    epoch: Count
+    host: Host
     pid: int
     clock_s: float = 0.0
 
@@ -192,39 +204,39 @@ class NodeJoined(FromAgent, frozen=True, kw_only=True, tag="node_joined"):
     """An agent is up and healthy. `addr` reaches the node; `port` is held free there for a rendezvous; at
     `fence_port` its kernel takes the datagram that kills its workers (0: it cannot)."""
 
-    addr: str
-    port: int
+    addr: Host
+    port: Port
     pid: int = 0
-    fence_port: int = 0
+    fence_port: Port = 0
 
 
 class NodeReady(FromAgent, frozen=True, kw_only=True, tag="node_ready"):
     """The node has no worker of an older cycle left and waits for its assignment in `cycle`. `step`: the last that
     the cycle before had reached there, as far as anybody can tell."""
 
-    replica: str
-    cycle: int
-    port: int
+    replica: FileName
+    cycle: Count
+    port: Port
     teardown_s: float = 0.0
-    step: int | None = None
+    step: Step | None = None
 
 
 class WorkersStarted(FromAgent, frozen=True, kw_only=True, tag="workers_started"):
     """All workers of this node run: rank → process id."""
 
-    replica: str
-    cycle: int
-    pids: dict[int, int]
+    replica: FileName
+    cycle: Count
+    pids: dict[Count, int]
     spawn_s: float = 0.0
 
 
 class Progress(FromAgent, frozen=True, kw_only=True, tag="progress"):
     """The first step that a worker of this node told in the cycle; later ones travel in beats only."""
 
-    replica: str
-    cycle: int
-    rank: int
-    step: int
+    replica: FileName
+    cycle: Count
+    rank: Count
+    step: Step
 
 
 class RestartedInProcess(FromAgent, frozen=True, kw_only=True, tag="restarted_in_process"):
@@ -232,8 +244,8 @@ class RestartedInProcess(FromAgent, frozen=True, kw_only=True, tag="restarted_in
     that of the rank which told it. `times`: it stands for so many restarts, and tells of the last of them; where they
     come too fast for an entry each."""
 
-    replica: str
-    cycle: int
+    replica: FileName
+    cycle: Count
     restart: InProcessRestart
     times: int = 1
 
@@ -241,13 +253,13 @@ class RestartedInProcess(FromAgent, frozen=True, kw_only=True, tag="restarted_in
 class WorkerFailed(FromAgent, frozen=True, kw_only=True, tag="worker_failed"):
     """A worker ended in any way but exit code 0. `ago_s`: how long before this message its end was noticed."""
 
-    replica: str
-    cycle: int
-    rank: int
+    replica: FileName
+    cycle: Count
+    rank: Count
     exit_code: int | None = None
     signal: int | None = None
     error: str | None = None  # the exception that it failed with; without an exit code: why it could not start
-    step: int | None = None
+    step: Step | None = None
     ago_s: float = 0.0
 
 
@@ -255,21 +267,21 @@ class WorkerHung(FromAgent, frozen=True, kw_only=True, tag="worker_hung"):
     """A worker lives and makes no progress. `why`: one sentence; `where`: the innermost line of its main thread;
     `stacks`: the file, below the job folder, that holds all of them."""
 
-    replica: str
-    cycle: int
-    rank: int
+    replica: FileName
+    cycle: Count
+    rank: Count
     why: str
-    step: int | None = None
+    step: Step | None = None
     where: str | None = None
-    stacks: str | None = None
+    stacks: PathBelow | None = None
     ago_s: float = 0.0
 
 
 class NodeIsolated(FromAgent, frozen=True, kw_only=True, tag="node_isolated"):
     """The agent had lost both store and controller for the fence timeout: its workers are dead."""
 
-    replica: str
-    cycle: int
+    replica: FileName
+    cycle: Count
     for_s: float
 
 
@@ -277,7 +289,7 @@ class Learned(FromAgent, frozen=True, kw_only=True, tag="learned"):
     """How long things take in this role: section (`step`: between two beats) → how many were seen, the longest in
     seconds. Told when a longest has grown; kept across cycles and generations."""
 
-    role: str
+    role: FileName
     seen: dict[str, tuple[int, float]]
 
 
@@ -286,8 +298,8 @@ class StacksDumped(FromAgent, frozen=True, kw_only=True, tag="stacks_dumped"):
     `request`: who asked, if it was `nvrx-slurm dump`."""
 
     why: str
-    files: dict[int, str] = {}
-    where: dict[int, str] = {}
+    files: dict[Count, PathBelow] = {}
+    where: dict[Count, str] = {}
     problems: tuple[str, ...] = ()
     request: str | None = None
 
@@ -295,9 +307,9 @@ class StacksDumped(FromAgent, frozen=True, kw_only=True, tag="stacks_dumped"):
 class WorkersDone(FromAgent, frozen=True, kw_only=True, tag="workers_done"):
     """Every worker of this node ended with exit code 0."""
 
-    replica: str
-    cycle: int
-    step: int | None = None
+    replica: FileName
+    cycle: Count
+    step: Step | None = None
 
 
 class NodeLeft(FromAgent, frozen=True, kw_only=True, tag="node_left"):
@@ -314,10 +326,10 @@ class NodeLost(Fact, frozen=True, kw_only=True, tag="node_lost"):
     says that they are dead.
     """
 
-    node: str
-    incarnation: str
+    node: FileName
+    incarnation: FileName
     cause: str
-    step: int | None = None
+    step: Step | None = None
     ago_s: float = 0.0
     safe_after_s: float = 0.0
 
@@ -325,15 +337,15 @@ class NodeLost(Fact, frozen=True, kw_only=True, tag="node_lost"):
 class NodeFenced(Fact, frozen=True, kw_only=True, tag="node_fenced"):
     """The workers of a lost node are dead for certain: `proof` says how that is known."""
 
-    node: str
-    incarnation: str
+    node: FileName
+    incarnation: FileName
     proof: str
 
 
 class SlurmNodeState(Fact, frozen=True, kw_only=True, tag="slurm_node_state"):
     """What Slurm says of a node that was lost, such as `DOWN+NOT_RESPONDING`."""
 
-    node: str
+    node: FileName
     state: str
     reason: str | None = None
 
@@ -343,8 +355,8 @@ class DumpAsked(Fact, frozen=True, kw_only=True, tag="dump_asked"):
 
     request: str
     by: str
-    ranks: tuple[int, ...] = ()
-    replica: str | None = None
+    ranks: tuple[Count, ...] = ()
+    replica: FileName | None = None
 
 
 class Signalled(Fact, frozen=True, kw_only=True, tag="signalled"):
@@ -352,17 +364,26 @@ class Signalled(Fact, frozen=True, kw_only=True, tag="signalled"):
     touched the job's lease file."""
 
     reason: SignalReason
-    generation: int = 0
+    generation: Count = 0
 
 
 class Attributed(Fact, frozen=True, kw_only=True, tag="attributed"):
     """A source of attribution has answered about the first failure of a cycle. `rank` as in the failure's key."""
 
-    replica: str
-    cycle: int
-    generation: int = 0
-    rank: int | None = None
+    replica: FileName
+    cycle: Count
+    generation: Count = 0
+    rank: Count | None = None
     attribution: Attribution
+
+
+class RecordsRefused(Fact, frozen=True, kw_only=True, tag="records_refused"):
+    """The controller has set aside `count` records of one of the store's streams since it last said so (at most once
+    a minute): they are not signed with the job's key, or cannot be decoded. `why`: what was wrong with the first."""
+
+    stream: str
+    count: Count
+    why: str
 
 
 class Tick(Fact, frozen=True, kw_only=True, tag="tick"):
@@ -380,51 +401,52 @@ class RoundOpened(Decision, frozen=True, kw_only=True, tag="round_opened"):
     """The replica's nodes stop the workers of older cycles and get ready for `cycle`. `dump`: write down the stacks
     of all of them first, for this reason."""
 
-    replica: str
-    cycle: int
-    generation: int = 0
+    replica: FileName
+    cycle: Count
+    generation: Count = 0
     dump: str | None = None
 
 
 class Assignment(Record, frozen=True, kw_only=True):
     """What one node does in one cycle. Ranks are `first_rank` … `first_rank + workers - 1`."""
 
-    group_rank: int
-    first_rank: int
-    workers: int
-    world_size: int
-    group_world_size: int
-    master_addr: str
-    master_port: int
-    restart_count: int = 0
-    role: str
+    group_rank: Count
+    first_rank: Count
+    workers: Count
+    world_size: Count
+    group_world_size: Count
+    master_addr: Host
+    master_port: Port
+    restart_count: Count = 0
+    role: FileName
+    incarnation: str = ""  # of the agent that it is for: one that has joined since starts nothing
     seen: dict[str, tuple[int, float]] = {}  # what the role's workers have taken so far: `Learned`
 
 
 class RoundClosed(Decision, frozen=True, kw_only=True, tag="round_closed"):
     """The replica's world in `cycle`: `nodes` in group-rank order. `active` and `standby` count nodes job-wide."""
 
-    replica: str
-    cycle: int
-    nodes: tuple[str, ...]
-    promoted: tuple[str, ...] = ()  # hot spares that got ranks in this round
-    active: int
-    standby: int
-    world_size: int
-    master_addr: str
-    master_port: int
-    generation: int = 0
+    replica: FileName
+    cycle: Count
+    nodes: tuple[FileName, ...]
+    promoted: tuple[FileName, ...] = ()  # hot spares that got ranks in this round
+    active: Count
+    standby: Count
+    world_size: Count
+    master_addr: Host
+    master_port: Port
+    generation: Count = 0
 
 
 class AttributionAsked(Decision, frozen=True, kw_only=True, tag="attribution_asked"):
     """The sources are asked about the first failure of a cycle. `holds`: no new round closes before they have
     answered, or their time is up."""
 
-    replica: str
-    cycle: int
-    generation: int = 0
-    rank: int | None = None
-    node: str
+    replica: FileName
+    cycle: Count
+    generation: Count = 0
+    rank: Count | None = None
+    node: FileName
     sources: tuple[str, ...]
     holds: bool = False
 
@@ -433,14 +455,14 @@ class AttributionJudged(Decision, frozen=True, kw_only=True, tag="attribution_ju
     """What the sources' answers come to, read once. `acted`: it decided; else `why` says why not. An answer that
     comes later is recorded, and nothing follows from it."""
 
-    replica: str
-    cycle: int
-    generation: int = 0
-    rank: int | None = None
+    replica: FileName
+    cycle: Count
+    generation: Count = 0
+    rank: Count | None = None
     verdict: Verdict
     acted: bool
     why: str
-    blamed: tuple[str, ...] = ()  # nodes that get ranks only where no other is left
+    blamed: tuple[FileName, ...] = ()  # nodes that get ranks only where no other is left
     waited_s: float = 0.0  # how long the round was held for it
 
 
@@ -448,13 +470,13 @@ class RestartDecided(Decision, frozen=True, kw_only=True, tag="restart_decided")
     """What is done about a failure, and on what evidence. `by`: what settled it, in the order in which they are
     asked; `no_progress`: how many cycles in a row have made too few steps."""
 
-    replica: str
-    cycle: int  # the cycle that failed
+    replica: FileName
+    cycle: Count  # the cycle that failed
     action: Literal["restart_replica", "restart_job", "ignore", "fail_job", "stop"]
     cause: str
-    node: str
-    rank: int | None = None
-    step: int | None = None
+    node: FileName
+    rank: Count | None = None
+    step: Step | None = None
     restarts_left: int = 0
     by: Literal["policy", "attribution", "progress", "budget"] = "policy"
     no_progress: int = 0
@@ -468,8 +490,8 @@ class Recovered(Decision, frozen=True, kw_only=True, tag="recovered"):
     started its workers). The user's own start-up follows; its end is told by the first `progress` of the cycle.
     """
 
-    replica: str
-    cycle: int
+    replica: FileName
+    cycle: Count
     phases: dict[str, float]
     total_s: float
 
@@ -477,8 +499,8 @@ class Recovered(Decision, frozen=True, kw_only=True, tag="recovered"):
 class ReplicaEnded(Decision, frozen=True, kw_only=True, tag="replica_ended"):
     """The replica will run no more: `done` (all ranks exited 0) or `failed` (and its role says to ignore it)."""
 
-    replica: str
-    cycle: int
+    replica: FileName
+    cycle: Count
     outcome: Literal["done", "failed"]
 
 
@@ -497,22 +519,22 @@ class JobEnded(Decision, frozen=True, kw_only=True, tag="job_ended"):
 
     exit_code: int
     reason: str
-    missing: tuple[str, ...] = ()
+    missing: tuple[FileName, ...] = ()
 
 
 class Fence(Decision, frozen=True, kw_only=True, tag="fence"):
     """The agent with this incarnation kills its workers and must join anew: its ranks may run elsewhere."""
 
-    node: str
-    incarnation: str
+    node: FileName
+    incarnation: FileName
 
 
 class Quarantined(Decision, frozen=True, kw_only=True, tag="quarantined"):
     """The node is here again, and gets no ranks any more: it was lost `deaths` times, or kept a process that nothing
     could kill."""
 
-    node: str
-    deaths: int
+    node: FileName
+    deaths: Count
     reason: str
 
 
@@ -520,8 +542,8 @@ class DumpOrdered(Decision, frozen=True, kw_only=True, tag="dump_ordered"):
     """Agents write down the stacks of their live workers. `ranks` empty: of all."""
 
     request: str
-    ranks: tuple[int, ...] = ()
-    replica: str | None = None
+    ranks: tuple[Count, ...] = ()
+    replica: FileName | None = None
 
 
 AnyFact = (
@@ -545,6 +567,7 @@ AnyFact = (
     | DumpAsked
     | Signalled
     | Attributed
+    | RecordsRefused
     | Tick
 )
 AnyDecision = (
@@ -567,9 +590,9 @@ AnyRecord = AnyFact | AnyDecision
 class ControllerUp(Record, frozen=True, kw_only=True, tag_field="event", tag="controller_up"):
     """An order only: where the newest controller's tether listens."""
 
-    epoch: int
-    host: str
-    port: int
+    epoch: Count
+    host: Host
+    port: Port
 
 
 AnyOrder = AnyDecision | ControllerUp
@@ -591,15 +614,15 @@ class Beat(Record, frozen=True, kw_only=True):
     phase that a teardown is in.
     """
 
-    node: str
-    incarnation: str
-    generation: int = 0
+    node: FileName
+    incarnation: FileName
+    generation: Count = 0
     state: str = "standby"
-    replica: str | None = None
-    cycle: int = 0
-    steps: dict[int, int] = {}
-    quiet: dict[int, float] = {}
-    sections: dict[int, tuple[tuple[str, float], ...]] = {}
+    replica: FileName | None = None
+    cycle: Count = 0
+    steps: dict[Count, Step] = {}
+    quiet: dict[Count, float] = {}
+    sections: dict[Count, tuple[tuple[str, float], ...]] = {}
     teardown: str | None = None
 
 
@@ -615,6 +638,7 @@ class _Head(msgspec.Struct):
 
 _head_from_json = msgspec.json.Decoder(_Head)
 _record_from_json: msgspec.json.Decoder[AnyRecord] = msgspec.json.Decoder(AnyRecord)
+_plan_from_json = msgspec.json.Decoder(Plan)
 _packer = msgspec.msgpack.Encoder()
 _unpack_record: msgspec.msgpack.Decoder[AnyRecord] = msgspec.msgpack.Decoder(AnyRecord)
 _unpack_order: msgspec.msgpack.Decoder[AnyOrder] = msgspec.msgpack.Decoder(AnyOrder)
@@ -629,28 +653,28 @@ def pack(record: Record) -> bytes:
 
 
 def unpack_record(data: bytes) -> AnyRecord:
-    """A fact or decision from its wire form. Raises `msgspec.DecodeError`."""
-    return _unpack_record.decode(data)
+    """A fact or decision from its wire form. Raises MalformedRecord, as all of these do."""
+    return decode(_unpack_record.decode, data, "a record")
 
 
 def unpack_entry(data: bytes) -> Entry:
     """A journal entry from its wire form, as the `journal` stream holds it."""
-    return _unpack_entry.decode(data)
+    return decode(_unpack_entry.decode, data, "a journal entry")
 
 
 def unpack_order(data: bytes) -> AnyOrder:
     """An order from its wire form."""
-    return _unpack_order.decode(data)
+    return decode(_unpack_order.decode, data, "an order")
 
 
 def unpack_beat(data: bytes) -> Beat:
     """A beat from its wire form."""
-    return _unpack_beat.decode(data)
+    return decode(_unpack_beat.decode, data, "a heartbeat")
 
 
 def unpack_assignment(data: bytes) -> Assignment:
     """An assignment from its wire form."""
-    return _unpack_assignment.decode(data)
+    return decode(_unpack_assignment.decode, data, "an assignment")
 
 
 def entry_to_json(entry: Entry) -> bytes:
@@ -661,9 +685,9 @@ def entry_to_json(entry: Entry) -> bytes:
 
 
 def entry_from_json(line: bytes) -> Entry:
-    """The entry of one line of `events.jsonl`. Raises `msgspec.DecodeError` on a torn line."""
-    head = _head_from_json.decode(line)
-    return Entry(n=head.n, t=head.t, record=_record_from_json.decode(line))
+    """The entry of one line of `events.jsonl`. Raises MalformedRecord on a torn line."""
+    head = decode(_head_from_json.decode, line, "a line of the journal")
+    return Entry(n=head.n, t=head.t, record=decode(_record_from_json.decode, line, "a line of the journal"))
 
 
 def plan_to_json(plan: Plan) -> bytes:
@@ -672,5 +696,5 @@ def plan_to_json(plan: Plan) -> bytes:
 
 
 def plan_from_json(text: bytes) -> Plan:
-    """The plan of `plan.json`. Raises `msgspec.DecodeError`."""
-    return msgspec.json.decode(text, type=Plan)
+    """The plan of `plan.json`. Raises MalformedRecord."""
+    return decode(_plan_from_json.decode, text, "plan.json")

@@ -27,6 +27,7 @@ from bench.fleet.tether import SimulatedTether
 from nvrx_slurm.agent.tethering import SPREAD_S_PER_NODE
 from nvrx_slurm.clock import SystemClock
 from nvrx_slurm.folder import JobFolder
+from nvrx_slurm.job_key import JobKey
 from nvrx_slurm.records import ControllerUp, unpack_order
 from nvrx_slurm.store.keys import Keys
 
@@ -44,11 +45,13 @@ class SimulatedFleet:
         self._poller = select.epoll()
         self._began = 0.0
         self._assigned = Counter[int]()
-        keys, keep_beats = Keys(store.job), 2 * plan.total_nodes + 16
+        self._keys, self._key = Keys(store.job), JobKey(store.token)
+        keys, keep_beats = self._keys, 2 * plan.total_nodes + 16
         self._nodes = [
             SimulatedNode(
                 f"n{index}",
                 keys,
+                self._key,
                 self._connect,
                 keep_beats=keep_beats,
                 assigned=self._has_assignment,
@@ -113,7 +116,7 @@ class SimulatedFleet:
         return link
 
     def _tie(self, node: SimulatedNode, packed: bytes) -> None:
-        up = unpack_order(packed)
+        up = unpack_order(self._key.verify(self._keys.controller, packed))
         assert isinstance(up, ControllerUp), "the join came before the controller"
         address, token = (up.host, up.port), self._store.token
         self._add(SimulatedTether(address, token=token, node=node.name, incarnation=node.incarnation))

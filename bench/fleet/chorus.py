@@ -24,8 +24,10 @@ from nvrx_slurm.agent.heart import TRIM_EVERY
 from nvrx_slurm.clock import SystemClock
 from nvrx_slurm.folder import JobFolder, StoreAddress
 from nvrx_slurm.ids import new_incarnation
+from nvrx_slurm.job_key import JobKey
 from nvrx_slurm.records import Beat, NodeJoined, pack
 from nvrx_slurm.store.keys import Keys
+from nvrx_slurm.store.sealing import seal_beat
 
 WORKERS = 8
 TICK_S = 0.01
@@ -34,20 +36,22 @@ TICK_S = 0.01
 class Singer:
     """A node that beats."""
 
-    def __init__(self, index: int, keys: Keys, keep: int) -> None:
+    def __init__(self, index: int, keys: Keys, key: JobKey, keep: int) -> None:
         self.name, self.incarnation = f"n{index}", new_incarnation()
         self.silent, self.last_at = False, 0.0
-        self._keys, self._keep = keys, keep
+        self._keys, self._key, self._keep = keys, key, keep
+        self._beats = 0
         self._ranks = range(WORKERS * index, WORKERS * (index + 1))
         self._step = index % TRIM_EVERY  # not all of them trim at once
 
     def join(self) -> bytes:
         fact = NodeJoined(node=self.name, incarnation=self.incarnation, seq=1, addr="127.0.0.1", port=PORT)
-        return wire.join(self._keys, fact.incarnation, pack(fact))
+        return wire.join(self._keys, fact.incarnation, self._key.sign(self._keys.inbox, pack(fact)))
 
     def beat(self, at: float) -> bytes:
         self.last_at = at
         self._step += 1
+        self._beats += 1
         sign = Beat(
             node=self.name,
             incarnation=self.incarnation,
@@ -58,7 +62,8 @@ class Singer:
             sections=dict.fromkeys(self._ranks, (("train", 0.25),)),
         )
         keep = self._keep if self._step % TRIM_EVERY == 0 else None
-        return wire.beat(self._keys, self.incarnation, pack(sign), keep)
+        sealed = seal_beat(self._key, self._keys.beats, sign, self._beats)
+        return wire.beat(self._keys, self.incarnation, sealed, keep)
 
 
 class Chorus:
@@ -68,7 +73,8 @@ class Chorus:
         address, plan = folder.read_store(), folder.read_plan()
         assert address is not None, f"{folder.path} has no store.json"
         keys, keep = Keys(address.job), 2 * plan.total_nodes + 16
-        self._nodes = [Singer(index, keys, keep) for index in range(first, first + count)]
+        key = JobKey(address.token)
+        self._nodes = [Singer(index, keys, key, keep) for index in range(first, first + count)]
         self._links = [_link(address) for _ in range(connections)]
         self._by_descriptor = {link.socket.fileno(): link for link in self._links}
         self._per_second = count / plan.fault_tolerance.heartbeat_interval_s

@@ -11,6 +11,7 @@ import hiredis
 
 from bench.fleet import wire
 from nvrx_slurm.ids import new_incarnation
+from nvrx_slurm.job_key import JobKey
 from nvrx_slurm.records import (
     Beat,
     FromAgent,
@@ -25,6 +26,7 @@ from nvrx_slurm.records import (
     unpack_order,
 )
 from nvrx_slurm.store.keys import Keys
+from nvrx_slurm.store.sealing import open_order, order_place, seal_beat
 
 PORT = 29500
 Send = Callable[[bytes], None]
@@ -71,13 +73,15 @@ class SimulatedNode:
         self,
         name: str,
         keys: Keys,
+        key: JobKey,
         connect: Callable[[], Link],
         *,
         keep_beats: int,
         assigned: Callable[[int], None],
         tether: Callable[[SimulatedNode, bytes], None],
     ) -> None:
-        self.name, self._keys, self._keep_beats = name, keys, keep_beats
+        self.name, self._keys, self._key, self._keep_beats = name, keys, key, keep_beats
+        self._beats = self._passed = 0
         self._assigned, self._tether = assigned, tether
         self.listening, self.speaking = connect(), connect()
         self.listening.heard, self.speaking.heard = self._on_orders, self._on_reply
@@ -90,12 +94,14 @@ class SimulatedNode:
     def begin(self) -> None:
         """Join, with the first sign of life beside it."""
         joined = self._fact(NodeJoined, addr="127.0.0.1", port=PORT, pid=1)
-        self.listening.send(wire.join(self._keys, joined.incarnation, pack(joined)))
+        self.listening.send(wire.join(self._keys, joined.incarnation, self._key.sign(self._keys.inbox, pack(joined))))
         self.beat()
 
     def beat(self) -> None:
         sign = Beat(node=self.name, incarnation=self.incarnation, cycle=max(self._cycle, 0))
-        self._say(wire.beat(self._keys, self.incarnation, pack(sign), self._keep_beats))
+        self._beats += 1
+        sealed = seal_beat(self._key, self._keys.beats, sign, self._beats)
+        self._say(wire.beat(self._keys, self.incarnation, sealed, self._keep_beats))
 
     def fail(self) -> None:
         """One of its workers dies."""
@@ -113,7 +119,9 @@ class SimulatedNode:
                 self._obey(fields[1])
         self.listening.send(wire.orders(self._keys, self._last))
 
-    def _obey(self, packed: bytes) -> None:
+    def _obey(self, sealed: bytes) -> None:
+        place = order_place(self._keys.orders, 0)
+        self._passed, packed = open_order(self._key, place, sealed, self._passed)
         order = unpack_order(packed)
         if isinstance(order, RoundOpened) and 0 <= self._cycle < order.cycle:
             ready = {"replica": order.replica, "cycle": order.cycle, "port": PORT, "teardown_s": 0.001}
@@ -128,13 +136,14 @@ class SimulatedNode:
         cycle = self._due.popleft()
         if cycle is None:
             return
-        self._cycle, mine = cycle, unpack_assignment(reply)
+        place = f"{self._keys.round('main-0', 0, cycle)} {self.name}"
+        self._cycle, mine = cycle, unpack_assignment(self._key.verify(place, reply))
         self._assigned(cycle)
         pids = {mine.first_rank + local: 1000 + local for local in range(mine.workers)}
         self._tell(WorkersStarted, replica="main-0", cycle=self._cycle, pids=pids, spawn_s=0.001)
 
     def _tell(self, kind: type[FromAgent], **fields: Any) -> None:
-        self._say(wire.tell(self._keys, pack(self._fact(kind, **fields))))
+        self._say(wire.tell(self._keys, self._key.sign(self._keys.inbox, pack(self._fact(kind, **fields)))))
 
     def _say(self, data: bytes) -> None:
         """Send what is answered by an id that nobody needs."""

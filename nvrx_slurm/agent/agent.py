@@ -214,7 +214,7 @@ class Agent:
 
     async def _look_up(self, replica: str, cycle: int) -> None:
         asked_by = self.voice.incarnation
-        assignment = await self.orders.assignment(replica, cycle)
+        assignment = await self.orders.assignment(replica, cycle, asked_by)
         self.inbox.put_nowait(Assigned(replica, cycle, assignment, asked_by))
 
     def _on_assigned(self, event: Assigned) -> None:

@@ -22,19 +22,20 @@ class Orders:
         while True:
             for identity, order in await self._store.orders(after):
                 after = identity
-                self._post(order)
+                if order is not None:
+                    self._post(order)
             self._last = _place(after)
             self._have_come.set()  # wakes all who wait by now
             self._have_come.clear()
 
-    async def assignment(self, replica: str, cycle: int) -> Assignment | None:
-        """This node's part in a round; None: it has none. By its return every order that was older than the answer
-        is posted.
+    async def assignment(self, replica: str, cycle: int, incarnation: str) -> Assignment | None:
+        """What a round has for this agent of the node; None: nothing. By its return every order that was older than
+        the answer is posted.
 
         A node that was frozen may ask about a round that is long over: its ranks run elsewhere, and the order that
         says so is still unread.
         """
-        assignment, newest = await self._store.assignment(replica, cycle, self._node)
+        assignment, newest = await self._store.assignment(replica, cycle, self._node, incarnation)
         while self._last < _place(newest):
             await self._have_come.wait()
         return assignment

@@ -6,9 +6,9 @@ import re
 from collections.abc import Iterator
 from pathlib import Path
 
-import msgspec
 from msgspec.structs import replace
 
+from nvrx_slurm.errors import MalformedRecord
 from nvrx_slurm.files import JobFiles, journal_parts
 from nvrx_slurm.records import Record, RoundClosed, WorkerFailed, entry_from_json
 from nvrx_slurm.verdicts import Failed, Inquiry
@@ -64,5 +64,5 @@ def _records(job: Path) -> Iterator[Record]:
             if any(kind in line for kind in _TELLING):
                 try:
                     yield entry_from_json(line).record
-                except msgspec.DecodeError:
+                except MalformedRecord:
                     continue

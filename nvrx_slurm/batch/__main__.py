@@ -18,7 +18,7 @@ from nvrx_slurm.batch.network import advertised_address, default_route_address
 from nvrx_slurm.clock import SystemClock
 from nvrx_slurm.cluster.kill_wait import KillWaitQuestion
 from nvrx_slurm.config import env
-from nvrx_slurm.errors import NvrxError, UsageError
+from nvrx_slurm.errors import MalformedRecord, NvrxError, UsageError
 from nvrx_slurm.files import digest_of_plan, open_log
 from nvrx_slurm.folder import LOOPBACK, JobFolder, JobInfo
 from nvrx_slurm.log import set_up
@@ -37,7 +37,7 @@ def _read_plan() -> tuple[Plan, bytes]:
     plan_json = sys.stdin.buffer.read().strip()
     try:
         return plan_from_json(plan_json), plan_json
-    except msgspec.DecodeError as error:
+    except MalformedRecord as error:
         raise UsageError(f"the plan on standard input is not what `nvrx-slurm render` writes: {error}") from None
 
 

@@ -20,6 +20,7 @@ from dataclasses import dataclass, field
 
 import msgspec
 
+from nvrx_slurm.admission import LOG_EVERY_S
 from nvrx_slurm.clock import Clock
 from nvrx_slurm.controller.outside import Outside
 from nvrx_slurm.controller.questions import Questions
@@ -51,7 +52,6 @@ from nvrx_slurm.records import (
     Signalled,
     SignalReason,
     Tick,
-    unpack_record,
 )
 from nvrx_slurm.store.client import BLOCK_MS, INBOX_BATCH, Round, Store
 from nvrx_slurm.store.hearing import Hearing
@@ -127,6 +127,8 @@ class Controller:
         self.job: Job = new_job(plan)
         self.mirror = outside.mirror
         self.queue: asyncio.Queue[Heard] = asyncio.Queue()
+        self.hearing = hearing
+        self.refusals_told_at = -math.inf
         self.inbox_read_at = -math.inf  # not yet: what was said while nobody led comes before any deadline
         self.witnesses = Witnesses(
             plan=plan,
@@ -152,6 +154,7 @@ class Controller:
             asyncio.create_task(self._read_inbox(cursor)),
             asyncio.create_task(self.witnesses.listen()),
             asyncio.create_task(self._renew_lease()),
+            asyncio.create_task(self._watch_orders(await self.store.newest_order())),
         ]
         try:
             return await self._serve(tasks)
@@ -299,7 +302,10 @@ class Controller:
             log.info("%s", record)
         if isinstance(record, RoundClosed):
             role = self.job.replicas[record.replica].role
-            ranks = list(assignments(record, role, self.job.seen.get(role.name)))
+            ranks = [
+                (node, msgspec.structs.replace(assignment, incarnation=self.job.nodes[node].incarnation))
+                for node, assignment in assignments(record, role, self.job.seen.get(role.name))
+            ]
             batch.rounds.append((record.replica, record.generation, record.cycle, ranks))
             # An agent reads its own field of the round only: the order need not name everybody to everybody.
             record = msgspec.structs.replace(record, nodes=(), promoted=())
@@ -355,22 +361,33 @@ class Controller:
             asked_at = self.clock.monotonic()
             items = await self.store.inbox(cursor)
             self.inbox_read_at = self.clock.monotonic()
-            for identity, data in items:
+            for identity, fact in items:
                 cursor = identity
-                try:
-                    record = unpack_record(data)
-                except msgspec.DecodeError as error:
-                    log.error("inbox item %s is no record (%s); dropped", identity, error)
-                    continue
-                if isinstance(record, Fact):
-                    self.queue.put_nowait(Heard(record, identity, since))
+                if fact is not None:
+                    self.queue.put_nowait(Heard(fact, identity, since))
             if len(items) < INBOX_BATCH:  # all that had come by then
                 since = asked_at
 
     async def _renew_lease(self) -> None:
         while True:
             await self.store.renew(self.owner, self._lease_s())
+            self._tell_refusals()
             await asyncio.sleep(self.plan.fault_tolerance.heartbeat_interval_s)
+
+    async def _watch_orders(self, after: str) -> None:
+        """Read what agents read, after the newest order at the take-over: a forged order is in nobody's journal."""
+        while True:
+            for identity, _ in await self.store.orders(after):
+                after = identity
+
+    def _tell_refusals(self) -> None:
+        """At most once a minute, journal how many records were set aside."""
+        now = self.clock.monotonic()
+        if now - self.refusals_told_at < LOG_EVERY_S:
+            return
+        for fact in (*self.store.refused.take(), *self.hearing.refused.take()):
+            self.refusals_told_at = now
+            self._post(fact)
 
     def _afterwards_s(self) -> float:
         """How long the desk may take, once the job has ended, to tell those who want to know."""

@@ -13,8 +13,7 @@ import threading
 from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 
-import msgspec
-
+from nvrx_slurm.errors import MalformedRecord
 from nvrx_slurm.files import journal_parts, open_log
 from nvrx_slurm.log import get_logger
 from nvrx_slurm.records import Entry, entry_from_json, entry_to_json
@@ -39,7 +38,7 @@ def last_number(path: Path) -> int:
         for line in reversed(data[:whole].splitlines()):
             try:
                 return entry_from_json(line).n
-            except msgspec.DecodeError:
+            except MalformedRecord:
                 continue
     return 0
 
@@ -56,7 +55,7 @@ def _entries(lines: Iterable[bytes]) -> Iterator[Entry]:
     for line in lines:
         try:
             yield entry_from_json(line)
-        except msgspec.DecodeError:
+        except MalformedRecord:
             log.warning("a torn line in the journal's copy is left out")
 
 

@@ -38,6 +38,7 @@ from nvrx_slurm.records import (
     NodeReady,
     Progress,
     Quarantined,
+    RecordsRefused,
     Recovered,
     ReplicaEnded,
     RestartedInProcess,
@@ -293,6 +294,9 @@ def _told(job: Job, fact: StacksDumped | RestartedInProcess, now: float) -> list
 
 
 def _dump_asked(job: Job, fact: DumpAsked, now: float) -> list[Decision] | None:
+    if fact.request in job.dumps:  # it was sent twice, or another user of the store has copied it
+        return None
+    job.dumps.add(fact.request)
     return [DumpOrdered(request=fact.request, ranks=fact.ranks, replica=fact.replica)]
 
 
@@ -374,6 +378,7 @@ _HANDLERS: dict[type[Fact], Callable[[Job, Any, float], list[Decision] | None]] 
     DumpAsked: _dump_asked,
     Signalled: _signalled,
     Attributed: _attributed,
+    RecordsRefused: _recorded,
     Tick: _recorded,
 }
 

@@ -147,6 +147,7 @@ class Job:
     wanted_by: dict[str, str] = field(default_factory=dict)  # node → the open round that prefers it
     replicas: dict[str, Replica] = field(default_factory=dict)
     seen: dict[str, dict[str, tuple[int, float]]] = field(default_factory=dict)  # role → what `Learned` has told
+    dumps: set[str] = field(default_factory=set)  # requests of stacks that were answered with an order
     cases: dict[tuple[str, int], Case] = field(default_factory=dict)  # replica and cycle, of this generation
     suspects: set[str] = field(default_factory=set)  # nodes that other jobs' evidence blames
     blamed: set[str] = field(default_factory=set)  # nodes that this job's does

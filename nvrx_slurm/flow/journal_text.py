@@ -10,7 +10,7 @@ from typing import get_args
 
 import msgspec
 
-from nvrx_slurm.errors import ConfigError
+from nvrx_slurm.errors import ConfigError, MalformedRecord
 from nvrx_slurm.files import journal_parts
 from nvrx_slurm.records import AnyRecord, Entry, Plan, entry_from_json, plan_from_json
 from nvrx_slurm.report.words import event_name
@@ -56,7 +56,7 @@ def read_plan(path: Path) -> Plan:
     except OSError as error:
         remedy = "a journal is replayed with the plan of its job: name that with --plan"
         raise ConfigError(f"cannot be read ({error.strerror}); {remedy}", file=str(path)) from None
-    except msgspec.DecodeError as error:
+    except MalformedRecord as error:
         raise ConfigError(f"is no plan.json: {error}", file=str(path)) from None
 
 
@@ -74,7 +74,7 @@ def _lines(part: Path) -> Iterator[tuple[int, bytes, bool]]:
 def _is_json(line: bytes) -> bool:
     try:
         msgspec.json.decode(line)
-    except msgspec.DecodeError:
+    except (msgspec.DecodeError, ValueError, RecursionError):
         return False
     return True
 
@@ -83,9 +83,9 @@ def _entry(line: bytes, part: Path, number: int) -> Entry | None:
     """The line's entry. None: it is torn, and its number is missing unless it was written again."""
     try:
         return entry_from_json(line)
-    except msgspec.ValidationError as error:
-        raise _wrong(line, str(error), part, number) from None
-    except (msgspec.DecodeError, KeyError, TypeError):
+    except MalformedRecord as error:
+        if _is_json(line):
+            raise _wrong(line, str(error), part, number) from None
         return None
 
 
@@ -95,7 +95,7 @@ def _wrong(line: bytes, error: str, part: Path, number: int) -> ConfigError:
     if event is None:
         problem = "is no entry of a journal (no `event`); name an events.jsonl, or a job's folder"
     elif event in _EVENTS:
-        problem = f"is no `{event}` that this version can read: {error}"
+        problem = f"`{event}`: {error}"
     else:
         problem = f"holds the event `{event}`, which this version does not know; replay it with a newer nvrx-slurm"
     return ConfigError(problem, file=str(part), line=number)

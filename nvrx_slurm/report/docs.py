@@ -15,6 +15,11 @@ from nvrx_slurm.report.words import event_name
 
 _FIELD = re.compile(r"    (?P<name>\w+): (?P<type>[^=#]+?)(?: = (?P<default>[^#]+?))?(?:  # (?P<note>.*))?")
 
+PLAIN = {"FileName": "str", "PathBelow": "str", "Host": "str", "Port": "int", "Count": "int", "Step": "int"}
+"""Types of `records` with bounds → what they are without."""
+
+_BOUNDED = re.compile(rf"\b({'|'.join(PLAIN)})\b")
+
 INTRODUCTION = """\
 # The journal
 
@@ -95,7 +100,7 @@ def _fields(kind: type[msgspec.Struct]) -> list[re.Match[str]]:
 
 
 def _row(field: re.Match[str]) -> str:
-    kind = field["type"].replace("|", "\\|")
+    kind = _BOUNDED.sub(lambda bounded: PLAIN[bounded[0]], field["type"]).replace("|", "\\|")
     default = f"`{field['default']}`" if field["default"] else "required"
     note = field["note"] or ""
     return f"| `{field['name']}` | `{kind}` | {default} | {note} |"

@@ -212,6 +212,7 @@ HANDLERS: dict[type[Any], Callable[[JobView, Any, float], None]] = {
     records.DumpAsked: _recorded,
     records.Signalled: _recorded,
     records.Attributed: _recorded,
+    records.RecordsRefused: _recorded,
     records.Tick: _recorded,
 }
 """Kind of fact → what changes, given the view, the fact, and the time of its entry."""

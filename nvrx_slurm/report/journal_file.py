@@ -11,8 +11,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import BinaryIO
 
-import msgspec
-
+from nvrx_slurm.errors import MalformedRecord
 from nvrx_slurm.files import journal_parts
 from nvrx_slurm.folder import JobFolder
 from nvrx_slurm.records import Entry, entry_from_json
@@ -109,7 +108,7 @@ def _parse(line: bytes) -> Entry | None:
     """None for what is no entry: a line torn by a crash, or an event of a newer version that this one cannot know."""
     try:
         return entry_from_json(line)
-    except (msgspec.DecodeError, KeyError, TypeError):
+    except MalformedRecord:
         return None
 
 

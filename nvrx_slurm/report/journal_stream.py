@@ -1,15 +1,21 @@
-"""The journal and the beats as the store has them while the job runs. Imports redis when it is first connected."""
+"""The journal and the beats as the store has them while the job runs. Imports redis when it is first connected.
+
+What is not signed with the job's key is set aside, as the controller does.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from typing import Any
 
-from nvrx_slurm.errors import StoreUnreachable
+from nvrx_slurm.clock import SystemClock
+from nvrx_slurm.errors import StoreUnreachable, UntrustedRecord
 from nvrx_slurm.folder import StoreAddress
+from nvrx_slurm.job_key import JobKey
 from nvrx_slurm.records import AnyFact, Entry, pack, unpack_beat, unpack_entry
 from nvrx_slurm.report.model import Heard
 from nvrx_slurm.store.keys import Keys
+from nvrx_slurm.store.sealing import Refused, field_m, open_beat
 
 CONNECT_S = 1.0
 ANSWER_S = 2.0
@@ -23,7 +29,9 @@ class JournalStream:
 
     def __init__(self, address: StoreAddress, *, after: int = 0, beats: bool = False) -> None:
         self._where = address.url
-        self._keys = Keys(address.job)
+        self._keys, self._key = Keys(address.job), JobKey(address.token)
+        self._refused = Refused(SystemClock())
+        self._numbers: dict[bytes, bytes] = {}  # whose beat → the number of the newest
         self._redis = _connect(address)
         self._after = after
         self._cursors: dict[str, bytes] = {}
@@ -46,24 +54,27 @@ class JournalStream:
         return list(self._call(lambda: self._news(wait_s)))
 
     def _catch_up(self) -> list[Entry | Heard]:
-        """The entries after the number known so far, and no more: numbers have no gap, so their count is known.
+        """The entries after the number known so far, and no more.
 
         And the last beat of every node: agents keep that stream short.
         """
-        journal = self._keys.journal
-        newest = self._redis.xrevrange(journal, count=1)
-        cursor = newest[0][0] if newest else _START
-        missing = unpack_entry(newest[0][1][b"m"]).n - self._after if newest else 0
-        items = self._redis.xrevrange(journal, max=cursor, count=missing) if missing > 0 else []
-        self._cursors = {journal: cursor}
-        missed: list[Entry | Heard] = [unpack_entry(fields[b"m"]) for _, fields in reversed(items)]
-        return missed + (self._last_beats() if self._beats else [])
+        journal, missed, before = self._keys.journal, list[Entry](), "+"
+        cursor = None
+        # From the end back: of a journal of weeks a reader that was away for a moment needs the last page only.
+        while items := self._redis.xrevrange(journal, max=before, count=_BATCH):
+            cursor = cursor or items[0][0]
+            page = self._entries(reversed(items))
+            missed[:0] = [entry for entry in page if entry.n > self._after]
+            if len(items) < _BATCH or any(entry.n <= self._after for entry in page):
+                break
+            before = f"({items[-1][0].decode()}"
+        self._cursors = {journal: cursor or _START}
+        return [*self._in_order(missed), *(self._last_beats() if self._beats else [])]
 
     def _last_beats(self) -> list[Heard]:
         items = self._redis.xrange(self._keys.beats)
         self._cursors[self._keys.beats] = items[-1][0] if items else _START
-        beats = (_heard(identity, fields) for identity, fields in items)
-        return list({heard.beat.node: heard for heard in beats}.values())
+        return list({heard.beat.node: heard for heard in self._heard(items)}.values())
 
     def _news(self, wait_s: float) -> list[Entry | Heard]:
         block_ms = int(min(wait_s, LONGEST_WAIT_S) * 1000)
@@ -71,8 +82,42 @@ class JournalStream:
         found: list[Entry | Heard] = []
         for key, items in reply or ():
             of_journal = key.decode() == self._keys.journal
-            found += [unpack_entry(fields[b"m"]) if of_journal else _heard(at, fields) for at, fields in items]
+            found += self._in_order(self._entries(items)) if of_journal else self._heard(items)
             self._cursors[key.decode()] = items[-1][0]
+        return found
+
+    def _entries(self, items: Iterable[Any]) -> list[Entry]:
+        journal, found = self._keys.journal, list[Entry]()
+        for identity, fields in items:
+            try:
+                found.append(unpack_entry(self._key.verify(journal, field_m(fields))))
+            except UntrustedRecord as error:
+                self._refused.add(journal, identity, error)
+        return found
+
+    def _in_order(self, entries: Iterable[Entry]) -> list[Entry]:
+        """Each number once, in order: an entry that stands again behind a newer one is a copy."""
+        fresh = list[Entry]()
+        for entry in entries:
+            if entry.n > self._after:
+                self._after = entry.n
+                fresh.append(entry)
+        return fresh
+
+    def _heard(self, items: Iterable[Any]) -> list[Heard]:
+        """Beats with their times: the server begins each id with its clock, in milliseconds."""
+        beats, found = self._keys.beats, list[Heard]()
+        for identity, fields in items:
+            who = fields.get(b"who", b"")
+            try:
+                number, packed = open_beat(self._key, beats, who, field_m(fields))
+                beat = unpack_beat(packed)
+            except UntrustedRecord as error:
+                self._refused.add(beats, identity, error)
+                continue
+            if number > self._numbers.get(who, b""):  # else it is a copy of an older one
+                self._numbers[who] = number
+                found.append(Heard(t=int(identity.partition(b"-")[0]) / 1000, beat=beat))
         return found
 
     def _call(self, call: Callable[[], Any]) -> Any:
@@ -81,16 +126,12 @@ class JournalStream:
 
 def post(address: StoreAddress, fact: AnyFact) -> None:
     """Tell the job's controller a fact. Raises `StoreUnreachable`."""
-    client = _connect(address)
+    client, inbox = _connect(address), Keys(address.job).inbox
+    sealed = JobKey(address.token).sign(inbox, pack(fact))
     try:
-        _answered(address.url, lambda: client.xadd(Keys(address.job).inbox, {"m": pack(fact)}))
+        _answered(address.url, lambda: client.xadd(inbox, {"m": sealed}))
     finally:
         client.close()
-
-
-def _heard(identity: bytes, fields: dict[bytes, bytes]) -> Heard:
-    """A beat with its time: the server begins each id with its clock, in milliseconds."""
-    return Heard(t=int(identity.partition(b"-")[0]) / 1000, beat=unpack_beat(fields[b"m"]))
 
 
 def _answered(where: str, call: Callable[[], Any]) -> Any:

@@ -184,6 +184,7 @@ SENTENCES: dict[type[Any], Callable[[Any], str]] = {
     records.Attributed: _attributed,
     records.AttributionAsked: _attribution_asked,
     records.AttributionJudged: _attribution_judged,
+    records.RecordsRefused: lambda r: f"{plural(r.count, 'record')} in {r.stream} set aside: {r.why}",
     records.Tick: lambda r: "a deadline passed",
     records.RoundOpened: lambda r: f"{_round(r)}{_stacks_first(r)}",
     records.RoundClosed: _round_closed,

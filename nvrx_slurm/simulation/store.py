@@ -6,9 +6,11 @@ from collections.abc import Callable, Sequence
 from typing import Any, Protocol
 
 from nvrx_slurm.clock import Clock
+from nvrx_slurm.job_key import SIGNATURE_BYTES
 from nvrx_slurm.simulation.calls import Service
 from nvrx_slurm.simulation.process import Process
 from nvrx_slurm.simulation.promises import Promises
+from nvrx_slurm.store.sealing import NUMBER_BYTES
 from nvrx_slurm.testing.valkey import MemoryServer
 from nvrx_slurm.testing.valkey.server import Answer, Command
 
@@ -100,11 +102,13 @@ class WatchedStore(MemoryServer):
     def _check(self, keys: Sequence[str], args: Sequence[Any]) -> None:
         """A commit was taken: its journal entries, then its orders, then the shutdown."""
         entries = int(args[5])
-        self._promises.committed(int(args[0]), args[6 : 6 + entries])
+        self._promises.committed(int(args[0]), [entry[SIGNATURE_BYTES:] for entry in args[6 : 6 + entries]])
         for order in args[7 + entries : 7 + entries + int(args[6 + entries])]:
-            self._promises.ordered(order, [len(self.data.hgetall(key)) for key in keys[ROUNDS:]])
+            packed = order[SIGNATURE_BYTES + NUMBER_BYTES :]
+            self._promises.ordered(packed, [len(self.data.hgetall(key)) for key in keys[ROUNDS:]])
         if args[3] != "":
-            self._promises.shutdown_stands(self.data.get(keys[SHUTDOWN]))
+            sealed = self.data.get(keys[SHUTDOWN])
+            self._promises.shutdown_stands(sealed and sealed[SIGNATURE_BYTES:])
 
 
 def _nobody_waits(reply: object) -> None:

@@ -3,12 +3,16 @@
 Every call here is patient: while the store is away or refuses writes, it tries again until `patience_s` has passed
 (`store_retry.py` decides), because a store that is restarted is no reason to touch a worker. A retry is harmless:
 a fact that arrives twice is known by its `seq`, and a commit by its number.
+
+Every record is signed with the job's key. A record that is not, or that cannot be decoded, is set aside: the reader
+skips it and counts it in `refused`.
 """
 
 from __future__ import annotations
 
 import asyncio
 import contextlib
+import re
 from collections.abc import Awaitable, Callable, Sequence
 from functools import cache
 from importlib import resources
@@ -18,15 +22,18 @@ import redis.asyncio as redis
 from redis import exceptions as failures
 
 from nvrx_slurm.clock import Clock
-from nvrx_slurm.errors import FencedError, StoreUnreachable
+from nvrx_slurm.errors import FencedError, ForgedRecord, MalformedRecord, StoreUnreachable, UntrustedRecord
 from nvrx_slurm.folder import StoreAddress
+from nvrx_slurm.job_key import JobKey
 from nvrx_slurm.log import get_logger
 from nvrx_slurm.records import (
+    AnyFact,
     AnyOrder,
     Assignment,
     Beat,
     ControllerUp,
     Entry,
+    Fact,
     NodeJoined,
     Record,
     Shutdown,
@@ -34,8 +41,10 @@ from nvrx_slurm.records import (
     unpack_assignment,
     unpack_entry,
     unpack_order,
+    unpack_record,
 )
 from nvrx_slurm.store.keys import Keys
+from nvrx_slurm.store.sealing import Refused, field_m, open_order, order_place, seal_beat, seal_order
 from nvrx_slurm.store_retry import IN_MEMORY, Cause, GiveUp, Retry, StoreRetry
 
 log = get_logger("store")
@@ -46,7 +55,9 @@ BLOCK_MS = 2000
 INBOX_BATCH = 4096
 """How many facts one read of the inbox brings at most."""
 
+_ID = re.compile(rb"[0-9]{1,20}-[0-9]{1,20}")
 _T = TypeVar("_T")
+_R = TypeVar("_R", bound=Record)
 Round = tuple[str, int, int, Sequence[tuple[str, Assignment]]]
 
 
@@ -72,6 +83,11 @@ class Store:
         self._where, self._embedded = address.url, address.embedded
         self.generation = generation
         self.keys = Keys(address.job)
+        self.refused = Refused(clock)
+        self._key = JobKey(address.token)
+        self._beats = 0  # so many were sent
+        self._orders = 0  # so many were committed
+        self._passed = 0  # the number of the last order that was read
         # Any: redis-py's stubs know neither decoded nor raw replies for certain.
         self._redis: Any = _connection(address) if connection is None else connection
         self._acquire, self._commit, self._join = (
@@ -90,19 +106,22 @@ class Store:
         """Post a join. Returns the id of the last order before it, the shutdown if there is one, the controller."""
         keys = self.keys
         names = [keys.inbox, keys.orders, keys.shutdown(self.generation), keys.controller, keys.joins]
-        args: list[bytes | str] = [pack(fact), fact.incarnation]
+        args: list[bytes | str] = [self._key.sign(keys.inbox, pack(fact)), fact.incarnation]
         last, shutdown, controller = await self._patiently(lambda: self._join(keys=names, args=args))
-        return last.decode(), _order(shutdown, Shutdown), _order(controller, ControllerUp)
+        first = self._value(names[2], shutdown, Shutdown), self._value(names[3], controller, ControllerUp)
+        return last.decode(), *first
 
     async def tell(self, fact: Record) -> None:
         """Post a fact."""
-        data = {"m": pack(fact)}
+        data = {"m": self._key.sign(self.keys.inbox, pack(fact))}
         await self._patiently(lambda: self._redis.xadd(self.keys.inbox, data))
 
     async def beat(self, beat: Beat, keep: int | None = None) -> None:
         """Post a sign of life, and with `keep` trim the stream to about that many. Not tried again: the next one
         is as good."""
-        fields = {"who": beat.incarnation, "m": pack(beat)}  # who first: the controller reads no further
+        self._beats += 1
+        sealed = seal_beat(self._key, self.keys.beats, beat, self._beats)
+        fields = {"who": beat.incarnation, "m": sealed}  # who first: the controller reads no further
         await self._redis.xadd(self.keys.beats, fields, maxlen=keep, approximate=True)
 
     async def controller_lives(self) -> bool:
@@ -114,12 +133,31 @@ class Store:
         self._patience_s = min(self._patience_s, patience_s)
         self._hurried_at = self._hurried_at or self._clock.monotonic()
 
-    async def orders(self, after: str) -> list[tuple[str, AnyOrder]]:
-        """The orders after an id; an empty list after `BLOCK_MS` without any."""
-        return [(identity, unpack_order(data)) for identity, data in await self._read(self.keys.orders, after)]
+    async def orders(self, after: str) -> list[tuple[str, AnyOrder | None]]:
+        """The orders after an id; an empty list after `BLOCK_MS` without any. None in place of one that was set
+        aside. An order that this process has read before does not come again, wherever it is copied to."""
+        stream = self.keys.orders
+        place = order_place(stream, self.generation)
 
-    async def assignment(self, replica: str, cycle: int, node: str) -> tuple[Assignment | None, str]:
-        """What a node does in a closed round (None: it has no part in it), and the id of the newest order by then."""
+        def opened(sealed: bytes) -> AnyOrder:
+            number, packed = open_order(self._key, place, sealed, self._passed)
+            order = unpack_order(packed)
+            self._passed = number
+            return order
+
+        items = await self._read(stream, after)
+        return [(identity, self._opened(stream, identity, fields, opened)) for identity, fields in items]
+
+    async def newest_order(self) -> str:
+        """The id of the newest order."""
+        newest = await self._patiently(lambda: self._redis.xrevrange(self.keys.orders, count=1))
+        return newest[0][0].decode() if newest else "0-0"
+
+    async def assignment(
+        self, replica: str, cycle: int, node: str, incarnation: str = ""
+    ) -> tuple[Assignment | None, str]:
+        """What a node does in a closed round (None: it has no part in it), and the id of the newest order by then.
+        With `incarnation` an assignment of another agent of that node is none of its own."""
         key = self.keys.round(replica, self.generation, cycle)
 
         async def ask() -> list[Any]:
@@ -129,7 +167,14 @@ class Store:
                 return answers
 
         data, newest = await self._patiently(ask)
-        assignment = None if data is None else unpack_assignment(data)
+        assignment = None
+        if data is not None:
+            fields = {b"m": data}
+            assignment = self._opened(
+                key, node, fields, lambda sealed: unpack_assignment(self._key.verify(f"{key} {node}", sealed))
+            )
+        if assignment is not None and incarnation and assignment.incarnation not in ("", incarnation):
+            assignment = None
         return assignment, newest[0][0].decode() if newest else "0-0"
 
     # ---- the controller
@@ -144,7 +189,7 @@ class Store:
         epoch, last, cursor = await self._patiently(
             lambda: self._acquire(keys=names, args=[owner, int(ttl_s * 1000), kept])
         )
-        return int(epoch), int(last), cursor.decode()
+        return int(epoch), int(last), cursor.decode() if _ID.fullmatch(cursor) else "0-0"
 
     async def commit(
         self,
@@ -165,19 +210,20 @@ class Store:
         names = [keys.epoch, keys.journal_n, keys.journal, keys.orders, keys.cursor]
         names += [keys.shutdown(self.generation), keys.controller, keys.inbox]
         names += [keys.round(replica, generation, cycle) for replica, generation, cycle, _ in rounds]
-        first = entries[0].n if entries else 0
+        first, sign = entries[0].n if entries else 0, self._key.sign
         args: list[Any] = [
             epoch,
             first,
             cursor,
-            pack(shutdown) if shutdown else "",
-            pack(controller) if controller else "",
+            sign(names[5], pack(shutdown)) if shutdown else "",
+            sign(keys.controller, pack(controller)) if controller else "",
         ]
-        args += [len(entries), *map(pack, entries), len(orders), *map(pack, orders)]
-        for *_, fields in rounds:
+        args += [len(entries), *(sign(keys.journal, pack(entry)) for entry in entries)]
+        args += [len(orders), *(self._sealed_order(epoch, order) for order in orders)]
+        for key, (*_, fields) in zip(names[8:], rounds, strict=True):
             args.append(2 * len(fields))
             for node, assignment in fields:
-                args += [node, pack(assignment)]
+                args += [node, sign(f"{key} {node}", pack(assignment))]
         status, micros = await self._patiently(lambda: self._commit(keys=names, args=args))
         if status not in (b"ok", b"already"):
             raise FencedError(f"a newer controller than epoch {epoch} writes the journal ({status.decode()})")
@@ -195,14 +241,24 @@ class Store:
                 pipeline.expire(key, keep_s)
             await self._patiently(pipeline.execute)
 
-    async def inbox(self, after: str) -> list[tuple[str, bytes]]:
-        """The packed facts after an id; an empty list after `BLOCK_MS` without any."""
-        return await self._read(self.keys.inbox, after, count=INBOX_BATCH)
+    async def inbox(self, after: str) -> list[tuple[str, AnyFact | None]]:
+        """The facts after an id; an empty list after `BLOCK_MS` without any. None in place of one that was set
+        aside."""
+        inbox = self.keys.inbox
+        items = await self._read(inbox, after, count=INBOX_BATCH)
+        return [(identity, self._opened(inbox, identity, fields, self._fact)) for identity, fields in items]
 
     async def journal(self, after: str = "-") -> list[Entry]:
-        """The whole journal so far."""
-        items = await self._patiently(lambda: self._redis.xrange(self.keys.journal, min=after))
-        return [unpack_entry(fields[b"m"]) for _, fields in items]
+        """The whole journal so far: each number once, in order. What else stands there is set aside."""
+        stream, entries = self.keys.journal, list[Entry]()
+        for identity, fields in await self._patiently(lambda: self._redis.xrange(stream, min=after)):
+            entry = self._opened(stream, identity, fields, self._entry)
+            if entry is not None and entries and entry.n <= entries[-1].n:
+                error = ForgedRecord(f"entry {entry.n} stands again behind entry {entries[-1].n}: it is a copy")
+                self.refused.add(stream, identity, error)
+            elif entry is not None:
+                entries.append(entry)
+        return entries
 
     async def time(self) -> float:
         """The server's clock, in seconds since the epoch: the only one that counts."""
@@ -211,12 +267,48 @@ class Store:
 
     # ---- how
 
-    async def _read(self, key: str, after: str, count: int = 1024) -> list[tuple[str, bytes]]:
+    async def _read(self, key: str, after: str, count: int = 1024) -> list[tuple[str, dict[bytes, bytes]]]:
         reply = await self._patiently(lambda: self._redis.xread({key: after}, count=count, block=BLOCK_MS))
         if not reply:
             return []
         streams = reply.values() if isinstance(reply, dict) else (items for _, items in reply)
-        return [(identity.decode(), fields[b"m"]) for items in streams for identity, fields in items]
+        return [(identity.decode(), fields) for items in streams for identity, fields in items]
+
+    def _opened(
+        self, key: str, identity: bytes | str, fields: dict[bytes, bytes], opened: Callable[[bytes], _T]
+    ) -> _T | None:
+        """The record of an item; None where it was set aside."""
+        try:
+            return opened(field_m(fields))
+        except UntrustedRecord as error:
+            self.refused.add(key, identity, error)
+            return None
+
+    def _fact(self, sealed: bytes) -> AnyFact:
+        fact = unpack_record(self._key.verify(self.keys.inbox, sealed))
+        if not isinstance(fact, Fact):
+            raise MalformedRecord(f"a {type(fact).__name__} is not a fact")
+        return fact
+
+    def _entry(self, sealed: bytes) -> Entry:
+        return unpack_entry(self._key.verify(self.keys.journal, sealed))
+
+    def _value(self, key: str, sealed: bytes, kind: type[_R]) -> _R | None:
+        """The order that a key holds; None: there is none, or it was set aside."""
+
+        def opened(sealed: bytes) -> _R:
+            order = unpack_order(self._key.verify(key, sealed))
+            if not isinstance(order, kind):
+                raise MalformedRecord(f"a {type(order).__name__} is not a {kind.__name__}")
+            return order
+
+        return self._opened(key, "its value", {b"m": sealed}, opened) if sealed else None
+
+    def _sealed_order(self, epoch: int, order: Record) -> bytes:
+        """Numbered by the epoch, which grows from controller to controller, and a count below it."""
+        self._orders += 1
+        place = order_place(self.keys.orders, self.generation)
+        return seal_order(self._key, place, order, (epoch << 32) + self._orders)
 
     async def _patiently(self, call: Callable[[], Awaitable[_T]]) -> _T:
         """Call until the store answers, as `StoreRetry` decides. Says once that it waits, and once that it waits no
@@ -267,11 +359,3 @@ def _connection(address: StoreAddress) -> redis.Redis:
 @cache
 def _script(name: str) -> str:
     return (resources.files("nvrx_slurm.store") / "lua" / f"{name}.lua").read_text()
-
-
-def _order(data: bytes, kind: type[_T]) -> _T | None:
-    if not data:
-        return None
-    order = unpack_order(data)
-    assert isinstance(order, kind)
-    return order

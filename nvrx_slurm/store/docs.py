@@ -13,7 +13,10 @@ INTRODUCTION = """\
 
 What agents and the controller share while a job runs, in Redis or Valkey. Every key stands below `nvrx:{<job id>}:`;
 the braces keep all of a job in one slot of a Redis Cluster. A record in a stream is its field `m`: MessagePack, as
-`nvrx_slurm.records` defines it.
+`nvrx_slurm.records` defines it. In front of it stand 16 bytes: the job's signature for this key (and field), without
+which no agent and no controller believes it ([why](decisions/0025-what-the-store-holds-is-signed.md)). A heartbeat
+and an order have 8 bytes more between the two, a number that grows. What is not signed, or cannot be read, is set
+aside: skipped, counted, and journaled as `records_refused`.
 
     redis-cli -u "$URL" --no-auth-warning XREVRANGE 'nvrx:{123}:journal' + - COUNT 5
 

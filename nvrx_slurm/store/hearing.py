@@ -3,7 +3,7 @@
 A beat is cheap in company only. A blocking read wakes for every few of them, and a client that makes dicts of each
 and decodes all that its workers tell costs three to four times as much (`docs/scale.md`). So this one asks without
 blocking, at a pace that its caller chooses, takes replies as hiredis has parsed them, and decodes none: whose a beat
-is stands beside it.
+is stands beside it, and is part of what is signed.
 """
 
 from __future__ import annotations
@@ -19,9 +19,11 @@ from redis.asyncio.retry import Retry
 from redis.backoff import NoBackoff
 
 from nvrx_slurm.clock import Clock
-from nvrx_slurm.errors import StoreUnreachable
+from nvrx_slurm.errors import MalformedRecord, StoreUnreachable, UntrustedRecord
 from nvrx_slurm.folder import StoreAddress
+from nvrx_slurm.job_key import JobKey
 from nvrx_slurm.log import get_logger
+from nvrx_slurm.store.sealing import Refused, open_beat
 
 log = get_logger("store")
 
@@ -64,6 +66,9 @@ class Hearing:
         self._key, self._where, self._clock = key, address.url, clock
         self._redis: Any = _connection(address) if connection is None else connection  # its types know no raw replies
         self._redis.set_response_callback("XREAD", _raw)
+        self.refused = Refused(clock)
+        self._job_key = JobKey(address.token)
+        self._numbers: dict[bytes, bytes] = {}  # whose beat → the number of the newest
         self._last = _START
         self._asked_s: float | None = None  # when the last call that succeeded began
 
@@ -81,7 +86,7 @@ class Hearing:
             self._raise_unreachable(error)
         first = self._asked_s is None
         longest_s = math.inf if self._asked_s is None else self._clock.monotonic() - self._asked_s
-        heard = Heard(now_s, _decoded(items, now_s, longest_s), first)
+        heard = Heard(now_s, self._opened(items, now_s, longest_s), first)
         self._last = items[-1][0] if items else self._last
         self._asked_s = began_s
         return heard
@@ -99,26 +104,34 @@ class Hearing:
                 return seconds + micros / 1e6, items
             last = batch[-1][0]
 
+    def _opened(self, items: list[Any], now_s: float, longest_s: float) -> list[HeardBeat]:
+        """Raw stream items as beats. What no agent of this job has signed is set aside; a beat that is older than
+        its sender's newest (a copy of one, or one that another overtook) says nothing about now."""
+        beats = list[HeardBeat]()
+        now_ms, key, stream, numbers = now_s * 1000, self._job_key, self._key, self._numbers
+        for identity, fields in items:
+            try:
+                if len(fields) < 4 or fields[0] != b"who" or fields[2] != b"m":
+                    raise MalformedRecord("the item is no heartbeat")
+                who = fields[1]
+                number, packed = open_beat(key, stream, who, fields[3])
+            except UntrustedRecord as error:
+                self.refused.add(stream, identity, error)
+                continue
+            if number <= numbers.get(who, b""):
+                continue
+            numbers[who] = number
+            age_s = (now_ms - int(identity.partition(b"-")[0])) / 1000
+            if not 0.0 <= age_s <= longest_s:  # rare: `min` and `max` of every beat would cost as much as all else
+                age_s = min(max(age_s, 0.0), longest_s)
+            beats.append((age_s, who, packed))
+        return beats
+
     def _raise_unreachable(self, error: Exception) -> NoReturn:
         if isinstance(error, failures.AuthenticationError | failures.NoPermissionError):
             raise StoreUnreachable(f"the store at {self._where} refuses us: {error}; check its password") from None
         said = str(error) or f"no answer in {LISTEN_S:.0f} s"
         raise StoreUnreachable(f"the store at {self._where} does not tell its beats: {said}") from None
-
-
-def _decoded(items: list[Any], now_s: float, longest_s: float) -> list[HeardBeat]:
-    """Raw stream items as beats; one that is none is dropped, since an agent of another version may say more."""
-    beats = list[HeardBeat]()
-    now_ms = now_s * 1000
-    for identity, fields in items:
-        if len(fields) < 4 or fields[0] != b"who":
-            log.error("item %s of the beats is none; dropped", identity)
-            continue
-        age_s = (now_ms - int(identity.partition(b"-")[0])) / 1000
-        if not 0.0 <= age_s <= longest_s:  # rare: `min` and `max` of every beat would cost as much as all the rest
-            age_s = min(max(age_s, 0.0), longest_s)
-        beats.append((age_s, fields[1], fields[3]))
-    return beats
 
 
 def _connection(address: StoreAddress) -> redis.Redis:

@@ -22,6 +22,7 @@ from nvrx_slurm.testing.valkey import DirectLink, MemoryClient, MemoryServer
 from nvrx_slurm.testing.valkey.client import Request
 
 PASSWORD = "secret"
+TOKEN = "the job's own"
 BEATS = Keys("j").beats
 
 
@@ -32,10 +33,10 @@ class RealServer:
         self._server = EmbeddedStore(folder, bind="127.0.0.1", password=PASSWORD)
 
     def address(self, password: str = PASSWORD) -> StoreAddress:
-        return StoreAddress(url=f"redis://127.0.0.1:{self._server.port}", password=password, job="j", token="t")
+        return StoreAddress(url=f"redis://127.0.0.1:{self._server.port}", password=password, job="j", token=TOKEN)
 
-    def store(self, *, password: str = PASSWORD, patience_s: float = 5.0) -> Store:
-        return Store(self.address(password), clock=SystemClock(), patience_s=patience_s)
+    def store(self, *, password: str = PASSWORD, patience_s: float = 5.0, generation: int = 0) -> Store:
+        return Store(self.address(password), clock=SystemClock(), patience_s=patience_s, generation=generation)
 
     def hearing(self, *, password: str = PASSWORD, clock: Clock | None = None) -> Hearing:
         return Hearing(self.address(password), BEATS, clock=clock or SystemClock())
@@ -90,10 +91,17 @@ class InMemoryServer:
         self._link = FreezingLink(self._server)
 
     def address(self, password: str = PASSWORD) -> StoreAddress:
-        return StoreAddress(url="redis://memory:1", password=password, job="j", token="t")
+        return StoreAddress(url="redis://memory:1", password=password, job="j", token=TOKEN)
 
-    def store(self, *, password: str = PASSWORD, patience_s: float = 5.0) -> Store:
-        return Store(self.address(), clock=SystemClock(), patience_s=patience_s, connection=self._client(password))
+    def store(self, *, password: str = PASSWORD, patience_s: float = 5.0, generation: int = 0) -> Store:
+        connection = self._client(password)
+        return Store(
+            self.address(),
+            clock=SystemClock(),
+            patience_s=patience_s,
+            generation=generation,
+            connection=connection,
+        )
 
     def hearing(self, *, password: str = PASSWORD, clock: Clock | None = None) -> Hearing:
         return Hearing(self.address(), BEATS, clock=clock or SystemClock(), connection=self._client(password))

@@ -8,9 +8,12 @@ import pytest
 
 from nvrx_slurm.clock import SystemClock
 from nvrx_slurm.errors import StoreUnreachable
-from nvrx_slurm.records import Beat, pack, unpack_beat
+from nvrx_slurm.job_key import JobKey
+from nvrx_slurm.records import Beat, unpack_beat
 from nvrx_slurm.store.hearing import BATCH
+from nvrx_slurm.store.sealing import seal_beat
 from tests.contract.servers import BEATS as KEY
+from tests.contract.servers import TOKEN
 
 NODES = 50
 KEEP = 2 * NODES + 16
@@ -56,7 +59,7 @@ def beat(node: str = "n1", **more) -> Beat:
 
 def item(beat: Beat) -> dict[str, str | bytes]:
     """A beat as an agent adds it to the stream."""
-    return {"who": beat.incarnation, "m": pack(beat)}
+    return {"who": beat.incarnation, "m": seal_beat(JobKey(TOKEN), KEY, beat, 1)}
 
 
 def nodes(heard) -> list[str]:
@@ -130,14 +133,26 @@ async def test_clock_that_jumps_falsifies_no_age_beyond_the_time_between_two_cal
     await hearing.close()
 
 
-async def test_what_is_no_beat_is_dropped_and_said(hearing, raw, caplog):
-    """One broken item keeps nobody else from being heard."""
+async def test_what_is_no_beat_is_set_aside_and_counted(hearing, raw, caplog):
+    """One broken item keeps no other node's heartbeat from being read."""
     await raw.xadd(KEY, {"m": b"of an older version"})
     await raw.xadd(KEY, item(beat("n2")))
     await raw.xadd(KEY, {"x": "", "m": ""})
     await raw.xadd(KEY, item(beat("n3")))
     assert nodes(await hearing.listen()) == ["n2", "n3"]
-    assert caplog.text.count("dropped") == 2
+    [refused] = hearing.refused.take()
+    assert (refused.stream, refused.count) == (KEY, 2)
+    assert caplog.text.count("set aside") == 1  # one line a minute
+
+
+async def test_copy_of_a_heartbeat_is_no_sign_of_life(store, hearing, raw):
+    """Another user of the store can copy what an agent has signed, and put another name beside it: neither counts."""
+    await send(store, "n1")
+    [(_, fields)] = await raw.xrange(KEY)
+    assert nodes(await hearing.listen()) == ["n1"]
+    await raw.xadd(KEY, fields)
+    await raw.xadd(KEY, {**fields, b"who": b"of-n2"})
+    assert nodes(await hearing.listen()) == []
 
 
 async def test_stream_stays_trimmed_and_memory_flat(store, hearing, raw):

@@ -24,7 +24,6 @@ from nvrx_slurm.records import (
     RoundOpened,
     StacksDumped,
     WorkersDone,
-    unpack_record,
 )
 from nvrx_slurm.report import snapshot
 from nvrx_slurm.report.model import Heard
@@ -57,7 +56,7 @@ class Controller:
         async with asyncio.timeout(WAIT_S):
             while not (facts := await self._store.inbox("0-0")):
                 pass  # each look blocks for a while
-        asked = unpack_record(facts[0][1])
+        asked = facts[0][1]
         assert isinstance(asked, DumpAsked)
         return asked
 

@@ -13,11 +13,12 @@ from nvrx_slurm.records import (
     Assignment,
     ControllerUp,
     Entry,
+    Fence,
     NodeJoined,
     RoundClosed,
     Shutdown,
     Tick,
-    unpack_record,
+    pack,
 )
 
 JOIN = NodeJoined(node="n1", incarnation="a", seq=1, addr="h", port=1)
@@ -131,12 +132,104 @@ async def test_join_tells_where_the_controller_is_and_where_orders_begin(store):
     assert [order for _, order in await store.orders(last)] == [CLOSED]
 
 
+async def test_a_copy_of_an_order_is_not_read_again(server, store):
+    """Another user of the store copies a round's end, and a fence, to the stream's end: no agent obeys twice."""
+    epoch, _, _ = await store.acquire("a", 1.0)
+    fence = Fence(node="n1", incarnation="a")
+    await store.commit(epoch, [entry(1), entry(2)], orders=[CLOSED, fence])
+    raw = server.raw()
+    for _, fields in await raw.xrange(store.keys.orders):
+        await raw.xadd(store.keys.orders, fields)
+    await raw.aclose()
+    assert [order for _, order in await store.orders("0-0")] == [CLOSED, fence, None, None]
+    newest = await store.newest_order()
+    await store.commit(epoch, [entry(3)], orders=[fence])
+    assert [order for _, order in await store.orders(newest)] == [fence]
+
+
+async def test_order_of_an_earlier_generation_is_not_one_of_this(server):
+    """A job that was requeued keeps its key: the shutdown that ended it before does not end it again."""
+    before, after = server.store(), server.store(generation=1)
+    epoch, _, _ = await before.acquire("a", 1.0)
+    await before.commit(epoch, [entry(1)], orders=[Shutdown(exit_code=0, reason="done")])
+    assert [order for _, order in await after.orders("0-0")] == [None]
+    for client in (before, after):
+        await client.close()
+
+
+async def test_assignment_of_another_agent_of_the_node_is_none(store):
+    """A node's next agent reads a copied order of a round from before its join: nothing in it is for that agent."""
+    epoch, _, _ = await store.acquire("a", 1.0)
+    mine = msgspec.structs.replace(ASSIGNMENT, incarnation="a")
+    await store.commit(epoch, [entry(1)], rounds=[("main-0", 0, 0, [("n1", mine)])])
+    assert (await store.assignment("main-0", 0, "n1", "a"))[0] == mine
+    assert (await store.assignment("main-0", 0, "n1", "a-1"))[0] is None
+
+
+async def test_what_is_not_signed_is_set_aside_wherever_it_stands(server, store):
+    """Each stream and value goes on behind it, and each is counted once."""
+    keys, raw = store.keys, server.raw()
+    epoch, _, _ = await store.acquire("a", 1.0)
+    round_key = keys.round("main-0", 0, 0)
+    await raw.xadd(keys.inbox, {"m": pack(JOIN)})
+    await raw.xadd(keys.inbox, {"m": b"\xff"})
+    await raw.xadd(keys.inbox, {"x": "y"})
+    await raw.xadd(keys.orders, {"m": pack(CLOSED)})
+    await raw.xadd(keys.journal, {"m": pack(entry(1))})
+    await raw.hset(round_key, "n1", pack(ASSIGNMENT))
+    await raw.set(keys.shutdown(0), pack(Shutdown(exit_code=0, reason="x")))
+    await raw.set(keys.controller, pack(ControllerUp(epoch=9, host="h", port=1)))
+    await raw.set(keys.cursor, "no id")
+    await raw.aclose()
+    assert (await store.join(JOIN))[1:] == (None, None)
+    assert [fact for _, fact in await store.inbox("0-0")] == [None, None, None, JOIN]
+    assert [order for _, order in await store.orders("0-0")] == [None]
+    assert (await store.assignment("main-0", 0, "n1"))[0] is None
+    await store.commit(epoch, [entry(1)])
+    assert await store.journal() == [entry(1)]
+    assert (await store.acquire("b", 1.0))[2] == "0-0"
+    counted = {refused.stream: refused.count for refused in store.refused.take()}
+    assert counted == {
+        keys.inbox: 3, keys.orders: 1, keys.journal: 1, round_key: 1, keys.shutdown(0): 1, keys.controller: 1
+    }  # fmt: skip
+    assert store.refused.take() == []
+
+
+async def test_record_that_was_copied_to_another_place_is_set_aside(server, store):
+    """A signature holds for one key, and in a round for one node."""
+    epoch, _, _ = await store.acquire("a", 1.0)
+    await store.commit(epoch, [entry(1, CLOSED)], rounds=[("main-0", 0, 0, [("n1", ASSIGNMENT)])])
+    raw, key = server.raw(), store.keys.round("main-0", 0, 0)
+    [(_, fields)] = await raw.xrange(store.keys.journal)
+    await raw.xadd(store.keys.inbox, fields)
+    mine = await raw.hget(key, "n1")
+    await raw.hset(key, "n2", mine)
+    await raw.hset(store.keys.round("main-0", 0, 1), "n1", mine)
+    await raw.aclose()
+    assert [fact for _, fact in await store.inbox("0-0")] == [None]
+    assert (await store.assignment("main-0", 0, "n1"))[0] == ASSIGNMENT
+    assert (await store.assignment("main-0", 0, "n2"))[0] is None
+    assert (await store.assignment("main-0", 1, "n1"))[0] is None
+
+
+async def test_copies_in_the_journal_are_left_out(server, store):
+    """Each number counts once, in order."""
+    epoch, _, _ = await store.acquire("a", 1.0)
+    await store.commit(epoch, [entry(1), entry(2)])
+    raw = server.raw()
+    for _, fields in await raw.xrange(store.keys.journal):
+        await raw.xadd(store.keys.journal, fields)
+    await raw.aclose()
+    await store.commit(epoch, [entry(3)])
+    assert [each.n for each in await store.journal()] == [1, 2, 3]
+
+
 async def test_inbox_keeps_order_and_is_trimmed_behind_the_cursor(store):
     """Facts arrive in order; what the journal accounts for need not be kept."""
     await store.tell(JOIN)
     await store.tell(msgspec.structs.replace(JOIN, seq=2))
     items = await store.inbox("0-0")
-    assert [unpack_record(data).seq for _, data in items] == [1, 2]
+    assert [fact.seq for _, fact in items] == [1, 2]
     assert await store.inbox(items[0][0]) == items[1:]
 
 

@@ -8,6 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from nvrx_slurm import records
+from nvrx_slurm.errors import MalformedRecord
 from nvrx_slurm.records import AnyRecord, Entry, NodeJoined, WorkersStarted, entry_from_json, entry_to_json
 
 JOINED = {"event": "node_joined", "node": "n1", "incarnation": "a", "seq": 1, "addr": "h", "port": 5}
@@ -30,7 +31,7 @@ def test_record_of_the_next_minor_version_is_read_without_what_it_adds():
 
 def test_unknown_event_is_an_error_not_a_guess():
     """What no version of ours says is refused."""
-    with pytest.raises(msgspec.ValidationError):
+    with pytest.raises(MalformedRecord):
         records.unpack_record(msgspec.msgpack.encode({"event": "nonsense"}))
 
 
@@ -53,3 +54,46 @@ def test_every_record_has_a_docstring():
     """The journal's reference is generated from them."""
     for kind in AnyRecord.__args__:
         assert kind.__doc__, kind
+
+
+@pytest.mark.parametrize(
+    ("kind", "fields"),
+    [
+        ("round_opened", {"replica": "../../../../x", "cycle": 0}),
+        ("round_opened", {"replica": "..", "cycle": 0}),
+        ("round_opened", {"replica": "", "cycle": 0}),
+        ("round_opened", {"replica": "main-0\n", "cycle": 0}),
+        ("round_opened", {"replica": "a\x1b[2J", "cycle": 0}),
+        ("round_opened", {"replica": "x" * 256, "cycle": 0}),
+        ("round_opened", {"replica": "main-0", "cycle": -1}),
+        ("round_opened", {"replica": "main-0", "cycle": 1 << 31}),
+        ("round_opened", {"replica": "main-0", "cycle": 0, "generation": 1 << 62}),
+        ("fence", {"node": "/etc/passwd", "incarnation": "a"}),
+        ("node_left", {"node": "a/b", "incarnation": "a", "seq": 1, "reason": "r"}),
+        ("stacks_dumped", {"node": "n1", "incarnation": "a", "seq": 1, "why": "w", "files": {0: "../secret"}}),
+        ("stacks_dumped", {"node": "n1", "incarnation": "a", "seq": 1, "why": "w", "files": {0: "/etc/passwd"}}),
+        ("stacks_dumped", {"node": "n1", "incarnation": "a", "seq": 1, "why": "w", "files": {0: "logs/../../x"}}),
+    ],
+)
+def test_name_that_would_leave_its_folder_or_number_out_of_bounds_is_refused(kind: str, fields: dict[str, object]):
+    """Readers make paths of names and pack numbers again; both forms, the store's and the journal's, are checked."""
+    record = {"event": kind, **fields}
+    with pytest.raises(MalformedRecord):
+        records.unpack_record(msgspec.msgpack.encode(record))
+    with pytest.raises(MalformedRecord):
+        entry_from_json(msgspec.json.encode({"n": 1, "t": 0.0, **record}))
+
+
+@pytest.mark.parametrize("step", [-1, 1 << 63, (1 << 64) - 1])
+def test_step_out_of_bounds_is_refused(step: int):
+    """It must fit into 64 bits with a sign, as the page that it comes from."""
+    beat = {"node": "n1", "incarnation": "a", "steps": {0: step}}
+    with pytest.raises(MalformedRecord):
+        records.unpack_beat(msgspec.msgpack.encode(beat))
+
+
+@pytest.mark.parametrize("name", ["n1", "gpu-a_07.site", "policy-0", "...x", "nœud", "a b"])
+def test_names_that_are_in_use_pass(name: str):
+    """Whatever is one component of a path."""
+    opened = records.RoundOpened(replica=name, cycle=0)
+    assert records.unpack_record(records.pack(opened)) == opened

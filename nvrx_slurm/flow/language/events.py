@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import Any, get_args
+from typing import Any, get_args, get_type_hints
 
 import msgspec
 
@@ -17,9 +17,14 @@ from nvrx_slurm.report.words import event_name
 EVENTS: dict[str, type[msgspec.Struct]] = {event_name(kind): kind for kind in get_args(AnyRecord)}
 """Every event's name → its record."""
 
-FIELDS: dict[str, dict[str, Any]] = {
-    event: {part.name: part.type for part in msgspec.structs.fields(kind)} for event, kind in EVENTS.items()
-}
+
+def fields_of(kind: type[msgspec.Struct]) -> dict[str, Any]:
+    """A record's fields, each with its type; without the bounds that hold for its values."""
+    types = get_type_hints(kind)
+    return {part.name: types[part.name] for part in msgspec.structs.fields(kind)}
+
+
+FIELDS: dict[str, dict[str, Any]] = {event: fields_of(kind) for event, kind in EVENTS.items()}
 """Every event's name → its fields, each with its type."""
 
 

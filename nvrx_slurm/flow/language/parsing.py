@@ -13,6 +13,7 @@ import msgspec
 
 from nvrx_slurm.config.values import Misfit
 from nvrx_slurm.durations import parse_duration
+from nvrx_slurm.flow.language.events import fields_of
 from nvrx_slurm.flow.language.patterns import (
     OPERATORS,
     Capture,
@@ -143,7 +144,7 @@ def _holds(raw: Mapping[str, Any], kind: Any) -> Pattern:
 
 
 def _field(record: type[msgspec.Struct], name: str, raw: Any) -> Pattern:
-    kinds = {part.name: part.type for part in msgspec.structs.fields(record)}
+    kinds = fields_of(record)
     if name not in kinds:
         raise Misfit(f"is no field of it; {nearest(name, kinds)}", name)
     return _below(name, raw, kinds[name])

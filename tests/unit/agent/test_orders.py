@@ -43,7 +43,7 @@ async def test_answer_about_a_round_comes_after_the_orders_that_are_older():
         await store.commit(epoch, [Entry(n=number, t=0.0, record=order)], orders=[order], rounds=rounds)
     heard: list[object] = []
     orders = Orders(store, "n1", heard.append)
-    asking = asyncio.create_task(orders.assignment("main-0", 0))
+    asking = asyncio.create_task(orders.assignment("main-0", 0, "a"))
     reading = asyncio.create_task(orders.read("0-0"))
     async with asyncio.timeout(10.0):
         assert await asking == RANKS

@@ -86,7 +86,7 @@ def test_event_that_lacks_a_field(tmp_path):
     """A known event that cannot be read is told with its field."""
     file = write(tmp_path / "events.jsonl", [], b'{"n": 1, "t": 1.0, "event": "node_lost", "node": "n1"}\n')
     assert problem(file) == (
-        f"{file}:1: is no `node_lost` that this version can read: Object missing required field `incarnation`"
+        f"{file}:1: `node_lost`: a line of the journal cannot be read: Object missing required field `incarnation`"
     )
 
 

@@ -84,6 +84,7 @@ def _ending_grace_s(grace_s: float, kill_wait_s: float | None) -> float:
 
 def main() -> int:
     """Run this node's agent; returns its exit code."""
+    env.take_secrets()  # a launcher of the site's may have kept them; workers inherit this environment
     folder, node = env.job_folder(), env.node_name()
     if folder is None or node is None:
         raise UsageError("an agent is started by the job, with NVRX_JOB_FOLDER and NVRX_NODE in its environment")

@@ -51,6 +51,7 @@ def main() -> None:
     die_with(os.getppid(), signal.SIGKILL)
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is the controller's to hear
     set_up("attribution")
+    env.take_secrets()
     folder = env.job_folder()
     if folder is None:
         raise UsageError("the desk is started by the controller, with NVRX_JOB_FOLDER in its environment")

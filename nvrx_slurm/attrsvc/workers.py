@@ -106,7 +106,7 @@ class Worker:
             *self._program,
             stdin=PIPE,
             stdout=PIPE,
-            env=env.child_environment({}, without=env.SECRETS),
+            env=env.child_environment({}),
             start_new_session=True,
             preexec_fn=dies_with_parent(signal.SIGKILL),
             limit=LONGEST_ANSWER_BYTES,

@@ -41,6 +41,16 @@ def _read_plan() -> tuple[Plan, bytes]:
         raise UsageError(f"the plan on standard input is not what `nvrx-slurm render` writes: {error}") from None
 
 
+def _take_secrets() -> None:
+    """Take the secrets out of the environment, and start over where they stood there: /proc/<pid>/environ shows what
+    a program was started with. The process keeps its id, and standard input, of which nothing has been read."""
+    if env.take_secrets():
+        with env.handed_on() as (variables, descriptors):
+            for descriptor in descriptors:
+                os.set_inheritable(descriptor, True)
+            os.execve(sys.executable, [sys.executable, *sys.orig_argv[1:]], env.child_environment(variables))
+
+
 def _slurm_nodes() -> tuple[str, ...]:
     """The allocation in Slurm's own order; ranks follow it."""
     listed = subprocess.run(
@@ -122,6 +132,7 @@ def _password(plan: Plan) -> str | None:
 @click.argument("launcher", nargs=-1, type=click.UNPROCESSED)
 def main(cluster: str, launcher: tuple[str, ...]) -> int:
     """Run a job whose plan comes on standard input; LAUNCHER starts its agents (none: one process a node, here)."""
+    _take_secrets()
     plan, plan_json = _read_plan()
     folder, info = _prepare(plan, plan_json, cluster, launcher)
     set_up("nvrx-slurm")

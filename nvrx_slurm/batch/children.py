@@ -26,6 +26,7 @@ async def start(
     on_death: signal.Signals,
     own_session: bool,
     pending: Collection[signal.Signals] = (),
+    pass_fds: Collection[int] = (),
 ) -> Process:
     """Start a child that inherits our output. Signals of `pending` wait until it unblocks them: one that is sent
     before the child can handle it is not lost, and does not kill it."""
@@ -36,7 +37,12 @@ async def start(
         signal.pthread_sigmask(signal.SIG_BLOCK, pending)
 
     return await asyncio.create_subprocess_exec(
-        *argv, env=dict(env), stdin=DEVNULL, start_new_session=own_session, preexec_fn=prepare
+        *argv,
+        env=dict(env),
+        stdin=DEVNULL,
+        pass_fds=tuple(pass_fds),
+        start_new_session=own_session,
+        preexec_fn=prepare,
     )
 
 

@@ -14,6 +14,7 @@ from nvrx_slurm.batch import children, lease
 from nvrx_slurm.batch.ending import EXIT_CODES, Ending, notice_s
 from nvrx_slurm.batch.service import ManagedService
 from nvrx_slurm.clock import Clock
+from nvrx_slurm.config.env import handed_on
 from nvrx_slurm.errors import EXIT_FAILED, EXIT_RETRY, EXIT_UNREACHABLE, NvrxError, StoreUnreachable
 from nvrx_slurm.folder import JobFolder, JobInfo, Result, StoreAddress, clear_runtime_folders
 from nvrx_slurm.ids import new_incarnation, new_secret
@@ -149,9 +150,15 @@ class Host:
         failures = 0
         while True:
             began = self.clock.monotonic()
-            self.controller = await children.start(
-                argv, self.env, on_death=signal.SIGKILL, own_session=True, pending=EXIT_CODES
-            )
+            with handed_on() as (variables, descriptors):  # the attribution process, its child, needs the secrets
+                self.controller = await children.start(
+                    argv,
+                    {**self.env, **variables},
+                    on_death=signal.SIGKILL,
+                    own_session=True,
+                    pending=EXIT_CODES,
+                    pass_fds=descriptors,
+                )
             self._tell_controller()
             code = await self.controller.wait()
             result = self.folder.read_result()

@@ -71,7 +71,7 @@ def child_environment_for(program: str, extra: Mapping[str, str] | None = None) 
     """What the program may see of this process's own environment, with `extra` on top."""
     from nvrx_slurm.config.env import child_environment
 
-    return environment_for(program, child_environment(extra or {}))
+    return environment_for(program, child_environment(extra or {}, with_secrets=program == "sbatch"))
 
 
 def environment_for(program: str, environment: Mapping[str, str]) -> dict[str, str]:

@@ -20,7 +20,7 @@ import msgspec
 from nvrx_slurm.clock import Clock, SystemClock
 from nvrx_slurm.cluster.base import LOCAL_PREFIX, SCRIPT_NAME, folder_name, not_writable, prepare_folder
 from nvrx_slurm.cluster.states import JobState, state_of_result
-from nvrx_slurm.config.env import child_environment
+from nvrx_slurm.config.env import child_environment, handed_on
 from nvrx_slurm.decoding import decode
 from nvrx_slurm.errors import MissingProgramError, UsageError
 from nvrx_slurm.files import open_log
@@ -211,16 +211,17 @@ def _start_gated(job: JobFolder, detach: bool, environment: Mapping[str, str]) -
     reading, gate = os.pipe()
     log = open_log(job.path / HOST_LOG) if detach else None
     try:
-        process = subprocess.Popen(
-            ["bash", "-c", _GATED, "nvrx-job", f"/proc/self/fd/{script}"],
-            env=child_environment({**environment, "NVRX_JOB_ID": job.job_id}),
-            stdin=reading,
-            stdout=log,
-            stderr=log,
-            pass_fds=[script],
-            start_new_session=detach,
-            preexec_fn=None if detach else dies_with_parent(signal.SIGTERM),
-        )
+        with handed_on() as (variables, descriptors):
+            process = subprocess.Popen(
+                ["bash", "-c", _GATED, "nvrx-job", f"/proc/self/fd/{script}"],
+                env=child_environment({**environment, **variables, "NVRX_JOB_ID": job.job_id}),
+                stdin=reading,
+                stdout=log,
+                stderr=log,
+                pass_fds=[script, *descriptors],
+                start_new_session=detach,
+                preexec_fn=None if detach else dies_with_parent(signal.SIGTERM),
+            )
     except FileNotFoundError:
         os.close(gate)
         raise MissingProgramError("bash is not on PATH, and job scripts need it") from None

@@ -1,9 +1,16 @@
-"""The one module that reads the environment. Standard library only: agents import it."""
+"""The one module that reads the environment. Standard library only: agents import it.
+
+Secrets come to a job in the environment that it was submitted from. The job's first process takes them out of its own
+(`take_secrets`), so that no agent, supervisor or worker ever has them. The controller gets them through a descriptor
+(`handed_on`), for the attribution process, which needs them.
+"""
 
 from __future__ import annotations
 
+import contextlib
+import json
 import os
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from pathlib import Path
 from typing import NamedTuple
 
@@ -17,12 +24,55 @@ LLM_KEY = "NVRX_SLURM_LLM_KEY"
 SECRETS = frozenset({STORE_PASSWORD, ATTRSVC_TOKEN, SLACK_TOKEN, DATAFLOW_TOKEN, LLM_KEY})
 """Variables that are no configuration keys, and that nothing may keep or show."""
 
+SECRETS_FD = "NVRX_SECRETS_FD"
+"""Names the descriptor of a file in memory from which a child process reads them."""
+
+_taken: dict[str, str] = {}
+
 PLAN_DIGEST = "NVRX_PLAN_SHA256"
 
 
 def get(name: str) -> str | None:
-    """The variable, or None where it is unset or empty."""
-    return os.environ.get(name) or None
+    """The variable, or None where it is unset or empty; a secret also where it has been taken."""
+    return os.environ.get(name) or _taken.get(name) or None
+
+
+def take_secrets() -> bool:
+    """Take the secrets out of this process's environment, and those that were handed on out of their descriptor.
+
+    They stay to be had from this module. Returns whether any stood in the environment: then /proc/<pid>/environ shows
+    them until the process starts another program.
+    """
+    found = {name: value for name in SECRETS if (value := os.environ.pop(name, ""))}
+    if descriptor := os.environ.pop(SECRETS_FD, ""):
+        with contextlib.suppress(OSError, ValueError):  # set by hand: it leads to no file of ours
+            _taken.update(_read_secrets(int(descriptor)))
+    _taken.update(found)
+    return bool(found)
+
+
+@contextlib.contextmanager
+def handed_on() -> Iterator[tuple[dict[str, str], tuple[int, ...]]]:
+    """What a child process that needs the secrets is started with: variables, and descriptors to inherit."""
+    known = {name: value for name in SECRETS if (value := get(name))}
+    if not known:
+        yield {}, ()
+        return
+    descriptor = os.memfd_create("nvrx-secrets")  # close-on-exec: `pass_fds` lets this one child have it
+    try:
+        with os.fdopen(os.dup(descriptor), "wb") as file:
+            file.write(json.dumps(known).encode())
+        yield {SECRETS_FD: str(descriptor)}, (descriptor,)
+    finally:
+        os.close(descriptor)
+
+
+def _read_secrets(descriptor: int) -> dict[str, str]:
+    """Raises OSError, ValueError."""
+    with os.fdopen(descriptor, "rb") as file:
+        file.seek(0)  # where it stands is shared with the process that has written it
+        found = json.load(file)
+    return {name: value for name in SECRETS if isinstance(value := found.get(name), str)}
 
 
 def overrides() -> dict[str, str]:
@@ -100,9 +150,16 @@ def slurm_nodelist() -> str | None:
     return get("SLURM_JOB_NODELIST")
 
 
-def child_environment(extra: Mapping[str, str], *, without: Collection[str] = ()) -> dict[str, str]:
-    """This process's environment with `extra` on top, for a child process; `without` these variables of its own."""
-    return {**{name: value for name, value in os.environ.items() if name not in without}, **extra}
+def child_environment(
+    extra: Mapping[str, str], *, without: Collection[str] = (), with_secrets: bool = False
+) -> dict[str, str]:
+    """This process's environment with `extra` on top, for a child process; `without` these variables of its own.
+
+    `with_secrets`: the child submits jobs, which need them. No other child gets them in its environment.
+    """
+    inherited = {name: value for name, value in os.environ.items() if name not in without and name not in SECRETS}
+    secrets = {name: value for name in SECRETS if (value := get(name))} if with_secrets else {}
+    return {**inherited, **secrets, **extra}
 
 
 def adopt(extra: Mapping[str, str]) -> None:

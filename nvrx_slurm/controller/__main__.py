@@ -47,6 +47,7 @@ async def _serve(folder: JobFolder) -> None:
 
 def main() -> None:
     """Run the controller until the job has ended."""
+    env.take_secrets()
     path = env.job_folder()
     if path is None:
         raise UsageError("a controller is started by the job, with NVRX_JOB_FOLDER in its environment")

@@ -20,6 +20,7 @@ from typing import Any, Protocol
 
 import msgspec
 
+from nvrx_slurm.config import env
 from nvrx_slurm.files import open_log
 from nvrx_slurm.log import get_logger
 from nvrx_slurm.processes import dies_with_parent
@@ -164,12 +165,14 @@ class DeskProcess:
                 await asyncio.sleep(PAUSES_S[self._starts])
 
     async def _start(self) -> Process:
-        with os.fdopen(open_log(self._log_path), "ab") as errors:
+        with os.fdopen(open_log(self._log_path), "ab") as errors, env.handed_on() as (variables, descriptors):
             process = await asyncio.create_subprocess_exec(
                 *(sys.executable, "-P", "-m", "nvrx_slurm.attribution"),
+                env=env.child_environment(variables),
                 stdin=PIPE,
                 stdout=PIPE,
                 stderr=errors,
+                pass_fds=descriptors,
                 limit=LINE_BYTES,
                 start_new_session=True,
                 preexec_fn=dies_with_parent(signal.SIGKILL),

@@ -62,7 +62,7 @@ async def _start(command: Sequence[str]) -> Process:
             *command,
             stdin=PIPE,
             stdout=PIPE,
-            env=env.child_environment({}, without=env.SECRETS),
+            env=env.child_environment({}),
             limit=MOST_BYTES,
             start_new_session=True,
             preexec_fn=dies_with_parent(signal.SIGKILL),

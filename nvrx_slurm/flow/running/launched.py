@@ -34,7 +34,7 @@ class Launched:
         with folder.log_path.open("ab") as log_file:
             process = await asyncio.create_subprocess_exec(
                 *(sys.executable, "-P", "-m", "nvrx_slurm.flow.running.attempt", str(folder.path)),
-                env=env.child_environment({MARK: str(folder.path)}),
+                env=env.child_environment({MARK: str(folder.path)}, with_secrets=True),
                 stdin=DEVNULL,
                 stdout=log_file,
                 stderr=log_file,

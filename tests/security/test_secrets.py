@@ -1,0 +1,149 @@
+"""Secrets in the environment of `submit` reach the process that needs them, and no environment of the job."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import secrets
+import subprocess
+import sys
+import threading
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+
+import pytest
+
+from nvrx_slurm.api.handle import ClusterName, Job
+from nvrx_slurm.config import env
+from nvrx_slurm.testing.attribution_server import Asked, AttributionServer, Response, says
+from nvrx_slurm.verdicts import Verdict
+from tests.slurm_harness import CLI, nvrx
+
+BOUND_S = 60
+MARK = f"correct-horse-{secrets.token_hex(8)}"  # each process of pytest-xdist has its own
+SECRETS = {name: f"{MARK}-{name.lower()}" for name in sorted(env.SECRETS)}
+PARTS = (
+    "nvrx_slurm.batch",
+    "nvrx_slurm.controller",
+    "nvrx_slurm.attribution",
+    "-m nvrx_slurm.agent",
+    "nvrx_slurm.agent.supervisor",
+    "gate_worker.py",
+)
+
+
+class HeldService:
+    """Attribution that says STOP to who has the token, once the test lets it."""
+
+    def __init__(self) -> None:
+        self.asked, self.may_answer = threading.Event(), threading.Event()
+        self.server = AttributionServer(self._behave, token=SECRETS[env.ATTRSVC_TOKEN])
+
+    def _behave(self, asked: Asked, server: AttributionServer) -> Response | None:
+        self.asked.set()
+        self.may_answer.wait(BOUND_S)
+        return says(Verdict.STOP)(asked, server)
+
+
+@pytest.fixture
+def service() -> Iterator[HeldService]:
+    service = HeldService()
+    yield service
+    service.may_answer.set()
+    service.server.close()
+
+
+@pytest.fixture
+def slurm_environment(request: pytest.FixtureRequest, cluster: ClusterName) -> Mapping[str, str]:
+    return request.getfixturevalue("healthy_cluster").environment() if cluster == "slurm" else {}
+
+
+def processes(folder: Path) -> dict[int, tuple[str, str]]:
+    """The job's processes: command line and initial environment by id."""
+    found = {}
+    for path in Path("/proc").glob("[0-9]*"):
+        with contextlib.suppress(OSError):
+            environ = (path / "environ").read_bytes().decode(errors="replace")
+            command = (path / "cmdline").read_bytes().replace(b"\0", b" ").decode(errors="replace")
+            if MARK in environ or f"NVRX_JOB_FOLDER={folder}\0" in environ or "nvrx_slurm.batch" in command:
+                found[int(path.name)] = (command, environ)
+    return found
+
+
+@pytest.mark.parametrize("cluster", ["local", pytest.param("slurm", marks=pytest.mark.slurm)])
+def test_no_process_of_a_job_has_a_secret_in_its_environment(
+    gate, service, tmp_path, cluster, slurm_environment, monkeypatch
+):
+    """All five are set where the job is submitted. Before, one `env` in a worker printed them.
+
+    The attribution process has its token all the same: the service answers no other.
+    """
+    for name, value in slurm_environment.items():
+        monkeypatch.setenv(name, value)
+    attribution = {
+        "http_urls": [service.server.url],
+        "enable_lib": False,
+        "dry_run": False,
+        "decision_timeout": "50s",
+    }
+    job = {"name": "a", "command": list(gate.command), "fault_tolerance": {"attribution": attribution}}
+    (tmp_path / "job.yaml").write_text(json.dumps(job))
+    flags = ["--local"] if cluster == "local" else []
+    done = nvrx("submit", *flags, cwd=tmp_path, env=SECRETS)
+    assert done.returncode == 0, done.stderr
+    handle = Job(done.stdout.strip(), folder=tmp_path / "nvrx-jobs", cluster=cluster)
+    gate.wait(1, cycle=0)
+    running = processes(handle.folder)
+    gate.wait(1, cycle=0)[0].go(exit_code=1)
+    assert service.asked.wait(BOUND_S), (handle.folder / "nodes" / "attribution.log").read_text()
+    running |= processes(handle.folder)
+    service.may_answer.set()
+    assert handle.wait(BOUND_S) == 93
+    commands = [command for command, _ in running.values()]
+    for part in PARTS:
+        assert any(part in command for command in commands), (part, commands)
+    assert [command for command, environ in running.values() if MARK in environ] == []
+    for path in handle.folder.rglob("*"):
+        assert not path.is_file() or MARK not in path.read_text(errors="replace"), path
+
+
+def test_no_process_of_run_has_a_secret_in_its_environment(tmp_path):
+    """The same in the foreground: what a worker's `env` prints."""
+    (tmp_path / "job.yaml").write_text(json.dumps({"name": "a", "command": "env"}))
+    done = subprocess.run(
+        [*CLI, "run"], cwd=tmp_path, env={**os.environ, **SECRETS}, capture_output=True, text=True, timeout=BOUND_S
+    )
+    assert done.returncode == 0, done.stderr
+    (printed,) = (path.read_text() for path in tmp_path.glob("nvrx-jobs/*/logs/main-0/gen-0/cycle-0/rank-0.out"))
+    assert "\nRANK=0\n" in printed
+    assert MARK not in printed
+
+
+READ = "from nvrx_slurm.config import env; env.take_secrets(); print(env.slack_token(), env.get('NVRX_SECRETS_FD'))"
+
+
+def test_secrets_are_handed_on_by_descriptor(monkeypatch):
+    """A child that is started with what `handed_on` gives has them, though its environment has not."""
+    monkeypatch.setenv(env.SLACK_TOKEN, MARK)
+    with env.handed_on() as (variables, descriptors):
+        environment = env.child_environment(variables)
+        assert MARK not in str(environment)
+        for _ in range(2):  # each child reads from the beginning
+            child = subprocess.run(
+                [sys.executable, "-c", READ], env=environment, pass_fds=descriptors, capture_output=True, text=True
+            )
+            assert (child.stdout, child.stderr) == (f"{MARK} None\n", "")
+
+
+@pytest.mark.parametrize("value", ["", "x", "999", "0"])
+def test_a_descriptor_that_leads_nowhere_is_no_error(value):
+    """A user may have set the variable; then there are no secrets."""
+    child = subprocess.run(
+        [sys.executable, "-c", READ],
+        env={**env.child_environment({}), "NVRX_SECRETS_FD": value},
+        stdin=subprocess.DEVNULL,
+        capture_output=True,
+        text=True,
+    )
+    assert (child.stdout, child.stderr) == ("None None\n", "")

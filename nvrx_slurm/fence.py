@@ -1,14 +1,18 @@
 """The fence: how the controller has a node's workers killed by that node's own kernel, even while all on it is
 frozen.
 
-The supervisor of a node holds a *trap*: a UDP socket whose filter lets nothing through but the node's 32-byte fence
-key, and whose owner the kernel sends SIGKILL when a datagram arrives (fcntl(2), F_SETSIG). Workers die with their
-supervisor (prctl(2), PR_SET_PDEATHSIG). No process needs to be scheduled for this, so it reaches a node on which
-every process is stopped: its workers never take another step.
+The supervisor of a node holds a *trap* at one port number, for two protocols.
 
-It also proves a death: the trap closes when the supervisor ends, and from then on the kernel refuses datagrams for
-that port (ICMP port unreachable, which connect(2)ed senders see as ECONNREFUSED). Anything but the key is dropped
-unseen, so a probe harms nobody.
+UDP kills: the socket's filter lets nothing through but the node's 32-byte fence key, and its owner is sent SIGKILL by
+the kernel when a datagram arrives (fcntl(2), F_SETSIG). Workers die with their supervisor (prctl(2),
+PR_SET_PDEATHSIG). No process needs to be scheduled for this, so it reaches a node on which every process is stopped:
+its workers never take another step.
+
+TCP proves a death: a listening socket that is never accepted from. The kernel answers for it while the supervisor
+lives, frozen or not, and refuses connections (RST) once the supervisor has ended. The port does not become free then,
+so no other user's process can answer in its place: the trap also holds both ends of one connection to the port, of
+which the end at the port was shut down first. When both are closed, by whatever death, that end enters TIME_WAIT, and
+for 60 s the kernel lets nobody bind the port.
 
 The key is derived from the job's token and the agent's incarnation, so it never travels before it is used, and is
 worth nothing afterwards. Standard library only: the supervisor runs this without site-packages.
@@ -16,13 +20,23 @@ worth nothing afterwards. Standard library only: the supervisor runs this withou
 
 from __future__ import annotations
 
+import contextlib
 import ctypes
+import errno
 import hmac
 import socket
 import struct
 
 KEY_BYTES = 32
 PROBE = b"?"
+"""For the key: ask only whether the supervisor is dead."""
+
+BACKLOG = 16
+TRIES = 16
+"""A TCP port that the kernel gives may be taken for UDP."""
+
+OWN_CONNECTION_S = 5.0
+"""Bounds a connection of this host to itself."""
 
 _SO_ATTACH_FILTER = 26
 _UDP_HEADER_BYTES = 8
@@ -36,17 +50,63 @@ def key_of(token: str, incarnation: str) -> bytes:
     return hmac.digest(token.encode(), b"fence\0" + incarnation.encode(), "sha256")
 
 
-def open_trap(key: bytes) -> socket.socket:
-    """A bound UDP socket that lets only `key` through. It kills nobody before the supervisor arms it. Raises
+class Trap:
+    """A trap's sockets. They kill nobody before the supervisor arms the first of them."""
+
+    def __init__(self, datagrams: socket.socket, others: tuple[socket.socket, ...]) -> None:
+        self._sockets = (datagrams, *others)
+
+    def getsockname(self) -> tuple[str, int]:
+        """Where it is reached."""
+        host, port = self._sockets[0].getsockname()
+        return str(host), int(port)
+
+    def filenos(self) -> list[int]:
+        """The socket to arm comes first."""
+        return [each.fileno() for each in self._sockets]
+
+    def close(self) -> None:
+        for each in self._sockets:
+            each.close()
+
+
+def open_trap(key: bytes, addr: str) -> Trap:
+    """A trap for `key` at a free port of the host's address `addr`, at which the controller reaches it. Raises
     OSError."""
-    trap = socket.socket(socket.AF_INET, socket.SOCK_DGRAM | socket.SOCK_CLOEXEC)
-    try:
-        _let_only(trap, key)
-        trap.bind(("", 0))
-    except OSError:
-        trap.close()
-        raise
-    return trap
+    for _ in range(TRIES - 1):
+        try:
+            return _open_once(key, addr)
+        except OSError as error:
+            if error.errno != errno.EADDRINUSE:
+                raise
+    return _open_once(key, addr)
+
+
+def _open_once(key: bytes, addr: str) -> Trap:
+    with contextlib.ExitStack() as stack:
+        listener = stack.enter_context(socket.socket(socket.AF_INET, socket.SOCK_STREAM | socket.SOCK_CLOEXEC))
+        listener.bind((addr, 0))  # without SO_REUSEADDR: with it, others may bind a port that is in TIME_WAIT
+        listener.listen(BACKLOG)
+        datagrams = stack.enter_context(socket.socket(socket.AF_INET, socket.SOCK_DGRAM | socket.SOCK_CLOEXEC))
+        _let_only(datagrams, key)
+        datagrams.bind(listener.getsockname())
+        there = stack.enter_context(socket.socket(socket.AF_INET, socket.SOCK_STREAM | socket.SOCK_CLOEXEC))
+        there.settimeout(OWN_CONNECTION_S)
+        there.connect(listener.getsockname())
+        here = stack.enter_context(_accept_from(listener, there.getsockname()))
+        here.shutdown(socket.SHUT_WR)
+        stack.pop_all()
+        return Trap(datagrams, (listener, here, there))
+
+
+def _accept_from(listener: socket.socket, peer: tuple[str, int]) -> socket.socket:
+    """The connection of that peer: others may connect at the same moment."""
+    listener.settimeout(OWN_CONNECTION_S)
+    while True:
+        accepted, source = listener.accept()
+        if source == peer:
+            return accepted
+        accepted.close()
 
 
 def _let_only(trap: socket.socket, key: bytes) -> None:

@@ -25,7 +25,7 @@ from nvrx_slurm.config import env
 from nvrx_slurm.config.budgets import grace_within
 from nvrx_slurm.errors import EXIT_UNREACHABLE, NvrxError, UsageError
 from nvrx_slurm.files import open_log
-from nvrx_slurm.folder import JobFolder
+from nvrx_slurm.folder import LOOPBACK, JobFolder
 from nvrx_slurm.log import get_logger, set_up
 from nvrx_slurm.records import Plan
 from nvrx_slurm.store.client import Store
@@ -39,7 +39,7 @@ def _agent(folder: JobFolder, node: str) -> Agent:
     info, address = folder.read_info(), folder.read_store()
     if info is None or address is None:
         raise UsageError(f"{folder.path} is not the folder of a running job: job.json or store.json is missing")
-    store_host = urlsplit(address.url).hostname or "127.0.0.1"
+    store_host = urlsplit(address.url).hostname or LOOPBACK
     clock, plan = SystemClock(), folder.read_plan(env.plan_digest())
     bounds = plan.fault_tolerance
     runtime = runtime_folder(folder, node)
@@ -47,7 +47,7 @@ def _agent(folder: JobFolder, node: str) -> Agent:
         plan=plan,
         folder=folder,
         node=node,
-        addr=tether.address_towards(store_host),
+        addr=LOOPBACK if info.addr == LOOPBACK else tether.address_towards(store_host),
         generation=info.generation,
         store=Store(address, clock=clock, generation=info.generation, patience_s=bounds.control_plane_grace_s),
         token=address.token,

@@ -32,12 +32,12 @@ class Joining:
     def set_trap(self) -> None:
         """Give the controller a way to this node's workers that needs nobody's help here."""
         try:
-            trap = self._machine.open_trap(fence.key_of(self._token, self._voice.incarnation))
+            trap = self._machine.open_trap(fence.key_of(self._token, self._voice.incarnation), self._addr)
         except OSError as error:
             log.warning("no fence: %s; if this node freezes, others wait for its lease to lapse", error)
             self._fence_port = 0
         else:
-            self._fence_port = int(trap.getsockname()[1])
+            self._fence_port = trap.getsockname()[1]
             self._workers.fence(trap)
 
     async def join(self) -> tuple[str, Shutdown | None, ControllerUp | None]:

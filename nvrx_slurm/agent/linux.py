@@ -84,8 +84,8 @@ class LinuxMachine:
     ) -> BeatBoard:
         return BeatBoard(self.runtime, on_first_step, on_failing, on_restart)
 
-    def open_trap(self, key: bytes) -> socket.socket:
-        return fence.open_trap(key)
+    def open_trap(self, key: bytes, addr: str) -> fence.Trap:
+        return fence.open_trap(key, addr)
 
     def hold_port(self) -> HeldPort:
         return HeldPort()

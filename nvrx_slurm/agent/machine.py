@@ -8,7 +8,7 @@ from __future__ import annotations
 import signal
 from collections.abc import Callable, Collection, Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Protocol
 
 from nvrx_slurm.agent.teardown import Phase
 from nvrx_slurm.agent.workers import WorkerEvent
@@ -27,10 +27,12 @@ class Held(Protocol):
     def close(self) -> None: ...
 
 
-class Trap(Held, Protocol):
-    """Where the node takes its fence key (`fence.open_trap`)."""
+class Trap(Protocol):
+    """Where the node takes its fence key (`fence.Trap`)."""
 
-    def getsockname(self) -> Any: ...
+    def getsockname(self) -> tuple[str, int]: ...
+    def filenos(self) -> list[int]: ...
+    def close(self) -> None: ...
 
 
 class Line(Held, Protocol):
@@ -144,8 +146,8 @@ class Machine(Protocol):
         """Where the workers tell their steps, their restarts in process, and their last words."""
         ...
 
-    def open_trap(self, key: bytes) -> Trap:
-        """Raises OSError where the kernel has none."""
+    def open_trap(self, key: bytes, addr: str) -> Trap:
+        """At this address of the node. Raises OSError where the kernel has none."""
         ...
 
     def hold_port(self) -> Port: ...

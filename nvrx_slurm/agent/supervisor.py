@@ -21,7 +21,7 @@ Messages are JSON, one per SOCK_SEQPACKET datagram:
                          {"op": "done", "phase"}              the work of a phase (dump, checkpoint) is done
                          {"op": "lease", "until"}             workers may run until then, on the monotonic clock
                          {"op": "hold"} + [tether fd]
-                         {"op": "fence"} + [trap fd]
+                         {"op": "fence"} + [trap fds]        the first one is armed
     supervisor → agent   {"op": "spawned", "id", "pid"}
                          {"op": "exited", "id", "code" | "signal" | "error"}
                          {"op": "phase", "phase", "left": [pid, …], "ends_in_s"}    as it begins, and each second
@@ -52,6 +52,7 @@ F_SETSIG = 10
 PR_SET_PDEATHSIG = 1
 PR_SET_CHILD_SUBREAPER = 36
 MESSAGE_BYTES = 4 << 20
+MOST_DESCRIPTORS = 4
 SAY_EVERY_S = 1.0
 MOST_NAMED = 64
 AGAIN_S = 0.05
@@ -102,7 +103,7 @@ class Supervisor:
         self.poller = select.poll()
         self.workers: dict[int, int] = {}  # pid → id
         self.starting: dict[int, int] = {}  # pid → where it tells that it cannot run its program
-        self.held: dict[str, int] = {}  # what is held open for the agent: its tether, the trap
+        self.held: dict[str, list[int]] = {}  # what is held open for the agent: its tether, the trap
         self.teardown: Teardown | None = None
         self.signals: dict[Phase, int] = {}
         self.say_at = self.kill_at = 0.0
@@ -146,7 +147,7 @@ class Supervisor:
 
     def _serve_one(self) -> bool:
         try:
-            data, fds, _, _ = socket.recv_fds(self.control, MESSAGE_BYTES, 2)
+            data, fds, _, _ = socket.recv_fds(self.control, MESSAGE_BYTES, MOST_DESCRIPTORS)
         except ConnectionError:
             return False
         for descriptor in fds:  # recv_fds takes a flag for it, and ignores it (CPython 3.11 to 3.13)
@@ -202,9 +203,9 @@ class Supervisor:
         """Keep the tether or the trap open; one of each."""
         if order["op"] == "fence":
             _arm(fds[0])
-        if (older := self.held.pop(order["op"], None)) is not None:
+        for older in self.held.pop(order["op"], ()):
             os.close(older)
-        self.held[order["op"]] = fds[0]
+        self.held[order["op"]] = fds
 
     def _renew(self, order: dict[str, Any], fds: list[int]) -> None:
         """A moment, and no time from now: what was sent to a frozen supervisor would begin only when it thaws."""

@@ -77,6 +77,11 @@ _BOOT = "import sys; sys.path.append(sys.argv[2]); from nvrx_slurm.agent.supervi
 """Without site-packages' start-up files, which would cost it more time and memory than all that it does itself."""
 
 
+class _HasDescriptors(Protocol):
+    def filenos(self) -> list[int]: ...
+    def close(self) -> None: ...
+
+
 class _HasDescriptor(Protocol):
     def fileno(self) -> int: ...
     def close(self) -> None: ...
@@ -145,9 +150,9 @@ class Workers:
         until = asyncio.get_running_loop().time() + seconds  # CLOCK_MONOTONIC, which the supervisor reads too
         self._send({"op": "lease", "until": until})
 
-    def fence(self, trap: _HasDescriptor) -> None:
+    def fence(self, trap: _HasDescriptors) -> None:
         """Arm the trap, and leave it to the supervisor alone: it closes when that dies."""
-        self._send({"op": "fence"}, trap.fileno())
+        self._send({"op": "fence"}, *trap.filenos())
         trap.close()
 
     def hold(self, tether: _HasDescriptor) -> None:

@@ -44,8 +44,8 @@ class Trap(Held):
         assert self._mailbox is not None
         return self._mailbox.host, self._mailbox.port
 
-    def fileno(self) -> int:
-        return self.getsockname()[1]
+    def filenos(self) -> list[int]:
+        return [self.getsockname()[1]]
 
     def close(self) -> None:
         self.release(self._agent)

@@ -171,7 +171,7 @@ class SimulatedMachine:
     ) -> Board:
         return Board(self._node, on_first_step)
 
-    def open_trap(self, key: bytes) -> Trap:
+    def open_trap(self, key: bytes, addr: str) -> Trap:
         return self._node.open_trap(key, self._process)
 
     def hold_port(self) -> Port:

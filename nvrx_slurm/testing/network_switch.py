@@ -39,7 +39,7 @@ SOL_PACKET, PACKET_IGNORE_OUTGOING = 263, 23
 SIOCETHTOOL, ETHTOOL_STXCSUM = 0x8946, 0x17
 EVERY_PROTOCOL, ARP, IPV4 = 3, b"\x08\x06", b"\x08\x00"
 LONGEST_FRAME_BYTES = 65536
-TCP_FIN, TCP_RST, TCP_ACK = 0x01, 0x04, 0x10
+TCP_FIN, TCP_SYN, TCP_RST, TCP_ACK = 0x01, 0x02, 0x04, 0x10
 PORT_UNREACHABLE = (3, 3)
 
 Flow = tuple[str, str, tuple[int, int]]
@@ -90,19 +90,23 @@ class Packet:
 @dataclass(frozen=True, slots=True)
 class Rule:
     """Which packets: with one of `hosts` at an end, of the `protocol` (tcp, udp), with this `port` at an end, or with
-    any but `other_than`. What becomes of them: `drop`, or `refuse`: those on the way *to* one of the hosts are
-    answered as a firewall would that rejects them (ICMP port unreachable)."""
+    any but `other_than`; `opening`: only those that open a TCP connection *to* one of the hosts. What becomes of
+    them: `drop`, or `refuse`: those on the way *to* one of the hosts are answered as a firewall would that rejects
+    them (ICMP port unreachable)."""
 
     hosts: tuple[str, ...]
     protocol: str
     port: int | None = None
     other_than: int | None = None
+    opening: bool = False
     then: str = "drop"
 
     def matches(self, packet: Packet, source: str, target: str) -> bool:
         if packet.protocol != getattr(socket, f"IPPROTO_{self.protocol.upper()}"):
             return False
-        ends = {target} if self.then == "refuse" else {source, target}
+        if self.opening and packet.flags & (TCP_SYN | TCP_ACK) != TCP_SYN:
+            return False
+        ends = {target} if self.opening or self.then == "refuse" else {source, target}
         by_port = self.port is None or self.port in packet.ports
         return by_port and self.other_than not in packet.ports and bool(ends & {*self.hosts})
 

@@ -177,7 +177,7 @@ def test_reset_tether_is_tied_anew(start, network, gate, ledger):
     """A third party resets the tether, again and again: the node ties a new one, and nobody is reaped."""
     job = start(**PATIENT)
     for times in (1, 2, 3):
-        assert network.reset(to_the_tether(job, "n2")) == 1
+        assert network.reset(to_the_tether(job, "n2")) >= 1  # the controller's probe of the trap may be another
         until(lambda times=times: broke(job, "n2") == tied_anew(job, "n2") == times, "a tether that is tied anew")
     nothing_happened(job, gate, ledger)
 
@@ -208,9 +208,11 @@ def test_long_cut_of_all_nodes_costs_one_restart(start, network, gate):
 @pytest.mark.parametrize("firewall", ["refuse", "drop"])
 @pytest.mark.parametrize("end", ["freezes", "dies"])
 def test_behind_a_firewall_no_death_is_proven(start, network, gate, ledger, firewall, end):
-    """Where datagrams do not get through, or are refused by somebody else than the node's kernel, ranks wait for the
-    clock."""
-    network.rule({"hosts": NODES, "protocol": "udp", "then": firewall})
+    """Where a firewall on the way drops or refuses what is sent to the node's trap, ranks wait for the clock."""
+    network.rule(
+        {"hosts": NODES, "protocol": "udp", "then": firewall},
+        {"hosts": NODES, "protocol": "tcp", "opening": True, "then": firewall},
+    )
     job = start(**QUICK)
     node = FrozenNode(job, "n2")
     if end == "dies":

@@ -20,7 +20,7 @@ from nvrx_slurm.admission import MOST_UNPROVEN
 from nvrx_slurm.agent.linux import SocketLine
 from nvrx_slurm.agent.tethering import Tethering
 from nvrx_slurm.processes import is_alive
-from nvrx_slurm.records import ControllerUp
+from nvrx_slurm.records import ControllerUp, NodeJoined, NodeLost
 from nvrx_slurm.tether import ALIVE, TetherServer
 from tests.fault_harness import child_of
 from tests.harness import gate_plan
@@ -36,7 +36,7 @@ LIES = ("accepts at once", "old controller", "random proof", "gives the agent's 
 
 
 def take_port(address: str, port: int) -> str:
-    """Try to listen at a port that is about to become free, by every way that the kernel knows, for two seconds."""
+    """Try to listen at a port that is about to become free, in every way that the kernel has, for two seconds."""
     deadline = time.monotonic() + 2.0
     ways = [(socket.AF_INET, address), (socket.AF_INET, "0.0.0.0"), (socket.AF_INET6, "::")]
     print("trying", flush=True)
@@ -55,6 +55,18 @@ def take_port(address: str, port: int) -> str:
             else:
                 return f"listens at {host}"
     return "could not have it"
+
+
+def take_datagrams(port: int) -> None:
+    """Have a UDP port as soon as it is free, and never let go of it."""
+    print("trying", flush=True)
+    while True:
+        thief = socket.socket(socket.AF_INET, socket.SOCK_DGRAM)
+        with suppress(OSError):
+            thief.bind(("0.0.0.0", port))
+            print("has it", flush=True)
+            signal.pause()
+        thief.close()
 
 
 def dial(port: int) -> socket.socket:
@@ -219,6 +231,22 @@ def test_port_of_a_killed_controller_cannot_be_taken(bob, run_local, gate, tmp_p
     assert all(is_alive(worker.pid) for worker in before.values())
     gate.open()
     assert job.finish() == 0
+
+
+def test_squatted_fence_port_delays_no_proof(bob, run_local, gate, tmp_path):
+    """Bob takes the port of a fence for UDP as soon as its node is dead. He cannot have it for TCP, by which the
+    kernel proves the death: the ranks move at once and wait for no clock."""
+    job = run_local(gate_plan(gate, tmp_path))
+    gate.wait(4, cycle=0)
+    job.agent_pid("n2")
+    joined = job.expect(NodeJoined, node="n2")
+    thieves = [bob.start(take_port, joined.addr, joined.fence_port), bob.start(take_datagrams, joined.fence_port)]
+    assert [thief.line() for thief in thieves] == ["trying", "trying"]
+    job.kill_node("n2")
+    assert job.expect(NodeLost, node="n2").safe_after_s == 0.0
+    gate.wait(4, cycle=1)
+    assert thieves[1].line() == "has it"
+    assert thieves[0].result() == "could not have it"
 
 
 def listening_port(pid: int) -> int:

@@ -15,11 +15,12 @@ from nvrx_slurm.controller.firing import is_dead
 from tests.harness import wait_gone
 
 KEY = fence.key_of("token", "incarnation")
-# Holds an armed trap, and starts a child that dies with it; tells the child's pid.
+# Holds an armed trap, and starts a child that dies with it; prints the child's pid.
 HOLDER = """
 import ctypes, os, signal, sys
 from nvrx_slurm.agent import supervisor
-os.set_inheritable(int(sys.argv[1]), False)
+for descriptor in map(int, sys.argv[1:]):
+    os.set_inheritable(descriptor, False)
 supervisor._arm(int(sys.argv[1]))
 if os.fork() == 0:
     ctypes.CDLL(None).prctl(1, 9, 0, 0, 0)
@@ -33,10 +34,10 @@ class Node:
     """A process that holds the trap of `KEY`, and its child."""
 
     def __init__(self) -> None:
-        trap = fence.open_trap(KEY)
+        trap = fence.open_trap(KEY, "127.0.0.1")
         self.port = trap.getsockname()[1]
-        argv = [sys.executable, "-c", HOLDER, str(trap.fileno())]
-        self.process = subprocess.Popen(argv, pass_fds=[trap.fileno()], stdout=subprocess.PIPE)
+        argv = [sys.executable, "-c", HOLDER, *map(str, trap.filenos())]
+        self.process = subprocess.Popen(argv, pass_fds=trap.filenos(), stdout=subprocess.PIPE)
         trap.close()
         assert self.process.stdout is not None
         self.child = int(self.process.stdout.readline())
@@ -86,8 +87,25 @@ def test_each_agent_has_a_key_of_its_own():
     assert len(KEY) == fence.KEY_BYTES
 
 
-def test_trap_takes_a_port_of_any_address():
-    """The controller reaches it at whatever address it knows the node by."""
-    with fence.open_trap(KEY) as trap:
-        assert trap.getsockname()[0] == "0.0.0.0"
-        assert trap.family == socket.AF_INET
+async def test_connections_to_the_trap_do_not_wear_it_out(node):
+    """It accepts none of them. With its queue full it lives on, and its death is still proven."""
+    held = []
+    for _ in range(fence.BACKLOG + 8):
+        held.append(socket.socket())
+        held[-1].setblocking(False)
+        held[-1].connect_ex(("127.0.0.1", node.port))
+    assert not await is_dead("127.0.0.1", node.port, fence.PROBE, 0.1)
+    node.process.kill()
+    assert await is_dead("127.0.0.1", node.port, fence.PROBE, 10.0)
+    for each in held:
+        each.close()
+
+
+def test_trap_listens_at_one_address_only():
+    """A local job's is not to be reached from other hosts."""
+    trap = fence.open_trap(KEY, "127.0.0.1")
+    for descriptor in trap.filenos():
+        with socket.socket(fileno=os.dup(descriptor)) as each:
+            assert each.getsockname()[0] == "127.0.0.1"
+            assert each.family == socket.AF_INET
+    trap.close()

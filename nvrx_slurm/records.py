@@ -94,6 +94,16 @@ class ProgressPlan(Record, frozen=True, kw_only=True):
     log_pattern: str | None = None
 
 
+class BackoffPlan(Record, frozen=True, kw_only=True):
+    """How a crash loop is slowed down: from the `after`-th cycle in a row on that fails within `within_s` of its
+    start, the next one waits `initial_s`, then twice as long each time, up to `max_s`."""
+
+    after: int = 3
+    within_s: float = 60.0
+    initial_s: float = 1.0
+    max_s: float = 60.0
+
+
 class FaultTolerance(Record, frozen=True, kw_only=True):
     """Budgets and bounds, all in seconds or counts; `docs/job-yaml.md` tells what each does."""
 
@@ -119,6 +129,7 @@ class FaultTolerance(Record, frozen=True, kw_only=True):
     gpu_reclaim_timeout_s: float = 50.0
     control_plane_grace_s: float = 600.0
     hang: HangBounds = HangBounds()
+    backoff: BackoffPlan | None = None  # None: every restart is immediate, as in plans of older versions
 
     @property
     def gives_away_after_s(self) -> float:
@@ -468,7 +479,8 @@ class AttributionJudged(Decision, frozen=True, kw_only=True, tag="attribution_ju
 
 class RestartDecided(Decision, frozen=True, kw_only=True, tag="restart_decided"):
     """What is done about a failure, and on what evidence. `by`: what settled it, in the order in which they are
-    asked; `no_progress`: how many cycles in a row have made too few steps."""
+    asked; `no_progress`: how many cycles in a row have made too few steps. `delay_s`: the next cycle begins so long
+    after the failure at the earliest, since `crashes` cycles in a row have failed soon after their start."""
 
     replica: FileName
     cycle: Count  # the cycle that failed
@@ -480,14 +492,17 @@ class RestartDecided(Decision, frozen=True, kw_only=True, tag="restart_decided")
     restarts_left: int = 0
     by: Literal["policy", "attribution", "progress", "budget"] = "policy"
     no_progress: int = 0
+    delay_s: float = 0.0
+    crashes: int = 0
 
 
 class Recovered(Decision, frozen=True, kw_only=True, tag="recovered"):
     """A replica runs again: how long each phase took, in seconds; they add up to `total_s`.
 
     `phases`, in order: `decided` (from the moment the death was noticed on its node, or the tether broke),
-    `torn_down` (until the last node had no old worker), `closed` (the round), `spawned` (until the last node had
-    started its workers). The user's own start-up follows; its end is told by the first `progress` of the cycle.
+    `torn_down` (until the last node had no old worker), `closed` (the round, after the pause of a crash loop if there
+    is one), `spawned` (until the last node had started its workers). The user's own start-up follows; its end is told
+    by the first `progress` of the cycle.
     """
 
     replica: FileName

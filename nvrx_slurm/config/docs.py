@@ -10,7 +10,7 @@ from typing import Any
 
 from nvrx_slurm.config.attribution import AttributionSpec, Dataflow, Llm, Slack
 from nvrx_slurm.config.block import Block
-from nvrx_slurm.config.fault_tolerance import FaultToleranceSpec, Hang, Heartbeat, Rendezvous, Teardown
+from nvrx_slurm.config.fault_tolerance import Backoff, FaultToleranceSpec, Hang, Heartbeat, Rendezvous, Teardown
 from nvrx_slurm.config.model import JobSpec, LeaseSpec, Role, Slurm, StoreSpec
 from nvrx_slurm.config.progress import Progress
 from nvrx_slurm.config.schema import descriptions
@@ -35,6 +35,7 @@ SECTIONS: dict[str, type[Block]] = {
     "`fault_tolerance.rendezvous`": Rendezvous,
     "`fault_tolerance.teardown`": Teardown,
     "`fault_tolerance.hang`": Hang,
+    "`fault_tolerance.backoff`": Backoff,
     "`fault_tolerance.progress`": Progress,
     "`fault_tolerance.attribution`": AttributionSpec,
     "`fault_tolerance.attribution.llm`": Llm,
@@ -80,7 +81,8 @@ Text is taken as it was written: `VERSION: 1.10` stays `1.10`, `account: 0123` s
 
 A duration is a number with a unit (`250ms`, `15s`, `2m`, `1h30m`, `7d`), or a number of seconds. Only `slurm.time`
 reads a plain number as minutes, as sbatch does; it also takes sbatch's `M:S`, `H:M:S`, `D-H`, `D-H:M` and `D-H:M:S`.
-It is one minute at least; the others are {shortest} to {longest}, and `last_call` and `grace` may be `0s`.
+It is one minute at least; the others are {shortest} to {longest}, and `last_call`, `grace` and `backoff.max` may be
+`0s`.
 
 A size is a number with a unit (`2GiB` is 2 × 1024³ bytes, `500MB` is 500 × 1000²), or a number of bytes: {smallest}
 to {largest}.

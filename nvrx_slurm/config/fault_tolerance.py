@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Self
 
-from pydantic import Field, model_validator
+from pydantic import ConfigDict, Field, model_validator
 
 from nvrx_slurm.config.attribution import AttributionSpec
 from nvrx_slurm.config.block import Block
@@ -113,6 +113,27 @@ class Hang(Block):
     """How many must have been seen before that counts."""
 
 
+class Backoff(Block):
+    """How a crash loop is slowed down: cycles in a row in which a worker fails soon after the start, without a new
+    step. A lost node does not count. With `backoff: off` every restart is immediate."""
+
+    model_config = ConfigDict(json_schema_extra={"type": ["object", "string", "integer", "boolean"]})
+
+    after: Positive = 3
+    """From so many on the next cycle waits."""
+    within: Duration = 60.0
+    """A cycle that lasted longer ends the row."""
+    initial: Duration = 1.0
+    """The first pause, counted from the failure. Each one after it is twice as long."""
+    max: Pause = 60.0
+    """The longest pause; `0` turns the back-off off."""
+
+    @model_validator(mode="before")
+    @classmethod
+    def _off(cls, value: object) -> object:
+        return {"max": 0} if value is False or str(value).lower() in ("0", "off", "false") else value
+
+
 class FaultToleranceSpec(Block):
     """Budgets and bounds."""
 
@@ -137,6 +158,7 @@ class FaultToleranceSpec(Block):
     rendezvous: Rendezvous = Rendezvous()
     teardown: Teardown = Teardown()
     hang: Hang = Hang()
+    backoff: Backoff = Backoff()
     progress: Progress = Progress()
     attribution: AttributionSpec = AttributionSpec()
 

@@ -6,12 +6,12 @@ from collections.abc import Callable
 from pathlib import Path
 
 from nvrx_slurm.config.attribution import AttributionSpec, Dataflow, Llm, Slack
-from nvrx_slurm.config.fault_tolerance import FaultToleranceSpec, Hang
+from nvrx_slurm.config.fault_tolerance import Backoff, FaultToleranceSpec, Hang
 from nvrx_slurm.config.model import JobSpec, Role
 from nvrx_slurm.config.progress import Progress
 from nvrx_slurm.config.urls import is_redis
 from nvrx_slurm.errors import ConfigError
-from nvrx_slurm.records import FaultTolerance, HangBounds, Lease, Plan, ProgressPlan, RolePlan
+from nvrx_slurm.records import BackoffPlan, FaultTolerance, HangBounds, Lease, Plan, ProgressPlan, RolePlan
 from nvrx_slurm.verdicts import AttributionPlan, DataflowPlan, LlmPlan, SlackPlan
 
 PLAIN_ROLE = "main"
@@ -71,6 +71,7 @@ def _fault_tolerance(bounds: FaultToleranceSpec, find: _Find) -> FaultTolerance:
         gpu_reclaim_timeout_s=teardown.gpu_reclaim_timeout,
         control_plane_grace_s=bounds.control_plane_grace,
         hang=_hang(bounds.hang),
+        backoff=_backoff(bounds.backoff),
     )
 
 
@@ -84,6 +85,12 @@ def _hang(bounds: Hang) -> HangBounds:
         safety_factor=bounds.safety_factor,
         warmup=bounds.warmup,
     )
+
+
+def _backoff(asked: Backoff) -> BackoffPlan | None:
+    if not asked.max:
+        return None
+    return BackoffPlan(after=asked.after, within_s=asked.within, initial_s=asked.initial, max_s=asked.max)
 
 
 def _progress(progress: Progress, find: _Find) -> ProgressPlan:

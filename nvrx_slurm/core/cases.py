@@ -14,7 +14,7 @@ from dataclasses import dataclass
 
 from msgspec.structs import replace
 
-from nvrx_slurm.core import budget, progress
+from nvrx_slurm.core import backoff, budget, progress
 from nvrx_slurm.core.state import Case, Failure, Job, Phase, Replica
 from nvrx_slurm.errors import EXIT_FAILED, EXIT_NO_RESTART
 from nvrx_slurm.records import AttributionAsked, AttributionJudged, Decision, RestartDecided, Shutdown
@@ -223,7 +223,13 @@ def decide(job: Job, case: Case, now: float) -> list[Decision]:
     if spent := _spent(job, replica, failure, now):
         return [*judged, replace(decided, action="stop", by="budget"), _over(EXIT_FAILED, spent, case)]
     _spend(job, replica, failure, now)
-    return [*judged, replace(decided, restarts_left=budget.restarts_left(job, replica, now))]
+    decided = replace(decided, restarts_left=budget.restarts_left(job, replica, now))
+    if delay_s := backoff.count(job, replica, failure):
+        # The pause counts from the failure: nodes tear down and get ready meanwhile.
+        for identity in case.holds or _restarted(job, replica):
+            job.replicas[identity].pause_until = case.opened_at + delay_s
+        decided = replace(decided, delay_s=delay_s, crashes=replica.crashes)
+    return [*judged, decided]
 
 
 def _judge(job: Job, case: Case, now: float) -> list[Decision]:

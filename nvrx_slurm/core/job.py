@@ -167,6 +167,7 @@ def _job_started(job: Job, fact: JobStarted, now: float) -> list[Decision] | Non
     for replica in job.replicas.values():
         replica.order = tuple(islice(preferred, replica.role.nodes_per_replica))
         replica.cycle, replica.unsafe = -1, {}
+        replica.crashes, replica.pause_until = 0, None
         decisions += rendezvous.open_round(job, replica, now, noticed=now)
     return decisions
 

@@ -33,8 +33,8 @@ def begin(replica: Replica) -> None:
 def count(job: Job, replica: Replica) -> None:
     """Take the cycle that has failed into account. Steps that an earlier cycle had made already do not count: a job
     that dies at the same step each time gets nowhere."""
-    gained = _gained(replica)
-    replica.no_progress = 0 if gained >= job.plan.fault_tolerance.progress.min_steps else replica.no_progress + 1
+    new_steps = gained(replica)
+    replica.no_progress = 0 if new_steps >= job.plan.fault_tolerance.progress.min_steps else replica.no_progress + 1
 
 
 def is_stuck(job: Job, replica: Replica) -> str | None:
@@ -46,7 +46,8 @@ def is_stuck(job: Job, replica: Replica) -> str | None:
     return f"no progress: {replica.no_progress} cycles in a row have made {few} (limit {bounds.max_cycles})"
 
 
-def _gained(replica: Replica) -> int:
+def gained(replica: Replica) -> int:
+    """How many steps the cycle has made, as far as is known, that no cycle before it had made."""
     if replica.reached is None:
         return 0
     before = replica.best_step

@@ -5,7 +5,8 @@ A round prefers the nodes of the cycle before (in cycle 0: the first nodes of th
 - at once, when every preferred node is ready or known dead, and spares fill what is missing;
 - when the last call has passed, if spares could stand in for preferred nodes that are merely late;
 - with fewer nodes, or not at all (the job stops, 75), when no more can come or the join timeout has passed;
-- not before a failure is decided whose evidence is still awaited (`cases`);
+- not before a failure is decided whose evidence is still awaited (`cases`), nor within the pause that follows from
+  a crash loop (`backoff`);
 - never while a lost node of the cycle before may still have workers: no rank is ever held twice.
 """
 
@@ -74,6 +75,8 @@ def deadline(job: Job, replica: Replica) -> float:
     """When the open round must be looked at again if nothing happens."""
     if replica.unsafe:
         return max(replica.unsafe.values())
+    if replica.paused and replica.pause_until is not None:
+        return replica.pause_until
     if replica.held:
         return min(_decided_by(job, replica, case) for case in cases.holding(job, replica))
     latest = replica.opened_at + job.plan.fault_tolerance.join_timeout_s
@@ -97,7 +100,7 @@ def _is_called(node: Node, replica: Replica) -> bool:
 
 
 def _close_if_due(job: Job, replica: Replica, now: float) -> list[Decision]:
-    replica.held = False
+    replica.held = replica.paused = False
     replica.unsafe = {name: at for name, at in replica.unsafe.items() if now < at}
     if replica.unsafe:
         return []
@@ -152,7 +155,8 @@ def _close_once_decided(
         decisions += cases.decide(job, case, now)
         if isinstance(decisions[-1], Shutdown):
             return decisions
-    return decisions + (then or _close)(job, replica, now)
+    replica.paused = then is None and replica.pause_until is not None and now < replica.pause_until
+    return decisions if replica.paused else decisions + (then or _close)(job, replica, now)
 
 
 def _close(job: Job, replica: Replica, now: float) -> list[Decision]:
@@ -172,6 +176,7 @@ def _close(job: Job, replica: Replica, now: float) -> list[Decision]:
         replica.stamps.closed = now
         replica.stamps.torn_down = replica.stamps.torn_down or now
     replica.phase, replica.order = Phase.RUNNING, nodes
+    replica.began_at, replica.pause_until = now, None
     progress.begin(replica)
     replica.awaited, replica.ready = set(), set()
     return [_closed_record(job, replica, previous)]

@@ -86,6 +86,10 @@ class Replica:
     first_done_at: float | None = None
     unsafe: dict[str, float] = field(default_factory=dict)
     stamps: Stamps | None = None
+    began_at: float = 0.0  # when the last round closed
+    crashes: int = 0  # how many cycles in a row have crashed (`backoff`)
+    pause_until: float | None = None  # the open round closes no sooner
+    paused: bool = False  # the round could close, and waits for that
     held: bool = False  # the round could close, and waits for a verdict
     restarted_at: list[float] = field(default_factory=list)  # after failed workers
     first_step: int | None = None  # that a worker told, of the running cycle or of the one that has just failed

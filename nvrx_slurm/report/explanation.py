@@ -10,6 +10,7 @@ import msgspec
 from nvrx_slurm.records import AttributionJudged, ControllerStarted, FaultTolerance, RestartDecided, Shutdown
 from nvrx_slurm.report.failures import Answer, Story
 from nvrx_slurm.report.model import Value
+from nvrx_slurm.report.sentences import backoff
 from nvrx_slurm.report.tables import Mood, Row, Table
 from nvrx_slurm.report.words import at_step, names, plural, ranks_of, seconds
 from nvrx_slurm.verdicts import Attribution, Evidence, Inquiry, Verdict
@@ -224,6 +225,8 @@ def _decision(told: Explanation) -> Iterator[tuple[str, str]]:
     if told.decided_at is not None:
         took_s = max(0.0, told.decided_at - told.failed_at)
         yield "", f"{_clock(told.decided_at)}, {seconds(took_s)} after the failure"
+    if decided.delay_s:
+        yield "back-off", backoff(decided).removeprefix("; ")
     if told.shutdown is not None:
         yield "end", f"exit code {told.shutdown.exit_code}: {told.shutdown.reason}"
     elif told.running_again_at is not None:

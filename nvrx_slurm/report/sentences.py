@@ -148,7 +148,15 @@ def _restart_decided(record: records.RestartDecided) -> str:
     left = f" ({plural(record.restarts_left, 'restart')} left)"
     by = "" if record.by == "policy" else f", by {record.by}"
     cause = f"{record.cause}{at_step(record.step, said=record.cause)}"
-    return f"{record.action}{by} for {_round(record)}: {cause}{left}"
+    return f"{record.action}{by} for {_round(record)}: {cause}{left}{backoff(record)}"
+
+
+def backoff(record: records.RestartDecided) -> str:
+    """`; waits 4.00 s before cycle 7: 4 cycles in a row failed soon after the start`; empty without a pause."""
+    if not record.delay_s:
+        return ""
+    row = f"{plural(record.crashes, 'cycle')} in a row failed soon after the start"
+    return f"; waits {seconds(record.delay_s)} before cycle {record.cycle + 1}: {row}"
 
 
 def _recovered(record: records.Recovered) -> str:

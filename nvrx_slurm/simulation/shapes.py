@@ -12,13 +12,15 @@ from typing import Literal, cast
 
 from msgspec.structs import replace
 
-from nvrx_slurm.records import FaultTolerance, HangBounds, OnFailure, Plan, RolePlan
+from nvrx_slurm.records import BackoffPlan, FaultTolerance, HangBounds, OnFailure, Plan, RolePlan
 from nvrx_slurm.verdicts import Aggregation, AttributionPlan
 
 AGGREGATIONS: tuple[Aggregation, ...] = ("any", "all")
 CLUSTERS: tuple[Literal["local", "slurm"], ...] = ("local", "slurm")
 MOST_SPARES = 3
 KILL_WAIT_S = 30.0
+BACKOFF = BackoffPlan(after=2, within_s=60.0, initial_s=0.5, max_s=4.0)
+"""Of every job with an odd number of nodes: not drawn, so that seeds of before it still mean the same histories."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,7 +51,8 @@ class Shape:
         noticed_s = max(bounds.heartbeat_timeout_s, bounds.startup_timeout_s) + bounds.heartbeat_timeout_s
         torn_down_s = bounds.teardown_grace_s + bounds.last_call_s + 10.0
         decided_s = bounds.attribution.decision_timeout_s if bounds.attribution.acts else 0.0
-        return noticed_s + torn_down_s + decided_s + bounds.gives_away_after_s + bounds.join_timeout_s
+        paused_s = bounds.backoff.max_s if bounds.backoff else 0.0
+        return noticed_s + torn_down_s + decided_s + paused_s + bounds.gives_away_after_s + bounds.join_timeout_s
 
     @property
     def leaves_within_s(self) -> float:
@@ -73,7 +76,7 @@ def draw_shape(chance: Random, most_nodes: int) -> Shape:
         fault_tolerance=_bounds(chance, interval_s),
     )
     work_s, temper = chance.uniform(1.5, 6.0), _temper(chance, plan.fault_tolerance)
-    bounds = replace(plan.fault_tolerance, attribution=_attribution(chance))
+    bounds = replace(plan.fault_tolerance, attribution=_attribution(chance), backoff=BACKOFF if total % 2 else None)
     return Shape(
         plan=replace(plan, fault_tolerance=bounds),
         cluster=cluster,

@@ -10,7 +10,7 @@ import pytest
 from nvrx_slurm.config.load import load
 from nvrx_slurm.config.plan import plan
 from nvrx_slurm.errors import ConfigError
-from nvrx_slurm.records import FaultTolerance, HangBounds, plan_from_json, plan_to_json
+from nvrx_slurm.records import BackoffPlan, FaultTolerance, HangBounds, plan_from_json, plan_to_json
 from nvrx_slurm.verdicts import AttributionPlan
 
 Write = Callable[[str], Path]
@@ -49,9 +49,19 @@ def test_paths_count_from_job_yaml(tmp_path: Path, monkeypatch: pytest.MonkeyPat
 
 
 def test_the_defaults_of_both_sides_agree(write: Write) -> None:
-    """A plan made from a job.yaml without bounds has those that the records default to; but it asks the rules."""
+    """A plan made from a job.yaml without bounds has those that the records default to; but it asks the rules, and
+    slows a crash loop down: a plan of an older version, which does not say so, did not."""
     made = plan(load(write("name: a\ncommand: x\n")).spec, folder=Path("jobs"))
-    assert made.fault_tolerance == FaultTolerance(attribution=AttributionPlan(enable_lib=True))
+    assert made.fault_tolerance == FaultTolerance(attribution=AttributionPlan(enable_lib=True), backoff=BackoffPlan())
+
+
+@pytest.mark.parametrize("said", ["off", "0", "false", "{max: 0}", "{max: 0s, after: 2}"])
+def test_the_back_off_can_be_turned_off(write: Write, said: str) -> None:
+    """In a word, or by a longest pause of nothing; as a whole it can also be set by a flag."""
+    spec = load(write(f"name: a\ncommand: x\nfault_tolerance: {{backoff: {said}}}\n")).spec
+    assert plan(spec, folder=Path("jobs")).fault_tolerance.backoff is None
+    spec = load(write("name: a\ncommand: x\n"), [("fault_tolerance.backoff", "--set", "off")]).spec
+    assert plan(spec, folder=Path("jobs")).fault_tolerance.backoff is None
 
 
 def test_every_bound_reaches_the_plan(write: Write) -> None:
@@ -62,6 +72,7 @@ def test_every_bound_reaches_the_plan(write: Write) -> None:
         " teardown: {grace: 9s, stop_signal: INT, checkpoint_signal: usr2, checkpoint_timeout: 10s,"
         " gpu_memory_below: 1.5GiB, gpu_reclaim_timeout: 11s}, hang: {startup_timeout: 12s, step_timeout: 13s,"
         " no_output: 14s, exit_skew: 15s, learn: true, safety_factor: 1.5, warmup: 16},"
+        " backoff: {after: 17, within: 18s, initial: 19s, max: 20s},"
         " attribution: {decision_timeout: 6s, enable_lib: false}}"
     )
     spec = load(write(f"name: a\ncommand: x\nfault_tolerance: {bounds}\n")).spec
@@ -73,6 +84,7 @@ def test_every_bound_reaches_the_plan(write: Write) -> None:
         hang=HangBounds(
             startup_s=12, step_s=13, no_output_s=14, exit_skew_s=15, learn=True, safety_factor=1.5, warmup=16
         ),
+        backoff=BackoffPlan(after=17, within_s=18, initial_s=19, max_s=20),
     )  # fmt: skip
 
 

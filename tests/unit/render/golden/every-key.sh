@@ -72,6 +72,11 @@ exec /shared/venv/bin/python -P -m nvrx_slurm.batch --cluster slurm -- \
       "learn": true,
       "safety_factor": 2.5,
       "warmup": 20
+    },
+    "backoff": {
+      "within_s": 60.0,
+      "initial_s": 1.0,
+      "max_s": 60.0
     }
   },
   "time_limit_s": 172800.0

@@ -47,6 +47,11 @@ exec /shared/venv/bin/python -P -m nvrx_slurm.batch --cluster local <<'NVRX_PLAN
     "control_plane_grace_s": 600.0,
     "hang": {
       "safety_factor": 5.0
+    },
+    "backoff": {
+      "within_s": 60.0,
+      "initial_s": 1.0,
+      "max_s": 60.0
     }
   },
   "time_limit_s": 43200.0

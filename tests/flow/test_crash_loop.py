@@ -1,0 +1,47 @@
+"""A job whose workers fail right away, again and again: real processes, and the pauses between them."""
+
+from __future__ import annotations
+
+import signal
+import subprocess
+import sys
+
+import pytest
+
+from nvrx_slurm.records import BackoffPlan, RestartDecided, RolePlan, RoundClosed, RoundOpened
+from tests.harness import plan_of
+
+FAILS = RolePlan(name="main", command=(sys.executable, "-c", "raise SystemExit(3)"), nodes_per_replica=1)
+FOR_EVER_S = 3600.0
+
+
+def told(command: str, folder: str) -> str:
+    argv = [sys.executable, "-P", "-m", "nvrx_slurm", command, "j1", "--folder", folder]
+    return subprocess.run(argv, capture_output=True, text=True, check=True).stdout
+
+
+def test_a_crash_loop_is_slowed_down_from_the_third_failure_on(run_local, tmp_path):
+    """Two restarts are immediate. Each later cycle begins no sooner than the journal says, and the budget ends it."""
+    backoff = BackoffPlan(after=3, within_s=60.0, initial_s=0.3, max_s=0.6)
+    job = run_local(plan_of(tmp_path, FAILS, max_restarts=5, backoff=backoff))
+    assert job.finish() == 1
+    decided = {entry.record.cycle: entry for entry in job.entries if isinstance(entry.record, RestartDecided)}
+    closed = {entry.record.cycle: entry.t for entry in job.entries if isinstance(entry.record, RoundClosed)}
+    assert [entry.record.delay_s for entry in decided.values()] == [0.0, 0.0, 0.3, 0.6, 0.6, 0.0]
+    for cycle, began in closed.items():
+        if cycle:
+            assert began - decided[cycle - 1].t >= decided[cycle - 1].record.delay_s
+
+
+@pytest.mark.parametrize(("number", "code"), [(signal.SIGTERM, 143), (signal.SIGINT, 130)])
+def test_a_job_that_waits_in_a_crash_loop_can_be_cancelled(run_local, tmp_path, number, code):
+    """The wait of an hour ends at once; until then `status`, `events` and `explain` say what the job waits for."""
+    backoff = BackoffPlan(after=1, within_s=60.0, initial_s=FOR_EVER_S, max_s=FOR_EVER_S)
+    job = run_local(plan_of(tmp_path, FAILS, max_restarts=5, backoff=backoff))
+    job.expect(RoundOpened, cycle=1)
+    for command in ("status", "events", "explain"):
+        text = " ".join(told(command, str(job.folder.path.parent)).split())
+        assert "waits 1h 00m before cycle 1: 1 cycle in a row failed soon after the start" in text, command
+    job.process.send_signal(number)
+    assert job.finish() == code
+    assert len(job.said(RoundClosed)) == 1

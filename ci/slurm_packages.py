@@ -1,4 +1,4 @@
-"""See to it that this machine has the Slurm programs that the tests start; `python -m ci.slurm_packages`."""
+"""Install the programs that the tests start: Slurm's, and a Redis with TLS; `python -m ci.slurm_packages`."""
 
 from __future__ import annotations
 
@@ -9,8 +9,31 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
-PROGRAMS = ("munged", "slurmctld", "slurmd", "slurmdbd", "sbatch", "mariadbd", "ps", "cc", "ip")
-DEBIAN = ("slurm-wlm", "munge", "slurmdbd", "mariadb-server", "procps", "gcc", "libc6-dev", "iproute2")
+PROGRAMS = (
+    "munged",
+    "slurmctld",
+    "slurmd",
+    "slurmdbd",
+    "sbatch",
+    "mariadbd",
+    "ps",
+    "cc",
+    "ip",
+    "redis-server",
+    "openssl",
+)
+DEBIAN = (
+    "slurm-wlm",
+    "munge",
+    "slurmdbd",
+    "mariadb-server",
+    "procps",
+    "gcc",
+    "libc6-dev",
+    "iproute2",
+    "redis-server",
+    "openssl",
+)
 RHEL = (
     "slurm",
     "slurm-slurmctld",
@@ -22,6 +45,8 @@ RHEL = (
     "gcc",
     "glibc-devel",
     "iproute",
+    "redis",
+    "openssl",
 )
 SBIN = ("/usr/sbin", "/sbin", "/usr/local/sbin", "/usr/libexec")
 

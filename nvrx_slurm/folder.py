@@ -78,6 +78,10 @@ class StoreAddress(Record, frozen=True, kw_only=True):
 
     `embedded`: the batch host started this server for this job alone. Its configuration may be changed; a site's own
     server, which other jobs use too, keeps its own.
+
+    An embedded server gets a new port (or socket), a new password and a new `mark` at each start, and this file is
+    replaced. `certificate`: the one certificate (PEM) that a server at a `rediss://` URL may show. `mark`: what a
+    server at a `redis://` URL must answer once the client has logged in (`store_link.py`).
     """
 
     url: str
@@ -85,6 +89,8 @@ class StoreAddress(Record, frozen=True, kw_only=True):
     job: str
     token: str
     embedded: bool = False
+    certificate: str | None = None
+    mark: str | None = None
 
 
 class Result(Record, frozen=True, kw_only=True):

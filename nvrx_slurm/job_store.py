@@ -19,6 +19,8 @@ class JobStore(msgspec.Struct, frozen=True):
     password: str | None = None
     token: str | None = None
     embedded: bool = False
+    certificate: str | None = None
+    mark: str | None = None
 
 
 _decoder = msgspec.json.Decoder(JobStore)

@@ -11,7 +11,7 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, TypeVar
@@ -224,14 +224,17 @@ def plan_of(base: Path, *roles: RolePlan, spares: int = 0, time_limit_s: float |
         workdir=str(base),
         folder=str(base / "jobs"),
         time_limit_s=time_limit_s,
+        store_server="bundled",  # whatever this machine's PATH has
         fault_tolerance=FaultTolerance(**{"teardown_grace_s": 5.0, **bounds}),
     )
 
 
-def start_local(plan: Plan, *, job_id: str = "j1", env: dict[str, str] | None = None) -> RunningJob:
-    """Start the batch host of a local job."""
+def start_local(
+    plan: Plan, *, job_id: str = "j1", env: dict[str, str] | None = None, launcher: Sequence[str] = ()
+) -> RunningJob:
+    """Start the batch host of a local job. `launcher`: starts its agents, in place of the batch host."""
     process = subprocess.Popen(
-        [sys.executable, "-m", "nvrx_slurm.batch", "--cluster", "local"],
+        [sys.executable, "-m", "nvrx_slurm.batch", "--cluster", "local", "--", *launcher],
         stdin=subprocess.PIPE,
         stdout=subprocess.DEVNULL,
         env={**os.environ, "NVRX_JOB_ID": job_id, **(env or {})},

@@ -9,13 +9,12 @@ import sys
 from collections.abc import Mapping
 from pathlib import Path
 
-import redis
-
 from nvrx_slurm.clock import SystemClock
 from nvrx_slurm.cluster.dev import DevCluster
 from nvrx_slurm.cluster.dev.waiting import wait_until
 from nvrx_slurm.folder import JobFolder
 from nvrx_slurm.store.keys import Keys
+from nvrx_slurm.store_redis import client
 from tests.harness import WAIT_S, RunningJob
 
 TERMINAL = {"COMPLETED", "FAILED", "CANCELLED", "TIMEOUT", "NODE_FAIL", "PREEMPTED", "OUT_OF_MEMORY"}
@@ -73,7 +72,7 @@ def settled(job: RunningJob, nodes: int) -> None:
     """Wait until that many nodes have beaten twice: by then the controller knows whether a death can be proven."""
     address = job.folder.read_store()
     assert address is not None
-    with redis.Redis.from_url(address.url, password=address.password) as store:
+    with client(address, connect_s=5.0, answer_s=5.0) as store:
         beats = Keys(address.job).beats
         wait_until(
             lambda: int(store.xlen(beats)) >= 2 * nodes,

@@ -61,6 +61,7 @@ class SlurmJobs:
         path.write_text(
             f"name: fault\ncommand: {json.dumps(list(command or self.gate.command))}\n"
             f"nodes: {nodes}\nspares: {spares}\nworkers_per_node: 1\nslurm: {slurm}\nfault_tolerance: {{{bounds}}}\n"
+            "store: {server: bundled}\n"  # whatever this machine's PATH has
         )
         self.jobs.append(submit(self.cluster, path))
         return self.jobs[-1]

@@ -39,7 +39,7 @@ def _agent(folder: JobFolder, node: str) -> Agent:
     info, address = folder.read_info(), folder.read_store()
     if info is None or address is None:
         raise UsageError(f"{folder.path} is not the folder of a running job: job.json or store.json is missing")
-    store_host = urlsplit(address.url).hostname or LOOPBACK
+    store_host = urlsplit(address.url).hostname or LOOPBACK  # a unix socket has none: all is on this host
     clock, plan = SystemClock(), folder.read_plan(env.plan_digest())
     bounds = plan.fault_tolerance
     runtime = runtime_folder(folder, node)
@@ -49,7 +49,13 @@ def _agent(folder: JobFolder, node: str) -> Agent:
         node=node,
         addr=LOOPBACK if info.addr == LOOPBACK else tether.address_towards(store_host),
         generation=info.generation,
-        store=Store(address, clock=clock, generation=info.generation, patience_s=bounds.control_plane_grace_s),
+        store=Store(
+            address,
+            clock=clock,
+            generation=info.generation,
+            patience_s=bounds.control_plane_grace_s,
+            look=folder.read_store,
+        ),
         token=address.token,
         machine=LinuxMachine(
             node=node,

@@ -13,15 +13,15 @@ from typing import Any
 from nvrx_slurm.batch import children, lease
 from nvrx_slurm.batch.ending import EXIT_CODES, Ending, notice_s
 from nvrx_slurm.batch.service import ManagedService
+from nvrx_slurm.batch.store import StoreKeeper
 from nvrx_slurm.clock import Clock
 from nvrx_slurm.config.env import handed_on
 from nvrx_slurm.errors import EXIT_FAILED, EXIT_RETRY, EXIT_UNREACHABLE, NvrxError, StoreUnreachable
 from nvrx_slurm.folder import JobFolder, JobInfo, Result, StoreAddress, clear_runtime_folders
 from nvrx_slurm.ids import new_incarnation, new_secret
 from nvrx_slurm.log import get_logger
-from nvrx_slurm.processes import HURRY, dies_with_parent
+from nvrx_slurm.processes import HURRY
 from nvrx_slurm.records import Plan
-from nvrx_slurm.store.embedded import EmbeddedStore
 
 log = get_logger("batch")
 
@@ -37,8 +37,6 @@ AGENTS_GONE_S = 3.0
 RESTART_PAUSES_S = (0.0, 0.1, 0.2, 0.5, 1.0)
 STABLE_S = 5.0
 """A controller that lived this long was no failed start."""
-
-STORE_RESTARTS = 20
 
 SAY_EVERY_S = 5.0
 
@@ -68,8 +66,7 @@ class Host:
         self.plan, self.info, self.folder, self.launch, self.clock = plan, info, folder, launch, clock
         self.env = {**env, "NVRX_JOB_FOLDER": str(folder.path)}
         self.store_password = store_password
-        self.store: EmbeddedStore | None = None
-        self.store_process: Process | None = None
+        self.store: StoreKeeper | None = None
         self.controller: Process | None = None
         self.agents: list[Process] = []
         self.service = ManagedService(plan, folder, self.env)
@@ -107,19 +104,11 @@ class Host:
             # Several clusters may share the site's store, and each counts its jobs from 1.
             job = known.job if known else f"{job}-{new_incarnation()}"
             address = StoreAddress(url=self.plan.store_url, password=self.store_password, job=job, token=token)
+            self.folder.write_store(address)
         else:
-            password = known.password if known and known.password else new_secret()
-            self.store = EmbeddedStore(
-                self.folder.store_dir,
-                bind=self.info.bind,
-                password=password,
-                adopt=dies_with_parent(signal.SIGKILL),
-            )
-            self.store_process = await self.store.start()
-            url = f"redis://{self.info.addr}:{self.store.port}"
-            address = StoreAddress(url=url, password=password, job=job, token=token, embedded=True)
-            self._go(self._keep_store())
-        self.folder.write_store(address)
+            self.store = StoreKeeper(self.folder, self.info, asked=self.plan.store_server, job=job, token=token)
+            await self.store.start()
+            self._go(self.store.keep())
 
     async def _start_agents(self) -> None:
         if self.launch.command:
@@ -134,16 +123,6 @@ class Host:
             self.agents.append(await children.start(agent, env, on_death=signal.SIGTERM, own_session=True))
 
     # ---- keep going
-
-    async def _keep_store(self) -> None:
-        for _ in range(STORE_RESTARTS):
-            assert self.store_process is not None and self.store is not None
-            code = await self.store_process.wait()
-            log.warning("the store ended (%s); starting it again", code)
-            self.store_process = await self.store.start()
-        raise StoreUnreachable(
-            f"the embedded store ended {STORE_RESTARTS} times; see {self.folder.store_dir}/server.log"
-        )
 
     async def _keep_controller(self) -> None:
         argv = (sys.executable, "-P", "-m", "nvrx_slurm.controller")
@@ -265,12 +244,13 @@ class Host:
         rest = {
             "the controller": self.controller,
             "the attribution service": self.service.process,
-            "the store": self.store_process,
+            "the store": self.store.process if self.store else None,
         }
         await children.end({name: child for name, child in rest.items() if child}, polite_s=self._in_time(2.0))
-        self.folder.remove_store()
         self.service.clear_away()
-        self.folder.remove_tree(self.folder.store_dir.name)
+        self.folder.remove_store()
+        if self.store is not None:
+            self.store.clear_away()
         clear_runtime_folders(self.folder)
 
     def _named_agents(self) -> dict[str, Process]:

@@ -85,13 +85,37 @@ def _store_url(text: str) -> str:
 StoreUrl = Annotated[Line, AfterValidator(_store_url)]
 
 
+def _store_server(text: str) -> str:
+    if text in ("auto", "bundled") or text.startswith("/"):
+        return text
+    raise ValueError("must be `auto`, `bundled`, or the absolute path of a valkey-server or redis-server")
+
+
+StoreServer = Annotated[Line, AfterValidator(_store_server)]
+
+
 class StoreSpec(Block):
     """Where the job keeps its state. Without `url`: an embedded Valkey on the batch host."""
 
     url: StoreUrl | None = None
-    """`redis://host:port/db` or `rediss://…` of your own Redis or Valkey; without a password in it"""
+    """`redis://host:port/db` or `rediss://…` of your own Redis or Valkey; without a password in it. After `rediss://…`
+    may stand `?ssl_ca_certs=/file`, and `ssl_certfile` and `ssl_keyfile`; the server's certificate and the host name
+    in it are always checked"""
+    server: StoreServer = "auto"
+    """The program of the embedded store, version 7.0 or newer. `bundled`: the one that is installed with this tool.
+    `auto`: a `valkey-server` or `redis-server` on the batch host's PATH, where it has TLS and the job has several
+    nodes, or where it is a newer Valkey; else the bundled one. Or the path of a program that only root or you may
+    write"""
     password_file: Line | None = None
     """A file (mode 0600) with its password; or set NVRX_SLURM_STORE_PASSWORD"""
+
+    @model_validator(mode="after")
+    def _relations(self) -> Self:
+        if self.url is not None and self.server != "auto":
+            raise Misfit(
+                "starts a server of its own, and store.url names one that runs: set one of the two", "server"
+            )
+        return self
 
 
 class LeaseSpec(Block):

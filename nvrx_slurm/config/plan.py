@@ -42,6 +42,7 @@ def plan(spec: JobSpec, *, folder: Path, job_file: Path | None = None) -> Plan:
         time_limit_s=spec.slurm.time,
         store_url=spec.store.url,
         store_password_file=find(spec.store.password_file),
+        store_server=spec.store.server,
         lease=Lease(file=str(here / spec.lease.file), timeout_s=spec.lease.timeout) if spec.lease else None,
     )
 

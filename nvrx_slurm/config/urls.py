@@ -5,6 +5,8 @@ from __future__ import annotations
 import re
 from urllib.parse import SplitResult, parse_qsl, urlsplit
 
+from nvrx_slurm.store_link import PASSWORD_IN_URL, bad_option
+
 _PORTS = {"http": 80, "https": 443}
 _SECRET_QUERY = re.compile(r"(?i)token|key|secret|password|auth|sig")
 _WEBHOOKS = "hooks.slack.com"
@@ -35,7 +37,8 @@ def is_redis(text: str | None) -> bool:
 
 
 def check_redis_url(text: str, *, password_goes_to: str) -> str:
-    """The URL, if it is one of a Redis and holds no password. Raises ValueError, which does not repeat it."""
+    """The URL, if it is one of a Redis, and holds no password and no option that is not known. Raises ValueError,
+    which does not repeat it."""
     try:
         parts = urlsplit(text)
         usable = is_redis(text) and parts.hostname and parts.port != 0
@@ -43,8 +46,11 @@ def check_redis_url(text: str, *, password_goes_to: str) -> str:
         usable = False
     if not usable:
         raise ValueError("must look like redis://host:6379/0 or rediss://host:6380/0")
-    if parts.password is not None or "password" in dict(parse_qsl(parts.query, keep_blank_values=True)):
-        raise ValueError(f"must not hold a password, since the job script would show it; {password_goes_to}")
+    fault = bad_option(parts.query, is_tls=parts.scheme == "rediss")
+    if parts.password is not None or fault == PASSWORD_IN_URL:
+        raise ValueError(f"{PASSWORD_IN_URL}, since the job script would show it; {password_goes_to}")
+    if fault is not None:
+        raise ValueError(fault)
     return text
 
 

@@ -24,8 +24,8 @@ async def _serve(folder: JobFolder) -> None:
     if info is None or address is None:
         raise UsageError(f"{folder.path} is not the folder of a running job: job.json or store.json is missing")
     clock = SystemClock()
-    store = Store(address, clock=clock, generation=info.generation)
-    hearing = Hearing(address, store.keys.beats, clock=clock)
+    store = Store(address, clock=clock, generation=info.generation, look=folder.read_store)
+    hearing = Hearing(address, store.keys.beats, clock=clock, look=folder.read_store)
     controller = Controller(
         plan=folder.read_plan(env.plan_digest()),
         info=info,

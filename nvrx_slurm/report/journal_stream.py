@@ -144,15 +144,7 @@ def _answered(where: str, call: Callable[[], Any]) -> Any:
 
 
 def _connect(address: StoreAddress) -> Any:  # redis-py types one reply for sync and async clients alike
-    from redis import Redis
-    from redis.backoff import NoBackoff
-    from redis.retry import Retry
+    from nvrx_slurm.store_redis import client
 
-    return Redis.from_url(
-        address.url,
-        password=address.password,
-        socket_connect_timeout=CONNECT_S,
-        socket_timeout=LONGEST_WAIT_S + ANSWER_S,
-        retry=Retry(NoBackoff(), 0),  # who reads falls back to the folder at once
-        protocol=2,
-    )
+    # It does not try again by itself: a reader falls back to the folder at once.
+    return client(address, connect_s=CONNECT_S, answer_s=LONGEST_WAIT_S + ANSWER_S)

@@ -18,7 +18,6 @@ from functools import cache
 from importlib import resources
 from typing import Any, TypeVar
 
-import redis.asyncio as redis
 from redis import exceptions as failures
 
 from nvrx_slurm.clock import Clock
@@ -45,12 +44,15 @@ from nvrx_slurm.records import (
 )
 from nvrx_slurm.store.keys import Keys
 from nvrx_slurm.store.sealing import Refused, field_m, open_order, order_place, seal_beat, seal_order
+from nvrx_slurm.store_redis import Look, async_client
 from nvrx_slurm.store_retry import IN_MEMORY, Cause, GiveUp, Retry, StoreRetry
 
 log = get_logger("store")
 
 BLOCK_MS = 2000
 """How long one blocking read waits at most: short, so that whoever waits can say so and see a shutdown."""
+
+CONNECT_S = 3.0
 
 INBOX_BATCH = 4096
 """How many facts one read of the inbox brings at most."""
@@ -62,7 +64,8 @@ Round = tuple[str, int, int, Sequence[tuple[str, Assignment]]]
 
 
 class Store:
-    """One process's access to one job's keys; `connection` is a client to use in place of a new one of the address.
+    """One process's access to one job's keys. `look` reads `store.json` again, for each connection to an embedded
+    store; `connection` is a client to use in place of a new one of the address.
 
     Raises `StoreUnreachable` at once where the password is refused, and after `patience_s` where the store
     does not answer or refuses writes (its disk is full).
@@ -75,6 +78,7 @@ class Store:
         clock: Clock,
         patience_s: float = 600.0,
         generation: int = 0,
+        look: Look | None = None,
         connection: Any = None,
     ) -> None:
         self._clock = clock
@@ -89,7 +93,9 @@ class Store:
         self._orders = 0  # so many were committed
         self._passed = 0  # the number of the last order that was read
         # Any: redis-py's stubs know neither decoded nor raw replies for certain.
-        self._redis: Any = _connection(address) if connection is None else connection
+        self._redis: Any = connection
+        if connection is None:
+            self._redis = async_client(address, look, connect_s=CONNECT_S, answer_s=BLOCK_MS / 1000 + 5.0)
         self._acquire, self._commit, self._join = (
             self._redis.register_script(_script(name)) for name in ("acquire", "commit", "join")
         )
@@ -342,18 +348,6 @@ class Store:
         if decision.reconnect:
             await self._redis.aclose()  # the next command opens a connection
         await asyncio.sleep(decision.pause_s)
-
-
-def _connection(address: StoreAddress) -> redis.Redis:
-    return redis.Redis.from_url(
-        address.url,
-        password=address.password,
-        socket_connect_timeout=3.0,
-        socket_timeout=BLOCK_MS / 1000 + 5.0,
-        retry=None,
-        single_connection_client=False,
-        protocol=2,
-    )
 
 
 @cache

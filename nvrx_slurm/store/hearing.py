@@ -13,10 +13,7 @@ import math
 from dataclasses import dataclass
 from typing import Any, NoReturn
 
-import redis.asyncio as redis
 from redis import exceptions as failures
-from redis.asyncio.retry import Retry
-from redis.backoff import NoBackoff
 
 from nvrx_slurm.clock import Clock
 from nvrx_slurm.errors import MalformedRecord, StoreUnreachable, UntrustedRecord
@@ -24,6 +21,7 @@ from nvrx_slurm.folder import StoreAddress
 from nvrx_slurm.job_key import JobKey
 from nvrx_slurm.log import get_logger
 from nvrx_slurm.store.sealing import Refused, open_beat
+from nvrx_slurm.store_redis import Look, async_client
 
 log = get_logger("store")
 
@@ -62,9 +60,14 @@ class Hearing:
     the call before, by our own monotonic clock, for that call would have brought an older beat.
     """
 
-    def __init__(self, address: StoreAddress, key: str, *, clock: Clock, connection: Any = None) -> None:
+    def __init__(
+        self, address: StoreAddress, key: str, *, clock: Clock, look: Look | None = None, connection: Any = None
+    ) -> None:
         self._key, self._where, self._clock = key, address.url, clock
-        self._redis: Any = _connection(address) if connection is None else connection  # its types know no raw replies
+        # Any: its types know no raw replies.
+        self._redis: Any = connection
+        if connection is None:
+            self._redis = async_client(address, look, connect_s=LISTEN_S, answer_s=LISTEN_S)
         self._redis.set_response_callback("XREAD", _raw)
         self.refused = Refused(clock)
         self._job_key = JobKey(address.token)
@@ -132,17 +135,6 @@ class Hearing:
             raise StoreUnreachable(f"the store at {self._where} refuses us: {error}; check its password") from None
         said = str(error) or f"no answer in {LISTEN_S:.0f} s"
         raise StoreUnreachable(f"the store at {self._where} does not tell its beats: {said}") from None
-
-
-def _connection(address: StoreAddress) -> redis.Redis:
-    return redis.Redis.from_url(
-        address.url,
-        password=address.password,
-        socket_connect_timeout=LISTEN_S,
-        socket_timeout=LISTEN_S,
-        retry=Retry(NoBackoff(), 0),  # the caller comes again anyway
-        protocol=2,
-    )
 
 
 def _raw(response: Any, **options: Any) -> Any:

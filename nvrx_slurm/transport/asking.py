@@ -7,11 +7,14 @@ import math
 import os
 import time
 import weakref
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
+from urllib.parse import urlsplit
 
 from nvrx_slurm.errors import StoreUnreachable, UsageError
+from nvrx_slurm.job_store import JobStore
 from nvrx_slurm.log import get_logger
+from nvrx_slurm.store_link import PASSWORD_IN_URL, Refusals, bad_option
 from nvrx_slurm.store_retry import IN_MEMORY, Cause, GiveUp, Retry, StoreRetry
 from nvrx_slurm.threads import Bell
 from nvrx_slurm.transport.errors import TransportError
@@ -34,14 +37,21 @@ _askers: weakref.WeakSet[Asker] = weakref.WeakSet()
 
 class Asker:
     """Connections to one server, one for each thread that asks at the moment; a forked child gets its own.
-    `embedded`: it serves this job alone, and its configuration may be changed.
+    `look`: reads where the job's embedded store is now, for each connection; then `url` and `password` are not used,
+    and the server's configuration may be changed, since it serves this job alone.
 
     Raises UsageError for a URL that is none.
     """
 
-    def __init__(self, url: str, password: str | None, *, patience_s: float, embedded: bool = False) -> None:
-        self._where, self._patience_s, self._embedded = url, patience_s, embedded
-        self._options = _options(url) | ({} if password is None else {"password": password})
+    def __init__(
+        self, url: str, password: str | None, *, patience_s: float, look: Callable[[], JobStore] | None = None
+    ) -> None:
+        self._where, self._patience_s = url, patience_s
+        self._look, self._embedded = look, look is not None
+        self._options: dict[str, Any] = {}
+        if look is None:
+            self._options = _options(url) | ({} if password is None else {"password": password})
+        self._refusals = Refusals()
         self._idle: list[Any] = []  # redis-py's connections; half of what they do has no types
         self._closed = Bell()
         _askers.add(self)
@@ -129,6 +139,10 @@ class Asker:
             "retry": Retry(NoBackoff(), 0),
             "protocol": 2,
         }
+        if self._look is not None:
+            from nvrx_slurm.store_redis import StoreConnection
+
+            return StoreConnection(where=self._look(), refusals=self._refusals, **options)
         return options.pop("connection_class", Connection)(**options)
 
     def _after_fork(self) -> None:
@@ -154,8 +168,11 @@ def _options(url: str) -> dict[str, Any]:
         options: dict[str, Any] = dict(parse_url(url))
     except ValueError:
         raise UsageError("Directory: url must look like redis://host:6379/0 or rediss://host:6379/0") from None
-    if "password" in options:
-        raise UsageError("Directory: url must not hold a password, since messages show it; name a password_file")
+    fault = bad_option(urlsplit(url).query, is_tls=url.startswith("rediss:"))
+    if "password" in options or fault == PASSWORD_IN_URL:
+        raise UsageError(f"Directory: url {PASSWORD_IN_URL}, since messages show it; name a password_file")
+    if fault is not None:
+        raise UsageError(f"Directory: url {fault}")
     return options
 
 

@@ -18,7 +18,7 @@ import secrets
 import threading
 import time
 import weakref
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 from types import TracebackType
 from typing import Any, NamedTuple
@@ -28,7 +28,7 @@ import msgspec
 from nvrx_slurm.admission import RateLimitedLog
 from nvrx_slurm.errors import UntrustedRecord, UsageError
 from nvrx_slurm.job_key import JobKey
-from nvrx_slurm.job_store import read_job_store
+from nvrx_slurm.job_store import JobStore, read_job_store
 from nvrx_slurm.log import get_logger
 from nvrx_slurm.transport import arguments, environment
 from nvrx_slurm.transport.asking import Asker
@@ -62,12 +62,12 @@ _directories: weakref.WeakSet[Directory] = weakref.WeakSet()
 
 
 class _Place(NamedTuple):
-    """A store, and whose keys. `embedded`: this package has started it."""
+    """A store, and whose keys. `look`: reads where an embedded one is now; raises OSError."""
 
     url: str
     password: str | None
     job: str
-    embedded: bool
+    look: Callable[[], JobStore] | None = None
     key: JobKey | None = None
 
 
@@ -92,7 +92,7 @@ class Directory:
     ) -> None:
         place = _place(url, password_file, job)
         patience_s = arguments.seconds("Directory: patience_s", patience_s)
-        self._asker = Asker(place.url, place.password, patience_s=patience_s, embedded=place.embedded)
+        self._asker = Asker(place.url, place.password, patience_s=patience_s, look=place.look)
         self._key = place.key
         self._producer = environment.producer()
         self._keys = f"nvrx:{{{place.job}}}:payloads:"
@@ -255,7 +255,7 @@ def _place(url: str | None, password_file: str | os.PathLike[str] | None, job: s
         if job is None:
             raise UsageError("Directory: a url needs a job: name whose payloads these are, such as job='my-run'")
         named = arguments.instance("Directory: url", url, str), arguments.instance("Directory: job", job, str)
-        return _Place(named[0], _password(password_file), named[1], False)
+        return _Place(named[0], _password(password_file), named[1])
     if password_file is not None:
         raise UsageError("Directory: password_file without url: only a store that is named by url needs one")
     path = environment.job_store_file()
@@ -265,7 +265,8 @@ def _place(url: str | None, password_file: str | os.PathLike[str] | None, job: s
         )
     store = read_job_store(path, UsageError)
     key = JobKey(store.token) if store.token and job in (None, store.job) else None
-    return _Place(store.url, store.password, job or store.job, store.embedded, key)
+    look = functools.partial(read_job_store, path, OSError) if store.embedded else None
+    return _Place(store.url, store.password, job or store.job, look, key)
 
 
 def _password(path: str | os.PathLike[str] | None) -> str | None:

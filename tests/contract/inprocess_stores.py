@@ -19,7 +19,8 @@ from nvrx_slurm.inprocess.store.file import FileStore
 from nvrx_slurm.inprocess.store.port import Connection, Store
 from nvrx_slurm.inprocess.store.redis import RedisStore
 from nvrx_slurm.inprocess.store.tcp import TCPStore
-from nvrx_slurm.store.embedded import free_port, server_binary
+from nvrx_slurm.store.embedded import free_port
+from nvrx_slurm.store.servers import bundled_binary
 from nvrx_slurm.testing.inprocess_store import MemoryStore
 
 PASSWORD = "hunter2 with a space"
@@ -38,7 +39,7 @@ class Valkey:
 
     def start(self) -> None:
         """Returns once it answers."""
-        self._process = subprocess.Popen([server_binary(), "-"], stdin=subprocess.PIPE, stdout=subprocess.DEVNULL)
+        self._process = subprocess.Popen([bundled_binary(), "-"], stdin=subprocess.PIPE, stdout=subprocess.DEVNULL)
         assert self._process.stdin is not None
         options = {"port": self.port, "bind": "127.0.0.1", "requirepass": f'"{PASSWORD}"', "save": '""'}
         options |= {"appendonly": "yes", "appendfsync": "no", "dir": f'"{self._folder}"'}

@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import os
 import signal
-import socket
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -17,11 +16,12 @@ import pytest
 from nvrx_slurm.inprocess.exception import OptionError, StoreError
 from nvrx_slurm.inprocess.store import keeper
 from nvrx_slurm.inprocess.store.keeper import VALKEY, Place, hosted
-from nvrx_slurm.inprocess.store.keeping import LOOPBACK, Valkey, connections, keep
+from nvrx_slurm.inprocess.store.keeping import Valkey, keep
 from nvrx_slurm.inprocess.store.port import Connection
 from nvrx_slurm.inprocess.store.redis import RedisStore
 from nvrx_slurm.inprocess.store.tcp import TCPStore
 from nvrx_slurm.processes import is_alive
+from nvrx_slurm.store_link import open_socket
 from tests.contract.inprocess_stores import DEADLINE_S, until
 
 GROUP = "a group"
@@ -152,15 +152,16 @@ async def test_it_ends_when_its_last_rank_has_gone(tmp_path: Path, ranks: int) -
     store, told = Valkey(tmp_path), tmp_path / "place.json"
     keeping = asyncio.create_task(keep(store, tmp_path, look_s=0.02))
     await asyncio.to_thread(until, told.exists, "the place")
-    clients = [socket.create_connection((LOOPBACK, store.port)) for _ in range(ranks)]
-    assert connections(store.port) == ranks
+    was = store.place()
+    clients = [open_socket(was, DEADLINE_S) for _ in range(ranks)]
+    assert store.connections() == ranks
     for client in clients:
         assert not keeping.done()
         client.close()
     await asyncio.wait_for(keeping, DEADLINE_S)
     assert not told.exists()
-    with pytest.raises(ConnectionRefusedError):
-        socket.create_connection((LOOPBACK, store.port))
+    with pytest.raises((ConnectionRefusedError, FileNotFoundError)):
+        open_socket(was, DEADLINE_S)
 
 
 def test_nothing_of_it_is_left(connection: Connection) -> None:

@@ -7,7 +7,8 @@ from pathlib import Path
 
 import redis
 
-from nvrx_slurm.store.embedded import free_port, server_binary
+from nvrx_slurm.store.embedded import free_port
+from nvrx_slurm.store.servers import bundled_binary
 from tests.inprocess.logs import until_logged
 
 READY = "Ready to accept connections"
@@ -34,7 +35,7 @@ class Valkey:
         flags = [part for name, value in options.items() for part in (f"--{name}", str(value))]
         log = self._folder / "server.log"
         log.unlink(missing_ok=True)
-        self._process = subprocess.Popen([server_binary(), *flags, "--dir", self._folder, "--logfile", log])
+        self._process = subprocess.Popen([bundled_binary(), *flags, "--dir", self._folder, "--logfile", log])
         until_logged(log, READY)
 
     def revive(self) -> None:

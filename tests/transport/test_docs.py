@@ -23,6 +23,7 @@ NAMED = {match[1]: block for block in BLOCKS if (match := re.match(r"# (\w+\.py)
 UNNAMED = [block for block in BLOCKS if block not in NAMED.values()]
 WITHIN_S = 60
 PASSWORD = "of the store"
+TOKEN = "the key of the job"
 
 
 @pytest.fixture
@@ -32,7 +33,7 @@ def job(tmp_path: Path) -> Iterator[dict[str, str]]:
     with contextlib.closing(redis.Redis(port=valkey.port)) as client:
         client.config_set("requirepass", PASSWORD)
     address = tmp_path / "store.json"
-    address.write_text(json.dumps({"url": valkey.url, "job": "7", "password": PASSWORD}))
+    address.write_text(json.dumps({"url": valkey.url, "job": "7", "password": PASSWORD, "token": TOKEN}))
     yield {"NVRX_STORE_FILE": str(address), "NVRX_JOB_ID": "7"}
     valkey.end()
 

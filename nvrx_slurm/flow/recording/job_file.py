@@ -79,6 +79,8 @@ def job_keys(plan: Plan) -> dict[str, Any]:
     store = {"url": plan.store_url, "password_file": plan.store_password_file}
     if plan.store_url is not None:
         document["store"] = {key: value for key, value in store.items() if value is not None}
+    elif plan.store_server != "auto":
+        document["store"] = {"server": plan.store_server}
     if bounds := _bounds(plan.fault_tolerance, USUAL):
         document["fault_tolerance"] = bounds
     return document

@@ -17,6 +17,7 @@ _CALLED = {
     "nvrx_slurm.agent": "agent",
     "nvrx_slurm.controller": "controller",
     "valkey-server": "store",
+    "redis-server": "store",
 }
 """What is known by its command line; the first words that fit count."""
 

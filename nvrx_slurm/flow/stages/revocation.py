@@ -5,6 +5,8 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
+import msgspec
+
 from nvrx_slurm.clock import Clock
 from nvrx_slurm.errors import FaultFailed
 from nvrx_slurm.flow.stages.deeds import Evidence
@@ -52,8 +54,7 @@ def _refusal(address: StoreAddress) -> str:
 
 
 def _connection(address: StoreAddress) -> Any:
-    import redis  # slow to import, and most flows revoke nothing
+    from nvrx_slurm.store_redis import client  # slow to import, and most flows revoke nothing
 
-    return redis.Redis.from_url(
-        address.url, password=address.password, socket_connect_timeout=ANSWER_S, socket_timeout=ANSWER_S
-    )
+    # Without the mark a refused password counts at once: this process has been sent to the store's own host.
+    return client(msgspec.structs.replace(address, mark=None), connect_s=ANSWER_S, answer_s=ANSWER_S)

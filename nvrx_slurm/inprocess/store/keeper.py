@@ -6,7 +6,8 @@ seconds. Each group has its own.
 
 /dev/shm/nvrx-inprocess-<uid>/<kind>-<digest of the group>/    0700
   lock             held by the keeper, from before it starts until it is gone
-  place.json 0600  port and password, while the store can be used
+  place.json 0600  where it listens, and its password, while the store can be used
+  s<random>        the socket of a Valkey: another one, with another password, after each of its starts
   keeper.log       what it has to say
   store/           Valkey's append-only file: a server that is killed is started again with all that it had
 """
@@ -47,12 +48,20 @@ MOST_STARTS = 3
 
 
 class Place(msgspec.Struct, frozen=True, kw_only=True):
-    """Where on this host a store listens, and the process that keeps it: its id, and when it began, in ticks."""
+    """Where on this host a store listens, and the process that keeps it: its id, and when it began, in ticks. `port`:
+    of torch's; `url`, `password` and `mark`: of a Valkey, other ones after each start (`store_link.py`)."""
 
-    port: int
+    port: int = 0
+    url: str = ""
     password: str | None = None
+    mark: str | None = None
     keeper: int
     began: int
+
+    @property
+    def certificate(self) -> None:
+        """All is on one host."""
+        return None
 
 
 def hosted(kind: str, group: str, *, patience_s: float) -> Place:
@@ -73,6 +82,14 @@ def hosted(kind: str, group: str, *, patience_s: float) -> Place:
     except OSError as error:
         raise StoreError(f"no store can be started for this group on this host: {error}") from None
     raise StoreError(f"no store could be started for this group on this host; {folder}: {_said(folder)}")
+
+
+def place_now(kind: str, group: str) -> Place:
+    """Where the store is that `hosted` has found before. Raises OSError where there is none at this moment."""
+    folder = _folder(kind, group)
+    if (place := _read(folder)) is None:
+        raise FileNotFoundError(f"no store is kept in {folder} now")
+    return place
 
 
 def _start(kind: str, folder: Path, lock: int) -> None:

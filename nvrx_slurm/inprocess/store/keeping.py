@@ -24,7 +24,7 @@ from nvrx_slurm.files import write_private
 from nvrx_slurm.ids import new_secret
 from nvrx_slurm.inprocess.store.keeper import TORCH, VALKEY, Place, take
 from nvrx_slurm.processes import dies_with_parent, started_ticks
-from nvrx_slurm.store.embedded import EmbeddedStore
+from nvrx_slurm.store.embedded import EmbeddedStore, new_socket_path
 
 LOOK_S = 1.0
 
@@ -33,17 +33,22 @@ LINGER_LOOKS = 5
 
 LOOPBACK = "127.0.0.1"
 ESTABLISHED = "01"
+CONNECTED = ("02", "03")  # in the queue of those that the server has not accepted yet, and accepted
 _STEP_SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGUSR1, signal.SIGUSR2)
 """What Slurm and terminals send to all processes of a step or a session; none of it is for the store."""
 
 
 class Kept(Protocol):
-    """A store that is kept. `own`: how many connections it has to itself."""
+    """A store that is kept. `own`: how many connections it has to itself. `moved`: it calls this when it listens
+    somewhere else."""
 
-    port: int
-    password: str | None
+    moved: Callable[[], None]
     own: int
 
+    def place(self) -> Place:
+        """Where it listens now."""
+
+    def connections(self) -> int: ...
     async def start(self) -> None: ...
     def check(self) -> None:
         """Raises what has ended it for good."""
@@ -57,19 +62,51 @@ class Valkey:
     own = 0
 
     def __init__(self, folder: Path) -> None:
-        self.password: str | None = (password := new_secret())
-        self._server = EmbeddedStore(folder / "store", bind=LOOPBACK, password=password, adopt=_adopted())
+        self._folder = folder
+        self._path: Path | None = None
+        self.moved = _nothing
+
+    def place(self) -> Place:
+        return Place(
+            url=self._server.url(LOOPBACK),
+            password=self._password,
+            mark=self._mark,
+            keeper=os.getpid(),
+            began=started_ticks(os.getpid()) or 0,
+        )
+
+    def connections(self) -> int:
+        return connections(self._server.port) if self._path is None else connections_of_socket(self._path)
 
     async def start(self) -> None:
-        self._process = await self._server.start()
-        self.port = self._server.port
+        await self._start_server()
         self._going = asyncio.create_task(self._keep_going())
 
+    async def _start_server(self) -> None:
+        """On a socket or a port, and with a password, that no earlier server had: another process may be on the old
+        port by now."""
+        if self._path is not None:
+            with contextlib.suppress(OSError):
+                self._path.unlink()
+        self._path = new_socket_path(self._folder)
+        self._password = new_secret()
+        self._mark = new_secret() if self._path is None else None
+        self._server = EmbeddedStore(
+            self._folder / "store",
+            bind=LOOPBACK,
+            path=self._path,
+            password=self._password,
+            mark=self._mark,
+            adopt=_adopted(),
+        )
+        self._process = await self._server.start()
+
     async def _keep_going(self) -> None:
-        """Start it again whenever it was killed: on the same port, with what it had."""
+        """Start it again whenever it was killed, with what it had."""
         while True:
             await self._process.wait()
-            self._process = await self._server.start()
+            await self._start_server()
+            self.moved()
 
     def check(self) -> None:
         if self._going.done():
@@ -86,12 +123,18 @@ class Torch:
     """torch's, in this process."""
 
     own = 1  # whoever hosts a TCPStore is its client too
-    password: str | None = None
 
     def __init__(self, folder: Path) -> None:
+        self.moved = _nothing
         self._listener = socket.create_server((LOOPBACK, 0), backlog=4096)
         self.port: int = self._listener.getsockname()[1]
         self._store: Any = None
+
+    def place(self) -> Place:
+        return Place(port=self.port, keeper=os.getpid(), began=started_ticks(os.getpid()) or 0)
+
+    def connections(self) -> int:
+        return connections(self.port)
 
     async def start(self) -> None:
         host = importlib.import_module("torch.distributed").TCPStore
@@ -103,6 +146,10 @@ class Torch:
 
     async def stop(self) -> None:
         self._store = None
+
+
+def _nothing() -> None:
+    pass
 
 
 def _adopted() -> Callable[[], None]:
@@ -121,12 +168,17 @@ _KINDS: dict[str, Callable[[Path], Kept]] = {VALKEY: Valkey, TORCH: Torch}
 
 async def keep(store: Kept, folder: Path, *, look_s: float = LOOK_S) -> None:
     """Until nobody is connected any more. `look_s`: how often the connections are counted."""
+
+    def announce() -> None:
+        write_private(folder / "place.json", msgspec.json.encode(store.place()))
+
     await store.start()
-    place = Place(port=store.port, password=store.password, keeper=os.getpid(), began=started_ticks(os.getpid()) or 0)
     used = True
     while used:
-        write_private(folder / "place.json", msgspec.json.encode(place))
+        announce()
+        store.moved = announce
         await _until_unused(store, look_s)
+        store.moved = _nothing
         (folder / "place.json").unlink(missing_ok=True)
         await asyncio.sleep(look_s)  # nobody finds it from now on; but somebody may just have done so
         used = _is_used(store)
@@ -142,7 +194,7 @@ async def _until_unused(store: Kept, look_s: float) -> None:
 
 
 def _is_used(store: Kept) -> bool:
-    return connections(store.port) > store.own
+    return store.connections() > store.own
 
 
 def connections(port: int) -> int:
@@ -150,6 +202,12 @@ def connections(port: int) -> int:
     lines = Path("/proc/net/tcp").read_text().splitlines()[1:]
     rows = (line.split(maxsplit=4) for line in lines)
     return sum(local.endswith(f":{port:04X}") and state == ESTABLISHED for _, local, _, state, _ in rows)
+
+
+def connections_of_socket(path: Path) -> int:
+    """How many connections the server on this unix socket has."""
+    rows = (line.split(maxsplit=7) for line in Path("/proc/net/unix").read_text().splitlines()[1:])
+    return sum(len(row) == 8 and row[7] == str(path) and row[5] in CONNECTED for row in rows)
 
 
 def remove_abandoned(root: Path) -> None:

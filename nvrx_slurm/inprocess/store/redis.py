@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import datetime
+import functools
 import time
 from collections.abc import Mapping
 from pathlib import Path
@@ -77,12 +78,13 @@ class RedisStore(Store):
         if (path := environment.job_store_file()) is not None:
             store = read_job_store(path, StoreError)
             key = JobKey(store.token) if store.token else None
-            return parse_address(store.url, store.password), store.job, key, store.embedded
-        from nvrx_slurm.inprocess.store.keeper import VALKEY, hosted
+            if store.embedded:
+                return Address(store.url, look=functools.partial(read_job_store, path, OSError)), store.job, key, True
+            return parse_address(store.url, store.password), store.job, key, False
+        from nvrx_slurm.inprocess.store.keeper import VALKEY, hosted, place_now
 
         place = hosted(VALKEY, group, patience_s=self._patience_s)
-        where = f"redis://127.0.0.1:{place.port}"
-        return Address(where, "127.0.0.1", place.port, password=place.password), None, None, True
+        return Address(place.url, look=functools.partial(place_now, VALKEY, group)), None, None, True
 
     def _password(self) -> str | None:
         if self._password_file is None:

@@ -10,7 +10,7 @@ import contextlib
 import socket
 import threading
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 from urllib.parse import parse_qsl, unquote, urlsplit
@@ -18,12 +18,12 @@ from urllib.parse import parse_qsl, unquote, urlsplit
 import hiredis
 
 from nvrx_slurm.inprocess.exception import OptionError
+from nvrx_slurm.store_link import MARK, PASSWORD_IN_URL, Refusals, Where, bad_option, open_socket
 
 if TYPE_CHECKING:
     from ssl import SSLContext
 
 RECEIVE_BYTES = 64 << 10
-_TLS_OPTIONS = ("ssl_ca_certs", "ssl_certfile", "ssl_keyfile", "ssl_check_hostname", "ssl_cert_reqs")
 _NOT_YET = object()
 
 Command = Sequence[str | bytes | int]
@@ -39,19 +39,21 @@ class Refused(Exception):
 
 @dataclass(frozen=True, slots=True)
 class Address:
-    """A server. `where` is its URL, for people: without the password."""
+    """A server. `where` is its URL, for people: without the password. `look`: reads where an embedded server is now,
+    for each connection; of the other fields only `where` counts then. Raises OSError."""
 
     where: str
-    host: str
-    port: int
+    host: str = ""
+    port: int = 0
     database: int = 0
     username: str | None = None
     password: str | None = field(default=None, repr=False)
     tls: tuple[tuple[str, str], ...] | None = None
+    look: Callable[[], Where] | None = None
 
 
 def parse_address(url: str, password: str | None) -> Address:
-    """`redis://[user@]host[:port][/database]`, or `rediss://…` with redis-py's `ssl_…` options.
+    """`redis://[user@]host[:port][/database]`, or `rediss://…` with `store_link.URL_OPTIONS`.
 
     Raises OptionError, which does not repeat the URL: it may hold a password.
     """
@@ -63,10 +65,11 @@ def parse_address(url: str, password: str | None) -> Address:
     options = tuple(parse_qsl(parts.query))
     if parts.scheme not in ("redis", "rediss") or not parts.hostname:
         raise OptionError("RedisStore: url must look like redis://host:6379/0 or rediss://host:6379/0")
-    if parts.password is not None or "password" in dict(options):
-        raise OptionError("RedisStore: url must not hold a password, since messages show it; name a password_file")
-    if unknown := sorted({name for name, _ in options} - set(_TLS_OPTIONS)):
-        raise OptionError(f"RedisStore: url has an unknown option {unknown[0]}; known are {', '.join(_TLS_OPTIONS)}")
+    fault = bad_option(parts.query, is_tls=parts.scheme == "rediss")
+    if parts.password is not None or fault == PASSWORD_IN_URL:
+        raise OptionError(f"RedisStore: url {PASSWORD_IN_URL}, since messages show it; name a password_file")
+    if fault is not None:
+        raise OptionError(f"RedisStore: url {fault}")
     username = unquote(parts.username) if parts.username else None
     tls = options if parts.scheme == "rediss" else None
     return Address(url, parts.hostname, port, database, username, password, tls)
@@ -77,6 +80,7 @@ class Line:
 
     def __init__(self, address: Address) -> None:
         self._address = address
+        self._refusals = Refusals()
         self._socket: socket.socket | None = None
         self._guard = threading.Lock()  # or a cut could hit a descriptor that belongs to somebody else by then
         self._is_cut = False
@@ -117,6 +121,9 @@ class Line:
 
     def _open(self, answer_s: float) -> None:
         self._reader = hiredis.Reader(notEnoughData=_NOT_YET)
+        if self._address.look is not None:
+            self._open_embedded(self._address.look(), answer_s)
+            return
         connection = socket.create_connection((self._address.host, self._address.port), timeout=answer_s)
         connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         connection.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
@@ -124,6 +131,17 @@ class Line:
         if self._address.tls is not None:
             self._secure(connection, dict(self._address.tls))
         self._log_in(answer_s)
+
+    def _open_embedded(self, where: Where, answer_s: float) -> None:
+        open_socket(where, answer_s, self._adopt)
+        commands: list[Command] = [] if where.password is None else [["AUTH", where.password]]
+        for reply in self._exchange(commands, answer_s) if commands else ():
+            if isinstance(reply, hiredis.ReplyError):
+                if str(reply).startswith("WRONGPASS") and self._refusals.counts(where):
+                    raise Refused.by(reply)
+                raise ConnectionError(f"the login was refused: {reply}")
+        if where.mark is not None and self._exchange([MARK], answer_s) != [[b"masterauth", where.mark.encode()]]:
+            raise ConnectionError("the server that answers here is not this job's store")
 
     def _secure(self, connection: socket.socket, options: dict[str, str]) -> None:
         secured = _context(options).wrap_socket(
@@ -181,8 +199,4 @@ def _context(options: dict[str, str]) -> SSLContext:
     context = ssl.create_default_context(cafile=options.get("ssl_ca_certs"))
     if options.get("ssl_certfile"):
         context.load_cert_chain(options["ssl_certfile"], options.get("ssl_keyfile"))
-    if options.get("ssl_check_hostname", "true").lower() in ("false", "0", "no"):
-        context.check_hostname = False
-    if options.get("ssl_cert_reqs", "required") == "none":
-        context.check_hostname, context.verify_mode = False, ssl.CERT_NONE
     return context

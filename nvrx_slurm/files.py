@@ -76,6 +76,18 @@ class JobFiles:
         digest = hashlib.sha256(os.fsencode(self.path.absolute())).hexdigest()
         return f"nvrx-{self.job_id}-{digest[:10]}"
 
+    def make_runtime_folder(self, node: str) -> Path:
+        """A new folder (0700) for a node's slots and sockets, in memory. Its name ends at random, so that no other
+        user can have taken it. Raises OSError."""
+        root = next(root for root in RUNTIME_ROOTS if root.is_dir())
+        path = root / f"{self.runtime_name}-{node}-{os.urandom(8).hex()}"
+        path.mkdir(mode=0o700)
+        return path
+
+    def node_of(self, runtime_folder: Path) -> str:
+        """Which node has made this one of `runtime_folders`."""
+        return runtime_folder.name.removeprefix(f"{self.runtime_name}-").rpartition("-")[0]
+
     def runtime_folders(self) -> list[Path]:
         """What nodes of the job have in this machine's memory. What another user has put there under such a name is
         passed over."""

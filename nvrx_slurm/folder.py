@@ -142,7 +142,8 @@ class JobFolder(JobFiles):
             return None
 
 
-def clear_runtime_folders(job: JobFiles) -> None:
-    """Remove what agents of the job that were killed on this machine have left in its memory."""
+def clear_runtime_folders(job: JobFiles, node: str | None = None) -> None:
+    """Remove what killed agents of the job (or of one node of it) have left in this machine's memory."""
     for folder in job.runtime_folders():
-        shutil.rmtree(folder, ignore_errors=True)
+        if node is None or job.node_of(folder) == node:
+            shutil.rmtree(folder, ignore_errors=True)

@@ -14,7 +14,6 @@ from urllib.parse import urlsplit
 
 from nvrx_slurm import tether
 from nvrx_slurm.agent.agent import Agent
-from nvrx_slurm.agent.beats import runtime_folder
 from nvrx_slurm.agent.linux import LinuxMachine
 from nvrx_slurm.agent.node_health import NodeHealth
 from nvrx_slurm.agent.output import Output
@@ -25,7 +24,7 @@ from nvrx_slurm.config import env
 from nvrx_slurm.config.budgets import grace_within
 from nvrx_slurm.errors import EXIT_UNREACHABLE, NvrxError, UsageError
 from nvrx_slurm.files import open_log
-from nvrx_slurm.folder import LOOPBACK, JobFolder
+from nvrx_slurm.folder import LOOPBACK, JobFolder, clear_runtime_folders
 from nvrx_slurm.log import get_logger, set_up
 from nvrx_slurm.records import Plan
 from nvrx_slurm.store.client import Store
@@ -42,7 +41,8 @@ def _agent(folder: JobFolder, node: str) -> Agent:
     store_host = urlsplit(address.url).hostname or LOOPBACK  # a unix socket has none: all is on this host
     clock, plan = SystemClock(), folder.read_plan(env.plan_digest())
     bounds = plan.fault_tolerance
-    runtime = runtime_folder(folder, node)
+    clear_runtime_folders(folder, node)  # of an agent that was killed here before
+    runtime = folder.make_runtime_folder(node)
     return Agent(
         plan=plan,
         folder=folder,

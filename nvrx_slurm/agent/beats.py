@@ -9,21 +9,16 @@ import socket
 from collections.abc import Callable
 from pathlib import Path
 
-from nvrx_slurm.files import RUNTIME_ROOTS, JobFiles
 from nvrx_slurm.restarts import LONGEST_BYTES, InProcessRestart, decode
 from nvrx_slurm.workload.slot import Reading, Slot
-
-
-def runtime_folder(job: JobFiles, node: str) -> Path:
-    """This node's folder for slots and sockets: in memory, named so that the batch host can clear it away."""
-    root = next(root for root in RUNTIME_ROOTS if root.is_dir())
-    return root / f"{job.runtime_name}-{node}"
 
 
 class BeatBoard:
     """The slots of this node's workers, by rank; and the socket on which they tell what must be known at once:
     `<rank> <step>`, the first step (`workload.beat`); `!<rank> <pid> <error>`, that an uncaught exception is about to
-    end the worker (`stacks/hook`); or `{…}`, that its group has restarted in process (`inprocess/journal.py`)."""
+    end the worker (`stacks/hook`); or `{…}`, that its group has restarted in process (`inprocess/journal.py`).
+
+    `folder` is new and this agent's alone; `close` removes it."""
 
     def __init__(
         self,
@@ -38,9 +33,7 @@ class BeatBoard:
         self._socket = socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM)
 
     def open(self) -> None:
-        """Make the folder (0700) and listen for first steps."""
-        shutil.rmtree(self._folder, ignore_errors=True)
-        self._folder.mkdir(mode=0o700)
+        """Listen for first steps."""
         self._socket.setblocking(False)
         self._socket.bind(str(self._folder / "s"))
         asyncio.get_running_loop().add_reader(self._socket, self._read)

@@ -12,12 +12,11 @@ from pathlib import Path
 import pytest
 from ruamel.yaml import YAML
 
-from nvrx_slurm.agent.beats import RUNTIME_ROOTS
 from nvrx_slurm.clock import SystemClock
 from nvrx_slurm.cluster.dev import DevCluster, names
 from nvrx_slurm.cluster.dev.processes import environment_of, read_table
 from nvrx_slurm.cluster.dev.waiting import wait_until
-from nvrx_slurm.files import JobFiles
+from nvrx_slurm.files import RUNTIME_ROOTS, JobFiles
 from nvrx_slurm.flow.running.hold import MARK
 from tests.harness import Gate
 from tests.slurm_harness import CLI

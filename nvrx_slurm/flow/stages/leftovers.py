@@ -43,7 +43,7 @@ def folders_left(job: Job, killed: Collection[str]) -> list[str]:
     here."""
     files = JobFiles(job.folder)
     found = files.runtime_folders()
-    left = [path for path in found if path.name.removeprefix(f"{files.runtime_name}-") not in killed]
+    left = [path for path in found if files.node_of(path) not in killed]
     if found and not left:
         log.info("left by nodes that were killed, and cleared away: %s", ", ".join(map(str, found)))
         clear_runtime_folders(files)

@@ -43,6 +43,7 @@ def worker() -> Iterator[socket.socket]:
 async def test_each_kind_of_word_is_passed_on_and_nonsense_is_not(tmp_path: Path, worker: socket.socket) -> None:
     """Three kinds, told apart by their first byte; what is none of them disturbs nobody."""
     ears = Ears()
+    (tmp_path / "board").mkdir()
     board = BeatBoard(tmp_path / "board", ears.first_step, ears.failing, ears.restart)
     board.open()
     for rank in (1, 2):

@@ -58,6 +58,14 @@ class Admission(Generic[_Id]):
             return 0.0
         return max(0.0, self._since[self._next_to_drop()] + self.turn_s - now)
 
+    def shed(self, now: float) -> _Id | None:
+        """The connection to drop when the process has no descriptor left for another; None if each still has its
+        turn. It is counted no longer."""
+        if not self._since or now - self._since[dropped := self._next_to_drop()] < self.turn_s:
+            return None
+        self.gone(dropped)
+        return dropped
+
     def overdue(self, now: float) -> list[_Id]:
         """The connections whose time for the proof is over: drop them. They are counted no longer."""
         late = [each for each, since in self._since.items() if now - since >= self.within_s]

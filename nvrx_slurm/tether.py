@@ -300,6 +300,8 @@ class TetherServer:
             except OSError as error:
                 self.refused.say(f"no connection to the controller can be accepted: {error.strerror}", now)
                 self._pause(NO_DESCRIPTOR_S)
+                if (dropped := self.admission.shed(now)) is not None:
+                    dropped.refuse("it had not proven itself when descriptors ran out")
                 return
             accepted.setblocking(False)
             connection = self.protocol(source)

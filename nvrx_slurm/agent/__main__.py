@@ -26,6 +26,7 @@ from nvrx_slurm.errors import EXIT_UNREACHABLE, NvrxError, UsageError
 from nvrx_slurm.files import open_log
 from nvrx_slurm.folder import LOOPBACK, JobFolder, clear_runtime_folders
 from nvrx_slurm.log import get_logger, set_up
+from nvrx_slurm.processes import raise_descriptor_limit
 from nvrx_slurm.records import Plan
 from nvrx_slurm.store.client import Store
 
@@ -91,6 +92,7 @@ def _ending_grace_s(grace_s: float, kill_wait_s: float | None) -> float:
 def main() -> int:
     """Run this node's agent; returns its exit code."""
     env.take_secrets()  # a launcher of the site's may have kept them; workers inherit this environment
+    raise_descriptor_limit()
     folder, node = env.job_folder(), env.node_name()
     if folder is None or node is None:
         raise UsageError("an agent is started by the job, with NVRX_JOB_FOLDER and NVRX_NODE in its environment")

@@ -21,6 +21,7 @@ from nvrx_slurm.agent import supervisor
 from nvrx_slurm.agent.leftovers import sweep_rings
 from nvrx_slurm.agent.teardown import Phase
 from nvrx_slurm.log import get_logger
+from nvrx_slurm.processes import restore_descriptor_limit
 from nvrx_slurm.threads import in_thread
 
 log = get_logger("agent")
@@ -105,6 +106,7 @@ class Workers:
             end.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, supervisor.MESSAGE_BYTES)
         argv = [sys.executable, "-S", "-E", "-c", _BOOT, str(theirs.fileno()), str(_PACKAGES)]
         self._process = subprocess.Popen(argv, pass_fds=[theirs.fileno()], stdin=subprocess.DEVNULL)
+        restore_descriptor_limit(self._process.pid)  # it starts nothing before it is asked to
         theirs.close()
         ours.setblocking(False)
         self._control = ours

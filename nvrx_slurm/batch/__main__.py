@@ -22,7 +22,7 @@ from nvrx_slurm.errors import MalformedRecord, NvrxError, UsageError
 from nvrx_slurm.files import digest_of_plan, open_log
 from nvrx_slurm.folder import LOOPBACK, JobFolder, JobInfo
 from nvrx_slurm.log import set_up
-from nvrx_slurm.processes import boot_id, started_ticks
+from nvrx_slurm.processes import boot_id, raise_descriptor_limit, started_ticks
 from nvrx_slurm.records import Plan, plan_from_json
 from nvrx_slurm.suspects.ledger import suspects_among
 from nvrx_slurm.suspects.naming import cluster_of
@@ -133,6 +133,7 @@ def _password(plan: Plan) -> str | None:
 def main(cluster: str, launcher: tuple[str, ...]) -> int:
     """Run a job whose plan comes on standard input; LAUNCHER starts its agents (none: one process a node, here)."""
     _take_secrets()
+    raise_descriptor_limit()
     plan, plan_json = _read_plan()
     folder, info = _prepare(plan, plan_json, cluster, launcher)
     set_up("nvrx-slurm")

@@ -10,7 +10,7 @@ from asyncio.subprocess import DEVNULL, Process
 from collections.abc import Collection, Mapping, Sequence
 
 from nvrx_slurm.log import get_logger
-from nvrx_slurm.processes import dies_with_parent
+from nvrx_slurm.processes import dies_with_parent, restore_descriptor_limit
 
 log = get_logger("batch")
 
@@ -34,6 +34,7 @@ async def start(
 
     def prepare() -> None:
         adopt()
+        restore_descriptor_limit()
         signal.pthread_sigmask(signal.SIG_BLOCK, pending)
 
     return await asyncio.create_subprocess_exec(

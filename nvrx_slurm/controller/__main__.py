@@ -15,6 +15,7 @@ from nvrx_slurm.errors import NvrxError, UsageError
 from nvrx_slurm.files import open_log
 from nvrx_slurm.folder import JobFolder
 from nvrx_slurm.log import set_up
+from nvrx_slurm.processes import raise_descriptor_limit
 from nvrx_slurm.store.client import Store
 from nvrx_slurm.store.hearing import Hearing
 
@@ -48,6 +49,7 @@ async def _serve(folder: JobFolder) -> None:
 def main() -> None:
     """Run the controller until the job has ended."""
     env.take_secrets()
+    raise_descriptor_limit()
     path = env.job_folder()
     if path is None:
         raise UsageError("a controller is started by the job, with NVRX_JOB_FOLDER in its environment")

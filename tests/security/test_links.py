@@ -6,6 +6,7 @@ import asyncio
 import logging
 import os
 import random
+import resource
 import select
 import signal
 import socket
@@ -19,7 +20,7 @@ from nvrx_slurm import tether
 from nvrx_slurm.admission import MOST_UNPROVEN
 from nvrx_slurm.agent.linux import SocketLine
 from nvrx_slurm.agent.tethering import Tethering
-from nvrx_slurm.processes import is_alive
+from nvrx_slurm.processes import MOST_DESCRIPTORS, is_alive
 from nvrx_slurm.records import ControllerUp, NodeJoined, NodeLost
 from nvrx_slurm.tether import ALIVE, TetherServer
 from tests.fault_harness import child_of
@@ -320,6 +321,59 @@ async def test_agent_gets_through_a_flood(bob, ears):
     await ears.until("alive", "n1", "a")
     assert len(ears.server.connections) <= MOST_UNPROVEN + 1
     await agent.close(goodbye=True)
+
+
+async def test_agent_gets_in_once_descriptors_are_free_again(bob, caplog):
+    """Bob's connections take the last descriptor of a controller. It logs that once, does not spin, and takes an
+    agent as soon as his connections are closed for their silence."""
+    accepting: list[None] = []
+
+    class Server(TetherServer):
+        def _accept(self) -> None:
+            accepting.append(None)
+            super()._accept()
+
+    server = Server(TOKEN, lambda *who: None, lambda *who: None)
+    port = await server.start("127.0.0.1")
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    flood = bob.start(connect_and_say_nothing, port, 60)
+    highest = os.dup(0)
+    os.close(highest)
+    with caplog.at_level(logging.WARNING):
+        try:
+            resource.setrlimit(resource.RLIMIT_NOFILE, (highest + 10, hard))
+            assert await asyncio.to_thread(flood.line) == "connected"
+            async with asyncio.timeout(BOUND_S):
+                while "Too many open files" not in caplog.text or server.connections:  # noqa: ASYNC110  no event
+                    await asyncio.sleep(0.05)
+        finally:
+            resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
+    line = await tie(port)
+    line.close()
+    await server.close()
+    assert len(caplog.records) == 1
+    assert len(accepting) < 1000
+
+
+def test_workers_keep_the_descriptor_limit_of_their_user(run_local, gate, tmp_path):
+    """The job's own processes may hold as many descriptors as the kernel allows; its workers as many as the user's
+    shell does."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (1024, hard))
+    try:
+        job = run_local(gate_plan(gate, tmp_path))
+        workers = gate.wait(4, cycle=0)
+    finally:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
+    own = [job.process.pid, child_of(job.process.pid, "nvrx_slurm.controller"), job.agent_pid("n1")]
+    assert [soft_limit(pid) for pid in own] == [min(hard, MOST_DESCRIPTORS)] * 3
+    assert {soft_limit(worker.pid) for worker in workers.values()} == {1024}
+    gate.open()
+    assert job.finish() == 0
+
+
+def soft_limit(pid: int) -> int:
+    return resource.prlimit(pid, resource.RLIMIT_NOFILE)[0]
 
 
 async def test_noise_kills_nothing(bob, ears):

@@ -44,6 +44,18 @@ def test_connection_has_its_turn_before_it_is_dropped():
     assert admission.wait_s(10.25) == 0.0
 
 
+def test_descriptors_that_run_out_cost_a_connection_that_had_its_turn():
+    """One unproven connection at a time is dropped for the next one."""
+    admission: Admission[int] = Admission(turn_s=0.5)
+    assert admission.shed(0.0) is None
+    admission.admit(0, 0.0)
+    admission.admit(1, 0.25)
+    assert admission.shed(0.25) is None
+    assert admission.shed(0.5) == 0
+    assert admission.shed(0.5) is None
+    assert len(admission) == 1
+
+
 def test_proof_that_takes_too_long_is_overdue():
     """Only the late ones are named, once."""
     admission: Admission[int] = Admission(within_s=2.0)

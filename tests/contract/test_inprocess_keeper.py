@@ -174,16 +174,23 @@ def test_nothing_of_it_is_left(connection: Connection) -> None:
     assert place().keeper != first.keeper
 
 
-def test_a_place_that_is_not_ours_is_not_used(root: Path) -> None:
-    """Others could have put something there, or could read it."""
-    ours = root / f"nvrx-inprocess-{os.getuid()}"
-    ours.mkdir()
-    ours.chmod(0o755)
-    with pytest.raises(StoreError, match=rf"{ours} must be a folder of yours, with mode 0700"):
-        place()
-    ours.rmdir()
-    ours.symlink_to(root)
-    with pytest.raises(StoreError, match="must be a folder of yours"):
+def test_a_folder_that_others_can_enter_is_passed_over(root: Path) -> None:
+    """They could have put something there. The next name is taken, and kept when the first one is free again."""
+    first = root / f"nvrx-inprocess-{os.geteuid()}"
+    first.mkdir()
+    first.chmod(0o755)
+    assert folder().parent == root / f"{first.name}.1"
+    first.rmdir()
+    assert folder().parent == root / f"{first.name}.1"
+    first.symlink_to(root)
+    assert folder().parent == root / f"{first.name}.1"
+
+
+def test_where_all_names_are_taken_the_error_says_by_whom(root: Path) -> None:
+    """There is a bound, and a way out."""
+    for number in range(keeper.MOST_FOLDERS):
+        (root / f"nvrx-inprocess-{os.geteuid()}{f'.{number}' if number else ''}").write_bytes(b"")
+    with pytest.raises(StoreError, match=rf"must be a folder of user {os.geteuid()}.*\.15; they belong to.*'url'"):
         place()
 
 

@@ -46,6 +46,9 @@ SAID_BYTES = 2000
 MOST_STARTS = 3
 """How many keepers in a row may end before they have a store."""
 
+MOST_FOLDERS = 16
+"""How many names are tried for this user's folder, where other users' files have the first ones."""
+
 
 class Place(msgspec.Struct, frozen=True, kw_only=True):
     """Where on this host a store listens, and the process that keeps it: its id, and when it began, in ticks. `port`:
@@ -163,14 +166,42 @@ def _is_there(path: Path, descriptor: int) -> bool:
 
 
 def _folder(kind: str, group: str) -> Path:
-    """Where the store of a group is kept. Raises StoreError where somebody else could put something there."""
-    ours = next(root for root in RUNTIME_ROOTS if root.is_dir()) / f"nvrx-inprocess-{os.getuid()}"
-    with contextlib.suppress(FileExistsError):
-        ours.mkdir(mode=0o700)
-    status = ours.lstat()
-    if not stat.S_ISDIR(status.st_mode) or status.st_uid != os.getuid() or status.st_mode & 0o077:
-        raise StoreError(f"{ours} must be a folder of yours, with mode 0700: remove it, or have it removed")
-    return ours / f"{kind}-{hashlib.sha256(group.encode()).hexdigest()[:16]}"
+    """Where the store of a group is kept."""
+    return _own_folder() / f"{kind}-{hashlib.sha256(group.encode()).hexdigest()[:16]}"
+
+
+def _own_folder() -> Path:
+    """The folder in the host's memory that only this user can enter. Raises StoreError where there can be none.
+
+    Other users may take its name first. So there are several, and every rank takes the first that is this user's.
+    Only where none is, is one made: a name that another user gives up later changes nothing.
+    """
+    root = next(root for root in RUNTIME_ROOTS if root.is_dir())
+    names = ("", *(f".{number}" for number in range(1, MOST_FOLDERS)))
+    paths = [root / f"nvrx-inprocess-{os.geteuid()}{name}" for name in names]
+    for path in paths:
+        if _is_private(path):
+            return path
+    for path in paths:
+        with contextlib.suppress(FileExistsError):
+            path.mkdir(mode=0o700)
+        if _is_private(path):
+            return next(filter(_is_private, paths))  # another rank may have made one before it
+    owners = sorted({path.lstat().st_uid for path in paths if os.path.lexists(path)})
+    raise StoreError(
+        f"{paths[0]} must be a folder of user {os.geteuid()} with mode 0700. It is not, nor is any of the"
+        f" {MOST_FOLDERS - 1} others up to {paths[-1].name}; they belong to {', '.join(map(str, owners))}. Remove"
+        " them or have them removed, or name a store with store_kwargs={'url': …}"
+    )
+
+
+def _is_private(path: Path) -> bool:
+    """Whether it is a folder, and nobody but this user can have put anything there."""
+    try:
+        status = path.lstat()
+    except FileNotFoundError:
+        return False
+    return stat.S_ISDIR(status.st_mode) and status.st_uid == os.geteuid() and not status.st_mode & 0o077
 
 
 def _said(folder: Path) -> str:

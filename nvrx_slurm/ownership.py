@@ -23,20 +23,21 @@ MOST_SYMLINKS = 40  # as Linux has it (path_resolution(7))
 _FOLDER_FLAGS = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
 
 
-def check_base(folder: Path) -> list[Path]:
+def check_base(folder: Path, option: str = "--folder") -> list[Path]:
     """Refuse a base folder in which another user could change a job, and one below a folder that everybody can write
-    to. Returns those above it that a group can write to: from there it can be replaced, but not unseen.
+    to. Returns those above it that a group can write to: from there it can be replaced, but not unseen. `option`: by
+    which its user names it.
 
     Raises UnsafePath, OSError.
     """
     shared = []
-    for path, status in _folders_on_the_way(folder):
+    for path, status in _folders_on_the_way(folder, option):
         if status.st_mode & stat.S_IWOTH and not status.st_mode & stat.S_ISVTX:
-            raise _writable(path, status, "--folder names a folder elsewhere")
+            raise _writable(path, status, f"{option} names a folder elsewhere")
         if _group_writes(status):
             shared.append(path)
     status = folder.stat()
-    _check(folder, status, "--folder names a folder of your own")
+    _check(folder, status, f"{option} names a folder of your own")
     return shared
 
 
@@ -137,7 +138,7 @@ def _group_writes(status: os.stat_result) -> bool:
     return not private or status.st_uid not in (0, os.geteuid())
 
 
-def _folders_on_the_way(path: Path) -> Iterator[tuple[Path, os.stat_result]]:
+def _folders_on_the_way(path: Path, option: str) -> Iterator[tuple[Path, os.stat_result]]:
     """Every folder that the kernel looks into on its way to `path`, those of symbolic links included; not itself."""
     ahead, links = list(reversed(path.absolute().parts)), 0
     here = Path(ahead.pop())
@@ -154,7 +155,7 @@ def _folders_on_the_way(path: Path) -> Iterator[tuple[Path, os.stat_result]]:
             if link.st_uid not in (0, os.geteuid()) and here.parent.stat().st_mode & (stat.S_IWGRP | stat.S_IWOTH):
                 raise UnsafePath(
                     f"{here}: is a symbolic link of {_user(link.st_uid)} in a folder that others can write to;"
-                    " --folder names a folder of your own",
+                    f" {option} names a folder of your own",
                     path=here,
                 )
             links += 1

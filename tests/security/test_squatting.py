@@ -4,17 +4,20 @@ from __future__ import annotations
 
 import contextlib
 import os
+import shutil
 import signal
 import socket
 import stat
+import struct
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from nvrx_slurm.inprocess.exception import StoreError
+from nvrx_slurm.inprocess.exception import OptionError, StoreError
 from nvrx_slurm.inprocess.store import keeper
+from nvrx_slurm.inprocess.store.file import FileStore
 from nvrx_slurm.inprocess.store.keeper import MOST_FOLDERS, VALKEY, hosted
 from nvrx_slurm.inprocess.store.redis import RedisStore
 
@@ -49,10 +52,35 @@ def give_up(folder: str) -> None:
     """All that is his there."""
     for path in Path(folder).iterdir():
         if path.lstat().st_uid == os.geteuid():
-            if path.is_dir() and not path.is_symlink():
+            if not path.is_symlink() and path.is_dir():
                 path.rmdir()
             else:
                 path.unlink()
+
+
+def make_group(path: str, mode: int) -> None:
+    """The folder of a group and a call that alice will have."""
+    call = Path(path, "group", "0")
+    call.mkdir(parents=True)
+    for folder in (call.parent, call):
+        folder.chmod(mode)
+
+
+def swap(path: str) -> None:
+    """Where the folder's group may write: alice's group goes, and one of bob's takes its place."""
+    Path(path, "group").rename(Path(path, "alice's"))
+    make_group(path, 0o777)
+    log = Path(path, "group", "0", "log")
+    log.write_bytes(struct.pack("<I", 5) + b"bob's")
+    log.chmod(0o666)
+
+
+def link_to(path: str, target: str) -> None:
+    Path(path).symlink_to(target)
+
+
+def remove_group(path: str) -> None:
+    shutil.rmtree(Path(path, "group"))
 
 
 # ---- alice
@@ -115,3 +143,66 @@ def test_where_he_has_taken_all_names_alice_hears_his(bob: Any, name: Path) -> N
     with pytest.raises(StoreError, match=f"they belong to {bob.uid}. Remove them or have them removed") as raised:
         hosted(VALKEY, "group", patience_s=10.0)
     assert "\n" not in str(raised.value)
+
+
+# ---- a folder that alice names (FileStore)
+
+
+def shared(common: Path, mode: int) -> Path:
+    path = common / "groups"
+    path.mkdir()
+    path.chmod(mode)
+    return path
+
+
+@pytest.mark.parametrize(("mode", "fix"), [(0o777, "chmod go-w"), (0o757, "chmod o-w")])
+def test_a_folder_that_bob_can_write_to_is_refused(common: Path, mode: int, fix: str) -> None:
+    """One line: which, why, and what corrects it."""
+    path = shared(common, mode)
+    with pytest.raises(OptionError, match=rf"FileStore: {path}: .* can write to it .*`{fix} {path}`") as raised:
+        FileStore(path=path).connect("group", 0)
+    assert "\n" not in str(raised.value)
+
+
+def test_a_folder_below_one_that_bob_can_write_to_is_refused(common: Path) -> None:
+    """He could exchange it."""
+    shared(common, 0o777)
+    with pytest.raises(OptionError, match="FileStore's path names a folder elsewhere"):
+        FileStore(path=common / "groups" / "mine").connect("group", 0)
+
+
+def test_in_a_sticky_folder_a_group_of_bobs_is_not_joined(bob: Any, common: Path) -> None:
+    """He has foreseen the name of the group."""
+    path = shared(common, 0o1777)
+    bob.run(make_group, str(path), 0o777)
+    with pytest.raises(OptionError, match=f"group must be a folder of user .* belongs to user {bob.uid}"):
+        FileStore(path=path).connect("group", 0)
+    bob.run(remove_group, str(path))
+    connection = FileStore(path=path).connect("group", 0)
+    assert connection.append(b"one", 0)
+    assert connection.read(0, 0.0) == [b"one"]
+
+
+def test_what_he_puts_in_its_place_later_is_not_read(bob: Any, common: Path) -> None:
+    """A path that was safe when the ranks began, and then was not."""
+    path = shared(common, 0o700)
+    connection = FileStore(path=path).connect("group", 0)
+    path.chmod(0o777)
+    bob.run(swap, str(path))
+    with pytest.raises(StoreError, match=f"log is no file of user {os.geteuid()} alone .owner {bob.uid}"):
+        connection.read(0, 0.0)
+    bob.run(remove_group, str(path))
+
+
+def test_the_sweep_follows_no_link_of_his(bob: Any, common: Path, tmp_path: Path) -> None:
+    """What looks like an abandoned call behind it is alice's own, elsewhere."""
+    path = shared(common, 0o1777)
+    treasure = tmp_path / "run" / "beats"
+    treasure.parent.mkdir()
+    treasure.write_bytes(b"")
+    os.utime(treasure, (0, 0))
+    tmp_path.chmod(0o755)
+    bob.run(link_to, str(path / "old"), str(tmp_path))
+    FileStore(path=path).connect("group", 0)
+    assert treasure.exists()
+    bob.run(give_up, str(path))

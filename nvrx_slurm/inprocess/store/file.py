@@ -1,6 +1,6 @@
 """`FileStore`: what a group shares, in a folder that all ranks reach. For small groups, a few dozen ranks.
 
-<path>/<group>/<call>/    0700
+<path>/<group>/<call>/    0700; all of it belongs to the ranks' user, and no other may write there
   lock                    held while the log or a gate grows
   log                     the entries, each behind its length
   gate.<gate>             arrivals, in the same form: who, and the payload
@@ -17,6 +17,7 @@ import datetime
 import hashlib
 import os
 import shutil
+import stat
 import struct
 import threading
 import time
@@ -24,11 +25,13 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from urllib.parse import quote
 
-from nvrx_slurm.files import write_all
+from nvrx_slurm.errors import UnsafePath
+from nvrx_slurm.files import make_folders, write_all
 from nvrx_slurm.inprocess.exception import OptionError, StoreError
 from nvrx_slurm.inprocess.store.inotify import Watch
 from nvrx_slurm.inprocess.store.port import Cancelled, Connection, Store
 from nvrx_slurm.locks import locked
+from nvrx_slurm.ownership import check_base
 
 LOOK_S = 0.25
 """How often a reader looks for what was written on another host."""
@@ -45,7 +48,8 @@ class FileStore(Store):
     """A folder. `path`: absolute, on a file system of all ranks that knows locks (flock; NFS does). `patience`: how
     long a lock is waited for.
 
-    Raises OptionError for a relative path; connections raise StoreError where the folder cannot be used.
+    Raises OptionError for a relative path; to connect, for one that another user could write to. Connections raise
+    StoreError where the folder cannot be used.
     """
 
     def __init__(
@@ -57,6 +61,7 @@ class FileStore(Store):
 
     def connect(self, group: str, call: int) -> FileConnection:
         connection = FileConnection(self._path / _name(group) / str(call), patience_s=self._patience_s)
+        connection.check()
         connection.touch()
         return connection
 
@@ -69,6 +74,23 @@ class FileConnection(Connection):
         self._cancelled = threading.Event()
         self._watch: Watch | None = None
         self._guard = threading.Lock()
+
+    def check(self) -> None:
+        """Make the folders. Raises OptionError where another user could write to them, or has made them."""
+        with self._usable():
+            root, group = self._folder.parent.parent, self._folder.parent
+            make_folders(self._folder)
+            try:
+                check_base(root, "FileStore's path")
+            except UnsafePath as error:
+                raise OptionError(f"FileStore: {error}") from None
+            for folder in (group, self._folder):
+                if not _is_own(folder):
+                    owner = folder.lstat().st_uid
+                    raise OptionError(
+                        f"FileStore: {folder} must be a folder of user {os.geteuid()} that no other can write to; it"
+                        f" belongs to user {owner}: name a path below a folder of your own"
+                    )
 
     def touch(self) -> None:
         """A sign of life of the call; and what others have left here long ago goes."""
@@ -190,13 +212,22 @@ class FileConnection(Connection):
             os.close(file)
 
     def _open(self, name: str) -> int:
-        """Open a file of the call. Always with O_CREAT: NFS may remember for long that a file was not there."""
-        flags = os.O_RDWR | os.O_CREAT | os.O_CLOEXEC
+        """Open a file of the call. Always with O_CREAT: NFS may remember for long that a file was not there. Its
+        owner is checked each time: a group that can write to a folder above can exchange all that is below."""
+        flags = os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK
         try:
-            return os.open(self._folder / name, flags, 0o600)
+            file = os.open(self._folder / name, flags, 0o600)
         except FileNotFoundError:
-            self._folder.mkdir(mode=0o700, parents=True, exist_ok=True)
-            return os.open(self._folder / name, flags, 0o600)
+            make_folders(self._folder)
+            file = os.open(self._folder / name, flags, 0o600)
+        status = os.fstat(file)
+        if not stat.S_ISREG(status.st_mode) or status.st_uid != os.geteuid() or status.st_mode & 0o022:
+            os.close(file)
+            raise StoreError(
+                f"{self._folder / name} is no file of user {os.geteuid()} alone (owner {status.st_uid}, mode"
+                f" {stat.S_IMODE(status.st_mode):04o}): it is not used"
+            )
+        return file
 
 
 class _Patience:
@@ -253,10 +284,17 @@ def _beats_of(beats: int, member: int) -> int:
     return int(_BEAT.unpack(data)[0]) if len(data) == _BEAT.size else 0
 
 
+def _is_own(folder: Path) -> bool:
+    """Whether it is a folder itself, of this user, and no other can write to it."""
+    status = folder.lstat()
+    return stat.S_ISDIR(status.st_mode) and status.st_uid == os.geteuid() and not status.st_mode & 0o022
+
+
 def _remove_abandoned(path: Path, now: float) -> None:
-    """Calls whose last sign of life is long ago."""
+    """Calls of this user whose last sign of life is long ago. In a folder like /tmp others have theirs, and links."""
     for beats in path.glob("*/*/beats"):
         with contextlib.suppress(OSError):  # another removes it too
-            if beats.stat().st_mtime < now - KEEP_S:
+            is_own = _is_own(beats.parent.parent) and _is_own(beats.parent)
+            if is_own and beats.stat().st_mtime < now - KEEP_S:
                 shutil.rmtree(beats.parent, ignore_errors=True)
                 beats.parent.parent.rmdir()

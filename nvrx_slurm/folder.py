@@ -24,6 +24,8 @@ from typing import TypeVar
 
 import msgspec
 
+from nvrx_slurm.decoding import decode_json
+from nvrx_slurm.errors import ConfigError, MalformedRecord
 from nvrx_slurm.files import JobFiles
 from nvrx_slurm.processes import boot_id, is_alive, started_ticks
 from nvrx_slurm.records import Plan, Record, plan_from_json, plan_to_json
@@ -137,9 +139,12 @@ class JobFolder(JobFiles):
 
     def _read(self, name: str, kind: type[_T]) -> _T | None:
         try:
-            return msgspec.json.decode(self.read(name), type=kind)
+            return decode_json(kind, self.read(name), name)
         except FileNotFoundError:
             return None
+        except MalformedRecord as error:
+            remedy = "restore the file, or remove the job's folder if nothing in it is needed"
+            raise ConfigError(f"{error}; {remedy}", file=str(self.path / name)) from None
 
 
 def clear_runtime_folders(job: JobFiles, node: str | None = None) -> None:

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import msgspec
 
+from nvrx_slurm.decoding import decode as checked
+
 MOST_RANKS = 8
 MOST_FAULTS = 8
 MOST_MISSING = 64
@@ -66,8 +68,11 @@ def encode(restart: InProcessRestart) -> bytes:
 
 
 def decode(data: bytes) -> InProcessRestart:
-    """Raises ValueError for what is no such datagram."""
-    try:
-        return _decoder.decode(data)
-    except msgspec.DecodeError as error:
-        raise ValueError(str(error)) from error
+    """Raises MalformedRecord for what is no such datagram."""
+    return checked(_fitting, data, "a restart in process")
+
+
+def _fitting(data: bytes) -> InProcessRestart:
+    restart = _decoder.decode(data)
+    msgspec.msgpack.encode(restart)  # the journal takes no number beyond 64 bits
+    return restart

@@ -9,6 +9,7 @@ import socket
 from collections.abc import Callable
 from pathlib import Path
 
+from nvrx_slurm.errors import UntrustedRecord
 from nvrx_slurm.restarts import LONGEST_BYTES, InProcessRestart, decode
 from nvrx_slurm.workload.slot import Reading, Slot
 
@@ -68,12 +69,14 @@ class BeatBoard:
         with contextlib.suppress(BlockingIOError):
             while True:
                 said = self._socket.recv(LONGEST_BYTES)
-                with contextlib.suppress(ValueError):
+                with contextlib.suppress(ValueError, UntrustedRecord):
                     self._pass_on(said)
 
     def _pass_on(self, said: bytes) -> None:
-        """Raises ValueError for what is none of the three, or not of a worker of this node. Any process of the user's
-        can write here, in any language."""
+        """Raises ValueError or UntrustedRecord for what is none of the three, or not of a worker of this node.
+
+        Any process of the user's can write here, in any language.
+        """
         if said.startswith(b"!"):
             rank, pid, what = said[1:].decode(errors="replace").split(" ", 2)
             self._on_failing(self._rank(rank), int(pid), what)

@@ -20,6 +20,8 @@ import nvrx_slurm
 from nvrx_slurm.agent import supervisor
 from nvrx_slurm.agent.leftovers import sweep_rings
 from nvrx_slurm.agent.teardown import Phase
+from nvrx_slurm.decoding import decode
+from nvrx_slurm.errors import MalformedRecord
 from nvrx_slurm.log import get_logger
 from nvrx_slurm.processes import restore_descriptor_limit
 from nvrx_slurm.threads import in_thread
@@ -191,7 +193,12 @@ class Workers:
             if not data:
                 self._supervisor_died()
                 return
-            self._say(_event(json.loads(data)))
+            try:
+                event = decode(lambda message: _event(json.loads(message)), data, "what the supervisor has sent")
+            except MalformedRecord as error:
+                log.error("%s; it is passed over", error)
+                continue
+            self._say(event)
 
     def _say(self, event: WorkerEvent) -> None:
         self._post(event)

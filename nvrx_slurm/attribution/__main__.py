@@ -16,7 +16,8 @@ from nvrx_slurm.attribution.pipes import standard_streams
 from nvrx_slurm.attribution.sources import sources_of
 from nvrx_slurm.clock import SystemClock
 from nvrx_slurm.config import env
-from nvrx_slurm.errors import NvrxError, UsageError
+from nvrx_slurm.decoding import decode_json
+from nvrx_slurm.errors import MalformedRecord, NvrxError, UsageError
 from nvrx_slurm.files import JobFiles
 from nvrx_slurm.log import get_logger, set_up
 from nvrx_slurm.processes import die_with
@@ -67,8 +68,8 @@ async def _until_the_end(plan: AttributionPlan, folder: Path) -> None:
 def read_plan(job: JobFiles, digest: str | None = None) -> AttributionPlan:
     """Whom to ask, from plan.json. Raises UsageError, ForgedRecord."""
     try:
-        return msgspec.json.decode(job.read_plan_json(digest), type=_Plan).fault_tolerance.attribution
-    except (OSError, msgspec.DecodeError) as error:
+        return decode_json(_Plan, job.read_plan_json(digest), "plan.json").fault_tolerance.attribution
+    except (OSError, MalformedRecord) as error:
         raise UsageError(f"{job.plan_path} does not say which sources of attribution to ask: {error}") from None
 
 
@@ -104,8 +105,8 @@ async def _read(reader: StreamReader, desk: Desk) -> None:
         if not line:
             return
         try:
-            heed(msgspec.json.decode(line, type=Line), desk)
-        except msgspec.DecodeError as error:
+            heed(decode_json(Line, line, "the line"), desk)
+        except MalformedRecord as error:
             log.error("not a line for the desk (%s): %.120r", error, line)
 
 
@@ -118,7 +119,7 @@ def heed(line: Line, desk: Desk) -> None:
     if line.judged:
         from nvrx_slurm.verdicts import Judged
 
-        desk.judged(msgspec.json.decode(line.judged, type=Judged))
+        desk.judged(decode_json(Judged, bytes(line.judged), "what was judged"))
 
 
 if __name__ == "__main__":

@@ -12,7 +12,8 @@ import msgspec
 from nvrx_slurm.attrsvc.lifecycle import Record
 from nvrx_slurm.attrsvc.wire import id_of
 from nvrx_slurm.clock import Clock
-from nvrx_slurm.errors import UsageError
+from nvrx_slurm.decoding import decode_json
+from nvrx_slurm.errors import MalformedRecord, UsageError
 from nvrx_slurm.files import write_private
 from nvrx_slurm.locks import locked
 from nvrx_slurm.log import get_logger
@@ -49,8 +50,8 @@ class Results:
                 path.unlink(missing_ok=True) if path.suffix != ".lock" else None
             elif _NAME.fullmatch(path.name):
                 try:
-                    yield msgspec.json.decode(path.read_bytes(), type=Record)
-                except (OSError, msgspec.DecodeError) as error:
+                    yield decode_json(Record, path.read_bytes(), path.name)
+                except (OSError, MalformedRecord) as error:
                     log.warning("%s is left out: %s", path, error)
 
 

@@ -21,6 +21,8 @@ from typing import Any, Protocol
 import msgspec
 
 from nvrx_slurm.config import env
+from nvrx_slurm.decoding import decode
+from nvrx_slurm.errors import MalformedRecord
 from nvrx_slurm.files import open_log
 from nvrx_slurm.log import get_logger
 from nvrx_slurm.processes import dies_with_parent
@@ -78,6 +80,15 @@ class _Answer(msgspec.Struct):
 
 class _Line(msgspec.Struct):
     answer: _Answer
+
+
+_lines = msgspec.json.Decoder(_Line)
+
+
+def _answer(line: bytes) -> _Answer:
+    answer = _lines.decode(line).answer
+    msgspec.msgpack.encode(answer.attribution)  # the journal takes no number beyond 64 bits
+    return answer
 
 
 class DeskProcess:
@@ -217,9 +228,8 @@ class DeskProcess:
                 return
             self._waiting_since = None
             try:
-                answer = msgspec.json.decode(line, type=_Line).answer
-                msgspec.msgpack.encode(answer.attribution)  # the journal takes no number beyond 64 bits
-            except (msgspec.DecodeError, UnicodeError, RecursionError, OverflowError) as error:
+                answer = decode(_answer, line, "the line")
+            except MalformedRecord as error:
                 log.error("the attribution desk has sent what is no answer (%s): %.200r", error, line)
                 continue
             self._answered(answer.key, answer.attribution)

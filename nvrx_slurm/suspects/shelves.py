@@ -10,7 +10,8 @@ from typing import Any, Protocol
 import msgspec
 
 from nvrx_slurm.clock import Clock
-from nvrx_slurm.errors import NvrxError, StoreUnreachable, UsageError, WaitTimeout
+from nvrx_slurm.decoding import decode_json
+from nvrx_slurm.errors import MalformedRecord, NvrxError, StoreUnreachable, UsageError, WaitTimeout
 from nvrx_slurm.files import write_private
 from nvrx_slurm.locks import locked
 from nvrx_slurm.log import get_logger
@@ -52,11 +53,11 @@ def encode(blames: Iterable[Blame]) -> bytes:
 
 
 def decode(data: bytes) -> Blames:
-    """Raises msgspec.DecodeError. A blame of a kind that only a newer version knows is left out."""
+    """Raises MalformedRecord. A blame of a kind that only a newer version knows is left out."""
     found = []
-    for raw in msgspec.json.decode(data, type=_Page).blames:
-        with contextlib.suppress(msgspec.ValidationError):
-            found.append(msgspec.json.decode(raw, type=Blame))
+    for raw in decode_json(_Page, data, "the ledger").blames:
+        with contextlib.suppress(MalformedRecord):
+            found.append(decode_json(Blame, bytes(raw), "a blame"))
     return tuple(found)
 
 
@@ -72,7 +73,7 @@ class FileShelf:
             return decode(self._path.read_bytes())
         except FileNotFoundError:
             return ()
-        except msgspec.DecodeError:
+        except MalformedRecord:
             log.warning("the ledger %s is torn: it counts as empty until the next change sets it aside", self.where)
             return ()
         except OSError as error:
@@ -93,7 +94,7 @@ class FileShelf:
             return decode(self._path.read_bytes())
         except FileNotFoundError:
             return ()
-        except msgspec.DecodeError:
+        except MalformedRecord:
             aside = self._path.with_name(f"{self._path.name}.torn")
             self._path.replace(aside)
             log.warning("the ledger %s was torn: it starts anew, and what was left of it is %s", self.where, aside)
@@ -144,7 +145,7 @@ class RedisShelf:
     def _decoded(self, data: bytes | None, setting_aside: Any) -> Blames:
         try:
             return decode(data) if data else ()
-        except msgspec.DecodeError:
+        except MalformedRecord:
             log.warning("%s at %s holds no ledger: it starts anew", REDIS_KEY, self.where)
             if setting_aside is not None:
                 setting_aside.set(f"{REDIS_KEY}:torn", data, ex=REDIS_LIFE_S)

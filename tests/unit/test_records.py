@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import msgspec
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from nvrx_slurm import records
-from nvrx_slurm.errors import MalformedRecord
+from nvrx_slurm.errors import ConfigError, MalformedRecord
+from nvrx_slurm.folder import JobFolder
 from nvrx_slurm.records import AnyRecord, Entry, NodeJoined, WorkersStarted, entry_from_json, entry_to_json
 
 JOINED = {"event": "node_joined", "node": "n1", "incarnation": "a", "seq": 1, "addr": "h", "port": 5}
@@ -97,3 +100,18 @@ def test_names_that_are_in_use_pass(name: str):
     """Whatever is one component of a path."""
     opened = records.RoundOpened(replica=name, cycle=0)
     assert records.unpack_record(records.pack(opened)) == opened
+
+
+@pytest.mark.parametrize("garbled", [b"", b"{", b"\xff\xfe", b'{"job_id":7}', b"[" * 100_000, b'{"name":"\xff"}'])
+@pytest.mark.parametrize("name", ["job.json", "store.json", "result.json"])
+def test_garbled_file_of_a_job_is_one_clear_error(tmp_path: Path, name: str, garbled: bytes):
+    """It names the file, and what to do; a command that reads it ends with 2."""
+    folder = JobFolder(tmp_path / "j1")
+    folder.create()
+    (folder.path / name).write_bytes(garbled)
+    (folder.path / name).chmod(0o600)
+    read = {"job.json": folder.read_info, "store.json": folder.read_store, "result.json": folder.read_result}[name]
+    with pytest.raises(ConfigError, match="restore the file, or remove the job's folder") as caught:
+        read()
+    assert caught.value.file == str(folder.path / name)
+    assert caught.value.exit_code == 2

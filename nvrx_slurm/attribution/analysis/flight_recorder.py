@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from nvrx_slurm.attribution.analysis.unpickling import NotPlainError, load_plain
+from nvrx_slurm.errors import MalformedRecord
 
 DEFAULT_GROUP = "default_pg"
 COMPLETED = "completed"
@@ -20,7 +21,7 @@ _INTEGER = re.compile(r"\d+", re.ASCII)
 _MOST_DIMENSIONS = 16
 
 
-class DumpError(ValueError):
+class DumpError(MalformedRecord):
     """The bytes are no dump that can be read; the message says why."""
 
 

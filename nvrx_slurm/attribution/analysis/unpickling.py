@@ -13,8 +13,10 @@ import struct
 from collections.abc import Callable
 from typing import Any
 
+from nvrx_slurm.errors import MalformedRecord
 
-class NotPlainError(ValueError):
+
+class NotPlainError(MalformedRecord):
     """The pickle is torn, or holds more than containers, numbers and texts; the message says which."""
 
 
@@ -23,10 +25,12 @@ def load_plain(data: bytes) -> Any:
     machine = _Machine(data)
     try:
         return machine.run()
-    except (IndexError, KeyError, TypeError, struct.error) as error:
-        raise NotPlainError(f"torn or no pickle, at byte {machine.position}") from error
     except UnicodeDecodeError as error:
         raise NotPlainError(f"a text that is no UTF-8, before byte {machine.position}") from error
+    except (LookupError, TypeError, AttributeError, ValueError, ArithmeticError, struct.error) as error:
+        raise NotPlainError(f"torn or no pickle, at byte {machine.position}") from error
+    except RecursionError as error:  # the hash of a tuple of tuples
+        raise NotPlainError(f"nested too deeply, before byte {machine.position}") from error
 
 
 class _Machine:

@@ -16,6 +16,8 @@ from nvrx_slurm.attribution.postprocessing.spool import Parcel
 from nvrx_slurm.attribution.postprocessing.telling import document
 from nvrx_slurm.clock import Clock
 from nvrx_slurm.config import env
+from nvrx_slurm.decoding import decode_json
+from nvrx_slurm.errors import MalformedRecord
 from nvrx_slurm.verdicts import DataflowPlan
 
 BATCH = 50
@@ -87,8 +89,8 @@ class Dataflow:
         if answer.status != 200:
             raise Refused(_refusal(answer.status, answer.body.decode(errors="replace")))
         try:
-            items = msgspec.json.decode(answer.body, type=Outcome).items
-        except msgspec.DecodeError:
+            items = decode_json(Outcome, answer.body, "the index's answer").items
+        except MalformedRecord:
             raise Later("the index's answer is not one of an index: a proxy may have given it") from None
         found: dict[str, str | None] = {}
         for item in (item for each in items for item in each.values()):
@@ -131,8 +133,8 @@ def _short(text: str) -> str:
 
 def _is_document(body: bytes) -> bool:
     try:
-        return isinstance(msgspec.json.decode(body), dict)
-    except msgspec.DecodeError:
+        return isinstance(decode_json(dict, body, "a document"), dict)
+    except MalformedRecord:
         return False
 
 

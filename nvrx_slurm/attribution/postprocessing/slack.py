@@ -17,6 +17,8 @@ from nvrx_slurm.attribution.postprocessing.spool import Parcel
 from nvrx_slurm.attribution.postprocessing.telling import slack_message
 from nvrx_slurm.clock import Clock
 from nvrx_slurm.config import env
+from nvrx_slurm.decoding import decode_json
+from nvrx_slurm.errors import MalformedRecord
 from nvrx_slurm.files import write_private
 from nvrx_slurm.log import get_logger
 from nvrx_slurm.verdicts import SlackPlan, Wire
@@ -87,8 +89,8 @@ class Slack:
         if parcel.identity in self._thread.told:
             return {parcel.identity: None}
         try:
-            message = msgspec.json.decode(parcel.body, type=dict[str, Any])
-        except msgspec.DecodeError:
+            message = decode_json(dict[str, Any], parcel.body, "the message")
+        except MalformedRecord:
             return {parcel.identity: "what waits in the spool is no message"}
         return {parcel.identity: await self._post(message, parcel.identity, self._thread)}
 
@@ -127,8 +129,8 @@ class Slack:
         )
 
     async def _kept(self) -> Thread:
-        with contextlib.suppress(OSError, msgspec.DecodeError):
-            thread = msgspec.json.decode(await bounded(self._path.read_bytes), type=Thread)
+        with contextlib.suppress(OSError, MalformedRecord):
+            thread = decode_json(Thread, await bounded(self._path.read_bytes), "the thread")
             if thread.channel == self._plan.channel:
                 return thread
         return Thread(channel=self._plan.channel)
@@ -145,6 +147,6 @@ def _reply(answer: Answer) -> Reply:
     if answer.status != 200:
         raise Refused(f"Slack says {answer.status}: check slack.url")
     try:
-        return msgspec.json.decode(answer.body, type=Reply)
-    except msgspec.DecodeError:
+        return decode_json(Reply, answer.body, "Slack's answer")
+    except MalformedRecord:
         raise Later("Slack's answer is not one of Slack's: a proxy may have given it") from None

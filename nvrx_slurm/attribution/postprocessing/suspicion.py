@@ -10,7 +10,8 @@ from nvrx_slurm.attribution.postprocessing.decided import Decided
 from nvrx_slurm.attribution.postprocessing.receiver import Later, Refused, bounded
 from nvrx_slurm.attribution.postprocessing.spool import Parcel
 from nvrx_slurm.clock import Clock
-from nvrx_slurm.errors import NvrxError, StoreUnreachable, WaitTimeout
+from nvrx_slurm.decoding import decode_json
+from nvrx_slurm.errors import MalformedRecord, NvrxError, StoreUnreachable, WaitTimeout
 from nvrx_slurm.suspects import Blame, blames_of, open_ledger
 
 LEDGER_S = 10.0
@@ -32,8 +33,8 @@ class Suspicion:
     async def deliver(self, parcels: Sequence[Parcel]) -> Mapping[str, str | None]:
         (parcel,) = parcels
         try:
-            blames = msgspec.json.decode(parcel.body, type=list[Blame])
-        except msgspec.DecodeError:
+            blames = decode_json(list[Blame], parcel.body, "the blames")
+        except MalformedRecord:
             return {parcel.identity: "what waits in the spool blames nobody"}
         try:
             await bounded(lambda: self._note(blames), LEDGER_S)

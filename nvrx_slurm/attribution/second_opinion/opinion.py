@@ -15,7 +15,8 @@ from nvrx_slurm.attribution.second_opinion.merging import gives_orders, merged
 from nvrx_slurm.attribution.second_opinion.question import Opinion, Request, answer_in, excerpt, question, request
 from nvrx_slurm.attribution.second_opinion.redaction import redacted
 from nvrx_slurm.config import env
-from nvrx_slurm.errors import ConfigError, SourceError
+from nvrx_slurm.decoding import decode
+from nvrx_slurm.errors import ConfigError, MalformedRecord, SourceError
 from nvrx_slurm.threads import in_thread
 from nvrx_slurm.verdicts import Attribution, Inquiry, LlmPlan, Verdict
 
@@ -62,12 +63,9 @@ class SecondOpinion:
         key = await asyncio.wrap_future(in_thread(self._key, "read key"))  # its file system may not answer
         reply = await self._post(request(self._plan, key, text))
         try:
-            answer = answer_in(self._plan, msgspec.json.decode(reply))
-        except (msgspec.DecodeError, UnicodeError, KeyError, IndexError, TypeError) as error:
-            raise SourceError(f"{_OTHER_FORM}: {type(error).__name__}: {error}") from None
-        try:
-            return _OPINION.decode(answer)
-        except (msgspec.DecodeError, UnicodeError) as error:
+            answer = decode(lambda data: answer_in(self._plan, msgspec.json.decode(data)), reply, "the reply")
+            return decode(_OPINION.decode, answer, "the opinion")
+        except MalformedRecord as error:
             raise SourceError(f"{_OTHER_FORM}: {error}") from None
 
     async def _post(self, asked: Request) -> bytes:

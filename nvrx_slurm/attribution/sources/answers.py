@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from typing import Literal
 
-import msgspec
 from msgspec.structs import replace
 
-from nvrx_slurm.errors import SourceError
+from nvrx_slurm.decoding import decode_json
+from nvrx_slurm.errors import MalformedRecord, SourceError
 from nvrx_slurm.verdicts import Attribution, Evidence, FailureKey, Wire
 
 MOST_BYTES = 1 << 20
@@ -42,8 +42,8 @@ class Answer(Wire, frozen=True, kw_only=True):
 def read_answer(data: bytes | str, key: FailureKey) -> Answer:
     """An answer from its JSON. Raises SourceError that says what is wrong with it."""
     try:
-        answer = msgspec.json.decode(data, type=Answer)
-    except (msgspec.DecodeError, UnicodeError) as error:
+        answer = decode_json(Answer, data, "the answer")
+    except MalformedRecord as error:
         raise SourceError(f"the answer is not what docs/attrsvc.md says: {error}: {_excerpt(data)}") from None
     return checked(answer, key)
 

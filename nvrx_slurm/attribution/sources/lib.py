@@ -19,7 +19,8 @@ import msgspec
 
 from nvrx_slurm.attribution.sources.patience import look_twice
 from nvrx_slurm.clock import Clock
-from nvrx_slurm.errors import SourceError
+from nvrx_slurm.decoding import decode_json
+from nvrx_slurm.errors import MalformedRecord, SourceError
 from nvrx_slurm.processes import dies_with_parent
 from nvrx_slurm.verdicts import Attribution, Inquiry, LlmPlan, Verdict, Wire
 
@@ -150,9 +151,9 @@ class LibProcess:
                 os.kill(self._process.pid, signal.SIGKILL)  # Process.kill would reap it, and take its exit code along
 
     async def _hear(self) -> None:
-        with contextlib.suppress(ValueError, msgspec.DecodeError):  # a line without end: it is not what we know
+        with contextlib.suppress(ValueError, MalformedRecord):  # a line without end: it is not what we know
             while line := await self._stdout.readline():
-                found = msgspec.json.decode(line, type=Found)
+                found = decode_json(Found, line, "a line of the analysis")
                 if (waiting := self._open.get(found.number)) is not None and not waiting.done():
                     waiting.set_result(found)
         self._kill()

@@ -5,11 +5,10 @@ from __future__ import annotations
 from collections.abc import Callable
 from pathlib import Path
 
-import msgspec
-
 from nvrx_slurm.attribution.sources.base import Unanswered
 from nvrx_slurm.config import env
-from nvrx_slurm.errors import SourceError, UnsafePath
+from nvrx_slurm.decoding import decode_json
+from nvrx_slurm.errors import MalformedRecord, SourceError, UnsafePath
 from nvrx_slurm.files import JobFiles
 from nvrx_slurm.verdicts import Wire
 
@@ -50,10 +49,10 @@ def managed_place(folder: Path) -> Locate:
 
     def locate() -> Place:
         try:
-            place = msgspec.json.decode(job.read(MANAGED_NAME), type=Place)
+            place = decode_json(Place, job.read(MANAGED_NAME), MANAGED_NAME)
         except FileNotFoundError:
             raise Unanswered(f"the job's own service has not started yet: there is no {path}") from None
-        except (OSError, UnsafePath, msgspec.DecodeError) as error:
+        except (OSError, UnsafePath, MalformedRecord) as error:
             raise SourceError(f"{path} does not say where the job's own service is: {error}") from None
         return Place(url=place.url.rstrip("/"), token=place.token)
 

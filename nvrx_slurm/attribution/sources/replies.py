@@ -5,9 +5,9 @@ from __future__ import annotations
 import hashlib
 from email.utils import parsedate_to_datetime
 
-import msgspec
-
 from nvrx_slurm.attribution.sources.exchange import Reply
+from nvrx_slurm.decoding import decode_json
+from nvrx_slurm.errors import MalformedRecord
 from nvrx_slurm.verdicts import FailureKey
 
 MOST_TEXT = 400
@@ -53,8 +53,8 @@ def retry_after_s(reply: Reply, now: float) -> float | None:
 def _said(reply: Reply) -> str:
     """The service's own words: of `{"error": …}`, or else the start of what it sent."""
     try:
-        said = msgspec.json.decode(reply.body, type=dict[str, object]).get("error")
-    except (msgspec.DecodeError, UnicodeError):
+        said = decode_json(dict[str, object], reply.body, "the reply").get("error")
+    except MalformedRecord:
         said = None
     text = said if isinstance(said, str) else reply.body[:MOST_TEXT].decode(errors="replace")
     return " ".join(text.split())[:MOST_TEXT]

@@ -13,6 +13,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import IO
 
+from nvrx_slurm.errors import MalformedRecord
 from nvrx_slurm.inprocess.attribution import Interruption
 from nvrx_slurm.inprocess.ledger import Lost
 from nvrx_slurm.inprocess.monitor import voice, wire
@@ -144,7 +145,12 @@ class Monitor:
                 self._take(data)
 
     def _take(self, data: bytes) -> None:
-        match wire.decode(data):
+        try:
+            order = wire.decode(data)
+        except MalformedRecord as error:
+            log.error("%s; it is passed over", error)
+            return
+        match order:
             case wire.Entered(iteration=iteration, rank=rank):
                 self._watched = Watched(
                     member=self._watched.member, rank=rank, host=self._watched.host, iteration=iteration

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import msgspec
 
+from nvrx_slurm.decoding import decode as checked
 from nvrx_slurm.inprocess.ledger import Lost
 
 if TYPE_CHECKING:
@@ -80,4 +81,5 @@ _decoder: msgspec.json.Decoder[AnyOrder] = msgspec.json.Decoder(AnyOrder)
 
 
 def decode(data: bytes) -> AnyOrder:
-    return _decoder.decode(data)
+    """Raises MalformedRecord."""
+    return checked(_decoder.decode, data, "an order of the rank")

@@ -26,6 +26,8 @@ from pathlib import Path
 
 import msgspec
 
+from nvrx_slurm.decoding import decode_json
+from nvrx_slurm.errors import MalformedRecord
 from nvrx_slurm.files import RUNTIME_ROOTS
 from nvrx_slurm.inprocess import environment
 from nvrx_slurm.inprocess.exception import OptionError, StoreError
@@ -134,8 +136,8 @@ def _find(folder: Path) -> Place | None:
 
 def _read(folder: Path) -> Place | None:
     """What the keeper tells; not what one that was killed has left behind."""
-    with contextlib.suppress(FileNotFoundError):
-        place = msgspec.json.decode((folder / "place.json").read_bytes(), type=Place)
+    with contextlib.suppress(FileNotFoundError, MalformedRecord):
+        place = decode_json(Place, (folder / "place.json").read_bytes(), "place.json")
         return place if started_ticks(place.keeper) == place.began else None
     return None
 

@@ -10,7 +10,7 @@ TESTS := $(VENV)/.installed-dev
 UCXX := ucxx-cu12==0.52.0 libucxx-cu12==0.52.0 libucx-cu12==1.21.0 librmm-cu12==26.10.0
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test test-torch ci-slurm ci-simulate ci-mutants corpus slurm-packages browser ucxx fmt lint type docs bench clean
+.PHONY: help demo test test-torch ci-slurm ci-simulate ci-mutants corpus fuzz slurm-packages browser ucxx fmt lint type docs bench clean
 
 help:  ## Say what each target does
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/:[^#]*## /\t/' | expand -t 16
@@ -35,6 +35,9 @@ test: $(TESTS) slurm-packages browser ucxx  ## Run all tests, the ones on a real
 test-torch: $(TESTS)  ## Run the tests that need torch (CPU is enough)
 	$(BIN)/python -c 'import torch' 2>/dev/null || $(BIN)/pip install --quiet --disable-pip-version-check 'torch==2.13.0'
 	$(BIN)/pytest -m torch $(ARGS)
+
+fuzz: $(TESTS)  ## Feed a million wrong inputs to each decoder of what comes from outside
+	$(BIN)/python -m ci.fuzz $(ARGS)
 
 ci-simulate: $(INSTALLED)  ## Tell 2,000 seeded histories of faults in virtual time
 	$(BIN)/nvrx-slurm ci simulate --seeds 2000 --jobs 2 $(ARGS)

@@ -11,11 +11,13 @@ import socket
 from functools import lru_cache
 from pathlib import Path
 from typing import NamedTuple
+from urllib.parse import urlsplit
 
 from nvrx_slurm.errors import UsageError
 from nvrx_slurm.job_key import JobKey
 from nvrx_slurm.job_store import read_job_store
 
+LOOPBACK = "127.0.0.1"
 TOKEN_BYTES = 32
 LEAST_TOKEN_BYTES = 16
 
@@ -34,6 +36,16 @@ def job_store_file() -> Path | None:
     """Where our agent tells the address and the password of the job's own store."""
     value = os.environ.get("NVRX_STORE_FILE")
     return Path(value) if value else None
+
+
+def default_host() -> str:
+    """By which name other nodes reach this one. In a job that runs on one host, nothing listens beyond loopback."""
+    path = job_store_file()
+    if path is not None and (store := read_job_store(path, UsageError)).embedded:
+        where = urlsplit(store.url)
+        if where.scheme == "unix" or where.hostname == LOOPBACK:
+            return LOOPBACK
+    return socket.gethostname()
 
 
 class Producer(NamedTuple):

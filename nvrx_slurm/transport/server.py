@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import os
-import socket
 import threading
 import time
 import weakref
@@ -18,7 +17,7 @@ from nvrx_slurm.errors import UsageError
 from nvrx_slurm.transport import arguments, wire
 from nvrx_slurm.transport.backends import SCHEMES, by_scheme
 from nvrx_slurm.transport.backends.port import Entry, Link
-from nvrx_slurm.transport.environment import node_name, token_or_own
+from nvrx_slurm.transport.environment import default_host, node_name, token_or_own
 from nvrx_slurm.transport.errors import RingError, TransportError
 from nvrx_slurm.transport.handshake import ServerDoor
 from nvrx_slurm.transport.ref import MOST_PORTS, PayloadRef
@@ -43,8 +42,9 @@ class PayloadServer:
 
     `transport`: "tcp" (the default) or "ucxx", or both; readers on this node read the ring itself in any case.
     `ports`: how many listeners each has, so that a reader can go round a sick one; or the numbers of the ports.
-    `host`: by which name or address other nodes reach this one (default: its host name). `token`: what readers must
-    know too (default: the job's, under our agent); by default a server outside of a job makes one, `server.token`.
+    `host`: by which name or address other nodes reach this one (default: its host name; 127.0.0.1 in a job that runs
+    on one host). `token`: what readers must know too (default: the job's, under our agent); by default a server
+    outside of a job makes one, `server.token`.
 
     Raises UsageError for arguments that cannot be, PeerRefused where a transport is not there, RingError where it
     cannot listen.
@@ -67,7 +67,7 @@ class PayloadServer:
             raise UsageError(f"PayloadServer: transport and ports must make 1 to {MOST_PORTS} listeners")
         self.ring, self.token = _open(ring), token_or_own(token)
         self.node = arguments.text("node", node_name() if node is None else node, LONGEST_TEXT)
-        host = arguments.text("host", host or socket.gethostname(), LONGEST_HOST)
+        host = arguments.text("host", host or default_host(), LONGEST_HOST)
         self._limits = ServerLimits() if limits is None else arguments.instance("limits", limits, ServerLimits)
         self._most_links = arguments.whole("most_links", most_links, 1)
         self._rings = {ring.name: ring}

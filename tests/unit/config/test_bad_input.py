@@ -123,6 +123,14 @@ BAD_STORES = {
     "redis://u:hunter2@h/0": "must not hold a password",
     "rediss://:hunter2@h:6380/0": "must not hold a password",
     "redis://h/0?password=hunter2": "must not hold a password",
+    "rediss://h/0?ssl_password=hunter2": "must not hold a password",
+    "rediss://h/0?ssl_check_hostname=false": "must not say how its certificate is checked",
+    "rediss://h/0?ssl_cert_reqs=none": "must not say how its certificate is checked",
+    "rediss://h/0?ssl_cert_reqs=required": "must not say how its certificate is checked",
+    "rediss://h/0?hunter2": "has an option that is not known, or one twice; known are ssl_ca_certs",
+    "rediss://h/0?max_connections=hunter2": "has an option that is not known",
+    "rediss://h/0?ssl_ca_certs=/a&ssl_ca_certs=/hunter2": "has an option that is not known, or one twice",
+    "redis://h/0?ssl_ca_certs=/hunter2": "has options of TLS, which only rediss:// takes",
 }
 BAD_COMMANDS = {
     "": "job.yaml: `command` is missing: say what each worker runs (or give `roles`)",
@@ -191,6 +199,19 @@ def test_a_bad_store_url_is_refused_and_its_password_not_shown(write: Write, url
     message = complaint(write(f"{BASE}store: {{url: '{url}'}}\n"))
     assert message.startswith(f"job.yaml:3: store.url: {says}")
     assert "hunter2" not in message
+
+
+@pytest.mark.parametrize("server", ["redis-server", "./redis-server", "", "Auto"])
+def test_a_bad_store_server_is_refused(write: Write, server: str) -> None:
+    """The store's program is `auto`, `bundled`, or an absolute path."""
+    message = complaint(write(f"{BASE}store: {{server: '{server}'}}\n"))
+    assert message.startswith("job.yaml:3: store.server: must be `auto`, `bundled`, or the absolute path")
+
+
+def test_a_store_has_a_server_or_a_url(write: Write) -> None:
+    """A server of the job's own beside the URL of one that runs is refused: which of them is meant?"""
+    message = complaint(write(f"{BASE}store: {{url: 'redis://h', server: bundled}}\n"))
+    assert message.startswith("job.yaml:3: store.server: starts a server of its own, and store.url names one")
 
 
 @pytest.mark.parametrize(("line", "says"), BAD_COMMANDS.items())

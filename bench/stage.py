@@ -95,12 +95,16 @@ async def _orders(store: Store) -> AsyncGenerator[AnyOrder, None]:
             yield order
 
 
-async def start_fleet(stack: contextlib.AsyncExitStack, module: str, *arguments: str) -> Process:
-    """Start a process of simulated nodes, and wait until it is connected."""
+async def start_fleet(
+    stack: contextlib.AsyncExitStack, module: str, *arguments: str, first: str | None = None
+) -> Process:
+    """Start a process of simulated nodes, and wait until it is connected. `first` is the first line of its input."""
     fleet = await asyncio.create_subprocess_exec(
         sys.executable, "-m", module, *arguments, stdin=PIPE, stdout=PIPE, preexec_fn=dies_with_parent(signal.SIGKILL)
     )
     stack.push_async_callback(kill, fleet)
+    if first is not None:
+        say(fleet, first)
     await line(fleet)
     return fleet
 

@@ -40,9 +40,9 @@ from nvrx_slurm.records import Record
 
 log = get_logger("tether")
 
-HANDSHAKE_S = 5.0
+HANDSHAKE_S = 10.0
 """How long an agent gives a controller for its proof. Under a flood of connections the controller takes the agent out
-of its kernel's queue late."""
+of its kernel's queue late: 4,096 wait there, and 64 each 50 ms are worked off."""
 
 ALIVE = b"a"
 FENCED = b"x"

@@ -22,7 +22,8 @@ class SimulatedTether:
     def readable(self) -> None:
         """A nonce, or the proof that answers ours."""
         data = self.socket.recv(NONCE_BYTES)
-        assert data, "the controller refused a tether"
+        if not data:
+            raise ConnectionResetError("the controller refused a tether")
         if self._answered:
             self.session = self._introduction.believe(data)
         else:

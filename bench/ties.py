@@ -1,0 +1,80 @@
+"""Many agents tie themselves to one controller, as when a job starts or its controller was replaced: from the first
+connect to the last proof. Beside it: the same while another user keeps opening connections that say nothing."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import os
+from pathlib import Path
+from statistics import median
+
+from bench.stage import line, say, start_fleet
+from bench.tables import print_rows, print_target
+from nvrx_slurm.admission import MOST_UNPROVEN
+from nvrx_slurm.agent.tethering import SPREAD_S_PER_NODE
+from nvrx_slurm.folder import LOOPBACK
+from nvrx_slurm.ids import new_secret
+from nvrx_slurm.processes import raise_descriptor_limit
+from nvrx_slurm.tether import TetherServer
+
+FLEETS = 2
+FLOOD = 500
+SIZES = (1000, 10_000)
+
+
+def ties(runs: int, peers: Path) -> None:
+    """Every size: all at one moment, spread as agents spread themselves, and spread beside a flood."""
+    raise_descriptor_limit()
+    samples: dict[str, list[float]] = {}
+    for _ in range(runs):
+        for size in SIZES:
+            spread_s = size * SPREAD_S_PER_NODE
+            samples.setdefault(f"{size:6,d} at one moment", []).append(asyncio.run(measure(size, 0.0)))
+            for name, flood in (("", 0), (f", {FLOOD} silent ones beside", FLOOD)):
+                took = asyncio.run(measure(size, spread_s, flood)) - spread_s
+                samples.setdefault(f"{size:6,d} within {spread_s:g} s{name}", []).append(took)
+    print_rows(
+        "until the last agent is tied, after the last one began", samples, unit="ms", first=next(iter(samples))
+    )
+    slowest = max(map(median, samples.values()))
+    print_target("every agent tied within 5 s", slowest, met=slowest <= 5.0)
+
+
+async def measure(size: int, spread_s: float, flood: int = 0) -> float:
+    """Seconds from the first agent's start to the last one's proof."""
+    token = new_secret()
+    most = 0
+
+    def alive(node: str, incarnation: str) -> None:
+        nonlocal most
+        most = max(most, len(server.connections) - len(server.tied))
+
+    server = TetherServer(token, alive, lambda node, incarnation: None)
+    port = await server.start(LOOPBACK)
+    async with contextlib.AsyncExitStack() as stack:
+        stack.push_async_callback(server.close)
+        fleets = []
+        if flood:
+            flooding = await _fleet(stack, token, str(port), "0", str(flood), "0", "flood")
+            say(flooding, "begin")
+        for part in range(FLEETS):
+            count = size // FLEETS
+            fleets.append(await _fleet(stack, token, str(port), str(part * count), str(count), str(spread_s)))
+        before = os.times()
+        for fleet in fleets:
+            say(fleet, "begin")
+        said = [(await line(fleet)).split() for fleet in fleets]
+        after = os.times()
+        took = max(float(words[1]) for words in said) - min(float(words[0]) for words in said)
+        again = sum(int(words[2]) for words in said)
+        cpu_s = after.user + after.system - before.user - before.system
+        what = f"{size} agents within {spread_s:g} s, {flood} silent: {took:.2f} s, {again} tries in vain"
+        print(f"{what}, at most {most} unproven, {cpu_s:.2f} s of CPU", flush=True)
+        assert len(server.tied) == size
+        assert most <= MOST_UNPROVEN
+        return took
+
+
+async def _fleet(stack: contextlib.AsyncExitStack, token: str, *arguments: str) -> asyncio.subprocess.Process:
+    return await start_fleet(stack, "bench.fleet.ties", *arguments, first=token)

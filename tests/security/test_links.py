@@ -19,6 +19,7 @@ import pytest
 from nvrx_slurm import tether
 from nvrx_slurm.admission import MOST_UNPROVEN
 from nvrx_slurm.agent.linux import SocketLine
+from nvrx_slurm.agent.supervisor import descendants
 from nvrx_slurm.agent.tethering import Tethering
 from nvrx_slurm.processes import MOST_DESCRIPTORS, is_alive
 from nvrx_slurm.records import ControllerUp, NodeJoined, NodeLost
@@ -224,7 +225,7 @@ def test_port_of_a_killed_controller_cannot_be_taken(bob, run_local, gate, tmp_p
     for node in ("n1", "n2", "n3"):
         job.agent_pid(node)
     controller = child_of(job.process.pid, "nvrx_slurm.controller")
-    port = listening_port(controller)
+    ((_, port),) = receiving(controller)
     thief = bob.start(take_port, "127.0.0.1", port)
     assert thief.line() == "trying"
     os.kill(controller, signal.SIGKILL)
@@ -248,17 +249,6 @@ def test_squatted_fence_port_delays_no_proof(bob, run_local, gate, tmp_path):
     gate.wait(4, cycle=1)
     assert thieves[1].line() == "has it"
     assert thieves[0].result() == "could not have it"
-
-
-def listening_port(pid: int) -> int:
-    """The TCP port that a process listens at."""
-    held = set()
-    for descriptor in Path(f"/proc/{pid}/fd").iterdir():
-        with suppress(OSError):
-            held.add(str(descriptor.readlink()))
-    rows = [line.split() for line in Path("/proc/net/tcp").read_text().splitlines()[1:]]
-    (port,) = (int(row[1].split(":")[1], 16) for row in rows if row[3] == LISTENS and f"socket:[{row[9]}]" in held)
-    return port
 
 
 async def test_forged_words_are_no_use(ears):
@@ -370,6 +360,36 @@ def test_workers_keep_the_descriptor_limit_of_their_user(run_local, gate, tmp_pa
     assert {soft_limit(worker.pid) for worker in workers.values()} == {1024}
     gate.open()
     assert job.finish() == 0
+
+
+def test_local_job_is_reached_from_this_host_only(run_local, gate, tmp_path):
+    """Every port at which a process of the job takes connections or datagrams is bound to loopback."""
+    job = run_local(gate_plan(gate, tmp_path))
+    gate.wait(4, cycle=0)
+    fences = {job.expect(NodeJoined, node=node).fence_port for node in ("n1", "n2", "n3")}
+    everybody = [job.process.pid, *descendants(job.process.pid)]
+    open_to = {address for pid in everybody for address in receiving(pid)}
+    assert fences <= {port for _, port in open_to}
+    assert {host for host, _ in open_to} == {"0100007F"}
+    gate.open()
+    assert job.finish() == 0
+
+
+def receiving(pid: int) -> list[tuple[str, int]]:
+    """The addresses at which a process listens by TCP, or has a UDP socket that is not connected: the kernel's
+    hexadecimal host, and the port."""
+    held = set()
+    for descriptor in Path(f"/proc/{pid}/fd").iterdir():
+        with suppress(OSError):
+            held.add(str(descriptor.readlink()))
+    found = []
+    for name, state in (("tcp", LISTENS), ("tcp6", LISTENS), ("udp", "07"), ("udp6", "07")):
+        for line in Path(f"/proc/net/{name}").read_text().splitlines()[1:]:
+            row = line.split()
+            if row[3] == state and f"socket:[{row[9]}]" in held:
+                host, port = row[1].split(":")
+                found.append((host, int(port, 16)))
+    return found
 
 
 def soft_limit(pid: int) -> int:

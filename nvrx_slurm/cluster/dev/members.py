@@ -2,7 +2,8 @@
 
 Descent tells nearly all: every daemon adopts its orphans. Three marks tell the rest, whose daemon died before them:
 a job's processes carry SLURM_CONF and SLURMD_NODENAME in their environment, a slurmstepd (which wipes its own) stands
-in its node's spool folder, and a daemon carries a mark of ours.
+in its node's spool folder, and a daemon carries a mark of ours. A mark counts only on a process of the cluster's
+owner: root reads the environment of all users' processes.
 """
 
 from __future__ import annotations
@@ -14,6 +15,7 @@ from nvrx_slurm.cluster.dev.processes import (
     Table,
     descendants,
     environment_of,
+    is_own,
     working_folder_of,
 )
 from nvrx_slurm.cluster.dev.spec import ClusterSpec
@@ -24,7 +26,7 @@ def of_nodes(spec: ClusterSpec, table: Table) -> dict[str, set[int]]:
     daemons = living(spec.places, table)
     roots: dict[str, set[int]] = {node: set() for node in spec.nodes}
     for process in table.values():
-        if (node := _stray_of(process, spec)) is not None:
+        if (node := _stray_of(process, spec)) is not None and is_own(process.pid):
             roots[node].add(process.pid)
     # The barrier: a slurmd that a job on another node restarted may descend from that job.
     return {
@@ -49,7 +51,7 @@ def of_cluster(spec: ClusterSpec, table: Table) -> set[int]:
 
 def of_daemons(places: Places, table: Table) -> set[int]:
     """All that descends from a daemon of the cluster, told without knowing what the cluster is."""
-    marked = {pid for pid in table if environment_of(pid).get(MARK) == str(places.state)}
+    marked = {pid for pid in table if environment_of(pid).get(MARK) == str(places.state) and is_own(pid)}
     return descendants(table, marked | set(living(places, table).values()))
 
 

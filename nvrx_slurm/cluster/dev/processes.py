@@ -7,6 +7,7 @@ signalled in its place. A zombie counts as dead: PID 1 of a container may never 
 from __future__ import annotations
 
 import contextlib
+import errno
 import os
 import signal
 from collections.abc import Callable, Iterable, Mapping
@@ -114,6 +115,16 @@ def environment_of(pid: int) -> dict[str, str]:
     return {key: value for key, _, value in pairs}
 
 
+def is_own(pid: int) -> bool:
+    """Whether this user started the process. What a process says of itself, in its environment for one, any user can
+    say; the kernel's word is its real user id."""
+    try:
+        status = (_PROC / str(pid) / "status").read_text(errors="replace")
+    except OSError:
+        return False
+    return f"\nUid:\t{os.getuid()}\t" in status
+
+
 def working_folder_of(pid: int) -> str:
     """Its current directory; empty when it may not be read."""
     try:
@@ -130,10 +141,11 @@ def freeze(members: Callable[[Table], set[int]], clock: Clock) -> set[int]:
     """
     frozen: set[int] = set()
     for _ in range(_FREEZE_ROUNDS):
-        fresh = members(read_table()) - frozen - {os.getpid()}
+        table = read_table()
+        fresh = members(table) - frozen - {os.getpid()}
         if not fresh:
             return frozen
-        send(fresh, signal.SIGSTOP)
+        send((table[pid] for pid in fresh), signal.SIGSTOP)
         frozen |= fresh
         _await_stop(fresh, clock)
     raise NvrxError(f"{len(frozen)} processes were stopped, and new ones still appear: is it a fork bomb?")
@@ -167,9 +179,10 @@ def kill(
     Raises WaitTimeout when the kernel does not let one go (it hangs in a system call).
     """
     doomed = freeze(members, clock)
-    in_order = children_first(doomed, read_table())
+    table = read_table()
+    in_order = children_first(doomed, table)
     at_the_kill()
-    send(in_order, signal.SIGKILL)
+    send((table[pid] for pid in in_order if pid in table), signal.SIGKILL)
     try:
         wait_until(
             lambda: not doomed & read_table().keys(),
@@ -202,8 +215,30 @@ def _collect(pids: Iterable[int]) -> None:
             os.waitpid(pid, os.WNOHANG)
 
 
-def send(pids: Iterable[int], number: signal.Signals) -> None:
-    """Signal all of them; who is gone already is fine."""
-    for pid in pids:
+def send(processes: Iterable[Process | Identity], number: signal.Signals) -> None:
+    """Signal exactly these processes. One that has ended is left out, also where another has its pid by now."""
+    for process in processes:
         with contextlib.suppress(ProcessLookupError):
-            os.kill(pid, number)
+            _send(process, number)
+
+
+def _send(process: Process | Identity, number: signal.Signals) -> None:
+    """The descriptor is opened first: whatever the start time then says of the pid, it says of the descriptor's
+    process, or that one has ended and gets no signal."""
+    try:
+        handle: int | None = os.pidfd_open(process.pid)
+    except OSError as error:
+        if error.errno != errno.ENOSYS:
+            raise
+        handle = None  # a kernel before 5.3
+    try:
+        now = _read_process(process.pid)
+        if now is None or now.started != process.started:
+            return
+        if handle is None:
+            os.kill(process.pid, number)
+        else:
+            signal.pidfd_send_signal(handle, number)
+    finally:
+        if handle is not None:
+            os.close(handle)

@@ -26,13 +26,13 @@ USABLE = ("idle", "mixed", "allocated", "completing")
 def revive(spec: ClusterSpec, node: str) -> None:
     """Continue all that is frozen on the node, and start its slurmd if that is dead."""
     table = processes.read_table()
-    processes.send(members.of_node(spec, node, table), signal.SIGCONT)
+    processes.send((table[pid] for pid in members.of_node(spec, node, table)), signal.SIGCONT)
     slurmd = living(spec.places, table).get(node)
     if slurmd is None:
         start(lifecycle.slurmd(spec, node, require(["slurmd"])["slurmd"]), spec.places)
     elif table[slurmd].state == "T":
         # So it registers at once. If slurmctld holds it for down by now, it would ask for that only some 30 s later.
-        processes.send({slurmd}, signal.SIGHUP)
+        processes.send([table[slurmd]], signal.SIGHUP)
         _call(spec.node_ports[spec.nodes.index(node)])
 
 
@@ -75,10 +75,11 @@ def end_jobs(spec: ClusterSpec, clock: Clock, timeout_s: float) -> None:
     processes.kill(lambda table: _below_slurmds(spec, table), clock)
 
 
-def _job_processes(spec: ClusterSpec) -> set[int]:
+def _job_processes(spec: ClusterSpec) -> list[processes.Process]:
     """What jobs run. Their slurmstepds are not among it: these shall report how it ended."""
     table = processes.read_table()
-    return {pid for pid in _below_slurmds(spec, table) if table[pid].program not in ("slurmstepd", "slurmd")}
+    below = (table[pid] for pid in _below_slurmds(spec, table))
+    return [process for process in below if process.program not in ("slurmstepd", "slurmd")]
 
 
 def _below_slurmds(spec: ClusterSpec, table: processes.Table) -> set[int]:

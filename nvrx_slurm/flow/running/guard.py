@@ -81,7 +81,7 @@ def _end(folder: Path, patience_s: float) -> list[str]:
     """The attempt itself first, which knows best how to end what it has."""
     runners = [held.process for held in standing(folder) if isinstance(held, HeldProcess)][:1]
     living = [runner for runner in runners if processes.lives(runner)]
-    processes.send((runner.pid for runner in living), signal.SIGTERM)
+    processes.send(living, signal.SIGTERM)
     with contextlib.suppress(WaitTimeout):  # it will be killed
         wait_until(
             lambda: not any(map(processes.lives, living)),

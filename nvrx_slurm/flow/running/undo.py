@@ -86,7 +86,8 @@ class _Undoing:
 
     def _members(self, table: Table) -> set[int]:
         """All of the attempt that runs on this machine, but whoever asks."""
-        marked = {pid for pid in table if processes.environment_of(pid).get(MARK) == str(self._folder)}
+        said = (pid for pid in table if processes.environment_of(pid).get(MARK) == str(self._folder))
+        marked = {pid for pid in said if processes.is_own(pid)}
         held = {process.pid for process in self._processes if processes.lives(process, table)}
         return processes.descendants(table, marked | held)
 

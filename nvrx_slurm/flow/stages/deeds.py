@@ -188,19 +188,20 @@ def _stop(deed: Deed, members: Members, clock: Clock) -> Evidence:
 
 
 def _continue(deed: Deed, members: Members, clock: Clock) -> Evidence:
-    woken = members(read_table())
-    frozen = set(filter(is_stopped, woken))
+    table = read_table()
+    frozen = set(filter(is_stopped, members(table)))
     if not frozen:
         raise FaultFailed(f"{deed.who} is not stopped: there is nothing to continue")
-    in_order, at = children_first(frozen, read_table())[::-1], clock.wall()
-    processes.send(in_order, signal.SIGCONT)
+    in_order, at = children_first(frozen, table)[::-1], clock.wall()
+    processes.send((table[pid] for pid in in_order), signal.SIGCONT)
     wait_until(lambda: not any(map(is_stopped, frozen)), timeout_s=PROOF_S, what=f"{deed.who} to run", clock=clock)
     return Evidence(at=at, proof=f"SIGCONT woke {deed.who}: {_named(frozen)} out of state T")
 
 
 def _signal(deed: Deed, members: Members, clock: Clock) -> Evidence:
-    number, told, at = signal.Signals[deed.signal], members(read_table()), clock.wall()
-    processes.send(told, number)
+    table = read_table()
+    number, told, at = signal.Signals[deed.signal], members(table), clock.wall()
+    processes.send((table[pid] for pid in told), number)
     heard = f"{deed.who} to take {deed.signal}"
     wait_until(lambda: not any(_has_pending(pid, number) for pid in told), timeout_s=PROOF_S, what=heard, clock=clock)
     return Evidence(at=at, proof=f"{deed.who} took {deed.signal}: it is not pending there any more")

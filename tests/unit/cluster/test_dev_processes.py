@@ -8,6 +8,7 @@ import subprocess
 import sys
 from collections.abc import Iterator
 
+import msgspec
 import pytest
 
 from nvrx_slurm.clock import SystemClock
@@ -48,7 +49,8 @@ def family() -> Iterator[set[int]]:
         assert parent.stdout is not None
         child = int(parent.stdout.readline())
         yield {parent.pid, child}
-        send([child, parent.pid], signal.SIGKILL)
+        now = read_table()
+        send((now[pid] for pid in (child, parent.pid) if pid in now), signal.SIGKILL)
 
 
 def test_descendants_reach_every_generation() -> None:
@@ -85,6 +87,16 @@ def test_a_process_is_not_taken_for_another_one_with_its_pid(family: set[int]) -
     assert lives(identity)
     other = type(identity)(pid=identity.pid, started=identity.started - 1, boot=identity.boot)
     assert not lives(other)
+
+
+def test_a_signal_reaches_no_process_that_began_later(family: set[int]) -> None:
+    """A record of an ended process, whose pid another has by now, signals nothing."""
+    identity = identify(min(family))
+    assert identity is not None
+    send([msgspec.structs.replace(identity, started=identity.started - 1)], signal.SIGKILL)
+    assert family <= read_table().keys()
+    send([identity], signal.SIGKILL)
+    wait_until(lambda: not lives(identity), timeout_s=10, what="the signal", clock=SystemClock())
 
 
 def test_freeze_stops_everyone_and_kill_leaves_no_one(family: set[int]) -> None:

@@ -10,6 +10,7 @@ import hashlib
 import platform
 import sys
 from collections.abc import Callable, Iterator, Sequence
+from functools import partial
 from importlib import metadata
 from pathlib import Path
 
@@ -25,8 +26,30 @@ _TELLING_BYTES = 12
 literal stands in every line of many a healthy job, and to match these one by one takes a hundred times longer."""
 
 
+NAME = "Vectorscan"
+
 Forms = Callable[[Sequence[Rule]], Sequence[Form]]
 """What is searched for."""
+
+
+def search(
+    rules: Sequence[Rule], forms: str, kept: SealedFolder | None
+) -> Callable[[], Callable[[bytes], list[int]]]:
+    """Makes searches, one for each thread, since each has scratch memory of its own. A search gives the numbers of
+    the rules that may match lines of a text. The interpreter's lock is free while it runs.
+
+    `forms`: `telling`, `literals` or `whole`, as the functions below. `kept`: where compiled rules are kept from
+    process to process. Raises ConfigError for a rule without literals.
+    """
+    database = compiled(rules, {"telling": telling, "literals": literals, "whole": whole}[forms], kept)
+    return lambda: partial(_found, database, hyperscan.Scratch(database))
+
+
+def _found(database: hyperscan.Database, scratch: hyperscan.Scratch, text: bytes) -> list[int]:
+    found: list[int] = []
+    add = found.append
+    database.scan(text, match_event_handler=lambda number, *place: add(number), scratch=scratch)
+    return found
 
 
 def compiled(rules: Sequence[Rule], forms: Forms, kept: SealedFolder | None) -> hyperscan.Database:

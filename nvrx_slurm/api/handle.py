@@ -218,7 +218,7 @@ def _slurm_watcher() -> StateWatcher:
     """Of the Slurm that this process's environment leads to now."""
     conf = env.get("SLURM_CONF")
     if conf not in _watchers:
-        from nvrx_slurm.cluster.watcher import StateWatcher  # submitit takes as long to import as all the rest
+        from nvrx_slurm.cluster.watcher import StateWatcher
 
         _watchers[conf] = StateWatcher(SlurmCluster(patience_s=0))
     return _watchers[conf]

@@ -1,51 +1,69 @@
-"""submitit's watcher, with our question: one call for all jobs of a process, rarely at first, more rarely later.
-
-What it keeps: handles register with it, an ended job is not asked about again, and Slurm is asked after 2 s, 4 s, …
-`delay_s`. What it does otherwise: squeue is asked before sacct, a preempted job is over, and one that was requeued
-is what squeue says of it now.
-"""
+"""The states of a process's jobs: one question for all of them, often at first, more rarely later."""
 
 from __future__ import annotations
 
-from submitit.slurm.slurm import SlurmInfoWatcher
+import math
 
 from nvrx_slurm.clock import Clock, SystemClock
 from nvrx_slurm.cluster.base import Cluster
 from nvrx_slurm.cluster.states import JobState
 
 SLOWEST_S = 10
+_SOONEST_S = 2.0
+_FORCED_S = 0.001  # several handles that force a question in the same moment share it
 
 
-class StateWatcher(SlurmInfoWatcher):
-    """Shared by one process's handles to jobs of one Slurm. It serves submitit's own jobs too:
-    `job.watcher = StateWatcher(…)`."""
+class StateWatcher:
+    """Shared by one process's handles to jobs of one Slurm.
+
+    It has the methods of submitit's `InfoWatcher`, so it serves submitit's own jobs too: `job.watcher =
+    StateWatcher(…)`. Unlike submitit it asks squeue before sacct, holds a preempted job for over, and believes what
+    squeue says of one that was requeued. In all methods `mode` is `standard` (ask when it is time), `force` (ask now)
+    or `cache` (do not ask).
+    """
 
     def __init__(self, cluster: Cluster, *, delay_s: int = SLOWEST_S, clock: Clock | None = None) -> None:
-        super().__init__(delay_s=delay_s)
-        self._cluster = cluster
-        self._clock = clock or SystemClock()
+        self._cluster, self._delay_s, self._clock = cluster, delay_s, clock or SystemClock()
+        self._registered: set[str] = set()
+        self._states: dict[str, JobState] = {}
+        self._asked_at = -math.inf
+        self._newest_at = self._clock.monotonic()
+        self.num_calls = 0
 
     def register_job(self, job_id: str) -> None:
         """Ask about it from now on, whatever was known of a job of this number."""
-        super().register_job(job_id)
-        self._finished.discard(job_id)
-        self._info_dict.pop(job_id, None)
+        self._registered.add(job_id)
+        self._states.pop(job_id, None)
+        self._newest_at, self._asked_at = self._clock.monotonic(), -math.inf
 
     def update(self) -> None:
         """Ask about every registered job that has not ended. Raises SlurmUnreachable, and asks no sooner for that."""
-        asked = sorted(self._registered - self._finished)
-        self._last_status_check = self._clock.wall()
-        if not asked:
-            return
-        self._num_calls += 1
-        states = self._cluster.states(asked)
-        self._info_dict |= {job_id: {"JobID": job_id, "State": state.value} for job_id, state in states.items()}
-        self._finished |= {job_id for job_id, state in states.items() if state.terminal}
+        asked = sorted(job_id for job_id in self._registered if not self._last(job_id).terminal)
+        self._asked_at = self._clock.monotonic()
+        if asked:
+            self.num_calls += 1
+            self._states |= self._cluster.states(asked)
+
+    def state(self, job_id: str, mode: str = "standard") -> JobState:
+        """The job's state; UNKNOWN as long as none was told."""
+        if job_id not in self._registered:
+            self.register_job(job_id)
+        now = self._clock.monotonic()
+        # At 0 s, 2 s, 4 s, 8 s, … after the newest job was registered, then every `delay_s`.
+        pause_s = min(self._delay_s, max(_SOONEST_S, (now - self._newest_at) / 2))
+        if mode != "cache" and now - self._asked_at > (_FORCED_S if mode == "force" else pause_s):
+            self.update()
+        return self._last(job_id)
 
     def is_done(self, job_id: str, mode: str = "standard") -> bool:
         """Whether the job is over, in the sense of `JobState.terminal`."""
-        return self.state(job_id, mode=mode).terminal
+        return self.state(job_id, mode).terminal
 
-    def state(self, job_id: str, mode: str = "standard") -> JobState:
-        """The job's state. `mode` as `get_state` has it: `force` asks now, `cache` does not ask."""
-        return JobState(self.get_state(job_id, mode=mode))
+    def get_state(self, job_id: str, mode: str = "standard") -> str:
+        return self.state(job_id, mode).value
+
+    def get_info(self, job_id: str, mode: str = "standard") -> dict[str, str]:
+        return {"JobID": job_id, "State": self.get_state(job_id, mode)}
+
+    def _last(self, job_id: str) -> JobState:
+        return self._states.get(job_id, JobState.UNKNOWN)

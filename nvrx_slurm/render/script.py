@@ -1,11 +1,10 @@
-"""Renders the job script, for Slurm or for this machine, from `sbatch/job.sh.j2`."""
+"""Renders the job script, for Slurm or for this machine, from `sbatch/job.sh.template`."""
 
 from __future__ import annotations
 
 import shlex
+from string import Template
 from typing import Literal
-
-from jinja2 import Environment, FileSystemLoader, StrictUndefined
 
 from nvrx_slurm.config.model import JobSpec
 from nvrx_slurm.records import Plan, plan_to_json
@@ -20,15 +19,16 @@ def render_job(spec: JobSpec, plan: Plan, *, cluster: Literal["slurm", "local"],
     Raises ConfigError for a value that no script can carry.
     """
     on_slurm = cluster == "slurm"
-    return _environment().get_template(TEMPLATE).render(
+    template = Template((template_folder() / TEMPLATE).read_text(encoding="utf-8"))
+    return template.substitute(
         title=_title(plan),
-        flags=sbatch_flags(spec, plan) if on_slurm else [],
-        setup=spec.setup,
-        python=python,
+        flags="".join(f"\n#SBATCH {flag}" for flag in sbatch_flags(spec, plan)) if on_slurm else "",
+        setup="".join(f"\n{line}" for line in spec.setup),
+        python=shlex.quote(python),
         cluster=cluster,
-        launcher=_launcher(spec, plan, python) if on_slurm else [],
+        launcher=f" -- \\\n  {shlex.join(_launcher(spec, plan, python))}" if on_slurm else "",
         plan=plan_to_json(plan).decode(),
-    )  # fmt: skip
+    )
 
 
 def _title(plan: Plan) -> str:
@@ -56,16 +56,3 @@ def _launcher(spec: JobSpec, plan: Plan, python: str) -> list[str]:
         "-m",
         "nvrx_slurm.agent",
     ]
-
-
-def _environment() -> Environment:
-    environment = Environment(
-        loader=FileSystemLoader(template_folder()),
-        undefined=StrictUndefined,
-        trim_blocks=True,
-        lstrip_blocks=True,
-        keep_trailing_newline=True,
-        autoescape=False,  # bash, not HTML: every value goes through a quote filter
-    )
-    environment.filters["quote"] = shlex.quote
-    return environment

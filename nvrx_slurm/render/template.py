@@ -6,7 +6,7 @@ from pathlib import Path
 
 import nvrx_slurm
 
-TEMPLATE = "job.sh.j2"
+TEMPLATE = "job.sh.template"
 
 
 def template_folder() -> Path:

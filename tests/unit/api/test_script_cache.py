@@ -210,7 +210,7 @@ def test_an_installed_library_is_another_job(workplace: Path, monkeypatch: pytes
 
 @pytest.mark.parametrize(
     "changed",
-    ["sbatch/job.sh.j2", "nvrx_slurm/config/plan.py", "nvrx_slurm/render/script.py", "nvrx_slurm/records.py"],
+    ["sbatch/job.sh.template", "nvrx_slurm/config/plan.py", "nvrx_slurm/render/script.py", "nvrx_slurm/records.py"],
 )
 def test_in_a_development_checkout_an_edited_module_is_another_job(workplace: Path, changed: str) -> None:
     """Nobody looks for the reason why an edit of the template changes nothing."""
@@ -270,7 +270,7 @@ def test_what_makes_a_script_is_not_loaded_where_one_is_found(workplace: Path) -
     """`--set` is no exception."""
     command = ("--spares", "1", "--set", "slurm.time=1h")
     made, found = (_packages(dry_run(*command, options=["-X", "importtime"]).stderr) for _ in range(2))
-    assert made & HEAVY == {"pydantic", "ruamel", "jinja2", "msgspec"}
+    assert made & HEAVY == {"pydantic", "ruamel", "msgspec"}
     assert found & HEAVY == set()
     assert "click" in found
 

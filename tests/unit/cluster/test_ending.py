@@ -3,15 +3,18 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
+from itertools import pairwise
 from pathlib import Path
 
 import pytest
+import submitit
 
 from nvrx_slurm.cluster.ending import LOST_AFTER_S, RESULT_GRACE_S, EndWatch
 from nvrx_slurm.cluster.states import JobState
 from nvrx_slurm.cluster.watcher import StateWatcher
 from nvrx_slurm.errors import NvrxError, SlurmUnreachable, WaitTimeout
 from nvrx_slurm.folder import JobFolder, JobInfo, Result
+from tests.still_clock import StillClock
 from tests.unit.cluster.waiting_clock import WaitingClock
 
 
@@ -154,7 +157,7 @@ class Ledger:
 
 
 def test_the_handles_of_a_process_share_one_question() -> None:
-    """submitit's watcher asks about all that are registered, and not again about those that ended."""
+    """The watcher asks about all that are registered, and not again about those that ended."""
     ledger = Ledger({"1": JobState.RUNNING, "2": JobState.PREEMPTED})
     watcher = StateWatcher(ledger)  # type: ignore[arg-type]
     for job_id in ("1", "2"):
@@ -167,8 +170,27 @@ def test_the_handles_of_a_process_share_one_question() -> None:
     assert ledger.asked == [["1", "2"], ["1"]]
 
 
-def test_a_preempted_job_is_over_for_submitit_too() -> None:
-    """submitit itself would wait for it for ever."""
+def test_a_jobs_own_submitit_handle_asks_this_watcher(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A preempted job is over: submitit itself would wait for it for ever."""
     watcher = StateWatcher(Ledger({"1": JobState.PREEMPTED, "2": JobState.REQUEUED}))  # type: ignore[arg-type]
-    assert watcher.is_done("1")
-    assert not watcher.is_done("2")
+    monkeypatch.setattr(submitit.SlurmJob, "watcher", watcher)
+    preempted, requeued = (submitit.SlurmJob[None](tmp_path, job_id) for job_id in ("1", "2"))
+    assert (preempted.state, requeued.state) == ("PREEMPTED", "REQUEUED")
+    assert preempted.get_info(mode="cache") == {"JobID": "1", "State": "PREEMPTED"}
+    assert preempted.done()
+    assert not requeued.done()
+
+
+def test_slurm_is_asked_more_rarely_as_time_passes() -> None:
+    """At once, after 2 s, then with pauses of half the time since the newest job, of 10 s at most."""
+    clock, ledger, asked_at = StillClock(0.0), Ledger({"1": JobState.RUNNING}), list[float]()
+    watcher = StateWatcher(ledger, clock=clock)  # type: ignore[arg-type]
+    while clock.now < 60:
+        before = watcher.num_calls
+        watcher.state("1")
+        asked_at += [clock.now] * (watcher.num_calls - before)
+        clock.sleep(0.5)
+    pauses = [later - earlier for earlier, later in pairwise(asked_at)]
+    assert pauses[0] == 2.5  # the first look after 2 s
+    assert pauses == sorted(pauses)
+    assert pauses[-1] == 10.5

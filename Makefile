@@ -6,11 +6,18 @@ BIN := $(VENV)/bin
 INSTALLED := $(VENV)/.installed
 TESTS := $(VENV)/.installed-dev
 
+PIP := $(BIN)/pip install --quiet --disable-pip-version-check
+# LOCKED=yes: exactly the packages of uv.lock, each checked by its hash. Otherwise what the index has, within the bounds.
+LOCKED ?=
+# The lock names PyPI only, whatever index this machine uses.
+UV := $(BIN)/uv --no-config
+UV_INDEX := env -u UV_INDEX -u UV_EXTRA_INDEX_URL -u UV_FIND_LINKS UV_DEFAULT_INDEX=https://pypi.org/simple
+
 # All that ucxx needs on a CPU: what else its wheels ask for is for GPUs, and large.
 UCXX := ucxx-cu12==0.52.0 libucxx-cu12==0.52.0 libucx-cu12==1.21.0 librmm-cu12==26.10.0
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test test-torch ci-slurm ci-simulate ci-mutants corpus fuzz slurm-packages browser ucxx fmt lint type docs bench clean
+.PHONY: help lock lock-check sbom dist demo test test-torch ci-slurm ci-simulate ci-mutants corpus fuzz slurm-packages browser ucxx fmt lint type docs bench clean
 
 help:  ## Say what each target does
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/:[^#]*## /\t/' | expand -t 16
@@ -18,22 +25,51 @@ help:  ## Say what each target does
 $(INSTALLED): pyproject.toml
 	$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11) and "nvrx-slurm needs Python 3.11 or newer; name one: make PYTHON=python3.12 …")'
 	test -d $(VENV) || $(PYTHON) -m venv $(VENV) || { echo "no venv module: sudo apt-get install -y python3-venv"; exit 2; }
-	$(BIN)/pip install --quiet --disable-pip-version-check --editable .
+	$(if $(LOCKED),$(call install_locked,--extra ci),$(PIP) --editable '.[ci]')
 	touch $@
 
 $(TESTS): $(INSTALLED)
-	$(BIN)/pip install --quiet --disable-pip-version-check --editable '.[dev]'
+	$(if $(LOCKED),$(call install_locked,--extra dev),$(PIP) --editable '.[dev]')
 	touch $@
 
+# pip, not uv, installs: it refuses a requirement without a hash. hatchling builds the editable install, and is locked.
+define install_locked
+$(PIP) --require-hashes -r ci/tools.txt
+	$(UV) export --quiet --frozen $(1) --no-emit-project --no-header --output-file $(VENV)/locked.txt
+	$(PIP) --require-hashes -r $(VENV)/locked.txt
+	$(PIP) --no-deps --no-build-isolation --editable .
+endef
+
+$(BIN)/uv: | $(INSTALLED)
+	$(PIP) --require-hashes -r ci/tools.txt
+
+lock: $(BIN)/uv  ## Write uv.lock and ci/tools.txt, with the newest versions within the bounds of pyproject.toml
+	$(UV_INDEX) $(UV) lock --upgrade
+	$(UV) export --quiet --frozen --only-group tools --no-emit-project --no-header --output-file ci/tools.txt
+
+lock-check: $(BIN)/uv
+	$(UV_INDEX) $(UV) lock --check
+	$(UV) export --quiet --frozen --only-group tools --no-emit-project --no-header | diff ci/tools.txt -
+
+dist: $(BIN)/uv  ## Build sdist and wheel, reproducibly, and check what is in them
+	rm -rf dist
+	SOURCE_DATE_EPOCH=$$(git log -1 --format=%ct) $(BIN)/python -m build --no-isolation --outdir dist .
+	$(BIN)/python -m ci.dist dist
+
+sbom: $(BIN)/uv  ## Write dist/nvrx-slurm.cdx.json (CycloneDX): the locked packages of the core, attribution and ci
+	mkdir -p dist
+	$(UV) export --quiet --frozen --extra attribution --extra ci --no-emit-project --no-header --output-file $(VENV)/sbom.txt
+	$(BIN)/cyclonedx-py requirements --pyproject pyproject.toml --output-reproducible --of JSON -o dist/nvrx-slurm.cdx.json $(VENV)/sbom.txt
+
 demo: $(INSTALLED)  ## Train on 4 pretended nodes with 2 hot spares, kill one node midway, compare the loss
-	$(BIN)/pip install --quiet --disable-pip-version-check numpy
+	$(PIP) numpy
 	$(BIN)/python examples/digits/demo.py
 
 test: $(TESTS) slurm-packages browser ucxx  ## Run all tests, the ones on a real Slurm included
 	$(BIN)/pytest -n 4 --dist worksteal -m 'not torch' $(ARGS)
 
 test-torch: $(TESTS)  ## Run the tests that need torch (CPU is enough)
-	$(BIN)/python -c 'import torch' 2>/dev/null || $(BIN)/pip install --quiet --disable-pip-version-check 'torch==2.13.0'
+	$(BIN)/python -c 'import torch' 2>/dev/null || $(PIP) 'torch==2.13.0'
 	$(BIN)/pytest -m torch $(ARGS)
 
 fuzz: $(TESTS)  ## Feed a million wrong inputs to each decoder of what comes from outside
@@ -59,7 +95,7 @@ browser: $(TESTS)
 	$(BIN)/python -m ci.browser
 
 ucxx: $(TESTS)
-	$(BIN)/python -c 'import ucxx' 2>/dev/null || $(BIN)/pip install --quiet --disable-pip-version-check --no-deps $(UCXX)
+	$(BIN)/python -c 'import ucxx' 2>/dev/null || $(PIP) --no-deps $(UCXX)
 
 fmt: $(TESTS)  ## Format the code
 	$(BIN)/ruff format .

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib.util
 from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
@@ -9,7 +10,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 import click
 
 from nvrx_slurm.cli.options import seconds_of
-from nvrx_slurm.errors import EXIT_DONE, EXIT_FAILED, UsageError
+from nvrx_slurm.errors import EXIT_DONE, EXIT_FAILED, MissingProgramError, UsageError
 from nvrx_slurm.sanitize import one_line
 
 if TYPE_CHECKING:
@@ -83,6 +84,8 @@ def run_and_report(
     from nvrx_slurm.flow.running.suite import SuiteOptions, run_suite
     from nvrx_slurm.flow.running.where import choose_stage
 
+    _check_installed("--junit", junit, "junitparser")
+    _check_installed("--html", html, "jinja2")
     options = SuiteOptions(
         stage=stage or choose_stage(),
         artifacts=artifacts or default_folder(SystemClock().wall()),
@@ -94,6 +97,12 @@ def run_and_report(
     _write_reports(outcome, junit, html, as_json)
     _conclude(outcome, options.artifacts, github)
     return outcome.exit_code
+
+
+def _check_installed(option: str, path: Path | None, package: str) -> None:
+    """Now, not when all flows have run. Raises MissingProgramError."""
+    if path is not None and importlib.util.find_spec(package) is None:
+        raise MissingProgramError(f"{option} needs the package {package}: pip install 'nvrx-slurm[ci]'")
 
 
 def _tell(flow: FlowOutcome) -> None:

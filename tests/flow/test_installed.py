@@ -1,0 +1,135 @@
+"""The wheel alone, with the packages that the core requires and no extra: what a compute node needs works."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+import tomllib
+import venv
+from collections.abc import Iterable, Iterator
+from importlib import metadata
+from pathlib import Path
+
+import pytest
+from packaging.requirements import Requirement
+from packaging.utils import canonicalize_name
+
+from ci.dist import IN_WHEEL, problems, strangers
+
+ROOT = Path(__file__).parents[2]
+FLOWS = str(ROOT / "ci" / "flows")
+EXTRAS = {
+    "hyperscan",
+    "jinja2",
+    "junitparser",
+    "submitit",
+    "mcp",
+    "starlette",
+    "uvicorn",
+    "httpx2",
+    "prometheus_client",
+}
+JOB = """\
+name: installed
+command: python -c "import time; print('worked')"
+nodes: 2
+"""
+
+
+def required(requirements: Iterable[str], extras: frozenset[str] = frozenset()) -> Iterator[str]:
+    """The packages that these requirements name, and those that they need in turn."""
+    for requirement in map(Requirement, requirements):
+        if any(requirement.marker is None or requirement.marker.evaluate({"extra": e}) for e in extras or {""}):
+            yield canonicalize_name(requirement.name)
+            needed = metadata.distribution(requirement.name).requires or ()
+            yield from required(needed, frozenset(requirement.extras))
+
+
+@pytest.fixture(scope="module")
+def wheel(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("wheel")
+    build = ["pip", "wheel", "--quiet", "--no-build-isolation", "--no-deps", "--wheel-dir", str(folder), str(ROOT)]
+    subprocess.run([sys.executable, "-m", *build], check=True)
+    (built,) = folder.glob("*.whl")
+    return built
+
+
+@pytest.fixture(scope="module")
+def installed(wheel: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The `nvrx-slurm` of a new environment. The core's packages are links to those of the tests' own environment, so
+    the index is not needed."""
+    folder = tmp_path_factory.mktemp("installed")
+    venv.create(folder, with_pip=False)
+    (site,) = (folder / "lib").glob("python*/site-packages")
+    pip = [sys.executable, "-m", "pip", "--python", str(folder / "bin" / "python")]
+    core = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["dependencies"]
+    for name in {*required(core)}:
+        for file in metadata.distribution(name).files or ():
+            link = site / file.parts[0]
+            if file.parts[0] != ".." and not link.exists():
+                link.symlink_to(Path(str(file.locate())).parents[len(file.parts) - 1] / file.parts[0])
+    subprocess.run([*pip, "install", "--quiet", "--no-index", "--no-deps", str(wheel)], check=True)
+    return folder / "bin" / "nvrx-slurm"
+
+
+def call(installed: Path, folder: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
+    environment = {**os.environ, "XDG_CACHE_HOME": str(folder / "cache"), "NO_COLOR": "1"}
+    return subprocess.run(
+        [installed, *arguments], capture_output=True, text=True, cwd=folder, env=environment, timeout=100
+    )
+
+
+def test_no_extra_is_there(installed: Path) -> None:
+    """The environment holds what the core requires, and none of the extras' packages."""
+    code = f"import importlib.util as u; print([n for n in {sorted(EXTRAS)} if u.find_spec(n)])"
+    done = subprocess.run([installed.with_name("python"), "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout.strip() == "[]"
+
+
+def test_a_job_from_init_to_status(installed: Path, tmp_path: Path) -> None:
+    """`init`, `render`, `run`, `status`, `logs` and `analyze` need no extra."""
+    assert call(installed, tmp_path, "init", "first.yaml").returncode == 0
+    (tmp_path / "job.yaml").write_text(JOB)
+    assert "#SBATCH --nodes=2" in call(installed, tmp_path, "render", "job.yaml").stdout
+    ran = call(installed, tmp_path, "run", "job.yaml")
+    assert ran.returncode == 0, ran.stderr
+    status = call(installed, tmp_path, "status")
+    assert (status.returncode, "installed" in status.stdout) == (0, True), status.stderr
+
+
+def test_logs_are_judged_without_vectorscan(installed: Path, tmp_path: Path) -> None:
+    """`analyze` finds a cause, and one line says that Python searches."""
+    (tmp_path / "rank0.log").write_text(
+        "[rank0]: torch.OutOfMemoryError: CUDA out of memory. Tried to allocate 2 GiB\n"
+    )
+    done = call(installed, tmp_path, "analyze", "rank0.log")
+    assert done.returncode == 0, done.stderr
+    assert "memory" in done.stdout
+    assert done.stderr.count("rules are searched for by Python, slowly") == 1
+
+
+@pytest.mark.parametrize(
+    ("arguments", "line"),
+    [
+        (["ci", "run", FLOWS, "--on", "local", "--junit", "a.xml"], "--junit needs the package junitparser"),
+        (["ci", "run", FLOWS, "--on", "local", "--html", "a.html"], "--html needs the package jinja2"),
+        (["attrsvc", "--root", "."], "attrsvc needs the package prometheus_client"),
+    ],
+)
+def test_what_needs_an_extra_names_it(installed: Path, tmp_path: Path, arguments: list[str], line: str) -> None:
+    """One line names the package and the command that installs it; the exit code says that the call is wrong."""
+    done = call(installed, tmp_path, *arguments)
+    assert done.returncode == 2
+    assert done.stderr.count("\n") == 1, done.stderr
+    assert line in done.stderr
+    assert "pip install 'nvrx-slurm[" in done.stderr
+
+
+def test_the_wheel_holds_the_package_alone(wheel: Path) -> None:
+    """Nothing of the tests, the flows or the benchmarks is installed."""
+    assert problems(wheel.parent) == [f"{wheel.parent} holds 1 wheels and 0 sdists, and not one of each"]
+    assert strangers(["nvrx_slurm/a.py", "tests/b.py", "nvrx_slurm/c.so"], IN_WHEEL) == [
+        "tests/b.py",
+        "nvrx_slurm/c.so",
+    ]

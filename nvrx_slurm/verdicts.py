@@ -76,6 +76,10 @@ class Failed(Wire, frozen=True, kw_only=True):
     t: float = 0.0  # seconds since the epoch, the store's clock
 
 
+MOST_RANKS = 1 << 22
+"""Of one replica. Where an inquiry names more its ranks are not enumerated."""
+
+
 class Inquiry(Wire, frozen=True, kw_only=True):
     """One failure with all that is known of it. Paths are absolute; a folder stands for every file below it.
 
@@ -94,7 +98,7 @@ class Inquiry(Wire, frozen=True, kw_only=True):
 
     def node_of(self, rank: int) -> str | None:
         """The node that held a rank; None: not known."""
-        seat = rank // self.workers_per_node
+        seat = rank // max(1, self.workers_per_node)
         return self.nodes[seat] if 0 <= seat < len(self.nodes) else None
 
 

@@ -14,7 +14,7 @@ from nvrx_slurm.attribution.analysis.flight_recorder import Dump, DumpError, rea
 from nvrx_slurm.attribution.analysis.gathered import Gathered
 from nvrx_slurm.attribution.analysis.history import Earlier
 from nvrx_slurm.attribution.reading import LogFile, Scan
-from nvrx_slurm.attribution.reading.blocks import plain
+from nvrx_slurm.attribution.reading.blocks import LONGEST_LINE_BYTES, plain
 from nvrx_slurm.attribution.reading.labels import by_srun, label_of
 from nvrx_slurm.attribution.reading.opening import Unreadable, opened, pieces
 from nvrx_slurm.attribution.reading.text import decoded
@@ -88,7 +88,11 @@ def tail_of(log: LogFile, most_bytes: int = TAIL_BYTES) -> Iterator[TailLine]:
     for line in lines:
         bare = plain(line)
         label = label_of(bare, srun=srun)
-        yield TailLine(offset, decoded(bare[label.begin :]), label.rank if log.rank is None else log.rank)
+        yield TailLine(
+            offset,
+            decoded(bare[label.begin : label.begin + LONGEST_LINE_BYTES]),
+            label.rank if log.rank is None else log.rank,
+        )
         offset += len(line) + 1
 
 
@@ -126,7 +130,8 @@ def _whole(path: Path) -> bytes:
 
 
 def context(path: Path, line: int, *, before: int = 3, after: int = 4) -> list[tuple[int, str]]:
-    """The lines around one, with their numbers (from 1); none where the file cannot be read any more."""
+    """The lines around one, with their numbers (from 1), of long ones the beginning; none where the file cannot be
+    read any more."""
     first = max(1, line - before)
     try:
         with opened(path) as file:
@@ -137,17 +142,18 @@ def context(path: Path, line: int, *, before: int = 3, after: int = 4) -> list[t
 
 
 def _numbered(read: Iterable[bytes], first: int, last: int) -> Iterator[tuple[int, bytes]]:
-    """Lines `first` to `last`; what lies before them is only counted."""
+    """Lines `first` to `last`, of each at most 8 KiB; what lies before them is only counted."""
     number, rest = 1, b""
     for piece in read:
         if number + piece.count(b"\n") < first:
             number, rest = number + piece.count(b"\n"), b""
             continue
-        *whole, rest = (rest + piece).split(b"\n")
-        for text in whole:
+        head, *others = piece.split(b"\n")
+        rest += head[: LONGEST_LINE_BYTES - len(rest)]
+        for other in others:
             if first <= number <= last:
-                yield number, text
-            number += 1
+                yield number, rest
+            number, rest = number + 1, other[:LONGEST_LINE_BYTES]
         if number > last:
             return
     if rest and first <= number <= last:

@@ -26,6 +26,7 @@ from nvrx_slurm.attrsvc.replies import failure, reply
 from nvrx_slurm.attrsvc.service import Busy, Service
 from nvrx_slurm.attrsvc.wire import PATHS_AT_MOST, Health, Submission, id_of
 from nvrx_slurm.clock import Clock
+from nvrx_slurm.verdicts import MOST_RANKS
 
 BODY_AT_MOST_BYTES = 1 << 20
 LONGEST_WAIT_S = 60.0
@@ -143,6 +144,10 @@ def checked(asked: Submission) -> Submission:
     inquiry = asked.inquiry
     if inquiry.workers_per_node < 1:
         raise HTTPException(422, "Expected 1 or more - at `$.inquiry.workers_per_node`")
+    if max(1, len(inquiry.nodes)) * inquiry.workers_per_node > MOST_RANKS:
+        raise HTTPException(
+            422, f"Expected {MOST_RANKS} ranks at most on all nodes - at `$.inquiry.workers_per_node`"
+        )
     for name, paths in (("paths", inquiry.paths), ("earlier", inquiry.earlier)):
         if len(paths) > PATHS_AT_MOST:
             raise HTTPException(422, f"Expected {PATHS_AT_MOST} paths at most - at `$.inquiry.{name}`")

@@ -8,6 +8,7 @@ from typing import Any
 import msgspec
 
 from nvrx_slurm.attrsvc.wire import PATHS_AT_MOST, Answer, Failure, Health, InFlight, Stats, Submission
+from nvrx_slurm.verdicts import MOST_RANKS
 
 _WAIT = {
     "name": "wait",
@@ -129,7 +130,7 @@ def _this_document() -> dict[str, Any]:
 def _tighten(schemas: dict[str, Any]) -> None:
     """What `app.checked` asks for beyond the types."""
     inquiry = schemas["Inquiry"]["properties"]
-    inquiry["workers_per_node"]["minimum"] = 1
+    inquiry["workers_per_node"] |= {"minimum": 1, "maximum": MOST_RANKS}
     inquiry["pids"]["propertyNames"] = {"pattern": "^(0|-?[1-9][0-9]{0,17})$"}
     for name in ("paths", "earlier"):
         inquiry[name]["maxItems"] = PATHS_AT_MOST
@@ -142,7 +143,7 @@ def _bound(kind: dict[str, Any]) -> None:
     """Integers are of 64 bits, signed or not."""
     if kind.get("type") == "integer":
         kind.setdefault("minimum", -(2**63))
-        kind["maximum"] = 2**64 - 1
+        kind.setdefault("maximum", 2**64 - 1)
     for part in (*kind.get("anyOf", ()), kind.get("items"), kind.get("additionalProperties")):
         if isinstance(part, dict):
             _bound(part)

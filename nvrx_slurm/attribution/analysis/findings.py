@@ -17,6 +17,7 @@ from nvrx_slurm.attribution.analysis.aftermath import (
 from nvrx_slurm.attribution.analysis.clocks import domain, offsets
 from nvrx_slurm.attribution.catalogue import Rule
 from nvrx_slurm.attribution.reading import Hit, Scan
+from nvrx_slurm.attribution.reading.model import MOST_DIGITS
 from nvrx_slurm.attribution.reading.stamps import stamp_of
 from nvrx_slurm.verdicts import Evidence, Inquiry, Verdict
 
@@ -117,7 +118,11 @@ class _Placing:
 
     def _rank(self, hit: Hit, ranks: Mapping[int, int]) -> int | None:
         """As the line says, or the pid it names, or the file that it stands in."""
-        told = {name: int(text) for name, text in hit.groups.items() if name in _NUMBERS and text.isdecimal()}
+        told = {
+            name: int(text)
+            for name, text in hit.groups.items()
+            if name in _NUMBERS and text.isdecimal() and len(text) <= MOST_DIGITS
+        }
         if "rank" in told:
             return told["rank"]
         if told.get("pid") in ranks:

@@ -17,7 +17,7 @@ from nvrx_slurm.errors import MalformedRecord
 
 DEFAULT_GROUP = "default_pg"
 COMPLETED = "completed"
-_INTEGER = re.compile(r"\d+", re.ASCII)
+_INTEGER = re.compile(r"\b\d{1,9}\b", re.ASCII)
 _MOST_DIMENSIONS = 16
 
 
@@ -73,8 +73,11 @@ def read_dump(data: bytes, rank: int) -> Dump:
     if not isinstance(raw, dict) or not isinstance(raw.get("entries", []), list):
         raise DumpError("no flight-recorder dump: it has no list of entries")
     entries = [entry for entry in raw.get("entries", []) if isinstance(entry, dict) and not entry.get("is_p2p")]
-    calls = tuple(map(_call, entries))
-    return Dump(rank, calls, _members(raw.get("pg_config")), {call.group: call.seq for call in calls})
+    try:
+        calls = tuple(map(_call, entries))
+        return Dump(rank, calls, _members(raw.get("pg_config")), {call.group: call.seq for call in calls})
+    except (AttributeError, LookupError, TypeError, ValueError, RecursionError) as error:
+        raise DumpError(f"no flight-recorder dump: {error}") from error
 
 
 def _parse(data: bytes) -> Any:
@@ -92,8 +95,8 @@ def _call(entry: dict[str, Any]) -> Call:
         group=name,
         description=description,
         seq=_number(entry.get("collective_seq_id", entry.get("seq_id"))),
-        operation=str(entry.get("profiling_name", "collective")),
-        state=str(entry.get("state", "")),
+        operation=_text(entry.get("profiling_name", "collective")),
+        state=_text(entry.get("state", "")),
         shapes=_shapes(entry.get("input_sizes")),
         frame=_frame(entry.get("frames")),
     )
@@ -102,8 +105,8 @@ def _call(entry: dict[str, Any]) -> Call:
 def _group(entry: dict[str, Any]) -> tuple[str, str]:
     named = entry.get("process_group")
     if isinstance(named, (list, tuple)) and len(named) == 2:
-        return str(named[0]), str(named[1])
-    return str(entry.get("pg_id", "0")), ""
+        return _text(named[0]), _text(named[1])
+    return _text(entry.get("pg_id", "0")), ""
 
 
 def _shapes(sizes: object) -> tuple[tuple[int, ...], ...]:
@@ -121,8 +124,8 @@ def _frame(frames: object) -> str:
     """The innermost frame outside of torch, as `train.py:41 in step`."""
     if isinstance(frames, (list, tuple)):
         for frame in frames:
-            if isinstance(frame, dict) and "/torch/" not in (file := str(frame.get("filename", ""))):
-                return f"{file.rpartition('/')[2]}:{frame.get('line')} in {frame.get('name')}"
+            if isinstance(frame, dict) and "/torch/" not in (file := _text(frame.get("filename", ""))):
+                return f"{file.rpartition('/')[2]}:{_text(frame.get('line'))} in {_text(frame.get('name'))}"
     return ""
 
 
@@ -131,11 +134,17 @@ def _members(config: object) -> dict[str, tuple[int, ...]]:
     if not isinstance(config, dict):
         return {}
     listed = {
-        str(name): tuple(map(int, _INTEGER.findall(str(group.get("ranks", "")))))
+        str(name): tuple(map(int, _INTEGER.findall(_text(group.get("ranks", "")))))
         for name, group in config.items()
         if isinstance(group, dict)
     }
     return {name: ranks for name, ranks in listed.items() if ranks}
+
+
+def _text(value: object) -> str:
+    """A name or a number. Containers are none: one in which each list holds the one before many times takes a line
+    in the file, and all memory as a text."""
+    return str(value) if isinstance(value, (str, int, float)) or value is None else ""
 
 
 def _number(value: object) -> int:

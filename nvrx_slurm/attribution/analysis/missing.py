@@ -13,7 +13,7 @@ from nvrx_slurm.attribution.analysis.collectives import Standstill, standstill
 from nvrx_slurm.attribution.analysis.findings import Finding
 from nvrx_slurm.attribution.analysis.gathered import Gathered
 from nvrx_slurm.attribution.reading import Scan
-from nvrx_slurm.verdicts import Attribution, Inquiry, Scope, Verdict
+from nvrx_slurm.verdicts import MOST_RANKS, Attribution, Inquiry, Scope, Verdict
 
 _LINE_NUMBER = re.compile(r":(\d+) in ")
 _DISAGREEMENTS = {"mismatch": "collective_mismatch", "deadlock": "collective_deadlock"}
@@ -70,7 +70,7 @@ def refined(answer: Attribution, waiting: Waiting) -> Attribution:
 
 def known_ranks(inquiry: Inquiry, scan: Scan) -> frozenset[int]:
     """All ranks of the world, as far as they are known."""
-    if inquiry.nodes:
+    if inquiry.nodes and len(inquiry.nodes) * inquiry.workers_per_node <= MOST_RANKS:
         return frozenset(range(len(inquiry.nodes) * inquiry.workers_per_node))
     of_files = {file.rank for file in scan.files if file.rank is not None}
     return frozenset(of_files | {hit.rank for hit in scan.hits if hit.rank is not None})

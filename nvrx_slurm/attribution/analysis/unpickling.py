@@ -29,8 +29,6 @@ def load_plain(data: bytes) -> Any:
         raise NotPlainError(f"a text that is no UTF-8, before byte {machine.position}") from error
     except (LookupError, TypeError, AttributeError, ValueError, ArithmeticError, struct.error) as error:
         raise NotPlainError(f"torn or no pickle, at byte {machine.position}") from error
-    except RecursionError as error:  # the hash of a tuple of tuples
-        raise NotPlainError(f"nested too deeply, before byte {machine.position}") from error
 
 
 class _Machine:
@@ -81,21 +79,33 @@ class _Machine:
         self.stack[-count:] = [tuple(self.stack[-count:])]
 
     def set_items(self, flat: list[Any]) -> None:
-        self.stack[-1].update(zip(flat[::2], flat[1::2], strict=False))
+        for key, value in zip(flat[::2], flat[1::2], strict=False):
+            self.put(key, value)
 
     def set_item(self) -> None:
         value, key = self.stack.pop(), self.stack.pop()
+        self.put(key, value)
+
+    def put(self, key: object, value: object) -> None:
+        """Into the dict on top. Keys are names and numbers: to hash a tuple a million deep ends the process."""
+        if not isinstance(self.stack[-1], dict) or not isinstance(key, (str, int, float)):
+            raise NotPlainError(f"an item of no dict, or with a key that is no name, at byte {self.position}")
         self.stack[-1][key] = value
 
     def push(self, value: object) -> None:
         self.stack.append(value)
 
     def extend(self, values: list[Any]) -> None:
-        self.stack[-1].extend(values)
+        self.a_list().extend(values)
 
     def append(self) -> None:
         value = self.stack.pop()
-        self.stack[-1].append(value)
+        self.a_list().append(value)
+
+    def a_list(self) -> list[Any]:
+        if not isinstance(self.stack[-1], list):
+            raise NotPlainError(f"an element of no list, at byte {self.position}")
+        return self.stack[-1]
 
 
 _Act = Callable[[_Machine], object]

@@ -1,8 +1,9 @@
 """Cuts a stream of bytes into blocks of whole lines, without the codes that colour a terminal, in bounded memory.
 
 A line ends at a newline, at a carriage return (a progress bar's line is many) and at a NUL (a hole that a file
-system left). A line longer than `LONGEST_LINE_BYTES` is read as several. So what is found does not depend on where
-reads end.
+system left). A line longer than `LONGEST_LINE_BYTES` is read as several, and of one longer than
+`KEPT_OF_A_LINE_BYTES` the rest is left out. So what is found does not depend on where reads end, and a line without
+end costs no more than reading it.
 """
 
 from __future__ import annotations
@@ -15,6 +16,9 @@ from dataclasses import dataclass
 
 LONGEST_LINE_BYTES = 8 << 10
 """Bounds what one search of a pattern can cost, and the memory of a line without end."""
+
+KEPT_OF_A_LINE_BYTES = 64 << 10
+"""The rest of a longer line is not searched. A line of 100 MB that matched in each part took minutes."""
 
 HISTORY_BYTES = 64 << 10
 """How far back a line can look, for the traceback that it ends."""
@@ -68,11 +72,13 @@ class Block:
         return [end.end() for end in _END.finditer(self.raw)]
 
     def bounds(self, at: int) -> tuple[int, int]:
-        """Where the line begins and ends that holds the byte at a position of `text`."""
-        text, low, high = self.text, max(0, at - LONGEST_LINE_BYTES), at + LONGEST_LINE_BYTES
+        """Where the line begins and ends that holds the byte at a position of `text`; in a long line, the part."""
+        text, low = self.text, max(0, at - KEPT_OF_A_LINE_BYTES)
         start = text.rfind(b"\n", low, at) + 1 or low
         start = text.rfind(b"\r", start, at) + 1 or start
         start = text.rfind(b"\0", start, at) + 1 or start
+        start += (at - start) // LONGEST_LINE_BYTES * LONGEST_LINE_BYTES
+        high = start + LONGEST_LINE_BYTES
         end = text.find(b"\n", at, high)
         end = min(high, len(text)) if end < 0 else end
         for other in (b"\r", b"\0"):
@@ -87,29 +93,40 @@ def plain(text: bytes) -> bytes:
 
 
 def blocks(pieces: Iterable[bytes]) -> Iterator[Block]:
-    """The stream's lines, in order, none left out and none torn but those that are too long."""
+    """The stream's lines, in order, none left out; of those that are too long the beginning."""
     before, offset, line = b"", 0, 1
-    for raw in _folded(_whole_lines(pieces)):
+    for raw, left_out, newlines in _whole_lines(pieces):
         text = plain(raw)
-        yield Block(text, raw, before, offset, line)
+        if raw:
+            yield Block(text, raw, before, offset, line)
         before = text[-HISTORY_BYTES:] if len(text) >= HISTORY_BYTES else (before + text)[-HISTORY_BYTES:]
-        offset += len(raw)
-        line += raw.count(b"\n")
+        offset += len(raw) + left_out
+        line += raw.count(b"\n") + newlines
 
 
-def _whole_lines(pieces: Iterable[bytes]) -> Iterator[bytes]:
-    """The stream cut after ends of lines, or, in a line that is too long, after a multiple of the longest."""
-    rest = b""
+def _whole_lines(pieces: Iterable[bytes]) -> Iterator[tuple[bytes, int, int]]:
+    """The stream cut after ends of lines, and after what is kept of a line that is too long; then how many bytes of
+    that line are left out, and how many newlines among them: one or none."""
+    rest, in_long = b"", False
     for piece in pieces:
-        rest += piece
-        end = _last_end(rest)
-        if end == 0:
-            end = (len(rest) - 1) // LONGEST_LINE_BYTES * LONGEST_LINE_BYTES
-        if end:
-            yield rest[:end]
-            rest = rest[end:]
+        if in_long:
+            end = _END.search(piece)
+            left_out = end.end() if end else len(piece)
+            yield b"", left_out, piece.count(b"\n", 0, left_out)
+            rest, in_long = piece[left_out:], end is None
+        else:
+            rest += piece
+        while not in_long and (at := _too_long(rest)) is not None:
+            kept = at + KEPT_OF_A_LINE_BYTES
+            end = _END.search(rest, kept)
+            next_line = end.end() if end else len(rest)
+            yield rest[:kept], next_line - kept, rest.count(b"\n", kept, next_line)
+            rest, in_long = rest[next_line:], end is None
+        if end_of_last := _last_end(rest):
+            yield rest[:end_of_last], 0, 0
+            rest = rest[end_of_last:]
     if rest:
-        yield rest
+        yield rest, 0, 0
 
 
 def _last_end(text: bytes) -> int:
@@ -119,23 +136,18 @@ def _last_end(text: bytes) -> int:
     return text.rfind(b"\0", end) + 1 or end
 
 
-def _folded(texts: Iterable[bytes]) -> Iterator[bytes]:
-    """The same with each line that is too long in parts of its own, cut after multiples of the longest."""
-    for text in texts:
-        begin = at = 0
-        while len(text) - at > LONGEST_LINE_BYTES:
-            end = _last_end_within(text, at)
-            if end:
-                at = end
-                continue
-            if begin < at:
-                yield text[begin:at]
-            begin = at = at + LONGEST_LINE_BYTES
-            yield text[at - LONGEST_LINE_BYTES : at]
-        yield text[begin:] if begin else text
+def _too_long(text: bytes) -> int | None:
+    """Where the first line begins of which more is there than is kept; None: no line is so long."""
+    at = 0
+    while len(text) - at > KEPT_OF_A_LINE_BYTES:
+        end = _last_end_within(text, at)
+        if not end:
+            return at
+        at = end
+    return None
 
 
 def _last_end_within(text: bytes, at: int) -> int:
     """The last end of a line within reach of one that begins at `at`, 0: the line is too long. One search in most."""
-    bound = at + LONGEST_LINE_BYTES + 1
+    bound = at + KEPT_OF_A_LINE_BYTES + 1
     return next((found + 1 for end in (b"\n", b"\r", b"\0") if (found := text.rfind(end, at, bound)) >= 0), 0)

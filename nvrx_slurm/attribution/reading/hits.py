@@ -10,7 +10,7 @@ from typing import TypeVar
 from nvrx_slurm.attribution.catalogue import Rule
 from nvrx_slurm.attribution.reading.blocks import Block
 from nvrx_slurm.attribution.reading.labels import Label, label_of, told
-from nvrx_slurm.attribution.reading.model import Hit, LogFile
+from nvrx_slurm.attribution.reading.model import MOST_DIGITS, Hit, LogFile
 from nvrx_slurm.attribution.reading.stamps import first_stamp, stamp_of
 from nvrx_slurm.attribution.reading.text import decoded, excerpt
 from nvrx_slurm.attribution.reading.tracebacks import lines_back, may_end, traceback_above
@@ -83,7 +83,8 @@ class Sheet:
 
 
 def _number(text: str | None) -> int | None:
-    return int(text) if text is not None and text.isdecimal() else None
+    """A number that a line tells, if it can be a rank: Python refuses to read one of more than 4,300 digits."""
+    return int(text) if text is not None and text.isdecimal() and len(text) <= MOST_DIGITS else None
 
 
 def _first(*values: _T | None) -> _T | None:

@@ -8,12 +8,14 @@ from dataclasses import dataclass
 _SRUN = re.compile(rb" *(\d{1,6}): ?")
 _PDSH = re.compile(rb"([A-Za-z][\w.-]*\d[\w.-]*): (?= *\d{1,6}: |\[)")
 _RANKS = (
-    re.compile(rb"\[(?!rank\d)[a-z][a-z_]*(?P<local>\d+)\]: ?"),  # torchrun: a role's name, the rank within the node
-    re.compile(rb"\[rank(?P<rank>\d+)\]: ?"),  # PyTorch, within torchrun's
-    re.compile(rb"\[[\w.-]+-\d+ (?P<rank>\d+)\] "),  # our own job.log: the replica and its rank
-    re.compile(rb"\[\d+,(?P<rank>\d+)\]<std\w+>: ?"),  # mpirun --tag-output
+    re.compile(
+        rb"\[(?!rank\d)[a-z][a-z_]*(?P<local>\d{1,9})\]: ?"
+    ),  # torchrun: a role's name, the rank within the node
+    re.compile(rb"\[rank(?P<rank>\d{1,9})\]: ?"),  # PyTorch, within torchrun's
+    re.compile(rb"\[[\w.-]+-\d+ (?P<rank>\d{1,9})\] "),  # our own job.log: the replica and its rank
+    re.compile(rb"\[\d+,(?P<rank>\d{1,9})\]<std\w+>: ?"),  # mpirun --tag-output
 )
-_SAYS_RANK = re.compile(rb"\[(?:PG [^\]]{0,120})?Rank (\d+)\]")
+_SAYS_RANK = re.compile(rb"\[(?:PG [^\]]{0,120})?Rank (\d{1,9})\]")
 _SAYS_NODE = (
     re.compile(rb"([A-Za-z][\w.-]*):\d+:\d+ \[\d+\] NCCL "),
     re.compile(rb"[A-Z][a-z]{2} [ \d]\d [\d:.]{8,18} ([A-Za-z][\w.-]*) [\w./-]+(?:\[\d+\])?: "),

@@ -14,6 +14,9 @@ Kind = Literal["out", "err", "stacks", "health", "mixed", "flight_recorder"]
 LONGEST_TEXT = 400
 """Characters of a line that are kept."""
 
+MOST_DIGITS = 9
+"""Of a number that a line or a file's name tells, such as a rank. A longer one is no number of ours."""
+
 KEPT = 8
 """Of each rule's lines in a file so many are kept from the beginning, and so many from the end."""
 

@@ -12,8 +12,8 @@ _RANK = re.compile(r"(?:^|[._-])(?<!local[._-])(?:global_?rank|rank|task|proc)[.
 _BARE_RANK = re.compile(
     r"(\d{1,3})\.(?:out|err|log|txt)|(?:std)?(?:out|err|log)[._-](\d{1,3})(?:\.(?:out|err|log|txt))?"
 )
-_TORCHRUN = re.compile(r"attempt_\d+/(\d+)/std(?:out|err)\.log$")
-_TRACE = re.compile(r"_trace(?:_rank)?_(\d+)(?:\.\w+)?$")
+_TORCHRUN = re.compile(r"attempt_\d+/(\d{1,9})/std(?:out|err)\.log$")
+_TRACE = re.compile(r"_trace(?:_rank)?_(\d{1,9})(?:\.\w+)?$")
 _NODE = re.compile(r"(?:^|[._-])((?:node|nid|dgx|hgx|host|compute|cn)-?\d+(?:-\d+)*)(?=[._-]|$)")
 _PARENTS_LOOKED_AT = 3
 

@@ -21,6 +21,9 @@ from nvrx_slurm.attribution.reading.prefilter import Prefilter, Searcher, prefil
 from nvrx_slurm.attribution.reading.stamps import first_stamp
 from nvrx_slurm.attribution.reading.text import excerpt
 from nvrx_slurm.attribution.reading.tracebacks import lines_back
+from nvrx_slurm.log import get_logger
+
+log = get_logger("attribution")
 
 _HEAD_BYTES = 16 << 10
 _LOOK_S = 0.02
@@ -107,6 +110,9 @@ class _Scanning:
                 self._read_text(file, raw, searcher, read)
         except Unreadable as problem:
             read.problem = str(problem)
+        except Exception as error:  # what the other files tell is not lost for it
+            log.exception("%s", file.path)
+            read.problem = f"cannot be understood: {type(error).__name__}: {error}"
         return read
 
     def _read_text(self, file: LogFile, raw: IO[bytes], searcher: Searcher, read: _Read) -> None:

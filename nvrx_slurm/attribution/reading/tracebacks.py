@@ -8,6 +8,8 @@ from dataclasses import dataclass
 from pathlib import PurePosixPath
 
 from nvrx_slurm.attribution.reading.asides import HEADER, AsideSearch, aside_without_traceback
+from nvrx_slurm.attribution.reading.blocks import LONGEST_LINE_BYTES
+from nvrx_slurm.attribution.reading.model import MOST_DIGITS
 from nvrx_slurm.attribution.reading.text import decoded, excerpt
 
 _RAISED = re.compile(rb"[A-Za-z_][\w.]*(?:: |:?$)")
@@ -51,12 +53,13 @@ def may_end(line: bytes) -> bool:
 
 
 def lines_back(text: bytes) -> Iterator[bytes]:
-    """A text's lines, the last one first; a generator, for most readers need few."""
+    """A text's lines, the last one first, of long ones the beginning; a generator, for most readers need few."""
     end = len(text)
     while end > 0:
         begin = text.rfind(b"\n", 0, end) + 1
         if begin < end:
-            yield from reversed(re.split(rb"[\r\0]", text[begin:end]))
+            for line in reversed(re.split(rb"[\r\0]", text[begin:end])):
+                yield line[:LONGEST_LINE_BYTES]
         end = begin - 1
 
 
@@ -101,7 +104,7 @@ class _Walk:
             self._cause = self._below
         elif not self._in_cause:
             function = decoded(frame["function"] or b"<module>")
-            self._frames.append((decoded(frame["path"]), int(frame["line"]), function))
+            self._frames.append((decoded(frame["path"]), int(frame["line"][:MOST_DIGITS]), function))
         self._in_frames = True
 
     def _over_a_foreign(self, line: bytes) -> bool:

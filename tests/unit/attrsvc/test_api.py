@@ -60,7 +60,12 @@ async def test_bad_bodies(fleet: Fleet) -> None:
     assert await _post(client, b"[]") == (422, "Expected `object`, got `array`")
     status, error = await _post(client, msgspec.json.encode({**good, "intent": "now"}))
     assert status == 422 and "$.intent" in error
-    for change, place in (({"workers_per_node": 0}, "workers_per_node"), ({"paths": ["/x"] * 1001}, "paths")):
+    for change, place in (
+        ({"workers_per_node": 0}, "workers_per_node"),
+        ({"workers_per_node": 10**15}, "workers_per_node"),
+        ({"nodes": ["n"] * 4097, "workers_per_node": 1024}, "workers_per_node"),
+        ({"paths": ["/x"] * 1001}, "paths"),
+    ):
         status, error = await _post(client, msgspec.json.encode({**good, "inquiry": {**good["inquiry"], **change}}))
         assert status == 422 and error.endswith(f"`$.inquiry.{place}`")
     assert (await _post(client, msgspec.json.encode(good), {"Content-Type": "text/plain"}))[0] == 415

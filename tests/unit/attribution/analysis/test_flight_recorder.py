@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 from pathlib import Path
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from nvrx_slurm.attribution.analysis.collectives import standstill
 from nvrx_slurm.attribution.analysis.flight_recorder import Dump, DumpError, read_dump
@@ -66,3 +69,16 @@ def test_hostile_shapes_are_left_out() -> None:
 
     call = flight_recorder._call(entry)
     assert call.shapes[-1] == (3, 4)
+
+
+@given(
+    st.sampled_from(FORMS), st.lists(st.tuples(st.integers(0, 1 << 20), st.integers(0, 255)), max_size=8), st.data()
+)
+def test_garbled_bytes_are_one_kind_of_error(form: str, changes: list[tuple[int, int]], data: st.DataObject) -> None:
+    """Whatever a torn or hostile file holds: a dump comes of it, or a DumpError."""
+    raw = bytearray((DUMPS / form.format(0)).read_bytes()[: data.draw(st.integers(0, 4096))])
+    for at, byte in changes:
+        if raw:
+            raw[at % len(raw)] = byte
+    with contextlib.suppress(DumpError):
+        read_dump(bytes(raw), 0)

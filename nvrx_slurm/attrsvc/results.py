@@ -21,6 +21,8 @@ from nvrx_slurm.log import get_logger
 log = get_logger("attrsvc")
 
 _NAME = re.compile(r"[0-9a-f]{32}\.json")
+_HALF = re.compile(rf"\.{_NAME.pattern}\.[0-9a-f]+")
+"""What `write_private` leaves of a file if it is killed over it."""
 
 
 class Results:
@@ -46,8 +48,8 @@ class Results:
 
     def _read(self) -> Iterator[Record]:
         for path in sorted(self._folder.iterdir()):
-            if path.name.startswith("."):  # half a file of one that was killed while it wrote
-                path.unlink(missing_ok=True) if path.suffix != ".lock" else None
+            if _HALF.fullmatch(path.name):
+                path.unlink(missing_ok=True)
             elif _NAME.fullmatch(path.name):
                 try:
                     yield decode_json(Record, path.read_bytes(), path.name)

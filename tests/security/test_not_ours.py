@@ -18,11 +18,14 @@ from pathlib import Path
 import pytest
 import redis
 
+from nvrx_slurm.attrsvc.results import Results
 from nvrx_slurm.clock import SystemClock
 from nvrx_slurm.cluster.local import LocalCluster
-from nvrx_slurm.errors import StoreUnreachable, UsageError
+from nvrx_slurm.errors import FaultFailed, StoreUnreachable, UsageError
+from nvrx_slurm.flow.stages.revocation import Revocation, revoke
 from nvrx_slurm.folder import JobFolder, JobInfo, StoreAddress
 from nvrx_slurm.inprocess.exception import StoreError
+from nvrx_slurm.inprocess.store.file import FileStore
 from nvrx_slurm.inprocess.store.redis import RedisStore
 from nvrx_slurm.processes import boot_id, is_alive, started_ticks
 from nvrx_slurm.records import NodeReady
@@ -141,6 +144,52 @@ def test_a_user_who_may_not_write_is_told_at_once(site: Site, write: Write) -> N
     site.set_user("reader", "~*", "+ping", "+xread", "+hello")
     with pytest.raises((StoreUnreachable, StoreError), match=r"refuses us.*ACL"):
         write(site, LONG_S, "reader@")
+
+
+def test_no_flow_takes_a_sites_password_away(site: Site, tmp_path: Path) -> None:
+    """The fault `revoke_store_password` is for an embedded store: a site's has other users."""
+    folder = JobFolder(tmp_path / "jobs" / "7")
+    folder.create()
+    folder.write_store(StoreAddress(url=site.url, password=PASSWORD, job="j", token="t"))
+    with pytest.raises(FaultFailed, match="site's own"):
+        revoke(Revocation(folder=str(folder.path)), SystemClock())
+    with redis.Redis(port=site.server.port, password=PASSWORD) as client:
+        assert client.ping()
+
+
+# ---- folders that a user names
+
+
+def long_ago(path: Path) -> None:
+    os.utime(path, (1.0, 1.0))
+
+
+def test_a_file_store_removes_only_what_a_file_store_has_made(tmp_path: Path) -> None:
+    """`path` may hold other things: a folder that has a file `beats` in it, of any name, is not taken for a group."""
+    kept = ["music/song/beats", "music/12/beats", "music/12/notes.txt", "other/0/beats", "other/0/log/deep.txt"]
+    for name in kept:
+        file = tmp_path / name
+        file.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+        file.write_text("mine")
+        long_ago(file)
+    gone = FileStore(path=tmp_path).connect("abandoned", 0)
+    gone.append(b"one", 0)
+    long_ago(tmp_path / "abandoned" / "0" / "beats")
+    connection = FileStore(path=tmp_path).connect("group", 0)
+    assert not (tmp_path / "abandoned").exists()
+    (tmp_path / "group" / "0" / "mine.txt").write_text("mine")
+    connection.clear()
+    assert [path.name for path in (tmp_path / "group" / "0").iterdir()] == ["mine.txt"]
+    assert all((tmp_path / name).read_text() == "mine" for name in kept)
+
+
+def test_a_state_folder_keeps_the_users_own_hidden_files(tmp_path: Path) -> None:
+    """`attrsvc --state-dir ~` removes what it has left half written, and no other file whose name begins with a
+    dot."""
+    for name in (".bashrc", ".ssh.json.1", f".{'a' * 32}.json.0badcafe"):
+        (tmp_path / name).write_text("x")
+    assert Results(tmp_path).load() == {}
+    assert {path.name for path in tmp_path.iterdir()} == {".bashrc", ".ssh.json.1"}
 
 
 # ---- processes that a file names

@@ -33,6 +33,8 @@ def revoke(order: Revocation, clock: Clock) -> Evidence:
     address = JobFolder(Path(order.folder)).read_store()
     if address is None:
         raise FaultFailed(f"{order.folder} names no store: the job has none now")
+    if not address.embedded:
+        raise FaultFailed("the store is the site's own, and has other users: leave `store.url` out of job.yaml")
     at = clock.wall()
     try:
         with _connection(address) as store:

@@ -16,7 +16,7 @@ import contextlib
 import datetime
 import hashlib
 import os
-import shutil
+import re
 import stat
 import struct
 import threading
@@ -40,6 +40,9 @@ KEEP_S = 3600.0
 """How long what is left of a group stays after its last sign of life. Whoever comes next removes it."""
 
 LONGEST_NAME = 200
+_FILES = re.compile(r"lock|log|beats|gate\..+")
+"""What a call's folder holds."""
+
 _HEAD = struct.Struct("<I")
 _BEAT = struct.Struct("<q")
 
@@ -145,10 +148,8 @@ class FileConnection(Connection):
                 os.close(beats)
 
     def clear(self) -> None:
-        with self._usable():
-            shutil.rmtree(self._folder, ignore_errors=True)
-            with contextlib.suppress(OSError):  # other calls of the group are there
-                self._folder.parent.rmdir()
+        with self._usable(), contextlib.suppress(OSError):  # it has gone, or other calls of the group are there
+            _remove_call(self._folder)
 
     def cancel(self) -> None:
         self._cancelled.set()
@@ -294,7 +295,23 @@ def _remove_abandoned(path: Path, now: float) -> None:
     """Calls of this user whose last sign of life is long ago. In a folder like /tmp others have theirs, and links."""
     for beats in path.glob("*/*/beats"):
         with contextlib.suppress(OSError):  # another removes it too
-            is_own = _is_own(beats.parent.parent) and _is_own(beats.parent)
-            if is_own and beats.stat().st_mtime < now - KEEP_S:
-                shutil.rmtree(beats.parent, ignore_errors=True)
-                beats.parent.parent.rmdir()
+            is_call = _is_own(beats.parent.parent) and _is_own(beats.parent) and _is_a_call(beats.parent)
+            if is_call and beats.stat().st_mtime < now - KEEP_S:
+                _remove_call(beats.parent)
+
+
+def _is_a_call(folder: Path) -> bool:
+    """Whether it holds nothing but what a `FileConnection` writes: the store's folder may hold more than groups."""
+    if not folder.name.isdecimal():
+        return False
+    with os.scandir(folder) as entries:
+        return all(_FILES.fullmatch(each.name) and each.is_file(follow_symlinks=False) for each in entries)
+
+
+def _remove_call(folder: Path) -> None:
+    """The files of a call by their names, and its folders if nothing else is in them. Raises OSError."""
+    for entry in os.scandir(folder):
+        if _FILES.fullmatch(entry.name):
+            Path(entry.path).unlink(missing_ok=True)
+    folder.rmdir()
+    folder.parent.rmdir()

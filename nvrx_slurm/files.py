@@ -120,7 +120,7 @@ class JobFiles:
         try:
             with contextlib.suppress(FileExistsError):
                 os.mkdir(self.path.name, 0o700, dir_fd=base)
-            folder = ownership.open_job_folder(self.path, dir_fd=base)
+            folder = ownership.open_private_folder(self.path, dir_fd=base)
         finally:
             os.close(base)
         try:
@@ -137,7 +137,7 @@ class JobFiles:
     @contextlib.contextmanager
     def opened(self) -> Iterator[int]:
         """A descriptor of the folder. Raises OSError; UnsafePath where it is not this user's, or others can write."""
-        descriptor = ownership.open_job_folder(self.path)
+        descriptor = ownership.open_private_folder(self.path)
         try:
             yield descriptor
         finally:

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 
 import msgspec
 
 from nvrx_slurm.decoding import decode
-from nvrx_slurm.errors import MalformedRecord
+from nvrx_slurm.errors import MalformedRecord, UnsafePath
+from nvrx_slurm.ownership import open_private_folder, read_owned
 
 
 class JobStore(msgspec.Struct, frozen=True):
@@ -27,8 +29,12 @@ _decoder = msgspec.json.Decoder(JobStore)
 
 
 def read_job_store(path: Path, error: type[Exception]) -> JobStore:
-    """Raises `error` where it cannot be read."""
+    """Raises `error` where it cannot be read, or another user could have written it."""
     try:
-        return decode(_decoder.decode, path.read_bytes(), path.name)
-    except (OSError, MalformedRecord) as seen:
+        folder = open_private_folder(path.parent)
+        try:
+            return decode(_decoder.decode, read_owned(path, dir_fd=folder), path.name)
+        finally:
+            os.close(folder)
+    except (OSError, UnsafePath, MalformedRecord) as seen:
         raise error(f"the job's store file {path} (NVRX_STORE_FILE) cannot be read: {seen}") from None

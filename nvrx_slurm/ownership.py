@@ -41,8 +41,8 @@ def check_base(folder: Path, option: str = "--folder") -> list[Path]:
     return shared
 
 
-def open_job_folder(path: Path, *, dir_fd: int | None = None) -> int:
-    """A descriptor of a job folder that only its owner can write to; `dir_fd`: the base folder that holds it.
+def open_private_folder(path: Path, *, dir_fd: int | None = None) -> int:
+    """A descriptor of a folder that only its owner can write to; `dir_fd`: the folder that holds it.
 
     Raises UnsafePath, OSError.
     """
@@ -50,7 +50,7 @@ def open_job_folder(path: Path, *, dir_fd: int | None = None) -> int:
         descriptor = os.open(path if dir_fd is None else path.name, _FOLDER_FLAGS, dir_fd=dir_fd)
     except NotADirectoryError:  # O_DIRECTORY wins over O_NOFOLLOW: a symbolic link is no directory
         raise UnsafePath(
-            f"{path}: is a symbolic link or a file, and not the folder of a job; remove it", path=path
+            f"{path}: is a symbolic link or a file, and not a folder of yours; remove it", path=path
         ) from None
     try:
         _check(path, os.fstat(descriptor), "use it as the user whose job it is, or remove it")

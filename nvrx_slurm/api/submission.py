@@ -10,7 +10,7 @@ from nvrx_slurm.cluster.base import DEFAULT_FOLDER, Cluster, folder_name
 from nvrx_slurm.cluster.kill_wait import KillWaitQuestion
 from nvrx_slurm.cluster.slurm import SlurmCluster
 from nvrx_slurm.config.budgets import grace_within
-from nvrx_slurm.errors import ConfigError, StoreUnreachable, UsageError
+from nvrx_slurm.errors import ConfigError, StoreUnreachable, UnsafePath, UsageError
 from nvrx_slurm.files import JobFiles
 from nvrx_slurm.log import get_logger
 
@@ -79,8 +79,8 @@ def _submitted(prepared: PreparedJob, cluster: ClusterName) -> str:
     files = JobFiles(base / folder_name(job_id))
     try:
         files.write_plan_json(prepared.plan_json.encode())  # so that readers know the job while it is in the queue
-    except OSError as error:  # the job is submitted: too late for an error
-        log.warning("%s: the plan could not be kept there (%s)", files.path, error.strerror)
+    except (OSError, UnsafePath) as error:  # the job is submitted: too late for an error
+        log.warning("%s: the plan could not be kept there (%s)", files.path, error)
     return job_id
 
 
@@ -141,15 +141,11 @@ def check_store(prepared: PreparedJob) -> None:
 
 def _store_password(plan: Plan) -> str | None:
     from nvrx_slurm.config import env
+    from nvrx_slurm.config.secret_file import secret_in
 
     if plan.store_password_file is None:
         return env.store_password()
-    try:
-        return Path(plan.store_password_file).read_text().strip()
-    except OSError as error:
-        raise ConfigError(
-            f"{plan.store_password_file}: cannot be read ({error.strerror})", key="store.password_file"
-        ) from None
+    return secret_in(plan.store_password_file, key="store.password_file").strip()
 
 
 def _with_spares(spec: JobSpec, spares: int) -> JobSpec:

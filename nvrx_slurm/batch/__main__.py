@@ -18,6 +18,7 @@ from nvrx_slurm.batch.network import advertised_address, default_route_address
 from nvrx_slurm.clock import SystemClock
 from nvrx_slurm.cluster.kill_wait import KillWaitQuestion
 from nvrx_slurm.config import env
+from nvrx_slurm.config.secret_file import secret_in
 from nvrx_slurm.errors import MalformedRecord, NvrxError, UsageError
 from nvrx_slurm.files import digest_of_plan, open_log
 from nvrx_slurm.folder import LOOPBACK, JobFolder, JobInfo
@@ -123,7 +124,7 @@ def _suspects(plan: Plan, info: JobInfo) -> tuple[str, ...]:
 
 def _password(plan: Plan) -> str | None:
     if plan.store_password_file is not None:
-        return Path(plan.store_password_file).read_text().strip()
+        return secret_in(plan.store_password_file, key="store.password_file").strip()
     return env.store_password()
 
 

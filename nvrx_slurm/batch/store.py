@@ -143,8 +143,8 @@ def _folder_for_sockets(job: JobFolder) -> Path | None:
     for root in RUNTIME_ROOTS:
         try:
             # 0700, with a name that cannot be foreseen. If this process is killed, the job's next batch host here
-            # finds it by the beginning of the name (`clear_runtime_folders`).
-            folder = Path(tempfile.mkdtemp(prefix=f"{job.runtime_name}-store-", dir=root))
+            # finds it by the beginning of the name (`clear_runtime_folders`). No node's name begins with a dot.
+            folder = Path(tempfile.mkdtemp(prefix=f"{job.runtime_name}-.store-", dir=root))
         except OSError:
             continue
         if new_socket_path(folder):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib.util
+import os
 from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
@@ -86,6 +87,7 @@ def run_and_report(
 
     _check_installed("--junit", junit, "junitparser")
     _check_installed("--html", html, "jinja2")
+    os.umask(os.umask(0) | 0o022)  # whatever the umask: no other user writes to what a flow is judged by
     options = SuiteOptions(
         stage=stage or choose_stage(),
         artifacts=artifacts or default_folder(SystemClock().wall()),

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import errno
+import functools
 import os
 import re
 from collections.abc import Mapping, Sequence
@@ -82,14 +83,19 @@ def prepare_folder(folder: Path) -> bool:
     if not os.access(folder, os.W_OK | os.X_OK):
         raise not_writable(folder, OSError(errno.EACCES, os.strerror(errno.EACCES)))
     for path in shared:
-        log.warning(
-            "%s: its group can write to it, and so replace %s; jobs refuse a folder that is not yours, but they fail"
-            " then; `chmod g-w %s`, or --folder names a folder elsewhere",
-            path,
-            folder,
-            path,
-        )
+        _warn_of(path, folder)
     return is_new
+
+
+@functools.cache
+def _warn_of(path: Path, folder: Path) -> None:
+    log.warning(
+        "%s: its group can write to it, and so replace %s; jobs refuse a folder that is not yours, but they fail"
+        " then; `chmod g-w %s`, or --folder names a folder elsewhere",
+        path,
+        folder,
+        path,
+    )
 
 
 def not_writable(folder: Path, error: OSError) -> UsageError:

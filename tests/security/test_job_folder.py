@@ -15,6 +15,7 @@ import pytest
 
 from nvrx_slurm.files import digest_of_plan
 from nvrx_slurm.folder import JobFolder, JobInfo, StoreAddress
+from nvrx_slurm.sealed import SealedFolder
 from tests.slurm_harness import CLI
 
 BOUND_S = 60
@@ -280,3 +281,31 @@ def test_what_others_have_put_under_a_files_name_is_not_read(tmp_path):
         with pytest.raises(Exception, match=says):
             folder.read_result()
         path.unlink()
+
+
+# ---- the cache of scripts
+
+
+def test_a_cache_that_bob_has_put_in_its_place_is_not_used(bob, common):
+    """An entry of his would be the script that alice submits: its seal is a checksum, and no secret."""
+    common.chmod(0o777)
+    cache = SealedFolder(common / "scripts", 4)
+    cache.put("name", b"hers")
+    assert cache.get("name") == b"hers"
+    (common / "scripts").rename(common / "moved")
+    bob.run(plant_cache, str(common / "scripts"), "name")
+    assert cache.get("name") is None
+    cache.put("name", b"hers")  # and nothing of hers is left there
+    assert [path.lstat().st_uid for path in (common / "scripts").iterdir()] == [bob.uid]
+    (common / "scripts" / "name").unlink()
+    (common / "scripts").rmdir()
+    (common / "scripts").symlink_to(common / "moved")
+    assert cache.get("name") is None
+
+
+def plant_cache(folder: str, name: str) -> None:
+    Path(folder).mkdir(mode=0o700)
+    cache = SealedFolder(Path(folder), 4)
+    cache.put(name, b"his")
+    assert cache.get(name) == b"his"
+    Path(folder).chmod(0o777)

@@ -16,6 +16,8 @@ import pytest
 
 from nvrx_slurm.api.handle import ClusterName, Job
 from nvrx_slurm.config import env
+from nvrx_slurm.config.secret_file import secret_in
+from nvrx_slurm.errors import ConfigError
 from nvrx_slurm.testing.attribution_server import Asked, AttributionServer, Response, says
 from nvrx_slurm.verdicts import Verdict
 from tests.slurm_harness import CLI, nvrx
@@ -147,3 +149,33 @@ def test_a_descriptor_that_leads_nowhere_is_no_error(value):
         text=True,
     )
     assert (child.stdout, child.stderr) == ("None None\n", "")
+
+
+# ---- files that hold a secret
+
+
+def test_a_password_file_that_others_can_read_is_refused(tmp_path):
+    """As ssh refuses a private key. Before, the store's password file could have any mode."""
+    password = tmp_path / "password"
+    password.write_text(MARK)
+    store = {"url": "redis://127.0.0.1:1", "password_file": str(password)}
+    (tmp_path / "job.yaml").write_text(json.dumps({"name": "a", "command": "true", "store": store}))
+    for mode, words in ((0o644, "can be read by others (mode 0644); `chmod 600` it"), (0o600, "does not answer")):
+        password.chmod(mode)
+        done = nvrx("submit", "--local", cwd=tmp_path, env={})
+        assert done.returncode == (69 if mode == 0o600 else 2)
+        assert words in done.stderr
+        assert (done.stderr.count("\n"), MARK in done.stderr) == (1, False)
+
+
+def test_a_secret_file_of_another_user_is_refused(bob, common):
+    """He could have the job log in with a secret that he knows."""
+    common.chmod(0o777)
+    bob.run(write_secret, str(common / "token"))
+    with pytest.raises(ConfigError, match=rf"belongs to nobody \(uid {bob.uid}\)"):
+        secret_in(str(common / "token"), key="store.password_file")
+
+
+def write_secret(path: str) -> None:
+    Path(path).write_text("his")
+    Path(path).chmod(0o600)

@@ -22,6 +22,7 @@ from nvrx_slurm.cluster.dev import DevCluster, names, remove
 from nvrx_slurm.config.load import load
 from nvrx_slurm.config.plan import plan
 from nvrx_slurm.errors import NvrxError
+from nvrx_slurm.files import make_folders
 from nvrx_slurm.flow.language.writing import to_yaml
 from nvrx_slurm.flow.running.guard import Guard
 from nvrx_slurm.flow.running.hold import MARK, Hold
@@ -51,7 +52,7 @@ class Session:
         """A Slurm of so many nodes, under the guard."""
         _remove_abandoned()
         folder = self._folder / "session" / "cluster"
-        folder.mkdir(parents=True)
+        make_folders(folder)
         name = f"{PREFIX}{os.getpid()}"
         hold = Hold(folder)
         hold.cluster(name)
@@ -64,7 +65,7 @@ class Session:
         """The jobs of one test, under the guard."""
         self._tests += 1
         folder = self._folder / "tests" / str(self._tests)
-        folder.mkdir(parents=True)
+        make_folders(folder)
         return Jobs(folder, test, here=here, cluster=cluster, bound_s=bound_s)
 
     def close(self) -> None:

@@ -27,7 +27,7 @@ from nvrx_slurm.records import (
     WorkerFailed,
     pack,
 )
-from nvrx_slurm.store.embedded import server_binary
+from nvrx_slurm.store.servers import bundled_binary
 from nvrx_slurm.transport import environment
 from tests.harness import WAIT_S, gate_plan
 
@@ -41,7 +41,7 @@ def site(tmp_path: Path) -> Iterator[int]:
     with socket.create_server(("127.0.0.1", 0)) as free:
         port = free.getsockname()[1]
     (tmp_path / "site").mkdir()
-    argv = [str(server_binary()), "--port", str(port), "--bind", "127.0.0.1", "--save", ""]
+    argv = [str(bundled_binary()), "--port", str(port), "--bind", "127.0.0.1", "--save", ""]
     log = (tmp_path / "site.log").open("wb")
     server = subprocess.Popen([*argv, "--requirepass", PASSWORD, "--dir", str(tmp_path / "site")], stdout=log)
     deadline = time.monotonic() + WAIT_S

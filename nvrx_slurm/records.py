@@ -160,6 +160,7 @@ class Plan(Record, frozen=True, kw_only=True):
     time_limit_s: float | None = None
     store_url: str | None = None  # None: embedded. Never holds a password
     store_password_file: str | None = None
+    store_namespace: FileName | None = None  # what the job's keys in a site's store begin with
     store_server: str = "auto"  # of an embedded store: or `bundled`, or a path
     lease: Lease | None = None
     version: int = 1

@@ -102,7 +102,9 @@ class Host:
         job = self.folder.job_id
         if self.plan.store_url is not None:
             # Several clusters may share the site's store, and each counts its jobs from 1.
-            job = known.job if known else f"{job}-{new_incarnation()}"
+            fresh = f"{job}-{new_incarnation()}"
+            namespace = self.plan.store_namespace
+            job = known.job if known else f"{namespace}/{fresh}" if namespace else fresh
             address = StoreAddress(url=self.plan.store_url, password=self.store_password, job=job, token=token)
             self.folder.write_store(address)
         else:

@@ -32,6 +32,7 @@ COMMANDS: dict[str, tuple[str, str]] = {
     "nodes": ("nodes:nodes", "Nodes that evidence speaks against."),
     "attrsvc": ("attrsvc:attrsvc", "Attribution as a service, for a fleet of jobs."),
     "mcp": ("mcp:mcp", "The same tools for an AI assistant."),
+    "store": ("store:store", "What a site's own store must allow its users."),
     "transport": ("transport:transport", "What this node can do for payloads."),
     "cluster": ("cluster:cluster", "A real Slurm on this machine, without root."),
     "ci": ("ci:ci", "Process flows, faults included, replayed on a real Slurm."),

@@ -108,6 +108,9 @@ class StoreSpec(Block):
     write"""
     password_file: Line | None = None
     """A file (mode 0600) with its password; or set NVRX_SLURM_STORE_PASSWORD"""
+    namespace: Name | None = None
+    """With `url`: the job's keys begin with `nvrx:{<namespace>/`, for a store that others use too. An ACL user of the
+    server can then be kept to them: `nvrx-slurm store acl` prints its rule, and `redis://user@host…` logs it in"""
 
     @model_validator(mode="after")
     def _relations(self) -> Self:
@@ -115,6 +118,8 @@ class StoreSpec(Block):
             raise Misfit(
                 "starts a server of its own, and store.url names one that runs: set one of the two", "server"
             )
+        if self.url is None and self.namespace is not None:
+            raise Misfit("is for a store that several users share: set store.url, too", "namespace")
         return self
 
 

@@ -43,6 +43,7 @@ def plan(spec: JobSpec, *, folder: Path, job_file: Path | None = None) -> Plan:
         store_url=spec.store.url,
         store_password_file=find(spec.store.password_file),
         store_server=spec.store.server,
+        store_namespace=spec.store.namespace,
         lease=Lease(file=str(here / spec.lease.file), timeout_s=spec.lease.timeout) if spec.lease else None,
     )
 

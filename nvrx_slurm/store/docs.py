@@ -18,6 +18,14 @@ which no agent and no controller believes it ([why](decisions/0025-what-the-stor
 and an order have 8 bytes more between the two, a number that grows. What is not signed, or cannot be read, is set
 aside: skipped, counted, and journaled as `records_refused`.
 
+A site's store has many users. With one password for all, each of them can read, overwrite and delete what the others
+have there. Where that matters, make an ACL user for each: `nvrx-slurm store acl alice` prints the command. Her jobs
+name it, and a namespace, which their keys begin with (`nvrx:{alice/…`); her user can touch no others.
+
+    store: {url: "redis://alice@redis.site:6379/0", namespace: alice, password_file: ~/.store-password}
+
+Without an ACL her jobs are still safe from forged records: see above.
+
     redis-cli -u "$URL" --no-auth-warning XREVRANGE 'nvrx:{123}:journal' + - COUNT 5
 
 | key | type | written by | read by | lives | holds |

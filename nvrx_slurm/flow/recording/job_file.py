@@ -76,7 +76,7 @@ def job_keys(plan: Plan) -> dict[str, Any]:
     document = {"name": plan.name, **_work(plan, complete=False), "workdir": plan.workdir}
     if plan.time_limit_s is not None:
         document["slurm"] = {"time": words(plan.time_limit_s)}
-    store = {"url": plan.store_url, "password_file": plan.store_password_file}
+    store = {"url": plan.store_url, "password_file": plan.store_password_file, "namespace": plan.store_namespace}
     if plan.store_url is not None:
         document["store"] = {key: value for key, value in store.items() if value is not None}
     elif plan.store_server != "auto":

@@ -1,0 +1,180 @@
+"""Each user of a site's store has an ACL user there, made by the rule that `nvrx-slurm store acl` prints."""
+
+from __future__ import annotations
+
+import contextlib
+import shlex
+import socket
+import subprocess
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import pytest
+import redis
+from click.testing import CliRunner
+
+from nvrx_slurm.cli import cli
+from nvrx_slurm.inprocess.store.redis import RedisConnection
+from nvrx_slurm.inprocess.store.wire import parse_address
+from nvrx_slurm.job_key import JobKey
+from nvrx_slurm.records import RoundClosed
+from nvrx_slurm.store.acl import COMMANDS
+from nvrx_slurm.store.keys import InprocessKeys, Keys
+from nvrx_slurm.store.servers import bundled_binary
+from nvrx_slurm.transport.directory import Directory
+from nvrx_slurm.transport.ref import PayloadRef
+from tests.harness import WAIT_S, gate_plan
+
+ADMIN = "the-administrator's"
+PASSWORDS = {"alice": "wonderland", "bob": "builder"}
+
+
+def client(port: int, user: str) -> Any:
+    return redis.Redis(port=port, username=user, password=PASSWORDS.get(user, ADMIN))
+
+
+with client(1, "alice") as unanswered, contextlib.suppress(redis.ConnectionError):
+    unanswered.ping()  # loads what redis-py imports on its first use: bob cannot read every Python installation
+
+
+@pytest.fixture
+def site(tmp_path: Path) -> Iterator[int]:
+    """The port of a real Valkey that knows alice and bob by the printed rules."""
+    with socket.create_server(("127.0.0.1", 0)) as free:
+        port = free.getsockname()[1]
+    argv = [str(bundled_binary()), "--port", str(port), "--bind", "127.0.0.1", "--save", "", "--requirepass", ADMIN]
+    server = subprocess.Popen([*argv, "--dir", str(tmp_path)], stdout=subprocess.DEVNULL)
+    deadline = time.monotonic() + WAIT_S
+    while True:
+        with contextlib.suppress(redis.ConnectionError), client(port, "default") as admin:
+            for user, password in PASSWORDS.items():
+                admin.execute_command(*printed(user).replace(">PASSWORD", f">{password}").split(" "))
+            break
+        assert server.poll() is None and time.monotonic() < deadline, "the site's Valkey did not start"
+    yield port
+    server.terminate()
+    server.wait()
+
+
+def printed(*arguments: str) -> str:
+    done = CliRunner().invoke(cli, ["store", "acl", *arguments])
+    assert done.exit_code == 0, done.output
+    return done.output.strip()
+
+
+def denials(port: int) -> list[tuple[str, str, str]]:
+    """Who was refused what, and why."""
+    with client(port, "default") as admin:
+        log = admin.execute_command("ACL", "LOG")
+    return [(str(each["username"]), str(each["reason"]), str(each["object"])) for each in map(_named, log)]
+
+
+def _named(entry: Any) -> dict[str, Any]:
+    if isinstance(entry, dict):
+        return {_text(key): _text(value) for key, value in entry.items()}
+    return {_text(key): _text(value) for key, value in zip(entry[::2], entry[1::2], strict=True)}
+
+
+def _text(value: object) -> Any:
+    return value.decode() if isinstance(value, bytes) else value
+
+
+def attack(port: int) -> list[str]:
+    """All that would harm alice's job or show it; returns what came through."""
+    came_through = []
+    prefix = "nvrx:{alice/"
+    with client(port, "bob") as site:
+        for line in (
+            f"SET {prefix}x}}:shutdown:0 forged",
+            f"XADD {prefix}x}}:inbox * m forged",
+            f"XREVRANGE {prefix}x}}:journal + - COUNT 1",
+            f"GET {prefix}x}}:epoch",
+            f"DEL {prefix}x}}:journal",
+            f"UNLINK {prefix}x}}:journal",
+            f"EXPIRE {prefix}x}}:journal 1",
+            f"EVAL return(redis.call('GET','{prefix}x}}:epoch')) 0",
+            "KEYS *",
+            "SCAN 0",
+            "MONITOR",
+            "FLUSHALL",
+            "CONFIG SET appendonly no",
+            "CONFIG GET requirepass",
+            "ACL LIST",
+            "CLIENT LIST",
+            "CLIENT KILL TYPE normal",
+            "SHUTDOWN NOSAVE",
+        ):
+            try:
+                site.execute_command(*line.split(" "))
+            except redis.exceptions.NoPermissionError:
+                continue
+            came_through.append(line)
+        number = site.script_load(f"return redis.call('GET', '{prefix}x}}:epoch')")
+        try:
+            site.evalsha(number, 0)
+        except redis.exceptions.ResponseError as error:
+            if "ACL failure" in str(error) or "NOPERM" in str(error):
+                return came_through
+            raise
+    return [*came_through, "a script"]
+
+
+def test_a_job_runs_under_its_rule_and_bob_cannot_touch_it(bob, run_local, gate, site, tmp_path):
+    """A restart is among what the job does; the server has refused alice nothing, and bob everything."""
+    plan = gate_plan(gate, tmp_path, nodes=1, spares=1, workers=1, heartbeat_interval_s=0.25)
+    plan = msgspec.structs.replace(plan, store_url=f"redis://alice@127.0.0.1:{site}/0", store_namespace="alice")
+    job = run_local(plan, env={"NVRX_SLURM_STORE_PASSWORD": PASSWORDS["alice"]})
+    gate.wait(1, cycle=0)[0].go(3)
+    gate.wait(1, cycle=1)
+    address = job.folder.read_store()
+    assert address.job.startswith("alice/j1-")
+    assert bob.run(attack, site) == []
+    gate.wait(1, cycle=1)[0].go()
+    assert job.finish() == 0
+    assert [closed.cycle for closed in job.said(RoundClosed)] == [0, 1]
+    assert {user for user, _, _ in denials(site)} == {"bob"}
+
+
+def test_groups_and_directories_run_under_the_rule(site, tmp_path, monkeypatch):
+    """Each operation of an in-process group's store, and of a directory of payloads."""
+    address = parse_address(f"redis://alice@127.0.0.1:{site}/0", PASSWORDS["alice"])
+    keys = InprocessKeys("group", 0, job="alice/7-a")
+    connection = RedisConnection(address, keys, patience_s=WAIT_S, renew_s=0.0, job_key=JobKey("t"))
+    connection.ping()
+    assert connection.append(b"one", 0)
+    assert connection.read(0, 0.0) == [b"one"]
+    for gate in ("join", *(f"ready:{number}" for number in range(70))):
+        connection.arrive(gate, 0, b"payload")
+    assert connection.arrivals("join") == {0: b"payload"}
+    assert connection.arrival("join", 0) == b"payload"
+    assert connection.beat(0, 0) == 1
+    connection.clear()
+    connection.close()
+    store = {"url": address.where, "password": PASSWORDS["alice"], "job": "alice/7-a", "token": "t"}
+    (tmp_path / "store.json").write_bytes(msgspec.json.encode(store))
+    monkeypatch.setenv("NVRX_STORE_FILE", str(tmp_path / "store.json"))
+    with Directory() as directory:
+        following = directory.follow()
+        sent = directory.publish(PayloadRef(node="n1", ring="nvrx-ring-7-9-ab", slot=1, generation=1, size=64))
+        assert directory.lookup() == [sent] == following.next()
+    assert denials(site) == []
+
+
+def test_rule_of_one_job_covers_its_keys_alone(tmp_path):
+    """For a job that runs already."""
+    rule = printed("alice", "--namespace", "team-7")
+    assert shlex.split(rule)[:6] == ["ACL", "SETUSER", "alice", "reset", "on", ">PASSWORD"]
+    assert "~nvrx:{team-7/*" in rule.split() and "&*" not in rule and "+@" not in rule
+    assert Keys("team-7/1-a").inbox.startswith("nvrx:{team-7/")
+    assert len(set(COMMANDS)) == len(COMMANDS)
+
+
+@pytest.mark.parametrize("name", ["a b", "*", "", "alice +@all", "a\nb", "~*", "x" * 65])
+def test_name_that_would_change_the_rule_is_refused(name):
+    """Exit code 2, and nothing is printed that somebody could paste."""
+    for arguments in (["store", "acl", name], ["store", "acl", "alice", "--namespace", name]):
+        done = CliRunner().invoke(cli, arguments)
+        assert done.exit_code != 0 and "SETUSER" not in done.output

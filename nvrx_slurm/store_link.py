@@ -14,10 +14,13 @@ Standard library only: workers import it.
 
 from __future__ import annotations
 
+import contextlib
 import functools
+import os
 import socket
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from pathlib import Path
 from typing import TYPE_CHECKING, Protocol
 from urllib.parse import parse_qsl, unquote, urlsplit
 
@@ -88,6 +91,16 @@ def _pinned(certificate: str) -> SSLContext:
     return context
 
 
+@contextlib.contextmanager
+def short_path(path: Path) -> Iterator[str]:
+    """Another path to a unix socket, of a length that fits into its address (107 bytes). Raises OSError."""
+    folder = os.open(path.parent, os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC)
+    try:
+        yield f"/proc/self/fd/{folder}/{path.name}"
+    finally:
+        os.close(folder)
+
+
 def open_socket(
     where: Where, timeout_s: float, adopt: Callable[[socket.socket], None] | None = None
 ) -> socket.socket:
@@ -101,7 +114,8 @@ def open_socket(
     try:
         connection.settimeout(timeout_s)
         if path is not None:
-            connection.connect(path)
+            with short_path(Path(path)) as short:
+                connection.connect(short)
         else:
             connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
             connection.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)

@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 import socket
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any, Protocol
 
 import msgspec
@@ -115,7 +116,8 @@ class _AsyncStoreConnection(AsyncConnection):
 
     async def _opened(self) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
         if (path := store_link.socket_path(self._where)) is not None:
-            return await asyncio.open_unix_connection(path)
+            with store_link.short_path(Path(path)) as short:
+                return await asyncio.open_unix_connection(short)
         host, port = store_link.host_and_port(self._where)
         reader, writer = await asyncio.open_connection(host, port, ssl=store_link.tls_of(self._where))
         writer.get_extra_info("socket").setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)

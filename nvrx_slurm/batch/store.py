@@ -4,20 +4,17 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import shutil
 import signal
-import tempfile
 from asyncio.subprocess import Process
 from pathlib import Path
 
 from nvrx_slurm.errors import StoreUnreachable
-from nvrx_slurm.files import RUNTIME_ROOTS
 from nvrx_slurm.folder import LOOPBACK, JobFolder, JobInfo, StoreAddress
 from nvrx_slurm.ids import new_secret
 from nvrx_slurm.log import get_logger
 from nvrx_slurm.processes import dies_with_parent
 from nvrx_slurm.store.certificate import Certificate, make_certificate
-from nvrx_slurm.store.embedded import READY_S, EmbeddedStore, new_socket_path
+from nvrx_slurm.store.embedded import READY_S, EmbeddedStore, new_socket_name
 from nvrx_slurm.store.servers import Server, find_server
 
 log = get_logger("batch")
@@ -37,8 +34,7 @@ class StoreKeeper:
         self._folder, self._info = folder, info
         self._asked, self._job, self._token = asked, job, token
         self._server: Server | None = None
-        self._sockets: Path | None = None
-        self._path: Path | None = None
+        self._socket: Path | None = None
         self._certificate: Certificate | None = None
         self.process: Process | None = None
 
@@ -52,15 +48,13 @@ class StoreKeeper:
         self._server = await asyncio.to_thread(find_server, self._asked, with_tls=not is_on_one_host)
         self._folder.store_dir.mkdir(mode=0o700, parents=True, exist_ok=True)
         self._folder.store_dir.chmod(0o700)
-        if is_on_one_host:
-            self._sockets = _folder_for_sockets(self._folder)
-        elif self._server.has_tls:
+        if not is_on_one_host and self._server.has_tls:
             made = await asyncio.to_thread(make_certificate, self._folder.store_dir)
             if isinstance(made, Certificate):
                 self._certificate = made
             else:
                 log.warning("the store goes without TLS: %s", made)
-        else:
+        elif not is_on_one_host:
             log.info("the store goes without TLS, which %s does not have", self._server)
         await self._start_server()
 
@@ -78,25 +72,26 @@ class StoreKeeper:
     def clear_away(self) -> None:
         """Remove its files, once it has ended."""
         self._folder.remove_tree(self._folder.store_dir.name)
-        if self._sockets is not None and self._sockets != self._folder.store_dir:
-            shutil.rmtree(self._sockets, ignore_errors=True)
 
     async def _start_server(self) -> None:
         assert self._server is not None
-        password, path = new_secret(), None
-        if self._path is not None:
+        password, name = new_secret(), None
+        if self._socket is not None:
             with contextlib.suppress(OSError):
-                self._path.unlink()
-        if self._sockets is not None:
+                self._socket.unlink()
+        if self._info.addr == LOOPBACK:
             # A new name each time: a client with the old password must not find the new server, which refuses it.
-            self._path = path = new_socket_path(self._sockets)
-        # A client proves a server on a port without TLS by its mark. The other two ways need none.
-        mark = new_secret() if path is None and self._certificate is None else None
+            name = new_socket_name(self._folder.store_dir)
+            if name is None:
+                log.warning("%s holds no sockets: the store listens on a port of this host", self._folder.store_dir)
+        self._socket = None if name is None else self._folder.store_dir / name
+        # A client knows a server on a port without TLS by its mark. The other two ways need none.
+        mark = new_secret() if name is None and self._certificate is None else None
         store = EmbeddedStore(
             self._folder.store_dir,
             password=password,
             bind=self._info.bind,
-            path=path,
+            name=name,
             certificate=self._certificate,
             mark=mark,
             binary=self._server.path,
@@ -130,25 +125,3 @@ class StoreKeeper:
                 await asyncio.sleep(ANNOUNCE_RETRY_S)
             else:
                 return
-
-
-def _folder_for_sockets(job: JobFolder) -> Path | None:
-    """A folder that only this user can enter and that can hold a unix socket; None where there is none.
-
-    The store's own folder, unless its path is too long for a socket's address (107 bytes) or its file system holds no
-    sockets.
-    """
-    if new_socket_path(job.store_dir):
-        return job.store_dir
-    for root in RUNTIME_ROOTS:
-        try:
-            # 0700, with a name that cannot be foreseen. If this process is killed, the job's next batch host here
-            # finds it by the beginning of the name (`clear_runtime_folders`). No node's name begins with a dot.
-            folder = Path(tempfile.mkdtemp(prefix=f"{job.runtime_name}-.store-", dir=root))
-        except OSError:
-            continue
-        if new_socket_path(folder):
-            return folder
-        shutil.rmtree(folder, ignore_errors=True)
-    log.warning("no folder here can hold a unix socket: the store listens on a port of 127.0.0.1")
-    return None

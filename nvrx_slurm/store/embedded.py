@@ -14,6 +14,7 @@ from urllib.parse import quote
 from nvrx_slurm.errors import StoreUnreachable
 from nvrx_slurm.store.certificate import Certificate
 from nvrx_slurm.store.servers import bundled_binary
+from nvrx_slurm.store_link import short_path
 
 READY_S = 30.0
 """How long the server may take to load its append-only file and accept connections."""
@@ -29,24 +30,25 @@ def free_port(host: str) -> int:
         return int(probe.getsockname()[1])
 
 
-def new_socket_path(folder: Path) -> Path | None:
-    """A name for a unix socket in a folder that is there, which no socket has had before. None where its path is too
-    long for a socket's address (107 bytes), or the file system holds no sockets."""
-    path = folder / f"s{secrets.token_hex(4)}"
-    with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as probe:
-        try:
-            probe.bind(str(path))
-        except OSError:
-            return None
-    path.unlink(missing_ok=True)
-    return path
+def new_socket_name(folder: Path) -> str | None:
+    """A name for a unix socket in a folder, which no socket has had before. None where the folder's file system holds
+    no sockets."""
+    name = f"s{secrets.token_hex(4)}"
+    try:
+        with short_path(folder / name) as path, socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as probe:
+            probe.bind(path)
+        (folder / name).unlink()
+    except OSError:
+        return None
+    return name
 
 
 class EmbeddedStore:
     """One server. It can be started again after a crash, and nothing recorded is lost, since each command reaches the
     append-only file (the kernel's page cache) before its answer is sent.
 
-    It listens on the unix socket `path`, else on a free port of `bind`, with TLS where there is a `certificate`. It
+    It listens on a unix socket `name` in its folder, else on a free port of `bind`, with TLS where there is
+    a `certificate`. It
     answers a client that asks as `store_link.MARK` does with `mark`. `binary`: the server (default: the bundled one).
     """
 
@@ -56,14 +58,14 @@ class EmbeddedStore:
         *,
         password: str,
         bind: str = "127.0.0.1",
-        path: Path | None = None,
+        name: str | None = None,
         certificate: Certificate | None = None,
         mark: str | None = None,
         binary: Path | None = None,
         adopt: Callable[[], None] | None = None,
     ) -> None:
         self._folder = folder
-        self._bind, self._path, self._certificate = bind, path, certificate
+        self._bind, self._name, self._certificate = bind, name, certificate
         self._password, self._mark = password, mark
         self._binary = binary
         self._adopt = adopt
@@ -71,14 +73,14 @@ class EmbeddedStore:
 
     def url(self, host: str) -> str:
         """Where it listens. `host`: the name or address by which clients reach this machine."""
-        if self._path is not None:
-            return f"unix://{quote(str(self._path))}"
+        if self._name is not None:
+            return f"unix://{quote(str(self._folder.absolute() / self._name))}"
         return f"{'rediss' if self._certificate else 'redis'}://{host}:{self.port}"
 
     async def start(self) -> Process:
         """Start the server and wait until it answers. Raises StoreUnreachable with the end of its log."""
         for _ in range(5):
-            fresh = self.port == 0 and self._path is None
+            fresh = self.port == 0 and self._name is None
             if fresh:
                 self.port = free_port("" if self._bind == "*" else self._bind)
             try:
@@ -128,8 +130,9 @@ class EmbeddedStore:
         )
 
     def _listen(self) -> list[str]:
-        if self._path is not None:
-            return ["port 0", f'unixsocket "{self._path}"', "unixsocketperm 700"]
+        if self._name is not None:
+            # Its working folder is its own: a path from there is never too long for a socket's address.
+            return ["port 0", f"unixsocket {self._name}", "unixsocketperm 700"]
         if self._certificate is None:
             return [f"port {self.port}", f"bind {self._bind}"]
         return [

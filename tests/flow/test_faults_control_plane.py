@@ -13,6 +13,7 @@ import redis
 from nvrx_slurm.agent.supervisor import descendants
 from nvrx_slurm.processes import is_alive
 from nvrx_slurm.records import ControllerStarted, NodeLost, RoundOpened, Shutdown
+from nvrx_slurm.store_redis import client
 from tests.fault_harness import child_of, until
 from tests.harness import gate_plan, wait_gone
 
@@ -89,7 +90,7 @@ def test_controller_that_the_store_refuses_ends_the_job(run_local, gate, tmp_pat
     gate.wait(4, cycle=0)
     everybody = descendants(job.process.pid)
     address = job.folder.read_store()
-    with redis.Redis.from_url(address.url, password=address.password) as store:
+    with client(address, connect_s=5.0, answer_s=5.0) as store:
         store.execute_command("ACL", "SETUSER", "default", "resetpass", ">another")
     os.kill(control_plane(job)["nvrx_slurm.controller"], signal.SIGKILL)
     assert job.finish() == 69
@@ -107,7 +108,7 @@ def test_store_that_refuses_everybody_once_the_end_was_decided(run_local, gate, 
     gate.open()
     job.expect(Shutdown)
     address = job.folder.read_store()
-    with redis.Redis.from_url(address.url, password=address.password) as store:
+    with client(address, connect_s=5.0, answer_s=5.0) as store:
         store.execute_command("ACL", "SETUSER", "default", "resetpass", ">another")
         store.execute_command("CLIENT", "KILL", "TYPE", "normal")
     assert job.finish() == 0
@@ -147,7 +148,7 @@ def node_beats(job):
     """How many beats the store has taken so far; 0 while it does not answer."""
     address = job.folder.read_store()
     try:
-        with redis.Redis.from_url(address.url, password=address.password, socket_timeout=5.0) as store:
+        with client(address, connect_s=5.0, answer_s=5.0) as store:
             return int(store.xinfo_stream(f"nvrx:{{{address.job}}}:beats")["entries-added"])
     except (redis.RedisError, OSError):
         return 0

@@ -7,9 +7,9 @@ seconds. Each group has its own.
 /dev/shm/nvrx-inprocess-<uid>/<kind>-<digest of the group>/    0700
   lock             held by the keeper, from before it starts until it is gone
   place.json 0600  where it listens, and its password, while the store can be used
-  s<random>        the socket of a Valkey: another one, with another password, after each of its starts
   keeper.log       what it has to say
   store/           Valkey's append-only file: a server that is killed is started again with all that it had
+    s<random>      its socket: another one, with another password, after each of its starts
 """
 
 from __future__ import annotations

@@ -24,7 +24,7 @@ from nvrx_slurm.files import write_private
 from nvrx_slurm.ids import new_secret
 from nvrx_slurm.inprocess.store.keeper import TORCH, VALKEY, Place, take
 from nvrx_slurm.processes import dies_with_parent, started_ticks
-from nvrx_slurm.store.embedded import EmbeddedStore, new_socket_path
+from nvrx_slurm.store.embedded import EmbeddedStore, new_socket_name
 
 LOOK_S = 1.0
 
@@ -63,7 +63,7 @@ class Valkey:
 
     def __init__(self, folder: Path) -> None:
         self._folder = folder
-        self._path: Path | None = None
+        self._socket: str | None = None
         self.moved = _nothing
 
     def place(self) -> Place:
@@ -76,7 +76,7 @@ class Valkey:
         )
 
     def connections(self) -> int:
-        return connections(self._server.port) if self._path is None else connections_of_socket(self._path)
+        return connections(self._server.port) if self._socket is None else connections_of_socket(self._socket)
 
     async def start(self) -> None:
         await self._start_server()
@@ -85,16 +85,18 @@ class Valkey:
     async def _start_server(self) -> None:
         """On a socket or a port, and with a password, that no earlier server had: another process may be on the old
         port by now."""
-        if self._path is not None:
+        folder = self._folder / "store"
+        folder.mkdir(mode=0o700, exist_ok=True)
+        if self._socket is not None:
             with contextlib.suppress(OSError):
-                self._path.unlink()
-        self._path = new_socket_path(self._folder)
+                (folder / self._socket).unlink()
+        self._socket = new_socket_name(folder)
         self._password = new_secret()
-        self._mark = new_secret() if self._path is None else None
+        self._mark = new_secret() if self._socket is None else None
         self._server = EmbeddedStore(
-            self._folder / "store",
+            folder,
             bind=LOOPBACK,
-            path=self._path,
+            name=self._socket,
             password=self._password,
             mark=self._mark,
             adopt=_adopted(),
@@ -204,10 +206,10 @@ def connections(port: int) -> int:
     return sum(local.endswith(f":{port:04X}") and state == ESTABLISHED for _, local, _, state, _ in rows)
 
 
-def connections_of_socket(path: Path) -> int:
-    """How many connections the server on this unix socket has."""
+def connections_of_socket(name: str) -> int:
+    """How many connections the server on the unix socket of this name has; the name is random."""
     rows = (line.split(maxsplit=7) for line in Path("/proc/net/unix").read_text().splitlines()[1:])
-    return sum(len(row) == 8 and row[7] == str(path) and row[5] in CONNECTED for row in rows)
+    return sum(len(row) == 8 and row[7].rpartition("/")[2] == name and row[5] in CONNECTED for row in rows)
 
 
 def remove_abandoned(root: Path) -> None:

@@ -241,6 +241,7 @@ class TetherServer:
         self.refused = RateLimitedLog(log.warning)
         self._listener: socket.socket | None = None
         self._rest: asyncio.TimerHandle | None = None
+        self._asked_at = self._read_until = 0.0
         self._opening: set[asyncio.Task[Any]] = set()
 
     async def start(self, bind: str) -> int:
@@ -290,8 +291,11 @@ class TetherServer:
         loop = asyncio.get_running_loop()
         for _ in range(ACCEPTS_AT_ONCE):
             now = loop.time()
-            if (wait_s := self.admission.wait_s(now)) > 0.0:
-                self._pause(wait_s)
+            # A loop that was busy for longer than a turn has not yet read the proofs that came meanwhile: what counts
+            # is what had arrived when connections were read from last, not the time that has passed.
+            if self.admission.wait_s(self._read_until) > 0.0:
+                self._asked_at = now
+                self._pause(self.admission.wait_s(now))
                 return
             try:
                 accepted, (source, _port) = self._listener.accept()
@@ -299,8 +303,9 @@ class TetherServer:
                 return
             except OSError as error:
                 self.refused.say(f"no connection to the controller can be accepted: {error.strerror}", now)
+                self._asked_at = now
                 self._pause(NO_DESCRIPTOR_S)
-                if (dropped := self.admission.shed(now)) is not None:
+                if (dropped := self.admission.shed(self._read_until)) is not None:
                     dropped.refuse("it had not proven itself when descriptors ran out")
                 return
             accepted.setblocking(False)
@@ -323,7 +328,12 @@ class TetherServer:
         loop.remove_reader(self._listener)
         if self._rest is not None:
             self._rest.cancel()
-        self._rest = None if for_s is None else loop.call_later(for_s, self._go_on)
+        self._rest = None if for_s is None else loop.call_later(for_s, self._rested)
+
+    def _rested(self) -> None:
+        """Timers run after what the same select(2) has found readable: what had arrived at the pause is read."""
+        self._read_until = self._asked_at
+        self._go_on()
 
     def _go_on(self) -> None:
         assert self._listener is not None

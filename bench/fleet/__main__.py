@@ -24,7 +24,7 @@ from urllib.parse import urlsplit
 
 from bench.fleet.node import Link, SimulatedNode
 from bench.fleet.tether import SimulatedTether
-from nvrx_slurm.agent.tethering import SPREAD_S_PER_NODE
+from nvrx_slurm.agent.tethering import FIRST_RETRY_S, SPREAD_S_PER_NODE
 from nvrx_slurm.clock import SystemClock
 from nvrx_slurm.folder import JobFolder
 from nvrx_slurm.job_key import JobKey
@@ -42,6 +42,7 @@ class SimulatedFleet:
         self._clock = SystemClock()
         self._interval_s = plan.fault_tolerance.heartbeat_interval_s
         self._links: dict[int, Link | SimulatedTether] = {}
+        self._ties: dict[int, Callable[[], None]] = {}  # how to open each again
         self._poller = select.epoll()
         self._began = 0.0
         self._assigned = Counter[int]()
@@ -70,10 +71,20 @@ class SimulatedFleet:
         while True:
             for descriptor, _ in self._poller.poll(self._until_due()):
                 if descriptor != sys.stdin.fileno():
-                    self._links[descriptor].readable()
+                    self._serve(descriptor)
                 elif not self._obey(sys.stdin.readline()):
                     return
             self._do_what_is_due()
+
+    def _serve(self, descriptor: int) -> None:
+        try:
+            self._links[descriptor].readable()
+        except ConnectionError:
+            if descriptor not in self._ties:
+                raise
+            self._poller.unregister(descriptor)  # dropped for another, since this process was slow to answer
+            del self._links[descriptor]
+            self._do_later(random.uniform(FIRST_RETRY_S / 2, FIRST_RETRY_S), self._ties.pop(descriptor))
 
     def _obey(self, line: str) -> bool:
         self._began = self._clock.monotonic()
@@ -119,7 +130,9 @@ class SimulatedFleet:
         up = unpack_order(self._key.verify(self._keys.controller, packed))
         assert isinstance(up, ControllerUp), "the join came before the controller"
         address, token = (up.host, up.port), self._store.token
-        self._add(SimulatedTether(address, token=token, node=node.name, incarnation=node.incarnation))
+        tie = SimulatedTether(address, token=token, node=node.name, incarnation=node.incarnation)
+        self._ties[tie.socket.fileno()] = partial(self._tie, node, packed)
+        self._add(tie)
 
     def _add(self, link: Link | SimulatedTether) -> None:
         self._links[link.socket.fileno()] = link

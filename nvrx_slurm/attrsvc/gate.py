@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 from starlette.responses import Response
 from starlette.routing import Match, Route
 
+from nvrx_slurm.admission import RateLimitedLog
 from nvrx_slurm.attrsvc.limits import RateLimit
 from nvrx_slurm.attrsvc.metrics import Metrics
 from nvrx_slurm.attrsvc.replies import failure
@@ -15,7 +16,7 @@ from nvrx_slurm.clock import Clock
 from nvrx_slurm.log import get_logger
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Callable, Sequence
 
     from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
@@ -41,7 +42,8 @@ class Gate:
     ) -> None:
         self._app, self._limit, self._metrics, self._clock = app, limit, metrics, clock
         self._routes = tuple(routes)
-        self._expected = None if token is None else f"Bearer {token}".encode()
+        self._is_known = brings(token)
+        self._refused = RateLimitedLog(access.warning)
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] != "http":
@@ -61,21 +63,15 @@ class Gate:
             self._note(scope, statuses[0] if statuses else 499, began)  # 499: the client went away
 
     def _refusal(self, scope: Scope) -> Response | None:
-        path = scope["path"]
+        path, is_known = scope["path"], self._is_known(scope)
         if path not in UNLIMITED:
-            wait_s = self._limit.take(_client(scope), self._clock.monotonic())
+            # Apart: who has no token cannot use up what a client at the same address may send.
+            wait_s = self._limit.take(_client(scope) if is_known else f"{_client(scope)} ?", self._clock.monotonic())
             if wait_s > 0.0:
                 return failure(429, "too many requests; slow down", retry_in_s=wait_s)
-        if self._expected is None or path in OPEN_TO_ALL or self._is_known(scope):
+        if is_known or path in OPEN_TO_ALL:
             return None
         return failure(401, "a bearer token is needed, and this is none that is known here")
-
-    def _is_known(self, scope: Scope) -> bool:
-        """In constant time: how long it takes must not tell how much of a guess was right."""
-        given = [value for name, value in scope["headers"] if name == b"authorization"]
-        assert self._expected is not None
-        scheme, _, token = (given[0] if len(given) == 1 else b"").partition(b" ")
-        return hmac.compare_digest(b" ".join((scheme.title(), token.strip())), self._expected)
 
     def _note(self, scope: Scope, status: int, began: float) -> None:
         """The path without its query, and no header: neither may hold a secret by accident."""
@@ -84,7 +80,26 @@ class Gate:
         self._metrics.requests.labels(method, route, str(status)).inc()
         took_ms = (self._clock.monotonic() - began) * 1000.0
         path = scope.get("raw_path", b"").partition(b"?")[0].decode("ascii", "backslashreplace")
-        access.info("%s %s %.200s %d %.1f ms", _client(scope), method, path, status, took_ms)
+        line = f"{_client(scope)} {method} {path:.200s} {status} {took_ms:.1f} ms"
+        if status in (401, 429):  # anybody can cause as many as they like
+            self._refused.say(line, self._clock.monotonic())
+        else:
+            access.info("%s", line)
+
+
+def brings(token: str | None) -> Callable[[Scope], bool]:
+    """Whether a request brings the token; without one every request will do."""
+    if token is None:
+        return lambda scope: True
+    expected = f"Bearer {token}".encode()
+
+    def is_known(scope: Scope) -> bool:
+        """In constant time: how long it takes must not tell how much of a guess was right."""
+        given = [value for name, value in scope["headers"] if name == b"authorization"]
+        scheme, _, found = (given[0] if len(given) == 1 else b"").partition(b" ")
+        return hmac.compare_digest(b" ".join((scheme.title(), found.strip())), expected)
+
+    return is_known
 
 
 def _client(scope: Scope) -> str:

@@ -8,17 +8,23 @@ import errno
 import socket
 import ssl
 from collections.abc import Iterator
+from typing import Any
 
 import uvicorn
 from starlette.applications import Starlette
 
-from nvrx_slurm.attrsvc.impatience import Impatient
+from nvrx_slurm.admission import MOST_UNPROVEN, RateLimitedLog
+from nvrx_slurm.attrsvc.gate import brings
+from nvrx_slurm.attrsvc.impatience import impatient
 from nvrx_slurm.attrsvc.settings import Address, Settings
 from nvrx_slurm.errors import UsageError
+from nvrx_slurm.log import get_logger
 
 CONNECTIONS_END_S = 3
 KEEP_ALIVE_S = 75
 BACKLOG = 1024
+_EXHAUSTED = (errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM)
+log = get_logger("attrsvc")
 
 
 @contextlib.contextmanager
@@ -49,7 +55,8 @@ def configuration(app: Starlette, settings: Settings) -> uvicorn.Config:
             app,
             ssl_certfile=settings.tls_cert,
             ssl_keyfile=settings.tls_key,
-            http=Impatient,
+            http=impatient(brings(settings.token)),
+            backlog=MOST_UNPROVEN,  # asyncio accepts so many before any of them is counted
             lifespan="off",
             ws="none",
             log_config=None,
@@ -71,11 +78,22 @@ class Server(uvicorn.Server):
     def __init__(self, config: uvicorn.Config) -> None:
         super().__init__(config)
         self.listens = asyncio.Event()
+        self._exhausted = RateLimitedLog(log.error)
 
     @contextlib.contextmanager
     def capture_signals(self) -> Iterator[None]:
         yield
 
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
+        asyncio.get_running_loop().set_exception_handler(self._not_accepted)
         await super().startup(sockets)
+        for listener in sockets or ():
+            listener.listen(BACKLOG)  # uvicorn has made the kernel's queue as short as its own
         self.listens.set()
+
+    def _not_accepted(self, loop: asyncio.AbstractEventLoop, context: dict[str, Any]) -> None:
+        """asyncio tells of each accept(2) that finds no descriptor left with a traceback, and tries again."""
+        if isinstance(error := context.get("exception"), OSError) and error.errno in _EXHAUSTED:
+            self._exhausted.say(f"no connection can be accepted: {error.strerror}", loop.time())
+        else:
+            loop.default_exception_handler(context)

@@ -28,7 +28,7 @@ from nvrx_slurm.errors import EXIT_DONE, EXIT_INTERRUPTED, UsageError
 from nvrx_slurm.files import write_private
 from nvrx_slurm.ids import new_secret
 from nvrx_slurm.log import get_logger
-from nvrx_slurm.processes import die_with
+from nvrx_slurm.processes import die_with, raise_descriptor_limit
 
 log = get_logger("attrsvc")
 
@@ -40,6 +40,7 @@ def run(settings: Settings, say: Callable[[str], None]) -> int:
     """
     if settings.managed:
         die_with(os.getppid(), signal.SIGKILL)
+    raise_descriptor_limit()
     roots = existing(settings.roots)
     load_catalogue(settings.rules)  # a mistake in them is told here, not at the first failure
     with contextlib.ExitStack() as stack:

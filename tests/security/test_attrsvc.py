@@ -6,9 +6,12 @@ import contextlib
 import encodings.idna  # noqa: F401 -- bob can load nothing any more when a socket asks for it
 import http.client
 import os
+import resource
 import signal
+import socket
 import subprocess
 import sys
+import threading
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -19,6 +22,8 @@ from nvrx_slurm.attribution.local_token import announced, find_token
 from nvrx_slurm.attribution.sources.places import fixed_place
 from nvrx_slurm.config import env
 from nvrx_slurm.errors import UsageError
+from nvrx_slurm.processes import MOST_DESCRIPTORS
+from tests.fault_harness import until
 
 BOUND_S = 60.0
 Start = Callable[..., "Service"]
@@ -146,3 +151,47 @@ def test_a_file_of_another_user_is_not_believed(common: Path) -> None:
         assert find_token("http://127.0.0.1:7", common / "tokens") == "planted"
         os.chown(path, 65534, -1)
         assert find_token("http://127.0.0.1:7", common / "tokens") is None
+
+
+def hold_open(port: int, count: int) -> str:
+    """Open connections, say nothing on them, and wait to be ended."""
+    opened = [socket.create_connection(("127.0.0.1", port)) for _ in range(count)]
+    print(f"{len(opened)} are open", flush=True)
+    threading.Event().wait()
+    return ""
+
+
+def flood(port: int, count: int) -> int:
+    """Ask with a wrong token, again and again; returns how many requests were answered with 401."""
+    return sum(statuses(port, "wrong-wrong-wrong").count(401) for _ in range(count))
+
+
+def open_descriptors(pid: int) -> int:
+    return len(list(Path(f"/proc/{pid}/fd").iterdir()))
+
+
+def test_silent_connections_cost_nothing(bob: Any, start: Start) -> None:
+    """Bob holds 900 connections; the service keeps 64 of them, for 2 s at most, answers alice, and says it once."""
+    service = start()
+    before = open_descriptors(service.process.pid)
+    token = find_token(service.url)
+    attack = bob.start(hold_open, service.port, 900)
+    assert attack.line() == "900 are open"
+    assert statuses(service.port, token) == [200, 200, 415, 200]
+    assert open_descriptors(service.process.pid) <= before + 64 + 4
+    until(lambda: open_descriptors(service.process.pid) <= before + 4, "a service that has closed all of them")
+    said = service.log.read_text()
+    assert "Traceback" not in said
+    assert said.count("more than 64 connections without a token") == 1
+    soft, hard = resource.prlimit(service.process.pid, resource.RLIMIT_NOFILE)
+    assert soft == min(hard, MOST_DESCRIPTORS)
+
+
+def test_refused_requests_fill_no_log_and_take_no_turn(bob: Any, start: Start) -> None:
+    """At bob's address alice has her own rate, and his 40 refusals are one line."""
+    service = start("--rate", "1")
+    token = find_token(service.url)
+    assert 0 < bob.run(flood, service.port, 10) <= 40
+    assert statuses(service.port, token) == [200, 200, 415, 200]
+    refused = [line for line in service.log.read_text().splitlines() if " 401 " in line or " 429 " in line]
+    assert len(refused) == 1

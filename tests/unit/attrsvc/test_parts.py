@@ -85,7 +85,7 @@ async def test_silent_connection() -> None:
     """A connection on which nobody sends a whole request is closed; one that was used is not."""
 
     class Hasty(Impatient):
-        headers_s = 0.2
+        proof_s = 0.2
 
     async def hello(scope: Any, receive: Any, send: Any) -> None:
         await send({"type": "http.response.start", "status": 204, "headers": []})

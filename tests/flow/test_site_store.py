@@ -3,12 +3,18 @@
 from __future__ import annotations
 
 import asyncio
+import os
 import signal
 
 import msgspec
+import pytest
 import redis
 
+from nvrx_slurm.processes import is_alive
 from nvrx_slurm.store.embedded import EmbeddedStore
+from nvrx_slurm.testing.disk import SmallDisk
+from tests.contract.inprocess_stores import PASSWORD, Valkey
+from tests.fault_harness import until
 from tests.harness import gate_plan
 
 NEVER = -1
@@ -45,3 +51,38 @@ def two_jobs(run_local, gate, tmp_path, url):
             worker.go()
         assert jobs[-1].finish() == 0
         gate.forget()
+
+
+def test_job_waits_for_a_sites_disk_and_leaves_its_configuration_alone(run_local, gate, tmp_path):
+    """While the site's server refuses writes no worker is touched. A failure meanwhile is dealt with once there is
+    space again, and the server still keeps its file."""
+    disk = SmallDisk("size=24m")
+    server = Valkey(disk.path / "valkey")
+    raw = redis.Redis(port=server.port, password=PASSWORD, decode_responses=True)
+    try:
+        plan = msgspec.structs.replace(
+            gate_plan(gate, tmp_path, spares=0), store_url=f"redis://127.0.0.1:{server.port}/0"
+        )
+        job = run_local(plan, env={"NVRX_SLURM_STORE_PASSWORD": PASSWORD})
+        before = gate.wait(4, cycle=0)
+        disk.fill()
+        with pytest.raises(redis.ResponseError, match="MISCONF"):
+            while True:
+                raw.set("ballast", "x" * 10_000)
+        os.kill(before[0].pid, signal.SIGKILL)
+        until(lambda: "refuses writes" in job_logs(job), "the job says what it waits for")
+        assert all(is_alive(before[rank].pid) for rank in (2, 3))
+        disk.free()
+        gate.wait(4, cycle=1)
+        assert raw.config_get("appendonly") == {"appendonly": "yes"}
+        gate.open()
+        assert job.finish() == 0
+    finally:
+        raw.close()
+        server.end()
+        disk.close()
+
+
+def job_logs(job):
+    files = [job.folder.job_log, *(job.folder.path / "nodes").glob("*.log")]
+    return "".join(file.read_text(errors="replace") for file in files)

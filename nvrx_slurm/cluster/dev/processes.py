@@ -17,6 +17,7 @@ from pathlib import Path
 from nvrx_slurm.clock import Clock
 from nvrx_slurm.cluster.dev.waiting import wait_until
 from nvrx_slurm.errors import NvrxError, WaitTimeout
+from nvrx_slurm.processes import environment_of as environment_of
 from nvrx_slurm.records import Record
 
 _PROC = Path("/proc")
@@ -103,16 +104,6 @@ def lives(identity: Identity, table: Table | None = None) -> bool:
 
 def boot_id() -> str:
     return (_PROC / "sys/kernel/random/boot_id").read_text().strip()
-
-
-def environment_of(pid: int) -> dict[str, str]:
-    """The environment that the process was started with; empty when it may not be read."""
-    try:
-        raw = (_PROC / str(pid) / "environ").read_bytes()
-    except OSError:
-        return {}
-    pairs = (item.decode(errors="replace").partition("=") for item in raw.split(b"\0") if item)
-    return {key: value for key, _, value in pairs}
 
 
 def is_own(pid: int) -> bool:

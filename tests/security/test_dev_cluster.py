@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import contextlib
+import json
 import os
 import pwd
 import shutil
 import socket
 import stat
 import subprocess
+import sys
 import tempfile
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -18,7 +20,10 @@ import pytest
 
 from nvrx_slurm.clock import SystemClock
 from nvrx_slurm.cluster.dev import DevCluster, names, remove, slurm
-from nvrx_slurm.cluster.dev.daemons import recorded
+from nvrx_slurm.cluster.dev.daemons import MARK, recorded
+from nvrx_slurm.cluster.dev.members import of_daemons
+from nvrx_slurm.cluster.dev.places import Places
+from nvrx_slurm.cluster.dev.processes import environment_of, identify, read_table
 from nvrx_slurm.cluster.dev.waiting import wait_until
 from tests.security.conftest import Bob
 
@@ -196,3 +201,110 @@ def listening_ports(pid: int) -> set[tuple[str, int]]:
     rows = [line.split() for name in ("tcp", "tcp6") for line in Path(f"/proc/net/{name}").read_text().splitlines()]
     listening = [row[1].split(":") for row in rows if row[3] == "0A" and f"socket:[{row[9]}]" in sockets]
     return {(socket.inet_ntoa(bytes.fromhex(host)[::-1][-4:]), int(port, 16)) for host, port in listening}
+
+
+# ---- records that name what to kill and what to delete
+
+
+def plant_cluster(home: str, victim: dict[str, Any], folder: str) -> None:
+    """A cluster of bob's where alice will look for hers: its daemon is a process of hers, its folder too."""
+    os.umask(0)
+    state = Path(home) / "nvrx-slurm" / "clusters" / NAME
+    (state / "daemons").mkdir(parents=True)
+    spec = {
+        "name": NAME,
+        "user": "alice",
+        "hostname": "here",
+        "slurm_version": [22, 5],
+        "cpus_per_node": 1,
+        "controller_port": 1,
+        "node_ports": [2],
+        "state": str(state),
+        "runtime": folder,
+    }
+    (state / "cluster.json").write_text(json.dumps(spec))
+    (state / "daemons" / "munged.json").write_text(json.dumps({"name": "munged", **victim}))
+
+
+def plant_attempt(run: str, victim: dict[str, Any]) -> None:
+    """A list of what an attempt of alice's has left: a process of hers."""
+    os.umask(0)
+    attempt = Path(run) / "flow" / "1"
+    attempt.mkdir(parents=True)
+    (attempt / "held.jsonl").write_text(json.dumps({"held": "process", "process": victim}) + "\n")
+
+
+@pytest.fixture
+def victim() -> Iterator[subprocess.Popen[bytes]]:
+    """A process of alice's that has nothing to do with a cluster."""
+    with subprocess.Popen(["cat"], stdin=subprocess.PIPE) as process:
+        yield process
+        process.kill()
+
+
+@pytest.fixture
+def shared(common: Path) -> Path:
+    """A folder in which both may write, and neither may remove what the other has made."""
+    common.chmod(0o1777)
+    return common
+
+
+def record_of(process: subprocess.Popen[bytes]) -> dict[str, Any]:
+    identity = identify(process.pid)
+    assert identity is not None
+    return {"pid": identity.pid, "started": identity.started, "boot": identity.boot}
+
+
+def call(home: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        [sys.executable, "-m", "nvrx_slurm", *arguments],
+        env={**os.environ, "XDG_STATE_HOME": str(home)},
+        capture_output=True,
+        text=True,
+        timeout=BOUND_S,
+    )
+
+
+@pytest.mark.parametrize("command", ["down", "status", "kill-node", "up"])
+def test_bobs_cluster_is_not_taken_for_alices(
+    bob: Bob, shared: Path, tmp_path: Path, victim: subprocess.Popen[bytes], command: str
+) -> None:
+    """Where her state folder lies in a shared one, records of his name no process to kill and no folder to delete."""
+    precious = tmp_path / "precious"
+    precious.mkdir()
+    bob.run(plant_cluster, str(shared), record_of(victim), str(precious))
+    node = ["n1"] if command == "kill-node" else []
+    done = call(shared, "cluster", command, *node, "--name", NAME)
+    assert (victim.poll(), precious.is_dir()) == (None, True)
+    assert (done.returncode, done.stderr.count("\n")) == (2, 1), done.stderr
+    assert f"{shared}/nvrx-slurm" in done.stderr
+
+
+def test_a_list_of_bobs_ends_no_process(
+    bob: Bob, shared: Path, tmp_path: Path, victim: subprocess.Popen[bytes]
+) -> None:
+    """`ci clean` leaves alone what a list names that another user wrote, and says so."""
+    bob.run(plant_attempt, str(shared), record_of(victim))
+    done = call(tmp_path, "ci", "clean", str(shared))
+    assert victim.poll() is None
+    assert done.returncode != 0
+    assert "held.jsonl" in done.stderr + done.stdout
+    assert "Traceback" not in done.stderr
+
+
+def marked(state: str) -> None:
+    """A process that says of itself that it is a daemon of alice's cluster."""
+    os.execve("/bin/cat", ["cat"], {MARK: state})
+
+
+def test_a_process_of_bobs_is_no_daemon_of_alices(bob: Bob, common: Path) -> None:
+    """Root reads all environments; what another user's process says there counts for nothing."""
+    attack = bob.start(marked, str(common))
+    pid = attack.process.pid
+    wait_until(
+        lambda: environment_of(pid).get(MARK) == str(common) or os.geteuid() != 0,
+        timeout_s=BOUND_S,
+        what="bob's process",
+        clock=SystemClock(),
+    )
+    assert pid not in of_daemons(Places(state=common, runtime=common), read_table())

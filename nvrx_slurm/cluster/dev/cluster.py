@@ -7,6 +7,7 @@ from types import TracebackType
 
 import msgspec
 
+from nvrx_slurm import ownership
 from nvrx_slurm.clock import Clock, SystemClock
 from nvrx_slurm.cluster.dev import lifecycle, members, places, processes, recovery, slurm
 from nvrx_slurm.cluster.dev.daemons import living
@@ -77,10 +78,12 @@ class DevCluster:
 
     @classmethod
     def load(cls, name: str = DEFAULT_NAME, *, clock: Clock | None = None, say: Say = _silent) -> DevCluster:
-        """The cluster of that name, running or not. Raises UsageError, which lists the names there are."""
+        """The cluster of that name, running or not. Raises UsageError, which lists the names there are, or which says
+        that another user could have written its records."""
+        places.check(name)
         path = places.state_folder(name) / "cluster.json"
         try:
-            return cls(decode(path.read_bytes()), clock=clock, say=say)
+            return cls(decode(ownership.read_owned(path)), clock=clock, say=say)
         except FileNotFoundError:
             known = ", ".join(names()) or "none"
             raise UsageError(

@@ -14,6 +14,7 @@ import msgspec
 from nvrx_slurm.cluster.dev.places import Places
 from nvrx_slurm.cluster.dev.processes import Identity, Table, identify, lives
 from nvrx_slurm.errors import NvrxError
+from nvrx_slurm.ownership import read_owned
 
 # Set in every daemon's environment, so that one is found even if the command died before it wrote the record.
 # Jobs do not inherit it: Slurm gives them the environment of sbatch and srun.
@@ -80,7 +81,7 @@ def _record(name: str, pid: int, places: Places) -> None:
 def recorded(places: Places) -> dict[str, DaemonRecord]:
     """Every daemon that was started, by name, whether or not it still lives."""
     files = sorted(places.daemons.glob("[!.]*.json"))
-    records = (msgspec.json.decode(file.read_bytes(), type=DaemonRecord) for file in files)
+    records = (msgspec.json.decode(read_owned(file), type=DaemonRecord) for file in files)
     return {record.name: record for record in records}
 
 

@@ -20,6 +20,8 @@ everybody (0777): the folder above is what keeps other users from it.
 
 from __future__ import annotations
 
+import contextlib
+import os
 import shutil
 import tempfile
 from dataclasses import dataclass
@@ -27,6 +29,7 @@ from pathlib import Path
 
 import platformdirs
 
+from nvrx_slurm import ownership
 from nvrx_slurm.errors import NvrxError, UsageError
 
 _TMP = Path("/tmp")  # not $TMPDIR: it may be deep, and then the socket paths do not fit
@@ -105,10 +108,19 @@ def state_folder(name: str) -> Path:
     return clusters_folder() / name
 
 
+def check(name: str) -> None:
+    """Refuse a cluster whose records another user could have written: they name processes to kill and folders to
+    delete. A cluster that is not there is fine. Raises UnsafePath, OSError."""
+    with contextlib.suppress(FileNotFoundError):
+        ownership.check_base(clusters_folder(), "XDG_STATE_HOME")
+        os.close(ownership.open_private_folder(state_folder(name)))
+
+
 def claim(name: str) -> Places:
     """Make the cluster's folders; the name is then taken. Raises UsageError when it already is."""
     state = state_folder(name)
     state.parent.mkdir(mode=PRIVATE, parents=True, exist_ok=True)
+    check(name)
     try:
         state.mkdir(mode=PRIVATE)
     except FileExistsError:
@@ -124,7 +136,8 @@ def claim(name: str) -> Places:
 
 
 def existing(name: str) -> Places:
-    """The folders of a cluster of which nothing else may be known."""
+    """The folders of a cluster of which nothing else may be known. Raises UnsafePath."""
+    check(name)
     state = state_folder(name)
     link = state / _RUNTIME_LINK
     return Places(state=state, runtime=link.readlink() if link.is_symlink() else state)

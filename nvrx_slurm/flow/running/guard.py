@@ -20,7 +20,7 @@ from nvrx_slurm.clock import SystemClock
 from nvrx_slurm.cluster.dev import processes
 from nvrx_slurm.cluster.dev.waiting import wait_until
 from nvrx_slurm.config import env
-from nvrx_slurm.errors import WaitTimeout
+from nvrx_slurm.errors import UnsafePath, WaitTimeout
 from nvrx_slurm.flow.running.hold import HELD, HeldProcess, standing
 from nvrx_slurm.flow.running.undo import undo
 from nvrx_slurm.log import get_logger, set_up
@@ -70,11 +70,18 @@ def clean(folder: Path, patience_s: float = PATIENCE_S) -> list[str]:
     holds nothing."""
     found = glob.glob(f"*/*/{HELD}", root_dir=folder)  # noqa: PTH207  Path.glob trips over a folder that goes meanwhile
     attempts = (folder / held for held in sorted(found))
-    held = [path.parent for path in attempts if standing(path.parent)]
+    held: list[Path] = []
+    problems: list[str] = []
+    for path in attempts:
+        try:
+            held += [path.parent] if standing(path.parent) else []
+        except UnsafePath as error:  # the others are ended all the same
+            problems.append(str(error))
     if not held:
-        return []
+        return problems
     with ThreadPoolExecutor(len(held)) as pool:
-        return [problem for problems in pool.map(lambda each: _end(each, patience_s), held) for problem in problems]
+        ended = pool.map(lambda each: _end(each, patience_s), held)
+        return [*problems, *(problem for each in ended for problem in each)]
 
 
 def _end(folder: Path, patience_s: float) -> list[str]:

@@ -16,6 +16,7 @@ import msgspec
 
 from nvrx_slurm.cluster.dev.processes import Identity, identify
 from nvrx_slurm.files import write_all
+from nvrx_slurm.ownership import read_owned
 from nvrx_slurm.records import Record
 
 if TYPE_CHECKING:
@@ -58,6 +59,7 @@ class HeldNothing(Record, frozen=True, kw_only=True, tag_field="held", tag="noth
 
 
 Held = HeldCluster | HeldQueue | HeldJob | HeldProcess | HeldNothing
+_FLAGS = os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_NOFOLLOW | os.O_CLOEXEC
 _decoder: msgspec.json.Decoder[Held] = msgspec.json.Decoder(Held)
 
 
@@ -65,7 +67,7 @@ class Hold:
     """One attempt's list, and the only writer of it. Every method raises OSError where the disk is full."""
 
     def __init__(self, folder: Path) -> None:
-        self._file = os.open(folder / HELD, os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o600)
+        self._file = os.open(folder / HELD, _FLAGS, 0o600)
 
     def cluster(self, name: str) -> None:
         """A development cluster is about to be brought up."""
@@ -98,10 +100,13 @@ class Hold:
 
 
 def standing(folder: Path) -> list[Held]:
-    """What the attempt of this folder still holds, oldest first. A torn last line was not yet true."""
+    """What the attempt of this folder still holds, oldest first. A torn last line was not yet true.
+
+    Raises UnsafePath: another user could have written it, and it names processes to kill and clusters to take down.
+    """
     found: list[Held] = []
     with contextlib.suppress(FileNotFoundError):
-        for line in (folder / HELD).read_bytes().splitlines():
+        for line in read_owned(folder / HELD).splitlines():
             with contextlib.suppress(msgspec.DecodeError):
                 held = _decoder.decode(line)
                 found = [] if isinstance(held, HeldNothing) else [*found, held]

@@ -15,13 +15,15 @@ import threading
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
+from urllib.parse import urlsplit
 
 import pytest
 
 from nvrx_slurm.attribution.local_token import announced, find_token
-from nvrx_slurm.attribution.sources.places import fixed_place
+from nvrx_slurm.attribution.sources.exchange import Exchange
+from nvrx_slurm.attribution.sources.places import Place, fixed_place
 from nvrx_slurm.config import env
-from nvrx_slurm.errors import UsageError
+from nvrx_slurm.errors import SourceError, UsageError
 from nvrx_slurm.processes import MOST_DESCRIPTORS
 from tests.fault_harness import until
 
@@ -151,6 +153,39 @@ def test_a_file_of_another_user_is_not_believed(common: Path) -> None:
         assert find_token("http://127.0.0.1:7", common / "tokens") == "planted"
         os.chown(path, 65534, -1)
         assert find_token("http://127.0.0.1:7", common / "tokens") is None
+
+
+def answer_stop() -> None:
+    """Listen in a service's place, and print what the first client has sent."""
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        print(listener.getsockname()[1], flush=True)
+        client, _ = listener.accept()
+        print(client.recv(65536).decode().replace("\r\n", " | "), flush=True)
+
+
+async def test_a_port_that_another_user_has_taken_gets_no_token_and_is_not_asked(bob: Any, tmp_path: Path) -> None:
+    """Bob listens where a service of alice's was. Her job's sources name his uid, and send him nothing."""
+    attack = bob.start(answer_stop)
+    url = f"http://127.0.0.1:{attack.line()}"
+    exchange = Exchange(proxies=False)
+    try:
+        with pytest.raises(SourceError, match=f"belongs to uid {bob.uid}, and is not asked"):
+            await exchange.send(Place(url=url, token="alice's"), "GET", "/v1/stats", read_s=10.0)
+    finally:
+        await exchange.close()
+    with socket.create_connection(("127.0.0.1", urlsplit(url).port or 0)) as link:
+        link.sendall(b"the first one")
+        assert attack.line() == "the first one"
+
+
+async def test_a_service_of_ones_own_is_asked(start: Start) -> None:
+    """The check of the listener's user lets it pass."""
+    exchange = Exchange(proxies=False)
+    try:
+        reply = await exchange.send(fixed_place(start().url, None)(), "GET", "/healthz", read_s=10.0)
+    finally:
+        await exchange.close()
+    assert reply.status == 200
 
 
 def hold_open(port: int, count: int) -> str:

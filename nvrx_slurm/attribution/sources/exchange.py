@@ -7,6 +7,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+from nvrx_slurm.attribution.listener import check_listener
 from nvrx_slurm.attribution.sources.answers import MOST_BYTES
 from nvrx_slurm.attribution.sources.base import Unanswered, need
 from nvrx_slurm.attribution.sources.places import Place
@@ -43,6 +44,7 @@ class Exchange:
         self, place: Place, method: str, path: str, *, body: bytes | None = None, prefer_s: int = 0, read_s: float
     ) -> Reply:
         """Send one request; `read_s` bounds each silence of the service. Raises Unanswered, SourceError."""
+        await asyncio.to_thread(check_listener, place.url)
         client = await self._client()
         import httpx2
 

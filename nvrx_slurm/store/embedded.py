@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import os
 import secrets
 import socket
 from asyncio.subprocess import PIPE, STDOUT, Process
@@ -12,6 +13,7 @@ from pathlib import Path
 from urllib.parse import quote
 
 from nvrx_slurm.errors import StoreUnreachable
+from nvrx_slurm.files import open_log
 from nvrx_slurm.store.certificate import Certificate
 from nvrx_slurm.store.servers import bundled_binary
 from nvrx_slurm.store_link import short_path
@@ -157,7 +159,7 @@ class EmbeddedStore:
         raise StoreUnreachable("the embedded store did not start:\n" + b"".join(lines[-8:]).decode(errors="replace"))
 
     async def _log_rest(self, stdout: asyncio.StreamReader, lines: list[bytes]) -> None:
-        with (self._folder / "server.log").open("ab", buffering=0) as log:
+        with os.fdopen(open_log(self._folder / "server.log"), "ab", buffering=0) as log:
             while lines:  # to the end, whatever the disk says: a server whose pipe is full stands still
                 with contextlib.suppress(OSError):
                     log.write(b"".join(lines))

@@ -80,7 +80,7 @@ def test_recorded_to_stdout(finished, tmp_path):
     assert nvrx("check", ".", cwd=tmp_path).returncode == 0
     (tmp_path / "own.yaml").write_text(
         "name: mine\ncommand: python train.py\nnodes: 4\nworkers_per_node: 2\n"
-        "fault_tolerance: {attribution: {enable_lib: false}}\n"
+        "fault_tolerance: {attribution: {enable_lib: false}, backoff: off}\n"
     )
     said = nvrx("record", "7", "--job", "own.yaml", cwd=tmp_path).stdout
     assert "job: own.yaml\noverrides: {spares: 2}\n" in said

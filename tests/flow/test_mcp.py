@@ -110,7 +110,8 @@ async def test_a_mistake_is_told_in_one_sentence(logs: Path) -> None:
         "no rule 'nope'": ("explain_rule", {"name": "nope"}),
         "no rule is of the fault 'nope'; there are": ("list_rules", {"fault": "nope"}),
         "inquiry: Object missing required field `key`": ("attribute", {"inquiry": {}}),
-        "holds no jobs": ("explain_job", {"job": "../../etc"}),
+        "'../../etc' is no job id": ("explain_job", {"job": "../../etc"}),
+        "holds no jobs": ("explain_job", {"job": "17"}),
         "nowhere": ("analyze_paths", {"paths": [str(logs / "nowhere")]}),
     }
     async with connect("--folder", logs / "jobs") as session:

@@ -14,7 +14,7 @@ from nvrx_slurm.attribution.postprocessing.slack import Slack
 from nvrx_slurm.attribution.postprocessing.spool import Spool
 from nvrx_slurm.attribution.postprocessing.suspicion import Suspicion
 from nvrx_slurm.clock import Clock, SystemClock
-from nvrx_slurm.errors import UnsafePath
+from nvrx_slurm.errors import UsageError
 from nvrx_slurm.folder import JobFolder, JobInfo
 from nvrx_slurm.log import get_logger
 from nvrx_slurm.suspects import cluster_of
@@ -93,7 +93,7 @@ class Afterwards:
     async def _made(self) -> list[Courier]:
         try:
             info = await bounded(JobFolder(self._folder).read_info)
-        except (OSError, ValueError, UnsafePath) as error:
+        except (OSError, UsageError) as error:
             log.warning("%s: its job.json cannot be read (%s)", self._folder, error)
             info = None
         return [

@@ -12,7 +12,7 @@ from nvrx_slurm.config.plan import PLAIN_ROLE
 from nvrx_slurm.config.sizes import size_words
 from nvrx_slurm.durations import words
 from nvrx_slurm.flow.language.writing import NOTE, to_yaml
-from nvrx_slurm.records import Allowance, FaultTolerance, Plan, RolePlan
+from nvrx_slurm.records import Allowance, BackoffPlan, FaultTolerance, Plan, RolePlan
 from nvrx_slurm.verdicts import AttributionPlan
 
 _KEYS = {
@@ -39,7 +39,7 @@ _KEYS = {
 }
 """Field of the plan's bounds → key below its block; where nothing is said, the field's name without its unit."""
 
-USUAL = FaultTolerance(attribution=AttributionPlan(enable_lib=True))
+USUAL = FaultTolerance(attribution=AttributionPlan(enable_lib=True), backoff=BackoffPlan())
 """What a job.yaml makes that says nothing of it."""
 
 _UNITS: dict[str, Callable[[Any], str]] = {"_s": words, "_bytes": size_words}
@@ -137,6 +137,8 @@ def _unusual(bounds: msgspec.Struct, usual: msgspec.Struct) -> Iterator[tuple[st
             continue
         if isinstance(value, Allowance):
             yield key, allowance_words(value)
+        elif value is None and isinstance(known, BackoffPlan):
+            yield key, "off"
         elif isinstance(value, msgspec.Struct):
             yield key, _bounds(value, known or _empty(value))
         else:

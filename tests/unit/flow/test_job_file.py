@@ -14,7 +14,7 @@ from nvrx_slurm.config.plan import plan as plan_of
 from nvrx_slurm.config.yamlfile import read_yaml
 from nvrx_slurm.flow.language.writing import NOTE, to_yaml
 from nvrx_slurm.flow.recording.job_file import job_yaml, overrides
-from nvrx_slurm.records import Allowance, FaultTolerance, HangBounds, Plan, ProgressPlan, RolePlan
+from nvrx_slurm.records import Allowance, BackoffPlan, FaultTolerance, HangBounds, Plan, ProgressPlan, RolePlan
 from nvrx_slurm.verdicts import AttributionPlan, DataflowPlan, SlackPlan
 
 POLICY = RolePlan(name="policy", command=("python", "-c", "print('a: b # c')"), nodes_per_replica=2)
@@ -35,6 +35,7 @@ BOUNDS = FaultTolerance(
     stop_signal="SIGINT",
     checkpoint_signal="SIGUSR1",
     gpu_memory_below_bytes=2 << 30,
+    backoff=BackoffPlan(after=2, max_s=300.0),
     hang=HangBounds(step_s=600.0, learn=True, safety_factor=2.5),
 )
 DECIDED = FaultTolerance(
@@ -93,7 +94,7 @@ def test_what_differs(tmp_path):
     assert overrides(ours, theirs) == {
         "command": ("b", "c d"),
         "spares": 0,
-        "fault_tolerance": {"max_restarts": 3, "attribution": {"enable_lib": False}},
+        "fault_tolerance": {"max_restarts": 3, "attribution": {"enable_lib": False}, "backoff": "off"},
     }
     assert overrides(ours, msgspec.structs.replace(ours, folder="/elsewhere")) == {}
 

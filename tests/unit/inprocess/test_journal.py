@@ -10,6 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from nvrx_slurm.errors import MalformedRecord
 from nvrx_slurm.inprocess.attribution import Interruption, InterruptionRecord
 from nvrx_slurm.inprocess.journal import shortened, tell_agent
 from nvrx_slurm.inprocess.timeline import Phase, RankTimeline, Restart
@@ -94,5 +95,5 @@ def test_an_agent_that_does_not_read_is_not_waited_for(agent: socket.socket) -> 
 @pytest.mark.parametrize("word", [b"{", b"{}", b'{"iteration": "x"}', b"{\xff}"])
 def test_what_is_no_restart_is_refused(word: bytes) -> None:
     """The agent drops it as it does any other nonsense."""
-    with pytest.raises(ValueError):
+    with pytest.raises(MalformedRecord):
         decode(word)

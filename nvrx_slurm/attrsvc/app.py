@@ -24,7 +24,7 @@ from nvrx_slurm.attrsvc.limits import RateLimit
 from nvrx_slurm.attrsvc.metrics import CONTENT_TYPE, Metrics
 from nvrx_slurm.attrsvc.replies import failure, reply
 from nvrx_slurm.attrsvc.service import Busy, Service
-from nvrx_slurm.attrsvc.wire import PATHS_AT_MOST, Health, Submission, id_of
+from nvrx_slurm.attrsvc.wire import NODES_AT_MOST, PATHS_AT_MOST, Health, Submission, id_of
 from nvrx_slurm.clock import Clock
 from nvrx_slurm.verdicts import MOST_RANKS
 
@@ -144,10 +144,11 @@ def checked(asked: Submission) -> Submission:
     inquiry = asked.inquiry
     if inquiry.workers_per_node < 1:
         raise HTTPException(422, "Expected 1 or more - at `$.inquiry.workers_per_node`")
-    if max(1, len(inquiry.nodes)) * inquiry.workers_per_node > MOST_RANKS:
-        raise HTTPException(
-            422, f"Expected {MOST_RANKS} ranks at most on all nodes - at `$.inquiry.workers_per_node`"
-        )
+    # Each bound by itself, as a schema can say it. Where both are large the ranks are not enumerated (missing.py).
+    if inquiry.workers_per_node > MOST_RANKS:
+        raise HTTPException(422, f"Expected {MOST_RANKS} at most - at `$.inquiry.workers_per_node`")
+    if len(inquiry.nodes) > NODES_AT_MOST:
+        raise HTTPException(422, f"Expected {NODES_AT_MOST} nodes at most - at `$.inquiry.nodes`")
     for name, paths in (("paths", inquiry.paths), ("earlier", inquiry.earlier)):
         if len(paths) > PATHS_AT_MOST:
             raise HTTPException(422, f"Expected {PATHS_AT_MOST} paths at most - at `$.inquiry.{name}`")

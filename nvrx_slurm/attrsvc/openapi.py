@@ -7,7 +7,7 @@ from typing import Any
 
 import msgspec
 
-from nvrx_slurm.attrsvc.wire import PATHS_AT_MOST, Answer, Failure, Health, InFlight, Stats, Submission
+from nvrx_slurm.attrsvc.wire import NODES_AT_MOST, PATHS_AT_MOST, Answer, Failure, Health, InFlight, Stats, Submission
 from nvrx_slurm.verdicts import MOST_RANKS
 
 _WAIT = {
@@ -131,6 +131,7 @@ def _tighten(schemas: dict[str, Any]) -> None:
     """What `app.checked` asks for beyond the types."""
     inquiry = schemas["Inquiry"]["properties"]
     inquiry["workers_per_node"] |= {"minimum": 1, "maximum": MOST_RANKS}
+    inquiry["nodes"]["maxItems"] = NODES_AT_MOST
     inquiry["pids"]["propertyNames"] = {"pattern": "^(0|-?[1-9][0-9]{0,17})$"}
     for name in ("paths", "earlier"):
         inquiry[name]["maxItems"] = PATHS_AT_MOST

@@ -15,6 +15,7 @@ Intent = Literal["track_only", "progressive", "terminal"]
 State = Literal["tracked", "queued", "running", "done", "failed"]
 
 PATHS_AT_MOST = 1000
+NODES_AT_MOST = 1 << 16
 
 
 class Wire(msgspec.Struct, frozen=True, kw_only=True):

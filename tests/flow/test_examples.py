@@ -15,6 +15,7 @@ from typing import Self
 
 import pytest
 
+from nvrx_slurm.cluster.dev.ports import free_ports
 from nvrx_slurm.workload.slot import Slot
 
 EXAMPLES = Path(__file__).parents[2] / "examples"
@@ -28,7 +29,7 @@ class World:
     def __init__(self, size: int, folder: Path, *options: str, environment: dict[str, str] | None = None) -> None:
         script = str(EXAMPLES / "digits" / "train.py")
         self._command = [sys.executable, script, "--checkpoint-dir", str(folder), "--steps", str(STEPS), *options]
-        self._size, self._port = size, _free_port()
+        self._size, self._port = size, free_ports(1)[0]
         self._environment = os.environ | (environment or {})
         self.ranks: list[subprocess.Popen[str]] = []
 
@@ -65,11 +66,6 @@ class World:
         """Exit code, stdout and stderr of each rank, once all have left by themselves."""
         said = [worker.communicate(timeout=60) for worker in self.ranks]
         return [(worker.returncode, *text) for worker, text in zip(self.ranks, said, strict=True)]
-
-
-def _free_port() -> int:
-    with socket.create_server(("127.0.0.1", 0)) as probe:
-        return int(probe.getsockname()[1])
 
 
 def _train(size: int, folder: Path, *options: str, environment: dict[str, str] | None = None) -> list[str]:

@@ -11,15 +11,12 @@ import numpy as np
 import pytest
 from group import Group, PeerLost, join_group
 
-
-def free_port() -> int:
-    with socket.create_server(("127.0.0.1", 0)) as probe:
-        return int(probe.getsockname()[1])
+from nvrx_slurm.cluster.dev.ports import free_ports
 
 
 @contextmanager
 def groups(world: int) -> Iterator[list[Group]]:
-    port = free_port()
+    (port,) = free_ports(1)
     with ThreadPoolExecutor(world) as pool:
         joined = list(pool.map(lambda rank: join_group(rank, world, "127.0.0.1", port, 20.0), range(world)))
     try:
@@ -108,7 +105,7 @@ def test_a_rest_ends_when_a_peer_goes_on() -> None:
 
 def test_a_stranger_at_the_door_is_turned_away() -> None:
     """Connections that greet wrongly, or as a rank of another world, take nobody's place."""
-    port = free_port()
+    port = free_ports(1)[0]
     with ThreadPoolExecutor(2) as pool:
         first = pool.submit(join_group, 0, 2, "127.0.0.1", port, 20.0)
         for greeting in (b"GET / HTTP/1.1\r\n\r\n", b"digits-1" + bytes([0, 0, 0, 1, 0, 0, 0, 9])):
@@ -139,11 +136,11 @@ def _answer(stranger: socket.socket) -> bytes:
 def test_whoever_does_not_come_is_named() -> None:
     """Rank 0 says which ranks it waited for in vain."""
     with pytest.raises(TimeoutError, match=r"\[1, 2\]"):
-        join_group(0, 3, "127.0.0.1", free_port(), 0.01)
+        join_group(0, 3, "127.0.0.1", free_ports(1)[0], 0.01)
 
 
 def test_a_rank_0_that_does_not_come_is_named() -> None:
     """The others say where they looked for it."""
-    port = free_port()
+    port = free_ports(1)[0]
     with pytest.raises(TimeoutError, match=f"rank 0 did not answer at 127.0.0.1:{port}"):
         join_group(1, 3, "127.0.0.1", port, 0.01)

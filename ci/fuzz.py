@@ -13,8 +13,10 @@ import pickle
 import random
 import subprocess
 import sys
+import tempfile
 import time
 from collections.abc import Callable, Iterator
+from pathlib import Path
 from typing import Any, NamedTuple
 
 import msgspec
@@ -210,15 +212,15 @@ def main() -> int:
     parser.add_argument("--inputs", type=int, default=INPUTS, help="for each target (default: %(default)s)")
     parser.add_argument("--seed", type=int, default=int(time.time()), help="default: the time")
     parser.add_argument("--atheris", action="store_true", help="look for inputs by coverage")
+    parser.add_argument("--corpus", help=argparse.SUPPRESS)
     chosen = parser.parse_args()
     if unknown := set(chosen.names) - TARGETS.keys():
         parser.error(f"no target {', '.join(sorted(unknown))}; there are: {', '.join(TARGETS)}")
+    if chosen.corpus:
+        by_coverage(TARGETS[chosen.names[0]], chosen.corpus, chosen.inputs, chosen.seed)
     if chosen.atheris:
-        if len(chosen.names) == 1:
-            by_coverage(TARGETS[chosen.names[0]], chosen.inputs, chosen.seed)
-        options = ["--atheris", f"--inputs={chosen.inputs}", f"--seed={chosen.seed}"]  # libFuzzer ends its process
-        runs = [[sys.executable, "-m", "ci.fuzz", *options, name] for name in chosen.names or TARGETS]
-        return max(subprocess.run(run, check=False).returncode != 0 for run in runs)
+        ended = [_search(name, chosen.inputs, chosen.seed) for name in chosen.names or TARGETS]
+        return int(any(ended))
     failed = False
     for name in chosen.names or TARGETS:
         began = time.monotonic()
@@ -232,8 +234,17 @@ def main() -> int:
     return int(failed)
 
 
-def by_coverage(target: Target, count: int, seed: int) -> None:
-    """With libFuzzer; it ends the process."""
+def _search(name: str, count: int, seed: int) -> int:
+    """One target by coverage, in a process of its own, which libFuzzer ends. Returns its exit code."""
+    with tempfile.TemporaryDirectory() as corpus:
+        for number, sample in enumerate(TARGETS[name].samples):
+            Path(corpus, str(number)).write_bytes(sample)
+        options = ["--corpus", corpus, f"--inputs={count}", f"--seed={seed}"]
+        return subprocess.run([sys.executable, "-m", "ci.fuzz", *options, name], check=False).returncode
+
+
+def by_coverage(target: Target, corpus: str, count: int, seed: int) -> None:
+    """With libFuzzer, beginning with the samples in the folder `corpus`; it ends the process."""
     atheris: Any = importlib.import_module("atheris")  # the extra `fuzz`; it has no types
 
     def one(data: bytes) -> None:
@@ -241,7 +252,7 @@ def by_coverage(target: Target, count: int, seed: int) -> None:
             raise AssertionError(found.what)
 
     atheris.instrument_all()
-    atheris.Setup([sys.argv[0], f"-runs={count}", f"-seed={seed % (1 << 32)}", f"-max_len={LONGEST}"], one)
+    atheris.Setup([sys.argv[0], f"-runs={count}", f"-seed={seed % (1 << 32)}", f"-max_len={LONGEST}", corpus], one)
     atheris.Fuzz()
 
 

@@ -190,14 +190,14 @@ class Finding(NamedTuple):
 
 def check(target: Target, data: bytes) -> Finding | None:
     """Feed one input."""
-    began = time.monotonic()
+    began = time.process_time()  # not the wall's time: other processes may have the processor
     try:
         target.decode(data)
     except target.errors:
         pass
     except Exception as error:
         return Finding(data, f"raised {error!r}")
-    took_s = time.monotonic() - began
+    took_s = time.process_time() - began
     return Finding(data, f"took {took_s:.1f} s") if took_s > SLOW_S else None
 
 

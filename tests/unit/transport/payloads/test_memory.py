@@ -18,6 +18,13 @@ BIG = 8 << 20
 LITTLE = 64 << 10
 
 
+@pytest.fixture(scope="module", autouse=True)
+def loaded() -> None:
+    """The first array loads modules, which take memory once."""
+    encoded = encode([np.ones(1)])
+    decode(encoded.schema, payload_of(encoded, writable=False))
+
+
 @pytest.mark.parametrize(
     "array",
     [

@@ -91,6 +91,12 @@ def open_owned(path: Path, *, dir_fd: int | None = None) -> int:
     return descriptor
 
 
+def is_own(status: os.stat_result, *, closed: int) -> bool:
+    """Whether this user owns it, and its mode has none of the bits `closed`: 0o022 where others must not write, 0o077
+    where they must not read either. Root's does not count."""
+    return status.st_uid == os.geteuid() and not status.st_mode & closed
+
+
 def is_ours(path: Path) -> bool:
     """Whether this user owns what stands at this path, whatever it is; False where there is nothing."""
     try:

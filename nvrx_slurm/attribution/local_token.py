@@ -20,6 +20,7 @@ from urllib.parse import urlsplit
 
 from nvrx_slurm.config.site import state_folder
 from nvrx_slurm.errors import UsageError
+from nvrx_slurm.ownership import is_own
 
 LONGEST_TOKEN_BYTES = 4096
 _PORTS = {"http": 80, "https": 443}
@@ -98,7 +99,7 @@ def _written(folder: Path, path: Path, token: str) -> int:
 
 def _check_folder(folder: Path) -> None:
     status = folder.lstat()
-    if not stat.S_ISDIR(status.st_mode) or status.st_uid != os.geteuid() or status.st_mode & 0o077:
+    if not stat.S_ISDIR(status.st_mode) or not is_own(status, closed=0o077):
         raise UsageError(
             f"{folder}: mode {stat.S_IMODE(status.st_mode):04o}, owner {status.st_uid}: a token is kept only in a"
             f" folder of your own that others cannot enter; chmod 700 {folder}, or {_NAME_NOW}"
@@ -113,7 +114,7 @@ def _read(path: Path) -> str | None:
         return None
     with os.fdopen(descriptor, "rb") as file:
         status = os.fstat(descriptor)
-        if not stat.S_ISREG(status.st_mode) or status.st_uid != os.geteuid() or status.st_mode & 0o077:
+        if not stat.S_ISREG(status.st_mode) or not is_own(status, closed=0o077):
             return None
         try:
             fcntl.flock(descriptor, fcntl.LOCK_SH | fcntl.LOCK_NB)

@@ -31,7 +31,7 @@ from nvrx_slurm.inprocess.exception import OptionError, StoreError
 from nvrx_slurm.inprocess.store.inotify import Watch
 from nvrx_slurm.inprocess.store.port import Cancelled, Connection, Store
 from nvrx_slurm.locks import locked
-from nvrx_slurm.ownership import check_base
+from nvrx_slurm.ownership import check_base, is_own
 
 LOOK_S = 0.25
 """How often a reader looks for what was written on another host."""
@@ -222,7 +222,7 @@ class FileConnection(Connection):
             make_folders(self._folder)
             file = os.open(self._folder / name, flags, 0o600)
         status = os.fstat(file)
-        if not stat.S_ISREG(status.st_mode) or status.st_uid != os.geteuid() or status.st_mode & 0o022:
+        if not stat.S_ISREG(status.st_mode) or not is_own(status, closed=0o022):
             os.close(file)
             raise StoreError(
                 f"{self._folder / name} is no file of user {os.geteuid()} alone (owner {status.st_uid}, mode"
@@ -288,7 +288,7 @@ def _beats_of(beats: int, member: int) -> int:
 def _is_own(folder: Path) -> bool:
     """Whether it is a folder itself, of this user, and no other can write to it."""
     status = folder.lstat()
-    return stat.S_ISDIR(status.st_mode) and status.st_uid == os.geteuid() and not status.st_mode & 0o022
+    return stat.S_ISDIR(status.st_mode) and is_own(status, closed=0o022)
 
 
 def _remove_abandoned(path: Path, now: float) -> None:

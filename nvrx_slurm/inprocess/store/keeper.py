@@ -32,6 +32,7 @@ from nvrx_slurm.files import RUNTIME_ROOTS
 from nvrx_slurm.inprocess import environment
 from nvrx_slurm.inprocess.exception import OptionError, StoreError
 from nvrx_slurm.inprocess.store.inotify import Watch
+from nvrx_slurm.ownership import is_own
 from nvrx_slurm.processes import started_ticks
 
 VALKEY, TORCH = "valkey", "torch"
@@ -203,7 +204,7 @@ def _is_private(path: Path) -> bool:
         status = path.lstat()
     except FileNotFoundError:
         return False
-    return stat.S_ISDIR(status.st_mode) and status.st_uid == os.geteuid() and not status.st_mode & 0o077
+    return stat.S_ISDIR(status.st_mode) and is_own(status, closed=0o077)
 
 
 def _said(folder: Path) -> str:

@@ -111,10 +111,10 @@ type: $(TESTS)  ## Check types
 	$(BIN)/mypy
 
 docs: $(INSTALLED)  ## Write the generated pages of docs/ anew
-	$(BIN)/python -m nvrx_slurm.config.docs > docs/job-yaml.md
+	$(BIN)/python -m nvrx_slurm.jobspec.docs > docs/job-yaml.md
 	$(BIN)/python -m nvrx_slurm.store.docs > docs/store.md
 	$(BIN)/python -m nvrx_slurm.report.docs > docs/journal.md
-	$(BIN)/python -m nvrx_slurm.flow.language.docs > docs/flows.md
+	$(BIN)/python -m nvrx_slurm.lab.flow.language.docs > docs/flows.md
 	$(BIN)/python -m nvrx_slurm.attribution.docs > docs/rules.md
 	$(BIN)/python -m nvrx_slurm.inprocess.docs docs/inprocess.md
 	$(BIN)/python -m nvrx_slurm.transport.docs docs/transport.md

@@ -17,9 +17,9 @@ from statistics import median
 from bench.errors import PeerFailed, PeerMissing
 from bench.tables import Target, print_rows, print_target, print_targets
 from nvrx_slurm.attribution.catalogue import Catalogue, load_catalogue
-from nvrx_slurm.attribution.reading import find_logs, scan
-from nvrx_slurm.clock import SystemClock
-from nvrx_slurm.config import env
+from nvrx_slurm.attribution.scan import find_logs, scan
+from nvrx_slurm.jobspec import env
+from nvrx_slurm.util.clock import SystemClock
 
 OURS, GREP = "scan", "grep -F -c -f literals"
 ONE_BYTES, RANK_BYTES, RANKS, JOBS = 512 << 20, 10 << 20, 1000, 2

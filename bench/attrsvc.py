@@ -15,8 +15,8 @@ from statistics import quantiles
 import msgspec
 
 from bench.tables import Target, print_rows, print_target, print_targets
-from nvrx_slurm.attrsvc.wire import id_of
-from nvrx_slurm.verdicts import FailureKey, Inquiry
+from nvrx_slurm.attribution.service.wire import id_of
+from nvrx_slurm.journal.verdicts import FailureKey, Inquiry
 
 REQUESTS = 1000
 WITHIN_S = 60.0

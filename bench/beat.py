@@ -12,8 +12,8 @@ from pathlib import Path
 from bench.commands import COMMAND_S
 from bench.errors import PeerFailed
 from bench.tables import Target, print_rows, print_targets
-from nvrx_slurm.config import env
-from nvrx_slurm.files import RUNTIME_ROOTS
+from nvrx_slurm.jobspec import env
+from nvrx_slurm.util.files import RUNTIME_ROOTS
 from nvrx_slurm.workload.slot import Slot
 
 BEATERS = Path(__file__).parent / "beaters"

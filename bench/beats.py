@@ -23,11 +23,11 @@ from bench import usage
 from bench.errors import BenchTimeout
 from bench.stage import STEP_S, Stage, kill, line, say, set_up, start_controller, start_fleet, until_ordered
 from bench.tables import print_target
-from nvrx_slurm.clock import SystemClock
-from nvrx_slurm.processes import dies_with_parent
-from nvrx_slurm.records import FaultTolerance, NodeLost, RoundClosed
+from nvrx_slurm.journal.records import FaultTolerance, NodeLost, RoundClosed
 from nvrx_slurm.store.client import Store
 from nvrx_slurm.store.keys import Keys
+from nvrx_slurm.util.clock import SystemClock
+from nvrx_slurm.util.processes import dies_with_parent
 
 SIZES = (100, 1000, 10_000)
 FLEETS = 2

@@ -6,8 +6,8 @@ import subprocess
 from collections.abc import Mapping, Sequence
 
 from bench.errors import PeerFailed
-from nvrx_slurm.clock import SystemClock
-from nvrx_slurm.config import env
+from nvrx_slurm.jobspec import env
+from nvrx_slurm.util.clock import SystemClock
 
 COMMAND_S = 30.0
 

@@ -9,11 +9,11 @@ from pathlib import Path
 
 from bench.tables import Target, print_rows, print_targets
 from nvrx_slurm.api.submission import submit
-from nvrx_slurm.config.load import load_job
 from nvrx_slurm.core.job import step
 from nvrx_slurm.core.state import new_job
-from nvrx_slurm.folder import JobFolder
-from nvrx_slurm.records import (
+from nvrx_slurm.jobspec.load import load_job
+from nvrx_slurm.journal.folder import JobFolder
+from nvrx_slurm.journal.records import (
     FaultTolerance,
     JobStarted,
     NodeJoined,
@@ -22,9 +22,9 @@ from nvrx_slurm.records import (
     RolePlan,
     WorkerFailed,
 )
+from nvrx_slurm.journal.verdicts import Verdict
+from nvrx_slurm.lab.faults.attribution_server import AttributionServer, slow
 from nvrx_slurm.report.source import so_far
-from nvrx_slurm.testing.attribution_server import AttributionServer, slow
-from nvrx_slurm.verdicts import Verdict
 
 CI = Path(__file__).parent.parent / "ci"
 LONG_S = 8.0

@@ -16,9 +16,8 @@ from typing import TypeVar
 from bench import processes, tables
 from bench.errors import BenchTimeout
 from nvrx_slurm.agent.supervisor import descendants, send_all
-from nvrx_slurm.clock import SystemClock
-from nvrx_slurm.folder import JobFolder
-from nvrx_slurm.records import (
+from nvrx_slurm.journal.folder import JobFolder
+from nvrx_slurm.journal.records import (
     Entry,
     FaultTolerance,
     NodeJoined,
@@ -32,6 +31,7 @@ from nvrx_slurm.records import (
     plan_to_json,
 )
 from nvrx_slurm.report.source import Journal
+from nvrx_slurm.util.clock import SystemClock
 
 WAIT_S = 30.0
 POLL_S = 0.1

@@ -9,7 +9,7 @@ from pathlib import Path
 
 from bench.inprocess_group import NVRX, OURS, SIDES, Group, Options, Valkey, group, interpreter, valkey
 from bench.tables import Target, print_rows, print_targets
-from nvrx_slurm.clock import SystemClock
+from nvrx_slurm.util.clock import SystemClock
 
 SIZE = 8
 VICTIM = SIZE - 1  # NVRx's rank 0 holds its store, and must not die

@@ -15,10 +15,10 @@ from typing import IO
 
 from bench.errors import BenchTimeout, PeerFailed, PeerMissing
 from bench.stage import kill
-from nvrx_slurm.config import env
-from nvrx_slurm.ids import new_secret
-from nvrx_slurm.processes import dies_with_parent
+from nvrx_slurm.jobspec import env
 from nvrx_slurm.store.embedded import EmbeddedStore, free_port
+from nvrx_slurm.util.ids import new_secret
+from nvrx_slurm.util.processes import dies_with_parent
 
 ROOT = Path(__file__).parent.parent
 PROGRAM = Path(__file__).with_name("inprocess_rank.py")

@@ -18,7 +18,6 @@ import sys
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 
-from nvrx_slurm.clock import SystemClock
 from nvrx_slurm.inprocess import gates
 from nvrx_slurm.inprocess.attribution import Interruption
 from nvrx_slurm.inprocess.cycle import Cycle, Event, Phase
@@ -28,6 +27,7 @@ from nvrx_slurm.inprocess.ledger import AnyEntry, Broken, Interrupted, Ledger, L
 from nvrx_slurm.inprocess.proposing import Log
 from nvrx_slurm.inprocess.store.port import Connection
 from nvrx_slurm.inprocess.store.redis import RedisStore
+from nvrx_slurm.util.clock import SystemClock
 
 WAIT_S = 60.0
 PROCESS = Joining(host="bench", pid=1, began=1)

@@ -22,7 +22,7 @@ from bench import usage
 from bench.inprocess_group import Valkey, valkey
 from bench.stage import line, say, start_fleet
 from bench.tables import growth_exponent, print_target
-from nvrx_slurm.clock import SystemClock
+from nvrx_slurm.util.clock import SystemClock
 
 SIZES = (256, 1024, 4096, 16384)
 FLEETS = 2

@@ -13,7 +13,7 @@ from bench.errors import PeerFailed
 from bench.inprocess_group import OURS, SIDES, Group, group, interpreter, valkey
 from bench.tables import Target, print_rows, print_targets
 from nvrx_slurm.agent.supervisor import descendants
-from nvrx_slurm.clock import SystemClock
+from nvrx_slurm.util.clock import SystemClock
 
 SIZE = 4
 SETTLED_S, MEASURED_S = 5.0, 30.0

@@ -10,7 +10,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 
 from nvrx_slurm.agent.supervisor import become_subreaper, descendants, send_all
-from nvrx_slurm.config import env
+from nvrx_slurm.jobspec import env
 
 ESTABLISHED = "01"
 """The state's number in /proc/net/tcp (linux/include/net/tcp_states.h)."""

@@ -21,7 +21,7 @@ from bench.launchers.ours import OurFleet, Ours
 from bench.launchers.torchelastic import ft_launcher, torchrun, torchrun_tuned
 from bench.rollcall import Present, RollCall
 from bench.tables import Target, print_rows, print_targets
-from nvrx_slurm.clock import SystemClock
+from nvrx_slurm.util.clock import SystemClock
 
 START_S = 40.0
 RECOVER_S = 90.0

@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from bench.errors import BenchTimeout
-from nvrx_slurm.clock import Clock, SystemClock
+from nvrx_slurm.util.clock import Clock, SystemClock
 
 WORKER = Path(__file__).parent / "worker.py"
 

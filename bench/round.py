@@ -19,8 +19,8 @@ from statistics import median
 
 from bench.stage import CONTROLLER, line, say, set_up, start_controller, start_fleet
 from bench.tables import growth_exponent, print_rows, print_target
-from nvrx_slurm.folder import JobFolder
-from nvrx_slurm.records import FaultTolerance
+from nvrx_slurm.journal.folder import JobFolder
+from nvrx_slurm.journal.records import FaultTolerance
 
 SIZES = (256, 512, 1000, 2000)
 FLEETS = 2

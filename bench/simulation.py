@@ -10,9 +10,9 @@ from pathlib import Path
 
 from bench.errors import PeerFailed
 from bench.tables import Target, print_rows, print_target, print_targets
-from nvrx_slurm.clock import SystemClock
-from nvrx_slurm.simulation.loop import VirtualLoop
-from nvrx_slurm.simulation.telling import tell_many
+from nvrx_slurm.lab.simulation.loop import VirtualLoop
+from nvrx_slurm.lab.simulation.telling import tell_many
+from nvrx_slurm.util.clock import SystemClock
 
 OURS, PEER = "VirtualLoop", "looptime 0.9"
 BEATERS, BEATS = 16, 500

@@ -14,14 +14,14 @@ from pathlib import Path
 
 from bench.errors import BenchTimeout
 from nvrx_slurm.batch import children
-from nvrx_slurm.clock import SystemClock
-from nvrx_slurm.config import env
-from nvrx_slurm.folder import LOOPBACK, JobFolder, JobInfo, StoreAddress
-from nvrx_slurm.ids import new_secret
-from nvrx_slurm.processes import dies_with_parent
-from nvrx_slurm.records import AnyOrder, FaultTolerance, Plan, RolePlan
+from nvrx_slurm.jobspec import env
+from nvrx_slurm.journal.folder import LOOPBACK, JobFolder, JobInfo, StoreAddress
+from nvrx_slurm.journal.records import AnyOrder, FaultTolerance, Plan, RolePlan
 from nvrx_slurm.store.client import Store
 from nvrx_slurm.store.embedded import EmbeddedStore
+from nvrx_slurm.util.clock import SystemClock
+from nvrx_slurm.util.ids import new_secret
+from nvrx_slurm.util.processes import dies_with_parent
 
 STEP_S = 60.0
 CONTROLLER = (sys.executable, "-m", "nvrx_slurm.controller")

@@ -9,7 +9,7 @@ from pathlib import Path
 
 from bench.commands import time_all
 from bench.tables import Target, print_rows, print_targets
-from nvrx_slurm.cluster.dev import DevCluster
+from nvrx_slurm.lab.devcluster import DevCluster
 
 OURS, BARE = "nvrx-slurm submit", "bare submitit"
 COLD = "the same, a new job"  # its script is not in the cache yet; a prefix of `env` costs it a millisecond

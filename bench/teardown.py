@@ -14,10 +14,10 @@ from pathlib import Path
 
 from bench import tables
 from nvrx_slurm.agent.workers import Spawned, Stopped, Tearing, WorkerEvent, Workers
-from nvrx_slurm.clock import SystemClock
-from nvrx_slurm.config.env import child_environment
-from nvrx_slurm.stacks.dump import dump
-from nvrx_slurm.stacks.environment import hook_environment
+from nvrx_slurm.diagnostics.stacks.dump import dump
+from nvrx_slurm.diagnostics.stacks.environment import hook_environment
+from nvrx_slurm.jobspec.env import child_environment
+from nvrx_slurm.util.clock import SystemClock
 
 WORKERS, DEAF = 64, 8
 GRACE_S = 5.0

@@ -11,12 +11,12 @@ from statistics import median
 
 from bench.stage import line, say, start_fleet
 from bench.tables import print_rows, print_target
-from nvrx_slurm.admission import MOST_UNPROVEN
 from nvrx_slurm.agent.tethering import SPREAD_S_PER_NODE
-from nvrx_slurm.folder import LOOPBACK
-from nvrx_slurm.ids import new_secret
-from nvrx_slurm.processes import raise_descriptor_limit
-from nvrx_slurm.tether import TetherServer
+from nvrx_slurm.journal.folder import LOOPBACK
+from nvrx_slurm.liveness.tether import TetherServer
+from nvrx_slurm.util.admission import MOST_UNPROVEN
+from nvrx_slurm.util.ids import new_secret
+from nvrx_slurm.util.processes import raise_descriptor_limit
 
 FLEETS = 2
 FLOOD = 500

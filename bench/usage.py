@@ -6,7 +6,7 @@ import os
 from dataclasses import dataclass
 from pathlib import Path
 
-from nvrx_slurm.clock import Clock
+from nvrx_slurm.util.clock import Clock
 
 
 @dataclass(frozen=True, slots=True)

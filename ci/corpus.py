@@ -22,7 +22,7 @@ from rich.table import Table
 from ci.labels import PARTS, Case, Label, Part, folders, read_case
 from nvrx_slurm.attribution.analyzer import Analyzer
 from nvrx_slurm.errors import NvrxError
-from nvrx_slurm.verdicts import Attribution, Scope, Verdict
+from nvrx_slurm.journal.verdicts import Attribution, Scope, Verdict
 
 LEAST_PRECISION, LEAST_RECALL = 0.98, 0.9
 NO_LINE = "        (no line)"

@@ -21,22 +21,23 @@ from typing import Any, NamedTuple
 
 import msgspec
 
-from nvrx_slurm import records, restarts, tether
-from nvrx_slurm.attribution.analysis.flight_recorder import read_dump
-from nvrx_slurm.attribution.analysis.unpickling import load_plain
-from nvrx_slurm.decoding import decode, decode_json
+from nvrx_slurm.attribution.analyze.flight_recorder import read_dump
+from nvrx_slurm.attribution.analyze.unpickling import load_plain
+from nvrx_slurm.attribution.ledger import shelves
 from nvrx_slurm.errors import UntrustedRecord
-from nvrx_slurm.folder import JobInfo, Result, StoreAddress
 from nvrx_slurm.inprocess import gates, ledger
 from nvrx_slurm.inprocess.attribution import Interruption
 from nvrx_slurm.inprocess.monitor import wire as monitor_wire
-from nvrx_slurm.job_key import JobKey
-from nvrx_slurm.job_store import JobStore
+from nvrx_slurm.journal import records, restarts
+from nvrx_slurm.journal.decoding import decode, decode_json
+from nvrx_slurm.journal.folder import JobInfo, Result, StoreAddress
+from nvrx_slurm.liveness import tether
+from nvrx_slurm.store.job_store import JobStore
 from nvrx_slurm.store.sealing import open_beat, open_order, seal_beat
-from nvrx_slurm.suspects import shelves
 from nvrx_slurm.transport import published
 from nvrx_slurm.transport.errors import TransportError
 from nvrx_slurm.transport.ref import PayloadRef
+from nvrx_slurm.util.job_key import JobKey
 
 INPUTS = 1_000_000
 SLOW_S = 2.0

@@ -11,7 +11,7 @@ from ruamel.yaml import YAML
 from ruamel.yaml.error import YAMLError
 
 from nvrx_slurm.errors import ConfigError
-from nvrx_slurm.verdicts import Failed, FailureKey, Inquiry, Scope, Verdict
+from nvrx_slurm.journal.verdicts import Failed, FailureKey, Inquiry, Scope, Verdict
 
 CORPUS = Path(__file__).parents[1] / "tests" / "corpus"
 NOTHING_WRONG = "unknown"

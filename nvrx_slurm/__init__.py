@@ -15,20 +15,20 @@ if TYPE_CHECKING:
     from nvrx_slurm.api.handle import Job, job
     from nvrx_slurm.api.submission import submit
     from nvrx_slurm.cluster.states import JobState
-    from nvrx_slurm.config.load import load_job
-    from nvrx_slurm.config.model import JobSpec
     from nvrx_slurm.errors import NvrxError
+    from nvrx_slurm.jobspec.load import load_job
+    from nvrx_slurm.jobspec.model import JobSpec
 
 __all__ = ["Job", "JobSpec", "JobState", "NvrxError", "analyze", "job", "load_job", "submit"]
 
 _HOMES = {
     "Job": "nvrx_slurm.api.handle",
-    "JobSpec": "nvrx_slurm.config.model",
+    "JobSpec": "nvrx_slurm.jobspec.model",
     "JobState": "nvrx_slurm.cluster.states",
     "NvrxError": "nvrx_slurm.errors",
     "analyze": "nvrx_slurm.api.analysis",
     "job": "nvrx_slurm.api.handle",
-    "load_job": "nvrx_slurm.config.load",
+    "load_job": "nvrx_slurm.jobspec.load",
     "submit": "nvrx_slurm.api.submission",
 }
 

@@ -17,7 +17,7 @@ import pytest
 
 from nvrx_slurm.agent.supervisor import descendants, send_all
 from nvrx_slurm.errors import NvrxError
-from nvrx_slurm.testing.disk import SmallDisk
+from nvrx_slurm.lab.faults.disk import SmallDisk
 from tests.harness import WAIT_S, RunningJob
 
 _T = TypeVar("_T")

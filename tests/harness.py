@@ -17,9 +17,8 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from nvrx_slurm.agent.supervisor import descendants, send_all
-from nvrx_slurm.folder import JobFolder
-from nvrx_slurm.processes import is_alive
-from nvrx_slurm.records import (
+from nvrx_slurm.journal.folder import JobFolder
+from nvrx_slurm.journal.records import (
     Entry,
     FaultTolerance,
     NodeJoined,
@@ -28,8 +27,9 @@ from nvrx_slurm.records import (
     RolePlan,
     plan_to_json,
 )
+from nvrx_slurm.lab.faults.faults import kill_local_node
 from nvrx_slurm.report.source import Journal, so_far
-from nvrx_slurm.testing.faults import kill_local_node
+from nvrx_slurm.util.processes import is_alive
 
 WAIT_S = 30.0
 GATE_WORKER = Path(__file__).parent / "gate_worker.py"

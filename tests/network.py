@@ -1,4 +1,4 @@
-"""A job of gate workers whose nodes have a network of their own (`nvrx_slurm.testing.network`)."""
+"""A job of gate workers whose nodes have a network of their own (`nvrx_slurm.lab.faults.network`)."""
 
 from __future__ import annotations
 
@@ -18,18 +18,18 @@ from urllib.parse import urlsplit
 import pytest
 
 from nvrx_slurm.errors import NvrxError
-from nvrx_slurm.folder import JobFolder
-from nvrx_slurm.processes import dies_with_parent
-from nvrx_slurm.records import Plan, plan_to_json
+from nvrx_slurm.journal.folder import JobFolder
+from nvrx_slurm.journal.records import Plan, plan_to_json
+from nvrx_slurm.lab.faults.network import BATCH, Network
 from nvrx_slurm.report.source import Journal
-from nvrx_slurm.testing.network import BATCH, Network
+from nvrx_slurm.util.processes import dies_with_parent
 from tests.harness import Gate, RunningJob
 
 LISTEN = """
 import sys
 from pathlib import Path
-from nvrx_slurm.folder import JobFolder
-from nvrx_slurm.records import Entry
+from nvrx_slurm.journal.folder import JobFolder
+from nvrx_slurm.journal.records import Entry
 from nvrx_slurm.report.source import Journal
 folder = JobFolder(Path(sys.argv[1]))
 journal = Journal(folder, beats=True)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from nvrx_slurm.flow.outcome import Attempt, Finding, FlowOutcome, Struck, SuiteOutcome
+from nvrx_slurm.lab.flow.outcome import Attempt, Finding, FlowOutcome, Struck, SuiteOutcome
 
 BEGAN_AT = 1_763_739_000.0  # 2025-11-21 15:30 UTC
 HOSTILE = (

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from nvrx_slurm.cluster.dev import DevCluster
+from nvrx_slurm.lab.devcluster import DevCluster
 
 LEDGER = "NVRX_SLURM_FAULT_TOLERANCE__ATTRIBUTION__LEDGER"
 

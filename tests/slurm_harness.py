@@ -9,12 +9,12 @@ import sys
 from collections.abc import Mapping
 from pathlib import Path
 
-from nvrx_slurm.clock import SystemClock
-from nvrx_slurm.cluster.dev import DevCluster
-from nvrx_slurm.cluster.dev.waiting import wait_until
-from nvrx_slurm.folder import JobFolder
+from nvrx_slurm.journal.folder import JobFolder
+from nvrx_slurm.lab.devcluster import DevCluster
+from nvrx_slurm.lab.devcluster.waiting import wait_until
 from nvrx_slurm.store.keys import Keys
-from nvrx_slurm.store_redis import client
+from nvrx_slurm.store.redis_client import client
+from nvrx_slurm.util.clock import SystemClock
 from tests.harness import WAIT_S, RunningJob
 
 TERMINAL = {"COMPLETED", "FAILED", "CANCELLED", "TIMEOUT", "NODE_FAIL", "PREEMPTED", "OUT_OF_MEMORY"}

@@ -10,12 +10,12 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from nvrx_slurm.agent.supervisor import send_all
-from nvrx_slurm.clock import SystemClock
-from nvrx_slurm.cluster.dev import DevCluster
-from nvrx_slurm.cluster.dev.processes import environment_of, read_table, working_folder_of
-from nvrx_slurm.cluster.dev.waiting import wait_until
-from nvrx_slurm.processes import is_alive
-from nvrx_slurm.records import RoundClosed
+from nvrx_slurm.journal.records import RoundClosed
+from nvrx_slurm.lab.devcluster import DevCluster
+from nvrx_slurm.lab.devcluster.processes import environment_of, read_table, working_folder_of
+from nvrx_slurm.lab.devcluster.waiting import wait_until
+from nvrx_slurm.util.clock import SystemClock
+from nvrx_slurm.util.processes import is_alive
 from tests.harness import GATE_WORKER, Gate, RunningJob, Waiting
 from tests.slurm_harness import nvrx, submit
 

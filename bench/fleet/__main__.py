@@ -25,11 +25,11 @@ from urllib.parse import urlsplit
 from bench.fleet.node import Link, SimulatedNode
 from bench.fleet.tether import SimulatedTether
 from nvrx_slurm.agent.tethering import FIRST_RETRY_S, SPREAD_S_PER_NODE
-from nvrx_slurm.clock import SystemClock
-from nvrx_slurm.folder import JobFolder
-from nvrx_slurm.job_key import JobKey
-from nvrx_slurm.records import ControllerUp, unpack_order
+from nvrx_slurm.journal.folder import JobFolder
+from nvrx_slurm.journal.records import ControllerUp, unpack_order
 from nvrx_slurm.store.keys import Keys
+from nvrx_slurm.util.clock import SystemClock
+from nvrx_slurm.util.job_key import JobKey
 
 
 class SimulatedFleet:

@@ -21,13 +21,13 @@ from urllib.parse import urlsplit
 from bench.fleet import wire
 from bench.fleet.node import PORT, Link
 from nvrx_slurm.agent.heart import TRIM_EVERY
-from nvrx_slurm.clock import SystemClock
-from nvrx_slurm.folder import JobFolder, StoreAddress
-from nvrx_slurm.ids import new_incarnation
-from nvrx_slurm.job_key import JobKey
-from nvrx_slurm.records import Beat, NodeJoined, pack
+from nvrx_slurm.journal.folder import JobFolder, StoreAddress
+from nvrx_slurm.journal.records import Beat, NodeJoined, pack
 from nvrx_slurm.store.keys import Keys
 from nvrx_slurm.store.sealing import seal_beat
+from nvrx_slurm.util.clock import SystemClock
+from nvrx_slurm.util.ids import new_incarnation
+from nvrx_slurm.util.job_key import JobKey
 
 WORKERS = 8
 TICK_S = 0.01

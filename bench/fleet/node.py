@@ -10,9 +10,7 @@ from typing import Any
 import hiredis
 
 from bench.fleet import wire
-from nvrx_slurm.ids import new_incarnation
-from nvrx_slurm.job_key import JobKey
-from nvrx_slurm.records import (
+from nvrx_slurm.journal.records import (
     Beat,
     FromAgent,
     NodeJoined,
@@ -27,6 +25,8 @@ from nvrx_slurm.records import (
 )
 from nvrx_slurm.store.keys import Keys
 from nvrx_slurm.store.sealing import open_order, order_place, seal_beat
+from nvrx_slurm.util.ids import new_incarnation
+from nvrx_slurm.util.job_key import JobKey
 
 PORT = 29500
 Send = Callable[[bytes], None]

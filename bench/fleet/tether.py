@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import socket
 
-from nvrx_slurm.job_key import NONCE_BYTES
-from nvrx_slurm.tether import Introduction, Session
+from nvrx_slurm.liveness.tether import Introduction, Session
+from nvrx_slurm.util.job_key import NONCE_BYTES
 
 
 class SimulatedTether:

@@ -18,9 +18,9 @@ from heapq import heappop, heappush
 
 from bench.fleet.tether import SimulatedTether
 from nvrx_slurm.agent.tethering import FIRST_RETRY_S, LAST_RETRY_S
-from nvrx_slurm.clock import SystemClock
-from nvrx_slurm.folder import LOOPBACK
-from nvrx_slurm.processes import raise_descriptor_limit
+from nvrx_slurm.journal.folder import LOOPBACK
+from nvrx_slurm.util.clock import SystemClock
+from nvrx_slurm.util.processes import raise_descriptor_limit
 
 
 class TyingFleet:

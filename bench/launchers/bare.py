@@ -9,7 +9,7 @@ from pathlib import Path
 from bench import processes
 from bench.errors import BenchTimeout
 from bench.launchers.base import NODES, WORKERS_PER_NODE, Task
-from nvrx_slurm.clock import SystemClock
+from nvrx_slurm.util.clock import SystemClock
 
 LOOP = Path(__file__).parent.parent / "bare_loop.py"
 LOOK_AGAIN_S = 0.01

@@ -9,10 +9,18 @@ import sys
 from bench import processes
 from bench.errors import BenchTimeout
 from bench.launchers.base import NODES, WORKERS_PER_NODE, Task
-from nvrx_slurm.clock import SystemClock
-from nvrx_slurm.folder import JobFolder
-from nvrx_slurm.records import Entry, FaultTolerance, NodeJoined, Plan, Recovered, RolePlan, plan_to_json
+from nvrx_slurm.journal.folder import JobFolder
+from nvrx_slurm.journal.records import (
+    Entry,
+    FaultTolerance,
+    NodeJoined,
+    Plan,
+    Recovered,
+    RolePlan,
+    plan_to_json,
+)
 from nvrx_slurm.report.source import Journal, so_far
+from nvrx_slurm.util.clock import SystemClock
 
 JOB_ID = f"bench-{os.getpid()}"
 POLITE_S = 15.0

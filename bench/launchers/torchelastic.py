@@ -12,8 +12,8 @@ from pathlib import Path
 from bench import processes
 from bench.errors import BenchTimeout, PeerMissing
 from bench.launchers.base import NODES, WORKERS_PER_NODE, Task
-from nvrx_slurm.clock import SystemClock
 from nvrx_slurm.store.embedded import free_port
+from nvrx_slurm.util.clock import SystemClock
 
 Agent = subprocess.Popen[bytes]
 TORCH = "--extra-index-url https://download.pytorch.org/whl/cpu torch==2.13.0+cpu"

@@ -14,8 +14,8 @@ from select import select
 from typing import IO, Any
 
 from bench.errors import BenchTimeout, PeerFailed, PeerMissing
-from nvrx_slurm.config import env
-from nvrx_slurm.processes import dies_with_parent
+from nvrx_slurm.jobspec import env
+from nvrx_slurm.util.processes import dies_with_parent
 
 ROOT = Path(__file__).parent.parent.parent
 STEP_S = 120.0

@@ -18,7 +18,7 @@ from typing import Any
 
 import msgspec
 
-from nvrx_slurm.testing.sick_ports import SickPort
+from nvrx_slurm.lab.faults.sick_ports import SickPort
 from nvrx_slurm.transport import PayloadClient, PayloadRef, PayloadServer, SharedRing
 
 DEADLINE_S = 60.0

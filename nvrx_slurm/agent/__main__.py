@@ -12,23 +12,23 @@ import sys
 from pathlib import Path
 from urllib.parse import urlsplit
 
-from nvrx_slurm import tether
 from nvrx_slurm.agent.agent import Agent
 from nvrx_slurm.agent.linux import LinuxMachine
 from nvrx_slurm.agent.node_health import NodeHealth
 from nvrx_slurm.agent.output import Output
 from nvrx_slurm.agent.stacks import Stacks
 from nvrx_slurm.agent.step_files import StepFiles
-from nvrx_slurm.clock import SystemClock
-from nvrx_slurm.config import env
-from nvrx_slurm.config.budgets import grace_within
 from nvrx_slurm.errors import EXIT_UNREACHABLE, NvrxError, UsageError
-from nvrx_slurm.files import open_log
-from nvrx_slurm.folder import LOOPBACK, JobFolder, clear_runtime_folders
-from nvrx_slurm.log import get_logger, set_up
-from nvrx_slurm.processes import raise_descriptor_limit
-from nvrx_slurm.records import Plan
+from nvrx_slurm.jobspec import env
+from nvrx_slurm.jobspec.budgets import grace_within
+from nvrx_slurm.journal.folder import LOOPBACK, JobFolder, clear_runtime_folders
+from nvrx_slurm.journal.records import Plan
+from nvrx_slurm.liveness import tether
 from nvrx_slurm.store.client import Store
+from nvrx_slurm.util.clock import SystemClock
+from nvrx_slurm.util.files import open_log
+from nvrx_slurm.util.log import get_logger, set_up
+from nvrx_slurm.util.processes import raise_descriptor_limit
 
 log = get_logger("agent")
 

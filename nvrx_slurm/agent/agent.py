@@ -37,12 +37,9 @@ from nvrx_slurm.agent.tethering import Tethering
 from nvrx_slurm.agent.voice import Voice
 from nvrx_slurm.agent.watching import HangWatch
 from nvrx_slurm.agent.workers import Exited, Spawned, Stopped, SupervisorDied, Tearing
-from nvrx_slurm.clock import Clock
 from nvrx_slurm.errors import EXIT_DONE, EXIT_FAILED, EXIT_UNREACHABLE, StoreUnreachable
-from nvrx_slurm.folder import JobFolder
-from nvrx_slurm.log import get_logger
-from nvrx_slurm.processes import AGAIN_S, HURRY
-from nvrx_slurm.records import (
+from nvrx_slurm.journal.folder import JobFolder
+from nvrx_slurm.journal.records import (
     Beat,
     ControllerUp,
     DumpOrdered,
@@ -56,9 +53,12 @@ from nvrx_slurm.records import (
     RoundOpened,
     Shutdown,
 )
-from nvrx_slurm.restarts import InProcessRestart
+from nvrx_slurm.journal.restarts import InProcessRestart
 from nvrx_slurm.store.client import Store
-from nvrx_slurm.tasks import end
+from nvrx_slurm.util.clock import Clock
+from nvrx_slurm.util.log import get_logger
+from nvrx_slurm.util.processes import AGAIN_S, HURRY
+from nvrx_slurm.util.tasks import end
 
 log = get_logger("agent")
 

@@ -10,7 +10,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 from nvrx_slurm.errors import UntrustedRecord
-from nvrx_slurm.restarts import LONGEST_BYTES, InProcessRestart, decode
+from nvrx_slurm.journal.restarts import LONGEST_BYTES, InProcessRestart, decode
 from nvrx_slurm.workload.slot import Reading, Slot
 
 

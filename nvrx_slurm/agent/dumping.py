@@ -8,7 +8,7 @@ from typing import Any
 from nvrx_slurm.agent.events import Cycle, Dumped, Hung
 from nvrx_slurm.agent.machine import Stacks
 from nvrx_slurm.agent.voice import Voice
-from nvrx_slurm.records import StacksDumped, WorkerHung
+from nvrx_slurm.journal.records import StacksDumped, WorkerHung
 
 DUMP_FIRST_S = 3.0
 """How long stacks may take where they are wanted before anybody is asked to end."""

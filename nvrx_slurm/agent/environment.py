@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from pathlib import Path
 
-from nvrx_slurm.records import Assignment
+from nvrx_slurm.journal.records import Assignment
 
 
 def worker_environment(

@@ -9,8 +9,8 @@ from enum import StrEnum
 from nvrx_slurm.agent.heart import ControllerSilent
 from nvrx_slurm.agent.workers import WorkerEvent
 from nvrx_slurm.errors import StoreUnreachable
-from nvrx_slurm.records import AnyOrder, Assignment
-from nvrx_slurm.restarts import InProcessRestart
+from nvrx_slurm.journal.records import AnyOrder, Assignment
+from nvrx_slurm.journal.restarts import InProcessRestart
 
 
 class Mode(StrEnum):

@@ -7,8 +7,8 @@ import contextlib
 import shutil
 from asyncio.subprocess import DEVNULL, PIPE
 
-from nvrx_slurm.clock import Clock
-from nvrx_slurm.log import get_logger
+from nvrx_slurm.util.clock import Clock
+from nvrx_slurm.util.log import get_logger
 
 log = get_logger("agent")
 

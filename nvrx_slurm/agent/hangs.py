@@ -24,7 +24,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import NamedTuple
 
-from nvrx_slurm.records import HangBounds
+from nvrx_slurm.journal.records import HangBounds
 from nvrx_slurm.workload.layout import OTHERS
 from nvrx_slurm.workload.slot import Reading
 

@@ -15,10 +15,10 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from nvrx_slurm.agent.tethering import Tethering
-from nvrx_slurm.clock import Clock
-from nvrx_slurm.log import get_logger
-from nvrx_slurm.records import Beat, FaultTolerance
+from nvrx_slurm.journal.records import Beat, FaultTolerance
 from nvrx_slurm.store.client import Store
+from nvrx_slurm.util.clock import Clock
+from nvrx_slurm.util.log import get_logger
 
 log = get_logger("agent")
 

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from nvrx_slurm import fence
 from nvrx_slurm.agent.machine import Machine, Workers
 from nvrx_slurm.agent.voice import Voice
-from nvrx_slurm.log import get_logger
-from nvrx_slurm.records import ControllerUp, NodeJoined, Shutdown
+from nvrx_slurm.journal.records import ControllerUp, NodeJoined, Shutdown
+from nvrx_slurm.liveness import fence
 from nvrx_slurm.store.client import Store
+from nvrx_slurm.util.log import get_logger
 
 log = get_logger("agent")
 

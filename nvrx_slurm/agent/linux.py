@@ -11,7 +11,6 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
-from nvrx_slurm import fence, tether
 from nvrx_slurm.agent.beats import BeatBoard
 from nvrx_slurm.agent.node_health import NodeHealth
 from nvrx_slurm.agent.output import Output
@@ -19,9 +18,10 @@ from nvrx_slurm.agent.ports import HeldPort
 from nvrx_slurm.agent.stacks import Stacks
 from nvrx_slurm.agent.step_files import StepFiles
 from nvrx_slurm.agent.workers import WorkerEvent, Workers
-from nvrx_slurm.ids import new_incarnation
-from nvrx_slurm.records import ControllerUp, FaultTolerance
-from nvrx_slurm.restarts import InProcessRestart
+from nvrx_slurm.journal.records import ControllerUp, FaultTolerance
+from nvrx_slurm.journal.restarts import InProcessRestart
+from nvrx_slurm.liveness import fence, tether
+from nvrx_slurm.util.ids import new_incarnation
 
 READ_BYTES = 256
 

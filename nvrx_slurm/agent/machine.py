@@ -12,8 +12,8 @@ from typing import TYPE_CHECKING, Protocol
 
 from nvrx_slurm.agent.teardown import Phase
 from nvrx_slurm.agent.workers import WorkerEvent
-from nvrx_slurm.records import ControllerUp
-from nvrx_slurm.restarts import InProcessRestart
+from nvrx_slurm.journal.records import ControllerUp
+from nvrx_slurm.journal.restarts import InProcessRestart
 from nvrx_slurm.workload.slot import Reading
 
 if TYPE_CHECKING:

@@ -15,14 +15,14 @@ from functools import partial
 from pathlib import Path
 from typing import Any, TypeVar
 
-from nvrx_slurm.clock import Clock
-from nvrx_slurm.files import open_log, write_all
-from nvrx_slurm.health import gpus, resources
-from nvrx_slurm.health.cgroup import MemoryCgroup, memory_cgroup
-from nvrx_slurm.health.kernel import KernelLog
-from nvrx_slurm.log import get_logger
-from nvrx_slurm.stacks import programs
-from nvrx_slurm.stacks.aside import aside
+from nvrx_slurm.diagnostics.node import gpus, resources
+from nvrx_slurm.diagnostics.node.cgroup import MemoryCgroup, memory_cgroup
+from nvrx_slurm.diagnostics.node.kernel import KernelLog
+from nvrx_slurm.diagnostics.stacks import programs
+from nvrx_slurm.diagnostics.stacks.aside import aside
+from nvrx_slurm.util.clock import Clock
+from nvrx_slurm.util.files import open_log, write_all
+from nvrx_slurm.util.log import get_logger
 
 log = get_logger("agent")
 _T = TypeVar("_T")

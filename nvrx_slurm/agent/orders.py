@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable
 
-from nvrx_slurm.records import AnyOrder, Assignment
+from nvrx_slurm.journal.records import AnyOrder, Assignment
 from nvrx_slurm.store.client import Store
 
 

@@ -15,9 +15,9 @@ import threading
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from nvrx_slurm.clock import Clock
-from nvrx_slurm.files import open_log, write_all
-from nvrx_slurm.log import get_logger
+from nvrx_slurm.util.clock import Clock
+from nvrx_slurm.util.files import open_log, write_all
+from nvrx_slurm.util.log import get_logger
 
 log = get_logger("agent")
 

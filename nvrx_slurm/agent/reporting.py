@@ -12,9 +12,16 @@ from nvrx_slurm.agent.machine import Board
 from nvrx_slurm.agent.voice import Voice
 from nvrx_slurm.agent.watching import HangWatch
 from nvrx_slurm.agent.workers import Exited, Spawned
-from nvrx_slurm.clock import Clock
-from nvrx_slurm.records import Learned, Progress, RestartedInProcess, WorkerFailed, WorkersDone, WorkersStarted
-from nvrx_slurm.restarts import InProcessRestart
+from nvrx_slurm.journal.records import (
+    Learned,
+    Progress,
+    RestartedInProcess,
+    WorkerFailed,
+    WorkersDone,
+    WorkersStarted,
+)
+from nvrx_slurm.journal.restarts import InProcessRestart
+from nvrx_slurm.util.clock import Clock
 
 OUR_SIGNAL_S = 0.2
 """How long after a worker's death by SIGTERM the agent may get that signal too, if it is Slurm's."""

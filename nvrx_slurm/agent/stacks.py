@@ -9,10 +9,10 @@ from pathlib import Path
 
 from nvrx_slurm.agent.events import Cycle, StacksOnFile
 from nvrx_slurm.agent.supervisor import descendants
-from nvrx_slurm.clock import Clock
-from nvrx_slurm.folder import JobFolder
-from nvrx_slurm.stacks.dump import dump
-from nvrx_slurm.stacks.environment import hook_environment
+from nvrx_slurm.diagnostics.stacks.dump import dump
+from nvrx_slurm.diagnostics.stacks.environment import hook_environment
+from nvrx_slurm.journal.folder import JobFolder
+from nvrx_slurm.util.clock import Clock
 
 
 class Stacks:

@@ -5,8 +5,8 @@ from __future__ import annotations
 from nvrx_slurm.agent.environment import worker_environment
 from nvrx_slurm.agent.events import Cycle
 from nvrx_slurm.agent.machine import Board, Output, Stacks, Workers
-from nvrx_slurm.folder import JobFolder
-from nvrx_slurm.records import Plan, RolePlan
+from nvrx_slurm.journal.folder import JobFolder
+from nvrx_slurm.journal.records import Plan, RolePlan
 
 
 class Starting:

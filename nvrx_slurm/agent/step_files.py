@@ -9,10 +9,10 @@ from collections.abc import Iterator
 from functools import partial
 from pathlib import Path
 
-from nvrx_slurm.clock import Clock
-from nvrx_slurm.log import get_logger
-from nvrx_slurm.records import ProgressPlan
-from nvrx_slurm.stacks.aside import aside
+from nvrx_slurm.diagnostics.stacks.aside import aside
+from nvrx_slurm.journal.records import ProgressPlan
+from nvrx_slurm.util.clock import Clock
+from nvrx_slurm.util.log import get_logger
 
 log = get_logger("agent")
 

@@ -13,9 +13,9 @@ from nvrx_slurm.agent.dumping import DUMP_FIRST_S, Dumping
 from nvrx_slurm.agent.events import Cycle
 from nvrx_slurm.agent.machine import Board, Workers
 from nvrx_slurm.agent.workers import Tearing
-from nvrx_slurm.clock import Clock
-from nvrx_slurm.log import get_logger
-from nvrx_slurm.records import FaultTolerance
+from nvrx_slurm.journal.records import FaultTolerance
+from nvrx_slurm.util.clock import Clock
+from nvrx_slurm.util.log import get_logger
 
 log = get_logger("agent")
 

@@ -46,7 +46,7 @@ from collections.abc import Callable
 from typing import Any
 
 from nvrx_slurm.agent.teardown import KILL_S, Phase, Teardown
-from nvrx_slurm.last_resort import LastResort
+from nvrx_slurm.liveness.last_resort import LastResort
 
 F_SETSIG = 10
 PR_SET_PDEATHSIG = 1

@@ -6,11 +6,11 @@ import asyncio
 import contextlib
 from collections.abc import Awaitable, Callable
 
-from nvrx_slurm import tether
-from nvrx_slurm.admission import RateLimitedLog
 from nvrx_slurm.agent.machine import Held, Line
-from nvrx_slurm.log import get_logger
-from nvrx_slurm.records import ControllerUp
+from nvrx_slurm.journal.records import ControllerUp
+from nvrx_slurm.liveness import tether
+from nvrx_slurm.util.admission import RateLimitedLog
+from nvrx_slurm.util.log import get_logger
 
 log = get_logger("agent")
 

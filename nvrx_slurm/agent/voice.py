@@ -5,9 +5,9 @@ from __future__ import annotations
 import asyncio
 from typing import Any
 
-from nvrx_slurm.ids import succeeding
-from nvrx_slurm.records import FromAgent
+from nvrx_slurm.journal.records import FromAgent
 from nvrx_slurm.store.client import Store
+from nvrx_slurm.util.ids import succeeding
 
 
 class Voice:

@@ -9,8 +9,8 @@ from typing import Any
 from nvrx_slurm.agent.events import Hung
 from nvrx_slurm.agent.hangs import NS, Hang, Seen, Watched, judge, learned, merge, next_look, seen_by
 from nvrx_slurm.agent.machine import Board, Output
-from nvrx_slurm.clock import Clock
-from nvrx_slurm.records import HangBounds
+from nvrx_slurm.journal.records import HangBounds
+from nvrx_slurm.util.clock import Clock
 from nvrx_slurm.workload.slot import Reading
 
 SHORTEST_WAIT_S = 0.01

@@ -6,11 +6,11 @@ from collections.abc import Collection, Sequence
 from os import PathLike
 from pathlib import Path
 
-from nvrx_slurm.attribution.analysis import inquiry_for
+from nvrx_slurm.attribution.analyze import inquiry_for
 from nvrx_slurm.attribution.catalogue import load_catalogue
 from nvrx_slurm.attribution.examination import Examination, examine
-from nvrx_slurm.clock import SystemClock
-from nvrx_slurm.verdicts import Attribution
+from nvrx_slurm.journal.verdicts import Attribution
+from nvrx_slurm.util.clock import SystemClock
 
 AnyPath = str | PathLike[str]
 

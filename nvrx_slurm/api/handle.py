@@ -6,19 +6,19 @@ from collections.abc import Collection, Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal
 
-from nvrx_slurm.clock import Clock, SystemClock
 from nvrx_slurm.cluster.base import DEFAULT_FOLDER, LOCAL_PREFIX, Cluster, folder_name
 from nvrx_slurm.cluster.ending import EndWatch, OnState, read_result
 from nvrx_slurm.cluster.slurm import SlurmCluster
 from nvrx_slurm.cluster.states import JobState, state_of_result
-from nvrx_slurm.config import env
 from nvrx_slurm.errors import NvrxError, SlurmUnreachable, UsageError, WaitTimeout
-from nvrx_slurm.folder import JobFolder
+from nvrx_slurm.jobspec import env
+from nvrx_slurm.journal.folder import JobFolder
+from nvrx_slurm.util.clock import Clock, SystemClock
 
 if TYPE_CHECKING:
     from nvrx_slurm.api.awaiting import AwaitableJob
     from nvrx_slurm.cluster.watcher import StateWatcher
-    from nvrx_slurm.records import Entry
+    from nvrx_slurm.journal.records import Entry
 
 ClusterName = Literal["slurm", "local"]
 GONE_PAUSES_S = (0.1, 0.2, 0.4, 0.8, 1.6)

@@ -7,8 +7,8 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Literal
 
 if TYPE_CHECKING:
-    from nvrx_slurm.config.model import JobSpec
-    from nvrx_slurm.records import Plan
+    from nvrx_slurm.jobspec.model import JobSpec
+    from nvrx_slurm.journal.records import Plan
 
 
 @dataclass(frozen=True, slots=True)
@@ -27,8 +27,8 @@ class PreparedJob:
 
 def prepare(spec: JobSpec, plan: Plan, *, cluster: Literal["slurm", "local"]) -> PreparedJob:
     """Render the job's script, which runs under this interpreter. Raises ConfigError."""
-    from nvrx_slurm.records import plan_to_json
-    from nvrx_slurm.render.script import render_job
+    from nvrx_slurm.jobspec.script import render_job
+    from nvrx_slurm.journal.records import plan_to_json
 
     return PreparedJob(
         name=plan.name,

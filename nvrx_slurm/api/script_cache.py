@@ -15,20 +15,19 @@ from pathlib import Path
 
 import nvrx_slurm
 from nvrx_slurm.api.prepared import PreparedJob
-from nvrx_slurm.config import env
-from nvrx_slurm.config.site import site_files
-from nvrx_slurm.render.template import TEMPLATE, template_folder
-from nvrx_slurm.sealed import SealedFolder
+from nvrx_slurm.jobspec import env
+from nvrx_slurm.jobspec.site import site_files
+from nvrx_slurm.jobspec.template import TEMPLATE, template_folder
+from nvrx_slurm.journal.sealed import SealedFolder
 
 MOST_ENTRIES = 64
 _MAKERS = (
     "api/prepared.py",
     "api/script_cache.py",
     "errors.py",
-    "records.py",
-    "verdicts.py",
-    "config/*.py",
-    "render/*.py",
+    "journal/records.py",
+    "journal/verdicts.py",
+    "jobspec/*.py",
 )
 """The modules of this package that have a say in what a prepared job is."""
 

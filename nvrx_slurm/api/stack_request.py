@@ -11,16 +11,16 @@ import secrets
 import socket
 from collections.abc import Callable, Collection, Iterator
 
-from nvrx_slurm.clock import Clock, SystemClock
 from nvrx_slurm.errors import NvrxError, StoreUnreachable, UsageError, WaitTimeout
-from nvrx_slurm.folder import JobFolder
-from nvrx_slurm.records import DumpAsked, DumpOrdered, Entry, StacksDumped
+from nvrx_slurm.journal.folder import JobFolder
+from nvrx_slurm.journal.records import DumpAsked, DumpOrdered, Entry, StacksDumped
 from nvrx_slurm.report import snapshot
 from nvrx_slurm.report.journal_stream import post
 from nvrx_slurm.report.model import JobView, NodeView, Value
 from nvrx_slurm.report.snapshot import Snapshot
 from nvrx_slurm.report.source import Journal
 from nvrx_slurm.report.words import names, numbers, ranks_of, seconds
+from nvrx_slurm.util.clock import Clock, SystemClock
 
 SAY_AFTER_S = 2.0
 LOOK_S = 0.5

@@ -9,15 +9,15 @@ from nvrx_slurm.api.prepared import PreparedJob, prepare
 from nvrx_slurm.cluster.base import DEFAULT_FOLDER, Cluster, folder_name
 from nvrx_slurm.cluster.kill_wait import KillWaitQuestion
 from nvrx_slurm.cluster.slurm import SlurmCluster
-from nvrx_slurm.config.budgets import grace_within
 from nvrx_slurm.errors import ConfigError, StoreUnreachable, UnsafePath, UsageError
-from nvrx_slurm.files import JobFiles
-from nvrx_slurm.log import get_logger
+from nvrx_slurm.jobspec.budgets import grace_within
+from nvrx_slurm.util.files import JobFiles
+from nvrx_slurm.util.log import get_logger
 
 if TYPE_CHECKING:
     from nvrx_slurm.api.handle import ClusterName, Job
-    from nvrx_slurm.config.model import JobSpec
-    from nvrx_slurm.records import Plan
+    from nvrx_slurm.jobspec.model import JobSpec
+    from nvrx_slurm.journal.records import Plan
 
 log = get_logger("submit")
 
@@ -42,7 +42,7 @@ def submit(
     was submitted and nothing is left behind.
     """
     from nvrx_slurm.api.handle import just_submitted  # only now: `hand_over` needs no handle
-    from nvrx_slurm.config.plan import plan
+    from nvrx_slurm.jobspec.plan import plan
 
     if spares is not None:
         spec = _with_spares(spec, spares)
@@ -113,7 +113,7 @@ def check_store(prepared: PreparedJob) -> None:
     """Knock at the site's own store, as the batch host will. Raises StoreUnreachable, ConfigError."""
     import redis  # takes longer to import than all the rest, and the embedded store needs no knock
 
-    from nvrx_slurm.records import plan_from_json
+    from nvrx_slurm.journal.records import plan_from_json
 
     plan = plan_from_json(prepared.plan_json.encode())
     assert plan.store_url is not None
@@ -140,8 +140,8 @@ def check_store(prepared: PreparedJob) -> None:
 
 
 def _store_password(plan: Plan) -> str | None:
-    from nvrx_slurm.config import env
-    from nvrx_slurm.config.secret_file import secret_in
+    from nvrx_slurm.jobspec import env
+    from nvrx_slurm.jobspec.secret_file import secret_in
 
     if plan.store_password_file is None:
         return env.store_password()
@@ -149,7 +149,7 @@ def _store_password(plan: Plan) -> str | None:
 
 
 def _with_spares(spec: JobSpec, spares: int) -> JobSpec:
-    from nvrx_slurm.config.model import MOST_NODES
+    from nvrx_slurm.jobspec.model import MOST_NODES
 
     if isinstance(spares, bool) or not isinstance(spares, int) or not 0 <= spares <= MOST_NODES:
         raise ConfigError(f"must be a whole number from 0 to {MOST_NODES}, not {spares!r}", key="spares")

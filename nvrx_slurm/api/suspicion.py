@@ -8,14 +8,14 @@ from pathlib import Path
 from string import digits
 from typing import TYPE_CHECKING, Any
 
+from nvrx_slurm.attribution.ledger import Ledger, Suspect, open_ledger
 from nvrx_slurm.cluster.naming import named_cluster
-from nvrx_slurm.config import env
-from nvrx_slurm.config.site import site_files
 from nvrx_slurm.errors import ConfigError, SlurmUnreachable
-from nvrx_slurm.suspects import Ledger, Suspect, open_ledger
+from nvrx_slurm.jobspec import env
+from nvrx_slurm.jobspec.site import site_files
 
 if TYPE_CHECKING:
-    from nvrx_slurm.config.model import JobSpec
+    from nvrx_slurm.jobspec.model import JobSpec
 
 _KEYS = ("fault_tolerance", "attribution", "ledger")
 _VARIABLE = env.PREFIX + "__".join(_KEYS).upper()
@@ -36,7 +36,7 @@ def configured_ledger() -> str | None:
     """Where the environment or a site file has the ledger, for whoever has no job.yaml. Raises ConfigError."""
     if where := env.get(_VARIABLE):
         return where
-    from nvrx_slurm.config.yamlfile import read_yaml
+    from nvrx_slurm.jobspec.yamlfile import read_yaml
 
     files = (path for path in site_files() if path.is_file())
     return next((found for path in files if (found := _found(read_yaml(path).data, path))), None)

@@ -14,14 +14,14 @@ import msgspec
 from nvrx_slurm.attribution.desk import Afterwards, Desk
 from nvrx_slurm.attribution.pipes import standard_streams
 from nvrx_slurm.attribution.sources import sources_of
-from nvrx_slurm.clock import SystemClock
-from nvrx_slurm.config import env
-from nvrx_slurm.decoding import decode_json
 from nvrx_slurm.errors import MalformedRecord, NvrxError, UsageError
-from nvrx_slurm.files import JobFiles
-from nvrx_slurm.log import get_logger, set_up
-from nvrx_slurm.processes import die_with
-from nvrx_slurm.verdicts import Attribution, AttributionPlan, FailureKey, Inquiry, Wire
+from nvrx_slurm.jobspec import env
+from nvrx_slurm.journal.decoding import decode_json
+from nvrx_slurm.journal.verdicts import Attribution, AttributionPlan, FailureKey, Inquiry, Wire
+from nvrx_slurm.util.clock import SystemClock
+from nvrx_slurm.util.files import JobFiles
+from nvrx_slurm.util.log import get_logger, set_up
+from nvrx_slurm.util.processes import die_with
 
 log = get_logger("attribution")
 
@@ -83,7 +83,7 @@ async def serve(plan: AttributionPlan, folder: Path) -> None:
         await writer.drain()
 
     def afterwards() -> Afterwards:
-        from nvrx_slurm.attribution.postprocessing import Afterwards
+        from nvrx_slurm.attribution.notify import Afterwards
 
         return Afterwards(plan, folder, clock=clock)
 
@@ -117,7 +117,7 @@ def heed(line: Line, desk: Desk) -> None:
     if isinstance(line.settled, FailureKey):
         desk.settled(line.settled)
     if line.judged:
-        from nvrx_slurm.verdicts import Judged
+        from nvrx_slurm.journal.verdicts import Judged
 
         desk.judged(decode_json(Judged, bytes(line.judged), "what was judged"))
 

@@ -16,12 +16,12 @@ from msgspec.structs import replace
 
 from nvrx_slurm.attribution.catalogue import load_catalogue
 from nvrx_slurm.attribution.examination import examine, logs_of
-from nvrx_slurm.attribution.reading import LogFile
-from nvrx_slurm.attribution.reading.prefilter import prefilter_of
-from nvrx_slurm.clock import Clock, SystemClock
+from nvrx_slurm.attribution.scan import LogFile
+from nvrx_slurm.attribution.scan.prefilter import prefilter_of
 from nvrx_slurm.errors import SourceError
-from nvrx_slurm.threads import in_thread
-from nvrx_slurm.verdicts import Attribution, Inquiry, LlmPlan, Verdict
+from nvrx_slurm.journal.verdicts import Attribution, Inquiry, LlmPlan, Verdict
+from nvrx_slurm.util.clock import Clock, SystemClock
+from nvrx_slurm.util.threads import in_thread
 
 if TYPE_CHECKING:
     from nvrx_slurm.attribution.second_opinion import SecondOpinion

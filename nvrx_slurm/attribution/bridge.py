@@ -14,7 +14,7 @@ import msgspec
 
 from nvrx_slurm.attribution.analyzer import Analyzer, too_late
 from nvrx_slurm.errors import NvrxError, SourceError, UsageError
-from nvrx_slurm.verdicts import Attribution, Inquiry, LlmPlan
+from nvrx_slurm.journal.verdicts import Attribution, Inquiry, LlmPlan
 
 T = TypeVar("T")
 

@@ -14,9 +14,9 @@ from pathlib import Path
 from nvrx_slurm.attribution.literals import SHORTEST, literals_of
 from nvrx_slurm.attribution.rulefile import read_rule_file
 from nvrx_slurm.attribution.ruleform import Role, RuleForm, form_of, wrong
-from nvrx_slurm.config.yamlfile import YamlFile
 from nvrx_slurm.errors import ConfigError
-from nvrx_slurm.verdicts import Scope, Verdict
+from nvrx_slurm.jobspec.yamlfile import YamlFile
+from nvrx_slurm.journal.verdicts import Scope, Verdict
 
 SHIPPED = Path(__file__).with_name("rules")
 
@@ -99,7 +99,7 @@ def rules_of(file: YamlFile, *, proved: bool = False) -> dict[str, Rule]:
             problems.append(problem)
     if problems:
         # Here, for it brings pydantic, and a start without problems should not wait for that.
-        from nvrx_slurm.config.complaints import together
+        from nvrx_slurm.jobspec.complaints import together
 
         raise together(problems)
     return found

@@ -15,11 +15,11 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Protocol
 
 from nvrx_slurm.attribution.sources.base import Source
-from nvrx_slurm.log import get_logger
-from nvrx_slurm.verdicts import Attribution, FailureKey, Inquiry, Judged, Verdict
+from nvrx_slurm.journal.verdicts import Attribution, FailureKey, Inquiry, Judged, Verdict
+from nvrx_slurm.util.log import get_logger
 
 if TYPE_CHECKING:
-    from nvrx_slurm.attribution.postprocessing import Decided
+    from nvrx_slurm.attribution.notify import Decided
 
 log = get_logger("attribution")
 
@@ -147,7 +147,7 @@ class Desk:
         await self._answered(key, said)
 
     async def _conclude(self, judged: Judged) -> None:
-        from nvrx_slurm.attribution.postprocessing import Decided
+        from nvrx_slurm.attribution.notify import Decided
 
         case = self._cases.get(judged.key) or Case(Inquiry(key=judged.key, paths=()))  # a desk before this one asked
         if case.is_open:

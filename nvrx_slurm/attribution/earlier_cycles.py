@@ -9,9 +9,9 @@ from pathlib import Path
 from msgspec.structs import replace
 
 from nvrx_slurm.errors import MalformedRecord
-from nvrx_slurm.files import JobFiles, journal_parts
-from nvrx_slurm.records import Record, RoundClosed, WorkerFailed, entry_from_json
-from nvrx_slurm.verdicts import Failed, Inquiry
+from nvrx_slurm.journal.records import Record, RoundClosed, WorkerFailed, entry_from_json
+from nvrx_slurm.journal.verdicts import Failed, Inquiry
+from nvrx_slurm.util.files import JobFiles, journal_parts
 
 _CYCLE = re.compile(r"(?P<replica>[^/]+)/gen-(?P<generation>\d+)/cycle-(?P<cycle>\d+)$")
 _TELLING = (b'"round_closed"', b'"worker_failed"')

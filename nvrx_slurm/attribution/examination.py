@@ -9,16 +9,16 @@ from pathlib import Path
 
 import msgspec
 
-from nvrx_slurm.attribution.analysis import attribute
-from nvrx_slurm.attribution.analysis.attributing import judged
-from nvrx_slurm.attribution.analysis.history import Earlier
-from nvrx_slurm.attribution.analysis.told import with_told
+from nvrx_slurm.attribution.analyze import attribute
+from nvrx_slurm.attribution.analyze.attributing import judged
+from nvrx_slurm.attribution.analyze.history import Earlier
+from nvrx_slurm.attribution.analyze.told import with_told
 from nvrx_slurm.attribution.catalogue import Catalogue
 from nvrx_slurm.attribution.earlier_cycles import inquiry_about
 from nvrx_slurm.attribution.gathering import Gathering
-from nvrx_slurm.attribution.reading import LogFile, Scan, find_logs, scan
+from nvrx_slurm.attribution.scan import LogFile, Scan, find_logs, scan
 from nvrx_slurm.errors import UsageError
-from nvrx_slurm.verdicts import Attribution, Inquiry
+from nvrx_slurm.journal.verdicts import Attribution, Inquiry
 
 MOST_EARLIER = 3
 """Cycles before this one that are looked at: a second repeat says hardly more than the first."""

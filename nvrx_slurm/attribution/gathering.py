@@ -8,17 +8,17 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
-from nvrx_slurm.attribution.analysis.aftermath import TailLine
-from nvrx_slurm.attribution.analysis.findings import OF_THE_MACHINE
-from nvrx_slurm.attribution.analysis.flight_recorder import Dump, DumpError, read_dump
-from nvrx_slurm.attribution.analysis.gathered import Gathered
-from nvrx_slurm.attribution.analysis.history import Earlier
-from nvrx_slurm.attribution.reading import LogFile, Scan
-from nvrx_slurm.attribution.reading.blocks import LONGEST_LINE_BYTES, plain
-from nvrx_slurm.attribution.reading.labels import by_srun, label_of
-from nvrx_slurm.attribution.reading.opening import Unreadable, opened, pieces
-from nvrx_slurm.attribution.reading.text import decoded
-from nvrx_slurm.stacks.traces import innermost_frame
+from nvrx_slurm.attribution.analyze.aftermath import TailLine
+from nvrx_slurm.attribution.analyze.findings import OF_THE_MACHINE
+from nvrx_slurm.attribution.analyze.flight_recorder import Dump, DumpError, read_dump
+from nvrx_slurm.attribution.analyze.gathered import Gathered
+from nvrx_slurm.attribution.analyze.history import Earlier
+from nvrx_slurm.attribution.scan import LogFile, Scan
+from nvrx_slurm.attribution.scan.blocks import LONGEST_LINE_BYTES, plain
+from nvrx_slurm.attribution.scan.labels import by_srun, label_of
+from nvrx_slurm.attribution.scan.opening import Unreadable, opened, pieces
+from nvrx_slurm.attribution.scan.text import decoded
+from nvrx_slurm.diagnostics.stacks.traces import innermost_frame
 
 TAIL_BYTES = 96 << 10
 """How far back from a file's end what follows a line is judged: a native trace of 16 threads fits in."""

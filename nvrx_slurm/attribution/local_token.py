@@ -18,9 +18,9 @@ from collections.abc import Iterator
 from pathlib import Path
 from urllib.parse import urlsplit
 
-from nvrx_slurm.config.site import state_folder
 from nvrx_slurm.errors import UsageError
-from nvrx_slurm.ownership import is_own
+from nvrx_slurm.jobspec.site import state_folder
+from nvrx_slurm.util.ownership import is_own
 
 LONGEST_TOKEN_BYTES = 4096
 _PORTS = {"http": 80, "https": 443}

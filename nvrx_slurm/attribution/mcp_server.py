@@ -16,12 +16,12 @@ from mcp.server.mcpserver import MCPServer
 from mcp.server.mcpserver.exceptions import ToolError
 from msgspec.structs import replace
 
-from nvrx_slurm.attribution.analysis import inquiry_for
+from nvrx_slurm.attribution.analyze import inquiry_for
 from nvrx_slurm.attribution.analyzer import Analyzer
 from nvrx_slurm.attribution.catalogue import Rule, load_catalogue
 from nvrx_slurm.attribution.examination import logs_of
 from nvrx_slurm.errors import NvrxError, UsageError
-from nvrx_slurm.verdicts import Inquiry
+from nvrx_slurm.journal.verdicts import Inquiry
 
 INSTRUCTIONS = """Why a multi-node training job failed, and whether a restart can help. Start with `explain_job` for a
 job that nvrx-slurm ran, or `analyze_paths` for any log file or folder. Verdicts: STOP (it will happen again), RESTART

@@ -11,7 +11,7 @@ import re
 from pathlib import Path
 from typing import Any
 
-from nvrx_slurm.config.yamlfile import KeyPath, YamlFile, read_yaml
+from nvrx_slurm.jobspec.yamlfile import KeyPath, YamlFile, read_yaml
 
 _TEXT = r"(?:'(?P<quoted>(?:[^']|'')*)'|(?P<bare>[A-Za-z0-9](?:[^\s:#]|(?<! )#|:(?=\S)| (?=[^\s#]))*))"
 _NAME = re.compile(r"(?P<name>[A-Za-z][\w.]*):")

@@ -9,9 +9,9 @@ from typing import Annotated, Any, Literal
 
 import msgspec
 
-from nvrx_slurm.config.yamlfile import YamlFile
 from nvrx_slurm.errors import ConfigError
-from nvrx_slurm.verdicts import Scope
+from nvrx_slurm.jobspec.yamlfile import YamlFile
+from nvrx_slurm.journal.verdicts import Scope
 
 Role = Literal["cause", "consequence", "noise"]
 Severity = Annotated[int, msgspec.Meta(ge=0, le=100)]

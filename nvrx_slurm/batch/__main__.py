@@ -13,20 +13,20 @@ from pathlib import Path
 import click
 import msgspec
 
+from nvrx_slurm.attribution.ledger.ledger import suspects_among
+from nvrx_slurm.attribution.ledger.naming import cluster_of
 from nvrx_slurm.batch.host import Host, Launch, local_nodes
 from nvrx_slurm.batch.network import advertised_address, default_route_address
-from nvrx_slurm.clock import SystemClock
 from nvrx_slurm.cluster.kill_wait import KillWaitQuestion
-from nvrx_slurm.config import env
-from nvrx_slurm.config.secret_file import secret_in
 from nvrx_slurm.errors import MalformedRecord, NvrxError, UsageError
-from nvrx_slurm.files import digest_of_plan, open_log
-from nvrx_slurm.folder import LOOPBACK, JobFolder, JobInfo
-from nvrx_slurm.log import set_up
-from nvrx_slurm.processes import boot_id, raise_descriptor_limit, started_ticks
-from nvrx_slurm.records import Plan, plan_from_json
-from nvrx_slurm.suspects.ledger import suspects_among
-from nvrx_slurm.suspects.naming import cluster_of
+from nvrx_slurm.jobspec import env
+from nvrx_slurm.jobspec.secret_file import secret_in
+from nvrx_slurm.journal.folder import LOOPBACK, JobFolder, JobInfo
+from nvrx_slurm.journal.records import Plan, plan_from_json
+from nvrx_slurm.util.clock import SystemClock
+from nvrx_slurm.util.files import digest_of_plan, open_log
+from nvrx_slurm.util.log import set_up
+from nvrx_slurm.util.processes import boot_id, raise_descriptor_limit, started_ticks
 
 SCONTROL_S = 60.0
 KILL_WAIT_ANSWER_S = 5.0

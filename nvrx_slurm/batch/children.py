@@ -9,8 +9,8 @@ import signal
 from asyncio.subprocess import DEVNULL, Process
 from collections.abc import Collection, Mapping, Sequence
 
-from nvrx_slurm.log import get_logger
-from nvrx_slurm.processes import dies_with_parent, restore_descriptor_limit
+from nvrx_slurm.util.log import get_logger
+from nvrx_slurm.util.processes import dies_with_parent, restore_descriptor_limit
 
 log = get_logger("batch")
 

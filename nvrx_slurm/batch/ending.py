@@ -8,10 +8,10 @@ from __future__ import annotations
 
 import signal
 
-from nvrx_slurm.config import budgets
 from nvrx_slurm.errors import EXIT_INTERRUPTED, EXIT_RETRY, EXIT_TERMINATED, EXIT_TIMEOUT
-from nvrx_slurm.processes import AGAIN_S
-from nvrx_slurm.records import FaultTolerance
+from nvrx_slurm.jobspec import budgets
+from nvrx_slurm.journal.records import FaultTolerance
+from nvrx_slurm.util.processes import AGAIN_S
 
 ENDING_MARGIN_S = 25.0
 """What the end of a job may take beyond its teardown: agents that never answer, the kill, the last words."""

@@ -14,14 +14,14 @@ from nvrx_slurm.batch import children, lease
 from nvrx_slurm.batch.ending import EXIT_CODES, Ending, notice_s
 from nvrx_slurm.batch.service import ManagedService
 from nvrx_slurm.batch.store import StoreKeeper
-from nvrx_slurm.clock import Clock
-from nvrx_slurm.config.env import handed_on
 from nvrx_slurm.errors import EXIT_FAILED, EXIT_RETRY, EXIT_UNREACHABLE, NvrxError, StoreUnreachable
-from nvrx_slurm.folder import JobFolder, JobInfo, Result, StoreAddress, clear_runtime_folders
-from nvrx_slurm.ids import new_incarnation, new_secret
-from nvrx_slurm.log import get_logger
-from nvrx_slurm.processes import HURRY
-from nvrx_slurm.records import Plan
+from nvrx_slurm.jobspec.env import handed_on
+from nvrx_slurm.journal.folder import JobFolder, JobInfo, Result, StoreAddress, clear_runtime_folders
+from nvrx_slurm.journal.records import Plan
+from nvrx_slurm.util.clock import Clock
+from nvrx_slurm.util.ids import new_incarnation, new_secret
+from nvrx_slurm.util.log import get_logger
+from nvrx_slurm.util.processes import HURRY
 
 log = get_logger("batch")
 

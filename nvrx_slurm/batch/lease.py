@@ -11,9 +11,9 @@ import asyncio
 import os
 from collections.abc import Callable
 
-from nvrx_slurm.clock import Clock
-from nvrx_slurm.records import Lease
-from nvrx_slurm.stacks.aside import aside
+from nvrx_slurm.diagnostics.stacks.aside import aside
+from nvrx_slurm.journal.records import Lease
+from nvrx_slurm.util.clock import Clock
 
 FIRST_LOOKS, LOOKS = 40, 4
 """How often the file is looked at within the timeout: until the first touch, since the job waits for it; and then."""

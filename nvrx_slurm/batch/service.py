@@ -18,12 +18,12 @@ import msgspec
 
 from nvrx_slurm.batch.children import send_signal
 from nvrx_slurm.errors import UnsafePath
-from nvrx_slurm.files import open_log
-from nvrx_slurm.folder import LOOPBACK, JobFolder
-from nvrx_slurm.ids import new_secret
-from nvrx_slurm.log import get_logger
-from nvrx_slurm.processes import dies_with_parent
-from nvrx_slurm.records import Plan
+from nvrx_slurm.journal.folder import LOOPBACK, JobFolder
+from nvrx_slurm.journal.records import Plan
+from nvrx_slurm.util.files import open_log
+from nvrx_slurm.util.ids import new_secret
+from nvrx_slurm.util.log import get_logger
+from nvrx_slurm.util.processes import dies_with_parent
 
 log = get_logger("batch")
 

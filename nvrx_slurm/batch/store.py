@@ -9,13 +9,13 @@ from asyncio.subprocess import Process
 from pathlib import Path
 
 from nvrx_slurm.errors import StoreUnreachable
-from nvrx_slurm.folder import LOOPBACK, JobFolder, JobInfo, StoreAddress
-from nvrx_slurm.ids import new_secret
-from nvrx_slurm.log import get_logger
-from nvrx_slurm.processes import dies_with_parent
+from nvrx_slurm.journal.folder import LOOPBACK, JobFolder, JobInfo, StoreAddress
 from nvrx_slurm.store.certificate import Certificate, make_certificate
 from nvrx_slurm.store.embedded import READY_S, EmbeddedStore, new_socket_name
 from nvrx_slurm.store.servers import Server, find_server
+from nvrx_slurm.util.ids import new_secret
+from nvrx_slurm.util.log import get_logger
+from nvrx_slurm.util.processes import dies_with_parent
 
 log = get_logger("batch")
 

@@ -8,10 +8,10 @@ from typing import NoReturn
 import click
 
 from nvrx_slurm.cli.lazy import LazyGroup
-from nvrx_slurm.config import env
 from nvrx_slurm.errors import EXIT_INTERRUPTED, NvrxError
-from nvrx_slurm.sanitize import shown
-from nvrx_slurm.terminal import guard
+from nvrx_slurm.jobspec import env
+from nvrx_slurm.util.sanitize import shown
+from nvrx_slurm.util.terminal import guard
 
 # name → (attribute in nvrx_slurm.cli.<module>, what `--help` says)
 COMMANDS: dict[str, tuple[str, str]] = {

@@ -12,11 +12,11 @@ from typing import TYPE_CHECKING
 
 import click
 
-from nvrx_slurm.sanitize import json_text, one_line
+from nvrx_slurm.util.sanitize import json_text, one_line
 
 if TYPE_CHECKING:
     from nvrx_slurm.attribution.examination import Examination
-    from nvrx_slurm.verdicts import Attribution, Evidence
+    from nvrx_slurm.journal.verdicts import Attribution, Evidence
 
 LABEL_WIDTH = 11
 WIDEST = 100
@@ -62,7 +62,7 @@ def analyze(
 
 
 def _print_schema() -> None:
-    from nvrx_slurm.verdicts import attribution_schema
+    from nvrx_slurm.journal.verdicts import attribution_schema
 
     click.echo(json.dumps(attribution_schema(), indent=2))
 

@@ -14,7 +14,7 @@ from nvrx_slurm.errors import EXIT_UNREACHABLE
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from nvrx_slurm.folder import JobFolder
+    from nvrx_slurm.journal.folder import JobFolder
     from nvrx_slurm.report.failures import Failures
 
 
@@ -37,7 +37,7 @@ def report(job_ids: tuple[str, ...], as_json: bool, folder: Path) -> None:
 
     from nvrx_slurm.report import hindsight, plain
     from nvrx_slurm.report.jobs import find_job, known_jobs
-    from nvrx_slurm.sanitize import json_text
+    from nvrx_slurm.util.sanitize import json_text
 
     jobs = [find_job(folder, job_id) for job_id in job_ids] if job_ids else known_jobs(folder)
     told = hindsight.hindsight(entry for job in jobs for entry in _failures(job))
@@ -63,9 +63,9 @@ def flush(job_ids: tuple[str, ...], folder: Path) -> int:
     """
     import asyncio
 
-    from nvrx_slurm.attribution.postprocessing.afterwards import flush as flush_job
+    from nvrx_slurm.attribution.notify.afterwards import flush as flush_job
     from nvrx_slurm.report.jobs import find_job, known_jobs, read_plan
-    from nvrx_slurm.sanitize import one_line
+    from nvrx_slurm.util.sanitize import one_line
 
     jobs = [find_job(folder, job_id) for job_id in job_ids] if job_ids else known_jobs(folder)
     is_left = False

@@ -8,7 +8,7 @@ from typing import Any, TypeVar
 
 import click
 
-from nvrx_slurm.config.flags import ATTRIBUTION, BLOCK, FLAGS, OLDER_FLAGS
+from nvrx_slurm.jobspec.flags import ATTRIBUTION, BLOCK, FLAGS, OLDER_FLAGS
 
 _F = TypeVar("_F", bound=Callable[..., Any])
 Flag = tuple[str, str, Any]

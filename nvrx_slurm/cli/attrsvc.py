@@ -12,7 +12,7 @@ from nvrx_slurm.cli.options import seconds_of
 from nvrx_slurm.errors import MissingProgramError, UsageError
 
 if TYPE_CHECKING:  # loaded inside the command, so that `--help` stays fast
-    from nvrx_slurm.attrsvc.settings import Settings
+    from nvrx_slurm.attribution.service.settings import Settings
 
 _PATH = click.Path(path_type=Path)
 _MEBIBYTE = 1 << 20
@@ -57,8 +57,8 @@ def attrsvc(**options: Any) -> int:
         raise MissingProgramError(
             f"attrsvc needs the package {error.name}: pip install 'nvrx-slurm[attribution]'"
         ) from None
-    from nvrx_slurm.attrsvc.server import run
-    from nvrx_slurm.log import set_up
+    from nvrx_slurm.attribution.service.server import run
+    from nvrx_slurm.util.log import set_up
 
     set_up("attrsvc")
     return run(_settings(**options), click.echo)
@@ -73,8 +73,8 @@ def _settings(
     workers: int | None,
     **rest: Any,
 ) -> Settings:
-    from nvrx_slurm.attrsvc.entries import Bounds
-    from nvrx_slurm.attrsvc.settings import Settings, parse_bind, read_token
+    from nvrx_slurm.attribution.service.entries import Bounds
+    from nvrx_slurm.attribution.service.settings import Settings, parse_bind, read_token
 
     if (tls_cert is None) != (tls_key is None):
         raise UsageError("--tls-cert and --tls-key go together: name both")

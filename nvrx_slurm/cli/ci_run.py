@@ -12,11 +12,11 @@ import click
 
 from nvrx_slurm.cli.options import seconds_of
 from nvrx_slurm.errors import EXIT_DONE, EXIT_FAILED, MissingProgramError, UsageError
-from nvrx_slurm.sanitize import one_line
+from nvrx_slurm.util.sanitize import one_line
 
 if TYPE_CHECKING:
-    from nvrx_slurm.flow.language.model import Flow, StageName
-    from nvrx_slurm.flow.outcome import FlowOutcome, SuiteOutcome
+    from nvrx_slurm.lab.flow.language.model import Flow, StageName
+    from nvrx_slurm.lab.flow.outcome import FlowOutcome, SuiteOutcome
 
 _F = TypeVar("_F", bound=Callable[..., Any])
 _FILE = click.Path(path_type=Path, dir_okay=False)
@@ -61,7 +61,7 @@ def run(paths: tuple[Path, ...], only: tuple[str, ...], **options: Any) -> int:
     Exit code: 0 all passed, 1 a flow failed, 2 a flow or the command line is wrong (then nothing was submitted),
     69 Slurm does not answer, 124 --timeout has passed, 130/143 interrupted; everything was cancelled then.
     """
-    from nvrx_slurm.flow.language.load import load_flows
+    from nvrx_slurm.lab.flow.language.load import load_flows
 
     return run_and_report(load_flows(paths, only), **options)
 
@@ -80,10 +80,10 @@ def run_and_report(
     github: bool | None,
 ) -> int:
     """Run flows, tell each as it ends, and write the reports that were asked for; returns the exit code."""
-    from nvrx_slurm.clock import SystemClock
-    from nvrx_slurm.flow.running.artifacts import default_folder
-    from nvrx_slurm.flow.running.suite import SuiteOptions, run_suite
-    from nvrx_slurm.flow.running.where import choose_stage
+    from nvrx_slurm.lab.flow.running.artifacts import default_folder
+    from nvrx_slurm.lab.flow.running.suite import SuiteOptions, run_suite
+    from nvrx_slurm.lab.flow.running.where import choose_stage
+    from nvrx_slurm.util.clock import SystemClock
 
     _check_installed("--junit", junit, "junitparser")
     _check_installed("--html", html, "jinja2")
@@ -108,27 +108,27 @@ def _check_installed(option: str, path: Path | None, package: str) -> None:
 
 
 def _tell(flow: FlowOutcome) -> None:
-    from nvrx_slurm.flow.report.text import flow_line
+    from nvrx_slurm.lab.flow.report.text import flow_line
 
     click.echo(flow_line(flow))
 
 
 def _write_reports(outcome: SuiteOutcome, junit: Path | None, html: Path | None, as_json: Path | None) -> None:
-    from nvrx_slurm.flow.report import write
+    from nvrx_slurm.lab.flow.report import write
 
     try:
         if junit:
             import socket
 
-            from nvrx_slurm.flow.report.junit import document
+            from nvrx_slurm.lab.flow.report.junit import document
 
             write(junit, document(outcome, socket.gethostname(), Path.cwd()))
         if html:
-            from nvrx_slurm.flow.report.html import page
+            from nvrx_slurm.lab.flow.report.html import page
 
             write(html, page(outcome, Path.cwd()))
         if as_json:
-            from nvrx_slurm.flow.outcome import to_json
+            from nvrx_slurm.lab.flow.outcome import to_json
 
             write(as_json, to_json(outcome).decode())
     except OSError as error:
@@ -137,9 +137,9 @@ def _write_reports(outcome: SuiteOutcome, junit: Path | None, html: Path | None,
 
 def _conclude(outcome: SuiteOutcome, artifacts: Path, github: bool | None) -> None:
     """What was found: as GitHub folds and annotates it, or as text; and the line that sums it up."""
-    from nvrx_slurm.config import env
-    from nvrx_slurm.flow.report.github import announce
-    from nvrx_slurm.flow.report.text import closing, summary
+    from nvrx_slurm.jobspec import env
+    from nvrx_slurm.lab.flow.report.github import announce
+    from nvrx_slurm.lab.flow.report.text import closing, summary
 
     places = env.github() or (env.GitHub() if github else None)
     if places is None or github is False:
@@ -156,8 +156,8 @@ def _conclude(outcome: SuiteOutcome, artifacts: Path, github: bool | None) -> No
 @_on
 def check(paths: tuple[Path, ...], only: tuple[str, ...], stage: StageName | None) -> None:
     """Load the flows of PATHS and check all that can be checked without running them."""
-    from nvrx_slurm.flow.language.load import load_flows
-    from nvrx_slurm.flow.stages import check as check_stage
+    from nvrx_slurm.lab.flow.language.load import load_flows
+    from nvrx_slurm.lab.flow.stages import check as check_stage
 
     flows = load_flows(paths, only)
     for flow in flows:
@@ -171,7 +171,7 @@ def schema() -> None:
     """Print the JSON Schema of a flow file."""
     import json
 
-    from nvrx_slurm.flow.language.schema import flow_schema
+    from nvrx_slurm.lab.flow.language.schema import flow_schema
 
     click.echo(json.dumps(flow_schema(), indent=2))
 
@@ -183,8 +183,8 @@ def clean(artifacts: tuple[Path, ...]) -> int:
 
     ARTIFACTS are the artifacts folders of those runs.
     """
-    from nvrx_slurm.flow.running.artifacts import check_over
-    from nvrx_slurm.flow.running.guard import clean as clean_up
+    from nvrx_slurm.lab.flow.running.artifacts import check_over
+    from nvrx_slurm.lab.flow.running.guard import clean as clean_up
 
     for folder in artifacts:
         check_over(folder)

@@ -13,13 +13,13 @@ import click
 from nvrx_slurm.cli.ci_run import run_and_report, suite_options
 from nvrx_slurm.cli.options import JobChoice, JobCommand, folder_option, job_options, seconds_of
 from nvrx_slurm.errors import EXIT_DONE, EXIT_FAILED, UsageError
-from nvrx_slurm.sanitize import one_line
-from nvrx_slurm.terminal import write_exactly
+from nvrx_slurm.util.sanitize import one_line
+from nvrx_slurm.util.terminal import write_exactly
 
 if TYPE_CHECKING:
-    from nvrx_slurm.flow.language.model import StageName
-    from nvrx_slurm.flow.matrix import Case, LeftOut
-    from nvrx_slurm.records import Plan
+    from nvrx_slurm.journal.records import Plan
+    from nvrx_slurm.lab.flow.language.model import StageName
+    from nvrx_slurm.lab.flow.matrix import Case, LeftOut
 
 _JOB = click.argument("job", metavar="JOB")
 _OF_WHAT = "JOB: a job's id, its folder, or its events.jsonl, with the older parts beside it."
@@ -37,8 +37,8 @@ _PLAN = click.option(
 @folder_option
 def replay(job: str, plan_file: Path | None, folder: Path) -> None:
     """Feed a job's journal through the pure core again: it decides the same, or here is where they part (exit 1)."""
-    from nvrx_slurm.flow import replaying
-    from nvrx_slurm.flow.journal_text import read_journal, read_plan
+    from nvrx_slurm.lab.flow import replaying
+    from nvrx_slurm.lab.flow.journal_text import read_journal, read_plan
 
     path = _journal_of(job, folder)
     text = read_journal(path)
@@ -65,9 +65,9 @@ def record(job: str, plan_file: Path | None, job_file: Path | None, output: Path
     Without --job the flow's job is written beside it, as NAME.job.yaml, made from the job's plan: what stood below
     `slurm` and `setup` is not in it.
     """
-    from nvrx_slurm.flow.journal_text import read_journal, read_plan
-    from nvrx_slurm.flow.language.writing import to_yaml
-    from nvrx_slurm.flow.recording.abstraction import record as recorded
+    from nvrx_slurm.lab.flow.journal_text import read_journal, read_plan
+    from nvrx_slurm.lab.flow.language.writing import to_yaml
+    from nvrx_slurm.lab.flow.recording.abstraction import record as recorded
 
     path = _journal_of(job, folder)
     text, plan = read_journal(path), read_plan(plan_file or path.parent / "plan.json")
@@ -108,8 +108,8 @@ def matrix(
     """
     import tempfile
 
-    from nvrx_slurm.flow.language.load import load_flows
-    from nvrx_slurm.flow.running.where import choose_stage
+    from nvrx_slurm.lab.flow.language.load import load_flows
+    from nvrx_slurm.lab.flow.running.where import choose_stage
 
     stage = stage or choose_stage()
     start_s = seconds_of("--starts-within", starts_within)
@@ -129,7 +129,7 @@ def _chosen(plan: Plan, stage: StageName, only: tuple[str, ...]) -> tuple[list[C
     """What there is to run, and what is left out. Raises UsageError, which lists the names."""
     from fnmatch import fnmatchcase
 
-    from nvrx_slurm.flow.matrix import Case, matrix
+    from nvrx_slurm.lab.flow.matrix import Case, matrix
 
     found = matrix(plan, stage)
     wanted = [each for each in found if not only or any(fnmatchcase(each.name, glob) for glob in only)]
@@ -151,7 +151,7 @@ def _list(cases: list[Case], left_out: list[LeftOut]) -> None:
 
 
 def _write_flows(cases: list[Case], choice: JobChoice, folder: Path, start_s: float) -> None:
-    from nvrx_slurm.flow.language.writing import to_yaml
+    from nvrx_slurm.lab.flow.language.writing import to_yaml
 
     folder.mkdir(parents=True, exist_ok=True)
     job, changed = _seen_from(folder, choice.file), _overrides(choice.plan(choice.load()), choice.file)
@@ -190,16 +190,16 @@ def _seen_from(place: Path, file: Path) -> str:
 
 def _overrides(plan: Plan, job_file: Path) -> dict[str, Any]:
     """What the job had differently from what job.yaml says now; where it worked aside."""
-    from nvrx_slurm.config.load import load
-    from nvrx_slurm.config.plan import plan as plan_of
-    from nvrx_slurm.flow.recording.job_file import overrides
+    from nvrx_slurm.jobspec.load import load
+    from nvrx_slurm.jobspec.plan import plan as plan_of
+    from nvrx_slurm.lab.flow.recording.job_file import overrides
 
     changed = overrides(plan, plan_of(load(job_file).spec, folder=Path(plan.folder), job_file=job_file))
     return {key: value for key, value in changed.items() if key not in ("name", "workdir")}
 
 
 def _write_job(plan: Plan, path: Path, job_id: str) -> None:
-    from nvrx_slurm.flow.recording.job_file import job_yaml
+    from nvrx_slurm.lab.flow.recording.job_file import job_yaml
 
     note = f"Made from the plan of job {job_id}. A plan does not tell what stood below `slurm` and `setup`."
     _write(path, job_yaml(plan, note))

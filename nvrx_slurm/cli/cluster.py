@@ -8,11 +8,11 @@ from typing import TYPE_CHECKING
 
 import click
 
-from nvrx_slurm.clock import SystemClock
-from nvrx_slurm.sanitize import json_text, one_line
+from nvrx_slurm.util.clock import SystemClock
+from nvrx_slurm.util.sanitize import json_text, one_line
 
 if TYPE_CHECKING:  # loaded inside the commands, so that `cluster --help` stays fast
-    from nvrx_slurm.cluster.dev import ClusterStatus, DevCluster
+    from nvrx_slurm.lab.devcluster import ClusterStatus, DevCluster
 
 _name = click.option("--name", default="dev", show_default=True, help="Which cluster; several can run side by side.")
 _json = click.option("--json", "as_json", is_flag=True, help="Print JSON.")
@@ -39,7 +39,7 @@ def cluster() -> None:
 @click.option("--accounting", is_flag=True, help="Add slurmdbd and a MariaDB of its own, so that sacct answers.")
 def up(name: str, nodes: int, cpus_per_node: int, accounting: bool) -> None:
     """Start a cluster; returns when every node is idle."""
-    from nvrx_slurm.cluster.dev import DevCluster
+    from nvrx_slurm.lab.devcluster import DevCluster
 
     clock = SystemClock()
     started = clock.monotonic()
@@ -54,7 +54,7 @@ def up(name: str, nodes: int, cpus_per_node: int, accounting: bool) -> None:
 @click.option("--all", "everything", is_flag=True, help="Take every cluster of yours down.")
 def down(name: str, everything: bool) -> None:
     """Stop a cluster and its jobs, and delete its files; also a half-dead one."""
-    from nvrx_slurm.cluster.dev import names, remove
+    from nvrx_slurm.lab.devcluster import names, remove
 
     for each in names() if everything else [name]:
         remove(each)
@@ -122,7 +122,7 @@ def restore_node(node: str, name: str) -> None:
 
 
 def _load(name: str) -> DevCluster:
-    from nvrx_slurm.cluster.dev import DevCluster
+    from nvrx_slurm.lab.devcluster import DevCluster
 
     return DevCluster.load(name, say=_say)
 

@@ -55,7 +55,7 @@ def schema() -> None:
 
     VS Code: put `# yaml-language-server: $schema=nvrx-job.schema.json` on top of job.yaml.
     """
-    from nvrx_slurm.config.schema import job_schema
+    from nvrx_slurm.jobspec.schema import job_schema
 
     click.echo(json.dumps(job_schema(), indent=2))
 

@@ -53,7 +53,7 @@ def dump(job_id: str, ranks: tuple[int, ...], replica: str | None, timeout: str,
 
 def _print(come: Sequence[Answer]) -> None:
     """In the order of ranks, whoever answered first."""
-    from nvrx_slurm.sanitize import shown
+    from nvrx_slurm.util.sanitize import shown
 
     every = [stacks for answer in come for stacks in answer.stacks]
     for stacks in sorted(every, key=lambda stacks: (stacks.replica, stacks.rank)):
@@ -65,19 +65,19 @@ def _print(come: Sequence[Answer]) -> None:
 
 def _print_json(come: Sequence[Answer]) -> None:
     from nvrx_slurm.report.snapshot import to_json
-    from nvrx_slurm.sanitize import json_text
+    from nvrx_slurm.util.sanitize import json_text
 
     click.echo(json_text(to_json({"nodes": come})))
 
 
 def _heading(stacks: RankStacks) -> str:
-    from nvrx_slurm.sanitize import one_line
+    from nvrx_slurm.util.sanitize import one_line
 
     where = f", in {stacks.where}" if stacks.where else ""
     return one_line(f"── {stacks.replica} rank {stacks.rank} on {stacks.node}{where} ── {stacks.file}")
 
 
 def _note(text: str) -> None:
-    from nvrx_slurm.sanitize import one_line
+    from nvrx_slurm.util.sanitize import one_line
 
     print(one_line(text), file=sys.stderr, flush=True)

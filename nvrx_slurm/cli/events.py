@@ -22,7 +22,7 @@ def events(job_id: str, follow: bool, as_json: bool, folder: Path) -> None:
     from nvrx_slurm.report import source
     from nvrx_slurm.report.jobs import find_job
     from nvrx_slurm.report.lines import Lines
-    from nvrx_slurm.sanitize import json_text
+    from nvrx_slurm.util.sanitize import json_text
 
     job = find_job(folder, job_id)
     entries = source.follow(job) if follow else source.so_far(job)

@@ -12,8 +12,8 @@ from nvrx_slurm.cli.options import folder_option
 from nvrx_slurm.errors import UsageError
 
 if TYPE_CHECKING:
+    from nvrx_slurm.journal.verdicts import Attribution, Inquiry
     from nvrx_slurm.report.failures import Failures, Story
-    from nvrx_slurm.verdicts import Attribution, Inquiry
 
 
 @click.command()
@@ -31,7 +31,7 @@ def explain(job_id: str, cycle: int | None, replica: str | None, as_json: bool, 
     from nvrx_slurm.report import explanation, source
     from nvrx_slurm.report.failures import failures
     from nvrx_slurm.report.jobs import find_job, read_plan
-    from nvrx_slurm.sanitize import json_text
+    from nvrx_slurm.util.sanitize import json_text
 
     job = find_job(folder.absolute(), job_id)
     plan = read_plan(job)

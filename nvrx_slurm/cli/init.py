@@ -17,7 +17,7 @@ from nvrx_slurm.errors import UsageError
 def init(path: Path, roles: bool, force: bool) -> None:
     """Write a commented job.yaml to start from."""
     name = "roles.yaml" if roles else "plain.yaml"
-    text = (resources.files("nvrx_slurm.config") / "templates" / name).read_text()
+    text = (resources.files("nvrx_slurm.jobspec") / "templates" / name).read_text()
     try:
         with path.open("w" if force else "x") as file:
             file.write(text)

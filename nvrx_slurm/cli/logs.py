@@ -13,8 +13,8 @@ from typing import TYPE_CHECKING
 import click
 
 from nvrx_slurm.cli.options import folder_option
-from nvrx_slurm.config import env
-from nvrx_slurm.sanitize import TerminalOutput, not_command_bytes
+from nvrx_slurm.jobspec import env
+from nvrx_slurm.util.sanitize import TerminalOutput, not_command_bytes
 
 if TYPE_CHECKING:
     from nvrx_slurm.report.logs import Chunk, LogFile

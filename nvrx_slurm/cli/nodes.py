@@ -10,10 +10,10 @@ from typing import TYPE_CHECKING
 import click
 
 from nvrx_slurm.errors import UsageError
-from nvrx_slurm.sanitize import json_text, one_line
+from nvrx_slurm.util.sanitize import json_text, one_line
 
 if TYPE_CHECKING:
-    from nvrx_slurm.suspects import Ledger, Suspect
+    from nvrx_slurm.attribution.ledger import Ledger, Suspect
 
 _NODE = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,252}")
 
@@ -53,8 +53,8 @@ def nodes(context: click.Context, as_json: bool, where: str | None, cluster: str
 @click.pass_obj
 def suspect(choice: LedgerChoice, names: tuple[str, ...], why: str) -> None:
     """Have nodes count as suspect for about three days."""
-    from nvrx_slurm.clock import SystemClock
-    from nvrx_slurm.suspects import Blame, Kind
+    from nvrx_slurm.attribution.ledger import Blame, Kind
+    from nvrx_slurm.util.clock import SystemClock
 
     for name in names:
         if not _NODE.fullmatch(name):
@@ -82,7 +82,7 @@ def clear(choice: LedgerChoice, name: str | None, everything: bool) -> None:
 def _show(ledger: Ledger, as_json: bool) -> None:
     import msgspec
 
-    from nvrx_slurm.clock import SystemClock
+    from nvrx_slurm.util.clock import SystemClock
 
     found = ledger.suspects()
     if as_json:

@@ -15,8 +15,8 @@ from nvrx_slurm.cli.attribution_options import JobCommand as JobCommand
 from nvrx_slurm.errors import UsageError
 
 if TYPE_CHECKING:
-    from nvrx_slurm.config.load import Loaded
-    from nvrx_slurm.records import Plan
+    from nvrx_slurm.jobspec.load import Loaded
+    from nvrx_slurm.journal.records import Plan
 
 DEFAULT_FOLDER = "nvrx-jobs"
 
@@ -36,7 +36,7 @@ class JobChoice:
 
     def load(self) -> Loaded:
         """The merged configuration; says on stderr which older names were used. Raises ConfigError."""
-        from nvrx_slurm.config.load import load
+        from nvrx_slurm.jobspec.load import load
 
         loaded = load(self.file, list(self._flags()))
         for sentence in loaded.deprecated:
@@ -45,12 +45,12 @@ class JobChoice:
 
     def plan(self, loaded: Loaded) -> Plan:
         """What agents will read."""
-        from nvrx_slurm.config.plan import plan
+        from nvrx_slurm.jobspec.plan import plan
 
         return plan(loaded.spec, folder=self.folder, job_file=self.file)
 
     def _flags(self) -> Iterator[tuple[str, str, Any]]:
-        from nvrx_slurm.config.load import parse_assignment
+        from nvrx_slurm.jobspec.load import parse_assignment
 
         yield from map(parse_assignment, self.assignments)
         for key, value in (("spares", self.spares), ("nodes", self.nodes)):
@@ -80,7 +80,7 @@ folder_option = click.option(
 
 def seconds_of(flag: str, text: str) -> float:
     """The seconds of a duration given on the command line. Raises UsageError that names the flag."""
-    from nvrx_slurm.durations import parse_duration
+    from nvrx_slurm.util.durations import parse_duration
 
     try:
         return parse_duration(text)

@@ -7,7 +7,7 @@ import sys
 import click
 
 from nvrx_slurm.cli.options import JobChoice, JobCommand, job_options, make_base
-from nvrx_slurm.terminal import write_exactly
+from nvrx_slurm.util.terminal import write_exactly
 
 
 @click.command(cls=JobCommand)
@@ -19,7 +19,7 @@ def render(choice: JobChoice, local: bool) -> None:
     The script is all there is: `sbatch` of it does what `nvrx-slurm submit` does. The folder that it logs into is
     made, since Slurm fails a job without a word where that is missing.
     """
-    from nvrx_slurm.render.script import render_job
+    from nvrx_slurm.jobspec.script import render_job
 
     loaded = choice.load()
     plan = choice.plan(loaded)

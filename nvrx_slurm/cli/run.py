@@ -21,7 +21,7 @@ def run(choice: JobChoice) -> int:
     Ends with the job's exit code. Ctrl-C ends the job cleanly; so does the death of this command.
     """
     from nvrx_slurm.cluster.local import LocalCluster
-    from nvrx_slurm.render.script import render_job
+    from nvrx_slurm.jobspec.script import render_job
     from nvrx_slurm.report.live import watch
 
     loaded = choice.load()

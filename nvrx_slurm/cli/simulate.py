@@ -17,7 +17,7 @@ def simulate(seeds: int, first: int, nodes: int, seed: int | None, jobs: int) ->
     Exits with 1 on the first promise that is broken: prints the seed, the fewest faults that still break it, the
     journal, and the line that replays it.
     """
-    from nvrx_slurm.simulation import telling
+    from nvrx_slurm.lab.simulation import telling
 
     if seed is not None:
         return telling.tell_one(seed, nodes, click.echo)

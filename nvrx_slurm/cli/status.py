@@ -48,7 +48,7 @@ def _watch(base: Path, job_id: str | None, as_json: bool) -> int:
 def _snapshot(base: Path, job_id: str) -> Snapshot:
     """The job from its folder; one that has none yet, but that Slurm knows, is pending."""
     from nvrx_slurm.cluster.base import folder_name
-    from nvrx_slurm.folder import JobFolder
+    from nvrx_slurm.journal.folder import JobFolder
     from nvrx_slurm.report import snapshot
     from nvrx_slurm.report.jobs import find_job
     from nvrx_slurm.report.presence import Presence
@@ -68,7 +68,7 @@ def _snapshot(base: Path, job_id: str) -> Snapshot:
 def _print_job(shot: Snapshot, as_json: bool) -> None:
     if as_json:
         from nvrx_slurm.report.snapshot import as_json as encode
-        from nvrx_slurm.sanitize import json_text
+        from nvrx_slurm.util.sanitize import json_text
 
         click.echo(json_text(encode(shot)))
     elif sys.stdout.isatty():
@@ -87,7 +87,7 @@ def _print_jobs(base: Path, as_json: bool) -> None:
     lines = list_jobs(base)
     if as_json:
         from nvrx_slurm.report.snapshot import to_json
-        from nvrx_slurm.sanitize import json_text
+        from nvrx_slurm.util.sanitize import json_text
 
         click.echo(json_text(to_json({"jobs": lines})))
     elif not lines:

@@ -11,14 +11,14 @@ import click
 from nvrx_slurm.cli import signals
 from nvrx_slurm.cli.options import JobChoice, JobCommand, job_options
 from nvrx_slurm.errors import EXIT_DONE, EXIT_INTERRUPTED, NvrxError, UsageError
-from nvrx_slurm.sanitize import shown
-from nvrx_slurm.terminal import write_exactly
+from nvrx_slurm.util.sanitize import shown
+from nvrx_slurm.util.terminal import write_exactly
 
 if TYPE_CHECKING:
     from nvrx_slurm.api.handle import ClusterName, Job
     from nvrx_slurm.api.prepared import PreparedJob
     from nvrx_slurm.cluster.states import JobState
-    from nvrx_slurm.config.load import Loaded
+    from nvrx_slurm.jobspec.load import Loaded
 
 
 @click.command(cls=JobCommand)
@@ -60,7 +60,7 @@ def submit(
 def _prepared(choice: JobChoice, cluster: ClusterName) -> PreparedJob:
     """The job as it was prepared before, where nothing that goes into it has changed since."""
     from nvrx_slurm.api.script_cache import ScriptCache, key_of
-    from nvrx_slurm.config.site import cache_folder
+    from nvrx_slurm.jobspec.site import cache_folder
 
     def key() -> str | None:
         return key_of(choice.file, choice.folder, cluster, choice.flags)

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 import click
 
 from nvrx_slurm.errors import EXIT_DONE, EXIT_FAILED
-from nvrx_slurm.sanitize import json_text, one_line
+from nvrx_slurm.util.sanitize import json_text, one_line
 
 if TYPE_CHECKING:
     from nvrx_slurm.report.tables import Mood, Table

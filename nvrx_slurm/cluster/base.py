@@ -12,8 +12,8 @@ from typing import Protocol
 
 from nvrx_slurm.cluster.states import JobState
 from nvrx_slurm.errors import UsageError
-from nvrx_slurm.files import make_base
-from nvrx_slurm.log import get_logger
+from nvrx_slurm.util.files import make_base
+from nvrx_slurm.util.log import get_logger
 
 log = get_logger("submit")
 

@@ -69,7 +69,7 @@ def is_set_up(environment: Mapping[str, str]) -> bool:
 
 def child_environment_for(program: str, extra: Mapping[str, str] | None = None) -> dict[str, str]:
     """What the program may see of this process's own environment, with `extra` on top."""
-    from nvrx_slurm.config.env import child_environment
+    from nvrx_slurm.jobspec.env import child_environment
 
     return environment_for(program, child_environment(extra or {}, with_secrets=program == "sbatch"))
 

@@ -10,7 +10,6 @@ import contextlib
 import os
 from collections.abc import Callable
 
-from nvrx_slurm.clock import Clock
 from nvrx_slurm.cluster.states import JobState
 from nvrx_slurm.errors import (
     EXIT_RETRY,
@@ -20,8 +19,9 @@ from nvrx_slurm.errors import (
     SlurmUnreachable,
     WaitTimeout,
 )
-from nvrx_slurm.folder import JobFolder, Result
-from nvrx_slurm.log import get_logger
+from nvrx_slurm.journal.folder import JobFolder, Result
+from nvrx_slurm.util.clock import Clock
+from nvrx_slurm.util.log import get_logger
 
 log = get_logger("wait")
 

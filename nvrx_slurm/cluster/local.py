@@ -17,17 +17,17 @@ from pathlib import Path
 
 import msgspec
 
-from nvrx_slurm.clock import Clock, SystemClock
 from nvrx_slurm.cluster.base import LOCAL_PREFIX, SCRIPT_NAME, folder_name, not_writable, prepare_folder
 from nvrx_slurm.cluster.states import JobState, state_of_result
-from nvrx_slurm.config.env import child_environment, handed_on
-from nvrx_slurm.decoding import decode
 from nvrx_slurm.errors import MissingProgramError, UsageError
-from nvrx_slurm.files import open_log
-from nvrx_slurm.folder import JobFolder, JobInfo
-from nvrx_slurm.ids import new_incarnation
-from nvrx_slurm.ownership import open_owned
-from nvrx_slurm.processes import boot_id, dies_with_parent, environment_of, hold, send, started_ticks
+from nvrx_slurm.jobspec.env import child_environment, handed_on
+from nvrx_slurm.journal.decoding import decode
+from nvrx_slurm.journal.folder import JobFolder, JobInfo
+from nvrx_slurm.util.clock import Clock, SystemClock
+from nvrx_slurm.util.files import open_log
+from nvrx_slurm.util.ids import new_incarnation
+from nvrx_slurm.util.ownership import open_owned
+from nvrx_slurm.util.processes import boot_id, dies_with_parent, environment_of, hold, send, started_ticks
 
 HOST_LOG = "host.log"
 """What a detached job's own script prints; Slurm keeps the same in its `--output` file."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 
 from nvrx_slurm.cluster.commands import Runner, SystemRunner
-from nvrx_slurm.config import env
+from nvrx_slurm.jobspec import env
 
 ANSWER_S = 10.0
 _CLUSTER_NAME = re.compile(r"^ClusterName\s*=\s*(\S+)", re.MULTILINE)

@@ -24,7 +24,6 @@ from nvrx_slurm.cluster.slurm_text import (
     version_of,
 )
 from nvrx_slurm.cluster.states import JobState
-from nvrx_slurm.config import env
 from nvrx_slurm.errors import (
     MissingProgramError,
     NvrxError,
@@ -33,9 +32,10 @@ from nvrx_slurm.errors import (
     UnsafePath,
     UsageError,
 )
-from nvrx_slurm.files import JobFiles
-from nvrx_slurm.ids import new_incarnation
-from nvrx_slurm.log import get_logger
+from nvrx_slurm.jobspec import env
+from nvrx_slurm.util.files import JobFiles
+from nvrx_slurm.util.ids import new_incarnation
+from nvrx_slurm.util.log import get_logger
 
 log = get_logger("slurm")
 

@@ -12,7 +12,7 @@ from typing import TypeVar
 from nvrx_slurm.cluster.commands import NOT_SET_UP, Output, Runner
 from nvrx_slurm.cluster.slurm_text import is_without_answer, reason_of
 from nvrx_slurm.errors import MissingProgramError, SlurmUnreachable
-from nvrx_slurm.log import get_logger
+from nvrx_slurm.util.log import get_logger
 
 log = get_logger("slurm")
 

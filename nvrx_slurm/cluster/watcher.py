@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import math
 
-from nvrx_slurm.clock import Clock, SystemClock
 from nvrx_slurm.cluster.base import Cluster
 from nvrx_slurm.cluster.states import JobState
+from nvrx_slurm.util.clock import Clock, SystemClock
 
 SLOWEST_S = 10
 _SOONEST_S = 2.0

@@ -7,17 +7,17 @@ import gc
 import os
 import sys
 
-from nvrx_slurm.clock import SystemClock
-from nvrx_slurm.config import env
 from nvrx_slurm.controller.controller import Controller
 from nvrx_slurm.controller.outside import LinuxOutside
 from nvrx_slurm.errors import NvrxError, UsageError
-from nvrx_slurm.files import open_log
-from nvrx_slurm.folder import JobFolder
-from nvrx_slurm.log import set_up
-from nvrx_slurm.processes import raise_descriptor_limit
+from nvrx_slurm.jobspec import env
+from nvrx_slurm.journal.folder import JobFolder
 from nvrx_slurm.store.client import Store
 from nvrx_slurm.store.hearing import Hearing
+from nvrx_slurm.util.clock import SystemClock
+from nvrx_slurm.util.files import open_log
+from nvrx_slurm.util.log import set_up
+from nvrx_slurm.util.processes import raise_descriptor_limit
 
 
 async def _serve(folder: JobFolder) -> None:

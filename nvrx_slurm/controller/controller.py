@@ -20,8 +20,6 @@ from dataclasses import dataclass, field
 
 import msgspec
 
-from nvrx_slurm.admission import LOG_EVERY_S
-from nvrx_slurm.clock import Clock
 from nvrx_slurm.controller.outside import Outside
 from nvrx_slurm.controller.questions import Questions
 from nvrx_slurm.controller.server_clock import ServerClock
@@ -30,9 +28,8 @@ from nvrx_slurm.core.assignment import assignments
 from nvrx_slurm.core.job import next_deadline, step
 from nvrx_slurm.core.state import Job, new_job
 from nvrx_slurm.errors import StoreUnreachable
-from nvrx_slurm.folder import JobInfo, Result
-from nvrx_slurm.log import get_logger
-from nvrx_slurm.records import (
+from nvrx_slurm.journal.folder import JobInfo, Result
+from nvrx_slurm.journal.records import (
     AnyFact,
     Attributed,
     ControllerStarted,
@@ -53,10 +50,13 @@ from nvrx_slurm.records import (
     SignalReason,
     Tick,
 )
+from nvrx_slurm.journal.verdicts import Attribution, FailureKey
 from nvrx_slurm.store.client import BLOCK_MS, INBOX_BATCH, Round, Store
 from nvrx_slurm.store.hearing import Hearing
-from nvrx_slurm.tasks import end
-from nvrx_slurm.verdicts import Attribution, FailureKey
+from nvrx_slurm.util.admission import LOG_EVERY_S
+from nvrx_slurm.util.clock import Clock
+from nvrx_slurm.util.log import get_logger
+from nvrx_slurm.util.tasks import end
 
 log = get_logger("controller")
 

@@ -20,13 +20,13 @@ from typing import Any, Protocol
 
 import msgspec
 
-from nvrx_slurm.config import env
-from nvrx_slurm.decoding import decode
 from nvrx_slurm.errors import MalformedRecord
-from nvrx_slurm.files import open_log
-from nvrx_slurm.log import get_logger
-from nvrx_slurm.processes import dies_with_parent
-from nvrx_slurm.verdicts import Attribution, FailureKey, Inquiry, Judged
+from nvrx_slurm.jobspec import env
+from nvrx_slurm.journal.decoding import decode
+from nvrx_slurm.journal.verdicts import Attribution, FailureKey, Inquiry, Judged
+from nvrx_slurm.util.files import open_log
+from nvrx_slurm.util.log import get_logger
+from nvrx_slurm.util.processes import dies_with_parent
 
 log = get_logger("controller")
 

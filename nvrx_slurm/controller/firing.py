@@ -8,7 +8,7 @@ import socket
 import struct
 from typing import Protocol
 
-from nvrx_slurm import fence
+from nvrx_slurm.liveness import fence
 
 FIRST_PAUSE_S, LAST_PAUSE_S = 0.001, 0.1
 MOST_DIALS = 8

@@ -14,9 +14,9 @@ from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 
 from nvrx_slurm.errors import MalformedRecord
-from nvrx_slurm.files import journal_parts, open_log
-from nvrx_slurm.log import get_logger
-from nvrx_slurm.records import Entry, entry_from_json, entry_to_json
+from nvrx_slurm.journal.records import Entry, entry_from_json, entry_to_json
+from nvrx_slurm.util.files import journal_parts, open_log
+from nvrx_slurm.util.log import get_logger
 
 log = get_logger("controller")
 

@@ -17,10 +17,10 @@ from nvrx_slurm.controller import firing
 from nvrx_slurm.controller.desk import Answered, Desk, DeskProcess
 from nvrx_slurm.controller.firing import FIRST_PAUSE_S
 from nvrx_slurm.controller.mirror import Mirror, read_copy
-from nvrx_slurm.files import JobFiles
-from nvrx_slurm.folder import JobFolder, Result
-from nvrx_slurm.records import Entry
-from nvrx_slurm.tether import TetherServer
+from nvrx_slurm.journal.folder import JobFolder, Result
+from nvrx_slurm.journal.records import Entry
+from nvrx_slurm.liveness.tether import TetherServer
+from nvrx_slurm.util.files import JobFiles
 
 Told = Callable[[str, str], None]
 """Called with a node and the incarnation of its agent."""

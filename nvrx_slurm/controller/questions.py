@@ -11,8 +11,7 @@ from dataclasses import dataclass, field
 
 from nvrx_slurm.controller.desk import Desk
 from nvrx_slurm.core.state import Case, Job, NodeState, Phase
-from nvrx_slurm.files import JobFiles
-from nvrx_slurm.records import (
+from nvrx_slurm.journal.records import (
     AttributionAsked,
     AttributionJudged,
     JobStarted,
@@ -22,7 +21,8 @@ from nvrx_slurm.records import (
     WorkerFailed,
     WorkersStarted,
 )
-from nvrx_slurm.verdicts import Failed, FailureKey, Inquiry, Judged
+from nvrx_slurm.journal.verdicts import Failed, FailureKey, Inquiry, Judged
+from nvrx_slurm.util.files import JobFiles
 
 EARLIER = 3
 """How many cycles before the one that failed are shown, too."""

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from nvrx_slurm.clock import Clock
-from nvrx_slurm.log import get_logger
+from nvrx_slurm.util.clock import Clock
+from nvrx_slurm.util.log import get_logger
 
 log = get_logger("controller")
 

@@ -10,15 +10,12 @@ import asyncio
 from collections.abc import Callable, Coroutine, Iterable, Mapping
 from typing import Any
 
-from nvrx_slurm import fence
-from nvrx_slurm.clock import Clock
 from nvrx_slurm.controller.outside import Outside
 from nvrx_slurm.core.liveness import Liveness
 from nvrx_slurm.core.state import Node
 from nvrx_slurm.errors import StoreUnreachable
-from nvrx_slurm.folder import LOOPBACK, JobInfo
-from nvrx_slurm.log import get_logger
-from nvrx_slurm.records import (
+from nvrx_slurm.journal.folder import LOOPBACK, JobInfo
+from nvrx_slurm.journal.records import (
     AnyFact,
     Fact,
     NodeFenced,
@@ -29,8 +26,11 @@ from nvrx_slurm.records import (
     SlurmNodeState,
     unpack_beat,
 )
+from nvrx_slurm.liveness import fence
 from nvrx_slurm.store.hearing import Hearing
-from nvrx_slurm.tasks import end
+from nvrx_slurm.util.clock import Clock
+from nvrx_slurm.util.log import get_logger
+from nvrx_slurm.util.tasks import end
 
 log = get_logger("controller")
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 
-from nvrx_slurm.records import Assignment, RolePlan, RoundClosed
+from nvrx_slurm.journal.records import Assignment, RolePlan, RoundClosed
 
 
 def seat(previous: Sequence[str], here: Collection[str], spares: Sequence[str], want: int) -> tuple[str, ...]:

@@ -8,8 +8,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from nvrx_slurm.core.state import Job, Replica
-from nvrx_slurm.durations import words
-from nvrx_slurm.records import Allowance
+from nvrx_slurm.journal.records import Allowance
+from nvrx_slurm.util.durations import words
 
 
 def of_replica(job: Job) -> Allowance:

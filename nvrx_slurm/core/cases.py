@@ -17,8 +17,14 @@ from msgspec.structs import replace
 from nvrx_slurm.core import backoff, budget, progress
 from nvrx_slurm.core.state import Case, Failure, Job, Phase, Replica
 from nvrx_slurm.errors import EXIT_FAILED, EXIT_NO_RESTART
-from nvrx_slurm.records import AttributionAsked, AttributionJudged, Decision, RestartDecided, Shutdown
-from nvrx_slurm.verdicts import Aggregation, Attribution, Scope, Verdict
+from nvrx_slurm.journal.records import (
+    AttributionAsked,
+    AttributionJudged,
+    Decision,
+    RestartDecided,
+    Shutdown,
+)
+from nvrx_slurm.journal.verdicts import Aggregation, Attribution, Scope, Verdict
 
 BLAME_CONFIDENCE = 0.5
 """A node is passed over from this confidence on."""

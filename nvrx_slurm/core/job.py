@@ -17,7 +17,7 @@ import msgspec
 from nvrx_slurm.core import budget, cases, membership, progress, rendezvous, restart
 from nvrx_slurm.core.state import Failure, Job, Node, NodeState, Phase, Replica
 from nvrx_slurm.errors import EXIT_DONE, EXIT_FAILED, EXIT_INTERRUPTED, EXIT_RETRY, EXIT_TERMINATED, EXIT_TIMEOUT
-from nvrx_slurm.records import (
+from nvrx_slurm.journal.records import (
     Attributed,
     ControllerStarted,
     Decision,

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from nvrx_slurm.core.state import Job, Node, NodeState
-from nvrx_slurm.ids import precedes
-from nvrx_slurm.records import FromAgent, NodeJoined
+from nvrx_slurm.journal.records import FromAgent, NodeJoined
+from nvrx_slurm.util.ids import precedes
 
 TRANSITIONS: dict[NodeState, frozenset[NodeState]] = {
     NodeState.EXPECTED: frozenset({NodeState.STANDBY, NodeState.READY, NodeState.LOST, NodeState.QUARANTINED}),

@@ -18,7 +18,7 @@ from nvrx_slurm.core import cases, membership, progress
 from nvrx_slurm.core.assignment import passed_over, seat
 from nvrx_slurm.core.state import Case, Job, Node, NodeState, Phase, Replica, Stamps
 from nvrx_slurm.errors import EXIT_RETRY
-from nvrx_slurm.records import Decision, Fence, RoundClosed, RoundOpened, Shutdown
+from nvrx_slurm.journal.records import Decision, Fence, RoundClosed, RoundOpened, Shutdown
 
 
 def open_round(job: Job, replica: Replica, now: float, noticed: float, dump: str | None = None) -> list[Decision]:

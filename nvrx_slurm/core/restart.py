@@ -5,7 +5,7 @@ from __future__ import annotations
 from nvrx_slurm.core import cases, progress, rendezvous
 from nvrx_slurm.core.state import Failure, Job, Phase, Replica
 from nvrx_slurm.errors import EXIT_FAILED
-from nvrx_slurm.records import Decision, ReplicaEnded, RestartDecided, Shutdown
+from nvrx_slurm.journal.records import Decision, ReplicaEnded, RestartDecided, Shutdown
 
 
 def act(job: Job, replica: Replica, failure: Failure, now: float) -> list[Decision]:

@@ -6,9 +6,9 @@ from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import Literal
 
-from nvrx_slurm.ids import replica_id
-from nvrx_slurm.records import Plan, RolePlan, Shutdown
-from nvrx_slurm.verdicts import Attribution
+from nvrx_slurm.journal.records import Plan, RolePlan, Shutdown
+from nvrx_slurm.journal.verdicts import Attribution
+from nvrx_slurm.util.ids import replica_id
 
 
 class NodeState(StrEnum):

@@ -14,8 +14,8 @@ from nvrx_slurm.inprocess import gloo
 from nvrx_slurm.inprocess.bounded import bounded
 from nvrx_slurm.inprocess.exception import TimeoutError
 from nvrx_slurm.inprocess.state import FrozenState
-from nvrx_slurm.log import get_logger
-from nvrx_slurm.threads import in_thread
+from nvrx_slurm.util.log import get_logger
+from nvrx_slurm.util.threads import in_thread
 
 log = get_logger("inprocess")
 

@@ -8,7 +8,7 @@ from collections.abc import Callable
 from typing import TypeVar
 
 from nvrx_slurm.inprocess.exception import TimeoutError
-from nvrx_slurm.threads import in_thread
+from nvrx_slurm.util.threads import in_thread
 
 T = TypeVar("T")
 

@@ -35,7 +35,7 @@ from nvrx_slurm.inprocess.timeline import Phase as Part
 from nvrx_slurm.inprocess.timeline import Restart
 from nvrx_slurm.inprocess.watchdog import Watchdog
 from nvrx_slurm.inprocess.words import in_words
-from nvrx_slurm.log import get_logger
+from nvrx_slurm.util.log import get_logger
 
 log = get_logger("inprocess")
 

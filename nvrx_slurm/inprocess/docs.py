@@ -5,8 +5,8 @@ from __future__ import annotations
 import sys
 from pathlib import Path
 
-from nvrx_slurm import pages
 from nvrx_slurm.inprocess.cycle import diagram
+from nvrx_slurm.util import pages
 
 COMMAND = "python -m nvrx_slurm.inprocess.docs docs/inprocess.md"
 

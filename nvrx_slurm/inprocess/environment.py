@@ -15,7 +15,7 @@ from typing import NamedTuple
 
 from nvrx_slurm.inprocess.exception import OptionError
 from nvrx_slurm.inprocess.state import FrozenState
-from nvrx_slurm.processes import started_ticks
+from nvrx_slurm.util.processes import started_ticks
 
 RANK, WORLD_SIZE = "RANK", "WORLD_SIZE"
 

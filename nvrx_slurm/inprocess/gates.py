@@ -10,9 +10,9 @@ from typing import TypeVar
 
 import msgspec
 
-from nvrx_slurm.decoding import decode
 from nvrx_slurm.inprocess.attribution import Interruption, InterruptionRecord
 from nvrx_slurm.inprocess.ledger import Interrupted, Ledger
+from nvrx_slurm.journal.decoding import decode
 
 JOIN = "join"
 """Who a member is, so that another run's keys are not taken for ours."""

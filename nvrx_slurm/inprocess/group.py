@@ -28,7 +28,7 @@ from nvrx_slurm.inprocess.gates import Joining, Noticing, Payload, pack
 from nvrx_slurm.inprocess.ledger import AnyEntry, Interrupted, Ledger, Lost, Sealed, Settled, Stage, decode
 from nvrx_slurm.inprocess.proposing import Log
 from nvrx_slurm.inprocess.store.port import Cancelled, Connection, Store
-from nvrx_slurm.log import get_logger
+from nvrx_slurm.util.log import get_logger
 
 log = get_logger("inprocess")
 

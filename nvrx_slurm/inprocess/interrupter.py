@@ -12,7 +12,7 @@ from nvrx_slurm.inprocess.ledger import Interrupted
 from nvrx_slurm.inprocess.region import Region
 from nvrx_slurm.inprocess.stamps import Stamps
 from nvrx_slurm.inprocess.state import FrozenState
-from nvrx_slurm.log import get_logger
+from nvrx_slurm.util.log import get_logger
 
 log = get_logger("inprocess")
 

@@ -7,8 +7,7 @@ from collections.abc import Iterable
 from nvrx_slurm.inprocess.attribution import InterruptionRecord, format_interruption_records
 from nvrx_slurm.inprocess.timeline import Phase, RankTimeline, Restart
 from nvrx_slurm.inprocess.words import clean
-from nvrx_slurm.log import get_logger
-from nvrx_slurm.restarts import (
+from nvrx_slurm.journal.restarts import (
     LONGEST_NAME,
     LONGEST_TEXT,
     MOST_FAULTS,
@@ -19,6 +18,7 @@ from nvrx_slurm.restarts import (
     RankPhases,
     encode,
 )
+from nvrx_slurm.util.log import get_logger
 from nvrx_slurm.workload.channel import has_agent
 from nvrx_slurm.workload.channel import tell_agent as send
 

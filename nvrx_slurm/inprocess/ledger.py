@@ -20,9 +20,9 @@ from dataclasses import dataclass, field
 
 import msgspec
 
-from nvrx_slurm.decoding import decode as checked
 from nvrx_slurm.errors import MalformedRecord
 from nvrx_slurm.inprocess.attribution import Interruption, InterruptionRecord
+from nvrx_slurm.journal.decoding import decode as checked
 
 
 class Entry(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, tag_field="entry"):

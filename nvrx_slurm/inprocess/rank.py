@@ -37,7 +37,7 @@ from nvrx_slurm.inprocess.state import Mode, State
 from nvrx_slurm.inprocess.stopwatch import Stopwatch
 from nvrx_slurm.inprocess.timeline import Phase as Part
 from nvrx_slurm.inprocess.words import in_words, place_of, stack_of
-from nvrx_slurm.log import get_logger
+from nvrx_slurm.util.log import get_logger
 from nvrx_slurm.workload.restarting import restarting
 
 log = get_logger("inprocess")

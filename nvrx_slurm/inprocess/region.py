@@ -27,13 +27,13 @@ from typing import Generic, TypeVar
 from nvrx_slurm.inprocess.atomic import AtomicBlocks
 from nvrx_slurm.inprocess.bells import silent
 from nvrx_slurm.inprocess.exception import NestedCallError, RankShouldRestart, RestartAbort
-from nvrx_slurm.log import get_logger
-from nvrx_slurm.threads import in_thread
+from nvrx_slurm.util.log import get_logger
+from nvrx_slurm.util.threads import in_thread
 
 T = TypeVar("T")
 
 STRIKE_SIGNAL: int = signal.SIGRTMAX - 4
-"""Beside `nvrx_slurm.stacks.environment.DUMP_SIGNAL`, and as little used by anybody else."""
+"""Beside `nvrx_slurm.diagnostics.stacks.environment.DUMP_SIGNAL`, and as little used by anybody else."""
 FIRST_PAUSE_S = 0.0005
 GROWTH = 1.5
 """How much longer each pause between two signals is than the one before."""

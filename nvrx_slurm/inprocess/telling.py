@@ -11,7 +11,7 @@ from nvrx_slurm.inprocess.gates import Noticing, Starting
 from nvrx_slurm.inprocess.group import Group
 from nvrx_slurm.inprocess.journal import tell_agent
 from nvrx_slurm.inprocess.timeline import Phase, RankTimeline, Restart
-from nvrx_slurm.log import get_logger
+from nvrx_slurm.util.log import get_logger
 
 log = get_logger("inprocess")
 

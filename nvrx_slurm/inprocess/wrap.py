@@ -29,7 +29,7 @@ from nvrx_slurm.inprocess.rank_filter import RankFilter
 from nvrx_slurm.inprocess.store.port import Store
 from nvrx_slurm.inprocess.store.redis import RedisStore
 from nvrx_slurm.inprocess.terminate import Terminate
-from nvrx_slurm.processes import started_ticks
+from nvrx_slurm.util.processes import started_ticks
 
 A = ParamSpec("A")
 T = TypeVar("T")

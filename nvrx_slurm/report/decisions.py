@@ -7,7 +7,7 @@ from typing import Any
 
 from msgspec.structs import replace
 
-from nvrx_slurm import records
+from nvrx_slurm.journal import records
 from nvrx_slurm.report import recovery
 from nvrx_slurm.report.changes import (
     change_cycle,

@@ -9,7 +9,7 @@ from typing import get_args
 
 import msgspec
 
-from nvrx_slurm import records, restarts
+from nvrx_slurm.journal import records, restarts
 from nvrx_slurm.report import model, snapshot
 from nvrx_slurm.report.words import event_name
 

@@ -7,13 +7,19 @@ from datetime import UTC, datetime
 
 import msgspec
 
-from nvrx_slurm.records import AttributionJudged, ControllerStarted, FaultTolerance, RestartDecided, Shutdown
+from nvrx_slurm.journal.records import (
+    AttributionJudged,
+    ControllerStarted,
+    FaultTolerance,
+    RestartDecided,
+    Shutdown,
+)
+from nvrx_slurm.journal.verdicts import Attribution, Evidence, Inquiry, Verdict
 from nvrx_slurm.report.failures import Answer, Story
 from nvrx_slurm.report.model import Value
 from nvrx_slurm.report.sentences import backoff
 from nvrx_slurm.report.tables import Mood, Row, Table
 from nvrx_slurm.report.words import at_step, names, plural, ranks_of, seconds
-from nvrx_slurm.verdicts import Attribution, Evidence, Inquiry, Verdict
 
 MOODS: dict[Verdict, Mood] = {
     Verdict.STOP: "bad",

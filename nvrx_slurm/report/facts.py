@@ -7,9 +7,8 @@ from typing import Any
 
 from msgspec.structs import replace
 
-from nvrx_slurm import records
-from nvrx_slurm.ids import replica_id
-from nvrx_slurm.records import Plan
+from nvrx_slurm.journal import records
+from nvrx_slurm.journal.records import Plan
 from nvrx_slurm.report import recovery, words
 from nvrx_slurm.report.changes import (
     arrive,
@@ -21,6 +20,7 @@ from nvrx_slurm.report.changes import (
     tell_step,
 )
 from nvrx_slurm.report.model import Dumped, Failure, InProcess, JobView, NodeView
+from nvrx_slurm.util.ids import replica_id
 
 
 def _job_started(view: JobView, fact: records.JobStarted, t: float) -> None:

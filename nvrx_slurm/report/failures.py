@@ -11,8 +11,7 @@ from dataclasses import dataclass, field
 from nvrx_slurm.controller.questions import Questions
 from nvrx_slurm.core.job import step
 from nvrx_slurm.core.state import new_job
-from nvrx_slurm.files import JobFiles
-from nvrx_slurm.records import (
+from nvrx_slurm.journal.records import (
     Attributed,
     AttributionAsked,
     AttributionJudged,
@@ -27,7 +26,8 @@ from nvrx_slurm.records import (
     RoundClosed,
     Shutdown,
 )
-from nvrx_slurm.verdicts import Attribution, Inquiry
+from nvrx_slurm.journal.verdicts import Attribution, Inquiry
+from nvrx_slurm.util.files import JobFiles
 
 Key = tuple[int, str, int]
 """Generation, replica, cycle."""

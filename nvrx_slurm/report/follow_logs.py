@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 
-from nvrx_slurm.clock import Clock, SystemClock
-from nvrx_slurm.folder import JobFolder
+from nvrx_slurm.journal.folder import JobFolder
 from nvrx_slurm.report.logs import Chunk, Reader
 from nvrx_slurm.report.presence import Presence
 from nvrx_slurm.report.source import Journal
+from nvrx_slurm.util.clock import Clock, SystemClock
 
 LOOK_S = 0.1
 """How long to wait between looks at the files; a journal event ends the wait."""

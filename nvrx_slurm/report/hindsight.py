@@ -5,11 +5,11 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from typing import Literal
 
+from nvrx_slurm.journal.verdicts import Verdict
 from nvrx_slurm.report.failures import Failures, Story
 from nvrx_slurm.report.model import Value
 from nvrx_slurm.report.tables import Mood, Row, Table
 from nvrx_slurm.report.words import plural, seconds
-from nvrx_slurm.verdicts import Verdict
 
 Outcome = Literal["right", "wrong", "open"]
 """`right`: the restarted job failed again and had made no new step (where it tells none: it failed in the same way).

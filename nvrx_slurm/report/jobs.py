@@ -15,10 +15,10 @@ from nvrx_slurm.errors import (
     EXIT_TIMEOUT,
     UsageError,
 )
-from nvrx_slurm.folder import JobFolder
-from nvrx_slurm.ownership import is_ours
-from nvrx_slurm.records import Plan
+from nvrx_slurm.journal.folder import JobFolder
+from nvrx_slurm.journal.records import Plan
 from nvrx_slurm.report.model import JobView
+from nvrx_slurm.util.ownership import is_ours
 
 ENDINGS = {
     EXIT_DONE: "completed",

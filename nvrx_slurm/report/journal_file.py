@@ -12,9 +12,9 @@ from pathlib import Path
 from typing import BinaryIO
 
 from nvrx_slurm.errors import MalformedRecord
-from nvrx_slurm.files import journal_parts
-from nvrx_slurm.folder import JobFolder
-from nvrx_slurm.records import Entry, entry_from_json
+from nvrx_slurm.journal.folder import JobFolder
+from nvrx_slurm.journal.records import Entry, entry_from_json
+from nvrx_slurm.util.files import journal_parts
 
 _ATTEMPTS = 3
 _Identity = tuple[int, int]

@@ -8,14 +8,14 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable
 from typing import Any
 
-from nvrx_slurm.clock import SystemClock
 from nvrx_slurm.errors import StoreUnreachable, UntrustedRecord
-from nvrx_slurm.folder import StoreAddress
-from nvrx_slurm.job_key import JobKey
-from nvrx_slurm.records import AnyFact, Entry, pack, unpack_beat, unpack_entry
+from nvrx_slurm.journal.folder import StoreAddress
+from nvrx_slurm.journal.records import AnyFact, Entry, pack, unpack_beat, unpack_entry
 from nvrx_slurm.report.model import Heard
 from nvrx_slurm.store.keys import Keys
 from nvrx_slurm.store.sealing import Refused, field_m, open_beat
+from nvrx_slurm.util.clock import SystemClock
+from nvrx_slurm.util.job_key import JobKey
 
 CONNECT_S = 1.0
 ANSWER_S = 2.0
@@ -144,7 +144,7 @@ def _answered(where: str, call: Callable[[], Any]) -> Any:
 
 
 def _connect(address: StoreAddress) -> Any:  # redis-py types one reply for sync and async clients alike
-    from nvrx_slurm.store_redis import client
+    from nvrx_slurm.store.redis_client import client
 
     # It does not try again by itself: a reader falls back to the folder at once.
     return client(address, connect_s=CONNECT_S, answer_s=LONGEST_WAIT_S + ANSWER_S)

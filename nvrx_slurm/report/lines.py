@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from nvrx_slurm.records import Entry, entry_to_json
+from nvrx_slurm.journal.records import Entry, entry_to_json
 from nvrx_slurm.report.sentences import describe
 from nvrx_slurm.report.words import event_name
-from nvrx_slurm.sanitize import one_line
+from nvrx_slurm.util.sanitize import one_line
 
 NAME_WIDTH = 20
 TIME_WIDTH = 12

@@ -6,11 +6,10 @@ import sys
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from nvrx_slurm.clock import Clock, SystemClock
 from nvrx_slurm.cluster.base import folder_name
 from nvrx_slurm.errors import EXIT_RETRY
-from nvrx_slurm.folder import JobFolder
-from nvrx_slurm.records import Entry
+from nvrx_slurm.journal.folder import JobFolder
+from nvrx_slurm.journal.records import Entry
 from nvrx_slurm.report import snapshot
 from nvrx_slurm.report.jobs import find_job, read_plan
 from nvrx_slurm.report.lines import Lines
@@ -19,8 +18,9 @@ from nvrx_slurm.report.presence import Outside, Presence
 from nvrx_slurm.report.snapshot import Snapshot
 from nvrx_slurm.report.source import Journal
 from nvrx_slurm.report.view import JobView, new_view
-from nvrx_slurm.sanitize import one_line
-from nvrx_slurm.terminal import as_is
+from nvrx_slurm.util.clock import Clock, SystemClock
+from nvrx_slurm.util.sanitize import one_line
+from nvrx_slurm.util.terminal import as_is
 
 if TYPE_CHECKING:
     from rich.console import Console

@@ -11,10 +11,10 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from nvrx_slurm.errors import UsageError
-from nvrx_slurm.folder import JobFolder
-from nvrx_slurm.ids import replica_id
-from nvrx_slurm.records import Plan
+from nvrx_slurm.journal.folder import JobFolder
+from nvrx_slurm.journal.records import Plan
 from nvrx_slurm.report.words import numbers
+from nvrx_slurm.util.ids import replica_id
 
 CHUNK_BYTES = 1 << 20
 STREAMS = ("out", "err")

@@ -10,7 +10,7 @@ from typing import Literal
 
 import msgspec
 
-from nvrx_slurm.records import Beat, Plan, Shutdown
+from nvrx_slurm.journal.records import Beat, Plan, Shutdown
 
 NodeState = Literal["joining", "ready", "standby", "active", "lost", "left", "quarantined"]
 Phase = Literal["joining", "starting", "running", "stopping", "done", "failed", "stopped"]

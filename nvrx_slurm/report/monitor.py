@@ -10,15 +10,15 @@ from rich.live import Live
 from rich.rule import Rule
 from rich.text import Text
 
-from nvrx_slurm.clock import Clock
-from nvrx_slurm.folder import JobFolder
-from nvrx_slurm.records import Entry, Progress
+from nvrx_slurm.journal.folder import JobFolder
+from nvrx_slurm.journal.records import Entry, Progress
 from nvrx_slurm.report import screen
 from nvrx_slurm.report.lines import Lines
 from nvrx_slurm.report.live import REDRAW_S
 from nvrx_slurm.report.model import Heard
 from nvrx_slurm.report.snapshot import Snapshot
-from nvrx_slurm.sanitize import coloured
+from nvrx_slurm.util.clock import Clock
+from nvrx_slurm.util.sanitize import coloured
 
 MOST_EVENTS = 6
 MOST_LOG_LINES = 6

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from nvrx_slurm.folder import JobFolder
+from nvrx_slurm.journal.folder import JobFolder
 from nvrx_slurm.report import snapshot
 from nvrx_slurm.report.jobs import known_jobs
 from nvrx_slurm.report.model import Value

@@ -9,9 +9,9 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from nvrx_slurm.clock import Clock, SystemClock
 from nvrx_slurm.errors import NvrxError
-from nvrx_slurm.folder import JobFolder, JobInfo
+from nvrx_slurm.journal.folder import JobFolder, JobInfo
+from nvrx_slurm.util.clock import Clock, SystemClock
 
 if TYPE_CHECKING:
     from nvrx_slurm.cluster.states import JobState

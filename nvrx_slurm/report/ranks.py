@@ -6,7 +6,7 @@ from collections.abc import Iterator, Sequence
 from heapq import nlargest
 from math import inf
 
-from nvrx_slurm.records import Beat
+from nvrx_slurm.journal.records import Beat
 from nvrx_slurm.report.model import Heard, JobView, NodeView, OpenSection, RankView, ReplicaView
 
 _WITH_WORKERS = ("starting", "running")

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import msgspec
 
-from nvrx_slurm.records import Recovered
+from nvrx_slurm.journal.records import Recovered
 from nvrx_slurm.report.model import CycleView, Failure, Recovery
 
 PHASES: dict[str, str] = {

@@ -19,7 +19,7 @@ from nvrx_slurm.report.overview import JobLine
 from nvrx_slurm.report.snapshot import Snapshot
 from nvrx_slurm.report.tables import Mood, Row, Table, mood
 from nvrx_slurm.report.words import names, seconds
-from nvrx_slurm.sanitize import one_line
+from nvrx_slurm.util.sanitize import one_line
 
 __all__ = ["grid", "render", "show", "show_jobs", "summary", "watch"]
 

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-from nvrx_slurm import records
-from nvrx_slurm.records import AnyRecord
+from nvrx_slurm.journal import records
+from nvrx_slurm.journal.records import AnyRecord
 from nvrx_slurm.report.words import (
     at_step,
     isolation,

@@ -8,9 +8,8 @@ from typing import TYPE_CHECKING, Any
 
 import msgspec
 
-from nvrx_slurm.clock import Clock, SystemClock
-from nvrx_slurm.folder import JobFolder, JobInfo
-from nvrx_slurm.records import Entry
+from nvrx_slurm.journal.folder import JobFolder, JobInfo
+from nvrx_slurm.journal.records import Entry
 from nvrx_slurm.report import jobs, ranks
 from nvrx_slurm.report.model import (
     CycleView,
@@ -29,6 +28,7 @@ from nvrx_slurm.report.model import (
 from nvrx_slurm.report.presence import Outside, Presence
 from nvrx_slurm.report.source import Journal
 from nvrx_slurm.report.view import fold, new_view, with_beat
+from nvrx_slurm.util.clock import Clock, SystemClock
 
 if TYPE_CHECKING:
     from nvrx_slurm.cluster.states import JobState

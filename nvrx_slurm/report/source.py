@@ -7,14 +7,14 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator
 
-from nvrx_slurm.clock import Clock, SystemClock
 from nvrx_slurm.errors import StoreUnreachable
-from nvrx_slurm.folder import JobFolder
-from nvrx_slurm.records import Entry, JobEnded, JobStarted
+from nvrx_slurm.journal.folder import JobFolder
+from nvrx_slurm.journal.records import Entry, JobEnded, JobStarted
 from nvrx_slurm.report.journal_file import JournalFile
 from nvrx_slurm.report.journal_stream import JournalStream
 from nvrx_slurm.report.model import Heard
 from nvrx_slurm.report.presence import Presence
+from nvrx_slurm.util.clock import Clock, SystemClock
 
 FILE_POLL_S = 0.1
 """How often the journal's file is looked at where no store answers: it may lie on another host's file system."""

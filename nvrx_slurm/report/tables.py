@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Literal
 
-from nvrx_slurm.sanitize import one_line
+from nvrx_slurm.util.sanitize import one_line
 
 Mood = Literal["good", "busy", "spare", "bad", "dim", "plain"]
 """What a line is about, for those who have colours."""

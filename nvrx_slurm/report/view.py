@@ -9,7 +9,7 @@ It reads the journal only, and decides nothing: where the core's rules can be se
 
 from __future__ import annotations
 
-from nvrx_slurm.records import Entry, Plan
+from nvrx_slurm.journal.records import Entry, Plan
 from nvrx_slurm.report import decisions, facts
 from nvrx_slurm.report.changes import tell_step
 from nvrx_slurm.report.model import Heard, JobView

@@ -9,8 +9,8 @@ from itertools import groupby
 
 import msgspec
 
-from nvrx_slurm import records
-from nvrx_slurm.records import AnyRecord
+from nvrx_slurm.journal import records
+from nvrx_slurm.journal.records import AnyRecord
 
 MOST_DIGITS = 18
 """Of a number in a node's name that is folded. Python refuses to read one of more than 4,300 digits."""

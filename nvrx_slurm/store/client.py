@@ -20,12 +20,9 @@ from typing import Any, TypeVar
 
 from redis import exceptions as failures
 
-from nvrx_slurm.clock import Clock
 from nvrx_slurm.errors import FencedError, ForgedRecord, MalformedRecord, StoreUnreachable, UntrustedRecord
-from nvrx_slurm.folder import StoreAddress
-from nvrx_slurm.job_key import JobKey
-from nvrx_slurm.log import get_logger
-from nvrx_slurm.records import (
+from nvrx_slurm.journal.folder import StoreAddress
+from nvrx_slurm.journal.records import (
     AnyFact,
     AnyOrder,
     Assignment,
@@ -43,9 +40,12 @@ from nvrx_slurm.records import (
     unpack_record,
 )
 from nvrx_slurm.store.keys import Keys
+from nvrx_slurm.store.redis_client import Look, async_client
+from nvrx_slurm.store.retry import IN_MEMORY, Cause, GiveUp, Retry, StoreRetry
 from nvrx_slurm.store.sealing import Refused, field_m, open_order, order_place, seal_beat, seal_order
-from nvrx_slurm.store_redis import Look, async_client
-from nvrx_slurm.store_retry import IN_MEMORY, Cause, GiveUp, Retry, StoreRetry
+from nvrx_slurm.util.clock import Clock
+from nvrx_slurm.util.job_key import JobKey
+from nvrx_slurm.util.log import get_logger
 
 log = get_logger("store")
 

@@ -13,10 +13,10 @@ INTRODUCTION = """\
 
 What agents and the controller share while a job runs, in Redis or Valkey. Every key stands below `nvrx:{<job id>}:`;
 the braces keep all of a job in one slot of a Redis Cluster. A record in a stream is its field `m`: MessagePack, as
-`nvrx_slurm.records` defines it. In front of it stand 16 bytes: the job's signature for this key (and field), without
-which no agent and no controller believes it ([why](decisions/0025-what-the-store-holds-is-signed.md)). A heartbeat
-and an order have 8 bytes more between the two, a number that grows. What is not signed, or cannot be read, is set
-aside: skipped, counted, and journaled as `records_refused`.
+`nvrx_slurm/journal/records.py` defines it. Before it are 16 bytes: the job's signature for this key (and field).
+Agents and the controller believe no record without it ([why](decisions/0025-what-the-store-holds-is-signed.md)).
+A heartbeat and an order have 8 bytes more between the two, a number that grows. What is not signed or not readable
+is set aside: skipped, counted, and journaled as `records_refused`.
 
 A site's store has many users. With one password for all, each of them can read, overwrite and delete what the others
 have there. Where that matters, make an ACL user for each: `nvrx-slurm store acl alice` prints the command. Her jobs

@@ -13,10 +13,10 @@ from pathlib import Path
 from urllib.parse import quote
 
 from nvrx_slurm.errors import StoreUnreachable
-from nvrx_slurm.files import open_log
 from nvrx_slurm.store.certificate import Certificate
 from nvrx_slurm.store.servers import bundled_binary
-from nvrx_slurm.store_link import short_path
+from nvrx_slurm.util.files import open_log
+from nvrx_slurm.util.store_link import short_path
 
 READY_S = 30.0
 """How long the server may take to load its append-only file and accept connections."""

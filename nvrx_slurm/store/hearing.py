@@ -15,13 +15,13 @@ from typing import Any, NoReturn
 
 from redis import exceptions as failures
 
-from nvrx_slurm.clock import Clock
 from nvrx_slurm.errors import MalformedRecord, StoreUnreachable, UntrustedRecord
-from nvrx_slurm.folder import StoreAddress
-from nvrx_slurm.job_key import JobKey
-from nvrx_slurm.log import get_logger
+from nvrx_slurm.journal.folder import StoreAddress
+from nvrx_slurm.store.redis_client import Look, async_client
 from nvrx_slurm.store.sealing import Refused, open_beat
-from nvrx_slurm.store_redis import Look, async_client
+from nvrx_slurm.util.clock import Clock
+from nvrx_slurm.util.job_key import JobKey
+from nvrx_slurm.util.log import get_logger
 
 log = get_logger("store")
 

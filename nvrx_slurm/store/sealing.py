@@ -9,12 +9,12 @@ from __future__ import annotations
 
 import msgspec
 
-from nvrx_slurm.admission import RateLimitedLog
-from nvrx_slurm.clock import Clock
 from nvrx_slurm.errors import ForgedRecord, MalformedRecord, UntrustedRecord
-from nvrx_slurm.job_key import JobKey
-from nvrx_slurm.log import get_logger
-from nvrx_slurm.records import Beat, Record, RecordsRefused, pack
+from nvrx_slurm.journal.records import Beat, Record, RecordsRefused, pack
+from nvrx_slurm.util.admission import RateLimitedLog
+from nvrx_slurm.util.clock import Clock
+from nvrx_slurm.util.job_key import JobKey
+from nvrx_slurm.util.log import get_logger
 
 log = get_logger("store")
 

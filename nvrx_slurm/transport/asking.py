@@ -12,12 +12,12 @@ from typing import Any
 from urllib.parse import urlsplit
 
 from nvrx_slurm.errors import StoreUnreachable, UsageError
-from nvrx_slurm.job_store import JobStore
-from nvrx_slurm.log import get_logger
-from nvrx_slurm.store_link import PASSWORD_IN_URL, Refusals, bad_option
-from nvrx_slurm.store_retry import IN_MEMORY, Cause, GiveUp, Retry, StoreRetry
-from nvrx_slurm.threads import Bell
+from nvrx_slurm.store.job_store import JobStore
+from nvrx_slurm.store.retry import IN_MEMORY, Cause, GiveUp, Retry, StoreRetry
 from nvrx_slurm.transport.errors import TransportError
+from nvrx_slurm.util.log import get_logger
+from nvrx_slurm.util.store_link import PASSWORD_IN_URL, Refusals, bad_option
+from nvrx_slurm.util.threads import Bell
 
 log = get_logger("transport")
 
@@ -140,7 +140,7 @@ class Asker:
             "protocol": 2,
         }
         if self._look is not None:
-            from nvrx_slurm.store_redis import StoreConnection
+            from nvrx_slurm.store.redis_client import StoreConnection
 
             return StoreConnection(where=self._look(), refusals=self._refusals, **options)
         return options.pop("connection_class", Connection)(**options)

@@ -10,11 +10,11 @@ from concurrent.futures import Future, wait
 from functools import partial
 from typing import Any
 
-from nvrx_slurm.threads import Crew
 from nvrx_slurm.transport.errors import PayloadTimeout, PeerRefused, PeerReset, StaleSlotError, TransportError
 from nvrx_slurm.transport.fetching import Abort
 from nvrx_slurm.transport.ref import PayloadRef
 from nvrx_slurm.transport.retrying import Limits, pause_s
+from nvrx_slurm.util.threads import Crew
 
 END_S = 1.0
 _AWAY = (PeerReset, PeerRefused, PayloadTimeout)

@@ -11,7 +11,6 @@ from types import TracebackType
 from typing import TYPE_CHECKING, Any, Literal, TypeVar
 
 from nvrx_slurm.errors import UsageError
-from nvrx_slurm.threads import Crew
 from nvrx_slurm.transport import arguments
 from nvrx_slurm.transport.backends import SCHEMES
 from nvrx_slurm.transport.batch import Fetched, checked, fetch_all
@@ -19,6 +18,7 @@ from nvrx_slurm.transport.environment import token_or_none
 from nvrx_slurm.transport.fetching import Abort, Fetcher, Options
 from nvrx_slurm.transport.ref import PayloadRef
 from nvrx_slurm.transport.retrying import Limits
+from nvrx_slurm.util.threads import Crew
 
 if TYPE_CHECKING:
     from typing_extensions import Buffer

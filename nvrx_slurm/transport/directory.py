@@ -25,11 +25,8 @@ from typing import Any, NamedTuple
 
 import msgspec
 
-from nvrx_slurm.admission import RateLimitedLog
 from nvrx_slurm.errors import UntrustedRecord, UsageError
-from nvrx_slurm.job_key import JobKey
-from nvrx_slurm.job_store import JobStore, read_job_store
-from nvrx_slurm.log import get_logger
+from nvrx_slurm.store.job_store import JobStore, read_job_store
 from nvrx_slurm.transport import arguments, environment
 from nvrx_slurm.transport.asking import Asker
 from nvrx_slurm.transport.errors import TransportError
@@ -44,6 +41,9 @@ from nvrx_slurm.transport.published import (
     unpack,
 )
 from nvrx_slurm.transport.ref import PayloadRef
+from nvrx_slurm.util.admission import RateLimitedLog
+from nvrx_slurm.util.job_key import JobKey
+from nvrx_slurm.util.log import get_logger
 
 log = get_logger("transport")
 

@@ -6,9 +6,9 @@ import sys
 from collections.abc import Callable
 from pathlib import Path
 
-from nvrx_slurm import pages
 from nvrx_slurm.transport import slots
 from nvrx_slurm.transport.slots import NOBODY, Owner, Refusal, Slot, State
+from nvrx_slurm.util import pages
 
 COMMAND = "python -m nvrx_slurm.transport.docs docs/transport.md"
 

@@ -27,9 +27,9 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import NamedTuple
 
-from nvrx_slurm.threads import in_thread
 from nvrx_slurm.transport.errors import TransportError
 from nvrx_slurm.transport.pace import Pace, measure, measure_apart
+from nvrx_slurm.util.threads import in_thread
 
 CONTAINER_BYTES = 64 << 20
 SHARE_LEFT = 0.1

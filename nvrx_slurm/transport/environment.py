@@ -14,8 +14,8 @@ from typing import NamedTuple
 from urllib.parse import urlsplit
 
 from nvrx_slurm.errors import UsageError
-from nvrx_slurm.job_key import JobKey
-from nvrx_slurm.job_store import read_job_store
+from nvrx_slurm.store.job_store import read_job_store
+from nvrx_slurm.util.job_key import JobKey
 
 LOOPBACK = "127.0.0.1"
 TOKEN_BYTES = 32

@@ -15,7 +15,6 @@ from typing import NamedTuple
 import xxhash
 
 from nvrx_slurm.errors import UsageError
-from nvrx_slurm.threads import Bell
 from nvrx_slurm.transport import payloads, wire
 from nvrx_slurm.transport.backends import by_scheme
 from nvrx_slurm.transport.backends.port import Backend
@@ -39,6 +38,7 @@ from nvrx_slurm.transport.ref import PayloadRef
 from nvrx_slurm.transport.retrying import GiveUp, Limits, Outcome, Pause, ReadPlan, Try
 from nvrx_slurm.transport.ring import Claim, is_gone
 from nvrx_slurm.transport.ring.copying import PIECE_BYTES, checksum, room
+from nvrx_slurm.util.threads import Bell
 
 MOST_SICK = 4096
 

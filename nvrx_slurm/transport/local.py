@@ -10,9 +10,9 @@ import threading
 from collections import OrderedDict
 from collections.abc import Iterator, Mapping
 
-from nvrx_slurm.log import get_logger
 from nvrx_slurm.transport.errors import ForeignRing, RingError
 from nvrx_slurm.transport.ring import SharedRing, is_gone
+from nvrx_slurm.util.log import get_logger
 
 MOST_RINGS = 64
 MOST_ELSEWHERE = 4096

@@ -8,8 +8,8 @@ from typing import Annotated
 
 import msgspec
 
-from nvrx_slurm.decoding import decode
 from nvrx_slurm.errors import MalformedRecord, UsageError
+from nvrx_slurm.journal.decoding import decode
 from nvrx_slurm.transport.errors import TransportError
 from nvrx_slurm.transport.ref import PayloadRef
 

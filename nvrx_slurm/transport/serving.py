@@ -14,12 +14,12 @@ from typing import TYPE_CHECKING, NamedTuple
 
 import xxhash
 
-from nvrx_slurm.admission import PROOF_S
-from nvrx_slurm.log import get_logger
 from nvrx_slurm.transport import arguments, wire
 from nvrx_slurm.transport.backends.port import Link
 from nvrx_slurm.transport.errors import PayloadCorrupt, PayloadTimeout, TransportError
 from nvrx_slurm.transport.slots import Refusal
+from nvrx_slurm.util.admission import PROOF_S
+from nvrx_slurm.util.log import get_logger
 
 if TYPE_CHECKING:
     from nvrx_slurm.transport.ring import Claim, SharedRing

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-# This runs in the user's process, which `nvrx_slurm.config.env` must not be loaded into: hence its own `os.environ`.
+# This runs in the user's process, which `nvrx_slurm.jobspec.env` must not be loaded into: hence its own `os.environ`.
 import os
 
 

@@ -64,7 +64,7 @@ def _checked_name(name: object) -> str:
 
 def _seconds(timeout: object) -> float:
     if isinstance(timeout, str):
-        from nvrx_slurm.durations import parse_duration
+        from nvrx_slurm.util.durations import parse_duration
 
         seconds = parse_duration(timeout)
     elif isinstance(timeout, bool) or not hasattr(timeout, "__float__"):

@@ -6,9 +6,9 @@ from collections.abc import AsyncIterator
 
 import pytest
 
-from nvrx_slurm.clock import SystemClock
-from nvrx_slurm.folder import StoreAddress
+from nvrx_slurm.journal.folder import StoreAddress
 from nvrx_slurm.store.client import Store
+from nvrx_slurm.util.clock import SystemClock
 from tests.contract.servers import SERVERS, RealServer, Server
 
 

@@ -19,9 +19,9 @@ from nvrx_slurm.inprocess.store.file import FileStore
 from nvrx_slurm.inprocess.store.port import Connection, Store
 from nvrx_slurm.inprocess.store.redis import RedisStore
 from nvrx_slurm.inprocess.store.tcp import TCPStore
+from nvrx_slurm.lab.faults.inprocess_store import MemoryStore
 from nvrx_slurm.store.embedded import free_port
 from nvrx_slurm.store.servers import bundled_binary
-from nvrx_slurm.testing.inprocess_store import MemoryStore
 
 PASSWORD = "hunter2 with a space"
 DEADLINE_S = 20.0

@@ -12,14 +12,14 @@ from typing import Any
 import redis.asyncio as redis
 
 from nvrx_slurm.batch import children
-from nvrx_slurm.clock import Clock, SystemClock
-from nvrx_slurm.folder import StoreAddress
+from nvrx_slurm.journal.folder import StoreAddress
+from nvrx_slurm.lab.faults.valkey import DirectLink, MemoryClient, MemoryServer
+from nvrx_slurm.lab.faults.valkey.client import Request
 from nvrx_slurm.store.client import Store
 from nvrx_slurm.store.embedded import EmbeddedStore
 from nvrx_slurm.store.hearing import Hearing
 from nvrx_slurm.store.keys import Keys
-from nvrx_slurm.testing.valkey import DirectLink, MemoryClient, MemoryServer
-from nvrx_slurm.testing.valkey.client import Request
+from nvrx_slurm.util.clock import Clock, SystemClock
 
 PASSWORD = "secret"
 TOKEN = "the job's own"

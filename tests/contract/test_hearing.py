@@ -6,12 +6,12 @@ import asyncio
 
 import pytest
 
-from nvrx_slurm.clock import SystemClock
 from nvrx_slurm.errors import StoreUnreachable
-from nvrx_slurm.job_key import JobKey
-from nvrx_slurm.records import Beat, unpack_beat
+from nvrx_slurm.journal.records import Beat, unpack_beat
 from nvrx_slurm.store.hearing import BATCH
 from nvrx_slurm.store.sealing import seal_beat
+from nvrx_slurm.util.clock import SystemClock
+from nvrx_slurm.util.job_key import JobKey
 from tests.contract.servers import BEATS as KEY
 from tests.contract.servers import TOKEN
 

@@ -13,12 +13,12 @@ from pathlib import Path
 
 import pytest
 
-from nvrx_slurm.clock import SystemClock
 from nvrx_slurm.inprocess.exception import OptionError, StoreError
 from nvrx_slurm.inprocess.store.file import KEEP_S, FileStore
 from nvrx_slurm.inprocess.store.port import Cancelled, Connection
-from nvrx_slurm.locks import locked
-from nvrx_slurm.threads import in_thread
+from nvrx_slurm.util.clock import SystemClock
+from nvrx_slurm.util.locks import locked
+from nvrx_slurm.util.threads import in_thread
 from tests.contract.inprocess_stores import DEADLINE_S, until
 
 LONG_S = 600.0

@@ -11,7 +11,7 @@ import pytest
 
 from nvrx_slurm.inprocess.exception import StoreError
 from nvrx_slurm.inprocess.store.port import Cancelled, Connection
-from nvrx_slurm.threads import in_thread
+from nvrx_slurm.util.threads import in_thread
 from tests.contract.inprocess_stores import DEADLINE_S, KINDS, Shared
 
 LONG_S = 600.0

@@ -14,18 +14,18 @@ from typing import Any
 import pytest
 import redis
 
-from nvrx_slurm.clock import SystemClock
-from nvrx_slurm.config import env
+from nvrx_slurm.attribution.ledger import Blame, Kind, Ledger, open_ledger, suspects_among
+from nvrx_slurm.attribution.ledger.shelves import REDIS_KEY, FileShelf
 from nvrx_slurm.errors import NvrxError, StoreUnreachable, UsageError, WaitTimeout
-from nvrx_slurm.locks import locked
+from nvrx_slurm.jobspec import env
 from nvrx_slurm.store.embedded import EmbeddedStore
-from nvrx_slurm.suspects import Blame, Kind, Ledger, open_ledger, suspects_among
-from nvrx_slurm.suspects.shelves import REDIS_KEY, FileShelf
+from nvrx_slurm.util.clock import SystemClock
+from nvrx_slurm.util.locks import locked
 from tests.contract.servers import PASSWORD
 
 BLAMER = """
 import sys
-from nvrx_slurm.suspects import Blame, Kind, open_ledger
+from nvrx_slurm.attribution.ledger import Blame, Kind, open_ledger
 where, name, count = sys.argv[1], sys.argv[2], int(sys.argv[3])
 ledger = open_ledger(where, cluster="alpha")
 for number in range(count):

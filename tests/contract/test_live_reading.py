@@ -12,10 +12,9 @@ from typing import Any
 import pytest
 
 from nvrx_slurm.api.stack_request import Answer, StackRequest
-from nvrx_slurm.clock import SystemClock
 from nvrx_slurm.errors import NvrxError, StoreUnreachable, UsageError, WaitTimeout
-from nvrx_slurm.folder import JobFolder, StoreAddress
-from nvrx_slurm.records import (
+from nvrx_slurm.journal.folder import JobFolder, StoreAddress
+from nvrx_slurm.journal.records import (
     AnyRecord,
     Beat,
     DumpAsked,
@@ -29,6 +28,7 @@ from nvrx_slurm.report import snapshot
 from nvrx_slurm.report.model import Heard
 from nvrx_slurm.report.source import Journal
 from nvrx_slurm.store.client import Store
+from nvrx_slurm.util.clock import SystemClock
 from tests.unit.report.recorder import Recorder, to_first_cycle, write
 
 WAIT_S = 20.0

@@ -14,10 +14,9 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from redis.exceptions import ResponseError
 
-from nvrx_slurm.clock import SystemClock
 from nvrx_slurm.errors import FencedError
-from nvrx_slurm.folder import StoreAddress
-from nvrx_slurm.records import (
+from nvrx_slurm.journal.folder import StoreAddress
+from nvrx_slurm.journal.records import (
     Assignment,
     Beat,
     ControllerUp,
@@ -28,10 +27,11 @@ from nvrx_slurm.records import (
     Shutdown,
     Tick,
 )
-from nvrx_slurm.simulation.loop import VirtualClock, VirtualLoop
+from nvrx_slurm.lab.faults.valkey import MemoryClient, MemoryServer
+from nvrx_slurm.lab.simulation.loop import VirtualClock, VirtualLoop
 from nvrx_slurm.store.client import Store
 from nvrx_slurm.store.keys import Keys
-from nvrx_slurm.testing.valkey import MemoryClient, MemoryServer
+from nvrx_slurm.util.clock import SystemClock
 from tests.contract.servers import PASSWORD, InMemoryServer, RealServer, Server
 
 EXAMPLES = settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])

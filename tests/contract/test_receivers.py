@@ -15,11 +15,11 @@ from typing import Any
 import msgspec
 import pytest
 
-from nvrx_slurm.attribution.postprocessing import Afterwards, Decided, Patience, flush
-from nvrx_slurm.attribution.postprocessing.spool import MOST_PARCELS
-from nvrx_slurm.config import env
-from nvrx_slurm.folder import JobInfo
-from nvrx_slurm.verdicts import (
+from nvrx_slurm.attribution.notify import Afterwards, Decided, Patience, flush
+from nvrx_slurm.attribution.notify.spool import MOST_PARCELS
+from nvrx_slurm.jobspec import env
+from nvrx_slurm.journal.folder import JobInfo
+from nvrx_slurm.journal.verdicts import (
     Attribution,
     AttributionPlan,
     DataflowPlan,
@@ -45,8 +45,8 @@ TELLER = """
 import asyncio, sys
 from pathlib import Path
 from msgspec.json import decode
-from nvrx_slurm.attribution.postprocessing import Afterwards, Decided
-from nvrx_slurm.verdicts import AttributionPlan
+from nvrx_slurm.attribution.notify import Afterwards, Decided
+from nvrx_slurm.journal.verdicts import AttributionPlan
 
 async def tell():
     afterwards = Afterwards(decode(sys.argv[1], type=AttributionPlan), Path(sys.argv[2]))

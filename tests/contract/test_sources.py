@@ -17,11 +17,11 @@ from nvrx_slurm.agent.supervisor import descendants
 from nvrx_slurm.attribution.sources import Source, sources_of
 from nvrx_slurm.attribution.sources.lib import DIED
 from nvrx_slurm.attribution.sources.stdio import child_streams
-from nvrx_slurm.clock import SystemClock
-from nvrx_slurm.files import write_private
-from nvrx_slurm.processes import is_alive
-from nvrx_slurm.testing.attribution_server import AttributionServer, behaviour
-from nvrx_slurm.verdicts import Attribution, AttributionPlan, FailureKey, Inquiry, Verdict
+from nvrx_slurm.journal.verdicts import Attribution, AttributionPlan, FailureKey, Inquiry, Verdict
+from nvrx_slurm.lab.faults.attribution_server import AttributionServer, behaviour
+from nvrx_slurm.util.clock import SystemClock
+from nvrx_slurm.util.files import write_private
+from nvrx_slurm.util.processes import is_alive
 from tests.contract.failing_log import write_failure
 from tests.harness import wait_gone
 

@@ -14,9 +14,9 @@ import msgspec
 import pytest
 
 from nvrx_slurm.attribution.sources import Source, sources_of
-from nvrx_slurm.clock import SystemClock
-from nvrx_slurm.files import write_private
-from nvrx_slurm.verdicts import Attribution, AttributionPlan, FailureKey, Inquiry, Verdict
+from nvrx_slurm.journal.verdicts import Attribution, AttributionPlan, FailureKey, Inquiry, Verdict
+from nvrx_slurm.util.clock import SystemClock
+from nvrx_slurm.util.files import write_private
 from tests.contract.failing_log import RANK, write_failure
 
 WAIT_S = 60.0

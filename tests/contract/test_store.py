@@ -9,7 +9,7 @@ import msgspec
 import pytest
 
 from nvrx_slurm.errors import FencedError, StoreUnreachable
-from nvrx_slurm.records import (
+from nvrx_slurm.journal.records import (
     Assignment,
     ControllerUp,
     Entry,

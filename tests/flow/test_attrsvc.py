@@ -20,8 +20,8 @@ import msgspec
 import pytest
 
 from nvrx_slurm.attribution.local_token import find_token
-from nvrx_slurm.processes import is_alive
-from nvrx_slurm.verdicts import FailureKey, Inquiry
+from nvrx_slurm.journal.verdicts import FailureKey, Inquiry
+from nvrx_slurm.util.processes import is_alive
 from tests.fault_harness import until
 
 DEADLINE_S = 60.0

@@ -10,7 +10,7 @@ import pytest
 from playwright.sync_api import Browser, Locator, Page, expect, sync_playwright
 
 from ci import browser as browsers
-from nvrx_slurm.flow.report import html, write
+from nvrx_slurm.lab.flow.report import html, write
 from tests.outcomes import HOSTILE, of_every_kind
 
 SCREENS = {

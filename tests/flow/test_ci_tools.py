@@ -12,8 +12,8 @@ import pytest
 
 from nvrx_slurm.agent.supervisor import send_all
 from nvrx_slurm.api.handle import Job
-from nvrx_slurm.folder import JobFolder
-from nvrx_slurm.records import NodeJoined, Progress, WorkersStarted
+from nvrx_slurm.journal.folder import JobFolder
+from nvrx_slurm.journal.records import NodeJoined, Progress, WorkersStarted
 from tests.harness import RunningJob
 from tests.unit.report import recorder
 

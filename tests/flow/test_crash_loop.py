@@ -8,7 +8,7 @@ import sys
 
 import pytest
 
-from nvrx_slurm.records import BackoffPlan, RestartDecided, RolePlan, RoundClosed, RoundOpened
+from nvrx_slurm.journal.records import BackoffPlan, RestartDecided, RolePlan, RoundClosed, RoundOpened
 from tests.harness import plan_of
 
 FAILS = RolePlan(name="main", command=(sys.executable, "-c", "raise SystemExit(3)"), nodes_per_replica=1)

@@ -12,10 +12,18 @@ import msgspec
 import pytest
 
 from nvrx_slurm.controller.desk import MOST_STARTS, DeskProcess
-from nvrx_slurm.folder import JobFolder
-from nvrx_slurm.processes import is_alive
-from nvrx_slurm.records import FaultTolerance, Plan, RolePlan
-from nvrx_slurm.verdicts import Attribution, AttributionPlan, Failed, FailureKey, Inquiry, Judged, Verdict
+from nvrx_slurm.journal.folder import JobFolder
+from nvrx_slurm.journal.records import FaultTolerance, Plan, RolePlan
+from nvrx_slurm.journal.verdicts import (
+    Attribution,
+    AttributionPlan,
+    Failed,
+    FailureKey,
+    Inquiry,
+    Judged,
+    Verdict,
+)
+from nvrx_slurm.util.processes import is_alive
 
 ANSWER_S = 60.0
 TRACEBACK = """step 1 loss 2.25

@@ -17,8 +17,8 @@ import msgspec
 import pytest
 
 from nvrx_slurm.agent.supervisor import descendants
-from nvrx_slurm.testing.attribution_server import AttributionServer, behaviour
-from nvrx_slurm.verdicts import AttributionPlan, DataflowPlan, FailureKey, Inquiry
+from nvrx_slurm.journal.verdicts import AttributionPlan, DataflowPlan, FailureKey, Inquiry
+from nvrx_slurm.lab.faults.attribution_server import AttributionServer, behaviour
 from tests.harness import wait_gone
 
 WAIT_S = 60.0
@@ -298,7 +298,7 @@ def test_it_starts_light() -> None:
         "ruamel",
         "stamina",
     }
-    assert not {"nvrx_slurm.records", "nvrx_slurm.attribution.analyzer"} & loaded
+    assert not {"nvrx_slurm.journal.records", "nvrx_slurm.attribution.analyzer"} & loaded
 
 
 def _children(pid: int, count: int) -> list[int]:

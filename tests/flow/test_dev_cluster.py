@@ -13,13 +13,13 @@ from pathlib import Path
 
 import pytest
 
-from nvrx_slurm.clock import SystemClock
-from nvrx_slurm.cluster.dev import DevCluster, names, places, remove, slurm
-from nvrx_slurm.cluster.dev.daemons import MARK, living, recorded
-from nvrx_slurm.cluster.dev.members import of_cluster
-from nvrx_slurm.cluster.dev.processes import environment_of, kill, read_table
-from nvrx_slurm.cluster.dev.waiting import wait_until
 from nvrx_slurm.errors import NvrxError, UsageError
+from nvrx_slurm.lab.devcluster import DevCluster, names, places, remove, slurm
+from nvrx_slurm.lab.devcluster.daemons import MARK, living, recorded
+from nvrx_slurm.lab.devcluster.members import of_cluster
+from nvrx_slurm.lab.devcluster.processes import environment_of, kill, read_table
+from nvrx_slurm.lab.devcluster.waiting import wait_until
+from nvrx_slurm.util.clock import SystemClock
 
 pytest_plugins = ["tests.slurm_cluster"]
 pytestmark = pytest.mark.slurm(nodes=6)

@@ -10,8 +10,8 @@ from pathlib import Path
 
 import pytest
 
-from nvrx_slurm.clock import SystemClock
-from nvrx_slurm.records import NodeLost, RolePlan, WorkersStarted
+from nvrx_slurm.journal.records import NodeLost, RolePlan, WorkersStarted
+from nvrx_slurm.util.clock import SystemClock
 from tests.harness import plan_of
 
 EXAMPLES = Path(__file__).parents[2] / "examples"

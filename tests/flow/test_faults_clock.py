@@ -12,8 +12,8 @@ from pathlib import Path
 
 import pytest
 
-from nvrx_slurm.processes import is_alive
-from nvrx_slurm.records import NodeLost, Recovered, RoundOpened
+from nvrx_slurm.journal.records import NodeLost, Recovered, RoundOpened
+from nvrx_slurm.util.processes import is_alive
 from tests.harness import gate_plan
 
 SOURCE = Path(__file__).parents[1] / "fake_clock.c"

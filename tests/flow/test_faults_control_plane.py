@@ -11,9 +11,9 @@ import pytest
 import redis
 
 from nvrx_slurm.agent.supervisor import descendants
-from nvrx_slurm.processes import is_alive
-from nvrx_slurm.records import ControllerStarted, NodeLost, RoundOpened, Shutdown
-from nvrx_slurm.store_redis import client
+from nvrx_slurm.journal.records import ControllerStarted, NodeLost, RoundOpened, Shutdown
+from nvrx_slurm.store.redis_client import client
+from nvrx_slurm.util.processes import is_alive
 from tests.fault_harness import child_of, until
 from tests.harness import gate_plan, wait_gone
 

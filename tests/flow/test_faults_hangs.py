@@ -9,8 +9,8 @@ import sys
 
 import pytest
 
-from nvrx_slurm.processes import is_alive
-from nvrx_slurm.records import HangBounds, Learned, WorkerHung, WorkersDone
+from nvrx_slurm.journal.records import HangBounds, Learned, WorkerHung, WorkersDone
+from nvrx_slurm.util.processes import is_alive
 from tests.fault_harness import child_of, until
 from tests.fault_jobs import causes, ends_well, fault_plan, printed
 

@@ -10,7 +10,7 @@ import signal
 import pytest
 
 from nvrx_slurm.agent.supervisor import send_all
-from nvrx_slurm.records import NodeFenced, NodeJoined, NodeLost, RestartDecided, RoundClosed
+from nvrx_slurm.journal.records import NodeFenced, NodeJoined, NodeLost, RestartDecided, RoundClosed
 from tests.fault_harness import FrozenNode, child_of, supervisor_of, until, without_socket_filters
 from tests.harness import wait_gone
 from tests.ledger import Ledger

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from nvrx_slurm.records import NodeLost
+from nvrx_slurm.journal.records import NodeLost
 from tests.fault_harness import until
 from tests.fault_jobs import ends_well, fault_plan, printed
 

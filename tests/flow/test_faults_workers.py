@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 
 from nvrx_slurm.agent.supervisor import descendants
-from nvrx_slurm.processes import is_alive
-from nvrx_slurm.records import HangBounds, NodeReady, StacksDumped, WorkerFailed
+from nvrx_slurm.journal.records import HangBounds, NodeReady, StacksDumped, WorkerFailed
+from nvrx_slurm.util.processes import is_alive
 from tests.fault_harness import until
 from tests.fault_jobs import causes, ends_well, fault_plan, printed
 from tests.harness import wait_gone

@@ -8,18 +8,9 @@ import time
 
 import pytest
 
-from nvrx_slurm.clock import SystemClock
-from nvrx_slurm.cluster.dev import DevCluster
-from nvrx_slurm.cluster.dev.waiting import wait_until
 from nvrx_slurm.errors import ConfigError, FaultFailed
-from nvrx_slurm.flow.language.model import Fault, Flow, Limits, Needs
-from nvrx_slurm.flow.language.when import OnState
-from nvrx_slurm.flow.stages import Scene, check, open_stage
-from nvrx_slurm.flow.stages.accounts import described, processes_of
-from nvrx_slurm.flow.stages.world import World
-from nvrx_slurm.folder import JobFolder
-from nvrx_slurm.processes import is_alive
-from nvrx_slurm.records import (
+from nvrx_slurm.journal.folder import JobFolder
+from nvrx_slurm.journal.records import (
     ControllerStarted,
     Entry,
     JobEnded,
@@ -28,6 +19,15 @@ from nvrx_slurm.records import (
     RoundClosed,
     WorkersStarted,
 )
+from nvrx_slurm.lab.devcluster import DevCluster
+from nvrx_slurm.lab.devcluster.waiting import wait_until
+from nvrx_slurm.lab.flow.language.model import Fault, Flow, Limits, Needs
+from nvrx_slurm.lab.flow.language.when import OnState
+from nvrx_slurm.lab.flow.stages import Scene, check, open_stage
+from nvrx_slurm.lab.flow.stages.accounts import described, processes_of
+from nvrx_slurm.lab.flow.stages.world import World
+from nvrx_slurm.util.clock import SystemClock
+from nvrx_slurm.util.processes import is_alive
 from tests.harness import WAIT_S, wait_gone
 
 QUICK = {"heartbeat": {"interval": "500ms", "timeout": "3s"}, "fence_timeout": "5s", "teardown": {"grace": "2s"}}

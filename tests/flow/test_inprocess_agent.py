@@ -15,8 +15,7 @@ from typing import Any
 import msgspec
 
 from nvrx_slurm.agent.supervisor import send_all
-from nvrx_slurm.flow.replaying import replay
-from nvrx_slurm.records import (
+from nvrx_slurm.journal.records import (
     HangBounds,
     NodeReady,
     Plan,
@@ -28,6 +27,7 @@ from nvrx_slurm.records import (
     WorkersDone,
     WorkersStarted,
 )
+from nvrx_slurm.lab.flow.replaying import replay
 from nvrx_slurm.store.embedded import EmbeddedStore
 from tests.fault_harness import child_of, until
 from tests.harness import Gate, RunningJob, Waiting, plan_of, wait_gone

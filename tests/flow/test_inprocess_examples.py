@@ -15,8 +15,8 @@ from pathlib import Path
 
 import pytest
 
-from nvrx_slurm.folder import JobFolder
-from nvrx_slurm.records import NodeLost, RestartDecided, RestartedInProcess, WorkerFailed
+from nvrx_slurm.journal.folder import JobFolder
+from nvrx_slurm.journal.records import NodeLost, RestartDecided, RestartedInProcess, WorkerFailed
 from nvrx_slurm.report.source import so_far
 from tests.slurm_harness import CLI
 

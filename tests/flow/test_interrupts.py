@@ -6,9 +6,9 @@ import signal
 
 import pytest
 
-from nvrx_slurm.clock import SystemClock
-from nvrx_slurm.cluster.dev.waiting import wait_until
-from nvrx_slurm.records import RolePlan
+from nvrx_slurm.journal.records import RolePlan
+from nvrx_slurm.lab.devcluster.waiting import wait_until
+from nvrx_slurm.util.clock import SystemClock
 from tests.harness import plan_of, wait_gone
 from tests.slurm_jobs import STUBBORN, gate_command
 

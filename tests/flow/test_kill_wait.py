@@ -6,9 +6,9 @@ from pathlib import Path
 
 import pytest
 
-from nvrx_slurm.cluster.dev import DevCluster
-from nvrx_slurm.cluster.dev.configuration import KILL_WAIT_S
-from nvrx_slurm.config.budgets import grace_within
+from nvrx_slurm.jobspec.budgets import grace_within
+from nvrx_slurm.lab.devcluster import DevCluster
+from nvrx_slurm.lab.devcluster.configuration import KILL_WAIT_S
 from tests.slurm_harness import nvrx, submit
 
 pytestmark = pytest.mark.slurm

@@ -10,7 +10,7 @@ import msgspec
 import pytest
 
 from nvrx_slurm.agent.supervisor import descendants
-from nvrx_slurm.records import Lease, NodeJoined, Shutdown, Signalled, WorkersStarted
+from nvrx_slurm.journal.records import Lease, NodeJoined, Shutdown, Signalled, WorkersStarted
 from tests.harness import gate_plan, wait_gone
 
 TIMEOUT_S = 4.0

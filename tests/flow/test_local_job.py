@@ -9,7 +9,7 @@ import sys
 
 import pytest
 
-from nvrx_slurm.records import (
+from nvrx_slurm.journal.records import (
     JobEnded,
     NodeLost,
     Recovered,

@@ -13,7 +13,7 @@ import pytest
 from mcp import StdioServerParameters, stdio_client
 from mcp.client.session import ClientSession
 
-from nvrx_slurm.verdicts import Attribution, FailureKey, Inquiry, Verdict
+from nvrx_slurm.journal.verdicts import Attribution, FailureKey, Inquiry, Verdict
 from tests.harness import Gate, RunningJob, gate_plan
 
 TOOLS = ["analyze_paths", "attribute", "explain_job", "explain_rule", "list_rules"]

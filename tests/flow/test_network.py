@@ -10,7 +10,7 @@ import sys
 import pytest
 
 from nvrx_slurm.agent.supervisor import descendants
-from nvrx_slurm.records import NodeFenced, NodeIsolated, NodeJoined, NodeLost, RestartDecided
+from nvrx_slurm.journal.records import NodeFenced, NodeIsolated, NodeJoined, NodeLost, RestartDecided
 from tests.fault_harness import FrozenNode, until
 from tests.harness import end_with_all, wait_gone
 from tests.ledger import Ledger

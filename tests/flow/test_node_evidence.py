@@ -5,7 +5,7 @@ from __future__ import annotations
 import sys
 from pathlib import Path
 
-from nvrx_slurm.records import NodeReady, ProgressPlan, RolePlan
+from nvrx_slurm.journal.records import NodeReady, ProgressPlan, RolePlan
 from tests.fault_jobs import ends_well
 from tests.harness import RunningJob, gate_plan, plan_of
 

@@ -8,7 +8,7 @@ import subprocess
 
 import pytest
 
-from nvrx_slurm.folder import JobFolder
+from nvrx_slurm.journal.folder import JobFolder
 from tests.harness import RunningJob
 from tests.slurm_harness import SlurmHandle, nvrx
 

@@ -9,11 +9,11 @@ from pathlib import Path
 
 import pytest
 
-from nvrx_slurm.clock import SystemClock
-from nvrx_slurm.cluster.dev import names
-from nvrx_slurm.cluster.dev.processes import environment_of, read_table
-from nvrx_slurm.cluster.dev.waiting import wait_until
-from nvrx_slurm.flow.running.hold import MARK
+from nvrx_slurm.lab.devcluster import names
+from nvrx_slurm.lab.devcluster.processes import environment_of, read_table
+from nvrx_slurm.lab.devcluster.waiting import wait_until
+from nvrx_slurm.lab.flow.running.hold import MARK
+from nvrx_slurm.util.clock import SystemClock
 
 pytest_plugins = ["pytester"]
 
@@ -59,9 +59,9 @@ def test_whoever_does_not_ask_pays_nothing(theirs):
 
         def test_nothing():
             heavy = {"pydantic", "redis", "submitit", "click", "msgspec", "ruamel", "asyncio.base_events"}
-            assert "nvrx_slurm.flow.pytest_plugin" in sys.modules
+            assert "nvrx_slurm.lab.pytest_plugin" in sys.modules
             assert not {name for name in sys.modules if name.startswith("nvrx_slurm.")} - {
-                "nvrx_slurm.flow", "nvrx_slurm.flow.pytest_plugin"
+                "nvrx_slurm.lab.flow", "nvrx_slurm.lab.pytest_plugin"
             }
         """,
     ).assert_outcomes(passed=1)
@@ -180,7 +180,7 @@ def test_without_slurm(theirs, monkeypatch, ci, outcome):
     """Where Slurm is not installed a marked test is skipped with the reason; in CI it fails."""
     monkeypatch.setenv("CI", ci)
     monkeypatch.setenv("PATH", str(Path(sys.executable).parent))
-    theirs.makeconftest("from nvrx_slurm.cluster.dev import programs\nprograms._SBIN = ''")
+    theirs.makeconftest("from nvrx_slurm.lab.devcluster import programs\nprograms._SBIN = ''")
     result = run(theirs, "import pytest\n\n@pytest.mark.slurm\ndef test_it(): pass", "-rs")
     result.assert_outcomes(**outcome)
     result.stdout.fnmatch_lines(["*Slurm is not installed: *slurmctld*"])

@@ -18,8 +18,8 @@ from pathlib import Path
 import pytest
 
 from nvrx_slurm.agent.supervisor import descendants, send_all
-from nvrx_slurm.folder import JobFolder
-from nvrx_slurm.records import Entry, JobEnded, NodeJoined, Recovered, RoundClosed, WorkersStarted
+from nvrx_slurm.journal.folder import JobFolder
+from nvrx_slurm.journal.records import Entry, JobEnded, NodeJoined, Recovered, RoundClosed, WorkersStarted
 from nvrx_slurm.report import source
 from nvrx_slurm.report.snapshot import take
 from tests.fault_harness import until

@@ -10,8 +10,8 @@ from pathlib import Path
 
 import pytest
 
-from nvrx_slurm.folder import JobFolder
-from nvrx_slurm.records import NodeLost, Plan, Progress, RolePlan, WorkersStarted
+from nvrx_slurm.journal.folder import JobFolder
+from nvrx_slurm.journal.records import NodeLost, Plan, Progress, RolePlan, WorkersStarted
 from tests.harness import RunningJob, plan_of
 from tests.slurm_harness import CLI
 

@@ -8,8 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from nvrx_slurm.flow.language.load import load_flows
-from nvrx_slurm.flow.stages import check
+from nvrx_slurm.lab.flow.language.load import load_flows
+from nvrx_slurm.lab.flow.stages import check
 
 CI = Path(__file__).parents[2] / "ci"
 FLOWS = {flow.name: flow for flow in load_flows([CI / "flows"])}

@@ -10,9 +10,9 @@ import msgspec
 import pytest
 import redis
 
-from nvrx_slurm.processes import is_alive
+from nvrx_slurm.lab.faults.disk import SmallDisk
 from nvrx_slurm.store.embedded import EmbeddedStore
-from nvrx_slurm.testing.disk import SmallDisk
+from nvrx_slurm.util.processes import is_alive
 from tests.contract.inprocess_stores import PASSWORD, Valkey
 from tests.fault_harness import until
 from tests.harness import gate_plan

@@ -6,10 +6,10 @@ import os
 
 import pytest
 
-from nvrx_slurm.clock import SystemClock
-from nvrx_slurm.cluster.dev import DevCluster
-from nvrx_slurm.cluster.dev.waiting import wait_until
-from nvrx_slurm.records import JobEnded, NodeLeft, StacksDumped
+from nvrx_slurm.journal.records import JobEnded, NodeLeft, StacksDumped
+from nvrx_slurm.lab.devcluster import DevCluster
+from nvrx_slurm.lab.devcluster.waiting import wait_until
+from nvrx_slurm.util.clock import SystemClock
 from tests.slurm_jobs import CALM, SAVING, STUBBORN, SlurmJobs, gate_command
 
 pytestmark = pytest.mark.slurm

@@ -8,15 +8,10 @@ import signal
 
 import pytest
 
-from nvrx_slurm.clock import SystemClock
-from nvrx_slurm.cluster.dev.waiting import wait_until
-from nvrx_slurm.processes import is_alive
-from nvrx_slurm.records import (
-    NodeLost,
-    RestartDecided,
-    RoundOpened,
-    SlurmNodeState,
-)
+from nvrx_slurm.journal.records import NodeLost, RestartDecided, RoundOpened, SlurmNodeState
+from nvrx_slurm.lab.devcluster.waiting import wait_until
+from nvrx_slurm.util.clock import SystemClock
+from nvrx_slurm.util.processes import is_alive
 from tests.harness import wait_gone
 from tests.slurm_harness import settled
 from tests.slurm_jobs import CALM, SlurmJobs, gate_command

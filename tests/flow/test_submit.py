@@ -15,14 +15,14 @@ import pytest
 
 import nvrx_slurm as nv
 from nvrx_slurm.api.handle import Job
-from nvrx_slurm.clock import SystemClock
 from nvrx_slurm.cluster.commands import Output, SystemRunner
-from nvrx_slurm.cluster.dev import DevCluster
-from nvrx_slurm.cluster.dev.daemons import recorded
-from nvrx_slurm.cluster.dev.waiting import wait_until
 from nvrx_slurm.cluster.slurm import SlurmCluster
 from nvrx_slurm.cluster.states import JobState
 from nvrx_slurm.errors import SlurmUnreachable, SubmissionRefused, UsageError
+from nvrx_slurm.lab.devcluster import DevCluster
+from nvrx_slurm.lab.devcluster.daemons import recorded
+from nvrx_slurm.lab.devcluster.waiting import wait_until
+from nvrx_slurm.util.clock import SystemClock
 
 pytestmark = pytest.mark.slurm
 

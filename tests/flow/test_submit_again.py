@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from nvrx_slurm.cluster.dev import DevCluster
+from nvrx_slurm.lab.devcluster import DevCluster
 
 pytestmark = pytest.mark.slurm
 

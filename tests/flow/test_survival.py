@@ -11,9 +11,7 @@ from pathlib import Path
 import pytest
 
 from nvrx_slurm.agent.supervisor import descendants, send_all
-from nvrx_slurm.clock import SystemClock
-from nvrx_slurm.processes import is_alive
-from nvrx_slurm.records import (
+from nvrx_slurm.journal.records import (
     ControllerStarted,
     NodeFenced,
     NodeJoined,
@@ -22,6 +20,8 @@ from nvrx_slurm.records import (
     RoundClosed,
     RoundOpened,
 )
+from nvrx_slurm.util.clock import SystemClock
+from nvrx_slurm.util.processes import is_alive
 from tests.harness import gate_plan, plan_of, wait_gone
 
 # A worker that leaves behind a process of its own session whose parent is gone, and tells its pid.

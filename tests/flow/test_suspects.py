@@ -8,8 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from nvrx_slurm.cluster.dev import DevCluster
 from nvrx_slurm.cluster.naming import named_cluster
+from nvrx_slurm.lab.devcluster import DevCluster
 from tests.flow.test_submit import nvrx
 
 pytestmark = pytest.mark.slurm

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from nvrx_slurm.records import JobEnded, RolePlan, StacksDumped
+from nvrx_slurm.journal.records import JobEnded, RolePlan, StacksDumped
 from tests.harness import plan_of
 from tests.slurm_jobs import SAVING, gate_command
 

@@ -23,8 +23,8 @@ from nvrx_slurm import inprocess
 from nvrx_slurm.inprocess.environment import launch
 from nvrx_slurm.inprocess.rank_assignment import RankAssignment, RankAssignmentCtx
 from nvrx_slurm.inprocess.state import FrozenState
-from nvrx_slurm.log import set_up
-from nvrx_slurm.processes import is_alive
+from nvrx_slurm.util.log import set_up
+from nvrx_slurm.util.processes import is_alive
 from tests.inprocess.actions import ACTIONS, AFTER_LONG_S, POLL_S, WHEN_RESTARTED, ScenarioError, monitor_pid
 from tests.inprocess.arrangements import ARRANGEMENTS
 from tests.inprocess.belongings import Belongings

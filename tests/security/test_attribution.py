@@ -12,11 +12,11 @@ from typing import Any
 
 import pytest
 
-from nvrx_slurm.attribution.analysis.missing import known_ranks
+from nvrx_slurm.attribution.analyze.missing import known_ranks
 from nvrx_slurm.attribution.bridge import analyze_sync
-from nvrx_slurm.attribution.reading import Scan
-from nvrx_slurm.config import env
-from nvrx_slurm.verdicts import MOST_RANKS, FailureKey, Inquiry, Verdict
+from nvrx_slurm.attribution.scan import Scan
+from nvrx_slurm.jobspec import env
+from nvrx_slurm.journal.verdicts import MOST_RANKS, FailureKey, Inquiry, Verdict
 
 CPU_S, MEMORY_BYTES = 40, 3 << 30
 """Of one analysis. The kernel ends a process that takes more."""

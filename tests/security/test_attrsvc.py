@@ -22,9 +22,9 @@ import pytest
 from nvrx_slurm.attribution.local_token import announced, find_token
 from nvrx_slurm.attribution.sources.exchange import Exchange
 from nvrx_slurm.attribution.sources.places import Place, fixed_place
-from nvrx_slurm.config import env
 from nvrx_slurm.errors import SourceError, UsageError
-from nvrx_slurm.processes import MOST_DESCRIPTORS
+from nvrx_slurm.jobspec import env
+from nvrx_slurm.util.processes import MOST_DESCRIPTORS
 from tests.fault_harness import until
 
 BOUND_S = 60.0

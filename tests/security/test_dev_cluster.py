@@ -18,13 +18,13 @@ from typing import Any
 
 import pytest
 
-from nvrx_slurm.clock import SystemClock
-from nvrx_slurm.cluster.dev import DevCluster, names, remove, slurm
-from nvrx_slurm.cluster.dev.daemons import MARK, recorded
-from nvrx_slurm.cluster.dev.members import of_daemons
-from nvrx_slurm.cluster.dev.places import Places
-from nvrx_slurm.cluster.dev.processes import environment_of, identify, read_table
-from nvrx_slurm.cluster.dev.waiting import wait_until
+from nvrx_slurm.lab.devcluster import DevCluster, names, remove, slurm
+from nvrx_slurm.lab.devcluster.daemons import MARK, recorded
+from nvrx_slurm.lab.devcluster.members import of_daemons
+from nvrx_slurm.lab.devcluster.places import Places
+from nvrx_slurm.lab.devcluster.processes import environment_of, identify, read_table
+from nvrx_slurm.lab.devcluster.waiting import wait_until
+from nvrx_slurm.util.clock import SystemClock
 from tests.security.conftest import Bob
 
 NAME = "test-security"

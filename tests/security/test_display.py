@@ -22,12 +22,12 @@ import click
 import msgspec
 import pytest
 
-from nvrx_slurm import records
 from nvrx_slurm.cli import cli
-from nvrx_slurm.config import env
-from nvrx_slurm.folder import JobFolder, JobInfo, Result
-from nvrx_slurm.ids import replica_id
-from nvrx_slurm.records import Entry, FaultTolerance, Plan, RolePlan, entry_to_json
+from nvrx_slurm.jobspec import env
+from nvrx_slurm.journal import records
+from nvrx_slurm.journal.folder import JobFolder, JobInfo, Result
+from nvrx_slurm.journal.records import Entry, FaultTolerance, Plan, RolePlan, entry_to_json
+from nvrx_slurm.util.ids import replica_id
 
 BOUND_S = 100.0
 HOSTILE = (

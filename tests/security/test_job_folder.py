@@ -13,9 +13,9 @@ from pathlib import Path
 
 import pytest
 
-from nvrx_slurm.files import digest_of_plan
-from nvrx_slurm.folder import JobFolder, JobInfo, StoreAddress
-from nvrx_slurm.sealed import SealedFolder
+from nvrx_slurm.journal.folder import JobFolder, JobInfo, StoreAddress
+from nvrx_slurm.journal.sealed import SealedFolder
+from nvrx_slurm.util.files import digest_of_plan
 from tests.slurm_harness import CLI
 
 BOUND_S = 60

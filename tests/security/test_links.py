@@ -16,14 +16,14 @@ from pathlib import Path
 
 import pytest
 
-from nvrx_slurm import tether
-from nvrx_slurm.admission import MOST_UNPROVEN
 from nvrx_slurm.agent.linux import SocketLine
 from nvrx_slurm.agent.supervisor import descendants
 from nvrx_slurm.agent.tethering import Tethering
-from nvrx_slurm.processes import MOST_DESCRIPTORS, is_alive
-from nvrx_slurm.records import ControllerUp, NodeJoined, NodeLost
-from nvrx_slurm.tether import ALIVE, TetherServer
+from nvrx_slurm.journal.records import ControllerUp, NodeJoined, NodeLost
+from nvrx_slurm.liveness import tether
+from nvrx_slurm.liveness.tether import ALIVE, TetherServer
+from nvrx_slurm.util.admission import MOST_UNPROVEN
+from nvrx_slurm.util.processes import MOST_DESCRIPTORS, is_alive
 from tests.fault_harness import child_of
 from tests.harness import gate_plan
 

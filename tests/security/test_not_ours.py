@@ -18,21 +18,21 @@ from pathlib import Path
 import pytest
 import redis
 
-from nvrx_slurm.attrsvc.results import Results
-from nvrx_slurm.clock import SystemClock
+from nvrx_slurm.attribution.service.results import Results
 from nvrx_slurm.cluster.local import LocalCluster
 from nvrx_slurm.errors import FaultFailed, StoreUnreachable, UsageError
-from nvrx_slurm.flow.stages.revocation import Revocation, revoke
-from nvrx_slurm.folder import JobFolder, JobInfo, StoreAddress
 from nvrx_slurm.inprocess.exception import StoreError
 from nvrx_slurm.inprocess.store.file import FileStore
 from nvrx_slurm.inprocess.store.redis import RedisStore
-from nvrx_slurm.processes import boot_id, is_alive, started_ticks
-from nvrx_slurm.records import NodeReady
+from nvrx_slurm.journal.folder import JobFolder, JobInfo, StoreAddress
+from nvrx_slurm.journal.records import NodeReady
+from nvrx_slurm.lab.faults.disk import SmallDisk
+from nvrx_slurm.lab.flow.stages.revocation import Revocation, revoke
 from nvrx_slurm.store.client import Store
-from nvrx_slurm.testing.disk import SmallDisk
-from nvrx_slurm.threads import in_thread
 from nvrx_slurm.transport.asking import Asker
+from nvrx_slurm.util.clock import SystemClock
+from nvrx_slurm.util.processes import boot_id, is_alive, started_ticks
+from nvrx_slurm.util.threads import in_thread
 from tests.contract.inprocess_stores import PASSWORD, Valkey, until
 
 LONG_S = 60.0

@@ -13,8 +13,8 @@ from pathlib import Path
 
 import pytest
 
-from nvrx_slurm.files import RUNTIME_ROOTS, JobFiles
-from nvrx_slurm.folder import clear_runtime_folders
+from nvrx_slurm.journal.folder import clear_runtime_folders
+from nvrx_slurm.util.files import RUNTIME_ROOTS, JobFiles
 from tests.slurm_harness import CLI
 
 BOUND_S = 60

@@ -15,11 +15,11 @@ from pathlib import Path
 import pytest
 
 from nvrx_slurm.api.handle import ClusterName, Job
-from nvrx_slurm.config import env
-from nvrx_slurm.config.secret_file import secret_in
 from nvrx_slurm.errors import ConfigError
-from nvrx_slurm.testing.attribution_server import Asked, AttributionServer, Response, says
-from nvrx_slurm.verdicts import Verdict
+from nvrx_slurm.jobspec import env
+from nvrx_slurm.jobspec.secret_file import secret_in
+from nvrx_slurm.journal.verdicts import Verdict
+from nvrx_slurm.lab.faults.attribution_server import Asked, AttributionServer, Response, says
 from tests.slurm_harness import CLI, nvrx
 
 BOUND_S = 60
@@ -124,7 +124,7 @@ def test_no_process_of_run_has_a_secret_in_its_environment(tmp_path):
     assert MARK not in printed
 
 
-READ = "from nvrx_slurm.config import env; env.take_secrets(); print(env.slack_token(), env.get('NVRX_SECRETS_FD'))"
+READ = "from nvrx_slurm.jobspec import env; env.take_secrets(); print(env.slack_token(), env.get('NVRX_SECRETS_FD'))"
 
 
 def test_secrets_are_handed_on_by_descriptor(monkeypatch):

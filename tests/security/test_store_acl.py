@@ -19,13 +19,13 @@ from click.testing import CliRunner
 from nvrx_slurm.cli import cli
 from nvrx_slurm.inprocess.store.redis import RedisConnection
 from nvrx_slurm.inprocess.store.wire import parse_address
-from nvrx_slurm.job_key import JobKey
-from nvrx_slurm.records import RoundClosed
+from nvrx_slurm.journal.records import RoundClosed
 from nvrx_slurm.store.acl import COMMANDS
 from nvrx_slurm.store.keys import InprocessKeys, Keys
 from nvrx_slurm.store.servers import bundled_binary
 from nvrx_slurm.transport.directory import Directory
 from nvrx_slurm.transport.ref import PayloadRef
+from nvrx_slurm.util.job_key import JobKey
 from tests.harness import WAIT_S, gate_plan
 
 ADMIN = "the-administrator's"

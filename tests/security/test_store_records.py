@@ -17,7 +17,7 @@ import msgspec
 import pytest
 import redis
 
-from nvrx_slurm.records import (
+from nvrx_slurm.journal.records import (
     Assignment,
     ControllerStarted,
     Entry,

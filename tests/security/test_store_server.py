@@ -19,8 +19,8 @@ import pytest
 import redis
 
 from nvrx_slurm.batch.network import default_route_address
-from nvrx_slurm.folder import LOOPBACK, StoreAddress
-from nvrx_slurm.store_redis import client
+from nvrx_slurm.journal.folder import LOOPBACK, StoreAddress
+from nvrx_slurm.store.redis_client import client
 from tests.fault_harness import child_of, until
 from tests.harness import gate_plan
 

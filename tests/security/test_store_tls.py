@@ -17,16 +17,16 @@ import redis
 import nvrx_slurm as nv
 from nvrx_slurm.api.prepared import prepare
 from nvrx_slurm.api.submission import check_store
-from nvrx_slurm.clock import SystemClock
-from nvrx_slurm.config.plan import plan
 from nvrx_slurm.errors import NvrxError, StoreUnreachable
-from nvrx_slurm.folder import StoreAddress
 from nvrx_slurm.inprocess.exception import StoreError
 from nvrx_slurm.inprocess.store.redis import RedisStore
+from nvrx_slurm.jobspec.plan import plan
+from nvrx_slurm.journal.folder import StoreAddress
 from nvrx_slurm.store.client import Store
 from nvrx_slurm.store.embedded import free_port
-from nvrx_slurm.store_redis import client
+from nvrx_slurm.store.redis_client import client
 from nvrx_slurm.transport import Directory
+from nvrx_slurm.util.clock import SystemClock
 from tests.fault_harness import until
 
 PASSWORD = "the password of the site's store"

@@ -17,15 +17,15 @@ from typing import Any
 
 import pytest
 
-from nvrx_slurm.admission import MOST_UNPROVEN
 from nvrx_slurm.transport import PayloadClient, PayloadRef, PayloadServer, PeerRefused, SharedRing, wire
+from nvrx_slurm.util.admission import MOST_UNPROVEN
 from tests.transport.harness import until
 
 WAIT_S = 60.0
 FLOOD = 2400
 WORKER = """
 import os, sys, threading
-from nvrx_slurm.log import set_up
+from nvrx_slurm.util.log import set_up
 from nvrx_slurm.transport import PayloadServer, SharedRing
 set_up("worker")
 with SharedRing.create(8, 4096) as ring, PayloadServer(ring, host="127.0.0.1", ports=1) as server:

@@ -14,7 +14,7 @@ from dataclasses import replace
 import msgspec
 import pytest
 
-from nvrx_slurm.testing.sick_ports import FAULTS, Deed, SickPort
+from nvrx_slurm.lab.faults.sick_ports import FAULTS, Deed, SickPort
 from nvrx_slurm.transport import (
     AsyncPayloadClient,
     Limits,

@@ -14,7 +14,7 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from nvrx_slurm.testing.sick_ports import SickPort
+from nvrx_slurm.lab.faults.sick_ports import SickPort
 from nvrx_slurm.transport import PayloadRef, SharedRing, wire
 from nvrx_slurm.transport.backends import by_scheme
 from nvrx_slurm.transport.backends.port import Link, host_and_port

@@ -16,10 +16,10 @@ from typing import TypeVar
 
 import pytest
 
-from nvrx_slurm.processes import is_alive
 from nvrx_slurm.transport.errors import RingError
 from nvrx_slurm.transport.ring import Claim, SharedRing, is_gone, sweep
 from nvrx_slurm.transport.slots import Refusal, State
+from nvrx_slurm.util.processes import is_alive
 
 T = TypeVar("T")
 

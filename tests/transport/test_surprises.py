@@ -20,7 +20,7 @@ import msgspec
 import numpy as np
 import pytest
 
-from nvrx_slurm.testing.sick_ports import SickPort
+from nvrx_slurm.lab.faults.sick_ports import SickPort
 from nvrx_slurm.transport import (
     AsyncPayloadClient,
     PayloadClient,

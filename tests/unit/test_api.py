@@ -14,13 +14,13 @@ import pytest
 
 import nvrx_slurm as nv
 from nvrx_slurm.api.handle import Job
-from nvrx_slurm.clock import SystemClock
 from nvrx_slurm.cluster.local import LocalCluster
 from nvrx_slurm.errors import ConfigError, MissingProgramError, StoreUnreachable, UsageError, WaitTimeout
-from nvrx_slurm.folder import JobFolder, JobInfo, Result
-from nvrx_slurm.records import Entry as JournalEntry
-from nvrx_slurm.records import JobStarted, Plan, RolePlan, entry_to_json
+from nvrx_slurm.journal.folder import JobFolder, JobInfo, Result
+from nvrx_slurm.journal.records import Entry as JournalEntry
+from nvrx_slurm.journal.records import JobStarted, Plan, RolePlan, entry_to_json
 from nvrx_slurm.store.embedded import EmbeddedStore
+from nvrx_slurm.util.clock import SystemClock
 
 JOB = """\
 name: quick

@@ -7,7 +7,7 @@ import re
 from msgspec.structs import replace
 
 from nvrx_slurm.attribution.second_opinion.question import Excerpt, Opinion
-from nvrx_slurm.verdicts import Attribution, Evidence, Verdict
+from nvrx_slurm.journal.verdicts import Attribution, Evidence, Verdict
 
 LEAST_CONFIDENCE = {Verdict.RESTART: 0.5, Verdict.STOP: 0.8}
 MOST_CONFIDENCE = 0.75

@@ -10,15 +10,15 @@ from typing import TYPE_CHECKING
 import msgspec
 from msgspec.structs import replace
 
-from nvrx_slurm.attribution.postprocessing.secrets import token_of
+from nvrx_slurm.attribution.notify.secrets import token_of
 from nvrx_slurm.attribution.second_opinion.merging import gives_orders, merged
 from nvrx_slurm.attribution.second_opinion.question import Opinion, Request, answer_in, excerpt, question, request
 from nvrx_slurm.attribution.second_opinion.redaction import redacted
-from nvrx_slurm.config import env
-from nvrx_slurm.decoding import decode
 from nvrx_slurm.errors import ConfigError, MalformedRecord, SourceError
-from nvrx_slurm.threads import in_thread
-from nvrx_slurm.verdicts import Attribution, Inquiry, LlmPlan, Verdict
+from nvrx_slurm.jobspec import env
+from nvrx_slurm.journal.decoding import decode
+from nvrx_slurm.journal.verdicts import Attribution, Inquiry, LlmPlan, Verdict
+from nvrx_slurm.util.threads import in_thread
 
 if TYPE_CHECKING:
     import httpx2

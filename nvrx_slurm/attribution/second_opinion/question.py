@@ -8,7 +8,7 @@ from typing import Annotated, Any, Literal
 
 import msgspec
 
-from nvrx_slurm.verdicts import Attribution, Inquiry, LlmPlan, Scope, Verdict
+from nvrx_slurm.journal.verdicts import Attribution, Inquiry, LlmPlan, Scope, Verdict
 
 MOST_CHARACTERS = 12_000
 _MOST_PER_LINE = 300

@@ -17,8 +17,8 @@ from pathlib import Path
 
 from nvrx_slurm.attribution.sources.base import Source
 from nvrx_slurm.attribution.sources.guard import Guard
-from nvrx_slurm.clock import Clock
-from nvrx_slurm.verdicts import AttributionPlan
+from nvrx_slurm.journal.verdicts import AttributionPlan
+from nvrx_slurm.util.clock import Clock
 
 __all__ = ["Source", "sources_of"]
 

@@ -13,7 +13,7 @@ from nvrx_slurm.attribution.sources.answers import MOST_TEXT, read_answer, verdi
 from nvrx_slurm.attribution.sources.base import need
 from nvrx_slurm.attribution.sources.patience import look_twice
 from nvrx_slurm.errors import SourceError
-from nvrx_slurm.verdicts import Attribution, Inquiry
+from nvrx_slurm.journal.verdicts import Attribution, Inquiry
 
 if TYPE_CHECKING:
     from mcp_types import CallToolResult

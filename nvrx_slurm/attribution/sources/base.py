@@ -8,7 +8,7 @@ from types import ModuleType
 from typing import Protocol
 
 from nvrx_slurm.errors import SourceError, UsageError
-from nvrx_slurm.verdicts import Attribution, Inquiry
+from nvrx_slurm.journal.verdicts import Attribution, Inquiry
 
 
 class Unanswered(SourceError):

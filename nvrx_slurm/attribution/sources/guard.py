@@ -11,10 +11,10 @@ from msgspec.structs import replace
 from nvrx_slurm.attribution.sources.answers import trimmed
 from nvrx_slurm.attribution.sources.base import Source
 from nvrx_slurm.attribution.sources.breaker import Breaker
-from nvrx_slurm.clock import Clock
 from nvrx_slurm.errors import NvrxError
-from nvrx_slurm.log import get_logger
-from nvrx_slurm.verdicts import Attribution, Inquiry, Verdict
+from nvrx_slurm.journal.verdicts import Attribution, Inquiry, Verdict
+from nvrx_slurm.util.clock import Clock
+from nvrx_slurm.util.log import get_logger
 
 log = get_logger("attribution")
 

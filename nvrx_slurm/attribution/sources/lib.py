@@ -18,11 +18,11 @@ from collections.abc import Sequence
 import msgspec
 
 from nvrx_slurm.attribution.sources.patience import look_twice
-from nvrx_slurm.clock import Clock
-from nvrx_slurm.decoding import decode_json
 from nvrx_slurm.errors import MalformedRecord, SourceError
-from nvrx_slurm.processes import dies_with_parent
-from nvrx_slurm.verdicts import Attribution, Inquiry, LlmPlan, Verdict, Wire
+from nvrx_slurm.journal.decoding import decode_json
+from nvrx_slurm.journal.verdicts import Attribution, Inquiry, LlmPlan, Verdict, Wire
+from nvrx_slurm.util.clock import Clock
+from nvrx_slurm.util.processes import dies_with_parent
 
 SPARE_S = 0.5
 """The analysis ends so long before its time is up, and tells what it knows by then; who has not is ended."""

@@ -17,8 +17,8 @@ from nvrx_slurm.attribution.analyzer import Analyzer
 from nvrx_slurm.attribution.pipes import standard_streams
 from nvrx_slurm.attribution.sources.lib import LINE_BYTES, Found, Question, Settings
 from nvrx_slurm.errors import NvrxError
-from nvrx_slurm.log import set_up
-from nvrx_slurm.threads import in_thread
+from nvrx_slurm.util.log import set_up
+from nvrx_slurm.util.threads import in_thread
 
 
 async def serve() -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Awaitable, Callable
 
-from nvrx_slurm.verdicts import Attribution, Inquiry, Scope, Verdict
+from nvrx_slurm.journal.verdicts import Attribution, Inquiry, Scope, Verdict
 
 _SAYS_SOMETHING = frozenset({Verdict.STOP, Verdict.RESTART})
 

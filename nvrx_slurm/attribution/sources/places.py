@@ -6,11 +6,11 @@ from collections.abc import Callable
 from pathlib import Path
 
 from nvrx_slurm.attribution.sources.base import Unanswered
-from nvrx_slurm.config import env
-from nvrx_slurm.decoding import decode_json
 from nvrx_slurm.errors import MalformedRecord, SourceError, UnsafePath
-from nvrx_slurm.files import JobFiles
-from nvrx_slurm.verdicts import Wire
+from nvrx_slurm.jobspec import env
+from nvrx_slurm.journal.decoding import decode_json
+from nvrx_slurm.journal.verdicts import Wire
+from nvrx_slurm.util.files import JobFiles
 
 MANAGED_NAME = "attrsvc.json"
 
@@ -35,7 +35,7 @@ def fixed_place(url: str, token_file: str | None) -> Locate:
 
     def locate() -> Place:
         from nvrx_slurm.attribution.local_token import find_token
-        from nvrx_slurm.attribution.postprocessing.secrets import token_of
+        from nvrx_slurm.attribution.notify.secrets import token_of
 
         token = token_of(token_file, env.attrsvc_token(), key="fault_tolerance.attribution.token_file")
         return Place(url=url.rstrip("/"), token=token or find_token(url))

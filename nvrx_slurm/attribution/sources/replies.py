@@ -6,9 +6,9 @@ import hashlib
 from email.utils import parsedate_to_datetime
 
 from nvrx_slurm.attribution.sources.exchange import Reply
-from nvrx_slurm.decoding import decode_json
 from nvrx_slurm.errors import MalformedRecord
-from nvrx_slurm.verdicts import FailureKey
+from nvrx_slurm.journal.decoding import decode_json
+from nvrx_slurm.journal.verdicts import FailureKey
 
 MOST_TEXT = 400
 

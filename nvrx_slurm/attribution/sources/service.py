@@ -10,8 +10,8 @@ from nvrx_slurm.attribution.sources.answers import verdict_of
 from nvrx_slurm.attribution.sources.exchange import Exchange
 from nvrx_slurm.attribution.sources.places import Locate
 from nvrx_slurm.attribution.sources.talk import Talk
-from nvrx_slurm.clock import Clock
-from nvrx_slurm.verdicts import Attribution, Inquiry
+from nvrx_slurm.journal.verdicts import Attribution, Inquiry
+from nvrx_slurm.util.clock import Clock
 
 
 class ServiceSource:

@@ -19,10 +19,10 @@ from anyio.streams.memory import MemoryObjectReceiveStream, MemoryObjectSendStre
 from mcp.shared.message import SessionMessage
 
 from nvrx_slurm.attribution.sources.answers import MOST_BYTES
-from nvrx_slurm.config import env
 from nvrx_slurm.errors import SourceError
-from nvrx_slurm.log import get_logger
-from nvrx_slurm.processes import dies_with_parent
+from nvrx_slurm.jobspec import env
+from nvrx_slurm.util.log import get_logger
+from nvrx_slurm.util.processes import dies_with_parent
 
 log = get_logger("attribution")
 

@@ -14,9 +14,9 @@ from nvrx_slurm.attribution.sources.base import Unanswered
 from nvrx_slurm.attribution.sources.exchange import Exchange, Reply
 from nvrx_slurm.attribution.sources.patience import is_conclusive
 from nvrx_slurm.attribution.sources.places import Locate
-from nvrx_slurm.clock import Clock
 from nvrx_slurm.errors import SourceError
-from nvrx_slurm.verdicts import Inquiry
+from nvrx_slurm.journal.verdicts import Inquiry
+from nvrx_slurm.util.clock import Clock
 
 Intent = Literal["progressive", "terminal"]
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import time
 
-from nvrx_slurm.last_resort import LastResort
+from nvrx_slurm.liveness.last_resort import LastResort
 
 SHARE = 0.75
 """Of the heartbeat timeout. A sibling waits for all of it, so that what it calls dead has died before."""

@@ -8,7 +8,7 @@ import select
 import signal
 from collections.abc import Iterable
 
-from nvrx_slurm.processes import started_ticks, stat_fields
+from nvrx_slurm.util.processes import started_ticks, stat_fields
 
 _FLAGS, _EXIT_CODE = 6, 49  # places in `stat_fields`: fields 9 and 52 of /proc/PID/stat (proc(5))
 _PF_EXITING = 0x4

@@ -23,7 +23,7 @@ from nvrx_slurm.inprocess.monitor.sibling import SiblingWatch
 from nvrx_slurm.inprocess.monitor.wire import MonitorOptions
 from nvrx_slurm.inprocess.proposing import Log
 from nvrx_slurm.inprocess.store.port import Connection
-from nvrx_slurm.log import get_logger
+from nvrx_slurm.util.log import get_logger
 
 log = get_logger("inprocess.monitor")
 

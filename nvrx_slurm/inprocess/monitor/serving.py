@@ -22,7 +22,7 @@ from nvrx_slurm.inprocess.monitor.lease import Lease
 from nvrx_slurm.inprocess.monitor.process import Process
 from nvrx_slurm.inprocess.monitor.scribe import Scribe
 from nvrx_slurm.inprocess.stamps import Stamps
-from nvrx_slurm.log import get_logger
+from nvrx_slurm.util.log import get_logger
 
 log = get_logger("inprocess.monitor")
 

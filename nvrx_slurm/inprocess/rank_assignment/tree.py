@@ -10,7 +10,7 @@ from nvrx_slurm.inprocess.rank_assignment.activation import activated, filtered,
 from nvrx_slurm.inprocess.rank_assignment.base import RankAssignment, RankAssignmentCtx, key_of
 from nvrx_slurm.inprocess.rank_assignment.topology import Layer, Leaf, World, planted
 from nvrx_slurm.inprocess.state import FrozenState, Mode
-from nvrx_slurm.log import get_logger
+from nvrx_slurm.util.log import get_logger
 
 log = get_logger("inprocess")
 

@@ -26,12 +26,12 @@ from pathlib import Path
 from urllib.parse import quote
 
 from nvrx_slurm.errors import UnsafePath
-from nvrx_slurm.files import make_folders, write_all
 from nvrx_slurm.inprocess.exception import OptionError, StoreError
 from nvrx_slurm.inprocess.store.inotify import Watch
 from nvrx_slurm.inprocess.store.port import Cancelled, Connection, Store
-from nvrx_slurm.locks import locked
-from nvrx_slurm.ownership import check_base, is_own
+from nvrx_slurm.util.files import make_folders, write_all
+from nvrx_slurm.util.locks import locked
+from nvrx_slurm.util.ownership import check_base, is_own
 
 LOOK_S = 0.25
 """How often a reader looks for what was written on another host."""

@@ -26,14 +26,14 @@ from pathlib import Path
 
 import msgspec
 
-from nvrx_slurm.decoding import decode_json
 from nvrx_slurm.errors import MalformedRecord
-from nvrx_slurm.files import RUNTIME_ROOTS
 from nvrx_slurm.inprocess import environment
 from nvrx_slurm.inprocess.exception import OptionError, StoreError
 from nvrx_slurm.inprocess.store.inotify import Watch
-from nvrx_slurm.ownership import is_own
-from nvrx_slurm.processes import started_ticks
+from nvrx_slurm.journal.decoding import decode_json
+from nvrx_slurm.util.files import RUNTIME_ROOTS
+from nvrx_slurm.util.ownership import is_own
+from nvrx_slurm.util.processes import started_ticks
 
 VALKEY, TORCH = "valkey", "torch"
 

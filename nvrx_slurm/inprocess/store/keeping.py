@@ -20,11 +20,11 @@ from typing import Any, Protocol
 
 import msgspec
 
-from nvrx_slurm.files import write_private
-from nvrx_slurm.ids import new_secret
 from nvrx_slurm.inprocess.store.keeper import TORCH, VALKEY, Place, take
-from nvrx_slurm.processes import dies_with_parent, started_ticks
 from nvrx_slurm.store.embedded import EmbeddedStore, new_socket_name
+from nvrx_slurm.util.files import write_private
+from nvrx_slurm.util.ids import new_secret
+from nvrx_slurm.util.processes import dies_with_parent, started_ticks
 
 LOOK_S = 1.0
 

@@ -12,8 +12,8 @@ import hiredis
 from nvrx_slurm.inprocess.exception import StoreError
 from nvrx_slurm.inprocess.store.port import Cancelled
 from nvrx_slurm.inprocess.store.wire import Address, Command, Line, Refused
-from nvrx_slurm.log import get_logger
-from nvrx_slurm.store_retry import IN_MEMORY, GiveUp, StoreRetry
+from nvrx_slurm.store.retry import IN_MEMORY, GiveUp, StoreRetry
+from nvrx_slurm.util.log import get_logger
 
 log = get_logger("inprocess")
 

@@ -9,17 +9,17 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from nvrx_slurm.admission import RateLimitedLog
 from nvrx_slurm.errors import UntrustedRecord
 from nvrx_slurm.inprocess import environment
 from nvrx_slurm.inprocess.exception import OptionError, StoreError
 from nvrx_slurm.inprocess.store.patience import PatientLine
 from nvrx_slurm.inprocess.store.port import Connection, Store
 from nvrx_slurm.inprocess.store.wire import Address, Command, parse_address
-from nvrx_slurm.job_key import JobKey
-from nvrx_slurm.job_store import read_job_store
-from nvrx_slurm.log import get_logger
+from nvrx_slurm.store.job_store import read_job_store
 from nvrx_slurm.store.keys import InprocessKeys
+from nvrx_slurm.util.admission import RateLimitedLog
+from nvrx_slurm.util.job_key import JobKey
+from nvrx_slurm.util.log import get_logger
 
 log = get_logger("inprocess")
 

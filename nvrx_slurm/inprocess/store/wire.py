@@ -18,7 +18,7 @@ from urllib.parse import parse_qsl, unquote, urlsplit
 import hiredis
 
 from nvrx_slurm.inprocess.exception import OptionError
-from nvrx_slurm.store_link import MARK, PASSWORD_IN_URL, Refusals, Where, bad_option, open_socket
+from nvrx_slurm.util.store_link import MARK, PASSWORD_IN_URL, Refusals, Where, bad_option, open_socket
 
 if TYPE_CHECKING:
     from ssl import SSLContext

@@ -9,8 +9,8 @@ import time
 from functools import partial
 from typing import Any
 
-from nvrx_slurm.threads import in_thread
 from nvrx_slurm.transport.errors import PayloadTimeout, PeerReset
+from nvrx_slurm.util.threads import in_thread
 
 KEPT_S = 300.0
 MOST_HOSTS = 4096

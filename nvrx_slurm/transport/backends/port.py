@@ -17,7 +17,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Protocol
 
-from nvrx_slurm.admission import PROOF_S
+from nvrx_slurm.util.admission import PROOF_S
 
 Seen = Callable[[memoryview], object]
 """Called with each piece of a payload, in order, while it is still in the processor's cache."""

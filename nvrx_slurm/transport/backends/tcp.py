@@ -16,11 +16,11 @@ import time
 from collections.abc import Callable
 from typing import Any
 
-from nvrx_slurm.admission import PROOF_S, Admission, RateLimitedLog
-from nvrx_slurm.log import get_logger
 from nvrx_slurm.transport.backends.naming import forget, resolve
 from nvrx_slurm.transport.backends.port import Door, Entry, Seen, address_of, host_and_port
 from nvrx_slurm.transport.errors import PayloadTimeout, PayloadTruncated, PeerReset, RingError, TransportError
+from nvrx_slurm.util.admission import PROOF_S, Admission, RateLimitedLog
+from nvrx_slurm.util.log import get_logger
 
 SCHEME = "tcp"
 PIECE_BYTES = 1 << 20

@@ -9,7 +9,6 @@ from __future__ import annotations
 import time
 from collections.abc import Callable
 
-from nvrx_slurm.log import get_logger
 from nvrx_slurm.transport.backends.port import Door, Entry, Link
 from nvrx_slurm.transport.backends.tcp import TcpBackend, TcpLink, TcpListener
 from nvrx_slurm.transport.backends.ucx.engine import engine
@@ -17,6 +16,7 @@ from nvrx_slurm.transport.backends.ucx.hello import HelloDoor
 from nvrx_slurm.transport.backends.ucx.link import accept, connect
 from nvrx_slurm.transport.errors import TransportError
 from nvrx_slurm.transport.handshake import pass_through
+from nvrx_slurm.util.log import get_logger
 
 SCHEME = "ucxx"
 

@@ -11,9 +11,9 @@ import os
 import time
 from pathlib import Path
 
-from nvrx_slurm.processes import started_ticks, stat_fields
 from nvrx_slurm.transport.errors import RingError
 from nvrx_slurm.transport.slots import NOBODY, Owner
+from nvrx_slurm.util.processes import started_ticks, stat_fields
 
 SURE_S = 0.1
 """For so long who was alive is taken to be so still."""

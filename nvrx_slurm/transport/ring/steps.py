@@ -7,13 +7,13 @@ import time
 from collections.abc import Callable
 from functools import partial
 
-from nvrx_slurm.log import get_logger
 from nvrx_slurm.transport import slots
 from nvrx_slurm.transport.errors import PayloadTimeout, RingError
 from nvrx_slurm.transport.ring.memory import Glance, Memory
 from nvrx_slurm.transport.ring.mutex import Contended
 from nvrx_slurm.transport.ring.owners import is_dead, open_attempts, this_process
 from nvrx_slurm.transport.slots import Owner, Refusal, Slot, State
+from nvrx_slurm.util.log import get_logger
 
 PATIENCE_S = 0.05
 """How long a claim waits for a slot's lock. A step takes microseconds, but its process may have to wait its turn."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from nvrx_slurm.agent import gpu
-from nvrx_slurm.clock import SystemClock
+from nvrx_slurm.util.clock import SystemClock
 
 GIB = 1 << 30
 

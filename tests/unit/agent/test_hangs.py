@@ -25,7 +25,7 @@ from nvrx_slurm.agent.hangs import (
     next_look,
     seen_by,
 )
-from nvrx_slurm.records import HangBounds
+from nvrx_slurm.journal.records import HangBounds
 from nvrx_slurm.workload.slot import OpenSection, Reading, Slot
 
 NS = 1_000_000_000

@@ -10,11 +10,11 @@ import pytest
 
 from nvrx_slurm.agent.heart import ControllerSilent, Heart
 from nvrx_slurm.agent.tethering import Tethering
-from nvrx_slurm.clock import SystemClock
-from nvrx_slurm.folder import StoreAddress
-from nvrx_slurm.records import Beat, FaultTolerance
+from nvrx_slurm.journal.folder import StoreAddress
+from nvrx_slurm.journal.records import Beat, FaultTolerance
 from nvrx_slurm.store.client import Store
 from nvrx_slurm.store.embedded import EmbeddedStore
+from nvrx_slurm.util.clock import SystemClock
 
 
 async def nobody_listens(*_) -> None:

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from nvrx_slurm.agent.node_health import NodeHealth
-from nvrx_slurm.clock import SystemClock
+from nvrx_slurm.util.clock import SystemClock
 
 LINE = re.compile(
     r"\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d\.\d{6}Z (health|kernel|kmsg|memory|cgroup|pressure|load|disk|gpu): ?"

@@ -5,11 +5,11 @@ from __future__ import annotations
 import asyncio
 
 from nvrx_slurm.agent.orders import Orders
-from nvrx_slurm.clock import SystemClock
-from nvrx_slurm.folder import StoreAddress
-from nvrx_slurm.records import Assignment, Entry, RoundClosed, RoundOpened
+from nvrx_slurm.journal.folder import StoreAddress
+from nvrx_slurm.journal.records import Assignment, Entry, RoundClosed, RoundOpened
+from nvrx_slurm.lab.faults.valkey import MemoryClient, MemoryServer
 from nvrx_slurm.store.client import Store
-from nvrx_slurm.testing.valkey import MemoryClient, MemoryServer
+from nvrx_slurm.util.clock import SystemClock
 
 ADDRESS = StoreAddress(url="redis://nowhere", job="j", token="t")
 CLOSED = RoundClosed(

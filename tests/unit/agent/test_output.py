@@ -7,7 +7,7 @@ import os
 import pytest
 
 from nvrx_slurm.agent.output import LONGEST_LINE_BYTES, Output
-from nvrx_slurm.clock import SystemClock
+from nvrx_slurm.util.clock import SystemClock
 
 
 @pytest.fixture

@@ -9,9 +9,9 @@ import pytest
 
 from nvrx_slurm.agent.events import Cycle
 from nvrx_slurm.agent.reporting import RESTARTS_AT_ONCE, RESTARTS_EVERY_S, Reporting
-from nvrx_slurm.records import Assignment, RestartedInProcess
-from nvrx_slurm.restarts import InProcessRestart
-from nvrx_slurm.simulation.loop import VirtualLoop
+from nvrx_slurm.journal.records import Assignment, RestartedInProcess
+from nvrx_slurm.journal.restarts import InProcessRestart
+from nvrx_slurm.lab.simulation.loop import VirtualLoop
 
 ASSIGNMENT = Assignment(
     group_rank=0,

@@ -11,8 +11,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from nvrx_slurm.agent.step_files import TAIL_BYTES, StepFiles, number, step_in, step_of, tail
-from nvrx_slurm.clock import SystemClock
-from nvrx_slurm.records import ProgressPlan
+from nvrx_slurm.journal.records import ProgressPlan
+from nvrx_slurm.util.clock import SystemClock
 
 PATTERN = "iteration +([0-9,]+)/"
 

@@ -11,10 +11,10 @@ import sys
 
 import pytest
 
-from nvrx_slurm import fence
 from nvrx_slurm.agent.supervisor import descendants, send_all
 from nvrx_slurm.agent.workers import Exited, Spawned, Stopped, SupervisorDied, Tearing, Workers
-from nvrx_slurm.processes import is_alive
+from nvrx_slurm.liveness import fence
+from nvrx_slurm.util.processes import is_alive
 from tests.harness import wait_gone
 
 STUBBORN = "import signal, os; signal.signal(signal.SIGTERM, signal.SIG_IGN); os.write(1, b'up'); signal.pause()"

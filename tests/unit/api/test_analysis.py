@@ -8,7 +8,7 @@ import pytest
 
 from nvrx_slurm.api.analysis import analyze
 from nvrx_slurm.errors import UsageError
-from nvrx_slurm.verdicts import Verdict
+from nvrx_slurm.journal.verdicts import Verdict
 
 OOM = "torch.OutOfMemoryError: CUDA out of memory. Tried to allocate 2.00 GiB. GPU 0 has a total capacity of 79.1 GiB"
 

@@ -15,7 +15,7 @@ import pytest
 import nvrx_slurm
 from nvrx_slurm.api.prepared import PreparedJob
 from nvrx_slurm.api.script_cache import MOST_ENTRIES, ScriptCache, key_of
-from nvrx_slurm.config import env
+from nvrx_slurm.jobspec import env
 
 JOB = PreparedJob(name="a", folder="/jobs", script='#!/bin/bash\necho "ü\udcff"\n', plan_json="{}")
 JOB_YAML = "name: kept\ncommand: [echo, hello]\nnodes: 2\n"
@@ -210,7 +210,12 @@ def test_an_installed_library_is_another_job(workplace: Path, monkeypatch: pytes
 
 @pytest.mark.parametrize(
     "changed",
-    ["sbatch/job.sh.template", "nvrx_slurm/config/plan.py", "nvrx_slurm/render/script.py", "nvrx_slurm/records.py"],
+    [
+        "sbatch/job.sh.template",
+        "nvrx_slurm/jobspec/plan.py",
+        "nvrx_slurm/jobspec/script.py",
+        "nvrx_slurm/journal/records.py",
+    ],
 )
 def test_in_a_development_checkout_an_edited_module_is_another_job(workplace: Path, changed: str) -> None:
     """Nobody looks for the reason why an edit of the template changes nothing."""

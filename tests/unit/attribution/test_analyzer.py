@@ -12,10 +12,10 @@ from pathlib import Path
 import pytest
 
 from nvrx_slurm.attribution import analyzer as analyzer_module
-from nvrx_slurm.attribution.analysis import inquiry_for
+from nvrx_slurm.attribution.analyze import inquiry_for
 from nvrx_slurm.attribution.analyzer import Analyzer
 from nvrx_slurm.errors import ConfigError, SourceError, UsageError
-from nvrx_slurm.verdicts import Failed, FailureKey, Inquiry, Verdict
+from nvrx_slurm.journal.verdicts import Failed, FailureKey, Inquiry, Verdict
 
 NO_MODULE = """\
 Traceback (most recent call last):

@@ -12,11 +12,11 @@ from typing import Any
 
 import pytest
 
-from nvrx_slurm.attribution.analysis import inquiry_for
+from nvrx_slurm.attribution.analyze import inquiry_for
 from nvrx_slurm.attribution.analyzer import Analyzer
 from nvrx_slurm.attribution.bridge import Bridge, analyze_sync
 from nvrx_slurm.errors import ConfigError, SourceError, UsageError
-from nvrx_slurm.verdicts import Attribution, Inquiry, Verdict
+from nvrx_slurm.journal.verdicts import Attribution, Inquiry, Verdict
 
 
 @pytest.fixture

@@ -11,7 +11,7 @@ import pytest
 from nvrx_slurm.attribution.catalogue import Rule, load_catalogue, rules_of, shipped_files
 from nvrx_slurm.attribution.rulefile import read_rule_file
 from nvrx_slurm.errors import ConfigError
-from nvrx_slurm.verdicts import Scope, Verdict
+from nvrx_slurm.journal.verdicts import Scope, Verdict
 
 RULES = load_catalogue().rules
 LONGEST_LINE = 16 * 1024

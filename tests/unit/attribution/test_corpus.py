@@ -13,7 +13,7 @@ from ci.corpus import LEAST_PRECISION, LEAST_RECALL, Judged, judge, misses, prec
 from ci.labels import CORPUS, NOTHING_WRONG, PARTS, Case, folders, read_case
 from nvrx_slurm.attribution.catalogue import load_catalogue
 from nvrx_slurm.errors import ConfigError
-from nvrx_slurm.verdicts import Attribution, Evidence, Scope, Verdict
+from nvrx_slurm.journal.verdicts import Attribution, Evidence, Scope, Verdict
 
 HANG = "hang"
 """What the analysis says of itself, where no rule's line tells."""

@@ -9,9 +9,9 @@ import pytest
 from nvrx_slurm.attribution.catalogue import load_catalogue
 from nvrx_slurm.attribution.earlier_cycles import inquiry_about
 from nvrx_slurm.attribution.examination import examine
-from nvrx_slurm.files import JobFiles
-from nvrx_slurm.records import Entry, Record, RoundClosed, WorkerFailed, entry_to_json
-from nvrx_slurm.verdicts import Attribution, Failed, FailureKey, Inquiry, Scope, Verdict
+from nvrx_slurm.journal.records import Entry, Record, RoundClosed, WorkerFailed, entry_to_json
+from nvrx_slurm.journal.verdicts import Attribution, Failed, FailureKey, Inquiry, Scope, Verdict
+from nvrx_slurm.util.files import JobFiles
 
 
 def closed(cycle: int, *nodes: str) -> Record:

@@ -9,12 +9,12 @@ from pathlib import Path
 
 import pytest
 
-from nvrx_slurm.attribution.analysis import Gathered
+from nvrx_slurm.attribution.analyze import Gathered
 from nvrx_slurm.attribution.catalogue import load_catalogue
 from nvrx_slurm.attribution.gathering import Gathering, context, frame_of, tail_of
-from nvrx_slurm.attribution.reading import LogFile, find_logs, scan
+from nvrx_slurm.attribution.scan import LogFile, find_logs, scan
 
-DUMPS = Path(__file__).parent / "analysis" / "dumps"
+DUMPS = Path(__file__).parent / "analyze" / "dumps"
 
 STACKS = """\
 === 2026-11-21T18:00:00Z no progress for 30 s | rank 3, pid 4711 (python)

@@ -10,8 +10,8 @@ from hypothesis import strategies as st
 
 from nvrx_slurm.attribution.catalogue import shipped_files
 from nvrx_slurm.attribution.rulefile import _NotPlain, _Plain, read_rule_file
-from nvrx_slurm.config.yamlfile import read_yaml
 from nvrx_slurm.errors import ConfigError
+from nvrx_slurm.jobspec.yamlfile import read_yaml
 
 TEXTS = st.text(st.sampled_from("ab1 :#'\"-[]{}&*!|>%@`,?~\\"), max_size=12)
 

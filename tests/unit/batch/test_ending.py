@@ -7,9 +7,9 @@ from signal import SIGINT, SIGTERM, SIGUSR1, SIGUSR2
 import pytest
 
 from nvrx_slurm.batch.ending import ENDING_MARGIN_S, Ending, notice_s
-from nvrx_slurm.config.budgets import grace_within
-from nvrx_slurm.processes import AGAIN_S
-from nvrx_slurm.records import FaultTolerance
+from nvrx_slurm.jobspec.budgets import grace_within
+from nvrx_slurm.journal.records import FaultTolerance
+from nvrx_slurm.util.processes import AGAIN_S
 
 SAVES = FaultTolerance(teardown_grace_s=10.0, checkpoint_signal="SIGUSR1", checkpoint_timeout_s=60.0)
 SAVES_NOT = FaultTolerance(teardown_grace_s=10.0)

@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from nvrx_slurm.batch.lease import FIRST_LOOKS, LOOKS, MISSING, Watch, kept, version_of
-from nvrx_slurm.records import Lease
+from nvrx_slurm.journal.records import Lease
 
 TIMEOUT_S = 10.0
 OLD, NEW = (1, 0), (2, 0)

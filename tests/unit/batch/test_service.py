@@ -10,8 +10,8 @@ import msgspec
 import pytest
 
 from nvrx_slurm.batch.service import ManagedService
-from nvrx_slurm.folder import JobFolder
-from nvrx_slurm.processes import is_alive
+from nvrx_slurm.journal.folder import JobFolder
+from nvrx_slurm.util.processes import is_alive
 from tests.unit.core.fleet import plain
 
 WITHIN_S = 30.0

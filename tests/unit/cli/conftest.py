@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from nvrx_slurm.config import env
+from nvrx_slurm.jobspec import env
 
 Nvrx = Callable[..., "subprocess.CompletedProcess[str]"]
 

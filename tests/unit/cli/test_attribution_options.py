@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from nvrx_slurm.config.flags import ATTRIBUTION, FLAGS, OLDER_FLAGS
 from nvrx_slurm.errors import EXIT_USAGE
+from nvrx_slurm.jobspec.flags import ATTRIBUTION, FLAGS, OLDER_FLAGS
 from tests.unit.cli.conftest import Nvrx
 
 COMMANDS = ("submit", "run", "render", "config show", "ci matrix")

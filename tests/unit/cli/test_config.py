@@ -5,8 +5,8 @@ from __future__ import annotations
 import json
 from pathlib import Path
 
-from nvrx_slurm.config.load import load
 from nvrx_slurm.errors import EXIT_USAGE
+from nvrx_slurm.jobspec.load import load
 from tests.unit.cli.conftest import Nvrx
 
 JOB = "name: a\ncommand: [x, 'a b']\nslurm:\n  time: 90m\nfault_tolerance: {teardown: {grace: 0.25}}\n"

@@ -8,8 +8,8 @@ import pytest
 from click.testing import CliRunner
 
 from nvrx_slurm.cli.init import init
-from nvrx_slurm.config.load import load
 from nvrx_slurm.errors import EXIT_USAGE, UsageError
+from nvrx_slurm.jobspec.load import load
 
 
 def run(*arguments: str) -> str:

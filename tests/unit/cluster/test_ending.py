@@ -13,7 +13,7 @@ from nvrx_slurm.cluster.ending import LOST_AFTER_S, RESULT_GRACE_S, EndWatch
 from nvrx_slurm.cluster.states import JobState
 from nvrx_slurm.cluster.watcher import StateWatcher
 from nvrx_slurm.errors import NvrxError, SlurmUnreachable, WaitTimeout
-from nvrx_slurm.folder import JobFolder, JobInfo, Result
+from nvrx_slurm.journal.folder import JobFolder, JobInfo, Result
 from tests.still_clock import StillClock
 from tests.unit.cluster.waiting_clock import WaitingClock
 

@@ -13,11 +13,11 @@ from pathlib import Path
 
 import pytest
 
-from nvrx_slurm.clock import SystemClock
 from nvrx_slurm.cluster.local import LocalCluster, new_job_id
 from nvrx_slurm.cluster.states import JobState
 from nvrx_slurm.errors import UsageError
-from nvrx_slurm.folder import JobFolder, JobInfo, Result
+from nvrx_slurm.journal.folder import JobFolder, JobInfo, Result
+from nvrx_slurm.util.clock import SystemClock
 
 BLOCKED = "exec sleep 300\n"
 

@@ -7,10 +7,10 @@ from collections.abc import Sequence
 
 import pytest
 
+from nvrx_slurm.attribution.ledger import cluster_of
 from nvrx_slurm.cluster.commands import Output
 from nvrx_slurm.cluster.naming import cluster_name_of, named_cluster
-from nvrx_slurm.folder import JobInfo
-from nvrx_slurm.suspects import cluster_of
+from nvrx_slurm.journal.folder import JobInfo
 
 SAID = """\
 Configuration data as of 2026-11-21T18:00:00

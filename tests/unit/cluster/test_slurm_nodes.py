@@ -8,10 +8,10 @@ from pathlib import Path
 
 import pytest
 
-from nvrx_slurm.clock import SystemClock
-from nvrx_slurm.cluster.dev.waiting import wait_until
 from nvrx_slurm.cluster.slurm_nodes import CLOCK_SKEW_S, SlurmNode, node_states, nodes_of
-from nvrx_slurm.processes import is_alive
+from nvrx_slurm.lab.devcluster.waiting import wait_until
+from nvrx_slurm.util.clock import SystemClock
+from nvrx_slurm.util.processes import is_alive
 
 HEAD = "NodeName=n2 Arch=x86_64 CPUTot=4 NodeAddr=127.0.0.1 OS=Linux 6.18 #1 SMP PREEMPT_DYNAMIC @0  Gres=(null)"
 UP = f"{HEAD} State=IDLE ThreadsPerCore=1 Partitions=main  BootTime=2026-11-21T08:55:39 SlurmdStartTime=None"

@@ -7,10 +7,10 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
-from nvrx_slurm.clock import SystemClock
 from nvrx_slurm.controller.controller import INBOX_STALL_S, Controller
-from nvrx_slurm.files import JobFiles
 from nvrx_slurm.report.failures import NobodyAsks
+from nvrx_slurm.util.clock import SystemClock
+from nvrx_slurm.util.files import JobFiles
 from tests.unit.core.fleet import plain
 
 

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from nvrx_slurm.controller.mirror import Mirror, last_number
-from nvrx_slurm.folder import JobFolder
-from nvrx_slurm.records import Entry, Tick, entry_from_json, entry_to_json
+from nvrx_slurm.journal.folder import JobFolder
+from nvrx_slurm.journal.records import Entry, Tick, entry_from_json, entry_to_json
 from nvrx_slurm.report.source import so_far
 from tests.fault_harness import small_disk, until
 

@@ -6,9 +6,9 @@ from pathlib import Path
 from typing import Any
 
 from nvrx_slurm.controller.questions import EARLIER, Questions
-from nvrx_slurm.files import JobFiles
-from nvrx_slurm.records import Attributed, Plan, RolePlan
-from nvrx_slurm.verdicts import Attribution, AttributionPlan, FailureKey, Inquiry, Judged, Verdict
+from nvrx_slurm.journal.records import Attributed, Plan, RolePlan
+from nvrx_slurm.journal.verdicts import Attribution, AttributionPlan, FailureKey, Inquiry, Judged, Verdict
+from nvrx_slurm.util.files import JobFiles
 from tests.unit.core.fleet import Fleet, plain, plan_of
 
 DRY = AttributionPlan(enable_lib=True, dry_run=True)

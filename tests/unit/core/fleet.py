@@ -6,7 +6,7 @@ from typing import Any
 
 from nvrx_slurm.core.job import step
 from nvrx_slurm.core.state import NodeState, new_job
-from nvrx_slurm.records import (
+from nvrx_slurm.journal.records import (
     Decision,
     Entry,
     Fact,

@@ -10,7 +10,7 @@ import pytest
 from nvrx_slurm.controller.controller import replay
 from nvrx_slurm.core.job import next_deadline
 from nvrx_slurm.core.state import Phase, new_job
-from nvrx_slurm.records import (
+from nvrx_slurm.journal.records import (
     BackoffPlan,
     Progress,
     ProgressPlan,
@@ -21,7 +21,7 @@ from nvrx_slurm.records import (
     plan_from_json,
     plan_to_json,
 )
-from nvrx_slurm.verdicts import AttributionPlan
+from nvrx_slurm.journal.verdicts import AttributionPlan
 from tests.unit.core.fleet import Fleet, plain, plan_of
 
 BACKOFF = BackoffPlan(after=3, within_s=60.0, initial_s=1.0, max_s=8.0)

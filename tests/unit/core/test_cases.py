@@ -8,7 +8,7 @@ import pytest
 
 from nvrx_slurm.core import cases
 from nvrx_slurm.core.job import next_deadline
-from nvrx_slurm.records import (
+from nvrx_slurm.journal.records import (
     Allowance,
     Attributed,
     AttributionAsked,
@@ -28,7 +28,7 @@ from nvrx_slurm.records import (
     Shutdown,
     WorkerFailed,
 )
-from nvrx_slurm.verdicts import Attribution, AttributionPlan, Scope, Verdict
+from nvrx_slurm.journal.verdicts import Attribution, AttributionPlan, Scope, Verdict
 from tests.unit.core.fleet import Fleet, plain, plan_of
 
 RESTART, STOP, UNKNOWN, TIMEOUT = Verdict.RESTART, Verdict.STOP, Verdict.UNKNOWN, Verdict.TIMEOUT

@@ -6,7 +6,7 @@ import pytest
 
 from nvrx_slurm.core.job import next_deadline
 from nvrx_slurm.core.state import NodeState
-from nvrx_slurm.records import (
+from nvrx_slurm.journal.records import (
     DumpAsked,
     DumpOrdered,
     HangBounds,

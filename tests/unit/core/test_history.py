@@ -10,7 +10,7 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, ru
 from nvrx_slurm.controller.controller import replay
 from nvrx_slurm.core.job import next_deadline
 from nvrx_slurm.core.state import NodeState, Phase, new_job
-from nvrx_slurm.records import (
+from nvrx_slurm.journal.records import (
     Attributed,
     AttributionAsked,
     AttributionJudged,
@@ -28,7 +28,7 @@ from nvrx_slurm.records import (
     RoundOpened,
     Shutdown,
 )
-from nvrx_slurm.verdicts import Attribution, AttributionPlan, Scope, Verdict
+from nvrx_slurm.journal.verdicts import Attribution, AttributionPlan, Scope, Verdict
 from tests.unit.core.fleet import Fleet, plain, plan_of
 
 SOURCES = AttributionPlan(enable_lib=True, enable_mcp=True, dry_run=False)

@@ -5,8 +5,8 @@ from __future__ import annotations
 import copy
 
 from nvrx_slurm.core.job import next_deadline
-from nvrx_slurm.records import Fence, RestartDecided, RestartedInProcess, RoundOpened
-from nvrx_slurm.restarts import InProcessRestart
+from nvrx_slurm.journal.records import Fence, RestartDecided, RestartedInProcess, RoundOpened
+from nvrx_slurm.journal.restarts import InProcessRestart
 from tests.unit.core.fleet import Fleet, plain
 
 RESTART = InProcessRestart(cause="c", iteration=1, world_size=4, active_world_size=4, total_s=0.1)

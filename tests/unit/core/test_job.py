@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from nvrx_slurm.core.state import NodeState
-from nvrx_slurm.records import (
+from nvrx_slurm.journal.records import (
     Fence,
     JobEnded,
     NodeReady,
@@ -207,7 +207,7 @@ def test_recovery_phases_add_up_to_the_total():
 
 def test_requeued_job_starts_afresh():
     """A new generation forgets the nodes of the old allocation, and its shutdown."""
-    from nvrx_slurm.records import JobStarted
+    from nvrx_slurm.journal.records import JobStarted
 
     fleet = running(plain(nodes=1, spares=0))
     fleet.signal("cancel")

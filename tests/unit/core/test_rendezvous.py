@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from nvrx_slurm.core.job import next_deadline
 from nvrx_slurm.core.state import NodeState, Phase
-from nvrx_slurm.records import (
+from nvrx_slurm.journal.records import (
     Fence,
     NodeFenced,
     NodeLost,

@@ -17,7 +17,7 @@ from typing import Any
 from nvrx_slurm.inprocess.ledger import AnyEntry, Ledger, Lost
 from nvrx_slurm.inprocess.proposing import Log
 from nvrx_slurm.inprocess.store.redis import RedisStore
-from nvrx_slurm.processes import is_alive
+from nvrx_slurm.util.processes import is_alive
 from tests.inprocess.servers import Valkey
 
 ROOT = Path(__file__).parents[3]

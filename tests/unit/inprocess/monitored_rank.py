@@ -21,7 +21,7 @@ from nvrx_slurm.inprocess.ledger import Lost
 from nvrx_slurm.inprocess.monitor.handle import MonitorOptions, MonitorProcess
 from nvrx_slurm.inprocess.stamps import Stamps
 from nvrx_slurm.inprocess.store.redis import RedisStore
-from nvrx_slurm.processes import started_ticks
+from nvrx_slurm.util.processes import started_ticks
 from tests.unit.inprocess.flawed_store import FlawedStore
 
 INHERITABLE = "/dev/zero"

@@ -15,7 +15,7 @@ from nvrx_slurm.inprocess.cycle import Cycle, Event, Phase
 from nvrx_slurm.inprocess.exception import StoreError
 from nvrx_slurm.inprocess.group import Group
 from nvrx_slurm.inprocess.ledger import AnyEntry, Completed, Ledger, Opened, Sealed, fold
-from nvrx_slurm.testing.inprocess_store import MemoryStore
+from nvrx_slurm.lab.faults.inprocess_store import MemoryStore
 from tests.unit.inprocess.bytecodes import another_thread_can_take, at_bytecode
 
 

@@ -14,7 +14,7 @@ from nvrx_slurm.errors import MalformedRecord
 from nvrx_slurm.inprocess.attribution import Interruption, InterruptionRecord
 from nvrx_slurm.inprocess.journal import shortened, tell_agent
 from nvrx_slurm.inprocess.timeline import Phase, RankTimeline, Restart
-from nvrx_slurm.restarts import LONGEST_BYTES, MOST_MISSING, MOST_RANKS, decode, encode
+from nvrx_slurm.journal.restarts import LONGEST_BYTES, MOST_MISSING, MOST_RANKS, decode, encode
 
 RAISED = InterruptionRecord(3, Interruption.EXCEPTION, "ValueError: no such layer: 49\nmore", "n2", "a long stack")
 

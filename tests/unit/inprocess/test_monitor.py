@@ -18,7 +18,7 @@ from nvrx_slurm.inprocess.gates import Joining, Starting, pack
 from nvrx_slurm.inprocess.ledger import Completed, Interrupted, Lost, Opened, Sealed
 from nvrx_slurm.inprocess.monitor import wire
 from nvrx_slurm.inprocess.proposing import Log
-from nvrx_slurm.processes import is_alive
+from nvrx_slurm.util.processes import is_alive
 from tests.inprocess.servers import Valkey
 from tests.unit.inprocess.monitored import ROOT, Group, until
 from tests.unit.inprocess.monitored_rank import INHERITABLE

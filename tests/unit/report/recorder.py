@@ -6,8 +6,8 @@ from pathlib import Path
 
 from nvrx_slurm.core.job import step
 from nvrx_slurm.core.state import Job, new_job
-from nvrx_slurm.folder import JobFolder, JobInfo
-from nvrx_slurm.records import (
+from nvrx_slurm.journal.folder import JobFolder, JobInfo
+from nvrx_slurm.journal.records import (
     AnyFact,
     Beat,
     Entry,
@@ -28,8 +28,8 @@ from nvrx_slurm.records import (
     WorkersStarted,
     entry_to_json,
 )
+from nvrx_slurm.journal.restarts import InProcessRestart, RankFault
 from nvrx_slurm.report.model import Heard
-from nvrx_slurm.restarts import InProcessRestart, RankFault
 
 BEGIN = 1_790_000_000.0
 JOB = "local-20261121-093012-4f2a"

@@ -8,11 +8,11 @@ from typing import Any
 import msgspec
 import pytest
 
-from nvrx_slurm.files import JobFiles
-from nvrx_slurm.records import Attributed, ControllerStarted, FaultTolerance, NodeReady, Plan, Tick
+from nvrx_slurm.journal.records import Attributed, ControllerStarted, FaultTolerance, NodeReady, Plan, Tick
+from nvrx_slurm.journal.verdicts import Attribution, AttributionPlan, Evidence, Scope, Verdict
 from nvrx_slurm.report import explanation, hindsight, plain
 from nvrx_slurm.report.failures import Failures, failures
-from nvrx_slurm.verdicts import Attribution, AttributionPlan, Evidence, Scope, Verdict
+from nvrx_slurm.util.files import JobFiles
 from tests.unit.report.recorder import BEGIN, Recorder, plain_plan, roles_plan
 
 FILES = JobFiles(Path("/jobs/42"))

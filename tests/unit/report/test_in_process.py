@@ -5,11 +5,11 @@ from __future__ import annotations
 import json
 from pathlib import Path
 
-from nvrx_slurm.clock import SystemClock
-from nvrx_slurm.records import Entry, entry_from_json, entry_to_json
+from nvrx_slurm.journal.records import Entry, entry_from_json, entry_to_json
 from nvrx_slurm.report import plain, snapshot
 from nvrx_slurm.report.sentences import describe
 from nvrx_slurm.report.view import fold, new_view
+from nvrx_slurm.util.clock import SystemClock
 from tests.unit.report.recorder import Recorder, to_first_cycle, write
 
 

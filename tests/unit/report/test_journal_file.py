@@ -6,8 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from nvrx_slurm.folder import JobFolder
-from nvrx_slurm.records import Entry
+from nvrx_slurm.journal.folder import JobFolder
+from nvrx_slurm.journal.records import Entry
 from nvrx_slurm.report.journal_file import JournalFile
 from nvrx_slurm.report.source import so_far
 from tests.unit.report.recorder import Recorder, lines, with_one_recovery

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from nvrx_slurm.errors import UsageError
-from nvrx_slurm.folder import JobFolder
+from nvrx_slurm.journal.folder import JobFolder
 from nvrx_slurm.report.logs import MergedReader, Reader, Selection, choose, find
 from tests.unit.report.recorder import ended, plain_plan, roles_plan, say, write
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from nvrx_slurm.records import NodeJoined
+from nvrx_slurm.journal.records import NodeJoined
 from nvrx_slurm.report.model import JobView, RankView
 from nvrx_slurm.report.ranks import beat_age_s, ranks, worst
 from nvrx_slurm.report.view import fold, new_view, with_beat

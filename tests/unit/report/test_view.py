@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from nvrx_slurm.records import ControllerStarted, JobStarted, NodeJoined, Tick
+from nvrx_slurm.journal.records import ControllerStarted, JobStarted, NodeJoined, Tick
 from nvrx_slurm.report.model import JobView
 from nvrx_slurm.report.sections import tally, waiting
 from nvrx_slurm.report.view import fold, new_view, with_beat

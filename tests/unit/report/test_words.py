@@ -6,7 +6,7 @@ from typing import get_args
 
 import pytest
 
-from nvrx_slurm import records
+from nvrx_slurm.journal import records
 from nvrx_slurm.report import decisions, facts
 from nvrx_slurm.report.sentences import SENTENCES, describe
 from nvrx_slurm.report.words import event_name, names, numbers, seconds, signal_name

@@ -22,13 +22,13 @@ from collections import deque
 from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
-from nvrx_slurm.log import get_logger
 from nvrx_slurm.transport.backends.ucx import found
 from nvrx_slurm.transport.backends.ucx.hello import Hello
 from nvrx_slurm.transport.backends.ucx.outcome import Outcome
 from nvrx_slurm.transport.backends.ucx.peer import NUMBER_BITS, SHORT_BYTES, Done, Peer, nobody
 from nvrx_slurm.transport.backends.ucx.side import Side
 from nvrx_slurm.transport.errors import PeerRefused, PeerReset
+from nvrx_slurm.util.log import get_logger
 
 STOP_S = 0.5
 """At the end of the process: so long may what was sent take to arrive."""

@@ -6,7 +6,6 @@ import contextlib
 from collections.abc import Callable
 from functools import partial
 
-from nvrx_slurm.log import get_logger
 from nvrx_slurm.transport.backends.port import Link, Seen
 from nvrx_slurm.transport.backends.tcp import TcpLink
 from nvrx_slurm.transport.backends.ucx.engine import Engine
@@ -14,6 +13,7 @@ from nvrx_slurm.transport.backends.ucx.hello import Hello, hear
 from nvrx_slurm.transport.backends.ucx.outcome import Outcome
 from nvrx_slurm.transport.backends.ucx.peer import Peer, Want
 from nvrx_slurm.transport.errors import PayloadTimeout, PayloadTruncated, PeerReset, TransportError
+from nvrx_slurm.util.log import get_logger
 
 UNTAKEN_BYTES = 4 << 20
 """A sender need not wait until its peer wants a payload that is no longer: a socket would have room for that, too."""

@@ -14,8 +14,8 @@ from msgspec.structs import replace
 
 from nvrx_slurm.attribution.analyzer import Analyzer
 from nvrx_slurm.attribution.second_opinion import SecondOpinion
-from nvrx_slurm.files import write_private
-from nvrx_slurm.verdicts import Attribution, FailureKey, Inquiry, LlmPlan, Scope, Verdict
+from nvrx_slurm.journal.verdicts import Attribution, FailureKey, Inquiry, LlmPlan, Scope, Verdict
+from nvrx_slurm.util.files import write_private
 
 UNKNOWN = Attribution(source="lib", verdict=Verdict.UNKNOWN)
 INQUIRY = Inquiry(key=FailureKey(job="/jobs/1", generation=0, replica="main-0", cycle=0), paths=(), nodes=("gpu-a1",))

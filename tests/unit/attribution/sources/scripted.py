@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Awaitable, Callable
 
-from nvrx_slurm.verdicts import Attribution, Evidence, FailureKey, Inquiry, Verdict
+from nvrx_slurm.journal.verdicts import Attribution, Evidence, FailureKey, Inquiry, Verdict
 
 Behaviour = Callable[[Inquiry, asyncio.Event], Awaitable[Attribution]]
 

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from nvrx_slurm.attribution.sources.answers import read_answer, verdict_of
 from nvrx_slurm.errors import SourceError
-from nvrx_slurm.verdicts import Verdict
+from nvrx_slurm.journal.verdicts import Verdict
 from tests.unit.attribution.sources.scripted import key_of, said
 
 KEY = key_of()

@@ -6,10 +6,10 @@ import asyncio
 from dataclasses import dataclass, field
 
 from nvrx_slurm.attribution.desk import CLOSED, MOST_AT_WORK, MOST_KEPT, Desk
-from nvrx_slurm.attribution.postprocessing import Decided
+from nvrx_slurm.attribution.notify import Decided
 from nvrx_slurm.attribution.sources.guard import Guard
-from nvrx_slurm.clock import SystemClock
-from nvrx_slurm.verdicts import Attribution, FailureKey, Inquiry, Judged, Verdict
+from nvrx_slurm.journal.verdicts import Attribution, FailureKey, Inquiry, Judged, Verdict
+from nvrx_slurm.util.clock import SystemClock
 from tests.unit.attribution.sources.scripted import Scripted, hangs, inquiry_of, key_of, said
 
 SOON_S = 10.0

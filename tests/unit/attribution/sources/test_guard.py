@@ -10,7 +10,7 @@ from nvrx_slurm.attribution.sources.answers import MOST_LINE, MOST_SECONDARY
 from nvrx_slurm.attribution.sources.breaker import FIRST_PAUSE_S
 from nvrx_slurm.attribution.sources.guard import AT_ONCE, Guard
 from nvrx_slurm.errors import SourceError, UsageError
-from nvrx_slurm.verdicts import Attribution, Evidence, Verdict
+from nvrx_slurm.journal.verdicts import Attribution, Evidence, Verdict
 from tests.still_clock import StillClock
 from tests.unit.attribution.sources.scripted import Scripted, answers, clings, hangs, inquiry_of, raises, said
 

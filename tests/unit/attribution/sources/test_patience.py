@@ -7,7 +7,7 @@ import asyncio
 import pytest
 
 from nvrx_slurm.attribution.sources.patience import is_conclusive, look_twice
-from nvrx_slurm.verdicts import Attribution, Scope, Verdict
+from nvrx_slurm.journal.verdicts import Attribution, Scope, Verdict
 from tests.unit.attribution.sources.scripted import inquiry_of, said
 
 PATIENT_S = 30.0

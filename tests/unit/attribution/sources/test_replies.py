@@ -9,8 +9,8 @@ import pytest
 from nvrx_slurm.attribution.sources.exchange import Reply
 from nvrx_slurm.attribution.sources.places import MANAGED_NAME, Place, fixed_place, managed_place
 from nvrx_slurm.attribution.sources.replies import problem, retry_after_s
-from nvrx_slurm.config import env
 from nvrx_slurm.errors import ConfigError, SourceError
+from nvrx_slurm.jobspec import env
 
 NOW = 1_800_000_000.0  # Fri, 15 Jan 2027 08:00:00 GMT
 

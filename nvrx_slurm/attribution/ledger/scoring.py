@@ -1,0 +1,128 @@
+"""Who is suspect now, from all that has been said of nodes. Pure.
+
+A node's score is the sum of what it is blamed for, each weighed by kind, and halved with each `HALF_LIFE_S` that has
+passed since. From `THRESHOLD` on the node is suspect.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable
+from enum import StrEnum
+from itertools import islice
+
+from nvrx_slurm.journal.verdicts import Wire
+
+HALF_LIFE_S = 24 * 3600.0
+THRESHOLD = 1.0
+FORGOTTEN_BELOW = 0.01
+"""What weighs less than this is dropped from the ledger."""
+
+MOST_PER_NODE = 32
+"""How much is kept of one node: what weighs most."""
+
+
+class Kind(StrEnum):
+    """What a node is blamed for."""
+
+    SAID = "said"  # a person says so
+    HARDWARE = "hardware"  # the evidence names the node itself: GPU, memory, disk
+    NETWORK = "network"  # its links
+    STORAGE = "storage"  # what it mounts
+    LOST = "lost"  # it went away: itself, its link, or a switch
+
+
+# One day after a hardware fault its node is still suspect, two days after it is not; one loss alone makes no suspect.
+WEIGHTS: dict[Kind, float] = {
+    Kind.SAID: 8.0,
+    Kind.HARDWARE: 3.0,
+    Kind.NETWORK: 1.5,
+    Kind.STORAGE: 0.75,
+    Kind.LOST: 0.6,
+}
+
+
+class Blame(Wire, frozen=True, kw_only=True):
+    """One failure that speaks against one node.
+
+    `failure` names it: what several sources say of one failure and one node counts once, the heaviest. `at`: seconds
+    since the epoch. `certainty`: from 0 to 1. `fault`, `job` (its folder) and `evidence` say where it comes from.
+    """
+
+    cluster: str
+    node: str
+    kind: Kind
+    failure: str
+    at: float
+    certainty: float = 1.0
+    fault: str = ""
+    job: str = ""
+    evidence: str = ""
+
+
+class Suspect(Wire, frozen=True, kw_only=True):
+    """A node with what speaks against it, heaviest first. `until`: when it will be clear if nothing is added."""
+
+    node: str
+    score: float
+    until: float
+    blames: tuple[Blame, ...]
+
+    @property
+    def jobs(self) -> tuple[str, ...]:
+        """The ids of the jobs that it failed in, last one first."""
+        by_time = sorted(self.blames, key=lambda blame: -blame.at)
+        return tuple(dict.fromkeys(blame.job.rpartition("/")[2] for blame in by_time if blame.job))
+
+
+def weight(blame: Blame, now: float) -> float:
+    """What a blame still weighs at `now`. One from the future (clocks differ) has its full weight."""
+    age_s = max(0.0, now - blame.at)
+    return WEIGHTS[blame.kind] * blame.certainty * math.exp2(-age_s / HALF_LIFE_S)
+
+
+def merged(blames: Iterable[Blame], now: float) -> tuple[Blame, ...]:
+    """What is worth keeping of them: each failure of a node once, nothing that hardly weighs anything."""
+    heaviest: dict[tuple[str, str, str], Blame] = {}
+    for blame in blames:
+        identity = (blame.cluster, blame.node, blame.failure)
+        known = heaviest.get(identity)
+        if known is None or _rank(blame) < _rank(known):
+            heaviest[identity] = blame
+    kept: list[Blame] = []
+    for of_one_node in _by_node(heaviest.values()).values():
+        heavy = (blame for blame in _heaviest_first(of_one_node) if weight(blame, now) >= FORGOTTEN_BELOW)
+        kept += islice(heavy, MOST_PER_NODE)
+    return tuple(sorted(kept, key=lambda blame: (blame.cluster, blame.node, blame.at, blame.failure)))
+
+
+def suspects(blames: Iterable[Blame], cluster: str, now: float) -> list[Suspect]:
+    """Whom these blames make suspect in this cluster at `now`, the worst first."""
+    here = [blame for blame in merged(blames, now) if blame.cluster == cluster]
+    found = []
+    for (_, node), of_one_node in _by_node(here).items():
+        score = math.fsum(weight(blame, now) for blame in of_one_node)
+        if score >= THRESHOLD:
+            until = now + HALF_LIFE_S * math.log2(score / THRESHOLD)
+            reasons = tuple(_heaviest_first(of_one_node))
+            found.append(Suspect(node=node, score=score, until=until, blames=reasons))
+    return sorted(found, key=lambda suspect: (-suspect.score, suspect.node))
+
+
+def _by_node(blames: Iterable[Blame]) -> dict[tuple[str, str], list[Blame]]:
+    found: dict[tuple[str, str], list[Blame]] = {}
+    for blame in blames:
+        found.setdefault((blame.cluster, blame.node), []).append(blame)
+    return found
+
+
+def _heaviest_first(blames: Iterable[Blame]) -> list[Blame]:
+    return sorted(blames, key=_rank)
+
+
+def _rank(blame: Blame) -> tuple[float, float, tuple[str, ...]]:
+    """The heaviest first. All weights halve at the same rate: who is heavier now was so before, and will always be.
+    So the order depends neither on when one looks nor on who was heard first; that decides between equal ones too."""
+    heft = WEIGHTS[blame.kind] * blame.certainty
+    said = (blame.kind, blame.failure, blame.fault, blame.job, blame.evidence)
+    return (-math.log2(heft) - blame.at / HALF_LIFE_S if heft > 0 else math.inf, -blame.at, said)

@@ -1,0 +1,163 @@
+"""A decided failure as a Slack message, and as a document for an index. Pure."""
+
+from __future__ import annotations
+
+import shlex
+from collections.abc import Iterator
+from datetime import UTC, datetime
+from pathlib import PurePath
+from typing import Any
+
+import msgspec
+
+from nvrx_slurm.attribution.notify.decided import Decided
+from nvrx_slurm.attribution.notify.slack_text import bold, code_block, escaped, fitting, mention_of
+from nvrx_slurm.journal.verdicts import Attribution, Evidence, Verdict
+from nvrx_slurm.util.sanitize import one_line
+
+HEADER_CHARS, FIELD_CHARS, SECTION_CHARS = 150, 2000, 3000
+"""Slack's own bounds (Block Kit reference: header, section)."""
+
+EXPLANATION_CHARS, EVIDENCE_CHARS, LINE_CHARS = 600, 1000, 240
+"""Ours are narrower: beyond some 10,000 characters in all Slack says `msg_blocks_too_long`."""
+
+MOST_SOURCES, MOST_LINES = 4, 5
+SCHEMA = 1
+
+ACTIONS = {
+    "restart_replica": "the replica starts again",
+    "restart_job": "all replicas start again",
+    "ignore": "the replica ends, the job goes on",
+    "fail_job": "the job ends",
+    "stop": "the job ends, and is not started again (93)",
+}
+_SIGNS = {Verdict.STOP: "🛑", Verdict.RESTART: "🔄", Verdict.UNKNOWN: "❔", Verdict.TIMEOUT: "⏳"}
+
+
+def slack_message(decided: Decided, *, channel: str, mention: str | None, name: str) -> dict[str, Any]:
+    """The arguments of `chat.postMessage`, all within Slack's bounds. `name`: the job's, for people."""
+    headline = one_line(f"{_SIGNS[decided.verdict]} {decided.verdict}: {name or 'job'} ({decided.job_id})")
+    first, done = what_failed(decided), what_is_done(decided)
+    greeting = f"{mention_of(mention)} " if mention else ""
+    lead = f"{greeting}{bold('Failed first')} {fitting(first, 900)}\n{bold('Done')} {fitting(done, 900)}"
+    blocks: list[dict[str, Any]] = [
+        {"type": "header", "text": {"type": "plain_text", "text": headline[:HEADER_CHARS], "emoji": True}},
+        _section(lead),
+        {"type": "section", "fields": [_mrkdwn(text[:FIELD_CHARS]) for text in _fields(decided)]},
+        *(_section(_source(each)) for each in decided.attributions[:MOST_SOURCES]),
+        {"type": "context", "elements": [_mrkdwn(_hint(decided))]},
+    ]
+    text = fitting(f"{headline}. {first}; {done}", SECTION_CHARS)
+    return {
+        "channel": channel,
+        "text": greeting + text,
+        "blocks": blocks,
+        "unfurl_links": False,
+        "unfurl_media": False,
+    }
+
+
+def document(decided: Decided, *, name: str, cluster: str | None, now: float) -> dict[str, Any]:
+    """What the index gets. All fields are always there, so that each keeps its type; times are UTC."""
+    leading, judged = decided.leading, decided.judged
+    failed_at = decided.inquiry.failed.t if decided.inquiry.failed else 0.0
+    return {
+        "@timestamp": _iso(failed_at or now),
+        "schema": SCHEMA,
+        "id": decided.identity,
+        "job": {"id": decided.job_id, "name": name, "folder": decided.key.job, "cluster": cluster},
+        "generation": decided.key.generation,
+        "replica": decided.key.replica,
+        "cycle": decided.key.cycle,
+        "rank": decided.key.rank,
+        "failed": _plain(decided.inquiry.failed),
+        "nodes": list(decided.inquiry.nodes),
+        "verdict": decided.verdict,
+        "fault": leading.fault if leading else "unknown",
+        "scope": leading.scope if leading else "unknown",
+        "confidence": leading.confidence if leading else 0.0,
+        "blamed": {"nodes": list(blamed_nodes(decided)), "ranks": list(leading.ranks) if leading else []},
+        "decision": _plain(judged),
+        "attributions": [_plain(each) for each in decided.attributions],
+    }
+
+
+def what_failed(decided: Decided) -> str:
+    """One line: who, where, how. Causes name rank and node themselves."""
+    failed, rank = decided.inquiry.failed, decided.key.rank
+    if failed is None:
+        return "a node" if rank is None else f"rank {rank}"
+    error = failed.error if failed.error and failed.error not in failed.cause else ""
+    return ", ".join(filter(None, (failed.cause, error, f"at step {failed.step}" if failed.step is not None else "")))
+
+
+def what_is_done(decided: Decided) -> str:
+    """One line: the action, and of a STOP whether it was the reason."""
+    judged = decided.judged
+    if judged is None:
+        return "nothing yet: nobody has decided"
+    done = ACTIONS.get(judged.action, judged.action or "nothing")
+    if judged.verdict is not Verdict.STOP:
+        return done
+    return f"{done}; the verdict decided" if judged.acted else f"{done}; not acted on: {judged.why or 'dry run'}"
+
+
+def blamed_nodes(decided: Decided) -> tuple[str, ...]:
+    """Whom the decision blames; where there is none, whom the leading answer does."""
+    if decided.judged is not None:
+        return decided.judged.nodes_blamed
+    return decided.leading.nodes if decided.leading else ()
+
+
+def _fields(decided: Decided) -> Iterator[str]:
+    leading, key = decided.leading, decided.key
+    yield f"{bold('Cycle')}\n{escaped(key.replica)}, cycle {key.cycle}, generation {key.generation}"
+    if leading is not None:
+        sure = f", {leading.confidence:.0%} sure" if leading.confidence else ""
+        yield f"{bold('Fault')}\n{fitting(leading.fault, 200)} ({leading.scope}{sure})"
+    if nodes := blamed_nodes(decided):
+        yield f"{bold('Blamed')}\n{fitting(', '.join(nodes), 1000)}"
+    if leading is not None and leading.missing:
+        yield f"{bold('Missing')}\n{fitting('ranks ' + ', '.join(map(str, leading.missing)), 1000)}"
+
+
+def _source(said: Attribution) -> str:
+    head = f"{bold(escaped(said.source[:100]))} {said.verdict} after {said.latency_s:.1f} s"
+    text = said.problem or said.explanation
+    lines = [line for line in (said.primary, *said.secondary) if line is not None]
+    parts = [head + (f": {fitting(text, EXPLANATION_CHARS)}" if text else "")]
+    if lines:
+        told = [_line(line) for line in lines[:MOST_LINES]]
+        more = [f"… {len(lines) - MOST_LINES} more"] if len(lines) > MOST_LINES else []
+        parts.append(code_block("\n".join(told + more), EVIDENCE_CHARS))
+    if said.hint:
+        parts.append(fitting(said.hint, EXPLANATION_CHARS))
+    return "\n".join(parts)
+
+
+def _line(evidence: Evidence) -> str:
+    where = PurePath(evidence.file).name + (f":{evidence.line}" if evidence.line else "")
+    text = " ".join(evidence.text.split())
+    return f"{where}: {text if len(text) <= LINE_CHARS else text[: LINE_CHARS - 1] + '…'}"
+
+
+def _hint(decided: Decided) -> str:
+    folder = str(PurePath(decided.key.job).parent)
+    command = ["nvrx-slurm", "explain", decided.job_id, "--cycle", str(decided.key.cycle), "--folder", folder]
+    return f"More: `{fitting(shlex.join(command).replace('`', 'ˋ'), 1500)}`"
+
+
+def _section(text: str) -> dict[str, Any]:
+    return {"type": "section", "text": _mrkdwn(text)}
+
+
+def _mrkdwn(text: str) -> dict[str, Any]:
+    return {"type": "mrkdwn", "text": text}
+
+
+def _plain(value: Any) -> Any:
+    return msgspec.to_builtins(value)
+
+
+def _iso(t: float) -> str:
+    return datetime.fromtimestamp(t, UTC).isoformat(timespec="milliseconds").replace("+00:00", "Z")

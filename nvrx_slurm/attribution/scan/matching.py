@@ -1,0 +1,188 @@
+"""One file's lines against the rules: which match, how many, and the first and last of each as Hits.
+
+Most lines cost nothing: the prefilter names the rules that may match in a block, and only lines with one of their
+literals are matched. Nor do most lines of a file full of errors: of a rule that has matched often lines are counted
+by its literals, and its last ones are looked for in the last blocks only.
+"""
+
+from __future__ import annotations
+
+import collections
+import itertools
+import re
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass, field
+
+from nvrx_slurm.attribution.catalogue import Rule
+from nvrx_slurm.attribution.scan.blocks import Block
+from nvrx_slurm.attribution.scan.hits import Sheet
+from nvrx_slurm.attribution.scan.lines import Line, Lines
+from nvrx_slurm.attribution.scan.model import EXACT_UP_TO, KEPT, Hit
+from nvrx_slurm.attribution.scan.prefilter import Searcher
+
+_LINES_BETWEEN_STOPS = 64
+_MANY = 32
+"""After so many lines in vain a search for the whole pattern costs less than to go on."""
+
+_LAST_BLOCKS = 16
+"""So many are kept in memory, lest last lines must be looked for in each block that may turn out to be the last."""
+
+_MEASURED_EVERY = 16
+"""Of a rule that matches often, the lines of every sixteenth block are counted, and stand for those of the next."""
+
+
+@dataclass(slots=True)
+class _Late:
+    """A block that may hold some of a rule's last lines. `lines`: those, at most 8; None: not looked for."""
+
+    block: Block
+    lines: list[Line] | None
+
+
+@dataclass(slots=True)
+class _Tally:
+    """What a rule found in a file. `late`: its lines that are not made into Hits, for later ones may take their
+    place. `in_a_block`: of the last block whose lines were counted."""
+
+    count: int = 0
+    first: list[Hit] = field(default_factory=list)
+    last: collections.deque[Hit] = field(default_factory=lambda: collections.deque(maxlen=KEPT))
+    late: collections.deque[_Late] = field(default_factory=collections.deque)
+    blocks: int = 0
+    in_a_block: int = 0
+
+    @property
+    def is_often(self) -> bool:
+        """Whether its lines are no longer matched one by one."""
+        return self.count >= EXACT_UP_TO
+
+    def estimate(self, lines: Lines, rule: Rule) -> None:
+        """Count a block's lines, roughly."""
+        if self.blocks % _MEASURED_EVERY == 0:
+            self.in_a_block = lines.count(rule)
+        self.blocks += 1
+        self.count += self.in_a_block
+
+
+class Matcher:
+    """Reads the blocks of one file in order. `stopped` is asked now and then; once it says so, the rest is left."""
+
+    def __init__(self, searcher: Searcher, sheet: Sheet, stopped: Callable[[], bool]) -> None:
+        self._rules = searcher.prefilter.rules
+        self._searcher, self._sheet, self._stopped = searcher, sheet, stopped
+        self._tallies: dict[int, _Tally] = {}
+        self._often: set[int] = set()
+        self._blocks: collections.deque[Block] = collections.deque()
+
+    def read(self, block: Block) -> None:
+        """Match a block's lines."""
+        if len(self._blocks) == _LAST_BLOCKS:
+            self._let_go(self._blocks.popleft())
+        self._blocks.append(block)
+        lines = Lines(block)
+        for number in self._present(block.text):
+            if self._stopped():
+                return
+            rule, tally = self._rules[number], self._tallies.setdefault(number, _Tally())
+            if tally.is_often:
+                tally.estimate(lines, rule)
+                tally.late.append(_Late(block, None))
+            else:
+                self._match_all(number, lines, tally)
+                self._often.update([number] if tally.is_often else [])
+
+    def hits(self) -> list[Hit]:
+        """What is kept, in the order of lines; the rules of one line in the catalogue's."""
+        while self._blocks:
+            self._let_go(self._blocks.popleft())
+        tallies = (self._tallies[number] for number in sorted(self._tallies))
+        kept = (hit for tally in tallies for hit in (*tally.first, *tally.last))
+        return sorted(kept, key=lambda hit: hit.offset)
+
+    def counts(self) -> dict[str, int]:
+        """Name of a rule → lines."""
+        return {self._rules[number].name: tally.count for number, tally in self._tallies.items() if tally.count}
+
+    def _present(self, text: bytes) -> Sequence[int]:
+        """The rules that may match. Whole patterns are slow where they match; they are left out where all that has a
+        literal in the block has matched often."""
+        if self._often:
+            present = self._searcher.with_literals(text)
+            if self._often.issuperset(present):
+                return present
+        return self._searcher.present(text)
+
+    def _match_all(self, number: int, lines: Lines, tally: _Tally) -> None:
+        """Count all, until there are many; keep the first of the file and the last of the block."""
+        rule, last = self._rules[number], collections.deque[Line](maxlen=KEPT)
+        for line, match in self._matching(number, lines.block, lines.of(rule)):
+            tally.count += 1
+            if len(tally.first) < KEPT:
+                tally.first.append(self._hit(lines.block, line, rule, match))
+                continue
+            last.append(line)
+            if tally.is_often:
+                tally.count += lines.count(rule, after=line[1])
+                tally.late.append(_Late(lines.block, None))
+                return
+        if last:
+            tally.late.append(_Late(lines.block, list(last)))
+
+    def _matching(self, number: int, block: Block, lines: Iterable[Line]) -> Iterator[tuple[Line, re.Match[bytes]]]:
+        """Those of some lines that match. After many that do not, the block is searched for the whole pattern."""
+        in_vain = 0
+        for tried, line in enumerate(lines, 1):
+            if (match := self._match(block, line, self._rules[number])) is not None:
+                yield line, match
+                continue
+            in_vain += 1
+            if in_vain == tried == _MANY and not self._searcher.may_match(number, block.text):
+                return
+            if in_vain % _LINES_BETWEEN_STOPS == 0 and self._stopped():
+                return
+
+    def _let_go(self, block: Block) -> None:
+        """A block leaves the memory: of its lines those become Hits that no later ones have taken the place of."""
+        for number, tally in self._tallies.items():
+            if tally.late and tally.late[0].block is block:
+                self._look_back(number, tally)
+            if tally.late and tally.late[0].block is block:
+                late = tally.late.popleft()
+                tally.last.extend(self._made(block, late.lines or (), self._rules[number]))
+
+    def _look_back(self, number: int, tally: _Tally) -> None:
+        """Look for a rule's last lines, from the last block back; forget those before."""
+        wanted = KEPT
+        for at in range(len(tally.late) - 1, -1, -1):
+            late = tally.late[at]
+            if late.lines is None:
+                late.lines = self._last(number, Lines(late.block))
+            wanted -= len(late.lines)
+            if wanted <= 0:
+                for _ in range(at):
+                    tally.late.popleft()
+                return
+
+    def _last(self, number: int, lines: Lines) -> list[Line]:
+        """The last of a block's lines that match."""
+        matching = self._matching(number, lines.block, lines.back(self._rules[number]))
+        return sorted(line for line, _ in itertools.islice(matching, KEPT))
+
+    def _made(self, block: Block, lines: Iterable[Line], rule: Rule) -> Iterator[Hit]:
+        for line in lines:
+            if (match := self._match(block, line, rule)) is not None:
+                yield self._hit(block, line, rule, match)
+
+    def _match(self, block: Block, line: Line, rule: Rule) -> re.Match[bytes] | None:
+        """A rule's match, unless the line is also one of noise: such a line counts for no other rule."""
+        text = block.text[slice(*line)]
+        match = self._sheet.match(rule, text)
+        if match is None:
+            return None
+        return None if self._is_noise(text) else match
+
+    def _is_noise(self, text: bytes) -> bool:
+        return any(self._sheet.match(rule, text) for rule in self._searcher.noise(text))
+
+    def _hit(self, block: Block, line: Line, rule: Rule, match: re.Match[bytes]) -> Hit:
+        return self._sheet.hit(block, line[0], block.text[slice(*line)], rule, match)

@@ -1,0 +1,136 @@
+"""Joins the last line of a Python traceback with the frames above it, in a log that may have other lines between."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+from pathlib import PurePosixPath
+
+from nvrx_slurm.attribution.scan.asides import HEADER, AsideSearch, aside_without_traceback
+from nvrx_slurm.attribution.scan.blocks import LONGEST_LINE_BYTES
+from nvrx_slurm.attribution.scan.model import MOST_DIGITS
+from nvrx_slurm.attribution.scan.text import decoded, excerpt
+
+_RAISED = re.compile(rb"[A-Za-z_][\w.]*(?:: |:?$)")
+_SURELY_RAISED = re.compile(rb"(?:[A-Za-z_]\w*\.)*[A-Z]\w*(?:Error|Exception|Exit|Interrupt|Warning)(?:: |:?$)")
+_FRAME = re.compile(rb'\s*File "(?P<path>[^"]+)", line (?P<line>\d+)(?:, in (?P<function>.+)|$)')
+_CHAINED = (b"During handling of the above exception", b"The above exception was the direct cause")
+_INSTALLED = re.compile(r"/(?:site|dist)-packages/|/lib/python3(?:\.\d+)?/|^<")
+
+_LINES_BACK = 1000
+_FOREIGN = 8
+"""So many lines of others may stand between two of a traceback."""
+
+_FRAMES_KEPT = 12
+
+
+@dataclass(frozen=True, slots=True)
+class Traceback:
+    """`frames` innermost last; `cause`: the last line of the first exception of a chain; `stamped`: the lines that
+    may have its time stamp, its header and the one before; `aside`: why it may have ended no process (asides.py)."""
+
+    frames: tuple[str, ...]
+    user_frame: str | None
+    cause: str | None
+    stamped: tuple[bytes, ...]
+    aside: str | None
+
+    def groups(self) -> dict[str, str]:
+        """What a Hit tells of it."""
+        told = {
+            "frames": "|".join(self.frames),
+            "user_frame": self.user_frame,
+            "cause": self.cause,
+            "aside": self.aside,
+        }
+        return {name: text for name, text in told.items() if text}
+
+
+def may_end(line: bytes) -> bool:
+    """Whether a line looks like the last one of a traceback."""
+    return _RAISED.match(line) is not None
+
+
+def lines_back(text: bytes) -> Iterator[bytes]:
+    """A text's lines, the last one first, of long ones the beginning; a generator, for most readers need few."""
+    end = len(text)
+    while end > 0:
+        begin = text.rfind(b"\n", 0, end) + 1
+        if begin < end:
+            for line in reversed(re.split(rb"[\r\0]", text[begin:end])):
+                yield line[:LONGEST_LINE_BYTES]
+        end = begin - 1
+
+
+def traceback_above(earlier: Iterable[bytes]) -> Traceback | None:
+    """The traceback whose last line has these lines above it, nearest first, without labels; None: there is none."""
+    walk = _Walk()
+    for number, line in enumerate(earlier):
+        if number == _LINES_BACK or not walk.goes_on(line):
+            break
+    return walk.result()
+
+
+class _Walk:
+    """Goes up a log line by line: through frames to their header, over a chain's joint to the next ones."""
+
+    def __init__(self) -> None:
+        self._frames: list[tuple[str, int, str]] = []
+        self._cause: bytes | None = None
+        self._below: bytes = b""
+        self._stamped: list[bytes] = []
+        self._foreign = 0
+        self._in_frames, self._in_cause = False, False
+        self._above: AsideSearch | None = None
+        self._aside: str | None = None
+
+    def goes_on(self, line: bytes) -> bool:
+        """Take the next line up; False: what is above is of no interest."""
+        if self._above is not None:
+            return self._over_the_joint(line, self._above)
+        frame = _FRAME.match(line)
+        if frame:
+            self._take(frame)
+        elif HEADER in line:
+            self._above, self._stamped, self._foreign = AsideSearch(), [line], 0
+            return self._above.goes_on(line)
+        elif line.strip() and not line[:1].isspace():
+            return self._over_a_foreign(line)
+        return True
+
+    def _take(self, frame: re.Match[bytes]) -> None:
+        if self._in_cause and not self._in_frames:
+            self._cause = self._below
+        elif not self._in_cause:
+            function = decoded(frame["function"] or b"<module>")
+            self._frames.append((decoded(frame["path"]), int(frame["line"][:MOST_DIGITS]), function))
+        self._in_frames = True
+
+    def _over_a_foreign(self, line: bytes) -> bool:
+        if not self._frames and not self._foreign and (aside := aside_without_traceback(line)):
+            self._aside = aside
+            return False
+        self._below = line
+        self._foreign += 1
+        above_frames = self._in_cause and not self._in_frames  # a message may have many lines
+        return self._foreign <= _FOREIGN and (above_frames or not _SURELY_RAISED.match(line))
+
+    def _over_the_joint(self, line: bytes, above: AsideSearch) -> bool:
+        """Between a header and what stands above it: another exception, if a sentence joins the two."""
+        if above.in_frames or not line.startswith(_CHAINED):
+            if len(self._stamped) == 1 and line.strip():
+                self._stamped.append(line)
+            return above.goes_on(line)
+        self._above, self._in_frames, self._in_cause, self._below = None, False, True, b""
+        return True
+
+    def result(self) -> Traceback | None:
+        aside = self._above.found if self._above else self._aside
+        if self._foreign > _FOREIGN or not (self._frames or aside):
+            return None
+        frames = [f"{PurePosixPath(path).name}:{line} in {function}" for path, line, function in self._frames]
+        own = (f for f in self._frames if not _INSTALLED.search(f[0]))
+        user = next((f"{path}:{line} in {function}" for path, line, function in own), None)
+        cause = excerpt(self._cause) if self._cause else None
+        return Traceback(tuple(reversed(frames[:_FRAMES_KEPT])), user, cause, tuple(self._stamped), aside)

@@ -1,0 +1,218 @@
+"""The HTTP side: requests in, answers out. What they mean is the service's business."""
+
+from __future__ import annotations
+
+import asyncio
+import math
+import re
+from typing import Any, TypeVar
+
+import msgspec
+from starlette.applications import Starlette
+from starlette.exceptions import HTTPException
+from starlette.middleware import Middleware
+from starlette.requests import ClientDisconnect, Request
+from starlette.responses import Response
+from starlette.routing import Route
+
+from nvrx_slurm.attribution.service import openapi
+from nvrx_slurm.attribution.service.aside import Stalled
+from nvrx_slurm.attribution.service.confinement import Outside
+from nvrx_slurm.attribution.service.entries import Entry
+from nvrx_slurm.attribution.service.gate import Gate
+from nvrx_slurm.attribution.service.limits import RateLimit
+from nvrx_slurm.attribution.service.metrics import CONTENT_TYPE, Metrics
+from nvrx_slurm.attribution.service.replies import failure, reply
+from nvrx_slurm.attribution.service.service import Busy, Service
+from nvrx_slurm.attribution.service.wire import NODES_AT_MOST, PATHS_AT_MOST, Health, Submission, id_of
+from nvrx_slurm.journal.verdicts import MOST_RANKS
+from nvrx_slurm.util.clock import Clock
+
+BODY_AT_MOST_BYTES = 1 << 20
+LONGEST_WAIT_S = 60.0
+BODY_S = 10.0
+"""How long a client may take to send its body."""
+
+_N = TypeVar("_N", int, float)
+_PREFER_WAIT = re.compile(r'(?:^|[,;])\s*wait\s*=\s*"?(\d{1,6}(?:\.\d+)?)"?\s*(?:[,;]|$)', re.IGNORECASE | re.ASCII)
+_submission = msgspec.json.Decoder(Submission)
+
+
+class Api:
+    """One method for each operation of docs/attrsvc.md."""
+
+    def __init__(self, service: Service, metrics: Metrics, *, needs_token: bool, longest_wait_s: float) -> None:
+        self._service, self._metrics, self._longest_wait_s = service, metrics, longest_wait_s
+        self._document = msgspec.json.encode(openapi.document(needs_token=needs_token))
+
+    def routes(self) -> list[Route]:
+        return [
+            Route("/v1/inquiries", self.inquiries, methods=["GET", "POST"]),
+            Route("/v1/inquiries/{id}", self.poll),
+            Route("/v1/stats", self.stats),
+            Route("/healthz", self.health),
+            Route("/metrics", self.metrics),
+            Route("/openapi.json", self.document),
+        ]
+
+    async def inquiries(self, request: Request) -> Response:
+        """One route for both, so that a refused method is told of both."""
+        return await (self.submit(request) if request.method == "POST" else self.in_flight(request))
+
+    async def submit(self, request: Request) -> Response:
+        if request.headers.get("content-type", "").partition(";")[0].strip().lower() != "application/json":
+            raise HTTPException(415, "the body must be application/json")
+        asked = checked(decoded(await _body(request)))
+        known = self._service.find(id_of(asked.inquiry.key))
+        after = known.record.revision if known is not None else 0
+        entry = await self._service.submit(asked)
+        return await self._when_answered(entry, _preferred_wait(request), after)
+
+    async def poll(self, request: Request) -> Response:
+        entry = self._service.find(request.path_params["id"])
+        if entry is None:
+            raise HTTPException(404, "no such inquiry: it was never asked here, or was forgotten since")
+        wait_s = _number(request, "wait", float, 0.0)
+        after = _number(request, "after", int, entry.record.revision)
+        return await self._when_answered(entry, wait_s, after)
+
+    async def _when_answered(self, entry: Entry, wait_s: float, after: int) -> Response:
+        record = await self._service.wait(entry, min(wait_s, self._longest_wait_s), after)
+        return reply(202 if record.is_open else 200, record.answer())
+
+    async def in_flight(self, _: Request) -> Response:
+        return reply(200, self._service.in_flight())
+
+    async def stats(self, _: Request) -> Response:
+        return reply(200, self._service.stats())
+
+    async def health(self, _: Request) -> Response:
+        if self._service.draining:
+            return reply(503, Health(status="draining"), {"Retry-After": "5"})
+        return reply(200, Health(status="ok"))
+
+    async def metrics(self, _: Request) -> Response:
+        return Response(self._metrics.text(), headers={"Content-Type": CONTENT_TYPE})
+
+    async def document(self, _: Request) -> Response:
+        return Response(self._document, media_type="application/json")
+
+
+def build(
+    service: Service,
+    metrics: Metrics,
+    *,
+    clock: Clock,
+    token: str | None = None,
+    limit: RateLimit | None = None,
+    longest_wait_s: float = LONGEST_WAIT_S,
+) -> Starlette:
+    """The ASGI application."""
+    api = Api(service, metrics, needs_token=token is not None, longest_wait_s=longest_wait_s)
+    routes = api.routes()
+    gate = Middleware(
+        Gate, token=token, limit=limit or RateLimit(100.0, 400), routes=routes, metrics=metrics, clock=clock
+    )
+    handlers = {HTTPException: _refused, Busy: _busy, Stalled: _stalled, Outside: _outside, Exception: _broken}
+    return Starlette(routes=routes, middleware=[gate], exception_handlers=handlers)  # type: ignore[arg-type]
+
+
+def decoded(body: bytes) -> Submission:
+    """Raises HTTPException: 400 for what is no JSON, 422 for what is no submission."""
+    try:
+        try:
+            return _submission.decode(body)
+        except msgspec.ValidationError:
+            # To JSON 1.0 is an integer, and to a decoder that knows what it wants it is none.
+            return msgspec.convert(_whole(msgspec.json.decode(body)), Submission, str_keys=True)
+    except msgspec.ValidationError as error:
+        raise HTTPException(422, str(error)) from None
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
+        raise HTTPException(400, str(error)) from None
+
+
+def _whole(value: Any) -> Any:
+    if isinstance(value, dict):
+        return {key: _whole(part) for key, part in value.items()}
+    if isinstance(value, list):
+        return [_whole(part) for part in value]
+    return int(value) if isinstance(value, float) and value.is_integer() else value
+
+
+def checked(asked: Submission) -> Submission:
+    """What types cannot say (`openapi._tighten` says it to others). Raises HTTPException."""
+    inquiry = asked.inquiry
+    if inquiry.workers_per_node < 1:
+        raise HTTPException(422, "Expected 1 or more - at `$.inquiry.workers_per_node`")
+    # Each bound by itself, as a schema can say it. Where both are large the ranks are not enumerated (missing.py).
+    if inquiry.workers_per_node > MOST_RANKS:
+        raise HTTPException(422, f"Expected {MOST_RANKS} at most - at `$.inquiry.workers_per_node`")
+    if len(inquiry.nodes) > NODES_AT_MOST:
+        raise HTTPException(422, f"Expected {NODES_AT_MOST} nodes at most - at `$.inquiry.nodes`")
+    for name, paths in (("paths", inquiry.paths), ("earlier", inquiry.earlier)):
+        if len(paths) > PATHS_AT_MOST:
+            raise HTTPException(422, f"Expected {PATHS_AT_MOST} paths at most - at `$.inquiry.{name}`")
+    try:
+        msgspec.msgpack.encode(inquiry)
+    except OverflowError:
+        raise HTTPException(422, "Expected integers of 64 bits at most - at `$.inquiry`") from None
+    return asked
+
+
+async def _body(request: Request) -> bytes:
+    """The whole body, bounded in size and time. Raises HTTPException."""
+    too_large = HTTPException(413, f"the body may have {BODY_AT_MOST_BYTES} bytes at most")
+    announced = request.headers.get("content-length", "0")
+    if announced.isdigit() and int(announced) > BODY_AT_MOST_BYTES:
+        raise too_large
+    body = bytearray()
+    try:
+        async with asyncio.timeout(BODY_S):
+            async for part in request.stream():
+                body += part
+                if len(body) > BODY_AT_MOST_BYTES:
+                    raise too_large
+    except TimeoutError:
+        raise HTTPException(408, f"the body did not come within {BODY_S:g} s") from None
+    except ClientDisconnect:
+        raise HTTPException(400, "the body ended half way") from None
+    return bytes(body)
+
+
+def _preferred_wait(request: Request) -> float:
+    found = _PREFER_WAIT.search(", ".join(request.headers.getlist("prefer")))
+    return float(found[1]) if found else 0.0
+
+
+def _number(request: Request, name: str, kind: type[_N], default: _N) -> _N:
+    text = request.query_params.get(name)
+    if text is None:
+        return default
+    try:
+        value = msgspec.convert(text, kind, strict=False)
+    except msgspec.ValidationError:
+        value = kind(-1)
+    if not 0 <= value < math.inf:  # nan is not, either
+        raise HTTPException(422, f"Expected `{kind.__name__}` of 0 or more - at `{name}`")
+    return value
+
+
+async def _refused(_: Request, error: HTTPException) -> Response:
+    return failure(error.status_code, error.detail, headers=dict(error.headers or {}))
+
+
+async def _busy(_: Request, error: Busy) -> Response:
+    return failure(503, str(error), retry_in_s=error.retry_in_s)
+
+
+async def _stalled(_: Request, error: Stalled) -> Response:
+    return failure(503, str(error), retry_in_s=5.0)
+
+
+async def _outside(_: Request, error: Outside) -> Response:
+    return failure(403, str(error))
+
+
+async def _broken(_: Request, error: Exception) -> Response:
+    """A defect of ours; the traceback is in the log."""
+    return failure(500, f"the service failed at this request: {type(error).__name__}")

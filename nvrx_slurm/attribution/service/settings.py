@@ -1,0 +1,100 @@
+"""How a service is set up: what the command line says, checked before anything starts."""
+
+from __future__ import annotations
+
+import os
+import stat
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from nvrx_slurm.attribution.local_token import is_loopback
+from nvrx_slurm.attribution.service.entries import Bounds
+from nvrx_slurm.errors import UsageError
+from nvrx_slurm.jobspec import env
+
+SHORTEST_TOKEN = 16
+
+
+@dataclass(frozen=True, slots=True)
+class Address:
+    """Where to listen. Port 0: any that is free."""
+
+    host: str
+    port: int
+
+    @property
+    def is_loopback(self) -> bool:
+        """Whether only this machine gets there."""
+        return is_loopback(self.host)
+
+
+@dataclass(frozen=True, slots=True)
+class Settings:
+    """All of it. The token is in no representation of this. `makes_token`: none was named, so one is made."""
+
+    bind: Address
+    roots: tuple[Path, ...]
+    token: str | None = field(default=None, repr=False)
+    makes_token: bool = False
+    state_dir: Path | None = None
+    workers: int = 2
+    rules: tuple[Path, ...] = ()
+    port_file: Path | None = None
+    tls_cert: Path | None = None
+    tls_key: Path | None = None
+    timeout_s: float = 60.0
+    drain_s: float = 30.0
+    longest_wait_s: float = 60.0
+    requests_per_s: float = 100.0
+    worker_memory_bytes: int = 2 << 30
+    bounds: Bounds = field(default_factory=Bounds)
+    managed: bool = False
+
+
+def parse_bind(text: str) -> Address:
+    """`127.0.0.1:8443`, `[::1]:8443`, `:8443` (every address), `host:0`. Raises UsageError."""
+    host, colon, port = text.rpartition(":")
+    if not colon or not port.isdigit() or int(port) > 65535:
+        raise UsageError(f"--bind {text}: write it as HOST:PORT, such as 127.0.0.1:8443, or [::1]:8443")
+    if host.startswith("[") and host.endswith("]"):
+        host = host[1:-1]
+    elif ":" in host:
+        raise UsageError(f"--bind {text}: put an IPv6 address into brackets: [{host}]:{port}")
+    return Address(host or "0.0.0.0", int(port))
+
+
+def read_token(file: Path | None, bind: Address, *, without: bool = False) -> str | None:
+    """The bearer token, from its file or the environment; None where none is named, which only loopback allows.
+
+    `without`: there is to be none, whatever the environment holds. Raises UsageError.
+    """
+    if without:
+        if file is not None:
+            raise UsageError(f"--no-token and --token-file {file}: choose one")
+        if not bind.is_loopback:
+            raise UsageError(f"--no-token: others can reach {bind.host}; it goes with a loopback address only")
+        return None
+    token = env.attrsvc_token() if file is None else _token_in(file)
+    where = f"--token-file {file}" if file is not None else env.ATTRSVC_TOKEN
+    if token is None:
+        if bind.is_loopback:
+            return None
+        raise UsageError(
+            f"--bind {bind.host}: others can reach this address, so a token is needed: name a file (mode 0600) with"
+            f" --token-file, or set {env.ATTRSVC_TOKEN}"
+        )
+    if len(token) < SHORTEST_TOKEN or not token.isascii() or any(char.isspace() for char in token):
+        raise UsageError(f"{where}: a token is {SHORTEST_TOKEN} or more ASCII characters without spaces")
+    return token
+
+
+def _token_in(file: Path) -> str:
+    try:
+        with file.open() as opened:
+            status = os.fstat(opened.fileno())
+            if status.st_mode & (stat.S_IRWXG | stat.S_IRWXO):
+                mode = stat.S_IMODE(status.st_mode)
+                raise UsageError(f"--token-file {file}: mode {mode:04o} lets others read it; chmod 600 {file}")
+            return opened.read(4096).strip()
+    except (OSError, UnicodeDecodeError) as error:
+        raise UsageError(f"--token-file {file}: cannot be read: {error}") from None

@@ -1,8 +1,0 @@
-"""The development cluster: a real multi-node Slurm on this machine, without root, with real faults."""
-
-from __future__ import annotations
-
-from nvrx_slurm.cluster.dev.cluster import DevCluster, names, remove
-from nvrx_slurm.cluster.dev.status import ClusterStatus, NodeStatus
-
-__all__ = ["ClusterStatus", "DevCluster", "NodeStatus", "names", "remove"]

@@ -1,0 +1,172 @@
+"""Read all layers, merge them once, and know where each value came from.
+
+Precedence: flag > environment (`NVRX_SLURM_<KEY>`, `__` between levels) > job.yaml > the user's site file > the
+machine's site file > default. Mappings merge key by key; anything else is replaced as a whole.
+"""
+
+from __future__ import annotations
+
+import functools
+import warnings
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from pydantic import ValidationError
+
+from nvrx_slurm.errors import ConfigError, UsageError
+from nvrx_slurm.jobspec import env
+from nvrx_slurm.jobspec.complaints import complaints, dotted, together
+from nvrx_slurm.jobspec.layers import Layer, Origin
+from nvrx_slurm.jobspec.model import FOLLOWS, JobSpec
+from nvrx_slurm.jobspec.older_names import in_new_words
+from nvrx_slurm.jobspec.site import site_files
+from nvrx_slurm.jobspec.yamlfile import KeyPath, read_value, read_yaml
+
+_EMPTY: dict[tuple[str, ...], Any] = {("env",): "", ("extra",): True}
+"""What a key without a value means below these; elsewhere it means nothing."""
+
+
+@dataclass(frozen=True, slots=True)
+class Loaded:
+    """A job's merged configuration. `origin_of` tells where a key's value came from."""
+
+    spec: JobSpec
+    layers: tuple[Layer, ...]  # strongest first
+    deprecated: tuple[str, ...] = ()
+    """One sentence for each older name that was used; it names what to use instead."""
+
+    def origin_of(self, path: KeyPath) -> Origin:
+        for layer in self.layers:
+            if layer.has(path):
+                return layer.origin(path)
+        relation, leaders = FOLLOWS.get(path, ("", ()))
+        leader = next((leader for leader in leaders if self._value(leader) == self._value(path)), None)
+        return Origin("default" if leader is None else f"default, not {relation} than {dotted(leader)}")
+
+    def _value(self, path: KeyPath) -> Any:
+        return functools.reduce(getattr, map(str, path), self.spec)
+
+
+def load(path: Path, flags: Mapping[str, Any] | Iterable[tuple[str, str, Any]] = ()) -> Loaded:
+    """Load job.yaml with every other layer. `flags`: (dotted key, the flag's name, value), strongest of all.
+
+    Raises ConfigError: one message that lists every problem with its file, line and key.
+    """
+    file = read_yaml(path)
+    if isinstance(flags, Mapping):
+        flags = [(key, key, value) for key, value in flags.items()]
+    layers = [
+        _keyed("flags", [(tuple(key.split(".")), flag, value) for key, flag, value in flags]),
+        _environment(),
+        Layer(str(path), _said(file.data), file.lines, {}),
+        *_site_files(),
+    ]
+    layers, deprecated = in_new_words(layers)
+    merged: dict[str, Any] = {}
+    for layer in reversed(layers):
+        _merge(merged, layer.data)
+    try:
+        return Loaded(JobSpec.model_validate(merged), tuple(layers), deprecated)
+    except ValidationError as error:
+        raise _config_error(error, layers, merged, path) from None
+
+
+def load_job(path: str | Path, **overrides: Any) -> JobSpec:
+    """The merged configuration of a job. `overrides` are keys; a double underscore goes a level down.
+
+    >>> load_job("job.yaml", spares=2, slurm__partition="gpu")  # doctest: +SKIP
+
+    Raises ConfigError. Warns of each older name (DeprecationWarning).
+    """
+    flags = [(key.replace("__", "."), f"{key}=", value) for key, value in overrides.items()]
+    loaded = load(Path(path), flags)
+    for sentence in loaded.deprecated:
+        warnings.warn(sentence, DeprecationWarning, stacklevel=2)
+    return loaded.spec
+
+
+def parse_assignment(text: str) -> tuple[str, str, Any]:
+    """`--set a.b=value` → a flag for `load`. A list or a mapping is written as in YAML. Raises UsageError."""
+    key, equals, value = text.partition("=")
+    if not equals or not key or not all(key.split(".")):
+        raise UsageError(f"--set {text}: write it as key=value, such as --set slurm.partition=gpu")
+    return key, f"--set {key}", read_value(value, f"--set {key}")
+
+
+def _environment() -> Layer:
+    found = []
+    for name, value in sorted(env.overrides().items()):
+        path = _variable_path(name)
+        unset = not value and path[-2:-1] not in _EMPTY
+        if name not in env.SECRETS and not unset:
+            found.append((path, f"${name}", read_value(value, f"${name}")))
+    return _keyed("environment", found)
+
+
+def _variable_path(name: str) -> tuple[str, ...]:
+    """`NVRX_SLURM_SLURM__TIME` → slurm, time. A name below `env` stays as it is; sbatch's flags have dashes."""
+    levels = name.removeprefix(env.PREFIX).split("__")
+    *above, last = [level.lower() for level in levels]
+    if above[-1:] == ["env"]:
+        last = levels[-1]
+    elif above[-1:] == ["extra"]:
+        last = last.replace("_", "-")
+    return (*above, last)
+
+
+def _site_files() -> list[Layer]:
+    layers = []
+    for path in site_files():
+        if path.is_file():
+            file = read_yaml(path)
+            layers.append(Layer(str(path), _said(file.data), file.lines, {}))
+    return layers
+
+
+def _keyed(name: str, items: Iterable[tuple[tuple[str, ...], str, Any]]) -> Layer:
+    data: dict[str, Any] = {}
+    names: dict[KeyPath, str] = {}
+    for path, source, value in items:
+        branch = data
+        for part in path[:-1]:
+            below = branch.setdefault(part, {})
+            if not isinstance(below, dict):
+                raise UsageError(f"{source}: `{part}` was given a value already; it cannot hold `{path[-1]}` too")
+            branch = below
+        branch[path[-1]] = value
+        names[path] = source
+    return Layer(name, data, {}, names)
+
+
+def _merge(into: dict[str, Any], data: Mapping[str, Any]) -> None:
+    for key, value in data.items():
+        if isinstance(value, dict) and isinstance(into.get(key), dict):
+            _merge(into[key], value)
+        elif isinstance(value, dict):
+            into[key] = {}
+            _merge(into[key], value)
+        else:
+            into[key] = value
+
+
+def _said(data: dict[str, Any], below: tuple[str, ...] = ()) -> dict[str, Any]:
+    """The data without keys that say nothing."""
+    said: dict[str, Any] = {}
+    for key, value in data.items():
+        if isinstance(value, dict):
+            said[key] = _said(value, (key,))
+        elif value is not None or below in _EMPTY:
+            said[key] = _EMPTY[below] if value is None else value
+    return said
+
+
+def _config_error(error: ValidationError, layers: list[Layer], merged: dict[str, Any], path: Path) -> ConfigError:
+    found = []
+    for key, sentence in complaints(error, JobSpec, merged).items():
+        layer = next((layer for layer in layers if key and layer.has(key[:1])), None)
+        layer = next((layer for layer in layers if key and layer.has(key)), layer)
+        origin = layer.origin(key) if layer else Origin(str(path))
+        found.append(ConfigError(sentence, file=origin.source, line=origin.line, key=dotted(key) or None))
+    return together(found)

@@ -1,0 +1,151 @@
+"""Keys of older releases, read as those in their place. They go with the next release, and this module with them.
+
+An older name says the same as the new one, in its own layer. The two together are an error, wherever they stand.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+from nvrx_slurm.errors import ConfigError
+from nvrx_slurm.jobspec.complaints import dotted, together
+from nvrx_slurm.jobspec.flags import ATTRIBUTION, BLOCK, FLAGS
+from nvrx_slurm.jobspec.layers import Layer, Origin
+from nvrx_slurm.jobspec.yamlfile import KeyPath
+
+_BELOW: KeyPath = tuple(ATTRIBUTION.split("."))
+
+
+@dataclass(frozen=True, slots=True)
+class _Use:
+    """An older key in one layer, and what it says: key below `attribution` → value."""
+
+    layer: Layer
+    key: str
+    says: Mapping[str, Any]
+
+    @property
+    def origin(self) -> Origin:
+        return self.layer.origin((BLOCK, self.key))
+
+    @property
+    def told(self) -> str:
+        return _told(self.origin, f"{BLOCK}.{self.key}")
+
+    @property
+    def instead(self) -> str:
+        """The new names, of the same kind."""
+        name = _flag if _is_flag(self.origin) else lambda key, _: _dotted(key)
+        return " and ".join(name(key, value) for key, value in self.says.items())
+
+
+def in_new_words(layers: Sequence[Layer]) -> tuple[list[Layer], tuple[str, ...]]:
+    """The layers without older names; and for each that was used one sentence that names what to use instead.
+
+    Raises ConfigError where an older name and a new one say the same thing, or an older one has no such value.
+    """
+    uses = [use for layer in layers for use in _uses(layer)]
+    if mixed := [*_mixed(uses, layers), *_without_service(uses, layers)]:
+        raise together(mixed)
+    sentences = (f"{use.told} is an older name, which goes with the next release: use {use.instead}" for use in uses)
+    return [_translated(layer, uses) for layer in layers], tuple(dict.fromkeys(sentences))
+
+
+def _uses(layer: Layer) -> Iterator[_Use]:
+    for key, translation in _TRANSLATIONS.items():
+        if layer.has((BLOCK, key)):
+            try:
+                yield _Use(layer, key, translation(layer.data[BLOCK][key]))
+            except ValueError as error:
+                origin = layer.origin((BLOCK, key))
+                raise ConfigError(str(error), file=origin.source, line=origin.line, key=f"{BLOCK}.{key}") from None
+
+
+def _mixed(uses: Sequence[_Use], layers: Sequence[Layer]) -> Iterator[ConfigError]:
+    """Older names beside new ones, or beside other older ones, that say the same."""
+    by_new: dict[str, dict[str, _Use]] = defaultdict(dict)
+    for use in uses:
+        for key in use.says:
+            by_new[key].setdefault(use.key, use)
+    for key, older in by_new.items():
+        first, *others = older.values()
+        new = (_told(layer.origin((*_BELOW, key)), _dotted(key)) for layer in layers if layer.has((*_BELOW, key)))
+        if second := next(new, others[0].told if others else None):
+            yield ConfigError(f"{first.told} and {second} say the same thing: keep {_dotted(key)} ({FLAGS[key]})")
+
+
+def _without_service(uses: Sequence[_Use], layers: Sequence[Layer]) -> Iterator[ConfigError]:
+    """`attribution_loganalysis: url` means the service that another key names."""
+    is_new = any(layer.has((*_BELOW, "attrsvc_url")) for layer in layers)
+    is_named = is_new or any("attrsvc_url" in use.says for use in uses)
+    for use in uses:
+        if use.layer.data[BLOCK][use.key] == "url" and not is_named:
+            yield ConfigError(f"{use.told}: no service is named; give its URL: {ATTRIBUTION}.attrsvc_url")
+
+
+def _translated(layer: Layer, uses: Sequence[_Use]) -> Layer:
+    own = [use for use in uses if use.layer is layer]
+    if not own:
+        return layer
+    bounds = {key: value for key, value in layer.data[BLOCK].items() if key not in _TRANSLATIONS}
+    said = {key: value for use in own for key, value in use.says.items()}
+    bounds["attribution"] = {**bounds.get("attribution", {}), **said}
+    names, lines = dict(layer.key_names), dict(layer.lines)
+    for use in own:
+        for key in use.says:
+            if use.origin.line is None:
+                names[*_BELOW, key] = use.origin.source
+            else:
+                lines[*_BELOW, key] = use.origin.line
+    return replace(layer, data={**layer.data, BLOCK: bounds}, key_names=names, lines=lines)
+
+
+def _told(origin: Origin, key: str) -> str:
+    """A name, and where it stands; a flag says both."""
+    return str(origin) if _is_flag(origin) else f"{origin}: {key}"
+
+
+def _is_flag(origin: Origin) -> bool:
+    return origin.source.startswith("--ft-")
+
+
+def _dotted(key: str) -> str:
+    return dotted((*_BELOW, key))
+
+
+def _flag(key: str, value: Any) -> str:
+    return FLAGS[key].replace("--", "--no-", 1) if value is False else FLAGS[key]
+
+
+def _endpoint(value: Any) -> Mapping[str, Any]:
+    return {"attrsvc_url": value}
+
+
+def _backends(value: Any) -> Mapping[str, Any]:
+    """Each is a URL or `mcp`."""
+    several = value if isinstance(value, list) else [value]
+    urls = [each for each in several if each != "mcp"]
+    return ({"http_urls": urls} if urls else {}) | ({"enable_mcp": True} if "mcp" in several else {})
+
+
+def _loganalysis(value: Any) -> Mapping[str, Any]:
+    """One mode alone; `url`: the service that `attribution_endpoint` names. Raises ValueError."""
+    if value == "lib":
+        return {"enable_lib": True}
+    if value == "mcp":
+        return {"enable_mcp": True, "enable_lib": False}
+    if value == "url":
+        return {"enable_lib": False}
+    if isinstance(value, str) and value.startswith("http"):
+        return {"attrsvc_url": value, "enable_lib": False}
+    raise ValueError(f"must be lib, mcp, or the service's URL, not {value!r}")
+
+
+_TRANSLATIONS: dict[str, Callable[[Any], Mapping[str, Any]]] = {
+    "attribution_endpoint": _endpoint,
+    "attribution_backends": _backends,
+    "attribution_loganalysis": _loganalysis,
+}

@@ -1,0 +1,63 @@
+"""URLs of services: what they must look like, and what has no place in them."""
+
+from __future__ import annotations
+
+import re
+from urllib.parse import SplitResult, parse_qsl, urlsplit
+
+from nvrx_slurm.util.store_link import PASSWORD_IN_URL, bad_option
+
+_PORTS = {"http": 80, "https": 443}
+_SECRET_QUERY = re.compile(r"(?i)token|key|secret|password|auth|sig")
+_WEBHOOKS = "hooks.slack.com"
+
+
+def parse_url(text: str, *, token_goes_to: str) -> str:
+    """The URL in one form: no slash at its end, no default port, its host in lower case.
+
+    `token_goes_to` says where a credential belongs instead. Raises ValueError, which never repeats the URL's text:
+    it may hold one.
+    """
+    parts = _split(text)
+    if parts is None:
+        raise ValueError("must look like https://host:8443, or http://…, with no space in it")
+    secrets = [name for name, _ in parse_qsl(parts.query, keep_blank_values=True) if _SECRET_QUERY.search(name)]
+    if "@" in parts.netloc or secrets or parts.hostname == _WEBHOOKS:
+        raise ValueError(f"must not hold credentials, since the job script would show them; {token_goes_to}")
+    if parts.query or parts.fragment:
+        raise ValueError("must end with its path: no `?` and no `#`")
+    port = "" if parts.port in (None, _PORTS[parts.scheme]) else f":{parts.port}"
+    host = f"[{parts.hostname}]" if ":" in str(parts.hostname) else parts.hostname
+    return f"{parts.scheme}://{host}{port}{parts.path.rstrip('/')}"
+
+
+def is_redis(text: str | None) -> bool:
+    """Whether this is the URL of a Redis, well written or not, and no path."""
+    return text is not None and text.startswith(("redis://", "rediss://"))
+
+
+def check_redis_url(text: str, *, password_goes_to: str) -> str:
+    """The URL, if it is one of a Redis, and holds no password and no option that is not known. Raises ValueError,
+    which does not repeat it."""
+    try:
+        parts = urlsplit(text)
+        usable = is_redis(text) and parts.hostname and parts.port != 0
+    except ValueError:
+        usable = False
+    if not usable:
+        raise ValueError("must look like redis://host:6379/0 or rediss://host:6380/0")
+    fault = bad_option(parts.query, is_tls=parts.scheme == "rediss")
+    if parts.password is not None or fault == PASSWORD_IN_URL:
+        raise ValueError(f"{PASSWORD_IN_URL}, since the job script would show it; {password_goes_to}")
+    if fault is not None:
+        raise ValueError(fault)
+    return text
+
+
+def _split(text: str) -> SplitResult | None:
+    try:
+        parts = urlsplit(text)
+        usable = parts.scheme in _PORTS and parts.hostname and parts.port != 0
+    except ValueError:  # urlsplit and `port` look closer than this function does
+        return None
+    return parts if usable and text.isprintable() and " " not in text else None

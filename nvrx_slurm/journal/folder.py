@@ -1,0 +1,154 @@
+"""The job folder: one place on the shared file system for all that a job leaves behind.
+
+<base>/<job id>/           0700
+  plan.json                what runs (records.Plan)
+  job.json                 how it was submitted: name, cluster, generation, times (JobInfo)
+  store.json         0600  where the store is while the job runs, and its password
+  attrsvc.json       0600  where the job's own attribution service is while it runs, and its token
+  store/                   the embedded store's append-only file
+  job.log                  every rank's output, prefixed, and what the job itself has to say
+  events.jsonl             the journal, mirrored from the store (older parts: events.1.jsonl, …)
+  result.json              how it ended (.reserve: the space for it, which even a full disk has)
+  logs/<replica>/gen-<g>/cycle-<c>/
+    rank-<r>.out, .err     what each rank has printed
+    stacks/rank-<r>.txt    what it was doing when it was asked
+    health/<node>.txt      what each node said about itself when it failed
+  nodes/<node>.log         what each agent did
+"""
+
+from __future__ import annotations
+
+import shutil
+import socket
+from typing import TypeVar
+
+import msgspec
+
+from nvrx_slurm.errors import ConfigError, MalformedRecord
+from nvrx_slurm.journal.decoding import decode_json
+from nvrx_slurm.journal.records import Plan, Record, plan_from_json, plan_to_json
+from nvrx_slurm.util.files import JobFiles
+from nvrx_slurm.util.processes import boot_id, is_alive, started_ticks
+
+_T = TypeVar("_T")
+LOOPBACK = "127.0.0.1"
+
+
+class JobInfo(Record, frozen=True, kw_only=True):
+    """How the job was started. `cluster`: `slurm` or `local`. `host` and `host_pid`: where the batch host runs;
+    `host_began` and `host_boot`: when that process began, in ticks, and since which boot; a later process of the same
+    number differs there (None: an older version wrote this file). `addr`: the address at which other nodes reach it;
+    `kill_wait_s`: Slurm's KillWait, which a job that is cancelled or preempted has from SIGTERM to SIGKILL (None:
+    there is no Slurm, or it did not say)."""
+
+    job_id: str
+    name: str
+    cluster: str
+    generation: int = 0
+    started_at: float
+    host: str = ""
+    addr: str = ""
+    host_pid: int = 0
+    host_began: int | None = None
+    host_boot: str = ""
+    nodes: tuple[str, ...] = ()  # the allocation, in Slurm's order
+    kill_wait_s: float | None = None
+    suspects: tuple[str, ...] = ()  # nodes of the allocation that other jobs' evidence blames
+
+    @property
+    def bind(self) -> str:
+        """Where the job's servers listen: on loopback alone, unless other hosts must reach them."""
+        return self.addr if self.addr == LOOPBACK else "*"
+
+    @property
+    def is_here(self) -> bool:
+        """Whether the batch host runs on this machine."""
+        return self.host == socket.gethostname()
+
+    def host_lives(self) -> bool:
+        """Whether the batch host's process runs, on this machine."""
+        if not self.is_here:
+            return False
+        if self.host_began is None:
+            return is_alive(self.host_pid, started_before=self.started_at)
+        is_same = self.host_boot == boot_id() and started_ticks(self.host_pid) == self.host_began
+        return is_same and is_alive(self.host_pid)
+
+
+class StoreAddress(Record, frozen=True, kw_only=True):
+    """Where the store listens, how to authenticate, and the job's name in its keys. `token` authenticates tethers.
+
+    `embedded`: the batch host started this server for this job alone. Its configuration may be changed; a site's own
+    server, which other jobs use too, keeps its own.
+
+    An embedded server gets a new port (or socket), a new password and a new `mark` at each start, and this file is
+    replaced. `certificate`: the one certificate (PEM) that a server at a `rediss://` URL may show. `mark`: what a
+    server at a `redis://` URL must answer once the client has logged in (`store_link.py`).
+    """
+
+    url: str
+    password: str | None = None
+    job: str
+    token: str
+    embedded: bool = False
+    certificate: str | None = None
+    mark: str | None = None
+
+
+class Result(Record, frozen=True, kw_only=True):
+    """How the job ended; written once, before the store stops."""
+
+    exit_code: int
+    reason: str
+    ended_at: float
+
+
+class JobFolder(JobFiles):
+    """The records of one job's folder, read and written atomically: a reader sees an old file or a new one."""
+
+    def write_plan(self, plan: Plan) -> None:
+        self.write_plan_json(plan_to_json(plan))
+
+    def read_plan(self, digest: str | None = None) -> Plan:
+        """The plan; see `JobFiles.read_plan_json`. Raises what that does, and msgspec.DecodeError."""
+        return plan_from_json(self.read_plan_json(digest))
+
+    def write_info(self, info: JobInfo) -> None:
+        self.write("job.json", msgspec.json.encode(info))
+
+    def read_info(self) -> JobInfo | None:
+        return self._read("job.json", JobInfo)
+
+    def write_store(self, address: StoreAddress) -> None:
+        self.write("store.json", msgspec.json.encode(address))
+
+    def read_store(self) -> StoreAddress | None:
+        return self._read("store.json", StoreAddress)
+
+    def remove_store(self) -> None:
+        self.remove(self.store_path.name)
+
+    def write_result(self, result: Result) -> None:
+        self.write_last("result.json", msgspec.json.encode(result))
+
+    def read_result(self) -> Result | None:
+        return self._read("result.json", Result)
+
+    def remove_result(self) -> None:
+        self.remove("result.json")
+
+    def _read(self, name: str, kind: type[_T]) -> _T | None:
+        try:
+            return decode_json(kind, self.read(name), name)
+        except FileNotFoundError:
+            return None
+        except MalformedRecord as error:
+            remedy = "restore the file, or remove the job's folder if nothing in it is needed"
+            raise ConfigError(f"{error}; {remedy}", file=str(self.path / name)) from None
+
+
+def clear_runtime_folders(job: JobFiles, node: str | None = None) -> None:
+    """Remove what killed agents of the job (or of one node of it) have left in this machine's memory."""
+    for folder in job.runtime_folders():
+        if node is None or job.node_of(folder) == node:
+            shutil.rmtree(folder, ignore_errors=True)

@@ -1,0 +1,717 @@
+"""The records that cross a process or outlive one: frozen, versioned by growth, with one codec.
+
+Every record is a frozen struct. A field may be added with a default; none is renamed or removed, and an unknown
+field passes, so two neighbouring versions can meet during an upgrade. On the wire (the store) a record is
+MessagePack; in a file (`plan.json`, `events.jsonl`) it is JSON. Both forms carry the record's name in `event`.
+
+Three families:
+
+- `Plan`: what to run. Written once into the job folder; agents and the controller read nothing else.
+- `Fact`s: what happened, said by an agent, by the batch host, or by the controller's own watch. They are the
+  input of `core`.
+- `Decision`s: what the controller decided. They are the output of `core`, and reach agents as orders.
+
+Facts and decisions together, in order, are the journal. Durations are seconds in fields that end in `_s`.
+"""
+
+from __future__ import annotations
+
+from typing import Annotated, Any, Literal
+
+import msgspec
+
+from nvrx_slurm.journal.decoding import decode
+from nvrx_slurm.journal.restarts import InProcessRestart
+from nvrx_slurm.journal.verdicts import Attribution, AttributionPlan, Verdict
+
+SignalReason = Literal["cancel", "interrupt", "time_limit", "agents_gone", "lease_lapsed"]
+FENCE_MARGIN_S = 2.0
+OnFailure = Literal["restart_replica", "restart_job", "ignore", "fail_job"]
+
+# What is checked when a record is decoded. Readers make paths of names, and pack numbers into 64 bits again.
+FileName = Annotated[str, msgspec.Meta(pattern=r"^(?!\.{1,2}\Z)[^/\x00-\x1f\x7f]{1,255}\Z")]
+"""A name of a node, replica or role: one component of a path, and not `.` or `..`."""
+PathBelow = Annotated[str, msgspec.Meta(pattern=r"^(?!/)(?!(?:.*/)?\.\.(?:/|\Z))[^\x00-\x1f\x7f]{1,4096}\Z")]
+"""A path below the job folder: relative, and without `..`."""
+Host = Annotated[str, msgspec.Meta(pattern=r"^[A-Za-z0-9_.:%\[\]-]{0,255}\Z")]
+Port = Annotated[int, msgspec.Meta(ge=0, le=65535)]
+Count = Annotated[int, msgspec.Meta(ge=0, lt=1 << 31)]
+"""A rank, a cycle, a generation, or how many there are of something."""
+Step = Annotated[int, msgspec.Meta(ge=0, le=(1 << 63) - 1)]
+
+
+class Record(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """Base of all records."""
+
+
+# ----------------------------------------------------------------------------------------------- plan
+
+
+class RolePlan(Record, frozen=True, kw_only=True):
+    """One role: `replicas` worlds of `nodes_per_replica` × `workers_per_node` ranks that run `command`."""
+
+    name: FileName
+    command: tuple[str, ...]
+    replicas: int = 1
+    nodes_per_replica: int = 1
+    min_nodes: int | None = None  # a replica may go on with this many nodes when no spare is left
+    workers_per_node: int = 1
+    on_failure: OnFailure = "restart_replica"
+    workdir: str | None = None
+    env: dict[str, str] = {}
+
+
+class HangBounds(Record, frozen=True, kw_only=True):
+    """When a worker that lives counts as hung. None: never for this reason."""
+
+    startup_s: float | None = None  # from its start to its first beat
+    step_s: float | None = None  # between two signs of progress, outside sections
+    no_output_s: float | None = None
+    exit_skew_s: float | None = None  # how long others may go on once one rank has ended with 0
+    learn: bool = False  # where no bound is set, take one from the run itself
+    safety_factor: float = 5.0
+    warmup: int = 50  # samples before a learned bound counts
+    least_s: float = 30.0  # no learned bound is shorter
+
+
+class Allowance(Record, frozen=True, kw_only=True):
+    """How often something may happen: `count` times, or so often within any `per_s` seconds."""
+
+    count: int
+    per_s: float | None = None
+
+
+class ProgressPlan(Record, frozen=True, kw_only=True):
+    """When a job that fails again and again counts as stuck. `max_cycles` None: never.
+
+    Steps are what `workload.beat` tells; or the number in `iteration_file`; or the last match of `log_pattern` in a
+    rank's log.
+    """
+
+    max_cycles: int | None = None
+    min_steps: int = 1
+    iteration_file: str | None = None
+    log_pattern: str | None = None
+
+
+class BackoffPlan(Record, frozen=True, kw_only=True):
+    """How a crash loop is slowed down: from the `after`-th cycle in a row on that fails within `within_s` of its
+    start, the next one waits `initial_s`, then twice as long each time, up to `max_s`."""
+
+    after: int = 3
+    within_s: float = 60.0
+    initial_s: float = 1.0
+    max_s: float = 60.0
+
+
+class FaultTolerance(Record, frozen=True, kw_only=True):
+    """Budgets and bounds, all in seconds or counts; `docs/job-yaml.md` tells what each does."""
+
+    max_restarts: int = 3
+    max_restarts_per_s: float | None = None  # the budget is a rate: so many within this
+    max_job_restarts: Allowance | None = None
+    max_node_losses: Allowance | None = None
+    max_preemptions: Allowance | None = None
+    progress: ProgressPlan = ProgressPlan()
+    attribution: AttributionPlan = AttributionPlan()
+    quarantine_after: int = 3
+    heartbeat_interval_s: float = 1.0
+    heartbeat_timeout_s: float = 15.0
+    startup_timeout_s: float = 60.0
+    fence_timeout_s: float = 30.0
+    join_timeout_s: float = 600.0
+    last_call_s: float = 5.0
+    teardown_grace_s: float = 10.0
+    stop_signal: str = "SIGTERM"
+    checkpoint_signal: str | None = None
+    checkpoint_timeout_s: float = 60.0
+    gpu_memory_below_bytes: int | None = None
+    gpu_reclaim_timeout_s: float = 50.0
+    control_plane_grace_s: float = 600.0
+    hang: HangBounds = HangBounds()
+    backoff: BackoffPlan | None = None  # None: every restart is immediate, as in plans of older versions
+
+    @property
+    def gives_away_after_s(self) -> float:
+        """How long after a node's last sign of life its ranks may run elsewhere although its death is not proven.
+
+        By then its supervisor, if it lives, has killed its workers: they hold a lease of `fence_timeout_s`, renewed
+        once an interval. The margin covers one interval on either side and the kill itself.
+        """
+        return self.fence_timeout_s + 2 * self.heartbeat_interval_s + FENCE_MARGIN_S
+
+
+class Lease(Record, frozen=True, kw_only=True):
+    """The job ends once nobody has touched `file` for `timeout_s`; it starts once somebody has."""
+
+    file: str
+    timeout_s: float
+
+
+class Plan(Record, frozen=True, kw_only=True):
+    """Everything that agents and the controller need to know of a job, settled before it starts."""
+
+    name: str
+    roles: tuple[RolePlan, ...]
+    spares: int = 0
+    workdir: str
+    folder: str  # the base folder; the job's own is `<folder>/<job id>`
+    fault_tolerance: FaultTolerance = FaultTolerance()
+    time_limit_s: float | None = None
+    store_url: str | None = None  # None: embedded. Never holds a password
+    store_password_file: str | None = None
+    store_namespace: FileName | None = None  # what the job's keys in a site's store begin with
+    store_server: str = "auto"  # of an embedded store: or `bundled`, or a path
+    lease: Lease | None = None
+    version: int = 1
+
+    @property
+    def active_nodes(self) -> int:
+        """How many nodes the replicas want, spares not counted."""
+        return sum(role.replicas * role.nodes_per_replica for role in self.roles)
+
+    @property
+    def total_nodes(self) -> int:
+        """How many nodes to ask for."""
+        return self.active_nodes + self.spares
+
+
+# ---------------------------------------------------------------------------------------------- facts
+
+
+class Fact(Record, frozen=True, kw_only=True, tag_field="event"):
+    """Something that happened."""
+
+
+class FromAgent(Fact, frozen=True, kw_only=True):
+    """A fact that an agent tells. `incarnation` names the agent process, `seq` grows with each of its facts,
+    so one that arrives twice, or from an agent that was replaced since, is recognised and dropped."""
+
+    node: FileName
+    incarnation: FileName
+    seq: Step
+    generation: Count = 0
+
+
+class JobStarted(Fact, frozen=True, kw_only=True, tag="job_started"):
+    """The first fact of each generation. `expected` lists the allocation's nodes in Slurm's order."""
+
+    job: str
+    name: str
+    expected: tuple[FileName, ...]
+    generation: Count = 0
+    suspects: tuple[FileName, ...] = ()  # nodes of the allocation that other jobs' evidence blames
+
+
+class ControllerStarted(Fact, frozen=True, kw_only=True, tag="controller_started"):
+    """A controller took the lease; `epoch` fences all before it. `clock_s`: what the host's monotonic clock said then
+    (0: it is not known), by which the next controller there knows how much later it is."""
+
+    epoch: Count
+    host: Host
+    pid: int
+    clock_s: float = 0.0
+
+
+class NodeJoined(FromAgent, frozen=True, kw_only=True, tag="node_joined"):
+    """An agent is up and healthy. `addr` reaches the node; `port` is held free there for a rendezvous; at
+    `fence_port` its kernel takes the datagram that kills its workers (0: it cannot)."""
+
+    addr: Host
+    port: Port
+    pid: int = 0
+    fence_port: Port = 0
+
+
+class NodeReady(FromAgent, frozen=True, kw_only=True, tag="node_ready"):
+    """The node has no worker of an older cycle left and waits for its assignment in `cycle`. `step`: the last that
+    the cycle before had reached there, as far as anybody can tell."""
+
+    replica: FileName
+    cycle: Count
+    port: Port
+    teardown_s: float = 0.0
+    step: Step | None = None
+
+
+class WorkersStarted(FromAgent, frozen=True, kw_only=True, tag="workers_started"):
+    """All workers of this node run: rank → process id."""
+
+    replica: FileName
+    cycle: Count
+    pids: dict[Count, int]
+    spawn_s: float = 0.0
+
+
+class Progress(FromAgent, frozen=True, kw_only=True, tag="progress"):
+    """The first step that a worker of this node told in the cycle; later ones travel in beats only."""
+
+    replica: FileName
+    cycle: Count
+    rank: Count
+    step: Step
+
+
+class RestartedInProcess(FromAgent, frozen=True, kw_only=True, tag="restarted_in_process"):
+    """A group of ranks has begun its function again, inside the same processes: nothing else follows from it. `node`:
+    that of the rank which told it. `times`: it stands for so many restarts, and tells of the last of them; where they
+    come too fast for an entry each."""
+
+    replica: FileName
+    cycle: Count
+    restart: InProcessRestart
+    times: int = 1
+
+
+class WorkerFailed(FromAgent, frozen=True, kw_only=True, tag="worker_failed"):
+    """A worker ended in any way but exit code 0. `ago_s`: how long before this message its end was noticed."""
+
+    replica: FileName
+    cycle: Count
+    rank: Count
+    exit_code: int | None = None
+    signal: int | None = None
+    error: str | None = None  # the exception that it failed with; without an exit code: why it could not start
+    step: Step | None = None
+    ago_s: float = 0.0
+
+
+class WorkerHung(FromAgent, frozen=True, kw_only=True, tag="worker_hung"):
+    """A worker lives and makes no progress. `why`: one sentence; `where`: the innermost line of its main thread;
+    `stacks`: the file, below the job folder, that holds all of them."""
+
+    replica: FileName
+    cycle: Count
+    rank: Count
+    why: str
+    step: Step | None = None
+    where: str | None = None
+    stacks: PathBelow | None = None
+    ago_s: float = 0.0
+
+
+class NodeIsolated(FromAgent, frozen=True, kw_only=True, tag="node_isolated"):
+    """The agent had lost both store and controller for the fence timeout: its workers are dead."""
+
+    replica: FileName
+    cycle: Count
+    for_s: float
+
+
+class Learned(FromAgent, frozen=True, kw_only=True, tag="learned"):
+    """How long things take in this role: section (`step`: between two beats) → how many were seen, the longest in
+    seconds. Told when a longest has grown; kept across cycles and generations."""
+
+    role: FileName
+    seen: dict[str, tuple[int, float]]
+
+
+class StacksDumped(FromAgent, frozen=True, kw_only=True, tag="stacks_dumped"):
+    """Stacks of live workers are on file. `files`: rank → path below the job folder; `where`: rank → innermost line;
+    `request`: who asked, if it was `nvrx-slurm dump`."""
+
+    why: str
+    files: dict[Count, PathBelow] = {}
+    where: dict[Count, str] = {}
+    problems: tuple[str, ...] = ()
+    request: str | None = None
+
+
+class WorkersDone(FromAgent, frozen=True, kw_only=True, tag="workers_done"):
+    """Every worker of this node ended with exit code 0."""
+
+    replica: FileName
+    cycle: Count
+    step: Step | None = None
+
+
+class NodeLeft(FromAgent, frozen=True, kw_only=True, tag="node_left"):
+    """The agent is about to exit, its workers gone. `survivors`: processes that even SIGKILL did not end."""
+
+    reason: str
+    survivors: tuple[int, ...] = ()
+
+
+class NodeLost(Fact, frozen=True, kw_only=True, tag="node_lost"):
+    """The controller holds the node for dead. `cause`: `tether_lost`, `heartbeat_timeout`, or `replaced`.
+
+    `safe_after_s`: its workers may still run for so long, and until then nobody gets their ranks. 0: its own kernel
+    says that they are dead.
+    """
+
+    node: FileName
+    incarnation: FileName
+    cause: str
+    step: Step | None = None
+    ago_s: float = 0.0
+    safe_after_s: float = 0.0
+
+
+class NodeFenced(Fact, frozen=True, kw_only=True, tag="node_fenced"):
+    """The workers of a lost node are dead for certain: `proof` says how that is known."""
+
+    node: FileName
+    incarnation: FileName
+    proof: str
+
+
+class SlurmNodeState(Fact, frozen=True, kw_only=True, tag="slurm_node_state"):
+    """What Slurm says of a node that was lost, such as `DOWN+NOT_RESPONDING`."""
+
+    node: FileName
+    state: str
+    reason: str | None = None
+
+
+class DumpAsked(Fact, frozen=True, kw_only=True, tag="dump_asked"):
+    """Somebody wants stacks of live workers now. `ranks` empty: of all."""
+
+    request: str
+    by: str
+    ranks: tuple[Count, ...] = ()
+    replica: FileName | None = None
+
+
+class Signalled(Fact, frozen=True, kw_only=True, tag="signalled"):
+    """The batch host says that the job must end: it was told so, time is up, no agent runs any more, or nobody has
+    touched the job's lease file."""
+
+    reason: SignalReason
+    generation: Count = 0
+
+
+class Attributed(Fact, frozen=True, kw_only=True, tag="attributed"):
+    """A source of attribution has answered about the first failure of a cycle. `rank` as in the failure's key."""
+
+    replica: FileName
+    cycle: Count
+    generation: Count = 0
+    rank: Count | None = None
+    attribution: Attribution
+
+
+class RecordsRefused(Fact, frozen=True, kw_only=True, tag="records_refused"):
+    """The controller has set aside `count` records of one of the store's streams since it last said so (at most once
+    a minute): they are not signed with the job's key, or cannot be decoded. `why`: what was wrong with the first."""
+
+    stream: str
+    count: Count
+    why: str
+
+
+class Tick(Fact, frozen=True, kw_only=True, tag="tick"):
+    """A deadline of the core passed. Journaled only where it led to a decision, or to another deadline."""
+
+
+# ------------------------------------------------------------------------------------------ decisions
+
+
+class Decision(Record, frozen=True, kw_only=True, tag_field="event"):
+    """Something that the controller decided."""
+
+
+class RoundOpened(Decision, frozen=True, kw_only=True, tag="round_opened"):
+    """The replica's nodes stop the workers of older cycles and get ready for `cycle`. `dump`: write down the stacks
+    of all of them first, for this reason."""
+
+    replica: FileName
+    cycle: Count
+    generation: Count = 0
+    dump: str | None = None
+
+
+class Assignment(Record, frozen=True, kw_only=True):
+    """What one node does in one cycle. Ranks are `first_rank` … `first_rank + workers - 1`."""
+
+    group_rank: Count
+    first_rank: Count
+    workers: Count
+    world_size: Count
+    group_world_size: Count
+    master_addr: Host
+    master_port: Port
+    restart_count: Count = 0
+    role: FileName
+    incarnation: str = ""  # of the agent that it is for: one that has joined since starts nothing
+    seen: dict[str, tuple[int, float]] = {}  # what the role's workers have taken so far: `Learned`
+
+
+class RoundClosed(Decision, frozen=True, kw_only=True, tag="round_closed"):
+    """The replica's world in `cycle`: `nodes` in group-rank order. `active` and `standby` count nodes job-wide."""
+
+    replica: FileName
+    cycle: Count
+    nodes: tuple[FileName, ...]
+    promoted: tuple[FileName, ...] = ()  # hot spares that got ranks in this round
+    active: Count
+    standby: Count
+    world_size: Count
+    master_addr: Host
+    master_port: Port
+    generation: Count = 0
+
+
+class AttributionAsked(Decision, frozen=True, kw_only=True, tag="attribution_asked"):
+    """The sources are asked about the first failure of a cycle. `holds`: no new round closes before they have
+    answered, or their time is up."""
+
+    replica: FileName
+    cycle: Count
+    generation: Count = 0
+    rank: Count | None = None
+    node: FileName
+    sources: tuple[str, ...]
+    holds: bool = False
+
+
+class AttributionJudged(Decision, frozen=True, kw_only=True, tag="attribution_judged"):
+    """What the sources' answers come to, read once. `acted`: it decided; else `why` says why not. An answer that
+    comes later is recorded, and nothing follows from it."""
+
+    replica: FileName
+    cycle: Count
+    generation: Count = 0
+    rank: Count | None = None
+    verdict: Verdict
+    acted: bool
+    why: str
+    blamed: tuple[FileName, ...] = ()  # nodes that get ranks only where no other is left
+    waited_s: float = 0.0  # how long the round was held for it
+
+
+class RestartDecided(Decision, frozen=True, kw_only=True, tag="restart_decided"):
+    """What is done about a failure, and on what evidence. `by`: what settled it, in the order in which they are
+    asked; `no_progress`: how many cycles in a row have made too few steps. `delay_s`: the next cycle begins so long
+    after the failure at the earliest, since `crashes` cycles in a row have failed soon after their start."""
+
+    replica: FileName
+    cycle: Count  # the cycle that failed
+    action: Literal["restart_replica", "restart_job", "ignore", "fail_job", "stop"]
+    cause: str
+    node: FileName
+    rank: Count | None = None
+    step: Step | None = None
+    restarts_left: int = 0
+    by: Literal["policy", "attribution", "progress", "budget"] = "policy"
+    no_progress: int = 0
+    delay_s: float = 0.0
+    crashes: int = 0
+
+
+class Recovered(Decision, frozen=True, kw_only=True, tag="recovered"):
+    """A replica runs again: how long each phase took, in seconds; they add up to `total_s`.
+
+    `phases`, in order: `decided` (from the moment the death was noticed on its node, or the tether broke),
+    `torn_down` (until the last node had no old worker), `closed` (the round, after the pause of a crash loop if there
+    is one), `spawned` (until the last node had started its workers). The user's own start-up follows; its end is told
+    by the first `progress` of the cycle.
+    """
+
+    replica: FileName
+    cycle: Count
+    phases: dict[str, float]
+    total_s: float
+
+
+class ReplicaEnded(Decision, frozen=True, kw_only=True, tag="replica_ended"):
+    """The replica will run no more: `done` (all ranks exited 0) or `failed` (and its role says to ignore it)."""
+
+    replica: FileName
+    cycle: Count
+    outcome: Literal["done", "failed"]
+
+
+class Shutdown(Decision, frozen=True, kw_only=True, tag="shutdown"):
+    """The job ends, for this reason, with this exit code. The first one wins for good. `checkpoint`: workers are
+    asked to save what they can first; `dump`: write down their stacks first, for this reason."""
+
+    exit_code: int
+    reason: str
+    checkpoint: bool = False
+    dump: str | None = None
+
+
+class JobEnded(Decision, frozen=True, kw_only=True, tag="job_ended"):
+    """Everyone has left, or the bound for it passed (`missing` names who never answered)."""
+
+    exit_code: int
+    reason: str
+    missing: tuple[FileName, ...] = ()
+
+
+class Fence(Decision, frozen=True, kw_only=True, tag="fence"):
+    """The agent with this incarnation kills its workers and must join anew: its ranks may run elsewhere."""
+
+    node: FileName
+    incarnation: FileName
+
+
+class Quarantined(Decision, frozen=True, kw_only=True, tag="quarantined"):
+    """The node is here again, and gets no ranks any more: it was lost `deaths` times, or kept a process that nothing
+    could kill."""
+
+    node: FileName
+    deaths: Count
+    reason: str
+
+
+class DumpOrdered(Decision, frozen=True, kw_only=True, tag="dump_ordered"):
+    """Agents write down the stacks of their live workers. `ranks` empty: of all."""
+
+    request: str
+    ranks: tuple[Count, ...] = ()
+    replica: FileName | None = None
+
+
+AnyFact = (
+    JobStarted
+    | ControllerStarted
+    | NodeJoined
+    | NodeReady
+    | WorkersStarted
+    | Progress
+    | RestartedInProcess
+    | WorkerFailed
+    | WorkerHung
+    | WorkersDone
+    | NodeIsolated
+    | Learned
+    | StacksDumped
+    | NodeLeft
+    | NodeLost
+    | NodeFenced
+    | SlurmNodeState
+    | DumpAsked
+    | Signalled
+    | Attributed
+    | RecordsRefused
+    | Tick
+)
+AnyDecision = (
+    RoundOpened
+    | AttributionAsked
+    | AttributionJudged
+    | RoundClosed
+    | RestartDecided
+    | Recovered
+    | ReplicaEnded
+    | Shutdown
+    | JobEnded
+    | Fence
+    | Quarantined
+    | DumpOrdered
+)
+AnyRecord = AnyFact | AnyDecision
+
+
+class ControllerUp(Record, frozen=True, kw_only=True, tag_field="event", tag="controller_up"):
+    """An order only: where the newest controller's tether listens."""
+
+    epoch: Count
+    host: Host
+    port: Port
+
+
+AnyOrder = AnyDecision | ControllerUp
+
+
+class Entry(Record, frozen=True, kw_only=True):
+    """One line of the journal. `t`: seconds since the epoch by the store's clock; `n` counts from 1 without a gap."""
+
+    n: int
+    t: float
+    record: AnyRecord
+
+
+class Beat(Record, frozen=True, kw_only=True):
+    """An agent's sign of life, in the `beats` stream.
+
+    `steps`: rank → last step told by its worker; `quiet`: rank → seconds since its last sign of progress; `sections`:
+    rank → the sections it has open, outermost first, each with the seconds since it was entered; `teardown`: the
+    phase that a teardown is in.
+    """
+
+    node: FileName
+    incarnation: FileName
+    generation: Count = 0
+    state: str = "standby"
+    replica: FileName | None = None
+    cycle: Count = 0
+    steps: dict[Count, Step] = {}
+    quiet: dict[Count, float] = {}
+    sections: dict[Count, tuple[tuple[str, float], ...]] = {}
+    teardown: str | None = None
+
+
+# ---------------------------------------------------------------------------------------------- codec
+
+
+class _Head(msgspec.Struct):
+    """What a line of `events.jsonl` has beside the record."""
+
+    n: int
+    t: float
+
+
+_head_from_json = msgspec.json.Decoder(_Head)
+_record_from_json: msgspec.json.Decoder[AnyRecord] = msgspec.json.Decoder(AnyRecord)
+_plan_from_json = msgspec.json.Decoder(Plan)
+_packer = msgspec.msgpack.Encoder()
+_unpack_record: msgspec.msgpack.Decoder[AnyRecord] = msgspec.msgpack.Decoder(AnyRecord)
+_unpack_order: msgspec.msgpack.Decoder[AnyOrder] = msgspec.msgpack.Decoder(AnyOrder)
+_unpack_entry = msgspec.msgpack.Decoder(Entry)
+_unpack_beat = msgspec.msgpack.Decoder(Beat)
+_unpack_assignment = msgspec.msgpack.Decoder(Assignment)
+
+
+def pack(record: Record) -> bytes:
+    """The wire form of any record."""
+    return _packer.encode(record)
+
+
+def unpack_record(data: bytes) -> AnyRecord:
+    """A fact or decision from its wire form. Raises MalformedRecord, as all of these do."""
+    return decode(_unpack_record.decode, data, "a record")
+
+
+def unpack_entry(data: bytes) -> Entry:
+    """A journal entry from its wire form, as the `journal` stream holds it."""
+    return decode(_unpack_entry.decode, data, "a journal entry")
+
+
+def unpack_order(data: bytes) -> AnyOrder:
+    """An order from its wire form."""
+    return decode(_unpack_order.decode, data, "an order")
+
+
+def unpack_beat(data: bytes) -> Beat:
+    """A beat from its wire form."""
+    return decode(_unpack_beat.decode, data, "a heartbeat")
+
+
+def unpack_assignment(data: bytes) -> Assignment:
+    """An assignment from its wire form."""
+    return decode(_unpack_assignment.decode, data, "an assignment")
+
+
+def entry_to_json(entry: Entry) -> bytes:
+    """One line of `events.jsonl`, without the newline: flat, so that `jq .event` works."""
+    flat: dict[str, Any] = {"n": entry.n, "t": round(entry.t, 6)}
+    flat |= msgspec.to_builtins(entry.record, str_keys=True)
+    return msgspec.json.encode(flat)
+
+
+def entry_from_json(line: bytes) -> Entry:
+    """The entry of one line of `events.jsonl`. Raises MalformedRecord on a torn line."""
+    head = decode(_head_from_json.decode, line, "a line of the journal")
+    return Entry(n=head.n, t=head.t, record=decode(_record_from_json.decode, line, "a line of the journal"))
+
+
+def plan_to_json(plan: Plan) -> bytes:
+    """`plan.json`, indented for people."""
+    return msgspec.json.format(msgspec.json.encode(plan), indent=2)
+
+
+def plan_from_json(text: bytes) -> Plan:
+    """The plan of `plan.json`. Raises MalformedRecord."""
+    return decode(_plan_from_json.decode, text, "plan.json")

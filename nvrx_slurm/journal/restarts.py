@@ -1,0 +1,78 @@
+"""What a group of ranks tells of a restart in process: one datagram to its agent, one part of the journal."""
+
+from __future__ import annotations
+
+import msgspec
+
+from nvrx_slurm.journal.decoding import decode as checked
+
+MOST_RANKS = 8
+MOST_FAULTS = 8
+MOST_MISSING = 64
+LONGEST_TEXT = 300
+LONGEST_NAME = 64
+LONGEST_BYTES = 32 << 10
+"""No datagram is longer, whatever was raised and however many ranks there are: the numbers above see to it."""
+
+
+class _Word(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """Base of what follows. As in `records`: a field may be added with a default, and an unknown one passes."""
+
+
+class RankFault(_Word, frozen=True, kw_only=True):
+    """What one rank had to say: its kind of interruption, and the first line of what it raised."""
+
+    kind: str
+    rank: int | None = None
+    host: str = ""
+    text: str = ""
+
+
+class RankPhases(_Word, frozen=True, kw_only=True):
+    """One rank's way through the restart: phase → seconds."""
+
+    rank: int
+    host: str
+    phases: dict[str, float]
+
+
+class InProcessRestart(_Word, frozen=True, kw_only=True):
+    """One restart of a group inside its processes (`inprocess.Wrapper`), as the first of its active ranks tells it.
+
+    `call` counts the wrapped calls of the processes, `iteration` the attempts of the call: it is the one that began.
+    `phases`: phase → the longest that any rank took for it, in seconds, and `slowest`: which one did; they do not add
+    up to `total_s`, the slowest rank's whole way from the fault into the function. `ranks`: the slowest of them.
+    """
+
+    cause: str
+    call: int = 0
+    iteration: int
+    world_size: int
+    active_world_size: int
+    total_s: float
+    phases: dict[str, float] = {}
+    slowest: dict[str, int] = {}
+    faults: tuple[RankFault, ...] = ()  # the first ones
+    lost: int = 0  # ranks of the iteration before that are out
+    missing: tuple[int, ...] = ()  # which ones; the first 64
+    ranks: tuple[RankPhases, ...] = ()
+
+
+_decoder = msgspec.json.Decoder(InProcessRestart)
+_encode = msgspec.json.Encoder().encode
+
+
+def encode(restart: InProcessRestart) -> bytes:
+    """The datagram: JSON, which begins with a brace as nothing else does that a worker says."""
+    return _encode(restart)
+
+
+def decode(data: bytes) -> InProcessRestart:
+    """Raises MalformedRecord for what is no such datagram."""
+    return checked(_fitting, data, "a restart in process")
+
+
+def _fitting(data: bytes) -> InProcessRestart:
+    restart = _decoder.decode(data)
+    msgspec.msgpack.encode(restart)  # the journal takes no number beyond 64 bits
+    return restart

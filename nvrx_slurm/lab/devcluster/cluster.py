@@ -1,0 +1,239 @@
+"""`DevCluster`: a real Slurm on this machine, without root, with faults on demand."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from types import TracebackType
+
+import msgspec
+
+from nvrx_slurm.errors import ConfigError, SlurmUnreachable, UsageError
+from nvrx_slurm.lab.devcluster import lifecycle, members, places, processes, recovery, slurm
+from nvrx_slurm.lab.devcluster.daemons import living
+from nvrx_slurm.lab.devcluster.lifecycle import Say
+from nvrx_slurm.lab.devcluster.programs import ACCOUNTING_PROGRAMS, SLURM_PROGRAMS, require
+from nvrx_slurm.lab.devcluster.spec import ClusterSpec, check_request, decode
+from nvrx_slurm.lab.devcluster.status import ClusterStatus, NodeStatus
+from nvrx_slurm.util import ownership
+from nvrx_slurm.util.clock import Clock, SystemClock
+
+DEFAULT_NAME = "dev"
+HEAL_TIMEOUT_S = 60.0
+_PORT_TRIES = 3
+
+
+def _silent(_: str) -> None:
+    pass
+
+
+class DevCluster:
+    """One development cluster, healthy or not. It outlives the process that brought it up.
+
+    `say` is told what is waited for, whenever that changes. As a context manager it goes down at the end.
+    """
+
+    def __init__(self, spec: ClusterSpec, *, clock: Clock | None = None, say: Say = _silent) -> None:
+        self.spec = spec
+        self._clock = clock or SystemClock()
+        self._say = say
+
+    @classmethod
+    def up(
+        cls,
+        *,
+        name: str = DEFAULT_NAME,
+        nodes: int = 6,
+        cpus_per_node: int = 4,
+        accounting: bool = False,
+        settings: Mapping[str, str] | None = None,
+        clock: Clock | None = None,
+        say: Say = _silent,
+    ) -> DevCluster:
+        """Start a cluster and return once every node is idle. On any failure nothing is left behind.
+
+        `settings`: lines of slurm.conf in place of ours, such as `{"KillWait": "10"}`.
+
+        Raises UsageError (a bad value, or the name is taken), MissingProgramError, WaitTimeout, or NvrxError with the
+        end of the failed daemon's log.
+        """
+        check_request(name, nodes, cpus_per_node)
+        programs = require(SLURM_PROGRAMS + (ACCOUNTING_PROGRAMS if accounting else ()))
+        request = lifecycle.Request(
+            name=name,
+            nodes=nodes,
+            cpus_per_node=cpus_per_node,
+            accounting=accounting,
+            programs=programs,
+            settings=settings or {},
+        )
+        clock = clock or SystemClock()
+        tries_left = _PORT_TRIES
+        while True:
+            tries_left -= 1
+            try:
+                return cls(_bring_up(request, clock, say), clock=clock, say=say)
+            except lifecycle.DaemonDied as died:
+                if not (died.port_was_taken and tries_left):
+                    raise
+
+    @classmethod
+    def load(cls, name: str = DEFAULT_NAME, *, clock: Clock | None = None, say: Say = _silent) -> DevCluster:
+        """The cluster of that name, running or not. Raises UsageError, which lists the names there are, or which says
+        that another user could have written its records."""
+        places.check(name)
+        path = places.state_folder(name) / "cluster.json"
+        try:
+            return cls(decode(ownership.read_owned(path)), clock=clock, say=say)
+        except FileNotFoundError:
+            known = ", ".join(names()) or "none"
+            raise UsageError(
+                f"no cluster {name!r} here (there are: {known}); start it with `nvrx-slurm cluster up --name {name}`"
+            ) from None
+        except msgspec.DecodeError as error:
+            remedy = f"`nvrx-slurm cluster down --name {name}` takes the cluster down all the same"
+            raise ConfigError(f"is damaged ({error}); {remedy}", file=str(path)) from None
+
+    @property
+    def name(self) -> str:
+        return self.spec.name
+
+    @property
+    def nodes(self) -> tuple[str, ...]:
+        """n1, n2, …"""
+        return self.spec.nodes
+
+    def environment(self) -> dict[str, str]:
+        """Variables to add to a child's environment, so that sbatch, srun and the others speak to this cluster."""
+        return lifecycle.client_environment(self.spec)
+
+    def status(self) -> ClusterStatus:
+        """Every node as Slurm sees it and as it is, and which daemons live. Does not raise on a dead cluster."""
+        table = processes.read_table()
+        alive = living(self.spec.places, table)
+        counts = {node: len(pids) for node, pids in members.of_nodes(self.spec, table).items()}
+        states, error = self._node_states() if "slurmctld" in alive else ({}, "slurmctld is dead")
+        conditions = {daemon: _condition(table, alive.get(daemon)) for daemon in self.spec.daemons}
+        return ClusterStatus(
+            name=self.name,
+            slurm_conf=str(self.spec.places.slurm_conf),
+            error=error,
+            nodes=tuple(
+                NodeStatus(
+                    name=node,
+                    slurm_state=states.get(node, "unknown"),
+                    slurmd=conditions.pop(node),
+                    processes=counts[node],
+                )
+                for node in self.nodes
+            ),
+            daemons=conditions,
+        )
+
+    def node_processes(self, node: str) -> list[int]:
+        """The pids of the node's slurmd, its steps, and all that runs below them; empty when the node is dead."""
+        self._check_node(node)
+        return sorted(members.of_node(self.spec, node, processes.read_table()))
+
+    def kill_node(self, node: str, *, at_the_kill: Callable[[], None] = lambda: None) -> list[int]:
+        """Lose the node: all its processes are stopped, then, after a call of `at_the_kill`, SIGKILLed in one sweep.
+        Returns their pids.
+
+        Returns when they are dead and the kernel has closed their sockets; slurmctld notices some 15 s later.
+        Raises UsageError, WaitTimeout.
+        """
+        self._check_node(node)
+        killed = processes.kill(
+            lambda table: members.of_node(self.spec, node, table), self._clock, at_the_kill=at_the_kill
+        )
+        return sorted(killed)
+
+    def stop_node(self, node: str) -> list[int]:
+        """Freeze (SIGSTOP) all processes of the node: its sockets stay open and nobody answers. Returns the pids."""
+        self._check_node(node)
+        return sorted(processes.freeze(lambda table: members.of_node(self.spec, node, table), self._clock))
+
+    def mark_down(self, node: str) -> None:
+        """Tell slurmctld now that the node is lost, as a site's health check would; it would find out later."""
+        self._check_node(node)
+        slurm.set_node_state(self.environment(), node, "DOWN")
+
+    def restore_node(self, node: str) -> None:
+        """Bring the node back and wait until Slurm uses it again.
+
+        Frozen processes continue; a dead slurmd is started anew; a node that Slurm holds for down is resumed.
+        Raises UsageError, WaitTimeout.
+        """
+        self._check_node(node)
+        recovery.revive(self.spec, node)
+        recovery.await_usable(self.spec, [node], self._clock, self._say)
+
+    def heal(self, timeout_s: float = HEAL_TIMEOUT_S) -> None:
+        """End every job and restore every node: afterwards all are idle and run nothing. Raises WaitTimeout, and
+        NvrxError where slurmctld has died."""
+        lifecycle.check_alive(self.spec, ["slurmctld"])
+        for node in self.nodes:
+            recovery.revive(self.spec, node)
+        recovery.end_jobs(self.spec, self._clock, timeout_s)
+        recovery.await_usable(self.spec, self.nodes, self._clock, self._say)
+        lifecycle.await_idle(self.spec, self._clock, self._say, timeout_s)
+
+    def down(self) -> None:
+        """Kill every process of the cluster and its jobs, and delete its files. Works on a half-dead cluster too."""
+        processes.kill(lambda table: members.of_cluster(self.spec, table), self._clock)
+        self.spec.places.remove()
+
+    def __enter__(self) -> DevCluster:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.down()
+
+    def _node_states(self) -> tuple[dict[str, str], str | None]:
+        try:
+            return slurm.node_states(self.environment()), None
+        except SlurmUnreachable as error:
+            return {}, str(error)
+
+    def _check_node(self, node: str) -> None:
+        if node not in self.nodes:
+            raise UsageError(f"cluster {self.name!r} has no node {node!r}; it has {', '.join(self.nodes)}")
+
+
+def names() -> list[str]:
+    """The names of all clusters of this user, running or not."""
+    folder = places.clusters_folder()
+    return sorted(entry.name for entry in folder.iterdir() if entry.is_dir()) if folder.is_dir() else []
+
+
+def remove(name: str, clock: Clock | None = None) -> None:
+    """Take the cluster down, also one whose `up` was killed, or whose cluster.json is damaged. Raises UsageError."""
+    try:
+        cluster = DevCluster.load(name, clock=clock)
+    except UsageError:
+        if name not in names():
+            raise
+        left = places.existing(name)
+        processes.kill(lambda table: members.of_daemons(left, table), clock or SystemClock())
+        left.remove()
+    else:
+        cluster.down()
+
+
+def _bring_up(request: lifecycle.Request, clock: Clock, say: Say) -> ClusterSpec:
+    """One attempt; whatever stops it (Ctrl-C too), nothing of it is left."""
+    claimed = places.claim(request.name)
+    try:
+        spec = lifecycle.plan_cluster(request, claimed)
+        lifecycle.launch(spec, request.programs, clock, say)
+    except BaseException:
+        remove(request.name, clock=clock)
+        raise
+    return spec
+
+
+def _condition(table: processes.Table, pid: int | None) -> str:
+    if pid is None:
+        return "dead"
+    return "frozen" if table[pid].state == "T" else "alive"

@@ -1,0 +1,98 @@
+"""Starting the daemons so that they outlive the command, and knowing afterwards which process each one is."""
+
+from __future__ import annotations
+
+import ctypes
+import os
+import subprocess
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import msgspec
+
+from nvrx_slurm.errors import NvrxError
+from nvrx_slurm.lab.devcluster.places import Places
+from nvrx_slurm.lab.devcluster.processes import Identity, Table, identify, lives
+from nvrx_slurm.util.ownership import read_owned
+
+# Set in every daemon's environment, so that one is found even if the command died before it wrote the record.
+# Jobs do not inherit it: Slurm gives them the environment of sbatch and srun.
+MARK = "NVRX_DEV_CLUSTER"
+_TAIL_LINES = 15
+_PR_SET_CHILD_SUBREAPER = 36
+_prctl: Callable[..., int] = ctypes.CDLL(None, use_errno=True).prctl
+
+
+class DaemonRecord(Identity, frozen=True, kw_only=True):
+    """`daemons/<name>.json`: the process that is (or was) this daemon."""
+
+    name: str
+
+
+@dataclass(frozen=True)
+class Daemon:
+    """How to start one daemon: in the foreground, since it gets a session of its own here."""
+
+    name: str
+    command: Sequence[str | Path]
+    folder: Path
+    environment: Mapping[str, str] = field(default_factory=dict)
+
+
+def start(daemon: Daemon, places: Places) -> None:
+    """Start it detached from this process and its terminal, and record who it is. Raises NvrxError.
+
+    It becomes the reaper of its orphans (prctl(2), PR_SET_CHILD_SUBREAPER): slurmstepd and whatever a job detaches
+    stay its descendants, where otherwise they would be PID 1's and could not be told to be of this node.
+    """
+    environment = {"PATH": os.defpath + ":/usr/sbin:/sbin", MARK: str(places.state), **daemon.environment}
+    try:
+        with places.errors(daemon.name).open("ab") as errors:
+            process = subprocess.Popen(
+                [str(part) for part in daemon.command],
+                cwd=daemon.folder,
+                env=environment,
+                stdin=subprocess.DEVNULL,
+                stdout=errors,
+                stderr=errors,
+                start_new_session=True,
+                preexec_fn=_adopt_orphans,  # one system call, no lock: safe between fork and exec
+            )
+    except OSError as error:
+        raise NvrxError(f"{daemon.command[0]} could not be started: {error.strerror}") from error
+    process.returncode = 0  # it is nobody's child to wait for: keeps Popen from warning when it is collected
+    _record(daemon.name, process.pid, places)
+
+
+def _adopt_orphans() -> None:
+    _prctl(_PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
+
+
+def _record(name: str, pid: int, places: Places) -> None:
+    identity = identify(pid)
+    assert identity is not None  # our own child: at worst a zombie, which still has its start time
+    record = DaemonRecord(name=name, pid=pid, started=identity.started, boot=identity.boot)
+    temporary = places.daemons / f".{name}.json"
+    temporary.write_bytes(msgspec.json.encode(record))
+    temporary.replace(places.daemons / f"{name}.json")
+
+
+def recorded(places: Places) -> dict[str, DaemonRecord]:
+    """Every daemon that was started, by name, whether or not it still lives."""
+    files = sorted(places.daemons.glob("[!.]*.json"))
+    records = (msgspec.json.decode(read_owned(file), type=DaemonRecord) for file in files)
+    return {record.name: record for record in records}
+
+
+def living(places: Places, table: Table) -> dict[str, int]:
+    """Daemon name → pid, of those that live."""
+    return {name: record.pid for name, record in recorded(places).items() if lives(record, table)}
+
+
+def last_words(name: str, places: Places) -> str:
+    """The end of the daemon's log, or of what it printed when it has no log."""
+    for path in (places.log(name), places.errors(name)):
+        if path.exists() and (lines := path.read_text(errors="replace").splitlines()):
+            return "\n".join([f"--- the end of {path}:", *lines[-_TAIL_LINES:]])
+    return f"--- {name} left no log in {places.logs}"

@@ -1,0 +1,196 @@
+"""Bringing a cluster up, step by step: each starts one daemon and waits until it serves."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import pwd
+import secrets
+import socket
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import msgspec
+
+from nvrx_slurm.errors import NvrxError, WaitTimeout
+from nvrx_slurm.lab.devcluster import accounting, configuration, slurm
+from nvrx_slurm.lab.devcluster.daemons import Daemon, last_words, living, start
+from nvrx_slurm.lab.devcluster.places import PRIVATE, Places, clusters_folder
+from nvrx_slurm.lab.devcluster.ports import free_ports
+from nvrx_slurm.lab.devcluster.processes import read_table
+from nvrx_slurm.lab.devcluster.programs import slurm_version
+from nvrx_slurm.lab.devcluster.spec import ClusterSpec, decode, encode
+from nvrx_slurm.lab.devcluster.waiting import wait_until
+from nvrx_slurm.util.clock import Clock
+
+SERVES_TIMEOUT_S = 20.0
+IDLE_TIMEOUT_S = 30.0
+_PORT_TAKEN = "Address already in use"
+_MUNGE_KEY_BYTES = 128
+
+Say = Callable[[str], None]
+
+
+class DaemonDied(NvrxError):
+    """A daemon ended instead of serving; the message ends with the end of its log."""
+
+    @property
+    def port_was_taken(self) -> bool:
+        """Whether somebody took a chosen port before the daemon did: worth another try on other ports."""
+        return _PORT_TAKEN in str(self)
+
+
+@dataclass(frozen=True)
+class Request:
+    """What was asked for. `programs`: name → full path."""
+
+    name: str
+    nodes: int
+    cpus_per_node: int
+    accounting: bool
+    programs: Mapping[str, str]
+    settings: Mapping[str, str] = field(default_factory=dict)
+
+
+def plan_cluster(request: Request, places: Places) -> ClusterSpec:
+    """Settle everything about the cluster, ports included, and write it down before anything is started."""
+    ports = free_ports(request.nodes + 2, taken=_ports_of_others())
+    spec = ClusterSpec(
+        name=request.name,
+        user=pwd.getpwuid(os.getuid()).pw_name,
+        hostname=socket.gethostname().split(".")[0],
+        slurm_version=slurm_version(request.programs["slurmctld"]),
+        cpus_per_node=request.cpus_per_node,
+        controller_port=ports[0],
+        database_port=ports[1] if request.accounting else None,
+        node_ports=tuple(ports[2:]),
+        state=os.fspath(places.state),
+        runtime=os.fspath(places.runtime),
+        settings=dict(request.settings),
+    )
+    (places.state / "cluster.json").write_bytes(encode(spec))
+    return spec
+
+
+def _ports_of_others() -> set[int]:
+    """Ports that other clusters may want again later: a killed node's slurmd does not listen now."""
+    taken: set[int] = set()
+    for file in clusters_folder().glob("*/cluster.json"):
+        with contextlib.suppress(FileNotFoundError, msgspec.DecodeError):  # going down just now, or damaged
+            spec = decode(file.read_bytes())
+            taken |= {spec.controller_port, spec.database_port or 0, *spec.node_ports}
+    return taken
+
+
+def launch(spec: ClusterSpec, programs: Mapping[str, str], clock: Clock, say: Say) -> None:
+    """Start every daemon and wait until all nodes are idle. Raises NvrxError; what was started then still runs."""
+    _write_files(spec)
+    _serve(spec, _munged(spec, programs), spec.places.munge_socket, clock)
+    if spec.accounting:
+        say("setting up the accounting database")
+        accounting.prepare(spec, programs)
+        _serve(spec, accounting.database(spec, programs), spec.places.database_socket, clock)
+        _serve(spec, accounting.slurmdbd(spec, programs), spec.database_port, clock)
+    _serve(spec, _slurmctld(spec, programs), spec.controller_port, clock)
+    say(f"starting {len(spec.nodes)} nodes")
+    for node in spec.nodes:
+        start(slurmd(spec, node, programs["slurmd"]), spec.places)
+    await_idle(spec, clock, say)
+
+
+def _write_files(spec: ClusterSpec) -> None:
+    places = spec.places
+    places.slurm_conf.write_text(configuration.slurm_conf(spec))
+    if (cgroup := configuration.cgroup_conf(spec)) is not None:
+        (places.state / "cgroup.conf").write_text(cgroup)
+    places.munge_key.touch(mode=0o600)
+    places.munge_key.write_bytes(secrets.token_bytes(_MUNGE_KEY_BYTES))
+    for node in spec.nodes:
+        places.spool(node).mkdir(mode=PRIVATE, exist_ok=True)
+
+
+def _serve(spec: ClusterSpec, daemon: Daemon, at: Path | int | None, clock: Clock) -> None:
+    """Start the daemon and wait until something listens `at` its socket or port."""
+    start(daemon, spec.places)
+
+    def listening() -> bool:
+        check_alive(spec, [daemon.name])
+        return at.is_socket() if isinstance(at, Path) else _accepts(at or 0)
+
+    try:
+        wait_until(listening, timeout_s=SERVES_TIMEOUT_S, what=f"{daemon.name} to serve", clock=clock)
+    except WaitTimeout as error:
+        raise WaitTimeout(f"{error}\n{last_words(daemon.name, spec.places)}") from None
+
+
+def _accepts(port: int) -> bool:
+    with socket.socket() as probe:
+        return probe.connect_ex(("127.0.0.1", port)) == 0
+
+
+def check_alive(spec: ClusterSpec, names: list[str]) -> None:
+    """Raises DaemonDied for the first of these daemons that has ended."""
+    alive = living(spec.places, read_table())
+    for name in names:
+        if name not in alive:
+            raise DaemonDied(f"{name} ended instead of serving\n{last_words(name, spec.places)}")
+
+
+def await_idle(spec: ClusterSpec, clock: Clock, say: Say, timeout_s: float = IDLE_TIMEOUT_S) -> None:
+    """Wait until slurmctld holds every node for idle. Raises WaitTimeout with the states and the logs' ends."""
+    states: dict[str, str] = {}
+    said = ""
+
+    def all_idle() -> bool:
+        nonlocal said
+        check_alive(spec, ["slurmctld", *spec.nodes])
+        states.update(slurm.node_states(client_environment(spec)))
+        missing = [f"{node} ({states.get(node, 'unknown')})" for node in spec.nodes if states.get(node) != "idle"]
+        if missing and said != (said := f"waiting for {', '.join(missing)} to be idle"):
+            say(said)
+        return not missing
+
+    try:
+        wait_until(all_idle, timeout_s=timeout_s, what="every node to be idle", clock=clock)
+    except WaitTimeout as error:
+        first = next((node for node in spec.nodes if states.get(node) != "idle"), spec.nodes[0])
+        tails = [last_words(daemon, spec.places) for daemon in ("slurmctld", first)]
+        raise WaitTimeout("\n".join([f"{error}: {states}", *tails])) from None
+
+
+def client_environment(spec: ClusterSpec) -> dict[str, str]:
+    """What a child needs so that sbatch, srun and the others speak to this cluster."""
+    return {"SLURM_CONF": os.fspath(spec.places.slurm_conf)}
+
+
+def _munged(spec: ClusterSpec, programs: Mapping[str, str]) -> Daemon:
+    places = spec.places
+    options = {
+        "socket": places.munge_socket,
+        "key-file": places.munge_key,
+        "pid-file": places.runtime / "munge" / "munged.pid",
+        "seed-file": places.runtime / "key" / "munged.seed",
+    }
+    # --force: without it munged refuses a socket that other users cannot reach. This one gives jobs as the owner.
+    command = [programs["munged"], "--foreground", "--force", *(f"--{key}={value}" for key, value in options.items())]
+    return Daemon(name="munged", command=command, folder=places.runtime)
+
+
+def _slurmctld(spec: ClusterSpec, programs: Mapping[str, str]) -> Daemon:
+    return Daemon(
+        name="slurmctld",
+        command=[programs["slurmctld"], "-D"],
+        folder=spec.places.controller_state,
+        environment=client_environment(spec),
+    )
+
+
+def slurmd(spec: ClusterSpec, node: str, program: str) -> Daemon:
+    """The daemon of one node. It stands in its spool folder, and so do its slurmstepds: `members` looks there."""
+    return Daemon(
+        name=node,
+        command=[program, "-D", "-N", node],
+        folder=spec.places.spool(node),
+        environment=client_environment(spec),
+    )

@@ -1,0 +1,150 @@
+"""Where a development cluster keeps its files.
+
+<state>/<name>/            0700   platformdirs' user state folder, `nvrx-slurm/clusters`
+  cluster.json                    what the cluster is (spec.ClusterSpec)
+  slurm.conf, cgroup.conf         and slurmdbd.conf (0600) with accounting
+  daemons/<daemon>.json           which process each daemon is (daemons.DaemonRecord)
+  logs/<daemon>.log               and <daemon>.err: what it printed before it had a log
+  controller/, database/          slurmctld's state, MariaDB's data
+  runtime                         link to the other folder:
+/tmp/nvrx-<name>-XXXX/     0700   short, since a unix socket's path has at most 107 bytes
+  key/munge.key            0600
+  munge/munge.socket              the right to run jobs as the owner (see below)
+  database/                       MariaDB's socket
+  n1/, n2/, …                     each slurmd's spool, with its steps' sockets
+
+Every folder is for its owner alone. slurmctld takes a job from any user with a credential of this cluster's munged,
+and slurmd, which does not run as root, starts that job as the cluster's owner. munged itself makes its socket for
+everybody (0777): the folder above is what keeps other users from it.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import shutil
+import tempfile
+from dataclasses import dataclass
+from pathlib import Path
+
+import platformdirs
+
+from nvrx_slurm.errors import NvrxError, UsageError
+from nvrx_slurm.util import ownership
+
+_TMP = Path("/tmp")  # not $TMPDIR: it may be deep, and then the socket paths do not fit
+_RUNTIME_LINK = "runtime"
+_RUNTIME_FOLDERS = ("key", "munge", "database")
+PRIVATE = 0o700
+
+
+@dataclass(frozen=True)
+class Places:
+    """All paths of one cluster: `state` is its state folder, `runtime` its short one."""
+
+    state: Path
+    runtime: Path
+
+    @property
+    def slurm_conf(self) -> Path:
+        return self.state / "slurm.conf"
+
+    @property
+    def slurmdbd_conf(self) -> Path:
+        return self.state / "slurmdbd.conf"
+
+    @property
+    def controller_state(self) -> Path:
+        return self.state / "controller"
+
+    @property
+    def database(self) -> Path:
+        return self.state / "database"
+
+    @property
+    def daemons(self) -> Path:
+        return self.state / "daemons"
+
+    @property
+    def logs(self) -> Path:
+        return self.state / "logs"
+
+    @property
+    def munge_key(self) -> Path:
+        return self.runtime / "key" / "munge.key"
+
+    @property
+    def munge_socket(self) -> Path:
+        return self.runtime / "munge" / "munge.socket"
+
+    @property
+    def database_socket(self) -> Path:
+        return self.runtime / "database" / "db.socket"
+
+    def spool(self, node: str) -> Path:
+        return self.runtime / node
+
+    def log(self, daemon: str) -> Path:
+        return self.logs / f"{daemon}.log"
+
+    def errors(self, daemon: str) -> Path:
+        return self.logs / f"{daemon}.err"
+
+    def remove(self) -> None:
+        """Delete everything; what is already gone is fine."""
+        for folder in (self.runtime, self.state):
+            shutil.rmtree(folder, ignore_errors=True)
+        if self.state.exists() or self.runtime.exists():
+            left = self.state if self.state.exists() else self.runtime
+            raise NvrxError(f"{left}: could not be removed; delete it by hand")
+
+
+def clusters_folder() -> Path:
+    """The folder with one folder per cluster."""
+    return platformdirs.user_state_path("nvrx-slurm") / "clusters"
+
+
+def state_folder(name: str) -> Path:
+    return clusters_folder() / name
+
+
+def check(name: str) -> None:
+    """Refuse a cluster whose records another user could have written: they name processes to kill and folders to
+    delete. A cluster that is not there is fine. Raises UnsafePath, OSError."""
+    with contextlib.suppress(FileNotFoundError):
+        ownership.check_base(clusters_folder(), "XDG_STATE_HOME")
+        os.close(ownership.open_private_folder(state_folder(name)))
+
+
+def claim(name: str) -> Places:
+    """Make the cluster's folders; the name is then taken. Raises UsageError when it already is."""
+    state = state_folder(name)
+    state.parent.mkdir(mode=PRIVATE, parents=True, exist_ok=True)
+    check(name)
+    try:
+        state.mkdir(mode=PRIVATE)
+    except FileExistsError:
+        raise UsageError(
+            f"cluster {name!r} already exists ({state}): take it down with"
+            f" `nvrx-slurm cluster down --name {name}`, or choose another --name"
+        ) from None
+    places = Places(state=state, runtime=_runtime_folder(name))
+    (state / _RUNTIME_LINK).symlink_to(places.runtime)
+    for folder in (places.daemons, places.logs, places.controller_state):
+        folder.mkdir(mode=PRIVATE)
+    return places
+
+
+def existing(name: str) -> Places:
+    """The folders of a cluster of which nothing else may be known. Raises UnsafePath."""
+    check(name)
+    state = state_folder(name)
+    link = state / _RUNTIME_LINK
+    return Places(state=state, runtime=link.readlink() if link.is_symlink() else state)
+
+
+def _runtime_folder(name: str) -> Path:
+    runtime = Path(tempfile.mkdtemp(prefix=f"nvrx-{name}-", dir=_TMP))  # 0700
+    for folder in _RUNTIME_FOLDERS:
+        (runtime / folder).mkdir(mode=PRIVATE)
+    return runtime

@@ -1,0 +1,318 @@
+"""A real attribution service that behaves as a test or a flow says: in a thread, or as a process (`python -m`)."""
+
+from __future__ import annotations
+
+import argparse
+import hashlib
+import json
+import signal
+import socket
+import threading
+import time
+from collections.abc import Callable, Mapping
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
+from types import MappingProxyType
+from typing import Any, NamedTuple
+
+import msgspec
+
+from nvrx_slurm.journal.verdicts import Attribution, Evidence, Inquiry, Scope, Verdict
+from nvrx_slurm.util.durations import parse_duration
+
+HUGE_BYTES = 2 << 20
+STATES = {202: "running", 200: "done"}
+
+
+class Asked(NamedTuple):
+    """One request: what the service saw of it. `intent` is that of the inquiry's last submission."""
+
+    method: str
+    path: str
+    headers: dict[str, str]
+    inquiry: Inquiry
+    intent: str
+    settled: bool
+    since: float  # when this inquiry was submitted first
+    times: int  # how many requests about it came before
+
+
+class Response(NamedTuple):
+    """`body` goes out as it is; with `cut`, the connection ends after half of it."""
+
+    status: int
+    body: bytes
+    headers: Mapping[str, str] = MappingProxyType({})
+    cut: bool = False
+
+
+Behaviour = Callable[[Asked, "AttributionServer"], Response | None]
+"""What the service does with a request; None: it never answers."""
+
+
+def attribution(inquiry: Inquiry, verdict: Verdict = Verdict.STOP, **fields: Any) -> Attribution:
+    """A plausible answer: the failing rank's own words."""
+    file = inquiry.paths[0] if inquiry.paths else "rank-0.err"
+    line = Evidence(file=file, line=7, text="AssertionError: scripted", rule="scripted", rank=inquiry.key.rank)
+    given = {"confidence": 0.9, "fault": "assertion", "scope": Scope.USER_CODE, "primary": line, **fields}
+    return Attribution(source="lib", verdict=verdict, **given)
+
+
+def answer(asked: Asked, status: int, said: Attribution | None, *, key: str = "", **fields: Any) -> Response:
+    body = {"key": key or str(asked.inquiry.key), "state": STATES[status], "attribution": said, **fields}
+    return Response(status, msgspec.json.encode(body))
+
+
+def says(verdict: Verdict) -> Behaviour:
+    """At once, and for good."""
+    return lambda asked, server: answer(asked, 200, attribution(asked.inquiry, verdict))
+
+
+def slow(seconds: float, verdict: Verdict) -> Behaviour:
+    """So long after it was asked first; until then it holds each request back for as long as that asks."""
+
+    def behave(asked: Asked, server: AttributionServer) -> Response:
+        left_s = asked.since + seconds - time.monotonic()
+        server.over.wait(min(max(0.0, left_s), _patience_s(asked)))
+        if time.monotonic() < asked.since + seconds:
+            return answer(asked, 202, None)
+        return answer(asked, 200, attribution(asked.inquiry, verdict))
+
+    return behave
+
+
+def changes_its_mind(asked: Asked, server: AttributionServer) -> Response:
+    """RESTART while the logs are written, on another rank's words; STOP once it is asked for good."""
+    if asked.intent != "terminal":
+        early = attribution(asked.inquiry, Verdict.RESTART, primary=Evidence(file="f", line=1, text="peer", rank=99))
+        return answer(asked, 202, early, revision=1)
+    return answer(asked, 200, attribution(asked.inquiry, Verdict.STOP))
+
+
+def forgets(asked: Asked, server: AttributionServer) -> Response:
+    """It was started anew between submission and poll, and knows nothing; the second submission is answered."""
+    if asked.method == "GET":
+        return Response(404, b'{"error": "no such inquiry"}')
+    return answer(asked, 202, None) if asked.times == 0 else answer(asked, 200, attribution(asked.inquiry))
+
+
+def flaps(asked: Asked, server: AttributionServer) -> Response:
+    """Every other request is refused for now."""
+    if asked.times % 2 == 0:
+        return Response(503, b'{"error": "draining"}', {"Retry-After": "0"})
+    return answer(asked, 200, attribution(asked.inquiry))
+
+
+def blames(asked: Asked, server: AttributionServer) -> Response:
+    """RESTART, for the node that failed is at fault."""
+    nodes = (asked.inquiry.failed.node,) if asked.inquiry.failed else asked.inquiry.nodes[:1]
+    fields = {"scope": Scope.NODE, "nodes": nodes, "fault": "gpu_fell_off_the_bus"}
+    return answer(asked, 200, attribution(asked.inquiry, Verdict.RESTART, **fields))
+
+
+def down_after(inquiries: int) -> Behaviour:
+    """Gone, listening socket and all, once it has answered so many inquiries."""
+
+    def behave(asked: Asked, server: AttributionServer) -> Response:
+        if len({one.inquiry.key for one in server.asked}) >= inquiries:
+            threading.Thread(target=server.go_down, daemon=True).start()
+        return answer(asked, 200, attribution(asked.inquiry))
+
+    return behave
+
+
+def _patience_s(asked: Asked) -> float:
+    """How long the asker lets a request be held back."""
+    given = asked.headers.get("prefer", "").partition("wait=")[2] or asked.path.partition("wait=")[2].split("&")[0]
+    return float(given or 0)
+
+
+def _whole(asked: Asked) -> bytes:
+    return answer(asked, 200, attribution(asked.inquiry)).body
+
+
+FIXED: dict[str, Behaviour] = {
+    "stop": says(Verdict.STOP),
+    "restart": says(Verdict.RESTART),
+    "unknown": says(Verdict.UNKNOWN),
+    "blame": blames,
+    "garbage": lambda asked, server: Response(200, b"<html>It works!</html>"),
+    "not-utf8": lambda asked, server: Response(200, b'{"key": "\xff\xfe"}'),
+    "no-verdict": lambda asked, server: Response(200, _whole(asked).replace(b'"STOP"', b'"MAYBE"')),
+    "sure-of-itself": lambda asked, server: Response(200, _whole(asked).replace(b"0.9", b"9.0")),
+    "empty": lambda asked, server: Response(200, b""),
+    "wrong-key": lambda asked, server: answer(asked, 200, attribution(asked.inquiry), key="somebody-else"),
+    "huge": lambda asked, server: Response(200, b"[" * HUGE_BYTES),
+    "dies": lambda asked, server: Response(200, _whole(asked), cut=True),
+    "hang": lambda asked, server: None,
+    "late": slow(30.0, Verdict.STOP),
+    "flap": flaps,
+    "changes": changes_its_mind,
+    "forgets": forgets,
+    "twice": lambda asked, server: Response(200, _whole(asked), {"Twice": "yes"}),
+    "401": lambda asked, server: Response(401, b'{"error": "a bearer token is required"}'),
+    "404": lambda asked, server: Response(404, b"<h1>Not Found</h1>"),
+    "422": lambda asked, server: Response(422, b'{"error": "inquiry.key: missing"}'),
+    "500": lambda asked, server: Response(500, b'{"error": "out of luck"}'),
+    "failed": lambda asked, server: Response(
+        200, msgspec.json.encode({"key": str(asked.inquiry.key), "state": "failed", "problem": "no logs there"})
+    ),
+}
+
+
+def behaviour(text: str) -> Behaviour:
+    """By its name: one of `FIXED`, `slow:8s`, `slow-restart:8s`, `down-after:1`, `429:2`, `redirect:URL`."""
+    name, _, value = text.partition(":")
+    made: dict[str, Callable[[], Behaviour]] = {
+        "slow": lambda: slow(parse_duration(value), Verdict.STOP),
+        "slow-restart": lambda: slow(parse_duration(value), Verdict.RESTART),
+        "down-after": lambda: down_after(int(value)),
+        "429": lambda: _first_too_many(value),
+        "redirect": lambda: lambda asked, server: Response(307, b"", {"Location": value}),
+    }
+    try:
+        return made[name]() if value else FIXED[name]
+    except (KeyError, ValueError):
+        valid = ", ".join([*FIXED, *(f"{each}:VALUE" for each in made)])
+        raise ValueError(f"must be one of {valid}, not {text!r}") from None
+
+
+def _first_too_many(retry_after: str) -> Behaviour:
+    def behave(asked: Asked, server: AttributionServer) -> Response:
+        if asked.times == 0:
+            return Response(429, b'{"error": "too many requests"}', {"Retry-After": retry_after})
+        return answer(asked, 200, attribution(asked.inquiry))
+
+    return behave
+
+
+class AttributionServer:
+    """Listens on loopback until `close`. `behaviour` may be changed at any time; `asked` grows with each request."""
+
+    def __init__(self, behaviour: Behaviour, *, token: str | None = None, port: int = 0) -> None:
+        self.behaviour, self.token = behaviour, token
+        self.asked: list[Asked] = []
+        self.connections = 0
+        self.over = threading.Event()
+        self._submitted: dict[str, Asked] = {}
+        self._lock = threading.Lock()
+        self._http = _Server(("127.0.0.1", port), _Handler)
+        self._http.attribution = self
+        self.port: int = self._http.server_address[1]
+        self._thread = threading.Thread(target=self._http.serve_forever, args=(0.02,), daemon=True)
+        self._thread.start()
+
+    @property
+    def url(self) -> str:
+        return f"http://127.0.0.1:{self.port}"
+
+    def go_down(self) -> None:
+        """Nobody listens any more; a connection that is open stays so until its request is answered."""
+        self._http.shutdown()
+        self._http.server_close()
+
+    def close(self) -> None:
+        self.over.set()
+        self.go_down()
+        self._thread.join()
+
+    def note(self, method: str, path: str, headers: dict[str, str], body: bytes) -> Asked | None:
+        """A request, with what is known of its inquiry; None: of an inquiry that was never submitted."""
+        with self._lock:
+            if method == "POST":
+                said = json.loads(body)
+                inquiry = msgspec.convert(said["inquiry"], Inquiry, str_keys=True)
+                identity, intent, settled = identity_of(inquiry), said["intent"], said["settled"]
+            else:
+                identity = path.partition("?")[0].rpartition("/")[2]
+                if identity not in self._submitted:
+                    return None
+                before = self._submitted[identity]
+                inquiry, intent, settled = before.inquiry, before.intent, before.settled
+            since = self._submitted[identity].since if identity in self._submitted else time.monotonic()
+            times = sum(one.inquiry.key == inquiry.key for one in self.asked)
+            asked = Asked(method, path, headers, inquiry, intent, settled, since, times)
+            self._submitted[identity] = asked
+            self.asked.append(asked)
+            return asked
+
+
+def identity_of(inquiry: Inquiry) -> str:
+    return hashlib.sha256(str(inquiry.key).encode()).hexdigest()[:32]
+
+
+class _Server(ThreadingHTTPServer):
+    attribution: AttributionServer
+    daemon_threads = True
+    request_queue_size = 128
+
+    def handle_error(self, request: object, client_address: object) -> None:
+        """A client that has gone away is nothing to print."""
+
+
+class _Handler(BaseHTTPRequestHandler):
+    protocol_version = "HTTP/1.1"
+    disable_nagle_algorithm = True  # or a body waits 40 ms for the acknowledgement of its header
+    server: _Server
+
+    def setup(self) -> None:
+        super().setup()
+        self.server.attribution.connections += 1
+
+    def do_POST(self) -> None:
+        self._serve(self.rfile.read(int(self.headers["Content-Length"])))
+
+    def do_GET(self) -> None:
+        self._serve(b"")
+
+    def log_message(self, format: str, *args: object) -> None:
+        pass
+
+    def _serve(self, body: bytes) -> None:
+        ours = self.server.attribution
+        headers = {name.lower(): value for name, value in self.headers.items()}
+        if ours.token is not None and headers.get("authorization") != f"Bearer {ours.token}":
+            return self._respond(Response(401, b'{"error": "a bearer token is required"}'))
+        asked = ours.note(self.command, self.path, headers, body)
+        if asked is None:
+            return self._respond(Response(404, b'{"error": "no such inquiry"}'))
+        response = ours.behaviour(asked, ours)
+        if response is None:
+            ours.over.wait()
+            self.close_connection = True
+            return None
+        return self._respond(response)
+
+    def _respond(self, response: Response) -> None:
+        self.send_response(response.status)
+        for name, value in {"Content-Length": str(len(response.body)), **response.headers}.items():
+            self.send_header(name, value)
+        self.end_headers()
+        if response.cut:
+            self.wfile.write(response.body[: len(response.body) // 2])
+            self.connection.shutdown(socket.SHUT_RDWR)
+            self.close_connection = True
+            return
+        self.wfile.write(response.body)
+        if "Twice" in response.headers:
+            self.wfile.write(b"HTTP/1.1 200 OK\r\nContent-Length: 2\r\n\r\n{}")
+
+
+def main() -> None:
+    """Serve until SIGTERM or SIGINT; says so, and where, once it listens."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--behaviour", type=behaviour, default=FIXED["stop"], help=behaviour.__doc__)
+    parser.add_argument("--token-file", type=Path)
+    parser.add_argument("--port", type=int, default=0)
+    options = parser.parse_args()
+    token = options.token_file.read_text().strip() if options.token_file else None
+    signals = {signal.SIGTERM, signal.SIGINT}
+    signal.pthread_sigmask(signal.SIG_BLOCK, signals)
+    server = AttributionServer(options.behaviour, token=token, port=options.port)
+    print(f"listening on {server.url}", flush=True)
+    signal.sigwait(signals)
+    server.over.set()
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,202 @@
+"""redis.asyncio's methods over a link to an in-memory server, for `Store` and `Hearing`."""
+
+from __future__ import annotations
+
+import asyncio
+from collections import deque
+from collections.abc import Awaitable, Callable, Sequence
+from functools import partial
+from typing import Any, Protocol
+
+from redis import exceptions as failures
+
+from nvrx_slurm.lab.faults.futures import settle
+from nvrx_slurm.lab.faults.valkey.scripts import script_of
+from nvrx_slurm.lab.faults.valkey.server import Answer, Command, MemoryServer
+
+SOCKET_S = 7.0
+"""How long a client waits for a reply, if it is not told otherwise: as `store.client` says to redis-py."""
+
+Request = Callable[[Answer], None]
+"""Runs on the server's side, and answers there."""
+
+
+class Link(Protocol):
+    """The way to the server and back."""
+
+    def call(self, request: Request) -> asyncio.Future[Any]:
+        """The answer, or OSError where the connection breaks; it may also never come."""
+        ...
+
+
+class DirectLink:
+    """No network in between."""
+
+    def __init__(self, server: MemoryServer) -> None:
+        self._server = server
+
+    def call(self, request: Request) -> asyncio.Future[Any]:
+        future: asyncio.Future[Any] = asyncio.get_running_loop().create_future()
+        if self._server.up:
+            request(lambda reply: settle(future, reply))
+        else:
+            settle(future, ConnectionRefusedError("Connection refused"))
+        return future
+
+
+def _command(name: str) -> Callable[..., Awaitable[Any]]:
+    def method(self: MemoryClient, *args: Any, **options: Any) -> Awaitable[Any]:
+        return self.ask(name, args, options)
+
+    return method
+
+
+class MemoryClient:
+    """What `redis.asyncio.Redis` is to `Store`: raises redis-py's own errors. `socket_s`: its socket timeout."""
+
+    def __init__(
+        self,
+        server: MemoryServer,
+        *,
+        password: str | None = None,
+        link: Link | None = None,
+        socket_s: float = SOCKET_S,
+    ) -> None:
+        self._server, self._password, self._link = server, password, link or DirectLink(server)
+        self._deadlines = _Deadlines(socket_s)
+        self._parsers: dict[str, Callable[[Any], Any]] = dict(_PARSERS)
+
+    ping, time, config_set = _command("ping"), _command("time"), _command("config_set")
+    exists, delete, expire, ttl = _command("exists"), _command("delete"), _command("expire"), _command("ttl")
+    get, set, incr = _command("get"), _command("set"), _command("incr")
+    hget, hgetall, hset = _command("hget"), _command("hgetall"), _command("hset")
+    xadd, xlen, xtrim, xread = _command("xadd"), _command("xlen"), _command("xtrim"), _command("xread")
+    xrange, xrevrange, memory_usage = _command("xrange"), _command("xrevrange"), _command("memory_usage")
+
+    def set_response_callback(self, command: str, callback: Callable[[Any], Any]) -> None:
+        """How this client parses replies to a command."""
+        self._parsers[command.lower()] = callback
+
+    def register_script(self, text: str) -> Callable[..., Awaitable[Any]]:
+        script = script_of(text)
+
+        def run(keys: Sequence[str], args: Sequence[Any]) -> Awaitable[Any]:
+            return self.ask("script", (script, keys, args), {})
+
+        return run
+
+    def pipeline(self, transaction: bool = True) -> MemoryPipeline:
+        return MemoryPipeline(self)
+
+    async def aclose(self) -> None:
+        """Nothing is held."""
+
+    # ---- how
+
+    async def ask(self, name: str, args: tuple[Any, ...], options: dict[str, Any]) -> Any:
+        try:
+            reply = await self._send([(name, args, options)])
+        except OSError as error:
+            raise _told(error) from None
+        parser = self._parsers.get(name)
+        return reply if parser is None else parser(reply)
+
+    async def ask_all(self, commands: list[Command]) -> list[Any]:
+        """The replies to several commands that are carried out together. Raises the first error among them."""
+        try:
+            replies = await self._send(commands)
+        except OSError as error:
+            raise _told(error) from None
+        return [self._parsed(name, reply) for (name, *_), reply in zip(commands, replies, strict=True)]
+
+    def _parsed(self, name: str, reply: Any) -> Any:
+        if isinstance(reply, Exception):
+            raise reply
+        parser = self._parsers.get(name)
+        return reply if parser is None else parser(reply)
+
+    def _send(self, commands: list[Command]) -> asyncio.Future[Any]:
+        future = self._link.call(partial(self._server.handle, self._password, commands))
+        if not future.done():
+            self._deadlines.watch(future)
+        return future
+
+
+def _told(error: OSError) -> Exception:
+    """As redis-py tells it."""
+    if isinstance(error, TimeoutError):
+        return failures.TimeoutError("Timeout reading from the in-memory server")
+    return failures.ConnectionError(str(error))
+
+
+class MemoryPipeline:
+    """Commands that are sent together."""
+
+    def __init__(self, client: MemoryClient) -> None:
+        self._client = client
+        self._commands: list[Command] = []
+
+    async def __aenter__(self) -> MemoryPipeline:
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        self._commands.clear()
+
+    def __getattr__(self, name: str) -> Callable[..., MemoryPipeline]:
+        def add(*args: Any, **options: Any) -> MemoryPipeline:
+            self._commands.append((name, args, options))
+            return self
+
+        return add
+
+    async def execute(self) -> list[Any]:
+        commands, self._commands = self._commands, []
+        if len(commands) > 1:
+            return await self._client.ask_all(commands)
+        return [await self._client.ask(*command) for command in commands]
+
+
+class _Deadlines:
+    """One timer for all calls of a client: each has the same time, so the oldest is the next to be late."""
+
+    def __init__(self, after_s: float) -> None:
+        self._after_s = after_s
+        self._calls: deque[tuple[float, asyncio.Future[Any]]] = deque()
+        self._armed = False
+
+    def watch(self, future: asyncio.Future[Any]) -> None:
+        loop = future.get_loop()
+        self._calls.append((loop.time() + self._after_s, future))
+        if not self._armed:
+            self._arm(loop)
+
+    def _arm(self, loop: asyncio.AbstractEventLoop) -> None:
+        self._armed = True
+        loop.call_at(self._calls[0][0], self._look, loop)
+
+    def _look(self, loop: asyncio.AbstractEventLoop) -> None:
+        calls, now = self._calls, loop.time()
+        while calls and (calls[0][0] <= now or calls[0][1].done()):
+            settle(calls.popleft()[1], TimeoutError())
+        self._armed = False
+        if calls:
+            self._arm(loop)
+
+
+def _pairs(fields: list[bytes]) -> dict[bytes, bytes]:
+    return dict(zip(fields[::2], fields[1::2], strict=True))
+
+
+def _parse_items(items: list[Any]) -> list[tuple[bytes, dict[bytes, bytes]]]:
+    return [(identity, _pairs(fields)) for identity, fields in items]
+
+
+def _parse_streams(reply: list[Any] | None) -> list[list[Any]]:
+    return [[name, _parse_items(items)] for name, items in reply or ()]
+
+
+_PARSERS: dict[str, Callable[[Any], Any]] = {
+    "xread": _parse_streams,
+    "xrange": _parse_items,
+    "xrevrange": _parse_items,
+}

@@ -1,0 +1,222 @@
+"""Every key and the commands on them, as redis-py calls them; replies are the real server's, before any parsing."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Any, TypeVar
+
+from redis.exceptions import ResponseError
+
+from nvrx_slurm.lab.faults.valkey.stream import END, Item, Stream, identity_of, new_identity_of
+from nvrx_slurm.util.clock import Clock
+
+Word = str | bytes | int | float
+"""What a client may send as a key, field or value."""
+
+Hash = dict[bytes, bytes]
+
+WRITES = frozenset({"set", "incr", "hset", "expire", "delete", "xadd", "xtrim"})
+DISK_FULL = "MISCONF Errors writing to the AOF file: No space left on device"
+WRONG_TYPE = "WRONGTYPE Operation against a key holding the wrong kind of value"
+
+_T = TypeVar("_T")
+
+
+def encoded(word: Word) -> bytes:
+    """As it goes over the wire."""
+    if type(word) is bytes:
+        return word
+    return word.encode() if type(word) is str else str(word).encode()
+
+
+def key_of(name: Word) -> str:
+    return name if type(name) is str else encoded(name).decode()
+
+
+class Keyspace:
+    """The data of one server. `added` is called with the key of each stream that grows.
+
+    While `disk_full` and not `in_memory` every write is refused; `config_set("appendonly", "no")` sets the latter.
+    """
+
+    def __init__(self, clock: Clock, added: Callable[[str], None]) -> None:
+        self._clock, self._added = clock, added
+        self._values: dict[str, bytes | Hash | Stream] = {}
+        self._expires_ms: dict[str, int] = {}
+        self.disk_full = self.in_memory = False
+
+    # ---- any key
+
+    def ping(self) -> bool:
+        return True
+
+    def time(self) -> tuple[int, int]:
+        micros = int(self._clock.wall() * 1_000_000)
+        return micros // 1_000_000, micros % 1_000_000
+
+    def config_set(self, name: str, value: str) -> bool:
+        if name == "appendonly":
+            self.in_memory = value == "no"
+        return True
+
+    def exists(self, *names: Word) -> int:
+        return sum(self._find(name) is not None for name in names)
+
+    def delete(self, *names: Word) -> int:
+        self._check_disk()
+        return sum(self._drop(key_of(name)) for name in names if self._find(name) is not None)
+
+    def expire(self, name: Word, time: int) -> bool:
+        self._check_disk()
+        if self._find(name) is None:
+            return False
+        self._expires_ms[key_of(name)] = self._now_ms() + time * 1000
+        return True
+
+    def ttl(self, name: Word) -> int:
+        if self._find(name) is None:
+            return -2
+        until_ms = self._expires_ms.get(key_of(name))
+        return -1 if until_ms is None else round((until_ms - self._now_ms()) / 1000)
+
+    def memory_usage(self, name: Word) -> int | None:
+        """A measure of what the key holds; not the real server's figure."""
+        value = self._find(name)
+        if isinstance(value, Stream):
+            return sum(len(identity) + sum(map(len, fields)) for identity, fields in value.items)
+        return None if value is None else len(value)
+
+    # ---- strings
+
+    def get(self, name: Word) -> bytes | None:
+        return self._of_kind(name, bytes)
+
+    def set(self, name: Word, value: Word, px: int | None = None, nx: bool = False) -> bool | None:
+        self._check_disk()
+        if nx and self._find(name) is not None:
+            return None
+        key = key_of(name)
+        self._values[key] = encoded(value)
+        self._expires_ms.pop(key, None)
+        if px is not None:
+            self._expires_ms[key] = self._now_ms() + px
+        return True
+
+    def incr(self, name: Word, amount: int = 1) -> int:
+        self._check_disk()
+        number = int(self._of_kind(name, bytes) or b"0") + amount
+        self._values[key_of(name)] = encoded(number)
+        return number
+
+    # ---- hashes
+
+    def hget(self, name: Word, key: Word) -> bytes | None:
+        fields: Hash | None = self._of_kind(name, dict)
+        return None if fields is None else fields.get(encoded(key))
+
+    def hgetall(self, name: Word) -> Hash:
+        return dict(self._of_kind(name, dict) or {})
+
+    def hset(
+        self,
+        name: Word,
+        key: Word | None = None,
+        value: Word | None = None,
+        mapping: Mapping[Word, Word] | None = None,
+    ) -> int:
+        self._check_disk()
+        fields: Hash | None = self._of_kind(name, dict)
+        if fields is None:
+            fields = {}
+            self._values[key_of(name)] = fields
+        before = len(fields)
+        pairs = dict(mapping or {}) | ({} if key is None or value is None else {key: value})
+        fields.update((encoded(field), encoded(content)) for field, content in pairs.items())
+        return len(fields) - before
+
+    # ---- streams
+
+    def xadd(
+        self,
+        name: Word,
+        fields: Mapping[Any, Any],
+        id: str = "*",
+        maxlen: int | None = None,
+        approximate: bool = True,
+    ) -> bytes:
+        self._check_disk()
+        given = None if id == "*" else new_identity_of(id)
+        known: Stream | None = self._of_kind(name, Stream)
+        stream = Stream() if known is None else known
+        flat = [word if type(word) is bytes else encoded(word) for pair in fields.items() for word in pair]
+        identity = stream.add(flat, self._now_ms(), given)
+        if known is None:  # only now: an id that is refused makes no key
+            self._values[key_of(name)] = stream
+        if maxlen is not None:
+            stream.trim_to_length(maxlen, approximate)
+        self._added(key_of(name))
+        return identity
+
+    def xlen(self, name: Word) -> int:
+        return len(self._stream(name))
+
+    def xtrim(
+        self,
+        name: Word,
+        maxlen: int | None = None,
+        approximate: bool = True,
+        minid: Word | None = None,
+    ) -> int:
+        self._check_disk()
+        if maxlen is not None:
+            return self._stream(name).trim_to_length(maxlen, approximate)
+        return self._stream(name).trim_before(identity_of(encoded(minid or "-")), approximate)
+
+    def xrange(self, name: Word, min: Word = "-", max: Word = "+", count: int | None = None) -> list[Item]:
+        items = self._stream(name).between(identity_of(encoded(min)), identity_of(encoded(max), END[0]))
+        return items if count is None else items[:count]
+
+    def xrevrange(self, name: Word, max: Word = "+", min: Word = "-", count: int | None = None) -> list[Item]:
+        return self.xrange(name, min, max)[::-1][:count]
+
+    def xread(
+        self, streams: Mapping[Any, Word], count: int | None = None, block: int | None = None
+    ) -> list[list[Any]] | None:
+        """What is there now; `block` is the server's affair."""
+        found = []
+        for name, after in streams.items():
+            if items := self._stream(name).after(identity_of(encoded(after)), count):
+                found.append([encoded(name), items])
+        return found or None
+
+    # ---- how
+
+    def _now_ms(self) -> int:
+        return int(self._clock.wall() * 1000)
+
+    def _check_disk(self) -> None:
+        if self.disk_full and not self.in_memory:
+            raise ResponseError(DISK_FULL)
+
+    def _find(self, name: Word) -> bytes | Hash | Stream | None:
+        key = key_of(name)
+        if self._expires_ms and (until_ms := self._expires_ms.get(key)) is not None and until_ms <= self._now_ms():
+            self._drop(key)
+        return self._values.get(key)
+
+    def _drop(self, key: str) -> bool:
+        self._expires_ms.pop(key, None)
+        return self._values.pop(key, None) is not None
+
+    def _of_kind(self, name: Word, kind: type[_T]) -> _T | None:
+        value = self._find(name)
+        if value is not None and not isinstance(value, kind):
+            raise ResponseError(WRONG_TYPE)
+        return value
+
+    def _stream(self, name: Word) -> Stream:
+        stream: Stream | None = self._of_kind(name, Stream)
+        return _NONE if stream is None else stream
+
+
+_NONE = Stream()

@@ -1,0 +1,216 @@
+"""Expectations against a journal, entry by entry: which are met, which are open, and the first that is not met. Pure.
+
+The expectations of a list wait for one another; `eventually`, `never` and `count` are opened in passing and stand
+beside the list; `any_order` goes on when all of its branches are through. Each entry is looked at once, and only by
+what is open: in a long journal it costs no more than in a short one.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from nvrx_slurm.journal.records import Entry
+from nvrx_slurm.lab.flow.judging.waiting import Board, Course, Fork, Waiting
+from nvrx_slurm.lab.flow.language.expected import AnyOrder, Count, Eventually, Expectation, Happens, Never
+from nvrx_slurm.lab.flow.language.patterns import Compares, Equals, Trial
+from nvrx_slurm.report.words import event_name, plural, seconds
+from nvrx_slurm.util.durations import words
+
+
+@dataclass(eq=False, slots=True)
+class Watch:
+    """A `never` or `count` that is open, and how often its event has come."""
+
+    item: Never | Count
+    since: Entry | None
+    seen: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class Verdict:
+    """An expectation is not met. `moment`: how many entries had come when that was certain, the telling one too."""
+
+    item: Happens | Eventually | Never | Count
+    since: Entry | None
+    reason: str
+    moment: int
+
+
+@dataclass(slots=True)
+class Judging:
+    """One journal against one list of expectations.
+
+    `strikes`: when faults struck, as far as it is known; `pending`: how many are still to come; `promised`: the
+    captures that only those can bind. `bindings` may hold captures from the start.
+    """
+
+    expect: Sequence[Expectation]
+    bindings: dict[str, Any]
+    strikes: Sequence[float] = ()
+    pending: int = 0
+    promised: frozenset[str] = frozenset()
+    verdict: Verdict | None = None
+    taken: dict[int, int] = field(default_factory=dict)  # entry → the line of the expectation that took it
+    count: int = 0
+    began_at: float | None = None
+    _board: Board = field(default_factory=Board)
+    _watches: list[Watch] = field(default_factory=list)
+
+    # ------------------------------------------------------------------------------------------- what comes
+
+    def feed(self, entry: Entry) -> None:
+        """The journal's next entry. After a verdict nothing changes any more."""
+        self.count += 1
+        self._begin(entry.t)
+        self.look(entry.t)
+        if self.verdict is None:
+            self._watch(entry)
+        if self.verdict is None:
+            self._take(entry)
+
+    def look(self, t: float) -> None:
+        """No entry with a time before `t` can come any more."""
+        deadline = self.next_deadline()
+        if deadline is not None and t > deadline:
+            late = self._board.soonest()
+            within = words(late.item.within_s or 0.0)
+            self._fail(late, f"it did not come within {within} of {self._base(late)[1]}")
+
+    def close(self, why: str) -> None:
+        """Nothing comes any more: what waits has waited in vain, and what was counted is final."""
+        self._begin(0.0)
+        unmet = [watch for watch in self._watches if isinstance(watch.item, Count) and not self._is_right(watch)]
+        left: list[Waiting | Watch] = [*self._board, *unmet]
+        first = min(left, key=lambda one: one.item.line, default=None)
+        self._watches = []
+        if first is not None and self.verdict is None:
+            times = f"it came {plural(first.seen, 'time')}" if isinstance(first, Watch) else "it had not come"
+            self._fail(first, f"{why}, and {times}")
+
+    def next_deadline(self) -> float | None:
+        """When the next `within` runs out; None: never, as far as is known."""
+        return None if self.verdict is not None or self.pending else self._board.next_deadline()
+
+    @property
+    def settled(self) -> bool:
+        """All that is expected has come, and nothing that may yet go wrong is open."""
+        return self.began_at is not None and self.verdict is None and not self._watches and not any(self._board)
+
+    # ------------------------------------------------------------------------------------------------ lists
+
+    def _begin(self, t: float) -> None:
+        """With the job's first entry what `within` counts from is known."""
+        if self.began_at is None:
+            self.began_at = t
+            self._advance(Course(self.expect), None)
+
+    def _advance(self, course: Course, since: Entry | None) -> None:
+        """Open what stands next in the list, up to the first expectation that the rest must wait for."""
+        while course.next < len(course.items):
+            item = course.items[course.next]
+            course.next += 1
+            if isinstance(item, AnyOrder):
+                self._fork(item, course, since)
+                return
+            if isinstance(item, Happens):
+                self._wait(Waiting(item, since, course))
+                return
+            self._open_beside(item, since)
+        if (fork := course.branch_of) is not None:
+            fork.open -= 1
+            if fork.open == 0:
+                self._advance(fork.rest, since)
+
+    def _fork(self, item: AnyOrder, rest: Course, since: Entry | None) -> None:
+        fork = Fork(rest, open=len(item.branches))
+        for branch in item.branches:
+            self._advance(Course(branch, fork), since)
+
+    def _open_beside(self, item: Eventually | Never | Count, since: Entry | None) -> None:
+        if isinstance(item, Eventually):
+            self._wait(Waiting(item, since))
+        else:
+            self._watches.append(Watch(item, since))
+
+    def _wait(self, waiting: Waiting) -> None:
+        if waiting.item.within_s is not None:
+            waiting.deadline = self._base(waiting)[0] + waiting.item.within_s
+        self._board.add(waiting)
+
+    # ------------------------------------------------------------------------------- what an entry is taken for
+
+    def _take(self, entry: Entry) -> None:
+        """Of the lists' next expectations one takes the entry; every `eventually` that it fits has come with it."""
+        candidates = self._board.candidates(entry.record)
+        for one in candidates:
+            if one.course is None and (bound := self._fit(one, entry)) is not None:
+                self._met(one, entry, bound)
+        in_lists = ((self._fit(one, entry), one) for one in candidates if one.course is not None)
+        fits = [(len(bound), one.item.line, bound, one) for bound, one in in_lists if bound is not None]
+        if fits and self.verdict is None:
+            *_, bound, one = min(fits, key=lambda fit: fit[:2])
+            self.taken[entry.n] = one.item.line
+            self._met(one, entry, bound)
+
+    def _fit(self, waiting: Waiting, entry: Entry) -> dict[str, Any] | None:
+        """What the captures would stand for; None where the entry is not meant."""
+        trial = self.trial()
+        return trial.new if waiting.item.event.fits(entry.record, trial) else None
+
+    def trial(self) -> Trial:
+        """What an expectation may bind now."""
+        return Trial(self.bindings, lambda name: name not in self.promised)
+
+    def _met(self, waiting: Waiting, entry: Entry, bound: Mapping[str, Any]) -> None:
+        within_s = waiting.item.within_s
+        base, of = self._base(waiting, entry.t)
+        if within_s is not None and entry.t - base > within_s:
+            self._fail(waiting, f"it came {seconds(entry.t - base)} after {of}, not within {words(within_s)}")
+            return
+        self.bindings.update(bound)
+        self._board.remove(waiting)
+        if waiting.course is not None:
+            self._advance(waiting.course, entry)
+
+    # ---------------------------------------------------------------------------------------- never and count
+
+    def _watch(self, entry: Entry) -> None:
+        for watch in list(self._watches):
+            item = watch.item
+            if item.until is not None and item.until.fits(entry.record, Trial(self.bindings)):
+                self._watches.remove(watch)
+                if isinstance(item, Count) and not self._is_right(watch):
+                    self._fail(watch, f"until entry {entry.n} it came {plural(watch.seen, 'time')}")
+            elif item.event.fits(entry.record, Trial(self.bindings)):
+                watch.seen += 1
+                self._check_seen(watch, entry)
+
+    def _check_seen(self, watch: Watch, entry: Entry) -> None:
+        if isinstance(watch.item, Never):
+            self._fail(watch, f"entry {entry.n} is what must not come")
+        elif self._is_too_often(watch, watch.item):
+            self._fail(watch, f"with entry {entry.n} it has come {plural(watch.seen, 'time')}")
+
+    def _is_right(self, watch: Watch) -> bool:
+        return isinstance(watch.item, Never) or watch.item.wanted.fits(watch.seen, Trial(self.bindings))
+
+    def _is_too_often(self, watch: Watch, item: Count) -> bool:
+        """No later entry can make the count right again."""
+        if isinstance(item.wanted, Compares):
+            return item.wanted.sign in ("<", "<=") and not self._is_right(watch)
+        return isinstance(item.wanted, Equals) and watch.seen > item.wanted.value
+
+    # ------------------------------------------------------------------------------------------------- times
+
+    def _base(self, waiting: Waiting, t: float | None = None) -> tuple[float, str]:
+        """From when `within` counts for an entry at `t` (None: for one that may come), and what that was."""
+        start, of = (self.began_at or 0.0, "the job's start")
+        if waiting.since is not None:
+            start, of = waiting.since.t, f"entry {waiting.since.n} ({event_name(waiting.since.record)})"
+        struck = max((strike for strike in self.strikes if t is None or strike <= t), default=start)
+        return (struck, "the last fault") if struck > start else (start, of)
+
+    def _fail(self, one: Waiting | Watch, reason: str) -> None:
+        self.verdict = Verdict(one.item, one.since, reason, self.count)

@@ -1,0 +1,26 @@
+"""The fault matrix of one job: which faults its shape and a stage allow, and what must follow from each. Pure.
+
+What must follow is read from the job's own plan: its spares, `min_nodes`, restart budget, roles and bounds.
+Nothing is asked of the workload: a fault strikes once every replica runs, and when it has been survived, or has ended
+the job as it should, the flow is over.
+"""
+
+from __future__ import annotations
+
+from nvrx_slurm.journal.records import Plan
+from nvrx_slurm.lab.flow.language.model import StageName
+from nvrx_slurm.lab.flow.matrix.case import Case, LeftOut, if_possible
+from nvrx_slurm.lab.flow.matrix.of_jobs import OF_THE_JOB, starts
+from nvrx_slurm.lab.flow.matrix.of_roles import OF_A_ROLE
+from nvrx_slurm.lab.flow.matrix.shape import Shape
+
+__all__ = ["Case", "LeftOut", "matrix"]
+
+
+def matrix(plan: Plan, stage: StageName) -> list[Case | LeftOut]:
+    """Every fault that there is for this job, those of one role after the other, then those of the job."""
+    shapes = [Shape(plan, role, stage) for role in plan.roles]
+    found: list[Case | LeftOut] = [starts(shapes[0])]
+    found += [make(shape) for shape in shapes for make in OF_A_ROLE]
+    found += [make(shapes[0]) for make in OF_THE_JOB]
+    return [if_possible(case, stage) for case in found]

@@ -1,0 +1,133 @@
+"""The faults that may hit any role."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from nvrx_slurm.lab.flow.language.phrases import in_any_order
+from nvrx_slurm.lab.flow.language.writing import Item
+from nvrx_slurm.lab.flow.matrix.case import Case, LeftOut
+from nvrx_slurm.lab.flow.matrix.shape import Shape
+
+MOST_IN_A_ROW = 6
+"""Faults that are worth waiting for, one after the other's recovery."""
+
+_NO_HANG = "no bound says when a worker hangs: set fault_tolerance.hang.step_timeout, or no_output"
+
+
+def _case(role: Shape, fault: str, about: str, faults: list[Item], *expect: Item, takes_s: float) -> Case:
+    return Case(role.name(fault), about, tuple(faults), (*role.begins(), *expect), takes_s)
+
+
+def _kill_first_rank(role: Shape) -> Case:
+    faults = [{"when": role.at_work(), "do": {"kill_worker": role.worker(0)}}]
+    expect = (*role.others_unmoved(), *role.after_failure())
+    return _case(role, "kill-first-rank", "Rank 0 is killed.", faults, *expect, takes_s=role.restart_s)
+
+
+def _kill_last_rank(role: Shape) -> Case | LeftOut:
+    if role.last_rank == 0:
+        return LeftOut(role.name("kill-last-rank"), "its only rank is the first")
+    faults = [{"when": role.at_work(), "do": {"kill_worker": role.worker(role.last_rank)}}]
+    expect = (*role.others_unmoved(), *role.after_failure())
+    return _case(role, "kill-last-rank", "The last rank is killed.", faults, *expect, takes_s=role.restart_s)
+
+
+def _kill_agent(role: Shape) -> Case:
+    faults = [{"when": role.at_work(), "do": {"kill_agent": role.last_node}, "as": "$dead"}]
+    expect = (*role.others_unmoved(), *role.after_loss("$dead"))
+    about = "The agent of a node is killed; its workers die with it."
+    return _case(role, "kill-agent", about, faults, *expect, takes_s=role.fenced_s)
+
+
+def _kill_node(role: Shape) -> Case | LeftOut:
+    if not role.can_lose(1):
+        return LeftOut(role.name("kill-node"), "its only node is the batch host")
+    faults = [{"when": role.at_work(), "do": {"kill_node": role.last_node}, "as": "$dead"}]
+    expect = (*role.others_unmoved(), *role.after_loss("$dead"))
+    return _case(role, "kill-node", "A node dies at once.", faults, *expect, takes_s=role.fenced_s)
+
+
+def _freeze_node(role: Shape) -> Case | LeftOut:
+    if not role.can_lose(1):
+        return LeftOut(role.name("freeze-node"), "its only node is the batch host")
+    faults = [{"when": role.at_work(), "do": {"stop_node": role.last_node}, "as": "$frozen"}]
+    expect = (*role.others_unmoved(), *role.after_loss("$frozen"))
+    return _case(role, "freeze-node", "A node freezes.", faults, *expect, takes_s=role.fenced_s)
+
+
+def _hang(role: Shape) -> Case | LeftOut:
+    hang = role.bounds.hang
+    given = [bound for bound in (hang.step_s, hang.no_output_s) if bound is not None]
+    if not given:
+        return LeftOut(role.name("hang"), _NO_HANG)
+    # Before its first beat a worker has no step to be late with.
+    moment = role.at_work() if hang.no_output_s is not None else {"event": "progress", **role.whose}
+    faults: list[Item] = [{"when": moment, "do": {"stop_worker": role.worker(role.last_rank)}}]
+    hung = {"worker_hung": {**role.whose, "cycle": 0}}
+    expect = (*role.others_unmoved(), hung, *role.after_failure())
+    about = "A worker is stopped: it hangs, and is found out."
+    return _case(role, "hang", about, faults, *expect, takes_s=max(given) + role.restart_s + 30.0)
+
+
+def _budget(role: Shape) -> Case | LeftOut:
+    most, name = role.bounds.max_restarts, role.name("budget")
+    if not role.restarts:
+        return LeftOut(name, f"its role does not restart: on_failure is {role.role.on_failure}")
+    if not 0 < most < MOST_IN_A_ROW:
+        return LeftOut(name, f"max_restarts is {most}; tried where it is from 1 to {MOST_IN_A_ROW - 1}")
+    moments = [role.at_work(), *(role.recovered_at(cycle) for cycle in range(1, most + 1))]
+    faults = [{"when": moment, "do": {"kill_worker": role.worker(0)}} for moment in moments]
+    expect = [item for cycle in range(most + 1) for item in role.after_failure(cycle)]
+    about = "Workers are killed until the restart budget is spent."
+    return _case(role, "budget", about, faults, *expect, takes_s=(most + 1) * role.restart_s)
+
+
+def _no_spare_left(role: Shape) -> Case | LeftOut:
+    deaths, name = role.plan.spares + 1, role.name("no-spare-left")
+    if not role.restarts:
+        return LeftOut(name, f"its role does not restart: on_failure is {role.role.on_failure}")
+    if deaths > MOST_IN_A_ROW:
+        return LeftOut(name, f"{deaths} nodes would have to die, one after the other; at most {MOST_IN_A_ROW} do")
+    if not role.can_lose(1):
+        return LeftOut(name, "its only node is the batch host")
+    if deaths == 1:
+        return LeftOut(name, "there are no spares: kill-node is the same")
+    moments = [role.at_work(), *(role.recovered_at(cycle) for cycle in range(1, deaths))]
+    faults: list[Item] = [
+        {"when": moment, "do": {"kill_node": role.last_node}, "as": f"$dead{number}"}
+        for number, moment in enumerate(moments, start=1)
+    ]
+    expect = [item for n in range(deaths) for item in role.after_loss(f"$dead{n + 1}", n, n + 1)]
+    about = "Node after node dies, until no spare is left."
+    return _case(role, "no-spare-left", about, faults, *expect, takes_s=deaths * role.fenced_s)
+
+
+def _two_at_once(role: Shape) -> Case | LeftOut:
+    name = role.name("two-at-once")
+    if role.plan.spares < 2:
+        return LeftOut(name, f"needs 2 spares, and the job has {role.plan.spares}")
+    if not role.can_lose(2) or not role.restarts:
+        return LeftOut(name, "needs two nodes in a replica that restarts, the batch host not among them")
+    faults: list[Item] = [
+        {"when": role.at_work(), "do": {"kill_node": role.node_before_last()}, "as": "$dead1"},
+        {"when": {"fault": 1}, "do": {"kill_node": role.last_node}, "as": "$dead2"},
+    ]
+    lost = in_any_order([[{"node_lost": {"node": "$dead1"}}], [{"node_lost": {"node": "$dead2"}}]])
+    # Whether the second death falls into the first recovery is a matter of milliseconds: one cycle, or two.
+    recovered = {"recovered": {**role.whose, "cycle": ">= 1"}}
+    expect = (*role.others_unmoved(), *lost, recovered)
+    return _case(role, "two-at-once", "Two nodes die together.", faults, *expect, takes_s=2 * role.fenced_s)
+
+
+OF_A_ROLE: tuple[Callable[[Shape], Case | LeftOut], ...] = (
+    _kill_first_rank,
+    _kill_last_rank,
+    _kill_agent,
+    _kill_node,
+    _freeze_node,
+    _hang,
+    _two_at_once,
+    _no_spare_left,
+    _budget,
+)

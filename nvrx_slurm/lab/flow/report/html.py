@@ -1,0 +1,109 @@
+"""The report as one HTML file that asks nobody for anything. How it looks stands in `page/`."""
+
+from __future__ import annotations
+
+import base64
+import hashlib
+import re
+from datetime import UTC, datetime
+from pathlib import Path
+
+from jinja2 import Environment, FileSystemLoader, StrictUndefined
+from markupsafe import Markup
+
+from nvrx_slurm.lab.flow.outcome import Attempt, FlowOutcome, Struck, SuiteOutcome
+from nvrx_slurm.lab.flow.report import words
+from nvrx_slurm.report.words import seconds
+
+PAGE = Path(__file__).parent / "page"
+AXIS = 1000
+"""The time line's width in its own units."""
+LEAST_WIDTH = 6
+_JOURNAL_LINE = re.compile(r"(\+\d+\.\d+s)(\s+)(\w+)(\s*)(.*)")
+
+
+def page(outcome: SuiteOutcome, base: Path | None = None) -> str:
+    """The whole file. Paths are told from `base`; nothing in the outcome can become markup or script."""
+    template = _environment().get_template("page.html.j2")
+    style, script = ((PAGE / name).read_text(encoding="utf-8") for name in ("style.css", "script.js"))
+    text = template.render(
+        outcome=outcome,
+        flows=words.worst_first(outcome),
+        counts=words.counts(outcome),
+        axis=_Axis(outcome),
+        base=base,
+        style=Markup(style),  # ours, as is: their hashes below are what the browser may run
+        script=Markup(script),
+        style_hash=_hash(style),
+        script_hash=_hash(script),
+    )
+    return words.plain(text)
+
+
+class _Axis:
+    """Where moments of the run lie on its time line."""
+
+    def __init__(self, outcome: SuiteOutcome) -> None:
+        self._began_at, self._took_s = outcome.began_at, max(outcome.took_s, 1e-3)
+
+    def at(self, moment: float) -> int:
+        share = (moment - self._began_at) / self._took_s
+        return round(AXIS * min(1.0, max(0.0, share)))
+
+    def start(self, attempt: Attempt) -> int:
+        return min(self.at(attempt.began_at), AXIS - LEAST_WIDTH)
+
+    def width(self, attempt: Attempt) -> int:
+        return max(LEAST_WIDTH, self.at(attempt.began_at + attempt.took_s) - self.start(attempt))
+
+    def offset(self, attempt: Attempt) -> str:
+        return seconds(max(0.0, attempt.began_at - self._began_at))
+
+
+def _environment() -> Environment:
+    environment = Environment(
+        loader=FileSystemLoader(PAGE),
+        undefined=StrictUndefined,
+        autoescape=True,
+        trim_blocks=True,
+        lstrip_blocks=True,
+    )
+    environment.globals.update(AXIS=AXIS, WORDS=words.STATUS_WORDS)
+    environment.filters.update(
+        seconds=seconds,
+        recovery=words.recovery,
+        headline=words.headline,
+        journal=_journal,
+        searchable=_searchable,
+        since_start=_since_start,
+        utc=lambda moment: datetime.fromtimestamp(moment, UTC),
+        place=words.place,
+        seen_from=lambda file, base: words.path_from(base, file),
+    )
+    return environment
+
+
+def _hash(text: str) -> str:
+    return "sha256-" + base64.b64encode(hashlib.sha256(text.encode()).digest()).decode()
+
+
+def _journal(lines: tuple[str, ...]) -> Markup:
+    """The journal's lines, their times and event names marked."""
+    return Markup("\n").join(_journal_line(line) for line in lines)
+
+
+def _journal_line(line: str) -> Markup:
+    match = _JOURNAL_LINE.fullmatch(line)
+    if match is None:
+        return Markup("{}").format(line)
+    return Markup("<i>{}</i>{}<b>{}</b>{}{}").format(*match.groups())
+
+
+def _searchable(flow: FlowOutcome) -> str:
+    found = [finding.message for attempt in flow.attempts for finding in attempt.findings]
+    struck = [fault.what for attempt in flow.attempts for fault in attempt.struck]
+    return " ".join([flow.name, flow.about, flow.file, words.headline(flow), *found, *struck]).casefold()
+
+
+def _since_start(fault: Struck, attempt: Attempt) -> str:
+    return seconds(max(0.0, fault.t - attempt.began_at))

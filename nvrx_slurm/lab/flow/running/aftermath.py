@@ -1,0 +1,104 @@
+"""What is checked after every attempt without being asked for, as findings. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Sequence
+
+from nvrx_slurm.cluster.states import JobState
+from nvrx_slurm.journal.folder import Result
+from nvrx_slurm.journal.records import Entry, JobEnded, JobStarted, Plan, Recovered
+from nvrx_slurm.lab.flow.judging.near import Miss
+from nvrx_slurm.lab.flow.judging.triggers import Director
+from nvrx_slurm.lab.flow.language.model import Flow
+from nvrx_slurm.lab.flow.outcome import Finding, Kind, Struck
+from nvrx_slurm.lab.flow.replaying import explain, replay
+from nvrx_slurm.report.lines import NAME_WIDTH, TIME_WIDTH, Lines
+
+EXCERPT_LINES = 200
+
+
+def of_miss(flow: Flow, miss: Miss, entries: Sequence[Entry]) -> Finding:
+    """The first expectation that was not met, with what came around that moment and what almost was it."""
+    shown = _in_words(entries)
+    detail = []
+    if miss.around:
+        detail += ["around that moment:", *(f"  {shown[entry.n]}" for entry in miss.around)]
+    if miss.nearest is not None:
+        detail += ["nearest:", f"  {shown[miss.nearest.entry.n]}"]
+        detail += [f"    {difference}" for difference in miss.nearest.differences]
+    message = f"expected {miss.expected}: {miss.reason}"
+    return Finding(kind="expectation", message=message, file=str(flow.file), line=miss.line, detail=tuple(detail))
+
+
+def of_faults(flow: Flow, director: Director) -> Iterator[Finding]:
+    """Each fault that never struck: without it the flow has shown nothing."""
+    for fault in director.waiting:
+        message = f"fault {fault.number} ({fault.describe()}) never struck: {director.why_not(fault)}"
+        yield Finding(kind="fault", message=message, file=str(flow.file), line=fault.line)
+
+
+def of_replay(flow: Flow, plan: Plan, entries: Sequence[Entry]) -> Iterator[Finding]:
+    """The journal, fed through the core once more, must give the decisions that it holds."""
+    parting = replay(plan, entries).parting
+    if parting is not None:
+        message = f"the journal does not replay: entry {parting.entry.n} is not what the core decides"
+        yield _of_flow(flow, "replay", message, explain(parting, entries))
+
+
+def of_exit_code(
+    flow: Flow, entries: Sequence[Entry], result: Result | None, state: JobState | None
+) -> Iterator[Finding]:
+    """Journal, `result.json` and Slurm must tell the same end."""
+    said = exit_code(entries)
+    if said is None:
+        return
+    if result is not None and result.exit_code != said:
+        message = f"the journal ends with exit code {said}, result.json with {result.exit_code}: {result.reason}"
+        yield _of_flow(flow, "exit_code", message)
+    if state is not None and state.terminal and (state is JobState.COMPLETED) != (said == 0):
+        yield _of_flow(flow, "exit_code", f"the journal ends with exit code {said}, and Slurm says {state}")
+
+
+def of_leftovers(flow: Flow, left: Iterable[str]) -> Iterator[Finding]:
+    """What of the job outlived it, a finding each."""
+    return (_of_flow(flow, "leftover", f"left behind: {what}") for what in left)
+
+
+def of_bound(flow: Flow, message: str) -> Finding:
+    return _of_flow(flow, "bound", message)
+
+
+def exit_code(entries: Sequence[Entry]) -> int | None:
+    """How the job's last generation ended, by its journal; None: it does not say."""
+    for entry in reversed(entries):
+        if isinstance(entry.record, JobEnded | JobStarted):
+            return entry.record.exit_code if isinstance(entry.record, JobEnded) else None
+    return None
+
+
+def recoveries_s(entries: Sequence[Entry]) -> tuple[float, ...]:
+    """How long each recovery took, in order."""
+    return tuple(entry.record.total_s for entry in entries if isinstance(entry.record, Recovered))
+
+
+def excerpt(entries: Sequence[Entry], struck: Iterable[Struck]) -> tuple[str, ...]:
+    """The journal as `nvrx-slurm events` prints it, with each fault in its place; its end, if it is long."""
+    if not entries:
+        return ()
+    told = [(entry.t, line) for entry, line in zip(entries, _in_words(entries).values(), strict=True)]
+    told += [(fault.t, _fault_line(fault, entries[0].t)) for fault in struck]
+    return tuple(line for _, line in sorted(told, key=lambda each: each[0]))[-EXCERPT_LINES:]
+
+
+def _fault_line(fault: Struck, begin: float) -> str:
+    time = f"{fault.t - begin:+.3f}s"
+    return f"{time:<{TIME_WIDTH}} {'fault':<{NAME_WIDTH}} {fault.number}: {fault.what}"
+
+
+def _in_words(entries: Sequence[Entry]) -> dict[int, str]:
+    lines = Lines()
+    return {entry.n: lines.in_words(entry) for entry in entries}
+
+
+def _of_flow(flow: Flow, kind: Kind, message: str, detail: Iterable[str] = ()) -> Finding:
+    return Finding(kind=kind, message=message, file=str(flow.file), line=flow.line, detail=tuple(detail))

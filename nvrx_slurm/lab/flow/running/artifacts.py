@@ -1,0 +1,131 @@
+"""Where a run of flows keeps its files. What passed leaves none; of the rest all is kept, for whoever looks closer.
+
+<artifacts>/                    default: nvrx-ci/<time>
+  lease                         touched, and locked, while the run lives; its jobs end without that
+  guard.log                     what the guard had to do, if the run was killed
+  <flow>/attempt-<n>/
+    attempt.json                what to run (AttemptSpec)
+    attempt.log                 what the attempt's own process has to say; its stacks, if it hung
+    held.jsonl                  what it has started (hold.py)
+    jobs/<job id>/              the job's folder: journal, logs, result
+    diagnosis/                  stacks, Slurm's answers, ends of logs: where a bound passed or something was not met
+    outcome.json                how it went (outcome.Attempt)
+"""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import os
+import shutil
+from datetime import datetime
+from pathlib import Path
+
+import msgspec
+
+from nvrx_slurm.errors import UsageError
+from nvrx_slurm.journal.records import Record
+from nvrx_slurm.lab.flow.language.model import StageName
+from nvrx_slurm.lab.flow.outcome import Attempt, attempt_from_json, to_json
+from nvrx_slurm.util.files import write_private
+
+DEFAULT_BASE = Path("nvrx-ci")
+LEASE = "lease"
+LOG_TAIL_LINES = 30
+
+
+class AttemptSpec(Record, frozen=True, kw_only=True):
+    """One attempt: a flow file, where it runs, the lease that its job gets, and the process that it dies with."""
+
+    flow: str
+    stage: StageName
+    number: int
+    lease: str
+    lease_timeout_s: float
+    parent: int
+
+
+class AttemptFolder:
+    """The files of one attempt."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        self.spec_path = path / "attempt.json"
+        self.log_path = path / "attempt.log"
+        self.diagnosis = path / "diagnosis"
+        self._outcome_path = path / "outcome.json"
+
+    def create(self, spec: AttemptSpec) -> None:
+        """Make the folder. Raises OSError."""
+        self.path.mkdir(mode=0o700, parents=True)
+        write_private(self.spec_path, msgspec.json.encode(spec))
+
+    def read_spec(self) -> AttemptSpec:
+        return msgspec.json.decode(self.spec_path.read_bytes(), type=AttemptSpec)
+
+    def write_outcome(self, attempt: Attempt) -> None:
+        write_private(self._outcome_path, to_json(attempt))
+
+    def read_outcome(self) -> Attempt | None:
+        """None: the attempt's process did not come so far."""
+        try:
+            return attempt_from_json(self._outcome_path.read_bytes())
+        except FileNotFoundError:
+            return None
+
+    def last_words(self) -> tuple[str, ...]:
+        """The end of its log."""
+        with contextlib.suppress(OSError):
+            return tuple(self.log_path.read_text(errors="replace").splitlines()[-LOG_TAIL_LINES:])
+        return ()
+
+    def remove(self) -> None:
+        shutil.rmtree(self.path, ignore_errors=True)
+
+
+class Artifacts:
+    """The folder of one run."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path.absolute()
+        self.lease = self.path / LEASE
+
+    def create(self) -> None:
+        """Make the folder and the lease. Raises UsageError: it cannot be written, or holds another run."""
+        try:
+            self.path.mkdir(mode=0o700, parents=True, exist_ok=True)
+            if any(self.path.glob("*/attempt-*")):  # of a run that has ended, and left what did not pass
+                raise FileExistsError
+            self._lock = self.lease.open("x")  # open until this process ends, however it ends
+            fcntl.flock(self._lock, fcntl.LOCK_EX)
+            print(os.getpid(), file=self._lock, flush=True)
+        except FileExistsError:
+            raise UsageError(f"--artifacts {self.path}: holds another run already; name another folder") from None
+        except OSError as error:
+            raise UsageError(f"--artifacts {self.path}: cannot be written: {error.strerror}") from None
+
+    def attempt(self, flow: str, number: int) -> AttemptFolder:
+        return AttemptFolder(self.path / flow / f"attempt-{number}")
+
+    def sweep(self) -> None:
+        """Remove the lease, and every folder that is empty by now."""
+        self._lock.close()
+        self.lease.unlink(missing_ok=True)
+        for folder in (*self.path.glob("*/"), self.path):
+            with contextlib.suppress(OSError):  # something is kept there
+                folder.rmdir()
+
+
+def check_over(folder: Path) -> None:
+    """Raises UsageError if the run of this artifacts folder goes on; one that is not there does not."""
+    with contextlib.suppress(FileNotFoundError), (folder / LEASE).open() as lease:
+        try:
+            fcntl.flock(lease, fcntl.LOCK_SH | fcntl.LOCK_NB)
+        except BlockingIOError:
+            message = f"{folder}: its run goes on; to end it: kill {lease.read().strip()}"
+            raise UsageError(message) from None
+
+
+def default_folder(wall: float) -> Path:
+    """`nvrx-ci/20261121-153012`."""
+    return DEFAULT_BASE / f"{datetime.fromtimestamp(wall):%Y%m%d-%H%M%S}"

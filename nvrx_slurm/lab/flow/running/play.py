@@ -1,0 +1,130 @@
+"""A flow while its job runs: what the journal says is matched, and what is due strikes."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import Literal
+
+from nvrx_slurm.errors import FaultFailed
+from nvrx_slurm.journal.folder import JobFolder
+from nvrx_slurm.journal.records import Entry
+from nvrx_slurm.lab.flow.judging.matching import Matcher
+from nvrx_slurm.lab.flow.judging.triggers import Director, Due, Progressed, StateIs
+from nvrx_slurm.lab.flow.language.model import Flow
+from nvrx_slurm.lab.flow.outcome import Finding, Struck
+from nvrx_slurm.lab.flow.running.presence import Presence
+from nvrx_slurm.lab.flow.stages.base import Hit, Scene, Stage
+from nvrx_slurm.lab.flow.stages.world import World
+from nvrx_slurm.report.model import Heard
+from nvrx_slurm.util.clock import Clock
+from nvrx_slurm.util.log import get_logger
+
+log = get_logger("ci")
+
+LONGEST_WAIT_S = 0.5
+
+End = Literal["met", "missed", "ended", "bound", "out_of_time"]
+"""Everything is met and nothing is open; something is not met; the job ended by itself; `limits.wall` has passed; the
+whole run has no more time."""
+
+
+class Play:
+    """One job under one flow. `entries`: its journal so far; `struck`: the faults that have happened; `findings`:
+    those that did not."""
+
+    def __init__(self, flow: Flow, stage: Stage, presence: Presence, clock: Clock) -> None:
+        self.flow, self.presence = flow, presence
+        self.folder = JobFolder(presence.job.folder)
+        self.matcher, self.director = Matcher(flow), Director(flow.faults)
+        self.entries: list[Entry] = []
+        self.struck: list[Struck] = []
+        self.findings: list[Finding] = []
+        self._stage, self._clock = stage, clock
+        self._world = World(self.folder.read_plan())
+        self._journal = stage.journal(self.folder)
+        self._ahead_s = clock.wall() - clock.monotonic()  # of the journal's clock before our monotonic one
+        self._is_set = False
+
+    def run(self, until: float) -> End:
+        """Follow the job until all is clear, or it is `until` on the monotonic clock."""
+        self._take(self._journal.poll())
+        if not self.entries:
+            self.director.feed(StateIs(self._now(), "pending"))
+        while (end := self._end(until)) is None:
+            self._take(self._journal.poll(self._wait_s(until)))
+            for due in self.director.due(self._now()):
+                self._strike(due)
+            self.matcher.look(self._now())
+        return end
+
+    def drain(self) -> None:
+        """Take in the last entries of a job that is over; what they leave open is not met any more."""
+        self._take(self._journal.catch_up())
+        self._journal.close()
+        self.matcher.job_over()
+
+    def _end(self, until: float) -> End | None:
+        if self.matcher.miss is not None or self.findings:
+            return "missed"
+        if self.matcher.settled:
+            return "met"
+        if self.presence.is_over(hint=self._journal.ended):
+            return "ended"
+        return "bound" if self._clock.monotonic() >= until else None
+
+    # ---- what comes
+
+    def _take(self, items: Iterable[Entry | Heard]) -> None:
+        for item in items:
+            if isinstance(item, Entry):
+                self._set_clock()
+                self.entries.append(item)
+                self._world.feed(item)
+                self.matcher.feed(item)
+                self.director.feed(item, self.matcher.bindings)
+            else:
+                self._hear(item)
+
+    def _hear(self, heard: Heard) -> None:
+        beat = heard.beat
+        for rank, step in beat.steps.items():
+            progressed = Progressed(heard.t, beat.replica or "", rank, beat.node, step, beat.cycle)
+            self.director.feed(progressed, self.matcher.bindings)
+
+    # ---- what strikes
+
+    def _strike(self, due: Due) -> None:
+        fault = due.fault
+        what = f"fault {fault.number} ({fault.describe()})"
+        scene = Scene(self.presence.job, self.folder, self._world, {**self.matcher.bindings, **due.bindings})
+        try:
+            hit = self._stage.strike(fault.action, due.arguments, scene)
+        except FaultFailed as error:
+            message = f"{what} did not happen: {error}"
+            self.findings.append(Finding(kind="fault", message=message, file=str(self.flow.file), line=fault.line))
+            return
+        log.info("%s struck: %s", what, hit.proof)
+        self._note(due, hit)
+
+    def _note(self, due: Due, hit: Hit) -> None:
+        fault, t = due.fault, self._now() - (self._clock.wall() - hit.at)
+        named = {fault.binds: hit.bound} if fault.binds is not None and hit.bound is not None else {}
+        self.struck.append(Struck(number=fault.number, what=fault.describe(), t=t, proof=hit.proof, bindings=named))
+        self.matcher.struck(t, {**due.bindings, **named})
+        self.director.struck(fault, t, named)
+
+    # ---- time
+
+    def _now(self) -> float:
+        """The moment, on the journal's clock."""
+        return self._clock.monotonic() + self._ahead_s
+
+    def _set_clock(self) -> None:
+        """By the store's own clock, once it can be read; another host's may differ from ours."""
+        if not self._is_set and (t := self._journal.store_time()) is not None:
+            self._ahead_s, self._is_set = t - self._clock.monotonic(), True
+
+    def _wait_s(self, until: float) -> float:
+        moments = [until + self._ahead_s, self.matcher.next_deadline(), self.director.next_at()]
+        nearest = min(moment for moment in moments if moment is not None)
+        return max(0.0, min(nearest - self._now(), self.presence.pause_s(), LONGEST_WAIT_S))

@@ -1,0 +1,226 @@
+"""What a fault does to a job's processes on one machine, and the proof that it did.
+
+A `Deed` crosses to the machine where its processes are (`reach.py`), so it is a record, and so is its `Evidence`.
+Nothing is signalled by its number alone: whether it is of the job is looked at first.
+"""
+
+from __future__ import annotations
+
+import os
+import select
+import signal
+from collections.abc import Callable, Iterable, Sequence
+from pathlib import Path
+from typing import Literal
+
+from nvrx_slurm.diagnostics.stacks.process import has_signal, read_task, thread_ids
+from nvrx_slurm.errors import FaultFailed, WaitTimeout
+from nvrx_slurm.journal.records import Record
+from nvrx_slurm.lab.devcluster import processes
+from nvrx_slurm.lab.devcluster.processes import children_first, descendants, environment_of, read_table
+from nvrx_slurm.lab.devcluster.waiting import wait_until
+from nvrx_slurm.util.clock import Clock
+from nvrx_slurm.util.files import JobFiles
+
+PROOF_S = 5.0
+"""How long the proof may take to appear."""
+
+SUPERVISOR = "nvrx_slurm.agent.supervisor"
+
+Act = Literal["kill", "stop", "continue", "signal"]
+Part = Literal["itself", "supervisor", "store", "tree"]
+
+
+class Deed(Record, frozen=True, kw_only=True, tag="deed"):
+    """Do `act` to a `part` of the processes `pids`, which are of the job in `folder`.
+
+    `part`: themselves; the supervisor that one of them has as a child, or the store; or they and all below them, at
+    once. `who`: what they are, in words. `signal`: which one, of the act of that name.
+    """
+
+    act: Act
+    who: str
+    pids: tuple[int, ...]
+    folder: str
+    part: Part = "itself"
+    signal: str = "SIGTERM"
+
+
+class Evidence(Record, frozen=True, kw_only=True):
+    """It happened. `at`: seconds since the epoch, right before it began; `proof`: how that is known, in words."""
+
+    at: float
+    proof: str
+
+
+def do(deed: Deed, clock: Clock) -> Evidence:
+    """Do it, and return once it is proven. Raises FaultFailed; nothing was signalled then, or all in vain."""
+    for pid in deed.pids:
+        _check_is_of_the_job(pid, deed)
+    members = _PARTS[deed.part](deed)
+    try:
+        return _ACTS[deed.act](deed, members, clock)
+    except WaitTimeout as error:
+        raise FaultFailed(f"{deed.act} {deed.who}: {error}") from None
+
+
+# ---- who
+
+Members = Callable[[processes.Table], set[int]]
+
+
+def _check_is_of_the_job(pid: int, deed: Deed) -> None:
+    """The journal tells pids, and one may have been given to another process since."""
+    if pid not in read_table():
+        raise FaultFailed(f"{deed.who} has ended already: no process {pid} runs here")
+    if not is_of_job(pid, deed.folder):
+        raise FaultFailed(f"{deed.who} has ended already: process {pid} is {command_line(pid)!r} now")
+
+
+def is_of_job(pid: int, folder: str) -> bool:
+    """Whether the process is of the job: by its environment, as agents and workers are; by its standard output, the
+    job's log, as the batch host is; or by the folder that it works in, as the store is, which has no environment."""
+    files, of_process = JobFiles(Path(folder)), Path(f"/proc/{pid}")
+    if environment_of(pid).get("NVRX_JOB_FOLDER") == folder:
+        return True
+    return _is_same(of_process / "fd" / "1", files.job_log) or _is_same(of_process / "cwd", files.store_dir)
+
+
+def _is_same(one: Path, other: Path) -> bool:
+    """Whether two paths lead to one file; a small disk has another name in another mount namespace."""
+    try:
+        return one.samefile(other)
+    except OSError:
+        return False
+
+
+def command_line(pid: int) -> str:
+    """Its words; empty once it is gone."""
+    try:
+        return Path(f"/proc/{pid}/cmdline").read_bytes().decode(errors="replace").replace("\0", " ").strip()
+    except OSError:
+        return ""
+
+
+def _themselves(deed: Deed) -> Members:
+    return lambda table: set(deed.pids) & table.keys()
+
+
+def _they_and_all_below(deed: Deed) -> Members:
+    return lambda table: descendants(table, deed.pids)
+
+
+def _child(deed: Deed, is_it: Callable[[int], bool]) -> Members:
+    table = read_table()
+    found = {process.pid for process in table.values() if process.parent in deed.pids and is_it(process.pid)}
+    if not found:
+        raise FaultFailed(f"{deed.who} does not run: process {deed.pids[0]} has no such child")
+    return lambda table: found & table.keys()
+
+
+def _supervisor(deed: Deed) -> Members:
+    return _child(deed, lambda pid: SUPERVISOR in command_line(pid))
+
+
+def _store(deed: Deed) -> Members:
+    works_in = JobFiles(Path(deed.folder)).store_dir
+    return _child(deed, lambda pid: _is_same(Path(f"/proc/{pid}/cwd"), works_in))
+
+
+_PARTS: dict[Part, Callable[[Deed], Members]] = {
+    "itself": _themselves,
+    "supervisor": _supervisor,
+    "store": _store,
+    "tree": _they_and_all_below,
+}
+
+
+# ---- what
+
+
+def _kill(deed: Deed, members: Members, clock: Clock) -> Evidence:
+    """Of a whole node, all are stopped first and children die before parents, so that none sees another die."""
+    doomed = processes.freeze(members, clock) if deed.part == "tree" else members(read_table())
+    handles = [handle for pid in children_first(doomed, read_table()) if (handle := _hold(pid)) is not None]
+    at = clock.wall()  # to find and freeze a whole node may take a second on a machine that is busy
+    try:
+        for handle in handles:
+            signal.pidfd_send_signal(handle, signal.SIGKILL)
+        _await_ends(handles, clock)
+    finally:
+        for handle in handles:
+            os.close(handle)
+    return Evidence(at=at, proof=f"SIGKILL ended {deed.who}: {_named(doomed)} gone")
+
+
+def _hold(pid: int) -> int | None:
+    try:
+        return os.pidfd_open(pid)
+    except ProcessLookupError:
+        return None
+
+
+def _await_ends(handles: Sequence[int], clock: Clock) -> None:
+    """A pidfd is readable once its process has ended, reaped or not."""
+    poller, deadline = select.poll(), clock.monotonic() + PROOF_S
+    left = set(handles)
+    for handle in left:
+        poller.register(handle, select.POLLIN)
+    while left:
+        ended = {handle for handle, _ in poller.poll(max(0.0, deadline - clock.monotonic()) * 1000)}
+        if not ended:
+            raise WaitTimeout(f"{len(left)} processes still run {PROOF_S:g} s after SIGKILL")
+        for handle in ended:
+            poller.unregister(handle)
+        left -= ended
+
+
+def _stop(deed: Deed, members: Members, clock: Clock) -> Evidence:
+    at = clock.wall()
+    stopped = processes.freeze(members, clock)
+    wait_until(lambda: all(map(is_stopped, stopped)), timeout_s=PROOF_S, what=f"{deed.who} to stop", clock=clock)
+    return Evidence(at=at, proof=f"SIGSTOP froze {deed.who}: {_named(stopped)} in state T")
+
+
+def _continue(deed: Deed, members: Members, clock: Clock) -> Evidence:
+    table = read_table()
+    frozen = set(filter(is_stopped, members(table)))
+    if not frozen:
+        raise FaultFailed(f"{deed.who} is not stopped: there is nothing to continue")
+    in_order, at = children_first(frozen, table)[::-1], clock.wall()
+    processes.send((table[pid] for pid in in_order), signal.SIGCONT)
+    wait_until(lambda: not any(map(is_stopped, frozen)), timeout_s=PROOF_S, what=f"{deed.who} to run", clock=clock)
+    return Evidence(at=at, proof=f"SIGCONT woke {deed.who}: {_named(frozen)} out of state T")
+
+
+def _signal(deed: Deed, members: Members, clock: Clock) -> Evidence:
+    table = read_table()
+    number, told, at = signal.Signals[deed.signal], members(table), clock.wall()
+    processes.send((table[pid] for pid in told), number)
+    heard = f"{deed.who} to take {deed.signal}"
+    wait_until(lambda: not any(_has_pending(pid, number) for pid in told), timeout_s=PROOF_S, what=heard, clock=clock)
+    return Evidence(at=at, proof=f"{deed.who} took {deed.signal}: it is not pending there any more")
+
+
+def _has_pending(pid: int, number: int) -> bool:
+    task = read_task(pid, pid)
+    return task is not None and not task.has_ended and has_signal(task.pending, number)
+
+
+def is_stopped(pid: int) -> bool:
+    """Whether every thread of the process is in state T."""
+    tasks = [read_task(pid, tid) for tid in thread_ids(pid)]
+    return bool(tasks) and all(task is not None and task.state == "T" for task in tasks)
+
+
+_ACTS: dict[Act, Callable[[Deed, Members, Clock], Evidence]] = {
+    "kill": _kill,
+    "stop": _stop,
+    "continue": _continue,
+    "signal": _signal,
+}
+
+
+def _named(pids: Iterable[int]) -> str:
+    numbers = sorted(pids)
+    return f"process {numbers[0]} is" if len(numbers) == 1 else f"processes {', '.join(map(str, numbers))} are"

@@ -1,0 +1,113 @@
+"""A Slurm of its own for each attempt, without root, on this machine: nodes die, freeze, drain, and come back."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+from collections.abc import Mapping
+from pathlib import Path
+
+from nvrx_slurm.api.handle import Job
+from nvrx_slurm.errors import FaultFailed, NvrxError
+from nvrx_slurm.lab.devcluster import DevCluster
+from nvrx_slurm.lab.flow.language.model import Flow, StageName
+from nvrx_slurm.lab.flow.stages.base import Hit, Hold, Scene
+from nvrx_slurm.lab.flow.stages.deeds import is_stopped
+from nvrx_slurm.lab.flow.stages.reach import Reach, here
+from nvrx_slurm.lab.flow.stages.slurm import SlurmStage
+from nvrx_slurm.lab.flow.stages.slurm_strikes import SETTINGS
+from nvrx_slurm.lab.flow.stages.targets import Arguments, node_of
+from nvrx_slurm.util.clock import Clock
+from nvrx_slurm.util.ids import new_incarnation
+
+
+class DevStage(SlurmStage):
+    """Jobs on a development cluster that is there for this attempt alone."""
+
+    name: StageName = "dev"
+
+    def __init__(self, flow: Flow, folder: Path, hold: Hold, clock: Clock) -> None:
+        name = f"ci-{os.getpid()}-{new_incarnation()[:4]}"
+        hold.cluster(name)
+        self.cluster: DevCluster = DevCluster.up(
+            name=name, nodes=flow.needs.nodes, settings=_settings(flow), clock=clock
+        )
+        try:
+            super().__init__(flow, folder, hold, clock)
+        except BaseException:
+            self.cluster.down()
+            raise
+        self._here = here(clock)
+        self.strikes |= {
+            "kill_node": self._kill_node,
+            "stop_node": self._stop_node,
+            "restore_node": self._restore_node,
+        }
+
+    @property
+    def environment(self) -> Mapping[str, str]:
+        return self.cluster.environment()
+
+    def _reach(self, job: Job) -> Reach:
+        return self._here
+
+    # ---- nodes
+
+    def _kill_node(self, arguments: Arguments, scene: Scene) -> Hit:
+        node, at = node_of(arguments, scene.world), [self.clock.wall()]
+        killed = self.cluster.kill_node(node, at_the_kill=lambda: at.append(self.clock.wall()))
+        if not killed or self.cluster.node_processes(node):
+            raise FaultFailed(f"{node} was not killed: {len(killed)} processes died")
+        return Hit(at=at[-1], proof=f"slurmd of {node} and all below it are gone: {_listed(killed)}", bound=node)
+
+    def _stop_node(self, arguments: Arguments, scene: Scene) -> Hit:
+        node, at = node_of(arguments, scene.world), self.clock.wall()
+        stopped = self.cluster.stop_node(node)
+        awake = [pid for pid in stopped if not is_stopped(pid)]
+        if awake or not stopped:
+            raise FaultFailed(f"{node} was not frozen: {_listed(awake) or 'nothing runs there'}")
+        return Hit(at=at, proof=f"slurmd of {node} and all below it are in state T: {_listed(stopped)}", bound=node)
+
+    def _restore_node(self, arguments: Arguments, scene: Scene) -> Hit:
+        node, at = node_of(arguments, scene.world), self.clock.wall()
+        self.cluster.restore_node(node)
+        status = next(each for each in self.cluster.status().nodes if each.name == node)
+        if status.slurmd != "alive":
+            raise FaultFailed(f"{node} is not back: its slurmd is {status.slurmd}")
+        self.killed.discard(node)
+        return Hit(at=at, proof=f"slurmd of {node} lives, and Slurm holds it for {status.slurm_state}", bound=node)
+
+    # ---- the end
+
+    def gone(self, job: Job, within_s: float) -> list[str]:
+        self._settle()
+        return super().gone(job, within_s)
+
+    def _settle(self) -> None:
+        """Nodes that the flow has left dead are down, as Slurm would find in some seconds; frozen ones go on."""
+        for node in self.cluster.status().nodes:
+            with contextlib.suppress(NvrxError):
+                if node.slurmd == "frozen":
+                    self.cluster.restore_node(node.name)
+                elif node.slurmd == "dead":
+                    self.cluster.mark_down(node.name)
+
+    def _places(self) -> tuple[str, ...]:
+        return ("",)  # all of them are here
+
+    def _logs(self) -> list[Path]:
+        return sorted(self.cluster.spec.places.logs.glob("*.log"))
+
+    def close(self) -> None:
+        self.cluster.down()
+        super().close()
+
+
+def _settings(flow: Flow) -> dict[str, str]:
+    """What the flow's faults need, and the flow's own lines on top."""
+    needed = {key: value for fault in flow.faults for key, value in SETTINGS.get(fault.action, {}).items()}
+    return {**needed, **flow.needs.settings}
+
+
+def _listed(pids: list[int]) -> str:
+    return ", ".join(map(str, pids))

@@ -1,0 +1,97 @@
+"""All that can be known of a job that went wrong, in files. Every step is bounded, and none takes another along."""
+
+from __future__ import annotations
+
+import threading
+from collections import deque
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from pathlib import Path
+
+from nvrx_slurm.api.handle import Job
+from nvrx_slurm.api.stack_request import StackRequest
+from nvrx_slurm.cluster.commands import Runner
+from nvrx_slurm.journal.folder import JobFolder
+from nvrx_slurm.lab.flow.stages.reach import Reach
+from nvrx_slurm.lab.flow.stages.remote import Account
+
+DUMP_S, ACCOUNTS_S, ANSWER_S = 8.0, 8.0, 5.0
+STEP_S = 20.0
+TAIL_LINES = 200
+
+QUESTIONS: Mapping[str, Sequence[str]] = {
+    "job": ("scontrol", "show", "job", "--details"),
+    "step": ("scontrol", "show", "step"),
+    "node": ("scontrol", "show", "node"),
+    "squeue": ("squeue", "--states=all", "--long"),
+    "steps": ("squeue", "--steps", "--long"),
+    "sinfo": ("sinfo", "--Node", "--long"),
+}
+"""What Slurm is asked, by the name of the file that has its answer."""
+
+Step = Callable[[], object]
+
+
+def take(steps: Mapping[str, Step], folder: Path) -> None:
+    """Do all steps side by side; one that fails, or takes too long, is told of in `<name>.missing.txt`."""
+    folder.mkdir(parents=True, exist_ok=True)
+    failures = {name: [f"it took longer than {STEP_S:g} s"] for name in steps}
+    # Daemons: a step may hang in a file system that does not answer.
+    threads = [
+        threading.Thread(target=_taken, args=(step, failures[name]), name=f"diagnosis: {name}", daemon=True)
+        for name, step in steps.items()
+    ]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(STEP_S)
+    for name, failure in failures.items():
+        if failure:
+            (folder / f"{name}.missing.txt").write_text(f"{failure[0]}\n")
+
+
+def _taken(step: Step, failure: list[str]) -> None:
+    try:
+        step()
+    except Exception as error:  # whatever it is: the other steps may yet tell what ails the job
+        failure[:] = [f"{type(error).__name__}: {error}"]
+    else:
+        failure.clear()
+
+
+def worker_stacks(job: Job, out: Path) -> None:
+    """The toolkit's own dump of every rank. Raises what `StackRequest` raises."""
+    out.mkdir(parents=True, exist_ok=True)
+    problems: list[str] = []
+    for answer in StackRequest(JobFolder(job.folder)).answers(DUMP_S):
+        for stacks in answer.stacks:
+            (out / f"{stacks.replica}-rank-{stacks.rank}.txt").write_text(stacks.text)
+        problems += answer.problems
+    if problems:
+        (out / "problems.txt").write_text("\n".join(problems) + "\n")
+
+
+def process_accounts(job: Job, reach: Reach, node: str, out: Path) -> None:
+    """Stacks and /proc of each process of the job on a node, the control plane included. Raises FaultFailed."""
+    reach(Account(folder=str(job.folder), out=str(out), timeout_s=ACCOUNTS_S, node=node), node)
+
+
+def slurm_answers(runner: Runner, out: Path) -> None:
+    """What Slurm says of all jobs, steps and nodes."""
+    out.mkdir(parents=True, exist_ok=True)
+    for name, question in QUESTIONS.items():
+        answer = runner(question, timeout_s=ANSWER_S)
+        (out / f"{name}.txt").write_text(f"$ {' '.join(question)}\n{answer.stdout}{answer.stderr}")
+
+
+def log_tails(logs: Iterable[Path], out: Path) -> None:
+    """The last lines of each log."""
+    out.mkdir(parents=True, exist_ok=True)
+    for log in logs:
+        with log.open(errors="replace") as file:
+            (out / log.name).write_text("".join(deque(file, TAIL_LINES)))
+
+
+def logs_of(job: Job) -> list[Path]:
+    """Every log of the job that there is."""
+    kept = [job.folder / "job.log", job.folder / "host.log", *job.folder.parent.glob("slurm-*.out")]
+    return [path for path in (*kept, *sorted((job.folder / "nodes").glob("*.log"))) if path.is_file()]

@@ -1,0 +1,121 @@
+"""The journal and the beats of a job whose store only processes in another network reach.
+
+`python -m nvrx_slurm.lab.flow.stages.listening FOLDER` reads them there, and writes a line for each entry and each
+heartbeat; `Listener` starts it and reads the lines.
+"""
+
+from __future__ import annotations
+
+import os
+import select
+import signal
+import subprocess
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+
+import msgspec
+
+from nvrx_slurm.journal.folder import JobFolder
+from nvrx_slurm.journal.records import Beat, Entry, JobEnded, JobStarted, Record
+from nvrx_slurm.report.model import Heard
+from nvrx_slurm.report.source import Journal
+from nvrx_slurm.util.clock import Clock, SystemClock
+from nvrx_slurm.util.processes import dies_with_parent
+
+POLL_S = 1.0
+CHUNK_BYTES = 1 << 16
+PROGRAM = (sys.executable, "-P", "-m", "nvrx_slurm.lab.flow.stages.listening")
+
+
+class Line(Record, frozen=True, kw_only=True):
+    """An entry; or a beat, and when it came; or else the reader's word on the store."""
+
+    entry: Entry | None = None
+    beat: Beat | None = None
+    t: float = 0.0
+    store_error: str | None = None
+
+
+_decoder = msgspec.json.Decoder(Line)
+
+
+class Listener:
+    """Reads as `report.source.Journal` does, through a process inside; `within`: the words that start one there.
+
+    It has the store's time as far as beats tell it.
+    """
+
+    def __init__(self, within: Sequence[str], folder: JobFolder, clock: Clock) -> None:
+        self._process = subprocess.Popen(
+            [*within, *PROGRAM, str(folder.path)],
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE,
+            preexec_fn=dies_with_parent(signal.SIGKILL),
+        )
+        assert self._process.stdout is not None
+        self._out, self._rest = self._process.stdout.fileno(), b""
+        self._clock = clock
+        self.n = 0
+        self.ended = False
+        self.store_error: str | None = None
+
+    def close(self) -> None:
+        """End the process inside; once more does no harm."""
+        self._process.kill()
+        self._process.wait()
+        if self._process.stdout is not None:
+            self._process.stdout.close()
+
+    def poll(self, wait_s: float = 0.0) -> list[Entry | Heard]:
+        """What is new. If nothing is, waits for it, `wait_s` at most; an empty list may come sooner."""
+        if not select.select([self._out], [], [], wait_s)[0]:
+            return []
+        data = os.read(self._out, CHUNK_BYTES)
+        *lines, self._rest = (self._rest + data).split(b"\n")
+        found = [item for line in lines if (item := self._item(_decoder.decode(line))) is not None]
+        if not data:  # nobody reads for us any more
+            self.store_error = "nobody reads the store inside the network any more"
+            self._clock.sleep(wait_s)
+        return found
+
+    def catch_up(self) -> list[Entry | Heard]:
+        """Everything that has come so far."""
+        found: list[Entry | Heard] = []
+        while more := self.poll():
+            found += more
+        return found
+
+    def store_time(self) -> float | None:
+        """The store runs on this machine: its clock is ours."""
+        return self._clock.wall()
+
+    def _item(self, line: Line) -> Entry | Heard | None:
+        self.store_error = line.store_error
+        if line.beat is not None:
+            return Heard(t=line.t, beat=line.beat)
+        if line.entry is not None:
+            self.n = line.entry.n
+            if isinstance(line.entry.record, JobEnded | JobStarted):
+                self.ended = isinstance(line.entry.record, JobEnded)
+        return line.entry
+
+
+def main(folder: str) -> None:
+    """Print all that comes, until nobody listens."""
+    journal = Journal(JobFolder(Path(folder)), beats=True, clock=SystemClock())
+    while True:
+        items, error = journal.poll(POLL_S), journal.store_error
+        lines = [_line(item, error) for item in items] or [Line(store_error=error)]
+        sys.stdout.buffer.write(b"".join(msgspec.json.encode(line) + b"\n" for line in lines))
+        sys.stdout.buffer.flush()
+
+
+def _line(item: Entry | Heard, error: str | None) -> Line:
+    if isinstance(item, Entry):
+        return Line(entry=item, store_error=error)
+    return Line(beat=item.beat, t=item.t, store_error=error)
+
+
+if __name__ == "__main__":
+    main(sys.argv[1])

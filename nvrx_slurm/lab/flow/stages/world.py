@@ -1,0 +1,134 @@
+"""Who is where in a running job, as its journal tells by now. Pure.
+
+The core's own state is asked, fed with the same facts as the controller's; beside it only the process ids are kept.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+from nvrx_slurm.core.job import step
+from nvrx_slurm.core.state import Job, Phase, Replica, new_job
+from nvrx_slurm.errors import FaultFailed
+from nvrx_slurm.journal.records import (
+    ControllerStarted,
+    Entry,
+    Fact,
+    JobStarted,
+    NodeJoined,
+    Plan,
+    WorkersStarted,
+)
+
+
+class World:
+    """A job as far as its journal has been fed. Process ids outlive their processes: who signals one must look."""
+
+    def __init__(self, plan: Plan) -> None:
+        self._job: Job = new_job(plan)
+        self._agents: dict[str, int] = {}
+        self._workers: dict[tuple[str, int], int] = {}
+        self._controller: int | None = None
+        self._batch_host: str | None = None
+
+    def feed(self, entry: Entry) -> None:
+        """Take in the next entry of the journal."""
+        record = entry.record
+        if isinstance(record, Fact):
+            step(self._job, record, entry.t)
+        match record:
+            case JobStarted(expected=expected):
+                self._batch_host = expected[0]
+                self._agents, self._workers = {}, {}
+            case ControllerStarted(pid=pid):
+                self._controller = pid
+            case NodeJoined(node=node, pid=pid):
+                self._agents[node] = pid
+            case WorkersStarted(replica=replica, pids=pids):
+                self._workers |= {(replica, rank): pid for rank, pid in pids.items()}
+
+    @property
+    def generation(self) -> int:
+        return self._job.generation
+
+    @property
+    def nodes(self) -> tuple[str, ...]:
+        """Every node that this generation has heard of, the allocation's order first."""
+        return tuple(self._job.nodes)
+
+    @property
+    def standby(self) -> tuple[str, ...]:
+        """The hot spares, in the allocation's order."""
+        return tuple(self._job.spares_in_order())
+
+    @property
+    def living_agents(self) -> dict[str, int]:
+        """Node → the process id of its agent, of those that are neither lost nor left."""
+        return {node: pid for node, pid in self._agents.items() if self._job.nodes[node].alive}
+
+    @property
+    def batch_host(self) -> str:
+        """The node that runs the batch host: the allocation's first. Raises FaultFailed before there is one."""
+        if self._batch_host is None:
+            raise FaultFailed("the job has not started: no node is known")
+        return self._batch_host
+
+    @property
+    def controller(self) -> int:
+        """The newest controller's process id. Raises FaultFailed."""
+        if self._controller is None:
+            raise FaultFailed("no controller has started yet")
+        return self._controller
+
+    def agent(self, node: str) -> int:
+        """The process id of the node's newest agent, also of one that is frozen or lost. Raises FaultFailed."""
+        if node not in self._agents:
+            raise FaultFailed(f"{node} has no agent: {_listed('agents are on', self._agents)}")
+        return self._agents[node]
+
+    def worker(self, rank: int, replica: str | None = None) -> int:
+        """The process id of the rank's newest worker. Raises FaultFailed."""
+        world = self.replica(replica)
+        if (world.id, rank) not in self._workers:
+            known = [str(each) for name, each in self._workers if name == world.id]
+            raise FaultFailed(f"rank {rank} of {world.id} has no worker: {_listed('workers run as rank', known)}")
+        return self._workers[world.id, rank]
+
+    def node_of_rank(self, rank: int, replica: str | None = None) -> str:
+        """The node that holds the rank in the replica's newest closed round. Raises FaultFailed."""
+        world = self.replica(replica)
+        per_node, nodes = world.role.workers_per_node, world.order if _has_closed(world) else ()
+        if not 0 <= rank < len(nodes) * per_node:
+            raise FaultFailed(f"{world.id} has no rank {rank}: its world has {len(nodes) * per_node} ranks now")
+        return nodes[rank // per_node]
+
+    def first_rank_on(self, node: str) -> tuple[str, int]:
+        """The replica and the first rank that the node holds. Raises FaultFailed."""
+        for world in self._job.replicas.values():
+            if _has_closed(world) and node in world.order:
+                return world.id, world.order.index(node) * world.role.workers_per_node
+        raise FaultFailed(f"{node} holds no rank now")
+
+    def replica(self, name: str | None = None) -> Replica:
+        """The replica of this id; without one, the only one. Raises FaultFailed."""
+        replicas = self._job.replicas
+        if name is None and len(replicas) == 1:
+            return next(iter(replicas.values()))
+        if name not in replicas:
+            asked = "`replica` must say whose rank" if name is None else f"there is no replica {name!r}"
+            raise FaultFailed(f"{asked}: {_listed('there are', replicas)}")
+        return replicas[name]
+
+    def cycle(self, replica: str | None = None) -> int:
+        """The replica's newest cycle; -1 before its first round has opened. Raises FaultFailed."""
+        return self.replica(replica).cycle
+
+
+def _has_closed(replica: Replica) -> bool:
+    """Whether a round of it has closed: before, its order is a wish."""
+    return replica.cycle > 0 or (replica.cycle == 0 and replica.phase is not Phase.ROUND)
+
+
+def _listed(what: str, names: Iterable[str]) -> str:
+    listed = ", ".join(names)
+    return f"{what} {listed}" if listed else "there are none yet"

@@ -1,0 +1,155 @@
+"""The adversary: what goes wrong in a history, when, and for how long, all drawn from the seed beforehand.
+
+An act knows nothing of the others, so a history can be told again without some of them, until the fewest are left
+that still break a promise.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from random import Random
+from typing import TYPE_CHECKING
+
+from nvrx_slurm.lab.simulation import acts
+from nvrx_slurm.lab.simulation.acts import Act
+from nvrx_slurm.lab.simulation.shapes import Shape
+
+if TYPE_CHECKING:
+    from nvrx_slurm.lab.simulation.history import History
+
+QUIET, STORMY = 0.2, 0.15
+FEW, MANY = (1, 4), (6, 16)
+SHARES = (0.1, 0.3, 1.0)
+"""Of all kinds of acts, so many does one adversary know."""
+
+FALL_TOGETHER = 0.4
+"""How often an act falls close to the one before: while that one is still being dealt with."""
+
+
+@dataclass(frozen=True, slots=True)
+class Kind:
+    """What an act of this kind does. `node`: to a node, which may be lost by it; `on_slurm`: only with a network in
+    between; `network`: to the ways between hosts; `fatal`: the job need not finish after it; `outage`: nobody may be
+    able to decide while it lasts."""
+
+    words: str
+    do: Callable[[History, Act], None]
+    weight: float
+    node: bool = False
+    lasts: bool = False
+    chooses: bool = False
+    on_slurm: bool = False
+    network: bool = False
+    fatal: bool = False
+    outage: bool = False
+
+
+def in_words(act: Act) -> str:
+    """An act in one line."""
+    kind = KINDS[act.kind]
+    where = f" {act.node}" if act.node else ""
+    lasts = f" for {act.lasts_s:.3f} s" if kind.lasts else ""
+    which = f" ({act.number})" if kind.chooses else ""
+    return f"{act.at_s:8.3f} s  {kind.words}{where}{which}{lasts}"
+
+
+def draw_acts(chance: Random, shape: Shape) -> tuple[Act, ...]:
+    """The acts of a history, in the order of their times."""
+    least, most = _how_many(chance)
+    names = _repertoire(chance, shape)
+    weights = [KINDS[name].weight for name in names]
+    drawn: list[Act] = []
+    at_s = 0.0
+    for _ in range(chance.randint(least, most)):
+        close = drawn and chance.random() < FALL_TOGETHER
+        at_s = at_s + chance.expovariate(2.0) if close else chance.uniform(0.0, 1.2 * shape.work_s + 3.0)
+        drawn.append(_draw_act(chance, shape, at_s, chance.choices(names, weights)[0]))
+    return tuple(sorted(drawn, key=lambda act: act.at_s))
+
+
+def _repertoire(chance: Random, shape: Shape) -> list[str]:
+    """What this adversary knows: the fewer kinds, the more often each strikes, and meets itself."""
+    possible = [name for name, kind in KINDS.items() if shape.cluster == "slurm" or not kind.on_slurm]
+    share = chance.choice(SHARES)
+    return [name for name in possible if chance.random() < share] or [chance.choice(possible)]
+
+
+def perform(history: History, act: Act) -> None:
+    """Do it, and remember for how long nobody may rely on what it was done to."""
+    kind = KINDS[act.kind]
+    until_s = history.loop.now_s + act.lasts_s
+    for name in (act.node,) if kind.node else history.nodes if kind.lasts else ():
+        history.nodes[name].weak_until_s = max(history.nodes[name].weak_until_s, until_s)
+    kind.do(history, act)
+
+
+def _how_many(chance: Random) -> tuple[int, int]:
+    kind = chance.random()
+    if kind < QUIET:
+        return 0, 0
+    return MANY if kind < QUIET + STORMY else FEW
+
+
+def _draw_act(chance: Random, shape: Shape, at_s: float, name: str) -> Act:
+    kind, bounds = KINDS[name], shape.plan.fault_tolerance
+    lengths_s = (0.3, bounds.heartbeat_interval_s, bounds.heartbeat_timeout_s, bounds.gives_away_after_s)
+    return Act(
+        at_s=0.0 if kind.fatal is False and name in AT_START else round(at_s, 3),
+        kind=name,
+        node=chance.choice(shape.nodes) if kind.node else "",
+        lasts_s=round(chance.choice(lengths_s) * chance.uniform(0.3, 1.6), 3) if kind.lasts else 0.0,
+        number=chance.randrange(1000) if kind.chooses else 0,
+    )
+
+
+KINDS: dict[str, Kind] = {
+    "kill_agent": Kind("kill the agent of", acts.kill_agent, 3, node=True),
+    "start_agent": Kind("start a new agent, if there is none, on", acts.start_agent, 2, node=True, lasts=True),
+    "freeze_agent": Kind("freeze the agent of", acts.freeze_agent, 3, node=True, lasts=True),
+    "kill_supervisor": Kind("kill the supervisor of", acts.kill_supervisor, 3, node=True),
+    "freeze_supervisor": Kind("freeze the supervisor of", acts.freeze_supervisor, 2, node=True, lasts=True),
+    "kill_worker": Kind("kill a worker of", acts.kill_worker, 4, node=True, chooses=True),
+    "fail_worker": Kind("a worker fails on", acts.fail_worker, 4, node=True, chooses=True),
+    "freeze_worker": Kind("freeze a worker of", acts.freeze_worker, 2, node=True, lasts=True, chooses=True),
+    "hang_worker": Kind("a worker hangs on", acts.hang_worker, 2, node=True, chooses=True),
+    "freeze_node": Kind("freeze", acts.freeze_node, 4, node=True, lasts=True),
+    "kill_everything": Kind("kill everything on", acts.kill_everything, 4, node=True),
+    "power_off": Kind("power off", acts.power_off, 4, node=True, on_slurm=True),
+    "reboot": Kind("power off and on again", acts.reboot, 3, node=True, lasts=True, on_slurm=True),
+    "start_late": Kind("late to start:", acts.start_late, 2, node=True, lasts=True),
+    "never_start": Kind("never starts:", acts.never_start, 1, node=True),
+    "cut": Kind("cut off", acts.cut, 5, node=True, lasts=True, on_slurm=True, network=True),
+    "partition": Kind(
+        "cut off two of five nodes",
+        acts.partition,
+        2,
+        lasts=True,
+        chooses=True,
+        on_slurm=True,
+        network=True,
+        fatal=True,
+    ),
+    "cut_frozen": Kind(
+        "freeze, and cut off,", acts.cut_frozen, 3, node=True, lasts=True, on_slurm=True, network=True
+    ),
+    "slow_link": Kind(
+        "slow (ms) link of", acts.slow_link, 2, node=True, lasts=True, chooses=True, on_slurm=True, network=True
+    ),
+    "lossy_link": Kind(
+        "lossy (1/2000) link of", acts.lossy_link, 2, node=True, lasts=True, chooses=True, on_slurm=True, network=True
+    ),
+    "break_tether": Kind("break the tether of", acts.break_tether, 2, node=True, on_slurm=True),
+    "kill_controller": Kind("kill the controller", acts.kill_controller, 4),
+    "kill_at_commit": Kind(
+        "kill the controller at a commit", acts.kill_controller_at_commit, 5, chooses=True, lasts=False
+    ),
+    "freeze_controller": Kind("freeze the controller", acts.freeze_controller, 3, lasts=True, outage=True),
+    "restart_store": Kind("kill the store; it is back", acts.restart_store, 4, lasts=True, outage=True),
+    "freeze_store": Kind("freeze the store", acts.freeze_store, 3, lasts=True, outage=True),
+    "set_clock": Kind("set the store's clock by (less 500 s)", acts.set_clock, 2, chooses=True),
+    "scancel": Kind("scancel", acts.scancel, 1, fatal=True),
+    "interrupt": Kind("Ctrl-C", acts.interrupt, 0.5, fatal=True),
+    "time_limit": Kind("the time limit is near", acts.time_limit, 0.7, fatal=True),
+}
+AT_START = ("start_late", "never_start")

@@ -1,0 +1,139 @@
+"""The simulated batch host, by the real one's rules (`batch/host.py`), and what Slurm does to a job.
+
+It keeps store and controller running, tells the controller when the job must end, and ends it when that takes too
+long. When it ends, so does the job, and Slurm kills whatever is left of it on every node.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import signal
+from typing import TYPE_CHECKING
+
+from nvrx_slurm.batch.ending import Ending
+from nvrx_slurm.batch.host import (
+    AGENTS_EXIT_S,
+    AGENTS_GONE_S,
+    AGENTS_LEAVE_S,
+    RESTART_PAUSES_S,
+    STABLE_S,
+)
+from nvrx_slurm.errors import EXIT_FAILED, EXIT_RETRY
+from nvrx_slurm.lab.simulation.process import Process
+from nvrx_slurm.lab.simulation.steps import Handle
+from nvrx_slurm.util.processes import HURRY
+
+if TYPE_CHECKING:
+    from nvrx_slurm.lab.simulation.history import History
+
+SLOWEST_START_S = 0.3
+"""What a fresh interpreter takes."""
+
+
+class BatchHost:
+    """Runs one job; `ended` holds its exit code."""
+
+    def __init__(self, history: History) -> None:
+        self.history, self.loop, self.chance = history, history.loop, history.chance("batch host")
+        self.process = Process(self.loop, "batch host")
+        self.ended: asyncio.Future[int] = asyncio.Future(loop=self.loop)
+        self.ending = Ending(history.plan.fault_tolerance, history.shape.kill_wait_s)
+        self.gave_up = False
+        self._giving_up: Handle | None = None
+        self._agents_left: asyncio.Event = asyncio.Event()
+
+    def start(self) -> None:
+        self.process.run(self._run())
+        self.process.on_death(self._died)
+
+    def tell(self, number: signal.Signals) -> None:
+        """Slurm, or the user, signals the job script."""
+        self.process.signal(number)
+
+    def agents_have_left(self) -> None:
+        """The step is over: every agent has ended."""
+        self._agents_left.set()
+
+    # ---- its life
+
+    async def _run(self) -> int:
+        for number in (signal.SIGTERM, signal.SIGINT, signal.SIGUSR1):
+            self.loop.add_signal_handler(number, self._ask, number)
+        tasks = [asyncio.create_task(self._keep_controller()), asyncio.create_task(self._watch_agents())]
+        exit_code = await self.ended
+        cut_off = self.gave_up
+        if cut_off:
+            self._hurry()
+        await self._agents_end(AGENTS_LEAVE_S if cut_off else AGENTS_EXIT_S)
+        for task in tasks:
+            task.cancel()
+        self.history.agents_are_told(signal.SIGTERM)
+        await self._agents_end(AGENTS_EXIT_S)
+        return exit_code
+
+    async def _keep_controller(self) -> None:
+        failures = 0
+        while True:
+            await asyncio.sleep(self.chance.uniform(0.05, SLOWEST_START_S))
+            began, controller = self.loop.time(), self.history.start_controller()
+            self._tell_controller()
+            died = asyncio.Event()
+            controller.on_death(died.set)
+            await died.wait()
+            if (result := self.history.result) is not None:
+                self._has_ended(result.exit_code)
+                return
+            if controller.exit_code == EXIT_RETRY:
+                self.gave_up = True
+                self._has_ended(EXIT_FAILED)
+                return
+            failures = 0 if self.loop.time() - began > STABLE_S else failures + 1
+            await asyncio.sleep(RESTART_PAUSES_S[min(failures, len(RESTART_PAUSES_S) - 1)])
+
+    async def _watch_agents(self) -> None:
+        await self._agents_left.wait()
+        await asyncio.sleep(AGENTS_GONE_S)
+        if not self.ended.done():
+            self._ask(signal.SIGUSR2)
+
+    async def _agents_end(self, within_s: float) -> None:
+        within_s = self.ending.in_time(within_s, self.loop.time())
+        try:
+            async with asyncio.timeout(within_s):
+                await self._agents_left.wait()
+        except TimeoutError:
+            pass
+
+    # ---- signals
+
+    def _ask(self, number: signal.Signals) -> None:
+        now = self.loop.time()
+        hurry_in_s = self.ending.take(number, now)
+        self._tell_controller()
+        if hurry_in_s is not None:
+            self.loop.call_later(hurry_in_s, self._hurry)
+        if self._giving_up is not None:
+            self._giving_up.cancel()
+        self._giving_up = self.loop.call_later(self.ending.give_up_at - now, self._give_up)
+
+    def _tell_controller(self) -> None:
+        if self.ending.asked is not None and self.history.controller is not None:
+            self.history.controller.signal(self.ending.asked)
+
+    def _hurry(self) -> None:
+        self.history.agents_are_told(HURRY)
+
+    def _give_up(self) -> None:
+        if not self.ended.done():
+            self.gave_up = True
+            self._has_ended(self.ending.exit_code)
+
+    def _has_ended(self, exit_code: int) -> None:
+        if not self.ended.done():
+            self.ended.set_result(exit_code)
+
+    # ---- death
+
+    def _died(self) -> None:
+        """Store and controller die with it (PR_SET_PDEATHSIG), and Slurm takes the allocation back."""
+        self.history.control_plane_dies()

@@ -1,0 +1,270 @@
+"""One history: a job, its nodes, its control plane and its adversary, told from one seed."""
+
+from __future__ import annotations
+
+import asyncio
+import hashlib
+import itertools
+import signal
+from collections import Counter
+from collections.abc import Collection
+from dataclasses import dataclass
+from pathlib import Path
+from random import Random
+
+from nvrx_slurm.errors import SimulationStuck
+from nvrx_slurm.journal.folder import JobFolder, JobInfo, Result, StoreAddress
+from nvrx_slurm.journal.records import Entry, Fence, pack
+from nvrx_slurm.lab.simulation.acts import Act
+from nvrx_slurm.lab.simulation.adversary import AT_START, KINDS, draw_acts, perform
+from nvrx_slurm.lab.simulation.batch import BatchHost
+from nvrx_slurm.lab.simulation.calls import Service
+from nvrx_slurm.lab.simulation.loop import BEGIN_S, VirtualClock, VirtualLoop
+from nvrx_slurm.lab.simulation.mains import controller_main
+from nvrx_slurm.lab.simulation.network import Fault, Network, apart
+from nvrx_slurm.lab.simulation.node import Node
+from nvrx_slurm.lab.simulation.process import Process
+from nvrx_slurm.lab.simulation.promises import Promise, Promises
+from nvrx_slurm.lab.simulation.shapes import Shape, draw_shape
+from nvrx_slurm.lab.simulation.sockets import Sockets
+from nvrx_slurm.lab.simulation.store import WatchedStore
+from nvrx_slurm.lab.simulation.verdict import left_behind, verdicts
+from nvrx_slurm.lab.simulation.workers import Progress, World
+from nvrx_slurm.liveness import fence
+
+JOB = "1"
+FENCED_WITHIN_S = 0.5
+MOST_STEPS = 500_000
+"""A hundred times what a history takes: who takes more runs in circles."""
+
+
+@dataclass(frozen=True, slots=True)
+class Told:
+    """What a history came to. `broken`: the first promise that was; `digest`: of all that happened."""
+
+    seed: int
+    shape: Shape
+    acts: tuple[Act, ...]
+    journal: tuple[Entry, ...]
+    exit_code: int | None
+    promise: Promise | None
+    broken: str | None
+    digest: str
+
+
+class History:
+    """A job under its adversary. `run` once."""
+
+    HOST = "host"
+
+    def __init__(self, seed: int, most_nodes: int, acts: tuple[Act, ...] | None = None) -> None:
+        self.seed = seed
+        self.shape = draw_shape(self.chance("shape"), most_nodes)
+        self.plan = self.shape.plan
+        self.acts = draw_acts(self.chance("adversary"), self.shape) if acts is None else acts
+        self.loop = VirtualLoop()
+        self.network = Network(self.loop, self.chance("network"))
+        self.sockets = Sockets(self.network)
+        self.promise: Promise | None = None
+        self.broken: str | None = None
+        self.over: asyncio.Future[None] = asyncio.Future(loop=self.loop)
+        self.promises = Promises(self.plan, self._break, self._watch_fence)
+        self.host_clock = VirtualClock(self.loop)
+        self.store_clock = VirtualClock(self.loop)
+        self.service = Service(self.network, self.HOST)
+        self.store = WatchedStore(self.service, self.store_clock, self.promises, lambda: self.controller)
+        self.address = StoreAddress(url="redis://host", job=JOB, token="token", embedded=True)
+        self.folder = JobFolder(Path("/jobs") / JOB)
+        self.info = JobInfo(
+            job_id=JOB,
+            name=self.plan.name,
+            cluster=self.shape.cluster,
+            started_at=self.host_clock.wall(),
+            addr=self.HOST,
+            nodes=self.shape.nodes,
+            kill_wait_s=self.shape.kill_wait_s,
+        )
+        self.copy: list[Entry] = []
+        self.result: Result | None = None
+        self.exit_code: int | None = None
+        self.controller: Process | None = None
+        self.nodes: dict[str, Node] = {name: Node(self, name) for name in self.shape.nodes}
+        self.agents_told = False
+        self.cuts: Counter[str] = Counter()
+        self._worlds: dict[tuple[str, int], World] = {}
+        self._progress: dict[str, Progress] = {}
+        self._pids = itertools.count(100)
+        self._work_chance = self.chance("work")
+        self.batch = BatchHost(self)
+
+    def chance(self, concern: str) -> Random:
+        """The seed's own chances for one concern: one that draws more does not disturb the others."""
+        return Random(f"{self.seed}/{concern}")
+
+    # ---- telling it
+
+    def run(self) -> Told:
+        """Until the job has ended and nobody is left, or a promise is broken."""
+        try:
+            self.loop.run(self._tell(), until_s=self._bound_s(), most_steps=MOST_STEPS)
+        except SimulationStuck as error:
+            self._break(Promise.LEAVING, str(error))
+        if self.broken is None:
+            for promise, sentence in verdicts(self):
+                self._break(promise, sentence)
+        journal = tuple(self.promises.journal)
+        self.loop.close()
+        return Told(
+            self.seed,
+            self.shape,
+            self.acts,
+            journal,
+            self.exit_code,
+            self.promise,
+            self.broken,
+            self._digest(journal),
+        )
+
+    async def _tell(self) -> None:
+        for act in self.acts:
+            if act.kind in AT_START:
+                perform(self, act)
+            else:
+                self.loop.call_outside(act.at_s, perform, self, act)
+        self.batch.start()
+        for node in self.nodes.values():
+            node.start()
+        await self.over
+
+    def _bound_s(self) -> float:
+        """By when even the unluckiest history is over."""
+        last_s = max((act.at_s + act.lasts_s for act in self.acts), default=0.0)
+        tries = 1 + 2 * len(self.acts) + self.plan.fault_tolerance.max_restarts * len(self.promises.roles)
+        return last_s + tries * (self.shape.work_s + self.shape.recovery_s) + self.shape.leaves_within_s
+
+    def _digest(self, journal: tuple[Entry, ...]) -> str:
+        digest = hashlib.sha256()
+        for entry in journal:
+            digest.update(pack(entry))
+        digest.update(f"{self.exit_code} {self.broken} {self.loop.steps} {self.loop.now_s!r}".encode())
+        return digest.hexdigest()
+
+    def _break(self, promise: Promise, sentence: str) -> None:
+        if self.broken is None:
+            self.promise, self.broken = promise, f"{promise}: {sentence} (at {self.loop.now_s - BEGIN_S:.3f} s)"
+            self._end()
+
+    def _end(self) -> None:
+        if not self.over.done():
+            self.over.set_result(None)
+
+    # ---- the product's processes
+
+    def start_controller(self) -> Process:
+        """What the batch host does, again and again."""
+        controller = self.controller = Process(self.loop, "controller")
+        controller.on_death(lambda: self._crashed(controller))
+        controller.run(controller_main(self, controller, next(self._pids)))
+        return controller
+
+    def _crashed(self, process: Process) -> None:
+        if process.error is not None:
+            self._break(Promise.SOUND, f"the {process.name} crashed: {process.error!r}")
+        if self.loop.troubles:
+            self._break(Promise.SOUND, f"a task failed unheard: {self.loop.troubles[0]}")
+
+    def agent_ended(self, node: Node, agent: Process) -> None:
+        """It has left, or died: srun knows when all have."""
+        self._crashed(agent)
+        if node.has_power and agent.exit_code is not None and agent.exit_code >= 0 and not self.agents_told:
+            self.promises.left(node.name, agent.exit_code)
+        self.look_for_agents()
+
+    def look_for_agents(self) -> None:
+        """Has the last one ended, and does none start any more?"""
+        if not any(node.has_agent for node in self.nodes.values()):
+            self.batch.agents_have_left()
+
+    def _watch_fence(self, ordered: Fence) -> None:
+        """From now on the node's kernel must kill its supervisor, if nothing keeps the key from it."""
+        node, controller = self.nodes[ordered.node], self.controller
+        key = fence.key_of(self.address.token, ordered.incarnation)
+
+        def look() -> None:
+            if self.controller is controller and node.has_power and node.is_trapped_by(key):
+                self._break(Promise.FENCED, f"{node.name} was fenced, and its kernel has not got the key")
+
+        if not any(KINDS[act.kind].outage or KINDS[act.kind].network for act in self.acts):
+            self.loop.call_outside(FENCED_WITHIN_S, look)
+
+    # ---- the workers
+
+    def world(self, replica: str, cycle: int, size: int) -> World:
+        if (world := self._worlds.get((replica, cycle))) is None:
+            progress = self._progress.setdefault(replica, Progress(self.shape.work_s))
+            world = self._worlds[replica, cycle] = World(
+                self.loop, self._work_chance, self.shape.temper, progress, self.is_cut, replica, cycle, size
+            )
+        return world
+
+    # ---- what is done to it
+
+    def strike(self, nodes: Collection[str], fault: Fault, for_s: float) -> None:
+        """Something is wrong on the ways of these nodes."""
+        heal = self.network.begin(fault)
+        self.cuts.update(nodes if fault.cut else ())
+        self._look_at_worlds()
+
+        def end() -> None:
+            heal()
+            self.cuts.subtract(nodes if fault.cut else ())
+            self._look_at_worlds()
+
+        self.loop.call_outside(for_s, end)
+
+    def is_cut(self, node: str) -> bool:
+        return self.cuts[node] > 0
+
+    def _look_at_worlds(self) -> None:
+        for world in self._worlds.values():
+            world.look()
+
+    def cut(self, nodes: Collection[str], for_s: float) -> None:
+        self.strike(nodes, Fault(apart(frozenset(nodes)), cut=True), for_s)
+
+    def scancel(self, number: signal.Signals) -> None:
+        """Somebody ends the job. Slurm signals every process of it, and kills what is left after KillWait."""
+        self.batch.tell(number)
+        if self.shape.kill_wait_s is not None:
+            self.agents_are_told(number)
+            for node in self.nodes.values():
+                node.signal_workers(number)
+            self.loop.call_outside(self.shape.kill_wait_s, self.slurm_kills)
+
+    def agents_are_told(self, number: int) -> None:
+        """srun passes a signal on, to whom it can reach."""
+        self.agents_told = True
+        for node in self.nodes.values():
+            if node.agent is not None and node.is_reachable:
+                node.agent.signal(number)
+
+    def slurm_kills(self) -> None:
+        """SIGKILL to all that is left of the job."""
+        self.batch.process.kill()
+
+    def control_plane_dies(self) -> None:
+        """The batch host has ended: so do its children, and the job."""
+        for process in (self.controller, self.store.process):
+            if process is not None:
+                process.kill()
+        self.exit_code = self.batch.process.exit_code
+        for sentence in left_behind(self):
+            self._break(Promise.LEAVING, sentence)
+        for node in self.nodes.values():
+            node.kill_everything()
+        self._end()
+
+
+def tell(seed: int, nodes: int = 16, acts: tuple[Act, ...] | None = None) -> Told:
+    """Tell the history of a seed, or one with other acts. The same arguments tell the same, byte for byte."""
+    return History(seed, nodes, acts).run()

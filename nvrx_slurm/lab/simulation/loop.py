@@ -1,0 +1,300 @@
+"""Virtual time: an event loop on which nothing waits.
+
+When nothing is ready, time jumps to the next timer. There is no selector, no thread and no signal: what a seed
+decides happens in the same order each time it is run, whatever the machine, the hash seed or the load. asyncio's own
+tasks and futures (in C) run on it unchanged.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import gc
+import heapq
+import itertools
+import math
+from collections import deque
+from collections.abc import Callable, Coroutine, Generator, Iterable, Iterator
+from contextvars import Context, copy_context
+from typing import Any, NoReturn, TypeVar
+
+from nvrx_slurm.errors import SimulationStuck
+from nvrx_slurm.lab.simulation.steps import OWNER, Handle, Owner, Task, close
+from nvrx_slurm.util.log import get_logger
+
+log = get_logger("simulation")
+
+BEGIN_S = 1_000.0
+"""The monotonic clock when a history begins: not 0, which code may take for "never"."""
+
+MOST_STEPS = 10_000_000
+
+_T = TypeVar("_T")
+
+
+class VirtualLoop(asyncio.BaseEventLoop):
+    """An event loop whose `time` is virtual.
+
+    `run_in_executor` (and so `asyncio.to_thread`) calls at once: a thread's work takes no virtual time. An exception
+    in a callback or an unheard task of a process is kept in `troubles`, with the process's name; one in a callback of
+    the world itself is a mistake of the simulation, and ends the run. Close it: it keeps every unfinished task, so
+    that nothing of a killed process is ever finalised while a history lasts.
+    """
+
+    def __init__(self) -> None:
+        self.now_s = BEGIN_S
+        self.steps = 0
+        self.troubles: list[tuple[str, BaseException | str]] = []
+        self._ready: deque[Handle] = deque()
+        self._timers: list[tuple[float, int, Handle]] = []
+        self._outside = Context()
+        self._numbers = itertools.count(1)
+        self._tasks: list[Task[Any]] = []
+        self._most_tasks = 256
+        self._until_s = math.inf
+        self._ended = False
+        self._open = True
+
+    # ---- what callers of a loop use
+
+    def time(self) -> float:
+        return self.now_s
+
+    def call_soon(  # type: ignore[override]  # a Handle of our own, here and below
+        self, callback: Callable[..., object], *args: Any, context: Context | None = None
+    ) -> Handle:
+        handle = Handle(callback, args, copy_context() if context is None else context)
+        self._ready.append(handle)
+        return handle
+
+    call_soon_threadsafe = call_soon  # type: ignore[assignment]  # there are no threads
+
+    def call_later(  # type: ignore[override]
+        self, delay: float, callback: Callable[..., object], *args: Any, context: Context | None = None
+    ) -> Handle:
+        return self.call_at(self.now_s + delay, callback, *args, context=context)
+
+    def call_at(  # type: ignore[override]
+        self, when: float, callback: Callable[..., object], *args: Any, context: Context | None = None
+    ) -> Handle:
+        handle = Handle(callback, args, copy_context() if context is None else context, when)
+        if when > self.now_s:
+            heapq.heappush(self._timers, (when, next(self._numbers), handle))
+        else:
+            self._ready.append(handle)
+        return handle
+
+    def call_outside(self, delay_s: float, callback: Callable[..., object], *args: Any) -> Handle:
+        """Call it as the world's own step: no death and no freeze of the caller's process keeps it from happening."""
+        return self.call_at(self.now_s + delay_s, callback, *args, context=self._outside)
+
+    def create_task(
+        self,
+        coro: Generator[Any, None, _T] | Coroutine[Any, Any, _T],
+        *,
+        name: object = None,
+        context: Context | None = None,
+    ) -> Task[_T]:
+        owner = OWNER.get(None) if context is None else context.get(OWNER)
+        task: Task[_T] = Task(next(self._numbers), owner, coro, loop=self, name=name, context=context)
+        self._tasks.append(task)
+        if len(self._tasks) > self._most_tasks:
+            self._tasks = [task for task in self._tasks if not task.done() or task.is_unheard]
+            self._most_tasks = 2 * len(self._tasks) + 256
+        return task
+
+    def run_in_executor(self, executor: Any, func: Callable[..., _T], *args: Any) -> asyncio.Future[_T]:  # type: ignore[override]
+        future: asyncio.Future[_T] = asyncio.Future(loop=self)
+        try:
+            future.set_result(func(*args))
+        except Exception as error:
+            future.set_exception(error)
+        return future
+
+    def add_signal_handler(  # type: ignore[override]  # its type variables stand in stubs alone
+        self, sig: int, callback: Callable[..., object], *args: Any
+    ) -> None:
+        """For the process that calls. The world itself gets no signals."""
+        if (owner := OWNER.get(None)) is None:
+            raise RuntimeError("only a simulated process can handle signals: call it inside Process.run")
+        owner.on_signal(sig, Handle(callback, args, copy_context()))
+
+    def remove_signal_handler(self, sig: int) -> bool:
+        if (owner := OWNER.get(None)) is not None:
+            owner.on_signal(sig, None)
+        return owner is not None
+
+    def call_exception_handler(self, context: dict[str, Any]) -> None:
+        if not self._open:
+            return
+        task = context.get("task") or context.get("future")
+        owner = task.owner if isinstance(task, Task) else OWNER.get(None)
+        error = context.get("exception") or str(context.get("message"))
+        log.error("%s: %s: %r", owner.name if owner else "the world", context.get("message"), error)
+        self.troubles.append((owner.name if owner else "", error))
+
+    def get_debug(self) -> bool:
+        return False
+
+    def is_running(self) -> bool:
+        return asyncio._get_running_loop() is self
+
+    def is_closed(self) -> bool:
+        return not self._open
+
+    # ---- running
+
+    def run(
+        self,
+        main: Coroutine[Any, Any, _T] | asyncio.Future[_T],
+        *,
+        until_s: float = math.inf,
+        most_steps: int = MOST_STEPS,
+        after_step: Callable[[], object] | None = None,
+    ) -> _T:
+        """Run until `main` is done; returns its result, or raises its exception.
+
+        `until_s`: virtual seconds from now. `after_step` is called after each step of a process. Raises
+        SimulationStuck when nothing is left to do and `main` is not done, or when a bound has passed; it says who
+        waits where. The cycle collector is off meanwhile: when it runs depends on all that ran before, so what it
+        finalises would do so at a moment that no seed decides.
+        """
+        task = self.create_task(main) if asyncio.iscoroutine(main) else main
+        assert isinstance(task, asyncio.Future)
+        self._until_s, self._ended = self.now_s + until_s, task.done()
+        task.add_done_callback(self._end, context=Context())
+        with _running(self), uncollected():
+            self._step_on(most_steps, after_step)
+        return task.result()
+
+    run_until_complete = run  # type: ignore[assignment]
+
+    def _end(self, _: object) -> None:
+        self._ended = True
+
+    def _step_on(self, most_steps: int, after_step: Callable[[], object] | None) -> None:
+        ready, take = self._ready, self._ready.popleft
+        while not self._ended:
+            self.steps += 1
+            if self.steps > most_steps:
+                self._give_up(f"took more than {most_steps:,} steps")
+            if not ready:
+                self._advance()
+            handle = take()
+            if (callback := handle.callback) is None:
+                continue
+            context = handle.context
+            owner = context.get(OWNER)
+            if owner is None:
+                context.run(callback, *handle.args)
+            elif not owner.running:
+                owner.hold(handle)
+            else:
+                try:
+                    context.run(callback, *handle.args)
+                except Exception as error:
+                    context.run(self.call_exception_handler, {"message": f"in {callback!r}", "exception": error})
+                if after_step is not None:
+                    after_step()
+
+    def _advance(self) -> None:
+        """Time jumps to the next timer that nobody has cancelled."""
+        timers, pop = self._timers, heapq.heappop
+        while timers and timers[0][2].callback is None:
+            pop(timers)
+        if not timers:
+            self._give_up("has nothing left to do, and waits for ever")
+        if timers[0][0] > self._until_s:
+            self._give_up("did not end in its virtual time")
+        self.now_s = now_s = max(self.now_s, timers[0][0])
+        while timers and timers[0][0] <= now_s:
+            self._ready.append(pop(timers)[2])
+
+    def _give_up(self, why: str) -> NoReturn:
+        waiting = "".join(f"\n  {line}" for line in self.waiting()) or " nobody"
+        raise SimulationStuck(
+            f"the history {why}: {self.now_s - BEGIN_S:.3f} virtual seconds and {self.steps:,} steps after its begin."
+            f" Who waits:{waiting}"
+        )
+
+    def take_up(self, held: Iterable[Handle]) -> None:
+        """Steps that were held back are due now."""
+        self._ready.extend(held)
+
+    def tasks_of(self, owner: Owner) -> list[Task[Any]]:
+        """The unfinished tasks of a process, oldest first."""
+        return [task for task in self._tasks if task.owner is owner and not task.done()]
+
+    def hear_out(self, owner: Owner) -> None:
+        """A process ends in good order: what failed in its tasks, and nobody has asked for, is a trouble."""
+        for task in self._tasks:
+            if task.owner is owner and task.is_unheard:
+                self.call_exception_handler({"message": "unheard", "exception": task.exception(), "task": task})
+
+    def waiting(self) -> Iterator[str]:
+        """Where each unfinished task of a living process, or of the world itself, stands."""
+        for task in self._tasks:
+            if task.done() or (task.owner is not None and not task.owner.running):
+                continue
+            name = task.owner.name if task.owner else "the world"
+            for frame in task.get_stack(limit=1):
+                code = frame.f_code
+                yield f"{name}: {code.co_qualname} at {code.co_filename}:{frame.f_lineno}"
+
+    # ---- the end
+
+    def close(self) -> None:
+        """Forget everything. What ran is closed here, whatever it says to that, with nobody left to hear it."""
+        self._open = False
+        with _running(self):
+            for task in self._tasks:
+                if not task.done():
+                    close(task)
+        for kept in (self._tasks, self._ready, self._timers):
+            kept.clear()
+
+    def __del__(self) -> None:
+        """An unclosed one needs no warning: it holds nothing of the machine."""
+
+
+class VirtualClock:
+    """A simulated machine's clocks. `wall_s` is the wall clock when the history begins."""
+
+    def __init__(self, loop: VirtualLoop, wall_s: float = 1_700_000_000.0) -> None:
+        self._loop, self._ahead_s = loop, wall_s - BEGIN_S
+
+    def wall(self) -> float:
+        return self._loop.now_s + self._ahead_s
+
+    def monotonic(self) -> float:
+        return self._loop.now_s
+
+    def sleep(self, seconds: float) -> None:
+        raise RuntimeError(f"a simulated process would block its event loop for {seconds:g} s")
+
+    def set_by(self, seconds: float) -> None:
+        """Somebody sets this machine's wall clock forward, or back."""
+        self._ahead_s += seconds
+
+
+@contextlib.contextmanager
+def _running(loop: VirtualLoop) -> Iterator[None]:
+    before = asyncio._get_running_loop()
+    asyncio._set_running_loop(loop)
+    try:
+        yield
+    finally:
+        asyncio._set_running_loop(before)
+
+
+@contextlib.contextmanager
+def uncollected() -> Iterator[None]:
+    """No cycle is collected in here, but by `gc.collect()`. Whoever tells many histories does so in one such block,
+    and collects between them, when all of a history is garbage: that is three times as cheap."""
+    was_on = gc.isenabled()
+    gc.disable()
+    try:
+        yield
+    finally:
+        if was_on:
+            gc.enable()

@@ -1,0 +1,190 @@
+"""The simulated node as its agent touches it: what `agent/machine.py` asks for."""
+
+from __future__ import annotations
+
+import asyncio
+import signal
+from collections.abc import Callable, Collection, Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from nvrx_slurm.agent.events import Cycle, StacksOnFile
+from nvrx_slurm.agent.hangs import NS
+from nvrx_slurm.agent.workers import WorkerEvent
+from nvrx_slurm.journal.records import ControllerUp
+from nvrx_slurm.journal.restarts import InProcessRestart
+from nvrx_slurm.lab.simulation.kernel import Trap
+from nvrx_slurm.lab.simulation.process import Process
+from nvrx_slurm.lab.simulation.supervisor import SupervisedWorkers
+from nvrx_slurm.lab.simulation.tethers import AgentLine, connect
+from nvrx_slurm.lab.simulation.workers import Worker
+from nvrx_slurm.workload.slot import Reading
+
+if TYPE_CHECKING:
+    from nvrx_slurm.lab.simulation.node import Node
+
+DUMP_S = 0.05
+FIRST_PORT = 20_000
+
+
+class Board:
+    """The slots of this node's workers. What stands in them follows from how long their world has run."""
+
+    def __init__(self, node: Node, on_first_step: Callable[[int, int], None]) -> None:
+        self._node, self._on_first_step = node, on_first_step
+        self._ranks: set[int] = set()
+        self._last: dict[int, Reading] = {}  # of ranks that have ended: what they told stays in their slots
+
+    def open(self) -> None:
+        self._node.board = self
+
+    def close(self) -> None:
+        self._ranks.clear()
+
+    def prepare(self, rank: int, cycle: int) -> dict[str, str]:
+        self._ranks.add(rank)
+        self._last.pop(rank, None)
+        return {}
+
+    def clear(self) -> None:
+        self._ranks.clear()
+        self._last.clear()
+
+    def ended(self, worker: Worker) -> None:
+        """A worker is about to be gone."""
+        if worker.rank in self._ranks:
+            self._last[worker.rank] = self._reading(worker)
+
+    def first_step(self, worker: Worker) -> None:
+        """Its datagram arrives."""
+        if worker.rank in self._ranks:
+            self._on_first_step(worker.rank, 1)
+
+    def steps(self) -> dict[int, int]:
+        return {rank: reading.step for rank, reading in self.readings().items() if reading.step is not None}
+
+    def readings(self) -> dict[int, Reading]:
+        readings = {rank: self._last.get(rank, Reading()) for rank in sorted(self._ranks)}
+        for worker in self._node.workers():
+            if worker.rank in readings:
+                readings[worker.rank] = self._reading(worker)
+        return readings
+
+    def _reading(self, worker: Worker) -> Reading:
+        steps, last_at = worker.world.steps()
+        seen = {"checkpoint": (worker.saved, 0.1)} if worker.saved else {}
+        if steps == 0:
+            return Reading(seen=seen)
+        sign_ns = round(self._node.clock.at(last_at) * NS)
+        return Reading(step=steps, beats=steps, sign_ns=sign_ns, seen=seen)
+
+
+class Output:
+    """Workers that print a line at each step."""
+
+    def __init__(self, node: Node) -> None:
+        self._node = node
+
+    def capture(self, path: Path, prefix: str, rank: int = 0) -> int:
+        return 0
+
+    def last_at(self, rank: int) -> float | None:
+        return None
+
+    def close(self, timeout_s: float) -> None:
+        pass
+
+
+class Stacks:
+    """Stacks take a moment to be written down, and tell nothing."""
+
+    def environment(self, own: Mapping[str, str]) -> dict[str, str]:
+        return {}
+
+    def clear(self) -> None:
+        pass
+
+    async def dump(
+        self,
+        cycle: Cycle,
+        *,
+        why: str,
+        timeout_s: float,
+        ranks: Collection[int] | None = None,
+        may_pause: bool = False,
+    ) -> StacksOnFile:
+        await asyncio.sleep(min(DUMP_S, timeout_s))
+        return StacksOnFile({}, {})
+
+
+class Health:
+    """A simulated node has nothing to say."""
+
+    def begin(self) -> None:
+        pass
+
+    def look(self, out: Path, why: str) -> None:
+        pass
+
+    def look_for_news(self, out: Path) -> None:
+        pass
+
+    async def close(self) -> None:
+        pass
+
+
+class StepFiles:
+    """Simulated workers tell their steps."""
+
+    are_named = False
+
+    async def last_step(self, logs: Path, ranks: set[int]) -> int | None:
+        return None
+
+
+class Port:
+    """A port held free."""
+
+    def __init__(self, number: int) -> None:
+        self.number = number
+
+    def release(self) -> None:
+        pass
+
+
+class SimulatedMachine:
+    """One node, for one agent process on it."""
+
+    def __init__(self, node: Node, process: Process, pid: int) -> None:
+        self._node, self._process, self.pid = node, process, pid
+        self.output, self.stacks = Output(node), Stacks()
+        self.health, self.step_files = Health(), StepFiles()
+
+    def workers(self, post: Callable[[WorkerEvent], None]) -> SupervisedWorkers:
+        return SupervisedWorkers(self._node, self._process, post)
+
+    def board(
+        self,
+        on_first_step: Callable[[int, int], None],
+        on_failing: Callable[[int, int, str], None],
+        on_restart: Callable[[InProcessRestart], None],
+    ) -> Board:
+        return Board(self._node, on_first_step)
+
+    def open_trap(self, key: bytes, addr: str) -> Trap:
+        return self._node.open_trap(key, self._process)
+
+    def hold_port(self) -> Port:
+        return Port(self._node.next_port())
+
+    async def connect(self, controller: ControllerUp, incarnation: str) -> AgentLine:
+        return await connect(self._node, self._process, controller, incarnation)
+
+    def new_incarnation(self) -> str:
+        return f"{self._node.chance.getrandbits(48):012x}"
+
+    def random_s(self, most_s: float) -> float:
+        return self._node.chance.uniform(0.0, most_s)
+
+    def on_signal(self, number: signal.Signals, callback: Callable[[str], None]) -> None:
+        self._node.loop.add_signal_handler(number, callback, number.name)

@@ -1,0 +1,172 @@
+"""The simulated network: ways between hosts, and what faults do to them. `sockets.py` is what processes use of it.
+
+Latency is drawn anew for each packet, most of it short and some of it long, so packets overtake each other. What TCP
+carries is never lost: on a lossy way it is late, on a cut one it waits for the healing, even if its sender has died
+or given up by then. So a request that somebody has long repeated can still arrive. Datagrams are lost.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection
+from random import Random
+
+import msgspec
+
+from nvrx_slurm.lab.simulation.loop import VirtualLoop
+
+LATENCY_S = 0.0001
+LONGEST_S = 0.05
+RESEND_S = 0.2
+"""Linux's shortest retransmission timeout; it doubles (TCP_RTO_MIN, net/tcp.h)."""
+
+MOST_RESENDS = 6
+
+Concerns = Callable[[str, str], bool]
+"""Whether a fault is on the way from one host to another."""
+
+
+def apart(hosts: Collection[str]) -> Concerns:
+    """Both ways between these hosts and all others."""
+    return lambda source, target: (source in hosts) != (target in hosts)
+
+
+def one_way(sources: Collection[str], targets: Collection[str]) -> Concerns:
+    """From the first to the second; the other way stays open."""
+    return lambda source, target: source in sources and target in targets
+
+
+class Fault(msgspec.Struct, frozen=True, eq=False):
+    """What is wrong on some ways. `slow_s` is added to each packet; `loss` is the share of packets that is lost;
+    `breaks` the share of calls whose connection is reset, before they are carried out or before they are answered."""
+
+    concerns: Concerns
+    cut: bool = False
+    slow_s: float = 0.0
+    loss: float = 0.0
+    breaks: float = 0.0
+
+
+class Way(msgspec.Struct, eq=False):
+    """One direction between two hosts. `parked`: what waits for the healing; each is told its delay then."""
+
+    source: str
+    target: str
+    cut_at: float | None = None
+    slow_s: float = 0.0
+    loss: float = 0.0
+    breaks: float = 0.0
+    parked: list[Callable[[float], object]] = []
+
+
+class Network:
+    """All ways between hosts, which are known by name. A host reaches itself as fast as others, and always."""
+
+    def __init__(self, loop: VirtualLoop, chance: Random, *, latency_s: float = LATENCY_S) -> None:
+        self.loop, self.chance, self._draw = loop, chance, chance.random
+        self._latency_s = latency_s
+        self._ways: dict[tuple[str, str], Way] = {}
+        self._faults: list[Fault] = []
+        self._when_cut: list[Callable[[], object]] = []
+        self._last_port = 40_000
+
+    # ---- faults
+
+    def begin(self, fault: Fault) -> Callable[[], None]:
+        """Have something go wrong; the result heals it."""
+        self._faults.append(fault)
+        self._apply()
+
+        def heal() -> None:
+            if fault in self._faults:
+                self._faults.remove(fault)
+                self._apply()
+
+        return heal
+
+    def cut(self, concerns: Concerns) -> Callable[[], None]:
+        """Nothing comes through on these ways until the result is called."""
+        return self.begin(Fault(concerns, cut=True))
+
+    def power_off(self, host: str) -> Callable[[], None]:
+        """Its kernel is gone, and what it had still to send: nobody is told. The result has it back on the network.
+
+        Its processes are the caller's to kill, afterwards.
+        """
+        for (source, _), way in self._ways.items():
+            if source == host:
+                way.parked.clear()
+        heal = self.cut(apart([host]))
+
+        def power_on() -> None:
+            for (source, _), way in self._ways.items():
+                if source == host:
+                    way.parked.clear()
+            heal()
+
+        return power_on
+
+    def when_cut(self, callback: Callable[[], object]) -> None:
+        """Called whenever a way is newly cut."""
+        self._when_cut.append(callback)
+
+    def _apply(self) -> None:
+        newly_cut = [way for way in self._ways.values() if self._set(way)]
+        if newly_cut:
+            for callback in list(self._when_cut):
+                callback()
+
+    def _set(self, way: Way) -> bool:
+        """What all faults together make of a way; whether it is newly cut."""
+        faults = [fault for fault in self._faults if fault.concerns(way.source, way.target)]
+        way.slow_s = sum(fault.slow_s for fault in faults)
+        way.loss = max((fault.loss for fault in faults), default=0.0)
+        way.breaks = max((fault.breaks for fault in faults), default=0.0)
+        was_cut, is_cut = way.cut_at is not None, any(fault.cut for fault in faults)
+        if is_cut and not was_cut:
+            way.cut_at = self.loop.now_s
+        elif was_cut and not is_cut:
+            way.cut_at = None
+            parked, way.parked = way.parked, []
+            for go in parked:
+                go(self.delay_s(way))
+        return is_cut and not was_cut
+
+    # ---- ways
+
+    def way(self, source: str, target: str) -> Way:
+        try:
+            return self._ways[source, target]
+        except KeyError:
+            way = self._ways[source, target] = Way(source, target)
+            self._set(way)
+            return way
+
+    def carry(self, way: Way, go: Callable[[float], object]) -> None:
+        """Have a packet of TCP's on its way: `go` is called with its delay, now, or when the way is healed."""
+        if way.cut_at is None:
+            go(self.delay_s(way))
+        else:
+            way.parked.append(go)
+
+    def delay_s(self, way: Way) -> float:
+        """How long one packet takes: half of them about the latency, one in a hundred a hundred times as long."""
+        delay_s = way.slow_s + min(self._latency_s / (1.0 - self._draw()), LONGEST_S)
+        if way.loss:
+            for again in range(MOST_RESENDS):
+                if self._draw() >= way.loss:
+                    break
+                delay_s += RESEND_S * 2**again
+        return delay_s
+
+    def is_lost(self, way: Way) -> bool:
+        """Whether a datagram that is sent now does not arrive."""
+        return way.cut_at is not None or (way.loss > 0.0 and self._draw() < way.loss)
+
+    def silence_s(self, source: str, target: str) -> float:
+        """Seconds since the kernels of two hosts last reached each other, both ways."""
+        cuts = [way.cut_at for way in (self.way(source, target), self.way(target, source)) if way.cut_at is not None]
+        return self.loop.now_s - min(cuts) if cuts else 0.0
+
+    def new_port(self) -> int:
+        self._last_port += 1
+        return self._last_port

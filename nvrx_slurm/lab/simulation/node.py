@@ -1,0 +1,193 @@
+"""One simulated node: its kernel, and the processes on it.
+
+What the kernel guarantees holds here too, and nothing more: what a process held is closed when its last holder is
+dead; a fence key kills the supervisor that armed the trap, even while everything is frozen; a port that nobody holds
+refuses; a node without power says nothing at all.
+"""
+
+from __future__ import annotations
+
+import itertools
+import math
+from collections.abc import Callable, Mapping
+from functools import partial
+from typing import TYPE_CHECKING
+
+from nvrx_slurm.agent.workers import WorkerEvent
+from nvrx_slurm.lab.simulation.clocks import DriftingClock
+from nvrx_slurm.lab.simulation.kernel import Trap
+from nvrx_slurm.lab.simulation.machine import FIRST_PORT, Board, SimulatedMachine
+from nvrx_slurm.lab.simulation.mains import agent_main
+from nvrx_slurm.lab.simulation.process import Process
+from nvrx_slurm.lab.simulation.supervisor import Supervisor
+from nvrx_slurm.lab.simulation.tethers import AgentLine
+from nvrx_slurm.lab.simulation.workers import Worker
+
+if TYPE_CHECKING:
+    from nvrx_slurm.lab.simulation.history import History
+
+MOST_DRIFT = 0.005
+MOST_AHEAD_S = 500.0
+BOOT_S = 0.5
+RECOVERED_S = 30.0
+"""How long after the end of what was done to it a node is taken for well again."""
+
+
+class Node:
+    """A node of the allocation. `starts_after_s`: when its agent starts, None: never."""
+
+    def __init__(self, history: History, name: str) -> None:
+        self.history, self.name, self.loop = history, name, history.loop
+        self.chance = history.chance(name)
+        rate = 1.0 + self.chance.uniform(-MOST_DRIFT, MOST_DRIFT)
+        self.clock = DriftingClock(self.loop, rate, self.chance.uniform(-MOST_AHEAD_S, MOST_AHEAD_S))
+        self.starts_after_s: float | None = self.chance.uniform(0.0, 0.5)
+        self.has_power = True
+        self.agent: Process | None = None
+        self.supervisor: Supervisor | None = None
+        self.board: Board | None = None
+        self.line: AgentLine | None = None
+        self._trap: Trap | None = None
+        self.weak_until_s = -math.inf  # something lasting was done to it, and it may not do what it should until then
+        self._workers: list[Worker] = []
+        self._awaited = 0  # agents that are yet to start
+        self._plug_in: Callable[[], None] = lambda: None
+        self._ports, self._pids = itertools.count(FIRST_PORT), itertools.count(100)
+
+    # ---- processes
+
+    def start(self) -> None:
+        """The step begins, sooner here than there."""
+        if self.starts_after_s is not None:
+            self._awaited += 1
+            self.loop.call_outside(self.starts_after_s, self._start)
+
+    def _start(self) -> None:
+        self._awaited -= 1
+        self.start_agent()
+        self.history.look_for_agents()
+
+    @property
+    def has_agent(self) -> bool:
+        """As far as srun knows: of a node without power it hears nothing."""
+        lives = self.agent is not None and (self.agent.alive or not self.has_power)
+        return lives or self._awaited > 0
+
+    @property
+    def is_well(self) -> bool:
+        """Whether it can be relied on to do what it should."""
+        return self.has_power and self.loop.now_s > self.weak_until_s + RECOVERED_S
+
+    @property
+    def is_reachable(self) -> bool:
+        return self.has_power and not self.history.is_cut(self.name)
+
+    def start_agent(self) -> None:
+        """Slurm, or somebody, starts an agent, unless there is one."""
+        if not self.has_power or (self.agent is not None and self.agent.alive):
+            return
+        process = self.agent = Process(self.loop, f"agent of {self.name}")
+        pid = next(self._pids)
+        process.on_death(lambda: self.history.agent_ended(self, process))
+        process.run(agent_main(self.history, self, SimulatedMachine(self, process, pid)))
+
+    def start_supervisor(self, agent: Process, post: Callable[[WorkerEvent], None]) -> Supervisor:
+        self.supervisor = Supervisor(self, agent, post)
+        return self.supervisor
+
+    def fork(self, supervisor: Supervisor, rank: int, env: Mapping[str, str]) -> Worker:
+        """A worker begins, in the world that its environment names."""
+        world = self.history.world(env["NVRX_REPLICA"], int(env["NVRX_CYCLE"]), int(env["WORLD_SIZE"]))
+        worker = Worker(self.name, next(self._pids), world, rank, partial(self._worker_ended, supervisor))
+        self._workers.append(worker)
+        self.history.promises.worker_started(worker)
+        world.enter(worker, lambda: self._first_step(worker))
+        return worker
+
+    def workers(self) -> list[Worker]:
+        """Those that live."""
+        return self._workers
+
+    def worker(self, number: int) -> Worker | None:
+        return self._workers[number % len(self._workers)] if self._workers else None
+
+    def _worker_ended(self, parent: Supervisor, worker: Worker, code: int | None, number: int | None) -> None:
+        self._workers.remove(worker)
+        if self.board is not None:
+            self.board.ended(worker)
+        self.history.promises.worker_ended(worker)
+        parent.child_ended(worker, code, number)
+
+    def _first_step(self, worker: Worker) -> None:
+        agent, board = self.agent, self.board
+        if worker.alive and worker.world.steps()[0] and agent is not None and board is not None:
+            agent.call_later(0.0, board.first_step, worker)
+
+    def signal_workers(self, number: int) -> None:
+        """slurmd signals every process of the step, if slurmctld reaches it."""
+        if self.is_reachable:
+            for worker in list(self._workers):
+                worker.signal(number)
+
+    # ---- what the kernel holds
+
+    def open_trap(self, key: bytes, agent: Process) -> Trap:
+        trap = self._trap = Trap(key, agent)
+        trap.open_at(self.history.sockets.bind(self.name, trap.arrives))
+        return trap
+
+    def is_trapped_by(self, key: bytes) -> bool:
+        """Whether a living supervisor's trap waits for this key."""
+        trap = self._trap
+        return trap is not None and trap.key == key and trap.armed_by is not None and trap.armed_by.alive
+
+    def next_port(self) -> int:
+        return next(self._ports)
+
+    # ---- what is done to it
+
+    def kill_agent(self) -> None:
+        if self.agent is not None:
+            self.agent.kill()
+
+    def kill_everything(self) -> None:
+        """All at once: none sees another die. The kernel lives."""
+        for worker in list(self._workers):
+            worker.kill()
+        for process in self._processes():
+            process.kill()
+
+    def freeze(self) -> None:
+        for process in self._processes():
+            process.freeze()
+        for worker in self._workers:
+            worker.freeze()
+
+    def thaw(self) -> None:
+        for process in self._processes():
+            process.thaw()
+        for worker in list(self._workers):
+            worker.thaw()
+
+    def power_off(self) -> None:
+        """Nothing of it is ever heard again, not even that it is gone."""
+        if self.has_power:
+            self.has_power = False
+            self._plug_in = self.history.network.power_off(self.name)
+            self.kill_everything()
+
+    def power_on(self) -> None:
+        """It boots: its kernel answers, and knows nothing of what was."""
+        if not self.has_power:
+            self.has_power = True
+            self._plug_in()
+            self.loop.call_outside(BOOT_S, self.start_agent)
+
+    def break_tether(self) -> None:
+        """Somebody in between, a firewall say, drops its connection."""
+        if self.line is not None:
+            self.line.end.reset()
+
+    def _processes(self) -> list[Process]:
+        supervisor = self.supervisor.process if self.supervisor is not None else None
+        return [process for process in (supervisor, self.agent) if process is not None]

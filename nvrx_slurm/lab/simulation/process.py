@@ -1,0 +1,146 @@
+"""Simulated processes: what is killed, frozen and thawed together.
+
+Everything that a process runs carries its mark in its context, and whatever it schedules inherits it. Killing and
+freezing are therefore as sudden as SIGKILL and SIGSTOP: the loop takes no further step of it.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import signal
+from collections import deque
+from collections.abc import Callable, Coroutine
+from contextvars import Context
+from typing import Any
+
+from nvrx_slurm.lab.simulation.loop import VirtualLoop
+from nvrx_slurm.lab.simulation.steps import OWNER, Handle
+
+FAILED = 1
+
+
+class Process:
+    """One simulated process: `run` starts it, and it ends with its main coroutine, by a signal, or by `kill`.
+
+    `exit_code` is what its main coroutine returned (None counts as 0), 1 with `error` set if that raised, or the
+    negative number of the signal that ended it; None while it lives.
+    """
+
+    def __init__(self, loop: VirtualLoop, name: str) -> None:
+        self.name = name
+        self.running = False  # neither dead nor frozen; the loop reads it before each step
+        self.alive = True
+        self.exit_code: int | None = None
+        self.error: BaseException | None = None
+        self._loop = loop
+        self._held: deque[Handle] = deque()
+        self._handlers: dict[int, Handle] = {}
+        self._when_dead: list[Callable[[], object]] = []
+        self._context = Context()
+        self._context.run(OWNER.set, self)
+        self.running = True
+
+    def __repr__(self) -> str:
+        return f"<Process {self.name}>"
+
+    @property
+    def frozen(self) -> bool:
+        return self.alive and not self.running
+
+    def run(self, main: Coroutine[Any, Any, int | None]) -> asyncio.Task[None]:
+        """Start it. As with asyncio.run, when `main` is over the process's other tasks are cancelled and awaited."""
+        return self._loop.create_task(self._live(main), name=self.name, context=self._context.copy())
+
+    def on_death(self, callback: Callable[[], object]) -> None:
+        """Have the kernel call this when the process dies, in the order of registration, as a step of no process;
+        at once, if it is dead."""
+        if self.alive:
+            self._when_dead.append(callback)
+        else:
+            Context().run(callback)
+
+    def call_later(self, delay_s: float, callback: Callable[..., object], *args: Any) -> Handle:
+        """Have it take a step: what its kernel brings it. Held while it is frozen, dropped when it is dead."""
+        return self._loop.call_at(self._loop.now_s + delay_s, callback, *args, context=self._context)
+
+    # ---- what is done to it
+
+    def kill(self, number: int = signal.SIGKILL) -> None:
+        """As SIGKILL: it takes no step more, no `finally` and no callback of it runs. A dead one stays as it is.
+
+        Not for the process itself to call: the step that it is in would go on to its next await.
+        """
+        self._die(-number)
+
+    def freeze(self) -> None:
+        """As SIGSTOP: its steps and its timers that fall due are held back."""
+        self.running = False
+
+    def thaw(self) -> None:
+        """As SIGCONT: what was held back runs now, in its order."""
+        if self.frozen:
+            self.running = True
+            self._loop.take_up(self._held)
+            self._held.clear()
+
+    def signal(self, number: int) -> None:
+        """Send it a signal: its handler runs, or it dies of it; a frozen one only after the thaw, of SIGKILL at
+        once."""
+        if number == signal.SIGKILL:
+            self.kill()
+        elif number == signal.SIGSTOP:
+            self.freeze()
+        elif number == signal.SIGCONT:
+            self.thaw()
+        elif self.alive:
+            self._loop.call_soon(self._deliver, number, context=self._context)
+
+    # ---- what the loop asks of it
+
+    def hold(self, handle: Handle) -> None:
+        """A step that is due while it is not running: kept for the thaw, or dropped."""
+        if self.alive:
+            self._held.append(handle)
+
+    def on_signal(self, number: int, handle: Handle | None) -> None:
+        """Its own handler for a signal, or none any more."""
+        if handle is None:
+            self._handlers.pop(number, None)
+        else:
+            self._handlers[number] = handle
+
+    # ---- its life
+
+    async def _live(self, main: Coroutine[Any, Any, int | None]) -> None:
+        try:
+            code = await main or 0
+        except (Exception, asyncio.CancelledError) as error:
+            self.error, code = error, FAILED
+        await self._cancel_the_rest()
+        self._die(code)
+
+    async def _cancel_the_rest(self) -> None:
+        rest = self._loop.tasks_of(self)
+        rest.remove(asyncio.current_task())  # type: ignore[arg-type]  # this one
+        for task in rest:
+            task.cancel()
+        if rest:
+            await asyncio.wait(rest)
+        self._loop.hear_out(self)
+
+    def _deliver(self, number: int) -> None:
+        if (handler := self._handlers.get(number)) is None or handler.callback is None:
+            self._die(-number)
+        else:
+            handler.callback(*handler.args)
+
+    def _die(self, code: int) -> None:
+        if not self.alive:
+            return
+        self.alive = self.running = False
+        self.exit_code = code
+        self._held.clear()
+        self._handlers.clear()
+        watchers, self._when_dead = self._when_dead, []
+        for watcher in watchers:
+            Context().run(watcher)

@@ -1,0 +1,166 @@
+"""What a history is about: a job, its bounds, and how its workers behave, all drawn from the seed.
+
+Durations are virtual. They keep the order that `config` asks of them (an interval is shorter than its timeout, …) and
+are shorter than those of real jobs, so that a history holds as few beats as its story needs.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from random import Random
+from typing import Literal, cast
+
+from msgspec.structs import replace
+
+from nvrx_slurm.journal.records import BackoffPlan, FaultTolerance, HangBounds, OnFailure, Plan, RolePlan
+from nvrx_slurm.journal.verdicts import Aggregation, AttributionPlan
+
+AGGREGATIONS: tuple[Aggregation, ...] = ("any", "all")
+CLUSTERS: tuple[Literal["local", "slurm"], ...] = ("local", "slurm")
+MOST_SPARES = 3
+KILL_WAIT_S = 30.0
+BACKOFF = BackoffPlan(after=2, within_s=60.0, initial_s=0.5, max_s=4.0)
+"""Of every job with an odd number of nodes: not drawn, so that seeds of before it still mean the same histories."""
+
+
+@dataclass(frozen=True, slots=True)
+class Temper:
+    """How workers take things. `leaves_s`: how long after a peer's death they leave their world, None: they wait for
+    it for ever; `obeys_s`: how long after the stop signal they end, None: never."""
+
+    step_s: float
+    leaves_s: float | None
+    obeys_s: float | None
+
+
+@dataclass(frozen=True, slots=True)
+class Shape:
+    """One job on one cluster. `work_s`: how long its workers take if nothing goes wrong."""
+
+    plan: Plan
+    cluster: Literal["local", "slurm"]
+    nodes: tuple[str, ...]
+    work_s: float
+    temper: Temper
+    kill_wait_s: float | None
+
+    @property
+    def recovery_s(self) -> float:
+        """How long one failure may keep a replica from its work, if those who are to replace it are there."""
+        bounds = self.plan.fault_tolerance
+        noticed_s = max(bounds.heartbeat_timeout_s, bounds.startup_timeout_s) + bounds.heartbeat_timeout_s
+        torn_down_s = bounds.teardown_grace_s + bounds.last_call_s + 10.0
+        decided_s = bounds.attribution.decision_timeout_s if bounds.attribution.acts else 0.0
+        paused_s = bounds.backoff.max_s if bounds.backoff else 0.0
+        return noticed_s + torn_down_s + decided_s + paused_s + bounds.gives_away_after_s + bounds.join_timeout_s
+
+    @property
+    def leaves_within_s(self) -> float:
+        """How long a job may take to end once it was decided that it does."""
+        bounds = self.plan.fault_tolerance
+        return bounds.teardown_grace_s + bounds.checkpoint_timeout_s + bounds.heartbeat_timeout_s + 60.0
+
+
+def draw_shape(chance: Random, most_nodes: int) -> Shape:
+    """A job of `most_nodes` nodes at most, spares included; every other one has all of them."""
+    total = most_nodes if chance.random() < 0.5 else chance.randint(1, most_nodes)
+    spares = min(chance.choice((0, 1, 1, 2, 2, MOST_SPARES)), total - 1)
+    cluster = chance.choice(CLUSTERS)
+    interval_s = chance.choice((1.0, 2.0))
+    plan = Plan(
+        name="simulated",
+        roles=_roles(chance, total - spares),
+        spares=spares,
+        workdir="/work",
+        folder="/jobs",
+        fault_tolerance=_bounds(chance, interval_s),
+    )
+    work_s, temper = chance.uniform(1.5, 6.0), _temper(chance, plan.fault_tolerance)
+    bounds = replace(plan.fault_tolerance, attribution=_attribution(chance), backoff=BACKOFF if total % 2 else None)
+    return Shape(
+        plan=replace(plan, fault_tolerance=bounds),
+        cluster=cluster,
+        nodes=tuple(f"n{index:02d}" for index in range(1, plan.total_nodes + 1)),
+        work_s=work_s,
+        temper=temper,
+        kill_wait_s=KILL_WAIT_S if cluster == "slurm" else None,
+    )
+
+
+def _roles(chance: Random, active: int) -> tuple[RolePlan, ...]:
+    if chance.random() < 0.6 or active == 1:
+        return (_role(chance, "main", active, 1),)
+    if chance.random() < 0.5:
+        replicas = chance.choice([count for count in (2, 3, 4) if count <= active])
+        return (_role(chance, "rollout", active // replicas, replicas),)
+    policy = chance.randint(1, active - 1)
+    replicas = chance.choice([count for count in (1, 2, 3) if count <= active - policy])
+    return (
+        _role(chance, "policy", policy, 1),
+        _role(chance, "rollout", (active - policy) // replicas, replicas),
+    )
+
+
+def _role(chance: Random, name: str, nodes: int, replicas: int) -> RolePlan:
+    policy = chance.choice(("restart_replica",) * 6 + ("restart_job", "restart_job", "ignore", "fail_job"))
+    return RolePlan(
+        name=name,
+        command=("train",),
+        replicas=replicas,
+        nodes_per_replica=nodes,
+        min_nodes=chance.randint(1, nodes) if chance.random() < 0.25 else None,
+        workers_per_node=chance.choice((1, 1, 2)),
+        on_failure=cast(OnFailure, policy),
+    )
+
+
+def _bounds(chance: Random, interval_s: float) -> FaultTolerance:
+    timeout_s = interval_s * chance.choice((4, 5, 8))
+    fence_s = timeout_s * chance.choice((1.0, 1.5, 2.0))
+    grace_s = chance.choice((1.0, 3.0, 6.0))
+    saves = chance.random() < 0.3
+    return FaultTolerance(
+        max_restarts=chance.choice((0, 1, 3, 3, 10)),
+        quarantine_after=chance.choice((1, 3, 3)),
+        heartbeat_interval_s=interval_s,
+        heartbeat_timeout_s=timeout_s,
+        startup_timeout_s=timeout_s * chance.choice((1.0, 2.0)),
+        fence_timeout_s=fence_s,
+        join_timeout_s=chance.choice((15.0, 30.0)),
+        last_call_s=chance.choice((0.5, 2.0)),
+        teardown_grace_s=grace_s,
+        checkpoint_signal="SIGUSR1" if saves else None,
+        checkpoint_timeout_s=chance.choice((3.0, 8.0)) if saves else 0.0,
+        control_plane_grace_s=fence_s * chance.choice((1.0, 2.0, 3.0)),
+        hang=_hang(chance, interval_s),
+    )
+
+
+def _attribution(chance: Random) -> AttributionPlan:
+    """Every other job asks; of those most act on what they hear."""
+    if chance.random() < 0.5:
+        return AttributionPlan()
+    return AttributionPlan(
+        enable_lib=True,
+        enable_mcp=chance.random() < 0.5,
+        dry_run=chance.random() < 0.3,
+        timeout_s=30.0,
+        decision_timeout_s=chance.choice((1.0, 5.0, 10.0)),
+        aggregation=chance.choice(AGGREGATIONS),
+    )
+
+
+def _hang(chance: Random, interval_s: float) -> HangBounds:
+    if chance.random() < 0.5:
+        return HangBounds()
+    return HangBounds(
+        startup_s=20 * interval_s if chance.random() < 0.5 else None,
+        step_s=5 * interval_s,
+        exit_skew_s=5 * interval_s if chance.random() < 0.5 else None,
+    )
+
+
+def _temper(chance: Random, bounds: FaultTolerance) -> Temper:
+    leaves_s = chance.choice((0.02, 0.3, 2.0, None))
+    obeys_s = chance.choice((0.0, 0.05, 0.5 * bounds.teardown_grace_s, 2 * bounds.teardown_grace_s, None))
+    return Temper(step_s=chance.choice((0.1, 0.5)), leaves_s=leaves_s, obeys_s=obeys_s)

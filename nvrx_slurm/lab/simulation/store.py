@@ -1,0 +1,119 @@
+"""The store's process in a history: it is killed and frozen, and every commit that it takes is watched."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any, Protocol
+
+from nvrx_slurm.lab.faults.valkey import MemoryServer
+from nvrx_slurm.lab.faults.valkey.server import Answer, Command
+from nvrx_slurm.lab.simulation.calls import Service
+from nvrx_slurm.lab.simulation.process import Process
+from nvrx_slurm.lab.simulation.promises import Promises
+from nvrx_slurm.store.sealing import NUMBER_BYTES
+from nvrx_slurm.util.clock import Clock
+from nvrx_slurm.util.job_key import SIGNATURE_BYTES
+
+BEFORE, AFTER, LATE = range(3)
+"""When a controller that commits is killed: before the store has taken it, after that, or while it is on its way, and
+the store takes it once the next controller has taken over."""
+
+SHUTDOWN, ROUNDS = 5, 8
+"""Where the keys of a commit name them (`store/lua/commit.lua`)."""
+
+
+class Victim(Protocol):
+    def kill(self) -> None: ...
+
+
+class WatchedStore(MemoryServer):
+    """An in-memory server, and the process that it is. `victim` is the controller that lives."""
+
+    def __init__(
+        self, service: Service, clock: Clock, promises: Promises, victim: Callable[[], Victim | None]
+    ) -> None:
+        super().__init__(clock)
+        self._service, self._loop, self._promises, self._victim = service, service.network.loop, promises, victim
+        self._kills: list[tuple[int, int]] = []  # after how many commits, and at which moment of that one
+        self._commits = 0
+        self._late: list[tuple[str | None, Sequence[Command]]] = []
+        self.process = self._begin()
+
+    # ---- what the adversary does
+
+    def restart(self, down_s: float) -> None:
+        """Its process is killed, and started again by the batch host."""
+        if self.up:
+            self.stop()
+            self.process.kill()
+            self._loop.call_outside(down_s, self._begin_anew)
+
+    def freeze(self, for_s: float) -> None:
+        """It answers nobody for so long."""
+        self.process.freeze()
+        self._loop.call_outside(for_s, self.process.thaw)
+
+    def kill_at_commit(self, after: int, moment: int) -> None:
+        """Kill the controller at its commit after so many more."""
+        self._kills.append((self._commits + after, moment))
+
+    def _begin_anew(self) -> None:
+        self.process = self._begin()
+        self.start()
+
+    def _begin(self) -> Process:
+        process = Process(self._loop, "store")
+        self._service.served_by(process)
+        return process
+
+    # ---- what it does itself
+
+    def handle(self, password: str | None, commands: Sequence[Command], answer: Answer) -> None:
+        moment = self._moment_of_death(commands[0])
+        if moment is not None and (victim := self._victim()) is not None:
+            self._loop.call_outside(0.0, victim.kill)
+            if moment == LATE:
+                self._late.append((password, commands))
+        if moment in (None, AFTER):
+            super().handle(password, commands, answer)
+
+    def _moment_of_death(self, command: Command) -> int | None:
+        if not _is_script(command, "commit"):
+            return None
+        self._commits += 1
+        due = [(after, moment) for after, moment in self._kills if after < self._commits]
+        if not due:
+            return None
+        self._kills.remove(due[0])
+        return due[0][1]
+
+    def _run(self, command: Command) -> Any:
+        reply = super()._run(command)
+        if _is_script(command, "acquire"):
+            self._promises.acquired(int(reply[0]))
+            late, self._late = self._late, []
+            for request in late:
+                self._loop.call_outside(0.0, self.handle, *request, _nobody_waits)
+        elif _is_script(command, "commit") and reply[0] == b"ok":
+            _, keys, args = command[1]
+            self._check(keys, args)
+        return reply
+
+    def _check(self, keys: Sequence[str], args: Sequence[Any]) -> None:
+        """A commit was taken: its journal entries, then its orders, then the shutdown."""
+        entries = int(args[5])
+        self._promises.committed(int(args[0]), [entry[SIGNATURE_BYTES:] for entry in args[6 : 6 + entries]])
+        for order in args[7 + entries : 7 + entries + int(args[6 + entries])]:
+            packed = order[SIGNATURE_BYTES + NUMBER_BYTES :]
+            self._promises.ordered(packed, [len(self.data.hgetall(key)) for key in keys[ROUNDS:]])
+        if args[3] != "":
+            sealed = self.data.get(keys[SHUTDOWN])
+            self._promises.shutdown_stands(sealed and sealed[SIGNATURE_BYTES:])
+
+
+def _nobody_waits(reply: object) -> None:
+    """For the reply to a client that is dead."""
+
+
+def _is_script(command: Command, name: str) -> bool:
+    return command[0] == "script" and command[1][0].__name__ == name

@@ -1,0 +1,97 @@
+"""Both ends of the tether on the simulated network: the product's own protocol, handshake and server."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import TYPE_CHECKING
+
+from nvrx_slurm.journal.records import ControllerUp
+from nvrx_slurm.lab.simulation.connections import End, Listener
+from nvrx_slurm.lab.simulation.kernel import Held
+from nvrx_slurm.lab.simulation.process import Process
+from nvrx_slurm.lab.simulation.sockets import Sockets
+from nvrx_slurm.liveness import tether
+
+if TYPE_CHECKING:
+    from nvrx_slurm.lab.simulation.node import Node
+
+READ_BYTES = 256
+
+
+class AgentLine(Held):
+    """The agent's end. Its supervisor holds it too: it closes with the last of them."""
+
+    def __init__(self, end: End, agent: Process) -> None:
+        super().__init__(end.close)
+        self.end, self._agent = end, agent
+        self._unread = b""
+        self.session: tether.Session | None = None  # once both ends have proven themselves
+        self.held_by(agent)
+
+    def fileno(self) -> int:
+        return 0
+
+    def close(self) -> None:
+        self.release(self._agent)
+
+    def say(self, word: bytes) -> None:
+        assert self.session is not None
+        self.end.send(self.session.put(word))
+
+    async def hear(self) -> bytes:
+        assert self.session is not None
+        while data := await self.receive(READ_BYTES):
+            if words := self.session.take(data):
+                return words
+        return b""
+
+    def silence_s(self) -> float:
+        return self.end.silence_s()
+
+    async def receive(self, most: int) -> bytes:
+        if not self._unread:
+            self._unread = await self.end.receive()
+        data, self._unread = self._unread[:most], self._unread[most:]
+        return data
+
+    async def send(self, data: bytes) -> None:
+        self.end.send(data)
+
+
+async def connect(node: Node, agent: Process, controller: ControllerUp, incarnation: str) -> AgentLine:
+    """As `tether.connect` does it."""
+    history = node.history
+    timeout_s = history.plan.fault_tolerance.heartbeat_timeout_s
+    async with asyncio.timeout(tether.HANDSHAKE_S):
+        end = await history.sockets.connect(node.name, history.HOST, controller.port, timeout_s=max(1.0, timeout_s))
+        line = AgentLine(end, agent)
+        try:
+            line.session = await tether.introduce(
+                line, token=history.address.token, node=node.name, incarnation=incarnation, port=controller.port
+            )
+        except BaseException:
+            line.close()
+            raise
+    node.line = line
+    return line
+
+
+class ControllerTethers:
+    """The controller's end of all of them."""
+
+    def __init__(self, server: tether.TetherServer, sockets: Sockets, host: str, controller: Process) -> None:
+        self._server, self._sockets, self._host, self._controller = server, sockets, host, controller
+        self._listener: Listener | None = None
+
+    async def start(self, bind: str) -> int:
+        self._listener = self._sockets.listen(self._host, self._controller, self._server.protocol)
+        self._server.port = self._listener.port
+        return self._listener.port
+
+    def fence(self, node: str, incarnation: str) -> None:
+        self._server.fence(node, incarnation)
+
+    async def close(self) -> None:
+        if self._listener is not None:
+            self._listener.close()
+        await self._server.close()

@@ -1,0 +1,125 @@
+"""What must hold of a whole history, judged at its end."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+from typing import TYPE_CHECKING
+
+from nvrx_slurm.controller.controller import replay
+from nvrx_slurm.core.state import new_job
+from nvrx_slurm.errors import EXIT_NO_RESTART
+from nvrx_slurm.journal.records import AttributionJudged, FaultTolerance, RestartDecided, RoundOpened
+from nvrx_slurm.lab.simulation.adversary import KINDS
+from nvrx_slurm.lab.simulation.promises import Promise
+
+if TYPE_CHECKING:
+    from nvrx_slurm.lab.simulation.history import History
+
+RESTARTS_AN_ACT = 2
+"""An act costs a restart, and one more where it lasts: what is left of it strikes the next cycle."""
+
+LONGEST_OUTAGE = 0.5
+"""Of the time that workers go on without a control plane: so much of it, at most, must touch none of them."""
+
+
+def verdicts(history: History) -> Iterator[tuple[Promise, str]]:
+    """The promises that this history has broken as a whole, each in one sentence."""
+    yield from ((Promise.REPLAY, sentence) for sentence in _replays(history))
+    yield from ((Promise.SHUTDOWN, sentence) for sentence in _ends_as_decided(history))
+    yield from ((Promise.LEAVING, sentence) for sentence in _never_left(history))
+    if _must_finish(history) and history.exit_code not in (0, *_stopped(history)):
+        yield (
+            Promise.FINISH,
+            f"nodes enough were healthy, and the job ended with {history.exit_code}: {_reason(history)}",
+        )
+    if _only_the_control_plane_failed(history):
+        yield from ((Promise.UNTOUCHED, sentence) for sentence in _nothing_was_touched(history))
+
+
+def left_behind(history: History) -> Iterator[str]:
+    """Who should have left, and has not, at the moment in which the job script ends."""
+    for node in history.nodes.values():
+        if not node.is_well:
+            continue
+        if node.agent is not None and node.agent.alive:
+            yield f"the job has ended, and the agent of {node.name} is still there"
+        for worker in node.workers():
+            yield f"the job has ended, and {worker} still lives"
+
+
+def _never_left(history: History) -> Iterator[str]:
+    """Who did not say that it leaves, and might have."""
+    ended = history.promises.ended
+    for name in ended.missing if ended is not None else ():
+        if history.nodes[name].is_well:
+            yield f"the job has ended, and {name} had not said that it leaves"
+
+
+def _replays(history: History) -> Iterator[str]:
+    for entry, decided in replay(new_job(history.plan), history.promises.journal)[:1]:
+        yield f"journal entry {entry.n} is {entry.record}, and its replay decides {decided}"
+
+
+def _ends_as_decided(history: History) -> Iterator[str]:
+    shutdown = history.promises.shutdown
+    if history.batch.gave_up or history.exit_code is None:
+        return
+    if shutdown is None:
+        yield f"the job ended with {history.exit_code}, and no shutdown is in the journal"
+    elif history.exit_code != shutdown.exit_code:
+        yield f"the job ended with {history.exit_code}, and was shut down with {shutdown.exit_code}"
+
+
+def _must_finish(history: History) -> bool:
+    """Whether what went wrong leaves nodes and budget enough. Rather no than a yes that asks too much."""
+    acts, plan = history.acts, history.plan
+    bounds = plan.fault_tolerance
+    if any(KINDS[act.kind].fatal for act in acts) or not all(
+        role.on_failure.startswith("restart") for role in plan.roles
+    ):
+        return False
+    on_nodes = [act for act in acts if KINDS[act.kind].node]
+    if len({act.node for act in on_nodes}) > plan.spares or RESTARTS_AN_ACT * len(on_nodes) > bounds.max_restarts:
+        return False
+    return _outage_s(history) < LONGEST_OUTAGE * _outage_limit_s(bounds)
+
+
+def _stopped(history: History) -> tuple[int, ...]:
+    """How a job may end that was told to stop."""
+    judged = (entry.record for entry in history.promises.journal if isinstance(entry.record, AttributionJudged))
+    return (EXIT_NO_RESTART,) if any(each.acted for each in judged) else ()
+
+
+def _outage_limit_s(bounds: FaultTolerance) -> float:
+    """What may touch workers soonest: their lease; their agents' patience; or, since their ends are told through the
+    store, the bound for how far apart these may be."""
+    skew_s = bounds.hang.exit_skew_s
+    return min(bounds.fence_timeout_s, bounds.control_plane_grace_s, math.inf if skew_s is None else skew_s)
+
+
+def _outage_s(history: History) -> float:
+    """For how long nobody could decide, at most: outages may follow one another."""
+    kinds = [(KINDS[act.kind], act) for act in history.acts]
+    killed = sum(act.kind.startswith("kill_controller") or act.kind == "kill_at_commit" for act in history.acts)
+    return sum(act.lasts_s for kind, act in kinds if kind.outage) + killed * 1.5
+
+
+def _only_the_control_plane_failed(history: History) -> bool:
+    bounds = history.plan.fault_tolerance
+    if any(KINDS[act.kind].node or KINDS[act.kind].fatal for act in history.acts):
+        return False
+    return _outage_s(history) < LONGEST_OUTAGE * _outage_limit_s(bounds)
+
+
+def _nothing_was_touched(history: History) -> Iterator[str]:
+    for entry in history.promises.journal:
+        record = entry.record
+        if isinstance(record, RestartDecided) or (isinstance(record, RoundOpened) and record.cycle > 0):
+            yield f"only the control plane failed, and workers were stopped: {record}"
+            return
+
+
+def _reason(history: History) -> str:
+    shutdown = history.promises.shutdown
+    return shutdown.reason if shutdown is not None else "no shutdown was decided"

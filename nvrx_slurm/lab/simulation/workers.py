@@ -1,0 +1,209 @@
+"""Simulated workers: one process of the user's command each, and the worlds in which they step together.
+
+A world takes its steps while all of its ranks run: one that dies, is frozen, hangs or is cut off stops them all. What
+it has done by then is saved, so the next cycle of its replica goes on from there.
+"""
+
+from __future__ import annotations
+
+import signal
+from collections.abc import Callable
+from dataclasses import dataclass
+from random import Random
+from typing import Protocol
+
+from nvrx_slurm.lab.simulation.loop import VirtualLoop
+from nvrx_slurm.lab.simulation.shapes import Temper
+from nvrx_slurm.lab.simulation.steps import Handle
+
+LAST_STEP_S = 0.05
+"""Within so long ranks end that have finished together."""
+
+SAVING_S = 0.3
+
+
+class Exit(Protocol):
+    """Told of a worker's end, in its kernel's name: an exit code, or the signal that ended it."""
+
+    def __call__(self, worker: Worker, code: int | None, number: int | None) -> None: ...
+
+
+@dataclass(slots=True)
+class Progress:
+    """What a replica's workers have done, over all of its cycles."""
+
+    left_s: float
+
+
+class Worker:
+    """One rank of one cycle, on one node. A zombie counts as dead."""
+
+    def __init__(self, node: str, pid: int, world: World, rank: int, exited: Exit) -> None:
+        self.node, self.pid, self.world, self.rank = node, pid, world, rank
+        self.alive, self.frozen, self.hangs = True, False, False
+        self.started_at = world.loop.now_s
+        self.saved = 0
+        self._exited = exited
+        self._pending: list[int] = []
+
+    def __str__(self) -> str:
+        return f"rank {self.rank} of {self.world} on {self.node}"
+
+    @property
+    def can_step(self) -> bool:
+        return self.alive and not self.frozen and not self.hangs
+
+    def kill(self, number: int = signal.SIGKILL) -> None:
+        """It ends, now and whatever it is doing."""
+        self._end(None, int(number))
+
+    def exit(self, code: int) -> None:
+        """It ends by itself, unless it is frozen: then after the thaw, if it still lives."""
+        if self.frozen:
+            self._pending.append(-code)
+        else:
+            self._end(code, None)
+
+    def signal(self, number: int) -> None:
+        """What it does about it is its own affair, but for SIGKILL."""
+        if number == signal.SIGKILL:
+            self.kill()
+        elif self.frozen:
+            self._pending.append(number)
+        elif self.alive:
+            self.world.asks(self, number)
+
+    def freeze(self) -> None:
+        if self.alive and not self.frozen:
+            self.frozen = True
+            self.world.look()
+
+    def thaw(self) -> None:
+        if not (self.alive and self.frozen):
+            return
+        self.frozen = False
+        pending, self._pending = self._pending, []
+        for number in pending:
+            if number <= 0:
+                self.exit(-number)
+            else:
+                self.signal(number)
+        self.world.look()
+
+    def hang(self) -> None:
+        """It makes no step any more, and hears no signal that it could ignore."""
+        self.hangs = True
+        self.world.look()
+
+    def _end(self, code: int | None, number: int | None) -> None:
+        if self.alive:
+            self.alive = False
+            self._exited(self, code, number)
+            self.world.left_by(self, well=code == 0)
+
+
+class World:
+    """The ranks of one replica in one cycle."""
+
+    def __init__(
+        self,
+        loop: VirtualLoop,
+        chance: Random,
+        temper: Temper,
+        progress: Progress,
+        is_cut: Callable[[str], bool],
+        replica: str,
+        cycle: int,
+        size: int,
+    ) -> None:
+        self.loop, self.chance, self.temper, self.progress, self._is_cut = loop, chance, temper, progress, is_cut
+        self.replica, self.cycle, self.size = replica, cycle, size
+        self.members: dict[int, Worker] = {}
+        self.ran_s = 0.0
+        self.broken = False
+        self._since: float | None = None
+        self._end: Handle | None = None
+        self._rested_at = loop.now_s
+        self._first_steps: list[Callable[[], None]] = []
+
+    def __str__(self) -> str:
+        return f"{self.replica} cycle {self.cycle}"
+
+    def enter(self, worker: Worker, first_step: Callable[[], None]) -> None:
+        self.members[worker.rank] = worker
+        self._first_steps.append(first_step)
+        self.look()
+
+    def look(self) -> None:
+        """Step on if all can, else rest."""
+        if self._can_step() and self._since is None:
+            self._since = self.loop.now_s
+            self._end = self.loop.call_outside(self.progress.left_s, self._finish)
+            for first_step in self._first_steps:
+                self.loop.call_outside(self.temper.step_s, first_step)
+            self._first_steps.clear()
+        elif self._since is not None and not self._can_step():
+            self._rest()
+
+    def steps(self) -> tuple[int, float]:
+        """How many steps this world has taken, and when it took the last."""
+        now, step_s = self.loop.now_s, self.temper.step_s
+        running = self._since is not None
+        ran_s = self.ran_s + (now - self._since if self._since is not None else 0.0)
+        return int(ran_s / step_s), (now if running else self._rested_at) - ran_s % step_s
+
+    def asks(self, worker: Worker, number: int) -> None:
+        """A signal for one of its ranks. SIGUSR1 asks for a checkpoint, all others to end."""
+        if worker.hangs:
+            return
+        if number == signal.SIGUSR1:
+            self.loop.call_outside(SAVING_S, self._save, worker)
+        elif self.temper.obeys_s is not None:
+            self.loop.call_outside(self.temper.obeys_s, self._obey, worker, number)
+
+    def left_by(self, worker: Worker, *, well: bool) -> None:
+        """One of its ranks is gone. The others notice, sooner or later, unless they have finished as well."""
+        if well:
+            return
+        first, self.broken = not self.broken, True
+        self._rest()
+        if first and self.temper.leaves_s is not None:
+            for peer in self.members.values():
+                if peer.alive:
+                    self.loop.call_outside(self.temper.leaves_s * self.chance.uniform(0.5, 1.5), self._leave, peer)
+
+    def _can_step(self) -> bool:
+        if self.broken or len(self.members) < self.size:
+            return False
+        return all(worker.can_step and not self._is_cut(worker.node) for worker in self.members.values())
+
+    def _rest(self) -> None:
+        if self._since is None:
+            return
+        ran_s = self.loop.now_s - self._since
+        self.ran_s += ran_s
+        self.progress.left_s = max(0.0, self.progress.left_s - ran_s)
+        self._since, self._rested_at = None, self.loop.now_s
+        if self._end is not None:
+            self._end.cancel()
+
+    def _finish(self) -> None:
+        self._rest()
+        self.progress.left_s = 0.0
+        for worker in self.members.values():
+            self.loop.call_outside(self.chance.uniform(0.0, LAST_STEP_S), worker.exit, 0)
+
+    @staticmethod
+    def _leave(peer: Worker) -> None:
+        if peer.alive and not peer.hangs:
+            peer.exit(1)
+
+    @staticmethod
+    def _obey(worker: Worker, number: int) -> None:
+        if worker.alive and not worker.frozen:
+            worker.kill(number)
+
+    @staticmethod
+    def _save(worker: Worker) -> None:
+        if worker.alive and not worker.frozen:
+            worker.saved += 1

@@ -1,1 +1,0 @@
-"""The job script: bash that starts one process and decides nothing."""

@@ -1,0 +1,52 @@
+"""A lock that processes share through a file; standard library only."""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import fcntl
+import os
+from collections.abc import Iterator
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from nvrx_slurm.util.clock import Clock
+
+FIRST_PAUSE_S, LONGEST_PAUSE_S = 0.005, 0.1
+_HELD = (errno.EAGAIN, errno.EACCES)
+_NO_LOCKS_HERE = (errno.ENOLCK, errno.ENOSYS, errno.EOPNOTSUPP)
+
+
+@contextlib.contextmanager
+def locked(path: Path, *, timeout_s: float, clock: Clock) -> Iterator[bool]:
+    """Hold the file's lock, against other processes and other threads; it goes with its holder's life.
+
+    Yields False where the file system knows no locks (Lustre mounted without `flock`): then nobody is kept out.
+    `flock` locks on NFS too, since Linux 2.6.12, where a server grants them. Raises TimeoutError after `timeout_s`
+    seconds, and OSError. A file system that hangs keeps its caller for longer than that: see `threads.in_thread`.
+    """
+    descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+    try:
+        yield _taken(descriptor, path, timeout_s, clock)
+    finally:
+        with contextlib.suppress(OSError):  # where there are no locks
+            fcntl.flock(descriptor, fcntl.LOCK_UN)  # a child that was forked meanwhile has the descriptor too
+        os.close(descriptor)
+
+
+def _taken(descriptor: int, path: Path, timeout_s: float, clock: Clock) -> bool:
+    deadline, pause_s = clock.monotonic() + timeout_s, FIRST_PAUSE_S
+    while True:
+        try:
+            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            return True
+        except OSError as error:
+            if error.errno in _NO_LOCKS_HERE:
+                return False
+            if error.errno not in _HELD:
+                raise
+        if clock.monotonic() + pause_s > deadline:
+            raise TimeoutError(f"{path} has been locked by another process for {timeout_s:g} s")
+        clock.sleep(pause_s)
+        pause_s = min(2 * pause_s, LONGEST_PAUSE_S)

@@ -1,0 +1,180 @@
+"""From hits and facts to one answer."""
+
+from __future__ import annotations
+
+import pytest
+
+from nvrx_slurm.attribution.analyze import Gathered, attribute
+from nvrx_slurm.attribution.analyze.aftermath import TailLine
+from nvrx_slurm.attribution.analyze.history import Earlier, fingerprint
+from nvrx_slurm.journal.verdicts import Attribution, Scope, Verdict
+from tests.unit.attribution.analyze.evidence import (
+    ANY_ERROR,
+    KEY_ERROR,
+    NOISE,
+    OOM,
+    RESET,
+    SEGFAULT,
+    TIMEOUT,
+    XID,
+    failed,
+    hit,
+    inquiry,
+    rule,
+    scan,
+)
+
+
+def test_a_cascade_is_folded_under_its_cause() -> None:
+    """One rank ran out of memory; seven waited for it and said so, at length."""
+    cascade = [hit(TIMEOUT, rank, line=line, t=700.0 + rank) for rank in (0, 1, 2, 4, 5, 6, 7) for line in (5, 6)]
+    found = attribute(inquiry(failed(3, exit_code=1)), scan(*cascade, hit(OOM, 3, t=100.0, text="out of memory")))
+    assert (found.verdict, found.fault, found.ranks, found.missing) == (Verdict.STOP, "cuda_oom", (3,), (3,))
+    assert found.primary is not None
+    assert (found.primary.text, found.primary.rank, found.primary.node) == ("out of memory", 3, "n1")
+    assert [each.rank for each in found.secondary] == [0, 1, 2]
+    assert "Then followed nccl timeout (7 ranks)" in found.explanation
+    assert found.confidence >= 0.8
+
+
+def test_clocks_that_are_apart_do_not_mislead() -> None:
+    """n2 is 600 s ahead: its error, which looks later, came first."""
+    timeouts = [
+        hit(TIMEOUT, rank, node=node, t=1000.0 + ahead, line=50, groups={"seq": "4"}, file=f"t-{rank}")
+        for rank, node, ahead in ((0, "n1", 0.0), (1, "n1", 0.2), (4, "n2", 600.0), (5, "n2", 600.1), (6, "n3", 0.0))
+    ]
+    user = hit(KEY_ERROR, 5, node="n2", t=950.0 + 600.0)
+    late = hit(OOM, 1, node="n1", t=990.0)
+    found = attribute(inquiry(nodes=()), scan(*timeouts, user, late))
+    assert (found.fault, found.ranks) == ("key_error", (5,))
+
+
+def test_a_line_of_noise_is_nothing() -> None:
+    """Whatever else recognises it."""
+    found = attribute(inquiry(), scan(hit(OOM, 0, line=4), hit(NOISE, 0, line=4)))
+    assert (found.verdict, found.fault, found.primary) == (Verdict.UNKNOWN, "unknown", None)
+
+
+def test_a_rule_that_knows_more_is_told_rather_than_the_one_for_all_exceptions() -> None:
+    """Both recognise the line."""
+    lines = scan(hit(ANY_ERROR, 0, line=4), hit(RESET, 0, line=4), hit(ANY_ERROR, 1), hit(SEGFAULT, 1))
+    assert attribute(inquiry(), lines).fault == "segfault"
+    assert attribute(inquiry(), scan(*lines.hits[:2])).fault == "peer_lost"
+
+
+def test_an_error_that_the_rank_survived_is_not_the_cause() -> None:
+    """It was caught: a thousand steps followed."""
+    caught = hit(OOM, 3, line=1, t=10.0)
+    steps = tuple(TailLine(200 + step, f"step {step} loss 2.1", 3) for step in range(40))
+    found = attribute(
+        inquiry(failed(3)), scan(caught, hit(XID, None, node="n1", kind="health", t=500.0)), tails(caught, steps)
+    )
+    assert (found.fault, found.nodes) == ("gpu_lost", ("n1",))
+
+
+def tails(caught: object, steps: tuple[TailLine, ...]) -> Gathered:
+    """The end of the rank's own file."""
+    return Gathered(tails={"/logs/rank-3.err": steps})
+
+
+def test_hardware_beside_an_error_of_the_program_is_no_stop() -> None:
+    """Whichever came first: a failing GPU makes programs fail in every way."""
+    lines = scan(hit(KEY_ERROR, 3, t=100.0), hit(XID, None, node="n1", kind="health", t=160.0))
+    found = attribute(inquiry(failed(3, exit_code=1)), lines)
+    assert found.verdict is Verdict.UNKNOWN
+    assert "At that time there was also gpu_lost" in found.explanation
+
+
+def test_what_the_kernel_said_long_before_does_not_count() -> None:
+    """It passed, and training went on."""
+    lines = scan(hit(KEY_ERROR, 3, t=9000.0), hit(XID, None, node="n1", kind="health", t=100.0))
+    found = attribute(inquiry(failed(3, exit_code=1)), lines)
+    assert (found.verdict, found.fault) == (Verdict.STOP, "key_error")
+
+
+def test_what_the_kernel_said_long_before_a_timeout_counts() -> None:
+    """Ranks wait half an hour for one whose GPU is gone."""
+    waiting = [hit(TIMEOUT, rank, t=1900.0) for rank in range(8) if rank != 3]
+    found = attribute(inquiry(failed(0)), scan(*waiting, hit(XID, None, node="n1", kind="health", t=100.0)))
+    assert (found.fault, found.nodes, found.ranks, found.missing) == ("gpu_lost", ("n1",), (3,), (3,))
+
+
+def test_the_kernel_names_a_process_which_is_a_rank() -> None:
+    """By the pids of the cycle."""
+    killed = rule("host_oom.kernel", Verdict.UNKNOWN, scope=Scope.USER_CODE, severity=88)
+    line = hit(killed, None, node="n2", kind="health", groups={"pid": "4711"})
+    found = attribute(inquiry(failed(6, signal=9, node="n2"), pids={4710: 1, 6: 4711}), scan(line))
+    assert (found.fault, found.ranks) == ("host_oom", (6,))
+
+
+def test_a_kill_without_a_reason_stays_unknown() -> None:
+    """Its peers' complaints are no reason."""
+    found = attribute(inquiry(failed(2, signal=9)), scan(hit(RESET, 0), hit(ANY_ERROR, 1)))
+    assert (found.verdict, found.fault, found.ranks) == (Verdict.UNKNOWN, "killed", (2,))
+    assert [each.rule for each in found.secondary] == ["peer_lost.reset"]
+
+
+def test_an_exception_does_not_explain_a_kill() -> None:
+    """The rank that printed it was ended by SIGKILL."""
+    found = attribute(inquiry(failed(3, signal=9)), scan(hit(KEY_ERROR, 3)))
+    assert (found.verdict, found.fault) == (Verdict.UNKNOWN, "key_error")
+    assert "signal 9, which this error does not explain" in found.explanation
+
+
+def test_a_lost_node_is_blamed() -> None:
+    """No line is needed for that."""
+    found = attribute(inquiry(failed(None, node="n2", cause="tether lost")), scan())
+    assert (found.verdict, found.scope, found.nodes) == (Verdict.RESTART, Scope.NODE, ("n2",))
+
+
+AGAIN = [
+    ((), Verdict.UNKNOWN, Scope.USER_CODE, ()),
+    ((("n2",),), Verdict.STOP, Scope.USER_CODE, ()),
+    (((),), Verdict.STOP, Scope.USER_CODE, ()),
+    ((("n1",),), Verdict.RESTART, Scope.NODE, ("n1",)),
+]
+
+
+@pytest.mark.parametrize(("before", "verdict", "scope", "nodes"), AGAIN)
+def test_what_happens_again_is_no_accident(
+    before: tuple[tuple[str, ...], ...], verdict: Verdict, scope: Scope, nodes: tuple[str, ...]
+) -> None:
+    """On another node it is the program, on the same node the node."""
+    found = again(before)
+    assert (found.verdict, found.scope, found.nodes) == (verdict, scope, nodes)
+
+
+def test_a_repeat_makes_surer() -> None:
+    """Than one failure alone."""
+    assert again((("n2",),)).confidence > again(()).confidence
+
+
+def again(nodes: tuple[tuple[str, ...], ...]) -> Attribution:
+    """A segmentation fault on n1, with earlier ones like it."""
+    crash = hit(SEGFAULT, 3, groups={"frames": "ops.py:12 in fused"})
+    once = attribute(inquiry(failed(3)), scan(crash))
+    print_ = fingerprint(once.fault, once.primary, "ops.py:12 in fused")
+    earlier = tuple(Earlier(once.fault, print_, each) for each in nodes)
+    return attribute(inquiry(failed(3)), scan(crash), Gathered(earlier=earlier))
+
+
+def test_nothing_at_all_is_unknown() -> None:
+    """With no confidence."""
+    found = attribute(inquiry(nodes=()), scan())
+    assert (found.verdict, found.fault, found.confidence) == (Verdict.UNKNOWN, "unknown", 0.0)
+    assert found.explanation == "No line tells of a failure."
+
+
+@pytest.mark.parametrize(("lasted_s", "verdict"), [(90.0, Verdict.STOP), (7200.0, Verdict.UNKNOWN)])
+def test_too_little_memory_shows_at_the_start(lasted_s: float, verdict: Verdict) -> None:
+    """Later it may be a leak, which a restart gets round."""
+    own_limit = rule("host_oom.cgroup", Verdict.UNKNOWN, scope=Scope.USER_CODE, severity=82)
+    line = hit(own_limit, None, node="n1", kind="health", t=1000.0 + lasted_s)
+    assert attribute(inquiry(failed(3, signal=9), started_at=1000.0), scan(line)).verdict is verdict
+
+
+def test_a_rank_within_its_node_is_a_rank_of_the_world() -> None:
+    """A launcher counts from 0 on every node."""
+    told = rule("segfault.launcher", Verdict.UNKNOWN, severity=60)
+    line = hit(told, None, node="n2", file="launcher.log", groups={"local_rank": "1"})
+    assert attribute(inquiry(), scan(line)).ranks == (5,)

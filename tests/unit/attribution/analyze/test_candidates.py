@@ -1,0 +1,48 @@
+"""A traceback that ended no rank is not where it began."""
+
+from __future__ import annotations
+
+import pytest
+
+from nvrx_slurm.attribution.analyze import attribute
+from nvrx_slurm.journal.verdicts import Verdict
+from tests.unit.attribution.analyze.evidence import KEY_ERROR, TIMEOUT, failed, hit, inquiry, scan
+
+T = 1795284000.0
+
+
+def of(aside: str) -> dict[str, str]:
+    return {"frames": "train.py:3 in step", "aside": aside}
+
+
+@pytest.mark.parametrize("aside", ["ignored", "task", "thread", "process", "logged", "warned"])
+def test_the_real_cause_wins(aside: str) -> None:
+    """Ranks that lived to wait for others did not end by what they told before, on however many ranks."""
+    told = [hit(KEY_ERROR, rank, line=3, t=T, groups=of(aside)) for rank in (0, 1)]
+    waited = [hit(TIMEOUT, rank, line=9, t=T + 600) for rank in (0, 1)]
+    answer = attribute(inquiry(failed(0)), scan(*told, *waited))
+    assert (answer.verdict, answer.fault) == (Verdict.RESTART, "nccl_timeout")
+
+
+@pytest.mark.parametrize("aside", ["ignored", "task", "thread"])
+def test_nothing_else_is_known(aside: str) -> None:
+    """By itself it explains no end; one that ended a thread is told beside."""
+    answer = attribute(inquiry(failed(3)), scan(hit(KEY_ERROR, 3, groups=of(aside))))
+    assert (answer.verdict, answer.primary) == (Verdict.UNKNOWN, None)
+    assert len(answer.secondary) == (aside == "thread")
+
+
+@pytest.mark.parametrize(("rank", "verdict"), [(3, Verdict.STOP), (1, Verdict.UNKNOWN)])
+def test_a_child_process_of_the_rank_that_failed(rank: int, verdict: Verdict) -> None:
+    """An exception that ended a child process is the cause only where it is known that this rank failed."""
+    answer = attribute(inquiry(failed(3)), scan(hit(KEY_ERROR, rank, groups=of("process"))))
+    assert answer.verdict is verdict
+
+
+def test_logged_at_the_end() -> None:
+    """What was logged last is the cause: the program ended itself. Others that notice it change nothing, nor does
+    what the rank itself notices while it ends."""
+    told = hit(KEY_ERROR, 3, line=3, t=T, groups=of("logged"))
+    noticed = [hit(TIMEOUT, 0, line=9, t=T + 600), hit(TIMEOUT, 3, line=9, t=T + 2)]
+    answer = attribute(inquiry(failed(3)), scan(told, *noticed))
+    assert (answer.verdict, answer.fault, answer.ranks) == (Verdict.STOP, "key_error", (3,))

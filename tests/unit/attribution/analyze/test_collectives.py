@@ -1,0 +1,94 @@
+"""Who waits for whom."""
+
+from __future__ import annotations
+
+import pytest
+
+from nvrx_slurm.attribution.analyze.collectives import standstill
+from nvrx_slurm.attribution.analyze.flight_recorder import Call, Dump
+
+Step = tuple[str, str, str]
+"""Group, operation, state."""
+
+DONE, OPEN = "completed", "scheduled"
+MEMBERS = {"world": (0, 1, 2, 3), "left": (0, 1), "right": (2, 3)}
+
+
+def dump(rank: int, *steps: Step, shape: tuple[int, ...] = (8,)) -> Dump:
+    """A rank's calls, numbered by group."""
+    last: dict[str, int] = {}
+    calls = []
+    for group, operation, state in steps:
+        last[group] = last.get(group, 0) + 1
+        calls.append(Call(group, "", last[group], f"nccl:{operation}", state, (shape,)))
+    return Dump(rank, tuple(calls), MEMBERS, last)
+
+
+FIRST = ("world", "all_reduce", DONE)
+SECOND = ("world", "all_reduce", OPEN)
+
+CASES = {
+    "one never came": (
+        [dump(0, FIRST, SECOND), dump(1, FIRST, SECOND), dump(2, FIRST), dump(3, FIRST, SECOND)],
+        ("missing", (2,), (0, 1, 3)),
+    ),
+    "one wrote no dump": (
+        [dump(0, FIRST, SECOND), dump(1, FIRST, SECOND), dump(3, FIRST, SECOND)],
+        ("missing", (2,), (0, 1, 3)),
+    ),
+    "a rank waits for another that is the missing one": (
+        [
+            dump(0, FIRST, SECOND),
+            dump(1, FIRST, SECOND),
+            dump(2, FIRST, ("right", "all_gather", OPEN)),
+            dump(3, FIRST),
+        ],
+        ("missing", (3,), (0, 1, 2)),
+    ),
+    "ranks wait for each other": (
+        [
+            dump(0, FIRST, SECOND),
+            dump(1, FIRST, ("left", "all_gather", OPEN)),
+            dump(2, FIRST, SECOND),
+            dump(3, FIRST, SECOND),
+        ],
+        ("deadlock", (), (0, 1, 2, 3)),
+    ),
+    "one does something else": (
+        [dump(0, FIRST, SECOND), dump(1, FIRST, SECOND), dump(2, FIRST, ("world", "broadcast", OPEN))],
+        ("mismatch", (2,), (0, 1)),
+    ),
+    "one has another shape": (
+        [dump(0, FIRST, SECOND), dump(1, FIRST, SECOND), dump(2, FIRST, SECOND, shape=(9,))],
+        ("mismatch", (2,), (0, 1)),
+    ),
+    "all are in it, and it does not end": (
+        [dump(rank, FIRST, SECOND) for rank in range(4)],
+        ("all_entered", (), (0, 1, 2, 3)),
+    ),
+}
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_standstill(name: str) -> None:
+    """Whoever is waited for and waits for nobody is where the others stand still."""
+    dumps, expected = CASES[name]
+    still = standstill(dumps)
+    assert still is not None
+    assert (still.kind, still.ranks, still.waiting) == expected
+
+
+def test_ranks_that_have_done_everything_stand_nowhere() -> None:
+    """Nor do those that did nothing."""
+    assert standstill([dump(rank, FIRST) for rank in range(4)]) is None
+    assert standstill([dump(rank) for rank in range(4)]) is None
+
+
+def test_a_thousand_ranks_with_full_dumps_take_no_time() -> None:
+    """Work grows with the calls, not with ranks times calls."""
+    ranks = tuple(range(1000))
+    calls = tuple(Call("0", "default_pg", seq, "nccl:all_reduce", OPEN) for seq in range(1, 301))
+    dumps = [Dump(rank, calls, {"0": ranks}, {"0": 300}) for rank in ranks if rank != 77]
+    still = standstill(dumps)
+    assert still is not None
+    assert still.ranks == (77,)

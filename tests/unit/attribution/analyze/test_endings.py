@@ -1,0 +1,46 @@
+"""Exit codes and signals by themselves."""
+
+from __future__ import annotations
+
+import pytest
+
+from nvrx_slurm.attribution.analyze.endings import contradicts, ending, signal_of
+from nvrx_slurm.journal.verdicts import Failed, Scope, Verdict
+from tests.unit.attribution.analyze.evidence import failed
+
+ENDINGS = [
+    (None, "unknown", Verdict.UNKNOWN),
+    (failed(signal=9), "killed", Verdict.UNKNOWN),
+    (failed(exit_code=137), "killed", Verdict.UNKNOWN),
+    (failed(signal=11), "segfault", Verdict.UNKNOWN),
+    (failed(exit_code=139), "segfault", Verdict.UNKNOWN),
+    (failed(signal=15), "terminated", Verdict.UNKNOWN),
+    (failed(exit_code=1), "unknown", Verdict.UNKNOWN),
+    (failed(hung=True, cause="no progress for 600 s"), "hang", Verdict.UNKNOWN),
+    (failed(None, cause="tether lost"), "node_lost", Verdict.RESTART),
+]
+
+
+@pytest.mark.parametrize(("how", "fault", "verdict"), ENDINGS)
+def test_ending(how: Failed | None, fault: str, verdict: Verdict) -> None:
+    """None of them is a reason to stop."""
+    end = ending(how)
+    assert (end.fault, end.verdict) == (fault, verdict)
+    assert end.confidence < 0.5 or end.scope is Scope.NODE
+
+
+@pytest.mark.parametrize(
+    ("how", "expected"),
+    [(failed(signal=6), 6), (failed(exit_code=143), 15), (failed(exit_code=93), None), (failed(exit_code=255), None)],
+)
+def test_signal_of(how: Failed, expected: int | None) -> None:
+    """A shell adds 128; not every large exit code is one."""
+    assert signal_of(how) == expected
+
+
+def test_a_kill_is_not_explained_by_an_exception() -> None:
+    """A process that raises ends with 1; the out-of-memory killer is an explanation."""
+    assert contradicts(failed(signal=9), "key_error", 3)
+    assert not contradicts(failed(signal=9), "host_oom", 3)
+    assert not contradicts(failed(signal=9), "key_error", 5)
+    assert not contradicts(failed(exit_code=1), "key_error", 3)

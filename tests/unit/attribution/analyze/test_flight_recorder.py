@@ -1,0 +1,84 @@
+"""Dumps that PyTorch 2.13 wrote: four ranks of gloo, of which rank 2 never entered the fourth all_reduce."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from nvrx_slurm.attribution.analyze.collectives import standstill
+from nvrx_slurm.attribution.analyze.flight_recorder import Dump, DumpError, read_dump
+
+DUMPS = Path(__file__).with_name("dumps")
+FORMS = ["nccl_trace_rank_{}", "trace_{}.json"]
+
+
+def dumps(form: str, ranks: range = range(4)) -> list[Dump]:
+    """What the ranks wrote."""
+    return [read_dump((DUMPS / form.format(rank)).read_bytes(), rank) for rank in ranks]
+
+
+@pytest.mark.parametrize("form", FORMS)
+def test_the_rank_that_did_not_come_is_named(form: str) -> None:
+    """With the collective that the others wait in."""
+    still = standstill(dumps(form))
+    assert still is not None
+    assert (still.kind, still.ranks, still.waiting) == ("missing", (2,), (0, 1, 3))
+    assert still.call.words == "all_reduce number 4 of default_pg"
+
+
+def test_the_pickle_tells_where_in_the_program_they_wait() -> None:
+    """The innermost frame outside of torch."""
+    still = standstill(dumps("nccl_trace_rank_{}"))
+    assert still is not None
+    assert still.call.frame == "fr_gen.py:13 in main"
+
+
+def test_a_rank_that_left_no_dump_is_missing_too() -> None:
+    """If the world is known."""
+    still = standstill(dumps("trace_{}.json", range(2)), world=range(3))
+    assert still is not None
+    assert (still.kind, still.ranks) == ("missing", (2,))
+
+
+def test_the_first_version_of_the_format_is_read() -> None:
+    """`seq_id` and `pg_id` were all there was."""
+    entry = {"pg_id": 0, "seq_id": 7, "profiling_name": "nccl:all_gather", "state": "scheduled"}
+    dump = read_dump(json.dumps({"version": "1.1", "entries": [entry]}).encode(), 3)
+    assert (dump.rank, dump.last, dump.calls[0].words) == (3, {"0": 7}, "all_gather number 7 of group 0")
+
+
+@pytest.mark.parametrize("data", [b"", b"{", b"[1, 2]", b"hello", b'{"entries": 3}', b"[" * 100_000])
+def test_what_is_no_dump_is_told(data: bytes) -> None:
+    """One kind of error, with a sentence."""
+    with pytest.raises(DumpError, match=r"\w+ \w+"):
+        read_dump(data, 0)
+
+
+def test_hostile_shapes_are_left_out() -> None:
+    """Lists that hold each other without end are not followed."""
+    deep: list[object] = []
+    for _ in range(50):
+        deep = [deep, deep]
+    entry = {"process_group": ("0", "default_pg"), "collective_seq_id": 1, "input_sizes": [deep, [3, 4]]}
+    from nvrx_slurm.attribution.analyze import flight_recorder
+
+    call = flight_recorder._call(entry)
+    assert call.shapes[-1] == (3, 4)
+
+
+@given(
+    st.sampled_from(FORMS), st.lists(st.tuples(st.integers(0, 1 << 20), st.integers(0, 255)), max_size=8), st.data()
+)
+def test_garbled_bytes_are_one_kind_of_error(form: str, changes: list[tuple[int, int]], data: st.DataObject) -> None:
+    """Whatever a torn or hostile file holds: a dump comes of it, or a DumpError."""
+    raw = bytearray((DUMPS / form.format(0)).read_bytes()[: data.draw(st.integers(0, 4096))])
+    for at, byte in changes:
+        if raw:
+            raw[at % len(raw)] = byte
+    with contextlib.suppress(DumpError):
+        read_dump(bytes(raw), 0)

@@ -1,0 +1,43 @@
+"""What happened before."""
+
+from __future__ import annotations
+
+import pytest
+
+from nvrx_slurm.attribution.analyze.history import Earlier, Repeat, fingerprint, repeat
+from nvrx_slurm.journal.verdicts import Evidence
+
+SEGFAULT = "segfault|Segmentation fault at #|"
+
+
+def test_numbers_and_folders_do_not_tell_two_failures_apart() -> None:
+    """The class, the words and the frame do."""
+    one = Evidence(file="/a", line=3, text="Segmentation fault at 0x7f3a, see /home/me/core.11")
+    two = Evidence(file="/b", line=9, text="Segmentation fault at 0x55, see /scratch/core.4711")
+    assert fingerprint("segfault", one) == fingerprint("segfault", two)
+    assert fingerprint("segfault", one, "a.py:3 in f") != fingerprint("segfault", two, "b.py:3 in g")
+
+
+@pytest.mark.parametrize(
+    ("nodes", "expected"),
+    [
+        ((), Repeat(0)),
+        ((("n1",),), Repeat(1, same_node=True)),
+        ((("n2",),), Repeat(1, other_nodes=True)),
+        ((("n1",), ("n1",)), Repeat(2, same_node=True)),
+        ((("n1",), ("n2",)), Repeat(2, other_nodes=True)),
+        (((),), Repeat(1)),
+    ],
+)
+def test_repeat(nodes: tuple[tuple[str, ...], ...], expected: Repeat) -> None:
+    """The same node each time, or others; where it is not known, neither."""
+    before = [Earlier("segfault", SEGFAULT, each) for each in nodes]
+    assert repeat(Earlier("segfault", SEGFAULT, ("n1",)), before) == expected
+
+
+def test_another_failure_in_between_breaks_the_row() -> None:
+    """It counts from now back."""
+    other = Earlier("gpu_lost", "gpu_lost|Xid #|", ("n1",))
+    same = Earlier("segfault", SEGFAULT)
+    assert repeat(same, [same, other, same]).times == 1
+    assert repeat(same, [other, same]).times == 0

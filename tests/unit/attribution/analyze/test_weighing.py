@@ -1,0 +1,50 @@
+"""What else is known beside a cause, and what verdict it allows."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+
+from nvrx_slurm.attribution.analyze.findings import Finding
+from nvrx_slurm.attribution.analyze.history import Repeat
+from nvrx_slurm.attribution.analyze.weighing import Weight, weigh
+from nvrx_slurm.journal.verdicts import Scope, Verdict
+from tests.unit.attribution.analyze.evidence import TIMEOUT, XID, finding, rule
+
+NEW = Repeat(times=0, same_node=False, other_nodes=False)
+INTERFACE = replace(rule("no_interface.named", Verdict.RESTART, scope=Scope.NETWORK), widespread=True)
+ORDINAL = replace(rule("device_ordinal.raised", Verdict.UNKNOWN, scope=Scope.UNKNOWN), widespread=True)
+
+
+def weighed(cause: Finding, *others: Finding, nodes: int = 0) -> Weight:
+    return weigh(cause, others, None, NEW, nodes=nodes)
+
+
+@pytest.mark.parametrize("of", [INTERFACE, ORDINAL])
+def test_what_several_nodes_tell_is_the_jobs_own(of: object) -> None:
+    """A name that no node knows is a setting of the job: no other node would help."""
+    assert isinstance(of, type(INTERFACE))
+    weight = weighed(finding(of, 0, node="n1"), finding(of, 4, node="n2"), nodes=2)
+    assert (weight.verdict, weight.scope) == (Verdict.STOP, Scope.USER_CODE)
+    assert weight.reasons == ("it is not of one node or rank alone",)
+
+
+def test_what_one_of_several_nodes_tells_may_be_that_nodes() -> None:
+    """All its ranks lack what the other node's ranks have."""
+    alone = [finding(INTERFACE, rank, node="n1") for rank in range(4)]
+    assert weighed(*alone, finding(TIMEOUT, 4, node="n2")).verdict is Verdict.RESTART
+    assert weighed(*alone, nodes=2).verdict is Verdict.RESTART
+
+
+def test_what_several_ranks_of_the_only_node_tell_is_the_jobs_own() -> None:
+    """Four ranks too many for its GPUs; a single lost GPU strikes one."""
+    ranks = [finding(ORDINAL, rank, node="n1") for rank in (4, 5, 6, 7)]
+    assert weighed(*ranks, nodes=1).verdict is weighed(*ranks).verdict is Verdict.STOP
+    assert weighed(ranks[0], nodes=1).verdict is Verdict.UNKNOWN
+
+
+def test_a_broken_machine_speaks_against_a_setting() -> None:
+    """Several ranks name GPUs that are not there any more, since one fell off the bus."""
+    ranks = [finding(ORDINAL, rank, node="n1") for rank in (4, 5)]
+    assert weighed(*ranks, finding(XID, None, node="n1", kind="health"), nodes=1).verdict is Verdict.UNKNOWN

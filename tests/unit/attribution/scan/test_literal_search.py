@@ -1,0 +1,74 @@
+"""Where Vectorscan is not installed, Python searches for the rules, and finds the same."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+
+import pytest
+
+from nvrx_slurm.attribution.catalogue import Catalogue, load_catalogue
+from nvrx_slurm.attribution.scan import compiled, literal_search
+from nvrx_slurm.attribution.scan.prefilter import Engine, Prefilter, Searcher
+from nvrx_slurm.errors import ConfigError
+from tests.unit.attribution.scan.logs import rule
+
+# Judges every fourth case of the corpus and prints what it says of each.
+_JUDGE = """
+import asyncio, json, sys
+if sys.argv[1] == "without":
+    sys.modules["hyperscan"] = None  # importing it raises ModuleNotFoundError
+from ci.corpus import judge
+from ci.labels import PARTS, folders, read_case
+from msgspec.structs import replace
+from nvrx_slurm.util.log import set_up
+set_up("attribution")
+cases = [read_case(folder) for part in PARTS for folder in folders(part)[::4]]
+answers = [(each.case.folder, replace(each.answer, latency_s=0)) for each in asyncio.run(judge(cases))]
+print(json.dumps([[str(folder), repr(answer)] for folder, answer in answers]))
+"""
+
+
+def judged(how: str) -> tuple[list[list[str]], str]:
+    environment = {**os.environ, "PYTHONHASHSEED": "0"}  # consequences of the same time are named in a set's order
+    done = subprocess.run(
+        [sys.executable, "-c", _JUDGE, how], capture_output=True, text=True, check=True, env=environment
+    )
+    return json.loads(done.stdout), done.stderr
+
+
+def test_the_corpus_is_judged_the_same_without_vectorscan() -> None:
+    """Verdict, evidence and blame of each case are the same; one line of the log names the engine."""
+    expected, said = judged("with")
+    assert said.count("rules are searched for by Vectorscan") == 1
+    answers, said = judged("without")
+    assert said.count("rules are searched for by Python, slowly") == 1
+    assert len(answers) > 100
+    assert dict(answers) == dict(expected)
+
+
+def test_samples_of_shipped_rules() -> None:
+    """Each rule is among those that may match its own samples."""
+    prefilter = Prefilter(load_catalogue(), searched_by=literal_search)
+    searcher = Searcher(prefilter)
+    for number, each in enumerate(prefilter.rules):
+        for sample in (sample.encode() for sample in each.sample):
+            assert number in searcher.present(sample), each.name
+            assert searcher.may_match(number, sample), each.name
+
+
+@pytest.mark.parametrize("engine", [compiled, literal_search], ids=["Vectorscan", "Python"])
+def test_a_rule_without_literals_is_refused(engine: Engine) -> None:
+    """No search can find it, whatever the engine is."""
+    with pytest.raises(ConfigError, match="has no literals"):
+        _ = Prefilter(Catalogue((rule("any", "x"),)), searched_by=engine).literals
+
+
+def test_case_is_ignored_for_the_rules_that_say_so() -> None:
+    """Of two rules with one literal, the other's case counts."""
+    rules = rule("any case", "(?i)fatal", "fatal", ignore_case=True), rule("exact", "fatal", "fatal")
+    searcher = Searcher(Prefilter(Catalogue(rules), searched_by=literal_search))
+    assert searcher.present(b"FATAL") == [0]
+    assert searcher.present(b"fatal") == [0, 1]

@@ -1,0 +1,79 @@
+"""The prefilter leaves out no rule that matches."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import replace
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from nvrx_slurm.attribution.catalogue import Catalogue, load_catalogue
+from nvrx_slurm.attribution.scan.prefilter import Prefilter, Searcher
+from tests.unit.attribution.scan.logs import rule
+
+_ATOMS = st.sampled_from(
+    [r"ab", r"\d", r"[^a-c]", r".", r"\w+", r"\s?", r"^", r"$", r"\b", r"x{2,3}", r"(?=a)", r"(?i:B)"]
+)
+_PATTERNS = st.recursive(
+    _ATOMS,
+    lambda inner: st.one_of(
+        st.lists(inner, min_size=2, max_size=3).map("".join),
+        st.tuples(inner, inner).map(lambda both: f"(?:{both[0]}|{both[1]})"),
+        inner.map(lambda one: f"(?:{one})?"),
+    ),
+    max_leaves=6,
+)
+
+
+_LABELS = [
+    "",
+    "[rank3]: ",
+    " 7: ",
+    "n7: 12: ",
+    "[1,3]<stderr>:",
+    "[default0]:[rank3]:",
+    "[main-0 3] ",
+    "  | ",
+    "50%\r",
+]
+
+
+@settings(deadline=None, max_examples=60)  # each compiles twice
+@given(pattern=_PATTERNS, line=st.text("abcABCx1 ._", max_size=12), before=st.sampled_from(_LABELS))
+def test_whole_patterns(pattern: str, line: str, before: str) -> None:
+    """Where a pattern matches a line, with or without its label, the form that Vectorscan gets finds something."""
+    searched = rule("any", pattern, "ab")
+    if re.search(pattern, line):
+        searcher = Searcher(Prefilter(Catalogue((searched,))))
+        text = f"above\n{before}{line}\nbelow".encode()
+        assert searcher.present(text) == [0]
+        assert searcher.may_match(0, text)
+
+
+def test_reference_to_a_group() -> None:
+    """What a pattern says of a group that it has matched is left to the pattern."""
+    searcher = Searcher(Prefilter(Catalogue((rule("twice", r"(?P<word>\w+) (?P=word)", "ab"),))))
+    assert searcher.may_match(0, b"so so")
+
+
+@pytest.mark.timeout(400)  # Vectorscan compiles each of them, which is all processor time
+def test_shipped_patterns() -> None:
+    """Vectorscan takes the pattern of every shipped rule, and each finds the rule's samples."""
+    prefilter = Prefilter(load_catalogue())
+    searcher = Searcher(prefilter)
+    for number, each in enumerate(prefilter.rules):
+        for sample in each.sample:
+            if each.pattern.search(sample.encode()):
+                assert searcher.may_match(number, sample.encode()), each.name
+
+
+def test_a_pattern_too_large() -> None:
+    """A pattern that Vectorscan refuses is looked for by its literals, and the other rules as ever."""
+    too_large = replace(
+        rule("large", "x", "telling"), pattern=re.compile(b"(?:" + b"[ab]{9}x" * 12_000 + b")|telling")
+    )
+    found = Searcher(Prefilter(Catalogue((too_large, rule("other", "abc", "abc")))))
+    assert found.present(b"telling") == [0]
+    assert found.present(b"abc") == [1]

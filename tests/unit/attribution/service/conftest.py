@@ -1,0 +1,115 @@
+"""A service in this process, with real workers whose answers the test writes, and a client for it."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import sys
+from collections.abc import AsyncIterator, Callable
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import httpx2
+import msgspec
+import pytest
+
+from nvrx_slurm.attribution.service import app
+from nvrx_slurm.attribution.service.confinement import Roots
+from nvrx_slurm.attribution.service.entries import Bounds
+from nvrx_slurm.attribution.service.jobs import Setup
+from nvrx_slurm.attribution.service.metrics import Metrics
+from nvrx_slurm.attribution.service.results import Results
+from nvrx_slurm.attribution.service.service import Service
+from nvrx_slurm.attribution.service.workers import Worker
+from nvrx_slurm.journal.verdicts import FailureKey, Inquiry
+from nvrx_slurm.util.clock import SystemClock
+
+SCRIPTED = (sys.executable, str(Path(__file__).with_name("scripted_worker.py")))
+SETUP = Setup(roots=(), rules=(), memory_bytes=1 << 30)
+
+
+@dataclass
+class Fleet:
+    """A folder of logs with a service beside it, and what a test asks of it."""
+
+    room: Path
+    clock: SystemClock = field(default_factory=SystemClock)
+    services: list[Service] = field(default_factory=list)
+    clients: list[httpx2.AsyncClient] = field(default_factory=list)
+
+    @property
+    def logs(self) -> Path:
+        return self.room / "logs"
+
+    def worker(self, *, timeout_s: float = 30.0, margin_s: float = 5.0) -> Worker:
+        return Worker(SETUP, timeout_s=timeout_s, clock=self.clock, program=SCRIPTED, margin_s=margin_s)
+
+    def start(
+        self,
+        *,
+        workers: int = 1,
+        timeout_s: float = 30.0,
+        state: bool = False,
+        bounds: Bounds | None = None,
+        **rest: Any,
+    ) -> httpx2.AsyncClient:
+        """A running service; its client."""
+        metrics, results = Metrics(), None
+        if state:
+            (self.room / "state").mkdir(exist_ok=True)
+            results = Results(self.room / "state")
+        pool = [self.worker(timeout_s=timeout_s, margin_s=0.0 if timeout_s < 5 else 5.0) for _ in range(workers)]
+        service = Service(
+            Roots([self.logs]), pool, clock=self.clock, metrics=metrics, results=results, bounds=bounds or Bounds()
+        )
+        self.services.append(service)
+        service.start()
+        built = app.build(service, metrics, clock=self.clock, **rest)
+        client = httpx2.AsyncClient(transport=httpx2.ASGITransport(built), base_url="http://service")
+        self.clients.append(client)
+        return client
+
+    def inquiry(self, says: str | None, cycle: int = 0) -> Inquiry:
+        """A failure whose log says this; None: what the test writes into it later (a FIFO)."""
+        log = self.logs / f"cycle-{cycle}.log"
+        if says is None:
+            os.mkfifo(log)
+        else:
+            log.write_text(says)
+        key = FailureKey(job="/jobs/1", generation=0, replica="main-0", cycle=cycle, rank=3)
+        return Inquiry(key=key, paths=(str(log),))
+
+    async def write(self, inquiry: Inquiry, says: str) -> None:
+        """Let a worker that reads a FIFO go on, or change a log."""
+        await asyncio.to_thread(Path(inquiry.paths[0]).write_text, says)
+
+    async def close(self) -> None:
+        for client in self.clients:
+            await client.aclose()
+        for service in self.services:
+            await service.close()
+
+
+@pytest.fixture
+async def fleet(tmp_path: Path) -> AsyncIterator[Fleet]:
+    (tmp_path / "logs").mkdir()
+    fleet = Fleet(tmp_path)
+    yield fleet
+    await fleet.close()
+
+
+async def ask(
+    client: httpx2.AsyncClient, inquiry: Inquiry, intent: str = "terminal", *, wait_s: int = 20, **rest: Any
+) -> httpx2.Response:
+    """Submit an inquiry and wait for what comes of it."""
+    body = msgspec.json.encode({"inquiry": inquiry, "intent": intent, **rest})
+    headers = {"Content-Type": "application/json", "Prefer": f"wait={wait_s}"}
+    return await client.post("/v1/inquiries", content=body, headers=headers)
+
+
+async def until(client: httpx2.AsyncClient, holds: Callable[[dict[str, Any]], bool], within_s: float = 20.0) -> None:
+    """Until the service's stats say so."""
+    async with asyncio.timeout(within_s):
+        while not holds((await client.get("/v1/stats")).json()):  # noqa: ASYNC110 -- the service is asked over HTTP
+            await asyncio.sleep(0.01)

@@ -1,0 +1,135 @@
+"""Nothing outside the roots is read, by whatever way a path goes."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from nvrx_slurm.attribution.service import landlock
+from nvrx_slurm.attribution.service.confinement import Outside, Roots, existing
+from nvrx_slurm.errors import UsageError
+
+PARTS = ("a", "b", "f", "..", ".", "", "out", "in", "up", "loop", "roots", "root", "rootless", "secret", "none", "\0")
+
+
+@pytest.fixture(scope="module")
+def tree(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
+    """A root with folders and symlinks in, out and around, a neighbour whose name begins alike, and a secret."""
+    room = tmp_path_factory.mktemp("tree").resolve()
+    for folder in ("root/a/b", "rootless/a"):
+        (room / folder).mkdir(parents=True)
+    for file in ("root/f", "root/a/f", "root/a/b/f", "rootless/f", "secret"):
+        (room / file).write_text(file)
+    for link, target in (
+        ("root/out", "../secret"),
+        ("root/a/out", str(room / "rootless")),
+        ("root/in", "a/b"),
+        ("root/a/in", str(room / "root/f")),
+        ("root/up", ".."),
+        ("root/a/up", "../.."),
+        ("root/loop", "loop"),
+        ("rootless/a/in", str(room / "root")),
+        ("roots", "root"),
+    ):
+        (room / link).symlink_to(target)
+    yield room
+
+
+def _opened(path: str) -> str | None:
+    """Where the kernel gets to; None: nowhere."""
+    try:
+        descriptor = os.open(path, os.O_PATH)
+    except (OSError, ValueError):
+        return None
+    try:
+        return str(Path(f"/proc/self/fd/{descriptor}").readlink())
+    finally:
+        os.close(descriptor)
+
+
+@settings(max_examples=500, deadline=None)
+@given(
+    parts=st.lists(st.sampled_from(PARTS), max_size=8), start=st.sampled_from(("root/", "rootless/", "roots/", ""))
+)
+def test_no_way_out(tree: Path, parts: list[str], start: str) -> None:
+    """A path is allowed if, and for paths that exist only if, the kernel follows it to a place below the root."""
+    path = f"{tree}/{start}{'/'.join(parts)}"
+    try:
+        Roots([tree / "root"]).check(path)
+        allowed = True
+    except Outside:
+        allowed = False
+    got = _opened(path)
+    if got is not None:
+        assert allowed == (got == f"{tree}/root" or got.startswith(f"{tree}/root/")), (path, got)
+
+
+@settings(max_examples=200, deadline=None)
+@given(path=st.text(max_size=40))
+def test_any_text(tree: Path, path: str) -> None:
+    """Any text at all is either refused or leads below the root; nothing else is raised."""
+    try:
+        Roots([tree / "root"]).check(path)
+    except Outside:
+        return
+    assert path.startswith("/")
+
+
+TRY = """\
+import sys
+from pathlib import Path
+from nvrx_slurm.attribution.service.confinement import Roots, confine_by_hook, confine_by_kernel
+{"kernel": confine_by_kernel, "hook": confine_by_hook}[sys.argv[1]](Roots([Path(sys.argv[2])]))
+for path in sys.argv[3:]:
+    try:
+        print(len(list(Path(path).iterdir())) if Path(path).is_dir() else Path(path).read_text())
+    except PermissionError:
+        print("refused")
+import wave, zoneinfo  # what a worker imports later is still found
+zoneinfo.ZoneInfo("Europe/Berlin") if zoneinfo.available_timezones() else None
+"""
+
+
+def _tries(how: str, root: Path, *paths: Path) -> list[str]:
+    argv = [sys.executable, "-P", "-c", TRY, how, str(root), *map(str, paths)]
+    return subprocess.run(argv, capture_output=True, text=True, check=True, timeout=60).stdout.split()
+
+
+@pytest.mark.parametrize("how", ["kernel", "hook"])
+def test_confined_process(tree: Path, how: str) -> None:
+    """A confined process reads and lists below the root, and gets out through no symlink."""
+    if how == "kernel" and not landlock.is_available():
+        pytest.skip("this kernel has no Landlock")
+    root = tree / "root"
+    asked = (root / "f", root / "in" / "f", root / "a" / "b", root / "out", root / "a/out/f", tree / "secret", tree)
+    assert _tries(how, root, *asked) == ["root/f", "root/a/b/f", "1", *["refused"] * 4]
+
+
+def test_swapped_while_looking(tree: Path) -> None:
+    """The kernel refuses what is a symlink by the time it is opened, though it was a file when it was looked at."""
+    if not landlock.is_available():
+        pytest.skip("this kernel has no Landlock")
+    log = tree / "root" / "swapped"
+    log.write_text("fine")
+    Roots([tree / "root"]).check(str(log))
+    log.unlink()
+    log.symlink_to(tree / "secret")
+    try:
+        assert _tries("kernel", tree / "root", log) == ["refused"]
+    finally:
+        log.unlink()
+
+
+@pytest.mark.parametrize("root", ["/", "nowhere", "file"])
+def test_bad_root(tmp_path: Path, root: str) -> None:
+    """A root that is not there, is no folder, or is the whole machine is told at the start."""
+    (tmp_path / "file").touch()
+    with pytest.raises(UsageError, match=r"--root .*name"):
+        existing([tmp_path / root])

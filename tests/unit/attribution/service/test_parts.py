@@ -1,0 +1,178 @@
+"""The small parts: rate limits, waiting for file systems, results on disk, what the command line says."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+from contextlib import AbstractContextManager
+from pathlib import Path
+from typing import Any
+
+import pytest
+import uvicorn
+from hypothesis import given
+from hypothesis import strategies as st
+from uvicorn.server import ServerState
+
+from nvrx_slurm.attribution.service import limits, results
+from nvrx_slurm.attribution.service.aside import Aside, Stalled
+from nvrx_slurm.attribution.service.impatience import Impatient
+from nvrx_slurm.attribution.service.lifecycle import accept
+from nvrx_slurm.attribution.service.results import Results
+from nvrx_slurm.attribution.service.settings import Address, parse_bind, read_token
+from nvrx_slurm.attribution.service.wire import Submission, id_of
+from nvrx_slurm.errors import UsageError
+from nvrx_slurm.journal.verdicts import FailureKey, Inquiry
+from nvrx_slurm.util.clock import SystemClock
+
+KEY = FailureKey(job="/jobs/1", generation=0, replica="main-0", cycle=2)
+RECORD = accept(None, Submission(inquiry=Inquiry(key=KEY, paths=("/logs",)), intent="terminal"), 1.0)
+
+
+@given(gaps=st.lists(st.floats(0.0, 3.0), min_size=1, max_size=60))
+def test_rate(gaps: list[float]) -> None:
+    """However a client times its requests, no more get through than the burst and the rate together allow, and one
+    that waits as long as it was told gets through."""
+    limit, now, passed = limits.RateLimit(per_s=2.0, burst=5), 0.0, 0
+    for gap in gaps:
+        now += gap
+        wait_s = limit.take("n1", now)
+        passed += wait_s == 0.0
+        assert passed <= 5 + 2.0 * now + 1e-6
+    if wait_s > 0.0:
+        assert limit.take("n1", now + wait_s + 1e-6) == 0.0
+    assert limit.take("n2", now) == 0.0
+
+
+def test_many_clients(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The clients that are remembered are bounded, and who asks right now is among them."""
+    monkeypatch.setattr(limits, "CLIENTS_AT_MOST", 10)
+    limit = limits.RateLimit(per_s=1.0, burst=1)
+    assert all(limit.take(f"n{client}", 0.0) == 0.0 for client in range(100))
+    assert limit.take("n99", 0.0) > 0.0
+
+
+async def test_stalled(tmp_path: Path) -> None:
+    """Work that hangs is given up and keeps its place; when it comes back, others go on."""
+    fifo = tmp_path / "fifo"
+    os.mkfifo(fifo)
+    aside = Aside(timeout_s=0.05, at_once=2)
+    for _ in range(3):
+        with pytest.raises(Stalled, match=r"has not answered for 0\.05 s"):
+            await aside.run(fifo.read_bytes)
+    patient = Aside(timeout_s=20.0)
+    await patient.run(lambda: fifo.write_bytes(b"x"))
+    async with asyncio.timeout(20.0):
+        while True:
+            try:
+                assert await aside.run(lambda: 1) == 1
+                break
+            except Stalled:
+                pass
+
+
+async def test_aside_raises() -> None:
+    """What the work raises comes out, a timeout of its own too."""
+    with pytest.raises(TimeoutError, match="of its own"):
+        await Aside(timeout_s=20.0).run(_raises)
+
+
+def _raises() -> None:
+    raise TimeoutError("of its own")
+
+
+async def test_silent_connection() -> None:
+    """A connection on which nobody sends a whole request is closed; one that was used is not."""
+
+    class Hasty(Impatient):
+        proof_s = 0.2
+
+    async def hello(scope: Any, receive: Any, send: Any) -> None:
+        await send({"type": "http.response.start", "status": 204, "headers": []})
+        await send({"type": "http.response.body"})
+
+    config, state = uvicorn.Config(hello, lifespan="off", log_config=None), ServerState()
+    config.load()
+    loop = asyncio.get_running_loop()
+    server = await loop.create_server(lambda: Hasty(config, state, {}), "127.0.0.1", 0)
+    async with server, asyncio.timeout(20.0):
+        port = server.sockets[0].getsockname()[1]
+        used, silent, slow = [await asyncio.open_connection("127.0.0.1", port) for _ in range(3)]
+        used[1].write(b"GET / HTTP/1.1\r\nHost: x\r\n\r\n")
+        slow[1].write(b"GET / HTTP/1.1\r\nHost: ")
+        assert await silent[0].read() == b"" and await slow[0].read() == b""
+        used[1].write(b"GET / HTTP/1.1\r\nHost: x\r\nConnection: close\r\n\r\n")
+        assert (await used[0].read()).count(b"204 No Content") == 2
+        for _, writer in (used, silent, slow):
+            writer.close()
+
+
+def test_results(tmp_path: Path) -> None:
+    """What was saved is loaded; a torn file, one of another kind, and half a file are none of its business."""
+    identity = id_of(KEY)
+    kept = Results(tmp_path)
+    kept.save(identity, RECORD)
+    (tmp_path / f"{'0' * 32}.json").write_text('{"inquiry": {"key"')
+    (tmp_path / f".{identity}.json.123").write_text("half")
+    (tmp_path / "notes.txt").write_text("mine")
+    assert kept.load() == {identity: RECORD}
+    assert not list(tmp_path.glob(".*")) and (tmp_path / "notes.txt").exists()
+    assert (tmp_path / f"{identity}.json").stat().st_mode & 0o777 == 0o600
+    kept.drop([identity, "1" * 32])
+    assert kept.load() == {}
+
+
+def test_one_service_each(tmp_path: Path) -> None:
+    """A state folder has one service at a time."""
+
+    def opened() -> AbstractContextManager[Results]:
+        return results.opened(tmp_path / "state", SystemClock())
+
+    with opened(), pytest.raises(UsageError, match="another service uses it"), opened():
+        pass
+    with opened():
+        pass
+
+
+@pytest.mark.parametrize(
+    ("text", "address", "loopback"),
+    [
+        ("127.0.0.1:8443", Address("127.0.0.1", 8443), True),
+        ("[::1]:0", Address("::1", 0), True),
+        ("localhost:1", Address("localhost", 1), True),
+        (":80", Address("0.0.0.0", 80), False),
+        ("node7:80", Address("node7", 80), False),
+    ],
+)
+def test_bind(text: str, address: Address, loopback: bool) -> None:
+    """An address is told from its text, and whether others reach it."""
+    assert parse_bind(text) == address and address.is_loopback is loopback
+
+
+@pytest.mark.parametrize("text", ["8443", "host:", "host:x", "host:70000", "::1:80", ""])
+def test_bad_bind(text: str) -> None:
+    """What is no address is told with the form that one has."""
+    with pytest.raises(UsageError, match=r"HOST:PORT|brackets"):
+        parse_bind(text)
+
+
+def test_token(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A token comes from a file that nobody else can read, or from the environment; only loopback needs none."""
+    here, anywhere, file = Address("127.0.0.1", 0), Address("0.0.0.0", 0), tmp_path / "token"
+    monkeypatch.delenv("NVRX_SLURM_ATTRSVC_TOKEN", raising=False)
+    assert read_token(None, here) is None
+    with pytest.raises(UsageError, match="a token is needed"):
+        read_token(None, anywhere)
+    file.write_text("a-token-of-some-length\n")
+    file.chmod(0o640)
+    with pytest.raises(UsageError, match=f"mode 0640 lets others read it; chmod 600 {file}"):
+        read_token(file, anywhere)
+    file.chmod(0o600)
+    assert read_token(file, anywhere) == "a-token-of-some-length"
+    file.write_text("short")
+    with pytest.raises(UsageError, match="16 or more"):
+        read_token(file, anywhere)
+    with pytest.raises(UsageError, match="cannot be read"):
+        read_token(tmp_path / "none", anywhere)
+    monkeypatch.setenv("NVRX_SLURM_ATTRSVC_TOKEN", "another-token-from-the-environment")
+    assert read_token(None, anywhere) == "another-token-from-the-environment"

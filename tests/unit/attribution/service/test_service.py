@@ -1,0 +1,245 @@
+"""The service behind its API, with workers that are real processes."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import signal
+from pathlib import Path
+
+from nvrx_slurm.attribution.service.entries import Bounds
+from nvrx_slurm.attribution.service.wire import id_of
+from tests.unit.attribution.service.conftest import Fleet, ask, until
+
+
+async def test_terminal(fleet: Fleet) -> None:
+    """A terminal inquiry is analysed once and answered for good."""
+    client = fleet.start()
+    inquiry = fleet.inquiry("STOP cuda_oom")
+    first = await ask(client, inquiry)
+    assert first.status_code == 200
+    answer = first.json()
+    assert (answer["state"], answer["key"]) == ("done", str(inquiry.key))
+    assert (answer["attribution"]["verdict"], answer["attribution"]["fault"]) == ("STOP", "cuda_oom")
+    await fleet.write(inquiry, "RESTART")
+    assert (await ask(client, inquiry)).json() == answer
+    assert (await client.get(f"/v1/inquiries/{answer['id']}")).json() == answer
+    assert (await client.get("/v1/stats")).json()["analyses"] == 1
+
+
+async def test_one_computation(fleet: Fleet) -> None:
+    """A hundred askers of one key get one computation's answer."""
+    client = fleet.start(workers=2)
+    inquiry = fleet.inquiry(None)
+    asking = [asyncio.create_task(ask(client, inquiry)) for _ in range(100)]
+    await until(client, lambda stats: stats["inquiries"]["running"] == 1)
+    await fleet.write(inquiry, "RESTART node_lost")
+    answers = [(await each).content for each in asking]
+    assert len(set(answers)) == 1 and b"RESTART" in answers[0]
+    assert (await client.get("/v1/stats")).json()["analyses"] == 1
+
+
+async def test_poll(fleet: Fleet) -> None:
+    """Who does not wait gets 202 and the state; a long poll ends with the answer."""
+    client = fleet.start()
+    inquiry = fleet.inquiry(None)
+    early = await ask(client, inquiry, wait_s=0)
+    assert early.status_code == 202 and early.json()["attribution"] is None
+    polling = asyncio.create_task(client.get(f"/v1/inquiries/{id_of(inquiry.key)}?wait=20"))
+    await until(client, lambda stats: stats["inquiries"]["running"] == 1)
+    assert (await client.get("/v1/inquiries")).json()["inquiries"][0]["key"] == str(inquiry.key)
+    await fleet.write(inquiry, "STOP")
+    assert (await polling).json()["state"] == "done"
+    assert (await client.get("/v1/inquiries")).json() == {"inquiries": [], "total": 0}
+
+
+async def test_track_only(fleet: Fleet) -> None:
+    """What is only tracked is not analysed until somebody wants an answer, who need not name the paths again."""
+    client = fleet.start()
+    inquiry = fleet.inquiry("STOP import_error")
+    tracked = await ask(client, inquiry, "track_only", wait_s=0)
+    assert (tracked.status_code, tracked.json()["state"]) == (202, "tracked")
+    assert (await client.get("/v1/stats")).json()["analyses"] == 0
+    asked = type(inquiry)(key=inquiry.key, paths=())
+    assert (await ask(client, asked)).json()["attribution"]["fault"] == "import_error"
+
+
+async def test_progressive(fleet: Fleet) -> None:
+    """A progressive verdict sharpens while the log grows, and stands once the log is whole."""
+    client = fleet.start()
+    inquiry = fleet.inquiry("UNKNOWN")
+    first = (await ask(client, inquiry, "progressive")).json()
+    assert (first["state"], first["attribution"]["verdict"]) == ("tracked", "UNKNOWN")
+    await fleet.write(inquiry, "RESTART ecc")
+    sharper = (await client.get(f"/v1/inquiries/{first['id']}?wait=20&after={first['revision']}")).json()
+    assert (sharper["state"], sharper["attribution"]["verdict"]) == ("tracked", "RESTART")
+    await fleet.write(inquiry, "STOP shape")
+    last = (await ask(client, inquiry, "progressive", settled=True)).json()
+    assert (last["state"], last["attribution"]["verdict"]) == ("done", "STOP")
+    await fleet.write(inquiry, "RESTART")
+    assert (await ask(client, inquiry, "terminal")).json() == last
+
+
+async def test_followed_no_longer(fleet: Fleet) -> None:
+    """A progressive inquiry that nobody settles is answered for good when it has been followed for long enough."""
+    client = fleet.start(bounds=Bounds(followed_for_s=0.1))
+    inquiry = fleet.inquiry("RESTART ib")
+    await ask(client, inquiry, "progressive")
+    await until(client, lambda stats: stats["inquiries"]["done"] == 1)
+
+
+async def test_worker_hangs(fleet: Fleet) -> None:
+    """A worker that hangs past the bound is killed, its inquiry says so, and the next one is analysed."""
+    client = fleet.start(timeout_s=4.0)
+    hung = (await ask(client, fleet.inquiry(None))).json()
+    assert (hung["state"], hung["attribution"]) == ("failed", None)
+    assert "hung: it gave no answer within 4 s, and was killed" in hung["problem"]
+    assert (await ask(client, fleet.inquiry("STOP", cycle=1))).json()["state"] == "done"
+
+
+async def test_worker_killed(fleet: Fleet) -> None:
+    """A worker that is killed fails its own inquiry, which may be asked again, and no other."""
+    client = fleet.start()
+    inquiry = fleet.inquiry(None)
+    asking = asyncio.create_task(ask(client, inquiry))
+    await until(client, lambda stats: stats["inquiries"]["running"] == 1 and stats["workers"][0]["pid"] is not None)
+    os.kill((await client.get("/v1/stats")).json()["workers"][0]["pid"], signal.SIGKILL)
+    lost = (await asking).json()
+    assert lost["state"] == "failed" and "SIGKILL ended it" in lost["problem"]
+    asking = asyncio.create_task(ask(client, inquiry))
+    await fleet.write(inquiry, "STOP")
+    assert (await asking).json()["attribution"]["verdict"] == "STOP"
+
+
+async def test_deadly_inquiry(fleet: Fleet) -> None:
+    """An inquiry that has killed three workers is not tried a fourth time."""
+    client = fleet.start()
+    inquiry = fleet.inquiry("die")
+    for _ in range(5):
+        assert (await ask(client, inquiry)).json()["state"] == "failed"
+    stats = (await client.get("/v1/stats")).json()
+    assert (stats["workers_lost"], stats["analyses"]) == (3, 3)
+
+
+async def test_bad_answers(fleet: Fleet) -> None:
+    """A worker that answers garbage or has a problem fails the inquiry, and the service goes on."""
+    client = fleet.start()
+    told = {}
+    for cycle, says in enumerate(("garbage", "problem: no such file", "leave", "STOP")):
+        answer = (await ask(client, fleet.inquiry(says, cycle))).json()
+        told[says] = (answer["state"], answer["problem"])
+    assert told["problem: no such file"] == ("failed", "problem: no such file")
+    assert told["leave"] == ("failed", "too much memory")
+    assert told["garbage"][0] == "failed" and "malformed" in told["garbage"][1]
+    assert told["STOP"] == ("done", None)
+
+
+async def test_queue_is_bounded(fleet: Fleet) -> None:
+    """What does not fit into the queue is refused with 503 and a time to come back; what is known is not."""
+    client = fleet.start(bounds=Bounds(queued=2))
+    held = fleet.inquiry(None)
+    await ask(client, held, wait_s=0)
+    await until(client, lambda stats: stats["inquiries"]["running"] == 1)
+    for cycle in (1, 2):
+        assert (await ask(client, fleet.inquiry("STOP", cycle), wait_s=0)).status_code == 202
+    refused = await ask(client, fleet.inquiry("STOP", 3), wait_s=0)
+    assert refused.status_code == 503 and int(refused.headers["Retry-After"]) >= 1
+    assert "2 analyses are queued already" in refused.json()["error"]
+    assert (await ask(client, held, wait_s=0)).status_code == 202
+    await fleet.write(held, "STOP")
+    await until(client, lambda stats: stats["inquiries"]["done"] == 3)
+
+
+async def test_terminal_goes_first(fleet: Fleet) -> None:
+    """An answer for good is worked on ahead of one that may still sharpen."""
+    client = fleet.start()
+    held, patient, urgent = fleet.inquiry(None), fleet.inquiry(None, 1), fleet.inquiry("STOP", 2)
+    await ask(client, held, wait_s=0)
+    await until(client, lambda stats: stats["inquiries"]["running"] == 1)
+    await ask(client, patient, "progressive", wait_s=0)
+    await ask(client, urgent, wait_s=0)
+    await fleet.write(held, "STOP")
+    assert (await client.get(f"/v1/inquiries/{id_of(urgent.key)}?wait=20")).json()["state"] == "done"
+    await fleet.write(patient, "STOP")
+
+
+async def test_restart(fleet: Fleet) -> None:
+    """Answers survive the service, and what it had in hand is taken up by the next one."""
+    client = fleet.start(state=True)
+    done, held = fleet.inquiry("STOP shape"), fleet.inquiry(None, 1)
+    answer = (await ask(client, done)).json()
+    await ask(client, held, wait_s=0)
+    await until(client, lambda stats: stats["inquiries"]["running"] == 1)
+    await fleet.services[0].close()
+    await fleet.write(done, "RESTART")
+    await asyncio.to_thread(Path(held.paths[0]).unlink)
+    await fleet.write(held, "RESTART ecc")
+    again = fleet.start(state=True)
+    assert (await ask(again, done)).json() == answer
+    taken_up = (await again.get(f"/v1/inquiries/{id_of(held.key)}?wait=20")).json()
+    assert (taken_up["state"], taken_up["attribution"]["fault"]) == ("done", "ecc")
+
+
+async def test_keeps_no_more_than_it_may(fleet: Fleet) -> None:
+    """The oldest answers go, in memory and on disk, when there are more than may be kept."""
+    client = fleet.start(state=True, bounds=Bounds(kept=3))
+    ids = [(await ask(client, fleet.inquiry("STOP", cycle))).json()["id"] for cycle in range(6)]
+    kept = [id for id in ids if (await client.get(f"/v1/inquiries/{id}")).status_code == 200]
+    assert kept == ids[-3:] and sorted(path.stem for path in (fleet.room / "state").iterdir()) == sorted(kept)
+
+
+async def test_state_folder_fails(fleet: Fleet) -> None:
+    """Where the state folder cannot be written, answers are given all the same, and the failure is counted."""
+    client = fleet.start(state=True)
+    (fleet.room / "state").rmdir()
+    assert (await ask(client, fleet.inquiry("STOP"))).json()["state"] == "done"
+    assert "nvrx_attrsvc_unsaved_total 3.0" in (await client.get("/metrics")).text
+
+
+async def test_tracked_make_way(fleet: Fleet) -> None:
+    """However much is tracked, an inquiry that wants an answer gets one; the oldest of what is tracked goes."""
+    client = fleet.start(bounds=Bounds(open=2, kept=3))
+    for cycle in range(5):
+        assert (await ask(client, fleet.inquiry("STOP", cycle), "track_only", wait_s=0)).status_code == 202
+    assert (await client.get("/v1/inquiries")).json()["total"] == 3
+    for cycle in (5, 6):
+        assert (await ask(client, fleet.inquiry("UNKNOWN", cycle), "progressive")).status_code == 202
+    refused = await ask(client, fleet.inquiry("STOP", 7))
+    assert refused.status_code == 503 and "2 inquiries are open already" in refused.json()["error"]
+
+
+async def test_drain(fleet: Fleet) -> None:
+    """A service that drains refuses new work, finishes what runs, and still answers what it knows."""
+    client = fleet.start()
+    inquiry = fleet.inquiry(None)
+    asking = asyncio.create_task(ask(client, inquiry))
+    await until(client, lambda stats: stats["inquiries"]["running"] == 1)
+    draining = asyncio.create_task(fleet.services[0].drain(within_s=20.0))
+    await asyncio.sleep(0)
+    refused = await ask(client, fleet.inquiry("STOP", 1))
+    assert refused.status_code == 503 and "about to end" in refused.json()["error"]
+    health = await client.get("/healthz")
+    assert (health.status_code, health.json()) == (503, {"status": "draining"})
+    await fleet.write(inquiry, "STOP")
+    assert await draining and (await asking).json()["state"] == "done"
+    assert (await ask(client, inquiry)).status_code == 200
+
+
+async def test_drain_is_bounded(fleet: Fleet) -> None:
+    """Work that does not end within the bound is left, and whoever waits for it is told how far it came."""
+    client = fleet.start()
+    asking = asyncio.create_task(ask(client, fleet.inquiry(None)))
+    await until(client, lambda stats: stats["inquiries"]["running"] == 1)
+    assert not await fleet.services[0].drain(within_s=0.01)
+    await fleet.services[0].close()
+    assert (await asking).status_code == 202
+
+
+async def test_closed_while_it_starts(fleet: Fleet) -> None:
+    """A service that ends while its workers are being started ends, and leaves none."""
+    fleet.start(workers=4)
+    service = fleet.services[0]
+    await asyncio.sleep(0)
+    async with asyncio.timeout(20.0):
+        await service.close()
+    assert all(worker.pid is None for worker in service.stats().workers)

@@ -1,0 +1,25 @@
+"""docs/job-yaml.md."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from nvrx_slurm.jobspec.docs import SECTIONS, job_yaml_page
+from nvrx_slurm.jobspec.model import Block
+
+PAGE = Path(__file__).parents[3] / "docs" / "job-yaml.md"
+
+
+def test_the_page_is_current() -> None:
+    """docs/job-yaml.md is what `python -m nvrx_slurm.jobspec.docs` writes."""
+    assert PAGE.read_text() == job_yaml_page(), "run: python -m nvrx_slurm.jobspec.docs > docs/job-yaml.md"
+
+
+def test_every_key_is_on_the_page() -> None:
+    """Each block of the model is a section, and each of its keys a row."""
+    assert set(SECTIONS.values()) == set(Block.__subclasses__())
+    page = job_yaml_page()
+    for title, block in SECTIONS.items():
+        section = page.partition(f"\n## {title}\n")[2].partition("\n## ")[0]
+        for key in block.model_fields:
+            assert f"| `{key}` |" in section, f"{title}: {key}"

@@ -1,0 +1,90 @@
+"""The `#SBATCH` lines."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from nvrx_slurm.errors import ConfigError
+from nvrx_slurm.jobspec.model import JobSpec
+from nvrx_slurm.jobspec.plan import plan
+from nvrx_slurm.jobspec.sbatch_flags import notice_s, sbatch_flags, sbatch_quote
+
+
+def flags(folder: str = "/shared/jobs", **keys: object) -> list[str]:
+    spec = JobSpec.model_validate({"name": "a", "command": "x", **keys})
+    return sbatch_flags(spec, plan(spec, folder=Path(folder)))
+
+
+def test_plain_values_stay_plain() -> None:
+    """What needs no quotes gets none, so that a script reads as people write them."""
+    for value in ("gpu", "a,b", "node[1-3]", "h100:8", "2-00:00:00", "/a/b-%j.out", "a&b|c"):
+        assert sbatch_quote(value) == value
+
+
+@pytest.mark.parametrize(
+    ("value", "quoted"),
+    {"": '""', "a b": '"a b"', 'a"b': '"a\\"b"', "a\\": '"a\\\\"', "#a": '"#a"', "a'": '"a\'"'}.items(),
+)
+def test_other_values_stand_in_double_quotes(value: str, quoted: str) -> None:
+    """Slurm ends a value at a blank or `#`, and unquotes `"…"` with backslashes."""
+    assert sbatch_quote(value) == quoted
+
+
+@pytest.mark.parametrize("value", ["a\nb", "a\0b", "a\tb", "\x7f", "a\udcffb"])
+def test_what_no_line_can_carry_is_refused(value: str) -> None:
+    """Control characters and bytes that are no text are an error."""
+    with pytest.raises(ConfigError, match="no sbatch flag can carry"):
+        sbatch_quote(value)
+
+
+def test_percent_signs_of_the_folder_are_no_pattern() -> None:
+    """Slurm replaces `%j` in a log path; a `%` of the folder itself is doubled."""
+    assert "--output=/shared/100%%j/slurm-%j.out" in flags("/shared/100%j")
+
+
+def test_a_backslash_in_the_folder_is_refused() -> None:
+    """Slurm drops a backslash in a log path and replaces nothing after it, so no escape can name such a folder."""
+    with pytest.raises(ConfigError, match="holds a backslash, which no Slurm log path can; choose another"):
+        flags("/shared/a\\b")
+
+
+def test_the_allocation_holds_the_spares_and_outlives_a_node() -> None:
+    """Nodes that work and hot spares are asked for together; a dead node does not end the job."""
+    assert {"--nodes=5", "--ntasks-per-node=1", "--no-kill", "--requeue"} <= set(flags(nodes=3, spares=2))
+
+
+def test_the_notice_before_the_time_limit_fits_the_teardown() -> None:
+    """The job is told a minute ahead, or earlier where its workers' grace is longer."""
+    spec = JobSpec.model_validate({"name": "a", "command": "x"})
+    assert notice_s(plan(spec, folder=Path("/f"))) == 60
+    assert "--signal=B:USR1@150" in flags(fault_tolerance={"teardown": {"grace": "2m"}})
+
+
+def test_the_notice_holds_the_time_to_save(tmp_path: Path) -> None:
+    """Workers that are asked to save get their time on top of the teardown's; those that are not cost none."""
+    saving = {"teardown": {"checkpoint_signal": "USR1", "checkpoint_timeout": "5m"}}
+    assert "--signal=B:USR1@340" in flags(fault_tolerance=saving)
+    assert "--signal=B:USR1@60" in flags(fault_tolerance={"teardown": {"checkpoint_timeout": "5m"}})
+    assert "--signal=B:USR1@318" in flags(fault_tolerance=saving, slurm={"time": "11m"})
+
+
+def test_extra_flags_stand_as_they_are() -> None:
+    """`true` is a flag without a value, `false` none at all, and the user may take back our `--requeue`."""
+    found = flags(slurm={"extra": {"comment": "a b", "contiguous": True, "hold": False, "no-requeue": True}})
+    assert {'--comment="a b"', "--contiguous", "--no-requeue"} <= set(found)
+    assert not {"--hold", "--requeue"} & set(found)
+
+
+def test_an_exclusive_node_comes_with_all_its_memory() -> None:
+    """`--exclusive` alone would get the partition's default share; what the user says of memory stands."""
+    assert "--mem=0" in flags(slurm={"extra": {"exclusive": True}})
+    assert "--mem=0" not in flags(slurm={"extra": {"exclusive": True}, "mem": "64G"})
+    assert "--mem=0" not in flags(slurm={"extra": {"exclusive": True, "mem-per-cpu": "2G"}})
+    assert "--mem=0" not in flags(slurm={"extra": {"exclusive": False}})
+
+
+def test_flags_without_a_value_come_last() -> None:
+    """One that wants a value is then refused by sbatch, where it would swallow a flag that follows."""
+    assert flags(slurm={"extra": {"comment": True, "mail-type": "END"}})[-2:] == ["--mail-type=END", "--comment"]

@@ -1,0 +1,101 @@
+"""What `init` writes."""
+
+from __future__ import annotations
+
+import json
+import re
+from importlib import resources
+from pathlib import Path
+
+import pytest
+
+from nvrx_slurm.jobspec.load import load
+from nvrx_slurm.jobspec.model import Block, JobSpec, Role
+from nvrx_slurm.jobspec.schema import job_schema
+
+TEMPLATES = resources.files("nvrx_slurm.jobspec") / "templates"
+COMMENTED = re.compile(r"^( *)# ( *)(?=[\w-]+:|- )", re.MULTILINE)
+
+
+def text_of(name: str) -> str:
+    return (TEMPLATES / f"{name}.yaml").read_text()
+
+
+def keys_of(block: type[Block]) -> set[str]:
+    """The block's keys and those of the blocks in it; `roles` is told by the other template."""
+    keys: set[str] = set()
+    for name, field in block.model_fields.items():
+        keys.add(name)
+        if isinstance(field.annotation, type) and issubclass(field.annotation, Block):
+            keys |= keys_of(field.annotation)
+    return keys
+
+
+def mentioned(text: str) -> set[str]:
+    return set(re.findall(r"^[ #]*([a-z_]+):", text, re.MULTILINE))
+
+
+@pytest.mark.parametrize("name", ["plain", "roles"])
+def test_a_template_loads(name: str, tmp_path: Path) -> None:
+    """What `init` writes is a valid job as it stands."""
+    path = tmp_path / "job.yaml"
+    path.write_text(text_of(name))
+    assert load(path).spec.name
+
+
+@pytest.mark.parametrize("name", ["plain", "roles"])
+def test_a_template_loads_with_all_its_comments_taken_off(name: str, tmp_path: Path) -> None:
+    """Every commented key is valid where it stands, with the value shown."""
+    path = tmp_path / "job.yaml"
+    path.write_text(COMMENTED.sub(r"\1\2", text_of(name)))
+    spec = load(path).spec
+    if name == "plain":
+        assert (spec.slurm.segment, spec.slurm.extra, spec.env) == (
+            16,
+            {"comment": "first try"},
+            {"OMP_NUM_THREADS": "8"},
+        )
+        assert spec.store.url == "rediss://valkey.example:6380/0"
+
+
+def test_the_plain_template_tells_every_key() -> None:
+    """No key of a plain job is left for the user to find elsewhere."""
+    assert keys_of(JobSpec) - {"roles"} <= mentioned(text_of("plain"))
+
+
+def test_the_roles_template_tells_every_key_of_a_role() -> None:
+    """No key of a role is left for the user to find elsewhere."""
+    assert {*keys_of(Role), "roles"} <= mentioned(text_of("roles"))
+
+
+def test_the_values_that_the_templates_show_as_defaults_are_the_defaults() -> None:
+    """The bounds that stand commented out in the plain template are those in force."""
+    bounds = JobSpec(name="a", command=("x",)).fault_tolerance.model_dump(mode="json", exclude_none=True)
+    for block, values in bounds.items():
+        for key, value in values.items() if isinstance(values, dict) else [(block, values)]:
+            if value == []:  # what is none by default is shown by an example
+                continue
+            shown = value if isinstance(value, str) else json.dumps(value)
+            assert re.search(rf"\b{key}: {shown}\b", text_of("plain")), key
+
+
+def test_the_schema_describes_every_key() -> None:
+    """An editor shows a text for each key, and refuses a key that is not known."""
+    schema = job_schema()
+    for name, part in {"JobSpec": schema, **schema["$defs"]}.items():
+        assert part["additionalProperties"] is False, name
+        for key, value in part["properties"].items():
+            assert "description" in value or "$ref" in value or key == "store", f"{name}.{key}"
+
+
+def test_the_schema_knows_every_key_of_the_templates() -> None:
+    """What the templates set is in the schema, with a type that fits."""
+    schema = job_schema()
+    assert mentioned(text_of("plain")) <= all_properties(schema) | {"comment", "OMP_NUM_THREADS"}
+    assert schema["required"] == ["name"]
+    assert schema["properties"]["command"]["anyOf"][0]["type"] == ["string", "array"]
+    assert schema["$defs"]["Role"]["required"] == ["command"]
+
+
+def all_properties(schema: dict) -> set[str]:
+    return {key for part in (schema, *schema["$defs"].values()) for key in part["properties"]}

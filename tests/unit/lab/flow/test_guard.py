@@ -1,0 +1,154 @@
+"""What an attempt holds, and who ends it when the attempt cannot."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+
+from nvrx_slurm.api.handle import Job
+from nvrx_slurm.lab.devcluster.processes import environment_of
+from nvrx_slurm.lab.flow.running.guard import KILLER_OF_CHILDREN, Guard, clean
+from nvrx_slurm.lab.flow.running.hold import HELD, MARK, HeldCluster, HeldJob, HeldProcess, Hold, standing
+from nvrx_slurm.lab.flow.running.undo import undo
+from nvrx_slurm.util.files import JobFiles
+from nvrx_slurm.util.processes import is_alive
+from tests.harness import wait_gone
+
+# A process whose own child has lost it: it says its pid, and waits until somebody ends it.
+ORPHAN = (
+    "import os, time\nif os.fork() == 0:\n    os.setsid()\n    print(os.getpid(), flush=True)\n    time.sleep(1000)\n"
+)
+STAYS = "import os, time\nprint(os.getpid(), flush=True)\ntime.sleep(1000)\n"
+
+
+@pytest.fixture
+def attempt(tmp_path: Path) -> Path:
+    """An attempt's folder."""
+    folder = tmp_path / "run" / "flow" / "attempt-1"
+    folder.mkdir(parents=True)
+    return folder
+
+
+@pytest.fixture
+def start() -> Iterator[Callable[..., int]]:
+    """Starts Python with these lines; returns the pid that it prints."""
+    found: list[subprocess.Popen[str]] = []
+
+    def start(lines: str, mark: Path | None = None) -> int:
+        env = {**os.environ, **({MARK: str(mark)} if mark else {})}
+        found.append(subprocess.Popen([sys.executable, "-Sc", lines], env=env, stdout=subprocess.PIPE, text=True))
+        assert found[-1].stdout is not None
+        return int(found[-1].stdout.readline())
+
+    yield start
+    for process in found:
+        process.kill()
+        process.communicate()
+
+
+def test_what_is_held_stands_until_all_has_ended(attempt):
+    """Each thing is there when the call returns; after `nothing` only what came later is."""
+    hold = Hold(attempt)
+    hold.cluster("ci-1")
+    hold.job(Job("7", folder=attempt / "jobs", cluster="local"), {})
+    job = HeldJob(job_id="7", base=str(attempt / "jobs"), cluster="local", environment={})
+    assert standing(attempt) == [HeldCluster(name="ci-1"), job]
+    hold.nothing()
+    hold.process(os.getpid())
+    (held,) = standing(attempt)
+    assert isinstance(held, HeldProcess) and held.process.pid == os.getpid()
+
+
+def test_a_torn_last_line_hides_nothing_else(attempt):
+    """The disk was full, or the machine went: what was said before still holds."""
+    Hold(attempt).cluster("ci-1")
+    with (attempt / HELD).open("a") as file:
+        file.write('{"held":"clus')
+    assert standing(attempt) == [HeldCluster(name="ci-1")]
+
+
+def test_an_attempt_that_held_nothing_yet_stands_for_nothing(attempt):
+    """Killed before it began."""
+    assert standing(attempt) == []
+    assert undo(attempt, 0.0) == []
+
+
+def test_undo_kills_what_the_attempt_started_and_nobody_else(attempt, start):
+    """Also a process in a session of its own that has lost its parent; not the same program of somebody else."""
+    orphan, other = start(ORPHAN, attempt), start(STAYS, attempt.parent / "attempt-10")
+    Hold(attempt).cluster("no-such-cluster")
+    assert undo(attempt, 0.0) == []
+    wait_gone([orphan])
+    assert is_alive(other)
+    assert standing(attempt) == []
+
+
+def test_undo_ends_what_is_held_by_name_and_done_twice_does_no_harm(attempt, start):
+    """A process without the mark, such as one of another user's environment; a pid that was given away is spared."""
+    held, other = start(STAYS), start(STAYS)
+    hold = Hold(attempt)
+    hold.process(held)
+    hold.process(other)
+    lines = (attempt / HELD).read_text().splitlines()
+    (attempt / HELD).write_text(lines[0] + "\n" + lines[1].replace('"started":', '"started":1') + "\n")
+    assert undo(attempt, 0.0) == undo(attempt, 0.0) == []
+    wait_gone([held])
+    assert is_alive(other)
+
+
+def test_undo_clears_what_killed_agents_left_in_memory(attempt):
+    """The folders of a job's nodes, below the job's own name."""
+    left = Path("/dev/shm") / f"{JobFiles(attempt / 'jobs' / '7').runtime_name}-n1"
+    left.mkdir()
+    Hold(attempt).job(Job("7", folder=attempt / "jobs", cluster="slurm"), {})
+    undo(attempt, 0.0)
+    assert not left.exists()
+
+
+def test_clean_ends_every_attempt_of_a_run(attempt, start):
+    """Whoever comes later, without knowing how many there were."""
+    other = attempt.parent.parent / "other-flow" / "attempt-2"
+    other.mkdir(parents=True)
+    pids = [start(STAYS, attempt), start(STAYS, other)]
+    for folder, pid in zip((attempt, other), pids, strict=True):
+        Hold(folder).process(pid)
+    assert clean(attempt.parent.parent) == []
+    wait_gone(pids)
+
+
+def test_a_folder_that_is_not_there_holds_nothing(tmp_path):
+    """A run that was cancelled before it began."""
+    assert clean(tmp_path / "nowhere") == []
+
+
+def test_guard_ends_what_is_left_when_its_run_is_gone_without_a_goodbye(attempt, start):
+    """The pipe closes: the guard does what the run would have done, and says so in the run's folder."""
+    pid = start(STAYS, attempt)
+    Hold(attempt).process(pid)
+    run = attempt.parent.parent
+    guard = Guard(run)
+    guard.forsake()
+    wait_gone([pid])
+    assert "the run was killed" in (run / "guard.log").read_text()
+
+
+def test_guard_that_is_dismissed_touches_nothing(attempt, start):
+    """A run that ends by itself has cleaned up itself."""
+    pid = start(STAYS, attempt)
+    Hold(attempt).process(pid)
+    Guard(attempt.parent.parent).dismiss()
+    assert is_alive(pid)
+
+
+def test_guard_is_out_of_reach_of_who_ends_the_run(attempt, monkeypatch):
+    """In a session of its own: no signal to the run's group finds it; and without what GitHub's runner looks for."""
+    monkeypatch.setenv(KILLER_OF_CHILDREN, "github_1")
+    guard = Guard(attempt)
+    assert os.getsid(guard.pid) == guard.pid
+    assert KILLER_OF_CHILDREN not in environment_of(guard.pid)
+    guard.dismiss()

@@ -1,0 +1,369 @@
+"""Flow files: what they become, and what is said of each that is wrong."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+
+import jsonschema
+import pytest
+from ruamel.yaml import YAML
+
+from nvrx_slurm.errors import EXIT_USAGE, ConfigError, UsageError
+from nvrx_slurm.lab.flow.language.events import EVENTS, FIELDS
+from nvrx_slurm.lab.flow.language.expected import Happens
+from nvrx_slurm.lab.flow.language.faults import FAULTS
+from nvrx_slurm.lab.flow.language.load import load_flow, load_flows
+from nvrx_slurm.lab.flow.language.model import STAGES, Limits, Needs
+from nvrx_slurm.lab.flow.language.schema import flow_schema
+from nvrx_slurm.lab.flow.language.when import OnAll, OnEvent
+
+Write = Callable[[str], Path]
+
+SHIPPED = Path(__file__).parents[4] / "ci" / "flows"
+
+WHOLE = """\
+about: A killed node's ranks move to a hot spare.
+job: job.yaml
+overrides: {spares: 1, slurm.time: 2m, fault_tolerance: {max_restarts: 1}}
+on: [dev, local]
+cluster: {nodes: 6, settings: {KillWait: 10}, disk: 4m, network: own}
+faults:
+  - when:
+      all:
+        - {event: progress, rank: 2, step: 5}
+        - {state: running, after: 1s}
+    do: {kill_node: {of_rank: 2}}
+    as: $dead
+  - when: {fault: 1, after: 500ms}
+    do: {slow_link: {node: $dead, delay: 200ms, loss: 10%}}
+expect:
+  - round_closed: {cycle: 0, active: ">= 4"}
+  - node_lost: {node: $dead}
+    within: 1s
+  - any_order:
+      - workers_started: {node: n1}
+      - - workers_started: {cycle: 1}
+        - progress: {cycle: 1}
+  - eventually: {recovered: {total_s: "< 2s"}}
+    within: 5s
+  - never: {workers_started: {node: $dead, cycle: 1}}
+  - count: {restart_decided: {}}
+    is: "<= 1"
+    until: {shutdown: {}}
+  - job_ended
+limits: {wall: 90s}
+"""
+
+HEAD = "job: job.yaml\n"
+END = "expect: [job_ended]\n"
+
+# what the file says → the whole message
+BAD_FILES = {
+    END: "flow.yaml:1: job: is required",
+    HEAD: "flow.yaml:1: expect: is required",
+    HEAD + "expect: []": "flow.yaml:2: expect: must expect something, such as `job_ended: {exit_code: 0}`",
+    HEAD + "expect: job_ended": "flow.yaml:2: expect: must be a list, not 'job_ended'",
+    HEAD + END + "onn: dev": "flow.yaml:3: onn: is not known; did you mean `on`?",
+    HEAD + END + "on: [dev, mars]": "flow.yaml:3: on.1: must be one of 'local', 'dev' or 'slurm', not 'mars'",
+    HEAD + END + "on: []": "flow.yaml:3: on: names no stage; leave it out for all of local, dev, slurm",
+    HEAD + END + "cluster: {disk: lots}": "flow.yaml:3: cluster.disk: 'lots' is no size; write it like 2GiB, 500MB",
+    HEAD + END + "cluster: {network: fast}": "flow.yaml:3: cluster.network: must be one of 'own', not 'fast'",
+    HEAD + END + "limits: {wall: soon}": "flow.yaml:3: limits.wall: 'soon' is no duration; write it like 15s, "
+    "2m, 1h30m",
+    HEAD + END + "name: a/b": "flow.yaml:3: name: must be 1 to 64 letters, digits, '.', '_' or '-', and start with a "
+    "letter or digit",
+    "job: jop.yaml\n" + END: "flow.yaml:1: job: there is no file jop.yaml; in that folder, nearest: job.yaml, "
+    "flow.yaml, roles.yaml",
+    HEAD + "overrides: {nodez: 3}\n" + END: "flow.yaml:2: nodez: is not known; did you mean `nodes`?",
+    HEAD
+    + "overrides:\n  slurm:\n    time: 5x\n"
+    + END: "flow.yaml:4: slurm.time: '5x' is no duration; write it like 15s, 2m, 1h30m",
+    HEAD
+    + "overrides: {slurm.time: 2m, slurm: {time: 3m}}\n"
+    + END: "flow.yaml:2: overrides.slurm.time: `slurm.time` is set twice; write it once, nested or dotted",
+    HEAD + END + "cluster:\n  nodes: 5": "flow.yaml:4: cluster.nodes: the job asks for 6 nodes (2 hot spares "
+    "included); a cluster of 5 cannot run it",
+    "a: [": "flow.yaml:1: is not YAML: while parsing a flow node, expected the node content, but found "
+    "'<stream end>'",
+}
+
+# the item of `expect` → what the message says after `flow.yaml:3: `
+BAD_ITEMS = {
+    "worker_started: {}": "expect.0.worker_started: is no event of the journal; nearest: workers_started, "
+    "controller_started, worker_failed, job_started, restart_decided, … (all are in docs/journal.md)",
+    "round_closed: {cylce: 0}": "expect.0.round_closed.cylce: is no field of round_closed; nearest: cycle, active, "
+    "world_size, nodes, replica, …",
+    "tick: {node: n1}": "expect.0.tick.node: is no field of tick; it has none",
+    "round_closed: {cycle: one}": "expect.0.round_closed.cycle: must be a whole number, not 'one'",
+    "round_closed: {cycle: [1]}": "expect.0.round_closed.cycle: must be a whole number, not a list",
+    "round_closed: {cycle: {a: 1}}": "expect.0.round_closed.cycle: must be a whole number, not a mapping",
+    "round_closed: {cycle: null}": "expect.0.round_closed.cycle: is never null; it is a whole number",
+    "round_closed: {promoted: n4}": "expect.0.round_closed.promoted: must be a list such as [a, b], or {contains: "
+    "a}, or {length: 2}, not 'n4'",
+    "round_closed: {nodes: {length: two}}": "expect.0.round_closed.nodes.length: must be a whole number, not 'two'",
+    "attributed: {attribution: STOP}": "expect.0.attributed.attribution: must be a mapping of its fields, not 'STOP'",
+    "attributed: {attribution: {verdict: HALT}}": "expect.0.attributed.attribution.verdict: must be one of RESTART, "
+    "STOP, UNKNOWN, TIMEOUT, not 'HALT'",
+    "attributed: {attribution: {verdit: STOP}}": "expect.0.attributed.attribution.verdit: is no field of it; "
+    "nearest: verdict, hint, cached, primary, transient, …",
+    "round_closed: [cycle]": "expect.0.round_closed: must be a mapping such as `round_closed: {field: value}`, not "
+    "['cycle']",
+    "recovered: {total_s: '< 2x'}": "expect.0.recovered.total_s: must be a number, or a duration such as 500ms, not "
+    "'2x'",
+    "recovered: {phases: {closed: x}}": "expect.0.recovered.phases.closed: must be a number, or a duration such as "
+    "500ms, not 'x'",
+    "learned: {seen: {step: [1]}}": "expect.0.learned.seen.step: has 2 items, not 1",
+    "workers_started: {pids: {a: 1}}": "expect.0.workers_started.pids.a: must be a whole number, not 'a'",
+    "shutdown: {checkpoint: maybe}": "expect.0.shutdown.checkpoint: must be true or false, not 'maybe'",
+    "replica_ended: {outcome: dome}": "expect.0.replica_ended.outcome: must be one of done, failed, not 'dome'; did "
+    "you mean done?",
+    "node_lost: {node: $1}": "expect.0.node_lost.node: '$1' is no capture: after `$` come letters, digits and '_', "
+    "no digit first",
+    "node_lost: {node: '> n1'}": "expect.0.node_lost.node: `>` compares numbers, and this is text",
+    "round_closed: {cycle: '~ 3'}": "expect.0.round_closed.cycle: `~` searches in text, and this is a whole number",
+    "node_lost: {cause: '~ ['}": "expect.0.node_lost.cause: `~ [` is no regular expression: unterminated character "
+    "set at position 0",
+    "{}": "expect.0: an item has one event, as `job_ended: {exit_code: 0}` has, not none",
+    "[job_ended]": "expect.0: must be a mapping such as `job_ended: {exit_code: 0}`, not ['job_ended']",
+    "{job_ended: {}, shutdown: {}}": "expect.0: an item has one event, as `job_ended: {exit_code: 0}` has, not "
+    "`job_ended` and `shutdown`; write each as an item of its own",
+    "{job_ended: {}, until: tick}": "expect.0.until: has no meaning beside `job_ended`; what may stand there: within",
+    "{job_ended: {}, within: soon}": "expect.0.within: 'soon' is no duration; write it like 15s, 2m, 1h30m",
+    "never: {tick: {}, fence: {}}": "expect.0.never: must have one key, as `never: {node_lost: {node: $dead}}` has, "
+    "not 2",
+    "count: job_ended": "expect.0.count: needs `is`: how often, such as `is: 3` or `is: '>= 2'`",
+    "{count: job_ended, is: many}": "expect.0.is: must be a whole number, not 'many'",
+    "{count: job_ended, is: $n}": "expect.0.is: must be a number such as 3, or a comparison such as '>= 2', not '$n'",
+    "any_order: []": "expect.0.any_order: must be a list of items, or of lists of items",
+    "any_order: [[fense], tick]": "expect.0.any_order.0.0.fense: is no event of the journal; nearest: fence, "
+    "learned, node_fenced, job_ended, node_joined, … (all are in docs/journal.md)",
+}
+
+STATE = "when: {state: running}"
+
+# the item of `faults` → what the message says after `flow.yaml:4: `
+BAD_FAULTS = {
+    "kill_node": "faults.0: must be a mapping such as `{when: {event: node_joined}, do: {kill_node: {of_rank: 2}}}`, "
+    "not 'kill_node'",
+    f"{{{STATE}}}": "faults.0: needs `do`, as in `do: {kill_node: {of_rank: 2}}`",
+    "{do: kill_store}": "faults.0: needs `when`, as in `when: {event: node_joined}`",
+    f"{{{STATE}, do: kill_store, after: 3s}}": "faults.0.after: has no meaning beside `do`; what may stand there: "
+    "when, do, as",
+    f"{{{STATE}, do: kill_nod}}": "faults.0.do.kill_nod: is no fault; nearest: kill_node, kill_agent, kill_store, "
+    "kill_worker, kill_controller, … (all are in docs/flows.md)",
+    f"{{{STATE}, do: {{kill_node: n1, kill_store: }}}}": "faults.0.do: must have one key, as `do: {kill_node: "
+    "{of_rank: 2}}` has, not 2",
+    f"{{{STATE}, do: kill_node}}": "faults.0.do.kill_node: takes exactly one of `node`, `of_rank`, `spare`, "
+    "`batch_host`, not none",
+    f"{{{STATE}, do: {{kill_node: {{node: n1, spare: 1}}}}}}": "faults.0.do.kill_node: takes exactly one of `node`, "
+    "`of_rank`, `spare`, `batch_host`, not `node` and `spare`",
+    f"{{{STATE}, do: {{kill_node: {{rank: 1}}}}}}": "faults.0.do.kill_node.rank: is not known; did you "
+    "mean `of_rank`?",
+    f"{{{STATE}, do: {{kill_node: {{spare: 1, replica: main-0}}}}}}": "faults.0.do.kill_node.replica: says whose "
+    "rank is meant, and belongs to `of_rank`",
+    f"{{{STATE}, do: {{kill_node: {{batch_host: false}}}}}}": "faults.0.do.kill_node.batch_host: must be true; leave "
+    "it out to name another node",
+    f"{{{STATE}, do: {{kill_node: $d-1}}}}": "faults.0.do.kill_node.node: '$d-1' is no capture: after `$` come "
+    "letters, digits and '_', no digit first",
+    f"{{{STATE}, do: {{kill_worker: one}}}}": "faults.0.do.kill_worker: must be a rank, such as 2, or a capture such "
+    "as $rank, not 'one'",
+    f"{{{STATE}, do: {{kill_store: 3}}}}": "faults.0.do.kill_store: takes no value such as '3'; leave it empty, or "
+    "write a mapping of its arguments",
+    f"{{{STATE}, do: {{kill_store: {{a: 3}}}}}}": "faults.0.do.kill_store.a: is not known; valid here: nothing",
+    f"{{{STATE}, do: {{slow_link: n1}}}}": "faults.0.do.slow_link: needs `delay` (such as 200ms), `loss` (such as "
+    "10%), or both",
+    f"{{{STATE}, do: {{slow_link: {{node: n1, loss: 200%}}}}}}": "faults.0.do.slow_link.loss: must be a share such "
+    "as 10%, up to 100%, not '200%'",
+    f"{{{STATE}, do: shorten_time_limit}}": "faults.0.do.shorten_time_limit.to: is required",
+    f"{{{STATE}, do: {{shorten_time_limit: soon}}}}": "faults.0.do.shorten_time_limit: 'soon' is no duration; "
+    "write it like 15s, 2m, 1h30m",
+    f"{{{STATE}, do: {{scancel: {{signal: FOO}}}}}}": "faults.0.do.scancel.signal: must be one of SIGKILL, SIGSTOP, "
+    "SIGCONT, SIGTERM, SIGINT, SIGUSR1, SIGUSR2, SIGHUP, SIGQUIT, not 'FOO'",
+    f"{{{STATE}, do: kill_store, as: $x}}": "faults.0.as: names the node or the rank that was hit, and kill_store "
+    "hits none; nearest: kill_worker, kill_node, kill_supervisor, kill_agent, stop_worker, …",
+    f"{{{STATE}, do: {{kill_node: n1}}, as: x}}": "faults.0.as: must be a capture such as $dead, not 'x'",
+    "{when: running, do: kill_store}": "faults.0.when: must be a mapping such as `when: {event: node_joined}`, not "
+    "'running'",
+    "{when: {}, do: kill_store}": "faults.0.when: a trigger has one of event, state, fault, all, any, as in `when: "
+    "{event: node_joined}`, not none",
+    "{when: {state: ended, fault: 1}, do: kill_store}": "faults.0.when: a trigger has one of event, state, fault, "
+    "all, any, as in `when: {event: node_joined}`, not `state` and `fault`",
+    "{when: {state: runing}, do: kill_store}": "faults.0.when.state: 'runing' is no state; nearest: running, "
+    "pending, recovering, shutting_down, ended",
+    "{when: {state: running, after: x}, do: kill_store}": "faults.0.when.after: 'x' is no duration; write it like "
+    "15s, 2m, 1h30m",
+    "{when: {state: running, times: 2}, do: kill_store}": "faults.0.when.times: has no meaning beside `state`; what "
+    "may stand there: after",
+    "{when: {fault: 2}, do: kill_store}": "faults.0.when.fault: must be the number of a fault of this file, 1 to 1, "
+    "not '2'",
+    "{when: {event: fense}, do: kill_store}": "faults.0.when.event: is no event of the journal; nearest: fence, "
+    "learned, node_fenced, job_ended, node_joined, … (all are in docs/journal.md)",
+    "{when: {event: fence, nod: a}, do: kill_store}": "faults.0.when.nod: is no field of fence; nearest: node, "
+    "incarnation",
+    "{when: {event: fence, times: 0}, do: kill_store}": "faults.0.when.times: must be a whole number from 1, not '0'",
+    "{when: {event: progress, times: 2}, do: kill_store}": "faults.0.when.times: cannot be counted of progress, "
+    "which every beat tells again; name its cycle or step",
+    "{when: {event: progress, seq: 2}, do: kill_store}": "faults.0.when.seq: is not told by beats; nearest: step, "
+    "node, cycle, replica, rank",
+    "{when: {all: []}, do: kill_store}": "faults.0.when.all: must be a list of triggers",
+    "{when: {any: [{state: end}]}, do: kill_store}": "faults.0.when.any.0.state: 'end' is no state; nearest: ended, "
+    "pending, recovering, shutting_down, running",
+}
+
+
+def problem(path: Path) -> str:
+    with pytest.raises(ConfigError) as caught:
+        load_flow(path)
+    assert caught.value.exit_code == EXIT_USAGE
+    return str(caught.value)
+
+
+def test_a_whole_file(write: Write) -> None:
+    """Every kind of key arrives in the model, with its line."""
+    flow = load_flow(write(WHOLE))
+    assert (flow.name, flow.on, flow.limits) == ("flow", ("dev", "local"), Limits(wall_s=90.0))
+    assert flow.overrides == (("spares", "1"), ("slurm.time", "2m"), ("fault_tolerance.max_restarts", "1"))
+    assert flow.needs == Needs(nodes=6, settings={"KillWait": "10"}, disk_bytes=4 << 20, own_network=True)
+    kill, slow = flow.faults
+    assert isinstance(kill.when, OnAll)
+    assert (kill.line, kill.action, kill.arguments, kill.binds) == (7, "kill_node", {"of_rank": 2}, "dead")
+    assert kill.describe() == "kill_node of rank 2"
+    assert slow.arguments == {"node": "$dead", "delay": 0.2, "loss": 0.1}
+    assert slow.resolved({"dead": "n3"})["node"] == "n3"
+    assert [item.line for item in flow.expect] == [16, 17, 19, 23, 25, 26, 29]
+    assert [str(item) for item in flow.expect if not hasattr(item, "branches")] == [
+        "round_closed {cycle: 0, active: >= 4}",
+        "node_lost {node: $dead} within 1s",
+        "eventually recovered {total_s: < 2} within 5s",
+        "never workers_started {node: $dead, cycle: 1}",
+        "count of restart_decided is <= 1 until shutdown",
+        "job_ended",
+    ]
+
+
+def test_what_a_file_need_not_say(write: Write) -> None:
+    """The name is the file's, the stages are all, the nodes are as many as the job asks for."""
+    flow = load_flow(write(HEAD + END))
+    assert (flow.name, flow.on, flow.needs.nodes, flow.limits.wall_s) == ("flow", STAGES, 6, 120.0)
+    assert isinstance(flow.expect[0], Happens)
+
+
+def test_a_step_of_a_trigger_is_that_or_a_later_one(write: Write) -> None:
+    """Beats skip steps, so a trigger's `step: 5` means at least 5."""
+    flow = load_flow(write(f"{HEAD}{END}faults: [{{when: {{event: progress, rank: 2, step: 5}}, do: kill_store}}]"))
+    when = flow.faults[0].when
+    assert isinstance(when, OnEvent)
+    assert str(when) == "progress {rank: 2, step: >= 5}"
+
+
+@pytest.mark.parametrize(("text", "message"), BAD_FILES.items())
+def test_bad_files(write: Write, text: str, message: str) -> None:
+    """A wrong key is named with its line, what was seen, and what is valid."""
+    assert problem(write(text)) == message
+
+
+@pytest.mark.parametrize(("item", "message"), BAD_ITEMS.items())
+def test_bad_expectations(write: Write, item: str, message: str) -> None:
+    """A wrong expectation is named with its line, what was seen, and what is valid."""
+    assert problem(write(f"{HEAD}expect:\n  - {item}\n")) == f"flow.yaml:3: {message}"
+
+
+@pytest.mark.parametrize(("item", "message"), BAD_FAULTS.items())
+def test_bad_faults(write: Write, item: str, message: str) -> None:
+    """A wrong fault or trigger is named with its line, what was seen, and what is valid."""
+    assert problem(write(f"{HEAD}{END}faults:\n  - {item}\n")) == f"flow.yaml:4: {message}"
+
+
+def test_all_problems_at_once(write: Write) -> None:
+    """A file with several problems tells all of them, in the order of its lines."""
+    text = "job: jop.yaml\nabout: x\nonn: dev\nexpect:\n  - fense\n  - round_closed: {cycle: one, activ: 2}\n"
+    lines = problem(write(text)).splitlines()
+    assert lines[0] == "5 problems:"
+    assert [line.split(": ")[0].strip() for line in lines[1:]] == [f"flow.yaml:{line}" for line in (1, 3, 5, 6, 6)]
+
+
+def test_a_bad_job_names_its_own_line(write: Write) -> None:
+    """What is wrong with job.yaml itself is told as `nvrx-slurm submit` tells it."""
+    flow = write(HEAD + END)
+    Path("job.yaml").write_text("name: a\ncommand: x\nspares: -1\n")
+    assert problem(flow) == "job.yaml:3: spares: must be at least 0, not '-1'"
+
+
+# ------------------------------------------------------------------------------------------------ many files
+
+
+def test_folders_files_and_globs(write: Write) -> None:
+    """A folder stands for its *.yaml files in order; a glob chooses among the names."""
+    flow = write(HEAD + END)
+    folder = Path("flows")
+    folder.mkdir()
+    for name in ("b", "a"):
+        (folder / f"{name}.yaml").write_text("job: ../job.yaml\n" + END)
+    assert [each.name for each in load_flows([folder, flow, folder])] == ["a", "b", "flow"]
+    assert [each.name for each in load_flows([folder, flow], ["f*", "b"])] == ["b", "flow"]
+
+
+def test_no_flow_left(write: Write, tmp_path: Path) -> None:
+    """A glob that fits nothing, and a folder without flows, are errors that say so."""
+    flow = write(HEAD + END)
+    with pytest.raises(UsageError, match=r"^no flow is called fow or x; valid: flow$"):
+        load_flows([flow], ["fow", "x"])
+    (tmp_path / "empty").mkdir()
+    with pytest.raises(UsageError, match=r"^empty: the folder holds no flow \(\*\.yaml\)$"):
+        load_flows([Path("empty")])
+    with pytest.raises(ConfigError, match=r"^none\.yaml: cannot be read: No such file or directory$"):
+        load_flows([Path("none.yaml")])
+
+
+def test_one_name_twice(write: Write) -> None:
+    """Two files cannot have flows of the same name: reports and artifacts would mix them up."""
+    write(HEAD + END)
+    Path("other.yaml").write_text("name: flow\n" + HEAD + END)
+    with pytest.raises(ConfigError, match=r"^other\.yaml:1: name: flow is the name of flow\.yaml too; give one"):
+        load_flows([Path("flow.yaml"), Path("other.yaml")])
+
+
+def test_the_problems_of_all_files(write: Write) -> None:
+    """Several bad files are told together."""
+    write(HEAD + "expect: [fense]")
+    Path("other.yaml").write_text("job: job.yaml\nexpect: []\n")
+    with pytest.raises(ConfigError) as caught:
+        load_flows([Path("flow.yaml"), Path("other.yaml")])
+    assert [line.split(": ")[0] for line in str(caught.value).splitlines()] == ["flow.yaml:2", "other.yaml:2"]
+
+
+# ---------------------------------------------------------------------------------------------------- schema
+
+
+@pytest.fixture(scope="module")
+def validator() -> jsonschema.Draft202012Validator:
+    return jsonschema.Draft202012Validator(flow_schema())
+
+
+def test_every_flow_that_ships_fits_the_schema(validator: jsonschema.Draft202012Validator) -> None:
+    """The JSON Schema accepts each of our own flows, and is one itself."""
+    validator.check_schema(validator.schema)
+    for path in SHIPPED.glob("*.yaml"):
+        validator.validate(YAML(typ="safe").load(path))
+
+
+@pytest.mark.parametrize("item", ["fense", "{fense: {}}", "{round_closed: {cylce: 0}}", "{never: {fense: {}}}"])
+def test_the_schema_refuses_what_the_journal_does_not_have(
+    validator: jsonschema.Draft202012Validator, item: str
+) -> None:
+    """An editor marks an unknown event or field."""
+    assert not validator.is_valid(YAML(typ="safe").load(f"{HEAD}expect: [{item}]"))
+
+
+def test_the_schema_describes_every_event_and_fault() -> None:
+    """Events, their fields and faults are all there, described."""
+    schema = flow_schema()
+    events = schema["$defs"]["event"]["anyOf"][1]["properties"]
+    assert {event: set(part["properties"]) for event, part in events.items()} == {
+        event: set(fields) for event, fields in FIELDS.items()
+    }
+    do = schema["properties"]["faults"]["items"]["properties"]["do"]["anyOf"][1]["properties"]
+    assert do.keys() == FAULTS.keys()
+    assert all(part["description"] for part in (*events.values(), *do.values(), *schema["properties"].values()))
+    assert len(events) == len(EVENTS)

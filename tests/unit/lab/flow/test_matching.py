@@ -1,0 +1,439 @@
+"""Expectations against journals that the real core wrote."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable, Sequence
+from pathlib import Path
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from nvrx_slurm.journal.records import Entry, NodeJoined
+from nvrx_slurm.lab.flow.judging.matching import LAG_S, Matcher, Miss
+from nvrx_slurm.lab.flow.language.events import EventPattern
+from nvrx_slurm.lab.flow.language.expectation_form import read_expectations
+from nvrx_slurm.lab.flow.language.expected import AnyOrder, Count, Happens, Never
+from nvrx_slurm.lab.flow.language.load import load_flow
+from nvrx_slurm.lab.flow.language.model import Flow, Limits, Needs
+from nvrx_slurm.lab.flow.language.patterns import Bindings, Equals, Pattern, Trial
+from nvrx_slurm.lab.flow.language.problems import Problems
+from nvrx_slurm.report.words import event_name
+from tests.unit.report.recorder import BEGIN, ended, to_first_cycle, with_one_recovery
+
+Write = Callable[[str], Path]
+
+KILL = "  - {when: {event: progress, rank: 4}, do: {kill_node: {of_rank: 4}}, as: $dead}\n"
+
+
+def load(write: Write, *items: str, faults: str = "") -> Flow:
+    """Expectations from line 3 on, one a line unless an item has several."""
+    expect = "".join(f"  - {item}\n" for item in items)
+    return load_flow(write(f"job: job.yaml\nexpect:\n{expect}" + (f"faults:\n{faults}" if faults else "")))
+
+
+def matcher(write: Write, *items: str, faults: str = "") -> Matcher:
+    return Matcher(load(write, *items, faults=faults))
+
+
+def feed(match: Matcher, entries: Sequence[Entry]) -> Matcher:
+    for entry in entries:
+        match.feed(entry)
+    return match
+
+
+def miss(match: Matcher) -> Miss:
+    assert match.miss is not None
+    return match.miss
+
+
+# ------------------------------------------------------------------------------------------------- what is met
+
+MET: list[tuple[str, ...]] = [
+    ("job_started", "round_closed: {cycle: 0}", "node_lost: {node: n2}", "round_closed: {cycle: 1}", "job_ended"),
+    (
+        "round_closed: {cycle: 0, active: 4}",
+        "round_closed: {standby: 1, promoted: [n4]}",
+        "job_ended: {exit_code: 0}",
+    ),
+    ("node_lost: {node: $dead}", "round_closed: {promoted: [$spare]}", "workers_started: {node: $spare, cycle: 1}"),
+    ("node_joined: {node: $a}", "node_joined: {node: '!= $a'}"),
+    ("node_lost: {node: n2}", "recovered: {cycle: 1, phases: {decided: < 1s}}\n    within: 1s"),
+    ("eventually: {job_ended: {exit_code: 0}}", "round_closed: {cycle: 0}", "round_closed: {cycle: 1}"),
+    ("never: {worker_failed: {}}", "job_ended"),
+    ("round_closed: {cycle: 1}", "never: {workers_started: {cycle: 0}}", "job_ended"),
+    ("never: {workers_started: {cycle: 1}}\n    until: {node_lost: {node: n2}}", "job_ended"),
+    ("count: {workers_started: {}}\n    is: 8", "job_ended"),
+    ("count: {workers_started: {}}\n    is: 4\n    until: {node_lost: {}}", "job_ended"),
+    ("round_closed: {cycle: 1}", "count: {workers_started: {}}\n    is: '>= 4'", "job_ended"),
+    ("any_order: [workers_started: {node: n3}, workers_started: {node: n0}]", "node_lost"),
+    (
+        "round_closed: {cycle: 1}",
+        "any_order: [[workers_started: {node: n4}, progress: {node: n4}], recovered: {cycle: 1}]",
+        "job_ended",
+    ),
+    (
+        "any_order: [workers_started: {node: $a}, workers_started: {node: $b}, workers_started: {node: n0}]",
+        "job_ended",
+    ),
+    ("any_order: [eventually: {job_ended: {}}, never: {worker_hung: {}}]", "round_closed: {cycle: 1}"),
+    ("any_order: [any_order: [node_joined: {node: n5}, node_joined: {node: n0}], round_opened]", "job_ended"),
+]
+
+
+@pytest.mark.parametrize("items", MET)
+def test_what_a_journal_meets(write: Write, items: tuple[str, ...]) -> None:
+    """A journal that says all that is expected settles it, at the latest when the job is over."""
+    match = feed(matcher(write, *items), ended().entries)
+    match.job_over()
+    assert match.miss is None
+    assert match.settled
+
+
+def test_captures_are_bound_in_passing(write: Write) -> None:
+    """What captures stand for can be read while the job runs."""
+    items = ("node_lost: {node: $dead}", "round_closed: {nodes: [$a, $b, $new, $c], promoted: [$new]}")
+    match = feed(matcher(write, *items), with_one_recovery().entries)
+    assert match.bindings == {"dead": "n2", "a": "n0", "b": "n1", "new": "n4", "c": "n3"}
+
+
+def test_an_entry_is_taken_by_one_branch_only(write: Write) -> None:
+    """Of branches that fit, the one that need not bind a capture comes first, then the file's order."""
+    branches = "any_order: [node_joined: {node: $a}, node_joined: {node: $b}, node_joined: {node: n0}]"
+    match = feed(matcher(write, branches), to_first_cycle().entries)
+    assert match.bindings == {"a": "n1", "b": "n2"}
+
+
+def test_what_is_open_keeps_a_flow_going(write: Write) -> None:
+    """A flow is settled at once when nothing can go wrong any more, and not while a never or a count is open."""
+    entries = ended().entries
+    assert feed(matcher(write, "round_closed: {cycle: 1}"), entries[:25]).settled
+    assert not feed(matcher(write, "round_closed: {cycle: 1}"), entries[:24]).settled
+    assert not feed(matcher(write, "never: worker_hung", "round_closed: {cycle: 1}"), entries[:25]).settled
+    ending = "never: worker_hung\n    until: {round_closed: {cycle: 1}}"
+    assert feed(matcher(write, ending), entries[:25]).settled
+
+
+# --------------------------------------------------------------------------------------------- what is not met
+
+# items → the line, what was expected, why it is not met, the nearest entry and what kept it from being the one
+MISSED: list[tuple[tuple[str, ...], tuple[int, str, str, int | None, tuple[str, ...]]]] = [
+    (
+        ("round_closed: {cycle: 0}", "worker_failed: {rank: 2}", "job_ended"),
+        (4, "worker_failed {rank: 2}", "the job ended, and it had not come", None, ()),
+    ),
+    (
+        ("round_closed: {cycle: 2, active: 4}",),
+        (3, "round_closed {cycle: 2, active: 4}", "the job ended, and it had not come", 25, ("cycle: 1, not 2",)),
+    ),
+    (
+        ("node_lost: {node: $dead}", "round_closed: {promoted: [$dead], cycle: '> 0'}"),
+        (
+            4,
+            "round_closed {promoted: [n2 ($dead)], cycle: > 0}",
+            "the job ended, and it had not come",
+            25,
+            ("promoted: [n4], not [n2 ($dead)]",),
+        ),
+    ),
+    (
+        ("round_closed: {cycle: 1}", "node_lost: {node: n2}"),
+        (
+            4,
+            "node_lost {node: n2}",
+            "the job ended, and it had not come",
+            18,
+            ("it came, but before entry 25 (round_closed)",),
+        ),
+    ),
+    (
+        ("any_order: [node_joined: {node: n0}, node_joined: {node: n0}]",),
+        (3, "node_joined {node: n0}", "the job ended, and it had not come", 3, ("it is what line 3 expected",)),
+    ),
+    (
+        ("worker_hung: {replica: main-0, cycle: 1, node: n4}",),
+        (
+            3,
+            "worker_hung {replica: main-0, cycle: 1, node: n4}",
+            "the job ended, and it had not come",
+            37,
+            ("event: workers_done, not worker_hung",),
+        ),
+    ),
+    (
+        ("round_closed: {cycle: 0}", "node_lost: {node: n2}\n    within: 2s"),
+        (
+            4,
+            "node_lost {node: n2} within 2s",
+            "it did not come within 2s of entry 7 (round_closed)",
+            18,
+            ("it came, but too late",),
+        ),
+    ),
+    (
+        ("round_closed: {cycle: 0}\n    within: 30ms",),
+        (
+            3,
+            "round_closed {cycle: 0} within 30ms",
+            "it did not come within 30ms of the job's start",
+            7,
+            ("it came, but too late",),
+        ),
+    ),
+    (
+        ("never: {node_lost: {node: n2}}",),
+        (3, "never node_lost {node: n2}", "entry 18 is what must not come", None, ()),
+    ),
+    (
+        ("count: {round_closed: {}}\n    is: 1",),
+        (3, "count of round_closed is 1", "with entry 25 it has come 2 times", None, ()),
+    ),
+    (
+        ("count: {round_closed: {}}\n    is: < 2",),
+        (3, "count of round_closed is < 2", "with entry 25 it has come 2 times", None, ()),
+    ),
+    (
+        ("count: {round_closed: {cycle: 1}}\n    is: 2",),
+        (3, "count of round_closed {cycle: 1} is 2", "the job ended, and it came 1 time", 7, ("cycle: 0, not 1",)),
+    ),
+    (
+        ("count: {workers_started: {}}\n    is: '> 4'\n    until: {node_lost: {}}",),
+        (3, "count of workers_started is > 4 until node_lost", "until entry 18 it came 4 times", None, ()),
+    ),
+    (
+        ("eventually: {quarantined: {}}", "job_ended"),
+        (3, "eventually quarantined", "the job ended, and it had not come", None, ()),
+    ),
+]
+
+
+@pytest.mark.parametrize(("items", "expected"), MISSED, ids=[" ".join(items) for items, _ in MISSED])
+def test_the_first_expectation_that_is_not_met(
+    write: Write, items: tuple[str, ...], expected: tuple[int, str, str, int | None, tuple[str, ...]]
+) -> None:
+    """A miss says which, why, and what came nearest and how that differed."""
+    match = feed(matcher(write, *items), ended().entries)
+    match.job_over()
+    found = miss(match)
+    nearest = found.nearest.entry.n if found.nearest else None
+    differences = found.nearest.differences if found.nearest else ()
+    assert (found.line, found.expected, found.reason, nearest, differences) == expected
+    assert not match.settled
+
+
+def test_a_miss_shows_what_came_around_it(write: Write) -> None:
+    """Five entries before the one that tells, and five after it."""
+    found = miss(feed(matcher(write, "never: {node_lost: {}}"), ended().entries))
+    assert [entry.n for entry in found.around] == list(range(13, 24))
+
+
+def test_the_entries_after_a_miss_are_shown_once_they_have_come(write: Write) -> None:
+    """A miss is told at once; later it shows more."""
+    entries = ended().entries
+    match = feed(matcher(write, "never: {node_lost: {}}"), entries[:18])
+    assert [entry.n for entry in miss(match).around] == list(range(13, 19))
+    assert [entry.n for entry in miss(feed(match, entries[18:])).around] == list(range(13, 24))
+
+
+# ------------------------------------------------------------------------------------------------------- times
+
+
+def test_a_deadline_passes_in_silence(write: Write) -> None:
+    """Where nothing comes, time passes all the same, with some patience for entries that are on their way."""
+    match = feed(
+        matcher(write, "round_closed: {cycle: 0}", "node_lost: {}\n    within: 2s"), to_first_cycle().entries[:7]
+    )
+    due = match.next_deadline()
+    assert due == pytest.approx(BEGIN + 0.05 + 2 + LAG_S)
+    match.look(due)
+    assert match.miss is None
+    match.look(due + 0.001)
+    assert miss(match).reason == "it did not come within 2s of entry 7 (round_closed)"
+    assert match.next_deadline() is None
+
+
+def test_within_counts_from_the_last_fault(write: Write) -> None:
+    """The clock starts with the fault, if that struck after what came before."""
+    items = (
+        "round_closed: {cycle: 0}",
+        "node_lost: {node: $dead}\n    within: 100ms",
+        "round_opened: {}\n    within: 1s",
+    )
+    entries = ended().entries
+    early, late = matcher(write, *items, faults=KILL), matcher(write, *items, faults=KILL)
+    early.struck(entries[17].t - 0.05, {"dead": "n2"})
+    late.struck(entries[17].t - 0.2, {"dead": "n2"})
+    assert feed(early, entries).settled
+    assert miss(feed(late, entries)).reason == "it did not come within 100ms of the last fault"
+    assert miss(late).nearest is not None
+
+
+def test_a_late_entry_is_told_as_late(write: Write) -> None:
+    """While faults are to come nothing is overdue, but what comes is late all the same."""
+    items = ("round_closed: {cycle: 0}", "node_lost: {node: n2}\n    within: 1s")
+    other = "  - {when: {event: recovered}, do: kill_store}\n"
+    match = feed(matcher(write, *items, faults=other), ended().entries[:17])
+    assert match.next_deadline() is None
+    match.look(BEGIN + 3600)
+    assert match.miss is None
+    match.feed(ended().entries[17])
+    assert miss(match).reason == "it came 4.90 s after entry 7 (round_closed), not within 1s"
+
+
+def test_a_strike_may_be_told_after_what_followed_from_it(write: Write) -> None:
+    """A fault and the journal reach us on different ways: the order in which they do makes no difference."""
+    items = ("round_closed: {cycle: 0}", "node_lost: {node: $dead}\n    within: 1s", "round_closed: {cycle: 1}")
+    entries = ended().entries
+    flow = load(write, *items, faults=KILL)
+    results = []
+    for told_after in range(len(entries)):
+        match = feed(Matcher(flow), entries[:told_after])
+        match.struck(entries[17].t - 0.01, {"dead": "n2"})
+        feed(match, entries[told_after:])
+        results.append((match.miss, match.settled, match.bindings))
+    assert results == [(None, True, {"dead": "n2"})] * len(entries)
+
+
+# ---------------------------------------------------------------------------------------------------- captures
+
+
+def test_what_a_fault_names_stands_for_the_same_from_the_start(write: Write) -> None:
+    """A capture that a fault names is not bound by the first entry that would fit, but by the fault."""
+    match = matcher(write, "node_joined: {node: $dead}", "node_lost: {node: $dead}", faults=KILL)
+    feed(match, ended().entries[:17])
+    assert match.bindings == {}
+    match.struck(BEGIN + 3, {"dead": "n2"})
+    assert feed(match, ended().entries[17:]).settled
+
+
+def test_a_fault_that_never_struck_is_told_in_the_miss(write: Write) -> None:
+    """What only the fault can name stands for nothing until it has struck."""
+    match = feed(matcher(write, "node_lost: {node: $dead}", faults=KILL), ended().entries)
+    match.job_over()
+    found = miss(match)
+    assert found.reason == (
+        "the job ended, and it had not come; $dead stands for nothing yet: the fault that names it has not struck"
+    )
+    assert found.nearest is not None
+    assert found.nearest.differences == ("node: n2, not $dead",)
+
+
+def test_a_fault_to_come_keeps_a_flow_going(write: Write) -> None:
+    """All may be met and a fault still to strike: the flow is not over."""
+    match = feed(matcher(write, "round_closed: {cycle: 0}", faults=KILL), to_first_cycle().entries)
+    assert not match.settled
+    match.struck(BEGIN + 1, {"dead": "n2"})
+    assert match.settled
+
+
+def test_what_must_never_come_to_the_node_that_was_hit(write: Write) -> None:
+    """A never that names the fault's node is judged once that is known, for the time before it too."""
+    match = matcher(write, "round_closed: {cycle: 0}", "never: {workers_started: {node: $dead}}", faults=KILL)
+    feed(match, to_first_cycle().entries)
+    assert match.miss is None
+    match.struck(BEGIN + 1, {"dead": "n2"})
+    assert miss(match).reason == "entry 12 is what must not come"
+
+
+# ----------------------------------------------------------------------------------------------------- search
+
+
+def flow_of(*items: object) -> Flow:
+    """A flow that only expects."""
+    needs = Needs(nodes=6, settings={})
+    return Flow("f", "", Path("f"), 1, Path("j"), (), ("local",), needs, (), items, Limits())  # type: ignore[arg-type]
+
+
+def literal(entry: Entry) -> EventPattern:
+    """Just this entry: its event, with what tells it from others."""
+    names = ("node", "rank", "cycle", "replica", "exit_code")
+    fields = ((name, getattr(entry.record, name, None)) for name in names)
+    return EventPattern(entry.n, event_name(entry.record), tuple((n, Equals(v)) for n, v in fields if v is not None))
+
+
+def is_met(expect: Sequence[object], entries: Sequence[Entry]) -> bool:
+    match = feed(Matcher(flow_of(*expect)), entries)
+    match.job_over()
+    return match.miss is None
+
+
+JOURNAL = ended().entries
+SOME_OF_IT = st.sets(st.integers(1, len(JOURNAL)), min_size=1, max_size=12).map(
+    lambda numbers: [JOURNAL[number - 1] for number in sorted(numbers)]
+)
+
+
+@given(SOME_OF_IT)
+def test_any_part_of_a_journal_is_met_by_it(part: list[Entry]) -> None:
+    """A sequence of what really came, in that order, is met; with the last ahead of the first it is not."""
+    sequence = [Happens(entry.n, literal(entry)) for entry in part]
+    assert is_met(sequence, JOURNAL)
+    if len(part) > 1:
+        assert not is_met([sequence[-1], *sequence[:-1]], JOURNAL)
+
+
+@given(SOME_OF_IT, st.randoms(use_true_random=False))
+def test_branches_are_met_in_any_order(part: list[Entry], order: random.Random) -> None:
+    """However the branches stand in the file, they are met."""
+    raw = [{event_name(e.record): {name: str(p) for name, p in literal(e).fields}} for e in part]
+    order.shuffle(raw)
+    problems = Problems("f", {})
+    expect = read_expectations(problems, [{"any_order": raw}], ("expect",))
+    assert problems.found == []
+    assert is_met(expect, JOURNAL)
+
+
+@given(SOME_OF_IT, st.lists(st.integers(0, len(JOURNAL)), max_size=20))
+@settings(max_examples=50)
+def test_what_is_unrelated_changes_nothing(part: list[Entry], places: list[int]) -> None:
+    """A journal that meets a sequence still meets it with other entries among its own, and a never of those fails."""
+    stranger = NodeJoined(node="stranger", incarnation="s", seq=1, addr="a", port=1)
+    longer = list(JOURNAL)
+    for place in sorted(places, reverse=True):
+        longer.insert(place, Entry(n=0, t=JOURNAL[max(0, place - 1)].t, record=stranger))
+    numbered = [Entry(n=n, t=entry.t, record=entry.record) for n, entry in enumerate(longer, 1)]
+    sequence = [Happens(entry.n, literal(entry)) for entry in part]
+    pattern = EventPattern(99, "node_joined", (("node", Equals("stranger")),))
+    assert is_met(sequence, numbered)
+    assert is_met([Count(99, pattern, Equals(len(places))), *sequence], numbered)
+    assert is_met([Never(99, pattern), *sequence], numbered) == (not places)
+
+
+# ------------------------------------------------------------------------------------------------------ scale
+
+
+class Counted(Pattern):
+    """A pattern that counts how often it is asked."""
+
+    def __init__(self, answer: bool) -> None:
+        self.answer, self.asked = answer, 0
+
+    def fits(self, value: object, trial: Trial) -> bool:
+        self.asked += 1
+        return self.answer
+
+    def told(self, known: Bindings) -> str:
+        return "counted"
+
+
+def joins(names: Sequence[str]) -> list[Entry]:
+    records = (NodeJoined(node=name, incarnation="i", seq=1, addr="a", port=1) for name in names)
+    return [Entry(n=n, t=BEGIN + n, record=record) for n, record in enumerate(records, 1)]
+
+
+def test_a_long_journal_costs_no_more_for_each_entry() -> None:
+    """What one entry costs does not grow with how many came before: what is open looks at each, once."""
+    counted = Counted(answer=False)
+    expected = Happens(1, EventPattern(1, "node_joined", (("addr", counted),)))
+    feed(Matcher(flow_of(expected)), joins(["n1"] * 2000))
+    assert counted.asked == 2000
+
+
+def test_many_branches_cost_no_more_for_each_entry() -> None:
+    """Of a thousand branches that each name another node, an entry meets the one that names its own."""
+    counted, names = Counted(answer=True), [f"n{index}" for index in range(1000)]
+    patterns = (EventPattern(1, "node_joined", (("node", Equals(name)), ("addr", counted))) for name in names)
+    match = Matcher(flow_of(AnyOrder(1, tuple((Happens(1, pattern, within_s=3600),) for pattern in patterns))))
+    assert feed(match, joins(names[::-1])).settled
+    assert counted.asked == 1000

@@ -1,0 +1,136 @@
+"""A replay: the same decisions, or where journal and core part."""
+
+from __future__ import annotations
+
+import msgspec
+
+from nvrx_slurm.journal.records import (
+    ControllerStarted,
+    Entry,
+    NodeLost,
+    Recovered,
+    RestartDecided,
+    RoundClosed,
+    WorkersStarted,
+    entry_from_json,
+    entry_to_json,
+)
+from nvrx_slurm.lab.flow.replaying import Parting, explain, replay
+from tests.unit.core.fleet import Fleet, plain, running
+
+
+def recovered_fleet() -> Fleet:
+    """n1 died, n3 took its ranks, and the job went on to its end."""
+    fleet = running()
+    fleet.started("n1", "n2")
+    fleet.now += 1.0
+    fleet.lose("n1")
+    fleet.now += 0.0123456789
+    fleet.ready("n2")
+    fleet.now += 1 / 3
+    fleet.started("n3", "n2")
+    fleet.done("n3", "n2")
+    fleet.leave("n2", "n3")
+    return fleet
+
+
+def place_of(journal: list[Entry], kind: type) -> int:
+    return next(index for index, entry in enumerate(journal) if isinstance(entry.record, kind))
+
+
+def renumbered(journal: list[Entry]) -> list[Entry]:
+    return [msgspec.structs.replace(entry, n=n) for n, entry in enumerate(journal, start=1)]
+
+
+def parting(journal: list[Entry]) -> Parting:
+    found = replay(plain(), journal).parting
+    assert found is not None
+    return found
+
+
+def test_same_decisions():
+    """A journal that the core wrote holds every decision that the core makes again."""
+    journal = recovered_fleet().journal
+    done = replay(plain(), journal)
+    assert (done.parting, done.unwritten, done.entries) == (None, 0, len(journal))
+    assert done.decisions == 10
+
+
+def test_times_of_the_file():
+    """The file tells times to the microsecond; durations that were computed from exact ones are the same all the
+    same."""
+    journal = [entry_from_json(entry_to_json(entry)) for entry in recovered_fleet().journal]
+    assert replay(plain(), journal).parting is None
+
+
+def test_other_decision():
+    """A decision that differs is shown beside the journal's, field by field, with what came before it."""
+    journal = recovered_fleet().journal
+    at = place_of(journal, RestartDecided)
+    journal[at] = msgspec.structs.replace(
+        journal[at], record=msgspec.structs.replace(journal[at].record, action="stop", restarts_left=9)
+    )
+    said = explain(parting(journal), journal)
+    assert said[0] == f"entry {at + 1} is where they part:"
+    assert "    action: 'stop' in the journal, 'restart_replica' now" in said
+    assert "    restarts_left: 9 in the journal, 3 now" in said
+    assert any("node_lost" in line for line in said[said.index("  before it:") :])
+
+
+def test_durations_that_differ():
+    """A duration that is off by more than the file's precision parts them."""
+    journal = recovered_fleet().journal
+    at = place_of(journal, Recovered)
+    journal[at] = msgspec.structs.replace(
+        journal[at], record=msgspec.structs.replace(journal[at].record, total_s=journal[at].record.total_s + 0.001)
+    )
+    assert isinstance(parting(journal).decided, Recovered)
+
+
+def test_decision_that_the_journal_lacks():
+    """Where the core decides and the journal has nothing, they part at the next fact."""
+    journal = recovered_fleet().journal
+    del journal[place_of(journal, Recovered)]
+    found = parting(renumbered(journal))
+    assert found.recorded is None
+    assert isinstance(found.decided, Recovered)
+    assert "  the journal:  no decision" in explain(found, renumbered(journal))
+
+
+def test_decision_that_the_core_does_not_make():
+    """Where the journal has one decision too many, the core's side is empty."""
+    journal = recovered_fleet().journal
+    at = place_of(journal, RoundClosed)
+    journal.insert(at, journal[at])
+    found = parting(renumbered(journal))
+    assert isinstance(found.recorded, RoundClosed)
+    assert found.decided is None or found.entry.n == at + 2
+
+
+def test_fact_that_is_refused():
+    """A fact that the core holds for stale today is where they part: journals have none of those."""
+    journal = recovered_fleet().journal
+    at = place_of(journal, WorkersStarted)
+    stale = msgspec.structs.replace(journal[at].record, incarnation="of another agent")
+    journal[at] = msgspec.structs.replace(journal[at], record=stale)
+    found = parting(journal)
+    assert found.entry.n == at + 1
+    assert "refuses this fact: it is stale" in "\n".join(explain(found, journal))
+
+
+def test_plan_of_another_job():
+    """With a plan that has other replicas they part at once, and nothing is raised."""
+    journal = recovered_fleet().journal
+    found = replay(plain(nodes=3), journal).parting
+    assert found is not None
+    assert explain(found, journal)
+
+
+def test_last_words_that_nobody_wrote():
+    """A controller that died between a fact and its decisions is no difference: the next one has made them too."""
+    journal = recovered_fleet().journal
+    cut = place_of(journal, NodeLost) + 1
+    assert replay(plain(), journal[:cut]).unwritten == 3
+    again = Entry(n=cut + 1, t=journal[cut].t, record=ControllerStarted(epoch=2, host="h", pid=1))
+    done = replay(plain(), [*journal[:cut], again])
+    assert (done.parting, done.unwritten) == (None, 3)

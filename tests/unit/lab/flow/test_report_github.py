@@ -1,0 +1,180 @@
+"""What GitHub is told."""
+
+from __future__ import annotations
+
+import re
+from html import unescape
+from pathlib import Path
+
+import pytest
+
+from nvrx_slurm.jobspec import env
+from nvrx_slurm.jobspec.env import GitHub
+from nvrx_slurm.lab.flow.outcome import Finding, FlowOutcome, SuiteOutcome
+from nvrx_slurm.lab.flow.report import github, step_summary
+from nvrx_slurm.lab.flow.report.tails import LAST_LINES, log_tails
+from tests.outcomes import HOSTILE, attempt, flow, of_every_kind, suite, unwell
+
+COMMAND = re.compile(r"::(error|warning) file=([^,]*),line=(\d+),title=([^,:]*)::(.*)")
+
+
+def decoded(text: str) -> str:
+    """As GitHub's runner undoes the escapes."""
+    for code, sign in (("%0D", "\r"), ("%0A", "\n"), ("%3A", ":"), ("%2C", ","), ("%25", "%")):
+        text = text.replace(code, sign)
+    return text
+
+
+def annotation(flow: FlowOutcome, workspace: Path | None = None) -> tuple[str, ...]:
+    (command,) = github.annotate(suite(flow), workspace)
+    match = COMMAND.fullmatch(command)
+    assert match is not None
+    return tuple(decoded(part) for part in match.groups())
+
+
+def test_a_failure_points_at_its_line() -> None:
+    """The annotation stands at the expectation that was not met, told from the checkout, with what helps."""
+    missed = Finding(kind="fault", message="50% lost:\nwhy, then?", file="/w/ci/a.yaml", line=6, detail=("x",))
+    kind, file, line, title, message = annotation(flow("a: b, c", unwell(findings=(missed,))), Path("/w"))
+    assert (kind, file, line) == ("error", "ci/a.yaml", "6")
+    assert title == "a: b, c failed on dev"
+    assert message == "50% lost:\nwhy, then?\nx"
+
+
+def test_a_flaky_flow_is_a_warning() -> None:
+    """A retry that passed does not go unseen."""
+    kind, file, line, title, message = annotation(flow("frozen-node", unwell(1), attempt(2)))
+    assert (kind, file, line) == ("warning", "ci/flows/spare-takes-over.yaml", "14")
+    assert title == "frozen-node flaky on dev"
+    assert message.startswith("passed at attempt 2, after 1 failure: expected round_closed")
+
+
+def test_errors_come_before_warnings() -> None:
+    """GitHub shows ten of a step: what failed is told first, and each flow once, whatever it has of findings."""
+    told = github.annotate(of_every_kind(), None)
+    assert [line.split(" ")[0] for line in told] == ["::error"] * 5 + ["::warning"]
+
+
+def test_a_group_folds_the_log_of_each_bad_attempt() -> None:
+    """Findings, journal and the logs' ends, in one fold an attempt, and nothing there is obeyed."""
+    tails = {"job.log": ("::error::not ours", "##[group]nor this")}
+    lines = github.groups(suite(flow("happy", attempt()), flow("bad", unwell())), "secret", lambda _: tails)
+    assert lines[:2] == ["::group::bad: dev, job 17, exit code 0, 6.30 s", "::stop-commands::secret"]
+    assert lines[-2:] == ["::secret::", "::endgroup::"]
+    inside = lines[2:-2]
+    assert any(line.endswith("n2: tether lost, at step 5") for line in inside)
+    assert inside[-3:] == ["job.log", "  ::error::not ours", "  ##[group]nor this"]
+    assert not any("\x1b" in line for line in lines)
+
+
+def test_the_summary_has_a_line_a_flow() -> None:
+    """A table with mark, name, stage, attempts, time and recovery; what went wrong comes first and unfolds."""
+    page = step_summary.markdown(of_every_kind())
+    rows = [line.split(" | ") for line in page.splitlines() if line.startswith("| ")][2:]
+    assert len(rows) == len(of_every_kind().flows)
+    assert [cell.strip("| ") for cell in rows[0][:6]] == [
+        "❌",
+        "<b>spare-takes-over</b>",
+        "dev",
+        "2",
+        "12.6 s",
+        "",
+    ]
+    assert rows[5][5] == "3.41 s, 200 ms"
+    assert page.count("<details>") == 7
+    assert "ci/flows/spare-takes-over.yaml:14: expected round_closed" in page
+
+
+def test_no_name_becomes_markup() -> None:
+    """Markdown and HTML in a name or a finding are shown as they are written, in a table of as many columns."""
+    page = step_summary.markdown(suite(flow(HOSTILE, unwell(), about=HOSTILE)))
+    (row,) = [line for line in page.splitlines() if "onerror" in line and line.startswith("|")]
+    assert row.count("|") == len(step_summary.COLUMNS) + 1
+    assert "<img" not in page and "`" not in page
+    assert "<img src=x onerror=" in unescape(row)
+
+
+def big(flows: int, lines: int) -> SuiteOutcome:
+    journal = tuple(f"+{index}.000s node_lost n{index}: tether lost, ä" for index in range(lines))
+    return suite(*(flow(f"flow-{index}", unwell(excerpt=journal)) for index in range(flows)))
+
+
+@pytest.mark.parametrize(
+    ("flows", "lines", "said"),
+    [
+        (3, 10, None),
+        (40, 2000, "the journal is left out here"),
+        (2500, 1, "flows without details"),
+        (9000, 1, "without a line in the table"),
+    ],
+)
+def test_the_summary_keeps_githubs_limit(flows: int, lines: int, said: str | None) -> None:
+    """Whatever there is to tell, the page is under 1 MiB: journals go first, then details, then lines; it says so."""
+    page = step_summary.markdown(big(flows, lines))
+    assert len(page.encode()) <= step_summary.LIMIT_BYTES
+    assert page.startswith(f"## {flows} failed")
+    assert (said or "tether lost") in page
+    assert ("Cut, because" in page) is (flows > 1000)
+    assert page.count("<details>") == page.count("</details>")
+
+
+def test_all_is_told_where_github_wants_it(tmp_path: Path) -> None:
+    """Summary and outputs are appended to what the step has written before; commands go through `say`."""
+    places = GitHub(tmp_path, tmp_path / "summary.md", tmp_path / "output")
+    for path in (tmp_path / "summary.md", tmp_path / "output"):
+        path.write_text("before\n")
+    said: list[str] = []
+    github.announce(of_every_kind(), places, Path("nvrx-ci/run"), said.append)
+    assert sum(line.startswith("::error ") for line in said) == 5
+    assert (tmp_path / "summary.md").read_text().startswith("before\n## 1 passed, 1 flaky, 2 failed")
+    output = (tmp_path / "output").read_text()
+    assert output.startswith("before\n")
+    assert read_output(output.removeprefix("before\n")) == {
+        "passed": "1",
+        "flaky": "1",
+        "failed": "5",
+        "left_out": "1",
+        "exit_code": "1",
+        "artifacts": "nvrx-ci/run",
+        "job_ids": "17 17 18 17 18 17 17 17",
+    }
+
+
+def read_output(text: str) -> dict[str, str]:
+    """As GitHub's runner reads `$GITHUB_OUTPUT`."""
+    found = re.findall(r"(\w+)<<(\w{32})\n(.*?)\n\2\n", text, re.DOTALL)
+    return {name: value for name, _, value in found}
+
+
+def test_a_full_summary_is_left_as_it_is(tmp_path: Path) -> None:
+    """A step that has used up its summary gets no more: GitHub would drop all of it."""
+    summary = tmp_path / "summary.md"
+    summary.write_bytes(b"x" * step_summary.LIMIT_BYTES)
+    github.announce(of_every_kind(), GitHub(step_summary=summary), tmp_path, lambda line: None)
+    assert summary.stat().st_size == step_summary.LIMIT_BYTES
+
+
+def test_the_ends_of_the_logs_are_read(tmp_path: Path) -> None:
+    """Logs anywhere below the attempt's folder, the last lines of each; what is empty or no log is not there."""
+    (tmp_path / "nodes").mkdir()
+    (tmp_path / "nodes" / "n1.log").write_bytes(b"\n".join(b"line %d \xff" % number for number in range(9999)))
+    (tmp_path / "job.log").write_text("one\n")
+    (tmp_path / "empty.err").touch()
+    (tmp_path / "events.jsonl").write_text("{}\n")
+    tails = log_tails(unwell(artifacts=str(tmp_path)))
+    assert set(tails) == {"nodes/n1.log", "job.log"}
+    assert tails["job.log"] == ("one",)
+    assert len(tails["nodes/n1.log"]) == LAST_LINES
+    assert tails["nodes/n1.log"][-1].startswith("line 9998")
+    assert log_tails(attempt()) == {}
+
+
+def test_github_is_known_by_its_runner(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Only a step of GitHub Actions has places to tell; a part that the runner left out is None."""
+    monkeypatch.delenv("GITHUB_ACTIONS", raising=False)
+    assert env.github() is None
+    monkeypatch.setenv("GITHUB_ACTIONS", "true")
+    monkeypatch.setenv("GITHUB_WORKSPACE", "/w")
+    monkeypatch.setenv("GITHUB_STEP_SUMMARY", "/s")
+    monkeypatch.delenv("GITHUB_OUTPUT", raising=False)
+    assert env.github() == GitHub(Path("/w"), Path("/s"), None)

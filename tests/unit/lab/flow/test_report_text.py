@@ -1,0 +1,83 @@
+"""The lines that a run prints."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import click
+import pytest
+
+from nvrx_slurm.lab.flow.report import text, words
+from tests.outcomes import HOSTILE, attempt, flow, of_every_kind, suite, unwell
+
+
+def line(*args: object, **changes: object) -> str:
+    return click.unstyle(text.flow_line(flow(*args, **changes)))  # type: ignore[arg-type]
+
+
+def test_a_flow_that_passed_is_one_line() -> None:
+    """Mark, name, time, and how long recovery took."""
+    assert line("spare-takes-over", attempt()) == (
+        "✓ spare-takes-over                  6.30 s  recovered in 642 ms"
+    )  # fmt: skip
+    assert line("happy-path", attempt(recoveries_s=())) == "✓ happy-path                        6.30 s"
+
+
+def test_a_flaky_flow_is_never_quiet() -> None:
+    """A retry that passed says so, and what went wrong before."""
+    assert line("frozen-node", unwell(1), attempt(2)).endswith(
+        "flaky: passed at attempt 2, after 1 failure: "
+        "expected round_closed with cycle 1, active 4, standby 1 within 1 s of node_lost: none came"
+    )
+
+
+def test_other_ends_say_why() -> None:
+    """What failed, could not run or was left out says so in the same line."""
+    assert line("spare-takes-over", unwell()).endswith("failed: " + unwell().findings[0].message)
+    assert line("late", attempt(verdict="out_of_time")).endswith("recovered in 642 ms; out of time")
+    assert line("network-cut", left_out="not for this stage").endswith("  left out: not for this stage")
+
+
+def test_findings_name_file_and_line() -> None:
+    """Each attempt that did not pass tells its findings at `file:line`, what helps below, and where to look."""
+    lines = [click.unstyle(each) for each in text.findings(flow("spare-takes-over", unwell(1), attempt(2)))]
+    assert lines == [
+        "spare-takes-over failed (dev, attempt 1 of 2, job 17, exit code 0, 6.30 s)",
+        "  ci/flows/spare-takes-over.yaml:14: "
+        "expected round_closed with cycle 1, active 4, standby 1 within 1 s of node_lost: none came",
+        "    │ nearest: +1.231s round_closed default/0 cycle 1",
+        "    │   standby: expected 1, was 0",
+        "  artifacts: nvrx-ci/run/attempt-1",
+    ]
+
+
+def test_the_summary_counts_every_flow() -> None:
+    """The last line counts each kind once, names the stage, and says why the run ended early."""
+    assert click.unstyle(text.closing(of_every_kind())[-1]) == (
+        "1 passed, 1 flaky, 2 failed, 1 could not run, 1 out of time, 1 interrupted, 1 left out "
+        "on dev in 42.0 s (stopped after 42.0 s by SIGINT)"
+    )
+    assert click.unstyle(text.summary(suite())) == "no flow on dev in 42.0 s"
+
+
+def test_foreign_text_cannot_drive_the_terminal() -> None:
+    """A colour or a control character in a name is not printed; our own colours are."""
+    printed = text.flow_line(flow(HOSTILE, attempt()))
+    assert "\x1b[31m" not in printed and "\x00" not in printed
+    assert printed.startswith(click.style("✓", fg="green"))
+
+
+@pytest.mark.parametrize(
+    ("times", "said"),
+    [((), ""), ((0.642,), "642 ms"), ((0.642, 1.2), "642 ms, 1.20 s"), ((0.1, 1.2, 0.4), "3, up to 1.20 s")],
+)
+def test_recoveries_stay_short(times: tuple[float, ...], said: str) -> None:
+    """Two are named; of more, how many and the longest."""
+    assert words.recovery(attempt(recoveries_s=times)) == said
+
+
+def test_paths_are_told_from_a_folder() -> None:
+    """A path below the folder is told from there, another one as it is."""
+    assert words.path_from(Path("/checkout"), "/checkout/ci/a.yaml") == "ci/a.yaml"
+    assert words.path_from(Path("/checkout"), "/elsewhere/a.yaml") == "/elsewhere/a.yaml"
+    assert words.path_from(None, "/elsewhere/a.yaml") == "/elsewhere/a.yaml"

@@ -1,0 +1,100 @@
+"""An attempt's process, seen from the run that started it."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import signal
+from asyncio.subprocess import PIPE, Process
+from pathlib import Path
+
+import pytest
+
+from nvrx_slurm.errors import UsageError
+from nvrx_slurm.lab.flow.outcome import Attempt
+from nvrx_slurm.lab.flow.running.artifacts import Artifacts, AttemptFolder, AttemptSpec, check_over
+from nvrx_slurm.lab.flow.running.launched import Launched
+from nvrx_slurm.util.clock import SystemClock
+
+DEAF = """
+import faulthandler, signal
+faulthandler.register(signal.SIGUSR1)
+signal.signal(signal.SIGTERM, signal.SIG_IGN)
+print("ready", flush=True)
+def stands_here():
+    while True: signal.pause()
+stands_here()
+"""
+
+
+async def launched(folder: Path, lines: str) -> tuple[Launched, Process]:
+    process = await asyncio.create_subprocess_exec("python3", "-Sc", lines, stdout=PIPE, stderr=PIPE)
+    assert process.stdout is not None
+    await process.stdout.readline()
+    return Launched(AttemptFolder(folder), process, SystemClock()), process
+
+
+async def test_attempt_that_hangs_tells_its_stacks_and_is_killed(tmp_path):
+    """Beyond its bound it is asked where it stands, then to end, then killed; and that is what is said of it."""
+    hung, process = await launched(tmp_path, DEAF)
+    await hung.ended(0.1, patience_s=0.1)
+    assert process.returncode == -signal.SIGKILL
+    assert process.stderr is not None and b"stands_here" in await process.stderr.read()
+    assert "did not end within 100ms" in hung.why_untold
+
+
+@pytest.mark.parametrize(
+    ("end", "said"), [("os.kill(os.getpid(), 9)", "was killed by SIGKILL"), ("os._exit(3)", "exited with code 3")]
+)
+async def test_attempt_that_ends_without_an_outcome_is_told_by_its_end(tmp_path, end, said):
+    """A signal by its name, an exit by its code."""
+    gone, _ = await launched(tmp_path, f"import os\nprint(flush=True)\n{end}")
+    await gone.ended(10.0, patience_s=0.1)
+    assert said in gone.why_untold
+
+
+def test_artifacts_of_two_runs_do_not_mix(tmp_path):
+    """A folder that holds a run is refused; one that a run has swept can be used again."""
+    first = Artifacts(tmp_path / "a")
+    first.create()
+    with pytest.raises(UsageError, match="holds another run"):
+        Artifacts(tmp_path / "a").create()
+    first.sweep()
+    assert not (tmp_path / "a").exists()
+
+
+def test_a_run_that_goes_on_is_known_from_outside(tmp_path):
+    """As long as its process lives its folder says whose it is; afterwards, and where there is none, nothing does."""
+    check_over(tmp_path / "a")
+    run = Artifacts(tmp_path / "a")
+    run.create()
+    with pytest.raises(UsageError, match=f"kill {os.getpid()}"):
+        check_over(tmp_path / "a")
+    run.sweep()
+    check_over(tmp_path / "a")
+
+
+def test_what_a_failed_run_has_left_is_not_mixed_with(tmp_path):
+    """Artifacts of an attempt that did not pass are kept: a second run there is refused before anything starts."""
+    (tmp_path / "a" / "flow" / "attempt-1").mkdir(parents=True)
+    with pytest.raises(UsageError, match="holds another run already; name another folder"):
+        Artifacts(tmp_path / "a").create()
+
+
+def test_artifacts_folder_that_cannot_be_made_is_a_usage_error(tmp_path):
+    """A file stands in its way."""
+    (tmp_path / "file").touch()
+    with pytest.raises(UsageError, match="cannot be written"):
+        Artifacts(tmp_path / "file" / "a").create()
+
+
+def test_outcome_and_specification_survive_the_way_through_their_files(tmp_path):
+    """What an attempt writes is what the run reads; before that there is nothing."""
+    folder = Artifacts(tmp_path).attempt("flow", 2)
+    spec = AttemptSpec(flow="f.yaml", stage="dev", number=2, lease="l", lease_timeout_s=10.0, parent=os.getpid())
+    folder.create(spec)
+    assert folder.read_spec() == spec
+    assert folder.read_outcome() is None
+    attempt = Attempt(number=2, verdict="failed", began_at=1.0, took_s=2.0)
+    folder.write_outcome(attempt)
+    assert folder.read_outcome() == attempt

@@ -1,0 +1,244 @@
+"""When faults strike: journals of the real core, beats and strikes come in, faults that are due come out."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from pathlib import Path
+
+import pytest
+
+from nvrx_slurm.journal.records import Entry, JobStarted, RolePlan
+from nvrx_slurm.lab.flow.judging.states import JobStates
+from nvrx_slurm.lab.flow.judging.triggers import Director, Progressed, StateIs
+from nvrx_slurm.lab.flow.language.load import load_flow
+from nvrx_slurm.lab.flow.language.model import Fault
+from tests.unit.report.recorder import BEGIN, Recorder, ended, roles_plan, to_first_cycle
+
+Write = Callable[[str], Path]
+
+
+def faults(write: Write, *items: str, expect: str = "job_ended") -> tuple[Fault, ...]:
+    listed = "".join(f"  - {item}\n" for item in items)
+    return load_flow(write(f"job: job.yaml\nexpect: [{expect}]\nfaults:\n{listed}")).faults
+
+
+def director(write: Write, *items: str) -> Director:
+    return Director(faults(write, *items))
+
+
+def due(directs: Director, t: float = BEGIN + 3600) -> list[str]:
+    return [found.fault.describe() for found in directs.due(t)]
+
+
+def entry_at_which(directs: Director, entries: Sequence[Entry]) -> int | None:
+    """The entry with which the first fault is due."""
+    for entry in entries:
+        directs.feed(entry)
+        if directs.due(entry.t):
+            return entry.n
+    return None
+
+
+# trigger → the entry of the journal with which it is met
+TRIGGERS = {
+    "{event: node_joined}": 3,
+    "{event: node_joined, times: 4}": 6,
+    "{event: node_joined, node: n5}": 9,
+    "{event: round_closed, cycle: '>= 1'}": 25,
+    "{event: progress, rank: 0, cycle: 1}": 31,
+    "{event: progress, node: n3, step: 50}": 34,
+    "{event: worker_hung}": None,
+    "{event: node_joined, times: 7}": None,
+    "{state: running}": 13,
+    "{state: recovering}": 21,
+    "{state: shutting_down}": 40,
+    "{state: ended}": 46,
+    "{state: pending}": None,
+    "{all: [{event: node_joined, node: n5}, {event: round_closed}]}": 9,
+    "{all: [{event: node_joined}, {event: worker_hung}]}": None,
+    "{any: [{event: worker_hung}, {state: running}]}": 13,
+    "{any: [{all: [{state: running}, {event: node_lost}]}, {event: recovered}]}": 18,
+}
+
+
+@pytest.mark.parametrize(("when", "entry"), TRIGGERS.items())
+def test_with_which_entry_a_trigger_is_met(write: Write, when: str, entry: int | None) -> None:
+    """A fault is due with the very entry that it waits for."""
+    assert entry_at_which(director(write, f"{{when: {when}, do: kill_store}}"), ended().entries) == entry
+
+
+def test_a_fault_is_handed_out_once(write: Write) -> None:
+    """What was due is not due again, and waits until it has struck."""
+    directs = director(write, "{when: {event: node_joined}, do: kill_store}")
+    directs.feed(ended().entries[2])
+    assert due(directs) == ["kill_store"]
+    assert due(directs) == []
+    (fault,) = directs.waiting
+    assert directs.why_not(fault) == "it was due, and was not seen to strike"
+    directs.struck(fault, BEGIN)
+    assert directs.waiting == []
+
+
+def test_beats_tell_progress_too(write: Write) -> None:
+    """Any step from the one that is named on will do, since beats skip steps; another rank's will not."""
+    directs = director(write, "{when: {event: progress, rank: 2, step: 5}, do: kill_store}")
+    for rank, step in ((0, 9), (2, 3)):
+        directs.feed(Progressed(BEGIN, "main-0", rank, "n1", step, 0))
+    assert due(directs) == []
+    assert directs.why_not(directs.waiting[0]) == (
+        "progress {rank: 2, step: >= 5} never came; nearest: step: 3, not >= 5"
+    )
+    directs.feed(Progressed(BEGIN + 1, "main-0", 2, "n1", 8, 0))
+    assert directs.next_at() == BEGIN + 1
+    assert due(directs) == ["kill_store"]
+
+
+def test_after(write: Write) -> None:
+    """A strike may come later than what it waits for, by the journal's clock; delays of parts and whole add up."""
+    directs = director(
+        write,
+        "{when: {event: node_joined, after: 3s}, do: kill_store}",
+        "{when: {any: [{event: node_joined, after: 5s}, {state: ended}], after: 1s}, do: kill_controller}",
+    )
+    assert directs.next_at() is None
+    joined = ended().entries[2]
+    directs.feed(joined)
+    assert directs.next_at() == joined.t + 3
+    assert due(directs, joined.t + 2.9) == []
+    assert directs.why_not(directs.waiting[0]) == "its moment had not come"
+    assert due(directs, joined.t + 3) == ["kill_store"]
+    assert directs.next_at() == joined.t + 6
+
+
+def test_faults_that_are_due_together_come_in_the_order_of_their_moments(write: Write) -> None:
+    """The earlier moment first; at the same one, the file's order."""
+    directs = director(
+        write,
+        "{when: {event: node_joined, after: 1s}, do: kill_store}",
+        "{when: {event: node_joined}, do: kill_controller}",
+        "{when: {event: node_joined}, do: kill_batch_host}",
+    )
+    directs.feed(ended().entries[2])
+    assert due(directs) == ["kill_controller", "kill_batch_host", "kill_store"]
+
+
+def test_a_fault_after_another(write: Write) -> None:
+    """`fault: 1` is met when that has struck, not when it was due."""
+    directs = director(
+        write,
+        "{when: {event: node_joined}, do: {kill_node: {of_rank: 0}}, as: $dead}",
+        "{when: {fault: 1, after: 2s}, do: {restore_node: $dead}}",
+    )
+    directs.feed(ended().entries[2])
+    first, second = directs.waiting
+    assert due(directs) == ["kill_node of rank 0"]
+    assert directs.why_not(second) == "fault 1 had not struck"
+    directs.struck(first, BEGIN + 10, {"dead": "n3"})
+    (found,) = directs.due(BEGIN + 12)
+    assert (found.arguments, found.bindings) == ({"node": "n3"}, {"dead": "n3"})
+
+
+def test_captures_of_triggers_and_expectations_are_the_same(write: Write) -> None:
+    """A trigger binds what nobody has bound, compares with what an expectation has, and names the target."""
+    item = "{when: {event: round_closed, cycle: 1, promoted: [$new]}, do: {kill_node: $new}}"
+    fresh, bound = Director(faults(write, item)), Director(faults(write, item))
+    for entry in ended().entries:
+        fresh.feed(entry)
+        bound.feed(entry, {"new": "n9"})
+    assert [found.arguments for found in fresh.due(BEGIN + 60)] == [{"node": "n4"}]
+    assert due(bound) == []
+    assert bound.why_not(bound.waiting[0]) == (
+        "round_closed {cycle: 1, promoted: [$new]} never came; nearest: promoted: [n4], not [n9 ($new)]"
+    )
+
+
+def test_only_the_entry_that_counts_binds(write: Write) -> None:
+    """With `times` a capture stands for what the last of them says."""
+    directs = director(write, "{when: {event: node_joined, node: $third, times: 3}, do: {kill_node: $third}}")
+    for entry in ended().entries:
+        directs.feed(entry)
+    assert [found.arguments for found in directs.due(BEGIN + 60)] == [{"node": "n2"}]
+
+
+def test_a_fault_whose_target_nobody_knows_waits(write: Write) -> None:
+    """A fault is not due before its captures stand for something."""
+    (fault,) = faults(write, "{when: {event: node_joined}, do: {kill_node: $x}}", expect="'node_lost': {node: $x}")
+    directs = Director([fault])
+    joined, *_, last = ended().entries[2:9]
+    directs.feed(joined)
+    assert (due(directs), directs.next_at()) == ([], None)
+    assert directs.why_not(fault) == "$x stood for nothing"
+    directs.feed(last, {"x": "n1"})
+    assert [found.arguments for found in directs.due(last.t)] == [{"node": "n1"}]
+
+
+def test_what_has_not_come_is_told(write: Write) -> None:
+    """A fault that never struck says what it waited for."""
+    directs = director(
+        write,
+        "{when: {event: node_joined, times: 7}, do: kill_store}",
+        "{when: {state: pending}, do: kill_store}",
+        "{when: {all: [{state: running}, {event: worker_hung}, {fault: 1}]}, do: kill_store}",
+    )
+    for entry in ended().entries:
+        directs.feed(entry)
+    assert [directs.why_not(fault) for fault in directs.waiting] == [
+        "node_joined came 6 times of 7",
+        "the job was never pending",
+        "worker_hung never came; fault 1 had not struck",
+    ]
+
+
+def test_a_pending_job(write: Write) -> None:
+    """What no journal says yet is told from outside."""
+    directs = director(write, "{when: {state: pending, after: 1s}, do: scancel}")
+    directs.feed(StateIs(BEGIN, "pending"))
+    assert directs.next_at() == BEGIN + 1
+
+
+# ---------------------------------------------------------------------------------------------------- states
+
+
+def states(entries: Sequence[Entry]) -> list[str | None]:
+    """The states that a journal goes through."""
+    reached = JobStates()
+    told = [reached.feed(entry.record) for entry in entries]
+    return [state for index, state in enumerate(told) if index == 0 or state != told[index - 1]]
+
+
+def test_the_states_of_a_job() -> None:
+    """From the first round through a recovery to the end; in between it comes together, or nothing runs any more."""
+    met = [None, "running", "recovering", None, "running", None, "shutting_down", "ended"]
+    assert states(ended().entries) == met
+
+
+def test_a_job_runs_when_every_replica_does() -> None:
+    """With several replicas the last one counts, and one that recovers makes the job recover."""
+    recorder = Recorder(roles_plan())
+    recorder.join()
+    for replica in ("policy-0", "rollout-0", "rollout-1"):
+        recorder.start_workers(replica)
+    assert states(recorder.entries) == [None]
+    recorder.start_workers("rollout-2")
+    recorder.fail("n3", 0, replica="rollout-1", exit_code=1)
+    assert states(recorder.entries) == [None, "running", "recovering"]
+
+
+def test_a_replica_that_has_ended_keeps_nobody_from_running() -> None:
+    """A failed replica whose role is ignored does not count any more."""
+    plan = roles_plan()
+    ignored = RolePlan(name="rollout", command=("rollout",), replicas=3, on_failure="ignore")
+    recorder = Recorder(type(plan)(name="rl", roles=(plan.roles[0], ignored), spares=1, workdir="/w", folder="/f"))
+    recorder.join()
+    for replica in ("policy-0", "rollout-0", "rollout-1"):
+        recorder.start_workers(replica)
+    recorder.fail("n3", 0, replica="rollout-1", exit_code=1)
+    recorder.start_workers("rollout-2")
+    assert states(recorder.entries) == [None, "running"]
+
+
+def test_a_new_generation_begins_anew() -> None:
+    """After a requeue the job runs again only when its workers do."""
+    recorder = to_first_cycle()
+    recorder.tell(JobStarted(job="1", name="digits", expected=recorder.nodes, generation=1))
+    assert states(recorder.entries) == [None, "running", None]

@@ -1,0 +1,89 @@
+"""Who is where, as the journal tells by now."""
+
+from __future__ import annotations
+
+import pytest
+
+from nvrx_slurm.errors import FaultFailed
+from nvrx_slurm.journal.records import ControllerStarted, JobStarted, NodeJoined, RolePlan, WorkersStarted
+from nvrx_slurm.lab.flow.stages.world import World
+from tests.unit.core.fleet import Fleet, plain, plan_of, running
+
+
+def world_of(fleet):
+    world = World(fleet.plan)
+    for entry in fleet.journal:
+        world.feed(entry)
+    return world
+
+
+def start_workers(fleet, node, pids, replica="main-0"):
+    cycle = fleet.job.replicas[replica].cycle
+    fleet.tell(WorkersStarted(**fleet.by(node), replica=replica, cycle=cycle, pids=pids))
+
+
+def said(call, *arguments):
+    with pytest.raises(FaultFailed) as raised:
+        call(*arguments)
+    return str(raised.value)
+
+
+def test_ranks_move_with_the_rounds():
+    """A rank is on the node that holds it in the newest closed round, and its worker is the newest one."""
+    fleet = running(plain(nodes=2, spares=1))
+    start_workers(fleet, "n1", {0: 10, 1: 11})
+    start_workers(fleet, "n2", {2: 20, 3: 21})
+    world = world_of(fleet)
+    assert [world.node_of_rank(rank) for rank in range(4)] == ["n1", "n1", "n2", "n2"]
+    assert (world.worker(3), world.first_rank_on("n2"), world.standby) == (21, ("main-0", 2), ("n3",))
+    fleet.lose("n2")
+    fleet.ready("n1")
+    start_workers(fleet, "n3", {2: 30, 3: 31})
+    world = world_of(fleet)
+    assert (world.node_of_rank(3), world.worker(3), world.cycle()) == ("n3", 31, 1)
+    assert world.standby == ()
+    assert said(world.first_rank_on, "n2") == "n2 holds no rank now"
+
+
+def test_agent_of_a_lost_node_is_known_and_does_not_count_as_living():
+    """A frozen agent must be found again, so that it can go on."""
+    fleet = Fleet(plain(nodes=1, spares=1))
+    fleet.tell(NodeJoined(**fleet.by("n1"), addr="a", port=1, pid=71))
+    fleet.tell(NodeJoined(**fleet.by("n2"), addr="a", port=1, pid=72))
+    fleet.lose("n2")
+    world = world_of(fleet)
+    assert (world.agent("n2"), world.living_agents) == (72, {"n1": 71})
+    assert said(world.agent, "n3") == "n3 has no agent: agents are on n1, n2"
+
+
+def test_next_generation_forgets_the_processes_of_the_one_before():
+    """After a requeue nobody is signalled by a pid of the last generation; the newest controller counts."""
+    fleet = running(plain(nodes=1, spares=0))
+    start_workers(fleet, "n1", {0: 10, 1: 11})
+    fleet.tell(ControllerStarted(epoch=1, host="h", pid=5))
+    fleet.tell(JobStarted(job="1", name="t", expected=("n4", "n5"), generation=1))
+    fleet.tell(ControllerStarted(epoch=2, host="h", pid=6))
+    world = world_of(fleet)
+    assert (world.generation, world.batch_host, world.controller) == (1, "n4", 6)
+    assert said(world.agent, "n1") == "n1 has no agent: there are none yet"
+    assert said(world.worker, 0) == "rank 0 of main-0 has no worker: there are none yet"
+
+
+def test_before_the_first_round_has_closed_nobody_has_a_rank():
+    """Who is preferred in an open round is no promise."""
+    fleet = Fleet(plain(nodes=2))
+    assert said(world_of(fleet).node_of_rank, 0) == "main-0 has no rank 0: its world has 0 ranks now"
+    world = World(fleet.plan)
+    assert said(lambda: world.batch_host) == "the job has not started: no node is known"
+    assert said(lambda: world.controller) == "no controller has started yet"
+
+
+def test_where_there_are_several_replicas_one_must_be_named():
+    """A rank alone does not say whose."""
+    policy = RolePlan(name="policy", command=("x",), nodes_per_replica=1)
+    rollout = RolePlan(name="rollout", command=("x",), replicas=2, nodes_per_replica=1)
+    world = world_of(running(plan_of(policy, rollout)))
+    assert world.node_of_rank(0, "rollout-1") == "n3"
+    valid = "there are policy-0, rollout-0, rollout-1"
+    assert said(world.node_of_rank, 0) == f"`replica` must say whose rank: {valid}"
+    assert said(world.node_of_rank, 0, "rollout-2") == f"there is no replica 'rollout-2': {valid}"

@@ -1,0 +1,147 @@
+"""A simulated node keeps the kernel's guarantees and the supervisor's rules, and gives no more."""
+
+from __future__ import annotations
+
+import asyncio
+import signal
+
+import pytest
+
+from nvrx_slurm.agent.supervisor import LAST_RESORT_S
+from nvrx_slurm.agent.teardown import KILL_S
+from nvrx_slurm.agent.workers import Exited, Spawned, Stopped, SupervisorDied, Tearing
+from nvrx_slurm.lab.simulation.history import History
+from nvrx_slurm.lab.simulation.process import Process
+from nvrx_slurm.lab.simulation.supervisor import DEATH_S, SupervisedWorkers
+from nvrx_slurm.liveness import fence
+
+KEY = fence.key_of("token", "incarnation")
+ENVIRONMENT = {"NVRX_REPLICA": "main-0", "NVRX_CYCLE": "0", "WORLD_SIZE": "2"}
+SOON_S = 0.1
+
+
+class Bench:
+    """A node with an agent that does nothing, and what its supervisor has told it."""
+
+    def __init__(self) -> None:
+        self.history = History(1, 4, ())
+        self.loop = self.history.loop
+        self.node = self.history.nodes[self.history.shape.nodes[0]]
+        self.agent = Process(self.loop, "agent")
+        self.told: list[object] = []
+        self.workers = SupervisedWorkers(self.node, self.agent, self.told.append)
+        self.workers.start()
+
+    @property
+    def supervisor(self):
+        return self.node.supervisor
+
+    def spawn(self) -> None:
+        self.workers.spawn(0, (), ENVIRONMENT, "/", 0, 0)
+
+    def after(self, seconds: float) -> None:
+        """Let so much virtual time pass."""
+        self.loop.run(asyncio.sleep(seconds))
+
+    def kinds(self) -> list[type]:
+        return [type(event) for event in self.told]
+
+
+@pytest.fixture
+def bench():
+    """One worker runs on it."""
+    bench = Bench()
+    bench.spawn()
+    bench.after(SOON_S)
+    assert bench.kinds() == [Spawned]
+    yield bench
+    bench.loop.close()
+
+
+def test_workers_are_killed_when_the_lease_lapses(bench):
+    """And said to have been."""
+    bench.workers.lease(2.0)
+    bench.after(1.5)
+    assert bench.node.workers()
+    bench.after(1.0)
+    assert not bench.node.workers()
+    assert bench.told[-1] == Stopped(survivors=(), lapsed=True)
+
+
+def test_frozen_supervisor_dies_of_a_lapsed_lease(bench):
+    """The kernel's timer does not wait for a thaw."""
+    bench.workers.lease(2.0)
+    bench.after(SOON_S)
+    bench.node.freeze()
+    bench.after(2.0 + LAST_RESORT_S)
+    assert not bench.supervisor.process.alive
+    assert not bench.node.workers()
+
+
+def test_thawed_supervisor_looks_at_its_lease_first(bench):
+    """Nothing is served that a lapsed lease forbids."""
+    bench.workers.lease(1.0)
+    bench.after(SOON_S)
+    bench.supervisor.process.freeze()
+    bench.workers.lease(100.0)
+    bench.after(1.0)
+    bench.supervisor.process.thaw()
+    bench.after(SOON_S)
+    assert not bench.node.workers()
+
+
+def test_fence_key_kills_while_all_is_frozen(bench):
+    """The trap takes no other datagram; the key ends supervisor and workers, and from then on the port refuses."""
+    trap = bench.node.open_trap(KEY, bench.agent)
+    bench.workers.fence(trap)
+    bench.after(SOON_S)
+    bench.node.freeze()
+    channel = bench.history.sockets.dial(bench.history.HOST, *trap.getsockname())
+    channel.send(fence.PROBE)
+    bench.after(SOON_S)
+    assert bench.supervisor.process.alive
+    channel.send(KEY)
+    bench.after(SOON_S)
+    assert not bench.supervisor.process.alive and not bench.node.workers()
+    channel.send(fence.PROBE)
+    bench.after(SOON_S)
+    with pytest.raises(ConnectionRefusedError):
+        channel.send(fence.PROBE)
+
+
+def test_workers_die_a_moment_after_their_supervisor(bench):
+    """Its sockets close first; the agent hears of it when none is left."""
+    bench.supervisor.process.kill()
+    assert bench.node.workers()
+    bench.after(DEATH_S)
+    assert not bench.node.workers()
+    bench.after(SOON_S)
+    assert bench.told[-1] == SupervisorDied()
+
+
+def test_nobody_outlives_the_agent(bench):
+    """The supervisor kills the workers, and ends."""
+    bench.agent.kill()
+    bench.after(SOON_S)
+    assert not bench.node.workers() and not bench.supervisor.process.alive
+
+
+def test_teardown_ends_with_the_kill(bench):
+    """A worker that hangs hears no SIGTERM: it is there until the grace is over, and not a second more."""
+    bench.node.workers()[0].hang()
+    bench.workers.stop(2.0, signal.SIGTERM)
+    bench.after(1.9)
+    assert bench.node.workers()
+    bench.after(KILL_S)
+    assert bench.told[-1] == Stopped(survivors=())
+    assert [event.signal for event in bench.told if isinstance(event, Exited)] == [signal.SIGKILL]
+    assert {event.phase for event in bench.told if isinstance(event, Tearing)} >= {"ask", "dump", "terminate"}
+
+
+def test_nothing_is_started_without_a_lease(bench):
+    """Once one has lapsed; a new one helps."""
+    bench.workers.lease(0.0)
+    bench.after(SOON_S)
+    bench.spawn()
+    bench.after(SOON_S)
+    assert not bench.node.workers() and bench.told[-1] == Stopped(survivors=(), lapsed=True)

@@ -1,0 +1,267 @@
+"""Simulated processes: killed, frozen, thawed."""
+
+from __future__ import annotations
+
+import asyncio
+import gc
+import signal
+
+import pytest
+
+from nvrx_slurm.lab.simulation.loop import BEGIN_S, VirtualLoop
+from nvrx_slurm.lab.simulation.process import Process
+
+LONG_S = 1_000.0
+
+
+@pytest.fixture
+def loop():
+    """A loop at the begin of its time."""
+    loop = VirtualLoop()
+    yield loop
+    loop.close()
+
+
+class Diary:
+    """What happened, and when."""
+
+    def __init__(self, loop: VirtualLoop) -> None:
+        self._loop = loop
+        self.lines: list[tuple[float, str]] = []
+
+    def note(self, what: str) -> None:
+        self.lines.append((round(self._loop.time() - BEGIN_S, 6), what))
+
+
+@pytest.fixture
+def diary(loop):
+    """An empty one."""
+    return Diary(loop)
+
+
+async def ticking(diary: Diary, name: str = "tick", every_s: float = 1.0) -> None:
+    """Notes each second, and its end, if it is let to."""
+    try:
+        while True:
+            await asyncio.sleep(every_s)
+            diary.note(name)
+    finally:
+        diary.note("finally")
+
+
+def pass_time(loop: VirtualLoop, seconds: float) -> None:
+    loop.run(asyncio.sleep(seconds))
+
+
+def test_exit_code_is_what_main_returned(loop):
+    """A number, or 0 for None; the others of its tasks are cancelled first, as asyncio.run does."""
+    process, ended = Process(loop, "p"), []
+
+    async def main() -> int:
+        asyncio.create_task(asyncio.sleep(LONG_S)).add_done_callback(lambda task: ended.append(task.cancelled()))
+        await asyncio.sleep(1.0)
+        return 3
+
+    loop.run(process.run(main()))
+    assert (process.exit_code, process.alive, process.error) == (3, False, None)
+    assert ended == [True]
+
+
+def test_exception_ends_a_process_with_1_and_is_kept(loop):
+    """What went wrong is in `error`, and nothing is raised out of the run."""
+    process = Process(loop, "p")
+
+    async def main() -> None:
+        raise ValueError("x")
+
+    loop.run(process.run(main()))
+    assert process.exit_code == 1
+    assert isinstance(process.error, ValueError)
+
+
+def test_killed_process_takes_no_step_more(loop, diary):
+    """No `finally`, no cancellation, no timeout, no callback; not when it is collected either."""
+    process = Process(loop, "p")
+
+    async def main() -> None:
+        asyncio.get_running_loop().call_later(5.0, diary.note, "a callback")
+        asyncio.get_running_loop().create_task(ticking(diary, "beside"))
+        async with asyncio.timeout(3.0):
+            await ticking(diary)
+
+    process.run(main())
+    pass_time(loop, 1.5)
+    process.kill()
+    pass_time(loop, LONG_S)
+    gc.collect()
+    assert diary.lines == [(1.0, "tick"), (1.0, "beside")]
+    assert process.exit_code == -signal.SIGKILL
+
+
+def test_reply_to_a_dead_process_reaches_nobody(loop, diary):
+    """What it waited for happens, and nothing of it hears."""
+    process, reply = Process(loop, "p"), loop.create_future()
+
+    async def main() -> None:
+        diary.note(await reply)
+
+    process.run(main())
+    pass_time(loop, 1.0)
+    process.kill()
+    reply.set_result("too late")
+    pass_time(loop, 1.0)
+    assert diary.lines == []
+
+
+def test_kernel_hears_of_a_death_in_order_and_outside_of_it(loop, diary):
+    """Whoever watches is told once, at the same moment; a callback of it belongs to no process."""
+    process, child = Process(loop, "p"), Process(loop, "child")
+    process.on_death(lambda: diary.note("connection closed"))
+    process.on_death(child.kill)
+    process.on_death(lambda: loop.call_later(1.0, diary.note, "later"))
+    child.on_death(lambda: diary.note("child dead"))
+    process.run(ticking(diary))
+    child.run(ticking(diary))
+    pass_time(loop, 0.5)
+    process.kill()
+    process.kill()
+    assert diary.lines == [(0.5, "connection closed"), (0.5, "child dead")]
+    pass_time(loop, 2.0)
+    assert diary.lines[2:] == [(1.5, "later")]
+    process.on_death(lambda: diary.note("told at once"))
+    assert diary.lines[-1] == (2.5, "told at once")
+
+
+def test_frozen_process_holds_what_is_due_and_does_it_after_the_thaw(loop, diary):
+    """A timer that was due meanwhile fires late, once; replies and timers keep their order."""
+    process, reply = Process(loop, "p"), loop.create_future()
+
+    async def listen() -> None:
+        diary.note(await reply)
+
+    async def main() -> None:
+        asyncio.get_running_loop().create_task(listen())
+        await ticking(diary, every_s=2.0)
+
+    process.run(main())
+    pass_time(loop, 1.0)
+    process.freeze()
+    assert process.frozen
+    reply.set_result("reply")
+    pass_time(loop, 9.0)
+    assert diary.lines == []
+    process.thaw()
+    pass_time(loop, 2.5)
+    assert diary.lines == [(10.0, "reply"), (10.0, "tick"), (12.0, "tick")]
+
+
+def test_timeout_passes_while_frozen(loop, diary):
+    """Whoever thaws after its bound finds that it has passed."""
+    process = Process(loop, "p")
+
+    async def main() -> None:
+        try:
+            async with asyncio.timeout(2.0):
+                await asyncio.sleep(3.0)
+        except TimeoutError:
+            diary.note("too late")
+
+    process.run(main())
+    pass_time(loop, 1.0)
+    process.freeze()
+    pass_time(loop, 9.0)
+    process.thaw()
+    pass_time(loop, 0.0)
+    assert diary.lines == [(10.0, "too late")]
+
+
+def test_frozen_process_can_be_killed_and_not_thawed_after_it(loop, diary):
+    """SIGKILL needs nobody to run; the dead stay dead."""
+    process = Process(loop, "p")
+    process.run(ticking(diary))
+    pass_time(loop, 0.5)
+    process.freeze()
+    pass_time(loop, 5.0)
+    process.signal(signal.SIGKILL)
+    process.thaw()
+    process.signal(signal.SIGTERM)
+    pass_time(loop, 5.0)
+    assert diary.lines == []
+    assert (process.alive, process.frozen, process.exit_code) == (False, False, -signal.SIGKILL)
+
+
+def test_process_that_makes_another_does_not_own_it(loop, diary):
+    """The child runs on when its parent is killed, and each timer is its maker's."""
+    parent, child = Process(loop, "parent"), Process(loop, "child")
+
+    async def main() -> None:
+        child.run(ticking(diary, "child"))
+        await ticking(diary, "parent")
+
+    parent.run(main())
+    pass_time(loop, 1.5)
+    parent.kill()
+    pass_time(loop, 1.0)
+    assert diary.lines == [(1.0, "parent"), (1.0, "child"), (2.0, "child")]
+
+
+def test_kernel_can_have_a_process_take_a_step(loop, diary):
+    """Held while it is frozen, dropped when it is dead, and what it makes is the process's own."""
+    process = Process(loop, "p")
+    process.run(asyncio.sleep(LONG_S, 0))
+    process.call_later(1.0, lambda: loop.call_later(1.0, diary.note, "its own"))
+    pass_time(loop, 1.5)
+    process.freeze()
+    process.call_later(0.0, diary.note, "held")
+    pass_time(loop, 1.5)
+    process.thaw()
+    pass_time(loop, 0.0)
+    assert diary.lines == [(3.0, "held"), (3.0, "its own")]
+    process.call_later(1.0, diary.note, "dropped")
+    process.kill()
+    pass_time(loop, 2.0)
+    assert len(diary.lines) == 2
+
+
+def test_signals_go_to_the_handler_of_their_process(loop, diary):
+    """One without a handler ends it; a frozen process hears after the thaw."""
+    first, second = Process(loop, "first"), Process(loop, "second")
+
+    async def main(name: str) -> None:
+        asyncio.get_running_loop().add_signal_handler(signal.SIGTERM, diary.note, name)
+        await asyncio.sleep(LONG_S)
+
+    first.run(main("first"))
+    second.run(main("second"))
+    pass_time(loop, 1.0)
+    second.signal(signal.SIGSTOP)
+    for process in (first, second):
+        process.signal(signal.SIGTERM)
+    pass_time(loop, 1.0)
+    second.signal(signal.SIGCONT)
+    pass_time(loop, 1.0)
+    assert diary.lines == [(1.0, "first"), (2.0, "second")]
+    first.signal(signal.SIGINT)
+    pass_time(loop, 0.0)
+    assert first.exit_code == -signal.SIGINT
+    with pytest.raises(RuntimeError, match="only a simulated process"):
+        loop.add_signal_handler(signal.SIGTERM, print)
+
+
+def test_what_goes_wrong_unheard_in_a_process_is_a_trouble_of_its_own(loop):
+    """A callback that raises, and a task that nobody awaits: the process goes on, and its name is with them."""
+    process = Process(loop, "p")
+
+    async def fail() -> None:
+        raise ValueError("unheard")
+
+    async def main() -> int:
+        asyncio.get_running_loop().call_soon(lambda: 1 // 0)
+        failing = asyncio.create_task(fail())
+        await asyncio.sleep(1.0)
+        assert failing.done()
+        return 5
+
+    loop.run(process.run(main()))
+    assert process.exit_code == 5
+    assert [(name, type(error)) for name, error in loop.troubles] == [("p", ZeroDivisionError), ("p", ValueError)]

@@ -1,0 +1,195 @@
+"""Each promise is seen to be broken where it is, and only there."""
+
+from __future__ import annotations
+
+from random import Random
+
+import pytest
+
+from nvrx_slurm.journal.records import (
+    ControllerUp,
+    Entry,
+    Fence,
+    FromAgent,
+    JobEnded,
+    NodeJoined,
+    NodeLost,
+    Plan,
+    RestartDecided,
+    RolePlan,
+    RoundClosed,
+    RoundOpened,
+    Shutdown,
+    WorkerFailed,
+    pack,
+)
+from nvrx_slurm.lab.simulation.loop import VirtualLoop
+from nvrx_slurm.lab.simulation.promises import Promise, Promises
+from nvrx_slurm.lab.simulation.shapes import Temper
+from nvrx_slurm.lab.simulation.workers import Progress, Worker, World
+
+PLAN = Plan(name="t", roles=(RolePlan(name="main", command=("x",), nodes_per_replica=2),), workdir="/", folder="/")
+OPENED = RoundOpened(replica="main-0", cycle=0)
+CLOSED = RoundClosed(
+    replica="main-0",
+    cycle=0,
+    nodes=("n1", "n2"),
+    active=2,
+    standby=0,
+    world_size=2,
+    master_addr="n1",
+    master_port=1,
+)
+DONE = Shutdown(exit_code=0, reason="done")
+LOST = NodeLost(node="n1", incarnation="a", cause="heartbeat_timeout")
+FAILED = RestartDecided(replica="main-0", cycle=0, action="restart_replica", cause="it failed", node="n1", rank=0)
+
+
+class Court:
+    """Promises, and what was said to be broken."""
+
+    def __init__(self) -> None:
+        self.broken: list[Promise] = []
+        self.promises = Promises(PLAN, lambda promise, _: self.broken.append(promise), lambda _: None)
+        self.number = 0
+        self.loop = VirtualLoop()
+        self.promises.acquired(1)
+
+    def commit(self, *records, epoch: int = 1) -> None:
+        entries = []
+        for record in records:
+            self.number += 1
+            entries.append(pack(Entry(n=self.number, t=float(self.number), record=record)))
+        self.promises.committed(epoch, entries)
+
+    def start(self, node: str, rank: int, cycle: int = 0) -> Worker:
+        """A worker begins."""
+        temper = Temper(step_s=1.0, leaves_s=None, obeys_s=None)
+        world = World(self.loop, Random(1), temper, Progress(1.0), lambda _: False, "main-0", cycle, 2)
+        worker = Worker(node, 1, world, rank, lambda worker, code, number: self.promises.worker_ended(worker))
+        world.members[rank] = worker
+        self.promises.worker_started(worker)
+        return worker
+
+
+def joined(incarnation: str = "a", seq: int = 1) -> FromAgent:
+    return NodeJoined(node="n1", incarnation=incarnation, seq=seq, addr="n1", port=1)
+
+
+@pytest.fixture
+def court():
+    """Nothing has happened yet."""
+    return Court()
+
+
+def test_good_story_breaks_nothing(court):
+    """Join, round, workers, one after the other on one rank, shutdown, end."""
+    court.commit(joined(), OPENED)
+    court.commit(CLOSED)
+    court.promises.ordered(pack(OPENED), [])
+    court.promises.ordered(pack(ControllerUp(epoch=1, host="h", port=1)), [])
+    court.start("n1", 0).kill()
+    court.start("n1", 0)
+    court.start("n2", 1)
+    court.commit(LOST, Fence(node="n1", incarnation="a"), DONE, JobEnded(exit_code=0, reason="done"))
+    court.promises.left("n2", 0)
+    assert court.broken == []
+
+
+def test_commit_of_an_older_epoch(court):
+    """A newer controller has taken over, and the old one's commit was taken all the same."""
+    court.promises.acquired(2)
+    court.commit(OPENED)
+    assert court.broken == [Promise.DECIDER]
+
+
+def test_rank_that_is_held_twice(court):
+    """Two live workers of one rank, be it in two cycles."""
+    court.commit(OPENED, CLOSED)
+    court.start("n1", 0)
+    court.start("n1", 0)
+    assert court.broken == [Promise.RANKS]
+
+
+def test_round_that_closes_while_an_old_worker_lives(court):
+    """Its rank is about to be given to somebody else."""
+    court.commit(OPENED, CLOSED)
+    court.start("n2", 1)
+    court.commit(RoundOpened(replica="main-0", cycle=1))
+    court.commit(RoundClosed(**{field: getattr(CLOSED, field) for field in CLOSED.__struct_fields__} | {"cycle": 1}))
+    assert court.broken == [Promise.RANKS]
+
+
+def test_worker_that_may_not_live(court):
+    """Its node was cut off for longer than the lease, and is not in touch again."""
+    court.promises.worker_wanted("n1", 0, 0.1)
+    assert court.broken == []
+    court.promises.worker_wanted("n1", 0, 0.0)
+    assert court.broken == [Promise.LEASE]
+
+
+def test_worker_without_a_round(court):
+    """The journal knows of none, or gives its rank to another node."""
+    court.start("n1", 0).kill()
+    court.commit(OPENED, CLOSED)
+    court.start("n1", 1)
+    assert court.broken == [Promise.JOURNAL_FIRST, Promise.JOURNAL_FIRST]
+
+
+def test_order_before_its_journal_entry(court):
+    """Agents can act on what no journal knows."""
+    court.promises.ordered(pack(OPENED), [])
+    assert court.broken == [Promise.JOURNAL_FIRST]
+
+
+def test_round_closed_before_its_ranks_stand(court):
+    """Whoever reads the order finds no rank."""
+    court.commit(OPENED, CLOSED)
+    [packed] = list(court.promises._closing)
+    court.promises.ordered(packed, [1])
+    assert court.broken == [Promise.JOURNAL_FIRST]
+
+
+@pytest.mark.parametrize("records", [(LOST, Fence(node="n1", incarnation="a")), (joined(), LOST)])
+def test_reap_of_the_unregistered_or_without_a_fence(court, records):
+    """Who is given up has registered, and is fenced in the same commit."""
+    court.commit(*records)
+    assert court.broken == [Promise.REGISTERED if records[0] is LOST else Promise.FENCED]
+
+
+def test_stale_facts(court):
+    """One that was heard before, one of an agent that was replaced, one of an older cycle."""
+    court.commit(joined(), OPENED, CLOSED)
+    failed = WorkerFailed(node="n1", incarnation="a", seq=1, replica="main-0", cycle=0, rank=0)
+    court.commit(failed)
+    court.commit(joined("b"))
+    court.commit(WorkerFailed(node="n1", incarnation="a", seq=2, replica="main-0", cycle=0, rank=0))
+    court.commit(RoundOpened(replica="main-0", cycle=1))
+    court.commit(WorkerFailed(node="n1", incarnation="b", seq=2, replica="main-0", cycle=0, rank=0))
+    assert court.broken == [Promise.FRESH] * 3
+
+
+def test_second_shutdown(court):
+    """The first reason wins, in the store too."""
+    court.commit(DONE)
+    court.commit(Shutdown(exit_code=1, reason="other"))
+    court.promises.shutdown_stands(pack(Shutdown(exit_code=1, reason="other")))
+    court.commit(JobEnded(exit_code=1, reason="other"))
+    assert court.broken == [Promise.SHUTDOWN] * 3
+
+
+def test_restart_beyond_the_budget(court):
+    """One more than the plan allows."""
+    for _ in range(PLAN.fault_tolerance.max_restarts):
+        court.commit(FAILED)
+    assert court.broken == []
+    court.commit(FAILED)
+    assert court.broken == [Promise.BUDGET]
+
+
+def test_agent_that_leaves_with_another_code(court):
+    """With the job's own, or because it could reach nobody: nothing else."""
+    court.commit(DONE)
+    court.promises.left("n1", 69)
+    court.promises.left("n1", 1)
+    assert court.broken == [Promise.LEAVING]

@@ -1,0 +1,111 @@
+"""The fence: what the kernel does for us while nobody on the node can run."""
+
+from __future__ import annotations
+
+import os
+import signal
+import socket
+import subprocess
+import sys
+
+import pytest
+
+from nvrx_slurm.controller.firing import is_dead
+from nvrx_slurm.liveness import fence
+from tests.harness import wait_gone
+
+KEY = fence.key_of("token", "incarnation")
+# Holds an armed trap, and starts a child that dies with it; prints the child's pid.
+HOLDER = """
+import ctypes, os, signal, sys
+from nvrx_slurm.agent import supervisor
+for descriptor in map(int, sys.argv[1:]):
+    os.set_inheritable(descriptor, False)
+supervisor._arm(int(sys.argv[1]))
+if os.fork() == 0:
+    ctypes.CDLL(None).prctl(1, 9, 0, 0, 0)
+    print(os.getpid(), flush=True)
+    os.execvp("sleep", ["sleep", "1000"])
+signal.pause()
+"""
+
+
+class Node:
+    """A process that holds the trap of `KEY`, and its child."""
+
+    def __init__(self) -> None:
+        trap = fence.open_trap(KEY, "127.0.0.1")
+        self.port = trap.getsockname()[1]
+        argv = [sys.executable, "-c", HOLDER, *map(str, trap.filenos())]
+        self.process = subprocess.Popen(argv, pass_fds=trap.filenos(), stdout=subprocess.PIPE)
+        trap.close()
+        assert self.process.stdout is not None
+        self.child = int(self.process.stdout.readline())
+        self.process.stdout.close()
+
+
+@pytest.fixture
+def node():
+    node = Node()
+    yield node
+    node.process.kill()
+    node.process.wait()
+    wait_gone([node.child])
+
+
+async def test_key_kills_a_frozen_node_and_proves_it(node):
+    """Every process is stopped, none can act; the kernel ends them, and says so to whoever asks."""
+    for pid in (node.child, node.process.pid):
+        os.kill(pid, signal.SIGSTOP)
+    assert await is_dead("127.0.0.1", node.port, KEY, 10.0)
+    assert node.process.wait() == -signal.SIGKILL
+    wait_gone([node.child])
+
+
+async def test_probe_harms_nobody(node):
+    """A living node answers a probe with silence, and goes on."""
+    assert not await is_dead("127.0.0.1", node.port, fence.PROBE, 0.1)
+    assert node.process.poll() is None
+
+
+@pytest.mark.parametrize("message", [b"", b"x" * 32, KEY[:-1], KEY + b"x", KEY[:-4] + b"abcd", b"abcd" + KEY[4:]])
+async def test_only_the_key_kills(node, message):
+    """A scan of ports, a wrong key, or a right one of the wrong length is dropped by the kernel."""
+    assert not await is_dead("127.0.0.1", node.port, message, 0.05)
+    assert node.process.poll() is None
+
+
+async def test_death_by_any_cause_is_proven(node):
+    """The trap closes with its holder."""
+    node.process.kill()
+    assert await is_dead("127.0.0.1", node.port, fence.PROBE, 10.0)
+
+
+def test_each_agent_has_a_key_of_its_own():
+    """The key of an agent that was replaced does not kill the next one."""
+    assert fence.key_of("token", "other") != KEY
+    assert len(KEY) == fence.KEY_BYTES
+
+
+async def test_connections_to_the_trap_do_not_wear_it_out(node):
+    """It accepts none of them. With its queue full it lives on, and its death is still proven."""
+    held = []
+    for _ in range(fence.BACKLOG + 8):
+        held.append(socket.socket())
+        held[-1].setblocking(False)
+        held[-1].connect_ex(("127.0.0.1", node.port))
+    assert not await is_dead("127.0.0.1", node.port, fence.PROBE, 0.1)
+    node.process.kill()
+    assert await is_dead("127.0.0.1", node.port, fence.PROBE, 10.0)
+    for each in held:
+        each.close()
+
+
+def test_trap_listens_at_one_address_only():
+    """A local job's is not to be reached from other hosts."""
+    trap = fence.open_trap(KEY, "127.0.0.1")
+    for descriptor in trap.filenos():
+        with socket.socket(fileno=os.dup(descriptor)) as each:
+            assert each.getsockname()[0] == "127.0.0.1"
+            assert each.family == socket.AF_INET
+    trap.close()

@@ -1,0 +1,30 @@
+"""The kernel's own timer kills a process, whatever state it is in."""
+
+from __future__ import annotations
+
+import signal
+import subprocess
+import sys
+
+BEGIN = "import os, signal, threading; from nvrx_slurm.liveness.last_resort import LastResort; timer = LastResort(); "
+
+
+def end_of(code: str) -> int:
+    """How a process ends that does this: its exit code, or minus the signal."""
+    return subprocess.run([sys.executable, "-c", BEGIN + code], timeout=60, check=False).returncode
+
+
+def test_stopped_process_is_killed_in_time():
+    """It need not run for that."""
+    assert end_of("timer.kill_in(0.2); os.kill(os.getpid(), signal.SIGSTOP)") == -signal.SIGKILL
+
+
+def test_time_that_is_up_kills_at_once():
+    """No time left is not no bound."""
+    assert end_of("timer.kill_in(0.0); signal.pause()") == -signal.SIGKILL
+
+
+def test_last_word_counts():
+    """A timer that is set anew or disarmed kills at no earlier time."""
+    assert end_of("timer.kill_in(0.05); timer.kill_in(1000.0); threading.Event().wait(0.2)") == 0
+    assert end_of("timer.kill_in(0.05); timer.disarm(); threading.Event().wait(0.2)") == 0

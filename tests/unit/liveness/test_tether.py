@@ -1,0 +1,133 @@
+"""The tether: authenticated, and its loss is heard at once."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+
+import pytest
+
+from nvrx_slurm.agent.linux import SocketLine
+from nvrx_slurm.liveness import tether
+from nvrx_slurm.liveness.tether import ALIVE, FENCED, GOODBYE, TetherServer
+
+
+class Ears:
+    """A tether server and what it heard."""
+
+    def __init__(self) -> None:
+        self.heard: asyncio.Queue = asyncio.Queue()
+        self.server = TetherServer("token", lambda *who: self.say("alive", who), lambda *who: self.say("lost", who))
+
+    def say(self, what, who):
+        self.heard.put_nowait((what, *who))
+
+    async def next(self):
+        return await asyncio.wait_for(self.heard.get(), 10.0)
+
+
+@pytest.fixture
+async def ears():
+    ears = Ears()
+    ears.port = await ears.server.start("127.0.0.1")
+    yield ears
+    await ears.server.close()
+
+
+async def dial(ears, token="token"):
+    return await tether.connect(
+        "127.0.0.1", ears.port, token=token, node="n1", incarnation="a", interval_s=1.0, timeout_s=15.0
+    )
+
+
+async def connect(ears, token="token"):
+    return SocketLine(*await dial(ears, token))
+
+
+async def test_broken_tether_is_heard(ears):
+    """The end of the connection names the node and its agent."""
+    connection = await connect(ears)
+    assert await ears.next() == ("alive", "n1", "a")
+    connection.close()
+    assert await ears.next() == ("lost", "n1", "a")
+
+
+async def test_duplicate_of_the_connection_keeps_it_whole(ears):
+    """While anybody holds the connection, nobody is lost: the supervisor holds it until the last worker is dead."""
+    connection = await connect(ears)
+    second = os.dup(connection.fileno())
+    await ears.next()
+    connection.close()
+    with pytest.raises(asyncio.TimeoutError):
+        await asyncio.wait_for(ears.heard.get(), 0.2)
+    os.close(second)
+    assert await ears.next() == ("lost", "n1", "a")
+
+
+async def test_goodbye_is_no_death(ears):
+    """An agent that leaves in good order is not lost."""
+    connection = await connect(ears)
+    await ears.next()
+    connection.say(GOODBYE)
+    connection.close()
+    again = await connect(ears)
+    assert await ears.next() == ("alive", "n1", "a")
+    again.close()
+
+
+async def test_wrong_token_is_refused(ears):
+    """Nobody can keep a dead node alive, or declare one dead, without the job's token."""
+    with pytest.raises(OSError, match="closed the tether"):
+        await connect(ears, token="guess")
+    assert ears.heard.empty()
+
+
+async def test_closing_controller_calls_nobody_lost(ears):
+    """A controller that ends does not take its agents for dead."""
+    connection = await connect(ears)
+    await ears.next()
+    await ears.server.close()
+    assert ears.heard.empty()
+    connection.close()
+
+
+async def test_alive_is_heard(ears):
+    """A node whose beats do not reach the store has another witness."""
+    connection = await connect(ears)
+    assert await ears.next() == ("alive", "n1", "a")
+    connection.say(ALIVE)
+    assert await ears.next() == ("alive", "n1", "a")
+    connection.close()
+
+
+async def test_fenced_agent_is_told(ears):
+    """The controller says so on the connection of that very agent, and on no other."""
+    connection = await connect(ears)
+    await ears.next()
+    ears.server.fence("n1", "older")
+    ears.server.fence("n1", "a")
+    assert await connection.hear() == FENCED
+    connection.close()
+
+
+async def test_agent_that_tied_anew_is_not_lost(ears):
+    """When an agent has a newer connection, the end of its older one says nothing."""
+    first = await connect(ears)
+    await ears.next()
+    second = await connect(ears)
+    await ears.next()
+    first.close()
+    second.close()
+    assert await ears.next() == ("lost", "n1", "a")
+    await asyncio.sleep(0)
+    assert ears.heard.empty()
+
+
+async def test_silence_counts_from_the_last_answer_of_the_peers_kernel(ears):
+    """It is short while the controller's host answers, even though nothing is said."""
+    connection = await connect(ears)
+    await ears.next()
+    assert 0.0 <= connection.silence_s() < 10.0
+    connection.close()
+    with pytest.raises(OSError):
+        connection.silence_s()

@@ -1,0 +1,54 @@
+"""Where a job's files lie, and what a full disk leaves of them."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from nvrx_slurm.journal.folder import JobFolder, Result
+from nvrx_slurm.util.files import RESERVE_BYTES, JobFiles, write_private
+from tests.fault_harness import small_disk
+
+
+def test_jobs_of_one_id_share_no_folder_in_a_nodes_memory():
+    """Two clusters on one machine both have a job 1: neither clears away what the other's workers use."""
+    first, second = JobFiles(Path("/a/1")), JobFiles(Path("/b/1"))
+    assert first.runtime_name != second.runtime_name
+    assert first.runtime_name == JobFiles(Path("/a/1")).runtime_name
+
+
+RESULT = Result(exit_code=1, reason="x" * 2000, ended_at=1.0)
+
+
+def test_result_has_room_on_a_full_disk():
+    """A job's result is written where nothing else can be."""
+    with small_disk("size=1m") as disk:
+        folder = JobFolder(disk.path / "1")
+        folder.create()
+        disk.fill()
+        with pytest.raises(OSError, match="No space left"):
+            write_private(disk.path / "another", b"x" * RESERVE_BYTES)
+        assert sorted(path.name for path in disk.path.iterdir()) == ["1", "ballast"]
+        folder.write_result(RESULT)
+        assert folder.read_result() == RESULT
+        assert not folder.reserve_path.exists()
+
+
+def test_result_is_written_without_a_reserve_too(tmp_path):
+    """A folder that an older version made has none; a second result replaces the first."""
+    folder = JobFolder(tmp_path)
+    folder.write_result(RESULT)
+    folder.write_result(Result(exit_code=0, reason="done", ended_at=2.0))
+    assert folder.read_result().exit_code == 0
+
+
+def test_reserve_is_for_one_result_and_set_aside_again(tmp_path):
+    """A job that is requeued has room for its next result."""
+    folder = JobFolder(tmp_path / "1")
+    folder.create()
+    folder.write_result(RESULT)
+    folder.create()
+    assert folder.reserve_path.stat().st_size == RESERVE_BYTES
+    assert folder.read_result() == RESULT
+    assert folder.reserve_path.stat().st_mode & 0o777 == 0o600

@@ -1,0 +1,21 @@
+"""Names, and which of two came first."""
+
+from __future__ import annotations
+
+import pytest
+
+from nvrx_slurm.util.ids import new_incarnation, precedes, succeeding
+
+
+def test_process_that_joins_anew_is_known_as_newer():
+    """Each later name succeeds all before; the first has no number."""
+    first = new_incarnation()
+    names = [first, *(succeeding(first, number) for number in (1, 2, 10))]
+    for at, name in enumerate(names):
+        assert [precedes(name, other) for other in names] == [False] * (at + 1) + [True] * (len(names) - at - 1)
+
+
+@pytest.mark.parametrize(("one", "other"), [("a", "b"), ("a", "b-1"), ("a-1", "b-2"), ("a", "a-x"), ("a", "a")])
+def test_other_processes_are_neither_newer_nor_older(one, other):
+    """Names of two processes say nothing of who came first."""
+    assert not precedes(one, other)

@@ -1,0 +1,96 @@
+"""A lock through a file, and work in a thread that may never come back."""
+
+from __future__ import annotations
+
+import asyncio
+import signal
+import subprocess
+import sys
+import threading
+from pathlib import Path
+
+import pytest
+
+from nvrx_slurm.util.clock import SystemClock
+from nvrx_slurm.util.locks import locked
+from nvrx_slurm.util.threads import in_thread
+from tests.harness import WAIT_S
+
+HOLDER = """
+import sys
+from pathlib import Path
+from nvrx_slurm.util.clock import SystemClock
+from nvrx_slurm.util.locks import locked
+with locked(Path(sys.argv[1]), timeout_s=5.0, clock=SystemClock()):
+    print("held", flush=True)
+    sys.stdin.read()
+"""
+
+
+@pytest.fixture
+def path(tmp_path: Path) -> Path:
+    return tmp_path / "lock"
+
+
+def is_free(path: Path) -> bool:
+    try:
+        with locked(path, timeout_s=0.0, clock=SystemClock()):
+            return True
+    except TimeoutError as error:
+        assert str(path) in str(error)
+        return False
+
+
+def test_a_lock_keeps_other_threads_out_until_it_is_given_back(path: Path) -> None:
+    """Whatever ends the block."""
+    with pytest.raises(RuntimeError), locked(path, timeout_s=0.0, clock=SystemClock()) as is_locked:
+        assert is_locked
+        assert not is_free(path)
+        raise RuntimeError
+    assert is_free(path)
+
+
+def test_a_lock_goes_with_the_process_that_holds_it(path: Path) -> None:
+    """However that ends."""
+    holder = subprocess.Popen(
+        [sys.executable, "-c", HOLDER, str(path)], stdin=subprocess.PIPE, stdout=subprocess.PIPE
+    )
+    assert holder.stdin is not None
+    assert holder.stdout is not None
+    assert holder.stdout.readline() == b"held\n"
+    assert not is_free(path)
+    holder.send_signal(signal.SIGKILL)
+    holder.wait(WAIT_S)
+    holder.stdin.close()
+    holder.stdout.close()
+    assert is_free(path)
+
+
+def test_whoever_waits_gets_the_lock_when_it_is_free(path: Path) -> None:
+    """Within its bound."""
+    with locked(path, timeout_s=0.0, clock=SystemClock()):
+        waiting = in_thread(lambda: _take(path), "waiting")
+        assert not waiting.done()
+    assert waiting.result(WAIT_S)
+
+
+def _take(path: Path) -> bool:
+    with locked(path, timeout_s=WAIT_S, clock=SystemClock()) as is_locked:
+        return is_locked
+
+
+def test_work_in_a_thread_tells_its_result_or_its_error() -> None:
+    """Of any kind."""
+    assert in_thread(lambda: 7, "work").result(WAIT_S) == 7
+    with pytest.raises(ZeroDivisionError):
+        in_thread(lambda: 1 // 0, "work").result(WAIT_S)
+
+
+async def test_whoever_gives_up_on_a_thread_is_not_bothered_by_it() -> None:
+    """Not when it ends after all, either."""
+    goes_on = threading.Event()
+    work = in_thread(lambda: goes_on.wait(WAIT_S), "work")
+    with pytest.raises(TimeoutError):
+        await asyncio.wait_for(asyncio.wrap_future(work), 0.01)
+    goes_on.set()
+    assert work.cancelled() or work.result(WAIT_S)

@@ -1,0 +1,38 @@
+"""The end of asyncio tasks."""
+
+import asyncio
+import contextlib
+
+from nvrx_slurm.util.tasks import end
+
+
+async def test_a_task_that_takes_its_cancellation_for_an_error_ends_all_the_same():
+    """What swallows one cancellation, as a patient loop around redis-py does now and then, is cancelled again."""
+    swallowed = asyncio.Event()
+
+    async def patient() -> None:
+        with contextlib.suppress(asyncio.CancelledError):
+            await asyncio.Event().wait()
+        swallowed.set()
+        await asyncio.Event().wait()
+
+    task = asyncio.create_task(patient())
+    await asyncio.sleep(0)
+    async with asyncio.timeout(30):
+        await end([task])
+    assert swallowed.is_set() and task.cancelled()
+
+
+async def test_what_a_task_raises_instead_is_not_told():
+    """A task that ends with an error of its own has ended."""
+
+    async def failing() -> None:
+        try:
+            await asyncio.Event().wait()
+        finally:
+            raise ConnectionError("closed")
+
+    task = asyncio.create_task(failing())
+    await asyncio.sleep(0)
+    await end([task])
+    assert isinstance(task.exception(), ConnectionError)

@@ -1,15 +1,20 @@
 """`python -m ci.corpus` (`make corpus`): is the analysis right? Every labelled case of tests/corpus, in one table.
 
-`tests/corpus/dev` and `tests/corpus/fresh` are there to write rules by; `tests/corpus/held_out` and
-`tests/corpus/unseen` test them on what their author has not seen.
-Of the held-out part the promise is: a STOP is true in 98 of 100 cases, and nine of ten true ones are found.
+The parts `dev` and `fresh` are there to write rules by; `held_out` and `unseen` test them on what their author has
+not seen. Of the held-out part the promise is: a STOP is true in 98 of 100 cases, and nine of ten true ones are found.
+
+`list`, `show`, `extract` and `add` read and change the cases themselves.
 """
 
 from __future__ import annotations
 
 import argparse
 import asyncio
+import difflib
+import gzip
+import signal
 import sys
+import tempfile
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from fnmatch import fnmatch
@@ -19,10 +24,11 @@ from pathlib import Path
 from rich.console import Console
 from rich.table import Table
 
-from ci.labels import PARTS, Case, Label, Part, folders, read_case
+from ci.cases import PARTS, Case, Label, Part, read_folder, read_part, write_part
 from nvrx_slurm.attribution.analyzer import Analyzer
-from nvrx_slurm.errors import NvrxError
+from nvrx_slurm.errors import NvrxError, UsageError
 from nvrx_slurm.journal.verdicts import Attribution, Scope, Verdict
+from nvrx_slurm.util.sanitize import shown
 
 LEAST_PRECISION, LEAST_RECALL = 0.98, 0.9
 NO_LINE = "        (no line)"
@@ -99,11 +105,18 @@ def _share(told: Iterable[bool | None]) -> float | None:
     return sum(known) / len(known) if known else None
 
 
-async def judge(cases: Sequence[Case]) -> list[Judged]:
-    """Analyse each case as the library does it, one after the other, so that each one's time is its own."""
+async def judge(cases: Sequence[Case], root: Path) -> list[Judged]:
+    """Analyse each case as the library does it, one after the other, so that each one's time is its own. The analysis
+    reads files: the cases are extracted below `root`. Raises OSError."""
+    folders = [root / case.name for case in cases]
+    for case, folder in zip(cases, folders, strict=True):
+        case.extract(folder)
     analyzer = Analyzer()
     try:
-        return [Judged(case, await analyzer.analyze(case.inquiry())) for case in cases]
+        return [
+            Judged(case, await analyzer.analyze(case.inquiry(folder)))
+            for case, folder in zip(cases, folders, strict=True)
+        ]
     finally:
         await analyzer.close()
 
@@ -173,27 +186,131 @@ def kept(judged: Sequence[Judged]) -> bool:
     return (precision(judged) or 0.0) >= LEAST_PRECISION and (recall(judged) or 0.0) >= LEAST_RECALL
 
 
-def main() -> int:
-    """0: the promise about the held-out part holds, or it was not looked at. 1: it does not. 2: a label is wrong."""
+def run(part: Part | None, by: str, words: str, failures: bool) -> int:
+    """Print the table of one part, or of all. Returns 1 where the promise about the held-out part does not hold."""
+    console, held = Console(highlight=False, width=None if sys.stdout.isatty() else 140), True
+    for each in [part] if part else PARTS:
+        with tempfile.TemporaryDirectory(prefix="corpus-") as root:
+            judged = asyncio.run(judge([case for case in read_part(each) if words in case.title], Path(root)))
+        if failures:
+            print("\n".join(misses(judged)))
+        console.print(table(each, judged, by))
+        held = held and (each != "held_out" or bool(words) or kept(judged))
+    return int(not held)
+
+
+# ------------------------------------------------------------------------------------------- the cases
+
+
+def find(name: str) -> Case:
+    """The case called PART/NAME. Raises UsageError."""
+    part, _, title = name.partition("/")
+    if part not in PARTS:
+        raise UsageError(f"no part {part!r}; there are: {', '.join(PARTS)}")
+    cases = {case.title: case for case in read_part(part)}
+    if title not in cases:
+        like = difflib.get_close_matches(title, cases, 3, 0.5)
+        raise UsageError(f"no case {title!r} in {part}" + (f"; similar: {', '.join(like)}" if like else ""))
+    return cases[title]
+
+
+def listed(cases: Sequence[Case]) -> Iterator[str]:
+    """A line a case."""
+    for case in cases:
+        label = case.label
+        yield f"{case.name:46} {'|'.join(label.verdict):16} {'|'.join(label.fault):32} {label.why}"
+
+
+def described(case: Case, pattern: str = "*") -> Iterator[str]:
+    """The label, then the files with such a path, as text for a terminal: control characters are visible, what is
+    compressed is unpacked."""
+    yield f"{case.name}\n{case.label_yaml()}"
+    for path, data in matching(case, pattern):
+        unpacked = gzip.decompress(data) if path.endswith(".gz") else data
+        yield f"--- {path} ({len(data)} bytes)"
+        yield shown(unpacked.decode(errors="backslashreplace"))
+
+
+def matching(case: Case, pattern: str) -> list[tuple[str, bytes]]:
+    """The files of a case with such a path. Raises UsageError where there is none."""
+    found = [(path, data) for path, data in case.files.items() if fnmatch(path, pattern)]
+    if not found:
+        raise UsageError(f"no file {pattern!r} in {case.name}; there are: {', '.join(case.files)}")
+    return found
+
+
+def extract(name: str, folder: Path) -> int:
+    """Write a part, or one case, as folders below `folder`. Returns how many. Raises UsageError, and changes nothing,
+    where one of them is there already."""
+    cases = read_part(name) if name in PARTS else [find(name)]
+    if there := [case.title for case in cases if (folder / case.title).exists()]:
+        raise UsageError(f"{folder / there[0]} exists already; choose another folder")
+    for case in cases:
+        case.extract(folder / case.title)
+    return len(cases)
+
+
+def add(part: str, folder: Path, replace: bool) -> Case:
+    """Put the case of a folder into a part. Raises UsageError where the folder is no case, or the part has one of its
+    name and `replace` is not set."""
+    case, cases = read_folder(part, folder), {case.title: case for case in read_part(part)}
+    if case.title in cases and not replace:
+        raise UsageError(f"{case.name} exists already; --replace overwrites it")
+    write_part(part, (cases | {case.title: case}).values())
+    return case
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """0: the promise about the held-out part holds, or it was not looked at. 1: it does not. 2: a label is wrong, or
+    the command line is."""
     parser = argparse.ArgumentParser(prog="python -m ci.corpus", description=__doc__.splitlines()[0])
     parser.add_argument("--part", choices=PARTS, help="only this part")
     parser.add_argument("--by", choices=("scope", "fault"), default="scope", help="what makes a row")
     parser.add_argument("--only", default="", metavar="WORDS", help="cases whose name has these words")
     parser.add_argument("--failures", action="store_true", help="list each miss, with what was said instead")
-    chosen = parser.parse_args()
-    console, held = Console(highlight=False, width=None if sys.stdout.isatty() else 140), True
-    for part in [chosen.part] if chosen.part else PARTS:
-        try:
-            judged = asyncio.run(judge([read_case(folder) for folder in folders(part) if chosen.only in folder.name]))
-        except NvrxError as error:
-            print(f"ci.corpus: {error}", file=sys.stderr)
-            return error.exit_code
-        if chosen.failures:
-            print("\n".join(misses(judged)))
-        console.print(table(part, judged, chosen.by))
-        held = held and (part != "held_out" or bool(chosen.only) or kept(judged))
-    return int(not held)
+    commands = parser.add_subparsers(dest="command", metavar="COMMAND", title="the cases themselves")
+    command = commands.add_parser("list", help="a line a case: its name, verdicts, faults and why")
+    command.add_argument(
+        "part",
+        nargs="?",
+        choices=PARTS,
+        metavar="PART",
+        help=f"of {', '.join(PARTS)} (default: all)",
+    )
+    command = commands.add_parser("show", help="print the label and the logs of a case")
+    command.add_argument("case", metavar="PART/NAME")
+    command.add_argument("file", nargs="?", default="*", metavar="FILE", help="only these: a pattern of their paths")
+    command.add_argument("--raw", action="store_true", help="the bytes of the files alone, as they are")
+    command = commands.add_parser("extract", help="write the cases of a part, or one, as folders")
+    command.add_argument("case", metavar="PART[/NAME]")
+    command.add_argument("folder", type=Path, metavar="DIR", help="where the folders of the cases are made")
+    command = commands.add_parser("add", help="put a case into a part, from a folder as `extract` writes it")
+    command.add_argument("part", choices=PARTS, metavar="PART", help=f"of {', '.join(PARTS)}")
+    command.add_argument("folder", type=Path, metavar="DIR", help="with case.yaml and logs/; its name is the case's")
+    command.add_argument("--replace", action="store_true", help="also where the part has a case of this name")
+    chosen = parser.parse_args(arguments)
+    try:
+        match chosen.command:
+            case "list":
+                for part in [chosen.part] if chosen.part else PARTS:
+                    print("\n".join(listed(read_part(part))))
+            case "show" if chosen.raw:
+                sys.stdout.buffer.write(b"".join(data for _, data in matching(find(chosen.case), chosen.file)))
+            case "show":
+                print("\n".join(described(find(chosen.case), chosen.file)))
+            case "extract":
+                print(f"{extract(chosen.case, chosen.folder)} cases in {chosen.folder}")
+            case "add":
+                added = add(chosen.part, chosen.folder, chosen.replace)
+                print(f"{added.name}: {len(added.files)} files")
+            case _:
+                return run(chosen.part, chosen.by, chosen.only, chosen.failures)
+    except (NvrxError, OSError) as error:
+        print(f"ci.corpus: {error}", file=sys.stderr)
+        return error.exit_code if isinstance(error, NvrxError) else 1
+    return 0
 
 
 if __name__ == "__main__":
+    signal.signal(signal.SIGPIPE, signal.SIG_DFL)  # `show … | head` ends in silence
     sys.exit(main())

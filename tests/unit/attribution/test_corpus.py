@@ -5,29 +5,29 @@ import gzip
 from collections.abc import Iterator
 from fnmatch import fnmatch
 from itertools import chain
-from pathlib import Path
+from pathlib import PurePosixPath
 
 import pytest
 
+from ci.cases import NOTHING_WRONG, PARTS, Case, Label, Primary, part_file, read_part
 from ci.corpus import LEAST_PRECISION, LEAST_RECALL, Judged, judge, misses, precision, recall
-from ci.labels import CORPUS, NOTHING_WRONG, PARTS, Case, folders, read_case
 from nvrx_slurm.attribution.catalogue import load_catalogue
-from nvrx_slurm.errors import ConfigError
 from nvrx_slurm.journal.verdicts import Attribution, Evidence, Scope, Verdict
 
 HANG = "hang"
 """What the analysis says of itself, where no rule's line tells."""
 
-FOLDERS = list(chain.from_iterable(map(folders, PARTS)))
+CASES = {part: read_part(part) for part in PARTS}
+ALL = list(chain.from_iterable(CASES.values()))
 MOST_BYTES = 6 << 20
 TOLD_BY = "see `python -m ci.corpus --part held_out --failures`, but write no rule by what it shows"
 
-each_case = pytest.mark.parametrize("folder", FOLDERS, ids=lambda folder: f"{folder.parent.name}/{folder.name}")
+each_case = pytest.mark.parametrize("case", ALL, ids=lambda case: case.name)
 
 
 @pytest.fixture(scope="module")
-def held_out() -> list[Judged]:
-    return asyncio.run(judge([read_case(folder) for folder in folders("held_out")]))
+def held_out(tmp_path_factory: pytest.TempPathFactory) -> list[Judged]:
+    return asyncio.run(judge(CASES["held_out"], tmp_path_factory.mktemp("corpus")))
 
 
 @pytest.fixture(scope="module")
@@ -36,9 +36,8 @@ def faults() -> set[str]:
 
 
 def logs(case: Case) -> Iterator[tuple[str, bytes]]:
-    for path in sorted((case.folder / "logs").rglob("*")):
-        if path.is_file():
-            yield path.name, gzip.decompress(path.read_bytes()) if path.suffix == ".gz" else path.read_bytes()
+    for path, data in case.logs.items():
+        yield PurePosixPath(path).name, gzip.decompress(data) if path.endswith(".gz") else data
 
 
 def test_precision_of_stop_on_cases_that_no_rule_was_written_by(held_out: list[Judged]) -> None:
@@ -53,16 +52,15 @@ def test_recall_of_stop_on_cases_that_no_rule_was_written_by(held_out: list[Judg
 
 def test_there_are_many_cases() -> None:
     """Enough of them, enough look-alikes and logs of several ranks, and little enough to keep in the repository."""
-    cases = [read_case(folder) for folder in FOLDERS]
-    assert len(cases) >= 380
-    assert sum(case.label.lookalike for case in cases) >= 64
-    assert sum(case.multi_rank for case in cases) >= 110
-    assert sum(path.stat().st_size for path in CORPUS.rglob("*") if path.is_file()) <= MOST_BYTES
+    assert len(ALL) >= 380
+    assert sum(case.label.lookalike for case in ALL) >= 64
+    assert sum(case.multi_rank for case in ALL) >= 110
+    assert sum(part_file(part).stat().st_size for part in PARTS) <= MOST_BYTES
 
 
 def test_the_unseen_part_is_of_every_kind() -> None:
     """Failures that must end the job, those that must not, look-alikes, and logs of several ranks."""
-    cases = [read_case(folder) for folder in folders("unseen")]
+    cases = CASES["unseen"]
     failures = [case for case in cases if not case.label.lookalike]
     assert sum(case.must_stop for case in failures) >= 28
     assert sum(Verdict.STOP not in case.label.verdict for case in failures) >= 18
@@ -72,7 +70,7 @@ def test_the_unseen_part_is_of_every_kind() -> None:
 
 def test_the_fresh_part_is_of_every_kind() -> None:
     """Failures that must end the job, those that must not, look-alikes, and logs of several ranks."""
-    cases = [read_case(folder) for folder in folders("fresh")]
+    cases = CASES["fresh"]
     failures = [case for case in cases if not case.label.lookalike]
     assert sum(case.must_stop for case in failures) >= 36
     assert sum(Verdict.STOP not in case.label.verdict for case in failures) >= 30
@@ -81,9 +79,8 @@ def test_the_fresh_part_is_of_every_kind() -> None:
 
 
 @each_case
-def test_the_line_of_the_cause_stands_in_the_logs(folder: Path) -> None:
+def test_the_line_of_the_cause_stands_in_the_logs(case: Case) -> None:
     """A label names words that its logs hold, in the file that it names."""
-    case = read_case(folder)
     files = dict(logs(case))
     assert files
     if case.label.primary is not None:
@@ -93,9 +90,9 @@ def test_the_line_of_the_cause_stands_in_the_logs(folder: Path) -> None:
 
 
 @each_case
-def test_a_label_agrees_with_itself(folder: Path, faults: set[str]) -> None:
+def test_a_label_agrees_with_itself(case: Case, faults: set[str]) -> None:
     """Its faults are classes of the catalogue, its ranks are of the job, and its reason is one sentence."""
-    label = read_case(folder).label
+    label = case.label
     assert set(label.fault) <= faults
     assert Verdict.TIMEOUT not in label.verdict
     assert label.why.endswith(".")
@@ -103,33 +100,18 @@ def test_a_label_agrees_with_itself(folder: Path, faults: set[str]) -> None:
     assert not nodes or ranks <= set(range(len(nodes) * label.inquiry.workers_per_node))
 
 
-def written(folder: Path, text: str) -> Path:
-    folder.mkdir()
-    (folder / "case.yaml").write_text(text)
-    return folder
-
-
-def test_a_wrong_label_is_an_error_that_names_its_file(tmp_path: Path) -> None:
-    """An unknown key is refused, with the file."""
-    folder = written(tmp_path / "case", "verdict: STOP\nfault: [key_error]\nverdickt: STOP\nwhy: so.\n")
-    with pytest.raises(ConfigError, match=r"case\.yaml.*verdickt"):
-        read_case(folder)
-
-
-LABEL = """
-verdict: STOP
-fault: [key_error]
-scope: user_code
-blamed_ranks: [3]
-blamed_nodes: []
-primary: {file: "rank-*.err", text: "KeyError: 'a'"}
-why: "So."
-"""
-
-
 @pytest.fixture
-def stop_case(tmp_path: Path) -> Case:
-    return read_case(written(tmp_path / "case", LABEL))
+def stop_case() -> Case:
+    label = Label(
+        verdict=(Verdict.STOP,),
+        fault=("key_error",),
+        scope=(Scope.USER_CODE,),
+        blamed_ranks=(3,),
+        blamed_nodes=(),
+        primary=Primary("rank-*.err", ("KeyError: 'a'",)),
+        why="So.",
+    )
+    return Case("dev", "case", label, {})
 
 
 def test_an_answer_that_is_right_in_all(stop_case: Case) -> None:

@@ -6,6 +6,7 @@ import json
 import os
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 
@@ -20,30 +21,31 @@ _JUDGE = """
 import asyncio, json, sys
 if sys.argv[1] == "without":
     sys.modules["hyperscan"] = None  # importing it raises ModuleNotFoundError
+from pathlib import Path
+from ci.cases import PARTS, read_part
 from ci.corpus import judge
-from ci.labels import PARTS, folders, read_case
 from msgspec.structs import replace
 from nvrx_slurm.util.log import set_up
 set_up("attribution")
-cases = [read_case(folder) for part in PARTS for folder in folders(part)[::4]]
-answers = [(each.case.folder, replace(each.answer, latency_s=0)) for each in asyncio.run(judge(cases))]
-print(json.dumps([[str(folder), repr(answer)] for folder, answer in answers]))
+cases = [case for part in PARTS for case in read_part(part)[::4]]
+answers = asyncio.run(judge(cases, Path(sys.argv[2])))
+print(json.dumps([[each.case.name, repr(replace(each.answer, latency_s=0))] for each in answers]))
 """
 
 
-def judged(how: str) -> tuple[list[list[str]], str]:
+def judged(how: str, root: Path) -> tuple[list[list[str]], str]:
     environment = {**os.environ, "PYTHONHASHSEED": "0"}  # consequences of the same time are named in a set's order
     done = subprocess.run(
-        [sys.executable, "-c", _JUDGE, how], capture_output=True, text=True, check=True, env=environment
+        [sys.executable, "-c", _JUDGE, how, str(root)], capture_output=True, text=True, check=True, env=environment
     )
     return json.loads(done.stdout), done.stderr
 
 
-def test_the_corpus_is_judged_the_same_without_vectorscan() -> None:
+def test_the_corpus_is_judged_the_same_without_vectorscan(tmp_path: Path) -> None:
     """Verdict, evidence and blame of each case are the same; one line of the log names the engine."""
-    expected, said = judged("with")
+    expected, said = judged("with", tmp_path)
     assert said.count("rules are searched for by Vectorscan") == 1
-    answers, said = judged("without")
+    answers, said = judged("without", tmp_path)
     assert said.count("rules are searched for by Python, slowly") == 1
     assert len(answers) > 100
     assert dict(answers) == dict(expected)

@@ -61,7 +61,7 @@ sbom: $(BIN)/uv  ## Write dist/nvrx-slurm.cdx.json (CycloneDX): the locked packa
 	$(UV) export --quiet --frozen --extra attribution --extra ci --no-emit-project --no-header --output-file $(VENV)/sbom.txt
 	$(BIN)/cyclonedx-py requirements --pyproject pyproject.toml --output-reproducible --of JSON -o dist/nvrx-slurm.cdx.json $(VENV)/sbom.txt
 
-demo: $(INSTALLED)  ## Train on 4 pretended nodes with 2 hot spares, kill one node midway, compare the loss
+demo: $(INSTALLED)  ## Train on 4 local nodes with 2 hot spares, kill one node midway, compare the loss
 	$(PIP) numpy
 	$(BIN)/python examples/digits/demo.py
 
@@ -110,7 +110,7 @@ lint: $(TESTS)  ## Check style, layers, and the workflows of GitHub Actions
 type: $(TESTS)  ## Check types
 	$(BIN)/mypy
 
-docs: $(INSTALLED)  ## Write the generated pages of docs/ anew
+docs: $(TESTS) slurm-packages  ## Write the generated pages of docs/, and record docs/demo.svg on a real Slurm
 	$(BIN)/python -m nvrx_slurm.jobspec.docs > docs/job-yaml.md
 	$(BIN)/python -m nvrx_slurm.store.docs > docs/store.md
 	$(BIN)/python -m nvrx_slurm.report.docs > docs/journal.md
@@ -118,6 +118,7 @@ docs: $(INSTALLED)  ## Write the generated pages of docs/ anew
 	$(BIN)/python -m nvrx_slurm.attribution.docs > docs/rules.md
 	$(BIN)/python -m nvrx_slurm.inprocess.docs docs/inprocess.md
 	$(BIN)/python -m nvrx_slurm.transport.docs docs/transport.md
+	$(BIN)/python -m ci.recording docs/demo.svg
 
 bench: $(TESTS)  ## Measure, each time beside a peer in the same run
 	$(BIN)/python -m bench $(ARGS)

@@ -101,11 +101,12 @@ fmt: $(TESTS)  ## Format the code
 	$(BIN)/ruff format .
 	$(BIN)/ruff check --fix .
 
-lint: $(TESTS)  ## Check style, layers, and the workflows of GitHub Actions
+lint: $(TESTS)  ## Check style, layers and the workflows of GitHub Actions; measure how the code reads
 	$(BIN)/ruff format --check .
 	$(BIN)/ruff check .
 	$(BIN)/lint-imports
 	PATH="$(CURDIR)/$(BIN):$$PATH" actionlint -config-file .github/actionlint.yaml .github/workflows/*.yml
+	@$(BIN)/python -m ci.house
 
 type: $(TESTS)  ## Check types
 	$(BIN)/mypy

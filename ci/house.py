@@ -57,7 +57,7 @@ def measure(modules: list[Module], *, most_places: int = 3) -> list[Row]:
     """The table. Empty modules, such as a bare `__init__.py`, count as lines and files but not in the median."""
     sizes = {module.name: module.text.count("\n") for module in modules}
     lines = sum(sizes.values())
-    functions = sum(isinstance(node, Function) for module in modules for node in ast.walk(module.tree))
+    functions = sum(isinstance(node, Function) for module in modules for node in ast.walk(module.tree)) or 1
     once = [place for module in modules for place in _private_used_once(module)]
     homes = defaultdict(list)
     for module in modules:

@@ -7,7 +7,7 @@
 | `opening.py` | a file's text, unpacked, piece by piece |
 | `blocks.py` | whole lines of it, of bounded length |
 | `prefilter.py` | which rules can match lines of a block |
-| `compiled.py`, `relaxed.py` | what it searches with, kept from process to process |
+| `vectorscan.py` | what it searches with, kept from process to process |
 | `matching.py`, `lines.py` | which lines do match, and the first and last of them |
 | `hits.py` | what such a line tells: by `labels.py` whose it is, by `stamps.py` when, by `tracebacks.py` from where |
 | `asides.py` | whether a traceback ended its process |

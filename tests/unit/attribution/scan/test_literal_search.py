@@ -11,8 +11,8 @@ from pathlib import Path
 import pytest
 
 from nvrx_slurm.attribution.catalogue import Catalogue, load_catalogue
-from nvrx_slurm.attribution.scan import compiled, literal_search
-from nvrx_slurm.attribution.scan.prefilter import Engine, Prefilter, Searcher
+from nvrx_slurm.attribution.scan import vectorscan
+from nvrx_slurm.attribution.scan.prefilter import Prefilter, Searcher, SearchFactory, search_in_python
 from nvrx_slurm.errors import ConfigError
 from tests.unit.attribution.scan.logs import rule
 
@@ -53,7 +53,7 @@ def test_the_corpus_is_judged_the_same_without_vectorscan(tmp_path: Path) -> Non
 
 def test_samples_of_shipped_rules() -> None:
     """Each rule is among those that may match its own samples."""
-    prefilter = Prefilter(load_catalogue(), searched_by=literal_search)
+    prefilter = Prefilter(load_catalogue(), search=search_in_python)
     searcher = Searcher(prefilter)
     for number, each in enumerate(prefilter.rules):
         for sample in (sample.encode() for sample in each.sample):
@@ -61,16 +61,16 @@ def test_samples_of_shipped_rules() -> None:
             assert searcher.may_match(number, sample), each.name
 
 
-@pytest.mark.parametrize("engine", [compiled, literal_search], ids=["Vectorscan", "Python"])
-def test_a_rule_without_literals_is_refused(engine: Engine) -> None:
+@pytest.mark.parametrize("search", [vectorscan.search, search_in_python], ids=["Vectorscan", "Python"])
+def test_a_rule_without_literals_is_refused(search: SearchFactory) -> None:
     """No search can find it, whatever the engine is."""
     with pytest.raises(ConfigError, match="has no literals"):
-        _ = Prefilter(Catalogue((rule("any", "x"),)), searched_by=engine).literals
+        _ = Prefilter(Catalogue((rule("any", "x"),)), search=search).literals
 
 
 def test_case_is_ignored_for_the_rules_that_say_so() -> None:
     """Of two rules with one literal, the other's case counts."""
     rules = rule("any case", "(?i)fatal", "fatal", ignore_case=True), rule("exact", "fatal", "fatal")
-    searcher = Searcher(Prefilter(Catalogue(rules), searched_by=literal_search))
+    searcher = Searcher(Prefilter(Catalogue(rules), search=search_in_python))
     assert searcher.present(b"FATAL") == [0]
     assert searcher.present(b"fatal") == [0, 1]

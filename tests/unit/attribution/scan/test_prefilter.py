@@ -14,7 +14,26 @@ from nvrx_slurm.attribution.scan.prefilter import Prefilter, Searcher
 from tests.unit.attribution.scan.logs import rule
 
 _ATOMS = st.sampled_from(
-    [r"ab", r"\d", r"[^a-c]", r".", r"\w+", r"\s?", r"^", r"$", r"\b", r"x{2,3}", r"(?=a)", r"(?i:B)"]
+    [
+        r"ab",
+        r"\d",
+        r"[^a-c]",
+        r".",
+        r"\w+",
+        r"\s?",
+        r"^",
+        r"$",
+        r"\b",
+        r"\B",
+        r"\Z",
+        r"x{2,3}",
+        r"x{,3}",
+        r"(?=a)",
+        r"(?<!b)",
+        r"(?i:B)",
+        r"[a-c[:.:]",
+        r"[]\[x]",
+    ]
 )
 _PATTERNS = st.recursive(
     _ATOMS,

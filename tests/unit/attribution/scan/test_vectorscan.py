@@ -8,8 +8,8 @@ from pathlib import Path
 import pytest
 
 from nvrx_slurm.attribution.catalogue import Catalogue
-from nvrx_slurm.attribution.scan.compiled import literals, name_of, telling
 from nvrx_slurm.attribution.scan.prefilter import Prefilter, Searcher
+from nvrx_slurm.attribution.scan.vectorscan import digest_of, literals, selective
 from nvrx_slurm.journal.sealed import SealedFolder
 from tests.unit.attribution.scan.logs import CATALOGUE, rule
 
@@ -98,6 +98,6 @@ def test_named_by_the_rules() -> None:
         rule("oom", "memory", "mem"),
         rule("oom", "memory", "memory", ignore_case=True),
     ]
-    assert len({name_of([each], telling) for each in (one, *others)}) == 4
-    assert name_of([one], telling) == name_of([rule("renamed", "memory", "memory")], telling)
-    assert name_of([one], telling) != name_of([one], literals)
+    assert len({digest_of([each], selective) for each in (one, *others)}) == 4
+    assert digest_of([one], selective) == digest_of([rule("renamed", "memory", "memory")], selective)
+    assert digest_of([one], selective) != digest_of([one], literals)

@@ -1,6 +1,6 @@
 """Every error that the tool itself raises, in one tree. Each says what was seen, where, and what to do.
 
-    NvrxError                     1   the workload failed, or something of ours did
+    NvrxError                     1   the workload failed, or a part of nvrx-slurm did
     ├── UsageError                2   the command line or the Python call is wrong
     │   ├── ConfigError           2   job.yaml (or the site file, or the environment) is wrong; names file, line, key
     │   ├── MissingProgramError   2   a program the command needs is not installed; names the line to install it
@@ -10,7 +10,7 @@
     │   ├── SlurmUnreachable
     │   └── StoreUnreachable
     ├── SourceError               1   a source of attribution gave no verdict; says why
-    ├── DeliveryError             1   a receiver has not taken what it was told of a failure; says why
+    ├── DeliveryError             1   a receiver did not accept a failure's report; says why
     ├── FaultFailed               1   a fault of a flow did not happen; says what stood in its way
     ├── SimulationStuck           1   a simulated history cannot go on, or passed a bound
     ├── UntrustedRecord           1   bytes from outside are not what this job writes; they are set aside
@@ -100,7 +100,7 @@ class SourceError(NvrxError):
 
 
 class DeliveryError(NvrxError):
-    """A receiver (Slack, an index, a ledger) has not taken what it was told of a failure; the message says why."""
+    """A receiver (Slack, an index, a ledger) did not accept a failure's report; the message says why."""
 
 
 class FaultFailed(NvrxError):

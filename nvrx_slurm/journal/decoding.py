@@ -1,4 +1,4 @@
-"""How bytes from outside this process become records: one function, one error for whatever is wrong with them."""
+"""How bytes from outside this process become records: one function, one error."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ _T = TypeVar("_T")
 
 
 def decode(decoder: Callable[[bytes], _T], data: bytes, what: str) -> _T:
-    """What `decoder` makes of `data`. Raises MalformedRecord, whatever is wrong with it; `what` names it there.
+    """Decode `data`. Raises MalformedRecord for any defect; `what` names the record in the message.
 
     A decoder of msgspec raises more than its DecodeError: UnicodeDecodeError for text that is not UTF-8,
     RecursionError for a deep nest, OverflowError for a number that does not fit. One that is written by hand raises

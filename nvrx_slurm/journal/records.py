@@ -84,7 +84,7 @@ class Allowance(Record, frozen=True, kw_only=True):
 class ProgressPlan(Record, frozen=True, kw_only=True):
     """When a job that fails again and again counts as stuck. `max_cycles` None: never.
 
-    Steps are what `workload.beat` tells; or the number in `iteration_file`; or the last match of `log_pattern` in a
+    Steps are what `workload.beat` reports; or the number in `iteration_file`; or the last match of `log_pattern` in a
     rank's log.
     """
 
@@ -105,7 +105,7 @@ class BackoffPlan(Record, frozen=True, kw_only=True):
 
 
 class FaultTolerance(Record, frozen=True, kw_only=True):
-    """Budgets and bounds, all in seconds or counts; `docs/job-yaml.md` tells what each does."""
+    """Budgets and bounds, all in seconds or counts; `docs/job-yaml.md` says what each does."""
 
     max_restarts: int = 3
     max_restarts_per_s: float | None = None  # the budget is a rate: so many within this
@@ -142,7 +142,7 @@ class FaultTolerance(Record, frozen=True, kw_only=True):
 
 
 class Lease(Record, frozen=True, kw_only=True):
-    """The job ends once nobody has touched `file` for `timeout_s`; it starts once somebody has."""
+    """The job ends when `file` has not changed for `timeout_s`; it starts after the first change."""
 
     file: str
     timeout_s: float
@@ -184,7 +184,7 @@ class Fact(Record, frozen=True, kw_only=True, tag_field="event"):
 
 
 class FromAgent(Fact, frozen=True, kw_only=True):
-    """A fact that an agent tells. `incarnation` names the agent process, `seq` grows with each of its facts,
+    """A fact that an agent reports. `incarnation` names the agent process, `seq` grows with each of its facts,
     so one that arrives twice, or from an agent that was replaced since, is recognised and dropped."""
 
     node: FileName
@@ -225,7 +225,7 @@ class NodeJoined(FromAgent, frozen=True, kw_only=True, tag="node_joined"):
 
 class NodeReady(FromAgent, frozen=True, kw_only=True, tag="node_ready"):
     """The node has no worker of an older cycle left and waits for its assignment in `cycle`. `step`: the last that
-    the cycle before had reached there, as far as anybody can tell."""
+    the cycle before had reached there, as far as it is known."""
 
     replica: FileName
     cycle: Count
@@ -244,7 +244,7 @@ class WorkersStarted(FromAgent, frozen=True, kw_only=True, tag="workers_started"
 
 
 class Progress(FromAgent, frozen=True, kw_only=True, tag="progress"):
-    """The first step that a worker of this node told in the cycle; later ones travel in beats only."""
+    """The first step that a worker of this node reported in the cycle; later ones travel in heartbeats only."""
 
     replica: FileName
     cycle: Count
@@ -253,9 +253,9 @@ class Progress(FromAgent, frozen=True, kw_only=True, tag="progress"):
 
 
 class RestartedInProcess(FromAgent, frozen=True, kw_only=True, tag="restarted_in_process"):
-    """A group of ranks has begun its function again, inside the same processes: nothing else follows from it. `node`:
-    that of the rank which told it. `times`: it stands for so many restarts, and tells of the last of them; where they
-    come too fast for an entry each."""
+    """A group of ranks has begun its function again, inside the same processes: nothing else follows from it.
+    `node`: that of the rank which reported it. `times`: it stands for so many restarts, and describes the last of
+    them; where they come too fast for an entry each."""
 
     replica: FileName
     cycle: Count
@@ -300,7 +300,7 @@ class NodeIsolated(FromAgent, frozen=True, kw_only=True, tag="node_isolated"):
 
 class Learned(FromAgent, frozen=True, kw_only=True, tag="learned"):
     """How long things take in this role: section (`step`: between two beats) → how many were seen, the longest in
-    seconds. Told when a longest has grown; kept across cycles and generations."""
+    seconds. Reported when a longest has grown; kept across cycles and generations."""
 
     role: FileName
     seen: dict[str, tuple[int, float]]
@@ -335,7 +335,7 @@ class NodeLeft(FromAgent, frozen=True, kw_only=True, tag="node_left"):
 class NodeLost(Fact, frozen=True, kw_only=True, tag="node_lost"):
     """The controller holds the node for dead. `cause`: `tether_lost`, `heartbeat_timeout`, or `replaced`.
 
-    `safe_after_s`: its workers may still run for so long, and until then nobody gets their ranks. 0: its own kernel
+    `safe_after_s`: its workers may still run for so long, and until then no node gets their ranks. 0: its own kernel
     says that they are dead.
     """
 
@@ -364,7 +364,7 @@ class SlurmNodeState(Fact, frozen=True, kw_only=True, tag="slurm_node_state"):
 
 
 class DumpAsked(Fact, frozen=True, kw_only=True, tag="dump_asked"):
-    """Somebody wants stacks of live workers now. `ranks` empty: of all."""
+    """A user asks for stacks of live workers now. `ranks` empty: of all."""
 
     request: str
     by: str
@@ -373,7 +373,7 @@ class DumpAsked(Fact, frozen=True, kw_only=True, tag="dump_asked"):
 
 
 class Signalled(Fact, frozen=True, kw_only=True, tag="signalled"):
-    """The batch host says that the job must end: it was told so, time is up, no agent runs any more, or nobody has
+    """The batch host says that the job must end: it was told so, time is up, no agent runs any more, or no client has
     touched the job's lease file."""
 
     reason: SignalReason
@@ -502,9 +502,9 @@ class Recovered(Decision, frozen=True, kw_only=True, tag="recovered"):
     """A replica runs again: how long each phase took, in seconds; they add up to `total_s`.
 
     `phases`, in order: `decided` (from the moment the death was noticed on its node, or the tether broke),
-    `torn_down` (until the last node had no old worker), `closed` (the round, after the pause of a crash loop if there
-    is one), `spawned` (until the last node had started its workers). The user's own start-up follows; its end is told
-    by the first `progress` of the cycle.
+    `torn_down` (until the last node had no old worker), `closed` (the round, after the pause of a crash loop if
+    there is one), `spawned` (until the last node had started its workers). The user's own start-up follows; its end
+    is reported by the first `progress` of the cycle.
     """
 
     replica: FileName
@@ -540,7 +540,7 @@ class JobEnded(Decision, frozen=True, kw_only=True, tag="job_ended"):
 
 
 class Fence(Decision, frozen=True, kw_only=True, tag="fence"):
-    """The agent with this incarnation kills its workers and must join anew: its ranks may run elsewhere."""
+    """The agent with this incarnation kills its workers and must join again: its ranks may run elsewhere."""
 
     node: FileName
     incarnation: FileName
@@ -626,9 +626,9 @@ class Entry(Record, frozen=True, kw_only=True):
 class Beat(Record, frozen=True, kw_only=True):
     """An agent's sign of life, in the `beats` stream.
 
-    `steps`: rank → last step told by its worker; `quiet`: rank → seconds since its last sign of progress; `sections`:
-    rank → the sections it has open, outermost first, each with the seconds since it was entered; `teardown`: the
-    phase that a teardown is in.
+    `steps`: rank → last step reported by its worker; `quiet`: rank → seconds since its last sign of progress;
+    `sections`: rank → the sections it has open, outermost first, each with the seconds since it was entered;
+    `teardown`: the phase that a teardown is in.
     """
 
     node: FileName

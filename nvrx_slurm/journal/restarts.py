@@ -1,4 +1,4 @@
-"""What a group of ranks tells of a restart in process: one datagram to its agent, one part of the journal."""
+"""What a group of ranks reports of a restart in process: one datagram to its agent, one part of the journal."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ MOST_MISSING = 64
 LONGEST_TEXT = 300
 LONGEST_NAME = 64
 LONGEST_BYTES = 32 << 10
-"""No datagram is longer, whatever was raised and however many ranks there are: the numbers above see to it."""
+"""No datagram is longer, for any exception and any number of ranks: the numbers above bound it."""
 
 
 class _Word(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
@@ -37,7 +37,7 @@ class RankPhases(_Word, frozen=True, kw_only=True):
 
 
 class InProcessRestart(_Word, frozen=True, kw_only=True):
-    """One restart of a group inside its processes (`inprocess.Wrapper`), as the first of its active ranks tells it.
+    """One restart of a group inside its processes (`inprocess.Wrapper`), as the first of its active ranks reports it.
 
     `call` counts the wrapped calls of the processes, `iteration` the attempts of the call: it is the one that began.
     `phases`: phase → the longest that any rank took for it, in seconds, and `slowest`: which one did; they do not add

@@ -1,8 +1,8 @@
-"""A folder of files that can be made again, under names that tell what they were made of, as `.pyc` files are.
+"""A folder of files that can be made again, under names derived from what they were made of, as `.pyc` files are.
 
 The first line is a SHA-256 over the name and the rest: no file is torn, or taken for another. It has no key: what
 makes a file trusted is that this user owns it and its folder. Files are read and written relative to a descriptor
-of the folder, whose owner and mode are checked first, so that another folder in its place is not used. Whatever is
+of the folder, whose owner and mode are checked first, so that another folder in its place is not used. What is
 wrong with the folder, nothing here raises: what it holds is made again.
 """
 
@@ -25,7 +25,7 @@ from nvrx_slurm.util.ownership import open_private_folder, read_owned
 class SealedFolder:
     """`path` is its user's alone (0700) and made when first needed; the `most` files that were used last are kept.
 
-    It must be absolute: one below the current folder is nobody's cache (no HOME is set).
+    It must be absolute: a cache below the current folder has no owner (no HOME is set).
     """
 
     path: Path

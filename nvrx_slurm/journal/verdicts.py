@@ -196,7 +196,7 @@ class LlmPlan(Wire, frozen=True, kw_only=True):
 class AttributionPlan(Wire, frozen=True, kw_only=True):
     """Which sources are asked about a failure, and what is done with their answers. All files are absolute paths.
 
-    `dry_run`: verdicts are recorded, and nobody waits for them. `timeout_s` bounds one source's answer;
+    `dry_run`: verdicts are recorded, and no decision waits for them. `timeout_s` bounds one source's answer;
     `decision_timeout_s` bounds how long a round waits for all of them, counted from the failure.
     """
 

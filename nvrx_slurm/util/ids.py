@@ -11,7 +11,7 @@ def new_incarnation() -> str:
 
 
 def succeeding(incarnation: str, number: int) -> str:
-    """The name under which the same process joins anew, for the `number`th time: `3f2a` → `3f2a-1`."""
+    """The name under which the same process joins again, for the `number`th time: `3f2a` → `3f2a-1`."""
     return f"{incarnation}-{number}"
 
 

@@ -1,7 +1,7 @@
 """The job's key: the one secret from which every proof in a job is derived.
 
 The batch host makes it (256 random bits, `StoreAddress.token`) and keeps it in `store.json` (0600) in the job folder.
-Whoever can read that file is the job's own user. Nothing else is a root of trust: not a port number, a host, a name,
+Only the job's own user can read that file. Nothing else is a root of trust: not a port number, a host, a name,
 or the password of a store that other jobs use too.
 
 Each purpose has a key of its own (HKDF-Expand with one block, RFC 5869), so a proof made for one is worth nothing for

@@ -22,9 +22,10 @@ _NO_LOCKS_HERE = (errno.ENOLCK, errno.ENOSYS, errno.EOPNOTSUPP)
 def locked(path: Path, *, timeout_s: float, clock: Clock) -> Iterator[bool]:
     """Hold the file's lock, against other processes and other threads; it goes with its holder's life.
 
-    Yields False where the file system knows no locks (Lustre mounted without `flock`): then nobody is kept out.
-    `flock` locks on NFS too, since Linux 2.6.12, where a server grants them. Raises TimeoutError after `timeout_s`
-    seconds, and OSError. A file system that hangs keeps its caller for longer than that: see `threads.in_thread`.
+    Yields False where the file system knows no locks (Lustre mounted without `flock`): then the lock keeps no
+    process out. `flock` locks on NFS too, since Linux 2.6.12, where a server grants them. Raises TimeoutError after
+    `timeout_s` seconds, and OSError. A file system that hangs keeps its caller for longer than that: see
+    `threads.in_thread`.
     """
     descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
     try:

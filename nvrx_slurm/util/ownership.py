@@ -2,7 +2,7 @@
 
 A path is trusted when its owner is this user or root, and neither its group nor others can write to it. A folder with
 the sticky bit may be writable: there only the owner of an entry can rename or remove it. A POSIX ACL that lets
-somebody write shows in the group's bits, as its mask. An NFSv4 ACL does not show in the mode, and is not seen here.
+a user write shows in the group's bits, as its mask. An NFSv4 ACL does not show in the mode, and is not seen here.
 
 Why the folders above the base folder are judged less strictly: docs/decisions/0027-strict-modes.md
 """
@@ -98,7 +98,7 @@ def is_own(status: os.stat_result, *, closed: int) -> bool:
 
 
 def is_ours(path: Path) -> bool:
-    """Whether this user owns what stands at this path, whatever it is; False where there is nothing."""
+    """Whether this user owns the file or folder at this path; False where there is none."""
     try:
         return path.lstat().st_uid == os.geteuid()
     except OSError:

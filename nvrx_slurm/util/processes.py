@@ -52,7 +52,7 @@ def restore_descriptor_limit(pid: int = 0) -> None:
 
 
 def dies_with_parent(number: signal.Signals) -> Callable[[], None]:
-    """For `preexec_fn`: the kernel sends `number` to the child when this process dies, by whatever signal."""
+    """For `preexec_fn`: the kernel sends `number` to the child when this process dies, by any signal."""
     return partial(die_with, os.getpid(), number)
 
 
@@ -66,7 +66,7 @@ def die_with(parent: int, number: signal.Signals) -> None:
 def is_alive(pid: int, *, started_before: float | None = None) -> bool:
     """Whether a process of this machine runs; a zombie does not.
 
-    `started_before` (seconds since the epoch) tells it from a later process that got the same number.
+    `started_before` (seconds since the epoch) excludes a later process that got the same number.
     """
     fields = stat_fields(pid)
     if fields is None or fields[_STATE] in "ZX":
@@ -123,7 +123,7 @@ def send(held: int | None, pid: int, number: signal.Signals) -> None:
 
 
 def stat_fields(pid: int) -> list[str] | None:
-    """What the kernel tells of a process of this machine; None if there is none, or no longer.
+    """What the kernel reports of a process of this machine; None if it does not exist.
 
     The fields of /proc/PID/stat from the third on, the state (proc(5)): the name before it may hold anything.
     """

@@ -1,10 +1,10 @@
 """Text from elsewhere, made safe to show. Pure, standard library only.
 
-Workers, node names, file names, records and Slurm's own output hold whatever their authors put there. A terminal
-obeys an escape sequence: it can hide lines, change the window's title, write to the clipboard, or answer as if the
-user had typed. A bidi control changes the order in which a line is read, a zero-width character hides that two names
-differ, and XML forbids most control characters. So each of them is replaced, visibly, by the escape that Python
-writes for it: `\\x1b`, `\\x9b`, `\\u202e`. Newline and tab stay.
+Workers, node names, file names, records and Slurm's own output hold any bytes that their authors put there. A
+terminal obeys an escape sequence: it can hide lines, change the window's title, write to the clipboard, or answer as
+if the user had typed. A bidi control changes the order in which a line is read, a zero-width character hides that
+two names differ, and XML forbids most control characters. So each of them is replaced, visibly, by the escape that
+Python writes for it: `\\x1b`, `\\x9b`, `\\u202e`. Newline and tab stay.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ _CONTROL = (
     r"\x00-\x08\x0b-\x1f\x7f-\x9f"  # C0 without tab and newline, DEL, C1
     r"\xad\u061c\u180e\u200b-\u200f\u2028-\u202e\u2060-\u206f\ufeff\ufff9-\ufffb"  # bidi, zero width, line separators
     r"\ud800-\udfff\ufffe\uffff"  # what no XML file and no UTF-8 can hold
-    r"\U000e0000-\U000e0fff"  # tags: text that nobody sees
+    r"\U000e0000-\U000e0fff"  # tags: text that no terminal shows
 )
 _SGR = r"\x1b\[[0-9;:]{0,64}m"
 """Select Graphic Rendition (ECMA-48, 8.3.117): colours. They change how text looks, and nothing else."""

@@ -83,8 +83,8 @@ def _pinned(certificate: str) -> SSLContext:
     import ssl  # here: it takes 4 MB
 
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
-    # The certificate is the whole list of what is trusted, and no authority: whoever shows it holds its key. So the
-    # name in it says nothing more, and no name is compared.
+    # The certificate is the whole list of what is trusted, and no authority: the server that shows it holds its key.
+    # So the name in it says nothing more, and no name is compared.
     context.check_hostname = False
     context.verify_flags |= ssl.VERIFY_X509_PARTIAL_CHAIN | ssl.VerifyFlags(_NO_CHECK_TIME)
     context.load_verify_locations(cadata=certificate)

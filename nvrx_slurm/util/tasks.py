@@ -10,7 +10,7 @@ AGAIN_S = 0.1
 
 
 async def end(tasks: Iterable[asyncio.Task[Any]]) -> None:
-    """Cancel tasks until all of them have ended; what they raise is nobody's any more.
+    """Cancel tasks until all of them have ended; what they raise is dropped.
 
     Once is not enough: when a connection is closed in the same moment, redis-py makes an error of the connection out
     of a cancellation, and a loop that is patient with such errors goes on. `asyncio.run` cancels once more, and then
@@ -24,4 +24,4 @@ async def end(tasks: Iterable[asyncio.Task[Any]]) -> None:
         _, left = await asyncio.wait(left, timeout=AGAIN_S)
     for task in running:
         if not task.cancelled():
-            task.exception()  # else asyncio tells of one that was never retrieved
+            task.exception()  # else asyncio logs that it was never retrieved

@@ -1,4 +1,4 @@
-"""The last look at what a command prints: nothing but text and colours leaves it, whatever its author forgot.
+"""The last look at what a command prints: only text and colours leave the process.
 
 A view makes what it shows visible field by field (`sanitize.one_line`), since it alone knows where a field ends. This
 guard stands behind all of them, at standard output and standard error. What must reach a terminal as it is (the live
@@ -68,7 +68,7 @@ def as_is(stream: IO[str]) -> TextIO:
 
 
 def write_exactly(text: str) -> None:
-    """A document that somebody else reads (a script, a file's text): to the byte, except on a terminal."""
+    """A document that another program reads (a script, a file's text): to the byte, except on a terminal."""
     if sys.stdout.isatty():
         sys.stdout.write(text)
     else:

@@ -17,7 +17,7 @@ T = TypeVar("T")
 def in_thread(work: Callable[[], T], name: str) -> Future[T]:
     """Start `work`; the future has its result or its exception. For asyncio: `asyncio.wrap_future`.
 
-    A daemon thread, not one of a pool: whoever waits may give up, and work that hangs in a dead file system then
+    A daemon thread, not one of a pool: the caller may stop waiting, and work that hangs in a dead file system then
     keeps neither a place in the pool nor, as a pool's threads do, this process from its end.
     """
     future: Future[T] = Future()
@@ -47,7 +47,7 @@ class Bell:
     def wait(self, seconds: float) -> None:
         """Until it is set, for so long at most."""
         if not self._is_set and self._silent.acquire(timeout=seconds):
-            self.set()  # for whoever else waits
+            self.set()  # for the other waiting threads
 
 
 class Crew:

@@ -107,7 +107,7 @@ class Opened:
 
     def end(self, *, succeeded: bool) -> None:
         """Free the entry. How long it took is kept only of one that ended well."""
-        if self.over or self.board is not _boards.get(_OURS):
+        if self.over or self.board is not _boards.get(_CURRENT):
             return  # the latter: in a child that was forked inside of it
         words, now, at = self.board.words, monotonic_ns(), self.entry
         if self.main:
@@ -126,16 +126,16 @@ class Opened:
         self.end(succeeded=False)
 
 
-_OURS = "ours"
+_CURRENT = "current"
 _boards: dict[str, Board | None] = {}
 
 
 def board() -> Board | None:
     """Where this process's sections stand; None if they stand nowhere."""
     try:
-        return _boards[_OURS]
+        return _boards[_CURRENT]
     except KeyError:
-        return _boards.setdefault(_OURS, _claim())
+        return _boards.setdefault(_CURRENT, _claim())
 
 
 def _claim() -> Board | None:
@@ -162,8 +162,8 @@ def _claim() -> Board | None:
 
 
 def _disown() -> None:
-    """In a forked child: what it opens and closes is not told, and what its parent opened it does not close."""
-    _boards[_OURS] = None
+    """In a forked child: what it opens and closes is not reported, and what its parent opened it does not close."""
+    _boards[_CURRENT] = None
 
 
 os.register_at_fork(after_in_child=_disown)

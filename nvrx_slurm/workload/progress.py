@@ -1,4 +1,4 @@
-"""A worker's steps, told by stores into memory that it shares with its agent."""
+"""A worker's steps, written into memory that it shares with its agent."""
 
 from __future__ import annotations
 
@@ -18,11 +18,11 @@ in_main_section: set[int] = set()
 
 
 def beat(*, step: int) -> None:
-    """Tells the agent that this worker has just done `step` (0 or more); call it once a step.
+    """Report to the agent that this worker has just done `step` (0 or more); call it once a step.
 
     Costs a fraction of a microsecond: a few stores into memory shared with the agent, no system call, no lock, no
     thread. The first call of a process also sends the agent one datagram, so that it need not poll for the first
-    step. A forked child may call it too, and then tells in its parent's name. Without an agent, and whatever is
+    step. A forked child may call it too, and then reports in its parent's name. Without an agent, and whatever is
     wrong with the channel to it, this does nothing.
 
     Raises TypeError, with or without an agent, if `step` is not an integer; ValueError if it does not fit into 64
@@ -39,7 +39,7 @@ def beat(*, step: int) -> None:
         if now - words[SIGN] > words[GAP]:
             _longest_yet(words, now)
         words[SIGN] = now
-        words[BEATS] += 1  # last: whoever sees the count grow finds the new step
+        words[BEATS] += 1  # last: a reader that sees the count grow finds the new step
     elif not _begun:
         _begin(number)
 

@@ -16,13 +16,14 @@ LONGEST_S = 1e9
 
 
 class section:
-    """`with section("checkpoint", timeout="10m"):` tells the agent what this worker is doing, and how long it may.
+    """`with section("checkpoint", timeout="10m"):` reports to the agent what this worker does, and how long it may
+    take.
 
     `timeout` is in seconds, or a text like `90s`, `10m`, `1h30m`. Without one, the deadline is learned from the run
-    if job.yaml says so, and else there is none. Sections may be nested: each keeps its own deadline. They may be open
-    in several threads and coroutines, and end in any order; an exception ends them too. While one of the main thread
-    is open, nobody waits for the next step; one of another thread does not stop that clock. Also a decorator of
-    functions and coroutine functions: each call is a section.
+    if job.yaml says so, and else there is none. Sections may be nested: each keeps its own deadline. They may be
+    open in several threads and coroutines, and end in any order; an exception ends them too. While one of the main
+    thread is open, the agent does not wait for the next step; one of another thread does not stop that clock. Also a
+    decorator of functions and coroutine functions: each call is a section.
 
     Costs a few microseconds: no thread, and no lock. Without an agent, in a forked child, and in all processes of a
     worker but the first that opens a section, it does nothing. At most 16 are watched at a time.
@@ -41,7 +42,7 @@ class section:
     def __enter__(self) -> None:
         if (shared := board()) is not None:
             opened = Opened(shared)
-            self._open.append(opened)  # before it is told, so that it is not dropped by what strikes in between
+            self._open.append(opened)  # before it is reported, so that an interrupt in between does not drop it
             opened.publish(self._name, self._timeout_ns)
 
     def __exit__(self, kind: object, error: object, traceback: object) -> None:

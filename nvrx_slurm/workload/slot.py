@@ -73,7 +73,8 @@ class OpenSection(NamedTuple):
 
 
 class Reading(NamedTuple):
-    """What a worker has told by now. Times are CLOCK_MONOTONIC, 0 for never; `seen`: name → (count, longest in s)."""
+    """What a worker has reported by now. Times are CLOCK_MONOTONIC, 0 for never; `seen`: name → (count, longest in
+    s)."""
 
     step: int | None = None
     beats: int = 0
@@ -103,7 +104,7 @@ class Slot:
         """A fresh slot at `path`, readable by its owner only.
 
         It takes the place of an older file rather than its content: a worker that is still about keeps writing into
-        the old one, where nobody looks, and is not struck by SIGBUS as a truncation would do. Raises OSError.
+        the old one, which no reader maps, and gets no SIGBUS as after a truncation. Raises OSError.
         """
         fresh = f"{os.fspath(path)}.{os.getpid()}"
         descriptor = os.open(fresh, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o600)
@@ -115,7 +116,7 @@ class Slot:
         return cls(map_slot(path))
 
     def read(self) -> Reading:
-        """What the worker has told by now. Whoever judges it by the clock looks at the clock first, then reads."""
+        """What the worker has reported by now. A caller that compares it with the clock reads the clock first."""
         main_open, entries = self._entries()
         sections = self._open_sections(entries)
         words = self._words  # the sign only now: see above

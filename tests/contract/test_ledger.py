@@ -234,11 +234,12 @@ def test_a_file_system_that_hangs_does_not_keep_a_job_from_starting(
     os.mkfifo(pipe)
     assert suspects_among(("n1",), where=str(pipe), cluster="alpha", timeout_s=0.1) == ()
     assert "no answer within 0.1 s" in caplog.text
+    own = [thread for thread in threading.enumerate() if thread.name == "suspects"]
+    assert own
     pipe.write_bytes(b"")  # lets the thread go
-    for thread in threading.enumerate():
-        if thread.name == "suspects":
-            thread.join(30.0)
-            assert not thread.is_alive()
+    for thread in own:
+        thread.join(30.0)
+        assert not thread.is_alive()
 
 
 # ---- what only a Redis does

@@ -23,6 +23,7 @@ from nvrx_slurm.util.clock import SystemClock
 from nvrx_slurm.util.files import write_private
 from nvrx_slurm.util.processes import is_alive
 from tests.contract.failing_log import write_failure
+from tests.fault_harness import until
 from tests.harness import wait_gone
 
 STOP, UNKNOWN, TIMEOUT = Verdict.STOP, Verdict.UNKNOWN, Verdict.TIMEOUT
@@ -314,9 +315,10 @@ async def test_no_server_is_left_behind(servers: Servers, mode: str) -> None:
     """However it went, its process is gone when the source is closed."""
     source = servers.source(Case("", mode, UNKNOWN))
     await ask(source, inquiry_of(servers.folder), timeout_s=SHORT_S)
-    pids = _servers_running(servers.folder)
+    # Of the other two the source is rid before it answers: it kills a chatty one, and one that refuses has ended.
+    assert _servers_running(servers.folder) or mode in ("chatty", "refuses")
     await source.close()
-    wait_gone(pids)
+    await asyncio.to_thread(until, lambda: not _servers_running(servers.folder), "the server is gone")
 
 
 async def test_a_server_whose_end_is_called_off_is_gone(tmp_path: Path) -> None:

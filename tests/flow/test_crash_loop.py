@@ -28,9 +28,9 @@ def test_a_crash_loop_is_slowed_down_from_the_third_failure_on(run_local, tmp_pa
     decided = {entry.record.cycle: entry for entry in job.entries if isinstance(entry.record, RestartDecided)}
     closed = {entry.record.cycle: entry.t for entry in job.entries if isinstance(entry.record, RoundClosed)}
     assert [entry.record.delay_s for entry in decided.values()] == [0.0, 0.0, 0.3, 0.6, 0.6, 0.0]
-    for cycle, began in closed.items():
-        if cycle:
-            assert began - decided[cycle - 1].t >= decided[cycle - 1].record.delay_s
+    assert list(closed) == list(range(6))
+    for cycle in range(1, 6):
+        assert closed[cycle] - decided[cycle - 1].t >= decided[cycle - 1].record.delay_s
 
 
 @pytest.mark.parametrize(("number", "code"), [(signal.SIGTERM, 143), (signal.SIGINT, 130)])

@@ -191,11 +191,12 @@ def test_secrets_are_in_no_argument_and_no_open_file(run_local, gate, tmp_path):
     assert (job.folder.path / "store.json").stat().st_mode & 0o777 == 0o600
     assert job.folder.path.stat().st_mode & 0o777 == 0o700
     listed = subprocess.run(["ps", "-eo", "args"], capture_output=True, text=True, check=True).stdout
+    open_files = [path for path in job.folder.path.rglob("*") if path.is_file() and path.name != "store.json"]
+    assert job.folder.path / "plan.json" in open_files
     for secret in (address.password, address.token):
         assert secret not in listed
-        for path in job.folder.path.rglob("*"):
-            if path.is_file() and path.name != "store.json":
-                assert secret.encode() not in path.read_bytes()
+        for path in open_files:
+            assert secret.encode() not in path.read_bytes()
     gate.open()
     assert job.finish() == 0
     assert not (job.folder.path / "store.json").exists()

@@ -31,7 +31,7 @@ def run(gate, tmp_path):
 
     yield start
     for process in started:
-        everybody = descendants(process.pid)
+        everybody = [process.pid, *descendants(process.pid)]
         process.kill()
         process.communicate()
         wait_gone(everybody)

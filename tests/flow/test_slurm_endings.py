@@ -58,6 +58,7 @@ def test_cancelled_job_kills_before_slurm_does(jobs):
     why = "still there after the stop signal"
     assert {record.node: record.why for record in dumped} == {"n1": why, "n2": why}
     for record in dumped:
+        assert record.files
         for file in record.files.values():
             assert "gate_worker.py" in (job.folder.path / file).read_text()
     assert [record.survivors for record in job.said(NodeLeft)] == [(), ()]

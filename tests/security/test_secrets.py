@@ -106,10 +106,13 @@ def test_no_process_of_a_job_has_a_secret_in_its_environment(
     for part in PARTS:
         assert any(part in command for command in commands), (part, commands)
     assert [command for command, environ in running.values() if MARK in environ] == []
+    read = set()
     for folder, _, names in os.walk(handle.folder):
         for path in (Path(folder, name) for name in names):
             with contextlib.suppress(FileNotFoundError):  # the batch host may still be clearing the store away
                 assert not path.is_file() or MARK not in path.read_text(errors="replace"), path
+                read.add(path)
+    assert {handle.folder / "plan.json", handle.folder / "nodes" / "attribution.log"} <= read
 
 
 def test_no_process_of_run_has_a_secret_in_its_environment(tmp_path):

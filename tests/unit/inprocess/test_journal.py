@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
 import socket
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 from hypothesis import given
@@ -16,6 +18,7 @@ from nvrx_slurm.inprocess.journal import shortened, tell_agent
 from nvrx_slurm.inprocess.timeline import Phase, RankTimeline, Restart
 from nvrx_slurm.journal.restarts import LONGEST_BYTES, MOST_MISSING, MOST_RANKS, decode, encode
 
+NO_RECORD: Any = object()
 RAISED = InterruptionRecord(3, Interruption.EXCEPTION, "ValueError: no such layer: 49\nmore", "n2", "a long stack")
 
 
@@ -73,23 +76,52 @@ def test_whatever_was_raised_fits_into_one_datagram(records: list[InterruptionRe
     assert decode(data).iteration == 2
 
 
-def test_without_an_agent_nothing_happens(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Under another launcher there is nobody to tell."""
-    monkeypatch.delenv("NVRX_BEAT_SOCKET", raising=False)
+def test_without_an_agent_nothing_happens(
+    agent: socket.socket, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Under another launcher nothing is sent, and the restart is not even looked at."""
+    monkeypatch.delenv("NVRX_BEAT_SOCKET")
     tell_agent(restart())
+    with pytest.raises(BlockingIOError):
+        agent.recv(LONGEST_BYTES)
+    tell_agent(restart(records=(NO_RECORD,)))
+    assert caplog.messages == []
 
 
-def test_an_agent_that_is_gone_costs_the_group_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Neither an error nor a wait."""
-    monkeypatch.setenv("NVRX_BEAT_SOCKET", str(tmp_path / "nobody"))
-    tell_agent(restart())
+def test_what_cannot_be_encoded_is_a_warning(agent: socket.socket, caplog: pytest.LogCaptureFixture) -> None:
+    """The group has restarted: it does not fail for want of a line in the journal."""
+    tell_agent(restart(records=(NO_RECORD,)))
+    assert caplog.messages == ["the agent was not told of the restart"]
+    with pytest.raises(BlockingIOError):
+        agent.recv(LONGEST_BYTES)
+
+
+def test_an_agent_that_is_gone_costs_the_group_nothing(
+    agent: socket.socket, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Neither an error nor a warning; an agent that takes its place gets the next restart."""
+    agent.close()
+    tell_agent(restart())  # refused: the socket's file is there, and no process reads it
+    (tmp_path / "s").unlink()
+    tell_agent(restart())  # no such file
+    assert caplog.messages == []
+    with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as successor:
+        successor.bind(str(tmp_path / "s"))
+        successor.setblocking(False)
+        tell_agent(restart(iteration=7))
+        assert decode(successor.recv(LONGEST_BYTES)).iteration == 7
 
 
 def test_an_agent_that_does_not_read_is_not_waited_for(agent: socket.socket) -> None:
     """Once its queue is full, what is told is lost; what went in before can still be read."""
-    for _ in range(2000):
-        tell_agent(restart())
-    assert decode(agent.recv(LONGEST_BYTES)).iteration == 2
+    for number in range(2000):
+        tell_agent(restart(iteration=number))
+    assert decode(agent.recv(LONGEST_BYTES)).iteration == 0
+    left = 0
+    with contextlib.suppress(BlockingIOError):
+        while agent.recv(LONGEST_BYTES):
+            left += 1
+    assert left < 1999
 
 
 @pytest.mark.parametrize("word", [b"{", b"{}", b'{"iteration": "x"}', b"{\xff}"])

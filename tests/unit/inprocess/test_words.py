@@ -1,5 +1,7 @@
 from __future__ import annotations
 
+import pytest
+
 from nvrx_slurm.inprocess.words import in_words, place_of
 
 
@@ -9,11 +11,10 @@ def test_a_failure_is_one_line_with_its_place():
     def training() -> None:
         raise RuntimeError("loss is\nNaN")
 
-    try:
+    with pytest.raises(RuntimeError) as raised:
         training()
-    except RuntimeError as error:
-        assert in_words(error) == "RuntimeError: loss is NaN"
-        assert place_of(error) == f"{__file__}:{training.__code__.co_firstlineno + 1}, in training"
+    assert in_words(raised.value) == "RuntimeError: loss is NaN"
+    assert place_of(raised.value) == f"{__file__}:{training.__code__.co_firstlineno + 1}, in training"
 
 
 def test_an_exception_that_was_never_raised_has_no_place():

@@ -42,13 +42,14 @@ def test_a_closed_crew_leaves_no_thread() -> None:
     crew, go, ended = Crew("to be closed"), threading.Event(), []
     crew.start(lambda: None).result(BOUND_S)
     busy = crew.start(lambda: ended.append(go.wait(BOUND_S)))
+    own = [thread for thread in threading.enumerate() if thread.name == "to be closed"]
     crew.close()
     go.set()
     busy.result(BOUND_S)
-    for thread in threading.enumerate():
-        if thread.name == "to be closed":
-            thread.join(BOUND_S)
-            assert not thread.is_alive()
+    assert own
+    for thread in own:
+        thread.join(BOUND_S)
+        assert not thread.is_alive()
     assert ended == [True]
 
 

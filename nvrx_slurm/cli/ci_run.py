@@ -82,7 +82,7 @@ def run_and_report(
     """Run flows, tell each as it ends, and write the reports that were asked for; returns the exit code."""
     from nvrx_slurm.lab.flow.running.artifacts import default_folder
     from nvrx_slurm.lab.flow.running.suite import SuiteOptions, run_suite
-    from nvrx_slurm.lab.flow.running.where import choose_stage
+    from nvrx_slurm.lab.flow.stages import choose_stage
     from nvrx_slurm.util.clock import SystemClock
 
     _check_installed("--junit", junit, "junitparser")

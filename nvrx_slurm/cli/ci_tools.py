@@ -109,7 +109,7 @@ def matrix(
     import tempfile
 
     from nvrx_slurm.lab.flow.language.load import load_flows
-    from nvrx_slurm.lab.flow.running.where import choose_stage
+    from nvrx_slurm.lab.flow.stages import choose_stage
 
     stage = stage or choose_stage()
     start_s = seconds_of("--starts-within", starts_within)

@@ -24,7 +24,7 @@ from nvrx_slurm.lab.devcluster.waiting import wait_until
 from nvrx_slurm.lab.flow.language.model import Fault, Flow, Limits, Needs
 from nvrx_slurm.lab.flow.language.when import OnState
 from nvrx_slurm.lab.flow.stages import Scene, check, open_stage
-from nvrx_slurm.lab.flow.stages.accounts import described, processes_of
+from nvrx_slurm.lab.flow.stages.processes import described, processes_of
 from nvrx_slurm.lab.flow.stages.world import World
 from nvrx_slurm.util.clock import SystemClock
 from nvrx_slurm.util.processes import is_alive

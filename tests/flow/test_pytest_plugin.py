@@ -12,7 +12,7 @@ import pytest
 from nvrx_slurm.lab.devcluster import names
 from nvrx_slurm.lab.devcluster.processes import environment_of, read_table
 from nvrx_slurm.lab.devcluster.waiting import wait_until
-from nvrx_slurm.lab.flow.running.hold import MARK
+from nvrx_slurm.lab.flow.running.cleanup import MARK
 from nvrx_slurm.util.clock import SystemClock
 
 pytest_plugins = ["pytester"]

@@ -27,7 +27,7 @@ from nvrx_slurm.inprocess.store.redis import RedisStore
 from nvrx_slurm.journal.folder import JobFolder, JobInfo, StoreAddress
 from nvrx_slurm.journal.records import NodeReady
 from nvrx_slurm.lab.faults.disk import SmallDisk
-from nvrx_slurm.lab.flow.stages.revocation import Revocation, revoke
+from nvrx_slurm.lab.flow.stages.remote import Revocation, revoke
 from nvrx_slurm.store.client import Store
 from nvrx_slurm.transport.asking import Asker
 from nvrx_slurm.util.clock import SystemClock

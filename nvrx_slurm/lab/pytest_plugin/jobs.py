@@ -22,11 +22,10 @@ from nvrx_slurm.jobspec.load import load
 from nvrx_slurm.jobspec.plan import plan
 from nvrx_slurm.lab.devcluster import DevCluster, names, remove
 from nvrx_slurm.lab.flow.language.writing import to_yaml
+from nvrx_slurm.lab.flow.running.cleanup import MARK, Hold, undo
 from nvrx_slurm.lab.flow.running.guard import Guard
-from nvrx_slurm.lab.flow.running.hold import MARK, Hold
-from nvrx_slurm.lab.flow.running.undo import undo
 from nvrx_slurm.lab.flow.stages import diagnosis
-from nvrx_slurm.lab.flow.stages.reach import here as this_machine
+from nvrx_slurm.lab.flow.stages.remote import here as this_machine
 from nvrx_slurm.util.clock import SystemClock
 from nvrx_slurm.util.files import make_folders
 from nvrx_slurm.util.processes import is_alive

@@ -9,10 +9,8 @@ from __future__ import annotations
 
 from nvrx_slurm.journal.records import Plan
 from nvrx_slurm.lab.flow.language.model import StageName
-from nvrx_slurm.lab.flow.matrix.case import Case, LeftOut, if_possible
-from nvrx_slurm.lab.flow.matrix.of_jobs import OF_THE_JOB, starts
-from nvrx_slurm.lab.flow.matrix.of_roles import OF_A_ROLE
-from nvrx_slurm.lab.flow.matrix.shape import Shape
+from nvrx_slurm.lab.flow.matrix.cases import OF_A_ROLE, OF_THE_JOB, starts
+from nvrx_slurm.lab.flow.matrix.shape import Case, LeftOut, Shape, if_possible
 
 __all__ = ["Case", "LeftOut", "matrix"]
 

@@ -1,10 +1,13 @@
-"""What a step of GitHub Actions tells: annotations at the flow's lines, log groups, a summary, outputs.
+"""The report for a step of GitHub Actions: annotations at the flow's lines, log groups, a summary page, outputs.
 
-Formats: "Workflow commands for GitHub Actions" in GitHub's documentation.
+Formats: "Workflow commands for GitHub Actions" in GitHub's documentation. The summary stays under its limit.
 """
 
 from __future__ import annotations
 
+import html
+import os
+import re
 import secrets
 import sys
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -13,20 +16,23 @@ from pathlib import Path
 import click
 
 from nvrx_slurm.jobspec.env import GitHub
-from nvrx_slurm.lab.flow.outcome import Attempt, Finding, FlowOutcome, SuiteOutcome
-from nvrx_slurm.lab.flow.report import step_summary
-from nvrx_slurm.lab.flow.report.tails import log_tails
-from nvrx_slurm.lab.flow.report.text import of_attempt
-from nvrx_slurm.lab.flow.report.words import (
+from nvrx_slurm.lab.flow.outcome import Attempt, Finding, FlowOutcome, Status, SuiteOutcome
+from nvrx_slurm.lab.flow.report.text import (
     STATUS_WORDS,
     WELL,
+    block,
     facts,
     headline,
+    in_all,
+    of_attempt,
     path_from,
+    place,
     plain,
+    recovery,
     told,
     worst_first,
 )
+from nvrx_slurm.report.words import plural, seconds
 from nvrx_slurm.util.terminal import as_is
 
 Tails = Callable[[Attempt], Mapping[str, Sequence[str]]]
@@ -45,8 +51,8 @@ def announce(
         say(line)
     if places.step_summary:
         written = places.step_summary.stat().st_size if places.step_summary.exists() else 0
-        room = step_summary.LIMIT_BYTES - written
-        _append(places.step_summary, step_summary.markdown(outcome, places.workspace, room))
+        room = LIMIT_BYTES - written
+        _append(places.step_summary, markdown(outcome, places.workspace, room))
     if places.output:
         _append(places.output, output_text(outputs(outcome, artifacts), token))
 
@@ -137,3 +143,166 @@ def output_text(values: Mapping[str, str], token: str) -> str:
 def _append(path: Path, text: str) -> None:
     with path.open("a", encoding="utf-8", errors="backslashreplace") as file:
         file.write(text)
+
+
+LIMIT_BYTES = 1 << 20
+"""Of one step's summary. GitHub drops the whole page of a step that writes more."""
+
+MARKS: dict[Status, str] = {
+    "passed": "✅",
+    "flaky": "⚠️",
+    "failed": "❌",
+    "broken": "💥",
+    "out_of_time": "⌛",
+    "interrupted": "🛑",
+    "left_out": "➖",
+}
+LONGEST_CELL = 300
+SPARE_BYTES = 300  # for the sentence that says what was cut
+COLUMNS = ("", "flow", "stage", "attempts", "took", "recovered in", "note")
+_MARKDOWN = re.compile(r"[\\`*_{}\[\]<>()&|~#!@$:]")
+
+
+def markdown(outcome: SuiteOutcome, base: Path | None = None, room_bytes: int = LIMIT_BYTES) -> str:
+    """A table with a line a flow, those that went wrong first, and the findings of each to unfold.
+
+    Never more than `room_bytes` of UTF-8: first details are left out, then lines of the table, and it says so.
+    """
+    flows = worst_first(outcome)
+    page = _Page(room_bytes - SPARE_BYTES)
+    if not page.add(_head(outcome)):
+        return ""
+    without_line = [flow for flow in flows if not page.add(_row(flow))]
+    page.add("\n")
+    without_details = _add_details(page, [flow for flow in flows if told(flow)], base)
+    return "".join(page.parts) + _cut(without_line, without_details)
+
+
+class _Page:
+    """Parts of a text, as many as fit."""
+
+    def __init__(self, room_bytes: int) -> None:
+        self.parts: list[str] = []
+        self._room = room_bytes
+
+    def add(self, part: str) -> bool:
+        """False: it does not fit, and nothing has changed."""
+        self.parts.append("")
+        if self.swap(len(self.parts) - 1, part):
+            return True
+        self.parts.pop()
+        return False
+
+    def swap(self, index: int, part: str) -> bool:
+        """Put a part in another's place; false as above."""
+        room = self._room + _bytes(self.parts[index]) - _bytes(part)
+        if room < 0:
+            return False
+        self.parts[index], self._room = part, room
+        return True
+
+
+def _bytes(text: str) -> int:
+    return len(text.encode(errors="backslashreplace"))
+
+
+def _head(outcome: SuiteOutcome) -> str:
+    note = f"\n\n{_cell(outcome.note)}" if outcome.note else ""
+    title = f"## {in_all(outcome)} on {_cell(outcome.stage)} in {seconds(outcome.took_s)}{note}"
+    return f"{title}\n\n{_line(COLUMNS)}{_line(('---',) * len(COLUMNS))}"
+
+
+def _row(flow: FlowOutcome) -> str:
+    last = flow.attempts[-1] if flow.attempts else None
+    cells = (
+        MARKS[flow.status],
+        f"<b>{_cell(flow.name)}</b>",
+        _cell(flow.stage),
+        str(len(flow.attempts)),
+        seconds(flow.took_s) if last else "",
+        _cell(recovery(last)) if last else "",
+        _cell(headline(flow)),
+    )
+    return _line(cells)
+
+
+def _line(cells: tuple[str, ...]) -> str:
+    return f"| {' | '.join(cells)} |\n"
+
+
+def _cell(text: str) -> str:
+    """Text as it is, in one line: what Markdown or HTML would read as a sign is written as an entity."""
+    flat = " ".join(plain(text).split())
+    short = flat if len(flat) <= LONGEST_CELL else f"{flat[:LONGEST_CELL]}…"
+    return _MARKDOWN.sub(lambda sign: f"&#{ord(sign[0])};", short)
+
+
+def _add_details(page: _Page, flows: list[FlowOutcome], base: Path | None) -> list[FlowOutcome]:
+    """Everybody's findings before anybody's journal. Returns those for whom there was no room at all."""
+    no_journal = ("the journal is left out here, the page would be too long",)
+    places = {}
+    for index, flow in enumerate(flows):
+        if page.add("".join(_details(flow, attempt, base, no_journal) for attempt in told(flow))):
+            places[index] = len(page.parts) - 1
+    for index, part in places.items():
+        page.swap(part, "".join(_details(flows[index], each, base, each.excerpt) for each in told(flows[index])))
+    return [flow for index, flow in enumerate(flows) if index not in places]
+
+
+def _details(flow: FlowOutcome, attempt: Attempt, base: Path | None, journal: tuple[str, ...]) -> str:
+    title = f"{MARKS[attempt.verdict]} <b>{_cell(flow.name)}</b>: {_cell(facts(flow, attempt))}"
+    lines = [STATUS_WORDS[attempt.verdict]]
+    for finding in attempt.findings:
+        lines += [f"{place(finding, base)}: {finding.message}", *(f"    {line}" for line in finding.detail)]
+    lines += ["", *journal] if journal else []
+    return f"<details><summary>{title}</summary>\n\n<pre>{html.escape(block(lines))}</pre>\n\n</details>\n\n"
+
+
+def _cut(without_line: list[FlowOutcome], without_details: list[FlowOutcome]) -> str:
+    parts = [
+        f"{plural(len(flows), 'flow')} without {what}"
+        for flows, what in ((without_line, "a line in the table"), (without_details, "details"))
+        if flows
+    ]
+    if not parts:
+        return ""
+    return f"\nCut, because GitHub shows {LIMIT_BYTES >> 10} KiB: {', '.join(parts)}. The HTML report has them all.\n"
+
+
+SUFFIXES = frozenset({".log", ".out", ".err"})
+MOST_FILES = 12
+LAST_LINES = 20
+READ_BYTES = 16 << 10
+
+
+def log_tails(attempt: Attempt) -> dict[str, tuple[str, ...]]:
+    """The last lines of the logs in the attempt's artifacts, by path; those written last come first.
+
+    A file that cannot be read is not there: this is for looking, not for deciding.
+    """
+    if attempt.artifacts is None:
+        return {}
+    top = Path(attempt.artifacts)
+    found = [(_written_at(path), path) for path in top.rglob("*") if path.suffix in SUFFIXES]
+    newest = [path for at, path in sorted(found, reverse=True) if at][:MOST_FILES]
+    return {str(path.relative_to(top)): _tail(path) for path in newest}
+
+
+def _written_at(path: Path) -> int:
+    """0: nothing to read there."""
+    try:
+        status = path.stat()
+    except OSError:
+        return 0
+    return status.st_mtime_ns if status.st_size else 0
+
+
+def _tail(path: Path) -> tuple[str, ...]:
+    try:
+        with path.open("rb") as file:
+            size = file.seek(0, os.SEEK_END)
+            file.seek(max(0, size - READ_BYTES))
+            text = file.read(READ_BYTES)
+    except OSError as error:
+        return (f"not readable: {error.strerror}",)
+    return tuple(text.decode(errors="replace").splitlines()[-LAST_LINES:])

@@ -12,7 +12,7 @@ from jinja2 import Environment, FileSystemLoader, StrictUndefined
 from markupsafe import Markup
 
 from nvrx_slurm.lab.flow.outcome import Attempt, FlowOutcome, Struck, SuiteOutcome
-from nvrx_slurm.lab.flow.report import words
+from nvrx_slurm.lab.flow.report import text as words
 from nvrx_slurm.report.words import seconds
 
 PAGE = Path(__file__).parent / "page"

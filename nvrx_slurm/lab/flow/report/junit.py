@@ -25,7 +25,7 @@ from junitparser.xunit2 import (
 )
 
 from nvrx_slurm.lab.flow.outcome import Attempt, FlowOutcome, SuiteOutcome
-from nvrx_slurm.lab.flow.report.words import STATUS_WORDS, block, facts, path_from, place, plain, told
+from nvrx_slurm.lab.flow.report.text import STATUS_WORDS, block, facts, path_from, place, plain, told
 
 
 def document(outcome: SuiteOutcome, hostname: str, base: Path | None = None) -> str:

@@ -1,25 +1,16 @@
-"""The lines that `ci run` prints. Coloured: print them with `click.echo`, which drops colours in a pipe."""
+"""The lines that `ci run` prints, and the words that all reports share. Print them with `click.echo`, which drops
+colours in a pipe."""
 
 from __future__ import annotations
 
+from collections import Counter
 from pathlib import Path
 
 import click
 
-from nvrx_slurm.lab.flow.outcome import Attempt, FlowOutcome, Status, SuiteOutcome
-from nvrx_slurm.lab.flow.report.words import (
-    STATUS_WORDS,
-    WELL,
-    counts,
-    facts,
-    headline,
-    path_from,
-    place,
-    plain,
-    recovery,
-    told,
-)
-from nvrx_slurm.report.words import seconds
+from nvrx_slurm.lab.flow.outcome import Attempt, Finding, FlowOutcome, Status, SuiteOutcome
+from nvrx_slurm.report.words import plural, seconds
+from nvrx_slurm.util.sanitize import uncoloured
 
 MARKS: dict[Status, tuple[str, str]] = {
     "passed": ("✓", "green"),
@@ -87,3 +78,97 @@ def summary(outcome: SuiteOutcome) -> str:
     ]
     note = f" ({plain(outcome.note)})" if outcome.note else ""
     return f"{', '.join(parts) or 'no flow'} on {outcome.stage} in {seconds(outcome.took_s)}{note}"
+
+
+STATUS_WORDS: dict[Status, str] = {
+    "passed": "passed",
+    "flaky": "flaky",
+    "failed": "failed",
+    "broken": "could not run",
+    "out_of_time": "out of time",
+    "interrupted": "interrupted",
+    "left_out": "left out",
+}
+"""In the order in which a summary counts them."""
+
+WELL: frozenset[Status] = frozenset({"passed", "flaky", "left_out"})
+"""What leaves the suite's exit code at 0."""
+
+MOST_RECOVERIES = 2
+
+
+def plain(text: str) -> str:
+    """The text without colours, its control characters visible: what XML, HTML and logs can hold."""
+    return uncoloured(text)
+
+
+def block(lines: tuple[str, ...] | list[str]) -> str:
+    """Lines as one plain text."""
+    return plain("\n".join(lines))
+
+
+def worst_first(outcome: SuiteOutcome) -> list[FlowOutcome]:
+    """What went wrong, then what is flaky, then the others; else in the order of the run."""
+    return sorted(outcome.flows, key=lambda flow: (flow.status in WELL, not told(flow)))
+
+
+def counts(outcome: SuiteOutcome) -> dict[Status, int]:
+    """How many flows went which way; none of a kind is not named."""
+    found = Counter(flow.status for flow in outcome.flows)
+    return {status: found[status] for status in STATUS_WORDS if found[status]}
+
+
+def in_all(outcome: SuiteOutcome) -> str:
+    """`24 passed, 1 flaky, 1 failed`."""
+    return ", ".join(f"{count} {STATUS_WORDS[status]}" for status, count in counts(outcome).items()) or "no flow"
+
+
+def place(finding: Finding, base: Path | None = None) -> str:
+    """`ci/flows/spare.yaml:14`, where the path can be told from `base`."""
+    return f"{path_from(base, finding.file)}:{finding.line}"
+
+
+def path_from(base: Path | None, file: str) -> str:
+    """The file as seen from `base`; as it is where it does not lie below."""
+    if base is None or not Path(file).is_relative_to(base):
+        return file
+    return str(Path(file).relative_to(base))
+
+
+def recovery(attempt: Attempt) -> str:
+    """`642 ms`, `642 ms, 1.20 s`, `7, up to 1.20 s`; nothing where nothing recovered."""
+    times = attempt.recoveries_s
+    if len(times) > MOST_RECOVERIES:
+        return f"{len(times)}, up to {seconds(max(times))}"
+    return ", ".join(seconds(time) for time in times)
+
+
+def facts(flow: FlowOutcome, attempt: Attempt) -> str:
+    """`dev, attempt 1 of 2, job 17, exit code 0, 6.31 s`."""
+    known = [
+        flow.stage,
+        f"attempt {attempt.number} of {len(flow.attempts)}" if len(flow.attempts) > 1 else None,
+        f"job {attempt.job_id}" if attempt.job_id is not None else None,
+        f"exit code {attempt.exit_code}" if attempt.exit_code is not None else None,
+        seconds(attempt.took_s),
+    ]
+    return ", ".join(fact for fact in known if fact)
+
+
+def headline(flow: FlowOutcome) -> str:
+    """What a flow's status comes of, in one sentence without its name."""
+    if flow.left_out is not None:
+        return flow.left_out
+    if flow.status == "passed":
+        return flow.about
+    unwell = [attempt for attempt in flow.attempts if attempt.verdict != "passed"]
+    said = [finding.message for attempt in reversed(unwell) for finding in attempt.findings]
+    if flow.status == "flaky":
+        again = f"passed at attempt {len(flow.attempts)}, after {plural(len(unwell), 'failure')}"
+        return f"{again}: {said[0]}" if said else again
+    return said[0] if said else STATUS_WORDS[flow.status]
+
+
+def told(flow: FlowOutcome) -> list[Attempt]:
+    """The attempts that somebody has to look at."""
+    return [attempt for attempt in flow.attempts if attempt.verdict != "passed"]

@@ -6,7 +6,7 @@
   <flow>/attempt-<n>/
     attempt.json                what to run (AttemptSpec)
     attempt.log                 what the attempt's own process has to say; its stacks, if it hung
-    held.jsonl                  what it has started (hold.py)
+    held.jsonl                  what it has started (cleanup.py)
     jobs/<job id>/              the job's folder: journal, logs, result
     diagnosis/                  stacks, Slurm's answers, ends of logs: where a bound passed or something was not met
     outcome.json                how it went (outcome.Attempt)

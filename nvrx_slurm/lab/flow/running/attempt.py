@@ -20,13 +20,11 @@ from nvrx_slurm.jobspec import env
 from nvrx_slurm.lab.flow.language.load import load_flow
 from nvrx_slurm.lab.flow.language.model import Flow
 from nvrx_slurm.lab.flow.outcome import Attempt, Finding, Kind, Verdict
-from nvrx_slurm.lab.flow.running import aftermath
+from nvrx_slurm.lab.flow.running import findings
 from nvrx_slurm.lab.flow.running.artifacts import AttemptFolder, AttemptSpec
-from nvrx_slurm.lab.flow.running.closing import OUT_OF_TIME, close
-from nvrx_slurm.lab.flow.running.hold import Hold
-from nvrx_slurm.lab.flow.running.play import End, Play
-from nvrx_slurm.lab.flow.running.presence import Presence
-from nvrx_slurm.lab.flow.running.undo import undo
+from nvrx_slurm.lab.flow.running.cleanup import Hold, undo
+from nvrx_slurm.lab.flow.running.findings import OUT_OF_TIME, close
+from nvrx_slurm.lab.flow.running.play import End, Play, Presence
 from nvrx_slurm.lab.flow.stages import open_stage
 from nvrx_slurm.util.clock import Clock, SystemClock
 from nvrx_slurm.util.log import get_logger, set_up
@@ -121,10 +119,10 @@ class Running:
             took_s=self._clock.monotonic() - self._began,
             findings=tuple(self._findings),
             struck=tuple(struck),
-            recoveries_s=aftermath.recoveries_s(entries),
+            recoveries_s=findings.recoveries_s(entries),
             job_id=self._play.presence.job.job_id if self._play else None,
-            exit_code=aftermath.exit_code(entries),
-            excerpt=aftermath.excerpt(entries, struck),
+            exit_code=findings.exit_code(entries),
+            excerpt=findings.excerpt(entries, struck),
             artifacts=None if verdict == "passed" else str(self._folder.path),
         )
 

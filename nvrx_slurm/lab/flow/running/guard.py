@@ -20,8 +20,7 @@ from nvrx_slurm.errors import UnsafePath, WaitTimeout
 from nvrx_slurm.jobspec import env
 from nvrx_slurm.lab.devcluster import processes
 from nvrx_slurm.lab.devcluster.waiting import wait_until
-from nvrx_slurm.lab.flow.running.hold import HELD, HeldProcess, standing
-from nvrx_slurm.lab.flow.running.undo import undo
+from nvrx_slurm.lab.flow.running.cleanup import HELD, HeldProcess, standing, undo
 from nvrx_slurm.util.clock import SystemClock
 from nvrx_slurm.util.log import get_logger, set_up
 

@@ -1,10 +1,13 @@
-"""A flow while its job runs: what the journal says is matched, and what is due strikes."""
+"""One job under one flow: follow its journal, match it with the expectations, and inject the faults that are due."""
 
 from __future__ import annotations
 
 from collections.abc import Iterable
 from typing import Literal
 
+from nvrx_slurm.api.handle import Job
+from nvrx_slurm.cluster.local import LocalCluster
+from nvrx_slurm.cluster.states import JobState
 from nvrx_slurm.errors import FaultFailed
 from nvrx_slurm.journal.folder import JobFolder
 from nvrx_slurm.journal.records import Entry
@@ -12,10 +15,10 @@ from nvrx_slurm.lab.flow.judging.matching import Matcher
 from nvrx_slurm.lab.flow.judging.triggers import Director, Due, Progressed, StateIs
 from nvrx_slurm.lab.flow.language.model import Flow
 from nvrx_slurm.lab.flow.outcome import Finding, Struck
-from nvrx_slurm.lab.flow.running.presence import Presence
 from nvrx_slurm.lab.flow.stages.base import Hit, Scene, Stage
 from nvrx_slurm.lab.flow.stages.world import World
 from nvrx_slurm.report.model import Heard
+from nvrx_slurm.report.presence import ask_slurm
 from nvrx_slurm.util.clock import Clock
 from nvrx_slurm.util.log import get_logger
 
@@ -128,3 +131,36 @@ class Play:
         moments = [until + self._ahead_s, self.matcher.next_deadline(), self.director.next_at()]
         nearest = min(moment for moment in moments if moment is not None)
         return max(0.0, min(nearest - self._now(), self.presence.pause_s(), LONGEST_WAIT_S))
+
+
+SOON_S, SELDOM_S = 0.2, 2.0
+"""How long between two questions: when the journal says that the job has ended, and otherwise."""
+
+
+class Presence:
+    """One job, asked about as seldom as will do. `state`: the last answer; None: there was none yet."""
+
+    def __init__(self, job: Job, clock: Clock) -> None:
+        self.job, self._clock = job, clock
+        self.state: JobState | None = None
+        self._asked_at = clock.monotonic()
+        self._pause_s = SELDOM_S
+
+    def is_over(self, *, hint: bool) -> bool:
+        """Whether the job is over; `hint`: the journal says so."""
+        self._pause_s = SOON_S if hint else SELDOM_S
+        if self.pause_s() <= 0.0:
+            self.ask()
+        return self.state is not None and self.state.terminal
+
+    def ask(self) -> JobState | None:
+        """The job's state now; None: nobody answers."""
+        local = self.job.cluster == "local"
+        states = LocalCluster(self.job.folder.parent).states if local else ask_slurm
+        self.state = states([self.job.job_id]).get(self.job.job_id)
+        self._asked_at = self._clock.monotonic()
+        return self.state
+
+    def pause_s(self) -> float:
+        """How long until the next question."""
+        return max(0.0, self._asked_at + self._pause_s - self._clock.monotonic())

@@ -1,8 +1,8 @@
 """Runs flows, several at once, each attempt in a process of its own. Every wait is bounded, and so is the whole run.
 
 flows ─▶ one coroutine each ─▶ attempt's process ─▶ outcome.json ─▶ SuiteOutcome
-SIGINT, SIGTERM ─▶ SIGTERM to every attempt: it undoes what it did   ┐ who does not end in time is killed, and
-timeout         ─▶ SIGALRM to every attempt: it looks around first   ┘ undone from here
+SIGINT, SIGTERM ─▶ SIGTERM to every attempt: it cleans up            ┐ an attempt that does not end in time is
+timeout         ─▶ SIGALRM to every attempt: it writes a diagnosis   ┘ killed, and cleaned up from here
 """
 
 from __future__ import annotations
@@ -11,23 +11,25 @@ import asyncio
 import contextlib
 import os
 import signal
+import sys
+from asyncio.subprocess import DEVNULL, Process
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 import msgspec
 
-from nvrx_slurm.errors import EXIT_DONE, EXIT_FAILED
+from nvrx_slurm.batch.children import send_signal
+from nvrx_slurm.errors import EXIT_DONE, EXIT_FAILED, EXIT_INTERRUPTED, EXIT_TERMINATED, EXIT_TIMEOUT
+from nvrx_slurm.jobspec import env
 from nvrx_slurm.lab.flow.language.model import Flow, StageName
-from nvrx_slurm.lab.flow.outcome import Attempt, Finding, FlowOutcome, SuiteOutcome, Verdict
+from nvrx_slurm.lab.flow.outcome import Attempt, Finding, FlowOutcome, Kind, SuiteOutcome, Verdict
 from nvrx_slurm.lab.flow.running.artifacts import Artifacts, AttemptFolder, AttemptSpec
-from nvrx_slurm.lab.flow.running.ending import INTERRUPTED_S, INTERRUPTIONS, Ending, out_of_time
+from nvrx_slurm.lab.flow.running.cleanup import MARK, standing, undo
 from nvrx_slurm.lab.flow.running.guard import Guard
-from nvrx_slurm.lab.flow.running.hold import standing
-from nvrx_slurm.lab.flow.running.launched import Launched
-from nvrx_slurm.lab.flow.running.undo import undo
 from nvrx_slurm.lab.flow.stages import check
 from nvrx_slurm.util.clock import Clock, SystemClock
+from nvrx_slurm.util.durations import words
 
 LEASE_S = 10.0
 """How long jobs outlive a run that was killed together with its guard."""
@@ -236,3 +238,95 @@ def _with_leftovers(attempt: Attempt, flow: Flow, left: Sequence[str]) -> Attemp
     found = (Finding(kind="leftover", message=each, file=str(flow.file), line=flow.line) for each in left)
     verdict: Verdict = "failed" if attempt.verdict == "passed" else attempt.verdict
     return msgspec.structs.replace(attempt, verdict=verdict, findings=(*attempt.findings, *found))
+
+
+STACKS_S = 1.0
+"""How long a process that hangs may take to write down its stacks."""
+
+
+class Launched:
+    """One attempt's process. `why_untold`: why it may not have told how it went, once it has ended."""
+
+    def __init__(self, folder: AttemptFolder, process: Process, clock: Clock) -> None:
+        self.folder, self._process, self._clock = folder, process, clock
+        self.began_at, self._began = clock.wall(), clock.monotonic()
+        self._exceeded: str | None = None
+
+    @classmethod
+    async def start(cls, folder: AttemptFolder, clock: Clock) -> Launched:
+        """In a session of its own: Ctrl-C is for the run, which tells its attempts."""
+        with folder.log_path.open("ab") as log_file:
+            process = await asyncio.create_subprocess_exec(
+                *(sys.executable, "-P", "-m", "nvrx_slurm.lab.flow.running.attempt", str(folder.path)),
+                env=env.child_environment({MARK: str(folder.path)}, with_secrets=True),
+                stdin=DEVNULL,
+                stdout=log_file,
+                stderr=log_file,
+                start_new_session=True,
+            )
+        return cls(folder, process, clock)
+
+    @property
+    def took_s(self) -> float:
+        return self._clock.monotonic() - self._began
+
+    @property
+    def exit_code(self) -> int:
+        """Of a process that has ended, and not well."""
+        return max(self._process.returncode or 0, EXIT_FAILED)
+
+    @property
+    def why_untold(self) -> str:
+        if self._exceeded:
+            return self._exceeded
+        code = self._process.returncode or 0
+        end = f"was killed by {signal.Signals(-code).name}" if code < 0 else f"exited with code {code}"
+        return f"the attempt's process {end} before it could tell how it went"
+
+    async def ended(self, bound_s: float, patience_s: float) -> None:
+        """Wait for its end. One that hangs is told to write down its stacks, then to end, and then is killed."""
+        for wait_s, then in ((bound_s, signal.SIGUSR1), (STACKS_S, signal.SIGTERM), (patience_s, signal.SIGKILL)):
+            with contextlib.suppress(TimeoutError):
+                await asyncio.wait_for(asyncio.shield(self._process.wait()), wait_s)
+                return
+            self._exceeded = f"the attempt did not end within {words(bound_s)}, clean-up included"
+            self.tell(then)
+        await self._process.wait()
+
+    def tell(self, number: signal.Signals) -> None:
+        send_signal(self._process, number)
+
+
+INTERRUPTED_S = 5.0
+"""How long attempts may take to undo what they did, once interrupted: GitHub's runner kills 7.5 s after SIGINT."""
+
+LOOK_AROUND_S = 90.0
+"""The same where they look around first: stacks, Slurm's answers, ends of logs."""
+
+
+@dataclass(frozen=True, slots=True)
+class Ending:
+    """`signal`: how attempts are told; `patience_s`: how long they may take then, before they are killed."""
+
+    why: str
+    verdict: Verdict
+    kind: Kind
+    exit_code: int
+    signal: signal.Signals
+    patience_s: float
+
+
+def _interruption(why: str, exit_code: int) -> Ending:
+    return Ending(why, "interrupted", "error", exit_code, signal.SIGTERM, INTERRUPTED_S)
+
+
+INTERRUPTIONS = {
+    signal.SIGINT: _interruption("interrupted", EXIT_INTERRUPTED),
+    signal.SIGTERM: _interruption("terminated", EXIT_TERMINATED),
+}
+
+
+def out_of_time(timeout_s: float) -> Ending:
+    """The whole run has reached its bound."""
+    why = f"out of time: --timeout {words(timeout_s)}"
+    return Ending(why, "out_of_time", "bound", EXIT_TIMEOUT, signal.SIGALRM, LOOK_AROUND_S)

@@ -12,11 +12,10 @@ from nvrx_slurm.errors import FaultFailed, NvrxError
 from nvrx_slurm.lab.devcluster import DevCluster
 from nvrx_slurm.lab.flow.language.model import Flow, StageName
 from nvrx_slurm.lab.flow.stages.base import Hit, Hold, Scene
-from nvrx_slurm.lab.flow.stages.deeds import is_stopped
-from nvrx_slurm.lab.flow.stages.reach import Reach, here
-from nvrx_slurm.lab.flow.stages.slurm import SlurmStage
-from nvrx_slurm.lab.flow.stages.slurm_strikes import SETTINGS
-from nvrx_slurm.lab.flow.stages.targets import Arguments, node_of
+from nvrx_slurm.lab.flow.stages.processes import is_stopped
+from nvrx_slurm.lab.flow.stages.remote import Reach, here
+from nvrx_slurm.lab.flow.stages.slurm import SETTINGS, SlurmStage
+from nvrx_slurm.lab.flow.stages.world import Arguments, node_of
 from nvrx_slurm.util.clock import Clock
 from nvrx_slurm.util.ids import new_incarnation
 

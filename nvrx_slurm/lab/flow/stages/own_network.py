@@ -1,4 +1,4 @@
-"""This machine as a stage whose nodes have networks of their own, which can be cut and slowed."""
+"""This machine as a stage whose nodes have networks of their own, and the faults of their links."""
 
 from __future__ import annotations
 
@@ -8,18 +8,18 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from nvrx_slurm.cluster.local import LocalCluster
+from nvrx_slurm.errors import FaultFailed
 from nvrx_slurm.jobspec.model import JobSpec
 from nvrx_slurm.journal.folder import JobFolder
 from nvrx_slurm.journal.records import Plan, plan_to_json
 from nvrx_slurm.lab.faults.network import BATCH, Network
 from nvrx_slurm.lab.flow.language.model import Flow
 from nvrx_slurm.lab.flow.stages.base import Hit, Hold, JournalFeed, Scene
-from nvrx_slurm.lab.flow.stages.links import Links
+from nvrx_slurm.lab.flow.stages.faults import Strike, revoke_password
 from nvrx_slurm.lab.flow.stages.listening import Listener
 from nvrx_slurm.lab.flow.stages.local import LocalStage
-from nvrx_slurm.lab.flow.stages.reach import by_command
-from nvrx_slurm.lab.flow.stages.strikes import revoke_password
-from nvrx_slurm.lab.flow.stages.targets import Arguments
+from nvrx_slurm.lab.flow.stages.remote import by_command
+from nvrx_slurm.lab.flow.stages.world import Arguments, node_of
 from nvrx_slurm.util.clock import Clock
 from nvrx_slurm.util.files import JobFiles
 
@@ -65,3 +65,49 @@ def _script(setup: Sequence[str], command: Sequence[str], made: Plan) -> str:
     return "\n".join(
         ["#!/bin/bash", *setup, f"exec {shlex.join(command)} <<'{end}'", plan_to_json(made).decode(), end, ""]
     )
+
+
+CUT, SLOW, HEALED = "cuts off", "slows", "carries all of"
+
+
+class Links:
+    """What is done to each node's link by now; several faults add up. `batch_host` means the host that is no node."""
+
+    def __init__(self, network: Network, clock: Clock) -> None:
+        self._network, self._clock = network, clock
+        self._cut: set[str] = set()
+        self._slow: dict[str, tuple[float, float]] = {}
+
+    def table(self) -> dict[str, Strike]:
+        return {"cut_link": self.cut, "slow_link": self.slow, "heal_link": self.heal}
+
+    def cut(self, arguments: Arguments, scene: Scene) -> Hit:
+        host, at = _host(arguments, scene), self._clock.wall()
+        self._cut.add(host)
+        return self._hit(host, at, CUT)
+
+    def slow(self, arguments: Arguments, scene: Scene) -> Hit:
+        host, at = _host(arguments, scene), self._clock.wall()
+        self._slow[host] = (float(arguments.get("delay", 0.0)), float(arguments.get("loss", 0.0)))
+        return self._hit(host, at, SLOW)
+
+    def heal(self, arguments: Arguments, scene: Scene) -> Hit:
+        host, at = _host(arguments, scene), self._clock.wall()
+        if host not in self._cut | self._slow.keys():
+            raise FaultFailed(f"the link of {host} is well: there is nothing to heal")
+        self._cut.discard(host)
+        self._slow.pop(host, None)
+        return self._hit(host, at, HEALED)
+
+    def _hit(self, host: str, at: float, what: str) -> Hit:
+        """Tell the switch, and compare what it holds by its own word."""
+        cut, slow = set(self._network.cut(self._cut)), self._network.slow(self._slow)
+        holds = CUT if host in cut and what == CUT else SLOW if host in slow and what == SLOW else HEALED
+        if holds != what:
+            raise FaultFailed(f"the switch {holds} {host}, and was told otherwise")
+        how = f": {slow[host][0]:g} s late, {slow[host][1]:.0%} lost" if what == SLOW else ""
+        return Hit(at=at, proof=f"the switch says that it {what} {host}{how}", bound=host)
+
+
+def _host(arguments: Arguments, scene: Scene) -> str:
+    return BATCH if arguments.get("batch_host") else node_of(arguments, scene.world)

@@ -1,22 +1,74 @@
-"""`python -m nvrx_slurm.lab.flow.stages.remote`: order on stdin, evidence on stdout, as JSON.
+"""Orders to the machine, or the network, in which a job's processes run.
 
-It runs where the job's processes are: beside them in a step of the job, or in the network of its batch host.
+`python -m nvrx_slurm.lab.flow.stages.remote` reads one order from stdin and writes its proof to stdout, as JSON. It
+runs beside the job's processes: in a step of the job (`srun --overlap`), or in the network of its batch host.
 """
 
 from __future__ import annotations
 
 import asyncio
+import subprocess
 import sys
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
+from typing import Any, Protocol
 
 import msgspec
 
-from nvrx_slurm.errors import NvrxError
+from nvrx_slurm.cluster.commands import child_environment_for
+from nvrx_slurm.errors import FaultFailed, NvrxError
+from nvrx_slurm.journal.folder import JobFolder, StoreAddress
 from nvrx_slurm.journal.records import Record
-from nvrx_slurm.lab.flow.stages.accounts import write_accounts
-from nvrx_slurm.lab.flow.stages.deeds import Deed, Evidence, do
-from nvrx_slurm.lab.flow.stages.revocation import Revocation, revoke
+from nvrx_slurm.lab.flow.stages.processes import Deed, Evidence, do, write_accounts
 from nvrx_slurm.util.clock import Clock, SystemClock
+from nvrx_slurm.util.ids import new_secret
+
+ANSWER_S = 5.0
+
+
+class Revocation(Record, frozen=True, kw_only=True, tag="revocation"):
+    """Of the password by which the job in `folder` reaches its store."""
+
+    folder: str
+
+
+def revoke(order: Revocation, clock: Clock) -> Evidence:
+    """Give the store another password, which nobody knows.
+
+    Raises FaultFailed, also where a new connection with the old password is let in all the same.
+    """
+    from redis.exceptions import RedisError
+
+    address = JobFolder(Path(order.folder)).read_store()
+    if address is None:
+        raise FaultFailed(f"{order.folder} names no store: the job has none now")
+    if not address.embedded:
+        raise FaultFailed("the store is the site's own, and has other users: leave `store.url` out of job.yaml")
+    at = clock.wall()
+    try:
+        with _connection(address) as store:
+            store.execute_command("ACL", "SETUSER", "default", "resetpass", f">{new_secret()}")
+    except (RedisError, OSError) as error:
+        raise FaultFailed(f"the store at {address.url} did not take another password: {error}") from None
+    return Evidence(at=at, proof=_refusal(address))
+
+
+def _refusal(address: StoreAddress) -> str:
+    from redis.exceptions import AuthenticationError
+
+    try:
+        with _connection(address) as store:
+            store.ping()
+    except AuthenticationError as error:
+        return f"the store refuses the old password ({error})"
+    raise FaultFailed(f"the store at {address.url} still takes the password that was revoked")
+
+
+def _connection(address: StoreAddress) -> Any:
+    from nvrx_slurm.store.redis_client import client  # slow to import, and most flows revoke nothing
+
+    # Without the mark a refused password counts at once: this process has been sent to the store's own host.
+    return client(msgspec.structs.replace(address, mark=None), connect_s=ANSWER_S, answer_s=ANSWER_S)
 
 
 class Account(Record, frozen=True, kw_only=True, tag="account"):
@@ -62,3 +114,71 @@ def main() -> None:
 
 if __name__ == "__main__":
     main()
+
+
+REMOTE_S = 20.0
+"""How long a step of Slurm may take to start, do one deed, and end."""
+
+PROGRAM = (sys.executable, "-P", "-m", "nvrx_slurm.lab.flow.stages.remote")
+
+
+class Reach(Protocol):
+    """Has an order carried out on a node, and brings back the evidence. Raises FaultFailed."""
+
+    def __call__(self, order: Order, node: str) -> Evidence: ...
+
+
+def here(clock: Clock) -> Reach:
+    """For a job whose processes all run on this machine."""
+    return lambda order, node: obey(order, clock)
+
+
+def by_command(prefix: Callable[[str], Sequence[str]], environment: Mapping[str, str]) -> Reach:
+    """By a command that runs what follows it on the node, such as `srun --overlap …`."""
+
+    def reach(order: Order, node: str) -> Evidence:
+        command = [*prefix(node), *PROGRAM]
+        try:
+            done = subprocess.run(
+                command,
+                env=child_environment_for(command[0], environment),
+                input=msgspec.json.encode(order),
+                capture_output=True,
+                timeout=REMOTE_S,
+                check=False,
+            )
+        except subprocess.TimeoutExpired:
+            raise FaultFailed(f"`{' '.join(command[:-4])}` gave no answer in {REMOTE_S:g} s") from None
+        return _evidence(done, node)
+
+    return reach
+
+
+def _evidence(done: subprocess.CompletedProcess[bytes], node: str) -> Evidence:
+    try:
+        answer = msgspec.json.decode(done.stdout, type=Answer)
+    except msgspec.DecodeError:
+        said = done.stderr.decode(errors="replace").strip() or f"exit code {done.returncode}"
+        raise FaultFailed(f"{node} could not be reached: {said}") from None
+    if answer.evidence is None:
+        raise FaultFailed(f"on {node}: {answer.error}")
+    return answer.evidence
+
+
+def overlapping_step(job_id: str) -> Callable[[str], list[str]]:
+    """The `srun` by which the user who owns a job runs one more program on one of its nodes, beside all others."""
+
+    def prefix(node: str) -> list[str]:
+        return [
+            "srun",
+            "--overlap",
+            f"--jobid={job_id}",
+            f"--nodelist={node}",
+            "--nodes=1",
+            "--ntasks=1",
+            "--cpus-per-task=1",
+            "--mpi=none",
+            "--quiet",
+        ]
+
+    return prefix

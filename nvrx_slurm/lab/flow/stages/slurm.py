@@ -1,26 +1,32 @@
-"""The site's Slurm as a stage: only what a user may do there."""
+"""The site's Slurm as a stage, and the faults that Slurm makes: cancel, requeue, time limit, drained and lost nodes,
+preemption. Only what a user may do there; each fault is proven by Slurm's own answer."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import re
+from collections.abc import Callable, Mapping
 from functools import partial
 from pathlib import Path
 
 from nvrx_slurm.api.handle import ClusterName, Job
-from nvrx_slurm.cluster.commands import SystemRunner
+from nvrx_slurm.cluster.commands import Runner, SystemRunner
 from nvrx_slurm.cluster.slurm import SlurmCluster
-from nvrx_slurm.errors import SlurmUnreachable
+from nvrx_slurm.cluster.slurm_programs import SlurmPrograms
+from nvrx_slurm.cluster.slurm_text import reason_of
+from nvrx_slurm.errors import FaultFailed, SlurmUnreachable, UnreachableError, WaitTimeout
 from nvrx_slurm.jobspec import env
 from nvrx_slurm.journal.folder import JobFolder
+from nvrx_slurm.lab.devcluster.waiting import wait_until
 from nvrx_slurm.lab.flow.language.model import Flow, StageName
-from nvrx_slurm.lab.flow.stages import leftovers
+from nvrx_slurm.lab.flow.stages import diagnosis
 from nvrx_slurm.lab.flow.stages.base import Hit, Hold, Scene
-from nvrx_slurm.lab.flow.stages.common import CommonStage, Diagnoses
 from nvrx_slurm.lab.flow.stages.diagnosis import process_accounts, slurm_answers
-from nvrx_slurm.lab.flow.stages.reach import Reach, by_command, overlapping_step
-from nvrx_slurm.lab.flow.stages.slurm_strikes import SlurmStrikes
-from nvrx_slurm.lab.flow.stages.strikes import node_strikes, signal_strikes
+from nvrx_slurm.lab.flow.stages.faults import Strike, node_strikes, signal_strikes
+from nvrx_slurm.lab.flow.stages.local import CommonStage, Diagnoses
+from nvrx_slurm.lab.flow.stages.remote import Reach, by_command, overlapping_step
+from nvrx_slurm.lab.flow.stages.world import Arguments, node_of
 from nvrx_slurm.util.clock import Clock
+from nvrx_slurm.util.processes import AGAIN_S
 
 
 class SlurmStage(CommonStage):
@@ -49,7 +55,7 @@ class SlurmStage(CommonStage):
 
     def _left(self) -> list[str]:
         try:
-            queued = leftovers.queue_left(self.its_job, SlurmCluster(self._runner, patience_s=0))
+            queued = diagnosis.queue_left(self.its_job, SlurmCluster(self._runner, patience_s=0))
         except SlurmUnreachable as error:
             queued = [f"whether job {self.its_job.job_id} is still in the queue cannot be told: {error}"]
         return queued or super()._left()
@@ -72,3 +78,160 @@ class SlurmStage(CommonStage):
         }
         slurm = partial(slurm_answers, self._runner, folder / "slurm")
         return super()._diagnoses(folder) | accounts | {"slurm": slurm}
+
+
+PROOF_S = 5.0
+SCHEDULING_S = 30.0
+"""How long slurmctld may take to act by itself: it plans every few seconds only."""
+
+PREEMPTING = "flow-preempts"
+"""The partition whose jobs come first."""
+
+SETTINGS: Mapping[str, Mapping[str, str]] = {
+    "preempt": {"PreemptType": "preempt/partition_prio", "PreemptMode": "REQUEUE"},
+    "down_node": {"ReturnToService": "1"},  # else its slurmd brings it back at once
+}
+"""What slurm.conf must say for a fault."""
+
+_ENDING = ("CANCELLED", "COMPLETING", "COMPLETED", "FAILED", "TIMEOUT", "PREEMPTED", "NODE_FAIL")
+_IN_QUEUE = ("PENDING", "COMPLETING", "REQUEUED", "PREEMPTED", "CONFIGURING")
+_DOWN, _DRAIN, _USABLE = ("down",), ("drain",), ("idle", "mixed", "allocated", "completing")
+
+
+class SlurmStrikes:
+    """Faults by the programs of one Slurm."""
+
+    def __init__(self, runner: Runner, clock: Clock) -> None:
+        self._programs, self._clock = SlurmPrograms(runner, patience_s=PROOF_S), clock
+
+    def table(self) -> dict[str, Strike]:
+        """All of them, by name."""
+        return {
+            "scancel": self.cancel,
+            "requeue": self.requeue,
+            "shorten_time_limit": self.shorten_time_limit,
+            "release": self.release,
+            "preempt": self.preempt,
+            "drain_node": lambda arguments, scene: self._set_node(arguments, scene, "DRAIN", _DRAIN),
+            "down_node": lambda arguments, scene: self._set_node(arguments, scene, "DOWN", _DOWN),
+            "resume_node": lambda arguments, scene: self._set_node(arguments, scene, "RESUME", _USABLE),
+        }
+
+    # ---- the job
+
+    def cancel(self, arguments: Arguments, scene: Scene) -> Hit:
+        """Plain scancel must end the job; a signal goes to the batch script, as ahead of the time limit."""
+        job, at, name = scene.job.job_id, self._clock.wall(), arguments.get("signal")
+        command = ("scancel", "--batch", f"--signal={name}", job) if name else ("scancel", job)
+        self._ask(*command)
+        if arguments.get("twice"):
+            self._clock.sleep(AGAIN_S * 1.2)  # sooner, the job takes the second for the first
+            self._programs.ask(*command)  # which Slurm refuses, of a job that ends already
+        if name:
+            return Hit(at=at, proof=f"`{' '.join(command)}`: Slurm has sent it")
+        return Hit(at=at, proof=self._proven(job, _ENDING, PROOF_S))
+
+    def requeue(self, arguments: Arguments, scene: Scene) -> Hit:
+        job, at, before = scene.job.job_id, self._clock.wall(), self._restarts(scene)
+        self._ask("scontrol", "requeue", job)
+
+        def queued() -> str | None:
+            shown = self._show(job)
+            back = shown["JobState"] in _IN_QUEUE or int(shown.get("Restarts", 0)) > before
+            return f"job {job} is {shown['JobState']}, restarted {shown.get('Restarts', 0)} times" if back else None
+
+        return Hit(at=at, proof=self._seen(queued, f"job {job} to be back in the queue", PROOF_S))
+
+    def shorten_time_limit(self, arguments: Arguments, scene: Scene) -> Hit:
+        """Slurm counts in minutes: a limit is rounded up to one. Where no time at all is left, the job's end is set
+        instead: two seconds from now, for Slurm refuses an end that has passed when slurmctld reads it."""
+        job, at, to_s = scene.job.job_id, self._clock.wall(), float(arguments["to"])
+        before = self._show(job)
+        change = f"TimeLimit={max(1, -int(-to_s // 60))}" if to_s else "EndTime=now+2"
+        self._ask("scontrol", "update", f"JobId={job}", change)
+
+        def shortened() -> str | None:
+            now = self._show(job)
+            keys = [key for key in ("TimeLimit", "EndTime") if now.get(key) != before.get(key)]
+            return f"Slurm says {', '.join(f'{key}={now.get(key)}' for key in keys)}" if keys else None
+
+        return Hit(at=at, proof=self._seen(shortened, f"another time limit of job {job}", PROOF_S))
+
+    def release(self, arguments: Arguments, scene: Scene) -> Hit:
+        """Slurm holds a requeued job back for two minutes, from some moment on after it is in the queue again."""
+        job, at = scene.job.job_id, self._clock.wall()
+
+        def running() -> str | None:
+            shown = self._show(job)
+            if shown["JobState"] == "PENDING":
+                self._programs.ask("scontrol", "update", f"JobId={job}", "StartTime=now")
+            again = shown["JobState"] == "RUNNING" and int(shown.get("Restarts", 0)) > scene.world.generation
+            return f"job {job} runs again, restarted {shown['Restarts']} times" if again else None
+
+        return Hit(at=at, proof=self._seen(running, f"job {job} to run again", SCHEDULING_S))
+
+    def preempt(self, arguments: Arguments, scene: Scene) -> Hit:
+        """A job that ends at once takes every node of ours, from a partition whose jobs come first."""
+        job, at = scene.job.job_id, self._clock.wall()
+        nodes = self._show(job).get("NumNodes", "1")
+        partition = f"PartitionName={PREEMPTING}"
+        self._programs.ask("scontrol", "create", partition, "Nodes=ALL", "PriorityTier=10")  # it may be there
+        where = (f"--partition={PREEMPTING}", f"--nodes={nodes.partition('-')[0]}", "--exclusive")
+        rival = self._ask("sbatch", "--parsable", *where, "--output=/dev/null", "--wrap=true").strip()
+
+        def preempted() -> str | None:
+            state = self._show(job)["JobState"]
+            return f"job {rival} came first: job {job} is {state}" if state != "RUNNING" else None
+
+        return Hit(at=at, proof=self._seen(preempted, f"job {rival} to take the nodes", SCHEDULING_S))
+
+    # ---- nodes
+
+    def _set_node(self, arguments: Arguments, scene: Scene, state: str, wanted: tuple[str, ...]) -> Hit:
+        node, at = node_of(arguments, scene.world), self._clock.wall()
+        reason = () if state == "RESUME" else ("Reason=nvrx-slurm",)
+        self._ask("scontrol", "update", f"NodeName={node}", f"State={state}", *reason)
+
+        def so() -> str | None:
+            now = self._ask("sinfo", "--noheader", f"--nodes={node}", "--Node", "--format=%T").split()
+            return f"Slurm says that {node} is {now[0]}" if now and now[0].startswith(wanted) else None
+
+        return Hit(at=at, proof=self._seen(so, f"{node} to be {' or '.join(wanted)}", PROOF_S), bound=node)
+
+    # ---- asking
+
+    def _show(self, job: str) -> Mapping[str, str]:
+        return dict(re.findall(r"(\w+)=(\S+)", self._ask("scontrol", "show", "job", job)))
+
+    def _restarts(self, scene: Scene) -> int:
+        return int(self._show(scene.job.job_id).get("Restarts", 0))
+
+    def _proven(self, job: str, states: tuple[str, ...], within_s: float) -> str:
+        def so() -> str | None:
+            state = self._show(job)["JobState"]
+            return f"Slurm says that job {job} is {state}" if state in states else None
+
+        return self._seen(so, f"job {job} to be {' or '.join(states)}", within_s)
+
+    def _ask(self, *command: str) -> str:
+        try:
+            output = self._programs.ask(*command)
+        except UnreachableError as error:
+            raise FaultFailed(str(error)) from None
+        if not output.ok:
+            raise FaultFailed(f"`{' '.join(command)}`: {reason_of(output)}")
+        return output.stdout
+
+    def _seen(self, look: Callable[[], str | None], what: str, within_s: float) -> str:
+        """What `look` tells, as soon as it tells something. Raises FaultFailed."""
+        found: list[str] = []
+
+        def told() -> bool:
+            found.extend(filter(None, [look()]))
+            return bool(found)
+
+        try:
+            wait_until(told, timeout_s=within_s, what=what, clock=self._clock)
+        except WaitTimeout as error:
+            raise FaultFailed(str(error)) from None
+        return found[0]

@@ -12,9 +12,8 @@ import pytest
 
 from nvrx_slurm.api.handle import Job
 from nvrx_slurm.lab.devcluster.processes import environment_of
+from nvrx_slurm.lab.flow.running.cleanup import HELD, MARK, HeldCluster, HeldJob, HeldProcess, Hold, standing, undo
 from nvrx_slurm.lab.flow.running.guard import KILLER_OF_CHILDREN, Guard, clean
-from nvrx_slurm.lab.flow.running.hold import HELD, MARK, HeldCluster, HeldJob, HeldProcess, Hold, standing
-from nvrx_slurm.lab.flow.running.undo import undo
 from nvrx_slurm.util.files import JobFiles
 from nvrx_slurm.util.processes import is_alive
 from tests.harness import wait_gone

@@ -11,8 +11,8 @@ import pytest
 from nvrx_slurm.jobspec import env
 from nvrx_slurm.jobspec.env import GitHub
 from nvrx_slurm.lab.flow.outcome import Finding, FlowOutcome, SuiteOutcome
-from nvrx_slurm.lab.flow.report import github, step_summary
-from nvrx_slurm.lab.flow.report.tails import LAST_LINES, log_tails
+from nvrx_slurm.lab.flow.report import github
+from nvrx_slurm.lab.flow.report.github import LAST_LINES, log_tails
 from tests.outcomes import HOSTILE, attempt, flow, of_every_kind, suite, unwell
 
 COMMAND = re.compile(r"::(error|warning) file=([^,]*),line=(\d+),title=([^,:]*)::(.*)")
@@ -69,7 +69,7 @@ def test_a_group_folds_the_log_of_each_bad_attempt() -> None:
 
 def test_the_summary_has_a_line_a_flow() -> None:
     """A table with mark, name, stage, attempts, time and recovery; what went wrong comes first and unfolds."""
-    page = step_summary.markdown(of_every_kind())
+    page = github.markdown(of_every_kind())
     rows = [line.split(" | ") for line in page.splitlines() if line.startswith("| ")][2:]
     assert len(rows) == len(of_every_kind().flows)
     assert [cell.strip("| ") for cell in rows[0][:6]] == [
@@ -87,9 +87,9 @@ def test_the_summary_has_a_line_a_flow() -> None:
 
 def test_no_name_becomes_markup() -> None:
     """Markdown and HTML in a name or a finding are shown as they are written, in a table of as many columns."""
-    page = step_summary.markdown(suite(flow(HOSTILE, unwell(), about=HOSTILE)))
+    page = github.markdown(suite(flow(HOSTILE, unwell(), about=HOSTILE)))
     (row,) = [line for line in page.splitlines() if "onerror" in line and line.startswith("|")]
-    assert row.count("|") == len(step_summary.COLUMNS) + 1
+    assert row.count("|") == len(github.COLUMNS) + 1
     assert "<img" not in page and "`" not in page
     assert "<img src=x onerror=" in unescape(row)
 
@@ -110,8 +110,8 @@ def big(flows: int, lines: int) -> SuiteOutcome:
 )
 def test_the_summary_keeps_githubs_limit(flows: int, lines: int, said: str | None) -> None:
     """Whatever there is to tell, the page is under 1 MiB: journals go first, then details, then lines; it says so."""
-    page = step_summary.markdown(big(flows, lines))
-    assert len(page.encode()) <= step_summary.LIMIT_BYTES
+    page = github.markdown(big(flows, lines))
+    assert len(page.encode()) <= github.LIMIT_BYTES
     assert page.startswith(f"## {flows} failed")
     assert (said or "tether lost") in page
     assert ("Cut, because" in page) is (flows > 1000)
@@ -149,9 +149,9 @@ def read_output(text: str) -> dict[str, str]:
 def test_a_full_summary_is_left_as_it_is(tmp_path: Path) -> None:
     """A step that has used up its summary gets no more: GitHub would drop all of it."""
     summary = tmp_path / "summary.md"
-    summary.write_bytes(b"x" * step_summary.LIMIT_BYTES)
+    summary.write_bytes(b"x" * github.LIMIT_BYTES)
     github.announce(of_every_kind(), GitHub(step_summary=summary), tmp_path, lambda line: None)
-    assert summary.stat().st_size == step_summary.LIMIT_BYTES
+    assert summary.stat().st_size == github.LIMIT_BYTES
 
 
 def test_the_ends_of_the_logs_are_read(tmp_path: Path) -> None:

@@ -7,7 +7,7 @@ from pathlib import Path
 import click
 import pytest
 
-from nvrx_slurm.lab.flow.report import text, words
+from nvrx_slurm.lab.flow.report import text
 from tests.outcomes import HOSTILE, attempt, flow, of_every_kind, suite, unwell
 
 
@@ -73,11 +73,11 @@ def test_foreign_text_cannot_drive_the_terminal() -> None:
 )
 def test_recoveries_stay_short(times: tuple[float, ...], said: str) -> None:
     """Two are named; of more, how many and the longest."""
-    assert words.recovery(attempt(recoveries_s=times)) == said
+    assert text.recovery(attempt(recoveries_s=times)) == said
 
 
 def test_paths_are_told_from_a_folder() -> None:
     """A path below the folder is told from there, another one as it is."""
-    assert words.path_from(Path("/checkout"), "/checkout/ci/a.yaml") == "ci/a.yaml"
-    assert words.path_from(Path("/checkout"), "/elsewhere/a.yaml") == "/elsewhere/a.yaml"
-    assert words.path_from(None, "/elsewhere/a.yaml") == "/elsewhere/a.yaml"
+    assert text.path_from(Path("/checkout"), "/checkout/ci/a.yaml") == "ci/a.yaml"
+    assert text.path_from(Path("/checkout"), "/elsewhere/a.yaml") == "/elsewhere/a.yaml"
+    assert text.path_from(None, "/elsewhere/a.yaml") == "/elsewhere/a.yaml"

@@ -13,7 +13,7 @@ import pytest
 from nvrx_slurm.errors import UsageError
 from nvrx_slurm.lab.flow.outcome import Attempt
 from nvrx_slurm.lab.flow.running.artifacts import Artifacts, AttemptFolder, AttemptSpec, check_over
-from nvrx_slurm.lab.flow.running.launched import Launched
+from nvrx_slurm.lab.flow.running.suite import Launched
 from nvrx_slurm.util.clock import SystemClock
 
 DEAF = """

@@ -6,8 +6,7 @@ import pytest
 
 from nvrx_slurm.errors import FaultFailed
 from nvrx_slurm.journal.records import WorkersStarted
-from nvrx_slurm.lab.flow.stages.targets import node_of, resolved, worker_of
-from nvrx_slurm.lab.flow.stages.world import World
+from nvrx_slurm.lab.flow.stages.world import World, node_of, resolved, worker_of
 from tests.unit.core.fleet import plain, running
 
 

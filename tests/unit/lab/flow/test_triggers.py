@@ -8,8 +8,7 @@ from pathlib import Path
 import pytest
 
 from nvrx_slurm.journal.records import Entry, JobStarted, RolePlan
-from nvrx_slurm.lab.flow.judging.states import JobStates
-from nvrx_slurm.lab.flow.judging.triggers import Director, Progressed, StateIs
+from nvrx_slurm.lab.flow.judging.triggers import Director, JobStates, Progressed, StateIs
 from nvrx_slurm.lab.flow.language.load import load_flow
 from nvrx_slurm.lab.flow.language.model import Fault
 from tests.unit.report.recorder import BEGIN, Recorder, ended, roles_plan, to_first_cycle

@@ -1,7 +1,7 @@
-"""What a fault does to a job's processes on one machine, and the proof that it did.
+"""The processes of a job on one machine: which they are, signals to them, and the proof that a signal had its effect.
 
-A `Deed` crosses to the machine where its processes are (`reach.py`), so it is a record, and so is its `Evidence`.
-Nothing is signalled by its number alone: whether it is of the job is looked at first.
+An order runs on the machine of its processes (`remote.py`), so it is a record, and so is its proof. No process is
+signalled by its number alone: the number may belong to another process by now, so each is proven to be the job's.
 """
 
 from __future__ import annotations
@@ -9,10 +9,11 @@ from __future__ import annotations
 import os
 import select
 import signal
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Literal
 
+from nvrx_slurm.diagnostics.stacks.dump import dump
 from nvrx_slurm.diagnostics.stacks.process import has_signal, read_task, thread_ids
 from nvrx_slurm.errors import FaultFailed, WaitTimeout
 from nvrx_slurm.journal.records import Record
@@ -224,3 +225,54 @@ _ACTS: dict[Act, Callable[[Deed, Members, Clock], Evidence]] = {
 def _named(pids: Iterable[int]) -> str:
     numbers = sorted(pids)
     return f"process {numbers[0]} is" if len(numbers) == 1 else f"processes {', '.join(map(str, numbers))} are"
+
+
+MOST_PROCESSES = 128
+_CALLED = {
+    "nvrx_slurm.batch": "batch host",  # whose line ends in srun's, and that in the agent's
+    "srun": "srun",
+    SUPERVISOR: "supervisor",
+    "nvrx_slurm.agent": "agent",
+    "nvrx_slurm.controller": "controller",
+    "valkey-server": "store",
+    "redis-server": "store",
+}
+"""What is known by its command line; the first words that fit count."""
+
+
+def processes_of(folder: Path, marks: Mapping[str, str] | None = None, node: str = "") -> list[int]:
+    """Everything of the job in `folder` that runs on this machine, or on one of the `node`s that it pretends to be.
+    `marks`: variables by which more of the job is told."""
+    found = []
+    for pid in read_table():
+        environment = environment_of(pid)
+        marked = marks is not None and marks.items() <= environment.items()
+        elsewhere = node and environment.get("SLURMD_NODENAME", node) != node
+        if not elsewhere and (marked or is_of_job(pid, str(folder))):
+            found.append(pid)
+    return found
+
+
+def described(pid: int) -> str:
+    """`agent on n2, pid 4711: python -P -m nvrx_slurm.agent`."""
+    line = command_line(pid)
+    return f"{_name(pid, line)}, pid {pid}: {line}"
+
+
+def _name(pid: int, line: str) -> str:
+    environment = environment_of(pid)
+    node = environment.get("NVRX_NODE") or environment.get("SLURMD_NODENAME")
+    worker = f"rank {environment['RANK']}" if "RANK" in environment else "process"
+    name = next((name for words, name in _CALLED.items() if words in line), worker)
+    return f"{name} on {node}" if node else name
+
+
+async def write_accounts(folder: Path, out: Path, timeout_s: float, node: str = "") -> list[Path]:
+    """One file a process: its stacks, as far as py-spy sees them, and what /proc says. Bounded; stops nobody.
+
+    Nobody is asked by signal: workers' own stacks come by the job's dump.
+    """
+    pids = processes_of(folder, node=node)[:MOST_PROCESSES]
+    groups = {f"{_name(pid, command_line(pid))} pid {pid}": [pid] for pid in pids}
+    report = await dump(groups, dump_dir=out / "nobody-is-asked", out=out, why="diagnosis", timeout_s=timeout_s)
+    return sorted(report.files.values())

@@ -1,16 +1,24 @@
-"""Faults that are signals: to a worker, an agent, a supervisor, the control plane, or all that a node runs."""
+"""Faults that need no Slurm: signals to the job's processes, a full disk, another store password, and signals to a
+scripted attribution service. Each returns its proof."""
 
 from __future__ import annotations
 
+import os
+import signal
+import subprocess
+import sys
 from collections.abc import Callable, Mapping
 
-from nvrx_slurm.errors import FaultFailed
+from nvrx_slurm.errors import FaultFailed, NvrxError
 from nvrx_slurm.journal.folder import JobInfo
+from nvrx_slurm.lab.devcluster.waiting import wait_until
+from nvrx_slurm.lab.faults.disk import SmallDisk
 from nvrx_slurm.lab.flow.stages.base import Hit, Scene
-from nvrx_slurm.lab.flow.stages.deeds import Act, Deed, Part
-from nvrx_slurm.lab.flow.stages.reach import Reach
-from nvrx_slurm.lab.flow.stages.revocation import Revocation
-from nvrx_slurm.lab.flow.stages.targets import Arguments, node_of, worker_of
+from nvrx_slurm.lab.flow.stages.processes import Act, Deed, Part
+from nvrx_slurm.lab.flow.stages.remote import Reach, Revocation
+from nvrx_slurm.lab.flow.stages.world import Arguments, node_of, worker_of
+from nvrx_slurm.util.clock import Clock
+from nvrx_slurm.util.processes import dies_with_parent, stat_fields
 
 Strike = Callable[[Arguments, Scene], Hit]
 """Makes one fault happen. Raises FaultFailed."""
@@ -122,3 +130,88 @@ def _info(scene: Scene) -> JobInfo:
 def _host_node(scene: Scene) -> str:
     nodes = _info(scene).nodes
     return nodes[0] if nodes else ""
+
+
+def disk_strikes(disk: SmallDisk, clock: Clock) -> dict[str, Strike]:
+    """`fill_disk` and `free_disk`, proven by statvfs(3)."""
+
+    def fill(arguments: Arguments, scene: Scene) -> Hit:
+        at = clock.wall()
+        disk.fill()
+        return Hit(at=at, proof=f"statvfs says that {_free(disk, wanted=False)} bytes are free")
+
+    def free(arguments: Arguments, scene: Scene) -> Hit:
+        at = clock.wall()
+        if not disk.ballast.exists():
+            raise FaultFailed("the disk was not filled: there is nothing to free")
+        disk.free()
+        return Hit(at=at, proof=f"statvfs says that {_free(disk, wanted=True)} bytes are free")
+
+    return {"fill_disk": fill, "free_disk": free}
+
+
+def _free(disk: SmallDisk, *, wanted: bool) -> int:
+    free_bytes = disk.free_bytes
+    if bool(free_bytes) is not wanted:
+        raise FaultFailed(f"statvfs says that {free_bytes} bytes are free on {disk.path}")
+    return free_bytes
+
+
+PROVEN_WITHIN_S = 5.0
+SIGNALS = {
+    "kill": (signal.SIGKILL, "ZX-"),
+    "stop": (signal.SIGSTOP, "T"),
+    "continue": (signal.SIGCONT, "SRD"),
+}
+"""What is done to it → the signal, and the states of a process (proc(5)) that prove it; `-`: it is no more."""
+
+
+class AttributionService:
+    """`python -m nvrx_slurm.lab.faults.attribution_server`; it dies with this process."""
+
+    def __init__(self, behaviour: str) -> None:
+        self._process = subprocess.Popen(
+            [sys.executable, "-P", "-m", "nvrx_slurm.lab.faults.attribution_server", "--behaviour", behaviour],
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE,
+            text=True,
+            preexec_fn=dies_with_parent(signal.SIGKILL),
+        )
+        assert self._process.stdout is not None
+        said = self._process.stdout.readline()
+        if not said:
+            self.close()
+            raise NvrxError(f"the scripted attribution service did not start ({behaviour})")
+        self.url = said.split()[-1]
+
+    @property
+    def pid(self) -> int:
+        return self._process.pid
+
+    def strikes(self, clock: Clock) -> dict[str, Strike]:
+        """`kill_attribution_service` and its like, proven by /proc."""
+        return {f"{act}_attribution_service": self._strike(act, clock) for act in SIGNALS}
+
+    def close(self) -> None:
+        self._process.kill()
+        self._process.wait()
+        assert self._process.stdout is not None
+        self._process.stdout.close()
+
+    def _strike(self, act: str, clock: Clock) -> Strike:
+        number, states = SIGNALS[act]
+
+        def strike(arguments: Arguments, scene: Scene) -> Hit:
+            if self._state() in "ZX-":
+                raise FaultFailed("the attribution service is dead already")
+            at = clock.wall()
+            os.kill(self.pid, number)
+            what = f"the attribution service to be in state {' or '.join(states)} after {number.name}"
+            wait_until(lambda: self._state() in states, timeout_s=PROVEN_WITHIN_S, what=what, clock=clock)
+            return Hit(at=at, proof=f"process {self.pid} is in state {self._state()}")
+
+        return strike
+
+    def _state(self) -> str:
+        fields = stat_fields(self.pid)
+        return "-" if fields is None else fields[0]

@@ -19,7 +19,7 @@ UCXX := ucxx-cu12==0.52.0 libucxx-cu12==0.52.0 libucx-cu12==1.21.0 librmm-cu12==
 .DEFAULT_GOAL := help
 .PHONY: help lock lock-check sbom dist demo test test-torch ci-slurm ci-simulate ci-mutants corpus fuzz slurm-packages browser ucxx fmt lint type docs bench clean
 
-help:  ## Say what each target does
+help:  ## List the targets
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/:[^#]*## /\t/' | expand -t 16
 
 $(INSTALLED): pyproject.toml
@@ -51,7 +51,7 @@ lock-check: $(BIN)/uv
 	$(UV_INDEX) $(UV) lock --check
 	$(UV) export --quiet --frozen --only-group tools --no-emit-project --no-header | diff ci/tools.txt -
 
-dist: $(BIN)/uv  ## Build sdist and wheel, reproducibly, and check what is in them
+dist: $(BIN)/uv  ## Build sdist and wheel reproducibly and check their contents
 	rm -rf dist
 	SOURCE_DATE_EPOCH=$$(git log -1 --format=%ct) $(BIN)/python -m build --no-isolation --outdir dist .
 	$(BIN)/python -m ci.dist dist
@@ -72,19 +72,19 @@ test-torch: $(TESTS)  ## Run the tests that need torch (CPU is enough)
 	$(BIN)/python -c 'import torch' 2>/dev/null || $(PIP) 'torch==2.13.0'
 	$(BIN)/pytest -m torch $(ARGS)
 
-fuzz: $(TESTS)  ## Feed a million wrong inputs to each decoder of what comes from outside
+fuzz: $(TESTS)  ## Feed a million invalid inputs to each decoder of external data
 	$(BIN)/python -m ci.fuzz $(ARGS)
 
-ci-simulate: $(INSTALLED)  ## Tell 2,000 seeded histories of faults in virtual time
+ci-simulate: $(INSTALLED)  ## Simulate 2,000 seeded histories of faults in virtual time
 	$(BIN)/nvrx-slurm ci simulate --seeds 2000 --jobs 2 $(ARGS)
 
-corpus: $(TESTS)  ## Judge the analysis by the labelled failures of tests/corpus
+corpus: $(TESTS)  ## Measure the failure analysis on the labelled failures of tests/corpus
 	$(BIN)/python -m ci.corpus $(ARGS)
 
-ci-mutants: $(TESTS) slurm-packages  ## Break the product in twelve ways: the flows and the simulation must see it
+ci-mutants: $(TESTS) slurm-packages  ## Insert twelve defects into the product: the flows and the simulation must detect each
 	$(BIN)/python -m ci.mutants $(ARGS)
 
-ci-slurm: $(TESTS)  ## Replay the flows of ci/flows, faults included, on the site's Slurm, else on one of its own
+ci-slurm: $(TESTS)  ## Run the flows of ci/flows on the site's Slurm, otherwise on one of their own
 	command -v sbatch >/dev/null || $(BIN)/python -m ci.slurm_packages
 	$(BIN)/nvrx-slurm ci run ci/flows --jobs 3 $(ARGS)
 
@@ -121,8 +121,8 @@ docs: $(TESTS) slurm-packages  ## Write the generated pages of docs/, and record
 	$(BIN)/python -m nvrx_slurm.transport.docs docs/transport.md
 	$(BIN)/python -m ci.recording docs/demo.svg
 
-bench: $(TESTS)  ## Measure, each time beside a peer in the same run
+bench: $(TESTS)  ## Run the benchmarks, each beside a peer in the same run
 	$(BIN)/python -m bench $(ARGS)
 
-clean:  ## Remove what the other targets made
+clean:  ## Remove the outputs of the other targets
 	rm -rf $(VENV) .pytest_cache .mypy_cache .ruff_cache .hypothesis .import_linter_cache

@@ -18,13 +18,23 @@ import sys
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 
-from nvrx_slurm.inprocess import gates
+from nvrx_slurm.inprocess import barriers
 from nvrx_slurm.inprocess.attribution import Interruption
+from nvrx_slurm.inprocess.barriers import Joining, Noticing, Payload, Ready, Starting, disagreement, pack
 from nvrx_slurm.inprocess.cycle import Cycle, Event, Phase
-from nvrx_slurm.inprocess.gates import Joining, Noticing, Payload, Ready, Starting, disagreement, pack
 from nvrx_slurm.inprocess.group import unpacked
-from nvrx_slurm.inprocess.ledger import AnyEntry, Broken, Interrupted, Ledger, Lost, Opened, Sealed, Settled, decode
-from nvrx_slurm.inprocess.proposing import Log
+from nvrx_slurm.inprocess.ledger import (
+    AnyEntry,
+    Broken,
+    Interrupted,
+    Ledger,
+    Log,
+    Lost,
+    Opened,
+    Sealed,
+    Settled,
+    decode,
+)
 from nvrx_slurm.inprocess.store.port import Connection
 from nvrx_slurm.inprocess.store.redis import RedisStore
 from nvrx_slurm.util.clock import SystemClock
@@ -90,11 +100,11 @@ class Member:
 
     def _enter(self) -> None:
         if not self.arrived.gate:
-            self.connection.arrive(gates.JOIN, self.number, pack(PROCESS))
+            self.connection.arrive(barriers.JOIN, self.number, pack(PROCESS))
         self._synchronise()
 
     def _synchronise(self) -> None:
-        self._arrive(gates.ready(self.cycle.iteration), Ready(rank=self.rank), self._sealed)
+        self._arrive(barriers.ready(self.cycle.iteration), Ready(rank=self.rank), self._sealed)
 
     def _sealed(self, here: Mapping[int, bytes]) -> Sealed:
         missing = set(range(self.world_size)) - {ready.rank for ready in unpacked(here, Ready).values()}
@@ -112,7 +122,7 @@ class Member:
         place = Starting(
             rank=self.rank, world_size=size, active_rank=self.rank, active_world_size=size, process=PROCESS
         )
-        self._arrive(gates.start(self.cycle.iteration), place, self._opened)
+        self._arrive(barriers.start(self.cycle.iteration), place, self._opened)
 
     def _opened(self, here: Mapping[int, bytes]) -> Opened | Broken:
         reason = disagreement(unpacked(here, Starting))
@@ -121,7 +131,7 @@ class Member:
 
     def _notice(self) -> None:
         iteration = self.cycle.iteration
-        self._arrive(gates.notice(iteration), Noticing(), lambda _: Settled(iteration=iteration))
+        self._arrive(barriers.notice(iteration), Noticing(), lambda _: Settled(iteration=iteration))
 
     def _arrive(self, gate: str, payload: Payload, close: Callable[[Mapping[int, bytes]], AnyEntry]) -> None:
         """As `Group.arrive` does: once, and again when somebody was lost since."""
@@ -131,7 +141,7 @@ class Member:
         count = self.connection.arrive(gate, self.number, pack(payload))
         first = self.arrived.count if self.arrived.gate == gate else count
         self.arrived = Arrived(gate, first, len(ledger.lost))
-        if count >= ledger.left and gates.looks(self.number, ledger, count == first):
+        if count >= ledger.left and barriers.looks(self.number, ledger, count == first):
             here = self.connection.arrivals(gate)
             self.propose(close({member: data for member, data in here.items() if member not in ledger.lost}))
 

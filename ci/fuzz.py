@@ -25,7 +25,7 @@ from nvrx_slurm.attribution.analyze.flight_recorder import read_dump
 from nvrx_slurm.attribution.analyze.unpickling import load_plain
 from nvrx_slurm.attribution.ledger import shelves
 from nvrx_slurm.errors import UntrustedRecord
-from nvrx_slurm.inprocess import gates, ledger
+from nvrx_slurm.inprocess import barriers, ledger
 from nvrx_slurm.inprocess.attribution import Interruption
 from nvrx_slurm.inprocess.monitor import wire as monitor_wire
 from nvrx_slurm.journal import records, restarts
@@ -92,8 +92,12 @@ LOST = ledger.Lost(iteration=0, member=1, interruption=Interruption.TERMINATED)
 JOB = {"job_id": "7", "name": "x", "cluster": "slurm", "started_at": 1.0, "nodes": ["n1", "n2"]}
 PLAN = b'{"name":"x","roles":[{"name":"main","command":["a"]}],"workdir":"/w","folder":"/f"}'
 STARTING = JSON(
-    gates.Starting(
-        rank=0, world_size=2, active_rank=None, active_world_size=2, process=gates.Joining(host="h", pid=1, began=2)
+    barriers.Starting(
+        rank=0,
+        world_size=2,
+        active_rank=None,
+        active_world_size=2,
+        process=barriers.Joining(host="h", pid=1, began=2),
     )
 )
 STORE = {"url": "redis://h:1", "password": "p", "job": "7", "token": "t"}
@@ -137,7 +141,7 @@ TARGETS: dict[str, Target] = {
     "result.json": Target(_json(Result), (b'{"exit_code":0,"reason":"done","ended_at":1.0}',)),
     "restart in process": Target(restarts.decode, (restarts.encode(RESTART),)),
     "log of a group": Target(ledger.decode, (ledger.encode(LOST),)),
-    "gate of a group": Target(lambda data: gates.unpack(data, gates.Starting), (STARTING,)),
+    "gate of a group": Target(lambda data: barriers.unpack(data, barriers.Starting), (STARTING,)),
     "monitor": Target(monitor_wire.decode, (monitor_wire.encode(monitor_wire.Entered(iteration=1, rank=2)),)),
     "greeting on the tether": Target(
         lambda data: decode(tether._unpack_hello.decode, data, "a greeting"),

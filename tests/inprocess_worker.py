@@ -74,8 +74,7 @@ def wrapped_obey() -> int:
 def tell_of_restarts(count: int, ranks: int) -> None:
     """Hand-made ones: what a group of that size would tell. Each one when the agent has room for it."""
     from nvrx_slurm.inprocess.attribution import Interruption, InterruptionRecord
-    from nvrx_slurm.inprocess.journal import tell_agent
-    from nvrx_slurm.inprocess.timeline import Phase, RankTimeline, Restart
+    from nvrx_slurm.inprocess.timeline import Phase, RankTimeline, Restart, tell_agent
 
     phases = dict.fromkeys(Phase, 0.001)
     timelines = tuple(RankTimeline(member=rank, rank=rank, host="h", phases=phases) for rank in range(ranks))

@@ -17,7 +17,7 @@ from nvrx_slurm.workload.slot import Reading, Slot
 class BeatBoard:
     """The slots of this node's workers, by rank; and the socket on which they tell what must be known at once:
     `<rank> <step>`, the first step (`workload.beat`); `!<rank> <pid> <error>`, that an uncaught exception is about to
-    end the worker (`stacks/hook`); or `{…}`, that its group has restarted in process (`inprocess/journal.py`).
+    end the worker (`stacks/hook`); or `{…}`, that its group has restarted in process (`inprocess/timeline.py`).
 
     `folder` is new and this agent's alone; `close` removes it."""
 

@@ -13,12 +13,11 @@ A group of ranks needs a store that is in none of them (`store/`), and nothing e
 
     wrap.py        `Wrapper`: options around a function          options.py     the options, checked
     call.py        `CallWrapper`: one call, from start to end     rank.py        the main thread, phase by phase
-    cycle.py       the phases of a rank, as a table (pure)        ledger.py      what the group has agreed on (pure)
-    group.py       listening, arriving, proposing                 gates.py       where all arrive (pure)
-    interrupter.py what ends the function                         region.py      how a restart strikes the main thread
-    monitor/       the process that watches a rank                stamps.py, watchdog.py    signs of progress
-    telling.py     one record a restart (timeline.py)             environment.py who this process is
-    words.py       errors as records carry them                   bells.py       waiting that a signal may cut
+    cycle.py       the phases of a rank, as a table (pure)        ledger.py      the log of the group's agreements
+    group.py       listening, arriving, proposing                 barriers.py    where all members arrive (pure)
+    interrupter.py aborts, then interrupts the function           region.py      the interruption of the main thread
+    monitor/       the process that watches a rank                progress.py    signs of progress
+    timeline.py    one record for each restart                    environment.py who this process is
 
 Callbacks and rank assignments are in `abort`, `completion`, `compose`, `finalize`, `health_check`, `initialize`,
 `rank_assignment`, `rank_filter` and `terminate`; what is raised in `exception`.

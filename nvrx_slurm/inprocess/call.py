@@ -3,7 +3,7 @@
 main          goes from phase to phase, and calls the function in the region where a restart may strike (`rank.py`)
 listener      reads what the group has agreed on, and moves the cycle on (`group.py`)
 interrupter   while the main thread is in the function: last call, abort, strike (`interrupter.py`)
-watchdog      tells that the main thread runs Python (`watchdog.py`)
+watchdog      notes that the main thread runs Python (`progress.py`)
 monitor       a process of its own: sees that this one dies, hangs or is silent (`monitor/`)
 """
 
@@ -15,26 +15,22 @@ from collections.abc import Callable, Iterator, Mapping
 from contextlib import AbstractContextManager, ExitStack
 from typing import Any
 
-from nvrx_slurm.inprocess.attribution import Interruption
+from nvrx_slurm.inprocess.attribution import Interruption, in_words
+from nvrx_slurm.inprocess.barriers import Joining
 from nvrx_slurm.inprocess.cycle import Cycle, Event, Phase
 from nvrx_slurm.inprocess.environment import Launch, RankVariables
 from nvrx_slurm.inprocess.exception import RankDiscarded, RankShouldRestart
-from nvrx_slurm.inprocess.gates import Joining
 from nvrx_slurm.inprocess.group import Group
 from nvrx_slurm.inprocess.interrupter import Interrupter
 from nvrx_slurm.inprocess.ledger import Ledger, Lost, Stage
 from nvrx_slurm.inprocess.monitor.handle import MonitorOptions, MonitorProcess
 from nvrx_slurm.inprocess.options import Options
+from nvrx_slurm.inprocess.progress import Stamps, Watchdog
 from nvrx_slurm.inprocess.rank import ForkedChild, Parts, Rank
 from nvrx_slurm.inprocess.region import Raised, Region, Returned, Struck
-from nvrx_slurm.inprocess.stamps import Stamps
 from nvrx_slurm.inprocess.state import Mode, State
-from nvrx_slurm.inprocess.stopwatch import Stopwatch
-from nvrx_slurm.inprocess.telling import Teller
 from nvrx_slurm.inprocess.timeline import Phase as Part
-from nvrx_slurm.inprocess.timeline import Restart
-from nvrx_slurm.inprocess.watchdog import Watchdog
-from nvrx_slurm.inprocess.words import in_words
+from nvrx_slurm.inprocess.timeline import Restart, Stopwatch, Teller
 from nvrx_slurm.util.log import get_logger
 
 log = get_logger("inprocess")

@@ -161,3 +161,21 @@ def diagram() -> str:
         f"    {running} --> {name[then]} : {event.value}, at any time" for event, then in _FROM_ANYWHERE.items()
     ]
     return "\n".join([*lines, f"    {name[Phase.LEAVING]} --> [*]"])
+
+
+COMMAND = "python -m nvrx_slurm.inprocess.cycle docs/inprocess.md"
+
+
+def with_diagram(page: str) -> str:
+    """The page `docs/inprocess.md` with the current diagram. Raises ValueError for a page without a place for it."""
+    from nvrx_slurm.util import pages  # here: a rank loads this module, and draws nothing
+
+    return pages.with_diagram(page, COMMAND, diagram())
+
+
+if __name__ == "__main__":
+    import sys
+    from pathlib import Path
+
+    page = Path(sys.argv[1])
+    page.write_text(with_diagram(page.read_text()))

@@ -8,8 +8,8 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from nvrx_slurm.inprocess import cuda
-from nvrx_slurm.inprocess.bounded import bounded
+from nvrx_slurm.inprocess import callback_support
+from nvrx_slurm.inprocess.callback_support import bounded
 from nvrx_slurm.inprocess.state import FrozenState
 
 
@@ -47,10 +47,10 @@ class ThreadedFinalize(Finalize):
     def _on_own_device(self) -> Callable[[], object]:
         """The work. The device is looked up here: what a new thread calls its current device is the first one."""
         fn, args, kwargs = self.fn, self.args or (), self.kwargs or {}
-        in_use = cuda.initialised()
+        in_use = callback_support.initialised()
         if in_use is None:
             return lambda: fn(*args, **kwargs)
-        device = cuda.own_device(in_use)
+        device = callback_support.own_device(in_use)
 
         def work() -> object:
             in_use.set_device(device)

@@ -20,13 +20,12 @@ from typing import TypeVar
 import msgspec
 
 from nvrx_slurm.errors import UntrustedRecord
-from nvrx_slurm.inprocess import gates
+from nvrx_slurm.inprocess import barriers
+from nvrx_slurm.inprocess.barriers import Joining, Noticing, Payload, pack
 from nvrx_slurm.inprocess.bells import Bells
 from nvrx_slurm.inprocess.cycle import Cycle, Event, Phase
 from nvrx_slurm.inprocess.exception import InternalError, RestartError, StoreError, TimeoutError
-from nvrx_slurm.inprocess.gates import Joining, Noticing, Payload, pack
-from nvrx_slurm.inprocess.ledger import AnyEntry, Interrupted, Ledger, Lost, Sealed, Settled, Stage, decode
-from nvrx_slurm.inprocess.proposing import Log
+from nvrx_slurm.inprocess.ledger import AnyEntry, Interrupted, Ledger, Log, Lost, Sealed, Settled, Stage, decode
 from nvrx_slurm.inprocess.store.port import Cancelled, Connection, Store
 from nvrx_slurm.util.log import get_logger
 
@@ -85,13 +84,13 @@ class Group:
     def check_vacant(self, process: Joining) -> None:
         """Before anything is said in the group's name. Raises StoreError if another process is this member."""
         member = self.cycle.member
-        other = self._connection.arrival(gates.JOIN, member)
+        other = self._connection.arrival(barriers.JOIN, member)
         if other is not None and other != pack(process):
             raise _taken(member, _joining(other))
 
     def join(self, process: Joining, lost: Mapping[int, Lost]) -> None:
         """Become known, tell who was lost in earlier calls, and listen."""
-        self._connection.arrive(gates.JOIN, self.cycle.member, pack(process))
+        self._connection.arrive(barriers.JOIN, self.cycle.member, pack(process))
         self._log.refresh()
         for each in lost.values():
             self._log.propose(msgspec.structs.replace(each, iteration=0, inherited=True))
@@ -110,7 +109,7 @@ class Group:
 
     def _clear_if_last(self) -> None:
         try:
-            if self._connection.arrive(gates.LEFT, self.cycle.member) >= self.cycle.ledger.left:
+            if self._connection.arrive(barriers.LEFT, self.cycle.member) >= self.cycle.ledger.left:
                 self._connection.clear()
         except RestartError as error:
             log.debug("the keys of this call will expire: %s", error)
@@ -177,7 +176,7 @@ class Group:
             seen = self.cycle.ledger
             count = self._connection.arrive(gate.name, member, data)
             first = first or count
-            if count >= gate.expected(seen) and gates.looks(member, seen, count == first):
+            if count >= gate.expected(seen) and barriers.looks(member, seen, count == first):
                 self._close(gate, seen)
             if not self._entries_beyond(seen.length, phase, until):
                 raise self._late(gate)
@@ -222,7 +221,7 @@ class Group:
     def interrupt(self, entry: Interrupted) -> None:
         """This rank has failed: so has the iteration. If that is known already, ours is one more record of it."""
         if not self.propose(entry):
-            self._connection.arrive(gates.notice(entry.iteration), self.cycle.member, pack(Noticing.of(entry)))
+            self._connection.arrive(barriers.notice(entry.iteration), self.cycle.member, pack(Noticing.of(entry)))
 
     def say_last(self, lost: Lost) -> None:
         """This rank is out. Where the store does not take that, silence will tell it."""
@@ -232,11 +231,11 @@ class Group:
     def notice(self, iteration: int, notice: Noticing) -> None:
         """From the listener, on each entry: say that we know of the interruption, and what of it. Who finds that all
         who are left have said so settles it."""
-        seen, gate = self.cycle.ledger, gates.notice(iteration)
+        seen, gate = self.cycle.ledger, barriers.notice(iteration)
         count = self._heard.arrive(gate, self.cycle.member, pack(notice))
         if self._noticed[0] != iteration:
             self._noticed = (iteration, count)
-        if count >= seen.left and gates.looks(self.cycle.member, seen, count == self._noticed[1]):
+        if count >= seen.left and barriers.looks(self.cycle.member, seen, count == self._noticed[1]):
             here = self._heard.arrivals(gate)
             if sum(member not in seen.lost for member in here) >= seen.left:
                 own = Log(self._heard, seen.members)
@@ -282,13 +281,13 @@ def unpacked(payloads: Mapping[int, bytes], kind: type[P]) -> dict[int, P]:
     found = dict[int, P]()
     for member, data in payloads.items():
         with contextlib.suppress(UntrustedRecord):
-            found[member] = gates.unpack(data, kind)
+            found[member] = barriers.unpack(data, kind)
     return found
 
 
 def _joining(data: bytes) -> Joining:
     try:
-        return gates.unpack(data, Joining)
+        return barriers.unpack(data, Joining)
     except UntrustedRecord:
         return Joining(host="an unknown host", pid=0, began=0)
 

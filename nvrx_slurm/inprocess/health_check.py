@@ -6,8 +6,8 @@ import abc
 import datetime
 from dataclasses import dataclass
 
-from nvrx_slurm.inprocess import cuda
-from nvrx_slurm.inprocess.bounded import bounded
+from nvrx_slurm.inprocess import callback_support
+from nvrx_slurm.inprocess.callback_support import bounded
 from nvrx_slurm.inprocess.exception import FaultCounterExceeded, HealthCheckError, OptionError
 from nvrx_slurm.inprocess.state import FrozenState
 
@@ -61,10 +61,10 @@ class CudaHealthCheck(HealthCheck):
     timeout: datetime.timedelta = datetime.timedelta(seconds=30)
 
     def __call__(self, state: FrozenState) -> FrozenState:
-        in_use = cuda.initialised()
+        in_use = callback_support.initialised()
         if in_use is None:
             return state
-        device = cuda.own_device(in_use)
+        device = callback_support.own_device(in_use)
 
         def synchronise() -> None:
             in_use.synchronize(device)  # until what was under way has ended

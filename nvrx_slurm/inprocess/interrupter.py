@@ -5,12 +5,12 @@ from __future__ import annotations
 import threading
 
 from nvrx_slurm.inprocess.abort import Abort
+from nvrx_slurm.inprocess.barriers import Noticing
 from nvrx_slurm.inprocess.cycle import Event, Phase
-from nvrx_slurm.inprocess.gates import Noticing
 from nvrx_slurm.inprocess.group import Group
 from nvrx_slurm.inprocess.ledger import Interrupted
+from nvrx_slurm.inprocess.progress import Stamps
 from nvrx_slurm.inprocess.region import Region
-from nvrx_slurm.inprocess.stamps import Stamps
 from nvrx_slurm.inprocess.state import FrozenState
 from nvrx_slurm.util.log import get_logger
 

@@ -22,6 +22,7 @@ import msgspec
 
 from nvrx_slurm.errors import MalformedRecord
 from nvrx_slurm.inprocess.attribution import Interruption, InterruptionRecord
+from nvrx_slurm.inprocess.store.port import Connection
 from nvrx_slurm.journal.decoding import decode as checked
 
 
@@ -210,3 +211,27 @@ def _interrupted(ledger: Ledger, cause: Interrupted | Lost) -> Ledger:
     return dataclasses.replace(
         ledger, iteration=ledger.iteration + 1, stage=Stage.GATHERING, causes=causes, settled=False
     )
+
+
+class Log:
+    """What one thread has read of the log so far."""
+
+    def __init__(self, connection: Connection, members: int) -> None:
+        self._connection = connection
+        self.ledger = Ledger(members)
+
+    def refresh(self) -> None:
+        """Read on."""
+        self.ledger = fold(self.ledger, map(decode, self._connection.read(self.ledger.length, 0.0)))
+
+    def propose(self, entry: AnyEntry) -> bool:
+        """Add an entry, unless it means nothing (any more). Returns whether it is in the log by this call."""
+        data = encode(entry)
+        if not accepts(self.ledger, entry):
+            self.refresh()  # perhaps it means nothing yet, to one who has not read on
+        while accepts(self.ledger, entry):
+            if self._connection.append(data, self.ledger.length):
+                self.refresh()
+                return True
+            self.refresh()
+        return False

@@ -11,9 +11,10 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from nvrx_slurm.inprocess import gates
+from nvrx_slurm.inprocess import barriers
 from nvrx_slurm.inprocess.abort import let_go
-from nvrx_slurm.inprocess.attribution import Interruption
+from nvrx_slurm.inprocess.attribution import Interruption, in_words, place_of, stack_of
+from nvrx_slurm.inprocess.barriers import Joining, Ready, Starting
 from nvrx_slurm.inprocess.cycle import Event, Phase
 from nvrx_slurm.inprocess.environment import Launch, RankVariables
 from nvrx_slurm.inprocess.exception import (
@@ -24,19 +25,17 @@ from nvrx_slurm.inprocess.exception import (
     RestartError,
     TimeoutError,
 )
-from nvrx_slurm.inprocess.gates import Joining, Ready, Starting
 from nvrx_slurm.inprocess.group import Gate, Group, unpacked
 from nvrx_slurm.inprocess.interrupter import Interrupter
 from nvrx_slurm.inprocess.ledger import Broken, Completed, Interrupted, Opened, Sealed, Stage
 from nvrx_slurm.inprocess.monitor.handle import MonitorProcess
 from nvrx_slurm.inprocess.options import Options
+from nvrx_slurm.inprocess.progress import Stamps
 from nvrx_slurm.inprocess.rank_assignment import RankAssignmentCtx
 from nvrx_slurm.inprocess.region import ENDS, Raised, Region, Returned, Struck
-from nvrx_slurm.inprocess.stamps import Stamps
 from nvrx_slurm.inprocess.state import Mode, State
-from nvrx_slurm.inprocess.stopwatch import Stopwatch
 from nvrx_slurm.inprocess.timeline import Phase as Part
-from nvrx_slurm.inprocess.words import in_words, place_of, stack_of
+from nvrx_slurm.inprocess.timeline import Stopwatch
 from nvrx_slurm.util.log import get_logger
 from nvrx_slurm.workload.restarting import restarting
 
@@ -116,7 +115,7 @@ class Rank:
         self.state.iteration = self.parts.group.ledger.iteration
         published = self.parts.options.rank_assignment.publish(self.state.freeze())
         here = Ready(rank=_number(self.state), published=tuple(published))
-        self.parts.group.arrive(self._gate(gates.ready(self.state.iteration), self._seal), here)
+        self.parts.group.arrive(self._gate(barriers.ready(self.state.iteration), self._seal), here)
 
     def _seal(self, here: Mapping[int, bytes]) -> Sealed:
         iteration, world_size = self.state.iteration, self.state.world_size
@@ -135,7 +134,7 @@ class Rank:
 
     def _published(self) -> Mapping[int, tuple[str, ...]]:
         group = self.parts.group
-        here = group.arrivals(gates.ready(group.sealed.iteration), Ready)
+        here = group.arrivals(barriers.ready(group.sealed.iteration), Ready)
         return {each.rank: each.published for each in here.values() if each.rank not in group.sealed.missing}
 
     def _re_enter(self) -> None:
@@ -149,10 +148,10 @@ class Rank:
             process=self.parts.process,
             phases=self.parts.watch.parts(),
         )
-        self.parts.group.arrive(self._gate(gates.start(state.iteration), self._open), here)
+        self.parts.group.arrive(self._gate(barriers.start(state.iteration), self._open), here)
 
     def _open(self, here: Mapping[int, bytes]) -> Opened | Broken:
-        iteration, reason = self.state.iteration, gates.disagreement(unpacked(here, Starting))
+        iteration, reason = self.state.iteration, barriers.disagreement(unpacked(here, Starting))
         return Broken(iteration=iteration, reason=reason) if reason else Opened(iteration=iteration)
 
     def _gate(self, name: str, close: Callable[[Mapping[int, bytes]], Any]) -> Gate:
@@ -223,7 +222,9 @@ class Rank:
         bound_s = self.parts.options.completion_timeout.total_seconds()
         completed = Completed(iteration=iteration)
         try:
-            self.parts.group.arrive(Gate(gates.complete(iteration), bound_s, lambda _: active, lambda _: completed))
+            self.parts.group.arrive(
+                Gate(barriers.complete(iteration), bound_s, lambda _: active, lambda _: completed)
+            )
         except TimeoutError as error:
             self._failed(error)
 

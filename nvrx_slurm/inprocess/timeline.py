@@ -1,12 +1,31 @@
-"""What a restart took: one record for the group, with each rank's phases."""
+"""One restart of a group: how long each of its parts took, and where that is reported: log, user, agent."""
 
 from __future__ import annotations
 
 import enum
+import time
+from collections.abc import Iterable, Mapping
 
 import msgspec
 
-from nvrx_slurm.inprocess.attribution import InterruptionRecord
+from nvrx_slurm.inprocess import barriers
+from nvrx_slurm.inprocess.attribution import InterruptionRecord, clean, format_interruption_records
+from nvrx_slurm.inprocess.barriers import Noticing, Starting
+from nvrx_slurm.inprocess.group import Group
+from nvrx_slurm.journal.restarts import (
+    LONGEST_NAME,
+    LONGEST_TEXT,
+    MOST_FAULTS,
+    MOST_MISSING,
+    MOST_RANKS,
+    InProcessRestart,
+    RankFault,
+    RankPhases,
+    encode,
+)
+from nvrx_slurm.util.log import get_logger
+from nvrx_slurm.workload.channel import has_agent
+from nvrx_slurm.workload.channel import tell_agent as send
 
 
 class Phase(enum.StrEnum):
@@ -53,3 +72,169 @@ class Restart(msgspec.Struct, frozen=True, kw_only=True):
     def total_s(self) -> float:
         """From the fault to the last rank's return into the function."""
         return max((sum(rank.phases.values()) for rank in self.ranks), default=0.0)
+
+
+class Stopwatch:
+    """Marks are set by whichever thread ends a part; each part begins where the one before it ended."""
+
+    def __init__(self) -> None:
+        self._last: float | None = None
+        self._parts: dict[str, float] = {}
+
+    def begin(self) -> None:
+        """A fault happens here, now: what follows is a restart."""
+        self._last, self._parts = time.monotonic(), {}
+
+    def mark(self, phase: Phase) -> None:
+        """This part has ended. The first mark without a beginning is one."""
+        now = time.monotonic()
+        if phase is Phase.DETECTED and (self._last is None or self._parts):
+            self._last, self._parts = now, {}
+        if self._last is not None:
+            self._parts[phase.value] = self._parts.get(phase.value, 0.0) + now - self._last
+            self._last = now
+
+    def parts(self) -> dict[str, float]:
+        """The parts so far, in seconds."""
+        return dict(self._parts)
+
+
+log = get_logger("inprocess")
+
+
+def tell_agent(restart: Restart) -> None:
+    """One datagram to this node's agent, if there is one; one rank of a group tells.
+
+    Never waits and never raises: an agent that cannot take it at once does not hear it, and the group goes on.
+    """
+    if not has_agent():
+        return
+    try:
+        send(encode(shortened(restart)))
+    except Exception:  # the group has restarted: a journal without it is no reason to fail
+        log.warning("the agent was not told of the restart", exc_info=True)
+
+
+def shortened(restart: Restart) -> InProcessRestart:
+    """What fits into one datagram, however many ranks there are and whatever they have raised."""
+    longest, slowest = _longest(restart.ranks)
+    return InProcessRestart(
+        cause=_clean(format_interruption_records(restart.records), LONGEST_TEXT),
+        call=restart.call,
+        iteration=restart.iteration,
+        world_size=restart.world_size,
+        active_world_size=restart.active_world_size,
+        total_s=round(restart.total_s, 6),
+        phases=longest,
+        slowest=slowest,
+        faults=tuple(_fault(record) for record in restart.records[:MOST_FAULTS]),
+        lost=len(restart.missing),
+        missing=restart.missing[:MOST_MISSING],
+        ranks=tuple(_phases(rank) for rank in sorted(restart.ranks, key=_took_s, reverse=True)[:MOST_RANKS]),
+    )
+
+
+def _longest(ranks: Iterable[RankTimeline]) -> tuple[dict[str, float], dict[str, int]]:
+    """Phase → the longest that it took, and → the rank that took so long."""
+    longest: dict[str, float] = {}
+    slowest: dict[str, int] = {}
+    known = list(ranks)
+    for phase in Phase:
+        took = [(rank.phases[phase], rank.rank) for rank in known if phase in rank.phases]
+        if took:
+            seconds, slowest[phase.value] = max(took)
+            longest[phase.value] = round(seconds, 6)
+    return longest, slowest
+
+
+def _fault(record: InterruptionRecord) -> RankFault:
+    first_line = record.text.strip().partition("\n")[0]
+    return RankFault(
+        kind=record.interruption.value,
+        rank=record.rank,
+        host=_clean(record.host, LONGEST_NAME),
+        text=_clean(first_line, LONGEST_TEXT),
+    )
+
+
+def _phases(rank: RankTimeline) -> RankPhases:
+    known = {phase.value: round(rank.phases[phase], 6) for phase in Phase if phase in rank.phases}
+    return RankPhases(rank=rank.rank, host=_clean(rank.host, LONGEST_NAME), phases=known)
+
+
+def _took_s(rank: RankTimeline) -> float:
+    return sum(rank.phases.values())
+
+
+def _clean(text: str, most: int) -> str:
+    return clean(text[:most])
+
+
+class Teller:
+    """The listener's own."""
+
+    def __init__(self, group: Group, name: str, call: int) -> None:
+        self._group, self._name, self._call = group, name, call
+        self._lost: set[int] = set()  # who was lost before, and told
+
+    def tell(self, re_entered_s: float) -> Restart:
+        """Of the restart that has just ended: put it together from what all ranks said, and tell it."""
+        sealed = self._group.sealed
+        places = self._group.arrivals(barriers.start(sealed.iteration), Starting)
+        places = {member: place for member, place in places.items() if member not in self._group.ledger.lost}
+        restart = Restart(
+            at=time.time(),
+            group=self._name,
+            call=self._call,
+            iteration=sealed.iteration,
+            world_size=len(places),
+            active_world_size=max((place.active_world_size for place in places.values()), default=0),
+            missing=sealed.missing,
+            records=self._records(sealed.iteration),
+            ranks=_ranks(places, re_entered_s),
+        )
+        log.warning("%s", in_one_line(restart))
+        tell_agent(restart)
+        return restart
+
+    def pass_over(self) -> None:
+        """Another rank tells of this one."""
+        self._lost.update(self._group.ledger.lost)
+
+    def _records(self, iteration: int) -> tuple[InterruptionRecord, ...]:
+        """What was said since the function last ran: the causes first, then who is out, then who failed too."""
+        ledger = self._group.ledger
+        fresh = [lost for member, lost in ledger.lost.items() if member not in self._lost and not lost.inherited]
+        entries = [*ledger.causes, *(lost for lost in fresh if lost not in ledger.causes)]
+        named = {entry.member for entry in entries}
+        notices = [
+            notice.record()
+            for before in range(iteration - len(ledger.causes), iteration)
+            for member, notice in self._group.arrivals(barriers.notice(before), Noticing).items()
+            if member not in named
+        ]
+        self.pass_over()
+        return (*(entry.record() for entry in entries), *(record for record in notices if record is not None))
+
+
+def _ranks(places: Mapping[int, Starting], re_entered_s: float) -> tuple[RankTimeline, ...]:
+    """All re-enter at once, by one entry of the log: what that took since their ranks were known is told by one."""
+    return tuple(
+        RankTimeline(
+            member=member,
+            rank=place.rank,
+            host=place.process.host,
+            phases={**place.phases, Phase.RE_ENTERED.value: re_entered_s},
+        )
+        for member, place in sorted(places.items(), key=lambda item: item[1].rank)
+    )
+
+
+def in_one_line(restart: Restart) -> str:
+    """What happened, who is left, and what it took."""
+    parts = ", ".join(f"{each.value} {1e3 * restart.slowest(each):.1f}" for each in Phase if restart.slowest(each))
+    who = f"{restart.active_world_size} of {restart.world_size} ranks"
+    return (
+        f"restart in process: iteration {restart.iteration} began on {who}, after:"
+        f" {format_interruption_records(restart.records)}; {1e3 * restart.total_s:.1f} ms ({parts})"
+    )

@@ -6,22 +6,24 @@ import functools
 import inspect
 import os
 import threading
+import types
+import typing
+from collections import OrderedDict
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from datetime import timedelta
 from typing import Any, Concatenate, ParamSpec, TypeVar, overload
 
 from nvrx_slurm.inprocess.abort import Abort, AbortTorchDistributed
+from nvrx_slurm.inprocess.barriers import Joining
 from nvrx_slurm.inprocess.call import CallWrapper
 from nvrx_slurm.inprocess.completion import Completion
 from nvrx_slurm.inprocess.compose import Compose
 from nvrx_slurm.inprocess.environment import launch
 from nvrx_slurm.inprocess.exception import NestedCallError, OptionError, RestartError
 from nvrx_slurm.inprocess.finalize import Finalize
-from nvrx_slurm.inprocess.gates import Joining
 from nvrx_slurm.inprocess.health_check import HealthCheck
 from nvrx_slurm.inprocess.initialize import Initialize
-from nvrx_slurm.inprocess.injection import inject
 from nvrx_slurm.inprocess.ledger import Lost
 from nvrx_slurm.inprocess.options import Options
 from nvrx_slurm.inprocess.rank_assignment import ActivateAllRanks, RankAssignment, ShiftRanks
@@ -189,3 +191,58 @@ def _check_place(name: str) -> None:
         raise NestedCallError(f"{name} must be called in the main thread: restarts are delivered there")
     if _running:
         raise NestedCallError(f"{name} was called inside of {_running[-1]}, which is wrapped too: wrap one of them")
+
+
+def inject(
+    function: Callable[..., Any], args: tuple[Any, ...], kwargs: Mapping[str, Any], value: object
+) -> tuple[tuple[Any, ...], dict[str, Any]]:
+    """The call's arguments, with `value` for each parameter that is annotated with its type. The caller may leave
+    such a parameter out, wherever it stands, or hold its place with None.
+
+    Raises TypeError, as the call itself would, if the arguments do not fit.
+    """
+    try:
+        signature = inspect.signature(function)
+    except ValueError:  # a builtin that does not tell its parameters
+        return args, dict(kwargs)
+    wanted = [name for name, each in _annotations(function, signature).items() if _asks_for(each, type(value))]
+    given = _given(signature, wanted, args, kwargs) | dict.fromkeys(wanted, value)
+    bound = inspect.BoundArguments(signature, OrderedDict(given))
+    return bound.args, bound.kwargs
+
+
+def _given(
+    signature: inspect.Signature, wanted: list[str], args: tuple[Any, ...], kwargs: Mapping[str, Any]
+) -> dict[str, Any]:
+    """What the caller gives, by parameter."""
+    kept = signature.replace(parameters=[each for name, each in signature.parameters.items() if name not in wanted])
+    whole, without = (_bound(each, args, kwargs) for each in (signature, kept))
+    if whole is not None and (without is None or all(whole.get(name) is None for name in wanted)):
+        return whole
+    return dict(kept.bind(*args, **kwargs).arguments)
+
+
+def _bound(signature: inspect.Signature, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> dict[str, Any] | None:
+    try:
+        return dict(signature.bind(*args, **kwargs).arguments)
+    except TypeError:
+        return None
+
+
+def _annotations(function: Callable[..., Any], signature: inspect.Signature) -> dict[str, Any]:
+    """Each parameter's annotation, read where the function was defined; as it is written where that is no use."""
+    written = {name: parameter.annotation for name, parameter in signature.parameters.items()}
+    try:
+        read = typing.get_type_hints(inspect.unwrap(function))
+    except Exception:  # an annotation may name what exists for a type checker only
+        read = {}
+    return {name: read.get(name, annotation) for name, annotation in written.items()}
+
+
+def _asks_for(annotation: Any, kind: type) -> bool:
+    if isinstance(annotation, str):
+        parts = annotation.replace("Optional[", "").replace("]", "").split("|")
+        return any(part.strip().rsplit(".", 1)[-1] == kind.__name__ for part in parts)
+    if typing.get_origin(annotation) in (typing.Union, types.UnionType):
+        return any(_asks_for(each, kind) for each in typing.get_args(annotation))
+    return annotation is kind

@@ -1,7 +1,7 @@
 """What to do about an error of a Redis or Valkey server: one policy for every client of a store in this package.
 
 Pure: an error and the time go in, a decision comes out. The asynchronous client (`store/client.py`), the worker's
-client (`inprocess/store/patience.py`) and the payload directory's (`transport/asking.py`) carry it out. Standard
+client (`inprocess/store/redis_client.py`) and the payload directory's (`transport/asking.py`) carry it out. Standard
 library only, and no redis-py: workers import this module.
 
 Every retry has a pause and a bound. A server's configuration is changed only where this package has started that

@@ -18,7 +18,7 @@ import redis
 from nvrx_slurm.inprocess.exception import OptionError, StoreError
 from nvrx_slurm.inprocess.store.port import Cancelled, Connection
 from nvrx_slurm.inprocess.store.redis import KEEP_S, KEPT_GATES, RedisConnection, RedisStore
-from nvrx_slurm.inprocess.store.wire import parse_address
+from nvrx_slurm.inprocess.store.redis_client import parse_address
 from nvrx_slurm.lab.faults.disk import SmallDisk
 from nvrx_slurm.store.keys import InprocessKeys
 from nvrx_slurm.util.threads import in_thread

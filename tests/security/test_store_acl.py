@@ -18,7 +18,7 @@ from click.testing import CliRunner
 
 from nvrx_slurm.cli import cli
 from nvrx_slurm.inprocess.store.redis import RedisConnection
-from nvrx_slurm.inprocess.store.wire import parse_address
+from nvrx_slurm.inprocess.store.redis_client import parse_address
 from nvrx_slurm.journal.records import RoundClosed
 from nvrx_slurm.store.acl import COMMANDS
 from nvrx_slurm.store.keys import InprocessKeys, Keys

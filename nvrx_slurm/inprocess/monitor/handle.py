@@ -20,7 +20,7 @@ from nvrx_slurm.inprocess.monitor import __main__ as program
 from nvrx_slurm.inprocess.monitor import wire
 from nvrx_slurm.inprocess.monitor.process import ended_within
 from nvrx_slurm.inprocess.monitor.wire import MonitorOptions, Start
-from nvrx_slurm.inprocess.stamps import Stamps
+from nvrx_slurm.inprocess.progress import Stamps
 from nvrx_slurm.util.log import get_logger
 
 __all__ = ["MonitorOptions", "MonitorProcess"]

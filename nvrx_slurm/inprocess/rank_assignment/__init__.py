@@ -1,16 +1,18 @@
 """The ranks of the next iteration, from those of the last one and who is out."""
 
 from nvrx_slurm.inprocess.exception import RankDiscarded
-from nvrx_slurm.inprocess.rank_assignment.base import RankAssignment, RankAssignmentCtx, RankFilter
-from nvrx_slurm.inprocess.rank_assignment.filters import (
+from nvrx_slurm.inprocess.rank_assignment.base import (
     ActivateAllRanks,
     ActiveWorldSizeDivisibleBy,
+    FillGaps,
+    FilterCountGroupedByKey,
     MaxActiveWorldSize,
+    RankAssignment,
+    RankAssignmentCtx,
+    RankFilter,
+    ShiftRanks,
 )
-from nvrx_slurm.inprocess.rank_assignment.groups import FilterCountGroupedByKey
-from nvrx_slurm.inprocess.rank_assignment.reorder import FillGaps, ShiftRanks
-from nvrx_slurm.inprocess.rank_assignment.topology import Layer, LayerFlag
-from nvrx_slurm.inprocess.rank_assignment.tree import Tree
+from nvrx_slurm.inprocess.rank_assignment.tree import Layer, LayerFlag, Tree
 
 __all__ = [
     "ActivateAllRanks",

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import abc
 import dataclasses
-from collections.abc import Callable, Mapping, Sequence
+import datetime
+from collections import Counter
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 
-from nvrx_slurm.inprocess.exception import InternalError, RankDiscarded
+from nvrx_slurm.inprocess.exception import InternalError, OptionError, RankDiscarded
 from nvrx_slurm.inprocess.state import FrozenState, Mode, State
 
 Key = str | Callable[[FrozenState], str]
@@ -94,3 +96,133 @@ class RankFilter(RankAssignment):
 
     In a composition it comes after those that renumber, which is to say further left.
     """
+
+
+class ShiftRanks(RankAssignment):
+    """The ranks that are left keep their order and close up.
+
+    Of 0 1 2 3 4 5 6 7 without 1, 4 and 5 this makes 0 2 3 6 7: all after the first gap get new numbers, and
+    neighbours stay neighbours.
+    """
+
+    def __call__(self, ctx: RankAssignmentCtx) -> RankAssignmentCtx:
+        return ctx.renumbered(ctx.healthy)
+
+
+class FillGaps(RankAssignment):
+    """The last ranks fill the gaps, in their order; all others keep their numbers.
+
+    Of 0 1 2 3 4 5 6 7 without 1, 4 and 5 this makes 0 6 2 3 7: no more ranks get new numbers than must.
+    """
+
+    def __call__(self, ctx: RankAssignmentCtx) -> RankAssignmentCtx:
+        healthy = ctx.healthy
+        moved = gaps_filled(healthy, ctx.terminated_ranks)
+        return ctx.renumbered(sorted(healthy, key=lambda rank: moved.get(rank, rank)))
+
+
+def gaps_filled(taken: Collection[int], free: Collection[int]) -> dict[int, int]:
+    """Who moves where, so that the lowest of all these numbers are taken, and as few as possible move."""
+    lowest = set(sorted({*taken, *free})[: len(taken)])
+    return dict(zip(sorted(set(taken) - lowest), sorted(lowest - set(taken)), strict=True))
+
+
+class ActivateAllRanks(RankFilter):
+    """All ranks call the function, whatever was said before."""
+
+    def __call__(self, ctx: RankAssignmentCtx) -> RankAssignmentCtx:
+        everyone = dataclasses.replace(ctx.state, active_world_size=None)
+        return dataclasses.replace(ctx, state=with_active(everyone, lambda size: size))
+
+
+class MaxActiveWorldSize(RankFilter):
+    """No more than `max_active_world_size` ranks are active (None: without a limit).
+
+    Of those that were active so far in the composition; of all if nothing was said. Raises OptionError below 1.
+    """
+
+    def __init__(self, max_active_world_size: int | None = None) -> None:
+        self._size = limited(max_active_world_size)
+
+    def __call__(self, ctx: RankAssignmentCtx) -> RankAssignmentCtx:
+        return dataclasses.replace(ctx, state=with_active(ctx.state, self._size))
+
+
+class ActiveWorldSizeDivisibleBy(RankFilter):
+    """The number of active ranks is a multiple of `divisor`: the greatest there is, and 0 if there are too few.
+
+    Of those that were active so far in the composition; of all if nothing was said. Raises OptionError below 1.
+    """
+
+    def __init__(self, divisor: int = 1) -> None:
+        self._size = divisible(divisor)
+
+    def __call__(self, ctx: RankAssignmentCtx) -> RankAssignmentCtx:
+        return dataclasses.replace(ctx, state=with_active(ctx.state, self._size))
+
+
+def limited(max_active_world_size: int | None) -> Callable[[int], int]:
+    """How many of so many are active. Raises OptionError."""
+    if max_active_world_size is None:
+        return lambda size: size
+    if max_active_world_size < 1:
+        raise OptionError(f"MaxActiveWorldSize: {max_active_world_size} active ranks; it must be 1 or more")
+    return lambda size: min(size, max_active_world_size)
+
+
+def divisible(divisor: int) -> Callable[[int], int]:
+    """How many of so many are active. Raises OptionError."""
+    if divisor < 1:
+        raise OptionError(f"ActiveWorldSizeDivisibleBy: the divisor is {divisor}; it must be 1 or more")
+    return lambda size: size // divisor * divisor
+
+
+def with_active(state: State, size_of: Callable[[int], int]) -> State:
+    """The state where of those who were active so far, the first `size_of(how many)` are."""
+    if state.rank is None:
+        raise InternalError("a rank without a number cannot be active: a rank assignment must come first")
+    before = state.world_size if state.active_world_size is None else min(state.active_world_size, state.world_size)
+    size = size_of(before)
+    active = state.rank < size
+    return dataclasses.replace(
+        state,
+        mode=Mode.ACTIVE if active else Mode.INACTIVE,
+        active_rank=state.rank if active else None,
+        active_world_size=size,
+    )
+
+
+class FilterCountGroupedByKey(RankAssignment):
+    """Counts the healthy ranks of each group, and puts out those of a group for whose count `condition` is false.
+
+    A group is those ranks with the same key; its ranks are added to the terminated ones, which an assignment further
+    left in the composition must take from there:
+
+    ```python
+    # a host goes on with all of its 8 ranks, or not at all
+    Compose(ShiftRanks(), FilterCountGroupedByKey(lambda _: socket.gethostname(), lambda count: count == 8))
+    ```
+
+    `key_or_fn` is evaluated on its own rank, with the state of the iteration before, and published; `condition` on
+    all ranks, and must come to the same there. `timeout` is there for older code: nobody waits here for anybody,
+    since the keys have arrived when the assignment is made.
+    """
+
+    def __init__(
+        self,
+        key_or_fn: Key,
+        condition: Callable[[int], bool],
+        timeout: datetime.timedelta = datetime.timedelta(seconds=60),
+    ) -> None:
+        self.key_or_fn = key_or_fn
+        self.condition = condition
+        self.timeout = timeout
+
+    def publish(self, state: FrozenState) -> tuple[str, ...]:
+        return (key_of(self.key_or_fn, state),)
+
+    def __call__(self, ctx: RankAssignmentCtx) -> RankAssignmentCtx:
+        keys = ctx.told()
+        unfit = {key for key, count in Counter(keys.values()).items() if not self.condition(count)}
+        out = {rank for rank, key in keys.items() if key in unfit}
+        return dataclasses.replace(ctx, terminated_ranks=ctx.terminated_ranks | out)

@@ -12,9 +12,8 @@ from typing import Any
 from nvrx_slurm.errors import UntrustedRecord
 from nvrx_slurm.inprocess import environment
 from nvrx_slurm.inprocess.exception import OptionError, StoreError
-from nvrx_slurm.inprocess.store.patience import PatientLine
 from nvrx_slurm.inprocess.store.port import Connection, Store
-from nvrx_slurm.inprocess.store.wire import Address, Command, parse_address
+from nvrx_slurm.inprocess.store.redis_client import Address, Command, PatientLine, parse_address
 from nvrx_slurm.store.job_store import read_job_store
 from nvrx_slurm.store.keys import InprocessKeys
 from nvrx_slurm.util.admission import RateLimitedLog

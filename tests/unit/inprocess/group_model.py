@@ -8,16 +8,17 @@ from typing import TypeVar
 
 import msgspec
 
-from nvrx_slurm.inprocess import gates
+from nvrx_slurm.inprocess import barriers
 from nvrx_slurm.inprocess.attribution import Interruption
+from nvrx_slurm.inprocess.barriers import Noticing, Ready, Starting, pack
 from nvrx_slurm.inprocess.cycle import Cycle, Event, Phase
-from nvrx_slurm.inprocess.gates import Noticing, Ready, Starting, pack
 from nvrx_slurm.inprocess.ledger import (
     AnyEntry,
     Broken,
     Completed,
     Interrupted,
     Ledger,
+    Log,
     Lost,
     Opened,
     Sealed,
@@ -26,12 +27,11 @@ from nvrx_slurm.inprocess.ledger import (
     decode,
     encode,
 )
-from nvrx_slurm.inprocess.proposing import Log
 from tests.unit.inprocess.store_model import Line, Shared
 
-P = TypeVar("P", bound=gates.Payload)
+P = TypeVar("P", bound=barriers.Payload)
 
-WHO = gates.Joining(host="here", pid=1, began=1)
+WHO = barriers.Joining(host="here", pid=1, began=1)
 
 
 @dataclass
@@ -150,8 +150,8 @@ class Rank:
 
     def _be_ready(self) -> None:
         i = self.cycle.iteration
-        if self._closes(gates.ready(i), Ready(rank=self.rank)):
-            there = {ready.rank for ready in self._arrived(gates.ready(i), Ready).values()}
+        if self._closes(barriers.ready(i), Ready(rank=self.rank)):
+            there = {ready.rank for ready in self._arrived(barriers.ready(i), Ready).values()}
             missing = tuple(sorted(set(range(self.world_size)) - there))
             self._propose(Sealed(iteration=i, world_size=self.world_size, missing=missing))
 
@@ -176,8 +176,8 @@ class Rank:
             active_world_size=self._active_world_size,
             process=WHO,
         )
-        if self._closes(gates.start(i), place):
-            wrong = gates.disagreement(self._arrived(gates.start(i), Starting))
+        if self._closes(barriers.start(i), place):
+            wrong = barriers.disagreement(self._arrived(barriers.start(i), Starting))
             self._propose(Broken(iteration=i, reason=wrong) if wrong else Opened(iteration=i))
 
     def _run(self) -> None:
@@ -191,12 +191,12 @@ class Rank:
         i = self.cycle.iteration
         if self.active is None:
             return
-        if self.line.arrive(gates.complete(i), self.member) >= self._active_world_size:
+        if self.line.arrive(barriers.complete(i), self.member) >= self._active_world_size:
             self._propose(Completed(iteration=i))
 
     def _notice(self) -> None:
         i = self.cycle.iteration
-        if self._closes(gates.notice(i), Noticing()):
+        if self._closes(barriers.notice(i), Noticing()):
             self._propose(Settled(iteration=i))
 
     def _end(self) -> None:
@@ -206,7 +206,7 @@ class Rank:
     def _active_world_size(self) -> int:
         return min(self.world_size, self.settings.most_active)
 
-    def _closes(self, gate: str, payload: gates.Payload) -> bool:
+    def _closes(self, gate: str, payload: barriers.Payload) -> bool:
         """Arrive, and again at each entry; find whether all are here, and it is for this one to close the gate."""
         ledger = self.cycle.ledger
         if self.looked.get(gate) == ledger.length:
@@ -214,7 +214,7 @@ class Rank:
         self.looked[gate] = ledger.length
         count = self.line.arrive(gate, self.member, pack(payload))
         was_last = count == self.counts.setdefault(gate, count)
-        if count < ledger.left or not gates.looks(self.member, ledger, was_last):
+        if count < ledger.left or not barriers.looks(self.member, ledger, was_last):
             return False
         return len(self._arrived(gate, type(payload))) >= ledger.left
 

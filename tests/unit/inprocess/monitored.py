@@ -14,8 +14,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from nvrx_slurm.inprocess.ledger import AnyEntry, Ledger, Lost
-from nvrx_slurm.inprocess.proposing import Log
+from nvrx_slurm.inprocess.ledger import AnyEntry, Ledger, Log, Lost
 from nvrx_slurm.inprocess.store.redis import RedisStore
 from nvrx_slurm.util.processes import is_alive
 from tests.inprocess.servers import Valkey

@@ -14,12 +14,12 @@ import threading
 from pathlib import Path
 from typing import Any
 
-from nvrx_slurm.inprocess import gates
+from nvrx_slurm.inprocess import barriers
 from nvrx_slurm.inprocess.attribution import Interruption
-from nvrx_slurm.inprocess.gates import Joining, pack
+from nvrx_slurm.inprocess.barriers import Joining, pack
 from nvrx_slurm.inprocess.ledger import Lost
 from nvrx_slurm.inprocess.monitor.handle import MonitorOptions, MonitorProcess
-from nvrx_slurm.inprocess.stamps import Stamps
+from nvrx_slurm.inprocess.progress import Stamps
 from nvrx_slurm.inprocess.store.redis import RedisStore
 from nvrx_slurm.util.processes import started_ticks
 from tests.unit.inprocess.flawed_store import FlawedStore
@@ -55,7 +55,7 @@ def main() -> None:
 def _join(options: MonitorOptions) -> None:
     connection = RedisStore(**options.store_kwargs).connect(options.group, options.call)
     process = Joining(host=options.host, pid=os.getpid(), began=started_ticks(os.getpid()) or 0)
-    connection.arrive(gates.JOIN, options.member, pack(process))
+    connection.arrive(barriers.JOIN, options.member, pack(process))
     connection.close()
 
 

@@ -13,7 +13,7 @@ from typing import Any
 
 import pytest
 
-from nvrx_slurm.inprocess import gloo
+from nvrx_slurm.inprocess import abort
 from nvrx_slurm.inprocess.abort import AbortTorchDistributed, AbortTransformerEngine
 from nvrx_slurm.inprocess.state import FrozenState
 
@@ -46,7 +46,7 @@ def test_connections_that_are_not_gloos_are_left_alone():
         watched = stack.enter_context(select.epoll())
         stack.enter_context(one), stack.enter_context(other)
         watched.register(one, select.EPOLLIN)
-        assert gloo.cut() is None
+        assert abort.cut() is None
         other.sendall(b"ping")
         assert one.recv(4) == b"ping"
 

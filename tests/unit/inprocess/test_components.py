@@ -9,7 +9,7 @@ from types import SimpleNamespace
 
 import pytest
 
-from nvrx_slurm.inprocess import cuda
+from nvrx_slurm.inprocess import callback_support
 from nvrx_slurm.inprocess.completion import Completion
 from nvrx_slurm.inprocess.compose import Compose
 from nvrx_slurm.inprocess.exception import (
@@ -174,7 +174,7 @@ def test_the_device_is_the_local_ranks(monkeypatch: pytest.MonkeyPatch, local_ra
         monkeypatch.delenv(name, raising=False)
         if value is not None:
             monkeypatch.setenv(name, value)
-    assert cuda.own_device(SimpleNamespace(device_count=lambda: seen, current_device=lambda: 0)) == own
+    assert callback_support.own_device(SimpleNamespace(device_count=lambda: seen, current_device=lambda: 0)) == own
 
 
 # ---- the rest

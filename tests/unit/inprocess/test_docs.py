@@ -10,16 +10,16 @@ from pathlib import Path
 import pytest
 
 from nvrx_slurm.inprocess import Wrapper
-from nvrx_slurm.inprocess.docs import with_diagram
+from nvrx_slurm.inprocess.cycle import with_diagram
 from nvrx_slurm.inprocess.timeline import Phase
 
 PAGE = Path(__file__).parents[3] / "docs" / "inprocess.md"
 
 
 def test_the_cycle_is_drawn_as_it_is():
-    """The page has the diagram that `python -m nvrx_slurm.inprocess.docs` draws."""
+    """The page has the diagram that `python -m nvrx_slurm.inprocess.cycle` draws."""
     page = PAGE.read_text()
-    assert page == with_diagram(page), "run: python -m nvrx_slurm.inprocess.docs docs/inprocess.md"
+    assert page == with_diagram(page), "run: python -m nvrx_slurm.inprocess.cycle docs/inprocess.md"
 
 
 def test_a_page_without_a_place_for_the_diagram_is_refused():

@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 
-from nvrx_slurm.inprocess.injection import inject
+from nvrx_slurm.inprocess.wrap import inject
 
 
 class Call:

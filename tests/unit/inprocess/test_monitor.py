@@ -12,12 +12,11 @@ from typing import Any
 
 import pytest
 
-from nvrx_slurm.inprocess import gates
+from nvrx_slurm.inprocess import barriers
 from nvrx_slurm.inprocess.attribution import Interruption
-from nvrx_slurm.inprocess.gates import Joining, Starting, pack
-from nvrx_slurm.inprocess.ledger import Completed, Interrupted, Lost, Opened, Sealed
+from nvrx_slurm.inprocess.barriers import Joining, Starting, pack
+from nvrx_slurm.inprocess.ledger import Completed, Interrupted, Log, Lost, Opened, Sealed
 from nvrx_slurm.inprocess.monitor import wire
-from nvrx_slurm.inprocess.proposing import Log
 from nvrx_slurm.util.processes import is_alive
 from tests.inprocess.servers import Valkey
 from tests.unit.inprocess.monitored import ROOT, Group, until
@@ -80,7 +79,7 @@ def run_from_the_start(group: Group) -> None:
             active_world_size=group.members,
             process=Joining(host="", pid=0, began=0),
         )
-        group.connection.arrive(gates.start(0), member, pack(place))
+        group.connection.arrive(barriers.start(0), member, pack(place))
     group.wrote(Opened(iteration=0))
 
 

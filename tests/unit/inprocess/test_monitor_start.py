@@ -14,7 +14,7 @@ import pytest
 
 from nvrx_slurm.inprocess.exception import InternalError, OptionError
 from nvrx_slurm.inprocess.monitor.handle import MonitorOptions, MonitorProcess
-from nvrx_slurm.inprocess.stamps import Stamps
+from nvrx_slurm.inprocess.progress import Stamps
 from nvrx_slurm.inprocess.store.redis import RedisStore
 from nvrx_slurm.store.embedded import free_port
 

@@ -628,7 +628,11 @@ def test_no_bytecode_of_an_atomic_block_leaves_anything_behind(region):
             ended.append(True)
 
     def in_atomic_code(frame: FrameType) -> bool:
-        return frame.f_code is function.__code__ or frame.f_code.co_filename.endswith(("/atomic.py", "/threading.py"))
+        return (
+            frame.f_code is function.__code__
+            or frame.f_code.co_qualname.startswith("AtomicBlocks.")
+            or frame.f_code.co_filename.endswith("/threading.py")
+        )
 
     outcomes = []
     for number in itertools.count():

@@ -7,7 +7,7 @@ from time import monotonic_ns
 
 import pytest
 
-from nvrx_slurm.inprocess.stamps import Stamps
+from nvrx_slurm.inprocess.progress import Stamps
 
 SECOND_NS = 1_000_000_000
 LATER_NS = monotonic_ns() + 10_000 * SECOND_NS
@@ -84,7 +84,7 @@ def test_another_process_reads_them(stamps):
     """The monitor sees what the rank stamps, through the descriptor that it inherits."""
     stamps.begin_iteration(3)
     script = (
-        "import sys; from time import monotonic_ns; from nvrx_slurm.inprocess.stamps import Stamps; "
+        "import sys; from time import monotonic_ns; from nvrx_slurm.inprocess.progress import Stamps; "
         "s = Stamps.attach(int(sys.argv[1])); print(s.iteration, s.silent_s(monotonic_ns()) < 100)"
     )
     read = subprocess.run(

@@ -9,9 +9,8 @@ from collections.abc import Callable
 
 import pytest
 
-from nvrx_slurm.inprocess import watchdog as module
-from nvrx_slurm.inprocess.stamps import Stamps
-from nvrx_slurm.inprocess.watchdog import Watchdog
+from nvrx_slurm.inprocess import progress as module
+from nvrx_slurm.inprocess.progress import Stamps, Watchdog
 
 INTERVAL_S = 0.002
 DEADLINE_S = 20.0
@@ -130,8 +129,8 @@ def test_a_call_left_pending_harms_nobody():
     """A process ends cleanly with calls pending, of watchdogs that have gone or of one that was never stopped."""
     script = """
 import threading
-from nvrx_slurm.inprocess.stamps import Stamps
-from nvrx_slurm.inprocess.watchdog import Watchdog
+from nvrx_slurm.inprocess.progress import Stamps
+from nvrx_slurm.inprocess.progress import Watchdog
 for _ in range(50):
     stamps = Stamps.create()
     watchdog = Watchdog(stamps, 1000.0)

@@ -10,8 +10,8 @@ from hypothesis import strategies as st
 
 from nvrx_slurm.inprocess.attribution import Interruption
 from nvrx_slurm.inprocess.ledger import Ledger, Lost, fold
-from nvrx_slurm.inprocess.monitor.lease import SHARE
-from nvrx_slurm.inprocess.monitor.ring import Ring
+from nvrx_slurm.inprocess.monitor.log_writer import SHARE
+from nvrx_slurm.inprocess.monitor.sibling import Ring
 
 TIMEOUT_S, INTERVAL_S = 8.0, 1.0
 FOUR = Ledger(4)

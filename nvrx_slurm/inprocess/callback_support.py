@@ -1,12 +1,28 @@
-"""CUDA as far as this process uses it already: nothing here imports torch, or makes a CUDA context."""
+"""What the ready-made callbacks share: work with a time limit, and this rank's CUDA device."""
 
 from __future__ import annotations
 
+import concurrent.futures
+import datetime
 import sys
-from typing import Any
+from collections.abc import Callable
+from typing import Any, TypeVar
 
 from nvrx_slurm.inprocess.environment import launch
-from nvrx_slurm.inprocess.exception import OptionError
+from nvrx_slurm.inprocess.exception import OptionError, TimeoutError
+from nvrx_slurm.util.threads import in_thread
+
+T = TypeVar("T")
+
+
+def bounded(work: Callable[[], T], bound: datetime.timedelta, what: str) -> T:
+    """What `work` returns. Raises what it raises, and TimeoutError, naming `what`, once the bound has passed; the
+    thread then goes on, and does not keep the process from its end."""
+    future = in_thread(work, what)
+    concurrent.futures.wait([future], bound.total_seconds())
+    if not future.done():
+        raise TimeoutError(f"{what} has not ended within {bound.total_seconds():g} s")
+    return future.result()
 
 
 def initialised() -> Any | None:

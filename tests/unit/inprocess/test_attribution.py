@@ -2,7 +2,7 @@ from __future__ import annotations
 
 import pytest
 
-from nvrx_slurm.inprocess.words import in_words, place_of
+from nvrx_slurm.inprocess.attribution import in_words, place_of
 
 
 def test_a_failure_is_one_line_with_its_place():

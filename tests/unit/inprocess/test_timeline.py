@@ -14,8 +14,7 @@ from hypothesis import strategies as st
 
 from nvrx_slurm.errors import MalformedRecord
 from nvrx_slurm.inprocess.attribution import Interruption, InterruptionRecord
-from nvrx_slurm.inprocess.journal import shortened, tell_agent
-from nvrx_slurm.inprocess.timeline import Phase, RankTimeline, Restart
+from nvrx_slurm.inprocess.timeline import Phase, RankTimeline, Restart, shortened, tell_agent
 from nvrx_slurm.journal.restarts import LONGEST_BYTES, MOST_MISSING, MOST_RANKS, decode, encode
 
 NO_RECORD: Any = object()

@@ -1,7 +1,7 @@
-"""Where all members of a group arrive, and what each brings along. Pure.
+"""Where all members of a group arrive, and the payload that each brings. Pure.
 
-A gate has a number of arrivals to wait for, from the ledger. Whoever waits at one asks again on each entry that it
-reads, since a member who is lost is waited for no longer.
+The ledger gives the number of arrivals that a barrier waits for. A member that waits asks again on each entry that it
+reads: lost members are not waited for.
 """
 
 from __future__ import annotations

@@ -7,9 +7,9 @@ from typing import Any
 import msgspec
 import pytest
 
-from nvrx_slurm.inprocess import gates
+from nvrx_slurm.inprocess import barriers
 from nvrx_slurm.inprocess.attribution import Interruption
-from nvrx_slurm.inprocess.gates import Joining, Noticing, Payload, Ready, Starting, disagreement, pack
+from nvrx_slurm.inprocess.barriers import Joining, Noticing, Payload, Ready, Starting, disagreement, pack
 
 PROCESS = Joining(host="n1", pid=7, began=99)
 
@@ -34,8 +34,8 @@ def test_a_payload_is_read_as_it_was_packed(payload: Payload) -> None:
 
 def test_each_iteration_has_gates_of_its_own() -> None:
     """Who is late at one is not taken for early at the next."""
-    kinds = (gates.ready, gates.start, gates.notice, gates.complete)
-    names = {kind(iteration) for kind in kinds for iteration in range(3)} | {gates.JOIN, gates.LEFT}
+    kinds = (barriers.ready, barriers.start, barriers.notice, barriers.complete)
+    names = {kind(iteration) for kind in kinds for iteration in range(3)} | {barriers.JOIN, barriers.LEFT}
     assert len(names) == 3 * len(kinds) + 2
 
 

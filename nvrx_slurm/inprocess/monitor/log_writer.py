@@ -1,10 +1,11 @@
-"""A monitor's thread for the store: it beats, reads the log, writes what is to be recorded, and watches a sibling.
+"""A monitor's thread for the store: it beats, reads the log, records what must be recorded, and watches a sibling.
 
-It may wait for the store as long as the lease lets it; the loop beside it waits for nothing.
+It may wait for the store as long as the lease permits. The monitor's loop (`serving.py`) never waits for the store.
 """
 
 from __future__ import annotations
 
+import math
 import os
 import select
 import threading
@@ -17,13 +18,38 @@ import msgspec
 
 from nvrx_slurm.inprocess.attribution import DEATHS
 from nvrx_slurm.inprocess.exception import StoreError
-from nvrx_slurm.inprocess.ledger import Interrupted, Lost, Stage
-from nvrx_slurm.inprocess.monitor.lease import Lease
+from nvrx_slurm.inprocess.ledger import Interrupted, Log, Lost, Stage
 from nvrx_slurm.inprocess.monitor.sibling import SiblingWatch
 from nvrx_slurm.inprocess.monitor.wire import MonitorOptions
-from nvrx_slurm.inprocess.proposing import Log
 from nvrx_slurm.inprocess.store.port import Connection
+from nvrx_slurm.liveness.last_resort import LastResort
 from nvrx_slurm.util.log import get_logger
+
+SHARE = 0.75
+"""Of the heartbeat timeout. A sibling waits for all of it, so that what it calls dead has died before."""
+
+LAST_RESORT_SHARE = 0.8
+"""When the kernel kills a monitor that has not looked at its lease (it is frozen), and thereby its rank."""
+
+
+class Lease:
+    """`ends_at`, on the monotonic clock: a moment that only a beat moves on, and that the first one sets. The scribe
+    renews it, the loop obeys."""
+
+    def __init__(self, heartbeat_timeout_s: float) -> None:
+        self._timeout_s = heartbeat_timeout_s
+        self._last_resort = LastResort()
+        self.ends_at = math.inf
+
+    def renew(self, sent_at: float) -> None:
+        """A beat got through. What counts is when it was sent: the store may have had it since then."""
+        self.ends_at = sent_at + SHARE * self._timeout_s
+        self._last_resort.kill_in(sent_at + LAST_RESORT_SHARE * self._timeout_s - time.monotonic())
+
+    @property
+    def left_s(self) -> float:
+        return self.ends_at - time.monotonic()
+
 
 log = get_logger("inprocess.monitor")
 

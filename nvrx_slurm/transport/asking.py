@@ -17,7 +17,7 @@ from nvrx_slurm.store.retry import IN_MEMORY, Cause, GiveUp, Retry, StoreRetry
 from nvrx_slurm.transport.errors import TransportError
 from nvrx_slurm.util.log import get_logger
 from nvrx_slurm.util.store_link import PASSWORD_IN_URL, Refusals, bad_option
-from nvrx_slurm.util.threads import Bell
+from nvrx_slurm.util.threads import SignalSafeEvent
 
 log = get_logger("transport")
 
@@ -53,7 +53,7 @@ class Asker:
             self._options = _options(url) | ({} if password is None else {"password": password})
         self._refusals = Refusals()
         self._idle: list[Any] = []  # redis-py's connections; half of what they do has no types
-        self._closed = Bell()
+        self._closed = SignalSafeEvent()
         _askers.add(self)
 
     def patience(self) -> StoreRetry:
@@ -148,7 +148,7 @@ class Asker:
     def _after_fork(self) -> None:
         """The connections are the parent's. So are the locks: a thread that is not here may hold them."""
         closed = self._closed.is_set()
-        self._idle, self._closed = [], Bell()
+        self._idle, self._closed = [], SignalSafeEvent()
         if closed:
             self._closed.set()
 

@@ -14,7 +14,7 @@ from nvrx_slurm.transport.errors import PayloadTimeout, PeerRefused, PeerReset, 
 from nvrx_slurm.transport.fetching import Abort
 from nvrx_slurm.transport.ref import PayloadRef
 from nvrx_slurm.transport.retrying import Limits, pause_s
-from nvrx_slurm.util.threads import Crew
+from nvrx_slurm.util.threads import ThreadPool
 
 END_S = 1.0
 _AWAY = (PeerReset, PeerRefused, PayloadTimeout)
@@ -50,7 +50,7 @@ def fetch_all(
     limits: Limits,
     abort: Abort,
     *,
-    crew: Crew,
+    crew: ThreadPool,
     concurrency: int,
 ) -> Fetched:
     """All that can be had until `deadline`. Raises nothing that a peer can cause."""
@@ -96,7 +96,7 @@ class _Round:
             ref: PayloadTimeout(f"{ref} was not read in time", ref=ref) for ref in refs
         }
 
-    def run(self, abort: Abort, crew: Crew, concurrency: int) -> None:
+    def run(self, abort: Abort, crew: ThreadPool, concurrency: int) -> None:
         """Until all have ended, or the deadline has passed; whoever leaves earlier by an exception ends them all."""
         ends = [Abort(within=abort) for _ in range(min(concurrency, len(self._left)))]
         running: list[Future[None]] = []

@@ -18,7 +18,7 @@ from nvrx_slurm.transport.environment import token_or_none
 from nvrx_slurm.transport.fetching import Abort, Fetcher, Options
 from nvrx_slurm.transport.ref import PayloadRef
 from nvrx_slurm.transport.retrying import Limits
-from nvrx_slurm.util.threads import Crew
+from nvrx_slurm.util.threads import ThreadPool
 
 if TYPE_CHECKING:
     from typing_extensions import Buffer
@@ -60,7 +60,7 @@ class PayloadClient:
     ) -> None:
         self._limits = Limits() if limits is None else arguments.instance("limits", limits, Limits)
         self._concurrency = arguments.whole("concurrency", concurrency, 1)
-        self._crew = Crew("payload read")
+        self._crew = ThreadPool("payload read")
         weakref.finalize(self, self._crew.close)  # one that is forgotten leaves no threads
         self._fetcher = Fetcher(
             Options(

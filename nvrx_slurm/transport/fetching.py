@@ -38,7 +38,7 @@ from nvrx_slurm.transport.ref import PayloadRef
 from nvrx_slurm.transport.retrying import GiveUp, Limits, Outcome, Pause, ReadPlan, Try
 from nvrx_slurm.transport.ring import Claim, is_gone
 from nvrx_slurm.transport.ring.copying import PIECE_BYTES, checksum, room
-from nvrx_slurm.util.threads import Bell
+from nvrx_slurm.util.threads import SignalSafeEvent
 
 MOST_SICK = 4096
 
@@ -75,7 +75,7 @@ class Abort:
     def __init__(self, within: Abort | None = None) -> None:
         self.is_set = False
         self._guard = threading.Lock()  # or it could cut a link that another read has by then
-        self._wake: Bell | None = None
+        self._wake: SignalSafeEvent | None = None
         self._link: Cuttable | None = None
         self._parts: list[Abort] = []
         if within is not None:
@@ -100,7 +100,7 @@ class Abort:
             link.cut()
 
     def pause(self, until: float) -> None:
-        self._wake = Bell()
+        self._wake = SignalSafeEvent()
         if not self.is_set:
             self._wake.wait(max(0.0, until - time.monotonic()))
 

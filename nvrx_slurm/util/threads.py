@@ -6,12 +6,15 @@ import contextlib
 import os
 import queue
 import threading
+import time
 import weakref
 from collections.abc import Callable
 from concurrent.futures import Future
 from typing import TypeVar
 
 T = TypeVar("T")
+
+SLICE_S = 1.0
 
 
 def in_thread(work: Callable[[], T], name: str) -> Future[T]:
@@ -25,15 +28,17 @@ def in_thread(work: Callable[[], T], name: str) -> Future[T]:
     return future
 
 
-class Bell:
-    """As `threading.Event`, for a main thread whose signal handlers raise: to wait is one call into C. A handler that
-    raises within `Event.wait` may leave its lock as it found it, and what comes out is a RuntimeError instead.
+class SignalSafeEvent:
+    """A `threading.Event` for a main thread whose signal handlers raise.
+
+    To set it, and to wait for it, is one call into C. `threading.Event` takes a lock in Python code: a handler that
+    raises there may leave that lock taken, for all other threads too.
     """
 
     def __init__(self) -> None:
         self._is_set = False
-        self._silent = threading.Lock()
-        self._silent.acquire()
+        self._closed = threading.Lock()
+        self._closed.acquire()
 
     def is_set(self) -> bool:
         return self._is_set
@@ -42,15 +47,22 @@ class Bell:
         """Any number of times, from any thread."""
         self._is_set = True
         with contextlib.suppress(RuntimeError):  # it was set before
-            self._silent.release()
+            self._closed.release()
 
-    def wait(self, seconds: float) -> None:
-        """Until it is set, for so long at most."""
-        if not self._is_set and self._silent.acquire(timeout=seconds):
-            self.set()  # for the other waiting threads
+    def wait(self, seconds: float | None = None) -> bool:
+        """Wait until it is set, at most so long. Returns whether it is."""
+        until = None if seconds is None else time.monotonic() + seconds
+        while not self._is_set:
+            # In slices: a thread that an exception takes away just here, once it was woken, does not wake the next.
+            left_s = SLICE_S if until is None else min(SLICE_S, until - time.monotonic())
+            if left_s <= 0:
+                return False
+            if self._closed.acquire(timeout=left_s):
+                self.set()  # for the next waiting thread
+        return True
 
 
-class Crew:
+class ThreadPool:
     """Threads as `in_thread` makes them, kept for the next work: to start one takes longer than a short read.
 
     There are as many as were ever busy at once. In a forked child there are none yet.
@@ -63,7 +75,7 @@ class Crew:
     def __init__(self, name: str) -> None:
         self._name, self._is_closed = name, False
         self._forget()
-        _crews.add(self)
+        _pools.add(self)
 
     def start(self, work: Callable[[], T]) -> Future[T]:
         """The future has its result or its exception."""
@@ -99,7 +111,7 @@ class Crew:
         self._waiting = queue.SimpleQueue()
 
 
-_crews: weakref.WeakSet[Crew] = weakref.WeakSet()
+_pools: weakref.WeakSet[ThreadPool] = weakref.WeakSet()
 
 
 def _settle(future: Future[T], work: Callable[[], T]) -> None:
@@ -112,8 +124,8 @@ def _settle(future: Future[T], work: Callable[[], T]) -> None:
 
 
 def _after_fork() -> None:
-    for crew in list(_crews):
-        crew._forget()
+    for pool in list(_pools):
+        pool._forget()
 
 
 os.register_at_fork(after_in_child=_after_fork)

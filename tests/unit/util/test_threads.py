@@ -7,43 +7,43 @@ import threading
 
 import pytest
 
-from nvrx_slurm.util.threads import Crew, in_thread
+from nvrx_slurm.util.threads import SignalSafeEvent, ThreadPool, in_thread
 
 BOUND_S = 20.0
 
 
 def test_the_future_has_the_result_or_the_exception() -> None:
-    """Of a thread of its own, and of a crew's."""
-    crew = Crew("test")
-    for start in (crew.start, lambda work: in_thread(work, "test")):
+    """Of a thread of its own, and of a pool's."""
+    pool = ThreadPool("test")
+    for start in (pool.start, lambda work: in_thread(work, "test")):
         assert start(lambda: 7).result(BOUND_S) == 7
         with pytest.raises(ZeroDivisionError):
             start(lambda: 1 // 0).result(BOUND_S)
-    crew.close()
+    pool.close()
 
 
-def test_a_crew_has_as_many_threads_as_were_busy_at_once() -> None:
+def test_a_pool_has_as_many_threads_as_were_busy_at_once() -> None:
     """All of what is started runs at once; later work finds the same threads."""
-    crew, meeting = Crew("test"), threading.Barrier(4)
+    pool, meeting = ThreadPool("test"), threading.Barrier(4)
 
     def meet() -> int:
         meeting.wait(BOUND_S)  # passes only once four are here
         return threading.get_ident()
 
-    first = {future.result(BOUND_S) for future in [crew.start(meet) for _ in range(4)]}
+    first = {future.result(BOUND_S) for future in [pool.start(meet) for _ in range(4)]}
     assert len(first) == 4
-    later = {crew.start(threading.get_ident).result(BOUND_S) for _ in range(20)}
+    later = {pool.start(threading.get_ident).result(BOUND_S) for _ in range(20)}
     assert len(later - first) <= 1  # one may be started while another still puts its result down
-    crew.close()
+    pool.close()
 
 
-def test_a_closed_crew_leaves_no_thread() -> None:
+def test_a_closed_pool_leaves_no_thread() -> None:
     """Idle threads end at once, a busy one after its work."""
-    crew, go, ended = Crew("to be closed"), threading.Event(), []
-    crew.start(lambda: None).result(BOUND_S)
-    busy = crew.start(lambda: ended.append(go.wait(BOUND_S)))
+    pool, go, ended = ThreadPool("to be closed"), threading.Event(), []
+    pool.start(lambda: None).result(BOUND_S)
+    busy = pool.start(lambda: ended.append(go.wait(BOUND_S)))
     own = [thread for thread in threading.enumerate() if thread.name == "to be closed"]
-    crew.close()
+    pool.close()
     go.set()
     busy.result(BOUND_S)
     assert own
@@ -53,11 +53,23 @@ def test_a_closed_crew_leaves_no_thread() -> None:
     assert ended == [True]
 
 
-def test_a_forked_child_has_a_crew_of_its_own() -> None:
+def test_a_forked_child_has_a_pool_of_its_own() -> None:
     """The parent's idle threads are not there: the child starts one, and does not wait for them."""
-    crew = Crew("test")
-    crew.start(lambda: None).result(BOUND_S)
+    pool = ThreadPool("test")
+    pool.start(lambda: None).result(BOUND_S)
     if (child := os.fork()) == 0:
-        os._exit(crew.start(lambda: 7).result(BOUND_S))
+        os._exit(pool.start(lambda: 7).result(BOUND_S))
     assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 7
-    crew.close()
+    pool.close()
+
+
+def test_an_event_wakes_all_who_wait_for_it() -> None:
+    """Each of several threads, one that comes later too; and one that waits for too long is told so."""
+    event, pool = SignalSafeEvent(), ThreadPool("waiting")
+    assert not event.wait(0.0)
+    waiting = [pool.start(event.wait) for _ in range(4)]
+    event.set()
+    event.set()
+    assert all(each.result(BOUND_S) for each in waiting)
+    assert event.wait(0.0)
+    pool.close()

@@ -6,7 +6,7 @@
     code = job.wait(timeout=3600)
 
 The names below are imported when they are first used: the agents and the workers, which import this package too, then
-load nothing of Slurm, pydantic or redis.
+load nothing of Slurm, msgspec or redis.
 """
 
 TYPE_CHECKING = False

@@ -149,8 +149,10 @@ def _store_password(plan: Plan) -> str | None:
 
 
 def _with_spares(spec: JobSpec, spares: int) -> JobSpec:
-    from nvrx_slurm.jobspec.model import MOST_NODES
+    from msgspec.structs import replace
+
+    from nvrx_slurm.jobspec.values import MOST_NODES
 
     if isinstance(spares, bool) or not isinstance(spares, int) or not 0 <= spares <= MOST_NODES:
         raise ConfigError(f"must be a whole number from 0 to {MOST_NODES}, not {spares!r}", key="spares")
-    return spec.model_copy(update={"spares": spares})
+    return replace(spec, spares=spares)

@@ -72,10 +72,12 @@ def without(spec: JobSpec, suspects: Sequence[Suspect]) -> JobSpec:
     """The same job on other nodes: `slurm.exclude` holds these too. Raises ConfigError."""
     if not suspects:
         return spec
+    from msgspec.structs import replace
+
     from nvrx_slurm.report.words import names
 
     excluded = ",".join([*_excluded(spec), names(sorted((suspect.node for suspect in suspects), key=_in_order))])
-    return spec.model_copy(update={"slurm": spec.slurm.model_copy(update={"exclude": excluded})})
+    return replace(spec, slurm=replace(spec.slurm, exclude=excluded))
 
 
 def _in_order(node: str) -> tuple[str, int]:

@@ -98,8 +98,8 @@ def rules_of(file: YamlFile, *, proved: bool = False) -> dict[str, Rule]:
         except ConfigError as problem:
             problems.append(problem)
     if problems:
-        # Here, for it brings pydantic, and a start without problems should not wait for that.
-        from nvrx_slurm.jobspec.complaints import together
+        # Here: a start without problems need not load it.
+        from nvrx_slurm.jobspec.reading import together
 
         raise together(problems)
     return found

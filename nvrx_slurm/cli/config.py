@@ -27,8 +27,10 @@ def show(choice: JobChoice, origin: bool, as_json: bool) -> None:
 
     Precedence: flag > environment (NVRX_SLURM_…) > job.yaml > site file > default.
     """
+    from nvrx_slurm.jobspec.reading import written
+
     loaded = choice.load()
-    leaves = list(_leaves(loaded.spec.model_dump(mode="json"), ()))
+    leaves = list(_leaves(written(loaded.spec), ()))
     if as_json:
         rows = {
             ".".join(path): {"value": value, "origin": str(loaded.origin_of(path))} if origin else value

@@ -8,20 +8,26 @@ import sys
 from importlib import resources
 from typing import Any
 
-from nvrx_slurm.jobspec.attribution import AttributionSpec, Dataflow, Llm, Slack
-from nvrx_slurm.jobspec.block import Block
-from nvrx_slurm.jobspec.fault_tolerance import (
-    Backoff,
+from nvrx_slurm.jobspec.model import (
+    AttributionSpec,
+    BackoffSpec,
+    DataflowSpec,
     FaultToleranceSpec,
-    Hang,
-    Heartbeat,
-    Rendezvous,
-    Teardown,
+    HangSpec,
+    HeartbeatSpec,
+    JobSpec,
+    LeaseSpec,
+    LlmSpec,
+    ProgressSpec,
+    RendezvousSpec,
+    RoleSpec,
+    SlackSpec,
+    SlurmSpec,
+    StoreSpec,
+    TeardownSpec,
 )
-from nvrx_slurm.jobspec.model import JobSpec, LeaseSpec, Role, Slurm, StoreSpec
-from nvrx_slurm.jobspec.progress import Progress
-from nvrx_slurm.jobspec.schema import descriptions
-from nvrx_slurm.jobspec.sizes import size_words
+from nvrx_slurm.jobspec.reading import Block, Key, Rule, as_written, block_in, keys_of
+from nvrx_slurm.jobspec.schema import block_schema
 from nvrx_slurm.jobspec.values import (
     LARGEST_BYTES,
     LONGEST_S,
@@ -29,25 +35,26 @@ from nvrx_slurm.jobspec.values import (
     SHORTEST_S,
     SIGNALS,
     SMALLEST_BYTES,
+    size_words,
 )
 from nvrx_slurm.util.durations import words
 
 # section title → its block, and where in job.yaml that stands
 SECTIONS: dict[str, type[Block]] = {
     "The top level": JobSpec,
-    "`roles.<name>`": Role,
-    "`slurm`": Slurm,
+    "`roles.<name>`": RoleSpec,
+    "`slurm`": SlurmSpec,
     "`fault_tolerance`": FaultToleranceSpec,
-    "`fault_tolerance.heartbeat`": Heartbeat,
-    "`fault_tolerance.rendezvous`": Rendezvous,
-    "`fault_tolerance.teardown`": Teardown,
-    "`fault_tolerance.hang`": Hang,
-    "`fault_tolerance.backoff`": Backoff,
-    "`fault_tolerance.progress`": Progress,
+    "`fault_tolerance.heartbeat`": HeartbeatSpec,
+    "`fault_tolerance.rendezvous`": RendezvousSpec,
+    "`fault_tolerance.teardown`": TeardownSpec,
+    "`fault_tolerance.hang`": HangSpec,
+    "`fault_tolerance.backoff`": BackoffSpec,
+    "`fault_tolerance.progress`": ProgressSpec,
     "`fault_tolerance.attribution`": AttributionSpec,
-    "`fault_tolerance.attribution.llm`": Llm,
-    "`fault_tolerance.attribution.slack`": Slack,
-    "`fault_tolerance.attribution.dataflow`": Dataflow,
+    "`fault_tolerance.attribution.llm`": LlmSpec,
+    "`fault_tolerance.attribution.slack`": SlackSpec,
+    "`fault_tolerance.attribution.dataflow`": DataflowSpec,
     "`store`": StoreSpec,
     "`lease`": LeaseSpec,
 }
@@ -151,27 +158,24 @@ def _example(title: str, template: str) -> str:
 
 
 def _section(title: str, block: type[Block]) -> str:
-    properties, meanings = block.model_json_schema()["properties"], descriptions(block)
-    rows = [_row(block, key, part, meanings.get(key)) for key, part in properties.items()]
+    properties = block_schema(block, {})["properties"]
+    rows = [
+        f"| `{name}` | {_kind(key.rule, properties[name])} | {_default(key)} | {key.rule.about or 'See below.'} |"
+        for name, key in keys_of(block).items()
+    ]
     head = ["| key | value | default | |", "|---|---|---|---|"]
     return "\n".join([f"## {title}", "", inspect.cleandoc(block.__doc__ or ""), "", *head, *rows, ""])
 
 
-def _row(block: type[Block], key: str, part: dict[str, Any], meaning: str | None) -> str:
-    text = (meaning or "See below.").replace("\n", " ")
-    return f"| `{key}` | {_kind(part)} | {_default(block, key)} | {text} |"
-
-
-def _kind(part: dict[str, Any]) -> str:
-    """What may stand there, in words."""
-    options = [option for option in part.get("anyOf", [part]) if option.get("type") != "null"]
-    (option,) = options
+def _kind(rule: Rule, part: dict[str, Any]) -> str:
+    """What may stand there, in words. `part`: its JSON Schema."""
+    if block_in(rule) is not None or rule.kind is dict:
+        return "mapping"
+    option = next(option for option in part.get("anyOf", [part]) if option.get("type") != "null")
     if "enum" in option:
         return " or ".join(f"`{value}`" for value in option["enum"])
     if "examples" in option:
         return "like " + ", ".join(f"`{example}`" for example in option["examples"])
-    if "$ref" in option or option["type"] == "object":
-        return "mapping"
     types = option["type"] if isinstance(option["type"], list) else [option["type"]]
     if "array" in types:
         return "text or list"
@@ -182,12 +186,11 @@ def _kind(part: dict[str, Any]) -> str:
     return "text"
 
 
-def _default(block: type[Block], key: str) -> str:
+def _default(key: Key) -> str:
     """The default as job.yaml would say it; empty where there is none to say."""
-    field = block.model_fields[key]
-    if field.is_required():
+    if key.is_required:
         return "required"
-    value = block.model_construct().model_dump(mode="json")[key]
+    value = as_written(key.rule, key.default)
     said = value not in (None, [], {}) and not isinstance(value, dict)
     return f"`{value if isinstance(value, str) else json.dumps(value)}`" if said else ""
 

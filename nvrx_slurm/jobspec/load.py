@@ -13,14 +13,12 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from pydantic import ValidationError
-
 from nvrx_slurm.errors import ConfigError, UsageError
 from nvrx_slurm.jobspec import env
-from nvrx_slurm.jobspec.complaints import complaints, dotted, together
 from nvrx_slurm.jobspec.layers import Layer, Origin
 from nvrx_slurm.jobspec.model import FOLLOWS, JobSpec
 from nvrx_slurm.jobspec.older_names import in_new_words
+from nvrx_slurm.jobspec.reading import dotted, read, together
 from nvrx_slurm.jobspec.site import site_files
 from nvrx_slurm.jobspec.yamlfile import KeyPath, read_value, read_yaml
 
@@ -67,10 +65,10 @@ def load(path: Path, flags: Mapping[str, Any] | Iterable[tuple[str, str, Any]] =
     merged: dict[str, Any] = {}
     for layer in reversed(layers):
         _merge(merged, layer.data)
-    try:
-        return Loaded(JobSpec.model_validate(merged), tuple(layers), deprecated)
-    except ValidationError as error:
-        raise _config_error(error, layers, merged, path) from None
+    spec, complaints = read(JobSpec, merged)
+    if spec is None:
+        raise _config_error(complaints, layers, path)
+    return Loaded(spec, tuple(layers), deprecated)
 
 
 def load_job(path: str | Path, **overrides: Any) -> JobSpec:
@@ -162,9 +160,9 @@ def _said(data: dict[str, Any], below: tuple[str, ...] = ()) -> dict[str, Any]:
     return said
 
 
-def _config_error(error: ValidationError, layers: list[Layer], merged: dict[str, Any], path: Path) -> ConfigError:
+def _config_error(complaints: Mapping[KeyPath, str], layers: list[Layer], path: Path) -> ConfigError:
     found = []
-    for key, sentence in complaints(error, JobSpec, merged).items():
+    for key, sentence in complaints.items():
         layer = next((layer for layer in layers if key and layer.has(key[:1])), None)
         layer = next((layer for layer in layers if key and layer.has(key)), layer)
         origin = layer.origin(key) if layer else Origin(str(path))

@@ -1,88 +1,415 @@
-"""The keys of job.yaml: their types, defaults, and how they must relate. All values are frozen."""
+"""The keys of job.yaml: what each means, its type, its default, and how they must relate.
 
-from __future__ import annotations
+This is the one declaration of each key: job.yaml is read by it (`reading`), and docs/job-yaml.md and the JSON Schema
+are written from it. Durations are seconds, sizes are bytes.
+"""
 
-from typing import Annotated, Self
+import re
+import warnings
+from collections.abc import Mapping
+from typing import Annotated, Any, Literal, Self
 
-from pydantic import AfterValidator, BeforeValidator, Field, model_validator
+from msgspec import field
+from msgspec.structs import replace
 
-from nvrx_slurm.jobspec.block import Block as Block
+from nvrx_slurm.jobspec import env
 from nvrx_slurm.jobspec.budgets import AFTER_GRACE_S, least_notice_s, most_notice_s
-from nvrx_slurm.jobspec.fault_tolerance import FOLLOWS as _FOLLOWS
-from nvrx_slurm.jobspec.fault_tolerance import FaultToleranceSpec, Teardown
-from nvrx_slurm.jobspec.urls import check_redis_url
-from nvrx_slurm.jobspec.values import MOST_NODES as MOST_NODES
+from nvrx_slurm.jobspec.reading import After, Before, Block, Misfit, Schema
+from nvrx_slurm.jobspec.urls import check_redis_url, is_redis, parse_url
 from nvrx_slurm.jobspec.values import (
+    MOST_NODES,
     Command,
+    CountOrRate,
     Duration,
     Environment,
     Extra,
+    Factor,
     Gpus,
     Line,
     Lines,
-    Misfit,
     Name,
     Nodes,
+    Pause,
     Positive,
+    SignalName,
+    Size,
     Spares,
+    Switch,
     TimeLimit,
     Workers,
 )
-from nvrx_slurm.journal.records import OnFailure
+from nvrx_slurm.journal.records import Allowance, OnFailure
+from nvrx_slurm.journal.verdicts import Aggregation
 from nvrx_slurm.util.durations import words
 
-_BOUNDS = "fault_tolerance"
 FOLLOWS: dict[tuple[str | int, ...], tuple[str, tuple[tuple[str, ...], ...]]] = {
-    (_BOUNDS, *key): (relation, tuple((_BOUNDS, *leader) for leader in leaders))
-    for key, (relation, leaders) in _FOLLOWS.items()
+    ("fault_tolerance", *key): (relation, tuple(("fault_tolerance", *leader) for leader in leaders))
+    for key, relation, leaders in (
+        (("heartbeat", "startup_timeout"), "shorter", (("heartbeat", "timeout"),)),
+        (("fence_timeout",), "shorter", (("heartbeat", "timeout"),)),
+        (("control_plane_grace",), "shorter", (("fence_timeout",),)),
+        (("attribution", "decision_timeout"), "longer", (("attribution", "timeout"), ("rendezvous", "join_timeout"))),
+    )
 }
-"""key → what it is not, `shorter` or `longer`, when nobody sets it, than any of these keys."""
-
-_IN_A_ROLE = {"nodes": "nodes_per_replica"}
+"""key → what it is not, `shorter` or `longer`, when it is not set, than any of these keys."""
 
 
-class Slurm(Block):
-    """What to ask Slurm for. A key that is not set is left to the cluster's default."""
+def _or(short_form: Mapping[str, Any], block: str) -> Schema:
+    """The block, or its short form."""
+    return Schema({"anyOf": [{"$ref": f"#/$defs/{block}"}, short_form]})
 
-    partition: Line | None = None
-    """`--partition`"""
-    account: Line | None = None
-    """`--account`"""
-    qos: Line | None = None
-    """`--qos`"""
-    time: TimeLimit | None = None
-    """Time limit: a duration (`12h`), or as sbatch takes it (`2-00:00:00`; a plain number is minutes)."""
-    gpus_per_node: Gpus | None = None
-    """`--gpus-per-node`: a number, or `type:number`"""
-    cpus_per_task: Positive | None = None
-    """CPUs for each node's agent and all of its workers together (one task runs on each node)."""
-    mem: Line | None = None
-    """`--mem` per node, such as `64G`; `0` is all of it"""
-    constraint: Line | None = None
-    """`--constraint`"""
-    exclude: Line | None = None
-    """`--exclude`: nodes not to use"""
-    reservation: Line | None = None
-    """`--reservation`"""
-    segment: Nodes | None = None
-    """`--segment`: nodes of one network block (Slurm 23.11 and newer)"""
-    extra: Extra = Field(default_factory=dict)
-    """Any other sbatch flag, without its dashes: `comment: text`; `true` for a flag without a value."""
 
-    @model_validator(mode="after")
-    def _relations(self) -> Self:
-        for flag in self.extra:
-            if (key := flag.replace("-", "_")) in Slurm.model_fields:
-                raise Misfit(f"is a key of its own; set `slurm.{key}`", "extra", flag)
+def _unfit(rule: str, other_s: float, seen_s: float, *path: str) -> Misfit:
+    return Misfit(f"{rule} ({words(other_s)}), not {words(seen_s)}", *path)
+
+
+def _check_min_nodes(min_nodes: int | None, nodes: int, key: str) -> None:
+    if min_nodes is not None and min_nodes > nodes:
+        raise Misfit(f"must be at most `{key}` ({nodes}), not {min_nodes}", "min_nodes")
+
+
+# ------------------------------------------------------------------------------------------------------- attribution
+
+
+_HERE = "fault_tolerance.attribution"
+_SEVERAL = Schema({"type": ["string", "array"], "items": {"type": "string"}})
+_IS_URL = Schema({"type": "string", "format": "uri", "pattern": "^https?://", "examples": ["https://host:8443"]})
+
+
+def _url(key: str, variable: str) -> After:
+    """`key` and `variable`: where the token of such a service belongs."""
+    place = f"put the token into a file (mode 0600) named by {_HERE}.{key}, or into {variable}"
+    return After(lambda text: parse_url(text, token_goes_to=place))
+
+
+def _several(value: object) -> object:
+    """One alone needs no list around it."""
+    return [value] if isinstance(value, str) else value
+
+
+def _ledger(text: str) -> str:
+    return check_redis_url(text, password_goes_to=f"put it into {env.STORE_PASSWORD}") if is_redis(text) else text
+
+
+ServiceUrl = Annotated[Line, _url("token_file", env.ATTRSVC_TOKEN), _IS_URL]
+
+
+class LlmSpec(Block, frozen=True, kw_only=True):
+    """A second opinion, by a language model; it sees an excerpt of the logs in which secrets are blacked out."""
+
+    url: Annotated[
+        Annotated[Line, _url("llm.key_file", env.LLM_KEY), _IS_URL],
+        "Its endpoint, up to and including the version: `https://api.example/v1`.",
+    ]
+    model: Annotated[Line, "Which model to ask."]
+    key_file: Annotated[Line | None, "A file (mode 0600) with the key; or set NVRX_SLURM_LLM_KEY."] = None
+    style: Annotated[Literal["openai", "anthropic"], "Whose API the endpoint speaks."] = "openai"
+    timeout: Annotated[Duration, "How long its answer is waited for. Without one the rules' verdict stands."] = 20.0
+
+
+class SlackSpec(Block, frozen=True, kw_only=True):
+    """A message about each failure that was decided on; one thread for each job."""
+
+    channel: Annotated[Line, "Where it goes: a channel's name or id."]
+    token_file: Annotated[
+        Line | None,
+        "A file (mode 0600) with the app's token; or set NVRX_SLURM_SLACK_TOKEN.",
+    ] = None
+    mention: Annotated[Line | None, "Whom the message names: a member's id, or `@here`."] = None
+    url: Annotated[
+        Annotated[Line, _url("slack.token_file", env.SLACK_TOKEN), _IS_URL], "Slack's API, or what stands in for it."
+    ] = "https://slack.com/api"
+
+
+class DataflowSpec(Block, frozen=True, kw_only=True):
+    """One JSON document for each failure that was decided on, in an index of the kind that Elasticsearch keeps."""
+
+    url: Annotated[Annotated[Line, _url("dataflow.token_file", env.DATAFLOW_TOKEN), _IS_URL], "Where the index is."]
+    index: Annotated[Line, "Its name."]
+    token_file: Annotated[Line | None, "A file (mode 0600) with the token; or set NVRX_SLURM_DATAFLOW_TOKEN."] = None
+
+
+class AttributionSpec(Block, frozen=True, kw_only=True):
+    """Why something failed, and so whether a restart can help. Sources are asked at once, while the nodes get ready.
+
+    No answer in time, or none that says so clearly, is a restart.
+    """
+
+    attrsvc_url: Annotated[ServiceUrl | None, "Ask the attribution service there (`nvrx-slurm attrsvc`)."] = None
+    manage_attrsvc: Annotated[Switch, "Ask one that the batch host starts for this job, and ends with it."] = False
+    enable_lib: Annotated[Switch, "Ask the rules that come with this tool, on the batch host."] = True
+    enable_mcp: Annotated[Switch, "Ask an MCP server, which the batch host starts."] = False
+    mcp_command: Annotated[Command | None, "The command of that server, if it is not `nvrx-slurm mcp`."] = None
+    http_urls: Annotated[
+        Annotated[tuple[ServiceUrl, ...], Before(_several), _SEVERAL],
+        "Ask these services too; they speak as `nvrx-slurm attrsvc` does.",
+    ] = ()
+    token_file: Annotated[
+        Line | None,
+        "A file (mode 0600) with the token for all of these services; or set NVRX_SLURM_ATTRSVC_TOKEN.",
+    ] = None
+    timeout: Annotated[
+        Duration,
+        "How long one source may take. What comes after `decision_timeout` is recorded, and decides nothing.",
+    ] = 60.0
+    decision_timeout: Annotated[
+        Duration,
+        "How long a restart waits for the sources, counted from the failure. Not set: at most `timeout` and "
+        "`rendezvous.join_timeout`.",
+    ] = 10.0
+    dry_run: Annotated[Switch, "Record what would have been decided, and restart all the same; nothing waits."] = True
+    aggregation: Annotated[
+        Aggregation,
+        "How many sources must say STOP: one, or every one; then one that fails or is late is against it.",
+    ] = "any"
+    rules: Annotated[
+        Annotated[tuple[Line, ...], Before(_several), _SEVERAL],
+        "Rule files of your own, beside those that come with this tool.",
+    ] = ()
+    llm: Annotated[LlmSpec | None, "A second opinion; see below."] = None
+    slack: Annotated[SlackSpec | None, "Tell a Slack channel; see below."] = None
+    dataflow: Annotated[DataflowSpec | None, "Keep a document of it; see below."] = None
+    ledger: Annotated[
+        Annotated[Line, After(_ledger)] | None,
+        "Where nodes that are suspect are remembered from job to job: a file, or `redis://host:port/db` of "
+        "your own. Not set: a file in your home.",
+    ] = None
+
+    def settled(self, said: Mapping[str, Any]) -> Self:
+        if self.manage_attrsvc and self.attrsvc_url is not None:
+            raise Misfit(
+                f"starts a service for this job, and {_HERE}.attrsvc_url names one that runs: set one of the two",
+                "manage_attrsvc",
+            )
+        seen = {self.attrsvc_url}  # a service that is asked twice would have two votes
+        for url in self.http_urls:
+            if url in seen:
+                raise Misfit(f"names {url} a second time; each service is asked once", "http_urls")
+            seen.add(url)
         return self
+
+
+# --------------------------------------------------------------------------------------------------- fault_tolerance
+
+
+def _one_group(text: str) -> str:
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("error", FutureWarning)  # what it means may change: better to say it now
+            groups = re.compile(text.encode()).groups  # logs are bytes
+    except (re.error, OverflowError, RecursionError, FutureWarning) as error:
+        raise ValueError(f"is no regular expression: {error}") from None
+    if groups != 1:
+        raise ValueError(f"must have one group, around the step, not {groups}: such as 'iteration +([0-9]+)/'")
+    return text
+
+
+class HeartbeatSpec(Block, frozen=True, kw_only=True):
+    """Signs of life between agents and controller."""
+
+    interval: Annotated[Duration, "How often an agent says that it lives."] = 1.0
+    timeout: Annotated[
+        Duration,
+        "How long a silent node is waited for. A death is noticed at once, by its broken connection.",
+    ] = 15.0
+    startup_timeout: Annotated[
+        Duration,
+        "The same for the first beat after a node has registered; before that nobody is given up. Not set: "
+        "at least `timeout`.",
+    ] = 60.0
+
+    def settled(self, said: Mapping[str, Any]) -> Self:
+        block = self
+        if "startup_timeout" not in said:
+            block = replace(self, startup_timeout=max(self.startup_timeout, self.timeout))
+        if block.interval >= block.timeout:
+            raise _unfit("must be shorter than heartbeat.timeout", block.timeout, block.interval, "interval")
+        if block.startup_timeout < block.timeout:
+            raise _unfit(
+                "must be at least heartbeat.timeout", block.timeout, block.startup_timeout, "startup_timeout"
+            )
+        return block
+
+
+class RendezvousSpec(Block, frozen=True, kw_only=True):
+    """How a round of nodes comes together."""
+
+    join_timeout: Annotated[
+        Duration,
+        "How long a round may stay open. Then the job goes on with `min_nodes`, or ends with 75.",
+    ] = 600.0
+    last_call: Annotated[
+        Pause,
+        "How long a late node of the cycle before is still preferred to a hot spare that is there.",
+    ] = 5.0
+
+
+class TeardownSpec(Block, frozen=True, kw_only=True):
+    """How workers are stopped."""
+
+    grace: Annotated[
+        Pause,
+        "From the first signal to SIGKILL, for all that a worker has started: the whole budget. When the "
+        "job is cancelled or preempted, at most Slurm's KillWait less 8 s (half of it, if that is more).",
+    ] = 10.0
+    stop_signal: Annotated[SignalName, "The first signal."] = "SIGTERM"
+    checkpoint_signal: Annotated[
+        SignalName | None,
+        "Sent to workers ahead of the time limit, so that they save what they can.",
+    ] = None
+    checkpoint_timeout: Annotated[Duration, "How long they get for that."] = 60.0
+    gpu_memory_below: Annotated[
+        Size | None,
+        "Before workers start again, wait until each GPU of the node uses less than this.",
+    ] = None
+    gpu_reclaim_timeout: Annotated[Duration, "How long that may take; then workers start all the same."] = 50.0
+
+    def settled(self, said: Mapping[str, Any]) -> Self:
+        if self.checkpoint_signal == self.stop_signal:
+            raise Misfit(
+                f"must differ from teardown.stop_signal ({self.stop_signal}): workers could not tell them apart",
+                "checkpoint_signal",
+            )
+        return self
+
+    @property
+    def checkpoint_s(self) -> float:
+        """How long workers get to save ahead of the time limit; 0 where they are not asked to."""
+        return self.checkpoint_timeout if self.checkpoint_signal else 0.0
+
+
+class HangSpec(Block, frozen=True, kw_only=True):
+    """When a worker that lives counts as hung: it is stopped, with its stacks on file. Nothing counts unless set."""
+
+    startup_timeout: Annotated[Duration | None, "From a worker's start to its first `workload.beat()`."] = None
+    step_timeout: Annotated[
+        Duration | None,
+        "Between two signs of progress, outside of sections, which have deadlines of their own.",
+    ] = None
+    no_output: Annotated[Duration | None, "Without a line of output; needs no change to the workers' code."] = None
+    exit_skew: Annotated[
+        Duration | None,
+        "How long others may go on once one rank has ended with exit code 0.",
+    ] = None
+    learn: Annotated[
+        Switch,
+        "Where no bound is set, take one from the run: the longest seen times `safety_factor`.",
+    ] = False
+    safety_factor: Annotated[Factor, "How much longer than the longest seen something may take."] = 5.0
+    warmup: Annotated[Positive, "How many must have been seen before that counts."] = 50
+
+
+class BackoffSpec(Block, frozen=True, kw_only=True):
+    """How a crash loop is slowed down: cycles in a row in which a worker fails soon after the start, without a new
+    step. A lost node does not count. With `backoff: off` every restart is immediate."""
+
+    after: Annotated[Positive, "From so many on the next cycle waits."] = 3
+    within: Annotated[Duration, "A cycle that lasted longer ends the row."] = 60.0
+    initial: Annotated[
+        Duration,
+        "The first pause, counted from the failure. Each one after it is twice as long.",
+    ] = 1.0
+    max: Annotated[Pause, "The longest pause; `0` turns the back-off off."] = 60.0
+
+    @classmethod
+    def long_form(cls, value: object) -> object:
+        return {"max": 0} if value is False or str(value).lower() in ("0", "off", "false") else value
+
+
+class ProgressSpec(Block, frozen=True, kw_only=True):
+    """When a job that fails again and again counts as stuck, and ends with 93.
+
+    How far a cycle has come is told by `workload.beat(step=…)`, and where that is not called, by a file or the logs;
+    of several the furthest counts.
+    """
+
+    max_no_progress_cycles: Annotated[
+        Positive | None,
+        "After so many cycles in a row with too few steps the job ends. Not set: it never counts as stuck.",
+    ] = None
+    min_progress_steps: Annotated[Positive, "With fewer steps than this a cycle has made no progress."] = 1
+    iteration_file: Annotated[
+        Line | None,
+        "A file that holds the last saved step, such as Megatron's `latest_checkpointed_iteration.txt`; "
+        "relative to the folder of job.yaml.",
+    ] = None
+    log_pattern: Annotated[
+        Annotated[Line, After(_one_group)] | None,
+        "A regular expression with one group, the step, such as `iteration +([0-9]+)/`. Its last match in "
+        "what a rank has printed counts.",
+    ] = None
+
+
+class FaultToleranceSpec(Block, frozen=True, kw_only=True):
+    """Budgets and bounds."""
+
+    max_restarts: Annotated[
+        CountOrRate,
+        "How many worker failures each replica is restarted after, in all or within some time. Lost nodes "
+        "are not counted: they cost spares.",
+    ] = Allowance(count=3)
+    max_job_restarts: Annotated[CountOrRate | None, "The same for all replicas together. Not set: no limit."] = None
+    max_node_losses: Annotated[
+        CountOrRate | None,
+        "After how many lost nodes the job goes on. Not set: for as long as it has spares.",
+    ] = None
+    max_preemptions: Annotated[
+        CountOrRate | None,
+        "After how many preemptions the job goes on. Not set: no limit.",
+    ] = None
+    quarantine_after: Annotated[Positive, "A node that was lost this often gets no ranks any more."] = 3
+    control_plane_grace: Annotated[
+        Duration,
+        "How long workers go on without controller and store. Then they are stopped, and Slurm is asked to "
+        "requeue. Not set: at least `fence_timeout`.",
+    ] = 600.0
+    fence_timeout: Annotated[
+        Duration,
+        "A node that has lost both store and controller kills its workers after this; only then do their "
+        "ranks run elsewhere, unless its death is proven. Not set: at least `heartbeat.timeout`.",
+    ] = 30.0
+    heartbeat: HeartbeatSpec = HeartbeatSpec()
+    rendezvous: RendezvousSpec = RendezvousSpec()
+    teardown: TeardownSpec = TeardownSpec()
+    hang: HangSpec = HangSpec()
+    backoff: Annotated[BackoffSpec, _or({"type": ["string", "integer", "boolean"]}, "BackoffSpec")] = BackoffSpec()
+    progress: ProgressSpec = ProgressSpec()
+    attribution: AttributionSpec = AttributionSpec()
+
+    def settled(self, said: Mapping[str, Any]) -> Self:
+        silence_s, attribution = self.heartbeat.timeout, self.attribution
+        fence_s = self.fence_timeout if "fence_timeout" in said else max(self.fence_timeout, silence_s)
+        grace_s = self.control_plane_grace
+        grace_s = grace_s if "control_plane_grace" in said else max(grace_s, fence_s)
+        if fence_s < silence_s:
+            raise _unfit("must be at least heartbeat.timeout", silence_s, fence_s, "fence_timeout")
+        # A shorter grace does no harm: workers are dead by then. But who sets both has something else in mind.
+        if "fence_timeout" in said and fence_s > grace_s:
+            raise _unfit("must be at most control_plane_grace", grace_s, fence_s, "fence_timeout")
+        # Signs of progress travel with the heartbeats: a shorter bound would see none.
+        interval_s = self.heartbeat.interval
+        for key in ("startup_timeout", "step_timeout", "no_output", "exit_skew"):
+            bound_s = getattr(self.hang, key)
+            if bound_s is not None and bound_s <= interval_s:
+                raise _unfit("must be longer than heartbeat.interval", interval_s, bound_s, "hang", key)
+        # A round waits for sources while it waits for nodes, and for no source that has given up by then.
+        bounds = {"attribution.timeout": attribution.timeout, "rendezvous.join_timeout": self.rendezvous.join_timeout}
+        key, most_s = min(bounds.items(), key=lambda bound: bound[1])
+        decision_s = attribution.decision_timeout
+        if decision_s > most_s:
+            asked = said.get("attribution", {})
+            if isinstance(asked, Block) or "decision_timeout" in asked:
+                raise _unfit(f"must be at most {key}", most_s, decision_s, "attribution", "decision_timeout")
+            attribution = replace(attribution, decision_timeout=most_s)
+        return replace(self, fence_timeout=fence_s, control_plane_grace=grace_s, attribution=attribution)
+
+
+# ----------------------------------------------------------------------------------------------------------- the job
 
 
 def _store_url(text: str) -> str:
     place = "put it into a file (mode 0600) named by store.password_file, or into NVRX_SLURM_STORE_PASSWORD"
     return check_redis_url(text, password_goes_to=place)
-
-
-StoreUrl = Annotated[Line, AfterValidator(_store_url)]
 
 
 def _store_server(text: str) -> str:
@@ -91,29 +418,70 @@ def _store_server(text: str) -> str:
     raise ValueError("must be `auto`, `bundled`, or the absolute path of a valkey-server or redis-server")
 
 
-StoreServer = Annotated[Line, AfterValidator(_store_server)]
+class SlurmSpec(Block, frozen=True, kw_only=True):
+    """What to ask Slurm for. A key that is not set is left to the cluster's default."""
+
+    partition: Annotated[Line | None, "`--partition`"] = None
+    account: Annotated[Line | None, "`--account`"] = None
+    qos: Annotated[Line | None, "`--qos`"] = None
+    time: Annotated[
+        TimeLimit | None,
+        "Time limit: a duration (`12h`), or as sbatch takes it (`2-00:00:00`; a plain number is minutes).",
+    ] = None
+    gpus_per_node: Annotated[Gpus | None, "`--gpus-per-node`: a number, or `type:number`"] = None
+    cpus_per_task: Annotated[
+        Positive | None,
+        "CPUs for each node's agent and all of its workers together (one task runs on each node).",
+    ] = None
+    mem: Annotated[Line | None, "`--mem` per node, such as `64G`; `0` is all of it"] = None
+    constraint: Annotated[Line | None, "`--constraint`"] = None
+    exclude: Annotated[Line | None, "`--exclude`: nodes not to use"] = None
+    reservation: Annotated[Line | None, "`--reservation`"] = None
+    segment: Annotated[Nodes | None, "`--segment`: nodes of one network block (Slurm 23.11 and newer)"] = None
+    extra: Annotated[
+        Extra,
+        "Any other sbatch flag, without its dashes: `comment: text`; `true` for a flag without a value.",
+    ] = field(default_factory=dict)
+
+    def settled(self, said: Mapping[str, Any]) -> Self:
+        for flag in self.extra:
+            if (key := flag.replace("-", "_")) in self.__struct_fields__:
+                raise Misfit(f"is a key of its own; set `slurm.{key}`", "extra", flag)
+        return self
 
 
-class StoreSpec(Block):
+class StoreSpec(Block, frozen=True, kw_only=True):
     """Where the job keeps its state. Without `url`: an embedded Valkey on the batch host."""
 
-    url: StoreUrl | None = None
-    """`redis://host:port/db` or `rediss://…` of your own Redis or Valkey; without a password in it. After `rediss://…`
-    may stand `?ssl_ca_certs=/file`, and `ssl_certfile` and `ssl_keyfile`; the server's certificate and the host name
-    in it are always checked"""
-    server: StoreServer = "auto"
-    """The program of the embedded store, version 7.0 or newer. `bundled`: the one that is installed with this tool.
-    `auto`: a `valkey-server` or `redis-server` on the batch host's PATH, where it has TLS and the job has several
-    nodes, or where it is a newer Valkey; else the bundled one. Or the path of a program that only root or you may
-    write"""
-    password_file: Line | None = None
-    """A file (mode 0600) with its password; or set NVRX_SLURM_STORE_PASSWORD"""
-    namespace: Name | None = None
-    """With `url`: the job's keys begin with `nvrx:{<namespace>/`, for a store that others use too. An ACL user of the
-    server can then be kept to them: `nvrx-slurm store acl` prints its rule, and `redis://user@host…` logs it in"""
+    url: Annotated[
+        Annotated[Line, After(_store_url)] | None,
+        "`redis://host:port/db` or `rediss://…` of your own Redis or Valkey; without a password in it. "
+        "After `rediss://…` may stand `?ssl_ca_certs=/file`, and `ssl_certfile` and `ssl_keyfile`; the "
+        "server's certificate and the host name in it are always checked",
+    ] = None
+    server: Annotated[
+        Annotated[Line, After(_store_server)],
+        "The program of the embedded store, version 7.0 or newer. `bundled`: the one that is installed with "
+        "this tool. `auto`: a `valkey-server` or `redis-server` on the batch host's PATH, where it has TLS "
+        "and the job has several nodes, or where it is a newer Valkey; else the bundled one. Or the path of "
+        "a program that only root or you may write",
+    ] = "auto"
+    password_file: Annotated[
+        Line | None,
+        "A file (mode 0600) with its password; or set NVRX_SLURM_STORE_PASSWORD",
+    ] = None
+    namespace: Annotated[
+        Name | None,
+        "With `url`: the job's keys begin with `nvrx:{<namespace>/`, for a store that others use too. An "
+        "ACL user of the server can then be kept to them: `nvrx-slurm store acl` prints its rule, and "
+        "`redis://user@host…` logs it in",
+    ] = None
 
-    @model_validator(mode="after")
-    def _relations(self) -> Self:
+    @classmethod
+    def long_form(cls, value: object) -> object:
+        return {} if value == "embedded" else value
+
+    def settled(self, said: Mapping[str, Any]) -> Self:
         if self.url is not None and self.server != "auto":
             raise Misfit(
                 "starts a server of its own, and store.url names one that runs: set one of the two", "server"
@@ -123,84 +491,94 @@ class StoreSpec(Block):
         return self
 
 
-class LeaseSpec(Block):
+class LeaseSpec(Block, frozen=True, kw_only=True):
     """The job ends itself, with 143, once nobody has touched this file for so long: whoever submitted it is gone.
 
     Its workers start once somebody has, so a job whose turn in the queue comes too late runs nothing."""
 
-    file: Line
-    """The file, on a file system that the job's nodes share; relative to the folder of job.yaml. `touch` it, several
-    times within the timeout."""
-    timeout: Duration = 30.0
-    """How long after the last touch the job goes on, by the clock of its own batch host."""
+    file: Annotated[
+        Line,
+        "The file, on a file system that the job's nodes share; relative to the folder of job.yaml. `touch` "
+        "it, several times within the timeout.",
+    ]
+    timeout: Annotated[
+        Duration,
+        "How long after the last touch the job goes on, by the clock of its own batch host.",
+    ] = 30.0
 
 
-class Role(Block):
+class RoleSpec(Block, frozen=True, kw_only=True):
     """One kind of worker in a job with several."""
 
-    command: Command
-    """What each worker runs: a list, or one string that is split as a shell would; no shell runs it."""
-    replicas: Nodes = 1
-    """How many worlds of this role run side by side."""
-    nodes_per_replica: Nodes = 1
-    """Nodes in each of them."""
-    min_nodes: Nodes | None = None
-    """With no spare left, a replica goes on with as few as this."""
-    workers_per_node: Workers = 1
-    """Worker processes on each node."""
-    on_failure: OnFailure = "restart_replica"
-    """What follows when a worker fails: its replica starts again, or all do; the replica ends alone; the job ends."""
-    workdir: Line | None = None
-    """Where this role's workers start."""
-    env: Environment = Field(default_factory=dict)
-    """Environment of this role's workers, on top of the job's."""
+    command: Annotated[
+        Command,
+        "What each worker runs: a list, or one string that is split as a shell would; no shell runs it.",
+    ]
+    replicas: Annotated[Nodes, "How many worlds of this role run side by side."] = 1
+    nodes_per_replica: Annotated[Nodes, "Nodes in each of them."] = 1
+    min_nodes: Annotated[Nodes | None, "With no spare left, a replica goes on with as few as this."] = None
+    workers_per_node: Annotated[Workers, "Worker processes on each node."] = 1
+    on_failure: Annotated[
+        OnFailure,
+        "What follows when a worker fails: its replica starts again, or all do; the replica ends alone; the "
+        "job ends.",
+    ] = "restart_replica"
+    workdir: Annotated[Line | None, "Where this role's workers start."] = None
+    env: Annotated[Environment, "Environment of this role's workers, on top of the job's."] = field(
+        default_factory=dict
+    )
 
-    @model_validator(mode="after")
-    def _relations(self) -> Self:
+    def settled(self, said: Mapping[str, Any]) -> Self:
         _check_min_nodes(self.min_nodes, self.nodes_per_replica, "nodes_per_replica")
         return self
 
 
-def _store(value: object) -> object:
-    return {} if value == "embedded" else value
-
-
-class JobSpec(Block):
+class JobSpec(Block, frozen=True, kw_only=True):
     """A job: what to run, on how many nodes, and what to do when something breaks."""
 
-    name: Name
-    """The job's name, for Slurm and for people."""
-    command: Command | None = None
-    """What each worker runs: a list, or one string that is split as a shell would; no shell runs it."""
-    nodes: Nodes = 1
-    """Nodes that work. Hot spares come on top."""
-    spares: Spares = 0
-    """Hot spares: nodes that stand by in the allocation. All roles share them."""
-    min_nodes: Nodes | None = None
-    """With no spare left, go on with as few nodes as this. Without it the job ends with 75, worth a retry."""
-    workers_per_node: Workers = 1
-    """Worker processes on each node, usually one a GPU."""
-    workdir: Line | None = None
-    """Where workers start; relative to the folder of job.yaml. Without it: the folder you submit from."""
-    env: Environment = Field(default_factory=dict)
-    """Environment of all workers. No secrets: the job script shows it."""
-    setup: Lines = ()
-    """Shell lines of the job script before anything starts: `module load …`, `source venv/bin/activate`."""
-    roles: dict[Name, Role] | None = None
-    """Several kinds of workers, by name, instead of `command` and `nodes` (an RL job: policy and rollout)."""
-    slurm: Slurm = Slurm()
+    name: Annotated[Name, "The job's name, for Slurm and for people."]
+    command: Annotated[
+        Command | None,
+        "What each worker runs: a list, or one string that is split as a shell would; no shell runs it.",
+    ] = None
+    nodes: Annotated[Nodes, "Nodes that work. Hot spares come on top."] = 1
+    spares: Annotated[Spares, "Hot spares: nodes that stand by in the allocation. All roles share them."] = 0
+    min_nodes: Annotated[
+        Nodes | None,
+        "With no spare left, go on with as few nodes as this. Without it the job ends with 75, worth a retry.",
+    ] = None
+    workers_per_node: Annotated[Workers, "Worker processes on each node, usually one a GPU."] = 1
+    workdir: Annotated[
+        Line | None,
+        "Where workers start; relative to the folder of job.yaml. Without it: the folder you submit from.",
+    ] = None
+    env: Annotated[Environment, "Environment of all workers. No secrets: the job script shows it."] = field(
+        default_factory=dict
+    )
+    setup: Annotated[
+        Lines,
+        "Shell lines of the job script before anything starts: `module load …`, `source venv/bin/activate`.",
+    ] = ()
+    roles: Annotated[
+        dict[Name, RoleSpec] | None,
+        "Several kinds of workers, by name, instead of `command` and `nodes` (an RL job: policy and rollout).",
+    ] = None
+    slurm: SlurmSpec = SlurmSpec()
     fault_tolerance: FaultToleranceSpec = FaultToleranceSpec()
-    store: Annotated[StoreSpec, BeforeValidator(_store)] = StoreSpec()
-    lease: LeaseSpec | None = None
-    """A file that keeps the job alive; see below."""
+    store: Annotated[StoreSpec, _or({"const": "embedded"}, "StoreSpec")] = StoreSpec()
+    lease: Annotated[LeaseSpec | None, "A file that keeps the job alive; see below."] = None
 
-    @model_validator(mode="after")
-    def _relations(self) -> Self:
+    def __post_init__(self) -> None:
+        # Values are checked where they are read. One that was never read would end up in plan.json as it is.
+        if isinstance(self.command, str):
+            raise TypeError("a JobSpec holds checked values, such as a command that is split: make it with load_job")
+
+    def settled(self, said: Mapping[str, Any]) -> Self:
         if self.roles:
-            plain = {"command", "nodes", "min_nodes", "workers_per_node"} & self.model_fields_set
-            if plain:
+            if plain := {"command", "nodes", "min_nodes", "workers_per_node"} & set(said):
                 key = min(plain)
-                raise Misfit(f"with `roles`, set `{_IN_A_ROLE.get(key, key)}` in each role instead", key)
+                instead = "nodes_per_replica" if key == "nodes" else key
+                raise Misfit(f"with `roles`, set `{instead}` in each role instead", key)
         elif self.command is None:
             raise ValueError("`command` is missing: say what each worker runs (or give `roles`)")
         _check_min_nodes(self.min_nodes, self.nodes, "nodes")
@@ -208,28 +586,17 @@ class JobSpec(Block):
         total = self.spares + (sum(role.replicas * role.nodes_per_replica for role in roles) or self.nodes)
         if total > MOST_NODES:
             raise Misfit(f"{total} nodes with the spares; at most {MOST_NODES} are possible", "spares")
-        _check_notice(self.fault_tolerance.teardown, self.slurm.time)
-        return self
-
-
-def _check_min_nodes(min_nodes: int | None, nodes: int, key: str) -> None:
-    if min_nodes is not None and min_nodes > nodes:
-        raise Misfit(f"must be at most `{key}` ({nodes}), not {min_nodes}", "min_nodes")
-
-
-def _check_notice(teardown: Teardown, time_limit_s: float | None) -> None:
-    """What happens ahead of the time limit must fit there. The defaults always do: no time limit is that short."""
-    if time_limit_s is None:
-        return
-    needed_s, most_s = least_notice_s(teardown.grace, teardown.checkpoint_s), most_notice_s(time_limit_s)
-    if needed_s <= most_s:
-        return
-    saving = f"teardown.checkpoint_timeout ({words(teardown.checkpoint_s)}), " if teardown.checkpoint_s else ""
-    raise Misfit(
-        f"{saving}teardown.grace ({words(teardown.grace)}) and {words(AFTER_GRACE_S)} for the kill take"
-        f" {words(needed_s)} ahead of slurm.time ({words(time_limit_s)}); at most half of it ({words(most_s)}) can be"
-        " spent so: shorten them, or ask for more time",
-        "fault_tolerance",
-        "teardown",
-        "checkpoint_timeout" if teardown.checkpoint_s > teardown.grace else "grace",
-    )
+        # What happens ahead of the time limit must fit there. The defaults always do: no limit is that short.
+        teardown, limit_s = self.fault_tolerance.teardown, self.slurm.time
+        needed_s = least_notice_s(teardown.grace, teardown.checkpoint_s)
+        if limit_s is None or needed_s <= most_notice_s(limit_s):
+            return self
+        saving = f"teardown.checkpoint_timeout ({words(teardown.checkpoint_s)}), " if teardown.checkpoint_s else ""
+        raise Misfit(
+            f"{saving}teardown.grace ({words(teardown.grace)}) and {words(AFTER_GRACE_S)} for the kill take"
+            f" {words(needed_s)} ahead of slurm.time ({words(limit_s)}); at most half of it"
+            f" ({words(most_notice_s(limit_s))}) can be spent so: shorten them, or ask for more time",
+            "fault_tolerance",
+            "teardown",
+            "checkpoint_timeout" if teardown.checkpoint_s > teardown.grace else "grace",
+        )

@@ -11,9 +11,9 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from nvrx_slurm.errors import ConfigError
-from nvrx_slurm.jobspec.complaints import dotted, together
 from nvrx_slurm.jobspec.flags import ATTRIBUTION, BLOCK, FLAGS
 from nvrx_slurm.jobspec.layers import Layer, Origin
+from nvrx_slurm.jobspec.reading import dotted, together
 from nvrx_slurm.jobspec.yamlfile import KeyPath
 
 _BELOW: KeyPath = tuple(ATTRIBUTION.split("."))

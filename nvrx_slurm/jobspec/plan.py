@@ -6,10 +6,18 @@ from collections.abc import Callable
 from pathlib import Path
 
 from nvrx_slurm.errors import ConfigError
-from nvrx_slurm.jobspec.attribution import AttributionSpec, Dataflow, Llm, Slack
-from nvrx_slurm.jobspec.fault_tolerance import Backoff, FaultToleranceSpec, Hang
-from nvrx_slurm.jobspec.model import JobSpec, Role
-from nvrx_slurm.jobspec.progress import Progress
+from nvrx_slurm.jobspec.model import (
+    AttributionSpec,
+    BackoffSpec,
+    DataflowSpec,
+    FaultToleranceSpec,
+    HangSpec,
+    JobSpec,
+    LlmSpec,
+    ProgressSpec,
+    RoleSpec,
+    SlackSpec,
+)
 from nvrx_slurm.jobspec.urls import is_redis
 from nvrx_slurm.journal.records import (
     BackoffPlan,
@@ -85,7 +93,7 @@ def _fault_tolerance(bounds: FaultToleranceSpec, find: _Find) -> FaultTolerance:
     )
 
 
-def _hang(bounds: Hang) -> HangBounds:
+def _hang(bounds: HangSpec) -> HangBounds:
     return HangBounds(
         startup_s=bounds.startup_timeout,
         step_s=bounds.step_timeout,
@@ -97,13 +105,13 @@ def _hang(bounds: Hang) -> HangBounds:
     )
 
 
-def _backoff(asked: Backoff) -> BackoffPlan | None:
+def _backoff(asked: BackoffSpec) -> BackoffPlan | None:
     if not asked.max:
         return None
     return BackoffPlan(after=asked.after, within_s=asked.within, initial_s=asked.initial, max_s=asked.max)
 
 
-def _progress(progress: Progress, find: _Find) -> ProgressPlan:
+def _progress(progress: ProgressSpec, find: _Find) -> ProgressPlan:
     return ProgressPlan(
         max_cycles=progress.max_no_progress_cycles,
         min_steps=progress.min_progress_steps,
@@ -133,15 +141,15 @@ def _attribution(asked: AttributionSpec, find: _Find) -> AttributionPlan:
     )
 
 
-def _llm(llm: Llm, find: _Find) -> LlmPlan:
+def _llm(llm: LlmSpec, find: _Find) -> LlmPlan:
     return LlmPlan(url=llm.url, model=llm.model, key_file=find(llm.key_file), style=llm.style, timeout_s=llm.timeout)
 
 
-def _slack(slack: Slack, find: _Find) -> SlackPlan:
+def _slack(slack: SlackSpec, find: _Find) -> SlackPlan:
     return SlackPlan(channel=slack.channel, token_file=find(slack.token_file), mention=slack.mention, url=slack.url)
 
 
-def _dataflow(dataflow: Dataflow, find: _Find) -> DataflowPlan:
+def _dataflow(dataflow: DataflowSpec, find: _Find) -> DataflowPlan:
     return DataflowPlan(url=dataflow.url, index=dataflow.index, token_file=find(dataflow.token_file))
 
 
@@ -152,11 +160,11 @@ def _plain(path: Path, what: str) -> str:
     return text
 
 
-def _roles(spec: JobSpec) -> dict[str, Role]:
+def _roles(spec: JobSpec) -> dict[str, RoleSpec]:
     if spec.roles:
         return spec.roles
     assert spec.command is not None
-    plain = Role(
+    plain = RoleSpec(
         command=spec.command,
         nodes_per_replica=spec.nodes,
         min_nodes=spec.min_nodes,
@@ -165,7 +173,7 @@ def _roles(spec: JobSpec) -> dict[str, Role]:
     return {PLAIN_ROLE: plain}
 
 
-def _role(name: str, role: Role, spec: JobSpec, here: Path) -> RolePlan:
+def _role(name: str, role: RoleSpec, spec: JobSpec, here: Path) -> RolePlan:
     return RolePlan(
         name=name,
         command=role.command,

@@ -1,45 +1,64 @@
-"""The model for people and editors: its JSON Schema, with the text that stands below each of its keys.
-
-That text is in the model's source; reading it takes longer than loading a job does. So the model itself does without,
-and this module is imported only where somebody wants to read.
-"""
+"""The model as a JSON Schema, for editors and for people."""
 
 from __future__ import annotations
 
-import ast
 import inspect
-from itertools import pairwise
-from typing import Any
+from typing import Any, Literal
 
-from pydantic import BaseModel
-
-from nvrx_slurm.jobspec.block import Block
 from nvrx_slurm.jobspec.model import JobSpec
+from nvrx_slurm.jobspec.reading import Block, Rule, as_written, block_in, keys_of
 
 DIALECT = "https://json-schema.org/draft/2020-12/schema"
+Schema = dict[str, Any]
+
+_TYPES = {str: "string", int: "integer", float: "number", bool: "boolean"}
 
 
-def job_schema() -> dict[str, Any]:
+def job_schema() -> Schema:
     """The JSON Schema of job.yaml, every key described."""
-    schema = JobSpec.model_json_schema()
-    parts = {JobSpec.__name__: schema, **schema["$defs"]}
-    for block in Block.__subclasses__():
-        for key, text in descriptions(block).items():
-            parts[block.__name__]["properties"][key]["description"] = text
-    schema["properties"]["store"] = {"anyOf": [{"$ref": "#/$defs/StoreSpec"}, {"const": "embedded"}]}
-    return {"$schema": DIALECT, **schema}
+    parts: dict[str, Schema] = {}
+    top = block_schema(JobSpec, parts)
+    return {"$schema": DIALECT, "$defs": parts, **top}
 
 
-def descriptions(block: type[BaseModel]) -> dict[str, str]:
-    """Key → the text below it in the block's source. A key without one is left out."""
-    (body,) = ast.parse(inspect.getsource(block)).body
-    assert isinstance(body, ast.ClassDef)
-    return {
-        key.target.id: inspect.cleandoc(text.value.value)
-        for key, text in pairwise(body.body)
-        if isinstance(key, ast.AnnAssign)
-        and isinstance(key.target, ast.Name)
-        and isinstance(text, ast.Expr)
-        and isinstance(text.value, ast.Constant)
-        and isinstance(text.value.value, str)
+def block_schema(block: type[Block], parts: dict[str, Schema]) -> Schema:
+    """The schema of one block; those of the blocks in it are added to `parts`, to which it refers."""
+    properties: dict[str, Schema] = {}
+    for name, key in keys_of(block).items():
+        said = _rule_schema(key.rule, parts)
+        if key.rule.about is not None:
+            said["description"] = key.rule.about
+        if not key.is_required:
+            said["default"] = as_written(key.rule, key.default)
+        properties[name] = said
+    required = [name for name, key in keys_of(block).items() if key.is_required]
+    schema = {
+        "type": "object",
+        "description": inspect.cleandoc(block.__doc__ or ""),
+        "properties": properties,
+        "additionalProperties": False,
     }
+    return schema | ({"required": required} if required else {})
+
+
+def _rule_schema(rule: Rule, parts: dict[str, Schema]) -> Schema:
+    inner = block_in(rule)
+    if inner is not None and inner.__name__ not in parts:
+        parts[inner.__name__] = {}  # first its place, since a block may hold itself
+        parts[inner.__name__] |= block_schema(inner, parts)
+    said: Schema
+    if rule.schema is not None:
+        said = dict(rule.schema)
+    elif rule.kind is inner and inner is not None:
+        said = {"$ref": f"#/$defs/{inner.__name__}"}
+    elif rule.kind is dict:
+        said = {"type": "object", "additionalProperties": _rule_schema(rule.inner[1], parts) or True}
+    elif rule.kind is tuple:
+        said = {"type": "array", "items": _rule_schema(rule.inner[0], parts)}
+    elif rule.kind is Literal:
+        said = {"type": "string", "enum": list(rule.choices)}
+    else:
+        said = {"type": _TYPES[rule.kind]} if rule.kind in _TYPES else {}
+        bounds = {"minimum": rule.least, "maximum": rule.most}
+        said |= {key: bound for key, bound in bounds.items() if bound is not None}
+    return {"anyOf": [said, {"type": "null"}]} if rule.is_optional else said

@@ -4,20 +4,12 @@ from __future__ import annotations
 
 import re
 import shlex
+from decimal import Decimal
 from typing import Annotated
 
-from pydantic import (
-    AfterValidator,
-    BeforeValidator,
-    Field,
-    PlainSerializer,
-    PlainValidator,
-    StrictBool,
-    WithJsonSchema,
-)
+from msgspec import Meta
 
-from nvrx_slurm.jobspec.allowances import allowance_words, parse_allowance
-from nvrx_slurm.jobspec.sizes import parse_size, size_words
+from nvrx_slurm.jobspec.reading import After, Before, Misfit, Schema, Written
 from nvrx_slurm.journal.records import Allowance
 from nvrx_slurm.util.durations import DAY_S, parse_duration, parse_time_limit, words
 
@@ -37,14 +29,6 @@ RESERVED_VARIABLES = {
     *("TORCHELASTIC_RUN_ID", "TORCHELASTIC_RESTART_COUNT", "TORCHELASTIC_MAX_RESTARTS"),
 }
 """What every worker is told about itself; `env` cannot say otherwise."""
-
-
-class Misfit(ValueError):
-    """What is wrong with one key of a mapping that is looked at as a whole. `path`: that key, from the mapping."""
-
-    def __init__(self, message: str, *path: str) -> None:
-        super().__init__(message)
-        self.path = path
 
 
 def _one_line(text: str) -> str:
@@ -70,19 +54,13 @@ def _name(text: str) -> str:
     return text
 
 
-def _whole_number(value: object) -> object:
-    if isinstance(value, bool):  # Python takes True for 1
-        raise ValueError(f"must be a whole number, not {value!r}")
-    return value
-
-
-def _between(least_s: float, most_s: float) -> AfterValidator:
+def _between(least_s: float, most_s: float) -> After:
     def check(seconds: float) -> float:
         if not least_s <= seconds <= most_s:
             raise ValueError(f"must be from {words(least_s)} to {words(most_s)}, not {seconds:g}s")
         return seconds
 
-    return AfterValidator(check)
+    return After(check)
 
 
 def _memory(size_bytes: int) -> int:
@@ -153,6 +131,16 @@ def _flag_value(value: object) -> object:
     return {"true": True, "false": False}.get(value, value) if isinstance(value, str) else value
 
 
+def _flag(value: object) -> object:
+    """Text, or whether the flag is there at all."""
+    value = _digits(_flag_value(value))
+    if isinstance(value, bool):
+        return value
+    if not isinstance(value, str):
+        raise ValueError(f"must be text, true or false, not {value!r}")
+    return _one_line(value)
+
+
 def _lines(value: object) -> object:
     return value.splitlines() if isinstance(value, str) else value
 
@@ -165,7 +153,7 @@ def _extra(value: object) -> object:
             raise Misfit("is no sbatch flag; write its long form without dashes in front: `comment: text`", str(flag))
         if flag in _OURS:
             raise Misfit(f"is set by nvrx-slurm itself{_OURS[flag]}", flag)
-    return {flag: _flag_value(text) for flag, text in value.items()}
+    return value
 
 
 _OURS = {
@@ -182,66 +170,119 @@ _OURS = {
 }
 """sbatch flags that `slurm.extra` cannot hold, and why."""
 
+
+# ---------------------------------------------------------------------------------------------- sizes and allowances
+
+
+_UNITS_BYTES = {
+    "TiB": 1 << 40, "TB": 10**12,
+    "GiB": 1 << 30, "GB": 10**9,
+    "MiB": 1 << 20, "MB": 10**6,
+    "KiB": 1 << 10, "KB": 10**3,
+    "B": 1,
+}  # fmt: skip
+_BY_NAME = {unit.upper(): size for unit, size in _UNITS_BYTES.items()}
+_SIZE = re.compile(rf"(\d+(?:\.\d+)?)\s*({'|'.join(_UNITS_BYTES)})?", re.ASCII | re.IGNORECASE)
+
+
+def parse_size(value: object) -> int:
+    """Bytes. Accepts `2GiB` (of 1024³), `1.5GB` (of 1000³), or a plain number of bytes. Raises ValueError."""
+    match = None if isinstance(value, bool) else _SIZE.fullmatch(str(value).strip())
+    if match is None:
+        raise ValueError(f"{value!r} is no size; write it like 2GiB, 500MB")
+    return int(Decimal(match[1]) * _BY_NAME[(match[2] or "B").upper()])
+
+
+def size_words(size_bytes: int) -> str:
+    """A size as job.yaml has it, in the largest unit that tells it exactly: `2GiB`. `parse_size` gives it back."""
+    unit = next((unit for unit, size in _UNITS_BYTES.items() if size_bytes % size == 0 < size_bytes), "B")
+    return f"{size_bytes // _UNITS_BYTES[unit]}{unit}"
+
+
+MOST_ALLOWED = 1_000_000
+_ALLOWANCE = re.compile(r"(\d{1,7})(?:\s+per\s+(\S+))?", re.ASCII)
+
+
+def parse_allowance(value: object) -> Allowance:
+    """`10`: so often in all. `10 per 24h`: so often within any 24 hours. Raises ValueError."""
+    if isinstance(value, Allowance):
+        return value
+    match = None if isinstance(value, bool) else _ALLOWANCE.fullmatch(str(value).strip())
+    if match is None or int(match[1]) > MOST_ALLOWED:
+        raise ValueError(f"must be a count from 0 to {MOST_ALLOWED}, or a rate such as '10 per 24h', not {value!r}")
+    if match[2] is None:
+        return Allowance(count=int(match[1]))
+    per_s = parse_duration(match[2])
+    if per_s <= 0:
+        raise ValueError(f"must be a rate within some time, such as '10 per 24h', not {value!r}")
+    return Allowance(count=int(match[1]), per_s=per_s)
+
+
+def allowance_words(allowance: Allowance) -> str | int:
+    """An allowance as job.yaml has it. `parse_allowance` gives it back."""
+    return allowance.count if allowance.per_s is None else f"{allowance.count} per {words(allowance.per_s)}"
+
+
+# --------------------------------------------------------------------------------------------------------- the kinds
+
+
 _SIGNAL_PATTERN = f"^(SIG)?({'|'.join(name.removeprefix('SIG') for name in SIGNALS)})$"
 _SCALAR = {"type": ["string", "number", "boolean"]}  # a number or `true` arrives as it was written
-Line = Annotated[str, BeforeValidator(_digits), AfterValidator(_one_line), WithJsonSchema(_SCALAR)]
-Text = Annotated[str, BeforeValidator(_digits), AfterValidator(_portable), WithJsonSchema(_SCALAR)]
-Name = Annotated[str, AfterValidator(_name)]
+Line = Annotated[str, Before(_digits), After(_one_line), Schema(_SCALAR)]
+Text = Annotated[str, Before(_digits), After(_portable), Schema(_SCALAR)]
+Name = Annotated[str, After(_name)]
 _DURATION_SCHEMA = {"type": ["string", "number"], "examples": ["15s", "2m", "1h30m"]}
-_AS_WORDS = PlainSerializer(words, return_type=str, when_used="json")
-_Seconds = Annotated[float, BeforeValidator(parse_duration), _AS_WORDS, WithJsonSchema(_DURATION_SCHEMA)]
+_AS_WORDS = Written(words)
+_Seconds = Annotated[float, Before(parse_duration), _AS_WORDS, Schema(_DURATION_SCHEMA)]
 Duration = Annotated[_Seconds, _between(SHORTEST_S, LONGEST_S)]
 Pause = Annotated[_Seconds, _between(0, LONGEST_S)]
 TimeLimit = Annotated[
     float,
-    BeforeValidator(parse_time_limit),
+    Before(parse_time_limit),
     _between(60, 3650 * DAY_S),
     _AS_WORDS,
-    WithJsonSchema({"type": ["string", "integer"], "examples": ["12h", "2-00:00:00", 60]}),
+    Schema({"type": ["string", "integer"], "examples": ["12h", "2-00:00:00", 60]}),
 ]
 Command = Annotated[
     tuple[Text, ...],
-    BeforeValidator(_command),
-    AfterValidator(_some_words),
-    WithJsonSchema({"type": ["string", "array"], "items": _SCALAR}),
+    Before(_command),
+    After(_some_words),
+    Schema({"type": ["string", "array"], "items": _SCALAR}),
 ]
-Environment = Annotated[dict[str, Text], BeforeValidator(_environment)]
+Environment = Annotated[dict[str, Text], Before(_environment)]
 Lines = Annotated[
     tuple[Text, ...],
-    BeforeValidator(_lines),
-    WithJsonSchema({"type": ["string", "array"], "items": {"type": "string"}}),
+    Before(_lines),
+    Schema({"type": ["string", "array"], "items": {"type": "string"}}),
 ]
 Extra = Annotated[
-    dict[str, Line | StrictBool],
-    BeforeValidator(_extra),
-    WithJsonSchema({"type": "object", "additionalProperties": {"type": [*_SCALAR["type"], "null"]}}),
+    dict[str, Annotated[str | bool, Before(_flag)]],
+    Before(_extra),
+    Schema({"type": "object", "additionalProperties": {"type": [*_SCALAR["type"], "null"]}}),
 ]
-Gpus = Annotated[str, BeforeValidator(_gpus), WithJsonSchema({"type": ["integer", "string"]})]
-
-
-_WHOLE = BeforeValidator(_whole_number)
-Nodes = Annotated[int, Field(ge=1, le=MOST_NODES), _WHOLE]
-Count = Annotated[int, Field(ge=0, le=1_000_000), _WHOLE]
-Spares = Annotated[int, Field(ge=0, le=MOST_NODES), _WHOLE]
-Positive = Annotated[int, Field(ge=1, le=1_000_000), _WHOLE]
-Workers = Annotated[int, Field(ge=1, le=1024), _WHOLE]
-Factor = Annotated[float, Field(ge=1.5, le=1000), PlainSerializer(_number, when_used="json")]
-Switch = Annotated[StrictBool, BeforeValidator(_flag_value)]
+Gpus = Annotated[str, Before(_gpus), Schema({"type": ["integer", "string"]})]
+Nodes = Annotated[int, Meta(ge=1, le=MOST_NODES)]
+Count = Annotated[int, Meta(ge=0, le=1_000_000)]
+Spares = Annotated[int, Meta(ge=0, le=MOST_NODES)]
+Positive = Annotated[int, Meta(ge=1, le=1_000_000)]
+Workers = Annotated[int, Meta(ge=1, le=1024)]
+Factor = Annotated[float, Meta(ge=1.5, le=1000), Written(_number)]
+Switch = Annotated[bool, Before(_flag_value)]
 Size = Annotated[
     int,
-    BeforeValidator(parse_size),
-    AfterValidator(_memory),
-    PlainSerializer(size_words, return_type=str, when_used="json"),
-    WithJsonSchema({"type": ["string", "integer"], "examples": ["2GiB", "500MB"]}),
+    Before(parse_size),
+    After(_memory),
+    Written(size_words),
+    Schema({"type": ["string", "integer"], "examples": ["2GiB", "500MB"]}),
 ]
 SignalName = Annotated[
     str,
-    BeforeValidator(_signal),
-    WithJsonSchema({"type": "string", "pattern": _SIGNAL_PATTERN, "examples": ["SIGTERM", "USR1"]}),
+    Before(_signal),
+    Schema({"type": "string", "pattern": _SIGNAL_PATTERN, "examples": ["SIGTERM", "USR1"]}),
 ]
 CountOrRate = Annotated[
     Allowance,
-    PlainValidator(parse_allowance),
-    PlainSerializer(allowance_words, when_used="json"),
-    WithJsonSchema({"type": ["integer", "string"], "examples": [3, "10 per 24h"]}),
+    Before(parse_allowance),
+    Written(allowance_words),
+    Schema({"type": ["integer", "string"], "examples": [3, "10 per 24h"]}),
 ]

@@ -275,7 +275,7 @@ def test_what_makes_a_script_is_not_loaded_where_one_is_found(workplace: Path) -
     """`--set` is no exception."""
     command = ("--spares", "1", "--set", "slurm.time=1h")
     made, found = (_packages(dry_run(*command, options=["-X", "importtime"]).stderr) for _ in range(2))
-    assert made & HEAVY == {"pydantic", "ruamel", "msgspec"}
+    assert made & HEAVY == {"ruamel", "msgspec"}
     assert found & HEAVY == set()
     assert "click" in found
 

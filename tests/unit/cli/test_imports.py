@@ -51,5 +51,5 @@ def test_render_starts_no_client(tmp_path_factory: pytest.TempPathFactory) -> No
     path = tmp_path_factory.mktemp("render") / "job.yaml"
     path.write_text("name: a\ncommand: x\n")
     found = imported("render", str(path), "--folder", str(path.parent / "jobs"))
-    assert {"pydantic", "ruamel"} <= found
-    assert not found & {"redis", "jinja2", "submitit", "rich"}
+    assert {"msgspec", "ruamel"} <= found
+    assert not found & {"redis", "jinja2", "submitit", "rich", "pydantic"}

@@ -70,7 +70,7 @@ def test_a_question_that_nobody_waits_for_ends(tmp_path: Path, monkeypatch: pyte
 
 
 def test_the_question_costs_no_import() -> None:
-    """`submit` asks it: asyncio and pydantic are not loaded for it."""
-    code = "import sys, nvrx_slurm.cluster.kill_wait; print({'asyncio', 'pydantic'} & sys.modules.keys())"
+    """`submit` asks it: asyncio and msgspec are not loaded for it."""
+    code = "import sys, nvrx_slurm.cluster.kill_wait; print({'asyncio', 'msgspec'} & sys.modules.keys())"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert done.stdout == "set()\n"

@@ -8,6 +8,7 @@ from nvrx_slurm.jobspec.model import JobSpec
 from nvrx_slurm.jobspec.plan import plan
 from nvrx_slurm.jobspec.script import render_job
 from nvrx_slurm.journal.records import Plan
+from tests.unit.jobspec.specs import job_spec
 
 FOLDER = Path(__file__).parent / "golden"
 PYTHON = "/shared/venv/bin/python"
@@ -88,7 +89,7 @@ JOBS = {"plain": PLAIN, "every-key": EVERY_KEY, "roles": ROLES, "local": PLAIN}
 
 
 def spec_and_plan(job: dict[str, object]) -> tuple[JobSpec, Plan]:
-    spec = JobSpec.model_validate(job)
+    spec = job_spec(job)
     return spec, plan(spec, folder=Path("/shared/jobs"), job_file=Path("/home/me/job.yaml"))
 
 

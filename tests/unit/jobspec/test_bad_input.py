@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from nvrx_slurm.errors import EXIT_USAGE, ConfigError
 from nvrx_slurm.jobspec.load import load
-from nvrx_slurm.jobspec.model import JobSpec, Role, Slurm
+from nvrx_slurm.jobspec.model import JobSpec, RoleSpec, SlurmSpec
 from nvrx_slurm.jobspec.plan import plan
 from nvrx_slurm.jobspec.script import render_job
 
@@ -276,9 +276,8 @@ def test_a_long_value_is_shown_by_its_beginning(write: Write) -> None:
     assert len(complaint(write(f"{BASE}nodes: {'x' * 5000}\n"))) < 200
 
 
-KEYS = st.sampled_from(
-    [*JobSpec.model_fields, *Slurm.model_fields, *Role.model_fields, "heartbeat", "timeout", "a b"]
-)
+FIELDS = [field for block in (JobSpec, SlurmSpec, RoleSpec) for field in block.__struct_fields__]
+KEYS = st.sampled_from([*FIELDS, "heartbeat", "timeout", "a b"])
 VALUES = st.recursive(
     st.none() | st.booleans() | st.integers() | st.floats() | st.text(max_size=8) | st.sampled_from(["1h", "x", "3"]),
     lambda inner: st.lists(inner, max_size=3) | st.dictionaries(KEYS, inner, max_size=4),

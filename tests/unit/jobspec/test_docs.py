@@ -5,7 +5,8 @@ from __future__ import annotations
 from pathlib import Path
 
 from nvrx_slurm.jobspec.docs import SECTIONS, job_yaml_page
-from nvrx_slurm.jobspec.model import Block
+from nvrx_slurm.jobspec.model import JobSpec
+from nvrx_slurm.jobspec.reading import Block
 
 PAGE = Path(__file__).parents[3] / "docs" / "job-yaml.md"
 
@@ -17,9 +18,11 @@ def test_the_page_is_current() -> None:
 
 def test_every_key_is_on_the_page() -> None:
     """Each block of the model is a section, and each of its keys a row."""
-    assert set(SECTIONS.values()) == set(Block.__subclasses__())
+    assert set(SECTIONS.values()) == {
+        block for block in Block.__subclasses__() if block.__module__ == JobSpec.__module__
+    }
     page = job_yaml_page()
     for title, block in SECTIONS.items():
         section = page.partition(f"\n## {title}\n")[2].partition("\n## ")[0]
-        for key in block.model_fields:
+        for key in block.__struct_fields__:
             assert f"| `{key}` |" in section, f"{title}: {key}"

@@ -225,5 +225,5 @@ def test_a_store_may_be_named_embedded(write: Write) -> None:
 def test_the_configuration_is_frozen(write: Write) -> None:
     """What was merged once stays."""
     spec = load(write("name: a\ncommand: x\n")).spec
-    with pytest.raises(ValueError, match="frozen"):
+    with pytest.raises(AttributeError, match="immutable"):
         spec.nodes = 3  # type: ignore[misc]

@@ -14,6 +14,7 @@ from nvrx_slurm.jobspec.plan import plan
 from nvrx_slurm.jobspec.script import render_job
 from nvrx_slurm.journal.records import plan_from_json
 from nvrx_slurm.lab.devcluster import DevCluster
+from tests.unit.jobspec.specs import job_spec
 
 pytestmark = pytest.mark.slurm(nodes=6)
 
@@ -54,7 +55,7 @@ def slurm(healthy_cluster: DevCluster, tmp_path: Path) -> Slurm:
 
 
 def job(**keys: object) -> JobSpec:
-    return JobSpec.model_validate({"name": "a", "command": "x", **keys})
+    return job_spec({"name": "a", "command": "x", **keys})
 
 
 def script_of(spec: JobSpec, folder: Path, python: str = "python") -> str:

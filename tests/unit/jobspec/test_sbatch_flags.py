@@ -7,13 +7,13 @@ from pathlib import Path
 import pytest
 
 from nvrx_slurm.errors import ConfigError
-from nvrx_slurm.jobspec.model import JobSpec
 from nvrx_slurm.jobspec.plan import plan
 from nvrx_slurm.jobspec.sbatch_flags import notice_s, sbatch_flags, sbatch_quote
+from tests.unit.jobspec.specs import job_spec
 
 
 def flags(folder: str = "/shared/jobs", **keys: object) -> list[str]:
-    spec = JobSpec.model_validate({"name": "a", "command": "x", **keys})
+    spec = job_spec({"name": "a", "command": "x", **keys})
     return sbatch_flags(spec, plan(spec, folder=Path(folder)))
 
 
@@ -57,7 +57,7 @@ def test_the_allocation_holds_the_spares_and_outlives_a_node() -> None:
 
 def test_the_notice_before_the_time_limit_fits_the_teardown() -> None:
     """The job is told a minute ahead, or earlier where its workers' grace is longer."""
-    spec = JobSpec.model_validate({"name": "a", "command": "x"})
+    spec = job_spec({"name": "a", "command": "x"})
     assert notice_s(plan(spec, folder=Path("/f"))) == 60
     assert "--signal=B:USR1@150" in flags(fault_tolerance={"teardown": {"grace": "2m"}})
 

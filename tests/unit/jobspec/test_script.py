@@ -15,6 +15,7 @@ from nvrx_slurm.jobspec.model import JobSpec
 from nvrx_slurm.jobspec.plan import plan
 from nvrx_slurm.jobspec.script import render_job
 from nvrx_slurm.journal.records import Plan, plan_from_json
+from tests.unit.jobspec.specs import job_spec
 
 HOSTILE = (
     "two words", "it's", 'a "b"', "$(touch hit)", "`touch hit`", "$HOME", "a;b", "a#b", "# c", "a\nNVRX_PLAN\nb",
@@ -59,7 +60,7 @@ def start(tmp_path: Path) -> Callable[..., Started]:
 
 
 def job(**keys: object) -> JobSpec:
-    return JobSpec.model_validate({"name": "a", "command": "x", **keys})
+    return job_spec({"name": "a", "command": "x", **keys})
 
 
 def planned(spec: JobSpec) -> Plan:

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from nvrx_slurm.jobspec.sizes import parse_size, size_words
+from nvrx_slurm.jobspec.values import parse_size, size_words
 
 WRITTEN = {
     "2GiB": 2 << 30,

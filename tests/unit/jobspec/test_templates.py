@@ -9,8 +9,10 @@ from pathlib import Path
 
 import pytest
 
+from nvrx_slurm.jobspec import reading
 from nvrx_slurm.jobspec.load import load
-from nvrx_slurm.jobspec.model import Block, JobSpec, Role
+from nvrx_slurm.jobspec.model import FaultToleranceSpec, JobSpec, RoleSpec
+from nvrx_slurm.jobspec.reading import Block, written
 from nvrx_slurm.jobspec.schema import job_schema
 
 TEMPLATES = resources.files("nvrx_slurm.jobspec") / "templates"
@@ -24,10 +26,10 @@ def text_of(name: str) -> str:
 def keys_of(block: type[Block]) -> set[str]:
     """The block's keys and those of the blocks in it; `roles` is told by the other template."""
     keys: set[str] = set()
-    for name, field in block.model_fields.items():
+    for name, key in reading.keys_of(block).items():
         keys.add(name)
-        if isinstance(field.annotation, type) and issubclass(field.annotation, Block):
-            keys |= keys_of(field.annotation)
+        if isinstance(key.default, Block):
+            keys |= keys_of(type(key.default))
     return keys
 
 
@@ -65,15 +67,15 @@ def test_the_plain_template_tells_every_key() -> None:
 
 def test_the_roles_template_tells_every_key_of_a_role() -> None:
     """No key of a role is left for the user to find elsewhere."""
-    assert {*keys_of(Role), "roles"} <= mentioned(text_of("roles"))
+    assert {*keys_of(RoleSpec), "roles"} <= mentioned(text_of("roles"))
 
 
 def test_the_values_that_the_templates_show_as_defaults_are_the_defaults() -> None:
     """The bounds that stand commented out in the plain template are those in force."""
-    bounds = JobSpec(name="a", command=("x",)).fault_tolerance.model_dump(mode="json", exclude_none=True)
+    bounds = written(FaultToleranceSpec())
     for block, values in bounds.items():
         for key, value in values.items() if isinstance(values, dict) else [(block, values)]:
-            if value == []:  # what is none by default is shown by an example
+            if value in (None, []):  # what is none by default is shown by an example
                 continue
             shown = value if isinstance(value, str) else json.dumps(value)
             assert re.search(rf"\b{key}: {shown}\b", text_of("plain")), key
@@ -85,7 +87,7 @@ def test_the_schema_describes_every_key() -> None:
     for name, part in {"JobSpec": schema, **schema["$defs"]}.items():
         assert part["additionalProperties"] is False, name
         for key, value in part["properties"].items():
-            assert "description" in value or "$ref" in value or key == "store", f"{name}.{key}"
+            assert "description" in value or "$ref" in value or key in ("store", "backoff"), f"{name}.{key}"
 
 
 def test_the_schema_knows_every_key_of_the_templates() -> None:
@@ -94,7 +96,7 @@ def test_the_schema_knows_every_key_of_the_templates() -> None:
     assert mentioned(text_of("plain")) <= all_properties(schema) | {"comment", "OMP_NUM_THREADS"}
     assert schema["required"] == ["name"]
     assert schema["properties"]["command"]["anyOf"][0]["type"] == ["string", "array"]
-    assert schema["$defs"]["Role"]["required"] == ["command"]
+    assert schema["$defs"]["RoleSpec"]["required"] == ["command"]
 
 
 def all_properties(schema: dict) -> set[str]:

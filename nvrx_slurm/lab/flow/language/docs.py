@@ -6,9 +6,8 @@ import sys
 from collections.abc import Iterator
 from typing import Any
 
-from nvrx_slurm.jobspec.schema import descriptions
+from nvrx_slurm.jobspec.reading import Block, Key, as_written, keys_of
 from nvrx_slurm.lab.flow.judging.matching import LAG_S
-from nvrx_slurm.lab.flow.language.block import FlowBlock
 from nvrx_slurm.lab.flow.language.faults import (
     FAULTS,
     NEEDS,
@@ -183,26 +182,30 @@ def flows_page() -> str:
     return "\n".join(parts)
 
 
-_ARGUMENTS: dict[str, type[FlowBlock]] = {
+_ARGUMENTS: dict[str, type[Block]] = {
     "A node": NodeTarget,
     "A worker": WorkerTarget,
     "`slow_link`, beside a node": SlowLink,
     "`scancel`": Cancel,
     "`shorten_time_limit`": TimeLimit,
 }
-_KINDS: dict[type[FlowBlock], str] = {NodeTarget: "a node", WorkerTarget: "a worker"}
+_KINDS: dict[type[Block], str] = {NodeTarget: "a node", WorkerTarget: "a worker"}
 
 
-def _keys(title: str, block: type[FlowBlock]) -> str:
-    rows = [f"| `{key}` | {_default(block, key)} | {_line(text)} |" for key, text in descriptions(block).items()]
+def _keys(title: str, block: type[Block]) -> str:
+    inherited = getattr(block.__base__, "__struct_fields__", ())
+    rows = [
+        f"| `{name}` | {_default(key)} | {_line(key.rule.about or '')} |"
+        for name, key in keys_of(block).items()
+        if name not in inherited
+    ]
     return "\n".join([title, "", "| key | default | |", "|---|---|---|", *rows, ""])
 
 
-def _default(block: type[FlowBlock], key: str) -> str:
-    field = block.model_fields[key]
-    if field.is_required():
+def _default(key: Key) -> str:
+    if key.is_required:
         return "required"
-    value: Any = block.model_construct().model_dump(mode="json")[key]
+    value: Any = as_written(key.rule, key.default)
     if value == list(STAGES):
         return "all"
     return f"`{value}`" if value and not isinstance(value, (dict, list)) else ""
@@ -218,7 +221,7 @@ def _faults() -> str:
 
 
 def _takes(kind: FaultKind) -> str:
-    if not kind.arguments.model_fields:
+    if not kind.arguments.__struct_fields__:
         return ""
     return _KINDS.get(kind.arguments, "see below")
 

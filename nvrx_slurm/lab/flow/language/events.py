@@ -8,7 +8,7 @@ from typing import Any, get_args, get_type_hints
 
 import msgspec
 
-from nvrx_slurm.jobspec.values import Misfit
+from nvrx_slurm.jobspec.reading import Misfit
 from nvrx_slurm.journal.records import AnyRecord
 from nvrx_slurm.lab.flow.language.patterns import Bindings, Pattern, Trial, binds, captures, shown
 from nvrx_slurm.lab.flow.language.problems import nearest

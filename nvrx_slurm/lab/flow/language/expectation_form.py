@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
-from nvrx_slurm.jobspec.values import Misfit
+from nvrx_slurm.jobspec.reading import Misfit
 from nvrx_slurm.jobspec.yamlfile import KeyPath
 from nvrx_slurm.lab.flow.language.event_form import (
     check_keys,

@@ -5,10 +5,9 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, get_args
 
-from pydantic import ValidationError
+import msgspec
 
-from nvrx_slurm.jobspec.complaints import complaints
-from nvrx_slurm.jobspec.values import Misfit
+from nvrx_slurm.jobspec.reading import Misfit, keys_of, read
 from nvrx_slurm.jobspec.yamlfile import KeyPath
 from nvrx_slurm.lab.flow.judging.triggers import BEAT_FIELDS, PROGRESS
 from nvrx_slurm.lab.flow.language.event_form import (
@@ -73,11 +72,12 @@ def _action(raw: Any) -> tuple[str, Mapping[str, Any]]:
     if action not in FAULTS:
         raise Misfit(f"is no fault; {nearest(action, FAULTS)} (all are in docs/flows.md)", action)
     block = FAULTS[action].arguments
-    try:
-        arguments = block.model_validate(given).model_dump(exclude_defaults=True)
-    except ValidationError as error:
-        path, sentence = next(iter(complaints(error, block, given).items()))
-        raise Misfit(sentence, action, *map(str, path)) from None
+    made, complaints = read(block, given)
+    if made is None:
+        path, sentence = next(iter(complaints.items()))
+        raise Misfit(sentence, action, *map(str, path))
+    said = msgspec.structs.asdict(made)
+    arguments = {name: said[name] for name, key in keys_of(block).items() if said[name] != key.default}
     for key, value in arguments.items():
         if isinstance(value, str):
             try:

@@ -5,13 +5,12 @@ A target may be written short: `kill_node: n3`, `kill_worker: 2`. Where a name o
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Annotated, Any, ClassVar, Literal, Self
 
-from pydantic import AfterValidator, BeforeValidator, WithJsonSchema, model_validator
-
-from nvrx_slurm.jobspec.values import SIGNALS, Duration, Line, Misfit, Pause, Positive, Switch
-from nvrx_slurm.lab.flow.language.block import FlowBlock
+from nvrx_slurm.jobspec.reading import After, Before, Block, Misfit, Schema
+from nvrx_slurm.jobspec.values import SIGNALS, Duration, Line, Pause, Positive, Switch
 from nvrx_slurm.lab.flow.language.model import STAGES, StageName
 
 _SIGNALS = ("SIGKILL", "SIGSTOP", "SIGCONT", *SIGNALS)
@@ -57,23 +56,22 @@ def _moment(value: object) -> object:
     return 0.0 if value == "now" else value
 
 
-Rank = Annotated[int | str, BeforeValidator(_rank), WithJsonSchema({"type": ["integer", "string"]})]
-Chosen = Annotated[Switch, AfterValidator(_chosen), WithJsonSchema({"const": True})]
-Signal = Annotated[str, BeforeValidator(_signal), WithJsonSchema({"type": "string", "examples": ["USR1", "SIGKILL"]})]
-Share = Annotated[float, BeforeValidator(_share), WithJsonSchema({"type": ["string", "number"], "examples": ["10%"]})]
+Rank = Annotated[int | str, Before(_rank), Schema({"type": ["integer", "string"]})]
+Chosen = Annotated[Switch, After(_chosen), Schema({"const": True})]
+Signal = Annotated[str, Before(_signal), Schema({"type": "string", "examples": ["USR1", "SIGKILL"]})]
+Share = Annotated[float, Before(_share), Schema({"type": ["string", "number"], "examples": ["10%"]})]
 
 
 # ---------------------------------------------------------------------------------------------- arguments
 
 
-class Arguments(FlowBlock):
+class Arguments(Block, frozen=True, kw_only=True):
     """What a fault takes. `short`: the key that a plain value stands for."""
 
     short: ClassVar[str | None] = None
 
-    @model_validator(mode="before")
     @classmethod
-    def _written_short(cls, value: Any) -> Any:
+    def long_form(cls, value: Any) -> Any:
         if value is None:
             return {}
         if isinstance(value, dict):
@@ -83,85 +81,79 @@ class Arguments(FlowBlock):
         return {cls.short: value}
 
 
-class Nothing(Arguments):
+class Nothing(Arguments, frozen=True, kw_only=True):
     """No arguments."""
 
 
-class NodeTarget(Arguments):
+class NodeTarget(Arguments, frozen=True, kw_only=True):
     """A node: one of `node`, `of_rank`, `spare`, `batch_host`."""
 
     short: ClassVar[str | None] = "node"
 
-    node: Line | None = None
-    """Its name, or a capture such as `$dead`."""
-    of_rank: Rank | None = None
-    """The node on which this rank runs."""
-    spare: Positive | None = None
-    """The hot spare with this number, from 1, in the allocation's order."""
-    batch_host: Chosen | None = None
-    """The node on which the batch script and the controller run."""
-    replica: Line | None = None
-    """With `of_rank`: which replica's rank, such as `policy-0`. A job with one replica needs no word."""
+    node: Annotated[Line | None, "Its name, or a capture such as `$dead`."] = None
+    of_rank: Annotated[Rank | None, "The node on which this rank runs."] = None
+    spare: Annotated[Positive | None, "The hot spare with this number, from 1, in the allocation's order."] = None
+    batch_host: Annotated[Chosen | None, "The node on which the batch script and the controller run."] = None
+    replica: Annotated[
+        Line | None, "With `of_rank`: which replica's rank, such as `policy-0`. A job with one replica needs no word."
+    ] = None
 
-    @model_validator(mode="after")
-    def _one(self) -> Self:
+    def settled(self, said: Mapping[str, Any]) -> Self:
         _exactly_one(self, "node", "of_rank", "spare", "batch_host")
         if self.replica is not None and self.of_rank is None:
             raise Misfit("says whose rank is meant, and belongs to `of_rank`", "replica")
         return self
 
 
-class WorkerTarget(Arguments):
+class WorkerTarget(Arguments, frozen=True, kw_only=True):
     """A worker: `rank`, or `of_node`."""
 
     short: ClassVar[str | None] = "rank"
 
-    rank: Rank | None = None
-    """Its rank."""
-    of_node: Line | None = None
-    """The first rank on this node; a name, or a capture such as `$dead`."""
-    replica: Line | None = None
-    """With `rank`: in which replica, such as `policy-0`. A job with one replica needs no word."""
+    rank: Annotated[Rank | None, "Its rank."] = None
+    of_node: Annotated[Line | None, "The first rank on this node; a name, or a capture such as `$dead`."] = None
+    replica: Annotated[
+        Line | None, "With `rank`: in which replica, such as `policy-0`. A job with one replica needs no word."
+    ] = None
 
-    @model_validator(mode="after")
-    def _one(self) -> Self:
+    def settled(self, said: Mapping[str, Any]) -> Self:
         _exactly_one(self, "rank", "of_node")
         if self.replica is not None and self.rank is None:
             raise Misfit("says whose rank is meant, and belongs to `rank`", "replica")
         return self
 
 
-class SlowLink(NodeTarget):
+class SlowLink(NodeTarget, frozen=True, kw_only=True):
     """A node, and what happens to its packets: `delay`, `loss`, or both."""
 
-    delay: Duration | None = None
-    """By how much each packet is late."""
-    loss: Share | None = None
-    """How many packets are lost, such as `10%`."""
+    delay: Annotated[Duration | None, "By how much each packet is late."] = None
+    loss: Annotated[Share | None, "How many packets are lost, such as `10%`."] = None
 
-    @model_validator(mode="after")
-    def _something(self) -> Self:
+    def settled(self, said: Mapping[str, Any]) -> Self:
+        NodeTarget.settled(self, said)
         if self.delay is None and self.loss is None:
             raise ValueError("needs `delay` (such as 200ms), `loss` (such as 10%), or both")
         return self
 
 
-class Cancel(Arguments):
+class Cancel(Arguments, frozen=True, kw_only=True):
     """How the job is cancelled."""
 
-    signal: Signal | None = None
-    """`scancel --signal`; without it Slurm's own way: TERM, and KILL after KillWait."""
-    twice: Switch = False
-    """Twice in a row, as an impatient person does it."""
+    signal: Annotated[
+        Signal | None, "`scancel --signal`; without it Slurm's own way: TERM, and KILL after KillWait."
+    ] = None
+    twice: Annotated[Switch, "Twice in a row, as an impatient person does it."] = False
 
 
-class TimeLimit(Arguments):
+class TimeLimit(Arguments, frozen=True, kw_only=True):
     """The new time limit."""
 
     short: ClassVar[str | None] = "to"
 
-    to: Annotated[Pause, BeforeValidator(_moment), WithJsonSchema({"type": "string", "examples": ["now", "1m"]})]
-    """Counted from the job's start, as Slurm counts: `1m`; or `now`: it is over."""
+    to: Annotated[
+        Annotated[Pause, Before(_moment), Schema({"type": "string", "examples": ["now", "1m"]})],
+        "Counted from the job's start, as Slurm counts: `1m`; or `now`: it is over.",
+    ]
 
 
 def _exactly_one(block: Arguments, *keys: str) -> None:

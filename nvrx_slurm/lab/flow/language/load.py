@@ -7,12 +7,10 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from pydantic import ValidationError
-
 from nvrx_slurm.errors import ConfigError, UsageError
 from nvrx_slurm.jobspec import load as jobs
-from nvrx_slurm.jobspec.complaints import complaints, dotted, together
 from nvrx_slurm.jobspec.plan import plan
+from nvrx_slurm.jobspec.reading import dotted, read, together
 from nvrx_slurm.jobspec.yamlfile import KeyPath, YamlFile, read_yaml
 from nvrx_slurm.journal.records import Plan
 from nvrx_slurm.lab.flow.language.checks import check_captures, check_job, check_needs, check_order
@@ -89,13 +87,10 @@ def load_flows(paths: Sequence[Path], only: Sequence[str] = ()) -> list[Flow]:
 
 
 def _form(file: YamlFile, problems: Problems) -> FlowFile | None:
-    try:
-        form = FlowFile.model_validate(file.data)
-    except ValidationError as error:
-        for key, sentence in complaints(error, FlowFile, file.data).items():
-            problems.add(sentence, *key)
-        return None
-    if not form.expect:
+    form, complaints = read(FlowFile, file.data)
+    for key, sentence in complaints.items():
+        problems.add(sentence, *key)
+    if form is not None and not form.expect:
         problems.add("must expect something, such as `job_ended: {exit_code: 0}`", "expect")
     return form
 

@@ -11,7 +11,7 @@ from typing import Any, Literal, Union, get_args, get_origin
 
 import msgspec
 
-from nvrx_slurm.jobspec.values import Misfit
+from nvrx_slurm.jobspec.reading import Misfit
 from nvrx_slurm.lab.flow.language.events import fields_of
 from nvrx_slurm.lab.flow.language.patterns import (
     OPERATORS,

@@ -8,8 +8,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 
 from nvrx_slurm.errors import ConfigError
-from nvrx_slurm.jobspec.complaints import dotted
-from nvrx_slurm.jobspec.values import Misfit
+from nvrx_slurm.jobspec.reading import Misfit, dotted
 from nvrx_slurm.jobspec.yamlfile import KeyPath
 
 MOST_NAMED = 5

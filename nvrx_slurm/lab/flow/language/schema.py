@@ -9,8 +9,8 @@ from typing import Any, get_args, get_origin
 
 import msgspec
 
-from nvrx_slurm.jobspec.schema import DIALECT, descriptions
-from nvrx_slurm.lab.flow.language.block import FlowBlock
+from nvrx_slurm.jobspec.reading import Block, keys_of
+from nvrx_slurm.jobspec.schema import DIALECT, block_schema
 from nvrx_slurm.lab.flow.language.events import EVENTS, FIELDS
 from nvrx_slurm.lab.flow.language.fault_form import STATES
 from nvrx_slurm.lab.flow.language.faults import FAULTS, FaultKind
@@ -42,15 +42,9 @@ def flow_schema() -> Schema:
 
 
 @functools.cache
-def _described(block: type[FlowBlock]) -> Schema:
+def _described(block: type[Block]) -> Schema:
     """Not to be changed: several faults share one."""
-    schema = block.model_json_schema()
-    schema.pop("$defs", None)
-    for base in block.__mro__:
-        if issubclass(base, FlowBlock):
-            for key, text in descriptions(base).items():
-                schema["properties"][key]["description"] = text
-    return schema
+    return block_schema(block, {})
 
 
 def _closed(properties: Mapping[str, Schema], **more: Any) -> Schema:
@@ -131,6 +125,6 @@ def _arguments(kind: FaultKind) -> Schema:
     options: list[Schema] = [_described(kind.arguments)]
     if kind.arguments.short is not None:
         options.append({"type": ["string", "integer"]})
-    if not any(field.is_required() for field in kind.arguments.model_fields.values()):
+    if not any(key.is_required for key in keys_of(kind.arguments).values()):
         options.append({"type": "null"})
     return {"anyOf": options}

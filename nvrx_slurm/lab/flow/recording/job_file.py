@@ -7,9 +7,8 @@ from typing import Any
 
 import msgspec
 
-from nvrx_slurm.jobspec.allowances import allowance_words
 from nvrx_slurm.jobspec.plan import PLAIN_ROLE
-from nvrx_slurm.jobspec.sizes import size_words
+from nvrx_slurm.jobspec.values import allowance_words, size_words
 from nvrx_slurm.journal.records import Allowance, BackoffPlan, FaultTolerance, Plan, RolePlan
 from nvrx_slurm.journal.verdicts import AttributionPlan
 from nvrx_slurm.lab.flow.language.writing import NOTE, to_yaml

@@ -68,7 +68,7 @@ BAD_FILES = {
     HEAD + END + "on: [dev, mars]": "flow.yaml:3: on.1: must be one of 'local', 'dev' or 'slurm', not 'mars'",
     HEAD + END + "on: []": "flow.yaml:3: on: names no stage; leave it out for all of local, dev, slurm",
     HEAD + END + "cluster: {disk: lots}": "flow.yaml:3: cluster.disk: 'lots' is no size; write it like 2GiB, 500MB",
-    HEAD + END + "cluster: {network: fast}": "flow.yaml:3: cluster.network: must be one of 'own', not 'fast'",
+    HEAD + END + "cluster: {network: fast}": "flow.yaml:3: cluster.network: must be 'own', not 'fast'",
     HEAD + END + "limits: {wall: soon}": "flow.yaml:3: limits.wall: 'soon' is no duration; write it like 15s, "
     "2m, 1h30m",
     HEAD + END + "name: a/b": "flow.yaml:3: name: must be 1 to 64 letters, digits, '.', '_' or '-', and start with a "

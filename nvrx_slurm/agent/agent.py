@@ -4,7 +4,7 @@ Everything that happens is posted to one inbox (an order, a worker's end, a hang
 state. Beside the loop, each in a task of its own:
 
     heart.py       beats, and the lease that the workers live by
-    voice.py       what is told to the controller, in order
+    publisher.py   the facts that go to the controller, in order
     tethering.py   the connection to the controller
     watching.py    which worker makes no progress
     dumping.py     what they all are doing, written down
@@ -34,7 +34,7 @@ from nvrx_slurm.agent.reporting import Reporting
 from nvrx_slurm.agent.starting import Starting
 from nvrx_slurm.agent.stopping import Stopping
 from nvrx_slurm.agent.tethering import Tethering
-from nvrx_slurm.agent.voice import Voice
+from nvrx_slurm.agent.publisher import FactPublisher
 from nvrx_slurm.agent.watching import HangWatch
 from nvrx_slurm.agent.workers import Exited, Spawned, Stopped, SupervisorDied, Tearing
 from nvrx_slurm.errors import EXIT_DONE, EXIT_FAILED, EXIT_UNREACHABLE, StoreUnreachable
@@ -94,16 +94,20 @@ class Agent:
         bounds = plan.fault_tolerance
         self.inbox: asyncio.Queue[Event] = asyncio.Queue()
         post = self.inbox.put_nowait
-        self.voice = Voice(node=node, generation=generation, store=store, incarnation=machine.new_incarnation())
+        self.publisher = FactPublisher(
+            node=node, generation=generation, store=store, incarnation=machine.new_incarnation()
+        )
         self.tethering = Tethering(machine.connect, machine.random_s, nodes=plan.total_nodes)
         self.workers, self.output, self.stacks = machine.workers(post), machine.output, machine.stacks
         self.board = machine.board(self._first_step, lambda *words: post(Failing(*words)), self._restarted_in_process)
         self.watch = HangWatch(bounds.hang, board=self.board, output=self.output, clock=clock, post=post)
-        self.reporting = Reporting(self.voice, board=self.board, watch=self.watch, clock=clock, post=post)
-        self.dumping = Dumping(self.stacks, voice=self.voice, go=self._go, post=post)
+        self.reporting = Reporting(self.publisher, board=self.board, watch=self.watch, clock=clock, post=post)
+        self.dumping = Dumping(self.stacks, publisher=self.publisher, go=self._go, post=post)
         self.stopping = Stopping(bounds, workers=self.workers, board=self.board, dumping=self.dumping, clock=clock)
         self.orders = Orders(store, node, post)
-        self.joining = Joining(machine, addr=addr, token=token, store=store, voice=self.voice, workers=self.workers)
+        self.joining = Joining(
+            machine, addr=addr, token=token, store=store, publisher=self.publisher, workers=self.workers
+        )
         self.starting = Starting(
             plan,
             folder,
@@ -140,7 +144,7 @@ class Agent:
         self.workers.start()
         self.joining.set_trap()
         self.board.open()
-        speaking = self._go(self.voice.run())
+        publishing = self._go(self.publisher.run())
         for work in (self._read_orders(), self.heart.run()):
             self._go(work)
         for number in (signal.SIGTERM, signal.SIGINT, HURRY):
@@ -148,8 +152,8 @@ class Agent:
         try:
             while self._exit_code is None:
                 self._handle(await self.inbox.get())
-            self.voice.finish()
-            await asyncio.wait([speaking], timeout=GOODBYE_S)
+            self.publisher.finish()
+            await asyncio.wait([publishing], timeout=GOODBYE_S)
             return self._exit_code
         finally:
             for task in self._tasks:
@@ -178,7 +182,7 @@ class Agent:
         cycle = self.cycle
         return Beat(
             node=self.node,
-            incarnation=self.voice.incarnation,
+            incarnation=self.publisher.incarnation,
             generation=self.generation,
             state=self.mode.value,
             replica=cycle.replica if cycle else None,
@@ -213,14 +217,14 @@ class Agent:
             self._go(self._look_up(order.replica, order.cycle))
 
     async def _look_up(self, replica: str, cycle: int) -> None:
-        asked_by = self.voice.incarnation
+        asked_by = self.publisher.incarnation
         assignment = await self.orders.assignment(replica, cycle, asked_by)
         self.inbox.put_nowait(Assigned(replica, cycle, assignment, asked_by))
 
     def _on_assigned(self, event: Assigned) -> None:
         if event.assignment is None or self.mode is not Mode.STANDBY or self.leaving or self.fenced:
             return
-        if event.asked_by != self.voice.incarnation:
+        if event.asked_by != self.publisher.incarnation:
             return  # it was given to an agent that this node has given up since: somebody else may have it
         if (newer := self.opened.get(event.replica, 0)) > event.cycle:
             self._get_ready(event.replica, newer)  # its cycle was over before we could start
@@ -300,7 +304,7 @@ class Agent:
     # ---- ends
 
     def _on_fence(self, order: Fence) -> None:
-        if order.incarnation == self.voice.incarnation and not self.leaving and not self.fenced:
+        if order.incarnation == self.publisher.incarnation and not self.leaving and not self.fenced:
             log.warning("fenced: the controller gave this node up; its workers are killed, and it joins anew")
             self.fenced = True
             self._stop(self._join_anew, grace_s=0.0)
@@ -340,7 +344,7 @@ class Agent:
         def fenced(incarnation: str) -> None:
             self.inbox.put_nowait(Fence(node=self.node, incarnation=incarnation))
 
-        self.tethering.controller_is(order, self.voice.incarnation, self.workers.hold, fenced)
+        self.tethering.controller_is(order, self.publisher.incarnation, self.workers.hold, fenced)
 
     # ---- stopping
 
@@ -390,7 +394,7 @@ class Agent:
         log.error("neither store nor controller has answered for %.0f s: this node's workers were killed", for_s)
         cycle.running.clear()
         self.watch.end()
-        self.voice.tell(NodeIsolated, replica=cycle.replica, cycle=cycle.number, for_s=for_s)
+        self.publisher.publish(NodeIsolated, replica=cycle.replica, cycle=cycle.number, for_s=for_s)
 
     def _on_supervisor_died(self, event: SupervisorDied) -> None:
         if self.leaving is not None:
@@ -433,12 +437,12 @@ class Agent:
     def _say_ready(self, replica: str, cycle: int, over: Cycle | None) -> None:
         port, took_s = self.joining.hold_port(), self.stopping.took_s()
         step = over.step if over is not None else None
-        self.voice.tell(NodeReady, replica=replica, cycle=cycle, port=port, teardown_s=took_s, step=step)
+        self.publisher.publish(NodeReady, replica=replica, cycle=cycle, port=port, teardown_s=took_s, step=step)
         if over is not None:
             self.machine.health.look_for_news(self._health_of(over))
 
     def _join_anew(self) -> None:
-        self.voice.begin_anew()
+        self.publisher.renew_incarnation()
         self.fenced = False
         self.joining.set_trap()
         self.joining.hold_port()
@@ -453,7 +457,7 @@ class Agent:
         self._stop(partial(self._exit, *self.leaving, ()), **how)
 
     def _exit(self, reason: str, exit_code: int, survivors: tuple[int, ...]) -> None:
-        self.voice.tell(NodeLeft, reason=reason, survivors=survivors)
+        self.publisher.publish(NodeLeft, reason=reason, survivors=survivors)
         self._exit_code = exit_code
 
     # ---- tasks

@@ -7,7 +7,7 @@ from typing import Any
 
 from nvrx_slurm.agent.events import Cycle, Dumped, Hung
 from nvrx_slurm.agent.machine import Stacks
-from nvrx_slurm.agent.voice import Voice
+from nvrx_slurm.agent.publisher import FactPublisher
 from nvrx_slurm.journal.records import StacksDumped, WorkerHung
 
 DUMP_FIRST_S = 3.0
@@ -21,11 +21,11 @@ class Dumping:
         self,
         stacks: Stacks,
         *,
-        voice: Voice,
+        publisher: FactPublisher,
         go: Callable[[Coroutine[Any, Any, None]], object],
         post: Callable[[Dumped], None],
     ) -> None:
-        self._stacks, self._voice, self._go, self._post = stacks, voice, go, post
+        self._stacks, self._publisher, self._go, self._post = stacks, publisher, go, post
 
     def begin(
         self,
@@ -48,7 +48,7 @@ class Dumping:
         """Say what was written down. `at_work`: the hang is news still."""
         cycle, hang = event.cycle, event.hang
         if hang is not None and at_work:
-            self._voice.tell(
+            self._publisher.publish(
                 WorkerHung,
                 replica=cycle.replica,
                 cycle=cycle.number,
@@ -59,7 +59,7 @@ class Dumping:
                 stacks=event.stacks.files.get(hang.rank),
             )
         elif event.stacks.files or event.stacks.problems or event.request:
-            self._voice.tell(
+            self._publisher.publish(
                 StacksDumped,
                 why=event.why,
                 files=event.stacks.files,

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from nvrx_slurm.agent.machine import Machine, Workers
-from nvrx_slurm.agent.voice import Voice
+from nvrx_slurm.agent.publisher import FactPublisher
 from nvrx_slurm.journal.records import ControllerUp, NodeJoined, Shutdown
 from nvrx_slurm.liveness import fence
 from nvrx_slurm.store.client import Store
@@ -13,13 +13,13 @@ log = get_logger("agent")
 
 
 class Joining:
-    """Joins as the voice's incarnation, as often as that changes."""
+    """Joins as the publisher's incarnation, as often as that changes."""
 
     def __init__(
-        self, machine: Machine, *, addr: str, token: str, store: Store, voice: Voice, workers: Workers
+        self, machine: Machine, *, addr: str, token: str, store: Store, publisher: FactPublisher, workers: Workers
     ) -> None:
         self._machine, self._addr, self._token = machine, addr, token
-        self._store, self._voice, self._workers = store, voice, workers
+        self._store, self._publisher, self._workers = store, publisher, workers
         self._fence_port = 0
         self.port = machine.hold_port()
 
@@ -32,7 +32,7 @@ class Joining:
     def set_trap(self) -> None:
         """Give the controller a way to this node's workers that needs nobody's help here."""
         try:
-            trap = self._machine.open_trap(fence.key_of(self._token, self._voice.incarnation), self._addr)
+            trap = self._machine.open_trap(fence.key_of(self._token, self._publisher.incarnation), self._addr)
         except OSError as error:
             log.warning("no fence: %s; if this node freezes, others wait for its lease to lapse", error)
             self._fence_port = 0
@@ -42,7 +42,7 @@ class Joining:
 
     async def join(self) -> tuple[str, Shutdown | None, ControllerUp | None]:
         """Post it. Returns the id of the last order before, the shutdown if there is one, and the controller."""
-        fact = self._voice.fact(
+        fact = self._publisher.fact(
             NodeJoined,
             addr=self._addr,
             port=self.port.number,

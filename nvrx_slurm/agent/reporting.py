@@ -9,7 +9,7 @@ from typing import Any
 
 from nvrx_slurm.agent.events import Cycle, Failing, Terminated
 from nvrx_slurm.agent.machine import Board
-from nvrx_slurm.agent.voice import Voice
+from nvrx_slurm.agent.publisher import FactPublisher
 from nvrx_slurm.agent.watching import HangWatch
 from nvrx_slurm.agent.workers import Exited, Spawned
 from nvrx_slurm.journal.records import (
@@ -37,9 +37,15 @@ class Reporting:
     """Keeps count in the cycle itself: who runs, and of whom the controller knows."""
 
     def __init__(
-        self, voice: Voice, *, board: Board, watch: HangWatch, clock: Clock, post: Callable[[Terminated], None]
+        self,
+        publisher: FactPublisher,
+        *,
+        board: Board,
+        watch: HangWatch,
+        clock: Clock,
+        post: Callable[[Terminated], None],
     ) -> None:
-        self._voice, self._board, self._watch, self._clock, self._post = voice, board, watch, clock, post
+        self._publisher, self._board, self._watch, self._clock, self._post = publisher, board, watch, clock, post
 
     def spawned(self, cycle: Cycle, event: Spawned) -> None:
         cycle.pids[event.rank] = event.pid
@@ -96,7 +102,7 @@ class Reporting:
 
     def learned(self, cycle: Cycle) -> None:
         if seen := self._watch.news():
-            self._voice.tell(Learned, role=cycle.assignment.role, seen=seen)
+            self._publisher.publish(Learned, role=cycle.assignment.role, seen=seen)
 
     def _await_our_signal(self, cycle: Cycle, rank: int) -> None:
         """Slurm ends a job by signals to workers and agents at once: this is no failure, and costs no restart."""
@@ -108,4 +114,4 @@ class Reporting:
         self._tell(WorkerFailed, cycle, rank=rank, **how, step=self._board.steps().get(rank))
 
     def _tell(self, kind: type[Any], cycle: Cycle, **what: Any) -> None:
-        self._voice.tell(kind, replica=cycle.replica, cycle=cycle.number, **what)
+        self._publisher.publish(kind, replica=cycle.replica, cycle=cycle.number, **what)

@@ -25,13 +25,13 @@ ASSIGNMENT = Assignment(
 )
 
 
-class Told:
-    """A voice that keeps what it is to tell."""
+class KeepingPublisher:
+    """A publisher that keeps its facts."""
 
     def __init__(self) -> None:
         self.facts: list[Any] = []
 
-    def tell(self, kind: type[Any], **fields: Any) -> None:
+    def publish(self, kind: type[Any], **fields: Any) -> None:
         self.facts.append(kind(node="n1", incarnation="i", seq=1, **fields))
 
 
@@ -41,7 +41,7 @@ def restart(iteration: int) -> InProcessRestart:
 
 def told_of(storms: list[float]) -> list[RestartedInProcess]:
     """What is told of one cycle's restarts, given how long after the last one each comes."""
-    loop, told = VirtualLoop(), Told()
+    loop, told = VirtualLoop(), KeepingPublisher()
     reporting = Reporting(told, board=None, watch=None, clock=None, post=None)  # type: ignore[arg-type]
     cycle = Cycle("main-0", 3, ASSIGNMENT, began=0.0)
 

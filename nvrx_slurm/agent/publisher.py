@@ -1,4 +1,4 @@
-"""What an agent says to the controller: facts, in order, each as often as it takes."""
+"""Sends the agent's facts to the controller, in order, each until the store has taken it."""
 
 from __future__ import annotations
 
@@ -10,8 +10,8 @@ from nvrx_slurm.store.client import Store
 from nvrx_slurm.util.ids import succeeding
 
 
-class Voice:
-    """Sends from a task of its own, so that an ill store never keeps the agent's loop from its workers."""
+class FactPublisher:
+    """Sends from a task of its own: a slow store never delays the agent's handling of its workers."""
 
     def __init__(self, *, node: str, generation: int, store: Store, incarnation: str) -> None:
         self._node, self._generation, self._store = node, generation, store
@@ -19,8 +19,8 @@ class Voice:
         self._seq = self._joins = 0
         self._process = self.incarnation = incarnation
 
-    def begin_anew(self) -> None:
-        """Speak as a new agent from now on. Its name tells that it is newer: joins may overtake each other."""
+    def renew_incarnation(self) -> None:
+        """Use a new incarnation from now on. Its name shows that it is newer: joins may overtake each other."""
         self._joins += 1
         self.incarnation, self._seq = succeeding(self._process, self._joins), 0
 
@@ -30,11 +30,11 @@ class Voice:
         own = {"node": self._node, "incarnation": self.incarnation, "seq": self._seq, "generation": self._generation}
         return kind(**own, **fields)
 
-    def tell(self, kind: type[FromAgent], **fields: Any) -> None:
+    def publish(self, kind: type[FromAgent], **fields: Any) -> None:
         self._outbox.put_nowait(self.fact(kind, **fields))
 
     def finish(self) -> None:
-        """There will be no more; `run` returns once all has been said."""
+        """Publish no more; `run` returns once all is sent."""
         self._outbox.put_nowait(None)
 
     async def run(self) -> None:

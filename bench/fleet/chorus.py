@@ -20,7 +20,7 @@ from urllib.parse import urlsplit
 
 from bench.fleet import wire
 from bench.fleet.node import PORT, Link
-from nvrx_slurm.agent.heart import TRIM_EVERY
+from nvrx_slurm.agent.heartbeat import TRIM_EVERY
 from nvrx_slurm.journal.folder import JobFolder, StoreAddress
 from nvrx_slurm.journal.records import Beat, NodeJoined, pack
 from nvrx_slurm.store.keys import Keys

@@ -3,7 +3,7 @@
 Everything that happens is posted to one inbox (an order, a worker's end, a hang, a signal), and one loop changes the
 state. Beside the loop, each in a task of its own:
 
-    heart.py       beats, and the lease that the workers live by
+    heartbeat.py   heartbeats, and the lease that the workers live by
     publisher.py   the facts that go to the controller, in order
     tethering.py   the connection to the controller
     watching.py    which worker makes no progress
@@ -26,15 +26,15 @@ from typing import Any
 from nvrx_slurm.agent import gpu
 from nvrx_slurm.agent.dumping import DUMP_FIRST_S, Dumping
 from nvrx_slurm.agent.events import Assigned, Crash, Cycle, Dumped, Event, Failing, Hung, Mode, Signal, Terminated
-from nvrx_slurm.agent.heart import ControllerSilent, Heart
+from nvrx_slurm.agent.heartbeat import ControllerSilent, HeartbeatSender
 from nvrx_slurm.agent.joining import Joining
 from nvrx_slurm.agent.machine import Machine
 from nvrx_slurm.agent.orders import Orders
+from nvrx_slurm.agent.publisher import FactPublisher
 from nvrx_slurm.agent.reporting import Reporting
 from nvrx_slurm.agent.starting import Starting
 from nvrx_slurm.agent.stopping import Stopping
 from nvrx_slurm.agent.tethering import Tethering
-from nvrx_slurm.agent.publisher import FactPublisher
 from nvrx_slurm.agent.watching import HangWatch
 from nvrx_slurm.agent.workers import Exited, Spawned, Stopped, SupervisorDied, Tearing
 from nvrx_slurm.errors import EXIT_DONE, EXIT_FAILED, EXIT_UNREACHABLE, StoreUnreachable
@@ -118,7 +118,7 @@ class Agent:
             output=self.output,
             stacks=self.stacks,
         )
-        self.heart = Heart(
+        self.heartbeat = HeartbeatSender(
             bounds=bounds,
             nodes=plan.total_nodes,
             store=store,
@@ -145,7 +145,7 @@ class Agent:
         self.joining.set_trap()
         self.board.open()
         publishing = self._go(self.publisher.run())
-        for work in (self._read_orders(), self.heart.run()):
+        for work in (self._read_orders(), self.heartbeat.run()):
             self._go(work)
         for number in (signal.SIGTERM, signal.SIGINT, HURRY):
             self.machine.on_signal(number, lambda name: self.inbox.put_nowait(Signal(name)))
@@ -229,21 +229,21 @@ class Agent:
         if (newer := self.opened.get(event.replica, 0)) > event.cycle:
             self._get_ready(event.replica, newer)  # its cycle was over before we could start
             return
-        if not self.heart.is_in_touch:
+        if not self.heartbeat.is_in_touch:
             self._go(self._assign_in_touch(event))
             return
         self.cycle = Cycle(event.replica, event.cycle, event.assignment, began=self.clock.monotonic())
         self.mode = Mode.ACTIVE
         log.info("%s cycle %d: group rank %d", event.replica, event.cycle, event.assignment.group_rank)
         self.joining.port.release()
-        self.heart.renew()
+        self.heartbeat.renew()
         self.watch.begin(event.assignment.seen)
         self.starting.start(self.cycle)
         self.machine.health.begin()
 
     async def _assign_in_touch(self, event: Assigned) -> None:
         """It was cut off, and its orders are back before its beats are."""
-        await self.heart.touch()
+        await self.heartbeat.touch()
         self.inbox.put_nowait(event)
 
     def _on_spawned(self, event: Spawned) -> None:

@@ -6,7 +6,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from enum import StrEnum
 
-from nvrx_slurm.agent.heart import ControllerSilent
+from nvrx_slurm.agent.heartbeat import ControllerSilent
 from nvrx_slurm.agent.workers import WorkerEvent
 from nvrx_slurm.errors import StoreUnreachable
 from nvrx_slurm.journal.records import AnyOrder, Assignment

@@ -1,6 +1,6 @@
-"""The agent's beat: says that the node lives, and knows how long ago it was last in touch with the job.
+"""The agent's heartbeat: shows that the node lives, and measures how long ago it last reached the job.
 
-Each interval one beat goes to the store. While that fails, "alive" goes over the tether: the second witness. A beat
+Each interval one heartbeat goes to the store. While that fails, "alive" goes over the tether: the second witness. A beat
 that takes longer than an interval is not given up with it: on a slow network a new connection needs several round
 trips, and who cuts each try short never gets one.
 Whichever answered last renews the supervisor's lease, and when neither has answered for `fence_timeout` the lease
@@ -37,7 +37,7 @@ class ControllerSilent:
     for_s: float
 
 
-class Heart:
+class HeartbeatSender:
     """Beats until it is cancelled. `beat` makes the sign of life, `lease` renews what the workers live by."""
 
     def __init__(

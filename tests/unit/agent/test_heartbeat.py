@@ -8,7 +8,7 @@ import signal
 
 import pytest
 
-from nvrx_slurm.agent.heart import ControllerSilent, Heart
+from nvrx_slurm.agent.heartbeat import ControllerSilent, HeartbeatSender
 from nvrx_slurm.agent.tethering import Tethering
 from nvrx_slurm.journal.folder import StoreAddress
 from nvrx_slurm.journal.records import Beat, FaultTolerance
@@ -54,15 +54,15 @@ class Relay:
         self._server.close()
 
 
-class Chest:
-    """A heart in its surroundings: a store that can be stopped, leases and words that can be awaited."""
+class Harness:
+    """A heartbeat sender with a store that can be stopped; its leases and events can be awaited."""
 
     def __init__(self, store: Store, server_pid: int, relay: Relay, **bounds: float) -> None:
         self.store, self.server_pid, self.relay = store, server_pid, relay
         self.leases: asyncio.Queue[float] = asyncio.Queue()
         self.said: asyncio.Queue[ControllerSilent] = asyncio.Queue()
         self.tethering = Tethering(nobody_listens, lambda most_s: 0.0)
-        self.heart = Heart(
+        self.sender = HeartbeatSender(
             bounds=FaultTolerance(**{"heartbeat_interval_s": 0.05, "heartbeat_timeout_s": 0.3, **bounds}),
             nodes=1,
             store=store,
@@ -81,7 +81,7 @@ class Chest:
 
 
 @pytest.fixture
-async def chest(tmp_path):
+async def start_sender(tmp_path):
     server = EmbeddedStore(tmp_path / "store", bind="127.0.0.1", password="secret")
     process = await server.start()
     relay = Relay(server.port)
@@ -89,10 +89,10 @@ async def chest(tmp_path):
     store = Store(address, clock=SystemClock())
     running: list[asyncio.Task] = []
 
-    def begin(**bounds: float) -> Chest:
-        chest = Chest(store, process.pid, relay, **bounds)
-        running.append(asyncio.create_task(chest.heart.run()))
-        return chest
+    def begin(**bounds: float) -> Harness:
+        harness = Harness(store, process.pid, relay, **bounds)
+        running.append(asyncio.create_task(harness.sender.run()))
+        return harness
 
     yield begin
     for task in running:
@@ -104,64 +104,64 @@ async def chest(tmp_path):
     await process.wait()
 
 
-async def test_lease_is_whole_while_the_store_answers(chest):
+async def test_lease_is_whole_while_the_store_answers(start_sender):
     """Each beat that arrives lets the workers live for the fence timeout from when it was sent."""
-    heart = chest(fence_timeout_s=5.0)
+    harness = start_sender(fence_timeout_s=5.0)
     for _ in range(3):
-        assert 4.0 < await heart.next_lease(lambda lease: lease < 5.0) < 5.0
+        assert 4.0 < await harness.next_lease(lambda lease: lease < 5.0) < 5.0
 
 
-async def test_lease_runs_out_while_nobody_answers(chest):
+async def test_lease_runs_out_while_nobody_answers(start_sender):
     """Neither store nor tether: it shrinks to nothing, and is whole again when the store is back."""
-    heart = chest(fence_timeout_s=2.0)
-    await heart.next_lease(lambda lease: lease > 1.5)
-    os.kill(heart.server_pid, signal.SIGSTOP)
-    await heart.next_lease(lambda lease: lease == 0.0)
-    os.kill(heart.server_pid, signal.SIGCONT)
-    await heart.next_lease(lambda lease: lease > 1.5)
+    harness = start_sender(fence_timeout_s=2.0)
+    await harness.next_lease(lambda lease: lease > 1.5)
+    os.kill(harness.server_pid, signal.SIGSTOP)
+    await harness.next_lease(lambda lease: lease == 0.0)
+    os.kill(harness.server_pid, signal.SIGCONT)
+    await harness.next_lease(lambda lease: lease > 1.5)
 
 
-async def test_node_that_was_cut_off_is_in_touch_when_the_store_has_answered(chest):
+async def test_node_that_was_cut_off_is_in_touch_when_the_store_has_answered(start_sender):
     """Until then no worker may start: its lease would be over."""
-    heart = chest(fence_timeout_s=2.0)
-    await heart.next_lease(lambda lease: lease > 1.5)
-    assert heart.heart.is_in_touch
-    os.kill(heart.server_pid, signal.SIGSTOP)
-    await heart.next_lease(lambda lease: lease == 0.0)
-    waiting = asyncio.create_task(heart.heart.touch())
-    await heart.next_lease(lambda lease: True)
-    assert not waiting.done() and not heart.heart.is_in_touch
-    os.kill(heart.server_pid, signal.SIGCONT)
+    harness = start_sender(fence_timeout_s=2.0)
+    await harness.next_lease(lambda lease: lease > 1.5)
+    assert harness.sender.is_in_touch
+    os.kill(harness.server_pid, signal.SIGSTOP)
+    await harness.next_lease(lambda lease: lease == 0.0)
+    waiting = asyncio.create_task(harness.sender.touch())
+    await harness.next_lease(lambda lease: True)
+    assert not waiting.done() and not harness.sender.is_in_touch
+    os.kill(harness.server_pid, signal.SIGCONT)
     await asyncio.wait_for(waiting, 20.0)
-    await heart.next_lease(lambda lease: lease > 1.0)
+    await harness.next_lease(lambda lease: lease > 1.0)
 
 
-async def test_beat_that_a_cut_holds_up_is_given_up_for_a_new_one(chest):
+async def test_beat_that_a_cut_holds_up_is_given_up_for_a_new_one(start_sender):
     """An order has come, so the store is there; the beat under way would stay away for half of the timeout."""
-    heart = chest(fence_timeout_s=2.0, heartbeat_timeout_s=600.0)
-    await heart.next_lease(lambda lease: lease > 1.5)
-    heart.relay.cut()
-    await heart.next_lease(lambda lease: lease == 0.0)
-    await asyncio.wait_for(heart.heart.touch(), 20.0)
-    await heart.next_lease(lambda lease: lease > 1.0)
+    harness = start_sender(fence_timeout_s=2.0, heartbeat_timeout_s=600.0)
+    await harness.next_lease(lambda lease: lease > 1.5)
+    harness.relay.cut()
+    await harness.next_lease(lambda lease: lease == 0.0)
+    await asyncio.wait_for(harness.sender.touch(), 20.0)
+    await harness.next_lease(lambda lease: lease > 1.0)
 
 
-async def test_controller_that_never_shows_is_told_of_after_its_grace(chest):
+async def test_controller_that_never_shows_is_told_of_after_its_grace(start_sender):
     """Its lease in the store is its only sign; without one, and without a tether, it is silent."""
-    heart = chest(control_plane_grace_s=0.6)
+    harness = start_sender(control_plane_grace_s=0.6)
     async with asyncio.timeout(20.0):
-        assert (await heart.said.get()).for_s > 0.6
+        assert (await harness.said.get()).for_s > 0.6
 
 
-async def test_controller_whose_lease_stands_is_not_silent(chest, caplog):
+async def test_controller_whose_lease_stands_is_not_silent(start_sender, caplog):
     """Whoever renews it lives; and its silence is logged once, and so is its end."""
     caplog.set_level("INFO")
-    heart = chest(control_plane_grace_s=60.0)
+    harness = start_sender(control_plane_grace_s=60.0)
     async with asyncio.timeout(20.0):
         while "has been silent" not in caplog.text:
-            await heart.next_lease(lambda lease: True)
-        await heart.store.renew("host:1", 60.0)
+            await harness.next_lease(lambda lease: True)
+        await harness.store.renew("host:1", 60.0)
         while "is heard again" not in caplog.text:
-            await heart.next_lease(lambda lease: True)
+            await harness.next_lease(lambda lease: True)
     assert caplog.text.count("has been silent") == 1
-    assert heart.said.empty()
+    assert harness.said.empty()

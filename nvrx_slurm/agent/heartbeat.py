@@ -1,8 +1,8 @@
 """The agent's heartbeat: shows that the node lives, and measures how long ago it last reached the job.
 
-Each interval one heartbeat goes to the store. While that fails, "alive" goes over the tether: the second witness. A beat
-that takes longer than an interval is not given up with it: on a slow network a new connection needs several round
-trips, and who cuts each try short never gets one.
+Each interval one heartbeat goes to the store. While that fails, "alive" goes over the tether, the second channel. A
+heartbeat that takes longer than an interval is not cancelled: on a slow network a new connection needs several round
+trips, and cancelling each attempt would never let one succeed.
 Whichever answered last renews the supervisor's lease, and when neither has answered for `fence_timeout` the lease
 lapses: the workers die, since by then somebody else may have their ranks. The controller's own sign of life is its
 lease in the store; while it is silent workers go on, up to `control_plane_grace`.

@@ -13,7 +13,7 @@ from nvrx_slurm.errors import NvrxError, UsageError
 from nvrx_slurm.jobspec import env
 from nvrx_slurm.journal.folder import JobFolder
 from nvrx_slurm.store.client import Store
-from nvrx_slurm.store.hearing import Hearing
+from nvrx_slurm.store.heartbeat_reader import HeartbeatReader
 from nvrx_slurm.util.clock import SystemClock
 from nvrx_slurm.util.files import open_log
 from nvrx_slurm.util.log import set_up
@@ -26,13 +26,13 @@ async def _serve(folder: JobFolder) -> None:
         raise UsageError(f"{folder.path} is not the folder of a running job: job.json or store.json is missing")
     clock = SystemClock()
     store = Store(address, clock=clock, generation=info.generation, look=folder.read_store)
-    hearing = Hearing(address, store.keys.beats, clock=clock, look=folder.read_store)
+    heartbeats = HeartbeatReader(address, store.keys.beats, clock=clock, look=folder.read_store)
     controller = Controller(
         plan=folder.read_plan(env.plan_digest()),
         info=info,
         outside=LinuxOutside(folder),
         store=store,
-        hearing=hearing,
+        heartbeats=heartbeats,
         token=address.token,
         bind=info.bind,
         clock=clock,
@@ -42,7 +42,7 @@ async def _serve(folder: JobFolder) -> None:
     try:
         await controller.run()
     finally:
-        await hearing.close()
+        await heartbeats.close()
         await store.close()
 
 

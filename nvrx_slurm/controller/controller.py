@@ -1,7 +1,7 @@
-"""The controller: hears facts, lets the core decide, journals, and thereby orders. It alone decides.
+"""The controller: receives facts, lets the core decide, journals, and thereby orders. It alone decides.
 
     inbox ─────┐
-    witnesses ─┼─▶ one queue ─▶ core.step ─▶ one commit (journal, ranks, orders, together) ─▶ events.jsonl
+    detector ──┼─▶ one queue ─▶ core.step ─▶ one commit (journal, ranks, orders, together) ─▶ events.jsonl
     desk ──────┤
     timer ─────┘
 
@@ -20,10 +20,10 @@ from dataclasses import dataclass, field
 
 import msgspec
 
+from nvrx_slurm.controller.failure_detector import FailureDetector
 from nvrx_slurm.controller.outside import Outside
 from nvrx_slurm.controller.questions import Questions
 from nvrx_slurm.controller.server_clock import ServerClock
-from nvrx_slurm.controller.witnesses import Witnesses
 from nvrx_slurm.core.assignment import assignments
 from nvrx_slurm.core.job import next_deadline, step
 from nvrx_slurm.core.state import Job, new_job
@@ -52,7 +52,7 @@ from nvrx_slurm.journal.records import (
 )
 from nvrx_slurm.journal.verdicts import Attribution, FailureKey
 from nvrx_slurm.store.client import BLOCK_MS, INBOX_BATCH, Round, Store
-from nvrx_slurm.store.hearing import Hearing
+from nvrx_slurm.store.heartbeat_reader import HeartbeatReader
 from nvrx_slurm.util.admission import LOG_EVERY_S
 from nvrx_slurm.util.clock import Clock
 from nvrx_slurm.util.log import get_logger
@@ -86,9 +86,9 @@ ORDERS = (RoundOpened, RoundClosed, ReplicaEnded, Shutdown, Fence, DumpOrdered)
 
 
 @dataclass(frozen=True, slots=True)
-class Heard:
-    """A fact on its way to the core. `inbox_id` names its place in the inbox, if it came from there; `since`: when it
-    was not yet there, on our monotonic clock."""
+class InboundFact:
+    """A fact on its way to the core. `inbox_id`: its place in the inbox, if it came from there; `since`: a moment on
+    this process's monotonic clock at which it was not yet there."""
 
     fact: AnyFact
     inbox_id: str = ""
@@ -116,7 +116,7 @@ class Controller:
         info: JobInfo,
         outside: Outside,
         store: Store,
-        hearing: Hearing,
+        heartbeats: HeartbeatReader,
         token: str,
         bind: str,
         clock: Clock,
@@ -126,15 +126,15 @@ class Controller:
         self.owner = f"{outside.host}:{outside.pid}"
         self.job: Job = new_job(plan)
         self.mirror = outside.mirror
-        self.queue: asyncio.Queue[Heard] = asyncio.Queue()
-        self.hearing = hearing
+        self.queue: asyncio.Queue[InboundFact] = asyncio.Queue()
+        self.heartbeats = heartbeats
         self.refusals_told_at = -math.inf
         self.inbox_read_at = -math.inf  # not yet: what was said while nobody led comes before any deadline
-        self.witnesses = Witnesses(
+        self.detector = FailureDetector(
             plan=plan,
             info=info,
             nodes=lambda: self.job.nodes,
-            hearing=hearing,
+            heartbeats=heartbeats,
             outside=outside,
             token=token,
             clock=clock,
@@ -152,7 +152,7 @@ class Controller:
         cursor = await self._take_over()
         tasks = [
             asyncio.create_task(self._read_inbox(cursor)),
-            asyncio.create_task(self.witnesses.listen()),
+            asyncio.create_task(self.detector.run()),
             asyncio.create_task(self._renew_lease()),
             asyncio.create_task(self._watch_orders(await self.store.newest_order())),
         ]
@@ -160,7 +160,7 @@ class Controller:
             return await self._serve(tasks)
         finally:
             await end(tasks)
-            await self.witnesses.close()
+            await self.detector.close()
             await self.desk.close(self._afterwards_s())
             self.mirror.close(MIRROR_FLUSH_S)
 
@@ -178,12 +178,12 @@ class Controller:
         replay(self.job, journal)
         self.questions.replayed((entry.record, entry.t) for entry in journal)
         self._go_on_from(journal)
-        self.witnesses.start_with(node for node in self.job.nodes.values() if node.alive)
-        port = await self.witnesses.tethers.start("0.0.0.0" if self.bind == "*" else self.bind)
+        self.detector.start_with(node for node in self.job.nodes.values() if node.alive)
+        port = await self.detector.tethers.start("0.0.0.0" if self.bind == "*" else self.bind)
         up = ControllerUp(epoch=self.epoch, host=self._advertised(), port=port)
         host, pid, clock_s = self.outside.host, self.outside.pid, self.clock.monotonic()
         started = ControllerStarted(epoch=self.epoch, host=host, pid=pid, clock_s=clock_s)
-        batch = self._decide([Heard(started), *self._begin()])
+        batch = self._decide([InboundFact(started), *self._begin()])
         batch.orders.append(up)
         await self._commit(batch, up)
         if self.plan.fault_tolerance.attribution.acts:
@@ -209,7 +209,7 @@ class Controller:
         not booted since: the job would not have outlived that."""
         return self.job.started_at > 0.0 and self.job.generation >= self.info.generation
 
-    def _begin(self) -> list[Heard]:
+    def _begin(self) -> list[InboundFact]:
         if self._has_begun():
             return []
         info = self.info
@@ -220,7 +220,7 @@ class Controller:
             generation=info.generation,
             suspects=info.suspects,
         )
-        return [Heard(started)]
+        return [InboundFact(started)]
 
     def _advertised(self) -> str:
         return self.info.addr if self.bind == "*" else self.bind
@@ -248,10 +248,10 @@ class Controller:
         await self._commit(batch)
         for order in batch.orders:
             if isinstance(order, Fence):  # journaled by now
-                self.witnesses.fence(order.node, order.incarnation)
+                self.detector.fence(order.node, order.incarnation)
         self.questions.go_on()
 
-    async def _next_batch(self, tasks: list[asyncio.Task[None]]) -> list[Heard]:
+    async def _next_batch(self, tasks: list[asyncio.Task[None]]) -> list[InboundFact]:
         """Wait for a fact, or for the core's next deadline, or for a task that failed; take all that is there."""
         deadline = next_deadline(self.job)
         timeout = None if deadline is None else self.server_clock.until(deadline)
@@ -263,7 +263,7 @@ class Controller:
                 task.result()
         if not getting.done():
             getting.cancel()
-            return [Heard(Tick())] if await self._has_heard_all() else []
+            return [InboundFact(Tick())] if await self._has_heard_all() else []
         batch = [getting.result()]
         while not self.queue.empty():
             batch.append(self.queue.get_nowait())
@@ -277,9 +277,9 @@ class Controller:
         await asyncio.sleep(CATCH_UP_S)
         return False
 
-    def _decide(self, heard: Iterable[Heard]) -> Batch:
+    def _decide(self, inbound: Iterable[InboundFact]) -> Batch:
         batch = Batch()
-        for item in heard:
+        for item in inbound:
             fact, now = item.fact, self._moment(item)
             due_before = next_deadline(self.job) if isinstance(fact, Tick) else None
             decisions = step(self.job, fact, now)
@@ -288,7 +288,7 @@ class Controller:
                 continue
             if isinstance(fact, Tick) and not decisions and next_deadline(self.job) == due_before:
                 continue  # it changed nothing; one that moved a deadline must not be missing from a replay
-            self.witnesses.take_note(fact)
+            self.detector.take_note(fact)
             for record in (fact, *decisions):
                 self._take(batch, record, now)
         return batch
@@ -345,7 +345,7 @@ class Controller:
             )
         )
 
-    def _moment(self, item: Heard) -> float:
+    def _moment(self, item: InboundFact) -> float:
         """When the fact became one. Of what came by the inbox that is its arrival in the store, not our reading it: a
         backlog, after a freeze of ours or of the store's, is judged as if it had been read in time."""
         if not item.inbox_id:
@@ -353,7 +353,7 @@ class Controller:
         return self.server_clock.stamp(int(item.inbox_id.partition("-")[0]) / 1000, item.since)
 
     def _post(self, fact: AnyFact) -> None:
-        self.queue.put_nowait(Heard(fact))
+        self.queue.put_nowait(InboundFact(fact))
 
     async def _read_inbox(self, cursor: str) -> None:
         since: float | None = None
@@ -364,7 +364,7 @@ class Controller:
             for identity, fact in items:
                 cursor = identity
                 if fact is not None:
-                    self.queue.put_nowait(Heard(fact, identity, since))
+                    self.queue.put_nowait(InboundFact(fact, identity, since))
             if len(items) < INBOX_BATCH:  # all that had come by then
                 since = asked_at
 
@@ -385,7 +385,7 @@ class Controller:
         now = self.clock.monotonic()
         if now - self.refusals_told_at < LOG_EVERY_S:
             return
-        for fact in (*self.store.refused.take(), *self.hearing.refused.take()):
+        for fact in (*self.store.refused.take(), *self.heartbeats.refused.take()):
             self.refusals_told_at = now
             self._post(fact)
 

@@ -17,7 +17,7 @@ from nvrx_slurm.lab.faults.valkey import DirectLink, MemoryClient, MemoryServer
 from nvrx_slurm.lab.faults.valkey.client import Request
 from nvrx_slurm.store.client import Store
 from nvrx_slurm.store.embedded import EmbeddedStore
-from nvrx_slurm.store.hearing import Hearing
+from nvrx_slurm.store.heartbeat_reader import HeartbeatReader
 from nvrx_slurm.store.keys import Keys
 from nvrx_slurm.util.clock import Clock, SystemClock
 
@@ -38,8 +38,8 @@ class RealServer:
     def store(self, *, password: str = PASSWORD, patience_s: float = 5.0, generation: int = 0) -> Store:
         return Store(self.address(password), clock=SystemClock(), patience_s=patience_s, generation=generation)
 
-    def hearing(self, *, password: str = PASSWORD, clock: Clock | None = None) -> Hearing:
-        return Hearing(self.address(password), BEATS, clock=clock or SystemClock())
+    def heartbeat_reader(self, *, password: str = PASSWORD, clock: Clock | None = None) -> HeartbeatReader:
+        return HeartbeatReader(self.address(password), BEATS, clock=clock or SystemClock())
 
     def raw(self) -> Any:
         """A plain client, to write what no agent would."""
@@ -103,8 +103,8 @@ class InMemoryServer:
             connection=connection,
         )
 
-    def hearing(self, *, password: str = PASSWORD, clock: Clock | None = None) -> Hearing:
-        return Hearing(self.address(), BEATS, clock=clock or SystemClock(), connection=self._client(password))
+    def heartbeat_reader(self, *, password: str = PASSWORD, clock: Clock | None = None) -> HeartbeatReader:
+        return HeartbeatReader(self.address(), BEATS, clock=clock or SystemClock(), connection=self._client(password))
 
     def raw(self) -> Any:
         """A plain client, to write what no agent would."""

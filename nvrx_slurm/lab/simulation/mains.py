@@ -15,7 +15,7 @@ from nvrx_slurm.lab.simulation.machine import SimulatedMachine
 from nvrx_slurm.lab.simulation.outside import SimulatedOutside
 from nvrx_slurm.lab.simulation.process import Process
 from nvrx_slurm.store.client import Store
-from nvrx_slurm.store.hearing import LISTEN_S, Hearing
+from nvrx_slurm.store.heartbeat_reader import READ_S, HeartbeatReader
 
 if TYPE_CHECKING:
     from nvrx_slurm.lab.simulation.history import History
@@ -51,15 +51,15 @@ async def controller_main(history: History, process: Process, pid: int) -> int:
     """The controller."""
     clock, host = history.host_clock, history.HOST
     store = Store(history.address, clock=clock, connection=_connection(history, host))
-    hearing = Hearing(
-        history.address, store.keys.beats, clock=clock, connection=_connection(history, host, socket_s=LISTEN_S)
+    heartbeats = HeartbeatReader(
+        history.address, store.keys.beats, clock=clock, connection=_connection(history, host, socket_s=READ_S)
     )
     controller = Controller(
         plan=history.plan,
         info=history.info,
         outside=SimulatedOutside(history, process, pid),
         store=store,
-        hearing=hearing,
+        heartbeats=heartbeats,
         token=history.address.token,
         bind="127.0.0.1" if history.info.cluster == "local" else "*",
         clock=clock,

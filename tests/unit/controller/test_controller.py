@@ -45,7 +45,7 @@ async def test_nothing_is_overdue_before_the_inbox_has_been_read() -> None:
         info=nobody,
         outside=outside,
         store=store,
-        hearing=nobody,
+        heartbeats=nobody,
         token="",
         bind="*",
         clock=SystemClock(),

@@ -4,7 +4,7 @@ stream.py     one stream
 keyspace.py   every key, and the commands
 scripts.py    `store/lua`, in Python
 server.py     blocking reads; restarts
-client.py     redis.asyncio's methods, for `Store` and `Hearing`
+client.py     redis.asyncio's methods, for `Store` and `HeartbeatReader`
 """
 
 from nvrx_slurm.lab.faults.valkey.client import DirectLink, Link, MemoryClient

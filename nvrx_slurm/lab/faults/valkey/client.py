@@ -1,4 +1,4 @@
-"""redis.asyncio's methods over a link to an in-memory server, for `Store` and `Hearing`."""
+"""redis.asyncio's methods over a link to an in-memory server, for `Store` and `HeartbeatReader`."""
 
 from __future__ import annotations
 

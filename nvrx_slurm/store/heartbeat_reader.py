@@ -1,6 +1,7 @@
-"""How the controller hears the whole fleet: everything new in the `beats` stream at once, a few times a second.
+"""How the controller reads the whole fleet's heartbeats: everything new in the `beats` stream at once, a few times a
+second.
 
-A beat is cheap in company only. A blocking read wakes for every few of them, and a client that makes dicts of each
+Heartbeats are cheap in bulk only. A blocking read wakes for every few of them, and a client that makes dicts of each
 and decodes all that its workers tell costs three to four times as much (`docs/scale.md`). So this one asks without
 blocking, at a pace that its caller chooses, takes replies as hiredis has parsed them, and decodes none: whose a beat
 is stands beside it, and is part of what is signed.
@@ -25,8 +26,8 @@ from nvrx_slurm.util.log import get_logger
 
 log = get_logger("store")
 
-LISTEN_S = 3.0
-"""How long one call of `listen` takes at most."""
+READ_S = 3.0
+"""How long one call of `read` takes at most."""
 
 BATCH = 4096
 """How many beats one reply holds at most: what 10,000 nodes send in 0.25 s; the loop is kept for some 20 ms."""
@@ -34,13 +35,13 @@ BATCH = 4096
 _START = b"0-0"
 
 
-HeardBeat = tuple[float, bytes, bytes]
+PackedHeartbeat = tuple[float, bytes, bytes]
 """Age in seconds; whose it is, as `Beat.incarnation`; and the whole beat as it was packed, for `unpack_beat`."""
 
 
 @dataclass(frozen=True, slots=True)
-class Heard:
-    """What one call of `listen` brought.
+class HeartbeatBatch:
+    """What one call of `read` brought.
 
     `now_s`: the server's clock, in seconds since the epoch. `beats`: every beat that the server had taken by then and
     that no earlier call brought, oldest first; none comes twice. `first`: it was the first call that succeeded, which
@@ -48,11 +49,11 @@ class Heard:
     """
 
     now_s: float
-    beats: list[HeardBeat]
+    beats: list[PackedHeartbeat]
     first: bool = False
 
 
-class Hearing:
+class HeartbeatReader:
     """The one reader of a job's beats, on a connection of its own, or on `connection`. Not for two tasks at once.
 
     The age of a beat is the server's: its clock when it answered less its clock when it took the beat. A clock that
@@ -67,7 +68,7 @@ class Hearing:
         # Any: its types know no raw replies.
         self._redis: Any = connection
         if connection is None:
-            self._redis = async_client(address, look, connect_s=LISTEN_S, answer_s=LISTEN_S)
+            self._redis = async_client(address, look, connect_s=READ_S, answer_s=READ_S)
         self._redis.set_response_callback("XREAD", _raw)
         self.refused = Refused(clock)
         self._job_key = JobKey(address.token)
@@ -78,21 +79,21 @@ class Hearing:
     async def close(self) -> None:
         await self._redis.aclose()
 
-    async def listen(self) -> Heard:
-        """Everything new. Raises StoreUnreachable, after `LISTEN_S` at most, where the store is away, is loading, or
-        refuses us; then nothing counts as heard, and the next call connects anew."""
+    async def read(self) -> HeartbeatBatch:
+        """Everything new. Raises StoreUnreachable, after `READ_S` at most, where the store is away, is loading, or
+        refuses us; then nothing counts as read, and the next call connects again."""
         began_s = self._clock.monotonic()
         try:
-            async with asyncio.timeout(LISTEN_S):
+            async with asyncio.timeout(READ_S):
                 now_s, items = await self._read_all()
         except (failures.RedisError, OSError) as error:  # a TimeoutError is an OSError
             self._raise_unreachable(error)
         first = self._asked_s is None
         longest_s = math.inf if self._asked_s is None else self._clock.monotonic() - self._asked_s
-        heard = Heard(now_s, self._opened(items, now_s, longest_s), first)
+        batch = HeartbeatBatch(now_s, self._opened(items, now_s, longest_s), first)
         self._last = items[-1][0] if items else self._last
         self._asked_s = began_s
-        return heard
+        return batch
 
     async def _read_all(self) -> tuple[float, list[Any]]:
         last, items = self._last, list[Any]()
@@ -107,10 +108,10 @@ class Hearing:
                 return seconds + micros / 1e6, items
             last = batch[-1][0]
 
-    def _opened(self, items: list[Any], now_s: float, longest_s: float) -> list[HeardBeat]:
+    def _opened(self, items: list[Any], now_s: float, longest_s: float) -> list[PackedHeartbeat]:
         """Raw stream items as beats. What no agent of this job has signed is set aside; a beat that is older than
         its sender's newest (a copy of one, or one that another overtook) says nothing about now."""
-        beats = list[HeardBeat]()
+        beats = list[PackedHeartbeat]()
         now_ms, key, stream, numbers = now_s * 1000, self._job_key, self._key, self._numbers
         for identity, fields in items:
             try:
@@ -133,7 +134,7 @@ class Hearing:
     def _raise_unreachable(self, error: Exception) -> NoReturn:
         if isinstance(error, failures.AuthenticationError | failures.NoPermissionError):
             raise StoreUnreachable(f"the store at {self._where} refuses us: {error}; check its password") from None
-        said = str(error) or f"no answer in {LISTEN_S:.0f} s"
+        said = str(error) or f"no answer in {READ_S:.0f} s"
         raise StoreUnreachable(f"the store at {self._where} does not tell its beats: {said}") from None
 
 

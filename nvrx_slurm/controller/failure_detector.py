@@ -1,7 +1,7 @@
-"""Who lives: the controller's ears (beats through the store, tethers) and its arm (the fence).
+"""Which nodes are alive, by their heartbeats in the store and their tethers; and the fence for those that are not.
 
-What it finds out is posted as facts; the rule itself is `core.liveness`. A reap is journaled first and fenced then:
-the controller calls `fence` once a `Fence` is in the journal.
+Its findings are posted as facts; the rule itself is `core.liveness`. A reap is journaled first and fenced then: the
+controller calls `fence` once a `Fence` is in the journal.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from nvrx_slurm.journal.records import (
     unpack_beat,
 )
 from nvrx_slurm.liveness import fence
-from nvrx_slurm.store.hearing import Hearing
+from nvrx_slurm.store.heartbeat_reader import HeartbeatReader
 from nvrx_slurm.util.clock import Clock
 from nvrx_slurm.util.log import get_logger
 from nvrx_slurm.util.tasks import end
@@ -56,7 +56,7 @@ SETTLE_S = 0.1
 """A dying process closes its sockets a moment before the kernel kills its children (do_exit, linux/kernel/exit.c)."""
 
 
-class Witnesses:
+class FailureDetector:
     """Posts `NodeLost` when a node is dead, and `NodeFenced` when its workers are, for certain."""
 
     def __init__(
@@ -65,14 +65,14 @@ class Witnesses:
         plan: Plan,
         info: JobInfo,
         nodes: Callable[[], Mapping[str, Node]],
-        hearing: Hearing,
+        heartbeats: HeartbeatReader,
         outside: Outside,
         token: str,
         clock: Clock,
         post: Callable[[AnyFact], None],
     ) -> None:
         self.plan, self.info, self.nodes = plan, info, nodes
-        self.hearing, self.outside, self.token, self.clock, self.post = hearing, outside, token, clock, post
+        self.heartbeats, self.outside, self.token, self.clock, self.post = heartbeats, outside, token, clock, post
         bounds = plan.fault_tolerance
         self.pace_s = min(MOST_PACE_S, bounds.heartbeat_interval_s / 4)
         self.liveness = Liveness(
@@ -114,18 +114,18 @@ class Witnesses:
         await end(self._tasks)
         await self.tethers.close()
 
-    # ---- ears
+    # ---- detection
 
-    async def listen(self) -> None:
-        """Hear the fleet, a few times a second, and declare dead whoever has been silent for too long.
+    async def run(self) -> None:
+        """Read the heartbeats a few times a second, and declare dead each node that was silent for too long.
 
-        Nobody is judged while the store cannot be read: its silence is not theirs. Judging follows hearing, so a
-        controller that was frozen first hears what was said meanwhile.
+        No node is judged while the store cannot be read. Judging follows reading, so a controller that was frozen
+        first takes in what arrived meanwhile.
         """
         deaf_since: float | None = None
         while True:
             try:
-                heard = await self.hearing.listen()
+                batch = await self.heartbeats.read()
             except StoreUnreachable as error:
                 if deaf_since is None:
                     deaf_since = self.clock.monotonic()
@@ -136,7 +136,7 @@ class Witnesses:
                     log.info("the beats are heard again, after %.1f s", now - deaf_since)
                     deaf_since = None
                 speakers, alive, last_beats = self.speakers, self.liveness.heard, self.last_beats
-                for age_s, who, packed in heard.beats:
+                for age_s, who, packed in batch.beats:
                     if (name := speakers.get(who)) is not None:
                         alive(name, now - age_s)
                         last_beats[name] = packed
@@ -221,7 +221,7 @@ class Witnesses:
         node = self.nodes().get(name)
         return node is not None and node.alive and node.incarnation == incarnation
 
-    # ---- arm
+    # ---- fencing
 
     def fence(self, name: str, incarnation: str) -> None:
         """Have the node's workers killed, and post the proof when there is one."""
@@ -254,4 +254,4 @@ class Witnesses:
     def _done(self, task: asyncio.Task[None]) -> None:
         self._tasks.discard(task)
         if not task.cancelled() and (error := task.exception()) is not None:
-            log.error("a witness failed: %r", error)
+            log.error("a task of the failure detector failed: %r", error)

@@ -8,7 +8,7 @@ import pytest
 
 from nvrx_slurm.errors import StoreUnreachable
 from nvrx_slurm.journal.records import Beat, unpack_beat
-from nvrx_slurm.store.hearing import BATCH
+from nvrx_slurm.store.heartbeat_reader import BATCH
 from nvrx_slurm.store.sealing import seal_beat
 from nvrx_slurm.util.clock import SystemClock
 from nvrx_slurm.util.job_key import JobKey
@@ -38,11 +38,11 @@ async def store(server):
 
 
 @pytest.fixture
-async def hearing(server):
-    """The controller's ear."""
-    hearing = server.hearing()
-    yield hearing
-    await hearing.close()
+async def reader(server):
+    """The controller's heartbeat reader."""
+    reader = server.heartbeat_reader()
+    yield reader
+    await reader.close()
 
 
 @pytest.fixture
@@ -71,50 +71,50 @@ async def send(store, *names: str) -> None:
         await store.beat(beat(name), KEEP)
 
 
-async def test_every_beat_is_heard_once_and_in_order(store, hearing):
+async def test_every_beat_is_heard_once_and_in_order(store, reader):
     """What is new since the last call comes, and nothing else."""
     await send(store, "n1", "n2")
-    assert nodes(await hearing.listen()) == ["n1", "n2"]
-    assert nodes(await hearing.listen()) == []
+    assert nodes(await reader.read()) == ["n1", "n2"]
+    assert nodes(await reader.read()) == []
     await send(store, "n3", "n1")
-    assert nodes(await hearing.listen()) == ["n3", "n1"]
+    assert nodes(await reader.read()) == ["n3", "n1"]
 
 
-async def test_first_call_brings_what_was_sent_before_it(server, store, hearing):
+async def test_first_call_brings_what_was_sent_before_it(server, store, reader):
     """A controller that starts, or thaws, learns that nodes beat meanwhile; only its first answer is marked."""
-    assert (await hearing.listen()).first
+    assert (await reader.read()).first
     await send(store, "n1")
-    newcomer = server.hearing()
+    newcomer = server.heartbeat_reader()
     heard = await newcomer.listen()
     assert heard.first and nodes(heard) == ["n1"]
     assert not (await newcomer.listen()).first
     await newcomer.close()
 
 
-async def test_whose_it_is_stands_beside_the_packed_beat(store, hearing):
+async def test_whose_it_is_stands_beside_the_packed_beat(store, reader):
     """Nothing need be decoded to know who lives; and nothing that a beat carries is lost."""
     told = beat(state="active", cycle=3, generation=2, steps={0: 7}, teardown="ask")
     await store.beat(told, KEEP)
-    [(_, who, packed)] = (await hearing.listen()).beats
+    [(_, who, packed)] = (await reader.read()).beats
     assert who == b"of-n1"
     assert unpack_beat(packed) == told
 
 
-async def test_more_than_one_batch_comes_in_one_call(hearing, raw):
+async def test_more_than_one_batch_comes_in_one_call(reader, raw):
     """A backlog longer than one reply is read to its end."""
     count = 2 * BATCH + 1
     async with raw.pipeline(transaction=False) as pipeline:
         for index in range(count):
             pipeline.xadd(KEY, item(beat(f"n{index}")))
         await pipeline.execute()
-    assert nodes(await hearing.listen()) == [f"n{index}" for index in range(count)]
+    assert nodes(await reader.read()) == [f"n{index}" for index in range(count)]
 
 
-async def test_age_is_the_servers(hearing, raw):
+async def test_age_is_the_servers(reader, raw):
     """A beat is as old as the server's clock says that it is, when it answers."""
     seconds, _ = await raw.time()
     await raw.xadd(KEY, item(beat()), id=f"{(seconds - 60) * 1000}-0")
-    heard = await hearing.listen()
+    heard = await reader.read()
     assert seconds <= heard.now_s <= seconds + BOUND_S
     [(age_s, _, _)] = heard.beats
     assert age_s == pytest.approx(heard.now_s - (seconds - 60), abs=0.01)
@@ -124,45 +124,45 @@ async def test_age_is_the_servers(hearing, raw):
 async def test_clock_that_jumps_falsifies_no_age_beyond_the_time_between_two_calls(server, raw, set_by_s, age_s):
     """A beat stamped an hour off is no older than the call before it, and never of the future."""
     clock = SetClock()
-    hearing = server.hearing(clock=clock)
+    reader = server.heartbeat_reader(clock=clock)
     seconds, _ = await raw.time()
-    await hearing.listen()
+    await reader.read()
     clock.now_s += 0.25
     await raw.xadd(KEY, item(beat()), id=f"{(seconds + set_by_s) * 1000}-0")
-    assert [age for age, _, _ in (await hearing.listen()).beats] == [age_s]
-    await hearing.close()
+    assert [age for age, _, _ in (await reader.read()).beats] == [age_s]
+    await reader.close()
 
 
-async def test_what_is_no_beat_is_set_aside_and_counted(hearing, raw, caplog):
+async def test_what_is_no_beat_is_set_aside_and_counted(reader, raw, caplog):
     """One broken item keeps no other node's heartbeat from being read."""
     await raw.xadd(KEY, {"m": b"of an older version"})
     await raw.xadd(KEY, item(beat("n2")))
     await raw.xadd(KEY, {"x": "", "m": ""})
     await raw.xadd(KEY, item(beat("n3")))
-    assert nodes(await hearing.listen()) == ["n2", "n3"]
-    [refused] = hearing.refused.take()
+    assert nodes(await reader.read()) == ["n2", "n3"]
+    [refused] = reader.refused.take()
     assert (refused.stream, refused.count) == (KEY, 2)
     assert caplog.text.count("set aside") == 1  # one line a minute
 
 
-async def test_copy_of_a_heartbeat_is_no_sign_of_life(store, hearing, raw):
+async def test_copy_of_a_heartbeat_is_no_sign_of_life(store, reader, raw):
     """Another user of the store can copy what an agent has signed, and put another name beside it: neither counts."""
     await send(store, "n1")
     [(_, fields)] = await raw.xrange(KEY)
-    assert nodes(await hearing.listen()) == ["n1"]
+    assert nodes(await reader.read()) == ["n1"]
     await raw.xadd(KEY, fields)
     await raw.xadd(KEY, {**fields, b"who": b"of-n2"})
-    assert nodes(await hearing.listen()) == []
+    assert nodes(await reader.read()) == []
 
 
-async def test_stream_stays_trimmed_and_memory_flat(store, hearing, raw):
+async def test_stream_stays_trimmed_and_memory_flat(store, reader, raw):
     """The store keeps about two beats a node, however long nobody or somebody listens."""
     names = [f"n{index}" for index in range(NODES)]
     sizes = []
     for _ in range(2):
         for _ in range(10):
             await send(store, *names)
-        await hearing.listen()
+        await reader.read()
         assert await raw.xlen(KEY) <= KEEP + 100  # the server trims whole leaves, of 100 items
         sizes.append(await raw.memory_usage(KEY))
     assert sizes[1] <= 2 * sizes[0]
@@ -170,36 +170,36 @@ async def test_stream_stays_trimmed_and_memory_flat(store, hearing, raw):
 
 async def test_wrong_password_is_said_at_once(server):
     """No waiting for what cannot become right."""
-    hearing = server.hearing(password="wrong")
+    reader = server.heartbeat_reader(password="wrong")
     with pytest.raises(StoreUnreachable, match="check its password"):
-        await hearing.listen()
-    await hearing.close()
+        await reader.read()
+    await reader.close()
 
 
-async def test_key_of_another_kind_is_said(hearing, raw):
+async def test_key_of_another_kind_is_said(reader, raw):
     """What the server answers is in the message."""
     await raw.set(KEY, "x")
     with pytest.raises(StoreUnreachable, match="WRONGTYPE"):
-        await hearing.listen()
+        await reader.read()
 
 
-async def test_store_that_was_killed_and_is_back_is_heard_again(server, store, hearing):
+async def test_store_that_was_killed_and_is_back_is_heard_again(server, store, reader):
     """A call while it is away fails at once; the next one afterwards connects by itself and misses nothing."""
     await send(store, "n1")
-    assert nodes(await hearing.listen()) == ["n1"]
+    assert nodes(await reader.read()) == ["n1"]
     await send(store, "n2")
     await server.kill()
     with pytest.raises(StoreUnreachable, match="does not tell its beats"):
-        await hearing.listen()
+        await reader.read()
     await server.start()
-    assert nodes(await hearing.listen()) == ["n2"]
+    assert nodes(await reader.read()) == ["n2"]
 
 
-async def test_frozen_store_fails_the_call_within_its_bound(server, hearing):
+async def test_frozen_store_fails_the_call_within_its_bound(server, reader):
     """A store that takes connections and never answers keeps nobody waiting; thawed, it is heard again."""
-    await hearing.listen()
+    await reader.read()
     await server.freeze()
     with pytest.raises(StoreUnreachable):
-        await asyncio.wait_for(hearing.listen(), BOUND_S)
+        await asyncio.wait_for(reader.read(), BOUND_S)
     await server.thaw()
-    assert nodes(await hearing.listen()) == []
+    assert nodes(await reader.read()) == []

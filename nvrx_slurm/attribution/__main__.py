@@ -117,9 +117,9 @@ def heed(line: Line, desk: Desk) -> None:
     if isinstance(line.settled, FailureKey):
         desk.settled(line.settled)
     if line.judged:
-        from nvrx_slurm.journal.verdicts import Judged
+        from nvrx_slurm.journal.verdicts import VerdictRecord
 
-        desk.judged(decode_json(Judged, bytes(line.judged), "what was judged"))
+        desk.judged(decode_json(VerdictRecord, bytes(line.judged), "what was judged"))
 
 
 if __name__ == "__main__":

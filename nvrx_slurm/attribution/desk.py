@@ -15,7 +15,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Protocol
 
 from nvrx_slurm.attribution.sources.base import Source
-from nvrx_slurm.journal.verdicts import Attribution, FailureKey, Inquiry, Judged, Verdict
+from nvrx_slurm.journal.verdicts import Attribution, FailureKey, Inquiry, Verdict, VerdictRecord
 from nvrx_slurm.util.log import get_logger
 
 if TYPE_CHECKING:
@@ -99,7 +99,7 @@ class Desk:
         if key in self._cases:
             self._cases[key].settled.set()
 
-    def judged(self, judged: Judged) -> None:
+    def judged(self, judged: VerdictRecord) -> None:
         """Tell others what was decided, once all sources have answered."""
         self._do(self._conclude(judged))
 
@@ -146,7 +146,7 @@ class Desk:
         )
         await self._answered(key, said)
 
-    async def _conclude(self, judged: Judged) -> None:
+    async def _conclude(self, judged: VerdictRecord) -> None:
         from nvrx_slurm.attribution.notify import Decided
 
         case = self._cases.get(judged.key) or Case(Inquiry(key=judged.key, paths=()))  # a desk before this one asked

@@ -2,7 +2,7 @@
 
     inbox ─────┐
     detector ──┼─▶ one queue ─▶ core.step ─▶ one commit (journal, ranks, orders, together) ─▶ events.jsonl
-    desk ──────┤
+    broker ──────┤
     timer ─────┘
 
 It holds no state that the store does not: killed at any moment, the next one replays the journal through the core,
@@ -20,9 +20,9 @@ from dataclasses import dataclass, field
 
 import msgspec
 
+from nvrx_slurm.controller.attribution_requests import AttributionRequests
 from nvrx_slurm.controller.failure_detector import FailureDetector
 from nvrx_slurm.controller.outside import Outside
-from nvrx_slurm.controller.questions import Questions
 from nvrx_slurm.controller.server_clock import ServerClock
 from nvrx_slurm.core.assignment import assignments
 from nvrx_slurm.core.job import next_deadline, step
@@ -68,7 +68,7 @@ CATCH_UP_S = 0.05
 LAST_WORDS_S = 5.0
 """How long the store may keep a controller whose job has ended."""
 
-AFTERWARDS_S, LEDGER_S = 6.0, 3.0  # longer than the desk still waits for answers
+AFTERWARDS_S, LEDGER_S = 6.0, 3.0  # longer than the broker still waits for answers
 LEASE_BEATS = 3
 KEEP_KEYS_S = 3600
 """How long a site's own store keeps the keys of a job that has ended."""
@@ -140,8 +140,8 @@ class Controller:
             clock=clock,
             post=self._post,
         )
-        self.desk = outside.desk(self._attributed)
-        self.questions = Questions(self.job, outside.files, self.desk)
+        self.broker = outside.attribution_broker(self._attributed)
+        self.requests = AttributionRequests(self.job, outside.files, self.broker)
         self.epoch = 0
         self.written = 0  # number of the last journal entry
 
@@ -161,7 +161,7 @@ class Controller:
         finally:
             await end(tasks)
             await self.detector.close()
-            await self.desk.close(self._afterwards_s())
+            await self.broker.close(self._afterwards_s())
             self.mirror.close(MIRROR_FLUSH_S)
 
     # ---- start
@@ -176,7 +176,7 @@ class Controller:
         if kept and not journal:  # requeued, with a fresh store: budgets live on, nodes do not
             journal = self.outside.read_copy()
         replay(self.job, journal)
-        self.questions.replayed((entry.record, entry.t) for entry in journal)
+        self.requests.replayed((entry.record, entry.t) for entry in journal)
         self._go_on_from(journal)
         self.detector.start_with(node for node in self.job.nodes.values() if node.alive)
         port = await self.detector.tethers.start("0.0.0.0" if self.bind == "*" else self.bind)
@@ -187,8 +187,8 @@ class Controller:
         batch.orders.append(up)
         await self._commit(batch, up)
         if self.plan.fault_tolerance.attribution.acts:
-            self.desk.open()
-        self.questions.go_on()
+            self.broker.open()
+        self.requests.go_on()
         log.info("epoch %d, %d journal entries replayed", self.epoch, len(journal))
         return cursor
 
@@ -249,7 +249,7 @@ class Controller:
         for order in batch.orders:
             if isinstance(order, Fence):  # journaled by now
                 self.detector.fence(order.node, order.incarnation)
-        self.questions.go_on()
+        self.requests.go_on()
 
     async def _next_batch(self, tasks: list[asyncio.Task[None]]) -> list[InboundFact]:
         """Wait for a fact, or for the core's next deadline, or for a task that failed; take all that is there."""
@@ -296,7 +296,7 @@ class Controller:
     def _take(self, batch: Batch, record: Record, now: float) -> None:
         """One record into the batch: the journal first, then what agents get to see of it."""
         self.written += 1
-        self.questions.note(record, now)
+        self.requests.note(record, now)
         batch.entries.append(Entry(n=self.written, t=now, record=record))  # type: ignore[arg-type]
         if isinstance(record, Decision):
             log.info("%s", record)
@@ -390,7 +390,7 @@ class Controller:
             self._post(fact)
 
     def _afterwards_s(self) -> float:
-        """How long the desk may take, once the job has ended, to tell those who want to know."""
+        """How long the broker may take, once the job has ended, to tell those who want to know."""
         ours = self.plan.fault_tolerance.attribution
         return AFTERWARDS_S if ours.slack or ours.dataflow else LEDGER_S
 

@@ -14,7 +14,7 @@ from typing import Protocol
 
 from nvrx_slurm.cluster.slurm_nodes import SlurmNode, node_state
 from nvrx_slurm.controller import firing
-from nvrx_slurm.controller.desk import Answered, Desk, DeskProcess
+from nvrx_slurm.controller.attribution_broker import Answered, AttributionBroker, AttributionBrokerProcess
 from nvrx_slurm.controller.firing import FIRST_PAUSE_S
 from nvrx_slurm.controller.mirror import Mirror, read_copy
 from nvrx_slurm.journal.folder import JobFolder, Result
@@ -67,7 +67,7 @@ class Outside(Protocol):
         """The controller's end of all tethers; it listens once it is started."""
         ...
 
-    def desk(self, answered: Answered) -> Desk:
+    def attribution_broker(self, answered: Answered) -> AttributionBroker:
         """Who asks the sources of attribution; it starts when it is needed."""
         ...
 
@@ -104,8 +104,8 @@ class LinuxOutside:
     def tethers(self, token: str, alive: Told, lost: Told) -> TetherServer:
         return TetherServer(token, alive, lost)
 
-    def desk(self, answered: Answered) -> Desk:
-        return DeskProcess(self._folder.node_log("attribution"), answered)
+    def attribution_broker(self, answered: Answered) -> AttributionBroker:
+        return AttributionBrokerProcess(self._folder.node_log("attribution"), answered)
 
     async def is_dead(
         self, addr: str, port: int, message: bytes, within_s: float, *, pause_s: float = FIRST_PAUSE_S

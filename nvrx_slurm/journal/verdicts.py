@@ -145,7 +145,7 @@ class Attribution(Wire, frozen=True, kw_only=True):
     problem: str | None = None
 
 
-class Judged(Wire, frozen=True, kw_only=True):
+class VerdictRecord(Wire, frozen=True, kw_only=True):
     """What the controller made of the answers. `acted`: the verdict decided, else `why` says why not; `action`: what
     is done now, as `RestartDecided.action` has it; `nodes_blamed`: who gets ranks only where no other is left."""
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 
-from nvrx_slurm.controller.questions import Questions
+from nvrx_slurm.controller.attribution_requests import AttributionRequests
 from nvrx_slurm.core.job import step
 from nvrx_slurm.core.state import new_job
 from nvrx_slurm.journal.records import (
@@ -75,7 +75,7 @@ class Failures:
         self.plan, self.job = plan, new_job(plan)
         self.stories: list[Story] = []
         self.exit_code: int | None = None
-        self._questions = Questions(self.job, files, NobodyAsks())
+        self._requests = AttributionRequests(self.job, files, NobodyAsks())
         self._by_key: dict[Key, Story] = {}
         self._controller: ControllerStarted | None = None
         self._worlds: dict[str, int] = {}
@@ -84,7 +84,7 @@ class Failures:
 
     def take(self, entry: Entry) -> None:
         record = entry.record
-        self._questions.note(record, entry.t)
+        self._requests.note(record, entry.t)
         if isinstance(record, Fact):
             best = {replica.id: _best(replica.best_step, replica.reached) for replica in self.job.replicas.values()}
             step(self.job, record, entry.t)
@@ -124,7 +124,7 @@ class Failures:
                 continue
             replica, in_process = self.job.replicas[case.replica], self.in_process.get(key, [])
             story = Story(
-                inquiry=self._questions.inquiry(case),
+                inquiry=self._requests.inquiry(case),
                 failed_at=case.failure.noticed,
                 decider=self._controller,
                 world_size=self._worlds.get(case.replica, 0),
@@ -141,7 +141,7 @@ class Failures:
 
 
 class NobodyAsks:
-    """A desk for those who only read."""
+    """A broker for those who only read."""
 
     def open(self) -> None: ...
     def ask(self, inquiry: Inquiry, *, settled: bool) -> None: ...

@@ -85,9 +85,9 @@ async def test_first_call_brings_what_was_sent_before_it(server, store, reader):
     assert (await reader.read()).first
     await send(store, "n1")
     newcomer = server.heartbeat_reader()
-    heard = await newcomer.listen()
+    heard = await newcomer.read()
     assert heard.first and nodes(heard) == ["n1"]
-    assert not (await newcomer.listen()).first
+    assert not (await newcomer.read()).first
     await newcomer.close()
 
 

@@ -27,10 +27,10 @@ from nvrx_slurm.journal.verdicts import (
     Failed,
     FailureKey,
     Inquiry,
-    Judged,
     Scope,
     SlackPlan,
     Verdict,
+    VerdictRecord,
 )
 from tests.harness import WAIT_S
 from tests.receivers import Behaviour, IndexServer, SlackServer, answer, cut, hang
@@ -74,7 +74,7 @@ def decided(folder: Path, cycle: int = 0, **changes: Any) -> Decided:
         explanation="The model does not fit.",
         latency_s=0.4,
     )
-    judged = Judged(key=key, verdict=Verdict.STOP, acted=True, action="stop", nodes_blamed=("n2",))
+    judged = VerdictRecord(key=key, verdict=Verdict.STOP, acted=True, action="stop", nodes_blamed=("n2",))
     whole = {"inquiry": Inquiry(key=key, paths=(), failed=failed), "attributions": (said,), "judged": judged}
     return Decided(key=key, **(whole | changes))
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 from pathlib import PurePath
 
-from nvrx_slurm.journal.verdicts import Attribution, FailureKey, Inquiry, Judged, Verdict, Wire
+from nvrx_slurm.journal.verdicts import Attribution, FailureKey, Inquiry, Verdict, VerdictRecord, Wire
 
 
 class Decided(Wire, frozen=True, kw_only=True):
@@ -14,7 +14,7 @@ class Decided(Wire, frozen=True, kw_only=True):
     key: FailureKey
     inquiry: Inquiry
     attributions: tuple[Attribution, ...] = ()
-    judged: Judged | None = None
+    judged: VerdictRecord | None = None
 
     @property
     def identity(self) -> str:

@@ -9,13 +9,13 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from nvrx_slurm.cluster.slurm_nodes import SlurmNode
-from nvrx_slurm.controller.desk import Answered
+from nvrx_slurm.controller.attribution_broker import Answered
 from nvrx_slurm.controller.firing import FIRST_PAUSE_S, is_refused
 from nvrx_slurm.controller.outside import Told
 from nvrx_slurm.journal.folder import Result
 from nvrx_slurm.journal.records import Entry
 from nvrx_slurm.lab.simulation.process import Process
-from nvrx_slurm.lab.simulation.sources import SimulatedDesk
+from nvrx_slurm.lab.simulation.sources import SimulatedBroker
 from nvrx_slurm.lab.simulation.tethers import ControllerTethers
 from nvrx_slurm.liveness.tether import TetherServer
 from nvrx_slurm.util.files import JobFiles
@@ -65,8 +65,8 @@ class SimulatedOutside:
         server = TetherServer(token, alive, lost)
         return ControllerTethers(server, self._history.sockets, self.host, self._process)
 
-    def desk(self, answered: Answered) -> SimulatedDesk:
-        return SimulatedDesk(self._history, self._process, answered)
+    def attribution_broker(self, answered: Answered) -> SimulatedBroker:
+        return SimulatedBroker(self._history, self._process, answered)
 
     async def is_dead(
         self, addr: str, port: int, message: bytes, within_s: float, *, pause_s: float = FIRST_PAUSE_S

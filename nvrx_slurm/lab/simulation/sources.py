@@ -6,8 +6,8 @@ from typing import TYPE_CHECKING
 
 from msgspec.structs import replace
 
-from nvrx_slurm.controller.desk import Answered
-from nvrx_slurm.journal.verdicts import Attribution, FailureKey, Inquiry, Judged, Scope, Verdict
+from nvrx_slurm.controller.attribution_broker import Answered
+from nvrx_slurm.journal.verdicts import Attribution, FailureKey, Inquiry, Scope, Verdict, VerdictRecord
 from nvrx_slurm.lab.simulation.process import Process
 
 if TYPE_CHECKING:
@@ -17,8 +17,8 @@ VERDICTS = (*[Verdict.RESTART] * 5, *[Verdict.UNKNOWN] * 2, Verdict.TIMEOUT, Ver
 AT_LEAST_S, AT_MOST_S = 0.01, 20.0
 
 
-class SimulatedDesk:
-    """The desk of one controller process; nothing of it outlives that."""
+class SimulatedBroker:
+    """The broker of one controller process; nothing of it outlives that."""
 
     def __init__(self, history: History, process: Process, answered: Answered) -> None:
         self._history, self._process, self._answered = history, process, answered
@@ -50,7 +50,7 @@ class SimulatedDesk:
     def settled(self, key: FailureKey) -> None:
         """None of them looks at logs."""
 
-    def judged(self, judged: Judged) -> None:
+    def judged(self, judged: VerdictRecord) -> None:
         """Nobody is told."""
 
     async def close(self, within_s: float) -> None:

@@ -37,7 +37,7 @@ async def test_nothing_is_overdue_before_the_inbox_has_been_read() -> None:
         files=JobFiles(Path("/jobs/42")),
         mirror=None,
         tethers=lambda *_: None,
-        desk=lambda _: NobodyAsks(),
+        attribution_broker=lambda _: NobodyAsks(),
     )
     nobody: Any = None
     controller = Controller(

@@ -19,9 +19,9 @@ from nvrx_slurm.journal.verdicts import (
     Failed,
     FailureKey,
     Inquiry,
-    Judged,
     Scope,
     Verdict,
+    VerdictRecord,
 )
 
 KEY = FailureKey(job="/shared/nvrx-jobs/1234", generation=1, replica="main-0", cycle=4, rank=3)
@@ -46,7 +46,7 @@ SAID = Attribution(
     latency_s=0.4,
 )
 UNSURE = Attribution(source="http://other:8000", verdict=Verdict.TIMEOUT, problem="no answer within 60 s")
-JUDGED = Judged(key=KEY, verdict=Verdict.STOP, acted=True, action="stop", nodes_blamed=("n2",))
+JUDGED = VerdictRecord(key=KEY, verdict=Verdict.STOP, acted=True, action="stop", nodes_blamed=("n2",))
 
 
 def decided(**changes: Any) -> Decided:
@@ -95,16 +95,16 @@ def test_a_message_says_what_failed_what_was_said_and_what_is_done() -> None:
 @pytest.mark.parametrize(
     ("judged", "words"),
     [
-        (Judged(key=KEY, verdict=Verdict.STOP, why="dry run", action="restart_replica", dry_run=True),
+        (VerdictRecord(key=KEY, verdict=Verdict.STOP, why="dry run", action="restart_replica", dry_run=True),
          "the replica starts again; not acted on: dry run"),
-        (Judged(key=KEY, verdict=Verdict.RESTART, why="lib: RESTART", action="restart_job"),
+        (VerdictRecord(key=KEY, verdict=Verdict.RESTART, why="lib: RESTART", action="restart_job"),
          "*Done* all replicas start again"),
-        (Judged(key=KEY, verdict=Verdict.UNKNOWN, action="a_new_one"), "*Done* a_new_one"),
+        (VerdictRecord(key=KEY, verdict=Verdict.UNKNOWN, action="a_new_one"), "*Done* a_new_one"),
         (None, "nothing yet: nobody has decided"),
     ],
     ids=["dry run", "restart", "unknown", "a service"],
 )  # fmt: skip
-def test_a_message_says_whether_the_verdict_decided(judged: Judged | None, words: str) -> None:
+def test_a_message_says_whether_the_verdict_decided(judged: VerdictRecord | None, words: str) -> None:
     """Where a STOP did not, why not; an action of a newer version is told by its name."""
     assert any(words in text for text in texts(message(decided(judged=judged))))
 
@@ -138,7 +138,7 @@ def test_no_log_line_breaks_slacks_bounds(line: str, explanation: str, name: str
         missing=tuple(range(5000)),
     )  # fmt: skip
     failed = Failed(cause=explanation, node=name or "n", error=line)
-    judged = Judged(key=KEY, verdict=Verdict.STOP, why=explanation, nodes_blamed=("n" * 30,) * 500)
+    judged = VerdictRecord(key=KEY, verdict=Verdict.STOP, why=explanation, nodes_blamed=("n" * 30,) * 500)
     told = decided(attributions=(said,) * 10, judged=judged, inquiry=Inquiry(key=KEY, paths=(), failed=failed))
     whole = slack_message(told, channel="#runs", mention=None, name=name)
     assert len(whole["blocks"]) <= 50

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from nvrx_slurm.attribution.desk import CLOSED, MOST_AT_WORK, MOST_KEPT, Desk
 from nvrx_slurm.attribution.notify import Decided
 from nvrx_slurm.attribution.sources.guard import Guard
-from nvrx_slurm.journal.verdicts import Attribution, FailureKey, Inquiry, Judged, Verdict
+from nvrx_slurm.journal.verdicts import Attribution, FailureKey, Inquiry, Verdict, VerdictRecord
 from nvrx_slurm.util.clock import SystemClock
 from tests.unit.attribution.sources.scripted import Scripted, hangs, inquiry_of, key_of, said
 
@@ -51,8 +51,8 @@ def desk_of(told: Told, *sources: Scripted, timeout_s: float = SOON_S) -> Desk:
     return Desk(guards, lambda: told, timeout_s=timeout_s, answered=told.answered)
 
 
-def judged(key: FailureKey) -> Judged:
-    return Judged(key=key, verdict=Verdict.STOP, acted=True)
+def judged(key: FailureKey) -> VerdictRecord:
+    return VerdictRecord(key=key, verdict=Verdict.STOP, acted=True)
 
 
 async def when_settled(inquiry: Inquiry, settled: asyncio.Event) -> Attribution:

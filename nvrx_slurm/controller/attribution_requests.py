@@ -1,4 +1,4 @@
-"""Between the core and the attribution desk: what the desk is asked about a failure, and when it hears what of it.
+"""What the attribution broker is asked about a failure, and when it learns what followed.
 
 The core says whom to ask and reads the answers (`core.cases`). Here the journal's facts about the cycle that failed
 are put together, so that a controller that takes over asks what the one before had asked.
@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 
-from nvrx_slurm.controller.desk import Desk
+from nvrx_slurm.controller.attribution_broker import AttributionBroker
 from nvrx_slurm.core.state import Case, Job, NodeState, Phase
 from nvrx_slurm.journal.records import (
     AttributionAsked,
@@ -21,14 +21,14 @@ from nvrx_slurm.journal.records import (
     WorkerFailed,
     WorkersStarted,
 )
-from nvrx_slurm.journal.verdicts import Failed, FailureKey, Inquiry, Judged
+from nvrx_slurm.journal.verdicts import Failed, FailureKey, Inquiry, VerdictRecord
 from nvrx_slurm.util.files import JobFiles
 
 EARLIER = 3
 """How many cycles before the one that failed are shown, too."""
 
 _Cycle = tuple[str, int]
-_OfACycle = RoundClosed | WorkersStarted | WorkerFailed | AttributionAsked | AttributionJudged | RestartDecided
+_CycleRecord = RoundClosed | WorkersStarted | WorkerFailed | AttributionAsked | AttributionJudged | RestartDecided
 
 
 @dataclass(slots=True)
@@ -44,11 +44,11 @@ class _Known:
     told: bool = False
 
 
-class Questions:
-    """Follows the journal; talks to the desk after each commit."""
+class AttributionRequests:
+    """Follows the journal; talks to the broker after each commit."""
 
-    def __init__(self, job: Job, files: JobFiles, desk: Desk) -> None:
-        self._job, self._files, self._desk = job, files, desk
+    def __init__(self, job: Job, files: JobFiles, broker: AttributionBroker) -> None:
+        self._job, self._files, self._broker = job, files, broker
         self._known: dict[_Cycle, _Known] = {}
         self._to_ask: list[_Cycle] = []
 
@@ -84,13 +84,13 @@ class Questions:
                 self._to_ask.append(key)
 
     def go_on(self) -> None:
-        """Tell the desk what has come about. What it hears is in the journal by now."""
+        """Tell the broker what has come about. What it hears is in the journal by now."""
         asked, self._to_ask = self._to_ask, []
         for key in asked:
             case = self._job.cases.get(key)
             if case is not None:
                 self._known[key].settled = self._is_settled(case)
-                self._desk.ask(self.inquiry(case), settled=self._known[key].settled)
+                self._broker.ask(self.inquiry(case), settled=self._known[key].settled)
         for key, case in self._job.cases.items():
             known = self._known.get(key)
             if case.sources and known is not None and not known.told:
@@ -128,13 +128,13 @@ class Questions:
     def _tell(self, case: Case, known: _Known) -> None:
         if not known.settled and self._is_settled(case):
             known.settled = True
-            self._desk.settled(self._key(case))
+            self._broker.settled(self._key(case))
         if known.judged is None:
             return
         known.told = True
         judged, ours = known.judged, self._job.plan.fault_tolerance.attribution
-        self._desk.judged(
-            Judged(
+        self._broker.judged(
+            VerdictRecord(
                 key=self._key(case),
                 verdict=judged.verdict,
                 acted=judged.acted,
@@ -146,7 +146,7 @@ class Questions:
         )
 
     def _forget_old(self, closed: RoundClosed) -> None:
-        """A job that fails fast is cycles ahead of slow sources: what the desk has yet to hear of is kept."""
+        """A job that fails fast is cycles ahead of slow sources: what the broker has yet to hear of is kept."""
         for key in [key for key in self._known if key[0] == closed.replica and key[1] < closed.cycle - EARLIER]:
             case = self._job.cases.get(key)
             if self._known[key].told or case is None or not case.sources:
@@ -160,7 +160,7 @@ class Questions:
             return not any(node.state is NodeState.ACTIVE and node.replica == replica.id for node in nodes)
         return replica.cycle > case.cycle and not (replica.phase is Phase.ROUND and replica.awaited)
 
-    def _cycle(self, record: _OfACycle) -> _Known:
+    def _cycle(self, record: _CycleRecord) -> _Known:
         return self._known.setdefault((record.replica, record.cycle), _Known())
 
     def _key(self, case: Case) -> FailureKey:

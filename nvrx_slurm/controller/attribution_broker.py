@@ -1,8 +1,8 @@
-"""The attribution desk: one process beside the controller that asks the sources, so that reading gigabytes of logs
-never holds up a decision.
+"""The attribution broker: one process beside the controller that asks the sources, so that reading gigabytes of logs
+never delays a decision.
 
-It is started when first needed, dies with the controller, and is started again when it dies; what it had not
-answered by then it is asked again. It is talked to in lines of JSON: `{"ask": …}`, `{"settled": …}`, `{"judged": …}`
+It is started when first needed, dies with the controller, and is started again when it dies; a request that it had
+not answered is sent again. Both ends write lines of JSON: `{"ask": …}`, `{"settled": …}`, `{"judged": …}`
 one way, `{"answer": …}` the other.
 """
 
@@ -23,7 +23,7 @@ import msgspec
 from nvrx_slurm.errors import MalformedRecord
 from nvrx_slurm.jobspec import env
 from nvrx_slurm.journal.decoding import decode
-from nvrx_slurm.journal.verdicts import Attribution, FailureKey, Inquiry, Judged
+from nvrx_slurm.journal.verdicts import Attribution, FailureKey, Inquiry, VerdictRecord
 from nvrx_slurm.util.files import open_log
 from nvrx_slurm.util.log import get_logger
 from nvrx_slurm.util.processes import dies_with_parent
@@ -31,27 +31,27 @@ from nvrx_slurm.util.processes import dies_with_parent
 log = get_logger("controller")
 
 MOST_STARTS = 5
-"""A desk that dies so often in a row is left alone: the failures that it was asked about have no verdict."""
+"""A broker that dies so often in a row is left alone: the failures that it was asked about have no verdict."""
 
 STABLE_S = 60.0
-"""A desk that lived this long was no failed start: a job of weeks may lose one now and then."""
+"""A broker that lived this long was no failed start: a job of weeks may lose one now and then."""
 
 PAUSES_S = (0.0, 0.0, 0.1, 0.5, 2.0)
 """Before it is started again, after so many failed starts: what ails the host may be over by then."""
 
 DIES_S = 2.0
-"""How long a desk may take to end once it has closed its output."""
+"""How long a broker may take to end once it has closed its output."""
 
 SILENT_S = 900.0
-"""A desk that has answered nothing for so long hangs, as its sources all have bounds. It is ended when it is asked
+"""A broker that has answered nothing for so long hangs, as its sources all have bounds. It is ended when it is asked
 the next time."""
 
 LINE_BYTES = 4 << 20
 Answered = Callable[[FailureKey, Attribution], None]
 
 
-class Desk(Protocol):
-    """Asks the sources. None of this waits, and nothing that goes wrong there is an error here."""
+class AttributionBroker(Protocol):
+    """Asks the sources. No call waits, and a failure of the broker raises nothing here."""
 
     def open(self) -> None:
         """Get ready: a question is soon to come."""
@@ -62,7 +62,7 @@ class Desk(Protocol):
         ...
 
     def settled(self, key: FailureKey) -> None: ...
-    def judged(self, judged: Judged) -> None: ...
+    def judged(self, judged: VerdictRecord) -> None: ...
 
     async def close(self, within_s: float) -> None:
         """Let it finish what follows from its answers, up to `within_s`; then it is gone."""
@@ -91,7 +91,7 @@ def _answer(line: bytes) -> _Answer:
     return answer
 
 
-class DeskProcess:
+class AttributionBrokerProcess:
     """`python -m nvrx_slurm.attribution`, in the job's environment."""
 
     def __init__(self, log_path: Path, answered: Answered) -> None:
@@ -121,7 +121,7 @@ class DeskProcess:
             self._settled.add(key)
             self._say({"settled": key})
 
-    def judged(self, judged: Judged) -> None:
+    def judged(self, judged: VerdictRecord) -> None:
         inquiry, settled = self._open.pop(judged.key, None), judged.key in self._settled
         self._settled.discard(judged.key)
         if inquiry is not None and not self._is_up:
@@ -163,13 +163,13 @@ class DeskProcess:
             try:
                 process = await self._start()
             except OSError as error:
-                log.error("the attribution desk cannot be started: %s", error)
+                log.error("the attribution broker cannot be started: %s", error)
             else:
                 await self._hear(process)
                 code = await self._end_of(process)
                 self._process = None
                 if not self._closing:
-                    log.warning("the attribution desk ended (%s); see %s", code, self._log_path)
+                    log.warning("the attribution broker ended (%s); see %s", code, self._log_path)
             if asyncio.get_running_loop().time() - began > STABLE_S:
                 self._starts = 0
             if not self._closing and self._starts < MOST_STARTS:
@@ -209,7 +209,9 @@ class DeskProcess:
         if self._waiting_since is None:
             self._waiting_since = now
         elif self._process is not None and now - self._waiting_since > SILENT_S:
-            log.error("the attribution desk has answered nothing for %.0f s; it is ended", now - self._waiting_since)
+            log.error(
+                "the attribution broker has answered nothing for %.0f s; it is ended", now - self._waiting_since
+            )
             self._waiting_since = now
             with contextlib.suppress(ProcessLookupError):
                 os.kill(self._process.pid, signal.SIGKILL)
@@ -220,7 +222,7 @@ class DeskProcess:
             try:
                 line = await process.stdout.readline()
             except ValueError:  # longer than any answer is
-                log.error("the attribution desk has sent a line of more than %d bytes; it is ended", LINE_BYTES)
+                log.error("the attribution broker has sent a line of more than %d bytes; it is ended", LINE_BYTES)
                 with contextlib.suppress(ProcessLookupError):
                     os.kill(process.pid, signal.SIGKILL)
                 return
@@ -230,6 +232,6 @@ class DeskProcess:
             try:
                 answer = decode(_answer, line, "the line")
             except MalformedRecord as error:
-                log.error("the attribution desk has sent what is no answer (%s): %.200r", error, line)
+                log.error("the attribution broker has sent what is no answer (%s): %.200r", error, line)
                 continue
             self._answered(answer.key, answer.attribution)

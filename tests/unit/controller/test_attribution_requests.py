@@ -1,13 +1,13 @@
-"""What the desk is told, and when: a journal in, its words out."""
+"""What the broker is told, and when: a journal in, its words out."""
 
 from __future__ import annotations
 
 from pathlib import Path
 from typing import Any
 
-from nvrx_slurm.controller.questions import EARLIER, Questions
+from nvrx_slurm.controller.attribution_requests import EARLIER, AttributionRequests
 from nvrx_slurm.journal.records import Attributed, Plan, RolePlan
-from nvrx_slurm.journal.verdicts import Attribution, AttributionPlan, FailureKey, Inquiry, Judged, Verdict
+from nvrx_slurm.journal.verdicts import Attribution, AttributionPlan, FailureKey, Inquiry, Verdict, VerdictRecord
 from nvrx_slurm.util.files import JobFiles
 from tests.unit.core.fleet import Fleet, plain, plan_of
 
@@ -16,7 +16,7 @@ FILES = JobFiles(Path("/jobs/42"))
 
 
 class Hears:
-    """A desk that keeps what it is told."""
+    """A broker that keeps what it is told."""
 
     def __init__(self) -> None:
         self.asked: list[tuple[int, bool]] = []
@@ -31,7 +31,7 @@ class Hears:
     def settled(self, key: FailureKey) -> None:
         self.whole.append(key.cycle)
 
-    def judged(self, judged: Judged) -> None:
+    def judged(self, judged: VerdictRecord) -> None:
         self.told.append((judged.key.cycle, judged.action))
 
     async def close(self, within_s: float) -> None: ...
@@ -41,16 +41,16 @@ class Led:
     """A fleet whose journal is followed as a controller does, commit by commit."""
 
     def __init__(self, plan: Plan) -> None:
-        self.fleet, self.desk, self._noted = Fleet(plan), Hears(), 0
-        self.questions = Questions(self.fleet.job, FILES, self.desk)
+        self.fleet, self.broker, self._noted = Fleet(plan), Hears(), 0
+        self.requests = AttributionRequests(self.fleet.job, FILES, self.broker)
         self.fleet.join(*self.fleet.names)
         self.go_on()
 
     def go_on(self) -> None:
         for entry in self.fleet.journal[self._noted :]:
-            self.questions.note(entry.record, entry.t)
+            self.requests.note(entry.record, entry.t)
         self._noted = len(self.fleet.journal)
-        self.questions.go_on()
+        self.requests.go_on()
 
     def fails(self, *, and_comes_back: bool = True) -> None:
         self.fleet.fail("n1")
@@ -66,14 +66,14 @@ class Led:
 
 
 def test_a_slow_source_is_heard_out_while_the_job_fails_on() -> None:
-    """The desk is told what came of each failure, however many cycles later its answer comes, and of no other."""
+    """The broker is told what came of each failure, however many cycles later its answer comes, and of no other."""
     led = Led(plain(attribution=DRY, max_restarts=99))
     for _ in range(2 * EARLIER):
         led.fails()
-    assert led.desk.told == []
+    assert led.broker.told == []
     for cycle in range(2 * EARLIER):
         led.hears(Verdict.RESTART, cycle)
-    assert led.desk.told == [(cycle, "restart_replica") for cycle in range(2 * EARLIER)]
+    assert led.broker.told == [(cycle, "restart_replica") for cycle in range(2 * EARLIER)]
 
 
 def test_what_is_told_is_forgotten() -> None:
@@ -82,20 +82,20 @@ def test_what_is_told_is_forgotten() -> None:
     for cycle in range(5 * EARLIER):
         led.fails()
         led.hears(Verdict.RESTART, cycle)
-    assert len(led.questions._known) <= EARLIER + 1
+    assert len(led.requests._known) <= EARLIER + 1
 
 
 def test_logs_are_whole_once_the_workers_are_gone() -> None:
     """Those of the cycle that failed: when the next round awaits nobody any more."""
     led = Led(plain(attribution=DRY))
     led.fails(and_comes_back=False)
-    assert led.desk.asked == [(0, False)]
+    assert led.broker.asked == [(0, False)]
     led.fleet.ready("n1")
     led.go_on()
-    assert led.desk.whole == []
+    assert led.broker.whole == []
     led.fleet.ready("n2")
     led.go_on()
-    assert led.desk.whole == [0]
+    assert led.broker.whole == [0]
 
 
 def test_logs_are_whole_where_no_round_follows() -> None:
@@ -104,7 +104,7 @@ def test_logs_are_whole_where_no_round_follows() -> None:
     led = Led(plan_of(ignored, RolePlan(name="other", command=("x",)), attribution=DRY))
     led.fleet.fail("n1")
     led.go_on()
-    assert led.desk.asked == [(0, False)]
+    assert led.broker.asked == [(0, False)]
     led.fleet.ready("n1", "n2", cycle=1)
     led.go_on()
-    assert led.desk.whole == [0]
+    assert led.broker.whole == [0]

@@ -1,4 +1,4 @@
-"""The attribution desk as the controller runs it: a real process, asked about real logs."""
+"""The attribution broker as the controller runs it: a real process, asked about real logs."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from nvrx_slurm.controller.desk import MOST_STARTS, DeskProcess
+from nvrx_slurm.controller.attribution_broker import MOST_STARTS, AttributionBrokerProcess
 from nvrx_slurm.journal.folder import JobFolder
 from nvrx_slurm.journal.records import FaultTolerance, Plan, RolePlan
 from nvrx_slurm.journal.verdicts import (
@@ -20,8 +20,8 @@ from nvrx_slurm.journal.verdicts import (
     Failed,
     FailureKey,
     Inquiry,
-    Judged,
     Verdict,
+    VerdictRecord,
 )
 from nvrx_slurm.util.processes import is_alive
 
@@ -34,8 +34,8 @@ ModuleNotFoundError: No module named 'flash_attention_9'
 """
 
 
-class Heard:
-    """What the controller is told, in order."""
+class Answers:
+    """The answers that the controller receives, in order."""
 
     def __init__(self) -> None:
         self.answers: asyncio.Queue[tuple[FailureKey, Attribution]] = asyncio.Queue()
@@ -72,70 +72,70 @@ def inquiry_of(folder: JobFolder, cycle: int = 0) -> Inquiry:
     )
 
 
-def judged(folder: JobFolder) -> Judged:
-    return Judged(key=inquiry_of(folder).key, verdict="STOP", acted=True, why="lib: STOP", action="stop")
+def judged(folder: JobFolder) -> VerdictRecord:
+    return VerdictRecord(key=inquiry_of(folder).key, verdict="STOP", acted=True, why="lib: STOP", action="stop")
 
 
-def pid_of(desk: DeskProcess) -> int:
-    assert desk._process is not None
-    return desk._process.pid
+def pid_of(broker: AttributionBrokerProcess) -> int:
+    assert broker._process is not None
+    return broker._process.pid
 
 
 async def test_desk_answers_and_ends(folder: JobFolder) -> None:
     """It starts with the first question, answers it once, and is gone when it is closed."""
-    heard = Heard()
-    desk = DeskProcess(folder.node_log("attribution"), heard)
-    assert desk._process is None
-    desk.ask(inquiry_of(folder), settled=True)
+    heard = Answers()
+    broker = AttributionBrokerProcess(folder.node_log("attribution"), heard)
+    assert broker._process is None
+    broker.ask(inquiry_of(folder), settled=True)
     key, attribution = await heard.next()
     assert key == inquiry_of(folder).key
     assert (attribution.source, attribution.verdict, attribution.fault) == ("lib", Verdict.STOP, "import_error")
-    pid = pid_of(desk)
-    await desk.close(ANSWER_S)
+    pid = pid_of(broker)
+    await broker.close(ANSWER_S)
     assert not is_alive(pid)
     assert heard.answers.empty()
 
 
 async def test_desk_that_dies_is_asked_again(folder: JobFolder) -> None:
     """A question that it had not answered to the end is asked anew; what has been judged is not."""
-    heard = Heard()
-    desk = DeskProcess(folder.node_log("attribution"), heard)
-    desk.ask(inquiry_of(folder), settled=True)
+    heard = Answers()
+    broker = AttributionBrokerProcess(folder.node_log("attribution"), heard)
+    broker.ask(inquiry_of(folder), settled=True)
     await heard.next()
-    os.kill(pid_of(desk), signal.SIGKILL)
+    os.kill(pid_of(broker), signal.SIGKILL)
     key, attribution = await heard.next()
     assert (key.cycle, attribution.verdict) == (0, Verdict.STOP)
-    await desk.close(ANSWER_S)
+    await broker.close(ANSWER_S)
 
 
 async def test_desk_that_always_dies_is_left_alone(folder: JobFolder, monkeypatch: pytest.MonkeyPatch) -> None:
     """The controller goes on without it, and starts it no more."""
     monkeypatch.setattr(sys, "executable", "/bin/false")
-    desk = DeskProcess(folder.node_log("attribution"), Heard())
-    desk.ask(inquiry_of(folder), settled=True)
-    assert desk._task is not None
+    broker = AttributionBrokerProcess(folder.node_log("attribution"), Answers())
+    broker.ask(inquiry_of(folder), settled=True)
+    assert broker._task is not None
     async with asyncio.timeout(ANSWER_S):
-        await desk._task
-    assert desk._starts == MOST_STARTS
-    desk.ask(inquiry_of(folder, cycle=1), settled=True)
-    desk.judged(judged(folder))
-    assert desk._unsent == []
-    await desk.close(ANSWER_S)
+        await broker._task
+    assert broker._starts == MOST_STARTS
+    broker.ask(inquiry_of(folder, cycle=1), settled=True)
+    broker.judged(judged(folder))
+    assert broker._unsent == []
+    await broker.close(ANSWER_S)
 
 
 async def test_desk_that_dies_now_and_then_is_started_each_time(
     folder: JobFolder, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Only deaths in a row count: jobs last for weeks."""
-    monkeypatch.setattr("nvrx_slurm.controller.desk.STABLE_S", 0.0)
-    heard = Heard()
-    desk = DeskProcess(folder.node_log("attribution"), heard)
-    desk.ask(inquiry_of(folder), settled=True)
+    monkeypatch.setattr("nvrx_slurm.controller.attribution_broker.STABLE_S", 0.0)
+    heard = Answers()
+    broker = AttributionBrokerProcess(folder.node_log("attribution"), heard)
+    broker.ask(inquiry_of(folder), settled=True)
     for _ in range(MOST_STARTS + 1):
         await heard.next()
-        os.kill(pid_of(desk), signal.SIGKILL)
+        os.kill(pid_of(broker), signal.SIGKILL)
     await heard.next()
-    await desk.close(ANSWER_S)
+    await broker.close(ANSWER_S)
 
 
 async def test_desk_that_falls_silent_is_ended(folder: JobFolder, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -143,60 +143,60 @@ async def test_desk_that_falls_silent_is_ended(folder: JobFolder, monkeypatch: p
     script = folder.path / "mute"
     script.write_text("#!/bin/sh\nexec sleep 1000 >/dev/null\n")
     script.chmod(0o700)
-    heard, executable = Heard(), sys.executable
-    desk = DeskProcess(folder.node_log("attribution"), heard)
+    heard, executable = Answers(), sys.executable
+    broker = AttributionBrokerProcess(folder.node_log("attribution"), heard)
     monkeypatch.setattr(sys, "executable", str(script))
-    desk.ask(inquiry_of(folder), settled=True)
+    broker.ask(inquiry_of(folder), settled=True)
     await asyncio.sleep(0)
     monkeypatch.setattr(sys, "executable", executable)
     assert (await heard.next())[1].verdict is Verdict.STOP
-    assert desk._starts == 2
-    await desk.close(ANSWER_S)
+    assert broker._starts == 2
+    await broker.close(ANSWER_S)
 
 
 async def test_desk_that_hangs_is_ended(folder: JobFolder, monkeypatch: pytest.MonkeyPatch) -> None:
-    """It lives and answers nothing: the next question finds that out, and another desk answers both."""
-    heard = Heard()
-    desk = DeskProcess(folder.node_log("attribution"), heard)
-    desk.ask(inquiry_of(folder), settled=True)
+    """It lives and answers nothing: the next question finds that out, and another broker answers both."""
+    heard = Answers()
+    broker = AttributionBrokerProcess(folder.node_log("attribution"), heard)
+    broker.ask(inquiry_of(folder), settled=True)
     await heard.next()
-    desk.judged(judged(folder))
-    os.kill(pid_of(desk), signal.SIGSTOP)
-    desk.ask(inquiry_of(folder, cycle=1), settled=True)
-    monkeypatch.setattr("nvrx_slurm.controller.desk.SILENT_S", 0.0)
-    desk.ask(inquiry_of(folder, cycle=2), settled=True)
+    broker.judged(judged(folder))
+    os.kill(pid_of(broker), signal.SIGSTOP)
+    broker.ask(inquiry_of(folder, cycle=1), settled=True)
+    monkeypatch.setattr("nvrx_slurm.controller.attribution_broker.SILENT_S", 0.0)
+    broker.ask(inquiry_of(folder, cycle=2), settled=True)
     assert {(await heard.next())[0].cycle, (await heard.next())[0].cycle} == {1, 2}
-    await desk.close(ANSWER_S)
+    await broker.close(ANSWER_S)
 
 
 async def test_a_moment_without_processes_is_survived(folder: JobFolder, monkeypatch: pytest.MonkeyPatch) -> None:
     """A host that cannot fork just now can a second later."""
-    heard, executable = Heard(), sys.executable
-    desk = DeskProcess(folder.node_log("attribution"), heard)
+    heard, executable = Answers(), sys.executable
+    broker = AttributionBrokerProcess(folder.node_log("attribution"), heard)
     monkeypatch.setattr(sys, "executable", "/no/such/python")
-    desk.ask(inquiry_of(folder), settled=True)
+    broker.ask(inquiry_of(folder), settled=True)
     await asyncio.sleep(0)
-    assert desk._starts == 1
+    assert broker._starts == 1
     monkeypatch.setattr(sys, "executable", executable)
     assert (await heard.next())[1].verdict is Verdict.STOP
-    await desk.close(ANSWER_S)
+    await broker.close(ANSWER_S)
 
 
 async def test_what_is_judged_while_no_desk_runs_is_told_to_the_next(folder: JobFolder) -> None:
     """With the question that it is about; what is open is asked once."""
-    desk = DeskProcess(folder.node_log("attribution"), Heard())
-    desk.ask(inquiry_of(folder), settled=True)
-    desk.ask(inquiry_of(folder, cycle=1), settled=False)
-    desk.judged(judged(folder))
-    assert [sorted(msgspec.json.decode(line)) for line in desk._unsent] == [["ask", "settled"], ["judged"]]
-    assert [key.cycle for key in desk._open] == [1]
-    await desk.close(ANSWER_S)
+    broker = AttributionBrokerProcess(folder.node_log("attribution"), Answers())
+    broker.ask(inquiry_of(folder), settled=True)
+    broker.ask(inquiry_of(folder, cycle=1), settled=False)
+    broker.judged(judged(folder))
+    assert [sorted(msgspec.json.decode(line)) for line in broker._unsent] == [["ask", "settled"], ["judged"]]
+    assert [key.cycle for key in broker._open] == [1]
+    await broker.close(ANSWER_S)
 
 
 async def test_lines_that_are_no_answers_are_passed_over(folder: JobFolder) -> None:
     """Whatever it prints, the next answer counts."""
-    heard = Heard()
-    desk = DeskProcess(folder.node_log("attribution"), heard)
+    heard = Answers()
+    broker = AttributionBrokerProcess(folder.node_log("attribution"), heard)
     reader = asyncio.StreamReader()
     answer = {"key": inquiry_of(folder).key, "attribution": Attribution(source="lib", verdict=Verdict.RESTART)}
     for wrong in (b'"ranks":[99999999999999999999]', b'"hint":"\xff"', b'"x":' + b"[" * 9999 + b"]" * 9999):
@@ -209,5 +209,5 @@ async def test_lines_that_are_no_answers_are_passed_over(folder: JobFolder) -> N
     class Spoken:
         stdout = reader
 
-    await desk._hear(Spoken())  # type: ignore[arg-type]
+    await broker._hear(Spoken())  # type: ignore[arg-type]
     assert (await heard.next())[1].verdict is Verdict.RESTART

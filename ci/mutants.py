@@ -110,7 +110,7 @@ MUTANTS = (
     Mutant(
         "restarts are not counted",
         ("crash-loop",),
-        (Edit(f"{CORE}/cases.py", "    times.append(now)\n", ""),),
+        (Edit(f"{CORE}/restart_decision.py", "    times.append(now)\n", ""),),
     ),
     Mutant(
         "nobody is told to leave",
@@ -125,12 +125,24 @@ MUTANTS = (
     Mutant(
         "a round does not wait for the verdict",
         ("attribution-service-changes-its-mind",),
-        (Edit(f"{CORE}/cases.py", "if not case.waits or now >= case.due_at", "if True or now >= case.due_at"),),
+        (
+            Edit(
+                f"{CORE}/restart_decision.py",
+                "if not pending.waits or now >= pending.due_at",
+                "if True or now >= pending.due_at",
+            ),
+        ),
     ),
     Mutant(
         "a late STOP ends the job",
         ("attribution-service-late",),
-        (Edit(f"{CORE}/cases.py", "    if case.decided or not case.waits or", "    if not case.waits or"),),
+        (
+            Edit(
+                f"{CORE}/restart_decision.py",
+                "    if pending.decided or not pending.waits or",
+                "    if not pending.waits or",
+            ),
+        ),
     ),
     Mutant(
         "one replica's failure restarts them all",

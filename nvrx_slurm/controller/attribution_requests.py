@@ -1,7 +1,7 @@
 """What the attribution broker is asked about a failure, and when it learns what followed.
 
-The core says whom to ask and reads the answers (`core.cases`). Here the journal's facts about the cycle that failed
-are put together, so that a controller that takes over asks what the one before had asked.
+The core names the sources and reads the answers (`core.restart_decision`). This module collects the journal's facts
+about the failed cycle, so that a controller that takes over sends the same request as the one before.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass, field
 
 from nvrx_slurm.controller.attribution_broker import AttributionBroker
-from nvrx_slurm.core.state import Case, Job, NodeState, Phase
+from nvrx_slurm.core.state import Job, NodeState, Phase, RestartDecision
 from nvrx_slurm.journal.records import (
     AttributionAsked,
     AttributionJudged,
@@ -77,35 +77,35 @@ class AttributionRequests:
         for record, t in entries:
             self.note(record, t)
         self._to_ask = []
-        for key, case in self._job.cases.items():
+        for key, pending in self._job.restart_decisions.items():
             known = self._known.setdefault(key, _Known())
-            known.told = case.judged
-            if case.sources and not case.judged:
+            known.told = pending.judged
+            if pending.sources and not pending.judged:
                 self._to_ask.append(key)
 
     def go_on(self) -> None:
         """Tell the broker what has come about. What it hears is in the journal by now."""
         asked, self._to_ask = self._to_ask, []
         for key in asked:
-            case = self._job.cases.get(key)
-            if case is not None:
-                self._known[key].settled = self._is_settled(case)
-                self._broker.ask(self.inquiry(case), settled=self._known[key].settled)
-        for key, case in self._job.cases.items():
+            pending = self._job.restart_decisions.get(key)
+            if pending is not None:
+                self._known[key].settled = self._is_settled(pending)
+                self._broker.ask(self.inquiry(pending), settled=self._known[key].settled)
+        for key, pending in self._job.restart_decisions.items():
             known = self._known.get(key)
-            if case.sources and known is not None and not known.told:
-                self._tell(case, known)
+            if pending.sources and known is not None and not known.told:
+                self._tell(pending, known)
 
-    def inquiry(self, case: Case) -> Inquiry:
-        """The case with all that the journal has said of it so far."""
-        known, failure = self._known.get((case.replica, case.cycle), _Known()), case.failure
+    def inquiry(self, pending: RestartDecision) -> Inquiry:
+        """The failure with all that the journal has said of it so far."""
+        known, failure = self._known.get((pending.replica, pending.cycle), _Known()), pending.failure
         told = known.failed.get(failure.rank) if failure.rank is not None else None
         folders = [
-            str(self._files.cycle_logs(case.replica, self._job.generation, cycle))
-            for cycle in range(case.cycle, max(-1, case.cycle - EARLIER - 1), -1)
+            str(self._files.cycle_logs(pending.replica, self._job.generation, cycle))
+            for cycle in range(pending.cycle, max(-1, pending.cycle - EARLIER - 1), -1)
         ]
         return Inquiry(
-            key=self._key(case),
+            key=self._key(pending),
             paths=tuple(folders[:1]),
             failed=Failed(
                 cause=failure.cause,
@@ -118,24 +118,24 @@ class AttributionRequests:
                 step=failure.step,
                 t=failure.noticed,
             ),
-            nodes=case.members,
-            workers_per_node=self._job.replicas[case.replica].role.workers_per_node,
+            nodes=pending.members,
+            workers_per_node=self._job.replicas[pending.replica].role.workers_per_node,
             pids=known.pids,
             started_at=known.started_at,
             earlier=tuple(folders[1:]),
         )
 
-    def _tell(self, case: Case, known: _Known) -> None:
-        if not known.settled and self._is_settled(case):
+    def _tell(self, pending: RestartDecision, known: _Known) -> None:
+        if not known.settled and self._is_settled(pending):
             known.settled = True
-            self._broker.settled(self._key(case))
+            self._broker.settled(self._key(pending))
         if known.judged is None:
             return
         known.told = True
         judged, ours = known.judged, self._job.plan.fault_tolerance.attribution
         self._broker.judged(
             VerdictRecord(
-                key=self._key(case),
+                key=self._key(pending),
                 verdict=judged.verdict,
                 acted=judged.acted,
                 why=judged.why,
@@ -148,26 +148,26 @@ class AttributionRequests:
     def _forget_old(self, closed: RoundClosed) -> None:
         """A job that fails fast is cycles ahead of slow sources: what the broker has yet to hear of is kept."""
         for key in [key for key in self._known if key[0] == closed.replica and key[1] < closed.cycle - EARLIER]:
-            case = self._job.cases.get(key)
-            if self._known[key].told or case is None or not case.sources:
+            pending = self._job.restart_decisions.get(key)
+            if self._known[key].told or pending is None or not pending.sources:
                 del self._known[key]
 
-    def _is_settled(self, case: Case) -> bool:
+    def _is_settled(self, pending: RestartDecision) -> bool:
         """Whether the workers of the cycle that failed are gone, all that can be waited for."""
-        replica = self._job.replicas[case.replica]
-        if replica.cycle == case.cycle:  # there is no next round
-            nodes = [self._job.nodes[name] for name in case.members]
+        replica = self._job.replicas[pending.replica]
+        if replica.cycle == pending.cycle:  # there is no next round
+            nodes = [self._job.nodes[name] for name in pending.members]
             return not any(node.state is NodeState.ACTIVE and node.replica == replica.id for node in nodes)
-        return replica.cycle > case.cycle and not (replica.phase is Phase.ROUND and replica.awaited)
+        return replica.cycle > pending.cycle and not (replica.phase is Phase.ROUND and replica.awaited)
 
     def _cycle(self, record: _CycleRecord) -> _Known:
         return self._known.setdefault((record.replica, record.cycle), _Known())
 
-    def _key(self, case: Case) -> FailureKey:
+    def _key(self, pending: RestartDecision) -> FailureKey:
         return FailureKey(
             job=str(self._files.path),
             generation=self._job.generation,
-            replica=case.replica,
-            cycle=case.cycle,
-            rank=case.failure.rank,
+            replica=pending.replica,
+            cycle=pending.cycle,
+            rank=pending.failure.rank,
         )

@@ -14,7 +14,7 @@ from typing import Any, TypeVar
 
 import msgspec
 
-from nvrx_slurm.core import budget, cases, membership, progress, rendezvous, restart
+from nvrx_slurm.core import budget, membership, progress, rendezvous, restart, restart_decision
 from nvrx_slurm.core.state import Failure, Job, Node, NodeState, Phase, Replica
 from nvrx_slurm.errors import EXIT_DONE, EXIT_FAILED, EXIT_INTERRUPTED, EXIT_RETRY, EXIT_TERMINATED, EXIT_TIMEOUT
 from nvrx_slurm.journal.records import (
@@ -89,7 +89,7 @@ def step(job: Job, fact: Fact, now: float) -> list[Decision] | None:
         decisions += restart.end_exit_skew(job, now)
     if job.shutdown is None and not _shutdown_in(decisions):
         decisions += rendezvous.close_what_can(job, now)
-    decisions += cases.judge_what_can(job, now)
+    decisions += restart_decision.judge_what_can(job, now)
     return decisions + _settle(job, decisions, now)
 
 
@@ -100,7 +100,7 @@ def next_deadline(job: Job) -> float | None:
     if job.shutdown is not None:
         return job.shutdown_deadline
     deadlines = [_deadline(job, replica) for replica in job.replicas.values()]
-    return min((at for at in [cases.due_at(job), *deadlines] if at is not None), default=None)
+    return min((at for at in [restart_decision.due_at(job), *deadlines] if at is not None), default=None)
 
 
 def _deadline(job: Job, replica: Replica) -> float | None:
@@ -121,7 +121,7 @@ def _settle(job: Job, decisions: list[Decision], now: float) -> list[Decision]:
             job.shutdown_deadline = now + _teardown_s(job.plan.fault_tolerance, job.shutdown) + ACKNOWLEDGE_S
     if job.shutdown is not None and not job.ended and _all_left(job, now):
         job.ended = True
-        more += cases.judge_rest(job, now)
+        more += restart_decision.judge_rest(job, now)
         present = tuple(sorted(node.name for node in job.nodes.values() if node.alive))
         more.append(JobEnded(exit_code=job.shutdown.exit_code, reason=job.shutdown.reason, missing=present))
     return more
@@ -154,7 +154,7 @@ def _job_started(job: Job, fact: JobStarted, now: float) -> list[Decision] | Non
     if job.started_at and fact.generation <= job.generation:
         return None
     job.generation, job.started_at = fact.generation, now
-    job.cases, job.suspects = {}, set(fact.suspects)
+    job.restart_decisions, job.suspects = {}, set(fact.suspects)
     job.nodes = {name: Node(name=name, index=i) for i, name in enumerate(fact.expected)}
     job.expected, job.standby, job.wanted_by = set(fact.expected), set(), {}
     job.shutdown, job.ended = None, False
@@ -247,7 +247,7 @@ def _worker_failed(job: Job, fact: WorkerFailed, now: float) -> list[Decision] |
         rank=fact.rank,
         step=fact.step,
     )
-    return restart.act(job, replica, failure, now)
+    return restart.handle_failure(job, replica, failure, now)
 
 
 def _worker_hung(job: Job, fact: WorkerHung, now: float) -> list[Decision] | None:
@@ -266,7 +266,7 @@ def _worker_hung(job: Job, fact: WorkerHung, now: float) -> list[Decision] | Non
         step=fact.step,
         hung=True,
     )
-    return restart.act(job, replica, failure, now)
+    return restart.handle_failure(job, replica, failure, now)
 
 
 def _node_isolated(job: Job, fact: NodeIsolated, now: float) -> list[Decision] | None:
@@ -276,7 +276,7 @@ def _node_isolated(job: Job, fact: NodeIsolated, now: float) -> list[Decision] |
     if job.shutdown is not None:
         return []
     cause = f"{fact.node} had lost store and controller for {fact.for_s:.0f} s and stopped its workers"
-    return restart.act(job, replica, Failure(kind="node", cause=cause, node=fact.node, noticed=now), now)
+    return restart.handle_failure(job, replica, Failure(kind="node", cause=cause, node=fact.node, noticed=now), now)
 
 
 def _learned(job: Job, fact: Learned, now: float) -> list[Decision] | None:
@@ -346,11 +346,11 @@ def _signalled(job: Job, fact: Signalled, now: float) -> list[Decision] | None:
 
 
 def _attributed(job: Job, fact: Attributed, now: float) -> list[Decision] | None:
-    case = job.cases.get((fact.replica, fact.cycle)) if fact.generation == job.generation else None
-    if case is None or case.failure.rank != fact.rank or not cases.take(case, fact.attribution):
+    pending = job.restart_decisions.get((fact.replica, fact.cycle)) if fact.generation == job.generation else None
+    if pending is None or pending.failure.rank != fact.rank or not restart_decision.take(pending, fact.attribution):
         return None
-    if job.shutdown is None and cases.stops(job, case, now):
-        return cases.decide(job, case, now)
+    if job.shutdown is None and restart_decision.stops(job, pending, now):
+        return restart_decision.decide(job, pending, now)
     return []
 
 
@@ -426,7 +426,7 @@ def _depart(
     if node.name in replica.done:
         return []
     failure = Failure(kind="node", cause=cause, node=node.name, noticed=noticed, step=step)
-    return restart.act(job, replica, failure, now)
+    return restart.handle_failure(job, replica, failure, now)
 
 
 def _end_if_done(job: Job, replica: Replica) -> list[Decision]:

@@ -5,8 +5,8 @@ A round prefers the nodes of the cycle before (in cycle 0: the first nodes of th
 - at once, when every preferred node is ready or known dead, and spares fill what is missing;
 - when the last call has passed, if spares could stand in for preferred nodes that are merely late;
 - with fewer nodes, or not at all (the job stops, 75), when no more can come or the join timeout has passed;
-- not before a failure is decided whose evidence is still awaited (`cases`), nor within the pause that follows from
-  a crash loop (`backoff`);
+- not before a failure is decided whose evidence is still awaited (`restart_decision`), nor within the pause that
+  follows from a crash loop (`backoff`);
 - never while a lost node of the cycle before may still have workers: no rank is ever held twice.
 """
 
@@ -14,9 +14,9 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from nvrx_slurm.core import cases, membership, progress
+from nvrx_slurm.core import membership, progress, restart_decision
 from nvrx_slurm.core.assignment import passed_over, seat
-from nvrx_slurm.core.state import Case, Job, Node, NodeState, Phase, Replica, Stamps
+from nvrx_slurm.core.state import Job, Node, NodeState, Phase, Replica, RestartDecision, Stamps
 from nvrx_slurm.errors import EXIT_RETRY
 from nvrx_slurm.journal.records import Decision, Fence, RoundClosed, RoundOpened, Shutdown
 
@@ -63,7 +63,7 @@ def close_what_can(job: Job, now: float) -> list[Decision]:
     """Close every open round that may close at `now`, or stop the job if one never can."""
     decisions: list[Decision] = []
     # Whose failure it is comes first: what others wait for is decided by then.
-    for replica in sorted(job.replicas.values(), key=lambda each: not cases.is_open(job, each)):
+    for replica in sorted(job.replicas.values(), key=lambda each: not restart_decision.is_open(job, each)):
         if replica.phase is Phase.ROUND and replica.cycle >= 0:
             decisions += _close_if_due(job, replica, now)
             if decisions and isinstance(decisions[-1], Shutdown):
@@ -78,14 +78,16 @@ def deadline(job: Job, replica: Replica) -> float:
     if replica.paused and replica.pause_until is not None:
         return replica.pause_until
     if replica.held:
-        return min(_decided_by(job, replica, case) for case in cases.holding(job, replica))
+        return min(_decided_by(job, replica, pending) for pending in restart_decision.holding(job, replica))
     latest = replica.opened_at + job.plan.fault_tolerance.join_timeout_s
     return latest if replica.last_call_at is None else min(latest, replica.last_call_at)
 
 
-def _decided_by(job: Job, replica: Replica, case: Case) -> float:
-    owner = job.replicas[case.replica]
-    return deadline(job, owner) if owner is not replica and cases.waits_for_steps(job, case) else case.due_at
+def _decided_by(job: Job, replica: Replica, pending: RestartDecision) -> float:
+    owner = job.replicas[pending.replica]
+    if owner is not replica and restart_decision.waits_for_steps(job, pending):
+        return deadline(job, owner)
+    return pending.due_at
 
 
 def _no_longer_awaited(replica: Replica, node: Node, now: float) -> None:
@@ -146,13 +148,13 @@ def _close_once_decided(
     """The decide step: is there to be another cycle at all? Where evidence is still awaited the round waits. Nor is
     it given up before: a job that cannot be helped must not come back for more nodes. `then`: not to close it."""
     decisions: list[Decision] = []
-    for case in cases.holding(job, replica):
-        unknown = case.replica != replica.id and cases.waits_for_steps(job, case)
-        if unknown or not cases.is_settled(job, case, now):
+    for pending in restart_decision.holding(job, replica):
+        unknown = pending.replica != replica.id and restart_decision.waits_for_steps(job, pending)
+        if unknown or not restart_decision.is_settled(job, pending, now):
             replica.held = True
-            case.held_at = now if case.held_at is None else case.held_at
+            pending.held_at = now if pending.held_at is None else pending.held_at
             return decisions
-        decisions += cases.decide(job, case, now)
+        decisions += restart_decision.decide(job, pending, now)
         if isinstance(decisions[-1], Shutdown):
             return decisions
     replica.paused = then is None and replica.pause_until is not None and now < replica.pause_until

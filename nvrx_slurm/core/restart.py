@@ -1,22 +1,22 @@
-"""What a failure sets in motion. Whether there is a restart at all is decided in `cases`."""
+"""What a failure sets in motion. Whether there is a restart at all is decided in `restart_decision`."""
 
 from __future__ import annotations
 
-from nvrx_slurm.core import cases, progress, rendezvous
+from nvrx_slurm.core import progress, rendezvous, restart_decision
 from nvrx_slurm.core.state import Failure, Job, Phase, Replica
 from nvrx_slurm.errors import EXIT_FAILED
 from nvrx_slurm.journal.records import Decision, ReplicaEnded, RestartDecided, Shutdown
 
 
-def act(job: Job, replica: Replica, failure: Failure, now: float) -> list[Decision]:
+def handle_failure(job: Job, replica: Replica, failure: Failure, now: float) -> list[Decision]:
     """Set in motion what follows from a failure of a running replica. What may need evidence is decided when its next
     round could close; all else now."""
     progress.reached(replica, failure.step)
-    case, asked = cases.open_case(job, replica, failure, now)
+    pending, asked = restart_decision.open_decision(job, replica, failure, now)
     policy = replica.role.on_failure
-    if case.holds:
+    if pending.holds:
         return [*asked, *_FOLLOW[policy](job, replica, failure, now)]
-    decisions = cases.decide(job, case, now)
+    decisions = restart_decision.decide(job, pending, now)
     decided = decisions[-1]
     if isinstance(decided, RestartDecided):  # and no shutdown
         decisions += _FOLLOW[decided.action](job, replica, failure, now)
@@ -71,7 +71,7 @@ def end_exit_skew(job: Job, now: float) -> list[Decision]:
         finished = f"{', '.join(sorted(replica.done))} finished {skew_s:g} s ago"
         cause = f"{', '.join(late)} hung: {finished} with exit code 0, and this still runs"
         failure = Failure(kind="worker", cause=cause, node=late[0], noticed=now, hung=True)
-        decisions += act(job, replica, failure, now)
+        decisions += handle_failure(job, replica, failure, now)
         if isinstance(decisions[-1], Shutdown):
             break
     return decisions

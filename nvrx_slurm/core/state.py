@@ -116,11 +116,11 @@ class Failure:
 
 
 @dataclass(slots=True)
-class Case:
-    """A failure that is looked into: see `cases`.
+class RestartDecision:
+    """A failure whose consequence is pending: see `restart_decision.py`.
 
     `waits`: a STOP may end the job, so rounds wait for it until `due_at`. `holds`: replicas whose next round closes
-    only once the case is decided.
+    only once this is decided.
     """
 
     replica: str
@@ -152,7 +152,8 @@ class Job:
     replicas: dict[str, Replica] = field(default_factory=dict)
     seen: dict[str, dict[str, tuple[int, float]]] = field(default_factory=dict)  # role → what `Learned` has told
     dumps: set[str] = field(default_factory=set)  # requests of stacks that were answered with an order
-    cases: dict[tuple[str, int], Case] = field(default_factory=dict)  # replica and cycle, of this generation
+    # (replica, cycle) → the decision on that cycle's failure; of this generation only
+    restart_decisions: dict[tuple[str, int], RestartDecision] = field(default_factory=dict)
     suspects: set[str] = field(default_factory=set)  # nodes that other jobs' evidence blames
     blamed: set[str] = field(default_factory=set)  # nodes that this job's does
     nodes_lost_at: list[float] = field(default_factory=list)

@@ -118,7 +118,7 @@ class Failures:
                 self.exit_code, self._ending = None, None
 
     def _open(self, now: float, best: dict[str, int | None]) -> None:
-        for case in self.job.cases.values():
+        for case in self.job.restart_decisions.values():
             key = (self.job.generation, case.replica, case.cycle)
             if key in self._by_key:
                 continue

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from nvrx_slurm.core import cases
+from nvrx_slurm.core import restart_decision
 from nvrx_slurm.core.job import next_deadline
 from nvrx_slurm.journal.records import (
     Allowance,
@@ -78,7 +78,7 @@ READINGS = [
 def test_answers_add_up(said: dict[str, Verdict], how: Any, verdict: Verdict) -> None:
     """One STOP is enough with `any`; with `all` every source must say it; who is silent says TIMEOUT."""
     answers = {name: Attribution(source=name, verdict=each) for name, each in said.items()}
-    assert cases.read(TWO, answers, how).verdict is verdict
+    assert restart_decision.read(TWO, answers, how).verdict is verdict
 
 
 # --------------------------------------------------------------------------------------- when it acts
@@ -289,11 +289,11 @@ def test_a_stop_wins_over_too_few_nodes() -> None:
 def test_old_cases_are_forgotten() -> None:
     """A job may fail thousands of times; an answer that comes a few cycles later is still known for what it is."""
     fleet = fleet_of(acting(), max_restarts=99)
-    for cycle in range(3 * cases.KEPT):
+    for cycle in range(3 * restart_decision.KEPT):
         fleet.fail("n1")
         says(fleet, RESTART, cycle=cycle)
         fleet.ready("n1", "n2")
-    assert len(fleet.job.cases) == cases.KEPT
+    assert len(fleet.job.restart_decisions) == restart_decision.KEPT
     assert says(fleet, STOP, cycle=0) is None
 
 

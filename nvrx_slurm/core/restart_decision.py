@@ -1,8 +1,8 @@
-"""A failure while it is looked into: who is asked, what they answer, and what that comes to.
+"""What follows from a failure: which sources are asked, what they answer, and whether there is a restart.
 
-A case is opened by the first failure of a cycle, at the same moment as the next round. The sources' answers come in
-while that round's nodes tear down and get ready. Where a verdict may stop the job the round waits for it at its very
-end, and only there: `rendezvous` has the case decided when it could close.
+A decision is opened by the first failure of a cycle, at the same moment as the next round. The sources' answers come
+in while that round's nodes tear down and get ready. Where a verdict may stop the job, the round waits for it at its
+very end, and only there: `rendezvous` asks for the decision when the round could close.
 
     attribution ─▶ progress ─▶ budget ─▶ restart, or the job's end
 """
@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from msgspec.structs import replace
 
 from nvrx_slurm.core import backoff, budget, progress
-from nvrx_slurm.core.state import Case, Failure, Job, Phase, Replica
+from nvrx_slurm.core.state import Failure, Job, Phase, Replica, RestartDecision
 from nvrx_slurm.errors import EXIT_FAILED, EXIT_NO_RESTART
 from nvrx_slurm.journal.records import (
     AttributionAsked,
@@ -37,8 +37,8 @@ RESTARTS = ("restart_replica", "restart_job")
 
 
 @dataclass(frozen=True, slots=True)
-class Reading:
-    """What the answers come to."""
+class AggregatedVerdict:
+    """All answers as one verdict; `why` names each source's answer."""
 
     verdict: Verdict
     why: str
@@ -48,12 +48,12 @@ class Reading:
 # ------------------------------------------------------------------------------------------- opening
 
 
-def open_case(job: Job, replica: Replica, failure: Failure, now: float) -> tuple[Case, list[Decision]]:
+def open_decision(job: Job, replica: Replica, failure: Failure, now: float) -> tuple[RestartDecision, list[Decision]]:
     """Ask about the failure of a running cycle."""
     bounds = job.plan.fault_tolerance
     ours, restarts = bounds.attribution, replica.role.on_failure in RESTARTS
     waits = restarts and ours.acts
-    case = Case(
+    pending = RestartDecision(
         replica=replica.id,
         cycle=replica.cycle,
         failure=failure,
@@ -65,27 +65,27 @@ def open_case(job: Job, replica: Replica, failure: Failure, now: float) -> tuple
         holds=_restarted(job, replica) if waits or (restarts and progress.is_judged(job)) else frozenset(),
     )
     _forget_old(job, replica)
-    job.cases[case.replica, case.cycle] = case
-    if not case.sources:
-        return case, []
+    job.restart_decisions[pending.replica, pending.cycle] = pending
+    if not pending.sources:
+        return pending, []
     asked = AttributionAsked(
-        replica=case.replica,
-        cycle=case.cycle,
+        replica=pending.replica,
+        cycle=pending.cycle,
         generation=job.generation,
         rank=failure.rank,
         node=failure.node,
-        sources=case.sources,
+        sources=pending.sources,
         holds=waits,
     )
-    return case, [asked]
+    return pending, [asked]
 
 
 def _forget_old(job: Job, replica: Replica) -> None:
     """An answer about a cycle so long ago is no news any more."""
-    for key, case in list(job.cases.items()):
-        over = case.decided and (case.judged or not case.sources)
-        if case.replica == replica.id and case.cycle <= replica.cycle - KEPT and over:
-            del job.cases[key]
+    for key, pending in list(job.restart_decisions.items()):
+        over = pending.decided and (pending.judged or not pending.sources)
+        if pending.replica == replica.id and pending.cycle <= replica.cycle - KEPT and over:
+            del job.restart_decisions[key]
 
 
 def _restarted(job: Job, replica: Replica) -> frozenset[str]:
@@ -95,52 +95,52 @@ def _restarted(job: Job, replica: Replica) -> frozenset[str]:
     return frozenset(other.id for other in job.replicas.values() if other.phase is Phase.RUNNING)
 
 
-def holding(job: Job, replica: Replica) -> list[Case]:
-    """The cases that the replica's open round cannot close before."""
-    return [case for case in job.cases.values() if not case.decided and replica.id in case.holds]
+def holding(job: Job, replica: Replica) -> list[RestartDecision]:
+    """The decisions that the replica's open round cannot close before."""
+    return [each for each in job.restart_decisions.values() if not each.decided and replica.id in each.holds]
 
 
 def is_open(job: Job, replica: Replica) -> bool:
     """Whether the replica's open round follows a failure that is not decided yet."""
-    case = job.cases.get((replica.id, replica.cycle - 1))
-    return case is not None and not case.decided
+    pending = job.restart_decisions.get((replica.id, replica.cycle - 1))
+    return pending is not None and not pending.decided
 
 
-def waits_for_steps(job: Job, case: Case) -> bool:
+def waits_for_steps(job: Job, pending: RestartDecision) -> bool:
     """Whether nodes of the replica that failed have yet to tell how far they had come."""
-    return progress.is_judged(job) and bool(job.replicas[case.replica].awaited)
+    return progress.is_judged(job) and bool(job.replicas[pending.replica].awaited)
 
 
 # ----------------------------------------------------------------------------------------- answering
 
 
-def take(case: Case, attribution: Attribution) -> bool:
+def take(pending: RestartDecision, attribution: Attribution) -> bool:
     """Take in a source's answer; False: it is not news. One that is too late is news, and changes nothing."""
-    if attribution.source not in case.sources or attribution.source in case.answers:
+    if attribution.source not in pending.sources or attribution.source in pending.answers:
         return False
-    case.answers[attribution.source] = attribution
+    pending.answers[attribution.source] = attribution
     return True
 
 
-def is_settled(job: Job, case: Case, now: float) -> bool:
+def is_settled(job: Job, pending: RestartDecision, now: float) -> bool:
     """Whether the answers can be read: none that is still to come could change the verdict, or their time is up."""
-    if not case.waits or now >= case.due_at or len(case.answers) == len(case.sources):
+    if not pending.waits or now >= pending.due_at or len(pending.answers) == len(pending.sources):
         return True
-    said = {answer.verdict for answer in case.answers.values()}
+    said = {answer.verdict for answer in pending.answers.values()}
     how = job.plan.fault_tolerance.attribution.aggregation
     return Verdict.STOP in said if how == "any" else bool(said - {Verdict.STOP})
 
 
-def stops(job: Job, case: Case, now: float) -> bool:
+def stops(job: Job, pending: RestartDecision, now: float) -> bool:
     """Whether the answers end the job, however long its round will yet be open."""
-    if case.decided or not case.waits or not is_settled(job, case, now):
+    if pending.decided or not pending.waits or not is_settled(job, pending, now):
         return False
-    return _read(job, case, now).verdict is Verdict.STOP
+    return _read(job, pending, now).verdict is Verdict.STOP
 
 
 def read(
     sources: Sequence[str], answers: Mapping[str, Attribution], how: Aggregation, *, over: bool = True
-) -> Reading:
+) -> AggregatedVerdict:
     """All answers as one verdict. Who has not answered counts as TIMEOUT; `over`: their time is up."""
     said = {name: answers[name].verdict if name in answers else Verdict.TIMEOUT for name in sources}
     stopping = [name for name, verdict in said.items() if verdict is Verdict.STOP]
@@ -152,7 +152,7 @@ def read(
         verdict = Verdict.TIMEOUT if Verdict.TIMEOUT in said.values() else Verdict.UNKNOWN
     silent = "no answer in time" if over else "not waited for"
     why = "; ".join(f"{name}: {_told(answers[name]) if name in answers else silent}" for name in sources)
-    return Reading(verdict, why, _blamed(answers.values()))
+    return AggregatedVerdict(verdict, why, _blamed(answers.values()))
 
 
 def _told(answer: Attribution) -> str:
@@ -165,9 +165,9 @@ def _blamed(answers: Iterable[Attribution]) -> tuple[str, ...]:
     return tuple(sorted({node for each in speaking for node in each.nodes}))
 
 
-def _read(job: Job, case: Case, now: float) -> Reading:
+def _read(job: Job, pending: RestartDecision, now: float) -> AggregatedVerdict:
     how = job.plan.fault_tolerance.attribution.aggregation
-    return read(case.sources, case.answers, how, over=now >= case.due_at)
+    return read(pending.sources, pending.answers, how, over=now >= pending.due_at)
 
 
 # ------------------------------------------------------------------------------------------ deciding
@@ -177,35 +177,36 @@ def judge_what_can(job: Job, now: float) -> list[Decision]:
     """Read the answers that nobody waits for (a dry run's, or those of a job that ends already): once all are there,
     or their time is up."""
     decisions: list[Decision] = []
-    for case in job.cases.values():
-        complete = len(case.answers) == len(case.sources) or now >= case.due_at
-        awaited = case.waits and not case.decided and job.shutdown is None
-        if case.sources and complete and not (awaited or case.judged):
-            decisions += _judge(job, case, now)
+    for pending in job.restart_decisions.values():
+        complete = len(pending.answers) == len(pending.sources) or now >= pending.due_at
+        awaited = pending.waits and not pending.decided and job.shutdown is None
+        if pending.sources and complete and not (awaited or pending.judged):
+            decisions += _judge(job, pending, now)
     return decisions
 
 
 def judge_rest(job: Job, now: float) -> list[Decision]:
     """The job ends: what has not been answered by now is not waited for; the failures are told of all the same."""
-    left = [case for case in job.cases.values() if case.sources and not case.judged]
-    return [decision for case in left for decision in _judge(job, case, now)]
+    left = [pending for pending in job.restart_decisions.values() if pending.sources and not pending.judged]
+    return [decision for pending in left for decision in _judge(job, pending, now)]
 
 
 def due_at(job: Job) -> float | None:
     """When the answers that nobody waits for have had their time; None: there are none."""
     return min(
-        (each.due_at for each in job.cases.values() if each.sources and not (each.judged or each.waits)), default=None
+        (each.due_at for each in job.restart_decisions.values() if each.sources and not (each.judged or each.waits)),
+        default=None,
     )
 
 
-def decide(job: Job, case: Case, now: float) -> list[Decision]:
+def decide(job: Job, pending: RestartDecision, now: float) -> list[Decision]:
     """What is done about the failure, on all evidence: a restart, or the job's end."""
-    case.decided = True
-    judged = _judge(job, case, now) if case.waits else []
-    replica, failure = job.replicas[case.replica], case.failure
+    pending.decided = True
+    judged = _judge(job, pending, now) if pending.waits else []
+    replica, failure = job.replicas[pending.replica], pending.failure
     decided = RestartDecided(
-        replica=case.replica,
-        cycle=case.cycle,
+        replica=pending.replica,
+        cycle=pending.cycle,
         action=replica.role.on_failure,
         cause=failure.cause,
         node=failure.node,
@@ -215,49 +216,49 @@ def decide(job: Job, case: Case, now: float) -> list[Decision]:
     )
     if decided.action not in RESTARTS:
         return [*judged, decided]
-    if case.waits and (reading := _read(job, case, now)).verdict is Verdict.STOP:
+    if pending.waits and (aggregated := _read(job, pending, now)).verdict is Verdict.STOP:
         return [
             *judged,
             replace(decided, action="stop", by="attribution"),
-            _no_restart(reading.why, case),
+            _no_restart(aggregated.why, pending),
         ]
     if progress.is_judged(job):
         progress.count(job, replica)
         decided = replace(decided, no_progress=replica.no_progress)
         if stuck := progress.is_stuck(job, replica):
-            return [*judged, replace(decided, action="stop", by="progress"), _no_restart(stuck, case)]
+            return [*judged, replace(decided, action="stop", by="progress"), _no_restart(stuck, pending)]
     if spent := _spent(job, replica, failure, now):
-        return [*judged, replace(decided, action="stop", by="budget"), _over(EXIT_FAILED, spent, case)]
+        return [*judged, replace(decided, action="stop", by="budget"), _over(EXIT_FAILED, spent, pending)]
     _spend(job, replica, failure, now)
     decided = replace(decided, restarts_left=budget.restarts_left(job, replica, now))
     if delay_s := backoff.count(job, replica, failure):
         # The pause counts from the failure: nodes tear down and get ready meanwhile.
-        for identity in case.holds or _restarted(job, replica):
-            job.replicas[identity].pause_until = case.opened_at + delay_s
+        for identity in pending.holds or _restarted(job, replica):
+            job.replicas[identity].pause_until = pending.opened_at + delay_s
         decided = replace(decided, delay_s=delay_s, crashes=replica.crashes)
     return [*judged, decided]
 
 
-def _judge(job: Job, case: Case, now: float) -> list[Decision]:
-    case.judged = True
-    reading = _read(job, case, now)
-    blamed = tuple(node for node in reading.blamed if node in case.members)
-    if len(blamed) == len(case.members) > 1:  # what all nodes have in common is no node's fault
+def _judge(job: Job, pending: RestartDecision, now: float) -> list[Decision]:
+    pending.judged = True
+    aggregated = _read(job, pending, now)
+    blamed = tuple(node for node in aggregated.blamed if node in pending.members)
+    if len(blamed) == len(pending.members) > 1:  # what all nodes have in common is no node's fault
         blamed = ()
     job.blamed.update(blamed)
-    stop = reading.verdict is Verdict.STOP
-    acted = stop and case.waits and job.shutdown is None
+    stop = aggregated.verdict is Verdict.STOP
+    acted = stop and pending.waits and job.shutdown is None
     ignored = "" if acted or not stop else _why_not(job)
     judged = AttributionJudged(
-        replica=case.replica,
-        cycle=case.cycle,
+        replica=pending.replica,
+        cycle=pending.cycle,
         generation=job.generation,
-        rank=case.failure.rank,
-        verdict=reading.verdict,
+        rank=pending.failure.rank,
+        verdict=aggregated.verdict,
         acted=acted,
-        why=ignored + reading.why,
+        why=ignored + aggregated.why,
         blamed=blamed,
-        waited_s=0.0 if case.held_at is None else now - case.held_at,
+        waited_s=0.0 if pending.held_at is None else now - pending.held_at,
     )
     return [judged]
 
@@ -279,11 +280,11 @@ def _spend(job: Job, replica: Replica, failure: Failure, now: float) -> None:
     times.append(now)
 
 
-def _no_restart(why: str, case: Case) -> Shutdown:
-    return _over(EXIT_NO_RESTART, f"{case.replica}: a restart cannot help: {why}", case)
+def _no_restart(why: str, pending: RestartDecision) -> Shutdown:
+    return _over(EXIT_NO_RESTART, f"{pending.replica}: a restart cannot help: {why}", pending)
 
 
-def _over(exit_code: int, why: str, case: Case) -> Shutdown:
+def _over(exit_code: int, why: str, pending: RestartDecision) -> Shutdown:
     """The job ends. Where a round is open its nodes have written down their stacks already."""
-    dump = case.failure.cause if case.failure.hung and not case.holds else None
-    return Shutdown(exit_code=exit_code, reason=f"{why}; last: {case.failure.cause}", dump=dump)
+    dump = pending.failure.cause if pending.failure.hung and not pending.holds else None
+    return Shutdown(exit_code=exit_code, reason=f"{why}; last: {pending.failure.cause}", dump=dump)

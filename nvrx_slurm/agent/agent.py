@@ -142,7 +142,7 @@ class Agent:
     async def run(self) -> int:
         """Join, serve until the job ends, leave no process behind."""
         self.workers.start()
-        self.joining.set_trap()
+        self.joining.open_fence()
         self.board.open()
         publishing = self._go(self.publisher.run())
         for work in (self._read_orders(), self.heartbeat.run()):
@@ -444,7 +444,7 @@ class Agent:
     def _join_anew(self) -> None:
         self.publisher.renew_incarnation()
         self.fenced = False
-        self.joining.set_trap()
+        self.joining.open_fence()
         self.joining.hold_port()
         self._go(self._join())
 

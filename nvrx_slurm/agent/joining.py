@@ -1,4 +1,4 @@
-"""How a node introduces itself: with a port that is held for a rendezvous, and a trap that takes its fence key."""
+"""How a node joins: with a port that it holds for the rendezvous, and a fence socket that takes its fence key."""
 
 from __future__ import annotations
 
@@ -29,16 +29,17 @@ class Joining:
         self.port = self._machine.hold_port()
         return self.port.number
 
-    def set_trap(self) -> None:
-        """Give the controller a way to this node's workers that needs nobody's help here."""
+    def open_fence(self) -> None:
+        """Give the controller a way to kill this node's workers without any process of this node."""
         try:
-            trap = self._machine.open_trap(fence.key_of(self._token, self._publisher.incarnation), self._addr)
+            key = fence.key_of(self._token, self._publisher.incarnation)
+            fence_socket = self._machine.open_fence_socket(key, self._addr)
         except OSError as error:
             log.warning("no fence: %s; if this node freezes, others wait for its lease to lapse", error)
             self._fence_port = 0
         else:
-            self._fence_port = trap.getsockname()[1]
-            self._workers.fence(trap)
+            self._fence_port = fence_socket.getsockname()[1]
+            self._workers.fence(fence_socket)
 
     async def join(self) -> tuple[str, Shutdown | None, ControllerUp | None]:
         """Post it. Returns the id of the last order before, the shutdown if there is one, and the controller."""

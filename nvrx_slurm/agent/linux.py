@@ -84,8 +84,8 @@ class LinuxMachine:
     ) -> BeatBoard:
         return BeatBoard(self.runtime, on_first_step, on_failing, on_restart)
 
-    def open_trap(self, key: bytes, addr: str) -> fence.Trap:
-        return fence.open_trap(key, addr)
+    def open_fence_socket(self, key: bytes, addr: str) -> fence.FenceSocket:
+        return fence.open_fence_socket(key, addr)
 
     def hold_port(self) -> HeldPort:
         return HeldPort()

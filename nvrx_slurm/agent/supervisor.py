@@ -9,7 +9,7 @@ whatever a worker leaves behind (double forks, sessions of their own) becomes it
   lost both, or an agent that hangs, loses its workers, and somebody else may have their ranks;
 - when it is told to, phase by phase (`teardown.py`).
 
-Should it be frozen when the lease lapses, the kernel kills it, and so them, a moment later (`last_resort.py`).
+Should it be frozen when the lease lapses, the kernel kills it, and so them, a moment later (`self_fence.py`).
 
 If this process itself is killed (by the fence, say), the kernel kills the workers with it (PR_SET_PDEATHSIG), and
 what they had started falls to the agent, which is a subreaper too and kills it (`workers.py`).
@@ -21,7 +21,7 @@ Messages are JSON, one per SOCK_SEQPACKET datagram:
                          {"op": "done", "phase"}              the work of a phase (dump, checkpoint) is done
                          {"op": "lease", "until"}             workers may run until then, on the monotonic clock
                          {"op": "hold"} + [tether fd]
-                         {"op": "fence"} + [trap fds]        the first one is armed
+                         {"op": "fence"} + [fence socket fds]   the first one is armed
     supervisor → agent   {"op": "spawned", "id", "pid"}
                          {"op": "exited", "id", "code" | "signal" | "error"}
                          {"op": "phase", "phase", "left": [pid, …], "ends_in_s"}    as it begins, and each second
@@ -46,7 +46,7 @@ from collections.abc import Callable
 from typing import Any
 
 from nvrx_slurm.agent.teardown import KILL_S, Phase, Teardown
-from nvrx_slurm.liveness.last_resort import LastResort
+from nvrx_slurm.liveness.self_fence import SelfFenceTimer
 
 F_SETSIG = 10
 PR_SET_PDEATHSIG = 1
@@ -58,7 +58,7 @@ MOST_NAMED = 64
 AGAIN_S = 0.05
 """How often the kill is repeated: a process may have forked while we walked."""
 
-LAST_RESORT_S = 0.5
+SELF_FENCE_S = 0.5
 """How long after the lease the kernel kills a supervisor that has not looked at it; `FENCE_MARGIN_S` covers it."""
 
 _libc = ctypes.CDLL(None, use_errno=True)
@@ -103,12 +103,12 @@ class Supervisor:
         self.poller = select.poll()
         self.workers: dict[int, int] = {}  # pid → id
         self.starting: dict[int, int] = {}  # pid → where it tells that it cannot run its program
-        self.held: dict[str, list[int]] = {}  # what is held open for the agent: its tether, the trap
+        self.held: dict[str, list[int]] = {}  # what is held open for the agent: its tether, the fence socket
         self.teardown: Teardown | None = None
         self.signals: dict[Phase, int] = {}
         self.say_at = self.kill_at = 0.0
         self.lease_until: float | None = None
-        self.last_resort = LastResort()
+        self.self_fence = SelfFenceTimer()
         self.lapsed = False
         self.may_spawn = True  # until a lease has lapsed, and from the next one on
         self.wakeup, wakeup_write = os.pipe2(os.O_NONBLOCK | os.O_CLOEXEC)
@@ -200,7 +200,7 @@ class Supervisor:
             self._say(op="spawned", id=self.workers[pid], pid=pid)
 
     def _hold(self, order: dict[str, Any], fds: list[int]) -> None:
-        """Keep the tether or the trap open; one of each."""
+        """Keep the tether or the fence socket open; one of each."""
         if order["op"] == "fence":
             _arm(fds[0])
         for older in self.held.pop(order["op"], ()):
@@ -212,7 +212,7 @@ class Supervisor:
         left_s = max(0.0, order["until"] - time.monotonic())
         self.may_spawn = left_s > 0.0
         self.lease_until = order["until"]
-        self.last_resort.kill_in(left_s + LAST_RESORT_S)
+        self.self_fence.arm(left_s + SELF_FENCE_S)
 
     def _stop(self, order: dict[str, Any], fds: list[int]) -> None:
         now = time.monotonic()
@@ -263,7 +263,7 @@ class Supervisor:
             self.lapsed = True
             self.teardown = self.teardown or Teardown.plan(time.monotonic(), 0.0)
             self.teardown.hurry(time.monotonic())
-        self.last_resort.disarm()  # its work is done, or there is none
+        self.self_fence.disarm()  # its work is done, or there is none
 
     def _advance(self) -> None:
         """Go on with a teardown, if there is one."""
@@ -334,11 +334,11 @@ def _ask(pids: list[int], number: int) -> None:
     send_all(pids, signal.SIGCONT)  # a stopped one cannot obey
 
 
-def _arm(trap: int) -> None:
+def _arm(fence_socket: int) -> None:
     """From now on the fence key's arrival makes the kernel kill this process and its workers (`fence.py`)."""
-    fcntl.fcntl(trap, fcntl.F_SETOWN, os.getpid())
-    fcntl.fcntl(trap, F_SETSIG, int(signal.SIGKILL))
-    fcntl.fcntl(trap, fcntl.F_SETFL, os.O_ASYNC | os.O_NONBLOCK)
+    fcntl.fcntl(fence_socket, fcntl.F_SETOWN, os.getpid())
+    fcntl.fcntl(fence_socket, F_SETSIG, int(signal.SIGKILL))
+    fcntl.fcntl(fence_socket, fcntl.F_SETFL, os.O_ASYNC | os.O_NONBLOCK)
 
 
 def _find(program: str, path: str) -> str:

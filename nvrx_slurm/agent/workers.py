@@ -154,10 +154,10 @@ class Workers:
         until = asyncio.get_running_loop().time() + seconds  # CLOCK_MONOTONIC, which the supervisor reads too
         self._send({"op": "lease", "until": until})
 
-    def fence(self, trap: _HasDescriptors) -> None:
-        """Arm the trap, and leave it to the supervisor alone: it closes when that dies."""
-        self._send({"op": "fence"}, *trap.filenos())
-        trap.close()
+    def fence(self, fence_socket: _HasDescriptors) -> None:
+        """Arm the fence socket, and leave it to the supervisor alone: it closes when that dies."""
+        self._send({"op": "fence"}, *fence_socket.filenos())
+        fence_socket.close()
 
     def hold(self, tether: _HasDescriptor) -> None:
         """Let the supervisor hold the tether's connection too: it breaks only when the last worker is dead."""

@@ -228,11 +228,11 @@ class FailureDetector:
         self.tethers.fence(name, incarnation)
         node = self.nodes()[name]
         if node.fence_port:
-            self._go(self._fire(name, incarnation, node.addr, node.fence_port))
+            self._go(self._send_fence(name, incarnation, node.addr, node.fence_port))
         if self.info.cluster == "slurm":
             self._go(self._ask_slurm(name, incarnation))
 
-    async def _fire(self, name: str, incarnation: str, addr: str, port: int) -> None:
+    async def _send_fence(self, name: str, incarnation: str, addr: str, port: int) -> None:
         key = fence.key_of(self.token, incarnation)
         if await self.outside.is_dead(addr, port, key, FENCE_S) and incarnation in self.trusted:
             await asyncio.sleep(SETTLE_S)

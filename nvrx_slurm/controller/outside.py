@@ -13,9 +13,9 @@ from collections.abc import Callable, Sequence
 from typing import Protocol
 
 from nvrx_slurm.cluster.slurm_nodes import SlurmNode, node_state
-from nvrx_slurm.controller import firing
+from nvrx_slurm.controller import fencing
 from nvrx_slurm.controller.attribution_broker import Answered, AttributionBroker, AttributionBrokerProcess
-from nvrx_slurm.controller.firing import FIRST_PAUSE_S
+from nvrx_slurm.controller.fencing import FIRST_PAUSE_S
 from nvrx_slurm.controller.mirror import Mirror, read_copy
 from nvrx_slurm.journal.folder import JobFolder, Result
 from nvrx_slurm.journal.records import Entry
@@ -74,7 +74,7 @@ class Outside(Protocol):
     async def is_dead(
         self, addr: str, port: int, message: bytes, within_s: float, *, pause_s: float = FIRST_PAUSE_S
     ) -> bool:
-        """What `firing.is_dead` promises."""
+        """What `fencing.is_dead` promises."""
         ...
 
     async def node_state(self, node: str) -> SlurmNode | None:
@@ -110,7 +110,7 @@ class LinuxOutside:
     async def is_dead(
         self, addr: str, port: int, message: bytes, within_s: float, *, pause_s: float = FIRST_PAUSE_S
     ) -> bool:
-        return await firing.is_dead(addr, port, message, within_s, pause_s=pause_s)
+        return await fencing.is_dead(addr, port, message, within_s, pause_s=pause_s)
 
     async def node_state(self, node: str) -> SlurmNode | None:
         return await node_state(node)

@@ -1,7 +1,7 @@
-"""The fence: how the controller has a node's workers killed by that node's own kernel, even while all on it is
+"""The fence: the controller has a node's workers killed by that node's own kernel, even while every process on it is
 frozen.
 
-The supervisor of a node holds a *trap* at one port number, for two protocols.
+The supervisor of a node holds a fence socket at one port number, for two protocols.
 
 UDP kills: the socket's filter lets nothing through but the node's 32-byte fence key, and its owner is sent SIGKILL by
 the kernel when a datagram arrives (fcntl(2), F_SETSIG). Workers die with their supervisor (prctl(2),
@@ -10,9 +10,9 @@ its workers never take another step.
 
 TCP proves a death: a listening socket that is never accepted from. The kernel answers for it while the supervisor
 lives, frozen or not, and refuses connections (RST) once the supervisor has ended. The port does not become free then,
-so no other user's process can answer in its place: the trap also holds both ends of one connection to the port, of
-which the end at the port was shut down first. When both are closed, by whatever death, that end enters TIME_WAIT, and
-for 60 s the kernel lets nobody bind the port.
+so no other user's process can answer in its place: the fence socket also holds both ends of one connection to the
+port, of which the end at the port was shut down first. When both are closed, by any death, that end enters TIME_WAIT,
+and for 60 s the kernel lets no process bind the port.
 
 The key is derived from the job's token and the agent's incarnation, so it never travels before it is used, and is
 worth nothing afterwards. Standard library only: the supervisor runs this without site-packages.
@@ -50,8 +50,8 @@ def key_of(token: str, incarnation: str) -> bytes:
     return hmac.digest(token.encode(), b"fence\0" + incarnation.encode(), "sha256")
 
 
-class Trap:
-    """A trap's sockets. They kill nobody before the supervisor arms the first of them."""
+class FenceSocket:
+    """The sockets of a fence. They kill no process before the supervisor arms the first of them."""
 
     def __init__(self, datagrams: socket.socket, others: tuple[socket.socket, ...]) -> None:
         self._sockets = (datagrams, *others)
@@ -70,9 +70,8 @@ class Trap:
             each.close()
 
 
-def open_trap(key: bytes, addr: str) -> Trap:
-    """A trap for `key` at a free port of the host's address `addr`, at which the controller reaches it. Raises
-    OSError."""
+def open_fence_socket(key: bytes, addr: str) -> FenceSocket:
+    """A fence socket for `key` at a free port of `addr`, where the controller reaches it. Raises OSError."""
     for _ in range(TRIES - 1):
         try:
             return _open_once(key, addr)
@@ -82,7 +81,7 @@ def open_trap(key: bytes, addr: str) -> Trap:
     return _open_once(key, addr)
 
 
-def _open_once(key: bytes, addr: str) -> Trap:
+def _open_once(key: bytes, addr: str) -> FenceSocket:
     with contextlib.ExitStack() as stack:
         listener = stack.enter_context(socket.socket(socket.AF_INET, socket.SOCK_STREAM | socket.SOCK_CLOEXEC))
         listener.bind((addr, 0))  # without SO_REUSEADDR: with it, others may bind a port that is in TIME_WAIT
@@ -96,7 +95,7 @@ def _open_once(key: bytes, addr: str) -> Trap:
         here = stack.enter_context(_accept_from(listener, there.getsockname()))
         here.shutdown(socket.SHUT_WR)
         stack.pop_all()
-        return Trap(datagrams, (listener, here, there))
+        return FenceSocket(datagrams, (listener, here, there))
 
 
 def _accept_from(listener: socket.socket, peer: tuple[str, int]) -> socket.socket:
@@ -109,7 +108,7 @@ def _accept_from(listener: socket.socket, peer: tuple[str, int]) -> socket.socke
         accepted.close()
 
 
-def _let_only(trap: socket.socket, key: bytes) -> None:
+def _let_only(datagrams: socket.socket, key: bytes) -> None:
     """Attach the filter: the datagram is as long as the key, and equal to it word by word; else it is dropped."""
     words = struct.unpack(f">{len(key) // 4}I", key)
     to_drop = 2 * len(words) + 1  # instructions from the first comparison to the last return
@@ -119,4 +118,6 @@ def _let_only(trap: socket.socket, key: bytes) -> None:
         program.append((_JUMP_IF_EQUAL, 0, to_drop - 2 * (index + 1), word))
     program += [(_RETURN, 0, 0, _ACCEPT), (_RETURN, 0, 0, _DROP)]
     code = ctypes.create_string_buffer(b"".join(struct.pack("HBBI", *each) for each in program))
-    trap.setsockopt(socket.SOL_SOCKET, _SO_ATTACH_FILTER, struct.pack("HL", len(program), ctypes.addressof(code)))
+    datagrams.setsockopt(
+        socket.SOL_SOCKET, _SO_ATTACH_FILTER, struct.pack("HL", len(program), ctypes.addressof(code))
+    )

@@ -22,13 +22,13 @@ from nvrx_slurm.inprocess.ledger import Interrupted, Log, Lost, Stage
 from nvrx_slurm.inprocess.monitor.sibling import SiblingWatch
 from nvrx_slurm.inprocess.monitor.wire import MonitorOptions
 from nvrx_slurm.inprocess.store.port import Connection
-from nvrx_slurm.liveness.last_resort import LastResort
+from nvrx_slurm.liveness.self_fence import SelfFenceTimer
 from nvrx_slurm.util.log import get_logger
 
 SHARE = 0.75
 """Of the heartbeat timeout. A sibling waits for all of it, so that what it calls dead has died before."""
 
-LAST_RESORT_SHARE = 0.8
+SELF_FENCE_SHARE = 0.8
 """When the kernel kills a monitor that has not looked at its lease (it is frozen), and thereby its rank."""
 
 
@@ -38,13 +38,13 @@ class Lease:
 
     def __init__(self, heartbeat_timeout_s: float) -> None:
         self._timeout_s = heartbeat_timeout_s
-        self._last_resort = LastResort()
+        self._self_fence = SelfFenceTimer()
         self.ends_at = math.inf
 
     def renew(self, sent_at: float) -> None:
         """A beat got through. What counts is when it was sent: the store may have had it since then."""
         self.ends_at = sent_at + SHARE * self._timeout_s
-        self._last_resort.kill_in(sent_at + LAST_RESORT_SHARE * self._timeout_s - time.monotonic())
+        self._self_fence.arm(sent_at + SELF_FENCE_SHARE * self._timeout_s - time.monotonic())
 
     @property
     def left_s(self) -> float:

@@ -26,8 +26,8 @@ class Held:
                 self._closed()
 
 
-class Trap(Held):
-    """A node's trap: where its fence key arrives. Held by the agent until the supervisor has it."""
+class SimulatedFenceSocket(Held):
+    """A node's fence socket: where its fence key arrives. Held by the agent until the supervisor has it."""
 
     def __init__(self, key: bytes, agent: Process) -> None:
         super().__init__(self._close)

@@ -13,7 +13,7 @@ from nvrx_slurm.agent.hangs import NS
 from nvrx_slurm.agent.workers import WorkerEvent
 from nvrx_slurm.journal.records import ControllerUp
 from nvrx_slurm.journal.restarts import InProcessRestart
-from nvrx_slurm.lab.simulation.kernel import Trap
+from nvrx_slurm.lab.simulation.kernel import SimulatedFenceSocket
 from nvrx_slurm.lab.simulation.process import Process
 from nvrx_slurm.lab.simulation.supervisor import SupervisedWorkers
 from nvrx_slurm.lab.simulation.tethers import AgentLine, connect
@@ -171,8 +171,8 @@ class SimulatedMachine:
     ) -> Board:
         return Board(self._node, on_first_step)
 
-    def open_trap(self, key: bytes, addr: str) -> Trap:
-        return self._node.open_trap(key, self._process)
+    def open_fence_socket(self, key: bytes, addr: str) -> SimulatedFenceSocket:
+        return self._node.open_fence_socket(key, self._process)
 
     def hold_port(self) -> Port:
         return Port(self._node.next_port())

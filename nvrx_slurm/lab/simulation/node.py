@@ -1,7 +1,7 @@
 """One simulated node: its kernel, and the processes on it.
 
 What the kernel guarantees holds here too, and nothing more: what a process held is closed when its last holder is
-dead; a fence key kills the supervisor that armed the trap, even while everything is frozen; a port that nobody holds
+dead; a fence key kills the supervisor that armed the fence socket, even while all is frozen; a port that nobody holds
 refuses; a node without power says nothing at all.
 """
 
@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING
 
 from nvrx_slurm.agent.workers import WorkerEvent
 from nvrx_slurm.lab.simulation.clocks import DriftingClock
-from nvrx_slurm.lab.simulation.kernel import Trap
+from nvrx_slurm.lab.simulation.kernel import SimulatedFenceSocket
 from nvrx_slurm.lab.simulation.machine import FIRST_PORT, Board, SimulatedMachine
 from nvrx_slurm.lab.simulation.mains import agent_main
 from nvrx_slurm.lab.simulation.process import Process
@@ -47,7 +47,7 @@ class Node:
         self.supervisor: Supervisor | None = None
         self.board: Board | None = None
         self.line: AgentLine | None = None
-        self._trap: Trap | None = None
+        self._fence_socket: SimulatedFenceSocket | None = None
         self.weak_until_s = -math.inf  # something lasting was done to it, and it may not do what it should until then
         self._workers: list[Worker] = []
         self._awaited = 0  # agents that are yet to start
@@ -131,15 +131,15 @@ class Node:
 
     # ---- what the kernel holds
 
-    def open_trap(self, key: bytes, agent: Process) -> Trap:
-        trap = self._trap = Trap(key, agent)
-        trap.open_at(self.history.sockets.bind(self.name, trap.arrives))
-        return trap
+    def open_fence_socket(self, key: bytes, agent: Process) -> SimulatedFenceSocket:
+        fence_socket = self._fence_socket = SimulatedFenceSocket(key, agent)
+        fence_socket.open_at(self.history.sockets.bind(self.name, fence_socket.arrives))
+        return fence_socket
 
     def is_trapped_by(self, key: bytes) -> bool:
-        """Whether a living supervisor's trap waits for this key."""
-        trap = self._trap
-        return trap is not None and trap.key == key and trap.armed_by is not None and trap.armed_by.alive
+        """Whether a living supervisor's fence socket waits for this key."""
+        there = self._fence_socket
+        return there is not None and there.key == key and there.armed_by is not None and there.armed_by.alive
 
     def next_port(self) -> int:
         return next(self._ports)

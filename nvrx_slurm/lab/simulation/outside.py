@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 
 from nvrx_slurm.cluster.slurm_nodes import SlurmNode
 from nvrx_slurm.controller.attribution_broker import Answered
-from nvrx_slurm.controller.firing import FIRST_PAUSE_S, is_refused
+from nvrx_slurm.controller.fencing import FIRST_PAUSE_S, send_fence
 from nvrx_slurm.controller.outside import Told
 from nvrx_slurm.journal.folder import Result
 from nvrx_slurm.journal.records import Entry
@@ -72,7 +72,7 @@ class SimulatedOutside:
         self, addr: str, port: int, message: bytes, within_s: float, *, pause_s: float = FIRST_PAUSE_S
     ) -> bool:
         channel = self._history.sockets.dial(self.host, addr, port)
-        return await is_refused(channel, message, within_s, pause_s)
+        return await send_fence(channel, message, within_s, pause_s)
 
     async def node_state(self, node: str) -> SlurmNode | None:
         await asyncio.sleep(SLURM_ANSWERS_S)

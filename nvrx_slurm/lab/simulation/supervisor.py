@@ -1,8 +1,8 @@
 """The simulated supervisor, by the real one's rules (`agent/supervisor.py`), on what its kernel guarantees.
 
 - It serves the agent's messages in their order, and looks at the lease before each: after a freeze as well.
-- The lease's last resort is the kernel's: it kills a supervisor that is frozen, too.
-- When it dies, its trap closes, its hold of the tether ends, and the kernel kills its workers a moment later.
+- The lease's self-fence timer is the kernel's: it kills a supervisor that is frozen, too.
+- When it dies, its fence socket closes, its hold of the tether ends, and the kernel kills its workers a moment later.
 - When the agent dies, it kills the workers, and ends.
 """
 
@@ -12,10 +12,10 @@ import signal
 from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
-from nvrx_slurm.agent.supervisor import LAST_RESORT_S, SAY_EVERY_S
+from nvrx_slurm.agent.supervisor import SAY_EVERY_S, SELF_FENCE_S
 from nvrx_slurm.agent.teardown import Phase, Teardown
 from nvrx_slurm.agent.workers import Exited, Spawned, Stopped, SupervisorDied, Tearing, WorkerEvent
-from nvrx_slurm.lab.simulation.kernel import Held, Trap
+from nvrx_slurm.lab.simulation.kernel import Held, SimulatedFenceSocket
 from nvrx_slurm.lab.simulation.process import Process
 from nvrx_slurm.lab.simulation.workers import Worker
 
@@ -42,8 +42,8 @@ class Supervisor:
         self.lapsed = self._closed = False
         self._may_spawn = True
         self._lease_until: float | None = None
-        self._last_resort_at: float | None = None
-        self._lease_timer_on = self._last_resort_on = False
+        self._self_fence_at: float | None = None
+        self._lease_timer_on = self._self_fence_on = False
         self._say_at = 0.0
         self._due_at: float | None = None
         self.process.on_death(self._died)
@@ -76,13 +76,13 @@ class Supervisor:
     def _renew(self, until_s: float) -> None:
         self._may_spawn = until_s > self.loop.now_s
         self._lease_until = until_s
-        self._last_resort_at = self._lease_until + LAST_RESORT_S * self.node.clock.pace
+        self._self_fence_at = self._lease_until + SELF_FENCE_S * self.node.clock.pace
         if not self._lease_timer_on:
             self._lease_timer_on = True
             self.process.call_later(max(0.0, self._lease_until - self.loop.now_s), self._look_at_lease)
-        if not self._last_resort_on:
-            self._last_resort_on = True
-            self.loop.call_outside(max(0.0, self._last_resort_at - self.loop.now_s), self._look_at_last_resort)
+        if not self._self_fence_on:
+            self._self_fence_on = True
+            self.loop.call_outside(max(0.0, self._self_fence_at - self.loop.now_s), self._look_at_self_fence)
 
     def _stop(self, number: int, grace_s: float, checkpoint: tuple[int, float] | None) -> None:
         now = self.loop.now_s
@@ -99,8 +99,8 @@ class Supervisor:
             self._enter(self.teardown.advance(self.loop.now_s, workers_left=bool(self.workers), work_done=phase))
 
     def _hold(self, kind: str, held: Held) -> None:
-        """Keep the tether or the trap open; one of each."""
-        if isinstance(held, Trap):
+        """Keep the tether or the fence socket open; one of each."""
+        if isinstance(held, SimulatedFenceSocket):
             held.armed_by = self.process
         if (older := self.held.pop(kind, None)) is not None:
             older.release(self.process)
@@ -122,7 +122,7 @@ class Supervisor:
         now = self.loop.now_s
         if self._lease_until is None or now < self._lease_until:
             return
-        self._lease_until = self._last_resort_at = None
+        self._lease_until = self._self_fence_at = None
         self._may_spawn = False
         if self.workers or self.teardown is not None:
             self.lapsed = True
@@ -130,16 +130,16 @@ class Supervisor:
             self.teardown.hurry(now)
             self._kill_all()
 
-    def _look_at_last_resort(self) -> None:
+    def _look_at_self_fence(self) -> None:
         """The kernel's timer."""
-        self._last_resort_on = False
-        if self._last_resort_at is None or not self.process.alive:
+        self._self_fence_on = False
+        if self._self_fence_at is None or not self.process.alive:
             return
-        if self.loop.now_s >= self._last_resort_at:
+        if self.loop.now_s >= self._self_fence_at:
             self.process.kill()
         else:
-            self._last_resort_on = True
-            self.loop.call_outside(max(0.0, self._last_resort_at - self.loop.now_s), self._look_at_last_resort)
+            self._self_fence_on = True
+            self.loop.call_outside(max(0.0, self._self_fence_at - self.loop.now_s), self._look_at_self_fence)
 
     def child_ended(self, worker: Worker, code: int | None, number: int | None) -> None:
         """SIGCHLD."""
@@ -262,9 +262,9 @@ class SupervisedWorkers:
         self._lease_until = self._node.loop.now_s + seconds * self._node.clock.pace
         self._ask("lease", self._lease_until)
 
-    def fence(self, trap: Any) -> None:
-        self._pass_on("fence", trap)
-        trap.close()
+    def fence(self, fence_socket: Any) -> None:
+        self._pass_on("fence", fence_socket)
+        fence_socket.close()
 
     def hold(self, tether: Any) -> None:
         self._pass_on("hold", tether)

@@ -10,12 +10,12 @@ import sys
 
 import pytest
 
-from nvrx_slurm.controller.firing import is_dead
+from nvrx_slurm.controller.fencing import is_dead
 from nvrx_slurm.liveness import fence
 from tests.harness import wait_gone
 
 KEY = fence.key_of("token", "incarnation")
-# Holds an armed trap, and starts a child that dies with it; prints the child's pid.
+# Holds an armed fence socket, and starts a child that dies with it; prints the child's pid.
 HOLDER = """
 import ctypes, os, signal, sys
 from nvrx_slurm.agent import supervisor
@@ -31,14 +31,14 @@ signal.pause()
 
 
 class Node:
-    """A process that holds the trap of `KEY`, and its child."""
+    """A process that holds the fence socket of `KEY`, and its child."""
 
     def __init__(self) -> None:
-        trap = fence.open_trap(KEY, "127.0.0.1")
-        self.port = trap.getsockname()[1]
-        argv = [sys.executable, "-c", HOLDER, *map(str, trap.filenos())]
-        self.process = subprocess.Popen(argv, pass_fds=trap.filenos(), stdout=subprocess.PIPE)
-        trap.close()
+        fence_socket = fence.open_fence_socket(KEY, "127.0.0.1")
+        self.port = fence_socket.getsockname()[1]
+        argv = [sys.executable, "-c", HOLDER, *map(str, fence_socket.filenos())]
+        self.process = subprocess.Popen(argv, pass_fds=fence_socket.filenos(), stdout=subprocess.PIPE)
+        fence_socket.close()
         assert self.process.stdout is not None
         self.child = int(self.process.stdout.readline())
         self.process.stdout.close()
@@ -76,7 +76,7 @@ async def test_only_the_key_kills(node, message):
 
 
 async def test_death_by_any_cause_is_proven(node):
-    """The trap closes with its holder."""
+    """The fence socket closes with its holder."""
     node.process.kill()
     assert await is_dead("127.0.0.1", node.port, fence.PROBE, 10.0)
 
@@ -103,9 +103,9 @@ async def test_connections_to_the_trap_do_not_wear_it_out(node):
 
 def test_trap_listens_at_one_address_only():
     """A local job's is not to be reached from other hosts."""
-    trap = fence.open_trap(KEY, "127.0.0.1")
-    for descriptor in trap.filenos():
+    fence_socket = fence.open_fence_socket(KEY, "127.0.0.1")
+    for descriptor in fence_socket.filenos():
         with socket.socket(fileno=os.dup(descriptor)) as each:
             assert each.getsockname()[0] == "127.0.0.1"
             assert each.family == socket.AF_INET
-    trap.close()
+    fence_socket.close()

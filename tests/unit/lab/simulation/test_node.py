@@ -7,7 +7,7 @@ import signal
 
 import pytest
 
-from nvrx_slurm.agent.supervisor import LAST_RESORT_S
+from nvrx_slurm.agent.supervisor import SELF_FENCE_S
 from nvrx_slurm.agent.teardown import KILL_S
 from nvrx_slurm.agent.workers import Exited, Spawned, Stopped, SupervisorDied, Tearing
 from nvrx_slurm.lab.simulation.history import History
@@ -73,7 +73,7 @@ def test_frozen_supervisor_dies_of_a_lapsed_lease(bench):
     bench.workers.lease(2.0)
     bench.after(SOON_S)
     bench.node.freeze()
-    bench.after(2.0 + LAST_RESORT_S)
+    bench.after(2.0 + SELF_FENCE_S)
     assert not bench.supervisor.process.alive
     assert not bench.node.workers()
 
@@ -91,12 +91,12 @@ def test_thawed_supervisor_looks_at_its_lease_first(bench):
 
 
 def test_fence_key_kills_while_all_is_frozen(bench):
-    """The trap takes no other datagram; the key ends supervisor and workers, and from then on the port refuses."""
-    trap = bench.node.open_trap(KEY, bench.agent)
-    bench.workers.fence(trap)
+    """The fence socket takes no other datagram; the key ends supervisor and workers, and then the port refuses."""
+    fence_socket = bench.node.open_fence_socket(KEY, bench.agent)
+    bench.workers.fence(fence_socket)
     bench.after(SOON_S)
     bench.node.freeze()
-    channel = bench.history.sockets.dial(bench.history.HOST, *trap.getsockname())
+    channel = bench.history.sockets.dial(bench.history.HOST, *fence_socket.getsockname())
     channel.send(fence.PROBE)
     bench.after(SOON_S)
     assert bench.supervisor.process.alive

@@ -1,4 +1,4 @@
-"""The lease's last resort: the kernel itself kills this process when its time is up, even while it is stopped.
+"""The self-fence timer: the kernel kills this process when its lease has lapsed, even while it is stopped.
 
 A process that is frozen (SIGSTOP, a cgroup's freezer) cannot look at its lease, and if its node is cut off as well
 no fence reaches it. A POSIX timer needs neither: its SIGKILL is the kernel's, ends stopped processes too, and takes
@@ -35,7 +35,7 @@ def _library() -> ctypes.CDLL:
     return libc if hasattr(libc, "timer_create") else ctypes.CDLL("librt.so.1", use_errno=True)
 
 
-class LastResort:
+class SelfFenceTimer:
     """A timer of this process; a child does not inherit it. Where the kernel refuses one, nothing is ever killed."""
 
     def __init__(self) -> None:
@@ -49,13 +49,13 @@ class LastResort:
         except OSError:
             self.works = False
 
-    def kill_in(self, seconds: float) -> None:
-        """SIGKILL to this process so long from now, unless this is called again before."""
+    def arm(self, seconds: float) -> None:
+        """Have the kernel send SIGKILL to this process after `seconds`, unless `arm` or `disarm` is called before."""
         fraction, whole = math.modf(max(seconds, 1e-9))  # zero would disarm it
         self._set(_Setting(0, 0, int(whole), math.ceil(fraction * 1e9)))
 
     def disarm(self) -> None:
-        """Not at all."""
+        """Cancel the SIGKILL."""
         self._set(_Setting(0, 0, 0, 0))
 
     def _set(self, setting: _Setting) -> None:

@@ -16,8 +16,8 @@ RESET_AT_CLOSE = struct.pack("ii", 1, 0)
 
 
 class Channel(Protocol):
-    """A way to a node's trap. Both methods raise ConnectionRefusedError when the node's kernel has refused, and other
-    OSErrors as they come."""
+    """A way to a node's fence socket. Both methods raise ConnectionRefusedError once the node's kernel has refused,
+    and other OSErrors as they occur."""
 
     def send(self, data: bytes) -> None: ...
     async def receive(self) -> None: ...
@@ -29,14 +29,14 @@ async def is_dead(addr: str, port: int, message: bytes, within_s: float, *, paus
     False when that has not happened within `within_s` seconds: it lives, or nothing can be known. `pause_s`: from the
     first message to the second; it doubles up to `LAST_PAUSE_S`.
     """
-    channel = _TrapChannel(addr, port)
+    channel = _FenceChannel(addr, port)
     try:
-        return await is_refused(channel, message, within_s, pause_s)
+        return await send_fence(channel, message, within_s, pause_s)
     finally:
         channel.close()
 
 
-async def is_refused(channel: Channel, message: bytes, within_s: float, pause_s: float) -> bool:
+async def send_fence(channel: Channel, message: bytes, within_s: float, pause_s: float) -> bool:
     """Send `message` again and again: whether it is refused within that time."""
     loop = asyncio.get_running_loop()
     deadline, pause = loop.time() + within_s, pause_s
@@ -57,8 +57,8 @@ async def is_refused(channel: Channel, message: bytes, within_s: float, pause_s:
         pause = min(2 * pause, LAST_PAUSE_S)
 
 
-class _TrapChannel:
-    """A node's trap (`fence.py`): the key goes by UDP, and TCP says whether its holder lives."""
+class _FenceChannel:
+    """A node's fence socket (`fence.py`): the key goes by UDP, and TCP says whether its holder lives."""
 
     def __init__(self, addr: str, port: int) -> None:
         self._there = (addr, port)
@@ -105,7 +105,7 @@ class _TrapChannel:
         """Connect, and wait for the end. Whether there was a connection. Raises ConnectionRefusedError."""
         loop = asyncio.get_running_loop()
         with socket.socket(socket.AF_INET, socket.SOCK_STREAM | socket.SOCK_NONBLOCK) as connection:
-            # Close it by RST: the trap accepts no connection, and would keep each half-closed one.
+            # Close it by RST: the fence socket accepts no connection, and would keep each half-closed one.
             connection.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, RESET_AT_CLOSE)
             try:
                 await loop.sock_connect(connection, self._there)

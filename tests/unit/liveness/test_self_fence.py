@@ -6,7 +6,10 @@ import signal
 import subprocess
 import sys
 
-BEGIN = "import os, signal, threading; from nvrx_slurm.liveness.last_resort import LastResort; timer = LastResort(); "
+BEGIN = """import os, signal, threading
+from nvrx_slurm.liveness.self_fence import SelfFenceTimer
+timer = SelfFenceTimer()
+"""
 
 
 def end_of(code: str) -> int:
@@ -16,15 +19,15 @@ def end_of(code: str) -> int:
 
 def test_stopped_process_is_killed_in_time():
     """It need not run for that."""
-    assert end_of("timer.kill_in(0.2); os.kill(os.getpid(), signal.SIGSTOP)") == -signal.SIGKILL
+    assert end_of("timer.arm(0.2); os.kill(os.getpid(), signal.SIGSTOP)") == -signal.SIGKILL
 
 
 def test_time_that_is_up_kills_at_once():
     """No time left is not no bound."""
-    assert end_of("timer.kill_in(0.0); signal.pause()") == -signal.SIGKILL
+    assert end_of("timer.arm(0.0); signal.pause()") == -signal.SIGKILL
 
 
 def test_last_word_counts():
     """A timer that is set anew or disarmed kills at no earlier time."""
-    assert end_of("timer.kill_in(0.05); timer.kill_in(1000.0); threading.Event().wait(0.2)") == 0
-    assert end_of("timer.kill_in(0.05); timer.disarm(); threading.Event().wait(0.2)") == 0
+    assert end_of("timer.arm(0.05); timer.arm(1000.0); threading.Event().wait(0.2)") == 0
+    assert end_of("timer.arm(0.05); timer.disarm(); threading.Event().wait(0.2)") == 0

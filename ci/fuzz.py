@@ -29,7 +29,6 @@ from nvrx_slurm.inprocess import barriers, ledger
 from nvrx_slurm.inprocess.attribution import Interruption
 from nvrx_slurm.inprocess.monitor import wire as monitor_wire
 from nvrx_slurm.journal import records, restarts
-from nvrx_slurm.journal.decoding import decode, decode_json
 from nvrx_slurm.journal.folder import JobInfo, Result, StoreAddress
 from nvrx_slurm.liveness import tether
 from nvrx_slurm.store.job_store import JobStore
@@ -37,6 +36,7 @@ from nvrx_slurm.store.sealing import open_beat, open_order, seal_beat
 from nvrx_slurm.transport import published
 from nvrx_slurm.transport.errors import TransportError
 from nvrx_slurm.transport.ref import PayloadRef
+from nvrx_slurm.util.decoding import decode, decode_json
 from nvrx_slurm.util.job_key import JobKey
 
 INPUTS = 1_000_000

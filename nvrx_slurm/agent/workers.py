@@ -21,7 +21,7 @@ from nvrx_slurm.agent import supervisor
 from nvrx_slurm.agent.leftovers import sweep_rings
 from nvrx_slurm.agent.teardown import Phase
 from nvrx_slurm.errors import MalformedRecord
-from nvrx_slurm.journal.decoding import decode
+from nvrx_slurm.util.decoding import decode
 from nvrx_slurm.util.log import get_logger
 from nvrx_slurm.util.processes import restore_descriptor_limit
 from nvrx_slurm.util.threads import in_thread

@@ -16,9 +16,9 @@ from nvrx_slurm.attribution.pipes import standard_streams
 from nvrx_slurm.attribution.sources import sources_of
 from nvrx_slurm.errors import MalformedRecord, NvrxError, UsageError
 from nvrx_slurm.jobspec import env
-from nvrx_slurm.journal.decoding import decode_json
 from nvrx_slurm.journal.verdicts import Attribution, AttributionPlan, FailureKey, Inquiry, Wire
 from nvrx_slurm.util.clock import SystemClock
+from nvrx_slurm.util.decoding import decode_json
 from nvrx_slurm.util.files import JobFiles
 from nvrx_slurm.util.log import get_logger, set_up
 from nvrx_slurm.util.processes import die_with

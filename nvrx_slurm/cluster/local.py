@@ -21,9 +21,9 @@ from nvrx_slurm.cluster.base import LOCAL_PREFIX, SCRIPT_NAME, folder_name, not_
 from nvrx_slurm.cluster.states import JobState, state_of_result
 from nvrx_slurm.errors import MissingProgramError, UsageError
 from nvrx_slurm.jobspec.env import child_environment, handed_on
-from nvrx_slurm.journal.decoding import decode
 from nvrx_slurm.journal.folder import JobFolder, JobInfo
 from nvrx_slurm.util.clock import Clock, SystemClock
+from nvrx_slurm.util.decoding import decode
 from nvrx_slurm.util.files import open_log
 from nvrx_slurm.util.ids import new_incarnation
 from nvrx_slurm.util.ownership import open_owned

@@ -22,8 +22,8 @@ import msgspec
 
 from nvrx_slurm.errors import MalformedRecord
 from nvrx_slurm.jobspec import env
-from nvrx_slurm.journal.decoding import decode
 from nvrx_slurm.journal.verdicts import Attribution, FailureKey, Inquiry, VerdictRecord
+from nvrx_slurm.util.decoding import decode
 from nvrx_slurm.util.files import open_log
 from nvrx_slurm.util.log import get_logger
 from nvrx_slurm.util.processes import dies_with_parent

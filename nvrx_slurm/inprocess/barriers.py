@@ -12,7 +12,7 @@ import msgspec
 
 from nvrx_slurm.inprocess.attribution import Interruption, InterruptionRecord
 from nvrx_slurm.inprocess.ledger import Interrupted, Ledger
-from nvrx_slurm.journal.decoding import decode
+from nvrx_slurm.util.decoding import decode
 
 JOIN = "join"
 """Who a member is, so that another run's keys are not taken for ours."""

@@ -25,8 +25,8 @@ from typing import TypeVar
 import msgspec
 
 from nvrx_slurm.errors import ConfigError, MalformedRecord
-from nvrx_slurm.journal.decoding import decode_json
 from nvrx_slurm.journal.records import Plan, Record, plan_from_json, plan_to_json
+from nvrx_slurm.util.decoding import decode_json
 from nvrx_slurm.util.files import JobFiles
 from nvrx_slurm.util.processes import boot_id, is_alive, started_ticks
 

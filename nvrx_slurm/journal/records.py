@@ -20,9 +20,9 @@ from typing import Annotated, Any, Literal
 
 import msgspec
 
-from nvrx_slurm.journal.decoding import decode
 from nvrx_slurm.journal.restarts import InProcessRestart
 from nvrx_slurm.journal.verdicts import Attribution, AttributionPlan, Verdict
+from nvrx_slurm.util.decoding import decode
 
 SignalReason = Literal["cancel", "interrupt", "time_limit", "agents_gone", "lease_lapsed"]
 FENCE_MARGIN_S = 2.0

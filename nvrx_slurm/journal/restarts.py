@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import msgspec
 
-from nvrx_slurm.journal.decoding import decode as checked
+from nvrx_slurm.util.decoding import decode as checked
 
 MOST_RANKS = 8
 MOST_FAULTS = 8

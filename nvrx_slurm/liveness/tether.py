@@ -32,9 +32,9 @@ from typing import Any, Protocol
 import msgspec
 
 from nvrx_slurm.errors import MalformedRecord
-from nvrx_slurm.journal.decoding import decode
 from nvrx_slurm.journal.records import Record
 from nvrx_slurm.util.admission import PROOF_S, Admission, RateLimitedLog
+from nvrx_slurm.util.decoding import decode
 from nvrx_slurm.util.job_key import NONCE_BYTES, PROOF_BYTES, SIGNATURE_BYTES, JobKey, is_proof, proof
 from nvrx_slurm.util.log import get_logger
 

@@ -8,7 +8,7 @@ from pathlib import Path
 import msgspec
 
 from nvrx_slurm.errors import MalformedRecord, UnsafePath
-from nvrx_slurm.journal.decoding import decode
+from nvrx_slurm.util.decoding import decode
 from nvrx_slurm.util.ownership import open_private_folder, read_owned
 
 

@@ -9,9 +9,9 @@ from typing import Annotated
 import msgspec
 
 from nvrx_slurm.errors import MalformedRecord, UsageError
-from nvrx_slurm.journal.decoding import decode
 from nvrx_slurm.transport.errors import TransportError
 from nvrx_slurm.transport.ref import PayloadRef
+from nvrx_slurm.util.decoding import decode
 
 VERSION = 1
 LONGEST_RECORD_BYTES = 128 << 10

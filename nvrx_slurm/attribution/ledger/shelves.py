@@ -11,9 +11,9 @@ import msgspec
 
 from nvrx_slurm.attribution.ledger.scoring import Blame
 from nvrx_slurm.errors import MalformedRecord, NvrxError, StoreUnreachable, UsageError, WaitTimeout
-from nvrx_slurm.journal.decoding import decode_json
 from nvrx_slurm.journal.verdicts import Wire
 from nvrx_slurm.util.clock import Clock
+from nvrx_slurm.util.decoding import decode_json
 from nvrx_slurm.util.files import write_private
 from nvrx_slurm.util.locks import locked
 from nvrx_slurm.util.log import get_logger

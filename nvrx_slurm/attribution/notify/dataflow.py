@@ -16,9 +16,9 @@ from nvrx_slurm.attribution.notify.spool import Parcel
 from nvrx_slurm.attribution.notify.telling import document
 from nvrx_slurm.errors import MalformedRecord
 from nvrx_slurm.jobspec import env
-from nvrx_slurm.journal.decoding import decode_json
 from nvrx_slurm.journal.verdicts import DataflowPlan
 from nvrx_slurm.util.clock import Clock
+from nvrx_slurm.util.decoding import decode_json
 
 BATCH = 50
 _THERE_ALREADY = 409

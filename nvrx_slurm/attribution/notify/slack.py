@@ -17,9 +17,9 @@ from nvrx_slurm.attribution.notify.spool import Parcel
 from nvrx_slurm.attribution.notify.telling import slack_message
 from nvrx_slurm.errors import MalformedRecord
 from nvrx_slurm.jobspec import env
-from nvrx_slurm.journal.decoding import decode_json
 from nvrx_slurm.journal.verdicts import SlackPlan, Wire
 from nvrx_slurm.util.clock import Clock
+from nvrx_slurm.util.decoding import decode_json
 from nvrx_slurm.util.files import write_private
 from nvrx_slurm.util.log import get_logger
 

@@ -11,8 +11,8 @@ from nvrx_slurm.attribution.notify.decided import Decided
 from nvrx_slurm.attribution.notify.receiver import Later, Refused, bounded
 from nvrx_slurm.attribution.notify.spool import Parcel
 from nvrx_slurm.errors import MalformedRecord, NvrxError, StoreUnreachable, WaitTimeout
-from nvrx_slurm.journal.decoding import decode_json
 from nvrx_slurm.util.clock import Clock
+from nvrx_slurm.util.decoding import decode_json
 
 LEDGER_S = 10.0
 

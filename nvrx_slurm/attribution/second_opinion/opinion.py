@@ -16,8 +16,8 @@ from nvrx_slurm.attribution.second_opinion.question import Opinion, Request, ans
 from nvrx_slurm.attribution.second_opinion.redaction import redacted
 from nvrx_slurm.errors import ConfigError, MalformedRecord, SourceError
 from nvrx_slurm.jobspec import env
-from nvrx_slurm.journal.decoding import decode
 from nvrx_slurm.journal.verdicts import Attribution, Inquiry, LlmPlan, Verdict
+from nvrx_slurm.util.decoding import decode
 from nvrx_slurm.util.threads import in_thread
 
 if TYPE_CHECKING:

@@ -12,8 +12,8 @@ import msgspec
 from nvrx_slurm.attribution.service.lifecycle import Record
 from nvrx_slurm.attribution.service.wire import id_of
 from nvrx_slurm.errors import MalformedRecord, UsageError
-from nvrx_slurm.journal.decoding import decode_json
 from nvrx_slurm.util.clock import Clock
+from nvrx_slurm.util.decoding import decode_json
 from nvrx_slurm.util.files import write_private
 from nvrx_slurm.util.locks import locked
 from nvrx_slurm.util.log import get_logger

@@ -7,8 +7,8 @@ from typing import Literal
 from msgspec.structs import replace
 
 from nvrx_slurm.errors import MalformedRecord, SourceError
-from nvrx_slurm.journal.decoding import decode_json
 from nvrx_slurm.journal.verdicts import Attribution, Evidence, FailureKey, Wire
+from nvrx_slurm.util.decoding import decode_json
 
 MOST_BYTES = 1 << 20
 """An answer that is longer is none."""

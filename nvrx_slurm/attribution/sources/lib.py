@@ -19,9 +19,9 @@ import msgspec
 
 from nvrx_slurm.attribution.sources.patience import look_twice
 from nvrx_slurm.errors import MalformedRecord, SourceError
-from nvrx_slurm.journal.decoding import decode_json
 from nvrx_slurm.journal.verdicts import Attribution, Inquiry, LlmPlan, Verdict, Wire
 from nvrx_slurm.util.clock import Clock
+from nvrx_slurm.util.decoding import decode_json
 from nvrx_slurm.util.processes import dies_with_parent
 
 SPARE_S = 0.5

@@ -8,8 +8,8 @@ from pathlib import Path
 from nvrx_slurm.attribution.sources.base import Unanswered
 from nvrx_slurm.errors import MalformedRecord, SourceError, UnsafePath
 from nvrx_slurm.jobspec import env
-from nvrx_slurm.journal.decoding import decode_json
 from nvrx_slurm.journal.verdicts import Wire
+from nvrx_slurm.util.decoding import decode_json
 from nvrx_slurm.util.files import JobFiles
 
 MANAGED_NAME = "attrsvc.json"

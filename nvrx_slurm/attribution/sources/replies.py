@@ -7,8 +7,8 @@ from email.utils import parsedate_to_datetime
 
 from nvrx_slurm.attribution.sources.exchange import Reply
 from nvrx_slurm.errors import MalformedRecord
-from nvrx_slurm.journal.decoding import decode_json
 from nvrx_slurm.journal.verdicts import FailureKey
+from nvrx_slurm.util.decoding import decode_json
 
 MOST_TEXT = 400
 

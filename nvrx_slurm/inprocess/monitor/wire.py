@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 
 from nvrx_slurm.inprocess.ledger import Lost
-from nvrx_slurm.journal.decoding import decode as checked
+from nvrx_slurm.util.decoding import decode as checked
 
 if TYPE_CHECKING:
     from collections.abc import Mapping

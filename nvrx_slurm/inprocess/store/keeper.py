@@ -30,7 +30,7 @@ from nvrx_slurm.errors import MalformedRecord
 from nvrx_slurm.inprocess import environment
 from nvrx_slurm.inprocess.exception import OptionError, StoreError
 from nvrx_slurm.inprocess.store.inotify import Watch
-from nvrx_slurm.journal.decoding import decode_json
+from nvrx_slurm.util.decoding import decode_json
 from nvrx_slurm.util.files import RUNTIME_ROOTS
 from nvrx_slurm.util.ownership import is_own
 from nvrx_slurm.util.processes import started_ticks

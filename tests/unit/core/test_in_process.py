@@ -54,8 +54,11 @@ def test_one_that_is_heard_twice_leaves_no_trace() -> None:
 
 
 def test_a_node_that_was_given_up_has_no_say() -> None:
-    """Its word changes nothing; it is fenced."""
+    """It is fenced when it is lost, and its word changes nothing."""
     fleet = running()
     fleet.lose("n2")
-    said = fleet.tell(restart(fleet, "n2"))
-    assert said is None or all(isinstance(decision, Fence) for decision in said)
+    assert [fence.node for fence in fleet.said(Fence)] == ["n2"]
+    before = copy.deepcopy(fleet.job)
+    assert fleet.tell(restart(fleet, "n2")) == []
+    before.nodes["n2"].seq += 1
+    assert fleet.job == before

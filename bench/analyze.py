@@ -16,7 +16,7 @@ from statistics import median
 
 from bench.errors import PeerFailed, PeerMissing
 from bench.tables import Target, print_rows, print_target, print_targets
-from nvrx_slurm.attribution.catalogue import Catalogue, load_catalogue
+from nvrx_slurm.attribution.rules.catalogue import Catalogue, load_catalogue
 from nvrx_slurm.attribution.scan import find_logs, scan
 from nvrx_slurm.jobspec import env
 from nvrx_slurm.util.clock import SystemClock

@@ -7,8 +7,8 @@ from os import PathLike
 from pathlib import Path
 
 from nvrx_slurm.attribution.analyze import inquiry_for
-from nvrx_slurm.attribution.catalogue import load_catalogue
 from nvrx_slurm.attribution.examination import Examination, examine
+from nvrx_slurm.attribution.rules.catalogue import load_catalogue
 from nvrx_slurm.journal.verdicts import Attribution
 from nvrx_slurm.util.clock import SystemClock
 

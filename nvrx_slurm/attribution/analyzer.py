@@ -14,8 +14,8 @@ from typing import TYPE_CHECKING, TypeVar
 import msgspec
 from msgspec.structs import replace
 
-from nvrx_slurm.attribution.catalogue import load_catalogue
 from nvrx_slurm.attribution.examination import examine, logs_of
+from nvrx_slurm.attribution.rules.catalogue import load_catalogue
 from nvrx_slurm.attribution.scan import LogFile
 from nvrx_slurm.attribution.scan.prefilter import prefilter_of
 from nvrx_slurm.errors import SourceError

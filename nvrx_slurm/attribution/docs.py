@@ -7,8 +7,8 @@ from collections.abc import Iterable
 from itertools import groupby
 from pathlib import Path
 
-from nvrx_slurm.attribution.catalogue import Rule, rules_of, shipped_files
-from nvrx_slurm.attribution.rulefile import read_rule_file
+from nvrx_slurm.attribution.rules.catalogue import Rule, rules_of, shipped_files
+from nvrx_slurm.attribution.rules.rulefile import read_rule_file
 
 INTRODUCTION = """\
 # The rules

@@ -13,9 +13,9 @@ from nvrx_slurm.attribution.analyze import attribute
 from nvrx_slurm.attribution.analyze.attributing import judged
 from nvrx_slurm.attribution.analyze.history import Earlier
 from nvrx_slurm.attribution.analyze.told import with_told
-from nvrx_slurm.attribution.catalogue import Catalogue
 from nvrx_slurm.attribution.earlier_cycles import inquiry_about
 from nvrx_slurm.attribution.gathering import Gathering
+from nvrx_slurm.attribution.rules.catalogue import Catalogue
 from nvrx_slurm.attribution.scan import LogFile, Scan, find_logs, scan
 from nvrx_slurm.errors import UsageError
 from nvrx_slurm.journal.verdicts import Attribution, Inquiry

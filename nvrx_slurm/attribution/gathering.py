@@ -14,10 +14,9 @@ from nvrx_slurm.attribution.analyze.flight_recorder import Dump, DumpError, read
 from nvrx_slurm.attribution.analyze.gathered import Gathered
 from nvrx_slurm.attribution.analyze.history import Earlier
 from nvrx_slurm.attribution.scan import LogFile, Scan
-from nvrx_slurm.attribution.scan.blocks import LONGEST_LINE_BYTES, plain
-from nvrx_slurm.attribution.scan.labels import by_srun, label_of
-from nvrx_slurm.attribution.scan.opening import Unreadable, opened, pieces
-from nvrx_slurm.attribution.scan.text import decoded
+from nvrx_slurm.attribution.scan.blocks import LONGEST_LINE_BYTES, decoded, plain
+from nvrx_slurm.attribution.scan.files import Unreadable, opened, pieces
+from nvrx_slurm.attribution.scan.prefixes import by_srun, label_of
 from nvrx_slurm.diagnostics.stacks.traces import innermost_frame
 
 TAIL_BYTES = 96 << 10

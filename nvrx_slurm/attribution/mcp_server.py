@@ -18,8 +18,8 @@ from msgspec.structs import replace
 
 from nvrx_slurm.attribution.analyze import inquiry_for
 from nvrx_slurm.attribution.analyzer import Analyzer
-from nvrx_slurm.attribution.catalogue import Rule, load_catalogue
 from nvrx_slurm.attribution.examination import logs_of
+from nvrx_slurm.attribution.rules.catalogue import Rule, load_catalogue
 from nvrx_slurm.errors import NvrxError, UsageError
 from nvrx_slurm.journal.verdicts import Inquiry
 

@@ -13,8 +13,7 @@ from pathlib import Path
 import click
 import msgspec
 
-from nvrx_slurm.attribution.ledger.ledger import suspects_among
-from nvrx_slurm.attribution.ledger.naming import cluster_of
+from nvrx_slurm.attribution.ledger.ledger import cluster_of, suspects_among
 from nvrx_slurm.batch.host import Host, Launch, local_nodes
 from nvrx_slurm.batch.network import advertised_address, default_route_address
 from nvrx_slurm.cluster.kill_wait import KillWaitQuestion

@@ -15,7 +15,7 @@ import pytest
 import redis
 
 from nvrx_slurm.attribution.ledger import Blame, Kind, Ledger, open_ledger, suspects_among
-from nvrx_slurm.attribution.ledger.shelves import REDIS_KEY, FileShelf
+from nvrx_slurm.attribution.ledger.storage import REDIS_KEY, FileShelf
 from nvrx_slurm.errors import NvrxError, StoreUnreachable, UsageError, WaitTimeout
 from nvrx_slurm.jobspec import env
 from nvrx_slurm.store.embedded import EmbeddedStore

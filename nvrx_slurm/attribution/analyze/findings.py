@@ -15,10 +15,10 @@ from nvrx_slurm.attribution.analyze.aftermath import (
     nature,
 )
 from nvrx_slurm.attribution.analyze.clocks import domain, offsets
-from nvrx_slurm.attribution.catalogue import Rule
+from nvrx_slurm.attribution.rules.catalogue import Rule
 from nvrx_slurm.attribution.scan import Hit, Scan
 from nvrx_slurm.attribution.scan.model import MOST_DIGITS
-from nvrx_slurm.attribution.scan.stamps import stamp_of
+from nvrx_slurm.attribution.scan.prefixes import stamp_of
 from nvrx_slurm.journal.verdicts import Evidence, Inquiry, Verdict
 
 STRONG_FROM = 50

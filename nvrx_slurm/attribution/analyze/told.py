@@ -7,7 +7,7 @@ from dataclasses import replace
 from pathlib import Path
 
 from nvrx_slurm.attribution.analyze.aftermath import of_another
-from nvrx_slurm.attribution.catalogue import Catalogue, Rule
+from nvrx_slurm.attribution.rules.catalogue import Catalogue, Rule
 from nvrx_slurm.attribution.scan import Hit, LogFile, Scan
 from nvrx_slurm.journal.verdicts import Failed, Inquiry
 

@@ -6,9 +6,7 @@ ledger     what has been said, kept by one of the shelves: a file, or a Redis
 naming     whose nodes they are: node names repeat from cluster to cluster
 """
 
-from nvrx_slurm.attribution.ledger.blaming import blames_of
-from nvrx_slurm.attribution.ledger.ledger import Ledger, open_ledger, suspects_among
-from nvrx_slurm.attribution.ledger.naming import cluster_of
-from nvrx_slurm.attribution.ledger.scoring import Blame, Kind, Suspect
+from nvrx_slurm.attribution.ledger.blames import Blame, Kind, Suspect, blames_of
+from nvrx_slurm.attribution.ledger.ledger import Ledger, cluster_of, open_ledger, suspects_among
 
 __all__ = ["Blame", "Kind", "Ledger", "Suspect", "blames_of", "cluster_of", "open_ledger", "suspects_among"]

@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 import concurrent.futures
+import socket
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 
-from nvrx_slurm.attribution.ledger.scoring import Blame, Suspect, merged, suspects
-from nvrx_slurm.attribution.ledger.shelves import Blames, FileShelf, RedisShelf, Shelf
+from nvrx_slurm.attribution.ledger.blames import Blame, Suspect, merged, suspects
+from nvrx_slurm.attribution.ledger.storage import Blames, FileShelf, RedisShelf, Shelf
 from nvrx_slurm.errors import UsageError
 from nvrx_slurm.jobspec import env
 from nvrx_slurm.jobspec.urls import check_redis_url
+from nvrx_slurm.journal.folder import JobInfo
 from nvrx_slurm.util.clock import Clock, SystemClock
 from nvrx_slurm.util.log import get_logger
 from nvrx_slurm.util.threads import in_thread
@@ -99,3 +101,14 @@ def _checked(url: str) -> str:
         return check_redis_url(url, password_goes_to=f"put it into {env.STORE_PASSWORD}")
     except ValueError as error:  # which does not repeat the URL
         raise UsageError(f"the ledger of suspect nodes: it {error}; or name a file") from None
+
+
+def cluster_of(job: JobInfo, ledger: str | None) -> str | None:
+    """The cluster of a job that runs here, as the ledger names it; None: nothing is kept of its nodes.
+
+    So it is where Slurm does not say which cluster it is. And a job that runs without Slurm pretends its nodes: the
+    user's own ledger (`ledger` is None) takes no note of them.
+    """
+    if job.cluster == "slurm":
+        return env.slurm_cluster_name()
+    return f"local@{socket.gethostname()}" if ledger else None

@@ -15,7 +15,7 @@
 | `scanning.py` | all of it, for many files at a time |
 """
 
-from nvrx_slurm.attribution.scan.finding import find_logs
+from nvrx_slurm.attribution.scan.files import find_logs
 from nvrx_slurm.attribution.scan.model import Hit, Kind, LogFile, Scan
 from nvrx_slurm.attribution.scan.scanning import scan
 

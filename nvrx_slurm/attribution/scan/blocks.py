@@ -14,6 +14,8 @@ import re
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 
+from nvrx_slurm.attribution.scan.model import LONGEST_TEXT
+
 LONGEST_LINE_BYTES = 8 << 10
 """Bounds what one search of a pattern can cost, and the memory of a line without end."""
 
@@ -151,3 +153,33 @@ def _last_end_within(text: bytes, at: int) -> int:
     """The last end of a line within reach of one that begins at `at`, 0: the line is too long. One search in most."""
     bound = at + KEPT_OF_A_LINE_BYTES + 1
     return next((found + 1 for end in (b"\n", b"\r", b"\0") if (found := text.rfind(end, at, bound)) >= 0), 0)
+
+
+_BEFORE_MATCH = 80
+_CONTROLS = [*range(0x20), *range(0x7F, 0xA0), 0x2028, 0x2029]
+
+
+def _as_latin_1(byte: int) -> str:
+    return bytes([byte]).decode("cp1252", "replace")
+
+
+_CLEAN = {control: None for control in _CONTROLS if control != ord("\t")} | {
+    0xDC00 + byte: _as_latin_1(byte) for byte in range(0x80, 0x100)
+}
+
+
+def decoded(line: bytes) -> str:
+    """UTF-8, and what is not UTF-8, byte by byte, as Latin-1; without control characters."""
+    return line.decode("utf-8", "surrogateescape").translate(_CLEAN).rstrip()
+
+
+def excerpt(line: bytes, at: int = 0) -> str:
+    """At most 400 characters of a line: its beginning, or in a long one what stands around a position."""
+    text = decoded(line)
+    if len(text) <= LONGEST_TEXT:
+        return text
+    skipped = max(0, len(decoded(line[:at])) - _BEFORE_MATCH)
+    if skipped + _BEFORE_MATCH < LONGEST_TEXT // 2:
+        return text[: LONGEST_TEXT - 1] + "…"
+    part = text[skipped : skipped + LONGEST_TEXT - 2]
+    return f"…{part}…" if skipped + len(part) < len(text) else f"…{part}"

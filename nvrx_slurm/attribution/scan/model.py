@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
-from nvrx_slurm.attribution.catalogue import Rule
+from nvrx_slurm.attribution.rules.catalogue import Rule
 
 Kind = Literal["out", "err", "stacks", "health", "mixed", "flight_recorder"]
 

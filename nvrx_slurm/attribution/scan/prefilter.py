@@ -7,7 +7,7 @@ import threading
 from collections.abc import Callable, Sequence
 from typing import Protocol
 
-from nvrx_slurm.attribution.catalogue import Catalogue, Rule
+from nvrx_slurm.attribution.rules.catalogue import Catalogue, Rule
 from nvrx_slurm.errors import ConfigError
 from nvrx_slurm.jobspec.site import cache_folder
 from nvrx_slurm.journal.sealed import SealedFolder

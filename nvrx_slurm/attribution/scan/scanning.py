@@ -10,16 +10,13 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import IO
 
-from nvrx_slurm.attribution.catalogue import Catalogue
-from nvrx_slurm.attribution.scan.blocks import blocks, plain
-from nvrx_slurm.attribution.scan.hits import Sheet
-from nvrx_slurm.attribution.scan.labels import by_srun
-from nvrx_slurm.attribution.scan.matching import Matcher
+from nvrx_slurm.attribution.rules.catalogue import Catalogue
+from nvrx_slurm.attribution.scan.blocks import blocks, excerpt, plain
+from nvrx_slurm.attribution.scan.files import Unreadable, opened, pieces
+from nvrx_slurm.attribution.scan.matching import Matcher, Sheet
 from nvrx_slurm.attribution.scan.model import TAIL_LINES, Hit, LogFile, Scan
-from nvrx_slurm.attribution.scan.opening import Unreadable, opened, pieces
 from nvrx_slurm.attribution.scan.prefilter import Prefilter, Searcher, prefilter_of
-from nvrx_slurm.attribution.scan.stamps import first_stamp
-from nvrx_slurm.attribution.scan.text import excerpt
+from nvrx_slurm.attribution.scan.prefixes import by_srun, first_stamp
 from nvrx_slurm.attribution.scan.tracebacks import lines_back
 from nvrx_slurm.util.log import get_logger
 

@@ -18,7 +18,7 @@ from pathlib import Path
 
 import hyperscan
 
-from nvrx_slurm.attribution.catalogue import Rule
+from nvrx_slurm.attribution.rules.catalogue import Rule
 from nvrx_slurm.errors import ConfigError
 from nvrx_slurm.journal.sealed import SealedFolder
 

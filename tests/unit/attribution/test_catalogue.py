@@ -8,8 +8,8 @@ from time import process_time
 
 import pytest
 
-from nvrx_slurm.attribution.catalogue import Rule, load_catalogue, rules_of, shipped_files
-from nvrx_slurm.attribution.rulefile import read_rule_file
+from nvrx_slurm.attribution.rules.catalogue import Rule, load_catalogue, rules_of, shipped_files
+from nvrx_slurm.attribution.rules.rulefile import read_rule_file
 from nvrx_slurm.errors import ConfigError
 from nvrx_slurm.journal.verdicts import Scope, Verdict
 

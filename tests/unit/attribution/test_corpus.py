@@ -11,7 +11,7 @@ import pytest
 
 from ci.cases import NOTHING_WRONG, PARTS, Case, Label, Primary, part_file, read_part
 from ci.corpus import LEAST_PRECISION, LEAST_RECALL, Judged, judge, misses, precision, recall
-from nvrx_slurm.attribution.catalogue import load_catalogue
+from nvrx_slurm.attribution.rules.catalogue import load_catalogue
 from nvrx_slurm.journal.verdicts import Attribution, Evidence, Scope, Verdict
 
 HANG = "hang"

@@ -5,9 +5,9 @@ from __future__ import annotations
 import re
 from pathlib import Path
 
-from nvrx_slurm.attribution.catalogue import load_catalogue
 from nvrx_slurm.attribution.docs import rules_page
-from nvrx_slurm.attribution.ruleform import KEYS
+from nvrx_slurm.attribution.rules.catalogue import load_catalogue
+from nvrx_slurm.attribution.rules.rulefile import KEYS
 
 PAGE = Path(__file__).parents[3] / "docs" / "rules.md"
 

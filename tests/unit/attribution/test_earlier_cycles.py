@@ -6,9 +6,9 @@ from pathlib import Path
 
 import pytest
 
-from nvrx_slurm.attribution.catalogue import load_catalogue
 from nvrx_slurm.attribution.earlier_cycles import inquiry_about
 from nvrx_slurm.attribution.examination import examine
+from nvrx_slurm.attribution.rules.catalogue import load_catalogue
 from nvrx_slurm.journal.records import Entry, Record, RoundClosed, WorkerFailed, entry_to_json
 from nvrx_slurm.journal.verdicts import Attribution, Failed, FailureKey, Inquiry, Scope, Verdict
 from nvrx_slurm.util.files import JobFiles

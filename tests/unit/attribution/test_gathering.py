@@ -10,8 +10,8 @@ from pathlib import Path
 import pytest
 
 from nvrx_slurm.attribution.analyze import Gathered
-from nvrx_slurm.attribution.catalogue import load_catalogue
 from nvrx_slurm.attribution.gathering import Gathering, context, frame_of, tail_of
+from nvrx_slurm.attribution.rules.catalogue import load_catalogue
 from nvrx_slurm.attribution.scan import LogFile, find_logs, scan
 
 DUMPS = Path(__file__).parent / "analyze" / "dumps"

@@ -8,8 +8,8 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from nvrx_slurm.attribution.catalogue import Regex, Rule, load_catalogue
-from nvrx_slurm.attribution.literals import literals_of
+from nvrx_slurm.attribution.rules.catalogue import Regex, Rule, load_catalogue
+from nvrx_slurm.attribution.rules.literals import literals_of
 
 
 @pytest.mark.parametrize(

@@ -8,8 +8,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from nvrx_slurm.attribution.catalogue import shipped_files
-from nvrx_slurm.attribution.rulefile import _NotPlain, _Plain, read_rule_file
+from nvrx_slurm.attribution.rules.catalogue import shipped_files
+from nvrx_slurm.attribution.rules.rulefile import _NotPlain, _Plain, read_rule_file
 from nvrx_slurm.errors import ConfigError
 from nvrx_slurm.jobspec.yamlfile import read_yaml
 

@@ -9,7 +9,7 @@ from typing import Any
 
 from nvrx_slurm.attribution.analyze.aftermath import Finality
 from nvrx_slurm.attribution.analyze.findings import Finding
-from nvrx_slurm.attribution.catalogue import Rule
+from nvrx_slurm.attribution.rules.catalogue import Rule
 from nvrx_slurm.attribution.scan import Hit, Kind, LogFile, Scan
 from nvrx_slurm.journal.verdicts import Failed, FailureKey, Inquiry, Scope, Verdict
 

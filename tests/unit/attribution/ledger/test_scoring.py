@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from nvrx_slurm.attribution.ledger import Blame, Kind, blames_of
-from nvrx_slurm.attribution.ledger.scoring import (
+from nvrx_slurm.attribution.ledger.blames import (
     FORGOTTEN_BELOW,
     HALF_LIFE_S,
     MOST_PER_NODE,

@@ -6,7 +6,7 @@ import re
 from pathlib import Path
 from typing import Literal
 
-from nvrx_slurm.attribution.catalogue import Catalogue, Rule
+from nvrx_slurm.attribution.rules.catalogue import Catalogue, Rule
 from nvrx_slurm.attribution.scan import LogFile, Scan, scan
 from nvrx_slurm.journal.verdicts import Scope, Verdict
 

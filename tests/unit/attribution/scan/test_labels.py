@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from nvrx_slurm.attribution.scan.labels import by_srun, label_of, told
+from nvrx_slurm.attribution.scan.prefixes import by_srun, label_of, told
 
 
 @pytest.mark.parametrize(

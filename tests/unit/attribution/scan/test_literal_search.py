@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from nvrx_slurm.attribution.catalogue import Catalogue, load_catalogue
+from nvrx_slurm.attribution.rules.catalogue import Catalogue, load_catalogue
 from nvrx_slurm.attribution.scan import vectorscan
 from nvrx_slurm.attribution.scan.prefilter import Prefilter, Searcher, SearchFactory, search_in_python
 from nvrx_slurm.errors import ConfigError

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from nvrx_slurm.attribution.scan.opening import Unreadable, opened, pieces
+from nvrx_slurm.attribution.scan.files import Unreadable, opened, pieces
 
 
 def test_growing(tmp_path: Path) -> None:

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from nvrx_slurm.attribution.catalogue import Catalogue, load_catalogue
+from nvrx_slurm.attribution.rules.catalogue import Catalogue, load_catalogue
 from nvrx_slurm.attribution.scan.prefilter import Prefilter, Searcher
 from tests.unit.attribution.scan.logs import rule
 

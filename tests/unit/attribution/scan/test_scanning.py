@@ -14,11 +14,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from nvrx_slurm.attribution.catalogue import Catalogue, load_catalogue
+from nvrx_slurm.attribution.rules.catalogue import Catalogue, load_catalogue
 from nvrx_slurm.attribution.scan import LogFile, scan
 from nvrx_slurm.attribution.scan.blocks import LONGEST_LINE_BYTES, Block, blocks
-from nvrx_slurm.attribution.scan.hits import Sheet
-from nvrx_slurm.attribution.scan.matching import Matcher
+from nvrx_slurm.attribution.scan.matching import Matcher, Sheet
 from nvrx_slurm.attribution.scan.model import EXACT_UP_TO, KEPT, Hit
 from nvrx_slurm.attribution.scan.prefilter import Searcher, prefilter_of
 from nvrx_slurm.errors import ConfigError

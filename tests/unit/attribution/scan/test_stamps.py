@@ -6,7 +6,7 @@ from datetime import UTC, datetime
 
 import pytest
 
-from nvrx_slurm.attribution.scan.stamps import first_stamp, stamp_of
+from nvrx_slurm.attribution.scan.prefixes import first_stamp, stamp_of
 
 NOON = datetime(2026, 11, 21, 12, 0, 0).timestamp()
 """By this machine's clock: what a stamp without a zone means."""

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from nvrx_slurm.attribution.catalogue import Catalogue
+from nvrx_slurm.attribution.rules.catalogue import Catalogue
 from nvrx_slurm.attribution.scan.prefilter import Prefilter, Searcher
 from nvrx_slurm.attribution.scan.vectorscan import digest_of, literals, selective
 from nvrx_slurm.journal.sealed import SealedFolder

@@ -11,14 +11,13 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from nvrx_slurm.attribution.literals import SHORTEST, literals_of
-from nvrx_slurm.attribution.rulefile import read_rule_file
-from nvrx_slurm.attribution.ruleform import Role, RuleForm, form_of, wrong
+from nvrx_slurm.attribution.rules.literals import SHORTEST, literals_of
+from nvrx_slurm.attribution.rules.rulefile import Role, RuleForm, form_of, read_rule_file, wrong
 from nvrx_slurm.errors import ConfigError
 from nvrx_slurm.jobspec.yamlfile import YamlFile
 from nvrx_slurm.journal.verdicts import Scope, Verdict
 
-SHIPPED = Path(__file__).with_name("rules")
+SHIPPED = Path(__file__).parent
 
 _RAISED = re.compile(r"\{raised\}")
 _RAISED_IS = r"(?:^|[\])]:? ?|\d: |Z )(?:[\w.]{1,120}\.)?"

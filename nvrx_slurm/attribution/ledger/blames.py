@@ -1,17 +1,13 @@
-"""Who is suspect now, from all that has been said of nodes. Pure.
-
-A node's score is the sum of what it is blamed for, each weighed by kind, and halved with each `HALF_LIFE_S` that has
-passed since. From `THRESHOLD` on the node is suspect.
-"""
+"""What a decided failure says against nodes, and which nodes are suspect by it. Pure."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from enum import StrEnum
 from itertools import islice
 
-from nvrx_slurm.journal.verdicts import Wire
+from nvrx_slurm.journal.verdicts import Attribution, Evidence, Failed, FailureKey, Inquiry, Scope, Wire
 
 HALF_LIFE_S = 24 * 3600.0
 THRESHOLD = 1.0
@@ -126,3 +122,65 @@ def _rank(blame: Blame) -> tuple[float, float, tuple[str, ...]]:
     heft = WEIGHTS[blame.kind] * blame.certainty
     said = (blame.kind, blame.failure, blame.fault, blame.job, blame.evidence)
     return (-math.log2(heft) - blame.at / HALF_LIFE_S if heft > 0 else math.inf, -blame.at, said)
+
+
+KINDS = {Scope.NODE: Kind.HARDWARE, Scope.NETWORK: Kind.NETWORK, Scope.STORAGE: Kind.STORAGE}
+"""Failures of any other scope follow the job to whatever node it runs on: they blame none."""
+
+LEAST_CERTAINTY = 0.5
+"""What a source is less sure of than this does not count."""
+
+LONGEST_EVIDENCE = 300
+
+
+def blames_of(inquiry: Inquiry, attributions: Iterable[Attribution], *, cluster: str, at: float) -> list[Blame]:
+    """What one failure, with what the sources said of it, says of nodes. `at`: seconds since the epoch."""
+    found = [blame for each in attributions for blame in _blamed(inquiry, each, cluster, at)]
+    return found + list(_lost(inquiry, cluster, at))
+
+
+def _blamed(inquiry: Inquiry, attribution: Attribution, cluster: str, at: float) -> Iterator[Blame]:
+    kind = KINDS.get(attribution.scope)
+    if kind is None or attribution.confidence < LEAST_CERTAINTY:
+        return
+    if attribution.primary is None and inquiry.failed is not None and is_loss(inquiry.key, inquiry.failed):
+        return  # no line says why the node went: that it did is all there is, and weighs what a loss does
+    for node in attribution.nodes:
+        yield Blame(
+            cluster=cluster,
+            node=node,
+            kind=kind,
+            failure=str(inquiry.key),
+            at=at,
+            certainty=min(attribution.confidence, 1.0),
+            fault=attribution.fault,
+            job=inquiry.key.job,
+            evidence=_line(attribution.primary, inquiry.key.job),
+        )
+
+
+def _lost(inquiry: Inquiry, cluster: str, at: float) -> Iterator[Blame]:
+    failed = inquiry.failed
+    if failed is not None and is_loss(inquiry.key, failed):
+        yield Blame(
+            cluster=cluster,
+            node=failed.node,
+            kind=Kind.LOST,
+            failure=str(inquiry.key),
+            at=at,
+            fault="node_lost",
+            job=inquiry.key.job,
+            evidence=failed.cause[:LONGEST_EVIDENCE],
+        )
+
+
+def is_loss(key: FailureKey, failed: Failed) -> bool:
+    """Whether a whole node went away without a word. One that was drained or preempted has said that it left."""
+    return key.rank is None and failed.rank is None and not failed.cause.startswith(f"{failed.node} left:")
+
+
+def _line(evidence: Evidence | None, job: str) -> str:
+    """With the file's path below the job's folder, which the blame names too."""
+    if evidence is None:
+        return ""
+    return f"{evidence.file.removeprefix(f'{job}/')}:{evidence.line}: {evidence.text}"[:LONGEST_EVIDENCE]

@@ -9,7 +9,7 @@ from typing import Any, Protocol
 
 import msgspec
 
-from nvrx_slurm.attribution.ledger.scoring import Blame
+from nvrx_slurm.attribution.ledger.blames import Blame
 from nvrx_slurm.errors import MalformedRecord, NvrxError, StoreUnreachable, UsageError, WaitTimeout
 from nvrx_slurm.journal.verdicts import Wire
 from nvrx_slurm.util.clock import Clock

@@ -1,0 +1,283 @@
+"""The log files below the paths that a user or the job names: found, attributed to ranks and nodes, opened."""
+
+from __future__ import annotations
+
+import bz2
+import codecs
+import contextlib
+import gzip
+import lzma
+import os
+import re
+import stat
+import zlib
+from collections.abc import Callable, Generator, Iterator, Sequence
+from pathlib import Path
+from typing import IO, cast
+
+from nvrx_slurm.attribution.scan.model import Kind, LogFile
+from nvrx_slurm.errors import UsageError
+from nvrx_slurm.journal.verdicts import Inquiry
+
+PIECE_BYTES = 256 << 10
+
+_UNPACKERS: dict[bytes, Callable[[IO[bytes]], IO[bytes]]] = {
+    b"\x1f\x8b": lambda file: cast(IO[bytes], gzip.GzipFile(fileobj=file)),
+    b"BZh": bz2.BZ2File,
+    b"\xfd7zXZ\0": lzma.LZMAFile,
+}
+
+_UTF_16 = (codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE)
+
+_NOT_TEXT = {
+    b"\x7fELF": "a program or a core dump",
+    b"PK\x03\x04": "a zip archive, such as a checkpoint",
+    b"\x28\xb5\x2f\xfd": "packed by zstd: unpack it first",
+    b"\x89PNG": "an image",
+    b"\x89HDF": "an HDF5 file",
+    b"SQLite format 3\0": "a database",
+    b"PAR1": "a Parquet file",
+}
+
+_KINDS = {
+    stat.S_ISDIR: "a folder that cannot be listed",
+    stat.S_ISFIFO: "a FIFO",
+    stat.S_ISSOCK: "a socket",
+    stat.S_ISCHR: "a device",
+    stat.S_ISBLK: "a device",
+}
+
+
+class Unreadable(Exception):
+    """Why a file cannot be read, or not to its end. Becomes one of a scan's problems."""
+
+
+def refusal(mode: int) -> str | None:
+    """What a file is, by its st_mode, that cannot be read as a log; None: it can."""
+    return next((what for is_it, what in _KINDS.items() if is_it(mode)), None)
+
+
+@contextlib.contextmanager
+def opened(path: Path) -> Generator[IO[bytes], None, None]:
+    """The file, unbuffered. Raises Unreadable."""
+    try:
+        _refuse(path.stat().st_mode)  # before it is opened: opening may rewind a tape or wake a terminal
+        descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_NOCTTY | os.O_CLOEXEC)
+        with os.fdopen(descriptor, "rb", buffering=0) as file:
+            _refuse(os.fstat(descriptor).st_mode)  # it may have been replaced meanwhile
+            yield file
+    except OSError as error:
+        raise Unreadable(error.strerror or str(error)) from None
+
+
+def _refuse(mode: int) -> None:
+    what = refusal(mode)
+    if what is not None:
+        raise Unreadable(f"is {what}, no log")
+
+
+def pieces(file: IO[bytes], piece_bytes: int = PIECE_BYTES) -> Iterator[bytes]:
+    """The text in pieces of at most about `piece_bytes`, as much as there was when this began.
+
+    A packed file is unpacked, UTF-16 with a byte order mark becomes UTF-8. Raises Unreadable, also after some pieces.
+    """
+    descriptor = file.fileno()
+    size = os.fstat(descriptor).st_size
+    head = os.pread(descriptor, 16, 0)
+    for magic, what in _NOT_TEXT.items():
+        if head.startswith(magic):
+            raise Unreadable(f"is no log but {what}")
+    unpack = next((unpack for magic, unpack in _UNPACKERS.items() if head.startswith(magic)), None)
+    read = _plain(file, size, piece_bytes) if unpack is None else _unpacked(unpack(file), piece_bytes)
+    yield from _in_utf_8(read)
+
+
+def _plain(file: IO[bytes], size: int, piece_bytes: int) -> Iterator[bytes]:
+    while size > 0:
+        piece = file.read(min(piece_bytes, size))
+        if not piece:
+            raise Unreadable(f"was cut while it was read: {size} bytes are missing")
+        size -= len(piece)
+        yield piece
+
+
+def _unpacked(file: IO[bytes], piece_bytes: int) -> Iterator[bytes]:
+    """`read1`, not `read`: what was unpacked before a tear is not lost."""
+    with file:
+        try:
+            while piece := file.read1(piece_bytes):  # type: ignore[attr-defined]
+                yield piece
+        except (EOFError, zlib.error, lzma.LZMAError, gzip.BadGzipFile) as error:
+            raise Unreadable(f"is torn: {error}") from None
+
+
+def _in_utf_8(read: Iterator[bytes]) -> Iterator[bytes]:
+    first = next(read, b"")
+    if not first.startswith(_UTF_16):
+        yield first.removeprefix(codecs.BOM_UTF8)
+        yield from read
+        return
+    decoder = codecs.getincrementaldecoder("utf-16")("replace")
+    yield decoder.decode(first).encode("utf-8", "replace")
+    for piece in read:
+        yield decoder.decode(piece).encode("utf-8", "replace")
+    yield decoder.decode(b"", final=True).encode("utf-8", "replace")
+
+
+_RANK = re.compile(r"(?:^|[._-])(?<!local[._-])(?:global_?rank|rank|task|proc)[._-]?(\d{1,6})(?!\d)", re.IGNORECASE)
+_BARE_RANK = re.compile(
+    r"(\d{1,3})\.(?:out|err|log|txt)|(?:std)?(?:out|err|log)[._-](\d{1,3})(?:\.(?:out|err|log|txt))?"
+)
+_TORCHRUN = re.compile(r"attempt_\d+/(\d{1,9})/std(?:out|err)\.log$")
+_TRACE = re.compile(r"_trace(?:_rank)?_(\d{1,9})(?:\.\w+)?$")
+_NODE = re.compile(r"(?:^|[._-])((?:node|nid|dgx|hgx|host|compute|cn)-?\d+(?:-\d+)*)(?=[._-]|$)")
+_PARENTS_LOOKED_AT = 3
+
+
+def log_file(path: Path, inquiry: Inquiry | None, *, flight_recorder: bool = False) -> LogFile:
+    """What a path tells, completed by what is known of the job: a rank's node, a node's ranks."""
+    parts = path.parts[-1 - _PARENTS_LOOKED_AT :]
+    node = _node_of(parts, inquiry)
+    rank = _rank_of(path, parts, inquiry, node)
+    if node is None and rank is not None and inquiry is not None:
+        node = inquiry.node_of(rank)
+    return LogFile(path, rank, node, "flight_recorder" if flight_recorder else _kind_of(path, rank))
+
+
+def _rank_of(path: Path, parts: tuple[str, ...], inquiry: Inquiry | None, node: str | None) -> int | None:
+    if torchrun := _TORCHRUN.search(path.as_posix()):
+        return _global(int(torchrun[1]), inquiry, node)
+    if bare := _BARE_RANK.fullmatch(path.name) or _TRACE.search(path.name):
+        return int(next(filter(None, bare.groups())))
+    found = (_RANK.search(part) for part in reversed(parts))
+    return next((int(rank[1]) for rank in found if rank), None)
+
+
+def _global(local: int, inquiry: Inquiry | None, node: str | None) -> int | None:
+    """The rank of one that is known by its place within a node; None: several nodes have such a one."""
+    if inquiry is None or len(inquiry.nodes) <= 1:
+        return local
+    if node not in inquiry.nodes:
+        return None
+    return inquiry.nodes.index(node) * inquiry.workers_per_node + local
+
+
+def _node_of(parts: tuple[str, ...], inquiry: Inquiry | None) -> str | None:
+    if len(parts) > 1 and parts[-2] == "health":
+        return Path(parts[-1]).stem
+    for part in reversed(parts):
+        for node in sorted(inquiry.nodes if inquiry else (), key=len, reverse=True):
+            if re.search(rf"(?<![A-Za-z0-9]){re.escape(node)}(?![A-Za-z0-9])", part):
+                return node
+    found = _NODE.search(parts[-1])
+    return found and found[1]
+
+
+def _kind_of(path: Path, rank: int | None) -> Kind:
+    name = path.name.lower()
+    if path.parent.name == "stacks":
+        return "stacks"
+    if path.parent.name == "health":
+        return "health"
+    if ".err" in name or "stderr" in name:
+        return "err"
+    return "out" if "stdout" in name or (rank is not None and ".out" in name) else "mixed"
+
+
+_NO_LOG_SUFFIXES = frozenset(
+    """
+    py pyc pyi ipynb c cc cpp cu h hpp cuh rs go js ts sh sbatch md rst html css yaml yml toml cfg ini lock so a o whl
+    pt pth ckpt safetensors bin npy npz h5 hdf5 parquet arrow onnx tar zip tgz zst png jpg jpeg gif svg pdf csv tsv
+    distcp index idx db sqlite nsys-rep qdrep tfevents
+    """.split()  # noqa: SIM905
+)
+_NO_LOG_FOLDERS = frozenset({"__pycache__", "node_modules", "site-packages"})
+_DUMP_MARKS = (b"pg_config", b"entries", b"nccl_version")
+_DUMP_HEAD_BYTES = 64 << 10
+
+
+def find_logs(paths: Sequence[Path], inquiry: Inquiry | None) -> list[LogFile]:
+    """The logs that `paths` name, and those below folders among them, each once, in the order of their paths.
+
+    Of a job's folder only its `logs` count: the journal beside them quotes them. Below a folder, what is by its name
+    no log (programs, checkpoints, hidden files) is left out; a folder that cannot be listed is in the result, so that
+    a scan tells why. Raises UsageError for a path that is not there or cannot be a log, and where there is no log.
+    """
+    found: dict[tuple[int, int], LogFile] = {}
+    seen: set[tuple[int, int]] = set()
+    for path in paths:
+        absolute = Path(os.path.abspath(path))  # noqa: PTH100  # `resolve` would lose the name that the user gave
+        for file, identity, flight_recorder in _named(absolute, seen):
+            found.setdefault(identity, log_file(file, inquiry, flight_recorder=flight_recorder))
+    if not found:
+        named = ", ".join(map(str, paths)) or "no path"
+        raise UsageError(f"no log below {named}: name the files themselves, or the folder that holds them")
+    return sorted(found.values(), key=lambda file: file.path)
+
+
+_Found = tuple[Path, tuple[int, int], bool]
+
+
+def _named(path: Path, seen: set[tuple[int, int]]) -> Iterator[_Found]:
+    """What one of the paths comes to. Raises UsageError."""
+    try:
+        status = path.stat()
+    except OSError as error:
+        raise UsageError(
+            f"{path} cannot be read: {error.strerror}; name log files or folders that hold them"
+        ) from None
+    if not stat.S_ISDIR(status.st_mode):
+        what = refusal(status.st_mode)
+        if what is not None:
+            raise UsageError(f"{path} is {what}; name log files or folders that hold them")
+        yield path, _identity(status), _is_dump(path)
+        return
+    is_job = (path / "plan.json").is_file() and (path / "logs").is_dir()
+    yield from _below(path / "logs" if is_job else path, seen)
+
+
+def _below(top: Path, seen: set[tuple[int, int]]) -> Iterator[_Found]:
+    """All logs below a folder. `seen`: the folders that were entered, so that no loop of links is walked twice."""
+    folders = [str(top)]
+    while folders:
+        folder = folders.pop()
+        try:
+            identity = _identity(os.stat(folder))  # noqa: PTH116  # a Path for each of 100,000 names takes seconds
+            if identity in seen:
+                continue
+            seen.add(identity)
+            with os.scandir(folder) as entries:
+                for entry in entries:
+                    if _may_hold_logs(entry.name):
+                        yield from _entry(entry, folders)
+        except OSError:
+            yield Path(folder), (0, hash(folder)), False
+
+
+def _entry(entry: os.DirEntry[str], folders: list[str]) -> Iterator[_Found]:
+    with contextlib.suppress(OSError):  # it vanished, or is a link to nothing
+        status = entry.stat()
+        if stat.S_ISDIR(status.st_mode):
+            folders.append(entry.path)
+        elif stat.S_ISREG(status.st_mode) and (status.st_size or status.st_blocks):
+            path = Path(entry.path)
+            yield path, _identity(status), _is_dump(path)
+
+
+def _may_hold_logs(name: str) -> bool:
+    suffix = name.rpartition(".")[2].lower() if "." in name else ""
+    return not (name.startswith(".") or name in _NO_LOG_FOLDERS or suffix in _NO_LOG_SUFFIXES)
+
+
+def _is_dump(path: Path) -> bool:
+    """Whether a file is a dump of PyTorch's flight recorder: named as one, a pickle or JSON, with its keys."""
+    if "trace" not in path.name:
+        return False
+    with contextlib.suppress(Unreadable), opened(path) as file:
+        head = file.read(_DUMP_HEAD_BYTES)
+        return head[:1] in (b"\x80", b"{") and any(mark in head for mark in _DUMP_MARKS)
+    return False
+
+
+def _identity(status: os.stat_result) -> tuple[int, int]:
+    return status.st_dev, status.st_ino

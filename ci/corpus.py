@@ -25,7 +25,7 @@ from rich.console import Console
 from rich.table import Table
 
 from ci.cases import PARTS, Case, Label, Part, read_folder, read_part, write_part
-from nvrx_slurm.attribution.analyzer import Analyzer
+from nvrx_slurm.attribution.analyze.analyzer import Analyzer
 from nvrx_slurm.errors import NvrxError, UsageError
 from nvrx_slurm.journal.verdicts import Attribution, Scope, Verdict
 from nvrx_slurm.util.sanitize import shown

@@ -6,8 +6,7 @@ from collections.abc import Collection, Sequence
 from os import PathLike
 from pathlib import Path
 
-from nvrx_slurm.attribution.analyze import inquiry_for
-from nvrx_slurm.attribution.examination import Examination, examine
+from nvrx_slurm.attribution.analyze.analysis import AnalysisResult, analyze_logs, inquiry_for
 from nvrx_slurm.attribution.rules.catalogue import load_catalogue
 from nvrx_slurm.journal.verdicts import Attribution
 from nvrx_slurm.util.clock import SystemClock
@@ -29,9 +28,9 @@ def analyze(
     ).attribution
 
 
-def examination(paths: Sequence[Path], *, rules: Sequence[Path] = (), ranks: Collection[int] = ()) -> Examination:
+def examination(paths: Sequence[Path], *, rules: Sequence[Path] = (), ranks: Collection[int] = ()) -> AnalysisResult:
     """The same, with what could not be read. `latency_s` is the time that it took."""
     clock = SystemClock()
     began = clock.monotonic()
-    found = examine(inquiry_for(paths), load_catalogue(rules), ranks=ranks)
+    found = analyze_logs(inquiry_for(paths), load_catalogue(rules), ranks=ranks)
     return found.with_latency(clock.monotonic() - began)

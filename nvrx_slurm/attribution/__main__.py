@@ -11,7 +11,7 @@ from pathlib import Path
 
 import msgspec
 
-from nvrx_slurm.attribution.desk import Afterwards, Desk
+from nvrx_slurm.attribution.broker import Afterwards, SourceBroker
 from nvrx_slurm.attribution.pipes import standard_streams
 from nvrx_slurm.attribution.sources import sources_of
 from nvrx_slurm.errors import MalformedRecord, NvrxError, UsageError
@@ -29,7 +29,7 @@ LINE_BYTES = 16 << 20
 """An inquiry names every node and process of a cycle."""
 
 
-class Line(Wire, frozen=True, kw_only=True):
+class ControllerMessage(Wire, frozen=True, kw_only=True):
     """What the controller says: one of `ask` (with `settled` as a yes or no), `settled`, `judged`."""
 
     ask: Inquiry | None = None
@@ -88,13 +88,13 @@ async def serve(plan: AttributionPlan, folder: Path) -> None:
         return Afterwards(plan, folder, clock=clock)
 
     sources = sources_of(plan, folder=folder, clock=clock)
-    desk = Desk(sources, afterwards, timeout_s=plan.timeout_s, answered=answered)
+    desk = SourceBroker(sources, afterwards, timeout_s=plan.timeout_s, answered=answered)
     desk.open()
     await _read(reader, desk)
     await desk.close()
 
 
-async def _read(reader: StreamReader, desk: Desk) -> None:
+async def _read(reader: StreamReader, desk: SourceBroker) -> None:
     while True:
         await desk.room()
         try:
@@ -105,12 +105,12 @@ async def _read(reader: StreamReader, desk: Desk) -> None:
         if not line:
             return
         try:
-            heed(decode_json(Line, line, "the line"), desk)
+            heed(decode_json(ControllerMessage, line, "the line"), desk)
         except MalformedRecord as error:
             log.error("not a line for the desk (%s): %.120r", error, line)
 
 
-def heed(line: Line, desk: Desk) -> None:
+def heed(line: ControllerMessage, desk: SourceBroker) -> None:
     """Do what one line says."""
     if line.ask is not None:
         desk.ask(line.ask, settled=line.settled is True)

@@ -16,9 +16,8 @@ from mcp.server.mcpserver import MCPServer
 from mcp.server.mcpserver.exceptions import ToolError
 from msgspec.structs import replace
 
-from nvrx_slurm.attribution.analyze import inquiry_for
-from nvrx_slurm.attribution.analyzer import Analyzer
-from nvrx_slurm.attribution.examination import logs_of
+from nvrx_slurm.attribution.analyze.analysis import inquiry_for, logs_of
+from nvrx_slurm.attribution.analyze.analyzer import Analyzer
 from nvrx_slurm.attribution.rules.catalogue import Rule, load_catalogue
 from nvrx_slurm.errors import NvrxError, UsageError
 from nvrx_slurm.journal.verdicts import Inquiry

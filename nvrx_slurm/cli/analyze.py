@@ -15,7 +15,7 @@ import click
 from nvrx_slurm.util.sanitize import json_text, one_line
 
 if TYPE_CHECKING:
-    from nvrx_slurm.attribution.examination import Examination
+    from nvrx_slurm.attribution.analyze.analysis import AnalysisResult
     from nvrx_slurm.journal.verdicts import Attribution, Evidence
 
 LABEL_WIDTH = 11
@@ -73,7 +73,7 @@ def _print_json(attribution: Attribution) -> None:
     click.echo(json_text(msgspec.json.format(msgspec.json.encode(attribution), indent=2)))
 
 
-def _print_page(found: Examination) -> None:
+def _print_page(found: AnalysisResult) -> None:
     width = min(shutil.get_terminal_size().columns, WIDEST) if sys.stdout.isatty() else None
     click.echo("\n".join(page(found.attribution, width)))
 
@@ -145,7 +145,7 @@ def _place(evidence: Evidence) -> str:
 
 
 def _in_context(evidence: Evidence) -> Iterator[str]:
-    from nvrx_slurm.attribution.gathering import context
+    from nvrx_slurm.attribution.analyze.evidence import context
 
     lines = context(Path(evidence.file), evidence.line) if evidence.line else []
     for number, text in lines or [(evidence.line, evidence.text)]:

@@ -73,6 +73,6 @@ def _in_process(told: Failures) -> str:
 
 
 def _analyzed(inquiry: Inquiry) -> Attribution:
-    from nvrx_slurm.attribution.bridge import analyze_sync
+    from nvrx_slurm.attribution.analyze.analyzer import analyze_sync
 
     return analyze_sync(inquiry)

@@ -53,7 +53,7 @@ def nodes(context: click.Context, as_json: bool, where: str | None, cluster: str
 @click.pass_obj
 def suspect(choice: LedgerChoice, names: tuple[str, ...], why: str) -> None:
     """Have nodes count as suspect for about three days."""
-    from nvrx_slurm.attribution.ledger import Blame, Kind
+    from nvrx_slurm.attribution.ledger import Blame, BlameKind
     from nvrx_slurm.util.clock import SystemClock
 
     for name in names:
@@ -61,7 +61,7 @@ def suspect(choice: LedgerChoice, names: tuple[str, ...], why: str) -> None:
             raise UsageError(f"{name!r} is no node's name: name them one by one, such as n1 n2")
     ledger, now, text = choice.open(), SystemClock().wall(), " ".join(why.split())
     ledger.blame(
-        Blame(cluster=ledger.cluster, node=name, kind=Kind.SAID, failure="said", at=now, evidence=text)
+        Blame(cluster=ledger.cluster, node=name, kind=BlameKind.SAID, failure="said", at=now, evidence=text)
         for name in names
     )
     click.echo(f"{', '.join(names)}: suspect in cluster {ledger.cluster}")

@@ -1,4 +1,4 @@
-"""What the ledger of suspect nodes promises, whichever shelf it stands on: a file, or a real Redis."""
+"""What the ledger of suspect nodes promises, whichever storage it stands on: a file, or a real Redis."""
 
 from __future__ import annotations
 
@@ -14,8 +14,8 @@ from typing import Any
 import pytest
 import redis
 
-from nvrx_slurm.attribution.ledger import Blame, Kind, Ledger, open_ledger, suspects_among
-from nvrx_slurm.attribution.ledger.storage import REDIS_KEY, FileShelf
+from nvrx_slurm.attribution.ledger import Blame, BlameKind, Ledger, open_ledger, suspects_among
+from nvrx_slurm.attribution.ledger.storage import REDIS_KEY, FileStorage
 from nvrx_slurm.errors import NvrxError, StoreUnreachable, UsageError, WaitTimeout
 from nvrx_slurm.jobspec import env
 from nvrx_slurm.store.embedded import EmbeddedStore
@@ -25,16 +25,16 @@ from tests.contract.servers import PASSWORD
 
 BLAMER = """
 import sys
-from nvrx_slurm.attribution.ledger import Blame, Kind, open_ledger
+from nvrx_slurm.attribution.ledger import Blame, BlameKind, open_ledger
 where, name, count = sys.argv[1], sys.argv[2], int(sys.argv[3])
 ledger = open_ledger(where, cluster="alpha")
 for number in range(count):
-    ledger.blame([Blame(cluster="alpha", node=f"{name}-{number}", kind=Kind.SAID, failure="f", at=2e9)])
+    ledger.blame([Blame(cluster="alpha", node=f"{name}-{number}", kind=BlameKind.SAID, failure="f", at=2e9)])
     print(number, flush=True)
 """
 
 
-def blame(node: str = "n1", kind: Kind = Kind.HARDWARE, **changes: Any) -> Blame:
+def blame(node: str = "n1", kind: BlameKind = BlameKind.HARDWARE, **changes: Any) -> Blame:
     at = SystemClock().wall()
     return Blame(**{"cluster": "alpha", "node": node, "kind": kind, "failure": "f1", "at": at} | changes)
 
@@ -82,7 +82,7 @@ async def server(tmp_path: Path) -> AsyncIterator[tuple[int, int]]:
 
 @pytest.fixture(params=["file", "redis"])
 def case(request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Case]:
-    """Each shelf, empty."""
+    """Each storage, empty."""
     if request.param == "file":
         yield FileCase(tmp_path)
         return
@@ -119,7 +119,7 @@ def test_two_clusters_share_a_ledger_and_no_node(case: Case) -> None:
 
 def test_a_node_that_is_cleared_is_suspect_no_more_and_the_others_are(case: Case) -> None:
     """And it is told whom anything spoke against."""
-    ledger(case).blame([blame("n1"), blame("n2"), blame("n3", Kind.LOST)])
+    ledger(case).blame([blame("n1"), blame("n2"), blame("n3", BlameKind.LOST)])
     assert ledger(case).clear("n2") == ("n2",)
     assert names(case) == ["n1"]
     assert ledger(case).clear("n2") == ()
@@ -207,7 +207,7 @@ def test_a_lock_that_somebody_keeps_is_not_waited_for_forever(tmp_path: Path) ->
     case = FileCase(tmp_path)
     ledger(case).blame([blame()])
     path, clock = Path(case.where), SystemClock()
-    patient = Ledger(FileShelf(path, clock, lock_s=0.02), cluster="alpha", clock=clock)
+    patient = Ledger(FileStorage(path, clock, lock_s=0.02), cluster="alpha", clock=clock)
     with locked(path.with_name("suspects.json.lock"), timeout_s=1.0, clock=clock) as is_locked:
         assert is_locked
         with pytest.raises(WaitTimeout, match=r"suspects\.json\.lock has been locked"):

@@ -19,7 +19,7 @@ import httpx2
 import msgspec
 import pytest
 
-from nvrx_slurm.attribution.local_token import find_token
+from nvrx_slurm.attribution.local_service import find_token
 from nvrx_slurm.journal.verdicts import FailureKey, Inquiry
 from nvrx_slurm.util.processes import is_alive
 from tests.fault_harness import until

@@ -298,7 +298,7 @@ def test_it_starts_light() -> None:
         "ruamel",
         "stamina",
     }
-    assert not {"nvrx_slurm.journal.records", "nvrx_slurm.attribution.analyzer"} & loaded
+    assert not {"nvrx_slurm.journal.records", "nvrx_slurm.attribution.analyze.analyzer"} & loaded
 
 
 def _children(pid: int, count: int) -> list[int]:

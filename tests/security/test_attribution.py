@@ -12,8 +12,8 @@ from typing import Any
 
 import pytest
 
-from nvrx_slurm.attribution.analyze.missing import known_ranks
-from nvrx_slurm.attribution.bridge import analyze_sync
+from nvrx_slurm.attribution.analyze.analyzer import analyze_sync
+from nvrx_slurm.attribution.analyze.collectives import known_ranks
 from nvrx_slurm.attribution.scan import Scan
 from nvrx_slurm.jobspec import env
 from nvrx_slurm.journal.verdicts import MOST_RANKS, FailureKey, Inquiry, Verdict

@@ -19,7 +19,7 @@ from urllib.parse import urlsplit
 
 import pytest
 
-from nvrx_slurm.attribution.local_token import announced, find_token
+from nvrx_slurm.attribution.local_service import announced, find_token
 from nvrx_slurm.attribution.sources.exchange import Exchange
 from nvrx_slurm.attribution.sources.places import Place, fixed_place
 from nvrx_slurm.errors import SourceError, UsageError

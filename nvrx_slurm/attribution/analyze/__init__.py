@@ -1,7 +1,18 @@
-"""From hits and facts to one attribution: pure."""
+"""From log files to one attribution.
 
-from nvrx_slurm.attribution.analyze.asking import inquiry_for
-from nvrx_slurm.attribution.analyze.attributing import attribute
-from nvrx_slurm.attribution.analyze.gathered import Gathered
+analyzer           the analysis for callers that wait: on an event loop, or in a thread
+analysis           one analysis in the calling thread, of a cycle and of those before it
+evidence           reads what analysis needs beside the scan: tails, stacks, flight-recorder dumps
+llm                asks a language model where the rules do not know
+unpickling         reads a pickle of plain values, and runs nothing in it
 
-__all__ = ["Gathered", "attribute", "inquiry_for"]
+Pure, from facts to conclusions:
+
+attributing        the attribution as a whole
+findings           the scan's hits, placed on a rank, a node and a common clock
+aftermath          what a rank did after a line: whether that line ended it
+cause              which finding is where it began
+collectives        which ranks the others waited for
+flight_recorder    what a dump of PyTorch's flight recorder says
+verdict            which verdict the evidence allows, and how sure it is
+"""

@@ -8,34 +8,56 @@ hits ─ findings ─▶ first ─▶ weighing ─▶ Attribution
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 
-from nvrx_slurm.attribution.analyze import telling
-from nvrx_slurm.attribution.analyze.candidates import beside, causes, consequences
-from nvrx_slurm.attribution.analyze.endings import Ending, ending, is_sudden
+from nvrx_slurm.attribution.analyze.aftermath import TailLine
+from nvrx_slurm.attribution.analyze.cause import beside, causes, consequences, first
+from nvrx_slurm.attribution.analyze.collectives import MissingRanks, refined, waiting
 from nvrx_slurm.attribution.analyze.findings import OF_THE_MACHINE, Finding, findings
-from nvrx_slurm.attribution.analyze.first import first
-from nvrx_slurm.attribution.analyze.gathered import Gathered
-from nvrx_slurm.attribution.analyze.history import Earlier, fingerprint, repeat
-from nvrx_slurm.attribution.analyze.missing import Waiting, refined, waiting
-from nvrx_slurm.attribution.analyze.weighing import Weight, again_ended, weigh
+from nvrx_slurm.attribution.analyze.flight_recorder import Dump
+from nvrx_slurm.attribution.analyze.verdict import (
+    CycleEnding,
+    WeighedVerdict,
+    WorkerEnding,
+    again_ended,
+    ending,
+    fingerprint,
+    is_sudden,
+    repeat,
+    weigh,
+)
 from nvrx_slurm.attribution.scan import Scan
 from nvrx_slurm.journal.verdicts import Attribution, Evidence, Failed, Inquiry, Scope, Verdict
+
+
+@dataclass(frozen=True, slots=True)
+class SideEvidence:
+    """`tails`: file → its last lines. `stacks`: rank → innermost frame of its main thread. `dumps`: of the flight
+    recorder. `earlier`: what ended the cycles before, newest first. `problems`: files that could not be read."""
+
+    tails: Mapping[str, tuple[TailLine, ...]] = field(default_factory=dict)
+    stacks: Mapping[int, str] = field(default_factory=dict)
+    dumps: tuple[Dump, ...] = ()
+    earlier: tuple[CycleEnding, ...] = ()
+    problems: tuple[str, ...] = ()
+
 
 SOURCE = "lib"
 MOST_EVIDENCE = 16
 _MOST_OF_A_FAULT = 3
 
 
-def attribute(inquiry: Inquiry, scan: Scan, gathered: Gathered | None = None) -> Attribution:
+def attribute(inquiry: Inquiry, scan: Scan, gathered: SideEvidence | None = None) -> Attribution:
     """What ended the cycle that the inquiry is about. `latency_s` and `cached` are the caller's to fill in."""
-    return judged(inquiry, scan, gathered or Gathered())[0]
+    return judged(inquiry, scan, gathered or SideEvidence())[0]
 
 
-def judged(inquiry: Inquiry, scan: Scan, gathered: Gathered) -> tuple[Attribution, Earlier]:
+def judged(inquiry: Inquiry, scan: Scan, gathered: SideEvidence) -> tuple[Attribution, CycleEnding]:
     """The attribution, and what is kept of it to recognise the failure when it comes again."""
     found = findings(inquiry, scan, gathered.tails)
-    waited = waiting(inquiry, scan, found, gathered)
+    waited = waiting(inquiry, scan, found, gathered.dumps, gathered.stacks)
     cause = first(causes(found), inquiry.failed) or first(consequences(found), inquiry.failed)
     if cause is None or _is_explained_by_ending(cause, inquiry.failed):
         ended = ending(inquiry.failed)
@@ -51,7 +73,7 @@ def judged(inquiry: Inquiry, scan: Scan, gathered: Gathered) -> tuple[Attributio
 
 
 def _by_line(
-    inquiry: Inquiry, cause: Finding, others: Sequence[Finding], waited: Waiting, weight: Weight
+    inquiry: Inquiry, cause: Finding, others: Sequence[Finding], waited: MissingRanks, weight: WeighedVerdict
 ) -> Attribution:
     rule = cause.hit.rule
     after = [each for each in others if _follows(each, cause)]
@@ -68,9 +90,7 @@ def _by_line(
         missing=waited.ranks,
         primary=cause.evidence,
         secondary=_folded(after),
-        explanation=telling.explanation(
-            telling.began(cause), telling.followed(after), telling.waited_for(waited), *weight.reasons
-        ),
+        explanation=explanation(began(cause), followed(after), waited_for(waited), *weight.reasons),
         hint=rule.hint,
         reference=rule.reference,
     )
@@ -81,7 +101,7 @@ def _is_explained_by_ending(cause: Finding, failed: Failed | None) -> bool:
     return not cause.is_strong and failed is not None and is_sudden(failed)
 
 
-def _blamed(inquiry: Inquiry, cause: Finding, others: Sequence[Finding], waited: Waiting) -> tuple[int, ...]:
+def _blamed(inquiry: Inquiry, cause: Finding, others: Sequence[Finding], waited: MissingRanks) -> tuple[int, ...]:
     """The rank that the line is of. Where it is nobody's, or a node's: those that tell of the same, were missing,
     or the only one that failed by itself."""
     if cause.hit.rule.role == "consequence":
@@ -103,7 +123,7 @@ def _of(each: Finding) -> tuple[int, ...]:
     return () if each.rank is None else (each.rank,)
 
 
-def _by_ending(inquiry: Inquiry, end: Ending, waited: Waiting, found: Sequence[Finding]) -> Attribution:
+def _by_ending(inquiry: Inquiry, end: WorkerEnding, waited: MissingRanks, found: Sequence[Finding]) -> Attribution:
     """No line says anything: what is left are exit codes, signals, and who was waited for."""
     failed = inquiry.failed
     after = consequences(found)
@@ -120,21 +140,21 @@ def _by_ending(inquiry: Inquiry, end: Ending, waited: Waiting, found: Sequence[F
         nodes=_nodes(inquiry, end.scope, ranks, failed.node if failed else None),
         missing=waited.ranks,
         secondary=_folded([*after, *beside(found)]),
-        explanation=telling.explanation(end.sentence, telling.followed(after), telling.waited_for(waited)),
+        explanation=explanation(end.sentence, followed(after), waited_for(waited)),
         hint=end.hint,
     )
 
 
-def _now(cause: Finding) -> Earlier:
+def _now(cause: Finding) -> CycleEnding:
     """This failure in the form in which earlier ones are kept."""
     rule, hit = cause.hit.rule, cause.hit
     nodes = () if cause.node is None else (cause.node,)
-    return Earlier(rule.fault, fingerprint(rule.fault, cause.evidence, hit.groups.get("frames", "")), nodes)
+    return CycleEnding(rule.fault, fingerprint(rule.fault, cause.evidence, hit.groups.get("frames", "")), nodes)
 
 
-def _ended_now(end: Ending, failed: Failed | None) -> Earlier:
+def _ended_now(end: WorkerEnding, failed: Failed | None) -> CycleEnding:
     """The same of a failure that only its ending tells of."""
-    return Earlier(end.fault, end.fault, () if failed is None else (failed.node,))
+    return CycleEnding(end.fault, end.fault, () if failed is None else (failed.node,))
 
 
 def _lasted_s(inquiry: Inquiry, scan: Scan, cause: Finding) -> float | None:
@@ -179,3 +199,53 @@ def _nodes(inquiry: Inquiry, scope: Scope, ranks: Sequence[int], node: str | Non
 
 def _transient(verdict: Verdict) -> bool | None:
     return {Verdict.STOP: False, Verdict.RESTART: True}.get(verdict)
+
+
+_MOST_NAMED = 6
+_MOST_FAULTS = 3
+
+
+def explanation(*sentences: str) -> str:
+    """Sentences that are not empty, each with a capital and a full stop."""
+    return " ".join(f"{each[:1].upper()}{each[1:].rstrip('.')}." for each in sentences if each)
+
+
+def ranks_in_words(ranks: Sequence[int]) -> str:
+    """`rank 3`; `ranks 0, 1, 5`; `ranks 0, 1, … (16 in all)`."""
+    if len(ranks) == 1:
+        return f"rank {ranks[0]}"
+    shown = ", ".join(map(str, ranks[:_MOST_NAMED]))
+    return f"ranks {shown}" + (f", … ({len(ranks)} in all)" if len(ranks) > _MOST_NAMED else "")
+
+
+def who(each: Finding) -> str:
+    """`rank 3 on n2`, as far as known."""
+    rank = "" if each.rank is None else f"rank {each.rank}"
+    node = "" if each.node is None else f"{'on ' if rank else 'node '}{each.node}"
+    return " ".join(part for part in (rank, node) if part) or "one rank"
+
+
+def began(cause: Finding) -> str:
+    """Who failed first, and of what; or who told first that something was wrong elsewhere."""
+    how = "failed first" if cause.hit.rule.role == "cause" else "was the first to tell"
+    return f"{who(cause)} {how}: {words_of(cause.hit.rule.fault)}"
+
+
+def followed(after: Sequence[Finding]) -> str:
+    """The cascade, by classes: `then nccl timeout (15 ranks), connection reset (3 ranks)`."""
+    seen = {(each.hit.rule.fault, each.whose) for each in after}
+    counts = Counter(fault for fault, _ in seen)
+    told = [
+        f"{words_of(fault)} ({count} rank{'s'[: count != 1]})" for fault, count in counts.most_common(_MOST_FAULTS)
+    ]
+    return f"then followed {', '.join(told)}" if told else ""
+
+
+def waited_for(waiting: MissingRanks) -> str:
+    """Who was missing, and how that is known."""
+    return f"the others waited for {ranks_in_words(waiting.ranks)}: {waiting.how}" if waiting.ranks else ""
+
+
+def words_of(fault: str) -> str:
+    """`cuda_oom` → `cuda oom`."""
+    return fault.replace("_", " ")

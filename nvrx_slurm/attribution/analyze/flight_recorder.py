@@ -26,7 +26,7 @@ class DumpError(MalformedRecord):
 
 
 @dataclass(frozen=True, slots=True)
-class Call:
+class CollectiveCall:
     """One collective as a rank entered it. `seq` counts the group's collectives on that rank."""
 
     group: str
@@ -54,12 +54,12 @@ class Dump:
     of the groups that the dump lists. `last`: group → number of the last collective in it that the rank entered."""
 
     rank: int
-    calls: tuple[Call, ...]
+    calls: tuple[CollectiveCall, ...]
     members: Mapping[str, tuple[int, ...]]
     last: Mapping[str, int]
 
     @property
-    def waits_in(self) -> Call | None:
+    def waits_in(self) -> CollectiveCall | None:
         """The call this rank is held up in: the first that has not completed, or, where the backend never tells of
         completion (gloo), the last."""
         if not any(call.state == COMPLETED for call in self.calls):
@@ -89,9 +89,9 @@ def _parse(data: bytes) -> Any:
         raise DumpError(f"no JSON: {error}") from error
 
 
-def _call(entry: dict[str, Any]) -> Call:
+def _call(entry: dict[str, Any]) -> CollectiveCall:
     name, description = _group(entry)
-    return Call(
+    return CollectiveCall(
         group=name,
         description=description,
         seq=_number(entry.get("collective_seq_id", entry.get("seq_id"))),

@@ -18,7 +18,7 @@ MOST_PER_NODE = 32
 """How much is kept of one node: what weighs most."""
 
 
-class Kind(StrEnum):
+class BlameKind(StrEnum):
     """What a node is blamed for."""
 
     SAID = "said"  # a person says so
@@ -29,12 +29,12 @@ class Kind(StrEnum):
 
 
 # One day after a hardware fault its node is still suspect, two days after it is not; one loss alone makes no suspect.
-WEIGHTS: dict[Kind, float] = {
-    Kind.SAID: 8.0,
-    Kind.HARDWARE: 3.0,
-    Kind.NETWORK: 1.5,
-    Kind.STORAGE: 0.75,
-    Kind.LOST: 0.6,
+WEIGHTS: dict[BlameKind, float] = {
+    BlameKind.SAID: 8.0,
+    BlameKind.HARDWARE: 3.0,
+    BlameKind.NETWORK: 1.5,
+    BlameKind.STORAGE: 0.75,
+    BlameKind.LOST: 0.6,
 }
 
 
@@ -47,7 +47,7 @@ class Blame(Wire, frozen=True, kw_only=True):
 
     cluster: str
     node: str
-    kind: Kind
+    kind: BlameKind
     failure: str
     at: float
     certainty: float = 1.0
@@ -124,7 +124,7 @@ def _rank(blame: Blame) -> tuple[float, float, tuple[str, ...]]:
     return (-math.log2(heft) - blame.at / HALF_LIFE_S if heft > 0 else math.inf, -blame.at, said)
 
 
-KINDS = {Scope.NODE: Kind.HARDWARE, Scope.NETWORK: Kind.NETWORK, Scope.STORAGE: Kind.STORAGE}
+KINDS = {Scope.NODE: BlameKind.HARDWARE, Scope.NETWORK: BlameKind.NETWORK, Scope.STORAGE: BlameKind.STORAGE}
 """Failures of any other scope follow the job to whatever node it runs on: they blame none."""
 
 LEAST_CERTAINTY = 0.5
@@ -165,7 +165,7 @@ def _lost(inquiry: Inquiry, cluster: str, at: float) -> Iterator[Blame]:
         yield Blame(
             cluster=cluster,
             node=failed.node,
-            kind=Kind.LOST,
+            kind=BlameKind.LOST,
             failure=str(inquiry.key),
             at=at,
             fault="node_lost",

@@ -8,7 +8,7 @@ from collections.abc import Iterable, Sequence
 from pathlib import Path
 
 from nvrx_slurm.attribution.ledger.blames import Blame, Suspect, merged, suspects
-from nvrx_slurm.attribution.ledger.storage import Blames, FileShelf, RedisShelf, Shelf
+from nvrx_slurm.attribution.ledger.storage import Blames, FileStorage, LedgerStorage, RedisStorage
 from nvrx_slurm.errors import UsageError
 from nvrx_slurm.jobspec import env
 from nvrx_slurm.jobspec.urls import check_redis_url
@@ -23,21 +23,21 @@ AMONG_S = 1.0
 
 
 class Ledger:
-    """One cluster's part of what a shelf keeps. Its methods raise NvrxError where the shelf cannot be used."""
+    """One cluster's part of what a storage keeps. Its methods raise NvrxError where the storage cannot be used."""
 
-    def __init__(self, shelf: Shelf, *, cluster: str, clock: Clock) -> None:
-        self.where, self.cluster = shelf.where, cluster
-        self._shelf, self._clock = shelf, clock
+    def __init__(self, storage: LedgerStorage, *, cluster: str, clock: Clock) -> None:
+        self.where, self.cluster = storage.where, cluster
+        self._storage, self._clock = storage, clock
 
     def blame(self, blames: Iterable[Blame]) -> None:
         """Take note of these, of whatever cluster. What was noted before is not noted twice."""
         new = tuple(blames)
         if new:
-            self._shelf.change(lambda known: merged((*known, *new), self._clock.wall()))
+            self._storage.change(lambda known: merged((*known, *new), self._clock.wall()))
 
     def suspects(self, now: float | None = None) -> list[Suspect]:
         """Who is suspect at `now` (seconds since the epoch; None: at present), the worst first."""
-        return suspects(self._shelf.read(), self.cluster, self._clock.wall() if now is None else now)
+        return suspects(self._storage.read(), self.cluster, self._clock.wall() if now is None else now)
 
     def clear(self, node: str | None = None) -> tuple[str, ...]:
         """Forget what speaks against a node (None: against all of this cluster). Returns whom it spoke against."""
@@ -48,7 +48,7 @@ class Ledger:
             cleared.update(blame.node for blame in gone)
             return merged((blame for blame in known if blame not in gone), self._clock.wall())
 
-        self._shelf.change(without)
+        self._storage.change(without)
         return tuple(sorted(cleared))
 
 
@@ -59,10 +59,10 @@ def open_ledger(where: str | None, *, cluster: str, clock: Clock | None = None) 
     """
     clock = clock or SystemClock()
     if where is not None and "://" in where:
-        shelf: Shelf = RedisShelf(_checked(where), env.store_password())
+        storage: LedgerStorage = RedisStorage(_checked(where), env.store_password())
     else:
-        shelf = FileShelf(Path(where).expanduser() if where else default_path(), clock)
-    return Ledger(shelf, cluster=cluster, clock=clock)
+        storage = FileStorage(Path(where).expanduser() if where else default_path(), clock)
+    return Ledger(storage, cluster=cluster, clock=clock)
 
 
 def default_path() -> Path:

@@ -32,7 +32,7 @@ Blames = tuple[Blame, ...]
 Change = Callable[[Blames], Iterable[Blame]]
 
 
-class Shelf(Protocol):
+class LedgerStorage(Protocol):
     """Keeps one ledger. Both raise NvrxError where it cannot be reached; content that cannot be read is set aside."""
 
     where: str
@@ -44,7 +44,7 @@ class Shelf(Protocol):
         ...
 
 
-class _Page(Wire, frozen=True, kw_only=True):
+class _StoredLedger(Wire, frozen=True, kw_only=True):
     blames: list[msgspec.Raw]
 
 
@@ -55,13 +55,13 @@ def encode(blames: Iterable[Blame]) -> bytes:
 def decode(data: bytes) -> Blames:
     """Raises MalformedRecord. A blame of a kind that only a newer version knows is left out."""
     found = []
-    for raw in decode_json(_Page, data, "the ledger").blames:
+    for raw in decode_json(_StoredLedger, data, "the ledger").blames:
         with contextlib.suppress(MalformedRecord):
             found.append(decode_json(Blame, bytes(raw), "a blame"))
     return tuple(found)
 
 
-class FileShelf:
+class FileStorage:
     """A file for its owner alone (0600). Readers take no lock: a change replaces the whole file at once."""
 
     def __init__(self, path: Path, clock: Clock, *, lock_s: float = LOCK_S) -> None:
@@ -107,7 +107,7 @@ class FileShelf:
         )
 
 
-class RedisShelf:
+class RedisStorage:
     """One value under `nvrx:suspects`, shared by all who name the same database. Imports redis only now."""
 
     def __init__(self, url: str, password: str | None) -> None:

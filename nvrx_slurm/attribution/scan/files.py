@@ -15,7 +15,7 @@ from collections.abc import Callable, Generator, Iterator, Sequence
 from pathlib import Path
 from typing import IO, cast
 
-from nvrx_slurm.attribution.scan.model import Kind, LogFile
+from nvrx_slurm.attribution.scan.model import LogFile, LogKind
 from nvrx_slurm.errors import UsageError
 from nvrx_slurm.journal.verdicts import Inquiry
 
@@ -173,7 +173,7 @@ def _node_of(parts: tuple[str, ...], inquiry: Inquiry | None) -> str | None:
     return found and found[1]
 
 
-def _kind_of(path: Path, rank: int | None) -> Kind:
+def _kind_of(path: Path, rank: int | None) -> LogKind:
     name = path.name.lower()
     if path.parent.name == "stacks":
         return "stacks"

@@ -22,7 +22,7 @@ from nvrx_slurm.attribution.scan.prefilter import Searcher
 from nvrx_slurm.attribution.scan.prefixes import Label, first_stamp, label_of, stamp_of, told
 from nvrx_slurm.attribution.scan.tracebacks import lines_back, may_end, traceback_above
 
-Line = tuple[int, int]
+Span = tuple[int, int]
 """Where a line begins and ends in its block."""
 
 
@@ -33,11 +33,11 @@ class Lines:
         self.block = block
         self._lower: bytes | None = None
 
-    def of(self, rule: Rule) -> Iterator[Line]:
+    def of(self, rule: Rule) -> Iterator[Span]:
         """Those that hold any of a rule's literals, in order, each once."""
         return _merged([self._with(literal, rule.ignore_case) for literal in rule.literals])
 
-    def back(self, rule: Rule) -> Iterator[Line]:
+    def back(self, rule: Rule) -> Iterator[Span]:
         """The same, the last one first."""
         return _merged([self._back(literal, rule.ignore_case) for literal in rule.literals], reverse=True)
 
@@ -46,14 +46,14 @@ class Lines:
         text = self._text(rule.ignore_case)
         return sum(text.count(literal, after) for literal in rule.literals)
 
-    def _with(self, literal: bytes, ignore_case: bool) -> Iterator[Line]:
+    def _with(self, literal: bytes, ignore_case: bool) -> Iterator[Span]:
         text, at = self._text(ignore_case), 0
         while (at := text.find(literal, at)) >= 0:
             line = self.block.bounds(at)
             yield line
             at = max(line[1], at + 1)
 
-    def _back(self, literal: bytes, ignore_case: bool) -> Iterator[Line]:
+    def _back(self, literal: bytes, ignore_case: bool) -> Iterator[Span]:
         text, end = self._text(ignore_case), len(self.block.text)
         while (at := text.rfind(literal, 0, end)) >= 0:
             line = self.block.bounds(at)
@@ -68,7 +68,7 @@ class Lines:
         return self._lower
 
 
-def _merged(lines: Sequence[Iterator[Line]], *, reverse: bool = False) -> Iterator[Line]:
+def _merged(lines: Sequence[Iterator[Span]], *, reverse: bool = False) -> Iterator[Span]:
     if len(lines) == 1:
         return lines[0]
     return (line for line, _ in itertools.groupby(heapq.merge(*lines, reverse=reverse)))
@@ -166,7 +166,7 @@ class _Late:
     """A block that may hold some of a rule's last lines. `lines`: those, at most 8; None: not looked for."""
 
     block: Block
-    lines: list[Line] | None
+    lines: list[Span] | None
 
 
 @dataclass(slots=True)
@@ -244,7 +244,7 @@ class Matcher:
 
     def _match_all(self, number: int, lines: Lines, tally: _Tally) -> None:
         """Count all, until there are many; keep the first of the file and the last of the block."""
-        rule, last = self._rules[number], collections.deque[Line](maxlen=KEPT)
+        rule, last = self._rules[number], collections.deque[Span](maxlen=KEPT)
         for line, match in self._matching(number, lines.block, lines.of(rule)):
             tally.count += 1
             if len(tally.first) < KEPT:
@@ -258,7 +258,7 @@ class Matcher:
         if last:
             tally.late.append(_Late(lines.block, list(last)))
 
-    def _matching(self, number: int, block: Block, lines: Iterable[Line]) -> Iterator[tuple[Line, re.Match[bytes]]]:
+    def _matching(self, number: int, block: Block, lines: Iterable[Span]) -> Iterator[tuple[Span, re.Match[bytes]]]:
         """Those of some lines that match. After many that do not, the block is searched for the whole pattern."""
         in_vain = 0
         for tried, line in enumerate(lines, 1):
@@ -293,17 +293,17 @@ class Matcher:
                     tally.late.popleft()
                 return
 
-    def _last(self, number: int, lines: Lines) -> list[Line]:
+    def _last(self, number: int, lines: Lines) -> list[Span]:
         """The last of a block's lines that match."""
         matching = self._matching(number, lines.block, lines.back(self._rules[number]))
         return sorted(line for line, _ in itertools.islice(matching, KEPT))
 
-    def _made(self, block: Block, lines: Iterable[Line], rule: Rule) -> Iterator[Hit]:
+    def _made(self, block: Block, lines: Iterable[Span], rule: Rule) -> Iterator[Hit]:
         for line in lines:
             if (match := self._match(block, line, rule)) is not None:
                 yield self._hit(block, line, rule, match)
 
-    def _match(self, block: Block, line: Line, rule: Rule) -> re.Match[bytes] | None:
+    def _match(self, block: Block, line: Span, rule: Rule) -> re.Match[bytes] | None:
         """A rule's match, unless the line is also one of noise: such a line counts for no other rule."""
         text = block.text[slice(*line)]
         match = self._sheet.match(rule, text)
@@ -314,5 +314,5 @@ class Matcher:
     def _is_noise(self, text: bytes) -> bool:
         return any(self._sheet.match(rule, text) for rule in self._searcher.noise(text))
 
-    def _hit(self, block: Block, line: Line, rule: Rule, match: re.Match[bytes]) -> Hit:
+    def _hit(self, block: Block, line: Span, rule: Rule, match: re.Match[bytes]) -> Hit:
         return self._sheet.hit(block, line[0], block.text[slice(*line)], rule, match)

@@ -9,7 +9,7 @@ from typing import Literal
 
 from nvrx_slurm.attribution.rules.catalogue import Rule
 
-Kind = Literal["out", "err", "stacks", "health", "mixed", "flight_recorder"]
+LogKind = Literal["out", "err", "stacks", "health", "mixed", "flight_recorder"]
 
 LONGEST_TEXT = 400
 """Characters of a line that are kept."""
@@ -33,7 +33,7 @@ class LogFile:
     path: Path
     rank: int | None
     node: str | None
-    kind: Kind
+    kind: LogKind
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,7 +48,7 @@ class Hit:
     `groups` are the pattern's named groups, and for the last line of a Python traceback: `frames` (`file.py:12 in f`,
     innermost last, joined by `|`), `user_frame` (the innermost frame that is not of an installed package), if the
     exception was raised while another was handled, `cause`, the line of the first of them, and, where it may have
-    ended no process, `aside` (asides.py tells which there are). `local_rank`: the line's label tells a rank within
+    ended no process, `aside` (see tracebacks.py). `local_rank`: the line's label tells a rank within
     its node.
     """
 

@@ -79,7 +79,7 @@ _FRAMES_KEPT = 12
 @dataclass(frozen=True, slots=True)
 class Traceback:
     """`frames` innermost last; `cause`: the last line of the first exception of a chain; `stamped`: the lines that
-    may have its time stamp, its header and the one before; `aside`: why it may have ended no process (asides.py)."""
+    may have its time stamp, its header and the one before; `aside`: why it may have ended no process (see above)."""
 
     frames: tuple[str, ...]
     user_frame: str | None

@@ -144,7 +144,7 @@ def checked(asked: Submission) -> Submission:
     inquiry = asked.inquiry
     if inquiry.workers_per_node < 1:
         raise HTTPException(422, "Expected 1 or more - at `$.inquiry.workers_per_node`")
-    # Each bound by itself, as a schema can say it. Where both are large the ranks are not enumerated (missing.py).
+    # Each bound by itself, as a schema can say it. Where both are large ranks are not enumerated (collectives.py).
     if inquiry.workers_per_node > MOST_RANKS:
         raise HTTPException(422, f"Expected {MOST_RANKS} at most - at `$.inquiry.workers_per_node`")
     if len(inquiry.nodes) > NODES_AT_MOST:

@@ -11,7 +11,7 @@ from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 
-from nvrx_slurm.attribution.local_token import announced
+from nvrx_slurm.attribution.local_service import announced
 from nvrx_slurm.attribution.rules.catalogue import load_catalogue
 from nvrx_slurm.attribution.service import app, results
 from nvrx_slurm.attribution.service.confinement import Roots, existing

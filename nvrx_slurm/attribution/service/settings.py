@@ -7,7 +7,7 @@ import stat
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from nvrx_slurm.attribution.local_token import is_loopback
+from nvrx_slurm.attribution.local_service import is_loopback
 from nvrx_slurm.attribution.service.entries import Bounds
 from nvrx_slurm.errors import UsageError
 from nvrx_slurm.jobspec import env

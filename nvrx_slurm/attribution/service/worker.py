@@ -17,7 +17,7 @@ from typing import IO
 
 import msgspec
 
-from nvrx_slurm.attribution.analyzer import Analyzer
+from nvrx_slurm.attribution.analyze.analyzer import Analyzer
 from nvrx_slurm.attribution.service.confinement import Roots, confine_by_hook, confine_by_kernel
 from nvrx_slurm.attribution.service.jobs import Job, Result, Setup
 from nvrx_slurm.errors import NvrxError

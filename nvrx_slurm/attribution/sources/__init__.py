@@ -52,7 +52,7 @@ def _bare(plan: AttributionPlan, folder: Path, clock: Clock) -> Iterator[Source]
 def _services(plan: AttributionPlan, folder: Path, patience_s: float, clock: Clock) -> Iterator[Source]:
     from urllib.parse import urlsplit
 
-    from nvrx_slurm.attribution.local_token import is_loopback
+    from nvrx_slurm.attribution.local_service import is_loopback
     from nvrx_slurm.attribution.sources.places import fixed_place, managed_place
     from nvrx_slurm.attribution.sources.service import ServiceSource
 

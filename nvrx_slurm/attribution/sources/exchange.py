@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from nvrx_slurm.attribution.listener import check_listener
+from nvrx_slurm.attribution.local_service import check_listener
 from nvrx_slurm.attribution.sources.answers import MOST_BYTES
 from nvrx_slurm.attribution.sources.base import Unanswered, need
 from nvrx_slurm.attribution.sources.places import Place

@@ -13,7 +13,7 @@ from typing import Any
 
 import msgspec
 
-from nvrx_slurm.attribution.analyzer import Analyzer
+from nvrx_slurm.attribution.analyze.analyzer import Analyzer
 from nvrx_slurm.attribution.pipes import standard_streams
 from nvrx_slurm.attribution.sources.lib import LINE_BYTES, Found, Question, Settings
 from nvrx_slurm.errors import NvrxError

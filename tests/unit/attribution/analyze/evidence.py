@@ -10,7 +10,7 @@ from typing import Any
 from nvrx_slurm.attribution.analyze.aftermath import Finality
 from nvrx_slurm.attribution.analyze.findings import Finding
 from nvrx_slurm.attribution.rules.catalogue import Rule
-from nvrx_slurm.attribution.scan import Hit, Kind, LogFile, Scan
+from nvrx_slurm.attribution.scan import Hit, LogFile, LogKind, Scan
 from nvrx_slurm.journal.verdicts import Failed, FailureKey, Inquiry, Scope, Verdict
 
 KEY = FailureKey(job="/jobs/7", generation=0, replica="main-0", cycle=2, rank=3)
@@ -50,7 +50,7 @@ RESET = rule("peer_lost.reset", Verdict.RESTART, scope=Scope.NETWORK, role="cons
 NOISE = rule("noise.look_alike", Verdict.UNKNOWN, role="noise", severity=100)
 
 
-def log(name: str, rank: int | None = None, node: str | None = None, kind: Kind = "err") -> LogFile:
+def log(name: str, rank: int | None = None, node: str | None = None, kind: LogKind = "err") -> LogFile:
     """A file that need not be there."""
     return LogFile(Path("/logs") / name, rank, node, kind)
 
@@ -62,7 +62,7 @@ def hit(
     line: int = 10,
     t: float | None = None,
     node: str | None = None,
-    kind: Kind = "err",
+    kind: LogKind = "err",
     text: str = "",
     groups: Mapping[str, str] | None = None,
     file: str | None = None,

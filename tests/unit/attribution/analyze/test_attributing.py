@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import pytest
 
-from nvrx_slurm.attribution.analyze import Gathered, attribute
 from nvrx_slurm.attribution.analyze.aftermath import TailLine
-from nvrx_slurm.attribution.analyze.history import Earlier, fingerprint
+from nvrx_slurm.attribution.analyze.attributing import SideEvidence, attribute
+from nvrx_slurm.attribution.analyze.verdict import CycleEnding, fingerprint
 from nvrx_slurm.journal.verdicts import Attribution, Scope, Verdict
 from tests.unit.attribution.analyze.evidence import (
     ANY_ERROR,
@@ -72,9 +72,9 @@ def test_an_error_that_the_rank_survived_is_not_the_cause() -> None:
     assert (found.fault, found.nodes) == ("gpu_lost", ("n1",))
 
 
-def tails(caught: object, steps: tuple[TailLine, ...]) -> Gathered:
+def tails(caught: object, steps: tuple[TailLine, ...]) -> SideEvidence:
     """The end of the rank's own file."""
-    return Gathered(tails={"/logs/rank-3.err": steps})
+    return SideEvidence(tails={"/logs/rank-3.err": steps})
 
 
 def test_hardware_beside_an_error_of_the_program_is_no_stop() -> None:
@@ -154,8 +154,8 @@ def again(nodes: tuple[tuple[str, ...], ...]) -> Attribution:
     crash = hit(SEGFAULT, 3, groups={"frames": "ops.py:12 in fused"})
     once = attribute(inquiry(failed(3)), scan(crash))
     print_ = fingerprint(once.fault, once.primary, "ops.py:12 in fused")
-    earlier = tuple(Earlier(once.fault, print_, each) for each in nodes)
-    return attribute(inquiry(failed(3)), scan(crash), Gathered(earlier=earlier))
+    earlier = tuple(CycleEnding(once.fault, print_, each) for each in nodes)
+    return attribute(inquiry(failed(3)), scan(crash), SideEvidence(earlier=earlier))
 
 
 def test_nothing_at_all_is_unknown() -> None:

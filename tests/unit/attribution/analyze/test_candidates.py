@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from nvrx_slurm.attribution.analyze import attribute
+from nvrx_slurm.attribution.analyze.attributing import attribute
 from nvrx_slurm.journal.verdicts import Verdict
 from tests.unit.attribution.analyze.evidence import KEY_ERROR, TIMEOUT, failed, hit, inquiry, scan
 

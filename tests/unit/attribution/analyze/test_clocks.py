@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import pytest
 
-from nvrx_slurm.attribution.analyze import clocks
+from nvrx_slurm.attribution.analyze import findings
 from nvrx_slurm.attribution.scan import Hit
 from tests.unit.attribution.analyze.evidence import OOM, TIMEOUT, hit, inquiry
 
 
 def offsets(hits: list[Hit]) -> dict[str, float]:
     """Nothing is known of the nodes but what the lines say."""
-    return clocks.offsets(hits, inquiry(nodes=()))
+    return findings.offsets(hits, inquiry(nodes=()))
 
 
 def timeouts(ahead: dict[str, float], seqs: int = 3) -> list[Hit]:

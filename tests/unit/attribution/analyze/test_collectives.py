@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from nvrx_slurm.attribution.analyze.collectives import standstill
-from nvrx_slurm.attribution.analyze.flight_recorder import Call, Dump
+from nvrx_slurm.attribution.analyze.flight_recorder import CollectiveCall, Dump
 
 Step = tuple[str, str, str]
 """Group, operation, state."""
@@ -20,7 +20,7 @@ def dump(rank: int, *steps: Step, shape: tuple[int, ...] = (8,)) -> Dump:
     calls = []
     for group, operation, state in steps:
         last[group] = last.get(group, 0) + 1
-        calls.append(Call(group, "", last[group], f"nccl:{operation}", state, (shape,)))
+        calls.append(CollectiveCall(group, "", last[group], f"nccl:{operation}", state, (shape,)))
     return Dump(rank, tuple(calls), MEMBERS, last)
 
 
@@ -87,7 +87,7 @@ def test_ranks_that_have_done_everything_stand_nowhere() -> None:
 def test_a_thousand_ranks_with_full_dumps_take_no_time() -> None:
     """Work grows with the calls, not with ranks times calls."""
     ranks = tuple(range(1000))
-    calls = tuple(Call("0", "default_pg", seq, "nccl:all_reduce", OPEN) for seq in range(1, 301))
+    calls = tuple(CollectiveCall("0", "default_pg", seq, "nccl:all_reduce", OPEN) for seq in range(1, 301))
     dumps = [Dump(rank, calls, {"0": ranks}, {"0": 300}) for rank in ranks if rank != 77]
     still = standstill(dumps)
     assert still is not None

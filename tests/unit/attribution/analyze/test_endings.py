@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from nvrx_slurm.attribution.analyze.endings import contradicts, ending, signal_of
+from nvrx_slurm.attribution.analyze.verdict import contradicts, ending, signal_of
 from nvrx_slurm.journal.verdicts import Failed, Scope, Verdict
 from tests.unit.attribution.analyze.evidence import failed
 

@@ -7,8 +7,8 @@ from dataclasses import replace
 import pytest
 
 from nvrx_slurm.attribution.analyze.aftermath import Finality
+from nvrx_slurm.attribution.analyze.cause import first
 from nvrx_slurm.attribution.analyze.findings import Finding
-from nvrx_slurm.attribution.analyze.first import first
 from tests.unit.attribution.analyze.evidence import KEY_ERROR, OOM, SEGFAULT, XID, failed, finding
 
 CASES: dict[str, tuple[list[Finding], int]] = {

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from nvrx_slurm.attribution.analyze.history import Earlier, Repeat, fingerprint, repeat
+from nvrx_slurm.attribution.analyze.verdict import CycleEnding, Repeat, fingerprint, repeat
 from nvrx_slurm.journal.verdicts import Evidence
 
 SEGFAULT = "segfault|Segmentation fault at #|"
@@ -31,13 +31,13 @@ def test_numbers_and_folders_do_not_tell_two_failures_apart() -> None:
 )
 def test_repeat(nodes: tuple[tuple[str, ...], ...], expected: Repeat) -> None:
     """The same node each time, or others; where it is not known, neither."""
-    before = [Earlier("segfault", SEGFAULT, each) for each in nodes]
-    assert repeat(Earlier("segfault", SEGFAULT, ("n1",)), before) == expected
+    before = [CycleEnding("segfault", SEGFAULT, each) for each in nodes]
+    assert repeat(CycleEnding("segfault", SEGFAULT, ("n1",)), before) == expected
 
 
 def test_another_failure_in_between_breaks_the_row() -> None:
     """It counts from now back."""
-    other = Earlier("gpu_lost", "gpu_lost|Xid #|", ("n1",))
-    same = Earlier("segfault", SEGFAULT)
+    other = CycleEnding("gpu_lost", "gpu_lost|Xid #|", ("n1",))
+    same = CycleEnding("segfault", SEGFAULT)
     assert repeat(same, [same, other, same]).times == 1
     assert repeat(same, [other, same]).times == 0

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from nvrx_slurm.attribution.analyze import Gathered, attribute
+from nvrx_slurm.attribution.analyze.attributing import SideEvidence, attribute
 from nvrx_slurm.attribution.analyze.flight_recorder import read_dump
 from nvrx_slurm.journal.verdicts import Attribution, Scope, Verdict
 from tests.unit.attribution.analyze.evidence import TIMEOUT, failed, hit, inquiry, rule, scan
@@ -15,7 +15,7 @@ DUMPS = Path(__file__).with_name("dumps")
 WAITING = "distributed_c10d.py:2810 in all_reduce"
 
 
-def answer(told_by: list[int], gathered: Gathered | None = None, **facts: object) -> Attribution:
+def answer(told_by: list[int], gathered: SideEvidence | None = None, **facts: object) -> Attribution:
     """Of eight ranks these tell of a timeout."""
     lines = [hit(TIMEOUT, rank, t=100.0 + rank / 10, groups={"seq": "7"}) for rank in told_by]
     return attribute(inquiry(failed(told_by[0]) if told_by else None, **facts), scan(*lines), gathered)
@@ -53,7 +53,7 @@ def test_the_rank_whose_stack_is_elsewhere() -> None:
     """The others stand in one collective, each on its own line of it or not."""
     stacks = dict.fromkeys(range(8), WAITING) | {2: "reader.py:88 in fetch"}
     asked = inquiry(failed(0, hung=True, cause="no progress for 600 s"))
-    found = attribute(asked, scan(), Gathered(stacks=stacks))
+    found = attribute(asked, scan(), SideEvidence(stacks=stacks))
     assert (found.fault, found.missing, found.ranks) == ("hang", (2,), (2,))
     assert "reader.py:88 in fetch" in found.explanation
 
@@ -61,13 +61,13 @@ def test_the_rank_whose_stack_is_elsewhere() -> None:
 def test_stacks_that_are_all_over_the_place_name_nobody() -> None:
     """Ranks that work are each somewhere else."""
     stacks = {rank: f"model.py:{rank} in layer_{rank}" for rank in range(8)}
-    assert attribute(inquiry(failed(0, hung=True)), scan(), Gathered(stacks=stacks)).missing == ()
+    assert attribute(inquiry(failed(0, hung=True)), scan(), SideEvidence(stacks=stacks)).missing == ()
 
 
 def test_the_flight_recorder_is_believed_before_all_else() -> None:
     """Real dumps of four ranks: rank 2 is missing, whoever told of a timeout."""
     dumps = tuple(read_dump((DUMPS / f"nccl_trace_rank_{rank}").read_bytes(), rank) for rank in range(4))
-    found = answer([0, 1, 2], Gathered(dumps=dumps), nodes=("n1",))
+    found = answer([0, 1, 2], SideEvidence(dumps=dumps), nodes=("n1",))
     assert found.missing == (2,)
     assert "the others wait in all_reduce number 4 of default_pg" in found.explanation
 
@@ -76,6 +76,6 @@ def test_ranks_that_disagree_about_the_next_collective() -> None:
     """A bug, but not surely one that a restart does not get round: no stop for that alone."""
     one, two = ((DUMPS / f"trace_{rank}.json").read_bytes() for rank in (0, 1))
     dumps = (read_dump(one, 0), read_dump(two, 1), read_dump(two.replace(b"gloo:all_reduce", b"gloo:broadcast"), 3))
-    found = answer([0, 1], Gathered(dumps=dumps), nodes=("n1",))
+    found = answer([0, 1], SideEvidence(dumps=dumps), nodes=("n1",))
     assert (found.fault, found.scope, found.verdict) == ("collective_mismatch", Scope.USER_CODE, Verdict.UNKNOWN)
     assert found.ranks == (3,)

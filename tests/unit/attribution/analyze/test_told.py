@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from nvrx_slurm.attribution.analyze import attribute
-from nvrx_slurm.attribution.analyze.told import NO_FILE, with_told
+from nvrx_slurm.attribution.analyze.analysis import NO_FILE, with_told
+from nvrx_slurm.attribution.analyze.attributing import attribute
 from nvrx_slurm.attribution.rules.catalogue import load_catalogue
 from nvrx_slurm.journal.verdicts import Verdict
 from tests.unit.attribution.analyze.evidence import failed, hit, inquiry, rule, scan

@@ -7,8 +7,7 @@ from dataclasses import replace
 import pytest
 
 from nvrx_slurm.attribution.analyze.findings import Finding
-from nvrx_slurm.attribution.analyze.history import Repeat
-from nvrx_slurm.attribution.analyze.weighing import Weight, weigh
+from nvrx_slurm.attribution.analyze.verdict import Repeat, WeighedVerdict, weigh
 from nvrx_slurm.journal.verdicts import Scope, Verdict
 from tests.unit.attribution.analyze.evidence import TIMEOUT, XID, finding, rule
 
@@ -17,7 +16,7 @@ INTERFACE = replace(rule("no_interface.named", Verdict.RESTART, scope=Scope.NETW
 ORDINAL = replace(rule("device_ordinal.raised", Verdict.UNKNOWN, scope=Scope.UNKNOWN), widespread=True)
 
 
-def weighed(cause: Finding, *others: Finding, nodes: int = 0) -> Weight:
+def weighed(cause: Finding, *others: Finding, nodes: int = 0) -> WeighedVerdict:
     return weigh(cause, others, None, NEW, nodes=nodes)
 
 

@@ -11,9 +11,9 @@ from pathlib import Path
 
 import pytest
 
-from nvrx_slurm.attribution import analyzer as analyzer_module
-from nvrx_slurm.attribution.analyze import inquiry_for
-from nvrx_slurm.attribution.analyzer import Analyzer
+from nvrx_slurm.attribution.analyze import analyzer as analyzer_module
+from nvrx_slurm.attribution.analyze.analysis import inquiry_for
+from nvrx_slurm.attribution.analyze.analyzer import Analyzer
 from nvrx_slurm.errors import ConfigError, SourceError, UsageError
 from nvrx_slurm.journal.verdicts import Failed, FailureKey, Inquiry, Verdict
 
@@ -55,13 +55,13 @@ class Gate:
     def open(self) -> None:
         self._open.set()
 
-    def around(self, examine: Callable[..., object]) -> Callable[..., object]:
+    def around(self, analyze_logs: Callable[..., object]) -> Callable[..., object]:
         def held(*arguments: object, stop: threading.Event, **more: object) -> object:
             self.begun.append(stop)
             self._loop.call_soon_threadsafe(self.entered.set)
             while not self._open.wait(0.005) and not stop.is_set():
                 pass
-            return examine(*arguments, stop=stop, **more)
+            return analyze_logs(*arguments, stop=stop, **more)
 
         return held
 
@@ -70,7 +70,7 @@ class Gate:
 async def gate(monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[Gate]:
     """The real examination, held up before it begins."""
     made = Gate()
-    monkeypatch.setattr(analyzer_module, "examine", made.around(analyzer_module.examine))
+    monkeypatch.setattr(analyzer_module, "analyze_logs", made.around(analyzer_module.analyze_logs))
     yield made
     made.open()
 

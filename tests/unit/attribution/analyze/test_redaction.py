@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from nvrx_slurm.attribution.second_opinion.redaction import redacted
+from nvrx_slurm.attribution.analyze.llm import redacted
 
 LINES = [
     ("export HF_TOKEN=hf_abcdefghijklmnop", "export HF_TOKEN=[secret]"),

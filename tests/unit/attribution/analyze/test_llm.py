@@ -12,8 +12,8 @@ from typing import Any
 import pytest
 from msgspec.structs import replace
 
-from nvrx_slurm.attribution.analyzer import Analyzer
-from nvrx_slurm.attribution.second_opinion import SecondOpinion
+from nvrx_slurm.attribution.analyze.analyzer import Analyzer
+from nvrx_slurm.attribution.analyze.llm import LlmAdvisor
 from nvrx_slurm.journal.verdicts import Attribution, FailureKey, Inquiry, LlmPlan, Scope, Verdict
 from nvrx_slurm.util.files import write_private
 
@@ -91,14 +91,14 @@ def endpoint() -> Iterator[Endpoint]:
 
 
 @pytest.fixture
-async def opinion(endpoint: Endpoint) -> AsyncIterator[SecondOpinion]:
+async def opinion(endpoint: Endpoint) -> AsyncIterator[LlmAdvisor]:
     """Of that endpoint, which has a second to answer."""
-    made = SecondOpinion(LlmPlan(url=endpoint.url, model="judge-1", timeout_s=20.0))
+    made = LlmAdvisor(LlmPlan(url=endpoint.url, model="judge-1", timeout_s=20.0))
     yield made
     await made.close()
 
 
-async def test_it_fills_in_what_the_rules_do_not_know(endpoint: Endpoint, opinion: SecondOpinion) -> None:
+async def test_it_fills_in_what_the_rules_do_not_know(endpoint: Endpoint, opinion: LlmAdvisor) -> None:
     """And says who says so; its own confidence is taken for no more than three quarters."""
     endpoint.says(OPINION)
     found = await opinion.on(UNKNOWN, INQUIRY, TAILS)
@@ -109,7 +109,7 @@ async def test_it_fills_in_what_the_rules_do_not_know(endpoint: Endpoint, opinio
     assert found.primary.file == "/logs/rank-0.err"
 
 
-async def test_nothing_private_is_sent(endpoint: Endpoint, opinion: SecondOpinion) -> None:
+async def test_nothing_private_is_sent(endpoint: Endpoint, opinion: LlmAdvisor) -> None:
     """No address, no node, no folder of the job."""
     endpoint.says(OPINION)
     await opinion.on(UNKNOWN, INQUIRY, TAILS)
@@ -120,7 +120,7 @@ async def test_nothing_private_is_sent(endpoint: Endpoint, opinion: SecondOpinio
 
 @pytest.mark.parametrize("verdict", [Verdict.RESTART, Verdict.STOP])
 async def test_a_verdict_of_the_rules_is_never_turned_round(
-    endpoint: Endpoint, opinion: SecondOpinion, verdict: Verdict
+    endpoint: Endpoint, opinion: LlmAdvisor, verdict: Verdict
 ) -> None:
     """The endpoint is not even asked."""
     endpoint.says({**OPINION, "verdict": "RESTART" if verdict is Verdict.STOP else "STOP"})
@@ -137,9 +137,7 @@ NOT_USED = {
 
 
 @pytest.mark.parametrize("why", NOT_USED)
-async def test_an_opinion_that_proves_nothing_is_not_used(
-    endpoint: Endpoint, opinion: SecondOpinion, why: str
-) -> None:
+async def test_an_opinion_that_proves_nothing_is_not_used(endpoint: Endpoint, opinion: LlmAdvisor, why: str) -> None:
     """UNKNOWN stays, with the reason."""
     endpoint.says({**OPINION, **NOT_USED[why]})
     found = await opinion.on(UNKNOWN, INQUIRY, TAILS)
@@ -162,7 +160,7 @@ GARBAGE: list[Any] = [
 
 
 @pytest.mark.parametrize("said", GARBAGE)
-async def test_an_answer_in_another_form_is_none(endpoint: Endpoint, opinion: SecondOpinion, said: Any) -> None:
+async def test_an_answer_in_another_form_is_none(endpoint: Endpoint, opinion: LlmAdvisor, said: Any) -> None:
     """The form is strict."""
     endpoint.says(said)
     await remains_unknown(opinion, "not in the form that was asked for")
@@ -171,14 +169,14 @@ async def test_an_answer_in_another_form_is_none(endpoint: Endpoint, opinion: Se
 @pytest.mark.parametrize(
     "reply", [b"<html>", b"{}", b'{"choices": []}', b"\xff\xfe", b'{"choices": [{"message": 3}]}']
 )
-async def test_a_reply_in_another_form_is_none(endpoint: Endpoint, opinion: SecondOpinion, reply: bytes) -> None:
+async def test_a_reply_in_another_form_is_none(endpoint: Endpoint, opinion: LlmAdvisor, reply: bytes) -> None:
     """Whatever stands between us and the endpoint."""
     endpoint.reply = reply
     await remains_unknown(opinion, "not in the form that was asked for")
 
 
 @pytest.mark.parametrize("status", [302, 401, 429, 500, 503])
-async def test_a_status_that_is_no_success_is_told(endpoint: Endpoint, opinion: SecondOpinion, status: int) -> None:
+async def test_a_status_that_is_no_success_is_told(endpoint: Endpoint, opinion: LlmAdvisor, status: int) -> None:
     """And nothing is followed or tried again."""
     endpoint.says(OPINION)
     endpoint.status = status
@@ -186,7 +184,7 @@ async def test_a_status_that_is_no_success_is_told(endpoint: Endpoint, opinion: 
     assert len(endpoint.asked) == 1
 
 
-async def test_a_reply_without_end_is_cut(endpoint: Endpoint, opinion: SecondOpinion) -> None:
+async def test_a_reply_without_end_is_cut(endpoint: Endpoint, opinion: LlmAdvisor) -> None:
     """At 1 MiB."""
     endpoint.reply = b" " * (3 << 20)
     await remains_unknown(opinion, "longer than 1 MiB")
@@ -195,14 +193,14 @@ async def test_a_reply_without_end_is_cut(endpoint: Endpoint, opinion: SecondOpi
 async def test_an_endpoint_that_hangs_is_left(endpoint: Endpoint) -> None:
     """After its time."""
     endpoint.reply = None
-    opinion = SecondOpinion(LlmPlan(url=endpoint.url, model="judge-1", timeout_s=0.1))
+    opinion = LlmAdvisor(LlmPlan(url=endpoint.url, model="judge-1", timeout_s=0.1))
     await remains_unknown(opinion, "0.1 s")
     await opinion.close()
 
 
 async def test_an_endpoint_that_is_not_there_is_told() -> None:
     """With its address."""
-    opinion = SecondOpinion(LlmPlan(url="http://127.0.0.1:9", model="judge-1", timeout_s=1.0))
+    opinion = LlmAdvisor(LlmPlan(url="http://127.0.0.1:9", model="judge-1", timeout_s=1.0))
     await remains_unknown(opinion, "http://127.0.0.1:9/chat/completions")
     await opinion.close()
 
@@ -215,7 +213,7 @@ ORDERS = [
 
 
 @pytest.mark.parametrize("line", ORDERS)
-async def test_a_log_that_gives_orders_is_not_shown(endpoint: Endpoint, opinion: SecondOpinion, line: str) -> None:
+async def test_a_log_that_gives_orders_is_not_shown(endpoint: Endpoint, opinion: LlmAdvisor, line: str) -> None:
     """Whoever can print into a log must not decide."""
     endpoint.says(OPINION)
     await remains_unknown(
@@ -229,7 +227,7 @@ async def test_the_key_goes_in_a_header(endpoint: Endpoint, tmp_path: Path) -> N
     write_private(tmp_path / "key", b"k-123\n")
     endpoint.says(OPINION)
     plan = LlmPlan(url=f"{endpoint.url}/v1/", model="judge-1", key_file=str(tmp_path / "key"))
-    opinion = SecondOpinion(plan)
+    opinion = LlmAdvisor(plan)
     await opinion.on(UNKNOWN, INQUIRY, TAILS)
     path, headers, body = endpoint.asked[0]
     assert (path, headers["authorization"], body["model"]) == ("/v1/chat/completions", "Bearer k-123", "judge-1")
@@ -240,7 +238,7 @@ async def test_the_key_goes_in_a_header(endpoint: Endpoint, tmp_path: Path) -> N
 
 
 async def test_the_key_may_come_from_the_environment(
-    endpoint: Endpoint, opinion: SecondOpinion, monkeypatch: pytest.MonkeyPatch
+    endpoint: Endpoint, opinion: LlmAdvisor, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Where no file is named."""
     monkeypatch.setenv("NVRX_SLURM_LLM_KEY", "k-456")
@@ -254,7 +252,7 @@ async def test_the_other_style(endpoint: Endpoint, tmp_path: Path) -> None:
     write_private(tmp_path / "key", b"k-123")
     endpoint.says(OPINION, style="anthropic")
     plan = LlmPlan(url=endpoint.url, model="judge-1", style="anthropic", key_file=str(tmp_path / "key"))
-    opinion = SecondOpinion(plan)
+    opinion = LlmAdvisor(plan)
     assert (await opinion.on(UNKNOWN, INQUIRY, TAILS)).verdict is Verdict.STOP
     path, headers, body = endpoint.asked[0]
     assert (path, headers["x-api-key"], body["tool_choice"]["type"]) == ("/v1/messages", "k-123", "tool")
@@ -274,7 +272,7 @@ async def test_the_rules_verdict_does_not_wait_for_ever(endpoint: Endpoint, tmp_
     await analyzer.close()
 
 
-async def remains_unknown(opinion: SecondOpinion, why: str, tails: dict[str, tuple[str, ...]] | None = None) -> None:
+async def remains_unknown(opinion: LlmAdvisor, why: str, tails: dict[str, tuple[str, ...]] | None = None) -> None:
     """The rules' answer stays as it is, but for the reason."""
     found = await opinion.on(UNKNOWN, INQUIRY, tails or TAILS)
     assert replace(found, problem=None) == UNKNOWN

@@ -1,25 +1,141 @@
-"""How sure the account is, and what verdict that allows.
-
-Precision of STOP comes first: a stop that was not needed costs a night. So a rule's STOP stands only where what else
-is known agrees with it.
-"""
+"""Which verdict the evidence allows, and how sure it is."""
 
 from __future__ import annotations
 
+import re
+import signal
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 from nvrx_slurm.attribution.analyze.aftermath import Finality
-from nvrx_slurm.attribution.analyze.endings import (
-    CRASHES,
-    OUT_OF_MEMORY_FAULTS,
-    Ending,
-    contradicts,
-    signal_of,
-)
 from nvrx_slurm.attribution.analyze.findings import Finding
-from nvrx_slurm.attribution.analyze.history import Repeat
-from nvrx_slurm.journal.verdicts import Failed, Scope, Verdict
+from nvrx_slurm.journal.verdicts import Evidence, Failed, Scope, Verdict
+
+_NUMBERS = re.compile(r"0x[0-9a-fA-F]+|\d+")
+_QUOTED_PATH = re.compile(r"/[\w./-]*/")
+_LONGEST = 160
+
+
+@dataclass(frozen=True, slots=True)
+class CycleEnding:
+    """How one of the cycles before ended. `nodes`: where it began, as far as known."""
+
+    fault: str
+    fingerprint: str
+    nodes: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class Repeat:
+    """How often, without a break up to now, the same happened before; and whether always on the same node."""
+
+    times: int = 0
+    same_node: bool = False
+    other_nodes: bool = False
+
+
+def fingerprint(fault: str, primary: Evidence | None, frames: str = "") -> str:
+    """What makes two failures the same: class, words of the line without their numbers, innermost frame."""
+    if primary is None:
+        return fault
+    words = _NUMBERS.sub("#", _QUOTED_PATH.sub("/", primary.text))[:_LONGEST]
+    return f"{fault}|{words}|{frames.partition('|')[0]}"
+
+
+def repeat(now: CycleEnding, before: Sequence[CycleEnding]) -> Repeat:
+    """Count back from now, newest first, until a cycle ended otherwise. What is not known is no repeat."""
+    same: list[CycleEnding] = []
+    for each in before:
+        if each.fault == "unknown" or each.fingerprint != now.fingerprint:
+            break
+        same.append(each)
+    known = [set(each.nodes) for each in (now, *same) if each.nodes]
+    if not same or len(known) < 2:
+        return Repeat(len(same))
+    shared = set.intersection(*known)
+    return Repeat(len(same), same_node=bool(shared), other_nodes=not shared)
+
+
+OUT_OF_MEMORY_FAULTS = frozenset({"host_oom"})
+
+
+@dataclass(frozen=True, slots=True)
+class WorkerEnding:
+    """An ending without any line that explains it. `sentence` says what happened, `hint` where to look."""
+
+    fault: str
+    verdict: Verdict
+    scope: Scope
+    confidence: float
+    sentence: str
+    hint: str = ""
+
+
+_SIGNALS: dict[int, tuple[str, str]] = {
+    signal.SIGSEGV: ("segfault", "Look at the native stack in the rank's .err file; a repeat means a bug."),
+    signal.SIGBUS: ("bus_error", "Often /dev/shm or a mapped file was full or gone: compare the node's disk space."),
+    signal.SIGABRT: ("abort", "A native library gave up: its last words are in the rank's .err file."),
+    signal.SIGILL: ("illegal_instruction", "A binary was built for another CPU than this node's."),
+    signal.SIGFPE: ("arithmetic_error", "A native division by zero."),
+    signal.SIGKILL: ("killed", "Look for the out-of-memory killer in the node's kernel messages."),
+    signal.SIGTERM: ("terminated", "Somebody ended it: Slurm, a launcher, or a person."),
+    signal.SIGINT: ("terminated", "Somebody interrupted it."),
+}
+
+
+CRASHES = frozenset({"segfault", "bus_error", "abort", "illegal_instruction", "arithmetic_error"})
+"""Faults of a process itself: nobody sends these signals from outside."""
+
+_SUDDEN = (signal.SIGKILL, signal.SIGSEGV, signal.SIGBUS, signal.SIGILL, signal.SIGFPE)
+
+
+def signal_of(failed: Failed) -> int | None:
+    """The signal that ended the worker, also where a shell told it as exit code 128 and more."""
+    if failed.signal is not None:
+        return failed.signal
+    code = failed.exit_code or 0
+    return code - 128 if 128 < code < 128 + signal.NSIG else None
+
+
+def signal_name(number: int) -> str:
+    """`SIGKILL`; a number that has no name as `signal 61`."""
+    try:
+        return signal.Signals(number).name
+    except ValueError:
+        return f"signal {number}"
+
+
+def ending(failed: Failed | None) -> WorkerEnding:
+    """What is to be said when nothing else is known."""
+    if failed is None:
+        return WorkerEnding("unknown", Verdict.UNKNOWN, Scope.UNKNOWN, 0.0, "No line tells of a failure")
+    if failed.hung:
+        return WorkerEnding("hang", Verdict.UNKNOWN, Scope.UNKNOWN, 0.3, f"It made no progress ({failed.cause})")
+    if failed.rank is None:
+        sentence = f"Node {failed.node} was lost ({failed.cause})"
+        return WorkerEnding(
+            "node_lost", Verdict.RESTART, Scope.NODE, 0.8, sentence, "Ask Slurm and the node's console why."
+        )
+    number = signal_of(failed)
+    if number is None:
+        sentence = f"It ended with exit code {failed.exit_code}, and no line says why"
+        return WorkerEnding("unknown", Verdict.UNKNOWN, Scope.UNKNOWN, 0.2, sentence)
+    fault, hint = _SIGNALS.get(number, ("killed", ""))
+    sentence = f"It was ended by {signal_name(number)}, and no line says why"
+    return WorkerEnding(fault, Verdict.UNKNOWN, Scope.UNKNOWN, 0.3, sentence, hint)
+
+
+def is_sudden(failed: Failed) -> bool:
+    """Whether a signal ended the worker that leaves it no time for words."""
+    return failed.rank is not None and signal_of(failed) in _SUDDEN
+
+
+def contradicts(failed: Failed, fault: str, rank: int | None) -> bool:
+    """Whether the ending speaks against a Python error as its cause: SIGKILL ends a process that raises nothing."""
+    if failed.rank is None or failed.rank != rank or fault in OUT_OF_MEMORY_FAULTS:
+        return False
+    return signal_of(failed) in _SUDDEN
+
 
 STOPS_FROM = 0.6
 """A STOP that is less sure than this is not said."""
@@ -34,7 +150,7 @@ OF_THE_CLUSTER = (Scope.NODE, Scope.NETWORK, Scope.SCHEDULER)
 
 
 @dataclass(frozen=True, slots=True)
-class Weight:
+class WeighedVerdict:
     """A confidence from 0 to 1, and a verdict that it allows. `reasons`: what changed the rule's own verdict."""
 
     confidence: float
@@ -50,7 +166,7 @@ def weigh(
     again: Repeat,
     lasted_s: float | None = None,
     nodes: int = 0,
-) -> Weight:
+) -> WeighedVerdict:
     """`others`: all that was found beside the cause. `lasted_s`: how long the cycle went well, if that is known.
     `nodes`: how many the job has; 0 where that is not known."""
     confidence = _confidence(cause, others, failed, again)
@@ -67,7 +183,7 @@ def weigh(
     elif _is_too_little_memory(cause, lasted_s):
         verdict = Verdict.STOP
         reasons.append(f"that was {lasted_s:.0f} s after the start, and will be so again")
-    return Weight(round(confidence, 2), verdict, scope, tuple(reasons))
+    return WeighedVerdict(round(confidence, 2), verdict, scope, tuple(reasons))
 
 
 def _is_widespread(cause: Finding, others: Sequence[Finding], nodes: int) -> bool:
@@ -135,7 +251,7 @@ def _is_rival(other: Finding, cause: Finding) -> bool:
     return other.t is None or cause.t is None or abs(other.t - cause.t) <= RIVAL_S
 
 
-def again_ended(end: Ending, again: Repeat) -> Ending:
+def again_ended(end: WorkerEnding, again: Repeat) -> WorkerEnding:
     """A crash that only its signal tells of, in the light of the cycles before."""
     if end.fault not in CRASHES or not (again.same_node or again.other_nodes):
         return end

@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from nvrx_slurm.attribution.ledger import Blame, Kind, blames_of
+from nvrx_slurm.attribution.ledger import Blame, BlameKind, blames_of
 from nvrx_slurm.attribution.ledger.blames import (
     FORGOTTEN_BELOW,
     HALF_LIFE_S,
@@ -27,7 +27,7 @@ NOW = 1_800_000_000.0
 DAY_S = 86400.0
 
 
-def blame(node: str = "n1", kind: Kind = Kind.HARDWARE, **changes: Any) -> Blame:
+def blame(node: str = "n1", kind: BlameKind = BlameKind.HARDWARE, **changes: Any) -> Blame:
     return Blame(**{"cluster": "alpha", "node": node, "kind": kind, "failure": "f1", "at": NOW} | changes)
 
 
@@ -41,20 +41,20 @@ def names(blames: list[Blame], now: float = NOW, cluster: str = "alpha") -> list
 @pytest.mark.parametrize(
     ("kinds", "days", "is_suspect"),
     [
-        ([Kind.HARDWARE], 0, True),
-        ([Kind.HARDWARE], 1, True),
-        ([Kind.HARDWARE], 2, False),
-        ([Kind.LOST], 0, False),
-        ([Kind.LOST] * 2, 0, True),
-        ([Kind.LOST] * 2, 1, False),
-        ([Kind.NETWORK], 0, True),
-        ([Kind.NETWORK], 1, False),
-        ([Kind.STORAGE], 0, False),
-        ([Kind.SAID], 2.9, True),
-        ([Kind.SAID], 3.1, False),
+        ([BlameKind.HARDWARE], 0, True),
+        ([BlameKind.HARDWARE], 1, True),
+        ([BlameKind.HARDWARE], 2, False),
+        ([BlameKind.LOST], 0, False),
+        ([BlameKind.LOST] * 2, 0, True),
+        ([BlameKind.LOST] * 2, 1, False),
+        ([BlameKind.NETWORK], 0, True),
+        ([BlameKind.NETWORK], 1, False),
+        ([BlameKind.STORAGE], 0, False),
+        ([BlameKind.SAID], 2.9, True),
+        ([BlameKind.SAID], 3.1, False),
     ],
 )
-def test_what_makes_a_suspect_and_for_how_long(kinds: list[Kind], days: float, is_suspect: bool) -> None:
+def test_what_makes_a_suspect_and_for_how_long(kinds: list[BlameKind], days: float, is_suspect: bool) -> None:
     """A broken part counts for more than a day, one loss alone not at all, a person's word for three days."""
     blames = [blame(kind=kind, failure=str(number)) for number, kind in enumerate(kinds)]
     assert names(blames, NOW + days * DAY_S) == (["n1"] if is_suspect else [])
@@ -62,18 +62,18 @@ def test_what_makes_a_suspect_and_for_how_long(kinds: list[Kind], days: float, i
 
 def test_a_score_halves_with_each_half_life() -> None:
     """Exactly."""
-    assert weight(blame(), NOW + HALF_LIFE_S) == WEIGHTS[Kind.HARDWARE] / 2
-    assert weight(blame(certainty=0.5), NOW) == WEIGHTS[Kind.HARDWARE] / 2
+    assert weight(blame(), NOW + HALF_LIFE_S) == WEIGHTS[BlameKind.HARDWARE] / 2
+    assert weight(blame(certainty=0.5), NOW) == WEIGHTS[BlameKind.HARDWARE] / 2
 
 
 def test_a_clock_that_is_ahead_makes_nothing_heavier() -> None:
     """Nodes' clocks differ."""
-    assert weight(blame(at=NOW + 500), NOW) == WEIGHTS[Kind.HARDWARE]
+    assert weight(blame(at=NOW + 500), NOW) == WEIGHTS[BlameKind.HARDWARE]
 
 
 def test_a_suspect_says_when_it_will_be_clear() -> None:
     """If nothing is added until then."""
-    blames = [blame(failure="a"), blame(kind=Kind.LOST, failure="b", at=NOW - DAY_S)]
+    blames = [blame(failure="a"), blame(kind=BlameKind.LOST, failure="b", at=NOW - DAY_S)]
     (suspect,) = suspects(blames, "alpha", NOW)
     assert names(blames, suspect.until - 1) == ["n1"]
     assert names(blames, suspect.until + 1) == []
@@ -81,17 +81,17 @@ def test_a_suspect_says_when_it_will_be_clear() -> None:
 
 def test_what_several_sources_say_of_one_failure_counts_once() -> None:
     """The heaviest of it."""
-    blames = [blame(kind=Kind.LOST), blame(certainty=0.6), blame(certainty=0.9), blame(certainty=0.9)]
+    blames = [blame(kind=BlameKind.LOST), blame(certainty=0.6), blame(certainty=0.9), blame(certainty=0.9)]
     (suspect,) = suspects(blames, "alpha", NOW)
-    assert suspect.score == pytest.approx(0.9 * WEIGHTS[Kind.HARDWARE])
+    assert suspect.score == pytest.approx(0.9 * WEIGHTS[BlameKind.HARDWARE])
     assert len(suspect.blames) == 1
 
 
 def test_an_old_word_does_not_hide_a_fresh_fault() -> None:
     """Of what is said of one failure, what weighs most today counts, not what weighed most when it was said."""
-    blames = [blame(kind=Kind.SAID, at=NOW - 9 * DAY_S), blame(kind=Kind.HARDWARE)]
+    blames = [blame(kind=BlameKind.SAID, at=NOW - 9 * DAY_S), blame(kind=BlameKind.HARDWARE)]
     (suspect,) = suspects(blames, "alpha", NOW)
-    assert [each.kind for each in suspect.blames] == [Kind.HARDWARE]
+    assert [each.kind for each in suspect.blames] == [BlameKind.HARDWARE]
 
 
 def test_two_clusters_nodes_are_two_nodes() -> None:
@@ -104,9 +104,9 @@ def test_two_clusters_nodes_are_two_nodes() -> None:
 def test_the_worst_comes_first_with_its_heaviest_reason() -> None:
     """And the jobs that it failed in, last one first."""
     blames = [
-        blame("n1", Kind.NETWORK),
-        blame("n2", Kind.LOST, failure="a", at=NOW - 10, job="/jobs/7"),
-        blame("n2", Kind.HARDWARE, failure="b", at=NOW - 60, job="/jobs/5", fault="xid_79"),
+        blame("n1", BlameKind.NETWORK),
+        blame("n2", BlameKind.LOST, failure="a", at=NOW - 10, job="/jobs/7"),
+        blame("n2", BlameKind.HARDWARE, failure="b", at=NOW - 60, job="/jobs/5", fault="xid_79"),
     ]
     first, second = suspects(blames, "alpha", NOW)
     assert (first.node, first.blames[0].fault, first.jobs, second.node) == ("n2", "xid_79", ("7", "5"), "n1")
@@ -119,7 +119,7 @@ _blames = st.lists(
         Blame,
         cluster=st.sampled_from(["alpha", "beta"]),
         node=st.sampled_from(["n1", "n2"]),
-        kind=st.sampled_from(Kind),
+        kind=st.sampled_from(BlameKind),
         failure=st.sampled_from([f"f{number}" for number in range(5)]),
         at=st.floats(NOW - 10 * DAY_S, NOW + DAY_S),
         certainty=st.floats(0.0, 1.0),
@@ -150,8 +150,8 @@ def test_time_alone_makes_nobody_more_suspect(blames: list[Blame], sooner_s: flo
     assert all(later[node] <= sooner[node] * (1 + 1e-9) for node in later)
 
 
-@given(_blames, st.sampled_from(Kind))
-def test_one_more_failure_makes_nobody_less_suspect(blames: list[Blame], kind: Kind) -> None:
+@given(_blames, st.sampled_from(BlameKind))
+def test_one_more_failure_makes_nobody_less_suspect(blames: list[Blame], kind: BlameKind) -> None:
     """Of those that the blame is about, and of the others."""
     before = {suspect.node: suspect.score for suspect in suspects(blames, "alpha", NOW)}
     after = {
@@ -171,7 +171,7 @@ def test_the_ledger_stays_small() -> None:
     many = [blame(failure=str(number), certainty=number / 100) for number in range(100)]
     kept = merged(many, NOW)
     assert {entry.failure for entry in kept} == {str(number) for number in range(100 - MOST_PER_NODE, 100)}
-    old_s = HALF_LIFE_S * math.log2(WEIGHTS[Kind.HARDWARE] / FORGOTTEN_BELOW)
+    old_s = HALF_LIFE_S * math.log2(WEIGHTS[BlameKind.HARDWARE] / FORGOTTEN_BELOW)
     assert merged([blame()], NOW + old_s - 1) != ()
     assert merged([blame()], NOW + old_s + 1) == ()
     assert THRESHOLD > FORGOTTEN_BELOW
@@ -197,9 +197,9 @@ def said(scope: Scope, confidence: float = 0.9, nodes: tuple[str, ...] = ("n2",)
 
 @pytest.mark.parametrize(
     ("scope", "kind"),
-    [(Scope.NODE, Kind.HARDWARE), (Scope.NETWORK, Kind.NETWORK), (Scope.STORAGE, Kind.STORAGE)],
+    [(Scope.NODE, BlameKind.HARDWARE), (Scope.NETWORK, BlameKind.NETWORK), (Scope.STORAGE, BlameKind.STORAGE)],
 )
-def test_a_node_is_blamed_for_what_is_its_own(scope: Scope, kind: Kind) -> None:
+def test_a_node_is_blamed_for_what_is_its_own(scope: Scope, kind: BlameKind) -> None:
     """With where that comes from."""
     (found,) = blames_of(inquiry(), [said(scope)], cluster="alpha", at=NOW)
     assert (found.cluster, found.node, found.kind, found.at) == ("alpha", "n2", kind, NOW)
@@ -216,9 +216,9 @@ def test_no_node_is_blamed_for_what_would_follow_the_job_elsewhere(scope: Scope)
 def test_a_node_that_is_lost_is_blamed_a_little_and_one_that_left_is_not() -> None:
     """A drained or preempted node did nothing wrong."""
     (found,) = blames_of(inquiry(None, cause="n2 lost: tether lost"), [], cluster="alpha", at=NOW)
-    assert (found.node, found.kind, found.evidence) == ("n2", Kind.LOST, "n2 lost: tether lost")
+    assert (found.node, found.kind, found.evidence) == ("n2", BlameKind.LOST, "n2 lost: tether lost")
     mere = msgspec.structs.replace(said(Scope.NODE), primary=None)
     (found,) = blames_of(inquiry(None, cause="n2 lost: tether lost"), [mere], cluster="alpha", at=NOW)
-    assert found.kind is Kind.LOST  # no line says why it went
+    assert found.kind is BlameKind.LOST  # no line says why it went
     assert blames_of(inquiry(None, cause="n2 left: preempted"), [], cluster="alpha", at=NOW) == []
     assert blames_of(inquiry(3, cause="rank 3 on n2 failed"), [], cluster="alpha", at=NOW) == []

@@ -1,6 +1,6 @@
 """The desk: hears of failures, asks every source once about each, and hands the answers back as they come.
 
-    controller ── ask, settled, judged ──▶ Desk ── one ask a source ──▶ sources
+    controller ── ask, settled, judged ──▶ SourceBroker ── one ask a source ──▶ sources
                ◀──────── answer ─────────   └── judged ──▶ post-processing
 
 One event loop, in a process of its own (`python -m nvrx_slurm.attribution`): whatever a source does, the controller
@@ -20,6 +20,7 @@ from nvrx_slurm.util.log import get_logger
 
 if TYPE_CHECKING:
     from nvrx_slurm.attribution.notify import Decided
+
 
 log = get_logger("attribution")
 
@@ -48,7 +49,7 @@ class Afterwards(Protocol):
 
 
 @dataclass(slots=True)
-class Case:
+class AskedFailure:
     """One failure: what each source says of it, or will."""
 
     inquiry: Inquiry
@@ -60,7 +61,7 @@ class Case:
         return not all(answer.done() for answer in self.answers)
 
 
-class Desk:
+class SourceBroker:
     """`answered` gets one attribution for each source and ask, and may take its time.
 
     Each source bounds its own answer (`sources.guard`); `timeout_s` is what it is given. `afterwards` is called when
@@ -78,7 +79,7 @@ class Desk:
         self._sources, self._make_afterwards = sources, afterwards
         self._timeout_s, self._answered = timeout_s, answered
         self._afterwards: Afterwards | None = None
-        self._cases: dict[FailureKey, Case] = {}  # the oldest first
+        self._cases: dict[FailureKey, AskedFailure] = {}  # the oldest first
         self._work: set[asyncio.Task[None]] = set()
 
     def open(self) -> None:
@@ -122,9 +123,9 @@ class Desk:
             closing.append(self._afterwards.close(timeout_s=AFTERWARDS_S))
         await asyncio.gather(*closing)
 
-    def _open(self, inquiry: Inquiry) -> Case:
+    def _open(self, inquiry: Inquiry) -> AskedFailure:
         self._forget()
-        case = self._cases[inquiry.key] = Case(inquiry)
+        case = self._cases[inquiry.key] = AskedFailure(inquiry)
         for source in self._sources:
             ask = source.ask(inquiry, settled=case.settled, timeout_s=self._timeout_s)
             case.answers.append(asyncio.create_task(ask))
@@ -149,7 +150,8 @@ class Desk:
     async def _conclude(self, judged: VerdictRecord) -> None:
         from nvrx_slurm.attribution.notify import Decided
 
-        case = self._cases.get(judged.key) or Case(Inquiry(key=judged.key, paths=()))  # a desk before this one asked
+        # A failure that is not known here was asked about by the process before this one.
+        case = self._cases.get(judged.key) or AskedFailure(Inquiry(key=judged.key, paths=()))
         if case.is_open:
             await asyncio.wait(case.answers)
         said = tuple(answer.result() for answer in case.answers if not answer.cancelled())

@@ -9,10 +9,10 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from nvrx_slurm.attribution.analyze.aftermath import TailLine
+from nvrx_slurm.attribution.analyze.attributing import SideEvidence
 from nvrx_slurm.attribution.analyze.findings import OF_THE_MACHINE
 from nvrx_slurm.attribution.analyze.flight_recorder import Dump, DumpError, read_dump
-from nvrx_slurm.attribution.analyze.gathered import Gathered
-from nvrx_slurm.attribution.analyze.history import Earlier
+from nvrx_slurm.attribution.analyze.verdict import CycleEnding
 from nvrx_slurm.attribution.scan import LogFile, Scan
 from nvrx_slurm.attribution.scan.blocks import LONGEST_LINE_BYTES, decoded, plain
 from nvrx_slurm.attribution.scan.files import Unreadable, opened, pieces
@@ -28,16 +28,16 @@ _SECTION = "=== "
 
 
 @dataclass(slots=True)
-class Gathering:
+class EvidenceReader:
     """Goes through the files of a scan; bounded by `stop`."""
 
     scan: Scan
     stop: threading.Event
 
-    def all(self, earlier: Iterable[Earlier] = ()) -> Gathered:
+    def all(self, earlier: Iterable[CycleEnding] = ()) -> SideEvidence:
         """Whatever can be read; what cannot is among the problems."""
         problems: list[str] = []
-        return Gathered(
+        return SideEvidence(
             tails={str(log.path): tuple(tail_of(log)) for log in self._until_stopped(self._with_causes())},
             stacks=self._stacks(),
             dumps=tuple(self._dumps(problems)),

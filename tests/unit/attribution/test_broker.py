@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 from dataclasses import dataclass, field
 
-from nvrx_slurm.attribution.desk import CLOSED, MOST_AT_WORK, MOST_KEPT, Desk
+from nvrx_slurm.attribution.broker import CLOSED, MOST_AT_WORK, MOST_KEPT, SourceBroker
 from nvrx_slurm.attribution.notify import Decided
 from nvrx_slurm.attribution.sources.guard import Guard
 from nvrx_slurm.journal.verdicts import Attribution, FailureKey, Inquiry, Verdict, VerdictRecord
@@ -46,9 +46,9 @@ class Told:
                 await self.news.wait()
 
 
-def desk_of(told: Told, *sources: Scripted, timeout_s: float = SOON_S) -> Desk:
+def desk_of(told: Told, *sources: Scripted, timeout_s: float = SOON_S) -> SourceBroker:
     guards = [Guard(source, clock=SystemClock()) for source in sources]
-    return Desk(guards, lambda: told, timeout_s=timeout_s, answered=told.answered)
+    return SourceBroker(guards, lambda: told, timeout_s=timeout_s, answered=told.answered)
 
 
 def judged(key: FailureKey) -> VerdictRecord:

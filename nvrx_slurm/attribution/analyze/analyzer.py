@@ -3,28 +3,31 @@
 from __future__ import annotations
 
 import asyncio
+import concurrent.futures
+import os
 import threading
 from collections import OrderedDict
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Coroutine, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import msgspec
 from msgspec.structs import replace
 
-from nvrx_slurm.attribution.examination import examine, logs_of
+from nvrx_slurm.attribution.analyze.analysis import analyze_logs, logs_of
 from nvrx_slurm.attribution.rules.catalogue import load_catalogue
 from nvrx_slurm.attribution.scan import LogFile
 from nvrx_slurm.attribution.scan.prefilter import prefilter_of
-from nvrx_slurm.errors import SourceError
+from nvrx_slurm.errors import NvrxError, SourceError, UsageError
 from nvrx_slurm.journal.verdicts import Attribution, Inquiry, LlmPlan, Verdict
 from nvrx_slurm.util.clock import Clock, SystemClock
 from nvrx_slurm.util.threads import in_thread
 
 if TYPE_CHECKING:
-    from nvrx_slurm.attribution.second_opinion import SecondOpinion
+    from nvrx_slurm.attribution.analyze.llm import LlmAdvisor
+
 
 T = TypeVar("T")
 
@@ -128,7 +131,7 @@ class Analyzer:
     ) -> Attribution:
         try:
             async with self._turns:
-                work = partial(examine, inquiry, self._catalogue, logs=logs, stop=computation.stop)
+                work = partial(analyze_logs, inquiry, self._catalogue, logs=logs, stop=computation.stop)
                 examined = await _in_thread(work, "analyze logs")
             computation.rules_say = answer = examined.attribution
             if self._opinion is not None:
@@ -145,10 +148,10 @@ class Analyzer:
             self._kept.popitem(last=False)
 
 
-def _opinion_of(llm: LlmPlan) -> SecondOpinion:
-    from nvrx_slurm.attribution.second_opinion import SecondOpinion  # few have one, and it needs an HTTP client
+def _opinion_of(llm: LlmPlan) -> LlmAdvisor:
+    from nvrx_slurm.attribution.analyze.llm import LlmAdvisor  # few have one, and it needs an HTTP client
 
-    return SecondOpinion(llm)
+    return LlmAdvisor(llm)
 
 
 def _identified(inquiry: Inquiry) -> tuple[list[LogFile], Identity]:
@@ -179,3 +182,118 @@ def too_late(timeout_s: float) -> Attribution:
     """What is answered when the time is over and nothing is known."""
     problem = f"the analysis took longer than {timeout_s:g} s"
     return Attribution(source=SOURCE, verdict=Verdict.TIMEOUT, problem=problem)
+
+
+MARGIN_S = 5.0
+"""How much longer than the analysis itself may take its caller waits: for a loop that has stopped turning."""
+
+
+class EventLoopThread:
+    """An event loop in a daemon thread. One that ended, or whose process is now another (a fork), is not `alive`."""
+
+    def __init__(self) -> None:
+        self._loop = asyncio.new_event_loop()
+        self._process = os.getpid()
+        self._thread = threading.Thread(target=self._run, name="attribution", daemon=True)
+        self._thread.start()
+
+    @property
+    def alive(self) -> bool:
+        return self._process == os.getpid() and self._thread.is_alive()
+
+    def run(self, work: Coroutine[Any, Any, T], timeout_s: float) -> T:
+        """What the coroutine returns or raises. Raises TimeoutError; the work is then cancelled."""
+        future = asyncio.run_coroutine_threadsafe(work, self._loop)
+        try:
+            return future.result(timeout_s)
+        except concurrent.futures.TimeoutError:
+            future.cancel()
+            raise
+
+    def stop(self) -> None:
+        """End the loop and its thread."""
+        self._loop.call_soon_threadsafe(self._loop.stop)
+        self._thread.join(MARGIN_S)
+
+    def _run(self) -> None:
+        try:
+            self._loop.run_forever()
+        finally:
+            self._loop.close()
+
+
+class SyncAnalyzer:
+    """Analyzers by what they were made of, on one loop. Thread-safe.
+
+    A start that failed leaves nothing behind, so that the next call starts again; an analyzer that failed with
+    anything but an answer or a UsageError is made anew by the next call.
+    """
+
+    def __init__(self, make: Callable[..., Analyzer] = Analyzer) -> None:
+        self._make = make
+        self._lock = threading.Lock()
+        self._loop: EventLoopThread | None = None
+        self._analyzers: dict[bytes, Analyzer] = {}
+
+    def analyze(
+        self, inquiry: Inquiry, *, rules: Sequence[Path], llm: LlmPlan | None, timeout_s: float
+    ) -> Attribution:
+        """As `Analyzer.analyze`."""
+        made_of = msgspec.json.encode((tuple(map(str, rules)), llm))
+        loop, analyzer = self._ready(made_of, rules, llm)
+        try:
+            return loop.run(analyzer.analyze(inquiry, timeout_s=timeout_s), timeout_s + MARGIN_S)
+        except UsageError:
+            raise
+        except concurrent.futures.TimeoutError:
+            self._drop(made_of, analyzer, with_loop=True)
+            return too_late(timeout_s)
+        except Exception as error:
+            self._drop(made_of, analyzer)
+            if isinstance(error, NvrxError):
+                raise
+            raise SourceError(f"the analysis failed: {type(error).__name__}: {error}") from error
+
+    def close(self) -> None:
+        """End all computations and the thread; a later call starts anew."""
+        with self._lock:
+            loop, self._loop = self._loop, None
+            analyzers, self._analyzers = list(self._analyzers.values()), {}
+        if loop is not None and loop.alive:
+            for analyzer in analyzers:
+                loop.run(analyzer.close(), MARGIN_S)
+            loop.stop()
+
+    def forget(self) -> None:
+        """In a forked child: the parent's thread, loop and lock are not here."""
+        self._lock, self._loop, self._analyzers = threading.Lock(), None, {}
+
+    def _ready(self, made_of: bytes, rules: Sequence[Path], llm: LlmPlan | None) -> tuple[EventLoopThread, Analyzer]:
+        with self._lock:
+            if self._loop is None or not self._loop.alive:
+                self._loop, self._analyzers = EventLoopThread(), {}
+            if made_of not in self._analyzers:
+                self._analyzers[made_of] = self._make(rules=rules, llm=llm)
+            return self._loop, self._analyzers[made_of]
+
+    def _drop(self, made_of: bytes, analyzer: Analyzer, *, with_loop: bool = False) -> None:
+        with self._lock:
+            if self._analyzers.get(made_of) is analyzer:
+                del self._analyzers[made_of]
+            if with_loop:
+                self._loop = None
+
+
+_BRIDGE = SyncAnalyzer()
+os.register_at_fork(after_in_child=_BRIDGE.forget)
+
+
+def analyze_sync(
+    inquiry: Inquiry, *, rules: Sequence[Path] = (), llm: LlmPlan | None = None, timeout_s: float = 60.0
+) -> Attribution:
+    """What ended the cycle, for callers without an event loop. Answers within `timeout_s`, with a TIMEOUT if need be.
+
+    Raises UsageError where there is nothing to read and nothing known, ConfigError for a rule file that is wrong, and
+    SourceError where the analysis itself failed.
+    """
+    return _BRIDGE.analyze(inquiry, rules=rules, llm=llm, timeout_s=timeout_s)

@@ -9,12 +9,12 @@ from pathlib import Path
 
 import pytest
 
-from nvrx_slurm.attribution.analyze import Gathered
-from nvrx_slurm.attribution.gathering import Gathering, context, frame_of, tail_of
+from nvrx_slurm.attribution.analyze.attributing import SideEvidence
+from nvrx_slurm.attribution.analyze.evidence import EvidenceReader, context, frame_of, tail_of
 from nvrx_slurm.attribution.rules.catalogue import load_catalogue
 from nvrx_slurm.attribution.scan import LogFile, find_logs, scan
 
-DUMPS = Path(__file__).parent / "analyze" / "dumps"
+DUMPS = Path(__file__).with_name("dumps")
 
 STACKS = """\
 === 2026-11-21T18:00:00Z no progress for 30 s | rank 3, pid 4711 (python)
@@ -83,10 +83,10 @@ def test_the_lines_around_one(tmp_path: Path, line: int, numbers: list[int]) -> 
     assert context(path, line, before=2, after=2) == [(number, f"line {number}") for number in numbers]
 
 
-def gathered(folder: Path, stop: threading.Event | None = None) -> Gathered:
+def gathered(folder: Path, stop: threading.Event | None = None) -> SideEvidence:
     """From all that lies in a folder."""
     scanned = scan(find_logs([folder], None), load_catalogue())
-    return Gathering(scanned, stop or threading.Event()).all()
+    return EvidenceReader(scanned, stop or threading.Event()).all()
 
 
 def test_dumps_are_read_where_they_lie(tmp_path: Path) -> None:

@@ -6,8 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from nvrx_slurm.attribution.earlier_cycles import inquiry_about
-from nvrx_slurm.attribution.examination import examine
+from nvrx_slurm.attribution.analyze.analysis import analyze_logs, inquiry_about
 from nvrx_slurm.attribution.rules.catalogue import load_catalogue
 from nvrx_slurm.journal.records import Entry, Record, RoundClosed, WorkerFailed, entry_to_json
 from nvrx_slurm.journal.verdicts import Attribution, Failed, FailureKey, Inquiry, Scope, Verdict
@@ -81,7 +80,7 @@ def test_of_a_folder_outside_of_a_job_only_its_files_are_known(job: JobFiles, tm
 
 def about(inquiry: Inquiry) -> Attribution:
     """By the shipped rules."""
-    return examine(inquiry, load_catalogue()).attribution
+    return analyze_logs(inquiry, load_catalogue()).attribution
 
 
 def test_the_same_crash_on_another_node_is_the_programs(job: JobFiles) -> None:

@@ -12,9 +12,8 @@ from typing import Any
 
 import pytest
 
-from nvrx_slurm.attribution.analyze import inquiry_for
-from nvrx_slurm.attribution.analyzer import Analyzer
-from nvrx_slurm.attribution.bridge import Bridge, analyze_sync
+from nvrx_slurm.attribution.analyze.analysis import inquiry_for
+from nvrx_slurm.attribution.analyze.analyzer import Analyzer, SyncAnalyzer, analyze_sync
 from nvrx_slurm.errors import ConfigError, SourceError, UsageError
 from nvrx_slurm.journal.verdicts import Attribution, Inquiry, Verdict
 
@@ -27,19 +26,19 @@ def logs(tmp_path: Path) -> Path:
 
 
 @pytest.fixture
-def bridge() -> Iterator[Bridge]:
+def bridge() -> Iterator[SyncAnalyzer]:
     """One of its own."""
-    made = Bridge()
+    made = SyncAnalyzer()
     yield made
     made.close()
 
 
-def ask(bridge: Bridge, logs: Path, rules: tuple[Path, ...] = (), timeout_s: float = 60.0) -> Attribution:
+def ask(bridge: SyncAnalyzer, logs: Path, rules: tuple[Path, ...] = (), timeout_s: float = 60.0) -> Attribution:
     """As `analyze_sync` does."""
     return bridge.analyze(inquiry_for([logs]), rules=rules, llm=None, timeout_s=timeout_s)
 
 
-def test_it_answers_from_any_thread(bridge: Bridge, logs: Path) -> None:
+def test_it_answers_from_any_thread(bridge: SyncAnalyzer, logs: Path) -> None:
     """All share one loop and one answer."""
     with ThreadPoolExecutor(8) as pool:
         answers = list(pool.map(lambda _: ask(bridge, logs), range(32)))
@@ -47,7 +46,7 @@ def test_it_answers_from_any_thread(bridge: Bridge, logs: Path) -> None:
     assert sum(thread.name == "attribution" for thread in threading.enumerate()) >= 1
 
 
-def test_a_failed_start_leaves_nothing_behind(bridge: Bridge, logs: Path, tmp_path: Path) -> None:
+def test_a_failed_start_leaves_nothing_behind(bridge: SyncAnalyzer, logs: Path, tmp_path: Path) -> None:
     """Once the rule file is right, the next call starts."""
     mine = tmp_path / "mine.yaml"
     mine.write_text("mine: 3\n")
@@ -75,7 +74,7 @@ class Frail(Analyzer):
 
 def test_an_analyzer_that_failed_half_way_is_made_anew(logs: Path) -> None:
     """It is not used again."""
-    bridge = Bridge(Frail)
+    bridge = SyncAnalyzer(Frail)
     with pytest.raises(SourceError, match="OSError: the connection was lost"):
         ask(bridge, logs)
     assert ask(bridge, logs).fault == "name_error"
@@ -84,7 +83,7 @@ def test_an_analyzer_that_failed_half_way_is_made_anew(logs: Path) -> None:
     bridge.close()
 
 
-def test_an_answer_that_is_an_error_of_the_asker_keeps_the_analyzer(bridge: Bridge, logs: Path) -> None:
+def test_an_answer_that_is_an_error_of_the_asker_keeps_the_analyzer(bridge: SyncAnalyzer, logs: Path) -> None:
     """A path that is not there says nothing of the analyzer."""
     ask(bridge, logs)
     with pytest.raises(UsageError):
@@ -104,8 +103,8 @@ class Stuck(Analyzer):
 
 def test_a_loop_that_stands_still_is_left_behind(logs: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The caller gets a TIMEOUT in time, and the next call a new loop."""
-    monkeypatch.setattr("nvrx_slurm.attribution.bridge.MARGIN_S", 0.05)
-    bridge = Bridge(Stuck)
+    monkeypatch.setattr("nvrx_slurm.attribution.analyze.analyzer.MARGIN_S", 0.05)
+    bridge = SyncAnalyzer(Stuck)
     assert ask(bridge, logs, timeout_s=0.05).verdict is Verdict.TIMEOUT
     bridge._make = Analyzer
     monkeypatch.undo()
@@ -114,7 +113,7 @@ def test_a_loop_that_stands_still_is_left_behind(logs: Path, monkeypatch: pytest
     bridge.close()
 
 
-def test_a_closed_bridge_starts_again(bridge: Bridge, logs: Path) -> None:
+def test_a_closed_bridge_starts_again(bridge: SyncAnalyzer, logs: Path) -> None:
     """With a new thread."""
     ask(bridge, logs)
     bridge.close()

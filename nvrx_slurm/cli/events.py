@@ -21,7 +21,7 @@ def events(job_id: str, follow: bool, as_json: bool, folder: Path) -> None:
     """
     from nvrx_slurm.report import source
     from nvrx_slurm.report.jobs import find_job
-    from nvrx_slurm.report.lines import Lines
+    from nvrx_slurm.report.sentences import Lines
     from nvrx_slurm.util.sanitize import json_text
 
     job = find_job(folder, job_id)

@@ -46,9 +46,8 @@ def logs(
     Where a new cycle begins, stderr says so. Into a pipe or a file the output goes to the byte. On a terminal its
     colours are kept, and every other control character is shown as \\x1b and the like.
     """
-    from nvrx_slurm.report.follow_logs import follow_logs
     from nvrx_slurm.report.jobs import find_job, read_plan
-    from nvrx_slurm.report.logs import MergedReader, Reader, Selection, choose
+    from nvrx_slurm.report.logs import MergedReader, Reader, Selection, choose, follow_logs
 
     job = find_job(folder, job_id)
     streams = {None: ("out", "err"), True: ("out",), False: ("err",)}[stdout]

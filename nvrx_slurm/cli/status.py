@@ -82,7 +82,7 @@ def _print_job(shot: Snapshot, as_json: bool) -> None:
 
 
 def _print_jobs(base: Path, as_json: bool) -> None:
-    from nvrx_slurm.report.overview import list_jobs
+    from nvrx_slurm.report.snapshot import list_jobs
 
     lines = list_jobs(base)
     if as_json:

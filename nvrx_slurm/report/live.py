@@ -12,9 +12,9 @@ from nvrx_slurm.journal.folder import JobFolder
 from nvrx_slurm.journal.records import Entry
 from nvrx_slurm.report import snapshot
 from nvrx_slurm.report.jobs import find_job, read_plan
-from nvrx_slurm.report.lines import Lines
 from nvrx_slurm.report.model import Heard
 from nvrx_slurm.report.presence import Outside, Presence
+from nvrx_slurm.report.sentences import Lines
 from nvrx_slurm.report.snapshot import Snapshot
 from nvrx_slurm.report.source import Journal
 from nvrx_slurm.report.view import JobView, new_view
@@ -34,8 +34,8 @@ QUEUE_LOOK_S = 0.5
 def watch(base: Path, job_id: str, *, console: Console | None = None, clock: Clock | None = None) -> int:
     """Show a job until it has ended, and then how it went. Returns the job's exit code.
 
-    A job that waits in Slurm's queue is waited for. 75 if nobody runs the job any more and it left no exit code.
-    On a terminal a live screen; elsewhere the journal's lines. Raises UsageError for a job that nobody knows.
+    It waits for a job in Slurm's queue. 75 if no process runs the job any more and it left no exit code.
+    On a terminal a live screen; elsewhere the journal's lines. Raises UsageError for an unknown job.
     """
     clock = clock or SystemClock()
     if console is None and not sys.stdout.isatty():
@@ -47,7 +47,7 @@ def watch(base: Path, job_id: str, *, console: Console | None = None, clock: Clo
         return _Watch(base, job_id, _Printer(console), clock).run()
     from nvrx_slurm.report.monitor import Monitor
 
-    with Monitor(console, clock) as monitor:
+    with Monitor(console, clock, REDRAW_S) as monitor:
         return _Watch(base, job_id, monitor, clock).run()
 
 
@@ -76,7 +76,7 @@ class _Printer:
 
 
 class _Watch:
-    """One watched job: reads its journal on, keeps its view, and passes both to whatever shows them."""
+    """One watched job: reads its journal on, keeps its view, and passes both to the display."""
 
     def __init__(self, base: Path, job_id: str, face: _Printer | Monitor, clock: Clock) -> None:
         self._base, self._job_id, self._face, self._clock = base, job_id, face, clock

@@ -23,9 +23,9 @@ class Value(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class NodeView(Value, frozen=True, kw_only=True):
-    """One node. `joining`: in the allocation, not heard of yet; `ready`: here, its round still open;
-    `standby`: a hot spare; `quarantined`: here, and gets no ranks any more. `step` is the last one that any of its
-    ranks told in its cycle. `held_until`: of a lost node, until when its ranks wait for proof of its death.
+    """One node. `joining`: in the allocation, not joined yet; `ready`: joined, its rendezvous still open;
+    `standby`: a hot spare; `quarantined`: joined, and gets no ranks any more. `step` is the last one that any of its
+    ranks reported in its cycle. `held_until`: of a lost node, until when its ranks wait for proof of its death.
     """
 
     name: str
@@ -47,9 +47,10 @@ class NodeView(Value, frozen=True, kw_only=True):
 class ReplicaView(Value, frozen=True, kw_only=True):
     """One world of ranks.
 
-    `starting`: the round has closed and not all workers run yet; `stopping`: workers of the cycle before are being
-    torn down; `stopped`: the job ended before it was done. Which nodes keep it in its phase: `JobView.waits_for`.
-    `step` is the last one that any rank told in the cycle; while a new round is open, in the cycle before.
+    `starting`: the rendezvous has closed and not all workers run yet; `stopping`: workers of the cycle before are
+    being torn down; `stopped`: the job ended before it was done. Which nodes keep it in its phase:
+    `JobView.waits_for`. `step` is the last one that any rank reported in the cycle; while a new rendezvous is open,
+    in the cycle before.
     """
 
     id: str
@@ -63,7 +64,7 @@ class ReplicaView(Value, frozen=True, kw_only=True):
 
 
 class CycleView(Value, frozen=True, kw_only=True):
-    """One cycle of a replica, from the opening of its round. What has not happened yet is null."""
+    """One cycle of a replica, from the opening of its rendezvous. What has not happened yet is null."""
 
     replica: str
     generation: int
@@ -82,7 +83,7 @@ class CycleView(Value, frozen=True, kw_only=True):
 
 
 class Failure(Value, frozen=True, kw_only=True):
-    """Who failed, where, when, and why in one sentence."""
+    """What failed, where, when, and why in one sentence."""
 
     at: float  # when it was noticed
     why: str
@@ -102,10 +103,11 @@ class OpenSection(Value, frozen=True, kw_only=True):
 
 
 class RankView(Value, frozen=True, kw_only=True):
-    """One rank that has a worker, as the last beat of its node told it.
+    """One rank that has a worker, as the last heartbeat of its node reported it.
 
-    `lag`: how many steps it is behind the fastest of its replica; where steps are faster than beats, also the time
-    between two nodes' beats shows in it. `quiet_s`: since its last sign of progress. `sections`: outermost first.
+    `lag`: how many steps it is behind the fastest of its replica; where steps are faster than heartbeats, the time
+    between two nodes' heartbeats shows in it too. `quiet_s`: since its last sign of progress. `sections`: outermost
+    first.
     """
 
     replica: str
@@ -198,7 +200,7 @@ class JobView:
     recoveries: dict[CycleKey, Recovery] = field(default_factory=dict)
     waiting: dict[str, set[str]] = field(default_factory=dict)  # replica → nodes that keep it in its phase
     outages: dict[str, Failure] = field(default_factory=dict)  # replica → the failure it has yet to recover from
-    preferred: dict[str, tuple[str, ...]] = field(default_factory=dict)  # replica → whom its next round calls
+    preferred: dict[str, tuple[str, ...]] = field(default_factory=dict)  # replica → nodes that it prefers
     heard: dict[str, Heard] = field(default_factory=dict)  # node → its last beat; only the store has them
     controllers: int = 0
     restarts: int = 0
@@ -207,8 +209,10 @@ class JobView:
     last_in_process: InProcess | None = None
     last_failure: Failure | None = None
     last_decision: Decided | None = None
+    last_verdict: Decided | None = None  # a verdict that nothing follows from: of a dry run, or too late
     last_stacks: Dumped | None = None
     shutdown: Shutdown | None = None
+    unused_spares: tuple[str, ...] | None = None  # the hot spares at the shutdown: they leave with the job
     exit_code: int | None = None
     missing: tuple[str, ...] = ()
 
@@ -231,7 +235,9 @@ class JobView:
 
     @property
     def spares(self) -> tuple[str, ...]:
-        """The hot spares left."""
+        """The hot spares that are left; of a job that has ended, those that it had not used."""
+        if self.unused_spares is not None:
+            return self.unused_spares
         return tuple(node.name for node in self.nodes.values() if node.state == "standby")
 
     @property
@@ -242,7 +248,7 @@ class JobView:
 
     @property
     def step(self) -> int | None:
-        """The last step that any rank told."""
+        """The last step that any rank reported."""
         return max((r.step for r in self.replicas.values() if r.step is not None), default=None)
 
     @property

@@ -13,9 +13,8 @@ from rich.text import Text
 from nvrx_slurm.journal.folder import JobFolder
 from nvrx_slurm.journal.records import Entry, Progress
 from nvrx_slurm.report import screen
-from nvrx_slurm.report.lines import Lines
-from nvrx_slurm.report.live import REDRAW_S
 from nvrx_slurm.report.model import Heard
+from nvrx_slurm.report.sentences import Lines
 from nvrx_slurm.report.snapshot import Snapshot
 from nvrx_slurm.util.clock import Clock
 from nvrx_slurm.util.sanitize import coloured
@@ -24,14 +23,14 @@ MOST_EVENTS = 6
 MOST_LOG_LINES = 6
 TAIL_BYTES = 16 << 10
 RESERVED_LINES = 16
-"""What of the terminal's height is not for nodes."""
+"""Lines of the terminal that are not for nodes."""
 
 
 class Monitor:
-    """Draws at most 8 times a second, however fast the beats come. The cursor is restored when it is left."""
+    """Draws once in `redraw_s` seconds at most. Leaving the context restores the cursor."""
 
-    def __init__(self, console: Console, clock: Clock) -> None:
-        self._console, self._clock = console, clock
+    def __init__(self, console: Console, clock: Clock, redraw_s: float) -> None:
+        self._console, self._clock, self._redraw_s = console, clock, redraw_s
         self._live = Live(console=console, auto_refresh=False, transient=True, vertical_overflow="crop")
         self._lines = Lines()
         self._events: deque[str] = deque(maxlen=MOST_EVENTS)
@@ -57,7 +56,7 @@ class Monitor:
 
     def draw(self, shot: Snapshot) -> None:
         """Redraw, unless it was done a moment ago."""
-        if self._clock.monotonic() - self._drawn_at < REDRAW_S * 0.9:
+        if self._clock.monotonic() - self._drawn_at < self._redraw_s * 0.9:
             return
         self._drawn_at = self._clock.monotonic()
         self._live.update(self._fitted(shot), refresh=True)
@@ -69,7 +68,7 @@ class Monitor:
         self._console.print(screen.summary(shot))
 
     def _is_new(self, entry: Entry) -> bool:
-        """Of the first steps of a cycle, which every rank tells, one is enough here."""
+        """Every rank reports its first step of a cycle; one of them is enough here."""
         if not isinstance(entry.record, Progress):
             return True
         cycle = (entry.record.replica, entry.record.generation, entry.record.cycle)

@@ -4,9 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from nvrx_slurm.report import fleet, sections
-from nvrx_slurm.report.overview import JobLine
-from nvrx_slurm.report.snapshot import Snapshot
+from nvrx_slurm.report import page as sections
+from nvrx_slurm.report.snapshot import JobLine, Snapshot
 from nvrx_slurm.report.tables import Row, Table
 
 GAP = "  "
@@ -15,8 +14,8 @@ MOST_RANKS = 64
 
 def page(shot: Snapshot) -> str:
     """One job: facts, then tables, each under its column names."""
-    ranks, others = fleet.ranks(shot, MOST_RANKS)
-    texts = [*_tables(sections.replicas(shot.view), fleet.nodes(shot), ranks), *([others] if others else [])]
+    ranks, others = sections.ranks(shot, MOST_RANKS)
+    texts = [*_tables(sections.replicas(shot.view), sections.nodes(shot), ranks), *([others] if others else [])]
     return "\n\n".join([_facts(shot), *texts, *_tables(*_history(shot))])
 
 

@@ -1,6 +1,6 @@
 """The phases of a recovery, in order, such that they add up to its total.
 
-The controller journals `recovered` with the phases since the failure was noticed. If another failure struck before
+The controller journals `recovered` with the phases since the failure was noticed. If another failure happened before
 the replica ran again, that record covers the last attempt only; the time lost before it is the first phase here.
 """
 
@@ -54,7 +54,7 @@ def complete(record: Recovered, at: float, outage: Failure | None, cycle: CycleV
 
 
 def with_first_step(recovery: Recovery, at: float, step: int) -> Recovery:
-    """The recovery with the first step after it. A step told before the last node had started counts as at once."""
+    """The recovery with the first step after it. A step reported before the last node had started counts as 0 s."""
     startup_s = max(0.0, at - recovery.recovered_at)
     return msgspec.structs.replace(recovery, startup_s=startup_s, first_step=step)
 
@@ -63,5 +63,5 @@ def in_words(recovery: Recovery) -> list[tuple[str, float]]:
     """Each phase's name in words and its seconds, the user's own start-up last, if it is known."""
     order = list(PHASES)
     known = sorted(recovery.phases.items(), key=lambda item: order.index(item[0]) if item[0] in order else len(order))
-    told = [(PHASES.get(name, name.replace("_", " ")), seconds) for name, seconds in known]
-    return told if recovery.startup_s is None else [*told, (STARTUP, recovery.startup_s)]
+    named = [(PHASES.get(name, name.replace("_", " ")), seconds) for name, seconds in known]
+    return named if recovery.startup_s is None else [*named, (STARTUP, recovery.startup_s)]

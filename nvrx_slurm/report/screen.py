@@ -1,6 +1,6 @@
 """The page in colour, for a terminal: what `status` shows, what the live screen redraws, and the summary at the end.
 
-Colours come from rich, which honours NO_COLOR. Everything said here is also in the plain page.
+Colours come from rich, which honours NO_COLOR. The plain page has the same content.
 """
 
 from __future__ import annotations
@@ -12,16 +12,14 @@ from rich.rule import Rule
 from rich.table import Table as Grid
 from rich.text import Text
 
-from nvrx_slurm.report import fleet, recovery, sections
-from nvrx_slurm.report.live import watch
+from nvrx_slurm.report import page, recovery
 from nvrx_slurm.report.model import JobView, NodeView, Recovery
-from nvrx_slurm.report.overview import JobLine
-from nvrx_slurm.report.snapshot import Snapshot
+from nvrx_slurm.report.snapshot import JobLine, Snapshot
 from nvrx_slurm.report.tables import Mood, Row, Table, mood
 from nvrx_slurm.report.words import names, seconds
 from nvrx_slurm.util.sanitize import one_line
 
-__all__ = ["grid", "render", "show", "show_jobs", "summary", "watch"]
+__all__ = ["grid", "render", "show", "show_jobs", "summary"]
 
 STYLES: dict[Mood, str] = {
     "good": "green",
@@ -52,7 +50,7 @@ def show(shot: Snapshot, console: Console | None = None) -> None:
 
 def show_jobs(lines: Sequence[JobLine], console: Console | None = None) -> None:
     """Print the table of all jobs."""
-    (console or Console(highlight=False)).print(grid(sections.job_table(lines)))
+    (console or Console(highlight=False)).print(grid(page.job_table(lines)))
 
 
 def show_facts(rows: Sequence[Row], table: Table, console: Console | None = None) -> None:
@@ -75,7 +73,7 @@ def render(shot: Snapshot, *, most_nodes: int = MOST_NODES, most_ranks: int = MO
     view = shot.view
     parts: list[RenderableType] = [header(shot)]
     if len(view.replicas) > 1:  # one is told by the header
-        parts += [Text(), grid(sections.replicas(view))]
+        parts += [Text(), grid(page.replicas(view))]
     if view.nodes:
         parts += [Text(), node_grid(shot, most_nodes), *rank_grid(shot, most_ranks)]
     if view.recoveries:
@@ -88,7 +86,7 @@ def summary(shot: Snapshot) -> RenderableType:
     view = shot.view
     parts: list[RenderableType] = [header(shot)]
     if view.cycles:
-        parts += [Text(), grid(sections.cycles(view, shot.moment))]
+        parts += [Text(), grid(page.cycles(view, shot.moment))]
     if view.recoveries:
         parts += [Text(), recovery_bars(view, most=len(view.recoveries))]
     return Group(*parts, Text(), *footer(shot))
@@ -107,7 +105,7 @@ def header(shot: Snapshot) -> RenderableType:
     for label, text in _counters(shot):
         title.append("   ")
         title.append(label, "dim").append(f" {text}", "bold")
-    waiting = sections.waiting(shot.view) if shot.exit_code is None else None
+    waiting = page.waiting(shot.view) if shot.exit_code is None else None
     lines: list[RenderableType] = [title, Rule(style="dim")]
     if shot.state == "pending" or (shot.exit_code and shot.reason):
         lines.append(Text(one_line(shot.reason or ""), STYLES[kind]))
@@ -119,7 +117,7 @@ def header(shot: Snapshot) -> RenderableType:
 def footer(shot: Snapshot) -> list[RenderableType]:
     """What failed last, what was decided, where the logs are."""
     wanted = ("failure", "decision", "stacks", "logs", "note")
-    rows = [row for row in sections.facts(shot) if row.cells[0] in wanted and row.cells[1] != "none"]
+    rows = [row for row in page.facts(shot) if row.cells[0] in wanted and row.cells[1] != "none"]
     table = Grid.grid(padding=(0, 2))
     table.add_column(style="dim", no_wrap=True)
     table.add_column(overflow="fold")
@@ -143,7 +141,7 @@ def node_grid(shot: Snapshot, most: int) -> RenderableType:
     """The nodes, the unusual ones first to be kept where there is no room for all; the rest in one line a state."""
     view = shot.view
     shown = _worth_showing(list(view.nodes.values()), most)
-    kept = fleet.nodes(shot, shown)
+    kept = page.nodes(shot, shown)
     hidden = [node for node in view.nodes.values() if node.name not in shown]
     if not hidden:
         return grid(kept)
@@ -157,7 +155,7 @@ def node_grid(shot: Snapshot, most: int) -> RenderableType:
 
 def rank_grid(shot: Snapshot, most: int) -> list[RenderableType]:
     """The ranks that beats tell of, the others in one line; nothing where no beat is known."""
-    table, others = fleet.ranks(shot, most)
+    table, others = page.ranks(shot, most)
     if not table.rows:
         return []
     rest = [Text(f"  {others}", style="dim")] if others else []

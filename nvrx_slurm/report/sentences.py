@@ -6,9 +6,10 @@ from collections.abc import Callable
 from typing import Any
 
 from nvrx_slurm.journal import records
-from nvrx_slurm.journal.records import AnyRecord
+from nvrx_slurm.journal.records import AnyRecord, Entry, entry_to_json
 from nvrx_slurm.report.words import (
     at_step,
+    event_name,
     isolation,
     names,
     numbers,
@@ -20,12 +21,13 @@ from nvrx_slurm.report.words import (
     worker_end,
     worker_hang,
 )
+from nvrx_slurm.util.sanitize import one_line
 
 MOST_PHASES = 3
 
 
 def describe(record: AnyRecord) -> str:
-    """What the record says, in one line without its name: `n2: tether lost, at step 80`."""
+    """The record in one line, without its name: `n2: connection to its agent closed, at step 80`."""
     return SENTENCES[type(record)](record)
 
 
@@ -50,13 +52,13 @@ def _workers_started(record: records.WorkersStarted) -> str:
 
 
 def _restarted_in_process(record: records.RestartedInProcess) -> str:
-    told = record.restart
+    restart = record.restart
     many = f", {record.times} restarts" if record.times > 1 else ""
-    out = f", without {ranks_of(told.missing)}" if told.missing else ""
-    slowest = ", ".join(f"{phase.replace('_', ' ')} {seconds(took)}" for phase, took in _longest(told.phases))
-    took = f"{seconds(told.total_s)} ({slowest})" if slowest else seconds(told.total_s)
-    where = f"{_round(record)}, iteration {told.iteration}{many}: world size {told.world_size}{out}"
-    return f"{where}, in {took}: {told.cause}"
+    out = f", without {ranks_of(restart.missing)}" if restart.missing else ""
+    slowest = ", ".join(f"{phase.replace('_', ' ')} {seconds(took)}" for phase, took in _longest(restart.phases))
+    took = f"{seconds(restart.total_s)} ({slowest})" if slowest else seconds(restart.total_s)
+    where = f"{_round(record)}, iteration {restart.iteration}{many}: world size {restart.world_size}{out}"
+    return f"{where}, in {took}: {restart.cause}"
 
 
 def _longest(phases: dict[str, float]) -> list[tuple[str, float]]:
@@ -81,14 +83,14 @@ def _learned(record: records.Learned) -> str:
 
 def _stacks_dumped(record: records.StacksDumped) -> str:
     written = f"stacks of {ranks_of(record.files)}" if record.files else "no stacks"
-    told = record.request is None or record.request in record.why
-    request = "" if told else f" (request {record.request})"
+    is_named = record.request is None or record.request in record.why
+    request = "" if is_named else f" (request {record.request})"
     parts = [f"{record.node}: {written}: {record.why}{request}", *_places(record.where), *record.problems]
     return "; ".join(parts)
 
 
 def _places(where: dict[int, str]) -> list[str]:
-    """`ranks 0-2 in train.py:41 in step`: ranks that stand in the same line are told together."""
+    """`ranks 0-2 in train.py:41 in step`: ranks in the same line are one item."""
     by_place: dict[str, list[int]] = {}
     for rank, place in sorted(where.items()):
         by_place.setdefault(place, []).append(rank)
@@ -121,7 +123,7 @@ def _round_closed(record: records.RoundClosed) -> str:
 
 
 def _whose(record: Any) -> str:
-    """Whose failure it is about."""
+    """The rank or replica that failed."""
     return _round(record) if record.rank is None else f"rank {record.rank} of {_round(record)}"
 
 
@@ -129,18 +131,18 @@ def _attributed(record: records.Attributed) -> str:
     said = record.attribution
     fault = "" if said.fault == "unknown" else f" ({said.fault}, {said.confidence:.0%})"
     because = said.problem or said.explanation
-    told = f": {because}" if because else ""
-    return f"{said.source} says {said.verdict}{fault} of {_whose(record)}, after {seconds(said.latency_s)}{told}"
+    reason = f": {because}" if because else ""
+    return f"{said.source} says {said.verdict}{fault} of {_whose(record)}, after {seconds(said.latency_s)}{reason}"
 
 
 def _attribution_asked(record: records.AttributionAsked) -> str:
-    waits = "; the round waits for them" if record.holds else ""
+    waits = "; the rendezvous waits for them" if record.holds else ""
     return f"{names(record.sources)} about {_whose(record)} on {record.node}{waits}"
 
 
 def _attribution_judged(record: records.AttributionJudged) -> str:
     waited = f", waited for {seconds(record.waited_s)}" if record.waited_s else ""
-    blamed = f"; {names(record.blamed)} passed over where another is left" if record.blamed else ""
+    blamed = f"; {names(record.blamed)} used only where no other node is left" if record.blamed else ""
     return f"{record.verdict} for {_whose(record)}{waited}: {record.why}{blamed}"
 
 
@@ -175,7 +177,7 @@ SENTENCES: dict[type[Any], Callable[[Any], str]] = {
     records.NodeJoined: lambda r: f"{r.node} at {r.addr}",
     records.NodeReady: _node_ready,
     records.WorkersStarted: _workers_started,
-    records.Progress: lambda r: f"{r.node} rank {r.rank} of {_round(r)} told its first step, {r.step}",
+    records.Progress: lambda r: f"{r.node} rank {r.rank} of {_round(r)} reported its first step, {r.step}",
     records.RestartedInProcess: _restarted_in_process,
     records.WorkerFailed: lambda r: f"{worker_end(r)}, {_round(r)}{at_step(r.step)}",
     records.WorkerHung: _worker_hung,
@@ -185,9 +187,9 @@ SENTENCES: dict[type[Any], Callable[[Any], str]] = {
     records.WorkersDone: lambda r: f"{r.node} for {_round(r)}{at_step(r.step)}",
     records.NodeLeft: _node_left,
     records.NodeLost: _node_lost,
-    records.NodeFenced: lambda r: f"{r.node}'s workers are dead for certain: {r.proof}",
+    records.NodeFenced: lambda r: f"{r.node}'s workers are proven dead: {r.proof}",
     records.SlurmNodeState: lambda r: f"Slurm says of {r.node}: {slurm_state(r)}",
-    records.DumpAsked: lambda r: f"{r.by} wants stacks of {_dump_of(r)} (request {r.request})",
+    records.DumpAsked: lambda r: f"{r.by} asks for stacks of {_dump_of(r)} (request {r.request})",
     records.Signalled: lambda r: r.reason.replace("_", " "),
     records.Attributed: _attributed,
     records.AttributionAsked: _attribution_asked,
@@ -201,8 +203,30 @@ SENTENCES: dict[type[Any], Callable[[Any], str]] = {
     records.ReplicaEnded: lambda r: f"{_round(r)}: {r.outcome}",
     records.Shutdown: _shutdown,
     records.JobEnded: _job_ended,
-    records.Fence: lambda r: f"{r.node} (agent {r.incarnation}) must kill its workers and join anew",
+    records.Fence: lambda r: f"{r.node} (agent {r.incarnation}) must kill its workers and join again",
     records.Quarantined: lambda r: f"{r.node}: {r.reason}; it gets no ranks any more",
     records.DumpOrdered: lambda r: f"{_dump_of(r)} (request {r.request})",
 }
 """Kind of record → its sentence."""
+
+
+NAME_WIDTH = 20
+TIME_WIDTH = 12
+
+
+class Lines:
+    """Turns entries into lines. Times count from the first entry given: pass the journal from its start."""
+
+    def __init__(self) -> None:
+        self._begin: float | None = None
+
+    def in_words(self, entry: Entry) -> str:
+        """`+4.953s      node_lost            n2: tether lost, at step 80`."""
+        if self._begin is None:
+            self._begin = entry.t
+        time = f"+{entry.t - self._begin:.3f}s"
+        return f"{time:<{TIME_WIDTH}} {event_name(entry.record):<{NAME_WIDTH}} {one_line(describe(entry.record))}"
+
+    def as_json(self, entry: Entry) -> str:
+        """The line as `events.jsonl` has it."""
+        return entry_to_json(entry).decode()

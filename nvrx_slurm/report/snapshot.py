@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import msgspec
@@ -11,6 +12,7 @@ import msgspec
 from nvrx_slurm.journal.folder import JobFolder, JobInfo
 from nvrx_slurm.journal.records import Entry
 from nvrx_slurm.report import jobs, ranks
+from nvrx_slurm.report.jobs import known_jobs
 from nvrx_slurm.report.model import (
     CycleView,
     Decided,
@@ -25,7 +27,7 @@ from nvrx_slurm.report.model import (
     ReplicaView,
     Value,
 )
-from nvrx_slurm.report.presence import Outside, Presence
+from nvrx_slurm.report.presence import Outside, Presence, ask_slurm, in_slurm
 from nvrx_slurm.report.source import Journal
 from nvrx_slurm.report.view import fold, new_view, with_beat
 from nvrx_slurm.util.clock import Clock, SystemClock
@@ -236,3 +238,48 @@ def to_json(value: Any) -> bytes:
 
 def _replica_status(view: JobView, replica: ReplicaView) -> ReplicaStatus:
     return ReplicaStatus(**msgspec.structs.asdict(replica), waits_for=view.waits_for(replica.id))
+
+
+class JobLine(Value, frozen=True, kw_only=True):
+    """One job of the table that `status` prints without a job. `age_s`: since it was started."""
+
+    job: str
+    name: str
+    cluster: str
+    state: str
+    nodes: str  # present/asked for
+    cycle: int | None = None
+    restarts: int = 0
+    step: int | None = None
+    age_s: float | None = None
+    exit_code: int | None = None
+
+
+def list_jobs(base: Path) -> list[JobLine]:
+    """Every job of the folder, newest first. A running job's step comes from its store, if that answers."""
+    folders = known_jobs(base)
+    asked = [folder.job_id for folder in folders if _only_slurm_knows(folder)]
+    states = ask_slurm(asked) if asked else {}  # one call for all of them
+    return [line_of(take(folder, slurm=states.get)) for folder in folders]
+
+
+def _only_slurm_knows(folder: JobFolder) -> bool:
+    return folder.read_result() is None and in_slurm(folder.job_id, folder.read_info())
+
+
+def line_of(shot: Snapshot) -> JobLine:
+    """A job in one line."""
+    view = shot.view
+    wanted = view.plan.total_nodes if view.plan else len(view.nodes)
+    return JobLine(
+        job=shot.folder.job_id,
+        name=view.name or (shot.info.name if shot.info else ""),
+        cluster=shot.info.cluster if shot.info else "",
+        state=shot.state,
+        nodes=f"{len(view.present)}/{wanted}",
+        cycle=view.cycle if view.replicas else None,
+        restarts=view.restarts,
+        step=view.step,
+        age_s=None if shot.started_at is None else max(0.0, shot.now - shot.started_at),
+        exit_code=shot.exit_code,
+    )

@@ -8,7 +8,7 @@ from typing import Literal
 from nvrx_slurm.util.sanitize import one_line
 
 Mood = Literal["good", "busy", "spare", "bad", "dim", "plain"]
-"""What a line is about, for those who have colours."""
+"""What a row means, for a page with colours."""
 
 STATE_MOODS: dict[str, Mood] = {
     "active": "good",
@@ -34,7 +34,7 @@ STATE_MOODS: dict[str, Mood] = {
 
 @dataclass(frozen=True, slots=True)
 class Row:
-    """A line of a table. Its cells hold text from elsewhere: what a terminal would obey becomes visible in them."""
+    """A line of a table. Its cells hold text from elsewhere: control characters are made visible."""
 
     cells: tuple[str, ...]
     mood: Mood = "plain"

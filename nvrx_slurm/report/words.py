@@ -1,4 +1,4 @@
-"""Durations, lists of names, and what can happen to a node or a worker, in words. Pure."""
+"""Durations, lists of names, and the events of nodes and workers, in words. Pure."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ def event_name(record: AnyRecord | type[msgspec.Struct]) -> str:
 
 
 def seconds(duration_s: float) -> str:
-    """`312 ms`, `4.21 s`, `42.1 s`, `4m 10s`, `3h 04m`, `2d 03h`: three digits that matter, never a bare number."""
+    """`312 ms`, `4.21 s`, `42.1 s`, `4m 10s`, `3h 04m`, `2d 03h`: three significant digits and a unit."""
     if duration_s < 0.0995:
         return f"{duration_s * 1000:.1f} ms"
     if duration_s < 0.9995:
@@ -62,7 +62,7 @@ def signal_name(number: int) -> str:
 
 
 def at_step(step: int | None, *, said: str = "") -> str:
-    """`, at step 80`; nothing where the step is not known, or what was `said` before names it already."""
+    """`, at step 80`; nothing where the step is not known, or `said` names it already."""
     if step is None or re.search(rf"\bstep {step}\b", said):
         return ""
     return f", at step {step}"
@@ -90,7 +90,7 @@ def isolation(record: records.NodeIsolated) -> str:
 
 
 def ranks_wait(duration_s: float) -> str:
-    """What a loss without proof of death costs: `its ranks wait up to 32.0 s for proof of its death`."""
+    """The cost of a loss without proof of death: `its ranks wait up to 32.0 s for proof of its death`."""
     return f"its ranks wait up to {seconds(duration_s)} for proof of its death"
 
 
@@ -100,7 +100,7 @@ def slurm_state(record: records.SlurmNodeState) -> str:
 
 
 def node_loss(record: records.NodeLost) -> str:
-    """How a node was lost: `n2 lost: tether lost`."""
+    """How a node was lost: `n2 lost: connection to its agent closed`."""
     return f"{record.node} lost: {record.cause.replace('_', ' ')}"
 
 

@@ -12,7 +12,7 @@ import msgspec
 from nvrx_slurm.core.job import step
 from nvrx_slurm.core.state import Job, new_job
 from nvrx_slurm.journal.records import ControllerStarted, Decision, Entry, Fact, Plan
-from nvrx_slurm.report.lines import Lines
+from nvrx_slurm.report.sentences import Lines
 
 CLOSE_S = 1e-4
 """Durations in decisions are differences of exact times; the file has those times to the microsecond."""

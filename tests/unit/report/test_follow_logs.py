@@ -4,8 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from nvrx_slurm.report.follow_logs import LAST_WORDS_S, follow_logs
-from nvrx_slurm.report.logs import Reader, Selection
+from nvrx_slurm.report.logs import LAST_WORDS_S, Reader, Selection, follow_logs
 from tests.still_clock import StillClock
 from tests.unit.report.recorder import ended, say, write
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from nvrx_slurm.journal import records
 from nvrx_slurm.report.model import JobView
-from nvrx_slurm.report.sections import waiting
+from nvrx_slurm.report.page import waiting
 from nvrx_slurm.report.view import fold, new_view
 from tests.unit.report.recorder import Recorder, to_first_cycle
 

@@ -16,8 +16,8 @@ from nvrx_slurm.errors import UsageError
 from nvrx_slurm.journal.folder import JobFolder, JobInfo, Result, StoreAddress
 from nvrx_slurm.report import snapshot
 from nvrx_slurm.report.jobs import find_job, known_jobs
-from nvrx_slurm.report.overview import list_jobs
 from nvrx_slurm.report.presence import Presence
+from nvrx_slurm.report.snapshot import list_jobs
 from nvrx_slurm.util.clock import SystemClock
 from tests.unit.report.recorder import BEGIN, ended, to_first_cycle, with_one_recovery, write
 

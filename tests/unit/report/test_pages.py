@@ -11,9 +11,8 @@ from rich.console import Console
 from nvrx_slurm.journal.records import FaultTolerance, NodeJoined, Plan, RolePlan, SlurmNodeState
 from nvrx_slurm.report import plain, screen, snapshot
 from nvrx_slurm.report.model import Heard
-from nvrx_slurm.report.overview import list_jobs
 from nvrx_slurm.report.presence import Outside
-from nvrx_slurm.report.snapshot import Snapshot
+from nvrx_slurm.report.snapshot import Snapshot, list_jobs
 from nvrx_slurm.report.view import new_view
 from nvrx_slurm.util.clock import SystemClock
 from tests.unit.report.recorder import Recorder, ended, roles_plan, to_first_cycle, with_one_recovery, write

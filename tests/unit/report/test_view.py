@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import pytest
 
-from nvrx_slurm.journal.records import ControllerStarted, JobStarted, NodeJoined, Tick
+from nvrx_slurm.journal.records import AttributionJudged, ControllerStarted, Entry, JobStarted, NodeJoined, Tick
+from nvrx_slurm.journal.verdicts import Verdict
 from nvrx_slurm.report.model import JobView
-from nvrx_slurm.report.sections import tally, waiting
+from nvrx_slurm.report.page import tally, waiting
 from nvrx_slurm.report.view import fold, new_view, with_beat
 from tests.unit.report.recorder import (
     JOB,
@@ -135,6 +136,11 @@ def test_the_timeline_has_each_cycle_with_its_end() -> None:
     assert stamps == sorted(stamp for stamp in stamps if stamp is not None)
 
 
+def test_spares_that_leave_with_the_job_are_not_lost() -> None:
+    """One of two took over from n2; the other was free until the end."""
+    assert view_of(ended()).spares == ("n5",)
+
+
 def test_a_job_that_ended_has_its_exit_code_and_nobody_present() -> None:
     """After job_ended the exit code is known, the replica is done, and the agents have left."""
     view = view_of(ended())
@@ -229,7 +235,7 @@ def test_a_node_that_is_too_late_for_a_round_is_shown_as_fenced() -> None:
     recorder.tell(Tick(), after_s=60.0)
     view = view_of(recorder)
     assert view.nodes["n3"].state == "lost"
-    assert view.nodes["n3"].why == "fenced: too late for its round"
+    assert view.nodes["n3"].why == "fenced: too late for its rendezvous"
     assert view.unproven("main-0") == ("n3",)
     recorder.tell(Tick(), after_s=recorder.plan.fault_tolerance.gives_away_after_s)
     view = view_of(recorder)
@@ -252,3 +258,15 @@ def test_controllers_are_counted() -> None:
     recorder.tell(ControllerStarted(epoch=1, host="h", pid=1))
     assert view_of(recorder).controllers == 1
     assert states(view_of(recorder)) == before
+
+
+@pytest.mark.parametrize("acted", [False, True])
+def test_a_dry_runs_verdict_is_not_the_last_decision(acted: bool) -> None:
+    """What nothing follows from stands apart: a healthy job's page names no decision that was not made."""
+    recorder = with_one_recovery()
+    view = view_of(recorder)
+    before, last = view.last_decision, recorder.entries[-1]
+    judged = AttributionJudged(replica="main-0", cycle=0, verdict=Verdict.TIMEOUT, acted=acted, why="not waited for")
+    fold(view, Entry(n=last.n + 1, t=last.t, record=judged))
+    assert (view.last_decision == before) is not acted
+    assert (view.last_verdict is None) is acted

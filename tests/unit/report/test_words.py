@@ -7,7 +7,7 @@ from typing import get_args
 import pytest
 
 from nvrx_slurm.journal import records
-from nvrx_slurm.report import decisions, facts
+from nvrx_slurm.report import view
 from nvrx_slurm.report.sentences import SENTENCES, describe
 from nvrx_slurm.report.words import event_name, names, numbers, seconds, signal_name
 from tests.unit.report.recorder import ended
@@ -138,7 +138,7 @@ WHY = "no step for 612 s (limit 600 s) after step 41"
         ),
         (
             records.NodeFenced(node="n3", incarnation="i", proof="its kernel reset the connection"),
-            "n3's workers are dead for certain: its kernel reset the connection",
+            "n3's workers are proven dead: its kernel reset the connection",
         ),
         (
             records.SlurmNodeState(node="n2", state="DOWN+NOT_RESPONDING", reason="Not responding"),
@@ -147,7 +147,7 @@ WHY = "no step for 612 s (limit 600 s) after step 41"
         (records.SlurmNodeState(node="n2", state="IDLE"), "Slurm says of n2: IDLE"),
         (
             records.DumpAsked(request="ab12", by="ann@login1", ranks=(3, 4), replica="main-0"),
-            "ann@login1 wants stacks of ranks 3-4 of main-0 (request ab12)",
+            "ann@login1 asks for stacks of ranks 3-4 of main-0 (request ab12)",
         ),
         (
             records.RestartDecided(
@@ -184,4 +184,4 @@ def test_no_kind_of_record_is_forgotten() -> None:
     """Every fact and decision that a journal may hold has its words and its place in the view."""
     kinds = {*get_args(records.AnyFact), *get_args(records.AnyDecision)}
     assert kinds == set(SENTENCES)
-    assert kinds == {*facts.HANDLERS, *decisions.HANDLERS}
+    assert kinds == {*view._FACTS, *view._DECISIONS}

@@ -21,7 +21,7 @@ from nvrx_slurm.lab.flow.replaying import explain, replay
 from nvrx_slurm.lab.flow.running.artifacts import AttemptFolder
 from nvrx_slurm.lab.flow.running.play import End, Play
 from nvrx_slurm.lab.flow.stages.base import Stage
-from nvrx_slurm.report.lines import NAME_WIDTH, TIME_WIDTH, Lines
+from nvrx_slurm.report.sentences import NAME_WIDTH, TIME_WIDTH, Lines
 from nvrx_slurm.util.durations import words
 from nvrx_slurm.util.log import get_logger
 

@@ -2,18 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Collection, Iterable, Sequence
 
 from nvrx_slurm.report import recovery
-from nvrx_slurm.report.model import CycleView, Dumped, InProcess, JobView, Recovery, ReplicaView
-from nvrx_slurm.report.overview import JobLine
-from nvrx_slurm.report.snapshot import Snapshot
+from nvrx_slurm.report.model import CycleView, Dumped, InProcess, JobView, RankView, Recovery, ReplicaView
+from nvrx_slurm.report.ranks import ranks as all_ranks
+from nvrx_slurm.report.ranks import worst
+from nvrx_slurm.report.snapshot import JobLine, NodeStatus, Snapshot, node_status
 from nvrx_slurm.report.tables import Mood, Row, Table, mood, number
-from nvrx_slurm.report.words import at_step, names, plural, ranks_of, seconds
+from nvrx_slurm.report.words import at_step, names, numbers, plural, ranks_of, ranks_wait, seconds
 
 
 def facts(shot: Snapshot) -> list[Row]:
-    """Label and text: what one wants to know first."""
+    """Label and text: what a reader looks for first."""
     view = shot.view
     cluster = f" on {shot.info.cluster}" if shot.info else ""
     rows = [
@@ -29,10 +30,12 @@ def facts(shot: Snapshot) -> list[Row]:
     ]
     if view.last_in_process:
         rows.insert(6, ("in process", _in_process_line(shot, view.last_in_process), "plain"))
+    if view.last_verdict:
+        rows.insert(-1, ("verdict", f"{view.last_verdict.what}; nothing followed from it", "dim"))
     if view.last_stacks:
         rows.insert(-1, ("stacks", _stacks_line(shot, view.last_stacks), "plain"))
     if shot.store_error:
-        rows.append(("note", f"{shot.store_error}; this is what the folder says", "bad"))
+        rows.append(("note", f"{shot.store_error}; the page shows what the folder has", "bad"))
     return [Row((label, text), mood=_as_mood(kind)) for label, text, kind in rows]
 
 
@@ -54,7 +57,7 @@ def recoveries(view: JobView, last: int | None = None) -> Table:
 
 
 def cycles(view: JobView, now: float, last: int | None = None) -> Table:
-    """The rounds and what came of them."""
+    """The cycles and their outcomes."""
     begin = view.started_at or 0.0
     shown = list(view.cycles.values())[-last if last else 0 :]
     rows = tuple(Row(_cycle_cells(each, begin, now, view.generation > 0), _cycle_mood(each)) for each in shown)
@@ -108,7 +111,7 @@ def _state_line(shot: Snapshot) -> str:
         reason = f": {shot.reason}" if shot.reason and shot.reason != "done" else ""
         return f"{shot.state} with exit code {shot.exit_code} after {took}{reason}"
     if shot.state == "died":
-        return f"died: its host process is gone and left no result; last heard of {_ago(shot.now - shot.moment)}"
+        return f"died: its host process is gone and left no result; last record {_ago(shot.now - shot.moment)}"
     why = waiting(shot.view)
     return f"{shot.state} for {took}" + (f"; {why}" if why else "")
 
@@ -122,7 +125,9 @@ def _cycle_line(view: JobView) -> str:
 
 def _spares_line(view: JobView) -> str:
     asked = f" of {view.plan.spares}" if view.plan else ""
-    return f"{len(view.spares)}{asked} left" + (f": {names(view.spares)}" if view.spares else "")
+    # The spares leave with the job: "0 left" at its end would read as if they had been lost.
+    state = "left" if view.unused_spares is None else "not used"
+    return f"{len(view.spares)}{asked} {state}" + (f": {names(view.spares)}" if view.spares else "")
 
 
 def _restarts_line(view: JobView) -> str:
@@ -206,3 +211,67 @@ def tally(view: JobView) -> str:
     states = ("joining", "ready", "active", "standby", "quarantined", "lost", "left")
     counts = {state: sum(node.state == state for node in view.nodes.values()) for state in states}
     return ", ".join(f"{count} {state}" for state, count in counts.items() if count) or plural(0, "node")
+
+
+def nodes(shot: Snapshot, only: Collection[str] | None = None) -> Table:
+    """Every node, or only those named."""
+    view = shot.view
+    shown = (node for node in view.nodes.values() if only is None or node.name in only)
+    every = (node_status(view, node, shot.store_now) for node in shown)
+    rows = tuple(Row(_node_cells(node, shot.moment), mood(node.state)) for node in every)
+    columns = ("NODE", "STATE", "REPLICA", "RANKS", "STEP", "FOR", "BEAT", "NOTE")
+    return Table("nodes", columns, rows, frozenset({"STEP", "FOR", "BEAT"}))
+
+
+def ranks(shot: Snapshot, most: int) -> tuple[Table, str | None]:
+    """The ranks that heartbeats report, and a sentence on all others. Where there are too many, those that lag or are
+    quiet longest are shown, the worst first; else they are in order. No heartbeat known: no rows."""
+    heard_of = {name for name in shot.view.heard if shot.view.last_beat(name)}
+    every = [rank for rank in all_ranks(shot.view, shot.store_now) if rank.node in heard_of]
+    shown = worst(every, most) if len(every) > most else every
+    places = {(rank.replica, rank.rank) for rank in shown}
+    others = [rank for rank in every if (rank.replica, rank.rank) not in places]
+    columns = ("REPLICA", "RANK", "NODE", "STEP", "LAG", "QUIET", "SECTIONS")
+    rows = tuple(Row(_rank_cells(rank)) for rank in shown)
+    table = Table("ranks", columns, rows, frozenset({"RANK", "STEP", "LAG", "QUIET"}))
+    return table, _others(others) if others else None
+
+
+def _node_cells(node: NodeStatus, now: float) -> tuple[str, ...]:
+    standing = seconds(max(0.0, now - node.since)) if node.since else "-"
+    replica = node.replica if node.state in ("active", "ready") else None
+    cells = (node.name, node.state, replica or "-", numbers(node.ranks), number(node.step), standing)
+    beat = "-" if node.beat_age_s is None else seconds(node.beat_age_s)
+    return (*cells, beat, _node_note(node, now) or "-")
+
+
+def _node_note(node: NodeStatus, now: float) -> str:
+    parts = [node.why]
+    if node.held_until is not None and node.held_until > now:
+        parts.append(ranks_wait(node.held_until - now))
+    if node.slurm_says:
+        parts.append(f"Slurm says {node.slurm_says}")
+    if node.promoted:
+        parts.append(f"promoted from standby to group rank {node.group_rank}")
+    if node.done and node.state == "active":
+        parts.append("its workers are done")
+    if node.teardown:
+        parts.append(f"tears down: {node.teardown}")
+    return "; ".join(part for part in parts if part)
+
+
+def _rank_cells(rank: RankView) -> tuple[str, ...]:
+    quiet = "-" if rank.quiet_s is None else seconds(rank.quiet_s)
+    sections = " › ".join(f"{each.name} {seconds(each.open_s)}" for each in rank.sections)
+    cells = (rank.replica, str(rank.rank), rank.node, number(rank.step), number(rank.lag), quiet)
+    return (*cells, sections or "-")
+
+
+def _others(ranks: Sequence[RankView]) -> str:
+    """`and 1016 other ranks: at most 2 steps behind, quiet for 812 ms at most`."""
+    parts = []
+    if lags := [rank.lag for rank in ranks if rank.lag is not None]:
+        parts.append(f"at most {plural(max(lags), 'step')} behind")
+    if quiets := [rank.quiet_s for rank in ranks if rank.quiet_s is not None]:
+        parts.append(f"quiet for {seconds(max(quiets))} at most")
+    return f"and {plural(len(ranks), 'other rank')}" + (f": {', '.join(parts)}" if parts else "")

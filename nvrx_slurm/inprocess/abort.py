@@ -113,8 +113,8 @@ def _distributed() -> Any | None:
 
 
 def _forget_unfinished() -> None:
-    """torch names groups by a count of this process, which only the end of a finished one sets back. Whoever was
-    struck inside of `init_process_group` would be ahead of those who never got so far, and meet them no more."""
+    """torch names groups by a count of this process, which only the end of a finished one sets back. A rank
+    that was interrupted inside of `init_process_group` would be ahead of the others, and never meet them again."""
     world = getattr(sys.modules.get("torch.distributed.distributed_c10d"), "_world", None)
     if world is not None and _distributed() is None:
         world.group_count = 0

@@ -1,8 +1,8 @@
 """One call of a wrapped function, from its start to its end. Which thread does what:
 
-main          goes from phase to phase, and calls the function in the region where a restart may strike (`rank.py`)
+main          goes from phase to phase, and calls the function in the region that a restart may interrupt (`rank.py`)
 listener      reads what the group has agreed on, and moves the cycle on (`group.py`)
-interrupter   while the main thread is in the function: last call, abort, strike (`interrupter.py`)
+interrupter   while the main thread is in the function: last call, abort, interrupt (`interrupter.py`)
 watchdog      notes that the main thread runs Python (`progress.py`)
 monitor       a process of its own: sees that this one dies, hangs or is silent (`monitor/`)
 """
@@ -18,16 +18,16 @@ from typing import Any
 from nvrx_slurm.inprocess.attribution import Interruption, in_words
 from nvrx_slurm.inprocess.barriers import Joining
 from nvrx_slurm.inprocess.cycle import Cycle, Event, Phase
-from nvrx_slurm.inprocess.environment import Launch, RankVariables
+from nvrx_slurm.inprocess.environment import Launch, RankVariables, watchdog_method
 from nvrx_slurm.inprocess.exception import RankDiscarded, RankShouldRestart
 from nvrx_slurm.inprocess.group import Group
 from nvrx_slurm.inprocess.interrupter import Interrupter
 from nvrx_slurm.inprocess.ledger import Ledger, Lost, Stage
 from nvrx_slurm.inprocess.monitor.handle import MonitorOptions, MonitorProcess
 from nvrx_slurm.inprocess.options import Options
-from nvrx_slurm.inprocess.progress import Stamps, Watchdog
+from nvrx_slurm.inprocess.progress import HAS_PENDING_CALLS, SignalWatchdog, Stamps, Watchdog
 from nvrx_slurm.inprocess.rank import ForkedChild, Parts, Rank
-from nvrx_slurm.inprocess.region import Raised, Region, Returned, Struck
+from nvrx_slurm.inprocess.region import CallInterrupted, Raised, Region, Returned
 from nvrx_slurm.inprocess.state import Mode, State
 from nvrx_slurm.inprocess.timeline import Phase as Part
 from nvrx_slurm.inprocess.timeline import Restart, Stopwatch, Teller
@@ -78,7 +78,7 @@ class CallWrapper:
 
     def atomic(self) -> AbstractContextManager[None]:
         """`with call.atomic():` a part that no restart cuts: abort waits for its end. It may be nested. While a
-        restart is under way nobody enters one; the main thread is struck there instead."""
+        restart is under way no thread enters one; the main thread is interrupted there instead."""
         return self._region.atomic()
 
     @contextlib.contextmanager
@@ -121,7 +121,8 @@ class CallWrapper:
         options, launch = self._options, self._launch
         self._stamps = Stamps.create()
         stack.callback(self._stamps.close)
-        self._region = stack.enter_context(Region())
+        by_signal = watchdog_method() == "signal" or not HAS_PENDING_CALLS
+        self._region = stack.enter_context(Region(on_signal=self._stamps.automatic if by_signal else None))
         self._group = Group(
             options.store_factory(**options.store_kwargs),
             launch.group,
@@ -137,7 +138,8 @@ class CallWrapper:
         self._monitor = MonitorProcess(_monitored(options, launch, self._call), self._stamps)
         self._monitored = stack.enter_context(ExitStack())
         self._monitored.callback(self._monitor.leave)
-        watchdog = Watchdog(self._stamps, options.progress_watchdog_interval.total_seconds())
+        interval_s = options.progress_watchdog_interval.total_seconds()
+        watchdog = SignalWatchdog(self._region.ask, interval_s) if by_signal else Watchdog(self._stamps, interval_s)
         stack.callback(watchdog.stop)
         watchdog.start()
         self._teller = Teller(self._group, launch.group, self._call)
@@ -234,14 +236,14 @@ class CallWrapper:
                 raise failure from error
 
 
-def _passed_on(outcome: Returned[Any] | Raised | Struck) -> Any:
+def _passed_on(outcome: Returned[Any] | Raised | CallInterrupted) -> Any:
     """In a forked child: what the function came to there, as if it were not wrapped."""
     match outcome:
         case Returned(value):
             return value
         case Raised(error):
             raise error
-        case Struck(error):
+        case CallInterrupted(error):
             raise error or RankShouldRestart
 
 

@@ -26,7 +26,7 @@ class Phase(enum.Enum):
     COMPLETING = "completing"  # main: has returned, or waits in reserve
     INTERRUPTED = "interrupted"  # interrupter: last call
     ABORTING = "aborting"  # interrupter: waits for atomic sections, and aborts
-    UNWINDING = "unwinding"  # interrupter: strikes the main thread until it has left the function
+    UNWINDING = "unwinding"  # interrupter: interrupts the main thread until it has left the function
     RECOVERING = "recovering"  # main: finalize, health check
     SYNCHRONISING = "synchronising"  # main: arrives as ready for the next iteration
     STANDING_ASIDE = "standing aside"  # main: whoever launched the ranks replaces a dead one, and ends this one

@@ -90,6 +90,15 @@ def job_store_file() -> Path | None:
     return Path(value) if (value := _get("NVRX_STORE_FILE")) else None
 
 
+def watchdog_method() -> str:
+    """How the watchdog asks the main thread: `pending-call` or `signal` (NVRX_INPROCESS_WATCHDOG). Raises OptionError
+    for anything else."""
+    method = _get("NVRX_INPROCESS_WATCHDOG") or "pending-call"
+    if method not in ("pending-call", "signal"):
+        raise OptionError(f"NVRX_INPROCESS_WATCHDOG={method!r} must be pending-call or signal")
+    return method
+
+
 def torchrun_store() -> tuple[str, int] | None:
     """Host and port of the store that torchrun's agent has for its workers; None where there is none."""
     host, port = _get("MASTER_ADDR"), _number("MASTER_PORT")

@@ -7,6 +7,7 @@ gates: who finds that all are there proposes the entry that closes the gate. Eac
 from __future__ import annotations
 
 import contextlib
+import math
 import os
 import signal
 import sys
@@ -22,12 +23,12 @@ import msgspec
 from nvrx_slurm.errors import UntrustedRecord
 from nvrx_slurm.inprocess import barriers
 from nvrx_slurm.inprocess.barriers import Joining, Noticing, Payload, pack
-from nvrx_slurm.inprocess.bells import Bells
 from nvrx_slurm.inprocess.cycle import Cycle, Event, Phase
 from nvrx_slurm.inprocess.exception import InternalError, RestartError, StoreError, TimeoutError
 from nvrx_slurm.inprocess.ledger import AnyEntry, Interrupted, Ledger, Log, Lost, Sealed, Settled, Stage, decode
 from nvrx_slurm.inprocess.store.port import Cancelled, Connection, Store
 from nvrx_slurm.util.log import get_logger
+from nvrx_slurm.util.threads import SignalSafeEvent
 
 log = get_logger("inprocess")
 
@@ -71,7 +72,7 @@ class Group:
         self.failure: RestartError | None = None
         self.leaves = False
         self._moving = threading.RLock()
-        self._bells = Bells()
+        self._changed = SignalSafeEvent()  # set, and replaced by another one, when the cycle moves
         self._connect: Callable[[], Connection] = partial(store.connect, group, call)
         self._noticed = (-1, 0)  # the iteration of the last notice, and how many had arrived with it
         self._connection = self._connect()
@@ -138,30 +139,31 @@ class Group:
     def wait_while(self, *phases: Phase, within_s: float | None = None) -> bool:
         """From any thread: wait until the phase is none of these. Returns whether it is. Raises what ended the
         listener."""
-        until = None if within_s is None else time.monotonic() + within_s
-        with self._bells.hung() as bell:
-            while self.cycle.phase in phases and self.failure is None:
-                left_s = self._tick_s if until is None else min(self._tick_s, until - time.monotonic())
-                if left_s <= 0:
-                    return False
-                bell.acquire(timeout=left_s)
-                self._ticked()
-        self._raise_failure()
-        return True
+        return self._wait_until(
+            lambda: self.cycle.phase not in phases,
+            deadline=math.inf if within_s is None else time.monotonic() + within_s,
+        )
 
-    def _ticked(self) -> None:
-        if threading.current_thread() is threading.main_thread():
-            self._tick()
-
-    def _raise_failure(self) -> None:
-        if self.failure is not None:
-            raise self.failure
+    def _wait_until(self, holds: Callable[[], bool], deadline: float) -> bool:
+        while True:
+            changed = self._changed  # before the look: what changes after it sets this event
+            if self.failure is not None:
+                raise self.failure
+            if holds():
+                return True
+            left_s = min(self._tick_s, deadline - time.monotonic())
+            if left_s <= 0:
+                return False
+            changed.wait(left_s)
+            if threading.current_thread() is threading.main_thread():
+                self._tick()
 
     def _move(self, cycle: Cycle) -> None:
         before, self.cycle = self.cycle, cycle
         if cycle.phase is not before.phase:
             self._on_phase(cycle)
-        self._bells.ring()
+        changed, self._changed = self._changed, SignalSafeEvent()
+        changed.set()
 
     # ---- gates
 
@@ -178,7 +180,7 @@ class Group:
             first = first or count
             if count >= gate.expected(seen) and barriers.looks(member, seen, count == first):
                 self._close(gate, seen)
-            if not self._entries_beyond(seen.length, phase, until):
+            if not self._wait_until(partial(self._has_news, seen.length, phase), until):
                 raise self._late(gate)
 
     def _close(self, gate: Gate, seen: Ledger) -> None:
@@ -188,17 +190,8 @@ class Group:
         if len(present) >= gate.expected(seen):
             self.propose(gate.close(present))
 
-    def _entries_beyond(self, length: int, phase: Phase, until: float) -> bool:
-        """Wait until the log is longer than that, or the phase another; False if that took too long."""
-        with self._bells.hung() as bell:
-            while self.cycle.ledger.length <= length and self.cycle.phase is phase and self.failure is None:
-                left_s = min(self._tick_s, until - time.monotonic())
-                if left_s <= 0:
-                    return False
-                bell.acquire(timeout=left_s)
-                self._ticked()
-        self._raise_failure()
-        return True
+    def _has_news(self, length: int, phase: Phase) -> bool:
+        return self.cycle.ledger.length > length or self.cycle.phase is not phase
 
     def _late(self, gate: Gate) -> TimeoutError:
         here = self._connection.arrivals(gate.name)

@@ -18,8 +18,8 @@ log = get_logger("inprocess")
 
 
 class Interrupter:
-    """A thread for each interruption: the last call, then abort, then strikes until the main thread is out. From the
-    abort on that has to come to its end within the hard timeout, whatever the function is still at.
+    """A thread for each interruption: the last call, then abort, then interrupts until the main thread is out. From
+    the abort on, that must end within the hard timeout.
 
     `own` is how this rank itself failed in the iteration, if it did. `begin` returns at once.
     """
@@ -62,7 +62,7 @@ class Interrupter:
                 self._stamps.expect_end()
                 self._abort_all(state)
                 self._group.feed(Event.ABORTED)
-                self._region.strike(again_s=self._again_s)
+                self._region.interrupt(again_s=self._again_s)
         except Exception as error:  # else the main thread would wait for us for ever
             self._group.fail(error)
 

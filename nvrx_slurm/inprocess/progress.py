@@ -11,6 +11,7 @@ import os
 import threading
 from collections.abc import Callable
 from time import monotonic_ns
+from typing import Any
 
 ITERATION, AUTOMATIC, MANUAL, SUSPENDED, ENDING = range(5)
 CELLS = 5
@@ -120,8 +121,9 @@ SEMAPHORE_BYTES = 32
 
 _libc = ctypes.CDLL(None)
 _post_address = ctypes.cast(_libc.sem_post, ctypes.c_void_p)
-_add_pending_call = ctypes.pythonapi.Py_AddPendingCall
-_add_pending_call.argtypes = (ctypes.c_void_p, ctypes.c_void_p)
+_add_pending_call: Any = getattr(ctypes.pythonapi, "Py_AddPendingCall", None)  # CPython has it, others may not
+if HAS_PENDING_CALLS := _add_pending_call is not None:
+    _add_pending_call.argtypes = (ctypes.c_void_p, ctypes.c_void_p)
 
 _semaphore = ctypes.create_string_buffer(SEMAPHORE_BYTES)
 """One for the life of the process, since a call may still be pending when its watchdog has gone."""
@@ -131,8 +133,11 @@ _libc.sem_init(_semaphore, 0, 0)
 class Watchdog:
     """Stamps `automatic` once an interval for as long as the main thread makes progress, from `start` to `stop`.
 
-    A process has one at a time. While the main thread makes none, one call stays pending, and this thread waits for
-    it, without polling.
+    It hands the interpreter a *pending call*, which only the main thread carries out, between two bytecodes. A main
+    thread that is stuck in C does not carry it out, nor does one that waits for a GIL which native code holds; then
+    one call stays pending, and the watchdog's thread waits for it, without polling. The call is `sem_post` of libc:
+    no Python runs in the main thread for it, so no restart, tracer or error can come in between.
+    A process has one watchdog at a time.
     """
 
     def __init__(self, stamps: Stamps, interval_s: float) -> None:
@@ -151,19 +156,43 @@ class Watchdog:
         self._thread.join()
 
     def _watch(self) -> None:
-        while _libc.sem_trywait(_semaphore) == 0:  # what a watchdog before this one has left; only here, before
-            pass  # `stopped` is looked at, since the post of our own `stop` must not get lost
+        # What a watchdog before this one has left is taken away only here, before `stopped` is read: the post of this
+        # watchdog's own `stop` must not get lost.
+        while _libc.sem_trywait(_semaphore) == 0:
+            pass
         while not self._stopped.is_set():
-            if _ask_main_thread():
-                self._wait_for_it()
+            # Refused if more calls are pending than the interpreter takes: then the next interval tries again.
+            if _add_pending_call(_post_address, ctypes.addressof(_semaphore)) == 0:
+                while _libc.sem_wait(_semaphore) != 0:  # a signal came in between
+                    pass
+                self._stamps.automatic()  # also if it was `stop`, which the main thread calls
             self._stopped.wait(self._interval_s)
 
-    def _wait_for_it(self) -> None:
-        while _libc.sem_wait(_semaphore) != 0:  # a signal came between
-            pass
-        self._stamps.automatic()  # also if it was `stop`, which the main thread calls
 
+class SignalWatchdog:
+    """The same with what the Python manual promises alone: a signal's Python handler runs in the main thread, between
+    two bytecodes, also if another thread received the signal.
 
-def _ask_main_thread() -> bool:
-    """False if more calls are pending already than the interpreter takes: then the next interval tries again."""
-    return bool(_add_pending_call(_post_address, ctypes.addressof(_semaphore)) == 0)
+    `ask` raises that signal in the watchdog's own thread, so no system call of the main thread is interrupted. The
+    handler stamps. Unlike a pending call it is Python code: tracers see it, and `signal.set_wakeup_fd` writes a byte
+    each time, which wakes an event loop that has set it (asyncio's with `add_signal_handler`, trio's).
+    """
+
+    def __init__(self, ask: Callable[[], None], interval_s: float) -> None:
+        self._ask, self._interval_s = ask, interval_s
+        self._stopped = threading.Event()
+        self._thread = threading.Thread(target=self._watch, name="nvrx-watchdog", daemon=True)
+
+    def start(self) -> None:
+        """Once in its life."""
+        self._thread.start()
+
+    def stop(self) -> None:
+        """Afterwards no signal is raised."""
+        self._stopped.set()
+        self._thread.join()
+
+    def _watch(self) -> None:
+        while not self._stopped.is_set():
+            self._ask()
+            self._stopped.wait(self._interval_s)

@@ -32,7 +32,7 @@ from nvrx_slurm.inprocess.monitor.handle import MonitorProcess
 from nvrx_slurm.inprocess.options import Options
 from nvrx_slurm.inprocess.progress import Stamps
 from nvrx_slurm.inprocess.rank_assignment import RankAssignmentCtx
-from nvrx_slurm.inprocess.region import ENDS, Raised, Region, Returned, Struck
+from nvrx_slurm.inprocess.region import ENDS, CallInterrupted, Raised, Region, Returned
 from nvrx_slurm.inprocess.state import Mode, State
 from nvrx_slurm.inprocess.timeline import Phase as Part
 from nvrx_slurm.inprocess.timeline import Stopwatch
@@ -63,7 +63,7 @@ class Parts:
 class ForkedChild(BaseException):
     """The function was left in a process that it has forked: that one is no rank, and has nobody to tell."""
 
-    def __init__(self, outcome: Returned[Any] | Raised | Struck) -> None:
+    def __init__(self, outcome: Returned[Any] | Raised | CallInterrupted) -> None:
         super().__init__(outcome)
         self.outcome = outcome
 
@@ -172,11 +172,11 @@ class Rank:
                 self.parts.group.feed(Event.RETURNED)
             case Raised(error) if not self._obeys(error):
                 self._failed(error)
-            case Struck(error) if isinstance(error, ENDS):
+            case CallInterrupted(error) if isinstance(error, ENDS):
                 raise error
 
     def _body(self, function: Callable[[], Any]) -> Any:
-        """What runs where a restart may strike. One that came before we were in here is obeyed now."""
+        """What a restart may interrupt. One that came before this began is obeyed now."""
         if self.parts.group.phase is not Phase.RUNNING:
             raise RankShouldRestart
         if self.parts.options.initialize is not None:

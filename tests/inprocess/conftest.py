@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import Any
@@ -33,10 +33,17 @@ def start(valkey: Valkey, tmp_path: Path) -> Start:
     valkey.revive()
 
     @contextlib.contextmanager
-    def started(ranks: int, script: Script | None = None, *, name: str | None = None, **said: Any) -> Iterator[Group]:
+    def started(
+        ranks: int,
+        script: Script | None = None,
+        *,
+        name: str | None = None,
+        variables: Mapping[str, str] | None = None,
+        **said: Any,
+    ) -> Iterator[Group]:
         store = ("RedisStore", {"url": valkey.url})
         script = script or Script(**{"folder": str(tmp_path / "group"), "store": store, **said})
-        with told_when_failing(Group(script, ranks, name=name)) as group:
+        with told_when_failing(Group(script, ranks, name=name, **(variables or {}))) as group:
             yield group
             for rank in range(ranks):
                 group.let_go(rank)

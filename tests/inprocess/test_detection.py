@@ -193,6 +193,14 @@ def test_what_hangs_is_found(scenario: Scenario, start, valkey, tmp_path: Path) 
         play(scenario, group)
 
 
+@pytest.mark.parametrize("scenario", SOFT[:3], ids=lambda scenario: scenario.says.replace(" ", "-"))
+def test_what_hangs_is_found_without_pending_calls(scenario: Scenario, start, valkey, tmp_path: Path) -> None:
+    """The watchdog that asks by a signal neither takes a wait for progress nor progress for a wait."""
+    script = scenario.script(str(tmp_path / "group"), ("RedisStore", {"url": valkey.url}))
+    with start(scenario.ranks, script, variables={"NVRX_INPROCESS_WATCHDOG": "signal"}) as group:
+        play(scenario, group)
+
+
 def test_a_frozen_rank_that_thaws_is_dead_already(start) -> None:
     """Rank and monitor are stopped from outside and go on later: by then both are dead, and so they stay."""
     with start(3, options=FRAGILE) as group:

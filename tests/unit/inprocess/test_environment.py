@@ -163,6 +163,17 @@ def test_it_is_known_where_all_ranks_are_on_one_host(
     assert environment.all_on_this_host(launched(variables)) == is_certain
 
 
+def test_how_the_watchdog_asks_can_be_chosen(launched) -> None:
+    """A pending call, unless the signal is named; anything else is an error that names both."""
+    launched(BY_HAND)
+    assert environment.watchdog_method() == "pending-call"
+    launched(BY_HAND | {"NVRX_INPROCESS_WATCHDOG": "signal"})
+    assert environment.watchdog_method() == "signal"
+    launched(BY_HAND | {"NVRX_INPROCESS_WATCHDOG": "no"})
+    with pytest.raises(OptionError, match="pending-call or signal"):
+        environment.watchdog_method()
+
+
 def test_torchruns_store_is_known_where_it_offers_one(launched) -> None:
     """It says so; an address alone is the ranks' own."""
     launched(TORCHRUN)

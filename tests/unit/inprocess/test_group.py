@@ -51,11 +51,11 @@ USES: list[Callable[[Group], object]] = [
 
 @pytest.mark.parametrize("use", USES, ids=["feed", "wait_while", "fail"])
 def test_a_handler_that_raises_leaves_no_lock_taken(use: Callable[[Group], object]) -> None:
-    """A signal's handler raises in the main thread, anywhere in what its waiting and telling are made of: the other
-    threads can still move the cycle on."""
+    """A signal's handler raises in the main thread, anywhere in what it waits and reports with: the other threads
+    can still move the cycle on."""
 
     def in_locks(frame: FrameType) -> bool:
-        return frame.f_code.co_filename.endswith(("/threading.py", "/bells.py"))
+        return frame.f_code.co_filename.endswith(("/threading.py", "/threads.py"))
 
     def act(_: FrameType) -> NoReturn:
         raise Cut

@@ -27,7 +27,8 @@ import pytest
 
 from nvrx_slurm.inprocess import region as module
 from nvrx_slurm.inprocess.exception import NestedCallError, RankShouldRestart
-from nvrx_slurm.inprocess.region import STRIKE_SIGNAL, Raised, Region, Returned, Struck
+from nvrx_slurm.inprocess.region import RESTART_SIGNAL, CallInterrupted, Raised, Region, Returned
+from nvrx_slurm.util.threads import SignalSafeEvent
 from tests.unit.inprocess.bytecodes import another_thread_can_take, at_bytecode
 
 DEADLINE_S = 30.0
@@ -48,15 +49,15 @@ def eventually(holds: Callable[[], bool]) -> None:
         time.sleep(0.0005)
 
 
-class Strike:
-    """A strike at a call, from another thread, once `begins` is set and the main thread blocks (if it is to)."""
+class Interrupt:
+    """A interrupt at a call, from another thread, once `begins` is set and the main thread blocks (if it is to)."""
 
     def __init__(self, region: Region, *, again_s: float = DEADLINE_S, blocked: bool = False) -> None:
         self.begins = threading.Event()
         self._region, self._again_s, self._blocked = region, again_s, blocked
         self._main = threading.get_native_id()
 
-    def at(self, function: Callable[[], Any]) -> Returned[Any] | Raised | Struck:
+    def at(self, function: Callable[[], Any]) -> Returned[Any] | Raised | CallInterrupted:
         """What the call of this function comes to."""
         thread = threading.Thread(target=self._run)
         thread.start()
@@ -69,7 +70,7 @@ class Strike:
         self.begins.wait()
         if self._blocked:
             eventually(self._main_sleeps)
-        self._region.strike(again_s=self._again_s)
+        self._region.interrupt(again_s=self._again_s)
 
     def _main_sleeps(self) -> bool:
         if self._region._current is None:
@@ -79,7 +80,7 @@ class Strike:
 
 @contextlib.contextmanager
 def signals_seen() -> Iterator[Callable[[int], None]]:
-    """A function that returns once so many more strike signals have reached this process."""
+    """A function that returns once so many more restart signals have reached this process."""
     reads, writes = os.pipe()
     os.set_blocking(writes, False)
     former = signal.set_wakeup_fd(writes)
@@ -139,7 +140,7 @@ def test_tells_how_the_function_ended(region, error):
     assert error.__traceback__.tb_frame.f_code is fail.__code__
 
 
-# ---- a strike gets the main thread out of everything
+# ---- a interrupt gets the main thread out of everything
 
 
 def locked() -> Any:
@@ -191,63 +192,63 @@ def generator_closed() -> None:
 )
 def test_leaves_what_blocks(region, block):
     """Whatever the main thread waits in, the first signals end it; the process is then as it was."""
-    strike = Strike(region, blocked=True, again_s=1.0)
-    strike.begins.set()
-    assert strike.at(block) == Struck(None)
+    interrupt = Interrupt(region, blocked=True, again_s=1.0)
+    interrupt.begins.set()
+    assert interrupt.at(block) == CallInterrupted(None)
     assert region.call(lambda: 7) == Returned(7)
 
 
 def test_leaves_a_loop(region):
     """Bytecode that calls nothing is left too."""
-    strike = Strike(region)
+    interrupt = Interrupt(region)
 
     def loop() -> None:
-        strike.begins.set()
+        interrupt.begins.set()
         forever()
 
-    assert strike.at(loop) == Struck(None)
+    assert interrupt.at(loop) == CallInterrupted(None)
 
 
-def test_strikes_only_the_call_that_it_found(region):
-    """Without a call a strike does nothing; a signal that comes late does not hit the next call."""
-    thread = threading.Thread(target=region.strike, kwargs={"again_s": 1.0})
+def test_interrupts_only_the_call_that_it_found(region):
+    """Without a call a interrupt does nothing; a signal that comes late does not hit the next call."""
+    thread = threading.Thread(target=region.interrupt, kwargs={"again_s": 1.0})
     thread.start()
     thread.join()
-    signal.raise_signal(STRIKE_SIGNAL)
-    assert region.call(lambda: signal.raise_signal(STRIKE_SIGNAL)) == Returned(None)
+    signal.raise_signal(RESTART_SIGNAL)
+    assert region.call(lambda: signal.raise_signal(RESTART_SIGNAL)) == Returned(None)
 
 
 # ---- until it is out
 
 
-def test_strikes_until_it_is_out(region, caplog):
-    """Code that catches everything is struck again each time, and each place is logged."""
-    strike = Strike(region)
+def test_interrupts_until_it_is_out(region, caplog):
+    """Code that catches everything is interrupted again each time, and each place is logged."""
+    interrupt = Interrupt(region)
 
     def swallow() -> None:
         caught = 0
         while caught < 5:
             try:
-                strike.begins.set()
+                interrupt.begins.set()
                 forever()
             except BaseException:
                 caught += 1
         forever()
 
     with caplog.at_level(logging.WARNING, "nvrx.inprocess"):
-        assert strike.at(swallow) == Struck(None)
+        assert interrupt.at(swallow) == CallInterrupted(None)
         eventually(lambda: len(caplog.messages) == 5)
     line = swallow.__code__.co_firstlineno + 5
-    logged(caplog, f"{__file__}:{line}, in test_strikes_until_it_is_out.<locals>.swallow")
+    logged(caplog, f"{__file__}:{line}, in test_interrupts_until_it_is_out.<locals>.swallow")
 
 
-def test_a_function_that_swallowed_the_last_strike_is_struck_all_the_same(region, caplog):
+def test_a_function_that_swallowed_the_last_interrupt_is_interrupted_all_the_same(region, caplog):
     """What it returns is no result, and what it fails with later is told; the place is logged."""
-    strike = Strike(region)
+    interrupt = Interrupt(region)
 
     def swallow(then: Callable[[], int]) -> int:
         try:
-            strike.begins.set()
+            interrupt.begins.set()
             forever()
         except BaseException:
             return then()
@@ -260,16 +261,16 @@ def test_a_function_that_swallowed_the_last_strike_is_struck_all_the_same(region
         raise error
 
     with caplog.at_level(logging.WARNING, "nvrx.inprocess"):
-        assert strike.at(lambda: swallow(lambda: 7)) == Struck(None)
+        assert interrupt.at(lambda: swallow(lambda: 7)) == CallInterrupted(None)
         logged(caplog, "swallow")
-    strike = Strike(region)
-    outcome = strike.at(lambda: swallow_then_fail(strike, error))
-    assert outcome == Struck(error)
+    interrupt = Interrupt(region)
+    outcome = interrupt.at(lambda: swallow_then_fail(interrupt, error))
+    assert outcome == CallInterrupted(error)
 
 
-def swallow_then_fail(strike: Strike, error: BaseException) -> None:
+def swallow_then_fail(interrupt: Interrupt, error: BaseException) -> None:
     with contextlib.suppress(BaseException):
-        strike.begins.set()
+        interrupt.begins.set()
         forever()
     raise error
 
@@ -302,12 +303,12 @@ def in_collector(work: Callable[[], None]) -> None:
 
 
 @pytest.mark.parametrize("place", [in_del, in_weakref, in_collector])
-def test_strikes_again_where_python_swallows(region, caplog, place):
+def test_interrupts_again_where_python_swallows(region, caplog, place):
     """An exception that nobody can get, as one in `__del__`, is raised again outside of there."""
-    strike = Strike(region, again_s=SOON_S)
+    interrupt = Interrupt(region, again_s=SOON_S)
 
     def work() -> None:
-        strike.begins.set()
+        interrupt.begins.set()
         forever()
 
     def function() -> None:
@@ -315,19 +316,19 @@ def test_strikes_again_where_python_swallows(region, caplog, place):
         forever()
 
     with unraisable() as seen, caplog.at_level(logging.WARNING, "nvrx.inprocess"):
-        assert strike.at(function) == Struck(None)
+        assert interrupt.at(function) == CallInterrupted(None)
         logged(caplog, __file__)
     assert set(seen) == {RankShouldRestart}
 
 
 def test_whoever_cleans_up_is_left_alone(region):
-    """A `finally` that a strike runs through comes to its end, however many signals come meanwhile."""
-    strike, done = Strike(region), []
+    """A `finally` that a interrupt runs through comes to its end, however many signals come meanwhile."""
+    interrupt, done = Interrupt(region), []
 
     def function() -> None:
         with signals_seen() as wait_for:
             try:
-                strike.begins.set()
+                interrupt.begins.set()
                 forever()
             finally:
                 wait_for(5)
@@ -335,43 +336,43 @@ def test_whoever_cleans_up_is_left_alone(region):
                     raise KeyError  # handled inside: still the same cleaning up
                 done.append(True)
 
-    assert strike.at(function) == Struck(None)
+    assert interrupt.at(function) == CallInterrupted(None)
     assert done == [True]
 
 
-def test_whoever_cleans_up_for_too_long_is_struck(region, caplog):
+def test_whoever_cleans_up_for_too_long_is_interrupted(region, caplog):
     """A `finally` that blocks is left after `again_s`, and logged."""
-    strike = Strike(region, again_s=SOON_S)
+    interrupt = Interrupt(region, again_s=SOON_S)
 
     def function() -> None:
         try:
-            strike.begins.set()
+            interrupt.begins.set()
             forever()
         finally:
             time.sleep(DEADLINE_S)
 
     with caplog.at_level(logging.WARNING, "nvrx.inprocess"):
-        assert strike.at(function) == Struck(None)
+        assert interrupt.at(function) == CallInterrupted(None)
         logged(caplog, "function", __file__)
 
 
-def test_a_stuck_log_does_not_stop_the_strikes(region):
-    """The main thread may hold a log handler's lock while it swallows and blocks: it is struck even so."""
+def test_a_stuck_log_does_not_stop_the_interrupts(region):
+    """The main thread may hold a log handler's lock while it swallows and blocks: it is interrupted even so."""
     held = threading.Event()
 
     class Blocking(logging.Handler):
         def emit(self, record: logging.LogRecord) -> None:
             if threading.current_thread() is threading.main_thread():
                 held.set()
-                strike.begins.set()
+                interrupt.begins.set()
                 with contextlib.suppress(BaseException):
                     forever()
                 forever()
 
-    strike, handler, log = Strike(region), Blocking(), logging.getLogger("nvrx.inprocess")
+    interrupt, handler, log = Interrupt(region), Blocking(), logging.getLogger("nvrx.inprocess")
     log.addHandler(handler)
     try:
-        assert strike.at(lambda: log.warning("from the function")) == Struck(None)
+        assert interrupt.at(lambda: log.warning("from the function")) == CallInterrupted(None)
     finally:
         log.removeHandler(handler)
     assert held.is_set()
@@ -381,30 +382,53 @@ def test_a_stuck_log_does_not_stop_the_strikes(region):
 
 
 def test_the_handler_of_another_signal_is_not_cut(region):
-    """A signal that the process gets while it is struck is handled to the end, since it comes only once."""
-    strike, done = Strike(region), []
+    """A signal that the process gets while it is interrupted is handled to the end, since it comes only once."""
+    interrupt, done = Interrupt(region), []
 
     def handler(signum: int, frame: FrameType | None) -> None:
         with signals_seen() as wait_for:
-            strike.begins.set()
+            interrupt.begins.set()
             wait_for(5)
             done.append(signum)
 
     former = signal.signal(signal.SIGUSR1, handler)
     try:
-        assert strike.at(lambda: (signal.raise_signal(signal.SIGUSR1), forever())) == Struck(None)
+        assert interrupt.at(lambda: (signal.raise_signal(signal.SIGUSR1), forever())) == CallInterrupted(None)
     finally:
         signal.signal(signal.SIGUSR1, former)
     assert done == [signal.SIGUSR1]
 
 
+def waits_to_enter(thread: threading.Thread) -> bool:
+    """Whether it is kept out of an atomic block."""
+    frame = sys._current_frames().get(thread.ident or 0)
+    return frame is not None and frame.f_code is SignalSafeEvent.wait.__code__
+
+
+def test_a_restart_that_an_atomic_block_defers_is_raised_at_its_end(region):
+    """One signal is enough, though it comes in the middle of the block."""
+    done: list[str] = []
+
+    def function() -> None:
+        with region.atomic():
+            with region.atomic():
+                want_restart(region, patience_s=DEADLINE_S)
+                signal.raise_signal(RESTART_SIGNAL)
+                done.append("inner")
+            done.append("outer")
+        done.append("after")
+
+    assert region.call(function) == CallInterrupted(None)
+    assert done == ["inner", "outer"]
+
+
 def test_an_atomic_block_is_not_cut(region):
-    """Neither is a block in a block, nor what comes between the two ends; afterwards the strike comes."""
-    strike, done = Strike(region, again_s=SOON_S), []
+    """Neither is a block in a block, nor what comes between the two ends; afterwards the interrupt comes."""
+    interrupt, done = Interrupt(region, again_s=SOON_S), []
 
     def function() -> None:
         with signals_seen() as wait_for, region.atomic():
-            strike.begins.set()
+            interrupt.begins.set()
             wait_for(2)
             with region.atomic():
                 wait_for(2)
@@ -412,7 +436,7 @@ def test_an_atomic_block_is_not_cut(region):
             done.append(True)
         forever()
 
-    assert strike.at(function) == Struck(None)
+    assert interrupt.at(function) == CallInterrupted(None)
     assert done == [True]
 
 
@@ -437,7 +461,7 @@ def test_holding_waits_for_open_blocks_and_keeps_new_ones_out(region):
             asks = threading.Thread(target=second)
             asks.start()
             threads.append(asks)
-            eventually(lambda: bool(region._blocks._waiting))
+            eventually(lambda: waits_to_enter(asks))
 
     threads = [threading.Thread(target=first), threading.Thread(target=hold)]
     threads[0].start()
@@ -450,14 +474,14 @@ def test_holding_waits_for_open_blocks_and_keeps_new_ones_out(region):
     assert order == ["first", "held", "second"]
 
 
-def test_who_waits_to_enter_a_block_is_struck_there(region):
-    """While the blocks are held the main thread does not get in; struck, it leaves nothing behind."""
+def test_who_waits_to_enter_a_block_is_interrupted_there(region):
+    """While the blocks are held the main thread does not get in; interrupted, it leaves nothing behind."""
 
     def interrupt() -> None:
         with region.held():
             held.set()
-            eventually(lambda: bool(region._blocks._waiting))
-            region.strike(again_s=DEADLINE_S)
+            eventually(lambda: waits_to_enter(threading.main_thread()))
+            region.interrupt(again_s=DEADLINE_S)
 
     def function() -> None:
         held.wait()
@@ -467,10 +491,10 @@ def test_who_waits_to_enter_a_block_is_struck_there(region):
     held, entered = threading.Event(), []
     thread = threading.Thread(target=interrupt)
     thread.start()
-    assert region.call(function) == Struck(None)
+    assert region.call(function) == CallInterrupted(None)
     thread.join()
     with region.held():
-        assert not region._blocks.is_inside(threading.get_ident())
+        assert not region._blocks.defer(threading.get_ident())
     with region.atomic():
         assert not entered
 
@@ -479,51 +503,51 @@ def test_who_waits_to_enter_a_block_is_struck_there(region):
 
 
 def test_tells_what_the_function_was_raising(region):
-    """Struck while its own error runs through a `finally`, the function has failed too: with that error."""
-    strike, error = Strike(region), Picky(1, 2, three=3)
+    """Interrupted while its own error runs through a `finally`, the function has failed too: with that error."""
+    interrupt, error = Interrupt(region), Picky(1, 2, three=3)
 
     def function() -> None:
         try:
             raise error
         finally:
-            strike.begins.set()
+            interrupt.begins.set()
             forever()
 
-    assert strike.at(function) == Struck(error)
+    assert interrupt.at(function) == CallInterrupted(error)
 
 
 def test_what_cleaning_up_raises_is_not_the_cause(region):
-    """An error that comes of a strike is no failure of the function's own."""
-    strike = Strike(region)
+    """An error that comes of a interrupt is no failure of the function's own."""
+    interrupt = Interrupt(region)
 
     def function() -> None:
         try:
-            strike.begins.set()
+            interrupt.begins.set()
             forever()
         except BaseException as caught:
             raise RuntimeError("could not clean up") from caught
 
-    assert strike.at(function) == Struck(None)
+    assert interrupt.at(function) == CallInterrupted(None)
 
 
 @pytest.mark.parametrize("first", [True, False], ids=["before", "after"])
 def test_an_order_to_end_is_not_hidden(region, first):
-    """A SystemExit (of a handler of SIGTERM, say) that a strike comes across is told, whichever came first."""
-    strike, error = Strike(region), SystemExit(3)
+    """A SystemExit (of a handler of SIGTERM, say) that a interrupt comes across is told, whichever came first."""
+    interrupt, error = Interrupt(region), SystemExit(3)
 
     def function() -> None:
         try:
             if first:
                 raise error
-            strike.begins.set()
+            interrupt.begins.set()
             forever()
         finally:
-            strike.begins.set()
+            interrupt.begins.set()
             if not first:
                 raise error
             forever()
 
-    assert strike.at(function) == Struck(error)
+    assert interrupt.at(function) == CallInterrupted(error)
 
 
 def test_says_why(region):
@@ -532,14 +556,14 @@ def test_says_why(region):
 
     def function() -> None:
         try:
-            strike.begins.set()
+            interrupt.begins.set()
             forever()
         except RankShouldRestart as caught:
             said.append(str(caught))
             raise
 
-    strike = Strike(region)
-    assert strike.at(function) == Struck(None)
+    interrupt = Interrupt(region)
+    assert interrupt.at(function) == CallInterrupted(None)
     assert said == ["the group restarts"]
 
 
@@ -550,19 +574,19 @@ def test_nothing_of_the_function_stays_in_memory(region):
         pass
 
     alive: list[weakref.ref[Tensor]] = []
-    strike = Strike(region)
+    interrupt = Interrupt(region)
 
     def function() -> None:
         tensor = Tensor()
         alive.append(weakref.ref(tensor))
-        strike.begins.set()
+        interrupt.begins.set()
         with contextlib.suppress(BaseException):
             forever()
         forever()
 
     gc.disable()
     try:
-        assert strike.at(function) == Struck(None)
+        assert interrupt.at(function) == CallInterrupted(None)
         assert alive[0]() is None
     finally:
         gc.enable()
@@ -571,19 +595,19 @@ def test_nothing_of_the_function_stays_in_memory(region):
 # ---- at any moment
 
 
-def struck_at(
+def interrupted_at(
     region: Region, number: int, watches: Callable[[FrameType], bool], function: Callable[[], Any]
 ) -> tuple[Any, bool]:
-    """The call's outcome if a strike comes before this bytecode, and is patient with nobody."""
+    """The call's outcome if a interrupt comes before this bytecode, and is patient with nobody."""
 
     def act(_: FrameType) -> None:
-        want_strike(region, patience_s=0.0)
-        signal.raise_signal(STRIKE_SIGNAL)
+        want_restart(region, patience_s=0.0)
+        signal.raise_signal(RESTART_SIGNAL)
 
     return at_bytecode(number, watches, act, lambda: region.call(function))
 
 
-def want_strike(region: Region, patience_s: float) -> None:
+def want_restart(region: Region, patience_s: float) -> None:
     """As the interrupter does before its first signal."""
     if (call := region._current) is not None:
         call.patience_s, call.since, call.is_wanted = patience_s, time.monotonic(), True
@@ -593,9 +617,9 @@ OWN_CODE = {Region.call.__code__, Region._leave.__code__, module._inside.__code_
 
 
 @pytest.mark.parametrize("fails", [False, True], ids=["returns", "raises"])
-def test_no_bytecode_of_the_call_itself_lets_a_strike_out(region, fails):
-    """Struck before each bytecode of `call` and what it uses, the call always tells: an outcome of the function's
-    own, or Struck; and nothing gets out."""
+def test_no_bytecode_of_the_call_itself_lets_a_restart_out(region, fails):
+    """Interrupted before each bytecode of `call` and what it uses, the call returns an outcome of the function's own,
+    or CallInterrupted; and nothing gets out."""
     error = ValueError()
 
     def function() -> int:
@@ -605,20 +629,20 @@ def test_no_bytecode_of_the_call_itself_lets_a_strike_out(region, fails):
 
     outcomes = []
     for number in itertools.count():
-        outcome, struck = struck_at(region, number, lambda frame: frame.f_code in OWN_CODE, function)
-        if not struck:
+        outcome, interrupted = interrupted_at(region, number, lambda frame: frame.f_code in OWN_CODE, function)
+        if not interrupted:
             break
         outcomes.append(outcome)
     own = Raised(error) if fails else Returned(7)
     assert len(outcomes) > 60
-    assert all(outcome == own or isinstance(outcome, Struck) for outcome in outcomes)
+    assert all(outcome == own or isinstance(outcome, CallInterrupted) for outcome in outcomes)
     assert own in outcomes
-    assert any(isinstance(outcome, Struck) for outcome in outcomes)
+    assert any(isinstance(outcome, CallInterrupted) for outcome in outcomes)
 
 
 def test_no_bytecode_of_an_atomic_block_leaves_anything_behind(region):
-    """Struck anywhere on the way into, in, or out of an atomic block, its body ran to the end or never began, and
-    nobody is kept from the blocks afterwards."""
+    """Interrupted anywhere in a block, or on the way in or out, its body ran to the end or never began. The restart
+    is raised all the same, and no thread is kept from the blocks afterwards."""
     began: list[bool] = []
     ended: list[bool] = []
 
@@ -636,19 +660,19 @@ def test_no_bytecode_of_an_atomic_block_leaves_anything_behind(region):
 
     outcomes = []
     for number in itertools.count():
-        outcome, struck = struck_at(region, number, in_atomic_code, function)
+        outcome, interrupted = interrupted_at(region, number, in_atomic_code, function)
         assert began == ended
-        if not struck:
+        if not interrupted:
             break
         outcomes.append(outcome)
-        assert not region._blocks.is_inside(threading.get_ident())
+        assert not region._blocks.defer(threading.get_ident())
         assert another_thread_can_take(region.held)
     assert len(outcomes) > 100
-    assert {Struck(None), Returned(None)} == set(outcomes)
+    assert {CallInterrupted(None)} == set(outcomes)
 
 
 def test_no_lock_of_a_condition_is_left_taken(region):
-    """Struck anywhere while it takes or gives back a condition's lock (`queue.Queue` does it for each item), the
+    """Interrupted anywhere while it takes or gives back a condition's lock (`queue.Queue` does it for each item), the
     function leaves it free."""
     condition = threading.Condition(threading.Lock())
 
@@ -661,27 +685,27 @@ def test_no_lock_of_a_condition_is_left_taken(region):
         return region._current is not None and frame.f_code in taken
 
     def act(frame: FrameType) -> None:
-        want_strike(region, patience_s=1.0)
-        region._on_signal(STRIKE_SIGNAL, frame)  # by hand: the trace function would be the innermost frame
+        want_restart(region, patience_s=1.0)
+        region._on_signal(RESTART_SIGNAL, frame)  # by hand: the trace function would be the innermost frame
 
     for number in itertools.count():
-        _, struck = at_bytecode(number, in_condition, act, lambda: region.call(function))
+        _, interrupted = at_bytecode(number, in_condition, act, lambda: region.call(function))
         assert condition.acquire(blocking=False)
         condition.release()
-        if not struck:
+        if not interrupted:
             break
     assert number > 6
 
 
-def test_strikes_at_random_moments_around_the_end_of_a_call(region):
-    """Fifty thousand calls that end while another thread strikes: no exception gets out, and each call either
-    ends by itself, with its value, or says that it was struck."""
+def test_interrupts_at_random_moments_around_the_end_of_a_call(region):
+    """Fifty thousand calls that end while another thread interrupts: no exception gets out, and each call either
+    ends by itself, with its value, or says that it was interrupted."""
     rounds, rng, interval = 50_000, random.Random(5), sys.getswitchinterval()
     over = threading.Event()
 
     def interrupt() -> None:
         while not over.is_set():
-            region.strike(again_s=0.01)
+            region.interrupt(again_s=0.01)
 
     def function(number: int, length: int) -> int:
         for _ in range(length):
@@ -691,17 +715,17 @@ def test_strikes_at_random_moments_around_the_end_of_a_call(region):
     sys.setswitchinterval(5e-6)
     thread = threading.Thread(target=interrupt)
     thread.start()
-    struck = 0
+    interrupted = 0
     try:
         for number in range(rounds):
             outcome = region.call(functools.partial(function, number, rng.randrange(200)))
-            assert outcome in (Returned(number), Struck(None))
-            struck += outcome == Struck(None)
+            assert outcome in (Returned(number), CallInterrupted(None))
+            interrupted += outcome == CallInterrupted(None)
     finally:
         over.set()
         thread.join()
         sys.setswitchinterval(interval)
-    assert 0 < struck < rounds
+    assert 0 < interrupted < rounds
 
 
 # ---- whose it is
@@ -715,18 +739,18 @@ def test_gives_signal_and_mask_back(region):
         former.append(signum)
 
     region.__exit__()
-    signal.signal(STRIKE_SIGNAL, mine)
-    signal.pthread_sigmask(signal.SIG_BLOCK, {STRIKE_SIGNAL})
+    signal.signal(RESTART_SIGNAL, mine)
+    signal.pthread_sigmask(signal.SIG_BLOCK, {RESTART_SIGNAL})
     try:
         with Region() as inner:
             assert inner.call(lambda: signal.pthread_sigmask(signal.SIG_BLOCK, ())) == Returned(
-                {s for s in signal.pthread_sigmask(signal.SIG_BLOCK, ()) if s != STRIKE_SIGNAL}
+                {s for s in signal.pthread_sigmask(signal.SIG_BLOCK, ()) if s != RESTART_SIGNAL}
             )
-        assert STRIKE_SIGNAL in signal.pthread_sigmask(signal.SIG_BLOCK, ())
-        assert signal.getsignal(STRIKE_SIGNAL) is mine
+        assert RESTART_SIGNAL in signal.pthread_sigmask(signal.SIG_BLOCK, ())
+        assert signal.getsignal(RESTART_SIGNAL) is mine
     finally:
-        signal.pthread_sigmask(signal.SIG_UNBLOCK, {STRIKE_SIGNAL})
-        signal.signal(STRIKE_SIGNAL, signal.SIG_DFL)
+        signal.pthread_sigmask(signal.SIG_UNBLOCK, {RESTART_SIGNAL})
+        signal.signal(RESTART_SIGNAL, signal.SIG_DFL)
         region.__enter__()
     assert former == []
 
@@ -735,14 +759,14 @@ def test_a_signal_still_on_its_way_at_the_end_kills_nobody():
     """What is pending when the region ends goes away with it, rather than meet the default action: to end us."""
     with Region() as region:
         assert region.call(blocked_and_sent) == Returned(None)
-    signal.pthread_sigmask(signal.SIG_UNBLOCK, {STRIKE_SIGNAL})
-    assert signal.getsignal(STRIKE_SIGNAL) == signal.SIG_DFL
+    signal.pthread_sigmask(signal.SIG_UNBLOCK, {RESTART_SIGNAL})
+    assert signal.getsignal(RESTART_SIGNAL) == signal.SIG_DFL
 
 
 def blocked_and_sent() -> None:
-    signal.pthread_sigmask(signal.SIG_BLOCK, {STRIKE_SIGNAL})
-    signal.raise_signal(STRIKE_SIGNAL)
-    signal.raise_signal(STRIKE_SIGNAL)
+    signal.pthread_sigmask(signal.SIG_BLOCK, {RESTART_SIGNAL})
+    signal.raise_signal(RESTART_SIGNAL)
+    signal.raise_signal(RESTART_SIGNAL)
 
 
 def test_is_refused_outside_of_the_main_thread():
@@ -772,17 +796,17 @@ def test_is_refused_inside_of_another_one(region):
     assert isinstance(outcome, Raised)
     assert isinstance(outcome.error, NestedCallError)
     assert "Wrap the outer function only" in str(outcome.error)
-    strike = Strike(region)
-    assert strike.at(lambda: (strike.begins.set(), forever())) == Struck(None)
+    interrupt = Interrupt(region)
+    assert interrupt.at(lambda: (interrupt.begins.set(), forever())) == CallInterrupted(None)
 
 
-def test_native_code_that_holds_the_gil_is_struck_when_it_lets_go(region):
+def test_native_code_that_holds_the_gil_is_interrupted_when_it_lets_go(region):
     """The signal waits for the first bytecode after a C call that cannot be interrupted."""
-    strike = Strike(region)
+    interrupt = Interrupt(region)
 
     def function() -> None:
-        strike.begins.set()
+        interrupt.begins.set()
         ctypes.PyDLL(None).usleep(20_000)
         forever()
 
-    assert strike.at(function) == Struck(None)
+    assert interrupt.at(function) == CallInterrupted(None)

@@ -10,7 +10,8 @@ from collections.abc import Callable
 import pytest
 
 from nvrx_slurm.inprocess import progress as module
-from nvrx_slurm.inprocess.progress import Stamps, Watchdog
+from nvrx_slurm.inprocess.progress import SignalWatchdog, Stamps, Watchdog
+from nvrx_slurm.inprocess.region import Region
 
 INTERVAL_S = 0.002
 DEADLINE_S = 20.0
@@ -33,12 +34,14 @@ def stamps():
     made.close()
 
 
-@pytest.fixture
-def watchdog(stamps):
-    made = Watchdog(stamps, INTERVAL_S)
-    made.start()
-    yield made
-    made.stop()
+@pytest.fixture(params=["pending call", "signal"])
+def watchdog(request, stamps):
+    with Region(on_signal=stamps.automatic) as region:
+        by_signal = request.param == "signal"
+        made = SignalWatchdog(region.ask, INTERVAL_S) if by_signal else Watchdog(stamps, INTERVAL_S)
+        made.start()
+        yield made
+        made.stop()
 
 
 def run_until(holds: Callable[[], bool]) -> None:
@@ -62,6 +65,24 @@ def test_no_bytecode_is_no_progress(stamps, watchdog, library):
     usleep(200_000)
     assert stamps.stamped - before <= 2  # the call before and the one after; not the hundred of 0.2 s
     run_until(lambda: stamps.stamped > before + 5)
+
+
+@pytest.mark.parametrize(
+    "wait", [time.sleep, lambda seconds: locked().acquire(timeout=seconds)], ids=["sleep", "lock"]
+)
+def test_a_wait_is_no_progress(stamps, watchdog, wait):
+    """A main thread that sleeps, or waits for a lock, is not woken to be stamped."""
+    run_until(lambda: stamps.stamped > 2)
+    before = stamps.stamped
+    wait(0.2)
+    assert stamps.stamped - before <= 2
+    run_until(lambda: stamps.stamped > before + 5)
+
+
+def locked() -> threading.Lock:
+    lock = threading.Lock()
+    lock.acquire()
+    return lock
 
 
 def test_a_gil_held_by_another_thread_is_no_progress(stamps, watchdog):

@@ -33,7 +33,7 @@ from nvrx_slurm.journal.folder import JobInfo, Result, StoreAddress
 from nvrx_slurm.liveness import tether
 from nvrx_slurm.store.job_store import JobStore
 from nvrx_slurm.store.sealing import open_beat, open_order, seal_beat
-from nvrx_slurm.transport import published
+from nvrx_slurm.transport import directory
 from nvrx_slurm.transport.errors import TransportError
 from nvrx_slurm.transport.ref import PayloadRef
 from nvrx_slurm.util.decoding import decode, decode_json
@@ -148,8 +148,8 @@ TARGETS: dict[str, Target] = {
         (msgspec.msgpack.encode({"node": "n1", "incarnation": "3f2a", "nonce": bytes(32), "mac": bytes(32)}),),
     ),
     "published payload": Target(
-        lambda data: published.unpack(data, "1-0"),
-        (published.pack(published.Published(ref=REF, replica="main-0", number=7)),),
+        lambda data: directory.unpack(data, "1-0"),
+        (directory.pack(directory.Published(ref=REF, replica="main-0", number=7)),),
         (TransportError,),
     ),
     "ledger of suspects": Target(storage.decode, (b'{"blames":[{"node":"n1"}]}',)),

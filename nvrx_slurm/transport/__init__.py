@@ -12,20 +12,21 @@ for published in transport.lookup():
     rollout = client.read(published.ref, deadline=30)
 ```
 
-It never returns wrong bytes, never takes longer than its deadline, and loses nothing that was not read.
+It never returns wrong bytes, never takes longer than its deadline, and loses no payload that was not read.
 
-    slots.py     the life of a slot, as rules (pure)         ring/         the slots in shared memory
-    ref.py       `PayloadRef`: where one payload is          payloads/     objects as schema and bytes, and back
-    wire.py      what goes over a connection (pure)          handshake.py  the token, proved by both sides
-    serving.py   one connection of a server                  server.py     `PayloadServer`
-    reading.py   one payload over one connection             pool.py       the connections of a client
-    choosing.py  which port, and for how long not (pure)     retrying.py   when again, when no more (pure)
-    fetching.py  one read, through all of these              batch.py      many, under one deadline
-    client.py    `PayloadClient`, `AsyncPayloadClient`       local.py      the rings of this node
-    directory.py publish and look up, in the job's store     published.py, asking.py  its records, its patience
-    backends/    tcp, ucxx, shm behind one small port        environment.py what the agent has told us
-    doctor.py    what this node can do                       pace.py       how fast it does
-    arguments.py what callers give us, looked at (pure)
+    client.py    `PayloadClient`, `AsyncPayloadClient`: one read, or many under one deadline
+    server.py    `PayloadServer`                      serving.py   the requests of one connection
+    ring/        `SharedRing`: slots in shared memory slots.py     the life of a slot, as rules (pure)
+    payloads/    objects as schema and bytes, and back
+    protocol.py  the link, the frames, the handshake, one read over a link
+    backends/    tcp, ucxx, shm
+    fetching.py  one read through all its attempts    pool.py      the connections of a client
+    retrying.py  which port to ask, when to ask again, when to give up (pure)
+    directory.py publish and look up refs in the job's store
+    ref.py       `PayloadRef`: where one payload is   errors.py    what reads and writes raise
+    environment.py what the agent has set for this process
+    arguments.py checks of what callers pass (pure)
+    doctor.py    what this node can do                pace.py      how fast it does it
 """
 
 from __future__ import annotations
@@ -34,9 +35,8 @@ import importlib
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from nvrx_slurm.transport.batch import Fetched, PayloadsMissing
-    from nvrx_slurm.transport.client import AsyncPayloadClient, PayloadClient
-    from nvrx_slurm.transport.directory import Directory, Following, lookup, publish
+    from nvrx_slurm.transport.client import AsyncPayloadClient, Fetched, PayloadClient, PayloadsMissing
+    from nvrx_slurm.transport.directory import Directory, Following, Published, lookup, publish
     from nvrx_slurm.transport.errors import (
         Attempt,
         ForeignRing,
@@ -50,7 +50,6 @@ if TYPE_CHECKING:
         StaleSlotError,
         TransportError,
     )
-    from nvrx_slurm.transport.published import Published
     from nvrx_slurm.transport.ref import PayloadRef
     from nvrx_slurm.transport.retrying import Limits
     from nvrx_slurm.transport.ring import Claim, RingHandle, RingMetrics, SharedRing, Writing, sweep
@@ -98,7 +97,7 @@ _HOME = {
     "Attempt": "errors",
     "Claim": "ring",
     "Directory": "directory",
-    "Fetched": "batch",
+    "Fetched": "client",
     "Following": "directory",
     "ForeignRing": "errors",
     "Limits": "retrying",
@@ -108,10 +107,10 @@ _HOME = {
     "PayloadServer": "server",
     "PayloadTimeout": "errors",
     "PayloadTruncated": "errors",
-    "PayloadsMissing": "batch",
+    "PayloadsMissing": "client",
     "PeerRefused": "errors",
     "PeerReset": "errors",
-    "Published": "published",
+    "Published": "directory",
     "Refusal": "slots",
     "RingError": "errors",
     "RingFull": "errors",

@@ -15,11 +15,9 @@ from typing import NamedTuple
 import xxhash
 
 from nvrx_slurm.errors import UsageError
-from nvrx_slurm.transport import payloads, wire
+from nvrx_slurm.transport import payloads, protocol
 from nvrx_slurm.transport.backends import by_scheme
-from nvrx_slurm.transport.backends.port import Backend
-from nvrx_slurm.transport.backends.shm import ShmBackend
-from nvrx_slurm.transport.choosing import WELL, Health, failed, hurried
+from nvrx_slurm.transport.backends.shm import LocalRings, ShmBackend
 from nvrx_slurm.transport.errors import (
     Attempt,
     PayloadTimeout,
@@ -30,12 +28,10 @@ from nvrx_slurm.transport.errors import (
     StaleSlotError,
     TransportError,
 )
-from nvrx_slurm.transport.handshake import REASONS
-from nvrx_slurm.transport.local import LocalRings
 from nvrx_slurm.transport.pool import AllInUse, Connection, Cuttable, Pool
-from nvrx_slurm.transport.reading import acknowledge, receive, request, settle
+from nvrx_slurm.transport.protocol import REASONS, Backend, acknowledge, receive, request, settle
 from nvrx_slurm.transport.ref import PayloadRef
-from nvrx_slurm.transport.retrying import GiveUp, Limits, Outcome, Pause, ReadPlan, Try
+from nvrx_slurm.transport.retrying import WELL, GiveUp, Health, Limits, Outcome, Pause, ReadPlan, Try, failed, hurried
 from nvrx_slurm.transport.ring import Claim, is_gone
 from nvrx_slurm.transport.ring.copying import PIECE_BYTES, checksum, room
 from nvrx_slurm.util.threads import SignalSafeEvent
@@ -45,9 +41,9 @@ MOST_SICK = 4096
 _NOT_READ = object()
 
 _OUTCOMES = {
-    wire.Status.BUSY: Outcome.BUSY,
-    wire.Status.STALE: Outcome.STALE,
-    wire.Status.UNKNOWN_RING: Outcome.MOVED,
+    protocol.Status.BUSY: Outcome.BUSY,
+    protocol.Status.STALE: Outcome.STALE,
+    protocol.Status.UNKNOWN_RING: Outcome.MOVED,
 }
 
 _fetchers: weakref.WeakSet[Fetcher] = weakref.WeakSet()
@@ -255,7 +251,7 @@ class Fetcher:
 
     def _attempt(
         self, step: Try, ref: PayloadRef, buffer: memoryview, abort: Abort, *, keep: bool
-    ) -> _Got | wire.Status:
+    ) -> _Got | protocol.Status:
         """At one port. A connection that had died while it was idle says nothing of the port: a new one is made."""
         while True:
             with self._pool.connection(step.port, step.answer_by, abort.watch) as connection:
@@ -269,15 +265,15 @@ class Fetcher:
 
     def _read_over(
         self, connection: Connection, step: Try, ref: PayloadRef, buffer: memoryview, abort: Abort, *, keep: bool
-    ) -> _Got | wire.Status:
+    ) -> _Got | protocol.Status:
         link, until = connection.link, step.until
         connection.prove(step.answer_by)
         self._settle(connection, ref.ring, step.answer_by)
         answer = request(link, ref, budget_s=until - time.monotonic(), deadline=step.answer_by)
-        if answer.status is not wire.Status.OK and answer.status not in _OUTCOMES:
+        if answer.status is not protocol.Status.OK and answer.status not in _OUTCOMES:
             raise PeerRefused(REASONS.get(answer.status, f"it answers {answer.status.name}"))
         connection.was_heard()
-        if answer.status is not wire.Status.OK:
+        if answer.status is not protocol.Status.OK:
             return answer.status
         receive(link, ref, answer, buffer, until)
         got = self._decoded(ref, buffer)
@@ -290,16 +286,16 @@ class Fetcher:
         except TransportError as error:
             return _Got(None, error)
 
-    def _acknowledge(self, connection: Connection, ref: PayloadRef, until: float, verdict: wire.Verdict) -> None:
+    def _acknowledge(self, connection: Connection, ref: PayloadRef, until: float, verdict: protocol.Verdict) -> None:
         """The payload is here, whatever becomes of this word; if it may be lost, it is said again with the next read.
         Only without a checksum does the word itself tell whether these were the right bytes."""
         try:
             acknowledge(connection.link, ref, verdict, until)
         except TransportError:
-            if not connection.link.needs_checksum and verdict is not wire.Verdict.BAD:
+            if not connection.link.needs_checksum and verdict is not protocol.Verdict.BAD:
                 raise
             connection.is_broken = True
-        if verdict is wire.Verdict.TAKEN and connection.link.needs_checksum:
+        if verdict is protocol.Verdict.TAKEN and connection.link.needs_checksum:
             connection.has_taken(ref)
 
     def _settle(self, connection: Connection, ring: str, until: float) -> None:
@@ -312,7 +308,7 @@ class Fetcher:
                 status = settle(connection.link, ring, doubts[-1].slot, doubts[-1].generation, until)
                 connection.was_heard()
                 doubt = doubts.pop()
-                if status is wire.Status.BUSY:
+                if status is protocol.Status.BUSY:
                     busy.append(doubt)
         finally:
             self._pool.doubt_again((*doubts, *busy))
@@ -367,10 +363,10 @@ class Fetcher:
         return into.cast("B")[: ref.size] if ref.size else memoryview(bytearray())
 
 
-def _verdict(*, keep: bool, bad: bool) -> wire.Verdict:
+def _verdict(*, keep: bool, bad: bool) -> protocol.Verdict:
     if bad:
-        return wire.Verdict.BAD
-    return wire.Verdict.KEPT if keep else wire.Verdict.TAKEN
+        return protocol.Verdict.BAD
+    return protocol.Verdict.KEPT if keep else protocol.Verdict.TAKEN
 
 
 def _given_up(

@@ -14,9 +14,8 @@ from collections.abc import Callable, Iterable, Mapping
 from types import TracebackType
 from typing import NamedTuple, Protocol
 
-from nvrx_slurm.transport.backends.port import Backend, Link
 from nvrx_slurm.transport.errors import PayloadTimeout, PeerReset
-from nvrx_slurm.transport.handshake import greet
+from nvrx_slurm.transport.protocol import Backend, Link, greet
 from nvrx_slurm.transport.ref import PayloadRef
 
 YOUNGER = 0.75

@@ -14,12 +14,11 @@ from typing import TYPE_CHECKING
 import msgspec
 
 from nvrx_slurm.errors import UsageError
-from nvrx_slurm.transport import arguments, wire
+from nvrx_slurm.transport import arguments, protocol
 from nvrx_slurm.transport.backends import SCHEMES, by_scheme
-from nvrx_slurm.transport.backends.port import Entry, Link
 from nvrx_slurm.transport.environment import default_host, node_name, token_or_own
 from nvrx_slurm.transport.errors import RingError, TransportError
-from nvrx_slurm.transport.handshake import ServerDoor
+from nvrx_slurm.transport.protocol import Entry, Link, ServerDoor
 from nvrx_slurm.transport.ref import MOST_PORTS, PayloadRef
 from nvrx_slurm.transport.serving import ServerLimits, serve
 
@@ -133,7 +132,7 @@ class PayloadServer:
 
     def _serve(self, link: Link) -> None:
         status = self._admit(link)
-        if status is not wire.Status.OK:
+        if status is not protocol.Status.OK:
             with contextlib.suppress(TransportError):
                 _turn_away(link, status, time.monotonic() + TURN_AWAY_S)
             return
@@ -144,15 +143,15 @@ class PayloadServer:
                 self._links.discard(link)
                 self._changed.notify_all()
 
-    def _status(self) -> wire.Status:
+    def _status(self) -> protocol.Status:
         if self._is_closed:
-            return wire.Status.CLOSING
-        return wire.Status.FULL if len(self._links) >= self._most_links else wire.Status.OK
+            return protocol.Status.CLOSING
+        return protocol.Status.FULL if len(self._links) >= self._most_links else protocol.Status.OK
 
-    def _admit(self, link: Link) -> wire.Status:
+    def _admit(self, link: Link) -> protocol.Status:
         """It was asked at the hello, too; others may have proven themselves since."""
         with self._guard:
-            if (status := self._status()) is wire.Status.OK:
+            if (status := self._status()) is protocol.Status.OK:
                 self._links.add(link)
         return status
 
@@ -188,11 +187,11 @@ def _numbers(ports: int | Sequence[int]) -> tuple[int, ...]:
     return (0,) * arguments.whole("ports (how many, or the numbers of them)", ports, 1, MOST_PORTS)
 
 
-def _turn_away(link: Link, status: wire.Status, until: float) -> None:
+def _turn_away(link: Link, status: protocol.Status, until: float) -> None:
     """Say why, and let the client go first: closed over its unread request, the connection would be reset, and the
     reason lost."""
-    link.send(wire.Answer(status).pack(), None, until)
-    link.receive_into(memoryview(bytearray(wire.REQUEST_BYTES)), until)
+    link.send(protocol.Answer(status).pack(), None, until)
+    link.receive_into(memoryview(bytearray(protocol.REQUEST_BYTES)), until)
     link.receive_into(memoryview(bytearray(1)), until)
 
 

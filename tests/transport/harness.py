@@ -15,9 +15,8 @@ import numpy as np
 import pytest
 import xxhash
 
-from nvrx_slurm.transport.backends.port import Link
 from nvrx_slurm.transport.errors import PayloadTimeout, TransportError
-from nvrx_slurm.transport.handshake import ServerDoor, pass_through
+from nvrx_slurm.transport.protocol import Link, ServerDoor, pass_through
 from nvrx_slurm.transport.ring import SharedRing
 from nvrx_slurm.transport.serving import ServerLimits, serve
 

@@ -16,8 +16,8 @@ from queue import SimpleQueue
 from typing import Any
 
 from nvrx_slurm.transport.backends import by_scheme
-from nvrx_slurm.transport.backends.port import Link
 from nvrx_slurm.transport.errors import TransportError
+from nvrx_slurm.transport.protocol import Link
 from tests.transport.harness import WAIT_S, digest_of, pattern, soon
 
 Spec = tuple[int, int]

@@ -21,9 +21,7 @@ from nvrx_slurm.transport import (
     TransportError,
 )
 from nvrx_slurm.transport.backends import by_scheme
-from nvrx_slurm.transport.backends.port import Link, host_and_port
-from nvrx_slurm.transport.handshake import greet
-from nvrx_slurm.transport.reading import request
+from nvrx_slurm.transport.protocol import Link, greet, host_and_port, request
 from nvrx_slurm.transport.slots import State
 from tests.transport.harness import TOKEN, WAIT_S, Async, admit_and_serve, digest_of, pattern, soon
 

@@ -20,7 +20,7 @@ from types import FrameType
 from nvrx_slurm.transport.errors import TransportError
 from nvrx_slurm.transport.ref import PayloadRef
 from nvrx_slurm.transport.ring import Claim, SharedRing
-from nvrx_slurm.transport.ring.mutex import holding
+from nvrx_slurm.transport.ring.locks import holding
 from nvrx_slurm.transport.slots import State
 from tests.unit.inprocess.bytecodes import at_bytecode
 

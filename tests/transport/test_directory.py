@@ -20,8 +20,7 @@ import redis
 
 from nvrx_slurm.errors import StoreUnreachable, UsageError
 from nvrx_slurm.transport import asking
-from nvrx_slurm.transport.directory import KEPT_RECORDS, Directory, Following
-from nvrx_slurm.transport.published import LONGEST_RECORD_BYTES, Published, pack
+from nvrx_slurm.transport.directory import KEPT_RECORDS, LONGEST_RECORD_BYTES, Directory, Following, Published, pack
 from nvrx_slurm.transport.ref import PayloadRef
 from tests.inprocess.servers import Valkey
 

@@ -15,9 +15,8 @@ import msgspec
 import pytest
 
 from nvrx_slurm.lab.faults.sick_ports import SickPort
-from nvrx_slurm.transport import PayloadRef, SharedRing, wire
+from nvrx_slurm.transport import PayloadRef, SharedRing, protocol
 from nvrx_slurm.transport.backends import by_scheme
-from nvrx_slurm.transport.backends.port import Link, host_and_port
 from nvrx_slurm.transport.backends.shm import ShmBackend
 from nvrx_slurm.transport.errors import (
     PayloadTimeout,
@@ -26,7 +25,7 @@ from nvrx_slurm.transport.errors import (
     RingError,
     TransportError,
 )
-from nvrx_slurm.transport.reading import acknowledge, request
+from nvrx_slurm.transport.protocol import Link, acknowledge, host_and_port, request
 from nvrx_slurm.transport.slots import State
 from tests.transport.harness import (
     IDLE_SHARE,
@@ -535,7 +534,7 @@ def shm_link(ring: SharedRing) -> Iterator[Link]:
 
 def read_over(link: Link, ref: PayloadRef, budget_s: float = WAIT_S) -> bytes:
     """Up to the ack."""
-    assert request(link, ref, budget_s=budget_s, deadline=soon()).status is wire.Status.OK
+    assert request(link, ref, budget_s=budget_s, deadline=soon()).status is protocol.Status.OK
     buffer = bytearray(ref.size)
     link.receive_payload_into(memoryview(buffer), soon(), None)
     return bytes(buffer)
@@ -543,9 +542,9 @@ def read_over(link: Link, ref: PayloadRef, budget_s: float = WAIT_S) -> bytes:
 
 @pytest.mark.parametrize(
     ("verdict", "state"),
-    [(wire.Verdict.TAKEN, State.FREE), (wire.Verdict.KEPT, State.READY), (wire.Verdict.BAD, State.READY)],
+    [(protocol.Verdict.TAKEN, State.FREE), (protocol.Verdict.KEPT, State.READY), (protocol.Verdict.BAD, State.READY)],
 )
-def test_a_payload_is_read_from_the_ring(ring: SharedRing, verdict: wire.Verdict, state: State) -> None:
+def test_a_payload_is_read_from_the_ring(ring: SharedRing, verdict: protocol.Verdict, state: State) -> None:
     """The same conversation without a server: the ack frees the slot, or leaves it for others."""
     ref = ring.write_raw(pattern(500_000, 2))
     with shm_link(ring) as link:
@@ -570,12 +569,12 @@ def test_a_copy_that_took_too_long(ring: SharedRing) -> None:
     """The slot was not the reader's any more when its copy was done: PeerReset, for others may have written there."""
     first, _ = ring.write_raw(pattern(1000, 2)), ring.write_raw(pattern(1000, 3))
     with shm_link(ring) as link:
-        assert request(link, first, budget_s=0.0, deadline=soon()).status is wire.Status.OK
+        assert request(link, first, budget_s=0.0, deadline=soon()).status is protocol.Status.OK
         until(lambda: ring.get_ready_count() == 2, "its lease has lapsed")
         ring.write_raw(pattern(1000, 4))
         with pytest.raises(PeerReset):
             link.receive_payload_into(memoryview(bytearray(1000)), soon(), None)
-            acknowledge(link, first, wire.Verdict.TAKEN, soon())
+            acknowledge(link, first, protocol.Verdict.TAKEN, soon())
 
 
 def test_what_the_ring_has_no_more(ring: SharedRing) -> None:
@@ -584,14 +583,14 @@ def test_what_the_ring_has_no_more(ring: SharedRing) -> None:
     with shm_link(ring) as link, shm_link(ring) as other:
         read_over(link, ref)
 
-        def status(ref: PayloadRef) -> wire.Status:
+        def status(ref: PayloadRef) -> protocol.Status:
             return request(other, ref, budget_s=1.0, deadline=soon()).status
 
-        assert status(ref) is wire.Status.BUSY
-        acknowledge(link, ref, wire.Verdict.TAKEN, soon())
-        assert status(ref) is wire.Status.STALE
-        assert status(msgspec.structs.replace(ref, slot=99)) is wire.Status.STALE
-        assert status(msgspec.structs.replace(ref, ring="nvrx-ring-1-2-3")) is wire.Status.UNKNOWN_RING
+        assert status(ref) is protocol.Status.BUSY
+        acknowledge(link, ref, protocol.Verdict.TAKEN, soon())
+        assert status(ref) is protocol.Status.STALE
+        assert status(msgspec.structs.replace(ref, slot=99)) is protocol.Status.STALE
+        assert status(msgspec.structs.replace(ref, ring="nvrx-ring-1-2-3")) is protocol.Status.UNKNOWN_RING
 
 
 # --------------------------------------------------------------------------------------------------------- idle

@@ -31,14 +31,14 @@ from nvrx_slurm.transport import (
     RingError,
     SharedRing,
     TransportError,
-    wire,
+    protocol,
 )
-from nvrx_slurm.transport.backends import naming, tcp
-from nvrx_slurm.transport.backends.port import host_and_port
+from nvrx_slurm.transport.backends import tcp
+from nvrx_slurm.transport.backends.shm import MOST_RINGS
 from nvrx_slurm.transport.backends.tcp import TcpBackend
 from nvrx_slurm.transport.fetching import Abort
-from nvrx_slurm.transport.local import MOST_RINGS
 from nvrx_slurm.transport.pool import Doubt
+from nvrx_slurm.transport.protocol import host_and_port
 from nvrx_slurm.transport.retrying import Limits
 from nvrx_slurm.transport.ring import Claim, steps
 from nvrx_slurm.transport.serving import offer
@@ -326,9 +326,9 @@ def test_a_checksum_is_never_made_of_another_payload() -> None:
     with SharedRing.create(1, 4096, checksum=False) as ring:
         ref = ring.write_raw(b"asked for")
         standing = _Standing(ring, lambda: ring.write_raw(b"something", timeout_s=WAIT_S))
-        wanted = wire.Request(wire.Call.READ, ref.slot, 0, ref.generation, ring.name)
+        wanted = protocol.Request(protocol.Call.READ, ref.slot, 0, ref.generation, ring.name)
         answer, claim = offer({ring.name: standing}, wanted, keep_s=0.0)  # type: ignore[dict-item]
-        assert answer.status is wire.Status.BUSY and claim is None
+        assert answer.status is protocol.Status.BUSY and claim is None
 
 
 def test_a_lost_word_is_said_again_until_its_read_has_ended(served: Served) -> None:
@@ -434,8 +434,8 @@ def test_a_silent_address_of_a_host_leaves_time_for_its_others() -> None:
             each.setblocking(False)
             each.connect_ex(full.getsockname())
         key = ("two.addresses.invalid", number)
-        naming._known[key] = soon(), [(socket.AF_INET, (host, number)) for host in ("127.0.0.2", "127.0.0.1")]
-        open_ones.callback(naming._known.pop, key, None)
+        tcp._known[key] = soon(), [(socket.AF_INET, (host, number)) for host in ("127.0.0.2", "127.0.0.1")]
+        open_ones.callback(tcp._known.pop, key, None)
         TcpBackend().connect(f"tcp://{key[0]}:{number}", soon(1.0)).close()
 
 

@@ -14,11 +14,9 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from nvrx_slurm.transport import PayloadRef, PayloadServer, ServerLimits, SharedRing, TransportError, wire
-from nvrx_slurm.transport.backends.port import Link, host_and_port
+from nvrx_slurm.transport import PayloadRef, PayloadServer, ServerLimits, SharedRing, TransportError, protocol
 from nvrx_slurm.transport.backends.tcp import TcpBackend, TcpLink
-from nvrx_slurm.transport.handshake import greet
-from nvrx_slurm.transport.reading import acknowledge, receive, request, settle
+from nvrx_slurm.transport.protocol import Link, acknowledge, greet, host_and_port, receive, request, settle
 from nvrx_slurm.transport.slots import State
 from tests.transport.harness import TOKEN, Async, pattern, soon, until
 from tests.transport.nodes import client_of
@@ -52,8 +50,8 @@ def mutated(draw: st.DrawFn, frames: st.SearchStrategy[bytes]) -> bytes:
 
 def requests_for(ring: str) -> st.SearchStrategy[bytes]:
     return st.builds(
-        lambda call, slot, budget, generation, name: wire.Request(call, slot, budget, generation, name).pack(),
-        st.sampled_from(wire.Call),
+        lambda call, slot, budget, generation, name: protocol.Request(call, slot, budget, generation, name).pack(),
+        st.sampled_from(protocol.Call),
         st.one_of(st.integers(0, 5), small),
         small,
         numbers,
@@ -62,28 +60,32 @@ def requests_for(ring: str) -> st.SearchStrategy[bytes]:
 
 
 acks = st.builds(
-    lambda verdict, slot, generation: wire.Ack(verdict, slot, generation).pack(),
-    st.sampled_from(wire.Verdict),
+    lambda verdict, slot, generation: protocol.Ack(verdict, slot, generation).pack(),
+    st.sampled_from(protocol.Verdict),
     small,
     numbers,
 )
 answers = st.builds(
-    lambda status, size, checksum, generation: wire.Answer(status, size, checksum, generation).pack(),
-    st.sampled_from(wire.Status),
+    lambda status, size, checksum, generation: protocol.Answer(status, size, checksum, generation).pack(),
+    st.sampled_from(protocol.Status),
     numbers,
     numbers,
     numbers,
 )
 challenges = st.builds(
-    lambda version, status, eviction, nonce, proof: wire.Challenge(version, status, eviction, nonce, proof).pack(),
+    lambda version, status, eviction, nonce, proof: protocol.Challenge(
+        version, status, eviction, nonce, proof
+    ).pack(),
     st.integers(0, 3),
-    st.sampled_from(wire.Status),
+    st.sampled_from(protocol.Status),
     small,
     st.binary(min_size=32, max_size=32),
     st.binary(min_size=32, max_size=32),
 )
 hellos = st.builds(
-    lambda version, nonce: wire.Hello(version, nonce).pack(), st.integers(0, 3), st.binary(min_size=32, max_size=32)
+    lambda version, nonce: protocol.Hello(version, nonce).pack(),
+    st.integers(0, 3),
+    st.binary(min_size=32, max_size=32),
 )
 
 
@@ -199,10 +201,10 @@ def test_a_server_that_hears_no_request(served: Served) -> None:
 
 def is_taken(data: bytes, ref: PayloadRef) -> bool:
     try:
-        ack = wire.Ack.unpack(data[: wire.ACK_BYTES].ljust(wire.ACK_BYTES, b"?"))
+        ack = protocol.Ack.unpack(data[: protocol.ACK_BYTES].ljust(protocol.ACK_BYTES, b"?"))
     except TransportError:
         return False
-    return len(data) >= wire.ACK_BYTES and ack == (wire.Verdict.TAKEN, ref.slot, ref.generation)
+    return len(data) >= protocol.ACK_BYTES and ack == (protocol.Verdict.TAKEN, ref.slot, ref.generation)
 
 
 def test_a_server_that_hears_no_ack(served: Served) -> None:
@@ -212,7 +214,7 @@ def test_a_server_that_hears_no_ack(served: Served) -> None:
     @given(draw=st.data())
     def holds(draw: st.DataObject) -> None:
         ref = served.write()
-        right = wire.Ack(wire.Verdict.TAKEN, ref.slot, ref.generation).pack()
+        right = protocol.Ack(protocol.Verdict.TAKEN, ref.slot, ref.generation).pack()
         data = draw.draw(st.one_of(garbage, mutated(acks), mutated(st.just(right))))
         with served.greeted() as link:
             request(link, ref, budget_s=5.0, deadline=soon())
@@ -255,7 +257,7 @@ def test_a_client_that_hears_no_challenge(data: bytes) -> None:
     """TransportError, whatever a server answers a hello with: it cannot have the token."""
 
     def lie(link: Link) -> None:
-        heard(link, wire.HELLO_BYTES)
+        heard(link, protocol.HELLO_BYTES)
         link.send(data, None, soon())
 
     with a_server_that(lie) as address, allocating_at_most(BOUND_BYTES):
@@ -277,8 +279,8 @@ ref_of_nothing = PayloadRef(
     data=st.one_of(
         garbage,
         mutated(answers),
-        st.builds(lambda size: wire.Answer(wire.Status.OK, size, 0, 5).pack(), numbers),
-        st.just(wire.Answer(wire.Status.OK, SIZE, 0, 5).pack()),
+        st.builds(lambda size: protocol.Answer(protocol.Status.OK, size, 0, 5).pack(), numbers),
+        st.just(protocol.Answer(protocol.Status.OK, SIZE, 0, 5).pack()),
     ),
     payload=st.one_of(garbage, st.integers(0, SIZE + 10).map(bytes)),
 )
@@ -287,7 +289,7 @@ def test_a_client_that_hears_no_answer(data: bytes, payload: bytes) -> None:
     memory for a size that the ref does not have."""
 
     def lie(link: Link) -> None:
-        heard(link, wire.REQUEST_BYTES)
+        heard(link, protocol.REQUEST_BYTES)
         link.send(data, memoryview(payload), soon())
 
     buffer = memoryview(bytearray(SIZE))
@@ -296,11 +298,11 @@ def test_a_client_that_hears_no_answer(data: bytes, payload: bytes) -> None:
         try:
             with contextlib.suppress(TransportError):
                 answer = request(link, ref_of_nothing, budget_s=1.0, deadline=soon(2.0))
-                if answer.status is wire.Status.OK:
+                if answer.status is protocol.Status.OK:
                     assert (answer.size, answer.generation) == (SIZE, 5)
                     with pytest.raises(TransportError):
                         receive(link, ref_of_nothing, answer, buffer, soon(2.0))
-                    acknowledge(link, ref_of_nothing, wire.Verdict.BAD, soon(2.0))
+                    acknowledge(link, ref_of_nothing, protocol.Verdict.BAD, soon(2.0))
         finally:
             link.close()
 
@@ -311,14 +313,14 @@ def test_a_client_that_settles_with_a_liar(data: bytes) -> None:
     """A status, or TransportError."""
 
     def lie(link: Link) -> None:
-        heard(link, wire.REQUEST_BYTES)
+        heard(link, protocol.REQUEST_BYTES)
         link.send(data, None, soon())
 
     with a_server_that(lie) as address, allocating_at_most(BOUND_BYTES):
         link = TcpBackend().connect(address, soon())
         try:
             with contextlib.suppress(TransportError):
-                assert settle(link, "nvrx-ring-1-2-3", 1, 5, soon(2.0)) in wire.Status
+                assert settle(link, "nvrx-ring-1-2-3", 1, 5, soon(2.0)) in protocol.Status
         finally:
             link.close()
 

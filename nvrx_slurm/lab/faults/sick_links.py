@@ -5,12 +5,12 @@ from __future__ import annotations
 import time
 
 from nvrx_slurm.lab.faults.sick_ports import Deed, Fault, Stage, fault_of
-from nvrx_slurm.transport import wire
-from nvrx_slurm.transport.backends.port import Link, Seen
+from nvrx_slurm.transport import protocol
 from nvrx_slurm.transport.errors import PeerReset
+from nvrx_slurm.transport.protocol import Link, Seen
 
 HOLD_S = 600.0
-_STAGES = {wire.CHALLENGE_BYTES: Stage.CHALLENGE, wire.ANSWER_BYTES: Stage.ANSWER}
+_STAGES = {protocol.CHALLENGE_BYTES: Stage.CHALLENGE, protocol.ANSWER_BYTES: Stage.ANSWER}
 
 
 class SickLink:
@@ -38,7 +38,7 @@ class SickLink:
 
     def receive_into(self, buffer: memoryview, deadline: float) -> None:
         self._link.receive_into(buffer, deadline)
-        if self._fault.stage is Stage.ACK and len(buffer) == wire.ACK_BYTES:
+        if self._fault.stage is Stage.ACK and len(buffer) == protocol.ACK_BYTES:
             if self._fault.deed is Deed.SWALLOW:
                 self._hold(deadline)
             self._end(self._fault)

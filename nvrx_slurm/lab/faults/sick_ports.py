@@ -18,13 +18,13 @@ from functools import partial
 from types import MappingProxyType
 from typing import NamedTuple
 
-from nvrx_slurm.transport import wire
-from nvrx_slurm.transport.backends.port import address_of, host_and_port
+from nvrx_slurm.transport import protocol
+from nvrx_slurm.transport.protocol import address_of, host_and_port
 
 PIECE_BYTES = 1 << 16
 CONNECT_S = 5.0
 _NO_LINGER = struct.pack("ii", 1, 0)
-_ACK_MARK = wire.Ack(wire.Verdict.TAKEN, 0, 0).pack()[:4]
+_ACK_MARK = protocol.Ack(protocol.Verdict.TAKEN, 0, 0).pack()[:4]
 
 
 class Stage(StrEnum):
@@ -69,7 +69,7 @@ def _flipped(message: bytes) -> bytes:
 
 def _answer_with(**by: int) -> Callable[[bytes], bytes]:
     def change(message: bytes) -> bytes:
-        answer = wire.Answer.unpack(message)
+        answer = protocol.Answer.unpack(message)
         more = {name: (getattr(answer, name) + number) % (1 << 64) for name, number in by.items()}
         return answer._replace(**more).pack()
 
@@ -78,7 +78,7 @@ def _answer_with(**by: int) -> Callable[[bytes], bytes]:
 
 def _refusing(message: bytes) -> bytes:
     """A server with another token: it makes another proof."""
-    challenge = wire.Challenge.unpack(message)
+    challenge = protocol.Challenge.unpack(message)
     return challenge._replace(proof=challenge.proof[::-1]).pack()
 
 
@@ -258,7 +258,7 @@ class _Conversation:
     def __init__(self, port: SickPort, client: socket.socket, server: socket.socket) -> None:
         self._port, self._client, self._server = port, client, server
         self._is_greeted = False
-        self._sizes = iter((wire.HELLO_BYTES, wire.PROOF_BYTES))
+        self._sizes = iter((protocol.HELLO_BYTES, protocol.PROOF_BYTES))
 
     def run(self) -> None:
         """Until one of them leaves, or a fault ends it."""
@@ -277,20 +277,20 @@ class _Conversation:
             return
         mark = _take(self._client, len(_ACK_MARK))
         if mark != _ACK_MARK:
-            self._server.sendall(mark + _take(self._client, wire.REQUEST_BYTES - len(mark)))
+            self._server.sendall(mark + _take(self._client, protocol.REQUEST_BYTES - len(mark)))
             return
-        ack = mark + _take(self._client, wire.ACK_BYTES - len(mark))
+        ack = mark + _take(self._client, protocol.ACK_BYTES - len(mark))
         self._pass_on(Stage.ACK, ack, self._server)
 
     def _from_server(self) -> None:
         if not self._is_greeted:
             self._is_greeted = True
-            self._pass_on(Stage.CHALLENGE, _take(self._server, wire.CHALLENGE_BYTES), self._client)
+            self._pass_on(Stage.CHALLENGE, _take(self._server, protocol.CHALLENGE_BYTES), self._client)
             return
-        frame = _take(self._server, wire.ANSWER_BYTES)
+        frame = _take(self._server, protocol.ANSWER_BYTES)
         self._pass_on(Stage.ANSWER, frame, self._client)
-        answer = wire.Answer.unpack(frame)
-        if answer.status is wire.Status.OK:
+        answer = protocol.Answer.unpack(frame)
+        if answer.status is protocol.Status.OK:
             self._pass_payload(answer.size)
 
     def _pass_payload(self, size: int) -> None:

@@ -1,14 +1,14 @@
-"""How bytes get from one process to another. `port.py` says what a backend is; all pass one contract suite.
+"""How bytes get from one process to another. `protocol.Backend` is the interface; all pass one contract suite.
 
 shm.py     the ring itself, on the same node
-tcp.py     sockets; no dependency                     naming.py  the addresses of a host, in time
-ucxx.py    UCX: RDMA, or TCP where there is none      ucx/       its one thread, and what runs there
+tcp.py     sockets; no dependency
+ucxx.py    UCX: RDMA, or TCP where there is none; ucx_engine.py and ucx_peer.py are its one thread
 """
 
 from __future__ import annotations
 
 from nvrx_slurm.errors import UsageError
-from nvrx_slurm.transport.backends.port import Backend
+from nvrx_slurm.transport.protocol import Backend
 
 SCHEMES = ("tcp", "ucxx")
 """What a server can listen with."""

@@ -6,16 +6,19 @@ what UCX's own listener would cost here.
 
 from __future__ import annotations
 
+import contextlib
+import hmac
+import struct
 import time
 from collections.abc import Callable
+from functools import partial
+from typing import NamedTuple
 
-from nvrx_slurm.transport.backends.port import Door, Entry, Link
 from nvrx_slurm.transport.backends.tcp import TcpBackend, TcpLink, TcpListener
-from nvrx_slurm.transport.backends.ucx.engine import engine
-from nvrx_slurm.transport.backends.ucx.hello import HelloDoor
-from nvrx_slurm.transport.backends.ucx.link import accept, connect
-from nvrx_slurm.transport.errors import TransportError
-from nvrx_slurm.transport.handshake import pass_through
+from nvrx_slurm.transport.backends.ucx_engine import Engine, engine
+from nvrx_slurm.transport.backends.ucx_peer import Outcome, Peer, Want
+from nvrx_slurm.transport.errors import PayloadTimeout, PayloadTruncated, PeerRefused, PeerReset, TransportError
+from nvrx_slurm.transport.protocol import OTHER_TOKEN, REASONS, Door, Entry, Link, Seen, Status, pass_through
 from nvrx_slurm.util.log import get_logger
 
 SCHEME = "ucxx"
@@ -63,3 +66,207 @@ class UcxxBackend:
             accept(engine(), socket, door.hello, self._token, admit)
 
         return self._sockets.listen_behind(host, port, begin, Entry(lambda: HelloDoor(self._token)))
+
+
+MOST_ADDRESS_BYTES = 8 << 10
+"""Of a worker: a hundred for each transport and device that it has."""
+
+_MAGIC = b"nvrxucx2"
+_HEAD = struct.Struct("<8s32sQIH")
+_SAID = struct.Struct("<QI")
+
+REFUSAL = _HEAD.pack(_MAGIC, b"", 0, 0, 0)
+"""Instead of a hello: the other one's was not proven by the token."""
+
+
+class Hello(NamedTuple):
+    """`number`: by which the other end is to name this one; `turn`: of the server's endpoint among those for this
+    client; `address`: of the worker, as UCX packs it."""
+
+    number: int
+    turn: int
+    address: bytes
+
+    def pack(self, token: bytes) -> bytes:
+        return _HEAD.pack(_MAGIC, _proof(token, *self), self.number, self.turn, len(self.address)) + self.address
+
+
+class HelloDoor:
+    """Hears one (a `Door`). `hello`: the peer's, once it has passed. UCX believes whatever an address says: it gets
+    none that the token does not prove."""
+
+    def __init__(self, token: bytes) -> None:
+        self._token = token
+        self._head = b""
+        self.wants, self.is_passed = _HEAD.size, False
+        self.hello: Hello
+
+    def take(self, frame: bytes) -> bytes:
+        """A refusal, where the token does not prove it. Raises PeerReset for no hello, PeerRefused for a refusal."""
+        if not self._head:
+            self._head, self.wants = frame, _size_in(frame)
+            return b""
+        self.wants = 0
+        _, proof, number, turn, _ = _HEAD.unpack(self._head)
+        self.hello = Hello(number, turn, frame)
+        self.is_passed = hmac.compare_digest(proof, _proof(self._token, *self.hello))
+        return b"" if self.is_passed else REFUSAL
+
+
+def hear(link: Link, token: bytes, deadline: float) -> Hello:
+    """The server's. Raises PeerReset where it is none, PeerRefused where either does not take the other one's
+    token."""
+    door = HelloDoor(token)
+    while door.wants:
+        frame = bytearray(door.wants)
+        link.receive_into(memoryview(frame), deadline)
+        door.take(bytes(frame))
+    if not door.is_passed:
+        raise PeerRefused(OTHER_TOKEN)
+    return door.hello
+
+
+def _size_in(head: bytes) -> int:
+    """Of the address that follows."""
+    magic, _, _, _, size = _HEAD.unpack(head)
+    if head == REFUSAL:
+        raise PeerRefused(REASONS[Status.REFUSED])
+    if magic != _MAGIC or not 0 < size <= MOST_ADDRESS_BYTES:
+        raise PeerReset("it speaks another protocol, or another version of this one")
+    return int(size)
+
+
+def _proof(token: bytes, number: int, turn: int, address: bytes) -> bytes:
+    return hmac.digest(token, _SAID.pack(number, turn) + address, "sha256")
+
+
+UNTAKEN_BYTES = 4 << 20
+"""A sender need not wait until its peer wants a payload that is no longer: a socket would have room for that, too."""
+
+_CUT = "the connection was cut"
+
+
+class UcxxLink:
+    """Posts to the engine, and waits."""
+
+    needs_checksum = True
+
+    def __init__(self, engine: Engine, peer: Peer) -> None:
+        self._engine, self._peer = engine, peer
+        self._is_dropped = self._is_cut = False
+
+    def send(self, frame: bytes, payload: memoryview | None, deadline: float) -> None:
+        if self._peer.broken is not None and not self._peer.has_news:  # its last word, which is unread, says why
+            raise PeerReset(self._peer.broken)
+        # A view of our own: a ring that is closed meanwhile keeps its memory for it.
+        view = memoryview(payload).cast("B") if payload else None
+        if view is None or len(view) <= UNTAKEN_BYTES:
+            self._engine.post(partial(self._peer.send, frame, view, None))
+            return
+        outcome = Outcome()
+        self._engine.post(partial(self._peer.send, frame, view, outcome))
+        self._wait(outcome, deadline, "the peer takes no more")
+
+    def receive_into(self, buffer: memoryview, deadline: float) -> None:
+        outcome = Outcome()
+        self._engine.post(partial(self._peer.receive, Want(memoryview(buffer).cast("B"), outcome)))
+        self._wait(outcome, deadline, "the peer says nothing")
+
+    def receive_payload_into(self, buffer: memoryview, deadline: float, seen: Seen | None) -> None:
+        try:
+            self.receive_into(buffer, deadline)
+        except PeerReset as error:
+            if self._is_cut:
+                raise
+            raise PayloadTruncated(f"{error}, before all of the payload had come") from None
+        if seen is not None:
+            seen(buffer)
+
+    def is_stale(self) -> bool:
+        return self._peer.broken is not None or self._peer.has_news
+
+    def cut(self) -> None:
+        self._is_cut = True
+        self._post(partial(self._peer.end, _CUT))
+
+    def close(self) -> None:
+        self._post(self._peer.leave)
+
+    def drop(self) -> None:
+        self._is_dropped = True
+
+    def _post(self, step: Callable[[], None]) -> None:
+        if not self._is_dropped:
+            with contextlib.suppress(PeerReset):  # the engine has ended, and all links with it
+                self._engine.post(step)
+
+    def _wait(self, outcome: Outcome, deadline: float, what: str) -> None:
+        try:
+            in_time = outcome.is_settled_by(deadline)
+        except BaseException:  # an interrupt: the caller's memory is UCX's until it has let go of it
+            self._abandon(outcome)
+            raise
+        if not in_time:
+            self._abandon(outcome)
+            raise PayloadTimeout(what)
+        if outcome.error is not None:
+            raise outcome.error
+
+    def _abandon(self, outcome: Outcome) -> None:
+        self._post(partial(self._peer.end_for, outcome))
+        outcome.wait()
+
+
+def connect(engine: Engine, bootstrap: TcpLink, token: bytes, deadline: float) -> UcxxLink:
+    """To a peer of this kind, which listens at the other end. Raises PeerReset, PayloadTimeout, PeerRefused."""
+    peer = Peer(engine, engine.calling)
+    link = UcxxLink(engine, peer)
+    try:
+        engine.post(partial(engine.know, peer))
+        bootstrap.send(Hello(peer.number, 0, peer.side.address).pack(token), None, deadline)
+        theirs = hear(bootstrap, token, deadline)
+        _do(engine, lambda: peer.open(engine.call(peer.side, theirs), theirs.number, bootstrap.detach()))
+    except BaseException:
+        link.cut()
+        raise
+    return link
+
+
+def accept(engine: Engine, bootstrap: TcpLink, theirs: Hello, token: bytes, serve: Callable[[Link], None]) -> None:
+    """Serve one that has connected, and said who it is."""
+    peer = Peer(engine, engine.serving)
+
+    def open() -> None:
+        turn, endpoint = peer.side.next(theirs.address)
+        ours = bootstrap.detach()
+        engine.know(peer)
+        peer.open(endpoint, theirs.number, ours)
+        ours.sendall(Hello(peer.number, turn, peer.side.address).pack(token))  # there is room: it is the first word
+
+    link = UcxxLink(engine, peer)
+    try:
+        _do(engine, open)
+    except TransportError as error:
+        _log.debug("a connection came to nothing: %s", error)
+    else:
+        serve(link)
+    finally:
+        link.close()
+
+
+def _do(engine: Engine, step: Callable[[], None]) -> None:
+    """In the engine's thread, and wait for it."""
+    outcome = Outcome()
+
+    def run() -> None:
+        try:
+            step()
+        except Exception as error:  # UCXX has a class for each status
+            outcome.settle(PeerReset(f"no connection: {error}"))
+        else:
+            outcome.settle()
+
+    engine.post(run)
+    outcome.wait()
+    if outcome.error is not None:
+        raise outcome.error

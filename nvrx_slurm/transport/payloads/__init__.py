@@ -8,13 +8,12 @@ What can be sent:
     torch tensors                     dense ones
     dict (str keys), list, tuple      of these
 
-`schema` is the text between both sides, `formats` what the elements of an array are; `encoding` and `decoding` are
-the two sides; `arrays` (numpy) and `tensors` (torch) are loaded once such a thing is there (`libraries`).
+`schema` is the text between both sides, `codec` encodes and decodes; `arrays` (numpy) and `tensors` (torch) are
+loaded when the first such object is sent or received.
 """
 
 from __future__ import annotations
 
-from nvrx_slurm.transport.payloads.decoding import decode
-from nvrx_slurm.transport.payloads.encoding import Encoded, encode
+from nvrx_slurm.transport.payloads.codec import Encoded, decode, encode
 
 __all__ = ["Encoded", "decode", "encode"]

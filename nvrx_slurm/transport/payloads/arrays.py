@@ -1,4 +1,4 @@
-"""numpy's arrays and scalars. Loaded only where there are such (see `libraries.py`)."""
+"""numpy's arrays and scalars. Loaded only where there are such (see `codec.library`)."""
 
 from __future__ import annotations
 
@@ -8,8 +8,10 @@ from typing import Any, cast
 import numpy as np
 
 from nvrx_slurm.transport.errors import PayloadCorrupt
-from nvrx_slurm.transport.payloads.formats import (
+from nvrx_slurm.transport.payloads.codec import Unsendable
+from nvrx_slurm.transport.payloads.schema import (
     MOST_DIMENSIONS,
+    Array,
     Field,
     Format,
     Record,
@@ -17,8 +19,6 @@ from nvrx_slurm.transport.payloads.formats import (
     format_node,
     parse_format,
 )
-from nvrx_slurm.transport.payloads.libraries import Unsendable
-from nvrx_slurm.transport.payloads.schema import Array
 
 CACHED_TYPES = 64
 _KINDS = (np.ndarray, np.memmap)

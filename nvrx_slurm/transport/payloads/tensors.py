@@ -1,4 +1,4 @@
-"""torch's tensors. Loaded only where there are such (see `libraries.py`); their bytes pass through numpy.
+"""torch's tensors. Loaded only where there are such (see `codec.library`); their bytes pass through numpy.
 
 Sent is what a tensor holds: neither its gradient, nor what it was computed from, nor its device.
 """
@@ -11,9 +11,8 @@ from typing import Any
 import numpy as np
 
 from nvrx_slurm.transport.errors import TransportError
-from nvrx_slurm.transport.payloads.formats import MOST_DIMENSIONS, TENSOR_ITEM_BYTES, axes_in_memory
-from nvrx_slurm.transport.payloads.libraries import Unsendable
-from nvrx_slurm.transport.payloads.schema import Array
+from nvrx_slurm.transport.payloads.codec import Unsendable
+from nvrx_slurm.transport.payloads.schema import MOST_DIMENSIONS, TENSOR_ITEM_BYTES, Array, axes_in_memory
 
 torch = importlib.import_module("torch")
 

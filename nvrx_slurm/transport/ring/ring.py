@@ -23,13 +23,11 @@ from nvrx_slurm.transport.errors import (
     TransportError,
 )
 from nvrx_slurm.transport.ref import LONGEST_SCHEMA, PayloadRef
-from nvrx_slurm.transport.ring import copying, futex, segment
-from nvrx_slurm.transport.ring.claim import Claim
-from nvrx_slurm.transport.ring.layout import Creator, Header, Layout, Shape, checked
-from nvrx_slurm.transport.ring.memory import Glance, Memory
+from nvrx_slurm.transport.ring import copying, locks, segment
+from nvrx_slurm.transport.ring.access import Claim, Writing
+from nvrx_slurm.transport.ring.memory import Creator, Glance, Header, Layout, Memory, Shape, checked
 from nvrx_slurm.transport.ring.owners import Attempt, namespace, this_process
 from nvrx_slurm.transport.ring.steps import HELD, Steps
-from nvrx_slurm.transport.ring.writing import Writing
 from nvrx_slurm.transport.slots import Counts, Owner, Refusal, Slot, State
 
 if TYPE_CHECKING:
@@ -108,7 +106,7 @@ class SharedRing:
             raise RingError(f"lease_s must be more than 0, it is {lease_s:g}")
         for named, value in (("overwrite", overwrite), ("checksum", checksum)):
             arguments.instance(named, value, bool)
-        if not futex.is_supported():
+        if not locks.is_supported():
             raise RingError("rings are for Linux on x86-64 and aarch64")
         folder = arguments.folder(folder)
         slots, slot_bytes = arguments.whole("slots", slots, 0), arguments.whole("slot_bytes", slot_bytes, 0)

@@ -23,7 +23,7 @@ from pathlib import Path
 from nvrx_slurm.transport import arguments
 from nvrx_slurm.transport.errors import ForeignRing, RingError
 from nvrx_slurm.transport.ref import is_ring_name
-from nvrx_slurm.transport.ring.layout import HEADER_BYTES, Header, checked, made_by
+from nvrx_slurm.transport.ring.memory import HEADER_BYTES, Header, checked, made_by
 from nvrx_slurm.transport.ring.owners import is_running, namespace
 
 SHM = Path("/dev/shm")

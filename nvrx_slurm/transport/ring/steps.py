@@ -9,8 +9,8 @@ from functools import partial
 
 from nvrx_slurm.transport import slots
 from nvrx_slurm.transport.errors import PayloadTimeout, RingError
+from nvrx_slurm.transport.ring.locks import Contended
 from nvrx_slurm.transport.ring.memory import Glance, Memory
-from nvrx_slurm.transport.ring.mutex import Contended
 from nvrx_slurm.transport.ring.owners import is_dead, open_attempts, this_process
 from nvrx_slurm.transport.slots import Owner, Refusal, Slot, State
 from nvrx_slurm.util.log import get_logger

@@ -8,8 +8,8 @@ from collections.abc import Iterator
 import pytest
 
 from nvrx_slurm.transport.backends import by_scheme
-from nvrx_slurm.transport.backends.port import Backend
 from nvrx_slurm.transport.errors import PeerRefused
+from nvrx_slurm.transport.protocol import Backend
 from tests.transport.links import Far
 
 

@@ -19,10 +19,9 @@ from pathlib import Path
 import pytest
 
 from nvrx_slurm.transport.backends import by_scheme
-from nvrx_slurm.transport.backends.port import Backend, Link, host_and_port
-from nvrx_slurm.transport.backends.ucx.hello import REFUSAL, Hello
-from nvrx_slurm.transport.backends.ucx.link import UcxxLink
+from nvrx_slurm.transport.backends.ucxx import REFUSAL, Hello, UcxxLink
 from nvrx_slurm.transport.errors import PeerRefused, PeerReset, RingError, TransportError
+from nvrx_slurm.transport.protocol import Backend, Link, host_and_port
 from tests.transport.harness import WAIT_S, Async, on_deadline, soon, until
 from tests.transport.links import Far, receive, send
 
@@ -31,7 +30,7 @@ FRAME = b"a frame of 32 bytes, neither more"[:32]
 PRELUDE = """
 import os, socket, sys, threading, time
 from nvrx_slurm.transport.backends import by_scheme
-from nvrx_slurm.transport.backends.port import host_and_port
+from nvrx_slurm.transport.protocol import host_and_port
 from nvrx_slurm.transport.errors import PeerRefused, PeerReset, TransportError
 
 def until(holds):
@@ -172,7 +171,7 @@ def test_more_connections_than_ucx_can_count(backend: Backend) -> None:
     ended = run(
         """
         from nvrx_slurm.transport.backends.ucx import side
-        from nvrx_slurm.transport.backends.ucx.engine import engine
+        from nvrx_slurm.transport.backends.ucx_engine import engine
         side.MOST_MADE = 3
 
         def serve(link):

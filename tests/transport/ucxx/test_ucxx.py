@@ -16,13 +16,13 @@ from pathlib import Path
 import pytest
 
 from nvrx_slurm.transport import PayloadClient, PayloadServer, SharedRing
-from nvrx_slurm.transport.backends.port import Backend, Link, Listener
 from nvrx_slurm.transport.errors import (
     PayloadTruncated,
     PeerReset,
     RingError,
     TransportError,
 )
+from nvrx_slurm.transport.protocol import Backend, Link, Listener
 from tests.transport.harness import (
     IDLE_SHARE,
     TOKEN,

@@ -8,9 +8,8 @@ from collections.abc import Callable, Iterator
 from queue import SimpleQueue
 from typing import TypeVar
 
-from nvrx_slurm.transport.backends.port import Link
 from nvrx_slurm.transport.backends.tcp import TcpBackend
-from nvrx_slurm.transport.handshake import ServerDoor, pass_through
+from nvrx_slurm.transport.protocol import Link, ServerDoor, pass_through
 from tests.transport.harness import TOKEN, WAIT_S, soon
 
 T = TypeVar("T")

@@ -13,10 +13,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from nvrx_slurm.errors import UsageError
-from nvrx_slurm.transport.directory import Directory
-from nvrx_slurm.transport.errors import TransportError
-from nvrx_slurm.transport.published import (
+from nvrx_slurm.transport.directory import (
     LONGEST_RECORD_BYTES,
+    Directory,
     Duplicates,
     Published,
     checked_id,
@@ -24,6 +23,7 @@ from nvrx_slurm.transport.published import (
     pack,
     unpack,
 )
+from nvrx_slurm.transport.errors import TransportError
 from nvrx_slurm.transport.ref import LONGEST_SCHEMA, PayloadRef
 
 REF = PayloadRef(node="n1", ring="nvrx-ring-7-9-ab", slot=1, generation=5, size=64, ports=("tcp://n1:4000",))

@@ -11,9 +11,8 @@ from pathlib import Path
 
 import pytest
 
-from nvrx_slurm.transport import choosing, errors, retrying, slots
-from nvrx_slurm.transport.batch import PayloadsMissing
-from nvrx_slurm.transport.client import PayloadClient
+from nvrx_slurm.transport import errors, retrying, slots
+from nvrx_slurm.transport.client import PayloadClient, PayloadsMissing
 from nvrx_slurm.transport.docs import diagram, with_diagram
 from nvrx_slurm.transport.doctor import CHECKS, examine
 from nvrx_slurm.transport.retrying import Limits
@@ -90,12 +89,12 @@ def test_the_bounds_of_retrying_and_quarantine_are_told_as_they_are() -> None:
         f"gets {limits.answer_s:g} s and the time that its size needs at {limits.bytes_per_s / 1e6:g} MB/s",
         f"after a pause of {limits.pause_s * 1000:g} ms, doubled each time, {retrying.LONGEST_PAUSE_S:g} s at most",
         f"after {retrying.BUSY_PAUSE_S * 1000:g} ms, doubled each time, {retrying.LONGEST_BUSY_PAUSE_S * 1000:g} ms",
-        f"is not asked for {choosing.QUARANTINE_S:g} s, after its next fault for "
-        f"{choosing.QUARANTINE_S * choosing.GROWTH:g} s, and so on, {choosing.LONGEST_S:g} s at most",
+        f"is not asked for {retrying.QUARANTINE_S:g} s, after its next fault for "
+        f"{retrying.QUARANTINE_S * retrying.GROWTH:g} s, and so on, {retrying.LONGEST_S:g} s at most",
     ):
         assert sentence in text
-    assert f"others come first for {choosing.HURRIED_S:g} s" in text
-    assert choosing.JITTER == 0.2
+    assert f"others come first for {retrying.HURRIED_S:g} s" in text
+    assert retrying.JITTER == 0.2
     assert "up to a fifth longer or shorter by chance" in text
 
 

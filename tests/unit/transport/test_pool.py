@@ -8,12 +8,11 @@ from collections.abc import Callable, Iterator
 
 import pytest
 
-from nvrx_slurm.transport import wire
-from nvrx_slurm.transport.backends.port import Link
+from nvrx_slurm.transport import protocol
 from nvrx_slurm.transport.backends.tcp import TcpBackend
 from nvrx_slurm.transport.errors import PayloadTimeout, PeerRefused, PeerReset
 from nvrx_slurm.transport.pool import MOST_DOUBTS, AllInUse, Connection, Doubt, Pool
-from nvrx_slurm.transport.reading import acknowledge, request
+from nvrx_slurm.transport.protocol import Link, acknowledge, request
 from nvrx_slurm.transport.ref import PayloadRef
 from nvrx_slurm.transport.serving import ServerLimits
 from tests.transport.harness import TOKEN, admit_and_serve, soon, until
@@ -74,7 +73,7 @@ def taken(pool: Pool, address: str, seconds: float = 20.0) -> Iterator[Connectio
     with pool.connection(address, soon(seconds), lambda link: None) as connection:
         connection.prove(soon())
         answer = request(connection.link, REF, budget_s=1.0, deadline=soon())
-        assert answer.status is wire.Status.UNKNOWN_RING
+        assert answer.status is protocol.Status.UNKNOWN_RING
         connection.was_heard()
         yield connection
 
@@ -253,7 +252,7 @@ def test_an_ack_that_the_server_never_read(new_pool: Callable[..., Pool], server
         until(connection.link.is_stale, "its end has come")
         connection.has_taken(REF)
         with contextlib.suppress(PeerReset):
-            acknowledge(connection.link, REF, wire.Verdict.TAKEN, soon())
+            acknowledge(connection.link, REF, protocol.Verdict.TAKEN, soon())
         connection.is_broken = True
     assert pool.doubts(RING) == [Doubt(RING, REF.slot, REF.generation)]
 
@@ -273,7 +272,7 @@ def test_a_cut_ends_reads_and_waits(new_pool: Callable[..., Pool], address: str)
 
     def never_greet(link: Link) -> None:
         with contextlib.suppress(PeerReset):
-            link.receive_into(memoryview(bytearray(wire.HELLO_BYTES)), soon())
+            link.receive_into(memoryview(bytearray(protocol.HELLO_BYTES)), soon())
             link.receive_into(memoryview(bytearray(8)), soon())
 
     with server_of(never_greet) as silent:

@@ -11,12 +11,12 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from nvrx_slurm.transport.choosing import Health
 from nvrx_slurm.transport.retrying import (
     BUSY_PAUSE_S,
     LONGEST_BUSY_PAUSE_S,
     LONGEST_PAUSE_S,
     GiveUp,
+    Health,
     Limits,
     Outcome,
     Pause,

@@ -13,7 +13,7 @@ import pytest
 
 from nvrx_slurm.transport.errors import PayloadCorrupt, TransportError
 from nvrx_slurm.transport.payloads import decode, encode
-from nvrx_slurm.transport.payloads.formats import TENSOR_ITEM_BYTES
+from nvrx_slurm.transport.payloads.schema import TENSOR_ITEM_BYTES
 from tests.unit.transport.payloads.objects import ALIGNMENT, address, built, payload_of
 
 pytestmark = pytest.mark.torch

@@ -10,8 +10,7 @@ from hypothesis import strategies as st
 from msgspec.structs import replace
 
 from nvrx_slurm.transport import slots as rules
-from nvrx_slurm.transport.ring.layout import BANK_BYTES, Layout
-from nvrx_slurm.transport.ring.memory import Memory
+from nvrx_slurm.transport.ring.memory import BANK_BYTES, Layout, Memory
 from nvrx_slurm.transport.slots import Counts, Owner, Slot, State
 
 LAYOUT = Layout(2, 100)

@@ -11,7 +11,7 @@ import pytest
 
 from nvrx_slurm.transport.errors import RingError
 from nvrx_slurm.transport.ring import SharedRing, is_gone, sweep
-from nvrx_slurm.transport.ring.layout import Creator, Header, Shape, checked, made_by
+from nvrx_slurm.transport.ring.memory import Creator, Header, Shape, checked, made_by
 from nvrx_slurm.transport.ring.owners import is_running, namespace, this_process
 
 NAME = "nvrx-ring-1-1-abc"

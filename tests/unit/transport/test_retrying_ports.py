@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from nvrx_slurm.transport.choosing import (
+from nvrx_slurm.transport.retrying import (
     GROWTH,
     HURRIED_S,
     JITTER,

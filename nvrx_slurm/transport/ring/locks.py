@@ -1,18 +1,17 @@
-"""The lock of a slot: a robust, error-checking pthread mutex in the ring itself.
+"""The lock of a slot, and waiting for a change of a ring.
 
-The kernel frees it when its holder dies (EOWNERDEAD): what a step had not yet made visible was never done, so whoever
-comes next just goes on. A holder that stands still keeps it; all others wait for it no longer than they say.
+The lock is a robust, error-checking pthread mutex in the ring itself. The kernel frees it when its holder dies
+(EOWNERDEAD): a step that was not yet visible was never done, so the next holder continues without repair. A stopped
+holder keeps it; every other process waits no longer than its own bound.
 
-A handler of a signal may raise between any two bytecodes. So a mutex is locked inside of `try`, and after an
-exception it is given back if this thread holds it: an error-checking mutex knows. A handler may also use the ring
-itself, on top of a step that it interrupts: then this thread holds the mutex too, and must neither go on nor give it
-back. Which of the two it is, the stack tells.
+Waiting uses futex(2); no thread polls.
 """
 
 from __future__ import annotations
 
 import ctypes
 import errno
+import platform
 import sys
 import time
 from collections.abc import Callable
@@ -22,7 +21,7 @@ from nvrx_slurm.transport.errors import RingError
 
 T = TypeVar("T")
 
-SLICE_S = 0.1
+LOCK_SLICE_S = 0.1
 """A wait for a mutex is cut into such pieces: in between, Python's signal handlers run."""
 
 _PROCESS_SHARED, _ROBUST, _ERRORCHECK = 1, 1, 2  # of pthread.h
@@ -103,7 +102,9 @@ def _take(lock: Lock, code: int, patience_s: float) -> None:
 def _wait(address: int, deadline: float) -> int:
     """Its clock may be set; a slice is as long as that can go wrong."""
     while True:
-        seconds, nanoseconds = divmod(time.time_ns() + int(min(SLICE_S, deadline - time.monotonic()) * 1e9), 10**9)
+        seconds, nanoseconds = divmod(
+            time.time_ns() + int(min(LOCK_SLICE_S, deadline - time.monotonic()) * 1e9), 10**9
+        )
         code = int(_lock_until(address, _Timespec(seconds, nanoseconds)))
         if code != errno.ETIMEDOUT or time.monotonic() >= deadline:
             return code
@@ -127,3 +128,43 @@ def _is_nested(lock: Lock) -> bool:
         frame = frame.f_back
         steps += frame.f_code is holding.__code__ and frame.f_locals["lock"].key == lock.key
     return steps > 1
+
+
+SLICE_S = 1.0
+"""A wait is no longer than this: who was killed just after a change has told nobody, and a lease lapses silently."""
+
+_SYSCALL = {"x86_64": 202, "aarch64": 98}
+_WAIT, _WAKE_OP = 0, 5
+_ALL = (1 << 31) - 1
+_ADD_ONE = 1 << 28 | 1 << 12  # FUTEX_OP(FUTEX_OP_ADD, 1, FUTEX_OP_CMP_EQ, 0): atomically, by the kernel
+
+_number = _SYSCALL.get(platform.machine())
+
+
+def _bound(library: ctypes.CDLL, third: type) -> ctypes._FuncPointer:
+    function = library.syscall
+    number, pointer = ctypes.c_long, ctypes.c_void_p
+    function.argtypes = (number, pointer, number, number, third, pointer, number)
+    function.restype = ctypes.c_long
+    return function
+
+
+_wait_syscall = _bound(ctypes.CDLL(None), ctypes.POINTER(_Timespec))  # lets other threads run
+_wake_syscall = _bound(ctypes.PyDLL(None), ctypes.c_long)
+
+
+def is_supported() -> bool:
+    return _number is not None
+
+
+def tell(address: int) -> None:
+    """The 4 bytes there grow by one, and all who wait on them wake up."""
+    _wake_syscall(_number, address, _WAKE_OP, _ALL, 0, address, _ADD_ONE)
+
+
+def wait(address: int, seen: int, timeout_s: float) -> None:
+    """Until the 4 bytes there are not `seen` any more, or the time is over, or a signal comes, or just so."""
+    whole = min(max(timeout_s, 0.0), SLICE_S)
+    seconds = int(whole)
+    limit = _Timespec(seconds, int((whole - seconds) * 1e9))
+    _wait_syscall(_number, address, _WAIT, seen, ctypes.byref(limit), None, 0)

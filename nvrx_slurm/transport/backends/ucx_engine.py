@@ -1,9 +1,9 @@
 """The one thread of a process that owns UCX: its workers, and all endpoints.
 
-Other threads post what they want done. The thread does it, lets UCX progress until nothing moves any more, hands on
-what has come, and sleeps on UCX's own descriptors, on the sockets whose end is the end of a connection, and on a
-descriptor by which it is woken. There is no asyncio, no thread of UCXX's, and no Python future: with those, a parked
-receive costs 4 % of a core at least, and a process does not end by itself.
+Other threads post callables. The thread runs them, lets UCX progress until nothing moves any more, passes on
+the messages that have arrived, and sleeps on UCX's own descriptors, on the bootstrap sockets (whose end is the end of
+a connection), and on an eventfd that wakes it. There is no asyncio, no thread of UCXX's, and no Python future: with
+those, a parked receive costs at least 4 % of a core, and the process does not end by itself.
 """
 
 from __future__ import annotations
@@ -12,6 +12,7 @@ import atexit
 import contextlib
 import ctypes
 import heapq
+import importlib
 import itertools
 import math
 import os
@@ -20,15 +21,14 @@ import threading
 import time
 from collections import deque
 from collections.abc import Callable, Sequence
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
-from nvrx_slurm.transport.backends.ucx import found
-from nvrx_slurm.transport.backends.ucx.hello import Hello
-from nvrx_slurm.transport.backends.ucx.outcome import Outcome
-from nvrx_slurm.transport.backends.ucx.peer import NUMBER_BITS, SHORT_BYTES, Done, Peer, nobody
-from nvrx_slurm.transport.backends.ucx.side import Side
+from nvrx_slurm.transport.backends.ucx_peer import NUMBER_BITS, SHORT_BYTES, Done, Outcome, Peer, nobody
 from nvrx_slurm.transport.errors import PeerRefused, PeerReset
 from nvrx_slurm.util.log import get_logger
+
+if TYPE_CHECKING:
+    from nvrx_slurm.transport.backends.ucxx import Hello
 
 STOP_S = 0.5
 """At the end of the process: so long may what was sent take to arrive."""
@@ -52,7 +52,7 @@ class Engine:
     """Made at first use, and there until the process ends. Other threads may only `post` and `stop`."""
 
     def __init__(self) -> None:
-        self.ucx = found.load()
+        self.ucx = load()
         self.serving: Side
         self.calling: Side
         self.fallen: deque[Peer] = deque()
@@ -305,3 +305,141 @@ def _after_fork() -> None:
 
 atexit.register(_at_exit)
 os.register_at_fork(after_in_child=_after_fork)
+
+
+MOST_MADE = 60_000
+"""For one other worker. UCX counts them in sixteen bits, and joins none beyond."""
+
+MOST_AHEAD = 256
+"""Connections between two processes that are made at the same time."""
+
+SPARE_S = 5.0
+"""So long may the answer of one that was overtaken still be on its way; else it is lost."""
+
+
+class Side:
+    """`is_spent`: another worker must be taken for what comes next."""
+
+    def __init__(self, ucx: Ucx, context: Any, later: Callable[[float, Callable[[], None]], None]) -> None:
+        self._ucx, self._later = ucx, later
+        self._any_tag = ucx.tag(0), ucx.tag_mask(0)
+        self.worker = ucx.worker(context)
+        self.worker.init_blocking_progress_mode()
+        self.address: bytes = ucx.address.create_from_worker(self.worker).tobytes()
+        self.is_spent = False
+        self._made: dict[bytes, int] = {}
+        self._spare: dict[tuple[bytes, int], Any] = {}
+
+    def next(self, theirs: bytes) -> tuple[int, Any]:
+        """The server's: which one it is, and the endpoint."""
+        index = self._made.get(theirs, 0)
+        if index > MOST_MADE + MOST_AHEAD:
+            raise PeerReset("there were too many connections between these two processes")
+        address = self._ucx.address.create_from_buffer(theirs)
+        endpoint = self._ucx.endpoint.create_from_worker_address(self.worker, address, True)
+        self._made[theirs] = index + 1
+        self.is_spent = self.is_spent or index >= MOST_MADE
+        return index, endpoint
+
+    def nth(self, theirs: bytes, index: int) -> Any:
+        """The client's."""
+        if index > self._made.get(theirs, 0) + MOST_AHEAD:
+            raise PeerReset(f"the server has told of connection {index}")
+        while self._made.get(theirs, 0) <= index:
+            made, endpoint = self.next(theirs)
+            self._spare[theirs, made] = endpoint
+            if made < index:
+                self._later(SPARE_S, lambda key=(theirs, made): self._drop(key))  # type: ignore[misc]
+        endpoint = self._spare.pop((theirs, index), None)
+        if endpoint is None:
+            raise PeerReset("its answer came too late")
+        return endpoint
+
+    def message(self) -> Any:
+        """The next one that has come, or None."""
+        message = self.worker.tag_probe(*self._any_tag, True)
+        return message if message.matched else None
+
+    def take(self, message: Any, buffer: memoryview) -> Any:
+        """Begin to receive into `buffer`, which is as long as the message: UCX trusts that."""
+        return self.worker.tag_recv_with_handle(self._ucx.array(buffer), message)
+
+    def _drop(self, key: tuple[bytes, int]) -> None:
+        endpoint = self._spare.pop(key, None)
+        if endpoint is not None:
+            endpoint.close_blocking()
+
+
+SETTINGS = {
+    "UCX_HANDLE_ERRORS": "none",  # SIGSEGV and its like belong to the program, and to its faulthandler
+    "UCX_LOG_LEVEL": "fatal",  # a peer that goes is an exception of ours, not a line on standard error
+    "UCXX_LOG_LEVEL": "fatal",
+    "UCX_WARN_UNUSED_ENV_VARS": "n",
+    "UCX_RNDV_FRAG_MEM_TYPE": "host",  # payloads lie in host memory; the binding would say "cuda"
+    "UCX_USE_MT_MUTEX": "y",  # its threads wait for each other asleep, not spinning: half of the time of a connect
+}
+"""Where the user has said nothing else. UCX reads its environment when it is loaded."""
+
+VERSION = "0.52"
+"""Of the binding: what lies below its asyncio layer may be another in the next one."""
+
+_INSTALL = "pip install 'nvrx-slurm[ucxx-cu12]' (or ucxx-cu13)"
+_loading = threading.Lock()
+_found: Ucx | None = None
+
+
+class Ucx(NamedTuple):
+    """What is used of the binding."""
+
+    context: Any
+    worker: Any
+    address: Any
+    endpoint: Any
+    tag: Any
+    tag_mask: Any
+    array: Any
+    canceling: Any
+
+
+def load() -> Ucx:
+    """Load it, once. Raises PeerRefused that says what to install."""
+    global _found
+    with _loading:
+        if _found is None:
+            _found = _load()
+        return _found
+
+
+def _load() -> Ucx:
+    for name, value in SETTINGS.items():
+        os.environ.setdefault(name, value)
+    try:
+        version = importlib.import_module("ucxx").__version__
+        library = importlib.import_module("ucxx._lib.libucxx")
+        array = importlib.import_module("ucxx._lib.arr").Array
+    except (ImportError, OSError) as error:
+        raise PeerRefused(f"the ucxx transport is not there ({error}): {_INSTALL}") from None
+    if not version.startswith(f"{VERSION}."):
+        raise PeerRefused(f"ucxx {version} is installed, and {VERSION} is needed: {_INSTALL}")
+    return Ucx(
+        library.UCXContext,
+        library.UCXWorker,
+        library.UCXAddress,
+        library.UCXEndpoint,
+        library.UCXXTag,
+        library.UCXXTagMask,
+        array,
+        _canceling(),
+    )
+
+
+def _canceling() -> Any:
+    """`ucxx::Endpoint::getCancelingSize() const`, which drops the requests that have ended since they were cancelled.
+
+    The binding has no way to call it. Without, a connection that was cut while it sent is never freed.
+    """
+    with contextlib.suppress(OSError, AttributeError):
+        function = ctypes.CDLL("libucxx.so")._ZNK4ucxx8Endpoint16getCancelingSizeEv
+        function.argtypes, function.restype = [ctypes.c_void_p], ctypes.c_size_t
+        return function
+    return lambda endpoint: 0

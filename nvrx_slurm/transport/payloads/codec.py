@@ -1,18 +1,22 @@
-"""An object becomes a schema and buffers. These are its own memory: nothing big is copied, and nothing is guessed."""
+"""Objects become a schema and buffers, and a schema and a payload become objects.
+
+The buffers are the object's own memory: nothing big is copied. Decoding checks the whole schema before it builds
+anything, and builds on top of the payload.
+"""
 
 from __future__ import annotations
 
+import functools
+import importlib
 import json
 import math
 import pickle
 from collections.abc import Callable
-from typing import Any, NamedTuple, NoReturn
+from typing import Any, NamedTuple, NoReturn, Protocol, cast
 
 import msgspec
 
-from nvrx_slurm.transport.errors import TransportError
-from nvrx_slurm.transport.payloads import libraries
-from nvrx_slurm.transport.payloads.libraries import Unsendable
+from nvrx_slurm.transport.errors import PayloadCorrupt, TransportError
 from nvrx_slurm.transport.payloads.schema import (
     ALIGNMENT,
     FLOAT_BITS,
@@ -20,9 +24,50 @@ from nvrx_slurm.transport.payloads.schema import (
     MOST_LEAVES,
     MOST_VALUES,
     VERSION,
+    Array,
+    Bytes,
+    Constant,
+    Dict,
+    Items,
+    Node,
+    Pickle,
+    Text,
     padding,
+    plan_of,
 )
 from nvrx_slurm.transport.ref import LONGEST_SCHEMA
+
+_MODULES = {"numpy": f"{__package__}.arrays", "torch": f"{__package__}.tensors"}
+
+
+class Unsendable(Exception):
+    """What is wrong with this object; where it lies is told by whoever walks there."""
+
+
+class Library(Protocol):
+    """One of them."""
+
+    def describe(self, array: object) -> tuple[list[object], memoryview]:
+        """Its node of the schema, and its bytes: its own memory where that has no gaps. Raises Unsendable."""
+
+    def build(self, leaf: Array, payload: memoryview, copy: bool) -> object:
+        """What was described, in `payload` or as a copy. Raises PayloadCorrupt, TransportError."""
+
+
+def of(kind: type) -> Library | None:
+    """The one that an object of this type belongs to."""
+    name = kind.__module__.partition(".")[0]
+    return library(name) if name in _MODULES else None
+
+
+@functools.cache
+def library(name: str) -> Library:
+    """Raises TransportError where it is not installed."""
+    try:
+        return cast(Library, importlib.import_module(_MODULES[name]))
+    except (ImportError, OSError) as error:
+        raise TransportError(f"this payload needs {name}, which cannot be loaded here: {error}") from error
+
 
 LONGEST_INLINE = 256
 """A str of more characters goes into the payload: schemas stay short, as refs carry them."""
@@ -194,7 +239,7 @@ def _send_tuple(walk: _Walk, obj: tuple[object, ...], path: Path) -> object:
 
 def _send_foreign(walk: _Walk, obj: object, path: Path) -> object:
     """Of numpy or torch, or nothing that we know."""
-    library = libraries.of(type(obj))
+    library = of(type(obj))
     if library is None:
         raise Unsendable(f"an object of {type(obj).__module__}.{type(obj).__qualname__} is not sent")
     return walk.leaf(*library.describe(obj))
@@ -227,3 +272,83 @@ _SENDERS: dict[type, Callable[[_Walk, Any, Path], object]] = {
     tuple: _send_tuple,
 }
 """By exact type: what comes out is what went in, and a subclass would come out as its base."""
+
+
+class _Source(NamedTuple):
+    payload: memoryview
+    copy: bool
+
+
+def decode(schema: str, payload: memoryview, *, allow_pickle: bool = False, copy: bool = False) -> object:
+    """The object that `encode` was given. `payload`: all of its bytes, one dimension of them.
+
+    Without `copy`, arrays and tensors lie on `payload` and hold it; bytes, bytearrays and memoryviews come as
+    memoryviews of it. All can be written to where `payload` can be, and only there. torch knows no read-only tensors:
+    on a read-only payload they are copies. With `copy`, all is the object's own, and bytes are bytes again.
+
+    Both may come from somebody hostile: nothing is allocated that the payload does not have the bytes for, nothing
+    but numpy and torch is imported, and nothing is unpickled unless `allow_pickle` is given. Raises PayloadCorrupt
+    where they do not fit each other, TransportError where this side cannot, or may not, read what they say.
+    """
+    if not schema:
+        return bytes(payload) if copy else payload
+    plan = plan_of(schema)
+    if plan.size != payload.nbytes:
+        raise PayloadCorrupt(f"the schema is of a payload of {plan.size} bytes, this one has {payload.nbytes}")
+    if plan.has_pickle and not allow_pickle:
+        raise TransportError(
+            "the payload has a pickle, which runs code of whoever wrote it; pass allow_pickle=True if you trust them"
+        )
+    return _build(plan.root, _Source(payload, copy))
+
+
+def _build(node: Node, source: _Source) -> object:
+    return _BUILDERS[type(node)](node, source)
+
+
+def _build_constant(node: Constant, source: _Source) -> object:
+    return node.value
+
+
+def _build_dict(node: Dict, source: _Source) -> object:
+    return {key: _build(item, source) for key, item in node.items}
+
+
+def _build_items(node: Items, source: _Source) -> object:
+    return node.kind([_build(item, source) for item in node.items])
+
+
+def _build_bytes(node: Bytes, source: _Source) -> object:
+    view = source.payload[node.start : node.start + node.size]
+    return node.kind(view) if source.copy else view
+
+
+def _build_text(node: Text, source: _Source) -> object:
+    try:
+        return str(source.payload[node.start : node.start + node.size], "utf-8")
+    except UnicodeDecodeError:
+        raise PayloadCorrupt("a text in the payload is no UTF-8") from None
+
+
+def _build_pickle(node: Pickle, source: _Source) -> object:
+    try:
+        return pickle.loads(source.payload[node.start : node.start + node.size])
+    except Exception as error:  # whatever the code of its class raises
+        raise TransportError(
+            f"a pickle in the payload cannot be read here: {type(error).__name__}: {error}"
+        ) from error
+
+
+def _build_array(node: Array, source: _Source) -> object:
+    return library(node.library).build(node, source.payload, source.copy)
+
+
+_BUILDERS: dict[type, Callable[[Any, _Source], object]] = {
+    Constant: _build_constant,
+    Dict: _build_dict,
+    Items: _build_items,
+    Bytes: _build_bytes,
+    Text: _build_text,
+    Pickle: _build_pickle,
+    Array: _build_array,
+}

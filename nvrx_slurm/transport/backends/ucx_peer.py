@@ -1,19 +1,7 @@
-"""One connection, within the engine's thread; whatever waits for it in another thread has an Outcome.
+"""One UCX connection, as the engine's thread sees it. Other threads wait for it by a `Completion`.
 
-All goes as tagged messages, whose tag is a kind and the receiver's number: UCX matches by worker, not by connection.
-No receive is ever posted ahead: a message is taken out of UCX's queue when it has come, its length is compared with
-the buffer's, and only then may UCX write there. So a parked reader has nothing to cancel, and a payload that is
-longer than told is never begun.
-
-UCX lets go of a long message when its endpoint is closed. Of a short one that comes in pieces it does not, where the
-last piece never comes: so a short one is received into memory of its own, and its reader need not wait for that.
-
-The socket by which it began stays open, and says nothing: its end is the connection's.
-
-    open ──leave: LEAVE sent──▶ leaving ──the peer hangs up, or it is late──▶ ended
-      └──────────── cut, a deadline, or the connection broke ──────────────────▶ ended
-
-LEAVE is there because the socket's end could overtake what was sent before it over UCX.
+open ──leave: LEAVE sent──▶ leaving ──the peer hangs up, or the linger time is over──▶ ended
+  └──────────── cut, a deadline, or the connection broke ──────────────────▶ ended
 """
 
 from __future__ import annotations
@@ -21,18 +9,47 @@ from __future__ import annotations
 import contextlib
 import secrets
 import socket
+import threading
+import time
 from collections import deque
 from collections.abc import Callable, Sequence
 from enum import IntEnum
 from functools import partial
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from nvrx_slurm.transport.backends.ucx.outcome import Outcome
 from nvrx_slurm.transport.errors import PayloadTruncated, PeerReset
 
 if TYPE_CHECKING:
-    from nvrx_slurm.transport.backends.ucx.engine import Engine
-    from nvrx_slurm.transport.backends.ucx.side import Side
+    from nvrx_slurm.transport.backends.ucx_engine import Engine, Side
+
+
+class Outcome:
+    """Settled once, by the thread that does it; waited for by one other."""
+
+    __slots__ = ("_pending", "error")
+
+    def __init__(self) -> None:
+        self.error: Exception | None = None
+        self._pending = threading.Lock()  # a plain lock: a third of what an Event costs
+        self._pending.acquire()
+
+    def settle(self, error: Exception | None = None) -> None:
+        self.error = error
+        self._pending.release()
+
+    def is_settled_by(self, deadline: float) -> bool:
+        """Wait until then at most."""
+        left_s = min(max(0.0, deadline - time.monotonic()), threading.TIMEOUT_MAX)
+        if not self._pending.acquire(timeout=left_s):
+            return False
+        self._pending.release()
+        return True
+
+    def wait(self) -> None:
+        """However long it takes: for what is only a matter of the other thread's turn."""
+        self._pending.acquire()
+        self._pending.release()
+
 
 NUMBER_BITS = 56
 LINGER_S = 5.0

@@ -6,10 +6,9 @@ import contextlib
 
 import pytest
 
-from nvrx_slurm.transport import wire
-from nvrx_slurm.transport.backends.port import Link
+from nvrx_slurm.transport import protocol
 from nvrx_slurm.transport.errors import PayloadCorrupt, PayloadTimeout, PeerRefused, PeerReset
-from nvrx_slurm.transport.handshake import REASONS, ServerDoor, greet, pass_through, refusal
+from nvrx_slurm.transport.protocol import REASONS, Link, ServerDoor, greet, pass_through, refusal
 from tests.transport.harness import TOKEN, soon
 from tests.unit.transport.sides import OTHER_TOKEN, Side, admitted, two_ends
 
@@ -32,11 +31,11 @@ def test_both_know_the_token() -> None:
 
 def test_a_client_without_the_token_is_not_admitted() -> None:
     """A proof made without the token is not taken; neither is one of zeros."""
-    for proof in (bytes(wire.PROOF_BYTES), b"\xff" * wire.PROOF_BYTES):
+    for proof in (bytes(protocol.PROOF_BYTES), b"\xff" * protocol.PROOF_BYTES):
         with two_ends() as (client, server):
             side = Side(lambda server=server: admitted(server))
-            client.send(wire.Hello(wire.VERSION, bytes(wire.NONCE_BYTES)).pack(), None, soon())
-            receive(client, wire.CHALLENGE_BYTES)
+            client.send(protocol.Hello(protocol.VERSION, bytes(protocol.NONCE_BYTES)).pack(), None, soon())
+            receive(client, protocol.CHALLENGE_BYTES)
             client.send(proof, None, soon())
             assert side.result() is False
 
@@ -56,15 +55,15 @@ def test_the_servers_proof_is_not_the_clients() -> None:
     """Whoever sends the server's own proof back to it is not admitted."""
     with two_ends() as (client, server):
         side = Side(lambda: admitted(server))
-        client.send(wire.Hello(wire.VERSION, bytes(wire.NONCE_BYTES)).pack(), None, soon())
-        challenge = wire.Challenge.unpack(receive(client, wire.CHALLENGE_BYTES))
+        client.send(protocol.Hello(protocol.VERSION, bytes(protocol.NONCE_BYTES)).pack(), None, soon())
+        challenge = protocol.Challenge.unpack(receive(client, protocol.CHALLENGE_BYTES))
         client.send(challenge.proof, None, soon())
         assert side.result() is False
 
 
 def test_a_proof_that_was_overheard_is_of_no_use() -> None:
     """Replayed with the same hello on a new connection, it answers a challenge that is not asked any more."""
-    nonce = bytes(range(wire.NONCE_BYTES))
+    nonce = bytes(range(protocol.NONCE_BYTES))
 
     class Overheard(Exception):
         pass
@@ -92,7 +91,7 @@ def test_a_proof_that_was_overheard_is_of_no_use() -> None:
     with two_ends() as (client, server):
         side = Side(lambda: admitted(server))
         client.send(tapped.hello, None, soon())
-        receive(client, wire.CHALLENGE_BYTES)
+        receive(client, protocol.CHALLENGE_BYTES)
         client.send(welcome.proof, None, soon())
         assert side.result() is False
 
@@ -101,14 +100,14 @@ def test_a_servers_challenge_that_was_overheard_is_of_no_use() -> None:
     """Whoever repeats another connection's challenge has no proof for this client's nonce."""
     with two_ends() as (client, server):
         side = Side(lambda: admitted(server))
-        client.send(wire.Hello(wire.VERSION, bytes(wire.NONCE_BYTES)).pack(), None, soon())
-        overheard = bytes(receive(client, wire.CHALLENGE_BYTES))
+        client.send(protocol.Hello(protocol.VERSION, bytes(protocol.NONCE_BYTES)).pack(), None, soon())
+        overheard = bytes(receive(client, protocol.CHALLENGE_BYTES))
         client.close()
         with pytest.raises(PeerReset):
             side.result()
 
     def repeat(link: Link) -> None:
-        receive(link, wire.HELLO_BYTES)
+        receive(link, protocol.HELLO_BYTES)
         link.send(overheard, None, soon())
 
     with two_ends() as (client, server):
@@ -122,10 +121,10 @@ def test_a_client_of_another_version_is_told_so() -> None:
     """It hears which version the server speaks; no proof is asked for."""
     with two_ends() as (client, server):
         side = Side(lambda: admitted(server))
-        client.send(wire.Hello(wire.VERSION + 1, bytes(wire.NONCE_BYTES)).pack(), None, soon())
-        challenge = wire.Challenge.unpack(receive(client, wire.CHALLENGE_BYTES))
-        assert (challenge.version, challenge.status) == (wire.VERSION, wire.Status.VERSION)
-        assert challenge.proof == bytes(wire.PROOF_BYTES)
+        client.send(protocol.Hello(protocol.VERSION + 1, bytes(protocol.NONCE_BYTES)).pack(), None, soon())
+        challenge = protocol.Challenge.unpack(receive(client, protocol.CHALLENGE_BYTES))
+        assert (challenge.version, challenge.status) == (protocol.VERSION, protocol.Status.VERSION)
+        assert challenge.proof == bytes(protocol.PROOF_BYTES)
         assert side.result() is False
 
 
@@ -133,22 +132,22 @@ def test_a_server_of_another_version_is_refused() -> None:
     """The client says which versions met."""
 
     def other(link: Link) -> None:
-        receive(link, wire.HELLO_BYTES)
-        link.send(wire.Challenge(9, wire.Status.VERSION, 0, bytes(32), bytes(32)).pack(), None, soon())
+        receive(link, protocol.HELLO_BYTES)
+        link.send(protocol.Challenge(9, protocol.Status.VERSION, 0, bytes(32), bytes(32)).pack(), None, soon())
 
     with two_ends() as (client, server):
         side = Side(lambda: other(server))
-        with pytest.raises(PeerRefused, match=f"version 9 .* this side {wire.VERSION}"):
+        with pytest.raises(PeerRefused, match=f"version 9 .* this side {protocol.VERSION}"):
             greet(client, TOKEN, soon())
         side.result()
 
 
-@pytest.mark.parametrize("status", [status for status in wire.Status if status is not wire.Status.OK])
-def test_a_server_that_turns_away_says_why(status: wire.Status) -> None:
+@pytest.mark.parametrize("status", [status for status in protocol.Status if status is not protocol.Status.OK])
+def test_a_server_that_turns_away_says_why(status: protocol.Status) -> None:
     """Whatever it answers a hello with, but OK, is PeerRefused with its reason."""
 
     def away(link: Link) -> None:
-        receive(link, wire.HELLO_BYTES)
+        receive(link, protocol.HELLO_BYTES)
         link.send(refusal(status), None, soon())
 
     with two_ends() as (client, server):
@@ -183,7 +182,7 @@ def test_each_wait_of_the_hello_is_bounded(stage: str) -> None:
                 greet(client, TOKEN, soon(0.05))
             return
         if stage == "proof":
-            client.send(wire.Hello(wire.VERSION, bytes(wire.NONCE_BYTES)).pack(), None, soon())
+            client.send(protocol.Hello(protocol.VERSION, bytes(protocol.NONCE_BYTES)).pack(), None, soon())
         with pytest.raises(PayloadTimeout):
             ended.enter_context(contextlib.nullcontext(pass_through(server, ServerDoor(TOKEN, 60.0), soon(0.05))))
 

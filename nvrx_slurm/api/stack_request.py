@@ -68,9 +68,21 @@ class StackRequest:
         self._id = secrets.token_hex(4)
         self._ordered = False
         shot = snapshot.take(folder, clock=clock)
-        _check_running(shot)
+        job = shot.folder.job_id
+        if shot.exit_code is not None or shot.state == "died":
+            raise UsageError(f"job {job} has ended ({shot.state}), and only live workers have stacks; {_last(shot)}")
+        if shot.store_error is not None:
+            raise StoreUnreachable(f"{shot.store_error}; {_last(shot)}")
+        if not shot.view.replicas or shot.folder.read_store() is None:
+            raise UsageError(f"job {job} is {shot.state}: it has no workers yet")
         self._view = shot.view
-        _check_choice(self._view, self._ranks, replica)
+        if replica is not None and replica not in self._view.replicas:
+            raise UsageError(f"no replica {replica!r}: the job has {', '.join(self._view.replicas)}")
+        worlds = {each.id: each.world_size for each in self._view.replicas.values() if replica in (None, each.id)}
+        unknown = [rank for rank in self._ranks if not 0 <= rank < max(worlds.values())]
+        if unknown:
+            there = "; ".join(f"{name} has ranks {numbers(range(size))}" for name, size in worlds.items())
+            raise UsageError(f"no {ranks_of(unknown)}: {there}")
         self._asked = self._nodes()
         if not self._asked:
             raise UsageError(f"job {folder.job_id}: {self._why_nobody()}; try again when they run")
@@ -109,7 +121,9 @@ class StackRequest:
         while missing := [name for name in self._nodes() if name in self._asked and name not in answered]:
             if waiting.left_s() <= 0.0:
                 raise self._timeout(missing, waiting, journal.store_error)
-            waiting.tell(self._awaited(missing))
+            waiting.tell(
+                f"{names(missing)} to write down stacks" if self._ordered else "the controller to pass the request on"
+            )
             for item in journal.poll(min(LOOK_S, waiting.left_s())):
                 assert isinstance(item, Entry)  # no beats were asked for
                 snapshot.grow(self._view, item)
@@ -149,9 +163,6 @@ class StackRequest:
             for rank, file in sorted(record.files.items())
         )
         return Answer(node=record.node, stacks=stacks, problems=record.problems)
-
-    def _awaited(self, missing: Collection[str]) -> str:
-        return f"{names(missing)} to write down stacks" if self._ordered else "the controller to pass the request on"
 
     def _timeout(self, missing: Collection[str], waiting: _Waiting, store_error: str | None) -> NvrxError:
         if store_error is not None:
@@ -196,32 +207,11 @@ def _works(view: JobView, node: NodeView) -> bool:
     return node.state == "active" and not node.done and replica is not None and replica.phase in WITH_WORKERS
 
 
-def _check_running(shot: Snapshot) -> None:
-    job = shot.folder.job_id
-    if shot.exit_code is not None or shot.state == "died":
-        raise UsageError(f"job {job} has ended ({shot.state}), and only live workers have stacks; {_last(shot)}")
-    if shot.store_error is not None:
-        raise StoreUnreachable(f"{shot.store_error}; {_last(shot)}")
-    if not shot.view.replicas or shot.folder.read_store() is None:
-        raise UsageError(f"job {job} is {shot.state}: it has no workers yet")
-
-
 def _last(shot: Snapshot) -> str:
     stacks = shot.view.last_stacks
     if stacks is None:
         return "none were written down"
     return f"the last ones lie in {shot.folder.path / next(iter(stacks.files.values()))}"
-
-
-def _check_choice(view: JobView, ranks: Collection[int], replica: str | None) -> None:
-    """Raises UsageError that names the valid replicas and ranks."""
-    if replica is not None and replica not in view.replicas:
-        raise UsageError(f"no replica {replica!r}: the job has {', '.join(view.replicas)}")
-    worlds = {each.id: each.world_size for each in view.replicas.values() if replica in (None, each.id)}
-    unknown = [rank for rank in ranks if not 0 <= rank < max(worlds.values())]
-    if unknown:
-        there = "; ".join(f"{name} has ranks {numbers(range(size))}" for name, size in worlds.items())
-        raise UsageError(f"no {ranks_of(unknown)}: {there}")
 
 
 def _since(folder: JobFolder, file: str, request: str) -> str:

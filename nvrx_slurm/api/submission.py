@@ -45,20 +45,22 @@ def submit(
     from nvrx_slurm.jobspec.plan import plan
 
     if spares is not None:
-        spec = _with_spares(spec, spares)
+        from msgspec.structs import replace
+
+        from nvrx_slurm.jobspec.values import MOST_NODES
+
+        if isinstance(spares, bool) or not isinstance(spares, int) or not 0 <= spares <= MOST_NODES:
+            raise ConfigError(f"must be a whole number from 0 to {MOST_NODES}, not {spares!r}", key="spares")
+        spec = replace(spec, spares=spares)
     its_plan = plan(spec, folder=Path(folder))
     if exclude_suspects:
-        spec = _avoiding(spec, its_plan, cluster)
+        from nvrx_slurm.api.suspicion import avoiding
+
+        if cluster == "local":
+            raise UsageError("exclude_suspects chooses among Slurm's nodes, and a local job runs on none of them")
+        spec = avoiding(spec, its_plan.fault_tolerance.attribution.ledger, log.warning)
     prepared = prepare(spec, its_plan, cluster=cluster)
     return just_submitted(hand_over(prepared, cluster=cluster), folder=prepared.folder, cluster=cluster)
-
-
-def _avoiding(spec: JobSpec, its_plan: Plan, cluster: ClusterName) -> JobSpec:
-    from nvrx_slurm.api.suspicion import avoiding
-
-    if cluster == "local":
-        raise UsageError("exclude_suspects chooses among Slurm's nodes, and a local job runs on none of them")
-    return avoiding(spec, its_plan.fault_tolerance.attribution.ledger, log.warning)
 
 
 def hand_over(prepared: PreparedJob, *, cluster: ClusterName) -> str:
@@ -146,13 +148,3 @@ def _store_password(plan: Plan) -> str | None:
     if plan.store_password_file is None:
         return env.store_password()
     return secret_in(plan.store_password_file, key="store.password_file").strip()
-
-
-def _with_spares(spec: JobSpec, spares: int) -> JobSpec:
-    from msgspec.structs import replace
-
-    from nvrx_slurm.jobspec.values import MOST_NODES
-
-    if isinstance(spares, bool) or not isinstance(spares, int) or not 0 <= spares <= MOST_NODES:
-        raise ConfigError(f"must be a whole number from 0 to {MOST_NODES}, not {spares!r}", key="spares")
-    return replace(spec, spares=spares)

@@ -15,7 +15,6 @@ import click
 from nvrx_slurm.util.sanitize import json_text, one_line
 
 if TYPE_CHECKING:
-    from nvrx_slurm.attribution.analyze.analysis import AnalysisResult
     from nvrx_slurm.journal.verdicts import Attribution, Evidence
 
 LABEL_WIDTH = 11
@@ -46,7 +45,9 @@ def analyze(
     whatever the verdict is.
     """
     if schema:
-        _print_schema()
+        from nvrx_slurm.journal.verdicts import attribution_schema
+
+        click.echo(json.dumps(attribution_schema(), indent=2))
         return
     if not paths:
         raise click.UsageError("name a log file or a folder of logs")
@@ -56,26 +57,12 @@ def analyze(
     for problem in found.problems:
         click.echo(one_line(f"nvrx-slurm: {problem}"), err=True)
     if as_json:
-        _print_json(found.attribution)
+        import msgspec
+
+        click.echo(json_text(msgspec.json.format(msgspec.json.encode(found.attribution), indent=2)))
     else:
-        _print_page(found)
-
-
-def _print_schema() -> None:
-    from nvrx_slurm.journal.verdicts import attribution_schema
-
-    click.echo(json.dumps(attribution_schema(), indent=2))
-
-
-def _print_json(attribution: Attribution) -> None:
-    import msgspec
-
-    click.echo(json_text(msgspec.json.format(msgspec.json.encode(attribution), indent=2)))
-
-
-def _print_page(found: AnalysisResult) -> None:
-    width = min(shutil.get_terminal_size().columns, WIDEST) if sys.stdout.isatty() else None
-    click.echo("\n".join(page(found.attribution, width)))
+        width = min(shutil.get_terminal_size().columns, WIDEST) if sys.stdout.isatty() else None
+        click.echo("\n".join(page(found.attribution, width)))
 
 
 def page(answer: Attribution, width: int | None = None) -> Iterator[str]:

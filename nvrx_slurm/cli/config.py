@@ -38,17 +38,16 @@ def show(choice: JobChoice, origin: bool, as_json: bool) -> None:
         }
         click.echo(json.dumps(rows, indent=2))
         return
-    _print_table([(".".join(path), value, str(loaded.origin_of(path))) for path, value in leaves], origin=origin)
-
-
-def _print_table(rows: list[tuple[str, Any, str]], *, origin: bool) -> None:
-    """One key a line. A long value pushes its own origin aside, not those of all others."""
-    texts = [(key, json.dumps(value, ensure_ascii=False), source) for key, value, source in rows]
+    # One key a line. A long value pushes its own origin aside, not those of all others.
+    texts = [
+        (".".join(path), json.dumps(value, ensure_ascii=False), str(loaded.origin_of(path))) for path, value in leaves
+    ]
     key_width = max(len(key) for key, _, _ in texts)
-    value_width = min(MOST_WIDTH, max(len(value) for _, value, _ in texts))
-    for key, value, source in texts:
-        line = f"{key:<{key_width}}  {value:<{value_width}}  {source}" if origin else f"{key:<{key_width}}  {value}"
-        click.echo(line)
+    value_width = min(MOST_WIDTH, max(len(text) for _, text, _ in texts))
+    for key, text, source in texts:
+        click.echo(
+            f"{key:<{key_width}}  {text:<{value_width}}  {source}" if origin else f"{key:<{key_width}}  {text}"
+        )
 
 
 @config.command()

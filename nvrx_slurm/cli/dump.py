@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -46,28 +45,20 @@ def dump(job_id: str, ranks: tuple[int, ...], replica: str | None, timeout: str,
         come.extend(request.answers(bound_s, _note))
     finally:  # also what came before an error, which is told afterwards
         if as_json:
-            _print_json(come)
+            from nvrx_slurm.report.snapshot import to_json
+            from nvrx_slurm.util.sanitize import json_text
+
+            click.echo(json_text(to_json({"nodes": come})))
         else:
-            _print(come)
+            from nvrx_slurm.util.sanitize import shown
 
-
-def _print(come: Sequence[Answer]) -> None:
-    """In the order of ranks, whoever answered first."""
-    from nvrx_slurm.util.sanitize import shown
-
-    every = [stacks for answer in come for stacks in answer.stacks]
-    for stacks in sorted(every, key=lambda stacks: (stacks.replica, stacks.rank)):
-        print(_heading(stacks), shown(stacks.text.rstrip("\n")), sep="\n", end="\n\n", flush=True)
-    for answer in come:
-        for problem in answer.problems:
-            _note(f"{answer.node}: {problem}")
-
-
-def _print_json(come: Sequence[Answer]) -> None:
-    from nvrx_slurm.report.snapshot import to_json
-    from nvrx_slurm.util.sanitize import json_text
-
-    click.echo(json_text(to_json({"nodes": come})))
+            # In the order of ranks, not of arrival.
+            every = [stacks for answer in come for stacks in answer.stacks]
+            for stacks in sorted(every, key=lambda stacks: (stacks.replica, stacks.rank)):
+                print(_heading(stacks), shown(stacks.text.rstrip("\n")), sep="\n", end="\n\n", flush=True)
+            for answer in come:
+                for problem in answer.problems:
+                    _note(f"{answer.node}: {problem}")
 
 
 def _heading(stacks: RankStacks) -> str:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 import stat
 import sys
-from collections.abc import Iterable
 from itertools import chain
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -57,7 +56,16 @@ def logs(
     else:
         reader = Reader(job, choose(selection, read_plan(job), job, may_come=follow))
     chunks = follow_logs(job, reader) if follow else chain(reader.read(), reader.rest())
-    _print(chunks, _output(raw), say_cycles=not selection.whole_job and cycle is None)
+    output = _output(raw)
+    say_cycles = not selection.whole_job and cycle is None
+    said: tuple[int, int] | None = None
+    for chunk in chunks:
+        shown = (chunk.file.generation, chunk.file.cycle)
+        if say_cycles and shown != said:
+            said = shown
+            click.echo(_heading(chunk.file), err=True)
+        output.write(chunk)
+    output.end()
 
 
 class _Exact:
@@ -107,17 +115,6 @@ def _output(raw: bool) -> _Exact | _OnTerminal:
         return _OnTerminal()
     to_runner = env.github() is not None and not stat.S_ISREG(os.fstat(sys.stdout.fileno()).st_mode)
     return _ToRunner() if to_runner else _Exact()
-
-
-def _print(chunks: Iterable[Chunk], output: _Exact | _OnTerminal, *, say_cycles: bool) -> None:
-    said: tuple[int, int] | None = None
-    for chunk in chunks:
-        cycle = (chunk.file.generation, chunk.file.cycle)
-        if say_cycles and cycle != said:
-            said = cycle
-            click.echo(_heading(chunk.file), err=True)
-        output.write(chunk)
-    output.end()
 
 
 def _heading(file: LogFile) -> str:

@@ -44,7 +44,19 @@ def nodes(context: click.Context, as_json: bool, where: str | None, cluster: str
     """
     context.obj = choice = LedgerChoice(where, cluster)
     if context.invoked_subcommand is None:
-        _show(choice.open(), as_json)
+        import msgspec
+
+        from nvrx_slurm.util.clock import SystemClock
+
+        ledger = choice.open()
+        found = ledger.suspects()
+        if as_json:
+            whole = {"cluster": ledger.cluster, "ledger": ledger.where, "suspects": found}
+            click.echo(json_text(msgspec.json.format(msgspec.json.encode(whole), indent=2)))
+        elif not found:
+            click.echo(f"no node of cluster {ledger.cluster} is suspect ({ledger.where})", err=True)
+        else:
+            click.echo(_table(found, SystemClock().wall()))
 
 
 @nodes.command()
@@ -77,21 +89,6 @@ def clear(choice: LedgerChoice, name: str | None, everything: bool) -> None:
         raise UsageError("name one node, or say --all")
     cleared = choice.open().clear(name)
     click.echo(one_line(f"{', '.join(cleared)}: cleared") if cleared else "nothing spoke against it", err=not cleared)
-
-
-def _show(ledger: Ledger, as_json: bool) -> None:
-    import msgspec
-
-    from nvrx_slurm.util.clock import SystemClock
-
-    found = ledger.suspects()
-    if as_json:
-        whole = {"cluster": ledger.cluster, "ledger": ledger.where, "suspects": found}
-        click.echo(json_text(msgspec.json.format(msgspec.json.encode(whole), indent=2)))
-    elif not found:
-        click.echo(f"no node of cluster {ledger.cluster} is suspect ({ledger.where})", err=True)
-    else:
-        click.echo(_table(found, SystemClock().wall()))
 
 
 def _table(found: Sequence[Suspect], now: float) -> str:

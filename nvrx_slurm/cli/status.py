@@ -29,20 +29,29 @@ def status(job_id: str | None, watch: bool, as_json: bool, folder: Path) -> int:
     QUIET: how long ago it made progress last.
     """
     if watch:
-        return _watch(folder, job_id, as_json)
-    if job_id is None:
-        _print_jobs(folder, as_json)
+        if job_id is None or as_json:
+            raise UsageError("--watch shows one job on the screen: name it, and leave --json out")
+        from nvrx_slurm.report import live
+
+        return live.watch(folder, job_id)
+    from nvrx_slurm.report import snapshot
+    from nvrx_slurm.util.sanitize import json_text
+
+    shot = None if job_id is None else _snapshot(folder, job_id)
+    lines = snapshot.list_jobs(folder) if shot is None else []
+    if as_json:
+        click.echo(json_text(snapshot.to_json({"jobs": lines}) if shot is None else snapshot.as_json(shot)))
+    elif shot is None and not lines:
+        click.echo(f"no jobs in {folder}", err=True)
+    elif sys.stdout.isatty():
+        from nvrx_slurm.report import screen
+
+        screen.show_jobs(lines) if shot is None else screen.show(shot)
     else:
-        _print_job(_snapshot(folder, job_id), as_json)
+        from nvrx_slurm.report import plain
+
+        click.echo(plain.jobs(lines) if shot is None else plain.page(shot))
     return 0
-
-
-def _watch(base: Path, job_id: str | None, as_json: bool) -> int:
-    if job_id is None or as_json:
-        raise UsageError("--watch shows one job on the screen: name it, and leave --json out")
-    from nvrx_slurm.report.live import watch
-
-    return watch(base, job_id)
 
 
 def _snapshot(base: Path, job_id: str) -> Snapshot:
@@ -63,40 +72,3 @@ def _snapshot(base: Path, job_id: str) -> Snapshot:
         if outside.slurm_says in (None, "UNKNOWN"):
             raise
         return snapshot.snap(new_view(), folder, outside=outside)
-
-
-def _print_job(shot: Snapshot, as_json: bool) -> None:
-    if as_json:
-        from nvrx_slurm.report.snapshot import as_json as encode
-        from nvrx_slurm.util.sanitize import json_text
-
-        click.echo(json_text(encode(shot)))
-    elif sys.stdout.isatty():
-        from nvrx_slurm.report.screen import show
-
-        show(shot)
-    else:
-        from nvrx_slurm.report import plain
-
-        click.echo(plain.page(shot))
-
-
-def _print_jobs(base: Path, as_json: bool) -> None:
-    from nvrx_slurm.report.snapshot import list_jobs
-
-    lines = list_jobs(base)
-    if as_json:
-        from nvrx_slurm.report.snapshot import to_json
-        from nvrx_slurm.util.sanitize import json_text
-
-        click.echo(json_text(to_json({"jobs": lines})))
-    elif not lines:
-        click.echo(f"no jobs in {base}", err=True)
-    elif sys.stdout.isatty():
-        from nvrx_slurm.report.screen import show_jobs
-
-        show_jobs(lines)
-    else:
-        from nvrx_slurm.report import plain
-
-        click.echo(plain.jobs(lines))

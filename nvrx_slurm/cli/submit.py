@@ -18,7 +18,6 @@ if TYPE_CHECKING:
     from nvrx_slurm.api.handle import ClusterName, Job
     from nvrx_slurm.api.prepared import PreparedJob
     from nvrx_slurm.cluster.states import JobState
-    from nvrx_slurm.jobspec.load import Loaded
 
 
 @click.command(cls=JobCommand)
@@ -48,12 +47,25 @@ def submit(
     from nvrx_slurm.api.handle import Job
 
     if watch:
-        return _watch(Job(_submitted(prepared, cluster, as_json), folder=prepared.folder, cluster=cluster))
+        from nvrx_slurm.report import live
+
+        job = Job(_submitted(prepared, cluster, as_json), folder=prepared.folder, cluster=cluster)
+        try:
+            return live.watch(job.folder.parent, job.folder.name)
+        except KeyboardInterrupt:
+            click.echo(f"job {job.job_id} goes on; to end it: nvrx-slurm cancel {job.job_id}", err=True)
+            return EXIT_INTERRUPTED
     with signals.recorded() as interruption:  # from before there is a job that a signal must cancel
         job = Job(_submitted(prepared, cluster, as_json), folder=prepared.folder, cluster=cluster)
         exit_code = _wait(job, interruption)
     if exit_code is None:
-        _cancel(job)
+        # Cancel the job, and stay until it is gone; a second Ctrl-C does not stay.
+        click.echo(f"cancelling job {job.job_id}", err=True)
+        try:
+            job.cancel()
+            click.echo(f"job {job.job_id}: {job.wait_until_gone()}", err=True)
+        except NvrxError as error:  # the exit code tells of the interruption all the same
+            click.echo(f"nvrx-slurm: error: {shown(str(error))}", err=True)
     return exit_code if exit_code is not None else interruption.exit_code or EXIT_INTERRUPTED
 
 
@@ -70,7 +82,9 @@ def _prepared(choice: JobChoice, cluster: ClusterName) -> PreparedJob:
     if asked is not None and (found := cache.get(asked)) is not None:
         return found
     loaded = choice.load()
-    prepared = _prepared_anew(choice, loaded, cluster)
+    from nvrx_slurm.api.prepared import prepare
+
+    prepared = prepare(loaded.spec, choice.plan(loaded), cluster=cluster)
     if asked is not None and asked == key() and not loaded.deprecated:  # job.yaml was not edited in between
         cache.put(asked, prepared)
     return prepared
@@ -87,12 +101,6 @@ def _prepared_without_suspects(choice: JobChoice) -> PreparedJob:
     return prepare(avoiding(loaded.spec, ledger, lambda text: click.echo(text, err=True)), plan, cluster="slurm")
 
 
-def _prepared_anew(choice: JobChoice, loaded: Loaded, cluster: ClusterName) -> PreparedJob:
-    from nvrx_slurm.api.prepared import prepare
-
-    return prepare(loaded.spec, choice.plan(loaded), cluster=cluster)
-
-
 def _submitted(prepared: PreparedJob, cluster: ClusterName, as_json: bool) -> str:
     """Submit, and tell the job's id."""
     from nvrx_slurm.api.submission import hand_over
@@ -102,16 +110,6 @@ def _submitted(prepared: PreparedJob, cluster: ClusterName, as_json: bool) -> st
     told = {"job": job_id, "cluster": cluster, "folder": str(Path(prepared.folder) / folder_name(job_id))}
     click.echo(json.dumps(told) if as_json else job_id)
     return job_id
-
-
-def _watch(job: Job) -> int:
-    from nvrx_slurm.report.live import watch
-
-    try:
-        return watch(job.folder.parent, job.folder.name)
-    except KeyboardInterrupt:
-        click.echo(f"job {job.job_id} goes on; to end it: nvrx-slurm cancel {job.job_id}", err=True)
-        return EXIT_INTERRUPTED
 
 
 def _wait(job: Job, interruption: signals.Interruption) -> int | None:
@@ -129,13 +127,3 @@ def _wait(job: Job, interruption: signals.Interruption) -> int | None:
             raise
         return None  # Ctrl-C reaches a squeue that is just being asked, too
     return exit_code
-
-
-def _cancel(job: Job) -> None:
-    """Cancel the job, and stay until it is gone; a second Ctrl-C does not stay."""
-    click.echo(f"cancelling job {job.job_id}", err=True)
-    try:
-        job.cancel()
-        click.echo(f"job {job.job_id}: {job.wait_until_gone()}", err=True)
-    except NvrxError as error:  # the exit code tells of the interruption all the same
-        click.echo(f"nvrx-slurm: error: {shown(str(error))}", err=True)

@@ -35,9 +35,22 @@ def doctor(as_json: bool) -> int:
 
     findings = examine()
     if as_json:
-        _print_json(findings)
+        import msgspec
+
+        from nvrx_slurm.transport.environment import node_name
+
+        whole = {"node": node_name(), "fit": is_fit(findings), "findings": [each._asdict() for each in findings]}
+        click.echo(json_text(msgspec.json.format(msgspec.json.encode(whole), indent=2)))
+    elif sys.stdout.isatty():
+        from rich.console import Console
+
+        from nvrx_slurm.report.screen import grid
+
+        Console(highlight=False).print(grid(_table(findings)))
     else:
-        _print_table(findings)
+        from nvrx_slurm.report.plain import table
+
+        click.echo(table(_table(findings)))
     return EXIT_DONE if is_fit(findings) else EXIT_FAILED
 
 
@@ -57,29 +70,6 @@ def sweep(folder: Path | None) -> None:
         click.echo(one_line(name))
     if not names:
         click.echo("no ring of a dead process", err=True)
-
-
-def _print_json(findings: list[Finding]) -> None:
-    import msgspec
-
-    from nvrx_slurm.transport.doctor import is_fit
-    from nvrx_slurm.transport.environment import node_name
-
-    whole = {"node": node_name(), "fit": is_fit(findings), "findings": [each._asdict() for each in findings]}
-    click.echo(json_text(msgspec.json.format(msgspec.json.encode(whole), indent=2)))
-
-
-def _print_table(findings: list[Finding]) -> None:
-    if sys.stdout.isatty():
-        from rich.console import Console
-
-        from nvrx_slurm.report.screen import grid
-
-        Console(highlight=False).print(grid(_table(findings)))
-    else:
-        from nvrx_slurm.report.plain import table
-
-        click.echo(table(_table(findings)))
 
 
 def _table(findings: list[Finding]) -> Table:

@@ -112,20 +112,18 @@ class EndWatch:
         self._unanswered = False
         assert self._state is not None
         if self._state.terminal:
-            return self._code_without_result(self._state)
+            state = self._state
+            result = read_result(self._job)  # written between the first look and the question
+            if result is not None:
+                return result.exit_code
+            may_come = state in (JobState.COMPLETED, JobState.FAILED) and self._job.read_info() is not None
+            return None if may_come and self._lasted_s() < RESULT_GRACE_S else state.exit_code
         if self._state is JobState.UNKNOWN and self._lasted_s() > LOST_AFTER_S:
             raise NvrxError(
                 f"how job {self._job.job_id} ended cannot be told: Slurm does not know it any more, keeps no"
                 f" accounting of it, and {self._job.path} holds no result"
             )
         return None
-
-    def _code_without_result(self, state: JobState) -> int | None:
-        result = read_result(self._job)  # written between the first look and the question
-        if result is not None:
-            return result.exit_code
-        may_come = state in (JobState.COMPLETED, JobState.FAILED) and self._job.read_info() is not None
-        return None if may_come and self._lasted_s() < RESULT_GRACE_S else state.exit_code
 
     def _note(self, state: JobState) -> None:
         if state is self._state:

@@ -77,7 +77,18 @@ class LocalCluster:
         _write_script(job, script)
         gate, process = _start_gated(job, detach, environment or {})
         with os.fdopen(gate, "wb", buffering=0) as opened:
-            job.write_info(self._info(job_id, name, process.pid))
+            job.write_info(
+                JobInfo(
+                    job_id=job_id,
+                    name=name,
+                    cluster="local",
+                    started_at=self._clock.wall(),
+                    host=socket.gethostname(),
+                    host_pid=process.pid,
+                    host_began=started_ticks(process.pid),
+                    host_boot=boot_id(),
+                )
+            )
             opened.write(b"\n")
         return job_id, process
 
@@ -97,7 +108,28 @@ class LocalCluster:
             raise UsageError(f"{path}: describes another job ({info.job_id!r}); nothing was cancelled")
         if not info.is_here:
             raise UsageError(f"{job_id} runs on {info.host}: cancel it there")
-        _terminate(info, path)
+        # SIGTERM to the job's batch host, if it still runs. Raises UsageError where another process has its
+        # number.
+        #
+        # The process is held by a descriptor before it is looked at: between the look and the signal its
+        # number cannot pass to another process.
+        if info.host_pid <= 0:
+            return
+        try:
+            held = hold(info.host_pid)
+        except ProcessLookupError:
+            return
+        try:
+            problem = _stranger(info)
+            if not info.host_lives():
+                return
+            if problem:
+                raise UsageError(f"{path}: names process {info.host_pid}, which {problem}; it was not signalled")
+            with contextlib.suppress(ProcessLookupError):
+                send(held, info.host_pid, signal.SIGTERM)
+        finally:
+            if held is not None:
+                os.close(held)
 
     def nodes(self, job_id: str) -> tuple[str, ...]:
         """See `Cluster.nodes`."""
@@ -107,18 +139,6 @@ class LocalCluster:
     def _job(self, job_id: str) -> JobFolder:
         """Raises UsageError for what is no job id."""
         return JobFolder(self._base / folder_name(job_id))
-
-    def _info(self, job_id: str, name: str, pid: int) -> JobInfo:
-        return JobInfo(
-            job_id=job_id,
-            name=name,
-            cluster="local",
-            started_at=self._clock.wall(),
-            host=socket.gethostname(),
-            host_pid=pid,
-            host_began=started_ticks(pid),
-            host_boot=boot_id(),
-        )
 
 
 def new_job_id(clock: Clock) -> str:
@@ -157,31 +177,6 @@ def _read_own(path: Path) -> JobInfo | None:
                 f"{path}: belongs to user {owner}, not to you; a job is cancelled by the user who runs it"
             )
         return decode(_job_info, file.read(), str(path))
-
-
-def _terminate(info: JobInfo, path: Path) -> None:
-    """SIGTERM to the job's batch host, if it still runs. Raises UsageError where another process has its number.
-
-    The process is held by a descriptor before it is looked at: between the look and the signal its number cannot pass
-    to another process.
-    """
-    if info.host_pid <= 0:
-        return
-    try:
-        held = hold(info.host_pid)
-    except ProcessLookupError:
-        return
-    try:
-        problem = _stranger(info)
-        if not info.host_lives():
-            return
-        if problem:
-            raise UsageError(f"{path}: names process {info.host_pid}, which {problem}; it was not signalled")
-        with contextlib.suppress(ProcessLookupError):
-            send(held, info.host_pid, signal.SIGTERM)
-    finally:
-        if held is not None:
-            os.close(held)
 
 
 def _stranger(info: JobInfo) -> str:

@@ -11,7 +11,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 
 from nvrx_slurm.cluster.base import SCRIPT_NAME, folder_name, prepare_folder
-from nvrx_slurm.cluster.commands import Output, Runner, SystemRunner
+from nvrx_slurm.cluster.commands import Runner, SystemRunner
 from nvrx_slurm.cluster.slurm_programs import PATIENCE_S, SlurmPrograms
 from nvrx_slurm.cluster.slurm_text import (
     NO_ACCOUNTING,
@@ -59,47 +59,42 @@ class SlurmCluster:
         is_new = prepare_folder(folder)
         try:
             with _written(script) as path:
-                job_id = self._sbatch(path, name)
+
+                def first() -> str:
+                    output = self._programs.run("sbatch", "--parsable", str(path))
+                    job_id = submitted_id(output.stdout) if output.ok else None
+                    if job_id is None:
+                        raise SubmissionRefused(f"Slurm refused job {name!r}: {reason_of(output)}")
+                    return job_id
+
+                def again() -> str:
+                    # A submission that timed out may have been accepted all the same: only squeue can tell.
+                    return self._submitted_as(path) or first()
+
+                job_id = self._programs.patiently(first, again)
         except BaseException:
             if is_new:
                 with contextlib.suppress(OSError):  # another submission uses it by now
                     folder.rmdir()
             raise
-        self._keep(script, JobFiles(folder / folder_name(job_id)))
-        self._warn_if_old()
-        return job_id
-
-    def _sbatch(self, path: Path, name: str) -> str:
-        def first() -> str:
-            return _accepted(self._programs.run("sbatch", "--parsable", str(path)), name)
-
-        def again() -> str:
-            # A submission that timed out may have been accepted all the same: only squeue can tell.
-            return self._submitted_as(path) or first()
-
-        return self._programs.patiently(first, again)
-
-    def _submitted_as(self, path: Path) -> str | None:
-        listing = self._programs.run("squeue", "--noheader", "--me", "--states=all", "--format=%i|%o")
-        return submitted_by_script(listing.stdout, str(path))
-
-    def _keep(self, script: str, job: JobFiles) -> None:
+        job = JobFiles(folder / folder_name(job_id))
         try:
             job.create()
             job.write(SCRIPT_NAME, script.encode())
         except (OSError, UnsafePath) as error:  # the job is submitted: too late for an error
             log.warning("%s: the script could not be kept there (%s)", job.path, error)
-
-    def _warn_if_old(self) -> None:
         with contextlib.suppress(SlurmUnreachable):  # the job is submitted: too late for an error
-            self._warn(version_of(self._programs.run("sbatch", "--version").stdout))
+            version = version_of(self._programs.run("sbatch", "--version").stdout)
+            if version is not None and version < RELIABLE_SINCE:
+                log.warning(
+                    "this is Slurm %d.%02d.%d: before 23.02.3, steps started after a node loss are not reliable",
+                    *version,
+                )
+        return job_id
 
-    def _warn(self, version: tuple[int, int, int] | None) -> None:
-        if version is not None and version < RELIABLE_SINCE:
-            log.warning(
-                "this is Slurm %d.%02d.%d: before 23.02.3, steps that start after a node was lost are not reliable",
-                *version,
-            )
+    def _submitted_as(self, path: Path) -> str | None:
+        listing = self._programs.run("squeue", "--noheader", "--me", "--states=all", "--format=%i|%o")
+        return submitted_by_script(listing.stdout, str(path))
 
     # ---- jobs
 
@@ -107,7 +102,13 @@ class SlurmCluster:
         """See `Cluster.states`: what squeue knows, else what sacct knows. Raises UsageError for what is no job id."""
         found = dict.fromkeys(job_ids, JobState.UNKNOWN)
         for cluster, numbers in _by_cluster(job_ids).items():
-            known = self._squeue_states(cluster, list(numbers))
+            jobs = f"--jobs={','.join(numbers)}"
+            listing = self._programs.ask(
+                "squeue", *_on(cluster), "--noheader", "--array", "--states=all", jobs, "--format=%i|%T"
+            )
+            if not listing.ok and UNKNOWN_JOB not in listing.stderr:  # so it fails where it knows none of the jobs
+                raise NvrxError(f"squeue cannot tell the state of {', '.join(numbers)}: {reason_of(listing)}")
+            known = states_of(listing.stdout, numbers)
             absent = [number for number in numbers if known.get(number, JobState.UNKNOWN) is JobState.UNKNOWN]
             if absent:
                 known |= self._sacct_states(cluster, absent)
@@ -136,15 +137,6 @@ class SlurmCluster:
         if not compressed:
             return ()
         return tuple(self._programs.ask("scontrol", "show", "hostnames", compressed).stdout.split())
-
-    def _squeue_states(self, cluster: str | None, numbers: list[str]) -> dict[str, JobState]:
-        jobs = f"--jobs={','.join(numbers)}"
-        listing = self._programs.ask(
-            "squeue", *_on(cluster), "--noheader", "--array", "--states=all", jobs, "--format=%i|%T"
-        )
-        if not listing.ok and UNKNOWN_JOB not in listing.stderr:  # so it fails where it knows none of the jobs
-            raise NvrxError(f"squeue cannot tell the state of {', '.join(numbers)}: {reason_of(listing)}")
-        return states_of(listing.stdout, numbers)
 
     def _sacct_states(self, cluster: str | None, numbers: list[str]) -> dict[str, JobState]:
         """Without accounting there is no answer; that hides none of squeue's."""
@@ -179,13 +171,6 @@ def _written(script: str) -> Iterator[Path]:
         with contextlib.suppress(OSError):
             path.unlink(missing_ok=True)
             folder.rmdir()
-
-
-def _accepted(output: Output, name: str) -> str:
-    job_id = submitted_id(output.stdout) if output.ok else None
-    if job_id is None:
-        raise SubmissionRefused(f"Slurm refused job {name!r}: {reason_of(output)}")
-    return job_id
 
 
 def _on(cluster: str | None) -> list[str]:

@@ -7,7 +7,7 @@ between releases.
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 
 from nvrx_slurm.cluster.commands import TIMED_OUT, Output
 from nvrx_slurm.cluster.states import JobState, state_of_array, state_of_word
@@ -116,8 +116,4 @@ def reason_of(output: Output) -> str:
     lines = [_PREFIX.sub("", line.strip()) for line in output.stderr.splitlines() if line.strip()]
     summary = [line.removeprefix(_REFUSED) for line in lines if line.startswith(_REFUSED)]
     details = [line for line in lines if not line.startswith(_REFUSED)]
-    return "; ".join(_unique(summary + details)) or f"exit code {output.returncode}, and no word why"
-
-
-def _unique(lines: Sequence[str]) -> list[str]:
-    return list(dict.fromkeys(lines))
+    return "; ".join(list(dict.fromkeys(summary + details))) or f"exit code {output.returncode}, and no word why"

@@ -15,7 +15,7 @@ from nvrx_slurm.journal.records import (
     Shutdown,
 )
 from nvrx_slurm.journal.verdicts import Attribution, Evidence, Inquiry, Verdict
-from nvrx_slurm.report.failures import Answer, Story
+from nvrx_slurm.report.failures import Story
 from nvrx_slurm.report.model import Value
 from nvrx_slurm.report.sentences import backoff
 from nvrx_slurm.report.tables import Mood, Row, Table
@@ -66,7 +66,7 @@ class Explanation(Value, frozen=True, kw_only=True):
 def explanation(story: Story, *, job: str, name: str, now: Attribution | None = None) -> Explanation:
     """The story as a value. `now`: an answer that somebody has asked for since."""
     generation, replica, cycle = story.key
-    answers = [_answered(answer) for answer in story.answers]
+    answers = [Answered(attribution=answer.attribution, at=answer.at, late=answer.late) for answer in story.answers]
     if now is not None:
         answers.append(Answered(attribution=now, now=True))
     return Explanation(
@@ -89,10 +89,6 @@ def explanation(story: Story, *, job: str, name: str, now: Attribution | None = 
         in_process=story.in_process,
         last_in_process=story.last_in_process,
     )
-
-
-def _answered(answer: Answer) -> Answered:
-    return Answered(attribution=answer.attribution, at=answer.at, late=answer.late)
 
 
 def as_json(told: Explanation) -> str:

@@ -73,7 +73,15 @@ def choose(selection: Selection, plan: Plan | None, folder: JobFolder, *, may_co
     if selection.replica is not None and selection.replica not in ranks:
         raise UsageError(f"no replica {selection.replica!r}: the job has {', '.join(ranks) or 'none yet'}")
     if selection.rank is not None:
-        selection = _with_rank(selection, ranks)
+        having = [replica for replica, known in ranks.items() if selection.rank in known]
+        wanted = [selection.replica] if selection.replica else list(ranks)
+        fitting = [replica for replica in wanted if replica in having]
+        if not fitting:
+            worlds = "; ".join(f"{replica} has ranks {numbers(ranks[replica])}" for replica in wanted)
+            raise UsageError(f"no rank {selection.rank}: {worlds or 'no replica has started yet'}")
+        if len(fitting) > 1:
+            raise UsageError(f"rank {selection.rank} is in {', '.join(fitting)}: choose one with --replica")
+        selection = replace(selection, replica=fitting[0])
     known = {file.cycle for file in find(folder, replace(selection, cycle=None))}
     if selection.cycle is not None and selection.cycle not in known and not may_come:
         there = f"there is output of cycle {numbers(known)}" if known else "there is no output yet"
@@ -113,7 +121,11 @@ class Reader:
     def look(self) -> None:
         """Notice files that have appeared."""
         found = find(self._folder, self._selection)
-        recent = _newest_cycles(found)
+        # The newest two cycles, with their generations, that each replica has output of.
+        cycles: dict[str, set[tuple[int, int]]] = {}
+        for file in found:
+            cycles.setdefault(file.replica, set()).add((file.generation, file.cycle))
+        recent = {replica: sorted(known)[-2:] for replica, known in cycles.items()}
         self._watched = [
             file
             for file in found
@@ -161,40 +173,19 @@ class MergedReader(Reader):
         self._watched = [self._log] if self._log.path.is_file() else []
 
 
-def _newest_cycles(found: list[LogFile]) -> dict[str, list[tuple[int, int]]]:
-    """The newest two cycles, with their generations, that each replica has output of."""
-    cycles: dict[str, set[tuple[int, int]]] = {}
-    for file in found:
-        cycles.setdefault(file.replica, set()).add((file.generation, file.cycle))
-    return {replica: sorted(known)[-2:] for replica, known in cycles.items()}
-
-
-def _with_rank(selection: Selection, ranks: dict[str, range]) -> Selection:
-    having = [replica for replica, known in ranks.items() if selection.rank in known]
-    wanted = [selection.replica] if selection.replica else list(ranks)
-    fitting = [replica for replica in wanted if replica in having]
-    if not fitting:
-        there = "; ".join(f"{replica} has ranks {numbers(ranks[replica])}" for replica in wanted)
-        raise UsageError(f"no rank {selection.rank}: {there or 'no replica has started yet'}")
-    if len(fitting) > 1:
-        raise UsageError(f"rank {selection.rank} is in {', '.join(fitting)}: choose one with --replica")
-    return replace(selection, replica=fitting[0])
-
-
 def _ranks_by_replica(plan: Plan | None, folder: JobFolder) -> dict[str, range]:
     """Each replica's ranks, by the plan; without one, by the files that there are."""
     if plan is None:
         found = find(folder, Selection())
-        return {replica: range(1 + max(f.rank for f in found if f.replica == replica)) for replica in _names(found)}
+        return {
+            replica: range(1 + max(f.rank for f in found if f.replica == replica))
+            for replica in sorted({file.replica for file in found})
+        }
     return {
         replica_id(role.name, index): range(role.nodes_per_replica * role.workers_per_node)
         for role in plan.roles
         for index in range(role.replicas)
     }
-
-
-def _names(found: list[LogFile]) -> list[str]:
-    return sorted({file.replica for file in found})
 
 
 LOOK_S = 0.1

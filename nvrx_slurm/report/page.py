@@ -36,7 +36,7 @@ def facts(shot: Snapshot) -> list[Row]:
         rows.insert(-1, ("stacks", _stacks_line(shot, view.last_stacks), "plain"))
     if shot.store_error:
         rows.append(("note", f"{shot.store_error}; the page shows what the folder has", "bad"))
-    return [Row((label, text), mood=_as_mood(kind)) for label, text, kind in rows]
+    return [Row((label, text), mood=kind) for label, text, kind in rows]
 
 
 def replicas(view: JobView) -> Table:
@@ -96,10 +96,6 @@ _UNTIL = {
 
 
 # ---------------------------------------------------------------------------------------------- cells
-
-
-def _as_mood(kind: str) -> Mood:
-    return kind  # type: ignore[return-value]  # the literals of `facts`
 
 
 def _state_line(shot: Snapshot) -> str:

@@ -55,15 +55,14 @@ def _restarted_in_process(record: records.RestartedInProcess) -> str:
     restart = record.restart
     many = f", {record.times} restarts" if record.times > 1 else ""
     out = f", without {ranks_of(restart.missing)}" if restart.missing else ""
-    slowest = ", ".join(f"{phase.replace('_', ' ')} {seconds(took)}" for phase, took in _longest(restart.phases))
+    # The phases that took longest, longest first.
+    slowest = ", ".join(
+        f"{phase.replace('_', ' ')} {seconds(took)}"
+        for phase, took in sorted(restart.phases.items(), key=lambda phase: phase[1], reverse=True)[:MOST_PHASES]
+    )
     took = f"{seconds(restart.total_s)} ({slowest})" if slowest else seconds(restart.total_s)
     where = f"{_round(record)}, iteration {restart.iteration}{many}: world size {restart.world_size}{out}"
     return f"{where}, in {took}: {restart.cause}"
-
-
-def _longest(phases: dict[str, float]) -> list[tuple[str, float]]:
-    """The phases that took longest, longest first."""
-    return sorted(phases.items(), key=lambda phase: phase[1], reverse=True)[:MOST_PHASES]
 
 
 def _node_left(record: records.NodeLeft) -> str:

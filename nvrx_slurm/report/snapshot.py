@@ -211,7 +211,10 @@ def as_status(shot: Snapshot) -> Status:
         restarts_in_process=view.restarts_in_process,
         spares=view.plan.spares if view.plan else 0,
         spares_left=view.spares,
-        replicas=tuple(_replica_status(view, replica) for replica in view.replicas.values()),
+        replicas=tuple(
+            ReplicaStatus(**msgspec.structs.asdict(replica), waits_for=view.waits_for(replica.id))
+            for replica in view.replicas.values()
+        ),
         nodes=tuple(node_status(view, node, shot.store_now) for node in view.nodes.values()),
         ranks=ranks.ranks(view, shot.store_now),
         cycles=tuple(view.cycles.values()),
@@ -236,10 +239,6 @@ def to_json(value: Any) -> bytes:
     return msgspec.json.format(msgspec.json.encode(value), indent=2)
 
 
-def _replica_status(view: JobView, replica: ReplicaView) -> ReplicaStatus:
-    return ReplicaStatus(**msgspec.structs.asdict(replica), waits_for=view.waits_for(replica.id))
-
-
 class JobLine(Value, frozen=True, kw_only=True):
     """One job of the table that `status` prints without a job. `age_s`: since it was started."""
 
@@ -258,13 +257,13 @@ class JobLine(Value, frozen=True, kw_only=True):
 def list_jobs(base: Path) -> list[JobLine]:
     """Every job of the folder, newest first. A running job's step comes from its store, if that answers."""
     folders = known_jobs(base)
-    asked = [folder.job_id for folder in folders if _only_slurm_knows(folder)]
+    asked = [
+        folder.job_id
+        for folder in folders
+        if folder.read_result() is None and in_slurm(folder.job_id, folder.read_info())
+    ]
     states = ask_slurm(asked) if asked else {}  # one call for all of them
     return [line_of(take(folder, slurm=states.get)) for folder in folders]
-
-
-def _only_slurm_knows(folder: JobFolder) -> bool:
-    return folder.read_result() is None and in_slurm(folder.job_id, folder.read_info())
 
 
 def line_of(shot: Snapshot) -> JobLine:

@@ -115,18 +115,15 @@ def _job_started(view: JobView, fact: records.JobStarted, t: float) -> None:
     view.shutdown = view.unused_spares = view.exit_code = view.ended_at = None
     view.nodes = {name: NodeView(name=name, since=t) for name in fact.expected}
     view.replicas, view.waiting, view.outages, view.heard, view.missing = {}, {}, {}, {}, ()
-    view.preferred = _first_calls(view.plan, fact.expected)
-
-
-def _first_calls(plan: Plan | None, expected: tuple[str, ...]) -> dict[str, tuple[str, ...]]:
-    """Each replica's share of the allocation, in its order: the nodes that the first rendezvous prefers."""
+    # Each replica's share of the allocation, in its order: the nodes that the first rendezvous prefers.
+    plan, expected = view.plan, fact.expected
     calls: dict[str, tuple[str, ...]] = {}
     first = 0
     for role in plan.roles if plan else ():
         for index in range(role.replicas):
             calls[replica_id(role.name, index)] = expected[first : first + role.nodes_per_replica]
             first += role.nodes_per_replica
-    return calls
+    view.preferred = calls
 
 
 def _controller_started(view: JobView, fact: records.ControllerStarted, t: float) -> None:
@@ -337,29 +334,25 @@ def _round_closed(view: JobView, decision: records.RoundClosed, t: float) -> Non
         if name in view.nodes and view.nodes[name].state == "ready":
             change_node(view, name, state="standby", since=t, replica=None, role=None)
     for index, name in enumerate(nodes):
-        view.nodes[name] = _seated(view, decision, index, name, t)
+        # The node with its ranks: as many as each node of the rendezvous has.
+        workers = decision.world_size // len(decision.nodes)
+        view.nodes[name] = replace(
+            view.nodes.get(name) or NodeView(name=name),
+            state="active",
+            since=t,
+            replica=decision.replica,
+            role=view.replicas[decision.replica].role,
+            group_rank=index,
+            ranks=tuple(range(index * workers, (index + 1) * workers)),
+            step=None,
+            done=False,
+            promoted=bool(decision.cycle) and name in decision.promoted,
+        )
     view.waiting[replica] = set(nodes)
     world = decision.world_size
     change_replica(view, replica, phase="starting", nodes=nodes, world_size=world, step=None, since=t)
     fields = {"nodes": nodes, "promoted": promoted, "world_size": world}
     change_cycle(view, replica, decision.cycle, closed_at=t, **fields)
-
-
-def _seated(view: JobView, decision: records.RoundClosed, index: int, name: str, t: float) -> NodeView:
-    """The node with its ranks: as many as each node of the rendezvous has."""
-    workers = decision.world_size // len(decision.nodes)
-    return replace(
-        view.nodes.get(name) or NodeView(name=name),
-        state="active",
-        since=t,
-        replica=decision.replica,
-        role=view.replicas[decision.replica].role,
-        group_rank=index,
-        ranks=tuple(range(index * workers, (index + 1) * workers)),
-        step=None,
-        done=False,
-        promoted=bool(decision.cycle) and name in decision.promoted,
-    )
 
 
 def _restart_decided(view: JobView, decision: records.RestartDecided, t: float) -> None:

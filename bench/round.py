@@ -2,7 +2,7 @@
 
 `join` is the first round: from the first join sent to the last assignment read, with every node's first beat beside
 its join. `restart` is the second: from one worker's failure told, over everybody's `node_ready`, to the last
-assignment read. Tethers are no part of a round; but real agents connect theirs at the moment of the first one, to the
+assignment read. Connections are no part of a round; but real agents connect at the moment of the first one, to the
 process that is deciding it, so that is measured too.
 """
 

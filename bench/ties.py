@@ -11,9 +11,9 @@ from statistics import median
 
 from bench.stage import line, say, start_fleet
 from bench.tables import print_rows, print_target
-from nvrx_slurm.agent.tethering import SPREAD_S_PER_NODE
+from nvrx_slurm.agent.liveness_client import SPREAD_S_PER_NODE
 from nvrx_slurm.journal.folder import LOOPBACK
-from nvrx_slurm.liveness.tether import TetherServer
+from nvrx_slurm.liveness.connection import LivenessServer
 from nvrx_slurm.util.admission import MOST_UNPROVEN
 from nvrx_slurm.util.ids import new_secret
 from nvrx_slurm.util.processes import raise_descriptor_limit
@@ -50,7 +50,7 @@ async def measure(size: int, spread_s: float, flood: int = 0) -> float:
         nonlocal most
         most = max(most, len(server.connections) - len(server.tied))
 
-    server = TetherServer(token, alive, lambda node, incarnation: None)
+    server = LivenessServer(token, alive, lambda node, incarnation: None)
     port = await server.start(LOOPBACK)
     async with contextlib.AsyncExitStack() as stack:
         stack.push_async_callback(server.close)

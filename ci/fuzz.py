@@ -30,7 +30,7 @@ from nvrx_slurm.inprocess.attribution import Interruption
 from nvrx_slurm.inprocess.monitor import wire as monitor_wire
 from nvrx_slurm.journal import records, restarts
 from nvrx_slurm.journal.folder import JobInfo, Result, StoreAddress
-from nvrx_slurm.liveness import tether
+from nvrx_slurm.liveness import connection as liveness
 from nvrx_slurm.store.job_store import JobStore
 from nvrx_slurm.store.sealing import open_beat, open_order, seal_beat
 from nvrx_slurm.transport import directory
@@ -143,8 +143,8 @@ TARGETS: dict[str, Target] = {
     "log of a group": Target(ledger.decode, (ledger.encode(LOST),)),
     "gate of a group": Target(lambda data: barriers.unpack(data, barriers.Starting), (STARTING,)),
     "monitor": Target(monitor_wire.decode, (monitor_wire.encode(monitor_wire.Entered(iteration=1, rank=2)),)),
-    "greeting on the tether": Target(
-        lambda data: decode(tether._unpack_hello.decode, data, "a greeting"),
+    "greeting on the liveness connection": Target(
+        lambda data: decode(liveness._unpack_hello.decode, data, "a greeting"),
         (msgspec.msgpack.encode({"node": "n1", "incarnation": "3f2a", "nonce": bytes(32), "mac": bytes(32)}),),
     ),
     "published payload": Target(

@@ -181,8 +181,8 @@ class RunningJob:
         """The newest agent process of a node, once the controller hears it: before, a death is a slow start."""
         self.expect(NodeJoined, node=node)
         deadline, log = time.monotonic() + WAIT_S, self.folder.node_log(node)
-        while (said := log.read_text()).rfind("tied to the controller") < said.rfind("joined as"):
-            assert time.monotonic() < deadline, f"{node} was not tied in {WAIT_S} s\n{self.story()}"
+        while (said := log.read_text()).rfind("connected to the controller") < said.rfind("joined as"):
+            assert time.monotonic() < deadline, f"{node} was not connected in {WAIT_S} s\n{self.story()}"
             time.sleep(0.01)
         return [record.pid for record in self.said(NodeJoined) if record.node == node][-1]
 

@@ -16,7 +16,7 @@ for the terminal, a C1 control, a bidi override."""
 JOURNAL = (
     "+0.000s      job_started        spare-takes-over (17) on 6 nodes n[0-5]",
     "+0.412s      round_closed       default/0 cycle 0: n[0-3], world size 4; 4 active, 2 standby",
-    "+1.204s      node_lost          n2: tether lost, at step 5",
+    "+1.204s      node_lost          n2: connection to its agent closed, at step 5",
     "+1.205s      round_opened       default/0 cycle 1",
     "+1.231s      round_closed       default/0 cycle 1: n[0-1,3-4], world size 4, promoted n4; 4 active, 1 standby",
     "+1.846s      recovered          default/0 cycle 1 in 642 ms (detection 1.2 ms, decision 27 ms, restart 614 ms)",

@@ -22,9 +22,9 @@ from itertools import count as count_from
 from pathlib import Path
 from urllib.parse import urlsplit
 
+from bench.fleet.connection import SimulatedConnection
 from bench.fleet.node import Link, SimulatedNode
-from bench.fleet.tether import SimulatedTether
-from nvrx_slurm.agent.tethering import FIRST_RETRY_S, SPREAD_S_PER_NODE
+from nvrx_slurm.agent.liveness_client import FIRST_RETRY_S, SPREAD_S_PER_NODE
 from nvrx_slurm.journal.folder import JobFolder
 from nvrx_slurm.journal.records import ControllerUp, unpack_order
 from nvrx_slurm.store.keys import Keys
@@ -41,7 +41,7 @@ class SimulatedFleet:
         self._store = store
         self._clock = SystemClock()
         self._interval_s = plan.fault_tolerance.heartbeat_interval_s
-        self._links: dict[int, Link | SimulatedTether] = {}
+        self._links: dict[int, Link | SimulatedConnection] = {}
         self._ties: dict[int, Callable[[], None]] = {}  # how to open each again
         self._poller = select.epoll()
         self._began = 0.0
@@ -130,11 +130,11 @@ class SimulatedFleet:
         up = unpack_order(self._key.verify(self._keys.controller, packed))
         assert isinstance(up, ControllerUp), "the join came before the controller"
         address, token = (up.host, up.port), self._store.token
-        tie = SimulatedTether(address, token=token, node=node.name, incarnation=node.incarnation)
+        tie = SimulatedConnection(address, token=token, node=node.name, incarnation=node.incarnation)
         self._ties[tie.socket.fileno()] = partial(self._tie, node, packed)
         self._add(tie)
 
-    def _add(self, link: Link | SimulatedTether) -> None:
+    def _add(self, link: Link | SimulatedConnection) -> None:
         self._links[link.socket.fileno()] = link
         self._poller.register(link.socket, select.EPOLLIN)
 

@@ -16,8 +16,8 @@ import select
 import sys
 from heapq import heappop, heappush
 
-from bench.fleet.tether import SimulatedTether
-from nvrx_slurm.agent.tethering import FIRST_RETRY_S, LAST_RETRY_S
+from bench.fleet.connection import SimulatedConnection
+from nvrx_slurm.agent.liveness_client import FIRST_RETRY_S, LAST_RETRY_S
 from nvrx_slurm.journal.folder import LOOPBACK
 from nvrx_slurm.util.clock import SystemClock
 from nvrx_slurm.util.processes import raise_descriptor_limit
@@ -31,7 +31,7 @@ class TyingFleet:
         self._spread_s, self._flood = spread_s, flood
         self._clock = SystemClock()
         self._poller = select.epoll()
-        self._ties: dict[int, tuple[int, SimulatedTether]] = {}
+        self._ties: dict[int, tuple[int, SimulatedConnection]] = {}
         self._pauses = [FIRST_RETRY_S] * count
         self._due: list[tuple[float, int]] = []  # a heap: when which agent connects
         self._tied = self._again = 0
@@ -56,7 +56,7 @@ class TyingFleet:
 
     def _connect(self, agent: int) -> None:
         name = f"n{self._first + agent}"
-        tie = SimulatedTether((LOOPBACK, self._port), token=self._token, node=name, incarnation=name)
+        tie = SimulatedConnection((LOOPBACK, self._port), token=self._token, node=name, incarnation=name)
         self._ties[tie.socket.fileno()] = agent, tie
         self._poller.register(tie.socket, select.EPOLLIN)
 

@@ -23,7 +23,7 @@ from nvrx_slurm.jobspec import env
 from nvrx_slurm.jobspec.budgets import grace_within
 from nvrx_slurm.journal.folder import LOOPBACK, JobFolder, clear_runtime_folders
 from nvrx_slurm.journal.records import Plan
-from nvrx_slurm.liveness import tether
+from nvrx_slurm.liveness import connection as liveness
 from nvrx_slurm.store.client import Store
 from nvrx_slurm.util.clock import SystemClock
 from nvrx_slurm.util.files import open_log
@@ -48,7 +48,7 @@ def _agent(folder: JobFolder, node: str) -> Agent:
         plan=plan,
         folder=folder,
         node=node,
-        addr=LOOPBACK if info.addr == LOOPBACK else tether.address_towards(store_host),
+        addr=LOOPBACK if info.addr == LOOPBACK else liveness.address_towards(store_host),
         generation=info.generation,
         store=Store(
             address,

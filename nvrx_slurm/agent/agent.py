@@ -5,7 +5,7 @@ state. Beside the loop, each in a task of its own:
 
     heartbeat.py   heartbeats, and the lease that the workers live by
     publisher.py   the facts that go to the controller, in order
-    tethering.py   the connection to the controller
+    liveness_client.py  the connection to the controller
     watching.py    which worker makes no progress
     dumping.py     what they all are doing, written down
 
@@ -28,13 +28,13 @@ from nvrx_slurm.agent.dumping import DUMP_FIRST_S, Dumping
 from nvrx_slurm.agent.events import Assigned, Crash, Cycle, Dumped, Event, Failing, Hung, Mode, Signal, Terminated
 from nvrx_slurm.agent.heartbeat import ControllerSilent, HeartbeatSender
 from nvrx_slurm.agent.joining import Joining
+from nvrx_slurm.agent.liveness_client import LivenessClient
 from nvrx_slurm.agent.machine import Machine
 from nvrx_slurm.agent.orders import Orders
 from nvrx_slurm.agent.publisher import FactPublisher
 from nvrx_slurm.agent.reporting import Reporting
 from nvrx_slurm.agent.starting import Starting
 from nvrx_slurm.agent.stopping import Stopping
-from nvrx_slurm.agent.tethering import Tethering
 from nvrx_slurm.agent.watching import HangWatch
 from nvrx_slurm.agent.workers import Exited, Spawned, Stopped, SupervisorDied, Tearing
 from nvrx_slurm.errors import EXIT_DONE, EXIT_FAILED, EXIT_UNREACHABLE, StoreUnreachable
@@ -97,7 +97,7 @@ class Agent:
         self.publisher = FactPublisher(
             node=node, generation=generation, store=store, incarnation=machine.new_incarnation()
         )
-        self.tethering = Tethering(machine.connect, machine.random_s, nodes=plan.total_nodes)
+        self.liveness = LivenessClient(machine.connect, machine.random_s, nodes=plan.total_nodes)
         self.workers, self.output, self.stacks = machine.workers(post), machine.output, machine.stacks
         self.board = machine.board(self._first_step, lambda *words: post(Failing(*words)), self._restarted_in_process)
         self.watch = HangWatch(bounds.hang, board=self.board, output=self.output, clock=clock, post=post)
@@ -122,7 +122,7 @@ class Agent:
             bounds=bounds,
             nodes=plan.total_nodes,
             store=store,
-            tethering=self.tethering,
+            liveness=self.liveness,
             clock=clock,
             beat=self._sign_of_life,
             lease=self.workers.lease,
@@ -160,7 +160,7 @@ class Agent:
                 task.cancel()
             self.workers.close()
             await asyncio.gather(asyncio.to_thread(self.output.close, GOODBYE_S), self.machine.health.close())
-            await self.tethering.close(goodbye=self._exit_code is not None)
+            await self.liveness.close(goodbye=self._exit_code is not None)
             self.board.close()
             await end(self._tasks)
 
@@ -344,7 +344,7 @@ class Agent:
         def fenced(incarnation: str) -> None:
             self.inbox.put_nowait(Fence(node=self.node, incarnation=incarnation))
 
-        self.tethering.controller_is(order, self.publisher.incarnation, self.workers.hold, fenced)
+        self.liveness.controller_is(order, self.publisher.incarnation, self.workers.hold, fenced)
 
     # ---- stopping
 

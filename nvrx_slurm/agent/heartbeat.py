@@ -1,6 +1,6 @@
 """The agent's heartbeat: shows that the node lives, and measures how long ago it last reached the job.
 
-Each interval one heartbeat goes to the store. While that fails, "alive" goes over the tether, the second channel. A
+Each interval one heartbeat goes to the store. While that fails, "alive" goes over the liveness connection. A
 heartbeat that takes longer than an interval is not cancelled: on a slow network a new connection needs several round
 trips, and cancelling each attempt would never let one succeed.
 Whichever answered last renews the supervisor's lease, and when neither has answered for `fence_timeout` the lease
@@ -14,7 +14,7 @@ import asyncio
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from nvrx_slurm.agent.tethering import Tethering
+from nvrx_slurm.agent.liveness_client import LivenessClient
 from nvrx_slurm.journal.records import Beat, FaultTolerance
 from nvrx_slurm.store.client import Store
 from nvrx_slurm.util.clock import Clock
@@ -46,13 +46,13 @@ class HeartbeatSender:
         bounds: FaultTolerance,
         nodes: int,
         store: Store,
-        tethering: Tethering,
+        liveness: LivenessClient,
         clock: Clock,
         beat: Callable[[], Beat],
         lease: Callable[[float], None],
         post: Callable[[ControllerSilent], None],
     ) -> None:
-        self._bounds, self._store, self._tethering, self._clock = bounds, store, tethering, clock
+        self._bounds, self._store, self._liveness, self._clock = bounds, store, liveness, clock
         self._beat, self._lease, self._post = beat, lease, post
         self._keep = 2 * nodes + 16
         self._beats = 0
@@ -107,18 +107,18 @@ class HeartbeatSender:
             self._beating = asyncio.create_task(self._tell_store())
         done, _ = await asyncio.wait([self._beating], timeout=bound_s)
         if not done:
-            self._use_tether(f"no answer in {bound_s:g} s")
+            self._use_connection(f"no answer in {bound_s:g} s")
             return
         beating, self._beating = self._beating, None
         if beating.cancelled():  # a new one is wanted
             return
         if (error := beating.exception()) is not None:  # the next beat is as good as this one
-            self._use_tether(str(error) or "no answer")
+            self._use_connection(str(error) or "no answer")
         else:
             self._warned_of_store = False
 
-    def _use_tether(self, why: str) -> None:
-        self._tethering.say_alive()
+    def _use_connection(self, why: str) -> None:
+        self._liveness.say_alive()
         if not self._warned_of_store:
             log.warning("a beat did not reach the store: %s", why)
         self._warned_of_store = True
@@ -140,7 +140,7 @@ class HeartbeatSender:
     def _watch_controller(self) -> None:
         """Log its silence once; after the grace, say so."""
         now = self._clock.monotonic()
-        if self._warned_of_store and (silence_s := self._tethering.silence_s()) is not None:
+        if self._warned_of_store and (silence_s := self._liveness.silence_s()) is not None:
             self._controller_at = max(self._controller_at, now - silence_s)  # the store cannot be asked
         for_s = now - self._controller_at
         if for_s > self._bounds.control_plane_grace_s:
@@ -157,7 +157,7 @@ class HeartbeatSender:
             log.info("the controller is heard again")
 
     def _out_of_touch_s(self) -> float:
-        """Seconds since the store answered, or the controller's host did on the tether."""
+        """Seconds since the store answered, or the controller's host did on the liveness connection."""
         since_store = self._clock.monotonic() - self._touched_at
-        since_tether = self._tethering.silence_s()
-        return since_store if since_tether is None else min(since_store, since_tether)
+        since_connection = self._liveness.silence_s()
+        return since_store if since_connection is None else min(since_store, since_connection)

@@ -20,16 +20,17 @@ from nvrx_slurm.agent.step_files import StepFiles
 from nvrx_slurm.agent.workers import WorkerEvent, Workers
 from nvrx_slurm.journal.records import ControllerUp, FaultTolerance
 from nvrx_slurm.journal.restarts import InProcessRestart
-from nvrx_slurm.liveness import fence, tether
+from nvrx_slurm.liveness import connection as liveness
+from nvrx_slurm.liveness import fence
 from nvrx_slurm.util.ids import new_incarnation
 
 READ_BYTES = 256
 
 
-class SocketLine:
-    """A tether's connection, proven by both ends."""
+class ProvenConnection:
+    """The agent's end of the liveness connection, proven by both."""
 
-    def __init__(self, connection: socket.socket, session: tether.Session) -> None:
+    def __init__(self, connection: socket.socket, session: liveness.Session) -> None:
         self._connection, self._session = connection, session
         self._unsent = b""
 
@@ -38,7 +39,7 @@ class SocketLine:
 
     def say(self, word: bytes) -> None:
         # To a frozen controller the socket's buffer fills up: words go out whole and in order, and one "alive" waits.
-        if word != tether.ALIVE or not self._unsent:
+        if word != liveness.ALIVE or not self._unsent:
             self._unsent += self._session.put(word)
         self._unsent = self._unsent[self._connection.send(self._unsent) :]
 
@@ -50,7 +51,7 @@ class SocketLine:
         return b""
 
     def silence_s(self) -> float:
-        return tether.silence_s(self._connection)
+        return liveness.silence_s(self._connection)
 
     def close(self) -> None:
         self._connection.close()
@@ -58,7 +59,7 @@ class SocketLine:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LinuxMachine:
-    """This node. `runtime`: its folder in memory, for what workers and agent share; `token` proves its tethers."""
+    """This node. `runtime`: its folder in memory, which workers and agent share; `token`: proves connections."""
 
     node: str
     token: str
@@ -90,8 +91,8 @@ class LinuxMachine:
     def hold_port(self) -> HeldPort:
         return HeldPort()
 
-    async def connect(self, controller: ControllerUp, incarnation: str) -> SocketLine:
-        connection, session = await tether.connect(
+    async def connect(self, controller: ControllerUp, incarnation: str) -> ProvenConnection:
+        connection, session = await liveness.connect(
             controller.host,
             controller.port,
             token=self.token,
@@ -100,7 +101,7 @@ class LinuxMachine:
             interval_s=self.bounds.heartbeat_interval_s,
             timeout_s=self.bounds.heartbeat_timeout_s,
         )
-        return SocketLine(connection, session)
+        return ProvenConnection(connection, session)
 
     def new_incarnation(self) -> str:
         return new_incarnation()

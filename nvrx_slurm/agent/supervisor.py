@@ -3,8 +3,8 @@
 Run by the agent with `python -S`; standard library only, single-threaded, a few MiB. It is a child subreaper:
 whatever a worker leaves behind (double forks, sessions of their own) becomes its child. It kills everything below it
 
-- when the agent's end of the socket closes, by whatever signal the agent died. Since it also holds the agent's tether
-  open, the controller sees the tether break only after the last of them;
+- when the agent's end of the socket closes, by whatever signal the agent died. Since it also holds the agent's
+  liveness connection open, the controller sees that close only after the last of them has ended;
 - when the lease lapses that the agent keeps renewing while it is in touch with store or controller: a node that has
   lost both, or an agent that hangs, loses its workers, and somebody else may have their ranks;
 - when it is told to, phase by phase (`teardown.py`).
@@ -20,7 +20,7 @@ Messages are JSON, one per SOCK_SEQPACKET datagram:
                          {"op": "stop", "signal", "grace_s", "checkpoint": [signal, seconds] | null}
                          {"op": "done", "phase"}              the work of a phase (dump, checkpoint) is done
                          {"op": "lease", "until"}             workers may run until then, on the monotonic clock
-                         {"op": "hold"} + [tether fd]
+                         {"op": "hold"} + [liveness connection fd]
                          {"op": "fence"} + [fence socket fds]   the first one is armed
     supervisor → agent   {"op": "spawned", "id", "pid"}
                          {"op": "exited", "id", "code" | "signal" | "error"}
@@ -103,7 +103,7 @@ class Supervisor:
         self.poller = select.poll()
         self.workers: dict[int, int] = {}  # pid → id
         self.starting: dict[int, int] = {}  # pid → where it tells that it cannot run its program
-        self.held: dict[str, list[int]] = {}  # what is held open for the agent: its tether, the fence socket
+        self.held: dict[str, list[int]] = {}  # held for the agent: liveness connection, fence socket
         self.teardown: Teardown | None = None
         self.signals: dict[Phase, int] = {}
         self.say_at = self.kill_at = 0.0
@@ -200,7 +200,7 @@ class Supervisor:
             self._say(op="spawned", id=self.workers[pid], pid=pid)
 
     def _hold(self, order: dict[str, Any], fds: list[int]) -> None:
-        """Keep the tether or the fence socket open; one of each."""
+        """Keep the liveness connection or the fence socket open; one of each."""
         if order["op"] == "fence":
             _arm(fds[0])
         for older in self.held.pop(order["op"], ()):

@@ -159,9 +159,9 @@ class Workers:
         self._send({"op": "fence"}, *fence_socket.filenos())
         fence_socket.close()
 
-    def hold(self, tether: _HasDescriptor) -> None:
-        """Let the supervisor hold the tether's connection too: it breaks only when the last worker is dead."""
-        self._send({"op": "hold"}, tether.fileno())
+    def hold(self, connection: _HasDescriptor) -> None:
+        """Let the supervisor hold the liveness connection too: it closes only when the last worker is dead."""
+        self._send({"op": "hold"}, connection.fileno())
 
     def close(self) -> None:
         """End the supervisor, and with it all that still runs."""

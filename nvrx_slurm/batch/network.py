@@ -6,7 +6,7 @@ import ipaddress
 import socket
 
 from nvrx_slurm.journal.folder import LOOPBACK
-from nvrx_slurm.liveness.tether import address_towards
+from nvrx_slurm.liveness.connection import address_towards
 
 _ANY_OUTSIDE = "10.255.255.255"  # never sent to: it only makes the kernel choose the interface that leads outside
 

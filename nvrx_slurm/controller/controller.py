@@ -167,7 +167,7 @@ class Controller:
     # ---- start
 
     async def _take_over(self) -> str:
-        """Fence older controllers, get the state out of the journal, say where the tether listens."""
+        """Fence older controllers, get the state out of the journal, announce where the controller listens."""
         kept = self.mirror.last_number()
         self.epoch, self.written, cursor = await self.store.acquire(self.owner, self._lease_s(), kept)
         self.server_clock.set(await self.store.time())
@@ -179,7 +179,7 @@ class Controller:
         self.requests.replayed((entry.record, entry.t) for entry in journal)
         self._go_on_from(journal)
         self.detector.start_with(node for node in self.job.nodes.values() if node.alive)
-        port = await self.detector.tethers.start("0.0.0.0" if self.bind == "*" else self.bind)
+        port = await self.detector.server.start("0.0.0.0" if self.bind == "*" else self.bind)
         up = ControllerUp(epoch=self.epoch, host=self._advertised(), port=port)
         host, pid, clock_s = self.outside.host, self.outside.pid, self.clock.monotonic()
         started = ControllerStarted(epoch=self.epoch, host=host, pid=pid, clock_s=clock_s)

@@ -1,4 +1,4 @@
-"""Which nodes are alive, by their heartbeats in the store and their tethers; and the fence for those that are not.
+"""Which nodes are alive, by heartbeats in the store and liveness connections; and the fence for those that are not.
 
 Its findings are posted as facts; the rule itself is `core.liveness`. A reap is journaled first and fenced then: the
 controller calls `fence` once a `Fence` is in the journal.
@@ -36,7 +36,7 @@ log = get_logger("controller")
 
 MOST_PACE_S = 0.25
 SUSPECT_BEATS = 3
-"""A node whose tether broke is dead when it is silent for so many beats more."""
+"""A node whose connection closed is dead when it is silent for so many beats more."""
 
 STALL_BEATS = 2
 """When nobody has been heard for so many beats, the store or this controller stood still."""
@@ -45,7 +45,7 @@ SLOWEST_BEAT_S = 0.5
 """An agent whose beats do not reach the store says "alive" so often, however short the interval: that is no stall."""
 
 PROBE_S = 0.25
-"""How long a broken tether's node may take to prove that nobody is there."""
+"""How long a node whose connection closed may take to prove that its processes are gone."""
 
 TEST_S = 0.2
 TEST_SPREAD_S_PER_NODE = 0.002
@@ -83,13 +83,13 @@ class FailureDetector:
             fleet_grace_s=max(bounds.control_plane_grace_s, bounds.gives_away_after_s),
             grace_until=clock.monotonic() + bounds.heartbeat_timeout_s,
         )
-        self.tethers = outside.tethers(token, self._alive, self._tether_lost)
+        self.server = outside.liveness_server(token, self._alive, self._connection_lost)
         self.speakers: dict[bytes, str] = {}  # incarnation → its node, of those that are watched
         self.names: dict[str, bytes] = {}  # the other way round
         self.last_beats: dict[str, bytes] = {}
         self.seen_at: dict[str, float] = {}  # node → when it was here, seconds since the epoch
         self.trusted: set[str] = set()  # incarnations whose kernel's refusal proves a death
-        self.untied: set[str] = set()  # nodes whose tether broke, until they tie another
+        self.disconnected: set[str] = set()  # nodes whose connection closed, until they connect again
         self._tasks: set[asyncio.Task[None]] = set()
 
     def start_with(self, nodes: Iterable[Node]) -> None:
@@ -108,11 +108,11 @@ class FailureDetector:
             self.liveness.drop(fact.node)
             self.speakers.pop(fact.incarnation.encode(), None)
             self.last_beats.pop(fact.node, None)
-            self.untied.discard(fact.node)
+            self.disconnected.discard(fact.node)
 
     async def close(self) -> None:
         await end(self._tasks)
-        await self.tethers.close()
+        await self.server.close()
 
     # ---- detection
 
@@ -171,18 +171,18 @@ class FailureDetector:
     def _alive(self, node: str, incarnation: str) -> None:
         if self._current(node, incarnation):
             self.liveness.heard(node, self.clock.monotonic())
-            if node in self.untied:
-                self.untied.discard(node)
-                log.info("%s: its tether is tied anew", node)
+            if node in self.disconnected:
+                self.disconnected.discard(node)
+                log.info("%s: its agent is connected again", node)
 
-    def _tether_lost(self, node: str, incarnation: str) -> None:
+    def _connection_lost(self, node: str, incarnation: str) -> None:
         if self._current(node, incarnation):
-            log.warning("%s: its tether broke", node)
-            self.untied.add(node)
+            log.warning("%s: the connection to its agent closed", node)
+            self.disconnected.add(node)
             self._go(self._look_after(node, incarnation))
 
     async def _look_after(self, name: str, incarnation: str) -> None:
-        """A tether broke: is nobody there any more, or did somebody in between break it?"""
+        """A connection closed: either the node's processes are gone, or something on the way closed it."""
         began = self.clock.monotonic()
         node = self.nodes()[name]
         proven = incarnation in self.trusted and await self.outside.is_dead(
@@ -191,8 +191,8 @@ class FailureDetector:
         if not self._current(name, incarnation):
             return
         if proven:
-            self._lose(name, "tether_lost", ago_s=self.clock.monotonic() - began)
-        elif name in self.untied:
+            self._lose(name, "connection_closed", ago_s=self.clock.monotonic() - began)
+        elif name in self.disconnected:
             log.warning("%s: nothing proves its death; listening on", name)
             self.liveness.suspect(name, began)
 
@@ -200,7 +200,7 @@ class FailureDetector:
         suspected = silent_s < self.plan.fault_tolerance.heartbeat_timeout_s
         log.warning("%s: nothing heard for %.1f s; it is given up", name, silent_s)
         safe_after_s = max(0.0, self.plan.fault_tolerance.gives_away_after_s - silent_s)
-        self._lose(name, "tether_lost" if suspected else "heartbeat_timeout", safe_after_s=safe_after_s)
+        self._lose(name, "connection_closed" if suspected else "heartbeat_timeout", safe_after_s=safe_after_s)
 
     def _lose(self, name: str, cause: str, *, ago_s: float = 0.0, safe_after_s: float = 0.0) -> None:
         node, beat = self.nodes()[name], self.last_beats.get(name)
@@ -225,7 +225,7 @@ class FailureDetector:
 
     def fence(self, name: str, incarnation: str) -> None:
         """Have the node's workers killed, and post the proof when there is one."""
-        self.tethers.fence(name, incarnation)
+        self.server.fence(name, incarnation)
         node = self.nodes()[name]
         if node.fence_port:
             self._go(self._send_fence(name, incarnation, node.addr, node.fence_port))

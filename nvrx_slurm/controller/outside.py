@@ -19,15 +19,15 @@ from nvrx_slurm.controller.fencing import FIRST_PAUSE_S
 from nvrx_slurm.controller.mirror import Mirror, read_copy
 from nvrx_slurm.journal.folder import JobFolder, Result
 from nvrx_slurm.journal.records import Entry
-from nvrx_slurm.liveness.tether import TetherServer
+from nvrx_slurm.liveness.connection import LivenessServer
 from nvrx_slurm.util.files import JobFiles
 
 Told = Callable[[str, str], None]
 """Called with a node and the incarnation of its agent."""
 
 
-class Tethers(Protocol):
-    """What `tether.TetherServer` promises."""
+class LivenessListener(Protocol):
+    """What `connection.LivenessServer` promises."""
 
     async def start(self, bind: str) -> int: ...
     def fence(self, node: str, incarnation: str) -> None: ...
@@ -63,8 +63,8 @@ class Outside(Protocol):
         """Tell the batch host, and whoever asks later, how the job ended."""
         ...
 
-    def tethers(self, token: str, alive: Told, lost: Told) -> Tethers:
-        """The controller's end of all tethers; it listens once it is started."""
+    def liveness_server(self, token: str, alive: Told, lost: Told) -> LivenessListener:
+        """The controller's end of all liveness connections; it listens once it is started."""
         ...
 
     def attribution_broker(self, answered: Answered) -> AttributionBroker:
@@ -101,8 +101,8 @@ class LinuxOutside:
     def write_result(self, result: Result) -> None:
         self._folder.write_result(result)
 
-    def tethers(self, token: str, alive: Told, lost: Told) -> TetherServer:
-        return TetherServer(token, alive, lost)
+    def liveness_server(self, token: str, alive: Told, lost: Told) -> LivenessServer:
+        return LivenessServer(token, alive, lost)
 
     def attribution_broker(self, answered: Answered) -> AttributionBroker:
         return AttributionBrokerProcess(self._folder.node_log("attribution"), answered)

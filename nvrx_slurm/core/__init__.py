@@ -1,6 +1,6 @@
 """The decisions of a job, without I/O, clock, or thread: facts in, decisions out.
 
-    liveness.py     beats and tethers → who is lost
+    liveness.py     heartbeats and connections → which nodes are lost
     job.py          the dispatch: one handler per fact; `step(job, fact, now)`
     membership.py   who is here: joined, standby, active, lost, left
     rendezvous.py   when a round opens, when it closes, and with whom

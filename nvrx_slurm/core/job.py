@@ -327,7 +327,7 @@ def _node_lost(job: Job, fact: NodeLost, now: float) -> list[Decision] | None:
     if node.state is NodeState.ACTIVE and node.replica is not None and fact.safe_after_s > 0.0:
         job.replicas[node.replica].unsafe[node.name] = now + fact.safe_after_s
     fence = Fence(node=node.name, incarnation=node.incarnation)
-    return [fence, *_lose(job, node, fact.cause.replace("_", " "), now, noticed=now - fact.ago_s, step=fact.step)]
+    return [fence, *_lose(job, node, fact.why, now, noticed=now - fact.ago_s, step=fact.step)]
 
 
 def _node_fenced(job: Job, fact: NodeFenced, now: float) -> list[Decision] | None:

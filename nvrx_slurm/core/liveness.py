@@ -1,15 +1,15 @@
-"""Who is late, suspected, dead. Two witnesses: beats through the store, and the tether's connection.
+"""Which nodes are late, suspected, dead. Two signals: heartbeats through the store, and the liveness connection.
 
-| beats | tether | what it means | what follows |
+| heartbeats | connection | what it means | what follows |
 |---|---|---|---|
 | arrive | up | it lives | nothing |
-| arrive | lost | something between us broke the connection | the agent tethers anew; nobody is reaped |
-| silent | says "alive" | the store is ill, for this node or for all | nobody is reaped |
+| arrive | closed | something between the hosts closed it | the agent connects again; no node is reaped |
+| silent | says "alive" | the store does not serve this node, or any | no node is reaped |
 | silent | up, says nothing | it is frozen: its kernel answers, its agent does not | reaped after the timeout |
-| silent | lost | it is dead, or cut off | reaped after `suspect_s`; at once if its kernel proves it |
-| of all silent | any | the store's fault or the controller's own | nobody is reaped for `fleet_grace_s` |
+| silent | closed | it is dead, or partitioned | reaped after `suspect_s`; at once if its kernel proves it |
+| of all silent | any | the store's fault or the controller's own | no node is reaped for `fleet_grace_s` |
 
-`heard` takes either witness: a beat, or an "alive" on the tether. All times are seconds on one monotonic clock.
+`heard` takes either signal: a heartbeat, or an "alive" on the connection. Times are seconds on one monotonic clock.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ class Liveness:
     `timeout_s`: how long a node that has been heard may be silent; `startup_s`: from its registration to its first
     sign. `grace_until`: a new controller declares nobody dead before it has listened for a full timeout. `stall_s`:
     when nobody at all was heard for longer than this, that time is nobody's silence, and nobody is judged meanwhile.
-    `suspect_s`: how long a node whose tether broke may be silent.
+    `suspect_s`: how long a node whose connection closed may be silent.
     """
 
     def __init__(
@@ -70,7 +70,7 @@ class Liveness:
             del self._suspected[node]
 
     def suspect(self, node: str, now: float) -> None:
-        """Its tether broke, and nothing proves why: unless it is heard again soon it is dead."""
+        """Its connection closed, and nothing proves why: unless it is heard again soon it is dead."""
         if node in self._heard or node in self._registered:
             self._suspected[node] = now
             self._look_at = min(self._look_at, now + self._suspect_s)

@@ -76,7 +76,8 @@ class JobInfo(Record, frozen=True, kw_only=True):
 
 
 class StoreAddress(Record, frozen=True, kw_only=True):
-    """Where the store listens, how to authenticate, and the job's name in its keys. `token` authenticates tethers.
+    """Where the store listens, how to authenticate, and the job's name in its keys. `token` proves
+    both ends of a liveness connection.
 
     `embedded`: the batch host started this server for this job alone. Its configuration may be changed; a site's own
     server, which other jobs use too, keeps its own.

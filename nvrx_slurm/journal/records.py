@@ -333,7 +333,8 @@ class NodeLeft(FromAgent, frozen=True, kw_only=True, tag="node_left"):
 
 
 class NodeLost(Fact, frozen=True, kw_only=True, tag="node_lost"):
-    """The controller holds the node for dead. `cause`: `tether_lost`, `heartbeat_timeout`, or `replaced`.
+    """The controller declares the node dead. `cause`: `connection_closed` (`tether_lost` in journals up to 0.1),
+    `heartbeat_timeout`, or `replaced`.
 
     `safe_after_s`: its workers may still run for so long, and until then no node gets their ranks. 0: its own kernel
     says that they are dead.
@@ -345,6 +346,12 @@ class NodeLost(Fact, frozen=True, kw_only=True, tag="node_lost"):
     step: Step | None = None
     ago_s: float = 0.0
     safe_after_s: float = 0.0
+
+    @property
+    def why(self) -> str:
+        """The cause in words. An older journal's cause keeps its words: a replay must give the same decisions."""
+        closed = self.cause == "connection_closed"
+        return "connection to its agent closed" if closed else self.cause.replace("_", " ")
 
 
 class NodeFenced(Fact, frozen=True, kw_only=True, tag="node_fenced"):
@@ -501,7 +508,7 @@ class RestartDecided(Decision, frozen=True, kw_only=True, tag="restart_decided")
 class Recovered(Decision, frozen=True, kw_only=True, tag="recovered"):
     """A replica runs again: how long each phase took, in seconds; they add up to `total_s`.
 
-    `phases`, in order: `decided` (from the moment the death was noticed on its node, or the tether broke),
+    `phases`, in order: `decided` (from the moment the death was noticed on its node, or its connection closed),
     `torn_down` (until the last node had no old worker), `closed` (the round, after the pause of a crash loop if
     there is one), `spawned` (until the last node had started its workers). The user's own start-up follows; its end
     is reported by the first `progress` of the cycle.
@@ -605,7 +612,7 @@ AnyRecord = AnyFact | AnyDecision
 
 
 class ControllerUp(Record, frozen=True, kw_only=True, tag_field="event", tag="controller_up"):
-    """An order only: where the newest controller's tether listens."""
+    """An order only: where the newest controller accepts liveness connections."""
 
     epoch: Count
     host: Host

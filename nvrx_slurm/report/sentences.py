@@ -103,7 +103,7 @@ def _dump_of(record: records.DumpAsked | records.DumpOrdered) -> str:
 
 def _node_lost(record: records.NodeLost) -> str:
     held = f"; {ranks_wait(record.safe_after_s)}" if record.safe_after_s else ""
-    return f"{record.node}: {record.cause.replace('_', ' ')}{at_step(record.step)}{held}"
+    return f"{record.node}: {record.why}{at_step(record.step)}{held}"
 
 
 def _stacks_first(record: records.RoundOpened | records.Shutdown) -> str:
@@ -220,7 +220,7 @@ class Lines:
         self._begin: float | None = None
 
     def in_words(self, entry: Entry) -> str:
-        """`+4.953s      node_lost            n2: tether lost, at step 80`."""
+        """`+4.953s      node_lost            n2: connection to its agent closed, at step 80`."""
         if self._begin is None:
             self._begin = entry.t
         time = f"+{entry.t - self._begin:.3f}s"

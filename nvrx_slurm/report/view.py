@@ -235,7 +235,7 @@ def _node_lost(view: JobView, fact: records.NodeLost, t: float) -> None:
         why = words.node_loss(fact)
         view.last_failure = _node_failure(view, fact.node, why, t - fact.ago_s, fact.step)
     had_ranks = fact.node in view.nodes and view.nodes[fact.node].state == "active"
-    depart(view, fact.node, "lost", fact.cause.replace("_", " "), t)
+    depart(view, fact.node, "lost", fact.why, t)
     if had_ranks and fact.safe_after_s > 0.0:
         hold_ranks(view, fact.node, t + fact.safe_after_s)
 

@@ -101,7 +101,7 @@ def slurm_state(record: records.SlurmNodeState) -> str:
 
 def node_loss(record: records.NodeLost) -> str:
     """How a node was lost: `n2 lost: connection to its agent closed`."""
-    return f"{record.node} lost: {record.cause.replace('_', ' ')}"
+    return f"{record.node} lost: {record.why}"
 
 
 def plural(count: int, noun: str) -> str:

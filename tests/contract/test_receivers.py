@@ -387,7 +387,7 @@ async def test_the_desks_own_process_tells_or_spools_before_it_ends(case: Case, 
     plan = msgspec.structs.replace(case.plan, ledger=str(ledger))
     (case.folder / "plan.json").write_bytes(msgspec.json.encode({"fault_tolerance": {"attribution": plan}}))
     lost = decided(case.folder)
-    failed = Failed(cause="n2 lost: tether lost", node="n2")
+    failed = Failed(cause="n2 lost: connection to its agent closed", node="n2")
     inquiry = Inquiry(key=msgspec.structs.replace(lost.key, rank=None), paths=(), failed=failed)
     judged = msgspec.structs.replace(lost.judged, key=inquiry.key)
     lines = [{"ask": inquiry, "settled": True}, {"judged": judged}]

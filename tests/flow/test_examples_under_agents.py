@@ -29,7 +29,7 @@ def test_demo_shows_the_same_loss_with_and_without_a_death(tmp_path):
     assert done.returncode == 0, done.stdout + done.stderr
     assert "the same, bit for bit" in done.stdout
     assert "from the death to the first step after it" in done.stdout
-    assert "n2 lost: tether lost" in done.stdout
+    assert "n2 lost: connection to its agent closed" in done.stdout
 
 
 @pytest.mark.torch

@@ -49,15 +49,15 @@ def causes(job):
 
 
 def test_killed_nodes_ranks_move_to_the_spare(run_local, gate, ledger):
-    """SIGKILL of all that runs on a node: known by its tether, one line tells why, and nobody overlaps."""
+    """SIGKILL of all that runs on a node: known by its connection, one line tells why, and nobody overlaps."""
     job = run_local(ledger.plan(gate))
     gate.wait(4, cycle=0)
     all_joined(job, "n3", "n4")
     job.kill_node("n2")
     finish(job, gate, cycle=1)
     lost = job.said(NodeLost)[0]
-    assert (lost.cause, lost.safe_after_s) == ("tether_lost", 0.0)
-    assert causes(job) == ["n2 lost: tether lost"]
+    assert (lost.cause, lost.safe_after_s) == ("connection_closed", 0.0)
+    assert causes(job) == ["n2 lost: connection to its agent closed"]
 
 
 @pytest.mark.parametrize(

@@ -63,7 +63,7 @@ def test_killed_node_is_replaced_by_the_spare(run_local, gate, tmp_path):
     wait_gone([w.pid for w in before.values()])
     gate.open()
     assert job.finish() == 0
-    assert job.said(NodeLost)[0].cause == "tether_lost"
+    assert job.said(NodeLost)[0].cause == "connection_closed"
     phases = job.said(Recovered)[0].phases
     assert sum(phases.values()) == pytest.approx(job.said(Recovered)[0].total_s)
 

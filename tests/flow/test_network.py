@@ -88,11 +88,11 @@ def said(job, who, words):
 
 
 def broke(job, node):
-    return said(job, "controller", f"{node}: its tether broke")
+    return said(job, "controller", f"{node}: the connection to its agent closed")
 
 
-def tied_anew(job, node):
-    return said(job, "controller", f"{node}: its tether is tied anew")
+def connected_again(job, node):
+    return said(job, "controller", f"{node}: its agent is connected again")
 
 
 def joined_again(job, node):
@@ -114,7 +114,7 @@ def to_the_store(job, *hosts):
     return {"hosts": hosts, "protocol": "tcp", "port": job.store_port}
 
 
-def to_the_tether(job, *hosts):
+def to_the_connection(job, *hosts):
     return {"hosts": hosts, "protocol": "tcp", "other_than": job.store_port}
 
 
@@ -156,7 +156,7 @@ def test_short_cut_touches_nobody(start, network, gate, ledger):
 
 
 def test_node_cut_off_from_the_store_alone_lives(start, network, gate, ledger):
-    """It says over its tether that it is alive, so nobody is reaped, and its lease goes on."""
+    """It says over its connection that it is alive, so nobody is reaped, and its lease goes on."""
     job = start(**QUICK)
     network.rule(to_the_store(job, "n2"))
     works_on(ledger, "n2", steps=2000)
@@ -164,21 +164,21 @@ def test_node_cut_off_from_the_store_alone_lives(start, network, gate, ledger):
     nothing_happened(job, gate, ledger)
 
 
-def test_node_cut_off_from_the_tether_alone_lives(start, network, gate, ledger):
+def test_node_cut_off_from_the_connection_alone_lives(start, network, gate, ledger):
     """Its beats arrive, so nobody is reaped, and its lease goes on."""
     job = start(**QUICK)
-    network.rule(to_the_tether(job, "n2"))
+    network.rule(to_the_connection(job, "n2"))
     works_on(ledger, "n2", steps=2000)
     network.heal()
     nothing_happened(job, gate, ledger)
 
 
-def test_reset_tether_is_tied_anew(start, network, gate, ledger):
-    """A third party resets the tether, again and again: the node ties a new one, and nobody is reaped."""
+def test_reset_connection_is_made_again(start, network, gate, ledger):
+    """A third party resets the connection, again and again: the node connects again, and nobody is reaped."""
     job = start(**PATIENT)
     for times in (1, 2, 3):
-        assert network.reset(to_the_tether(job, "n2")) >= 1  # the controller's probe of the trap may be another
-        until(lambda times=times: broke(job, "n2") == tied_anew(job, "n2") == times, "a tether that is tied anew")
+        assert network.reset(to_the_connection(job, "n2")) >= 1  # the controller's probe of the trap may be another
+        until(lambda times=times: broke(job, "n2") == connected_again(job, "n2") == times, "a new connection")
     nothing_happened(job, gate, ledger)
 
 
@@ -218,7 +218,7 @@ def test_behind_a_firewall_no_death_is_proven(start, network, gate, ledger, fire
     if end == "dies":
         job.kill_node("n2")
     lost = job.expect(NodeLost, node="n2")
-    assert lost.cause == ("heartbeat_timeout" if end == "freezes" else "tether_lost")
+    assert lost.cause == ("heartbeat_timeout" if end == "freezes" else "connection_closed")
     assert lost.safe_after_s > 0.0
     assert nodes_of(gate.wait(4, cycle=1)) == {"n1", "n3"}
     node.thaw()

@@ -267,7 +267,7 @@ def test_watching_on_a_terminal_ends_with_the_summary(
     screen = read_until(terminal, None)
     assert watcher.wait(WAIT_S) == 0
     summary = screen[screen.rindex("completed") :]
-    for words in ("n2 lost: tether lost", "torn down", "to recover", "logs"):
+    for words in ("n2 lost: connection to its agent closed", "torn down", "to recover", "logs"):
         assert words in summary
 
 

@@ -56,9 +56,9 @@ def test_killed_node_says_in_the_journal_what_slurm_made_of_it(jobs):
     jobs.cluster.kill_node("n2")
     jobs.running(job, 2, cycle=1)
     lost = job.expect(NodeLost, node="n2")
-    assert (lost.cause, lost.safe_after_s) == ("tether_lost", 0.0), job.story()
+    assert (lost.cause, lost.safe_after_s) == ("connection_closed", 0.0), job.story()
     assert job.expect(SlurmNodeState, node="n2").state == "MIXED"
-    assert "n2 lost: tether lost" in job.expect(RestartDecided).cause
+    assert "n2 lost: connection to its agent closed" in job.expect(RestartDecided).cause
     jobs.cluster.mark_down("n2")  # or Slurm waits some more seconds for it at the end
     ends_well(jobs, job)
 

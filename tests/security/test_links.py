@@ -16,12 +16,12 @@ from pathlib import Path
 
 import pytest
 
-from nvrx_slurm.agent.linux import SocketLine
+from nvrx_slurm.agent.linux import ProvenConnection
+from nvrx_slurm.agent.liveness_client import LivenessClient
 from nvrx_slurm.agent.supervisor import descendants
-from nvrx_slurm.agent.tethering import Tethering
 from nvrx_slurm.journal.records import ControllerUp, NodeJoined, NodeLost
-from nvrx_slurm.liveness import tether
-from nvrx_slurm.liveness.tether import ALIVE, TetherServer
+from nvrx_slurm.liveness import connection as liveness
+from nvrx_slurm.liveness.connection import ALIVE, LivenessServer
 from nvrx_slurm.util.admission import MOST_UNPROVEN
 from nvrx_slurm.util.processes import MOST_DESCRIPTORS, is_alive
 from tests.fault_harness import child_of
@@ -158,12 +158,12 @@ def send_noise(port: int, count: int, seed: int) -> int:
 
 
 class Ears:
-    """A controller's end of the tethers, and what it has heard."""
+    """A controller's end of the liveness connections, and what it has heard."""
 
     def __init__(self) -> None:
         self.heard: list[tuple[str, ...]] = []
         self.news = asyncio.Event()
-        self.server = TetherServer(
+        self.server = LivenessServer(
             TOKEN, lambda *who: self._note("alive", *who), lambda *who: self._note("lost", *who)
         )
 
@@ -186,20 +186,20 @@ async def ears():
     await ears.server.close()
 
 
-async def tie(port: int, incarnation: str = "a") -> SocketLine:
-    connection = await tether.connect(
+async def tie(port: int, incarnation: str = "a") -> ProvenConnection:
+    connection = await liveness.connect(
         "127.0.0.1", port, token=TOKEN, node="n1", incarnation=incarnation, interval_s=1.0, timeout_s=15.0
     )
-    return SocketLine(*connection)
+    return ProvenConnection(*connection)
 
 
 async def test_agent_believes_no_process_that_cannot_prove_itself(bob, ears, caplog):
     """Bob answers at the address of a controller that was killed. No lie of his fences the agent or becomes its
-    tether; the log has one line about it; the real controller that comes next is believed at once."""
+    connection; the log has one line about it; the real controller that comes next is believed at once."""
     impostor = bob.start(pose_as_controller)
     fenced: asyncio.Queue[str] = asyncio.Queue()
     held: asyncio.Queue[object] = asyncio.Queue()
-    agent = Tethering(lambda up, incarnation: tie(up.port, incarnation), lambda most_s: 0.0)
+    agent = LivenessClient(lambda up, incarnation: tie(up.port, incarnation), lambda most_s: 0.0)
     with caplog.at_level(logging.INFO, "nvrx.agent"):
         up = ControllerUp(epoch=1, host="127.0.0.1", port=int(impostor.line()))
         agent.controller_is(up, "a", held.put_nowait, fenced.put_nowait)
@@ -265,7 +265,7 @@ async def test_forged_words_are_no_use(ears):
     other = await tie(ears.port, "b")
     await ears.until("alive", "n1", "b")
     ears.server.tied["n1", "b"]._transport.write(b"x" + bytes(16))
-    with pytest.raises(tether.UnprovenPeer):
+    with pytest.raises(liveness.UnprovenPeer):
         await other.hear()
     other.close()
 
@@ -275,7 +275,7 @@ async def test_proof_for_another_port_is_not_taken(ears):
     connection = dial(ears.port)
     connection.setblocking(False)
     loop = asyncio.get_running_loop()
-    introduction = tether.Introduction(TOKEN, node="n1", incarnation="a", port=ears.port + 1)
+    introduction = liveness.Introduction(TOKEN, node="n1", incarnation="a", port=ears.port + 1)
     await loop.sock_sendall(connection, introduction.answer(await loop.sock_recv(connection, 32)))
     async with asyncio.timeout(BOUND_S):
         with suppress(ConnectionError):
@@ -287,7 +287,7 @@ async def test_proof_for_another_port_is_not_taken(ears):
 async def test_silent_connections_are_few_and_an_agent_gets_through(bob, ears, caplog):
     """Bob holds 2,000 connections and says nothing on them: at most 64 stay open, an agent ties beside them, and one
     line is logged."""
-    with caplog.at_level(logging.WARNING, "nvrx.tether"):
+    with caplog.at_level(logging.WARNING, "nvrx.liveness"):
         flood = bob.start(connect_and_say_nothing, ears.port, 2000)
         assert await asyncio.to_thread(flood.line) == "connected"
         line = await tie(ears.port)
@@ -304,7 +304,7 @@ async def test_agent_gets_through_a_flood(bob, ears):
     """Bob connects as fast as he can. An agent that tries again is tied all the same, and stays so."""
     flood = bob.start(keep_connecting, ears.port)
     assert await asyncio.to_thread(flood.line) == "begins"
-    agent = Tethering(lambda up, incarnation: tie(up.port, incarnation), lambda most_s: most_s / 2)
+    agent = LivenessClient(lambda up, incarnation: tie(up.port, incarnation), lambda most_s: most_s / 2)
     up = ControllerUp(epoch=1, host="127.0.0.1", port=ears.port)
     agent.controller_is(up, "a", lambda line: None, lambda incarnation: None)
     await ears.until("alive", "n1", "a")
@@ -317,7 +317,7 @@ async def test_agent_gets_in_once_descriptors_are_free_again(bob, caplog):
     agent as soon as his connections are closed for their silence."""
     accepting: list[None] = []
 
-    class Server(TetherServer):
+    class Server(LivenessServer):
         def _accept(self) -> None:
             accepting.append(None)
             super()._accept()

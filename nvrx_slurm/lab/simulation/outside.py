@@ -17,7 +17,7 @@ from nvrx_slurm.journal.records import Entry
 from nvrx_slurm.lab.simulation.process import Process
 from nvrx_slurm.lab.simulation.sources import SimulatedBroker
 from nvrx_slurm.lab.simulation.tethers import ControllerTethers
-from nvrx_slurm.liveness.tether import TetherServer
+from nvrx_slurm.liveness.connection import LivenessServer
 from nvrx_slurm.util.files import JobFiles
 
 if TYPE_CHECKING:
@@ -61,8 +61,8 @@ class SimulatedOutside:
     def write_result(self, result: Result) -> None:
         self._history.result = result
 
-    def tethers(self, token: str, alive: Told, lost: Told) -> ControllerTethers:
-        server = TetherServer(token, alive, lost)
+    def liveness_server(self, token: str, alive: Told, lost: Told) -> ControllerTethers:
+        server = LivenessServer(token, alive, lost)
         return ControllerTethers(server, self._history.sockets, self.host, self._process)
 
     def attribution_broker(self, answered: Answered) -> SimulatedBroker:

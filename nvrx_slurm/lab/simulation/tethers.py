@@ -10,7 +10,7 @@ from nvrx_slurm.lab.simulation.connections import End, Listener
 from nvrx_slurm.lab.simulation.kernel import Held
 from nvrx_slurm.lab.simulation.process import Process
 from nvrx_slurm.lab.simulation.sockets import Sockets
-from nvrx_slurm.liveness import tether
+from nvrx_slurm.liveness import connection as liveness
 
 if TYPE_CHECKING:
     from nvrx_slurm.lab.simulation.node import Node
@@ -25,7 +25,7 @@ class AgentLine(Held):
         super().__init__(end.close)
         self.end, self._agent = end, agent
         self._unread = b""
-        self.session: tether.Session | None = None  # once both ends have proven themselves
+        self.session: liveness.Session | None = None  # once both ends have proven themselves
         self.held_by(agent)
 
     def fileno(self) -> int:
@@ -59,14 +59,14 @@ class AgentLine(Held):
 
 
 async def connect(node: Node, agent: Process, controller: ControllerUp, incarnation: str) -> AgentLine:
-    """As `tether.connect` does it."""
+    """As `liveness.connect` does it."""
     history = node.history
     timeout_s = history.plan.fault_tolerance.heartbeat_timeout_s
-    async with asyncio.timeout(tether.HANDSHAKE_S):
+    async with asyncio.timeout(liveness.HANDSHAKE_S):
         end = await history.sockets.connect(node.name, history.HOST, controller.port, timeout_s=max(1.0, timeout_s))
         line = AgentLine(end, agent)
         try:
-            line.session = await tether.introduce(
+            line.session = await liveness.introduce(
                 line, token=history.address.token, node=node.name, incarnation=incarnation, port=controller.port
             )
         except BaseException:
@@ -79,7 +79,7 @@ async def connect(node: Node, agent: Process, controller: ControllerUp, incarnat
 class ControllerTethers:
     """The controller's end of all of them."""
 
-    def __init__(self, server: tether.TetherServer, sockets: Sockets, host: str, controller: Process) -> None:
+    def __init__(self, server: liveness.LivenessServer, sockets: Sockets, host: str, controller: Process) -> None:
         self._server, self._sockets, self._host, self._controller = server, sockets, host, controller
         self._listener: Listener | None = None
 

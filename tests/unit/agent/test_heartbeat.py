@@ -9,7 +9,7 @@ import signal
 import pytest
 
 from nvrx_slurm.agent.heartbeat import ControllerSilent, HeartbeatSender
-from nvrx_slurm.agent.tethering import Tethering
+from nvrx_slurm.agent.liveness_client import LivenessClient
 from nvrx_slurm.journal.folder import StoreAddress
 from nvrx_slurm.journal.records import Beat, FaultTolerance
 from nvrx_slurm.store.client import Store
@@ -61,12 +61,12 @@ class Harness:
         self.store, self.server_pid, self.relay = store, server_pid, relay
         self.leases: asyncio.Queue[float] = asyncio.Queue()
         self.said: asyncio.Queue[ControllerSilent] = asyncio.Queue()
-        self.tethering = Tethering(nobody_listens, lambda most_s: 0.0)
+        self.liveness = LivenessClient(nobody_listens, lambda most_s: 0.0)
         self.sender = HeartbeatSender(
             bounds=FaultTolerance(**{"heartbeat_interval_s": 0.05, "heartbeat_timeout_s": 0.3, **bounds}),
             nodes=1,
             store=store,
-            tethering=self.tethering,
+            liveness=self.liveness,
             clock=SystemClock(),
             beat=lambda: Beat(node="n1", incarnation="a"),
             lease=self.leases.put_nowait,
@@ -112,7 +112,7 @@ async def test_lease_is_whole_while_the_store_answers(start_sender):
 
 
 async def test_lease_runs_out_while_nobody_answers(start_sender):
-    """Neither store nor tether: it shrinks to nothing, and is whole again when the store is back."""
+    """Neither store nor connection: it shrinks to nothing, and is whole again when the store is back."""
     harness = start_sender(fence_timeout_s=2.0)
     await harness.next_lease(lambda lease: lease > 1.5)
     os.kill(harness.server_pid, signal.SIGSTOP)
@@ -147,7 +147,7 @@ async def test_beat_that_a_cut_holds_up_is_given_up_for_a_new_one(start_sender):
 
 
 async def test_controller_that_never_shows_is_told_of_after_its_grace(start_sender):
-    """Its lease in the store is its only sign; without one, and without a tether, it is silent."""
+    """Its lease in the store is its only sign; without one, and without a connection, it is silent."""
     harness = start_sender(control_plane_grace_s=0.6)
     async with asyncio.timeout(20.0):
         assert (await harness.said.get()).for_s > 0.6

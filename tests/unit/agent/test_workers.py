@@ -110,7 +110,7 @@ async def test_workers_do_not_inherit_ignored_signals(node):
 
 
 async def test_worker_inherits_nothing_but_its_output(node):
-    """No socket of ours: a worker that held the fence socket or the tether would hide its supervisor's death."""
+    """No socket of ours: a worker that held a fence socket or a connection would hide its supervisor's death."""
     fence_socket = fence.open_fence_socket(fence.key_of("token", "incarnation"), "127.0.0.1")
     node.workers.fence(fence_socket)
     code = "import os; print(sorted(fd for fd in map(int, os.listdir('/proc/self/fd')) if fd > 2))"

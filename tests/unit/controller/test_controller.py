@@ -36,7 +36,7 @@ async def test_nothing_is_overdue_before_the_inbox_has_been_read() -> None:
         pid=1,
         files=JobFiles(Path("/jobs/42")),
         mirror=None,
-        tethers=lambda *_: None,
+        liveness_server=lambda *_: None,
         attribution_broker=lambda _: NobodyAsks(),
     )
     nobody: Any = None

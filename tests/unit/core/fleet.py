@@ -144,7 +144,7 @@ class Fleet:
     def lose(self, node: str, *, safe_after_s: float = 0.0) -> list[Decision] | None:
         """The node is given up; its workers may still run for so long."""
         incarnation = f"{node}.{self.incarnations[node]}"
-        cause = "heartbeat_timeout" if safe_after_s else "tether_lost"
+        cause = "heartbeat_timeout" if safe_after_s else "connection_closed"
         return self.tell(NodeLost(node=node, incarnation=incarnation, cause=cause, safe_after_s=safe_after_s))
 
     def prove_dead(self, node: str) -> list[Decision] | None:

@@ -8,6 +8,7 @@ from nvrx_slurm.core.state import NodeState
 from nvrx_slurm.journal.records import (
     Fence,
     JobEnded,
+    NodeLost,
     NodeReady,
     Recovered,
     ReplicaEnded,
@@ -47,6 +48,22 @@ def test_lost_nodes_spend_spares_and_not_the_budget():
     fleet.lose("n1")
     fleet.ready("n2")
     assert fleet.said(RoundClosed)[-1].nodes == ("n3", "n2")
+
+
+@pytest.mark.parametrize(
+    ("cause", "words"),
+    [
+        ("connection_closed", "connection to its agent closed"),
+        ("tether_lost", "tether lost"),  # an older journal's: its decisions have these words, and are to come again
+        ("heartbeat_timeout", "heartbeat timeout"),
+    ],
+)
+def test_cause_of_a_lost_node_is_in_the_decision(cause, words):
+    """In words; those of an older journal stay as they were, so that its replay gives the same decisions."""
+    fleet = running(plain(nodes=2, spares=1))
+    fleet.tell(NodeLost(node="n1", incarnation="n1.0", cause=cause))
+    (decided,) = fleet.said(RestartDecided)
+    assert decided.cause == f"n1 lost: {words}"
 
 
 def test_lost_spare_restarts_nobody():

@@ -114,7 +114,7 @@ def test_beat_from_before_the_registration_is_not_of_this_agent():
 
 
 def test_suspected_node_that_beats_is_not_reaped():
-    """Tether lost, beats arriving: somebody in between broke the connection."""
+    """Connection closed, heartbeats arriving: somebody in between broke the connection."""
     liveness = beating("a", "b")
     liveness.suspect("a", 1.0)
     liveness.heard("a", 2.0)
@@ -123,7 +123,7 @@ def test_suspected_node_that_beats_is_not_reaped():
 
 
 def test_suspected_node_that_is_silent_is_reaped_early():
-    """Tether lost and beats silent: two witnesses."""
+    """Connection closed and heartbeats silent: two signals."""
     liveness = beating("a", "b")
     liveness.suspect("a", 1.0)
     liveness.heard("b", 3.5)
@@ -170,7 +170,7 @@ class Model:
 
 @given(EVENTS)
 def test_the_rule_holds_on_arbitrary_timings(events):
-    """Late, doubled and out-of-order signs, deaths, returns, broken tethers: never too early, never forgotten."""
+    """Late, doubled and out-of-order signs, deaths, returns, closed connections: never too early, never forgotten."""
     liveness, model, now = listener(), Model(), 0.0
     for node, what, pause in events:
         now += pause

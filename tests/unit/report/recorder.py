@@ -98,7 +98,7 @@ class Recorder:
     ) -> None:
         """The node is dead for certain, or, with `safe_after_s`, has merely fallen silent."""
         incarnation = self.job.nodes[node].incarnation
-        cause = "heartbeat_timeout" if safe_after_s else "tether_lost"
+        cause = "heartbeat_timeout" if safe_after_s else "connection_closed"
         told = {"cause": cause, "step": at, "ago_s": ago_s, "safe_after_s": safe_after_s}
         self.tell(NodeLost(node=node, incarnation=incarnation, **told), after_s)
 

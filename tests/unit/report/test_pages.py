@@ -72,7 +72,7 @@ def test_both_pages_say_the_same(tmp_path: Path) -> None:
     taken = shot(tmp_path, with_one_recovery())
     page = drawn(screen.render(taken), width=200)
     for words in (
-        "n2 lost: tether lost",
+        "n2 lost: connection to its agent closed",
         "n4 took over",
         "torn down",
         "last told step 80, resumed at 76",

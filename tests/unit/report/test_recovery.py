@@ -34,7 +34,7 @@ def test_the_users_start_up_is_apart() -> None:
 def test_a_recovery_knows_its_cause_and_who_took_over() -> None:
     """It names what died, and the hot spare that got the ranks."""
     each = last_recovery(with_one_recovery())
-    assert (each.why, each.node, each.promoted) == ("n2 lost: tether lost", "n2", ("n4",))
+    assert (each.why, each.node, each.promoted) == ("n2 lost: connection to its agent closed", "n2", ("n4",))
 
 
 def test_a_step_told_before_the_last_node_had_started_counts_as_at_once() -> None:
@@ -63,7 +63,7 @@ def test_a_failure_during_a_recovery_lengthens_it() -> None:
     assert sum(each.phases.values()) == pytest.approx(each.total_s)
     assert each.noticed_at == pytest.approx(died_at)
     assert each.total_s == pytest.approx(recorder.now - died_at)
-    assert each.why == "n2 lost: tether lost"
+    assert each.why == "n2 lost: connection to its agent closed"
 
 
 def test_without_a_first_step_there_is_no_way_to_it() -> None:

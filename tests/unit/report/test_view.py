@@ -72,13 +72,13 @@ def test_after_a_loss_the_survivors_are_waited_for_and_the_failure_is_told() -> 
     recorder.lose("n2", ago_s=0.5)
     view = view_of(recorder)
     assert states(view)["n2"] == "lost"
-    assert view.nodes["n2"].why == "tether lost"
+    assert view.nodes["n2"].why == "connection to its agent closed"
     assert view.replicas["main-0"].phase == "stopping"
     assert view.waits_for("main-0") == ("n0", "n1", "n3")
     failure = view.last_failure
     assert failure is not None
     assert (failure.why, failure.node, failure.replica, failure.cycle, failure.step) == (
-        "n2 lost: tether lost",
+        "n2 lost: connection to its agent closed",
         "n2",
         "main-0",
         0,
@@ -86,7 +86,9 @@ def test_after_a_loss_the_survivors_are_waited_for_and_the_failure_is_told() -> 
     )
     assert failure.at == pytest.approx(recorder.now - 0.5)
     assert view.last_decision is not None
-    assert view.last_decision.what.startswith("restart_replica for main-0 cycle 0: n2 lost: tether lost")
+    assert view.last_decision.what.startswith(
+        "restart_replica for main-0 cycle 0: n2 lost: connection to its agent closed"
+    )
     assert view.restarts == 1
 
 
@@ -129,7 +131,7 @@ def test_the_timeline_has_each_cycle_with_its_end() -> None:
     """Cycles follow each other: the first ends with the cause of its restart, the last with done."""
     view = view_of(ended())
     first, second = view.cycles.values()
-    assert first.outcome == "n2 lost: tether lost"
+    assert first.outcome == "n2 lost: connection to its agent closed"
     assert first.ended_at == second.opened_at
     assert (second.outcome, second.promoted) == ("done", ("n4",))
     stamps = [second.opened_at, second.closed_at, second.started_at, second.first_step_at, second.ended_at]

@@ -23,6 +23,13 @@ OPERATORS: dict[str, Callable[[Any, Any], bool]] = {
 }
 """Longer ones first: `>=` begins with `>`."""
 
+RENAMED = {"tether_lost": "connection_closed"}
+"""Values in flows and journals of older versions → what the journal says today."""
+
+
+def _current(value: Any) -> Any:
+    return RENAMED.get(value, value) if isinstance(value, str) else value
+
 
 def _nobody(name: str) -> bool:
     return False
@@ -75,7 +82,7 @@ class Equals(Pattern):
     value: Any
 
     def fits(self, value: Any, trial: Trial) -> bool:
-        return bool(value == self.value)
+        return bool(_current(value) == _current(self.value))
 
     def told(self, known: Bindings) -> str:
         return shown(self.value)

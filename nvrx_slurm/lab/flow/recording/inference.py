@@ -1,6 +1,6 @@
 """Which faults a journal tells of, and at which moments of the job they came: as a flow file asks for them.
 
-A journal has consequences only. A broken tether was a killed node, as far as anybody can tell afterwards: so each
+A journal has consequences only. A closed connection was a killed node, as far as anybody can tell afterwards: so each
 fault comes with the reason for which it was inferred. Moments are told by what had happened by then, never by time.
 """
 
@@ -28,7 +28,8 @@ from nvrx_slurm.util.durations import words
 
 SIGKILL, SIGTERM = 9, 15
 _LOST_BY = {
-    "tether_lost": ("kill_node", "its connection broke"),
+    "connection_closed": ("kill_node", "its connection closed"),
+    "tether_lost": ("kill_node", "its connection closed"),  # the name of that cause until 0.2
     "heartbeat_timeout": ("stop_node", "it fell silent"),
 }
 REQUEUED_S = 10.0

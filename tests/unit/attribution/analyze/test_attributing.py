@@ -123,7 +123,7 @@ def test_an_exception_does_not_explain_a_kill() -> None:
 
 def test_a_lost_node_is_blamed() -> None:
     """No line is needed for that."""
-    found = attribute(inquiry(failed(None, node="n2", cause="tether lost")), scan())
+    found = attribute(inquiry(failed(None, node="n2", cause="connection to its agent closed")), scan())
     assert (found.verdict, found.scope, found.nodes) == (Verdict.RESTART, Scope.NODE, ("n2",))
 
 

@@ -17,7 +17,7 @@ ENDINGS = [
     (failed(signal=15), "terminated", Verdict.UNKNOWN),
     (failed(exit_code=1), "unknown", Verdict.UNKNOWN),
     (failed(hung=True, cause="no progress for 600 s"), "hang", Verdict.UNKNOWN),
-    (failed(None, cause="tether lost"), "node_lost", Verdict.RESTART),
+    (failed(None, cause="connection to its agent closed"), "node_lost", Verdict.RESTART),
 ]
 
 

@@ -215,10 +215,16 @@ def test_no_node_is_blamed_for_what_would_follow_the_job_elsewhere(scope: Scope)
 
 def test_a_node_that_is_lost_is_blamed_a_little_and_one_that_left_is_not() -> None:
     """A drained or preempted node did nothing wrong."""
-    (found,) = blames_of(inquiry(None, cause="n2 lost: tether lost"), [], cluster="alpha", at=NOW)
-    assert (found.node, found.kind, found.evidence) == ("n2", BlameKind.LOST, "n2 lost: tether lost")
+    (found,) = blames_of(inquiry(None, cause="n2 lost: connection to its agent closed"), [], cluster="alpha", at=NOW)
+    assert (found.node, found.kind, found.evidence) == (
+        "n2",
+        BlameKind.LOST,
+        "n2 lost: connection to its agent closed",
+    )
     mere = msgspec.structs.replace(said(Scope.NODE), primary=None)
-    (found,) = blames_of(inquiry(None, cause="n2 lost: tether lost"), [mere], cluster="alpha", at=NOW)
+    (found,) = blames_of(
+        inquiry(None, cause="n2 lost: connection to its agent closed"), [mere], cluster="alpha", at=NOW
+    )
     assert found.kind is BlameKind.LOST  # no line says why it went
     assert blames_of(inquiry(None, cause="n2 left: preempted"), [], cluster="alpha", at=NOW) == []
     assert blames_of(inquiry(3, cause="rank 3 on n2 failed"), [], cluster="alpha", at=NOW) == []

@@ -92,7 +92,7 @@ ENDING = [{"shutdown": {"exit_code": 0}}, {"job_ended": {"exit_code": 0}}]
 def test_killed_node():
     """A node whose connection broke is killed again, at the step that it had told; its capture says who is lost."""
     fleet = at_work()
-    fleet.tell(NodeLost(node="n2", incarnation="n2.0", cause="tether_lost", step=7))
+    fleet.tell(NodeLost(node="n2", incarnation="n2.0", cause="connection_closed", step=7))
     fleet.ready("n1")
     begin(fleet)
     finish(fleet)

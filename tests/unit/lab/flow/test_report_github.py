@@ -62,7 +62,7 @@ def test_a_group_folds_the_log_of_each_bad_attempt() -> None:
     assert lines[:2] == ["::group::bad: dev, job 17, exit code 0, 6.30 s", "::stop-commands::secret"]
     assert lines[-2:] == ["::secret::", "::endgroup::"]
     inside = lines[2:-2]
-    assert any(line.endswith("n2: tether lost, at step 5") for line in inside)
+    assert any(line.endswith("n2: connection to its agent closed, at step 5") for line in inside)
     assert inside[-3:] == ["job.log", "  ::error::not ours", "  ##[group]nor this"]
     assert not any("\x1b" in line for line in lines)
 
@@ -95,7 +95,7 @@ def test_no_name_becomes_markup() -> None:
 
 
 def big(flows: int, lines: int) -> SuiteOutcome:
-    journal = tuple(f"+{index}.000s node_lost n{index}: tether lost, ä" for index in range(lines))
+    journal = tuple(f"+{index}.000s node_lost n{index}: connection to its agent closed, ä" for index in range(lines))
     return suite(*(flow(f"flow-{index}", unwell(excerpt=journal)) for index in range(flows)))
 
 
@@ -113,7 +113,7 @@ def test_the_summary_keeps_githubs_limit(flows: int, lines: int, said: str | Non
     page = github.markdown(big(flows, lines))
     assert len(page.encode()) <= github.LIMIT_BYTES
     assert page.startswith(f"## {flows} failed")
-    assert (said or "tether lost") in page
+    assert (said or "connection to its agent closed") in page
     assert ("Cut, because" in page) is (flows > 1000)
     assert page.count("<details>") == page.count("</details>")
 

@@ -1,4 +1,4 @@
-"""The tether: one authenticated TCP connection from each agent to the controller, and nothing on it but liveness.
+"""The liveness connection: one authenticated TCP connection from each agent to the controller.
 
     controller → agent   32 bytes of nonce
     agent → controller   2 bytes of length, then `Hello` with a nonce of its own and the agent's proof
@@ -38,7 +38,7 @@ from nvrx_slurm.util.decoding import decode
 from nvrx_slurm.util.job_key import NONCE_BYTES, PROOF_BYTES, SIGNATURE_BYTES, JobKey, is_proof, proof
 from nvrx_slurm.util.log import get_logger
 
-log = get_logger("tether")
+log = get_logger("liveness")
 
 HANDSHAKE_S = 10.0
 """How long an agent gives a controller for its proof. Under a flood of connections the controller takes the agent out
@@ -60,7 +60,8 @@ numbers."""
 _LENGTH_BYTES = 2
 _MOST_HELLO_BYTES = 4096
 _WORD_BYTES = 1 + SIGNATURE_BYTES
-_AGENT, _CONTROLLER = "tether agent", "tether controller"
+# Labels of this protocol's keys. An agent and a controller of different versions derive the same keys, so they stay.
+_KEY, _AGENT, _CONTROLLER = "tether", "tether agent", "tether controller"
 
 
 class UnprovenPeer(ConnectionAbortedError):
@@ -103,7 +104,7 @@ class Session:
             self._unread = self._unread[_WORD_BYTES:]
             self._taken += 1
             if not is_proof(self._mac(self._take_key, word, self._taken), mac):
-                raise UnprovenPeer("a word on the tether is not the other end's: the connection was tampered with")
+                raise UnprovenPeer("a word on the connection is not the other end's: it was tampered with")
             words += word
         return words
 
@@ -116,7 +117,7 @@ class Introduction:
     """The agent's side of the handshake, without its I/O. `port`: where the agent has connected to."""
 
     def __init__(self, token: str, *, node: str, incarnation: str, port: int) -> None:
-        self._key = JobKey(token).derive("tether")
+        self._key = JobKey(token).derive(_KEY)
         self._node, self._incarnation, self._port = node, incarnation, port
         self._parts: tuple[bytes, ...] = ()
 
@@ -219,12 +220,12 @@ async def _exactly(stream: Stream, size: int) -> bytes:
     while len(data) < size:
         chunk = await stream.receive(size - len(data))
         if not chunk:
-            raise ConnectionResetError("the controller closed the tether")
+            raise ConnectionResetError("the controller closed the connection")
         data += chunk
     return data
 
 
-class TetherServer:
+class LivenessServer:
     """The controller's end. Calls `alive(node, incarnation)` when a node ties or says so, and `lost(node,
     incarnation)` when its connection breaks, from the event loop.
 
@@ -232,7 +233,7 @@ class TetherServer:
     """
 
     def __init__(self, token: str, alive: Callable[[str, str], None], lost: Callable[[str, str], None]) -> None:
-        self.key, self.alive, self.lost = JobKey(token).derive("tether"), alive, lost
+        self.key, self.alive, self.lost = JobKey(token).derive(_KEY), alive, lost
         self.connections: dict[_Connection, None] = {}  # in the order in which they came
         self.tied: dict[tuple[str, str], _Connection] = {}
         self.port = 0
@@ -348,7 +349,7 @@ class _Connection(asyncio.Protocol):
     task, two buffers and a timeout scope for each took longer than the round itself.
     """
 
-    def __init__(self, server: TetherServer, source: str) -> None:
+    def __init__(self, server: LivenessServer, source: str) -> None:
         self._server, self._source = server, source
         self._nonce = os.urandom(NONCE_BYTES)
         self._unread = b""
@@ -393,7 +394,7 @@ class _Connection(asyncio.Protocol):
         server.connections.pop(self, None)
         server.has_left(self)
         if hello is None or server.tied.get((hello.node, hello.incarnation)) is not self:
-            return  # never proven, or the same agent has tied anew
+            return  # never proven, or the same agent has connected again
         del server.tied[hello.node, hello.incarnation]
         if not server.closing and not self._leaves:
             server.lost(hello.node, hello.incarnation)
@@ -433,7 +434,7 @@ class _Connection(asyncio.Protocol):
         if self._refused:
             return
         try:
-            hello = decode(_unpack_hello.decode, packed, "a greeting on the tether")
+            hello = decode(_unpack_hello.decode, packed, "a greeting on the liveness connection")
             parts = _parts(self._nonce, hello.nonce, hello.node, hello.incarnation, self._server.port)
         except (MalformedRecord, UnicodeEncodeError) as error:
             self.refuse(str(error))

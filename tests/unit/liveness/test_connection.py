@@ -1,4 +1,4 @@
-"""The tether: authenticated, and its loss is heard at once."""
+"""The liveness connection: authenticated, and its end is noticed at once."""
 
 from __future__ import annotations
 
@@ -7,17 +7,17 @@ import os
 
 import pytest
 
-from nvrx_slurm.agent.linux import SocketLine
-from nvrx_slurm.liveness import tether
-from nvrx_slurm.liveness.tether import ALIVE, FENCED, GOODBYE, TetherServer
+from nvrx_slurm.agent.linux import ProvenConnection
+from nvrx_slurm.liveness import connection as liveness
+from nvrx_slurm.liveness.connection import ALIVE, FENCED, GOODBYE, LivenessServer
 
 
 class Ears:
-    """A tether server and what it heard."""
+    """A liveness server and what it heard."""
 
     def __init__(self) -> None:
         self.heard: asyncio.Queue = asyncio.Queue()
-        self.server = TetherServer("token", lambda *who: self.say("alive", who), lambda *who: self.say("lost", who))
+        self.server = LivenessServer("token", lambda *who: self.say("alive", who), lambda *who: self.say("lost", who))
 
     def say(self, what, who):
         self.heard.put_nowait((what, *who))
@@ -35,16 +35,16 @@ async def ears():
 
 
 async def dial(ears, token="token"):
-    return await tether.connect(
+    return await liveness.connect(
         "127.0.0.1", ears.port, token=token, node="n1", incarnation="a", interval_s=1.0, timeout_s=15.0
     )
 
 
 async def connect(ears, token="token"):
-    return SocketLine(*await dial(ears, token))
+    return ProvenConnection(*await dial(ears, token))
 
 
-async def test_broken_tether_is_heard(ears):
+async def test_closed_connection_is_reported(ears):
     """The end of the connection names the node and its agent."""
     connection = await connect(ears)
     assert await ears.next() == ("alive", "n1", "a")
@@ -77,7 +77,7 @@ async def test_goodbye_is_no_death(ears):
 
 async def test_wrong_token_is_refused(ears):
     """Nobody can keep a dead node alive, or declare one dead, without the job's token."""
-    with pytest.raises(OSError, match="closed the tether"):
+    with pytest.raises(OSError, match="closed the connection"):
         await connect(ears, token="guess")
     assert ears.heard.empty()
 

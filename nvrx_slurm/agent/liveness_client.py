@@ -1,4 +1,4 @@
-"""The agent's side of the tether: keep one connection to the newest controller."""
+"""The agent's end of the liveness connection: keep one to the newest controller."""
 
 from __future__ import annotations
 
@@ -6,9 +6,9 @@ import asyncio
 import contextlib
 from collections.abc import Awaitable, Callable
 
-from nvrx_slurm.agent.machine import Held, Line
+from nvrx_slurm.agent.machine import ControllerConnection, Held
 from nvrx_slurm.journal.records import ControllerUp
-from nvrx_slurm.liveness import tether
+from nvrx_slurm.liveness import connection as liveness
 from nvrx_slurm.util.admission import RateLimitedLog
 from nvrx_slurm.util.log import get_logger
 
@@ -21,7 +21,7 @@ SPREAD_S_PER_NODE = 0.001
 its own within this time for each node of the job. Until then its beats tell that it lives."""
 
 
-class Tethering:
+class LivenessClient:
     """Connects when a controller announces itself, and again when the connection breaks while that one is newest.
 
     `connect` and `random_s` as `Machine` has them.
@@ -29,7 +29,7 @@ class Tethering:
 
     def __init__(
         self,
-        connect: Callable[[ControllerUp, str], Awaitable[Line]],
+        connect: Callable[[ControllerUp, str], Awaitable[ControllerConnection]],
         random_s: Callable[[float], float],
         *,
         nodes: int = 0,
@@ -37,7 +37,7 @@ class Tethering:
         self._connect, self._random_s = connect, random_s
         self._spread_s = nodes * SPREAD_S_PER_NODE
         self._task: asyncio.Task[None] | None = None
-        self._line: Line | None = None
+        self._connection: ControllerConnection | None = None
         self._epoch = 0
         self._unproven = RateLimitedLog(log.warning)
 
@@ -61,34 +61,34 @@ class Tethering:
 
     def silence_s(self) -> float | None:
         """Seconds since the controller's host last answered; None: there is no connection."""
-        if self._line is None:
+        if self._connection is None:
             return None
         try:
-            return self._line.silence_s()
+            return self._connection.silence_s()
         except OSError:
             return None
 
     def say_alive(self) -> None:
-        """Be the second witness: this node lives although its beats do not reach the store."""
-        self._say(tether.ALIVE)
+        """Report that this node lives although its heartbeats do not reach the store."""
+        self._say(liveness.ALIVE)
 
     async def close(self, *, goodbye: bool) -> None:
         """Let go; with `goodbye` the controller does not take it for a death."""
         if self._task is not None:
             self._task.cancel()
         if goodbye:
-            self._say(tether.GOODBYE)
+            self._say(liveness.GOODBYE)
         self._let_go()
 
     def _say(self, word: bytes) -> None:
-        if self._line is not None:
+        if self._connection is not None:
             with contextlib.suppress(OSError):
-                self._line.say(word)
+                self._connection.say(word)
 
     def _let_go(self) -> None:
-        if self._line is not None:
-            self._line.close()
-            self._line = None
+        if self._connection is not None:
+            self._connection.close()
+            self._connection = None
 
     async def _keep(
         self,
@@ -102,33 +102,33 @@ class Tethering:
         while True:
             self._let_go()
             try:
-                self._line = await self._connect(order, incarnation)
-            except tether.UnprovenPeer as error:
+                self._connection = await self._connect(order, incarnation)
+            except liveness.UnprovenPeer as error:
                 self._say_unproven(order, error)
             except OSError as error:
-                log.debug("no tether to %s:%d: %s", order.host, order.port, error)
+                log.debug("no connection to the controller at %s:%d: %s", order.host, order.port, error)
             else:
-                log.info("tied to the controller of epoch %d at %s:%d", order.epoch, order.host, order.port)
-                hold(self._line)
+                log.info("connected to the controller of epoch %d at %s:%d", order.epoch, order.host, order.port)
+                hold(self._connection)
                 pause = FIRST_RETRY_S
                 try:
-                    await self._until_broken(self._line, lambda: fenced(incarnation))
-                except tether.UnprovenPeer as error:
+                    await self._until_broken(self._connection, lambda: fenced(incarnation))
+                except liveness.UnprovenPeer as error:
                     self._say_unproven(order, error)
             await asyncio.sleep(pause / 2 + self._random_s(pause / 2))  # not all agents of a job at one moment
             pause = min(2 * pause, LAST_RETRY_S)
 
-    def _say_unproven(self, order: ControllerUp, error: tether.UnprovenPeer) -> None:
+    def _say_unproven(self, order: ControllerUp, error: liveness.UnprovenPeer) -> None:
         line = f"{order.host}:{order.port}: {error}; nothing it says is believed, and the agent tries again"
         self._unproven.say(line, asyncio.get_running_loop().time())
 
     @staticmethod
-    async def _until_broken(line: Line, fenced: Callable[[], None]) -> None:
+    async def _until_broken(there: ControllerConnection, fenced: Callable[[], None]) -> None:
         try:
-            while said := await line.hear():
-                if tether.FENCED in said:
+            while said := await there.hear():
+                if liveness.FENCED in said:
                     fenced()
-        except tether.UnprovenPeer:
+        except liveness.UnprovenPeer:
             raise
         except OSError:
             return

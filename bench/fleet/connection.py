@@ -1,14 +1,14 @@
-"""The agent's end of a tether, in steps, for a loop that serves hundreds of them."""
+"""The agent's end of a liveness connection, in steps, for a loop that serves hundreds of them."""
 
 from __future__ import annotations
 
 import socket
 
-from nvrx_slurm.liveness.tether import Introduction, Session
+from nvrx_slurm.liveness.connection import Introduction, Session
 from nvrx_slurm.util.job_key import NONCE_BYTES
 
 
-class SimulatedTether:
+class SimulatedConnection:
     """Connects, proves itself, has the controller prove itself, and is then silent."""
 
     def __init__(self, address: tuple[str, int], *, token: str, node: str, incarnation: str) -> None:
@@ -23,7 +23,7 @@ class SimulatedTether:
         """A nonce, or the proof that answers ours."""
         data = self.socket.recv(NONCE_BYTES)
         if not data:
-            raise ConnectionResetError("the controller refused a tether")
+            raise ConnectionResetError("the controller refused a connection")
         if self._answered:
             self.session = self._introduction.believe(data)
         else:

@@ -32,7 +32,7 @@ from nvrx_slurm.journal import records, restarts
 from nvrx_slurm.journal.folder import JobInfo, Result, StoreAddress
 from nvrx_slurm.liveness import connection as liveness
 from nvrx_slurm.store.job_store import JobStore
-from nvrx_slurm.store.sealing import open_beat, open_order, seal_beat
+from nvrx_slurm.store.sealing import open_heartbeat, open_order, seal_heartbeat
 from nvrx_slurm.transport import directory
 from nvrx_slurm.transport.errors import TransportError
 from nvrx_slurm.transport.ref import PayloadRef
@@ -61,7 +61,7 @@ PLACE = "nvrx:{7}:place"
 OPENED = records.RoundOpened(replica="main-0", cycle=3, dump="a rank hangs")
 JOINED = records.NodeJoined(node="n1", incarnation="3f2a", seq=1, addr="10.0.0.1", port=29500, pid=7)
 ENTRY = records.Entry(n=3, t=1.5, record=OPENED)
-BEAT = records.Beat(node="n1", incarnation="3f2a", steps={0: 7}, quiet={0: 0.5}, sections={0: (("step", 0.1),)})
+BEAT = records.Heartbeat(node="n1", incarnation="3f2a", steps={0: 7}, quiet={0: 0.5}, sections={0: (("step", 0.1),)})
 ASSIGNED = records.Assignment(
     group_rank=0, first_rank=0, workers=8, world_size=16, group_world_size=2, master_addr="n1", master_port=29500,
     role="main", seen={"step": (5, 1.5)},
@@ -117,7 +117,7 @@ def _numbered(data: bytes) -> object:
 def _sender(data: bytes) -> object:
     """As the controller reads a heartbeat: its first 4 bytes are the name beside it."""
     who, sealed = data[:4], data[4:]
-    return open_beat(KEY, PLACE, who, sealed)
+    return open_heartbeat(KEY, PLACE, who, sealed)
 
 
 def _json(kind: type) -> Decoder:
@@ -128,12 +128,12 @@ TARGETS: dict[str, Target] = {
     "record": Target(records.unpack_record, (records.pack(OPENED), records.pack(JOINED))),
     "order": Target(records.unpack_order, (records.pack(OPENED),)),
     "entry": Target(records.unpack_entry, (records.pack(ENTRY),)),
-    "beat": Target(records.unpack_beat, (records.pack(BEAT),)),
+    "beat": Target(records.unpack_heartbeat, (records.pack(BEAT),)),
     "assignment": Target(records.unpack_assignment, (records.pack(ASSIGNED),)),
     "journal line": Target(records.entry_from_json, (records.entry_to_json(ENTRY),)),
     "signed": Target(_signed, (KEY.sign(PLACE, records.pack(OPENED)),)),
     "numbered": Target(_numbered, (bytes(7) + b"\1" + records.pack(OPENED),)),
-    "sender": Target(_sender, (b"3f2a" + seal_beat(KEY, PLACE, BEAT, 1),)),
+    "sender": Target(_sender, (b"3f2a" + seal_heartbeat(KEY, PLACE, BEAT, 1),)),
     "plan": Target(records.plan_from_json, (PLAN,)),
     "job.json": Target(_json(JobInfo), (JSON(JOB),)),
     "store.json": Target(_json(StoreAddress), (JSON(STORE),)),

@@ -22,9 +22,9 @@ from bench.fleet import wire
 from bench.fleet.node import PORT, Link
 from nvrx_slurm.agent.heartbeat import TRIM_EVERY
 from nvrx_slurm.journal.folder import JobFolder, StoreAddress
-from nvrx_slurm.journal.records import Beat, NodeJoined, pack
+from nvrx_slurm.journal.records import Heartbeat, NodeJoined, pack
 from nvrx_slurm.store.keys import Keys
-from nvrx_slurm.store.sealing import seal_beat
+from nvrx_slurm.store.sealing import seal_heartbeat
 from nvrx_slurm.util.clock import SystemClock
 from nvrx_slurm.util.ids import new_incarnation
 from nvrx_slurm.util.job_key import JobKey
@@ -52,7 +52,7 @@ class Singer:
         self.last_at = at
         self._step += 1
         self._beats += 1
-        sign = Beat(
+        sign = Heartbeat(
             node=self.name,
             incarnation=self.incarnation,
             state="active",
@@ -62,7 +62,7 @@ class Singer:
             sections=dict.fromkeys(self._ranks, (("train", 0.25),)),
         )
         keep = self._keep if self._step % TRIM_EVERY == 0 else None
-        sealed = seal_beat(self._key, self._keys.beats, sign, self._beats)
+        sealed = seal_heartbeat(self._key, self._keys.beats, sign, self._beats)
         return wire.beat(self._keys, self.incarnation, sealed, keep)
 
 

@@ -11,8 +11,8 @@ import hiredis
 
 from bench.fleet import wire
 from nvrx_slurm.journal.records import (
-    Beat,
     FromAgent,
+    Heartbeat,
     NodeJoined,
     NodeReady,
     RoundClosed,
@@ -24,7 +24,7 @@ from nvrx_slurm.journal.records import (
     unpack_order,
 )
 from nvrx_slurm.store.keys import Keys
-from nvrx_slurm.store.sealing import open_order, order_place, seal_beat
+from nvrx_slurm.store.sealing import open_order, order_place, seal_heartbeat
 from nvrx_slurm.util.ids import new_incarnation
 from nvrx_slurm.util.job_key import JobKey
 
@@ -98,9 +98,9 @@ class SimulatedNode:
         self.beat()
 
     def beat(self) -> None:
-        sign = Beat(node=self.name, incarnation=self.incarnation, cycle=max(self._cycle, 0))
+        sign = Heartbeat(node=self.name, incarnation=self.incarnation, cycle=max(self._cycle, 0))
         self._beats += 1
-        sealed = seal_beat(self._key, self._keys.beats, sign, self._beats)
+        sealed = seal_heartbeat(self._key, self._keys.beats, sign, self._beats)
         self._say(wire.beat(self._keys, self.incarnation, sealed, self._keep_beats))
 
     def fail(self) -> None:

@@ -40,10 +40,10 @@ from nvrx_slurm.agent.workers import Exited, Spawned, Stopped, SupervisorDied, T
 from nvrx_slurm.errors import EXIT_DONE, EXIT_FAILED, EXIT_UNREACHABLE, StoreUnreachable
 from nvrx_slurm.journal.folder import JobFolder
 from nvrx_slurm.journal.records import (
-    Beat,
     ControllerUp,
     DumpOrdered,
     Fence,
+    Heartbeat,
     NodeIsolated,
     NodeLeft,
     NodeReady,
@@ -124,7 +124,7 @@ class Agent:
             store=store,
             liveness=self.liveness,
             clock=clock,
-            beat=self._sign_of_life,
+            make=self._heartbeat,
             lease=self.workers.lease,
             post=post,
         )
@@ -178,9 +178,9 @@ class Agent:
                 self.inbox.put_nowait(order)
         return last
 
-    def _sign_of_life(self) -> Beat:
+    def _heartbeat(self) -> Heartbeat:
         cycle = self.cycle
-        return Beat(
+        return Heartbeat(
             node=self.node,
             incarnation=self.publisher.incarnation,
             generation=self.generation,

@@ -14,7 +14,7 @@ from nvrx_slurm.journal.restarts import LONGEST_BYTES, InProcessRestart, decode
 from nvrx_slurm.workload.slot import Reading, Slot
 
 
-class BeatBoard:
+class ProgressBoard:
     """The slots of this node's workers, by rank; and the socket on which they tell what must be known at once:
     `<rank> <step>`, the first step (`workload.beat`); `!<rank> <pid> <error>`, that an uncaught exception is about to
     end the worker (`stacks/hook`); or `{…}`, that its group has restarted in process (`inprocess/timeline.py`).

@@ -15,7 +15,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from nvrx_slurm.agent.liveness_client import LivenessClient
-from nvrx_slurm.journal.records import Beat, FaultTolerance
+from nvrx_slurm.journal.records import FaultTolerance, Heartbeat
 from nvrx_slurm.store.client import Store
 from nvrx_slurm.util.clock import Clock
 from nvrx_slurm.util.log import get_logger
@@ -23,11 +23,11 @@ from nvrx_slurm.util.log import get_logger
 log = get_logger("agent")
 
 SHORTEST_WAIT_S = 0.5
-"""How long a beat may take at least, however short the interval, before "alive" is said instead."""
+"""How long a heartbeat may take at least, however short the interval, before "alive" is said instead."""
 
 
 TRIM_EVERY = 16
-"""Trimming the stream costs the store as much as the beat itself: every so many beats is enough."""
+"""Trimming the stream costs the store as much as the heartbeat itself: every so many heartbeats is enough."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,7 +38,7 @@ class ControllerSilent:
 
 
 class HeartbeatSender:
-    """Beats until it is cancelled. `beat` makes the sign of life, `lease` renews what the workers live by."""
+    """Sends until it is cancelled. `make` makes the sign of life, `lease` renews what the workers live by."""
 
     def __init__(
         self,
@@ -48,37 +48,37 @@ class HeartbeatSender:
         store: Store,
         liveness: LivenessClient,
         clock: Clock,
-        beat: Callable[[], Beat],
+        make: Callable[[], Heartbeat],
         lease: Callable[[float], None],
         post: Callable[[ControllerSilent], None],
     ) -> None:
         self._bounds, self._store, self._liveness, self._clock = bounds, store, liveness, clock
-        self._beat, self._lease, self._post = beat, lease, post
+        self._make, self._lease, self._post = make, lease, post
         self._keep = 2 * nodes + 16
-        self._beats = 0
-        self._beating: asyncio.Task[None] | None = None  # a beat that is on its way
-        self._beaten = asyncio.Event()
+        self._sent = 0
+        self._sending: asyncio.Task[None] | None = None  # a heartbeat that is on its way
+        self._sent_event = asyncio.Event()
         self._touched_at = self._controller_at = self._asked_at = clock.monotonic()
         self._warned_of_store = self._warned_of_controller = False
 
     async def run(self) -> None:
-        """Beat once an interval, whatever happens."""
+        """Send one heartbeat each interval, also while the store is away."""
         try:
-            await self._beat_on()
+            await self._send_on()
         finally:
-            if self._beating is not None:
-                self._beating.cancel()
+            if self._sending is not None:
+                self._sending.cancel()
 
-    async def _beat_on(self) -> None:
+    async def _send_on(self) -> None:
         interval_s = self._bounds.heartbeat_interval_s
         due = self._clock.monotonic()
         while True:
-            await self._beat_once(max(interval_s, SHORTEST_WAIT_S))
+            await self._send_once(max(interval_s, SHORTEST_WAIT_S))
             self.renew()
-            self._beaten.set()
+            self._sent_event.set()
             self._watch_controller()
             now = self._clock.monotonic()
-            due = max(due + interval_s, now)  # on the beat, not one pause after another; and no burst to catch up
+            due = max(due + interval_s, now)  # at a fixed rate, not one pause after another; and no burst to catch up
             await asyncio.sleep(due - now)
 
     def renew(self) -> None:
@@ -88,31 +88,32 @@ class HeartbeatSender:
 
     @property
     def is_in_touch(self) -> bool:
-        """Workers that start now would have half of their lease at least. Who starts some without would see them
-        killed at once, and one cut would cost restart after restart."""
+        """Whether workers that start now would have at least half of their lease."""
+        # Workers started with less would be killed at once, and one partition would cost restart after restart.
         return self._out_of_touch_s() <= self._bounds.fence_timeout_s / 2
 
     async def touch(self) -> None:
-        """Return once it is in touch. An order has come, so the store can be reached: the beat that a cut holds up,
-        on a connection of its own, is given up for a new one."""
-        if self._beating is not None:
-            self._beating.cancel()
+        """Return once it is in touch."""
+        # An order has arrived, so the store can be reached: a heartbeat that a partition holds up, on a connection of
+        # its own, is replaced by a new one.
+        if self._sending is not None:
+            self._sending.cancel()
         while not self.is_in_touch:
-            self._beaten.clear()
-            await self._beaten.wait()
+            self._sent_event.clear()
+            await self._sent_event.wait()
 
-    async def _beat_once(self, bound_s: float) -> None:
-        """Give the beat that is on its way, or a new one, so long; if it has not arrived by then, say "alive"."""
-        if self._beating is None:
-            self._beating = asyncio.create_task(self._tell_store())
-        done, _ = await asyncio.wait([self._beating], timeout=bound_s)
+    async def _send_once(self, bound_s: float) -> None:
+        """Wait `bound_s` for the heartbeat that is on its way, or a new one; report "alive" if it does not arrive."""
+        if self._sending is None:
+            self._sending = asyncio.create_task(self._send())
+        done, _ = await asyncio.wait([self._sending], timeout=bound_s)
         if not done:
             self._use_connection(f"no answer in {bound_s:g} s")
             return
-        beating, self._beating = self._beating, None
-        if beating.cancelled():  # a new one is wanted
+        sending, self._sending = self._sending, None
+        if sending.cancelled():  # a new one is wanted
             return
-        if (error := beating.exception()) is not None:  # the next beat is as good as this one
+        if (error := sending.exception()) is not None:  # the next make is as good as this one
             self._use_connection(str(error) or "no answer")
         else:
             self._warned_of_store = False
@@ -120,14 +121,14 @@ class HeartbeatSender:
     def _use_connection(self, why: str) -> None:
         self._liveness.say_alive()
         if not self._warned_of_store:
-            log.warning("a beat did not reach the store: %s", why)
+            log.warning("a heartbeat did not reach the store: %s", why)
         self._warned_of_store = True
 
-    async def _tell_store(self) -> None:
+    async def _send(self) -> None:
         began = self._clock.monotonic()
         async with asyncio.timeout(max(self._bounds.heartbeat_timeout_s / 2, SHORTEST_WAIT_S)):
-            self._beats += 1
-            await self._store.beat(self._beat(), self._keep if self._beats % TRIM_EVERY == 0 else None)
+            self._sent += 1
+            await self._store.send_heartbeat(self._make(), self._keep if self._sent % TRIM_EVERY == 0 else None)
             self._touched_at = began
             if began - self._asked_at >= self._bounds.heartbeat_timeout_s / 3:
                 await self._ask_for_controller(began)

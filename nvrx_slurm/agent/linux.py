@@ -11,7 +11,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
-from nvrx_slurm.agent.beats import BeatBoard
+from nvrx_slurm.agent.beats import ProgressBoard
 from nvrx_slurm.agent.node_health import NodeHealth
 from nvrx_slurm.agent.output import Output
 from nvrx_slurm.agent.ports import HeldPort
@@ -82,8 +82,8 @@ class LinuxMachine:
         on_first_step: Callable[[int, int], None],
         on_failing: Callable[[int, int, str], None],
         on_restart: Callable[[InProcessRestart], None],
-    ) -> BeatBoard:
-        return BeatBoard(self.runtime, on_first_step, on_failing, on_restart)
+    ) -> ProgressBoard:
+        return ProgressBoard(self.runtime, on_first_step, on_failing, on_restart)
 
     def open_fence_socket(self, key: bytes, addr: str) -> fence.FenceSocket:
         return fence.open_fence_socket(key, addr)

@@ -67,7 +67,7 @@ class Workers(Protocol):
 
 
 class Board(Protocol):
-    """What `beats.BeatBoard` promises."""
+    """What `beats.ProgressBoard` promises."""
 
     def open(self) -> None: ...
     def close(self) -> None: ...

@@ -8,7 +8,7 @@ import os
 import sys
 
 from nvrx_slurm.controller.controller import Controller
-from nvrx_slurm.controller.outside import LinuxOutside
+from nvrx_slurm.controller.environment import LinuxEnvironment
 from nvrx_slurm.errors import NvrxError, UsageError
 from nvrx_slurm.jobspec import env
 from nvrx_slurm.journal.folder import JobFolder
@@ -30,7 +30,7 @@ async def _serve(folder: JobFolder) -> None:
     controller = Controller(
         plan=folder.read_plan(env.plan_digest()),
         info=info,
-        outside=LinuxOutside(folder),
+        environment=LinuxEnvironment(folder),
         store=store,
         heartbeats=heartbeats,
         token=address.token,

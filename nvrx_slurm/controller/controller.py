@@ -21,8 +21,8 @@ from dataclasses import dataclass, field
 import msgspec
 
 from nvrx_slurm.controller.attribution_requests import AttributionRequests
+from nvrx_slurm.controller.environment import ControllerEnvironment
 from nvrx_slurm.controller.failure_detector import FailureDetector
-from nvrx_slurm.controller.outside import Outside
 from nvrx_slurm.controller.server_clock import ServerClock
 from nvrx_slurm.core.assignment import assignments
 from nvrx_slurm.core.job import next_deadline, step
@@ -114,18 +114,18 @@ class Controller:
         *,
         plan: Plan,
         info: JobInfo,
-        outside: Outside,
+        environment: ControllerEnvironment,
         store: Store,
         heartbeats: HeartbeatReader,
         token: str,
         bind: str,
         clock: Clock,
     ) -> None:
-        self.plan, self.info, self.outside, self.store, self.bind = plan, info, outside, store, bind
+        self.plan, self.info, self.environment, self.store, self.bind = plan, info, environment, store, bind
         self.clock, self.server_clock = clock, ServerClock(clock)
-        self.owner = f"{outside.host}:{outside.pid}"
+        self.owner = f"{environment.host}:{environment.pid}"
         self.job: Job = new_job(plan)
-        self.mirror = outside.mirror
+        self.mirror = environment.mirror
         self.queue: asyncio.Queue[InboundFact] = asyncio.Queue()
         self.heartbeats = heartbeats
         self.refusals_told_at = -math.inf
@@ -135,20 +135,20 @@ class Controller:
             info=info,
             nodes=lambda: self.job.nodes,
             heartbeats=heartbeats,
-            outside=outside,
+            environment=environment,
             token=token,
             clock=clock,
             post=self._post,
         )
-        self.broker = outside.attribution_broker(self._attributed)
-        self.requests = AttributionRequests(self.job, outside.files, self.broker)
+        self.broker = environment.attribution_broker(self._attributed)
+        self.requests = AttributionRequests(self.job, environment.files, self.broker)
         self.epoch = 0
         self.written = 0  # number of the last journal entry
 
     async def run(self) -> Shutdown:
         """Take over, serve, and return how the job ended."""
         for number in SIGNALS:
-            self.outside.on_signal(number, self._signalled)
+            self.environment.on_signal(number, self._signalled)
         cursor = await self._take_over()
         tasks = [
             asyncio.create_task(self._read_inbox(cursor)),
@@ -174,14 +174,14 @@ class Controller:
         journal = await self.store.journal()
         self.mirror.start(journal)
         if kept and not journal:  # requeued, with a fresh store: budgets live on, nodes do not
-            journal = self.outside.read_copy()
+            journal = self.environment.read_copy()
         replay(self.job, journal)
         self.requests.replayed((entry.record, entry.t) for entry in journal)
         self._go_on_from(journal)
         self.detector.start_with(node for node in self.job.nodes.values() if node.alive)
         port = await self.detector.server.start("0.0.0.0" if self.bind == "*" else self.bind)
         up = ControllerUp(epoch=self.epoch, host=self._advertised(), port=port)
-        host, pid, clock_s = self.outside.host, self.outside.pid, self.clock.monotonic()
+        host, pid, clock_s = self.environment.host, self.environment.pid, self.clock.monotonic()
         started = ControllerStarted(epoch=self.epoch, host=host, pid=pid, clock_s=clock_s)
         batch = self._decide([InboundFact(started), *self._begin()])
         batch.orders.append(up)
@@ -199,7 +199,7 @@ class Controller:
             (entry.t, entry.record) for entry in reversed(journal) if isinstance(entry.record, ControllerStarted)
         )
         t, before = next(starts, (0.0, None))
-        if before is not None and before.clock_s and before.host == self.outside.host and self._has_begun():
+        if before is not None and before.clock_s and before.host == self.environment.host and self._has_begun():
             self.server_clock.go_on(t, before.clock_s)
         if journal:
             self.server_clock.start_after(journal[-1].t)
@@ -238,7 +238,7 @@ class Controller:
         shutdown, now = self.job.shutdown, self.server_clock.now()
         assert shutdown is not None
         self.store.hurry(LAST_WORDS_S)
-        self.outside.write_result(Result(exit_code=shutdown.exit_code, reason=shutdown.reason, ended_at=now))
+        self.environment.write_result(Result(exit_code=shutdown.exit_code, reason=shutdown.reason, ended_at=now))
         with contextlib.suppress(StoreUnreachable):  # nobody needs it any more
             await self.store.retire(KEEP_KEYS_S)
         return shutdown

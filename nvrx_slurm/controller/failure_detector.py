@@ -10,7 +10,7 @@ import asyncio
 from collections.abc import Callable, Coroutine, Iterable, Mapping
 from typing import Any
 
-from nvrx_slurm.controller.outside import Outside
+from nvrx_slurm.controller.environment import ControllerEnvironment
 from nvrx_slurm.core.liveness import Liveness
 from nvrx_slurm.core.state import Node
 from nvrx_slurm.errors import StoreUnreachable
@@ -24,7 +24,7 @@ from nvrx_slurm.journal.records import (
     NodeLost,
     Plan,
     SlurmNodeState,
-    unpack_beat,
+    unpack_heartbeat,
 )
 from nvrx_slurm.liveness import fence
 from nvrx_slurm.store.heartbeat_reader import HeartbeatReader
@@ -66,13 +66,19 @@ class FailureDetector:
         info: JobInfo,
         nodes: Callable[[], Mapping[str, Node]],
         heartbeats: HeartbeatReader,
-        outside: Outside,
+        environment: ControllerEnvironment,
         token: str,
         clock: Clock,
         post: Callable[[AnyFact], None],
     ) -> None:
         self.plan, self.info, self.nodes = plan, info, nodes
-        self.heartbeats, self.outside, self.token, self.clock, self.post = heartbeats, outside, token, clock, post
+        self.heartbeats, self.environment, self.token, self.clock, self.post = (
+            heartbeats,
+            environment,
+            token,
+            clock,
+            post,
+        )
         bounds = plan.fault_tolerance
         self.pace_s = min(MOST_PACE_S, bounds.heartbeat_interval_s / 4)
         self.liveness = Liveness(
@@ -83,7 +89,7 @@ class FailureDetector:
             fleet_grace_s=max(bounds.control_plane_grace_s, bounds.gives_away_after_s),
             grace_until=clock.monotonic() + bounds.heartbeat_timeout_s,
         )
-        self.server = outside.liveness_server(token, self._alive, self._connection_lost)
+        self.server = environment.liveness_server(token, self._alive, self._connection_lost)
         self.speakers: dict[bytes, str] = {}  # incarnation → its node, of those that are watched
         self.names: dict[str, bytes] = {}  # the other way round
         self.last_beats: dict[str, bytes] = {}
@@ -161,7 +167,7 @@ class FailureDetector:
         spread_s = TEST_SPREAD_S_PER_NODE * self.plan.total_nodes
         if spread_s > TEST_S:
             await asyncio.sleep(spread_s * self.nodes()[node].index / self.plan.total_nodes)
-        if not await self.outside.is_dead(addr, port, fence.PROBE, TEST_S, pause_s=TEST_S / 2):
+        if not await self.environment.is_dead(addr, port, fence.PROBE, TEST_S, pause_s=TEST_S / 2):
             self.trusted.add(incarnation)
             return
         await asyncio.sleep(STALL_BEATS * self.plan.fault_tolerance.heartbeat_interval_s)
@@ -185,7 +191,7 @@ class FailureDetector:
         """A connection closed: either the node's processes are gone, or something on the way closed it."""
         began = self.clock.monotonic()
         node = self.nodes()[name]
-        proven = incarnation in self.trusted and await self.outside.is_dead(
+        proven = incarnation in self.trusted and await self.environment.is_dead(
             node.addr, node.fence_port, fence.PROBE, PROBE_S
         )
         if not self._current(name, incarnation):
@@ -204,7 +210,7 @@ class FailureDetector:
 
     def _lose(self, name: str, cause: str, *, ago_s: float = 0.0, safe_after_s: float = 0.0) -> None:
         node, beat = self.nodes()[name], self.last_beats.get(name)
-        steps = unpack_beat(beat).steps if beat else {}
+        steps = unpack_heartbeat(beat).steps if beat else {}
         self.liveness.drop(name)
         self.post(
             NodeLost(
@@ -234,12 +240,12 @@ class FailureDetector:
 
     async def _send_fence(self, name: str, incarnation: str, addr: str, port: int) -> None:
         key = fence.key_of(self.token, incarnation)
-        if await self.outside.is_dead(addr, port, key, FENCE_S) and incarnation in self.trusted:
+        if await self.environment.is_dead(addr, port, key, FENCE_S) and incarnation in self.trusted:
             await asyncio.sleep(SETTLE_S)
             self.post(NodeFenced(node=name, incarnation=incarnation, proof="its kernel says that they are gone"))
 
     async def _ask_slurm(self, name: str, incarnation: str) -> None:
-        said = await self.outside.node_state(name)
+        said = await self.environment.node_state(name)
         if said is None:
             return
         self.post(SlurmNodeState(node=name, state=said.state, reason=said.reason))

@@ -630,7 +630,7 @@ class Entry(Record, frozen=True, kw_only=True):
     record: AnyRecord
 
 
-class Beat(Record, frozen=True, kw_only=True):
+class Heartbeat(Record, frozen=True, kw_only=True):
     """An agent's sign of life, in the `beats` stream.
 
     `steps`: rank → last step reported by its worker; `quiet`: rank → seconds since its last sign of progress;
@@ -667,7 +667,7 @@ _packer = msgspec.msgpack.Encoder()
 _unpack_record: msgspec.msgpack.Decoder[AnyRecord] = msgspec.msgpack.Decoder(AnyRecord)
 _unpack_order: msgspec.msgpack.Decoder[AnyOrder] = msgspec.msgpack.Decoder(AnyOrder)
 _unpack_entry = msgspec.msgpack.Decoder(Entry)
-_unpack_beat = msgspec.msgpack.Decoder(Beat)
+_unpack_heartbeat = msgspec.msgpack.Decoder(Heartbeat)
 _unpack_assignment = msgspec.msgpack.Decoder(Assignment)
 
 
@@ -691,9 +691,9 @@ def unpack_order(data: bytes) -> AnyOrder:
     return decode(_unpack_order.decode, data, "an order")
 
 
-def unpack_beat(data: bytes) -> Beat:
+def unpack_heartbeat(data: bytes) -> Heartbeat:
     """A beat from its wire form."""
-    return decode(_unpack_beat.decode, data, "a heartbeat")
+    return decode(_unpack_heartbeat.decode, data, "a heartbeat")
 
 
 def unpack_assignment(data: bytes) -> Assignment:

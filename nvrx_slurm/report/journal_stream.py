@@ -10,10 +10,10 @@ from typing import Any
 
 from nvrx_slurm.errors import StoreUnreachable, UntrustedRecord
 from nvrx_slurm.journal.folder import StoreAddress
-from nvrx_slurm.journal.records import AnyFact, Entry, pack, unpack_beat, unpack_entry
+from nvrx_slurm.journal.records import AnyFact, Entry, pack, unpack_entry, unpack_heartbeat
 from nvrx_slurm.report.model import Heard
 from nvrx_slurm.store.keys import Keys
-from nvrx_slurm.store.sealing import Refused, field_m, open_beat
+from nvrx_slurm.store.sealing import Refused, field_m, open_heartbeat
 from nvrx_slurm.util.clock import SystemClock
 from nvrx_slurm.util.job_key import JobKey
 
@@ -110,8 +110,8 @@ class JournalStream:
         for identity, fields in items:
             who = fields.get(b"who", b"")
             try:
-                number, packed = open_beat(self._key, beats, who, field_m(fields))
-                beat = unpack_beat(packed)
+                number, packed = open_heartbeat(self._key, beats, who, field_m(fields))
+                beat = unpack_heartbeat(packed)
             except UntrustedRecord as error:
                 self._refused.add(beats, identity, error)
                 continue

@@ -10,7 +10,7 @@ from typing import Literal
 
 import msgspec
 
-from nvrx_slurm.journal.records import Beat, Plan, Shutdown
+from nvrx_slurm.journal.records import Heartbeat, Plan, Shutdown
 
 NodeState = Literal["joining", "ready", "standby", "active", "lost", "left", "quarantined"]
 Phase = Literal["joining", "starting", "running", "stopping", "done", "failed", "stopped"]
@@ -178,7 +178,7 @@ class Heard:
     """A beat, and when it reached the store: seconds since the epoch by the store's clock."""
 
     t: float
-    beat: Beat
+    beat: Heartbeat
 
 
 @dataclass(slots=True)

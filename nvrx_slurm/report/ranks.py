@@ -6,7 +6,7 @@ from collections.abc import Iterator, Sequence
 from heapq import nlargest
 from math import inf
 
-from nvrx_slurm.journal.records import Beat
+from nvrx_slurm.journal.records import Heartbeat
 from nvrx_slurm.report.model import Heard, JobView, NodeView, OpenSection, RankView, ReplicaView
 
 _WITH_WORKERS = ("starting", "running")
@@ -22,7 +22,7 @@ def ranks(view: JobView, store_now: float | None) -> tuple[RankView, ...]:
     return tuple(rank for replica in running for rank in _world(view, replica, store_now))
 
 
-def is_current(view: JobView, node: NodeView, beat: Beat) -> bool:
+def is_current(view: JobView, node: NodeView, beat: Heartbeat) -> bool:
     """Whether a beat speaks of the workers that the node has now: of its present agent, generation and cycle."""
     replica = view.replicas.get(beat.replica or "")
     if replica is None or node.state != "active" or node.replica != beat.replica:

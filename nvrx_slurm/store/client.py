@@ -26,10 +26,10 @@ from nvrx_slurm.journal.records import (
     AnyFact,
     AnyOrder,
     Assignment,
-    Beat,
     ControllerUp,
     Entry,
     Fact,
+    Heartbeat,
     NodeJoined,
     Record,
     Shutdown,
@@ -42,7 +42,7 @@ from nvrx_slurm.journal.records import (
 from nvrx_slurm.store.keys import Keys
 from nvrx_slurm.store.redis_client import Look, async_client
 from nvrx_slurm.store.retry import IN_MEMORY, Cause, GiveUp, Retry, StoreRetry
-from nvrx_slurm.store.sealing import Refused, field_m, open_order, order_place, seal_beat, seal_order
+from nvrx_slurm.store.sealing import Refused, field_m, open_order, order_place, seal_heartbeat, seal_order
 from nvrx_slurm.util.clock import Clock
 from nvrx_slurm.util.job_key import JobKey
 from nvrx_slurm.util.log import get_logger
@@ -122,11 +122,11 @@ class Store:
         data = {"m": self._key.sign(self.keys.inbox, pack(fact))}
         await self._patiently(lambda: self._redis.xadd(self.keys.inbox, data))
 
-    async def beat(self, beat: Beat, keep: int | None = None) -> None:
+    async def send_heartbeat(self, beat: Heartbeat, keep: int | None = None) -> None:
         """Post a sign of life, and with `keep` trim the stream to about that many. Not tried again: the next one
         is as good."""
         self._beats += 1
-        sealed = seal_beat(self._key, self.keys.beats, beat, self._beats)
+        sealed = seal_heartbeat(self._key, self.keys.beats, beat, self._beats)
         fields = {"who": beat.incarnation, "m": sealed}  # who first: the controller reads no further
         await self._redis.xadd(self.keys.beats, fields, maxlen=keep, approximate=True)
 

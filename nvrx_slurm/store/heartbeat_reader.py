@@ -19,7 +19,7 @@ from redis import exceptions as failures
 from nvrx_slurm.errors import MalformedRecord, StoreUnreachable, UntrustedRecord
 from nvrx_slurm.journal.folder import StoreAddress
 from nvrx_slurm.store.redis_client import Look, async_client
-from nvrx_slurm.store.sealing import Refused, open_beat
+from nvrx_slurm.store.sealing import Refused, open_heartbeat
 from nvrx_slurm.util.clock import Clock
 from nvrx_slurm.util.job_key import JobKey
 from nvrx_slurm.util.log import get_logger
@@ -36,7 +36,7 @@ _START = b"0-0"
 
 
 PackedHeartbeat = tuple[float, bytes, bytes]
-"""Age in seconds; whose it is, as `Beat.incarnation`; and the whole beat as it was packed, for `unpack_beat`."""
+"""Age in seconds; the sender, as `Heartbeat.incarnation`; and the packed heartbeat, for `unpack_heartbeat`."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -118,7 +118,7 @@ class HeartbeatReader:
                 if len(fields) < 4 or fields[0] != b"who" or fields[2] != b"m":
                     raise MalformedRecord("the item is no heartbeat")
                 who = fields[1]
-                number, packed = open_beat(key, stream, who, fields[3])
+                number, packed = open_heartbeat(key, stream, who, fields[3])
             except UntrustedRecord as error:
                 self.refused.add(stream, identity, error)
                 continue

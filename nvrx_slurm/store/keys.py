@@ -34,7 +34,7 @@ CATALOGUE: tuple[KeyInfo, ...] = (
     KeyInfo("joins", "hash", "agents", "agents", "job", "Incarnation → id of the last order before it joined: a join that is tried again is the same one."),
     KeyInfo("round:<replica>:<gen>:<cycle>", "hash", "controller", "agents", "1 hour after it closes", "Node → `Assignment`; an agent reads its own field only."),
     KeyInfo("shutdown:<gen>", "string", "controller", "all", "job", "`Shutdown`, set once."),
-    KeyInfo("beats", "stream", "agents", "controller, cli", "trimmed to about 2 per node", "`Beat`s, each behind a field `who`: its incarnation."),
+    KeyInfo("beats", "stream", "agents", "controller, cli", "trimmed to about 2 per node", "`Heartbeat`s, each behind a field `who`: its incarnation."),
     KeyInfo("inprocess:<group>:<call>:log", "stream", "ranks and their monitors", "ranks and their monitors", "1 hour after the last sign of life", "What a group that restarts in process has agreed on, as JSON; an entry's id is its place, from `1-0`. Without a job these four begin with `nvrx:{<group>}:inprocess:<call>:`."),
     KeyInfo("inprocess:<group>:<call>:gate:<gate>", "hash", "ranks", "ranks and their monitors", "the same; an older gate goes earlier", "Member → what it brought along."),
     KeyInfo("inprocess:<group>:<call>:gates", "list", "ranks", "ranks", "the same", "The gates that are there, oldest first."),

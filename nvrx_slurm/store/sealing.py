@@ -10,7 +10,7 @@ from __future__ import annotations
 import msgspec
 
 from nvrx_slurm.errors import ForgedRecord, MalformedRecord, UntrustedRecord
-from nvrx_slurm.journal.records import Beat, Record, RecordsRefused, pack
+from nvrx_slurm.journal.records import Heartbeat, Record, RecordsRefused, pack
 from nvrx_slurm.util.admission import RateLimitedLog
 from nvrx_slurm.util.clock import Clock
 from nvrx_slurm.util.job_key import JobKey
@@ -52,13 +52,13 @@ def field_m(fields: dict[bytes, bytes]) -> bytes:
         raise MalformedRecord("the item has no field m") from None
 
 
-def seal_beat(key: JobKey, stream: str, beat: Beat, number: int) -> bytes:
+def seal_heartbeat(key: JobKey, stream: str, beat: Heartbeat, number: int) -> bytes:
     """A heartbeat, signed for its sender: the field `who` beside it cannot name another one."""
     return key.sign(f"{stream} {beat.incarnation}", number.to_bytes(NUMBER_BYTES, "big") + pack(beat))
 
 
-def open_beat(key: JobKey, stream: str, who: bytes, sealed: bytes) -> tuple[bytes, bytes]:
-    """The heartbeat's number, which compares as the number itself does, and the packed `Beat`. Raises
+def open_heartbeat(key: JobKey, stream: str, who: bytes, sealed: bytes) -> tuple[bytes, bytes]:
+    """The heartbeat's number, which compares as the number itself does, and the packed `Heartbeat`. Raises
     UntrustedRecord."""
     try:
         place = f"{stream} {who.decode()}"

@@ -7,9 +7,9 @@ import asyncio
 import pytest
 
 from nvrx_slurm.errors import StoreUnreachable
-from nvrx_slurm.journal.records import Beat, unpack_beat
+from nvrx_slurm.journal.records import Heartbeat, unpack_heartbeat
 from nvrx_slurm.store.heartbeat_reader import BATCH
-from nvrx_slurm.store.sealing import seal_beat
+from nvrx_slurm.store.sealing import seal_heartbeat
 from nvrx_slurm.util.clock import SystemClock
 from nvrx_slurm.util.job_key import JobKey
 from tests.contract.servers import BEATS as KEY
@@ -53,13 +53,13 @@ async def raw(server):
     await client.aclose()
 
 
-def beat(node: str = "n1", **more) -> Beat:
-    return Beat(node=node, incarnation=f"of-{node}", **more)
+def beat(node: str = "n1", **more) -> Heartbeat:
+    return Heartbeat(node=node, incarnation=f"of-{node}", **more)
 
 
-def item(beat: Beat) -> dict[str, str | bytes]:
+def item(beat: Heartbeat) -> dict[str, str | bytes]:
     """A beat as an agent adds it to the stream."""
-    return {"who": beat.incarnation, "m": seal_beat(JobKey(TOKEN), KEY, beat, 1)}
+    return {"who": beat.incarnation, "m": seal_heartbeat(JobKey(TOKEN), KEY, beat, 1)}
 
 
 def nodes(heard) -> list[str]:
@@ -68,7 +68,7 @@ def nodes(heard) -> list[str]:
 
 async def send(store, *names: str) -> None:
     for name in names:
-        await store.beat(beat(name), KEEP)
+        await store.send_heartbeat(beat(name), KEEP)
 
 
 async def test_every_beat_is_heard_once_and_in_order(store, reader):
@@ -94,10 +94,10 @@ async def test_first_call_brings_what_was_sent_before_it(server, store, reader):
 async def test_whose_it_is_stands_beside_the_packed_beat(store, reader):
     """Nothing need be decoded to know who lives; and nothing that a beat carries is lost."""
     told = beat(state="active", cycle=3, generation=2, steps={0: 7}, teardown="ask")
-    await store.beat(told, KEEP)
+    await store.send_heartbeat(told, KEEP)
     [(_, who, packed)] = (await reader.read()).beats
     assert who == b"of-n1"
-    assert unpack_beat(packed) == told
+    assert unpack_heartbeat(packed) == told
 
 
 async def test_more_than_one_batch_comes_in_one_call(reader, raw):

@@ -16,10 +16,10 @@ from nvrx_slurm.errors import NvrxError, StoreUnreachable, UsageError, WaitTimeo
 from nvrx_slurm.journal.folder import JobFolder, StoreAddress
 from nvrx_slurm.journal.records import (
     AnyRecord,
-    Beat,
     DumpAsked,
     DumpOrdered,
     Entry,
+    Heartbeat,
     RoundOpened,
     StacksDumped,
     WorkersDone,
@@ -103,9 +103,9 @@ async def gathered(answers: Iterator[Answer]) -> list[Answer]:
 
 
 async def test_a_beats_age_comes_from_the_servers_clock(store, job, recorder, controller) -> None:
-    """Beat, stamp and now are the server's: the age is the time that passed there, whatever this machine's clock."""
+    """Heartbeat, stamp and now are the server's: the age is the time that passed there, by its clock."""
     before = await store.time()
-    await store.beat(recorder.beat("n0", 7, 6).beat, keep=100)
+    await store.send_heartbeat(recorder.beat("n0", 7, 6).beat, keep=100)
     taken = await asyncio.to_thread(snapshot.take, job)
     after = await store.time()
     status = snapshot.as_status(taken)
@@ -120,7 +120,7 @@ async def test_one_look_has_the_last_beat_of_every_node(store, job, controller) 
     """However long the stream is, each node's newest beat comes with the first look, once, and not its older ones."""
     for cycle in (1, 2, 3):
         for n in range(NODES):
-            await store.beat(Beat(node=f"n{n}", incarnation="i", cycle=cycle), keep=100_000)
+            await store.send_heartbeat(Heartbeat(node=f"n{n}", incarnation="i", cycle=cycle), keep=100_000)
 
     def look() -> list[Heard]:
         with closing(Journal(job, beats=True)) as journal:
@@ -137,7 +137,7 @@ async def test_a_reader_hears_new_beats_and_entries(store, job, recorder, contro
     try:
         await asyncio.to_thread(journal.catch_up)
         begin = await store.time()
-        await store.beat(recorder.beat("n3", 9).beat, keep=100)
+        await store.send_heartbeat(recorder.beat("n3", 9).beat, keep=100)
         (heard,) = await asyncio.to_thread(journal.poll, 1.0)
         assert isinstance(heard, Heard)
         assert (heard.beat.node, heard.beat.steps) == ("n3", {6: 9})

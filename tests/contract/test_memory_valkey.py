@@ -18,9 +18,9 @@ from nvrx_slurm.errors import FencedError
 from nvrx_slurm.journal.folder import StoreAddress
 from nvrx_slurm.journal.records import (
     Assignment,
-    Beat,
     ControllerUp,
     Entry,
+    Heartbeat,
     NodeJoined,
     RoundClosed,
     RoundOpened,
@@ -134,8 +134,8 @@ class Actor:
             case "tell":
                 return await store.tell(self._fact())
             case "beat" | "trim":
-                beat = Beat(node="n", incarnation=f"i{self._said}", cycle=self._said)
-                return await store.beat(beat, KEEP if step == "trim" else None)
+                beat = Heartbeat(node="n", incarnation=f"i{self._said}", cycle=self._said)
+                return await store.send_heartbeat(beat, KEEP if step == "trim" else None)
             case "journal":
                 return await store.journal()
             case "lives":

@@ -12,7 +12,7 @@ from nvrx_slurm.lab.faults.valkey import MemoryClient
 from nvrx_slurm.lab.faults.valkey.client import SOCKET_S
 from nvrx_slurm.lab.simulation.calls import ServiceLink
 from nvrx_slurm.lab.simulation.machine import SimulatedMachine
-from nvrx_slurm.lab.simulation.outside import SimulatedOutside
+from nvrx_slurm.lab.simulation.outside import SimulatedEnvironment
 from nvrx_slurm.lab.simulation.process import Process
 from nvrx_slurm.store.client import Store
 from nvrx_slurm.store.heartbeat_reader import READ_S, HeartbeatReader
@@ -57,7 +57,7 @@ async def controller_main(history: History, process: Process, pid: int) -> int:
     controller = Controller(
         plan=history.plan,
         info=history.info,
-        outside=SimulatedOutside(history, process, pid),
+        environment=SimulatedEnvironment(history, process, pid),
         store=store,
         heartbeats=heartbeats,
         token=history.address.token,

@@ -1,4 +1,4 @@
-"""All that a controller touches beside the store, in a history: what `controller/outside.py` asks for."""
+"""All that a controller touches beside the store, in a history: what `controller/environment.py` asks for."""
 
 from __future__ import annotations
 
@@ -10,8 +10,8 @@ from typing import TYPE_CHECKING
 
 from nvrx_slurm.cluster.slurm_nodes import SlurmNode
 from nvrx_slurm.controller.attribution_broker import Answered
+from nvrx_slurm.controller.environment import NodeCallback
 from nvrx_slurm.controller.fencing import FIRST_PAUSE_S, send_fence
-from nvrx_slurm.controller.outside import Told
 from nvrx_slurm.journal.folder import Result
 from nvrx_slurm.journal.records import Entry
 from nvrx_slurm.lab.simulation.process import Process
@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 SLURM_ANSWERS_S = 0.05
 
 
-class Copy:
+class SimulatedMirror:
     """The journal's copy in the job folder: what it holds outlives every controller."""
 
     def __init__(self, entries: list[Entry]) -> None:
@@ -46,14 +46,14 @@ class Copy:
         pass
 
 
-class SimulatedOutside:
+class SimulatedEnvironment:
     """For one controller process."""
 
     def __init__(self, history: History, process: Process, pid: int) -> None:
         self._history, self._process = history, process
         self.host, self.pid = history.HOST, pid
         self.files = JobFiles(Path("/simulated"))
-        self.mirror = Copy(history.copy)
+        self.mirror = SimulatedMirror(history.copy)
 
     def read_copy(self) -> list[Entry]:
         return list(self._history.copy)
@@ -61,7 +61,7 @@ class SimulatedOutside:
     def write_result(self, result: Result) -> None:
         self._history.result = result
 
-    def liveness_server(self, token: str, alive: Told, lost: Told) -> ControllerTethers:
+    def liveness_server(self, token: str, alive: NodeCallback, lost: NodeCallback) -> ControllerTethers:
         server = LivenessServer(token, alive, lost)
         return ControllerTethers(server, self._history.sockets, self.host, self._process)
 

@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from nvrx_slurm.agent.beats import BeatBoard
+from nvrx_slurm.agent.beats import ProgressBoard
 from nvrx_slurm.journal.restarts import InProcessRestart, encode
 
 RESTART = InProcessRestart(cause="exception on rank 1", iteration=1, world_size=2, active_world_size=2, total_s=0.1)
@@ -44,7 +44,7 @@ async def test_each_kind_of_word_is_passed_on_and_nonsense_is_not(tmp_path: Path
     """Three kinds, told apart by their first byte; what is none of them disturbs nobody."""
     ears = Ears()
     (tmp_path / "board").mkdir()
-    board = BeatBoard(tmp_path / "board", ears.first_step, ears.failing, ears.restart)
+    board = ProgressBoard(tmp_path / "board", ears.first_step, ears.failing, ears.restart)
     board.open()
     for rank in (1, 2):
         board.prepare(rank, 0)

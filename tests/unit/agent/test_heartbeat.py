@@ -11,7 +11,7 @@ import pytest
 from nvrx_slurm.agent.heartbeat import ControllerSilent, HeartbeatSender
 from nvrx_slurm.agent.liveness_client import LivenessClient
 from nvrx_slurm.journal.folder import StoreAddress
-from nvrx_slurm.journal.records import Beat, FaultTolerance
+from nvrx_slurm.journal.records import FaultTolerance, Heartbeat
 from nvrx_slurm.store.client import Store
 from nvrx_slurm.store.embedded import EmbeddedStore
 from nvrx_slurm.util.clock import SystemClock
@@ -68,7 +68,7 @@ class Harness:
             store=store,
             liveness=self.liveness,
             clock=SystemClock(),
-            beat=lambda: Beat(node="n1", incarnation="a"),
+            make=lambda: Heartbeat(node="n1", incarnation="a"),
             lease=self.leases.put_nowait,
             post=self.said.put_nowait,
         )

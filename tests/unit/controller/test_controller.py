@@ -31,7 +31,7 @@ class OneRead:
 async def test_nothing_is_overdue_before_the_inbox_has_been_read() -> None:
     """Deadlines that passed while nobody led wait for what was said meanwhile, until the first read is back."""
     store: Any = OneRead()
-    outside: Any = SimpleNamespace(
+    environment: Any = SimpleNamespace(
         host="head",
         pid=1,
         files=JobFiles(Path("/jobs/42")),
@@ -43,7 +43,7 @@ async def test_nothing_is_overdue_before_the_inbox_has_been_read() -> None:
     controller = Controller(
         plan=plain(),
         info=nobody,
-        outside=outside,
+        environment=environment,
         store=store,
         heartbeats=nobody,
         token="",

@@ -99,7 +99,7 @@ def test_step_out_of_bounds_is_refused(step: int):
     """It must fit into 64 bits with a sign, as the page that it comes from."""
     beat = {"node": "n1", "incarnation": "a", "steps": {0: step}}
     with pytest.raises(MalformedRecord):
-        records.unpack_beat(msgspec.msgpack.encode(beat))
+        records.unpack_heartbeat(msgspec.msgpack.encode(beat))
 
 
 @pytest.mark.parametrize("name", ["n1", "gpu-a_07.site", "policy-0", "...x", "nœud", "a b"])

@@ -9,9 +9,9 @@ from nvrx_slurm.core.state import Job, new_job
 from nvrx_slurm.journal.folder import JobFolder, JobInfo
 from nvrx_slurm.journal.records import (
     AnyFact,
-    Beat,
     Entry,
     FaultTolerance,
+    Heartbeat,
     JobStarted,
     NodeJoined,
     NodeLeft,
@@ -147,7 +147,7 @@ class Recorder:
         first = replica.order.index(node) * replica.role.workers_per_node if node in replica.order else 0
         kind = {"state": str(state.state), "replica": state.replica, "cycle": replica.cycle}
         steps = dict(enumerate(at, first))
-        return Heard(self.now, Beat(node=node, incarnation=state.incarnation, **kind, steps=steps, **more))
+        return Heard(self.now, Heartbeat(node=node, incarnation=state.incarnation, **kind, steps=steps, **more))
 
     def agent(self, node: str) -> dict[str, object]:
         """What the node's next fact says of who tells it."""

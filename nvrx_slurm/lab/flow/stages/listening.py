@@ -17,7 +17,7 @@ from pathlib import Path
 import msgspec
 
 from nvrx_slurm.journal.folder import JobFolder
-from nvrx_slurm.journal.records import Beat, Entry, JobEnded, JobStarted, Record
+from nvrx_slurm.journal.records import Entry, Heartbeat, JobEnded, JobStarted, Record
 from nvrx_slurm.report.model import Heard
 from nvrx_slurm.report.source import Journal
 from nvrx_slurm.util.clock import Clock, SystemClock
@@ -32,7 +32,7 @@ class Line(Record, frozen=True, kw_only=True):
     """An entry; or a beat, and when it came; or else the reader's word on the store."""
 
     entry: Entry | None = None
-    beat: Beat | None = None
+    beat: Heartbeat | None = None
     t: float = 0.0
     store_error: str | None = None
 

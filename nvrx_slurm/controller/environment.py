@@ -1,6 +1,6 @@
 """All that a controller touches beside the store: the nodes, its batch host, the job folder.
 
-`LinuxOutside` is the real one; the simulation brings its own, and the controller's code is the same with both.
+`LinuxEnvironment` is the real one; the simulation brings its own, and the controller's code is the same with both.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from nvrx_slurm.journal.records import Entry
 from nvrx_slurm.liveness.connection import LivenessServer
 from nvrx_slurm.util.files import JobFiles
 
-Told = Callable[[str, str], None]
+NodeCallback = Callable[[str, str], None]
 """Called with a node and the incarnation of its agent."""
 
 
@@ -34,7 +34,7 @@ class LivenessListener(Protocol):
     async def close(self) -> None: ...
 
 
-class Copy(Protocol):
+class JournalMirror(Protocol):
     """What `mirror.Mirror` promises."""
 
     def start(self, journal: Sequence[Entry]) -> None: ...
@@ -43,7 +43,7 @@ class Copy(Protocol):
     def close(self, timeout_s: float) -> None: ...
 
 
-class Outside(Protocol):
+class ControllerEnvironment(Protocol):
     """`host` and `pid` are this process's; `files` says where the job's lie; `mirror` is the journal's copy there."""
 
     @property
@@ -53,7 +53,7 @@ class Outside(Protocol):
     @property
     def files(self) -> JobFiles: ...
     @property
-    def mirror(self) -> Copy: ...
+    def mirror(self) -> JournalMirror: ...
 
     def read_copy(self) -> list[Entry]:
         """Every whole entry of the journal's copy."""
@@ -63,7 +63,7 @@ class Outside(Protocol):
         """Tell the batch host, and whoever asks later, how the job ended."""
         ...
 
-    def liveness_server(self, token: str, alive: Told, lost: Told) -> LivenessListener:
+    def liveness_server(self, token: str, alive: NodeCallback, lost: NodeCallback) -> LivenessListener:
         """The controller's end of all liveness connections; it listens once it is started."""
         ...
 
@@ -86,7 +86,7 @@ class Outside(Protocol):
         ...
 
 
-class LinuxOutside:
+class LinuxEnvironment:
     """The job folder, sockets and Slurm's programs."""
 
     def __init__(self, folder: JobFolder) -> None:
@@ -101,7 +101,7 @@ class LinuxOutside:
     def write_result(self, result: Result) -> None:
         self._folder.write_result(result)
 
-    def liveness_server(self, token: str, alive: Told, lost: Told) -> LivenessServer:
+    def liveness_server(self, token: str, alive: NodeCallback, lost: NodeCallback) -> LivenessServer:
         return LivenessServer(token, alive, lost)
 
     def attribution_broker(self, answered: Answered) -> AttributionBroker:

@@ -1,7 +1,7 @@
-"""What a rank did after a line: whether that line ended it, or was survived.
+"""What a rank did after a line: whether that line ended it, or the rank survived it. Pure.
 
-An error that was caught and retried reads the same as one that was not. What tells them apart is what follows: of a
-process that is ending, stacks and complaints; of one that lives, progress.
+An error that was caught and retried reads the same as one that was not. What follows differs: a process that ends
+prints stacks and errors, one that lives prints progress.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ class Nature(Enum):
     """What kind of line it is."""
 
     PROGRESS = "progress"  # a step of training was made
-    CRASH = "crash"  # stacks, complaints, clearing away: what a process prints while it ends
+    CRASH = "crash"  # stacks, errors, clean-up: what a process prints while it ends
     CALM = "calm"  # anything else
 
 
@@ -30,8 +30,8 @@ class Finality(IntEnum):
 
 @dataclass(frozen=True, slots=True)
 class TailLine:
-    """One of the last lines of a file. `offset`: of its first byte, in the file's own (unpacked) bytes. `rank`: as
-    its label or the file's name says."""
+    """One of the last lines of a file. `offset`: of its first byte, in the unpacked file. `rank`: by the line's label
+    or the file's name."""
 
     offset: int
     text: str
@@ -66,8 +66,9 @@ _CRASH = re.compile(
     re.VERBOSE,
 )
 
-TOLD_BESIDE = frozenset({"thread", "process"})
-"""Asides that ended something, if not the rank: worth telling."""
+# Kinds of non-fatal exceptions (scan/tracebacks.py).
+BESIDE_THE_RANK = frozenset({"thread", "process"})
+"""They ended something, if not the rank: worth reporting."""
 
 _NEVER_ENDED = frozenset({"ignored", "task", "thread"})
 _MAY_HAVE_GONE_ON = frozenset({"process", "logged", "warned"})
@@ -84,29 +85,28 @@ def nature(text: str) -> Nature:
 
 
 def aftermath(offset: int, rank: int | None, tail: Sequence[TailLine]) -> Aftermath:
-    """What `rank` printed after the line at `offset`; of every rank, where none is known."""
+    """What `rank` printed after the line at `offset`; what every rank printed, where None."""
     after = [line for line in tail if line.offset > offset and (rank is None or line.rank in (rank, None))]
     kinds = [nature(line.text) for line in after]
     return Aftermath(kinds.count(Nature.PROGRESS), kinds.count(Nature.CALM))
 
 
-def may_have_gone_on(aside: str | None) -> bool:
-    """Whether a traceback is of those that a rank lives on with, unless it is seen to have ended."""
-    return aside in _MAY_HAVE_GONE_ON
+def may_have_gone_on(non_fatal: str | None) -> bool:
+    """Whether a rank survives such an exception, unless it is seen to have ended."""
+    return non_fatal in _MAY_HAVE_GONE_ON
 
 
-def of_another(aside: str | None) -> bool:
-    """Whether a traceback is none that the rank's own end prints."""
-    return aside in _NEVER_ENDED or aside == "process"
+def never_ends_the_rank(non_fatal: str | None) -> bool:
+    """Whether such an exception is another than the one that ends the rank."""
+    return non_fatal in _NEVER_ENDED or non_fatal == "process"
 
 
-def finality(after: Aftermath, *, shared: bool, aside: str | None = None) -> Finality:
-    """Judge by what followed. `shared`: other ranks, which go on a little, print into the same lines. `aside`: what
-    stands above the traceback."""
-    most_progress = 3 if shared else 0 if may_have_gone_on(aside) else 1
-    if aside in _NEVER_ENDED or after.progress > most_progress:
+def finality(after: Aftermath, *, shared: bool, non_fatal: str | None = None) -> Finality:
+    """Judge by what followed. `shared`: other ranks, which go on a little, print into the same file."""
+    most_progress = 3 if shared else 0 if may_have_gone_on(non_fatal) else 1
+    if non_fatal in _NEVER_ENDED or after.progress > most_progress:
         return Finality.SURVIVED
-    if aside == "process" and after.calm <= _MOST_CALM_BEFORE_AN_END:
+    if non_fatal == "process" and after.calm <= _MOST_CALM_BEFORE_AN_END:
         return Finality.LIKELY
     if after.calm <= _MOST_CALM_AT_AN_END:
         return Finality.ENDED

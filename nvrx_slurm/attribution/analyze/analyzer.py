@@ -1,4 +1,7 @@
-"""The analysis for callers on an event loop: bounded, cancellable, and done once for all who ask at a time."""
+"""The analysis for callers that wait, on an event loop (`Analyzer`) or in a thread (`analyze_sync`).
+
+Bounded, cancellable, and done once for all who ask the same at a time.
+"""
 
 from __future__ import annotations
 
@@ -33,8 +36,12 @@ T = TypeVar("T")
 
 SOURCE = "lib"
 KEPT = 256
+
 AT_ONCE = 2
 """Computations that run at a time; others wait for their turn, within their own bound."""
+
+MARGIN_S = 5.0
+"""How much longer than the analysis may take a thread waits for it: for an event loop that has stopped turning."""
 
 Identity = tuple[bytes, tuple[tuple[int, int, int, int], ...]]
 """The inquiry, and of each file device, inode, size and time of change in nanoseconds."""
@@ -42,16 +49,21 @@ Identity = tuple[bytes, tuple[tuple[int, int, int, int], ...]]
 
 @dataclass(slots=True, eq=False)
 class _Computation:
-    """One analysis and those who wait for it. `rules_say` is there before a second opinion is."""
+    """One analysis and those who wait for it. `rules_say` is there before the language model's answer is."""
 
     task: asyncio.Task[Attribution] | None = None
     stop: threading.Event = field(default_factory=threading.Event)
     askers: int = 0
     rules_say: Attribution | None = None
 
+    def end(self) -> None:
+        self.stop.set()
+        if self.task is not None:
+            self.task.cancel()
+
 
 class Analyzer:
-    """Answers inquiries by the rules, and by a second opinion where one is wanted and the rules do not know.
+    """Answers inquiries by the rules, and where they do not know by a language model, if one is configured.
 
     Used from one event loop. Answers are kept as long as none of the files has changed.
     """
@@ -59,7 +71,11 @@ class Analyzer:
     def __init__(self, *, rules: Sequence[Path] = (), llm: LlmPlan | None = None, clock: Clock | None = None) -> None:
         """Loads the catalogue. Raises ConfigError for a rule file that is wrong."""
         self._catalogue = load_catalogue(rules)
-        self._opinion = _opinion_of(llm) if llm is not None else None
+        self._llm: LlmAdvisor | None = None
+        if llm is not None:
+            from nvrx_slurm.attribution.analyze.llm import LlmAdvisor  # few have one, and it needs an HTTP client
+
+            self._llm = LlmAdvisor(llm)
         self._clock = clock or SystemClock()
         self._kept: OrderedDict[Identity, Attribution] = OrderedDict()
         self._running: dict[Identity, _Computation] = {}
@@ -79,7 +95,14 @@ class Analyzer:
                 if (kept := self._kept.get(identity)) is not None:
                     self._kept.move_to_end(identity)
                     return replace(kept, cached=True, latency_s=self._clock.monotonic() - began)
-                computation = self._joined(identity, inquiry, logs)
+                if self._closed:
+                    raise SourceError("the analyzer is closed")
+                if (computation := self._running.get(identity)) is None:
+                    computation = self._running[identity] = _Computation()
+                    work = self._compute(computation, identity, inquiry, logs)
+                    computation.task = asyncio.ensure_future(work)
+                    # Retrieve the exception: all askers may have left.
+                    computation.task.add_done_callback(lambda task: task.cancelled() or task.exception())
                 answer = await self._wait(computation, identity)
         except TimeoutError:
             known = computation.rules_say if computation is not None else None
@@ -91,25 +114,14 @@ class Analyzer:
         prefilter_of(self._catalogue)
 
     async def close(self) -> None:
-        """End all computations; whoever waits for one gets a SourceError."""
+        """End all computations; each asker that waits for one gets a SourceError."""
         self._closed = True
         running = [each for each in self._running.values() if each.task is not None]
         for each in running:
-            _end(each)
+            each.end()
         await asyncio.gather(*(each.task for each in running if each.task), return_exceptions=True)
-        if self._opinion is not None:
-            await self._opinion.close()
-
-    def _joined(self, identity: Identity, inquiry: Inquiry, logs: list[LogFile]) -> _Computation:
-        """The computation that runs for this question, or a new one."""
-        if self._closed:
-            raise SourceError("the analyzer is closed")
-        if (running := self._running.get(identity)) is not None:
-            return running
-        started = self._running[identity] = _Computation()
-        started.task = asyncio.ensure_future(self._compute(started, identity, inquiry, logs))
-        started.task.add_done_callback(lambda task: task.cancelled() or task.exception())  # nobody may be left to ask
-        return started
+        if self._llm is not None:
+            await self._llm.close()
 
     async def _wait(self, computation: _Computation, identity: Identity) -> Attribution:
         assert computation.task is not None
@@ -123,8 +135,8 @@ class Analyzer:
         finally:
             computation.askers -= 1
             if computation.askers == 0 and not computation.task.done():
-                _end(computation)
-                del self._running[identity]  # whoever asks now begins anew
+                computation.end()
+                del self._running[identity]  # the next asker starts a new one
 
     async def _compute(
         self, computation: _Computation, identity: Identity, inquiry: Inquiry, logs: list[LogFile]
@@ -132,60 +144,43 @@ class Analyzer:
         try:
             async with self._turns:
                 work = partial(analyze_logs, inquiry, self._catalogue, logs=logs, stop=computation.stop)
-                examined = await _in_thread(work, "analyze logs")
-            computation.rules_say = answer = examined.attribution
-            if self._opinion is not None:
-                answer = await self._opinion.on(answer, inquiry, examined.tails)
-            self._keep(identity, answer)
+                result = await _in_thread(work, "analyze logs")
+            computation.rules_say = answer = result.attribution
+            if self._llm is not None:
+                answer = await self._llm.advise(answer, inquiry, result.tails)
+            self._kept[identity] = answer
+            if len(self._kept) > KEPT:
+                self._kept.popitem(last=False)
             return answer
         finally:
             if self._running.get(identity) is computation:
                 del self._running[identity]
 
-    def _keep(self, identity: Identity, answer: Attribution) -> None:
-        self._kept[identity] = answer
-        if len(self._kept) > KEPT:
-            self._kept.popitem(last=False)
-
-
-def _opinion_of(llm: LlmPlan) -> LlmAdvisor:
-    from nvrx_slurm.attribution.analyze.llm import LlmAdvisor  # few have one, and it needs an HTTP client
-
-    return LlmAdvisor(llm)
-
 
 def _identified(inquiry: Inquiry) -> tuple[list[LogFile], Identity]:
+    """The inquiry's files, and what makes an answer about them the same."""
     logs = logs_of(inquiry)
-    known = (_identity(log.path) for log in logs)
-    return logs, (msgspec.json.encode(inquiry), tuple(known))
-
-
-def _identity(path: Path) -> tuple[int, int, int, int]:
-    try:
-        found = path.stat()
-    except OSError:  # gone meanwhile; reading it will tell
-        return (0, 0, 0, 0)
-    return (found.st_dev, found.st_ino, found.st_size, found.st_mtime_ns)
+    states = []
+    for log in logs:
+        try:
+            found = log.path.stat()
+            states.append((found.st_dev, found.st_ino, found.st_size, found.st_mtime_ns))
+        except OSError:  # gone since; the scan reports it
+            states.append((0, 0, 0, 0))
+    return logs, (msgspec.json.encode(inquiry), tuple(states))
 
 
 async def _in_thread(work: Callable[[], T], name: str) -> T:
     return await asyncio.wrap_future(in_thread(work, name))
 
 
-def _end(computation: _Computation) -> None:
-    computation.stop.set()
-    if computation.task is not None:
-        computation.task.cancel()
-
-
 def too_late(timeout_s: float) -> Attribution:
-    """What is answered when the time is over and nothing is known."""
+    """The answer when the time is over and nothing is known."""
     problem = f"the analysis took longer than {timeout_s:g} s"
     return Attribution(source=SOURCE, verdict=Verdict.TIMEOUT, problem=problem)
 
 
-MARGIN_S = 5.0
-"""How much longer than the analysis itself may take its caller waits: for a loop that has stopped turning."""
+# ---- for callers without an event loop
 
 
 class EventLoopThread:
@@ -223,10 +218,10 @@ class EventLoopThread:
 
 
 class SyncAnalyzer:
-    """Analyzers by what they were made of, on one loop. Thread-safe.
+    """Analyzers by their rules and language model, on one event loop in a daemon thread. Thread-safe.
 
-    A start that failed leaves nothing behind, so that the next call starts again; an analyzer that failed with
-    anything but an answer or a UsageError is made anew by the next call.
+    A start that failed leaves nothing behind, so that the next call starts again. An analyzer that failed with
+    anything but a UsageError is replaced by the next call.
     """
 
     def __init__(self, make: Callable[..., Analyzer] = Analyzer) -> None:
@@ -239,23 +234,28 @@ class SyncAnalyzer:
         self, inquiry: Inquiry, *, rules: Sequence[Path], llm: LlmPlan | None, timeout_s: float
     ) -> Attribution:
         """As `Analyzer.analyze`."""
-        made_of = msgspec.json.encode((tuple(map(str, rules)), llm))
-        loop, analyzer = self._ready(made_of, rules, llm)
+        key = msgspec.json.encode((tuple(map(str, rules)), llm))
+        with self._lock:
+            if self._loop is None or not self._loop.alive:
+                self._loop, self._analyzers = EventLoopThread(), {}
+            if key not in self._analyzers:
+                self._analyzers[key] = self._make(rules=rules, llm=llm)
+            loop, analyzer = self._loop, self._analyzers[key]
         try:
             return loop.run(analyzer.analyze(inquiry, timeout_s=timeout_s), timeout_s + MARGIN_S)
         except UsageError:
             raise
         except concurrent.futures.TimeoutError:
-            self._drop(made_of, analyzer, with_loop=True)
+            self._drop(key, analyzer, with_loop=True)
             return too_late(timeout_s)
         except Exception as error:
-            self._drop(made_of, analyzer)
+            self._drop(key, analyzer)
             if isinstance(error, NvrxError):
                 raise
             raise SourceError(f"the analysis failed: {type(error).__name__}: {error}") from error
 
     def close(self) -> None:
-        """End all computations and the thread; a later call starts anew."""
+        """End all computations and the thread; a later call starts them again."""
         with self._lock:
             loop, self._loop = self._loop, None
             analyzers, self._analyzers = list(self._analyzers.values()), {}
@@ -268,24 +268,16 @@ class SyncAnalyzer:
         """In a forked child: the parent's thread, loop and lock are not here."""
         self._lock, self._loop, self._analyzers = threading.Lock(), None, {}
 
-    def _ready(self, made_of: bytes, rules: Sequence[Path], llm: LlmPlan | None) -> tuple[EventLoopThread, Analyzer]:
+    def _drop(self, key: bytes, analyzer: Analyzer, *, with_loop: bool = False) -> None:
         with self._lock:
-            if self._loop is None or not self._loop.alive:
-                self._loop, self._analyzers = EventLoopThread(), {}
-            if made_of not in self._analyzers:
-                self._analyzers[made_of] = self._make(rules=rules, llm=llm)
-            return self._loop, self._analyzers[made_of]
-
-    def _drop(self, made_of: bytes, analyzer: Analyzer, *, with_loop: bool = False) -> None:
-        with self._lock:
-            if self._analyzers.get(made_of) is analyzer:
-                del self._analyzers[made_of]
+            if self._analyzers.get(key) is analyzer:
+                del self._analyzers[key]
             if with_loop:
                 self._loop = None
 
 
-_BRIDGE = SyncAnalyzer()
-os.register_at_fork(after_in_child=_BRIDGE.forget)
+_SYNC_ANALYZER = SyncAnalyzer()
+os.register_at_fork(after_in_child=_SYNC_ANALYZER.forget)
 
 
 def analyze_sync(
@@ -296,4 +288,4 @@ def analyze_sync(
     Raises UsageError where there is nothing to read and nothing known, ConfigError for a rule file that is wrong, and
     SourceError where the analysis itself failed.
     """
-    return _BRIDGE.analyze(inquiry, rules=rules, llm=llm, timeout_s=timeout_s)
+    return _SYNC_ANALYZER.analyze(inquiry, rules=rules, llm=llm, timeout_s=timeout_s)

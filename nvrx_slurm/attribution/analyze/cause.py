@@ -1,132 +1,119 @@
-"""Which line is the cause: what can be, and of these the first."""
+"""Which finding is the cause: those that can be, and of these the first. Pure."""
 
 from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Iterable, Sequence
 
-from nvrx_slurm.attribution.analyze.aftermath import TOLD_BESIDE, Finality, may_have_gone_on
+from nvrx_slurm.attribution.analyze.aftermath import BESIDE_THE_RANK, Finality, may_have_gone_on
 from nvrx_slurm.attribution.analyze.findings import GOES_ON_S, OF_THE_MACHINE, VAGUE_TO, Finding
 from nvrx_slurm.journal.verdicts import Failed, Verdict
 
 LONG_BEFORE_S = 300.0
-"""A kernel's message that is older than this when a worker fails by itself has nothing to do with it."""
+"""A kernel message this much older than a worker's own failure has nothing to do with it."""
+
+SAME_TIME_S = 5.0
+"""Lines this near to each other are of one moment: clocks agree no better. Severity then decides."""
+
+BURST_LINES = 120
+"""Lines of a rank this near to each other report one failure: a native stack trace is as long."""
 
 
 def causes(found: Sequence[Finding]) -> list[Finding]:
-    """Lines that can be where it began: the strong ones; without any, the weak ones, but of ranks to which something
-    happened from outside none that says little. What was survived is none."""
-    fatal = _without_survived([each for each in _recent(found) if each.finality is not Finality.SURVIVED])
+    """Findings that can be the cause, without those that the rank survived.
+
+    The strong ones, if there are any. Else the weak ones; but a rank that also reports a consequence counts only with
+    rules that say more than that there was an exception.
+    """
+    fatal = _without_handled([each for each in _recent(found) if each.finality is not Finality.SURVIVED])
     possible = [each for each in fatal if each.hit.rule.role == "cause"]
     strong = [each for each in possible if each.is_strong]
-    struck = {each.whose for each in fatal if each.hit.rule.role == "consequence"}
-    return strong or [each for each in possible if each.hit.rule.severity > VAGUE_TO or each.whose not in struck]
-
-
-def _without_survived(fatal: Sequence[Finding]) -> list[Finding]:
-    """Without what a program told of and went on: later its rank still noticed what others did."""
-    noticed: dict[int | str, list[Finding]] = defaultdict(list)
-    for each in fatal:
-        if each.hit.rule.role == "consequence" and _is_of_others(each):
-            noticed[each.whose].append(each)
-    doubtful = [each for each in fatal if may_have_gone_on(each.aside)]
-    survived = {each.place for each in doubtful if any(_went_on(each, later) for later in noticed[each.whose])}
-    return [each for each in fatal if each.place not in survived]
-
-
-def _is_of_others(each: Finding) -> bool:
-    """Not a launcher's word on how this one ended."""
-    return each.hit.rule.verdict is Verdict.RESTART
-
-
-def _went_on(told: Finding, later: Finding) -> bool:
-    """A rank that is ending may notice something in passing; half a minute later, or where no time is known, it
-    lived."""
-    if told.since is not None and later.since is not None:
-        return later.is_after(told.since, GOES_ON_S)
-    return later.place[0] != told.place[0] or later.hit.line > told.hit.line
-
-
-def _recent(found: Sequence[Finding]) -> list[Finding]:
-    """Without what the machine said long before a worker failed by itself: that passed. Before workers that only
-    waited it counts, however long they did."""
-    own = [each.t for each in found if each.t is not None and each.is_strong and not _is_of_the_machine(each)]
-    if not own:
-        return list(found)
-    bound = min(own) - LONG_BEFORE_S
-    return [each for each in found if each.t is None or each.t >= bound or not _is_of_the_machine(each)]
-
-
-def _is_of_the_machine(each: Finding) -> bool:
-    return each.hit.file.kind in OF_THE_MACHINE
-
-
-def beside(found: Iterable[Finding]) -> list[Finding]:
-    """Exceptions that ended a thread or a child process, and no rank: they may matter."""
-    return [each for each in found if each.aside in TOLD_BESIDE]
+    affected = {each.whose for each in fatal if each.hit.rule.role == "consequence"}
+    return strong or [each for each in possible if each.hit.rule.severity > VAGUE_TO or each.whose not in affected]
 
 
 def consequences(found: Iterable[Finding]) -> list[Finding]:
-    """Those that happen because something else did."""
+    """Findings that happen because something else did."""
     return [each for each in found if each.hit.rule.role == "consequence" and each.finality is not Finality.SURVIVED]
 
 
-SAME_TIME_S = 5.0
-"""Lines this near to each other are of one moment: clocks agree no better. Severity then tells which is the cause."""
-
-BURST_LINES = 120
-"""Lines of a rank this near to each other tell of one failure: a native stack trace is as long."""
+def beside(found: Iterable[Finding]) -> list[Finding]:
+    """Exceptions that ended a thread or a child process, but no rank: they may matter."""
+    return [each for each in found if each.non_fatal in BESIDE_THE_RANK]
 
 
 def first(candidates: Sequence[Finding], failed: Failed | None) -> Finding | None:
-    """The line where it began; None: no candidate. `failed` tells which rank was seen to fail first."""
-    of_rank: dict[int | str, list[Finding]] = {}
+    """The line where it began; None: no candidate. `failed` says which rank was seen to fail first."""
+    of_rank: dict[int | str, list[Finding]] = defaultdict(list)
     for each in candidates:
-        of_rank.setdefault(each.whose, []).append(each)
-    return _earliest([_first_of_rank(lines) for lines in of_rank.values()], failed)
+        of_rank[each.whose].append(each)
+    winners = _surest([_first_of_rank(lines) for lines in of_rank.values()])
+    if not winners:
+        return None
+    # Across ranks: what lies before all others by more than the clocks' error; among these the most severe.
+    times = [each.t for each in winners if each.t is not None]
+    start = min(times, default=0.0)
+    near = [each for each in winners if not times or not each.is_after(start, SAME_TIME_S)]
+
+    def order(each: Finding) -> tuple[float, ...]:
+        is_seen = failed is not None and each.rank == failed.rank and each.rank is not None
+        unknown = float("inf")
+        return (
+            -each.hit.rule.severity,
+            not is_seen,
+            each.t if each.t is not None else unknown,
+            each.rank if each.rank is not None else unknown,
+            each.hit.line,
+        )
+
+    return min(near, key=order)
+
+
+def _surest(found: Sequence[Finding]) -> list[Finding]:
+    """Those that most surely ended their rank."""
+    surest = min((each.finality for each in found), default=None)
+    return [each for each in found if each.finality is surest]
 
 
 def _first_of_rank(lines: Sequence[Finding]) -> Finding:
-    """Of one rank: among the lines that surely ended it, the nearest to the cause."""
-    surest = min(each.finality for each in lines)
-    sure = [each for each in lines if each.finality is surest]
-    start = _earliest_known(sure)
-    together = [each for each in sure if _is_near(each, start)]
-    return max(together, key=lambda each: (each.hit.rule.severity, -each.hit.line))
+    """The most severe of one rank's lines in the burst that begins with the earliest."""
+    sure = _surest(lines)
+    start = min(sure, key=lambda each: (each.t is None, each.t or 0.0, each.place))
+
+    def is_near(each: Finding) -> bool:
+        if start.t is not None and (each.t is not None or each.is_after(start.t, SAME_TIME_S)):
+            return not each.is_after(start.t, SAME_TIME_S)
+        # Without times the distance in a file decides; between two files it is unknown.
+        return each.place[0] != start.place[0] or abs(each.hit.line - start.hit.line) <= BURST_LINES
+
+    return max(filter(is_near, sure), key=lambda each: (each.hit.rule.severity, -each.hit.line))
 
 
-def _earliest_known(lines: Sequence[Finding]) -> Finding:
-    return min(lines, key=lambda each: (each.t is None, each.t or 0.0, each.place))
+def _without_handled(fatal: Sequence[Finding]) -> list[Finding]:
+    """Without errors that a program logged and survived: later its rank still noticed what other ranks did."""
+    noticed: dict[int | str, list[Finding]] = defaultdict(list)
+    for each in fatal:
+        # A launcher's report on how this rank ended is no such notice; its verdict is not RESTART.
+        if each.hit.rule.role == "consequence" and each.hit.rule.verdict is Verdict.RESTART:
+            noticed[each.whose].append(each)
+
+    def went_on(logged: Finding, later: Finding) -> bool:
+        # A rank that is ending may notice something in passing; half a minute later, or without times, it lived.
+        if logged.since is not None and later.since is not None:
+            return later.is_after(logged.since, GOES_ON_S)
+        return later.place[0] != logged.place[0] or later.hit.line > logged.hit.line
+
+    doubtful = [each for each in fatal if may_have_gone_on(each.non_fatal)]
+    survived = {each.place for each in doubtful if any(went_on(each, later) for later in noticed[each.whose])}
+    return [each for each in fatal if each.place not in survived]
 
 
-def _is_near(each: Finding, start: Finding) -> bool:
-    """Told at one moment, or, in one file, within one burst of lines; of another file without times nobody knows."""
-    if start.t is not None and (each.t is not None or each.is_after(start.t, SAME_TIME_S)):
-        return not each.is_after(start.t, SAME_TIME_S)
-    if each.place[0] == start.place[0]:
-        return abs(each.hit.line - start.hit.line) <= BURST_LINES
-    return True
-
-
-def _earliest(winners: Sequence[Finding], failed: Failed | None) -> Finding | None:
-    """Across ranks: whatever lies before all others by more than the clocks' error; else by severity."""
-    if not winners:
-        return None
-    surest = min(each.finality for each in winners)
-    sure = [each for each in winners if each.finality is surest]
-    times = [each.t for each in sure if each.t is not None]
-    start = min(times, default=0.0)
-    near = [each for each in sure if not times or not each.is_after(start, SAME_TIME_S)]
-    return min(near, key=lambda each: _order(each, failed))
-
-
-def _order(each: Finding, failed: Failed | None) -> tuple[float, ...]:
-    is_seen = failed is not None and each.rank == failed.rank and each.rank is not None
-    unknown = float("inf")
-    return (
-        -each.hit.rule.severity,
-        not is_seen,
-        each.t if each.t is not None else unknown,
-        each.rank if each.rank is not None else unknown,
-        each.hit.line,
-    )
+def _recent(found: Sequence[Finding]) -> list[Finding]:
+    """Without what the machine reported long before a worker failed by itself. Before workers that only waited it
+    counts, however long they waited."""
+    machine = {id(each) for each in found if each.hit.file.kind in OF_THE_MACHINE}
+    own = [each.t for each in found if each.t is not None and each.is_strong and id(each) not in machine]
+    if not own:
+        return list(found)
+    bound = min(own) - LONG_BEFORE_S
+    return [each for each in found if each.t is None or each.t >= bound or id(each) not in machine]

@@ -1,11 +1,11 @@
-"""Reads what analysis wants beside the scan: the files' tails, the ranks' stacks, and flight-recorder dumps."""
+"""Reads what analysis needs beside the scan: the files' tails, the ranks' stacks, and flight-recorder dumps."""
 
 from __future__ import annotations
 
+import itertools
 import threading
 from collections import deque
 from collections.abc import Iterable, Iterator
-from dataclasses import dataclass
 from pathlib import Path
 
 from nvrx_slurm.attribution.analyze.aftermath import TailLine
@@ -20,58 +20,43 @@ from nvrx_slurm.attribution.scan.prefixes import by_srun, label_of
 from nvrx_slurm.diagnostics.stacks.traces import innermost_frame
 
 TAIL_BYTES = 96 << 10
-"""How far back from a file's end what follows a line is judged: a native trace of 16 threads fits in."""
+"""How much of a file's end shows what followed a line: a native trace of 16 threads fits in."""
 
 MOST_DUMP_BYTES = 64 << 20
 _LABELS_IN = 100
 _SECTION = "=== "
 
 
-@dataclass(slots=True)
-class EvidenceReader:
-    """Goes through the files of a scan; bounded by `stop`."""
+def read_evidence(scan: Scan, stop: threading.Event, earlier: Iterable[CycleEnding] = ()) -> SideEvidence:
+    """All that can be read of a scan's files, until `stop`; what cannot is among the problems."""
 
-    scan: Scan
-    stop: threading.Event
+    def until_stopped(logs: Iterable[LogFile]) -> Iterator[LogFile]:
+        return itertools.takewhile(lambda _: not stop.is_set(), logs)
 
-    def all(self, earlier: Iterable[CycleEnding] = ()) -> SideEvidence:
-        """Whatever can be read; what cannot is among the problems."""
-        problems: list[str] = []
-        return SideEvidence(
-            tails={str(log.path): tuple(tail_of(log)) for log in self._until_stopped(self._with_causes())},
-            stacks=self._stacks(),
-            dumps=tuple(self._dumps(problems)),
-            earlier=tuple(earlier),
-            problems=tuple(problems),
-        )
+    def of_kind(kind: str) -> Iterator[LogFile]:
+        return until_stopped(log for log in scan.files if log.kind == kind)
 
-    def _with_causes(self) -> list[LogFile]:
-        """The files whose tail decides something: those that hold a possible cause and are written by workers."""
-        found = {hit.file.path: hit.file for hit in self.scan.hits if hit.rule.role == "cause"}
-        return [log for log in found.values() if log.kind not in OF_THE_MACHINE]
+    # Only the tails that decide something: of files that workers write, and that hold a possible cause.
+    with_causes = {hit.file.path: hit.file for hit in scan.hits if hit.rule.role == "cause"}
+    of_workers = [log for log in with_causes.values() if log.kind not in OF_THE_MACHINE]
+    tails = {str(log.path): tuple(tail_of(log)) for log in until_stopped(of_workers)}
 
-    def _stacks(self) -> dict[int, str]:
-        ranked = [(log.rank, log) for log in self._of_kind("stacks") if log.rank is not None]
-        frames = ((rank, frame_of(log.path)) for rank, log in ranked)
-        return {rank: frame for rank, frame in frames if frame is not None}
+    frames = {log.rank: frame_of(log.path) for log in of_kind("stacks") if log.rank is not None}
+    stacks = {rank: frame for rank, frame in frames.items() if frame is not None}
 
-    def _dumps(self, problems: list[str]) -> Iterator[Dump]:
-        for log in self._of_kind("flight_recorder"):
-            try:
-                if log.rank is None:
-                    raise DumpError("its name does not tell the rank; `nccl_trace_rank_3` would")
-                yield read_dump(_whole(log.path), log.rank)
-            except (DumpError, Unreadable) as error:
-                problems.append(f"{log.path}: {error}")
-
-    def _of_kind(self, kind: str) -> Iterator[LogFile]:
-        return self._until_stopped(log for log in self.scan.files if log.kind == kind)
-
-    def _until_stopped(self, logs: Iterable[LogFile]) -> Iterator[LogFile]:
-        for log in logs:
-            if self.stop.is_set():
-                return
-            yield log
+    problems: list[str] = []
+    dumps: list[Dump] = []
+    for log in of_kind("flight_recorder"):
+        try:
+            if log.rank is None:
+                raise DumpError("its name does not contain the rank; `nccl_trace_rank_3` would")
+            start, data = _last_bytes(log.path, MOST_DUMP_BYTES)
+            if start:
+                raise DumpError(f"is larger than {MOST_DUMP_BYTES >> 20} MiB")
+            dumps.append(read_dump(data, log.rank))
+        except (DumpError, Unreadable) as error:
+            problems.append(f"{log.path}: {error}")
+    return SideEvidence(tails, stacks, tuple(dumps), tuple(earlier), tuple(problems))
 
 
 def tail_of(log: LogFile, most_bytes: int = TAIL_BYTES) -> Iterator[TailLine]:
@@ -121,39 +106,26 @@ def _last_bytes(path: Path, most: int) -> tuple[int, bytes]:
     return read - len(data), data
 
 
-def _whole(path: Path) -> bytes:
-    start, data = _last_bytes(path, MOST_DUMP_BYTES)
-    if start:
-        raise DumpError(f"is larger than {MOST_DUMP_BYTES >> 20} MiB")
-    return data
-
-
 def context(path: Path, line: int, *, before: int = 3, after: int = 4) -> list[tuple[int, str]]:
-    """The lines around one, with their numbers (from 1), of long ones the beginning; none where the file cannot be
-    read any more."""
-    first = max(1, line - before)
+    """The lines around one, with their numbers (from 1), of each at most 8 KiB; none if it cannot be read."""
+    first, last = max(1, line - before), line + after
+    found: list[tuple[int, bytes]] = []
+    number, rest = 1, b""
     try:
         with opened(path) as file:
-            lines = list(_numbered(pieces(file), first, line + after))
+            for piece in pieces(file):
+                if number + piece.count(b"\n") < first:  # only counted, not split
+                    number, rest = number + piece.count(b"\n"), b""
+                    continue
+                head, *others = piece.split(b"\n")
+                rest += head[: LONGEST_LINE_BYTES - len(rest)]
+                for other in others:
+                    found.append((number, rest))
+                    number, rest = number + 1, other[:LONGEST_LINE_BYTES]
+                if number > last:
+                    break
     except Unreadable:
         return []
-    return [(number, decoded(plain(text))) for number, text in lines]
-
-
-def _numbered(read: Iterable[bytes], first: int, last: int) -> Iterator[tuple[int, bytes]]:
-    """Lines `first` to `last`, of each at most 8 KiB; what lies before them is only counted."""
-    number, rest = 1, b""
-    for piece in read:
-        if number + piece.count(b"\n") < first:
-            number, rest = number + piece.count(b"\n"), b""
-            continue
-        head, *others = piece.split(b"\n")
-        rest += head[: LONGEST_LINE_BYTES - len(rest)]
-        for other in others:
-            if first <= number <= last:
-                yield number, rest
-            number, rest = number + 1, other[:LONGEST_LINE_BYTES]
-        if number > last:
-            return
-    if rest and first <= number <= last:
-        yield number, rest
+    if rest:
+        found.append((number, rest))
+    return [(number, decoded(plain(text))) for number, text in found if first <= number <= last]

@@ -1,4 +1,4 @@
-"""Hits that count: placed on a rank and a node, on one common clock, and judged by what followed them."""
+"""Hits that count: placed on a rank, a node and the common clock, and judged by what followed them. Pure."""
 
 from __future__ import annotations
 
@@ -14,46 +14,6 @@ from nvrx_slurm.attribution.scan.model import MOST_DIGITS
 from nvrx_slurm.attribution.scan.prefixes import stamp_of
 from nvrx_slurm.journal.verdicts import Evidence, Inquiry, Verdict
 
-SLACK_S = 3.0
-"""Events that are common to all nodes are told within this time anyway: a smaller difference is no clock's."""
-
-_Event = tuple[str, ...]
-
-
-def domain(hit: Hit, inquiry: Inquiry) -> str | None:
-    """Whose clock a line's time is from: its node's; where the node is not known, its rank's, if that is."""
-    if hit.node is not None or hit.rank is None:
-        return hit.node
-    return inquiry.node_of(hit.rank) or f"rank {hit.rank}"
-
-
-def offsets(hits: Iterable[Hit], inquiry: Inquiry) -> dict[str, float]:
-    """Domain → seconds its clock is ahead of the middle of all. Domains without a common event are left out."""
-    per_domain: dict[str, list[float]] = defaultdict(list)
-    for times in _common_events(hits, inquiry).values():
-        middle = median(times.values())
-        for where, t in times.items():
-            per_domain[where].append(t - middle)
-    found = {where: median(ahead) for where, ahead in per_domain.items()}
-    return {where: ahead for where, ahead in found.items() if abs(ahead) > SLACK_S}
-
-
-def _common_events(hits: Iterable[Hit], inquiry: Inquiry) -> Mapping[_Event, Mapping[str, float]]:
-    """Event → domain → when it told of it first; only events that at least two domains tell of."""
-    events: dict[_Event, dict[str, float]] = defaultdict(dict)
-    for hit in hits:
-        where = domain(hit, inquiry)
-        if hit.rule.role == "consequence" and hit.t is not None and where is not None:
-            told = events[_event(hit)]
-            told[where] = min(hit.t, told.get(where, hit.t))
-    return {event: told for event, told in events.items() if len(told) > 1}
-
-
-def _event(hit: Hit) -> _Event:
-    """The same rule, and where the line tells it the same collective."""
-    return (hit.rule.name, *(hit.groups.get(name, "") for name in ("seq", "collective")))
-
-
 STRONG_FROM = 50
 """Rules of a lower severity see that something failed, or what often follows; the others know a cause."""
 
@@ -61,19 +21,22 @@ VAGUE_TO = 40
 """Rules of this severity and less recognise any exception: what peers of a failed rank raise, too."""
 
 GOES_ON_S = 30.0
-"""A rank whose other file tells of progress this long after an error has survived it."""
+"""A rank whose other file reports progress this long after an error has survived it."""
+
+SLACK_S = 3.0
+"""Nodes report a common event within this time of each other; a larger difference is one of their clocks."""
+
+OF_THE_MACHINE = ("health", "stacks")
+"""Kinds of files that no worker writes: they show no progress of a rank."""
 
 _LAST_LINES = 6
 _NUMBERS = ("rank", "pid", "local_rank")
 
-OF_THE_MACHINE = ("health", "stacks")
-"""Kinds of files that no worker writes: nothing of a rank goes on in them."""
-
 
 @dataclass(frozen=True, slots=True)
 class Finding:
-    """A line that a rule recognised. `t` is on the clock that all nodes share; None: the line tells none. `since`: it
-    was not earlier than this."""
+    """A line that a rule recognised. `t` is on the clock that all nodes share; None: the line has none. `since`: the
+    line was not written before this time."""
 
     hit: Hit
     rank: int | None
@@ -111,9 +74,9 @@ class Finding:
         return self.hit.rule.severity >= STRONG_FROM
 
     @property
-    def aside(self) -> str | None:
-        """What stands above its traceback and tells that it may have ended no process."""
-        return self.hit.groups.get("aside")
+    def non_fatal(self) -> str | None:
+        """Why its traceback may have ended no process (scan/tracebacks.py)."""
+        return self.hit.groups.get("non_fatal")
 
     @property
     def place(self) -> tuple[str, int]:
@@ -121,62 +84,61 @@ class Finding:
 
 
 def findings(inquiry: Inquiry, scan: Scan, tails: Mapping[str, Sequence[TailLine]]) -> list[Finding]:
-    """Hits of causes and consequences, one a line, in the order of files and lines. What noise matches is none."""
+    """Hits of causes and consequences, one a line, in the order of files and lines.
+
+    None of a line that noise matches.
+    """
     lines: dict[tuple[str, int], list[Hit]] = defaultdict(list)
     for hit in scan.hits:
         lines[str(hit.file.path), hit.line].append(hit)
-    hits = [_telling(on_line) for on_line in lines.values() if all(hit.rule.role != "noise" for hit in on_line)]
-    return _Placing(inquiry, tails, offsets(hits, inquiry), last_progress(scan)).all(hits)
-
-
-@dataclass(frozen=True, slots=True)
-class _Placing:
-    """Puts hits on ranks, nodes and the common clock. `ahead`: of each clock; `progress`: of each rank, the last."""
-
-    inquiry: Inquiry
-    tails: Mapping[str, Sequence[TailLine]]
-    ahead: Mapping[str, float]
-    progress: Mapping[int, float]
-
-    def all(self, hits: Iterable[Hit]) -> list[Finding]:
-        ranks = {pid: rank for rank, pid in self.inquiry.pids.items()}
-        return [self._finding(hit, self._rank(hit, ranks)) for hit in hits]
-
-    def _finding(self, hit: Hit, rank: int | None) -> Finding:
-        node = hit.groups.get("node") or hit.node or (self.inquiry.node_of(rank) if rank is not None else None)
-        tail = self.tails.get(str(hit.file.path), ())
-        since = None if hit.t is None else hit.t - self.ahead.get(domain(hit, self.inquiry) or "", 0.0)
+    hits = [
+        max(on_line, key=lambda hit: (not _is_vague(hit.rule), hit.rule.severity))
+        for on_line in lines.values()
+        if all(hit.rule.role != "noise" for hit in on_line)
+    ]
+    ahead, progress = offsets(hits, inquiry), last_progress(scan)
+    rank_of = {pid: rank for rank, pid in inquiry.pids.items()}
+    found = []
+    for hit in hits:
+        rank = _rank(hit, inquiry, rank_of)
+        node = hit.groups.get("node") or hit.node or (inquiry.node_of(rank) if rank is not None else None)
+        since = None if hit.t is None else hit.t - ahead.get(domain(hit, inquiry) or "", 0.0)
         t = since if _is_dated(hit) else None
-        return Finding(hit, rank, node, t, self._finality(hit, rank, t, tail), since)
-
-    def _rank(self, hit: Hit, ranks: Mapping[int, int]) -> int | None:
-        """As the line says, or the pid it names, or the file that it stands in."""
-        told = {
-            name: int(text)
-            for name, text in hit.groups.items()
-            if name in _NUMBERS and text.isdecimal() and len(text) <= MOST_DIGITS
-        }
-        if "rank" in told:
-            return told["rank"]
-        if told.get("pid") in ranks:
-            return ranks[told["pid"]]
-        return hit.rank if hit.rank is not None else self._of_local(told.get("local_rank"), hit.node)
-
-    def _of_local(self, local_rank: int | None, node: str | None) -> int | None:
-        """The global rank of one that is told within its node; without nodes there is but one to be known."""
-        nodes = self.inquiry.nodes
-        if local_rank is None or len(nodes) <= 1:
-            return local_rank
-        return nodes.index(node) * self.inquiry.workers_per_node + local_rank if node in nodes else None
-
-    def _finality(self, hit: Hit, rank: int | None, t: float | None, tail: Sequence[TailLine]) -> Finality:
-        if hit.file.kind in OF_THE_MACHINE:
-            return Finality.ENDED
         own = hit.rank if hit.rank is not None else rank
-        if own is not None and t is not None and self.progress.get(own, t) - t > GOES_ON_S:
-            return Finality.SURVIVED
-        after = aftermath(hit.offset, own, tail)
-        return finality(after, shared=hit.file.kind == "mixed", aside=hit.groups.get("aside"))
+        if hit.file.kind in OF_THE_MACHINE:
+            final = Finality.ENDED
+        elif own is not None and t is not None and progress.get(own, t) - t > GOES_ON_S:
+            final = Finality.SURVIVED
+        else:
+            after = aftermath(hit.offset, own, tails.get(str(hit.file.path), ()))
+            final = finality(after, shared=hit.file.kind == "mixed", non_fatal=hit.groups.get("non_fatal"))
+        found.append(Finding(hit, rank, node, t, final, since))
+    return found
+
+
+def _is_vague(rule: Rule) -> bool:
+    """Whether the rule recognises any exception: any other on the same line says more."""
+    return rule.role == "cause" and rule.verdict is Verdict.UNKNOWN and rule.severity <= VAGUE_TO
+
+
+def _rank(hit: Hit, inquiry: Inquiry, rank_of: Mapping[int, int]) -> int | None:
+    """As the line says, or the pid that it names, or the file that it stands in. `rank_of`: by pid."""
+    numbers = {
+        name: int(text)
+        for name, text in hit.groups.items()
+        if name in _NUMBERS and text.isdecimal() and len(text) <= MOST_DIGITS
+    }
+    if "rank" in numbers:
+        return numbers["rank"]
+    if numbers.get("pid") in rank_of:
+        return rank_of[numbers["pid"]]
+    if hit.rank is not None:
+        return hit.rank
+    local_rank, nodes = numbers.get("local_rank"), inquiry.nodes
+    if local_rank is None or len(nodes) <= 1:
+        return local_rank
+    # On several nodes the rank within a node says which rank it is only with the node.
+    return nodes.index(hit.node) * inquiry.workers_per_node + local_rank if hit.node in nodes else None
 
 
 def _is_dated(hit: Hit) -> bool:
@@ -184,24 +146,46 @@ def _is_dated(hit: Hit) -> bool:
     logger wrote both."""
     if hit.t is None or "frames" not in hit.groups:
         return True
-    return stamp_of(hit.text.encode(), hit.t) is not None or hit.groups.get("aside") == "logged"
+    return stamp_of(hit.text.encode(), hit.t) is not None or hit.groups.get("non_fatal") == "logged"
 
 
 def last_progress(scan: Scan) -> dict[int, float]:
-    """Rank → when its own file last told of progress, of ranks whose file ends with it."""
-    told: dict[int, float] = {}
+    """Rank → the time of its own file's last line, of ranks whose file ends with progress."""
+    found: dict[int, float] = {}
     for file in scan.files:
         name = str(file.path)
         steps = sum(nature(line) is Nature.PROGRESS for line in scan.tails.get(name, ())[-_LAST_LINES:])
         if file.rank is not None and steps >= _LAST_LINES // 2 and name in scan.last_t:
-            told[file.rank] = max(scan.last_t[name], told.get(file.rank, 0.0))
-    return told
+            found[file.rank] = max(scan.last_t[name], found.get(file.rank, 0.0))
+    return found
 
 
-def _telling(hits: Sequence[Hit]) -> Hit:
-    """Of several rules that recognise one line, the one that says most: any rather than one for all exceptions."""
-    return max(hits, key=lambda hit: (not _is_vague(hit.rule), hit.rule.severity))
+def domain(hit: Hit, inquiry: Inquiry) -> str | None:
+    """Whose clock a line's time is from: its node's, or its rank's where the node is not known; None: neither is."""
+    if hit.node is not None or hit.rank is None:
+        return hit.node
+    return inquiry.node_of(hit.rank) or f"rank {hit.rank}"
 
 
-def _is_vague(rule: Rule) -> bool:
-    return rule.role == "cause" and rule.verdict is Verdict.UNKNOWN and rule.severity <= VAGUE_TO
+def offsets(hits: Iterable[Hit], inquiry: Inquiry) -> dict[str, float]:
+    """Domain → seconds its clock is ahead of the middle of all. Domains without a common event are left out.
+
+    A collective times out on every rank within the same second, and torchrun's agents report the same moment. Where
+    two nodes report one such event at different times, their clocks differ by that much. The median over all common
+    events makes up for the few that were not simultaneous.
+    """
+    # Event → domain → when it was first reported there. An event: the rule, and the collective if the line names it.
+    events: dict[tuple[str, ...], dict[str, float]] = defaultdict(dict)
+    for hit in hits:
+        where = domain(hit, inquiry)
+        if hit.rule.role == "consequence" and hit.t is not None and where is not None:
+            event = (hit.rule.name, *(hit.groups.get(name, "") for name in ("seq", "collective")))
+            events[event][where] = min(hit.t, events[event].get(where, hit.t))
+    per_domain: dict[str, list[float]] = defaultdict(list)
+    for times in events.values():
+        if len(times) > 1:
+            middle = median(times.values())
+            for where, t in times.items():
+                per_domain[where].append(t - middle)
+    found = {where: median(ahead) for where, ahead in per_domain.items()}
+    return {where: ahead for where, ahead in found.items() if abs(ahead) > SLACK_S}

@@ -48,7 +48,7 @@ class Hit:
     `groups` are the pattern's named groups, and for the last line of a Python traceback: `frames` (`file.py:12 in f`,
     innermost last, joined by `|`), `user_frame` (the innermost frame that is not of an installed package), if the
     exception was raised while another was handled, `cause`, the line of the first of them, and, where it may have
-    ended no process, `aside` (see tracebacks.py). `local_rank`: the line's label tells a rank within
+    ended no process, `non_fatal` (see tracebacks.py). `local_rank`: the line's label tells a rank within
     its node.
     """
 

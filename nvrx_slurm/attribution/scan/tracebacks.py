@@ -33,14 +33,14 @@ _MADE_HERE = re.compile(rb"(?:source|handle)_traceback: ")
 _JOINT = re.compile(rb'"""$|\S*RemoteTraceback:\s*$|\S+: Caught \S+ in ')
 
 
-def aside_without_traceback(above: bytes) -> str | None:
+def non_fatal_without_traceback(above: bytes) -> str | None:
     """What the line says right above one that names an exception, where there is no traceback."""
     told = _TELLS_ALONE.search(above)
     return told and told.lastgroup
 
 
-class AsideSearch:
-    """Goes up from a header, which is the first line it takes. `found`: what kind of aside it is; None: none.
+class NonFatalSearch:
+    """Goes up from a header, which is the first line it takes. `found`: what kind of non_fatal it is; None: none.
     `in_frames`: it goes over frames, of another traceback or of where a task was made."""
 
     def __init__(self) -> None:
@@ -79,13 +79,13 @@ _FRAMES_KEPT = 12
 @dataclass(frozen=True, slots=True)
 class Traceback:
     """`frames` innermost last; `cause`: the last line of the first exception of a chain; `stamped`: the lines that
-    may have its time stamp, its header and the one before; `aside`: why it may have ended no process (see above)."""
+    may have its time stamp, its header and the one before; `non_fatal`: why it may have ended no process."""
 
     frames: tuple[str, ...]
     user_frame: str | None
     cause: str | None
     stamped: tuple[bytes, ...]
-    aside: str | None
+    non_fatal: str | None
 
     def groups(self) -> dict[str, str]:
         """What a Hit tells of it."""
@@ -93,7 +93,7 @@ class Traceback:
             "frames": "|".join(self.frames),
             "user_frame": self.user_frame,
             "cause": self.cause,
-            "aside": self.aside,
+            "non_fatal": self.non_fatal,
         }
         return {name: text for name, text in told.items() if text}
 
@@ -133,8 +133,8 @@ class _Walk:
         self._stamped: list[bytes] = []
         self._foreign = 0
         self._in_frames, self._in_cause = False, False
-        self._above: AsideSearch | None = None
-        self._aside: str | None = None
+        self._above: NonFatalSearch | None = None
+        self._non_fatal: str | None = None
 
     def goes_on(self, line: bytes) -> bool:
         """Take the next line up; False: what is above is of no interest."""
@@ -144,7 +144,7 @@ class _Walk:
         if frame:
             self._take(frame)
         elif HEADER in line:
-            self._above, self._stamped, self._foreign = AsideSearch(), [line], 0
+            self._above, self._stamped, self._foreign = NonFatalSearch(), [line], 0
             return self._above.goes_on(line)
         elif line.strip() and not line[:1].isspace():
             return self._over_a_foreign(line)
@@ -159,15 +159,15 @@ class _Walk:
         self._in_frames = True
 
     def _over_a_foreign(self, line: bytes) -> bool:
-        if not self._frames and not self._foreign and (aside := aside_without_traceback(line)):
-            self._aside = aside
+        if not self._frames and not self._foreign and (non_fatal := non_fatal_without_traceback(line)):
+            self._non_fatal = non_fatal
             return False
         self._below = line
         self._foreign += 1
         above_frames = self._in_cause and not self._in_frames  # a message may have many lines
         return self._foreign <= _FOREIGN and (above_frames or not _SURELY_RAISED.match(line))
 
-    def _over_the_joint(self, line: bytes, above: AsideSearch) -> bool:
+    def _over_the_joint(self, line: bytes, above: NonFatalSearch) -> bool:
         """Between a header and what stands above it: another exception, if a sentence joins the two."""
         if above.in_frames or not line.startswith(_CHAINED):
             if len(self._stamped) == 1 and line.strip():
@@ -177,11 +177,11 @@ class _Walk:
         return True
 
     def result(self) -> Traceback | None:
-        aside = self._above.found if self._above else self._aside
-        if self._foreign > _FOREIGN or not (self._frames or aside):
+        non_fatal = self._above.found if self._above else self._non_fatal
+        if self._foreign > _FOREIGN or not (self._frames or non_fatal):
             return None
         frames = [f"{PurePosixPath(path).name}:{line} in {function}" for path, line, function in self._frames]
         own = (f for f in self._frames if not _INSTALLED.search(f[0]))
         user = next((f"{path}:{line} in {function}" for path, line, function in own), None)
         cause = excerpt(self._cause) if self._cause else None
-        return Traceback(tuple(reversed(frames[:_FRAMES_KEPT])), user, cause, tuple(self._stamped), aside)
+        return Traceback(tuple(reversed(frames[:_FRAMES_KEPT])), user, cause, tuple(self._stamped), non_fatal)

@@ -73,7 +73,7 @@ def test_nothing_wrong_is_said_as_well(nvrx: Nvrx, tmp_path: Path) -> None:
     (tmp_path / "train.log").write_text("step 1 loss 2.0\n" * 50)
     done = nvrx("analyze", "train.log")
     assert (done.returncode, done.stdout.splitlines()[0]) == (0, "UNKNOWN  cause unknown")
-    assert "No line tells of a failure." in done.stdout
+    assert "No line reports a failure." in done.stdout
 
 
 @pytest.mark.parametrize(

@@ -84,7 +84,7 @@ def test_what_other_ranks_print_says_nothing_of_this_one() -> None:
 
 
 @pytest.mark.parametrize(
-    ("aside", "after", "expected"),
+    ("non_fatal", "after", "expected"),
     [
         ("ignored", CRASH, Finality.SURVIVED),
         ("task", CRASH, Finality.SURVIVED),
@@ -96,7 +96,7 @@ def test_what_other_ranks_print_says_nothing_of_this_one() -> None:
         ("warned", PROGRESS[:1], Finality.SURVIVED),
     ],
 )
-def test_asides(aside: str, after: list[str], expected: Finality) -> None:
+def test_non_fatal(non_fatal: str, after: list[str], expected: Finality) -> None:
     """What ended no process is survived; of what a rank may live on with, a single step of progress tells."""
     lines = tail("KeyError: 'lr'", *after)
-    assert finality(aftermath(0, None, lines), shared=False, aside=aside) is expected
+    assert finality(aftermath(0, None, lines), shared=False, non_fatal=non_fatal) is expected

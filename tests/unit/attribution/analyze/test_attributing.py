@@ -162,7 +162,7 @@ def test_nothing_at_all_is_unknown() -> None:
     """With no confidence."""
     found = attribute(inquiry(nodes=()), scan())
     assert (found.verdict, found.fault, found.confidence) == (Verdict.UNKNOWN, "unknown", 0.0)
-    assert found.explanation == "No line tells of a failure."
+    assert found.explanation == "No line reports a failure."
 
 
 @pytest.mark.parametrize(("lasted_s", "verdict"), [(90.0, Verdict.STOP), (7200.0, Verdict.UNKNOWN)])

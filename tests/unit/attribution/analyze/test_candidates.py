@@ -11,25 +11,25 @@ from tests.unit.attribution.analyze.evidence import KEY_ERROR, TIMEOUT, failed, 
 T = 1795284000.0
 
 
-def of(aside: str) -> dict[str, str]:
-    return {"frames": "train.py:3 in step", "aside": aside}
+def of(non_fatal: str) -> dict[str, str]:
+    return {"frames": "train.py:3 in step", "non_fatal": non_fatal}
 
 
-@pytest.mark.parametrize("aside", ["ignored", "task", "thread", "process", "logged", "warned"])
-def test_the_real_cause_wins(aside: str) -> None:
+@pytest.mark.parametrize("non_fatal", ["ignored", "task", "thread", "process", "logged", "warned"])
+def test_the_real_cause_wins(non_fatal: str) -> None:
     """Ranks that lived to wait for others did not end by what they told before, on however many ranks."""
-    told = [hit(KEY_ERROR, rank, line=3, t=T, groups=of(aside)) for rank in (0, 1)]
+    told = [hit(KEY_ERROR, rank, line=3, t=T, groups=of(non_fatal)) for rank in (0, 1)]
     waited = [hit(TIMEOUT, rank, line=9, t=T + 600) for rank in (0, 1)]
     answer = attribute(inquiry(failed(0)), scan(*told, *waited))
     assert (answer.verdict, answer.fault) == (Verdict.RESTART, "nccl_timeout")
 
 
-@pytest.mark.parametrize("aside", ["ignored", "task", "thread"])
-def test_nothing_else_is_known(aside: str) -> None:
+@pytest.mark.parametrize("non_fatal", ["ignored", "task", "thread"])
+def test_nothing_else_is_known(non_fatal: str) -> None:
     """By itself it explains no end; one that ended a thread is told beside."""
-    answer = attribute(inquiry(failed(3)), scan(hit(KEY_ERROR, 3, groups=of(aside))))
+    answer = attribute(inquiry(failed(3)), scan(hit(KEY_ERROR, 3, groups=of(non_fatal))))
     assert (answer.verdict, answer.primary) == (Verdict.UNKNOWN, None)
-    assert len(answer.secondary) == (aside == "thread")
+    assert len(answer.secondary) == (non_fatal == "thread")
 
 
 @pytest.mark.parametrize(("rank", "verdict"), [(3, Verdict.STOP), (1, Verdict.UNKNOWN)])

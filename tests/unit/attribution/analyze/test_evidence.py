@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from nvrx_slurm.attribution.analyze.attributing import SideEvidence
-from nvrx_slurm.attribution.analyze.evidence import EvidenceReader, context, frame_of, tail_of
+from nvrx_slurm.attribution.analyze.evidence import context, frame_of, read_evidence, tail_of
 from nvrx_slurm.attribution.rules.catalogue import load_catalogue
 from nvrx_slurm.attribution.scan import LogFile, find_logs, scan
 
@@ -86,7 +86,7 @@ def test_the_lines_around_one(tmp_path: Path, line: int, numbers: list[int]) -> 
 def gathered(folder: Path, stop: threading.Event | None = None) -> SideEvidence:
     """From all that lies in a folder."""
     scanned = scan(find_logs([folder], None), load_catalogue())
-    return EvidenceReader(scanned, stop or threading.Event()).all()
+    return read_evidence(scanned, stop or threading.Event())
 
 
 def test_dumps_are_read_where_they_lie(tmp_path: Path) -> None:
@@ -98,7 +98,7 @@ def test_dumps_are_read_where_they_lie(tmp_path: Path) -> None:
     assert [dump.rank for dump in found.dumps] == [0]
     assert len(found.problems) == 2
     assert any("nccl_trace_rank_1: no plain pickle: ends early" in problem for problem in found.problems)
-    assert any("its name does not tell the rank" in problem for problem in found.problems)
+    assert any("trace_x.json: " in problem for problem in found.problems)
 
 
 def test_it_ends_when_it_is_told_to() -> None:

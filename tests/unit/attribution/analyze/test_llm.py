@@ -101,7 +101,7 @@ async def opinion(endpoint: Endpoint) -> AsyncIterator[LlmAdvisor]:
 async def test_it_fills_in_what_the_rules_do_not_know(endpoint: Endpoint, opinion: LlmAdvisor) -> None:
     """And says who says so; its own confidence is taken for no more than three quarters."""
     endpoint.says(OPINION)
-    found = await opinion.on(UNKNOWN, INQUIRY, TAILS)
+    found = await opinion.advise(UNKNOWN, INQUIRY, TAILS)
     assert (found.verdict, found.fault, found.scope) == (Verdict.STOP, "config_error", Scope.USER_CODE)
     assert found.confidence == 0.75
     assert found.explanation.startswith("The rules do not know this failure. judge-1 says: ")
@@ -112,7 +112,7 @@ async def test_it_fills_in_what_the_rules_do_not_know(endpoint: Endpoint, opinio
 async def test_nothing_private_is_sent(endpoint: Endpoint, opinion: LlmAdvisor) -> None:
     """No address, no node, no folder of the job."""
     endpoint.says(OPINION)
-    await opinion.on(UNKNOWN, INQUIRY, TAILS)
+    await opinion.advise(UNKNOWN, INQUIRY, TAILS)
     sent = json.dumps(endpoint.asked[0][2])
     assert "[node 1]: the plan of [e-mail] is for 12 layers" in sent
     assert not any(private in sent for private in ("gpu-a1", "mara@", "/jobs/1", "/logs"))
@@ -125,7 +125,7 @@ async def test_a_verdict_of_the_rules_is_never_turned_round(
     """The endpoint is not even asked."""
     endpoint.says({**OPINION, "verdict": "RESTART" if verdict is Verdict.STOP else "STOP"})
     known = replace(UNKNOWN, verdict=verdict)
-    assert await opinion.on(known, INQUIRY, TAILS) == known
+    assert await opinion.advise(known, INQUIRY, TAILS) == known
     assert endpoint.asked == []
 
 
@@ -140,7 +140,7 @@ NOT_USED = {
 async def test_an_opinion_that_proves_nothing_is_not_used(endpoint: Endpoint, opinion: LlmAdvisor, why: str) -> None:
     """UNKNOWN stays, with the reason."""
     endpoint.says({**OPINION, **NOT_USED[why]})
-    found = await opinion.on(UNKNOWN, INQUIRY, TAILS)
+    found = await opinion.advise(UNKNOWN, INQUIRY, TAILS)
     assert found.verdict is Verdict.UNKNOWN
     assert found.problem is not None
     assert why in found.problem
@@ -228,7 +228,7 @@ async def test_the_key_goes_in_a_header(endpoint: Endpoint, tmp_path: Path) -> N
     endpoint.says(OPINION)
     plan = LlmPlan(url=f"{endpoint.url}/v1/", model="judge-1", key_file=str(tmp_path / "key"))
     opinion = LlmAdvisor(plan)
-    await opinion.on(UNKNOWN, INQUIRY, TAILS)
+    await opinion.advise(UNKNOWN, INQUIRY, TAILS)
     path, headers, body = endpoint.asked[0]
     assert (path, headers["authorization"], body["model"]) == ("/v1/chat/completions", "Bearer k-123", "judge-1")
     assert body["response_format"]["json_schema"]["strict"] is True
@@ -243,7 +243,7 @@ async def test_the_key_may_come_from_the_environment(
     """Where no file is named."""
     monkeypatch.setenv("NVRX_SLURM_LLM_KEY", "k-456")
     endpoint.says(OPINION)
-    await opinion.on(UNKNOWN, INQUIRY, TAILS)
+    await opinion.advise(UNKNOWN, INQUIRY, TAILS)
     assert endpoint.asked[0][1]["authorization"] == "Bearer k-456"
 
 
@@ -253,7 +253,7 @@ async def test_the_other_style(endpoint: Endpoint, tmp_path: Path) -> None:
     endpoint.says(OPINION, style="anthropic")
     plan = LlmPlan(url=endpoint.url, model="judge-1", style="anthropic", key_file=str(tmp_path / "key"))
     opinion = LlmAdvisor(plan)
-    assert (await opinion.on(UNKNOWN, INQUIRY, TAILS)).verdict is Verdict.STOP
+    assert (await opinion.advise(UNKNOWN, INQUIRY, TAILS)).verdict is Verdict.STOP
     path, headers, body = endpoint.asked[0]
     assert (path, headers["x-api-key"], body["tool_choice"]["type"]) == ("/v1/messages", "k-123", "tool")
     await opinion.close()
@@ -274,7 +274,7 @@ async def test_the_rules_verdict_does_not_wait_for_ever(endpoint: Endpoint, tmp_
 
 async def remains_unknown(opinion: LlmAdvisor, why: str, tails: dict[str, tuple[str, ...]] | None = None) -> None:
     """The rules' answer stays as it is, but for the reason."""
-    found = await opinion.on(UNKNOWN, INQUIRY, tails or TAILS)
+    found = await opinion.advise(UNKNOWN, INQUIRY, tails or TAILS)
     assert replace(found, problem=None) == UNKNOWN
     assert found.problem is not None
     assert why in found.problem

@@ -26,7 +26,7 @@ def test_what_several_nodes_tell_is_the_jobs_own(of: object) -> None:
     assert isinstance(of, type(INTERFACE))
     weight = weighed(finding(of, 0, node="n1"), finding(of, 4, node="n2"), nodes=2)
     assert (weight.verdict, weight.scope) == (Verdict.STOP, Scope.USER_CODE)
-    assert weight.reasons == ("it is not of one node or rank alone",)
+    assert weight.reasons == ("more than one node or rank reports it",)
 
 
 def test_what_one_of_several_nodes_tells_may_be_that_nodes() -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from nvrx_slurm.attribution.analyze.analysis import NO_FILE, with_told
+from nvrx_slurm.attribution.analyze.analysis import NO_FILE, with_reported
 from nvrx_slurm.attribution.analyze.attributing import attribute
 from nvrx_slurm.attribution.rules.catalogue import load_catalogue
 from nvrx_slurm.journal.verdicts import Verdict
@@ -16,7 +16,7 @@ NO_MODULE = "ModuleNotFoundError: No module named 'flash_attn'"
 def test_it_is_evidence_before_any_output_is_written() -> None:
     """The agent hears of it first."""
     asked = inquiry(failed(3, exit_code=1, error=NO_MODULE, t=50.0))
-    answer = attribute(asked, with_told(scan(), asked, load_catalogue()))
+    answer = attribute(asked, with_reported(scan(), asked, load_catalogue()))
     assert (answer.verdict, answer.fault, answer.ranks) == (Verdict.STOP, "import_error", (3,))
     assert answer.primary is not None
     assert (answer.primary.file, answer.primary.text, answer.primary.node) == (str(NO_FILE), NO_MODULE, "n1")
@@ -27,9 +27,9 @@ def test_it_does_not_count_twice(text: str) -> None:
     """Once its output has it, that line stands for it."""
     written = scan(hit(rule("import_error.module"), 3, text=text))
     asked = inquiry(failed(3, error=NO_MODULE))
-    assert with_told(written, asked, load_catalogue()) == written
+    assert with_reported(written, asked, load_catalogue()) == written
 
 
 def test_nothing_told_adds_nothing() -> None:
     """A worker that was killed says nothing."""
-    assert with_told(scan(), inquiry(failed(3, signal=9)), load_catalogue()) == scan()
+    assert with_reported(scan(), inquiry(failed(3, signal=9)), load_catalogue()) == scan()

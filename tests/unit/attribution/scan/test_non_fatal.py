@@ -67,7 +67,7 @@ def hit_of(tmp_path: Path, call: str, before: str = "pass") -> Hit:
 
 
 @pytest.mark.parametrize(
-    ("call", "aside"),
+    ("call", "non_fatal"),
     [
         ("Shard()", "ignored"),
         ("import atexit; atexit.register(fail)", "ignored"),
@@ -83,19 +83,19 @@ def hit_of(tmp_path: Path, call: str, before: str = "pass") -> Hit:
         ("caught(lambda error: warnings.warn('went on: ' + traceback.format_exc()))", "ignored"),
     ],
 )
-def test_aside(tmp_path: Path, call: str, aside: str) -> None:
+def test_non_fatal(tmp_path: Path, call: str, non_fatal: str) -> None:
     """What stands above the traceback tells what became of the exception."""
     hit = hit_of(tmp_path, call)
-    assert hit.groups["aside"] == aside
+    assert hit.groups["non_fatal"] == non_fatal
     assert "in " in hit.groups["frames"]
 
 
 @pytest.mark.parametrize("call", ["fail()", "chained()", "pooled()"])
 def test_uncaught(tmp_path: Path, call: str) -> None:
-    """What ended the process is no aside, also where another process raised it first."""
-    assert "aside" not in hit_of(tmp_path, call).groups
-    assert "aside" not in hit_of(tmp_path, call, before="print('step 3:', 'loss 2.1', file=sys.stderr)").groups
-    assert "aside" not in hit_of(tmp_path, call, before="warnings.warn('slow')").groups
+    """What ended the process is fatal, also where another process raised it first."""
+    assert "non_fatal" not in hit_of(tmp_path, call).groups
+    assert "non_fatal" not in hit_of(tmp_path, call, before="print('step 3:', 'loss 2.1', file=sys.stderr)").groups
+    assert "non_fatal" not in hit_of(tmp_path, call, before="warnings.warn('slow')").groups
 
 
 LOADER = """\
@@ -113,18 +113,18 @@ ValueError: bad sample
 
 
 @pytest.mark.parametrize(
-    ("above", "aside"),
+    ("above", "non_fatal"),
     [("step 12\n", None), ("Exception in thread Thread-3 (prefetch):\n", "thread")],
 )
-def test_data_loader(tmp_path: Path, above: str, aside: str | None) -> None:
+def test_data_loader(tmp_path: Path, above: str, non_fatal: str | None) -> None:
     """What a worker of a data loader raised, the main process raises again: it counts as that does."""
     hits = scanned(tmp_path / "a.log", (above + LOADER).encode()).hits
-    assert {hit.groups.get("aside") for hit in hits} == {aside}
+    assert {hit.groups.get("non_fatal") for hit in hits} == {non_fatal}
 
 
 def test_without_traceback(tmp_path: Path) -> None:
     """Python tells of some exceptions that it ignores in two lines."""
     printed = b"Exception ignored in: <_io.TextIOWrapper name='<stdout>'>\nBrokenPipeError: [Errno 32] Broken pipe\n"
-    assert scanned(tmp_path / "a.log", printed).hits[0].groups == {"aside": "ignored"}
+    assert scanned(tmp_path / "a.log", printed).hits[0].groups == {"non_fatal": "ignored"}
     printed = b"Exception ignored in: <function F.__del__>\nfine\nValueError: y\n"
     assert scanned(tmp_path / "a.log", printed).hits[0].groups == {}

@@ -19,7 +19,7 @@ class AwaitableJob:
     async def wait(self, timeout: float | None = None) -> int:
         """As `Job.wait`."""
         watch = self.job.end_watch(timeout, None)
-        while (code := await asyncio.to_thread(watch.look)) is None:  # noqa: ASYNC110 - a shared folder wakes nobody
+        while (code := await asyncio.to_thread(watch.look)) is None:  # noqa: ASYNC110 - a shared folder sends no event
             await asyncio.sleep(watch.pause_s())
         return code
 

@@ -62,10 +62,10 @@ class Job:
         return self.exit_code is not None
 
     def wait(self, timeout: float | None = None, *, on_state: OnState | None = None) -> int:
-        """Block until the job has ended and return its exit code; each change of state is told to `on_state`.
+        """Block until the job has ended and return its exit code; `on_state` is called with each change of state.
 
         `timeout`: seconds, after which WaitTimeout is raised; the job goes on. While slurmctld does not answer, the
-        wait goes on. Raises NvrxError where nobody can tell how the job ended.
+        wait goes on. Raises NvrxError where it is not known how the job ended.
         """
         watch = self.end_watch(timeout, on_state)
         while (code := watch.look()) is None:
@@ -166,7 +166,7 @@ class Job:
         return self._its_cluster().states([self.job_id])[self.job_id]
 
     def end_watch(self, timeout: float | None, on_state: OnState | None) -> EndWatch:
-        """One wait, for whoever drives it."""
+        """One wait, which the caller drives."""
         return EndWatch(self._files, self._seldom_asked_state, self._clock, timeout_s=timeout, on_state=on_state)
 
 
@@ -204,7 +204,7 @@ def _slurm_knows(job_id: str) -> bool:
 
 def just_submitted(job_id: str, *, folder: Path | str, cluster: ClusterName, clock: Clock | None = None) -> Job:
     """A handle to a job that is new: what is known of an earlier one of its number counts no more, for a development
-    cluster that is made anew begins at 1 again."""
+    cluster that is made again begins at 1."""
     if cluster == "slurm" and (watcher := _watchers.get(env.get("SLURM_CONF"))) is not None:
         watcher.register_job(job_id)
     return Job(job_id, folder=folder, cluster=cluster, clock=clock)

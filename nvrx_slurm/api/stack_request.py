@@ -99,7 +99,7 @@ class StackRequest:
         return tuple(rank for rank in self._ranks if rank not in at_work)
 
     def answers(self, timeout_s: float, say: Say | None = None) -> Iterator[Answer]:
-        """Each node's answer, as it comes. Told after 2 s, and again on a change, `say` hears what is waited for.
+        """Each node's answer, as it comes. `say` is called after 2 s, and again on a change, with what is waited for.
 
         A node that loses its workers meanwhile is not waited for. Raises WaitTimeout that names who did not answer,
         NvrxError where none is left that could, StoreUnreachable.

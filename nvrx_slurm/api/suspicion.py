@@ -1,4 +1,4 @@
-"""Suspect nodes, for whoever submits a job or looks after a cluster."""
+"""Suspect nodes, for users who submit jobs and for administrators."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ _VARIABLE = env.PREFIX + "__".join(_KEYS).upper()
 def ledger_for(where: str | None, cluster: str | None = None) -> Ledger:
     """The ledger at `where` (None: the user's own), of `cluster` (None: the one that Slurm's commands here speak to).
 
-    Raises UsageError, and SlurmUnreachable where nobody says which cluster this is.
+    Raises UsageError, and SlurmUnreachable where it is not known which cluster this is.
     """
     name = cluster or named_cluster()
     if name is None:
@@ -33,7 +33,7 @@ def ledger_for(where: str | None, cluster: str | None = None) -> Ledger:
 
 
 def configured_ledger() -> str | None:
-    """Where the environment or a site file has the ledger, for whoever has no job.yaml. Raises ConfigError."""
+    """Where the environment or a site file has the ledger, for commands without a job.yaml. Raises ConfigError."""
     if where := env.get(_VARIABLE):
         return where
     from nvrx_slurm.jobspec.yamlfile import read_yaml

@@ -47,7 +47,7 @@ def cli() -> None:
 
 
 def main() -> NoReturn:
-    """The entry point: every error of ours is one message on stderr and its exit code, never a traceback."""
+    """The entry point: every NvrxError is one message on stderr and its exit code, never a traceback."""
     guard(in_actions=env.github() is not None)
     try:
         code = cli.main(standalone_mode=False, prog_name="nvrx-slurm")

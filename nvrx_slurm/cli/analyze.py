@@ -42,7 +42,7 @@ def analyze(
     """Why a job failed, and whether a restart can help, from its logs alone.
 
     Takes files and folders, of any launcher, packed or not, and flight-recorder dumps of PyTorch. Exits with 0
-    whatever the verdict is.
+    for each verdict.
     """
     if schema:
         from nvrx_slurm.journal.verdicts import attribution_schema

@@ -1,4 +1,4 @@
-"""`nvrx-slurm attribution`: what the verdicts were worth, and what is still to be told."""
+"""`nvrx-slurm attribution`: what the verdicts were worth, and which notices wait to be sent."""
 
 from __future__ import annotations
 
@@ -40,11 +40,11 @@ def report(job_ids: tuple[str, ...], as_json: bool, folder: Path) -> None:
     from nvrx_slurm.util.sanitize import json_text
 
     jobs = [find_job(folder, job_id) for job_id in job_ids] if job_ids else known_jobs(folder)
-    told = hindsight.hindsight(entry for job in jobs for entry in _failures(job))
+    result = hindsight.hindsight(entry for job in jobs for entry in _failures(job))
     if as_json:
-        click.echo(json_text(msgspec.json.format(msgspec.json.encode(told), indent=2)))
+        click.echo(json_text(msgspec.json.format(msgspec.json.encode(result), indent=2)))
         return
-    rows, table = hindsight.facts(told), hindsight.table(told)
+    rows, table = hindsight.facts(result), hindsight.table(result)
     if sys.stdout.isatty():
         from nvrx_slurm.report import screen
 
@@ -57,7 +57,8 @@ def report(job_ids: tuple[str, ...], as_json: bool, folder: Path) -> None:
 @click.argument("job_ids", metavar="[JOB]…", nargs=-1)
 @folder_option
 def flush(job_ids: tuple[str, ...], folder: Path) -> int:
-    """Send what jobs could not tell Slack or the index while those were down. Without JOB: of all jobs of the folder.
+    """Send what jobs could not deliver to Slack or the index while those were down. Without JOB: of all jobs of the
+    folder.
 
     Exits with 69 if something is still left.
     """
@@ -73,11 +74,11 @@ def flush(job_ids: tuple[str, ...], folder: Path) -> int:
         plan = read_plan(job)
         if plan is None or not (job.path / "spool").is_dir():
             continue
-        for told in asyncio.run(flush_job(plan.fault_tolerance.attribution, job.path)):
-            why = f": {told.problem}" if told.problem else ""
-            if told.sent or told.left:
-                click.echo(one_line(f"{job.job_id}  {told.receiver}: {told.sent} sent, {told.left} left{why}"))
-            is_left = is_left or told.left > 0
+        for result in asyncio.run(flush_job(plan.fault_tolerance.attribution, job.path)):
+            why = f": {result.problem}" if result.problem else ""
+            if result.sent or result.left:
+                click.echo(one_line(f"{job.job_id}  {result.receiver}: {result.sent} sent, {result.left} left{why}"))
+            is_left = is_left or result.left > 0
     return EXIT_UNREACHABLE if is_left else 0
 
 

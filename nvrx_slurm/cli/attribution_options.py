@@ -63,7 +63,7 @@ _OPTIONS: dict[str, tuple[dict[str, Any], str]] = {
     "decision_timeout": (_TIME, "How long a restart waits for them."),
     "dry_run": (_SWITCH, "Record what would have been decided, and restart all the same (the default)."),
     "aggregation": ({"type": click.Choice(["any", "all"])}, "How many sources must say STOP."),
-    "slack.channel": ({"metavar": "CHANNEL"}, "Tell this Slack channel of each failure."),
+    "slack.channel": ({"metavar": "CHANNEL"}, "Send each failure to this Slack channel."),
     "slack.token_file": (_FILE, "The Slack app's token."),
     "dataflow.url": (_URL, "Keep a document of each failure in an index there."),
     "dataflow.index": ({"metavar": "NAME"}, "The index."),

@@ -107,7 +107,7 @@ def kill_node(node: str, name: str) -> None:
 @_node
 @_name
 def stop_node(node: str, name: str) -> None:
-    """Freeze a node (SIGSTOP): its connections stay open and nobody answers."""
+    """Freeze a node (SIGSTOP): its connections stay open, and it does not answer."""
     frozen = _load(name).stop_node(node)
     click.echo(f"{node}: {_count(frozen)} frozen; `restore-node {node}` continues them")
 
@@ -116,7 +116,7 @@ def stop_node(node: str, name: str) -> None:
 @_node
 @_name
 def restore_node(node: str, name: str) -> None:
-    """Continue a frozen node, or start a killed one anew; returns when Slurm uses it again."""
+    """Continue a frozen node, or start a killed one again; returns when Slurm uses it again."""
     _load(name).restore_node(node)
     click.echo(f"{node}: back")
 

@@ -13,7 +13,7 @@ from nvrx_slurm.errors import UsageError
 
 if TYPE_CHECKING:
     from nvrx_slurm.journal.verdicts import Attribution, Inquiry
-    from nvrx_slurm.report.failures import Failures, Story
+    from nvrx_slurm.report.failures import Failures, FailureTimeline
 
 
 @click.command()
@@ -37,14 +37,14 @@ def explain(job_id: str, cycle: int | None, replica: str | None, as_json: bool, 
     plan = read_plan(job)
     if plan is None:
         raise UsageError(f"job {job_id} has not started yet: there is nothing to explain")
-    told = failures(plan, job, source.so_far(job))
-    story = _chosen(told, job_id, cycle, replica)
-    now = None if any(answer.attribution.primary for answer in story.answers) else _analyzed(story.inquiry)
-    found = explanation.explanation(story, job=job_id, name=plan.name, now=now)
+    history = failures(plan, job, source.so_far(job))
+    each = _chosen(history, job_id, cycle, replica)
+    now = None if any(answer.attribution.primary for answer in each.answers) else _analyzed(each.inquiry)
+    report = explanation.explanation(each, job=job_id, name=plan.name, now=now)
     if as_json:
-        click.echo(json_text(explanation.as_json(found)))
+        click.echo(json_text(explanation.as_json(report)))
         return
-    rows, table = explanation.facts(found, plan.fault_tolerance, str(job.path)), explanation.verdicts(found)
+    rows, table = explanation.facts(report, plan.fault_tolerance, str(job.path)), explanation.verdicts(report)
     if sys.stdout.isatty():
         from nvrx_slurm.report import screen
 
@@ -55,20 +55,20 @@ def explain(job_id: str, cycle: int | None, replica: str | None, as_json: bool, 
         click.echo("\n\n".join([plain.pairs(rows), *([plain.table(table)] if table.rows else [])]))
 
 
-def _chosen(told: Failures, job_id: str, cycle: int | None, replica: str | None) -> Story:
+def _chosen(history: Failures, job_id: str, cycle: int | None, replica: str | None) -> FailureTimeline:
     """The last failure that fits. Raises UsageError with those that there are."""
-    fits = [story for story in told.stories if cycle in (None, story.key[2]) and replica in (None, story.key[1])]
+    fits = [each for each in history.timelines if cycle in (None, each.key[2]) and replica in (None, each.key[1])]
     if fits:
         return fits[-1]
-    if not told.stories:
-        end = "" if told.exit_code is None else f"; it ended with {told.exit_code}"
-        raise UsageError(f"nothing has failed in job {job_id}{_in_process(told)}{end}")
-    known = ", ".join(f"{story.key[1]} cycle {story.key[2]}" for story in told.stories[-8:])
+    if not history.timelines:
+        end = "" if history.exit_code is None else f"; it ended with {history.exit_code}"
+        raise UsageError(f"nothing has failed in job {job_id}{_in_process(history)}{end}")
+    known = ", ".join(f"{each.key[1]} cycle {each.key[2]}" for each in history.timelines[-8:])
     raise UsageError(f"no such failure in job {job_id}; it has: {known}")
 
 
-def _in_process(told: Failures) -> str:
-    count = sum(record.times for records in told.in_process.values() for record in records)
+def _in_process(history: Failures) -> str:
+    count = sum(record.times for records in history.in_process.values() for record in records)
     return f"; `events` has what its ranks restarted for in process ({count} so far)" if count else ""
 
 

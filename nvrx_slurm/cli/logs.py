@@ -27,7 +27,9 @@ if TYPE_CHECKING:
 @click.option("--replica", help="One replica's output, such as main-0.")
 @click.option("--stdout/--stderr", "stdout", default=None, help="One of the two only.")
 @click.option(
-    "--raw", is_flag=True, help="To the byte on a terminal, too: it obeys whatever the workers have printed."
+    "--raw",
+    is_flag=True,
+    help="To the byte on a terminal, too: it obeys all escape sequences of the workers.",
 )
 @folder_option
 def logs(

@@ -19,7 +19,7 @@ MOST_FAILURES = 3
     "roots",
     multiple=True,
     type=click.Path(path_type=Path, exists=True, file_okay=False),
-    help="Read logs below this folder only; repeatable. Without it: whatever you may read.",
+    help="Read logs below this folder only; repeatable. Without it: all that you may read.",
 )
 @click.option(
     "--rules",
@@ -52,7 +52,7 @@ def _explain(base: Path, job_id: str) -> dict[str, Any]:
 
     job = find_job(base, job_id)
     plan = read_plan(job)
-    stories = failures(plan, job, source.so_far(job)).stories[-MOST_FAILURES:] if plan else ()
-    told = [explanation(story, job=job_id, name=plan.name) for story in reversed(stories)] if plan else []
+    timelines = failures(plan, job, source.so_far(job)).timelines[-MOST_FAILURES:] if plan else ()
+    found = [explanation(timeline, job=job_id, name=plan.name) for timeline in reversed(timelines)] if plan else []
     status = msgspec.json.decode(snapshot.as_json(snapshot.take(job)))
-    return {"status": status, "failures": msgspec.json.decode(msgspec.json.encode(told))}
+    return {"status": status, "failures": msgspec.json.decode(msgspec.json.encode(found))}

@@ -20,7 +20,7 @@ _NODE = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,252}")
 
 @dataclass(frozen=True, slots=True)
 class LedgerChoice:
-    """What the user named; opened when a command needs it, not when it tells about itself."""
+    """What the user named; opened when a command needs it, not for `--help`."""
 
     where: str | None
     cluster: str | None
@@ -61,7 +61,7 @@ def nodes(context: click.Context, as_json: bool, where: str | None, cluster: str
 
 @nodes.command()
 @click.argument("names", metavar="NODE…", nargs=-1, required=True)
-@click.option("--why", required=True, help="What is wrong with it, for whoever wonders later.")
+@click.option("--why", required=True, help="What is wrong with it: `nodes suspects` shows it.")
 @click.pass_obj
 def suspect(choice: LedgerChoice, names: tuple[str, ...], why: str) -> None:
     """Have nodes count as suspect for about three days."""

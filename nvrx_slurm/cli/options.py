@@ -60,7 +60,7 @@ class JobChoice:
 
     @property
     def flags(self) -> tuple[object, ...]:
-        """All that tells this choice from another of the same file."""
+        """All that differs between two choices of the same file."""
         return (self.spares, self.nodes, self.assignments, self.attribution)
 
 

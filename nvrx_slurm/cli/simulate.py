@@ -9,8 +9,8 @@ import click
 @click.option("--seeds", type=click.IntRange(1), default=10_000, show_default=True, help="How many histories.")
 @click.option("--first", type=click.IntRange(0), default=0, show_default=True, help="The first of their seeds.")
 @click.option("--nodes", type=click.IntRange(1), default=16, show_default=True, help="Nodes of a job, at most.")
-@click.option("--seed", type=click.IntRange(0), help="Tell this one again, with its journal.")
-@click.option("--jobs", type=click.IntRange(1), default=1, show_default=True, help="Processes to tell them in.")
+@click.option("--seed", type=click.IntRange(0), help="Run this one again, and print its journal.")
+@click.option("--jobs", type=click.IntRange(1), default=1, show_default=True, help="Processes that run them.")
 def simulate(seeds: int, first: int, nodes: int, seed: int | None, jobs: int) -> int:
     """Run controller and agents against an adversary, in virtual time, and check the promises after every step.
 

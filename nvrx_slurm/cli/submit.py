@@ -64,7 +64,7 @@ def submit(
         try:
             job.cancel()
             click.echo(f"job {job.job_id}: {job.wait_until_gone()}", err=True)
-        except NvrxError as error:  # the exit code tells of the interruption all the same
+        except NvrxError as error:  # the exit code reports the interruption all the same
             click.echo(f"nvrx-slurm: error: {shown(str(error))}", err=True)
     return exit_code if exit_code is not None else interruption.exit_code or EXIT_INTERRUPTED
 
@@ -91,7 +91,7 @@ def _prepared(choice: JobChoice, cluster: ClusterName) -> PreparedJob:
 
 
 def _prepared_without_suspects(choice: JobChoice) -> PreparedJob:
-    """Made anew each time: who is suspect changes by itself. Says on stderr who is."""
+    """Prepared again each time, since suspects change. Names them on stderr."""
     from nvrx_slurm.api.prepared import prepare
     from nvrx_slurm.api.suspicion import avoiding
 
@@ -102,13 +102,13 @@ def _prepared_without_suspects(choice: JobChoice) -> PreparedJob:
 
 
 def _submitted(prepared: PreparedJob, cluster: ClusterName, as_json: bool) -> str:
-    """Submit, and tell the job's id."""
+    """Submit, and print the job's id."""
     from nvrx_slurm.api.submission import hand_over
     from nvrx_slurm.cluster.base import folder_name
 
     job_id = hand_over(prepared, cluster=cluster)
-    told = {"job": job_id, "cluster": cluster, "folder": str(Path(prepared.folder) / folder_name(job_id))}
-    click.echo(json.dumps(told) if as_json else job_id)
+    answer = {"job": job_id, "cluster": cluster, "folder": str(Path(prepared.folder) / folder_name(job_id))}
+    click.echo(json.dumps(answer) if as_json else job_id)
     return job_id
 
 

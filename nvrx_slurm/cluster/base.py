@@ -38,13 +38,13 @@ class Cluster(Protocol):
         ...
 
     def states(self, job_ids: Sequence[str]) -> Mapping[str, JobState]:
-        """The state of each job, all asked for at once; UNKNOWN where nobody knows. Raises SlurmUnreachable."""
+        """The state of each job, all asked for at once; UNKNOWN where it is not known. Raises SlurmUnreachable."""
         ...
 
     def cancel(self, job_id: str) -> None:
         """Ask the job to end, and return at once; one that has ended is left alone.
 
-        Raises UsageError where nobody knows it, and SlurmUnreachable.
+        Raises UsageError for an unknown job, and SlurmUnreachable.
         """
         ...
 
@@ -54,7 +54,7 @@ class Cluster(Protocol):
 
 
 def folder_name(job_id: str) -> str:
-    """What a job's folder is called: its id, as Slurm tells the job itself, hence without a cluster's name.
+    """The name of a job's folder: its id, as Slurm gives it to the job itself, hence without a cluster's name.
 
     Raises UsageError for what is no job id, above all for a path: a job's folder lies in the base folder, nowhere
     else. Every command and every Python call takes a job id through this function.

@@ -77,7 +77,7 @@ def child_environment_for(program: str, extra: Mapping[str, str] | None = None) 
 def environment_for(program: str, environment: Mapping[str, str]) -> dict[str, str]:
     """What the program may see of an environment.
 
-    A question must mean the same whatever the user has set: SQUEUE_PARTITION would hide jobs, SACCT_FORMAT would
+    A query must not depend on the user's settings: SQUEUE_PARTITION would hide jobs, SACCT_FORMAT would
     change the answer. sbatch hands its environment on to the job: there the user's variables stay, but of an outer
     job, that this process may run in, nothing is left, since srun would take its numbers for the new job's.
     """

@@ -1,7 +1,7 @@
 """Waiting for a job's end without being a burden: its folder is looked at often, the cluster seldom.
 
 The result in the job folder is the best witness, since it carries the exit code; Slurm's state stands in for a job
-that left none. Folders on a shared file system tell nobody of a change: hence the looks.
+that left none. A shared file system sends no event for a change: hence the looks.
 """
 
 from __future__ import annotations
@@ -46,9 +46,9 @@ def read_result(job: JobFolder) -> Result | None:
 
 
 class EndWatch:
-    """One wait for one job's end: `look`, and until it tells the exit code, wait for `pause_s()` and look again.
+    """One wait for one job's end: `look`, and until it returns the exit code, wait for `pause_s()` and look again.
 
-    `ask` tells the state and may be called at every look. Each change of state is told to `on_state`.
+    `ask` returns the state and may be called at every look. `on_state` is called with each change.
     """
 
     def __init__(
@@ -71,7 +71,7 @@ class EndWatch:
     def look(self) -> int | None:
         """The exit code, or None while the job lives.
 
-        Raises WaitTimeout once `timeout_s` has passed, and NvrxError where nobody can tell any more how it ended.
+        Raises WaitTimeout once `timeout_s` has passed, and NvrxError where it is not known any more how it ended.
         """
         result = read_result(self._job)
         if result is None:

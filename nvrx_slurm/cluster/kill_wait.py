@@ -1,6 +1,6 @@
 """KillWait: how long a job that is cancelled or preempted has, between SIGTERM and SIGKILL (slurm.conf(5)).
 
-The question is put while something else runs, and is worth no trouble: whatever goes wrong, the answer is None.
+The question is put while something else runs, and is worth no trouble: after any error the answer is None.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ class KillWaitQuestion:
         return self
 
     def answer(self, *, timeout_s: float) -> float | None:
-        """The cluster's KillWait in seconds, or None where `timeout_s` from now nobody has told it."""
+        """The cluster's KillWait in seconds, or None where it is not known within `timeout_s`."""
         if self._process is None:
             return None
         try:

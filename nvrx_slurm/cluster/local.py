@@ -1,6 +1,6 @@
 """This machine as a cluster: the same job script under bash, without Slurm, and nodes that are processes.
 
-How a local job stands is told by its folder: `result.json` once it has ended, else whether the batch host that
+The state of a local job follows from its folder: `result.json` once it has ended, else whether the batch host that
 `job.json` names still lives.
 """
 

@@ -1,4 +1,4 @@
-"""Which cluster this is, for whoever is in no job of it."""
+"""Which cluster this is, outside of its jobs."""
 
 from __future__ import annotations
 

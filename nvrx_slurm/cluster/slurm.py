@@ -68,7 +68,7 @@ class SlurmCluster:
                     return job_id
 
                 def again() -> str:
-                    # A submission that timed out may have been accepted all the same: only squeue can tell.
+                    # A submission that timed out may have been accepted all the same: only squeue knows.
                     return self._submitted_as(path) or first()
 
                 job_id = self._programs.patiently(first, again)
@@ -107,7 +107,7 @@ class SlurmCluster:
                 "squeue", *_on(cluster), "--noheader", "--array", "--states=all", jobs, "--format=%i|%T"
             )
             if not listing.ok and UNKNOWN_JOB not in listing.stderr:  # so it fails where it knows none of the jobs
-                raise NvrxError(f"squeue cannot tell the state of {', '.join(numbers)}: {reason_of(listing)}")
+                raise NvrxError(f"squeue does not know the state of {', '.join(numbers)}: {reason_of(listing)}")
             known = states_of(listing.stdout, numbers)
             absent = [number for number in numbers if known.get(number, JobState.UNKNOWN) is JobState.UNKNOWN]
             if absent:
@@ -116,7 +116,7 @@ class SlurmCluster:
         return found
 
     def cancel(self, job_id: str) -> None:
-        """See `Cluster.cancel`. Where scancel knows no such job it succeeds without a word: squeue has to tell."""
+        """See `Cluster.cancel`. Where scancel knows no such job it succeeds without a word: squeue is asked."""
         state = self.states([job_id])[job_id]
         if state is JobState.UNKNOWN:
             raise UsageError(f"Slurm knows no job {job_id}")

@@ -1,9 +1,10 @@
 """What Slurm says of nodes, for the journal of a loss; and whether that proves that our processes are dead there.
 
 Only a reboot does. All else that Slurm may say is hearsay. A node is DOWN because slurmd has not answered, which a
-partition of the network brings about as well, or because somebody said so; its processes live on until a slurmd that
-can hear is told to kill them. POWERED_DOWN means that SuspendTimeout has passed since SuspendProgram was started:
-Slurm looks neither at that program's exit code nor at the machine (slurm.conf(5)). FAIL and DRAIN tell of the future.
+partition of the network brings about as well, or because an administrator set it; its processes live on until a
+slurmd that can be reached is ordered to kill them. POWERED_DOWN means that SuspendTimeout has passed since
+SuspendProgram was started: Slurm looks neither at that program's exit code nor at the machine (slurm.conf(5)). FAIL
+and DRAIN announce the future.
 """
 
 from __future__ import annotations
@@ -59,7 +60,7 @@ async def node_states(nodes: Sequence[str], *, timeout_s: float = ANSWER_S) -> d
 
     Takes `timeout_s` at most, and never raises: who asks has lost a node, and must go on without an answer.
     """
-    if not nodes:  # scontrol would tell of all there are
+    if not nodes:  # scontrol would list all of them
         return {}
     environment = child_environment_for("scontrol", _IN_UTC)
     if not is_set_up(environment):

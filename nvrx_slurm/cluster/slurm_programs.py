@@ -32,7 +32,7 @@ class SlurmPrograms:
         self._patience_s = patience_s
 
     def ask(self, *command: str) -> Output:
-        """The program's answer, whatever it is. Raises MissingProgramError, and SlurmUnreachable in the end."""
+        """The program's answer. Raises MissingProgramError, and SlurmUnreachable in the end."""
         return self.patiently(lambda: self.run(*command))
 
     def run(self, *command: str) -> Output:

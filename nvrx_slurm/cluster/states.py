@@ -1,4 +1,4 @@
-"""The states of a job, and what each means for whoever waits for it: one table."""
+"""The states of a job, and what each means for a caller that waits for it: one table."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from nvrx_slurm.errors import (
 class JobState(StrEnum):
     """Where a job stands, in Slurm's own words; a local job uses the same ones.
 
-    `UNKNOWN` says that nobody who was asked knows the job. It is not terminal: absent is not finished.
+    `UNKNOWN` says that neither squeue nor sacct knows the job. It is not terminal: absent is not finished.
     """
 
     PENDING = "PENDING"

@@ -31,7 +31,7 @@ class StateWatcher:
         self.num_calls = 0
 
     def register_job(self, job_id: str) -> None:
-        """Ask about it from now on, whatever was known of a job of this number."""
+        """Ask about it from now on; what was known of an earlier job of this number is dropped."""
         self._registered.add(job_id)
         self._states.pop(job_id, None)
         self._newest_at, self._asked_at = self._clock.monotonic(), -math.inf

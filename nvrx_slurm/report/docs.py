@@ -35,7 +35,7 @@ events; it renames and removes none. A last line without its newline is still be
     nvrx-slurm events JOB --json | jq -c 'select(.event == "recovered") | [.t, .replica, .total_s]'
 """
 
-FACTS = "## Facts\n\nWhat happened, as an agent, the batch host, or the controller's own watch tells it.\n"
+FACTS = "## Facts\n\nWhat happened, as an agent, the batch host, or the controller's own watch reports it.\n"
 DECISIONS = "## Decisions\n\nWhat the controller decided. Each follows the fact that led to it.\n"
 PARTS = "## What `restarted_in_process` holds\n"
 IN_PROCESS: tuple[type[msgspec.Struct], ...] = (restarts.InProcessRestart, restarts.RankFault, restarts.RankPhases)

@@ -15,7 +15,7 @@ from nvrx_slurm.journal.records import (
     Shutdown,
 )
 from nvrx_slurm.journal.verdicts import Attribution, Evidence, Inquiry, Verdict
-from nvrx_slurm.report.failures import Story
+from nvrx_slurm.report.failures import FailureTimeline
 from nvrx_slurm.report.model import Value
 from nvrx_slurm.report.sentences import backoff
 from nvrx_slurm.report.tables import Mood, Row, Table
@@ -63,10 +63,12 @@ class Explanation(Value, frozen=True, kw_only=True):
     last_in_process: str = ""
 
 
-def explanation(story: Story, *, job: str, name: str, now: Attribution | None = None) -> Explanation:
-    """The story as a value. `now`: an answer that somebody has asked for since."""
-    generation, replica, cycle = story.key
-    answers = [Answered(attribution=answer.attribution, at=answer.at, late=answer.late) for answer in story.answers]
+def explanation(timeline: FailureTimeline, *, job: str, name: str, now: Attribution | None = None) -> Explanation:
+    """The failure as a value. `now`: an answer that was requested since."""
+    generation, replica, cycle = timeline.key
+    answers = [
+        Answered(attribution=answer.attribution, at=answer.at, late=answer.late) for answer in timeline.answers
+    ]
     if now is not None:
         answers.append(Answered(attribution=now, now=True))
     return Explanation(
@@ -75,48 +77,48 @@ def explanation(story: Story, *, job: str, name: str, now: Attribution | None = 
         generation=generation,
         replica=replica,
         cycle=cycle,
-        failed_at=story.failed_at,
-        inquiry=story.inquiry,
+        failed_at=timeline.failed_at,
+        inquiry=timeline.inquiry,
         answers=tuple(answers),
-        judged=story.judged,
-        decided=story.decided,
-        decided_at=story.decided_at,
-        decider=story.decider,
-        shutdown=story.shutdown,
-        running_again_at=story.running_again_at,
-        best_step_before=story.best_before,
-        best_step=story.best_step,
-        in_process=story.in_process,
-        last_in_process=story.last_in_process,
+        judged=timeline.judged,
+        decided=timeline.decided,
+        decided_at=timeline.decided_at,
+        decider=timeline.decider,
+        shutdown=timeline.shutdown,
+        running_again_at=timeline.running_again_at,
+        best_step_before=timeline.best_before,
+        best_step=timeline.best_step,
+        in_process=timeline.in_process,
+        last_in_process=timeline.last_in_process,
     )
 
 
-def as_json(told: Explanation) -> str:
-    return msgspec.json.format(msgspec.json.encode(told), indent=2).decode()
+def as_json(failure: Explanation) -> str:
+    return msgspec.json.format(msgspec.json.encode(failure), indent=2).decode()
 
 
 # --------------------------------------------------------------------------------------------- screen
 
 
-def facts(told: Explanation, bounds: FaultTolerance, folder: str) -> list[Row]:
+def facts(failure: Explanation, bounds: FaultTolerance, folder: str) -> list[Row]:
     """Label and text, in the order in which one asks."""
-    again = f", generation {told.generation}" if told.generation else ""
-    rows = [Row(("job", f"{told.job} ({told.name}), {told.replica} cycle {told.cycle}{again}"))]
-    if told.in_process:
-        rows.append(Row(("before", _in_process(told)), mood="dim"))
-    rows += _first(told, folder)
-    rows += _then(told, folder)
-    rows += [Row(("read", text), mood=mood) for text, mood in _read(told, bounds)]
-    rows.append(Row(("progress", _progress(told, bounds))))
-    rows.append(Row(("budget", _budget(told))))
-    rows += [Row((label, text)) for label, text in _decision(told)]
+    again = f", generation {failure.generation}" if failure.generation else ""
+    rows = [Row(("job", f"{failure.job} ({failure.name}), {failure.replica} cycle {failure.cycle}{again}"))]
+    if failure.in_process:
+        rows.append(Row(("before", _in_process(failure)), mood="dim"))
+    rows += _first(failure, folder)
+    rows += _then(failure, folder)
+    rows += [Row(("read", text), mood=mood) for text, mood in _read(failure, bounds)]
+    rows.append(Row(("progress", _progress(failure, bounds))))
+    rows.append(Row(("budget", _budget(failure))))
+    rows += [Row((label, text)) for label, text in _decision(failure)]
     return rows
 
 
-def verdicts(told: Explanation) -> Table:
+def verdicts(failure: Explanation) -> Table:
     """Every source's answer: what, how sure, of which kind, how long it took, and why."""
     columns = ("SOURCE", "VERDICT", "SURE", "FAULT", "SCOPE", "TOOK", "WHY")
-    rows = tuple(Row(_verdict_cells(each), MOODS[each.attribution.verdict]) for each in told.answers)
+    rows = tuple(Row(_verdict_cells(each), MOODS[each.attribution.verdict]) for each in failure.answers)
     return Table("verdicts", columns, rows, frozenset({"SURE", "TOOK"}))
 
 
@@ -135,15 +137,15 @@ def _verdict_cells(each: Answered) -> tuple[str, ...]:
     )
 
 
-def best(told: Explanation) -> Attribution | None:
+def best(failure: Explanation) -> Attribution | None:
     """The answer that says most: the surest with a line of evidence."""
-    said = [each.attribution for each in told.answers if each.attribution.primary is not None]
-    return max(said, key=lambda each: each.confidence, default=None)
+    said = [each.attribution for each in failure.answers if each.attribution.primary is not None]
+    return max(said, key=lambda said: said.confidence, default=None)
 
 
-def _first(told: Explanation, folder: str) -> Iterator[Row]:
-    failed, said = told.inquiry.failed, best(told)
-    at = f"{_clock(told.failed_at)}, " if told.failed_at else ""
+def _first(failure: Explanation, folder: str) -> Iterator[Row]:
+    failed, said = failure.inquiry.failed, best(failure)
+    at = f"{_clock(failure.failed_at)}, " if failure.failed_at else ""
     if failed is not None:
         yield Row(("first", f"{at}{failed.cause}{at_step(failed.step, said=failed.cause)}"), mood="bad")
     if said is None or said.primary is None:
@@ -165,8 +167,8 @@ def _first(told: Explanation, folder: str) -> Iterator[Row]:
             yield Row((label, text))
 
 
-def _then(told: Explanation, folder: str) -> Iterator[Row]:
-    said = best(told)
+def _then(failure: Explanation, folder: str) -> Iterator[Row]:
+    said = best(failure)
     following = said.secondary if said else ()
     for index, line in enumerate(following[:MOST_FOLLOWING]):
         label = "" if index else "then"
@@ -175,64 +177,71 @@ def _then(told: Explanation, folder: str) -> Iterator[Row]:
         yield Row(("", f"… and {plural(len(following) - MOST_FOLLOWING, 'line')} more"), mood="dim")
 
 
-def _read(told: Explanation, bounds: FaultTolerance) -> Iterator[tuple[str, Mood]]:
-    ours = bounds.attribution
-    if not ours.sources:
+def _read(failure: Explanation, bounds: FaultTolerance) -> Iterator[tuple[str, Mood]]:
+    settings = bounds.attribution
+    if not settings.sources:
         yield "no source of attribution is set up", "dim"
-    elif told.judged is None:
+    elif failure.judged is None:
         yield "the verdicts were not read: the job ended first", "dim"
     else:
-        judged = told.judged
-        acted = "acted on" if judged.acted else "dry run, not acted on" if ours.dry_run else "no reason to stop"
-        if judged.verdict is Verdict.STOP and not (judged.acted or ours.dry_run):
+        judged = failure.judged
+        acted = "acted on" if judged.acted else "dry run, not acted on" if settings.dry_run else "no reason to stop"
+        if judged.verdict is Verdict.STOP and not (judged.acted or settings.dry_run):
             acted = "not acted on"
         waited = f", waited for {seconds(judged.waited_s)}" if judged.waited_s else ""
-        yield (
-            f"{judged.verdict} ({ours.aggregation} of {plural(len(ours.sources), 'source')}; {acted}{waited})",
-            MOODS[judged.verdict],
-        )
+        asked = plural(len(settings.sources), "source")
+        yield f"{judged.verdict} ({settings.aggregation} of {asked}; {acted}{waited})", MOODS[judged.verdict]
         if judged.blamed:
             yield f"{names(judged.blamed)} passed over where another node is left", "plain"
 
 
-def _in_process(told: Explanation) -> str:
-    count = plural(told.in_process, "restart")
-    return f"{count} in process in this cycle; the last for {told.last_in_process}"
+def _in_process(failure: Explanation) -> str:
+    count = plural(failure.in_process, "restart")
+    return f"{count} in process in this cycle; the last for {failure.last_in_process}"
 
 
-def _progress(told: Explanation, bounds: FaultTolerance) -> str:
+def _progress(failure: Explanation, bounds: FaultTolerance) -> str:
     limit = bounds.progress.max_cycles
     judged = f"stop after {plural(limit, 'cycle')} without" if limit else "not judged"
-    if told.best_step is None:
+    if failure.best_step is None:
         return f"no step is known ({judged})"
-    before = "" if told.best_step_before is None else f", {max(0, told.best_step - told.best_step_before)} new"
-    stuck = f"; {told.decided.no_progress} in a row" if told.decided and told.decided.no_progress else ""
-    return f"step {told.best_step}{before} ({judged}{stuck})"
+    before = (
+        "" if failure.best_step_before is None else f", {max(0, failure.best_step - failure.best_step_before)} new"
+    )
+    stuck = f"; {failure.decided.no_progress} in a row" if failure.decided and failure.decided.no_progress else ""
+    return f"step {failure.best_step}{before} ({judged}{stuck})"
 
 
-def _budget(told: Explanation) -> str:
-    if told.decided is None:
+def _budget(failure: Explanation) -> str:
+    if failure.decided is None:
         return "not asked"
-    return f"{plural(told.decided.restarts_left, 'restart')} left for failed workers"
+    return f"{plural(failure.decided.restarts_left, 'restart')} left for failed workers"
 
 
-def _decision(told: Explanation) -> Iterator[tuple[str, str]]:
-    decided = told.decided
+def _decision(failure: Explanation) -> Iterator[tuple[str, str]]:
+    decided = failure.decided
     if decided is None:
-        yield "decision", told.shutdown.reason if told.shutdown else "none yet"
+        yield "decision", failure.shutdown.reason if failure.shutdown else "none yet"
         return
-    by = "" if told.decider is None else f", by the controller on {told.decider.host} (epoch {told.decider.epoch})"
+    by = (
+        ""
+        if failure.decider is None
+        else f", by the controller on {failure.decider.host} (epoch {failure.decider.epoch})"
+    )
     why = "the role's policy" if decided.by == "policy" else decided.by
     yield "decision", f"{decided.action.replace('_', ' ')}, on account of {why}{by}"
-    if told.decided_at is not None:
-        took_s = max(0.0, told.decided_at - told.failed_at)
-        yield "", f"{_clock(told.decided_at)}, {seconds(took_s)} after the failure"
+    if failure.decided_at is not None:
+        took_s = max(0.0, failure.decided_at - failure.failed_at)
+        yield "", f"{_clock(failure.decided_at)}, {seconds(took_s)} after the failure"
     if decided.delay_s:
         yield "back-off", backoff(decided).removeprefix("; ")
-    if told.shutdown is not None:
-        yield "end", f"exit code {told.shutdown.exit_code}: {told.shutdown.reason}"
-    elif told.running_again_at is not None:
-        yield "then", f"the next round closed {seconds(told.running_again_at - told.failed_at)} after the failure"
+    if failure.shutdown is not None:
+        yield "end", f"exit code {failure.shutdown.exit_code}: {failure.shutdown.reason}"
+    elif failure.running_again_at is not None:
+        yield (
+            "then",
+            f"the next rendezvous closed {seconds(failure.running_again_at - failure.failed_at)} after the failure",
+        )
 
 
 def _place(line: Evidence, folder: str) -> str:

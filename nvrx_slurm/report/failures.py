@@ -1,6 +1,6 @@
-"""The failures of a job, each as one story: how it showed, what the sources said, what was decided, what came then.
+"""The failures of a job, each with its timeline: how it was noticed, the answers, the decision, what followed.
 
-Told by feeding the journal to the core again: what it knew at each failure is what the sources were asked.
+They are found by replaying the journal through the core: what it knew at each failure is what the sources were asked.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ Key = tuple[int, str, int]
 
 
 @dataclass(frozen=True, slots=True)
-class Answer:
+class SourceAnswer:
     """What a source said, and when. `late`: the verdicts had been read by then."""
 
     attribution: Attribution
@@ -43,14 +43,14 @@ class Answer:
 
 
 @dataclass(slots=True)
-class Story:
+class FailureTimeline:
     """One failure. Times are seconds since the epoch, by the store's clock; None: that has not come."""
 
     inquiry: Inquiry
     failed_at: float
     decider: ControllerStarted | None
     asked: AttributionAsked | None = None
-    answers: list[Answer] = field(default_factory=list)
+    answers: list[SourceAnswer] = field(default_factory=list)
     judged: AttributionJudged | None = None
     decided: RestartDecided | None = None
     decided_at: float | None = None
@@ -73,14 +73,14 @@ class Failures:
 
     def __init__(self, plan: Plan, files: JobFiles) -> None:
         self.plan, self.job = plan, new_job(plan)
-        self.stories: list[Story] = []
+        self.timelines: list[FailureTimeline] = []
         self.exit_code: int | None = None
-        self._requests = AttributionRequests(self.job, files, NobodyAsks())
-        self._by_key: dict[Key, Story] = {}
+        self._requests = AttributionRequests(self.job, files, NoBroker())
+        self._by_key: dict[Key, FailureTimeline] = {}
         self._controller: ControllerStarted | None = None
         self._worlds: dict[str, int] = {}
         self.in_process: dict[Key, list[RestartedInProcess]] = {}
-        self._ending: Story | None = None  # the failure that ends the job
+        self._ending: FailureTimeline | None = None  # the failure that ends the job
 
     def take(self, entry: Entry) -> None:
         record = entry.record
@@ -96,22 +96,22 @@ class Failures:
                 self.in_process.setdefault((self.job.generation, record.replica, record.cycle), []).append(record)
             case RoundClosed():
                 self._worlds[record.replica] = record.world_size
-                if story := self._story(record.replica, record.cycle - 1):
-                    story.running_again_at = entry.t
-            case NodeReady() if story := self._story(record.replica, record.cycle - 1):
-                story.best_step = _best(story.best_step, record.step)
-            case AttributionAsked() if story := self._story(record.replica, record.cycle):
-                story.asked = record
-            case Attributed() if story := self._story(record.replica, record.cycle):
-                story.answers.append(Answer(record.attribution, entry.t, late=story.judged is not None))
-            case AttributionJudged() if story := self._story(record.replica, record.cycle):
-                story.judged = record
-            case RestartDecided() if story := self._story(record.replica, record.cycle):
-                story.decided, story.decided_at, story.decider = record, entry.t, self._controller
-                self._ending = story if record.action in ("stop", "fail_job") else self._ending
+                if timeline := self._timeline(record.replica, record.cycle - 1):
+                    timeline.running_again_at = entry.t
+            case NodeReady() if timeline := self._timeline(record.replica, record.cycle - 1):
+                timeline.best_step = _best(timeline.best_step, record.step)
+            case AttributionAsked() if timeline := self._timeline(record.replica, record.cycle):
+                timeline.asked = record
+            case Attributed() if timeline := self._timeline(record.replica, record.cycle):
+                timeline.answers.append(SourceAnswer(record.attribution, entry.t, late=timeline.judged is not None))
+            case AttributionJudged() if timeline := self._timeline(record.replica, record.cycle):
+                timeline.judged = record
+            case RestartDecided() if timeline := self._timeline(record.replica, record.cycle):
+                timeline.decided, timeline.decided_at, timeline.decider = record, entry.t, self._controller
+                self._ending = timeline if record.action in ("stop", "fail_job") else self._ending
             case Shutdown():
                 self.exit_code = record.exit_code
-                last = self.stories[-1] if self.stories and self.stories[-1].running_again_at is None else None
+                last = self.timelines[-1] if self.timelines and self.timelines[-1].running_again_at is None else None
                 if ended := self._ending or last:
                     ended.shutdown = record
             case JobStarted():
@@ -123,7 +123,7 @@ class Failures:
             if key in self._by_key:
                 continue
             replica, in_process = self.job.replicas[case.replica], self.in_process.get(key, [])
-            story = Story(
+            timeline = FailureTimeline(
                 inquiry=self._requests.inquiry(case),
                 failed_at=case.failure.noticed,
                 decider=self._controller,
@@ -133,15 +133,15 @@ class Failures:
                 in_process=sum(record.times for record in in_process),
                 last_in_process=in_process[-1].restart.cause if in_process else "",
             )
-            self._by_key[key] = story
-            self.stories.append(story)
+            self._by_key[key] = timeline
+            self.timelines.append(timeline)
 
-    def _story(self, replica: str, cycle: int) -> Story | None:
+    def _timeline(self, replica: str, cycle: int) -> FailureTimeline | None:
         return self._by_key.get((self.job.generation, replica, cycle))
 
 
-class NobodyAsks:
-    """A broker for those who only read."""
+class NoBroker:
+    """A broker for readers of a journal: it asks no source."""
 
     def open(self) -> None: ...
     def ask(self, inquiry: Inquiry, *, settled: bool) -> None: ...

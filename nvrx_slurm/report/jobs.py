@@ -60,7 +60,7 @@ def find_job(base: Path, job_id: str) -> JobFolder:
 
 
 def read_plan(folder: JobFolder) -> Plan | None:
-    """What the job was to run, if its folder tells."""
+    """The job's plan, if its folder has it."""
     return folder.read_plan() if folder.plan_path.is_file() else None
 
 
@@ -75,7 +75,7 @@ def started_at(folder: JobFolder) -> float | None:
 def state_of(view: JobView, exit_code: int | None, *, started: bool, over: bool) -> str:
     """One word for how the job stands: `pending` until it has `started`; `starting`, `joining`, `running`,
     `recovering`, `stopping` while it lives; `completed`, `failed`, `cancelled`, `timeout`, `lost`, `stopped` by its
-    exit code; `died` if nobody runs it and it told none."""
+    exit code; `died` if no process runs it and it left none."""
     if exit_code is not None:
         return ENDINGS.get(exit_code, "failed")
     if over:

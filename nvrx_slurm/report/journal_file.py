@@ -53,7 +53,7 @@ class JournalFile:
         return self._new(found)
 
     def _read_parts(self) -> list[Entry]:
-        """All parts anew. A rotation between listing and opening shows as a gap: then once more."""
+        """Read all parts again. A rotation between listing and opening shows as a gap: then once more."""
         for _ in range(_ATTEMPTS):
             found: dict[int, Entry] = {}
             for part in self._older_parts():

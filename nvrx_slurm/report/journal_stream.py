@@ -125,7 +125,7 @@ class JournalStream:
 
 
 def post(address: StoreAddress, fact: AnyFact) -> None:
-    """Tell the job's controller a fact. Raises `StoreUnreachable`."""
+    """Post a fact to the job's controller. Raises `StoreUnreachable`."""
     client, inbox = _connect(address), Keys(address.job).inbox
     sealed = JobKey(address.token).sign(inbox, pack(fact))
     try:

@@ -1,6 +1,6 @@
 """The ranks' output: one file per replica, generation, cycle, rank and stream; followed from cycle to cycle.
 
-Files may lie on another host's file system, which tells nobody of a change: they are looked at every 100 ms.
+Files may lie on another host's file system, which sends no event for a change: they are looked at every 100 ms.
 """
 
 from __future__ import annotations
@@ -206,7 +206,7 @@ def follow_logs(
     clock: Clock | None = None,
     gone: Callable[[], bool] | None = None,
 ) -> Iterator[Chunk]:
-    """The output so far and to come, through all cycles, until the job has ended and nobody runs it any more."""
+    """The output so far and to come, through all cycles, until the job has ended and no process runs it any more."""
     clock = clock or SystemClock()
     journal = Journal(folder, live=live, clock=clock)
     gone = gone or Presence(folder, clock=clock).gone

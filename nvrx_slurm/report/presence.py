@@ -1,6 +1,6 @@
-"""Whether anybody still runs a job: what tells a reader to stop waiting when its journal just ceases.
+"""Whether a process still runs a job: so that a reader stops waiting when its journal has no end.
 
-A batch host that is killed, or whose node dies, journals no end. Then its own process (a local job) or Slurm tells.
+A batch host that is killed, or whose node dies, journals no end. Then its own process (a local job) or Slurm says so.
 """
 
 from __future__ import annotations
@@ -58,7 +58,7 @@ class Presence:
         self._answer = Outside()
 
     def gone(self) -> bool:
-        """Whether nobody runs the job any more."""
+        """Whether no process runs the job any more."""
         return self.ask().over
 
     def heard(self) -> None:

@@ -1,4 +1,4 @@
-"""How each rank does, as the beats tell it: its step, how far it is behind, how long it has been quiet. Pure."""
+"""Each rank as the heartbeats report it: its step, how far it is behind, how long it has been quiet. Pure."""
 
 from __future__ import annotations
 
@@ -15,8 +15,8 @@ _WITH_WORKERS = ("starting", "running")
 def ranks(view: JobView, store_now: float | None) -> tuple[RankView, ...]:
     """Every rank that has a worker, by replica and number.
 
-    `store_now` is the store's clock: what a beat told has grown older by the time since. Without it, or without a
-    beat of its node in the running cycle, only a rank's place is known.
+    `store_now` is the store's clock: what a heartbeat reported has grown older by the time since. Without it, or
+    without a beat of its node in the running cycle, only a rank's place is known.
     """
     running = (replica for replica in view.replicas.values() if replica.phase in _WITH_WORKERS)
     return tuple(rank for replica in running for rank in _world(view, replica, store_now))

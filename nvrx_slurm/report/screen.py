@@ -72,7 +72,7 @@ def render(shot: Snapshot, *, most_nodes: int = MOST_NODES, most_ranks: int = MO
     """One job on one screen: header, replicas, nodes, ranks, recoveries, what failed last, where the logs are."""
     view = shot.view
     parts: list[RenderableType] = [header(shot)]
-    if len(view.replicas) > 1:  # one is told by the header
+    if len(view.replicas) > 1:  # the header shows a single one
         parts += [Text(), grid(page.replicas(view))]
     if view.nodes:
         parts += [Text(), node_grid(shot, most_nodes), *rank_grid(shot, most_ranks)]
@@ -154,7 +154,7 @@ def node_grid(shot: Snapshot, most: int) -> RenderableType:
 
 
 def rank_grid(shot: Snapshot, most: int) -> list[RenderableType]:
-    """The ranks that beats tell of, the others in one line; nothing where no beat is known."""
+    """The ranks that heartbeats report, the others in one line; nothing where no heartbeat is known."""
     table, others = page.ranks(shot, most)
     if not table.rows:
         return []
@@ -182,8 +182,8 @@ def _counters(shot: Snapshot) -> list[tuple[str, str]]:
         return []
     spares = f"{len(view.spares)}/{view.plan.spares}" if view.plan else str(len(view.spares))
     step = "-" if view.step is None else str(view.step)
-    told = [("cycle", str(view.cycle)), ("step", step), ("restarts", str(view.restarts)), ("spares", spares)]
-    return told if shot.exit_code is None else [("exit code", str(shot.exit_code)), *told[:3]]
+    rows = [("cycle", str(view.cycle)), ("step", step), ("restarts", str(view.restarts)), ("spares", spares)]
+    return rows if shot.exit_code is None else [("exit code", str(shot.exit_code)), *rows[:3]]
 
 
 def _cells(row: Row) -> list[Text]:
@@ -208,7 +208,7 @@ def _recovery_title(each: Recovery) -> Text:
     if each.promoted:
         title.append(one_line(f"; {names(each.promoted)} took over"), STYLES["spare"])
     if each.step_before is not None and each.first_step is not None:
-        title.append(f"; last told step {each.step_before}, resumed at {each.first_step}", "dim")
+        title.append(f"; last reported step {each.step_before}, resumed at {each.first_step}", "dim")
     return title
 
 

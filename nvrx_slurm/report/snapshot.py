@@ -142,7 +142,7 @@ def take(
 
 
 def grow(view: JobView, item: Entry | Heard) -> JobView:
-    """The view after whatever a `Journal` passed on."""
+    """The view after one item of a `Journal`."""
     return with_beat(view, item) if isinstance(item, Heard) else fold(view, item)
 
 

@@ -150,8 +150,8 @@ def follow(
 ) -> Iterator[Entry]:
     """The entries after a number, those to come included, until the job has ended.
 
-    Each exactly once, whatever becomes of the store. Also ends, after a last look, when nobody runs the job any more
-    (`gone`, by default `Presence`). Each wait inside is bounded.
+    Each exactly once, also when the store is lost. Also ends, after a last look, when no process runs the job any
+    more (`gone`, by default `Presence`). Each wait inside is bounded.
     """
     journal = Journal(folder, after=after, live=live, clock=clock)
     gone = gone or Presence(folder, clock=clock).gone

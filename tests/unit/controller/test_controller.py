@@ -8,7 +8,7 @@ from types import SimpleNamespace
 from typing import Any
 
 from nvrx_slurm.controller.controller import INBOX_STALL_S, Controller
-from nvrx_slurm.report.failures import NobodyAsks
+from nvrx_slurm.report.failures import NoBroker
 from nvrx_slurm.util.clock import SystemClock
 from nvrx_slurm.util.files import JobFiles
 from tests.unit.core.fleet import plain
@@ -37,7 +37,7 @@ async def test_nothing_is_overdue_before_the_inbox_has_been_read() -> None:
         files=JobFiles(Path("/jobs/42")),
         mirror=None,
         liveness_server=lambda *_: None,
-        attribution_broker=lambda _: NobodyAsks(),
+        attribution_broker=lambda _: NoBroker(),
     )
     nobody: Any = None
     controller = Controller(

@@ -58,8 +58,8 @@ def told(recorder: Recorder) -> Failures:
 
 
 def page(recorder: Recorder) -> str:
-    story = told(recorder).stories[-1]
-    found = explanation.explanation(story, job="42", name="digits")
+    timeline = told(recorder).timelines[-1]
+    found = explanation.explanation(timeline, job="42", name="digits")
     rows = explanation.facts(found, recorder.plan.fault_tolerance, "/jobs/42")
     return plain.pairs(rows) + "\n\n" + plain.table(explanation.verdicts(found))
 
@@ -103,7 +103,7 @@ def test_a_late_verdict_is_told_to_be_late() -> None:
 
 
 def test_the_end_belongs_to_the_failure_that_it_was_decided_for() -> None:
-    """Another replica may have failed since; what ends the job is no part of its story."""
+    """Another replica may have failed since; what ends the job is no part of its timeline."""
     bounds = plan(dry_run=False).fault_tolerance
     recorder = Recorder(msgspec.structs.replace(roles_plan(), fault_tolerance=bounds))
     recorder.join()
@@ -111,7 +111,7 @@ def test_the_end_belongs_to_the_failure_that_it_was_decided_for() -> None:
     recorder.fail("n3", 0, replica="rollout-1", exit_code=1)
     answer = Attribution(source="lib", verdict=Verdict.STOP)
     recorder.tell(Attributed(replica="rollout-0", cycle=0, rank=0, attribution=answer))
-    first, second = told(recorder).stories
+    first, second = told(recorder).timelines
     assert first.shutdown is not None
     assert second.shutdown is None
 
@@ -129,7 +129,7 @@ def test_the_inquiry_holds_what_the_journal_knew() -> None:
     """Whoever reads the journal asks what the controller had asked."""
     recorder = running()
     recorder.fail("n1", 3, exit_code=7, step=80)
-    inquiry = told(recorder).stories[0].inquiry
+    inquiry = told(recorder).timelines[0].inquiry
     assert (inquiry.key.replica, inquiry.key.cycle, inquiry.key.rank) == ("main-0", 0, 3)
     assert inquiry.paths == ("/jobs/42/logs/main-0/gen-0/cycle-0",)
     assert inquiry.nodes == ("n0", "n1", "n2", "n3")
@@ -139,7 +139,7 @@ def test_the_inquiry_holds_what_the_journal_knew() -> None:
     recorder.ready()
     recorder.start_workers()
     recorder.fail("n0", 0, exit_code=1)
-    assert told(recorder).stories[1].inquiry.earlier == ("/jobs/42/logs/main-0/gen-0/cycle-0",)
+    assert told(recorder).timelines[1].inquiry.earlier == ("/jobs/42/logs/main-0/gen-0/cycle-0",)
 
 
 # what the restarted job then does → outcome
@@ -203,6 +203,6 @@ def test_steps_that_are_found_after_the_failure_belong_to_it() -> None:
             recorder.tell(found)
         recorder.start_workers()
     journal = told(recorder)
-    assert [story.best_step for story in journal.stories] == [500, 500]
+    assert [timeline.best_step for timeline in journal.timelines] == [500, 500]
     found = hindsight.hindsight([("42", journal, recorder.now)])
     assert [stop.outcome for stop in found.stops] == ["right", "open"]

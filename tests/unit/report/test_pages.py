@@ -75,7 +75,7 @@ def test_both_pages_say_the_same(tmp_path: Path) -> None:
         "n2 lost: connection to its agent closed",
         "n4 took over",
         "torn down",
-        "last told step 80, resumed at 76",
+        "last reported step 80, resumed at 76",
         "972 ms to the first step",
     ):
         assert words in page

@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from urllib.parse import SplitResult, parse_qsl, urlsplit
 
-from nvrx_slurm.util.store_link import PASSWORD_IN_URL, bad_option
+from nvrx_slurm.util.redis_url import PASSWORD_IN_URL, bad_option
 
 _PORTS = {"http": 80, "https": 443}
 _SECRET_QUERY = re.compile(r"(?i)token|key|secret|password|auth|sig")

@@ -84,7 +84,7 @@ class StoreAddress(Record, frozen=True, kw_only=True):
 
     An embedded server gets a new port (or socket), a new password and a new `mark` at each start, and this file is
     replaced. `certificate`: the one certificate (PEM) that a server at a `rediss://` URL may show. `mark`: what a
-    server at a `redis://` URL must answer once the client has logged in (`store_link.py`).
+    server at a `redis://` URL must answer once the client has logged in (`store/link.py`).
     """
 
     url: str

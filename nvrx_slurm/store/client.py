@@ -1,7 +1,7 @@
 """The store as agents and the controller use it: records in, records out.
 
 Every call here is patient: while the store is away or refuses writes, it tries again until `patience_s` has passed
-(`store_retry.py` decides), because a store that is restarted is no reason to touch a worker. A retry is harmless:
+(`store/retry.py` decides), because a store that is restarted is no reason to touch a worker. A retry is harmless:
 a fact that arrives twice is known by its `seq`, and a commit by its number.
 
 Every record is signed with the job's key. A record that is not, or that cannot be decoded, is set aside: the reader
@@ -20,7 +20,7 @@ from typing import Any, TypeVar
 
 from redis import exceptions as failures
 
-from nvrx_slurm.errors import FencedError, ForgedRecord, MalformedRecord, StoreUnreachable, UntrustedRecord
+from nvrx_slurm.errors import FencedError, ForgedRecord, MalformedRecord, UntrustedRecord
 from nvrx_slurm.journal.folder import StoreAddress
 from nvrx_slurm.journal.records import (
     AnyFact,
@@ -339,7 +339,7 @@ class Store:
         if isinstance(decision, GiveUp):
             if decision.cause is Cause.COMMAND:
                 raise error
-            raise StoreUnreachable(decision.message, refused=decision.cause is Cause.ACCESS) from None
+            raise decision.unreachable() from None
         if decision.warning:
             log.warning("%s", decision.warning)
         if decision.reconfigure:

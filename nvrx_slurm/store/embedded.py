@@ -14,9 +14,9 @@ from urllib.parse import quote
 
 from nvrx_slurm.errors import StoreUnreachable
 from nvrx_slurm.store.certificate import Certificate
+from nvrx_slurm.store.link import short_path
 from nvrx_slurm.store.servers import bundled_binary
 from nvrx_slurm.util.files import open_log
-from nvrx_slurm.util.store_link import short_path
 
 READY_S = 30.0
 """How long the server may take to load its append-only file and accept connections."""
@@ -51,7 +51,7 @@ class EmbeddedStore:
 
     It listens on a unix socket `name` in its folder, else on a free port of `bind`, with TLS where there is
     a `certificate`. It
-    answers a client that asks as `store_link.MARK` does with `mark`. `binary`: the server (default: the bundled one).
+    answers a client that asks as `link.MARK` does with `mark`. `binary`: the server (default: the bundled one).
     """
 
     def __init__(

@@ -1,7 +1,7 @@
 """redis-py's connections to the store that a `store.json` names, for asyncio and for threads.
 
 A site's own store is connected to as its URL says. An embedded one is looked up again for each connection: it has
-another port and another password after each of its starts (`store_link.py`).
+another port and another password after each of its starts (`store/link.py`).
 """
 
 from __future__ import annotations
@@ -24,8 +24,8 @@ from redis.connection import Connection, ConnectionPool
 from redis.retry import Retry
 
 from nvrx_slurm.errors import NvrxError
-from nvrx_slurm.util import store_link
-from nvrx_slurm.util.store_link import Refusals, Where
+from nvrx_slurm.store import link
+from nvrx_slurm.store.link import Refusals, Where
 from nvrx_slurm.util.threads import in_thread
 
 
@@ -77,7 +77,7 @@ class StoreConnection(Connection):
         self._where, self._refusals = where, refusals or Refusals()
 
     def _connect(self) -> socket.socket:
-        connection = store_link.open_socket(self._where, float(self.socket_connect_timeout or CONNECT_S))
+        connection = link.open_socket(self._where, float(self.socket_connect_timeout or CONNECT_S))
         connection.settimeout(self.socket_timeout)
         return connection
 
@@ -86,7 +86,7 @@ class StoreConnection(Connection):
             this: Any = self  # redis-py gives these no types
             this.on_connect()
             if self._where.mark is not None:
-                this.send_command(*store_link.MARK, check_health=False)
+                this.send_command(*link.MARK, check_health=False)
                 _check_mark(this.read_response(), self._where)
         except failures.RedisError as error:
             raise _of_login(error, self._where, self._refusals) from None
@@ -115,11 +115,11 @@ class _AsyncStoreConnection(AsyncConnection):
             self._reader, self._writer = await self._opened()
 
     async def _opened(self) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
-        if (path := store_link.socket_path(self._where)) is not None:
-            with store_link.short_path(Path(path)) as short:
+        if (path := link.socket_path(self._where)) is not None:
+            with link.short_path(Path(path)) as short:
                 return await asyncio.open_unix_connection(short)
-        host, port = store_link.host_and_port(self._where)
-        reader, writer = await asyncio.open_connection(host, port, ssl=store_link.tls_of(self._where))
+        host, port = link.host_and_port(self._where)
+        reader, writer = await asyncio.open_connection(host, port, ssl=link.tls_of(self._where))
         writer.get_extra_info("socket").setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
         return reader, writer
 
@@ -128,7 +128,7 @@ class _AsyncStoreConnection(AsyncConnection):
             async with asyncio.timeout(self.socket_connect_timeout):
                 await self.on_connect()
                 if self._where.mark is not None:
-                    await self.send_command(*store_link.MARK, check_health=False)
+                    await self.send_command(*link.MARK, check_health=False)
                     _check_mark(await self.read_response(), self._where)
         except failures.RedisError as error:
             raise _of_login(error, self._where, self._refusals) from None

@@ -1,7 +1,7 @@
 """What to do about an error of a Redis or Valkey server: one policy for every client of a store in this package.
 
-Pure: an error and the time go in, a decision comes out. The asynchronous client (`store/client.py`), the worker's
-client (`inprocess/store/redis_client.py`) and the payload directory's (`transport/asking.py`) carry it out. Standard
+Pure: an error and the time go in, a decision comes out. `store/client.py` carries it out for asyncio, and
+`store/connection.py` for threads. Here alone is written down which errors mean that the store is away. Standard
 library only, and no redis-py: workers import this module.
 
 Every retry has a pause and a bound. A server's configuration is changed only where this package has started that
@@ -13,6 +13,8 @@ from __future__ import annotations
 import re
 from dataclasses import dataclass
 from enum import Enum, auto
+
+from nvrx_slurm.errors import StoreUnreachable
 
 FIRST_PAUSE_S = 0.01
 AWAY_PAUSE_S = 0.25
@@ -50,6 +52,10 @@ class GiveUp:
 
     message: str
     cause: Cause
+
+    def unreachable(self) -> StoreUnreachable:
+        """The error for a caller; not for `COMMAND`, where the store can be reached."""
+        return StoreUnreachable(self.message, refused=self.cause is Cause.ACCESS)
 
 
 class _Answer(Enum):
@@ -108,10 +114,18 @@ def code_of(error: Exception) -> str | None:
     if known is not None:
         return known
     text = str(error)
+    if "max number of clients reached" in text:  # its first word is a plain ERR
+        return ""
     code = _WRAPPED.split(text)[-1].partition(" ")[0]
     if code in _ANSWERS:
         return code
     return "" if _AWAY_CLASSES.intersection(names) else None
+
+
+def is_away(error: Exception) -> bool:
+    """Whether the server will serve within seconds, without a person's help."""
+    code = code_of(error)
+    return code is not None and _ANSWERS.get(code, (_Answer.AWAY, ""))[0] is _Answer.AWAY
 
 
 class StoreRetry:

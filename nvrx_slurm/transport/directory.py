@@ -23,20 +23,22 @@ from collections import OrderedDict
 from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 from types import TracebackType
-from typing import Annotated, Any, NamedTuple
+from typing import Annotated, Any
 
 import msgspec
 
 from nvrx_slurm.errors import MalformedRecord, UntrustedRecord, UsageError
-from nvrx_slurm.store.job_store import JobStore, read_job_store
+from nvrx_slurm.store.connection import ClientClosed, Command, CommandRefused, Look, RetryingRedis
+from nvrx_slurm.store.job_store import read_job_store
+from nvrx_slurm.store.retry import StoreRetry
 from nvrx_slurm.transport import arguments, environment
-from nvrx_slurm.transport.asking import Asker
 from nvrx_slurm.transport.errors import TransportError
 from nvrx_slurm.transport.ref import PayloadRef
 from nvrx_slurm.util.admission import RateLimitedLog
 from nvrx_slurm.util.decoding import decode
 from nvrx_slurm.util.job_key import JobKey
 from nvrx_slurm.util.log import get_logger
+from nvrx_slurm.util.redis_url import RedisUrl, parse_redis_url
 
 log = get_logger("transport")
 
@@ -52,16 +54,6 @@ CHUNK = 1024
 START = "0-0"
 
 _directories: weakref.WeakSet[Directory] = weakref.WeakSet()
-
-
-class _Place(NamedTuple):
-    """A store, and whose keys. `look`: reads where an embedded one is now; raises OSError."""
-
-    url: str
-    password: str | None
-    job: str
-    look: Callable[[], JobStore] | None = None
-    key: JobKey | None = None
 
 
 class Directory:
@@ -83,12 +75,11 @@ class Directory:
         *,
         patience_s: float = 30.0,
     ) -> None:
-        place = _place(url, password_file, job)
+        server, where, job, self._key = _find_store(url, password_file, job)
         patience_s = arguments.seconds("Directory: patience_s", patience_s)
-        self._asker = Asker(place.url, place.password, patience_s=patience_s, look=place.look)
-        self._key = place.key
+        self._client = RetryingRedis(server, where, patience_s=patience_s, log=log)
         self._producer = environment.producer()
-        self._keys = f"nvrx:{{{place.job}}}:payloads:"
+        self._keys = f"nvrx:{{{job}}}:payloads:"
         self._numbers = _Numbers()
         _directories.add(self)
 
@@ -111,7 +102,7 @@ class Directory:
         data = pack(published)
         if self._key is not None:
             data = self._key.sign(key, data)
-        identity, _ = self._asker.ask(
+        identity, _ = self._ask(
             ["XADD", key, "MAXLEN", "~", KEPT_RECORDS, "*", "m", data],
             ["EXPIRE", key, KEEP_S],
         )
@@ -124,7 +115,7 @@ class Directory:
         reader = _Reader(key, self._key)
         found: list[Published] = []
         while place(last) < place(newest):
-            [items] = self._asker.ask(["XRANGE", key, _next(last), newest, "COUNT", CHUNK])
+            [items] = self._ask(["XRANGE", key, _next(last), newest, "COUNT", CHUNK])
             if not items:
                 break  # trimmed meanwhile
             found += reader.read(items)
@@ -135,11 +126,12 @@ class Directory:
         """All that is published, as it comes; without `from_start` only what is published from now on."""
         key = self._stream(topic)
         newest = self._newest(key)
-        return Following(self._asker, key, _Reader(key, self._key), START if from_start else newest)
+        after, retry = START if from_start else newest, self._client.retry()
+        return Following(functools.partial(self._ask, retry=retry), key, _Reader(key, self._key), after)
 
     def close(self) -> None:
         """Idempotent. Who waits in `Following.next` gets a UsageError within about a second."""
-        self._asker.close()
+        self._client.close()
 
     def __enter__(self) -> Directory:
         return self
@@ -149,21 +141,30 @@ class Directory:
     ) -> None:
         self.close()
 
+    def _ask(
+        self, *commands: Command, wait_s: float = 0.0, until: float = math.inf, retry: StoreRetry | None = None
+    ) -> list[Any]:
+        try:
+            return self._client.ask(*commands, wait_s=wait_s, until=until, retry=retry)
+        except CommandRefused as error:
+            raise TransportError(str(error)) from None
+        except ClientClosed:
+            raise UsageError("this Directory is closed") from None
+
     def _stream(self, topic: str) -> str:
         return self._keys + checked_topic(topic)
 
     def _newest(self, key: str) -> str:
         """The id of the newest record; the topic lives on, since somebody asks for it."""
-        newest, _ = self._asker.ask(["XREVRANGE", key, "+", "-", "COUNT", 1], ["EXPIRE", key, KEEP_S])
+        newest, _ = self._ask(["XREVRANGE", key, "+", "-", "COUNT", 1], ["EXPIRE", key, KEEP_S])
         return newest[0][0].decode() if newest else START
 
 
 class Following:
     """One consumer's way through a topic; for one thread at a time. It ends with its `Directory`."""
 
-    def __init__(self, asker: Asker, key: str, reader: _Reader, after: str) -> None:
-        self._asker, self._key, self._reader, self._after = asker, key, reader, after
-        self._patience = asker.patience()
+    def __init__(self, ask: Callable[..., list[Any]], key: str, reader: _Reader, after: str) -> None:
+        self._ask, self._key, self._reader, self._after = ask, key, reader, after
 
     @property
     def after(self) -> str:
@@ -188,7 +189,7 @@ class Following:
         block: list[str | int] = ["BLOCK", math.ceil(left_s * 1000)] if left_s > 0 else []
         command = ["XREAD", "COUNT", most, *block, "STREAMS", self._key, self._after]
         try:
-            [streams] = self._asker.ask(command, wait_s=left_s, until=deadline, patience=self._patience)
+            [streams] = self._ask(command, wait_s=left_s, until=deadline)
         except TimeoutError:
             return []
         items: list[Any] = streams[0][1] if streams else []
@@ -242,13 +243,17 @@ def _of_this_process() -> Directory:
     return Directory()
 
 
-def _place(url: str | None, password_file: str | os.PathLike[str] | None, job: str | None) -> _Place:
+def _find_store(
+    url: str | None, password_file: str | os.PathLike[str] | None, job: str | None
+) -> tuple[tuple[RedisUrl, str | None] | Look, str, str, JobKey | None]:
+    """The store as `RetryingRedis` takes it, its name in messages, the job whose keys are used, and the job's key."""
     if url is not None:
         job = job or environment.job_id()
         if job is None:
             raise UsageError("Directory: a url needs a job: name whose payloads these are, such as job='my-run'")
-        named = arguments.instance("Directory: url", url, str), arguments.instance("Directory: job", job, str)
-        return _Place(named[0], _password(password_file), named[1])
+        url, job = arguments.instance("Directory: url", url, str), arguments.instance("Directory: job", job, str)
+        password = _password(password_file)
+        return (_parsed(url), password), url, job, None
     if password_file is not None:
         raise UsageError("Directory: password_file without url: only a store that is named by url needs one")
     path = environment.job_store_file()
@@ -258,8 +263,16 @@ def _place(url: str | None, password_file: str | os.PathLike[str] | None, job: s
         )
     store = read_job_store(path, UsageError)
     key = JobKey(store.token) if store.token and job in (None, store.job) else None
-    look = functools.partial(read_job_store, path, OSError) if store.embedded else None
-    return _Place(store.url, store.password, job or store.job, look, key)
+    if store.embedded:
+        return functools.partial(read_job_store, path, OSError), store.url, job or store.job, key
+    return (_parsed(store.url), store.password), store.url, job or store.job, key
+
+
+def _parsed(url: str) -> RedisUrl:
+    try:
+        return parse_redis_url(url)
+    except ValueError as error:
+        raise UsageError(f"Directory: url {error}") from None
 
 
 def _password(path: str | os.PathLike[str] | None) -> str | None:

@@ -20,8 +20,8 @@ from nvrx_slurm.inprocess.store.keeping import Valkey, keep
 from nvrx_slurm.inprocess.store.port import Connection
 from nvrx_slurm.inprocess.store.redis import RedisStore
 from nvrx_slurm.inprocess.store.tcp import TCPStore
+from nvrx_slurm.store.link import open_socket
 from nvrx_slurm.util.processes import is_alive
-from nvrx_slurm.util.store_link import open_socket
 from tests.contract.inprocess_stores import DEADLINE_S, until
 
 GROUP = "a group"

@@ -29,9 +29,11 @@ from nvrx_slurm.journal.records import NodeReady
 from nvrx_slurm.lab.faults.disk import SmallDisk
 from nvrx_slurm.lab.flow.stages.remote import Revocation, revoke
 from nvrx_slurm.store.client import Store
-from nvrx_slurm.transport.asking import Asker
+from nvrx_slurm.store.connection import RetryingRedis
 from nvrx_slurm.util.clock import SystemClock
+from nvrx_slurm.util.log import get_logger
 from nvrx_slurm.util.processes import boot_id, is_alive, started_ticks
+from nvrx_slurm.util.redis_url import parse_redis_url
 from nvrx_slurm.util.threads import in_thread
 from tests.contract.inprocess_stores import PASSWORD, Valkey, until
 
@@ -104,11 +106,12 @@ def of_an_in_process_group(site: Site, patience_s: float, user: str = "") -> Non
 
 
 def of_a_payload_directory(site: Site, patience_s: float, user: str = "") -> None:
-    asker = Asker(f"redis://{user}127.0.0.1:{site.server.port}", PASSWORD, patience_s=patience_s)
+    url = f"redis://{user}127.0.0.1:{site.server.port}"
+    client = RetryingRedis((parse_redis_url(url), PASSWORD), url, patience_s=patience_s, log=get_logger("transport"))
     try:
-        asker.ask(["XADD", "topic", "*", "m", "x"])
+        client.ask(["XADD", "topic", "*", "m", "x"])
     finally:
-        asker.close()
+        client.close()
 
 
 Write = Callable[..., None]

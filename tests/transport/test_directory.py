@@ -19,7 +19,7 @@ import pytest
 import redis
 
 from nvrx_slurm.errors import StoreUnreachable, UsageError
-from nvrx_slurm.transport import asking
+from nvrx_slurm.store import connection
 from nvrx_slurm.transport.directory import KEPT_RECORDS, LONGEST_RECORD_BYTES, Directory, Following, Published, pack
 from nvrx_slurm.transport.ref import PayloadRef
 from tests.inprocess.servers import Valkey
@@ -216,7 +216,7 @@ def test_a_follower_comes_back_in_time_while_the_store_is_away(valkey):
 
 def test_a_frozen_store_holds_nobody_for_long_and_doubles_nothing(directory, valkey, monkeypatch):
     """It takes what it is asked twice, and carries out both when it thaws: a consumer has the record once."""
-    monkeypatch.setattr(asking, "ANSWER_S", 0.2)
+    monkeypatch.setattr(connection, "ANSWER_S", 0.2)
     with Directory(valkey.url, job="j") as reader:
         freeze_and_thaw(directory, reader, valkey)
 

@@ -55,7 +55,7 @@ MOST_FOLDERS = 16
 
 class Place(msgspec.Struct, frozen=True, kw_only=True):
     """Where on this host a store listens, and the process that keeps it: its id, and when it began, in ticks. `port`:
-    of torch's; `url`, `password` and `mark`: of a Valkey, other ones after each start (`store_link.py`)."""
+    of torch's; `url`, `password` and `mark`: of a Valkey, other ones after each start (`store/link.py`)."""
 
     port: int = 0
     url: str = ""

@@ -22,9 +22,10 @@ import hiredis
 
 from nvrx_slurm.inprocess.exception import OptionError, StoreError
 from nvrx_slurm.inprocess.store.port import Cancelled
+from nvrx_slurm.store.link import MARK, Refusals, Where, open_socket
 from nvrx_slurm.store.retry import IN_MEMORY, GiveUp, StoreRetry
 from nvrx_slurm.util.log import get_logger
-from nvrx_slurm.util.store_link import MARK, PASSWORD_IN_URL, Refusals, Where, bad_option, open_socket
+from nvrx_slurm.util.redis_url import PASSWORD_IN_URL, bad_option
 
 if TYPE_CHECKING:
     from ssl import SSLContext
@@ -60,7 +61,7 @@ class Address:
 
 
 def parse_address(url: str, password: str | None) -> Address:
-    """`redis://[user@]host[:port][/database]`, or `rediss://…` with `store_link.URL_OPTIONS`.
+    """`redis://[user@]host[:port][/database]`, or `rediss://…` with `redis_url.URL_OPTIONS`.
 
     Raises OptionError, which does not repeat the URL: it may hold a password.
     """

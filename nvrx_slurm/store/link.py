@@ -22,10 +22,11 @@ import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Protocol
-from urllib.parse import parse_qsl, unquote, urlsplit
+from urllib.parse import unquote, urlsplit
 
 if TYPE_CHECKING:
     from ssl import SSLContext
+
 
 MARK = ("CONFIG", "GET", "masterauth")
 """The command that asks for the mark. An embedded server replicates from no other, so this setting does nothing; like
@@ -34,14 +35,6 @@ the password it is in no file and in no command line, and only a client that has
 REFUSED_S = 60.0
 """How long a `redis://` server that has not proven itself may refuse the password before that counts: longer than
 a start of the real one takes."""
-
-URL_OPTIONS = ("ssl_ca_certs", "ssl_certfile", "ssl_keyfile")
-"""What a `rediss://` URL of a site's store may end in: `?ssl_ca_certs=/path`. redis-py takes any attribute of
-a connection there; what would turn a check off, or is a secret, is refused, and so is what has no meaning."""
-
-PASSWORD_IN_URL = "must not hold a password"
-_SECRETS = ("password", "ssl_password", "credential_provider")
-_UNCHECKED = ("ssl_check_hostname", "ssl_cert_reqs", "ssl_include_verify_flags", "ssl_exclude_verify_flags")
 
 _NO_CHECK_TIME = 0x200000
 """X509_V_FLAG_NO_CHECK_TIME of OpenSSL, which Python's `ssl` has no name for. A node whose clock is wrong still
@@ -132,26 +125,6 @@ def open_socket(
         connection.close()
         raise
     return connection
-
-
-def bad_option(query: str, *, is_tls: bool) -> str | None:
-    """What is wrong with the options of a `redis://` or `rediss://` URL, in words that follow its name; else None.
-
-    Nothing of the query is repeated: it may hold a secret.
-    """
-    names = [name for name, _ in parse_qsl(query, keep_blank_values=True)]
-    known = ", ".join(URL_OPTIONS)
-    if any(name in _SECRETS for name in names):
-        return PASSWORD_IN_URL
-    if any(name in _UNCHECKED for name in names):
-        return (
-            f"must not say how its certificate is checked: with rediss:// it always is, its host name too ({known})"
-        )
-    if len(set(names)) < len(names) or not set(names) <= set(URL_OPTIONS):
-        return f"has an option that is not known, or one twice; known are {known}"
-    if names and not is_tls:
-        return f"has options of TLS, which only rediss:// takes: {known}"
-    return None
 
 
 class Refusals:

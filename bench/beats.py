@@ -23,7 +23,8 @@ from bench import usage
 from bench.errors import BenchTimeout
 from bench.stage import STEP_S, Stage, kill, line, say, set_up, start_controller, start_fleet, until_ordered
 from bench.tables import print_target
-from nvrx_slurm.journal.records import FaultTolerance, NodeLost, RoundClosed
+from nvrx_slurm.journal.records import NodeLost, RoundClosed
+from nvrx_slurm.lab.plans import plain_bounds
 from nvrx_slurm.store.client import Store
 from nvrx_slurm.store.keys import Keys
 from nvrx_slurm.util.clock import SystemClock
@@ -99,7 +100,7 @@ def _row(setting: Setting, cost: Cost) -> str:
 async def measure(setting: Setting, silent: int) -> Cost:
     """One size: join, settle, watch for `WINDOW_S`, watch the bare loop beside it, then silence `silent` nodes."""
     clock = SystemClock()
-    bounds = FaultTolerance(heartbeat_timeout_s=TIMEOUT_S)
+    bounds = plain_bounds(heartbeat__timeout=TIMEOUT_S)
     with tempfile.TemporaryDirectory(prefix="nvrx-bench-") as room:
         async with contextlib.AsyncExitStack() as stack:
             stage = await set_up(stack, Path(room), size=setting.size, bounds=bounds, spares=silent)

@@ -12,18 +12,12 @@ from nvrx_slurm.api.submission import submit
 from nvrx_slurm.core.job import step
 from nvrx_slurm.core.state import new_job
 from nvrx_slurm.jobspec.load import load_job
+from nvrx_slurm.jobspec.plan import Plan, RolePlan
 from nvrx_slurm.journal.folder import JobFolder
-from nvrx_slurm.journal.records import (
-    FaultTolerance,
-    JobStarted,
-    NodeJoined,
-    Plan,
-    Recovered,
-    RolePlan,
-    WorkerFailed,
-)
+from nvrx_slurm.journal.records import JobStarted, NodeJoined, Recovered, WorkerFailed
 from nvrx_slurm.journal.verdicts import Verdict
 from nvrx_slurm.lab.faults.attribution_server import AttributionServer, slow
+from nvrx_slurm.lab.plans import plain_bounds
 from nvrx_slurm.report.source import so_far
 
 CI = Path(__file__).parent.parent / "ci"
@@ -74,9 +68,7 @@ def _recovery_s(*, asks: bool, deaf: bool) -> float:
 def _core_ms() -> float:
     """A failure of one of many nodes, decided where no source is set up."""
     role = RolePlan(name="main", command=("x",), nodes_per_replica=NODES, workers_per_node=8)
-    plan = Plan(
-        name="t", roles=(role,), workdir="/", folder="/", fault_tolerance=FaultTolerance(max_restarts=FAILURES)
-    )
+    plan = Plan(name="t", roles=(role,), workdir="/", folder="/", fault_tolerance=plain_bounds(max_restarts=FAILURES))
     names = tuple(f"n{index}" for index in range(NODES))
     took_s = 0.0
     for _ in range(FAILURES):

@@ -16,20 +16,10 @@ from typing import TypeVar
 from bench import processes, tables
 from bench.errors import BenchTimeout
 from nvrx_slurm.agent.supervisor import descendants, send_all
+from nvrx_slurm.jobspec.plan import Plan, RolePlan, plan_to_json
 from nvrx_slurm.journal.folder import JobFolder
-from nvrx_slurm.journal.records import (
-    Entry,
-    FaultTolerance,
-    NodeJoined,
-    NodeLost,
-    Plan,
-    Record,
-    RolePlan,
-    RoundClosed,
-    WorkerFailed,
-    WorkersStarted,
-    plan_to_json,
-)
+from nvrx_slurm.journal.records import Entry, NodeJoined, NodeLost, Record, RoundClosed, WorkerFailed, WorkersStarted
+from nvrx_slurm.lab.plans import plain_bounds
 from nvrx_slurm.report.source import Journal
 from nvrx_slurm.util.clock import SystemClock
 
@@ -46,7 +36,7 @@ _R = TypeVar("_R", bound=Record)
 def detection(runs: int, peers: Path) -> None:
     """A worker's death, an agent's death, a node's freeze."""
     own, polled = [_floor(_woken) for _ in range(runs)], [_floor(_polled) for _ in range(runs)]
-    with _job(spares=2 * runs + 1, heartbeat_timeout_s=TIMEOUT_S) as job:
+    with _job(spares=2 * runs + 1, silence_s=TIMEOUT_S) as job:
         workers = [job.worker_death() for _ in range(runs)]
         agents = [job.agent_death() for _ in range(runs)]
         frozen = [job.freeze() for _ in range(runs)]
@@ -63,7 +53,7 @@ def saturated(runs: int, peers: Path) -> None:
     """Every core busy for `runs` minutes: how many nodes are taken for dead."""
     loops = [subprocess.Popen([sys.executable, "-c", "while True: pass"]) for _ in range(2 * (os.cpu_count() or 1))]
     try:
-        with _job(spares=1, heartbeat_timeout_s=TIMEOUT_S) as job:
+        with _job(spares=1, silence_s=TIMEOUT_S) as job:
             lost = job.losses_within(SATURATED_S * runs)
     finally:
         for loop in loops:
@@ -157,11 +147,11 @@ class _Watched:
 
 
 @contextlib.contextmanager
-def _job(*, spares: int, heartbeat_timeout_s: float) -> Iterator[_Watched]:
+def _job(*, spares: int, silence_s: float) -> Iterator[_Watched]:
     with tempfile.TemporaryDirectory(prefix="nvrx-bench-") as room:
         role = RolePlan(name="main", command=("sleep", "100000"), nodes_per_replica=NODES)
-        bounds = FaultTolerance(
-            max_restarts=1000, quarantine_after=1000, heartbeat_timeout_s=heartbeat_timeout_s, startup_timeout_s=60.0
+        bounds = plain_bounds(
+            max_restarts=1000, quarantine_after=1000, heartbeat__timeout=silence_s, heartbeat__startup_timeout=60.0
         )
         plan = Plan(name="b", roles=(role,), spares=spares, workdir=room, folder=room, fault_tolerance=bounds)
         job_id = f"bench-{os.getpid()}"

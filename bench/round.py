@@ -20,7 +20,7 @@ from statistics import median
 from bench.stage import CONTROLLER, line, say, set_up, start_controller, start_fleet
 from bench.tables import growth_exponent, print_rows, print_target
 from nvrx_slurm.journal.folder import JobFolder
-from nvrx_slurm.journal.records import FaultTolerance
+from nvrx_slurm.lab.plans import plain_bounds
 
 SIZES = (256, 512, 1000, 2000)
 FLEETS = 2
@@ -67,7 +67,7 @@ async def measure(setting: Setting) -> tuple[float, float]:
     with tempfile.TemporaryDirectory(prefix="nvrx-bench-") as room:
         async with contextlib.AsyncExitStack() as stack:
             # A restart is given all the time it needs here, since these nodes beat from a loop that is busy.
-            bounds = FaultTolerance(heartbeat_timeout_s=120.0)
+            bounds = plain_bounds(heartbeat__timeout=120.0)
             stage = await set_up(stack, Path(room), size=setting.size, bounds=bounds)
             await start_controller(stack, stage, setting.controller)
             fleets = [await _start_fleet(stack, stage.folder, part, setting) for part in range(FLEETS)]

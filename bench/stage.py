@@ -15,8 +15,10 @@ from pathlib import Path
 from bench.errors import BenchTimeout
 from nvrx_slurm.batch import children
 from nvrx_slurm.jobspec import env
+from nvrx_slurm.jobspec.model import FaultToleranceSpec
+from nvrx_slurm.jobspec.plan import Plan, RolePlan
 from nvrx_slurm.journal.folder import LOOPBACK, JobFolder, JobInfo, StoreAddress
-from nvrx_slurm.journal.records import AnyOrder, FaultTolerance, Plan, RolePlan
+from nvrx_slurm.journal.records import AnyOrder
 from nvrx_slurm.store.client import Store
 from nvrx_slurm.store.embedded import EmbeddedStore
 from nvrx_slurm.util.clock import SystemClock
@@ -37,7 +39,7 @@ class Stage:
 
 
 async def set_up(
-    stack: contextlib.AsyncExitStack, room: Path, *, size: int, bounds: FaultTolerance, spares: int = 0
+    stack: contextlib.AsyncExitStack, room: Path, *, size: int, bounds: FaultToleranceSpec, spares: int = 0
 ) -> Stage:
     """A local job of `size` nodes, `spares` of them hot spares, whose store runs until the stack is left."""
     folder = JobFolder(room / "bench")

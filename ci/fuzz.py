@@ -28,6 +28,7 @@ from nvrx_slurm.errors import UntrustedRecord
 from nvrx_slurm.inprocess import barriers, ledger
 from nvrx_slurm.inprocess.attribution import Interruption
 from nvrx_slurm.inprocess.monitor import wire as monitor_wire
+from nvrx_slurm.jobspec.plan import plan_from_json
 from nvrx_slurm.journal import records, restarts
 from nvrx_slurm.journal.folder import JobInfo, Result, StoreAddress
 from nvrx_slurm.liveness import connection as liveness
@@ -134,7 +135,7 @@ TARGETS: dict[str, Target] = {
     "signed": Target(_signed, (KEY.sign(PLACE, records.pack(OPENED)),)),
     "numbered": Target(_numbered, (bytes(7) + b"\1" + records.pack(OPENED),)),
     "sender": Target(_sender, (b"3f2a" + seal_heartbeat(KEY, PLACE, BEAT, 1),)),
-    "plan": Target(records.plan_from_json, (PLAN,)),
+    "plan": Target(plan_from_json, (PLAN,)),
     "job.json": Target(_json(JobInfo), (JSON(JOB),)),
     "store.json": Target(_json(StoreAddress), (JSON(STORE),)),
     "job store": Target(_json(JobStore), (JSON(STORE),)),

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 from hypothesis import settings
 
-from nvrx_slurm.journal.records import Plan
+from nvrx_slurm.jobspec.plan import Plan
 from tests.harness import Gate, RunningJob, end_with_all, start_local
 
 settings.register_profile("any machine", deadline=None)

@@ -6,7 +6,8 @@ import sys
 from pathlib import Path
 from typing import Any
 
-from nvrx_slurm.journal.records import Plan, RestartDecided, RolePlan
+from nvrx_slurm.jobspec.plan import Plan, RolePlan
+from nvrx_slurm.journal.records import RestartDecided
 from tests.harness import Gate, RunningJob, plan_of
 
 FAULT_WORKER = Path(__file__).parent / "fault_worker.py"

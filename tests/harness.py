@@ -17,17 +17,12 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from nvrx_slurm.agent.supervisor import descendants, send_all
+from nvrx_slurm.jobspec.model import StoreSpec
+from nvrx_slurm.jobspec.plan import Plan, RolePlan, plan_to_json
 from nvrx_slurm.journal.folder import JobFolder
-from nvrx_slurm.journal.records import (
-    Entry,
-    FaultTolerance,
-    NodeJoined,
-    Plan,
-    Record,
-    RolePlan,
-    plan_to_json,
-)
+from nvrx_slurm.journal.records import Entry, NodeJoined, Record
 from nvrx_slurm.lab.faults.faults import kill_local_node
+from nvrx_slurm.lab.plans import plain_bounds
 from nvrx_slurm.report.source import Journal, so_far
 from nvrx_slurm.util.processes import is_alive
 
@@ -224,8 +219,8 @@ def plan_of(base: Path, *roles: RolePlan, spares: int = 0, time_limit_s: float |
         workdir=str(base),
         folder=str(base / "jobs"),
         time_limit_s=time_limit_s,
-        store_server="bundled",  # whatever this machine's PATH has
-        fault_tolerance=FaultTolerance(**{"teardown_grace_s": 5.0, **bounds}),
+        store=StoreSpec(server="bundled"),  # whatever this machine's PATH has
+        fault_tolerance=plain_bounds(**{"teardown__grace": 5.0, **bounds}),
     )
 
 

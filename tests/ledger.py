@@ -6,7 +6,7 @@ import sys
 from dataclasses import dataclass
 from pathlib import Path
 
-from nvrx_slurm.journal.records import Plan, RolePlan
+from nvrx_slurm.jobspec.plan import Plan, RolePlan
 from tests.harness import Gate, plan_of
 
 LEDGER_WORKER = Path(__file__).parent / "ledger_worker.py"

@@ -18,8 +18,8 @@ from urllib.parse import urlsplit
 import pytest
 
 from nvrx_slurm.errors import NvrxError
+from nvrx_slurm.jobspec.plan import Plan, plan_to_json
 from nvrx_slurm.journal.folder import JobFolder
-from nvrx_slurm.journal.records import Plan, plan_to_json
 from nvrx_slurm.lab.faults.network import BATCH, Network
 from nvrx_slurm.report.source import Journal
 from nvrx_slurm.util.processes import dies_with_parent

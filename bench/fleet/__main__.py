@@ -40,7 +40,7 @@ class SimulatedFleet:
         assert store is not None, f"{folder.path} has no store.json"
         self._store = store
         self._clock = SystemClock()
-        self._interval_s = plan.fault_tolerance.heartbeat_interval_s
+        self._interval_s = plan.fault_tolerance.heartbeat.interval
         self._links: dict[int, Link | SimulatedConnection] = {}
         self._ties: dict[int, Callable[[], None]] = {}  # how to open each again
         self._poller = select.epoll()

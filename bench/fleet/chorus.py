@@ -77,7 +77,7 @@ class Chorus:
         self._nodes = [Singer(index, keys, key, keep) for index in range(first, first + count)]
         self._links = [_link(address) for _ in range(connections)]
         self._by_descriptor = {link.socket.fileno(): link for link in self._links}
-        self._per_second = count / plan.fault_tolerance.heartbeat_interval_s
+        self._per_second = count / plan.fault_tolerance.heartbeat.interval
         self._clock = SystemClock()
         self._began: float | None = None
         self._sent = 0

@@ -9,16 +9,10 @@ import sys
 from bench import processes
 from bench.errors import BenchTimeout
 from bench.launchers.base import NODES, WORKERS_PER_NODE, Task
+from nvrx_slurm.jobspec.plan import Plan, RolePlan, plan_to_json
 from nvrx_slurm.journal.folder import JobFolder
-from nvrx_slurm.journal.records import (
-    Entry,
-    FaultTolerance,
-    NodeJoined,
-    Plan,
-    Recovered,
-    RolePlan,
-    plan_to_json,
-)
+from nvrx_slurm.journal.records import Entry, NodeJoined, Recovered
+from nvrx_slurm.lab.plans import plain_bounds
 from nvrx_slurm.report.source import Journal, so_far
 from nvrx_slurm.util.clock import SystemClock
 
@@ -39,7 +33,7 @@ class Ours:
             spares=task.spares,
             workdir=str(task.room),
             folder=str(task.room / "jobs"),
-            fault_tolerance=FaultTolerance(max_restarts=1000),
+            fault_tolerance=plain_bounds(max_restarts=1000),
         )
         host = processes.start(
             [sys.executable, "-m", "nvrx_slurm.batch", "--cluster", "local"],

@@ -21,8 +21,8 @@ from nvrx_slurm.agent.step_files import StepFiles
 from nvrx_slurm.errors import EXIT_UNREACHABLE, NvrxError, UsageError
 from nvrx_slurm.jobspec import env
 from nvrx_slurm.jobspec.budgets import grace_within
+from nvrx_slurm.jobspec.plan import Plan
 from nvrx_slurm.journal.folder import LOOPBACK, JobFolder, clear_runtime_folders
-from nvrx_slurm.journal.records import Plan
 from nvrx_slurm.liveness import connection as liveness
 from nvrx_slurm.store.client import Store
 from nvrx_slurm.util.clock import SystemClock
@@ -54,7 +54,7 @@ def _agent(folder: JobFolder, node: str) -> Agent:
             address,
             clock=clock,
             generation=info.generation,
-            patience_s=bounds.control_plane_grace_s,
+            patience_s=bounds.control_plane_grace,
             look=folder.read_store,
         ),
         token=address.token,
@@ -75,7 +75,7 @@ def _agent(folder: JobFolder, node: str) -> Agent:
             step_files=StepFiles(bounds.progress, clock),
         ),
         clock=clock,
-        ending_grace_s=_ending_grace_s(bounds.teardown_grace_s, info.kill_wait_s),
+        ending_grace_s=_ending_grace_s(bounds.teardown.grace, info.kill_wait_s),
     )
 
 

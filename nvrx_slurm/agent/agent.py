@@ -38,6 +38,7 @@ from nvrx_slurm.agent.stopping import Stopping
 from nvrx_slurm.agent.watching import HangWatch
 from nvrx_slurm.agent.workers import Exited, Spawned, Stopped, SupervisorDied, Tearing
 from nvrx_slurm.errors import EXIT_DONE, EXIT_FAILED, EXIT_UNREACHABLE, StoreUnreachable
+from nvrx_slurm.jobspec.plan import Plan
 from nvrx_slurm.journal.folder import JobFolder
 from nvrx_slurm.journal.records import (
     ControllerUp,
@@ -47,7 +48,6 @@ from nvrx_slurm.journal.records import (
     NodeIsolated,
     NodeLeft,
     NodeReady,
-    Plan,
     ReplicaEnded,
     RoundClosed,
     RoundOpened,
@@ -390,7 +390,7 @@ class Agent:
 
     def _on_isolation(self, cycle: Cycle) -> None:
         """Nobody has asked for it: the lease lapsed. Say so, when there is somebody to say it to again."""
-        for_s = self.plan.fault_tolerance.fence_timeout_s
+        for_s = self.plan.fault_tolerance.fence_timeout
         log.error("neither store nor controller has answered for %.0f s: this node's workers were killed", for_s)
         cycle.running.clear()
         self.watch.end()
@@ -409,7 +409,7 @@ class Agent:
 
     def _get_ready(self, replica: str, cycle: int, over: Cycle | None = None) -> None:
         """`over`: the cycle before, if this node was in it."""
-        below_bytes, files = self.plan.fault_tolerance.gpu_memory_below_bytes, self.machine.step_files
+        below_bytes, files = self.plan.fault_tolerance.teardown.gpu_memory_below, self.machine.step_files
         if below_bytes is None and (over is None or not files.are_named):
             self._say_ready(replica, cycle, over)
         else:
@@ -423,7 +423,7 @@ class Agent:
 
     async def _reclaim(self, below_bytes: int | None) -> None:
         """What the stop has taken already is part of the budget."""
-        budget_s = self.plan.fault_tolerance.gpu_reclaim_timeout_s
+        budget_s = self.plan.fault_tolerance.teardown.gpu_reclaim_timeout
         if below_bytes is not None:
             await gpu.reclaim(below_bytes, max(0.0, budget_s - self.stopping.took_s()), self.clock)
 
@@ -453,7 +453,7 @@ class Agent:
         if self.leaving is None:
             log.info("leaving: %s", reason)
             self.leaving = (reason, exit_code)
-            self.store.hurry(GOODBYE_S + self.plan.fault_tolerance.teardown_grace_s)
+            self.store.hurry(GOODBYE_S + self.plan.fault_tolerance.teardown.grace)
         self._stop(partial(self._exit, *self.leaving, ()), **how)
 
     def _exit(self, reason: str, exit_code: int, survivors: tuple[int, ...]) -> None:

@@ -24,10 +24,12 @@ from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import NamedTuple
 
-from nvrx_slurm.journal.records import HangBounds
+from nvrx_slurm.jobspec.model import HangSpec
 from nvrx_slurm.workload.layout import OTHERS
 from nvrx_slurm.workload.slot import Reading
 
+SHORTEST_LEARNED_S = 30.0
+"""No bound that is taken from the run is shorter."""
 NS = 1_000_000_000
 NOTHING_TOLD = Reading()
 STEP = ""
@@ -82,7 +84,7 @@ class _Deadline:
         return Hang(self.rank, why, since_s, self.limit_s, self.section, self.step)
 
 
-def judge(workers: Iterable[Watched], limits: HangBounds, learned: Mapping[str, float], now_ns: int) -> list[Hang]:
+def judge(workers: Iterable[Watched], limits: HangSpec, learned: Mapping[str, float], now_ns: int) -> list[Hang]:
     """Who hangs, by rank: each worker once, with the deadline that passed first."""
     first: dict[int, _Deadline] = {}
     for deadline in _deadlines(workers, limits, learned):
@@ -92,9 +94,7 @@ def judge(workers: Iterable[Watched], limits: HangBounds, learned: Mapping[str, 
     return [first[rank].hang(now_ns) for rank in sorted(first)]
 
 
-def next_look(
-    workers: Iterable[Watched], limits: HangBounds, learned: Mapping[str, float], now_ns: int
-) -> int | None:
+def next_look(workers: Iterable[Watched], limits: HangSpec, learned: Mapping[str, float], now_ns: int) -> int | None:
     """The earliest moment after `now_ns` at which a deadline passes as things stand; None if there is none.
 
     Progress only moves deadlines back, but a section that is opened later may bring a nearer one: ask again whenever
@@ -128,7 +128,7 @@ def merge(earlier: Seen, later: Seen) -> Seen:
     return merged
 
 
-def learned(seen: Seen, limits: HangBounds) -> dict[str, float]:
+def learned(seen: Seen, limits: HangSpec) -> dict[str, float]:
     """Section (or `STEP`) → deadline in seconds, for what was seen often enough; empty if nothing is to be learned.
 
     The shared name of those sections that found no row of their own is left out: it tells of none of them.
@@ -136,30 +136,30 @@ def learned(seen: Seen, limits: HangBounds) -> dict[str, float]:
     if not limits.learn:
         return {}
     return {
-        name: max(largest_s * limits.safety_factor, limits.least_s)
+        name: max(largest_s * limits.safety_factor, SHORTEST_LEARNED_S)
         for name, (count, largest_s) in seen.items()
         if count >= limits.warmup and name != OTHERS
     }
 
 
-def _deadlines(workers: Iterable[Watched], limits: HangBounds, learned: Mapping[str, float]) -> Iterator[_Deadline]:
+def _deadlines(workers: Iterable[Watched], limits: HangSpec, learned: Mapping[str, float]) -> Iterator[_Deadline]:
     everybody = list(workers)
     first_end = min(((w.ended_ok_ns, w.rank) for w in everybody if w.ended_ok_ns is not None), default=None)
     for worker in everybody:
         if worker.ended_ok_ns is None:
             told = _told(worker, limits, learned)
             yield from (deadline for deadline in told if deadline.since_ns >= worker.started_ns > 0)
-            if first_end is not None and limits.exit_skew_s is not None:
-                yield _left_behind(worker, *first_end, limits.exit_skew_s)
+            if first_end is not None and limits.exit_skew is not None:
+                yield _left_behind(worker, *first_end, limits.exit_skew)
 
 
-def _told(worker: Watched, limits: HangBounds, learned: Mapping[str, float]) -> Iterator[_Deadline]:
+def _told(worker: Watched, limits: HangSpec, learned: Mapping[str, float]) -> Iterator[_Deadline]:
     """What the worker's own signs of life say, or their absence."""
     rank, reading, step = worker.rank, worker.reading, worker.reading.step
     if not reading.has_begun:
-        if limits.startup_s is not None and not reading.restarting:
-            yield _starting_up(worker, limits.startup_s)
-    elif not reading.in_section and (limit := _limit(limits.step_s, learned.get(STEP))):
+        if limits.startup_timeout is not None and not reading.restarting:
+            yield _starting_up(worker, limits.startup_timeout)
+    elif not reading.in_section and (limit := _limit(limits.step_timeout, learned.get(STEP))):
         after = f" ({limit.words}) after step {step}"
         yield _Deadline(rank, reading.sign_ns, limit.seconds, "no step for", after, step=step)
     for section in reading.open:
@@ -167,9 +167,9 @@ def _told(worker: Watched, limits: HangBounds, learned: Mapping[str, float]) -> 
             before = f'section "{section.name}" open for'
             after = f" ({limit.words})"
             yield _Deadline(rank, section.started_ns, limit.seconds, before, after, section.name, step)
-    if limits.no_output_s is not None and not reading.restarting:
+    if limits.no_output is not None and not reading.restarting:
         since_ns = max(worker.last_output_ns or worker.started_ns, reading.restarted_ns)
-        yield _Deadline(rank, since_ns, limits.no_output_s, "no output for", step=step)
+        yield _Deadline(rank, since_ns, limits.no_output, "no output for", step=step)
 
 
 def _starting_up(worker: Watched, limit_s: float) -> _Deadline:

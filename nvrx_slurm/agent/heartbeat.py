@@ -15,7 +15,8 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from nvrx_slurm.agent.liveness_client import LivenessClient
-from nvrx_slurm.journal.records import FaultTolerance, Heartbeat
+from nvrx_slurm.jobspec.model import FaultToleranceSpec
+from nvrx_slurm.journal.records import Heartbeat
 from nvrx_slurm.store.client import Store
 from nvrx_slurm.util.clock import Clock
 from nvrx_slurm.util.log import get_logger
@@ -43,7 +44,7 @@ class HeartbeatSender:
     def __init__(
         self,
         *,
-        bounds: FaultTolerance,
+        bounds: FaultToleranceSpec,
         nodes: int,
         store: Store,
         liveness: LivenessClient,
@@ -70,7 +71,7 @@ class HeartbeatSender:
                 self._sending.cancel()
 
     async def _send_on(self) -> None:
-        interval_s = self._bounds.heartbeat_interval_s
+        interval_s = self._bounds.heartbeat.interval
         due = self._clock.monotonic()
         while True:
             await self._send_once(max(interval_s, SHORTEST_WAIT_S))
@@ -84,13 +85,13 @@ class HeartbeatSender:
     def renew(self) -> None:
         """Let the workers live for as long as the last touch allows. Called before they start, and once an
         interval."""
-        self._lease(max(0.0, self._bounds.fence_timeout_s - self._out_of_touch_s()))
+        self._lease(max(0.0, self._bounds.fence_timeout - self._out_of_touch_s()))
 
     @property
     def is_in_touch(self) -> bool:
         """Whether workers that start now would have at least half of their lease."""
         # Workers started with less would be killed at once, and one partition would cost restart after restart.
-        return self._out_of_touch_s() <= self._bounds.fence_timeout_s / 2
+        return self._out_of_touch_s() <= self._bounds.fence_timeout / 2
 
     async def touch(self) -> None:
         """Return once it is in touch."""
@@ -126,11 +127,11 @@ class HeartbeatSender:
 
     async def _send(self) -> None:
         began = self._clock.monotonic()
-        async with asyncio.timeout(max(self._bounds.heartbeat_timeout_s / 2, SHORTEST_WAIT_S)):
+        async with asyncio.timeout(max(self._bounds.heartbeat.timeout / 2, SHORTEST_WAIT_S)):
             self._sent += 1
             await self._store.send_heartbeat(self._make(), self._keep if self._sent % TRIM_EVERY == 0 else None)
             self._touched_at = began
-            if began - self._asked_at >= self._bounds.heartbeat_timeout_s / 3:
+            if began - self._asked_at >= self._bounds.heartbeat.timeout / 3:
                 await self._ask_for_controller(began)
 
     async def _ask_for_controller(self, now: float) -> None:
@@ -144,16 +145,16 @@ class HeartbeatSender:
         if self._warned_of_store and (silence_s := self._liveness.silence_s()) is not None:
             self._controller_at = max(self._controller_at, now - silence_s)  # the store cannot be asked
         for_s = now - self._controller_at
-        if for_s > self._bounds.control_plane_grace_s:
+        if for_s > self._bounds.control_plane_grace:
             self._post(ControllerSilent(for_s))
-        elif for_s > self._bounds.heartbeat_timeout_s and not self._warned_of_controller:
+        elif for_s > self._bounds.heartbeat.timeout and not self._warned_of_controller:
             self._warned_of_controller = True
             log.warning(
                 "the controller has been silent for %.0f s; workers go on, for up to %.0f s",
                 for_s,
-                self._bounds.control_plane_grace_s,
+                self._bounds.control_plane_grace,
             )
-        elif for_s < self._bounds.heartbeat_timeout_s and self._warned_of_controller:
+        elif for_s < self._bounds.heartbeat.timeout and self._warned_of_controller:
             self._warned_of_controller = False
             log.info("the controller is heard again")
 

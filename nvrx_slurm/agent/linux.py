@@ -18,7 +18,8 @@ from nvrx_slurm.agent.ports import HeldPort
 from nvrx_slurm.agent.stacks import Stacks
 from nvrx_slurm.agent.step_files import StepFiles
 from nvrx_slurm.agent.workers import WorkerEvent, Workers
-from nvrx_slurm.journal.records import ControllerUp, FaultTolerance
+from nvrx_slurm.jobspec.model import FaultToleranceSpec
+from nvrx_slurm.journal.records import ControllerUp
 from nvrx_slurm.journal.restarts import InProcessRestart
 from nvrx_slurm.liveness import connection as liveness
 from nvrx_slurm.liveness import fence
@@ -63,7 +64,7 @@ class LinuxMachine:
 
     node: str
     token: str
-    bounds: FaultTolerance
+    bounds: FaultToleranceSpec
     runtime: Path
     output: Output
     stacks: Stacks
@@ -98,8 +99,8 @@ class LinuxMachine:
             token=self.token,
             node=self.node,
             incarnation=incarnation,
-            interval_s=self.bounds.heartbeat_interval_s,
-            timeout_s=self.bounds.heartbeat_timeout_s,
+            interval_s=self.bounds.heartbeat.interval,
+            timeout_s=self.bounds.heartbeat.timeout,
         )
         return ProvenConnection(connection, session)
 

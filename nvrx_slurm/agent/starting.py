@@ -5,8 +5,8 @@ from __future__ import annotations
 from nvrx_slurm.agent.environment import worker_environment
 from nvrx_slurm.agent.events import Cycle
 from nvrx_slurm.agent.machine import Board, Output, Stacks, Workers
+from nvrx_slurm.jobspec.plan import Plan, RolePlan
 from nvrx_slurm.journal.folder import JobFolder
-from nvrx_slurm.journal.records import Plan, RolePlan
 
 
 class Starting:
@@ -39,7 +39,7 @@ class Starting:
             cycle.assignment,
             local_rank=local_rank,
             job_id=self._folder.job_id,
-            max_restarts=self._plan.fault_tolerance.max_restarts,
+            max_restarts=self._plan.fault_tolerance.max_restarts.count,
             generation=self._generation,
             replica=cycle.replica,
             cycle=cycle.number,

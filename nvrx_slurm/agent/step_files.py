@@ -10,7 +10,7 @@ from functools import partial
 from pathlib import Path
 
 from nvrx_slurm.diagnostics.stacks.aside import aside
-from nvrx_slurm.journal.records import ProgressPlan
+from nvrx_slurm.jobspec.model import ProgressSpec
 from nvrx_slurm.util.clock import Clock
 from nvrx_slurm.util.log import get_logger
 
@@ -28,7 +28,7 @@ _LINE_END = re.compile(rb"[\r\n]+")
 class StepFiles:
     """What `progress` names: an iteration file, a pattern for the logs, both or neither."""
 
-    def __init__(self, progress: ProgressPlan, clock: Clock) -> None:
+    def __init__(self, progress: ProgressSpec, clock: Clock) -> None:
         self._file = Path(progress.iteration_file) if progress.iteration_file else None
         self._pattern = re.compile(progress.log_pattern.encode()) if progress.log_pattern else None
         self._clock = clock

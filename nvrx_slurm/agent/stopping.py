@@ -13,7 +13,7 @@ from nvrx_slurm.agent.dumping import DUMP_FIRST_S, Dumping
 from nvrx_slurm.agent.events import Cycle
 from nvrx_slurm.agent.machine import Board, Workers
 from nvrx_slurm.agent.workers import Tearing
-from nvrx_slurm.journal.records import FaultTolerance
+from nvrx_slurm.jobspec.model import FaultToleranceSpec
 from nvrx_slurm.util.clock import Clock
 from nvrx_slurm.util.log import get_logger
 
@@ -26,7 +26,7 @@ class Stopping:
     """One stop at a time. `then`: what comes when no worker is left; `phase`: of the teardown that is on."""
 
     def __init__(
-        self, bounds: FaultTolerance, *, workers: Workers, board: Board, dumping: Dumping, clock: Clock
+        self, bounds: FaultToleranceSpec, *, workers: Workers, board: Board, dumping: Dumping, clock: Clock
     ) -> None:
         self._bounds, self._workers, self._board, self._dumping = bounds, workers, board, dumping
         self._clock = clock
@@ -88,10 +88,10 @@ class Stopping:
         bounds = self._bounds
         self._is_sent = True
         saving = None
-        if checkpoint and bounds.checkpoint_signal is not None:
-            saving = (signal.Signals[bounds.checkpoint_signal], bounds.checkpoint_timeout_s)
+        if checkpoint and bounds.teardown.checkpoint_signal is not None:
+            saving = (signal.Signals[bounds.teardown.checkpoint_signal], bounds.teardown.checkpoint_timeout)
         self._workers.stop(
-            bounds.teardown_grace_s if grace_s is None else grace_s, signal.Signals[bounds.stop_signal], saving
+            bounds.teardown.grace if grace_s is None else grace_s, signal.Signals[bounds.teardown.stop_signal], saving
         )
 
     def _watch_saving(self, cycle: Cycle, begins: bool) -> None:

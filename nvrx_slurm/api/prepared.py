@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Literal
 
 if TYPE_CHECKING:
     from nvrx_slurm.jobspec.model import JobSpec
-    from nvrx_slurm.journal.records import Plan
+    from nvrx_slurm.jobspec.plan import Plan
 
 
 @dataclass(frozen=True, slots=True)
@@ -27,14 +27,14 @@ class PreparedJob:
 
 def prepare(spec: JobSpec, plan: Plan, *, cluster: Literal["slurm", "local"]) -> PreparedJob:
     """Render the job's script, which runs under this interpreter. Raises ConfigError."""
+    from nvrx_slurm.jobspec.plan import plan_to_json
     from nvrx_slurm.jobspec.script import render_job
-    from nvrx_slurm.journal.records import plan_to_json
 
     return PreparedJob(
         name=plan.name,
         folder=plan.folder,
         script=render_job(spec, plan, cluster=cluster, python=sys.executable),
         plan_json=plan_to_json(plan).decode(),
-        teardown_grace_s=plan.fault_tolerance.teardown_grace_s,
-        uses_site_store=plan.store_url is not None,
+        teardown_grace_s=plan.fault_tolerance.teardown.grace,
+        uses_site_store=plan.store.url is not None,
     )

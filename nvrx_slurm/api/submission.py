@@ -17,7 +17,7 @@ from nvrx_slurm.util.log import get_logger
 if TYPE_CHECKING:
     from nvrx_slurm.api.handle import ClusterName, Job
     from nvrx_slurm.jobspec.model import JobSpec
-    from nvrx_slurm.journal.records import Plan
+    from nvrx_slurm.jobspec.plan import Plan
 
 log = get_logger("submit")
 
@@ -115,12 +115,12 @@ def check_store(prepared: PreparedJob) -> None:
     """Knock at the site's own store, as the batch host will. Raises StoreUnreachable, ConfigError."""
     import redis  # takes longer to import than all the rest, and the embedded store needs no knock
 
-    from nvrx_slurm.journal.records import plan_from_json
+    from nvrx_slurm.jobspec.plan import plan_from_json
 
     plan = plan_from_json(prepared.plan_json.encode())
-    assert plan.store_url is not None
+    assert plan.store.url is not None
     store = redis.Redis.from_url(
-        plan.store_url,
+        plan.store.url,
         password=_store_password(plan),
         socket_connect_timeout=STORE_ANSWER_S,
         socket_timeout=STORE_ANSWER_S,
@@ -129,12 +129,12 @@ def check_store(prepared: PreparedJob) -> None:
         store.ping()
     except (redis.AuthenticationError, redis.ResponseError) as error:
         raise StoreUnreachable(
-            f"the store at {plan.store_url} refuses the password ({error}): set store.password_file,"
+            f"the store at {plan.store.url} refuses the password ({error}): set store.password_file,"
             " or NVRX_SLURM_STORE_PASSWORD"
         ) from None
     except (redis.RedisError, OSError) as error:
         raise StoreUnreachable(
-            f"the store at {plan.store_url} does not answer ({error}): check store.url, or leave it out for the"
+            f"the store at {plan.store.url} does not answer ({error}): check store.url, or leave it out for the"
             " embedded store"
         ) from None
     finally:
@@ -145,6 +145,6 @@ def _store_password(plan: Plan) -> str | None:
     from nvrx_slurm.jobspec import env
     from nvrx_slurm.jobspec.secret_file import secret_in
 
-    if plan.store_password_file is None:
+    if plan.store.password_file is None:
         return env.store_password()
-    return secret_in(plan.store_password_file, key="store.password_file").strip()
+    return secret_in(plan.store.password_file, key="store.password_file").strip()

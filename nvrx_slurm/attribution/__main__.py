@@ -16,7 +16,9 @@ from nvrx_slurm.attribution.pipes import standard_streams
 from nvrx_slurm.attribution.sources import sources_of
 from nvrx_slurm.errors import MalformedRecord, NvrxError, UsageError
 from nvrx_slurm.jobspec import env
-from nvrx_slurm.journal.verdicts import Attribution, AttributionPlan, FailureKey, Inquiry, Wire
+from nvrx_slurm.jobspec.model import AttributionSpec
+from nvrx_slurm.jobspec.plan import plan_from_json
+from nvrx_slurm.journal.verdicts import Attribution, FailureKey, Inquiry, Wire
 from nvrx_slurm.util.clock import SystemClock
 from nvrx_slurm.util.decoding import decode_json
 from nvrx_slurm.util.files import JobFiles
@@ -37,16 +39,6 @@ class ControllerMessage(Wire, frozen=True, kw_only=True):
     judged: msgspec.Raw = msgspec.Raw(b"")  # its type takes long to load
 
 
-class _FaultTolerance(Wire, frozen=True, kw_only=True):
-    attribution: AttributionPlan = AttributionPlan()
-
-
-class _Plan(Wire, frozen=True, kw_only=True):
-    """Of plan.json, what the desk needs: the rest takes long to load."""
-
-    fault_tolerance: _FaultTolerance = _FaultTolerance()
-
-
 def main() -> None:
     """Serve until standard input ends. Raises UsageError where the job folder has no plan."""
     die_with(os.getppid(), signal.SIGKILL)
@@ -60,20 +52,20 @@ def main() -> None:
     asyncio.run(_until_the_end(plan, folder))
 
 
-async def _until_the_end(plan: AttributionPlan, folder: Path) -> None:
+async def _until_the_end(plan: AttributionSpec, folder: Path) -> None:
     await serve(plan, folder)
     os._exit(0)  # the loop's own end would wait for its threads, and one may hang on a file system
 
 
-def read_plan(job: JobFiles, digest: str | None = None) -> AttributionPlan:
+def read_plan(job: JobFiles, digest: str | None = None) -> AttributionSpec:
     """Whom to ask, from plan.json. Raises UsageError, ForgedRecord."""
     try:
-        return decode_json(_Plan, job.read_plan_json(digest), "plan.json").fault_tolerance.attribution
+        return plan_from_json(job.read_plan_json(digest)).fault_tolerance.attribution
     except (OSError, MalformedRecord) as error:
         raise UsageError(f"{job.plan_path} does not say which sources of attribution to ask: {error}") from None
 
 
-async def serve(plan: AttributionPlan, folder: Path) -> None:
+async def serve(plan: AttributionSpec, folder: Path) -> None:
     """Answer what comes on standard input, until it ends."""
     clock = SystemClock()
     reader, writer = await standard_streams(LINE_BYTES)
@@ -88,7 +80,7 @@ async def serve(plan: AttributionPlan, folder: Path) -> None:
         return Afterwards(plan, folder, clock=clock)
 
     sources = sources_of(plan, folder=folder, clock=clock)
-    desk = SourceBroker(sources, afterwards, timeout_s=plan.timeout_s, answered=answered)
+    desk = SourceBroker(sources, afterwards, timeout_s=plan.timeout, answered=answered)
     desk.open()
     await _read(reader, desk)
     await desk.close()

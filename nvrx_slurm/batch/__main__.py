@@ -19,9 +19,9 @@ from nvrx_slurm.batch.network import advertised_address, default_route_address
 from nvrx_slurm.cluster.kill_wait import KillWaitQuestion
 from nvrx_slurm.errors import MalformedRecord, NvrxError, UsageError
 from nvrx_slurm.jobspec import env
+from nvrx_slurm.jobspec.plan import Plan, plan_from_json
 from nvrx_slurm.jobspec.secret_file import secret_in
 from nvrx_slurm.journal.folder import LOOPBACK, JobFolder, JobInfo
-from nvrx_slurm.journal.records import Plan, plan_from_json
 from nvrx_slurm.util.clock import SystemClock
 from nvrx_slurm.util.files import digest_of_plan, open_log
 from nvrx_slurm.util.log import set_up
@@ -122,8 +122,8 @@ def _suspects(plan: Plan, info: JobInfo) -> tuple[str, ...]:
 
 
 def _password(plan: Plan) -> str | None:
-    if plan.store_password_file is not None:
-        return secret_in(plan.store_password_file, key="store.password_file").strip()
+    if plan.store.password_file is not None:
+        return secret_in(plan.store.password_file, key="store.password_file").strip()
     return env.store_password()
 
 

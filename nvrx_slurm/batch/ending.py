@@ -10,7 +10,7 @@ import signal
 
 from nvrx_slurm.errors import EXIT_INTERRUPTED, EXIT_RETRY, EXIT_TERMINATED, EXIT_TIMEOUT
 from nvrx_slurm.jobspec import budgets
-from nvrx_slurm.journal.records import FaultTolerance
+from nvrx_slurm.jobspec.model import FaultToleranceSpec
 from nvrx_slurm.util.processes import AGAIN_S
 
 ENDING_MARGIN_S = 25.0
@@ -36,7 +36,7 @@ class Ending:
     """Takes the signals as they come. Moments are seconds on one monotonic clock; `kill_wait_s` is Slurm's KillWait,
     None where there is no Slurm, or it did not say."""
 
-    def __init__(self, bounds: FaultTolerance, kill_wait_s: float | None) -> None:
+    def __init__(self, bounds: FaultToleranceSpec, kill_wait_s: float | None) -> None:
         self._bounds, self._kill_wait_s = bounds, kill_wait_s
         self._asked_at = 0.0
         self.asked: signal.Signals | None = None  # the first one: it says why the job ends
@@ -73,20 +73,20 @@ class Ending:
     def _ends_within_s(self, number: signal.Signals) -> float:
         bounds, kill_wait_s = self._bounds, self._kill_wait_s
         saving_s = _saving_s(bounds) if number is signal.SIGUSR1 else 0.0
-        own_s = saving_s + bounds.teardown_grace_s + ENDING_MARGIN_S
+        own_s = saving_s + bounds.teardown.grace + ENDING_MARGIN_S
         if kill_wait_s is None or number not in AT_ONCE:
             return own_s
         return min(own_s, kill_wait_s - min(MOST_LAST_WORDS_S, LAST_WORDS_SHARE * kill_wait_s))
 
     def _grace_s(self) -> float:
-        grace_s, kill_wait_s = self._bounds.teardown_grace_s, self._kill_wait_s
+        grace_s, kill_wait_s = self._bounds.teardown.grace, self._kill_wait_s
         return grace_s if kill_wait_s is None else min(grace_s, budgets.grace_within(kill_wait_s))
 
 
-def notice_s(bounds: FaultTolerance, time_limit_s: float) -> float:
+def notice_s(bounds: FaultToleranceSpec, time_limit_s: float) -> float:
     """How long before its time limit a job without Slurm is told; Slurm is asked for as much (`sbatch --signal`)."""
-    return min(time_limit_s, budgets.notice_s(bounds.teardown_grace_s, _saving_s(bounds), time_limit_s))
+    return min(time_limit_s, budgets.notice_s(bounds.teardown.grace, _saving_s(bounds), time_limit_s))
 
 
-def _saving_s(bounds: FaultTolerance) -> float:
-    return bounds.checkpoint_timeout_s if bounds.checkpoint_signal is not None else 0.0
+def _saving_s(bounds: FaultToleranceSpec) -> float:
+    return bounds.teardown.checkpoint_s

@@ -16,8 +16,8 @@ from nvrx_slurm.batch.service import ManagedService
 from nvrx_slurm.batch.store import StoreKeeper
 from nvrx_slurm.errors import EXIT_FAILED, EXIT_RETRY, EXIT_UNREACHABLE, NvrxError, StoreUnreachable
 from nvrx_slurm.jobspec.env import handed_on
+from nvrx_slurm.jobspec.plan import Plan
 from nvrx_slurm.journal.folder import JobFolder, JobInfo, Result, StoreAddress, clear_runtime_folders
-from nvrx_slurm.journal.records import Plan
 from nvrx_slurm.util.clock import Clock
 from nvrx_slurm.util.ids import new_incarnation, new_secret
 from nvrx_slurm.util.log import get_logger
@@ -100,15 +100,15 @@ class Host:
         known = self.folder.read_store()
         token = known.token if known else new_secret()
         job = self.folder.job_id
-        if self.plan.store_url is not None:
+        if self.plan.store.url is not None:
             # Several clusters may share the site's store, and each counts its jobs from 1.
             fresh = f"{job}-{new_incarnation()}"
-            namespace = self.plan.store_namespace
+            namespace = self.plan.store.namespace
             job = known.job if known else f"{namespace}/{fresh}" if namespace else fresh
-            address = StoreAddress(url=self.plan.store_url, password=self.store_password, job=job, token=token)
+            address = StoreAddress(url=self.plan.store.url, password=self.store_password, job=job, token=token)
             self.folder.write_store(address)
         else:
-            self.store = StoreKeeper(self.folder, self.info, asked=self.plan.store_server, job=job, token=token)
+            self.store = StoreKeeper(self.folder, self.info, asked=self.plan.store.server, job=job, token=token)
             await self.store.start()
             self._go(self.store.keep())
 
@@ -160,7 +160,7 @@ class Host:
             self.wanted.set()
             return
         await lease.kept(self.plan.lease, self.clock, self.wanted.set)
-        log.error("nobody has touched %s for %g s", self.plan.lease.file, self.plan.lease.timeout_s)
+        log.error("nobody has touched %s for %g s", self.plan.lease.file, self.plan.lease.timeout)
         self._ask(signal.SIGHUP)
 
     async def _keep_agents(self) -> None:

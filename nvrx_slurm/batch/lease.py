@@ -12,7 +12,7 @@ import os
 from collections.abc import Callable
 
 from nvrx_slurm.diagnostics.stacks.aside import aside
-from nvrx_slurm.journal.records import Lease
+from nvrx_slurm.jobspec.model import LeaseSpec
 from nvrx_slurm.util.clock import Clock
 
 FIRST_LOOKS, LOOKS = 40, 4
@@ -71,12 +71,12 @@ class Watch:
         return max(0.0, min(pause_s, self._timeout_s - (now - self._touched_at)))
 
 
-async def kept(lease: Lease, clock: Clock, on_touch: Callable[[], None]) -> None:
+async def kept(lease: LeaseSpec, clock: Clock, on_touch: Callable[[], None]) -> None:
     """Return once the lease has lapsed. `on_touch` is called whenever the file is seen to have been touched.
 
     The last look begins when the lease is due: who stood still meanwhile does not take that for silence.
     """
-    watch = Watch(lease.timeout_s, clock.monotonic())
+    watch = Watch(lease.timeout, clock.monotonic())
     while True:
         looked_at = clock.monotonic()
         if watch.see(await _look(lease), clock.monotonic()):
@@ -86,9 +86,9 @@ async def kept(lease: Lease, clock: Clock, on_touch: Callable[[], None]) -> None
         await asyncio.sleep(watch.pause_s(clock.monotonic()))
 
 
-async def _look(lease: Lease) -> Version | None:
+async def _look(lease: LeaseSpec) -> Version | None:
     try:
-        async with asyncio.timeout(lease.timeout_s / LOOKS):
+        async with asyncio.timeout(lease.timeout / LOOKS):
             return await aside(lambda: version_of(lease.file), "look at the lease")
     except TimeoutError:  # a file system that does not answer
         return None

@@ -18,8 +18,8 @@ import msgspec
 
 from nvrx_slurm.batch.children import send_signal
 from nvrx_slurm.errors import UnsafePath
+from nvrx_slurm.jobspec.plan import Plan
 from nvrx_slurm.journal.folder import LOOPBACK, JobFolder
-from nvrx_slurm.journal.records import Plan
 from nvrx_slurm.util.files import open_log
 from nvrx_slurm.util.ids import new_secret
 from nvrx_slurm.util.log import get_logger

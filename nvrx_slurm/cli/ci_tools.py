@@ -17,7 +17,7 @@ from nvrx_slurm.util.sanitize import one_line
 from nvrx_slurm.util.terminal import write_exactly
 
 if TYPE_CHECKING:
-    from nvrx_slurm.journal.records import Plan
+    from nvrx_slurm.jobspec.plan import Plan
     from nvrx_slurm.lab.flow.language.model import StageName
     from nvrx_slurm.lab.flow.matrix import Case, LeftOut
 

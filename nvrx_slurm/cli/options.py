@@ -16,7 +16,7 @@ from nvrx_slurm.errors import UsageError
 
 if TYPE_CHECKING:
     from nvrx_slurm.jobspec.load import Loaded
-    from nvrx_slurm.journal.records import Plan
+    from nvrx_slurm.jobspec.plan import Plan
 
 DEFAULT_FOLDER = "nvrx-jobs"
 

@@ -28,6 +28,7 @@ from nvrx_slurm.core.assignment import assignments
 from nvrx_slurm.core.job import next_deadline, step
 from nvrx_slurm.core.state import Job, new_job
 from nvrx_slurm.errors import StoreUnreachable
+from nvrx_slurm.jobspec.plan import Plan
 from nvrx_slurm.journal.folder import JobInfo, Result
 from nvrx_slurm.journal.records import (
     AnyFact,
@@ -40,7 +41,6 @@ from nvrx_slurm.journal.records import (
     Fact,
     Fence,
     JobStarted,
-    Plan,
     Record,
     ReplicaEnded,
     RoundClosed,
@@ -372,7 +372,7 @@ class Controller:
         while True:
             await self.store.renew(self.owner, self._lease_s())
             self._tell_refusals()
-            await asyncio.sleep(self.plan.fault_tolerance.heartbeat_interval_s)
+            await asyncio.sleep(self.plan.fault_tolerance.heartbeat.interval)
 
     async def _watch_orders(self, after: str) -> None:
         """Read what agents read, after the newest order at the take-over: a forged order is in nobody's journal."""
@@ -395,7 +395,7 @@ class Controller:
         return AFTERWARDS_S if ours.slack or ours.dataflow else LEDGER_S
 
     def _lease_s(self) -> float:
-        return LEASE_BEATS * self.plan.fault_tolerance.heartbeat_interval_s
+        return LEASE_BEATS * self.plan.fault_tolerance.heartbeat.interval
 
 
 def replay(job: Job, journal: Iterable[Entry]) -> list[tuple[Entry, Record | None]]:

@@ -14,6 +14,7 @@ from nvrx_slurm.controller.environment import ControllerEnvironment
 from nvrx_slurm.core.liveness import Liveness
 from nvrx_slurm.core.state import Node
 from nvrx_slurm.errors import StoreUnreachable
+from nvrx_slurm.jobspec.plan import Plan
 from nvrx_slurm.journal.folder import LOOPBACK, JobInfo
 from nvrx_slurm.journal.records import (
     AnyFact,
@@ -22,7 +23,6 @@ from nvrx_slurm.journal.records import (
     NodeJoined,
     NodeLeft,
     NodeLost,
-    Plan,
     SlurmNodeState,
     unpack_heartbeat,
 )
@@ -80,14 +80,14 @@ class FailureDetector:
             post,
         )
         bounds = plan.fault_tolerance
-        self.pace_s = min(MOST_PACE_S, bounds.heartbeat_interval_s / 4)
+        self.pace_s = min(MOST_PACE_S, bounds.heartbeat.interval / 4)
         self.liveness = Liveness(
-            timeout_s=bounds.heartbeat_timeout_s,
-            startup_s=bounds.startup_timeout_s,
-            suspect_s=SUSPECT_BEATS * bounds.heartbeat_interval_s,
-            stall_s=STALL_BEATS * max(bounds.heartbeat_interval_s, SLOWEST_BEAT_S),
-            fleet_grace_s=max(bounds.control_plane_grace_s, bounds.gives_away_after_s),
-            grace_until=clock.monotonic() + bounds.heartbeat_timeout_s,
+            timeout_s=bounds.heartbeat.timeout,
+            startup_s=bounds.heartbeat.startup_timeout,
+            suspect_s=SUSPECT_BEATS * bounds.heartbeat.interval,
+            stall_s=STALL_BEATS * max(bounds.heartbeat.interval, SLOWEST_BEAT_S),
+            fleet_grace_s=max(bounds.control_plane_grace, bounds.gives_away_after_s),
+            grace_until=clock.monotonic() + bounds.heartbeat.timeout,
         )
         self.server = environment.liveness_server(token, self._alive, self._connection_lost)
         self.speakers: dict[bytes, str] = {}  # incarnation → its node, of those that are watched
@@ -170,7 +170,7 @@ class FailureDetector:
         if not await self.environment.is_dead(addr, port, fence.PROBE, TEST_S, pause_s=TEST_S / 2):
             self.trusted.add(incarnation)
             return
-        await asyncio.sleep(STALL_BEATS * self.plan.fault_tolerance.heartbeat_interval_s)
+        await asyncio.sleep(STALL_BEATS * self.plan.fault_tolerance.heartbeat.interval)
         if self._current(node, incarnation):  # it did not die in this very moment
             log.warning("%s: a firewall answers for it; its death cannot be proven, only waited for", node)
 
@@ -203,7 +203,7 @@ class FailureDetector:
             self.liveness.suspect(name, began)
 
     def _reap(self, name: str, silent_s: float) -> None:
-        suspected = silent_s < self.plan.fault_tolerance.heartbeat_timeout_s
+        suspected = silent_s < self.plan.fault_tolerance.heartbeat.timeout
         log.warning("%s: nothing heard for %.1f s; it is given up", name, silent_s)
         safe_after_s = max(0.0, self.plan.fault_tolerance.gives_away_after_s - silent_s)
         self._lose(name, "connection_closed" if suspected else "heartbeat_timeout", safe_after_s=safe_after_s)

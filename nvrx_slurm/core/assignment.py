@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 
-from nvrx_slurm.journal.records import Assignment, RolePlan, RoundClosed
+from nvrx_slurm.jobspec.plan import RolePlan
+from nvrx_slurm.journal.records import Assignment, RoundClosed
 
 
 def seat(previous: Sequence[str], here: Collection[str], spares: Sequence[str], want: int) -> tuple[str, ...]:

@@ -18,9 +18,9 @@ def count(job: Job, replica: Replica, failure: Failure) -> float:
     """Take in a failure after which the replica is restarted. Returns how many seconds after the failure its next
     cycle begins at the earliest."""
     plan = job.plan.fault_tolerance.backoff
-    if plan is None:
+    if not plan.max:
         return 0.0
-    if progress.gained(replica) > 0 or failure.noticed - replica.began_at > plan.within_s:
+    if progress.gained(replica) > 0 or failure.noticed - replica.began_at > plan.within:
         replica.crashes = 0
         return 0.0
     if failure.kind == "node":
@@ -29,4 +29,4 @@ def count(job: Job, replica: Replica, failure: Failure) -> float:
     if replica.crashes < plan.after:
         return 0.0
     doubled = min(replica.crashes - plan.after, MOST_DOUBLINGS)
-    return float(min(plan.max_s, plan.initial_s * 2**doubled))
+    return float(min(plan.max, plan.initial * 2**doubled))

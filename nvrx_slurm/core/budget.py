@@ -8,14 +8,13 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from nvrx_slurm.core.state import Job, Replica
-from nvrx_slurm.journal.records import Allowance
+from nvrx_slurm.jobspec.values import Allowance
 from nvrx_slurm.util.durations import words
 
 
 def of_replica(job: Job) -> Allowance:
     """How many worker failures each replica is restarted after."""
-    bounds = job.plan.fault_tolerance
-    return Allowance(count=bounds.max_restarts, per_s=bounds.max_restarts_per_s)
+    return job.plan.fault_tolerance.max_restarts
 
 
 def used(times: Sequence[float], allowance: Allowance, now: float) -> int:

@@ -17,6 +17,7 @@ import msgspec
 from nvrx_slurm.core import budget, membership, progress, rendezvous, restart, restart_decision
 from nvrx_slurm.core.state import Failure, Job, Node, NodeState, Phase, Replica
 from nvrx_slurm.errors import EXIT_DONE, EXIT_FAILED, EXIT_INTERRUPTED, EXIT_RETRY, EXIT_TERMINATED, EXIT_TIMEOUT
+from nvrx_slurm.jobspec.model import FaultToleranceSpec
 from nvrx_slurm.journal.records import (
     Attributed,
     ControllerStarted,
@@ -24,7 +25,6 @@ from nvrx_slurm.journal.records import (
     DumpAsked,
     DumpOrdered,
     Fact,
-    FaultTolerance,
     Fence,
     FromAgent,
     JobEnded,
@@ -127,8 +127,8 @@ def _settle(job: Job, decisions: list[Decision], now: float) -> list[Decision]:
     return more
 
 
-def _teardown_s(bounds: FaultTolerance, shutdown: Shutdown) -> float:
-    return bounds.teardown_grace_s + (bounds.checkpoint_timeout_s if shutdown.checkpoint else 0.0)
+def _teardown_s(bounds: FaultToleranceSpec, shutdown: Shutdown) -> float:
+    return bounds.teardown.grace + (bounds.teardown.checkpoint_timeout if shutdown.checkpoint else 0.0)
 
 
 def _shutdown_in(decisions: list[Decision]) -> Shutdown | None:
@@ -341,7 +341,7 @@ def _signalled(job: Job, fact: Signalled, now: float) -> list[Decision] | None:
     if job.shutdown is not None or fact.generation != job.generation:
         return None
     shutdown = SIGNALS[fact.reason]
-    saves = fact.reason == "time_limit" and job.plan.fault_tolerance.checkpoint_signal is not None
+    saves = fact.reason == "time_limit" and job.plan.fault_tolerance.teardown.checkpoint_signal is not None
     return [msgspec.structs.replace(shutdown, checkpoint=True) if saves else shutdown]
 
 

@@ -7,7 +7,7 @@ from nvrx_slurm.core.state import Job, Replica
 
 def is_judged(job: Job) -> bool:
     """Whether the plan says when a job counts as stuck."""
-    return job.plan.fault_tolerance.progress.max_cycles is not None
+    return job.plan.fault_tolerance.progress.max_no_progress_cycles is not None
 
 
 def began(replica: Replica, step: int) -> None:
@@ -34,16 +34,20 @@ def count(job: Job, replica: Replica) -> None:
     """Take the cycle that has failed into account. Steps that an earlier cycle had made already do not count: a job
     that dies at the same step each time gets nowhere."""
     new_steps = gained(replica)
-    replica.no_progress = 0 if new_steps >= job.plan.fault_tolerance.progress.min_steps else replica.no_progress + 1
+    replica.no_progress = (
+        0 if new_steps >= job.plan.fault_tolerance.progress.min_progress_steps else replica.no_progress + 1
+    )
 
 
 def is_stuck(job: Job, replica: Replica) -> str | None:
     """Why no further cycle is worth it, in words; None: go on."""
     bounds = job.plan.fault_tolerance.progress
-    if bounds.max_cycles is None or replica.no_progress < bounds.max_cycles:
+    if bounds.max_no_progress_cycles is None or replica.no_progress < bounds.max_no_progress_cycles:
         return None
-    few = f"fewer than {bounds.min_steps} new steps" if bounds.min_steps > 1 else "no new step"
-    return f"no progress: {replica.no_progress} cycles in a row have made {few} (limit {bounds.max_cycles})"
+    few = f"fewer than {bounds.min_progress_steps} new steps" if bounds.min_progress_steps > 1 else "no new step"
+    return (
+        f"no progress: {replica.no_progress} cycles in a row have made {few} (limit {bounds.max_no_progress_cycles})"
+    )
 
 
 def gained(replica: Replica) -> int:

@@ -79,7 +79,7 @@ def deadline(job: Job, replica: Replica) -> float:
         return replica.pause_until
     if replica.held:
         return min(_decided_by(job, replica, pending) for pending in restart_decision.holding(job, replica))
-    latest = replica.opened_at + job.plan.fault_tolerance.join_timeout_s
+    latest = replica.opened_at + job.plan.fault_tolerance.rendezvous.join_timeout
     return latest if replica.last_call_at is None else min(latest, replica.last_call_at)
 
 
@@ -108,19 +108,19 @@ def _close_if_due(job: Job, replica: Replica, now: float) -> list[Decision]:
         return []
     bounds = job.plan.fault_tolerance
     enough = len(replica.ready) + len(job.standby) >= replica.role.nodes_per_replica
-    overdue = now >= replica.opened_at + bounds.join_timeout_s
+    overdue = now >= replica.opened_at + bounds.rendezvous.join_timeout
     if enough and (not replica.awaited or overdue):
         return _fence_late(job, replica, now) or _close_once_decided(job, replica, now)
     if enough:
         if replica.last_call_at is None:
             # Late nodes of the cycle before may still be killing their workers: a spare must not overtake them.
-            torn_down_by = replica.opened_at + (bounds.teardown_grace_s if replica.cycle else 0.0)
-            replica.last_call_at = max(now, torn_down_by) + bounds.last_call_s
+            torn_down_by = replica.opened_at + (bounds.teardown.grace if replica.cycle else 0.0)
+            replica.last_call_at = max(now, torn_down_by) + bounds.rendezvous.last_call
         if now < replica.last_call_at:
             return []
         return _fence_late(job, replica, now) or _close_once_decided(job, replica, now)
     replica.last_call_at = None
-    more_may_come = replica.awaited or (job.expected and now < job.started_at + bounds.join_timeout_s)
+    more_may_come = replica.awaited or (job.expected and now < job.started_at + bounds.rendezvous.join_timeout)
     if more_may_come and not overdue:
         return []
     return _close_smaller_or_stop(job, replica, now)

@@ -53,7 +53,7 @@ def _dump(failure: Failure) -> str | None:
 
 def exits_due_at(job: Job, replica: Replica) -> float | None:
     """When the nodes of a running replica that have not finished are held for hung; None: never."""
-    skew_s = job.plan.fault_tolerance.hang.exit_skew_s
+    skew_s = job.plan.fault_tolerance.hang.exit_skew
     if skew_s is None or replica.first_done_at is None or replica.phase is not Phase.RUNNING:
         return None
     return replica.first_done_at + skew_s
@@ -67,7 +67,7 @@ def end_exit_skew(job: Job, now: float) -> list[Decision]:
         if due_at is None or now < due_at:
             continue
         late = [name for name in replica.order if name not in replica.done]
-        skew_s = job.plan.fault_tolerance.hang.exit_skew_s
+        skew_s = job.plan.fault_tolerance.hang.exit_skew
         finished = f"{', '.join(sorted(replica.done))} finished {skew_s:g} s ago"
         cause = f"{', '.join(late)} hung: {finished} with exit code 0, and this still runs"
         failure = Failure(kind="worker", cause=cause, node=late[0], noticed=now, hung=True)

@@ -17,6 +17,7 @@ from msgspec.structs import replace
 from nvrx_slurm.core import backoff, budget, progress
 from nvrx_slurm.core.state import Failure, Job, Phase, Replica, RestartDecision
 from nvrx_slurm.errors import EXIT_FAILED, EXIT_NO_RESTART
+from nvrx_slurm.jobspec.model import Aggregation
 from nvrx_slurm.journal.records import (
     AttributionAsked,
     AttributionJudged,
@@ -24,7 +25,7 @@ from nvrx_slurm.journal.records import (
     RestartDecided,
     Shutdown,
 )
-from nvrx_slurm.journal.verdicts import Aggregation, Attribution, Scope, Verdict
+from nvrx_slurm.journal.verdicts import Attribution, Scope, Verdict
 
 BLAME_CONFIDENCE = 0.5
 """A node is passed over from this confidence on."""
@@ -60,7 +61,7 @@ def open_decision(job: Job, replica: Replica, failure: Failure, now: float) -> t
         members=replica.order,
         sources=ours.sources,
         opened_at=now,
-        due_at=now + (ours.decision_timeout_s if waits else ours.timeout_s),
+        due_at=now + (ours.decision_timeout if waits else ours.timeout),
         waits=waits,
         holds=_restarted(job, replica) if waits or (restarts and progress.is_judged(job)) else frozenset(),
     )

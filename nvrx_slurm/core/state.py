@@ -6,7 +6,8 @@ from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import Literal
 
-from nvrx_slurm.journal.records import Plan, RolePlan, Shutdown
+from nvrx_slurm.jobspec.plan import Plan, RolePlan
+from nvrx_slurm.journal.records import Shutdown
 from nvrx_slurm.journal.verdicts import Attribution
 from nvrx_slurm.util.ids import replica_id
 

@@ -1,7 +1,7 @@
 """The keys of job.yaml: what each means, its type, its default, and how they must relate.
 
-This is the one declaration of each key: job.yaml is read by it (`reading`), and docs/job-yaml.md and the JSON Schema
-are written from it. Durations are seconds, sizes are bytes.
+This is the one declaration of each key: job.yaml is read by it (`reading`), plan.json holds its blocks, and
+docs/job-yaml.md and the JSON Schema are written from it. Durations are seconds, sizes are bytes.
 """
 
 import re
@@ -12,12 +12,12 @@ from typing import Annotated, Any, Literal, Self
 from msgspec import field
 from msgspec.structs import replace
 
-from nvrx_slurm.jobspec import env
 from nvrx_slurm.jobspec.budgets import AFTER_GRACE_S, least_notice_s, most_notice_s
 from nvrx_slurm.jobspec.reading import After, Before, Block, Misfit, Schema
 from nvrx_slurm.jobspec.urls import check_redis_url, is_redis, parse_url
 from nvrx_slurm.jobspec.values import (
     MOST_NODES,
+    Allowance,
     Command,
     CountOrRate,
     Duration,
@@ -38,9 +38,13 @@ from nvrx_slurm.jobspec.values import (
     TimeLimit,
     Workers,
 )
-from nvrx_slurm.journal.records import Allowance, OnFailure
-from nvrx_slurm.journal.verdicts import Aggregation
 from nvrx_slurm.util.durations import words
+
+OnFailure = Literal["restart_replica", "restart_job", "ignore", "fail_job"]
+Aggregation = Literal["any", "all"]
+"""How many of the sources must say STOP: one, or every one of them."""
+
+FENCE_MARGIN_S = 2.0
 
 FOLLOWS: dict[tuple[str | int, ...], tuple[str, tuple[tuple[str, ...], ...]]] = {
     ("fault_tolerance", *key): (relation, tuple(("fault_tolerance", *leader) for leader in leaders))
@@ -88,17 +92,17 @@ def _several(value: object) -> object:
 
 
 def _ledger(text: str) -> str:
-    return check_redis_url(text, password_goes_to=f"put it into {env.STORE_PASSWORD}") if is_redis(text) else text
+    return check_redis_url(text, password_goes_to="put it into NVRX_SLURM_STORE_PASSWORD") if is_redis(text) else text
 
 
-ServiceUrl = Annotated[Line, _url("token_file", env.ATTRSVC_TOKEN), _IS_URL]
+ServiceUrl = Annotated[Line, _url("token_file", "NVRX_SLURM_ATTRSVC_TOKEN"), _IS_URL]
 
 
 class LlmSpec(Block, frozen=True, kw_only=True):
     """A second opinion, by a language model; it sees an excerpt of the logs in which secrets are blacked out."""
 
     url: Annotated[
-        Annotated[Line, _url("llm.key_file", env.LLM_KEY), _IS_URL],
+        Annotated[Line, _url("llm.key_file", "NVRX_SLURM_LLM_KEY"), _IS_URL],
         "Its endpoint, up to and including the version: `https://api.example/v1`.",
     ]
     model: Annotated[Line, "Which model to ask."]
@@ -117,14 +121,17 @@ class SlackSpec(Block, frozen=True, kw_only=True):
     ] = None
     mention: Annotated[Line | None, "Whom the message names: a member's id, or `@here`."] = None
     url: Annotated[
-        Annotated[Line, _url("slack.token_file", env.SLACK_TOKEN), _IS_URL], "Slack's API, or what stands in for it."
+        Annotated[Line, _url("slack.token_file", "NVRX_SLURM_SLACK_TOKEN"), _IS_URL],
+        "Slack's API, or what stands in for it.",
     ] = "https://slack.com/api"
 
 
 class DataflowSpec(Block, frozen=True, kw_only=True):
     """One JSON document for each failure that was decided on, in an index of the kind that Elasticsearch keeps."""
 
-    url: Annotated[Annotated[Line, _url("dataflow.token_file", env.DATAFLOW_TOKEN), _IS_URL], "Where the index is."]
+    url: Annotated[
+        Annotated[Line, _url("dataflow.token_file", "NVRX_SLURM_DATAFLOW_TOKEN"), _IS_URL], "Where the index is."
+    ]
     index: Annotated[Line, "Its name."]
     token_file: Annotated[Line | None, "A file (mode 0600) with the token; or set NVRX_SLURM_DATAFLOW_TOKEN."] = None
 
@@ -187,6 +194,18 @@ class AttributionSpec(Block, frozen=True, kw_only=True):
                 raise Misfit(f"names {url} a second time; each service is asked once", "http_urls")
             seen.add(url)
         return self
+
+    @property
+    def sources(self) -> tuple[str, ...]:
+        """The names of all sources, in the order in which they are listed."""
+        services = ("attrsvc",) if self.attrsvc_url or self.manage_attrsvc else ()
+        own = [name for name, on in (("lib", self.enable_lib), ("mcp", self.enable_mcp)) if on]
+        return (*own, *services, *self.http_urls)
+
+    @property
+    def acts(self) -> bool:
+        """Whether a verdict can stop the job, so that a round waits for it."""
+        return bool(self.sources) and not self.dry_run
 
 
 # --------------------------------------------------------------------------------------------------- fault_tolerance
@@ -402,6 +421,15 @@ class FaultToleranceSpec(Block, frozen=True, kw_only=True):
                 raise _unfit(f"must be at most {key}", most_s, decision_s, "attribution", "decision_timeout")
             attribution = replace(attribution, decision_timeout=most_s)
         return replace(self, fence_timeout=fence_s, control_plane_grace=grace_s, attribution=attribution)
+
+    @property
+    def gives_away_after_s(self) -> float:
+        """How long after a node's last sign of life its ranks may run elsewhere although its death is not proven.
+
+        By then its supervisor, if it lives, has killed its workers: they hold a lease of `fence_timeout`, renewed
+        once an interval. The margin covers one interval on either side and the kill itself.
+        """
+        return self.fence_timeout + 2 * self.heartbeat.interval + FENCE_MARGIN_S
 
 
 # ----------------------------------------------------------------------------------------------------------- the job

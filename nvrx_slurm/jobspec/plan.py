@@ -1,38 +1,56 @@
-"""JobSpec → Plan: what agents and the controller read, with nothing left to decide."""
+"""JobSpec → Plan: what agents and the controller read, with nothing left to decide.
+
+A plan is written once, into the job script and from there into `plan.json`. It holds the blocks of the model as they
+are, so `plan.json` nests as job.yaml does; durations are seconds, sizes bytes, files absolute paths.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Mapping
 from pathlib import Path
+from typing import Any
+
+import msgspec
+from msgspec.structs import replace
 
 from nvrx_slurm.errors import ConfigError
-from nvrx_slurm.jobspec.model import (
-    AttributionSpec,
-    BackoffSpec,
-    DataflowSpec,
-    FaultToleranceSpec,
-    HangSpec,
-    JobSpec,
-    LlmSpec,
-    ProgressSpec,
-    RoleSpec,
-    SlackSpec,
-)
+from nvrx_slurm.jobspec.model import FaultToleranceSpec, JobSpec, LeaseSpec, RoleSpec, StoreSpec
 from nvrx_slurm.jobspec.urls import is_redis
-from nvrx_slurm.journal.records import (
-    BackoffPlan,
-    FaultTolerance,
-    HangBounds,
-    Lease,
-    Plan,
-    ProgressPlan,
-    RolePlan,
-)
-from nvrx_slurm.journal.verdicts import AttributionPlan, DataflowPlan, LlmPlan, SlackPlan
+from nvrx_slurm.jobspec.values import Name
+from nvrx_slurm.util.decoding import decode
 
 PLAIN_ROLE = "main"
-_Find = Callable[[str | None], str | None]
-"""The absolute path of a file that job.yaml names, if it does."""
+
+
+class RolePlan(RoleSpec, frozen=True, kw_only=True):
+    """One role: `replicas` worlds of `nodes_per_replica` × `workers_per_node` ranks that run `command`."""
+
+    name: Name
+
+
+class Plan(msgspec.Struct, frozen=True, kw_only=True):
+    """Everything that agents and the controller need to know of a job, settled before it starts."""
+
+    name: str
+    roles: tuple[RolePlan, ...]
+    spares: int = 0
+    workdir: str
+    folder: str  # the base folder; the job's own is `<folder>/<job id>`
+    fault_tolerance: FaultToleranceSpec = FaultToleranceSpec()
+    time_limit_s: float | None = None
+    store: StoreSpec = StoreSpec()
+    lease: LeaseSpec | None = None
+    version: int = 2  # of this form; 1 was flat
+
+    @property
+    def active_nodes(self) -> int:
+        """How many nodes the replicas want, spares not counted."""
+        return sum(role.replicas * role.nodes_per_replica for role in self.roles)
+
+    @property
+    def total_nodes(self) -> int:
+        """How many nodes to ask for."""
+        return self.active_nodes + self.spares
 
 
 def plan(spec: JobSpec, *, folder: Path, job_file: Path | None = None) -> Plan:
@@ -44,113 +62,50 @@ def plan(spec: JobSpec, *, folder: Path, job_file: Path | None = None) -> Plan:
     here = job_file.resolve().parent if job_file else Path.cwd()
 
     def find(file: str | None) -> str | None:
+        """The absolute path of a file that job.yaml names, if it does."""
         if not file:
             return None
         return str(here / (Path(file).expanduser() if file.startswith("~/") else file))
 
+    if spec.roles:
+        roles = spec.roles
+    else:
+        assert spec.command is not None
+        roles = {
+            PLAIN_ROLE: RoleSpec(
+                command=spec.command,
+                nodes_per_replica=spec.nodes,
+                min_nodes=spec.min_nodes,
+                workers_per_node=spec.workers_per_node,
+            )
+        }
+    bounds, asked = spec.fault_tolerance, spec.fault_tolerance.attribution
+    attribution = replace(
+        asked,
+        token_file=find(asked.token_file),
+        rules=tuple(str(find(file)) for file in asked.rules),
+        llm=replace(asked.llm, key_file=find(asked.llm.key_file)) if asked.llm else None,
+        slack=replace(asked.slack, token_file=find(asked.slack.token_file)) if asked.slack else None,
+        dataflow=replace(asked.dataflow, token_file=find(asked.dataflow.token_file)) if asked.dataflow else None,
+        ledger=asked.ledger if is_redis(asked.ledger) else find(asked.ledger),
+    )
+    progress = replace(bounds.progress, iteration_file=find(bounds.progress.iteration_file))
     return Plan(
         name=spec.name,
-        roles=tuple(_role(name, role, spec, here) for name, role in _roles(spec).items()),
+        roles=tuple(_role(name, role, spec, here) for name, role in roles.items()),
         spares=spec.spares,
         workdir=_plain(here / spec.workdir if spec.workdir else Path.cwd(), "the folder that workers start in"),
         folder=_plain(folder.resolve(), "the job folder"),
-        fault_tolerance=_fault_tolerance(spec.fault_tolerance, find),
+        fault_tolerance=replace(
+            bounds,
+            # One that is equal stays the same object: then msgspec leaves a default out of plan.json.
+            attribution=asked if attribution == asked else attribution,
+            progress=bounds.progress if progress == bounds.progress else progress,
+        ),
         time_limit_s=spec.slurm.time,
-        store_url=spec.store.url,
-        store_password_file=find(spec.store.password_file),
-        store_server=spec.store.server,
-        store_namespace=spec.store.namespace,
-        lease=Lease(file=str(here / spec.lease.file), timeout_s=spec.lease.timeout) if spec.lease else None,
+        store=replace(spec.store, password_file=find(spec.store.password_file)),
+        lease=replace(spec.lease, file=str(here / spec.lease.file)) if spec.lease else None,
     )
-
-
-def _fault_tolerance(bounds: FaultToleranceSpec, find: _Find) -> FaultTolerance:
-    beat, teardown = bounds.heartbeat, bounds.teardown
-    return FaultTolerance(
-        max_restarts=bounds.max_restarts.count,
-        max_restarts_per_s=bounds.max_restarts.per_s,
-        max_job_restarts=bounds.max_job_restarts,
-        max_node_losses=bounds.max_node_losses,
-        max_preemptions=bounds.max_preemptions,
-        progress=_progress(bounds.progress, find),
-        attribution=_attribution(bounds.attribution, find),
-        quarantine_after=bounds.quarantine_after,
-        heartbeat_interval_s=beat.interval,
-        heartbeat_timeout_s=beat.timeout,
-        startup_timeout_s=beat.startup_timeout,
-        fence_timeout_s=bounds.fence_timeout,
-        join_timeout_s=bounds.rendezvous.join_timeout,
-        last_call_s=bounds.rendezvous.last_call,
-        teardown_grace_s=teardown.grace,
-        stop_signal=teardown.stop_signal,
-        checkpoint_signal=teardown.checkpoint_signal,
-        checkpoint_timeout_s=teardown.checkpoint_timeout,
-        gpu_memory_below_bytes=teardown.gpu_memory_below,
-        gpu_reclaim_timeout_s=teardown.gpu_reclaim_timeout,
-        control_plane_grace_s=bounds.control_plane_grace,
-        hang=_hang(bounds.hang),
-        backoff=_backoff(bounds.backoff),
-    )
-
-
-def _hang(bounds: HangSpec) -> HangBounds:
-    return HangBounds(
-        startup_s=bounds.startup_timeout,
-        step_s=bounds.step_timeout,
-        no_output_s=bounds.no_output,
-        exit_skew_s=bounds.exit_skew,
-        learn=bounds.learn,
-        safety_factor=bounds.safety_factor,
-        warmup=bounds.warmup,
-    )
-
-
-def _backoff(asked: BackoffSpec) -> BackoffPlan | None:
-    if not asked.max:
-        return None
-    return BackoffPlan(after=asked.after, within_s=asked.within, initial_s=asked.initial, max_s=asked.max)
-
-
-def _progress(progress: ProgressSpec, find: _Find) -> ProgressPlan:
-    return ProgressPlan(
-        max_cycles=progress.max_no_progress_cycles,
-        min_steps=progress.min_progress_steps,
-        iteration_file=find(progress.iteration_file),
-        log_pattern=progress.log_pattern,
-    )
-
-
-def _attribution(asked: AttributionSpec, find: _Find) -> AttributionPlan:
-    return AttributionPlan(
-        enable_lib=asked.enable_lib,
-        attrsvc_url=asked.attrsvc_url,
-        manage_attrsvc=asked.manage_attrsvc,
-        enable_mcp=asked.enable_mcp,
-        mcp_command=asked.mcp_command or (),
-        http_urls=asked.http_urls,
-        token_file=find(asked.token_file),
-        timeout_s=asked.timeout,
-        decision_timeout_s=asked.decision_timeout,
-        dry_run=asked.dry_run,
-        aggregation=asked.aggregation,
-        rules=tuple(str(find(file)) for file in asked.rules),
-        llm=_llm(asked.llm, find) if asked.llm else None,
-        slack=_slack(asked.slack, find) if asked.slack else None,
-        dataflow=_dataflow(asked.dataflow, find) if asked.dataflow else None,
-        ledger=asked.ledger if is_redis(asked.ledger) else find(asked.ledger),
-    )
-
-
-def _llm(llm: LlmSpec, find: _Find) -> LlmPlan:
-    return LlmPlan(url=llm.url, model=llm.model, key_file=find(llm.key_file), style=llm.style, timeout_s=llm.timeout)
-
-
-def _slack(slack: SlackSpec, find: _Find) -> SlackPlan:
-    return SlackPlan(channel=slack.channel, token_file=find(slack.token_file), mention=slack.mention, url=slack.url)
-
-
-def _dataflow(dataflow: DataflowSpec, find: _Find) -> DataflowPlan:
-    return DataflowPlan(url=dataflow.url, index=dataflow.index, token_file=find(dataflow.token_file))
 
 
 def _plain(path: Path, what: str) -> str:
@@ -160,28 +115,86 @@ def _plain(path: Path, what: str) -> str:
     return text
 
 
-def _roles(spec: JobSpec) -> dict[str, RoleSpec]:
-    if spec.roles:
-        return spec.roles
-    assert spec.command is not None
-    plain = RoleSpec(
-        command=spec.command,
-        nodes_per_replica=spec.nodes,
-        min_nodes=spec.min_nodes,
-        workers_per_node=spec.workers_per_node,
-    )
-    return {PLAIN_ROLE: plain}
-
-
 def _role(name: str, role: RoleSpec, spec: JobSpec, here: Path) -> RolePlan:
-    return RolePlan(
-        name=name,
-        command=role.command,
-        replicas=role.replicas,
-        nodes_per_replica=role.nodes_per_replica,
-        min_nodes=role.min_nodes,
-        workers_per_node=role.workers_per_node,
-        on_failure=role.on_failure,
-        workdir=str(here / role.workdir) if role.workdir else None,
-        env={**spec.env, **role.env},
-    )
+    own = {"workdir": str(here / role.workdir) if role.workdir else None, "env": {**spec.env, **role.env}}
+    return RolePlan(name=name, **(msgspec.structs.asdict(role) | own))
+
+
+# ------------------------------------------------------------------------------------------------ plan.json
+
+
+def plan_to_json(plan: Plan) -> bytes:
+    """`plan.json`, indented for people."""
+    return msgspec.json.format(msgspec.json.encode(plan), indent=2)
+
+
+def plan_from_json(text: bytes) -> Plan:
+    """The plan of `plan.json`, of this form or of version 1. Raises MalformedRecord."""
+    return decode(_plan, text, "plan.json")
+
+
+def _plan(text: bytes) -> Plan:
+    raw: dict[str, Any] = msgspec.json.decode(text, type=dict)
+    return msgspec.convert(raw if raw.get("version", 1) != 1 else _nested(raw), Plan)
+
+
+# Version 1: field → block and key. A job that was submitted then may be requeued after an upgrade, and its journal is
+# replayed against its plan.
+_STORE = {
+    "store_url": "url",
+    "store_password_file": "password_file",
+    "store_namespace": "namespace",
+    "store_server": "server",
+}
+_BOUNDS: dict[str, tuple[str, ...]] = {
+    "heartbeat_interval_s": ("heartbeat", "interval"),
+    "heartbeat_timeout_s": ("heartbeat", "timeout"),
+    "startup_timeout_s": ("heartbeat", "startup_timeout"),
+    "fence_timeout_s": ("fence_timeout",),
+    "join_timeout_s": ("rendezvous", "join_timeout"),
+    "last_call_s": ("rendezvous", "last_call"),
+    "teardown_grace_s": ("teardown", "grace"),
+    "stop_signal": ("teardown", "stop_signal"),
+    "checkpoint_signal": ("teardown", "checkpoint_signal"),
+    "checkpoint_timeout_s": ("teardown", "checkpoint_timeout"),
+    "gpu_memory_below_bytes": ("teardown", "gpu_memory_below"),
+    "gpu_reclaim_timeout_s": ("teardown", "gpu_reclaim_timeout"),
+    "control_plane_grace_s": ("control_plane_grace",),
+}
+_BELOW = {
+    "hang": {
+        "startup_s": "startup_timeout",
+        "step_s": "step_timeout",
+        "no_output_s": "no_output",
+        "exit_skew_s": "exit_skew",
+    },
+    "progress": {"max_cycles": "max_no_progress_cycles", "min_steps": "min_progress_steps"},
+    "backoff": {"within_s": "within", "initial_s": "initial", "max_s": "max"},
+    "attribution": {"timeout_s": "timeout", "decision_timeout_s": "decision_timeout"},
+    "llm": {"timeout_s": "timeout"},
+}
+
+
+def _nested(flat: dict[str, Any]) -> dict[str, Any]:
+    """A plan of version 1 in today's form, with what was its defaults."""
+    bounds: dict[str, Any] = {"attribution": {}, "backoff": None}
+    for name, value in flat.get("fault_tolerance", {}).items():
+        *above, key = _BOUNDS.get(name, (name,))
+        block = bounds.setdefault(above[0], {}) if above else bounds
+        block[key] = _renamed(name, value)
+    per_s = bounds.pop("max_restarts_per_s", None)
+    bounds["max_restarts"] = {"count": bounds.get("max_restarts", 3), "per_s": per_s}
+    bounds["backoff"] = bounds["backoff"] if bounds["backoff"] is not None else {"max": 0.0}  # none unless it says so
+    bounds["attribution"].setdefault("enable_lib", False)
+    store = {key: flat[name] for name, key in _STORE.items() if name in flat}
+    lease = flat.get("lease")
+    lease = lease and {"file": lease["file"], "timeout": lease["timeout_s"]}
+    rest = {name: value for name, value in flat.items() if name not in _STORE}
+    return {**rest, "fault_tolerance": bounds, "store": store, "lease": lease, "version": 2}
+
+
+def _renamed(name: str, block: Any) -> Any:
+    if not isinstance(block, Mapping):
+        return block
+    names = _BELOW.get(name, {})
+    return {names.get(key, key): _renamed(key, value) for key, value in block.items()}

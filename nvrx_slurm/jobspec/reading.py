@@ -15,12 +15,14 @@ import re
 import types
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Annotated, Any, Literal, Self, TypeVar, Union, get_args, get_origin
+from typing import TYPE_CHECKING, Annotated, Any, Literal, Self, TypeVar, Union, get_args, get_origin
 
 import msgspec
 
 from nvrx_slurm.errors import ConfigError
-from nvrx_slurm.jobspec.yamlfile import KeyPath
+
+if TYPE_CHECKING:
+    from nvrx_slurm.jobspec.yamlfile import KeyPath
 
 MOST_SHOWN = 60
 """Characters of a value that a message repeats."""

@@ -8,7 +8,7 @@ from collections.abc import Iterator
 from nvrx_slurm.errors import ConfigError
 from nvrx_slurm.jobspec import budgets
 from nvrx_slurm.jobspec.model import JobSpec
-from nvrx_slurm.journal.records import Plan
+from nvrx_slurm.jobspec.plan import Plan
 from nvrx_slurm.util.durations import slurm_time
 
 _MEMORY = {"mem-per-cpu", "mem-per-gpu"}  # sbatch takes one of the memory flags only
@@ -29,9 +29,8 @@ def sbatch_quote(value: str) -> str:
 
 def notice_s(plan: Plan) -> int:
     """How long before its time limit the job is told, so that it can save and tear down."""
-    bounds = plan.fault_tolerance
-    checkpoint_s = bounds.checkpoint_timeout_s if bounds.checkpoint_signal else 0.0
-    return budgets.notice_s(bounds.teardown_grace_s, checkpoint_s, plan.time_limit_s)
+    teardown = plan.fault_tolerance.teardown
+    return budgets.notice_s(teardown.grace, teardown.checkpoint_s, plan.time_limit_s)
 
 
 def sbatch_flags(spec: JobSpec, plan: Plan) -> list[str]:

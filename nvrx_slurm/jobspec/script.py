@@ -7,9 +7,9 @@ from string import Template
 from typing import Literal
 
 from nvrx_slurm.jobspec.model import JobSpec
+from nvrx_slurm.jobspec.plan import Plan, plan_to_json
 from nvrx_slurm.jobspec.sbatch_flags import sbatch_flags, step_flags
 from nvrx_slurm.jobspec.template import TEMPLATE, template_folder
-from nvrx_slurm.journal.records import Plan, plan_to_json
 
 
 def render_job(spec: JobSpec, plan: Plan, *, cluster: Literal["slurm", "local"], python: str) -> str:

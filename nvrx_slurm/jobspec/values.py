@@ -7,10 +7,9 @@ import shlex
 from decimal import Decimal
 from typing import Annotated
 
-from msgspec import Meta
+from msgspec import Meta, Struct
 
 from nvrx_slurm.jobspec.reading import After, Before, Misfit, Schema, Written
-from nvrx_slurm.journal.records import Allowance
 from nvrx_slurm.util.durations import DAY_S, parse_duration, parse_time_limit, words
 
 MOST_NODES = 100_000
@@ -18,7 +17,7 @@ SHORTEST_S, LONGEST_S = 0.01, 30 * DAY_S
 SMALLEST_BYTES, LARGEST_BYTES = 1 << 20, 1 << 40
 SIGNALS = ("SIGTERM", "SIGINT", "SIGUSR1", "SIGUSR2", "SIGHUP", "SIGQUIT")
 """What workers can be sent and can catch."""
-_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}")
+_NAME = re.compile(r"^[A-Za-z0-9][A-Za-z0-9._-]{0,63}\Z")
 _VARIABLE = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
 _FLAG = re.compile(r"[a-z][a-z0-9-]+")
 _GPUS = re.compile(r"(?:[A-Za-z][A-Za-z0-9_.-]*:)?[0-9]{1,6}")
@@ -203,6 +202,13 @@ MOST_ALLOWED = 1_000_000
 _ALLOWANCE = re.compile(r"(\d{1,7})(?:\s+per\s+(\S+))?", re.ASCII)
 
 
+class Allowance(Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """How often something may happen: `count` times, or so often within any `per_s` seconds."""
+
+    count: int
+    per_s: float | None = None
+
+
 def parse_allowance(value: object) -> Allowance:
     """`10`: so often in all. `10 per 24h`: so often within any 24 hours. Raises ValueError."""
     if isinstance(value, Allowance):
@@ -230,7 +236,7 @@ _SIGNAL_PATTERN = f"^(SIG)?({'|'.join(name.removeprefix('SIG') for name in SIGNA
 _SCALAR = {"type": ["string", "number", "boolean"]}  # a number or `true` arrives as it was written
 Line = Annotated[str, Before(_digits), After(_one_line), Schema(_SCALAR)]
 Text = Annotated[str, Before(_digits), After(_portable), Schema(_SCALAR)]
-Name = Annotated[str, After(_name)]
+Name = Annotated[str, Meta(pattern=_NAME.pattern), After(_name)]  # also where plan.json is decoded
 _DURATION_SCHEMA = {"type": ["string", "number"], "examples": ["15s", "2m", "1h30m"]}
 _AS_WORDS = Written(words)
 _Seconds = Annotated[float, Before(parse_duration), _AS_WORDS, Schema(_DURATION_SCHEMA)]

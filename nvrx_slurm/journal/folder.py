@@ -1,7 +1,7 @@
 """The job folder: one place on the shared file system for all that a job leaves behind.
 
 <base>/<job id>/           0700
-  plan.json                what runs (records.Plan)
+  plan.json                what runs (jobspec.plan.Plan)
   job.json                 how it was submitted: name, cluster, generation, times (JobInfo)
   store.json         0600  where the store is while the job runs, and its password
   attrsvc.json       0600  where the job's own attribution service is while it runs, and its token
@@ -25,7 +25,8 @@ from typing import TypeVar
 import msgspec
 
 from nvrx_slurm.errors import ConfigError, MalformedRecord
-from nvrx_slurm.journal.records import Plan, Record, plan_from_json, plan_to_json
+from nvrx_slurm.jobspec.plan import Plan, plan_from_json, plan_to_json
+from nvrx_slurm.journal.records import Record
 from nvrx_slurm.util.decoding import decode_json
 from nvrx_slurm.util.files import JobFiles
 from nvrx_slurm.util.processes import boot_id, is_alive, started_ticks

@@ -2,11 +2,10 @@
 
 Every record is a frozen struct. A field may be added with a default; none is renamed or removed, and an unknown
 field passes, so two neighbouring versions can meet during an upgrade. On the wire (the store) a record is
-MessagePack; in a file (`plan.json`, `events.jsonl`) it is JSON. Both forms carry the record's name in `event`.
+MessagePack; in a file (`events.jsonl`) it is JSON. Both forms carry the record's name in `event`.
 
-Three families:
+Two families:
 
-- `Plan`: what to run. Written once into the job folder; agents and the controller read nothing else.
 - `Fact`s: what happened, said by an agent, by the batch host, or by the controller's own watch. They are the
   input of `core`.
 - `Decision`s: what the controller decided. They are the output of `core`, and reach agents as orders.
@@ -21,12 +20,10 @@ from typing import Annotated, Any, Literal
 import msgspec
 
 from nvrx_slurm.journal.restarts import InProcessRestart
-from nvrx_slurm.journal.verdicts import Attribution, AttributionPlan, Verdict
+from nvrx_slurm.journal.verdicts import Attribution, Verdict
 from nvrx_slurm.util.decoding import decode
 
 SignalReason = Literal["cancel", "interrupt", "time_limit", "agents_gone", "lease_lapsed"]
-FENCE_MARGIN_S = 2.0
-OnFailure = Literal["restart_replica", "restart_job", "ignore", "fail_job"]
 
 # What is checked when a record is decoded. Readers make paths of names, and pack numbers into 64 bits again.
 FileName = Annotated[str, msgspec.Meta(pattern=r"^(?!\.{1,2}\Z)[^/\x00-\x1f\x7f]{1,255}\Z")]
@@ -42,138 +39,6 @@ Step = Annotated[int, msgspec.Meta(ge=0, le=(1 << 63) - 1)]
 
 class Record(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     """Base of all records."""
-
-
-# ----------------------------------------------------------------------------------------------- plan
-
-
-class RolePlan(Record, frozen=True, kw_only=True):
-    """One role: `replicas` worlds of `nodes_per_replica` × `workers_per_node` ranks that run `command`."""
-
-    name: FileName
-    command: tuple[str, ...]
-    replicas: int = 1
-    nodes_per_replica: int = 1
-    min_nodes: int | None = None  # a replica may go on with this many nodes when no spare is left
-    workers_per_node: int = 1
-    on_failure: OnFailure = "restart_replica"
-    workdir: str | None = None
-    env: dict[str, str] = {}
-
-
-class HangBounds(Record, frozen=True, kw_only=True):
-    """When a worker that lives counts as hung. None: never for this reason."""
-
-    startup_s: float | None = None  # from its start to its first beat
-    step_s: float | None = None  # between two signs of progress, outside sections
-    no_output_s: float | None = None
-    exit_skew_s: float | None = None  # how long others may go on once one rank has ended with 0
-    learn: bool = False  # where no bound is set, take one from the run itself
-    safety_factor: float = 5.0
-    warmup: int = 50  # samples before a learned bound counts
-    least_s: float = 30.0  # no learned bound is shorter
-
-
-class Allowance(Record, frozen=True, kw_only=True):
-    """How often something may happen: `count` times, or so often within any `per_s` seconds."""
-
-    count: int
-    per_s: float | None = None
-
-
-class ProgressPlan(Record, frozen=True, kw_only=True):
-    """When a job that fails again and again counts as stuck. `max_cycles` None: never.
-
-    Steps are what `workload.beat` reports; or the number in `iteration_file`; or the last match of `log_pattern` in a
-    rank's log.
-    """
-
-    max_cycles: int | None = None
-    min_steps: int = 1
-    iteration_file: str | None = None
-    log_pattern: str | None = None
-
-
-class BackoffPlan(Record, frozen=True, kw_only=True):
-    """How a crash loop is slowed down: from the `after`-th cycle in a row on that fails within `within_s` of its
-    start, the next one waits `initial_s`, then twice as long each time, up to `max_s`."""
-
-    after: int = 3
-    within_s: float = 60.0
-    initial_s: float = 1.0
-    max_s: float = 60.0
-
-
-class FaultTolerance(Record, frozen=True, kw_only=True):
-    """Budgets and bounds, all in seconds or counts; `docs/job-yaml.md` says what each does."""
-
-    max_restarts: int = 3
-    max_restarts_per_s: float | None = None  # the budget is a rate: so many within this
-    max_job_restarts: Allowance | None = None
-    max_node_losses: Allowance | None = None
-    max_preemptions: Allowance | None = None
-    progress: ProgressPlan = ProgressPlan()
-    attribution: AttributionPlan = AttributionPlan()
-    quarantine_after: int = 3
-    heartbeat_interval_s: float = 1.0
-    heartbeat_timeout_s: float = 15.0
-    startup_timeout_s: float = 60.0
-    fence_timeout_s: float = 30.0
-    join_timeout_s: float = 600.0
-    last_call_s: float = 5.0
-    teardown_grace_s: float = 10.0
-    stop_signal: str = "SIGTERM"
-    checkpoint_signal: str | None = None
-    checkpoint_timeout_s: float = 60.0
-    gpu_memory_below_bytes: int | None = None
-    gpu_reclaim_timeout_s: float = 50.0
-    control_plane_grace_s: float = 600.0
-    hang: HangBounds = HangBounds()
-    backoff: BackoffPlan | None = None  # None: every restart is immediate, as in plans of older versions
-
-    @property
-    def gives_away_after_s(self) -> float:
-        """How long after a node's last sign of life its ranks may run elsewhere although its death is not proven.
-
-        By then its supervisor, if it lives, has killed its workers: they hold a lease of `fence_timeout_s`, renewed
-        once an interval. The margin covers one interval on either side and the kill itself.
-        """
-        return self.fence_timeout_s + 2 * self.heartbeat_interval_s + FENCE_MARGIN_S
-
-
-class Lease(Record, frozen=True, kw_only=True):
-    """The job ends when `file` has not changed for `timeout_s`; it starts after the first change."""
-
-    file: str
-    timeout_s: float
-
-
-class Plan(Record, frozen=True, kw_only=True):
-    """Everything that agents and the controller need to know of a job, settled before it starts."""
-
-    name: str
-    roles: tuple[RolePlan, ...]
-    spares: int = 0
-    workdir: str
-    folder: str  # the base folder; the job's own is `<folder>/<job id>`
-    fault_tolerance: FaultTolerance = FaultTolerance()
-    time_limit_s: float | None = None
-    store_url: str | None = None  # None: embedded. Never holds a password
-    store_password_file: str | None = None
-    store_namespace: FileName | None = None  # what the job's keys in a site's store begin with
-    store_server: str = "auto"  # of an embedded store: or `bundled`, or a path
-    lease: Lease | None = None
-    version: int = 1
-
-    @property
-    def active_nodes(self) -> int:
-        """How many nodes the replicas want, spares not counted."""
-        return sum(role.replicas * role.nodes_per_replica for role in self.roles)
-
-    @property
-    def total_nodes(self) -> int:
-        """How many nodes to ask for."""
-        return self.active_nodes + self.spares
 
 
 # ---------------------------------------------------------------------------------------------- facts
@@ -662,7 +527,6 @@ class _Head(msgspec.Struct):
 
 _head_from_json = msgspec.json.Decoder(_Head)
 _record_from_json: msgspec.json.Decoder[AnyRecord] = msgspec.json.Decoder(AnyRecord)
-_plan_from_json = msgspec.json.Decoder(Plan)
 _packer = msgspec.msgpack.Encoder()
 _unpack_record: msgspec.msgpack.Decoder[AnyRecord] = msgspec.msgpack.Decoder(AnyRecord)
 _unpack_order: msgspec.msgpack.Decoder[AnyOrder] = msgspec.msgpack.Decoder(AnyOrder)
@@ -712,13 +576,3 @@ def entry_from_json(line: bytes) -> Entry:
     """The entry of one line of `events.jsonl`. Raises MalformedRecord on a torn line."""
     head = decode(_head_from_json.decode, line, "a line of the journal")
     return Entry(n=head.n, t=head.t, record=decode(_record_from_json.decode, line, "a line of the journal"))
-
-
-def plan_to_json(plan: Plan) -> bytes:
-    """`plan.json`, indented for people."""
-    return msgspec.json.format(msgspec.json.encode(plan), indent=2)
-
-
-def plan_from_json(text: bytes) -> Plan:
-    """The plan of `plan.json`. Raises MalformedRecord."""
-    return decode(_plan_from_json.decode, text, "plan.json")

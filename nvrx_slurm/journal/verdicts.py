@@ -8,7 +8,6 @@ added with a default; none is renamed or removed, and an unknown field passes.
 from __future__ import annotations
 
 from enum import StrEnum
-from typing import Literal
 
 import msgspec
 
@@ -32,10 +31,6 @@ class Scope(StrEnum):
     SCHEDULER = "scheduler"
     DATA = "data"
     UNKNOWN = "unknown"
-
-
-Aggregation = Literal["any", "all"]
-"""How many of the sources must say STOP: one, or every one of them."""
 
 
 class Wire(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
@@ -161,70 +156,3 @@ class VerdictRecord(Wire, frozen=True, kw_only=True):
 def attribution_schema() -> dict[str, object]:
     """The JSON Schema of an `Attribution`."""
     return msgspec.json.schema(Attribution)
-
-
-# ---------------------------------------------------------------------------------------------- plan
-
-
-class SlackPlan(Wire, frozen=True, kw_only=True):
-    """Where a message about each decided failure goes. `mention`: a Slack member id, or `@here`."""
-
-    channel: str
-    token_file: str | None = None
-    mention: str | None = None
-    url: str = "https://slack.com/api"
-
-
-class DataflowPlan(Wire, frozen=True, kw_only=True):
-    """An index, in the manner of Elasticsearch, that gets one document for each decided failure."""
-
-    url: str
-    index: str
-    token_file: str | None = None
-
-
-class LlmPlan(Wire, frozen=True, kw_only=True):
-    """A second opinion. `style`: whose API the endpoint speaks."""
-
-    url: str
-    model: str
-    key_file: str | None = None
-    style: Literal["openai", "anthropic"] = "openai"
-    timeout_s: float = 20.0
-
-
-class AttributionPlan(Wire, frozen=True, kw_only=True):
-    """Which sources are asked about a failure, and what is done with their answers. All files are absolute paths.
-
-    `dry_run`: verdicts are recorded, and no decision waits for them. `timeout_s` bounds one source's answer;
-    `decision_timeout_s` bounds how long a round waits for all of them, counted from the failure.
-    """
-
-    enable_lib: bool = False
-    attrsvc_url: str | None = None
-    manage_attrsvc: bool = False
-    enable_mcp: bool = False
-    mcp_command: tuple[str, ...] = ()
-    http_urls: tuple[str, ...] = ()
-    token_file: str | None = None  # of attrsvc and the HTTP sources
-    timeout_s: float = 60.0
-    decision_timeout_s: float = 10.0
-    dry_run: bool = True
-    aggregation: Aggregation = "any"
-    rules: tuple[str, ...] = ()  # the user's own files, beside the shipped ones
-    llm: LlmPlan | None = None
-    slack: SlackPlan | None = None
-    dataflow: DataflowPlan | None = None
-    ledger: str | None = None  # where suspect nodes are kept; None: the user's own default
-
-    @property
-    def sources(self) -> tuple[str, ...]:
-        """The names of all sources, in the order in which they are listed."""
-        services = ("attrsvc",) if self.attrsvc_url or self.manage_attrsvc else ()
-        own = [name for name, on in (("lib", self.enable_lib), ("mcp", self.enable_mcp)) if on]
-        return (*own, *services, *self.http_urls)
-
-    @property
-    def acts(self) -> bool:
-        """Whether a verdict can stop the job, so that a round waits for it."""
-        return bool(self.sources) and not self.dry_run

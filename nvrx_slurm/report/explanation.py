@@ -7,13 +7,8 @@ from datetime import UTC, datetime
 
 import msgspec
 
-from nvrx_slurm.journal.records import (
-    AttributionJudged,
-    ControllerStarted,
-    FaultTolerance,
-    RestartDecided,
-    Shutdown,
-)
+from nvrx_slurm.jobspec.model import FaultToleranceSpec
+from nvrx_slurm.journal.records import AttributionJudged, ControllerStarted, RestartDecided, Shutdown
 from nvrx_slurm.journal.verdicts import Attribution, Evidence, Inquiry, Verdict
 from nvrx_slurm.report.failures import FailureTimeline
 from nvrx_slurm.report.model import Value
@@ -100,7 +95,7 @@ def as_json(failure: Explanation) -> str:
 # --------------------------------------------------------------------------------------------- screen
 
 
-def facts(failure: Explanation, bounds: FaultTolerance, folder: str) -> list[Row]:
+def facts(failure: Explanation, bounds: FaultToleranceSpec, folder: str) -> list[Row]:
     """Label and text, in the order in which one asks."""
     again = f", generation {failure.generation}" if failure.generation else ""
     rows = [Row(("job", f"{failure.job} ({failure.name}), {failure.replica} cycle {failure.cycle}{again}"))]
@@ -177,7 +172,7 @@ def _then(failure: Explanation, folder: str) -> Iterator[Row]:
         yield Row(("", f"… and {plural(len(following) - MOST_FOLLOWING, 'line')} more"), mood="dim")
 
 
-def _read(failure: Explanation, bounds: FaultTolerance) -> Iterator[tuple[str, Mood]]:
+def _read(failure: Explanation, bounds: FaultToleranceSpec) -> Iterator[tuple[str, Mood]]:
     settings = bounds.attribution
     if not settings.sources:
         yield "no source of attribution is set up", "dim"
@@ -200,8 +195,8 @@ def _in_process(failure: Explanation) -> str:
     return f"{count} in process in this cycle; the last for {failure.last_in_process}"
 
 
-def _progress(failure: Explanation, bounds: FaultTolerance) -> str:
-    limit = bounds.progress.max_cycles
+def _progress(failure: Explanation, bounds: FaultToleranceSpec) -> str:
+    limit = bounds.progress.max_no_progress_cycles
     judged = f"stop after {plural(limit, 'cycle')} without" if limit else "not judged"
     if failure.best_step is None:
         return f"no step is known ({judged})"

@@ -11,6 +11,7 @@ from dataclasses import dataclass, field
 from nvrx_slurm.controller.attribution_requests import AttributionRequests
 from nvrx_slurm.core.job import step
 from nvrx_slurm.core.state import new_job
+from nvrx_slurm.jobspec.plan import Plan
 from nvrx_slurm.journal.records import (
     Attributed,
     AttributionAsked,
@@ -20,7 +21,6 @@ from nvrx_slurm.journal.records import (
     Fact,
     JobStarted,
     NodeReady,
-    Plan,
     RestartDecided,
     RestartedInProcess,
     RoundClosed,

@@ -15,8 +15,8 @@ from nvrx_slurm.errors import (
     EXIT_TIMEOUT,
     UsageError,
 )
+from nvrx_slurm.jobspec.plan import Plan
 from nvrx_slurm.journal.folder import JobFolder
-from nvrx_slurm.journal.records import Plan
 from nvrx_slurm.report.model import JobView
 from nvrx_slurm.util.ownership import is_ours
 

@@ -11,8 +11,8 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from nvrx_slurm.errors import UsageError
+from nvrx_slurm.jobspec.plan import Plan
 from nvrx_slurm.journal.folder import JobFolder
-from nvrx_slurm.journal.records import Plan
 from nvrx_slurm.report.presence import Presence
 from nvrx_slurm.report.source import Journal
 from nvrx_slurm.report.words import numbers

@@ -10,7 +10,8 @@ from typing import Literal
 
 import msgspec
 
-from nvrx_slurm.journal.records import Heartbeat, Plan, Shutdown
+from nvrx_slurm.jobspec.plan import Plan
+from nvrx_slurm.journal.records import Heartbeat, Shutdown
 
 NodeState = Literal["joining", "ready", "standby", "active", "lost", "left", "quarantined"]
 Phase = Literal["joining", "starting", "running", "stopping", "done", "failed", "stopped"]

@@ -14,8 +14,9 @@ from typing import Any
 
 from msgspec.structs import replace
 
+from nvrx_slurm.jobspec.plan import Plan
 from nvrx_slurm.journal import records
-from nvrx_slurm.journal.records import Entry, Plan
+from nvrx_slurm.journal.records import Entry
 from nvrx_slurm.report import recovery, words
 from nvrx_slurm.report.model import (
     CycleView,
@@ -461,7 +462,7 @@ def new_view(plan: Plan | None = None) -> JobView:
     waits for."""
     if plan is None:
         return JobView()
-    return JobView(plan=plan, name=plan.name, restarts_left=plan.fault_tolerance.max_restarts)
+    return JobView(plan=plan, name=plan.name, restarts_left=plan.fault_tolerance.max_restarts.count)
 
 
 def fold(view: JobView, entry: Entry) -> JobView:

@@ -182,7 +182,7 @@ class JobFiles:
             shutil.rmtree(name, ignore_errors=True, dir_fd=folder)  # by descriptors: no symbolic link is followed
 
     def write_plan_json(self, plan_json: bytes) -> None:
-        """Keep a plan in the form that `records.plan_to_json` gives it."""
+        """Keep a plan in the form that `plan.plan_to_json` gives it."""
         self.write(self.plan_path.name, plan_json + b"\n")
 
     def read_plan_json(self, digest: str | None = None) -> bytes:

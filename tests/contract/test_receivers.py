@@ -18,17 +18,15 @@ import pytest
 from nvrx_slurm.attribution.notify import Afterwards, Decided, Patience, flush
 from nvrx_slurm.attribution.notify.spool import MOST_PARCELS
 from nvrx_slurm.jobspec import env
+from nvrx_slurm.jobspec.model import AttributionSpec, DataflowSpec, SlackSpec
 from nvrx_slurm.journal.folder import JobInfo
 from nvrx_slurm.journal.verdicts import (
     Attribution,
-    AttributionPlan,
-    DataflowPlan,
     Evidence,
     Failed,
     FailureKey,
     Inquiry,
     Scope,
-    SlackPlan,
     Verdict,
     VerdictRecord,
 )
@@ -46,10 +44,10 @@ import asyncio, sys
 from pathlib import Path
 from msgspec.json import decode
 from nvrx_slurm.attribution.notify import Afterwards, Decided
-from nvrx_slurm.journal.verdicts import AttributionPlan
+from nvrx_slurm.journal.verdicts import AttributionSpec
 
 async def tell():
-    afterwards = Afterwards(decode(sys.argv[1], type=AttributionPlan), Path(sys.argv[2]))
+    afterwards = Afterwards(decode(sys.argv[1], type=AttributionSpec), Path(sys.argv[2]))
     await afterwards.decided(decode(sys.argv[3], type=Decided))
     print("spooled", flush=True)
     await asyncio.Event().wait()
@@ -89,11 +87,15 @@ class Case:
         self.token_file.chmod(0o600)
 
     @property
-    def plan(self) -> AttributionPlan:
+    def plan(self) -> AttributionSpec:
         token_file, url = str(self.token_file), self.server.url
         if isinstance(self.server, SlackServer):
-            return AttributionPlan(slack=SlackPlan(channel="#runs", token_file=token_file, mention="U1", url=url))
-        return AttributionPlan(dataflow=DataflowPlan(url=url, index="failures", token_file=token_file))
+            return AttributionSpec(
+                slack=SlackSpec(channel="#runs", token_file=token_file, mention="U1", url=url), enable_lib=False
+            )
+        return AttributionSpec(
+            dataflow=DataflowSpec(url=url, index="failures", token_file=token_file), enable_lib=False
+        )
 
     def afterwards(self, patience: Patience = HASTY) -> Afterwards:
         return Afterwards(self.plan, self.folder, patience=patience)
@@ -281,9 +283,9 @@ async def test_the_environment_gives_the_token_where_no_file_does(
     monkeypatch.setenv(variable, "ApiKey-less")
     plan = case.plan
     if plan.slack:
-        plan = AttributionPlan(slack=SlackPlan(channel="#runs", url=case.server.url))
+        plan = AttributionSpec(slack=SlackSpec(channel="#runs", url=case.server.url), enable_lib=False)
     else:
-        plan = AttributionPlan(dataflow=DataflowPlan(url=case.server.url, index="failures"))
+        plan = AttributionSpec(dataflow=DataflowSpec(url=case.server.url, index="failures"), enable_lib=False)
     afterwards = Afterwards(plan, case.folder, patience=HASTY)
     await afterwards.decided(decided(case.folder))
     await afterwards.close()

@@ -17,7 +17,8 @@ from nvrx_slurm.agent.supervisor import descendants
 from nvrx_slurm.attribution.sources import Source, sources_of
 from nvrx_slurm.attribution.sources.lib import DIED
 from nvrx_slurm.attribution.sources.stdio import child_streams
-from nvrx_slurm.journal.verdicts import Attribution, AttributionPlan, FailureKey, Inquiry, Verdict
+from nvrx_slurm.jobspec.model import AttributionSpec
+from nvrx_slurm.journal.verdicts import Attribution, FailureKey, Inquiry, Verdict
 from nvrx_slurm.lab.faults.attribution_server import AttributionServer, behaviour
 from nvrx_slurm.util.clock import SystemClock
 from nvrx_slurm.util.files import write_private
@@ -90,7 +91,7 @@ async def ask(source: Source, inquiry: Inquiry, *, settled: bool = True, timeout
     return await source.ask(inquiry, settled=event, timeout_s=timeout_s)
 
 
-def only(plan: AttributionPlan, folder: Path) -> Source:
+def only(plan: AttributionSpec, folder: Path) -> Source:
     (source,) = sources_of(plan, folder=folder, clock=SystemClock())
     return source
 
@@ -109,21 +110,25 @@ class Servers:
 
     def mcp(self, case: Case) -> Source:
         command = (sys.executable, "-S", "-P", str(MCP_SCRIPT), case.mcp, str(self.folder / "died"))
-        plan = AttributionPlan(enable_mcp=True, mcp_command=command, decision_timeout_s=1.0)
+        plan = AttributionSpec(enable_mcp=True, mcp_command=command, decision_timeout=1.0, enable_lib=False)
         return only(plan, self.folder)
 
     def attrsvc(self, case: Case) -> Source:
         write_private(self.folder / "token", TOKEN.encode())
-        plan = AttributionPlan(attrsvc_url=self.listening(case).url, token_file=str(self.folder / "token"))
+        plan = AttributionSpec(
+            attrsvc_url=self.listening(case).url, token_file=str(self.folder / "token"), enable_lib=False
+        )
         return only(plan, self.folder)
 
     def managed(self, case: Case) -> Source:
         self.announce(self.listening(case))
-        return only(AttributionPlan(manage_attrsvc=True), self.folder)
+        return only(AttributionSpec(manage_attrsvc=True, enable_lib=False), self.folder)
 
     def http(self, case: Case) -> Source:
         write_private(self.folder / "token", TOKEN.encode())
-        plan = AttributionPlan(http_urls=(self.listening(case).url,), token_file=str(self.folder / "token"))
+        plan = AttributionSpec(
+            http_urls=(self.listening(case).url,), token_file=str(self.folder / "token"), enable_lib=False
+        )
         return only(plan, self.folder)
 
     def listening(self, case: Case) -> AttributionServer:
@@ -255,7 +260,7 @@ async def test_nobody_listens(servers: Servers) -> None:
 async def test_the_jobs_own_service_is_waited_for(tmp_path: Path) -> None:
     """Asked before it has started, the source finds it as soon as it has."""
     servers = Servers("managed", tmp_path)
-    source = only(AttributionPlan(manage_attrsvc=True), tmp_path)
+    source = only(AttributionSpec(manage_attrsvc=True, enable_lib=False), tmp_path)
     asking = asyncio.create_task(ask(source, inquiry_of(tmp_path)))
     await asyncio.wait({asking}, timeout=0.3)
     assert not asking.done()
@@ -269,7 +274,9 @@ async def test_a_wrong_token_is_said_without_showing_it(tmp_path: Path) -> None:
     """The service's no comes with where the token is from, not with the token."""
     server = AttributionServer(behaviour("stop"), token="another")
     write_private(tmp_path / "token", TOKEN.encode())
-    source = only(AttributionPlan(attrsvc_url=server.url, token_file=str(tmp_path / "token")), tmp_path)
+    source = only(
+        AttributionSpec(attrsvc_url=server.url, token_file=str(tmp_path / "token"), enable_lib=False), tmp_path
+    )
     answer = await ask(source, inquiry_of(tmp_path))
     assert answer.problem is not None and "401" in answer.problem and "token_file" in answer.problem
     assert TOKEN not in answer.problem
@@ -346,7 +353,8 @@ async def test_a_server_whose_end_is_called_off_is_gone(tmp_path: Path) -> None:
 async def test_a_command_that_is_not_there(tmp_path: Path) -> None:
     """The problem names the command and the key that sets it."""
     answer = await ask(
-        only(AttributionPlan(enable_mcp=True, mcp_command=("/no/such",)), tmp_path), inquiry_of(tmp_path)
+        only(AttributionSpec(enable_mcp=True, mcp_command=("/no/such",), enable_lib=False), tmp_path),
+        inquiry_of(tmp_path),
     )
     assert answer.problem is not None and "mcp_command '/no/such'" in answer.problem
 
@@ -354,7 +362,7 @@ async def test_a_command_that_is_not_there(tmp_path: Path) -> None:
 async def test_our_own_server_answers_our_own_source(tmp_path: Path) -> None:
     """`mcp` without a command starts `nvrx-slurm mcp`, which reads the logs as `lib` does."""
     write_failure(tmp_path / "logs")
-    plan = AttributionPlan(enable_mcp=True, enable_lib=True)
+    plan = AttributionSpec(enable_mcp=True, enable_lib=True)
     sources = sources_of(plan, folder=tmp_path, clock=SystemClock())
     lib, mcp = await asyncio.gather(*(ask(one, inquiry_of(tmp_path / "logs"), timeout_s=60.0) for one in sources))
     for source in sources:
@@ -366,7 +374,7 @@ async def test_our_own_server_answers_our_own_source(tmp_path: Path) -> None:
 
 async def test_the_library_waits_for_the_failing_ranks_words(tmp_path: Path) -> None:
     """Asked before anything is written it waits, and finds what was written until the workers were gone."""
-    source, settled = only(AttributionPlan(enable_lib=True, decision_timeout_s=ENOUGH_S), tmp_path), asyncio.Event()
+    source, settled = only(AttributionSpec(enable_lib=True, decision_timeout=ENOUGH_S), tmp_path), asyncio.Event()
     asking = asyncio.create_task(source.ask(inquiry_of(tmp_path / "logs"), settled=settled, timeout_s=ENOUGH_S))
     await asyncio.wait({asking}, timeout=0.2)
     assert not asking.done()
@@ -379,7 +387,7 @@ async def test_the_library_waits_for_the_failing_ranks_words(tmp_path: Path) -> 
 
 async def test_the_library_says_what_it_cannot_read(tmp_path: Path) -> None:
     """Logs that are not there are a problem, not a verdict."""
-    source = only(AttributionPlan(enable_lib=True), tmp_path)
+    source = only(AttributionSpec(enable_lib=True), tmp_path)
     answer = await ask(source, inquiry_of(tmp_path / "nowhere"))
     await source.close()
     assert answer.verdict is UNKNOWN
@@ -392,7 +400,7 @@ async def test_a_rule_that_never_ends(tmp_path: Path) -> None:
     (tmp_path / "trap").mkdir()
     (tmp_path / "trap" / "rank-1.err").write_text("a" * 80 + "!\n")
     write_failure(tmp_path / "logs")
-    source = only(AttributionPlan(enable_lib=True, rules=(str(tmp_path / "mine.yaml"),)), tmp_path)
+    source = only(AttributionSpec(enable_lib=True, rules=(str(tmp_path / "mine.yaml"),)), tmp_path)
     await source.open()
     trapped = await ask(source, inquiry_of(tmp_path / "trap"), timeout_s=SHORT_S)
     assert trapped.verdict is TIMEOUT
@@ -403,7 +411,7 @@ async def test_a_rule_that_never_ends(tmp_path: Path) -> None:
 async def test_the_analysis_is_killed(tmp_path: Path) -> None:
     """Its process dies, as of memory, while it works: that is said, and the next failure is analysed by another."""
     write_failure(tmp_path / "logs")
-    source = only(AttributionPlan(enable_lib=True), tmp_path)
+    source = only(AttributionSpec(enable_lib=True), tmp_path)
     before = set(descendants(os.getpid()))
     await source.open()
     (process,) = set(descendants(os.getpid())) - before
@@ -421,7 +429,7 @@ async def test_a_rule_file_that_is_wrong_is_a_problem(tmp_path: Path) -> None:
     """Where it is wrong is told with each answer, and the other sources go on."""
     (tmp_path / "mine.yaml").write_text("rules: [\n")
     write_failure(tmp_path / "logs")
-    plan = AttributionPlan(enable_lib=True, rules=(str(tmp_path / "mine.yaml"),))
+    plan = AttributionSpec(enable_lib=True, rules=(str(tmp_path / "mine.yaml"),))
     source = only(plan, tmp_path)
     answer = await ask(source, inquiry_of(tmp_path / "logs"))
     await source.close()

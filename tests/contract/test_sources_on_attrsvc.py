@@ -14,7 +14,8 @@ import msgspec
 import pytest
 
 from nvrx_slurm.attribution.sources import Source, sources_of
-from nvrx_slurm.journal.verdicts import Attribution, AttributionPlan, FailureKey, Inquiry, Verdict
+from nvrx_slurm.jobspec.model import AttributionSpec
+from nvrx_slurm.journal.verdicts import Attribution, FailureKey, Inquiry, Verdict
 from nvrx_slurm.util.clock import SystemClock
 from nvrx_slurm.util.files import write_private
 from tests.contract.failing_log import RANK, write_failure
@@ -72,7 +73,7 @@ async def serve(tmp_path: Path) -> AsyncIterator[Serve]:
 @pytest.fixture
 async def source(tmp_path: Path) -> AsyncIterator[Source]:
     """The source that asks the job's own service."""
-    plan = AttributionPlan(manage_attrsvc=True, decision_timeout_s=WAIT_S)
+    plan = AttributionSpec(manage_attrsvc=True, decision_timeout=WAIT_S, enable_lib=False)
     (source,) = sources_of(plan, folder=tmp_path, clock=SystemClock())
     yield source
     await source.close()

@@ -12,17 +12,11 @@ import msgspec
 import pytest
 
 from nvrx_slurm.controller.attribution_broker import MOST_STARTS, AttributionBrokerProcess
+from nvrx_slurm.jobspec.model import AttributionSpec
+from nvrx_slurm.jobspec.plan import Plan, RolePlan
 from nvrx_slurm.journal.folder import JobFolder
-from nvrx_slurm.journal.records import FaultTolerance, Plan, RolePlan
-from nvrx_slurm.journal.verdicts import (
-    Attribution,
-    AttributionPlan,
-    Failed,
-    FailureKey,
-    Inquiry,
-    Verdict,
-    VerdictRecord,
-)
+from nvrx_slurm.journal.verdicts import Attribution, Failed, FailureKey, Inquiry, Verdict, VerdictRecord
+from nvrx_slurm.lab.plans import plain_bounds
 from nvrx_slurm.util.processes import is_alive
 
 ANSWER_S = 60.0
@@ -53,7 +47,7 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> JobFolder:
     """A job whose rank 0 has failed in cycle 0."""
     folder = JobFolder(tmp_path / "42")
     folder.create()
-    bounds = FaultTolerance(attribution=AttributionPlan(enable_lib=True, dry_run=False))
+    bounds = plain_bounds(attribution=AttributionSpec(enable_lib=True, dry_run=False))
     role = RolePlan(name="main", command=("x",))
     folder.write_plan(Plan(name="t", roles=(role,), workdir="/", folder=str(tmp_path), fault_tolerance=bounds))
     logs = folder.cycle_logs("main-0", 0, 0)

@@ -8,7 +8,9 @@ import sys
 
 import pytest
 
-from nvrx_slurm.journal.records import BackoffPlan, RestartDecided, RolePlan, RoundClosed, RoundOpened
+from nvrx_slurm.jobspec.model import BackoffSpec
+from nvrx_slurm.jobspec.plan import RolePlan
+from nvrx_slurm.journal.records import RestartDecided, RoundClosed, RoundOpened
 from tests.harness import plan_of
 
 FAILS = RolePlan(name="main", command=(sys.executable, "-c", "raise SystemExit(3)"), nodes_per_replica=1)
@@ -22,7 +24,7 @@ def told(command: str, folder: str) -> str:
 
 def test_a_crash_loop_is_slowed_down_from_the_third_failure_on(run_local, tmp_path):
     """Two restarts are immediate. Each later cycle begins no sooner than the journal says, and the budget ends it."""
-    backoff = BackoffPlan(after=3, within_s=60.0, initial_s=0.3, max_s=0.6)
+    backoff = BackoffSpec(after=3, within=60.0, initial=0.3, max=0.6)
     job = run_local(plan_of(tmp_path, FAILS, max_restarts=5, backoff=backoff))
     assert job.finish() == 1
     decided = {entry.record.cycle: entry for entry in job.entries if isinstance(entry.record, RestartDecided)}
@@ -36,7 +38,7 @@ def test_a_crash_loop_is_slowed_down_from_the_third_failure_on(run_local, tmp_pa
 @pytest.mark.parametrize(("number", "code"), [(signal.SIGTERM, 143), (signal.SIGINT, 130)])
 def test_a_job_that_waits_in_a_crash_loop_can_be_cancelled(run_local, tmp_path, number, code):
     """The wait of an hour ends at once; until then `status`, `events` and `explain` say what the job waits for."""
-    backoff = BackoffPlan(after=1, within_s=60.0, initial_s=FOR_EVER_S, max_s=FOR_EVER_S)
+    backoff = BackoffSpec(after=1, within=60.0, initial=FOR_EVER_S, max=FOR_EVER_S)
     job = run_local(plan_of(tmp_path, FAILS, max_restarts=5, backoff=backoff))
     job.expect(RoundOpened, cycle=1)
     for command in ("status", "events", "explain"):

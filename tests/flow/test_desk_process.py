@@ -17,7 +17,8 @@ import msgspec
 import pytest
 
 from nvrx_slurm.agent.supervisor import descendants
-from nvrx_slurm.journal.verdicts import AttributionPlan, DataflowPlan, FailureKey, Inquiry
+from nvrx_slurm.jobspec.model import AttributionSpec, DataflowSpec
+from nvrx_slurm.journal.verdicts import FailureKey, Inquiry
 from nvrx_slurm.lab.faults.attribution_server import AttributionServer, behaviour
 from tests.harness import wait_gone
 
@@ -29,7 +30,7 @@ SCRIPT = (sys.executable, "-S", "-P", str(Path(__file__).parents[1] / "mcp_scrip
 class Desk:
     """A desk, and the lines that it has written."""
 
-    def __init__(self, folder: Path, plan: AttributionPlan) -> None:
+    def __init__(self, folder: Path, plan: AttributionSpec) -> None:
         self.folder = folder
         plan_json = msgspec.json.encode({"name": "j", "fault_tolerance": {"attribution": plan}})
         (folder / "plan.json").write_bytes(plan_json)
@@ -92,7 +93,7 @@ def start(tmp_path: Path) -> Iterator[Callable[..., Desk]]:
     desks: list[Desk] = []
 
     def start(**plan: Any) -> Desk:
-        desks.append(Desk(tmp_path, AttributionPlan(**plan)))
+        desks.append(Desk(tmp_path, AttributionSpec(**{"enable_lib": False, **plan})))
         return desks[-1]
 
     yield start
@@ -156,7 +157,7 @@ def test_a_line_without_end_is_skipped(start, server) -> None:
 
 def test_two_failures_at_once(start, serve) -> None:
     """A failure whose logs are not whole yet does not hold up the other; a stale `settled` is nothing."""
-    desk = start(attrsvc_url=serve("changes").url, decision_timeout_s=WAIT_S)
+    desk = start(attrsvc_url=serve("changes").url, decision_timeout=WAIT_S)
     desk.ask(0, settled=False)
     desk.ask(1, settled=True)
     (second,) = desk.answers(1)
@@ -200,7 +201,7 @@ def test_the_end_of_input_is_not_held_up(start, serve) -> None:
 
 def test_a_decision_is_taken_note_of(start, server, tmp_path) -> None:
     """What was decided waits for those who are to be told, when the desk has ended and they were away."""
-    desk = start(attrsvc_url=server.url, dataflow=DataflowPlan(url="http://127.0.0.1:1", index="failures"))
+    desk = start(attrsvc_url=server.url, dataflow=DataflowSpec(url="http://127.0.0.1:1", index="failures"))
     desk.ask()
     desk.say({"judged": {"key": desk.key(), "verdict": "STOP", "acted": True, "why": "", "action": "shut_down"}})
     desk.answers(1)
@@ -250,7 +251,7 @@ def test_ctrl_c_is_the_controllers_to_hear(start, server) -> None:
 
 def test_it_dies_with_its_controller(tmp_path) -> None:
     """The parent is killed while an ask is open: nothing of the desk stays, though its input is held open."""
-    plan = AttributionPlan(enable_mcp=True, mcp_command=(*SCRIPT, "silent"))
+    plan = AttributionSpec(enable_mcp=True, mcp_command=(*SCRIPT, "silent"), enable_lib=False)
     (tmp_path / "plan.json").write_bytes(msgspec.json.encode({"fault_tolerance": {"attribution": plan}}))
     reading, writing = os.pipe()
     parent = subprocess.Popen(

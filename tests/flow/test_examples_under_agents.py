@@ -10,7 +10,8 @@ from pathlib import Path
 
 import pytest
 
-from nvrx_slurm.journal.records import NodeLost, RolePlan, WorkersStarted
+from nvrx_slurm.jobspec.plan import RolePlan
+from nvrx_slurm.journal.records import NodeLost, WorkersStarted
 from nvrx_slurm.util.clock import SystemClock
 from tests.harness import plan_of
 
@@ -54,7 +55,7 @@ def torch_job(run_local, base, name, *options):
     script = EXAMPLES / "torch_ddp" / "train.py"
     command = (sys.executable, str(script), "--steps", "100", "--checkpoint-dir", str(base / name), *options)
     role = RolePlan(name="main", command=command, nodes_per_replica=2, env={"OMP_NUM_THREADS": "1"})
-    return run_local(plan_of(base, role, spares=1, last_call_s=30.0), job_id=name)
+    return run_local(plan_of(base, role, spares=1, rendezvous__last_call=30.0), job_id=name)
 
 
 def wait_for_checkpoint(folder, job):

@@ -52,7 +52,7 @@ def clock(tmp_path: Path) -> Iterator[FakeClock]:
 def test_clock_that_is_set_by_an_hour_changes_nothing(run_local, gate, clock, tmp_path, ahead_s):
     """All processes' wall clock is set by an hour while a round runs, and again by as much the other way: nobody is
     lost, no worker touched, a failure after each is dealt with, and the journal's clock has no step in it."""
-    bounds = {"heartbeat_interval_s": 0.2, "heartbeat_timeout_s": 5.0}
+    bounds = {"heartbeat__interval": 0.2, "heartbeat__timeout": 5.0}
     job = run_local(gate_plan(gate, tmp_path, **bounds), env=clock.env)
     workers = gate.wait(4, cycle=0)
     for cycle, ahead in ((1, ahead_s), (2, 0)):
@@ -73,7 +73,7 @@ def test_clock_that_is_set_by_an_hour_changes_nothing(run_local, gate, clock, tm
 
 def test_node_that_freezes_while_the_clock_is_an_hour_off_is_given_up_in_time(run_local, gate, clock, tmp_path):
     """After the clock was set back, silence is still silence: a frozen node is lost after its timeout."""
-    bounds = {"heartbeat_interval_s": 0.2, "heartbeat_timeout_s": 5.0, "startup_timeout_s": 10.0}
+    bounds = {"heartbeat__interval": 0.2, "heartbeat__timeout": 5.0, "heartbeat__startup_timeout": 10.0}
     job = run_local(gate_plan(gate, tmp_path, **bounds), env=clock.env)
     gate.wait(4, cycle=0)
     job.agent_pid("n3")

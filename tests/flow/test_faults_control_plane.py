@@ -17,7 +17,7 @@ from nvrx_slurm.util.processes import is_alive
 from tests.fault_harness import child_of, until
 from tests.harness import gate_plan, wait_gone
 
-QUICK = {"heartbeat_interval_s": 0.2, "heartbeat_timeout_s": 3.0}
+QUICK = {"heartbeat__interval": 0.2, "heartbeat__timeout": 3.0}
 
 
 def control_plane(job):
@@ -101,7 +101,7 @@ def test_controller_that_the_store_refuses_ends_the_job(run_local, gate, tmp_pat
 def test_store_that_refuses_everybody_once_the_end_was_decided(run_local, gate, tmp_path):
     """All work is done, and the end waits for an agent that is frozen. Then the store's password is another: the job
     ends as it was decided."""
-    job = run_local(gate_plan(gate, tmp_path, heartbeat_interval_s=0.2, heartbeat_timeout_s=60.0))
+    job = run_local(gate_plan(gate, tmp_path, heartbeat__interval=0.2, heartbeat__timeout=60.0))
     gate.wait(4, cycle=0)
     everybody = descendants(job.process.pid)
     os.kill(job.agent_pid("n3"), signal.SIGSTOP)
@@ -119,7 +119,7 @@ def test_store_that_refuses_everybody_once_the_end_was_decided(run_local, gate, 
 def test_node_that_dies_with_the_controller_is_given_up_in_time(run_local, gate, tmp_path):
     """Who dies while there is no controller is missed by the next one after the heartbeat timeout, not after the
     time that a start may take."""
-    job = run_local(gate_plan(gate, tmp_path, startup_timeout_s=1000.0, **QUICK))
+    job = run_local(gate_plan(gate, tmp_path, heartbeat__startup_timeout=1000.0, **QUICK))
     gate.wait(4, cycle=0)
     for node in ("n1", "n2", "n3"):
         job.agent_pid(node)
@@ -137,7 +137,7 @@ def test_node_that_dies_with_the_controller_is_given_up_in_time(run_local, gate,
 def test_control_plane_gone_for_longer_than_its_grace_ends_the_workers(run_local, gate, tmp_path):
     """Agents whose controller stays silent beyond `control_plane_grace` stop their workers and leave: nothing runs
     on unwatched for ever."""
-    job = run_local(gate_plan(gate, tmp_path, control_plane_grace_s=3.0, teardown_grace_s=1.0, **QUICK))
+    job = run_local(gate_plan(gate, tmp_path, control_plane_grace=3.0, teardown__grace=1.0, **QUICK))
     before = gate.wait(4, cycle=0)
     os.kill(control_plane(job)["nvrx_slurm.controller"], signal.SIGSTOP)
     wait_gone([worker.pid for worker in before.values()])

@@ -114,7 +114,7 @@ def test_no_room_for_another_file_costs_the_logs_alone(run_local, gate):
 def test_job_whose_folder_is_removed_ends_all_the_same(run_local, gate, tmp_path):
     """Nothing can be written any more, neither a log nor the result: the job ends within a bound, and leaves
     nothing."""
-    job = run_local(gate_plan(gate, tmp_path, teardown_grace_s=1.0))
+    job = run_local(gate_plan(gate, tmp_path, teardown__grace=1.0))
     gate.wait(4, cycle=0)
     everybody = descendants(job.process.pid)
     shutil.rmtree(job.folder.path)

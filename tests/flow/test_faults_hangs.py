@@ -9,7 +9,8 @@ import sys
 
 import pytest
 
-from nvrx_slurm.journal.records import HangBounds, Learned, WorkerHung, WorkersDone
+from nvrx_slurm.jobspec.model import HangSpec
+from nvrx_slurm.journal.records import Learned, WorkerHung, WorkersDone
 from nvrx_slurm.util.processes import is_alive
 from tests.fault_harness import child_of, until
 from tests.fault_jobs import causes, ends_well, fault_plan, printed
@@ -30,7 +31,7 @@ def stacks_of(job, hung):
 def test_native_code_that_holds_the_gil(run_local, gate, tmp_path):
     """Stuck where no other Python thread of it can run, a worker is found by its missing steps, its stack names the
     line, and the replica starts again."""
-    bounds = HangBounds(step_s=1.0)
+    bounds = HangSpec(step_timeout=1.0)
     hung = hang_of(job := run_local(fault_plan(gate, tmp_path, "holds_the_gil", hang=bounds)), gate)
     assert (hung.rank, hung.step) == (1, 7)
     assert hung.why.startswith("no step for") and "after step 7" in hung.why
@@ -42,8 +43,8 @@ def test_worker_in_uninterruptible_sleep(run_local, gate, tmp_path):
     """In state D a worker cannot be asked: what the kernel says of it is on file, and the replica starts again."""
     fifo = tmp_path / "fifo"
     os.mkfifo(fifo)
-    bounds = HangBounds(step_s=1.0)
-    plan = fault_plan(gate, tmp_path, "sleeps_uninterruptibly", str(fifo), hang=bounds, teardown_grace_s=1.0)
+    bounds = HangSpec(step_timeout=1.0)
+    plan = fault_plan(gate, tmp_path, "sleeps_uninterruptibly", str(fifo), hang=bounds, teardown__grace=1.0)
     hung = hang_of(job := run_local(plan), gate)
     assert (hung.rank, hung.step) == (1, 7)
     assert "state    D" in stacks_of(job, hung)
@@ -55,7 +56,7 @@ def test_worker_in_uninterruptible_sleep(run_local, gate, tmp_path):
 def test_each_open_section_has_its_own_deadline(run_local, gate, tmp_path, fault, section):
     """Of two sections, one in the other, the one whose time is up is named; the other's does not hide it, and no step
     is missed meanwhile."""
-    hung = hang_of(run_local(fault_plan(gate, tmp_path, fault, hang=HangBounds(step_s=1000.0))), gate)
+    hung = hang_of(run_local(fault_plan(gate, tmp_path, fault, hang=HangSpec(step_timeout=1000.0))), gate)
     assert hung.rank == 1
     assert hung.why.startswith(f'section "{section}" open for')
     assert hung.why.endswith("(limit 1 s)")
@@ -64,7 +65,7 @@ def test_each_open_section_has_its_own_deadline(run_local, gate, tmp_path, fault
 
 def test_worker_that_ends_while_its_agent_stands_still_has_not_hung(run_local, gate, tmp_path):
     """The agent comes to both at once when it goes on: that the worker has ended, and that its next step is due."""
-    bounds = {"hang": HangBounds(step_s=5.0), "heartbeat_timeout_s": 60.0, "fence_timeout_s": 90.0}
+    bounds = {"hang": HangSpec(step_timeout=5.0), "heartbeat__timeout": 60.0, "fence_timeout": 90.0}
     job = run_local(fault_plan(gate, tmp_path, "takes_a_step", rank=0, nodes=2, workers=1, **bounds))
     workers = gate.wait(2, cycle=0)
     agent = job.agent_pid("n1")
@@ -82,7 +83,7 @@ def test_worker_that_ends_while_its_agent_stands_still_has_not_hung(run_local, g
 
 def test_worker_that_never_begins(run_local, gate, tmp_path):
     """Without a first beat within `startup` after its start, a worker counts as hung."""
-    plan = fault_plan(gate, tmp_path, "never_begins", workers=1, rank=0, hang=HangBounds(startup_s=6.0))
+    plan = fault_plan(gate, tmp_path, "never_begins", workers=1, rank=0, hang=HangSpec(startup_timeout=6.0))
     job = run_local(plan)
     gate.wait(1, cycle=1)[0].go()  # it does not beat either, but ends before that is due
     assert job.finish() == 0
@@ -93,7 +94,7 @@ def test_worker_that_never_begins(run_local, gate, tmp_path):
 
 def test_worker_that_falls_silent(run_local, gate, tmp_path):
     """Without any import in the worker: no output for as long as `no_output` says is a hang."""
-    plan = fault_plan(gate, tmp_path, "prints_and_falls_silent", workers=1, rank=0, hang=HangBounds(no_output_s=6.0))
+    plan = fault_plan(gate, tmp_path, "prints_and_falls_silent", workers=1, rank=0, hang=HangSpec(no_output=6.0))
     job = run_local(plan)
     gate.wait(1, cycle=1)[0].go()
     assert job.finish() == 0
@@ -106,7 +107,7 @@ def test_worker_that_falls_silent(run_local, gate, tmp_path):
 def test_learned_deadline_outlives_cycle_and_controller(run_local, gate, tmp_path):
     """What steps take is learned in one cycle, and holds in the next, also under a new controller: a worker that
     stops after its first steps there is found by the learned deadline."""
-    bounds = HangBounds(learn=True, warmup=5, safety_factor=2.0)
+    bounds = HangSpec(learn=True, warmup=5, safety_factor=2.0)
     job = run_local(fault_plan(gate, tmp_path, "steps_then_learns", rank="all", workers=1, hang=bounds))
     worker = gate.wait(1, cycle=0)[0]
     until(lambda: printed(job, 0), "it has taken its steps")

@@ -15,7 +15,7 @@ from tests.fault_harness import FrozenNode, child_of, supervisor_of, until, with
 from tests.harness import wait_gone
 from tests.ledger import Ledger
 
-QUICK = {"heartbeat_interval_s": 0.2, "heartbeat_timeout_s": 4.0, "startup_timeout_s": 10.0}
+QUICK = {"heartbeat__interval": 0.2, "heartbeat__timeout": 4.0, "heartbeat__startup_timeout": 10.0}
 
 
 @pytest.fixture
@@ -84,7 +84,7 @@ def test_thawed_node_takes_no_step(run_local, gate, ledger, order):
 
 def test_node_that_thaws_before_it_is_given_up_goes_on(run_local, gate, ledger):
     """Stopped for less than the heartbeat timeout, a node loses nothing: no restart, no new worker."""
-    job = run_local(ledger.plan(gate, heartbeat_interval_s=0.2, heartbeat_timeout_s=20.0))
+    job = run_local(ledger.plan(gate, heartbeat__interval=0.2, heartbeat__timeout=20.0))
     before = gate.wait(4, cycle=0)
     node = FrozenNode(job, "n2")
     taken = ledger.steps(node="n2", cycle=0)
@@ -114,7 +114,7 @@ def test_frozen_agent_alone_costs_the_node_its_workers(run_local, gate, ledger):
 def test_without_a_fence_the_lease_ends_the_workers(run_local, gate, ledger):
     """Where no trap can be opened and only the agent is stopped, its supervisor kills the workers when their lease
     lapses, and their ranks wait until that must have happened."""
-    bounds = {**QUICK, "fence_timeout_s": 6.0}
+    bounds = {**QUICK, "fence_timeout": 6.0}
     job = without_socket_filters(lambda: run_local(ledger.plan(gate, **bounds)))
     before = gate.wait(4, cycle=0)
     all_joined(job, "n3", "n4")
@@ -134,7 +134,7 @@ def test_without_a_fence_the_lease_ends_the_workers(run_local, gate, ledger):
 def test_without_a_fence_the_supervisor_that_thaws_kills_first(run_local, gate, ledger):
     """Where no trap can be opened and all of a node is stopped, its supervisor, thawed, finds the lease lapsed and
     kills the workers before anything else."""
-    bounds = {**QUICK, "fence_timeout_s": 6.0}
+    bounds = {**QUICK, "fence_timeout": 6.0}
     job = without_socket_filters(lambda: run_local(ledger.plan(gate, **bounds)))
     gate.wait(4, cycle=0)
     all_joined(job, "n3", "n4")

@@ -12,7 +12,7 @@ from tests.fault_harness import until
 from tests.fault_jobs import ends_well, fault_plan, printed
 
 MOST_RESIDENT_KB = 300_000
-QUICK = {"heartbeat_interval_s": 0.5, "heartbeat_timeout_s": 5.0}
+QUICK = {"heartbeat__interval": 0.5, "heartbeat__timeout": 5.0}
 
 
 def peak_kb(pid):

@@ -5,7 +5,8 @@ from __future__ import annotations
 import pytest
 
 from nvrx_slurm.agent.supervisor import descendants
-from nvrx_slurm.journal.records import HangBounds, NodeReady, StacksDumped, WorkerFailed
+from nvrx_slurm.jobspec.model import HangSpec
+from nvrx_slurm.journal.records import NodeReady, StacksDumped, WorkerFailed
 from nvrx_slurm.util.processes import is_alive
 from tests.fault_harness import until
 from tests.fault_jobs import causes, ends_well, fault_plan, printed
@@ -17,7 +18,7 @@ def test_early_exit_with_0_ends_the_wait_of_the_others(run_local, gate, tmp_path
     """One rank ends with 0 and the others wait for it: after `exit_skew` they count as hung, and all start again."""
     workers = 2 // nodes
     plan = fault_plan(
-        gate, tmp_path, "exits_early", nodes=nodes, workers=workers, hang=HangBounds(exit_skew_s=5.0), max_restarts=1
+        gate, tmp_path, "exits_early", nodes=nodes, workers=workers, hang=HangSpec(exit_skew=5.0), max_restarts=1
     )
     job = run_local(plan)
     ends_well(job, gate, workers=2, cycle=1)
@@ -27,7 +28,7 @@ def test_early_exit_with_0_ends_the_wait_of_the_others(run_local, gate, tmp_path
 
 def test_worker_deaf_to_sigterm_is_killed_within_the_budget(run_local, gate, tmp_path):
     """A worker that ignores SIGTERM has its stacks on file before it is killed, and the node is ready in time."""
-    job = run_local(fault_plan(gate, tmp_path, "ignores_sigterm", nodes=1, teardown_grace_s=8.0))
+    job = run_local(fault_plan(gate, tmp_path, "ignores_sigterm", nodes=1, teardown__grace=8.0))
     workers = gate.wait(2, cycle=0)
     until(lambda: printed(job, 1) == b"deaf\n", "rank 1 is deaf")
     workers[0].go(exit_code=7)
@@ -43,7 +44,7 @@ def test_eight_deaf_workers_of_64_cost_the_others_nothing(run_local, gate, tmp_p
     """Of those that do not obey, and of nobody else, stacks are on file; then they are killed."""
     deaf = range(0, 64, 8)
     ranks = ",".join(map(str, deaf))
-    job = run_local(fault_plan(gate, tmp_path, "ignores_sigterm", rank=ranks, workers=64, teardown_grace_s=10.0))
+    job = run_local(fault_plan(gate, tmp_path, "ignores_sigterm", rank=ranks, workers=64, teardown__grace=10.0))
     before = gate.wait(64, cycle=0, timeout=90.0)
     until(lambda: all(printed(job, rank) == b"deaf\n" for rank in deaf), "eight are deaf")
     before[1].go(exit_code=7)
@@ -58,7 +59,7 @@ def test_eight_deaf_workers_of_64_cost_the_others_nothing(run_local, gate, tmp_p
 
 def test_daemon_of_a_worker_does_not_outlive_the_cycle(run_local, gate, tmp_path):
     """A process that left its session and its parents, deaf to SIGTERM, is gone before the next cycle begins."""
-    job = run_local(fault_plan(gate, tmp_path, "leaves_a_daemon", workers=1, rank=0, teardown_grace_s=1.0))
+    job = run_local(fault_plan(gate, tmp_path, "leaves_a_daemon", workers=1, rank=0, teardown__grace=1.0))
     worker = gate.wait(1, cycle=0)[0]
     daemon = int(until(lambda: printed(job, 0).endswith(b"\n") and printed(job, 0), "it tells its daemon").split()[1])
     assert is_alive(daemon)
@@ -70,7 +71,7 @@ def test_daemon_of_a_worker_does_not_outlive_the_cycle(run_local, gate, tmp_path
 
 def test_500_children_of_a_worker_do_not_outlive_the_cycle(run_local, gate, tmp_path):
     """As many processes as that, deaf to SIGTERM, are killed, none left out."""
-    job = run_local(fault_plan(gate, tmp_path, "has_500_children", workers=1, rank=0, teardown_grace_s=1.0))
+    job = run_local(fault_plan(gate, tmp_path, "has_500_children", workers=1, rank=0, teardown__grace=1.0))
     worker = gate.wait(1, cycle=0)[0]
     until(lambda: printed(job, 0) == b"all there\n", "it has its children")
     children = descendants(worker.pid)
@@ -83,7 +84,7 @@ def test_500_children_of_a_worker_do_not_outlive_the_cycle(run_local, gate, tmp_
 
 def test_exception_is_told_before_the_worker_ends(run_local, gate, tmp_path):
     """A worker that fails, and then never gets to its end, is restarted for what it failed with."""
-    job = run_local(fault_plan(gate, tmp_path, "raises_and_lingers", workers=1, rank=0, teardown_grace_s=1.0))
+    job = run_local(fault_plan(gate, tmp_path, "raises_and_lingers", workers=1, rank=0, teardown__grace=1.0))
     ends_well(job, gate, workers=1, cycle=1)
     (failed,) = job.said(WorkerFailed)
     assert (failed.exit_code, failed.error) == (1, "ValueError: no such layer: 49")

@@ -15,13 +15,12 @@ from typing import Any
 import msgspec
 
 from nvrx_slurm.agent.supervisor import send_all
+from nvrx_slurm.jobspec.model import HangSpec, StoreSpec
+from nvrx_slurm.jobspec.plan import Plan, RolePlan
 from nvrx_slurm.journal.records import (
-    HangBounds,
     NodeReady,
-    Plan,
     RestartDecided,
     RestartedInProcess,
-    RolePlan,
     WorkerFailed,
     WorkerHung,
     WorkersDone,
@@ -264,7 +263,7 @@ async def test_the_sites_own_store_serves_the_group_too(run_local, gate, tmp_pat
     process = await server.start()
     try:
         plan = wrapped_plan(gate, tmp_path)
-        plan = msgspec.structs.replace(plan, store_url=f"redis://127.0.0.1:{server.port}/0")
+        plan = msgspec.structs.replace(plan, store=StoreSpec(url=f"redis://127.0.0.1:{server.port}/0"))
         await asyncio.to_thread(_restarts_once, run_local, gate, plan)
     finally:
         process.send_signal(signal.SIGTERM)
@@ -285,7 +284,7 @@ def _restarts_once(run_local, gate, plan):
 
 def test_a_restart_that_takes_longer_than_a_step_may_is_no_hang(run_local, gate, tmp_path):
     """Nor is the group's first step after it late: it has the time of a start-up."""
-    job = run_local(wrapped_plan(gate, tmp_path, "once", "slow:8", hang=HangBounds(step_s=5.0)))
+    job = run_local(wrapped_plan(gate, tmp_path, "once", "slow:8", hang=HangSpec(step_timeout=5.0)))
     gate.wait(2, cycle=0)
     assert job.finish() == 0
     (restart,) = restarts(job)
@@ -295,7 +294,7 @@ def test_a_restart_that_takes_longer_than_a_step_may_is_no_hang(run_local, gate,
 
 def test_a_worker_that_hangs_after_a_restart_is_found(run_local, gate, tmp_path):
     """The deadlines run again: a function that does not get to its first step is a hang."""
-    job = run_local(wrapped_plan(gate, tmp_path, hang=HangBounds(startup_s=8.0)))
+    job = run_local(wrapped_plan(gate, tmp_path, hang=HangSpec(startup_timeout=8.0)))
     gate.wait(2, cycle=0)[1].go(RAISE)
     job.expect(RestartedInProcess, cycle=0)
     hung = job.expect(WorkerHung, cycle=0)

@@ -6,7 +6,7 @@ import signal
 
 import pytest
 
-from nvrx_slurm.journal.records import RolePlan
+from nvrx_slurm.jobspec.plan import RolePlan
 from nvrx_slurm.lab.devcluster.waiting import wait_until
 from nvrx_slurm.util.clock import SystemClock
 from tests.harness import plan_of, wait_gone
@@ -18,7 +18,7 @@ def test_second_signal_does_not_wait_for_the_teardown(run_local, gate, tmp_path,
     """Workers that ignore the stop signal, and have an hour, are killed at the second signal; the exit code is the
     first one's."""
     role = RolePlan(name="main", command=gate_command(gate, STUBBORN), nodes_per_replica=2)
-    job = run_local(plan_of(tmp_path, role, teardown_grace_s=3600.0))
+    job = run_local(plan_of(tmp_path, role, teardown__grace=3600.0))
     workers = gate.wait(2, cycle=0)
     job.process.send_signal(number)
     log = job.folder.node_log("n1")

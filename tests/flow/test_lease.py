@@ -10,7 +10,8 @@ import msgspec
 import pytest
 
 from nvrx_slurm.agent.supervisor import descendants
-from nvrx_slurm.journal.records import Lease, NodeJoined, Shutdown, Signalled, WorkersStarted
+from nvrx_slurm.jobspec.model import LeaseSpec
+from nvrx_slurm.journal.records import NodeJoined, Shutdown, Signalled, WorkersStarted
 from tests.harness import gate_plan, wait_gone
 
 TIMEOUT_S = 4.0
@@ -49,8 +50,8 @@ def owner(tmp_path: Path) -> Iterator[Owner]:
 
 
 def leased(gate, tmp_path):
-    plan = gate_plan(gate, tmp_path, teardown_grace_s=2.0)
-    return msgspec.structs.replace(plan, lease=Lease(file=str(tmp_path / "lease"), timeout_s=TIMEOUT_S))
+    plan = gate_plan(gate, tmp_path, teardown__grace=2.0)
+    return msgspec.structs.replace(plan, lease=LeaseSpec(file=str(tmp_path / "lease"), timeout=TIMEOUT_S))
 
 
 def test_job_goes_on_while_its_lease_is_touched_and_ends_when_it_is_not(run_local, gate, tmp_path, owner):

@@ -9,12 +9,12 @@ import sys
 
 import pytest
 
+from nvrx_slurm.jobspec.plan import RolePlan
 from nvrx_slurm.journal.records import (
     JobEnded,
     NodeLost,
     Recovered,
     RestartDecided,
-    RolePlan,
     RoundClosed,
     RoundOpened,
     Shutdown,

@@ -17,8 +17,13 @@ from tests.ledger import Ledger
 from tests.network import BATCH, GateNetwork
 
 NODES = ("n1", "n2", "n3")
-QUICK = {"heartbeat_interval_s": 0.2, "heartbeat_timeout_s": 4.0, "startup_timeout_s": 10.0, "fence_timeout_s": 6.0}
-PATIENT = {"heartbeat_interval_s": 0.2, "heartbeat_timeout_s": 20.0, "fence_timeout_s": 30.0}
+QUICK = {
+    "heartbeat__interval": 0.2,
+    "heartbeat__timeout": 4.0,
+    "heartbeat__startup_timeout": 10.0,
+    "fence_timeout": 6.0,
+}
+PATIENT = {"heartbeat__interval": 0.2, "heartbeat__timeout": 20.0, "fence_timeout": 30.0}
 
 
 @pytest.fixture
@@ -127,7 +132,7 @@ def test_cut_off_node_kills_its_workers_before_others_get_their_ranks(start, net
     wait_gone([before[2].pid, before[3].pid])
     lost = job.expect(NodeLost, node="n2")
     assert lost.cause == "heartbeat_timeout"
-    assert 0.0 < lost.safe_after_s < QUICK["fence_timeout_s"] + 0.4 + 2.0
+    assert 0.0 < lost.safe_after_s < QUICK["fence_timeout"] + 0.4 + 2.0
     assert nodes_of(gate.wait(4, cycle=1)) == {"n1", "n3"}
     assert job.said(NodeFenced) == []
     network.heal()
@@ -184,7 +189,7 @@ def test_reset_connection_is_made_again(start, network, gate, ledger):
 
 def test_short_cut_of_all_nodes_touches_nobody(start, network, gate, ledger):
     """The controller hears nobody for longer than the heartbeat timeout: that is its own network's fault."""
-    job = start(heartbeat_interval_s=0.2, heartbeat_timeout_s=3.0, fence_timeout_s=60.0)
+    job = start(heartbeat__interval=0.2, heartbeat__timeout=3.0, fence_timeout=60.0)
     network.cut([BATCH])
     works_on(ledger, "n2", steps=1000)
     network.heal()
@@ -248,7 +253,7 @@ def test_frozen_and_cut_off_node_takes_no_step(start, network, gate, ledger, ord
 
 def test_slow_and_lossy_network_makes_nobody_late(start, network, gate, ledger):
     """200 ms each way and 5 % of frames lost, for 20 beats of every node: nobody is held for dead."""
-    job = start(heartbeat_interval_s=1.0, heartbeat_timeout_s=5.0)
+    job = start(heartbeat__interval=1.0, heartbeat__timeout=5.0)
     network.slow(dict.fromkeys(NODES, (0.2, 0.05)))
     with network.beats(job) as heard:
         until(lambda: min(heard()[node] for node in NODES) >= 20, "20 beats of each node", timeout=100.0)

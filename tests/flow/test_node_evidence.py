@@ -5,7 +5,9 @@ from __future__ import annotations
 import sys
 from pathlib import Path
 
-from nvrx_slurm.journal.records import NodeReady, ProgressPlan, RolePlan
+from nvrx_slurm.jobspec.model import ProgressSpec
+from nvrx_slurm.jobspec.plan import RolePlan
+from nvrx_slurm.journal.records import NodeReady
 from tests.fault_jobs import ends_well
 from tests.harness import RunningJob, gate_plan, plan_of
 
@@ -45,7 +47,7 @@ def test_a_job_that_ends_at_once_still_has_it(run_local, gate, tmp_path):
 def test_what_workers_print_tells_how_far_they_came(run_local, tmp_path):
     """The step of the last line that matches is told when the node is ready again."""
     role = RolePlan(name="main", command=(sys.executable, "-c", PRINTS))
-    plan = plan_of(tmp_path, role, progress=ProgressPlan(log_pattern="iteration +([0-9]+)/"))
+    plan = plan_of(tmp_path, role, progress=ProgressSpec(log_pattern="iteration +([0-9]+)/"))
     job = run_local(plan)
     assert job.finish() == 0
     assert [ready.step for ready in job.said(NodeReady)] == [49]

@@ -10,8 +10,9 @@ from pathlib import Path
 
 import pytest
 
+from nvrx_slurm.jobspec.plan import Plan, RolePlan
 from nvrx_slurm.journal.folder import JobFolder
-from nvrx_slurm.journal.records import NodeLost, Plan, Progress, RolePlan, WorkersStarted
+from nvrx_slurm.journal.records import NodeLost, Progress, WorkersStarted
 from tests.harness import RunningJob, plan_of
 from tests.slurm_harness import CLI
 

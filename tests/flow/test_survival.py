@@ -11,15 +11,8 @@ from pathlib import Path
 import pytest
 
 from nvrx_slurm.agent.supervisor import descendants, send_all
-from nvrx_slurm.journal.records import (
-    ControllerStarted,
-    NodeFenced,
-    NodeJoined,
-    NodeLost,
-    RolePlan,
-    RoundClosed,
-    RoundOpened,
-)
+from nvrx_slurm.jobspec.plan import RolePlan
+from nvrx_slurm.journal.records import ControllerStarted, NodeFenced, NodeJoined, NodeLost, RoundClosed, RoundOpened
 from nvrx_slurm.util.clock import SystemClock
 from nvrx_slurm.util.processes import is_alive
 from tests.harness import gate_plan, plan_of, wait_gone
@@ -62,7 +55,7 @@ def numbers(job):
 def test_control_plane_down_for_ten_seconds_touches_no_worker(run_local, gate, tmp_path, victim):
     """Store or controller killed for 10 s: every worker lives on, a failure meanwhile is handled afterwards, the
     journal has no gap, and the job ends 0."""
-    job = run_local(gate_plan(gate, tmp_path, heartbeat_timeout_s=5.0))
+    job = run_local(gate_plan(gate, tmp_path, heartbeat__timeout=5.0))
     before = gate.wait(4, cycle=0)
     freeze_host_and_kill(job, victim, seconds=10.0)
     assert all(is_alive(w.pid) for w in before.values())
@@ -133,7 +126,7 @@ def test_nothing_outlives_a_killed_batch_host(run_local, gate, tmp_path):
 def test_frozen_node_is_given_up_and_what_thaws_is_killed(run_local, gate, tmp_path):
     """A node that falls silent is reaped after the heartbeat timeout, and its workers are killed while it is frozen;
     thawed, it stands by."""
-    job = run_local(gate_plan(gate, tmp_path, heartbeat_timeout_s=4.0, heartbeat_interval_s=0.2))
+    job = run_local(gate_plan(gate, tmp_path, heartbeat__timeout=4.0, heartbeat__interval=0.2))
     before = gate.wait(4, cycle=0)
     job.agent_pid("n3")
     agent = job.agent_pid("n2")

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from nvrx_slurm.journal.records import JobEnded, RolePlan, StacksDumped
+from nvrx_slurm.jobspec.plan import RolePlan
+from nvrx_slurm.journal.records import JobEnded, StacksDumped
 from tests.harness import plan_of
 from tests.slurm_jobs import SAVING, gate_command
 
 
-def saving_plan(gate, tmp_path, *, endless, time_limit_s, checkpoint_timeout_s):
+def saving_plan(gate, tmp_path, *, endless, time_limit_s, teardown__checkpoint_timeout):
     """Two nodes of one worker, each of which saves when it is asked to; rank `endless` for ever."""
     command = gate_command(gate, SAVING.format(endless=endless))
     role = RolePlan(name="main", command=command, nodes_per_replica=2)
@@ -15,9 +16,9 @@ def saving_plan(gate, tmp_path, *, endless, time_limit_s, checkpoint_timeout_s):
         tmp_path,
         role,
         time_limit_s=time_limit_s,
-        teardown_grace_s=1.0,
-        checkpoint_signal="SIGUSR1",
-        checkpoint_timeout_s=checkpoint_timeout_s,
+        teardown__grace=1.0,
+        teardown__checkpoint_signal="SIGUSR1",
+        teardown__checkpoint_timeout=teardown__checkpoint_timeout,
     )
 
 
@@ -28,7 +29,9 @@ def saved(tmp_path):
 def test_workers_save_before_the_time_is_up(run_local, gate, tmp_path):
     """Every worker gets the checkpoint signal early enough for an hour of saving; all have saved, the job ends with
     124, and nobody had to be ended."""
-    job = run_local(saving_plan(gate, tmp_path, endless="none", time_limit_s=24.0, checkpoint_timeout_s=3600.0))
+    job = run_local(
+        saving_plan(gate, tmp_path, endless="none", time_limit_s=24.0, teardown__checkpoint_timeout=3600.0)
+    )
     gate.wait(2, cycle=0)
     assert job.finish() == 124
     assert saved(tmp_path) == {"saved-0": "n1", "saved-1": "n2"}
@@ -38,7 +41,7 @@ def test_workers_save_before_the_time_is_up(run_local, gate, tmp_path):
 
 def test_worker_that_never_finishes_saving_is_cut_off(run_local, gate, tmp_path):
     """`checkpoint_timeout` bounds the saving, and the grace what follows: whoever still saves then is ended."""
-    job = run_local(saving_plan(gate, tmp_path, endless="1", time_limit_s=24.0, checkpoint_timeout_s=2.0))
+    job = run_local(saving_plan(gate, tmp_path, endless="1", time_limit_s=24.0, teardown__checkpoint_timeout=2.0))
     gate.wait(2, cycle=0)
     assert job.finish() == 124
     assert saved(tmp_path) == {"saved-0": "n1", "saved-1": "n2"}

@@ -24,9 +24,11 @@ import pytest
 
 from nvrx_slurm.cli import cli
 from nvrx_slurm.jobspec import env
+from nvrx_slurm.jobspec.plan import Plan, RolePlan
 from nvrx_slurm.journal import records
 from nvrx_slurm.journal.folder import JobFolder, JobInfo, Result
-from nvrx_slurm.journal.records import Entry, FaultTolerance, Plan, RolePlan, entry_to_json
+from nvrx_slurm.journal.records import Entry, entry_to_json
+from nvrx_slurm.lab.plans import plain_bounds
 from nvrx_slurm.util.ids import replica_id
 
 BOUND_S = 100.0
@@ -159,7 +161,7 @@ def places(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
     """A base folder with two jobs, in which nothing is friendly, a ledger, and files for the other commands."""
     base = tmp_path_factory.mktemp("base")
     role = RolePlan(name=PART, command=(UTF8,), nodes_per_replica=1, workers_per_node=2)
-    plan = Plan(name=UTF8, roles=(role,), spares=1, workdir=UTF8, folder=str(base), fault_tolerance=FaultTolerance())
+    plan = Plan(name=UTF8, roles=(role,), spares=1, workdir=UTF8, folder=str(base), fault_tolerance=plain_bounds())
     for job in (JOB, NAME):
         folder = JobFolder(base / job)
         folder.create()

@@ -28,7 +28,7 @@ from tests.fault_harness import child_of
 from tests.harness import gate_plan
 
 TOKEN = "the job's own key"
-QUICK = {"heartbeat_interval_s": 0.2, "heartbeat_timeout_s": 3.0}
+QUICK = {"heartbeat__interval": 0.2, "heartbeat__timeout": 3.0}
 BOUND_S = 30.0
 LISTENS = "0A"  # the state of a listening socket in /proc/net/tcp
 LIES = ("accepts at once", "old controller", "random proof", "gives the agent's proof back", "closes", "noise")

@@ -24,7 +24,7 @@ from nvrx_slurm.store.redis_client import client
 from tests.fault_harness import child_of, until
 from tests.harness import gate_plan
 
-QUICK = {"heartbeat_interval_s": 0.2, "heartbeat_timeout_s": 60.0, "fence_timeout_s": 30.0}
+QUICK = {"heartbeat__interval": 0.2, "heartbeat__timeout": 60.0, "fence_timeout": 30.0}
 AGENTS = f'for n in n1 n2 n3; do NVRX_NODE=$n "{sys.executable}" -P -m nvrx_slurm.agent & done; wait'
 ANSWERS = {"agrees": b"+OK\r\n", "refuses": b"-WRONGPASS invalid username-password pair\r\n", "is silent": b""}
 SECONDS = 30.0

@@ -16,9 +16,11 @@ import nvrx_slurm as nv
 from nvrx_slurm.api.handle import Job
 from nvrx_slurm.cluster.local import LocalCluster
 from nvrx_slurm.errors import ConfigError, MissingProgramError, StoreUnreachable, UsageError, WaitTimeout
+from nvrx_slurm.jobspec.plan import Plan, RolePlan
 from nvrx_slurm.journal.folder import JobFolder, JobInfo, Result
 from nvrx_slurm.journal.records import Entry as JournalEntry
-from nvrx_slurm.journal.records import JobStarted, Plan, RolePlan, entry_to_json
+from nvrx_slurm.journal.records import JobStarted, entry_to_json
+from nvrx_slurm.lab.plans import plain_bounds
 from nvrx_slurm.store.embedded import EmbeddedStore
 from nvrx_slurm.util.clock import SystemClock
 
@@ -54,7 +56,9 @@ def ended_job(tmp_path: Path) -> JobFolder:
     )
     job.write_result(Result(exit_code=93, reason="no progress", ended_at=1.0))
     role = RolePlan(name="main", command=("true",), nodes_per_replica=2)
-    job.write_plan(Plan(name="a", roles=(role,), workdir="/", folder=str(job.path.parent)))
+    job.write_plan(
+        Plan(name="a", roles=(role,), workdir="/", folder=str(job.path.parent), fault_tolerance=plain_bounds())
+    )
     return job
 
 

@@ -24,7 +24,8 @@ from nvrx_slurm.attribution.rules.catalogue import load_catalogue
 from nvrx_slurm.attribution.scan import LogFile
 from nvrx_slurm.attribution.scan.prefilter import prefilter_of
 from nvrx_slurm.errors import NvrxError, SourceError, UsageError
-from nvrx_slurm.journal.verdicts import Attribution, Inquiry, LlmPlan, Verdict
+from nvrx_slurm.jobspec.model import LlmSpec
+from nvrx_slurm.journal.verdicts import Attribution, Inquiry, Verdict
 from nvrx_slurm.util.clock import Clock, SystemClock
 from nvrx_slurm.util.threads import in_thread
 
@@ -68,7 +69,7 @@ class Analyzer:
     Used from one event loop. Answers are kept as long as none of the files has changed.
     """
 
-    def __init__(self, *, rules: Sequence[Path] = (), llm: LlmPlan | None = None, clock: Clock | None = None) -> None:
+    def __init__(self, *, rules: Sequence[Path] = (), llm: LlmSpec | None = None, clock: Clock | None = None) -> None:
         """Loads the catalogue. Raises ConfigError for a rule file that is wrong."""
         self._catalogue = load_catalogue(rules)
         self._llm: LlmAdvisor | None = None
@@ -231,7 +232,7 @@ class SyncAnalyzer:
         self._analyzers: dict[bytes, Analyzer] = {}
 
     def analyze(
-        self, inquiry: Inquiry, *, rules: Sequence[Path], llm: LlmPlan | None, timeout_s: float
+        self, inquiry: Inquiry, *, rules: Sequence[Path], llm: LlmSpec | None, timeout_s: float
     ) -> Attribution:
         """As `Analyzer.analyze`."""
         key = msgspec.json.encode((tuple(map(str, rules)), llm))
@@ -281,7 +282,7 @@ os.register_at_fork(after_in_child=_SYNC_ANALYZER.forget)
 
 
 def analyze_sync(
-    inquiry: Inquiry, *, rules: Sequence[Path] = (), llm: LlmPlan | None = None, timeout_s: float = 60.0
+    inquiry: Inquiry, *, rules: Sequence[Path] = (), llm: LlmSpec | None = None, timeout_s: float = 60.0
 ) -> Attribution:
     """What ended the cycle, for callers without an event loop. Answers within `timeout_s`, with a TIMEOUT if need be.
 

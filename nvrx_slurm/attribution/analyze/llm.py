@@ -18,7 +18,8 @@ from msgspec.structs import replace
 from nvrx_slurm.attribution.notify.secrets import token_of
 from nvrx_slurm.errors import ConfigError, MalformedRecord, SourceError
 from nvrx_slurm.jobspec import env
-from nvrx_slurm.journal.verdicts import Attribution, Evidence, Inquiry, LlmPlan, Scope, Verdict
+from nvrx_slurm.jobspec.model import LlmSpec
+from nvrx_slurm.journal.verdicts import Attribution, Evidence, Inquiry, Scope, Verdict
 from nvrx_slurm.util.decoding import decode
 from nvrx_slurm.util.threads import in_thread
 
@@ -100,9 +101,9 @@ class Excerpt:
 
 
 class LlmAdvisor:
-    """One endpoint. `advise` takes `plan.timeout_s` at most, and never raises for what the endpoint does."""
+    """One endpoint. `advise` takes `plan.timeout` at most, and never raises for what the endpoint does."""
 
-    def __init__(self, plan: LlmPlan) -> None:
+    def __init__(self, plan: LlmSpec) -> None:
         self._plan = plan
         self._client: httpx2.AsyncClient | None = None
 
@@ -118,10 +119,10 @@ class LlmAdvisor:
         if any(_GIVES_ORDERS.search(line) for _, line in shown.lines):
             return _without(rules_say, "a line of the log tries to give the model orders")
         try:
-            async with asyncio.timeout(self._plan.timeout_s):
+            async with asyncio.timeout(self._plan.timeout):
                 answer = await self._ask(question(shown, rules_say, inquiry))
         except TimeoutError:
-            return _without(rules_say, f"no answer within {self._plan.timeout_s:g} s")
+            return _without(rules_say, f"no answer within {self._plan.timeout:g} s")
         except (SourceError, ConfigError) as error:
             return _without(rules_say, str(error))
         return merged(rules_say, answer, shown, self._plan.model)
@@ -149,7 +150,7 @@ class LlmAdvisor:
         import httpx2
 
         if self._client is None:
-            self._client = httpx2.AsyncClient(timeout=self._plan.timeout_s, follow_redirects=False)
+            self._client = httpx2.AsyncClient(timeout=self._plan.timeout, follow_redirects=False)
         reply = bytearray()
         try:
             async with self._client.stream("POST", url, headers=headers, json=body) as response:
@@ -213,7 +214,7 @@ def question(shown: Excerpt, rules_say: Attribution, inquiry: Inquiry) -> str:
 # ---- the two forms of endpoints
 
 
-def request(plan: LlmPlan, key: str | None, text: str) -> tuple[str, dict[str, str], dict[str, Any]]:
+def request(plan: LlmSpec, key: str | None, text: str) -> tuple[str, dict[str, str], dict[str, Any]]:
     """URL, headers and JSON body of the POST, for the endpoint's style."""
     # Every key is required and no other allowed, without the bounds that strict modes refuse.
     properties: dict[str, Any] = {
@@ -261,7 +262,7 @@ def request(plan: LlmPlan, key: str | None, text: str) -> tuple[str, dict[str, s
     return base, headers, body
 
 
-def answer_in(plan: LlmPlan, reply: Any) -> bytes:
+def answer_in(plan: LlmSpec, reply: Any) -> bytes:
     """The JSON of the answer inside an endpoint's reply. Raises KeyError, IndexError or TypeError where it is not."""
     if plan.style == "anthropic":
         inputs = [part["input"] for part in reply["content"] if part["type"] == "tool_use" and part["name"] == _TOOL]

@@ -15,8 +15,8 @@ from nvrx_slurm.attribution.notify.slack import Slack
 from nvrx_slurm.attribution.notify.spool import Spool
 from nvrx_slurm.attribution.notify.suspicion import Suspicion
 from nvrx_slurm.errors import UsageError
+from nvrx_slurm.jobspec.model import AttributionSpec
 from nvrx_slurm.journal.folder import JobFolder, JobInfo
-from nvrx_slurm.journal.verdicts import AttributionPlan
 from nvrx_slurm.util.clock import Clock, SystemClock
 from nvrx_slurm.util.log import get_logger
 
@@ -32,7 +32,7 @@ class Afterwards:
     """
 
     def __init__(
-        self, plan: AttributionPlan, folder: Path, *, clock: Clock | None = None, patience: Patience | None = None
+        self, plan: AttributionSpec, folder: Path, *, clock: Clock | None = None, patience: Patience | None = None
     ) -> None:
         self._plan, self._folder = plan, folder
         self._clock, self._patience = clock or SystemClock(), patience or Patience()
@@ -120,7 +120,7 @@ class Afterwards:
 
 
 async def flush(
-    plan: AttributionPlan, folder: Path, *, clock: Clock | None = None, patience: Patience | None = None
+    plan: AttributionSpec, folder: Path, *, clock: Clock | None = None, patience: Patience | None = None
 ) -> list[Flushed]:
     """Tell all that a job has left in its spool: one entry for each receiver that the plan names. Never raises."""
     afterwards = Afterwards(plan, folder, clock=clock, patience=patience)

@@ -16,7 +16,7 @@ from nvrx_slurm.attribution.notify.spool import Parcel
 from nvrx_slurm.attribution.notify.telling import document
 from nvrx_slurm.errors import MalformedRecord
 from nvrx_slurm.jobspec import env
-from nvrx_slurm.journal.verdicts import DataflowPlan
+from nvrx_slurm.jobspec.model import DataflowSpec
 from nvrx_slurm.util.clock import Clock
 from nvrx_slurm.util.decoding import decode_json
 
@@ -49,7 +49,7 @@ class Dataflow:
     name, batch = "dataflow", BATCH
 
     def __init__(
-        self, plan: DataflowPlan, *, name: str, cluster: str | None, patience: Patience, clock: Clock
+        self, plan: DataflowSpec, *, name: str, cluster: str | None, patience: Patience, clock: Clock
     ) -> None:
         self._plan, self._job_name, self._cluster, self._clock = plan, name, cluster, clock
         self._base = f"{plan.url.rstrip('/')}/{quote(plan.index, safe='')}"

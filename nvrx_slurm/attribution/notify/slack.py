@@ -17,7 +17,8 @@ from nvrx_slurm.attribution.notify.spool import Parcel
 from nvrx_slurm.attribution.notify.telling import slack_message
 from nvrx_slurm.errors import MalformedRecord
 from nvrx_slurm.jobspec import env
-from nvrx_slurm.journal.verdicts import SlackPlan, Wire
+from nvrx_slurm.jobspec.model import SlackSpec
+from nvrx_slurm.journal.verdicts import Wire
 from nvrx_slurm.util.clock import Clock
 from nvrx_slurm.util.decoding import decode_json
 from nvrx_slurm.util.files import write_private
@@ -72,7 +73,7 @@ class Slack:
 
     name, batch = "slack", 1
 
-    def __init__(self, plan: SlackPlan, folder: Path, *, name: str, patience: Patience, clock: Clock) -> None:
+    def __init__(self, plan: SlackSpec, folder: Path, *, name: str, patience: Patience, clock: Clock) -> None:
         self._plan, self._job_name = plan, name
         self._path = folder / "slack.json"
         self._http = Http("Slack", patience=patience, clock=clock)

@@ -17,7 +17,7 @@ from pathlib import Path
 
 from nvrx_slurm.attribution.sources.base import Source
 from nvrx_slurm.attribution.sources.guard import Guard
-from nvrx_slurm.journal.verdicts import AttributionPlan
+from nvrx_slurm.jobspec.model import AttributionSpec
 from nvrx_slurm.util.clock import Clock
 
 __all__ = ["Source", "sources_of"]
@@ -26,7 +26,7 @@ PATIENCE = 0.8
 """Of the decision's time: how long a source waits for logs to be whole. The rest is for its last look."""
 
 
-def sources_of(plan: AttributionPlan, *, folder: Path, clock: Clock) -> list[Source]:
+def sources_of(plan: AttributionSpec, *, folder: Path, clock: Clock) -> list[Source]:
     """The sources of a plan, in the order of `plan.sources`; each answers in time, and raises nothing.
 
     `folder`: the job's. What a source needs beyond the core dependencies is loaded when it is first asked.
@@ -34,8 +34,8 @@ def sources_of(plan: AttributionPlan, *, folder: Path, clock: Clock) -> list[Sou
     return [Guard(source, clock=clock) for source in _bare(plan, folder, clock)]
 
 
-def _bare(plan: AttributionPlan, folder: Path, clock: Clock) -> Iterator[Source]:
-    patience_s = plan.decision_timeout_s * PATIENCE
+def _bare(plan: AttributionSpec, folder: Path, clock: Clock) -> Iterator[Source]:
+    patience_s = plan.decision_timeout * PATIENCE
     if plan.enable_lib:
         from nvrx_slurm.attribution.sources.lib import LibSource
 
@@ -49,7 +49,7 @@ def _bare(plan: AttributionPlan, folder: Path, clock: Clock) -> Iterator[Source]
         yield from _services(plan, folder, patience_s, clock)
 
 
-def _services(plan: AttributionPlan, folder: Path, patience_s: float, clock: Clock) -> Iterator[Source]:
+def _services(plan: AttributionSpec, folder: Path, patience_s: float, clock: Clock) -> Iterator[Source]:
     from urllib.parse import urlsplit
 
     from nvrx_slurm.attribution.local_service import is_loopback

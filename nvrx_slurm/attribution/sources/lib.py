@@ -19,7 +19,8 @@ import msgspec
 
 from nvrx_slurm.attribution.sources.patience import look_twice
 from nvrx_slurm.errors import MalformedRecord, SourceError
-from nvrx_slurm.journal.verdicts import Attribution, Inquiry, LlmPlan, Verdict, Wire
+from nvrx_slurm.jobspec.model import LlmSpec
+from nvrx_slurm.journal.verdicts import Attribution, Inquiry, Verdict, Wire
 from nvrx_slurm.util.clock import Clock
 from nvrx_slurm.util.decoding import decode_json
 from nvrx_slurm.util.processes import dies_with_parent
@@ -36,7 +37,7 @@ class Settings(Wire, frozen=True, kw_only=True):
     """The first line."""
 
     rules: tuple[str, ...] = ()
-    llm: LlmPlan | None = None
+    llm: LlmSpec | None = None
 
 
 class Question(Wire, frozen=True, kw_only=True):
@@ -60,7 +61,7 @@ class LibSource:
 
     name = "lib"
 
-    def __init__(self, *, rules: Sequence[str], llm: LlmPlan | None, patience_s: float, clock: Clock) -> None:
+    def __init__(self, *, rules: Sequence[str], llm: LlmSpec | None, patience_s: float, clock: Clock) -> None:
         self._settings = Settings(rules=tuple(rules), llm=llm)
         self._patience_s, self._clock = patience_s, clock
         self._process: LibProcess | None = None

@@ -11,7 +11,8 @@ from typing import get_args
 import msgspec
 
 from nvrx_slurm.errors import ConfigError, MalformedRecord
-from nvrx_slurm.journal.records import AnyRecord, Entry, Plan, entry_from_json, plan_from_json
+from nvrx_slurm.jobspec.plan import Plan, plan_from_json
+from nvrx_slurm.journal.records import AnyRecord, Entry, entry_from_json
 from nvrx_slurm.report.words import event_name
 from nvrx_slurm.util.files import journal_parts
 

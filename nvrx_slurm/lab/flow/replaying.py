@@ -11,7 +11,8 @@ import msgspec
 
 from nvrx_slurm.core.job import step
 from nvrx_slurm.core.state import Job, new_job
-from nvrx_slurm.journal.records import ControllerStarted, Decision, Entry, Fact, Plan
+from nvrx_slurm.jobspec.plan import Plan
+from nvrx_slurm.journal.records import ControllerStarted, Decision, Entry, Fact
 from nvrx_slurm.report.sentences import Lines
 
 CLOSE_S = 1e-4

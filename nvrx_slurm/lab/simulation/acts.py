@@ -72,7 +72,10 @@ def freeze_worker(history: History, act: Act) -> None:
 def hang_worker(history: History, act: Act) -> None:
     """Only where somebody watches for it: without a bound for it the job would hang, rightly."""
     worker, limits = history.nodes[act.node].worker(act.number), history.plan.fault_tolerance.hang
-    if worker is not None and (limits.step_s if worker.world.steps()[0] else limits.startup_s) is not None:
+    if (
+        worker is not None
+        and (limits.step_timeout if worker.world.steps()[0] else limits.startup_timeout) is not None
+    ):
         worker.hang()
 
 

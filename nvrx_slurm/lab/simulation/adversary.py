@@ -93,7 +93,7 @@ def _how_many(chance: Random) -> tuple[int, int]:
 
 def _draw_act(chance: Random, shape: Shape, at_s: float, name: str) -> Act:
     kind, bounds = KINDS[name], shape.plan.fault_tolerance
-    lengths_s = (0.3, bounds.heartbeat_interval_s, bounds.heartbeat_timeout_s, bounds.gives_away_after_s)
+    lengths_s = (0.3, bounds.heartbeat.interval, bounds.heartbeat.timeout, bounds.gives_away_after_s)
     return Act(
         at_s=0.0 if kind.fatal is False and name in AT_START else round(at_s, 3),
         kind=name,

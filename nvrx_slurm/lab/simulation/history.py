@@ -139,7 +139,7 @@ class History:
     def _bound_s(self) -> float:
         """By when even the unluckiest history is over."""
         last_s = max((act.at_s + act.lasts_s for act in self.acts), default=0.0)
-        tries = 1 + 2 * len(self.acts) + self.plan.fault_tolerance.max_restarts * len(self.promises.roles)
+        tries = 1 + 2 * len(self.acts) + self.plan.fault_tolerance.max_restarts.count * len(self.promises.roles)
         return last_s + tries * (self.shape.work_s + self.shape.recovery_s) + self.shape.leaves_within_s
 
     def _digest(self, journal: tuple[Entry, ...]) -> str:

@@ -25,11 +25,11 @@ if TYPE_CHECKING:
 async def agent_main(history: History, node: Node, machine: SimulatedMachine) -> int:
     """One node's agent."""
     bounds, kill_wait_s = history.plan.fault_tolerance, history.info.kill_wait_s
-    grace_s = bounds.teardown_grace_s
+    grace_s = bounds.teardown.grace
     store = Store(
         history.address,
         clock=node.clock,
-        patience_s=bounds.control_plane_grace_s,
+        patience_s=bounds.control_plane_grace,
         connection=_connection(history, node.name),
     )
     agent = Agent(

@@ -12,6 +12,7 @@ from enum import StrEnum
 import msgspec
 
 from nvrx_slurm.errors import EXIT_UNREACHABLE
+from nvrx_slurm.jobspec.plan import Plan
 from nvrx_slurm.journal.records import (
     Attributed,
     AttributionJudged,
@@ -25,7 +26,6 @@ from nvrx_slurm.journal.records import (
     NodeIsolated,
     NodeJoined,
     NodeLost,
-    Plan,
     Progress,
     ReplicaEnded,
     RestartDecided,
@@ -198,7 +198,7 @@ class Promises:
         if decided.action not in RESTARTS or decided.rank is None:
             return
         spent = self._restarts[decided.replica] = self._restarts.get(decided.replica, 0) + 1
-        limit = self.plan.fault_tolerance.max_restarts
+        limit = self.plan.fault_tolerance.max_restarts.count
         if spent > limit:
             self._broken(
                 Promise.BUDGET,

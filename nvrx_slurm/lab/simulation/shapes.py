@@ -12,14 +12,26 @@ from typing import Literal, cast
 
 from msgspec.structs import replace
 
-from nvrx_slurm.journal.records import BackoffPlan, FaultTolerance, HangBounds, OnFailure, Plan, RolePlan
-from nvrx_slurm.journal.verdicts import Aggregation, AttributionPlan
+from nvrx_slurm.jobspec.model import (
+    Aggregation,
+    AttributionSpec,
+    BackoffSpec,
+    FaultToleranceSpec,
+    HangSpec,
+    HeartbeatSpec,
+    OnFailure,
+    RendezvousSpec,
+    TeardownSpec,
+)
+from nvrx_slurm.jobspec.plan import Plan, RolePlan
+from nvrx_slurm.jobspec.values import Allowance
 
 AGGREGATIONS: tuple[Aggregation, ...] = ("any", "all")
 CLUSTERS: tuple[Literal["local", "slurm"], ...] = ("local", "slurm")
 MOST_SPARES = 3
 KILL_WAIT_S = 30.0
-BACKOFF = BackoffPlan(after=2, within_s=60.0, initial_s=0.5, max_s=4.0)
+BACKOFF = BackoffSpec(after=2, within=60.0, initial=0.5, max=4.0)
+NO_BACKOFF = BackoffSpec(max=0.0)
 """Of every job with an odd number of nodes: not drawn, so that seeds of before it still mean the same histories."""
 
 
@@ -48,17 +60,24 @@ class Shape:
     def recovery_s(self) -> float:
         """How long one failure may keep a replica from its work, if those who are to replace it are there."""
         bounds = self.plan.fault_tolerance
-        noticed_s = max(bounds.heartbeat_timeout_s, bounds.startup_timeout_s) + bounds.heartbeat_timeout_s
-        torn_down_s = bounds.teardown_grace_s + bounds.last_call_s + 10.0
-        decided_s = bounds.attribution.decision_timeout_s if bounds.attribution.acts else 0.0
-        paused_s = bounds.backoff.max_s if bounds.backoff else 0.0
-        return noticed_s + torn_down_s + decided_s + paused_s + bounds.gives_away_after_s + bounds.join_timeout_s
+        noticed_s = max(bounds.heartbeat.timeout, bounds.heartbeat.startup_timeout) + bounds.heartbeat.timeout
+        torn_down_s = bounds.teardown.grace + bounds.rendezvous.last_call + 10.0
+        decided_s = bounds.attribution.decision_timeout if bounds.attribution.acts else 0.0
+        paused_s = bounds.backoff.max
+        return (
+            noticed_s
+            + torn_down_s
+            + decided_s
+            + paused_s
+            + bounds.gives_away_after_s
+            + bounds.rendezvous.join_timeout
+        )
 
     @property
     def leaves_within_s(self) -> float:
         """How long a job may take to end once it was decided that it does."""
         bounds = self.plan.fault_tolerance
-        return bounds.teardown_grace_s + bounds.checkpoint_timeout_s + bounds.heartbeat_timeout_s + 60.0
+        return bounds.teardown.grace + bounds.teardown.checkpoint_timeout + bounds.heartbeat.timeout + 60.0
 
 
 def draw_shape(chance: Random, most_nodes: int) -> Shape:
@@ -76,7 +95,9 @@ def draw_shape(chance: Random, most_nodes: int) -> Shape:
         fault_tolerance=_bounds(chance, interval_s),
     )
     work_s, temper = chance.uniform(1.5, 6.0), _temper(chance, plan.fault_tolerance)
-    bounds = replace(plan.fault_tolerance, attribution=_attribution(chance), backoff=BACKOFF if total % 2 else None)
+    bounds = replace(
+        plan.fault_tolerance, attribution=_attribution(chance), backoff=BACKOFF if total % 2 else NO_BACKOFF
+    )
     return Shape(
         plan=replace(plan, fault_tolerance=bounds),
         cluster=cluster,
@@ -114,53 +135,54 @@ def _role(chance: Random, name: str, nodes: int, replicas: int) -> RolePlan:
     )
 
 
-def _bounds(chance: Random, interval_s: float) -> FaultTolerance:
+def _bounds(chance: Random, interval_s: float) -> FaultToleranceSpec:
     timeout_s = interval_s * chance.choice((4, 5, 8))
     fence_s = timeout_s * chance.choice((1.0, 1.5, 2.0))
     grace_s = chance.choice((1.0, 3.0, 6.0))
     saves = chance.random() < 0.3
-    return FaultTolerance(
-        max_restarts=chance.choice((0, 1, 3, 3, 10)),
+    return FaultToleranceSpec(
+        max_restarts=Allowance(count=chance.choice((0, 1, 3, 3, 10))),
         quarantine_after=chance.choice((1, 3, 3)),
-        heartbeat_interval_s=interval_s,
-        heartbeat_timeout_s=timeout_s,
-        startup_timeout_s=timeout_s * chance.choice((1.0, 2.0)),
-        fence_timeout_s=fence_s,
-        join_timeout_s=chance.choice((15.0, 30.0)),
-        last_call_s=chance.choice((0.5, 2.0)),
-        teardown_grace_s=grace_s,
-        checkpoint_signal="SIGUSR1" if saves else None,
-        checkpoint_timeout_s=chance.choice((3.0, 8.0)) if saves else 0.0,
-        control_plane_grace_s=fence_s * chance.choice((1.0, 2.0, 3.0)),
+        heartbeat=HeartbeatSpec(
+            interval=interval_s, timeout=timeout_s, startup_timeout=timeout_s * chance.choice((1.0, 2.0))
+        ),
+        fence_timeout=fence_s,
+        rendezvous=RendezvousSpec(join_timeout=chance.choice((15.0, 30.0)), last_call=chance.choice((0.5, 2.0))),
+        teardown=TeardownSpec(
+            grace=grace_s,
+            checkpoint_signal="SIGUSR1" if saves else None,
+            checkpoint_timeout=chance.choice((3.0, 8.0)) if saves else 0.0,
+        ),
+        control_plane_grace=fence_s * chance.choice((1.0, 2.0, 3.0)),
         hang=_hang(chance, interval_s),
     )
 
 
-def _attribution(chance: Random) -> AttributionPlan:
+def _attribution(chance: Random) -> AttributionSpec:
     """Every other job asks; of those most act on what they hear."""
     if chance.random() < 0.5:
-        return AttributionPlan()
-    return AttributionPlan(
+        return AttributionSpec(enable_lib=False)
+    return AttributionSpec(
         enable_lib=True,
         enable_mcp=chance.random() < 0.5,
         dry_run=chance.random() < 0.3,
-        timeout_s=30.0,
-        decision_timeout_s=chance.choice((1.0, 5.0, 10.0)),
+        timeout=30.0,
+        decision_timeout=chance.choice((1.0, 5.0, 10.0)),
         aggregation=chance.choice(AGGREGATIONS),
     )
 
 
-def _hang(chance: Random, interval_s: float) -> HangBounds:
+def _hang(chance: Random, interval_s: float) -> HangSpec:
     if chance.random() < 0.5:
-        return HangBounds()
-    return HangBounds(
-        startup_s=20 * interval_s if chance.random() < 0.5 else None,
-        step_s=5 * interval_s,
-        exit_skew_s=5 * interval_s if chance.random() < 0.5 else None,
+        return HangSpec()
+    return HangSpec(
+        startup_timeout=20 * interval_s if chance.random() < 0.5 else None,
+        step_timeout=5 * interval_s,
+        exit_skew=5 * interval_s if chance.random() < 0.5 else None,
     )
 
 
-def _temper(chance: Random, bounds: FaultTolerance) -> Temper:
+def _temper(chance: Random, bounds: FaultToleranceSpec) -> Temper:
     leaves_s = chance.choice((0.02, 0.3, 2.0, None))
-    obeys_s = chance.choice((0.0, 0.05, 0.5 * bounds.teardown_grace_s, 2 * bounds.teardown_grace_s, None))
+    obeys_s = chance.choice((0.0, 0.05, 0.5 * bounds.teardown.grace, 2 * bounds.teardown.grace, None))
     return Temper(step_s=chance.choice((0.1, 0.5)), leaves_s=leaves_s, obeys_s=obeys_s)

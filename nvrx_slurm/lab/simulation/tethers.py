@@ -61,7 +61,7 @@ class AgentLine(Held):
 async def connect(node: Node, agent: Process, controller: ControllerUp, incarnation: str) -> AgentLine:
     """As `liveness.connect` does it."""
     history = node.history
-    timeout_s = history.plan.fault_tolerance.heartbeat_timeout_s
+    timeout_s = history.plan.fault_tolerance.heartbeat.timeout
     async with asyncio.timeout(liveness.HANDSHAKE_S):
         end = await history.sockets.connect(node.name, history.HOST, controller.port, timeout_s=max(1.0, timeout_s))
         line = AgentLine(end, agent)

@@ -9,7 +9,8 @@ from typing import TYPE_CHECKING
 from nvrx_slurm.controller.controller import replay
 from nvrx_slurm.core.state import new_job
 from nvrx_slurm.errors import EXIT_NO_RESTART
-from nvrx_slurm.journal.records import AttributionJudged, FaultTolerance, RestartDecided, RoundOpened
+from nvrx_slurm.jobspec.model import FaultToleranceSpec
+from nvrx_slurm.journal.records import AttributionJudged, RestartDecided, RoundOpened
 from nvrx_slurm.lab.simulation.adversary import KINDS
 from nvrx_slurm.lab.simulation.promises import Promise
 
@@ -80,7 +81,10 @@ def _must_finish(history: History) -> bool:
     ):
         return False
     on_nodes = [act for act in acts if KINDS[act.kind].node]
-    if len({act.node for act in on_nodes}) > plan.spares or RESTARTS_AN_ACT * len(on_nodes) > bounds.max_restarts:
+    if (
+        len({act.node for act in on_nodes}) > plan.spares
+        or RESTARTS_AN_ACT * len(on_nodes) > bounds.max_restarts.count
+    ):
         return False
     return _outage_s(history) < LONGEST_OUTAGE * _outage_limit_s(bounds)
 
@@ -91,11 +95,11 @@ def _stopped(history: History) -> tuple[int, ...]:
     return (EXIT_NO_RESTART,) if any(each.acted for each in judged) else ()
 
 
-def _outage_limit_s(bounds: FaultTolerance) -> float:
+def _outage_limit_s(bounds: FaultToleranceSpec) -> float:
     """What may touch workers soonest: their lease; their agents' patience; or, since their ends are told through the
     store, the bound for how far apart these may be."""
-    skew_s = bounds.hang.exit_skew_s
-    return min(bounds.fence_timeout_s, bounds.control_plane_grace_s, math.inf if skew_s is None else skew_s)
+    skew_s = bounds.hang.exit_skew
+    return min(bounds.fence_timeout, bounds.control_plane_grace, math.inf if skew_s is None else skew_s)
 
 
 def _outage_s(history: History) -> float:

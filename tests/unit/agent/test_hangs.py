@@ -25,7 +25,7 @@ from nvrx_slurm.agent.hangs import (
     next_look,
     seen_by,
 )
-from nvrx_slurm.journal.records import HangBounds
+from nvrx_slurm.jobspec.model import HangSpec
 from nvrx_slurm.workload.slot import OpenSection, Reading, Slot
 
 NS = 1_000_000_000
@@ -51,8 +51,8 @@ def in_sections(*sections: tuple[str, float, float | None], beaten: float = 0.0)
     return worker(beaten=beaten, open=opened, in_section=bool(opened))
 
 
-STEP_600 = HangBounds(step_s=600)
-EVERY_KIND: list[tuple[str, list[Watched], HangBounds, float, Hang]] = [
+STEP_600 = HangSpec(step_timeout=600)
+EVERY_KIND: list[tuple[str, list[Watched], HangSpec, float, Hang]] = [
     (
         "step",
         [worker(beaten=100)],
@@ -63,28 +63,28 @@ EVERY_KIND: list[tuple[str, list[Watched], HangBounds, float, Hang]] = [
     (
         "section",
         [in_sections(("checkpoint", 100, 600))],
-        HangBounds(),
+        HangSpec(),
         705,
         Hang(0, 'section "checkpoint" open for 605 s (limit 600 s)', 605, 600, "checkpoint", 41),
     ),
     (
         "startup",
         [worker()],
-        HangBounds(startup_s=1800),
+        HangSpec(startup_timeout=1800),
         1800,
         Hang(0, "no first step 1,800 s after its start", 1800, 1800),
     ),
     (
         "output",
         [worker(last_output_ns=at(10))],
-        HangBounds(no_output_s=1800),
+        HangSpec(no_output=1800),
         1810,
         Hang(0, "no output for 1,800 s", 1800, 1800),
     ),
     (
         "skew",
         [worker(rank=0, ended_ok_ns=at(50)), worker(rank=1), worker(rank=2, ended_ok_ns=at(60))],
-        HangBounds(exit_skew_s=600),
+        HangSpec(exit_skew=600),
         650,
         Hang(1, "rank 0 ended with exit code 0 600 s ago and this one still runs", 600, 600),
     ),
@@ -93,15 +93,13 @@ KINDS = [case[0] for case in EVERY_KIND]
 
 
 @pytest.mark.parametrize(("workers", "limits", "now_s", "hang"), [case[1:] for case in EVERY_KIND], ids=KINDS)
-def test_each_kind_of_hang_says_why(workers: list[Watched], limits: HangBounds, now_s: float, hang: Hang) -> None:
+def test_each_kind_of_hang_says_why(workers: list[Watched], limits: HangSpec, now_s: float, hang: Hang) -> None:
     """One sentence with how long it has lasted and what the limit was; and the record has them as numbers."""
     assert judge(workers, limits, {}, at(now_s)) == [hang]
 
 
 @pytest.mark.parametrize(("workers", "limits", "now_s", "hang"), [case[1:] for case in EVERY_KIND], ids=KINDS)
-def test_no_kind_of_hang_is_early_or_late(
-    workers: list[Watched], limits: HangBounds, now_s: float, hang: Hang
-) -> None:
+def test_no_kind_of_hang_is_early_or_late(workers: list[Watched], limits: HangSpec, now_s: float, hang: Hang) -> None:
     """Up to the nanosecond before its moment there is none; at the moment that `next_look` names there is."""
     moment = at(now_s) - round((hang.since_s - hang.limit_s) * NS)
     assert judge(workers, limits, {}, moment - 1) == []
@@ -114,8 +112,8 @@ def test_without_limits_nobody_hangs() -> None:
     """Everything is opt-in: a worker that is silent for a year is left alone, and no timer is set."""
     workers = [worker(), worker(1, beaten=0), in_sections(("x", 0, None)), worker(2, ended_ok_ns=at(0))]
     year = at(365 * 86400)
-    assert judge(workers, HangBounds(), {}, year) == []
-    assert next_look(workers, HangBounds(), {}, at(0)) is None
+    assert judge(workers, HangSpec(), {}, year) == []
+    assert next_look(workers, HangSpec(), {}, at(0)) is None
 
 
 def test_an_expired_outer_section_is_not_masked_by_an_inner_one() -> None:
@@ -147,15 +145,15 @@ def test_who_never_beat_is_not_watched_by_steps() -> None:
 
 def test_a_first_beat_ends_the_startup_limit() -> None:
     """From then on it is the limit of steps that counts."""
-    limits = HangBounds(startup_s=60, step_s=None)
+    limits = HangSpec(startup_timeout=60, step_timeout=None)
     assert judge([worker(beaten=59)], limits, {}, at(90_000)) == []
 
 
 def test_learned_deadlines_stand_in_where_none_is_set() -> None:
     """For steps and for sections; and the sentence says that the limit was learned."""
     known = {STEP: 50.0, "save": 40.0}
-    (step,) = judge([worker(beaten=0)], HangBounds(), known, at(50))
-    (save,) = judge([in_sections(("save", 0, None))], HangBounds(), known, at(45))
+    (step,) = judge([worker(beaten=0)], HangSpec(), known, at(50))
+    (save,) = judge([in_sections(("save", 0, None))], HangSpec(), known, at(45))
     assert step.why == "no step for 50 s (learned limit 50 s) after step 41"
     assert save.why == 'section "save" open for 45 s (learned limit 40 s)'
 
@@ -164,7 +162,7 @@ def test_deadlines_that_were_given_win_over_learned_ones() -> None:
     """The shorter and the longer ones alike."""
     for given_s in (10.0, 500.0):
         workers = [worker(beaten=0), replace(in_sections(("save", 0, given_s)), rank=1)]
-        hangs = judge(workers, HangBounds(step_s=given_s), {STEP: 50.0, "save": 50.0}, at(600))
+        hangs = judge(workers, HangSpec(step_timeout=given_s), {STEP: 50.0, "save": 50.0}, at(600))
         assert [hang.limit_s for hang in hangs] == [given_s, given_s]
 
 
@@ -187,12 +185,12 @@ def test_a_reading_that_cannot_be_gives_no_hang(torn: Reading) -> None:
 def test_who_has_ended_does_not_hang() -> None:
     """Whatever its last reading looks like."""
     ended = replace(in_sections(("x", 0, 1.0)), ended_ok_ns=at(5))
-    assert judge([ended], HangBounds(startup_s=1, step_s=1, no_output_s=1, exit_skew_s=1), {}, at(90_000)) == []
+    assert judge([ended], HangSpec(startup_timeout=1, step_timeout=1, no_output=1, exit_skew=1), {}, at(90_000)) == []
 
 
 def test_braces_in_a_name_are_just_that() -> None:
     """A section's name is never taken for a format."""
-    (hang,) = judge([in_sections(("{0} %s", 0, 1.5))], HangBounds(), {}, at(2))
+    (hang,) = judge([in_sections(("{0} %s", 0, 1.5))], HangSpec(), {}, at(2))
     assert hang.why == 'section "{0} %s" open for 2 s (limit 1.5 s)'
 
 
@@ -227,7 +225,7 @@ def test_a_real_worker_that_is_stuck_in_a_section_is_found(tmp_path: Path) -> No
 # ------------------------------------------------------------------------------------------- restarts in process
 
 
-EVERYTHING = HangBounds(startup_s=100, step_s=10, no_output_s=50)
+EVERYTHING = HangSpec(startup_timeout=100, step_timeout=10, no_output=50)
 
 
 def restarted(after_s: float, *, beats_since: int = 0, **told: object) -> Watched:
@@ -258,7 +256,7 @@ def test_after_a_restart_the_worker_is_at_its_start_up_again() -> None:
 def test_a_restart_is_a_sign_of_life_for_those_who_print_nothing() -> None:
     """The bound on output runs anew from its end."""
     quiet = restarted(1000, last_output_ns=at(990))
-    limits = HangBounds(no_output_s=50)
+    limits = HangSpec(no_output=50)
     assert judge([quiet], limits, {}, at(1049)) == []
     assert [hang.rank for hang in judge([quiet], limits, {}, at(1050))] == [0]
 
@@ -269,7 +267,7 @@ def test_a_restart_is_a_sign_of_life_for_those_who_print_nothing() -> None:
 def test_a_deadline_is_learned_after_the_warm_up() -> None:
     """Largest × factor, but never shorter than the least; below the warm-up, and unless asked for, there is none."""
     seen = {STEP: (50, 20.0), "save": (50, 1.0), "rare": (49, 900.0), "…": (900, 5.0)}
-    limits = HangBounds(learn=True, safety_factor=4.0, warmup=50, least_s=30.0)
+    limits = HangSpec(learn=True, safety_factor=4.0, warmup=50)
     assert learned(seen, limits) == {STEP: 80.0, "save": 30.0}
     assert learned(seen, msgspec.structs.replace(limits, learn=False)) == {}
 
@@ -329,13 +327,13 @@ WORKERS = st.lists(
     max_size=4,
     unique_by=lambda one: one.rank,
 )
-LIMITS = st.builds(HangBounds, startup_s=LIMIT, step_s=LIMIT, no_output_s=LIMIT, exit_skew_s=LIMIT)
+LIMITS = st.builds(HangSpec, startup_timeout=LIMIT, step_timeout=LIMIT, no_output=LIMIT, exit_skew=LIMIT)
 LEARNED = st.dictionaries(st.sampled_from([STEP, "a", "b"]), st.integers(1, 500))
 
 
 @given(WORKERS, LIMITS, LEARNED, SECONDS.map(at))
 def test_the_timer_misses_no_hang_and_rings_for_none_in_vain(
-    workers: list[Watched], limits: HangBounds, known: dict[str, float], now_ns: int
+    workers: list[Watched], limits: HangSpec, known: dict[str, float], now_ns: int
 ) -> None:
     """While nothing is told, the hangs change at the moments that `next_look` names at the earliest, and each such
     moment is some deadline's; what hangs once goes on to hang."""
@@ -351,7 +349,7 @@ def test_the_timer_misses_no_hang_and_rings_for_none_in_vain(
 
 
 @given(WORKERS, LIMITS, LEARNED, SECONDS.map(at))
-def test_no_hang_is_early(workers: list[Watched], limits: HangBounds, known: dict[str, float], now_ns: int) -> None:
+def test_no_hang_is_early(workers: list[Watched], limits: HangSpec, known: dict[str, float], now_ns: int) -> None:
     """Each has lasted at least as long as its limit, each rank is told once, in order, and only of those that run."""
     hangs = judge(workers, limits, known, now_ns)
     running = {one.rank for one in workers if one.ended_ok_ns is None}
@@ -362,7 +360,7 @@ def test_no_hang_is_early(workers: list[Watched], limits: HangBounds, known: dic
 
 @given(WORKERS, LIMITS, LEARNED, SECONDS.map(at), SECTION)
 def test_one_more_open_section_of_another_thread_masks_nothing(
-    workers: list[Watched], limits: HangBounds, known: dict[str, float], now_ns: int, extra: OpenSection
+    workers: list[Watched], limits: HangSpec, known: dict[str, float], now_ns: int, extra: OpenSection
 ) -> None:
     """Whoever hangs still hangs when something more is going on beside it."""
     more = [
@@ -375,11 +373,11 @@ def test_one_more_open_section_of_another_thread_masks_nothing(
 
 @given(WORKERS, LIMITS, LEARNED, st.integers(0, 1_000))
 def test_a_sign_of_progress_buys_time(
-    workers: list[Watched], limits: HangBounds, known: dict[str, float], now_s: int
+    workers: list[Watched], limits: HangSpec, known: dict[str, float], now_s: int
 ) -> None:
     """One that has just beaten, with no section open, does not hang for the want of a step."""
     now_ns = at(now_s)
     fresh = Reading(step=8, beats=4, sign_ns=now_ns)
-    silent = HangBounds(startup_s=limits.startup_s, step_s=limits.step_s)
+    silent = HangSpec(startup_timeout=limits.startup_timeout, step_timeout=limits.step_timeout)
     running = [replace(one, reading=fresh, ended_ok_ns=None) for one in workers]
     assert judge(running, silent, known, now_ns) == []

@@ -11,7 +11,8 @@ import pytest
 from nvrx_slurm.agent.heartbeat import ControllerSilent, HeartbeatSender
 from nvrx_slurm.agent.liveness_client import LivenessClient
 from nvrx_slurm.journal.folder import StoreAddress
-from nvrx_slurm.journal.records import FaultTolerance, Heartbeat
+from nvrx_slurm.journal.records import Heartbeat
+from nvrx_slurm.lab.plans import plain_bounds
 from nvrx_slurm.store.client import Store
 from nvrx_slurm.store.embedded import EmbeddedStore
 from nvrx_slurm.util.clock import SystemClock
@@ -63,7 +64,7 @@ class Harness:
         self.said: asyncio.Queue[ControllerSilent] = asyncio.Queue()
         self.liveness = LivenessClient(nobody_listens, lambda most_s: 0.0)
         self.sender = HeartbeatSender(
-            bounds=FaultTolerance(**{"heartbeat_interval_s": 0.05, "heartbeat_timeout_s": 0.3, **bounds}),
+            bounds=plain_bounds(**{"heartbeat__interval": 0.05, "heartbeat__timeout": 0.3, **bounds}),
             nodes=1,
             store=store,
             liveness=self.liveness,
@@ -106,14 +107,14 @@ async def start_sender(tmp_path):
 
 async def test_lease_is_whole_while_the_store_answers(start_sender):
     """Each beat that arrives lets the workers live for the fence timeout from when it was sent."""
-    harness = start_sender(fence_timeout_s=5.0)
+    harness = start_sender(fence_timeout=5.0)
     for _ in range(3):
         assert 4.0 < await harness.next_lease(lambda lease: lease < 5.0) < 5.0
 
 
 async def test_lease_runs_out_while_nobody_answers(start_sender):
     """Neither store nor connection: it shrinks to nothing, and is whole again when the store is back."""
-    harness = start_sender(fence_timeout_s=2.0)
+    harness = start_sender(fence_timeout=2.0)
     await harness.next_lease(lambda lease: lease > 1.5)
     os.kill(harness.server_pid, signal.SIGSTOP)
     await harness.next_lease(lambda lease: lease == 0.0)
@@ -123,7 +124,7 @@ async def test_lease_runs_out_while_nobody_answers(start_sender):
 
 async def test_node_that_was_cut_off_is_in_touch_when_the_store_has_answered(start_sender):
     """Until then no worker may start: its lease would be over."""
-    harness = start_sender(fence_timeout_s=2.0)
+    harness = start_sender(fence_timeout=2.0)
     await harness.next_lease(lambda lease: lease > 1.5)
     assert harness.sender.is_in_touch
     os.kill(harness.server_pid, signal.SIGSTOP)
@@ -138,7 +139,7 @@ async def test_node_that_was_cut_off_is_in_touch_when_the_store_has_answered(sta
 
 async def test_beat_that_a_cut_holds_up_is_given_up_for_a_new_one(start_sender):
     """An order has come, so the store is there; the beat under way would stay away for half of the timeout."""
-    harness = start_sender(fence_timeout_s=2.0, heartbeat_timeout_s=600.0)
+    harness = start_sender(fence_timeout=2.0, heartbeat__timeout=600.0)
     await harness.next_lease(lambda lease: lease > 1.5)
     harness.relay.cut()
     await harness.next_lease(lambda lease: lease == 0.0)
@@ -148,7 +149,7 @@ async def test_beat_that_a_cut_holds_up_is_given_up_for_a_new_one(start_sender):
 
 async def test_controller_that_never_shows_is_told_of_after_its_grace(start_sender):
     """Its lease in the store is its only sign; without one, and without a connection, it is silent."""
-    harness = start_sender(control_plane_grace_s=0.6)
+    harness = start_sender(control_plane_grace=0.6)
     async with asyncio.timeout(20.0):
         assert (await harness.said.get()).for_s > 0.6
 
@@ -156,7 +157,7 @@ async def test_controller_that_never_shows_is_told_of_after_its_grace(start_send
 async def test_controller_whose_lease_stands_is_not_silent(start_sender, caplog):
     """Whoever renews it lives; and its silence is logged once, and so is its end."""
     caplog.set_level("INFO")
-    harness = start_sender(control_plane_grace_s=60.0)
+    harness = start_sender(control_plane_grace=60.0)
     async with asyncio.timeout(20.0):
         while "has been silent" not in caplog.text:
             await harness.next_lease(lambda lease: True)

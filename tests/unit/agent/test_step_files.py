@@ -11,14 +11,14 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from nvrx_slurm.agent.step_files import TAIL_BYTES, StepFiles, number, step_in, step_of, tail
-from nvrx_slurm.journal.records import ProgressPlan
+from nvrx_slurm.jobspec.model import ProgressSpec
 from nvrx_slurm.util.clock import SystemClock
 
 PATTERN = "iteration +([0-9,]+)/"
 
 
 def files(folder: Path, **named: str | None) -> StepFiles:
-    return StepFiles(ProgressPlan(**named), SystemClock())  # type: ignore[arg-type]
+    return StepFiles(ProgressSpec(**named), SystemClock())  # type: ignore[arg-type]
 
 
 def test_nothing_is_read_unless_it_is_named(tmp_path: Path) -> None:

@@ -8,11 +8,11 @@ import pytest
 
 from nvrx_slurm.batch.ending import ENDING_MARGIN_S, Ending, notice_s
 from nvrx_slurm.jobspec.budgets import grace_within
-from nvrx_slurm.journal.records import FaultTolerance
+from nvrx_slurm.lab.plans import plain_bounds
 from nvrx_slurm.util.processes import AGAIN_S
 
-SAVES = FaultTolerance(teardown_grace_s=10.0, checkpoint_signal="SIGUSR1", checkpoint_timeout_s=60.0)
-SAVES_NOT = FaultTolerance(teardown_grace_s=10.0)
+SAVES = plain_bounds(teardown__grace=10.0, teardown__checkpoint_signal="SIGUSR1", teardown__checkpoint_timeout=60.0)
+SAVES_NOT = plain_bounds(teardown__grace=10.0)
 
 
 def test_without_slurm_the_teardown_and_a_margin_are_the_bound():
@@ -36,7 +36,7 @@ def test_time_limit_leaves_time_to_save(bounds, saving_s):
 @pytest.mark.parametrize("number", [SIGTERM, SIGINT])
 def test_slurms_kill_comes_after_we_have_given_up(number, kill_wait_s):
     """However short KillWait is: agents kill their workers before we give up, and we give up before it ends."""
-    ending = Ending(FaultTolerance(teardown_grace_s=3600.0), kill_wait_s)
+    ending = Ending(plain_bounds(teardown__grace=3600.0), kill_wait_s)
     ending.take(number, 0.0)
     assert grace_within(kill_wait_s) <= ending.give_up_at < ending.killed_at == kill_wait_s
 

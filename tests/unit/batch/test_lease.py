@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from nvrx_slurm.batch.lease import FIRST_LOOKS, LOOKS, MISSING, Watch, kept, version_of
-from nvrx_slurm.journal.records import Lease
+from nvrx_slurm.jobspec.model import LeaseSpec
 
 TIMEOUT_S = 10.0
 OLD, NEW = (1, 0), (2, 0)
@@ -93,7 +93,9 @@ async def test_who_stood_still_looks_before_it_judges(tmp_path: Path):
     file = tmp_path / "lease"
     file.touch()
     touched = asyncio.Event()
-    keeping = asyncio.create_task(kept(Lease(file=str(file), timeout_s=TIMEOUT_S), FreezingClock(file), touched.set))
+    keeping = asyncio.create_task(
+        kept(LeaseSpec(file=str(file), timeout=TIMEOUT_S), FreezingClock(file), touched.set)
+    )
     await asyncio.wait([keeping, asyncio.create_task(touched.wait())], return_when=asyncio.FIRST_COMPLETED)
     assert touched.is_set()
     keeping.cancel()

@@ -6,12 +6,14 @@ from pathlib import Path
 from typing import Any
 
 from nvrx_slurm.controller.attribution_requests import EARLIER, AttributionRequests
-from nvrx_slurm.journal.records import Attributed, Plan, RolePlan
-from nvrx_slurm.journal.verdicts import Attribution, AttributionPlan, FailureKey, Inquiry, Verdict, VerdictRecord
+from nvrx_slurm.jobspec.model import AttributionSpec
+from nvrx_slurm.jobspec.plan import Plan, RolePlan
+from nvrx_slurm.journal.records import Attributed
+from nvrx_slurm.journal.verdicts import Attribution, FailureKey, Inquiry, Verdict, VerdictRecord
 from nvrx_slurm.util.files import JobFiles
 from tests.unit.core.fleet import Fleet, plain, plan_of
 
-DRY = AttributionPlan(enable_lib=True, dry_run=True)
+DRY = AttributionSpec(enable_lib=True, dry_run=True)
 FILES = JobFiles(Path("/jobs/42"))
 
 

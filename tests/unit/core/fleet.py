@@ -6,11 +6,11 @@ from typing import Any
 
 from nvrx_slurm.core.job import step
 from nvrx_slurm.core.state import NodeState, new_job
+from nvrx_slurm.jobspec.plan import Plan, RolePlan
 from nvrx_slurm.journal.records import (
     Decision,
     Entry,
     Fact,
-    FaultTolerance,
     JobStarted,
     Learned,
     NodeFenced,
@@ -19,8 +19,6 @@ from nvrx_slurm.journal.records import (
     NodeLeft,
     NodeLost,
     NodeReady,
-    Plan,
-    RolePlan,
     Signalled,
     Tick,
     WorkerFailed,
@@ -28,6 +26,7 @@ from nvrx_slurm.journal.records import (
     WorkersDone,
     WorkersStarted,
 )
+from nvrx_slurm.lab.plans import plain_bounds
 
 
 def plain(nodes: int = 2, spares: int = 1, *, min_nodes: int | None = None, **bounds: Any) -> Plan:
@@ -37,9 +36,7 @@ def plain(nodes: int = 2, spares: int = 1, *, min_nodes: int | None = None, **bo
 
 
 def plan_of(*roles: RolePlan, spares: int = 0, **bounds: Any) -> Plan:
-    return Plan(
-        name="t", roles=roles, spares=spares, workdir="/", folder="/", fault_tolerance=FaultTolerance(**bounds)
-    )
+    return Plan(name="t", roles=roles, spares=spares, workdir="/", folder="/", fault_tolerance=plain_bounds(**bounds))
 
 
 class Fleet:

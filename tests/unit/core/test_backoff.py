@@ -10,21 +10,12 @@ import pytest
 from nvrx_slurm.controller.controller import replay
 from nvrx_slurm.core.job import next_deadline
 from nvrx_slurm.core.state import Phase, new_job
-from nvrx_slurm.journal.records import (
-    BackoffPlan,
-    Progress,
-    ProgressPlan,
-    RestartDecided,
-    RolePlan,
-    RoundClosed,
-    Shutdown,
-    plan_from_json,
-    plan_to_json,
-)
-from nvrx_slurm.journal.verdicts import AttributionPlan
+from nvrx_slurm.jobspec.model import AttributionSpec, BackoffSpec, ProgressSpec
+from nvrx_slurm.jobspec.plan import RolePlan, plan_from_json
+from nvrx_slurm.journal.records import Progress, RestartDecided, RoundClosed, Shutdown
 from tests.unit.core.fleet import Fleet, plain, plan_of
 
-BACKOFF = BackoffPlan(after=3, within_s=60.0, initial_s=1.0, max_s=8.0)
+BACKOFF = BackoffSpec(after=3, within=60.0, initial=1.0, max=8.0)
 LIVED_S = 5.0
 
 
@@ -76,7 +67,7 @@ def test_the_first_two_restarts_are_immediate_and_the_third_waits():
 
 def test_without_a_plan_for_it_no_restart_waits():
     """So it is in plans of older versions, and with `backoff: off`."""
-    fleet = started(backoff=None)
+    fleet = started(backoff=BackoffSpec(max=0.0))
     assert [crash(fleet) for _ in range(10)] == [0.0] * 10
     assert not any(each.delay_s or each.crashes for each in fleet.said(RestartDecided))
 
@@ -86,7 +77,7 @@ def test_a_thousand_crashes_are_a_pause_of_the_limit():
     fleet = started(max_restarts=2000)
     for _ in range(1200):
         last = crash(fleet)
-    assert last == BACKOFF.max_s
+    assert last == BACKOFF.max
 
 
 def test_a_cycle_that_lasted_ends_the_row():
@@ -169,7 +160,7 @@ def test_a_node_that_is_lost_during_the_pause_is_replaced_after_it():
 
 def test_a_round_that_cannot_close_any_more_is_not_kept_open_for_the_pause():
     """The job ends when it is known that no node is left, not a pause later."""
-    fleet = started(join_timeout_s=2.0)
+    fleet = started(rendezvous__join_timeout=2.0)
     for _ in range(5):
         crash(fleet)
     fleet.now += LIVED_S
@@ -183,7 +174,7 @@ def test_a_round_that_cannot_close_any_more_is_not_kept_open_for_the_pause():
 
 def test_with_evidence_awaited_the_pause_is_decided_with_the_restart():
     """A round that waits for verdicts or steps waits for the pause after that, from the failure on."""
-    fleet = started(progress=ProgressPlan(max_cycles=50), attribution=AttributionPlan())
+    fleet = started(progress=ProgressSpec(max_no_progress_cycles=50), attribution=AttributionSpec(enable_lib=False))
     assert [crash(fleet) for _ in range(5)] == [0.0, 0.0, 1.0, 2.0, 4.0]
     assert [each.delay_s for each in fleet.said(RestartDecided)] == [0.0, 0.0, 1.0, 2.0, 4.0]
 
@@ -230,11 +221,12 @@ def test_a_replay_decides_the_same():
 
 def test_a_journal_of_an_older_version_is_replayed_as_it_was():
     """Its plan says nothing of a back-off: none is decided. A plan and a record written now can be read there."""
-    fleet = started(backoff=None)
+    fleet = started(backoff=BackoffSpec(max=0.0))
     for _ in range(6):
         crash(fleet)
-    old_plan = msgspec.json.decode(plan_to_json(fleet.plan))
-    assert "backoff" not in old_plan["fault_tolerance"]
-    assert replay(new_job(plan_from_json(msgspec.json.encode(old_plan))), fleet.journal) == []
+    now = msgspec.to_builtins(fleet.plan)
+    old = {key: now[key] for key in ("name", "roles", "spares", "workdir", "folder")}
+    old["fault_tolerance"] = {"max_restarts": 100, "heartbeat_interval_s": 1.0}
+    assert replay(new_job(plan_from_json(msgspec.json.encode(old))), fleet.journal) == []
     assert all(b"delay_s" not in msgspec.json.encode(each) for each in fleet.said(RestartDecided))
     assert len(fleet.said(RoundClosed)) == 7

@@ -6,14 +6,14 @@ import pytest
 
 from nvrx_slurm.core.job import next_deadline
 from nvrx_slurm.core.state import NodeState
+from nvrx_slurm.jobspec.model import HangSpec
+from nvrx_slurm.jobspec.plan import RolePlan
 from nvrx_slurm.journal.records import (
     DumpAsked,
     DumpOrdered,
-    HangBounds,
     NodeLeft,
     ReplicaEnded,
     RestartDecided,
-    RolePlan,
     RoundClosed,
     RoundOpened,
     Shutdown,
@@ -69,7 +69,7 @@ def test_node_that_was_cut_off_costs_no_worker_restart():
 
 def test_nodes_that_run_on_long_after_others_have_finished_are_hung():
     """One node's ranks all ended with 0; the other's wait for them for ever."""
-    fleet = running(plain(hang=HangBounds(exit_skew_s=60.0)))
+    fleet = running(plain(hang=HangSpec(exit_skew=60.0)))
     fleet.done("n1")
     assert next_deadline(fleet.job) == fleet.now + 60.0
     assert fleet.later(59.0) == []
@@ -112,7 +112,7 @@ def test_node_that_kept_a_process_which_nothing_could_kill_is_quarantined_when_i
 @pytest.mark.parametrize(("asks", "saves"), [(None, False), ("SIGUSR1", True)])
 def test_workers_are_asked_to_save_when_time_is_up_and_somebody_would_hear_it(asks, saves):
     """The order says so, and the job waits for it longer."""
-    fleet = running(plain(checkpoint_signal=asks, checkpoint_timeout_s=60.0, teardown_grace_s=10.0))
+    fleet = running(plain(teardown__checkpoint_signal=asks, teardown__checkpoint_timeout=60.0, teardown__grace=10.0))
     (shutdown,) = fleet.tell(Signalled(reason="time_limit"))
     assert (shutdown.exit_code, shutdown.checkpoint) == (124, saves)
     assert fleet.job.shutdown_deadline - fleet.now == (80.0 if saves else 20.0)
@@ -120,7 +120,7 @@ def test_workers_are_asked_to_save_when_time_is_up_and_somebody_would_hear_it(as
 
 def test_cancelled_job_saves_nothing():
     """KillWait is short, and who cancels does not want to go on."""
-    fleet = running(plain(checkpoint_signal="SIGUSR1"))
+    fleet = running(plain(teardown__checkpoint_signal="SIGUSR1"))
     (shutdown,) = fleet.signal("cancel")
     assert not shutdown.checkpoint
 

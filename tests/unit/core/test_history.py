@@ -10,6 +10,8 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, ru
 from nvrx_slurm.controller.controller import replay
 from nvrx_slurm.core.job import next_deadline
 from nvrx_slurm.core.state import NodeState, Phase, new_job
+from nvrx_slurm.jobspec.model import AttributionSpec, ProgressSpec
+from nvrx_slurm.jobspec.plan import Plan, RolePlan
 from nvrx_slurm.journal.records import (
     Attributed,
     AttributionAsked,
@@ -20,30 +22,27 @@ from nvrx_slurm.journal.records import (
     NodeJoined,
     NodeLost,
     NodeReady,
-    Plan,
-    ProgressPlan,
     RestartDecided,
-    RolePlan,
     RoundClosed,
     RoundOpened,
     Shutdown,
 )
-from nvrx_slurm.journal.verdicts import Attribution, AttributionPlan, Scope, Verdict
+from nvrx_slurm.journal.verdicts import Attribution, Scope, Verdict
 from tests.unit.core.fleet import Fleet, plain, plan_of
 
-SOURCES = AttributionPlan(enable_lib=True, enable_mcp=True, dry_run=False)
+SOURCES = AttributionSpec(enable_lib=True, enable_mcp=True, dry_run=False)
 PLANS: tuple[Plan, ...] = (
     plain(nodes=2, spares=1),
     plain(nodes=3, spares=2, max_restarts=1),
     plain(nodes=3, spares=1, min_nodes=1),
-    plain(nodes=2, spares=2, attribution=SOURCES, progress=ProgressPlan(max_cycles=3)),
+    plain(nodes=2, spares=2, attribution=SOURCES, progress=ProgressSpec(max_no_progress_cycles=3)),
     plain(nodes=2, spares=1, attribution=msgspec.structs.replace(SOURCES, dry_run=True)),
     plan_of(
         RolePlan(name="policy", command=("x",), nodes_per_replica=2, on_failure="restart_job"),
         RolePlan(name="rollout", command=("x",), replicas=2),
         spares=1,
         attribution=msgspec.structs.replace(SOURCES, aggregation="all"),
-        progress=ProgressPlan(max_cycles=3),
+        progress=ProgressSpec(max_no_progress_cycles=3),
     ),
     plan_of(
         RolePlan(name="policy", command=("x",), nodes_per_replica=2, on_failure="restart_job"),

@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 
 from nvrx_slurm.core.state import NodeState
+from nvrx_slurm.jobspec.plan import RolePlan
 from nvrx_slurm.journal.records import (
     Fence,
     JobEnded,
@@ -13,7 +14,6 @@ from nvrx_slurm.journal.records import (
     Recovered,
     ReplicaEnded,
     RestartDecided,
-    RolePlan,
     RoundClosed,
     RoundOpened,
     Shutdown,

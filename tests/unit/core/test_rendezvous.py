@@ -4,16 +4,8 @@ from __future__ import annotations
 
 from nvrx_slurm.core.job import next_deadline
 from nvrx_slurm.core.state import NodeState, Phase
-from nvrx_slurm.journal.records import (
-    Fence,
-    NodeFenced,
-    NodeLost,
-    Quarantined,
-    RolePlan,
-    RoundClosed,
-    RoundOpened,
-    Shutdown,
-)
+from nvrx_slurm.jobspec.plan import RolePlan
+from nvrx_slurm.journal.records import Fence, NodeFenced, NodeLost, Quarantined, RoundClosed, RoundOpened, Shutdown
 from tests.unit.core.fleet import Fleet, plain, plan_of, running
 
 
@@ -37,7 +29,7 @@ def test_round_closes_without_waiting_for_spares():
 
 def test_spare_stands_in_for_a_node_that_never_comes_after_the_last_call():
     """A preferred node that is merely late is waited for until the last call, then a spare takes its place."""
-    fleet = Fleet(plain(nodes=2, spares=1, last_call_s=5.0))
+    fleet = Fleet(plain(nodes=2, spares=1, rendezvous__last_call=5.0))
     fleet.join("n1", "n3")
     assert fleet.later(4.9) == []
     closed = [d for d in fleet.later(0.2) if isinstance(d, RoundClosed)]
@@ -68,7 +60,7 @@ def test_restart_with_all_nodes_alive_promotes_no_spare():
 def test_late_node_is_overtaken_only_after_its_teardown_bound_and_is_fenced():
     """A spare takes no rank whose old workers may still be dying: their node is told to die, and the round waits for
     proof that it has."""
-    fleet = running(plain(nodes=2, spares=1, teardown_grace_s=10.0, last_call_s=5.0))
+    fleet = running(plain(nodes=2, spares=1, teardown__grace=10.0, rendezvous__last_call=5.0))
     fleet.fail("n1")
     fleet.ready("n1")
     assert fleet.later(14.9) == []
@@ -192,7 +184,7 @@ def test_shrunk_world_grows_again_at_the_next_round():
 
 def test_join_timeout_names_who_never_came():
     """A round that cannot close ends the job at the join timeout, with the names of the missing."""
-    fleet = Fleet(plain(nodes=2, spares=0, join_timeout_s=60.0))
+    fleet = Fleet(plain(nodes=2, spares=0, rendezvous__join_timeout=60.0))
     fleet.join("n1")
     assert fleet.later(59.0) == []
     (shutdown, *_) = fleet.later(1.1)
@@ -216,7 +208,7 @@ def test_replicas_share_one_pool_of_spares_and_restart_alone():
 def test_replica_does_not_take_the_nodes_another_one_waits_for():
     """At the start each replica's nodes are its own, however late another replica's are."""
     rollout = RolePlan(name="rollout", command=("x",), replicas=2)
-    fleet = Fleet(plan_of(rollout, spares=0, last_call_s=1.0))
+    fleet = Fleet(plan_of(rollout, spares=0, rendezvous__last_call=1.0))
     fleet.join("n2")
     assert fleet.later(2.0) == []
     fleet.join("n1")

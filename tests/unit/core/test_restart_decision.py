@@ -8,38 +8,36 @@ import pytest
 
 from nvrx_slurm.core import restart_decision
 from nvrx_slurm.core.job import next_deadline
+from nvrx_slurm.jobspec.model import AttributionSpec, HangSpec, ProgressSpec
+from nvrx_slurm.jobspec.plan import Plan, RolePlan
+from nvrx_slurm.jobspec.values import Allowance
 from nvrx_slurm.journal.records import (
-    Allowance,
     Attributed,
     AttributionAsked,
     AttributionJudged,
     ControllerStarted,
-    HangBounds,
     JobEnded,
     NodeReady,
-    Plan,
     Progress,
-    ProgressPlan,
     ReplicaEnded,
     RestartDecided,
-    RolePlan,
     RoundClosed,
     RoundOpened,
     Shutdown,
     WorkerFailed,
 )
-from nvrx_slurm.journal.verdicts import Attribution, AttributionPlan, Scope, Verdict
+from nvrx_slurm.journal.verdicts import Attribution, Scope, Verdict
 from tests.unit.core.fleet import Fleet, plain, plan_of
 
 RESTART, STOP, UNKNOWN, TIMEOUT = Verdict.RESTART, Verdict.STOP, Verdict.UNKNOWN, Verdict.TIMEOUT
 TWO = ("lib", "mcp")
 
 
-def acting(**more: Any) -> AttributionPlan:
-    return AttributionPlan(enable_lib=True, dry_run=False, decision_timeout_s=10.0, **more)
+def acting(**more: Any) -> AttributionSpec:
+    return AttributionSpec(enable_lib=True, dry_run=False, decision_timeout=10.0, **more)
 
 
-def fleet_of(attribution: AttributionPlan, *, plan: Plan | None = None, **bounds: Any) -> Fleet:
+def fleet_of(attribution: AttributionSpec, *, plan: Plan | None = None, **bounds: Any) -> Fleet:
     """Two nodes that run cycle 0, and a spare."""
     fleet = Fleet(plan or plain(nodes=2, spares=1, attribution=attribution, **bounds))
     fleet.join(*fleet.names)
@@ -183,7 +181,7 @@ def test_stale_keys_never_match() -> None:
 
 def test_dry_run_waits_for_nobody() -> None:
     """The restart goes its way at once; the verdict is recorded when it comes, with what it would have done."""
-    fleet = fleet_of(AttributionPlan(enable_lib=True, dry_run=True))
+    fleet = fleet_of(AttributionSpec(enable_lib=True, dry_run=True))
     assert kinds(fleet.fail("n1")) == [AttributionAsked, RestartDecided, RoundOpened]
     assert kinds(fleet.ready("n1", "n2"))[-1] is RoundClosed
     assert kinds(says(fleet, STOP, explanation="no module named x")) == [AttributionJudged]
@@ -193,7 +191,7 @@ def test_dry_run_waits_for_nobody() -> None:
 
 def test_dry_run_judges_without_an_answer_once_its_time_is_up() -> None:
     """A source that never answers leaves a record all the same."""
-    fleet = fleet_of(AttributionPlan(enable_lib=True, dry_run=True, timeout_s=60.0))
+    fleet = fleet_of(AttributionSpec(enable_lib=True, dry_run=True, timeout=60.0))
     fleet.fail("n1")
     fleet.ready("n1", "n2")
     assert next_deadline(fleet.job) == fleet.now + 60.0
@@ -204,7 +202,7 @@ def test_dry_run_judges_without_an_answer_once_its_time_is_up() -> None:
 
 def test_a_job_that_ends_first_is_judged_by_what_is_there() -> None:
     """The failure is told of, with or without an answer, right before the end."""
-    fleet = fleet_of(AttributionPlan(enable_lib=True, dry_run=True), max_restarts=0)
+    fleet = fleet_of(AttributionSpec(enable_lib=True, dry_run=True), max_restarts=0)
     fleet.fail("n1")
     fleet.leave("n1", "n2", "n3")
     assert [type(entry.record) for entry in fleet.journal[-2:]] == [AttributionJudged, JobEnded]
@@ -213,7 +211,7 @@ def test_a_job_that_ends_first_is_judged_by_what_is_there() -> None:
 
 def test_without_sources_nothing_is_asked() -> None:
     """The path costs no record and no wait."""
-    fleet = fleet_of(AttributionPlan(dry_run=False))
+    fleet = fleet_of(AttributionSpec(dry_run=False, enable_lib=False))
     assert kinds(fleet.fail("n1")) == [RestartDecided, RoundOpened]
 
 
@@ -258,12 +256,14 @@ def test_restart_job_holds_every_round_that_it_opens() -> None:
     assert kinds(closed) == [AttributionJudged, RestartDecided, RoundClosed, RoundClosed]
 
 
-@pytest.mark.parametrize("attribution", [AttributionPlan(), acting()])
-def test_a_job_that_may_not_restart_does_not_come_back_for_more_nodes(attribution: AttributionPlan) -> None:
+@pytest.mark.parametrize("attribution", [AttributionSpec(enable_lib=False), acting()])
+def test_a_job_that_may_not_restart_does_not_come_back_for_more_nodes(attribution: AttributionSpec) -> None:
     """Too few nodes are left for the round: first it is decided whether there is to be one, and that is counted."""
     for allowed, code in ((1, 75), (0, 1)):
         losses = Allowance(count=allowed)
-        plan = plain(spares=0, attribution=attribution, progress=ProgressPlan(max_cycles=9), max_node_losses=losses)
+        plan = plain(
+            spares=0, attribution=attribution, progress=ProgressSpec(max_no_progress_cycles=9), max_node_losses=losses
+        )
         fleet = Fleet(plan)
         fleet.join("n1", "n2")
         fleet.lose("n1")
@@ -298,9 +298,9 @@ def test_old_cases_are_forgotten() -> None:
 
 
 @pytest.mark.parametrize(
-    ("attribution", "why"), [(acting(), "nothing is restarted; "), (AttributionPlan(enable_lib=True), "dry run; ")]
+    ("attribution", "why"), [(acting(), "nothing is restarted; "), (AttributionSpec(enable_lib=True), "dry run; ")]
 )
-def test_what_is_not_acted_on_says_why(attribution: AttributionPlan, why: str) -> None:
+def test_what_is_not_acted_on_says_why(attribution: AttributionSpec, why: str) -> None:
     """A role whose failures are ignored is no dry run."""
     ignored = RolePlan(name="main", command=("x",), on_failure="ignore")
     fleet = Fleet(plan_of(ignored, RolePlan(name="other", command=("x",)), attribution=attribution))
@@ -353,7 +353,9 @@ def test_suspects_of_other_jobs_stand_by() -> None:
 
 
 def stepping(**more: Any) -> Fleet:
-    return fleet_of(AttributionPlan(), max_restarts=9, progress=ProgressPlan(max_cycles=2, **more))
+    return fleet_of(
+        AttributionSpec(enable_lib=False), max_restarts=9, progress=ProgressSpec(max_no_progress_cycles=2, **more)
+    )
 
 
 def run_to(fleet: Fleet, first: int, last: int) -> Any:
@@ -386,7 +388,7 @@ def test_one_new_step_is_progress() -> None:
 
 def test_fewer_steps_than_asked_for_are_none() -> None:
     """`min_progress_steps` is what a cycle must add."""
-    fleet = stepping(min_steps=10)
+    fleet = stepping(min_progress_steps=10)
     for last in (150, 159, 169):
         run_to(fleet, 101, last)
     assert [each.no_progress for each in fleet.said(RestartDecided)] == [0, 1, 0]
@@ -405,7 +407,9 @@ def test_steps_that_nodes_find_in_files_count() -> None:
 
 def test_a_first_cycle_whose_begin_nobody_told_counts_in_full() -> None:
     """An iteration file tells where it ended only: a needless stop is worse than one more cycle."""
-    fleet = fleet_of(AttributionPlan(), progress=ProgressPlan(max_cycles=1, min_steps=10))
+    fleet = fleet_of(
+        AttributionSpec(enable_lib=False), progress=ProgressSpec(max_no_progress_cycles=1, min_progress_steps=10)
+    )
     for cycle, reached in ((1, 500), (2, 505)):
         fleet.fail("n1")
         for node in ("n1", "n2"):
@@ -419,13 +423,13 @@ def test_progress_is_judged_once_the_failed_replica_has_told_its_steps() -> None
     policy = RolePlan(name="policy", command=("x",), on_failure="restart_job")
     rollouts = RolePlan(name="arollout", command=("x",))
     for roles, ours in (((policy, rollouts), "n1"), ((rollouts, policy), "n2")):
-        fleet = Fleet(plan_of(*roles, max_restarts=9, progress=ProgressPlan(max_cycles=2)))
+        fleet = Fleet(plan_of(*roles, max_restarts=9, progress=ProgressSpec(max_no_progress_cycles=2)))
         fleet.join(*fleet.names)
         other = {"n1": "n2", "n2": "n1"}[ours]
         for cycle in range(1, 4):
             fleet.fail(ours, replica="policy-0")
             assert fleet.ready(other, replica="arollout-0") == []
-            assert next_deadline(fleet.job) == fleet.now + fleet.plan.fault_tolerance.join_timeout_s
+            assert next_deadline(fleet.job) == fleet.now + fleet.plan.fault_tolerance.rendezvous.join_timeout
             ready = NodeReady(**fleet.by(ours), replica="policy-0", cycle=cycle, port=1, step=100 * cycle)
             assert kinds(fleet.tell(ready)) == [RestartDecided, RoundClosed, RoundClosed]
         assert [each.no_progress for each in fleet.said(RestartDecided)] == [0, 0, 0]
@@ -446,7 +450,7 @@ def test_budget_is_the_last_to_be_asked() -> None:
 
 def test_a_rate_forgets() -> None:
     """Two an hour: the third failure within the hour is one too many, the one after that hour is not."""
-    fleet = fleet_of(AttributionPlan(), max_restarts=2, max_restarts_per_s=3600.0)
+    fleet = fleet_of(AttributionSpec(enable_lib=False), max_restarts=Allowance(count=2, per_s=3600.0))
     for pause_s in (0.0, 1800.0, 1801.0, 1800.0):
         fleet.now += pause_s
         fleet.fail("n1")
@@ -469,7 +473,7 @@ def test_the_job_has_a_budget_of_its_own() -> None:
 
 def test_lost_nodes_and_failed_workers_are_counted_apart() -> None:
     """Neither spends the other's budget."""
-    fleet = fleet_of(AttributionPlan(), max_restarts=1, max_node_losses=Allowance(count=1))
+    fleet = fleet_of(AttributionSpec(enable_lib=False), max_restarts=1, max_node_losses=Allowance(count=1))
     fleet.lose("n1")
     fleet.ready("n2")
     fleet.fail("n3")
@@ -481,7 +485,7 @@ def test_lost_nodes_and_failed_workers_are_counted_apart() -> None:
 
 def test_budgets_live_across_generations() -> None:
     """What a requeued job has spent is spent."""
-    fleet = fleet_of(AttributionPlan(), max_restarts=1, max_preemptions=Allowance(count=1))
+    fleet = fleet_of(AttributionSpec(enable_lib=False), max_restarts=1, max_preemptions=Allowance(count=1))
     fleet.fail("n1")
     fleet.requeue()
     fleet.join("n1", "n2")
@@ -497,7 +501,7 @@ def test_budgets_live_across_generations() -> None:
 def test_the_first_failure_that_ends_the_job_is_the_last_that_is_decided() -> None:
     """Two replicas are held for hung in the same moment, and there is no budget: one shutdown."""
     role = RolePlan(name="main", command=("x",), nodes_per_replica=2, replicas=2)
-    fleet = Fleet(plan_of(role, max_restarts=0, hang=HangBounds(exit_skew_s=5.0)))
+    fleet = Fleet(plan_of(role, max_restarts=0, hang=HangSpec(exit_skew=5.0)))
     fleet.join(*fleet.names)
     fleet.done("n1", replica="main-0")
     fleet.done("n3", replica="main-1")
@@ -506,7 +510,7 @@ def test_the_first_failure_that_ends_the_job_is_the_last_that_is_decided() -> No
 
 def test_a_new_leader_listens_before_it_judges_what_is_overdue() -> None:
     """What was said while nobody led waits in the inbox: a node that has finished by then is not hung."""
-    fleet = fleet_of(AttributionPlan(), hang=HangBounds(exit_skew_s=5.0))
+    fleet = fleet_of(AttributionSpec(enable_lib=False), hang=HangSpec(exit_skew=5.0))
     fleet.done("n1")
     fleet.now += 6.0
     assert fleet.tell(ControllerStarted(epoch=2, host="head", pid=1)) == []
@@ -515,7 +519,7 @@ def test_a_new_leader_listens_before_it_judges_what_is_overdue() -> None:
 
 def test_nothing_of_an_older_generation_is_decided() -> None:
     """A round that was open when the job was preempted is long overdue when it comes back."""
-    fleet = fleet_of(acting(), join_timeout_s=60.0)
+    fleet = fleet_of(acting(), rendezvous__join_timeout=60.0)
     fleet.fail("n1")
     fleet.now += 3600.0
     assert fleet.tell(ControllerStarted(epoch=2, host="head", pid=1)) == []

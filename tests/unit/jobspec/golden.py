@@ -5,9 +5,8 @@ from __future__ import annotations
 from pathlib import Path
 
 from nvrx_slurm.jobspec.model import JobSpec
-from nvrx_slurm.jobspec.plan import plan
+from nvrx_slurm.jobspec.plan import Plan, plan
 from nvrx_slurm.jobspec.script import render_job
-from nvrx_slurm.journal.records import Plan
 from tests.unit.jobspec.specs import job_spec
 
 FOLDER = Path(__file__).parent / "golden"

@@ -10,9 +10,16 @@ import pytest
 from nvrx_slurm.errors import ConfigError
 from nvrx_slurm.jobspec import env
 from nvrx_slurm.jobspec.load import load
+from nvrx_slurm.jobspec.model import (
+    AttributionSpec,
+    DataflowSpec,
+    FaultToleranceSpec,
+    LlmSpec,
+    ProgressSpec,
+    SlackSpec,
+)
 from nvrx_slurm.jobspec.plan import plan
-from nvrx_slurm.journal.records import Allowance, FaultTolerance, ProgressPlan
-from nvrx_slurm.journal.verdicts import AttributionPlan, DataflowPlan, LlmPlan, SlackPlan
+from nvrx_slurm.jobspec.values import Allowance
 
 Write = Callable[[str], Path]
 
@@ -84,53 +91,57 @@ BAD = {
 }
 
 
-def bounds_of(job: Path) -> FaultTolerance:
+def bounds_of(job: Path) -> FaultToleranceSpec:
     return plan(load(job).spec, folder=Path("jobs"), job_file=job).fault_tolerance
 
 
 def test_the_whole_block_reaches_the_plan(write: Write, tmp_path: Path) -> None:
     """Each key sets its own field; URLs are in one form, files are absolute, and count from where job.yaml lies."""
     here = str(tmp_path)
-    assert bounds_of(write(BASE + WHOLE)).attribution == AttributionPlan(
+    assert bounds_of(write(BASE + WHOLE)).attribution == AttributionSpec(
         attrsvc_url="https://attrsvc.example",
         enable_mcp=True,
         mcp_command=("my-mcp", "--fast"),
         http_urls=("https://other:8000", "http://[::1]:8000/base"),
         token_file=f"{here}/t",
-        timeout_s=50,
-        decision_timeout_s=5,
+        timeout=50,
+        decision_timeout=5,
         dry_run=False,
         aggregation="all",
         rules=(f"{here}/r.yaml", "/abs/s.yaml"),
-        llm=LlmPlan(url="http://localhost:1234/v1", model="m", key_file=f"{here}/k", style="anthropic", timeout_s=3),
-        slack=SlackPlan(channel="c", token_file=f"{here}/s", mention="@here", url="http://localhost:1"),
-        dataflow=DataflowPlan(url="http://localhost:2", index="i", token_file=f"{here}/d"),
+        llm=LlmSpec(url="http://localhost:1234/v1", model="m", key_file=f"{here}/k", style="anthropic", timeout=3),
+        slack=SlackSpec(channel="c", token_file=f"{here}/s", mention="@here", url="http://localhost:1"),
+        dataflow=DataflowSpec(url="http://localhost:2", index="i", token_file=f"{here}/d"),
         ledger=f"{here}/l",
+        enable_lib=False,
     )
 
 
 def test_a_job_that_says_nothing_asks_the_rules_and_acts_on_none(write: Write) -> None:
     """The default is a dry run of what comes with the tool."""
-    assert bounds_of(write("name: a\ncommand: x\n")).attribution == AttributionPlan(enable_lib=True)
+    assert bounds_of(write("name: a\ncommand: x\n")).attribution == AttributionSpec(enable_lib=True)
 
 
 def test_budgets_are_counts_or_rates(write: Write) -> None:
     """`3` is so often in all, `10 per 24h` so often within any 24 hours; without a key there is no limit."""
     keys = "{max_restarts: 10 per 24h, max_job_restarts: 7, max_node_losses: 2  per  1h30m, max_preemptions: '0'}"
     bounds = bounds_of(write(f"name: a\ncommand: x\nfault_tolerance: {keys}\n"))
-    assert (bounds.max_restarts, bounds.max_restarts_per_s) == (10, 86400.0)
+    assert bounds.max_restarts == Allowance(count=10, per_s=86400.0)
     assert bounds.max_job_restarts == Allowance(count=7)
     assert bounds.max_node_losses == Allowance(count=2, per_s=5400.0)
     assert bounds.max_preemptions == Allowance(count=0)
     usual = bounds_of(write("name: a\ncommand: x\n"))
-    assert (usual.max_restarts, usual.max_restarts_per_s, usual.max_preemptions) == (3, None, None)
+    assert (usual.max_restarts, usual.max_preemptions) == (Allowance(count=3), None)
 
 
 def test_progress_reaches_the_plan(write: Write, tmp_path: Path) -> None:
     """The iteration file counts from where job.yaml lies."""
     keys = "{max_no_progress_cycles: 4, min_progress_steps: 5, iteration_file: it.txt, log_pattern: 'step ([0-9]+) '}"
-    assert bounds_of(write(f"{BASE}  progress: {keys}\n")).progress == ProgressPlan(
-        max_cycles=4, min_steps=5, iteration_file=str(tmp_path / "it.txt"), log_pattern="step ([0-9]+) "
+    assert bounds_of(write(f"{BASE}  progress: {keys}\n")).progress == ProgressSpec(
+        max_no_progress_cycles=4,
+        min_progress_steps=5,
+        iteration_file=str(tmp_path / "it.txt"),
+        log_pattern="step ([0-9]+) ",
     )
 
 

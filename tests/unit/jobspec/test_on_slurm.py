@@ -10,9 +10,8 @@ import pytest
 
 from nvrx_slurm.jobspec import env
 from nvrx_slurm.jobspec.model import JobSpec
-from nvrx_slurm.jobspec.plan import plan
+from nvrx_slurm.jobspec.plan import plan, plan_from_json
 from nvrx_slurm.jobspec.script import render_job
-from nvrx_slurm.journal.records import plan_from_json
 from nvrx_slurm.lab.devcluster import DevCluster
 from tests.unit.jobspec.specs import job_spec
 

@@ -5,19 +5,15 @@ from __future__ import annotations
 from collections.abc import Callable
 from pathlib import Path
 
+import msgspec
 import pytest
 
 from nvrx_slurm.errors import ConfigError
 from nvrx_slurm.jobspec.load import load
-from nvrx_slurm.jobspec.plan import plan
-from nvrx_slurm.journal.records import (
-    BackoffPlan,
-    FaultTolerance,
-    HangBounds,
-    plan_from_json,
-    plan_to_json,
-)
-from nvrx_slurm.journal.verdicts import AttributionPlan
+from nvrx_slurm.jobspec.model import BackoffSpec, FaultToleranceSpec, LeaseSpec
+from nvrx_slurm.jobspec.plan import RolePlan, plan, plan_from_json, plan_to_json
+from nvrx_slurm.jobspec.values import Allowance
+from nvrx_slurm.lab.plans import plain_bounds
 
 Write = Callable[[str], Path]
 
@@ -49,25 +45,75 @@ def test_paths_count_from_job_yaml(tmp_path: Path, monkeypatch: pytest.MonkeyPat
     monkeypatch.chdir(tmp_path)
     made = plan(load(job).spec, folder=Path("jobs"), job_file=job)
     assert made.workdir == str(tmp_path / "there" / "w")
-    assert made.store_password_file == str(tmp_path / "there" / "p")
+    assert made.store.password_file == str(tmp_path / "there" / "p")
     job.write_text("name: a\ncommand: x\n")
     assert plan(load(job).spec, folder=Path("jobs"), job_file=job).workdir == str(tmp_path)
 
 
-def test_the_defaults_of_both_sides_agree(write: Write) -> None:
-    """A plan made from a job.yaml without bounds has those that the records default to; but it asks the rules, and
-    slows a crash loop down: a plan of an older version, which does not say so, did not."""
-    made = plan(load(write("name: a\ncommand: x\n")).spec, folder=Path("jobs"))
-    assert made.fault_tolerance == FaultTolerance(attribution=AttributionPlan(enable_lib=True), backoff=BackoffPlan())
+def test_a_plan_nests_as_job_yaml_does(write: Write) -> None:
+    """plan.json holds the model's own blocks, without what is at its default."""
+    said = "fault_tolerance: {heartbeat: {timeout: 20s}}\nstore: {server: bundled}\n"
+    made = plan(load(write(f"name: a\ncommand: x\n{said}")).spec, folder=Path("jobs"))
+    document = msgspec.json.decode(plan_to_json(made))
+    assert document["fault_tolerance"] == {"heartbeat": {"timeout": 20.0}}
+    assert document["store"] == {"server": "bundled"}
+
+
+def test_a_plan_of_version_1_is_read() -> None:
+    """A job that was submitted before an upgrade is requeued after it, with what were defaults then."""
+    flat = {
+        "name": "a", "workdir": "/w", "folder": "/f",
+        "roles": [{"name": "main", "command": ["x"], "env": {"A": "1"}}],
+        "fault_tolerance": {
+            "max_restarts": 2, "max_restarts_per_s": 60.0, "max_job_restarts": {"count": 9},
+            "heartbeat_interval_s": 2.0, "startup_timeout_s": 90.0, "fence_timeout_s": 40.0, "join_timeout_s": 5.0,
+            "teardown_grace_s": 3.0, "stop_signal": "SIGINT", "gpu_memory_below_bytes": 1 << 30,
+            "hang": {"step_s": 7.0, "least_s": 1.0}, "progress": {"max_cycles": 4},
+            "attribution": {
+                "attrsvc_url": "http://h", "timeout_s": 8.0,
+                "llm": {"url": "http://l", "model": "m", "timeout_s": 4.0},
+            },
+        },
+        "store_url": "redis://h", "store_namespace": "me", "lease": {"file": "/l", "timeout_s": 30.0},
+    }  # fmt: skip
+    made = plan_from_json(msgspec.json.encode(flat))
+    assert made.fault_tolerance == plain_bounds(
+        max_restarts=Allowance(count=2, per_s=60.0),
+        max_job_restarts=9,
+        heartbeat__interval=2.0,
+        heartbeat__startup_timeout=90.0,
+        fence_timeout=40.0,
+        rendezvous__join_timeout=5.0,
+        teardown__grace=3.0,
+        teardown__stop_signal="SIGINT",
+        teardown__gpu_memory_below=1 << 30,
+        hang__step_timeout=7.0,
+        progress__max_no_progress_cycles=4,
+        attribution__attrsvc_url="http://h",
+        attribution__timeout=8.0,
+        attribution__llm={"url": "http://l", "model": "m", "timeout": 4.0},
+    )
+    assert (made.store.url, made.store.namespace, made.store.server) == ("redis://h", "me", "auto")
+    assert made.lease == LeaseSpec(file="/l", timeout=30.0)
+    assert made.roles == (RolePlan(name="main", command=("x",), env={"A": "1"}),)
+    assert plan_from_json(plan_to_json(made)) == made
+
+
+def test_a_plan_of_version_1_with_a_back_off_keeps_it() -> None:
+    """Its defaults were those of today."""
+    said = {"backoff": {"within_s": 5.0}, "attribution": {"enable_lib": True}}
+    flat = {"name": "a", "roles": [], "workdir": "/w", "folder": "/f", "fault_tolerance": said}
+    bounds = plan_from_json(msgspec.json.encode(flat)).fault_tolerance
+    assert bounds == FaultToleranceSpec(backoff=BackoffSpec(within=5.0))
 
 
 @pytest.mark.parametrize("said", ["off", "0", "false", "{max: 0}", "{max: 0s, after: 2}"])
 def test_the_back_off_can_be_turned_off(write: Write, said: str) -> None:
     """In a word, or by a longest pause of nothing; as a whole it can also be set by a flag."""
     spec = load(write(f"name: a\ncommand: x\nfault_tolerance: {{backoff: {said}}}\n")).spec
-    assert plan(spec, folder=Path("jobs")).fault_tolerance.backoff is None
+    assert plan(spec, folder=Path("jobs")).fault_tolerance.backoff.max == 0
     spec = load(write("name: a\ncommand: x\n"), [("fault_tolerance.backoff", "--set", "off")]).spec
-    assert plan(spec, folder=Path("jobs")).fault_tolerance.backoff is None
+    assert plan(spec, folder=Path("jobs")).fault_tolerance.backoff.max == 0
 
 
 def test_every_bound_reaches_the_plan(write: Write) -> None:
@@ -82,16 +128,21 @@ def test_every_bound_reaches_the_plan(write: Write) -> None:
         " attribution: {decision_timeout: 6s, enable_lib: false}}"
     )
     spec = load(write(f"name: a\ncommand: x\nfault_tolerance: {bounds}\n")).spec
-    assert plan(spec, folder=Path("jobs")).fault_tolerance == FaultTolerance(
-        max_restarts=1, quarantine_after=2, control_plane_grace_s=40, fence_timeout_s=30.5,
-        heartbeat_interval_s=4, heartbeat_timeout_s=5, startup_timeout_s=6, join_timeout_s=7, last_call_s=8,
-        teardown_grace_s=9, stop_signal="SIGINT", checkpoint_signal="SIGUSR2", checkpoint_timeout_s=10,
-        attribution=AttributionPlan(decision_timeout_s=6), gpu_memory_below_bytes=3 << 29, gpu_reclaim_timeout_s=11,
-        hang=HangBounds(
-            startup_s=12, step_s=13, no_output_s=14, exit_skew_s=15, learn=True, safety_factor=1.5, warmup=16
-        ),
-        backoff=BackoffPlan(after=17, within_s=18, initial_s=19, max_s=20),
-    )  # fmt: skip
+    assert msgspec.to_builtins(plan(spec, folder=Path("jobs")).fault_tolerance) == {
+        "max_restarts": {"count": 1}, "quarantine_after": 2, "control_plane_grace": 40.0, "fence_timeout": 30.5,
+        "heartbeat": {"interval": 4.0, "timeout": 5.0, "startup_timeout": 6.0},
+        "rendezvous": {"join_timeout": 7.0, "last_call": 8.0},
+        "teardown": {
+            "grace": 9.0, "stop_signal": "SIGINT", "checkpoint_signal": "SIGUSR2", "checkpoint_timeout": 10.0,
+            "gpu_memory_below": 3 << 29, "gpu_reclaim_timeout": 11.0,
+        },
+        "hang": {
+            "startup_timeout": 12.0, "step_timeout": 13.0, "no_output": 14.0, "exit_skew": 15.0, "learn": True,
+            "safety_factor": 1.5, "warmup": 16,
+        },
+        "backoff": {"after": 17, "within": 18.0, "initial": 19.0, "max": 20.0},
+        "attribution": {"decision_timeout": 6.0, "enable_lib": False},
+    }  # fmt: skip
 
 
 def test_the_plan_survives_its_file(write: Write) -> None:

@@ -12,9 +12,8 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from nvrx_slurm.jobspec.model import JobSpec
-from nvrx_slurm.jobspec.plan import plan
+from nvrx_slurm.jobspec.plan import Plan, plan, plan_from_json
 from nvrx_slurm.jobspec.script import render_job
-from nvrx_slurm.journal.records import Plan, plan_from_json
 from tests.unit.jobspec.specs import job_spec
 
 HOSTILE = (

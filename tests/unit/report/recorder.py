@@ -6,21 +6,19 @@ from pathlib import Path
 
 from nvrx_slurm.core.job import step
 from nvrx_slurm.core.state import Job, new_job
+from nvrx_slurm.jobspec.plan import Plan, RolePlan
 from nvrx_slurm.journal.folder import JobFolder, JobInfo
 from nvrx_slurm.journal.records import (
     AnyFact,
     Entry,
-    FaultTolerance,
     Heartbeat,
     JobStarted,
     NodeJoined,
     NodeLeft,
     NodeLost,
     NodeReady,
-    Plan,
     Progress,
     RestartedInProcess,
-    RolePlan,
     Signalled,
     WorkerFailed,
     WorkerHung,
@@ -29,6 +27,7 @@ from nvrx_slurm.journal.records import (
     entry_to_json,
 )
 from nvrx_slurm.journal.restarts import InProcessRestart, RankFault
+from nvrx_slurm.lab.plans import plain_bounds
 from nvrx_slurm.report.model import Heard
 
 BEGIN = 1_790_000_000.0
@@ -38,7 +37,7 @@ JOB = "local-20261121-093012-4f2a"
 def plain_plan(folder: str = "/jobs", spares: int = 2) -> Plan:
     """One replica of 4 nodes × 2 workers, with hot spares."""
     role = RolePlan(name="main", command=("python", "train.py"), nodes_per_replica=4, workers_per_node=2)
-    bounds = FaultTolerance(max_restarts=3)
+    bounds = plain_bounds(max_restarts=3)
     return Plan(name="digits", roles=(role,), spares=spares, workdir="/w", folder=folder, fault_tolerance=bounds)
 
 
@@ -46,7 +45,9 @@ def roles_plan(folder: str = "/jobs") -> Plan:
     """policy × 1 of 2 nodes, rollout × 3 of 1 node, one spare."""
     policy = RolePlan(name="policy", command=("policy",), nodes_per_replica=2)
     rollout = RolePlan(name="rollout", command=("rollout",), replicas=3, workers_per_node=2)
-    return Plan(name="rl", roles=(policy, rollout), spares=1, workdir="/w", folder=folder)
+    return Plan(
+        name="rl", roles=(policy, rollout), spares=1, workdir="/w", folder=folder, fault_tolerance=plain_bounds()
+    )
 
 
 class Recorder:

@@ -8,8 +8,11 @@ from typing import Any
 import msgspec
 import pytest
 
-from nvrx_slurm.journal.records import Attributed, ControllerStarted, FaultTolerance, NodeReady, Plan, Tick
-from nvrx_slurm.journal.verdicts import Attribution, AttributionPlan, Evidence, Scope, Verdict
+from nvrx_slurm.jobspec.model import AttributionSpec
+from nvrx_slurm.jobspec.plan import Plan
+from nvrx_slurm.journal.records import Attributed, ControllerStarted, NodeReady, Tick
+from nvrx_slurm.journal.verdicts import Attribution, Evidence, Scope, Verdict
+from nvrx_slurm.lab.plans import plain_bounds
 from nvrx_slurm.report import explanation, hindsight, plain
 from nvrx_slurm.report.failures import Failures, failures
 from nvrx_slurm.util.files import JobFiles
@@ -22,7 +25,7 @@ LINE = Evidence(
 
 
 def plan(**attribution: Any) -> Plan:
-    bounds = FaultTolerance(max_restarts=3, attribution=AttributionPlan(enable_lib=True, **attribution))
+    bounds = plain_bounds(max_restarts=3, attribution=AttributionSpec(enable_lib=True, **attribution))
     return msgspec.structs.replace(plain_plan(), fault_tolerance=bounds)
 
 
@@ -93,7 +96,7 @@ def test_a_stop_is_explained() -> None:
 
 def test_a_late_verdict_is_told_to_be_late() -> None:
     """What came after the reading is there, and said to be dropped."""
-    recorder = running(dry_run=False, decision_timeout_s=1.0)
+    recorder = running(dry_run=False, decision_timeout=1.0)
     recorder.fail("n1", 3, exit_code=1, step=80)
     recorder.ready()
     recorder.tell(Tick(), 2.0)

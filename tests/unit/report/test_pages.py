@@ -8,7 +8,9 @@ from pathlib import Path
 
 from rich.console import Console
 
-from nvrx_slurm.journal.records import FaultTolerance, NodeJoined, Plan, RolePlan, SlurmNodeState
+from nvrx_slurm.jobspec.plan import Plan, RolePlan
+from nvrx_slurm.journal.records import NodeJoined, SlurmNodeState
+from nvrx_slurm.lab.plans import plain_bounds
 from nvrx_slurm.report import plain, screen, snapshot
 from nvrx_slurm.report.model import Heard
 from nvrx_slurm.report.presence import Outside
@@ -94,7 +96,7 @@ def test_what_a_job_waits_for_is_at_the_top(tmp_path: Path) -> None:
 def test_a_large_fleet_fits_on_a_screen(tmp_path: Path) -> None:
     """Of hundreds of nodes the unusual ones are shown, and the others are counted."""
     role = RolePlan(name="main", command=("x",), nodes_per_replica=500, workers_per_node=8)
-    plan = Plan(name="big", roles=(role,), spares=4, workdir="/w", folder="/j", fault_tolerance=FaultTolerance())
+    plan = Plan(name="big", roles=(role,), spares=4, workdir="/w", folder="/j", fault_tolerance=plain_bounds())
     recorder = Recorder(plan)
     recorder.join()
     recorder.start_workers(took_s=0.0)
@@ -189,7 +191,7 @@ def test_an_ended_jobs_object_has_every_key(tmp_path: Path) -> None:
 def test_of_many_ranks_the_late_and_the_quiet_come_first(tmp_path: Path) -> None:
     """A screen has room for a few of a thousand ranks: the worst are shown, and how all others do is said."""
     role = RolePlan(name="main", command=("x",), nodes_per_replica=128, workers_per_node=8)
-    recorder = Recorder(Plan(name="big", roles=(role,), workdir="/w", folder="/j"))
+    recorder = Recorder(Plan(name="big", roles=(role,), workdir="/w", folder="/j", fault_tolerance=plain_bounds()))
     recorder.join()
     recorder.start_workers(took_s=0.0)
     beats = [recorder.beat(node, *[500] * 8, quiet=dict.fromkeys(range(1024), 0.1)) for node in recorder.nodes]

@@ -6,7 +6,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Sequence
 from itertools import chain
 
-from nvrx_slurm.journal.records import Plan
+from nvrx_slurm.jobspec.plan import Plan
 from nvrx_slurm.lab.flow.language.events import EventPattern
 from nvrx_slurm.lab.flow.language.expected import AnyOrder, Count, Expectation, Never
 from nvrx_slurm.lab.flow.language.faults import FAULTS, NEEDS

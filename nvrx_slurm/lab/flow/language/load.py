@@ -9,10 +9,9 @@ from typing import Any
 
 from nvrx_slurm.errors import ConfigError, UsageError
 from nvrx_slurm.jobspec import load as jobs
-from nvrx_slurm.jobspec.plan import plan
+from nvrx_slurm.jobspec.plan import Plan, plan
 from nvrx_slurm.jobspec.reading import dotted, read, together
 from nvrx_slurm.jobspec.yamlfile import KeyPath, YamlFile, read_yaml
-from nvrx_slurm.journal.records import Plan
 from nvrx_slurm.lab.flow.language.checks import check_captures, check_job, check_needs, check_order
 from nvrx_slurm.lab.flow.language.expectation_form import read_expectations
 from nvrx_slurm.lab.flow.language.fault_form import read_faults

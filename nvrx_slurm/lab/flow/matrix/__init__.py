@@ -7,7 +7,7 @@ the job as it should, the flow is over.
 
 from __future__ import annotations
 
-from nvrx_slurm.journal.records import Plan
+from nvrx_slurm.jobspec.plan import Plan
 from nvrx_slurm.lab.flow.language.model import StageName
 from nvrx_slurm.lab.flow.matrix.cases import OF_A_ROLE, OF_THE_JOB, starts
 from nvrx_slurm.lab.flow.matrix.shape import Case, LeftOut, Shape, if_possible

@@ -60,11 +60,11 @@ def _freeze_node(role: Shape) -> Case | LeftOut:
 
 def _hang(role: Shape) -> Case | LeftOut:
     hang = role.bounds.hang
-    given = [bound for bound in (hang.step_s, hang.no_output_s) if bound is not None]
+    given = [bound for bound in (hang.step_timeout, hang.no_output) if bound is not None]
     if not given:
         return LeftOut(role.name("hang"), _NO_HANG)
     # Before its first beat a worker has no step to be late with.
-    moment = role.at_work() if hang.no_output_s is not None else {"event": "progress", **role.whose}
+    moment = role.at_work() if hang.no_output is not None else {"event": "progress", **role.whose}
     faults: list[Item] = [{"when": moment, "do": {"stop_worker": role.worker(role.last_rank)}}]
     hung = {"worker_hung": {**role.whose, "cycle": 0}}
     expect = (*role.others_unmoved(), hung, *role.after_failure())
@@ -73,7 +73,7 @@ def _hang(role: Shape) -> Case | LeftOut:
 
 
 def _budget(role: Shape) -> Case | LeftOut:
-    most, name = role.bounds.max_restarts, role.name("budget")
+    most, name = role.bounds.max_restarts.count, role.name("budget")
     if not role.restarts:
         return LeftOut(name, f"its role does not restart: on_failure is {role.role.on_failure}")
     if not 0 < most < MOST_IN_A_ROW:
@@ -179,19 +179,19 @@ def _kill_controller(job: Shape) -> Case:
 
 
 def _kill_store(job: Shape) -> Case | LeftOut:
-    if job.plan.store_url is not None:
-        return LeftOut("kill-store", f"the store at {job.plan.store_url} is the site's own")
+    if job.plan.store.url is not None:
+        return LeftOut("kill-store", f"the store at {job.plan.store.url} is the site's own")
     return _then_a_worker(job, "kill-store", "The store is killed: nothing recorded is lost.", "kill_store")
 
 
 def _lose_batch_host(job: Shape) -> Case:
     """Its survivors stop once they have been without controller for too long, and Slurm requeues the job."""
-    bounds = {"fault_tolerance.control_plane_grace": words(job.bounds.fence_timeout_s)}
+    bounds = {"fault_tolerance.control_plane_grace": words(job.bounds.fence_timeout)}
     faults = (
         {"when": job.at_work(), "do": {"kill_node": {"batch_host": True}}, "as": "$dead"},
         {
             NOTE: HELD_BACK,
-            "when": {"fault": 1, "after": words(job.bounds.fence_timeout_s + 10.0)},
+            "when": {"fault": 1, "after": words(job.bounds.fence_timeout + 10.0)},
             "do": {"release": {}},
         },
     )
@@ -199,7 +199,7 @@ def _lose_batch_host(job: Shape) -> Case:
     expect = (*job.begins(), {"job_started": {"generation": 1}}, *again)
     needs = {"on": ["dev"], "cluster": {"nodes": job.plan.total_nodes + 1}}
     about = "The batch host's node dies: the job's next generation goes on."
-    return Case("lose-batch-host", about, faults, expect, job.bounds.fence_timeout_s + 120.0, bounds, needs)
+    return Case("lose-batch-host", about, faults, expect, job.bounds.fence_timeout + 120.0, bounds, needs)
 
 
 def _requeue(job: Shape) -> Case:
@@ -229,7 +229,7 @@ def _cancel(job: Shape) -> Case:
 def _time_limit(job: Shape) -> Case:
     faults = ({"when": job.at_work(), "do": {"shorten_time_limit": "now"}},)
     expect = (*job.begins(), {"shutdown": {"exit_code": EXIT_TIMEOUT}}, *job.ends(EXIT_TIMEOUT))
-    takes_s = job.restart_s + job.bounds.checkpoint_timeout_s + 60.0
+    takes_s = job.restart_s + job.bounds.teardown.checkpoint_timeout + 60.0
     return Case("time-limit", "The job's time is up.", faults, expect, takes_s)
 
 

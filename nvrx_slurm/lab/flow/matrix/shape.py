@@ -8,7 +8,7 @@ from functools import cached_property
 from typing import Any
 
 from nvrx_slurm.errors import EXIT_FAILED, EXIT_RETRY
-from nvrx_slurm.journal.records import Plan, RolePlan
+from nvrx_slurm.jobspec.plan import Plan, RolePlan
 from nvrx_slurm.lab.flow.language.faults import FAULTS
 from nvrx_slurm.lab.flow.language.model import StageName
 from nvrx_slurm.lab.flow.language.phrases import in_any_order, nice
@@ -129,7 +129,7 @@ class Shape:
 
     def after_failure(self, cycle: int = 0) -> Iterator[Item]:
         """A failed worker spends the budget; no node is lost."""
-        if self.restarts and cycle >= self.bounds.max_restarts:
+        if self.restarts and cycle >= self.bounds.max_restarts.count:
             yield from (self.decided(cycle, "stop"), *self.ends(EXIT_FAILED))
         elif self.restarts:
             yield from (self.decided(cycle), *self.recovers(cycle + 1))
@@ -170,7 +170,7 @@ class Shape:
     def restart_s(self) -> float:
         """One recovery: from the fault on, as late as it may be noticed, to the last worker's start."""
         bounds = self.bounds
-        return bounds.heartbeat_timeout_s + bounds.teardown_grace_s + bounds.last_call_s + START_S
+        return bounds.heartbeat.timeout + bounds.teardown.grace + bounds.rendezvous.last_call + START_S
 
     @property
     def fenced_s(self) -> float:

@@ -13,6 +13,7 @@ from typing import Any
 
 from nvrx_slurm.core.job import step
 from nvrx_slurm.core.state import NodeState, new_job
+from nvrx_slurm.jobspec.plan import Plan
 from nvrx_slurm.journal.records import (
     ControllerStarted,
     Entry,
@@ -21,7 +22,6 @@ from nvrx_slurm.journal.records import (
     JobStarted,
     NodeJoined,
     NodeLost,
-    Plan,
     Quarantined,
     Recovered,
     ReplicaEnded,
@@ -307,4 +307,4 @@ class _Story:
 
     def _teardown_s(self) -> float:
         bounds = self.plan.fault_tolerance
-        return bounds.teardown_grace_s + bounds.last_call_s
+        return bounds.teardown.grace + bounds.rendezvous.last_call

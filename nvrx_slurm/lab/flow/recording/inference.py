@@ -136,7 +136,7 @@ class Inference:
             lost, why = LOSE_BATCH_HOST, "its batch host was lost, and the job was requeued"
             over = {
                 "fault": len(self.faults) + 1,
-                "after": words(self.job.plan.fault_tolerance.control_plane_grace_s + REQUEUED_S),
+                "after": words(self.job.plan.fault_tolerance.control_plane_grace + REQUEUED_S),
             }
         self.faults.append({NOTE: f"Inferred: {why}.", "when": moment, "do": lost})
         self.faults.append({NOTE: HELD_BACK, "when": over, "do": {"release": {}}})

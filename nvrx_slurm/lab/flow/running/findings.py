@@ -11,8 +11,9 @@ import shutil
 from collections.abc import Iterable, Iterator, Sequence
 
 from nvrx_slurm.cluster.states import JobState
+from nvrx_slurm.jobspec.plan import Plan
 from nvrx_slurm.journal.folder import Result
-from nvrx_slurm.journal.records import Entry, JobEnded, JobStarted, Plan, Recovered
+from nvrx_slurm.journal.records import Entry, JobEnded, JobStarted, Recovered
 from nvrx_slurm.lab.flow.judging.matching import Miss
 from nvrx_slurm.lab.flow.judging.triggers import Director
 from nvrx_slurm.lab.flow.language.model import Flow

@@ -81,7 +81,7 @@ def _controller(act: Act, arguments: Arguments, scene: Scene, reach: Reach) -> H
 
 
 def _store(act: Act, arguments: Arguments, scene: Scene, reach: Reach) -> Hit:
-    if scene.folder.read_plan().store_url is not None:
+    if scene.folder.read_plan().store.url is not None:
         raise FaultFailed("the store is the site's own, and not ours to harm: leave `store.url` out of job.yaml")
     return _hit(reach, _host_node(scene), _deed(scene, act, "the store", _info(scene).host_pid, part="store"))
 

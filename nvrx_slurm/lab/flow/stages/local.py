@@ -15,9 +15,8 @@ from nvrx_slurm.api.submission import hand_over
 from nvrx_slurm.errors import FaultFailed, NvrxError
 from nvrx_slurm.jobspec.load import load
 from nvrx_slurm.jobspec.model import JobSpec
-from nvrx_slurm.jobspec.plan import plan
+from nvrx_slurm.jobspec.plan import Plan, plan
 from nvrx_slurm.journal.folder import JobFolder
-from nvrx_slurm.journal.records import Plan
 from nvrx_slurm.lab.faults.disk import SmallDisk
 from nvrx_slurm.lab.flow.language.model import Flow, StageName
 from nvrx_slurm.lab.flow.stages import diagnosis

@@ -10,8 +10,8 @@ from pathlib import Path
 from nvrx_slurm.cluster.local import LocalCluster
 from nvrx_slurm.errors import FaultFailed
 from nvrx_slurm.jobspec.model import JobSpec
+from nvrx_slurm.jobspec.plan import Plan, plan_to_json
 from nvrx_slurm.journal.folder import JobFolder
-from nvrx_slurm.journal.records import Plan, plan_to_json
 from nvrx_slurm.lab.faults.network import BATCH, Network
 from nvrx_slurm.lab.flow.language.model import Flow
 from nvrx_slurm.lab.flow.stages.base import Hit, Hold, JournalFeed, Scene

@@ -12,7 +12,8 @@ from typing import Any
 from nvrx_slurm.core.job import step
 from nvrx_slurm.core.state import Job, Phase, Replica, new_job
 from nvrx_slurm.errors import FaultFailed
-from nvrx_slurm.journal.records import ControllerStarted, Entry, Fact, JobStarted, NodeJoined, Plan, WorkersStarted
+from nvrx_slurm.jobspec.plan import Plan
+from nvrx_slurm.journal.records import ControllerStarted, Entry, Fact, JobStarted, NodeJoined, WorkersStarted
 
 
 class World:

@@ -14,7 +14,8 @@ from msgspec.structs import replace
 
 from nvrx_slurm.attribution.analyze.analyzer import Analyzer
 from nvrx_slurm.attribution.analyze.llm import LlmAdvisor
-from nvrx_slurm.journal.verdicts import Attribution, FailureKey, Inquiry, LlmPlan, Scope, Verdict
+from nvrx_slurm.jobspec.model import LlmSpec
+from nvrx_slurm.journal.verdicts import Attribution, FailureKey, Inquiry, Scope, Verdict
 from nvrx_slurm.util.files import write_private
 
 UNKNOWN = Attribution(source="lib", verdict=Verdict.UNKNOWN)
@@ -93,7 +94,7 @@ def endpoint() -> Iterator[Endpoint]:
 @pytest.fixture
 async def opinion(endpoint: Endpoint) -> AsyncIterator[LlmAdvisor]:
     """Of that endpoint, which has a second to answer."""
-    made = LlmAdvisor(LlmPlan(url=endpoint.url, model="judge-1", timeout_s=20.0))
+    made = LlmAdvisor(LlmSpec(url=endpoint.url, model="judge-1", timeout=20.0))
     yield made
     await made.close()
 
@@ -193,14 +194,14 @@ async def test_a_reply_without_end_is_cut(endpoint: Endpoint, opinion: LlmAdviso
 async def test_an_endpoint_that_hangs_is_left(endpoint: Endpoint) -> None:
     """After its time."""
     endpoint.reply = None
-    opinion = LlmAdvisor(LlmPlan(url=endpoint.url, model="judge-1", timeout_s=0.1))
+    opinion = LlmAdvisor(LlmSpec(url=endpoint.url, model="judge-1", timeout=0.1))
     await remains_unknown(opinion, "0.1 s")
     await opinion.close()
 
 
 async def test_an_endpoint_that_is_not_there_is_told() -> None:
     """With its address."""
-    opinion = LlmAdvisor(LlmPlan(url="http://127.0.0.1:9", model="judge-1", timeout_s=1.0))
+    opinion = LlmAdvisor(LlmSpec(url="http://127.0.0.1:9", model="judge-1", timeout=1.0))
     await remains_unknown(opinion, "http://127.0.0.1:9/chat/completions")
     await opinion.close()
 
@@ -226,7 +227,7 @@ async def test_the_key_goes_in_a_header(endpoint: Endpoint, tmp_path: Path) -> N
     """Read from its file at each question."""
     write_private(tmp_path / "key", b"k-123\n")
     endpoint.says(OPINION)
-    plan = LlmPlan(url=f"{endpoint.url}/v1/", model="judge-1", key_file=str(tmp_path / "key"))
+    plan = LlmSpec(url=f"{endpoint.url}/v1/", model="judge-1", key_file=str(tmp_path / "key"))
     opinion = LlmAdvisor(plan)
     await opinion.advise(UNKNOWN, INQUIRY, TAILS)
     path, headers, body = endpoint.asked[0]
@@ -251,7 +252,7 @@ async def test_the_other_style(endpoint: Endpoint, tmp_path: Path) -> None:
     """A tool that the model must use holds its answer."""
     write_private(tmp_path / "key", b"k-123")
     endpoint.says(OPINION, style="anthropic")
-    plan = LlmPlan(url=endpoint.url, model="judge-1", style="anthropic", key_file=str(tmp_path / "key"))
+    plan = LlmSpec(url=endpoint.url, model="judge-1", style="anthropic", key_file=str(tmp_path / "key"))
     opinion = LlmAdvisor(plan)
     assert (await opinion.advise(UNKNOWN, INQUIRY, TAILS)).verdict is Verdict.STOP
     path, headers, body = endpoint.asked[0]
@@ -264,7 +265,7 @@ async def test_the_rules_verdict_does_not_wait_for_ever(endpoint: Endpoint, tmp_
     endpoint.reply = None
     (tmp_path / "train.log").write_text("loading the plan\nthe plan is for 12 layers\n")
     asked = replace(INQUIRY, paths=(str(tmp_path),))
-    without, analyzer = Analyzer(), Analyzer(llm=LlmPlan(url=endpoint.url, model="judge-1", timeout_s=30.0))
+    without, analyzer = Analyzer(), Analyzer(llm=LlmSpec(url=endpoint.url, model="judge-1", timeout=30.0))
     await without.analyze(asked)  # compiles the rules, which may take longer than the time below
     assert (await analyzer.analyze(asked, timeout_s=1.0)).verdict is Verdict.UNKNOWN
     assert len(endpoint.asked) == 1

@@ -32,53 +32,47 @@ exec /shared/venv/bin/python -P -m nvrx_slurm.batch --cluster slurm -- \
   "name": "every-key",
   "roles": [
     {
-      "name": "main",
       "command": [
         "python",
         "-c",
         "print(\"it's $HOME\")"
       ],
-      "nodes_per_replica": 4
+      "nodes_per_replica": 4,
+      "name": "main"
     }
   ],
+  "spares": 0,
   "workdir": "/home/me",
   "folder": "/shared/jobs",
   "fault_tolerance": {
-    "progress": {},
-    "attribution": {
-      "enable_lib": true,
-      "timeout_s": 60.0,
-      "decision_timeout_s": 10.0
-    },
     "quarantine_after": 2,
-    "heartbeat_interval_s": 0.5,
-    "heartbeat_timeout_s": 20.0,
-    "startup_timeout_s": 120.0,
-    "fence_timeout_s": 45.0,
-    "join_timeout_s": 600.0,
-    "last_call_s": 5.0,
-    "teardown_grace_s": 120.0,
-    "stop_signal": "SIGINT",
-    "checkpoint_signal": "SIGUSR2",
-    "checkpoint_timeout_s": 300.0,
-    "gpu_memory_below_bytes": 2147483648,
-    "gpu_reclaim_timeout_s": 20.0,
-    "control_plane_grace_s": 600.0,
+    "fence_timeout": 45.0,
+    "heartbeat": {
+      "interval": 0.5,
+      "timeout": 20.0,
+      "startup_timeout": 120.0
+    },
+    "teardown": {
+      "grace": 120.0,
+      "stop_signal": "SIGINT",
+      "checkpoint_signal": "SIGUSR2",
+      "checkpoint_timeout": 300.0,
+      "gpu_memory_below": 2147483648,
+      "gpu_reclaim_timeout": 20.0
+    },
     "hang": {
-      "startup_s": 1800.0,
-      "step_s": 600.0,
-      "no_output_s": 1200.0,
-      "exit_skew_s": 60.0,
+      "startup_timeout": 1800.0,
+      "step_timeout": 600.0,
+      "no_output": 1200.0,
+      "exit_skew": 60.0,
       "learn": true,
       "safety_factor": 2.5,
       "warmup": 20
-    },
-    "backoff": {
-      "within_s": 60.0,
-      "initial_s": 1.0,
-      "max_s": 60.0
     }
   },
-  "time_limit_s": 172800.0
+  "time_limit_s": 172800.0,
+  "store": {},
+  "lease": null,
+  "version": 2
 }
 NVRX_PLAN

@@ -11,7 +11,6 @@ exec /shared/venv/bin/python -P -m nvrx_slurm.batch --cluster local <<'NVRX_PLAN
   "name": "train",
   "roles": [
     {
-      "name": "main",
       "command": [
         "python",
         "train.py",
@@ -22,38 +21,17 @@ exec /shared/venv/bin/python -P -m nvrx_slurm.batch --cluster local <<'NVRX_PLAN
       "workers_per_node": 8,
       "env": {
         "OMP_NUM_THREADS": "8"
-      }
+      },
+      "name": "main"
     }
   ],
   "spares": 1,
   "workdir": "/home/me",
   "folder": "/shared/jobs",
-  "fault_tolerance": {
-    "progress": {},
-    "attribution": {
-      "enable_lib": true,
-      "timeout_s": 60.0,
-      "decision_timeout_s": 10.0
-    },
-    "heartbeat_interval_s": 1.0,
-    "heartbeat_timeout_s": 15.0,
-    "startup_timeout_s": 60.0,
-    "fence_timeout_s": 30.0,
-    "join_timeout_s": 600.0,
-    "last_call_s": 5.0,
-    "teardown_grace_s": 10.0,
-    "checkpoint_timeout_s": 60.0,
-    "gpu_reclaim_timeout_s": 50.0,
-    "control_plane_grace_s": 600.0,
-    "hang": {
-      "safety_factor": 5.0
-    },
-    "backoff": {
-      "within_s": 60.0,
-      "initial_s": 1.0,
-      "max_s": 60.0
-    }
-  },
-  "time_limit_s": 43200.0
+  "fault_tolerance": {},
+  "time_limit_s": 43200.0,
+  "store": {},
+  "lease": null,
+  "version": 2
 }
 NVRX_PLAN

@@ -20,7 +20,6 @@ exec /shared/venv/bin/python -P -m nvrx_slurm.batch --cluster slurm -- \
   "name": "rl",
   "roles": [
     {
-      "name": "policy",
       "command": [
         "python",
         "policy.py"
@@ -30,10 +29,10 @@ exec /shared/venv/bin/python -P -m nvrx_slurm.batch --cluster slurm -- \
       "workers_per_node": 2,
       "env": {
         "MODEL": "small"
-      }
+      },
+      "name": "policy"
     },
     {
-      "name": "rollout",
       "command": [
         "python",
         "rollout.py"
@@ -42,39 +41,20 @@ exec /shared/venv/bin/python -P -m nvrx_slurm.batch --cluster slurm -- \
       "workdir": "/home/me/rollout",
       "env": {
         "MODEL": "large"
-      }
+      },
+      "name": "rollout"
     }
   ],
   "spares": 2,
   "workdir": "/home/me",
   "folder": "/shared/jobs",
-  "fault_tolerance": {
-    "progress": {},
-    "attribution": {
-      "enable_lib": true,
-      "timeout_s": 60.0,
-      "decision_timeout_s": 10.0
-    },
-    "heartbeat_interval_s": 1.0,
-    "heartbeat_timeout_s": 15.0,
-    "startup_timeout_s": 60.0,
-    "fence_timeout_s": 30.0,
-    "join_timeout_s": 600.0,
-    "last_call_s": 5.0,
-    "teardown_grace_s": 10.0,
-    "checkpoint_timeout_s": 60.0,
-    "gpu_reclaim_timeout_s": 50.0,
-    "control_plane_grace_s": 600.0,
-    "hang": {
-      "safety_factor": 5.0
-    },
-    "backoff": {
-      "within_s": 60.0,
-      "initial_s": 1.0,
-      "max_s": 60.0
-    }
+  "fault_tolerance": {},
+  "time_limit_s": null,
+  "store": {
+    "url": "rediss://valkey.example:6380/0",
+    "password_file": "/home/me/.valkey-password"
   },
-  "store_url": "rediss://valkey.example:6380/0",
-  "store_password_file": "/home/me/.valkey-password"
+  "lease": null,
+  "version": 2
 }
 NVRX_PLAN

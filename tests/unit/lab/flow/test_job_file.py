@@ -10,20 +10,22 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from nvrx_slurm.jobspec.load import load
-from nvrx_slurm.jobspec.plan import plan as plan_of
-from nvrx_slurm.jobspec.yamlfile import read_yaml
-from nvrx_slurm.journal.records import (
-    Allowance,
-    BackoffPlan,
-    FaultTolerance,
-    HangBounds,
-    Plan,
-    ProgressPlan,
-    RolePlan,
+from nvrx_slurm.jobspec.model import (
+    AttributionSpec,
+    BackoffSpec,
+    DataflowSpec,
+    HangSpec,
+    ProgressSpec,
+    SlackSpec,
+    StoreSpec,
 )
-from nvrx_slurm.journal.verdicts import AttributionPlan, DataflowPlan, SlackPlan
+from nvrx_slurm.jobspec.plan import Plan, RolePlan
+from nvrx_slurm.jobspec.plan import plan as plan_of
+from nvrx_slurm.jobspec.values import Allowance
+from nvrx_slurm.jobspec.yamlfile import read_yaml
 from nvrx_slurm.lab.flow.language.writing import NOTE, to_yaml
 from nvrx_slurm.lab.flow.recording.job_file import job_yaml, overrides
+from nvrx_slurm.lab.plans import plain_bounds
 
 POLICY = RolePlan(name="policy", command=("python", "-c", "print('a: b # c')"), nodes_per_replica=2)
 ROLLOUT = RolePlan(
@@ -34,41 +36,44 @@ ROLLOUT = RolePlan(
     on_failure="ignore",
     env={"A": "null", "B": ""},
 )
-BOUNDS = FaultTolerance(
+BOUNDS = plain_bounds(
     max_restarts=0,
-    heartbeat_interval_s=0.25,
-    heartbeat_timeout_s=90.0,
-    startup_timeout_s=120.0,
-    fence_timeout_s=100.0,
-    stop_signal="SIGINT",
-    checkpoint_signal="SIGUSR1",
-    gpu_memory_below_bytes=2 << 30,
-    backoff=BackoffPlan(after=2, max_s=300.0),
-    hang=HangBounds(step_s=600.0, learn=True, safety_factor=2.5),
+    heartbeat__interval=0.25,
+    heartbeat__timeout=90.0,
+    heartbeat__startup_timeout=120.0,
+    fence_timeout=100.0,
+    teardown__stop_signal="SIGINT",
+    teardown__checkpoint_signal="SIGUSR1",
+    teardown__gpu_memory_below=2 << 30,
+    backoff=BackoffSpec(after=2, max=300.0),
+    hang=HangSpec(step_timeout=600.0, learn=True, safety_factor=2.5),
 )
-DECIDED = FaultTolerance(
-    max_restarts=10,
-    max_restarts_per_s=86400.0,
+DECIDED = plain_bounds(
+    max_restarts=Allowance(count=10, per_s=86400.0),
     max_job_restarts=Allowance(count=20),
     max_node_losses=Allowance(count=2, per_s=3600.0),
-    progress=ProgressPlan(max_cycles=3, min_steps=10, iteration_file="/ckpt/latest", log_pattern="step ([0-9]+)"),
-    attribution=AttributionPlan(
+    progress=ProgressSpec(
+        max_no_progress_cycles=3, min_progress_steps=10, iteration_file="/ckpt/latest", log_pattern="step ([0-9]+)"
+    ),
+    attribution=AttributionSpec(
         enable_lib=True,
         enable_mcp=True,
         http_urls=("https://a:1", "https://b:2"),
-        timeout_s=20.0,
-        decision_timeout_s=5.0,
+        timeout=20.0,
+        decision_timeout=5.0,
         dry_run=False,
         aggregation="all",
         rules=("/rules.yaml",),
-        slack=SlackPlan(channel="#x", token_file="/token"),
-        dataflow=DataflowPlan(url="https://c:3", index="i"),
+        slack=SlackSpec(channel="#x", token_file="/token"),
+        dataflow=DataflowSpec(url="https://c:3", index="i"),
     ),
 )
 
 
 def made(*roles: RolePlan, **rest: object) -> Plan:
-    return Plan(name="train", roles=roles, workdir="/data", folder="/jobs", **rest)  # type: ignore[arg-type]
+    return Plan(
+        name="train", roles=roles, workdir="/data", folder="/jobs", **({"fault_tolerance": plain_bounds()} | rest)
+    )  # type: ignore[arg-type]
 
 
 PLANS = [
@@ -77,7 +82,7 @@ PLANS = [
     made(RolePlan(name="main", command=("a",), on_failure="fail_job")),
     made(POLICY, ROLLOUT, spares=1, time_limit_s=3600.0, fault_tolerance=BOUNDS),
     made(POLICY, fault_tolerance=DECIDED),
-    made(POLICY, store_url="redis://host:6379/0", store_password_file="/secret"),
+    made(POLICY, store=StoreSpec(url="redis://host:6379/0", password_file="/secret")),
 ]
 
 
@@ -102,7 +107,7 @@ def test_what_differs(tmp_path):
     assert overrides(ours, theirs) == {
         "command": ("b", "c d"),
         "spares": 0,
-        "fault_tolerance": {"max_restarts": 3, "attribution": {"enable_lib": False}, "backoff": "off"},
+        "fault_tolerance": {"max_restarts": 3, "attribution": {"enable_lib": False}, "backoff": {"max": "0s"}},
     }
     assert overrides(ours, msgspec.structs.replace(ours, folder="/elsewhere")) == {}
 

@@ -7,12 +7,14 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from nvrx_slurm.journal.records import FaultTolerance, HangBounds, Plan, RolePlan
+from nvrx_slurm.jobspec.model import HangSpec, StoreSpec
+from nvrx_slurm.jobspec.plan import Plan, RolePlan
 from nvrx_slurm.lab.flow.judging.matching import Matcher
 from nvrx_slurm.lab.flow.language.load import load_flow
 from nvrx_slurm.lab.flow.language.writing import to_yaml
 from nvrx_slurm.lab.flow.matrix import Case, LeftOut, matrix
 from nvrx_slurm.lab.flow.recording.job_file import job_yaml
+from nvrx_slurm.lab.plans import plain_bounds
 from tests.unit.core.fleet import Fleet, plain, plan_of
 from tests.unit.lab.flow.test_recording import at_work, begin, worker
 
@@ -26,7 +28,7 @@ SHAPES: dict[str, Plan] = {
     "roles": plan_of(POLICY, ROLLOUT, spares=1),
     "restarts all": plan_of(msgspec.structs.replace(POLICY, on_failure="restart_job"), ROLLOUT, spares=2),
     "fails": plan_of(msgspec.structs.replace(POLICY, on_failure="fail_job")),
-    "own store": msgspec.structs.replace(plain(), store_url="redis://host:1/0"),
+    "own store": msgspec.structs.replace(plain(), store=StoreSpec(url="redis://host:1/0")),
 }
 
 
@@ -91,7 +93,7 @@ def test_left_out(shape, stage, name, why):
 
 def test_hang_is_tried_where_there_is_a_bound():
     """With a bound for steps the worker is stopped after a first step: before that it has none to be late with."""
-    bounds = FaultTolerance(hang=HangBounds(step_s=30.0))
+    bounds = plain_bounds(hang=HangSpec(step_timeout=30.0))
     case = of(msgspec.structs.replace(plain(), fault_tolerance=bounds))["hang"]
     assert isinstance(case, Case)
     assert case.faults[0]["when"] == {"event": "progress"}
@@ -125,7 +127,7 @@ def test_spent_budget_and_spares(tmp_path):
     """And for one fault after the other, until nothing is left to recover with."""
     plan = SHAPES["spares"]
     fleet = at_work(plan)
-    for _ in range(plan.fault_tolerance.max_restarts + 1):
+    for _ in range(plan.fault_tolerance.max_restarts.count + 1):
         worker(fleet, "n1", 0, signal=9)
         recover(fleet)
     judge(matcher_of(of(plan)["budget"], plan, tmp_path, None), fleet)

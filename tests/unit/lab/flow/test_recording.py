@@ -11,13 +11,12 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import initialize
 
+from nvrx_slurm.jobspec.plan import Plan, RolePlan
 from nvrx_slurm.journal.records import (
     ControllerStarted,
     JobStarted,
     NodeLost,
-    Plan,
     Progress,
-    RolePlan,
     Shutdown,
     WorkerFailed,
     WorkerHung,

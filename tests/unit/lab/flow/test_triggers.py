@@ -7,7 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from nvrx_slurm.journal.records import Entry, JobStarted, RolePlan
+from nvrx_slurm.jobspec.plan import RolePlan
+from nvrx_slurm.journal.records import Entry, JobStarted
 from nvrx_slurm.lab.flow.judging.triggers import Director, JobStates, Progressed, StateIs
 from nvrx_slurm.lab.flow.language.load import load_flow
 from nvrx_slurm.lab.flow.language.model import Fault

@@ -5,7 +5,8 @@ from __future__ import annotations
 import pytest
 
 from nvrx_slurm.errors import FaultFailed
-from nvrx_slurm.journal.records import ControllerStarted, JobStarted, NodeJoined, RolePlan, WorkersStarted
+from nvrx_slurm.jobspec.plan import RolePlan
+from nvrx_slurm.journal.records import ControllerStarted, JobStarted, NodeJoined, WorkersStarted
 from nvrx_slurm.lab.flow.stages.world import World
 from tests.unit.core.fleet import Fleet, plain, plan_of, running
 

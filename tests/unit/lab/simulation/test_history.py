@@ -36,7 +36,7 @@ def simple(shape) -> bool:
 def seed():
     """Of a plain job with a spare, on Slurm, that may be restarted."""
     return seed_where(
-        lambda shape: simple(shape) and shape.cluster == "slurm" and shape.plan.fault_tolerance.max_restarts
+        lambda shape: simple(shape) and shape.cluster == "slurm" and shape.plan.fault_tolerance.max_restarts.count
     )
 
 
@@ -112,5 +112,5 @@ def test_shapes_hold_what_configuration_asks():
         plan = draw_shape(Random(seed), 16).plan
         bounds = plan.fault_tolerance
         assert plan.total_nodes <= 16
-        assert bounds.heartbeat_interval_s < bounds.heartbeat_timeout_s <= bounds.startup_timeout_s
-        assert bounds.heartbeat_timeout_s <= bounds.fence_timeout_s <= bounds.control_plane_grace_s
+        assert bounds.heartbeat.interval < bounds.heartbeat.timeout <= bounds.heartbeat.startup_timeout
+        assert bounds.heartbeat.timeout <= bounds.fence_timeout <= bounds.control_plane_grace

@@ -6,6 +6,7 @@ from random import Random
 
 import pytest
 
+from nvrx_slurm.jobspec.plan import Plan, RolePlan
 from nvrx_slurm.journal.records import (
     ControllerUp,
     Entry,
@@ -14,21 +15,26 @@ from nvrx_slurm.journal.records import (
     JobEnded,
     NodeJoined,
     NodeLost,
-    Plan,
     RestartDecided,
-    RolePlan,
     RoundClosed,
     RoundOpened,
     Shutdown,
     WorkerFailed,
     pack,
 )
+from nvrx_slurm.lab.plans import plain_bounds
 from nvrx_slurm.lab.simulation.loop import VirtualLoop
 from nvrx_slurm.lab.simulation.promises import Promise, Promises
 from nvrx_slurm.lab.simulation.shapes import Temper
 from nvrx_slurm.lab.simulation.workers import Progress, Worker, World
 
-PLAN = Plan(name="t", roles=(RolePlan(name="main", command=("x",), nodes_per_replica=2),), workdir="/", folder="/")
+PLAN = Plan(
+    name="t",
+    roles=(RolePlan(name="main", command=("x",), nodes_per_replica=2),),
+    workdir="/",
+    folder="/",
+    fault_tolerance=plain_bounds(),
+)
 OPENED = RoundOpened(replica="main-0", cycle=0)
 CLOSED = RoundClosed(
     replica="main-0",
@@ -180,7 +186,7 @@ def test_second_shutdown(court):
 
 def test_restart_beyond_the_budget(court):
     """One more than the plan allows."""
-    for _ in range(PLAN.fault_tolerance.max_restarts):
+    for _ in range(PLAN.fault_tolerance.max_restarts.count):
         court.commit(FAILED)
     assert court.broken == []
     court.commit(FAILED)

@@ -64,21 +64,25 @@ class AbortTorchDistributed(Abort):
                 )
             groups = list(world.pg_names)
             _aborted.extend(groups)
-            self._abort_all(groups)
+            work = [
+                in_thread(functools.partial(_abort, group), f"abort-{place}") for place, group in enumerate(groups)
+            ]
+            concurrent.futures.wait(work, self.timeout.total_seconds())
+            if stuck := sum(not each.done() for each in work):
+                seconds = self.timeout.total_seconds()
+                raise TimeoutError(f"{stuck} of {len(work)} process groups are not aborted after {seconds:g} s")
+            for error in filter(None, (each.exception() for each in work)):
+                log.warning("aborting a process group failed: %s", error)
             bounded(
                 distributed.destroy_process_group, self.timeout, f"destroying the process groups of rank {state.rank}"
             )
-        _forget_unfinished()
+        # torch names groups by a count of this process, which only the end of a finished one sets back. A
+        # rank that was interrupted inside of `init_process_group` would be ahead of the others, and never
+        # meet them again.
+        world = getattr(sys.modules.get("torch.distributed.distributed_c10d"), "_world", None)
+        if world is not None and _distributed() is None:
+            world.group_count = 0
         return state
-
-    def _abort_all(self, groups: list[Any]) -> None:
-        work = [in_thread(functools.partial(_abort, group), f"abort-{place}") for place, group in enumerate(groups)]
-        concurrent.futures.wait(work, self.timeout.total_seconds())
-        if stuck := sum(not each.done() for each in work):
-            seconds = self.timeout.total_seconds()
-            raise TimeoutError(f"{stuck} of {len(work)} process groups are not aborted after {seconds:g} s")
-        for error in filter(None, (each.exception() for each in work)):
-            log.warning("aborting a process group failed: %s", error)
 
 
 _aborted: list[Any] = []
@@ -110,14 +114,6 @@ def _distributed() -> Any | None:
     distributed = sys.modules.get("torch.distributed")
     is_initialized = getattr(distributed, "is_initialized", None)
     return distributed if is_initialized is not None and is_initialized() else None
-
-
-def _forget_unfinished() -> None:
-    """torch names groups by a count of this process, which only the end of a finished one sets back. A rank
-    that was interrupted inside of `init_process_group` would be ahead of the others, and never meet them again."""
-    world = getattr(sys.modules.get("torch.distributed.distributed_c10d"), "_world", None)
-    if world is not None and _distributed() is None:
-        world.group_count = 0
 
 
 def _abort(group: Any) -> None:

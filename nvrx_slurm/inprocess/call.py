@@ -104,7 +104,11 @@ class CallWrapper:
                 self._group.join(self._process, lost)
                 stack.enter_context(_old_garbage_left_alone())
                 value = self._rank.drive(function)
-                self._complete()
+                if self._options.completion is not None:
+                    try:
+                        self._options.completion(self._rank.state.freeze())
+                    except Exception:
+                        log.exception("rank %s: Completion raised", self._rank.state.rank)
             except ForkedChild as child:
                 outcome = child.outcome
                 stack.pop_all()  # all that it has inherited is its parent's
@@ -114,7 +118,14 @@ class CallWrapper:
             else:
                 self.lost = self._group.ledger.lost
                 return value
-        return _passed_on(outcome)
+        match outcome:  # in a forked child: what the function came to there, as if it were not wrapped
+            case Returned(value):
+                return value
+            case Raised(failure):
+                raise failure
+            case CallInterrupted(cause):
+                raise cause or RankShouldRestart
+        return None
 
     def _build(self, stack: ExitStack) -> None:
         """Everything, in the order in which it may be used; it is taken down the other way round."""
@@ -192,34 +203,16 @@ class CallWrapper:
 
     # ---- the end
 
-    def _complete(self) -> None:
-        if self._options.completion is not None:
-            try:
-                self._options.completion(self._rank.state.freeze())
-            except Exception:
-                log.exception("rank %s: Completion raised", self._rank.state.rank)
-
     def _leave_because(self, error: BaseException) -> None:
         """This rank is out. The group is told at once, or once this process is dead if it is unfit."""
         self._group.leaves = True
         self._group.feed(Event.LEAVES)
-        lost = self._lost_by(error)
-        self.lost = {**self._group.ledger.lost, lost.member: lost}
-        if self._rank.unfit:
-            self._monitor.condemn(lost, self._options.termination_grace_time.total_seconds())
-            self._monitored.pop_all()  # it stays until this process has ended
-        else:
-            self._group.say_last(lost)
-        self._rank.state.mode = Mode.TERMINATED
-        self._terminate(error)
-
-    def _lost_by(self, error: BaseException) -> Lost:
         kind = Interruption.BASE_EXCEPTION
         if isinstance(error, RankDiscarded):
             kind = Interruption.DISCARDED
         if self._rank.unfit:
             kind = Interruption.UNHEALTHY
-        return Lost(
+        lost = Lost(
             iteration=self._group.ledger.iteration,
             member=self._launch.rank,
             interruption=kind,
@@ -227,24 +220,18 @@ class CallWrapper:
             text=in_words(error),
             host=self._launch.host,
         )
-
-    def _terminate(self, error: BaseException) -> None:
+        self.lost = {**self._group.ledger.lost, lost.member: lost}
+        if self._rank.unfit:
+            self._monitor.condemn(lost, self._options.termination_grace_time.total_seconds())
+            self._monitored.pop_all()  # it stays until this process has ended
+        else:
+            self._group.say_last(lost)
+        self._rank.state.mode = Mode.TERMINATED
         if self._options.terminate is not None:
             try:
                 self._options.terminate(self._rank.state.freeze())
             except Exception as failure:
                 raise failure from error
-
-
-def _passed_on(outcome: Returned[Any] | Raised | CallInterrupted) -> Any:
-    """In a forked child: what the function came to there, as if it were not wrapped."""
-    match outcome:
-        case Returned(value):
-            return value
-        case Raised(error):
-            raise error
-        case CallInterrupted(error):
-            raise error or RankShouldRestart
 
 
 def _monitored(options: Options, launch: Launch, call: int) -> MonitorOptions:

@@ -27,7 +27,15 @@ class Compose:
     parts: tuple[Any, ...]
 
     def __new__(cls, *parts: T) -> T:  # type: ignore[misc]  # of its class and of another one
-        kind = _nearest_common_class(parts)
+        if not parts:
+            raise OptionError("Compose needs at least one part")
+        shared = set.intersection(*(set(type(part).__mro__) for part in parts))
+        kind = next(each for each in type(parts[0]).__mro__ if each in shared)
+        if kind in (object, abc.ABC):
+            kinds = ", ".join(sorted({type(part).__name__ for part in parts}))
+            raise OptionError(
+                f"Compose takes parts of one kind: several Abort, or several HealthCheck, …; these are {kinds}"
+            )
         chain = _ComposedAssignment if issubclass(kind, RankAssignment) else Compose
         own = {"parts": parts, "__new__": object.__new__, "__init__": object.__init__, "__doc__": Compose.__doc__}
         return type("Compose", (chain, kind), own)()  # type: ignore[no-any-return]
@@ -75,16 +83,3 @@ def _unframed(texts: Iterable[str]) -> Iterator[tuple[str, ...]]:
     rest = iter(texts)
     for length in rest:
         yield tuple(next(rest) for _ in range(int(length)))
-
-
-def _nearest_common_class(parts: tuple[object, ...]) -> type:
-    if not parts:
-        raise OptionError("Compose needs at least one part")
-    shared = set.intersection(*(set(type(part).__mro__) for part in parts))
-    nearest = next(each for each in type(parts[0]).__mro__ if each in shared)
-    if nearest in (object, abc.ABC):
-        kinds = ", ".join(sorted({type(part).__name__ for part in parts}))
-        raise OptionError(
-            f"Compose takes parts of one kind: several Abort, or several HealthCheck, …; these are {kinds}"
-        )
-    return nearest

@@ -104,16 +104,13 @@ class Group:
         if self._listener.ident is not None:  # it was started: we had joined
             self._listener.join()
             if self.failure is None and not self.leaves:
-                self._clear_if_last()
+                try:
+                    if self._connection.arrive(barriers.LEFT, self.cycle.member) >= self.cycle.ledger.left:
+                        self._connection.clear()
+                except RestartError as error:
+                    log.debug("the keys of this call will expire: %s", error)
         self._connection.close()
         self._heard.close()
-
-    def _clear_if_last(self) -> None:
-        try:
-            if self._connection.arrive(barriers.LEFT, self.cycle.member) >= self.cycle.ledger.left:
-                self._connection.clear()
-        except RestartError as error:
-            log.debug("the keys of this call will expire: %s", error)
 
     # ---- the cycle
 
@@ -179,16 +176,13 @@ class Group:
             count = self._connection.arrive(gate.name, member, data)
             first = first or count
             if count >= gate.expected(seen) and barriers.looks(member, seen, count == first):
-                self._close(gate, seen)
+                # Some of those who arrived may be lost since: it is those who are left that count.
+                here = self._connection.arrivals(gate.name)
+                present = {member: data for member, data in here.items() if member not in seen.lost}
+                if len(present) >= gate.expected(seen):
+                    self.propose(gate.close(present))
             if not self._wait_until(partial(self._has_news, seen.length, phase), until):
                 raise self._late(gate)
-
-    def _close(self, gate: Gate, seen: Ledger) -> None:
-        """Some of those who arrived may be lost since: it is those who are left that count."""
-        here = self._connection.arrivals(gate.name)
-        present = {member: data for member, data in here.items() if member not in seen.lost}
-        if len(present) >= gate.expected(seen):
-            self.propose(gate.close(present))
 
     def _has_news(self, length: int, phase: Phase) -> bool:
         return self.cycle.ledger.length > length or self.cycle.phase is not phase

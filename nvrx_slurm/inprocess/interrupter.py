@@ -56,11 +56,20 @@ class Interrupter:
 
     def _run(self, state: FrozenState) -> None:
         try:
-            if self._group.phase is Phase.INTERRUPTED:
-                self._last_call()
+            # The last call: until all ranks have reported what they know of this interruption, at most so long.
+            if self._group.phase is Phase.INTERRUPTED and not self._group.wait_while(
+                Phase.INTERRUPTED, within_s=self._last_call_s
+            ):
+                self._group.feed(Event.LAST_CALL_OVER)
             with self._region.held():
                 self._stamps.expect_end()
-                self._abort_all(state)
+                if self._abort is not None:
+                    try:
+                        self._abort(state)
+                    except Exception:
+                        log.exception("rank %s: Abort raised; the restart goes on", state.rank)
+                    except BaseException as refusal:  # the main thread raises it, once it is out of the function
+                        self._refusal = refusal
                 self._group.feed(Event.ABORTED)
                 self._region.interrupt(again_s=self._again_s)
         except Exception as error:  # else the main thread would wait for us for ever
@@ -70,17 +79,3 @@ class Interrupter:
         """What this rank itself has to say of the interruption."""
         own = self.own
         return Noticing() if own is None else Noticing.of(own)
-
-    def _last_call(self) -> None:
-        """Until all have said what they have to say of this interruption, and at most so long."""
-        if not self._group.wait_while(Phase.INTERRUPTED, within_s=self._last_call_s):
-            self._group.feed(Event.LAST_CALL_OVER)
-
-    def _abort_all(self, state: FrozenState) -> None:
-        if self._abort is not None:
-            try:
-                self._abort(state)
-            except Exception:
-                log.exception("rank %s: Abort raised; the restart goes on", state.rank)
-            except BaseException as error:  # the main thread raises it, once it is out of the function
-                self._refusal = error

@@ -32,7 +32,16 @@ class Stamps:
         self._cells = memoryview(self._memory).cast("q")
         self._suspensions = 0
         self._lock = threading.Lock()
-        self.manual = _pinger(self._cells)
+        # A closure, since that is the fastest call there is: no attribute is looked up.
+        cells = self._cells
+
+        def manual() -> None:
+            try:
+                cells[MANUAL] = monotonic_ns()
+            except ValueError:  # closed: a released view refuses
+                return
+
+        self.manual = manual
         """The function says that it makes progress, and from now on in this iteration has to. Well under a µs."""
 
     @classmethod
@@ -102,18 +111,6 @@ class Stamps:
             return 0.0
         automatic, manual, ending = self._cells[AUTOMATIC], self._cells[MANUAL], self._cells[ENDING]
         return max(0.0, (now_ns - min(automatic, manual or automatic, ending or automatic)) / 1e9)
-
-
-def _pinger(cells: memoryview[int]) -> Callable[[], None]:
-    """A closure, since that is the fastest call there is: no attribute is looked up."""
-
-    def manual() -> None:
-        try:
-            cells[MANUAL] = monotonic_ns()
-        except ValueError:  # closed: a released view refuses
-            return
-
-    return manual
 
 
 SEMAPHORE_BYTES = 32

@@ -170,7 +170,10 @@ class Rank:
             case Returned(value):
                 self.value = value
                 self.parts.group.feed(Event.RETURNED)
-            case Raised(error) if not self._obeys(error):
+            # A RankShouldRestart is obeyed if the group restarts; one that the function made up is a fault.
+            case Raised(error) if not (
+                isinstance(error, RankShouldRestart) and self.parts.group.phase is not Phase.RUNNING
+            ):
                 self._failed(error)
             case CallInterrupted(error) if isinstance(error, ENDS):
                 raise error
@@ -183,10 +186,6 @@ class Rank:
             self.parts.options.initialize(self.state.freeze())
         self._check_health()
         return function() if self.state.mode is Mode.ACTIVE else None
-
-    def _obeys(self, error: BaseException) -> bool:
-        """Whether it was left because the group restarts. A RankShouldRestart that nobody asked for is a fault."""
-        return isinstance(error, RankShouldRestart) and self.parts.group.phase is not Phase.RUNNING
 
     def _failed(self, error: BaseException) -> None:
         """The function has failed here, and so has the iteration for all. What is no Exception takes us out, and so
@@ -253,7 +252,14 @@ class Rank:
         except Exception as failure:
             raise failure from (failure.__cause__ or error)
         self.unfit = False
-        self._forget()
+        # What the function has left may hold on to memory, and to communicators that are aborted.
+        error = self.state.fn_exception
+        if error is not None:
+            traceback.clear_frames(error.__traceback__)
+        self.state.fn_exception = None
+        self.value = error = None
+        gc.collect()
+        let_go()
         self.parts.group.feed(Event.FIT)
 
     def _check_health(self) -> None:
@@ -262,16 +268,6 @@ class Rank:
                 self.parts.options.health_check(self.state.freeze())
             except Exception as error:
                 raise HealthCheckError(f"rank {self.state.rank} is unfit: {in_words(error)}") from error
-
-    def _forget(self) -> None:
-        """What the function has left may hold on to memory, and to communicators that are aborted."""
-        error = self.state.fn_exception
-        if error is not None:
-            traceback.clear_frames(error.__traceback__)
-        self.state.fn_exception = None
-        self.value = error = None
-        gc.collect()
-        let_go()
 
     def _stand_aside(self) -> None:
         """Another process takes the dead one's place, in a new start of them all: somebody will end this one."""

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import enum
 import time
-from collections.abc import Iterable, Mapping
 
 import msgspec
 
@@ -117,7 +116,13 @@ def tell_agent(restart: Restart) -> None:
 
 def shortened(restart: Restart) -> InProcessRestart:
     """What fits into one datagram, however many ranks there are and whatever they have raised."""
-    longest, slowest = _longest(restart.ranks)
+    longest: dict[str, float] = {}  # by phase: the longest time that a rank needed, and that rank
+    slowest: dict[str, int] = {}
+    for phase in Phase:
+        took = [(rank.phases[phase], rank.rank) for rank in restart.ranks if phase in rank.phases]
+        if took:
+            seconds, slowest[phase.value] = max(took)
+            longest[phase.value] = round(seconds, 6)
     return InProcessRestart(
         cause=_clean(format_interruption_records(restart.records), LONGEST_TEXT),
         call=restart.call,
@@ -132,19 +137,6 @@ def shortened(restart: Restart) -> InProcessRestart:
         missing=restart.missing[:MOST_MISSING],
         ranks=tuple(_phases(rank) for rank in sorted(restart.ranks, key=_took_s, reverse=True)[:MOST_RANKS]),
     )
-
-
-def _longest(ranks: Iterable[RankTimeline]) -> tuple[dict[str, float], dict[str, int]]:
-    """Phase → the longest that it took, and → the rank that took so long."""
-    longest: dict[str, float] = {}
-    slowest: dict[str, int] = {}
-    known = list(ranks)
-    for phase in Phase:
-        took = [(rank.phases[phase], rank.rank) for rank in known if phase in rank.phases]
-        if took:
-            seconds, slowest[phase.value] = max(took)
-            longest[phase.value] = round(seconds, 6)
-    return longest, slowest
 
 
 def _fault(record: InterruptionRecord) -> RankFault:
@@ -182,6 +174,7 @@ class Teller:
         sealed = self._group.sealed
         places = self._group.arrivals(barriers.start(sealed.iteration), Starting)
         places = {member: place for member, place in places.items() if member not in self._group.ledger.lost}
+        # All re-enter at once, by one entry of the log: one rank's time for that stands for all.
         restart = Restart(
             at=time.time(),
             group=self._name,
@@ -191,7 +184,15 @@ class Teller:
             active_world_size=max((place.active_world_size for place in places.values()), default=0),
             missing=sealed.missing,
             records=self._records(sealed.iteration),
-            ranks=_ranks(places, re_entered_s),
+            ranks=tuple(
+                RankTimeline(
+                    member=member,
+                    rank=place.rank,
+                    host=place.process.host,
+                    phases={**place.phases, Phase.RE_ENTERED.value: re_entered_s},
+                )
+                for member, place in sorted(places.items(), key=lambda item: item[1].rank)
+            ),
         )
         log.warning("%s", in_one_line(restart))
         tell_agent(restart)
@@ -215,19 +216,6 @@ class Teller:
         ]
         self.pass_over()
         return (*(entry.record() for entry in entries), *(record for record in notices if record is not None))
-
-
-def _ranks(places: Mapping[int, Starting], re_entered_s: float) -> tuple[RankTimeline, ...]:
-    """All re-enter at once, by one entry of the log: what that took since their ranks were known is told by one."""
-    return tuple(
-        RankTimeline(
-            member=member,
-            rank=place.rank,
-            host=place.process.host,
-            phases={**place.phases, Phase.RE_ENTERED.value: re_entered_s},
-        )
-        for member, place in sorted(places.items(), key=lambda item: item[1].rank)
-    )
 
 
 def in_one_line(restart: Restart) -> str:

@@ -169,7 +169,11 @@ _running: list[str] = []
 
 
 def _call(options: Options, function: Callable[..., T], args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> T | None:
-    _check_place(function.__name__)
+    name = function.__name__
+    if threading.current_thread() is not threading.main_thread():
+        raise NestedCallError(f"{name} must be called in the main thread: restarts are delivered there")
+    if _running:
+        raise NestedCallError(f"{name} was called inside of {_running[-1]}, which is wrapped too: wrap one of them")
     who = launch()
     history = _histories.setdefault(who.group, _History())
     if who.rank in history.lost:
@@ -184,13 +188,6 @@ def _call(options: Options, function: Callable[..., T], args: tuple[Any, ...], k
     finally:
         _running.pop()
         history.lost.update(call.lost)
-
-
-def _check_place(name: str) -> None:
-    if threading.current_thread() is not threading.main_thread():
-        raise NestedCallError(f"{name} must be called in the main thread: restarts are delivered there")
-    if _running:
-        raise NestedCallError(f"{name} was called inside of {_running[-1]}, which is wrapped too: wrap one of them")
 
 
 def inject(

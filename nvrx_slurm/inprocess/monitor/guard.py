@@ -104,7 +104,17 @@ def look(
 ) -> tuple[Guard, Tell | Send | None]:
     """What to do now about a rank that has made no progress for so long."""
     if guard.sentence is not None:
-        return _carry_out(guard, guard.sentence, now)
+        sentence = guard.sentence
+        if now < sentence.kill_at:
+            return guard, None
+        if sentence.kills == 0:
+            why, killed_at = sentence.lost.text, now
+        else:
+            killed_at = sentence.killed_at
+            ago_s = now - killed_at
+            why = f"it was sent SIGKILL {ago_s:.0f} s ago, and hangs in the kernel: the others wait for its end"
+        later = Sentence(sentence.lost, now + AGAIN_S, sentence.kills + 1, killed_at)
+        return dataclasses.replace(guard, sentence=later), Send(KILL, why)
     if silent_s >= bounds.hard_s:
         text = f"no progress for {silent_s:.3g} s: hard timeout"
         lost = watched.lost(Interruption.HARD_TIMEOUT, text)
@@ -113,15 +123,3 @@ def look(
         entry = watched.interrupted(Interruption.SOFT_TIMEOUT, f"no progress for {silent_s:.3g} s: soft timeout")
         return dataclasses.replace(guard, told=watched.iteration), Tell(entry)
     return guard, None
-
-
-def _carry_out(guard: Guard, sentence: Sentence, now: float) -> tuple[Guard, Send | None]:
-    if now < sentence.kill_at:
-        return guard, None
-    if sentence.kills == 0:
-        why, killed_at = sentence.lost.text, now
-    else:
-        killed_at = sentence.killed_at
-        why = f"it was sent SIGKILL {now - killed_at:.0f} s ago, and hangs in the kernel: the others wait for its end"
-    later = Sentence(sentence.lost, now + AGAIN_S, sentence.kills + 1, killed_at)
-    return dataclasses.replace(guard, sentence=later), Send(KILL, why)

@@ -116,23 +116,26 @@ class Scribe(threading.Thread):
     def _serve(self) -> None:
         while True:
             for descriptor, _ in self._poller.poll(self._pause_s() * 1000):
-                self._rung(descriptor)
+                if descriptor == self._bell:
+                    os.eventfd_read(self._bell)
+                else:
+                    self._sibling.process_ended()
             try:
                 if self._step():
                     return
             except StoreError as error:
-                self._missed(error)
+                if self._touch:
+                    log.warning(
+                        "%s; without it this rank can live for %.1f s yet", error, max(0.0, self._lease.left_s)
+                    )
+                self._touch = False
+                self._sibling.ring = self._sibling.ring.out_of_touch()
+                self._beat_at = time.monotonic() + AGAIN_S
 
     def _pause_s(self) -> float:
         if self._inbox or self._last.done():
             return 0.0 if self._touch else AGAIN_S
         return max(0.0, min(self._beat_at, self._sibling.due_at) - time.monotonic())
-
-    def _rung(self, descriptor: int) -> None:
-        if descriptor == self._bell:
-            os.eventfd_read(self._bell)
-        else:
-            self._sibling.process_ended()
 
     def _step(self) -> bool:
         """Do what is due. Returns whether that was the last thing."""
@@ -154,13 +157,6 @@ class Scribe(threading.Thread):
             following = Log(self._connect(self._options.call + 1), self._options.members)
             following.propose(msgspec.structs.replace(lost, iteration=0, inherited=True))
 
-    def _missed(self, error: StoreError) -> None:
-        if self._touch:
-            log.warning("%s; without it this rank can live for %.1f s yet", error, max(0.0, self._lease.left_s))
-        self._touch = False
-        self._sibling.ring = self._sibling.ring.out_of_touch()
-        self._beat_at = time.monotonic() + AGAIN_S
-
     # ---- signs of life
 
     def _beat(self) -> None:
@@ -181,12 +177,9 @@ class Scribe(threading.Thread):
         """The log matters to a monitor only when its sibling is quiet, and once in a while."""
         self._read_at = sent + READ_SHARE * self._options.heartbeat_timeout_s
         self._log.refresh()
-        self._obey()
-        self._sibling.judge(sent)
-
-    def _obey(self) -> None:
-        """The group goes on without this rank, for whatever reason: so it must be dead."""
+        # The group goes on without this rank, for whatever reason: so it must be dead.
         lost = self._log.ledger.lost.get(self._options.member)
         if lost is not None and lost.interruption in DEATHS and not self._sentenced:
             self._sentenced = True
             self._on_end(lost)
+        self._sibling.judge(sent)

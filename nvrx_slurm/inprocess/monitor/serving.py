@@ -42,7 +42,10 @@ def serve(told: IO[bytes]) -> None:
     try:
         with told:
             start: wire.Start = pickle.load(told)
-        _let_go_of_stdin()
+        # It may have held a password.
+        nothing = os.open(os.devnull, os.O_RDWR)
+        os.dup2(nothing, 0)
+        os.close(nothing)
         monitor = Monitor(start, control)
         monitor.open()
     except Exception as error:
@@ -51,13 +54,6 @@ def serve(told: IO[bytes]) -> None:
         os._exit(1)
     monitor.run()
     os._exit(0)  # whatever the store's own threads are at
-
-
-def _let_go_of_stdin() -> None:
-    """It may have held a password."""
-    nothing = os.open(os.devnull, os.O_RDWR)
-    os.dup2(nothing, 0)
-    os.close(nothing)
 
 
 class Monitor:
@@ -73,7 +69,10 @@ class Monitor:
         )
         self._bounds = Bounds(soft_s=options.soft_timeout_s, hard_s=options.hard_timeout_s, grace_s=options.grace_s)
         self._guard = Guard()
-        self._voice = set_up(f"monitor of rank {options.member}", _logfile(options))
+        self._voice = set_up(
+            f"monitor of rank {options.member}",
+            None if options.logfile is None else Path(options.logfile.replace("{rank}", str(options.member))),
+        )
         self._lease = Lease(options.heartbeat_timeout_s)
         self._ends: queue.SimpleQueue[Lost] = queue.SimpleQueue()
         self._bell = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
@@ -108,7 +107,18 @@ class Monitor:
             self._take_ends()
             self._process.send(KILL)
             self._process.ended_within(self._lease.left_s)
-        self._bury()
+        # The rank is dead: record it, while the lease lasts, and hold nothing that others wait for.
+        sentence = self._guard.sentence
+        lost = (
+            self._watched.lost(Interruption.TERMINATED, self._process.how_it_ended())
+            if sentence is None
+            else sentence.lost
+        )
+        log.info("process %d is dead: %s", self._process.pid, lost.text)
+        self._voice.let_go()
+        signal.signal(signal.SIGTERM, signal.SIG_DFL)
+        self._scribe.bury(lost)
+        self._scribe.join(max(0.0, self._lease.left_s))
         self._voice.finish()
 
     def _watch(self) -> None:
@@ -121,7 +131,11 @@ class Monitor:
             if self._lease.left_s <= 0:
                 self._give_up()
             self._look()
-        self._hear_out()
+        # What the rank said before it died counts.
+        self._control.setblocking(False)
+        with suppress(BlockingIOError, ConnectionError):
+            while data := self._control.recv(wire.MOST_BYTES):
+                self._take(data)
 
     def _ready(self) -> set[int]:
         left_s = min(self._options.interval_s, self._lease.left_s)
@@ -140,13 +154,6 @@ class Monitor:
                 self._sentence(self._watched.lost(Interruption.TERMINATED, text), 0.0)
             return
         self._take(data)
-
-    def _hear_out(self) -> None:
-        """What the rank said before it died counts."""
-        self._control.setblocking(False)
-        with suppress(BlockingIOError, ConnectionError):
-            while data := self._control.recv(wire.MOST_BYTES):
-                self._take(data)
 
     def _take(self, data: bytes) -> None:
         try:
@@ -201,24 +208,6 @@ class Monitor:
         )
         self._voice.finish()
         os._exit(1)
-
-    def _bury(self) -> None:
-        """The rank is dead: record it, while the lease lasts, and hold nothing that others wait for."""
-        sentence = self._guard.sentence
-        lost = (
-            self._watched.lost(Interruption.TERMINATED, self._process.how_it_ended())
-            if sentence is None
-            else sentence.lost
-        )
-        log.info("process %d is dead: %s", self._process.pid, lost.text)
-        self._voice.let_go()
-        signal.signal(signal.SIGTERM, signal.SIG_DFL)
-        self._scribe.bury(lost)
-        self._scribe.join(max(0.0, self._lease.left_s))
-
-
-def _logfile(options: wire.MonitorOptions) -> Path | None:
-    return None if options.logfile is None else Path(options.logfile.replace("{rank}", str(options.member)))
 
 
 STDERR = 2

@@ -144,14 +144,11 @@ class Ring:
 
     def asked(self, ledger: Ledger) -> tuple[int | None, ...]:
         """Whose beats to read next, at least one; None if there is nobody else."""
-        sibling = self._sibling(ledger)
+        sibling = None if self.sibling is None or self.sibling.member in ledger.lost else self.sibling.member
         nearest = ledger.next_member(self.member)
         if sibling is None or sibling == nearest:
             return (self._probe(ledger, None),) if sibling is None else (sibling,)
         return (sibling, self._probe(ledger, sibling))
-
-    def _sibling(self, ledger: Ledger) -> int | None:
-        return None if self.sibling is None or self.sibling.member in ledger.lost else self.sibling.member
 
     def _probe(self, ledger: Ledger, end: int | None) -> int | None:
         """The one after the last one that was probed, within what lies between this member and `end`."""
@@ -163,15 +160,13 @@ class Ring:
         if member is None:
             return self
         if self.sibling is not None and member == self.sibling.member:
-            return self._watched(self.sibling, beats, now)
+            before = self.sibling
+            unbroken = now - before.seen_at <= self.interval_s + BREAK_SHARE * self.timeout_s
+            since = before.since if unbroken and beats == before.beats else now
+            return dataclasses.replace(self, sibling=Sibling(before.member, beats, since, now))
         if beats == 0:
             return dataclasses.replace(self, probed=member)
         return dataclasses.replace(self, sibling=Sibling(member, beats, now, now), probed=None)
-
-    def _watched(self, before: Sibling, beats: int, now: float) -> Ring:
-        unbroken = now - before.seen_at <= self.interval_s + BREAK_SHARE * self.timeout_s
-        since = before.since if unbroken and beats == before.beats else now
-        return dataclasses.replace(self, sibling=Sibling(before.member, beats, since, now))
 
     def out_of_touch(self) -> Ring:
         """The store did not answer: what is known of the sibling begins anew."""

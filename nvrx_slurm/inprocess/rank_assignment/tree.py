@@ -87,7 +87,15 @@ def planted(layers: Sequence[Layer], keys: Mapping[int, tuple[str, ...]]) -> dic
 
     Raises OptionError if the ranks have different roots, or another number of keys than there are layers.
     """
-    _check(keys, len(layers))
+    first = min(keys, default=0)
+    for rank, key in keys.items():
+        if len(key) != len(layers):
+            raise OptionError(
+                f"Tree has {len(layers)} layers here, and {len(key)} on rank {rank}: they must be the same"
+            )
+        if key[0] != keys[first][0]:
+            seen = f"{keys[first][0]!r} on rank {first}, and {key[0]!r} on rank {rank}"
+            raise OptionError(f"Tree: the first layer's key must be the same on all ranks; it is {seen}")
     branches: dict[tuple[str, ...], Branch] = {}
     places: dict[tuple[str, ...], int] = {}
     for rank in sorted(keys):
@@ -99,16 +107,6 @@ def planted(layers: Sequence[Layer], keys: Mapping[int, tuple[str, ...]]) -> dic
     paths = {rank: [path[: depth + 1] for depth in range(len(layers))] for rank, path in keys.items()}
     ordered = sorted(keys, key=lambda rank: (*(places[path] for path in paths[rank]), rank))
     return {rank: Leaf(branches[keys[rank]]) for rank in ordered}
-
-
-def _check(keys: Mapping[int, tuple[str, ...]], layers: int) -> None:
-    first = min(keys, default=0)
-    for rank, path in keys.items():
-        if len(path) != layers:
-            raise OptionError(f"Tree has {layers} layers here, and {len(path)} on rank {rank}: they must be the same")
-        if path[0] != keys[first][0]:
-            seen = f"{keys[first][0]!r} on rank {first}, and {path[0]!r} on rank {rank}"
-            raise OptionError(f"Tree: the first layer's key must be the same on all ranks; it is {seen}")
 
 
 log = get_logger("inprocess")
@@ -157,7 +155,15 @@ class Tree(RankAssignment):
 
     def __call__(self, ctx: RankAssignmentCtx) -> RankAssignmentCtx:
         if ctx.state.mode is Mode.INITIALIZED:
-            ranks, leaves = self._planted(ctx)
+            found = planted(self.layers, ctx.told())  # by rank, in depth-first order
+            moved = [rank for rank, before in zip(found, ctx.healthy, strict=True) if rank != before]
+            if moved and ctx.state.rank == min(moved):
+                log.warning(
+                    "ranks are not in the tree's order (%d of %d move): each branch gets consecutive numbers",
+                    len(moved),
+                    len(found),
+                )
+            ranks, leaves = list(found), tuple(found.values())
             out = put_out(leaves, ())
             world = activated([leaf for place, leaf in enumerate(leaves) if place not in out])
         else:
@@ -166,18 +172,6 @@ class Tree(RankAssignment):
             world = rearranged(leaves, out)
         self._world = world if self.world_size_filter is None else filtered(world, self.world_size_filter)
         return self._told(ctx.renumbered([rank for place, rank in enumerate(ranks) if place not in out]))
-
-    def _planted(self, ctx: RankAssignmentCtx) -> tuple[list[int], World]:
-        """The ranks in depth-first order, and their leaves."""
-        leaves = planted(self.layers, ctx.told())
-        moved = [rank for rank, before in zip(leaves, ctx.healthy, strict=True) if rank != before]
-        if moved and ctx.state.rank == min(moved):
-            log.warning(
-                "ranks are not in the tree's order (%d of %d move): neighbours of a branch get neighbouring numbers",
-                len(moved),
-                len(leaves),
-            )
-        return list(leaves), tuple(leaves.values())
 
     def _grown(self, ctx: RankAssignmentCtx) -> World:
         if len(self._world) != ctx.state.world_size:

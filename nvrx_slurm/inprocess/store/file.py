@@ -102,7 +102,14 @@ class FileConnection(Connection):
             os.utime(beats)
             now = os.fstat(beats).st_mtime  # the file system's own clock
             os.close(beats)
-            _remove_abandoned(self._folder.parent.parent, now)
+            # Calls of this user whose last sign of life is long ago. In a folder like /tmp others have
+            # theirs, and links.
+            path = self._folder.parent.parent
+            for old in path.glob("*/*/beats"):
+                with contextlib.suppress(OSError):  # another removes it too
+                    is_call = _is_own(old.parent.parent) and _is_own(old.parent) and _is_a_call(old.parent)
+                    if is_call and old.stat().st_mtime < now - KEEP_S:
+                        _remove_call(old.parent)
 
     def append(self, entry: bytes, after: int) -> bool:
         with self._growing("log") as (file, entries):
@@ -289,15 +296,6 @@ def _is_own(folder: Path) -> bool:
     """Whether it is a folder itself, of this user, and no other can write to it."""
     status = folder.lstat()
     return stat.S_ISDIR(status.st_mode) and is_own(status, closed=0o022)
-
-
-def _remove_abandoned(path: Path, now: float) -> None:
-    """Calls of this user whose last sign of life is long ago. In a folder like /tmp others have theirs, and links."""
-    for beats in path.glob("*/*/beats"):
-        with contextlib.suppress(OSError):  # another removes it too
-            is_call = _is_own(beats.parent.parent) and _is_own(beats.parent) and _is_a_call(beats.parent)
-            if is_call and beats.stat().st_mtime < now - KEEP_S:
-                _remove_call(beats.parent)
 
 
 def _is_a_call(folder: Path) -> bool:

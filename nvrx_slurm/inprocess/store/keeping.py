@@ -179,20 +179,16 @@ async def keep(store: Kept, folder: Path, *, look_s: float = LOOK_S) -> None:
     while used:
         announce()
         store.moved = announce
-        await _until_unused(store, look_s)
+        left = LINGER_LOOKS
+        while left:
+            await asyncio.sleep(look_s)
+            store.check()
+            left = LINGER_LOOKS if _is_used(store) else left - 1
         store.moved = _nothing
         (folder / "place.json").unlink(missing_ok=True)
         await asyncio.sleep(look_s)  # nobody finds it from now on; but somebody may just have done so
         used = _is_used(store)
     await store.stop()
-
-
-async def _until_unused(store: Kept, look_s: float) -> None:
-    left = LINGER_LOOKS
-    while left:
-        await asyncio.sleep(look_s)
-        store.check()
-        left = LINGER_LOOKS if _is_used(store) else left - 1
 
 
 def _is_used(store: Kept) -> bool:

@@ -7,7 +7,6 @@ import functools
 import time
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
 
 from nvrx_slurm.errors import UntrustedRecord
 from nvrx_slurm.inprocess import environment
@@ -143,7 +142,15 @@ class RedisConnection(Connection):
             command = ["XREAD", *block, "STREAMS", self._keys.log, f"{after}-0"]
             [streams] = self._line.ask(command, wait_s=max(left_s, 0.0))
             if streams:
-                return self._entries(streams[0][1], after)
+                items = streams[0][1]
+                if [item[0] for item in items] != [
+                    b"%d-0" % place for place in range(after + 1, after + 1 + len(items))
+                ]:
+                    raise self._lost(after)
+                key = self._keys.log
+                return [
+                    self._verified(f"{key} {at}", fields[1]) or b"" for at, (_, fields) in enumerate(items, after)
+                ]
             if time.monotonic() >= deadline:
                 return []
 
@@ -191,12 +198,6 @@ class RedisConnection(Connection):
 
     def close(self) -> None:
         self._line.close()
-
-    def _entries(self, items: list[Any], after: int) -> list[bytes]:
-        if [item[0] for item in items] != [b"%d-0" % place for place in range(after + 1, after + 1 + len(items))]:
-            raise self._lost(after)
-        key = self._keys.log
-        return [self._verified(f"{key} {at}", fields[1]) or b"" for at, (_, fields) in enumerate(items, after)]
 
     def _signed(self, place: str, data: bytes) -> bytes:
         return data if self._job_key is None else self._job_key.sign(place, data)

@@ -130,44 +130,31 @@ class Line:
     def _open(self, answer_s: float) -> None:
         self._reader = hiredis.Reader(notEnoughData=_NOT_YET)
         if self._address.look is not None:
-            self._open_embedded(self._address.look(), answer_s)
+            where = self._address.look()
+            open_socket(where, answer_s, self._adopt)
+            commands: list[Command] = [] if where.password is None else [["AUTH", where.password]]
+            for reply in self._exchange(commands, answer_s) if commands else ():
+                if isinstance(reply, hiredis.ReplyError):
+                    if str(reply).startswith("WRONGPASS") and self._refusals.counts(where):
+                        raise Refused.by(reply)
+                    raise ConnectionError(f"the login was refused: {reply}")
+            if where.mark is not None and self._exchange([MARK], answer_s) != [[b"masterauth", where.mark.encode()]]:
+                raise ConnectionError("the server that answers here is not this job's store")
             return
         connection = socket.create_connection((self._address.host, self._address.port), timeout=answer_s)
         connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         connection.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
         self._adopt(connection)
         if self._address.tls is not None:
-            self._secure(connection, dict(self._address.tls))
-        self._log_in(answer_s)
-
-    def _open_embedded(self, where: Where, answer_s: float) -> None:
-        open_socket(where, answer_s, self._adopt)
-        commands: list[Command] = [] if where.password is None else [["AUTH", where.password]]
-        for reply in self._exchange(commands, answer_s) if commands else ():
-            if isinstance(reply, hiredis.ReplyError):
-                if str(reply).startswith("WRONGPASS") and self._refusals.counts(where):
-                    raise Refused.by(reply)
-                raise ConnectionError(f"the login was refused: {reply}")
-        if where.mark is not None and self._exchange([MARK], answer_s) != [[b"masterauth", where.mark.encode()]]:
-            raise ConnectionError("the server that answers here is not this job's store")
-
-    def _secure(self, connection: socket.socket, options: dict[str, str]) -> None:
-        secured = _context(options).wrap_socket(
-            connection, server_hostname=self._address.host, do_handshake_on_connect=False
-        )
-        self._adopt(secured)
-        try:
-            secured.do_handshake()
-        except ValueError as error:  # a certificate that does not verify is one, and stays so
-            raise Refused(f"has no certificate that we trust: {error}; name one with ?ssl_ca_certs=") from None
-
-    def _adopt(self, connection: socket.socket) -> None:
-        with self._guard:
-            self._socket = connection
-            if self._is_cut:
-                raise ConnectionAbortedError("it was cut")
-
-    def _log_in(self, answer_s: float) -> None:
+            options = dict(self._address.tls)
+            secured = _context(options).wrap_socket(
+                connection, server_hostname=self._address.host, do_handshake_on_connect=False
+            )
+            self._adopt(secured)
+            try:
+                secured.do_handshake()
+            except ValueError as error:  # a certificate that does not verify is one, and stays so
+                raise Refused(f"has no certificate that we trust: {error}; name one with ?ssl_ca_certs=") from None
         commands: list[Command] = []
         if self._address.password is not None:
             user = [self._address.username] if self._address.username else []
@@ -177,6 +164,12 @@ class Line:
         for reply in self._exchange(commands, answer_s) if commands else ():
             if isinstance(reply, hiredis.ReplyError):
                 raise Refused.by(reply)
+
+    def _adopt(self, connection: socket.socket) -> None:
+        with self._guard:
+            self._socket = connection
+            if self._is_cut:
+                raise ConnectionAbortedError("it was cut")
 
     def _exchange(self, commands: Sequence[Command], answer_s: float) -> list[Any]:
         connection, deadline = self._socket, time.monotonic() + answer_s

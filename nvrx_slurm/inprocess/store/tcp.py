@@ -97,7 +97,12 @@ class TCPConnection(Connection):
             left_s = deadline - time.monotonic()
             if entries or left_s <= 0:
                 return entries
-            self._wait(self._key("log", after), left_s)
+            with self._answering() as store:
+                try:
+                    store.wait([self._key("log", after)], datetime.timedelta(seconds=left_s))
+                except RuntimeError as error:
+                    if "timeout" not in str(error):
+                        raise
 
     def arrive(self, gate: str, member: int, payload: bytes = b"") -> int:
         mine = self._key("gate", gate, member)
@@ -149,15 +154,6 @@ class TCPConnection(Connection):
 
     def _key(self, *parts: object) -> str:
         return self._prefix + "/".join(map(str, parts))
-
-    def _wait(self, key: str, timeout_s: float) -> None:
-        """Until a key is there, at most so long."""
-        with self._answering() as store:
-            try:
-                store.wait([key], datetime.timedelta(seconds=timeout_s))
-            except RuntimeError as error:
-                if "timeout" not in str(error):
-                    raise
 
     @contextlib.contextmanager
     def _answering(self) -> Iterator[Any]:

@@ -20,17 +20,17 @@ from dataclasses import dataclass, field
 
 from nvrx_slurm.inprocess import barriers
 from nvrx_slurm.inprocess.attribution import Interruption
-from nvrx_slurm.inprocess.barriers import Joining, Noticing, Payload, Ready, Starting, disagreement, pack
-from nvrx_slurm.inprocess.cycle import Cycle, Event, Phase
+from nvrx_slurm.inprocess.barriers import MemberProcess, NewPlace, Noticing, Payload, Ready, disagreement, pack
+from nvrx_slurm.inprocess.cycle import CyclePhase, Event, RankCycle
 from nvrx_slurm.inprocess.group import unpacked
 from nvrx_slurm.inprocess.ledger import (
     AnyEntry,
     Broken,
+    GroupLedger,
     Interrupted,
-    Ledger,
+    IterationOpened,
     Log,
     Lost,
-    Opened,
     Sealed,
     Settled,
     decode,
@@ -40,12 +40,12 @@ from nvrx_slurm.inprocess.store.redis import RedisStore
 from nvrx_slurm.util.clock import SystemClock
 
 WAIT_S = 60.0
-PROCESS = Joining(host="bench", pid=1, began=1)
+PROCESS = MemberProcess(host="bench", pid=1, began=1)
 
 
 @dataclass
 class Arrived:
-    """At which gate, and how many had come by then."""
+    """At which barrier, and how many had come by then."""
 
     gate: str = ""
     count: int = 0
@@ -58,7 +58,7 @@ class Member:
 
     number: int
     connection: Connection
-    cycle: Cycle
+    cycle: RankCycle
     rank: int
     world_size: int
     arrived: Arrived = field(default_factory=Arrived)
@@ -78,16 +78,16 @@ class Member:
             self._steps[before]()
 
     @property
-    def _steps(self) -> Mapping[Phase, Callable[[], None]]:
+    def _steps(self) -> Mapping[CyclePhase, Callable[[], None]]:
         return {
-            Phase.ENTERING: self._enter,
-            Phase.SYNCHRONISING: self._synchronise,
-            Phase.REASSIGNING: self._reassign,
-            Phase.RE_ENTERING: self._re_enter,
-            Phase.INTERRUPTED: self._notice,
-            Phase.ABORTING: lambda: self._feed(Event.ABORTED),
-            Phase.UNWINDING: lambda: self._feed(Event.OUT),
-            Phase.RECOVERING: lambda: None if self.unfit else self._feed(Event.FIT),
+            CyclePhase.ENTERING: self._enter,
+            CyclePhase.SYNCHRONISING: self._synchronise,
+            CyclePhase.REASSIGNING: self._reassign,
+            CyclePhase.RE_ENTERING: self._re_enter,
+            CyclePhase.INTERRUPTED: self._notice,
+            CyclePhase.ABORTING: lambda: self._feed(Event.ABORTED),
+            CyclePhase.UNWINDING: lambda: self._feed(Event.OUT),
+            CyclePhase.RECOVERING: lambda: None if self.unfit else self._feed(Event.FIT),
         }
 
     def propose(self, entry: AnyEntry) -> None:
@@ -119,15 +119,15 @@ class Member:
 
     def _re_enter(self) -> None:
         size = self.world_size
-        place = Starting(
+        place = NewPlace(
             rank=self.rank, world_size=size, active_rank=self.rank, active_world_size=size, process=PROCESS
         )
         self._arrive(barriers.start(self.cycle.iteration), place, self._opened)
 
-    def _opened(self, here: Mapping[int, bytes]) -> Opened | Broken:
-        reason = disagreement(unpacked(here, Starting))
+    def _opened(self, here: Mapping[int, bytes]) -> IterationOpened | Broken:
+        reason = disagreement(unpacked(here, NewPlace))
         iteration = self.cycle.iteration
-        return Broken(iteration=iteration, reason=reason) if reason else Opened(iteration=iteration)
+        return Broken(iteration=iteration, reason=reason) if reason else IterationOpened(iteration=iteration)
 
     def _notice(self) -> None:
         iteration = self.cycle.iteration
@@ -152,7 +152,7 @@ def main() -> None:
     store = RedisStore(url=url, password_file=password_file)
     connection, clock = store.connect(f"bench-{members}", 0), SystemClock()
     everybody = {
-        number: Member(number, connection, Cycle(number, Ledger(members)), number, members)
+        number: Member(number, connection, RankCycle(number, GroupLedger(members)), number, members)
         for number in range(first, first + count)
     }
     print("ready", flush=True)
@@ -175,7 +175,7 @@ class Fleet:
         self.iteration += order in ("raise", "kill", "unfit")
         if who in self.members:
             self._harm(order, who)
-        self._serve(Phase.SYNCHRONISING if order == "unfit" else Phase.RUNNING)
+        self._serve(CyclePhase.SYNCHRONISING if order == "unfit" else CyclePhase.RUNNING)
 
     def _harm(self, order: str, who: int) -> None:
         member = self.members[who]
@@ -192,7 +192,7 @@ class Fleet:
         )
         del self.members[who]
 
-    def _serve(self, until: Phase) -> None:
+    def _serve(self, until: CyclePhase) -> None:
         """Until all (but one who is unfit) have come to this phase of the iteration."""
         while True:
             for member in self.members.values():

@@ -93,12 +93,12 @@ LOST = ledger.Lost(iteration=0, member=1, interruption=Interruption.TERMINATED)
 JOB = {"job_id": "7", "name": "x", "cluster": "slurm", "started_at": 1.0, "nodes": ["n1", "n2"]}
 PLAN = b'{"name":"x","roles":[{"name":"main","command":["a"]}],"workdir":"/w","folder":"/f"}'
 STARTING = JSON(
-    barriers.Starting(
+    barriers.NewPlace(
         rank=0,
         world_size=2,
         active_rank=None,
         active_world_size=2,
-        process=barriers.Joining(host="h", pid=1, began=2),
+        process=barriers.MemberProcess(host="h", pid=1, began=2),
     )
 )
 STORE = {"url": "redis://h:1", "password": "p", "job": "7", "token": "t"}
@@ -142,8 +142,8 @@ TARGETS: dict[str, Target] = {
     "result.json": Target(_json(Result), (b'{"exit_code":0,"reason":"done","ended_at":1.0}',)),
     "restart in process": Target(restarts.decode, (restarts.encode(RESTART),)),
     "log of a group": Target(ledger.decode, (ledger.encode(LOST),)),
-    "gate of a group": Target(lambda data: barriers.unpack(data, barriers.Starting), (STARTING,)),
-    "monitor": Target(monitor_wire.decode, (monitor_wire.encode(monitor_wire.Entered(iteration=1, rank=2)),)),
+    "barrier of a group": Target(lambda data: barriers.unpack(data, barriers.NewPlace), (STARTING,)),
+    "monitor": Target(monitor_wire.decode, (monitor_wire.encode(monitor_wire.NewRankOrder(iteration=1, rank=2)),)),
     "greeting on the liveness connection": Target(
         lambda data: decode(liveness._unpack_hello.decode, data, "a greeting"),
         (msgspec.msgpack.encode({"node": "n1", "incarnation": "3f2a", "nonce": bytes(32), "mac": bytes(32)}),),

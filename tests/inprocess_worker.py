@@ -74,9 +74,9 @@ def wrapped_obey() -> int:
 def tell_of_restarts(count: int, ranks: int) -> None:
     """Hand-made ones: what a group of that size would tell. Each one when the agent has room for it."""
     from nvrx_slurm.inprocess.attribution import Interruption, InterruptionRecord
-    from nvrx_slurm.inprocess.timeline import Phase, RankTimeline, Restart, tell_agent
+    from nvrx_slurm.inprocess.timeline import RankTimeline, Restart, RestartPart, send_to_agent
 
-    phases = dict.fromkeys(Phase, 0.001)
+    phases = dict.fromkeys(RestartPart, 0.001)
     timelines = tuple(RankTimeline(member=rank, rank=rank, host="h", phases=phases) for rank in range(ranks))
     record = InterruptionRecord(0, Interruption.EXCEPTION, "ValueError: no such layer: 49", "h")
     with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as channel:
@@ -84,7 +84,7 @@ def tell_of_restarts(count: int, ranks: int) -> None:
         for iteration in range(1, count + 1):
             told = {"iteration": iteration, "world_size": ranks, "active_world_size": ranks, "missing": ()}
             select.select([], [channel], [])
-            tell_agent(Restart(at=0.0, group="g", call=0, **told, records=(record,), ranks=timelines))
+            send_to_agent(Restart(at=0.0, group="g", call=0, **told, records=(record,), ranks=timelines))
 
 
 HASTY = {

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from nvrx_slurm.inprocess import CallWrapper
 from nvrx_slurm.inprocess.attribution import format_interruption_records
-from nvrx_slurm.inprocess.timeline import Phase, Restart
+from nvrx_slurm.inprocess.timeline import Restart, RestartPart
 
 _told: set[int] = set()
 
@@ -24,6 +24,6 @@ def tell_restarts(call: CallWrapper) -> None:
 
 def described(restart: Restart) -> str:
     """The longest that any rank took for each phase, in milliseconds."""
-    phases = ", ".join(f"{phase} {restart.slowest(phase) * 1e3:.0f}" for phase in Phase)
+    phases = ", ".join(f"{phase} {restart.slowest(phase) * 1e3:.0f}" for phase in RestartPart)
     why = format_interruption_records(restart.records)
     return f"timeline {restart.iteration}: {restart.total_s * 1e3:.0f} ms ({phases}) after {why}"

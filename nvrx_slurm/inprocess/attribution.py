@@ -49,10 +49,10 @@ def format_interruption_records(records: Iterable[InterruptionRecord]) -> str:
     by_kind: dict[Interruption, list[InterruptionRecord]] = {}
     for record in records:
         by_kind.setdefault(record.interruption, []).append(record)
-    return "; ".join(_told(kind, group) for kind, group in by_kind.items())
+    return "; ".join(_described(kind, group) for kind, group in by_kind.items())
 
 
-def _told(kind: Interruption, records: list[InterruptionRecord]) -> str:
+def _described(kind: Interruption, records: list[InterruptionRecord]) -> str:
     ranks = ", ".join(str(rank) for rank in sorted({record.rank for record in records if record.rank is not None}))
     words = next((record.text.splitlines()[0] for record in records if record.text), "")
     where = f" on rank{'s' if ',' in ranks else ''} {ranks}" if ranks else ""

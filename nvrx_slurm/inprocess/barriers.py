@@ -11,7 +11,7 @@ from typing import TypeVar
 import msgspec
 
 from nvrx_slurm.inprocess.attribution import Interruption, InterruptionRecord
-from nvrx_slurm.inprocess.ledger import Interrupted, Ledger
+from nvrx_slurm.inprocess.ledger import GroupLedger, Interrupted
 from nvrx_slurm.util.decoding import decode
 
 JOIN = "join"
@@ -45,7 +45,7 @@ class Payload(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     """Base of what members bring along."""
 
 
-class Joining(Payload, frozen=True, kw_only=True):
+class MemberProcess(Payload, frozen=True, kw_only=True):
     """One process: its host, its id there, and when it began, in the kernel's ticks."""
 
     host: str
@@ -60,14 +60,14 @@ class Ready(Payload, frozen=True, kw_only=True):
     published: tuple[str, ...] = ()
 
 
-class Starting(Payload, frozen=True, kw_only=True):
+class NewPlace(Payload, frozen=True, kw_only=True):
     """A member's place in the iteration to come, its process, and how long its part of the restart took."""
 
     rank: int
     world_size: int
     active_rank: int | None
     active_world_size: int
-    process: Joining
+    process: MemberProcess
     phases: dict[str, float] = {}  # name → seconds
 
 
@@ -102,7 +102,7 @@ def unpack(data: bytes, kind: type[P]) -> P:
 pack = msgspec.json.Encoder().encode
 
 
-def looks(member: int, seen: Ledger, was_last: bool) -> bool:
+def looks(member: int, seen: GroupLedger, was_last: bool) -> bool:
     """Whether it is for this member to read who has arrived. Not for all: each would read all of them.
 
     Who was last to come sees that all are here, unless one of them is lost and the last one does not know, or is that
@@ -111,7 +111,7 @@ def looks(member: int, seen: Ledger, was_last: bool) -> bool:
     return was_last or all(lower in seen.lost for lower in range(member))
 
 
-def disagreement(places: dict[int, Starting]) -> str:
+def disagreement(places: dict[int, NewPlace]) -> str:
     """Why these places are no ranks of one world; empty if they are. Source of the rule: RANK and WORLD_SIZE are
     0 … n-1 of n, each once, and the same n for all."""
     worlds = {place.world_size for place in places.values()}

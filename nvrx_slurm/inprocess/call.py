@@ -16,21 +16,20 @@ from contextlib import AbstractContextManager, ExitStack
 from typing import Any
 
 from nvrx_slurm.inprocess.attribution import Interruption, in_words
-from nvrx_slurm.inprocess.barriers import Joining
-from nvrx_slurm.inprocess.cycle import Cycle, Event, Phase
-from nvrx_slurm.inprocess.environment import Launch, RankVariables, watchdog_method
+from nvrx_slurm.inprocess.barriers import MemberProcess
+from nvrx_slurm.inprocess.cycle import CyclePhase, Event, RankCycle
+from nvrx_slurm.inprocess.environment import RankIdentity, RankVariables, watchdog_method
 from nvrx_slurm.inprocess.exception import RankDiscarded, RankShouldRestart
 from nvrx_slurm.inprocess.group import Group
 from nvrx_slurm.inprocess.interrupter import Interrupter
-from nvrx_slurm.inprocess.ledger import Ledger, Lost, Stage
+from nvrx_slurm.inprocess.ledger import GroupLedger, IterationStage, Lost
 from nvrx_slurm.inprocess.monitor.handle import MonitorOptions, MonitorProcess
-from nvrx_slurm.inprocess.options import Options
-from nvrx_slurm.inprocess.progress import HAS_PENDING_CALLS, SignalWatchdog, Stamps, Watchdog
+from nvrx_slurm.inprocess.options import WrapperOptions
+from nvrx_slurm.inprocess.progress import HAS_PENDING_CALLS, ProgressStamps, SignalWatchdog, Watchdog
 from nvrx_slurm.inprocess.rank import ForkedChild, Parts, Rank
 from nvrx_slurm.inprocess.region import CallInterrupted, Raised, Region, Returned
 from nvrx_slurm.inprocess.state import Mode, State
-from nvrx_slurm.inprocess.timeline import Phase as Part
-from nvrx_slurm.inprocess.timeline import Restart, Stopwatch, Teller
+from nvrx_slurm.inprocess.timeline import Restart, RestartPart, RestartReporter, Stopwatch
 from nvrx_slurm.util.log import get_logger
 
 log = get_logger("inprocess")
@@ -38,14 +37,14 @@ log = get_logger("inprocess")
 KEPT_RANKS = 20_000
 """Of how many ranks the timelines are kept, over all restarts of a call: each rank's takes a kilobyte."""
 
-_ENDS: Mapping[Phase, Part] = {
-    Phase.INTERRUPTED: Part.DETECTED,
-    Phase.ABORTING: Part.LAST_CALL,
-    Phase.UNWINDING: Part.ABORTED,
-    Phase.RECOVERING: Part.LEFT,
-    Phase.REASSIGNING: Part.SYNCHRONISED,
-    Phase.RE_ENTERING: Part.REASSIGNED,
-    Phase.RUNNING: Part.RE_ENTERED,
+_ENDS: Mapping[CyclePhase, RestartPart] = {
+    CyclePhase.INTERRUPTED: RestartPart.DETECTED,
+    CyclePhase.ABORTING: RestartPart.LAST_CALL,
+    CyclePhase.UNWINDING: RestartPart.ABORTED,
+    CyclePhase.RECOVERING: RestartPart.LEFT,
+    CyclePhase.REASSIGNING: RestartPart.SYNCHRONISED,
+    CyclePhase.RE_ENTERING: RestartPart.REASSIGNED,
+    CyclePhase.RUNNING: RestartPart.RE_ENTERED,
 }
 """Which part of a restart has ended when a phase begins."""
 
@@ -57,7 +56,7 @@ class CallWrapper:
     `interruptions`: how many iterations of this call were interrupted so far. `lost`: who was out when it ended.
     """
 
-    def __init__(self, options: Options, launch: Launch, call: int, process: Joining) -> None:
+    def __init__(self, options: WrapperOptions, launch: RankIdentity, call: int, process: MemberProcess) -> None:
         self._options, self._launch, self._call, self._process = options, launch, call, process
         self._watch = Stopwatch()
         self.restarts: list[Restart] = []
@@ -130,7 +129,7 @@ class CallWrapper:
     def _build(self, stack: ExitStack) -> None:
         """Everything, in the order in which it may be used; it is taken down the other way round."""
         options, launch = self._options, self._launch
-        self._stamps = Stamps.create()
+        self._stamps = ProgressStamps.create()
         stack.callback(self._stamps.close)
         by_signal = watchdog_method() == "signal" or not HAS_PENDING_CALLS
         self._region = stack.enter_context(Region(on_signal=self._stamps.automatic if by_signal else None))
@@ -138,7 +137,7 @@ class CallWrapper:
             options.store_factory(**options.store_kwargs),
             launch.group,
             self._call,
-            Cycle(launch.rank, Ledger(launch.world_size), replaced=launch.replaced),
+            RankCycle(launch.rank, GroupLedger(launch.world_size), replaced=launch.replaced),
             tick=self._stamps.automatic,
             tick_s=options.progress_watchdog_interval.total_seconds(),
             on_phase=self._on_phase,
@@ -153,7 +152,7 @@ class CallWrapper:
         watchdog = SignalWatchdog(self._region.ask, interval_s) if by_signal else Watchdog(self._stamps, interval_s)
         stack.callback(watchdog.stop)
         watchdog.start()
-        self._teller = Teller(self._group, launch.group, self._call)
+        self._reporter = RestartReporter(self._group, launch.group, self._call)
         self._interrupter = Interrupter(
             self._group,
             self._region,
@@ -179,27 +178,27 @@ class CallWrapper:
 
     # ---- what the cycle tells, from whichever thread moves it on
 
-    def _on_phase(self, cycle: Cycle) -> None:
+    def _on_phase(self, cycle: RankCycle) -> None:
         if cycle.phase in _ENDS:
             self._watch.mark(_ENDS[cycle.phase])
-        if cycle.phase is Phase.INTERRUPTED:
+        if cycle.phase is CyclePhase.INTERRUPTED:
             self.interruptions += 1
-        ends_by_force = cycle.phase is Phase.LEAVING and cycle.ledger.stage is not Stage.COMPLETED
-        if cycle.phase is Phase.INTERRUPTED or (ends_by_force and not self._group.leaves):
+        ends_by_force = cycle.phase is CyclePhase.LEAVING and cycle.ledger.stage is not IterationStage.COMPLETED
+        if cycle.phase is CyclePhase.INTERRUPTED or (ends_by_force and not self._group.leaves):
             self._interrupter.begin(self._rank.state.freeze())
 
-    def _on_heard(self, before: Phase) -> None:
+    def _on_heard(self, before: CyclePhase) -> None:
         """The listener's, after each read: here it may ask the store."""
         cycle = self._group.cycle
-        if cycle.phase is Phase.INTERRUPTED:
+        if cycle.phase is CyclePhase.INTERRUPTED:
             self._group.notice(cycle.iteration, self._interrupter.notice())
-        begins_again = cycle.phase is Phase.RUNNING is not before and cycle.iteration > 0
+        begins_again = cycle.phase is CyclePhase.RUNNING is not before and cycle.iteration > 0
         if begins_again and self._rank.state.active_rank == 0:
-            restart = self._teller.tell(self._watch.parts().get(Part.RE_ENTERED.value, 0.0))
+            restart = self._reporter.tell(self._watch.parts().get(RestartPart.RE_ENTERED.value, 0.0))
             self.restarts.append(restart)
             del self.restarts[: -max(1, KEPT_RANKS // restart.world_size)]
         elif begins_again:
-            self._teller.pass_over()
+            self._reporter.skip()
 
     # ---- the end
 
@@ -222,7 +221,7 @@ class CallWrapper:
         )
         self.lost = {**self._group.ledger.lost, lost.member: lost}
         if self._rank.unfit:
-            self._monitor.condemn(lost, self._options.termination_grace_time.total_seconds())
+            self._monitor.terminate_within(lost, self._options.termination_grace_time.total_seconds())
             self._monitored.pop_all()  # it stays until this process has ended
         else:
             self._group.say_last(lost)
@@ -234,7 +233,7 @@ class CallWrapper:
                 raise failure from error
 
 
-def _monitored(options: Options, launch: Launch, call: int) -> MonitorOptions:
+def _monitored(options: WrapperOptions, launch: RankIdentity, call: int) -> MonitorOptions:
     return MonitorOptions(
         store_factory=options.store_factory,
         store_kwargs=dict(options.store_kwargs),

@@ -12,10 +12,10 @@ import enum
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 
-from nvrx_slurm.inprocess.ledger import AnyEntry, Ledger, Lost, Sealed, Settled, Stage, accepts, fold
+from nvrx_slurm.inprocess.ledger import AnyEntry, GroupLedger, IterationStage, Lost, Sealed, Settled, accepts, fold
 
 
-class Phase(enum.Enum):
+class CyclePhase(enum.Enum):
     """What a rank is at."""
 
     ENTERING = "entering"  # main: arrives as ready for the first iteration
@@ -54,52 +54,52 @@ class Event(enum.Enum):
     LEAVES = "leaves"
 
 
-_ON: Mapping[tuple[Phase, Event], Phase] = {
-    (Phase.ENTERING, Event.SEALED): Phase.REASSIGNING,
-    (Phase.REASSIGNING, Event.ASSIGNED): Phase.RE_ENTERING,
-    (Phase.REASSIGNING, Event.FAILED): Phase.OVERTAKEN,
-    (Phase.OVERTAKEN, Event.ASSIGNED): Phase.SYNCHRONISING,
-    (Phase.RE_ENTERING, Event.OPENED): Phase.RUNNING,
-    (Phase.RE_ENTERING, Event.FAILED): Phase.SYNCHRONISING,
-    (Phase.RUNNING, Event.RETURNED): Phase.COMPLETING,
-    (Phase.RUNNING, Event.FAILED): Phase.INTERRUPTED,
-    (Phase.RUNNING, Event.COMPLETED): Phase.LEAVING,  # one in reserve that has not even begun to wait
-    (Phase.COMPLETING, Event.COMPLETED): Phase.LEAVING,
-    (Phase.COMPLETING, Event.FAILED): Phase.INTERRUPTED,
-    (Phase.INTERRUPTED, Event.SETTLED): Phase.ABORTING,
-    (Phase.INTERRUPTED, Event.LAST_CALL_OVER): Phase.ABORTING,
-    (Phase.ABORTING, Event.ABORTED): Phase.UNWINDING,
-    (Phase.UNWINDING, Event.OUT): Phase.RECOVERING,
-    (Phase.RECOVERING, Event.FIT): Phase.SYNCHRONISING,
-    (Phase.SYNCHRONISING, Event.SEALED): Phase.REASSIGNING,
+_ON: Mapping[tuple[CyclePhase, Event], CyclePhase] = {
+    (CyclePhase.ENTERING, Event.SEALED): CyclePhase.REASSIGNING,
+    (CyclePhase.REASSIGNING, Event.ASSIGNED): CyclePhase.RE_ENTERING,
+    (CyclePhase.REASSIGNING, Event.FAILED): CyclePhase.OVERTAKEN,
+    (CyclePhase.OVERTAKEN, Event.ASSIGNED): CyclePhase.SYNCHRONISING,
+    (CyclePhase.RE_ENTERING, Event.OPENED): CyclePhase.RUNNING,
+    (CyclePhase.RE_ENTERING, Event.FAILED): CyclePhase.SYNCHRONISING,
+    (CyclePhase.RUNNING, Event.RETURNED): CyclePhase.COMPLETING,
+    (CyclePhase.RUNNING, Event.FAILED): CyclePhase.INTERRUPTED,
+    (CyclePhase.RUNNING, Event.COMPLETED): CyclePhase.LEAVING,  # one in reserve that has not even begun to wait
+    (CyclePhase.COMPLETING, Event.COMPLETED): CyclePhase.LEAVING,
+    (CyclePhase.COMPLETING, Event.FAILED): CyclePhase.INTERRUPTED,
+    (CyclePhase.INTERRUPTED, Event.SETTLED): CyclePhase.ABORTING,
+    (CyclePhase.INTERRUPTED, Event.LAST_CALL_OVER): CyclePhase.ABORTING,
+    (CyclePhase.ABORTING, Event.ABORTED): CyclePhase.UNWINDING,
+    (CyclePhase.UNWINDING, Event.OUT): CyclePhase.RECOVERING,
+    (CyclePhase.RECOVERING, Event.FIT): CyclePhase.SYNCHRONISING,
+    (CyclePhase.SYNCHRONISING, Event.SEALED): CyclePhase.REASSIGNING,
 }
 
-_FROM_ANYWHERE: Mapping[Event, Phase] = {
-    Event.DIED: Phase.STANDING_ASIDE,
-    Event.BROKE: Phase.LEAVING,
-    Event.LEAVES: Phase.LEAVING,
+_FROM_ANYWHERE: Mapping[Event, CyclePhase] = {
+    Event.DIED: CyclePhase.STANDING_ASIDE,
+    Event.BROKE: CyclePhase.LEAVING,
+    Event.LEAVES: CyclePhase.LEAVING,
 }
 """Unless the rank is leaving already."""
 
 
-def after(phase: Phase, event: Event) -> Phase:
+def after(phase: CyclePhase, event: Event) -> CyclePhase:
     """The next phase; the same one if the event changes nothing: it came late, or another thread was faster."""
     if (phase, event) in _ON:
         return _ON[phase, event]
-    if phase is not Phase.LEAVING and event in _FROM_ANYWHERE:
+    if phase is not CyclePhase.LEAVING and event in _FROM_ANYWHERE:
         return _FROM_ANYWHERE[event]
     return phase
 
 
 @dataclass(frozen=True, slots=True)
-class Cycle:
+class RankCycle:
     """Where one member is. `sealed` is the entry that its current, or next, rank assignment goes by; `replaced`: who
     launched the ranks puts another process in a dead one's place, so that no restart in here does."""
 
     member: int
-    ledger: Ledger
+    ledger: GroupLedger
     replaced: bool = False
-    phase: Phase = Phase.ENTERING
+    phase: CyclePhase = CyclePhase.ENTERING
     sealed: Sealed | None = None
 
     @property
@@ -112,11 +112,11 @@ class Cycle:
         """Whether the group goes on without this member."""
         return self.member in self.ledger.lost
 
-    def feed(self, event: Event) -> Cycle:
+    def feed(self, event: Event) -> RankCycle:
         """After something that this rank did."""
         return dataclasses.replace(self, phase=after(self.phase, event))
 
-    def read(self, entries: list[AnyEntry]) -> Iterator[Cycle]:
+    def read(self, entries: list[AnyEntry]) -> Iterator[RankCycle]:
         """One cycle for each entry, in order."""
         cycle = self
         for entry in entries:
@@ -128,14 +128,16 @@ class Cycle:
             yield cycle
 
 
-_BEHIND = frozenset({Phase.INTERRUPTED, Phase.ABORTING, Phase.UNWINDING, Phase.RECOVERING, Phase.OVERTAKEN})
+_BEHIND = frozenset(
+    {CyclePhase.INTERRUPTED, CyclePhase.ABORTING, CyclePhase.UNWINDING, CyclePhase.RECOVERING, CyclePhase.OVERTAKEN}
+)
 
 
-def _event(cycle: Cycle, entry: AnyEntry) -> Event | None:
+def _event(cycle: RankCycle, entry: AnyEntry) -> Event | None:
     """What an entry that counts means for this rank."""
     before, ledger = cycle.ledger, fold(cycle.ledger, [entry])
     if cycle.replaced and isinstance(entry, Lost) and not entry.inherited:  # however it left, its process ends
-        return None if before.stage is Stage.COMPLETED else Event.DIED
+        return None if before.stage is IterationStage.COMPLETED else Event.DIED
     if ledger.iteration > before.iteration:
         return Event.FAILED
     if isinstance(entry, Settled):
@@ -143,24 +145,24 @@ def _event(cycle: Cycle, entry: AnyEntry) -> Event | None:
     return _BY_STAGE[ledger.stage] if ledger.stage is not before.stage else None
 
 
-_BY_STAGE: Mapping[Stage, Event] = {
-    Stage.STARTING: Event.SEALED,
-    Stage.RUNNING: Event.OPENED,
-    Stage.COMPLETED: Event.COMPLETED,
-    Stage.BROKEN: Event.BROKE,
+_BY_STAGE: Mapping[IterationStage, Event] = {
+    IterationStage.STARTING: Event.SEALED,
+    IterationStage.RUNNING: Event.OPENED,
+    IterationStage.COMPLETED: Event.COMPLETED,
+    IterationStage.BROKEN: Event.BROKE,
 }
 
 
 def diagram() -> str:
     """The table as a Mermaid state diagram."""
-    name = {phase: phase.name.lower() for phase in Phase}
-    lines = ["stateDiagram-v2", f"    [*] --> {name[Phase.ENTERING]}"]
+    name = {phase: phase.name.lower() for phase in CyclePhase}
+    lines = ["stateDiagram-v2", f"    [*] --> {name[CyclePhase.ENTERING]}"]
     lines += [f"    {name[before]} --> {name[then]} : {event.value}" for (before, event), then in _ON.items()]
-    running = name[Phase.RUNNING]
+    running = name[CyclePhase.RUNNING]
     lines += [
         f"    {running} --> {name[then]} : {event.value}, at any time" for event, then in _FROM_ANYWHERE.items()
     ]
-    return "\n".join([*lines, f"    {name[Phase.LEAVING]} --> [*]"])
+    return "\n".join([*lines, f"    {name[CyclePhase.LEAVING]} --> [*]"])
 
 
 COMMAND = "python -m nvrx_slurm.inprocess.cycle docs/inprocess.md"

@@ -21,7 +21,7 @@ RANK, WORLD_SIZE = "RANK", "WORLD_SIZE"
 
 
 @dataclass(frozen=True)
-class Launch:
+class RankIdentity:
     """This process among those that were started together.
 
     `group`: the name of this start of this set of processes; a later start has another one. It comes from the
@@ -53,7 +53,7 @@ _HYDRA = _Names("PMI_RANK", "PMI_SIZE", "MPI_LOCALRANKID", "MPI_LOCALNRANKS")
 _LAUNCHERS = (_TORCH, _SLURM, _OPEN_MPI, _HYDRA)
 
 
-def launch() -> Launch:
+def launch() -> RankIdentity:
     """Who this process is. Raises OptionError where no launcher says so, or where what it says cannot be."""
     names = next((names for names in _LAUNCHERS if _get(names.rank)), _TORCH)
     rank, world_size = _number(names.rank), _number(names.world_size)
@@ -65,7 +65,7 @@ def launch() -> Launch:
         )
     if not 0 <= rank < world_size:
         raise OptionError(f"{names.rank}={rank} of {names.world_size}={world_size}: ranks are 0 to {world_size - 1}")
-    return Launch(
+    return RankIdentity(
         rank=rank,
         world_size=world_size,
         local_rank=_number(names.local_rank),
@@ -75,7 +75,7 @@ def launch() -> Launch:
     )
 
 
-def all_on_this_host(launch: Launch) -> bool:
+def all_on_this_host(launch: RankIdentity) -> bool:
     """Whether it is certain that all ranks run here."""
     if launch.world_size == 1:
         return True
@@ -189,7 +189,7 @@ def _siblings() -> str:
     return f"{os.uname().nodename}.{parent}.{started_ticks(parent) or 0}"
 
 
-def _local_world_size(launch: Launch) -> int | None:
+def _local_world_size(launch: RankIdentity) -> int | None:
     for names in _LAUNCHERS:
         if names is _TORCH or _is_about(names, launch.rank, launch.world_size):
             if names is _SLURM:

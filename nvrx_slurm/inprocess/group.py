@@ -1,7 +1,7 @@
-"""This rank's part in what its group agrees on: it listens, arrives at gates, and proposes.
+"""This rank's part in what its group agrees on: it listens, arrives at barriers, and proposes.
 
 The listener thread reads the log and moves the cycle on; whoever waits for that is woken. The main thread arrives at
-gates: who finds that all are there proposes the entry that closes the gate. Each has a connection of its own.
+barriers: who finds that all are there proposes the entry that closes the barrier. Each has a connection of its own.
 """
 
 from __future__ import annotations
@@ -22,10 +22,20 @@ import msgspec
 
 from nvrx_slurm.errors import UntrustedRecord
 from nvrx_slurm.inprocess import barriers
-from nvrx_slurm.inprocess.barriers import Joining, Noticing, Payload, pack
-from nvrx_slurm.inprocess.cycle import Cycle, Event, Phase
+from nvrx_slurm.inprocess.barriers import MemberProcess, Noticing, Payload, pack
+from nvrx_slurm.inprocess.cycle import CyclePhase, Event, RankCycle
 from nvrx_slurm.inprocess.exception import InternalError, RestartError, StoreError, TimeoutError
-from nvrx_slurm.inprocess.ledger import AnyEntry, Interrupted, Ledger, Log, Lost, Sealed, Settled, Stage, decode
+from nvrx_slurm.inprocess.ledger import (
+    AnyEntry,
+    GroupLedger,
+    Interrupted,
+    IterationStage,
+    Log,
+    Lost,
+    Sealed,
+    Settled,
+    decode,
+)
 from nvrx_slurm.inprocess.store.port import Cancelled, Connection, Store
 from nvrx_slurm.util.log import get_logger
 from nvrx_slurm.util.threads import SignalSafeEvent
@@ -42,12 +52,12 @@ P = TypeVar("P", bound=Payload)
 
 
 @dataclass(frozen=True, slots=True)
-class Gate:
+class Barrier:
     """Where a rank waits for others, at most `bound_s`: for how many, and what to propose once they are here."""
 
     name: str
     bound_s: float
-    expected: Callable[[Ledger], int]
+    expected: Callable[[GroupLedger], int]
     close: Callable[[Mapping[int, bytes]], AnyEntry]
 
 
@@ -59,12 +69,12 @@ class Group:
         store: Store,
         group: str,
         call: int,
-        cycle: Cycle,
+        cycle: RankCycle,
         *,
         tick: Callable[[], None],
         tick_s: float,
-        on_phase: Callable[[Cycle], None],
-        on_heard: Callable[[Phase], None],
+        on_phase: Callable[[RankCycle], None],
+        on_heard: Callable[[CyclePhase], None],
     ) -> None:
         self._tick, self._tick_s = tick, tick_s
         self._on_phase, self._on_heard = on_phase, on_heard
@@ -82,14 +92,14 @@ class Group:
 
     # ---- coming and going
 
-    def check_vacant(self, process: Joining) -> None:
+    def check_vacant(self, process: MemberProcess) -> None:
         """Before anything is said in the group's name. Raises StoreError if another process is this member."""
         member = self.cycle.member
         other = self._connection.arrival(barriers.JOIN, member)
         if other is not None and other != pack(process):
             raise _taken(member, _joining(other))
 
-    def join(self, process: Joining, lost: Mapping[int, Lost]) -> None:
+    def join(self, process: MemberProcess, lost: Mapping[int, Lost]) -> None:
         """Become known, tell who was lost in earlier calls, and listen."""
         self._connection.arrive(barriers.JOIN, self.cycle.member, pack(process))
         self._log.refresh()
@@ -115,11 +125,11 @@ class Group:
     # ---- the cycle
 
     @property
-    def phase(self) -> Phase:
+    def phase(self) -> CyclePhase:
         return self.cycle.phase
 
     @property
-    def ledger(self) -> Ledger:
+    def ledger(self) -> GroupLedger:
         return self.cycle.ledger
 
     @property
@@ -133,7 +143,7 @@ class Group:
         with self._moving:
             self._move(self.cycle.feed(event))
 
-    def wait_while(self, *phases: Phase, within_s: float | None = None) -> bool:
+    def wait_while(self, *phases: CyclePhase, within_s: float | None = None) -> bool:
         """From any thread: wait until the phase is none of these. Returns whether it is. Raises what ended the
         listener."""
         return self._wait_until(
@@ -155,47 +165,47 @@ class Group:
             if threading.current_thread() is threading.main_thread():
                 self._tick()
 
-    def _move(self, cycle: Cycle) -> None:
+    def _move(self, cycle: RankCycle) -> None:
         before, self.cycle = self.cycle, cycle
         if cycle.phase is not before.phase:
             self._on_phase(cycle)
         changed, self._changed = self._changed, SignalSafeEvent()
         changed.set()
 
-    # ---- gates
+    # ---- barriers
 
-    def arrive(self, gate: Gate, payload: Payload | None = None) -> None:
-        """Wait at a gate until the phase changes; who finds that all are here closes it.
+    def arrive(self, barrier: Barrier, payload: Payload | None = None) -> None:
+        """Wait at a barrier until the phase changes; who finds that all are here closes it.
 
-        Raises TimeoutError, naming who is missing, when the gate's bound has passed.
+        Raises TimeoutError, naming who is missing, when the barrier's bound has passed.
         """
         phase, member, data = self.cycle.phase, self.cycle.member, pack(payload) if payload is not None else b""
-        until, first = time.monotonic() + gate.bound_s, 0
+        until, first = time.monotonic() + barrier.bound_s, 0
         while self.cycle.phase is phase:
             seen = self.cycle.ledger
-            count = self._connection.arrive(gate.name, member, data)
+            count = self._connection.arrive(barrier.name, member, data)
             first = first or count
-            if count >= gate.expected(seen) and barriers.looks(member, seen, count == first):
+            if count >= barrier.expected(seen) and barriers.looks(member, seen, count == first):
                 # Some of those who arrived may be lost since: it is those who are left that count.
-                here = self._connection.arrivals(gate.name)
+                here = self._connection.arrivals(barrier.name)
                 present = {member: data for member, data in here.items() if member not in seen.lost}
-                if len(present) >= gate.expected(seen):
-                    self.propose(gate.close(present))
+                if len(present) >= barrier.expected(seen):
+                    self.propose(barrier.close(present))
             if not self._wait_until(partial(self._has_news, seen.length, phase), until):
-                raise self._late(gate)
+                raise self._late(barrier)
 
-    def _has_news(self, length: int, phase: Phase) -> bool:
+    def _has_news(self, length: int, phase: CyclePhase) -> bool:
         return self.cycle.ledger.length > length or self.cycle.phase is not phase
 
-    def _late(self, gate: Gate) -> TimeoutError:
-        here = self._connection.arrivals(gate.name)
+    def _late(self, barrier: Barrier) -> TimeoutError:
+        here = self._connection.arrivals(barrier.name)
         missing = [m for m in range(self.ledger.members) if m not in here and m not in self.ledger.lost]
-        return TimeoutError(f"waited {gate.bound_s:g} s for {_ranks(missing)} at the gate {gate.name}")
+        return TimeoutError(f"waited {barrier.bound_s:g} s for {_ranks(missing)} at the barrier {barrier.name}")
 
-    def arrivals(self, gate: str, kind: type[P]) -> dict[int, P]:
-        """From the main thread or the listener: who has arrived at a gate, and with what."""
+    def arrivals(self, barrier: str, kind: type[P]) -> dict[int, P]:
+        """From the main thread or the listener: who has arrived at a barrier, and with what."""
         own = self._heard if threading.current_thread() is self._listener else self._connection
-        return unpacked(own.arrivals(gate), kind)
+        return unpacked(own.arrivals(barrier), kind)
 
     # ---- proposals
 
@@ -218,12 +228,12 @@ class Group:
     def notice(self, iteration: int, notice: Noticing) -> None:
         """From the listener, on each entry: say that we know of the interruption, and what of it. Who finds that all
         who are left have said so settles it."""
-        seen, gate = self.cycle.ledger, barriers.notice(iteration)
-        count = self._heard.arrive(gate, self.cycle.member, pack(notice))
+        seen, barrier = self.cycle.ledger, barriers.notice(iteration)
+        count = self._heard.arrive(barrier, self.cycle.member, pack(notice))
         if self._noticed[0] != iteration:
             self._noticed = (iteration, count)
         if count >= seen.left and barriers.looks(self.cycle.member, seen, count == self._noticed[1]):
-            here = self._heard.arrivals(gate)
+            here = self._heard.arrivals(barrier)
             if sum(member not in seen.lost for member in here) >= seen.left:
                 own = Log(self._heard, seen.members)
                 own.ledger = seen
@@ -244,7 +254,7 @@ class Group:
     def fail(self, error: Exception) -> None:
         """From any thread: this rank cannot go on. The main thread raises why, unless all have completed."""
         with self._moving:
-            if self.cycle.ledger.stage is Stage.COMPLETED:
+            if self.cycle.ledger.stage is IterationStage.COMPLETED:
                 return
             self.failure = error if isinstance(error, RestartError) else InternalError(f"a thread failed: {error!r}")
             self.failure.__cause__ = error if error is not self.failure else error.__cause__
@@ -272,11 +282,11 @@ def unpacked(payloads: Mapping[int, bytes], kind: type[P]) -> dict[int, P]:
     return found
 
 
-def _joining(data: bytes) -> Joining:
+def _joining(data: bytes) -> MemberProcess:
     try:
-        return barriers.unpack(data, Joining)
+        return barriers.unpack(data, MemberProcess)
     except UntrustedRecord:
-        return Joining(host="an unknown host", pid=0, began=0)
+        return MemberProcess(host="an unknown host", pid=0, began=0)
 
 
 def _ranks(members: list[int]) -> str:
@@ -284,7 +294,7 @@ def _ranks(members: list[int]) -> str:
     return f"rank{'' if len(members) == 1 else 's'} {names}" if members else "nobody"
 
 
-def _taken(member: int, other: Joining) -> StoreError:
+def _taken(member: int, other: MemberProcess) -> StoreError:
     return StoreError(
         f"rank {member} of this group has joined already: process {other.pid} on {other.host}. Another run uses the"
         " same store under the same name, or one has ended without clearing it: give each run a name of its own"

@@ -6,10 +6,10 @@ import threading
 
 from nvrx_slurm.inprocess.abort import Abort
 from nvrx_slurm.inprocess.barriers import Noticing
-from nvrx_slurm.inprocess.cycle import Event, Phase
+from nvrx_slurm.inprocess.cycle import CyclePhase, Event
 from nvrx_slurm.inprocess.group import Group
 from nvrx_slurm.inprocess.ledger import Interrupted
-from nvrx_slurm.inprocess.progress import Stamps
+from nvrx_slurm.inprocess.progress import ProgressStamps
 from nvrx_slurm.inprocess.region import Region
 from nvrx_slurm.inprocess.state import FrozenState
 from nvrx_slurm.util.log import get_logger
@@ -28,7 +28,7 @@ class Interrupter:
         self,
         group: Group,
         region: Region,
-        stamps: Stamps,
+        stamps: ProgressStamps,
         abort: Abort | None,
         *,
         last_call_s: float,
@@ -57,8 +57,8 @@ class Interrupter:
     def _run(self, state: FrozenState) -> None:
         try:
             # The last call: until all ranks have reported what they know of this interruption, at most so long.
-            if self._group.phase is Phase.INTERRUPTED and not self._group.wait_while(
-                Phase.INTERRUPTED, within_s=self._last_call_s
+            if self._group.phase is CyclePhase.INTERRUPTED and not self._group.wait_while(
+                CyclePhase.INTERRUPTED, within_s=self._last_call_s
             ):
                 self._group.feed(Event.LAST_CALL_OVER)
             with self._region.held():

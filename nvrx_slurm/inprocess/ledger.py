@@ -1,8 +1,9 @@
 """What a group has agreed on: the entries of one call's log, and what they come to. Pure.
 
-Every rank and every monitor reads the same log in the same order, and folds it into the same `Ledger`. Nothing is
-decided anywhere else: whoever finds that something holds (all have arrived, a rank is dead) proposes an entry for the
-log's next place, and the store takes the first of them. One that came second reads what came first, and thinks again.
+Every rank and every monitor reads the same log in the same order, and folds it into the same `GroupLedger`. Nothing
+is decided anywhere else: a rank or monitor that finds that something holds (all have arrived, a rank is dead)
+proposes an entry for the log's next place, and the store takes the first one. The author of a second one reads the
+first, and decides again.
 
 Ranks are known here by the number they began the call with: a *member*. An iteration goes through these stages:
 
@@ -26,24 +27,24 @@ from nvrx_slurm.inprocess.store.port import Connection
 from nvrx_slurm.util.decoding import decode as checked
 
 
-class Entry(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, tag_field="entry"):
+class LogEntry(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, tag_field="entry"):
     """One place of the log. `iteration`: the one that it is about; in any other it means nothing."""
 
     iteration: int
 
 
-class Sealed(Entry, frozen=True, kw_only=True, tag="sealed"):
+class Sealed(LogEntry, frozen=True, kw_only=True, tag="sealed"):
     """All who are left are ready for this iteration. `missing`: the ranks of the one before that are out since."""
 
     world_size: int  # of the one before
     missing: tuple[int, ...] = ()
 
 
-class Opened(Entry, frozen=True, kw_only=True, tag="opened"):
+class IterationOpened(LogEntry, frozen=True, kw_only=True, tag="opened"):
     """All who are left have their new ranks: the function is called."""
 
 
-class Interrupted(Entry, frozen=True, kw_only=True, tag="interrupted"):
+class Interrupted(LogEntry, frozen=True, kw_only=True, tag="interrupted"):
     """The iteration has failed: nobody may complete it any more."""
 
     member: int
@@ -57,15 +58,15 @@ class Interrupted(Entry, frozen=True, kw_only=True, tag="interrupted"):
         return InterruptionRecord(self.rank, self.interruption, self.text, self.host, self.stack)
 
 
-class Settled(Entry, frozen=True, kw_only=True, tag="settled"):
+class Settled(LogEntry, frozen=True, kw_only=True, tag="settled"):
     """All who are left know that the iteration was interrupted, and have said what they had to say of it."""
 
 
-class Completed(Entry, frozen=True, kw_only=True, tag="completed"):
+class Completed(LogEntry, frozen=True, kw_only=True, tag="completed"):
     """All active ranks have returned: nobody may interrupt the iteration any more."""
 
 
-class Lost(Entry, frozen=True, kw_only=True, tag="lost"):
+class Lost(LogEntry, frozen=True, kw_only=True, tag="lost"):
     """A member is out for good, and so is its process unless it left by itself. Interrupts what it was part of."""
 
     member: int
@@ -79,17 +80,17 @@ class Lost(Entry, frozen=True, kw_only=True, tag="lost"):
         return InterruptionRecord(self.rank, self.interruption, self.text, self.host)
 
 
-class Broken(Entry, frozen=True, kw_only=True, tag="broken"):
+class Broken(LogEntry, frozen=True, kw_only=True, tag="broken"):
     """The group cannot go on, for a reason that no restart mends: its ranks disagree."""
 
     reason: str
 
 
-class Void(Entry, frozen=True, kw_only=True, tag="void"):
+class Void(LogEntry, frozen=True, kw_only=True, tag="void"):
     """Means nothing. What stood in its place was set aside: not signed with the job's key, or not readable."""
 
 
-AnyEntry = Sealed | Opened | Interrupted | Settled | Completed | Lost | Broken | Void
+AnyEntry = Sealed | IterationOpened | Interrupted | Settled | Completed | Lost | Broken | Void
 
 _encoder = msgspec.json.Encoder()
 _decoder: msgspec.json.Decoder[AnyEntry] = msgspec.json.Decoder(AnyEntry)
@@ -107,7 +108,7 @@ def decode(data: bytes) -> AnyEntry:
         return Void(iteration=-1)
 
 
-class Stage(enum.Enum):
+class IterationStage(enum.Enum):
     """Where the iteration stands."""
 
     GATHERING = "gathering"  # until all are ready for it
@@ -118,14 +119,14 @@ class Stage(enum.Enum):
 
 
 @dataclass(frozen=True, slots=True)
-class Ledger:
+class GroupLedger:
     """What the log comes to. `causes`: what interrupted the iterations since the last one that ran, and that one;
     `settled`: all who are left know of the last of them."""
 
     members: int
     length: int = 0
     iteration: int = 0
-    stage: Stage = Stage.GATHERING
+    stage: IterationStage = IterationStage.GATHERING
     lost: Mapping[int, Lost] = field(default_factory=dict)
     causes: tuple[Interrupted | Lost, ...] = ()
     settled: bool = False
@@ -144,7 +145,7 @@ class Ledger:
         return None
 
 
-def fold(ledger: Ledger, entries: Iterable[AnyEntry]) -> Ledger:
+def fold(ledger: GroupLedger, entries: Iterable[AnyEntry]) -> GroupLedger:
     """The ledger after these entries, each of which takes a place of the log whether or not it means anything."""
     for entry in entries:
         ledger = _applied(ledger, entry) if accepts(ledger, entry) else ledger
@@ -152,44 +153,46 @@ def fold(ledger: Ledger, entries: Iterable[AnyEntry]) -> Ledger:
     return ledger
 
 
-def accepts(ledger: Ledger, entry: AnyEntry) -> bool:
+def accepts(ledger: GroupLedger, entry: AnyEntry) -> bool:
     """Whether an entry means anything now. What is from an older iteration, or comes twice, does not."""
     stage = ledger.stage
-    if stage is Stage.BROKEN:
+    if stage is IterationStage.BROKEN:
         return False
     match entry:
         case Lost():
             return entry.member not in ledger.lost and 0 <= entry.member < ledger.members
         case Settled():
-            return entry.iteration == ledger.iteration - 1 and stage is Stage.GATHERING and not ledger.settled
+            return (
+                entry.iteration == ledger.iteration - 1 and stage is IterationStage.GATHERING and not ledger.settled
+            )
         case Sealed():  # one that was meant before somebody was lost counts them in
             there = entry.world_size - len(entry.missing) == ledger.left
-            return entry.iteration == ledger.iteration and stage is Stage.GATHERING and there
-        case Opened():
-            return entry.iteration == ledger.iteration and stage is Stage.STARTING
+            return entry.iteration == ledger.iteration and stage is IterationStage.GATHERING and there
+        case IterationOpened():
+            return entry.iteration == ledger.iteration and stage is IterationStage.STARTING
         case Interrupted():
             ours = entry.iteration == ledger.iteration and entry.member not in ledger.lost
-            return ours and stage in (Stage.STARTING, Stage.RUNNING)
+            return ours and stage in (IterationStage.STARTING, IterationStage.RUNNING)
         case Completed():
-            return entry.iteration == ledger.iteration and stage is Stage.RUNNING
+            return entry.iteration == ledger.iteration and stage is IterationStage.RUNNING
         case Void():
             return False
         case Broken():
-            return entry.iteration == ledger.iteration and stage is not Stage.COMPLETED
+            return entry.iteration == ledger.iteration and stage is not IterationStage.COMPLETED
 
 
-def _applied(ledger: Ledger, entry: AnyEntry) -> Ledger:
+def _applied(ledger: GroupLedger, entry: AnyEntry) -> GroupLedger:
     match entry:
         case Sealed():
-            return dataclasses.replace(ledger, stage=Stage.STARTING)
-        case Opened():
-            return dataclasses.replace(ledger, stage=Stage.RUNNING)
+            return dataclasses.replace(ledger, stage=IterationStage.STARTING)
+        case IterationOpened():
+            return dataclasses.replace(ledger, stage=IterationStage.RUNNING)
         case Settled():
             return dataclasses.replace(ledger, settled=True)
         case Completed():
-            return dataclasses.replace(ledger, stage=Stage.COMPLETED)
+            return dataclasses.replace(ledger, stage=IterationStage.COMPLETED)
         case Broken():
-            return dataclasses.replace(ledger, stage=Stage.BROKEN, reason=entry.reason)
+            return dataclasses.replace(ledger, stage=IterationStage.BROKEN, reason=entry.reason)
         case Void():
             return ledger
         case Interrupted():
@@ -199,17 +202,17 @@ def _applied(ledger: Ledger, entry: AnyEntry) -> Ledger:
             return _interrupted(out, entry) if _takes_part(ledger, entry) else out
 
 
-def _takes_part(ledger: Ledger, lost: Lost) -> bool:
+def _takes_part(ledger: GroupLedger, lost: Lost) -> bool:
     """Whether the others cannot go on without it. Whoever the assignment discards leaves them as they are."""
-    if ledger.stage is Stage.STARTING:
+    if ledger.stage is IterationStage.STARTING:
         return lost.interruption is not Interruption.DISCARDED
-    return ledger.stage is Stage.RUNNING
+    return ledger.stage is IterationStage.RUNNING
 
 
-def _interrupted(ledger: Ledger, cause: Interrupted | Lost) -> Ledger:
-    causes = (cause,) if ledger.stage is Stage.RUNNING else (*ledger.causes, cause)
+def _interrupted(ledger: GroupLedger, cause: Interrupted | Lost) -> GroupLedger:
+    causes = (cause,) if ledger.stage is IterationStage.RUNNING else (*ledger.causes, cause)
     return dataclasses.replace(
-        ledger, iteration=ledger.iteration + 1, stage=Stage.GATHERING, causes=causes, settled=False
+        ledger, iteration=ledger.iteration + 1, stage=IterationStage.GATHERING, causes=causes, settled=False
     )
 
 
@@ -218,7 +221,7 @@ class Log:
 
     def __init__(self, connection: Connection, members: int) -> None:
         self._connection = connection
-        self.ledger = Ledger(members)
+        self.ledger = GroupLedger(members)
 
     def refresh(self) -> None:
         """Read on."""

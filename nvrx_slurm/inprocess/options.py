@@ -39,7 +39,7 @@ _MAY_BE_ZERO = ("last_call_wait", "termination_grace_time")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Options:
+class WrapperOptions:
     """What `Wrapper` documents. Raises OptionError for a value of the wrong type, and for a relation that breaks."""
 
     store_factory: type[Store]

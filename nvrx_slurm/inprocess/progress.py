@@ -1,6 +1,7 @@
 """Signs of progress: when a rank last showed one, and the watchdog that looks whether its main thread runs Python.
 
-`Stamps` are a few words of memory that the rank shares with its monitor. The `Watchdog` stamps automatic progress.
+`ProgressStamps` are a few words of memory that the rank shares with its monitor. The `Watchdog` stamps the automatic
+progress.
 """
 
 from __future__ import annotations
@@ -18,7 +19,7 @@ CELLS = 5
 CELL_BYTES = 8
 
 
-class Stamps:
+class ProgressStamps:
     """The rank writes, its monitor reads; times are nanoseconds of CLOCK_MONOTONIC, one clock for all of a host.
 
     No lock is shared, and nothing is told apart from the words themselves, so a rank that is stopped, or whose GIL is
@@ -45,7 +46,7 @@ class Stamps:
         """The function says that it makes progress, and from now on in this iteration has to. Well under a µs."""
 
     @classmethod
-    def create(cls) -> Stamps:
+    def create(cls) -> ProgressStamps:
         """For the rank: new ones, with the time of their making as the first sign of progress."""
         fd = os.memfd_create("nvrx-stamps")
         os.ftruncate(fd, CELLS * CELL_BYTES)
@@ -54,7 +55,7 @@ class Stamps:
         return stamps
 
     @classmethod
-    def attach(cls, fd: int) -> Stamps:
+    def attach(cls, fd: int) -> ProgressStamps:
         """For the monitor: those of the rank whose `fd` it has inherited."""
         return cls(fd)
 
@@ -137,7 +138,7 @@ class Watchdog:
     A process has one watchdog at a time.
     """
 
-    def __init__(self, stamps: Stamps, interval_s: float) -> None:
+    def __init__(self, stamps: ProgressStamps, interval_s: float) -> None:
         self._stamps, self._interval_s = stamps, interval_s
         self._stopped = threading.Event()
         self._thread = threading.Thread(target=self._watch, name="nvrx-watchdog", daemon=True)

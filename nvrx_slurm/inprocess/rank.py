@@ -14,9 +14,9 @@ from typing import Any
 from nvrx_slurm.inprocess import barriers
 from nvrx_slurm.inprocess.abort import let_go
 from nvrx_slurm.inprocess.attribution import Interruption, in_words, place_of, stack_of
-from nvrx_slurm.inprocess.barriers import Joining, Ready, Starting
-from nvrx_slurm.inprocess.cycle import Event, Phase
-from nvrx_slurm.inprocess.environment import Launch, RankVariables
+from nvrx_slurm.inprocess.barriers import MemberProcess, NewPlace, Ready
+from nvrx_slurm.inprocess.cycle import CyclePhase, Event
+from nvrx_slurm.inprocess.environment import RankIdentity, RankVariables
 from nvrx_slurm.inprocess.exception import (
     HealthCheckError,
     InternalError,
@@ -25,33 +25,32 @@ from nvrx_slurm.inprocess.exception import (
     RestartError,
     TimeoutError,
 )
-from nvrx_slurm.inprocess.group import Gate, Group, unpacked
+from nvrx_slurm.inprocess.group import Barrier, Group, unpacked
 from nvrx_slurm.inprocess.interrupter import Interrupter
-from nvrx_slurm.inprocess.ledger import Broken, Completed, Interrupted, Opened, Sealed, Stage
+from nvrx_slurm.inprocess.ledger import Broken, Completed, Interrupted, IterationOpened, IterationStage, Sealed
 from nvrx_slurm.inprocess.monitor.handle import MonitorProcess
-from nvrx_slurm.inprocess.options import Options
-from nvrx_slurm.inprocess.progress import Stamps
+from nvrx_slurm.inprocess.options import WrapperOptions
+from nvrx_slurm.inprocess.progress import ProgressStamps
 from nvrx_slurm.inprocess.rank_assignment import RankAssignmentCtx
 from nvrx_slurm.inprocess.region import ENDS, CallInterrupted, Raised, Region, Returned
 from nvrx_slurm.inprocess.state import Mode, State
-from nvrx_slurm.inprocess.timeline import Phase as Part
-from nvrx_slurm.inprocess.timeline import Stopwatch
+from nvrx_slurm.inprocess.timeline import RestartPart, Stopwatch
 from nvrx_slurm.util.log import get_logger
 from nvrx_slurm.workload.restarting import restarting
 
 log = get_logger("inprocess")
 
-_BEFORE_ABORT = (Phase.RUNNING, Phase.COMPLETING, Phase.INTERRUPTED)
+_BEFORE_ABORT = (CyclePhase.RUNNING, CyclePhase.COMPLETING, CyclePhase.INTERRUPTED)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Parts:
     """What a rank works with."""
 
-    options: Options
-    launch: Launch
-    process: Joining
-    stamps: Stamps
+    options: WrapperOptions
+    launch: RankIdentity
+    process: MemberProcess
+    stamps: ProgressStamps
     region: Region
     monitor: MonitorProcess
     variables: RankVariables
@@ -81,29 +80,29 @@ class Rank:
     def drive(self, function: Callable[[], Any]) -> Any:
         """From phase to phase, until the call ends. Returns what the function returned in the iteration that was
         completed (None in reserve), and raises what takes this rank out."""
-        steps: Mapping[Phase, Callable[[], None]] = {
-            Phase.ENTERING: self._synchronise,
-            Phase.REASSIGNING: self._reassign,
-            Phase.OVERTAKEN: self._reassign,
-            Phase.RE_ENTERING: self._re_enter,
-            Phase.RUNNING: lambda: self._run(function),
-            Phase.COMPLETING: self._await_others,
-            Phase.INTERRUPTED: self._await_interrupter,
-            Phase.ABORTING: self._await_interrupter,
-            Phase.UNWINDING: self._get_out,
-            Phase.RECOVERING: self._recover,
-            Phase.SYNCHRONISING: self._synchronise,
-            Phase.STANDING_ASIDE: self._stand_aside,
+        steps: Mapping[CyclePhase, Callable[[], None]] = {
+            CyclePhase.ENTERING: self._synchronise,
+            CyclePhase.REASSIGNING: self._reassign,
+            CyclePhase.OVERTAKEN: self._reassign,
+            CyclePhase.RE_ENTERING: self._re_enter,
+            CyclePhase.RUNNING: lambda: self._run(function),
+            CyclePhase.COMPLETING: self._await_others,
+            CyclePhase.INTERRUPTED: self._await_interrupter,
+            CyclePhase.ABORTING: self._await_interrupter,
+            CyclePhase.UNWINDING: self._get_out,
+            CyclePhase.RECOVERING: self._recover,
+            CyclePhase.SYNCHRONISING: self._synchronise,
+            CyclePhase.STANDING_ASIDE: self._stand_aside,
         }
         group = self.parts.group
         try:
-            while (phase := group.phase) is not Phase.LEAVING:
+            while (phase := group.phase) is not CyclePhase.LEAVING:
                 steps[phase]()
         finally:
             self._restart.close()
         if group.failure is not None:
             raise group.failure
-        if group.ledger.stage is Stage.BROKEN:
+        if group.ledger.stage is IterationStage.BROKEN:
             raise InternalError(group.ledger.reason)
         return self.value
 
@@ -115,7 +114,7 @@ class Rank:
         self.state.iteration = self.parts.group.ledger.iteration
         published = self.parts.options.rank_assignment.publish(self.state.freeze())
         here = Ready(rank=_number(self.state), published=tuple(published))
-        self.parts.group.arrive(self._gate(barriers.ready(self.state.iteration), self._seal), here)
+        self.parts.group.arrive(self._barrier(barriers.ready(self.state.iteration), self._seal), here)
 
     def _seal(self, here: Mapping[int, bytes]) -> Sealed:
         iteration, world_size = self.state.iteration, self.state.world_size
@@ -140,7 +139,7 @@ class Rank:
     def _re_enter(self) -> None:
         """All who are left arrive with their new ranks; the last of them sees that these make one world."""
         state = self.state
-        here = Starting(
+        here = NewPlace(
             rank=_number(state),
             world_size=state.world_size,
             active_rank=state.active_rank,
@@ -148,14 +147,14 @@ class Rank:
             process=self.parts.process,
             phases=self.parts.watch.parts(),
         )
-        self.parts.group.arrive(self._gate(barriers.start(state.iteration), self._open), here)
+        self.parts.group.arrive(self._barrier(barriers.start(state.iteration), self._open), here)
 
-    def _open(self, here: Mapping[int, bytes]) -> Opened | Broken:
-        iteration, reason = self.state.iteration, barriers.disagreement(unpacked(here, Starting))
-        return Broken(iteration=iteration, reason=reason) if reason else Opened(iteration=iteration)
+    def _open(self, here: Mapping[int, bytes]) -> IterationOpened | Broken:
+        iteration, reason = self.state.iteration, barriers.disagreement(unpacked(here, NewPlace))
+        return Broken(iteration=iteration, reason=reason) if reason else IterationOpened(iteration=iteration)
 
-    def _gate(self, name: str, close: Callable[[Mapping[int, bytes]], Any]) -> Gate:
-        return Gate(name, self.parts.options.barrier_timeout.total_seconds(), lambda ledger: ledger.left, close)
+    def _barrier(self, name: str, close: Callable[[Mapping[int, bytes]], Any]) -> Barrier:
+        return Barrier(name, self.parts.options.barrier_timeout.total_seconds(), lambda ledger: ledger.left, close)
 
     # ---- the function
 
@@ -172,7 +171,7 @@ class Rank:
                 self.parts.group.feed(Event.RETURNED)
             # A RankShouldRestart is obeyed if the group restarts; one that the function made up is a fault.
             case Raised(error) if not (
-                isinstance(error, RankShouldRestart) and self.parts.group.phase is not Phase.RUNNING
+                isinstance(error, RankShouldRestart) and self.parts.group.phase is not CyclePhase.RUNNING
             ):
                 self._failed(error)
             case CallInterrupted(error) if isinstance(error, ENDS):
@@ -180,7 +179,7 @@ class Rank:
 
     def _body(self, function: Callable[[], Any]) -> Any:
         """What a restart may interrupt. One that came before this began is obeyed now."""
-        if self.parts.group.phase is not Phase.RUNNING:
+        if self.parts.group.phase is not CyclePhase.RUNNING:
             raise RankShouldRestart
         if self.parts.options.initialize is not None:
             self.parts.options.initialize(self.state.freeze())
@@ -210,19 +209,19 @@ class Rank:
         )
         self.parts.interrupter.own = failure
         self.parts.group.interrupt(failure)
-        self.parts.group.wait_while(Phase.RUNNING, Phase.COMPLETING)
+        self.parts.group.wait_while(CyclePhase.RUNNING, CyclePhase.COMPLETING)
 
     def _await_others(self) -> None:
         self.parts.stamps.begin_iteration(self.state.iteration)  # no ping is awaited any more
         if self.state.mode is not Mode.ACTIVE:
-            self.parts.group.wait_while(Phase.COMPLETING)
+            self.parts.group.wait_while(CyclePhase.COMPLETING)
             return
         iteration, active = self.state.iteration, self.state.active_world_size or 0
         bound_s = self.parts.options.completion_timeout.total_seconds()
         completed = Completed(iteration=iteration)
         try:
             self.parts.group.arrive(
-                Gate(barriers.complete(iteration), bound_s, lambda _: active, lambda _: completed)
+                Barrier(barriers.complete(iteration), bound_s, lambda _: active, lambda _: completed)
             )
         except TimeoutError as error:
             self._failed(error)
@@ -231,7 +230,7 @@ class Rank:
 
     def _await_interrupter(self) -> None:
         self._begin_restart()
-        self.parts.group.wait_while(Phase.INTERRUPTED, Phase.ABORTING)
+        self.parts.group.wait_while(CyclePhase.INTERRUPTED, CyclePhase.ABORTING)
 
     def _get_out(self) -> None:
         self._begin_restart()
@@ -246,9 +245,9 @@ class Rank:
         try:
             if self.parts.options.finalize is not None:
                 self.parts.options.finalize(self.state.freeze())
-            self.parts.watch.mark(Part.FINALIZED)
+            self.parts.watch.mark(RestartPart.FINALIZED)
             self._check_health()
-            self.parts.watch.mark(Part.CHECKED)
+            self.parts.watch.mark(RestartPart.CHECKED)
         except Exception as failure:
             raise failure from (failure.__cause__ or error)
         self.unfit = False
@@ -273,7 +272,7 @@ class Rank:
         """Another process takes the dead one's place, in a new start of them all: somebody will end this one."""
         self._begin_restart()
         bound_s = self.parts.options.barrier_timeout.total_seconds()
-        if not self.parts.group.wait_while(Phase.STANDING_ASIDE, within_s=bound_s):
+        if not self.parts.group.wait_while(CyclePhase.STANDING_ASIDE, within_s=bound_s):
             raise RestartError(f"a rank has died, and nobody has ended this process within {bound_s:g} s")
 
     def _begin_restart(self) -> None:

@@ -9,7 +9,7 @@ import msgspec
 
 from nvrx_slurm.inprocess import barriers
 from nvrx_slurm.inprocess.attribution import InterruptionRecord, clean, format_interruption_records
-from nvrx_slurm.inprocess.barriers import Noticing, Starting
+from nvrx_slurm.inprocess.barriers import NewPlace, Noticing
 from nvrx_slurm.inprocess.group import Group
 from nvrx_slurm.journal.restarts import (
     LONGEST_NAME,
@@ -27,7 +27,7 @@ from nvrx_slurm.workload.channel import has_agent
 from nvrx_slurm.workload.channel import tell_agent as send
 
 
-class Phase(enum.StrEnum):
+class RestartPart(enum.StrEnum):
     """The parts of a restart, in order; each ends where the next one begins."""
 
     DETECTED = "detected"  # from the fault, as far as this rank saw it, to knowing that the iteration is over
@@ -63,7 +63,7 @@ class Restart(msgspec.Struct, frozen=True, kw_only=True):
     records: tuple[InterruptionRecord, ...]
     ranks: tuple[RankTimeline, ...]
 
-    def slowest(self, phase: Phase) -> float:
+    def slowest(self, phase: RestartPart) -> float:
         """The longest that a rank took for a phase, in seconds."""
         return max((rank.phases.get(phase, 0.0) for rank in self.ranks), default=0.0)
 
@@ -84,10 +84,10 @@ class Stopwatch:
         """A fault happens here, now: what follows is a restart."""
         self._last, self._parts = time.monotonic(), {}
 
-    def mark(self, phase: Phase) -> None:
+    def mark(self, phase: RestartPart) -> None:
         """This part has ended. The first mark without a beginning is one."""
         now = time.monotonic()
-        if phase is Phase.DETECTED and (self._last is None or self._parts):
+        if phase is RestartPart.DETECTED and (self._last is None or self._parts):
             self._last, self._parts = now, {}
         if self._last is not None:
             self._parts[phase.value] = self._parts.get(phase.value, 0.0) + now - self._last
@@ -101,7 +101,7 @@ class Stopwatch:
 log = get_logger("inprocess")
 
 
-def tell_agent(restart: Restart) -> None:
+def send_to_agent(restart: Restart) -> None:
     """One datagram to this node's agent, if there is one; one rank of a group tells.
 
     Never waits and never raises: an agent that cannot take it at once does not hear it, and the group goes on.
@@ -118,7 +118,7 @@ def shortened(restart: Restart) -> InProcessRestart:
     """What fits into one datagram, however many ranks there are and whatever they have raised."""
     longest: dict[str, float] = {}  # by phase: the longest time that a rank needed, and that rank
     slowest: dict[str, int] = {}
-    for phase in Phase:
+    for phase in RestartPart:
         took = [(rank.phases[phase], rank.rank) for rank in restart.ranks if phase in rank.phases]
         if took:
             seconds, slowest[phase.value] = max(took)
@@ -150,7 +150,7 @@ def _fault(record: InterruptionRecord) -> RankFault:
 
 
 def _phases(rank: RankTimeline) -> RankPhases:
-    known = {phase.value: round(rank.phases[phase], 6) for phase in Phase if phase in rank.phases}
+    known = {phase.value: round(rank.phases[phase], 6) for phase in RestartPart if phase in rank.phases}
     return RankPhases(rank=rank.rank, host=_clean(rank.host, LONGEST_NAME), phases=known)
 
 
@@ -162,7 +162,7 @@ def _clean(text: str, most: int) -> str:
     return clean(text[:most])
 
 
-class Teller:
+class RestartReporter:
     """The listener's own."""
 
     def __init__(self, group: Group, name: str, call: int) -> None:
@@ -172,7 +172,7 @@ class Teller:
     def tell(self, re_entered_s: float) -> Restart:
         """Of the restart that has just ended: put it together from what all ranks said, and tell it."""
         sealed = self._group.sealed
-        places = self._group.arrivals(barriers.start(sealed.iteration), Starting)
+        places = self._group.arrivals(barriers.start(sealed.iteration), NewPlace)
         places = {member: place for member, place in places.items() if member not in self._group.ledger.lost}
         # All re-enter at once, by one entry of the log: one rank's time for that stands for all.
         restart = Restart(
@@ -189,16 +189,16 @@ class Teller:
                     member=member,
                     rank=place.rank,
                     host=place.process.host,
-                    phases={**place.phases, Phase.RE_ENTERED.value: re_entered_s},
+                    phases={**place.phases, RestartPart.RE_ENTERED.value: re_entered_s},
                 )
                 for member, place in sorted(places.items(), key=lambda item: item[1].rank)
             ),
         )
         log.warning("%s", in_one_line(restart))
-        tell_agent(restart)
+        send_to_agent(restart)
         return restart
 
-    def pass_over(self) -> None:
+    def skip(self) -> None:
         """Another rank tells of this one."""
         self._lost.update(self._group.ledger.lost)
 
@@ -214,13 +214,15 @@ class Teller:
             for member, notice in self._group.arrivals(barriers.notice(before), Noticing).items()
             if member not in named
         ]
-        self.pass_over()
+        self.skip()
         return (*(entry.record() for entry in entries), *(record for record in notices if record is not None))
 
 
 def in_one_line(restart: Restart) -> str:
     """What happened, who is left, and what it took."""
-    parts = ", ".join(f"{each.value} {1e3 * restart.slowest(each):.1f}" for each in Phase if restart.slowest(each))
+    parts = ", ".join(
+        f"{each.value} {1e3 * restart.slowest(each):.1f}" for each in RestartPart if restart.slowest(each)
+    )
     who = f"{restart.active_world_size} of {restart.world_size} ranks"
     return (
         f"restart in process: iteration {restart.iteration} began on {who}, after:"

@@ -15,7 +15,7 @@ from datetime import timedelta
 from typing import Any, Concatenate, ParamSpec, TypeVar, overload
 
 from nvrx_slurm.inprocess.abort import Abort, AbortTorchDistributed
-from nvrx_slurm.inprocess.barriers import Joining
+from nvrx_slurm.inprocess.barriers import MemberProcess
 from nvrx_slurm.inprocess.call import CallWrapper
 from nvrx_slurm.inprocess.completion import Completion
 from nvrx_slurm.inprocess.compose import Compose
@@ -25,7 +25,7 @@ from nvrx_slurm.inprocess.finalize import Finalize
 from nvrx_slurm.inprocess.health_check import HealthCheck
 from nvrx_slurm.inprocess.initialize import Initialize
 from nvrx_slurm.inprocess.ledger import Lost
-from nvrx_slurm.inprocess.options import Options
+from nvrx_slurm.inprocess.options import WrapperOptions
 from nvrx_slurm.inprocess.rank_assignment import ActivateAllRanks, RankAssignment, ShiftRanks
 from nvrx_slurm.inprocess.rank_filter import RankFilter
 from nvrx_slurm.inprocess.store.port import Store
@@ -104,7 +104,7 @@ class Wrapper:
         monitor_process_logfile: str | None = None,
         enabled: bool = True,
     ) -> None:
-        self.options = Options(
+        self.options = WrapperOptions(
             store_factory=store_factory,
             store_kwargs={} if store_kwargs is None else store_kwargs,
             initialize=initialize,
@@ -157,28 +157,30 @@ class Wrapper:
 
 
 @dataclass(slots=True)
-class _History:
+class _PastCalls:
     """What this process has called, in one group."""
 
     calls: int = 0
     lost: dict[int, Lost] = field(default_factory=dict)
 
 
-_histories: dict[str, _History] = {}
+_histories: dict[str, _PastCalls] = {}
 _running: list[str] = []
 
 
-def _call(options: Options, function: Callable[..., T], args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> T | None:
+def _call(
+    options: WrapperOptions, function: Callable[..., T], args: tuple[Any, ...], kwargs: Mapping[str, Any]
+) -> T | None:
     name = function.__name__
     if threading.current_thread() is not threading.main_thread():
         raise NestedCallError(f"{name} must be called in the main thread: restarts are delivered there")
     if _running:
         raise NestedCallError(f"{name} was called inside of {_running[-1]}, which is wrapped too: wrap one of them")
     who = launch()
-    history = _histories.setdefault(who.group, _History())
+    history = _histories.setdefault(who.group, _PastCalls())
     if who.rank in history.lost:
         raise RestartError(f"rank {who.rank} has left its group in an earlier call: {history.lost[who.rank].text}")
-    process = Joining(host=who.host, pid=os.getpid(), began=started_ticks(os.getpid()) or 0)
+    process = MemberProcess(host=who.host, pid=os.getpid(), began=started_ticks(os.getpid()) or 0)
     call = CallWrapper(options, who, history.calls, process)
     args, kwargs = inject(function, args, kwargs, call)
     history.calls += 1

@@ -15,8 +15,8 @@ import pytest
 
 from nvrx_slurm.inprocess.exception import OptionError, StoreError
 from nvrx_slurm.inprocess.store import keeper
-from nvrx_slurm.inprocess.store.keeper import VALKEY, Place, hosted
-from nvrx_slurm.inprocess.store.keeping import Valkey, keep
+from nvrx_slurm.inprocess.store.keeper import VALKEY, HostedStore, hosted
+from nvrx_slurm.inprocess.store.keeping import KeptValkey, keep
 from nvrx_slurm.inprocess.store.port import Connection
 from nvrx_slurm.inprocess.store.redis import RedisStore
 from nvrx_slurm.inprocess.store.tcp import TCPStore
@@ -55,7 +55,7 @@ def connection() -> Iterator[Connection]:
     connection.close()
 
 
-def place() -> Place:
+def place() -> HostedStore:
     return hosted(VALKEY, GROUP, patience_s=10.0)
 
 
@@ -63,7 +63,7 @@ def folder() -> Path:
     return keeper._folder(VALKEY, GROUP)
 
 
-def server_of(place: Place) -> int:
+def server_of(place: HostedStore) -> int:
     """The process of a keeper's server."""
     return int(Path(f"/proc/{place.keeper}/task/{place.keeper}/children").read_text().split()[0])
 
@@ -149,7 +149,7 @@ def test_nothing_of_the_start_is_left_in_the_rank() -> None:
 @pytest.mark.parametrize("ranks", [0, 2])
 async def test_it_ends_when_its_last_rank_has_gone(tmp_path: Path, ranks: int) -> None:
     """And when none comes at all: its place is known for as long as it can be used, and then its server stops."""
-    store, told = Valkey(tmp_path), tmp_path / "place.json"
+    store, told = KeptValkey(tmp_path), tmp_path / "place.json"
     keeping = asyncio.create_task(keep(store, tmp_path, look_s=0.02))
     await asyncio.to_thread(until, told.exists, "the place")
     was = store.place()

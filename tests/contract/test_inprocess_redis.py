@@ -17,7 +17,7 @@ import redis
 
 from nvrx_slurm.inprocess.exception import OptionError, StoreError
 from nvrx_slurm.inprocess.store.port import Cancelled, Connection
-from nvrx_slurm.inprocess.store.redis import KEEP_S, KEPT_GATES, RedisConnection, RedisStore
+from nvrx_slurm.inprocess.store.redis import KEEP_S, KEPT_BARRIERS, RedisConnection, RedisStore
 from nvrx_slurm.inprocess.store.redis_client import parse_address
 from nvrx_slurm.lab.faults.disk import SmallDisk
 from nvrx_slurm.store.keys import InprocessKeys
@@ -272,20 +272,22 @@ def test_every_key_expires_by_itself(connection: Connection, raw: Any) -> None:
 
 
 def test_a_call_that_goes_on_keeps_its_keys(server: Valkey, raw: Any) -> None:
-    """Signs of life put off the end of all of them; but old gates go, and the first one stays."""
+    """Signs of life put off the end of all of them; but old barriers go, and the first one stays."""
     keys = InprocessKeys("group", 0, job=None)
     address = parse_address(f"redis://127.0.0.1:{server.port}", PASSWORD)
     connection = RedisConnection(address, keys, patience_s=DEADLINE_S, renew_s=0.0)
     connection.append(b"one", 0)
-    gates = ["join", *(f"ready:{iteration}" for iteration in range(KEPT_GATES + 5))]
-    for gate in gates:
-        connection.arrive(gate, 0)
+    gates = ["join", *(f"ready:{iteration}" for iteration in range(KEPT_BARRIERS + 5))]
+    for barrier in gates:
+        connection.arrive(barrier, 0)
     for key in raw.scan_iter():
         raw.expire(key, 60)
     connection.beat(0, None)
     left = raw.keys()
     assert all(raw.ttl(key) > KEEP_S - 60 for key in left)
-    assert {key for key in left if ":gate:" in key} == {keys.gate(gate) for gate in ["join", *gates[-KEPT_GATES:]]}
+    assert {key for key in left if ":gate:" in key} == {
+        keys.gate(barrier) for barrier in ["join", *gates[-KEPT_BARRIERS:]]
+    }
     connection.clear()
     assert raw.keys() == []
     connection.close()

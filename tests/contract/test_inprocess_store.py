@@ -113,14 +113,14 @@ def test_a_gate_counts_each_member_once(shared: Shared, connection: Connection) 
 
 
 def test_gates_know_nothing_of_each_other(connection: Connection) -> None:
-    """Nor does a gate exist before somebody has arrived at it."""
+    """Nor does a barrier exist before somebody has arrived at it."""
     assert connection.arrivals("ready:1") == {}
     assert connection.arrive("ready:1", 0) == connection.arrive("start:1", 0) == 1
     assert connection.arrivals("ready:10") == {}
 
 
 def test_one_of_those_who_arrive_at_once_sees_all(shared: Shared) -> None:
-    """So there is always somebody to close the gate."""
+    """So there is always somebody to close the barrier."""
     connections = [shared.connect() for _ in range(MEMBERS)]
     with ThreadPoolExecutor(MEMBERS) as ranks:
         counts = list(ranks.map(lambda member: connections[member].arrive("start:0", member), range(MEMBERS)))

@@ -19,7 +19,7 @@ KILL = (signal.SIGKILL,)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Bounds:
+class ProgressBounds:
     """How long a rank may make no progress, and how long it has to end once it is asked to; in seconds."""
 
     soft_s: float
@@ -28,7 +28,7 @@ class Bounds:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Watched:
+class WatchedRank:
     """The rank that a monitor watches, as its records name it."""
 
     member: int
@@ -58,7 +58,7 @@ class Watched:
 
 
 @dataclass(frozen=True, slots=True)
-class Sentence:
+class PendingKill:
     """Why the process must end, and when SIGKILL is due: `kills` were sent already, the first one at `killed_at`."""
 
     lost: Lost
@@ -68,31 +68,31 @@ class Sentence:
 
 
 @dataclass(frozen=True, slots=True)
-class Guard:
+class RankGuard:
     """What was done so far. `told`: the last iteration whose soft timeout was told."""
 
     told: int | None = None
-    sentence: Sentence | None = None
+    pending_kill: PendingKill | None = None
 
-    def sentenced(self, lost: Lost, kill_at: float) -> Guard:
+    def with_kill(self, lost: Lost, kill_at: float) -> RankGuard:
         """The process must end. Of two reasons the first one counts, and of two moments the earlier."""
-        if self.sentence is None:
-            return dataclasses.replace(self, sentence=Sentence(lost, kill_at))
-        if self.sentence.kills == 0:
-            kill_at = min(kill_at, self.sentence.kill_at)
-            return dataclasses.replace(self, sentence=dataclasses.replace(self.sentence, kill_at=kill_at))
+        if self.pending_kill is None:
+            return dataclasses.replace(self, pending_kill=PendingKill(lost, kill_at))
+        if self.pending_kill.kills == 0:
+            kill_at = min(kill_at, self.pending_kill.kill_at)
+            return dataclasses.replace(self, pending_kill=dataclasses.replace(self.pending_kill, kill_at=kill_at))
         return self
 
 
 @dataclass(frozen=True, slots=True)
-class Tell:
+class RecordTimeout:
     """To the group."""
 
     entry: Interrupted
 
 
 @dataclass(frozen=True, slots=True)
-class Send:
+class SendSignals:
     """Signals to the process, and what to say of them."""
 
     signals: tuple[signal.Signals, ...]
@@ -100,26 +100,26 @@ class Send:
 
 
 def look(
-    guard: Guard, bounds: Bounds, watched: Watched, now: float, silent_s: float
-) -> tuple[Guard, Tell | Send | None]:
+    guard: RankGuard, bounds: ProgressBounds, watched: WatchedRank, now: float, silent_s: float
+) -> tuple[RankGuard, RecordTimeout | SendSignals | None]:
     """What to do now about a rank that has made no progress for so long."""
-    if guard.sentence is not None:
-        sentence = guard.sentence
-        if now < sentence.kill_at:
+    if guard.pending_kill is not None:
+        pending_kill = guard.pending_kill
+        if now < pending_kill.kill_at:
             return guard, None
-        if sentence.kills == 0:
-            why, killed_at = sentence.lost.text, now
+        if pending_kill.kills == 0:
+            why, killed_at = pending_kill.lost.text, now
         else:
-            killed_at = sentence.killed_at
+            killed_at = pending_kill.killed_at
             ago_s = now - killed_at
             why = f"it was sent SIGKILL {ago_s:.0f} s ago, and hangs in the kernel: the others wait for its end"
-        later = Sentence(sentence.lost, now + AGAIN_S, sentence.kills + 1, killed_at)
-        return dataclasses.replace(guard, sentence=later), Send(KILL, why)
+        later = PendingKill(pending_kill.lost, now + AGAIN_S, pending_kill.kills + 1, killed_at)
+        return dataclasses.replace(guard, pending_kill=later), SendSignals(KILL, why)
     if silent_s >= bounds.hard_s:
         text = f"no progress for {silent_s:.3g} s: hard timeout"
         lost = watched.lost(Interruption.HARD_TIMEOUT, text)
-        return guard.sentenced(lost, now + bounds.grace_s), Send(ASK, text)
+        return guard.with_kill(lost, now + bounds.grace_s), SendSignals(ASK, text)
     if silent_s >= bounds.soft_s and guard.told != watched.iteration:
         entry = watched.interrupted(Interruption.SOFT_TIMEOUT, f"no progress for {silent_s:.3g} s: soft timeout")
-        return dataclasses.replace(guard, told=watched.iteration), Tell(entry)
+        return dataclasses.replace(guard, told=watched.iteration), RecordTimeout(entry)
     return guard, None

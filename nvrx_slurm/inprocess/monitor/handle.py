@@ -20,7 +20,7 @@ from nvrx_slurm.inprocess.monitor import __main__ as program
 from nvrx_slurm.inprocess.monitor import wire
 from nvrx_slurm.inprocess.monitor.process import ended_within
 from nvrx_slurm.inprocess.monitor.wire import MonitorOptions, Start
-from nvrx_slurm.inprocess.progress import Stamps
+from nvrx_slurm.inprocess.progress import ProgressStamps
 from nvrx_slurm.util.log import get_logger
 
 __all__ = ["MonitorOptions", "MonitorProcess"]
@@ -42,11 +42,11 @@ class MonitorProcess:
     process, also if it is stopped. Processes that this one forks have no part in it.
     """
 
-    def __init__(self, options: MonitorOptions, stamps: Stamps) -> None:
+    def __init__(self, options: MonitorOptions, stamps: ProgressStamps) -> None:
         """Start it, without waiting for it. Raises OptionError for options that it cannot be given, InternalError
         if it cannot be started."""
         self._owner = os.getpid()
-        self._fate: int | None = None
+        self._lifetime_link: int | None = None
         self._control, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         try:
             with theirs:
@@ -65,7 +65,7 @@ class MonitorProcess:
         if that fails; nothing is left of it then."""
         try:
             self._control.settimeout(timeout_s)
-            self._share_fate(*self._first_words(timeout_s))
+            self._link_lifetimes(*self._first_words(timeout_s))
             self._control.settimeout(None)
         except BaseException:
             self.leave()
@@ -78,31 +78,33 @@ class MonitorProcess:
             raise InternalError(f"the monitor process was not ready within {timeout_s:g} s") from None
         return words, descriptors
 
-    def _share_fate(self, words: bytes, descriptors: list[int]) -> None:
+    def _link_lifetimes(self, words: bytes, descriptors: list[int]) -> None:
         """When the other end of this pipe closes, the kernel signals its owner: us, with SIGKILL."""
         if words != wire.READY or not descriptors:
             said = words.decode(errors="replace") or f"it ended with code {self._process.wait(LINGER_S)}"
             raise InternalError(f"the monitor process could not begin: {said}")
-        self._fate = descriptors[0]
-        os.set_inheritable(self._fate, False)  # recv_fds takes a flag for it, and ignores it (CPython 3.11 to 3.13)
-        fcntl.fcntl(self._fate, fcntl.F_SETOWN, self._owner)
-        fcntl.fcntl(self._fate, F_SETSIG, int(signal.SIGKILL))
-        fcntl.fcntl(self._fate, fcntl.F_SETFL, os.O_ASYNC | os.O_NONBLOCK)
+        self._lifetime_link = descriptors[0]
+        os.set_inheritable(
+            self._lifetime_link, False
+        )  # recv_fds takes a flag for it, and ignores it (CPython 3.11 to 3.13)
+        fcntl.fcntl(self._lifetime_link, fcntl.F_SETOWN, self._owner)
+        fcntl.fcntl(self._lifetime_link, F_SETSIG, int(signal.SIGKILL))
+        fcntl.fcntl(self._lifetime_link, fcntl.F_SETFL, os.O_ASYNC | os.O_NONBLOCK)
         poller = select.poll()
-        poller.register(self._fate, 0)
+        poller.register(self._lifetime_link, 0)
         if poller.poll(0):  # its end came before the signal was asked for
             raise InternalError("the monitor process has died as soon as it was ready")
 
     def iteration(self, number: int, rank: int) -> None:
         """This process has another rank in the iteration to come."""
-        self._tell(wire.Entered(iteration=number, rank=rank))
+        self._tell(wire.NewRankOrder(iteration=number, rank=rank))
 
-    def condemn(self, lost: Lost, grace_s: float) -> None:
+    def terminate_within(self, lost: Lost, grace_s: float) -> None:
         """This process is out: it ends within `grace_s`, by itself or by SIGKILL, and then `lost` is recorded. The
         handle may be forgotten."""
-        self._tell(wire.Condemned(lost=lost, grace_s=grace_s))
+        self._tell(wire.TerminateOrder(lost=lost, grace_s=grace_s))
         self._control.close()
-        self._fate = None  # it stays open, and the fates shared
+        self._lifetime_link = None  # it stays open, and the fates shared
         self._process.returncode = 0  # nobody waits for it: it outlives us
 
     def _tell(self, order: wire.AnyOrder) -> None:
@@ -116,13 +118,13 @@ class MonitorProcess:
         if os.getpid() == self._owner:
             self._end()
         self._control.close()
-        if self._fate is not None:
-            os.close(self._fate)
-            self._fate = None
+        if self._lifetime_link is not None:
+            os.close(self._lifetime_link)
+            self._lifetime_link = None
 
     def _end(self) -> None:
-        if self._fate is not None:  # a forked child may hold this pipe too: closing it would not be enough
-            fcntl.fcntl(self._fate, fcntl.F_SETFL, os.O_NONBLOCK)
+        if self._lifetime_link is not None:  # a forked child may hold this pipe too: closing it would not be enough
+            fcntl.fcntl(self._lifetime_link, fcntl.F_SETFL, os.O_NONBLOCK)
         if self._process.poll() is not None:
             return
         pidfd = os.pidfd_open(self._process.pid)
@@ -139,7 +141,7 @@ class MonitorProcess:
 # ---- the start
 
 
-def _started(options: MonitorOptions, stamps: Stamps, control: socket.socket) -> subprocess.Popen[bytes]:
+def _started(options: MonitorOptions, stamps: ProgressStamps, control: socket.socket) -> subprocess.Popen[bytes]:
     """By vfork and exec: nothing of this process is copied, and none of its threads is asked. The monitor inherits
     what it needs to, and no other descriptor; standard error is ours, for its warnings."""
     inherited = [control.fileno(), stamps.fd]
@@ -147,7 +149,7 @@ def _started(options: MonitorOptions, stamps: Stamps, control: socket.socket) ->
     try:
         inherited.append(os.pidfd_open(os.getpid()))
         start = Start(options=options, pid=os.getpid(), pidfd=inherited[-1], stamps=stamps.fd)
-        with _told(control.fileno(), start) as told:
+        with _described(control.fileno(), start) as told:
             return subprocess.Popen(
                 [sys.executable, "-I", "-S", program.__file__],
                 stdin=told,
@@ -165,7 +167,7 @@ def _started(options: MonitorOptions, stamps: Stamps, control: socket.socket) ->
             os.close(pidfd)
 
 
-def _told(control: int, start: Start) -> BinaryIO:
+def _described(control: int, start: Start) -> BinaryIO:
     """What the monitor reads first: a file that is in memory only, since the options may hold a password."""
     told = os.fdopen(os.memfd_create("nvrx-monitor"), "w+b")
     try:

@@ -18,7 +18,7 @@ import msgspec
 
 from nvrx_slurm.inprocess.attribution import DEATHS
 from nvrx_slurm.inprocess.exception import StoreError
-from nvrx_slurm.inprocess.ledger import Interrupted, Log, Lost, Stage
+from nvrx_slurm.inprocess.ledger import Interrupted, IterationStage, Log, Lost
 from nvrx_slurm.inprocess.monitor.sibling import SiblingWatch
 from nvrx_slurm.inprocess.monitor.wire import MonitorOptions
 from nvrx_slurm.inprocess.store.port import Connection
@@ -32,7 +32,7 @@ SELF_FENCE_SHARE = 0.8
 """When the kernel kills a monitor that has not looked at its lease (it is frozen), and thereby its rank."""
 
 
-class Lease:
+class HeartbeatLease:
     """`ends_at`, on the monotonic clock: a moment that only a beat moves on, and that the first one sets. The scribe
     renews it, the loop obeys."""
 
@@ -60,13 +60,13 @@ AGAIN_S = 0.1
 """How soon a record is tried again that the store did not take."""
 
 
-class Scribe(threading.Thread):
+class LogWriter(threading.Thread):
     """`opened` is done when the first beat has got through; `on_end` is called here if the rank must end."""
 
     def __init__(
         self,
         options: MonitorOptions,
-        lease: Lease,
+        lease: HeartbeatLease,
         connect: Callable[[int], Connection],
         on_end: Callable[[Lost | Exception], None],
     ) -> None:
@@ -77,22 +77,22 @@ class Scribe(threading.Thread):
         self._last: Future[Lost] = Future()
         self._beat_at = self._read_at = 0.0
         self._touch = True
-        self._sentenced = False
-        self._bell = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
+        self._kill_ordered = False
+        self._wake = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
         self._poller = select.poll()
-        self._poller.register(self._bell, select.POLLIN)
+        self._poller.register(self._wake, select.POLLIN)
 
     # ---- for the loop
 
     def tell(self, entry: Interrupted) -> None:
         """Have this recorded, as soon as the store takes it."""
         self._inbox.append(entry)
-        os.eventfd_write(self._bell, 1)
+        os.eventfd_write(self._wake, 1)
 
-    def bury(self, lost: Lost) -> None:
+    def record_last(self, lost: Lost) -> None:
         """The rank is dead: have this recorded as the last thing. The thread then ends."""
         self._last.set_result(lost)
-        os.eventfd_write(self._bell, 1)
+        os.eventfd_write(self._wake, 1)
 
     # ---- the thread
 
@@ -116,8 +116,8 @@ class Scribe(threading.Thread):
     def _serve(self) -> None:
         while True:
             for descriptor, _ in self._poller.poll(self._pause_s() * 1000):
-                if descriptor == self._bell:
-                    os.eventfd_read(self._bell)
+                if descriptor == self._wake:
+                    os.eventfd_read(self._wake)
                 else:
                     self._sibling.process_ended()
             try:
@@ -153,7 +153,7 @@ class Scribe(threading.Thread):
     def _record_last(self, lost: Lost) -> None:
         """Also on the log of the next call, if this one had completed: there somebody would wait for the dead."""
         self._log.propose(lost)
-        if self._log.ledger.stage is Stage.COMPLETED:
+        if self._log.ledger.stage is IterationStage.COMPLETED:
             following = Log(self._connect(self._options.call + 1), self._options.members)
             following.propose(msgspec.structs.replace(lost, iteration=0, inherited=True))
 
@@ -179,7 +179,7 @@ class Scribe(threading.Thread):
         self._log.refresh()
         # The group goes on without this rank, for whatever reason: so it must be dead.
         lost = self._log.ledger.lost.get(self._options.member)
-        if lost is not None and lost.interruption in DEATHS and not self._sentenced:
-            self._sentenced = True
+        if lost is not None and lost.interruption in DEATHS and not self._kill_ordered:
+            self._kill_ordered = True
             self._on_end(lost)
         self._sibling.judge(sent)

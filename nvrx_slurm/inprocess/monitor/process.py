@@ -31,7 +31,7 @@ def ended_within(pidfd: int, seconds: float) -> bool:
     return bool(poller.poll(max(0.0, seconds) * 1000))
 
 
-class Process:
+class WatchedProcess:
     """One process, by a pidfd: it is readable once the process has ended, reaped or not."""
 
     def __init__(self, pidfd: int, pid: int) -> None:

@@ -22,10 +22,18 @@ from nvrx_slurm.errors import MalformedRecord
 from nvrx_slurm.inprocess.attribution import Interruption
 from nvrx_slurm.inprocess.ledger import Lost
 from nvrx_slurm.inprocess.monitor import wire
-from nvrx_slurm.inprocess.monitor.guard import KILL, Bounds, Guard, Send, Tell, Watched, look
-from nvrx_slurm.inprocess.monitor.log_writer import Lease, Scribe
-from nvrx_slurm.inprocess.monitor.process import Process
-from nvrx_slurm.inprocess.progress import Stamps
+from nvrx_slurm.inprocess.monitor.guard import (
+    KILL,
+    ProgressBounds,
+    RankGuard,
+    RecordTimeout,
+    SendSignals,
+    WatchedRank,
+    look,
+)
+from nvrx_slurm.inprocess.monitor.log_writer import HeartbeatLease, LogWriter
+from nvrx_slurm.inprocess.monitor.process import WatchedProcess
+from nvrx_slurm.inprocess.progress import ProgressStamps
 from nvrx_slurm.util.log import get_logger
 
 log = get_logger("inprocess.monitor")
@@ -46,7 +54,7 @@ def serve(told: IO[bytes]) -> None:
         nothing = os.open(os.devnull, os.O_RDWR)
         os.dup2(nothing, 0)
         os.close(nothing)
-        monitor = Monitor(start, control)
+        monitor = MonitorLoop(start, control)
         monitor.open()
     except Exception as error:
         with suppress(ConnectionError):
@@ -56,30 +64,34 @@ def serve(told: IO[bytes]) -> None:
     os._exit(0)  # whatever the store's own threads are at
 
 
-class Monitor:
+class MonitorLoop:
     """One rank's monitor. Everything happens in `run`; the scribe's thread posts to it."""
 
     def __init__(self, start: wire.Start, control: socket.socket) -> None:
         options = start.options
         self._options, self._control = options, control
-        self._process = Process(start.pidfd, start.pid)
-        self._stamps = Stamps.attach(start.stamps)
-        self._watched = Watched(
+        self._process = WatchedProcess(start.pidfd, start.pid)
+        self._stamps = ProgressStamps.attach(start.stamps)
+        self._watched = WatchedRank(
             member=options.member, rank=options.rank, host=options.host or os.uname().nodename, iteration=0
         )
-        self._bounds = Bounds(soft_s=options.soft_timeout_s, hard_s=options.hard_timeout_s, grace_s=options.grace_s)
-        self._guard = Guard()
-        self._voice = set_up(
+        self._bounds = ProgressBounds(
+            soft_s=options.soft_timeout_s, hard_s=options.hard_timeout_s, grace_s=options.grace_s
+        )
+        self._guard = RankGuard()
+        self._log_handler = set_up(
             f"monitor of rank {options.member}",
             None if options.logfile is None else Path(options.logfile.replace("{rank}", str(options.member))),
         )
-        self._lease = Lease(options.heartbeat_timeout_s)
+        self._lease = HeartbeatLease(options.heartbeat_timeout_s)
         self._ends: queue.SimpleQueue[Lost] = queue.SimpleQueue()
-        self._bell = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
+        self._wake = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
         store = options.store_factory(**options.store_kwargs)
-        self._scribe = Scribe(options, self._lease, lambda call: store.connect(options.group, call), self._must_end)
+        self._log_writer = LogWriter(
+            options, self._lease, lambda call: store.connect(options.group, call), self._must_end
+        )
         self._poller = select.poll()
-        for descriptor in (self._process.pidfd, control.fileno(), self._bell):
+        for descriptor in (self._process.pidfd, control.fileno(), self._wake):
             self._poller.register(descriptor, select.POLLIN)
 
     def open(self) -> None:
@@ -87,9 +99,9 @@ class Monitor:
 
         The pipe is made here: whatever the rank forks can then never hold our end of it. Raises what the store does.
         """
-        self._scribe.start()
-        self._scribe.opened.result()
-        theirs, self._fate = os.pipe2(os.O_CLOEXEC)
+        self._log_writer.start()
+        self._log_writer.opened.result()
+        theirs, self._lifetime_link = os.pipe2(os.O_CLOEXEC)
         with suppress(ConnectionError):  # the rank has died already: that is what `run` sees first
             socket.send_fds(self._control, [wire.READY], [theirs])
         os.close(theirs)
@@ -108,25 +120,25 @@ class Monitor:
             self._process.send(KILL)
             self._process.ended_within(self._lease.left_s)
         # The rank is dead: record it, while the lease lasts, and hold nothing that others wait for.
-        sentence = self._guard.sentence
+        pending_kill = self._guard.pending_kill
         lost = (
             self._watched.lost(Interruption.TERMINATED, self._process.how_it_ended())
-            if sentence is None
-            else sentence.lost
+            if pending_kill is None
+            else pending_kill.lost
         )
         log.info("process %d is dead: %s", self._process.pid, lost.text)
-        self._voice.let_go()
+        self._log_handler.let_go()
         signal.signal(signal.SIGTERM, signal.SIG_DFL)
-        self._scribe.bury(lost)
-        self._scribe.join(max(0.0, self._lease.left_s))
-        self._voice.finish()
+        self._log_writer.record_last(lost)
+        self._log_writer.join(max(0.0, self._lease.left_s))
+        self._log_handler.finish()
 
     def _watch(self) -> None:
         while not (ready := self._ready()).intersection({self._process.pidfd}):
             if self._control.fileno() in ready:
                 self._serve_one()
-            if self._bell in ready:
-                os.eventfd_read(self._bell)
+            if self._wake in ready:
+                os.eventfd_read(self._wake)
                 self._take_ends()
             if self._lease.left_s <= 0:
                 self._give_up()
@@ -139,8 +151,8 @@ class Monitor:
 
     def _ready(self) -> set[int]:
         left_s = min(self._options.interval_s, self._lease.left_s)
-        if self._guard.sentence is not None:
-            left_s = min(left_s, self._guard.sentence.kill_at - time.monotonic())
+        if self._guard.pending_kill is not None:
+            left_s = min(left_s, self._guard.pending_kill.kill_at - time.monotonic())
         return {descriptor for descriptor, _ in self._poller.poll(max(0, int(left_s * 1000) + 1))}
 
     # ---- what comes in
@@ -149,9 +161,9 @@ class Monitor:
         data = self._control.recv(wire.MOST_BYTES)
         if not data:
             self._poller.unregister(self._control)
-            if self._guard.sentence is None and not self._process.is_ending():
+            if self._guard.pending_kill is None and not self._process.is_ending():
                 text = "the process became another program, or closed what its monitor heard it by"
-                self._sentence(self._watched.lost(Interruption.TERMINATED, text), 0.0)
+                self._must_be_killed(self._watched.lost(Interruption.TERMINATED, text), 0.0)
             return
         self._take(data)
 
@@ -162,26 +174,26 @@ class Monitor:
             log.error("%s; it is passed over", error)
             return
         match order:
-            case wire.Entered(iteration=iteration, rank=rank):
-                self._watched = Watched(
+            case wire.NewRankOrder(iteration=iteration, rank=rank):
+                self._watched = WatchedRank(
                     member=self._watched.member, rank=rank, host=self._watched.host, iteration=iteration
                 )
-            case wire.Condemned(lost=lost, grace_s=grace_s):
-                self._sentence(lost, grace_s)
+            case wire.TerminateOrder(lost=lost, grace_s=grace_s):
+                self._must_be_killed(lost, grace_s)
 
     def _must_end(self, why: Lost | Exception) -> None:
         """From the scribe: the group goes on without this rank, or the scribe itself has failed."""
         if isinstance(why, Exception):
             why = self._watched.lost(Interruption.MONITOR_PROCESS_EXCEPTION, f"its monitor failed: {why!r}")
         self._ends.put(why)
-        os.eventfd_write(self._bell, 1)
+        os.eventfd_write(self._wake, 1)
 
     def _take_ends(self) -> None:
         while not self._ends.empty():
-            self._sentence(self._ends.get(), 0.0)
+            self._must_be_killed(self._ends.get(), 0.0)
 
-    def _sentence(self, lost: Lost, grace_s: float) -> None:
-        self._guard = self._guard.sentenced(lost, time.monotonic() + grace_s)
+    def _must_be_killed(self, lost: Lost, grace_s: float) -> None:
+        self._guard = self._guard.with_kill(lost, time.monotonic() + grace_s)
 
     # ---- what goes out
 
@@ -190,13 +202,13 @@ class Monitor:
         silent_s = self._stamps.silent_s(time.monotonic_ns())
         self._guard, act = look(self._guard, self._bounds, self._watched, now, silent_s)
         match act:
-            case Send(signals=signals, why=why):
+            case SendSignals(signals=signals, why=why):
                 names = ", ".join(number.name for number in signals)
                 log.warning("%s for process %d: %s", names, self._process.pid, why)
                 self._process.send(signals)
-            case Tell(entry=entry):
+            case RecordTimeout(entry=entry):
                 log.warning("process %d: %s", self._process.pid, entry.text)
-                self._scribe.tell(entry)
+                self._log_writer.tell(entry)
 
     def _give_up(self) -> None:
         """The lease is over: by now nobody may count on this rank any more."""
@@ -206,7 +218,7 @@ class Monitor:
             self._process.pid,
             self._options.heartbeat_timeout_s - self._lease.left_s,
         )
-        self._voice.finish()
+        self._log_handler.finish()
         os._exit(1)
 
 
@@ -214,7 +226,7 @@ STDERR = 2
 LAST_WORDS_S = 1.0
 
 
-class Voice(logging.Handler):
+class MonitorLogHandler(logging.Handler):
     """Warnings go to the rank's standard error, for as long as the rank lives; all lines to the log file, if any."""
 
     def __init__(self, name: str, logfile: Path | None) -> None:
@@ -230,7 +242,7 @@ class Voice(logging.Handler):
 
     def let_go(self) -> None:
         """After what was said so far, hold the rank's standard error no longer: who reads it waits for its end."""
-        self._work.put(_silence_stderr)
+        self._work.put(_release_stderr)
 
     def finish(self) -> None:
         """Write what is left, unless that takes longer than it is worth."""
@@ -250,15 +262,15 @@ class Voice(logging.Handler):
             os.write(STDERR, line)
 
 
-def _silence_stderr() -> None:
+def _release_stderr() -> None:
     nothing = os.open(os.devnull, os.O_RDWR)
     os.dup2(nothing, STDERR)
     os.close(nothing)
 
 
-def set_up(name: str, logfile: Path | None) -> Voice:
+def set_up(name: str, logfile: Path | None) -> MonitorLogHandler:
     """Send this process's log lines there. Raises OSError for the log file."""
-    voice = Voice(name, logfile)
+    voice = MonitorLogHandler(name, logfile)
     root = logging.getLogger("nvrx")
     root.handlers[:] = [voice]
     root.setLevel(logging.WARNING if logfile is None else logging.INFO)

@@ -1,10 +1,10 @@
 """How a monitor watches the next member in the ring: by its beats in the store, and by its process.
 
 `Ring` decides which member to watch, and when it is dead for sure. It does no I/O. Each monitor watches the next
-member in the ring who is left and has begun. That member's lease ends after three quarters of the heartbeat timeout
-(`Lease`), counted from a beat that reached the store. A monitor that has seen no further beat for the whole timeout,
-counted from that beat by its own clock, may declare the member dead. A break in contact with the store starts the
-count again, so that after an outage no member is declared dead for beats that it could not send.
+member in the ring who is left and has begun. That member's lease (`HeartbeatLease`) ends after three quarters of the
+heartbeat timeout, counted from a beat that reached the store. A monitor that has seen no further beat for the whole
+timeout, counted from that beat by its own clock, may declare the member dead. A break in contact with the store
+starts the count again, so that after an outage no member is declared dead for beats that it could not send.
 
     who has begun       ·  ·  ●  ·  ●          ● beats   · has not begun: no monitor judges it
     the ring        me ─▶ 1  2  3  4  5        3 is watched; 1 and 2 are probed in turn, until one of them beats
@@ -25,8 +25,8 @@ from dataclasses import dataclass
 from nvrx_slurm.errors import UntrustedRecord
 from nvrx_slurm.inprocess import barriers
 from nvrx_slurm.inprocess.attribution import Interruption
-from nvrx_slurm.inprocess.barriers import Joining, P, Starting
-from nvrx_slurm.inprocess.ledger import Ledger, Log, Lost, Stage
+from nvrx_slurm.inprocess.barriers import MemberProcess, NewPlace, P
+from nvrx_slurm.inprocess.ledger import GroupLedger, IterationStage, Log, Lost
 from nvrx_slurm.inprocess.monitor import process
 from nvrx_slurm.inprocess.monitor.wire import MonitorOptions
 from nvrx_slurm.inprocess.store.port import Connection
@@ -44,7 +44,7 @@ class SiblingWatch:
         self.ring = Ring(
             member=options.member, timeout_s=options.heartbeat_timeout_s, interval_s=options.heartbeat_interval_s
         )
-        self._neighbour: Neighbour | None = None
+        self._neighbour: SiblingProcess | None = None
 
     def judge(self, asked_at: float) -> None:
         """Record whoever is silent: its beats were asked for at `asked_at`, and the log was read after that."""
@@ -62,7 +62,7 @@ class SiblingWatch:
             return
         if self._neighbour is not None:
             self._neighbour.forget(self._poller)
-        self._neighbour = Neighbour(sibling.member, ours, theirs)
+        self._neighbour = SiblingProcess(sibling.member, ours, theirs)
         self._neighbour.watch(self._poller)
 
     def process_ended(self) -> None:
@@ -89,7 +89,7 @@ class SiblingWatch:
     def _record(self, member: int, interruption: Interruption, text: str) -> None:
         """Unless the call is over: then members end as they please."""
         ledger = self._log.ledger
-        if ledger.stage in (Stage.COMPLETED, Stage.BROKEN):
+        if ledger.stage in (IterationStage.COMPLETED, IterationStage.BROKEN):
             return
         rank = self._rank_of(member)
         host = self._neighbour.host if self._neighbour is not None and self._neighbour.member == member else ""
@@ -102,16 +102,16 @@ class SiblingWatch:
     def _rank_of(self, member: int) -> int | None:
         """The rank that a member has, or had last."""
         for iteration in range(self._log.ledger.iteration, -1, -1)[:2]:
-            if (place := self._arrival(barriers.start(iteration), member, Starting)) is not None:
+            if (place := self._arrival(barriers.start(iteration), member, NewPlace)) is not None:
                 return place.rank
         return None
 
-    def _joined(self, member: int) -> Joining | None:
-        return self._arrival(barriers.JOIN, member, Joining)
+    def _joined(self, member: int) -> MemberProcess | None:
+        return self._arrival(barriers.JOIN, member, MemberProcess)
 
-    def _arrival(self, gate: str, member: int, kind: type[P]) -> P | None:
+    def _arrival(self, barrier: str, member: int, kind: type[P]) -> P | None:
         """What a member has brought along; None: it is not there, or cannot be read."""
-        payload = self._connection.arrival(gate, member)
+        payload = self._connection.arrival(barrier, member)
         try:
             return None if payload is None else barriers.unpack(payload, kind)
         except UntrustedRecord:
@@ -142,7 +142,7 @@ class Ring:
     sibling: Sibling | None = None
     probed: int | None = None
 
-    def asked(self, ledger: Ledger) -> tuple[int | None, ...]:
+    def asked(self, ledger: GroupLedger) -> tuple[int | None, ...]:
         """Whose beats to read next, at least one; None if there is nobody else."""
         sibling = None if self.sibling is None or self.sibling.member in ledger.lost else self.sibling.member
         nearest = ledger.next_member(self.member)
@@ -150,7 +150,7 @@ class Ring:
             return (self._probe(ledger, None),) if sibling is None else (sibling,)
         return (sibling, self._probe(ledger, sibling))
 
-    def _probe(self, ledger: Ledger, end: int | None) -> int | None:
+    def _probe(self, ledger: GroupLedger, end: int | None) -> int | None:
         """The one after the last one that was probed, within what lies between this member and `end`."""
         following = ledger.next_member(self.member if self.probed is None else self.probed)
         return ledger.next_member(self.member) if following in (None, self.member, end) else following
@@ -188,11 +188,11 @@ HEAD_START_S = 0.1
 """A process that has ended is first left to its own monitor, which knows how, and why."""
 
 
-class Neighbour:
+class SiblingProcess:
     """A member's process. `record_at`: when its end is to be recorded, unless its monitor has; infinite while it
     lives, and where it cannot be seen from here."""
 
-    def __init__(self, member: int, ours: Joining, theirs: Joining) -> None:
+    def __init__(self, member: int, ours: MemberProcess, theirs: MemberProcess) -> None:
         self.member, self.host = member, theirs.host
         self.pidfd = process.find(theirs.pid, theirs.began) if ours.host == theirs.host else None
         self.record_at = math.inf

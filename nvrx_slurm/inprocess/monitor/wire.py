@@ -60,21 +60,21 @@ class Order(msgspec.Struct, frozen=True, kw_only=True):
     """Base of what a rank tells its monitor."""
 
 
-class Entered(Order, frozen=True, kw_only=True, tag="entered"):
+class NewRankOrder(Order, frozen=True, kw_only=True, tag="entered"):
     """The rank's number in the iteration to come."""
 
     iteration: int
     rank: int
 
 
-class Condemned(Order, frozen=True, kw_only=True, tag="condemned"):
+class TerminateOrder(Order, frozen=True, kw_only=True, tag="condemned"):
     """The rank is out: its process ends within the grace, by itself or by SIGKILL, and then this is recorded."""
 
     lost: Lost
     grace_s: float
 
 
-AnyOrder = Entered | Condemned
+AnyOrder = NewRankOrder | TerminateOrder
 
 encode = msgspec.json.Encoder().encode
 _decoder: msgspec.json.Decoder[AnyOrder] = msgspec.json.Decoder(AnyOrder)

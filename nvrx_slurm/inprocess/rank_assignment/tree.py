@@ -171,7 +171,7 @@ class Tree(RankAssignment):
             out = put_out(leaves, ctx.terminated_ranks)
             world = rearranged(leaves, out)
         self._world = world if self.world_size_filter is None else filtered(world, self.world_size_filter)
-        return self._told(ctx.renumbered([rank for place, rank in enumerate(ranks) if place not in out]))
+        return self._described(ctx.renumbered([rank for place, rank in enumerate(ranks) if place not in out]))
 
     def _grown(self, ctx: RankAssignmentCtx) -> World:
         if len(self._world) != ctx.state.world_size:
@@ -181,7 +181,7 @@ class Tree(RankAssignment):
             )
         return self._world
 
-    def _told(self, ctx: RankAssignmentCtx) -> RankAssignmentCtx:
+    def _described(self, ctx: RankAssignmentCtx) -> RankAssignmentCtx:
         leaf: Leaf = self._world[ctx.state.rank or 0]
         state = dataclasses.replace(
             ctx.state,

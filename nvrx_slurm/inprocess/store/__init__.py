@@ -1,4 +1,4 @@
-"""What a group shares: a log that all append to, gates where all arrive, and signs of life.
+"""What a group shares: a log that all append to, barriers where all arrive, and signs of life.
 
 port.py     what any store must do
 redis.py    `RedisStore`: Redis or Valkey; the job's own, one by URL, or one that is started for the group

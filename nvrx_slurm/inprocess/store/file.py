@@ -27,7 +27,7 @@ from urllib.parse import quote
 
 from nvrx_slurm.errors import UnsafePath
 from nvrx_slurm.inprocess.exception import OptionError, StoreError
-from nvrx_slurm.inprocess.store.inotify import Watch
+from nvrx_slurm.inprocess.store.inotify import FileWatch
 from nvrx_slurm.inprocess.store.port import Cancelled, Connection, Store
 from nvrx_slurm.util.files import make_folders, write_all
 from nvrx_slurm.util.locks import locked
@@ -75,7 +75,7 @@ class FileConnection(Connection):
     def __init__(self, folder: Path, *, patience_s: float) -> None:
         self._folder, self._patience_s = folder, patience_s
         self._cancelled = threading.Event()
-        self._watch: Watch | None = None
+        self._watch: FileWatch | None = None
         self._guard = threading.Lock()
 
     def check(self) -> None:
@@ -130,20 +130,20 @@ class FileConnection(Connection):
                 return entries
             self._wait(min(left_s, LOOK_S))
 
-    def arrive(self, gate: str, member: int, payload: bytes = b"") -> int:
+    def arrive(self, barrier: str, member: int, payload: bytes = b"") -> int:
         arrival = _HEAD.pack(member) + payload
-        with self._growing(_gate(gate)) as (file, entries):
+        with self._growing(_barrier(barrier)) as (file, entries):
             here = _latest(entries)
             if here.get(member) != payload:
                 write_all(file, _HEAD.pack(len(arrival)) + arrival)
             return len(here | {member: payload})
 
-    def arrivals(self, gate: str) -> Mapping[int, bytes]:
+    def arrivals(self, barrier: str) -> Mapping[int, bytes]:
         with self._usable():
-            return _latest(self._entries(_gate(gate)))
+            return _latest(self._entries(_barrier(barrier)))
 
-    def arrival(self, gate: str, member: int) -> bytes | None:
-        return self.arrivals(gate).get(member)
+    def arrival(self, barrier: str, member: int) -> bytes | None:
+        return self.arrivals(barrier).get(member)
 
     def beat(self, member: int, watched: int | None) -> int:
         with self._usable():
@@ -177,7 +177,7 @@ class FileConnection(Connection):
             self._watch.wait(timeout_s)
             return
         with self._guard:  # and look again: an entry, or a cancel, may have come before the watch
-            self._watch = Watch(self._folder / "log")
+            self._watch = FileWatch(self._folder / "log")
 
     @contextlib.contextmanager
     def _growing(self, name: str) -> Iterator[tuple[int, list[bytes]]]:
@@ -263,7 +263,7 @@ def _name(text: str) -> str:
     return f"{quoted[:LONGEST_NAME]}.{hashlib.sha256(text.encode()).hexdigest()[:16]}"
 
 
-def _gate(name: str) -> str:
+def _barrier(name: str) -> str:
     return f"gate.{_name(name)}"
 
 

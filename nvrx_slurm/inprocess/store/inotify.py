@@ -13,7 +13,7 @@ EVENTS_BYTES = 64 << 10
 _libc = ctypes.CDLL(None, use_errno=True)
 
 
-class Watch:
+class FileWatch:
     """One file or folder. Where the kernel has no watch left (fs.inotify.max_user_instances), a wait just passes."""
 
     def __init__(self, path: str | os.PathLike[str]) -> None:

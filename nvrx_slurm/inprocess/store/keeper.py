@@ -29,7 +29,7 @@ import msgspec
 from nvrx_slurm.errors import MalformedRecord
 from nvrx_slurm.inprocess import environment
 from nvrx_slurm.inprocess.exception import OptionError, StoreError
-from nvrx_slurm.inprocess.store.inotify import Watch
+from nvrx_slurm.inprocess.store.inotify import FileWatch
 from nvrx_slurm.util.decoding import decode_json
 from nvrx_slurm.util.files import RUNTIME_ROOTS
 from nvrx_slurm.util.ownership import is_own
@@ -53,7 +53,7 @@ MOST_FOLDERS = 16
 """How many names are tried for this user's folder, where other users' files have the first ones."""
 
 
-class Place(msgspec.Struct, frozen=True, kw_only=True):
+class HostedStore(msgspec.Struct, frozen=True, kw_only=True):
     """Where on this host a store listens, and the process that keeps it: its id, and when it began, in ticks. `port`:
     of torch's; `url`, `password` and `mark`: of a Valkey, other ones after each start (`store/link.py`)."""
 
@@ -70,7 +70,7 @@ class Place(msgspec.Struct, frozen=True, kw_only=True):
         return None
 
 
-def hosted(kind: str, group: str, *, patience_s: float) -> Place:
+def hosted(kind: str, group: str, *, patience_s: float) -> HostedStore:
     """The store of a group on this host; it is started if there is none.
 
     Raises OptionError where not all ranks are known to be on this host, and StoreError where it does not start within
@@ -90,7 +90,7 @@ def hosted(kind: str, group: str, *, patience_s: float) -> Place:
     raise StoreError(f"no store could be started for this group on this host; {folder}: {_said(folder)}")
 
 
-def place_now(kind: str, group: str) -> Place:
+def place_now(kind: str, group: str) -> HostedStore:
     """Where the store is that `hosted` has found before. Raises OSError where there is none at this moment."""
     folder = _folder(kind, group)
     if (place := _read(folder)) is None:
@@ -122,11 +122,11 @@ def _start(kind: str, folder: Path, lock: int) -> None:
         os.close(lock)
 
 
-def _find(folder: Path) -> Place | None:
+def _find(folder: Path) -> HostedStore | None:
     """Where the store is, if somebody keeps it; None after a while without a change."""
     if (place := _read(folder)) is not None:
         return place
-    watch = Watch(folder)
+    watch = FileWatch(folder)
     try:
         if (place := _read(folder)) is None:  # it may have come before the watch
             watch.wait(LOOK_S)
@@ -135,10 +135,10 @@ def _find(folder: Path) -> Place | None:
         watch.close()
 
 
-def _read(folder: Path) -> Place | None:
+def _read(folder: Path) -> HostedStore | None:
     """What the keeper tells; not what one that was killed has left behind."""
     with contextlib.suppress(FileNotFoundError, MalformedRecord):
-        place = decode_json(Place, (folder / "place.json").read_bytes(), "place.json")
+        place = decode_json(HostedStore, (folder / "place.json").read_bytes(), "place.json")
         return place if started_ticks(place.keeper) == place.began else None
     return None
 

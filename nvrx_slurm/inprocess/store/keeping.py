@@ -20,7 +20,7 @@ from typing import Any, Protocol
 
 import msgspec
 
-from nvrx_slurm.inprocess.store.keeper import TORCH, VALKEY, Place, take
+from nvrx_slurm.inprocess.store.keeper import TORCH, VALKEY, HostedStore, take
 from nvrx_slurm.store.embedded import EmbeddedStore, new_socket_name
 from nvrx_slurm.util.files import write_private
 from nvrx_slurm.util.ids import new_secret
@@ -38,14 +38,14 @@ _STEP_SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGUSR1, s
 """What Slurm and terminals send to all processes of a step or a session; none of it is for the store."""
 
 
-class Kept(Protocol):
+class KeptStore(Protocol):
     """A store that is kept. `own`: how many connections it has to itself. `moved`: it calls this when it listens
     somewhere else."""
 
     moved: Callable[[], None]
     own: int
 
-    def place(self) -> Place:
+    def place(self) -> HostedStore:
         """Where it listens now."""
 
     def connections(self) -> int: ...
@@ -56,7 +56,7 @@ class Kept(Protocol):
     async def stop(self) -> None: ...
 
 
-class Valkey:
+class KeptValkey:
     """A server of its own process, which is started again when it was killed."""
 
     own = 0
@@ -66,8 +66,8 @@ class Valkey:
         self._socket: str | None = None
         self.moved = _nothing
 
-    def place(self) -> Place:
-        return Place(
+    def place(self) -> HostedStore:
+        return HostedStore(
             url=self._server.url(LOOPBACK),
             password=self._password,
             mark=self._mark,
@@ -121,7 +121,7 @@ class Valkey:
         await self._process.wait()
 
 
-class Torch:
+class KeptTorchStore:
     """torch's, in this process."""
 
     own = 1  # whoever hosts a TCPStore is its client too
@@ -132,8 +132,8 @@ class Torch:
         self.port: int = self._listener.getsockname()[1]
         self._store: Any = None
 
-    def place(self) -> Place:
-        return Place(port=self.port, keeper=os.getpid(), began=started_ticks(os.getpid()) or 0)
+    def place(self) -> HostedStore:
+        return HostedStore(port=self.port, keeper=os.getpid(), began=started_ticks(os.getpid()) or 0)
 
     def connections(self) -> int:
         return connections(self.port)
@@ -165,10 +165,10 @@ def _adopted() -> Callable[[], None]:
     return adopt
 
 
-_KINDS: dict[str, Callable[[Path], Kept]] = {VALKEY: Valkey, TORCH: Torch}
+_KINDS: dict[str, Callable[[Path], KeptStore]] = {VALKEY: KeptValkey, TORCH: KeptTorchStore}
 
 
-async def keep(store: Kept, folder: Path, *, look_s: float = LOOK_S) -> None:
+async def keep(store: KeptStore, folder: Path, *, look_s: float = LOOK_S) -> None:
     """Until nobody is connected any more. `look_s`: how often the connections are counted."""
 
     def announce() -> None:
@@ -191,7 +191,7 @@ async def keep(store: Kept, folder: Path, *, look_s: float = LOOK_S) -> None:
     await store.stop()
 
 
-def _is_used(store: Kept) -> bool:
+def _is_used(store: KeptStore) -> bool:
     return store.connections() > store.own
 
 

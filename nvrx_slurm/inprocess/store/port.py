@@ -13,7 +13,7 @@ from collections.abc import Mapping
 class Connection(abc.ABC):
     """One thread's way to what the group of one call shares.
 
-    Members and gates are those of the call that it was opened for. Every operation may be tried again: it does the
+    Members and barriers are those of the call that it was opened for. Every operation may be tried again: it does the
     same once more, or nothing. Raises StoreError once the store has not answered for the store's patience; while a
     server is restarted, an operation waits for it. After `cancel` every operation raises `Cancelled`.
     """
@@ -31,15 +31,15 @@ class Connection(abc.ABC):
         """
 
     @abc.abstractmethod
-    def arrive(self, gate: str, member: int, payload: bytes = b"") -> int:
-        """Arrive at a gate with a payload; again replaces the payload. Returns how many members have arrived."""
+    def arrive(self, barrier: str, member: int, payload: bytes = b"") -> int:
+        """Arrive at a barrier with a payload; again replaces the payload. Returns how many members have arrived."""
 
     @abc.abstractmethod
-    def arrivals(self, gate: str) -> Mapping[int, bytes]:
-        """Who has arrived at a gate, and with what. Costs as much as there are arrivals."""
+    def arrivals(self, barrier: str) -> Mapping[int, bytes]:
+        """Who has arrived at a barrier, and with what. Costs as much as there are arrivals."""
 
     @abc.abstractmethod
-    def arrival(self, gate: str, member: int) -> bytes | None:
+    def arrival(self, barrier: str, member: int) -> bytes | None:
         """With what one member has arrived; None if it has not."""
 
     @abc.abstractmethod

@@ -12,7 +12,7 @@ from nvrx_slurm.errors import UntrustedRecord
 from nvrx_slurm.inprocess import environment
 from nvrx_slurm.inprocess.exception import OptionError, StoreError
 from nvrx_slurm.inprocess.store.port import Connection, Store
-from nvrx_slurm.inprocess.store.redis_client import Address, Command, PatientLine, parse_address
+from nvrx_slurm.inprocess.store.redis_client import Command, RedisAddress, RetryingRedis, parse_address
 from nvrx_slurm.store.job_store import read_job_store
 from nvrx_slurm.store.keys import InprocessKeys
 from nvrx_slurm.util.admission import RateLimitedLog
@@ -29,8 +29,8 @@ KEEP_S = 3600
 
 RENEW_S = KEEP_S / 3
 
-KEPT_GATES = 64
-"""How many gates are kept, beside the first one. Nobody is that far behind: all pass a gate before the next opens."""
+KEPT_BARRIERS = 64
+"""How many barriers are kept, beside the first one. All members pass one before the next opens: none is further behind."""
 
 
 class RedisStore(Store):
@@ -68,7 +68,7 @@ class RedisStore(Store):
             raise
         return connection
 
-    def _find(self, group: str) -> tuple[Address, str | None, JobKey | None, bool]:
+    def _find(self, group: str) -> tuple[RedisAddress, str | None, JobKey | None, bool]:
         """The server, the job whose keys are used, what it signs with, and whether this package has started the
         server."""
         if self._url is not None:
@@ -77,12 +77,17 @@ class RedisStore(Store):
             store = read_job_store(path, StoreError)
             key = JobKey(store.token) if store.token else None
             if store.embedded:
-                return Address(store.url, look=functools.partial(read_job_store, path, OSError)), store.job, key, True
+                return (
+                    RedisAddress(store.url, look=functools.partial(read_job_store, path, OSError)),
+                    store.job,
+                    key,
+                    True,
+                )
             return parse_address(store.url, store.password), store.job, key, False
         from nvrx_slurm.inprocess.store.keeper import VALKEY, hosted, place_now
 
         place = hosted(VALKEY, group, patience_s=self._patience_s)
-        return Address(place.url, look=functools.partial(place_now, VALKEY, group)), None, None, True
+        return RedisAddress(place.url, look=functools.partial(place_now, VALKEY, group)), None, None, True
 
     def _password(self) -> str | None:
         if self._password_file is None:
@@ -94,15 +99,15 @@ class RedisStore(Store):
 
 
 class RedisConnection(Connection):
-    """Every operation is one round trip, but for the first arrival at a gate, and once in a while a renewal.
+    """Every operation is one round trip, but for the first arrival at a barrier, and once in a while a renewal.
 
-    With `job_key` each entry is signed for its place in the log, and each arrival for its gate and member. What is
+    With `job_key` each entry is signed for its place in the log, and each arrival for its barrier and member. What is
     not signed is set aside: others may know the password of a site's store.
     """
 
     def __init__(
         self,
-        address: Address,
+        address: RedisAddress,
         keys: InprocessKeys,
         *,
         patience_s: float,
@@ -112,7 +117,7 @@ class RedisConnection(Connection):
     ) -> None:
         self._where, self._keys, self._job_key = address.where, keys, job_key
         self._log = RateLimitedLog(log.error)
-        self._line = PatientLine(address, patience_s=patience_s, embedded=embedded)
+        self._line = RetryingRedis(address, patience_s=patience_s, embedded=embedded)
         self._renew_s = renew_s
         self._renew_at = time.monotonic() + renew_s
 
@@ -154,16 +159,16 @@ class RedisConnection(Connection):
             if time.monotonic() >= deadline:
                 return []
 
-    def arrive(self, gate: str, member: int, payload: bytes = b"") -> int:
-        key = self._keys.gate(gate)
+    def arrive(self, barrier: str, member: int, payload: bytes = b"") -> int:
+        key = self._keys.gate(barrier)
         payload = self._signed(f"{key} {member}", payload)
         new, _, arrived = self._line.ask(["HSET", key, member, payload], ["EXPIRE", key, KEEP_S], ["HLEN", key])
         if new == arrived or self._line.asked_again:  # the first one; or we were it, and the answer was lost
-            self._line.ask(["RPUSH", self._keys.gates, gate], ["EXPIRE", self._keys.gates, KEEP_S])
+            self._line.ask(["RPUSH", self._keys.gates, barrier], ["EXPIRE", self._keys.gates, KEEP_S])
         return int(arrived)
 
-    def arrivals(self, gate: str) -> Mapping[int, bytes]:
-        key = self._keys.gate(gate)
+    def arrivals(self, barrier: str) -> Mapping[int, bytes]:
+        key = self._keys.gate(barrier)
         [flat] = self._line.ask(["HGETALL", key])
         found = dict[int, bytes]()
         for member, signed in zip(flat[::2], flat[1::2], strict=True):
@@ -172,8 +177,8 @@ class RedisConnection(Connection):
                 found[int(member)] = payload
         return found
 
-    def arrival(self, gate: str, member: int) -> bytes | None:
-        key = self._keys.gate(gate)
+    def arrival(self, barrier: str, member: int) -> bytes | None:
+        key = self._keys.gate(barrier)
         [payload] = self._line.ask(["HGET", key, member])
         return None if payload is None else self._verified(f"{key} {member}", payload)
 
@@ -191,7 +196,9 @@ class RedisConnection(Connection):
     def clear(self) -> None:
         keys = self._keys
         [gates] = self._line.ask(["LRANGE", keys.gates, 0, -1])
-        self._line.ask(["UNLINK", keys.log, keys.beats, keys.gates, *(keys.gate(gate.decode()) for gate in gates)])
+        self._line.ask(
+            ["UNLINK", keys.log, keys.beats, keys.gates, *(keys.gate(barrier.decode()) for barrier in gates)]
+        )
 
     def cancel(self) -> None:
         self._line.cancel()
@@ -219,15 +226,15 @@ class RedisConnection(Connection):
         )
 
     def _renew_if_due(self) -> None:
-        """Put off the end of all keys of the call; gates that nobody asks for any more are removed."""
+        """Put off the end of all keys of the call; barriers that nobody asks for any more are removed."""
         if time.monotonic() < self._renew_at:
             return
         self._renew_at = time.monotonic() + self._renew_s
         keys = self._keys
         [gates] = self._line.ask(["LRANGE", keys.gates, 0, -1])
-        old, kept = gates[1:-KEPT_GATES], [*gates[:1], *gates[1:][-KEPT_GATES:]]
+        old, kept = gates[1:-KEPT_BARRIERS], [*gates[:1], *gates[1:][-KEPT_BARRIERS:]]
         commands: list[Command] = [["EXPIRE", key, KEEP_S] for key in (keys.log, keys.beats, keys.gates)]
-        commands += [["EXPIRE", keys.gate(gate.decode()), KEEP_S] for gate in kept]
-        for gate in old:
-            commands += [["UNLINK", keys.gate(gate.decode())], ["LREM", keys.gates, 0, gate]]
+        commands += [["EXPIRE", keys.gate(barrier.decode()), KEEP_S] for barrier in kept]
+        for barrier in old:
+            commands += [["UNLINK", keys.gate(barrier.decode())], ["LREM", keys.gates, 0, barrier]]
         self._line.ask(*commands)

@@ -22,9 +22,9 @@ import hiredis
 
 from nvrx_slurm.inprocess.exception import OptionError, StoreError
 from nvrx_slurm.inprocess.store.port import Cancelled
-from nvrx_slurm.store.link import MARK, Refusals, Where, open_socket
 from nvrx_slurm.store.retry import IN_MEMORY, GiveUp, StoreRetry
 from nvrx_slurm.util.log import get_logger
+from nvrx_slurm.store.link import MARK, Refusals, Where, open_socket
 from nvrx_slurm.util.redis_url import PASSWORD_IN_URL, bad_option
 
 if TYPE_CHECKING:
@@ -37,16 +37,16 @@ _NOT_YET = object()
 Command = Sequence[str | bytes | int]
 
 
-class Refused(Exception):
+class RedisRefusal(Exception):
     """The server will have nothing of us, or we of it, and there is no use in asking again. What it says of it."""
 
     @classmethod
-    def by(cls, reply: hiredis.ReplyError) -> Refused:
+    def by(cls, reply: hiredis.ReplyError) -> RedisRefusal:
         return cls(f"refuses us: {reply}; check its password, and what its user may do")
 
 
 @dataclass(frozen=True, slots=True)
-class Address:
+class RedisAddress:
     """A server. `where` is its URL, for people: without the password. `look`: reads where an embedded server is now,
     for each connection; of the other fields only `where` counts then. Raises OSError."""
 
@@ -60,7 +60,7 @@ class Address:
     look: Callable[[], Where] | None = None
 
 
-def parse_address(url: str, password: str | None) -> Address:
+def parse_address(url: str, password: str | None) -> RedisAddress:
     """`redis://[user@]host[:port][/database]`, or `rediss://…` with `redis_url.URL_OPTIONS`.
 
     Raises OptionError, which does not repeat the URL: it may hold a password.
@@ -80,13 +80,13 @@ def parse_address(url: str, password: str | None) -> Address:
         raise OptionError(f"RedisStore: url {fault}")
     username = unquote(parts.username) if parts.username else None
     tls = options if parts.scheme == "rediss" else None
-    return Address(url, parts.hostname, port, database, username, password, tls)
+    return RedisAddress(url, parts.hostname, port, database, username, password, tls)
 
 
-class Line:
+class RedisSocket:
     """A connection that one thread uses, and any other may cut. It is opened when first used."""
 
-    def __init__(self, address: Address) -> None:
+    def __init__(self, address: RedisAddress) -> None:
         self._address = address
         self._refusals = Refusals()
         self._socket: socket.socket | None = None
@@ -130,16 +130,7 @@ class Line:
     def _open(self, answer_s: float) -> None:
         self._reader = hiredis.Reader(notEnoughData=_NOT_YET)
         if self._address.look is not None:
-            where = self._address.look()
-            open_socket(where, answer_s, self._adopt)
-            commands: list[Command] = [] if where.password is None else [["AUTH", where.password]]
-            for reply in self._exchange(commands, answer_s) if commands else ():
-                if isinstance(reply, hiredis.ReplyError):
-                    if str(reply).startswith("WRONGPASS") and self._refusals.counts(where):
-                        raise Refused.by(reply)
-                    raise ConnectionError(f"the login was refused: {reply}")
-            if where.mark is not None and self._exchange([MARK], answer_s) != [[b"masterauth", where.mark.encode()]]:
-                raise ConnectionError("the server that answers here is not this job's store")
+            self._open_embedded(self._address.look(), answer_s)
             return
         connection = socket.create_connection((self._address.host, self._address.port), timeout=answer_s)
         connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
@@ -154,7 +145,9 @@ class Line:
             try:
                 secured.do_handshake()
             except ValueError as error:  # a certificate that does not verify is one, and stays so
-                raise Refused(f"has no certificate that we trust: {error}; name one with ?ssl_ca_certs=") from None
+                raise RedisRefusal(
+                    f"has no certificate that we trust: {error}; name one with ?ssl_ca_certs="
+                ) from None
         commands: list[Command] = []
         if self._address.password is not None:
             user = [self._address.username] if self._address.username else []
@@ -163,7 +156,18 @@ class Line:
             commands.append(["SELECT", self._address.database])
         for reply in self._exchange(commands, answer_s) if commands else ():
             if isinstance(reply, hiredis.ReplyError):
-                raise Refused.by(reply)
+                raise RedisRefusal.by(reply)
+
+    def _open_embedded(self, where: Where, answer_s: float) -> None:
+        open_socket(where, answer_s, self._adopt)
+        commands: list[Command] = [] if where.password is None else [["AUTH", where.password]]
+        for reply in self._exchange(commands, answer_s) if commands else ():
+            if isinstance(reply, hiredis.ReplyError):
+                if str(reply).startswith("WRONGPASS") and self._refusals.counts(where):
+                    raise RedisRefusal.by(reply)
+                raise ConnectionError(f"the login was refused: {reply}")
+        if where.mark is not None and self._exchange([MARK], answer_s) != [[b"masterauth", where.mark.encode()]]:
+            raise ConnectionError("the server that answers here is not this job's store")
 
     def _adopt(self, connection: socket.socket) -> None:
         with self._guard:
@@ -211,14 +215,14 @@ ANSWER_S = 5.0
 PLACE_IS_TAKEN = "ID specified in XADD is equal or smaller"
 
 
-class PatientLine:
+class RetryingRedis:
     """One thread's connection. `embedded`: this package has started the server for these ranks or this job, and may
     change its configuration. `asked_again`: the last answer took more than one request, and an earlier one may have
     been carried out as well."""
 
-    def __init__(self, address: Address, *, patience_s: float, embedded: bool = False) -> None:
+    def __init__(self, address: RedisAddress, *, patience_s: float, embedded: bool = False) -> None:
         self._where, self._patience_s, self._embedded = address.where, patience_s, embedded
-        self._line = Line(address)
+        self._line = RedisSocket(address)
         self._cancelled = threading.Event()
         self.asked_again = False
 
@@ -242,7 +246,7 @@ class PatientLine:
         while not self._cancelled.is_set():
             try:
                 replies = self._line.ask(commands, wait_s + answer_s)
-            except Refused as error:
+            except RedisRefusal as error:
                 raise StoreError(f"the store at {self._where} {error}") from None
             except OSError as error:
                 self._wait(retry, error)
@@ -265,7 +269,7 @@ class PatientLine:
         if decision.warning:
             log.warning("%s", decision.warning)
         if decision.reconfigure:
-            with contextlib.suppress(OSError, Refused):  # the next answer says how the server is
+            with contextlib.suppress(OSError, RedisRefusal):  # the next answer says how the server is
                 self._line.ask([IN_MEMORY], ANSWER_S)
         if decision.reconnect:
             self._line.close()

@@ -104,27 +104,27 @@ class TCPConnection(Connection):
                     if "timeout" not in str(error):
                         raise
 
-    def arrive(self, gate: str, member: int, payload: bytes = b"") -> int:
-        mine = self._key("gate", gate, member)
+    def arrive(self, barrier: str, member: int, payload: bytes = b"") -> int:
+        mine = self._key("gate", barrier, member)
         with self._answering() as store:
             store.set(mine, payload)
             if store.add(f"{mine}/here", 1) > 1:
-                return int(store.add(self._key("gate", gate), 0))
+                return int(store.add(self._key("gate", barrier), 0))
             # Who it was before how many: whoever counts us finds us.
-            store.append(self._key("gate", gate, "who"), f"{member},")
-            arrived = int(store.add(self._key("gate", gate), 1))
+            store.append(self._key("gate", barrier, "who"), f"{member},")
+            arrived = int(store.add(self._key("gate", barrier), 1))
             if arrived == 1:
-                store.append(self._key("gates"), f"{gate},")
+                store.append(self._key("gates"), f"{barrier},")
             return arrived
 
-    def arrivals(self, gate: str) -> Mapping[int, bytes]:
+    def arrivals(self, barrier: str) -> Mapping[int, bytes]:
         with self._answering() as store:
-            members = [int(member) for member in self._listed(self._key("gate", gate, "who"))]
-            payloads = store.multi_get([self._key("gate", gate, member) for member in members]) if members else []
+            members = [int(member) for member in self._listed(self._key("gate", barrier, "who"))]
+            payloads = store.multi_get([self._key("gate", barrier, member) for member in members]) if members else []
             return dict(zip(members, payloads, strict=True))
 
-    def arrival(self, gate: str, member: int) -> bytes | None:
-        key = self._key("gate", gate, member)
+    def arrival(self, barrier: str, member: int) -> bytes | None:
+        key = self._key("gate", barrier, member)
         with self._answering() as store:
             return bytes(store.get(key)) if store.check([key]) else None
 
@@ -176,10 +176,10 @@ class TCPConnection(Connection):
         while self._store.check([self._key("log", place)]):
             place += 1
         keys = [self._key("log", each) for each in range(place)]
-        for gate in self._listed(self._key("gates")):
-            who = self._listed(self._key("gate", gate, "who"))
-            keys += [self._key("gate", gate), self._key("gate", gate, "who")]
-            keys += [self._key("gate", gate, member, *here) for member in who for here in ((), ("here",))]
+        for barrier in self._listed(self._key("gates")):
+            who = self._listed(self._key("gate", barrier, "who"))
+            keys += [self._key("gate", barrier), self._key("gate", barrier, "who")]
+            keys += [self._key("gate", barrier, member, *here) for member in who for here in ((), ("here",))]
         keys += [self._key("beat", member) for member in self._listed(self._key("beats"))]
         return [*keys, self._key("gates"), self._key("beats")]
 

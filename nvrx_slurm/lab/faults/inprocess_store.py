@@ -21,7 +21,7 @@ class _Call:
 
     def clear(self) -> None:
         self.log: list[bytes] = []
-        self.gates: dict[str, dict[int, bytes]] = defaultdict(dict)
+        self.barriers: dict[str, dict[int, bytes]] = defaultdict(dict)
         self.beats: dict[int, int] = defaultdict(int)
 
 
@@ -60,18 +60,18 @@ class MemoryConnection(Connection):
             self._check()
             return call.log[after:]
 
-    def arrive(self, gate: str, member: int, payload: bytes = b"") -> int:
+    def arrive(self, barrier: str, member: int, payload: bytes = b"") -> int:
         with self._using() as call:
-            call.gates[gate][member] = payload
-            return len(call.gates[gate])
+            call.barriers[barrier][member] = payload
+            return len(call.barriers[barrier])
 
-    def arrivals(self, gate: str) -> Mapping[int, bytes]:
+    def arrivals(self, barrier: str) -> Mapping[int, bytes]:
         with self._using() as call:
-            return dict(call.gates[gate])
+            return dict(call.barriers[barrier])
 
-    def arrival(self, gate: str, member: int) -> bytes | None:
+    def arrival(self, barrier: str, member: int) -> bytes | None:
         with self._using() as call:
-            return call.gates[gate].get(member)
+            return call.barriers[barrier].get(member)
 
     def beat(self, member: int, watched: int | None) -> int:
         with self._using() as call:

@@ -10,20 +10,20 @@ import msgspec
 
 from nvrx_slurm.inprocess import barriers
 from nvrx_slurm.inprocess.attribution import Interruption
-from nvrx_slurm.inprocess.barriers import Noticing, Ready, Starting, pack
-from nvrx_slurm.inprocess.cycle import Cycle, Event, Phase
+from nvrx_slurm.inprocess.barriers import NewPlace, Noticing, Ready, pack
+from nvrx_slurm.inprocess.cycle import CyclePhase, Event, RankCycle
 from nvrx_slurm.inprocess.ledger import (
     AnyEntry,
     Broken,
     Completed,
+    GroupLedger,
     Interrupted,
-    Ledger,
+    IterationOpened,
+    IterationStage,
     Log,
     Lost,
-    Opened,
     Sealed,
     Settled,
-    Stage,
     decode,
     encode,
 )
@@ -31,7 +31,7 @@ from tests.unit.inprocess.store_model import Line, Shared
 
 P = TypeVar("P", bound=barriers.Payload)
 
-WHO = barriers.Joining(host="here", pid=1, began=1)
+WHO = barriers.MemberProcess(host="here", pid=1, began=1)
 
 
 @dataclass
@@ -88,9 +88,9 @@ class Rank:
         self.line, self.monitor_line = Line(shared), Line(shared)
         self.log = Log(Line(shared), settings.members)
         self.monitor = Log(self.monitor_line, settings.members)
-        self.cycle = Cycle(member, Ledger(settings.members))
-        self.counts: dict[str, int] = {}  # gate → how many had come when this one first did
-        self.looked: dict[str, int] = {}  # gate → how long the log was when it last looked
+        self.cycle = RankCycle(member, GroupLedger(settings.members))
+        self.counts: dict[str, int] = {}  # barrier → how many had come when this one first did
+        self.looked: dict[str, int] = {}  # barrier → how long the log was when it last looked
         self.pending: list[Pending] = []
         self.entered: list[Entered] = []
         self.completed: int | None = None
@@ -106,7 +106,7 @@ class Rank:
     @property
     def at_work(self) -> bool:
         """In the function, or on the way out of it."""
-        here = self.cycle.phase in (Phase.RUNNING, Phase.RECOVERING)
+        here = self.cycle.phase in (CyclePhase.RUNNING, CyclePhase.RECOVERING)
         return here and not (self.gone or self.stuck or self.fails or self.condemned)
 
     # --- what its threads do
@@ -118,7 +118,11 @@ class Rank:
         self.line.prefix = most
         for cycle in self.cycle.read([decode(data) for data in self.line.read(self.cycle.ledger.length, 0.0)]):
             self.cycle = cycle
-            if cycle.phase is Phase.LEAVING and cycle.ledger.stage is Stage.COMPLETED and self.completed is None:
+            if (
+                cycle.phase is CyclePhase.LEAVING
+                and cycle.ledger.stage is IterationStage.COMPLETED
+                and self.completed is None
+            ):
                 self.completed = cycle.iteration
 
     def act(self) -> None:
@@ -127,21 +131,21 @@ class Rank:
             self._steps[self.cycle.phase]()
 
     @property
-    def _steps(self) -> Mapping[Phase, Callable[[], None]]:
+    def _steps(self) -> Mapping[CyclePhase, Callable[[], None]]:
         return {
-            Phase.ENTERING: self._be_ready,
-            Phase.SYNCHRONISING: self._be_ready,
-            Phase.REASSIGNING: self._reassign,
-            Phase.OVERTAKEN: self._reassign,
-            Phase.RE_ENTERING: self._start,
-            Phase.RUNNING: self._run,
-            Phase.COMPLETING: self._complete,
-            Phase.INTERRUPTED: self._notice,
-            Phase.ABORTING: lambda: self._feed(Event.ABORTED),
-            Phase.UNWINDING: lambda: self._feed(Event.OUT),
-            Phase.RECOVERING: lambda: self._feed(Event.FIT),
-            Phase.STANDING_ASIDE: lambda: None,
-            Phase.LEAVING: self._end,
+            CyclePhase.ENTERING: self._be_ready,
+            CyclePhase.SYNCHRONISING: self._be_ready,
+            CyclePhase.REASSIGNING: self._reassign,
+            CyclePhase.OVERTAKEN: self._reassign,
+            CyclePhase.RE_ENTERING: self._start,
+            CyclePhase.RUNNING: self._run,
+            CyclePhase.COMPLETING: self._complete,
+            CyclePhase.INTERRUPTED: self._notice,
+            CyclePhase.ABORTING: lambda: self._feed(Event.ABORTED),
+            CyclePhase.UNWINDING: lambda: self._feed(Event.OUT),
+            CyclePhase.RECOVERING: lambda: self._feed(Event.FIT),
+            CyclePhase.STANDING_ASIDE: lambda: None,
+            CyclePhase.LEAVING: self._end,
         }
 
     def _feed(self, event: Event) -> None:
@@ -169,7 +173,7 @@ class Rank:
 
     def _start(self) -> None:
         i = self.cycle.iteration
-        place = Starting(
+        place = NewPlace(
             rank=self.rank,
             world_size=self.world_size,
             active_rank=self.active,
@@ -177,8 +181,8 @@ class Rank:
             process=WHO,
         )
         if self._closes(barriers.start(i), place):
-            wrong = barriers.disagreement(self._arrived(barriers.start(i), Starting))
-            self._propose(Broken(iteration=i, reason=wrong) if wrong else Opened(iteration=i))
+            wrong = barriers.disagreement(self._arrived(barriers.start(i), NewPlace))
+            self._propose(Broken(iteration=i, reason=wrong) if wrong else IterationOpened(iteration=i))
 
     def _run(self) -> None:
         now = Entered(self.cycle.iteration, self.rank, self.world_size)
@@ -206,22 +210,22 @@ class Rank:
     def _active_world_size(self) -> int:
         return min(self.world_size, self.settings.most_active)
 
-    def _closes(self, gate: str, payload: barriers.Payload) -> bool:
-        """Arrive, and again at each entry; find whether all are here, and it is for this one to close the gate."""
+    def _closes(self, barrier: str, payload: barriers.Payload) -> bool:
+        """Arrive, and again at each entry; find whether all are here, and it is for this one to close the barrier."""
         ledger = self.cycle.ledger
-        if self.looked.get(gate) == ledger.length:
+        if self.looked.get(barrier) == ledger.length:
             return False
-        self.looked[gate] = ledger.length
-        count = self.line.arrive(gate, self.member, pack(payload))
-        was_last = count == self.counts.setdefault(gate, count)
+        self.looked[barrier] = ledger.length
+        count = self.line.arrive(barrier, self.member, pack(payload))
+        was_last = count == self.counts.setdefault(barrier, count)
         if count < ledger.left or not barriers.looks(self.member, ledger, was_last):
             return False
-        return len(self._arrived(gate, type(payload))) >= ledger.left
+        return len(self._arrived(barrier, type(payload))) >= ledger.left
 
-    def _arrived(self, gate: str, kind: type[P]) -> dict[int, P]:
+    def _arrived(self, barrier: str, kind: type[P]) -> dict[int, P]:
         """Those who have arrived and are not lost since."""
         lost = self.cycle.ledger.lost
-        here = self.line.arrivals(gate).items()
+        here = self.line.arrivals(barrier).items()
         return {member: msgspec.json.decode(data, type=kind) for member, data in here if member not in lost}
 
     # --- proposals
@@ -267,7 +271,7 @@ class Rank:
         """It raises what is no Exception."""
         self._leave(Interruption.BASE_EXCEPTION)
 
-    def condemn(self) -> None:
+    def terminate(self) -> None:
         """Its health check fails: the monitor ends the process."""
         self.condemned = Interruption.UNHEALTHY
 

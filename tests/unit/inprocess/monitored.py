@@ -14,7 +14,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from nvrx_slurm.inprocess.ledger import AnyEntry, Ledger, Log, Lost
+from nvrx_slurm.inprocess.ledger import AnyEntry, GroupLedger, Log, Lost
 from nvrx_slurm.inprocess.store.redis import RedisStore
 from nvrx_slurm.util.processes import is_alive
 from tests.inprocess.servers import Valkey
@@ -141,7 +141,7 @@ class Group:
         assert self.log.propose(entry)
 
     @property
-    def ledger(self) -> Ledger:
+    def ledger(self) -> GroupLedger:
         self.log.refresh()
         return self.log.ledger
 

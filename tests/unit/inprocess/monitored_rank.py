@@ -16,10 +16,10 @@ from typing import Any
 
 from nvrx_slurm.inprocess import barriers
 from nvrx_slurm.inprocess.attribution import Interruption
-from nvrx_slurm.inprocess.barriers import Joining, pack
+from nvrx_slurm.inprocess.barriers import MemberProcess, pack
 from nvrx_slurm.inprocess.ledger import Lost
 from nvrx_slurm.inprocess.monitor.handle import MonitorOptions, MonitorProcess
-from nvrx_slurm.inprocess.progress import Stamps
+from nvrx_slurm.inprocess.progress import ProgressStamps
 from nvrx_slurm.inprocess.store.redis import RedisStore
 from nvrx_slurm.util.processes import started_ticks
 from tests.unit.inprocess.flawed_store import FlawedStore
@@ -37,7 +37,7 @@ def main() -> None:
     ends_early = given.pop("ends_early")
     options = MonitorOptions(store_factory=STORES[given.pop("store")], **given)
     os.set_inheritable(os.open(INHERITABLE, os.O_RDONLY), True)
-    stamps = Stamps.create()
+    stamps = ProgressStamps.create()
     stamps.suspend()  # until a test is about silence: nobody here makes progress
     names = {"os": os, "signal": signal, "threading": threading, "stamps": stamps, "Interruption": Interruption}
     names |= {"Lost": Lost, "forked": _forked, "descriptors": _descriptors, "before": _descriptors()}
@@ -54,7 +54,7 @@ def main() -> None:
 
 def _join(options: MonitorOptions) -> None:
     connection = RedisStore(**options.store_kwargs).connect(options.group, options.call)
-    process = Joining(host=options.host, pid=os.getpid(), began=started_ticks(os.getpid()) or 0)
+    process = MemberProcess(host=options.host, pid=os.getpid(), began=started_ticks(os.getpid()) or 0)
     connection.arrive(barriers.JOIN, options.member, pack(process))
     connection.close()
 

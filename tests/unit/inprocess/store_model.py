@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from nvrx_slurm.inprocess.ledger import Ledger, decode, fold
+from nvrx_slurm.inprocess.ledger import GroupLedger, decode, fold
 from nvrx_slurm.inprocess.store.port import Connection
 
 
@@ -13,10 +13,10 @@ class Shared:
 
     def __init__(self) -> None:
         self.log: list[bytes] = []
-        self.gates: dict[str, dict[int, bytes]] = {}
+        self.barriers: dict[str, dict[int, bytes]] = {}
 
-    def ledger(self, members: int) -> Ledger:
-        return fold(Ledger(members), map(decode, self.log))
+    def ledger(self, members: int) -> GroupLedger:
+        return fold(GroupLedger(members), map(decode, self.log))
 
 
 class Line(Connection):
@@ -41,16 +41,16 @@ class Line(Connection):
     def read(self, after: int, wait_s: float) -> list[bytes]:
         return self._shared.log[after : after + self.prefix]
 
-    def arrive(self, gate: str, member: int, payload: bytes = b"") -> int:
-        arrived = self._shared.gates.setdefault(gate, {})
+    def arrive(self, barrier: str, member: int, payload: bytes = b"") -> int:
+        arrived = self._shared.barriers.setdefault(barrier, {})
         arrived[member] = payload
         return len(arrived)
 
-    def arrivals(self, gate: str) -> Mapping[int, bytes]:
-        return dict(self._shared.gates.get(gate, {}))
+    def arrivals(self, barrier: str) -> Mapping[int, bytes]:
+        return dict(self._shared.barriers.get(barrier, {}))
 
-    def arrival(self, gate: str, member: int) -> bytes | None:
-        return self._shared.gates.get(gate, {}).get(member)
+    def arrival(self, barrier: str, member: int) -> bytes | None:
+        return self._shared.barriers.get(barrier, {}).get(member)
 
     def beat(self, member: int, watched: int | None) -> int:
         return 0

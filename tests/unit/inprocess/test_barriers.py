@@ -9,16 +9,16 @@ import pytest
 
 from nvrx_slurm.inprocess import barriers
 from nvrx_slurm.inprocess.attribution import Interruption
-from nvrx_slurm.inprocess.barriers import Joining, Noticing, Payload, Ready, Starting, disagreement, pack
+from nvrx_slurm.inprocess.barriers import MemberProcess, NewPlace, Noticing, Payload, Ready, disagreement, pack
 
-PROCESS = Joining(host="n1", pid=7, began=99)
-
-
-def place(rank: int, of: int, active: int | None = None, active_of: int = 0) -> Starting:
-    return Starting(rank=rank, world_size=of, active_rank=active, active_world_size=active_of, process=PROCESS)
+PROCESS = MemberProcess(host="n1", pid=7, began=99)
 
 
-def all_active(*ranks: int, of: int) -> dict[int, Starting]:
+def place(rank: int, of: int, active: int | None = None, active_of: int = 0) -> NewPlace:
+    return NewPlace(rank=rank, world_size=of, active_rank=active, active_world_size=active_of, process=PROCESS)
+
+
+def all_active(*ranks: int, of: int) -> dict[int, NewPlace]:
     return {member: place(rank, of, rank, of) for member, rank in enumerate(ranks)}
 
 
@@ -57,7 +57,7 @@ def test_one_world_of_all_ranks_agrees() -> None:
     ],
     ids=["too few", "two sizes", "twice", "a gap", "active twice", "active too few"],
 )
-def test_what_is_no_world_is_named(places: dict[int, Starting], said: str) -> None:
+def test_what_is_no_world_is_named(places: dict[int, NewPlace], said: str) -> None:
     """Ranks that a rank assignment of one's own gets wrong are refused, with what it gave."""
     assert said in disagreement(places)
 

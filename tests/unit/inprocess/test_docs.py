@@ -11,7 +11,7 @@ import pytest
 
 from nvrx_slurm.inprocess import Wrapper
 from nvrx_slurm.inprocess.cycle import with_diagram
-from nvrx_slurm.inprocess.timeline import Phase
+from nvrx_slurm.inprocess.timeline import RestartPart
 
 PAGE = Path(__file__).parents[3] / "docs" / "inprocess.md"
 
@@ -49,4 +49,4 @@ def _option(line: str) -> dict[str, str]:
 def test_every_part_of_a_timeline_is_told():
     """The page names all phases."""
     page = PAGE.read_text()
-    assert [phase for phase in Phase if f"`{phase}`" not in page] == []
+    assert [phase for phase in RestartPart if f"`{phase}`" not in page] == []

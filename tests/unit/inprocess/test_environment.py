@@ -57,7 +57,7 @@ BY_HAND = {"RANK": "3", "WORLD_SIZE": "8"}
 def launched(monkeypatch: pytest.MonkeyPatch):
     """Sets the environment to these variables and nothing else."""
 
-    def launch(variables: Mapping[str, str]) -> environment.Launch:
+    def launch(variables: Mapping[str, str]) -> environment.RankIdentity:
         for name in list(os.environ):
             monkeypatch.delenv(name)
         for name, value in variables.items():

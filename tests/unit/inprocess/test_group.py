@@ -11,10 +11,10 @@ from typing import NoReturn
 
 import pytest
 
-from nvrx_slurm.inprocess.cycle import Cycle, Event, Phase
+from nvrx_slurm.inprocess.cycle import CyclePhase, Event, RankCycle
 from nvrx_slurm.inprocess.exception import StoreError
 from nvrx_slurm.inprocess.group import Group
-from nvrx_slurm.inprocess.ledger import AnyEntry, Completed, Ledger, Opened, Sealed, fold
+from nvrx_slurm.inprocess.ledger import AnyEntry, Completed, GroupLedger, IterationOpened, Sealed, fold
 from nvrx_slurm.lab.faults.inprocess_store import MemoryStore
 from tests.unit.inprocess.bytecodes import another_thread_can_take, at_bytecode
 
@@ -23,12 +23,12 @@ class Cut(BaseException):
     """What a handler of somebody else's signal raises."""
 
 
-def group_at(ledger: Ledger, phase: Phase = Phase.ENTERING) -> Group:
+def group_at(ledger: GroupLedger, phase: CyclePhase = CyclePhase.ENTERING) -> Group:
     return Group(
         MemoryStore(),
         "group",
         0,
-        Cycle(0, ledger, phase=phase),
+        RankCycle(0, ledger, phase=phase),
         tick=lambda: None,
         tick_s=0.01,
         on_phase=lambda cycle: None,
@@ -44,7 +44,7 @@ def left_by(group: Group) -> Iterator[None]:
 
 USES: list[Callable[[Group], object]] = [
     lambda group: group.feed(Event.LEAVES),
-    lambda group: group.wait_while(Phase.ENTERING, within_s=0.015),
+    lambda group: group.wait_while(CyclePhase.ENTERING, within_s=0.015),
     lambda group: group.fail(StoreError("gone")),
 ]
 
@@ -68,10 +68,10 @@ def test_a_handler_that_raises_leaves_no_lock_taken(use: Callable[[Group], objec
         return at_bytecode(number, in_locks, act, used)[1]
 
     for number in itertools.count():
-        group = group_at(Ledger(1))
+        group = group_at(GroupLedger(1))
         was_cut = cut_at(number, group)
         assert another_thread_can_take(partial(left_by, group))
-        assert group.phase is Phase.LEAVING
+        assert group.phase is CyclePhase.LEAVING
         if not was_cut:
             break
     assert number > 5
@@ -79,7 +79,11 @@ def test_a_handler_that_raises_leaves_no_lock_taken(use: Callable[[Group], objec
 
 def test_who_knows_that_all_have_completed_does_not_fail() -> None:
     """A store that is lost after the group has completed takes nobody out."""
-    entries: list[AnyEntry] = [Sealed(iteration=0, world_size=1), Opened(iteration=0), Completed(iteration=0)]
-    group = group_at(fold(Ledger(1), entries), Phase.LEAVING)
+    entries: list[AnyEntry] = [
+        Sealed(iteration=0, world_size=1),
+        IterationOpened(iteration=0),
+        Completed(iteration=0),
+    ]
+    group = group_at(fold(GroupLedger(1), entries), CyclePhase.LEAVING)
     group.fail(StoreError("the store does not answer"))
     assert group.failure is None

@@ -8,15 +8,15 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
-from nvrx_slurm.inprocess.cycle import Phase
+from nvrx_slurm.inprocess.cycle import CyclePhase
 from nvrx_slurm.inprocess.ledger import (
     AnyEntry,
     Completed,
+    GroupLedger,
     Interrupted,
-    Ledger,
+    IterationStage,
     Lost,
     Sealed,
-    Stage,
     accepts,
     decode,
     fold,
@@ -87,7 +87,7 @@ class Interleavings(RuleBasedStateMachine):
         end(_one_of(self.working(), which))
 
     @precondition(lambda self: self.may_lose() and self.working())
-    @rule(which=ranks, how=st.sampled_from((Rank.abandon, Rank.condemn)))
+    @rule(which=ranks, how=st.sampled_from((Rank.abandon, Rank.terminate)))
     def one_is_unfit(self, which: int, how: Callable[[Rank], None]) -> None:
         how(_one_of(self.working(), which))
 
@@ -118,12 +118,12 @@ class Interleavings(RuleBasedStateMachine):
 
     # --- what holds
 
-    def agreed(self) -> Ledger:
+    def agreed(self) -> GroupLedger:
         return self.shared.ledger(self.members)
 
-    def history(self) -> Iterator[tuple[Ledger, AnyEntry]]:
+    def history(self) -> Iterator[tuple[GroupLedger, AnyEntry]]:
         """Each entry that counted, and the ledger before it."""
-        ledger = Ledger(self.members)
+        ledger = GroupLedger(self.members)
         for entry in map(decode, self.shared.log):
             if accepts(ledger, entry):
                 yield ledger, entry
@@ -133,7 +133,7 @@ class Interleavings(RuleBasedStateMachine):
     def all_know_a_prefix_of_what_is_agreed(self) -> None:
         entries = [decode(data) for data in self.shared.log]
         for rank in self.ranks:
-            assert rank.cycle.ledger == fold(Ledger(self.members), entries[: rank.cycle.ledger.length])
+            assert rank.cycle.ledger == fold(GroupLedger(self.members), entries[: rank.cycle.ledger.length])
 
     @invariant()
     def an_iteration_has_one_outcome(self) -> None:
@@ -174,11 +174,11 @@ class Interleavings(RuleBasedStateMachine):
     def the_lost_are_dead_or_out(self) -> None:
         for member in self.agreed().lost:
             rank = self.ranks[member]
-            assert not rank.alive or rank.cycle.phase is Phase.LEAVING
+            assert not rank.alive or rank.cycle.phase is CyclePhase.LEAVING
 
     @invariant()
     def the_group_never_breaks(self) -> None:
-        assert self.agreed().stage is not Stage.BROKEN, self.agreed().reason
+        assert self.agreed().stage is not IterationStage.BROKEN, self.agreed().reason
 
     @invariant()
     def a_failure_is_of_a_rank_that_took_part(self) -> None:
@@ -217,8 +217,8 @@ def _one_of(ranks: list[Rank], which: int) -> Rank:
     return ranks[which % len(ranks)]
 
 
-def _fields(ledger: Ledger) -> dict[str, object]:
-    return {name: getattr(ledger, name) for name in Ledger.__slots__}
+def _fields(ledger: GroupLedger) -> dict[str, object]:
+    return {name: getattr(ledger, name) for name in GroupLedger.__slots__}
 
 
 Interleavings.TestCase.settings = settings(max_examples=100, stateful_step_count=40, deadline=None)

@@ -11,13 +11,13 @@ from nvrx_slurm.inprocess.ledger import (
     AnyEntry,
     Broken,
     Completed,
+    GroupLedger,
     Interrupted,
-    Ledger,
+    IterationOpened,
+    IterationStage,
     Lost,
-    Opened,
     Sealed,
     Settled,
-    Stage,
     accepts,
     decode,
     encode,
@@ -25,7 +25,7 @@ from nvrx_slurm.inprocess.ledger import (
 )
 
 MEMBERS = 3
-SEALED, OPENED = Sealed(iteration=0, world_size=MEMBERS), Opened(iteration=0)
+SEALED, OPENED = Sealed(iteration=0, world_size=MEMBERS), IterationOpened(iteration=0)
 COMPLETED = Completed(iteration=0)
 FAILED = Interrupted(iteration=0, member=1, rank=1, interruption=Interruption.EXCEPTION, text="boom")
 BROKEN = Broken(iteration=0, reason="two ranks are 1")
@@ -39,8 +39,8 @@ def lost(member: int, interruption: Interruption = Interruption.TERMINATED, *, i
     return Lost(iteration=iteration, member=member, interruption=interruption)
 
 
-def after(*entries: AnyEntry) -> Ledger:
-    return fold(Ledger(MEMBERS), entries)
+def after(*entries: AnyEntry) -> GroupLedger:
+    return fold(GroupLedger(MEMBERS), entries)
 
 
 EVERY_KIND = (SEALED, OPENED, FAILED, Settled(iteration=0), COMPLETED, lost(2), BROKEN)
@@ -55,7 +55,7 @@ def test_an_entry_is_read_as_it_was_written(entry: AnyEntry) -> None:
 @pytest.mark.parametrize("data", [b"", b'{"entry":"rumour","iteration":0}', b"\xff", b"[" * 10_000, b"7"])
 def test_what_is_no_entry_takes_its_place_and_means_nothing(data: bytes) -> None:
     """All ranks count it, and none acts on it."""
-    before = Ledger(2)
+    before = GroupLedger(2)
     assert fold(before, [decode(data)]) == dataclasses.replace(before, length=1)
 
 
@@ -80,39 +80,39 @@ def test_what_counts_at_each_stage(before: tuple[AnyEntry, ...], accepted: set[A
 def test_an_iteration_that_is_interrupted_is_not_completed() -> None:
     """Who completes too late finds that the iteration is over."""
     ledger = after(*RUNNING, FAILED, COMPLETED)
-    assert (ledger.stage, ledger.iteration, ledger.causes) == (Stage.GATHERING, 1, (FAILED,))
+    assert (ledger.stage, ledger.iteration, ledger.causes) == (IterationStage.GATHERING, 1, (FAILED,))
 
 
 def test_an_iteration_that_is_completed_is_not_interrupted() -> None:
     """Who fails too late, or dies, does not take back what all have agreed on."""
     ledger = after(*RUNNING, COMPLETED, FAILED, lost(2))
-    assert (ledger.stage, ledger.iteration, ledger.left) == (Stage.COMPLETED, 0, 2)
+    assert (ledger.stage, ledger.iteration, ledger.left) == (IterationStage.COMPLETED, 0, 2)
 
 
 def test_an_entry_of_an_older_iteration_takes_a_place_and_changes_nothing() -> None:
     """All count the same places, whether or not what is there means anything."""
     before = after(*RUNNING, FAILED)
     again = fold(before, [FAILED, OPENED, COMPLETED])
-    assert (again.length, again.iteration, again.stage) == (before.length + 3, 1, Stage.GATHERING)
+    assert (again.length, again.iteration, again.stage) == (before.length + 3, 1, IterationStage.GATHERING)
 
 
 def test_a_death_interrupts_what_it_was_part_of() -> None:
     """While ranks start or run, nobody can go on without one of them."""
     for part in (STARTING, RUNNING):
         ledger = after(*part, lost(2))
-        assert (ledger.iteration, ledger.stage, ledger.left) == (1, Stage.GATHERING, 2)
+        assert (ledger.iteration, ledger.stage, ledger.left) == (1, IterationStage.GATHERING, 2)
 
 
 def test_a_death_before_all_are_ready_interrupts_nothing() -> None:
     """The iteration has not begun: it begins without that member."""
     ledger = after(lost(2))
-    assert (ledger.iteration, ledger.stage, ledger.left) == (0, Stage.GATHERING, 2)
+    assert (ledger.iteration, ledger.stage, ledger.left) == (0, IterationStage.GATHERING, 2)
 
 
 def test_whom_the_assignment_discards_leaves_the_others_as_they_are() -> None:
     """They know of it: their own assignment says so."""
     ledger = after(*STARTING, lost(2, Interruption.DISCARDED))
-    assert (ledger.iteration, ledger.stage, ledger.left) == (0, Stage.STARTING, 2)
+    assert (ledger.iteration, ledger.stage, ledger.left) == (0, IterationStage.STARTING, 2)
 
 
 def test_a_seal_that_was_meant_before_a_loss_does_not_count() -> None:
@@ -137,7 +137,7 @@ def test_a_member_that_nobody_knows_is_not_lost() -> None:
 def test_who_is_out_interrupts_nothing_any_more() -> None:
     """What a dead process had on its way may still arrive."""
     again = Sealed(iteration=1, world_size=3, missing=(1,))
-    ledger = after(*RUNNING, lost(1), again, Opened(iteration=1))
+    ledger = after(*RUNNING, lost(1), again, IterationOpened(iteration=1))
     late = Interrupted(iteration=1, member=1, rank=1, interruption=Interruption.EXCEPTION)
     assert not accepts(ledger, late)
 

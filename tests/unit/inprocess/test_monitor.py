@@ -14,8 +14,8 @@ import pytest
 
 from nvrx_slurm.inprocess import barriers
 from nvrx_slurm.inprocess.attribution import Interruption
-from nvrx_slurm.inprocess.barriers import Joining, Starting, pack
-from nvrx_slurm.inprocess.ledger import Completed, Interrupted, Log, Lost, Opened, Sealed
+from nvrx_slurm.inprocess.barriers import MemberProcess, NewPlace, pack
+from nvrx_slurm.inprocess.ledger import Completed, Interrupted, IterationOpened, Log, Lost, Sealed
 from nvrx_slurm.inprocess.monitor import wire
 from nvrx_slurm.util.processes import is_alive
 from tests.inprocess.servers import Valkey
@@ -72,15 +72,15 @@ def run_from_the_start(group: Group) -> None:
     """As ranks do it: all have arrived with their ranks, and the function is called."""
     group.wrote(Sealed(iteration=0, world_size=group.members))
     for member in range(group.members):
-        place = Starting(
+        place = NewPlace(
             rank=member + 10,
             world_size=group.members,
             active_rank=member,
             active_world_size=group.members,
-            process=Joining(host="", pid=0, began=0),
+            process=MemberProcess(host="", pid=0, began=0),
         )
         group.connection.arrive(barriers.start(0), member, pack(place))
-    group.wrote(Opened(iteration=0))
+    group.wrote(IterationOpened(iteration=0))
 
 
 # ---- the rank dies
@@ -302,7 +302,7 @@ def test_death_while_the_store_is_away_is_recorded_later(watch: Watch, own_valke
 
 def condemnation(grace_s: float) -> str:
     lost = "Lost(iteration=0, member=0, interruption=Interruption.UNHEALTHY, rank=0, text='no GPU')"
-    return f"monitor.condemn({lost}, {grace_s})"
+    return f"monitor.terminate_within({lost}, {grace_s})"
 
 
 def test_condemned_rank_is_killed_after_the_grace(watch: Watch):

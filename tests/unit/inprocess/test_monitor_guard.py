@@ -3,60 +3,74 @@
 from __future__ import annotations
 
 from nvrx_slurm.inprocess.attribution import Interruption
-from nvrx_slurm.inprocess.monitor.guard import AGAIN_S, ASK, KILL, Bounds, Guard, Send, Tell, Watched, look
+from nvrx_slurm.inprocess.monitor.guard import (
+    AGAIN_S,
+    ASK,
+    KILL,
+    ProgressBounds,
+    RankGuard,
+    RecordTimeout,
+    SendSignals,
+    WatchedRank,
+    look,
+)
 
-BOUNDS = Bounds(soft_s=60.0, hard_s=90.0, grace_s=5.0)
-RANK = Watched(member=3, rank=2, host="n1", iteration=4)
-CONDEMNED = RANK.lost(Interruption.UNHEALTHY, "no GPU")
+BOUNDS = ProgressBounds(soft_s=60.0, hard_s=90.0, grace_s=5.0)
+RANK = WatchedRank(member=3, rank=2, host="n1", iteration=4)
+UNHEALTHY = RANK.lost(Interruption.UNHEALTHY, "no GPU")
 
 
 def test_progress_is_left_alone():
     """Up to the soft timeout nothing is done."""
-    assert look(Guard(), BOUNDS, RANK, 100.0, 59.9) == (Guard(), None)
+    assert look(RankGuard(), BOUNDS, RANK, 100.0, 59.9) == (RankGuard(), None)
 
 
 def test_soft_timeout_is_told_once_an_iteration():
     """The rank may restart: it is only said, to all."""
-    guard, act = look(Guard(), BOUNDS, RANK, 100.0, 60.0)
-    assert isinstance(act, Tell)
+    guard, act = look(RankGuard(), BOUNDS, RANK, 100.0, 60.0)
+    assert isinstance(act, RecordTimeout)
     assert (act.entry.interruption, act.entry.member, act.entry.rank) == (Interruption.SOFT_TIMEOUT, 3, 2)
     assert (act.entry.iteration, act.entry.host) == (4, "n1")
     assert look(guard, BOUNDS, RANK, 101.0, 61.0) == (guard, None)
-    later = Watched(member=3, rank=2, host="n1", iteration=5)
-    assert isinstance(look(guard, BOUNDS, later, 200.0, 60.0)[1], Tell)
+    later = WatchedRank(member=3, rank=2, host="n1", iteration=5)
+    assert isinstance(look(guard, BOUNDS, later, 200.0, 60.0)[1], RecordTimeout)
 
 
 def test_hard_timeout_asks_then_kills():
     """A stopped process goes on first, or it could not obey; after the grace it is not asked any more."""
-    guard, asked = look(Guard(), BOUNDS, RANK, 100.0, 90.0)
-    assert isinstance(asked, Send) and asked.signals == ASK
-    assert guard.sentence and guard.sentence.lost.interruption is Interruption.HARD_TIMEOUT
+    guard, asked = look(RankGuard(), BOUNDS, RANK, 100.0, 90.0)
+    assert isinstance(asked, SendSignals) and asked.signals == ASK
+    assert guard.pending_kill and guard.pending_kill.lost.interruption is Interruption.HARD_TIMEOUT
     assert look(guard, BOUNDS, RANK, 104.9, 94.9) == (guard, None)
     _, killed = look(guard, BOUNDS, RANK, 105.0, 95.0)
-    assert isinstance(killed, Send) and killed.signals == KILL
+    assert isinstance(killed, SendSignals) and killed.signals == KILL
 
 
 def test_progress_does_not_undo_a_hard_timeout():
     """What was asked to end ends: it may have lost half of itself to SIGTERM."""
-    guard, _ = look(Guard(), BOUNDS, RANK, 100.0, 90.0)
-    assert isinstance(look(guard, BOUNDS, RANK, 105.0, 0.0)[1], Send)
+    guard, _ = look(RankGuard(), BOUNDS, RANK, 100.0, 90.0)
+    assert isinstance(look(guard, BOUNDS, RANK, 105.0, 0.0)[1], SendSignals)
 
 
 def test_survivor_of_sigkill_is_told_again_and_again():
     """It hangs in the kernel; whoever waits for its end can read why."""
-    guard, _ = look(Guard().sentenced(CONDEMNED, 10.0), BOUNDS, RANK, 10.0, 0.0)
+    guard, _ = look(RankGuard().with_kill(UNHEALTHY, 10.0), BOUNDS, RANK, 10.0, 0.0)
     assert look(guard, BOUNDS, RANK, 10.0 + AGAIN_S - 0.1, 0.0) == (guard, None)
     for time in (1, 2):
         guard, act = look(guard, BOUNDS, RANK, 10.0 + time * AGAIN_S, 0.0)
-        assert isinstance(act, Send) and f"{time * AGAIN_S:.0f} s ago" in act.why and "hangs in the kernel" in act.why
+        assert (
+            isinstance(act, SendSignals)
+            and f"{time * AGAIN_S:.0f} s ago" in act.why
+            and "hangs in the kernel" in act.why
+        )
 
 
 def test_first_reason_and_earliest_moment_count():
     """A second reason may hasten the end, and never puts it off."""
     unresponsive = RANK.lost(Interruption.UNRESPONSIVE, "silent")
-    hastened = Guard().sentenced(CONDEMNED, 10.0).sentenced(unresponsive, 5.0).sentence
-    assert hastened and (hastened.lost, hastened.kill_at) == (CONDEMNED, 5.0)
-    late = Guard().sentenced(CONDEMNED, 10.0).sentenced(unresponsive, 15.0).sentence
+    hastened = RankGuard().with_kill(UNHEALTHY, 10.0).with_kill(unresponsive, 5.0).pending_kill
+    assert hastened and (hastened.lost, hastened.kill_at) == (UNHEALTHY, 5.0)
+    late = RankGuard().with_kill(UNHEALTHY, 10.0).with_kill(unresponsive, 15.0).pending_kill
     assert late and late.kill_at == 10.0
-    killed, _ = look(Guard().sentenced(CONDEMNED, 10.0), BOUNDS, RANK, 10.0, 0.0)
-    assert killed.sentenced(unresponsive, 11.0) == killed
+    killed, _ = look(RankGuard().with_kill(UNHEALTHY, 10.0), BOUNDS, RANK, 10.0, 0.0)
+    assert killed.with_kill(unresponsive, 11.0) == killed

@@ -9,15 +9,15 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from nvrx_slurm.inprocess.attribution import Interruption
-from nvrx_slurm.inprocess.ledger import Ledger, Lost, fold
+from nvrx_slurm.inprocess.ledger import GroupLedger, Lost, fold
 from nvrx_slurm.inprocess.monitor.log_writer import SHARE
 from nvrx_slurm.inprocess.monitor.sibling import Ring
 
 TIMEOUT_S, INTERVAL_S = 8.0, 1.0
-FOUR = Ledger(4)
+FOUR = GroupLedger(4)
 
 
-def without(*members: int) -> Ledger:
+def without(*members: int) -> GroupLedger:
     gone = (Lost(iteration=0, member=member, interruption=Interruption.TERMINATED) for member in members)
     return fold(FOUR, gone)
 
@@ -117,7 +117,7 @@ def test_last_one_watches_nobody():
     """There is nobody to ask for; its own beats go on."""
     view = watching(1, 5, 0.0)
     assert view.asked(without(1, 2, 3)) == (None,)
-    assert ring().answered(None, 0, 1.0).asked(Ledger(1)) == (None,)
+    assert ring().answered(None, 0, 1.0).asked(GroupLedger(1)) == (None,)
 
 
 def test_news_of_the_sibling():

@@ -14,7 +14,7 @@ import pytest
 
 from nvrx_slurm.inprocess.exception import InternalError, OptionError
 from nvrx_slurm.inprocess.monitor.handle import MonitorOptions, MonitorProcess
-from nvrx_slurm.inprocess.progress import Stamps
+from nvrx_slurm.inprocess.progress import ProgressStamps
 from nvrx_slurm.inprocess.store.redis import RedisStore
 from nvrx_slurm.store.embedded import free_port
 
@@ -37,7 +37,7 @@ def nobody() -> dict[str, Any]:
 @pytest.fixture
 def begin(nobody: dict[str, Any]) -> Iterator[Begin]:
     """Starts a monitor of this process; it never becomes ready. No child and no descriptor is left after the test."""
-    before, stamps = descriptors(), Stamps.create()
+    before, stamps = descriptors(), ProgressStamps.create()
     monitors: list[MonitorProcess] = []
 
     def start(**options: Any) -> MonitorProcess:

@@ -7,7 +7,7 @@ from time import monotonic_ns
 
 import pytest
 
-from nvrx_slurm.inprocess.progress import Stamps
+from nvrx_slurm.inprocess.progress import ProgressStamps
 
 SECOND_NS = 1_000_000_000
 LATER_NS = monotonic_ns() + 10_000 * SECOND_NS
@@ -15,7 +15,7 @@ LATER_NS = monotonic_ns() + 10_000 * SECOND_NS
 
 @pytest.fixture
 def stamps():
-    made = Stamps.create()
+    made = ProgressStamps.create()
     yield made
     made.close()
 
@@ -24,7 +24,7 @@ def in_ten_s() -> int:
     return monotonic_ns() + 10 * SECOND_NS
 
 
-def progress(stamps: Stamps) -> float:
+def progress(stamps: ProgressStamps) -> float:
     """The silence after one more automatic stamp, as seen from the same far moment each time."""
     stamps.automatic()
     return stamps.silent_s(LATER_NS)
@@ -84,8 +84,8 @@ def test_another_process_reads_them(stamps):
     """The monitor sees what the rank stamps, through the descriptor that it inherits."""
     stamps.begin_iteration(3)
     script = (
-        "import sys; from time import monotonic_ns; from nvrx_slurm.inprocess.progress import Stamps; "
-        "s = Stamps.attach(int(sys.argv[1])); print(s.iteration, s.silent_s(monotonic_ns()) < 100)"
+        "import sys; from time import monotonic_ns; from nvrx_slurm.inprocess.progress import ProgressStamps; "
+        "s = ProgressStamps.attach(int(sys.argv[1])); print(s.iteration, s.silent_s(monotonic_ns()) < 100)"
     )
     read = subprocess.run(
         [sys.executable, "-c", script, str(stamps.fd)],
@@ -100,7 +100,7 @@ def test_another_process_reads_them(stamps):
 def test_a_late_ping_does_nothing(stamps):
     """After `close` no descriptor is left, and whoever still stamps is not disturbed."""
     before = len(os.listdir("/proc/self/fd"))  # noqa: PTH208  a Path would open one more
-    other = Stamps.create()
+    other = ProgressStamps.create()
     other.close()
     other.close()
     other.manual()

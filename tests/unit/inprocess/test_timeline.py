@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 
 from nvrx_slurm.errors import MalformedRecord
 from nvrx_slurm.inprocess.attribution import Interruption, InterruptionRecord
-from nvrx_slurm.inprocess.timeline import Phase, RankTimeline, Restart, shortened, tell_agent
+from nvrx_slurm.inprocess.timeline import RankTimeline, Restart, RestartPart, send_to_agent, shortened
 from nvrx_slurm.journal.restarts import LONGEST_BYTES, MOST_MISSING, MOST_RANKS, decode, encode
 
 NO_RECORD: Any = object()
@@ -24,7 +24,7 @@ RAISED = InterruptionRecord(3, Interruption.EXCEPTION, "ValueError: no such laye
 def restart(ranks: int = 2, records: tuple[InterruptionRecord, ...] = (RAISED,), **more: object) -> Restart:
     """A restart in which rank r took r milliseconds for each phase."""
     timelines = tuple(
-        RankTimeline(member=rank, rank=rank, host=f"n{rank}", phases=dict.fromkeys(Phase, rank / 1000))
+        RankTimeline(member=rank, rank=rank, host=f"n{rank}", phases=dict.fromkeys(RestartPart, rank / 1000))
         for rank in range(ranks)
     )
     told = {"at": 1.0, "group": "g", "call": 0, "iteration": 2, "active_world_size": ranks, "missing": (), **more}
@@ -52,13 +52,13 @@ def test_cause_phases_and_slowest_ranks_are_kept() -> None:
     )
     assert (told.phases["aborted"], told.slowest["aborted"]) == (0.019, 19)
     assert [each.rank for each in told.ranks] == list(range(19, 19 - MOST_RANKS, -1))
-    assert told.total_s == pytest.approx(0.019 * len(Phase))
+    assert told.total_s == pytest.approx(0.019 * len(RestartPart))
 
 
 def test_16384_ranks_fit_into_one_datagram(agent: socket.socket) -> None:
     """Numbers are told of all of them, names of some."""
     missing = tuple(range(0, 16_384, 2))
-    tell_agent(restart(ranks=16_384, missing=missing))
+    send_to_agent(restart(ranks=16_384, missing=missing))
     told = decode(agent.recv(LONGEST_BYTES + 1))
     assert (told.world_size, told.lost, told.missing) == (16_384, len(missing), missing[:MOST_MISSING])
 
@@ -80,16 +80,16 @@ def test_without_an_agent_nothing_happens(
 ) -> None:
     """Under another launcher nothing is sent, and the restart is not even looked at."""
     monkeypatch.delenv("NVRX_BEAT_SOCKET")
-    tell_agent(restart())
+    send_to_agent(restart())
     with pytest.raises(BlockingIOError):
         agent.recv(LONGEST_BYTES)
-    tell_agent(restart(records=(NO_RECORD,)))
+    send_to_agent(restart(records=(NO_RECORD,)))
     assert caplog.messages == []
 
 
 def test_what_cannot_be_encoded_is_a_warning(agent: socket.socket, caplog: pytest.LogCaptureFixture) -> None:
     """The group has restarted: it does not fail for want of a line in the journal."""
-    tell_agent(restart(records=(NO_RECORD,)))
+    send_to_agent(restart(records=(NO_RECORD,)))
     assert caplog.messages == ["the agent was not told of the restart"]
     with pytest.raises(BlockingIOError):
         agent.recv(LONGEST_BYTES)
@@ -100,21 +100,21 @@ def test_an_agent_that_is_gone_costs_the_group_nothing(
 ) -> None:
     """Neither an error nor a warning; an agent that takes its place gets the next restart."""
     agent.close()
-    tell_agent(restart())  # refused: the socket's file is there, and no process reads it
+    send_to_agent(restart())  # refused: the socket's file is there, and no process reads it
     (tmp_path / "s").unlink()
-    tell_agent(restart())  # no such file
+    send_to_agent(restart())  # no such file
     assert caplog.messages == []
     with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as successor:
         successor.bind(str(tmp_path / "s"))
         successor.setblocking(False)
-        tell_agent(restart(iteration=7))
+        send_to_agent(restart(iteration=7))
         assert decode(successor.recv(LONGEST_BYTES)).iteration == 7
 
 
 def test_an_agent_that_does_not_read_is_not_waited_for(agent: socket.socket) -> None:
     """Once its queue is full, what is told is lost; what went in before can still be read."""
     for number in range(2000):
-        tell_agent(restart(iteration=number))
+        send_to_agent(restart(iteration=number))
     assert decode(agent.recv(LONGEST_BYTES)).iteration == 0
     left = 0
     with contextlib.suppress(BlockingIOError):

@@ -10,14 +10,14 @@ from collections.abc import Callable
 import pytest
 
 from nvrx_slurm.inprocess import progress as module
-from nvrx_slurm.inprocess.progress import SignalWatchdog, Stamps, Watchdog
+from nvrx_slurm.inprocess.progress import ProgressStamps, SignalWatchdog, Watchdog
 from nvrx_slurm.inprocess.region import Region
 
 INTERVAL_S = 0.002
 DEADLINE_S = 20.0
 
 
-class Counted(Stamps):
+class Counted(ProgressStamps):
     """Real stamps that also count."""
 
     stamped = 0
@@ -140,7 +140,7 @@ def test_what_earlier_watchdogs_left_is_not_taken_for_progress(stamps):
     watchdog.stop()
 
 
-def start_and_stop(stamps: Stamps) -> None:
+def start_and_stop(stamps: ProgressStamps) -> None:
     watchdog = Watchdog(stamps, 1000.0)
     watchdog.start()
     watchdog.stop()
@@ -150,15 +150,15 @@ def test_a_call_left_pending_harms_nobody():
     """A process ends cleanly with calls pending, of watchdogs that have gone or of one that was never stopped."""
     script = """
 import threading
-from nvrx_slurm.inprocess.progress import Stamps
+from nvrx_slurm.inprocess.progress import ProgressStamps
 from nvrx_slurm.inprocess.progress import Watchdog
 for _ in range(50):
-    stamps = Stamps.create()
+    stamps = ProgressStamps.create()
     watchdog = Watchdog(stamps, 1000.0)
     watchdog.start()
     watchdog.stop()
     stamps.close()
-left = Watchdog(Stamps.create(), 0.001)
+left = Watchdog(ProgressStamps.create(), 0.001)
 left.start()
 print("done")
 """

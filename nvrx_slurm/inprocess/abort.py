@@ -43,10 +43,10 @@ class AbortTorchDistributed(Abort):
     """Aborts the collectives of all process groups of torch.distributed, at once, and destroys the groups.
 
     NCCL: each communicator is aborted, in a thread of its own, since one may wait for another. Gloo: all connections
-    of this process are cut, so that whoever waits in a collective gets a RuntimeError. Not freed: who still waits for
-    others in `init_process_group` or `new_group`; only their timeouts end that, so give both one that is shorter than
-    the hard timeout (theirs is half an hour). The groups' objects are kept until nothing of the function is left:
-    see `let_go`.
+    of this process are cut, so that a thread that waits in a collective gets a RuntimeError. Not freed: one that
+    waits for others in `init_process_group` or `new_group`; only their timeouts end that, so give both one that is
+    shorter than the hard timeout (theirs is half an hour). The groups' objects are kept until nothing of the function
+    is left: see `let_go`.
 
     Does nothing unless this process has imported torch and has a process group. Raises TimeoutError when aborting, or
     destroying, takes longer than `timeout`; the groups are then left as they are.
@@ -93,7 +93,7 @@ def let_go() -> None:
     """Drop the process groups that were aborted, once nothing of the function is left, from any thread.
 
     The end of a Gloo group waits for the group's threads, which may wait for the GIL to clear up after a collective.
-    A group's own object releases the GIL for that; whatever else holds one does not: had a DistributedDataParallel
+    A group's own object releases the GIL for that; other holders do not: had a DistributedDataParallel
     the last reference, the process would hang. Seen in torch 2.13, once in some hundred restarts.
     """
     _aborted.clear()
@@ -143,7 +143,8 @@ _LOOKS = 1000
 def cut() -> int | None:
     """Shut down all Gloo connections of this process, from any thread. Returns how many; None if Gloo was not found.
 
-    Whoever waits for one of them gets a RuntimeError from Gloo within milliseconds. Takes a few milliseconds itself.
+    A thread that waits for one of them gets a RuntimeError from Gloo within milliseconds. Takes a few milliseconds
+    itself.
     """
     watched = [found for loop in _loops() if (found := _watched(loop))]
     return sum(itertools.starmap(_shut_down, itertools.chain(*watched))) if watched else None

@@ -30,7 +30,7 @@ DEATHS = frozenset(
         Interruption.MONITOR_PROCESS_EXCEPTION,
     }
 )
-"""By these a process is gone: whoever launches the ranks can put another in its place."""
+"""After these the process is gone: the launcher can put another one in its place."""
 
 
 @dataclass(frozen=True, slots=True)

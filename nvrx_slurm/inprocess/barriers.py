@@ -15,7 +15,7 @@ from nvrx_slurm.inprocess.ledger import GroupLedger, Interrupted
 from nvrx_slurm.util.decoding import decode
 
 JOIN = "join"
-"""Who a member is, so that another run's keys are not taken for ours."""
+"""Which process a member is, so that another run's keys are not taken for this one's."""
 
 LEFT = "left"
 """Who has completed the call and reads nothing of it any more."""

@@ -52,7 +52,7 @@ _ENDS: Mapping[CyclePhase, RestartPart] = {
 class CallWrapper:
     """What a wrapped function may ask of the call that it is in; given to parameters annotated with this class.
 
-    `restarts`: the timelines of the group's latest restarts in this call, on the rank that told them.
+    `restarts`: the timelines of the group's latest restarts in this call, on the rank that reported them.
     `interruptions`: how many iterations of this call were interrupted so far. `lost`: who was out when it ended.
     """
 
@@ -176,7 +176,7 @@ class CallWrapper:
         )
         self._rank = Rank(parts, State(rank=launch.rank, world_size=launch.world_size))
 
-    # ---- what the cycle tells, from whichever thread moves it on
+    # ---- called by the thread that moves the cycle on
 
     def _on_phase(self, cycle: RankCycle) -> None:
         if cycle.phase in _ENDS:
@@ -194,7 +194,7 @@ class CallWrapper:
             self._group.notice(cycle.iteration, self._interrupter.notice())
         begins_again = cycle.phase is CyclePhase.RUNNING is not before and cycle.iteration > 0
         if begins_again and self._rank.state.active_rank == 0:
-            restart = self._reporter.tell(self._watch.parts().get(RestartPart.RE_ENTERED.value, 0.0))
+            restart = self._reporter.report(self._watch.parts().get(RestartPart.RE_ENTERED.value, 0.0))
             self.restarts.append(restart)
             del self.restarts[: -max(1, KEPT_RANKS // restart.world_size)]
         elif begins_again:
@@ -203,7 +203,7 @@ class CallWrapper:
     # ---- the end
 
     def _leave_because(self, error: BaseException) -> None:
-        """This rank is out. The group is told at once, or once this process is dead if it is unfit."""
+        """This rank is out. The group learns it at once, or, if this rank is unfit, once this process is dead."""
         self._group.leaves = True
         self._group.feed(Event.LEAVES)
         kind = Interruption.BASE_EXCEPTION

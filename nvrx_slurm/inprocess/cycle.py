@@ -29,7 +29,7 @@ class CyclePhase(enum.Enum):
     UNWINDING = "unwinding"  # interrupter: interrupts the main thread until it has left the function
     RECOVERING = "recovering"  # main: finalize, health check
     SYNCHRONISING = "synchronising"  # main: arrives as ready for the next iteration
-    STANDING_ASIDE = "standing aside"  # main: whoever launched the ranks replaces a dead one, and ends this one
+    STANDING_ASIDE = "standing aside"  # main: the launcher replaces a dead rank, and ends this process
     LEAVING = "leaving"  # main: the call ends, for all or for this rank
 
 

@@ -1,7 +1,7 @@
-"""What the launcher has said of this process, and what the function is told of its new rank.
+"""What the launcher says of this process, and the variables that give the function its new rank.
 
 The one module of the wrapper that reads or writes the environment. A launcher counts where its own rank and number of
-ranks are those of this process: what a process inherits from an outer one (a Slurm step, our agent) is not about it.
+ranks are those of this process: what a process inherits from an outer one (a Slurm step, an agent) is not about it.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ class RankIdentity:
     """This process among those that were started together.
 
     `group`: the name of this start of this set of processes; a later start has another one. It comes from the
-    launcher; NVRX_INPROCESS_GROUP, where it is set, comes first. `replaced`: our agent puts another process in a dead
+    launcher; NVRX_INPROCESS_GROUP, where it is set, comes first. `replaced`: an agent puts another process in a dead
     one's place.
     """
 
@@ -86,7 +86,7 @@ def all_on_this_host(launch: RankIdentity) -> bool:
 
 
 def job_store_file() -> Path | None:
-    """Where our agent tells the address and the password of the job's own store."""
+    """The agent's file with the address and the password of the job's own store."""
     return Path(value) if (value := _get("NVRX_STORE_FILE")) else None
 
 
@@ -108,7 +108,7 @@ def torchrun_store() -> tuple[str, int] | None:
 
 
 def of_python_child() -> dict[str, str]:
-    """The environment for a Python process of ours that finds what this one finds, and dumps no stacks."""
+    """The environment for a Python process that finds the modules that this one finds, and dumps no stacks."""
     path = os.pathsep.join(entry for entry in sys.path if entry)
     return {name: value for name, value in os.environ.items() if name != "NVRX_DUMP_DIR"} | {"PYTHONPATH": path}
 
@@ -137,16 +137,16 @@ class RankVariables:
 def _group(rank: int, world_size: int) -> str:
     if named := _get("NVRX_INPROCESS_GROUP"):
         return named
-    ours = _agent_group()
-    if ours and _get("TORCHELASTIC_RUN_ID") == _agent_run():
-        return ours
-    # A torchrun that our agent has started: its ranks are one group of several within the agent's cycle.
+    outer = _agent_group()
+    if outer and _get("TORCHELASTIC_RUN_ID") == _agent_run():
+        return outer
+    # A torchrun that the agent has started: its ranks are one group of several within the agent's cycle.
     inner = next(filter(None, (find(rank, world_size) for find in _GROUPS)), None) or _siblings()
-    return f"{ours}.{inner}" if ours else inner
+    return f"{outer}.{inner}" if outer else inner
 
 
 def _agent_run() -> str:
-    """What our agent tells its workers as TORCHELASTIC_RUN_ID."""
+    """What an agent gives its workers as TORCHELASTIC_RUN_ID."""
     return f"{_get('NVRX_JOB_ID')}.{_get('NVRX_REPLICA')}"
 
 

@@ -64,8 +64,9 @@ class InternalError(RestartError):
 
 
 class RestartAbort(BaseException):
-    """Raised by the function or a callback: this rank leaves at once, whatever could still be tried."""
+    """Raised by the function or a callback: this rank leaves at once, also where a restart would be possible."""
 
 
 class RankShouldRestart(BaseException):
-    """Raised in the wrapped function when the group restarts. Whoever catches it sees it again until it is out."""
+    """Raised in the wrapped function when the group restarts, and again where it is caught, until the function is
+    left."""

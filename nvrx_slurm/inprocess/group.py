@@ -1,7 +1,8 @@
 """This rank's part in what its group agrees on: it listens, arrives at barriers, and proposes.
 
-The listener thread reads the log and moves the cycle on; whoever waits for that is woken. The main thread arrives at
-barriers: who finds that all are there proposes the entry that closes the barrier. Each has a connection of its own.
+The listener thread reads the log and moves the cycle on; that wakes the threads that wait for it. The main thread
+arrives at barriers: who finds that all are there proposes the entry that closes the barrier. Each has a connection of
+its own.
 """
 
 from __future__ import annotations
@@ -100,7 +101,7 @@ class Group:
             raise _taken(member, _joining(other))
 
     def join(self, process: MemberProcess, lost: Mapping[int, Lost]) -> None:
-        """Become known, tell who was lost in earlier calls, and listen."""
+        """Join, record who was lost in earlier calls, and listen."""
         self._connection.arrive(barriers.JOIN, self.cycle.member, pack(process))
         self._log.refresh()
         for each in lost.values():
@@ -216,12 +217,12 @@ class Group:
         return self._log.propose(entry)
 
     def interrupt(self, entry: Interrupted) -> None:
-        """This rank has failed: so has the iteration. If that is known already, ours is one more record of it."""
+        """This rank has failed: so has the iteration. If that is known already, this is one more record of it."""
         if not self.propose(entry):
             self._connection.arrive(barriers.notice(entry.iteration), self.cycle.member, pack(Noticing.of(entry)))
 
     def say_last(self, lost: Lost) -> None:
-        """This rank is out. Where the store does not take that, silence will tell it."""
+        """This rank is out. If the store does not take that, the others learn it from this rank's silence."""
         with contextlib.suppress(RestartError):
             self.propose(lost)
 
@@ -248,7 +249,7 @@ class Group:
                 self._take(after, self._heard.read(after, LISTEN_S))
         except Cancelled:
             return
-        except Exception as error:  # whatever it was: nobody listens any more, and the main thread must know
+        except Exception as error:  # of any kind: nothing is read any more, and the main thread must know
             self.fail(error)
 
     def fail(self, error: Exception) -> None:
@@ -291,7 +292,7 @@ def _joining(data: bytes) -> MemberProcess:
 
 def _ranks(members: list[int]) -> str:
     names = ", ".join(map(str, members[:NAMED])) + (", …" if len(members) > NAMED else "")
-    return f"rank{'' if len(members) == 1 else 's'} {names}" if members else "nobody"
+    return f"rank{'' if len(members) == 1 else 's'} {names}" if members else "no rank"
 
 
 def _taken(member: int, other: MemberProcess) -> StoreError:

@@ -52,7 +52,7 @@ class ChainedHealthCheck(HealthCheck):
 
 @dataclass(frozen=True)
 class CudaHealthCheck(HealthCheck):
-    """This rank's GPU does what it is told, within `timeout`; without a CUDA context in this process: nothing.
+    """This rank's GPU completes its work within `timeout`; without a CUDA context in this process: nothing.
 
     Waits for all kernels of the device, since nothing else can say that none of them breaks the context later. Raises
     what CUDA raises (an error of a kernel stays with its context for good), and TimeoutError.

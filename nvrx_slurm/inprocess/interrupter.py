@@ -72,7 +72,7 @@ class Interrupter:
                         self._refusal = refusal
                 self._group.feed(Event.ABORTED)
                 self._region.interrupt(again_s=self._again_s)
-        except Exception as error:  # else the main thread would wait for us for ever
+        except Exception as error:  # else the main thread would wait for this one without end
             self._group.fail(error)
 
     def notice(self) -> Noticing:

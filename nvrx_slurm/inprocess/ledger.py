@@ -45,7 +45,7 @@ class IterationOpened(LogEntry, frozen=True, kw_only=True, tag="opened"):
 
 
 class Interrupted(LogEntry, frozen=True, kw_only=True, tag="interrupted"):
-    """The iteration has failed: nobody may complete it any more."""
+    """The iteration has failed: it can no longer be completed."""
 
     member: int
     rank: int | None
@@ -63,7 +63,7 @@ class Settled(LogEntry, frozen=True, kw_only=True, tag="settled"):
 
 
 class Completed(LogEntry, frozen=True, kw_only=True, tag="completed"):
-    """All active ranks have returned: nobody may interrupt the iteration any more."""
+    """All active ranks have returned: the iteration can no longer be interrupted."""
 
 
 class Lost(LogEntry, frozen=True, kw_only=True, tag="lost"):
@@ -165,14 +165,14 @@ def accepts(ledger: GroupLedger, entry: AnyEntry) -> bool:
             return (
                 entry.iteration == ledger.iteration - 1 and stage is IterationStage.GATHERING and not ledger.settled
             )
-        case Sealed():  # one that was meant before somebody was lost counts them in
+        case Sealed():  # one that was proposed before a member was lost still counts it
             there = entry.world_size - len(entry.missing) == ledger.left
             return entry.iteration == ledger.iteration and stage is IterationStage.GATHERING and there
         case IterationOpened():
             return entry.iteration == ledger.iteration and stage is IterationStage.STARTING
         case Interrupted():
-            ours = entry.iteration == ledger.iteration and entry.member not in ledger.lost
-            return ours and stage in (IterationStage.STARTING, IterationStage.RUNNING)
+            is_current = entry.iteration == ledger.iteration and entry.member not in ledger.lost
+            return is_current and stage in (IterationStage.STARTING, IterationStage.RUNNING)
         case Completed():
             return entry.iteration == ledger.iteration and stage is IterationStage.RUNNING
         case Void():
@@ -203,7 +203,7 @@ def _applied(ledger: GroupLedger, entry: AnyEntry) -> GroupLedger:
 
 
 def _takes_part(ledger: GroupLedger, lost: Lost) -> bool:
-    """Whether the others cannot go on without it. Whoever the assignment discards leaves them as they are."""
+    """Whether the others cannot go on without it. A rank that the assignment discards does not affect them."""
     if ledger.stage is IterationStage.STARTING:
         return lost.interruption is not Interruption.DISCARDED
     return ledger.stage is IterationStage.RUNNING

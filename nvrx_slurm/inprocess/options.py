@@ -33,7 +33,7 @@ _LESS = (
     ("monitor_thread_interval", "soft_timeout"),
     ("progress_watchdog_interval", "soft_timeout"),
 )
-"""Of each two, the first must be shorter: else the second one passes before the first could tell anything."""
+"""Of each two, the first must be shorter: else the second one passes before the first could take effect."""
 
 _MAY_BE_ZERO = ("last_call_wait", "termination_grace_time")
 

@@ -22,9 +22,9 @@ CELL_BYTES = 8
 class ProgressStamps:
     """The rank writes, its monitor reads; times are nanoseconds of CLOCK_MONOTONIC, one clock for all of a host.
 
-    No lock is shared, and nothing is told apart from the words themselves, so a rank that is stopped, or whose GIL is
-    held, can be read as well as any. `fd` is for the monitor to inherit, and belongs to this object. After `close`
-    what is stamped goes nowhere, so whoever still pings is not disturbed.
+    No lock is shared, and nothing but these words, so a rank that is stopped, or whose GIL is held, can be read as
+    well as any. `fd` is for the monitor to inherit, and belongs to this object. After `close`
+    what is stamped goes nowhere, so that a function which still pings does not fail.
     """
 
     def __init__(self, fd: int) -> None:
@@ -73,13 +73,13 @@ class ProgressStamps:
         self._cells[AUTOMATIC] = monotonic_ns()
 
     def begin_iteration(self, iteration: int) -> None:
-        """Count anew: no ping is expected until the first one, no end, and no suspension is left over."""
+        """Start again: no ping is expected until the first one, no end, and no suspension is left over."""
         with self._lock:
             self._suspensions = 0
             self.automatic()
             self._cells[MANUAL] = self._cells[ENDING] = 0
             self._cells[SUSPENDED] = 0  # after the stamps: silence from before counts no more
-            self._cells[ITERATION] = iteration  # last: whoever reads it first finds no older stamps with it
+            self._cells[ITERATION] = iteration  # last: a reader that reads it first finds no older stamps with it
 
     def expect_end(self) -> None:
         """The function is to be left: from now on nothing is progress but the next `begin_iteration`."""

@@ -60,7 +60,7 @@ class Parts:
 
 
 class ForkedChild(BaseException):
-    """The function was left in a process that it has forked: that one is no rank, and has nobody to tell."""
+    """The function was left in a process that it has forked: that process is no rank, and reports to no one."""
 
     def __init__(self, outcome: Returned[Any] | Raised | CallInterrupted) -> None:
         super().__init__(outcome)
@@ -188,7 +188,7 @@ class Rank:
 
     def _failed(self, error: BaseException) -> None:
         """The function has failed here, and so has the iteration for all. What is no Exception takes us out, and so
-        does a nested call: it would be made again in each iteration, for ever."""
+        does a nested call: it would be made again in each iteration, without end."""
         if not isinstance(error, Exception | RankShouldRestart) or isinstance(error, NestedCallError):
             raise error
         if self.parts.group.phase not in _BEFORE_ABORT:
@@ -269,14 +269,14 @@ class Rank:
                 raise HealthCheckError(f"rank {self.state.rank} is unfit: {in_words(error)}") from error
 
     def _stand_aside(self) -> None:
-        """Another process takes the dead one's place, in a new start of them all: somebody will end this one."""
+        """Another process takes the dead one's place, in a new start of them all: the launcher ends this one."""
         self._begin_restart()
         bound_s = self.parts.options.barrier_timeout.total_seconds()
         if not self.parts.group.wait_while(CyclePhase.STANDING_ASIDE, within_s=bound_s):
-            raise RestartError(f"a rank has died, and nobody has ended this process within {bound_s:g} s")
+            raise RestartError(f"a rank has died, and the launcher has not ended this process within {bound_s:g} s")
 
     def _begin_restart(self) -> None:
-        """Tell the agent, if there is one, that no step is due for now."""
+        """Report to the agent, if there is one, that no step is due for now."""
         if self.state.iteration or self.parts.group.ledger.iteration:
             self._restart.close()
             bounds = (self.parts.options.hard_timeout, 2 * self.parts.options.barrier_timeout)
@@ -290,7 +290,7 @@ def _number(state: State) -> int:
 
 
 def _activated(state: State) -> State:
-    """An assignment that activates nobody means all."""
+    """An assignment without an active world size activates all."""
     if state.active_world_size is not None:
         return state
     return dataclasses.replace(state, mode=Mode.ACTIVE, active_rank=state.rank, active_world_size=state.world_size)

@@ -40,7 +40,7 @@ GROWTH = 1.5
 MOMENT_S = 0.01
 """The longest that the innermost `__enter__`, `__exit__`, `acquire` or `release` is spared."""
 ENDS = (KeyboardInterrupt, SystemExit, RestartAbort)
-"""Errors that say that the process, or this rank, was told to end: no restart may hide them."""
+"""Orders to end the process, or this rank: no restart may hide them."""
 TAKING_OR_GIVING_BACK = frozenset({"__enter__", "__exit__", "acquire", "release"})
 
 _log = get_logger("inprocess")

@@ -51,7 +51,7 @@ class RankTimeline(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Restart(msgspec.Struct, frozen=True, kw_only=True):
-    """One restart of a group. `at`: seconds since the epoch, when the first rank that tells it re-entered."""
+    """One restart of a group. `at`: seconds since the epoch, when the rank that reports it re-entered."""
 
     at: float
     group: str
@@ -102,7 +102,7 @@ log = get_logger("inprocess")
 
 
 def send_to_agent(restart: Restart) -> None:
-    """One datagram to this node's agent, if there is one; one rank of a group tells.
+    """One datagram to this node's agent, if there is one; one rank of a group sends it.
 
     Never waits and never raises: an agent that cannot take it at once does not hear it, and the group goes on.
     """
@@ -111,11 +111,11 @@ def send_to_agent(restart: Restart) -> None:
     try:
         send(encode(shortened(restart)))
     except Exception:  # the group has restarted: a journal without it is no reason to fail
-        log.warning("the agent was not told of the restart", exc_info=True)
+        log.warning("the restart was not reported to the agent", exc_info=True)
 
 
 def shortened(restart: Restart) -> InProcessRestart:
-    """What fits into one datagram, however many ranks there are and whatever they have raised."""
+    """What fits into one datagram, for any number of ranks and any error."""
     longest: dict[str, float] = {}  # by phase: the longest time that a rank needed, and that rank
     slowest: dict[str, int] = {}
     for phase in RestartPart:
@@ -167,10 +167,10 @@ class RestartReporter:
 
     def __init__(self, group: Group, name: str, call: int) -> None:
         self._group, self._name, self._call = group, name, call
-        self._lost: set[int] = set()  # who was lost before, and told
+        self._lost: set[int] = set()  # members whose loss was reported before
 
-    def tell(self, re_entered_s: float) -> Restart:
-        """Of the restart that has just ended: put it together from what all ranks said, and tell it."""
+    def report(self, re_entered_s: float) -> Restart:
+        """Put the restart that has just ended together from the records of all ranks, and report it."""
         sealed = self._group.sealed
         places = self._group.arrivals(barriers.start(sealed.iteration), NewPlace)
         places = {member: place for member, place in places.items() if member not in self._group.ledger.lost}
@@ -199,7 +199,7 @@ class RestartReporter:
         return restart
 
     def skip(self) -> None:
-        """Another rank tells of this one."""
+        """Another rank reports this one."""
         self._lost.update(self._group.ledger.lost)
 
     def _records(self, iteration: int) -> tuple[InterruptionRecord, ...]:

@@ -138,7 +138,7 @@ class Wrapper:
 
     def __call__(self, function: Callable[..., T]) -> Callable[..., T | None]:
         """The function, restarted when a rank fails; without a first parameter that is a CallWrapper, which is given.
-        (It is wherever it stands; a type checker can be told so of the first one alone.)
+        (It is given wherever it stands; type checkers know only of the first one.)
 
         Raises OptionError for a function that returns before it has run.
         """
@@ -202,7 +202,7 @@ def inject(
     """
     try:
         signature = inspect.signature(function)
-    except ValueError:  # a builtin that does not tell its parameters
+    except ValueError:  # a builtin without a signature
         return args, dict(kwargs)
     wanted = [name for name, each in _annotations(function, signature).items() if _asks_for(each, type(value))]
     given = _given(signature, wanted, args, kwargs) | dict.fromkeys(wanted, value)

@@ -11,12 +11,12 @@ import sys
 
 def main() -> None:
     """Watch a rank, until one of the two ends."""
-    with open(os.dup(0), "rb") as told:  # noqa: PTH123  a descriptor
-        for name, value in pickle.load(told).items():
+    with open(os.dup(0), "rb") as start_file:  # noqa: PTH123  a descriptor
+        for name, value in pickle.load(start_file).items():
             setattr(sys, name, value)
         from nvrx_slurm.inprocess.monitor.serving import serve
 
-        serve(told)
+        serve(start_file)
 
 
 if __name__ == "__main__":

@@ -1,4 +1,4 @@
-"""What a monitor does about its rank: tell of a soft timeout, end the process after a hard one. Pure."""
+"""What a monitor does about its rank: record a soft timeout, end the process after a hard one. Pure."""
 
 from __future__ import annotations
 
@@ -69,9 +69,9 @@ class PendingKill:
 
 @dataclass(frozen=True, slots=True)
 class RankGuard:
-    """What was done so far. `told`: the last iteration whose soft timeout was told."""
+    """What was done so far. `recorded`: the last iteration whose soft timeout was recorded."""
 
-    told: int | None = None
+    recorded: int | None = None
     pending_kill: PendingKill | None = None
 
     def with_kill(self, lost: Lost, kill_at: float) -> RankGuard:
@@ -119,7 +119,7 @@ def look(
         text = f"no progress for {silent_s:.3g} s: hard timeout"
         lost = watched.lost(Interruption.HARD_TIMEOUT, text)
         return guard.with_kill(lost, now + bounds.grace_s), SendSignals(ASK, text)
-    if silent_s >= bounds.soft_s and guard.told != watched.iteration:
+    if silent_s >= bounds.soft_s and guard.recorded != watched.iteration:
         entry = watched.interrupted(Interruption.SOFT_TIMEOUT, f"no progress for {silent_s:.3g} s: soft timeout")
-        return dataclasses.replace(guard, told=watched.iteration), RecordTimeout(entry)
+        return dataclasses.replace(guard, recorded=watched.iteration), RecordTimeout(entry)
     return guard, None

@@ -38,7 +38,7 @@ _INTERPRETER = ("path", "pycache_prefix", "dont_write_bytecode")
 class MonitorProcess:
     """The monitor of this process, from now on until `leave`. For one thread.
 
-    Once it is ready neither outlives the other: should the monitor end, in whatever way, the kernel kills this
+    Once it is ready neither outlives the other: when the monitor ends, in any way, the kernel kills this
     process, also if it is stopped. Processes that this one forks have no part in it.
     """
 
@@ -97,17 +97,17 @@ class MonitorProcess:
 
     def iteration(self, number: int, rank: int) -> None:
         """This process has another rank in the iteration to come."""
-        self._tell(wire.NewRankOrder(iteration=number, rank=rank))
+        self._send(wire.NewRankOrder(iteration=number, rank=rank))
 
     def terminate_within(self, lost: Lost, grace_s: float) -> None:
         """This process is out: it ends within `grace_s`, by itself or by SIGKILL, and then `lost` is recorded. The
         handle may be forgotten."""
-        self._tell(wire.TerminateOrder(lost=lost, grace_s=grace_s))
+        self._send(wire.TerminateOrder(lost=lost, grace_s=grace_s))
         self._control.close()
         self._lifetime_link = None  # it stays open, and the fates shared
-        self._process.returncode = 0  # nobody waits for it: it outlives us
+        self._process.returncode = 0  # no wait for it: it outlives this process
 
-    def _tell(self, order: wire.AnyOrder) -> None:
+    def _send(self, order: wire.AnyOrder) -> None:
         with suppress(BrokenPipeError):  # it has died, and so do we in this moment
             self._control.send(wire.encode(order))
 
@@ -132,7 +132,7 @@ class MonitorProcess:
             self._process.kill()
             if not ended_within(pidfd, LINGER_S):
                 log.warning("the monitor process %d hangs in the kernel; it is left behind", self._process.pid)
-                self._process.returncode = 0  # nobody waits for it any more
+                self._process.returncode = 0  # no further wait for it
             self._process.wait()
         finally:
             os.close(pidfd)
@@ -143,16 +143,16 @@ class MonitorProcess:
 
 def _started(options: MonitorOptions, stamps: ProgressStamps, control: socket.socket) -> subprocess.Popen[bytes]:
     """By vfork and exec: nothing of this process is copied, and none of its threads is asked. The monitor inherits
-    what it needs to, and no other descriptor; standard error is ours, for its warnings."""
+    what it needs to, and no other descriptor; standard error is the rank's, for its warnings."""
     inherited = [control.fileno(), stamps.fd]
     blocked = signal.pthread_sigmask(signal.SIG_BLOCK, wire.NOT_FOR_MONITORS)  # until it ignores them
     try:
         inherited.append(os.pidfd_open(os.getpid()))
         start = Start(options=options, pid=os.getpid(), pidfd=inherited[-1], stamps=stamps.fd)
-        with _described(control.fileno(), start) as told:
+        with _start_file(control.fileno(), start) as file:
             return subprocess.Popen(
                 [sys.executable, "-I", "-S", program.__file__],
-                stdin=told,
+                stdin=file,
                 stdout=subprocess.DEVNULL,
                 pass_fds=inherited,
                 start_new_session=True,
@@ -167,20 +167,20 @@ def _started(options: MonitorOptions, stamps: ProgressStamps, control: socket.so
             os.close(pidfd)
 
 
-def _described(control: int, start: Start) -> BinaryIO:
+def _start_file(control: int, start: Start) -> BinaryIO:
     """What the monitor reads first: a file that is in memory only, since the options may hold a password."""
-    told = os.fdopen(os.memfd_create("nvrx-monitor"), "w+b")
+    file = os.fdopen(os.memfd_create("nvrx-monitor"), "w+b")
     try:
         interpreter = {name: getattr(sys, name) for name in _INTERPRETER}
         interpreter["path"] = [str(Path(place).absolute()) for place in sys.path]
-        pickle.dump(interpreter, told)
-        pickle.dump(control, told)
-        _Pickler(told).dump(start)
-        told.seek(0)
+        pickle.dump(interpreter, file)
+        pickle.dump(control, file)
+        _Pickler(file).dump(start)
+        file.seek(0)
     except BaseException:
-        told.close()
+        file.close()
         raise
-    return told
+    return file
 
 
 class _Pickler(pickle.Pickler):

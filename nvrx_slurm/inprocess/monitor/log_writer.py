@@ -84,7 +84,7 @@ class LogWriter(threading.Thread):
 
     # ---- for the loop
 
-    def tell(self, entry: Interrupted) -> None:
+    def record(self, entry: Interrupted) -> None:
         """Have this recorded, as soon as the store takes it."""
         self._inbox.append(entry)
         os.eventfd_write(self._wake, 1)
@@ -108,7 +108,7 @@ class LogWriter(threading.Thread):
         self.opened.set_result(None)
         try:
             self._serve()
-        except Exception as error:  # whatever it is: a rank is not left unwatched
+        except Exception as error:  # of any kind: a rank is never left unwatched
             log.exception("the monitor has failed")
             self._on_end(error)
             self._record_last(self._last.result())
@@ -151,7 +151,8 @@ class LogWriter(threading.Thread):
         return False
 
     def _record_last(self, lost: Lost) -> None:
-        """Also on the log of the next call, if this one had completed: there somebody would wait for the dead."""
+        """Also on the log of the next call, if this one had completed: there the others would wait for the dead
+        rank."""
         self._log.propose(lost)
         if self._log.ledger.stage is IterationStage.COMPLETED:
             following = Log(self._connect(self._options.call + 1), self._options.members)
@@ -177,7 +178,7 @@ class LogWriter(threading.Thread):
         """The log matters to a monitor only when its sibling is quiet, and once in a while."""
         self._read_at = sent + READ_SHARE * self._options.heartbeat_timeout_s
         self._log.refresh()
-        # The group goes on without this rank, for whatever reason: so it must be dead.
+        # The group goes on without this rank: so it must be dead.
         lost = self._log.ledger.lost.get(self._options.member)
         if lost is not None and lost.interruption in DEATHS and not self._kill_ordered:
             self._kill_ordered = True

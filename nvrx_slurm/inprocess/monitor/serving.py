@@ -41,15 +41,15 @@ log = get_logger("inprocess.monitor")
 MOST_LAST_WORDS = 4000
 
 
-def serve(told: IO[bytes]) -> None:
+def serve(start_file: IO[bytes]) -> None:
     """Read what to watch, say that it is watched, and watch. Does not return."""
     for number in wire.NOT_FOR_MONITORS:
         signal.signal(number, signal.SIG_IGN)
     signal.pthread_sigmask(signal.SIG_UNBLOCK, wire.NOT_FOR_MONITORS)
-    control = socket.socket(fileno=int(pickle.load(told)))
+    control = socket.socket(fileno=int(pickle.load(start_file)))
     try:
-        with told:
-            start: wire.Start = pickle.load(told)
+        with start_file:
+            start: wire.Start = pickle.load(start_file)
         # It may have held a password.
         nothing = os.open(os.devnull, os.O_RDWR)
         os.dup2(nothing, 0)
@@ -61,7 +61,7 @@ def serve(told: IO[bytes]) -> None:
             control.send(f"{type(error).__name__}: {error}".encode()[:MOST_LAST_WORDS])
         os._exit(1)
     monitor.run()
-    os._exit(0)  # whatever the store's own threads are at
+    os._exit(0)  # without a wait for the store's own threads
 
 
 class MonitorLoop:
@@ -97,7 +97,8 @@ class MonitorLoop:
     def open(self) -> None:
         """Get in touch with the store, and give the rank its end of the pipe that ends it when this process does.
 
-        The pipe is made here: whatever the rank forks can then never hold our end of it. Raises what the store does.
+        The pipe is made here: no child that the rank forks can then hold the monitor's end of it. Raises what the
+        store does.
         """
         self._log_writer.start()
         self._log_writer.opened.result()
@@ -208,10 +209,10 @@ class MonitorLoop:
                 self._process.send(signals)
             case RecordTimeout(entry=entry):
                 log.warning("process %d: %s", self._process.pid, entry.text)
-                self._log_writer.tell(entry)
+                self._log_writer.record(entry)
 
     def _give_up(self) -> None:
-        """The lease is over: by now nobody may count on this rank any more."""
+        """The lease is over: from now on another monitor may declare this rank dead."""
         self._process.send(KILL)
         log.error(
             "process %d is killed: no beat has reached the store for %.3g s, and the others go on without it",
@@ -251,7 +252,7 @@ class MonitorLogHandler(logging.Handler):
 
     def _do(self) -> None:
         while (work := self._work.get()) is not None:
-            with contextlib.suppress(OSError):  # nobody reads, or the disk is full: there is no place to say so
+            with contextlib.suppress(OSError):  # no reader, or a full disk: there is no place to report it
                 work()
 
     def _write(self, level: int, line: bytes) -> None:

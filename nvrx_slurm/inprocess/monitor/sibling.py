@@ -44,47 +44,48 @@ class SiblingWatch:
         self.ring = Ring(
             member=options.member, timeout_s=options.heartbeat_timeout_s, interval_s=options.heartbeat_interval_s
         )
-        self._neighbour: SiblingProcess | None = None
+        self._process: SiblingProcess | None = None
 
     def judge(self, asked_at: float) -> None:
-        """Record whoever is silent: its beats were asked for at `asked_at`, and the log was read after that."""
+        """Record the sibling if it is silent: its beats were asked for at `asked_at`, and the log was read after
+        that."""
         member = self.ring.silent(asked_at)
         if member is not None:
             self._record(member, Interruption.UNRESPONSIVE, f"no sign of life for {self._timeout_s:g} s")
 
     def meet(self) -> None:
-        """Whoever is the sibling now: see whether its process can be watched from here."""
+        """Watch the present sibling's process too, if that can be seen from here."""
         sibling = self.ring.sibling
-        if sibling is None or (self._neighbour is not None and self._neighbour.member == sibling.member):
+        if sibling is None or (self._process is not None and self._process.member == sibling.member):
             return
-        ours, theirs = (self._joined(member) for member in (self._member, sibling.member))
-        if ours is None or theirs is None:
+        own, theirs = (self._joined(member) for member in (self._member, sibling.member))
+        if own is None or theirs is None:
             return
-        if self._neighbour is not None:
-            self._neighbour.forget(self._poller)
-        self._neighbour = SiblingProcess(sibling.member, ours, theirs)
-        self._neighbour.watch(self._poller)
+        if self._process is not None:
+            self._process.forget(self._poller)
+        self._process = SiblingProcess(sibling.member, own, theirs)
+        self._process.watch(self._poller)
 
     def process_ended(self) -> None:
-        """The poller has told so."""
-        if self._neighbour is not None:
-            self._neighbour.forget(self._poller)
-            self._neighbour.has_ended(time.monotonic())
+        """The poller has reported it."""
+        if self._process is not None:
+            self._process.forget(self._poller)
+            self._process.has_ended(time.monotonic())
 
     @property
     def due_at(self) -> float:
         """When `record_ended` has something to do."""
-        return math.inf if self._neighbour is None else self._neighbour.record_at
+        return math.inf if self._process is None else self._process.record_at
 
     def record_ended(self) -> None:
         """The neighbour's process has ended; if its monitor has had the time to say so, and has not, we do."""
-        neighbour = self._neighbour
-        if neighbour is None or time.monotonic() < neighbour.record_at:
+        watched = self._process
+        if watched is None or time.monotonic() < watched.record_at:
             return
         self._log.refresh()
         text = f"its process has ended, and its monitor did not say how (seen by member {self._member})"
-        self._record(neighbour.member, Interruption.TERMINATED, text)
-        neighbour.record_at = math.inf
+        self._record(watched.member, Interruption.TERMINATED, text)
+        watched.record_at = math.inf
 
     def _record(self, member: int, interruption: Interruption, text: str) -> None:
         """Unless the call is over: then members end as they please."""
@@ -92,7 +93,7 @@ class SiblingWatch:
         if ledger.stage in (IterationStage.COMPLETED, IterationStage.BROKEN):
             return
         rank = self._rank_of(member)
-        host = self._neighbour.host if self._neighbour is not None and self._neighbour.member == member else ""
+        host = self._process.host if self._process is not None and self._process.member == member else ""
         lost = Lost(
             iteration=ledger.iteration, member=member, interruption=interruption, rank=rank, text=text, host=host
         )
@@ -143,7 +144,7 @@ class Ring:
     probed: int | None = None
 
     def asked(self, ledger: GroupLedger) -> tuple[int | None, ...]:
-        """Whose beats to read next, at least one; None if there is nobody else."""
+        """Whose beats to read next, at least one; None if there is no other member."""
         sibling = None if self.sibling is None or self.sibling.member in ledger.lost else self.sibling.member
         nearest = ledger.next_member(self.member)
         if sibling is None or sibling == nearest:
@@ -169,7 +170,7 @@ class Ring:
         return dataclasses.replace(self, sibling=Sibling(member, beats, now, now), probed=None)
 
     def out_of_touch(self) -> Ring:
-        """The store did not answer: what is known of the sibling begins anew."""
+        """The store did not answer: the sibling's time starts again."""
         if self.sibling is None:
             return self
         return dataclasses.replace(self, sibling=dataclasses.replace(self.sibling, seen_at=float("-inf")))
@@ -192,13 +193,13 @@ class SiblingProcess:
     """A member's process. `record_at`: when its end is to be recorded, unless its monitor has; infinite while it
     lives, and where it cannot be seen from here."""
 
-    def __init__(self, member: int, ours: MemberProcess, theirs: MemberProcess) -> None:
+    def __init__(self, member: int, own: MemberProcess, theirs: MemberProcess) -> None:
         self.member, self.host = member, theirs.host
-        self.pidfd = process.find(theirs.pid, theirs.began) if ours.host == theirs.host else None
+        self.pidfd = process.find(theirs.pid, theirs.began) if own.host == theirs.host else None
         self.record_at = math.inf
 
     def watch(self, poller: select.poll) -> None:
-        """Have the poller tell its end."""
+        """Have the poller report its end."""
         if self.pidfd is not None:
             poller.register(self.pidfd, select.POLLIN)
 

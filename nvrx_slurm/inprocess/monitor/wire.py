@@ -19,7 +19,8 @@ if TYPE_CHECKING:
 MOST_BYTES = 64 << 10
 
 READY = b"ready"
-"""The monitor's first word, with the rank's end of the fate pipe; any other is why it cannot begin."""
+"""The monitor's first word, with the rank's end of the pipe that links their lifetimes; any other is why it cannot
+begin."""
 
 NOT_FOR_MONITORS = frozenset({signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGUSR1, signal.SIGUSR2})
 """Slurm sends these to each process of a step: what comes of them is the rank's affair."""
@@ -57,7 +58,7 @@ class Start:
 
 
 class Order(msgspec.Struct, frozen=True, kw_only=True):
-    """Base of what a rank tells its monitor."""
+    """Base of what a rank sends to its monitor."""
 
 
 class NewRankOrder(Order, frozen=True, kw_only=True, tag="entered"):

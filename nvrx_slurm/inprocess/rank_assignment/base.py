@@ -40,7 +40,7 @@ class RankAssignmentCtx:
         """The ranks that are not out, ascending."""
         return [rank for rank in range(self.state.world_size) if rank not in self.terminated_ranks]
 
-    def told(self) -> dict[int, tuple[str, ...]]:
+    def published_here(self) -> dict[int, tuple[str, ...]]:
         """What each healthy rank has published, by its rank now. Raises InternalError if one has not."""
         published = self.published()
         try:
@@ -49,7 +49,7 @@ class RankAssignmentCtx:
             raise InternalError(f"rank {error} is not out, and has published nothing") from None
 
     def renumbered(self, order: Sequence[int]) -> RankAssignmentCtx:
-        """The world of these ranks alone, in this order: rank `order[n]` becomes rank n. Nobody is active in it yet.
+        """The world of these ranks alone, in this order: rank `order[n]` becomes rank n. No rank is active in it yet.
 
         Raises RankDiscarded on a rank that is not among them.
         """
@@ -128,7 +128,7 @@ def gaps_filled(taken: Collection[int], free: Collection[int]) -> dict[int, int]
 
 
 class ActivateAllRanks(RankFilter):
-    """All ranks call the function, whatever was said before."""
+    """All ranks call the function, also those that a part before this one left in reserve."""
 
     def __call__(self, ctx: RankAssignmentCtx) -> RankAssignmentCtx:
         everyone = dataclasses.replace(ctx.state, active_world_size=None)
@@ -204,7 +204,7 @@ class FilterCountGroupedByKey(RankAssignment):
     ```
 
     `key_or_fn` is evaluated on its own rank, with the state of the iteration before, and published; `condition` on
-    all ranks, and must come to the same there. `timeout` is there for older code: nobody waits here for anybody,
+    all ranks, and must come to the same there. `timeout` is there for older code: there is no wait here,
     since the keys have arrived when the assignment is made.
     """
 
@@ -222,7 +222,7 @@ class FilterCountGroupedByKey(RankAssignment):
         return (key_of(self.key_or_fn, state),)
 
     def __call__(self, ctx: RankAssignmentCtx) -> RankAssignmentCtx:
-        keys = ctx.told()
+        keys = ctx.published_here()
         unfit = {key for key, count in Counter(keys.values()).items() if not self.condition(count)}
         out = {rank for rank, key in keys.items() if key in unfit}
         return dataclasses.replace(ctx, terminated_ranks=ctx.terminated_ranks | out)

@@ -134,8 +134,8 @@ class Tree(RankAssignment):
     ])
     ```
 
-    The keys are read once a call, which costs each rank as much as there are ranks; later assignments ask nobody. It
-    decides who is active, so it composes with what puts ranks out before it, and with nothing after it.
+    The keys are read once a call, which costs each rank as much as there are ranks; later assignments read nothing.
+    It decides who is active, so it composes with what puts ranks out before it, and with nothing after it.
 
     Raises OptionError without layers, for a root that is not the same on all ranks, and for a `world_size_filter`
     that wants more than there is.
@@ -155,7 +155,7 @@ class Tree(RankAssignment):
 
     def __call__(self, ctx: RankAssignmentCtx) -> RankAssignmentCtx:
         if ctx.state.mode is Mode.INITIALIZED:
-            found = planted(self.layers, ctx.told())  # by rank, in depth-first order
+            found = planted(self.layers, ctx.published_here())  # by rank, in depth-first order
             moved = [rank for rank, before in zip(found, ctx.healthy, strict=True) if rank != before]
             if moved and ctx.state.rank == min(moved):
                 log.warning(
@@ -220,8 +220,8 @@ def activated(leaves: Sequence[Leaf]) -> World:
 def rearranged(world: World, out: set[int]) -> World:
     """The world without those who are out; who was active among them is replaced as the flags allow.
 
-    From a reserve first: the nearest branch's, and there whoever came into it last. Then by the active ranks with the
-    highest numbers. What is still open is closed by all later ones moving up.
+    From a reserve first: the nearest branch's, and there the rank that came into it last. Then by the active ranks
+    with the highest numbers. What is still open is closed by all later ones moving up.
     """
     active = {rank: leaf.active_rank for rank, leaf in enumerate(world) if leaf.active_rank is not None}
     vacant = {rank: active.pop(rank) for rank in sorted(out) if rank in active}

@@ -7,7 +7,8 @@
   beats                   one number a member
 
 Files are opened for each look at them: NFS promises to show what another host has written to those only that are
-opened after it was closed. inotify tells at once of writers on this host; others are looked for now and then.
+opened after it was closed. inotify reports writers on this host at once; what other hosts write is looked for now and
+then.
 """
 
 from __future__ import annotations
@@ -37,7 +38,7 @@ LOOK_S = 0.25
 """How often a reader looks for what was written on another host."""
 
 KEEP_S = 3600.0
-"""How long what is left of a group stays after its last sign of life. Whoever comes next removes it."""
+"""How long what is left of a group stays after its last sign of life. The next group removes it."""
 
 LONGEST_NAME = 200
 _FILES = re.compile(r"lock|log|beats|gate\..+")
@@ -181,18 +182,18 @@ class FileConnection(Connection):
 
     @contextlib.contextmanager
     def _growing(self, name: str) -> Iterator[tuple[int, list[bytes]]]:
-        """The file, open at its end, and what is in it; nobody else adds to one of the call meanwhile."""
+        """The file, open at its end, and what is in it; no other process adds to the call meanwhile."""
         with self._usable(), self._locked():
             file = self._open(name)
             try:
                 data = _whole(file)
                 entries, length = _parsed(data)
-                if length < len(data):  # whoever wrote the rest was killed over it
+                if length < len(data):  # the process that wrote the rest was killed meanwhile
                     os.ftruncate(file, length)
                 os.lseek(file, length, os.SEEK_SET)
                 yield file, entries
             finally:
-                os.close(file)  # before the lock goes: then NFS shows it to whoever has the lock next
+                os.close(file)  # before the lock is given back: then NFS shows it to the next holder
 
     @contextlib.contextmanager
     def _locked(self) -> Iterator[None]:

@@ -1,6 +1,6 @@
 """A store for ranks on one host that have none: a process of its own keeps it while they use it.
 
-The first rank to ask starts the keeper, which then is nobody's child, and in a session of its own: what ends ranks,
+The first rank to ask starts the keeper, which then is a child of init, in a session of its own: what ends ranks,
 or signals a step, does not reach it. It ends, and its store with it, once no rank has been connected for some
 seconds. Each group has its own.
 
@@ -123,7 +123,7 @@ def _start(kind: str, folder: Path, lock: int) -> None:
 
 
 def _find(folder: Path) -> HostedStore | None:
-    """Where the store is, if somebody keeps it; None after a while without a change."""
+    """Where the store is, if a keeper runs; None after a while without a change."""
     if (place := _read(folder)) is not None:
         return place
     watch = FileWatch(folder)
@@ -136,7 +136,7 @@ def _find(folder: Path) -> HostedStore | None:
 
 
 def _read(folder: Path) -> HostedStore | None:
-    """What the keeper tells; not what one that was killed has left behind."""
+    """What the present keeper has written; not what a killed one has left behind."""
     with contextlib.suppress(FileNotFoundError, MalformedRecord):
         place = decode_json(HostedStore, (folder / "place.json").read_bytes(), "place.json")
         return place if started_ticks(place.keeper) == place.began else None
@@ -144,7 +144,7 @@ def _read(folder: Path) -> HostedStore | None:
 
 
 def take(folder: Path) -> int | None:
-    """The lock of whoever keeps a store here: its descriptor, or None while somebody has it. Raises OSError."""
+    """The lock that a keeper holds: its descriptor, or None while a keeper has it. Raises OSError."""
     while True:
         folder.mkdir(mode=0o700, parents=True, exist_ok=True)
         try:
@@ -199,7 +199,7 @@ def _own_folder() -> Path:
 
 
 def _is_private(path: Path) -> bool:
-    """Whether it is a folder, and nobody but this user can have put anything there."""
+    """Whether it is a folder, and only this user can have put anything there."""
     try:
         status = path.lstat()
     except FileNotFoundError:

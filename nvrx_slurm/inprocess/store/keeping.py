@@ -1,7 +1,7 @@
 """The keeper's process (see `keeper.py`): `python -m nvrx_slurm.inprocess.store.keeping KIND FOLDER LOCK`.
 
 `LOCK` is the descriptor of the folder's lock, which goes with this process. Ranks are counted by their connections:
-whatever ends a rank, the kernel closes those.
+the kernel closes those, in whichever way a rank ends.
 """
 
 from __future__ import annotations
@@ -124,7 +124,7 @@ class KeptValkey:
 class KeptTorchStore:
     """torch's, in this process."""
 
-    own = 1  # whoever hosts a TCPStore is its client too
+    own = 1  # the process that hosts a TCPStore is its client too
 
     def __init__(self, folder: Path) -> None:
         self.moved = _nothing
@@ -169,7 +169,7 @@ _KINDS: dict[str, Callable[[Path], KeptStore]] = {VALKEY: KeptValkey, TORCH: Kep
 
 
 async def keep(store: KeptStore, folder: Path, *, look_s: float = LOOK_S) -> None:
-    """Until nobody is connected any more. `look_s`: how often the connections are counted."""
+    """Until no rank is connected any more. `look_s`: how often the connections are counted."""
 
     def announce() -> None:
         write_private(folder / "place.json", msgspec.json.encode(store.place()))
@@ -186,7 +186,7 @@ async def keep(store: KeptStore, folder: Path, *, look_s: float = LOOK_S) -> Non
             left = LINGER_LOOKS if _is_used(store) else left - 1
         store.moved = _nothing
         (folder / "place.json").unlink(missing_ok=True)
-        await asyncio.sleep(look_s)  # nobody finds it from now on; but somebody may just have done so
+        await asyncio.sleep(look_s)  # no rank finds it from now on; but one may just have done so
         used = _is_used(store)
     await store.stop()
 

@@ -52,7 +52,7 @@ class Connection(abc.ABC):
 
     @abc.abstractmethod
     def cancel(self) -> None:
-        """From any thread: whoever waits in an operation stops waiting, for good."""
+        """From any thread: a thread that waits in an operation stops waiting, for good."""
 
     @abc.abstractmethod
     def close(self) -> None:

@@ -30,11 +30,11 @@ KEEP_S = 3600
 RENEW_S = KEEP_S / 3
 
 KEPT_BARRIERS = 64
-"""How many barriers are kept, beside the first one. All members pass one before the next opens: none is further behind."""
+"""How many barriers are kept, beside the first one. No member is further behind: all pass one before the next."""
 
 
 class RedisStore(Store):
-    """Redis or Valkey. Without arguments it is the store of the job that our agent runs this rank for; elsewhere, and
+    """Redis or Valkey. Without arguments it is the store of the job whose agent runs this rank; elsewhere, and
     where all ranks are on one host, a Valkey that is started for them, and ends after them.
 
     `url`: `redis://[user@]host[:port][/database]`, or `rediss://…`; it may hold no password. `password_file`: holds
@@ -222,11 +222,11 @@ class RedisConnection(Connection):
     def _lost(self, after: int) -> StoreError:
         return StoreError(
             f"the store at {self._where} has lost the first {after} entries of {self._keys.log}: "
-            "was it restarted without its data, or did nobody give a sign of life for an hour?"
+            "was it restarted without its data, or was there no sign of life for an hour?"
         )
 
     def _renew_if_due(self) -> None:
-        """Put off the end of all keys of the call; barriers that nobody asks for any more are removed."""
+        """Put off the end of all keys of the call; barriers that no member needs any more are removed."""
         if time.monotonic() < self._renew_at:
             return
         self._renew_at = time.monotonic() + self._renew_s

@@ -90,14 +90,14 @@ class RedisSocket:
         self._address = address
         self._refusals = Refusals()
         self._socket: socket.socket | None = None
-        self._guard = threading.Lock()  # or a cut could hit a descriptor that belongs to somebody else by then
+        self._guard = threading.Lock()  # or a cut could hit a descriptor that has another owner by then
         self._is_cut = False
 
     def ask(self, commands: Sequence[Command], answer_s: float) -> list[Any]:
         """Send all, and return all replies, a `hiredis.ReplyError` among them where one was refused.
 
-        Raises OSError where there was no answer within `answer_s`, Refused, or whatever interrupts it; then the
-        connection is closed, for an answer may still be under way.
+        Raises OSError where there was no answer within `answer_s`, RedisRefusal, or what a signal's handler raises;
+        then the connection is closed, for an answer may still be under way.
         """
         try:
             if self._socket is None:
@@ -111,7 +111,7 @@ class RedisSocket:
             raise
 
     def cut(self) -> None:
-        """From any thread: whoever waits here is woken, and nobody connects again."""
+        """From any thread: the thread that waits here is woken, and the connection is not opened again."""
         with self._guard:
             self._is_cut = True
             if self._socket is not None:
@@ -227,7 +227,7 @@ class RetryingRedis:
         self.asked_again = False
 
     def cancel(self) -> None:
-        """From any thread: whoever asks stops waiting, for good."""
+        """From any thread: the thread that asks stops waiting, for good."""
         self._cancelled.set()
         self._line.cut()
 

@@ -36,8 +36,8 @@ class TCPStore(Store):
     """torch's TCPStore. Without arguments it is the one that torchrun's agent has for its workers; elsewhere, and
     where all ranks are on one host, one that is started for them, and ends after them.
 
-    `host_name`, `port`: one that somebody else hosts; not a rank, for any rank may die. `patience`: how long it may
-    take to answer. Raises OptionError; connections raise StoreError.
+    `host_name`, `port`: a store that another process hosts; not a rank, for any rank may die. `patience`: how long it
+    may take to answer. Raises OptionError; connections raise StoreError.
     """
 
     def __init__(
@@ -110,7 +110,7 @@ class TCPConnection(Connection):
             store.set(mine, payload)
             if store.add(f"{mine}/here", 1) > 1:
                 return int(store.add(self._key("gate", barrier), 0))
-            # Who it was before how many: whoever counts us finds us.
+            # The member before the count: a reader of the count finds all whom it counts.
             store.append(self._key("gate", barrier, "who"), f"{member},")
             arrived = int(store.add(self._key("gate", barrier), 1))
             if arrived == 1:

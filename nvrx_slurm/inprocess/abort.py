@@ -121,7 +121,8 @@ def _abort(group: Any) -> None:
         group.abort()
         return
     backend = group._get_backend(sys.modules["torch"].device("cuda"))
-    if hasattr(backend, "_shutdown"):  # NCCL's: it aborts, in these versions
+    if hasattr(backend, "_shutdown"):
+        # NCCL's: it aborts, in these versions.
         backend._shutdown()
 
 
@@ -160,7 +161,8 @@ def _loops() -> Iterator[Path]:
 def _watched(loop: Path) -> list[tuple[int, int]]:
     """The file descriptors that a loop waits for, each with its inode."""
     for _ in range(_LOOKS):
-        with contextlib.suppress(OSError):  # the thread has ended, or the kernel keeps no record of system calls
+        with contextlib.suppress(OSError):
+            # The thread has ended, or the kernel keeps no record of system calls.
             call = (loop / "syscall").read_text().split()
             if len(call) > 1 and (found := _members(int(call[1], 16))):
                 return found
@@ -191,7 +193,8 @@ def _shut_down(number: int, inode: int) -> bool:
     with socket.socket(fileno=kept) as connection:
         if connection.getsockopt(socket.SOL_SOCKET, socket.SO_ACCEPTCONN):
             return False
-        with contextlib.suppress(OSError):  # not connected yet, or no more
+        with contextlib.suppress(OSError):
+            # Not connected yet, or no more.
             connection.shutdown(socket.SHUT_RDWR)
             return True
     return False

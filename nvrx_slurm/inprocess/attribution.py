@@ -49,14 +49,13 @@ def format_interruption_records(records: Iterable[InterruptionRecord]) -> str:
     by_kind: dict[Interruption, list[InterruptionRecord]] = {}
     for record in records:
         by_kind.setdefault(record.interruption, []).append(record)
-    return "; ".join(_described(kind, group) for kind, group in by_kind.items())
-
-
-def _described(kind: Interruption, records: list[InterruptionRecord]) -> str:
-    ranks = ", ".join(str(rank) for rank in sorted({record.rank for record in records if record.rank is not None}))
-    words = next((record.text.splitlines()[0] for record in records if record.text), "")
-    where = f" on rank{'s' if ',' in ranks else ''} {ranks}" if ranks else ""
-    return f"{kind.value}{where}{f' ({words})' if words else ''}"
+    parts = []
+    for kind, group in by_kind.items():
+        ranks = ", ".join(str(rank) for rank in sorted({record.rank for record in group if record.rank is not None}))
+        words = next((record.text.splitlines()[0] for record in group if record.text), "")
+        where = f" on rank{'s' if ',' in ranks else ''} {ranks}" if ranks else ""
+        parts.append(f"{kind.value}{where}{f' ({words})' if words else ''}")
+    return "; ".join(parts)
 
 
 TEXT_CHARS = 2000

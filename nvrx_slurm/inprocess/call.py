@@ -98,7 +98,8 @@ class CallWrapper:
         with ExitStack() as stack:
             self._build(stack)
             try:
-                with self.disable_hang_protection():  # the time that a monitor takes is not this rank's
+                with self.disable_hang_protection():
+                    # The time that a monitor takes is not this rank's.
                     self._monitor.wait_ready(self._options.barrier_timeout.total_seconds())
                 self._group.join(self._process, lost)
                 stack.enter_context(_old_garbage_left_alone())
@@ -110,14 +111,16 @@ class CallWrapper:
                         log.exception("rank %s: Completion raised", self._rank.state.rank)
             except ForkedChild as child:
                 outcome = child.outcome
-                stack.pop_all()  # all that it has inherited is its parent's
+                # All that it has inherited is its parent's.
+                stack.pop_all()
             except BaseException as error:
                 self._leave_because(error)
                 raise
             else:
                 self.lost = self._group.ledger.lost
                 return value
-        match outcome:  # in a forked child: what the function came to there, as if it were not wrapped
+        match outcome:
+            # In a forked child: what the function came to there, as if it were not wrapped.
             case Returned(value):
                 return value
             case Raised(failure):
@@ -161,7 +164,8 @@ class CallWrapper:
             last_call_s=options.last_call_wait.total_seconds(),
             again_s=options.monitor_thread_interval.total_seconds(),
         )
-        stack.callback(self._interrupter.join)  # an Abort may outlast the function; the monitor bounds it
+        # An Abort may outlast the function; the monitor bounds it.
+        stack.callback(self._interrupter.join)
         parts = Parts(
             options=options,
             launch=launch,
@@ -222,7 +226,8 @@ class CallWrapper:
         self.lost = {**self._group.ledger.lost, lost.member: lost}
         if self._rank.unfit:
             self._monitor.terminate_within(lost, self._options.termination_grace_time.total_seconds())
-            self._monitored.pop_all()  # it stays until this process has ended
+            # It stays until this process has ended.
+            self._monitored.pop_all()
         else:
             self._group.say_last(lost)
         self._rank.state.mode = Mode.TERMINATED

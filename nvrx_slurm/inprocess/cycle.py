@@ -136,7 +136,8 @@ _BEHIND = frozenset(
 def _event(cycle: RankCycle, entry: AnyEntry) -> Event | None:
     """What an entry that counts means for this rank."""
     before, ledger = cycle.ledger, fold(cycle.ledger, [entry])
-    if cycle.replaced and isinstance(entry, Lost) and not entry.inherited:  # however it left, its process ends
+    if cycle.replaced and isinstance(entry, Lost) and not entry.inherited:
+        # However it left, its process ends.
         return None if before.stage is IterationStage.COMPLETED else Event.DIED
     if ledger.iteration > before.iteration:
         return Event.FAILED
@@ -170,7 +171,8 @@ COMMAND = "python -m nvrx_slurm.inprocess.cycle docs/inprocess.md"
 
 def with_diagram(page: str) -> str:
     """The page `docs/inprocess.md` with the current diagram. Raises ValueError for a page without a place for it."""
-    from nvrx_slurm.util import pages  # here: a rank loads this module, and draws nothing
+    # Here: a rank loads this module, and draws nothing.
+    from nvrx_slurm.util import pages
 
     return pages.with_diagram(page, COMMAND, diagram())
 

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import os
 import sys
-from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import NamedTuple
@@ -79,8 +78,12 @@ def all_on_this_host(launch: RankIdentity) -> bool:
     """Whether it is certain that all ranks run here."""
     if launch.world_size == 1:
         return True
-    if (here := _local_world_size(launch)) is not None:
-        return here == launch.world_size
+    for names in _LAUNCHERS:
+        if names is _TORCH or _is_about(names, launch.rank, launch.world_size):
+            if names is _SLURM:
+                return _number("SLURM_STEP_NUM_NODES") == 1
+            if (size := _number(names.local_world_size)) is not None:
+                return size == launch.world_size
     master = _get("MASTER_ADDR")
     return master == "localhost" or (master or "127.").startswith("127.") or master == "::1"
 
@@ -137,66 +140,35 @@ class RankVariables:
 def _group(rank: int, world_size: int) -> str:
     if named := _get("NVRX_INPROCESS_GROUP"):
         return named
-    outer = _agent_group()
-    if outer and _get("TORCHELASTIC_RUN_ID") == _agent_run():
+    # What an agent gives as TORCHELASTIC_RUN_ID.
+    agent_run = f"{_get('NVRX_JOB_ID')}.{_get('NVRX_REPLICA')}"
+    cycle, run = _get("NVRX_CYCLE"), _get("TORCHELASTIC_RUN_ID")
+    outer = None if cycle is None else f"{agent_run}.{_get('NVRX_GENERATION')}.{cycle}"
+    if outer and run == agent_run:
         return outer
     # A torchrun that the agent has started: its ranks are one group of several within the agent's cycle.
-    inner = next(filter(None, (find(rank, world_size) for find in _GROUPS)), None) or _siblings()
+    inner = _launcher_group(None if run == agent_run else run, rank, world_size)
     return f"{outer}.{inner}" if outer else inner
 
 
-def _agent_run() -> str:
-    """What an agent gives its workers as TORCHELASTIC_RUN_ID."""
-    return f"{_get('NVRX_JOB_ID')}.{_get('NVRX_REPLICA')}"
-
-
-def _agent_group() -> str | None:
-    if _get("NVRX_CYCLE") is None:
-        return None
-    return f"{_agent_run()}.{_get('NVRX_GENERATION')}.{_get('NVRX_CYCLE')}"
-
-
-def _torchrun_group(rank: int, world_size: int) -> str | None:
-    if (run := _get("TORCHELASTIC_RUN_ID")) is None or run == _agent_run():
-        return None
-    return f"torchrun.{run}.{_get('TORCHELASTIC_RESTART_COUNT') or 0}.{_meeting_point()}"
-
-
-def _slurm_group(rank: int, world_size: int) -> str | None:
-    if not _is_about(_SLURM, rank, world_size):
-        return None
-    names = ("SLURM_CLUSTER_NAME", "SLURM_JOB_ID", "SLURM_STEP_ID", "SLURM_RESTART_COUNT")
-    return "slurm." + ".".join(_get(name) or "0" for name in names)
-
-
-def _mpi_group(rank: int, world_size: int) -> str | None:
-    space = _get("PMIX_NAMESPACE") or _get("OMPI_MCA_ess_base_jobid")
-    return f"mpi.{space}" if space and _is_about(_OPEN_MPI, rank, world_size) else None
-
-
-def _meeting_point(*_: int) -> str | None:
-    """Where the ranks would meet for torch: one address and port for all of them, mostly a fresh one each time."""
+def _launcher_group(torchrun: str | None, rank: int, world_size: int) -> str:
+    """The name of this start by what the launcher says; the most specific says it first."""
+    # Where the ranks would meet for torch: one address and port for all of them, mostly another one each time.
     host = _get("MASTER_ADDR")
-    return f"{host}:{_get('MASTER_PORT') or ''}" if host else None
-
-
-_GROUPS: tuple[Callable[[int, int], str | None], ...] = (_torchrun_group, _slurm_group, _mpi_group, _meeting_point)
-
-
-def _siblings() -> str:
-    """The children of one process: multiprocessing, a shell script."""
+    meeting_point = f"{host}:{_get('MASTER_PORT') or ''}" if host else None
+    if torchrun is not None:
+        return f"torchrun.{torchrun}.{_get('TORCHELASTIC_RESTART_COUNT') or 0}.{meeting_point}"
+    if _is_about(_SLURM, rank, world_size):
+        names = ("SLURM_CLUSTER_NAME", "SLURM_JOB_ID", "SLURM_STEP_ID", "SLURM_RESTART_COUNT")
+        return "slurm." + ".".join(_get(name) or "0" for name in names)
+    space = _get("PMIX_NAMESPACE") or _get("OMPI_MCA_ess_base_jobid")
+    if space and _is_about(_OPEN_MPI, rank, world_size):
+        return f"mpi.{space}"
+    if meeting_point is not None:
+        return meeting_point
+    # The children of one process: multiprocessing, a shell script.
     parent = os.getppid()
     return f"{os.uname().nodename}.{parent}.{started_ticks(parent) or 0}"
-
-
-def _local_world_size(launch: RankIdentity) -> int | None:
-    for names in _LAUNCHERS:
-        if names is _TORCH or _is_about(names, launch.rank, launch.world_size):
-            if names is _SLURM:
-                return launch.world_size if _number("SLURM_STEP_NUM_NODES") == 1 else 0
-            if (size := _number(names.local_world_size)) is not None:
-                return size
-    return None
 
 
 def _is_about(names: _Names, rank: int, world_size: int) -> bool:

@@ -47,7 +47,8 @@ class RankDiscarded(RestartError):
     """The rank assignment leaves this rank out: it is healthy, and has no place in the next iteration."""
 
 
-class TimeoutError(RestartError):  # the name that users of it import; qualified, it shadows nothing
+# The name that users of it import; qualified, it shadows nothing.
+class TimeoutError(RestartError):
     """A bound has passed; says who was waited for."""
 
     exit_code = EXIT_TIMEOUT

@@ -40,20 +40,15 @@ class ThreadedFinalize(Finalize):
     kwargs: Mapping[str, Any] | None = None
 
     def __call__(self, state: FrozenState) -> FrozenState:
-        name = getattr(self.fn, "__qualname__", repr(self.fn))
-        bounded(self._on_own_device(), self.timeout, f"ThreadedFinalize: {name} of rank {state.rank}")
-        return state
-
-    def _on_own_device(self) -> Callable[[], object]:
-        """The work. The device is looked up here: what a new thread calls its current device is the first one."""
-        fn, args, kwargs = self.fn, self.args or (), self.kwargs or {}
         in_use = callback_support.initialised()
-        if in_use is None:
-            return lambda: fn(*args, **kwargs)
-        device = callback_support.own_device(in_use)
+        # Looked up here, and not in the new thread: a thread begins on the first device.
+        device = None if in_use is None else callback_support.own_device(in_use)
 
         def work() -> object:
-            in_use.set_device(device)
-            return fn(*args, **kwargs)
+            if in_use is not None:
+                in_use.set_device(device)
+            return self.fn(*(self.args or ()), **(self.kwargs or {}))
 
-        return work
+        name = getattr(self.fn, "__qualname__", repr(self.fn))
+        bounded(work, self.timeout, f"ThreadedFinalize: {name} of rank {state.rank}")
+        return state

@@ -83,9 +83,11 @@ class Group:
         self.failure: RestartError | None = None
         self.leaves = False
         self._moving = threading.RLock()
-        self._changed = SignalSafeEvent()  # set, and replaced by another one, when the cycle moves
+        # Set, and replaced by another one, when the cycle moves.
+        self._changed = SignalSafeEvent()
         self._connect: Callable[[], Connection] = partial(store.connect, group, call)
-        self._noticed = (-1, 0)  # the iteration of the last notice, and how many had arrived with it
+        # The iteration of the last notice, and how many had arrived with it.
+        self._noticed = (-1, 0)
         self._connection = self._connect()
         self._log = Log(self._connection, cycle.ledger.members)
         self._heard = self._connect()
@@ -96,9 +98,18 @@ class Group:
     def check_vacant(self, process: MemberProcess) -> None:
         """Before anything is said in the group's name. Raises StoreError if another process is this member."""
         member = self.cycle.member
-        other = self._connection.arrival(barriers.JOIN, member)
-        if other is not None and other != pack(process):
-            raise _taken(member, _joining(other))
+        data = self._connection.arrival(barriers.JOIN, member)
+        if data is None or data == pack(process):
+            return
+        try:
+            other = barriers.unpack(data, MemberProcess)
+        except UntrustedRecord:
+            other = MemberProcess(host="an unknown host", pid=0, began=0)
+        raise StoreError(
+            f"rank {member} of this group has joined already: process {other.pid} on {other.host}. Another run uses"
+            " the same store under the same name, or one has ended without clearing it: give each run a name of its"
+            " own (NVRX_INPROCESS_GROUP, the same for all of its ranks)"
+        )
 
     def join(self, process: MemberProcess, lost: Mapping[int, Lost]) -> None:
         """Join, record who was lost in earlier calls, and listen."""
@@ -112,7 +123,8 @@ class Group:
     def close(self) -> None:
         """Listen no longer. Of those who completed, the last one to go clears the keys."""
         self._heard.cancel()
-        if self._listener.ident is not None:  # it was started: we had joined
+        if self._listener.ident is not None:
+            # It was started: we had joined.
             self._listener.join()
             if self.failure is None and not self.leaves:
                 try:
@@ -154,7 +166,8 @@ class Group:
 
     def _wait_until(self, holds: Callable[[], bool], deadline: float) -> bool:
         while True:
-            changed = self._changed  # before the look: what changes after it sets this event
+            # Before the look: what changes after it sets this event.
+            changed = self._changed
             if self.failure is not None:
                 raise self.failure
             if holds():
@@ -193,15 +206,14 @@ class Group:
                 if len(present) >= barrier.expected(seen):
                     self.propose(barrier.close(present))
             if not self._wait_until(partial(self._has_news, seen.length, phase), until):
-                raise self._late(barrier)
+                here = self._connection.arrivals(barrier.name)
+                missing = [m for m in range(self.ledger.members) if m not in here and m not in self.ledger.lost]
+                names = ", ".join(map(str, missing[:NAMED])) + (", …" if len(missing) > NAMED else "")
+                who = f"rank{'' if len(missing) == 1 else 's'} {names}" if missing else "no rank"
+                raise TimeoutError(f"waited {barrier.bound_s:g} s for {who} at the barrier {barrier.name}")
 
     def _has_news(self, length: int, phase: CyclePhase) -> bool:
         return self.cycle.ledger.length > length or self.cycle.phase is not phase
-
-    def _late(self, barrier: Barrier) -> TimeoutError:
-        here = self._connection.arrivals(barrier.name)
-        missing = [m for m in range(self.ledger.members) if m not in here and m not in self.ledger.lost]
-        return TimeoutError(f"waited {barrier.bound_s:g} s for {_ranks(missing)} at the barrier {barrier.name}")
 
     def arrivals(self, barrier: str, kind: type[P]) -> dict[int, P]:
         """From the main thread or the listener: who has arrived at a barrier, and with what."""
@@ -249,7 +261,8 @@ class Group:
                 self._take(after, self._heard.read(after, LISTEN_S))
         except Cancelled:
             return
-        except Exception as error:  # of any kind: nothing is read any more, and the main thread must know
+        except Exception as error:
+            # Of any kind: nothing is read any more, and the main thread must know.
             self.fail(error)
 
     def fail(self, error: Exception) -> None:
@@ -281,23 +294,3 @@ def unpacked(payloads: Mapping[int, bytes], kind: type[P]) -> dict[int, P]:
         with contextlib.suppress(UntrustedRecord):
             found[member] = barriers.unpack(data, kind)
     return found
-
-
-def _joining(data: bytes) -> MemberProcess:
-    try:
-        return barriers.unpack(data, MemberProcess)
-    except UntrustedRecord:
-        return MemberProcess(host="an unknown host", pid=0, began=0)
-
-
-def _ranks(members: list[int]) -> str:
-    names = ", ".join(map(str, members[:NAMED])) + (", …" if len(members) > NAMED else "")
-    return f"rank{'' if len(members) == 1 else 's'} {names}" if members else "no rank"
-
-
-def _taken(member: int, other: MemberProcess) -> StoreError:
-    return StoreError(
-        f"rank {member} of this group has joined already: process {other.pid} on {other.host}. Another run uses the"
-        " same store under the same name, or one has ended without clearing it: give each run a name of its own"
-        " (NVRX_INPROCESS_GROUP, the same for all of its ranks)"
-    )

@@ -67,8 +67,10 @@ class CudaHealthCheck(HealthCheck):
         device = callback_support.own_device(in_use)
 
         def synchronise() -> None:
-            in_use.synchronize(device)  # until what was under way has ended
-            in_use.synchronize(device)  # and the context is none the worse for it
+            # Until what was under way has ended.
+            in_use.synchronize(device)
+            # And the context is none the worse for it.
+            in_use.synchronize(device)
 
         bounded(synchronise, self.timeout, f"CudaHealthCheck: the work on device {device} of rank {state.rank}")
         return state

@@ -68,11 +68,13 @@ class Interrupter:
                         self._abort(state)
                     except Exception:
                         log.exception("rank %s: Abort raised; the restart goes on", state.rank)
-                    except BaseException as refusal:  # the main thread raises it, once it is out of the function
+                    except BaseException as refusal:
+                        # The main thread raises it, once it is out of the function.
                         self._refusal = refusal
                 self._group.feed(Event.ABORTED)
                 self._region.interrupt(again_s=self._again_s)
-        except Exception as error:  # else the main thread would wait for this one without end
+        except Exception as error:
+            # Else the main thread would wait for this one without end.
             self._group.fail(error)
 
     def notice(self) -> Noticing:

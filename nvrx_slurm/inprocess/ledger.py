@@ -165,7 +165,8 @@ def accepts(ledger: GroupLedger, entry: AnyEntry) -> bool:
             return (
                 entry.iteration == ledger.iteration - 1 and stage is IterationStage.GATHERING and not ledger.settled
             )
-        case Sealed():  # one that was proposed before a member was lost still counts it
+        case Sealed():
+            # One that was proposed before a member was lost still counts it.
             there = entry.world_size - len(entry.missing) == ledger.left
             return entry.iteration == ledger.iteration and stage is IterationStage.GATHERING and there
         case IterationOpened():
@@ -231,7 +232,8 @@ class Log:
         """Add an entry, unless it means nothing (any more). Returns whether it is in the log by this call."""
         data = encode(entry)
         if not accepts(self.ledger, entry):
-            self.refresh()  # perhaps it means nothing yet, to one who has not read on
+            # Perhaps it means nothing yet, to one who has not read on.
+            self.refresh()
         while accepts(self.ledger, entry):
             if self._connection.append(data, self.ledger.length):
                 self.refresh()

@@ -7,7 +7,6 @@ import inspect
 import pickle
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field, fields
-from itertools import chain
 from pathlib import Path
 from typing import Any
 
@@ -67,10 +66,11 @@ class WrapperOptions:
     enabled: bool
 
     def __post_init__(self) -> None:
-        for problem in chain(self._wrong_types(), self._wrong_times(), self._wrong_relations(), self._others()):
+        for problem in self._problems():
             raise OptionError(f"Wrapper: {problem}")
 
-    def _wrong_types(self) -> Iterator[str]:
+    def _problems(self) -> Iterator[str]:
+        # Types first: what follows relies on them.
         if not isinstance(self.store_factory, type) or not issubclass(self.store_factory, Store):
             yield f"store_factory must be a class of stores (RedisStore, FileStore, …), not {self.store_factory!r}"
         if not isinstance(self.store_kwargs, Mapping):
@@ -80,8 +80,6 @@ class WrapperOptions:
             if not (isinstance(value, kind) or (may_be_none and value is None)):
                 none = " or None" if may_be_none else ""
                 yield f"{name} must be of type {kind.__name__}{none}, not {type(value).__name__} ({value!r})"
-
-    def _wrong_times(self) -> Iterator[str]:
         for each in fields(self):
             value = getattr(self, each.name)
             if isinstance(value, datetime.timedelta):
@@ -89,15 +87,11 @@ class WrapperOptions:
                 if value < zero or (value == zero and each.name not in _MAY_BE_ZERO):
                     least = "0 or more" if each.name in _MAY_BE_ZERO else "more than 0"
                     yield f"{each.name} must be {least}, not {value.total_seconds():g} s"
-
-    def _wrong_relations(self) -> Iterator[str]:
         for less, more in _LESS:
             shorter, longer = getattr(self, less), getattr(self, more)
             if not shorter < longer:
                 seen = f"{shorter.total_seconds():g} s and {longer.total_seconds():g} s"
                 yield f"{less} must be shorter than {more}; they are {seen}"
-
-    def _others(self) -> Iterator[str]:
         logfile = self.monitor_process_logfile
         if logfile is not None and not Path(logfile).is_absolute():
             yield f"monitor_process_logfile must be an absolute path, not {logfile!r}"

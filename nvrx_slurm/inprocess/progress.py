@@ -78,8 +78,10 @@ class ProgressStamps:
             self._suspensions = 0
             self.automatic()
             self._cells[MANUAL] = self._cells[ENDING] = 0
-            self._cells[SUSPENDED] = 0  # after the stamps: silence from before counts no more
-            self._cells[ITERATION] = iteration  # last: a reader that reads it first finds no older stamps with it
+            # After the stamps: silence from before counts no more.
+            self._cells[SUSPENDED] = 0
+            # Last: a reader that reads it first finds no older stamps with it.
+            self._cells[ITERATION] = iteration
 
     def expect_end(self) -> None:
         """The function is to be left: from now on nothing is progress but the next `begin_iteration`."""
@@ -161,9 +163,11 @@ class Watchdog:
         while not self._stopped.is_set():
             # Refused if more calls are pending than the interpreter takes: then the next interval tries again.
             if _add_pending_call(_post_address, ctypes.addressof(_semaphore)) == 0:
-                while _libc.sem_wait(_semaphore) != 0:  # a signal came in between
+                while _libc.sem_wait(_semaphore) != 0:
+                    # A signal came in between.
                     pass
-                self._stamps.automatic()  # also if it was `stop`, which the main thread calls
+                # Also if it was `stop`, which the main thread calls.
+                self._stamps.automatic()
             self._stopped.wait(self._interval_s)
 
 

@@ -193,7 +193,8 @@ class Rank:
             raise error
         if self.parts.group.phase not in _BEFORE_ABORT:
             log.info("restart in process: raised once a restart had begun: %s", in_words(error))
-            return  # it may be no more than what the abort has led to
+            # It may be no more than what the abort has led to.
+            return
         self.parts.watch.begin()
         self.state.fn_exception = error
         who = f"rank {self.state.rank}, iteration {self.state.iteration}"
@@ -212,7 +213,8 @@ class Rank:
         self.parts.group.wait_while(CyclePhase.RUNNING, CyclePhase.COMPLETING)
 
     def _await_others(self) -> None:
-        self.parts.stamps.begin_iteration(self.state.iteration)  # no ping is awaited any more
+        # No ping is awaited any more.
+        self.parts.stamps.begin_iteration(self.state.iteration)
         if self.state.mode is not Mode.ACTIVE:
             self.parts.group.wait_while(CyclePhase.COMPLETING)
             return
@@ -234,7 +236,8 @@ class Rank:
 
     def _get_out(self) -> None:
         self._begin_restart()
-        self.parts.stamps.begin_iteration(self.state.iteration)  # its silence is dealt with, and no ping is awaited
+        # Its silence is dealt with, and no ping is awaited.
+        self.parts.stamps.begin_iteration(self.state.iteration)
         if (refusal := self.parts.interrupter.join()) is not None:
             raise refusal
         self.parts.group.feed(Event.OUT)

@@ -97,7 +97,8 @@ class Region:
     """
 
     def __init__(self, on_signal: Callable[[], None] | None = None) -> None:
-        try:  # is refused outside of the main thread of the main interpreter
+        try:
+            # Is refused outside of the main thread of the main interpreter.
             signal.signal(RESTART_SIGNAL, signal.getsignal(RESTART_SIGNAL) or signal.SIG_DFL)
         except ValueError:
             raise NestedCallError(
@@ -123,9 +124,11 @@ class Region:
         return self
 
     def __exit__(self, *_: object) -> None:
-        self._leave()  # again: an error that another signal's handler raised may have kept `call` from it
+        # Again: an error that another signal's handler raised may have kept `call` from it.
+        self._leave()
         signal.pthread_sigmask(signal.SIG_BLOCK, {RESTART_SIGNAL})
-        while signal.sigtimedwait({RESTART_SIGNAL}, 0):  # one that is still pending would end the process
+        while signal.sigtimedwait({RESTART_SIGNAL}, 0):
+            # One that is still pending would end the process.
             pass
         signal.signal(RESTART_SIGNAL, self._former or signal.SIG_DFL)
         if RESTART_SIGNAL not in self._mask:
@@ -143,7 +146,8 @@ class Region:
             return _outcome(call, error) or Returned(value)
         finally:
             self._leave()
-            call.delivered = error = None  # their tracebacks hold the function's frames, and this one
+            # Their tracebacks hold the function's frames, and this one.
+            call.delivered = error = None
 
     def interrupt(self, *, again_s: float) -> None:
         """Raise RankShouldRestart in the function, from another thread, again and again until the call is left.
@@ -157,7 +161,8 @@ class Region:
         if call is None:
             return
         call.patience_s, call.since = again_s, monotonic()
-        call.is_wanted = True  # last: from now on the handler reads the other two
+        # Last: from now on the handler reads the other two.
+        call.is_wanted = True
         pause_s, logging = FIRST_PAUSE_S, None
         while self._send(call):
             call.left.wait(pause_s)
@@ -177,10 +182,12 @@ class Region:
 
     def ask(self) -> None:
         """From another thread: have `on_signal` called in the main one as soon as that runs Python again."""
-        signal.raise_signal(RESTART_SIGNAL)  # in the calling thread: the main one's system calls go on
+        # In the calling thread: the main one's system calls go on.
+        signal.raise_signal(RESTART_SIGNAL)
 
     def _leave(self) -> None:
-        with self._sending:  # afterwards no signal is sent for this call
+        with self._sending:
+            # Afterwards no signal is sent for this call.
             call, self._current = self._current, None
         if call is not None:
             call.left.set()
@@ -189,7 +196,8 @@ class Region:
         """Send a signal if the call is still open. Returns whether it is."""
         with self._sending:
             if self._current is call:
-                with contextlib.suppress(OSError):  # too many signals are pending: another one follows
+                with contextlib.suppress(OSError):
+                    # Too many signals are pending: another one follows.
                     signal.pthread_kill(self._main, RESTART_SIGNAL)
             return self._current is call
 
@@ -203,13 +211,15 @@ class Region:
         while frame is not None and frame.f_code is not _inside.__code__:
             interrupted.append(frame)
             frame = frame.f_back
-        if frame is None:  # it is not below `_inside`: the call has not begun yet, or has been left
+        if frame is None:
+            # It is not below `_inside`: the call has not begun yet, or has been left.
             return
         interrupted.append(frame)
         now = monotonic()
         if now < call.since + _spared_s(interrupted, call):
             return
-        call.note_swallowed()  # the exception before this one, if any, did not get out of the function
+        # The exception before this one, if any, did not get out of the function.
+        call.note_swallowed()
         call.where = _place(interrupted[0].f_code, interrupted[0].f_lineno)
         call.since, call.delivered = now, RankShouldRestart("the group restarts")
         raise call.delivered
@@ -222,12 +232,16 @@ class AtomicBlocks:
     """
 
     def __init__(self) -> None:
-        self._depths: dict[int, int] = {}  # by thread, and changed by that thread alone
-        self._deferred: int | None = None  # the thread that was spared a restart
-        self._changed = threading.Condition()  # its lock is reentrant: a signal's handler may enter a block too
+        # By thread, and changed by that thread alone.
+        self._depths: dict[int, int] = {}
+        # The thread that was spared a restart.
+        self._deferred: int | None = None
+        # Its lock is reentrant: a signal's handler may enter a block too.
+        self._changed = threading.Condition()
         self._open = 0
         self._holders = 0
-        self._let_go = SignalSafeEvent()  # of the holders that are there now
+        # Of the holders that are there now.
+        self._let_go = SignalSafeEvent()
 
     def defer(self, thread: int) -> bool:
         """Whether a restart must wait, since the thread is in a block or on its way in or out; it is then sent again
@@ -242,7 +256,8 @@ class AtomicBlocks:
         me = threading.get_ident()
         while True:
             depth = self._depths.get(me, 0)
-            self._depths[me] = depth + 1  # before a lock is taken: from here on restarts are deferred in this thread
+            # Before a lock is taken: from here on restarts are deferred in this thread.
+            self._depths[me] = depth + 1
             if depth:
                 return
             with self._changed:
@@ -281,7 +296,8 @@ class AtomicBlocks:
                     self._let_go.set()
 
     def _end_deferral(self, me: int) -> None:
-        del self._depths[me]  # after all locks are given back: a restart may be raised from here on
+        # After all locks are given back: a restart may be raised from here on.
+        del self._depths[me]
         if self._deferred == me:
             self._deferred = None
             signal.raise_signal(RESTART_SIGNAL)
@@ -295,11 +311,13 @@ def _inside(function: Callable[[], T]) -> T:
 def _spared_s(interrupted: list[FrameType], call: _OpenCall) -> float:
     """How long after the last exception this place is spared, as another one here could do harm and no good."""
     if any(error is call.delivered for error in _with_contexts(sys.exception())):
-        return call.patience_s  # an `except` or `finally` deals with the last one
+        # An `except` or `finally` deals with the last one.
+        return call.patience_s
     codes = {frame.f_code for frame in interrupted}
     handlers = (getattr(signal.getsignal(number), "__code__", None) for number in range(1, signal.NSIG))
     if any(code.co_name == "__del__" for code in codes) or not codes.isdisjoint(handlers):
-        return call.patience_s  # Python would swallow it; and a signal's handler, once cut, is not called again
+        # Python would swallow it; and a signal's handler, once cut, is not called again.
+        return call.patience_s
     # A lock of the user's (of a queue.Queue, say) that is taken and not yet in a `with` block would stay taken.
     return MOMENT_S if interrupted[0].f_code.co_name in TAKING_OR_GIVING_BACK else 0.0
 
@@ -312,9 +330,11 @@ def _outcome(call: _OpenCall, error: BaseException | None) -> Raised | CallInter
     if not any(link is call.delivered for link in chain):
         call.note_swallowed()
     restarts = [place for place, link in enumerate(chain) if isinstance(link, RankShouldRestart)]
-    own = chain[restarts[-1] + 1 :] if restarts else chain  # what comes before is the cleaning up after a restart
+    # What comes before is the cleaning up after a restart.
+    own = chain[restarts[-1] + 1 :] if restarts else chain
     ends = [link for link in chain if isinstance(link, ENDS)]
-    failures = [link for link in own if not isinstance(link, GeneratorExit)]  # that is how a generator ends
+    # That is how a generator ends.
+    failures = [link for link in own if not isinstance(link, GeneratorExit)]
     failure = next(iter([*ends, *failures]), None)
     return CallInterrupted(None if failure is None else _without_our_frames(failure))
 
@@ -344,7 +364,8 @@ def _log_swallowed(swallowed: deque[str]) -> Future[None]:
     """Log these places, in a thread of its own: the main one may be stuck while it holds the lock of a log."""
 
     def write() -> None:
-        with contextlib.suppress(IndexError):  # another such thread may take some
+        with contextlib.suppress(IndexError):
+            # Another such thread may take some.
             while True:
                 place = swallowed.popleft()
                 _log.warning("RankShouldRestart was caught and did not get out of the wrapped function: %s", place)

@@ -110,7 +110,8 @@ def send_to_agent(restart: Restart) -> None:
         return
     try:
         send(encode(shortened(restart)))
-    except Exception:  # the group has restarted: a journal without it is no reason to fail
+    except Exception:
+        # The group has restarted: a journal without it is no reason to fail.
         log.warning("the restart was not reported to the agent", exc_info=True)
 
 
@@ -132,30 +133,26 @@ def shortened(restart: Restart) -> InProcessRestart:
         total_s=round(restart.total_s, 6),
         phases=longest,
         slowest=slowest,
-        faults=tuple(_fault(record) for record in restart.records[:MOST_FAULTS]),
+        faults=tuple(
+            RankFault(
+                kind=record.interruption.value,
+                rank=record.rank,
+                host=_clean(record.host, LONGEST_NAME),
+                text=_clean(record.text.strip().partition("\n")[0], LONGEST_TEXT),
+            )
+            for record in restart.records[:MOST_FAULTS]
+        ),
         lost=len(restart.missing),
         missing=restart.missing[:MOST_MISSING],
-        ranks=tuple(_phases(rank) for rank in sorted(restart.ranks, key=_took_s, reverse=True)[:MOST_RANKS]),
+        ranks=tuple(
+            RankPhases(
+                rank=rank.rank,
+                host=_clean(rank.host, LONGEST_NAME),
+                phases={part.value: round(rank.phases[part], 6) for part in RestartPart if part in rank.phases},
+            )
+            for rank in sorted(restart.ranks, key=lambda rank: -sum(rank.phases.values()))[:MOST_RANKS]
+        ),
     )
-
-
-def _fault(record: InterruptionRecord) -> RankFault:
-    first_line = record.text.strip().partition("\n")[0]
-    return RankFault(
-        kind=record.interruption.value,
-        rank=record.rank,
-        host=_clean(record.host, LONGEST_NAME),
-        text=_clean(first_line, LONGEST_TEXT),
-    )
-
-
-def _phases(rank: RankTimeline) -> RankPhases:
-    known = {phase.value: round(rank.phases[phase], 6) for phase in RestartPart if phase in rank.phases}
-    return RankPhases(rank=rank.rank, host=_clean(rank.host, LONGEST_NAME), phases=known)
-
-
-def _took_s(rank: RankTimeline) -> float:
-    return sum(rank.phases.values())
 
 
 def _clean(text: str, most: int) -> str:
@@ -167,7 +164,8 @@ class RestartReporter:
 
     def __init__(self, group: Group, name: str, call: int) -> None:
         self._group, self._name, self._call = group, name, call
-        self._lost: set[int] = set()  # members whose loss was reported before
+        # Members whose loss was reported before.
+        self._lost: set[int] = set()
 
     def report(self, re_entered_s: float) -> Restart:
         """Put the restart that has just ended together from the records of all ranks, and report it."""

@@ -204,7 +204,13 @@ def inject(
         signature = inspect.signature(function)
     except ValueError:  # a builtin without a signature
         return args, dict(kwargs)
-    wanted = [name for name, each in _annotations(function, signature).items() if _asks_for(each, type(value))]
+    try:  # as the annotations read where the function was defined
+        hints = typing.get_type_hints(inspect.unwrap(function))
+    except Exception:
+        # An annotation may name what exists for a type checker only: then as they are written.
+        hints = {}
+    annotations = {name: hints.get(name, each.annotation) for name, each in signature.parameters.items()}
+    wanted = [name for name, each in annotations.items() if _asks_for(each, type(value))]
     given = _given(signature, wanted, args, kwargs) | dict.fromkeys(wanted, value)
     bound = inspect.BoundArguments(signature, OrderedDict(given))
     return bound.args, bound.kwargs
@@ -226,16 +232,6 @@ def _bound(signature: inspect.Signature, args: tuple[Any, ...], kwargs: Mapping[
         return dict(signature.bind(*args, **kwargs).arguments)
     except TypeError:
         return None
-
-
-def _annotations(function: Callable[..., Any], signature: inspect.Signature) -> dict[str, Any]:
-    """Each parameter's annotation, read where the function was defined; as it is written where that is no use."""
-    written = {name: parameter.annotation for name, parameter in signature.parameters.items()}
-    try:
-        read = typing.get_type_hints(inspect.unwrap(function))
-    except Exception:  # an annotation may name what exists for a type checker only
-        read = {}
-    return {name: read.get(name, annotation) for name, annotation in written.items()}
 
 
 def _asks_for(annotation: Any, kind: type) -> bool:

@@ -65,34 +65,31 @@ class MonitorProcess:
         if that fails; nothing is left of it then."""
         try:
             self._control.settimeout(timeout_s)
-            self._link_lifetimes(*self._first_words(timeout_s))
+            words, descriptors, _, _ = socket.recv_fds(self._control, wire.MOST_BYTES, 1)
+            if words != wire.READY or not descriptors:
+                said = words.decode(errors="replace") or f"it ended with code {self._process.wait(LINGER_S)}"
+                raise InternalError(f"the monitor process could not begin: {said}")
+            self._lifetime_link = descriptors[0]
+            self._link_lifetimes(self._lifetime_link)
             self._control.settimeout(None)
+        except TimeoutError:
+            self.leave()
+            raise InternalError(f"the monitor process was not ready within {timeout_s:g} s") from None
         except BaseException:
             self.leave()
             raise
 
-    def _first_words(self, timeout_s: float) -> tuple[bytes, list[int]]:
-        try:
-            words, descriptors, _, _ = socket.recv_fds(self._control, wire.MOST_BYTES, 1)
-        except TimeoutError:
-            raise InternalError(f"the monitor process was not ready within {timeout_s:g} s") from None
-        return words, descriptors
-
-    def _link_lifetimes(self, words: bytes, descriptors: list[int]) -> None:
-        """When the other end of this pipe closes, the kernel signals its owner: us, with SIGKILL."""
-        if words != wire.READY or not descriptors:
-            said = words.decode(errors="replace") or f"it ended with code {self._process.wait(LINGER_S)}"
-            raise InternalError(f"the monitor process could not begin: {said}")
-        self._lifetime_link = descriptors[0]
-        os.set_inheritable(
-            self._lifetime_link, False
-        )  # recv_fds takes a flag for it, and ignores it (CPython 3.11 to 3.13)
-        fcntl.fcntl(self._lifetime_link, fcntl.F_SETOWN, self._owner)
-        fcntl.fcntl(self._lifetime_link, F_SETSIG, int(signal.SIGKILL))
-        fcntl.fcntl(self._lifetime_link, fcntl.F_SETFL, os.O_ASYNC | os.O_NONBLOCK)
+    def _link_lifetimes(self, pipe: int) -> None:
+        """When the other end of this pipe closes, the kernel signals its owner, this process, with SIGKILL."""
+        # recv_fds takes a flag for this, and ignores it (CPython 3.11 to 3.13).
+        os.set_inheritable(pipe, False)
+        fcntl.fcntl(pipe, fcntl.F_SETOWN, self._owner)
+        fcntl.fcntl(pipe, F_SETSIG, int(signal.SIGKILL))
+        fcntl.fcntl(pipe, fcntl.F_SETFL, os.O_ASYNC | os.O_NONBLOCK)
         poller = select.poll()
-        poller.register(self._lifetime_link, 0)
-        if poller.poll(0):  # its end came before the signal was asked for
+        poller.register(pipe, 0)
+        if poller.poll(0):
+            # Its end came before the signal was asked for.
             raise InternalError("the monitor process has died as soon as it was ready")
 
     def iteration(self, number: int, rank: int) -> None:
@@ -104,11 +101,14 @@ class MonitorProcess:
         handle may be forgotten."""
         self._send(wire.TerminateOrder(lost=lost, grace_s=grace_s))
         self._control.close()
-        self._lifetime_link = None  # it stays open, and the fates shared
-        self._process.returncode = 0  # no wait for it: it outlives this process
+        # It stays open, and the lifetimes linked.
+        self._lifetime_link = None
+        # No wait for it: it outlives this process.
+        self._process.returncode = 0
 
     def _send(self, order: wire.AnyOrder) -> None:
-        with suppress(BrokenPipeError):  # it has died, and so do we in this moment
+        with suppress(BrokenPipeError):
+            # It has died, and so do we in this moment.
             self._control.send(wire.encode(order))
 
     def leave(self) -> None:
@@ -123,7 +123,8 @@ class MonitorProcess:
             self._lifetime_link = None
 
     def _end(self) -> None:
-        if self._lifetime_link is not None:  # a forked child may hold this pipe too: closing it would not be enough
+        if self._lifetime_link is not None:
+            # A forked child may hold this pipe too: closing it would not be enough.
             fcntl.fcntl(self._lifetime_link, fcntl.F_SETFL, os.O_NONBLOCK)
         if self._process.poll() is not None:
             return
@@ -132,7 +133,8 @@ class MonitorProcess:
             self._process.kill()
             if not ended_within(pidfd, LINGER_S):
                 log.warning("the monitor process %d hangs in the kernel; it is left behind", self._process.pid)
-                self._process.returncode = 0  # no further wait for it
+                # No further wait for it.
+                self._process.returncode = 0
             self._process.wait()
         finally:
             os.close(pidfd)
@@ -145,7 +147,8 @@ def _started(options: MonitorOptions, stamps: ProgressStamps, control: socket.so
     """By vfork and exec: nothing of this process is copied, and none of its threads is asked. The monitor inherits
     what it needs to, and no other descriptor; standard error is the rank's, for its warnings."""
     inherited = [control.fileno(), stamps.fd]
-    blocked = signal.pthread_sigmask(signal.SIG_BLOCK, wire.NOT_FOR_MONITORS)  # until it ignores them
+    # Until it ignores them.
+    blocked = signal.pthread_sigmask(signal.SIG_BLOCK, wire.NOT_FOR_MONITORS)
     try:
         inherited.append(os.pidfd_open(os.getpid()))
         start = Start(options=options, pid=os.getpid(), pidfd=inherited[-1], stamps=stamps.fd)

@@ -33,8 +33,8 @@ SELF_FENCE_SHARE = 0.8
 
 
 class HeartbeatLease:
-    """`ends_at`, on the monotonic clock: a moment that only a beat moves on, and that the first one sets. The scribe
-    renews it, the loop obeys."""
+    """`ends_at`, on the monotonic clock: a moment that only a beat moves on, and that the first one sets. The log
+    writer renews it, the loop obeys."""
 
     def __init__(self, heartbeat_timeout_s: float) -> None:
         self._timeout_s = heartbeat_timeout_s
@@ -70,7 +70,7 @@ class LogWriter(threading.Thread):
         connect: Callable[[int], Connection],
         on_end: Callable[[Lost | Exception], None],
     ) -> None:
-        super().__init__(name="nvrx-scribe", daemon=True)
+        super().__init__(name="nvrx-log-writer", daemon=True)
         self.opened: Future[None] = Future()
         self._options, self._lease, self._connect, self._on_end = options, lease, connect, on_end
         self._inbox: deque[Interrupted | Lost] = deque()
@@ -108,14 +108,19 @@ class LogWriter(threading.Thread):
         self.opened.set_result(None)
         try:
             self._serve()
-        except Exception as error:  # of any kind: a rank is never left unwatched
+        except Exception as error:
+            # Of any kind: a rank is never left unwatched.
             log.exception("the monitor has failed")
             self._on_end(error)
             self._record_last(self._last.result())
 
     def _serve(self) -> None:
         while True:
-            for descriptor, _ in self._poller.poll(self._pause_s() * 1000):
+            if self._inbox or self._last.done():
+                pause_s = 0.0 if self._touch else AGAIN_S
+            else:
+                pause_s = max(0.0, min(self._beat_at, self._sibling.due_at) - time.monotonic())
+            for descriptor, _ in self._poller.poll(pause_s * 1000):
                 if descriptor == self._wake:
                     os.eventfd_read(self._wake)
                 else:
@@ -131,11 +136,6 @@ class LogWriter(threading.Thread):
                 self._touch = False
                 self._sibling.ring = self._sibling.ring.out_of_touch()
                 self._beat_at = time.monotonic() + AGAIN_S
-
-    def _pause_s(self) -> float:
-        if self._inbox or self._last.done():
-            return 0.0 if self._touch else AGAIN_S
-        return max(0.0, min(self._beat_at, self._sibling.due_at) - time.monotonic())
 
     def _step(self) -> bool:
         """Do what is due. Returns whether that was the last thing."""

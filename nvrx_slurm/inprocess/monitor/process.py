@@ -10,7 +10,8 @@ from collections.abc import Iterable
 
 from nvrx_slurm.util.processes import started_ticks, stat_fields
 
-_FLAGS, _EXIT_CODE = 6, 49  # places in `stat_fields`: fields 9 and 52 of /proc/PID/stat (proc(5))
+# Places in `stat_fields`: fields 9 and 52 of /proc/PID/stat (proc(5)).
+_FLAGS, _EXIT_CODE = 6, 49
 _PF_EXITING = 0x4
 
 
@@ -59,7 +60,10 @@ class WatchedProcess:
         if status is None:
             return f"process {self.pid} has ended"
         if os.WIFSIGNALED(status):
-            return f"process {self.pid} was ended by {_name(os.WTERMSIG(status))}"
+            number = os.WTERMSIG(status)
+            # A real-time signal is not.
+            known = number in set(signal.Signals)
+            return f"process {self.pid} was ended by {signal.Signals(number).name if known else f'signal {number}'}"
         return f"process {self.pid} ended with exit code {os.WEXITSTATUS(status)} and had not left the call"
 
 
@@ -67,10 +71,3 @@ def _field(pid: int, place: int) -> int | None:
     """One of a process's; None if it is gone. Its exit code is there once it has ended, until it is waited for."""
     fields = stat_fields(pid)
     return None if fields is None else int(fields[place])
-
-
-def _name(number: int) -> str:
-    try:
-        return signal.Signals(number).name
-    except ValueError:  # a real-time signal
-        return f"signal {number}"

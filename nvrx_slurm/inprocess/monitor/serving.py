@@ -65,7 +65,7 @@ def serve(start_file: IO[bytes]) -> None:
 
 
 class MonitorLoop:
-    """One rank's monitor. Everything happens in `run`; the scribe's thread posts to it."""
+    """One rank's monitor. Everything happens in `run`; the log writer's thread posts to it."""
 
     def __init__(self, start: wire.Start, control: socket.socket) -> None:
         options = start.options
@@ -103,7 +103,8 @@ class MonitorLoop:
         self._log_writer.start()
         self._log_writer.opened.result()
         theirs, self._lifetime_link = os.pipe2(os.O_CLOEXEC)
-        with suppress(ConnectionError):  # the rank has died already: that is what `run` sees first
+        with suppress(ConnectionError):
+            # The rank has died already: that is what `run` sees first.
             socket.send_fds(self._control, [wire.READY], [theirs])
         os.close(theirs)
         log.info(
@@ -135,9 +136,12 @@ class MonitorLoop:
         self._log_handler.finish()
 
     def _watch(self) -> None:
-        while not (ready := self._ready()).intersection({self._process.pidfd}):
+        while self._process.pidfd not in (ready := self._ready()):
             if self._control.fileno() in ready:
-                self._serve_one()
+                if data := self._control.recv(wire.MOST_BYTES):
+                    self._take(data)
+                else:
+                    self._lost_contact()
             if self._wake in ready:
                 os.eventfd_read(self._wake)
                 self._take_ends()
@@ -158,15 +162,11 @@ class MonitorLoop:
 
     # ---- what comes in
 
-    def _serve_one(self) -> None:
-        data = self._control.recv(wire.MOST_BYTES)
-        if not data:
-            self._poller.unregister(self._control)
-            if self._guard.pending_kill is None and not self._process.is_ending():
-                text = "the process became another program, or closed what its monitor heard it by"
-                self._must_be_killed(self._watched.lost(Interruption.TERMINATED, text), 0.0)
-            return
-        self._take(data)
+    def _lost_contact(self) -> None:
+        self._poller.unregister(self._control)
+        if self._guard.pending_kill is None and not self._process.is_ending():
+            text = "the process became another program, or closed the socket to its monitor"
+            self._order_kill(self._watched.lost(Interruption.TERMINATED, text), 0.0)
 
     def _take(self, data: bytes) -> None:
         try:
@@ -180,10 +180,10 @@ class MonitorLoop:
                     member=self._watched.member, rank=rank, host=self._watched.host, iteration=iteration
                 )
             case wire.TerminateOrder(lost=lost, grace_s=grace_s):
-                self._must_be_killed(lost, grace_s)
+                self._order_kill(lost, grace_s)
 
     def _must_end(self, why: Lost | Exception) -> None:
-        """From the scribe: the group goes on without this rank, or the scribe itself has failed."""
+        """From the log writer: the group goes on without this rank, or the log writer itself has failed."""
         if isinstance(why, Exception):
             why = self._watched.lost(Interruption.MONITOR_PROCESS_EXCEPTION, f"its monitor failed: {why!r}")
         self._ends.put(why)
@@ -191,9 +191,9 @@ class MonitorLoop:
 
     def _take_ends(self) -> None:
         while not self._ends.empty():
-            self._must_be_killed(self._ends.get(), 0.0)
+            self._order_kill(self._ends.get(), 0.0)
 
-    def _must_be_killed(self, lost: Lost, grace_s: float) -> None:
+    def _order_kill(self, lost: Lost, grace_s: float) -> None:
         self._guard = self._guard.with_kill(lost, time.monotonic() + grace_s)
 
     # ---- what goes out
@@ -252,7 +252,8 @@ class MonitorLogHandler(logging.Handler):
 
     def _do(self) -> None:
         while (work := self._work.get()) is not None:
-            with contextlib.suppress(OSError):  # no reader, or a full disk: there is no place to report it
+            with contextlib.suppress(OSError):
+                # No reader, or a full disk: there is no place to report it.
                 work()
 
     def _write(self, level: int, line: bytes) -> None:

@@ -36,7 +36,7 @@ log = get_logger("inprocess.monitor")
 
 
 class SiblingWatch:
-    """The scribe's: it beats, and hands on what the store answered. All methods raise what the store does."""
+    """The log writer's: it beats, and hands on what the store answered. All methods raise what the store does."""
 
     def __init__(self, options: MonitorOptions, connection: Connection, log: Log, poller: select.poll) -> None:
         self._member, self._timeout_s = options.member, options.heartbeat_timeout_s

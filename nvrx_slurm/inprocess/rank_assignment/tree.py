@@ -155,7 +155,8 @@ class Tree(RankAssignment):
 
     def __call__(self, ctx: RankAssignmentCtx) -> RankAssignmentCtx:
         if ctx.state.mode is Mode.INITIALIZED:
-            found = planted(self.layers, ctx.published_here())  # by rank, in depth-first order
+            # By rank, in depth-first order.
+            found = planted(self.layers, ctx.published_here())
             moved = [rank for rank, before in zip(found, ctx.healthy, strict=True) if rank != before]
             if moved and ctx.state.rank == min(moved):
                 log.warning(
@@ -167,21 +168,16 @@ class Tree(RankAssignment):
             out = put_out(leaves, ())
             world = activated([leaf for place, leaf in enumerate(leaves) if place not in out])
         else:
-            ranks, leaves = list(range(ctx.state.world_size)), self._grown(ctx)
+            if len(self._world) != ctx.state.world_size:
+                raise InternalError(
+                    f"Tree knows {len(self._world)} ranks, and the world has {ctx.state.world_size}: something after"
+                    " it has renumbered them; Tree must be the last part (the leftmost) of a composition"
+                )
+            ranks, leaves = list(range(ctx.state.world_size)), self._world
             out = put_out(leaves, ctx.terminated_ranks)
             world = rearranged(leaves, out)
         self._world = world if self.world_size_filter is None else filtered(world, self.world_size_filter)
-        return self._described(ctx.renumbered([rank for place, rank in enumerate(ranks) if place not in out]))
-
-    def _grown(self, ctx: RankAssignmentCtx) -> World:
-        if len(self._world) != ctx.state.world_size:
-            raise InternalError(
-                f"Tree knows {len(self._world)} ranks, and the world has {ctx.state.world_size}: something after it"
-                " has renumbered them; Tree must be the last part (the leftmost) of a composition"
-            )
-        return self._world
-
-    def _described(self, ctx: RankAssignmentCtx) -> RankAssignmentCtx:
+        ctx = ctx.renumbered([rank for place, rank in enumerate(ranks) if place not in out])
         leaf: Leaf = self._world[ctx.state.rank or 0]
         state = dataclasses.replace(
             ctx.state,

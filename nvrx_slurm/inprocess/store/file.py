@@ -101,13 +101,15 @@ class FileConnection(Connection):
         with self._usable():
             beats = self._open("beats")
             os.utime(beats)
-            now = os.fstat(beats).st_mtime  # the file system's own clock
+            # The file system's own clock.
+            now = os.fstat(beats).st_mtime
             os.close(beats)
             # Calls of this user whose last sign of life is long ago. In a folder like /tmp others have
             # theirs, and links.
             path = self._folder.parent.parent
             for old in path.glob("*/*/beats"):
-                with contextlib.suppress(OSError):  # another removes it too
+                with contextlib.suppress(OSError):
+                    # Another removes it too.
                     is_call = _is_own(old.parent.parent) and _is_own(old.parent) and _is_a_call(old.parent)
                     if is_call and old.stat().st_mtime < now - KEEP_S:
                         _remove_call(old.parent)
@@ -149,14 +151,16 @@ class FileConnection(Connection):
     def beat(self, member: int, watched: int | None) -> int:
         with self._usable():
             beats = self._open("beats")
-            try:  # without a lock: each number has one writer, the member's monitor
+            try:
+                # Without a lock: each number has one writer, the member's monitor.
                 os.pwrite(beats, _BEAT.pack(_beats_of(beats, member) + 1), member * _BEAT.size)
                 return 0 if watched is None else _beats_of(beats, watched)
             finally:
                 os.close(beats)
 
     def clear(self) -> None:
-        with self._usable(), contextlib.suppress(OSError):  # it has gone, or other calls of the group are there
+        with self._usable(), contextlib.suppress(OSError):
+            # It has gone, or other calls of the group are there.
             _remove_call(self._folder)
 
     def cancel(self) -> None:
@@ -177,7 +181,8 @@ class FileConnection(Connection):
         if self._watch is not None:
             self._watch.wait(timeout_s)
             return
-        with self._guard:  # and look again: an entry, or a cancel, may have come before the watch
+        with self._guard:
+            # And look again: an entry, or a cancel, may have come before the watch.
             self._watch = FileWatch(self._folder / "log")
 
     @contextlib.contextmanager
@@ -188,12 +193,14 @@ class FileConnection(Connection):
             try:
                 data = _whole(file)
                 entries, length = _parsed(data)
-                if length < len(data):  # the process that wrote the rest was killed meanwhile
+                if length < len(data):
+                    # The process that wrote the rest was killed meanwhile.
                     os.ftruncate(file, length)
                 os.lseek(file, length, os.SEEK_SET)
                 yield file, entries
             finally:
-                os.close(file)  # before the lock is given back: then NFS shows it to the next holder
+                # Before the lock is given back: then NFS shows it to the next holder.
+                os.close(file)
 
     @contextlib.contextmanager
     def _locked(self) -> Iterator[None]:

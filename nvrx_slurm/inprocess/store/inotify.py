@@ -28,7 +28,8 @@ class FileWatch:
     def wait(self, timeout_s: float) -> None:
         """Until there was a write or a rename since the last wait, or `wake`; at most so long."""
         self._poll.poll(max(timeout_s, 0.0) * 1000)
-        with contextlib.suppress(OSError):  # the wait has timed out, and there is nothing to read
+        with contextlib.suppress(OSError):
+            # The wait has timed out, and there is nothing to read.
             os.read(self._inotify, EVENTS_BYTES)
 
     def wake(self) -> None:

@@ -128,7 +128,8 @@ def _find(folder: Path) -> HostedStore | None:
         return place
     watch = FileWatch(folder)
     try:
-        if (place := _read(folder)) is None:  # it may have come before the watch
+        if (place := _read(folder)) is None:
+            # It may have come before the watch.
             watch.wait(LOOK_S)
         return place or _read(folder)
     finally:
@@ -149,7 +150,8 @@ def take(folder: Path) -> int | None:
         folder.mkdir(mode=0o700, parents=True, exist_ok=True)
         try:
             lock = os.open(folder / "lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
-        except FileNotFoundError:  # a keeper that ends has just removed the folder
+        except FileNotFoundError:
+            # A keeper that ends has just removed the folder.
             continue
         try:
             fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -189,7 +191,8 @@ def _own_folder() -> Path:
         with contextlib.suppress(FileExistsError):
             path.mkdir(mode=0o700)
         if _is_private(path):
-            return next(filter(_is_private, paths))  # another rank may have made one before it
+            # Another rank may have made one before it.
+            return next(filter(_is_private, paths))
     owners = sorted({path.lstat().st_uid for path in paths if os.path.lexists(path)})
     raise StoreError(
         f"{paths[0]} must be a folder of user {os.geteuid()} with mode 0700. It is not, nor is any of the"

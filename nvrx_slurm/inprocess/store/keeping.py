@@ -33,7 +33,8 @@ LINGER_LOOKS = 5
 
 LOOPBACK = "127.0.0.1"
 ESTABLISHED = "01"
-CONNECTED = ("02", "03")  # in the queue of those that the server has not accepted yet, and accepted
+# In the queue of those that the server has not accepted yet, and accepted.
+CONNECTED = ("02", "03")
 _STEP_SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGUSR1, signal.SIGUSR2)
 """What Slurm and terminals send to all processes of a step or a session; none of it is for the store."""
 
@@ -186,7 +187,8 @@ async def keep(store: KeptStore, folder: Path, *, look_s: float = LOOK_S) -> Non
             left = LINGER_LOOKS if _is_used(store) else left - 1
         store.moved = _nothing
         (folder / "place.json").unlink(missing_ok=True)
-        await asyncio.sleep(look_s)  # no rank finds it from now on; but one may just have done so
+        # No rank finds it from now on; but one may just have done so.
+        await asyncio.sleep(look_s)
         used = _is_used(store)
     await store.stop()
 
@@ -221,7 +223,8 @@ def main(kind: str, folder: Path) -> None:
         signal.signal(number, signal.SIG_IGN)
     remove_abandoned(folder.parent)
     asyncio.run(keep(_KINDS[kind](folder), folder))
-    shutil.rmtree(folder, ignore_errors=True)  # with the lock still held: who waits for it sees that it has gone
+    # With the lock still held: who waits for it sees that it has gone.
+    shutil.rmtree(folder, ignore_errors=True)
 
 
 if __name__ == "__main__":

@@ -130,7 +130,8 @@ class RedisConnection(Connection):
         # The log of a call that goes on is there, to its last entry: one that is not has been lost with its server.
         must_be_there: Command = ["NOMKSTREAM"] if after else []
         _, _, found = self._line.ask(
-            ["XADD", key, *must_be_there, identity, "m", entry],  # is refused where the place is taken
+            # Is refused where the place is taken.
+            ["XADD", key, *must_be_there, identity, "m", entry],
             ["EXPIRE", key, KEEP_S],
             ["XRANGE", key, f"{after}-0", identity],
         )
@@ -163,7 +164,8 @@ class RedisConnection(Connection):
         key = self._keys.gate(barrier)
         payload = self._signed(f"{key} {member}", payload)
         new, _, arrived = self._line.ask(["HSET", key, member, payload], ["EXPIRE", key, KEEP_S], ["HLEN", key])
-        if new == arrived or self._line.asked_again:  # the first one; or we were it, and the answer was lost
+        if new == arrived or self._line.asked_again:
+            # The first one; or we were it, and the answer was lost.
             self._line.ask(["RPUSH", self._keys.gates, barrier], ["EXPIRE", self._keys.gates, KEEP_S])
         return int(arrived)
 

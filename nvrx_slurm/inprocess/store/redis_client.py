@@ -90,7 +90,8 @@ class RedisSocket:
         self._address = address
         self._refusals = Refusals()
         self._socket: socket.socket | None = None
-        self._guard = threading.Lock()  # or a cut could hit a descriptor that has another owner by then
+        # Or a cut could hit a descriptor that has another owner by then.
+        self._guard = threading.Lock()
         self._is_cut = False
 
     def ask(self, commands: Sequence[Command], answer_s: float) -> list[Any]:
@@ -144,7 +145,8 @@ class RedisSocket:
             self._adopt(secured)
             try:
                 secured.do_handshake()
-            except ValueError as error:  # a certificate that does not verify is one, and stays so
+            except ValueError as error:
+                # A certificate that does not verify is one, and stays so.
                 raise RedisRefusal(
                     f"has no certificate that we trust: {error}; name one with ?ssl_ca_certs="
                 ) from None
@@ -262,14 +264,16 @@ class RetryingRedis:
     def _wait(self, retry: StoreRetry, error: Exception) -> None:
         """Until it is worth asking again. Raises StoreError where it is not."""
         decision = retry.failed(error, time.monotonic())
-        if self._cancelled.is_set():  # the error is that of a line which was cut
+        if self._cancelled.is_set():
+            # The error is that of a line which was cut.
             return
         if isinstance(decision, GiveUp):
             raise StoreError(decision.message) from None
         if decision.warning:
             log.warning("%s", decision.warning)
         if decision.reconfigure:
-            with contextlib.suppress(OSError, RedisRefusal):  # the next answer says how the server is
+            with contextlib.suppress(OSError, RedisRefusal):
+                # The next answer says how the server is.
                 self._line.ask([IN_MEMORY], ANSWER_S)
         if decision.reconnect:
             self._line.close()

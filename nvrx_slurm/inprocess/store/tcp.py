@@ -53,7 +53,8 @@ class TCPStore(Store):
         self._patience = patience
 
     def connect(self, group: str, call: int) -> TCPConnection:
-        client = _torch_store()  # first: it takes seconds, and a keeper waits no longer
+        # First: it takes seconds, and a keeper waits no longer.
+        client = _torch_store()
         host, port = self._named or environment.torchrun_store() or self._hosted(group)
         return TCPConnection(client, host, port, f"nvrx/{group}/{call}/", patience=self._patience)
 
@@ -142,7 +143,8 @@ class TCPConnection(Connection):
     def cancel(self) -> None:
         self._cancelled = True
         if self._socket is not None:
-            with contextlib.suppress(OSError):  # it has ended by itself
+            with contextlib.suppress(OSError):
+                # It has ended by itself.
                 self._socket.shutdown(socket.SHUT_RDWR)
 
     def close(self) -> None:
@@ -199,7 +201,8 @@ def _sockets() -> dict[str, int]:
     """This process's: by the kernel's name for each, its descriptor."""
     found = {}
     for entry in DESCRIPTORS.iterdir():
-        with contextlib.suppress(OSError):  # closed meanwhile: that of this folder itself is
+        with contextlib.suppress(OSError):
+            # Closed meanwhile: that of this folder itself is.
             if (name := str(entry.readlink())).startswith("socket:"):
                 found[name] = int(entry.name)
     return found
@@ -208,7 +211,8 @@ def _sockets() -> dict[str, int]:
 def _duplicate(descriptor: int, port: int) -> socket.socket | None:
     """The same connection, if it leads to that port."""
     connection: socket.socket | None = None
-    with contextlib.suppress(OSError, IndexError, TypeError):  # it is none of TCP
+    with contextlib.suppress(OSError, IndexError, TypeError):
+        # It is none of TCP.
         connection = socket.socket(fileno=os.dup(descriptor))
         if connection.getpeername()[1] == port:
             return connection

@@ -22,9 +22,9 @@ import hiredis
 
 from nvrx_slurm.inprocess.exception import OptionError, StoreError
 from nvrx_slurm.inprocess.store.port import Cancelled
+from nvrx_slurm.store.link import MARK, Refusals, Where, open_socket
 from nvrx_slurm.store.retry import IN_MEMORY, GiveUp, StoreRetry
 from nvrx_slurm.util.log import get_logger
-from nvrx_slurm.store.link import MARK, Refusals, Where, open_socket
 from nvrx_slurm.util.redis_url import PASSWORD_IN_URL, bad_option
 
 if TYPE_CHECKING:

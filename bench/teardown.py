@@ -15,7 +15,7 @@ from pathlib import Path
 from bench import tables
 from nvrx_slurm.agent.workers import Spawned, Stopped, Tearing, WorkerEvent, Workers
 from nvrx_slurm.diagnostics.stacks.dump import dump
-from nvrx_slurm.diagnostics.stacks.environment import hook_environment
+from nvrx_slurm.diagnostics.stacks.hook_client import hook_environment
 from nvrx_slurm.jobspec.env import child_environment
 from nvrx_slurm.util.clock import SystemClock
 

@@ -15,14 +15,14 @@ from functools import partial
 from pathlib import Path
 from typing import Any, TypeVar
 
-from nvrx_slurm.diagnostics.node import gpus, resources
-from nvrx_slurm.diagnostics.node.cgroup import MemoryCgroup, memory_cgroup
+from nvrx_slurm.diagnostics.node import resources
 from nvrx_slurm.diagnostics.node.kernel import KernelLog
+from nvrx_slurm.diagnostics.node.resources import MemoryCgroup, memory_cgroup
 from nvrx_slurm.diagnostics.stacks import programs
-from nvrx_slurm.diagnostics.stacks.aside import aside
 from nvrx_slurm.util.clock import Clock
 from nvrx_slurm.util.files import open_log, write_all
 from nvrx_slurm.util.log import get_logger
+from nvrx_slurm.util.threads import awaitable_thread
 
 log = get_logger("agent")
 _T = TypeVar("_T")
@@ -92,18 +92,18 @@ class NodeHealth:
     async def _look(self, out: Path, why: str) -> None:
         await self._bounded(partial(self._write_all, out, why), "node look")
         if program := await programs.find("nvidia-smi", LOOK_S):
-            said = await programs.run(program, *gpus.QUERY, timeout_s=LOOK_S)
-            lines = [(self._clock.wall(), f"gpu {row}") for row in gpus.rows(said.text)]
+            said = await programs.run(program, *resources.GPU_QUERY, timeout_s=LOOK_S)
+            lines = [(self._clock.wall(), f"gpu {row}") for row in resources.gpu_rows(said.text)]
             await self._bounded(partial(self._append, out, lines), "node GPUs")
 
     async def _bounded(self, work: Callable[[], _T], name: str) -> _T | None:
-        done, _ = await asyncio.wait([future := aside(work, name)], timeout=LOOK_S)
+        done, _ = await asyncio.wait([future := awaitable_thread(work, name)], timeout=LOOK_S)
         if not done:
             log.warning("the node's state was not to be had within %g s (%s)", LOOK_S, name)
             return None
         return future.result()
 
-    # ---- aside, in a thread
+    # ---- in a thread
 
     def _now(self, earlier: _Since | None) -> _Since:
         if earlier is not None and earlier.kernel is not None:

@@ -10,7 +10,7 @@ from pathlib import Path
 from nvrx_slurm.agent.events import Cycle, StacksOnFile
 from nvrx_slurm.agent.supervisor import descendants
 from nvrx_slurm.diagnostics.stacks.dump import dump
-from nvrx_slurm.diagnostics.stacks.environment import hook_environment
+from nvrx_slurm.diagnostics.stacks.hook_client import hook_environment
 from nvrx_slurm.journal.folder import JobFolder
 from nvrx_slurm.util.clock import Clock
 

@@ -9,10 +9,10 @@ from collections.abc import Iterator
 from functools import partial
 from pathlib import Path
 
-from nvrx_slurm.diagnostics.stacks.aside import aside
 from nvrx_slurm.jobspec.model import ProgressSpec
 from nvrx_slurm.util.clock import Clock
 from nvrx_slurm.util.log import get_logger
+from nvrx_slurm.util.threads import awaitable_thread
 
 log = get_logger("agent")
 
@@ -41,7 +41,7 @@ class StepFiles:
     async def last_step(self, logs: Path, ranks: set[int]) -> int | None:
         """The furthest step that they tell; `logs`: the cycle's folder. None: they tell none, or not in time."""
         until_s = self._clock.monotonic() + READ_S
-        reading = aside(partial(self._read, logs, sorted(ranks), until_s), "step files")
+        reading = awaitable_thread(partial(self._read, logs, sorted(ranks), until_s), "step files")
         done, _ = await asyncio.wait([reading], timeout=READ_S)
         if not done:
             log.warning("how far the cycle has come was not to be read within %g s", READ_S)

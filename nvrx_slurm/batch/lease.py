@@ -11,9 +11,9 @@ import asyncio
 import os
 from collections.abc import Callable
 
-from nvrx_slurm.diagnostics.stacks.aside import aside
 from nvrx_slurm.jobspec.model import LeaseSpec
 from nvrx_slurm.util.clock import Clock
+from nvrx_slurm.util.threads import awaitable_thread
 
 FIRST_LOOKS, LOOKS = 40, 4
 """How often the file is looked at within the timeout: until the first touch, since the job waits for it; and then."""
@@ -89,6 +89,6 @@ async def kept(lease: LeaseSpec, clock: Clock, on_touch: Callable[[], None]) -> 
 async def _look(lease: LeaseSpec) -> Version | None:
     try:
         async with asyncio.timeout(lease.timeout / LOOKS):
-            return await aside(lambda: version_of(lease.file), "look at the lease")
+            return await awaitable_thread(lambda: version_of(lease.file), "look at the lease")
     except TimeoutError:  # a file system that does not answer
         return None

@@ -33,7 +33,7 @@ from nvrx_slurm.util.threads import SignalSafeEvent, in_thread
 T = TypeVar("T")
 
 RESTART_SIGNAL: int = signal.SIGRTMAX - 4
-"""Beside `nvrx_slurm.diagnostics.stacks.environment.DUMP_SIGNAL`; other software uses it as rarely as that one."""
+"""Beside `nvrx_slurm.diagnostics.stacks.hook_client.DUMP_SIGNAL`; other software uses it as rarely as that one."""
 FIRST_PAUSE_S = 0.0005
 GROWTH = 1.5
 """How much longer each pause between two signals is than the one before."""

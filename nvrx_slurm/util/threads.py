@@ -10,7 +10,10 @@ import time
 import weakref
 from collections.abc import Callable
 from concurrent.futures import Future
-from typing import TypeVar
+from typing import TYPE_CHECKING, TypeVar
+
+if TYPE_CHECKING:
+    import asyncio
 
 T = TypeVar("T")
 
@@ -26,6 +29,29 @@ def in_thread(work: Callable[[], T], name: str) -> Future[T]:
     future: Future[T] = Future()
     threading.Thread(target=_settle, args=(future, work), name=name, daemon=True).start()
     return future
+
+
+def awaitable_thread(work: Callable[[], T], name: str) -> asyncio.Future[T]:
+    """The same for the running event loop. The loop may close before the thread ends; the result is then dropped."""
+    import asyncio  # only here: workers load this module, most of them without asyncio
+
+    loop = asyncio.get_running_loop()
+    awaited: asyncio.Future[T] = loop.create_future()
+
+    def settle(done: Future[T]) -> None:
+        if awaited.done():  # the caller has stopped waiting
+            return
+        if (error := done.exception()) is not None:
+            awaited.set_exception(error)
+        else:
+            awaited.set_result(done.result())
+
+    def on_done(done: Future[T]) -> None:
+        with contextlib.suppress(RuntimeError):  # the loop is closed
+            loop.call_soon_threadsafe(settle, done)
+
+    in_thread(work, name).add_done_callback(on_done)
+    return awaited
 
 
 class SignalSafeEvent:

@@ -1,9 +1,7 @@
-"""What a node says about itself: its kernel, its cgroup, its memory, disks and GPUs. Read here, and judged elsewhere.
+"""The state of a node, read from its kernel and nvidia-smi; attribution/ draws the conclusions.
 
-    kernel.py    the kernel's messages since a moment
-    cgroup.py    what the job's memory limit has done to its processes
-    resources.py memory, pressure, load, disks
-    gpus.py      what nvidia-smi says of ECC and remapped rows
+    kernel.py     the kernel's messages since a moment
+    resources.py  memory and its cgroup limit, pressure, load, disks, GPUs
 
-All of it reads files of the kernel's, and may block where that does: call it beside the event loop.
+The functions read kernel files and may block: call them in a thread.
 """

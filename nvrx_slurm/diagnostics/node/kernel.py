@@ -25,7 +25,7 @@ _ESCAPE = re.compile(rb"\\x([0-9a-f]{2})")
 
 
 @dataclass(frozen=True, slots=True)
-class Message:
+class KernelMessage:
     """One message. `at_s`: by the kernel's clock, which starts with the machine; `facility` 0: the kernel itself."""
 
     at_s: float
@@ -38,15 +38,15 @@ class KernelLog:
     """What the kernel says from the moment this is opened on."""
 
     def __init__(self, path: Path = KMSG) -> None:
-        """Raises OSError where the log is not to be read, as on most nodes for everybody but root."""
+        """Raises OSError where the log is not to be read, as on most nodes for other users than root."""
         self._descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
         with contextlib.suppress(OSError):  # a pipe has no end to go to
             os.lseek(self._descriptor, 0, os.SEEK_END)
 
-    def news(self) -> list[Message]:
+    def news(self) -> list[KernelMessage]:
         """The messages since the last call, without those for debugging; of a flood the first and the last."""
-        first: list[Message] = []
-        last: deque[Message] = deque(maxlen=LAST_KEPT)
+        first: list[KernelMessage] = []
+        last: deque[KernelMessage] = deque(maxlen=LAST_KEPT)
         for message in self._read():
             (first if len(first) < FIRST_KEPT else last).append(message)
         return [*first, *last]
@@ -54,7 +54,7 @@ class KernelLog:
     def close(self) -> None:
         os.close(self._descriptor)
 
-    def _read(self) -> Iterator[Message]:
+    def _read(self) -> Iterator[KernelMessage]:
         while True:
             try:
                 record = os.read(self._descriptor, LONGEST_RECORD_BYTES)
@@ -66,16 +66,16 @@ class KernelLog:
                 continue
             if not record:
                 return
-            message = parse(record)
+            message = parse_record(record)
             if message is not None and message.level < DEBUG:
                 yield message
 
 
-def parse(record: bytes) -> Message | None:
+def parse_record(record: bytes) -> KernelMessage | None:
     """The message of one record; None if it is none."""
     match = _RECORD.match(record)
     if match is None:
         return None
     facility, level = divmod(int(match[1]), 8)
     text = _ESCAPE.sub(lambda escape: bytes([int(escape[1], 16)]), match[3])
-    return Message(int(match[2]) / 1e6, level, facility, " ".join(text.decode(errors="replace").split("\n")))
+    return KernelMessage(int(match[2]) / 1e6, level, facility, " ".join(text.decode(errors="replace").split("\n")))

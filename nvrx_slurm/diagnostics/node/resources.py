@@ -1,12 +1,11 @@
-"""How much memory, processor time and disk space the node has left."""
+"""Free memory, processor time and disk space of the node; its memory cgroup; the memory errors of its GPUs."""
 
 from __future__ import annotations
 
 import os
 from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
 from pathlib import Path
-
-from nvrx_slurm.diagnostics.node.reading import first_line, size
 
 PROC = Path("/proc")
 
@@ -18,10 +17,10 @@ def memory(proc: Path = PROC) -> Iterator[str]:
         kib = {name: int(rest.split()[0]) for name, _, rest in (line.partition(":") for line in lines) if rest}
     except (OSError, ValueError, IndexError):
         return
-    names = {"MemAvailable": "MemTotal", "SwapFree": "SwapTotal"}
+    names = (("", "MemAvailable", "MemTotal"), ("swap ", "SwapFree", "SwapTotal"))
     parts = [
-        f"{'swap ' if free.startswith('Swap') else ''}{size(kib[free] << 10)} available of {size(kib[total] << 10)}"
-        for free, total in names.items()
+        f"{what}{format_size(kib[free] << 10)} available of {format_size(kib[total] << 10)}"
+        for what, free, total in names
         if kib.get(total) and free in kib
     ]
     if parts:
@@ -49,7 +48,7 @@ def disk(folder: Path) -> Iterator[str]:
     except OSError as error:
         yield f"{folder}: {error.strerror}"
         return
-    room = f"{size(found.f_bavail * found.f_frsize)} free of {size(found.f_blocks * found.f_frsize)}"
+    room = f"{format_size(found.f_bavail * found.f_frsize)} free of {format_size(found.f_blocks * found.f_frsize)}"
     inodes = f"; {found.f_favail} of {found.f_files} inodes free" if found.f_files else ""
     yield f"{folder}: {room}{inodes}"
 
@@ -58,3 +57,108 @@ def disks(folders: Iterable[Path]) -> Iterator[str]:
     """The same of several."""
     for folder in folders:
         yield from disk(folder)
+
+
+ROOT = Path("/sys/fs/cgroup")
+SELF = Path("/proc/self/cgroup")
+_V1 = ("memory.oom_control", "memory.usage_in_bytes", "memory.limit_in_bytes")
+_V2 = ("memory.events", "memory.current", "memory.max")
+_NO_LIMIT_BYTES = 1 << 60  # v1 says "none" by the largest number of pages
+
+
+@dataclass(frozen=True, slots=True)
+class MemoryCgroup:
+    """One folder of the memory controller, with the names that its files have there."""
+
+    folder: Path
+    events: str
+    used: str
+    limit: str
+
+    def oom_kills(self) -> int | None:
+        """How many processes the kernel has killed here for want of memory; None: it does not say."""
+        try:
+            lines = (self.folder / self.events).read_text().splitlines()
+            return next((int(line.split()[1]) for line in lines if line.startswith("oom_kill ")), None)
+        except (OSError, ValueError, IndexError):
+            return None
+
+    def usage(self) -> Iterator[str]:
+        """What is in use of how much, where there is a limit: here or above."""
+        for folder in (self.folder, *self.folder.parents):
+            limit, used = first_line(folder / self.limit), first_line(folder / self.used)
+            if limit.isdecimal() and used.isdecimal() and int(limit) < _NO_LIMIT_BYTES:
+                yield f"{format_size(int(used))} in use of {format_size(int(limit))} ({folder})"
+                return
+            if folder == ROOT:
+                return
+
+
+def memory_cgroup(root: Path = ROOT, own: Path = SELF) -> MemoryCgroup | None:
+    """The cgroup whose memory limit holds for this process; None where there is none to be seen."""
+    try:
+        lines = own.read_text().splitlines()
+    except OSError:
+        return None
+    for line in lines:  # v2 says `0::/path`, and comes last: a hybrid has its memory in v1
+        hierarchy, _, rest = line.partition(":")
+        controllers, _, path = rest.partition(":")
+        below = path.lstrip("/")
+        if hierarchy == "0":
+            found = MemoryCgroup(root / below, *_V2)
+        elif "memory" in controllers.split(","):
+            found = MemoryCgroup(root / "memory" / below, *_V1)
+        else:
+            continue
+        if found.oom_kills() is not None:
+            return found
+    return None
+
+
+GPU_FIELDS = {
+    "index": "",
+    "pci.bus_id": "bus",
+    "ecc.errors.uncorrected.volatile.total": "uncorrected errors since the driver was loaded",
+    "ecc.errors.uncorrected.aggregate.total": "ever",
+    "remapped_rows.uncorrectable": "rows remapped",
+    "remapped_rows.pending": "pending",
+    "remapped_rows.failure": "failed",
+    "retired_pages.pending": "page retirement pending",
+    "temperature.gpu": "temperature",
+}
+"""Field of `--query-gpu` → what it is called."""
+
+GPU_QUERY = (f"--query-gpu={','.join(GPU_FIELDS)}", "--format=csv,noheader,nounits")
+"""What nvidia-smi is asked."""
+
+_UNKNOWN = ("[N/A]", "N/A", "[Not Supported]", "[Unknown Error]")
+
+
+def gpu_rows(said: str) -> Iterator[str]:
+    """One sentence for each GPU, of what nvidia-smi has printed; what it says instead of that, as it stands."""
+    for line in said.splitlines():
+        cells = [cell.strip() for cell in line.split(",")]
+        if len(cells) != len(GPU_FIELDS):
+            yield line.strip()
+            continue
+        named = zip(GPU_FIELDS.values(), cells, strict=True)
+        known = [f"{name} {cell}" for name, cell in named if name and cell not in _UNKNOWN]
+        yield f"{cells[0]}: {', '.join(known)}"
+
+
+def first_line(path: Path) -> str:
+    """The first line of a file; empty where it cannot be read."""
+    try:
+        with path.open(errors="replace") as file:
+            return file.readline().strip()
+    except OSError:
+        return ""
+
+
+def format_size(number_bytes: float) -> str:
+    """A size as people read it: `12.3 GiB`."""
+    for unit in ("B", "KiB", "MiB", "GiB"):
+        if number_bytes < 1024:
+            return f"{number_bytes:.0f} B" if unit == "B" else f"{number_bytes:.1f} {unit}"
+        number_bytes /= 1024
+    return f"{number_bytes:.1f} TiB"

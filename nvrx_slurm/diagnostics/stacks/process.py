@@ -1,4 +1,7 @@
-"""What /proc says of one process. Nothing here touches the process; what cannot be read is None or empty."""
+"""What /proc says of one process, with the names of the system calls on the two architectures that nodes have.
+
+Nothing here touches the process; what cannot be read is None or empty.
+"""
 
 from __future__ import annotations
 
@@ -9,15 +12,13 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
-from nvrx_slurm.diagnostics.stacks.syscalls import describe_syscall
-
 LONGEST_CMDLINE = 400
 MOST_FILES = 64
 MOST_THREADS = 512
 
 
 @dataclass(frozen=True, slots=True)
-class Task:
+class ThreadStatus:
     """One thread: its state letter (R, S, D, T, t, Z), and its signal masks, where bit n-1 stands for signal n.
 
     `pending` counts what waits for this thread and what waits for the whole process.
@@ -37,7 +38,7 @@ class Task:
 
 @dataclass(frozen=True, slots=True)
 class ProcessState:
-    """A moment of a process. `threads` counts all; `waiting` tells where they wait, most of them first."""
+    """A moment of a process. `threads` counts all; `waiting`: where they wait, most of them first."""
 
     pid: int
     name: str
@@ -116,14 +117,14 @@ def thread_ids(pid: int) -> list[int]:
         return []
 
 
-def read_task(pid: int, tid: int) -> Task | None:
+def read_task(pid: int, tid: int) -> ThreadStatus | None:
     """One thread's state and signal masks; None once it is gone."""
     text = _read(f"/proc/{pid}/task/{tid}/status")
     fields = dict(line.split(":\t", 1) for line in text.splitlines() if ":\t" in line) if text else {}
     if "SigCgt" not in fields:
         return None
     masks = {key: int(fields[key], 16) for key in ("SigPnd", "ShdPnd", "SigBlk", "SigCgt")}
-    return Task(
+    return ThreadStatus(
         tid=tid,
         state=fields["State"][0],
         pending=masks["SigPnd"] | masks["ShdPnd"],
@@ -182,3 +183,114 @@ def _read(path: str) -> str | None:
         return Path(path).read_bytes().decode(errors="replace").rstrip("\n")
     except OSError:
         return None
+
+
+_X86_64 = {
+    0: "read",
+    1: "write",
+    2: "open",
+    4: "stat",
+    7: "poll",
+    9: "mmap",
+    11: "munmap",
+    16: "ioctl",
+    17: "pread64",
+    18: "pwrite64",
+    19: "readv",
+    20: "writev",
+    23: "select",
+    24: "sched_yield",
+    34: "pause",
+    35: "nanosleep",
+    42: "connect",
+    43: "accept",
+    44: "sendto",
+    45: "recvfrom",
+    46: "sendmsg",
+    47: "recvmsg",
+    56: "clone",
+    57: "fork",
+    58: "vfork",
+    59: "execve",
+    61: "wait4",
+    72: "fcntl",
+    73: "flock",
+    74: "fsync",
+    75: "fdatasync",
+    82: "rename",
+    87: "unlink",
+    128: "rt_sigtimedwait",
+    130: "rt_sigsuspend",
+    202: "futex",
+    208: "io_getevents",
+    217: "getdents64",
+    230: "clock_nanosleep",
+    232: "epoll_wait",
+    247: "waitid",
+    257: "openat",
+    262: "newfstatat",
+    270: "pselect6",
+    271: "ppoll",
+    281: "epoll_pwait",
+    288: "accept4",
+    332: "statx",
+    426: "io_uring_enter",
+    435: "clone3",
+}
+_AARCH64 = {
+    4: "io_getevents",
+    22: "epoll_pwait",
+    25: "fcntl",
+    29: "ioctl",
+    32: "flock",
+    35: "unlinkat",
+    38: "renameat",
+    56: "openat",
+    61: "getdents64",
+    63: "read",
+    64: "write",
+    65: "readv",
+    66: "writev",
+    67: "pread64",
+    68: "pwrite64",
+    72: "pselect6",
+    73: "ppoll",
+    79: "newfstatat",
+    82: "fsync",
+    83: "fdatasync",
+    95: "waitid",
+    98: "futex",
+    101: "nanosleep",
+    115: "clock_nanosleep",
+    124: "sched_yield",
+    133: "rt_sigsuspend",
+    137: "rt_sigtimedwait",
+    202: "accept",
+    203: "connect",
+    206: "sendto",
+    207: "recvfrom",
+    211: "sendmsg",
+    212: "recvmsg",
+    215: "munmap",
+    220: "clone",
+    221: "execve",
+    222: "mmap",
+    242: "accept4",
+    260: "wait4",
+    291: "statx",
+    426: "io_uring_enter",
+    435: "clone3",
+}
+_TABLES = {"x86_64": _X86_64, "aarch64": _AARCH64}
+
+
+def describe_syscall(line: str, machine: str) -> str:
+    """What a line of /proc/PID/syscall says, on a `machine` as os.uname names it; an unknown call stays as it is."""
+    first, _, rest = line.strip().partition(" ")
+    if first == "-1":
+        return "none (blocked in the kernel)"
+    name = _TABLES.get(machine, {}).get(int(first)) if first.isdigit() else None
+    if name is None:
+        return line.strip()
+    arguments = rest.split()[:-2]  # the last two are the stack pointer and the program counter
+    return f"{name}({', '.join(arguments)})"

@@ -1,4 +1,4 @@
-"""What py-spy and nvidia-smi say, where they are installed: run beside us, and never for longer than allowed."""
+"""Runs py-spy and nvidia-smi, where they are installed, never for longer than allowed."""
 
 from __future__ import annotations
 
@@ -10,14 +10,14 @@ from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 
-from nvrx_slurm.diagnostics.stacks.aside import aside
+from nvrx_slurm.util.threads import awaitable_thread
 
 GPU_S = 2.0
-_LAST_WORDS_S = 0.2
+_REAP_S = 0.2
 
 
 @dataclass(frozen=True, slots=True)
-class Said:
+class ProgramOutput:
     """What a program printed, and whether it succeeded."""
 
     text: str
@@ -26,7 +26,7 @@ class Said:
 
 async def find(name: str, timeout_s: float) -> str | None:
     """Where the program is (beside this Python, or on PATH); None if nowhere, or its disk does not answer in time."""
-    looking = aside(partial(_look_for, name), f"find {name}")
+    looking = awaitable_thread(partial(_look_for, name), f"find {name}")
     await asyncio.wait([looking], timeout=max(0.0, timeout_s))
     if not looking.done():
         looking.cancel()
@@ -47,36 +47,32 @@ def _look_for(name: str) -> str | None:
     return path
 
 
-async def run(*argv: str, timeout_s: float) -> Said:
-    """Run a program to its end, or kill it after `timeout_s`. What goes wrong is what it said."""
+async def run(*argv: str, timeout_s: float) -> ProgramOutput:
+    """Run a program to its end, or kill it after `timeout_s`. A failure is reported as its output."""
     if timeout_s <= 0:
-        return Said("no time was left for it", ok=False)
+        return ProgramOutput("no time was left for it", ok=False)
     try:
         process = await asyncio.create_subprocess_exec(
             *argv, stdin=asyncio.subprocess.DEVNULL, stdout=asyncio.subprocess.PIPE, stderr=asyncio.subprocess.STDOUT
         )
     except OSError as error:
-        return Said(f"{argv[0]}: {error.strerror}", ok=False)
+        return ProgramOutput(f"{argv[0]}: {error.strerror}", ok=False)
     try:
         output, _ = await asyncio.wait_for(process.communicate(), timeout_s)
     except TimeoutError:
-        return Said(f"no answer within {timeout_s:.1f} s", ok=False)
+        return ProgramOutput(f"no answer within {timeout_s:.1f} s", ok=False)
     finally:
-        await _end(process)
-    return Said(output.decode(errors="replace").strip(), ok=process.returncode == 0)
+        if process.returncode is None:
+            with contextlib.suppress(ProcessLookupError):
+                process.kill()
+            with contextlib.suppress(TimeoutError):  # it is in uninterruptible sleep: leave it behind
+                await asyncio.wait_for(process.wait(), _REAP_S)
+    return ProgramOutput(output.decode(errors="replace").strip(), ok=process.returncode == 0)
 
 
-async def _end(process: asyncio.subprocess.Process) -> None:
-    if process.returncode is None:
-        with contextlib.suppress(ProcessLookupError):
-            process.kill()
-        with contextlib.suppress(TimeoutError):  # it is in uninterruptible sleep: leave it behind
-            await asyncio.wait_for(process.wait(), _LAST_WORDS_S)
-
-
-async def spy(program: str, pid: int, *, may_pause: bool, timeout_s: float) -> Said:
-    """What py-spy sees of a process. With `may_pause` it stops the process for some milliseconds, and sees native
-    frames too; a process that cannot be stopped just now must be asked without."""
+async def spy(program: str, pid: int, *, may_pause: bool, timeout_s: float) -> ProgramOutput:
+    """The stacks that py-spy finds. With `may_pause` it stops the process for some milliseconds, and sees
+    native frames too; a process that cannot be stopped just now must be asked without."""
     base = (program, "dump", "--pid", str(pid))
     if not may_pause:
         return await run(*base, "--nonblocking", timeout_s=timeout_s)
@@ -86,7 +82,7 @@ async def spy(program: str, pid: int, *, may_pause: bool, timeout_s: float) -> S
 
 
 async def gpu_state(timeout_s: float) -> str | None:
-    """What nvidia-smi says of this node, or None where there is none."""
+    """The output of nvidia-smi on this node, or None where there is none."""
     program = await find("nvidia-smi", timeout_s)
     if program is None:
         return None

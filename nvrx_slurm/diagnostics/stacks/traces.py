@@ -34,27 +34,21 @@ def innermost_frame(text: str) -> str | None:
     Of two kinds of stacks py-spy's, which come second, count for more: then the first kind was not whole.
     """
     lines = text.splitlines()
-    return _innermost(_SPIED_FRAME, _spied_main_block(lines)) or _innermost(_FRAME, _main_block(lines))
+    pid = next((found[1] for line in lines if (found := _SPIED_PROCESS.match(line))), None)
+    main = (f"Thread {pid} ", '"MainThread"')
+    spied = (
+        each for each in _blocks(lines, _SPIED_HEADER) if each[0].startswith(main[0]) or each[0].endswith(main[1])
+    )
+    if frame := _innermost(_SPIED_FRAME, next(spied, [])):
+        return frame
+    # faulthandler prints the main thread last; where it has cut its list short, the main thread is missing.
+    blocks = _blocks(lines, _HEADER)
+    return None if not blocks or _CUT_SHORT in blocks[-1] else _innermost(_FRAME, blocks[-1])
 
 
 def lacks_threads(text: str) -> bool:
     """Whether faulthandler has left the oldest threads out, the main one first: it prints the 100 newest."""
     return _CUT_SHORT in text.splitlines()
-
-
-def _main_block(lines: list[str]) -> list[str]:
-    blocks = _blocks(lines, _HEADER)
-    return [] if not blocks or _CUT_SHORT in blocks[-1] else blocks[-1]
-
-
-def _spied_main_block(lines: list[str]) -> list[str]:
-    pid = next((found[1] for line in lines if (found := _SPIED_PROCESS.match(line))), None)
-    blocks = _blocks(lines, _SPIED_HEADER)
-    return next((block for block in blocks if block[0].startswith(f"Thread {pid} ") or _names_main(block)), [])
-
-
-def _names_main(block: list[str]) -> bool:
-    return block[0].endswith('"MainThread"')
 
 
 def _blocks(lines: list[str], header: re.Pattern[str]) -> list[list[str]]:

@@ -10,28 +10,28 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from nvrx_slurm.diagnostics.node.kernel import FIRST_KEPT, LAST_KEPT, KernelLog, Message, parse
+from nvrx_slurm.diagnostics.node.kernel import FIRST_KEPT, LAST_KEPT, KernelLog, KernelMessage, parse_record
 
 RECORDS = {
     b"4,1234,987654321,-;NVRM: Xid (PCI:0000:07:00): 79, GPU has fallen off the bus.\n SUBSYSTEM=pci\n DEVICE=+p\n":
-    Message(987.654321, 4, 0, "NVRM: Xid (PCI:0000:07:00): 79, GPU has fallen off the bus."),
-    b"30,5,1000000,c;systemd[1]: started": Message(1.0, 6, 3, "systemd[1]: started"),
-    b"3,5,0,-,caller=T1;a\\x0ab\\x5cc \\xc3\\xa9\n": Message(0.0, 3, 0, "a b\\c é"),
+    KernelMessage(987.654321, 4, 0, "NVRM: Xid (PCI:0000:07:00): 79, GPU has fallen off the bus."),
+    b"30,5,1000000,c;systemd[1]: started": KernelMessage(1.0, 6, 3, "systemd[1]: started"),
+    b"3,5,0,-,caller=T1;a\\x0ab\\x5cc \\xc3\\xa9\n": KernelMessage(0.0, 3, 0, "a b\\c é"),
     b"": None,
     b"no record": None,
 }  # fmt: skip
 
 
 @pytest.mark.parametrize(("record", "message"), RECORDS.items())
-def test_a_record_is_one_message(record: bytes, message: Message | None) -> None:
-    """Its time, level and facility; its text without escapes, on one line; its dictionary aside."""
-    assert parse(record) == message
+def test_a_record_is_one_message(record: bytes, message: KernelMessage | None) -> None:
+    """Its time, level and facility; its text without escapes, on one line; without its dictionary."""
+    assert parse_record(record) == message
 
 
 @given(st.binary(max_size=200))
 def test_no_bytes_are_too_strange(data: bytes) -> None:
     """Whatever follows the head is one line of text."""
-    message = parse(b"6,1,2,-;" + data)
+    message = parse_record(b"6,1,2,-;" + data)
     assert message is not None
     assert "\n" not in message.text
 
@@ -66,8 +66,8 @@ def test_of_a_flood_the_beginning_and_the_end_are_kept(tmp_path: Path) -> None:
     """What set it off, and how it ended; in between as much as fits."""
 
     class Flooded(KernelLog):
-        def _read(self) -> Iterator[Message]:
-            return (Message(0.0, 4, 0, str(number)) for number in range(10_000))
+        def _read(self) -> Iterator[KernelMessage]:
+            return (KernelMessage(0.0, 4, 0, str(number)) for number in range(10_000))
 
     there = Flooded(Path("/dev/null"))
     texts = [message.text for message in there.news()]

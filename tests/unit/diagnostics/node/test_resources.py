@@ -8,8 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from nvrx_slurm.diagnostics.node import gpus, resources
-from nvrx_slurm.diagnostics.node.reading import size
+from nvrx_slurm.diagnostics.node import resources
+from nvrx_slurm.diagnostics.node.resources import format_size
 
 MEMINFO = (
     "MemTotal:       24683944 kB\nMemFree: 1 kB\nMemAvailable:   12341972 kB\nSwapTotal: {} kB\nSwapFree: 0 kB\n"
@@ -52,7 +52,7 @@ def test_torn_files_say_nothing(tmp_path: Path, what, text: str) -> None:
 def test_a_disk_says_what_is_free(tmp_path: Path) -> None:
     """In the words of this machine's own; one that is not there says why."""
     here, gone = resources.disks([tmp_path, tmp_path / "gone"])
-    total = size(shutil.disk_usage(tmp_path).total)
+    total = format_size(shutil.disk_usage(tmp_path).total)
     assert here.startswith(f"{tmp_path}: ")
     assert f" free of {total}" in here
     assert gone == f"{tmp_path}/gone: No such file or directory"
@@ -60,7 +60,7 @@ def test_a_disk_says_what_is_free(tmp_path: Path) -> None:
 
 def test_sizes_are_in_words() -> None:
     """To one place, in the unit that fits."""
-    assert [size(number) for number in (0, 1023, 1536, 5 << 30, 3 << 42)] == [
+    assert [format_size(number) for number in (0, 1023, 1536, 5 << 30, 3 << 42)] == [
         "0 B", "1023 B", "1.5 KiB", "5.0 GiB", "12.0 TiB"
     ]  # fmt: skip
 
@@ -68,11 +68,11 @@ def test_sizes_are_in_words() -> None:
 def test_each_gpu_is_one_sentence() -> None:
     """What a GPU does not count is left out; what is no row stands as it was said."""
     said = "0, 00000000:07:00.0, 2, 5, 1, Yes, No, [N/A], 64\n1, 00000000:0F:00.0, [N/A], [N/A], 0, No, No, N/A, 30\n"
-    assert list(gpus.rows(said)) == [
+    assert list(resources.gpu_rows(said)) == [
         "0: bus 00000000:07:00.0, uncorrected errors since the driver was loaded 2, ever 5, rows remapped 1,"
         " pending Yes, failed No, temperature 64",
         "1: bus 00000000:0F:00.0, rows remapped 0, pending No, failed No, temperature 30",
     ]
-    assert list(gpus.rows("Unable to determine the device handle for GPU0000:07:00.0: Unknown Error")) == [
+    assert list(resources.gpu_rows("Unable to determine the device handle for GPU0000:07:00.0: Unknown Error")) == [
         "Unable to determine the device handle for GPU0000:07:00.0: Unknown Error"
     ]

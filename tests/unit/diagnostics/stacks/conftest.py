@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from nvrx_slurm.diagnostics.stacks.environment import hook_environment
+from nvrx_slurm.diagnostics.stacks.hook_client import hook_environment
 
 Start = Callable[..., subprocess.Popen[bytes]]
 

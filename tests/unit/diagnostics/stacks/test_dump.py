@@ -13,9 +13,8 @@ from pathlib import Path
 
 import pytest
 
-from nvrx_slurm.diagnostics.stacks.accounts import Method
-from nvrx_slurm.diagnostics.stacks.dump import dump
-from nvrx_slurm.diagnostics.stacks.environment import DUMP_SIGNAL
+from nvrx_slurm.diagnostics.stacks.dump import DumpMethod, dump
+from nvrx_slurm.diagnostics.stacks.hook_client import DUMP_SIGNAL
 from nvrx_slurm.diagnostics.stacks.process import describe
 from nvrx_slurm.util.processes import is_alive
 
@@ -86,7 +85,7 @@ def test_hung_worker_shows_where(start, take, code, frame):
     """Whatever a Python worker hangs in, its stack names the function, and it goes on."""
     worker = start(code)
     report = take({"rank 3": [worker.pid]})
-    assert report.answered[Method.HOOK] == (worker.pid,)
+    assert report.answered[DumpMethod.HOOK] == (worker.pid,)
     assert report.last_lines["rank 3"].endswith(frame)
     assert report.problems == ()
     text = report.files["rank 3"].read_text()
@@ -113,7 +112,7 @@ def test_all_threads_are_shown_and_the_main_one_is_told(start, take):
 
 
 def test_more_threads_than_are_printed(start, take):
-    """Where faulthandler leaves out the main thread, nobody else's place is told for it, and py-spy is asked."""
+    """Where faulthandler leaves out the main thread, no other thread stands for it, and py-spy is asked."""
     _need_py_spy()
     worker = start(
         "import threading, signal\n"
@@ -137,7 +136,7 @@ def test_threads_that_block_all_signals_do_not_hold_up_the_answer(start, take):
         "up.wait(); print('up', flush=True)\nwhile True: signal.pause()"
     )
     report = take({"rank 0": [worker.pid]})
-    assert report.answered[Method.HOOK] == (worker.pid,)
+    assert report.answered[DumpMethod.HOOK] == (worker.pid,)
     assert "did not end" not in report.files["rank 0"].read_text()
 
 
@@ -151,7 +150,7 @@ def test_forked_child_answers_for_itself(start, take):
     )
     child = int(worker.said)
     report = take({"rank 0": [worker.pid, child]})
-    assert report.answered[Method.HOOK] == (worker.pid, child)
+    assert report.answered[DumpMethod.HOOK] == (worker.pid, child)
     text = report.files["rank 0"].read_text()
     assert "in parent" in text.partition(f"pid {child} ")[0]
     assert "in child" in text.partition(f"pid {child} ")[2]
@@ -168,7 +167,7 @@ def test_child_that_inherits_only_the_handler_is_not_asked(start, take, dump_dir
     )
     child = int(worker.said)
     report = take({"rank 0": [worker.pid, child]})
-    assert report.answered == {Method.HOOK: (worker.pid,), Method.PY_SPY: (), Method.PROC: (child,)}
+    assert report.answered == {DumpMethod.HOOK: (worker.pid,), DumpMethod.PY_SPY: (), DumpMethod.PROC: (child,)}
     assert "it has no hook" in report.files["rank 0"].read_text()
     assert is_alive(child)
 
@@ -178,7 +177,7 @@ def test_program_without_python_is_described(start, take):
     worker = start(argv=["sh", "-c", "echo up; exec sleep 1000"])
     until(lambda: "nanosleep" in Path(f"/proc/{worker.pid}/wchan").read_text(), "sh has become sleep, and sleeps")
     report = take({"rank 0": [worker.pid]})
-    assert report.answered[Method.PROC] == (worker.pid,)
+    assert report.answered[DumpMethod.PROC] == (worker.pid,)
     text = report.files["rank 0"].read_text()
     assert "it has no hook" in text and "sleep 1000" in text and "clock_nanosleep" in text
     assert is_alive(worker.pid)
@@ -190,10 +189,10 @@ def test_stopped_process_is_not_asked(start, take):
     os.kill(worker.pid, signal.SIGSTOP)
     until(lambda: state_of(worker.pid) == "T", "it is stopped")
     report = take({"rank 0": [worker.pid]})
-    assert report.answered[Method.PROC] == (worker.pid,)
+    assert report.answered[DumpMethod.PROC] == (worker.pid,)
     assert "it is stopped" in report.files["rank 0"].read_text()
     os.kill(worker.pid, signal.SIGCONT)
-    assert take({"rank 0": [worker.pid]}).answered[Method.HOOK] == (worker.pid,)
+    assert take({"rank 0": [worker.pid]}).answered[DumpMethod.HOOK] == (worker.pid,)
 
 
 def test_process_in_uninterruptible_sleep_is_not_asked(start, take, tmp_path):
@@ -206,7 +205,7 @@ def test_process_in_uninterruptible_sleep_is_not_asked(start, take, tmp_path):
     )
     until(lambda: state_of(worker.pid) == "D", "it is in uninterruptible sleep")
     report = take({"rank 0": [worker.pid]}, timeout_s=5.0)
-    assert report.answered[Method.PROC] == (worker.pid,)
+    assert report.answered[DumpMethod.PROC] == (worker.pid,)
     assert "state    D" in report.files["rank 0"].read_text()
     with fifo.open("wb"):
         assert worker.wait(DEADLINE_S) == 0
@@ -228,7 +227,7 @@ def test_nobody_is_killed_by_the_question(start, take, code):
         f"import faulthandler, os, signal\nsignum = {DUMP_SIGNAL}\n{code}\n"
         "print('up', flush=True)\nwhile True: signal.pause()"
     )
-    assert take({"rank 0": [worker.pid]}).answered[Method.PROC] == (worker.pid,)
+    assert take({"rank 0": [worker.pid]}).answered[DumpMethod.PROC] == (worker.pid,)
     assert is_alive(worker.pid)
 
 
@@ -287,7 +286,7 @@ def test_nothing_to_dump_is_no_error(take):
 
 
 def test_stuck_file_system_does_not_hold_up_the_caller(start, take, tmp_path):
-    """Where a write hangs (here: a FIFO that nobody reads), the dump returns and says what it could not write."""
+    """Where a write hangs (here: a FIFO without a reader), the dump returns and says what it could not write."""
     out = tmp_path / "out"
     out.mkdir()
     os.mkfifo(out / "rank-0.txt")
@@ -312,7 +311,7 @@ def test_py_spy_answers_where_the_hook_cannot(start, take):
     _need_py_spy()
     worker = start(f"import signal\nsignal.signal({DUMP_SIGNAL}, signal.SIG_DFL)\n{IDLE}")
     report = take({"rank 0": [worker.pid]}, py_spy=True)
-    assert report.answered[Method.PY_SPY] == (worker.pid,)
+    assert report.answered[DumpMethod.PY_SPY] == (worker.pid,)
     assert "in wait" in report.last_lines["rank 0"]
     assert is_alive(worker.pid)
 
@@ -327,7 +326,7 @@ def test_py_spy_shows_native_frames_of_those_about_to_end(start, take):
     _need_py_spy()
     worker = start(f"import signal\nsignal.signal({DUMP_SIGNAL}, signal.SIG_DFL)\n{IDLE}")
     report = take({"rank 0": [worker.pid]}, py_spy=True, may_pause=True)
-    assert report.answered[Method.PY_SPY] == (worker.pid,)
+    assert report.answered[DumpMethod.PY_SPY] == (worker.pid,)
     assert "libc" in report.files["rank 0"].read_text().partition("command")[0]
     assert state_of(worker.pid) == "S"
 

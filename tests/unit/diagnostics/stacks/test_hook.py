@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from nvrx_slurm.diagnostics.stacks.environment import DUMP_SIGNAL, HOOK_DIR
+from nvrx_slurm.diagnostics.stacks.hook_client import DUMP_SIGNAL, HOOK_DIR
 
 PYENV = Path.home() / ".pyenv/versions"
 PYTHONS = [sys.executable, *map(str, sorted(PYENV.glob("*/bin/python")))]
@@ -117,8 +117,12 @@ def test_hidden_sitecustomize_that_fails_fails_as_ever(hooked, tmp_path, text):
     theirs = customized(tmp_path / "theirs", text)
     code = "import sys; print('sitecustomize' in sys.modules)"
     plain = run({**hooked, "PYTHONPATH": str(theirs)}, code, check=False)
-    ours = run({**hooked, "PYTHONPATH": f"{HOOK_DIR}{os.pathsep}{theirs}"}, code, check=False)
-    assert (ours.returncode, ours.stdout, ours.stderr) == (plain.returncode, plain.stdout, plain.stderr)
+    hooked_run = run({**hooked, "PYTHONPATH": f"{HOOK_DIR}{os.pathsep}{theirs}"}, code, check=False)
+    assert (hooked_run.returncode, hooked_run.stdout, hooked_run.stderr) == (
+        plain.returncode,
+        plain.stdout,
+        plain.stderr,
+    )
 
 
 def test_sitecustomize_before_the_hook_runs_once(hooked, tmp_path):
@@ -162,9 +166,7 @@ def test_clean_exit_tells_nothing(agent, hooked):
 
 def test_deaf_agent_holds_nobody_up(hooked, tmp_path):
     """Without an agent at the socket the program ends with its traceback alone."""
-    ended = run(
-        {**hooked, "NVRX_BEAT_SOCKET": str(tmp_path / "nobody"), "RANK": "0"}, "raise ValueError", check=False
-    )
+    ended = run({**hooked, "NVRX_BEAT_SOCKET": str(tmp_path / "none"), "RANK": "0"}, "raise ValueError", check=False)
     assert (ended.returncode, ended.stderr.splitlines()[-1]) == (1, "ValueError")
 
 

@@ -8,8 +8,7 @@ import sys
 
 import pytest
 
-from nvrx_slurm.diagnostics.stacks.process import LONGEST_CMDLINE, MOST_FILES, describe
-from nvrx_slurm.diagnostics.stacks.syscalls import describe_syscall
+from nvrx_slurm.diagnostics.stacks.process import LONGEST_CMDLINE, MOST_FILES, describe, describe_syscall
 
 
 def test_own_process_is_described():
@@ -34,7 +33,7 @@ def test_caught_signals_are_known():
 
 
 def test_ended_process_is_none(start):
-    """A process that is gone, and one that nobody has reaped, have no state."""
+    """A process that is gone, and a zombie, have no state."""
     assert describe(2**22 - 1) is None
     process = start("print('up', flush=True)")
     os.waitid(os.P_PID, process.pid, os.WEXITED | os.WNOWAIT)

@@ -10,10 +10,10 @@ from nvrx_slurm.util.processes import is_alive
 
 def test_program_that_hangs_is_killed(tmp_path, monkeypatch):
     """Past its bound a program is ended, and that is what it said."""
-    monkeypatch.setattr(programs, "_LAST_WORDS_S", 60.0)  # a starved machine takes its time over a SIGKILL
+    monkeypatch.setattr(programs, "_REAP_S", 60.0)  # a starved machine takes its time over a SIGKILL
     pid = tmp_path / "pid"
     said = asyncio.run(programs.run("sh", "-c", f"echo $$ > {pid}; exec sleep 1000", timeout_s=0.5))
-    assert said == programs.Said("no answer within 0.5 s", ok=False)
+    assert said == programs.ProgramOutput("no answer within 0.5 s", ok=False)
     assert not is_alive(int(pid.read_text()))
 
 
@@ -26,4 +26,4 @@ def test_program_that_is_not_there_is_none():
     """What is installed nowhere is not found, and what cannot be run says so."""
     assert asyncio.run(programs.find("no-such-program", 10.0)) is None
     said = asyncio.run(programs.run("/nonexistent", timeout_s=10.0))
-    assert said == programs.Said("/nonexistent: No such file or directory", ok=False)
+    assert said == programs.ProgramOutput("/nonexistent: No such file or directory", ok=False)

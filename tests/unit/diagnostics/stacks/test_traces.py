@@ -51,7 +51,7 @@ def test_main_threads_innermost_frame(text):
     ],
 )
 def test_no_frame_is_none(text):
-    """A text without a Python stack tells no place."""
+    """A text without a Python stack has no innermost frame."""
     assert innermost_frame(text) is None
 
 

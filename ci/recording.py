@@ -27,8 +27,8 @@ from dataclasses import dataclass
 from itertools import groupby
 from pathlib import Path
 
-COLUMNS, ROWS = 114, 32
-SHOWN_ABOVE = 2  # rows that the program does not get: the command that started it, and the job id that it printed
+COLUMNS, ROWS = 114, 34
+SHOWN_ABOVE = 4  # rows that the program does not get: the command, messages of Slurm, the job id
 EXAMPLE = Path(__file__).parents[1] / "examples" / "digits"
 SUBMIT = "nvrx-slurm submit --spares 2 --watch job.yaml"
 EXPLAIN = "nvrx-slurm explain 1"

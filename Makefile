@@ -115,7 +115,7 @@ docs: $(TESTS) slurm-packages  ## Write the generated pages of docs/, and record
 	$(BIN)/python -m nvrx_slurm.jobspec.docs > docs/job-yaml.md
 	$(BIN)/python -m nvrx_slurm.store.docs > docs/store.md
 	$(BIN)/python -m nvrx_slurm.report.docs > docs/journal.md
-	$(BIN)/python -m nvrx_slurm.lab.flow.language.docs > docs/flows.md
+	$(BIN)/python -m nvrx_slurm.lab.flow.docs > docs/flows.md
 	$(BIN)/python -m nvrx_slurm.attribution.docs > docs/rules.md
 	$(BIN)/python -m nvrx_slurm.inprocess.cycle docs/inprocess.md
 	$(BIN)/python -m nvrx_slurm.transport.docs docs/transport.md

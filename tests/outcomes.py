@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from nvrx_slurm.lab.flow.outcome import Attempt, Finding, FlowOutcome, Struck, SuiteOutcome
+from nvrx_slurm.lab.flow.outcome import FlowAttempt, FlowFinding, FlowOutcome, InjectedFault, SuiteOutcome
 
 BEGAN_AT = 1_763_739_000.0  # 2025-11-21 15:30 UTC
 HOSTILE = (
@@ -22,7 +22,7 @@ JOURNAL = (
     "+1.846s      recovered          default/0 cycle 1 in 642 ms (detection 1.2 ms, decision 27 ms, restart 614 ms)",
     "+4.021s      job_ended          exit code 0: the workload is done",
 )
-MISSED = Finding(
+MISSED = FlowFinding(
     kind="expectation",
     message="expected round_closed with cycle 1, active 4, standby 1 within 1 s of node_lost: none came",
     file="ci/flows/spare-takes-over.yaml",
@@ -31,12 +31,14 @@ MISSED = Finding(
 )
 
 
-def struck(at: float) -> Struck:
+def struck(at: float) -> InjectedFault:
     """A node killed at this moment."""
-    return Struck(number=1, what="kill_node of rank 2", t=at, proof="slurmd 4711 is dead", bindings={"$dead": "n2"})
+    return InjectedFault(
+        number=1, what="kill_node of rank 2", t=at, proof="slurmd 4711 is dead", bindings={"$dead": "n2"}
+    )
 
 
-def attempt(number: int = 1, *, after_s: float = 0.0, **changes: Any) -> Attempt:
+def attempt(number: int = 1, *, after_s: float = 0.0, **changes: Any) -> FlowAttempt:
     """One that passed, in 6.3 s, one fault struck and recovered from; begun `after_s` in the run."""
     usual: dict[str, Any] = {
         "verdict": "passed",
@@ -48,16 +50,16 @@ def attempt(number: int = 1, *, after_s: float = 0.0, **changes: Any) -> Attempt
         "exit_code": 0,
         "excerpt": JOURNAL,
     }
-    return Attempt(number=number, **{**usual, **changes})
+    return FlowAttempt(number=number, **{**usual, **changes})
 
 
-def unwell(number: int = 1, **changes: Any) -> Attempt:
+def unwell(number: int = 1, **changes: Any) -> FlowAttempt:
     """One that failed on an expectation."""
     usual: dict[str, Any] = {"verdict": "failed", "findings": (MISSED,), "artifacts": f"nvrx-ci/run/attempt-{number}"}
     return attempt(number, **{**usual, **changes})
 
 
-def flow(name: str = "spare-takes-over", *attempts: Attempt, **changes: Any) -> FlowOutcome:
+def flow(name: str = "spare-takes-over", *attempts: FlowAttempt, **changes: Any) -> FlowOutcome:
     """One flow on a dev cluster, with these attempts."""
     usual: dict[str, Any] = {
         "about": "A killed node's ranks move to a hot spare.",
@@ -76,8 +78,10 @@ def suite(*flows: FlowOutcome, **changes: Any) -> SuiteOutcome:
 
 def of_every_kind() -> SuiteOutcome:
     """A flow of each status, and one whose every text is hostile."""
-    broken = Finding(kind="error", message="slurmctld does not answer", file="ci/flows/no-slurm.yaml", line=1)
-    hostile = Finding(kind="fault", message=HOSTILE, file=HOSTILE, line=1, detail=(HOSTILE, "::error::no", "</pre>"))
+    broken = FlowFinding(kind="error", message="slurmctld does not answer", file="ci/flows/no-slurm.yaml", line=1)
+    hostile = FlowFinding(
+        kind="fault", message=HOSTILE, file=HOSTILE, line=1, detail=(HOSTILE, "::error::no", "</pre>")
+    )
     return suite(
         flow("happy-path", attempt(struck=(), recoveries_s=())),
         flow("spare-takes-over", unwell(1), unwell(2, after_s=8, recoveries_s=())),

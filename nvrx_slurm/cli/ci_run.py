@@ -95,7 +95,7 @@ def run_and_report(
         retries=retries,
         timeout_s=seconds_of("--timeout", timeout),
     )
-    outcome = run_suite(flows, options, told=_tell)
+    outcome = run_suite(flows, options, on_outcome=_print_flow)
     _write_reports(outcome, junit, html, as_json)
     _conclude(outcome, options.artifacts, github)
     return outcome.exit_code
@@ -107,7 +107,7 @@ def _check_installed(option: str, path: Path | None, package: str) -> None:
         raise MissingProgramError(f"{option} needs the package {package}: pip install 'nvrx-slurm[ci]'")
 
 
-def _tell(flow: FlowOutcome) -> None:
+def _print_flow(flow: FlowOutcome) -> None:
     from nvrx_slurm.lab.flow.report.text import flow_line
 
     click.echo(flow_line(flow))

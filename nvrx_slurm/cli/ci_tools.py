@@ -19,7 +19,7 @@ from nvrx_slurm.util.terminal import write_exactly
 if TYPE_CHECKING:
     from nvrx_slurm.jobspec.plan import Plan
     from nvrx_slurm.lab.flow.language.model import StageName
-    from nvrx_slurm.lab.flow.matrix import Case, LeftOut
+    from nvrx_slurm.lab.flow.matrix import LeftOut, MatrixCase
 
 _JOB = click.argument("job", metavar="JOB")
 _OF_WHAT = "JOB: a job's id, its folder, or its events.jsonl, with the older parts beside it."
@@ -125,24 +125,24 @@ def matrix(
         return run_and_report(load_flows([Path(folder)]), stage=stage, **options)
 
 
-def _chosen(plan: Plan, stage: StageName, only: tuple[str, ...]) -> tuple[list[Case], list[LeftOut]]:
+def _chosen(plan: Plan, stage: StageName, only: tuple[str, ...]) -> tuple[list[MatrixCase], list[LeftOut]]:
     """What there is to run, and what is left out. Raises UsageError, which lists the names."""
     from fnmatch import fnmatchcase
 
-    from nvrx_slurm.lab.flow.matrix import Case, matrix
+    from nvrx_slurm.lab.flow.matrix import MatrixCase, matrix
 
     found = matrix(plan, stage)
     wanted = [each for each in found if not only or any(fnmatchcase(each.name, glob) for glob in only)]
-    cases = [each for each in wanted if isinstance(each, Case)]
-    left_out = [each for each in wanted if not isinstance(each, Case)]
+    cases = [each for each in wanted if isinstance(each, MatrixCase)]
+    left_out = [each for each in wanted if not isinstance(each, MatrixCase)]
     if not cases:
         why = "".join(f"; {each.name}: {each.why}" for each in left_out)
-        there = ", ".join(each.name for each in found if isinstance(each, Case))
+        there = ", ".join(each.name for each in found if isinstance(each, MatrixCase))
         raise UsageError(f"--flow {' '.join(only)}: nothing to run on the stage {stage}{why}. There is: {there}")
     return cases, left_out
 
 
-def _list(cases: list[Case], left_out: list[LeftOut]) -> None:
+def _list(cases: list[MatrixCase], left_out: list[LeftOut]) -> None:
     width = max(len(name) for name in [each.name for each in cases] + [each.name for each in left_out])
     for case in cases:
         click.echo(f"{case.name:<{width}}  {case.about}")
@@ -150,7 +150,7 @@ def _list(cases: list[Case], left_out: list[LeftOut]) -> None:
         click.echo(f"{each.name:<{width}}  left out: {each.why}")
 
 
-def _write_flows(cases: list[Case], choice: JobChoice, folder: Path, start_s: float) -> None:
+def _write_flows(cases: list[MatrixCase], choice: JobChoice, folder: Path, start_s: float) -> None:
     from nvrx_slurm.lab.flow.language.writing import to_yaml
 
     folder.mkdir(parents=True, exist_ok=True)

@@ -218,7 +218,7 @@ def test_fault_that_never_strikes_fails_the_flow(write_flow, run):
     assert each.ends() == 1, each.said
     (finding,) = each.outcome("vacuous")["attempts"][0]["findings"]
     assert finding["kind"] == "fault"
-    assert "never struck" in finding["message"]
+    assert "did not happen" in finding["message"]
 
 
 # ---- interrupted and killed, with one job running and one in the queue

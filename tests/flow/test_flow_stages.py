@@ -21,11 +21,10 @@ from nvrx_slurm.journal.records import (
 )
 from nvrx_slurm.lab.devcluster import DevCluster
 from nvrx_slurm.lab.devcluster.waiting import wait_until
-from nvrx_slurm.lab.flow.language.model import Fault, Flow, Limits, Needs
-from nvrx_slurm.lab.flow.language.when import OnState
+from nvrx_slurm.lab.flow.language.model import Fault, Flow, Needs, OnState
 from nvrx_slurm.lab.flow.stages import Scene, check, open_stage
 from nvrx_slurm.lab.flow.stages.processes import described, processes_of
-from nvrx_slurm.lab.flow.stages.world import World
+from nvrx_slurm.lab.flow.stages.topology import JobTopology
 from nvrx_slurm.util.clock import SystemClock
 from nvrx_slurm.util.processes import is_alive
 from tests.harness import WAIT_S, wait_gone
@@ -70,7 +69,7 @@ def flow_of(gate, folder, *, nodes=2, spares=1, faults=(), stages=("local", "dev
         needs=Needs(**{"nodes": nodes + spares, "settings": {}, **needs}),
         faults=tuple(faults),
         expect=(),
-        limits=Limits(),
+        wall_s=120.0,
     )
 
 
@@ -81,7 +80,7 @@ class Played:
         self.stage = stage
         self.job = stage.submit(flow)
         self.folder = JobFolder(self.job.folder)
-        self.world = World(self.folder.read_plan())
+        self.world = JobTopology(self.folder.read_plan())
         self.journal = stage.journal(self.folder)
         self.entries, self.beats, self.bindings = [], [], {}
 
@@ -104,9 +103,9 @@ class Played:
             assert time.monotonic() < deadline, f"no {kind.__name__} {fields}: {[e.record for e in self.entries]}"
             self.follow()
 
-    def strike(self, action, **arguments):
+    def inject(self, action, **arguments):
         scene = Scene(self.job, self.folder, self.world, self.bindings)
-        return self.stage.strike(action, arguments, scene)
+        return self.stage.inject(action, arguments, scene)
 
     def end(self):
         """The job ends with what its workers have made of it, and nothing is left of it."""
@@ -165,7 +164,7 @@ def store_runs(played):
 
 def failure(played, action, **arguments):
     with pytest.raises(FaultFailed) as raised:
-        played.strike(action, **arguments)
+        played.inject(action, **arguments)
     return str(raised.value)
 
 
@@ -174,25 +173,25 @@ def test_signals_strike_whom_they_name(play, gate):
     dies; the next ones take their places, and the job ends well."""
     played = play("local", spares=2)
     first = runs(played, gate, cycle=0)
-    hit = played.strike("stop_worker", rank=1)
+    hit = played.inject("stop_worker", rank=1)
     assert hit.bound == 1
     assert f"process {first[1].pid} is in state T" in hit.proof
-    assert "out of state T" in played.strike("continue_worker", rank=1).proof
+    assert "out of state T" in played.inject("continue_worker", rank=1).proof
     controller = played.world.controller
-    assert "state T" in played.strike("stop_controller").proof
-    assert "out of state T" in played.strike("continue_controller").proof
-    assert "gone" in played.strike("kill_controller").proof
+    assert "state T" in played.inject("stop_controller").proof
+    assert "out of state T" in played.inject("continue_controller").proof
+    assert "gone" in played.inject("kill_controller").proof
     assert not is_alive(controller)
     played.await_(ControllerStarted, epoch=2)
-    assert "gone" in played.strike("kill_store").proof
-    assert played.strike("kill_supervisor", of_rank=0).bound == "n1"
+    assert "gone" in played.inject("kill_store").proof
+    assert played.inject("kill_supervisor", of_rank=0).bound == "n1"
     wait_gone([first[0].pid])
     again = runs(played, gate, cycle=1)
-    hit = played.strike("kill_worker", of_node="n2")
+    hit = played.inject("kill_worker", of_node="n2")
     assert (hit.bound, is_alive(again[1].pid)) == (1, False)
     runs(played, gate, cycle=2)
     spare = played.world.standby[0]
-    assert played.strike("kill_agent", spare=1).bound == spare
+    assert played.inject("kill_agent", spare=1).bound == spare
     played.await_(NodeLost, node=spare)
     gate.open()
     assert played.end() == 0
@@ -211,9 +210,9 @@ def test_local_nodes_freeze_go_on_and_die(play, gate):
     assert failure(played, "restore_node", node="n2") == (
         "all that the job runs on n2 is not stopped: there is nothing to continue"
     )
-    assert "in state T" in played.strike("stop_node", of_rank=1).proof
-    assert "out of state T" in played.strike("restore_node", node="n2").proof
-    played.bindings["lost"] = played.strike("kill_node", of_rank=1).bound
+    assert "in state T" in played.inject("stop_node", of_rank=1).proof
+    assert "out of state T" in played.inject("restore_node", node="n2").proof
+    played.bindings["lost"] = played.inject("kill_node", of_rank=1).bound
     assert "has ended already" in failure(played, "kill_node", node="$lost")
     runs(played, gate, cycle=1)
     gate.open()
@@ -227,7 +226,7 @@ def test_batch_host_takes_the_signals_that_scancel_sends(play, gate):
     runs(played, gate, cycle=0)
     left = " ".join(played.stage.gone(played.job, 0.0))
     assert all(f"{who}, pid " in left for who in ("batch host", "agent on n3", "controller", "store", "rank 1 on n2"))
-    assert "took SIGTERM" in played.strike("scancel").proof
+    assert "took SIGTERM" in played.inject("scancel").proof
     assert played.end() == 143
 
 
@@ -235,7 +234,7 @@ def test_killed_batch_host_takes_all_along(play, gate):
     """With the batch host dies the control plane, and its agents leave: nothing is left."""
     played = play("local")
     runs(played, gate, cycle=0)
-    assert "the batch host" in played.strike("kill_batch_host").proof
+    assert "the batch host" in played.inject("kill_batch_host").proof
     assert played.end() == 75
 
 
@@ -245,10 +244,10 @@ def test_disk_is_full_and_the_stores_password_another(play, gate):
     played = play("local", disk_bytes=4 << 20)
     runs(played, gate, cycle=0)
     assert "nothing to free" in failure(played, "free_disk")
-    assert played.strike("fill_disk").proof == "statvfs says that 0 bytes are free"
-    played.strike("free_disk")
-    assert "the store refuses the old password" in played.strike("revoke_store_password").proof
-    assert "gone" in played.strike("kill_store").proof
+    assert played.inject("fill_disk").proof == "statvfs says that 0 bytes are free"
+    played.inject("free_disk")
+    assert "the store refuses the old password" in played.inject("revoke_store_password").proof
+    assert "gone" in played.inject("kill_store").proof
     wait_until(lambda: store_runs(played), timeout_s=WAIT_S, what="the store to run again", clock=SystemClock())
     gate.open()
     assert played.end() == 0
@@ -263,15 +262,15 @@ def test_link_of_a_node_is_slowed_cut_and_healed(play, gate, tmp_path):
     for node in ("n1", "n2"):
         played.await_(WorkersStarted, node=node)
     assert "nothing to heal" in failure(played, "heal_link", of_rank=1)
-    hit = played.strike("slow_link", of_rank=0, delay=0.05, loss=0.01)
+    hit = played.inject("slow_link", of_rank=0, delay=0.05, loss=0.01)
     assert (hit.bound, hit.proof) == ("n1", "the switch says that it slows n1: 0.05 s late, 1% lost")
-    assert "cuts off n2" in played.strike("cut_link", of_rank=1).proof
+    assert "cuts off n2" in played.inject("cut_link", of_rank=1).proof
     played.await_(NodeLost, node="n2")
     played.await_(RoundClosed, cycle=1, nodes=("n1", "n3"))
-    played.strike("heal_link", node="n2")
-    played.strike("heal_link", node="n1")
+    played.inject("heal_link", node="n2")
+    played.inject("heal_link", node="n1")
     assert {heard.beat.node for heard in played.beats} == {"n1", "n2", "n3"}
-    assert "the store refuses" in played.strike("revoke_store_password").proof
+    assert "the store refuses" in played.inject("revoke_store_password").proof
     (tmp_path / "go").unlink()
     assert played.end() == 0
 
@@ -288,13 +287,13 @@ def test_nodes_of_a_development_cluster_die_freeze_and_come_back(play, gate):
     """A killed node's ranks move to a spare, a frozen one's too; restored, Slurm uses them again."""
     played = play("dev", spares=2)
     runs(played, gate, cycle=0)
-    hit = played.strike("kill_node", of_rank=1)
+    hit = played.inject("kill_node", of_rank=1)
     assert (hit.bound, played.stage.cluster.node_processes("n2")) == ("n2", [])
     runs(played, gate, cycle=1)
-    assert "in state T" in played.strike("stop_node", node="n3").proof
+    assert "in state T" in played.inject("stop_node", node="n3").proof
     runs(played, gate, cycle=2)
-    assert "slurmd of n3 lives" in played.strike("restore_node", node="n3").proof
-    assert "slurmd of n2 lives" in played.strike("restore_node", node="n2").proof
+    assert "slurmd of n3 lives" in played.inject("restore_node", node="n3").proof
+    assert "slurmd of n2 lives" in played.inject("restore_node", node="n2").proof
     gate.open()
     assert played.end() == 0
 
@@ -304,13 +303,13 @@ def test_slurm_drains_a_node_gives_it_up_and_takes_it_back(play, gate):
     """Slurm's own answer is the proof: drained, in use again, down; of a time limit that comes nearer, too."""
     played = play("dev", faults=[fault("down_node", 1, of_rank=1)], job={"slurm": {"time": "10m"}})
     runs(played, gate, cycle=0)
-    assert "TimeLimit=00:02:00" in played.strike("shorten_time_limit", to=90.0).proof
-    assert "n3 is draining" in played.strike("drain_node", spare=1).proof
-    assert played.strike("resume_node", node="n3").bound == "n3"
-    assert "n2 is down" in played.strike("down_node", of_rank=1).proof
+    assert "TimeLimit=00:02:00" in played.inject("shorten_time_limit", to=90.0).proof
+    assert "n3 is draining" in played.inject("drain_node", spare=1).proof
+    assert played.inject("resume_node", node="n3").bound == "n3"
+    assert "n2 is down" in played.inject("down_node", of_rank=1).proof
     played.await_(NodeLost, node="n2")
     assert played.stage.gone(played.job, 0.0) == ["squeue still lists job 1: RUNNING"]
-    played.strike("kill_batch_host")
+    played.inject("kill_batch_host")
     assert played.end() == 1  # to Slurm, a job whose script was killed has failed
 
 
@@ -320,14 +319,14 @@ def test_job_is_preempted_requeued_and_cancelled(play, gate):
     at once; requeued, it is back in the queue; cancelled, it ends."""
     played = play("dev", faults=[fault("preempt", 1)])
     runs(played, gate, cycle=0)
-    assert "came first" in played.strike("preempt").proof
+    assert "came first" in played.inject("preempt").proof
     played.await_(JobEnded)
-    assert "restarted 1 times" in played.strike("release").proof
+    assert "restarted 1 times" in played.inject("release").proof
     joined(played, 3, generation=1)
     runs(played, gate, cycle=0, generation=1)
-    assert "EndTime=" in played.strike("shorten_time_limit", to=0).proof
-    assert played.strike("requeue").proof.startswith("job 1 is ")
-    assert "Slurm says that job 1 is" in played.strike("scancel").proof
+    assert "EndTime=" in played.inject("shorten_time_limit", to=0).proof
+    assert played.inject("requeue").proof.startswith("job 1 is ")
+    assert "Slurm says that job 1 is" in played.inject("scancel").proof
     played.end()
 
 
@@ -339,15 +338,15 @@ def test_on_a_sites_slurm_a_step_of_the_job_strikes(play, gate, site, monkeypatc
         monkeypatch.setenv(variable, value)
     played = play("slurm")
     first = runs(played, gate, cycle=0)
-    assert "state T" in played.strike("stop_worker", rank=1).proof
-    assert "out of state T" in played.strike("continue_worker", rank=1).proof
-    assert f"process {first[0].pid} is gone" in played.strike("kill_worker", rank=0).proof
+    assert "state T" in played.inject("stop_worker", rank=1).proof
+    assert "out of state T" in played.inject("continue_worker", rank=1).proof
+    assert f"process {first[0].pid} is gone" in played.inject("kill_worker", rank=0).proof
     runs(played, gate, cycle=1)
-    assert played.strike("kill_node", of_rank=1).bound == "n2"
+    assert played.inject("kill_node", of_rank=1).bound == "n2"
     assert failure(played, "kill_worker", rank=1).startswith("on n2: rank 1 of main-0 on n2 has ended already")
     runs(played, gate, cycle=2)
     played.stage.diagnose(tmp_path / "diagnosis")
-    assert "Slurm has sent it" in played.strike("scancel", signal="SIGUSR1").proof
+    assert "Slurm has sent it" in played.inject("scancel", signal="SIGUSR1").proof
     assert played.end() == 124
     diagnosed = {str(path.relative_to(tmp_path / "diagnosis")) for path in tmp_path.glob("diagnosis/**/*.txt")}
     assert {"slurm/job.txt", "slurm/node.txt", "slurm/squeue.txt", "workers/main-0-rank-1.txt"} <= diagnosed

@@ -17,7 +17,7 @@ Status = Literal["passed", "flaky", "failed", "broken", "out_of_time", "interrup
 Kind = Literal["expectation", "fault", "bound", "leftover", "replay", "exit_code", "error"]
 
 
-class Finding(Record, frozen=True, kw_only=True):
+class FlowFinding(Record, frozen=True, kw_only=True):
     """One thing that was not as it should be. `message`: one sentence; `detail`: lines for whoever looks closer."""
 
     kind: Kind
@@ -27,7 +27,7 @@ class Finding(Record, frozen=True, kw_only=True):
     detail: tuple[str, ...] = ()
 
 
-class Struck(Record, frozen=True, kw_only=True):
+class InjectedFault(Record, frozen=True, kw_only=True):
     """A fault that happened. `t`: when, on the journal's clock; `proof`: how that is known, in words."""
 
     number: int
@@ -37,15 +37,15 @@ class Struck(Record, frozen=True, kw_only=True):
     bindings: dict[str, str | int] = msgspec.field(default_factory=dict)
 
 
-class Attempt(Record, frozen=True, kw_only=True):
+class FlowAttempt(Record, frozen=True, kw_only=True):
     """One run of a flow. Times are seconds; `began_at` is seconds since the epoch."""
 
     number: int
     verdict: Verdict
     began_at: float
     took_s: float
-    findings: tuple[Finding, ...] = ()
-    struck: tuple[Struck, ...] = ()
+    findings: tuple[FlowFinding, ...] = ()
+    struck: tuple[InjectedFault, ...] = ()
     recoveries_s: tuple[float, ...] = ()  # `Recovered.total_s`, in order
     job_id: str | None = None
     exit_code: int | None = None
@@ -61,7 +61,7 @@ class FlowOutcome(Record, frozen=True, kw_only=True):
     file: str
     line: int = 1
     stage: str
-    attempts: tuple[Attempt, ...] = ()
+    attempts: tuple[FlowAttempt, ...] = ()
     left_out: str | None = None  # why it was not run
 
     @property
@@ -88,7 +88,7 @@ class SuiteOutcome(Record, frozen=True, kw_only=True):
     note: str | None = None  # why it ended early
 
 
-def to_json(outcome: Attempt | SuiteOutcome) -> bytes:
+def to_json(outcome: FlowAttempt | SuiteOutcome) -> bytes:
     """Indented JSON; `status` of each flow stands in it too, so that `jq` needs no rules of ours."""
     data = msgspec.to_builtins(outcome)
     if isinstance(outcome, SuiteOutcome):
@@ -97,9 +97,9 @@ def to_json(outcome: Attempt | SuiteOutcome) -> bytes:
     return msgspec.json.format(msgspec.json.encode(data), indent=2)
 
 
-def attempt_from_json(text: bytes) -> Attempt:
+def attempt_from_json(text: bytes) -> FlowAttempt:
     """The other way. Raises `msgspec.DecodeError`."""
-    return msgspec.json.decode(text, type=Attempt)
+    return msgspec.json.decode(text, type=FlowAttempt)
 
 
 def suite_from_json(text: bytes) -> SuiteOutcome:

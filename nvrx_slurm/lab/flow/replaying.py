@@ -110,16 +110,16 @@ def _equal(one: Any, other: Any) -> bool:
 def explain(parting: Parting, journal: Sequence[Entry]) -> list[str]:
     """The parting for people: what stands there, what the core decides, in what they differ, and what came before."""
     lines = Lines()
-    told = [lines.in_words(entry) for entry in journal[: parting.entry.n]]
+    lines_shown = [lines.in_words(entry) for entry in journal[: parting.entry.n]]
     here = msgspec.structs.replace
     said = [f"entry {parting.entry.n} is where they part:"]
     if parting.refused is not None:
-        said += [f"  the journal:  {told[-1]}", f"  the core now refuses this fact: {parting.refused}"]
+        said += [f"  the journal:  {lines_shown[-1]}", f"  the core now refuses this fact: {parting.refused}"]
     else:
         decided = parting.decided and lines.in_words(here(parting.entry, record=parting.decided))
-        said += [f"  the journal:  {told[-1] if parting.recorded else 'no decision'}"]
+        said += [f"  the journal:  {lines_shown[-1] if parting.recorded else 'no decision'}"]
         said += [f"  the core now: {decided or 'no decision'}"]
     if parting.recorded and type(parting.recorded) is type(parting.decided):
         said += [f"    {difference}" for difference in differences(parting.recorded, parting.decided)]
-    before = told[:-1][-MOST_BEFORE:]
+    before = lines_shown[:-1][-MOST_BEFORE:]
     return [*said, "  before it:", *(f"    {line}" for line in before or ["nothing: it is the first entry"])]

@@ -15,8 +15,8 @@ import pytest
 if TYPE_CHECKING:
     from nvrx_slurm.lab.devcluster import DevCluster
     from nvrx_slurm.lab.flow.language.model import StageName
-    from nvrx_slurm.lab.flow.outcome import Attempt
-    from nvrx_slurm.lab.pytest_plugin.jobs import Jobs, Session
+    from nvrx_slurm.lab.flow.outcome import FlowAttempt
+    from nvrx_slurm.lab.pytest_plugin.jobs import Jobs, PytestSession
 
 DEFAULT_NODES = 4
 MARKER = "slurm(nodes=4): needs the programs of Slurm; `slurm_cluster` has at least so many nodes"
@@ -57,11 +57,11 @@ def pytest_runtest_makereport(
 
 
 @pytest.fixture(scope="session")
-def _nvrx_session(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Session]:
+def _nvrx_session(tmp_path_factory: pytest.TempPathFactory) -> Iterator[PytestSession]:
     """Whatever becomes of this process: the guard of its folder ends what it has started."""
-    from nvrx_slurm.lab.pytest_plugin.jobs import Session
+    from nvrx_slurm.lab.pytest_plugin.jobs import PytestSession
 
-    session = Session(tmp_path_factory.mktemp("nvrx-slurm"))
+    session = PytestSession(tmp_path_factory.mktemp("nvrx-slurm"))
     yield session
     session.close()
 
@@ -74,7 +74,7 @@ def slurm_cluster(request: pytest.FixtureRequest) -> Iterator[DevCluster]:
     `slurm_cluster.environment()`. A test that breaks a node restores it, or calls `slurm_cluster.heal()`.
     """
     _need_slurm()
-    session: Session = request.getfixturevalue("_nvrx_session")
+    session: PytestSession = request.getfixturevalue("_nvrx_session")
     with session.cluster(request.config.stash.get(_nodes, DEFAULT_NODES)) as cluster:
         yield cluster
 
@@ -88,7 +88,7 @@ def job(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Iter
     """
     from nvrx_slurm.util.durations import parse_duration
 
-    session: Session = request.getfixturevalue("_nvrx_session")
+    session: PytestSession = request.getfixturevalue("_nvrx_session")
     cluster = request.getfixturevalue("slurm_cluster") if _is_marked(request) else None
     bound_s = parse_duration(request.config.getini("nvrx_slurm_timeout"))
     jobs = session.jobs(request.node, here=request.path.parent, cluster=cluster, bound_s=bound_s)
@@ -102,7 +102,7 @@ def job(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Iter
 
 
 @pytest.fixture
-def run_flow(request: pytest.FixtureRequest, tmp_path: Path) -> Callable[..., Attempt]:
+def run_flow(request: pytest.FixtureRequest, tmp_path: Path) -> Callable[..., FlowAttempt]:
     """Runs a flow: `run_flow("flows/spare.yaml")`, or a mapping of a flow file's keys → `Attempt`.
 
     In a test that is marked `slurm` on a cluster of its own, else on this machine; `on=` names another stage. Fails

@@ -15,7 +15,7 @@ import pytest
 from nvrx_slurm.errors import EXIT_INTERRUPTED, EXIT_USAGE, UsageError
 from nvrx_slurm.lab.flow.language.model import StageName
 from nvrx_slurm.lab.flow.language.writing import to_yaml
-from nvrx_slurm.lab.flow.outcome import Attempt, suite_from_json
+from nvrx_slurm.lab.flow.outcome import FlowAttempt, suite_from_json
 from nvrx_slurm.lab.flow.report import text
 from nvrx_slurm.util.processes import dies_with_parent
 
@@ -30,7 +30,7 @@ class Flows:
         self._folder, self._here, self._stage = folder, here, stage
         self._count = 0
 
-    def run(self, flow: str | Path | Mapping[str, Any], *, on: StageName | None = None) -> Attempt:
+    def run(self, flow: str | Path | Mapping[str, Any], *, on: StageName | None = None) -> FlowAttempt:
         """Run a flow once, and return how it went. Fails the test where it did not pass.
 
         Raises UsageError where the flow file is wrong, or its stage cannot be had.

@@ -22,8 +22,8 @@ from nvrx_slurm.jobspec.load import load
 from nvrx_slurm.jobspec.plan import plan
 from nvrx_slurm.lab.devcluster import DevCluster, names, remove
 from nvrx_slurm.lab.flow.language.writing import to_yaml
-from nvrx_slurm.lab.flow.running.cleanup import MARK, Hold, undo
-from nvrx_slurm.lab.flow.running.guard import Guard
+from nvrx_slurm.lab.flow.running.cleanup import MARK, CleanupList, clean_up
+from nvrx_slurm.lab.flow.running.guard import RunGuard
 from nvrx_slurm.lab.flow.stages import diagnosis
 from nvrx_slurm.lab.flow.stages.remote import here as this_machine
 from nvrx_slurm.util.clock import SystemClock
@@ -38,13 +38,13 @@ PATIENCE_S = 10.0
 """How long a job may take to end by itself after its test; then it is killed."""
 
 
-class Session:
+class PytestSession:
     """All that one process of pytest starts. Its guard ends that, should the process be killed."""
 
     def __init__(self, folder: Path) -> None:
         self._folder = folder
         self._tests = 0
-        self._guard = Guard(folder)
+        self._guard = RunGuard(folder)
 
     @contextlib.contextmanager
     def cluster(self, nodes: int) -> Iterator[DevCluster]:
@@ -53,12 +53,12 @@ class Session:
         folder = self._folder / "session" / "cluster"
         make_folders(folder)
         name = f"{PREFIX}{os.getpid()}"
-        hold = Hold(folder)
-        hold.cluster(name)
+        cleanup = CleanupList(folder)
+        cleanup.cluster(name)
         with DevCluster.up(name=name, nodes=nodes) as cluster:
             yield cluster
-        hold.nothing()
-        hold.close()
+        cleanup.nothing()
+        cleanup.close()
 
     def jobs(self, test: pytest.Item, *, here: Path, cluster: DevCluster | None, bound_s: float) -> Jobs:
         """The jobs of one test, under the guard."""
@@ -83,7 +83,7 @@ class Jobs:
         self._folder, self._test, self._here = folder, test, here
         self._kind: ClusterName = "local" if cluster is None else "slurm"
         self.environment = {MARK: str(folder), **(cluster.environment() if cluster else {})}
-        self._hold = Hold(folder)
+        self._hold = CleanupList(folder)
         self._jobs: list[Job] = []
         self.bound_passed = False
         self._bound = threading.Timer(bound_s, self._pass_bound)
@@ -125,7 +125,7 @@ class Jobs:
     def close(self) -> None:
         """End every job, with all its processes; kill who does not end in time. Raises NvrxError: what is left."""
         self._bound.cancel()
-        problems = undo(self._folder, 0.0 if self.bound_passed else PATIENCE_S)
+        problems = clean_up(self._folder, 0.0 if self.bound_passed else PATIENCE_S)
         self._hold.close()
         if problems:
             raise NvrxError("\n".join(problems))
@@ -143,7 +143,7 @@ class Jobs:
         own = [line for thread in threading.enumerate() if thread.ident in frames for line in _stack(thread, frames)]
         self._test.add_report_section("call", "the test's own stacks", "".join(own))
         self.show_stacks()
-        undo(self._folder, 0.0)
+        clean_up(self._folder, 0.0)
 
 
 def _stack(thread: threading.Thread, frames: Mapping[int, Any]) -> list[str]:

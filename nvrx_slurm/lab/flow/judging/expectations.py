@@ -14,9 +14,8 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from nvrx_slurm.journal.records import AnyRecord, Entry
-from nvrx_slurm.lab.flow.language.events import EventPattern
-from nvrx_slurm.lab.flow.language.expected import AnyOrder, Count, Eventually, Expectation, Happens, Never
-from nvrx_slurm.lab.flow.language.patterns import Compares, Equals, Trial
+from nvrx_slurm.lab.flow.language.model import AnyOrder, Count, Eventually, Expectation, Happens, Never
+from nvrx_slurm.lab.flow.language.patterns import Compares, Equals, EventPattern, Trial
 from nvrx_slurm.report.words import event_name, plural, seconds
 from nvrx_slurm.util.durations import words
 
@@ -24,43 +23,43 @@ _Key = tuple[str, str | None, Any]
 
 
 @dataclass(slots=True)
-class Course:
+class ExpectationCursor:
     """A list of expectations and how far it has come. `branch_of`: the `any_order` that it is a branch of."""
 
     items: Sequence[Expectation]
-    branch_of: Fork | None = None
+    branch_of: OpenBranches | None = None
     next: int = 0
 
 
 @dataclass(slots=True)
-class Fork:
+class OpenBranches:
     """An `any_order` under way: the list that goes on once no branch is open."""
 
-    rest: Course
+    rest: ExpectationCursor
     open: int
 
 
 @dataclass(eq=False, slots=True)
-class Waiting:
-    """An expectation whose event has not come. `since`: the entry that opened it; None: the job's start. `course`:
+class PendingExpectation:
+    """An expectation whose event has not come. `since`: the entry that opened it; None: the job's start. `cursor`:
     the list that goes on when it has come; None: it is an `eventually`."""
 
     item: Happens | Eventually
     since: Entry | None
-    course: Course | None = None
+    cursor: ExpectationCursor | None = None
     deadline: float | None = None
     has_come: bool = False
 
 
 @dataclass(slots=True)
-class Board:
+class ExpectationIndex:
     """All that waits. With many branches that each name another node, an entry meets only those that it may be."""
 
-    _by_key: dict[_Key, dict[int, Waiting]] = field(default_factory=lambda: defaultdict(dict))
+    _by_key: dict[_Key, dict[int, PendingExpectation]] = field(default_factory=lambda: defaultdict(dict))
     _names: dict[str, dict[str | None, None]] = field(default_factory=lambda: defaultdict(dict))
-    _deadlines: list[tuple[float, int, Waiting]] = field(default_factory=list)
+    _deadlines: list[tuple[float, int, PendingExpectation]] = field(default_factory=list)
 
-    def add(self, waiting: Waiting) -> None:
+    def add(self, waiting: PendingExpectation) -> None:
         """It waits from now on."""
         key = _key(waiting.item.event)
         self._names[key[0]][key[1]] = None
@@ -68,12 +67,12 @@ class Board:
         if waiting.deadline is not None:
             heapq.heappush(self._deadlines, (waiting.deadline, id(waiting), waiting))
 
-    def remove(self, waiting: Waiting) -> None:
+    def remove(self, waiting: PendingExpectation) -> None:
         """Its event has come."""
         waiting.has_come = True
         del self._by_key[_key(waiting.item.event)][id(waiting)]
 
-    def candidates(self, record: AnyRecord) -> list[Waiting]:
+    def candidates(self, record: AnyRecord) -> list[PendingExpectation]:
         """What the record may be, as far as its event and one field tell."""
         event = event_name(record)
         keys = [(event, name, None if name is None else getattr(record, name)) for name in self._names[event]]
@@ -85,11 +84,11 @@ class Board:
             heapq.heappop(self._deadlines)
         return self._deadlines[0][0] if self._deadlines else None
 
-    def soonest(self) -> Waiting:
+    def soonest(self) -> PendingExpectation:
         """Whose that is; there must be one."""
         return self._deadlines[0][2]
 
-    def __iter__(self) -> Iterator[Waiting]:
+    def __iter__(self) -> Iterator[PendingExpectation]:
         return (waiting for several in self._by_key.values() for waiting in several.values())
 
 
@@ -100,7 +99,7 @@ def _key(event: EventPattern) -> _Key:
 
 
 @dataclass(eq=False, slots=True)
-class Watch:
+class OpenWatch:
     """A `never` or `count` that is open, and how often its event has come."""
 
     item: Never | Count
@@ -109,8 +108,9 @@ class Watch:
 
 
 @dataclass(frozen=True, slots=True)
-class Verdict:
-    """An expectation is not met. `moment`: how many entries had come when that was certain, the telling one too."""
+class UnmetExpectation:
+    """An expectation is not met. `moment`: how many entries had come when that was certain, the deciding one
+    included."""
 
     item: Happens | Eventually | Never | Count
     since: Entry | None
@@ -119,24 +119,24 @@ class Verdict:
 
 
 @dataclass(slots=True)
-class Judging:
+class Evaluation:
     """One journal against one list of expectations.
 
-    `strikes`: when faults struck, as far as it is known; `pending`: how many are still to come; `promised`: the
+    `faults_at`: when faults happened, as far as it is known; `pending`: how many are still to come; `promised`: the
     captures that only those can bind. `bindings` may hold captures from the start.
     """
 
     expect: Sequence[Expectation]
     bindings: dict[str, Any]
-    strikes: Sequence[float] = ()
+    faults_at: Sequence[float] = ()
     pending: int = 0
     promised: frozenset[str] = frozenset()
-    verdict: Verdict | None = None
+    unmet: UnmetExpectation | None = None
     taken: dict[int, int] = field(default_factory=dict)  # entry → the line of the expectation that took it
     count: int = 0
     began_at: float | None = None
-    _board: Board = field(default_factory=Board)
-    _watches: list[Watch] = field(default_factory=list)
+    _index: ExpectationIndex = field(default_factory=ExpectationIndex)
+    _watches: list[OpenWatch] = field(default_factory=list)
 
     # ------------------------------------------------------------------------------------------- what comes
 
@@ -145,16 +145,16 @@ class Judging:
         self.count += 1
         self._begin(entry.t)
         self.look(entry.t)
-        if self.verdict is None:
+        if self.unmet is None:
             self._watch(entry)
-        if self.verdict is None:
+        if self.unmet is None:
             self._take(entry)
 
     def look(self, t: float) -> None:
         """No entry with a time before `t` can come any more."""
         deadline = self.next_deadline()
         if deadline is not None and t > deadline:
-            late = self._board.soonest()
+            late = self._index.soonest()
             within = words(late.item.within_s or 0.0)
             self._fail(late, f"it did not come within {within} of {self._base(late)[1]}")
 
@@ -162,21 +162,21 @@ class Judging:
         """Nothing comes any more: what waits has waited in vain, and what was counted is final."""
         self._begin(0.0)
         unmet = [watch for watch in self._watches if isinstance(watch.item, Count) and not self._is_right(watch)]
-        left: list[Waiting | Watch] = [*self._board, *unmet]
+        left: list[PendingExpectation | OpenWatch] = [*self._index, *unmet]
         first = min(left, key=lambda one: one.item.line, default=None)
         self._watches = []
-        if first is not None and self.verdict is None:
-            times = f"it came {plural(first.seen, 'time')}" if isinstance(first, Watch) else "it had not come"
+        if first is not None and self.unmet is None:
+            times = f"it came {plural(first.seen, 'time')}" if isinstance(first, OpenWatch) else "it had not come"
             self._fail(first, f"{why}, and {times}")
 
     def next_deadline(self) -> float | None:
         """When the next `within` runs out; None: never, as far as is known."""
-        return None if self.verdict is not None or self.pending else self._board.next_deadline()
+        return None if self.unmet is not None or self.pending else self._index.next_deadline()
 
     @property
     def settled(self) -> bool:
         """All that is expected has come, and nothing that may yet go wrong is open."""
-        return self.began_at is not None and self.verdict is None and not self._watches and not any(self._board)
+        return self.began_at is not None and self.unmet is None and not self._watches and not any(self._index)
 
     # ------------------------------------------------------------------------------------------------ lists
 
@@ -184,57 +184,49 @@ class Judging:
         """With the job's first entry what `within` counts from is known."""
         if self.began_at is None:
             self.began_at = t
-            self._advance(Course(self.expect), None)
+            self._advance(ExpectationCursor(self.expect), None)
 
-    def _advance(self, course: Course, since: Entry | None) -> None:
+    def _advance(self, cursor: ExpectationCursor, since: Entry | None) -> None:
         """Open what stands next in the list, up to the first expectation that the rest must wait for."""
-        while course.next < len(course.items):
-            item = course.items[course.next]
-            course.next += 1
+        while cursor.next < len(cursor.items):
+            item = cursor.items[cursor.next]
+            cursor.next += 1
             if isinstance(item, AnyOrder):
-                self._fork(item, course, since)
+                open_branches = OpenBranches(cursor, open=len(item.branches))
+                for branch in item.branches:
+                    self._advance(ExpectationCursor(branch, open_branches), since)
                 return
-            if isinstance(item, Happens):
-                self._wait(Waiting(item, since, course))
+            if isinstance(item, (Never, Count)):
+                self._watches.append(OpenWatch(item, since))
+                continue
+            waits = not isinstance(item, Eventually)
+            pending = PendingExpectation(item, since, cursor if waits else None)
+            if item.within_s is not None:
+                pending.deadline = self._base(pending)[0] + item.within_s
+            self._index.add(pending)
+            if waits:
                 return
-            self._open_beside(item, since)
-        if (fork := course.branch_of) is not None:
-            fork.open -= 1
-            if fork.open == 0:
-                self._advance(fork.rest, since)
-
-    def _fork(self, item: AnyOrder, rest: Course, since: Entry | None) -> None:
-        fork = Fork(rest, open=len(item.branches))
-        for branch in item.branches:
-            self._advance(Course(branch, fork), since)
-
-    def _open_beside(self, item: Eventually | Never | Count, since: Entry | None) -> None:
-        if isinstance(item, Eventually):
-            self._wait(Waiting(item, since))
-        else:
-            self._watches.append(Watch(item, since))
-
-    def _wait(self, waiting: Waiting) -> None:
-        if waiting.item.within_s is not None:
-            waiting.deadline = self._base(waiting)[0] + waiting.item.within_s
-        self._board.add(waiting)
+        if (branches := cursor.branch_of) is not None:
+            branches.open -= 1
+            if branches.open == 0:
+                self._advance(branches.rest, since)
 
     # ------------------------------------------------------------------------------- what an entry is taken for
 
     def _take(self, entry: Entry) -> None:
         """Of the lists' next expectations one takes the entry; every `eventually` that it fits has come with it."""
-        candidates = self._board.candidates(entry.record)
+        candidates = self._index.candidates(entry.record)
         for one in candidates:
-            if one.course is None and (bound := self._fit(one, entry)) is not None:
+            if one.cursor is None and (bound := self._fit(one, entry)) is not None:
                 self._met(one, entry, bound)
-        in_lists = ((self._fit(one, entry), one) for one in candidates if one.course is not None)
+        in_lists = ((self._fit(one, entry), one) for one in candidates if one.cursor is not None)
         fits = [(len(bound), one.item.line, bound, one) for bound, one in in_lists if bound is not None]
-        if fits and self.verdict is None:
+        if fits and self.unmet is None:
             *_, bound, one = min(fits, key=lambda fit: fit[:2])
             self.taken[entry.n] = one.item.line
             self._met(one, entry, bound)
 
-    def _fit(self, waiting: Waiting, entry: Entry) -> dict[str, Any] | None:
+    def _fit(self, waiting: PendingExpectation, entry: Entry) -> dict[str, Any] | None:
         """What the captures would stand for; None where the entry is not meant."""
         trial = self.trial()
         return trial.new if waiting.item.event.fits(entry.record, trial) else None
@@ -243,16 +235,16 @@ class Judging:
         """What an expectation may bind now."""
         return Trial(self.bindings, lambda name: name not in self.promised)
 
-    def _met(self, waiting: Waiting, entry: Entry, bound: Mapping[str, Any]) -> None:
+    def _met(self, waiting: PendingExpectation, entry: Entry, bound: Mapping[str, Any]) -> None:
         within_s = waiting.item.within_s
         base, of = self._base(waiting, entry.t)
         if within_s is not None and entry.t - base > within_s:
             self._fail(waiting, f"it came {seconds(entry.t - base)} after {of}, not within {words(within_s)}")
             return
         self.bindings.update(bound)
-        self._board.remove(waiting)
-        if waiting.course is not None:
-            self._advance(waiting.course, entry)
+        self._index.remove(waiting)
+        if waiting.cursor is not None:
+            self._advance(waiting.cursor, entry)
 
     # ---------------------------------------------------------------------------------------- never and count
 
@@ -261,36 +253,33 @@ class Judging:
             item = watch.item
             if item.until is not None and item.until.fits(entry.record, Trial(self.bindings)):
                 self._watches.remove(watch)
-                if isinstance(item, Count) and not self._is_right(watch):
+                if not self._is_right(watch):
                     self._fail(watch, f"until entry {entry.n} it came {plural(watch.seen, 'time')}")
             elif item.event.fits(entry.record, Trial(self.bindings)):
                 watch.seen += 1
-                self._check_seen(watch, entry)
+                if isinstance(item, Never):
+                    self._fail(watch, f"entry {entry.n} is what must not come")
+                    continue
+                if isinstance(item.wanted, Compares):
+                    # Of `>` and `!=` a later entry can make the count right again.
+                    too_many = item.wanted.sign in ("<", "<=") and not self._is_right(watch)
+                else:
+                    too_many = isinstance(item.wanted, Equals) and watch.seen > item.wanted.value
+                if too_many:
+                    self._fail(watch, f"with entry {entry.n} it has come {plural(watch.seen, 'time')}")
 
-    def _check_seen(self, watch: Watch, entry: Entry) -> None:
-        if isinstance(watch.item, Never):
-            self._fail(watch, f"entry {entry.n} is what must not come")
-        elif self._is_too_often(watch, watch.item):
-            self._fail(watch, f"with entry {entry.n} it has come {plural(watch.seen, 'time')}")
-
-    def _is_right(self, watch: Watch) -> bool:
+    def _is_right(self, watch: OpenWatch) -> bool:
         return isinstance(watch.item, Never) or watch.item.wanted.fits(watch.seen, Trial(self.bindings))
-
-    def _is_too_often(self, watch: Watch, item: Count) -> bool:
-        """No later entry can make the count right again."""
-        if isinstance(item.wanted, Compares):
-            return item.wanted.sign in ("<", "<=") and not self._is_right(watch)
-        return isinstance(item.wanted, Equals) and watch.seen > item.wanted.value
 
     # ------------------------------------------------------------------------------------------------- times
 
-    def _base(self, waiting: Waiting, t: float | None = None) -> tuple[float, str]:
+    def _base(self, waiting: PendingExpectation, t: float | None = None) -> tuple[float, str]:
         """From when `within` counts for an entry at `t` (None: for one that may come), and what that was."""
         start, of = (self.began_at or 0.0, "the job's start")
         if waiting.since is not None:
             start, of = waiting.since.t, f"entry {waiting.since.n} ({event_name(waiting.since.record)})"
-        struck = max((strike for strike in self.strikes if t is None or strike <= t), default=start)
-        return (struck, "the last fault") if struck > start else (start, of)
+        last_fault = max((at for at in self.faults_at if t is None or at <= t), default=start)
+        return (last_fault, "the last fault") if last_fault > start else (start, of)
 
-    def _fail(self, one: Waiting | Watch, reason: str) -> None:
-        self.verdict = Verdict(one.item, one.since, reason, self.count)
+    def _fail(self, one: PendingExpectation | OpenWatch, reason: str) -> None:
+        self.unmet = UnmetExpectation(one.item, one.since, reason, self.count)

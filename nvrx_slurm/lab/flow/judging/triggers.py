@@ -17,19 +17,24 @@ from nvrx_slurm.journal.records import (
     Shutdown,
     WorkersStarted,
 )
-from nvrx_slurm.lab.flow.language.events import EventPattern
-from nvrx_slurm.lab.flow.language.model import Fault
-from nvrx_slurm.lab.flow.language.patterns import Bindings, Trial
-from nvrx_slurm.lab.flow.language.when import JobStateName, OnAll, OnAny, OnEvent, OnFault, OnState, Trigger, leaves
+from nvrx_slurm.lab.flow.language.model import (
+    PROGRESS,
+    Fault,
+    JobStateName,
+    OnAll,
+    OnAny,
+    OnEvent,
+    OnFault,
+    OnState,
+    Trigger,
+    leaves,
+)
+from nvrx_slurm.lab.flow.language.patterns import Bindings, EventPattern, Trial
 from nvrx_slurm.report.words import event_name, plural
-
-PROGRESS = "progress"
-BEAT_FIELDS = ("replica", "cycle", "node", "rank", "step")
-"""What a beat tells of a rank's progress."""
 
 
 @dataclass(frozen=True, slots=True)
-class Progressed:
+class RankProgress:
     """A rank has told this step, in a beat or in the journal."""
 
     t: float
@@ -48,20 +53,15 @@ class StateIs:
     state: JobStateName
 
 
-Sign = Entry | Progressed | StateIs
+Observation = Entry | RankProgress | StateIs
 
 
 @dataclass(frozen=True, slots=True)
-class Due:
+class DueFault:
     """A fault to strike now, and what the captures of its file stand for."""
 
     fault: Fault
     bindings: Mapping[str, Any]
-
-    @property
-    def arguments(self) -> dict[str, Any]:
-        """The fault's arguments, with what their captures stand for."""
-        return self.fault.resolved(self.bindings)
 
 
 @dataclass(slots=True)
@@ -118,7 +118,7 @@ class _Plot:
         return f"{trigger.pattern} never came{nearest}"
 
 
-class Director:
+class FaultScheduler:
     """Says which faults are due. All times are seconds on the journal's clock.
 
     Its captures are those of the expectations too: whoever meets one first binds it. What a fault names by `as` is
@@ -132,17 +132,17 @@ class Director:
         self._states = JobStates()
         self._bindings: dict[str, Any] = {}
 
-    def feed(self, sign: Sign, known: Bindings | None = None) -> None:
+    def feed(self, sign: Observation, known: Bindings | None = None) -> None:
         """Something has come. `known`: what the expectations' captures stand for by now."""
         self._bindings = {**(known or {}), **self._bindings}
         if isinstance(sign, StateIs):
             self._state(sign.t, sign.state)
-        elif isinstance(sign, Progressed):
+        elif isinstance(sign, RankProgress):
             self._event(sign.t, PROGRESS, sign)
         else:
             self._entry(sign)
 
-    def struck(self, fault: Fault, t: float, bindings: Bindings | None = None) -> None:
+    def fault_happened(self, fault: Fault, t: float, bindings: Bindings | None = None) -> None:
         """The fault has struck at `t`. `bindings`: what its `as` names."""
         self._plots.pop(fault.number, None)
         self._bindings.update(bindings or {})
@@ -150,13 +150,13 @@ class Director:
             if isinstance(leaf.on, OnFault) and leaf.on.number == fault.number:
                 leaf.count(t)
 
-    def due(self, t: float) -> list[Due]:
+    def due(self, t: float) -> list[DueFault]:
         """The faults to strike at `t`, first things first. Each is handed out once."""
         ready = sorted((at, number) for number in self._plots if (at := self._at(number)) is not None and at <= t)
         plots = [self._plots[number] for _, number in ready]
         for plot in plots:
             plot.due = True
-        return [Due(plot.fault, dict(self._bindings)) for plot in plots]
+        return [DueFault(plot.fault, dict(self._bindings)) for plot in plots]
 
     def next_at(self) -> float | None:
         """When the next fault is due if nothing comes; None: something must come first."""
@@ -191,14 +191,14 @@ class Director:
             if isinstance(leaf.on, OnState) and leaf.on.state == state:
                 leaf.count(t)
 
-    def _event(self, t: float, event: str, told: AnyRecord | Progressed) -> None:
+    def _event(self, t: float, event: str, describe: AnyRecord | RankProgress) -> None:
         for leaf in self._leaves():
             if isinstance(leaf.on, OnEvent) and leaf.on.pattern.event == event and leaf.met_at is None:
-                self._try(leaf, leaf.on.pattern, t, told)
+                self._try(leaf, leaf.on.pattern, t, describe)
 
-    def _try(self, leaf: _Leaf, pattern: EventPattern, t: float, told: AnyRecord | Progressed) -> None:
+    def _try(self, leaf: _Leaf, pattern: EventPattern, t: float, describe: AnyRecord | RankProgress) -> None:
         trial = Trial(self._bindings, self._may_bind)
-        lacking = tuple(pattern.differences(told, trial))
+        lacking = tuple(pattern.differences(describe, trial))
         if lacking:
             leaf.missed(lacking)
             return

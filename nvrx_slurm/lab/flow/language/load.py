@@ -3,40 +3,157 @@
 from __future__ import annotations
 
 import fnmatch
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence, Set
+from itertools import chain
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any, Literal
+
+from msgspec import field
 
 from nvrx_slurm.errors import ConfigError, UsageError
 from nvrx_slurm.jobspec import load as jobs
 from nvrx_slurm.jobspec.plan import Plan, plan
-from nvrx_slurm.jobspec.reading import dotted, read, together
+from nvrx_slurm.jobspec.reading import After, Before, Block, Schema, dotted, read, together
+from nvrx_slurm.jobspec.values import Duration, Line, Name, Nodes, Size
 from nvrx_slurm.jobspec.yamlfile import KeyPath, YamlFile, read_yaml
-from nvrx_slurm.lab.flow.language.checks import check_captures, check_job, check_needs, check_order
-from nvrx_slurm.lab.flow.language.expectation_form import read_expectations
-from nvrx_slurm.lab.flow.language.fault_form import read_faults
-from nvrx_slurm.lab.flow.language.faults import NEEDS
-from nvrx_slurm.lab.flow.language.flow_form import FlowFile
-from nvrx_slurm.lab.flow.language.model import Flow, Limits, Needs
+from nvrx_slurm.lab.flow.language.faults import FAULTS, NEEDS
+from nvrx_slurm.lab.flow.language.model import (
+    STAGES,
+    AnyOrder,
+    Count,
+    Expectation,
+    Fault,
+    Flow,
+    Needs,
+    Never,
+    OnEvent,
+    StageName,
+    leaves,
+)
+from nvrx_slurm.lab.flow.language.parsing import read_expectations, read_faults
+from nvrx_slurm.lab.flow.language.patterns import Equals, EventPattern
 from nvrx_slurm.lab.flow.language.problems import Problems, nearest
 from nvrx_slurm.report.words import plural
+from nvrx_slurm.util.ids import replica_id
+
+# ------------------------------------------------------------------------------------- the keys of the file
+
+
+def _one_or_more(value: object) -> object:
+    return [value] if isinstance(value, str) else value
+
+
+def _some(stages: tuple[StageName, ...]) -> tuple[StageName, ...]:
+    if not stages:
+        raise ValueError(f"names no stage; leave it out for all of {', '.join(STAGES)}")
+    return stages
+
+
+def _disk_size(value: object) -> object:
+    """`4m` as mount(8) has it."""
+    is_short = isinstance(value, str) and value[-1:].lower() in ("k", "m", "g")
+    return f"{value}iB" if is_short else value
+
+
+Disk = Annotated[Size, Before(_disk_size), Schema({"type": "string", "examples": ["4m", "64MiB"]})]
+
+
+def _behaviour(text: str) -> str:
+    from nvrx_slurm.lab.faults.attribution_server import behaviour  # an HTTP server, which few flows need
+
+    behaviour(text)
+    return text
+
+
+Behaviour = Annotated[Line, After(_behaviour)]
+Stages = Annotated[
+    tuple[StageName, ...],
+    Before(_one_or_more),
+    After(_some),
+    Schema({"type": ["array", "string"], "items": {"enum": list(STAGES)}}),
+]
+
+
+class ClusterNeeds(Block, frozen=True, kw_only=True):
+    """What the flow needs of a cluster."""
+
+    nodes: Annotated[
+        Nodes | None, "How many nodes; not set: as many as the job asks for. A `dev` cluster gets that many."
+    ] = None
+    settings: Annotated[dict[str, Line], "Lines of `slurm.conf`, such as `KillWait: 10`. On `dev` only."] = field(
+        default_factory=dict
+    )
+    disk: Annotated[
+        Disk | None, "The job's folder lies on a disk of this size, such as `4m`. On `local` and `dev` only."
+    ] = None
+    attribution: Annotated[
+        Behaviour | None,
+        "A scripted attribution service that the job asks, and how it behaves: `stop`, `restart`, "
+        "`garbage`, `hang`, `slow:8s`, … On `local` and `dev` only.",
+    ] = None
+    network: Annotated[
+        Literal["own"] | None, "Each node has a network of its own, which can be cut and slowed. On `local` only."
+    ] = None
+
+
+class FlowLimits(Block, frozen=True, kw_only=True):
+    """How long it may take."""
+
+    wall: Annotated[Duration, "One attempt, its clean-up aside."] = 120.0
+
+
+class FlowFile(Block, frozen=True, kw_only=True):
+    """A flow: a job, faults that really happen to it, and what its journal must then say."""
+
+    name: Annotated[Name | None, "What reports call it. Not set: the file's name without `.yaml`."] = None
+    about: Annotated[Line, "One sentence: what holds if it passes."] = ""
+    job: Annotated[Line, "The job.yaml to submit; relative to the folder of the flow file."]
+    overrides: Annotated[
+        dict[str, Any],
+        "Keys of job.yaml that are otherwise here, nested or dotted (`slurm.time: 2m`). Checked as job.yaml is.",
+    ] = field(default_factory=dict)
+    on: Annotated[
+        Stages,
+        "Where it can run: `local` (this machine, no Slurm), `dev` (a Slurm started for it alone), "
+        "`slurm` (the site's). Elsewhere it is left out, and said to be.",
+    ] = STAGES
+    cluster: Annotated[ClusterNeeds, "What it needs of a cluster."] = ClusterNeeds()
+    faults: Annotated[tuple[Any, ...], "What happens to the job, and when."] = ()
+    expect: Annotated[tuple[Any, ...], "What the journal must say, in this order."]
+    limits: Annotated[
+        FlowLimits, "How long it may take: `wall`, for one attempt, its clean-up aside. Not set: two minutes."
+    ] = FlowLimits()
+
+
+# ---------------------------------------------------------------------------------------------- one file
 
 
 def load_flow(path: Path) -> Flow:
     """The flow of a file. Raises ConfigError: one message that lists every problem with its file, line and key."""
     file = read_yaml(path)
     problems = Problems(str(path), file.lines)
-    form = _form(file, problems)
-    faults = read_faults(problems, _list(file, "faults"), ("faults",))
-    expect = read_expectations(problems, _list(file, "expect"), ("expect",))
-    job = _job(path, file, problems)
-    check_captures(problems, faults, expect)
+    form, complaints = read(FlowFile, file.data)
+    for key, sentence in complaints.items():
+        problems.add(sentence, *key)
+    if form is not None and not form.expect:
+        problems.add("must expect something, such as `job_ended: {exit_code: 0}`", "expect")
+    # Where the form is wrong, what can be read of the rest is checked all the same: one message lists every problem.
+    raw = {key: file.data[key] if isinstance(file.data.get(key), list) else [] for key in ("faults", "expect")}
+    faults = read_faults(problems, raw["faults"], ("faults",))
+    expect = read_expectations(problems, raw["expect"], ("expect",))
+    job = _plan_of_job(path, file, problems)
+    _check_captures(problems, faults, expect)
     if form is not None:
-        check_needs(problems, faults, [need for need in NEEDS if getattr(form.cluster, need)])
+        for fault in faults:
+            needs = FAULTS[fault.action].needs
+            if needs is not None and not getattr(form.cluster, needs):
+                problems.add_at(f"needs `cluster: {{{NEEDS[needs]}}}`", fault.line, fault.action)
     if job is not None:
-        check_order(problems, expect, job)
-        check_job(problems, faults, expect, job)
-        _check_nodes(problems, form, job)
+        _check_job(problems, faults, expect, job)
+        if form is not None and form.cluster.nodes is not None and form.cluster.nodes < job.total_nodes:
+            spares = f" ({plural(job.spares, 'hot spare')} included)" if job.spares else ""
+            asked = f"the job asks for {job.total_nodes} nodes{spares}"
+            problems.add(f"{asked}; a cluster of {form.cluster.nodes} cannot run it", "cluster", "nodes")
     if problems.found:
         raise together(problems.found)
     assert form is not None and job is not None
@@ -57,54 +174,12 @@ def load_flow(path: Path) -> Flow:
         ),
         faults=faults,
         expect=expect,
-        limits=Limits(wall_s=form.limits.wall),
+        wall_s=form.limits.wall,
     )
 
 
-def load_flows(paths: Sequence[Path], only: Sequence[str] = ()) -> list[Flow]:
-    """The flows of files, and of all `*.yaml` files of folders, whose names fit one of the globs `only` (none: all).
-
-    Raises ConfigError with the problems of all files; UsageError if no flow is left.
-    """
-    flows: list[Flow] = []
-    found: list[ConfigError] = []
-    for path in dict.fromkeys(file for each in paths for file in _files(each)):
-        try:
-            flows.append(load_flow(path))
-        except ConfigError as error:
-            found.append(error)
-    found += _same_names(flows)
-    if found:
-        raise together(found) if len(found) == 1 else ConfigError("\n".join(map(str, found)))
-    chosen = [flow for flow in flows if not only or any(fnmatch.fnmatchcase(flow.name, glob) for glob in only)]
-    if not chosen:
-        raise _none_left(paths, only, [flow.name for flow in flows])
-    return chosen
-
-
-# ------------------------------------------------------------------------------------------------- the file
-
-
-def _form(file: YamlFile, problems: Problems) -> FlowFile | None:
-    form, complaints = read(FlowFile, file.data)
-    for key, sentence in complaints.items():
-        problems.add(sentence, *key)
-    if form is not None and not form.expect:
-        problems.add("must expect something, such as `job_ended: {exit_code: 0}`", "expect")
-    return form
-
-
-def _list(file: YamlFile, key: str) -> list[Any]:
-    """The items below the key; none where the form has complained of it."""
-    raw = file.data.get(key)
-    return raw if isinstance(raw, list) else []
-
-
-# -------------------------------------------------------------------------------------------------- the job
-
-
-def _job(path: Path, file: YamlFile, problems: Problems) -> Plan | None:
-    """What the job is with the flow's overrides; None where it is not one. Its own problems name its own lines."""
+def _plan_of_job(path: Path, file: YamlFile, problems: Problems) -> Plan | None:
+    """The job with the flow's overrides; None where it is not one. A problem of job.yaml names its line there."""
     said, overrides = file.data.get("job"), file.data.get("overrides") or {}
     if not isinstance(said, str) or not isinstance(overrides, dict):
         return None
@@ -113,13 +188,16 @@ def _job(path: Path, file: YamlFile, problems: Problems) -> Plan | None:
         near = nearest(job_file.name, [other.name for other in sorted(job_file.parent.glob("*.yaml"))])
         problems.add(f"there is no file {job_file}; in that folder, {near}", "job")
         return None
-    if not _are_clear(overrides, problems):
-        return None
-    flags = [
-        (dotted(key), f"{path}:{problems.line(('overrides', *key))}", value) for key, value in _overrides(overrides)
-    ]
+    flags: dict[str, tuple[str, Any]] = {}
+    for at, value in _overrides(overrides):
+        key = dotted(at)
+        if any(key == other or key.startswith(f"{other}.") or other.startswith(f"{key}.") for other in flags):
+            problems.add(f"`{key}` is set twice; write it once, nested or dotted", "overrides", *at)
+            return None
+        flags[key] = (f"{path}:{problems.line(('overrides', *at))}", value)
     try:
-        return plan(jobs.load(job_file, flags).spec, folder=path.parent, job_file=job_file)
+        spec = jobs.load(job_file, [(key, where, value) for key, (where, value) in flags.items()]).spec
+        return plan(spec, folder=path.parent, job_file=job_file)
     except UsageError as error:
         problems.found.append(error if isinstance(error, ConfigError) else ConfigError(str(error)))
         return None
@@ -134,47 +212,126 @@ def _overrides(said: Mapping[str, Any], at: KeyPath = ()) -> Iterator[tuple[KeyP
             yield (*at, key), value
 
 
-def _are_clear(overrides: Mapping[str, Any], problems: Problems) -> bool:
-    """No key is set twice, once nested and once dotted."""
-    seen: set[str] = set()
-    for path, _ in _overrides(overrides):
-        key = dotted(path)
-        if any(key == other or key.startswith(f"{other}.") or other.startswith(f"{key}.") for other in seen):
-            problems.add(f"`{key}` is set twice; write it once, nested or dotted", "overrides", *path)
-            return False
-        seen.add(key)
-    return True
-
-
-def _check_nodes(problems: Problems, form: FlowFile | None, job: Plan) -> None:
-    if form is not None and form.cluster.nodes is not None and form.cluster.nodes < job.total_nodes:
-        spares = f" ({plural(job.spares, 'hot spare')} included)" if job.spares else ""
-        message = f"the job asks for {job.total_nodes} nodes{spares}; a cluster of {form.cluster.nodes} cannot run it"
-        problems.add(message, "cluster", "nodes")
-
-
 # ------------------------------------------------------------------------------------------------ many files
 
 
-def _files(path: Path) -> list[Path]:
-    if not path.is_dir():
-        return [path]
-    found = sorted(file for file in path.glob("*.yaml") if not file.name.endswith(".job.yaml"))
-    if not found:
-        raise UsageError(f"{path}: the folder holds no flow (*.yaml)")
-    return found
+def load_flows(paths: Sequence[Path], only: Sequence[str] = ()) -> list[Flow]:
+    """The flows of files, and of all `*.yaml` files of folders, whose names fit one of the globs `only` (none: all).
 
-
-def _same_names(flows: Sequence[Flow]) -> Iterator[ConfigError]:
-    first: dict[str, Flow] = {}
-    for flow in flows:
-        other = first.setdefault(flow.name, flow)
+    Raises ConfigError with the problems of all files; UsageError if no flow is left.
+    """
+    files: dict[Path, None] = {}
+    for path in paths:
+        inside = sorted(file for file in path.glob("*.yaml") if not file.name.endswith(".job.yaml"))
+        if path.is_dir() and not inside:
+            raise UsageError(f"{path}: the folder holds no flow (*.yaml)")
+        files |= dict.fromkeys(inside if path.is_dir() else [path])
+    flows: dict[str, Flow] = {}
+    found: list[ConfigError] = []
+    for path in files:
+        try:
+            flow = load_flow(path)
+        except ConfigError as error:
+            found.append(error)
+            continue
+        other = flows.setdefault(flow.name, flow)
         if other is not flow:
             message = f"{flow.name} is the name of {other.file} too; give one of them another"
-            yield ConfigError(message, file=str(flow.file), line=flow.line, key="name")
+            found.append(ConfigError(message, file=str(flow.file), line=flow.line, key="name"))
+    if found:
+        raise together(found) if len(found) == 1 else ConfigError("\n".join(map(str, found)))
+    chosen = [flow for flow in flows.values() if not only or any(fnmatch.fnmatchcase(flow.name, g) for g in only)]
+    if not flows:
+        raise UsageError("no flow: name a flow file, or a folder of them")
+    if not chosen:
+        raise UsageError(f"no flow is called {' or '.join(only)}; {nearest(only[0], flows)}")
+    return chosen
 
 
-def _none_left(paths: Sequence[Path], only: Sequence[str], names: Sequence[str]) -> UsageError:
-    if not names:
-        return UsageError("no flow: name a flow file, or a folder of them")
-    return UsageError(f"no flow is called {' or '.join(only)}; {nearest(only[0], names)}")
+# ------------------------------------------------------- what is wrong although each key is right
+
+
+def _check_captures(problems: Problems, faults: Sequence[Fault], expect: Sequence[Expectation]) -> None:
+    """Every capture that is compared can have been bound by then."""
+    first: dict[str, Fault] = {}
+    for fault in faults:
+        if fault.binds is not None and (other := first.setdefault(fault.binds, fault)) is not fault:
+            problems.add_at(f"fault {other.number} (line {other.line}) binds it too", fault.line, f"${fault.binds}")
+    by_triggers = {name for event in _trigger_events(faults) for name in event.binds()}
+    by_events = by_triggers | {name for event in _events(expect) for name in event.binds()}
+    for fault in faults:
+        # The name that a fault binds by `as` is unknown to that fault's own arguments.
+        known = (first.keys() - {fault.binds}) | by_events
+        _check_known(problems, fault.captures(), known, fault.line, fault.describe())
+    for event in _trigger_events(faults):
+        _check_known(problems, event.captures(), first.keys() | by_events, event.line, str(event))
+    _check_sequence(problems, expect, first.keys() | by_triggers)
+
+
+def _check_sequence(problems: Problems, items: Sequence[Expectation], known: Set[str]) -> Set[str]:
+    """Returns what is bound once the items have come. Branches of `any_order` may bind for each other."""
+    for item in items:
+        if isinstance(item, AnyOrder):
+            within = known | {name for event in _events([item]) for name in event.binds()}
+            for branch in item.branches:
+                known |= _check_sequence(problems, branch, within)
+        elif isinstance(item, (Never, Count)):
+            for event in filter(None, (item.event, item.until)):
+                _check_known(problems, event.captures(), known, event.line, str(item))
+        else:
+            known |= set(item.event.binds())
+            _check_known(problems, item.event.captures(), known, item.line, str(item))
+    return known
+
+
+def _check_known(problems: Problems, names: Iterable[str], known: Set[str], line: int, what: str) -> None:
+    for name in dict.fromkeys(names):
+        if name not in known:
+            near = f"; {nearest(f'${name}', [f'${other}' for other in sorted(known)])}" if known else ""
+            problems.add_at(f"nothing binds it before `{what}` needs it{near}", line, f"${name}")
+
+
+def _check_job(problems: Problems, faults: Sequence[Fault], expect: Sequence[Expectation], job: Plan) -> None:
+    """Every rank, spare and replica that is named is one of the job's."""
+    sizes = {
+        replica_id(role.name, index): role.nodes_per_replica * role.workers_per_node
+        for role in job.roles
+        for index in range(role.replicas)
+    }
+    for fault in faults:
+        replica, spare = fault.arguments.get("replica"), fault.arguments.get("spare")
+        rank = fault.arguments.get("rank", fault.arguments.get("of_rank"))
+        found = []
+        if replica is not None and replica not in sizes:
+            found.append(f"the job has no replica {replica}; {nearest(str(replica), sizes)}")
+        elif isinstance(rank, int):
+            largest = sizes[replica] if replica is not None else max(sizes.values())
+            if rank >= largest:
+                found.append(f"the job has no rank {rank}: its last is {largest - 1}")
+            if replica is None and len(sizes) > 1:
+                found.append(f"which replica's rank {rank}? Name one by `replica`: {', '.join(sizes)}")
+        if spare is not None and spare > job.spares:
+            there = f"the job has {plural(job.spares, 'hot spare')}, and no number {spare}"
+            found.append(f"{there}; set `overrides: {{spares: …}}`")
+        for message in found:
+            problems.add_at(message, fault.line, fault.action)
+    for event in chain(_events(expect), _trigger_events(faults)):
+        for name, pattern in event.fields:
+            if name == "replica" and isinstance(pattern, Equals) and pattern.value not in (None, *sizes):
+                message = f"the job has no replica {pattern.value}; {nearest(str(pattern.value), sizes)}"
+                problems.add_at(message, event.line, f"{event.event}.replica")
+
+
+def _events(items: Iterable[Expectation]) -> Iterator[EventPattern]:
+    """Every event that the expectations name."""
+    for item in items:
+        if isinstance(item, AnyOrder):
+            yield from _events(chain.from_iterable(item.branches))
+        else:
+            yield item.event
+            if isinstance(item, (Never, Count)) and item.until is not None:
+                yield item.until
+
+
+def _trigger_events(faults: Iterable[Fault]) -> list[EventPattern]:
+    return [leaf.pattern for fault in faults for leaf in leaves(fault.when) if isinstance(leaf, OnEvent)]

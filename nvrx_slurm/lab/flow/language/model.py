@@ -7,9 +7,147 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal, get_args
 
-from nvrx_slurm.lab.flow.language.expected import Expectation
-from nvrx_slurm.lab.flow.language.patterns import Bindings, shown
-from nvrx_slurm.lab.flow.language.when import Trigger
+from nvrx_slurm.lab.flow.language.patterns import Bindings, EventPattern, Pattern, shown
+from nvrx_slurm.util.durations import words
+
+
+class _Described:
+    """An expectation whose text is what `describe` says where no capture is bound."""
+
+    __slots__ = ()
+
+    def describe(self, known: Bindings) -> str:
+        """As text, with what is known of the captures."""
+        raise NotImplementedError
+
+    def __str__(self) -> str:
+        return self.describe({})
+
+
+@dataclass(frozen=True, slots=True)
+class Happens(_Described):
+    """The event comes; what follows in the list comes after it."""
+
+    line: int
+    event: EventPattern
+    within_s: float | None = None
+
+    def describe(self, known: Bindings) -> str:
+        within = "" if self.within_s is None else f" within {words(self.within_s)}"
+        return f"{self.event.describe(known)}{within}"
+
+
+@dataclass(frozen=True, slots=True)
+class Eventually(Happens):
+    """The event comes somewhere from here on; what follows in the list does not wait for it."""
+
+    def describe(self, known: Bindings) -> str:
+        return f"eventually {Happens.describe(self, known)}"
+
+
+@dataclass(frozen=True, slots=True)
+class Never(_Described):
+    """The event does not come from here until `until`, or to the end."""
+
+    line: int
+    event: EventPattern
+    until: EventPattern | None = None
+
+    def describe(self, known: Bindings) -> str:
+        until = "" if self.until is None else f" until {self.until.describe(known)}"
+        return f"never {self.event.describe(known)}{until}"
+
+
+@dataclass(frozen=True, slots=True)
+class Count(_Described):
+    """From here until `until`, or to the end, the event comes as often as `wanted` says."""
+
+    line: int
+    event: EventPattern
+    wanted: Pattern
+    until: EventPattern | None = None
+
+    def describe(self, known: Bindings) -> str:
+        until = "" if self.until is None else f" until {self.until.describe(known)}"
+        return f"count of {self.event.describe(known)} is {self.wanted.describe(known)}{until}"
+
+
+@dataclass(frozen=True, slots=True)
+class AnyOrder:
+    """Branches side by side, each a sequence of its own; done when all are."""
+
+    line: int
+    branches: tuple[tuple[Expectation, ...], ...]
+
+
+Expectation = Happens | Eventually | Never | Count | AnyOrder
+
+
+PROGRESS = "progress"
+"""The event that heartbeats carry too."""
+
+BEAT_FIELDS = ("replica", "cycle", "node", "rank", "step")
+"""The fields of it that a heartbeat carries."""
+
+JobStateName = Literal["pending", "running", "recovering", "shutting_down", "ended"]
+
+
+@dataclass(frozen=True, slots=True)
+class OnEvent:
+    """The `times`-th entry that fits, and `after_s` more. Of `progress`, heartbeats count as well."""
+
+    pattern: EventPattern
+    times: int = 1
+    after_s: float = 0.0
+
+
+@dataclass(frozen=True, slots=True)
+class OnState:
+    """The job's first moment in this state."""
+
+    line: int
+    state: JobStateName
+    after_s: float = 0.0
+
+
+@dataclass(frozen=True, slots=True)
+class OnFault:
+    """The moment in which another fault of the same file has happened."""
+
+    line: int
+    number: int
+    after_s: float = 0.0
+
+
+@dataclass(frozen=True, slots=True)
+class OnAll:
+    """The last of several."""
+
+    line: int
+    of: tuple[Trigger, ...]
+    after_s: float = 0.0
+
+
+@dataclass(frozen=True, slots=True)
+class OnAny:
+    """The first of several."""
+
+    line: int
+    of: tuple[Trigger, ...]
+    after_s: float = 0.0
+
+
+Trigger = OnEvent | OnState | OnFault | OnAll | OnAny
+
+
+def leaves(trigger: Trigger) -> Iterator[OnEvent | OnState | OnFault]:
+    """The triggers that others are made of, in the order of the file."""
+    if isinstance(trigger, (OnAll, OnAny)):
+        for part in trigger.of:
+            yield from leaves(part)
+    else:
+        yield trigger
+
 
 StageName = Literal["local", "dev", "slurm"]
 STAGES: tuple[StageName, ...] = get_args(StageName)
@@ -48,14 +186,6 @@ class Fault:
         """The captures that its arguments use."""
         return (value[1:] for value in self.arguments.values() if isinstance(value, str) and value.startswith("$"))
 
-    def resolved(self, bindings: Bindings) -> dict[str, Any]:
-        """Its arguments, every capture replaced by what it stands for. Raises KeyError for one that nothing bound."""
-        return {key: _resolved(value, bindings) for key, value in self.arguments.items()}
-
-
-def _resolved(value: Any, bindings: Bindings) -> Any:
-    return bindings[value[1:]] if isinstance(value, str) and value.startswith("$") else value
-
 
 @dataclass(frozen=True, slots=True)
 class Needs:
@@ -66,13 +196,6 @@ class Needs:
     disk_bytes: int | None = None
     own_network: bool = False
     attribution: str | None = None
-
-
-@dataclass(frozen=True, slots=True)
-class Limits:
-    """`wall_s`: how long one attempt may take, its clean-up aside."""
-
-    wall_s: float = 120.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -89,4 +212,4 @@ class Flow:
     needs: Needs
     faults: tuple[Fault, ...]
     expect: tuple[Expectation, ...]
-    limits: Limits
+    wall_s: float  # how long one attempt may take, its clean-up aside

@@ -1,4 +1,4 @@
-"""What may stand for a field's value in a flow, and whether a value fits it. Pure."""
+"""Patterns: what a flow asks of a field and of an event of the journal, and whether a value fits. Pure."""
 
 from __future__ import annotations
 
@@ -7,9 +7,12 @@ import re
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, get_args, get_type_hints
 
 import msgspec
+
+from nvrx_slurm.journal.records import AnyRecord
+from nvrx_slurm.report.words import event_name
 
 Bindings = Mapping[str, Any]
 """Capture, without its `$` → the value that it stands for."""
@@ -31,8 +34,17 @@ def _current(value: Any) -> Any:
     return RENAMED.get(value, value) if isinstance(value, str) else value
 
 
-def _nobody(name: str) -> bool:
-    return False
+def fields_of(kind: type[msgspec.Struct]) -> dict[str, Any]:
+    """A record's fields, each with its type; without the bounds that hold for its values."""
+    types = get_type_hints(kind)
+    return {part.name: types[part.name] for part in msgspec.structs.fields(kind)}
+
+
+EVENTS: dict[str, type[msgspec.Struct]] = {event_name(kind): kind for kind in get_args(AnyRecord)}
+"""Every event's name → its record."""
+
+FIELDS: dict[str, dict[str, Any]] = {event: fields_of(kind) for event, kind in EVENTS.items()}
+"""Every event's name → its fields, each with its type."""
 
 
 @dataclass(slots=True)
@@ -40,7 +52,7 @@ class Trial:
     """The captures while one entry is looked at. `new` is what it would bind; `may_bind` says which of those may."""
 
     known: Bindings
-    may_bind: Callable[[str], bool] = _nobody
+    may_bind: Callable[[str], bool] = lambda name: False
     new: dict[str, Any] = field(default_factory=dict)
 
     def agrees(self, name: str, value: Any) -> bool:
@@ -64,7 +76,7 @@ class Pattern(ABC):
         """Whether `value` is meant; captures on the way are bound in the trial."""
 
     @abstractmethod
-    def told(self, known: Bindings) -> str:
+    def describe(self, known: Bindings) -> str:
         """The pattern in words, with what its captures stand for: `n2 ($dead)`."""
 
     def parts(self) -> Iterator[Pattern]:
@@ -72,7 +84,7 @@ class Pattern(ABC):
         return iter(())
 
     def __str__(self) -> str:
-        return self.told({})
+        return self.describe({})
 
 
 @dataclass(frozen=True, slots=True)
@@ -84,7 +96,7 @@ class Equals(Pattern):
     def fits(self, value: Any, trial: Trial) -> bool:
         return bool(_current(value) == _current(self.value))
 
-    def told(self, known: Bindings) -> str:
+    def describe(self, known: Bindings) -> str:
         return shown(self.value)
 
 
@@ -97,7 +109,7 @@ class Capture(Pattern):
     def fits(self, value: Any, trial: Trial) -> bool:
         return trial.agrees(self.name, value)
 
-    def told(self, known: Bindings) -> str:
+    def describe(self, known: Bindings) -> str:
         return f"{shown(known[self.name])} (${self.name})" if self.name in known else f"${self.name}"
 
 
@@ -109,21 +121,18 @@ class Compares(Pattern):
     operand: Equals | Capture
 
     def fits(self, value: Any, trial: Trial) -> bool:
-        if isinstance(self.operand, Equals):
-            return self._holds(value, self.operand.value)
-        bound = {**trial.known, **trial.new}
-        return self.operand.name in bound and self._holds(value, bound[self.operand.name])
-
-    def _holds(self, value: Any, other: Any) -> bool:
         if value is None and self.sign != "!=":
             return False
-        return OPERATORS[self.sign](value, other)
+        if isinstance(self.operand, Equals):
+            return OPERATORS[self.sign](value, self.operand.value)
+        bound = {**trial.known, **trial.new}
+        return self.operand.name in bound and OPERATORS[self.sign](value, bound[self.operand.name])
 
     def parts(self) -> Iterator[Pattern]:
         return iter((self.operand,))
 
-    def told(self, known: Bindings) -> str:
-        return f"{self.sign} {self.operand.told(known)}"
+    def describe(self, known: Bindings) -> str:
+        return f"{self.sign} {self.operand.describe(known)}"
 
 
 @dataclass(frozen=True, slots=True)
@@ -135,12 +144,12 @@ class Matches(Pattern):
     def fits(self, value: Any, trial: Trial) -> bool:
         return isinstance(value, str) and self.regex.search(value) is not None
 
-    def told(self, known: Bindings) -> str:
+    def describe(self, known: Bindings) -> str:
         return f"~ {self.regex.pattern}"
 
 
 @dataclass(frozen=True, slots=True)
-class Items(Pattern):
+class ListItems(Pattern):
     """A list: as long as the value, and each item fits."""
 
     items: tuple[Pattern, ...]
@@ -153,8 +162,8 @@ class Items(Pattern):
     def parts(self) -> Iterator[Pattern]:
         return iter(self.items)
 
-    def told(self, known: Bindings) -> str:
-        return f"[{', '.join(item.told(known) for item in self.items)}]"
+    def describe(self, known: Bindings) -> str:
+        return f"[{', '.join(item.describe(known) for item in self.items)}]"
 
 
 @dataclass(frozen=True, slots=True)
@@ -172,41 +181,27 @@ class Holds(Pattern):
     def parts(self) -> Iterator[Pattern]:
         return (part for part in (self.contains, self.length) if part is not None)
 
-    def told(self, known: Bindings) -> str:
+    def describe(self, known: Bindings) -> str:
         said = {"contains": self.contains, "length": self.length}
-        return _mapping({key: part.told(known) for key, part in said.items() if part is not None})
+        return _mapping({key: part.describe(known) for key, part in said.items() if part is not None})
 
 
 @dataclass(frozen=True, slots=True)
-class Entries(Pattern):
-    """A mapping: these keys are there, and their values fit. The value may hold more."""
+class MappingEntries(Pattern):
+    """A mapping, or a record within a record: these keys are there, and their values fit. It may hold more."""
 
     entries: tuple[tuple[Any, Pattern], ...]
 
     def fits(self, value: Any, trial: Trial) -> bool:
-        return all(key in value and pattern.fits(value[key], trial) for key, pattern in self.entries)
+        if isinstance(value, Mapping):
+            return all(key in value and pattern.fits(value[key], trial) for key, pattern in self.entries)
+        return value is not None and all(pattern.fits(getattr(value, name), trial) for name, pattern in self.entries)
 
     def parts(self) -> Iterator[Pattern]:
         return (pattern for _, pattern in self.entries)
 
-    def told(self, known: Bindings) -> str:
-        return _mapping({key: pattern.told(known) for key, pattern in self.entries})
-
-
-@dataclass(frozen=True, slots=True)
-class Fields(Pattern):
-    """A record within a record: these fields of it fit."""
-
-    fields: tuple[tuple[str, Pattern], ...]
-
-    def fits(self, value: Any, trial: Trial) -> bool:
-        return value is not None and all(pattern.fits(getattr(value, name), trial) for name, pattern in self.fields)
-
-    def parts(self) -> Iterator[Pattern]:
-        return (pattern for _, pattern in self.fields)
-
-    def told(self, known: Bindings) -> str:
-        return _mapping({name: pattern.told(known) for name, pattern in self.fields})
+    def describe(self, known: Bindings) -> str:
+        return _mapping({key: pattern.describe(known) for key, pattern in self.entries})
 
 
 def captures(pattern: Pattern) -> Iterator[str]:
@@ -243,3 +238,41 @@ def shown(value: Any) -> str:
 
 def _mapping(said: Mapping[Any, str]) -> str:
     return f"{{{', '.join(f'{key}: {text}' for key, text in said.items())}}}"
+
+
+@dataclass(frozen=True, slots=True)
+class EventPattern:
+    """An event of the journal, and what its fields must be. `line`: where the flow file says so."""
+
+    line: int
+    event: str
+    fields: tuple[tuple[str, Pattern], ...] = ()
+
+    def __str__(self) -> str:
+        return self.describe({})
+
+    def fits(self, record: AnyRecord, trial: Trial) -> bool:
+        """Whether the record is meant; the trial then holds what its captures would stand for."""
+        if event_name(record) != self.event:
+            return False
+        return all(pattern.fits(getattr(record, name), trial) for name, pattern in self.fields)
+
+    def differences(self, describe: Any, trial: Trial) -> Iterator[str]:
+        """Which fields of the event are otherwise, a thing each: `cycle: 0, not 1`."""
+        for name, pattern in self.fields:
+            value = getattr(describe, name, None)
+            if not pattern.fits(value, trial):
+                yield f"{name}: {shown(value)}, not {pattern.describe(trial.known)}"
+
+    def describe(self, known: Bindings) -> str:
+        """As the flow file says it, with what its captures stand for: `node_lost {node: n2 ($dead)}`."""
+        said = ", ".join(f"{name}: {pattern.describe(known)}" for name, pattern in self.fields)
+        return f"{self.event} {{{said}}}" if said else self.event
+
+    def captures(self) -> Iterator[str]:
+        """Every capture that it uses."""
+        return (name for _, pattern in self.fields for name in captures(pattern))
+
+    def binds(self) -> Iterator[str]:
+        """The captures that it can bind."""
+        return (name for _, pattern in self.fields for name in binds(pattern))

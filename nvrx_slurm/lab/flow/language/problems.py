@@ -51,3 +51,12 @@ def nearest(name: str, valid: Iterable[str]) -> str:
         return "there is none"
     rest = ", …" if len(named) > MOST_NAMED else ""
     return f"{'nearest: ' if len(named) > 1 else 'valid: '}{', '.join(named[:MOST_NAMED])}{rest}"
+
+
+@contextlib.contextmanager
+def below(*keys: str) -> Iterator[None]:
+    """A `Misfit` that is raised meanwhile is about the value below these keys."""
+    try:
+        yield
+    except Misfit as misfit:
+        raise Misfit(str(misfit), *keys, *misfit.path) from None

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import json
+import math
 import re
 import textwrap
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 Item = dict[str, Any]
@@ -99,3 +100,29 @@ def _scalar(value: Any) -> str:
     text = str(value)
     plain = _PLAIN.fullmatch(text) and not _NOTHING.fullmatch(text)
     return text if plain else json.dumps(text, ensure_ascii=False)
+
+
+NICE_S = (1, 2, 5, 10, 15, 20, 30, 45, 60, 90, 120, 180, 300, 600, 900, 1200, 1800, 3600)
+
+
+def in_any_order(branches: list[list[Item]]) -> list[Item]:
+    """Branches side by side; one alone needs no word."""
+    if len(branches) <= 1:
+        return branches[0] if branches else []
+    return [{"any_order": [branch[0] if len(branch) == 1 else branch for branch in branches]}]
+
+
+def without_never(items: Iterable[Any]) -> Iterator[Any]:
+    """What is left where the job has no end: nothing would ever tell that something never came."""
+    for item in items:
+        if isinstance(item, list):
+            yield list(without_never(item))
+        elif "any_order" in item:
+            yield {"any_order": list(without_never(item["any_order"]))}
+        elif "never" not in item:
+            yield item
+
+
+def nice(seconds: float) -> float:
+    """The next longer duration that people would write."""
+    return next((nice_s for nice_s in NICE_S if nice_s >= seconds), math.ceil(seconds / 3600) * 3600)

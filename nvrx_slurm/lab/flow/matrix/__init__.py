@@ -10,15 +10,15 @@ from __future__ import annotations
 from nvrx_slurm.jobspec.plan import Plan
 from nvrx_slurm.lab.flow.language.model import StageName
 from nvrx_slurm.lab.flow.matrix.cases import OF_A_ROLE, OF_THE_JOB, starts
-from nvrx_slurm.lab.flow.matrix.shape import Case, LeftOut, Shape, if_possible
+from nvrx_slurm.lab.flow.matrix.shape import LeftOut, MatrixCase, RoleShape, if_possible
 
-__all__ = ["Case", "LeftOut", "matrix"]
+__all__ = ["LeftOut", "MatrixCase", "matrix"]
 
 
-def matrix(plan: Plan, stage: StageName) -> list[Case | LeftOut]:
+def matrix(plan: Plan, stage: StageName) -> list[MatrixCase | LeftOut]:
     """Every fault that there is for this job, those of one role after the other, then those of the job."""
-    shapes = [Shape(plan, role, stage) for role in plan.roles]
-    found: list[Case | LeftOut] = [starts(shapes[0])]
+    shapes = [RoleShape(plan, role, stage) for role in plan.roles]
+    found: list[MatrixCase | LeftOut] = [starts(shapes[0])]
     found += [make(shape) for shape in shapes for make in OF_A_ROLE]
     found += [make(shapes[0]) for make in OF_THE_JOB]
     return [if_possible(case, stage) for case in found]

@@ -5,9 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from nvrx_slurm.errors import EXIT_TERMINATED, EXIT_TIMEOUT
-from nvrx_slurm.lab.flow.language.phrases import in_any_order
-from nvrx_slurm.lab.flow.language.writing import NOTE, Item
-from nvrx_slurm.lab.flow.matrix.shape import Case, LeftOut, Shape
+from nvrx_slurm.lab.flow.language.writing import NOTE, Item, in_any_order
+from nvrx_slurm.lab.flow.matrix.shape import LeftOut, MatrixCase, RoleShape
 from nvrx_slurm.lab.flow.recording.inference import HELD_BACK
 from nvrx_slurm.util.durations import words
 
@@ -17,17 +16,17 @@ MOST_IN_A_ROW = 6
 _NO_HANG = "no bound says when a worker hangs: set fault_tolerance.hang.step_timeout, or no_output"
 
 
-def _case(role: Shape, fault: str, about: str, faults: list[Item], *expect: Item, takes_s: float) -> Case:
-    return Case(role.name(fault), about, tuple(faults), (*role.begins(), *expect), takes_s)
+def _case(role: RoleShape, fault: str, about: str, faults: list[Item], *expect: Item, takes_s: float) -> MatrixCase:
+    return MatrixCase(role.name(fault), about, tuple(faults), (*role.begins(), *expect), takes_s)
 
 
-def _kill_first_rank(role: Shape) -> Case:
+def _kill_first_rank(role: RoleShape) -> MatrixCase:
     faults = [{"when": role.at_work(), "do": {"kill_worker": role.worker(0)}}]
     expect = (*role.others_unmoved(), *role.after_failure())
     return _case(role, "kill-first-rank", "Rank 0 is killed.", faults, *expect, takes_s=role.restart_s)
 
 
-def _kill_last_rank(role: Shape) -> Case | LeftOut:
+def _kill_last_rank(role: RoleShape) -> MatrixCase | LeftOut:
     if role.last_rank == 0:
         return LeftOut(role.name("kill-last-rank"), "its only rank is the first")
     faults = [{"when": role.at_work(), "do": {"kill_worker": role.worker(role.last_rank)}}]
@@ -35,14 +34,14 @@ def _kill_last_rank(role: Shape) -> Case | LeftOut:
     return _case(role, "kill-last-rank", "The last rank is killed.", faults, *expect, takes_s=role.restart_s)
 
 
-def _kill_agent(role: Shape) -> Case:
+def _kill_agent(role: RoleShape) -> MatrixCase:
     faults = [{"when": role.at_work(), "do": {"kill_agent": role.last_node}, "as": "$dead"}]
     expect = (*role.others_unmoved(), *role.after_loss("$dead"))
     about = "The agent of a node is killed; its workers die with it."
     return _case(role, "kill-agent", about, faults, *expect, takes_s=role.fenced_s)
 
 
-def _kill_node(role: Shape) -> Case | LeftOut:
+def _kill_node(role: RoleShape) -> MatrixCase | LeftOut:
     if not role.can_lose(1):
         return LeftOut(role.name("kill-node"), "its only node is the batch host")
     faults = [{"when": role.at_work(), "do": {"kill_node": role.last_node}, "as": "$dead"}]
@@ -50,7 +49,7 @@ def _kill_node(role: Shape) -> Case | LeftOut:
     return _case(role, "kill-node", "A node dies at once.", faults, *expect, takes_s=role.fenced_s)
 
 
-def _freeze_node(role: Shape) -> Case | LeftOut:
+def _freeze_node(role: RoleShape) -> MatrixCase | LeftOut:
     if not role.can_lose(1):
         return LeftOut(role.name("freeze-node"), "its only node is the batch host")
     faults = [{"when": role.at_work(), "do": {"stop_node": role.last_node}, "as": "$frozen"}]
@@ -58,7 +57,7 @@ def _freeze_node(role: Shape) -> Case | LeftOut:
     return _case(role, "freeze-node", "A node freezes.", faults, *expect, takes_s=role.fenced_s)
 
 
-def _hang(role: Shape) -> Case | LeftOut:
+def _hang(role: RoleShape) -> MatrixCase | LeftOut:
     hang = role.bounds.hang
     given = [bound for bound in (hang.step_timeout, hang.no_output) if bound is not None]
     if not given:
@@ -72,7 +71,7 @@ def _hang(role: Shape) -> Case | LeftOut:
     return _case(role, "hang", about, faults, *expect, takes_s=max(given) + role.restart_s + 30.0)
 
 
-def _budget(role: Shape) -> Case | LeftOut:
+def _budget(role: RoleShape) -> MatrixCase | LeftOut:
     most, name = role.bounds.max_restarts.count, role.name("budget")
     if not role.restarts:
         return LeftOut(name, f"its role does not restart: on_failure is {role.role.on_failure}")
@@ -85,7 +84,7 @@ def _budget(role: Shape) -> Case | LeftOut:
     return _case(role, "budget", about, faults, *expect, takes_s=(most + 1) * role.restart_s)
 
 
-def _no_spare_left(role: Shape) -> Case | LeftOut:
+def _no_spare_left(role: RoleShape) -> MatrixCase | LeftOut:
     deaths, name = role.plan.spares + 1, role.name("no-spare-left")
     if not role.restarts:
         return LeftOut(name, f"its role does not restart: on_failure is {role.role.on_failure}")
@@ -105,7 +104,7 @@ def _no_spare_left(role: Shape) -> Case | LeftOut:
     return _case(role, "no-spare-left", about, faults, *expect, takes_s=deaths * role.fenced_s)
 
 
-def _two_at_once(role: Shape) -> Case | LeftOut:
+def _two_at_once(role: RoleShape) -> MatrixCase | LeftOut:
     name = role.name("two-at-once")
     if role.plan.spares < 2:
         return LeftOut(name, f"needs 2 spares, and the job has {role.plan.spares}")
@@ -122,7 +121,7 @@ def _two_at_once(role: Shape) -> Case | LeftOut:
     return _case(role, "two-at-once", "Two nodes die together.", faults, *expect, takes_s=2 * role.fenced_s)
 
 
-OF_A_ROLE: tuple[Callable[[Shape], Case | LeftOut], ...] = (
+OF_A_ROLE: tuple[Callable[[RoleShape], MatrixCase | LeftOut], ...] = (
     _kill_first_rank,
     _kill_last_rank,
     _kill_agent,
@@ -138,12 +137,12 @@ OF_A_ROLE: tuple[Callable[[Shape], Case | LeftOut], ...] = (
 SETTLED_S = 3.0
 
 
-def starts(job: Shape) -> Case:
+def starts(job: RoleShape) -> MatrixCase:
     """No fault: what all others rely on."""
-    return Case("starts", "Every replica comes together and runs.", (), tuple(job.begins_to_work()), 10.0)
+    return MatrixCase("starts", "Every replica comes together and runs.", (), tuple(job.begins_to_work()), 10.0)
 
 
-def _spare_killed(job: Shape) -> Case | LeftOut:
+def _spare_killed(job: RoleShape) -> MatrixCase | LeftOut:
     if not job.plan.spares:
         return LeftOut("spare-killed", "the job has no spares")
     faults = (
@@ -153,10 +152,10 @@ def _spare_killed(job: Shape) -> Case | LeftOut:
     unmoved: Item = {"never": {"restart_decided": {}}}
     expect = (*job.begins(), unmoved, {"node_lost": {"node": "$dead"}}, *job.ends(EXIT_TERMINATED))
     about = "A hot spare dies, and nobody else notices."
-    return Case("spare-killed", about, faults, expect, job.fenced_s)
+    return MatrixCase("spare-killed", about, faults, expect, job.fenced_s)
 
 
-def _then_a_worker(job: Shape, name: str, about: str, action: str, *seen: Item) -> Case:
+def _then_a_worker(job: RoleShape, name: str, about: str, action: str, *seen: Item) -> MatrixCase:
     """Part of the control plane dies and the workers go on; that all is well again shows in the next recovery."""
     faults: list[Item] = [
         {"when": job.at_work(), "do": {action: {}}},
@@ -164,7 +163,7 @@ def _then_a_worker(job: Shape, name: str, about: str, action: str, *seen: Item) 
     ]
     unmoved: Item = {"never": {"restart_decided": {}}, "until": {"worker_failed": {}}}
     expect = (*job.begins(), unmoved, *seen, *job.after_failure())
-    return Case(name, about, tuple(faults), expect, job.restart_s + 30.0)
+    return MatrixCase(name, about, tuple(faults), expect, job.restart_s + 30.0)
 
 
 def _settled(seen: tuple[Item, ...]) -> Item:
@@ -173,18 +172,18 @@ def _settled(seen: tuple[Item, ...]) -> Item:
     return {"fault": 1, "after": words(SETTLED_S)}
 
 
-def _kill_controller(job: Shape) -> Case:
+def _kill_controller(job: RoleShape) -> MatrixCase:
     about = "The controller is killed: no worker is touched, and the next one goes on."
     return _then_a_worker(job, "kill-controller", about, "kill_controller", {"controller_started": {"epoch": ">= 2"}})
 
 
-def _kill_store(job: Shape) -> Case | LeftOut:
+def _kill_store(job: RoleShape) -> MatrixCase | LeftOut:
     if job.plan.store.url is not None:
         return LeftOut("kill-store", f"the store at {job.plan.store.url} is the site's own")
     return _then_a_worker(job, "kill-store", "The store is killed: nothing recorded is lost.", "kill_store")
 
 
-def _lose_batch_host(job: Shape) -> Case:
+def _lose_batch_host(job: RoleShape) -> MatrixCase:
     """Its survivors stop once they have been without controller for too long, and Slurm requeues the job."""
     bounds = {"fault_tolerance.control_plane_grace": words(job.bounds.fence_timeout)}
     faults = (
@@ -199,10 +198,10 @@ def _lose_batch_host(job: Shape) -> Case:
     expect = (*job.begins(), {"job_started": {"generation": 1}}, *again)
     needs = {"on": ["dev"], "cluster": {"nodes": job.plan.total_nodes + 1}}
     about = "The batch host's node dies: the job's next generation goes on."
-    return Case("lose-batch-host", about, faults, expect, job.bounds.fence_timeout + 120.0, bounds, needs)
+    return MatrixCase("lose-batch-host", about, faults, expect, job.bounds.fence_timeout + 120.0, bounds, needs)
 
 
-def _requeue(job: Shape) -> Case:
+def _requeue(job: RoleShape) -> MatrixCase:
     faults = (
         {"when": job.at_work(), "do": {"requeue": {}}},
         {NOTE: HELD_BACK, "when": {"event": "job_ended"}, "do": {"release": {}}},
@@ -210,7 +209,9 @@ def _requeue(job: Shape) -> Case:
     again = map(_of_next_generation, job.begins())
     ended = {"job_ended": {"exit_code": EXIT_TERMINATED}}
     expect = (*job.begins(), ended, {"job_started": {"generation": 1}}, *again)
-    return Case("requeue", "The job is requeued, and its next generation runs.", faults, expect, job.restart_s + 90.0)
+    return MatrixCase(
+        "requeue", "The job is requeued, and its next generation runs.", faults, expect, job.restart_s + 90.0
+    )
 
 
 def _of_next_generation(item: Item) -> Item:
@@ -220,20 +221,20 @@ def _of_next_generation(item: Item) -> Item:
     return {"round_closed": {**item["round_closed"], "generation": 1}}
 
 
-def _cancel(job: Shape) -> Case:
+def _cancel(job: RoleShape) -> MatrixCase:
     faults = ({"when": job.at_work(), "do": {"scancel": {}}},)
     expect = (*job.begins(), {"shutdown": {"exit_code": EXIT_TERMINATED}}, *job.ends(EXIT_TERMINATED))
-    return Case("cancel", "The job is cancelled, and leaves nothing behind.", faults, expect, job.restart_s)
+    return MatrixCase("cancel", "The job is cancelled, and leaves nothing behind.", faults, expect, job.restart_s)
 
 
-def _time_limit(job: Shape) -> Case:
+def _time_limit(job: RoleShape) -> MatrixCase:
     faults = ({"when": job.at_work(), "do": {"shorten_time_limit": "now"}},)
     expect = (*job.begins(), {"shutdown": {"exit_code": EXIT_TIMEOUT}}, *job.ends(EXIT_TIMEOUT))
     takes_s = job.restart_s + job.bounds.teardown.checkpoint_timeout + 60.0
-    return Case("time-limit", "The job's time is up.", faults, expect, takes_s)
+    return MatrixCase("time-limit", "The job's time is up.", faults, expect, takes_s)
 
 
-OF_THE_JOB: tuple[Callable[[Shape], Case | LeftOut], ...] = (
+OF_THE_JOB: tuple[Callable[[RoleShape], MatrixCase | LeftOut], ...] = (
     _spare_killed,
     _kill_controller,
     _kill_store,

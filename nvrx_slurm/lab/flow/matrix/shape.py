@@ -11,8 +11,7 @@ from nvrx_slurm.errors import EXIT_FAILED, EXIT_RETRY
 from nvrx_slurm.jobspec.plan import Plan, RolePlan
 from nvrx_slurm.lab.flow.language.faults import FAULTS
 from nvrx_slurm.lab.flow.language.model import StageName
-from nvrx_slurm.lab.flow.language.phrases import in_any_order, nice
-from nvrx_slurm.lab.flow.language.writing import Item
+from nvrx_slurm.lab.flow.language.writing import Item, in_any_order, nice
 from nvrx_slurm.util.durations import words
 from nvrx_slurm.util.ids import replica_id
 
@@ -23,7 +22,7 @@ START_S = 20.0
 """How long a busy machine may take to start a replica's workers."""
 
 
-class Shape:
+class RoleShape:
     """The first replica of a role, and what follows when something happens to it."""
 
     def __init__(self, plan: Plan, role: RolePlan, stage: StageName) -> None:
@@ -179,7 +178,7 @@ class Shape:
 
 
 @dataclass(frozen=True, slots=True)
-class Case:
+class MatrixCase:
     """One flow of the matrix. `takes_s`: what it needs beyond the job's start, at most."""
 
     name: str
@@ -207,7 +206,7 @@ class LeftOut:
     why: str
 
 
-def if_possible(case: Case | LeftOut, stage: StageName) -> Case | LeftOut:
+def if_possible(case: MatrixCase | LeftOut, stage: StageName) -> MatrixCase | LeftOut:
     """The case, unless one of its faults cannot be done on the stage."""
     if isinstance(case, LeftOut):
         return case

@@ -32,8 +32,7 @@ from nvrx_slurm.journal.records import (
     WorkerFailed,
     WorkerHung,
 )
-from nvrx_slurm.lab.flow.language.phrases import in_any_order, nice, without_never
-from nvrx_slurm.lab.flow.language.writing import NOTE, Item
+from nvrx_slurm.lab.flow.language.writing import NOTE, Item, in_any_order, nice, without_never
 from nvrx_slurm.lab.flow.recording.inference import LOSE_BATCH_HOST, SIGKILL, SIGTERM, Inference
 from nvrx_slurm.util.durations import words
 
@@ -262,13 +261,13 @@ class _Story:
             return
         if episode.is_loose:
             self.inference.loose.add(replica_id)
-        self._chain(replica_id).extend(self._told(replica_id, episode))
+        self._chain(replica_id).extend(self._items_of(replica_id, episode))
 
     def _end_episodes(self) -> None:
         for replica_id in list(self.episodes):
             self._end_episode(replica_id)
 
-    def _told(self, replica_id: str, episode: _Episode) -> Iterator[Item]:
+    def _items_of(self, replica_id: str, episode: _Episode) -> Iterator[Item]:
         if not episode.lost:
             yield from episode.exact
             return

@@ -16,7 +16,7 @@ from pathlib import Path
 import click
 
 from nvrx_slurm.jobspec.env import GitHub
-from nvrx_slurm.lab.flow.outcome import Attempt, Finding, FlowOutcome, Status, SuiteOutcome
+from nvrx_slurm.lab.flow.outcome import FlowAttempt, FlowFinding, FlowOutcome, Status, SuiteOutcome
 from nvrx_slurm.lab.flow.report.text import (
     STATUS_WORDS,
     WELL,
@@ -24,18 +24,18 @@ from nvrx_slurm.lab.flow.report.text import (
     facts,
     headline,
     in_all,
+    not_passed,
     of_attempt,
     path_from,
     place,
     plain,
     recovery,
-    told,
     worst_first,
 )
 from nvrx_slurm.report.words import plural, seconds
 from nvrx_slurm.util.terminal import as_is
 
-Tails = Callable[[Attempt], Mapping[str, Sequence[str]]]
+Tails = Callable[[FlowAttempt], Mapping[str, Sequence[str]]]
 
 
 def announce(
@@ -68,12 +68,12 @@ def annotate(outcome: SuiteOutcome, workspace: Path | None) -> list[str]:
 
     One each, the wrong ones first, because GitHub shows ten of a kind for a step.
     """
-    return [_annotation(flow, workspace) for flow in worst_first(outcome) if told(flow)]
+    return [_annotation(flow, workspace) for flow in worst_first(outcome) if not_passed(flow)]
 
 
 def _annotation(flow: FlowOutcome, workspace: Path | None) -> str:
     kind = "warning" if flow.status in WELL else "error"
-    found = [finding for attempt in reversed(told(flow)) for finding in attempt.findings]
+    found = [finding for attempt in reversed(not_passed(flow)) for finding in attempt.findings]
     file, line = (found[0].file, found[0].line) if found else (flow.file, flow.line)
     title = f"{flow.name} {STATUS_WORDS[flow.status]} on {flow.stage}"
     where = {"file": path_from(workspace, file), "line": str(line), "title": title}
@@ -81,7 +81,7 @@ def _annotation(flow: FlowOutcome, workspace: Path | None) -> str:
     return f"::{kind} {said}::{_as_data(plain(_message(flow, found)))}"
 
 
-def _message(flow: FlowOutcome, found: Sequence[Finding]) -> str:
+def _message(flow: FlowOutcome, found: Sequence[FlowFinding]) -> str:
     others = [f"also: {finding.message}" for finding in found[1:]]
     return "\n".join([headline(flow), *(found[0].detail if found else ()), *others])
 
@@ -98,7 +98,7 @@ def groups(outcome: SuiteOutcome, token: str, tails: Tails = lambda attempt: {})
     """One fold of the log for each attempt that somebody has to look at: findings, the journal, the logs' ends."""
     lines = []
     for flow in outcome.flows:
-        for attempt in told(flow):
+        for attempt in not_passed(flow):
             lines.append(f"::group::{_as_data(plain(f'{flow.name}: {facts(flow, attempt)}'))}")
             lines += quoted(_story(flow, attempt, tails(attempt)), token)
             lines.append("::endgroup::")
@@ -113,7 +113,7 @@ def quoted(lines: Iterable[str], token: str) -> list[str]:
     return [f"::stop-commands::{token}", *lines, f"::{token}::"]
 
 
-def _story(flow: FlowOutcome, attempt: Attempt, tails: Mapping[str, Sequence[str]]) -> list[str]:
+def _story(flow: FlowOutcome, attempt: FlowAttempt, tails: Mapping[str, Sequence[str]]) -> list[str]:
     lines = [click.unstyle(line) for line in of_attempt(flow, attempt)]
     for title, text in {"journal": attempt.excerpt, **tails}.items():
         lines += ["", plain(title), *(f"  {plain(line)}" for line in text)]
@@ -169,16 +169,16 @@ def markdown(outcome: SuiteOutcome, base: Path | None = None, room_bytes: int = 
     Never more than `room_bytes` of UTF-8: first details are left out, then lines of the table, and it says so.
     """
     flows = worst_first(outcome)
-    page = _Page(room_bytes - SPARE_BYTES)
+    page = _BoundedText(room_bytes - SPARE_BYTES)
     if not page.add(_head(outcome)):
         return ""
     without_line = [flow for flow in flows if not page.add(_row(flow))]
     page.add("\n")
-    without_details = _add_details(page, [flow for flow in flows if told(flow)], base)
+    without_details = _add_details(page, [flow for flow in flows if not_passed(flow)], base)
     return "".join(page.parts) + _cut(without_line, without_details)
 
 
-class _Page:
+class _BoundedText:
     """Parts of a text, as many as fit."""
 
     def __init__(self, room_bytes: int) -> None:
@@ -237,19 +237,21 @@ def _cell(text: str) -> str:
     return _MARKDOWN.sub(lambda sign: f"&#{ord(sign[0])};", short)
 
 
-def _add_details(page: _Page, flows: list[FlowOutcome], base: Path | None) -> list[FlowOutcome]:
+def _add_details(page: _BoundedText, flows: list[FlowOutcome], base: Path | None) -> list[FlowOutcome]:
     """Everybody's findings before anybody's journal. Returns those for whom there was no room at all."""
     no_journal = ("the journal is left out here, the page would be too long",)
     places = {}
     for index, flow in enumerate(flows):
-        if page.add("".join(_details(flow, attempt, base, no_journal) for attempt in told(flow))):
+        if page.add("".join(_details(flow, attempt, base, no_journal) for attempt in not_passed(flow))):
             places[index] = len(page.parts) - 1
     for index, part in places.items():
-        page.swap(part, "".join(_details(flows[index], each, base, each.excerpt) for each in told(flows[index])))
+        page.swap(
+            part, "".join(_details(flows[index], each, base, each.excerpt) for each in not_passed(flows[index]))
+        )
     return [flow for index, flow in enumerate(flows) if index not in places]
 
 
-def _details(flow: FlowOutcome, attempt: Attempt, base: Path | None, journal: tuple[str, ...]) -> str:
+def _details(flow: FlowOutcome, attempt: FlowAttempt, base: Path | None, journal: tuple[str, ...]) -> str:
     title = f"{MARKS[attempt.verdict]} <b>{_cell(flow.name)}</b>: {_cell(facts(flow, attempt))}"
     lines = [STATUS_WORDS[attempt.verdict]]
     for finding in attempt.findings:
@@ -275,7 +277,7 @@ LAST_LINES = 20
 READ_BYTES = 16 << 10
 
 
-def log_tails(attempt: Attempt) -> dict[str, tuple[str, ...]]:
+def log_tails(attempt: FlowAttempt) -> dict[str, tuple[str, ...]]:
     """The last lines of the logs in the attempt's artifacts, by path; those written last come first.
 
     A file that cannot be read is not there: this is for looking, not for deciding.

@@ -11,7 +11,7 @@ from pathlib import Path
 from jinja2 import Environment, FileSystemLoader, StrictUndefined
 from markupsafe import Markup
 
-from nvrx_slurm.lab.flow.outcome import Attempt, FlowOutcome, Struck, SuiteOutcome
+from nvrx_slurm.lab.flow.outcome import FlowAttempt, FlowOutcome, InjectedFault, SuiteOutcome
 from nvrx_slurm.lab.flow.report import text as words
 from nvrx_slurm.report.words import seconds
 
@@ -50,13 +50,13 @@ class _Axis:
         share = (moment - self._began_at) / self._took_s
         return round(AXIS * min(1.0, max(0.0, share)))
 
-    def start(self, attempt: Attempt) -> int:
+    def start(self, attempt: FlowAttempt) -> int:
         return min(self.at(attempt.began_at), AXIS - LEAST_WIDTH)
 
-    def width(self, attempt: Attempt) -> int:
+    def width(self, attempt: FlowAttempt) -> int:
         return max(LEAST_WIDTH, self.at(attempt.began_at + attempt.took_s) - self.start(attempt))
 
-    def offset(self, attempt: Attempt) -> str:
+    def offset(self, attempt: FlowAttempt) -> str:
         return seconds(max(0.0, attempt.began_at - self._began_at))
 
 
@@ -105,5 +105,5 @@ def _searchable(flow: FlowOutcome) -> str:
     return " ".join([flow.name, flow.about, flow.file, words.headline(flow), *found, *struck]).casefold()
 
 
-def _since_start(fault: Struck, attempt: Attempt) -> str:
+def _since_start(fault: InjectedFault, attempt: FlowAttempt) -> str:
     return seconds(max(0.0, fault.t - attempt.began_at))

@@ -24,8 +24,8 @@ from junitparser.xunit2 import (
     TestSuite,
 )
 
-from nvrx_slurm.lab.flow.outcome import Attempt, FlowOutcome, SuiteOutcome
-from nvrx_slurm.lab.flow.report.text import STATUS_WORDS, block, facts, path_from, place, plain, told
+from nvrx_slurm.lab.flow.outcome import FlowAttempt, FlowOutcome, SuiteOutcome
+from nvrx_slurm.lab.flow.report.text import STATUS_WORDS, block, facts, not_passed, path_from, place, plain
 
 
 def document(outcome: SuiteOutcome, hostname: str, base: Path | None = None) -> str:
@@ -69,7 +69,7 @@ def _properties(flow: FlowOutcome) -> Iterator[tuple[str, str]]:
 
 def _case(flow: FlowOutcome, base: Path | None) -> TestCase:
     case = TestCase(plain(flow.name), f"flows.{flow.stage}", round(flow.took_s, 3))
-    unwell = told(flow)
+    unwell = not_passed(flow)
     if flow.status == "left_out":
         case.result = [Skipped(plain(flow.left_out or ""))]
     elif flow.status == "flaky":
@@ -84,26 +84,28 @@ def _case(flow: FlowOutcome, base: Path | None) -> TestCase:
     return case
 
 
-def _final(attempt: Attempt, story: str) -> Failure | Error:
+def _final(attempt: FlowAttempt, story: str) -> Failure | Error:
     result = (Failure if attempt.verdict == "failed" else Error)(*_message_and_kind(attempt))
     result.text = story
     return result
 
 
-def _interim(failure: type[InterimResult], error: type[InterimResult], attempt: Attempt, story: str) -> InterimResult:
+def _interim(
+    failure: type[InterimResult], error: type[InterimResult], attempt: FlowAttempt, story: str
+) -> InterimResult:
     result = (failure if attempt.verdict == "failed" else error)(*_message_and_kind(attempt))
     result.stack_trace = story  # the schema wants it before system-out
     result.system_out = block(attempt.excerpt)
     return result
 
 
-def _message_and_kind(attempt: Attempt) -> tuple[str, str]:
+def _message_and_kind(attempt: FlowAttempt) -> tuple[str, str]:
     if not attempt.findings:
         return STATUS_WORDS[attempt.verdict], attempt.verdict
     return plain(attempt.findings[0].message), attempt.findings[0].kind
 
 
-def _story(flow: FlowOutcome, attempt: Attempt, base: Path | None) -> str:
+def _story(flow: FlowOutcome, attempt: FlowAttempt, base: Path | None) -> str:
     lines = [facts(flow, attempt)]
     for finding in attempt.findings:
         lines += [f"{place(finding, base)}: {finding.message}", *(f"    {line}" for line in finding.detail)]

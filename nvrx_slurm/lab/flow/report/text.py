@@ -8,7 +8,7 @@ from pathlib import Path
 
 import click
 
-from nvrx_slurm.lab.flow.outcome import Attempt, Finding, FlowOutcome, Status, SuiteOutcome
+from nvrx_slurm.lab.flow.outcome import FlowAttempt, FlowFinding, FlowOutcome, Status, SuiteOutcome
 from nvrx_slurm.report.words import plural, seconds
 from nvrx_slurm.util.sanitize import uncoloured
 
@@ -45,10 +45,10 @@ def _notes(flow: FlowOutcome, color: str) -> list[str]:
 
 def findings(flow: FlowOutcome, base: Path | None = None) -> list[str]:
     """What was found in each attempt that did not pass: `file:line: message`, then what helps to see why."""
-    return [line for attempt in told(flow) for line in of_attempt(flow, attempt, base)]
+    return [line for attempt in not_passed(flow) for line in of_attempt(flow, attempt, base)]
 
 
-def of_attempt(flow: FlowOutcome, attempt: Attempt, base: Path | None = None) -> list[str]:
+def of_attempt(flow: FlowOutcome, attempt: FlowAttempt, base: Path | None = None) -> list[str]:
     """The same for one attempt."""
     _, color = MARKS[attempt.verdict]
     title = f"{plain(flow.name)} {STATUS_WORDS[attempt.verdict]}"
@@ -65,7 +65,7 @@ def closing(outcome: SuiteOutcome, base: Path | None = None) -> list[str]:
     """What was found in all flows, and the line that sums them up."""
     lines = []
     for flow in outcome.flows:
-        if told(flow):
+        if not_passed(flow):
             lines += ["", *findings(flow, base)]
     return [*lines, "", summary(outcome)]
 
@@ -109,7 +109,7 @@ def block(lines: tuple[str, ...] | list[str]) -> str:
 
 def worst_first(outcome: SuiteOutcome) -> list[FlowOutcome]:
     """What went wrong, then what is flaky, then the others; else in the order of the run."""
-    return sorted(outcome.flows, key=lambda flow: (flow.status in WELL, not told(flow)))
+    return sorted(outcome.flows, key=lambda flow: (flow.status in WELL, not not_passed(flow)))
 
 
 def counts(outcome: SuiteOutcome) -> dict[Status, int]:
@@ -123,7 +123,7 @@ def in_all(outcome: SuiteOutcome) -> str:
     return ", ".join(f"{count} {STATUS_WORDS[status]}" for status, count in counts(outcome).items()) or "no flow"
 
 
-def place(finding: Finding, base: Path | None = None) -> str:
+def place(finding: FlowFinding, base: Path | None = None) -> str:
     """`ci/flows/spare.yaml:14`, where the path can be told from `base`."""
     return f"{path_from(base, finding.file)}:{finding.line}"
 
@@ -135,7 +135,7 @@ def path_from(base: Path | None, file: str) -> str:
     return str(Path(file).relative_to(base))
 
 
-def recovery(attempt: Attempt) -> str:
+def recovery(attempt: FlowAttempt) -> str:
     """`642 ms`, `642 ms, 1.20 s`, `7, up to 1.20 s`; nothing where nothing recovered."""
     times = attempt.recoveries_s
     if len(times) > MOST_RECOVERIES:
@@ -143,7 +143,7 @@ def recovery(attempt: Attempt) -> str:
     return ", ".join(seconds(time) for time in times)
 
 
-def facts(flow: FlowOutcome, attempt: Attempt) -> str:
+def facts(flow: FlowOutcome, attempt: FlowAttempt) -> str:
     """`dev, attempt 1 of 2, job 17, exit code 0, 6.31 s`."""
     known = [
         flow.stage,
@@ -169,6 +169,6 @@ def headline(flow: FlowOutcome) -> str:
     return said[0] if said else STATUS_WORDS[flow.status]
 
 
-def told(flow: FlowOutcome) -> list[Attempt]:
+def not_passed(flow: FlowOutcome) -> list[FlowAttempt]:
     """The attempts that somebody has to look at."""
     return [attempt for attempt in flow.attempts if attempt.verdict != "passed"]

@@ -1,11 +1,11 @@
-"""Where a run of flows keeps its files. What passed leaves none; of the rest all is kept, for whoever looks closer.
+"""Where a run of flows keeps its files. An attempt that passed leaves none; of the others all is kept.
 
 <artifacts>/                    default: nvrx-ci/<time>
   lease                         touched, and locked, while the run lives; its jobs end without that
-  guard.log                     what the guard had to do, if the run was killed
+  guard.log                     what the guard did, if the run was killed
   <flow>/attempt-<n>/
     attempt.json                what to run (AttemptSpec)
-    attempt.log                 what the attempt's own process has to say; its stacks, if it hung
+    attempt.log                 the log of the attempt's process; its stacks, if it hung
     held.jsonl                  what it has started (cleanup.py)
     jobs/<job id>/              the job's folder: journal, logs, result
     diagnosis/                  stacks, Slurm's answers, ends of logs: where a bound passed or something was not met
@@ -26,7 +26,7 @@ import msgspec
 from nvrx_slurm.errors import UsageError
 from nvrx_slurm.journal.records import Record
 from nvrx_slurm.lab.flow.language.model import StageName
-from nvrx_slurm.lab.flow.outcome import Attempt, attempt_from_json, to_json
+from nvrx_slurm.lab.flow.outcome import FlowAttempt, attempt_from_json, to_json
 from nvrx_slurm.util.files import write_private
 
 DEFAULT_BASE = Path("nvrx-ci")
@@ -63,17 +63,17 @@ class AttemptFolder:
     def read_spec(self) -> AttemptSpec:
         return msgspec.json.decode(self.spec_path.read_bytes(), type=AttemptSpec)
 
-    def write_outcome(self, attempt: Attempt) -> None:
+    def write_outcome(self, attempt: FlowAttempt) -> None:
         write_private(self._outcome_path, to_json(attempt))
 
-    def read_outcome(self) -> Attempt | None:
-        """None: the attempt's process did not come so far."""
+    def read_outcome(self) -> FlowAttempt | None:
+        """None: the attempt's process did not get that far."""
         try:
             return attempt_from_json(self._outcome_path.read_bytes())
         except FileNotFoundError:
             return None
 
-    def last_words(self) -> tuple[str, ...]:
+    def log_tail(self) -> tuple[str, ...]:
         """The end of its log."""
         with contextlib.suppress(OSError):
             return tuple(self.log_path.read_text(errors="replace").splitlines()[-LOG_TAIL_LINES:])

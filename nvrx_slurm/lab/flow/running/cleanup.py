@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import contextlib
 import os
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal
@@ -35,6 +35,8 @@ from nvrx_slurm.util.ownership import read_owned
 if TYPE_CHECKING:
     from nvrx_slurm.api.handle import Job
 
+
+log = get_logger("ci")
 
 HELD = "held.jsonl"
 MARK = "NVRX_CI_ATTEMPT"
@@ -77,7 +79,7 @@ _FLAGS = os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_NOFOLLOW | os.O_CLOEXEC
 _decoder: msgspec.json.Decoder[Held] = msgspec.json.Decoder(Held)
 
 
-class Hold:
+class CleanupList:
     """One attempt's list, and the only writer of it. Every method raises OSError where the disk is full."""
 
     def __init__(self, folder: Path) -> None:
@@ -88,7 +90,7 @@ class Hold:
         self._write(HeldCluster(name=name))
 
     def queue(self, environment: Mapping[str, str]) -> None:
-        """A job is about to be submitted to this Slurm: it may be accepted although its id is never heard."""
+        """A job is about to be submitted to this Slurm: it may accept the job and never answer with its id."""
         self._write(HeldQueue(environment=dict(environment)))
 
     def job(self, job: Job, environment: Mapping[str, str]) -> None:
@@ -127,8 +129,6 @@ def standing(folder: Path) -> list[Held]:
     return found
 
 
-log = get_logger("ci")
-
 ANSWER_S = 5.0
 KILLED_S = 5.0
 """How long Slurm may take to forget a job whose processes were killed."""
@@ -143,30 +143,28 @@ class OwnJobs:
 
     def unfinished(self) -> list[str]:
         """Those that wait, run or complete. Raises SlurmUnreachable, FileNotFoundError."""
-        listing = self._ask("squeue", "--noheader", "--me", "--format=%i|%o").splitlines()
-        jobs = (line.strip().partition("|") for line in listing)
-        return [job_id for job_id, _, script in jobs if self._is_ours(job_id, script)]
+        found = []
+        for line in self._ask("squeue", "--noheader", "--me", "--format=%i|%o").splitlines():
+            job_id, _, script = line.strip().partition("|")
+            # A job whose id never reached the attempt is known by its script.
+            if job_id in self._job_ids or Path(script).is_relative_to(self._folder):
+                found.append(job_id)
+        return found
 
     def end(self, patience_s: float) -> None:
         """Cancel them; kill those that have not ended in time. Raises WaitTimeout, SlurmUnreachable."""
-        self._signal()
-        try:
-            self._wait(patience_s)
-        except WaitTimeout:
-            self._signal("--full", "--signal=KILL")
-            self._wait(KILLED_S)
-
-    def _signal(self, *flags: str) -> None:
-        if left := self.unfinished():
-            log.info("scancel %s", " ".join([*flags, *left]))
-            self._ask("scancel", *flags, *left)
-
-    def _wait(self, timeout_s: float) -> None:
-        what = f"jobs of {self._folder} to leave the queue"
-        wait_until(lambda: not self.unfinished(), timeout_s=timeout_s, what=what, clock=self._clock)
-
-    def _is_ours(self, job_id: str, script: str) -> bool:
-        return job_id in self._job_ids or Path(script).is_relative_to(self._folder)
+        for flags, timeout_s in (((), patience_s), (("--full", "--signal=KILL"), KILLED_S)):
+            if left := self.unfinished():
+                log.info("scancel %s", " ".join([*flags, *left]))
+                self._ask("scancel", *flags, *left)
+            try:
+                what = f"jobs of {self._folder} to leave the queue"
+                wait_until(lambda: not self.unfinished(), timeout_s=timeout_s, what=what, clock=self._clock)
+            except WaitTimeout:
+                if flags:
+                    raise
+            else:
+                return
 
     def _ask(self, *command: str) -> str:
         output = self._runner(command, timeout_s=ANSWER_S)
@@ -175,79 +173,67 @@ class OwnJobs:
         return output.stdout
 
 
-def undo(folder: Path, patience_s: float, clock: Clock | None = None) -> list[str]:
-    """End what the attempt of this folder still holds; says what could not be ended. Its jobs get `patience_s` to end
-    by themselves; those of a development cluster none, since it goes with all that runs on it."""
+def clean_up(folder: Path, patience_s: float, clock: Clock | None = None) -> list[str]:
+    """End what the attempt of this folder still holds; returns what could not be ended, as text. Its jobs get
+    `patience_s` to end by themselves; those of a development cluster none, since the cluster is removed with them."""
+    clock = clock or SystemClock()
+    held = standing(folder)
+    jobs = [each for each in held if isinstance(each, HeldJob)]
+
+    def lives(job: HeldJob) -> bool:
+        info = JobFolder(Path(job.base) / job.job_id).read_info() if job.cluster == "local" else None
+        return info is not None and info.host_lives()
+
+    def end_local_jobs() -> None:
+        alive = [job for job in jobs if lives(job)]
+        for job in alive:
+            LocalCluster(Path(job.base)).cancel(job.job_id)
+        try:
+            what = "local jobs to end"
+            wait_until(lambda: not any(map(lives, alive)), timeout_s=patience_s, what=what, clock=clock)
+        except WaitTimeout as error:
+            log.info("%s; killing them", error)
+
+    def members(table: Table) -> set[int]:
+        """All of the attempt that runs on this machine, this process aside."""
+        said = (pid for pid in table if processes.environment_of(pid).get(MARK) == str(folder))
+        roots = {pid for pid in said if processes.is_own(pid)}
+        started = [each.process for each in held if isinstance(each, HeldProcess)]
+        return processes.descendants(table, roots | {each.pid for each in started if processes.lives(each, table)})
+
+    def remove(name: str) -> None:
+        if name in dev.names():
+            dev.remove(name, clock=clock)
+
+    def kill_processes() -> None:
+        if killed := processes.kill(members, clock):
+            log.info("%s: killed %s", folder, ", ".join(map(str, sorted(killed))))
+
+    def clear_folders() -> None:
+        known = {Path(job.base) / folder_name(job.job_id) for job in jobs}
+        for path in known.union((folder / "jobs").glob("*/")):
+            clear_runtime_folders(JobFolder(path))
+
+    steps: list[Callable[[], object]] = []
+    for each in held:
+        if isinstance(each, HeldQueue):
+            of_slurm = [job.job_id for job in jobs if job.cluster == "slurm"]
+            steps.append(partial(OwnJobs(folder, each.environment, of_slurm, clock).end, patience_s))
+    steps.append(end_local_jobs)
+    for each in held:
+        if isinstance(each, HeldCluster):
+            steps.append(partial(remove, each.name))
+    steps += [kill_processes, clear_folders]
+
     problems = []
-    for step in _Undoing(folder, patience_s, clock or SystemClock()).steps():
+    for step in steps:  # each may fail, and the others are done all the same
         try:
             step()
         except (NvrxError, OSError) as error:
             log.warning("%s: %s", folder, error)
             problems.append(str(error))
-    if not problems and standing(folder):
-        hold = Hold(folder)
-        hold.nothing()
-        hold.close()
+    if not problems and held:
+        cleanup = CleanupList(folder)
+        cleanup.nothing()
+        cleanup.close()
     return problems
-
-
-class _Undoing:
-    """What there is to do for one attempt."""
-
-    def __init__(self, folder: Path, patience_s: float, clock: Clock) -> None:
-        held = standing(folder)
-        self._folder, self._patience_s, self._clock = folder, patience_s, clock
-        self._clusters = [each.name for each in held if isinstance(each, HeldCluster)]
-        self._queues = [each.environment for each in held if isinstance(each, HeldQueue)]
-        self._jobs = [each for each in held if isinstance(each, HeldJob)]
-        self._processes = [each.process for each in held if isinstance(each, HeldProcess)]
-
-    def steps(self) -> Iterator[Callable[[], None]]:
-        """Each may raise NvrxError or OSError, and the others are done all the same."""
-        for environment in self._queues:
-            job_ids = [job.job_id for job in self._jobs if job.cluster == "slurm"]
-            jobs = OwnJobs(self._folder, environment, job_ids, self._clock)
-            yield partial(jobs.end, self._patience_s)
-        yield self._end_local_jobs
-        yield from (partial(self._remove, name) for name in self._clusters)
-        yield self._kill_processes
-        yield self._clear_runtime_folders
-
-    def _end_local_jobs(self) -> None:
-        alive = [job for job in self._jobs if _lives(job)]
-        for job in alive:
-            LocalCluster(Path(job.base)).cancel(job.job_id)
-        try:
-            what = "local jobs to end"
-            wait_until(lambda: not any(map(_lives, alive)), timeout_s=self._patience_s, what=what, clock=self._clock)
-        except WaitTimeout as error:
-            log.info("%s; killing them", error)
-
-    def _remove(self, cluster: str) -> None:
-        if cluster in dev.names():
-            dev.remove(cluster, clock=self._clock)
-
-    def _kill_processes(self) -> None:
-        killed = processes.kill(self._members, self._clock)
-        if killed:
-            log.info("%s: killed %s", self._folder, ", ".join(map(str, sorted(killed))))
-
-    def _members(self, table: Table) -> set[int]:
-        """All of the attempt that runs on this machine, but whoever asks."""
-        said = (pid for pid in table if processes.environment_of(pid).get(MARK) == str(self._folder))
-        marked = {pid for pid in said if processes.is_own(pid)}
-        held = {process.pid for process in self._processes if processes.lives(process, table)}
-        return processes.descendants(table, marked | held)
-
-    def _clear_runtime_folders(self) -> None:
-        known = {Path(job.base) / folder_name(job.job_id) for job in self._jobs}
-        for path in known.union((self._folder / "jobs").glob("*/")):
-            clear_runtime_folders(JobFolder(path))
-
-
-def _lives(job: HeldJob) -> bool:
-    if job.cluster != "local":
-        return False
-    info = JobFolder(Path(job.base) / job.job_id).read_info()
-    return info is not None and info.host_lives()

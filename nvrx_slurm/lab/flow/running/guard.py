@@ -1,8 +1,8 @@
 """`python -m nvrx_slurm.lab.flow.running.guard FOLDER`: outlives a run that is killed, and ends what is left.
 
-It holds the reading end of a pipe from the run. A run that ends by itself says goodbye there; end of file without it
-means that the run was killed. The kernel has sent SIGTERM to its attempts then, and they undo what they did; what was
-killed with them is undone here. Should this process be killed as well, the jobs' lease lapses.
+It holds the reading end of a pipe from the run. A run that ends by itself writes "goodbye" to it; end of file without
+that means that the run was killed. The kernel has then sent SIGTERM to its attempts, and they clean up; this process
+ends what those leave. If this process is killed as well, the jobs' lease lapses and they end.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from nvrx_slurm.errors import UnsafePath, WaitTimeout
 from nvrx_slurm.jobspec import env
 from nvrx_slurm.lab.devcluster import processes
 from nvrx_slurm.lab.devcluster.waiting import wait_until
-from nvrx_slurm.lab.flow.running.cleanup import HELD, HeldProcess, standing, undo
+from nvrx_slurm.lab.flow.running.cleanup import HELD, HeldProcess, clean_up, standing
 from nvrx_slurm.util.clock import SystemClock
 from nvrx_slurm.util.log import get_logger, set_up
 
@@ -29,18 +29,18 @@ log = get_logger("ci")
 LOG = "guard.log"
 GOODBYE = b"goodbye\n"
 ATTEMPTS_END_S = 8.0
-"""How long attempts may take that were told to end."""
+"""How long attempts may take to end after SIGTERM."""
 
 PATIENCE_S = 3.0
 KILLER_OF_CHILDREN = "RUNNER_TRACKING_ID"
 """GitHub's runner ends every process that has this in its environment when a workflow job is over."""
 
 
-class Guard:
+class RunGuard:
     """The guard of one run, from the run's side."""
 
     def __init__(self, folder: Path) -> None:
-        """Start it; whoever is in `folder` then is under its guard."""
+        """Start it: from now on all attempts in `folder` are cleaned up if this process is killed."""
         self._process = subprocess.Popen(
             [sys.executable, "-P", "-m", "nvrx_slurm.lab.flow.running.guard", str(folder)],
             stdin=subprocess.PIPE,
@@ -55,11 +55,11 @@ class Guard:
         return self._process.pid
 
     def dismiss(self) -> None:
-        """The run ends by itself, and has left nothing."""
+        """The run ends by itself, and nothing is left."""
         with contextlib.suppress(subprocess.TimeoutExpired):
             self._process.communicate(GOODBYE, timeout=ATTEMPTS_END_S)
 
-    def forsake(self) -> None:
+    def abandon(self) -> None:
         """Leave everything to the guard, as the kernel does for a run that is killed, and wait until it is done."""
         self._process.communicate()
 
@@ -84,7 +84,7 @@ def clean(folder: Path, patience_s: float = PATIENCE_S) -> list[str]:
 
 
 def _end(folder: Path, patience_s: float) -> list[str]:
-    """The attempt itself first, which knows best how to end what it has."""
+    """The attempt itself first: it knows which jobs it has submitted."""
     runners = [held.process for held in standing(folder) if isinstance(held, HeldProcess)][:1]
     living = [runner for runner in runners if processes.lives(runner)]
     processes.send(living, signal.SIGTERM)
@@ -95,7 +95,7 @@ def _end(folder: Path, patience_s: float) -> list[str]:
             what=f"the attempt in {folder} to end",
             clock=SystemClock(),
         )
-    return undo(folder, patience_s)
+    return clean_up(folder, patience_s)
 
 
 def main(arguments: Iterable[str]) -> None:

@@ -11,12 +11,12 @@ from nvrx_slurm.cluster.states import JobState
 from nvrx_slurm.errors import FaultFailed
 from nvrx_slurm.journal.folder import JobFolder
 from nvrx_slurm.journal.records import Entry
-from nvrx_slurm.lab.flow.judging.matching import Matcher
-from nvrx_slurm.lab.flow.judging.triggers import Director, Due, Progressed, StateIs
+from nvrx_slurm.lab.flow.judging.matching import FlowMatcher
+from nvrx_slurm.lab.flow.judging.triggers import DueFault, FaultScheduler, RankProgress, StateIs
 from nvrx_slurm.lab.flow.language.model import Flow
-from nvrx_slurm.lab.flow.outcome import Finding, Struck
-from nvrx_slurm.lab.flow.stages.base import Hit, Scene, Stage
-from nvrx_slurm.lab.flow.stages.world import World
+from nvrx_slurm.lab.flow.outcome import FlowFinding, InjectedFault
+from nvrx_slurm.lab.flow.stages.base import Scene, Stage
+from nvrx_slurm.lab.flow.stages.topology import JobTopology
 from nvrx_slurm.report.model import Heard
 from nvrx_slurm.report.presence import ask_slurm
 from nvrx_slurm.util.clock import Clock
@@ -31,32 +31,34 @@ End = Literal["met", "missed", "ended", "bound", "out_of_time"]
 whole run has no more time."""
 
 
-class Play:
+class FlowRun:
     """One job under one flow. `entries`: its journal so far; `struck`: the faults that have happened; `findings`:
     those that did not."""
 
-    def __init__(self, flow: Flow, stage: Stage, presence: Presence, clock: Clock) -> None:
-        self.flow, self.presence = flow, presence
-        self.folder = JobFolder(presence.job.folder)
-        self.matcher, self.director = Matcher(flow), Director(flow.faults)
+    def __init__(self, flow: Flow, stage: Stage, poller: StatePoller, clock: Clock) -> None:
+        self.flow, self.poller = flow, poller
+        self.folder = JobFolder(poller.job.folder)
+        self.matcher, self.scheduler = FlowMatcher(flow), FaultScheduler(flow.faults)
         self.entries: list[Entry] = []
-        self.struck: list[Struck] = []
-        self.findings: list[Finding] = []
+        self.struck: list[InjectedFault] = []
+        self.findings: list[FlowFinding] = []
         self._stage, self._clock = stage, clock
-        self._world = World(self.folder.read_plan())
+        self._topology = JobTopology(self.folder.read_plan())
         self._journal = stage.journal(self.folder)
         self._ahead_s = clock.wall() - clock.monotonic()  # of the journal's clock before our monotonic one
         self._is_set = False
 
     def run(self, until: float) -> End:
-        """Follow the job until all is clear, or it is `until` on the monotonic clock."""
+        """Follow the job until all is decided, or it is `until` on the monotonic clock."""
         self._take(self._journal.poll())
         if not self.entries:
-            self.director.feed(StateIs(self._now(), "pending"))
+            self.scheduler.feed(StateIs(self._now(), "pending"))
         while (end := self._end(until)) is None:
-            self._take(self._journal.poll(self._wait_s(until)))
-            for due in self.director.due(self._now()):
-                self._strike(due)
+            moments = [until + self._ahead_s, self.matcher.next_deadline(), self.scheduler.next_at()]
+            wait_s = min(moment for moment in moments if moment is not None) - self._now()
+            self._take(self._journal.poll(max(0.0, min(wait_s, self.poller.pause_s(), LONGEST_WAIT_S))))
+            for due in self.scheduler.due(self._now()):
+                self._inject(due)
             self.matcher.look(self._now())
         return end
 
@@ -71,74 +73,58 @@ class Play:
             return "missed"
         if self.matcher.settled:
             return "met"
-        if self.presence.is_over(hint=self._journal.ended):
+        if self.poller.is_over(hint=self._journal.ended):
             return "ended"
         return "bound" if self._clock.monotonic() >= until else None
-
-    # ---- what comes
 
     def _take(self, items: Iterable[Entry | Heard]) -> None:
         for item in items:
             if isinstance(item, Entry):
-                self._set_clock()
+                # The store's own clock, once it can be read: that of another host may differ from ours.
+                if not self._is_set and (t := self._journal.store_time()) is not None:
+                    self._ahead_s, self._is_set = t - self._clock.monotonic(), True
                 self.entries.append(item)
-                self._world.feed(item)
+                self._topology.feed(item)
                 self.matcher.feed(item)
-                self.director.feed(item, self.matcher.bindings)
-            else:
-                self._hear(item)
+                self.scheduler.feed(item, self.matcher.bindings)
+                continue
+            beat = item.beat
+            for rank, step in beat.steps.items():
+                progress = RankProgress(item.t, beat.replica or "", rank, beat.node, step, beat.cycle)
+                self.scheduler.feed(progress, self.matcher.bindings)
 
-    def _hear(self, heard: Heard) -> None:
-        beat = heard.beat
-        for rank, step in beat.steps.items():
-            progressed = Progressed(heard.t, beat.replica or "", rank, beat.node, step, beat.cycle)
-            self.director.feed(progressed, self.matcher.bindings)
-
-    # ---- what strikes
-
-    def _strike(self, due: Due) -> None:
+    def _inject(self, due: DueFault) -> None:
         fault = due.fault
         what = f"fault {fault.number} ({fault.describe()})"
-        scene = Scene(self.presence.job, self.folder, self._world, {**self.matcher.bindings, **due.bindings})
+        scene = Scene(self.poller.job, self.folder, self._topology, {**self.matcher.bindings, **due.bindings})
         try:
-            hit = self._stage.strike(fault.action, due.arguments, scene)
+            result = self._stage.inject(fault.action, fault.arguments, scene)
         except FaultFailed as error:
             message = f"{what} did not happen: {error}"
-            self.findings.append(Finding(kind="fault", message=message, file=str(self.flow.file), line=fault.line))
+            finding = FlowFinding(kind="fault", message=message, file=str(self.flow.file), line=fault.line)
+            self.findings.append(finding)
             return
-        log.info("%s struck: %s", what, hit.proof)
-        self._note(due, hit)
-
-    def _note(self, due: Due, hit: Hit) -> None:
-        fault, t = due.fault, self._now() - (self._clock.wall() - hit.at)
-        named = {fault.binds: hit.bound} if fault.binds is not None and hit.bound is not None else {}
-        self.struck.append(Struck(number=fault.number, what=fault.describe(), t=t, proof=hit.proof, bindings=named))
-        self.matcher.struck(t, {**due.bindings, **named})
-        self.director.struck(fault, t, named)
-
-    # ---- time
+        log.info("%s happened: %s", what, result.proof)
+        # The stage reports wall time; the journal has the store's clock.
+        t = self._now() - (self._clock.wall() - result.at)
+        named = {fault.binds: result.bound} if fault.binds is not None and result.bound is not None else {}
+        self.struck.append(
+            InjectedFault(number=fault.number, what=fault.describe(), t=t, proof=result.proof, bindings=named)
+        )
+        self.matcher.fault_happened(t, {**due.bindings, **named})
+        self.scheduler.fault_happened(fault, t, named)
 
     def _now(self) -> float:
-        """The moment, on the journal's clock."""
+        """The time on the journal's clock."""
         return self._clock.monotonic() + self._ahead_s
-
-    def _set_clock(self) -> None:
-        """By the store's own clock, once it can be read; another host's may differ from ours."""
-        if not self._is_set and (t := self._journal.store_time()) is not None:
-            self._ahead_s, self._is_set = t - self._clock.monotonic(), True
-
-    def _wait_s(self, until: float) -> float:
-        moments = [until + self._ahead_s, self.matcher.next_deadline(), self.director.next_at()]
-        nearest = min(moment for moment in moments if moment is not None)
-        return max(0.0, min(nearest - self._now(), self.presence.pause_s(), LONGEST_WAIT_S))
 
 
 SOON_S, SELDOM_S = 0.2, 2.0
 """How long between two questions: when the journal says that the job has ended, and otherwise."""
 
 
-class Presence:
-    """One job, asked about as seldom as will do. `state`: the last answer; None: there was none yet."""
+class StatePoller:
+    """One job, asked about no more often than needed. `state`: the last answer; None: there was none yet."""
 
     def __init__(self, job: Job, clock: Clock) -> None:
         self.job, self._clock = job, clock
@@ -154,7 +140,7 @@ class Presence:
         return self.state is not None and self.state.terminal
 
     def ask(self) -> JobState | None:
-        """The job's state now; None: nobody answers."""
+        """The job's state now; None: no answer."""
         local = self.job.cluster == "local"
         states = LocalCluster(self.job.folder.parent).states if local else ask_slurm
         self.state = states([self.job.job_id]).get(self.job.job_id)

@@ -3,12 +3,12 @@
 | module | what it does |
 |---|---|
 | `base.py` | the port: `Stage`, and what goes in and out of it |
-| `world.py` | which process is where in the job, and which one a fault targets (pure) |
+| `topology.py` | which process is where in the job, and which one a fault targets (pure) |
 | `faults.py`, `slurm.py`, `own_network.py` | the faults, each with its proof |
 | `processes.py`, `remote.py` | signals to processes, on this machine or on their own node |
 | `diagnosis.py` | leftovers of a job; files about one that went wrong |
 | `local.py`, `own_network.py`, `dev.py`, `slurm.py` | the stages |
-| `listening.py` | the journal of a job whose store only processes in another network reach |
+| `remote_journal.py` | the journal of a job whose store only processes in another network reach |
 """
 
 from __future__ import annotations
@@ -21,23 +21,25 @@ from nvrx_slurm.errors import ConfigError, MissingProgramError
 from nvrx_slurm.lab.devcluster.programs import SLURM_PROGRAMS, find, require
 from nvrx_slurm.lab.flow.language.faults import FAULTS
 from nvrx_slurm.lab.flow.language.model import STAGES, Flow, StageName
-from nvrx_slurm.lab.flow.stages.base import Hit, Hold, Scene, Stage
+from nvrx_slurm.lab.flow.stages.base import CleanupRecorder, FaultResult, Scene, Stage
 from nvrx_slurm.util.clock import Clock, SystemClock
 
-__all__ = ["Hit", "Hold", "Scene", "Stage", "check", "open_stage"]
+__all__ = ["CleanupRecorder", "FaultResult", "Scene", "Stage", "check", "open_stage"]
 
 
-def open_stage(flow: Flow, stage: StageName, folder: Path, hold: Hold, *, clock: Clock | None = None) -> Stage:
+def open_stage(
+    flow: Flow, stage: StageName, folder: Path, cleanup: CleanupRecorder, *, clock: Clock | None = None
+) -> Stage:
     """Start what the flow needs: a development cluster, a disk, a network. `folder`: the attempt's.
 
     Raises what `check` raises, and MissingProgramError, WaitTimeout, NvrxError; nothing is left behind then.
     """
     check(flow, stage)
     make, clock = _stage_class(flow, stage), clock or SystemClock()
-    return make(flow, folder, hold, clock)
+    return make(flow, folder, cleanup, clock)
 
 
-def _stage_class(flow: Flow, stage: StageName) -> Callable[[Flow, Path, Hold, Clock], Stage]:
+def _stage_class(flow: Flow, stage: StageName) -> Callable[[Flow, Path, CleanupRecorder, Clock], Stage]:
     """Imported only now: who merely checks flows needs neither Slurm nor networks."""
     if stage == "slurm":
         from nvrx_slurm.lab.flow.stages.slurm import SlurmStage

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
 
-from nvrx_slurm.lab.flow.stages.world import World
+from nvrx_slurm.lab.flow.stages.topology import JobTopology
 
 if TYPE_CHECKING:
     from nvrx_slurm.api.handle import Job
@@ -21,8 +21,8 @@ if TYPE_CHECKING:
 
 
 @dataclass(frozen=True, slots=True)
-class Hit:
-    """A fault that happened. `at`: seconds since the epoch, right before the blow; `proof`: how that is known, in
+class FaultResult:
+    """A fault that happened. `at`: seconds since the epoch, right before the fault; `proof`: how that is known, in
     words; `bound`: the node's name, or the rank, that was hit: what `as:` binds."""
 
     at: float
@@ -36,11 +36,11 @@ class Scene:
 
     job: Job
     folder: JobFolder
-    world: World
+    topology: JobTopology
     bindings: Mapping[str, Any]
 
 
-class Hold(Protocol):
+class CleanupRecorder(Protocol):
     """Is told of everything that must not outlive the attempt, before it exists or right after."""
 
     def cluster(self, name: str) -> None:
@@ -90,7 +90,7 @@ class Stage(Protocol):
         """The job's journal as it grows, with beats where the stage can hear them."""
         ...
 
-    def strike(self, action: str, arguments: Mapping[str, Any], scene: Scene) -> Hit:
+    def inject(self, action: str, arguments: Mapping[str, Any], scene: Scene) -> FaultResult:
         """Make the fault happen, and prove that it did. Raises FaultFailed; never returns without a proof."""
         ...
 

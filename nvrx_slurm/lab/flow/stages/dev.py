@@ -11,11 +11,11 @@ from nvrx_slurm.api.handle import Job
 from nvrx_slurm.errors import FaultFailed, NvrxError
 from nvrx_slurm.lab.devcluster import DevCluster
 from nvrx_slurm.lab.flow.language.model import Flow, StageName
-from nvrx_slurm.lab.flow.stages.base import Hit, Hold, Scene
+from nvrx_slurm.lab.flow.stages.base import CleanupRecorder, FaultResult, Scene
 from nvrx_slurm.lab.flow.stages.processes import is_stopped
 from nvrx_slurm.lab.flow.stages.remote import Reach, here
 from nvrx_slurm.lab.flow.stages.slurm import SETTINGS, SlurmStage
-from nvrx_slurm.lab.flow.stages.world import Arguments, node_of
+from nvrx_slurm.lab.flow.stages.topology import Arguments, node_of
 from nvrx_slurm.util.clock import Clock
 from nvrx_slurm.util.ids import new_incarnation
 
@@ -25,19 +25,19 @@ class DevStage(SlurmStage):
 
     name: StageName = "dev"
 
-    def __init__(self, flow: Flow, folder: Path, hold: Hold, clock: Clock) -> None:
+    def __init__(self, flow: Flow, folder: Path, cleanup: CleanupRecorder, clock: Clock) -> None:
         name = f"ci-{os.getpid()}-{new_incarnation()[:4]}"
-        hold.cluster(name)
+        cleanup.cluster(name)
         self.cluster: DevCluster = DevCluster.up(
             name=name, nodes=flow.needs.nodes, settings=_settings(flow), clock=clock
         )
         try:
-            super().__init__(flow, folder, hold, clock)
+            super().__init__(flow, folder, cleanup, clock)
         except BaseException:
             self.cluster.down()
             raise
         self._here = here(clock)
-        self.strikes |= {
+        self.injectors |= {
             "kill_node": self._kill_node,
             "stop_node": self._stop_node,
             "restore_node": self._restore_node,
@@ -52,29 +52,35 @@ class DevStage(SlurmStage):
 
     # ---- nodes
 
-    def _kill_node(self, arguments: Arguments, scene: Scene) -> Hit:
-        node, at = node_of(arguments, scene.world), [self.clock.wall()]
+    def _kill_node(self, arguments: Arguments, scene: Scene) -> FaultResult:
+        node, at = node_of(arguments, scene.topology), [self.clock.wall()]
         killed = self.cluster.kill_node(node, at_the_kill=lambda: at.append(self.clock.wall()))
         if not killed or self.cluster.node_processes(node):
             raise FaultFailed(f"{node} was not killed: {len(killed)} processes died")
-        return Hit(at=at[-1], proof=f"slurmd of {node} and all below it are gone: {_listed(killed)}", bound=node)
+        return FaultResult(
+            at=at[-1], proof=f"slurmd of {node} and all below it are gone: {_listed(killed)}", bound=node
+        )
 
-    def _stop_node(self, arguments: Arguments, scene: Scene) -> Hit:
-        node, at = node_of(arguments, scene.world), self.clock.wall()
+    def _stop_node(self, arguments: Arguments, scene: Scene) -> FaultResult:
+        node, at = node_of(arguments, scene.topology), self.clock.wall()
         stopped = self.cluster.stop_node(node)
         awake = [pid for pid in stopped if not is_stopped(pid)]
         if awake or not stopped:
             raise FaultFailed(f"{node} was not frozen: {_listed(awake) or 'nothing runs there'}")
-        return Hit(at=at, proof=f"slurmd of {node} and all below it are in state T: {_listed(stopped)}", bound=node)
+        return FaultResult(
+            at=at, proof=f"slurmd of {node} and all below it are in state T: {_listed(stopped)}", bound=node
+        )
 
-    def _restore_node(self, arguments: Arguments, scene: Scene) -> Hit:
-        node, at = node_of(arguments, scene.world), self.clock.wall()
+    def _restore_node(self, arguments: Arguments, scene: Scene) -> FaultResult:
+        node, at = node_of(arguments, scene.topology), self.clock.wall()
         self.cluster.restore_node(node)
         status = next(each for each in self.cluster.status().nodes if each.name == node)
         if status.slurmd != "alive":
             raise FaultFailed(f"{node} is not back: its slurmd is {status.slurmd}")
         self.killed.discard(node)
-        return Hit(at=at, proof=f"slurmd of {node} lives, and Slurm holds it for {status.slurm_state}", bound=node)
+        return FaultResult(
+            at=at, proof=f"slurmd of {node} lives, and Slurm holds it for {status.slurm_state}", bound=node
+        )
 
     # ---- the end
 

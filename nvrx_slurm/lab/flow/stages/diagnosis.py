@@ -18,7 +18,7 @@ from nvrx_slurm.errors import WaitTimeout
 from nvrx_slurm.journal.folder import JobFolder, clear_runtime_folders
 from nvrx_slurm.lab.devcluster.waiting import wait_until
 from nvrx_slurm.lab.flow.stages.processes import described, processes_of
-from nvrx_slurm.lab.flow.stages.remote import Account, Reach
+from nvrx_slurm.lab.flow.stages.remote import AccountOrder, Reach
 from nvrx_slurm.util.clock import Clock
 from nvrx_slurm.util.files import JobFiles
 from nvrx_slurm.util.log import get_logger
@@ -81,7 +81,7 @@ def worker_stacks(job: Job, out: Path) -> None:
 
 def process_accounts(job: Job, reach: Reach, node: str, out: Path) -> None:
     """Stacks and /proc of each process of the job on a node, the control plane included. Raises FaultFailed."""
-    reach(Account(folder=str(job.folder), out=str(out), timeout_s=ACCOUNTS_S, node=node), node)
+    reach(AccountOrder(folder=str(job.folder), out=str(out), timeout_s=ACCOUNTS_S, node=node), node)
 
 
 def slurm_answers(runner: Runner, out: Path) -> None:

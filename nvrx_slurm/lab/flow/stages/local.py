@@ -20,18 +20,18 @@ from nvrx_slurm.journal.folder import JobFolder
 from nvrx_slurm.lab.faults.disk import SmallDisk
 from nvrx_slurm.lab.flow.language.model import Flow, StageName
 from nvrx_slurm.lab.flow.stages import diagnosis
-from nvrx_slurm.lab.flow.stages.base import Hit, Hold, JournalFeed, Scene
+from nvrx_slurm.lab.flow.stages.base import CleanupRecorder, FaultResult, JournalFeed, Scene
 from nvrx_slurm.lab.flow.stages.diagnosis import process_accounts
 from nvrx_slurm.lab.flow.stages.faults import (
     AttributionService,
-    Strike,
-    disk_strikes,
-    node_strikes,
-    signal_batch_host,
-    signal_strikes,
+    Injector,
+    disk_faults,
+    inject_signal,
+    node_faults,
+    signal_faults,
 )
 from nvrx_slurm.lab.flow.stages.remote import here
-from nvrx_slurm.lab.flow.stages.world import Arguments, resolved
+from nvrx_slurm.lab.flow.stages.topology import Arguments, resolved
 from nvrx_slurm.report.source import Journal
 from nvrx_slurm.util.clock import Clock
 from nvrx_slurm.util.log import get_logger
@@ -54,24 +54,24 @@ class CommonStage:
     name: StageName
     kind: ClusterName = "local"
 
-    def __init__(self, flow: Flow, folder: Path, hold: Hold, clock: Clock) -> None:
-        self.hold, self.clock = hold, clock
+    def __init__(self, flow: Flow, folder: Path, cleanup: CleanupRecorder, clock: Clock) -> None:
+        self.cleanup, self.clock = cleanup, clock
         self.job: Job | None = None
         self.jobs = folder.absolute() / "jobs"
         self._ledger = folder.absolute() / "suspects.json"
-        self.strikes: dict[str, Strike] = {}
+        self.injectors: dict[str, Injector] = {}
         self.killed: set[str] = set()
         self._disk: SmallDisk | None = None
         if flow.needs.disk_bytes is not None:
             self._disk = SmallDisk(f"size={flow.needs.disk_bytes}")
-            hold.process(self._disk.pid)
+            cleanup.process(self._disk.pid)
             self.jobs = self._disk.path / "jobs"
-            self.strikes |= disk_strikes(self._disk, clock)
+            self.injectors |= disk_faults(self._disk, clock)
         self._service: AttributionService | None = None
         if flow.needs.attribution is not None:
             self._service = AttributionService(flow.needs.attribution)
-            hold.process(self._service.pid)
-            self.strikes |= self._service.strikes(clock)
+            cleanup.process(self._service.pid)
+            self.injectors |= self._service.injectors(clock)
 
     @property
     def environment(self) -> Mapping[str, str]:
@@ -83,7 +83,7 @@ class CommonStage:
         spec, made = self._planned(flow, settings or {})
         job_id = self._hand_over(spec, made)
         self.job = just_submitted(job_id, folder=self.jobs, cluster=self.kind, clock=self.clock)
-        self.hold.job(self.job, self.environment)
+        self.cleanup.job(self.job, self.environment)
         return self.job
 
     def _planned(self, flow: Flow, settings: Mapping[str, Any]) -> tuple[JobSpec, Plan]:
@@ -110,11 +110,11 @@ class CommonStage:
 
     # ---- faults
 
-    def strike(self, action: str, arguments: Mapping[str, Any], scene: Scene) -> Hit:
-        if action not in self.strikes:
+    def inject(self, action: str, arguments: Mapping[str, Any], scene: Scene) -> FaultResult:
+        if action not in self.injectors:
             raise FaultFailed(f"{action} cannot be done on the stage {self.name}")
         try:
-            hit = self.strikes[action](resolved(arguments, scene.bindings), scene)
+            hit = self.injectors[action](resolved(arguments, scene.bindings), scene)
         except FaultFailed:
             raise
         except (NvrxError, OSError) as error:
@@ -122,7 +122,7 @@ class CommonStage:
         self._note_killed(action, hit, scene)
         return hit
 
-    def _note_killed(self, action: str, hit: Hit, scene: Scene) -> None:
+    def _note_killed(self, action: str, hit: FaultResult, scene: Scene) -> None:
         """Whose folders in memory nobody of the job can clear away any more."""
         if action in ("kill_node", "kill_agent"):
             self.killed.add(str(hit.bound))
@@ -178,19 +178,19 @@ class LocalStage(CommonStage):
 
     name: StageName = "local"
 
-    def __init__(self, flow: Flow, folder: Path, hold: Hold, clock: Clock) -> None:
-        super().__init__(flow, folder, hold, clock)
+    def __init__(self, flow: Flow, folder: Path, cleanup: CleanupRecorder, clock: Clock) -> None:
+        super().__init__(flow, folder, cleanup, clock)
         self._here = here(clock)
-        self.strikes |= signal_strikes(lambda _: self._here) | node_strikes(lambda _: self._here)
-        self.strikes["scancel"] = self._cancel
+        self.injectors |= signal_faults(lambda _: self._here) | node_faults(lambda _: self._here)
+        self.injectors["scancel"] = self._cancel
 
-    def _cancel(self, arguments: Arguments, scene: Scene) -> Hit:
+    def _cancel(self, arguments: Arguments, scene: Scene) -> FaultResult:
         """What scancel does on Slurm: SIGTERM, or another signal, to the batch host."""
         name = str(arguments.get("signal") or "SIGTERM")
-        hit = signal_batch_host(name, scene, self._here)
+        hit = inject_signal("signal", "batch_host", arguments, scene, self._here, name)
         if arguments.get("twice"):
             self.clock.sleep(AGAIN_S * 1.2)  # sooner, the job takes the second for the first
-            signal_batch_host(name, scene, self._here)
+            inject_signal("signal", "batch_host", arguments, scene, self._here, name)
         return hit
 
     def _diagnoses(self, folder: Path) -> Diagnoses:

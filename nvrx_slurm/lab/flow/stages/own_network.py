@@ -14,12 +14,12 @@ from nvrx_slurm.jobspec.plan import Plan, plan_to_json
 from nvrx_slurm.journal.folder import JobFolder
 from nvrx_slurm.lab.faults.network import BATCH, Network
 from nvrx_slurm.lab.flow.language.model import Flow
-from nvrx_slurm.lab.flow.stages.base import Hit, Hold, JournalFeed, Scene
-from nvrx_slurm.lab.flow.stages.faults import Strike, revoke_password
-from nvrx_slurm.lab.flow.stages.listening import Listener
+from nvrx_slurm.lab.flow.stages.base import CleanupRecorder, FaultResult, JournalFeed, Scene
+from nvrx_slurm.lab.flow.stages.faults import Injector, revoke_password
 from nvrx_slurm.lab.flow.stages.local import LocalStage
 from nvrx_slurm.lab.flow.stages.remote import by_command
-from nvrx_slurm.lab.flow.stages.world import Arguments, node_of
+from nvrx_slurm.lab.flow.stages.remote_journal import RemoteJournal
+from nvrx_slurm.lab.flow.stages.topology import Arguments, node_of
 from nvrx_slurm.util.clock import Clock
 from nvrx_slurm.util.files import JobFiles
 
@@ -27,13 +27,13 @@ from nvrx_slurm.util.files import JobFiles
 class OwnNetworkStage(LocalStage):
     """Jobs of which this process reaches the processes and files, and not the store: that is asked from inside."""
 
-    def __init__(self, flow: Flow, folder: Path, hold: Hold, clock: Clock) -> None:
-        super().__init__(flow, folder, hold, clock)
+    def __init__(self, flow: Flow, folder: Path, cleanup: CleanupRecorder, clock: Clock) -> None:
+        super().__init__(flow, folder, cleanup, clock)
         self._network = Network([f"n{index}" for index in range(1, flow.needs.nodes + 1)])
-        hold.process(self._network.pid)
-        self._listeners: list[Listener] = []
-        self.strikes |= Links(self._network, clock).table()
-        self.strikes["revoke_store_password"] = self._revoke
+        cleanup.process(self._network.pid)
+        self._listeners: list[RemoteJournal] = []
+        self.injectors |= Links(self._network, clock).table()
+        self.injectors["revoke_store_password"] = self._revoke
 
     def _hand_over(self, spec: JobSpec, made: Plan) -> str:
         """The job's own script, but for the network that its batch host runs in, and who starts its agents."""
@@ -43,10 +43,10 @@ class OwnNetworkStage(LocalStage):
         return job_id
 
     def journal(self, folder: JobFolder) -> JournalFeed:
-        self._listeners.append(Listener(self._network.inside(BATCH), folder, self.clock))
+        self._listeners.append(RemoteJournal(self._network.inside(BATCH), folder, self.clock))
         return self._listeners[-1]
 
-    def _revoke(self, arguments: Arguments, scene: Scene) -> Hit:
+    def _revoke(self, arguments: Arguments, scene: Scene) -> FaultResult:
         return revoke_password(scene, by_command(lambda _: self._network.inside(BATCH), self.environment))
 
     def close(self) -> None:
@@ -78,20 +78,20 @@ class Links:
         self._cut: set[str] = set()
         self._slow: dict[str, tuple[float, float]] = {}
 
-    def table(self) -> dict[str, Strike]:
+    def table(self) -> dict[str, Injector]:
         return {"cut_link": self.cut, "slow_link": self.slow, "heal_link": self.heal}
 
-    def cut(self, arguments: Arguments, scene: Scene) -> Hit:
+    def cut(self, arguments: Arguments, scene: Scene) -> FaultResult:
         host, at = _host(arguments, scene), self._clock.wall()
         self._cut.add(host)
         return self._hit(host, at, CUT)
 
-    def slow(self, arguments: Arguments, scene: Scene) -> Hit:
+    def slow(self, arguments: Arguments, scene: Scene) -> FaultResult:
         host, at = _host(arguments, scene), self._clock.wall()
         self._slow[host] = (float(arguments.get("delay", 0.0)), float(arguments.get("loss", 0.0)))
         return self._hit(host, at, SLOW)
 
-    def heal(self, arguments: Arguments, scene: Scene) -> Hit:
+    def heal(self, arguments: Arguments, scene: Scene) -> FaultResult:
         host, at = _host(arguments, scene), self._clock.wall()
         if host not in self._cut | self._slow.keys():
             raise FaultFailed(f"the link of {host} is well: there is nothing to heal")
@@ -99,15 +99,15 @@ class Links:
         self._slow.pop(host, None)
         return self._hit(host, at, HEALED)
 
-    def _hit(self, host: str, at: float, what: str) -> Hit:
+    def _hit(self, host: str, at: float, what: str) -> FaultResult:
         """Tell the switch, and compare what it holds by its own word."""
         cut, slow = set(self._network.cut(self._cut)), self._network.slow(self._slow)
         holds = CUT if host in cut and what == CUT else SLOW if host in slow and what == SLOW else HEALED
         if holds != what:
             raise FaultFailed(f"the switch {holds} {host}, and was told otherwise")
         how = f": {slow[host][0]:g} s late, {slow[host][1]:.0%} lost" if what == SLOW else ""
-        return Hit(at=at, proof=f"the switch says that it {what} {host}{how}", bound=host)
+        return FaultResult(at=at, proof=f"the switch says that it {what} {host}{how}", bound=host)
 
 
 def _host(arguments: Arguments, scene: Scene) -> str:
-    return BATCH if arguments.get("batch_host") else node_of(arguments, scene.world)
+    return BATCH if arguments.get("batch_host") else node_of(arguments, scene.topology)

@@ -6,10 +6,11 @@ signalled by its number alone: the number may belong to another process by now, 
 
 from __future__ import annotations
 
+import contextlib
 import os
 import select
 import signal
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 from typing import Literal
 
@@ -32,7 +33,7 @@ Act = Literal["kill", "stop", "continue", "signal"]
 Part = Literal["itself", "supervisor", "store", "tree"]
 
 
-class Deed(Record, frozen=True, kw_only=True, tag="deed"):
+class FaultAction(Record, frozen=True, kw_only=True, tag="fault_action"):
     """Do `act` to a `part` of the processes `pids`, which are of the job in `folder`.
 
     `part`: themselves; the supervisor that one of them has as a child, or the store; or they and all below them, at
@@ -47,35 +48,42 @@ class Deed(Record, frozen=True, kw_only=True, tag="deed"):
     signal: str = "SIGTERM"
 
 
-class Evidence(Record, frozen=True, kw_only=True):
-    """It happened. `at`: seconds since the epoch, right before it began; `proof`: how that is known, in words."""
+class Proof(Record, frozen=True, kw_only=True):
+    """It happened. `at`: seconds since the epoch, right before it began; `text`: how that is known."""
 
     at: float
-    proof: str
+    text: str
 
-
-def do(deed: Deed, clock: Clock) -> Evidence:
-    """Do it, and return once it is proven. Raises FaultFailed; nothing was signalled then, or all in vain."""
-    for pid in deed.pids:
-        _check_is_of_the_job(pid, deed)
-    members = _PARTS[deed.part](deed)
-    try:
-        return _ACTS[deed.act](deed, members, clock)
-    except WaitTimeout as error:
-        raise FaultFailed(f"{deed.act} {deed.who}: {error}") from None
-
-
-# ---- who
 
 Members = Callable[[processes.Table], set[int]]
 
 
-def _check_is_of_the_job(pid: int, deed: Deed) -> None:
-    """The journal tells pids, and one may have been given to another process since."""
-    if pid not in read_table():
-        raise FaultFailed(f"{deed.who} has ended already: no process {pid} runs here")
-    if not is_of_job(pid, deed.folder):
-        raise FaultFailed(f"{deed.who} has ended already: process {pid} is {command_line(pid)!r} now")
+def apply(action: FaultAction, clock: Clock) -> Proof:
+    """Do it, and return once it is proven. Raises FaultFailed; nothing was signalled then, or all in vain."""
+    table = read_table()
+    for pid in action.pids:  # the journal has pids, and one may have been given to another process since
+        if pid not in table:
+            raise FaultFailed(f"{action.who} has ended already: no process {pid} runs here")
+        if not is_of_job(pid, action.folder):
+            raise FaultFailed(f"{action.who} has ended already: process {pid} is {command_line(pid)!r} now")
+    found = set(action.pids)
+    if action.part in ("supervisor", "store"):
+        children = {process.pid for process in table.values() if process.parent in action.pids}
+        if action.part == "supervisor":
+            found = {pid for pid in children if SUPERVISOR in command_line(pid)}
+        else:
+            works_in = JobFiles(Path(action.folder)).store_dir
+            found = {pid for pid in children if _is_same(Path(f"/proc/{pid}/cwd"), works_in)}
+        if not found:
+            raise FaultFailed(f"{action.who} does not run: process {action.pids[0]} has no such child")
+
+    def members(now: processes.Table) -> set[int]:
+        return descendants(now, found) if action.part == "tree" else found & now.keys()
+
+    try:
+        return _ACTS[action.act](action, members, clock)
+    except WaitTimeout as error:
+        raise FaultFailed(f"{action.act} {action.who}: {error}") from None
 
 
 def is_of_job(pid: int, folder: str) -> bool:
@@ -96,116 +104,69 @@ def _is_same(one: Path, other: Path) -> bool:
 
 
 def command_line(pid: int) -> str:
-    """Its words; empty once it is gone."""
+    """The process's command line; empty once it has ended."""
     try:
         return Path(f"/proc/{pid}/cmdline").read_bytes().decode(errors="replace").replace("\0", " ").strip()
     except OSError:
         return ""
 
 
-def _themselves(deed: Deed) -> Members:
-    return lambda table: set(deed.pids) & table.keys()
-
-
-def _they_and_all_below(deed: Deed) -> Members:
-    return lambda table: descendants(table, deed.pids)
-
-
-def _child(deed: Deed, is_it: Callable[[int], bool]) -> Members:
-    table = read_table()
-    found = {process.pid for process in table.values() if process.parent in deed.pids and is_it(process.pid)}
-    if not found:
-        raise FaultFailed(f"{deed.who} does not run: process {deed.pids[0]} has no such child")
-    return lambda table: found & table.keys()
-
-
-def _supervisor(deed: Deed) -> Members:
-    return _child(deed, lambda pid: SUPERVISOR in command_line(pid))
-
-
-def _store(deed: Deed) -> Members:
-    works_in = JobFiles(Path(deed.folder)).store_dir
-    return _child(deed, lambda pid: _is_same(Path(f"/proc/{pid}/cwd"), works_in))
-
-
-_PARTS: dict[Part, Callable[[Deed], Members]] = {
-    "itself": _themselves,
-    "supervisor": _supervisor,
-    "store": _store,
-    "tree": _they_and_all_below,
-}
-
-
-# ---- what
-
-
-def _kill(deed: Deed, members: Members, clock: Clock) -> Evidence:
+def _kill(action: FaultAction, members: Members, clock: Clock) -> Proof:
     """Of a whole node, all are stopped first and children die before parents, so that none sees another die."""
-    doomed = processes.freeze(members, clock) if deed.part == "tree" else members(read_table())
-    handles = [handle for pid in children_first(doomed, read_table()) if (handle := _hold(pid)) is not None]
+    doomed = processes.freeze(members, clock) if action.part == "tree" else members(read_table())
+    handles: list[int] = []
+    for pid in children_first(doomed, read_table()):
+        with contextlib.suppress(ProcessLookupError):
+            handles.append(os.pidfd_open(pid))
     at = clock.wall()  # to find and freeze a whole node may take a second on a machine that is busy
+    poller, deadline = select.poll(), clock.monotonic() + PROOF_S
     try:
         for handle in handles:
             signal.pidfd_send_signal(handle, signal.SIGKILL)
-        _await_ends(handles, clock)
+            poller.register(handle, select.POLLIN)  # readable once the process has ended, reaped or not
+        left = set(handles)
+        while left:
+            ended = {handle for handle, _ in poller.poll(max(0.0, deadline - clock.monotonic()) * 1000)}
+            if not ended:
+                raise WaitTimeout(f"{len(left)} processes still run {PROOF_S:g} s after SIGKILL")
+            for handle in ended:
+                poller.unregister(handle)
+            left -= ended
     finally:
         for handle in handles:
             os.close(handle)
-    return Evidence(at=at, proof=f"SIGKILL ended {deed.who}: {_named(doomed)} gone")
+    return Proof(at=at, text=f"SIGKILL ended {action.who}: {_named(doomed)} gone")
 
 
-def _hold(pid: int) -> int | None:
-    try:
-        return os.pidfd_open(pid)
-    except ProcessLookupError:
-        return None
-
-
-def _await_ends(handles: Sequence[int], clock: Clock) -> None:
-    """A pidfd is readable once its process has ended, reaped or not."""
-    poller, deadline = select.poll(), clock.monotonic() + PROOF_S
-    left = set(handles)
-    for handle in left:
-        poller.register(handle, select.POLLIN)
-    while left:
-        ended = {handle for handle, _ in poller.poll(max(0.0, deadline - clock.monotonic()) * 1000)}
-        if not ended:
-            raise WaitTimeout(f"{len(left)} processes still run {PROOF_S:g} s after SIGKILL")
-        for handle in ended:
-            poller.unregister(handle)
-        left -= ended
-
-
-def _stop(deed: Deed, members: Members, clock: Clock) -> Evidence:
+def _stop(action: FaultAction, members: Members, clock: Clock) -> Proof:
     at = clock.wall()
     stopped = processes.freeze(members, clock)
-    wait_until(lambda: all(map(is_stopped, stopped)), timeout_s=PROOF_S, what=f"{deed.who} to stop", clock=clock)
-    return Evidence(at=at, proof=f"SIGSTOP froze {deed.who}: {_named(stopped)} in state T")
+    wait_until(lambda: all(map(is_stopped, stopped)), timeout_s=PROOF_S, what=f"{action.who} to stop", clock=clock)
+    return Proof(at=at, text=f"SIGSTOP froze {action.who}: {_named(stopped)} in state T")
 
 
-def _continue(deed: Deed, members: Members, clock: Clock) -> Evidence:
+def _continue(action: FaultAction, members: Members, clock: Clock) -> Proof:
     table = read_table()
     frozen = set(filter(is_stopped, members(table)))
     if not frozen:
-        raise FaultFailed(f"{deed.who} is not stopped: there is nothing to continue")
+        raise FaultFailed(f"{action.who} is not stopped: there is nothing to continue")
     in_order, at = children_first(frozen, table)[::-1], clock.wall()
     processes.send((table[pid] for pid in in_order), signal.SIGCONT)
-    wait_until(lambda: not any(map(is_stopped, frozen)), timeout_s=PROOF_S, what=f"{deed.who} to run", clock=clock)
-    return Evidence(at=at, proof=f"SIGCONT woke {deed.who}: {_named(frozen)} out of state T")
+    wait_until(lambda: not any(map(is_stopped, frozen)), timeout_s=PROOF_S, what=f"{action.who} to run", clock=clock)
+    return Proof(at=at, text=f"SIGCONT woke {action.who}: {_named(frozen)} out of state T")
 
 
-def _signal(deed: Deed, members: Members, clock: Clock) -> Evidence:
+def _signal(action: FaultAction, members: Members, clock: Clock) -> Proof:
     table = read_table()
-    number, told, at = signal.Signals[deed.signal], members(table), clock.wall()
-    processes.send((table[pid] for pid in told), number)
-    heard = f"{deed.who} to take {deed.signal}"
-    wait_until(lambda: not any(_has_pending(pid, number) for pid in told), timeout_s=PROOF_S, what=heard, clock=clock)
-    return Evidence(at=at, proof=f"{deed.who} took {deed.signal}: it is not pending there any more")
+    number, receivers, at = signal.Signals[action.signal], members(table), clock.wall()
+    processes.send((table[pid] for pid in receivers), number)
 
+    def was_taken() -> bool:
+        tasks = [read_task(pid, pid) for pid in receivers]
+        return not any(task and not task.has_ended and has_signal(task.pending, number) for task in tasks)
 
-def _has_pending(pid: int, number: int) -> bool:
-    task = read_task(pid, pid)
-    return task is not None and not task.has_ended and has_signal(task.pending, number)
+    wait_until(was_taken, timeout_s=PROOF_S, what=f"{action.who} to take {action.signal}", clock=clock)
+    return Proof(at=at, text=f"{action.who} took {action.signal}: it is not pending there any more")
 
 
 def is_stopped(pid: int) -> bool:
@@ -214,7 +175,7 @@ def is_stopped(pid: int) -> bool:
     return bool(tasks) and all(task is not None and task.state == "T" for task in tasks)
 
 
-_ACTS: dict[Act, Callable[[Deed, Members, Clock], Evidence]] = {
+_ACTS: dict[Act, Callable[[FaultAction, Members, Clock], Proof]] = {
     "kill": _kill,
     "stop": _stop,
     "continue": _continue,
@@ -268,11 +229,11 @@ def _name(pid: int, line: str) -> str:
 
 
 async def write_accounts(folder: Path, out: Path, timeout_s: float, node: str = "") -> list[Path]:
-    """One file a process: its stacks, as far as py-spy sees them, and what /proc says. Bounded; stops nobody.
+    """One file a process: its stacks, as far as py-spy sees them, and what /proc says. Bounded; stops no process.
 
-    Nobody is asked by signal: workers' own stacks come by the job's dump.
+    No process is sent a signal: workers' own stacks come by the job's dump.
     """
     pids = processes_of(folder, node=node)[:MOST_PROCESSES]
     groups = {f"{_name(pid, command_line(pid))} pid {pid}": [pid] for pid in pids}
-    report = await dump(groups, dump_dir=out / "nobody-is-asked", out=out, why="diagnosis", timeout_s=timeout_s)
+    report = await dump(groups, dump_dir=out / "no-signals", out=out, why="diagnosis", timeout_s=timeout_s)
     return sorted(report.files.values())

@@ -19,7 +19,7 @@ from nvrx_slurm.cluster.commands import child_environment_for
 from nvrx_slurm.errors import FaultFailed, NvrxError
 from nvrx_slurm.journal.folder import JobFolder, StoreAddress
 from nvrx_slurm.journal.records import Record
-from nvrx_slurm.lab.flow.stages.processes import Deed, Evidence, do, write_accounts
+from nvrx_slurm.lab.flow.stages.processes import FaultAction, Proof, apply, write_accounts
 from nvrx_slurm.util.clock import Clock, SystemClock
 from nvrx_slurm.util.ids import new_secret
 
@@ -32,7 +32,7 @@ class Revocation(Record, frozen=True, kw_only=True, tag="revocation"):
     folder: str
 
 
-def revoke(order: Revocation, clock: Clock) -> Evidence:
+def revoke(order: Revocation, clock: Clock) -> Proof:
     """Give the store another password, which nobody knows.
 
     Raises FaultFailed, also where a new connection with the old password is let in all the same.
@@ -50,7 +50,7 @@ def revoke(order: Revocation, clock: Clock) -> Evidence:
             store.execute_command("ACL", "SETUSER", "default", "resetpass", f">{new_secret()}")
     except (RedisError, OSError) as error:
         raise FaultFailed(f"the store at {address.url} did not take another password: {error}") from None
-    return Evidence(at=at, proof=_refusal(address))
+    return Proof(at=at, text=_refusal(address))
 
 
 def _refusal(address: StoreAddress) -> str:
@@ -71,7 +71,7 @@ def _connection(address: StoreAddress) -> Any:
     return client(msgspec.structs.replace(address, mark=None), connect_s=ANSWER_S, answer_s=ANSWER_S)
 
 
-class Account(Record, frozen=True, kw_only=True, tag="account"):
+class AccountOrder(Record, frozen=True, kw_only=True, tag="account"):
     """Write down what every process of the job in `folder` does on this node, into files below `out`."""
 
     folder: str
@@ -80,35 +80,35 @@ class Account(Record, frozen=True, kw_only=True, tag="account"):
     node: str = ""
 
 
-Order = Deed | Revocation | Account
+Order = FaultAction | Revocation | AccountOrder
 
 
-class Answer(Record, frozen=True, kw_only=True):
+class OrderResult(Record, frozen=True, kw_only=True):
     """The evidence, or why there is none."""
 
-    evidence: Evidence | None = None
+    evidence: Proof | None = None
     error: str | None = None
 
 
-def obey(order: Order, clock: Clock) -> Evidence:
+def carry_out(order: Order, clock: Clock) -> Proof:
     """Carry out an order on this machine. Raises FaultFailed."""
     match order:
-        case Deed():
-            return do(order, clock)
+        case FaultAction():
+            return apply(order, clock)
         case Revocation():
             return revoke(order, clock)
-        case Account(folder=folder, out=out, timeout_s=timeout_s, node=node):
+        case AccountOrder(folder=folder, out=out, timeout_s=timeout_s, node=node):
             files = asyncio.run(write_accounts(Path(folder), Path(out), timeout_s, node))
-            return Evidence(at=clock.wall(), proof=f"written: {', '.join(map(str, files)) or 'nothing'}")
+            return Proof(at=clock.wall(), text=f"written: {', '.join(map(str, files)) or 'nothing'}")
 
 
 def main() -> None:
     """Obey one order."""
     order = msgspec.json.decode(sys.stdin.buffer.read(), type=Order)
     try:
-        answer = Answer(evidence=obey(order, SystemClock()))
+        answer = OrderResult(evidence=carry_out(order, SystemClock()))
     except NvrxError as error:
-        answer = Answer(error=str(error))
+        answer = OrderResult(error=str(error))
     sys.stdout.buffer.write(msgspec.json.encode(answer))
 
 
@@ -125,18 +125,18 @@ PROGRAM = (sys.executable, "-P", "-m", "nvrx_slurm.lab.flow.stages.remote")
 class Reach(Protocol):
     """Has an order carried out on a node, and brings back the evidence. Raises FaultFailed."""
 
-    def __call__(self, order: Order, node: str) -> Evidence: ...
+    def __call__(self, order: Order, node: str) -> Proof: ...
 
 
 def here(clock: Clock) -> Reach:
     """For a job whose processes all run on this machine."""
-    return lambda order, node: obey(order, clock)
+    return lambda order, node: carry_out(order, clock)
 
 
 def by_command(prefix: Callable[[str], Sequence[str]], environment: Mapping[str, str]) -> Reach:
     """By a command that runs what follows it on the node, such as `srun --overlap …`."""
 
-    def reach(order: Order, node: str) -> Evidence:
+    def reach(order: Order, node: str) -> Proof:
         command = [*prefix(node), *PROGRAM]
         try:
             done = subprocess.run(
@@ -154,9 +154,9 @@ def by_command(prefix: Callable[[str], Sequence[str]], environment: Mapping[str,
     return reach
 
 
-def _evidence(done: subprocess.CompletedProcess[bytes], node: str) -> Evidence:
+def _evidence(done: subprocess.CompletedProcess[bytes], node: str) -> Proof:
     try:
-        answer = msgspec.json.decode(done.stdout, type=Answer)
+        answer = msgspec.json.decode(done.stdout, type=OrderResult)
     except msgspec.DecodeError:
         said = done.stderr.decode(errors="replace").strip() or f"exit code {done.returncode}"
         raise FaultFailed(f"{node} could not be reached: {said}") from None

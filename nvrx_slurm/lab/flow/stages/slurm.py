@@ -19,12 +19,12 @@ from nvrx_slurm.journal.folder import JobFolder
 from nvrx_slurm.lab.devcluster.waiting import wait_until
 from nvrx_slurm.lab.flow.language.model import Flow, StageName
 from nvrx_slurm.lab.flow.stages import diagnosis
-from nvrx_slurm.lab.flow.stages.base import Hit, Hold, Scene
+from nvrx_slurm.lab.flow.stages.base import CleanupRecorder, FaultResult, Scene
 from nvrx_slurm.lab.flow.stages.diagnosis import process_accounts, slurm_answers
-from nvrx_slurm.lab.flow.stages.faults import Strike, node_strikes, signal_strikes
+from nvrx_slurm.lab.flow.stages.faults import Injector, node_faults, signal_faults
 from nvrx_slurm.lab.flow.stages.local import CommonStage, Diagnoses
 from nvrx_slurm.lab.flow.stages.remote import Reach, by_command, overlapping_step
-from nvrx_slurm.lab.flow.stages.world import Arguments, node_of
+from nvrx_slurm.lab.flow.stages.topology import Arguments, node_of
 from nvrx_slurm.util.clock import Clock
 from nvrx_slurm.util.processes import AGAIN_S
 
@@ -35,21 +35,21 @@ class SlurmStage(CommonStage):
     name: StageName = "slurm"
     kind: ClusterName = "slurm"
 
-    def __init__(self, flow: Flow, folder: Path, hold: Hold, clock: Clock) -> None:
-        super().__init__(flow, folder, hold, clock)
+    def __init__(self, flow: Flow, folder: Path, cleanup: CleanupRecorder, clock: Clock) -> None:
+        super().__init__(flow, folder, cleanup, clock)
         self._runner = SystemRunner(self.environment)
-        self.strikes |= signal_strikes(lambda scene: self._reach(scene.job))
-        self.strikes |= node_strikes(lambda scene: self._reach(scene.job))
-        self.strikes |= SlurmStrikes(self._runner, clock).table()
+        self.injectors |= signal_faults(lambda scene: self._reach(scene.job))
+        self.injectors |= node_faults(lambda scene: self._reach(scene.job))
+        self.injectors |= SlurmFaults(self._runner, clock).table()
 
     def _reach(self, job: Job) -> Reach:
         return by_command(overlapping_step(job.job_id), self.environment)
 
-    def _note_killed(self, action: str, hit: Hit, scene: Scene) -> None:
+    def _note_killed(self, action: str, hit: FaultResult, scene: Scene) -> None:
         """When a batch script dies, Slurm kills the job's steps some seconds later, agents that still wait for the
         control plane among them."""
         super()._note_killed(action, hit, scene)
-        nodes = scene.world.nodes  # none while the job is pending
+        nodes = scene.topology.nodes  # none while the job is pending
         if action == "kill_batch_host" or (action == "kill_node" and hit.bound in nodes[:1]):
             self.killed |= set(nodes)
 
@@ -98,13 +98,13 @@ _IN_QUEUE = ("PENDING", "COMPLETING", "REQUEUED", "PREEMPTED", "CONFIGURING")
 _DOWN, _DRAIN, _USABLE = ("down",), ("drain",), ("idle", "mixed", "allocated", "completing")
 
 
-class SlurmStrikes:
+class SlurmFaults:
     """Faults by the programs of one Slurm."""
 
     def __init__(self, runner: Runner, clock: Clock) -> None:
         self._programs, self._clock = SlurmPrograms(runner, patience_s=PROOF_S), clock
 
-    def table(self) -> dict[str, Strike]:
+    def table(self) -> dict[str, Injector]:
         """All of them, by name."""
         return {
             "scancel": self.cancel,
@@ -119,7 +119,7 @@ class SlurmStrikes:
 
     # ---- the job
 
-    def cancel(self, arguments: Arguments, scene: Scene) -> Hit:
+    def cancel(self, arguments: Arguments, scene: Scene) -> FaultResult:
         """Plain scancel must end the job; a signal goes to the batch script, as ahead of the time limit."""
         job, at, name = scene.job.job_id, self._clock.wall(), arguments.get("signal")
         command = ("scancel", "--batch", f"--signal={name}", job) if name else ("scancel", job)
@@ -128,10 +128,10 @@ class SlurmStrikes:
             self._clock.sleep(AGAIN_S * 1.2)  # sooner, the job takes the second for the first
             self._programs.ask(*command)  # which Slurm refuses, of a job that ends already
         if name:
-            return Hit(at=at, proof=f"`{' '.join(command)}`: Slurm has sent it")
-        return Hit(at=at, proof=self._proven(job, _ENDING, PROOF_S))
+            return FaultResult(at=at, proof=f"`{' '.join(command)}`: Slurm has sent it")
+        return FaultResult(at=at, proof=self._proven(job, _ENDING, PROOF_S))
 
-    def requeue(self, arguments: Arguments, scene: Scene) -> Hit:
+    def requeue(self, arguments: Arguments, scene: Scene) -> FaultResult:
         job, at, before = scene.job.job_id, self._clock.wall(), self._restarts(scene)
         self._ask("scontrol", "requeue", job)
 
@@ -140,9 +140,9 @@ class SlurmStrikes:
             back = shown["JobState"] in _IN_QUEUE or int(shown.get("Restarts", 0)) > before
             return f"job {job} is {shown['JobState']}, restarted {shown.get('Restarts', 0)} times" if back else None
 
-        return Hit(at=at, proof=self._seen(queued, f"job {job} to be back in the queue", PROOF_S))
+        return FaultResult(at=at, proof=self._seen(queued, f"job {job} to be back in the queue", PROOF_S))
 
-    def shorten_time_limit(self, arguments: Arguments, scene: Scene) -> Hit:
+    def shorten_time_limit(self, arguments: Arguments, scene: Scene) -> FaultResult:
         """Slurm counts in minutes: a limit is rounded up to one. Where no time at all is left, the job's end is set
         instead: two seconds from now, for Slurm refuses an end that has passed when slurmctld reads it."""
         job, at, to_s = scene.job.job_id, self._clock.wall(), float(arguments["to"])
@@ -155,9 +155,9 @@ class SlurmStrikes:
             keys = [key for key in ("TimeLimit", "EndTime") if now.get(key) != before.get(key)]
             return f"Slurm says {', '.join(f'{key}={now.get(key)}' for key in keys)}" if keys else None
 
-        return Hit(at=at, proof=self._seen(shortened, f"another time limit of job {job}", PROOF_S))
+        return FaultResult(at=at, proof=self._seen(shortened, f"another time limit of job {job}", PROOF_S))
 
-    def release(self, arguments: Arguments, scene: Scene) -> Hit:
+    def release(self, arguments: Arguments, scene: Scene) -> FaultResult:
         """Slurm holds a requeued job back for two minutes, from some moment on after it is in the queue again."""
         job, at = scene.job.job_id, self._clock.wall()
 
@@ -165,12 +165,12 @@ class SlurmStrikes:
             shown = self._show(job)
             if shown["JobState"] == "PENDING":
                 self._programs.ask("scontrol", "update", f"JobId={job}", "StartTime=now")
-            again = shown["JobState"] == "RUNNING" and int(shown.get("Restarts", 0)) > scene.world.generation
+            again = shown["JobState"] == "RUNNING" and int(shown.get("Restarts", 0)) > scene.topology.generation
             return f"job {job} runs again, restarted {shown['Restarts']} times" if again else None
 
-        return Hit(at=at, proof=self._seen(running, f"job {job} to run again", SCHEDULING_S))
+        return FaultResult(at=at, proof=self._seen(running, f"job {job} to run again", SCHEDULING_S))
 
-    def preempt(self, arguments: Arguments, scene: Scene) -> Hit:
+    def preempt(self, arguments: Arguments, scene: Scene) -> FaultResult:
         """A job that ends at once takes every node of ours, from a partition whose jobs come first."""
         job, at = scene.job.job_id, self._clock.wall()
         nodes = self._show(job).get("NumNodes", "1")
@@ -183,12 +183,12 @@ class SlurmStrikes:
             state = self._show(job)["JobState"]
             return f"job {rival} came first: job {job} is {state}" if state != "RUNNING" else None
 
-        return Hit(at=at, proof=self._seen(preempted, f"job {rival} to take the nodes", SCHEDULING_S))
+        return FaultResult(at=at, proof=self._seen(preempted, f"job {rival} to take the nodes", SCHEDULING_S))
 
     # ---- nodes
 
-    def _set_node(self, arguments: Arguments, scene: Scene, state: str, wanted: tuple[str, ...]) -> Hit:
-        node, at = node_of(arguments, scene.world), self._clock.wall()
+    def _set_node(self, arguments: Arguments, scene: Scene, state: str, wanted: tuple[str, ...]) -> FaultResult:
+        node, at = node_of(arguments, scene.topology), self._clock.wall()
         reason = () if state == "RESUME" else ("Reason=nvrx-slurm",)
         self._ask("scontrol", "update", f"NodeName={node}", f"State={state}", *reason)
 
@@ -196,7 +196,7 @@ class SlurmStrikes:
             now = self._ask("sinfo", "--noheader", f"--nodes={node}", "--Node", "--format=%T").split()
             return f"Slurm says that {node} is {now[0]}" if now and now[0].startswith(wanted) else None
 
-        return Hit(at=at, proof=self._seen(so, f"{node} to be {' or '.join(wanted)}", PROOF_S), bound=node)
+        return FaultResult(at=at, proof=self._seen(so, f"{node} to be {' or '.join(wanted)}", PROOF_S), bound=node)
 
     # ---- asking
 
@@ -226,12 +226,12 @@ class SlurmStrikes:
         """What `look` tells, as soon as it tells something. Raises FaultFailed."""
         found: list[str] = []
 
-        def told() -> bool:
+        def entries_seen() -> bool:
             found.extend(filter(None, [look()]))
             return bool(found)
 
         try:
-            wait_until(told, timeout_s=within_s, what=what, clock=self._clock)
+            wait_until(entries_seen, timeout_s=within_s, what=what, clock=self._clock)
         except WaitTimeout as error:
             raise FaultFailed(str(error)) from None
         return found[0]

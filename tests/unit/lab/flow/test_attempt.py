@@ -8,10 +8,10 @@ import pytest
 from nvrx_slurm.cluster.states import JobState
 from nvrx_slurm.journal.folder import Result
 from nvrx_slurm.journal.records import JobEnded, JobStarted, NodeLost, Recovered, RoundClosed
-from nvrx_slurm.lab.flow.judging.matching import Matcher
-from nvrx_slurm.lab.flow.judging.triggers import Director
+from nvrx_slurm.lab.flow.judging.matching import FlowMatcher
+from nvrx_slurm.lab.flow.judging.triggers import FaultScheduler
 from nvrx_slurm.lab.flow.language.load import load_flow
-from nvrx_slurm.lab.flow.outcome import Struck
+from nvrx_slurm.lab.flow.outcome import InjectedFault
 from nvrx_slurm.lab.flow.running import findings
 from tests.unit.report.recorder import ended, plain_plan
 
@@ -40,7 +40,7 @@ def entries():
 
 def test_a_miss_is_told_with_its_line_what_came_around_it_and_what_almost_was_it(flow, entries):
     """The finding names the expectation's own line and the entry that came nearest, with what differs."""
-    matcher = Matcher(flow)
+    matcher = FlowMatcher(flow)
     for entry in entries:
         matcher.feed(entry)
     matcher.job_over()
@@ -54,12 +54,12 @@ def test_a_miss_is_told_with_its_line_what_came_around_it_and_what_almost_was_it
 
 def test_every_fault_that_never_struck_is_a_finding_at_its_line(flow, entries):
     """Also one that waits for another."""
-    director = Director(flow.faults)
+    scheduler = FaultScheduler(flow.faults)
     for entry in entries:
-        director.feed(entry)
-    found = list(findings.of_faults(flow, director))
+        scheduler.feed(entry)
+    found = list(findings.of_faults(flow, scheduler))
     assert [finding.line for finding in found] == [3, 4]
-    assert "fault 1 (kill_worker of rank 0) never struck" in found[0].message
+    assert "fault 1 (kill_worker of rank 0) did not happen" in found[0].message
 
 
 def test_a_journal_that_the_core_wrote_replays(flow, entries):
@@ -113,8 +113,8 @@ def test_excerpt_shows_each_fault_in_its_place(entries):
     """A line an entry, as `nvrx-slurm events` prints them, and one a fault, by its time; and one that came first."""
     lost = next(index for index, entry in enumerate(entries) if isinstance(entry.record, NodeLost))
     struck = [
-        Struck(number=1, what="kill_node n2", t=entries[lost].t - 0.001, proof="gone"),
-        Struck(number=2, what="kill_controller", t=entries[0].t - 0.5, proof="gone"),
+        InjectedFault(number=1, what="kill_node n2", t=entries[lost].t - 0.001, proof="gone"),
+        InjectedFault(number=2, what="kill_controller", t=entries[0].t - 0.5, proof="gone"),
     ]
     lines = findings.excerpt(entries, struck)
     assert len(lines) == len(entries) + 2

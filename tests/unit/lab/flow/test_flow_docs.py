@@ -5,17 +5,16 @@ from __future__ import annotations
 from collections.abc import Callable
 from pathlib import Path
 
-from nvrx_slurm.lab.flow.language.docs import EXAMPLE, flows_page
+from nvrx_slurm.lab.flow.docs import EXAMPLE, flows_page
 from nvrx_slurm.lab.flow.language.faults import FAULTS
-from nvrx_slurm.lab.flow.language.flow_form import FlowFile
-from nvrx_slurm.lab.flow.language.load import load_flow
+from nvrx_slurm.lab.flow.language.load import FlowFile, load_flow
 
 PAGE = Path(__file__).parents[4] / "docs" / "flows.md"
 
 
 def test_the_page_is_current() -> None:
-    """docs/flows.md is what `python -m nvrx_slurm.lab.flow.language.docs` writes."""
-    assert PAGE.read_text() == flows_page(), "run: python -m nvrx_slurm.lab.flow.language.docs > docs/flows.md"
+    """docs/flows.md is what `python -m nvrx_slurm.lab.flow.docs` writes."""
+    assert PAGE.read_text() == flows_page(), "run: python -m nvrx_slurm.lab.flow.docs > docs/flows.md"
 
 
 def test_every_key_and_every_fault_is_on_the_page() -> None:

@@ -12,8 +12,17 @@ import pytest
 
 from nvrx_slurm.api.handle import Job
 from nvrx_slurm.lab.devcluster.processes import environment_of
-from nvrx_slurm.lab.flow.running.cleanup import HELD, MARK, HeldCluster, HeldJob, HeldProcess, Hold, standing, undo
-from nvrx_slurm.lab.flow.running.guard import KILLER_OF_CHILDREN, Guard, clean
+from nvrx_slurm.lab.flow.running.cleanup import (
+    HELD,
+    MARK,
+    CleanupList,
+    HeldCluster,
+    HeldJob,
+    HeldProcess,
+    clean_up,
+    standing,
+)
+from nvrx_slurm.lab.flow.running.guard import KILLER_OF_CHILDREN, RunGuard, clean
 from nvrx_slurm.util.files import JobFiles
 from nvrx_slurm.util.processes import is_alive
 from tests.harness import wait_gone
@@ -52,20 +61,20 @@ def start() -> Iterator[Callable[..., int]]:
 
 def test_what_is_held_stands_until_all_has_ended(attempt):
     """Each thing is there when the call returns; after `nothing` only what came later is."""
-    hold = Hold(attempt)
-    hold.cluster("ci-1")
-    hold.job(Job("7", folder=attempt / "jobs", cluster="local"), {})
+    cleanup = CleanupList(attempt)
+    cleanup.cluster("ci-1")
+    cleanup.job(Job("7", folder=attempt / "jobs", cluster="local"), {})
     job = HeldJob(job_id="7", base=str(attempt / "jobs"), cluster="local", environment={})
     assert standing(attempt) == [HeldCluster(name="ci-1"), job]
-    hold.nothing()
-    hold.process(os.getpid())
+    cleanup.nothing()
+    cleanup.process(os.getpid())
     (held,) = standing(attempt)
     assert isinstance(held, HeldProcess) and held.process.pid == os.getpid()
 
 
 def test_a_torn_last_line_hides_nothing_else(attempt):
     """The disk was full, or the machine went: what was said before still holds."""
-    Hold(attempt).cluster("ci-1")
+    CleanupList(attempt).cluster("ci-1")
     with (attempt / HELD).open("a") as file:
         file.write('{"held":"clus')
     assert standing(attempt) == [HeldCluster(name="ci-1")]
@@ -74,14 +83,14 @@ def test_a_torn_last_line_hides_nothing_else(attempt):
 def test_an_attempt_that_held_nothing_yet_stands_for_nothing(attempt):
     """Killed before it began."""
     assert standing(attempt) == []
-    assert undo(attempt, 0.0) == []
+    assert clean_up(attempt, 0.0) == []
 
 
 def test_undo_kills_what_the_attempt_started_and_nobody_else(attempt, start):
     """Also a process in a session of its own that has lost its parent; not the same program of somebody else."""
     orphan, other = start(ORPHAN, attempt), start(STAYS, attempt.parent / "attempt-10")
-    Hold(attempt).cluster("no-such-cluster")
-    assert undo(attempt, 0.0) == []
+    CleanupList(attempt).cluster("no-such-cluster")
+    assert clean_up(attempt, 0.0) == []
     wait_gone([orphan])
     assert is_alive(other)
     assert standing(attempt) == []
@@ -90,12 +99,12 @@ def test_undo_kills_what_the_attempt_started_and_nobody_else(attempt, start):
 def test_undo_ends_what_is_held_by_name_and_done_twice_does_no_harm(attempt, start):
     """A process without the mark, such as one of another user's environment; a pid that was given away is spared."""
     held, other = start(STAYS), start(STAYS)
-    hold = Hold(attempt)
-    hold.process(held)
-    hold.process(other)
+    cleanup = CleanupList(attempt)
+    cleanup.process(held)
+    cleanup.process(other)
     lines = (attempt / HELD).read_text().splitlines()
     (attempt / HELD).write_text(lines[0] + "\n" + lines[1].replace('"started":', '"started":1') + "\n")
-    assert undo(attempt, 0.0) == undo(attempt, 0.0) == []
+    assert clean_up(attempt, 0.0) == clean_up(attempt, 0.0) == []
     wait_gone([held])
     assert is_alive(other)
 
@@ -104,8 +113,8 @@ def test_undo_clears_what_killed_agents_left_in_memory(attempt):
     """The folders of a job's nodes, below the job's own name."""
     left = Path("/dev/shm") / f"{JobFiles(attempt / 'jobs' / '7').runtime_name}-n1"
     left.mkdir()
-    Hold(attempt).job(Job("7", folder=attempt / "jobs", cluster="slurm"), {})
-    undo(attempt, 0.0)
+    CleanupList(attempt).job(Job("7", folder=attempt / "jobs", cluster="slurm"), {})
+    clean_up(attempt, 0.0)
     assert not left.exists()
 
 
@@ -115,7 +124,7 @@ def test_clean_ends_every_attempt_of_a_run(attempt, start):
     other.mkdir(parents=True)
     pids = [start(STAYS, attempt), start(STAYS, other)]
     for folder, pid in zip((attempt, other), pids, strict=True):
-        Hold(folder).process(pid)
+        CleanupList(folder).process(pid)
     assert clean(attempt.parent.parent) == []
     wait_gone(pids)
 
@@ -128,10 +137,10 @@ def test_a_folder_that_is_not_there_holds_nothing(tmp_path):
 def test_guard_ends_what_is_left_when_its_run_is_gone_without_a_goodbye(attempt, start):
     """The pipe closes: the guard does what the run would have done, and says so in the run's folder."""
     pid = start(STAYS, attempt)
-    Hold(attempt).process(pid)
+    CleanupList(attempt).process(pid)
     run = attempt.parent.parent
-    guard = Guard(run)
-    guard.forsake()
+    guard = RunGuard(run)
+    guard.abandon()
     wait_gone([pid])
     assert "the run was killed" in (run / "guard.log").read_text()
 
@@ -139,15 +148,15 @@ def test_guard_ends_what_is_left_when_its_run_is_gone_without_a_goodbye(attempt,
 def test_guard_that_is_dismissed_touches_nothing(attempt, start):
     """A run that ends by itself has cleaned up itself."""
     pid = start(STAYS, attempt)
-    Hold(attempt).process(pid)
-    Guard(attempt.parent.parent).dismiss()
+    CleanupList(attempt).process(pid)
+    RunGuard(attempt.parent.parent).dismiss()
     assert is_alive(pid)
 
 
 def test_guard_is_out_of_reach_of_who_ends_the_run(attempt, monkeypatch):
     """In a session of its own: no signal to the run's group finds it; and without what GitHub's runner looks for."""
     monkeypatch.setenv(KILLER_OF_CHILDREN, "github_1")
-    guard = Guard(attempt)
+    guard = RunGuard(attempt)
     assert os.getsid(guard.pid) == guard.pid
     assert KILLER_OF_CHILDREN not in environment_of(guard.pid)
     guard.dismiss()

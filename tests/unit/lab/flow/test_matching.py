@@ -11,13 +11,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from nvrx_slurm.journal.records import Entry, NodeJoined
-from nvrx_slurm.lab.flow.judging.matching import LAG_S, Matcher, Miss
-from nvrx_slurm.lab.flow.language.events import EventPattern
-from nvrx_slurm.lab.flow.language.expectation_form import read_expectations
-from nvrx_slurm.lab.flow.language.expected import AnyOrder, Count, Happens, Never
+from nvrx_slurm.lab.flow.judging.matching import LAG_S, FlowMatcher, Miss
 from nvrx_slurm.lab.flow.language.load import load_flow
-from nvrx_slurm.lab.flow.language.model import Flow, Limits, Needs
-from nvrx_slurm.lab.flow.language.patterns import Bindings, Equals, Pattern, Trial
+from nvrx_slurm.lab.flow.language.model import AnyOrder, Count, Flow, Happens, Needs, Never
+from nvrx_slurm.lab.flow.language.parsing import read_expectations
+from nvrx_slurm.lab.flow.language.patterns import Bindings, Equals, EventPattern, Pattern, Trial
 from nvrx_slurm.lab.flow.language.problems import Problems
 from nvrx_slurm.report.words import event_name
 from tests.unit.report.recorder import BEGIN, ended, to_first_cycle, with_one_recovery
@@ -33,17 +31,17 @@ def load(write: Write, *items: str, faults: str = "") -> Flow:
     return load_flow(write(f"job: job.yaml\nexpect:\n{expect}" + (f"faults:\n{faults}" if faults else "")))
 
 
-def matcher(write: Write, *items: str, faults: str = "") -> Matcher:
-    return Matcher(load(write, *items, faults=faults))
+def matcher(write: Write, *items: str, faults: str = "") -> FlowMatcher:
+    return FlowMatcher(load(write, *items, faults=faults))
 
 
-def feed(match: Matcher, entries: Sequence[Entry]) -> Matcher:
+def feed(match: FlowMatcher, entries: Sequence[Entry]) -> FlowMatcher:
     for entry in entries:
         match.feed(entry)
     return match
 
 
-def miss(match: Matcher) -> Miss:
+def miss(match: FlowMatcher) -> Miss:
     assert match.miss is not None
     return match.miss
 
@@ -262,8 +260,8 @@ def test_within_counts_from_the_last_fault(write: Write) -> None:
     )
     entries = ended().entries
     early, late = matcher(write, *items, faults=KILL), matcher(write, *items, faults=KILL)
-    early.struck(entries[17].t - 0.05, {"dead": "n2"})
-    late.struck(entries[17].t - 0.2, {"dead": "n2"})
+    early.fault_happened(entries[17].t - 0.05, {"dead": "n2"})
+    late.fault_happened(entries[17].t - 0.2, {"dead": "n2"})
     assert feed(early, entries).settled
     assert miss(feed(late, entries)).reason == "it did not come within 100ms of the last fault"
     assert miss(late).nearest is not None
@@ -288,8 +286,8 @@ def test_a_strike_may_be_told_after_what_followed_from_it(write: Write) -> None:
     flow = load(write, *items, faults=KILL)
     results = []
     for told_after in range(len(entries)):
-        match = feed(Matcher(flow), entries[:told_after])
-        match.struck(entries[17].t - 0.01, {"dead": "n2"})
+        match = feed(FlowMatcher(flow), entries[:told_after])
+        match.fault_happened(entries[17].t - 0.01, {"dead": "n2"})
         feed(match, entries[told_after:])
         results.append((match.miss, match.settled, match.bindings))
     assert results == [(None, True, {"dead": "n2"})] * len(entries)
@@ -303,7 +301,7 @@ def test_what_a_fault_names_stands_for_the_same_from_the_start(write: Write) -> 
     match = matcher(write, "node_joined: {node: $dead}", "node_lost: {node: $dead}", faults=KILL)
     feed(match, ended().entries[:17])
     assert match.bindings == {}
-    match.struck(BEGIN + 3, {"dead": "n2"})
+    match.fault_happened(BEGIN + 3, {"dead": "n2"})
     assert feed(match, ended().entries[17:]).settled
 
 
@@ -313,7 +311,7 @@ def test_a_fault_that_never_struck_is_told_in_the_miss(write: Write) -> None:
     match.job_over()
     found = miss(match)
     assert found.reason == (
-        "the job ended, and it had not come; $dead stands for nothing yet: the fault that names it has not struck"
+        "the job ended, and it had not come; $dead stands for nothing yet: the fault that names it has not happened"
     )
     assert found.nearest is not None
     assert found.nearest.differences == ("node: n2, not $dead",)
@@ -323,7 +321,7 @@ def test_a_fault_to_come_keeps_a_flow_going(write: Write) -> None:
     """All may be met and a fault still to strike: the flow is not over."""
     match = feed(matcher(write, "round_closed: {cycle: 0}", faults=KILL), to_first_cycle().entries)
     assert not match.settled
-    match.struck(BEGIN + 1, {"dead": "n2"})
+    match.fault_happened(BEGIN + 1, {"dead": "n2"})
     assert match.settled
 
 
@@ -332,7 +330,7 @@ def test_what_must_never_come_to_the_node_that_was_hit(write: Write) -> None:
     match = matcher(write, "round_closed: {cycle: 0}", "never: {workers_started: {node: $dead}}", faults=KILL)
     feed(match, to_first_cycle().entries)
     assert match.miss is None
-    match.struck(BEGIN + 1, {"dead": "n2"})
+    match.fault_happened(BEGIN + 1, {"dead": "n2"})
     assert miss(match).reason == "entry 12 is what must not come"
 
 
@@ -342,7 +340,7 @@ def test_what_must_never_come_to_the_node_that_was_hit(write: Write) -> None:
 def flow_of(*items: object) -> Flow:
     """A flow that only expects."""
     needs = Needs(nodes=6, settings={})
-    return Flow("f", "", Path("f"), 1, Path("j"), (), ("local",), needs, (), items, Limits())  # type: ignore[arg-type]
+    return Flow("f", "", Path("f"), 1, Path("j"), (), ("local",), needs, (), items, 120.0)  # type: ignore[arg-type]
 
 
 def literal(entry: Entry) -> EventPattern:
@@ -353,7 +351,7 @@ def literal(entry: Entry) -> EventPattern:
 
 
 def is_met(expect: Sequence[object], entries: Sequence[Entry]) -> bool:
-    match = feed(Matcher(flow_of(*expect)), entries)
+    match = feed(FlowMatcher(flow_of(*expect)), entries)
     match.job_over()
     return match.miss is None
 
@@ -413,7 +411,7 @@ class Counted(Pattern):
         self.asked += 1
         return self.answer
 
-    def told(self, known: Bindings) -> str:
+    def describe(self, known: Bindings) -> str:
         return "counted"
 
 
@@ -426,7 +424,7 @@ def test_a_long_journal_costs_no_more_for_each_entry() -> None:
     """What one entry costs does not grow with how many came before: what is open looks at each, once."""
     counted = Counted(answer=False)
     expected = Happens(1, EventPattern(1, "node_joined", (("addr", counted),)))
-    feed(Matcher(flow_of(expected)), joins(["n1"] * 2000))
+    feed(FlowMatcher(flow_of(expected)), joins(["n1"] * 2000))
     assert counted.asked == 2000
 
 
@@ -434,6 +432,6 @@ def test_many_branches_cost_no_more_for_each_entry() -> None:
     """Of a thousand branches that each name another node, an entry meets the one that names its own."""
     counted, names = Counted(answer=True), [f"n{index}" for index in range(1000)]
     patterns = (EventPattern(1, "node_joined", (("node", Equals(name)), ("addr", counted))) for name in names)
-    match = Matcher(flow_of(AnyOrder(1, tuple((Happens(1, pattern, within_s=3600),) for pattern in patterns))))
+    match = FlowMatcher(flow_of(AnyOrder(1, tuple((Happens(1, pattern, within_s=3600),) for pattern in patterns))))
     assert feed(match, joins(names[::-1])).settled
     assert counted.asked == 1000

@@ -9,10 +9,10 @@ import pytest
 
 from nvrx_slurm.jobspec.model import HangSpec, StoreSpec
 from nvrx_slurm.jobspec.plan import Plan, RolePlan
-from nvrx_slurm.lab.flow.judging.matching import Matcher
+from nvrx_slurm.lab.flow.judging.matching import FlowMatcher
 from nvrx_slurm.lab.flow.language.load import load_flow
 from nvrx_slurm.lab.flow.language.writing import to_yaml
-from nvrx_slurm.lab.flow.matrix import Case, LeftOut, matrix
+from nvrx_slurm.lab.flow.matrix import LeftOut, MatrixCase, matrix
 from nvrx_slurm.lab.flow.recording.job_file import job_yaml
 from nvrx_slurm.lab.plans import plain_bounds
 from tests.unit.core.fleet import Fleet, plain, plan_of
@@ -32,23 +32,23 @@ SHAPES: dict[str, Plan] = {
 }
 
 
-def of(plan: Plan, stage: str = "local") -> dict[str, Case | LeftOut]:
+def of(plan: Plan, stage: str = "local") -> dict[str, MatrixCase | LeftOut]:
     return {each.name: each for each in matrix(plan, stage)}  # type: ignore[arg-type]
 
 
-def matcher_of(case: Case | LeftOut, plan: Plan, folder: Path, dead: str | None) -> Matcher:
+def matcher_of(case: MatrixCase | LeftOut, plan: Plan, folder: Path, dead: str | None) -> FlowMatcher:
     """The case's expectations, every fault of it struck before the journal begins."""
-    assert isinstance(case, Case)
+    assert isinstance(case, MatrixCase)
     (folder / "job.yaml").write_text(job_yaml(msgspec.structs.replace(plan, workdir="/"), "A job."))
     (folder / "flow.yaml").write_text(to_yaml(case.document("job.yaml", {}, 60.0)))
     flow = load_flow(folder / "flow.yaml")
-    matcher = Matcher(flow)
+    matcher = FlowMatcher(flow)
     for fault in flow.faults:
-        matcher.struck(0.0, {fault.binds: dead} if fault.binds else {})
+        matcher.fault_happened(0.0, {fault.binds: dead} if fault.binds else {})
     return matcher
 
 
-def judge(matcher: Matcher, fleet: Fleet) -> None:
+def judge(matcher: FlowMatcher, fleet: Fleet) -> None:
     for entry in fleet.journal:
         matcher.feed(entry)
     matcher.job_over()
@@ -60,7 +60,7 @@ def judge(matcher: Matcher, fleet: Fleet) -> None:
 def test_every_case_is_a_flow(shape, stage, tmp_path):
     """Each case can be loaded: its faults, targets and expectations are those of the job."""
     for case in matrix(SHAPES[shape], stage):
-        if isinstance(case, Case):
+        if isinstance(case, MatrixCase):
             matcher_of(case, SHAPES[shape], tmp_path, "n1")
 
 
@@ -95,7 +95,7 @@ def test_hang_is_tried_where_there_is_a_bound():
     """With a bound for steps the worker is stopped after a first step: before that it has none to be late with."""
     bounds = plain_bounds(hang=HangSpec(step_timeout=30.0))
     case = of(msgspec.structs.replace(plain(), fault_tolerance=bounds))["hang"]
-    assert isinstance(case, Case)
+    assert isinstance(case, MatrixCase)
     assert case.faults[0]["when"] == {"event": "progress"}
     assert case.takes_s > 30.0
 

@@ -101,4 +101,4 @@ def test_a_pattern_is_told_as_it_was_written(raw: str) -> None:
 def test_a_pattern_tells_what_its_captures_stand_for() -> None:
     """In a report the value comes first, then the capture's name."""
     pattern = parse_pattern(["n1", "$a", "!= $b"], Nodes)
-    assert pattern.told({"a": "n2"}) == "[n1, n2 ($a), != $b]"
+    assert pattern.describe({"a": "n2"}) == "[n1, n2 ($a), != $b]"

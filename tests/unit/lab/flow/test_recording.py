@@ -22,11 +22,10 @@ from nvrx_slurm.journal.records import (
     WorkerHung,
     WorkersStarted,
 )
-from nvrx_slurm.lab.flow.judging.matching import Matcher
+from nvrx_slurm.lab.flow.judging.matching import FlowMatcher
 from nvrx_slurm.lab.flow.language.load import load_flow
 from nvrx_slurm.lab.flow.language.model import Flow
-from nvrx_slurm.lab.flow.language.phrases import nice
-from nvrx_slurm.lab.flow.language.writing import NOTE, to_yaml
+from nvrx_slurm.lab.flow.language.writing import NOTE, nice, to_yaml
 from nvrx_slurm.lab.flow.recording.abstraction import record
 from nvrx_slurm.lab.flow.recording.job_file import job_yaml
 from tests.unit.core.fleet import Fleet, plain, plan_of
@@ -353,10 +352,10 @@ class RecordedHistory(History):
             return
         with tempfile.TemporaryDirectory() as folder:
             flow = loaded(self.fleet, Path(folder))
-        matcher, lost = Matcher(flow), iter(lost_in_order(self.fleet))
+        matcher, lost = FlowMatcher(flow), iter(lost_in_order(self.fleet))
         for fault in flow.faults:
             names = fault.binds is not None
-            matcher.struck(self.fleet.journal[0].t, {fault.binds: next(lost)} if names else {})
+            matcher.fault_happened(self.fleet.journal[0].t, {fault.binds: next(lost)} if names else {})
         for entry in self.fleet.journal:
             matcher.feed(entry)
         matcher.job_over()

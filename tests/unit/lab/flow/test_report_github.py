@@ -10,7 +10,7 @@ import pytest
 
 from nvrx_slurm.jobspec import env
 from nvrx_slurm.jobspec.env import GitHub
-from nvrx_slurm.lab.flow.outcome import Finding, FlowOutcome, SuiteOutcome
+from nvrx_slurm.lab.flow.outcome import FlowFinding, FlowOutcome, SuiteOutcome
 from nvrx_slurm.lab.flow.report import github
 from nvrx_slurm.lab.flow.report.github import LAST_LINES, log_tails
 from tests.outcomes import HOSTILE, attempt, flow, of_every_kind, suite, unwell
@@ -34,7 +34,7 @@ def annotation(flow: FlowOutcome, workspace: Path | None = None) -> tuple[str, .
 
 def test_a_failure_points_at_its_line() -> None:
     """The annotation stands at the expectation that was not met, told from the checkout, with what helps."""
-    missed = Finding(kind="fault", message="50% lost:\nwhy, then?", file="/w/ci/a.yaml", line=6, detail=("x",))
+    missed = FlowFinding(kind="fault", message="50% lost:\nwhy, then?", file="/w/ci/a.yaml", line=6, detail=("x",))
     kind, file, line, title, message = annotation(flow("a: b, c", unwell(findings=(missed,))), Path("/w"))
     assert (kind, file, line) == ("error", "ci/a.yaml", "6")
     assert title == "a: b, c failed on dev"

@@ -11,9 +11,9 @@ from pathlib import Path
 import pytest
 
 from nvrx_slurm.errors import UsageError
-from nvrx_slurm.lab.flow.outcome import Attempt
+from nvrx_slurm.lab.flow.outcome import FlowAttempt
 from nvrx_slurm.lab.flow.running.artifacts import Artifacts, AttemptFolder, AttemptSpec, check_over
-from nvrx_slurm.lab.flow.running.suite import Launched
+from nvrx_slurm.lab.flow.running.suite import AttemptProcess
 from nvrx_slurm.util.clock import SystemClock
 
 DEAF = """
@@ -27,11 +27,11 @@ stands_here()
 """
 
 
-async def launched(folder: Path, lines: str) -> tuple[Launched, Process]:
+async def launched(folder: Path, lines: str) -> tuple[AttemptProcess, Process]:
     process = await asyncio.create_subprocess_exec("python3", "-Sc", lines, stdout=PIPE, stderr=PIPE)
     assert process.stdout is not None
     await process.stdout.readline()
-    return Launched(AttemptFolder(folder), process, SystemClock()), process
+    return AttemptProcess(AttemptFolder(folder), process, SystemClock()), process
 
 
 async def test_attempt_that_hangs_tells_its_stacks_and_is_killed(tmp_path):
@@ -40,7 +40,7 @@ async def test_attempt_that_hangs_tells_its_stacks_and_is_killed(tmp_path):
     await hung.ended(0.1, patience_s=0.1)
     assert process.returncode == -signal.SIGKILL
     assert process.stderr is not None and b"stands_here" in await process.stderr.read()
-    assert "did not end within 100ms" in hung.why_untold
+    assert "did not end within 100ms" in hung.why_unreported
 
 
 @pytest.mark.parametrize(
@@ -50,7 +50,7 @@ async def test_attempt_that_ends_without_an_outcome_is_told_by_its_end(tmp_path,
     """A signal by its name, an exit by its code."""
     gone, _ = await launched(tmp_path, f"import os\nprint(flush=True)\n{end}")
     await gone.ended(10.0, patience_s=0.1)
-    assert said in gone.why_untold
+    assert said in gone.why_unreported
 
 
 def test_artifacts_of_two_runs_do_not_mix(tmp_path):
@@ -95,6 +95,6 @@ def test_outcome_and_specification_survive_the_way_through_their_files(tmp_path)
     folder.create(spec)
     assert folder.read_spec() == spec
     assert folder.read_outcome() is None
-    attempt = Attempt(number=2, verdict="failed", began_at=1.0, took_s=2.0)
+    attempt = FlowAttempt(number=2, verdict="failed", began_at=1.0, took_s=2.0)
     folder.write_outcome(attempt)
     assert folder.read_outcome() == attempt

@@ -6,7 +6,7 @@ import pytest
 
 from nvrx_slurm.errors import FaultFailed
 from nvrx_slurm.journal.records import WorkersStarted
-from nvrx_slurm.lab.flow.stages.world import World, node_of, resolved, worker_of
+from nvrx_slurm.lab.flow.stages.topology import JobTopology, node_of, resolved, worker_of
 from tests.unit.core.fleet import plain, running
 
 
@@ -16,7 +16,7 @@ def world():
     fleet = running(plain(nodes=2, spares=2))
     for node, pids in {"n1": {0: 10, 1: 11}, "n2": {2: 20, 3: 21}}.items():
         fleet.tell(WorkersStarted(**fleet.by(node), replica="main-0", cycle=0, pids=pids))
-    world = World(fleet.plan)
+    world = JobTopology(fleet.plan)
     for entry in fleet.journal:
         world.feed(entry)
     return world

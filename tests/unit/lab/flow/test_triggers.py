@@ -9,9 +9,10 @@ import pytest
 
 from nvrx_slurm.jobspec.plan import RolePlan
 from nvrx_slurm.journal.records import Entry, JobStarted
-from nvrx_slurm.lab.flow.judging.triggers import Director, JobStates, Progressed, StateIs
+from nvrx_slurm.lab.flow.judging.triggers import FaultScheduler, JobStates, RankProgress, StateIs
 from nvrx_slurm.lab.flow.language.load import load_flow
 from nvrx_slurm.lab.flow.language.model import Fault
+from nvrx_slurm.lab.flow.stages.topology import resolved
 from tests.unit.report.recorder import BEGIN, Recorder, ended, roles_plan, to_first_cycle
 
 Write = Callable[[str], Path]
@@ -22,15 +23,15 @@ def faults(write: Write, *items: str, expect: str = "job_ended") -> tuple[Fault,
     return load_flow(write(f"job: job.yaml\nexpect: [{expect}]\nfaults:\n{listed}")).faults
 
 
-def director(write: Write, *items: str) -> Director:
-    return Director(faults(write, *items))
+def director(write: Write, *items: str) -> FaultScheduler:
+    return FaultScheduler(faults(write, *items))
 
 
-def due(directs: Director, t: float = BEGIN + 3600) -> list[str]:
+def due(directs: FaultScheduler, t: float = BEGIN + 3600) -> list[str]:
     return [found.fault.describe() for found in directs.due(t)]
 
 
-def entry_at_which(directs: Director, entries: Sequence[Entry]) -> int | None:
+def entry_at_which(directs: FaultScheduler, entries: Sequence[Entry]) -> int | None:
     """The entry with which the first fault is due."""
     for entry in entries:
         directs.feed(entry)
@@ -75,7 +76,7 @@ def test_a_fault_is_handed_out_once(write: Write) -> None:
     assert due(directs) == []
     (fault,) = directs.waiting
     assert directs.why_not(fault) == "it was due, and was not seen to strike"
-    directs.struck(fault, BEGIN)
+    directs.fault_happened(fault, BEGIN)
     assert directs.waiting == []
 
 
@@ -83,12 +84,12 @@ def test_beats_tell_progress_too(write: Write) -> None:
     """Any step from the one that is named on will do, since beats skip steps; another rank's will not."""
     directs = director(write, "{when: {event: progress, rank: 2, step: 5}, do: kill_store}")
     for rank, step in ((0, 9), (2, 3)):
-        directs.feed(Progressed(BEGIN, "main-0", rank, "n1", step, 0))
+        directs.feed(RankProgress(BEGIN, "main-0", rank, "n1", step, 0))
     assert due(directs) == []
     assert directs.why_not(directs.waiting[0]) == (
         "progress {rank: 2, step: >= 5} never came; nearest: step: 3, not >= 5"
     )
-    directs.feed(Progressed(BEGIN + 1, "main-0", 2, "n1", 8, 0))
+    directs.feed(RankProgress(BEGIN + 1, "main-0", 2, "n1", 8, 0))
     assert directs.next_at() == BEGIN + 1
     assert due(directs) == ["kill_store"]
 
@@ -133,19 +134,19 @@ def test_a_fault_after_another(write: Write) -> None:
     first, second = directs.waiting
     assert due(directs) == ["kill_node of rank 0"]
     assert directs.why_not(second) == "fault 1 had not struck"
-    directs.struck(first, BEGIN + 10, {"dead": "n3"})
+    directs.fault_happened(first, BEGIN + 10, {"dead": "n3"})
     (found,) = directs.due(BEGIN + 12)
-    assert (found.arguments, found.bindings) == ({"node": "n3"}, {"dead": "n3"})
+    assert (resolved(found.fault.arguments, found.bindings), found.bindings) == ({"node": "n3"}, {"dead": "n3"})
 
 
 def test_captures_of_triggers_and_expectations_are_the_same(write: Write) -> None:
     """A trigger binds what nobody has bound, compares with what an expectation has, and names the target."""
     item = "{when: {event: round_closed, cycle: 1, promoted: [$new]}, do: {kill_node: $new}}"
-    fresh, bound = Director(faults(write, item)), Director(faults(write, item))
+    fresh, bound = FaultScheduler(faults(write, item)), FaultScheduler(faults(write, item))
     for entry in ended().entries:
         fresh.feed(entry)
         bound.feed(entry, {"new": "n9"})
-    assert [found.arguments for found in fresh.due(BEGIN + 60)] == [{"node": "n4"}]
+    assert [resolved(found.fault.arguments, found.bindings) for found in fresh.due(BEGIN + 60)] == [{"node": "n4"}]
     assert due(bound) == []
     assert bound.why_not(bound.waiting[0]) == (
         "round_closed {cycle: 1, promoted: [$new]} never came; nearest: promoted: [n4], not [n9 ($new)]"
@@ -157,19 +158,19 @@ def test_only_the_entry_that_counts_binds(write: Write) -> None:
     directs = director(write, "{when: {event: node_joined, node: $third, times: 3}, do: {kill_node: $third}}")
     for entry in ended().entries:
         directs.feed(entry)
-    assert [found.arguments for found in directs.due(BEGIN + 60)] == [{"node": "n2"}]
+    assert [resolved(found.fault.arguments, found.bindings) for found in directs.due(BEGIN + 60)] == [{"node": "n2"}]
 
 
 def test_a_fault_whose_target_nobody_knows_waits(write: Write) -> None:
     """A fault is not due before its captures stand for something."""
     (fault,) = faults(write, "{when: {event: node_joined}, do: {kill_node: $x}}", expect="'node_lost': {node: $x}")
-    directs = Director([fault])
+    directs = FaultScheduler([fault])
     joined, *_, last = ended().entries[2:9]
     directs.feed(joined)
     assert (due(directs), directs.next_at()) == ([], None)
     assert directs.why_not(fault) == "$x stood for nothing"
     directs.feed(last, {"x": "n1"})
-    assert [found.arguments for found in directs.due(last.t)] == [{"node": "n1"}]
+    assert [resolved(found.fault.arguments, found.bindings) for found in directs.due(last.t)] == [{"node": "n1"}]
 
 
 def test_what_has_not_come_is_told(write: Write) -> None:

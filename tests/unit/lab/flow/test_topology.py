@@ -7,12 +7,12 @@ import pytest
 from nvrx_slurm.errors import FaultFailed
 from nvrx_slurm.jobspec.plan import RolePlan
 from nvrx_slurm.journal.records import ControllerStarted, JobStarted, NodeJoined, WorkersStarted
-from nvrx_slurm.lab.flow.stages.world import World
+from nvrx_slurm.lab.flow.stages.topology import JobTopology
 from tests.unit.core.fleet import Fleet, plain, plan_of, running
 
 
 def world_of(fleet):
-    world = World(fleet.plan)
+    world = JobTopology(fleet.plan)
     for entry in fleet.journal:
         world.feed(entry)
     return world
@@ -74,7 +74,7 @@ def test_before_the_first_round_has_closed_nobody_has_a_rank():
     """Who is preferred in an open round is no promise."""
     fleet = Fleet(plain(nodes=2))
     assert said(world_of(fleet).node_of_rank, 0) == "main-0 has no rank 0: its world has 0 ranks now"
-    world = World(fleet.plan)
+    world = JobTopology(fleet.plan)
     assert said(lambda: world.batch_host) == "the job has not started: no node is known"
     assert said(lambda: world.controller) == "no controller has started yet"
 

@@ -16,7 +16,7 @@ from nvrx_slurm.jobspec.plan import Plan
 from nvrx_slurm.journal.records import ControllerStarted, Entry, Fact, JobStarted, NodeJoined, WorkersStarted
 
 
-class World:
+class JobTopology:
     """A job as far as its journal has been fed. Process ids outlive their processes: who signals one must look."""
 
     def __init__(self, plan: Plan) -> None:
@@ -133,7 +133,7 @@ Arguments = Mapping[str, Any]
 
 
 @dataclass(frozen=True, slots=True)
-class Worker:
+class TargetWorker:
     """One rank's newest worker: its process, and the node that it runs on."""
 
     replica: str
@@ -146,21 +146,18 @@ class Worker:
 
 
 def resolved(arguments: Arguments, bindings: Mapping[str, Any]) -> dict[str, Any]:
-    """The arguments with what each capture stands for in its place. Raises FaultFailed for one that stands for
-    nothing yet."""
-    return {key: _resolved(value, bindings) for key, value in arguments.items()}
+    """The arguments, each capture replaced by its value. Raises FaultFailed for one that nothing has bound yet."""
+    found = dict(arguments)
+    for key, value in arguments.items():
+        if isinstance(value, str) and value.startswith("$"):
+            if value[1:] not in bindings:
+                known = ", ".join(f"${name}" for name in bindings) or "none"
+                raise FaultFailed(f"{value} stands for nothing yet (bound so far: {known})")
+            found[key] = bindings[value[1:]]
+    return found
 
 
-def _resolved(value: Any, bindings: Mapping[str, Any]) -> Any:
-    if not isinstance(value, str) or not value.startswith("$"):
-        return value
-    if value[1:] not in bindings:
-        known = ", ".join(f"${name}" for name in bindings) or "none"
-        raise FaultFailed(f"{value} stands for nothing yet (bound so far: {known})")
-    return bindings[value[1:]]
-
-
-def node_of(arguments: Arguments, world: World) -> str:
+def node_of(arguments: Arguments, world: JobTopology) -> str:
     """The node that is meant: `node`, `of_rank` (and `replica`), `spare`, or `batch_host`. Raises FaultFailed."""
     match arguments:
         case {"node": str(node)}:
@@ -174,22 +171,22 @@ def node_of(arguments: Arguments, world: World) -> str:
     raise FaultFailed(f"no node is named by {dict(arguments)}: it takes node, of_rank, spare, or batch_host")
 
 
-def worker_of(arguments: Arguments, world: World) -> Worker:
+def worker_of(arguments: Arguments, world: JobTopology) -> TargetWorker:
     """The worker that is meant: `rank` (and `replica`), or `of_node`. Raises FaultFailed."""
     if "of_node" in arguments:
         replica, rank = world.first_rank_on(_known(str(arguments["of_node"]), world))
     else:
         replica, rank = world.replica(arguments.get("replica")).id, int(arguments["rank"])
-    return Worker(replica, rank, world.node_of_rank(rank, replica), world.worker(rank, replica))
+    return TargetWorker(replica, rank, world.node_of_rank(rank, replica), world.worker(rank, replica))
 
 
-def _known(node: str, world: World) -> str:
+def _known(node: str, world: JobTopology) -> str:
     if world.nodes and node not in world.nodes:  # while the job waits its cluster alone knows the node
         raise FaultFailed(f"the job has no node {node!r}: it has {', '.join(world.nodes)}")
     return node
 
 
-def _spare(number: int, world: World) -> str:
+def _spare(number: int, world: JobTopology) -> str:
     spares = world.standby
     if not 1 <= number <= len(spares):
         raise FaultFailed(f"there is no hot spare {number}: standing by now: {', '.join(spares) or 'nobody'}")

@@ -1,7 +1,7 @@
-"""The journal and the beats of a job whose store only processes in another network reach.
+"""The journal and the heartbeats of a job whose store only processes in another network reach.
 
-`python -m nvrx_slurm.lab.flow.stages.listening FOLDER` reads them there, and writes a line for each entry and each
-heartbeat; `Listener` starts it and reads the lines.
+`python -m nvrx_slurm.lab.flow.stages.remote_journal FOLDER` reads them there and writes a line for each entry and
+each heartbeat; `RemoteJournal` starts it and reads the lines.
 """
 
 from __future__ import annotations
@@ -25,10 +25,10 @@ from nvrx_slurm.util.processes import dies_with_parent
 
 POLL_S = 1.0
 CHUNK_BYTES = 1 << 16
-PROGRAM = (sys.executable, "-P", "-m", "nvrx_slurm.lab.flow.stages.listening")
+PROGRAM = (sys.executable, "-P", "-m", "nvrx_slurm.lab.flow.stages.remote_journal")
 
 
-class Line(Record, frozen=True, kw_only=True):
+class JournalLine(Record, frozen=True, kw_only=True):
     """An entry; or a beat, and when it came; or else the reader's word on the store."""
 
     entry: Entry | None = None
@@ -37,10 +37,10 @@ class Line(Record, frozen=True, kw_only=True):
     store_error: str | None = None
 
 
-_decoder = msgspec.json.Decoder(Line)
+_decoder = msgspec.json.Decoder(JournalLine)
 
 
-class Listener:
+class RemoteJournal:
     """Reads as `report.source.Journal` does, through a process inside; `within`: the words that start one there.
 
     It has the store's time as far as beats tell it.
@@ -90,7 +90,7 @@ class Listener:
         """The store runs on this machine: its clock is ours."""
         return self._clock.wall()
 
-    def _item(self, line: Line) -> Entry | Heard | None:
+    def _item(self, line: JournalLine) -> Entry | Heard | None:
         self.store_error = line.store_error
         if line.beat is not None:
             return Heard(t=line.t, beat=line.beat)
@@ -106,15 +106,15 @@ def main(folder: str) -> None:
     journal = Journal(JobFolder(Path(folder)), beats=True, clock=SystemClock())
     while True:
         items, error = journal.poll(POLL_S), journal.store_error
-        lines = [_line(item, error) for item in items] or [Line(store_error=error)]
+        lines = [_line(item, error) for item in items] or [JournalLine(store_error=error)]
         sys.stdout.buffer.write(b"".join(msgspec.json.encode(line) + b"\n" for line in lines))
         sys.stdout.buffer.flush()
 
 
-def _line(item: Entry | Heard, error: str | None) -> Line:
+def _line(item: Entry | Heard, error: str | None) -> JournalLine:
     if isinstance(item, Entry):
-        return Line(entry=item, store_error=error)
-    return Line(beat=item.beat, t=item.t, store_error=error)
+        return JournalLine(entry=item, store_error=error)
+    return JournalLine(beat=item.beat, t=item.t, store_error=error)
 
 
 if __name__ == "__main__":

@@ -18,9 +18,10 @@ import redis
 from nvrx_slurm.inprocess.exception import OptionError, StoreError
 from nvrx_slurm.inprocess.store.port import Cancelled, Connection
 from nvrx_slurm.inprocess.store.redis import KEEP_S, KEPT_BARRIERS, RedisConnection, RedisStore
-from nvrx_slurm.inprocess.store.redis_client import parse_address
 from nvrx_slurm.lab.faults.disk import SmallDisk
+from nvrx_slurm.store.job_store import JobStore
 from nvrx_slurm.store.keys import InprocessKeys
+from nvrx_slurm.util.redis_url import parse_redis_url
 from nvrx_slurm.util.threads import in_thread
 from tests.contract.inprocess_stores import DEADLINE_S, PASSWORD, TlsRelay, Valkey, until
 
@@ -135,8 +136,9 @@ def test_who_waits_for_a_server_that_is_away_can_be_cancelled(server: Valkey, co
 def test_a_server_that_takes_connections_and_says_nothing_can_be_cancelled() -> None:
     """Also while it is asked for the first time."""
     with socket.create_server(("127.0.0.1", 0)) as silent:
-        address = parse_address(f"redis://127.0.0.1:{silent.getsockname()[1]}", None)
-        connection = RedisConnection(address, InprocessKeys("group", 0, job=None), patience_s=LONG_S)
+        url = f"redis://127.0.0.1:{silent.getsockname()[1]}"
+        keys = InprocessKeys("group", 0, job=None)
+        connection = RedisConnection((parse_redis_url(url), None), url, keys, patience_s=LONG_S)
         waiting = in_thread(lambda: connection.arrive("ready:0", 0), "rank")
         accepted, _ = silent.accept()
         connection.cancel()
@@ -247,7 +249,6 @@ def test_a_url_that_cannot_be_is_refused_before_anything_is_asked(url: str, word
 
 def test_a_password_is_shown_nowhere(server: Valkey) -> None:
     """Not where an address is, and not in what the monitor is given."""
-    assert PASSWORD not in repr(parse_address("redis://h", PASSWORD))
     assert PASSWORD not in repr(vars(server.store()))
     server.password_file.unlink()
     with pytest.raises(OptionError, match=r"password_file .*/password cannot be read"):
@@ -274,8 +275,8 @@ def test_every_key_expires_by_itself(connection: Connection, raw: Any) -> None:
 def test_a_call_that_goes_on_keeps_its_keys(server: Valkey, raw: Any) -> None:
     """Signs of life put off the end of all of them; but old barriers go, and the first one stays."""
     keys = InprocessKeys("group", 0, job=None)
-    address = parse_address(f"redis://127.0.0.1:{server.port}", PASSWORD)
-    connection = RedisConnection(address, keys, patience_s=DEADLINE_S, renew_s=0.0)
+    url = f"redis://127.0.0.1:{server.port}"
+    connection = RedisConnection((parse_redis_url(url), PASSWORD), url, keys, patience_s=DEADLINE_S, renew_s=0.0)
     connection.append(b"one", 0)
     gates = ["join", *(f"ready:{iteration}" for iteration in range(KEPT_BARRIERS + 5))]
     for barrier in gates:
@@ -316,9 +317,9 @@ def test_an_embedded_server_whose_disk_is_full_goes_on_in_memory(tmp_path: Path)
     """It refuses every write, and is told to keep no file."""
     disk = SmallDisk("size=16m")
     server = Valkey(disk.path / "valkey")
-    address = parse_address(f"redis://127.0.0.1:{server.port}", PASSWORD)
+    where = JobStore(url=f"redis://127.0.0.1:{server.port}", password=PASSWORD, job="1")
     keys = InprocessKeys("group", 0, job=None)
-    connection = RedisConnection(address, keys, patience_s=DEADLINE_S, embedded=True)
+    connection = RedisConnection(lambda: where, where.url, keys, patience_s=DEADLINE_S)
     try:
         assert connection.append(b"one", 0)
         disk.fill()
@@ -348,7 +349,7 @@ def test_a_server_behind_tls_is_reached_by_its_certificate(server: Valkey, tmp_p
         connection.cancel()
         with pytest.raises(Cancelled):
             waiting.result(DEADLINE_S)
-        with pytest.raises(StoreError, match="has no certificate that we trust"):
+        with pytest.raises(StoreError, match="certificate is not trusted"):
             RedisStore(url=url, password_file=secret).connect("group", 0)
         for each in (connection, writer):
             each.close()

@@ -18,7 +18,6 @@ from click.testing import CliRunner
 
 from nvrx_slurm.cli import cli
 from nvrx_slurm.inprocess.store.redis import RedisConnection
-from nvrx_slurm.inprocess.store.redis_client import parse_address
 from nvrx_slurm.journal.records import RoundClosed
 from nvrx_slurm.store.acl import COMMANDS
 from nvrx_slurm.store.keys import InprocessKeys, Keys
@@ -26,6 +25,7 @@ from nvrx_slurm.store.servers import bundled_binary
 from nvrx_slurm.transport.directory import Directory
 from nvrx_slurm.transport.ref import PayloadRef
 from nvrx_slurm.util.job_key import JobKey
+from nvrx_slurm.util.redis_url import parse_redis_url
 from tests.harness import WAIT_S, gate_plan
 
 ADMIN = "the-administrator's"
@@ -140,9 +140,10 @@ def test_a_job_runs_under_its_rule_and_bob_cannot_touch_it(bob, run_local, gate,
 
 def test_groups_and_directories_run_under_the_rule(site, tmp_path, monkeypatch):
     """Each operation of an in-process group's store, and of a directory of payloads."""
-    address = parse_address(f"redis://alice@127.0.0.1:{site}/0", PASSWORDS["alice"])
+    url = f"redis://alice@127.0.0.1:{site}/0"
     keys = InprocessKeys("group", 0, job="alice/7-a")
-    connection = RedisConnection(address, keys, patience_s=WAIT_S, renew_s=0.0, job_key=JobKey("t"))
+    server = (parse_redis_url(url), PASSWORDS["alice"])
+    connection = RedisConnection(server, url, keys, patience_s=WAIT_S, renew_s=0.0, job_key=JobKey("t"))
     connection.ping()
     assert connection.append(b"one", 0)
     assert connection.read(0, 0.0) == [b"one"]
@@ -153,7 +154,7 @@ def test_groups_and_directories_run_under_the_rule(site, tmp_path, monkeypatch):
     assert connection.beat(0, 0) == 1
     connection.clear()
     connection.close()
-    store = {"url": address.where, "password": PASSWORDS["alice"], "job": "alice/7-a", "token": "t"}
+    store = {"url": url, "password": PASSWORDS["alice"], "job": "alice/7-a", "token": "t"}
     (tmp_path / "store.json").write_bytes(msgspec.json.encode(store))
     monkeypatch.setenv("NVRX_STORE_FILE", str(tmp_path / "store.json"))
     with Directory() as directory:

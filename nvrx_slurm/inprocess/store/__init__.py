@@ -2,7 +2,6 @@
 
 port.py     what any store must do
 redis.py    `RedisStore`: Redis or Valkey; the job's own, one by URL, or one that is started for the group
-redis_client.py  a connection to it, which waits while the server restarts
 file.py     `FileStore`: a folder that all ranks reach
 tcp.py      `TCPStore`: torch's, hosted outside of the ranks
 keeper.py   finds or starts the store of a group that has none; keeping.py is the process that hosts it

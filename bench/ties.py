@@ -11,7 +11,7 @@ from statistics import median
 
 from bench.stage import line, say, start_fleet
 from bench.tables import print_rows, print_target
-from nvrx_slurm.agent.liveness_client import SPREAD_S_PER_NODE
+from nvrx_slurm.agent.heartbeat import SPREAD_S_PER_NODE
 from nvrx_slurm.journal.folder import LOOPBACK
 from nvrx_slurm.liveness.connection import LivenessServer
 from nvrx_slurm.util.admission import MOST_UNPROVEN

@@ -24,7 +24,7 @@ from urllib.parse import urlsplit
 
 from bench.fleet.connection import SimulatedConnection
 from bench.fleet.node import Link, SimulatedNode
-from nvrx_slurm.agent.liveness_client import FIRST_RETRY_S, SPREAD_S_PER_NODE
+from nvrx_slurm.agent.heartbeat import FIRST_RETRY_S, SPREAD_S_PER_NODE
 from nvrx_slurm.journal.folder import JobFolder
 from nvrx_slurm.journal.records import ControllerUp, unpack_order
 from nvrx_slurm.store.keys import Keys

@@ -17,7 +17,7 @@ import sys
 from heapq import heappop, heappush
 
 from bench.fleet.connection import SimulatedConnection
-from nvrx_slurm.agent.liveness_client import FIRST_RETRY_S, LAST_RETRY_S
+from nvrx_slurm.agent.heartbeat import FIRST_RETRY_S, LAST_RETRY_S
 from nvrx_slurm.journal.folder import LOOPBACK
 from nvrx_slurm.util.clock import SystemClock
 from nvrx_slurm.util.processes import raise_descriptor_limit

@@ -16,8 +16,8 @@ from nvrx_slurm.agent.agent import Agent
 from nvrx_slurm.agent.linux import LinuxMachine
 from nvrx_slurm.agent.node_health import NodeHealth
 from nvrx_slurm.agent.output import Output
+from nvrx_slurm.agent.progress import StepFiles
 from nvrx_slurm.agent.stacks import Stacks
-from nvrx_slurm.agent.step_files import StepFiles
 from nvrx_slurm.errors import EXIT_UNREACHABLE, NvrxError, UsageError
 from nvrx_slurm.jobspec import env
 from nvrx_slurm.jobspec.budgets import grace_within

@@ -3,15 +3,14 @@
 Everything that happens is posted to one inbox (an order, a worker's end, a hang, a signal), and one loop changes the
 state. Beside the loop, each in a task of its own:
 
-    heartbeat.py   heartbeats, and the lease that the workers live by
-    publisher.py   the facts that go to the controller, in order
-    liveness_client.py  the connection to the controller
-    watching.py    which worker makes no progress
-    dumping.py     what they all are doing, written down
+    heartbeat.py   heartbeats, the liveness connection, and the lease that the workers live by
+    reporting.py   the facts that go to the controller, in order
+    watching.py    which worker makes no progress (`hangs.py` decides)
+    stacks.py      the stacks of all workers, written down
 
-Its beginnings and ends have modules of their own: `joining.py`, `starting.py`, `stopping.py`. What is told of the
-workers is in `reporting.py`; what an agent touches of its node, in `machine.py`; what the node says of itself when
-they fail, in `node_health.py`; how far they had come, where they do not tell it, in `step_files.py`.
+The rest, by when it is used: `joining.py` (the join, and the orders from then on), `starting.py`, `progress.py` (how
+far the workers have come), `output.py`, `stopping.py`, `node_health.py`. `machine.py` lists what an agent touches of
+its node, `linux.py` is that on Linux.
 """
 
 from __future__ import annotations
@@ -23,16 +22,13 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from nvrx_slurm.agent import gpu
-from nvrx_slurm.agent.dumping import DUMP_FIRST_S, Dumping
+from nvrx_slurm.agent import stopping
 from nvrx_slurm.agent.events import Assigned, Crash, Cycle, Dumped, Event, Failing, Hung, Mode, Signal, Terminated
-from nvrx_slurm.agent.heartbeat import ControllerSilent, HeartbeatSender
-from nvrx_slurm.agent.joining import Joining
-from nvrx_slurm.agent.liveness_client import LivenessClient
+from nvrx_slurm.agent.heartbeat import ControllerSilent, HeartbeatSender, LivenessClient
+from nvrx_slurm.agent.joining import Joining, Orders
 from nvrx_slurm.agent.machine import Machine
-from nvrx_slurm.agent.orders import Orders
-from nvrx_slurm.agent.publisher import FactPublisher
-from nvrx_slurm.agent.reporting import Reporting
+from nvrx_slurm.agent.reporting import FactPublisher, Reporting
+from nvrx_slurm.agent.stacks import DUMP_FIRST_S, Dumping
 from nvrx_slurm.agent.starting import Starting
 from nvrx_slurm.agent.stopping import Stopping
 from nvrx_slurm.agent.watching import HangWatch
@@ -425,7 +421,7 @@ class Agent:
         """What the stop has taken already is part of the budget."""
         budget_s = self.plan.fault_tolerance.teardown.gpu_reclaim_timeout
         if below_bytes is not None:
-            await gpu.reclaim(below_bytes, max(0.0, budget_s - self.stopping.took_s()), self.clock)
+            await stopping.reclaim(below_bytes, max(0.0, budget_s - self.stopping.took_s()), self.clock)
 
     async def _read_step(self, over: Cycle | None) -> None:
         """Of all that tells how far the cycle has come, the furthest counts."""

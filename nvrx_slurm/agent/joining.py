@@ -1,10 +1,16 @@
-"""How a node joins: with a port that it holds for the rendezvous, and a fence socket that takes its fence key."""
+"""How a node joins, and the orders that it gets from then on.
+
+It joins with a port that it holds for the rendezvous, and with a fence socket that takes its fence key.
+"""
 
 from __future__ import annotations
 
-from nvrx_slurm.agent.machine import Machine, Workers
-from nvrx_slurm.agent.publisher import FactPublisher
-from nvrx_slurm.journal.records import ControllerUp, NodeJoined, Shutdown
+import asyncio
+from collections.abc import Callable
+
+from nvrx_slurm.agent.machine import Machine, WorkersPort
+from nvrx_slurm.agent.reporting import FactPublisher
+from nvrx_slurm.journal.records import AnyOrder, Assignment, ControllerUp, NodeJoined, Shutdown
 from nvrx_slurm.liveness import fence
 from nvrx_slurm.store.client import Store
 from nvrx_slurm.util.log import get_logger
@@ -16,7 +22,7 @@ class Joining:
     """Joins as the publisher's incarnation, as often as that changes."""
 
     def __init__(
-        self, machine: Machine, *, addr: str, token: str, store: Store, publisher: FactPublisher, workers: Workers
+        self, machine: Machine, *, addr: str, token: str, store: Store, publisher: FactPublisher, workers: WorkersPort
     ) -> None:
         self._machine, self._addr, self._token = machine, addr, token
         self._store, self._publisher, self._workers = store, publisher, workers
@@ -53,3 +59,40 @@ class Joining:
         joined = await self._store.join(fact)
         log.info("joined as %s", fact.incarnation)
         return joined
+
+
+class Orders:
+    """Posts every order after the one that `read` begins with."""
+
+    def __init__(self, store: Store, node: str, post: Callable[[AnyOrder], None]) -> None:
+        self._store, self._node, self._post = store, node, post
+        self._last = (0, 0)
+        self._have_come = asyncio.Event()
+
+    async def read(self, after: str) -> None:
+        """For ever, or until the store cannot be reached."""
+        while True:
+            for identity, order in await self._store.orders(after):
+                after = identity
+                if order is not None:
+                    self._post(order)
+            self._last = _place(after)
+            self._have_come.set()  # wakes all who wait by now
+            self._have_come.clear()
+
+    async def assignment(self, replica: str, cycle: int, incarnation: str) -> Assignment | None:
+        """What a round has for this agent of the node; None: nothing. By its return every order that was older than
+        the answer is posted.
+
+        A node that was frozen may ask about a round that is long over: its ranks run elsewhere, and the order that
+        says so is still unread.
+        """
+        assignment, newest = await self._store.assignment(replica, cycle, self._node, incarnation)
+        while self._last < _place(newest):
+            await self._have_come.wait()
+        return assignment
+
+
+def _place(identity: str) -> tuple[int, int]:
+    milliseconds, _, number = identity.partition("-")
+    return int(milliseconds), int(number)

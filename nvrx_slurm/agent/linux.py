@@ -11,12 +11,10 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
-from nvrx_slurm.agent.beats import ProgressBoard
 from nvrx_slurm.agent.node_health import NodeHealth
 from nvrx_slurm.agent.output import Output
-from nvrx_slurm.agent.ports import HeldPort
+from nvrx_slurm.agent.progress import ProgressBoard, StepFiles
 from nvrx_slurm.agent.stacks import Stacks
-from nvrx_slurm.agent.step_files import StepFiles
 from nvrx_slurm.agent.workers import WorkerEvent, Workers
 from nvrx_slurm.jobspec.model import FaultToleranceSpec
 from nvrx_slurm.journal.records import ControllerUp
@@ -24,6 +22,20 @@ from nvrx_slurm.journal.restarts import InProcessRestart
 from nvrx_slurm.liveness import connection as liveness
 from nvrx_slurm.liveness import fence
 from nvrx_slurm.util.ids import new_incarnation
+
+
+class HeldPort:
+    """A TCP port that is bound, so that nobody else gets it, and not listened on. Let go of it just before use."""
+
+    def __init__(self) -> None:
+        self._socket = socket.socket(socket.AF_INET, socket.SOCK_STREAM)
+        self._socket.bind(("", 0))
+        self.number = int(self._socket.getsockname()[1])
+
+    def release(self) -> None:
+        """Free it for its user."""
+        self._socket.close()
+
 
 READ_BYTES = 256
 

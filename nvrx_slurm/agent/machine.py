@@ -20,14 +20,14 @@ if TYPE_CHECKING:
     from nvrx_slurm.agent.events import Cycle, StacksOnFile
 
 
-class Held(Protocol):
+class Holdable(Protocol):
     """Something of the kernel's that stays open until its last holder closes it, or is dead."""
 
     def fileno(self) -> int: ...
     def close(self) -> None: ...
 
 
-class FenceSocket(Protocol):
+class FenceSocketPort(Protocol):
     """Where the node takes its fence key (`fence.FenceSocket`)."""
 
     def getsockname(self) -> tuple[str, int]: ...
@@ -35,7 +35,7 @@ class FenceSocket(Protocol):
     def close(self) -> None: ...
 
 
-class ControllerConnection(Held, Protocol):
+class ControllerConnection(Holdable, Protocol):
     """The agent's end of a liveness connection, proven by both. `hear` returns the words that came, none at the end.
     `say`, `hear` and `silence_s` raise OSError once it is closed; `hear` raises UnprovenPeer for a word that is not
     the controller's."""
@@ -45,15 +45,15 @@ class ControllerConnection(Held, Protocol):
     def silence_s(self) -> float: ...
 
 
-class Port(Protocol):
-    """A port that is held free for the workers' rendezvous (`ports.HeldPort`)."""
+class ReservedPort(Protocol):
+    """A port that is held free for the workers' rendezvous (`linux.HeldPort`)."""
 
     number: int
 
     def release(self) -> None: ...
 
 
-class Workers(Protocol):
+class WorkersPort(Protocol):
     """What `workers.Workers` promises."""
 
     def start(self) -> None: ...
@@ -61,13 +61,13 @@ class Workers(Protocol):
     def stop(self, grace_s: float, number: int = ..., checkpoint: tuple[int, float] | None = ...) -> None: ...
     def phase_done(self, phase: Phase) -> None: ...
     def lease(self, seconds: float) -> None: ...
-    def fence(self, fence_socket: FenceSocket) -> None: ...
-    def hold(self, connection: Held) -> None: ...
+    def fence(self, fence_socket: FenceSocketPort) -> None: ...
+    def hold(self, connection: Holdable) -> None: ...
     def close(self) -> None: ...
 
 
-class Board(Protocol):
-    """What `beats.ProgressBoard` promises."""
+class BoardPort(Protocol):
+    """What `progress.ProgressBoard` promises."""
 
     def open(self) -> None: ...
     def close(self) -> None: ...
@@ -77,7 +77,7 @@ class Board(Protocol):
     def readings(self) -> dict[int, Reading]: ...
 
 
-class Output(Protocol):
+class OutputPort(Protocol):
     """What `output.Output` promises."""
 
     def capture(self, path: Path, prefix: str, rank: int = ...) -> int: ...
@@ -85,7 +85,7 @@ class Output(Protocol):
     def close(self, timeout_s: float) -> None: ...
 
 
-class Stacks(Protocol):
+class StacksPort(Protocol):
     """What `stacks.Stacks` promises."""
 
     def environment(self, own: Mapping[str, str]) -> dict[str, str]: ...
@@ -101,7 +101,7 @@ class Stacks(Protocol):
     ) -> StacksOnFile: ...
 
 
-class Health(Protocol):
+class HealthPort(Protocol):
     """What `node_health.NodeHealth` promises."""
 
     def begin(self) -> None: ...
@@ -110,7 +110,7 @@ class Health(Protocol):
     async def close(self) -> None: ...
 
 
-class StepFiles(Protocol):
+class StepFilesPort(Protocol):
     """What `step_files.StepFiles` promises."""
 
     @property
@@ -125,15 +125,15 @@ class Machine(Protocol):
     @property
     def pid(self) -> int: ...
     @property
-    def output(self) -> Output: ...
+    def output(self) -> OutputPort: ...
     @property
-    def stacks(self) -> Stacks: ...
+    def stacks(self) -> StacksPort: ...
     @property
-    def health(self) -> Health: ...
+    def health(self) -> HealthPort: ...
     @property
-    def step_files(self) -> StepFiles: ...
+    def step_files(self) -> StepFilesPort: ...
 
-    def workers(self, post: Callable[[WorkerEvent], None]) -> Workers:
+    def workers(self, post: Callable[[WorkerEvent], None]) -> WorkersPort:
         """The node's workers; what happens to them is posted."""
         ...
 
@@ -142,15 +142,15 @@ class Machine(Protocol):
         on_first_step: Callable[[int, int], None],
         on_failing: Callable[[int, int, str], None],
         on_restart: Callable[[InProcessRestart], None],
-    ) -> Board:
+    ) -> BoardPort:
         """Where the workers tell their steps, their restarts in process, and their last words."""
         ...
 
-    def open_fence_socket(self, key: bytes, addr: str) -> FenceSocket:
+    def open_fence_socket(self, key: bytes, addr: str) -> FenceSocketPort:
         """At this address of the node. Raises OSError where the kernel has none."""
         ...
 
-    def hold_port(self) -> Port: ...
+    def hold_port(self) -> ReservedPort: ...
 
     async def connect(self, controller: ControllerUp, incarnation: str) -> ControllerConnection:
         """A liveness connection to that controller. Raises OSError (TimeoutError too) where there is none."""

@@ -1,4 +1,4 @@
-"""What the controller is told of a cycle's workers: that they run, step, restart, fail, and are done. Each once."""
+"""The facts that an agent sends: that a cycle's workers run, step, restart, fail, and are done. Each once."""
 
 from __future__ import annotations
 
@@ -8,11 +8,11 @@ from collections.abc import Callable
 from typing import Any
 
 from nvrx_slurm.agent.events import Cycle, Failing, Terminated
-from nvrx_slurm.agent.machine import Board
-from nvrx_slurm.agent.publisher import FactPublisher
+from nvrx_slurm.agent.machine import BoardPort
 from nvrx_slurm.agent.watching import HangWatch
 from nvrx_slurm.agent.workers import Exited, Spawned
 from nvrx_slurm.journal.records import (
+    FromAgent,
     Learned,
     Progress,
     RestartedInProcess,
@@ -21,7 +21,9 @@ from nvrx_slurm.journal.records import (
     WorkersStarted,
 )
 from nvrx_slurm.journal.restarts import InProcessRestart
+from nvrx_slurm.store.client import Store
 from nvrx_slurm.util.clock import Clock
+from nvrx_slurm.util.ids import succeeding
 
 OUR_SIGNAL_S = 0.2
 """How long after a worker's death by SIGTERM the agent may get that signal too, if it is Slurm's."""
@@ -40,7 +42,7 @@ class Reporting:
         self,
         publisher: FactPublisher,
         *,
-        board: Board,
+        board: BoardPort,
         watch: HangWatch,
         clock: Clock,
         post: Callable[[Terminated], None],
@@ -115,3 +117,35 @@ class Reporting:
 
     def _tell(self, kind: type[Any], cycle: Cycle, **what: Any) -> None:
         self._publisher.publish(kind, replica=cycle.replica, cycle=cycle.number, **what)
+
+
+class FactPublisher:
+    """Sends from a task of its own: a slow store never delays the agent's handling of its workers."""
+
+    def __init__(self, *, node: str, generation: int, store: Store, incarnation: str) -> None:
+        self._node, self._generation, self._store = node, generation, store
+        self._outbox: asyncio.Queue[FromAgent | None] = asyncio.Queue()
+        self._seq = self._joins = 0
+        self._process = self.incarnation = incarnation
+
+    def renew_incarnation(self) -> None:
+        """Use a new incarnation from now on. Its name shows that it is newer: joins may overtake each other."""
+        self._joins += 1
+        self.incarnation, self._seq = succeeding(self._process, self._joins), 0
+
+    def fact(self, kind: type[Any], **fields: Any) -> Any:
+        """The next fact of this incarnation."""
+        self._seq += 1
+        own = {"node": self._node, "incarnation": self.incarnation, "seq": self._seq, "generation": self._generation}
+        return kind(**own, **fields)
+
+    def publish(self, kind: type[FromAgent], **fields: Any) -> None:
+        self._outbox.put_nowait(self.fact(kind, **fields))
+
+    def finish(self) -> None:
+        """Publish no more; `run` returns once all is sent."""
+        self._outbox.put_nowait(None)
+
+    async def run(self) -> None:
+        while (fact := await self._outbox.get()) is not None:
+            await self._store.tell(fact)

@@ -1,17 +1,22 @@
-"""The stop of this node's workers as the agent sees it: what is asked for, where it stands, what follows it.
+"""The stop of this node's workers as the agent sees it: what it asks for, the current phase, what follows.
 
-The supervisor carries it out (`supervisor.py`), in the phases of `teardown.py`.
+The supervisor carries it out (`supervisor.py`), in the phases of `teardown.py`. Afterwards the GPUs' memory must be
+free: the driver gives that of a killed worker back some time after its death.
 """
 
 from __future__ import annotations
 
+import asyncio
+import contextlib
+import shutil
 import signal
+from asyncio.subprocess import DEVNULL, PIPE
 from collections.abc import Callable
 from functools import partial
 
-from nvrx_slurm.agent.dumping import DUMP_FIRST_S, Dumping
 from nvrx_slurm.agent.events import Cycle
-from nvrx_slurm.agent.machine import Board, Workers
+from nvrx_slurm.agent.machine import BoardPort, WorkersPort
+from nvrx_slurm.agent.stacks import DUMP_FIRST_S, Dumping
 from nvrx_slurm.agent.workers import Tearing
 from nvrx_slurm.jobspec.model import FaultToleranceSpec
 from nvrx_slurm.util.clock import Clock
@@ -26,7 +31,7 @@ class Stopping:
     """One stop at a time. `then`: what comes when no worker is left; `phase`: of the teardown that is on."""
 
     def __init__(
-        self, bounds: FaultToleranceSpec, *, workers: Workers, board: Board, dumping: Dumping, clock: Clock
+        self, bounds: FaultToleranceSpec, *, workers: WorkersPort, board: BoardPort, dumping: Dumping, clock: Clock
     ) -> None:
         self._bounds, self._workers, self._board, self._dumping = bounds, workers, board, dumping
         self._clock = clock
@@ -95,7 +100,7 @@ class Stopping:
         )
 
     def _watch_saving(self, cycle: Cycle, begins: bool) -> None:
-        """Workers that save in a section of that name are done when each has ended one since it was asked; of others
+        """Workers that save in a section of that name are done when each has ended one since the request; of others
         only their end tells."""
         saved = {
             rank: reading.seen.get("checkpoint", (0, 0.0))[0] for rank, reading in self._board.readings().items()
@@ -104,3 +109,48 @@ class Stopping:
             self._saved_before = saved
         elif all(saved.get(rank, 0) > self._saved_before.get(rank, 0) for rank in cycle.running):
             self._workers.phase_done("checkpoint")
+
+
+ASK_EVERY_S = 0.5
+ANSWER_S = 10.0
+MIB = 1 << 20
+
+
+async def used_bytes() -> list[int] | None:
+    """Memory in use on each GPU of this node, by nvidia-smi; None: there is none, or it does not say."""
+    program = shutil.which("nvidia-smi")
+    if program is None:
+        return None
+    asked = await asyncio.create_subprocess_exec(
+        program,
+        "--query-gpu=memory.used",
+        "--format=csv,noheader,nounits",
+        stdin=DEVNULL,
+        stdout=PIPE,
+        stderr=DEVNULL,
+    )
+    try:
+        said, _ = await asyncio.wait_for(asked.communicate(), ANSWER_S)
+        return [int(line) * MIB for line in said.decode().split()] if asked.returncode == 0 else None
+    except (TimeoutError, ValueError):
+        return None
+    finally:
+        with contextlib.suppress(ProcessLookupError):
+            if asked.returncode is None:
+                asked.kill()
+
+
+async def reclaim(below_bytes: int, budget_s: float, clock: Clock) -> float:
+    """Wait until every GPU uses less than `below_bytes`, up to `budget_s`. Returns how long that took, in seconds.
+
+    Without nvidia-smi there is nothing to wait for.
+    """
+    began = clock.monotonic()
+    while (used := await used_bytes()) is not None and max(used, default=0) >= below_bytes:
+        took_s = clock.monotonic() - began
+        if took_s >= budget_s:
+            log.warning("GPU memory is still in use after %.0f s: %s MiB; going on", took_s, [b // MIB for b in used])
+            break
+        log.info("waiting for GPU memory: %s MiB used, %.0f s left", [b // MIB for b in used], budget_s - took_s)
+        await asyncio.sleep(ASK_EVERY_S)
+    return clock.monotonic() - began

@@ -8,7 +8,7 @@ from typing import Any
 
 from nvrx_slurm.agent.events import Hung
 from nvrx_slurm.agent.hangs import NS, Hang, Seen, Watched, judge, learned, merge, next_look, seen_by
-from nvrx_slurm.agent.machine import Board, Output
+from nvrx_slurm.agent.machine import BoardPort, OutputPort
 from nvrx_slurm.jobspec.model import HangSpec
 from nvrx_slurm.util.clock import Clock
 from nvrx_slurm.workload.slot import Reading
@@ -23,7 +23,7 @@ class HangWatch:
     any time, and is at each beat, since a section that was opened meanwhile may have a nearer one."""
 
     def __init__(
-        self, bounds: HangSpec, *, board: Board, output: Output, clock: Clock, post: Callable[[Hung], None]
+        self, bounds: HangSpec, *, board: BoardPort, output: OutputPort, clock: Clock, post: Callable[[Hung], None]
     ) -> None:
         self._limits = bounds
         self._board, self._output, self._clock, self._post = board, output, clock, post

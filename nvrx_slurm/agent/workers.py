@@ -1,4 +1,4 @@
-"""The agent's side of its supervisor: start workers, hear of their ends, stop them."""
+"""The agent's side of its supervisor: start workers, learn of their ends, stop them, remove what they left."""
 
 from __future__ import annotations
 
@@ -18,7 +18,6 @@ from typing import Any, Protocol
 
 import nvrx_slurm
 from nvrx_slurm.agent import supervisor
-from nvrx_slurm.agent.leftovers import sweep_rings
 from nvrx_slurm.agent.teardown import Phase
 from nvrx_slurm.errors import MalformedRecord
 from nvrx_slurm.util.decoding import decode
@@ -233,3 +232,18 @@ def _event(message: dict[str, Any]) -> WorkerEvent:
     if message["op"] == "phase":
         return Tearing(phase=message["phase"], left=tuple(message["left"]), ends_in_s=message["ends_in_s"])
     return Stopped(survivors=tuple(message["survivors"]), lapsed=message["op"] == "lapsed")
+
+
+RINGS = "nvrx-ring-*"
+
+
+def sweep_rings(memory: Path = Path("/dev/shm")) -> None:
+    """Remove the payload rings whose creators are dead: a ring's own tracker may have been killed with its worker.
+
+    In a thread, where nobody may wait: it takes a while to give back gigabytes.
+    """
+    if any(memory.glob(RINGS)):  # most jobs have none, and what knows them takes 2 MB of an agent
+        from nvrx_slurm.transport.ring import sweep
+
+        for name in sweep():
+            log.info("removed the payload ring %s: its worker is dead", name)

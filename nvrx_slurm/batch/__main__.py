@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import ipaddress
 import os
 import socket
 import subprocess
@@ -15,17 +16,44 @@ import msgspec
 
 from nvrx_slurm.attribution.ledger.ledger import cluster_of, suspects_among
 from nvrx_slurm.batch.host import Host, Launch, local_nodes
-from nvrx_slurm.batch.network import advertised_address, default_route_address
 from nvrx_slurm.cluster.kill_wait import KillWaitQuestion
 from nvrx_slurm.errors import MalformedRecord, NvrxError, UsageError
 from nvrx_slurm.jobspec import env
 from nvrx_slurm.jobspec.plan import Plan, plan_from_json
 from nvrx_slurm.jobspec.secret_file import secret_in
 from nvrx_slurm.journal.folder import LOOPBACK, JobFolder, JobInfo
+from nvrx_slurm.liveness.connection import address_towards
 from nvrx_slurm.util.clock import SystemClock
 from nvrx_slurm.util.files import digest_of_plan, open_log
 from nvrx_slurm.util.log import set_up
 from nvrx_slurm.util.processes import boot_id, raise_descriptor_limit, started_ticks
+
+_ANY_OUTSIDE = "10.255.255.255"  # never sent to: it only makes the kernel choose the interface that leads outside
+
+
+def advertised_address() -> str:
+    """The IPv4 address that this host's name stands for; else that of the default route; else loopback."""
+    for address in _addresses_of(socket.gethostname()):
+        if not ipaddress.ip_address(address).is_loopback:
+            return address
+    return default_route_address()
+
+
+def default_route_address() -> str:
+    """The IPv4 address of the interface that leads outside; else loopback."""
+    try:
+        return address_towards(_ANY_OUTSIDE)
+    except OSError:
+        return LOOPBACK
+
+
+def _addresses_of(name: str) -> list[str]:
+    try:
+        found = socket.getaddrinfo(name, None, socket.AF_INET, socket.SOCK_STREAM)
+    except OSError:
+        return []
+    return [str(entry[4][0]) for entry in found]
+
 
 SCONTROL_S = 60.0
 KILL_WAIT_ANSWER_S = 5.0

@@ -10,9 +10,9 @@ from collections.abc import Coroutine, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from nvrx_slurm.batch import children, lease
+from nvrx_slurm.batch import children, ending
+from nvrx_slurm.batch.children import ManagedService
 from nvrx_slurm.batch.ending import EXIT_CODES, Ending, notice_s
-from nvrx_slurm.batch.service import ManagedService
 from nvrx_slurm.batch.store import StoreKeeper
 from nvrx_slurm.errors import EXIT_FAILED, EXIT_RETRY, EXIT_UNREACHABLE, NvrxError, StoreUnreachable
 from nvrx_slurm.jobspec.env import handed_on
@@ -159,7 +159,7 @@ class Host:
         if self.plan.lease is None:
             self.wanted.set()
             return
-        await lease.kept(self.plan.lease, self.clock, self.wanted.set)
+        await ending.kept(self.plan.lease, self.clock, self.wanted.set)
         log.error("nobody has touched %s for %g s", self.plan.lease.file, self.plan.lease.timeout)
         self._ask(signal.SIGHUP)
 

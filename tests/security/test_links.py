@@ -16,8 +16,8 @@ from pathlib import Path
 
 import pytest
 
+from nvrx_slurm.agent.heartbeat import LivenessClient
 from nvrx_slurm.agent.linux import ProvenConnection
-from nvrx_slurm.agent.liveness_client import LivenessClient
 from nvrx_slurm.agent.supervisor import descendants
 from nvrx_slurm.journal.records import ControllerUp, NodeJoined, NodeLost
 from nvrx_slurm.liveness import connection as liveness

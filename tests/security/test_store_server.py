@@ -18,7 +18,7 @@ import msgspec
 import pytest
 import redis
 
-from nvrx_slurm.batch.network import default_route_address
+from nvrx_slurm.batch.__main__ import default_route_address
 from nvrx_slurm.journal.folder import LOOPBACK, StoreAddress
 from nvrx_slurm.store.redis_client import client
 from tests.fault_harness import child_of, until

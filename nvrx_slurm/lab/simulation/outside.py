@@ -10,8 +10,7 @@ from typing import TYPE_CHECKING
 
 from nvrx_slurm.cluster.slurm_nodes import SlurmNode
 from nvrx_slurm.controller.attribution_broker import Answered
-from nvrx_slurm.controller.environment import NodeCallback
-from nvrx_slurm.controller.fencing import FIRST_PAUSE_S, send_fence
+from nvrx_slurm.controller.environment import FIRST_PAUSE_S, NodeCallback, send_fence
 from nvrx_slurm.journal.folder import Result
 from nvrx_slurm.journal.records import Entry
 from nvrx_slurm.lab.simulation.process import Process

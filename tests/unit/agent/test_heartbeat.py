@@ -8,8 +8,7 @@ import signal
 
 import pytest
 
-from nvrx_slurm.agent.heartbeat import ControllerSilent, HeartbeatSender
-from nvrx_slurm.agent.liveness_client import LivenessClient
+from nvrx_slurm.agent.heartbeat import ControllerSilent, HeartbeatSender, LivenessClient
 from nvrx_slurm.journal.folder import StoreAddress
 from nvrx_slurm.journal.records import Heartbeat
 from nvrx_slurm.lab.plans import plain_bounds

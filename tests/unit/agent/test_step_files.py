@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from nvrx_slurm.agent.step_files import TAIL_BYTES, StepFiles, number, step_in, step_of, tail
+from nvrx_slurm.agent.progress import TAIL_BYTES, StepFiles, number, step_in, step_of, tail
 from nvrx_slurm.jobspec.model import ProgressSpec
 from nvrx_slurm.util.clock import SystemClock
 

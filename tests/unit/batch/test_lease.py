@@ -9,7 +9,7 @@ from pathlib import Path
 from hypothesis import given
 from hypothesis import strategies as st
 
-from nvrx_slurm.batch.lease import FIRST_LOOKS, LOOKS, MISSING, Watch, kept, version_of
+from nvrx_slurm.batch.ending import FIRST_LOOKS, LOOKS, MISSING, Watch, kept, version_of
 from nvrx_slurm.jobspec.model import LeaseSpec
 
 TIMEOUT_S = 10.0

@@ -9,7 +9,7 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from nvrx_slurm.batch.service import ManagedService
+from nvrx_slurm.batch.children import ManagedService
 from nvrx_slurm.journal.folder import JobFolder
 from nvrx_slurm.util.processes import is_alive
 from tests.unit.core.fleet import plain

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from nvrx_slurm.controller.server_clock import ServerClock
+from nvrx_slurm.controller.controller import ServerClock
 
 
 class Hand:

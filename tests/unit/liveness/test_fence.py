@@ -10,7 +10,7 @@ import sys
 
 import pytest
 
-from nvrx_slurm.controller.fencing import is_dead
+from nvrx_slurm.controller.environment import is_dead
 from nvrx_slurm.liveness import fence
 from tests.harness import wait_gone
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from nvrx_slurm.agent import gpu
+from nvrx_slurm.agent import stopping
 from nvrx_slurm.util.clock import SystemClock
 
 GIB = 1 << 30
@@ -26,33 +26,33 @@ def smi(tmp_path, monkeypatch):
 async def test_memory_of_every_gpu_is_told_in_bytes(smi):
     """nvidia-smi speaks of MiB, one line a GPU."""
     smi("printf '1024\\n3\\n'")
-    assert await gpu.used_bytes() == [GIB, 3 << 20]
+    assert await stopping.used_bytes() == [GIB, 3 << 20]
 
 
 @pytest.mark.parametrize("script", ["exit 9", "echo 'No devices were found'", "printf ''; exit 1"])
 async def test_smi_that_knows_nothing_is_waited_for_no_longer(smi, script):
     """A node without a GPU, or with a broken driver, does not hold up a restart."""
     smi(script)
-    assert await gpu.used_bytes() is None
-    assert await gpu.reclaim(GIB, 60.0, SystemClock()) < 30.0
+    assert await stopping.used_bytes() is None
+    assert await stopping.reclaim(GIB, 60.0, SystemClock()) < 30.0
 
 
 async def test_node_without_smi_waits_for_nothing(tmp_path, monkeypatch):
     """There is no GPU."""
     monkeypatch.setenv("PATH", str(tmp_path))
-    assert await gpu.used_bytes() is None
+    assert await stopping.used_bytes() is None
 
 
 async def test_wait_ends_when_the_memory_is_free(smi, tmp_path):
     """Each question is answered with less, until it is below the bound."""
     smi(f"n=$(cat {tmp_path}/n 2>/dev/null || echo 4096); echo $n; echo $((n / 2)) > {tmp_path}/n")
-    took_s = await gpu.reclaim(2 * GIB, 60.0, SystemClock())
-    assert 2 * gpu.ASK_EVERY_S <= took_s < 30.0
+    took_s = await stopping.reclaim(2 * GIB, 60.0, SystemClock())
+    assert 2 * stopping.ASK_EVERY_S <= took_s < 30.0
 
 
 async def test_budget_ends_the_wait(smi, caplog):
     """Memory that somebody else holds does not hold up a restart for ever; the log says what is still in use."""
     smi("echo 4096")
-    await gpu.reclaim(GIB, 0.1, SystemClock())
+    await stopping.reclaim(GIB, 0.1, SystemClock())
     assert "still in use" in caplog.text
     assert "4096" in caplog.text

@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from nvrx_slurm.agent.beats import ProgressBoard
+from nvrx_slurm.agent.progress import ProgressBoard
 from nvrx_slurm.journal.restarts import InProcessRestart, encode
 
 RESTART = InProcessRestart(cause="exception on rank 1", iteration=1, world_size=2, active_world_size=2, total_s=0.1)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 
-from nvrx_slurm.agent.orders import Orders
+from nvrx_slurm.agent.joining import Orders
 from nvrx_slurm.journal.folder import StoreAddress
 from nvrx_slurm.journal.records import Assignment, Entry, RoundClosed, RoundOpened
 from nvrx_slurm.lab.faults.valkey import MemoryClient, MemoryServer

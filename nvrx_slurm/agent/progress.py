@@ -1,0 +1,190 @@
+"""How far the workers have come: the step that each reports, or what their files say."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import os
+import re
+import shutil
+import socket
+from collections.abc import Callable, Iterator
+from functools import partial
+from pathlib import Path
+
+from nvrx_slurm.errors import UntrustedRecord
+from nvrx_slurm.jobspec.model import ProgressSpec
+from nvrx_slurm.journal.restarts import LONGEST_BYTES, InProcessRestart, decode
+from nvrx_slurm.util.clock import Clock
+from nvrx_slurm.util.log import get_logger
+from nvrx_slurm.util.threads import awaitable_thread
+from nvrx_slurm.workload.slot import Reading, Slot
+
+
+class ProgressBoard:
+    """The slots of this node's workers, by rank; and the socket on which they tell what must be known at once:
+    `<rank> <step>`, the first step (`workload.beat`); `!<rank> <pid> <error>`, that an uncaught exception is about to
+    end the worker (`stacks/hook`); or `{…}`, that its group has restarted in process (`inprocess/timeline.py`).
+
+    `folder` is new and this agent's alone; `close` removes it."""
+
+    def __init__(
+        self,
+        folder: Path,
+        on_first_step: Callable[[int, int], None],
+        on_failing: Callable[[int, int, str], None],
+        on_restart: Callable[[InProcessRestart], None],
+    ) -> None:
+        self._folder = folder
+        self._on_first_step, self._on_failing, self._on_restart = on_first_step, on_failing, on_restart
+        self._slots: dict[int, Slot] = {}
+        self._socket = socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM)
+
+    def open(self) -> None:
+        """Listen for first steps."""
+        self._socket.setblocking(False)
+        self._socket.bind(str(self._folder / "s"))
+        asyncio.get_running_loop().add_reader(self._socket, self._read)
+
+    def close(self) -> None:
+        asyncio.get_running_loop().remove_reader(self._socket)
+        self._socket.close()
+        shutil.rmtree(self._folder, ignore_errors=True)
+
+    def prepare(self, rank: int, cycle: int) -> dict[str, str]:
+        """A fresh slot for a worker; returns what its environment must say."""
+        path = self._folder / f"{cycle}.{rank}"
+        self._slots[rank] = Slot.create(path)
+        return {"NVRX_BEAT_FILE": str(path), "NVRX_BEAT_SOCKET": str(self._folder / "s")}
+
+    def clear(self) -> None:
+        """The cycle is over: forget its slots."""
+        self._slots.clear()
+        for path in self._folder.glob("*.*"):
+            path.unlink(missing_ok=True)
+
+    def steps(self) -> dict[int, int]:
+        """Rank → last step, of those workers that told one."""
+        told = ((rank, reading.step) for rank, reading in self.readings().items())
+        return {rank: step for rank, step in told if step is not None}
+
+    def readings(self) -> dict[int, Reading]:
+        """Rank → what its worker has told by now. Judge them by a moment that was taken before this call."""
+        return {rank: slot.read() for rank, slot in self._slots.items()}
+
+    def _read(self) -> None:
+        with contextlib.suppress(BlockingIOError):
+            while True:
+                said = self._socket.recv(LONGEST_BYTES)
+                with contextlib.suppress(ValueError, UntrustedRecord):
+                    self._pass_on(said)
+
+    def _pass_on(self, said: bytes) -> None:
+        """Raises ValueError or UntrustedRecord for what is none of the three, or not of a worker of this node.
+
+        Any process of the user's can write here, in any language.
+        """
+        if said.startswith(b"!"):
+            rank, pid, what = said[1:].decode(errors="replace").split(" ", 2)
+            self._on_failing(self._rank(rank), int(pid), what)
+        elif said.startswith(b"{"):
+            self._on_restart(decode(said))
+        else:
+            rank, step = said.decode().split()
+            if not 0 <= int(step) < 1 << 63:
+                raise ValueError("a step must be from 0 to 2**63 - 1")
+            self._on_first_step(self._rank(rank), int(step))
+
+    def _rank(self, text: str) -> int:
+        if int(text) not in self._slots:
+            raise ValueError(f"rank {text[:20]} is none of this node's")
+        return int(text)
+
+
+log = get_logger("agent")
+
+READ_S = 1.0
+"""How long reading may take, on a file system that is slow to answer."""
+
+TAIL_BYTES = 256 << 10
+LONGEST_LINE_BYTES = 4 << 10
+LONGEST_NUMBER = 18
+_LINE_END = re.compile(rb"[\r\n]+")
+
+
+class StepFiles:
+    """What `progress` names: an iteration file, a pattern for the logs, both or neither."""
+
+    def __init__(self, progress: ProgressSpec, clock: Clock) -> None:
+        self._file = Path(progress.iteration_file) if progress.iteration_file else None
+        self._pattern = re.compile(progress.log_pattern.encode()) if progress.log_pattern else None
+        self._clock = clock
+
+    @property
+    def are_named(self) -> bool:
+        """Whether there is anything to read."""
+        return self._file is not None or self._pattern is not None
+
+    async def last_step(self, logs: Path, ranks: set[int]) -> int | None:
+        """The furthest step that they tell; `logs`: the cycle's folder. None: they tell none, or not in time."""
+        until_s = self._clock.monotonic() + READ_S
+        reading = awaitable_thread(partial(self._read, logs, sorted(ranks), until_s), "step files")
+        done, _ = await asyncio.wait([reading], timeout=READ_S)
+        if not done:
+            log.warning("how far the cycle has come was not to be read within %g s", READ_S)
+            return None
+        return reading.result()
+
+    def _read(self, logs: Path, ranks: list[int], until_s: float) -> int | None:
+        return max(self._steps(logs, ranks, until_s), default=None)
+
+    def _steps(self, logs: Path, ranks: list[int], until_s: float) -> Iterator[int]:
+        if self._file is not None and (step := step_in(self._file)) is not None:
+            yield step
+        if self._pattern is None:
+            return
+        for path in (logs / f"rank-{rank}.{kind}" for rank in ranks for kind in ("out", "err")):
+            for line in reversed(tail(path)):
+                if self._clock.monotonic() > until_s:  # nobody waits any more
+                    return
+                if (step := step_of(self._pattern, line)) is not None:
+                    yield step
+                    break
+
+
+def step_in(path: Path) -> int | None:
+    """The number that is all of a file's text. None where it is none: Megatron's file may say `release`."""
+    try:
+        with path.open("rb") as file:
+            return number(file.read(64).strip())
+    except OSError:
+        return None
+
+
+def step_of(pattern: re.Pattern[bytes], line: bytes) -> int | None:
+    """The number in the pattern's group, of its last match in the line."""
+    found = None
+    for match in pattern.finditer(line[:LONGEST_LINE_BYTES]):
+        found = number(match[1] or b"")
+    return found
+
+
+def number(text: bytes) -> int | None:
+    """`1200` and `1,200`; None for all that is no step."""
+    digits = text.replace(b",", b"")
+    return int(digits) if digits.isdigit() and len(digits) <= LONGEST_NUMBER else None
+
+
+def tail(path: Path) -> list[bytes]:
+    """The whole lines of a file's last 256 KiB; none where it cannot be read.
+
+    One that is torn, as the last one is of a worker that died while it printed, would tell a step that never was.
+    """
+    try:
+        with path.open("rb") as file:
+            begins = max(0, os.fstat(file.fileno()).st_size - TAIL_BYTES)
+            file.seek(begins)
+            lines = _LINE_END.split(file.read(TAIL_BYTES))
+    except OSError:
+        return []
+    return lines[1 if begins else 0 : -1]

@@ -2,10 +2,12 @@
 
     liveness.py     heartbeats and connections → which nodes are lost
     job.py          the dispatch: one handler per fact; `step(job, fact, now)`
-    membership.py   who is here: joined, standby, active, lost, left
-    rendezvous.py   when a round opens, when it closes, and with whom
+    membership.py   the state of each node: joined, standby, active, lost, left
+    rendezvous.py   when a round opens, when it closes, and with which nodes
     assignment.py   which node gets which ranks
-    restart.py      what is done about a failure
+    restart.py      what a failure starts
+    restart_decision.py  whether there is a restart: attribution, progress, budget
+    limits.py       budgets, progress, the pause between crashes
     state.py        what all of them share
 
 `step` changes the `Job` it is given, in place: copying a fleet of thousands for every fact would make a round

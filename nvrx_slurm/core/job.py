@@ -14,10 +14,9 @@ from typing import Any, TypeVar
 
 import msgspec
 
-from nvrx_slurm.core import budget, membership, progress, rendezvous, restart, restart_decision
+from nvrx_slurm.core import limits, membership, rendezvous, restart, restart_decision
 from nvrx_slurm.core.state import Failure, Job, Node, NodeState, Phase, Replica
 from nvrx_slurm.errors import EXIT_DONE, EXIT_FAILED, EXIT_INTERRUPTED, EXIT_RETRY, EXIT_TERMINATED, EXIT_TIMEOUT
-from nvrx_slurm.jobspec.model import FaultToleranceSpec
 from nvrx_slurm.journal.records import (
     Attributed,
     ControllerStarted,
@@ -76,7 +75,8 @@ def step(job: Job, fact: Fact, now: float) -> list[Decision] | None:
     Returns the decisions that follow, in the order in which they hold. None: the fact is stale (an older generation,
     cycle or agent, heard before, or of a job that has ended) and must leave no trace.
     """
-    if isinstance(fact, ControllerStarted):  # what was said while nobody led comes before what is overdue
+    if isinstance(fact, ControllerStarted):
+        # No deadline is looked at yet: the facts that arrived while no controller ran are taken in first.
         return []
     if job.ended and not isinstance(fact, JobStarted):
         return None
@@ -84,7 +84,8 @@ def step(job: Job, fact: Fact, now: float) -> list[Decision] | None:
     if decisions is None:
         return None
     if isinstance(fact, FromAgent):
-        membership.heard(job, fact)
+        membership.heard(job, fact)  # only now: a refused fact must not use up its sequence number
+    # The order matters: a hang at the exit is a failure that opens a round, and a round may close in the same step.
     if job.shutdown is None and not _shutdown_in(decisions):
         decisions += restart.end_exit_skew(job, now)
     if job.shutdown is None and not _shutdown_in(decisions):
@@ -110,7 +111,7 @@ def _deadline(job: Job, replica: Replica) -> float | None:
 
 
 def _settle(job: Job, decisions: list[Decision], now: float) -> list[Decision]:
-    """What follows of itself: the first shutdown wins for good; the job ends when all have left."""
+    """What follows from the new state: the first shutdown is permanent; the job ends when all nodes have left."""
     more: list[Decision] = []
     if job.shutdown is None:
         job.shutdown = _shutdown_in(decisions)
@@ -118,17 +119,17 @@ def _settle(job: Job, decisions: list[Decision], now: float) -> list[Decision]:
             job.shutdown = natural
             more.append(natural)
         if job.shutdown is not None:
-            job.shutdown_deadline = now + _teardown_s(job.plan.fault_tolerance, job.shutdown) + ACKNOWLEDGE_S
-    if job.shutdown is not None and not job.ended and _all_left(job, now):
+            bounds = job.plan.fault_tolerance
+            saving_s = bounds.teardown.checkpoint_timeout if job.shutdown.checkpoint else 0.0
+            job.shutdown_deadline = now + bounds.teardown.grace + saving_s + ACKNOWLEDGE_S
+    if job.shutdown is None or job.ended:
+        return more
+    if now >= job.shutdown_deadline or not any(node.alive for node in job.nodes.values()):
         job.ended = True
         more += restart_decision.judge_rest(job, now)
         present = tuple(sorted(node.name for node in job.nodes.values() if node.alive))
         more.append(JobEnded(exit_code=job.shutdown.exit_code, reason=job.shutdown.reason, missing=present))
     return more
-
-
-def _teardown_s(bounds: FaultToleranceSpec, shutdown: Shutdown) -> float:
-    return bounds.teardown.grace + (bounds.teardown.checkpoint_timeout if shutdown.checkpoint else 0.0)
 
 
 def _shutdown_in(decisions: list[Decision]) -> Shutdown | None:
@@ -141,10 +142,6 @@ def _natural_end(job: Job) -> Shutdown | None:
     if any(replica.phase is Phase.DONE for replica in job.replicas.values()):
         return Shutdown(exit_code=EXIT_DONE, reason="done")
     return Shutdown(exit_code=EXIT_FAILED, reason="every replica failed")
-
-
-def _all_left(job: Job, now: float) -> bool:
-    return now >= job.shutdown_deadline or not any(node.alive for node in job.nodes.values())
 
 
 # ------------------------------------------------------------------------------------------- handlers
@@ -160,7 +157,7 @@ def _job_started(job: Job, fact: JobStarted, now: float) -> list[Decision] | Non
     job.shutdown, job.ended = None, False
     if fact.generation:
         job.requeued_at.append(now)
-        if spent := budget.preemptions_spent(job, now):
+        if spent := limits.preemptions_spent(job, now):
             return [Shutdown(exit_code=EXIT_FAILED, reason=spent)]
     decisions: list[Decision] = []
     preferred = iter(sorted(fact.expected, key=job.is_suspect))  # clean nodes first, each in the allocation's order
@@ -202,7 +199,7 @@ def _node_ready(job: Job, fact: NodeReady, now: float) -> list[Decision] | None:
     if not in_time:
         return None
     if not replica.ended:
-        progress.reached(replica, fact.step)
+        limits.reach_step(replica, fact.step)
     node.port = fact.port
     rendezvous.arrive(job, node, now)
     return []
@@ -229,7 +226,7 @@ def _progress(job: Job, fact: Progress, now: float) -> list[Decision] | None:
     replica = _running(job, fact, fact.replica, fact.cycle)
     if replica is None:
         return _refuse(job, fact)
-    progress.began(replica, fact.step)
+    limits.first_step(replica, fact.step)
     return []
 
 
@@ -289,13 +286,13 @@ def _learned(job: Job, fact: Learned, now: float) -> list[Decision] | None:
     return []
 
 
-def _told(job: Job, fact: StacksDumped | RestartedInProcess, now: float) -> list[Decision] | None:
-    """Worth knowing if its node still has a say, and nothing follows from it."""
+def _noted(job: Job, fact: StacksDumped | RestartedInProcess, now: float) -> list[Decision] | None:
+    """Recorded if its sender is the node's current agent; no decision follows."""
     return [] if membership.recognise(job, fact) else _refuse(job, fact)
 
 
 def _dump_asked(job: Job, fact: DumpAsked, now: float) -> list[Decision] | None:
-    if fact.request in job.dumps:  # it was sent twice, or another user of the store has copied it
+    if fact.request in job.dumps:  # sent twice, or copied by another user of the store
         return None
     job.dumps.add(fact.request)
     return [DumpOrdered(request=fact.request, ranks=fact.ranks, replica=fact.replica)]
@@ -307,14 +304,17 @@ def _workers_done(job: Job, fact: WorkersDone, now: float) -> list[Decision] | N
         return _refuse(job, fact)
     replica.done.add(fact.node)
     replica.first_done_at = now if replica.first_done_at is None else replica.first_done_at
-    return _end_if_done(job, replica)
+    if not replica.done.issuperset(replica.order):
+        return []
+    replica.phase = Phase.DONE
+    return [ReplicaEnded(replica=replica.id, cycle=replica.cycle, outcome="done")]
 
 
 def _node_left(job: Job, fact: NodeLeft, now: float) -> list[Decision] | None:
     node = membership.recognise(job, fact)
     if node is None or not node.alive:
         return None
-    if fact.survivors:  # not even SIGKILL ended them: whatever ails this node would strike again
+    if fact.survivors:  # not even SIGKILL ended them: the node is unhealthy, so it gets no ranks again
         node.deaths = max(node.deaths, job.plan.fault_tolerance.quarantine_after)
     return _depart(job, node, NodeState.LEFT, f"{node.name} left: {fact.reason}", now, now)
 
@@ -355,7 +355,7 @@ def _attributed(job: Job, fact: Attributed, now: float) -> list[Decision] | None
 
 
 def _recorded(job: Job, fact: Fact, now: float) -> list[Decision] | None:
-    """Worth knowing, and nothing follows from it."""
+    """Recorded; no decision follows."""
     return []
 
 
@@ -365,13 +365,13 @@ _HANDLERS: dict[type[Fact], Callable[[Job, Any, float], list[Decision] | None]] 
     NodeReady: _node_ready,
     WorkersStarted: _workers_started,
     Progress: _progress,
-    RestartedInProcess: _told,
+    RestartedInProcess: _noted,
     WorkerFailed: _worker_failed,
     WorkerHung: _worker_hung,
     WorkersDone: _workers_done,
     NodeIsolated: _node_isolated,
     Learned: _learned,
-    StacksDumped: _told,
+    StacksDumped: _noted,
     NodeLeft: _node_left,
     NodeLost: _node_lost,
     NodeFenced: _node_fenced,
@@ -427,13 +427,6 @@ def _depart(
         return []
     failure = Failure(kind="node", cause=cause, node=node.name, noticed=noticed, step=step)
     return restart.handle_failure(job, replica, failure, now)
-
-
-def _end_if_done(job: Job, replica: Replica) -> list[Decision]:
-    if not replica.done.issuperset(replica.order):
-        return []
-    replica.phase = Phase.DONE
-    return [ReplicaEnded(replica=replica.id, cycle=replica.cycle, outcome="done")]
 
 
 def _worker_cause(fact: WorkerFailed) -> str:

@@ -14,7 +14,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from nvrx_slurm.core import membership, progress, restart_decision
+from nvrx_slurm.core import limits, membership, restart_decision
 from nvrx_slurm.core.assignment import passed_over, seat
 from nvrx_slurm.core.state import Job, Node, NodeState, Phase, Replica, RestartDecision, Stamps
 from nvrx_slurm.errors import EXIT_RETRY
@@ -123,10 +123,6 @@ def _close_if_due(job: Job, replica: Replica, now: float) -> list[Decision]:
     more_may_come = replica.awaited or (job.expected and now < job.started_at + bounds.rendezvous.join_timeout)
     if more_may_come and not overdue:
         return []
-    return _close_smaller_or_stop(job, replica, now)
-
-
-def _close_smaller_or_stop(job: Job, replica: Replica, now: float) -> list[Decision]:
     have, role = len(replica.ready) + len(job.standby), replica.role
     if role.min_nodes is not None and have >= role.min_nodes:
         return _fence_late(job, replica, now) or _close_once_decided(job, replica, now)
@@ -179,7 +175,7 @@ def _close(job: Job, replica: Replica, now: float) -> list[Decision]:
         replica.stamps.torn_down = replica.stamps.torn_down or now
     replica.phase, replica.order = Phase.RUNNING, nodes
     replica.began_at, replica.pause_until = now, None
-    progress.begin(replica)
+    limits.start_cycle(replica)
     replica.awaited, replica.ready = set(), set()
     return [_closed_record(job, replica, previous)]
 

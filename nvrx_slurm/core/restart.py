@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from nvrx_slurm.core import progress, rendezvous, restart_decision
+from nvrx_slurm.core import limits, rendezvous, restart_decision
 from nvrx_slurm.core.state import Failure, Job, Phase, Replica
 from nvrx_slurm.errors import EXIT_FAILED
 from nvrx_slurm.journal.records import Decision, ReplicaEnded, RestartDecided, Shutdown
@@ -11,7 +11,7 @@ from nvrx_slurm.journal.records import Decision, ReplicaEnded, RestartDecided, S
 def handle_failure(job: Job, replica: Replica, failure: Failure, now: float) -> list[Decision]:
     """Set in motion what follows from a failure of a running replica. What may need evidence is decided when its next
     round could close; all else now."""
-    progress.reached(replica, failure.step)
+    limits.reach_step(replica, failure.step)
     pending, asked = restart_decision.open_decision(job, replica, failure, now)
     policy = replica.role.on_failure
     if pending.holds:

@@ -14,7 +14,7 @@ from dataclasses import dataclass
 
 from msgspec.structs import replace
 
-from nvrx_slurm.core import backoff, budget, progress
+from nvrx_slurm.core import limits
 from nvrx_slurm.core.state import Failure, Job, Phase, Replica, RestartDecision
 from nvrx_slurm.errors import EXIT_FAILED, EXIT_NO_RESTART
 from nvrx_slurm.jobspec.model import Aggregation
@@ -31,7 +31,7 @@ BLAME_CONFIDENCE = 0.5
 """A node is passed over from this confidence on."""
 
 KEPT = 8
-"""So many of a replica's last cycles may still be spoken of. Jobs last for weeks, and may fail thousands of times."""
+"""How many of a replica's last cycles an answer may still be about."""
 
 RESTARTS = ("restart_replica", "restart_job")
 """The policies with which there is something to decide."""
@@ -63,9 +63,13 @@ def open_decision(job: Job, replica: Replica, failure: Failure, now: float) -> t
         opened_at=now,
         due_at=now + (ours.decision_timeout if waits else ours.timeout),
         waits=waits,
-        holds=_restarted(job, replica) if waits or (restarts and progress.is_judged(job)) else frozenset(),
+        holds=_restarted(job, replica) if waits or (restarts and limits.judges_progress(job)) else frozenset(),
     )
-    _forget_old(job, replica)
+    # Forget old decisions: a job of weeks may fail thousands of times. A late answer about the others still counts.
+    for key, old in list(job.restart_decisions.items()):
+        over = old.decided and (old.judged or not old.sources)
+        if old.replica == replica.id and old.cycle <= replica.cycle - KEPT and over:
+            del job.restart_decisions[key]
     job.restart_decisions[pending.replica, pending.cycle] = pending
     if not pending.sources:
         return pending, []
@@ -79,14 +83,6 @@ def open_decision(job: Job, replica: Replica, failure: Failure, now: float) -> t
         holds=waits,
     )
     return pending, [asked]
-
-
-def _forget_old(job: Job, replica: Replica) -> None:
-    """An answer about a cycle so long ago is no news any more."""
-    for key, pending in list(job.restart_decisions.items()):
-        over = pending.decided and (pending.judged or not pending.sources)
-        if pending.replica == replica.id and pending.cycle <= replica.cycle - KEPT and over:
-            del job.restart_decisions[key]
 
 
 def _restarted(job: Job, replica: Replica) -> frozenset[str]:
@@ -109,7 +105,7 @@ def is_open(job: Job, replica: Replica) -> bool:
 
 def waits_for_steps(job: Job, pending: RestartDecision) -> bool:
     """Whether nodes of the replica that failed have yet to tell how far they had come."""
-    return progress.is_judged(job) and bool(job.replicas[pending.replica].awaited)
+    return limits.judges_progress(job) and bool(job.replicas[pending.replica].awaited)
 
 
 # ----------------------------------------------------------------------------------------- answering
@@ -142,7 +138,7 @@ def stops(job: Job, pending: RestartDecision, now: float) -> bool:
 def read(
     sources: Sequence[str], answers: Mapping[str, Attribution], how: Aggregation, *, over: bool = True
 ) -> AggregatedVerdict:
-    """All answers as one verdict. Who has not answered counts as TIMEOUT; `over`: their time is up."""
+    """All answers as one verdict. A source that has not answered counts as TIMEOUT; `over`: their time is up."""
     said = {name: answers[name].verdict if name in answers else Verdict.TIMEOUT for name in sources}
     stopping = [name for name, verdict in said.items() if verdict is Verdict.STOP]
     if stopping and (how == "any" or len(stopping) == len(said)):
@@ -152,11 +148,11 @@ def read(
     else:
         verdict = Verdict.TIMEOUT if Verdict.TIMEOUT in said.values() else Verdict.UNKNOWN
     silent = "no answer in time" if over else "not waited for"
-    why = "; ".join(f"{name}: {_told(answers[name]) if name in answers else silent}" for name in sources)
+    why = "; ".join(f"{name}: {_describe(answers[name]) if name in answers else silent}" for name in sources)
     return AggregatedVerdict(verdict, why, _blamed(answers.values()))
 
 
-def _told(answer: Attribution) -> str:
+def _describe(answer: Attribution) -> str:
     because = (answer.problem or answer.explanation).rstrip(".")
     return f"{answer.verdict}, {because}" if because else str(answer.verdict)
 
@@ -175,8 +171,8 @@ def _read(job: Job, pending: RestartDecision, now: float) -> AggregatedVerdict:
 
 
 def judge_what_can(job: Job, now: float) -> list[Decision]:
-    """Read the answers that nobody waits for (a dry run's, or those of a job that ends already): once all are there,
-    or their time is up."""
+    """Read the answers that no round waits for (of a dry run, or of a job that ends already), once all have
+    arrived or their time is up."""
     decisions: list[Decision] = []
     for pending in job.restart_decisions.values():
         complete = len(pending.answers) == len(pending.sources) or now >= pending.due_at
@@ -187,13 +183,13 @@ def judge_what_can(job: Job, now: float) -> list[Decision]:
 
 
 def judge_rest(job: Job, now: float) -> list[Decision]:
-    """The job ends: what has not been answered by now is not waited for; the failures are told of all the same."""
+    """The job ends: open answers are not waited for, and each failure still gets its record."""
     left = [pending for pending in job.restart_decisions.values() if pending.sources and not pending.judged]
     return [decision for pending in left for decision in _judge(job, pending, now)]
 
 
 def due_at(job: Job) -> float | None:
-    """When the answers that nobody waits for have had their time; None: there are none."""
+    """When the time of the answers that no round waits for is up; None: there are none."""
     return min(
         (each.due_at for each in job.restart_decisions.values() if each.sources and not (each.judged or each.waits)),
         default=None,
@@ -213,7 +209,7 @@ def decide(job: Job, pending: RestartDecision, now: float) -> list[Decision]:
         node=failure.node,
         rank=failure.rank,
         step=failure.step,
-        restarts_left=budget.restarts_left(job, replica, now),
+        restarts_left=limits.restarts_left(job, replica, now),
     )
     if decided.action not in RESTARTS:
         return [*judged, decided]
@@ -223,16 +219,17 @@ def decide(job: Job, pending: RestartDecision, now: float) -> list[Decision]:
             replace(decided, action="stop", by="attribution"),
             _no_restart(aggregated.why, pending),
         ]
-    if progress.is_judged(job):
-        progress.count(job, replica)
+    if limits.judges_progress(job):
+        limits.count_cycle(job, replica)
         decided = replace(decided, no_progress=replica.no_progress)
-        if stuck := progress.is_stuck(job, replica):
+        if stuck := limits.is_stuck(job, replica):
             return [*judged, replace(decided, action="stop", by="progress"), _no_restart(stuck, pending)]
     if spent := _spent(job, replica, failure, now):
         return [*judged, replace(decided, action="stop", by="budget"), _over(EXIT_FAILED, spent, pending)]
-    _spend(job, replica, failure, now)
-    decided = replace(decided, restarts_left=budget.restarts_left(job, replica, now))
-    if delay_s := backoff.count(job, replica, failure):
+    times = job.nodes_lost_at if failure.kind == "node" else replica.restarted_at
+    times.append(now)
+    decided = replace(decided, restarts_left=limits.restarts_left(job, replica, now))
+    if delay_s := limits.count_crash(job, replica, failure):
         # The pause counts from the failure: nodes tear down and get ready meanwhile.
         for identity in pending.holds or _restarted(job, replica):
             job.replicas[identity].pause_until = pending.opened_at + delay_s
@@ -272,13 +269,8 @@ def _why_not(job: Job) -> str:
 
 def _spent(job: Job, replica: Replica, failure: Failure, now: float) -> str | None:
     if failure.kind == "node":
-        return budget.node_budget_spent(job, now)
-    return budget.worker_budget_spent(job, replica, now)
-
-
-def _spend(job: Job, replica: Replica, failure: Failure, now: float) -> None:
-    times = job.nodes_lost_at if failure.kind == "node" else replica.restarted_at
-    times.append(now)
+        return limits.node_budget_spent(job, now)
+    return limits.worker_budget_spent(job, replica, now)
 
 
 def _no_restart(why: str, pending: RestartDecision) -> Shutdown:

@@ -88,7 +88,7 @@ class Ending:
         return min(own_s, kill_wait_s - min(MOST_LAST_WORDS_S, LAST_WORDS_SHARE * kill_wait_s))
 
     def _grace_s(self) -> float:
-        grace_s, kill_wait_s = self._bounds.teardown_grace_s, self._kill_wait_s
+        grace_s, kill_wait_s = self._bounds.teardown.grace, self._kill_wait_s
         return grace_s if kill_wait_s is None else min(grace_s, budgets.grace_within(kill_wait_s))
 
 

@@ -1,0 +1,26 @@
+"""The mutants of `ci.mutants`: each still applies to the product as it is."""
+
+from __future__ import annotations
+
+from fnmatch import fnmatchcase
+
+import pytest
+
+from ci.mutants import MUTANTS, ROOT, Mutant
+
+
+@pytest.mark.parametrize("mutant", MUTANTS, ids=lambda mutant: mutant.name)
+def test_a_mutant_applies(mutant: Mutant) -> None:
+    """The text that each of its edits replaces is in the named file exactly once, and differs from the new text."""
+    for edit in mutant.edits:
+        assert (ROOT / edit.file).read_text().count(edit.old) == 1, f"{edit.file}: {edit.old!r}"
+        assert edit.new != edit.old
+
+
+@pytest.mark.parametrize("mutant", MUTANTS, ids=lambda mutant: mutant.name)
+def test_the_flows_of_a_mutant_exist(mutant: Mutant) -> None:
+    """Each glob fits a shipped flow."""
+    names = [path.stem for path in (ROOT / "ci" / "flows").glob("*.yaml")]
+    assert mutant.flows
+    for glob in mutant.flows:
+        assert any(fnmatchcase(name, glob) for name in names), glob

@@ -79,7 +79,7 @@ def run_and_report(
     as_json: Path | None,
     github: bool | None,
 ) -> int:
-    """Run flows, tell each as it ends, and write the reports that were asked for; returns the exit code."""
+    """Run flows, print each as it ends, and write the reports that were asked for; returns the exit code."""
     from nvrx_slurm.lab.flow.running.artifacts import default_folder
     from nvrx_slurm.lab.flow.running.suite import SuiteOptions, run_suite
     from nvrx_slurm.lab.flow.stages import choose_stage
@@ -87,7 +87,7 @@ def run_and_report(
 
     _check_installed("--junit", junit, "junitparser")
     _check_installed("--html", html, "jinja2")
-    os.umask(os.umask(0) | 0o022)  # whatever the umask: no other user writes to what a flow is judged by
+    os.umask(os.umask(0) | 0o022)  # no other user may write to the files that a flow is judged by
     options = SuiteOptions(
         stage=stage or choose_stage(),
         artifacts=artifacts or default_folder(SystemClock().wall()),

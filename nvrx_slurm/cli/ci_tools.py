@@ -104,7 +104,7 @@ def matrix(
 ) -> int:
     """Try every fault that the job of JOB_YAML should survive, one a flow, and see that it does what its plan says.
 
-    A fault strikes when all workers run; once the job has recovered, it is cancelled. It need not run to its end.
+    Each fault happens when all workers run; once the job has recovered, it is cancelled. It need not run to its end.
     """
     import tempfile
 
@@ -201,7 +201,7 @@ def _overrides(plan: Plan, job_file: Path) -> dict[str, Any]:
 def _write_job(plan: Plan, path: Path, job_id: str) -> None:
     from nvrx_slurm.lab.flow.recording.job_file import job_yaml
 
-    note = f"Made from the plan of job {job_id}. A plan does not tell what stood below `slurm` and `setup`."
+    note = f"Made from the plan of job {job_id}. A plan does not hold the keys below `slurm` and `setup`."
     _write(path, job_yaml(plan, note))
     click.echo(f"wrote {path}", err=True)
 

@@ -2,5 +2,5 @@
 
 flow.yaml ─ load ─▶ Flow ─▶ suite ─ one process each ─▶ attempt ─▶ outcome ─▶ report (text, JUnit, HTML, GitHub)
                                                           │  ▲
-                                         stages: submit, strike │ journal, beats
+                                         stages: submit, inject │ journal, heartbeats
 """

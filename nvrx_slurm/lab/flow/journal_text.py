@@ -1,4 +1,4 @@
-"""A finished journal as its files have it, read strictly: what is missing is told, not passed over."""
+"""A finished journal as its files have it, read strictly: what is missing is an error."""
 
 from __future__ import annotations
 

@@ -18,7 +18,7 @@ Kind = Literal["expectation", "fault", "bound", "leftover", "replay", "exit_code
 
 
 class FlowFinding(Record, frozen=True, kw_only=True):
-    """One thing that was not as it should be. `message`: one sentence; `detail`: lines for whoever looks closer."""
+    """One thing that was not as it should be. `message`: one sentence; `detail`: lines that help to find the cause."""
 
     kind: Kind
     message: str
@@ -89,7 +89,7 @@ class SuiteOutcome(Record, frozen=True, kw_only=True):
 
 
 def to_json(outcome: FlowAttempt | SuiteOutcome) -> bytes:
-    """Indented JSON; `status` of each flow stands in it too, so that `jq` needs no rules of ours."""
+    """Indented JSON; `status` of each flow stands in it too, so that `jq` finds it."""
     data = msgspec.to_builtins(outcome)
     if isinstance(outcome, SuiteOutcome):
         for shown, flow in zip(data["flows"], outcome.flows, strict=True):

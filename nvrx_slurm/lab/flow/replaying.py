@@ -76,9 +76,11 @@ def replay(plan: Plan, journal: Iterable[Entry]) -> Replayed:
 def _decide(job: Job, fact: Fact, t: float) -> tuple[list[Decision], str | None]:
     try:
         decisions = step(job, fact, t)
-    except Exception as error:  # a journal that anybody sent in, perhaps with another job's plan
+    except Exception as error:  # a journal from elsewhere, perhaps with another job's plan
         return [], f"it cannot be: {type(error).__name__}: {error}"
-    return (decisions, None) if decisions is not None else ([], "it is stale, or of nobody that this job knows")
+    return (
+        (decisions, None) if decisions is not None else ([], "it is stale, or of a node that this job does not know")
+    )
 
 
 def same(recorded: Decision, decided: Decision) -> bool:

@@ -1,4 +1,4 @@
-"""The pytest plugin: a real Slurm, jobs and flows as fixtures. `docs/pytest.md` tells how to use it.
+"""The pytest plugin: a real Slurm, jobs and flows as fixtures. `docs/pytest.md` describes its use.
 
 pytest loads this module in every run of an environment that has nvrx-slurm installed: so it imports nothing but
 pytest, and does nothing for a test that does not ask.
@@ -58,7 +58,7 @@ def pytest_runtest_makereport(
 
 @pytest.fixture(scope="session")
 def _nvrx_session(tmp_path_factory: pytest.TempPathFactory) -> Iterator[PytestSession]:
-    """Whatever becomes of this process: the guard of its folder ends what it has started."""
+    """If this process is killed, the guard of its folder ends what it has started."""
     from nvrx_slurm.lab.pytest_plugin.jobs import PytestSession
 
     session = PytestSession(tmp_path_factory.mktemp("nvrx-slurm"))

@@ -60,7 +60,7 @@ class Flows:
 
 
 def _finished(command: list[str]) -> subprocess.CompletedProcess[str]:
-    """The run. A test that ends before it, by whatever, ends it first."""
+    """The run. A test that ends first, for any reason, ends it."""
     process = subprocess.Popen(
         command,
         stdout=subprocess.PIPE,

@@ -1,1 +1,1 @@
-"""Journal against flow, while the job runs: what is met, what strikes when. Pure."""
+"""Journal against flow, while the job runs: which expectations are met, which faults are due. Pure."""

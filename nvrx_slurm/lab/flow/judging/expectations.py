@@ -73,7 +73,7 @@ class ExpectationIndex:
         del self._by_key[_key(waiting.item.event)][id(waiting)]
 
     def candidates(self, record: AnyRecord) -> list[PendingExpectation]:
-        """What the record may be, as far as its event and one field tell."""
+        """What the record may be, by its event and one field."""
         event = event_name(record)
         keys = [(event, name, None if name is None else getattr(record, name)) for name in self._names[event]]
         return [waiting for key in keys if key in self._by_key for waiting in self._by_key[key].values()]
@@ -159,7 +159,7 @@ class Evaluation:
             self._fail(late, f"it did not come within {within} of {self._base(late)[1]}")
 
     def close(self, why: str) -> None:
-        """Nothing comes any more: what waits has waited in vain, and what was counted is final."""
+        """Nothing comes any more: pending expectations are not met, and counts are final."""
         self._begin(0.0)
         unmet = [watch for watch in self._watches if isinstance(watch.item, Count) and not self._is_right(watch)]
         left: list[PendingExpectation | OpenWatch] = [*self._index, *unmet]
@@ -227,7 +227,7 @@ class Evaluation:
             self._met(one, entry, bound)
 
     def _fit(self, waiting: PendingExpectation, entry: Entry) -> dict[str, Any] | None:
-        """What the captures would stand for; None where the entry is not meant."""
+        """The captures' values if the entry fits; None if it does not."""
         trial = self.trial()
         return trial.new if waiting.item.event.fits(entry.record, trial) else None
 

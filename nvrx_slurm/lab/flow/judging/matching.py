@@ -46,7 +46,7 @@ class Miss:
 class FlowMatcher:
     """Tells, as entries come, whether the flow's expectations are met. All times are seconds on the journal's clock.
 
-    A capture that a fault names by `as` is bound by that fault alone, and stands for the same from the journal's
+    A capture that a fault names by `as` is bound by that fault alone, and has the same value from the journal's
     start. While faults are to come no `within` runs out: any of them may be what it counts from.
     """
 
@@ -65,7 +65,7 @@ class FlowMatcher:
         self._evaluation.feed(entry)
 
     def fault_happened(self, t: float, bindings: Mapping[str, Any]) -> None:
-        """A fault happened at `t`, before any of what follows from it; `bindings`: what its captures stand for."""
+        """A fault happened at `t`, before any of what follows from it; `bindings`: the values of its captures."""
         self._faults_at.append(t)
         self._named.update(bindings)
         self._evaluation = self._start()
@@ -90,7 +90,7 @@ class FlowMatcher:
 
     @property
     def bindings(self) -> dict[str, Any]:
-        """What the captures stand for, as far as is known."""
+        """The values of the captures, as far as they are known."""
         return self._evaluation.bindings
 
     @property
@@ -104,7 +104,7 @@ class FlowMatcher:
         last = unmet.moment - 1
         around = tuple(history[max(0, last - AROUND) : last + 1 + AROUND])
         unbound = [name for name in unmet.item.event.captures() if name in evaluation.promised]
-        why = f"; ${unbound[0]} stands for nothing yet: the fault that names it has not happened" if unbound else ""
+        why = f"; ${unbound[0]} has no value yet: the fault that names it has not happened" if unbound else ""
         expected = unmet.item.describe(evaluation.bindings)
         return Miss(unmet.item.line, expected, unmet.reason + why, around, self._nearest[2])
 

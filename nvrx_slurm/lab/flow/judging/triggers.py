@@ -35,7 +35,7 @@ from nvrx_slurm.report.words import event_name, plural
 
 @dataclass(frozen=True, slots=True)
 class RankProgress:
-    """A rank has told this step, in a beat or in the journal."""
+    """A rank has reported this step, in a heartbeat or in the journal."""
 
     t: float
     replica: str
@@ -47,7 +47,7 @@ class RankProgress:
 
 @dataclass(frozen=True, slots=True)
 class StateIs:
-    """The job is in this state, and its journal does not say so: it is pending."""
+    """The job is in this state, which its journal cannot say: it is pending."""
 
     t: float
     state: JobStateName
@@ -58,7 +58,7 @@ Observation = Entry | RankProgress | StateIs
 
 @dataclass(frozen=True, slots=True)
 class DueFault:
-    """A fault to strike now, and what the captures of its file stand for."""
+    """A fault to inject now, and the values of its file's captures."""
 
     fault: Fault
     bindings: Mapping[str, Any]
@@ -87,7 +87,7 @@ class _Leaf:
 
 @dataclass(slots=True)
 class _Plot:
-    """A fault that has not struck. `due`: it was handed out."""
+    """A fault that has not happened. `due`: it was handed out."""
 
     fault: Fault
     leaves: dict[int, _Leaf]
@@ -110,7 +110,7 @@ class _Plot:
         if isinstance(trigger, OnState):
             return f"the job was never {trigger.state.replace('_', ' ')}"
         if isinstance(trigger, OnFault):
-            return f"fault {trigger.number} had not struck"
+            return f"fault {trigger.number} had not happened"
         leaf = self.leaves[id(trigger)]
         if leaf.came:
             return f"{trigger.pattern} came {plural(leaf.came, 'time')} of {trigger.times}"
@@ -121,7 +121,7 @@ class _Plot:
 class FaultScheduler:
     """Says which faults are due. All times are seconds on the journal's clock.
 
-    Its captures are those of the expectations too: whoever meets one first binds it. What a fault names by `as` is
+    Its captures are those of the expectations too: the first that meets one binds it. What a fault names by `as` is
     bound by that fault alone.
     """
 
@@ -133,7 +133,7 @@ class FaultScheduler:
         self._bindings: dict[str, Any] = {}
 
     def feed(self, sign: Observation, known: Bindings | None = None) -> None:
-        """Something has come. `known`: what the expectations' captures stand for by now."""
+        """Something has come. `known`: the values of the expectations' captures by now."""
         self._bindings = {**(known or {}), **self._bindings}
         if isinstance(sign, StateIs):
             self._state(sign.t, sign.state)
@@ -143,7 +143,7 @@ class FaultScheduler:
             self._entry(sign)
 
     def fault_happened(self, fault: Fault, t: float, bindings: Bindings | None = None) -> None:
-        """The fault has struck at `t`. `bindings`: what its `as` names."""
+        """The fault happened at `t`. `bindings`: what its `as` names."""
         self._plots.pop(fault.number, None)
         self._bindings.update(bindings or {})
         for leaf in self._leaves():
@@ -151,7 +151,7 @@ class FaultScheduler:
                 leaf.count(t)
 
     def due(self, t: float) -> list[DueFault]:
-        """The faults to strike at `t`, first things first. Each is handed out once."""
+        """The faults to inject at `t`, in the order of their times. Each is handed out once."""
         ready = sorted((at, number) for number in self._plots if (at := self._at(number)) is not None and at <= t)
         plots = [self._plots[number] for _, number in ready]
         for plot in plots:
@@ -164,18 +164,18 @@ class FaultScheduler:
 
     @property
     def waiting(self) -> list[Fault]:
-        """The faults that have not struck, in the file's order."""
+        """The faults that have not happened, in the file's order."""
         return [plot.fault for plot in self._plots.values()]
 
     def why_not(self, fault: Fault) -> str:
-        """Why a fault that waits has not struck, in words."""
+        """Why a fault that waits has not happened."""
         plot = self._plots[fault.number]
         if plot.due:
-            return "it was due, and was not seen to strike"
+            return "it was due, and its effect was not seen"
         if plot.at(fault.when) is None:
             return plot.lacks(fault.when)
         if unknown := self._unknown(fault):
-            return f"${unknown[0]} stood for nothing"
+            return f"${unknown[0]} had no value"
         return "its moment had not come"
 
     # ------------------------------------------------------------------------------------------------- signs
@@ -218,7 +218,7 @@ class FaultScheduler:
         return [name for name in fault.captures() if name not in self._bindings]
 
     def _at(self, number: int) -> float | None:
-        """When to strike; None: its trigger is not met, nobody knows its target, or it was handed out."""
+        """When to inject it; None: its trigger is not met, its target is not known, or it was handed out."""
         plot = self._plots[number]
         return None if plot.due or self._unknown(plot.fault) else plot.at(plot.fault.when)
 

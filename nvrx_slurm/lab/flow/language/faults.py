@@ -66,7 +66,7 @@ Share = Annotated[float, Before(_share), Schema({"type": ["string", "number"], "
 
 
 class Arguments(Block, frozen=True, kw_only=True):
-    """What a fault takes. `short`: the key that a plain value stands for."""
+    """What a fault takes. `short`: the key whose value a plain value is."""
 
     short: ClassVar[str | None] = None
 

@@ -15,7 +15,7 @@ from nvrx_slurm.journal.records import AnyRecord
 from nvrx_slurm.report.words import event_name
 
 Bindings = Mapping[str, Any]
-"""Capture, without its `$` → the value that it stands for."""
+"""Capture, without its `$` → its value."""
 
 OPERATORS: dict[str, Callable[[Any, Any], bool]] = {
     ">=": operator.ge,
@@ -56,7 +56,7 @@ class Trial:
     new: dict[str, Any] = field(default_factory=dict)
 
     def agrees(self, name: str, value: Any) -> bool:
-        """Whether the capture stands for `value`, or may from now on."""
+        """Whether the capture has this value, or may have it from now on."""
         for bindings in (self.known, self.new):
             if name in bindings:
                 return bool(bindings[name] == value)
@@ -77,7 +77,7 @@ class Pattern(ABC):
 
     @abstractmethod
     def describe(self, known: Bindings) -> str:
-        """The pattern in words, with what its captures stand for: `n2 ($dead)`."""
+        """The pattern as text, with the values of its captures: `n2 ($dead)`."""
 
     def parts(self) -> Iterator[Pattern]:
         """The patterns that it is made of."""
@@ -252,7 +252,7 @@ class EventPattern:
         return self.describe({})
 
     def fits(self, record: AnyRecord, trial: Trial) -> bool:
-        """Whether the record is meant; the trial then holds what its captures would stand for."""
+        """Whether the record is meant; the trial then holds the values of its captures."""
         if event_name(record) != self.event:
             return False
         return all(pattern.fits(getattr(record, name), trial) for name, pattern in self.fields)
@@ -265,7 +265,7 @@ class EventPattern:
                 yield f"{name}: {shown(value)}, not {pattern.describe(trial.known)}"
 
     def describe(self, known: Bindings) -> str:
-        """As the flow file says it, with what its captures stand for: `node_lost {node: n2 ($dead)}`."""
+        """As the flow file says it, with the values of its captures: `node_lost {node: n2 ($dead)}`."""
         said = ", ".join(f"{name}: {pattern.describe(known)}" for name, pattern in self.fields)
         return f"{self.event} {{{said}}}" if said else self.event
 

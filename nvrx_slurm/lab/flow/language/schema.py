@@ -106,9 +106,9 @@ def _trigger() -> Schema:
     several: Schema = {**_SEVERAL, "items": _TRIGGER}
     forms: dict[str, Schema] = {
         "event": {"enum": list(EVENTS), "description": "An entry of the journal; its fields stand beside it."},
-        "times": {"type": "integer", "minimum": 1, "description": "The how manieth such entry."},
+        "times": {"type": "integer", "minimum": 1, "description": "Which of such entries, counted from 1."},
         "state": {"enum": list(STATES), "description": "The job's first moment in this state."},
-        "fault": {"type": "integer", "minimum": 1, "description": "Once the fault with this number has struck."},
+        "fault": {"type": "integer", "minimum": 1, "description": "Once the fault with this number has happened."},
         "all": {**several, "description": "Once all of these have come."},
         "any": {**several, "description": "Once the first of these has come."},
         "after": {**_DURATION, "description": "How much later than that."},

@@ -113,7 +113,7 @@ def in_any_order(branches: list[list[Item]]) -> list[Item]:
 
 
 def without_never(items: Iterable[Any]) -> Iterator[Any]:
-    """What is left where the job has no end: nothing would ever tell that something never came."""
+    """The items of a job that has no end: without an end a `never` is never met."""
     for item in items:
         if isinstance(item, list):
             yield list(without_never(item))

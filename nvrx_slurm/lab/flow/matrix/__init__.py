@@ -1,8 +1,8 @@
 """The fault matrix of one job: which faults its shape and a stage allow, and what must follow from each. Pure.
 
 What must follow is read from the job's own plan: its spares, `min_nodes`, restart budget, roles and bounds.
-Nothing is asked of the workload: a fault strikes once every replica runs, and when it has been survived, or has ended
-the job as it should, the flow is over.
+Nothing is asked of the workload: a fault happens once every replica runs, and the flow is over once the job has
+recovered, or has ended as it should.
 """
 
 from __future__ import annotations

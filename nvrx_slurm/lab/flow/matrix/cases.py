@@ -62,7 +62,7 @@ def _hang(role: RoleShape) -> MatrixCase | LeftOut:
     given = [bound for bound in (hang.step_timeout, hang.no_output) if bound is not None]
     if not given:
         return LeftOut(role.name("hang"), _NO_HANG)
-    # Before its first beat a worker has no step to be late with.
+    # Before its first heartbeat a worker has no step to be late with.
     moment = role.at_work() if hang.no_output is not None else {"event": "progress", **role.whose}
     faults: list[Item] = [{"when": moment, "do": {"stop_worker": role.worker(role.last_rank)}}]
     hung = {"worker_hung": {**role.whose, "cycle": 0}}
@@ -151,7 +151,7 @@ def _spare_killed(job: RoleShape) -> MatrixCase | LeftOut:
     )
     unmoved: Item = {"never": {"restart_decided": {}}}
     expect = (*job.begins(), unmoved, {"node_lost": {"node": "$dead"}}, *job.ends(EXIT_TERMINATED))
-    about = "A hot spare dies, and nobody else notices."
+    about = "A hot spare dies, and no worker is touched."
     return MatrixCase("spare-killed", about, faults, expect, job.fenced_s)
 
 

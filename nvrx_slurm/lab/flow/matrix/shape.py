@@ -61,7 +61,7 @@ class RoleShape:
     # ---- moments
 
     def at_work(self) -> Item:
-        """All nodes are here, all workers run, and a first step was told; or else a while has passed."""
+        """All nodes are here, all workers run, and a first step was reported; or else a while has passed."""
         stepped = {"any": [{"event": "progress", **self.whose}, {"state": "running", "after": words(AT_WORK_S)}]}
         joined = {"event": "node_joined", "times": self.plan.total_nodes}
         return {"all": [joined, {"state": "running"}, stepped]}
@@ -139,7 +139,7 @@ class RoleShape:
         """A lost node is replaced by a spare; without one the replica goes on smaller, or the job ends.
 
         `lost`: how many it has lost by then. The workers that stay may fail before the loss is noticed, by their
-        broken connections: so what is told first is left open.
+        broken connections: so the order of the two is left open.
         """
         yield from in_any_order([[{"node_lost": {"node": capture}}], [self.decided(cycle)]])
         if not self.restarts:

@@ -1,7 +1,7 @@
 """A job that ran becomes a flow: its journal, abstracted to what holds again on another run.
 
 What is kept: who was lost, what was decided, how each round closed, that each recovery ended, how the job did. What
-races is left out or may come in any order: joins, which of several workers is told of first, who is ready when.
+races is left out or may come in any order: joins, which of several workers is reported first, who is ready when.
 Nodes are named by captures, and only where it matters that one is meant twice.
 """
 
@@ -45,7 +45,7 @@ WALL_SLACK = 4.0
 
 
 def record(plan: Plan, journal: Iterable[Entry], *, job: str, about: str, overrides: Item | None = None) -> Item:
-    """The document of a flow (see `writing.to_yaml`) that asks for what this journal tells. Pure.
+    """The document of a flow (see `writing.to_yaml`) that asks for what this journal says. Pure.
 
     `job`: the job.yaml, as the flow names it; `overrides`: what the job had differently.
     """
@@ -71,7 +71,7 @@ class _Episode:
     decided: list[RestartDecided] = field(default_factory=list)
     closed: RoundClosed | None = None
     by_term: bool = False
-    failure: Item | None = None  # what a worker told, until it is clear that no node was lost
+    failure: Item | None = None  # what a worker reported, until it is clear that no node was lost
 
     @property
     def is_loose(self) -> bool:
@@ -79,7 +79,7 @@ class _Episode:
 
 
 class _Story:
-    """Takes the entries one by one; the core's own state tells what each means."""
+    """Takes the entries one by one; the core's own state says what each means."""
 
     def __init__(self, plan: Plan) -> None:
         self.plan, self.job = plan, new_job(plan)
@@ -110,7 +110,7 @@ class _Story:
         return self.expected if self.job.ended else list(without_never(self.expected))
 
     def head(self) -> str:
-        """What whoever reads the flow should know first."""
+        """The comment at the head of the flow."""
         return "\n".join(f"Note: {note}." for note in dict.fromkeys(self.inference.notes))
 
     @property
@@ -157,7 +157,7 @@ class _Story:
             self._forget_recovery(fact)
 
     def _signalled(self, fact: Signalled) -> None:
-        """Slurm tells the steps first: what workers died of then is no failure."""
+        """Slurm signals the steps first: workers that died of that have not failed."""
         terminated = [name for name, episode in self.episodes.items() if episode.by_term and not episode.lost]
         for replica_id in terminated:
             del self.episodes[replica_id]
@@ -293,7 +293,7 @@ class _Story:
         yield from in_any_order([[{"workers_started": {"node": capture} | self._of(closed)}] for capture in captures])
 
     def _gone(self, captures: list[str]) -> list[str]:
-        """Those that stay away to the end, as far as can be told: a frozen node may be back."""
+        """Those that stay away to the end, as far as is known: a frozen node may be back."""
         killed = {fault["as"] for fault in self.inference.faults if "kill_node" in fault["do"] and "as" in fault}
         return [capture for capture in captures if capture in killed]
 

@@ -1,7 +1,7 @@
-"""Which faults a journal tells of, and at which moments of the job they came: as a flow file asks for them.
+"""Which faults a journal implies, and at which moments of the job they came: as a flow file asks for them.
 
-A journal has consequences only. A closed connection was a killed node, as far as anybody can tell afterwards: so each
-fault comes with the reason for which it was inferred. Moments are told by what had happened by then, never by time.
+A journal has consequences only. A closed connection was a killed node, as far as the journal shows: so each
+fault comes with the reason for which it was inferred. Moments are given by what had happened by then, never by time.
 """
 
 from __future__ import annotations
@@ -43,8 +43,8 @@ LOSE_BATCH_HOST: Item = {"kill_node": {"batch_host": True}}
 class Inference:
     """Sees each entry before the core does; `job` is the core's state by then. `faults` fills on the way.
 
-    `dead`: node → the capture that stands for it, of those that a fault has hit. `loose`: replicas that were hit
-    again while they recovered, which may cost them one cycle or two; whoever finds out adds them.
+    `dead`: node → its capture, of those that a fault has hit. `loose`: replicas that were hit
+    again while they recovered, which may cost them one cycle or two; `_Story` adds them.
     """
 
     def __init__(self, job: Job) -> None:
@@ -53,7 +53,7 @@ class Inference:
         self.dead: dict[str, str] = {}
         self.loose: set[str] = set()
         self.notes: list[str] = []
-        self.came_back = False  # some node, in a way that nobody repeats
+        self.came_back = False  # some node, in a way that the flow cannot repeat
         self._joined, self._joined_before = 0, -1
         self._lost = 0
         self._frozen: set[str] = set()
@@ -66,7 +66,7 @@ class Inference:
         if (handle := self._HANDLERS.get(type(entry.record))) is not None:
             handle(self, entry.record)
 
-    # ---- what the records tell
+    # ---- from the records
 
     def _node_joined(self, fact: NodeJoined) -> None:
         self._joined += 1
@@ -80,7 +80,9 @@ class Inference:
             self._add("restore_node", capture, [after, *self._after_recovery()], f"{fact.node} came back")
         else:
             self.came_back = True
-            self.notes.append(f"{fact.node} came with another agent; nothing tells how, and it is not done again")
+            self.notes.append(
+                f"{fact.node} came with another agent; the journal does not say how, and the flow does not repeat it"
+            )
 
     def restored(self, node: str) -> str | None:
         """The node's capture, if what was seen last was its return."""
@@ -212,7 +214,7 @@ class Inference:
         replica = self.job.replicas[replica_id]
         if replica.phase is not Phase.RUNNING:
             return []
-        if step is not None and not self.job.generation:  # a beat does not tell of which generation it is
+        if step is not None and not self.job.generation:  # a heartbeat does not carry its generation
             return [{"event": "progress", **self.cycle_of(replica_id, replica.cycle), "rank": rank, "step": step}]
         return [self._runs(replica)]
 

@@ -17,7 +17,7 @@ from nvrx_slurm.util.durations import words
 def job_yaml(plan: Plan, note: str) -> str:
     """A job.yaml that makes this plan, in any folder. `note`: the comment at its head.
 
-    What a plan does not tell is not in it: the keys below `slurm` (the time limit aside) and `setup`.
+    What a plan does not hold is not in it: the keys below `slurm` (the time limit aside) and `setup`.
     """
     return to_yaml({NOTE: note, **job_keys(plan)})
 

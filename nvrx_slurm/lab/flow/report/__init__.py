@@ -1,4 +1,4 @@
-"""What came of a suite, for whoever wants to know: a terminal, a JUnit reader, GitHub, a browser.
+"""The outcome of a suite as text for a terminal, JUnit XML, GitHub, and an HTML page.
 
 Each module turns a `SuiteOutcome` into text and touches nothing; `write` alone writes.
 """

@@ -95,7 +95,7 @@ def _as_property(text: str) -> str:
 
 
 def groups(outcome: SuiteOutcome, token: str, tails: Tails = lambda attempt: {}) -> list[str]:
-    """One fold of the log for each attempt that somebody has to look at: findings, the journal, the logs' ends."""
+    """One fold of the log for each attempt that did not pass: findings, the journal, the ends of the logs."""
     lines = []
     for flow in outcome.flows:
         for attempt in not_passed(flow):
@@ -238,7 +238,7 @@ def _cell(text: str) -> str:
 
 
 def _add_details(page: _BoundedText, flows: list[FlowOutcome], base: Path | None) -> list[FlowOutcome]:
-    """Everybody's findings before anybody's journal. Returns those for whom there was no room at all."""
+    """All findings come before any journal. Returns the flows for which there was no room at all."""
     no_journal = ("the journal is left out here, the page would be too long",)
     places = {}
     for index, flow in enumerate(flows):

@@ -1,4 +1,4 @@
-"""The report as one HTML file that asks nobody for anything. How it looks stands in `page/`."""
+"""The report as one HTML file that loads nothing else. Its template, style and script are in `page/`."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ _JOURNAL_LINE = re.compile(r"(\+\d+\.\d+s)(\s+)(\w+)(\s*)(.*)")
 
 
 def page(outcome: SuiteOutcome, base: Path | None = None) -> str:
-    """The whole file. Paths are told from `base`; nothing in the outcome can become markup or script."""
+    """The whole file. Paths are relative to `base`; nothing in the outcome can become markup or script."""
     template = _environment().get_template("page.html.j2")
     style, script = ((PAGE / name).read_text(encoding="utf-8") for name in ("style.css", "script.js"))
     text = template.render(
@@ -32,7 +32,9 @@ def page(outcome: SuiteOutcome, base: Path | None = None) -> str:
         counts=words.counts(outcome),
         axis=_Axis(outcome),
         base=base,
-        style=Markup(style),  # ours, as is: their hashes below are what the browser may run
+        style=Markup(
+            style
+        ),  # not escaped, since they are part of the package: their hashes below are what the browser may run
         script=Markup(script),
         style_hash=_hash(style),
         script_hash=_hash(script),

@@ -1,6 +1,6 @@
 """The JUnit report: one test suite a flow, one test case in it, its attempts in the manner of Maven Surefire.
 
-Surefire's documentation of `rerunFailingTestsCount` tells how repeated attempts look: a test that failed throughout
+Surefire's documentation of `rerunFailingTestsCount` defines how repeated attempts look: a test that failed throughout
 has its first run as `failure` and the others as `rerunFailure`; one that passed at last has the runs that did not as
 `flakyFailure`, and counts as passed. What stops a flow from running (no Slurm, out of time) is an error in the same
 places. Properties stand at the suite, the only place where the common schema (Jenkins' junit-10) has them.
@@ -29,7 +29,7 @@ from nvrx_slurm.lab.flow.report.text import STATUS_WORDS, block, facts, not_pass
 
 
 def document(outcome: SuiteOutcome, hostname: str, base: Path | None = None) -> str:
-    """The whole XML file, as text. `hostname`: of the machine that ran the suite; paths are told from `base`."""
+    """The whole XML file, as text. `hostname`: of the machine that ran the suite; paths are relative to `base`."""
     xml = JUnitXml(f"nvrx-slurm ci on {plain(outcome.stage)}")
     for flow in outcome.flows:
         xml.add_testsuite(_suite(outcome, flow, hostname, base))

@@ -124,7 +124,7 @@ def in_all(outcome: SuiteOutcome) -> str:
 
 
 def place(finding: FlowFinding, base: Path | None = None) -> str:
-    """`ci/flows/spare.yaml:14`, where the path can be told from `base`."""
+    """`ci/flows/spare.yaml:14`, relative to `base` where it lies below."""
     return f"{path_from(base, finding.file)}:{finding.line}"
 
 
@@ -170,5 +170,5 @@ def headline(flow: FlowOutcome) -> str:
 
 
 def not_passed(flow: FlowOutcome) -> list[FlowAttempt]:
-    """The attempts that somebody has to look at."""
+    """The attempts that did not pass."""
     return [attempt for attempt in flow.attempts if attempt.verdict != "passed"]

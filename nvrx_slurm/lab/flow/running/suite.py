@@ -66,7 +66,7 @@ def run_suite(
     """Run the flows that the stage is for; `on_outcome` gets each as it ends. SIGINT and SIGTERM end the run.
 
     Raises ConfigError (a fault that the stage cannot do) and UsageError before anything has started. Afterwards
-    nothing is left but the artifacts of what did not pass: whatever happens to this process, a guard sees to that.
+    nothing is left but the artifacts of what did not pass: if this process is killed, its guard cleans up.
     """
     for flow in flows:
         if options.stage in flow.on:

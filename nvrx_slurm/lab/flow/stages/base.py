@@ -1,6 +1,6 @@
 """What a stage can do for a flow: the port that this machine, a development cluster and a site's Slurm stand behind.
 
-A fault either happened, and a `Hit` says how that is known, or `strike` raises: none is taken on trust.
+A fault either happened, and a `FaultResult` says how that is known, or `inject` raises.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ class Scene:
 
 
 class CleanupRecorder(Protocol):
-    """Is told of everything that must not outlive the attempt, before it exists or right after."""
+    """Records everything that must not outlive the attempt, before it exists or right after."""
 
     def cluster(self, name: str) -> None:
         """A development cluster is about to be brought up."""
@@ -87,7 +87,7 @@ class Stage(Protocol):
         ...
 
     def journal(self, folder: JobFolder) -> JournalFeed:
-        """The job's journal as it grows, with beats where the stage can hear them."""
+        """The job's journal as it grows, with heartbeats where the stage can read them."""
         ...
 
     def inject(self, action: str, arguments: Mapping[str, Any], scene: Scene) -> FaultResult:

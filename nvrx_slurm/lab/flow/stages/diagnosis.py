@@ -41,7 +41,7 @@ Step = Callable[[], object]
 
 
 def take(steps: Mapping[str, Step], folder: Path) -> None:
-    """Do all steps side by side; one that fails, or takes too long, is told of in `<name>.missing.txt`."""
+    """Do all steps side by side; of one that fails or takes too long the reason is in `<name>.missing.txt`."""
     folder.mkdir(parents=True, exist_ok=True)
     failures = {name: [f"it took longer than {STEP_S:g} s"] for name in steps}
     # Daemons: a step may hang in a file system that does not answer.
@@ -61,7 +61,7 @@ def take(steps: Mapping[str, Step], folder: Path) -> None:
 def _taken(step: Step, failure: list[str]) -> None:
     try:
         step()
-    except Exception as error:  # whatever it is: the other steps may yet tell what ails the job
+    except Exception as error:  # any error: the other steps may still find the cause
         failure[:] = [f"{type(error).__name__}: {error}"]
     else:
         failure.clear()
@@ -118,7 +118,7 @@ def after(look: Callable[[], list[str]], within_s: float, clock: Clock) -> list[
 
 
 def processes_left(job: Job, marks: Mapping[str, str] | None) -> list[str]:
-    """The job's processes on this machine. `marks`: variables that tell them, beside the job folder."""
+    """The job's processes on this machine. `marks`: variables that mark them, beside the job folder."""
     return [f"{described(pid)} still runs" for pid in processes_of(job.folder, marks)]
 
 
@@ -129,8 +129,8 @@ def queue_left(job: Job, slurm: SlurmCluster) -> list[str]:
 
 
 def folders_left(job: Job, killed: Collection[str]) -> list[str]:
-    """The job's folders in this machine's memory. Those of nodes that were killed nobody could clear: that is done
-    here."""
+    """The job's folders in this machine's memory. Of nodes that were killed no process was left to clear them: that is
+    done here."""
     files = JobFiles(job.folder)
     found = files.runtime_folders()
     left = [path for path in found if files.node_of(path) not in killed]

@@ -123,7 +123,7 @@ class CommonStage:
         return hit
 
     def _note_killed(self, action: str, hit: FaultResult, scene: Scene) -> None:
-        """Whose folders in memory nobody of the job can clear away any more."""
+        """Nodes on which no process of the job is left to clear away its folders in memory."""
         if action in ("kill_node", "kill_agent"):
             self.killed.add(str(hit.bound))
 

@@ -104,7 +104,7 @@ class Links:
         cut, slow = set(self._network.cut(self._cut)), self._network.slow(self._slow)
         holds = CUT if host in cut and what == CUT else SLOW if host in slow and what == SLOW else HEALED
         if holds != what:
-            raise FaultFailed(f"the switch {holds} {host}, and was told otherwise")
+            raise FaultFailed(f"the switch {holds} {host}, against its orders")
         how = f": {slow[host][0]:g} s late, {slow[host][1]:.0%} lost" if what == SLOW else ""
         return FaultResult(at=at, proof=f"the switch says that it {what} {host}{how}", bound=host)
 

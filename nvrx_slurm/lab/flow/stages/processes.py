@@ -203,7 +203,7 @@ _CALLED = {
 
 def processes_of(folder: Path, marks: Mapping[str, str] | None = None, node: str = "") -> list[int]:
     """Everything of the job in `folder` that runs on this machine, or on one of the `node`s that it pretends to be.
-    `marks`: variables by which more of the job is told."""
+    `marks`: variables that mark further processes of the job."""
     found = []
     for pid in read_table():
         environment = environment_of(pid)

@@ -33,7 +33,7 @@ class Revocation(Record, frozen=True, kw_only=True, tag="revocation"):
 
 
 def revoke(order: Revocation, clock: Clock) -> Proof:
-    """Give the store another password, which nobody knows.
+    """Give the store a new random password.
 
     Raises FaultFailed, also where a new connection with the old password is let in all the same.
     """

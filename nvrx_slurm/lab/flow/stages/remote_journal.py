@@ -29,7 +29,7 @@ PROGRAM = (sys.executable, "-P", "-m", "nvrx_slurm.lab.flow.stages.remote_journa
 
 
 class JournalLine(Record, frozen=True, kw_only=True):
-    """An entry; or a beat, and when it came; or else the reader's word on the store."""
+    """An entry; or a heartbeat, and when it came; or else why the store cannot be read."""
 
     entry: Entry | None = None
     beat: Heartbeat | None = None
@@ -43,7 +43,7 @@ _decoder = msgspec.json.Decoder(JournalLine)
 class RemoteJournal:
     """Reads as `report.source.Journal` does, through a process inside; `within`: the words that start one there.
 
-    It has the store's time as far as beats tell it.
+    It has the store's time as far as heartbeats carry it.
     """
 
     def __init__(self, within: Sequence[str], folder: JobFolder, clock: Clock) -> None:
@@ -74,8 +74,8 @@ class RemoteJournal:
         data = os.read(self._out, CHUNK_BYTES)
         *lines, self._rest = (self._rest + data).split(b"\n")
         found = [item for line in lines if (item := self._item(_decoder.decode(line))) is not None]
-        if not data:  # nobody reads for us any more
-            self.store_error = "nobody reads the store inside the network any more"
+        if not data:  # the process inside has ended
+            self.store_error = "the reader inside the network has ended"
             self._clock.sleep(wait_s)
         return found
 
@@ -87,7 +87,7 @@ class RemoteJournal:
         return found
 
     def store_time(self) -> float | None:
-        """The store runs on this machine: its clock is ours."""
+        """The store runs on this machine: it has this process's clock."""
         return self._clock.wall()
 
     def _item(self, line: JournalLine) -> Entry | Heard | None:
@@ -102,7 +102,7 @@ class RemoteJournal:
 
 
 def main(folder: str) -> None:
-    """Print all that comes, until nobody listens."""
+    """Print all that comes, until the reader closes the pipe."""
     journal = Journal(JobFolder(Path(folder)), beats=True, clock=SystemClock())
     while True:
         items, error = journal.poll(POLL_S), journal.store_error

@@ -57,11 +57,11 @@ class SlurmStage(CommonStage):
         try:
             queued = diagnosis.queue_left(self.its_job, SlurmCluster(self._runner, patience_s=0))
         except SlurmUnreachable as error:
-            queued = [f"whether job {self.its_job.job_id} is still in the queue cannot be told: {error}"]
+            queued = [f"whether job {self.its_job.job_id} is still in the queue is not known: {error}"]
         return queued or super()._left()
 
     def _marks(self) -> Mapping[str, str] | None:
-        """Several clusters on one machine each have a job 1; SLURM_CONF tells them apart."""
+        """Several clusters on one machine each have a job 1; SLURM_CONF distinguishes them."""
         conf = self.environment.get("SLURM_CONF") or env.get("SLURM_CONF")
         return {"SLURM_JOB_ID": self.its_job.job_id, "SLURM_CONF": conf} if conf else None
 
@@ -171,7 +171,7 @@ class SlurmFaults:
         return FaultResult(at=at, proof=self._seen(running, f"job {job} to run again", SCHEDULING_S))
 
     def preempt(self, arguments: Arguments, scene: Scene) -> FaultResult:
-        """A job that ends at once takes every node of ours, from a partition whose jobs come first."""
+        """A job that ends at once takes every node of the flow's job, from a partition of higher priority."""
         job, at = scene.job.job_id, self._clock.wall()
         nodes = self._show(job).get("NumNodes", "1")
         partition = f"PartitionName={PREEMPTING}"
@@ -223,7 +223,7 @@ class SlurmFaults:
         return output.stdout
 
     def _seen(self, look: Callable[[], str | None], what: str, within_s: float) -> str:
-        """What `look` tells, as soon as it tells something. Raises FaultFailed."""
+        """What `look` returns, as soon as that is not None. Raises FaultFailed."""
         found: list[str] = []
 
         def entries_seen() -> bool:

@@ -48,7 +48,7 @@ class JobTopology:
 
     @property
     def nodes(self) -> tuple[str, ...]:
-        """Every node that this generation has heard of, the allocation's order first."""
+        """Every node that this generation knows of, the allocation's order first."""
         return tuple(self._job.nodes)
 
     @property
@@ -152,7 +152,7 @@ def resolved(arguments: Arguments, bindings: Mapping[str, Any]) -> dict[str, Any
         if isinstance(value, str) and value.startswith("$"):
             if value[1:] not in bindings:
                 known = ", ".join(f"${name}" for name in bindings) or "none"
-                raise FaultFailed(f"{value} stands for nothing yet (bound so far: {known})")
+                raise FaultFailed(f"{value} has no value yet (bound so far: {known})")
             found[key] = bindings[value[1:]]
     return found
 
@@ -189,5 +189,5 @@ def _known(node: str, world: JobTopology) -> str:
 def _spare(number: int, world: JobTopology) -> str:
     spares = world.standby
     if not 1 <= number <= len(spares):
-        raise FaultFailed(f"there is no hot spare {number}: standing by now: {', '.join(spares) or 'nobody'}")
+        raise FaultFailed(f"there is no hot spare {number}: on standby now: {', '.join(spares) or 'none'}")
     return spares[number - 1]

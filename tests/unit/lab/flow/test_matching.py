@@ -311,7 +311,7 @@ def test_a_fault_that_never_struck_is_told_in_the_miss(write: Write) -> None:
     match.job_over()
     found = miss(match)
     assert found.reason == (
-        "the job ended, and it had not come; $dead stands for nothing yet: the fault that names it has not happened"
+        "the job ended, and it had not come; $dead has no value yet: the fault that names it has not happened"
     )
     assert found.nearest is not None
     assert found.nearest.differences == ("node: n2, not $dead",)

@@ -42,7 +42,7 @@ def test_node_is_named_in_each_way(world, arguments, node):
     [
         ({"node": "n9"}, "the job has no node 'n9': it has n1, n2, n3, n4"),
         ({"of_rank": 4}, "main-0 has no rank 4: its world has 4 ranks now"),
-        ({"spare": 3}, "there is no hot spare 3: standing by now: n3, n4"),
+        ({"spare": 3}, "there is no hot spare 3: on standby now: n3, n4"),
         ({}, "no node is named by {}: it takes node, of_rank, spare, or batch_host"),
     ],
 )
@@ -65,4 +65,4 @@ def test_captures_are_replaced_by_what_they_stand_for():
     assert resolved({"node": "$dead", "delay": 0.2}, {"dead": "n2"}) == {"node": "n2", "delay": 0.2}
     with pytest.raises(FaultFailed) as raised:
         resolved({"node": "$gone"}, {"dead": "n2", "spare": "n3"})
-    assert str(raised.value) == "$gone stands for nothing yet (bound so far: $dead, $spare)"
+    assert str(raised.value) == "$gone has no value yet (bound so far: $dead, $spare)"

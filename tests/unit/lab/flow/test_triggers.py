@@ -75,7 +75,7 @@ def test_a_fault_is_handed_out_once(write: Write) -> None:
     assert due(directs) == ["kill_store"]
     assert due(directs) == []
     (fault,) = directs.waiting
-    assert directs.why_not(fault) == "it was due, and was not seen to strike"
+    assert directs.why_not(fault) == "it was due, and its effect was not seen"
     directs.fault_happened(fault, BEGIN)
     assert directs.waiting == []
 
@@ -133,7 +133,7 @@ def test_a_fault_after_another(write: Write) -> None:
     directs.feed(ended().entries[2])
     first, second = directs.waiting
     assert due(directs) == ["kill_node of rank 0"]
-    assert directs.why_not(second) == "fault 1 had not struck"
+    assert directs.why_not(second) == "fault 1 had not happened"
     directs.fault_happened(first, BEGIN + 10, {"dead": "n3"})
     (found,) = directs.due(BEGIN + 12)
     assert (resolved(found.fault.arguments, found.bindings), found.bindings) == ({"node": "n3"}, {"dead": "n3"})
@@ -168,7 +168,7 @@ def test_a_fault_whose_target_nobody_knows_waits(write: Write) -> None:
     joined, *_, last = ended().entries[2:9]
     directs.feed(joined)
     assert (due(directs), directs.next_at()) == ([], None)
-    assert directs.why_not(fault) == "$x stood for nothing"
+    assert directs.why_not(fault) == "$x had no value"
     directs.feed(last, {"x": "n1"})
     assert [resolved(found.fault.arguments, found.bindings) for found in directs.due(last.t)] == [{"node": "n1"}]
 
@@ -186,7 +186,7 @@ def test_what_has_not_come_is_told(write: Write) -> None:
     assert [directs.why_not(fault) for fault in directs.waiting] == [
         "node_joined came 6 times of 7",
         "the job was never pending",
-        "worker_hung never came; fault 1 had not struck",
+        "worker_hung never came; fault 1 had not happened",
     ]
 
 

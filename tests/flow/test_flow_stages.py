@@ -205,7 +205,7 @@ def test_local_nodes_freeze_go_on_and_die(play, gate):
     assert failure(played, "kill_worker", rank=2) == "main-0 has no rank 2: its world has 2 ranks now"
     assert failure(played, "kill_agent", node="n7") == "the job has no node 'n7': it has n1, n2, n3, n4"
     assert failure(played, "kill_agent", spare=3) == "there is no hot spare 3: standing by now: n3, n4"
-    assert failure(played, "kill_agent", node="$dead") == "$dead stands for nothing yet (bound so far: none)"
+    assert failure(played, "kill_agent", node="$dead") == "$dead has no value yet (bound so far: none)"
     assert failure(played, "drain_node", node="n1") == "drain_node cannot be done on the stage local"
     assert failure(played, "restore_node", node="n2") == (
         "all that the job runs on n2 is not stopped: there is nothing to continue"

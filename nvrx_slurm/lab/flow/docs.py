@@ -58,8 +58,8 @@ expected came, in order and in time, and every fault happened. [Flows in CI](ci.
 ```yaml
 {EXAMPLE}```
 
-Node 3 of 4 is killed once rank 2 has reported step 5. The loss must be noticed within a second, one of the two hot spares
-must take the ranks, no worker may start on the dead node again, and the job must end well.
+Node 3 of 4 is killed once rank 2 has reported step 5. The loss must be noticed within a second, one of the two hot
+spares must take the ranks, no worker may start on the dead node again, and the job must end well.
 
 For editors: `nvrx-slurm ci schema > nvrx-flow.schema.json`, and on top of the flow
 `# yaml-language-server: $schema=nvrx-flow.schema.json`.
@@ -120,7 +120,7 @@ fault of a worker, its rank. A fault that did not happen, or whose effect was no
 | written | met |
 |---|---|
 | `{event: EVENT, field: pattern, …}` | with the first entry that fits; with `times: 3`, the third |
-| `{event: progress, rank: 2, step: 5}` | once that rank has reported step 5 or a later one; heartbeats count as well |
+| `{event: progress, rank: 2, step: 5}` | once that rank has reported step 5 or a later one, in a heartbeat too |
 | `{state: running}` | with the job's first moment in the state |
 | `{fault: 1}` | once the file's first fault has happened |
 | `{all: [trigger, …]}`, `{any: [trigger, …]}` | with the last, with the first of several |

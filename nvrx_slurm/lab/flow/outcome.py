@@ -18,7 +18,7 @@ Kind = Literal["expectation", "fault", "bound", "leftover", "replay", "exit_code
 
 
 class FlowFinding(Record, frozen=True, kw_only=True):
-    """One thing that was not as it should be. `message`: one sentence; `detail`: lines that help to find the cause."""
+    """One thing that went wrong. `message`: one sentence; `detail`: lines that help to find the cause."""
 
     kind: Kind
     message: str

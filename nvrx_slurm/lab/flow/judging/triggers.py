@@ -29,7 +29,7 @@ from nvrx_slurm.lab.flow.language.model import (
     Trigger,
     leaves,
 )
-from nvrx_slurm.lab.flow.language.patterns import Bindings, EventPattern, Trial
+from nvrx_slurm.lab.flow.language.patterns import Bindings, Trial
 from nvrx_slurm.report.words import event_name, plural
 
 
@@ -79,14 +79,9 @@ class _Leaf:
         if self.came == (self.on.times if isinstance(self.on, OnEvent) else 1):
             self.met_at = t + self.on.after_s
 
-    def missed(self, lacking: tuple[str, ...]) -> None:
-        """Its event has come, but otherwise."""
-        if not self.almost or len(lacking) <= len(self.almost):
-            self.almost = lacking
-
 
 @dataclass(slots=True)
-class _Plot:
+class _PendingFault:
     """A fault that has not happened. `due`: it was handed out."""
 
     fault: Fault
@@ -126,25 +121,29 @@ class FaultScheduler:
     """
 
     def __init__(self, faults: Sequence[Fault]) -> None:
-        self._plots = {
-            fault.number: _Plot(fault, {id(leaf): _Leaf(leaf) for leaf in leaves(fault.when)}) for fault in faults
+        self._pending = {
+            fault.number: _PendingFault(fault, {id(leaf): _Leaf(leaf) for leaf in leaves(fault.when)})
+            for fault in faults
         }
         self._states = JobStates()
         self._bindings: dict[str, Any] = {}
 
-    def feed(self, sign: Observation, known: Bindings | None = None) -> None:
+    def feed(self, seen: Observation, known: Bindings | None = None) -> None:
         """Something has come. `known`: the values of the expectations' captures by now."""
         self._bindings = {**(known or {}), **self._bindings}
-        if isinstance(sign, StateIs):
-            self._state(sign.t, sign.state)
-        elif isinstance(sign, RankProgress):
-            self._event(sign.t, PROGRESS, sign)
+        if isinstance(seen, StateIs):
+            self._in_state(seen.t, seen.state)
+        elif isinstance(seen, RankProgress):
+            self._event(seen.t, PROGRESS, seen)
         else:
-            self._entry(sign)
+            before, state = self._states.state, self._states.feed(seen.record)
+            if state is not None and state != before:
+                self._in_state(seen.t, state)
+            self._event(seen.t, event_name(seen.record), seen.record)
 
     def fault_happened(self, fault: Fault, t: float, bindings: Bindings | None = None) -> None:
         """The fault happened at `t`. `bindings`: what its `as` names."""
-        self._plots.pop(fault.number, None)
+        self._pending.pop(fault.number, None)
         self._bindings.update(bindings or {})
         for leaf in self._leaves():
             if isinstance(leaf.on, OnFault) and leaf.on.number == fault.number:
@@ -152,75 +151,58 @@ class FaultScheduler:
 
     def due(self, t: float) -> list[DueFault]:
         """The faults to inject at `t`, in the order of their times. Each is handed out once."""
-        ready = sorted((at, number) for number in self._plots if (at := self._at(number)) is not None and at <= t)
-        plots = [self._plots[number] for _, number in ready]
-        for plot in plots:
-            plot.due = True
-        return [DueFault(plot.fault, dict(self._bindings)) for plot in plots]
+        ready = [self._pending[number] for at, number in sorted(self._moments()) if at <= t]
+        for pending in ready:
+            pending.due = True
+        return [DueFault(pending.fault, dict(self._bindings)) for pending in ready]
 
     def next_at(self) -> float | None:
         """When the next fault is due if nothing comes; None: something must come first."""
-        return min((at for number in self._plots if (at := self._at(number)) is not None), default=None)
+        return min((at for at, _ in self._moments()), default=None)
 
     @property
     def waiting(self) -> list[Fault]:
         """The faults that have not happened, in the file's order."""
-        return [plot.fault for plot in self._plots.values()]
+        return [pending.fault for pending in self._pending.values()]
 
     def why_not(self, fault: Fault) -> str:
         """Why a fault that waits has not happened."""
-        plot = self._plots[fault.number]
-        if plot.due:
+        pending = self._pending[fault.number]
+        if pending.due:
             return "it was due, and its effect was not seen"
-        if plot.at(fault.when) is None:
-            return plot.lacks(fault.when)
-        if unknown := self._unknown(fault):
-            return f"${unknown[0]} had no value"
-        return "its moment had not come"
+        if pending.at(fault.when) is None:
+            return pending.lacks(fault.when)
+        unknown = [name for name in fault.captures() if name not in self._bindings]
+        return f"${unknown[0]} had no value" if unknown else "its moment had not come"
 
-    # ------------------------------------------------------------------------------------------------- signs
+    def _moments(self) -> Iterator[tuple[float, int]]:
+        """When to inject which fault; those whose trigger is not met, or whose target is not known, are left out."""
+        for number, pending in self._pending.items():
+            if not pending.due and all(name in self._bindings for name in pending.fault.captures()):
+                at = pending.at(pending.fault.when)
+                if at is not None:
+                    yield at, number
 
-    def _entry(self, entry: Entry) -> None:
-        before, state = self._states.state, self._states.feed(entry.record)
-        if state is not None and state != before:
-            self._state(entry.t, state)
-        self._event(entry.t, event_name(entry.record), entry.record)
-
-    def _state(self, t: float, state: JobStateName) -> None:
+    def _in_state(self, t: float, state: JobStateName) -> None:
         for leaf in self._leaves():
             if isinstance(leaf.on, OnState) and leaf.on.state == state:
                 leaf.count(t)
 
-    def _event(self, t: float, event: str, describe: AnyRecord | RankProgress) -> None:
+    def _event(self, t: float, event: str, record: AnyRecord | RankProgress) -> None:
+        named = {pending.fault.binds for pending in self._pending.values()}  # only those faults bind these
         for leaf in self._leaves():
             if isinstance(leaf.on, OnEvent) and leaf.on.pattern.event == event and leaf.met_at is None:
-                self._try(leaf, leaf.on.pattern, t, describe)
-
-    def _try(self, leaf: _Leaf, pattern: EventPattern, t: float, describe: AnyRecord | RankProgress) -> None:
-        trial = Trial(self._bindings, self._may_bind)
-        lacking = tuple(pattern.differences(describe, trial))
-        if lacking:
-            leaf.missed(lacking)
-            return
-        leaf.count(t)
-        if leaf.met_at is not None:
-            self._bindings.update(trial.new)
+                trial = Trial(self._bindings, lambda name: name not in named)
+                lacking = tuple(leaf.on.pattern.differences(record, trial))
+                if not lacking:
+                    leaf.count(t)
+                    if leaf.met_at is not None:
+                        self._bindings.update(trial.new)
+                elif not leaf.almost or len(lacking) <= len(leaf.almost):
+                    leaf.almost = lacking
 
     def _leaves(self) -> Iterator[_Leaf]:
-        return (leaf for plot in self._plots.values() for leaf in plot.leaves.values())
-
-    # ------------------------------------------------------------------------------------------------ captures
-
-    def _may_bind(self, name: str) -> bool:
-        return all(plot.fault.binds != name for plot in self._plots.values())
-
-    def _unknown(self, fault: Fault) -> list[str]:
-        return [name for name in fault.captures() if name not in self._bindings]
-
-    def _at(self, number: int) -> float | None:
-        """When to inject it; None: its trigger is not met, its target is not known, or it was handed out."""
-        plot = self._plots[number]
-        return None if plot.due or self._unknown(plot.fault) else plot.at(plot.fault.when)
+        return (leaf for pending in self._pending.values() for leaf in pending.leaves.values())
 
 
 @dataclass(slots=True)
@@ -247,10 +229,16 @@ class JobStates:
         elif isinstance(record, JobEnded):
             self.state = "ended"
         elif self._moved(record) and self.state not in ("shutting_down", "ended"):
-            self.state = self._of_replicas()
+            replicas = self._replicas.values()
+            if any(replica.missing is None and replica.cycle > 0 for replica in replicas):
+                self.state = "recovering"
+            else:
+                runs = bool(replicas) and all(replica.missing == set() for replica in replicas)
+                self.state = "running" if runs else None
         return self.state
 
     def _moved(self, record: AnyRecord) -> bool:
+        """Whether the record changes what is known of a replica."""
         if isinstance(record, RoundOpened):
             self._replicas[record.replica] = _Replica(record.cycle)
         elif isinstance(record, RoundClosed):
@@ -258,19 +246,9 @@ class JobStates:
         elif isinstance(record, ReplicaEnded):
             self._replicas.pop(record.replica, None)
         elif isinstance(record, WorkersStarted):
-            self._started(record)
+            replica = self._replicas.get(record.replica)
+            if replica is not None and replica.cycle == record.cycle and replica.missing is not None:
+                replica.missing.discard(record.node)
         else:
             return False
         return True
-
-    def _started(self, record: WorkersStarted) -> None:
-        replica = self._replicas.get(record.replica)
-        if replica is not None and replica.cycle == record.cycle and replica.missing is not None:
-            replica.missing.discard(record.node)
-
-    def _of_replicas(self) -> JobStateName | None:
-        """Recovering: a round after cycle 0 is open. Running: every replica that has not ended runs in full."""
-        replicas = self._replicas.values()
-        if any(replica.missing is None and replica.cycle > 0 for replica in replicas):
-            return "recovering"
-        return "running" if replicas and all(replica.missing == set() for replica in replicas) else None

@@ -129,8 +129,8 @@ def queue_left(job: Job, slurm: SlurmCluster) -> list[str]:
 
 
 def folders_left(job: Job, killed: Collection[str]) -> list[str]:
-    """The job's folders in this machine's memory. Of nodes that were killed no process was left to clear them: that is
-    done here."""
+    """The job's folders in this machine's memory. Those of a killed node are cleared here: no process is left to
+    do it."""
     files = JobFiles(job.folder)
     found = files.runtime_folders()
     left = [path for path in found if files.node_of(path) not in killed]

@@ -75,9 +75,9 @@ async def serve(plan: AttributionSpec, folder: Path) -> None:
         await writer.drain()
 
     def afterwards() -> Afterwards:
-        from nvrx_slurm.attribution.notify import Afterwards
+        from nvrx_slurm.attribution.notify import Notifier
 
-        return Afterwards(plan, folder, clock=clock)
+        return Notifier(plan, folder, clock=clock)
 
     sources = sources_of(plan, folder=folder, clock=clock)
     desk = SourceBroker(sources, afterwards, timeout_s=plan.timeout, answered=answered)

@@ -19,7 +19,7 @@ from nvrx_slurm.journal.verdicts import Attribution, FailureKey, Inquiry, Verdic
 from nvrx_slurm.util.log import get_logger
 
 if TYPE_CHECKING:
-    from nvrx_slurm.attribution.notify import Decided
+    from nvrx_slurm.attribution.notify import DecidedFailure
 
 
 log = get_logger("attribution")
@@ -44,7 +44,7 @@ Answered = Callable[[FailureKey, Attribution], Awaitable[None]]
 class Afterwards(Protocol):
     """What follows from a decision. Neither raises."""
 
-    async def decided(self, decided: Decided) -> None: ...
+    async def decided(self, decided: DecidedFailure) -> None: ...
     async def close(self, timeout_s: float) -> None: ...
 
 
@@ -148,7 +148,7 @@ class SourceBroker:
         await self._answered(key, said)
 
     async def _conclude(self, judged: VerdictRecord) -> None:
-        from nvrx_slurm.attribution.notify import Decided
+        from nvrx_slurm.attribution.notify import DecidedFailure
 
         # A failure that is not known here was asked about by the process before this one.
         case = self._cases.get(judged.key) or AskedFailure(Inquiry(key=judged.key, paths=()))
@@ -157,7 +157,7 @@ class SourceBroker:
         said = tuple(answer.result() for answer in case.answers if not answer.cancelled())
         self._afterwards = self._afterwards or self._make_afterwards()
         await self._afterwards.decided(
-            Decided(key=judged.key, inquiry=case.inquiry, attributions=said, judged=judged)
+            DecidedFailure(key=judged.key, inquiry=case.inquiry, attributions=said, judged=judged)
         )
 
     def _do(self, work: Coroutine[Any, Any, None]) -> None:

@@ -64,7 +64,7 @@ def flush(job_ids: tuple[str, ...], folder: Path) -> int:
     """
     import asyncio
 
-    from nvrx_slurm.attribution.notify.afterwards import flush as flush_job
+    from nvrx_slurm.attribution.notify import flush as flush_job
     from nvrx_slurm.report.jobs import find_job, known_jobs, read_plan
     from nvrx_slurm.util.sanitize import one_line
 

@@ -15,8 +15,8 @@ from typing import Any
 import msgspec
 import pytest
 
-from nvrx_slurm.attribution.notify import Afterwards, Decided, Patience, flush
-from nvrx_slurm.attribution.notify.spool import MOST_PARCELS
+from nvrx_slurm.attribution.notify import DecidedFailure, DeliveryLimits, Notifier, flush
+from nvrx_slurm.attribution.notify.outbox import MOST_MESSAGES
 from nvrx_slurm.jobspec import env
 from nvrx_slurm.jobspec.model import AttributionSpec, DataflowSpec, SlackSpec
 from nvrx_slurm.journal.folder import JobInfo
@@ -34,21 +34,21 @@ from tests.harness import WAIT_S
 from tests.receivers import Behaviour, IndexServer, SlackServer, answer, cut, hang
 
 TOKEN = "xoxb-correct-horse-battery"
-HASTY = Patience(
+HASTY = DeliveryLimits(
     connect_s=2.0, answer_s=1.0, attempts=3, first_pause_s=0.01, jitter_s=0.01, longest_pause_s=2.0, total_s=10.0
 )
 Receiving = SlackServer | IndexServer
 
-TELLER = """
+SPOOLER = """
 import asyncio, sys
 from pathlib import Path
 from msgspec.json import decode
-from nvrx_slurm.attribution.notify import Afterwards, Decided
-from nvrx_slurm.journal.verdicts import AttributionSpec
+from nvrx_slurm.attribution.notify import Notifier, DecidedFailure
+from nvrx_slurm.jobspec.model import AttributionSpec
 
 async def tell():
-    afterwards = Afterwards(decode(sys.argv[1], type=AttributionSpec), Path(sys.argv[2]))
-    await afterwards.decided(decode(sys.argv[3], type=Decided))
+    notifier = Notifier(decode(sys.argv[1], type=AttributionSpec), Path(sys.argv[2]))
+    await notifier.decided(decode(sys.argv[3], type=DecidedFailure))
     print("spooled", flush=True)
     await asyncio.Event().wait()
 
@@ -56,7 +56,7 @@ asyncio.run(tell())
 """
 
 
-def decided(folder: Path, cycle: int = 0, **changes: Any) -> Decided:
+def decided(folder: Path, cycle: int = 0, **changes: Any) -> DecidedFailure:
     """A failure that has been looked into."""
     key = FailureKey(job=str(folder), generation=0, replica="main-0", cycle=cycle, rank=3)
     failed = Failed(cause="rank 3 on n2 failed: exit code 1", node="n2", rank=3, exit_code=1, t=1_700_000_000.0)
@@ -74,7 +74,7 @@ def decided(folder: Path, cycle: int = 0, **changes: Any) -> Decided:
     )
     judged = VerdictRecord(key=key, verdict=Verdict.STOP, acted=True, action="stop", nodes_blamed=("n2",))
     whole = {"inquiry": Inquiry(key=key, paths=(), failed=failed), "attributions": (said,), "judged": judged}
-    return Decided(key=key, **(whole | changes))
+    return DecidedFailure(key=key, **(whole | changes))
 
 
 class Case:
@@ -97,8 +97,8 @@ class Case:
             dataflow=DataflowSpec(url=url, index="failures", token_file=token_file), enable_lib=False
         )
 
-    def afterwards(self, patience: Patience = HASTY) -> Afterwards:
-        return Afterwards(self.plan, self.folder, patience=patience)
+    def notifier(self, limits: DeliveryLimits = HASTY) -> Notifier:
+        return Notifier(self.plan, self.folder, limits=limits)
 
     def cycles(self) -> list[int]:
         """The cycles that the receiver was told of, in the order in which they came."""
@@ -124,9 +124,9 @@ async def case(request: pytest.FixtureRequest, tmp_path: Path) -> AsyncIterator[
 
 async def test_a_receiver_that_is_well_is_told_once_and_nothing_is_left(case: Case) -> None:
     """With its token, and over one connection."""
-    afterwards = case.afterwards()
-    await afterwards.decided(decided(case.folder))
-    await afterwards.close()
+    notifier = case.notifier()
+    await notifier.decided(decided(case.folder))
+    await notifier.close()
     assert case.cycles() == [0]
     assert case.waiting() == []
     (request,) = case.server.requests
@@ -135,11 +135,11 @@ async def test_a_receiver_that_is_well_is_told_once_and_nothing_is_left(case: Ca
 
 async def test_many_failures_are_told_in_their_order(case: Case) -> None:
     """Whoever comes while another is being told has his turn, without a further call."""
-    afterwards = case.afterwards()
+    notifier = case.notifier()
     for cycle in range(20):
-        await afterwards.decided(decided(case.folder, cycle))
+        await notifier.decided(decided(case.folder, cycle))
     await case.server.until(lambda: len(case.cycles()) == 20)
-    await afterwards.close()
+    await notifier.close()
     assert case.cycles() == list(range(20))
 
 
@@ -159,23 +159,23 @@ async def test_many_failures_are_told_in_their_order(case: Case) -> None:
 async def test_a_receiver_that_is_ill_for_a_moment_is_tried_again(case: Case, bad: Behaviour) -> None:
     """And is told once, as far as it can tell itself."""
     case.server.behaviours = [bad, bad]
-    afterwards = case.afterwards()
-    await afterwards.decided(decided(case.folder))
+    notifier = case.notifier()
+    await notifier.decided(decided(case.folder))
     await case.server.until(lambda: case.cycles() != [])
-    await afterwards.close()
+    await notifier.close()
     assert (case.cycles(), len(case.server.requests), case.waiting()) == ([0], 3, [])
 
 
 async def test_a_receiver_is_left_alone_for_as_long_as_it_asks(case: Case) -> None:
     """`Retry-After` in seconds: the next try comes no sooner."""
     case.server.behaviours = [answer(429, Retry_After="1")]
-    afterwards, loop = case.afterwards(), asyncio.get_running_loop()
-    await afterwards.decided(decided(case.folder))
+    notifier, loop = case.notifier(), asyncio.get_running_loop()
+    await notifier.decided(decided(case.folder))
     await case.server.has_had(1)
     begun = loop.time()
     await case.server.has_had(2)
     assert loop.time() - begun > 0.9
-    await afterwards.close()
+    await notifier.close()
     assert case.cycles() == [0]
 
 
@@ -184,27 +184,27 @@ async def test_nobody_waits_for_one_who_wants_to_be_left_alone_for_long(case: Ca
     """What is to be told stays in the spool, and further failures do not bother the receiver."""
     later = format_datetime(datetime.now(UTC) + timedelta(hours=1), usegmt=True) if how == "date" else "3600"
     case.server.behaviours = [answer(429, Retry_After=later)]
-    afterwards = case.afterwards()
-    await afterwards.decided(decided(case.folder, 0))
+    notifier = case.notifier()
+    await notifier.decided(decided(case.folder, 0))
     await case.server.has_had(1)
-    await afterwards.decided(decided(case.folder, 1))
-    await afterwards.close()
+    await notifier.decided(decided(case.folder, 1))
+    await notifier.close()
     assert len(case.server.requests) == 1
     assert len(case.waiting()) == 2
-    (flushed,) = await flush(case.plan, case.folder, patience=HASTY)  # a new process has not been told to wait
+    (flushed,) = await flush(case.plan, case.folder, limits=HASTY)  # a new process has not been told to wait
     assert (flushed.sent, flushed.left, flushed.problem) == (2, 0, None)
 
 
 async def test_what_a_receiver_that_is_down_misses_is_told_when_it_is_back(case: Case) -> None:
     """In order, with the next failure; the decision never waits for it."""
     await case.server.stop()
-    afterwards = case.afterwards()
+    notifier = case.notifier()
     for cycle in range(3):
-        await afterwards.decided(decided(case.folder, cycle))
-    await afterwards.close()
+        await notifier.decided(decided(case.folder, cycle))
+    await notifier.close()
     assert len(case.waiting()) == 3
     await case.server.start()
-    again = case.afterwards()
+    again = case.notifier()
     await again.decided(decided(case.folder, 3))
     await again.close()
     assert (case.cycles(), case.waiting()) == ([0, 1, 2, 3], [])
@@ -213,15 +213,15 @@ async def test_what_a_receiver_that_is_down_misses_is_told_when_it_is_back(case:
 async def test_close_is_over_in_time_whatever_the_receiver_does(case: Case) -> None:
     """What it did not take waits in the spool, and a flush tells it."""
     case.server.behaviours = [hang] * 5
-    patient = Patience(answer_s=600.0)
-    afterwards = case.afterwards(patient)
-    await afterwards.decided(decided(case.folder))
+    patient = DeliveryLimits(answer_s=600.0)
+    notifier = case.notifier(patient)
+    await notifier.decided(decided(case.folder))
     await case.server.has_had(1)
     async with asyncio.timeout(WAIT_S):
-        await afterwards.close(0.05)
+        await notifier.close(0.05)
     assert len(case.waiting()) == 1
     case.server.behaviours = []
-    (flushed,) = await flush(case.plan, case.folder, patience=HASTY)
+    (flushed,) = await flush(case.plan, case.folder, limits=HASTY)
     assert (flushed.sent, flushed.left, flushed.problem) == (1, 0, None)
     assert case.cycles() == [0]
 
@@ -232,17 +232,17 @@ async def test_a_wrong_token_is_told_once_and_costs_nothing_but_time(
     """One request in all; what is told says what to check, and holds no token; all of it can be told later."""
     no = answer(200, {"ok": False, "error": "invalid_auth"}) if isinstance(case.server, SlackServer) else answer(401)
     case.server.behaviours = [no]
-    afterwards = case.afterwards()
+    notifier = case.notifier()
     for cycle in range(3):
-        await afterwards.decided(decided(case.folder, cycle))
+        await notifier.decided(decided(case.folder, cycle))
         await case.server.has_had(1)
-    await afterwards.close()
+    await notifier.close()
     assert len(case.server.requests) == 1
     assert len(case.waiting()) == 3
     warnings = [record.getMessage() for record in caplog.records if record.name.startswith("nvrx")]
     assert len(warnings) == 1
     assert "token_file" in warnings[0]
-    (flushed,) = await flush(case.plan, case.folder, patience=HASTY)
+    (flushed,) = await flush(case.plan, case.folder, limits=HASTY)
     assert flushed.sent == 3
     assert case.cycles() == [0, 1, 2]
 
@@ -253,12 +253,12 @@ async def test_a_receiver_that_was_mended_is_told_of_the_next_failure(case: Case
         answer(200, {"ok": False, "error": "not_in_channel"}) if isinstance(case.server, SlackServer) else answer(404)
     )
     case.server.behaviours = [no]
-    afterwards = case.afterwards(dataclasses.replace(HASTY, refused_s=0.0))
-    await afterwards.decided(decided(case.folder, 0))
+    notifier = case.notifier(dataclasses.replace(HASTY, refused_s=0.0))
+    await notifier.decided(decided(case.folder, 0))
     async with asyncio.timeout(WAIT_S):
-        await asyncio.wait(afterwards._rounds.values())  # a failure that came before its end would be refused with it
-    await afterwards.decided(decided(case.folder, 1))
-    await afterwards.close()
+        await asyncio.wait(notifier._rounds.values())  # a failure that came before its end would be refused with it
+    await notifier.decided(decided(case.folder, 1))
+    await notifier.close()
     assert (case.cycles(), case.waiting()) == ([0, 1], [])
 
 
@@ -286,9 +286,9 @@ async def test_the_environment_gives_the_token_where_no_file_does(
         plan = AttributionSpec(slack=SlackSpec(channel="#runs", url=case.server.url), enable_lib=False)
     else:
         plan = AttributionSpec(dataflow=DataflowSpec(url=case.server.url, index="failures"), enable_lib=False)
-    afterwards = Afterwards(plan, case.folder, patience=HASTY)
-    await afterwards.decided(decided(case.folder))
-    await afterwards.close()
+    notifier = Notifier(plan, case.folder, limits=HASTY)
+    await notifier.decided(decided(case.folder))
+    await notifier.close()
     assert [request.headers["authorization"] for request in case.server.requests] == ["Bearer ApiKey-less"]
 
 
@@ -317,38 +317,38 @@ async def test_a_redirect_is_not_followed(case: Case) -> None:
 async def test_a_spool_that_is_full_lets_the_oldest_go(case: Case, caplog: pytest.LogCaptureFixture) -> None:
     """An outage costs so much disk and no more, and it is said."""
     await case.server.stop()
-    afterwards = case.afterwards(Patience(attempts=1))
-    for cycle in range(MOST_PARCELS + 3):
-        await afterwards.decided(decided(case.folder, cycle))
-    await afterwards.close()
-    assert len(case.waiting()) == MOST_PARCELS
-    assert "the oldest 1 will not be told" in caplog.text
+    notifier = case.notifier(DeliveryLimits(attempts=1))
+    for cycle in range(MOST_MESSAGES + 3):
+        await notifier.decided(decided(case.folder, cycle))
+    await notifier.close()
+    assert len(case.waiting()) == MOST_MESSAGES
+    assert "the oldest 1 messages are dropped" in caplog.text
     await case.server.start()
-    (flushed,) = await flush(case.plan, case.folder, patience=HASTY)
-    assert flushed.sent == MOST_PARCELS
-    assert case.cycles() == list(range(3, MOST_PARCELS + 3))
+    (flushed,) = await flush(case.plan, case.folder, limits=HASTY)
+    assert flushed.sent == MOST_MESSAGES
+    assert case.cycles() == list(range(3, MOST_MESSAGES + 3))
 
 
 async def test_a_disk_that_takes_nothing_does_not_keep_a_receiver_from_being_told(case: Case) -> None:
     """The spool is a net, not a gate."""
     (case.folder / "spool").write_text("in the way")
-    afterwards = case.afterwards()
-    await afterwards.decided(decided(case.folder))
-    await afterwards.close()
+    notifier = case.notifier()
+    await notifier.decided(decided(case.folder))
+    await notifier.close()
     assert case.cycles() == [0]
 
 
 async def test_a_torn_parcel_is_dropped_and_the_next_is_told(case: Case, caplog: pytest.LogCaptureFixture) -> None:
     """It is said which failure nobody will hear of."""
     await case.server.stop()
-    afterwards = case.afterwards()
+    notifier = case.notifier()
     for cycle in range(2):
-        await afterwards.decided(decided(case.folder, cycle))
-    await afterwards.close()
+        await notifier.decided(decided(case.folder, cycle))
+    await notifier.close()
     torn, _ = case.waiting()
     torn.write_bytes(torn.read_bytes()[:40])
     await case.server.start()
-    (flushed,) = await flush(case.plan, case.folder, patience=HASTY)
+    (flushed,) = await flush(case.plan, case.folder, limits=HASTY)
     assert (flushed.sent, flushed.left) == (1, 0)
     assert case.cycles() == [1]
     assert torn.stem.partition("-")[2] in caplog.text
@@ -357,12 +357,12 @@ async def test_a_torn_parcel_is_dropped_and_the_next_is_told(case: Case, caplog:
 async def test_two_who_empty_one_spool_tell_each_failure_once(case: Case) -> None:
     """The desk and a flush by hand may meet."""
     await case.server.stop()
-    afterwards = case.afterwards()
+    notifier = case.notifier()
     for cycle in range(5):
-        await afterwards.decided(decided(case.folder, cycle))
-    await afterwards.close()
+        await notifier.decided(decided(case.folder, cycle))
+    await notifier.close()
     await case.server.start()
-    flushes = await asyncio.gather(*(flush(case.plan, case.folder, patience=HASTY) for _ in range(3)))
+    flushes = await asyncio.gather(*(flush(case.plan, case.folder, limits=HASTY) for _ in range(3)))
     assert sum(flushed.sent for (flushed,) in flushes) == 5
     assert case.cycles() == list(range(5))
     assert sum(len(request.body) > 0 for request in case.server.requests) in (1, 5)  # in bulk, or one by one
@@ -371,9 +371,9 @@ async def test_two_who_empty_one_spool_tell_each_failure_once(case: Case) -> Non
 async def test_the_same_failure_told_by_two_controllers_is_told_once(case: Case) -> None:
     """A new controller judges again what the old one had judged."""
     for _ in range(2):
-        afterwards = case.afterwards()
-        await afterwards.decided(decided(case.folder))
-        await afterwards.close()
+        notifier = case.notifier()
+        await notifier.decided(decided(case.folder))
+        await notifier.close()
     assert case.cycles() == [0]
     assert case.waiting() == []
 
@@ -387,7 +387,9 @@ async def test_the_desks_own_process_tells_or_spools_before_it_ends(case: Case, 
     (case.folder / "job.json").write_bytes(msgspec.json.encode(info))
     ledger = case.folder.parent / "suspects.json"
     plan = msgspec.structs.replace(case.plan, ledger=str(ledger))
-    (case.folder / "plan.json").write_bytes(msgspec.json.encode({"fault_tolerance": {"attribution": plan}}))
+    (case.folder / "plan.json").write_bytes(
+        msgspec.json.encode({"name": "llama", "command": ["true"], "fault_tolerance": {"attribution": plan}})
+    )
     lost = decided(case.folder)
     failed = Failed(cause="n2 lost: connection to its agent closed", node="n2")
     inquiry = Inquiry(key=msgspec.structs.replace(lost.key, rank=None), paths=(), failed=failed)
@@ -411,7 +413,7 @@ async def test_what_a_killed_process_had_not_told_yet_is_told_by_a_later_one(cas
     case.server.behaviours = [hang]
     told = [msgspec.json.encode(part).decode() for part in (case.plan, decided(case.folder))]
     process = await asyncio.create_subprocess_exec(
-        *(sys.executable, "-c", TELLER, told[0], str(case.folder), told[1]), stdout=asyncio.subprocess.PIPE
+        *(sys.executable, "-c", SPOOLER, told[0], str(case.folder), told[1]), stdout=asyncio.subprocess.PIPE
     )
     assert process.stdout is not None
     async with asyncio.timeout(WAIT_S):
@@ -420,7 +422,7 @@ async def test_what_a_killed_process_had_not_told_yet_is_told_by_a_later_one(cas
     process.kill()
     await process.wait()
     assert len(case.waiting()) == 1
-    (flushed,) = await flush(case.plan, case.folder, patience=HASTY)
+    (flushed,) = await flush(case.plan, case.folder, limits=HASTY)
     assert (flushed.sent, case.cycles(), case.waiting()) == (1, [0], [])
 
 
@@ -432,17 +434,17 @@ async def test_a_folder_that_is_broken_raises_nothing(case: Case, broken: str) -
         case.folder.write_text("in the way")
     else:
         (case.folder / broken).write_bytes(b"\xff{")
-    afterwards = case.afterwards()
-    await afterwards.decided(decided(case.folder))
-    await afterwards.close()
+    notifier = case.notifier()
+    await notifier.decided(decided(case.folder))
+    await notifier.close()
     assert case.cycles() == [0]
 
 
 async def _told_then_flushed(case: Case) -> Any:
-    afterwards = case.afterwards()
-    await afterwards.decided(decided(case.folder))
-    await afterwards.close()
-    return await flush(case.plan, case.folder, patience=HASTY)
+    notifier = case.notifier()
+    await notifier.decided(decided(case.folder))
+    await notifier.close()
+    return await flush(case.plan, case.folder, limits=HASTY)
 
 
 # ---- what only Slack does
@@ -461,9 +463,9 @@ async def slack(tmp_path: Path) -> AsyncIterator[Case]:
 async def test_a_job_has_one_thread(slack: Case) -> None:
     """Its first message begins it, also for later processes; they post where the first one landed."""
     for cycle in range(3):
-        afterwards = slack.afterwards()
-        await afterwards.decided(decided(slack.folder, cycle))
-        await afterwards.close()
+        notifier = slack.notifier()
+        await notifier.decided(decided(slack.folder, cycle))
+        await notifier.close()
     first, *others = slack.server.messages  # type: ignore[union-attr]
     assert (first["channel"], "thread_ts" in first) == ("#runs", False)
     assert [(other["channel"], other["thread_ts"]) for other in others] == [("C42", "1700000000.000001")] * 2
@@ -471,13 +473,13 @@ async def test_a_job_has_one_thread(slack: Case) -> None:
 
 async def test_a_thread_that_takes_no_more_is_followed_by_a_new_one(slack: Case) -> None:
     """Somebody has deleted or locked it."""
-    afterwards = slack.afterwards()
-    await afterwards.decided(decided(slack.folder, 0))
+    notifier = slack.notifier()
+    await notifier.decided(decided(slack.folder, 0))
     await slack.server.until(lambda: slack.cycles() == [0])
     slack.server.behaviours = [answer(200, {"ok": False, "error": "thread_not_found"})]
-    await afterwards.decided(decided(slack.folder, 1))
+    await notifier.decided(decided(slack.folder, 1))
     await slack.server.until(lambda: slack.cycles() == [0, 1])
-    await afterwards.close()
+    await notifier.close()
     assert ["thread_ts" in request.json for request in slack.server.requests] == [False, True, False]
 
 
@@ -487,11 +489,11 @@ async def test_what_slack_will_refuse_again_is_not_tried_again(
 ) -> None:
     """It is told once, by Slack's own word; the message waits for whoever mends it."""
     slack.server.behaviours = [answer(200, {"ok": False, "error": error})]
-    afterwards = slack.afterwards()
+    notifier = slack.notifier()
     for cycle in range(2):
-        await afterwards.decided(decided(slack.folder, cycle))
+        await notifier.decided(decided(slack.folder, cycle))
         await slack.server.has_had(1)
-    await afterwards.close()
+    await notifier.close()
     assert (len(slack.server.requests), len(slack.waiting())) == (1, 2)
     assert caplog.text.count(error) == 1
 
@@ -499,11 +501,11 @@ async def test_what_slack_will_refuse_again_is_not_tried_again(
 async def test_a_message_that_slack_cannot_take_does_not_hold_up_the_next(slack: Case) -> None:
     """It is dropped, and said."""
     slack.server.behaviours = [answer(200, {"ok": False, "error": "invalid_blocks"})]
-    afterwards = slack.afterwards()
-    await afterwards.decided(decided(slack.folder, 0))
+    notifier = slack.notifier()
+    await notifier.decided(decided(slack.folder, 0))
     await slack.server.has_had(1)
-    await afterwards.decided(decided(slack.folder, 1))
-    await afterwards.close()
+    await notifier.decided(decided(slack.folder, 1))
+    await notifier.close()
     assert (slack.cycles(), slack.waiting()) == ([1], [])
 
 
@@ -531,10 +533,10 @@ async def test_a_document_whose_answer_was_lost_is_there_once(index: Case) -> No
         await cut(writer)
 
     server.behaviours = [take_and_cut]
-    afterwards = index.afterwards()
-    await afterwards.decided(first)
+    notifier = index.notifier()
+    await notifier.decided(first)
     await server.has_had(2)
-    await afterwards.close()
+    await notifier.close()
     assert (index.cycles(), index.waiting()) == ([0], [])
     assert server.requests[0].path == f"/failures/_doc/{first.identity}?op_type=create"
 
@@ -542,11 +544,11 @@ async def test_a_document_whose_answer_was_lost_is_there_once(index: Case) -> No
 async def test_what_has_piled_up_is_sent_in_bulk(index: Case) -> None:
     """One request; a document that is refused is dropped, one that the index is too busy for is sent again."""
     await index.server.stop()
-    afterwards = index.afterwards()
+    notifier = index.notifier()
     told = [decided(index.folder, cycle) for cycle in range(3)]
     for each in told:
-        await afterwards.decided(each)
-    await afterwards.close()
+        await notifier.decided(each)
+    await notifier.close()
     await index.server.start()
     items = [
         {"create": {"_id": each.identity, "status": status, "error": {"type": "x"}}}
@@ -554,7 +556,7 @@ async def test_what_has_piled_up_is_sent_in_bulk(index: Case) -> None:
     ]
     index.server.requests.clear()
     index.server.behaviours = [answer(200, {"errors": True, "items": items})]
-    (flushed,) = await flush(index.plan, index.folder, patience=HASTY)
+    (flushed,) = await flush(index.plan, index.folder, limits=HASTY)
     assert (flushed.sent, flushed.left, flushed.problem) == (2, 0, None)
     assert [request.path for request in index.server.requests] == [
         "/failures/_bulk",
@@ -566,7 +568,7 @@ async def test_what_has_piled_up_is_sent_in_bulk(index: Case) -> None:
 async def test_a_token_that_says_what_it_is_is_sent_as_it_is(index: Case) -> None:
     """Elasticsearch's own keys are no bearer tokens."""
     index.token_file.write_text("ApiKey c2VjcmV0")
-    afterwards = index.afterwards()
-    await afterwards.decided(decided(index.folder))
-    await afterwards.close()
+    notifier = index.notifier()
+    await notifier.decided(decided(index.folder))
+    await notifier.close()
     assert index.server.requests[0].headers["authorization"] == "ApiKey c2VjcmV0"

@@ -10,12 +10,12 @@ import asyncio
 import re
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Annotated, Any, Literal
+from typing import Annotated, Any, Literal
 
 import msgspec
 from msgspec.structs import replace
 
-from nvrx_slurm.attribution.notify.secrets import token_of
+from nvrx_slurm.attribution.http_client import HttpClient, token_of
 from nvrx_slurm.errors import ConfigError, MalformedRecord, SourceError
 from nvrx_slurm.jobspec import env
 from nvrx_slurm.jobspec.model import LlmSpec
@@ -23,15 +23,9 @@ from nvrx_slurm.journal.verdicts import Attribution, Evidence, Inquiry, Scope, V
 from nvrx_slurm.util.decoding import decode
 from nvrx_slurm.util.threads import in_thread
 
-if TYPE_CHECKING:
-    import httpx2
-
 MOST_CHARACTERS = 12_000
 _MOST_PER_LINE = 300
 _TOOL = "attribute_failure"
-
-MOST_BYTES = 1 << 20
-"""A longer reply is refused."""
 
 LEAST_CONFIDENCE = {Verdict.RESTART: 0.5, Verdict.STOP: 0.8}
 MOST_CONFIDENCE = 0.75
@@ -105,7 +99,7 @@ class LlmAdvisor:
 
     def __init__(self, plan: LlmSpec) -> None:
         self._plan = plan
-        self._client: httpx2.AsyncClient | None = None
+        self._http = HttpClient()
 
     async def advise(
         self, rules_say: Attribution, inquiry: Inquiry, tails: Mapping[str, Sequence[str]]
@@ -128,9 +122,7 @@ class LlmAdvisor:
         return merged(rules_say, answer, shown, self._plan.model)
 
     async def close(self) -> None:
-        if self._client is not None:
-            await self._client.aclose()
-            self._client = None
+        await self._http.close()
 
     async def _ask(self, text: str) -> LlmAnswer:
         plan = self._plan
@@ -139,30 +131,17 @@ class LlmAdvisor:
             return token_of(plan.key_file, env.llm_key(), key="fault_tolerance.attribution.llm.key_file")
 
         found_key = await asyncio.wrap_future(in_thread(key, "read key"))  # its file system may not answer
-        reply = await self._post(*request(plan, found_key, text))
+        url, headers, body = request(plan, found_key, text)
+        content, headers = msgspec.json.encode(body), {"Content-Type": "application/json", **headers}
+        limit_s = plan.timeout
+        reply = await self._http.send("POST", url, body=content, headers=headers, connect_s=limit_s, read_s=limit_s)
+        if reply.status != 200:
+            raise SourceError(f"{url} answers {reply.status}")
         try:
-            answer = decode(lambda data: answer_in(plan, msgspec.json.decode(data)), reply, "the reply")
+            answer = decode(lambda data: answer_in(plan, msgspec.json.decode(data)), reply.body, "the reply")
             return decode(msgspec.json.Decoder(LlmAnswer).decode, answer, "the opinion")
         except MalformedRecord as error:
             raise SourceError(f"the reply is not in the form that was asked for: {error}") from None
-
-    async def _post(self, url: str, headers: Mapping[str, str], body: Mapping[str, Any]) -> bytes:
-        import httpx2
-
-        if self._client is None:
-            self._client = httpx2.AsyncClient(timeout=self._plan.timeout, follow_redirects=False)
-        reply = bytearray()
-        try:
-            async with self._client.stream("POST", url, headers=headers, json=body) as response:
-                if response.status_code != 200:
-                    raise SourceError(f"{url} answers {response.status_code}")
-                async for part in response.aiter_bytes():
-                    reply += part
-                    if len(reply) > MOST_BYTES:
-                        raise SourceError(f"the reply is longer than {MOST_BYTES >> 20} MiB")
-        except (httpx2.HTTPError, httpx2.InvalidURL, UnicodeError) as error:
-            raise SourceError(f"{url}: {error or type(error).__name__}") from None
-        return bytes(reply)
 
 
 def _without(rules_say: Attribution, why: str) -> Attribution:

@@ -1,15 +1,13 @@
-"""What is told to others about a decided failure: Slack, an index, the ledger of suspect nodes.
+"""Reports of decided failures: to Slack, an index, the ledger of suspect nodes.
 
-decided      what a receiver is told of
-telling      a decided failure ─▶ a Slack message, a document (pure)
-spool        what is still to be told: files in the job's folder, in order
-courier      carries a spool to its receiver: tries again, gives up, says so once
-slack, dataflow, suspicion      the receivers
-afterwards   all of it, for one job
+base.py               a decided failure, the port of every receiver, its bounds
+format.py             a decided failure as a Slack message, and as a document (pure)
+outbox.py             the spool of one receiver, and the worker that delivers it
+slack.py, dataflow.py the receivers
+notifier.py           all of it, for one job; the ledger as a receiver
 """
 
-from nvrx_slurm.attribution.notify.afterwards import Afterwards, flush
-from nvrx_slurm.attribution.notify.decided import Decided
-from nvrx_slurm.attribution.notify.receiver import Flushed, Patience
+from nvrx_slurm.attribution.notify.base import DecidedFailure, DeliveryLimits, FlushResult
+from nvrx_slurm.attribution.notify.notifier import Notifier, flush
 
-__all__ = ["Afterwards", "Decided", "Flushed", "Patience", "flush"]
+__all__ = ["DecidedFailure", "DeliveryLimits", "FlushResult", "Notifier", "flush"]

@@ -8,12 +8,9 @@ from urllib.parse import quote
 
 import msgspec
 
-from nvrx_slurm.attribution.notify.decided import Decided
-from nvrx_slurm.attribution.notify.http import Answer, Http
-from nvrx_slurm.attribution.notify.receiver import Later, Patience, Refused, bounded
-from nvrx_slurm.attribution.notify.secrets import token_of
-from nvrx_slurm.attribution.notify.spool import Parcel
-from nvrx_slurm.attribution.notify.telling import document
+from nvrx_slurm.attribution.http_client import HttpReply, PermanentError, RetryableError, token_of
+from nvrx_slurm.attribution.notify.base import DecidedFailure, DeliveryLimits, Message, ReceiverHttp, bounded
+from nvrx_slurm.attribution.notify.format import document
 from nvrx_slurm.errors import MalformedRecord
 from nvrx_slurm.jobspec import env
 from nvrx_slurm.jobspec.model import DataflowSpec
@@ -26,43 +23,44 @@ _OF_THE_DOCUMENT = (400, 413)
 _TRY_AGAIN = (408, 429)
 
 
-class Item(msgspec.Struct, frozen=True, kw_only=True):
-    """What became of one document of many."""
+class BulkItem(msgspec.Struct, frozen=True, kw_only=True):
+    """The result for one document of many."""
 
     id: str = msgspec.field(name="_id")
     status: int
     error: Any = None
 
 
-class Outcome(msgspec.Struct, frozen=True, kw_only=True):
+class BulkReply(msgspec.Struct, frozen=True, kw_only=True):
     """The answer to `_bulk`."""
 
-    items: list[dict[str, Item]]
+    items: list[dict[str, BulkItem]]
 
 
-class Dataflow:
-    """Each document is created under its failure's own id: what is sent again is there already, and that is well.
+class DataflowReceiver:
+    """Each document is created under its failure's own id: a document that is sent again exists already (409), which
+    counts as delivered.
 
-    So it works on data streams too, which take nothing but `create`.
+    So it works on data streams too, which accept nothing but `create`.
     """
 
     name, batch = "dataflow", BATCH
 
     def __init__(
-        self, plan: DataflowSpec, *, name: str, cluster: str | None, patience: Patience, clock: Clock
+        self, plan: DataflowSpec, *, name: str, cluster: str | None, limits: DeliveryLimits, clock: Clock
     ) -> None:
         self._plan, self._job_name, self._cluster, self._clock = plan, name, cluster, clock
         self._base = f"{plan.url.rstrip('/')}/{quote(plan.index, safe='')}"
-        self._http = Http("the index", patience=patience, clock=clock)
+        self._http = ReceiverHttp("the index", limits=limits, clock=clock)
 
-    def body(self, decided: Decided) -> bytes:
+    def body(self, decided: DecidedFailure) -> bytes:
         now = self._clock.wall()
         return msgspec.json.encode(document(decided, name=self._job_name, cluster=self._cluster, now=now))
 
-    async def deliver(self, parcels: Sequence[Parcel]) -> Mapping[str, str | None]:
-        sound = [parcel for parcel in parcels if _is_document(parcel.body)]
+    async def deliver(self, messages: Sequence[Message]) -> Mapping[str, str | None]:
+        sound = [message for message in messages if _is_document(message.body)]
         outcome: dict[str, str | None] = {
-            parcel.identity: "what waits in the spool is no document" for parcel in parcels if parcel not in sound
+            message.identity: "the spooled message is no document" for message in messages if message not in sound
         }
         if len(sound) == 1:
             outcome |= await self._create(sound[0])
@@ -73,55 +71,58 @@ class Dataflow:
     async def close(self) -> None:
         await self._http.close()
 
-    async def _create(self, parcel: Parcel) -> Mapping[str, str | None]:
-        url = f"{self._base}/_doc/{quote(parcel.identity, safe='')}?op_type=create"
-        answer = await self._send("PUT", url, parcel.body, "application/json")
-        return _judged(parcel.identity, answer.status, answer.body.decode(errors="replace"))
+    async def _create(self, message: Message) -> Mapping[str, str | None]:
+        url = f"{self._base}/_doc/{quote(message.identity, safe='')}?op_type=create"
+        answer = await self._send("PUT", url, message.body, "application/json")
+        return _outcome(message.identity, answer.status, answer.body.decode(errors="replace"))
 
-    async def _create_all(self, parcels: Sequence[Parcel]) -> Mapping[str, str | None]:
+    async def _create_all(self, messages: Sequence[Message]) -> Mapping[str, str | None]:
         lines = [
             line
-            for parcel in parcels
-            for line in (msgspec.json.encode({"create": {"_id": parcel.identity}}), _on_one_line(parcel.body))
+            for message in messages
+            for line in (
+                msgspec.json.encode({"create": {"_id": message.identity}}),
+                msgspec.json.format(message.body, indent=-1),
+            )
         ]
         content = b"\n".join(lines) + b"\n"
         answer = await self._send("POST", f"{self._base}/_bulk", content, "application/x-ndjson")
         if answer.status != 200:
-            raise Refused(_refusal(answer.status, answer.body.decode(errors="replace")))
+            raise PermanentError(_refusal(answer.status, answer.body.decode(errors="replace")))
         try:
-            items = decode_json(Outcome, answer.body, "the index's answer").items
+            items = decode_json(BulkReply, answer.body, "the index's answer").items
         except MalformedRecord:
-            raise Later("the index's answer is not one of an index: a proxy may have given it") from None
+            raise RetryableError("the reply is not one of an index: a proxy may have sent it") from None
         found: dict[str, str | None] = {}
         for item in (item for each in items for item in each.values()):
             if item.status < 500 and item.status not in _TRY_AGAIN:  # else it stays in the spool
-                found |= _judged(item.id, item.status, str(item.error))
+                found |= _outcome(item.id, item.status, str(item.error))
         return found
 
-    async def _send(self, method: str, url: str, content: bytes, content_type: str) -> Answer:
+    async def _send(self, method: str, url: str, content: bytes, content_type: str) -> HttpReply:
         key = "fault_tolerance.attribution.dataflow.token_file"
         token = await bounded(lambda: token_of(self._plan.token_file, env.dataflow_token(), key=key))
-        # `ApiKey …` and `Basic …` say for themselves what they are
+        # `ApiKey …` and `Basic …` name their scheme themselves
         authorization = token if token is None or " " in token else f"Bearer {token}"
         return await self._http.send(
             method, url, content=content, content_type=content_type, authorization=authorization
         )
 
 
-def _judged(identity: str, status: int, text: str) -> Mapping[str, str | None]:
-    """Raises Refused where every other document would fare the same."""
+def _outcome(identity: str, status: int, text: str) -> Mapping[str, str | None]:
+    """Raises PermanentError if every other document would fail in the same way."""
     if status < 300 or status == _THERE_ALREADY:
         return {identity: None}
     if status in _OF_THE_DOCUMENT:
-        return {identity: f"the index says {status}: {_short(text)}"}
-    raise Refused(_refusal(status, text))
+        return {identity: f"the index answers {status}: {_short(text)}"}
+    raise PermanentError(_refusal(status, text))
 
 
 def _refusal(status: int, text: str) -> str:
     todo = {
         401: "check dataflow.token_file or NVRX_SLURM_DATAFLOW_TOKEN",
         403: "the token may not create documents there",
-        404: "check dataflow.url and dataflow.index: there is no such index, and none is made by itself",
+        404: "check dataflow.url and dataflow.index: there is no such index, and none is created automatically",
     }.get(status, "check dataflow.url")
     return f"the index refuses ({status}: {_short(text)}): {todo}"
 
@@ -136,7 +137,3 @@ def _is_document(body: bytes) -> bool:
         return isinstance(decode_json(dict, body, "a document"), dict)
     except MalformedRecord:
         return False
-
-
-def _on_one_line(body: bytes) -> bytes:
-    return msgspec.json.format(body, indent=-1)

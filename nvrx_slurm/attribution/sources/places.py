@@ -34,8 +34,8 @@ def fixed_place(url: str, token_file: str | None) -> Locate:
     address, from this user's own service there."""
 
     def locate() -> Place:
+        from nvrx_slurm.attribution.http_client import token_of
         from nvrx_slurm.attribution.local_service import find_token
-        from nvrx_slurm.attribution.notify.secrets import token_of
 
         token = token_of(token_file, env.attrsvc_token(), key="fault_tolerance.attribution.token_file")
         return Place(url=url.rstrip("/"), token=token or find_token(url))

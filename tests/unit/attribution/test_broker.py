@@ -6,7 +6,7 @@ import asyncio
 from dataclasses import dataclass, field
 
 from nvrx_slurm.attribution.broker import CLOSED, MOST_AT_WORK, MOST_KEPT, SourceBroker
-from nvrx_slurm.attribution.notify import Decided
+from nvrx_slurm.attribution.notify import DecidedFailure
 from nvrx_slurm.attribution.sources.guard import Guard
 from nvrx_slurm.journal.verdicts import Attribution, FailureKey, Inquiry, Verdict, VerdictRecord
 from nvrx_slurm.util.clock import SystemClock
@@ -20,7 +20,7 @@ class Told:
     """What a desk has answered, and what it has told others."""
 
     answers: list[tuple[FailureKey, Attribution]] = field(default_factory=list)
-    decisions: list[Decided] = field(default_factory=list)
+    decisions: list[DecidedFailure] = field(default_factory=list)
     news: asyncio.Event = field(default_factory=asyncio.Event)
     stalled: asyncio.Event | None = None
     closed: bool = False
@@ -31,7 +31,7 @@ class Told:
         self.answers.append((key, attribution))
         self.news.set()
 
-    async def decided(self, decided: Decided) -> None:
+    async def decided(self, decided: DecidedFailure) -> None:
         self.decisions.append(decided)
         self.news.set()
 

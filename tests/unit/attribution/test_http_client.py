@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from nvrx_slurm.attribution.notify.secrets import token_of
+from nvrx_slurm.attribution.http_client import token_of
 from nvrx_slurm.errors import ConfigError
 
 KEY = "fault_tolerance.attribution.slack.token_file"

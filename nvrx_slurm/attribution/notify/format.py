@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import shlex
 from collections.abc import Iterator
 from datetime import UTC, datetime
@@ -10,16 +11,15 @@ from typing import Any
 
 import msgspec
 
-from nvrx_slurm.attribution.notify.decided import Decided
-from nvrx_slurm.attribution.notify.slack_text import bold, code_block, escaped, fitting, mention_of
+from nvrx_slurm.attribution.notify.base import DecidedFailure
 from nvrx_slurm.journal.verdicts import Attribution, Evidence, Verdict
-from nvrx_slurm.util.sanitize import one_line
+from nvrx_slurm.util.sanitize import one_line, uncoloured
 
 HEADER_CHARS, FIELD_CHARS, SECTION_CHARS = 150, 2000, 3000
 """Slack's own bounds (Block Kit reference: header, section)."""
 
 EXPLANATION_CHARS, EVIDENCE_CHARS, LINE_CHARS = 600, 1000, 240
-"""Ours are narrower: beyond some 10,000 characters in all Slack says `msg_blocks_too_long`."""
+"""Narrower ones: beyond some 10,000 characters in all Slack answers `msg_blocks_too_long`."""
 
 MOST_SOURCES, MOST_LINES = 4, 5
 SCHEMA = 1
@@ -34,7 +34,7 @@ ACTIONS = {
 _SIGNS = {Verdict.STOP: "🛑", Verdict.RESTART: "🔄", Verdict.UNKNOWN: "❔", Verdict.TIMEOUT: "⏳"}
 
 
-def slack_message(decided: Decided, *, channel: str, mention: str | None, name: str) -> dict[str, Any]:
+def slack_message(decided: DecidedFailure, *, channel: str, mention: str | None, name: str) -> dict[str, Any]:
     """The arguments of `chat.postMessage`, all within Slack's bounds. `name`: the job's, for people."""
     headline = one_line(f"{_SIGNS[decided.verdict]} {decided.verdict}: {name or 'job'} ({decided.job_id})")
     first, done = what_failed(decided), what_is_done(decided)
@@ -57,7 +57,7 @@ def slack_message(decided: Decided, *, channel: str, mention: str | None, name: 
     }
 
 
-def document(decided: Decided, *, name: str, cluster: str | None, now: float) -> dict[str, Any]:
+def document(decided: DecidedFailure, *, name: str, cluster: str | None, now: float) -> dict[str, Any]:
     """What the index gets. All fields are always there, so that each keeps its type; times are UTC."""
     leading, judged = decided.leading, decided.judged
     failed_at = decided.inquiry.failed.t if decided.inquiry.failed else 0.0
@@ -82,7 +82,7 @@ def document(decided: Decided, *, name: str, cluster: str | None, now: float) ->
     }
 
 
-def what_failed(decided: Decided) -> str:
+def what_failed(decided: DecidedFailure) -> str:
     """One line: who, where, how. Causes name rank and node themselves."""
     failed, rank = decided.inquiry.failed, decided.key.rank
     if failed is None:
@@ -91,25 +91,25 @@ def what_failed(decided: Decided) -> str:
     return ", ".join(filter(None, (failed.cause, error, f"at step {failed.step}" if failed.step is not None else "")))
 
 
-def what_is_done(decided: Decided) -> str:
+def what_is_done(decided: DecidedFailure) -> str:
     """One line: the action, and of a STOP whether it was the reason."""
     judged = decided.judged
     if judged is None:
-        return "nothing yet: nobody has decided"
+        return "nothing yet: no decision"
     done = ACTIONS.get(judged.action, judged.action or "nothing")
     if judged.verdict is not Verdict.STOP:
         return done
     return f"{done}; the verdict decided" if judged.acted else f"{done}; not acted on: {judged.why or 'dry run'}"
 
 
-def blamed_nodes(decided: Decided) -> tuple[str, ...]:
-    """Whom the decision blames; where there is none, whom the leading answer does."""
+def blamed_nodes(decided: DecidedFailure) -> tuple[str, ...]:
+    """The nodes that the decision blames; without one, those of the leading answer."""
     if decided.judged is not None:
         return decided.judged.nodes_blamed
     return decided.leading.nodes if decided.leading else ()
 
 
-def _fields(decided: Decided) -> Iterator[str]:
+def _fields(decided: DecidedFailure) -> Iterator[str]:
     leading, key = decided.leading, decided.key
     yield f"{bold('Cycle')}\n{escaped(key.replica)}, cycle {key.cycle}, generation {key.generation}"
     if leading is not None:
@@ -127,9 +127,9 @@ def _source(said: Attribution) -> str:
     lines = [line for line in (said.primary, *said.secondary) if line is not None]
     parts = [head + (f": {fitting(text, EXPLANATION_CHARS)}" if text else "")]
     if lines:
-        told = [_line(line) for line in lines[:MOST_LINES]]
+        shown = [_line(line) for line in lines[:MOST_LINES]]
         more = [f"… {len(lines) - MOST_LINES} more"] if len(lines) > MOST_LINES else []
-        parts.append(code_block("\n".join(told + more), EVIDENCE_CHARS))
+        parts.append(code_block("\n".join(shown + more), EVIDENCE_CHARS))
     if said.hint:
         parts.append(fitting(said.hint, EXPLANATION_CHARS))
     return "\n".join(parts)
@@ -141,7 +141,7 @@ def _line(evidence: Evidence) -> str:
     return f"{where}: {text if len(text) <= LINE_CHARS else text[: LINE_CHARS - 1] + '…'}"
 
 
-def _hint(decided: Decided) -> str:
+def _hint(decided: DecidedFailure) -> str:
     folder = str(PurePath(decided.key.job).parent)
     command = ["nvrx-slurm", "explain", decided.job_id, "--cycle", str(decided.key.cycle), "--folder", folder]
     return f"More: `{fitting(shlex.join(command).replace('`', 'ˋ'), 1500)}`"
@@ -161,3 +161,54 @@ def _plain(value: Any) -> Any:
 
 def _iso(t: float) -> str:
     return datetime.fromtimestamp(t, UTC).isoformat(timespec="milliseconds").replace("+00:00", "Z")
+
+
+# ---- text as Slack's `mrkdwn` shows it, with any content
+
+_ENTITIES = {"&": "&amp;", "<": "&lt;", ">": "&gt;"}
+_MEMBER = re.compile(r"[UW][A-Z0-9]+")
+_GROUP = re.compile(r"S[A-Z0-9]+")
+
+
+def escaped(text: str) -> str:
+    """Nothing of it is a link, a mention, or an entity; control characters are visible, colours left out."""
+    return "".join(_shown(char) for char in uncoloured(text))
+
+
+def fitting(text: str, most: int) -> str:
+    """Escaped, and at most `most` characters of it: cut between characters, never inside an entity."""
+    whole = escaped(text)
+    if len(whole) <= most:
+        return whole
+    shown, length = [], 1
+    for char in map(_shown, uncoloured(text)):
+        length += len(char)
+        if length > most:
+            break
+        shown.append(char)
+    return "".join(shown) + "…"
+
+
+def code_block(text: str, most: int) -> str:
+    """As a block that ends where it should: backticks inside become look-alikes. At most `most` characters."""
+    return f"```\n{fitting(text.replace('`', 'ˋ'), most - 8)}\n```"
+
+
+def bold(text: str) -> str:
+    return f"*{text}*"
+
+
+def mention_of(whom: str) -> str:
+    """`U024BE7LH` → `<@U024BE7LH>`, `@here` → `<!here>`, a group's id likewise; anything else is shown as it is."""
+    bare = whom.strip().lstrip("@")
+    if bare in ("here", "channel", "everyone"):
+        return f"<!{bare}>"
+    if _MEMBER.fullmatch(bare):
+        return f"<@{bare}>"
+    return f"<!subteam^{bare}>" if _GROUP.fullmatch(bare) else escaped(whom)
+
+
+def _shown(char: str) -> str:
+    if char in _ENTITIES:
+        return _ENTITIES[char]
+    return " " if char == "\t" else char

@@ -10,9 +10,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from nvrx_slurm.attribution.notify.decided import Decided
-from nvrx_slurm.attribution.notify.slack_text import code_block, escaped, fitting, mention_of
-from nvrx_slurm.attribution.notify.telling import document, slack_message
+from nvrx_slurm.attribution.notify.base import DecidedFailure
+from nvrx_slurm.attribution.notify.format import code_block, document, escaped, fitting, mention_of, slack_message
 from nvrx_slurm.journal.verdicts import (
     Attribution,
     Evidence,
@@ -49,12 +48,12 @@ UNSURE = Attribution(source="http://other:8000", verdict=Verdict.TIMEOUT, proble
 JUDGED = VerdictRecord(key=KEY, verdict=Verdict.STOP, acted=True, action="stop", nodes_blamed=("n2",))
 
 
-def decided(**changes: Any) -> Decided:
+def decided(**changes: Any) -> DecidedFailure:
     whole = {"inquiry": Inquiry(key=KEY, paths=(), failed=FAILED, nodes=("n1", "n2")), "judged": JUDGED}
-    return Decided(key=KEY, **(whole | {"attributions": (UNSURE, SAID)} | changes))
+    return DecidedFailure(key=KEY, **(whole | {"attributions": (UNSURE, SAID)} | changes))
 
 
-def message(told: Decided, mention: str | None = None) -> dict[str, Any]:
+def message(told: DecidedFailure, mention: str | None = None) -> dict[str, Any]:
     return slack_message(told, channel="#runs", mention=mention, name="llama")
 
 
@@ -100,7 +99,7 @@ def test_a_message_says_what_failed_what_was_said_and_what_is_done() -> None:
         (VerdictRecord(key=KEY, verdict=Verdict.RESTART, why="lib: RESTART", action="restart_job"),
          "*Done* all replicas start again"),
         (VerdictRecord(key=KEY, verdict=Verdict.UNKNOWN, action="a_new_one"), "*Done* a_new_one"),
-        (None, "nothing yet: nobody has decided"),
+        (None, "nothing yet: no decision"),
     ],
     ids=["dry run", "restart", "unknown", "a service"],
 )  # fmt: skip

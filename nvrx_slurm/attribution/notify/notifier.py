@@ -1,0 +1,172 @@
+"""Reports a job's decided failures to Slack, an index and the ledger of suspect nodes, each at its own pace."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+
+import msgspec
+
+from nvrx_slurm.attribution.http_client import PermanentError, RetryableError
+from nvrx_slurm.attribution.ledger import Blame, blames_of, cluster_of, open_ledger
+from nvrx_slurm.attribution.notify.base import (
+    DecidedFailure,
+    DeliveryLimits,
+    FlushResult,
+    Message,
+    Receiver,
+    bounded,
+)
+from nvrx_slurm.attribution.notify.dataflow import DataflowReceiver
+from nvrx_slurm.attribution.notify.outbox import OutboxWorker, Spool
+from nvrx_slurm.attribution.notify.slack import SlackReceiver
+from nvrx_slurm.errors import MalformedRecord, NvrxError, StoreUnreachable, UsageError, WaitTimeout
+from nvrx_slurm.jobspec.model import AttributionSpec
+from nvrx_slurm.journal.folder import JobFolder
+from nvrx_slurm.util.clock import Clock, SystemClock
+from nvrx_slurm.util.decoding import decode_json
+from nvrx_slurm.util.log import get_logger
+
+log = get_logger("postprocessing")
+
+LEDGER_S = 10.0
+
+
+class Notifier:
+    """Reports each decided failure to the receivers that the plan names.
+
+    A report goes into `folder`/spool first, and is delivered from there, in order: the next `decided` or `flush`
+    delivers what an outage or the end of this process left. `folder` is the job's own, or the one that a service
+    keeps for that job: without a job.json no nodes are blamed.
+    """
+
+    def __init__(
+        self, plan: AttributionSpec, folder: Path, *, clock: Clock | None = None, limits: DeliveryLimits | None = None
+    ) -> None:
+        self._plan, self._folder = plan, folder
+        self._clock, self._limits = clock or SystemClock(), limits or DeliveryLimits()
+        self._making: asyncio.Task[list[OutboxWorker]] | None = None
+        self._rounds: dict[str, asyncio.Task[FlushResult]] = {}
+        self._missed: set[str] = set()
+
+    async def decided(self, decided: DecidedFailure) -> None:
+        """Spool its reports, within a few seconds even on a slow disk; delivery goes on in the background.
+
+        Never raises.
+        """
+        try:
+            workers = await self._workers()
+            await asyncio.gather(*(worker.put(decided) for worker in workers))
+            for worker in workers:
+                self._start_round(worker)
+        except Exception:
+            log.exception("failure %s: not every receiver gets a report", decided.key)
+
+    async def close(self, timeout_s: float = 5.0) -> None:
+        """Finish the deliveries, in `timeout_s` at most; the rest stays in the spool. Never raises."""
+        workers = await self._workers() if self._making else []
+        for worker in workers:
+            self._start_round(worker)  # a receiver that was away may be back
+        clock = asyncio.get_running_loop().time
+        deadline = clock() + timeout_s
+        while self._rounds and clock() < deadline:  # another round may follow one that ends
+            await asyncio.wait(self._rounds.values(), timeout=deadline - clock())
+        for round_ in list(self._rounds.values()):
+            round_.cancel()
+            await asyncio.gather(round_, return_exceptions=True)
+        for worker in workers:
+            await worker.close()
+
+    async def flush(self) -> list[FlushResult]:
+        """Deliver everything that is spooled; one result for each receiver."""
+        return [await worker.empty() for worker in await self._workers()]
+
+    def _start_round(self, worker: OutboxWorker) -> None:
+        # One round at a time; a report that arrives while one is about to end gets a round of its own.
+        name = worker.receiver.name
+        if name in self._rounds:
+            self._missed.add(name)
+            return
+        self._missed.discard(name)
+        self._rounds[name] = asyncio.create_task(worker.empty(), name=f"deliver to {name}")
+
+        def on_end(round_: asyncio.Task[FlushResult]) -> None:
+            del self._rounds[name]
+            if name in self._missed and not round_.cancelled() and round_.result().problem is None:
+                self._start_round(worker)
+
+        self._rounds[name].add_done_callback(on_end)
+
+    async def _workers(self) -> list[OutboxWorker]:
+        # Made when first needed, since it reads the job's folder.
+        self._making = self._making or asyncio.create_task(self._make_workers())
+        return await asyncio.shield(self._making)
+
+    async def _make_workers(self) -> list[OutboxWorker]:
+        plan, clock, limits = self._plan, self._clock, self._limits
+        name, cluster = "", None
+        try:
+            info = await bounded(JobFolder(self._folder).read_info)
+        except (OSError, UsageError) as error:
+            log.warning("%s: its job.json cannot be read (%s)", self._folder, error)
+        else:
+            if info:
+                name, cluster = info.name, cluster_of(info, plan.ledger)
+        found: list[Receiver] = []
+        if cluster is not None:
+            found.append(LedgerReceiver(plan.ledger, cluster=cluster, clock=clock))
+        if plan.dataflow is not None:
+            found.append(DataflowReceiver(plan.dataflow, name=name, cluster=cluster, limits=limits, clock=clock))
+        if plan.slack is not None:
+            found.append(SlackReceiver(plan.slack, self._folder, name=name, limits=limits, clock=clock))
+        folder = self._folder / "spool"
+        return [OutboxWorker(each, Spool(folder / each.name, clock), limits=limits, clock=clock) for each in found]
+
+
+async def flush(
+    plan: AttributionSpec, folder: Path, *, clock: Clock | None = None, limits: DeliveryLimits | None = None
+) -> list[FlushResult]:
+    """Deliver all that a job has left in its spool: one result for each receiver of the plan. Never raises."""
+    notifier = Notifier(plan, folder, clock=clock, limits=limits)
+    try:
+        return await notifier.flush()
+    finally:
+        await notifier.close(0.0)
+
+
+class LedgerReceiver:
+    """Writes blames of nodes into the ledger at `where`: a receiver like the others, for it may be as far away."""
+
+    name, batch = "ledger", 1
+
+    def __init__(self, where: str | None, *, cluster: str, clock: Clock) -> None:
+        self._where, self._cluster, self._clock = where, cluster, clock
+
+    def body(self, decided: DecidedFailure) -> bytes | None:
+        now = self._clock.wall()
+        blames = blames_of(decided.inquiry, decided.attributions, cluster=self._cluster, at=now)
+        return msgspec.json.encode(blames) if blames else None
+
+    async def deliver(self, messages: Sequence[Message]) -> Mapping[str, str | None]:
+        (message,) = messages
+        try:
+            blames = decode_json(list[Blame], message.body, "the blames")
+        except MalformedRecord:
+            return {message.identity: "the spooled message holds no blames"}
+
+        def write() -> None:
+            open_ledger(self._where, cluster=self._cluster, clock=self._clock).blame(blames)
+
+        try:
+            await bounded(write, LEDGER_S)
+        except (TimeoutError, WaitTimeout) as error:
+            raise RetryableError(f"the ledger does not answer ({error or 'in time'})") from None
+        except StoreUnreachable as error:
+            raise (PermanentError if error.refused else RetryableError)(str(error)) from None
+        except NvrxError as error:
+            raise PermanentError(str(error)) from None
+        return {message.identity: None}
+
+    async def close(self) -> None:
+        """It holds nothing open."""

@@ -12,7 +12,7 @@ from nvrx_slurm.errors import StoreUnreachable
 from nvrx_slurm.journal.folder import LOOPBACK, JobFolder, JobInfo, StoreAddress
 from nvrx_slurm.store.certificate import Certificate, make_certificate
 from nvrx_slurm.store.embedded import READY_S, EmbeddedStore, new_socket_name
-from nvrx_slurm.store.servers import Server, find_server
+from nvrx_slurm.store.servers import ServerBinary, find_server
 from nvrx_slurm.util.ids import new_secret
 from nvrx_slurm.util.log import get_logger
 from nvrx_slurm.util.processes import dies_with_parent
@@ -33,7 +33,7 @@ class StoreKeeper:
     def __init__(self, folder: JobFolder, info: JobInfo, *, asked: str, job: str, token: str) -> None:
         self._folder, self._info = folder, info
         self._asked, self._job, self._token = asked, job, token
-        self._server: Server | None = None
+        self._server: ServerBinary | None = None
         self._socket: Path | None = None
         self._certificate: Certificate | None = None
         self.process: Process | None = None

@@ -13,7 +13,7 @@ from nvrx_slurm.util.sanitize import json_text, one_line
 
 if TYPE_CHECKING:
     from nvrx_slurm.report.tables import Mood, Table
-    from nvrx_slurm.transport.doctor import Finding
+    from nvrx_slurm.transport.doctor import TransportCheck
 
 _MOODS: dict[str, Mood] = {"ok": "good", "warn": "busy", "fail": "bad", "absent": "dim"}
 
@@ -72,7 +72,7 @@ def sweep(folder: Path | None) -> None:
         click.echo("no ring of a dead process", err=True)
 
 
-def _table(findings: list[Finding]) -> Table:
+def _table(findings: list[TransportCheck]) -> Table:
     from nvrx_slurm.report.tables import Row, Table
 
     rows = (

@@ -13,7 +13,7 @@ from nvrx_slurm.journal.folder import StoreAddress
 from nvrx_slurm.journal.records import AnyFact, Entry, pack, unpack_entry, unpack_heartbeat
 from nvrx_slurm.report.model import Heard
 from nvrx_slurm.store.keys import Keys
-from nvrx_slurm.store.sealing import Refused, field_m, open_heartbeat
+from nvrx_slurm.store.sealing import RefusedRecords, field_m, open_heartbeat
 from nvrx_slurm.util.clock import SystemClock
 from nvrx_slurm.util.job_key import JobKey
 
@@ -30,7 +30,7 @@ class JournalStream:
     def __init__(self, address: StoreAddress, *, after: int = 0, beats: bool = False) -> None:
         self._where = address.url
         self._keys, self._key = Keys(address.job), JobKey(address.token)
-        self._refused = Refused(SystemClock())
+        self._refused = RefusedRecords(SystemClock())
         self._numbers: dict[bytes, bytes] = {}  # whose beat → the number of the newest
         self._redis = _connect(address)
         self._after = after

@@ -42,7 +42,7 @@ from nvrx_slurm.journal.records import (
 from nvrx_slurm.store.keys import Keys
 from nvrx_slurm.store.redis_client import Look, async_client
 from nvrx_slurm.store.retry import IN_MEMORY, Cause, GiveUp, Retry, StoreRetry
-from nvrx_slurm.store.sealing import Refused, field_m, open_order, order_place, seal_heartbeat, seal_order
+from nvrx_slurm.store.sealing import RefusedRecords, field_m, open_order, order_place, seal_heartbeat, seal_order
 from nvrx_slurm.util.clock import Clock
 from nvrx_slurm.util.job_key import JobKey
 from nvrx_slurm.util.log import get_logger
@@ -87,7 +87,7 @@ class Store:
         self._where, self._embedded = address.url, address.embedded
         self.generation = generation
         self.keys = Keys(address.job)
-        self.refused = Refused(clock)
+        self.refused = RefusedRecords(clock)
         self._key = JobKey(address.token)
         self._beats = 0  # so many were sent
         self._orders = 0  # so many were committed

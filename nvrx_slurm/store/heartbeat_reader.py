@@ -19,7 +19,7 @@ from redis import exceptions as failures
 from nvrx_slurm.errors import MalformedRecord, StoreUnreachable, UntrustedRecord
 from nvrx_slurm.journal.folder import StoreAddress
 from nvrx_slurm.store.redis_client import Look, async_client
-from nvrx_slurm.store.sealing import Refused, open_heartbeat
+from nvrx_slurm.store.sealing import RefusedRecords, open_heartbeat
 from nvrx_slurm.util.clock import Clock
 from nvrx_slurm.util.job_key import JobKey
 from nvrx_slurm.util.log import get_logger
@@ -70,7 +70,7 @@ class HeartbeatReader:
         if connection is None:
             self._redis = async_client(address, look, connect_s=READ_S, answer_s=READ_S)
         self._redis.set_response_callback("XREAD", _raw)
-        self.refused = Refused(clock)
+        self.refused = RefusedRecords(clock)
         self._job_key = JobKey(address.token)
         self._numbers: dict[bytes, bytes] = {}  # whose beat → the number of the newest
         self._last = _START

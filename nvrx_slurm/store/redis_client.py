@@ -29,7 +29,7 @@ from nvrx_slurm.store.link import Refusals, Where
 from nvrx_slurm.util.threads import in_thread
 
 
-class Address(Where, Protocol):
+class StoreLocation(Where, Protocol):
     """Where the store is, and whether it is this job's own."""
 
     @property
@@ -38,11 +38,13 @@ class Address(Where, Protocol):
 
 CONNECT_S = 3.0
 
-Look = Callable[[], Address | None]
+Look = Callable[[], StoreLocation | None]
 """Reads `store.json` again. None where there is no such file; raises OSError or NvrxError."""
 
 
-def async_client(address: Address, look: Look | None, *, connect_s: float, answer_s: float) -> redis.asyncio.Redis:
+def async_client(
+    address: StoreLocation, look: Look | None, *, connect_s: float, answer_s: float
+) -> redis.asyncio.Redis:
     """A client that does not try again by itself. Without `look` the address stays what it is."""
     options: dict[str, Any] = {"socket_connect_timeout": connect_s, "socket_timeout": answer_s, "protocol": 2}
     retry = AsyncRetry(NoBackoff(), 0)
@@ -59,7 +61,7 @@ def async_client(address: Address, look: Look | None, *, connect_s: float, answe
     return redis.asyncio.Redis.from_pool(pool)
 
 
-def client(address: Address, *, connect_s: float, answer_s: float) -> redis.Redis:
+def client(address: StoreLocation, *, connect_s: float, answer_s: float) -> redis.Redis:
     """The same for a thread, and for an address that stays what it is."""
     options: dict[str, Any] = {"socket_connect_timeout": connect_s, "socket_timeout": answer_s, "protocol": 2}
     retry = Retry(NoBackoff(), 0)
@@ -98,7 +100,7 @@ class StoreConnection(Connection):
 class _AsyncStoreConnection(AsyncConnection):
     """To an embedded store at the address that `look` returns when the connection is opened."""
 
-    def __init__(self, *, address: Address, look: Look, refusals: Refusals, **options: Any) -> None:
+    def __init__(self, *, address: StoreLocation, look: Look, refusals: Refusals, **options: Any) -> None:
         super().__init__(redis_connect_func=self._log_in, **options)
         self._where: Where = address
         self._look, self._refusals = look, refusals

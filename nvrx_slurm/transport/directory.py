@@ -112,7 +112,7 @@ class Directory:
         """What is published now, oldest first; with `after`, the `id` of one, only what came later."""
         key, last = self._stream(topic), START if after is None else checked_id(after)
         newest = self._newest(key)
-        reader = _Reader(key, self._key)
+        reader = _TopicReader(key, self._key)
         found: list[Published] = []
         while place(last) < place(newest):
             [items] = self._ask(["XRANGE", key, _next(last), newest, "COUNT", CHUNK])
@@ -127,7 +127,7 @@ class Directory:
         key = self._stream(topic)
         newest = self._newest(key)
         after, retry = START if from_start else newest, self._client.retry()
-        return Following(functools.partial(self._ask, retry=retry), key, _Reader(key, self._key), after)
+        return Following(functools.partial(self._ask, retry=retry), key, _TopicReader(key, self._key), after)
 
     def close(self) -> None:
         """Idempotent. Who waits in `Following.next` gets a UsageError within about a second."""
@@ -163,7 +163,7 @@ class Directory:
 class Following:
     """One consumer's way through a topic; for one thread at a time. It ends with its `Directory`."""
 
-    def __init__(self, ask: Callable[..., list[Any]], key: str, reader: _Reader, after: str) -> None:
+    def __init__(self, ask: Callable[..., list[Any]], key: str, reader: _TopicReader, after: str) -> None:
         self._ask, self._key, self._reader, self._after = ask, key, reader, after
 
     @property
@@ -198,7 +198,7 @@ class Following:
         return items
 
 
-class _Reader:
+class _TopicReader:
     """Turns what a stream holds into records: each once, and none that is forged or cannot be read; one log line a
     minute says so."""
 

@@ -7,13 +7,13 @@ from collections.abc import Callable
 from pathlib import Path
 
 from nvrx_slurm.transport import slots
-from nvrx_slurm.transport.slots import NOBODY, Owner, Refusal, Slot, State
+from nvrx_slurm.transport.slots import NOBODY, Refusal, RingSlot, SlotOwner, State
 from nvrx_slurm.util import pages
 
 COMMAND = "python -m nvrx_slurm.transport.docs docs/transport.md"
 
-_OWNER = Owner(1, 1, 1)
-_STEPS: dict[str, Callable[[Slot], Slot | Refusal]] = {
+_OWNER = SlotOwner(1, 1, 1)
+_STEPS: dict[str, Callable[[RingSlot], RingSlot | Refusal]] = {
     "begin": lambda slot: slots.begin(slot, slot.generation + 1, _OWNER, overwrite=True),
     "publish": lambda slot: slots.publish(slot, 1, _OWNER, size=0, checksum=None, schema_bytes=0),
     "abandon": lambda slot: slots.abandon(slot, 1, _OWNER),
@@ -32,8 +32,8 @@ def diagram() -> str:
     for state in State:
         owner = _OWNER if state in (State.WRITING, State.READING) else NOBODY
         for name, step in _STEPS.items():
-            after = step(Slot(state, 1, owner))
-            if isinstance(after, Slot):
+            after = step(RingSlot(state, 1, owner))
+            if isinstance(after, RingSlot):
                 lines.append(f"    {state.name} --> {after.state.name} : {name}")
     return "\n".join(lines)
 

@@ -61,7 +61,7 @@ class Level(StrEnum):
     ABSENT = "absent"
 
 
-class Finding(NamedTuple):
+class TransportCheck(NamedTuple):
     """One part: what was seen, and what to do, "" where nothing is."""
 
     part: str
@@ -70,38 +70,38 @@ class Finding(NamedTuple):
     todo: str = ""
 
 
-def examine() -> list[Finding]:
+def examine() -> list[TransportCheck]:
     """All of them, within a minute. Removes the rings of dead processes, as whoever makes a ring does."""
     return [finding for check in CHECKS for finding in check()]
 
 
-def is_fit(findings: list[Finding]) -> bool:
+def is_fit(findings: list[TransportCheck]) -> bool:
     """Whether the default transports work."""
     return not any(finding.level is Level.FAIL for finding in findings)
 
 
-def _shared_memory() -> Iterator[Finding]:
+def _shared_memory() -> Iterator[TransportCheck]:
     from nvrx_slurm.transport.ring.segment import SHM
 
     try:
         room = os.statvfs(SHM)
     except OSError as error:
-        yield Finding("/dev/shm", Level.FAIL, error.strerror or str(error), "mount a tmpfs there")
+        yield TransportCheck("/dev/shm", Level.FAIL, error.strerror or str(error), "mount a tmpfs there")
     else:
         yield room_for_rings(room.f_blocks * room.f_frsize, room.f_bavail * room.f_frsize)
 
 
-def room_for_rings(size: int, free: int) -> Finding:
+def room_for_rings(size: int, free: int) -> TransportCheck:
     """Of /dev/shm, in bytes."""
     seen = f"{gibibytes(size)}, {gibibytes(free)} free"
     if size <= CONTAINER_BYTES:
-        return Finding("/dev/shm", Level.WARN, f"{seen}: no more than containers have by default", _LARGER_SHM)
+        return TransportCheck("/dev/shm", Level.WARN, f"{seen}: no more than containers have by default", _LARGER_SHM)
     if free < SHARE_LEFT * size:
-        return Finding("/dev/shm", Level.WARN, seen, "look at what lies there: du -sh /dev/shm/*")
-    return Finding("/dev/shm", Level.OK, seen)
+        return TransportCheck("/dev/shm", Level.WARN, seen, "look at what lies there: du -sh /dev/shm/*")
+    return TransportCheck("/dev/shm", Level.OK, seen)
 
 
-def _rings() -> Iterator[Finding]:
+def _rings() -> Iterator[TransportCheck]:
     """Those of dead processes go, as with every ring that is made; the others are somebody's."""
     from nvrx_slurm.transport.ring.segment import SHM, sweep
 
@@ -117,7 +117,7 @@ def _rings() -> Iterator[Finding]:
     parts = [f"{gibibytes(size)}: {whose}" if owners else "none"]
     if swept:
         parts.append(f"{len(swept)} of dead processes removed ({', '.join(swept)})")
-    yield Finding("rings", Level.OK, "; ".join(parts))
+    yield TransportCheck("rings", Level.OK, "; ".join(parts))
 
 
 def _user(uid: int) -> str:
@@ -127,26 +127,26 @@ def _user(uid: int) -> str:
         return str(uid)
 
 
-def _tried(scheme: str, todo: str) -> Iterator[Finding]:
+def _tried(scheme: str, todo: str) -> Iterator[TransportCheck]:
     try:
         pace = measure(scheme)
     except TransportError as error:
-        yield Finding(scheme, Level.FAIL, error.said, todo)
+        yield TransportCheck(scheme, Level.FAIL, error.said, todo)
     else:
-        yield Finding(scheme, Level.OK, in_words(pace))
+        yield TransportCheck(scheme, Level.OK, in_words(pace))
 
 
-def _own_node() -> Iterator[Finding]:
+def _own_node() -> Iterator[TransportCheck]:
     return _tried("shm", "without a ring nothing works: see /dev/shm above")
 
 
-def _other_nodes() -> Iterator[Finding]:
+def _other_nodes() -> Iterator[TransportCheck]:
     return _tried(
         "tcp", "is the loopback up (ip addr show lo), is there a firewall? The ring itself can be read without"
     )
 
 
-def _host_name() -> Iterator[Finding]:
+def _host_name() -> Iterator[TransportCheck]:
     """It is what a server tells its peers; each of them looks it up for itself."""
     name = socket.gethostname()
     looking = in_thread(lambda: _addresses(name), "look up the host name")
@@ -154,18 +154,22 @@ def _host_name() -> Iterator[Finding]:
         yield known_as(name, looking.result(NAME_S))
     except (TooLate, OSError) as error:
         why = f"was not looked up in {NAME_S:.0f} s" if isinstance(error, TooLate) else "has no address here"
-        yield Finding("host name", Level.WARN, f"{name} {why}", f"see that other nodes can look it up{_OR_ANOTHER}")
+        yield TransportCheck(
+            "host name", Level.WARN, f"{name} {why}", f"see that other nodes can look it up{_OR_ANOTHER}"
+        )
 
 
-def known_as(name: str, addresses: list[str]) -> Finding:
+def known_as(name: str, addresses: list[str]) -> TransportCheck:
     """A name, and what it means on this node."""
     seen = f"{name} is {', '.join(addresses)}"
     if not all(map(_is_own, addresses)):
-        return Finding("host name", Level.WARN, f"{seen}: no address of this node", f"correct its entry{_OR_ANOTHER}")
+        return TransportCheck(
+            "host name", Level.WARN, f"{seen}: no address of this node", f"correct its entry{_OR_ANOTHER}"
+        )
     if all(map(_is_loopback, addresses)):
         todo = f"fine if other nodes see another address (getent hosts {name}){_OR_ANOTHER}"
-        return Finding("host name", Level.WARN, f"{seen}: the loopback", todo)
-    return Finding("host name", Level.OK, seen)
+        return TransportCheck("host name", Level.WARN, f"{seen}: the loopback", todo)
+    return TransportCheck("host name", Level.OK, seen)
 
 
 def _addresses(name: str) -> list[str]:
@@ -187,7 +191,7 @@ def _is_loopback(address: str) -> bool:
     return address.startswith("127.") or address == "::1"
 
 
-def _open_files() -> Iterator[Finding]:
+def _open_files() -> Iterator[TransportCheck]:
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     level = Level.OK if soft == resource.RLIM_INFINITY or soft >= OPEN_FILES else Level.WARN
     todo = (
@@ -195,41 +199,41 @@ def _open_files() -> Iterator[Finding]:
         if level is Level.OK
         else f"each connection is one, and a server takes 1024: ulimit -n, up to {limit(hard)} here"
     )
-    yield Finding("open files", level, f"at most {limit(soft)}", todo)
+    yield TransportCheck("open files", level, f"at most {limit(soft)}", todo)
 
 
-def _ucxx() -> Iterator[Finding]:
+def _ucxx() -> Iterator[TransportCheck]:
     """And RDMA, which is what it is for."""
     resources: tuple[str, ...] = ()
     if find_spec("ucxx") is None:
-        yield Finding("ucxx", Level.ABSENT, "not installed", INSTALL_UCXX)
+        yield TransportCheck("ucxx", Level.ABSENT, "not installed", INSTALL_UCXX)
     else:
         try:
             pace = measure_apart("ucxx")
         except TransportError as error:
-            yield Finding(
+            yield TransportCheck(
                 "ucxx", Level.WARN, error.said, "python -m nvrx_slurm.transport.pace measure ucxx says more"
             )
         else:
             resources = pace.resources
             used = (each for each in resources if not each.startswith(WITHIN_A_NODE))
             seen = f"{in_words(pace)}; {', '.join((*pace.versions, *used))}"
-            yield Finding("ucxx", Level.OK, seen)
+            yield TransportCheck("ucxx", Level.OK, seen)
     yield rdma(_rdma_devices(), resources, resource.getrlimit(resource.RLIMIT_MEMLOCK)[0])
 
 
-def rdma(devices: list[str], resources: tuple[str, ...], memlock: int) -> Finding:
+def rdma(devices: list[str], resources: tuple[str, ...], memlock: int) -> TransportCheck:
     """The kernel's devices, what UCX uses, and how many bytes may be locked: RDMA pins what it sends."""
     used = [each for each in resources if each.startswith(RDMA_TRANSPORTS)]
     if not devices:
-        return Finding("RDMA", Level.ABSENT, f"no device in {RDMA_DEVICES}")
+        return TransportCheck("RDMA", Level.ABSENT, f"no device in {RDMA_DEVICES}")
     seen = f"{', '.join(devices)}"
     if not used:
         todo = _WHEEL_HAS_NO_RDMA if resources else INSTALL_UCXX
-        return Finding("RDMA", Level.WARN, f"{seen}: not used by UCX", todo)
+        return TransportCheck("RDMA", Level.WARN, f"{seen}: not used by UCX", todo)
     if memlock != resource.RLIM_INFINITY:
-        return Finding("RDMA", Level.WARN, f"{seen}, but at most {memlock} bytes may be locked", _LOCK_MORE)
-    return Finding("RDMA", Level.OK, f"{seen}: {', '.join(used)}")
+        return TransportCheck("RDMA", Level.WARN, f"{seen}, but at most {memlock} bytes may be locked", _LOCK_MORE)
+    return TransportCheck("RDMA", Level.OK, f"{seen}: {', '.join(used)}")
 
 
 def _rdma_devices() -> list[str]:
@@ -237,11 +241,11 @@ def _rdma_devices() -> list[str]:
     return sorted(path.name for path in RDMA_DEVICES.iterdir()) if RDMA_DEVICES.is_dir() else []
 
 
-def _nixl() -> Iterator[Finding]:
-    yield Finding("nixl", Level.ABSENT, "not offered", DECISION)
+def _nixl() -> Iterator[TransportCheck]:
+    yield TransportCheck("nixl", Level.ABSENT, "not offered", DECISION)
 
 
-CHECKS: tuple[Callable[[], Iterator[Finding]], ...] = (
+CHECKS: tuple[Callable[[], Iterator[TransportCheck]], ...] = (
     _shared_memory,
     _rings,
     _own_node,

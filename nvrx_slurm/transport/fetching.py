@@ -28,10 +28,21 @@ from nvrx_slurm.transport.errors import (
     StaleSlotError,
     TransportError,
 )
-from nvrx_slurm.transport.pool import AllInUse, Connection, Cuttable, Pool
+from nvrx_slurm.transport.pool import AllInUse, Cuttable, Pool, PooledConnection
 from nvrx_slurm.transport.protocol import REASONS, Backend, acknowledge, receive, request, settle
 from nvrx_slurm.transport.ref import PayloadRef
-from nvrx_slurm.transport.retrying import WELL, GiveUp, Health, Limits, Outcome, Pause, ReadPlan, Try, failed, hurried
+from nvrx_slurm.transport.retrying import (
+    WELL,
+    AttemptOutcome,
+    EndRead,
+    Limits,
+    Pause,
+    PortHealth,
+    ReadPlan,
+    Try,
+    failed,
+    hurried,
+)
 from nvrx_slurm.transport.ring import Claim, is_gone
 from nvrx_slurm.transport.ring.copying import PIECE_BYTES, checksum, room
 from nvrx_slurm.util.threads import SignalSafeEvent
@@ -41,16 +52,16 @@ MOST_SICK = 4096
 _NOT_READ = object()
 
 _OUTCOMES = {
-    protocol.Status.BUSY: Outcome.BUSY,
-    protocol.Status.STALE: Outcome.STALE,
-    protocol.Status.UNKNOWN_RING: Outcome.MOVED,
+    protocol.ResponseStatus.BUSY: AttemptOutcome.BUSY,
+    protocol.ResponseStatus.STALE: AttemptOutcome.STALE,
+    protocol.ResponseStatus.UNKNOWN_RING: AttemptOutcome.MOVED,
 }
 
 _fetchers: weakref.WeakSet[Fetcher] = weakref.WeakSet()
 
 
 @dataclass(frozen=True, slots=True)
-class Options:
+class ClientOptions:
     """What `PayloadClient` documents."""
 
     token: bytes | None
@@ -62,18 +73,18 @@ class Options:
     limits: Limits
 
 
-class Abort:
+class ReadCancellation:
     """Ends a read from another thread: whoever waits in it, for a peer or for the next attempt, is woken.
 
     `within`: an abort of that one is one of this one too.
     """
 
-    def __init__(self, within: Abort | None = None) -> None:
+    def __init__(self, within: ReadCancellation | None = None) -> None:
         self.is_set = False
         self._guard = threading.Lock()  # or it could cut a link that another read has by then
         self._wake: SignalSafeEvent | None = None
         self._link: Cuttable | None = None
-        self._parts: list[Abort] = []
+        self._parts: list[ReadCancellation] = []
         if within is not None:
             within._parts.append(self)  # first: an abort just now comes to it one way or the other
             self.is_set = self.is_set or within.is_set
@@ -115,7 +126,7 @@ class Fetcher:
     Raises UsageError and PeerRefused as `PayloadClient` says.
     """
 
-    def __init__(self, options: Options) -> None:
+    def __init__(self, options: ClientOptions) -> None:
         self._options = options
         self._rings = LocalRings()
         self._backends: dict[str, Backend] = {
@@ -124,7 +135,7 @@ class Fetcher:
         }
         self._is_local_first = options.transports[0] == "shm"
         self._guard = threading.Lock()
-        self._health: dict[str, Health] = {}
+        self._health: dict[str, PortHealth] = {}
         self._turns = itertools.count(random.randrange(1 << 16))  # not all clients begin with the same port
         self._pool = self._new_pool()
         _fetchers.add(self)
@@ -133,7 +144,7 @@ class Fetcher:
         self,
         ref: PayloadRef,
         deadline: float,
-        abort: Abort | None = None,
+        abort: ReadCancellation | None = None,
         *,
         into: memoryview | None = None,
         keep: bool = False,
@@ -146,10 +157,10 @@ class Fetcher:
             here = self._read_here(ref, deadline, buffer, abort, keep=keep)
             if here is not _NOT_READ:
                 return here
-        return self._read_by_plan(ref, deadline, abort or Abort(), buffer, keep=keep)
+        return self._read_by_plan(ref, deadline, abort or ReadCancellation(), buffer, keep=keep)
 
     def _read_by_plan(
-        self, ref: PayloadRef, deadline: float, abort: Abort, buffer: memoryview, *, keep: bool
+        self, ref: PayloadRef, deadline: float, abort: ReadCancellation, buffer: memoryview, *, keep: bool
     ) -> object:
         plan = ReadPlan(self._tiers(ref), ref.size, deadline, self._options.limits)
         attempts: list[Attempt] = []
@@ -160,15 +171,15 @@ class Fetcher:
             if isinstance(step, Pause):
                 abort.pause(step.until)
                 continue
-            if isinstance(step, GiveUp):
+            if isinstance(step, EndRead):
                 raise _given_up(step.reason, fault, ref, attempts)
             began = time.monotonic()
             try:
                 got = self._attempt(step, ref, buffer, abort, keep=keep)
             except AllInUse as error:
-                outcome, said = Outcome.BUSY, error.said
+                outcome, said = AttemptOutcome.BUSY, error.said
             except TransportError as error:
-                outcome, said, fault = Outcome.FAULT, error.said, error
+                outcome, said, fault = AttemptOutcome.FAULT, error.said, error
                 if not abort.is_set:  # else it was cut on this side
                     self._had_fault(step.port, error, is_deadline=step.until >= deadline, began=began)
             else:
@@ -188,7 +199,7 @@ class Fetcher:
         return PeerReset(f"{ref} was not read: {why}", ref=ref, attempts=attempts)
 
     def _read_here(
-        self, ref: PayloadRef, deadline: float, buffer: memoryview, abort: Abort | None, *, keep: bool
+        self, ref: PayloadRef, deadline: float, buffer: memoryview, abort: ReadCancellation | None, *, keep: bool
     ) -> object:
         """The usual case where the ring is on this node: straight from it, without a plan, a connection and frames.
         `_NOT_READ` where anything stands in the way; then all of these see to it."""
@@ -212,7 +223,14 @@ class Fetcher:
             return _NOT_READ
 
     def _read_claimed(
-        self, claim: Claim, ref: PayloadRef, deadline: float, buffer: memoryview, abort: Abort | None, *, keep: bool
+        self,
+        claim: Claim,
+        ref: PayloadRef,
+        deadline: float,
+        buffer: memoryview,
+        abort: ReadCancellation | None,
+        *,
+        keep: bool,
     ) -> object:
         try:
             is_read = claim.size == ref.size
@@ -250,8 +268,8 @@ class Fetcher:
         )
 
     def _attempt(
-        self, step: Try, ref: PayloadRef, buffer: memoryview, abort: Abort, *, keep: bool
-    ) -> _Got | protocol.Status:
+        self, step: Try, ref: PayloadRef, buffer: memoryview, abort: ReadCancellation, *, keep: bool
+    ) -> _Got | protocol.ResponseStatus:
         """At one port. A connection that had died while it was idle says nothing of the port: a new one is made."""
         while True:
             with self._pool.connection(step.port, step.answer_by, abort.watch) as connection:
@@ -264,16 +282,23 @@ class Fetcher:
             self._pool.discard_idle(step.port)
 
     def _read_over(
-        self, connection: Connection, step: Try, ref: PayloadRef, buffer: memoryview, abort: Abort, *, keep: bool
-    ) -> _Got | protocol.Status:
+        self,
+        connection: PooledConnection,
+        step: Try,
+        ref: PayloadRef,
+        buffer: memoryview,
+        abort: ReadCancellation,
+        *,
+        keep: bool,
+    ) -> _Got | protocol.ResponseStatus:
         link, until = connection.link, step.until
         connection.prove(step.answer_by)
         self._settle(connection, ref.ring, step.answer_by)
         answer = request(link, ref, budget_s=until - time.monotonic(), deadline=step.answer_by)
-        if answer.status is not protocol.Status.OK and answer.status not in _OUTCOMES:
+        if answer.status is not protocol.ResponseStatus.OK and answer.status not in _OUTCOMES:
             raise PeerRefused(REASONS.get(answer.status, f"it answers {answer.status.name}"))
         connection.was_heard()
-        if answer.status is not protocol.Status.OK:
+        if answer.status is not protocol.ResponseStatus.OK:
             return answer.status
         receive(link, ref, answer, buffer, until)
         got = self._decoded(ref, buffer)
@@ -286,32 +311,36 @@ class Fetcher:
         except TransportError as error:
             return _Got(None, error)
 
-    def _acknowledge(self, connection: Connection, ref: PayloadRef, until: float, verdict: protocol.Verdict) -> None:
+    def _acknowledge(
+        self, connection: PooledConnection, ref: PayloadRef, until: float, verdict: protocol.AckVerdict
+    ) -> None:
         """The payload is here, whatever becomes of this word; if it may be lost, it is said again with the next read.
         Only without a checksum does the word itself tell whether these were the right bytes."""
         try:
             acknowledge(connection.link, ref, verdict, until)
         except TransportError:
-            if not connection.link.needs_checksum and verdict is not protocol.Verdict.BAD:
+            if not connection.link.needs_checksum and verdict is not protocol.AckVerdict.BAD:
                 raise
             connection.is_broken = True
-        if verdict is protocol.Verdict.TAKEN and connection.link.needs_checksum:
+        if verdict is protocol.AckVerdict.TAKEN and connection.link.needs_checksum:
             connection.has_taken(ref)
 
-    def _settle(self, connection: Connection, ring: str, until: float) -> None:
-        doubts = self._pool.doubts(ring)
-        if not doubts:
+    def _settle(self, connection: PooledConnection, ring: str, until: float) -> None:
+        unconfirmed_acks = self._pool.unconfirmed_acks(ring)
+        if not unconfirmed_acks:
             return
         busy = []  # whatever has it now may be the read that ended here: to be asked again
         try:
-            while doubts:
-                status = settle(connection.link, ring, doubts[-1].slot, doubts[-1].generation, until)
+            while unconfirmed_acks:
+                status = settle(
+                    connection.link, ring, unconfirmed_acks[-1].slot, unconfirmed_acks[-1].generation, until
+                )
                 connection.was_heard()
-                doubt = doubts.pop()
-                if status is protocol.Status.BUSY:
-                    busy.append(doubt)
+                unconfirmed = unconfirmed_acks.pop()
+                if status is protocol.ResponseStatus.BUSY:
+                    busy.append(unconfirmed)
         finally:
-            self._pool.doubt_again((*doubts, *busy))
+            self._pool.keep_unconfirmed((*unconfirmed_acks, *busy))
 
     def _had_fault(self, port: str, error: TransportError, *, is_deadline: bool, began: float) -> None:
         """Quarantine it; for a moment only, where it was not given the time that any port is."""
@@ -363,16 +392,16 @@ class Fetcher:
         return into.cast("B")[: ref.size] if ref.size else memoryview(bytearray())
 
 
-def _verdict(*, keep: bool, bad: bool) -> protocol.Verdict:
+def _verdict(*, keep: bool, bad: bool) -> protocol.AckVerdict:
     if bad:
-        return protocol.Verdict.BAD
-    return protocol.Verdict.KEPT if keep else protocol.Verdict.TAKEN
+        return protocol.AckVerdict.BAD
+    return protocol.AckVerdict.KEPT if keep else protocol.AckVerdict.TAKEN
 
 
 def _given_up(
-    reason: Outcome | None, fault: TransportError | None, ref: PayloadRef, attempts: Sequence[Attempt]
+    reason: AttemptOutcome | None, fault: TransportError | None, ref: PayloadRef, attempts: Sequence[Attempt]
 ) -> TransportError:
-    if reason is Outcome.STALE:
+    if reason is AttemptOutcome.STALE:
         return StaleSlotError(f"{ref} is not there any more", ref=ref, attempts=attempts)
     if reason is None or fault is None:
         return PayloadTimeout(f"{ref} was not read in time", ref=ref, attempts=attempts)

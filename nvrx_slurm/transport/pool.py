@@ -15,13 +15,13 @@ from types import TracebackType
 from typing import NamedTuple, Protocol
 
 from nvrx_slurm.transport.errors import PayloadTimeout, PeerReset
-from nvrx_slurm.transport.protocol import Backend, Link, greet
+from nvrx_slurm.transport.protocol import Backend, PeerLink, greet
 from nvrx_slurm.transport.ref import PayloadRef
 
 YOUNGER = 0.75
 """A connection is not used again after this share of the time in which its server would evict it."""
 
-MOST_DOUBTS = 256
+MOST_UNCONFIRMED = 256
 
 
 class Cuttable(Protocol):
@@ -37,7 +37,7 @@ class AllInUse(PayloadTimeout):
     """Other reads had all connections to the port: that is no fault of it."""
 
 
-class Doubt(NamedTuple):
+class UnconfirmedAck(NamedTuple):
     """A payload that was taken, and whose Ack may have been lost."""
 
     ring: str
@@ -45,14 +45,14 @@ class Doubt(NamedTuple):
     generation: int
 
 
-class Connection:
+class PooledConnection:
     """A link that has greeted its server. `is_reused`: it was idle before this use; `is_broken`: it is not to be used
     again; `doubt`: what was taken over it, and is not known to have been heard."""
 
-    def __init__(self, place: _Place, link: Link, proof: bytes | None, keep_s: float) -> None:
+    def __init__(self, place: _Place, link: PeerLink, proof: bytes | None, keep_s: float) -> None:
         self.place, self.link = place, link
         self.is_reused = self.is_broken = self.has_heard = False
-        self.doubt: Doubt | None = None
+        self.unconfirmed: UnconfirmedAck | None = None
         self._proof, self._keep_s = proof, keep_s
         self._used_at = 0.0
 
@@ -64,11 +64,11 @@ class Connection:
 
     def was_heard(self) -> None:
         """The server has answered, so that it has read all that was sent before."""
-        self.has_heard, self.doubt = True, None
+        self.has_heard, self.unconfirmed = True, None
 
     def has_taken(self, ref: PayloadRef) -> None:
         """An Ack is being sent."""
-        self.doubt = Doubt(ref.ring, ref.slot, ref.generation)
+        self.unconfirmed = UnconfirmedAck(ref.ring, ref.slot, ref.generation)
 
     def rest(self, now: float) -> None:
         """It is idle from now on."""
@@ -95,7 +95,7 @@ class _Port:
     __slots__ = ("idle", "places", "waiting")
 
     def __init__(self) -> None:
-        self.idle: list[Connection] = []
+        self.idle: list[PooledConnection] = []
         self.places: weakref.WeakSet[_Place] = weakref.WeakSet()
         self.waiting: deque[threading.Lock] = deque()
 
@@ -112,7 +112,7 @@ class _Port:
             self.tell()
 
 
-class _Waiting:
+class _Waiter:
     """A read that waits for a place."""
 
     def __init__(self, wake: Callable[[], None]) -> None:
@@ -131,8 +131,8 @@ class Pool:
         self._per_port, self._keep_s = per_port, keep_s
         self._guard = threading.Lock()
         self._ports: dict[str, _Port] = {}
-        self._busy: weakref.WeakSet[Link] = weakref.WeakSet()  # those that are still greeting, too
-        self._doubts: deque[Doubt] = deque(maxlen=MOST_DOUBTS)
+        self._busy: weakref.WeakSet[PeerLink] = weakref.WeakSet()  # those that are still greeting, too
+        self._unconfirmed: deque[UnconfirmedAck] = deque(maxlen=MOST_UNCONFIRMED)
         self.is_closed = False
 
     def connection(self, address: str, deadline: float, watch: Watch) -> Use:
@@ -152,20 +152,20 @@ class Pool:
             idle = [] if port is None else self._without_idle(port)
         _end(idle)
 
-    def doubts(self, ring: str) -> list[Doubt]:
+    def unconfirmed_acks(self, ring: str) -> list[UnconfirmedAck]:
         """Take those about that ring: to be settled before anything else is asked of its server."""
-        if not self._doubts:
+        if not self._unconfirmed:
             return []
         with self._guard:
-            found = [doubt for doubt in self._doubts if doubt.ring == ring]
-            for doubt in found:
-                self._doubts.remove(doubt)
+            found = [unconfirmed for unconfirmed in self._unconfirmed if unconfirmed.ring == ring]
+            for unconfirmed in found:
+                self._unconfirmed.remove(unconfirmed)
         return found
 
-    def doubt_again(self, doubts: Iterable[Doubt]) -> None:
+    def keep_unconfirmed(self, unconfirmed_acks: Iterable[UnconfirmedAck]) -> None:
         """They could not be settled."""
         with self._guard:
-            self._doubts.extend(doubts)
+            self._unconfirmed.extend(unconfirmed_acks)
 
     def cut(self) -> None:
         """Whoever reads fails at once; nothing is taken from the pool any more."""
@@ -185,11 +185,11 @@ class Pool:
         self._guard = threading.Lock()
         self._ports.clear()
         self._busy.clear()
-        self._doubts.clear()
+        self._unconfirmed.clear()
 
-    def take(self, address: str, deadline: float, watch: Watch) -> Connection:
+    def take(self, address: str, deadline: float, watch: Watch) -> PooledConnection:
         """For `Use`."""
-        old: list[Connection] = []
+        old: list[PooledConnection] = []
         try:
             connection = self._reserve(address, old) or self._awaited(address, deadline, watch, old)
         finally:
@@ -204,7 +204,7 @@ class Pool:
             raise
         return connection
 
-    def give_back(self, connection: Connection) -> None:
+    def give_back(self, connection: PooledConnection) -> None:
         """For `Use`."""
         with self._guard:
             self._busy.discard(connection.link)
@@ -219,18 +219,20 @@ class Pool:
         if not keep:
             connection.link.close()
 
-    def _reserve(self, address: str, old: list[Connection]) -> Connection | _Place | None:
+    def _reserve(self, address: str, old: list[PooledConnection]) -> PooledConnection | _Place | None:
         """An idle one, or a place for a new one, or None. `old` gets those that are good for nothing any more."""
         with self._guard:
             return self._found(self._port(address), address, old)
 
-    def _awaited(self, address: str, deadline: float, watch: Watch, old: list[Connection]) -> Connection | _Place:
+    def _awaited(
+        self, address: str, deadline: float, watch: Watch, old: list[PooledConnection]
+    ) -> PooledConnection | _Place:
         """The same, as soon as there is one.
 
         Whoever waits has a lock that is taken until it is told. A condition would be left in disorder by a handler of
         a signal that raises.
         """
-        waiting, turn = _Waiting(self._wake_all), threading.Lock()
+        waiting, turn = _Waiter(self._wake_all), threading.Lock()
         watch(waiting)
         try:
             while (found := self._found_or_queued(address, deadline, old, waiting, turn)) is None:
@@ -245,8 +247,8 @@ class Pool:
             watch(None)
 
     def _found_or_queued(
-        self, address: str, deadline: float, old: list[Connection], waiting: _Waiting, turn: threading.Lock
-    ) -> Connection | _Place | None:
+        self, address: str, deadline: float, old: list[PooledConnection], waiting: _Waiter, turn: threading.Lock
+    ) -> PooledConnection | _Place | None:
         with self._guard:
             port = self._port(address)
             if turn in port.waiting:  # its time was over first; it looks once more
@@ -266,7 +268,7 @@ class Pool:
             port = self._ports[address] = _Port()
         return port
 
-    def _found(self, port: _Port, address: str, old: list[Connection]) -> Connection | _Place | None:
+    def _found(self, port: _Port, address: str, old: list[PooledConnection]) -> PooledConnection | _Place | None:
         if self.is_closed:
             raise PeerReset("the client was closed")
         if (connection := self._youngest(port, old)) is not None:
@@ -284,7 +286,7 @@ class Pool:
                 while port.waiting:
                     port.tell()
 
-    def _youngest(self, port: _Port, old: list[Connection]) -> Connection | None:
+    def _youngest(self, port: _Port, old: list[PooledConnection]) -> PooledConnection | None:
         while port.idle:
             connection = port.idle.pop()
             if connection.is_young(time.monotonic()) and not connection.link.is_stale():
@@ -294,9 +296,9 @@ class Pool:
             old.append(connection)
         return None
 
-    def _connect(self, place: _Place, deadline: float, watch: Watch) -> Connection:
+    def _connect(self, place: _Place, deadline: float, watch: Watch) -> PooledConnection:
         """In the place that is reserved; it is free again if that fails."""
-        link: Link | None = None
+        link: PeerLink | None = None
         try:
             backend = self._backends[place.address.partition("://")[0]]
             link = backend.connect(place.address, deadline)
@@ -313,20 +315,20 @@ class Pool:
                 link.close()
             raise
 
-    def _use(self, link: Link) -> None:
+    def _use(self, link: PeerLink) -> None:
         with self._guard:
             self._busy.add(link)
             is_closed = self.is_closed
         if is_closed:
             link.cut()
 
-    def _greeted(self, place: _Place, link: Link, deadline: float) -> Connection:
+    def _greeted(self, place: _Place, link: PeerLink, deadline: float) -> PooledConnection:
         if not link.needs_checksum:  # memory of this node: the kernel has seen to it who may
-            return Connection(place, link, None, self._keep_s)
+            return PooledConnection(place, link, None, self._keep_s)
         welcome = greet(link, self._token, deadline)
-        return Connection(place, link, welcome.proof, min(self._keep_s, welcome.eviction_s * YOUNGER))
+        return PooledConnection(place, link, welcome.proof, min(self._keep_s, welcome.eviction_s * YOUNGER))
 
-    def _lose(self, connection: Connection) -> None:
+    def _lose(self, connection: PooledConnection) -> None:
         self._remember(connection)
         self._free(connection.place)
 
@@ -337,7 +339,7 @@ class Pool:
         if not (port.places or port.waiting):
             del self._ports[place.address]  # its node may be gone for good
 
-    def _without_idle(self, port: _Port) -> list[Connection]:
+    def _without_idle(self, port: _Port) -> list[PooledConnection]:
         idle, port.idle = port.idle, []
         for connection in idle:
             port.places.discard(connection.place)
@@ -345,9 +347,9 @@ class Pool:
             port.tell()
         return idle
 
-    def _remember(self, connection: Connection) -> None:
-        if connection.doubt is not None:
-            self._doubts.append(connection.doubt)
+    def _remember(self, connection: PooledConnection) -> None:
+        if connection.unconfirmed is not None:
+            self._unconfirmed.append(connection.unconfirmed)
 
 
 class Use:
@@ -358,7 +360,7 @@ class Use:
     def __init__(self, pool: Pool, address: str, deadline: float, watch: Watch) -> None:
         self._pool, self._arguments = pool, (address, deadline, watch)
 
-    def __enter__(self) -> Connection:
+    def __enter__(self) -> PooledConnection:
         self._connection = self._pool.take(*self._arguments)
         return self._connection
 
@@ -371,6 +373,6 @@ class Use:
         self._pool.give_back(self._connection)
 
 
-def _end(connections: Iterable[Connection]) -> None:
+def _end(connections: Iterable[PooledConnection]) -> None:
     for connection in connections:
         connection.link.close()

@@ -1,13 +1,13 @@
 """The protocol between a client and a server of payloads: links, frames, the handshake, one read.
 
     client                          server
-      Hello (version, nonce) ────────▶
+      ClientHello (version, nonce) ──▶
       ◀──────────────────────────────  Challenge (status, nonce, proof, idle eviction)
-      Proof, and the first Request ──▶
-      Request (READ slot, gen.) ─────▶        claims the slot
-      ◀──────────────────────────────  Answer (status, size, checksum), then the payload
+      Proof, and the first PayloadRequest ──▶
+      PayloadRequest (READ slot, gen.) ▶       claims the slot
+      ◀──────────────────────────────  Response (status, size, checksum), then the payload
       Ack (TAKEN | KEPT | BAD) ──────▶        the slot is freed now, or ready again
-      Request … ─────────────────────▶        … and its Answer confirms that the Ack arrived
+      PayloadRequest … ──────────────▶        … and its Response confirms that the Ack arrived
 
 Frames have a fixed size; numbers are little-endian. A frame that is malformed raises PayloadCorrupt, and no memory is
 allocated for a size that only the peer has named.
@@ -50,14 +50,14 @@ _MOST_MS = (1 << 32) - 1
 C = TypeVar("C", bound=IntEnum)
 
 
-class Call(IntEnum):
+class RequestKind(IntEnum):
     """What a request is for."""
 
     READ = 1
     SETTLE = 2  # an Ack of ours may have been lost: the slot was TAKEN, if it still is of that generation
 
 
-class Status(IntEnum):
+class ResponseStatus(IntEnum):
     """How a request, or a hello, was taken."""
 
     OK = 0
@@ -71,7 +71,7 @@ class Status(IntEnum):
     BAD_REQUEST = 8  # no request of this protocol
 
 
-class Verdict(IntEnum):
+class AckVerdict(IntEnum):
     """What a reader says of a payload."""
 
     TAKEN = 1  # it has it: the slot is free
@@ -80,11 +80,11 @@ class Verdict(IntEnum):
 
 
 _MEMBERS: dict[type[IntEnum], dict[int, IntEnum]] = {
-    kind: {member.value: member for member in kind} for kind in (Call, Status, Verdict)
+    kind: {member.value: member for member in kind} for kind in (RequestKind, ResponseStatus, AckVerdict)
 }
 
 
-class Hello(NamedTuple):
+class ClientHello(NamedTuple):
     """The client begins."""
 
     version: int
@@ -94,7 +94,7 @@ class Hello(NamedTuple):
         return _HELLO.pack(MAGIC, self.version, self.nonce)
 
     @classmethod
-    def unpack(cls, frame: bytes | bytearray) -> Hello:
+    def unpack(cls, frame: bytes | bytearray) -> ClientHello:
         magic, version, nonce = _HELLO.unpack(frame)
         if magic != MAGIC:
             raise PayloadCorrupt("this is no hello of this protocol")
@@ -105,7 +105,7 @@ class Challenge(NamedTuple):
     """The server's side of the hello. `eviction_ms`: a link idle for so long is closed."""
 
     version: int
-    status: Status
+    status: ResponseStatus
     eviction_ms: int
     nonce: bytes
     proof: bytes
@@ -119,13 +119,13 @@ class Challenge(NamedTuple):
         magic, version, status, eviction_ms, nonce, proof = _CHALLENGE.unpack(frame)
         if magic != MAGIC:
             raise PayloadCorrupt("no server of payloads is listening there")
-        return cls(version, _member(Status, status), eviction_ms, nonce, proof)
+        return cls(version, _member(ResponseStatus, status), eviction_ms, nonce, proof)
 
 
-class Request(NamedTuple):
+class PayloadRequest(NamedTuple):
     """For one payload. `budget_ms`: so long will the client wait for it."""
 
-    call: Call
+    call: RequestKind
     slot: int
     budget_ms: int
     generation: int
@@ -138,17 +138,19 @@ class Request(NamedTuple):
         )
 
     @classmethod
-    def unpack(cls, frame: bytes | bytearray) -> Request:
+    def unpack(cls, frame: bytes | bytearray) -> PayloadRequest:
         mark, call, slot, budget_ms, generation, ring = _REQUEST.unpack(frame)
         if mark != _REQUEST_MARK:
             raise PayloadCorrupt("this is no request of this protocol")
-        return cls(_member(Call, call), slot, budget_ms, generation, ring.rstrip(b"\0").decode("ascii", "replace"))
+        return cls(
+            _member(RequestKind, call), slot, budget_ms, generation, ring.rstrip(b"\0").decode("ascii", "replace")
+        )
 
 
-class Answer(NamedTuple):
+class Response(NamedTuple):
     """Before the payload, if `status` is OK and `size` is not 0. `generation`: of the slot as asked."""
 
-    status: Status
+    status: ResponseStatus
     size: int = 0
     checksum: int = 0
     generation: int = 0
@@ -157,17 +159,17 @@ class Answer(NamedTuple):
         return _ANSWER.pack(_ANSWER_MARK, self.status, self.size, self.checksum, self.generation)
 
     @classmethod
-    def unpack(cls, frame: bytes | bytearray) -> Answer:
+    def unpack(cls, frame: bytes | bytearray) -> Response:
         mark, status, size, checksum, generation = _ANSWER.unpack(frame)
         if mark != _ANSWER_MARK:
             raise PayloadCorrupt("the peer's answer is none of this protocol")
-        return cls(_member(Status, status), size, checksum, generation)
+        return cls(_member(ResponseStatus, status), size, checksum, generation)
 
 
 class Ack(NamedTuple):
     """After the payload."""
 
-    verdict: Verdict
+    verdict: AckVerdict
     slot: int
     generation: int
 
@@ -179,13 +181,13 @@ class Ack(NamedTuple):
         mark, verdict, slot, generation = _ACK.unpack(frame)
         if mark != _ACK_MARK:
             raise PayloadCorrupt("this is no ack of this protocol")
-        return cls(_member(Verdict, verdict), slot, generation)
+        return cls(_member(AckVerdict, verdict), slot, generation)
 
 
 def _member(kind: type[C], number: int) -> C:
     member = _MEMBERS[kind].get(number)
     if member is None:
-        raise PayloadCorrupt(f"the peer says {kind.__name__.lower()} {number}, which is none")
+        raise PayloadCorrupt(f"the peer sent {kind.__name__} {number}, which does not exist")
     return member  # type: ignore[return-value]  # it is one of `kind`
 
 
@@ -193,7 +195,7 @@ Seen = Callable[[memoryview], object]
 """Called with each piece of a payload, in order, while it is still in the processor's cache."""
 
 
-class Link(Protocol):
+class PeerLink(Protocol):
     """One connection. One thread uses it at a time; `cut` may come from any other.
 
     `needs_checksum`: False where `send` of the Ack tells whether what was received is valid, since it was read in
@@ -228,7 +230,7 @@ class Link(Protocol):
         """In a forked child: let go of it, so that the parent's connection neither ends nor is kept open here."""
 
 
-class Door(Protocol):
+class ServerHandshake(Protocol):
     """The server's side of a handshake, without I/O.
 
     `wants`: so many bytes must come for the next `take`; 0: it is over, and `is_passed` says how.
@@ -242,14 +244,14 @@ class Door(Protocol):
 
 
 @dataclass(frozen=True, slots=True)
-class Entry:
+class AdmissionCheck:
     """What a connection must do before it gets a thread: pass its own `door()`, `within_s` of its coming."""
 
-    door: Callable[[], Door]
+    door: Callable[[], ServerHandshake]
     within_s: float = PROOF_S
 
 
-class Listener(Protocol):
+class PortListener(Protocol):
     """A port that takes connections. `address`: as peers name it, such as `tcp://n3:40123`."""
 
     address: str
@@ -266,9 +268,11 @@ class Backend(Protocol):
 
     scheme: str
 
-    def connect(self, address: str, deadline: float) -> Link: ...
+    def connect(self, address: str, deadline: float) -> PeerLink: ...
 
-    def listen(self, host: str, port: int, serve: Callable[[Link], None], entry: Entry | None = None) -> Listener:
+    def listen(
+        self, host: str, port: int, serve: Callable[[PeerLink], None], entry: AdmissionCheck | None = None
+    ) -> PortListener:
         """Take connections, each served by `serve` in a thread of its own, which closes it. `host`: the name by which
         peers find this node; `port` 0 is any free one. `entry`: only connections that have passed it are served, and
         no others cost a thread; None: all are. Raises RingError where it cannot listen."""
@@ -302,26 +306,28 @@ class Welcome(NamedTuple):
     eviction_s: float
 
 
-def greet(link: Link, token: bytes, deadline: float) -> Welcome:
+def greet(link: PeerLink, token: bytes, deadline: float) -> Welcome:
     """The client's side. Raises PeerRefused, PayloadCorrupt, and what links raise."""
     nonce = secrets.token_bytes(NONCE_BYTES)
-    link.send(Hello(VERSION, nonce).pack(), None, deadline)
+    link.send(ClientHello(VERSION, nonce).pack(), None, deadline)
     frame = bytearray(CHALLENGE_BYTES)
     link.receive_into(memoryview(frame), deadline)
     challenge = Challenge.unpack(frame)
-    if challenge.status is Status.VERSION or challenge.version != VERSION:
+    if challenge.status is ResponseStatus.VERSION or challenge.version != VERSION:
         raise PeerRefused(f"it speaks version {challenge.version} of the protocol, this side {VERSION}")
-    if challenge.status is not Status.OK:
+    if challenge.status is not ResponseStatus.OK:
         raise PeerRefused(REASONS.get(challenge.status, f"it answers a hello with {challenge.status.name}"))
     if not hmac.compare_digest(challenge.proof, _proof(token, _SERVER, nonce, challenge.nonce)):
         raise PeerRefused(OTHER_TOKEN)
     return Welcome(_proof(token, _CLIENT, nonce, challenge.nonce), challenge.eviction_ms / 1000)
 
 
-class ServerDoor:
-    """The server's side (a `Door`). `status`: whether the server takes another connection."""
+class TokenHandshake:
+    """The server's side (a `ServerHandshake`). `status`: whether the server takes another connection."""
 
-    def __init__(self, token: bytes, eviction_s: float, status: Callable[[], Status] = lambda: Status.OK) -> None:
+    def __init__(
+        self, token: bytes, eviction_s: float, status: Callable[[], ResponseStatus] = lambda: ResponseStatus.OK
+    ) -> None:
         self._token, self._eviction_s, self._status = token, eviction_s, status
         self._expected: bytes | None = None
         self.wants, self.is_passed = HELLO_BYTES, False
@@ -331,19 +337,19 @@ class ServerDoor:
         self.wants = 0
         if self._expected is not None:
             self.is_passed = hmac.compare_digest(frame, self._expected)
-            return b"" if self.is_passed else Answer(Status.REFUSED).pack()
-        hello = Hello.unpack(frame)
+            return b"" if self.is_passed else Response(ResponseStatus.REFUSED).pack()
+        hello = ClientHello.unpack(frame)
         if hello.version != VERSION:
-            return refusal(Status.VERSION)
-        if (status := self._status()) is not Status.OK:
+            return refusal(ResponseStatus.VERSION)
+        if (status := self._status()) is not ResponseStatus.OK:
             return refusal(status)
         self.wants, nonce = PROOF_BYTES, secrets.token_bytes(NONCE_BYTES)
         self._expected = _proof(self._token, _CLIENT, hello.nonce, nonce)
         proof = _proof(self._token, _SERVER, hello.nonce, nonce)
-        return Challenge(VERSION, Status.OK, int(self._eviction_s * 1000), nonce, proof).pack()
+        return Challenge(VERSION, ResponseStatus.OK, int(self._eviction_s * 1000), nonce, proof).pack()
 
 
-def pass_through(link: Link, door: Door, deadline: float) -> bool:
+def pass_through(link: PeerLink, door: ServerHandshake, deadline: float) -> bool:
     """The server's side where a thread waits for the peer: whether it has passed. Raises as `take`, and what links
     raise."""
     while door.wants:
@@ -354,16 +360,16 @@ def pass_through(link: Link, door: Door, deadline: float) -> bool:
     return door.is_passed
 
 
-def refusal(status: Status) -> bytes:
+def refusal(status: ResponseStatus) -> bytes:
     """Instead of a challenge."""
     return Challenge(VERSION, status, 0, bytes(NONCE_BYTES), _NO_PROOF).pack()
 
 
 OTHER_TOKEN = "it has another token: it serves another job"
 REASONS = {
-    Status.FULL: "it has as many connections as it takes",
-    Status.CLOSING: "it shuts down",
-    Status.REFUSED: "it does not take this token",
+    ResponseStatus.FULL: "it has as many connections as it takes",
+    ResponseStatus.CLOSING: "it shuts down",
+    ResponseStatus.REFUSED: "it does not take this token",
 }
 
 
@@ -371,13 +377,15 @@ def _proof(token: bytes, role: bytes, client_nonce: bytes, server_nonce: bytes) 
     return hmac.digest(token, role + client_nonce + server_nonce, "sha256")
 
 
-def request(link: Link, ref: PayloadRef, *, budget_s: float, deadline: float) -> Answer:
+def request(link: PeerLink, ref: PayloadRef, *, budget_s: float, deadline: float) -> Response:
     """Ask for `ref`. An OK has its payload behind it: `receive` is next.
 
     Raises PayloadCorrupt for an answer that cannot be, and what links raise.
     """
-    answer = _exchange(link, Request(Call.READ, ref.slot, int(budget_s * 1000), ref.generation, ref.ring), deadline)
-    if answer.status is Status.OK and (answer.generation, answer.size) != (ref.generation, ref.size):
+    answer = _exchange(
+        link, PayloadRequest(RequestKind.READ, ref.slot, int(budget_s * 1000), ref.generation, ref.ring), deadline
+    )
+    if answer.status is ResponseStatus.OK and (answer.generation, answer.size) != (ref.generation, ref.size):
         raise PayloadCorrupt(
             f"the peer offers {answer.size} bytes of generation {answer.generation}, "
             f"where the ref says {ref.size} of {ref.generation}"
@@ -385,7 +393,7 @@ def request(link: Link, ref: PayloadRef, *, budget_s: float, deadline: float) ->
     return answer
 
 
-def receive(link: Link, ref: PayloadRef, answer: Answer, buffer: memoryview, deadline: float) -> None:
+def receive(link: PeerLink, ref: PayloadRef, answer: Response, buffer: memoryview, deadline: float) -> None:
     """Fill `buffer`, of `ref.size` bytes, and not a byte more.
 
     Raises PayloadCorrupt for anything but the bytes that were written, and what links raise.
@@ -401,18 +409,18 @@ def receive(link: Link, ref: PayloadRef, answer: Answer, buffer: memoryview, dea
         raise PayloadCorrupt(f"its checksum is {seen:016x}, and not {ref.checksum or f'{answer.checksum:016x}'}")
 
 
-def acknowledge(link: Link, ref: PayloadRef, verdict: Verdict, deadline: float) -> None:
+def acknowledge(link: PeerLink, ref: PayloadRef, verdict: AckVerdict, deadline: float) -> None:
     """Say what became of the payload."""
     link.send(Ack(verdict, ref.slot, ref.generation).pack(), None, deadline)
 
 
-def settle(link: Link, ring: str, slot: int, generation: int, deadline: float) -> Status:
+def settle(link: PeerLink, ring: str, slot: int, generation: int, deadline: float) -> ResponseStatus:
     """Say again that a payload was taken: the word of it may have been lost."""
-    return _exchange(link, Request(Call.SETTLE, slot, 0, generation, ring), deadline).status
+    return _exchange(link, PayloadRequest(RequestKind.SETTLE, slot, 0, generation, ring), deadline).status
 
 
-def _exchange(link: Link, asked: Request, deadline: float) -> Answer:
+def _exchange(link: PeerLink, asked: PayloadRequest, deadline: float) -> Response:
     link.send(asked.pack(), None, deadline)
     frame = bytearray(ANSWER_BYTES)
     link.receive_into(memoryview(frame), deadline)
-    return Answer.unpack(frame)
+    return Response.unpack(frame)

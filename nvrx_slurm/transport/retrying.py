@@ -51,7 +51,7 @@ BUSY_PAUSE_S = 0.002
 LONGEST_BUSY_PAUSE_S = 0.1
 
 
-class Outcome(StrEnum):
+class AttemptOutcome(StrEnum):
     """How an attempt ended, other than with the payload."""
 
     STALE = "stale"  # nobody can have it
@@ -74,13 +74,13 @@ class Pause(NamedTuple):
     until: float
 
 
-class GiveUp(NamedTuple):
+class EndRead(NamedTuple):
     """It is over. `reason`: STALE, FAULT (the last one's error tells), or None: the deadline."""
 
-    reason: Outcome | None
+    reason: AttemptOutcome | None
 
 
-Next = Try | Pause | GiveUp
+Next = Try | Pause | EndRead
 
 
 class ReadPlan:
@@ -93,14 +93,14 @@ class ReadPlan:
         self._calls = 0
         self._busy = 0
         self._resume_at = 0.0
-        self._end: GiveUp | None = None
+        self._end: EndRead | None = None
 
-    def next(self, health: Mapping[str, Health], *, now: float, turn: int) -> Next:
+    def next(self, health: Mapping[str, PortHealth], *, now: float, turn: int) -> Next:
         """What to do now; `health` of the ports as the client knows it."""
         if self._end is not None:
             return self._end
         if now >= self._deadline:
-            return GiveUp(None)
+            return EndRead(None)
         if now < self._resume_at:
             return Pause(min(self._resume_at, self._deadline))
         port = choose(self._tiers, health, now=now, turn=turn, tried=self._tried)
@@ -109,26 +109,26 @@ class ReadPlan:
         until = min(self._deadline, now + self._attempt_s())
         return Try(port, until, min(until, now + ldexp(self._limits.answer_s, self._calls)))
 
-    def ended(self, port: str, outcome: Outcome, *, now: float) -> None:
+    def ended(self, port: str, outcome: AttemptOutcome, *, now: float) -> None:
         """The attempt at `port` has brought no payload."""
-        if outcome is Outcome.STALE:
-            self._end = GiveUp(outcome)
-        elif outcome is Outcome.BUSY:
+        if outcome is AttemptOutcome.STALE:
+            self._end = EndRead(outcome)
+        elif outcome is AttemptOutcome.BUSY:
             self._tried.clear()
             self._moved = 0
             self._resume_at = now + min(BUSY_PAUSE_S * 2 ** min(self._busy, 16), LONGEST_BUSY_PAUSE_S)
             self._busy += 1
         else:
             self._tried.append(port)
-            self._moved += outcome is Outcome.MOVED
+            self._moved += outcome is AttemptOutcome.MOVED
 
-    def _end_call(self, health: Mapping[str, Health], *, now: float, turn: int) -> Next:
+    def _end_call(self, health: Mapping[str, PortHealth], *, now: float, turn: int) -> Next:
         if self._tried and self._moved == len(self._tried):
-            self._end = GiveUp(Outcome.STALE)  # every port is somebody else's by now: the ring is gone
+            self._end = EndRead(AttemptOutcome.STALE)  # every port is somebody else's by now: the ring is gone
             return self._end
         self._calls += 1
         if self._calls >= self._limits.calls or not self._tried:
-            self._end = GiveUp(Outcome.FAULT)
+            self._end = EndRead(AttemptOutcome.FAULT)
             return self._end
         self._tried.clear()
         self._moved = 0
@@ -154,7 +154,7 @@ moment."""
 
 
 @dataclass(frozen=True, slots=True)
-class Health:
+class PortHealth:
     """One port as this client has seen it. `sick_until`: the moment its quarantine ends."""
 
     failures: int = 0
@@ -164,12 +164,12 @@ class Health:
         return now < self.sick_until
 
 
-WELL = Health()
+WELL = PortHealth()
 
 
 def choose(
     tiers: Sequence[Sequence[str]],
-    health: Mapping[str, Health],
+    health: Mapping[str, PortHealth],
     *,
     now: float,
     turn: int,
@@ -190,21 +190,21 @@ def choose(
     return min(sick, key=lambda port: _sickness(health.get(port, WELL)), default=None)  # one may be well by now
 
 
-def _sickness(health: Health) -> tuple[float, int]:
+def _sickness(health: PortHealth) -> tuple[float, int]:
     return health.sick_until, health.failures
 
 
-def failed(health: Health, *, now: float, dice: float) -> Health:
+def failed(health: PortHealth, *, now: float, dice: float) -> PortHealth:
     """After a fault of the port. `dice`: a random number from 0 to 1.
 
     A fault while it is quarantined (it was the least sick) counts as another: nobody asks it in vain for ever.
     """
     failures = health.failures + 1
     lasts_s = min(QUARANTINE_S * GROWTH ** min(failures - 1, 32), LONGEST_S)
-    return Health(failures, now + lasts_s * (1 + JITTER * (2 * dice - 1)))
+    return PortHealth(failures, now + lasts_s * (1 + JITTER * (2 * dice - 1)))
 
 
-def hurried(health: Health, *, now: float) -> Health:
+def hurried(health: PortHealth, *, now: float) -> PortHealth:
     """After a deadline that left the port less time than any may take: it may be well. Others come first for a while,
     or a port that is silent would take the whole of every short deadline."""
-    return Health(health.failures, max(health.sick_until, now + HURRIED_S))
+    return PortHealth(health.failures, max(health.sick_until, now + HURRIED_S))

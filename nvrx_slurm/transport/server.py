@@ -18,7 +18,7 @@ from nvrx_slurm.transport import arguments, protocol
 from nvrx_slurm.transport.backends import SCHEMES, by_scheme
 from nvrx_slurm.transport.environment import default_host, node_name, token_or_own
 from nvrx_slurm.transport.errors import RingError, TransportError
-from nvrx_slurm.transport.protocol import Entry, Link, ServerDoor
+from nvrx_slurm.transport.protocol import AdmissionCheck, PeerLink, TokenHandshake
 from nvrx_slurm.transport.ref import MOST_PORTS, PayloadRef
 from nvrx_slurm.transport.serving import ServerLimits, serve
 
@@ -72,11 +72,13 @@ class PayloadServer:
         self._rings = {ring.name: ring}
         self._guard = threading.Lock()
         self._changed = threading.Condition(self._guard)
-        self._links: set[Link] = set()
+        self._links: set[PeerLink] = set()
         self._is_closed = False
         self._pid = os.getpid()
         self._listeners = []
-        entry = Entry(lambda: ServerDoor(self.token, self._limits.eviction_s, self._status), self._limits.hello_s)
+        entry = AdmissionCheck(
+            lambda: TokenHandshake(self.token, self._limits.eviction_s, self._status), self._limits.hello_s
+        )
         with contextlib.ExitStack() as undo:
             for scheme in schemes:
                 backend = by_scheme(scheme, self.token)
@@ -130,9 +132,9 @@ class PayloadServer:
         if self._is_closed:
             raise RingError(f"the server of ring {self.ring.name} is closed: use ring.write for readers on this node")
 
-    def _serve(self, link: Link) -> None:
+    def _serve(self, link: PeerLink) -> None:
         status = self._admit(link)
-        if status is not protocol.Status.OK:
+        if status is not protocol.ResponseStatus.OK:
             with contextlib.suppress(TransportError):
                 _turn_away(link, status, time.monotonic() + TURN_AWAY_S)
             return
@@ -143,15 +145,15 @@ class PayloadServer:
                 self._links.discard(link)
                 self._changed.notify_all()
 
-    def _status(self) -> protocol.Status:
+    def _status(self) -> protocol.ResponseStatus:
         if self._is_closed:
-            return protocol.Status.CLOSING
-        return protocol.Status.FULL if len(self._links) >= self._most_links else protocol.Status.OK
+            return protocol.ResponseStatus.CLOSING
+        return protocol.ResponseStatus.FULL if len(self._links) >= self._most_links else protocol.ResponseStatus.OK
 
-    def _admit(self, link: Link) -> protocol.Status:
+    def _admit(self, link: PeerLink) -> protocol.ResponseStatus:
         """It was asked at the hello, too; others may have proven themselves since."""
         with self._guard:
-            if (status := self._status()) is protocol.Status.OK:
+            if (status := self._status()) is protocol.ResponseStatus.OK:
                 self._links.add(link)
         return status
 
@@ -187,10 +189,10 @@ def _numbers(ports: int | Sequence[int]) -> tuple[int, ...]:
     return (0,) * arguments.whole("ports (how many, or the numbers of them)", ports, 1, MOST_PORTS)
 
 
-def _turn_away(link: Link, status: protocol.Status, until: float) -> None:
+def _turn_away(link: PeerLink, status: protocol.ResponseStatus, until: float) -> None:
     """Say why, and let the client go first: closed over its unread request, the connection would be reset, and the
     reason lost."""
-    link.send(protocol.Answer(status).pack(), None, until)
+    link.send(protocol.Response(status).pack(), None, until)
     link.receive_into(memoryview(bytearray(protocol.REQUEST_BYTES)), until)
     link.receive_into(memoryview(bytearray(1)), until)
 

@@ -16,7 +16,7 @@ import xxhash
 
 from nvrx_slurm.transport import arguments, protocol
 from nvrx_slurm.transport.errors import PayloadCorrupt, PayloadTimeout, TransportError
-from nvrx_slurm.transport.protocol import Link
+from nvrx_slurm.transport.protocol import PeerLink
 from nvrx_slurm.transport.slots import Refusal
 from nvrx_slurm.util.admission import PROOF_S
 from nvrx_slurm.util.log import get_logger
@@ -28,10 +28,10 @@ LEASE_MARGIN_S = 1.0
 """A slot's lease is longer by this than the bound on sending it: a server never sends what is not its any more."""
 
 _STATUS = {
-    Refusal.BUSY: protocol.Status.BUSY,
-    Refusal.STALE: protocol.Status.STALE,
-    Refusal.CONSUMED: protocol.Status.STALE,
-    Refusal.NOT_READY: protocol.Status.STALE,
+    Refusal.BUSY: protocol.ResponseStatus.BUSY,
+    Refusal.STALE: protocol.ResponseStatus.STALE,
+    Refusal.CONSUMED: protocol.ResponseStatus.STALE,
+    Refusal.NOT_READY: protocol.ResponseStatus.STALE,
 }
 
 _log = get_logger("transport")
@@ -55,41 +55,41 @@ class ServerLimits:
 class Offer(NamedTuple):
     """The answer to a request, and the claim that its payload needs until it is acknowledged."""
 
-    answer: protocol.Answer
+    answer: protocol.Response
     claim: Claim | None = None
 
 
 def offer(
-    rings: Mapping[str, SharedRing], request: protocol.Request, *, keep_s: float, with_checksum: bool = True
+    rings: Mapping[str, SharedRing], request: protocol.PayloadRequest, *, keep_s: float, with_checksum: bool = True
 ) -> Offer:
     """Claim what is asked for. `keep_s`: for how long at most its reader has it."""
     ring = rings.get(request.ring)
     if ring is None:
-        return Offer(protocol.Answer(protocol.Status.UNKNOWN_RING))
-    if request.call is protocol.Call.SETTLE:
-        return Offer(protocol.Answer(_settled(ring, request)))
+        return Offer(protocol.Response(protocol.ResponseStatus.UNKNOWN_RING))
+    if request.call is protocol.RequestKind.SETTLE:
+        return Offer(protocol.Response(_settled(ring, request)))
     if request.slot >= ring.slots:
-        return Offer(protocol.Answer(protocol.Status.STALE))
+        return Offer(protocol.Response(protocol.ResponseStatus.STALE))
     claim = ring.claim(request.slot, request.generation, lease_s=keep_s + LEASE_MARGIN_S)
     if isinstance(claim, Refusal):
-        return Offer(protocol.Answer(_STATUS[claim]))
+        return Offer(protocol.Response(_STATUS[claim]))
     checksum = claim.checksum
     if checksum is None:
         checksum = xxhash.xxh3_64_intdigest(claim.payload) if with_checksum else 0
         if with_checksum and not claim.is_ours():  # it took too long: that may be another payload's
-            return Offer(protocol.Answer(protocol.Status.BUSY))
-    return Offer(protocol.Answer(protocol.Status.OK, claim.size, checksum, claim.generation), claim)
+            return Offer(protocol.Response(protocol.ResponseStatus.BUSY))
+    return Offer(protocol.Response(protocol.ResponseStatus.OK, claim.size, checksum, claim.generation), claim)
 
 
-def _settled(ring: SharedRing, request: protocol.Request) -> protocol.Status:
+def _settled(ring: SharedRing, request: protocol.PayloadRequest) -> protocol.ResponseStatus:
     """BUSY where somebody has the slot: that may be the very read whose Ack was lost, and has not ended here yet."""
     claim = ring.claim(request.slot, request.generation)
     if isinstance(claim, Refusal):
         return _STATUS[claim]
-    return protocol.Status.OK if claim.finish(consumed=True) else protocol.Status.STALE
+    return protocol.ResponseStatus.OK if claim.finish(consumed=True) else protocol.ResponseStatus.STALE
 
 
-def serve(link: Link, rings: Mapping[str, SharedRing], limits: ServerLimits) -> None:
+def serve(link: PeerLink, rings: Mapping[str, SharedRing], limits: ServerLimits) -> None:
     """A peer that has proven itself, until it goes, is idle for too long, or says what is no request. Raises nothing
     that a peer can cause."""
     try:
@@ -97,21 +97,23 @@ def serve(link: Link, rings: Mapping[str, SharedRing], limits: ServerLimits) -> 
             _answer(link, rings, request, limits)
     except PayloadCorrupt as error:
         _log.warning("a peer was cut off: %s", error)
-        _refuse(link, protocol.Status.BAD_REQUEST)
+        _refuse(link, protocol.ResponseStatus.BAD_REQUEST)
     except TransportError as error:
         _log.debug("a reader's link ended: %s", error)
 
 
-def _next_request(link: Link, limits: ServerLimits) -> protocol.Request | None:
+def _next_request(link: PeerLink, limits: ServerLimits) -> protocol.PayloadRequest | None:
     frame = bytearray(protocol.REQUEST_BYTES)
     try:
         link.receive_into(memoryview(frame), time.monotonic() + limits.eviction_s)
     except PayloadTimeout:
         return None
-    return protocol.Request.unpack(frame)
+    return protocol.PayloadRequest.unpack(frame)
 
 
-def _answer(link: Link, rings: Mapping[str, SharedRing], request: protocol.Request, limits: ServerLimits) -> None:
+def _answer(
+    link: PeerLink, rings: Mapping[str, SharedRing], request: protocol.PayloadRequest, limits: ServerLimits
+) -> None:
     keep_s = min(request.budget_ms / 1000, limits.read_s)
     answer, claim = offer(rings, request, keep_s=keep_s)
     until = time.monotonic() + (keep_s if claim else limits.hello_s)
@@ -126,15 +128,15 @@ def _answer(link: Link, rings: Mapping[str, SharedRing], request: protocol.Reque
         claim.finish(consumed=taken)
 
 
-def _was_taken(link: Link, claim: Claim, until: float) -> bool:
+def _was_taken(link: PeerLink, claim: Claim, until: float) -> bool:
     frame = bytearray(protocol.ACK_BYTES)
     link.receive_into(memoryview(frame), until)
     ack = protocol.Ack.unpack(frame)
     if (ack.slot, ack.generation) != (claim.slot, claim.generation):
         raise PayloadCorrupt(f"an ack for slot {ack.slot}@{ack.generation} came for {claim.slot}@{claim.generation}")
-    return ack.verdict is protocol.Verdict.TAKEN
+    return ack.verdict is protocol.AckVerdict.TAKEN
 
 
-def _refuse(link: Link, status: protocol.Status) -> None:
+def _refuse(link: PeerLink, status: protocol.ResponseStatus) -> None:
     with contextlib.suppress(TransportError):  # it is gone, then
-        link.send(protocol.Answer(status).pack(), None, time.monotonic() + LEASE_MARGIN_S)
+        link.send(protocol.Response(status).pack(), None, time.monotonic() + LEASE_MARGIN_S)

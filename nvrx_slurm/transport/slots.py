@@ -41,7 +41,7 @@ class State(IntEnum):
 FREE, WRITING, READY, READING = State
 
 
-class Owner(msgspec.Struct, frozen=True, gc=False):
+class SlotOwner(msgspec.Struct, frozen=True, gc=False):
     """Who writes or reads: a process (its id, and when it began, in ticks), and which of its attempts."""
 
     pid: int
@@ -49,7 +49,7 @@ class Owner(msgspec.Struct, frozen=True, gc=False):
     attempt: int
 
 
-NOBODY = Owner(0, 0, 0)
+NOBODY = SlotOwner(0, 0, 0)
 
 
 class Counts(msgspec.Struct, frozen=True, gc=False):
@@ -63,13 +63,13 @@ class Counts(msgspec.Struct, frozen=True, gc=False):
     late: int = 0  # ends of a read or write that was not the caller's any more: they changed nothing
 
 
-class Slot(msgspec.Struct, frozen=True, gc=False):
+class RingSlot(msgspec.Struct, frozen=True, gc=False):
     """All that is known of a slot. `generation`: of its last `begin`, 0 before the first one; `lease_ns`: until when
     its reader may keep it, by the machine's monotonic clock; `size`, `checksum`, `schema_bytes`: of its payload."""
 
     state: State = State.FREE
     generation: int = 0
-    owner: Owner = NOBODY
+    owner: SlotOwner = NOBODY
     lease_ns: int = 0
     size: int = 0
     checksum: int | None = None
@@ -88,46 +88,46 @@ class Refusal(StrEnum):
     LATE = "the slot is not the caller's any more"
 
 
-def lapsed(slot: Slot, now_ns: int, *, owner_is_dead: bool) -> bool:
+def lapsed(slot: RingSlot, now_ns: int, *, owner_is_dead: bool) -> bool:
     """Whether its owner has lost it."""
     if slot.state is READING:
         return owner_is_dead or now_ns >= slot.lease_ns
     return slot.state is WRITING and owner_is_dead
 
 
-def reclaim(slot: Slot) -> Slot:
+def reclaim(slot: RingSlot) -> RingSlot:
     """From an owner that has lost it (`lapsed`)."""
     state = FREE if slot.state is WRITING else READY
     return replace(slot, state=state, owner=NOBODY, lease_ns=0, counts=_add(slot, "lapsed"))
 
 
-def begin(slot: Slot, generation: int, owner: Owner, *, overwrite: bool) -> Slot | Refusal:
+def begin(slot: RingSlot, generation: int, owner: SlotOwner, *, overwrite: bool) -> RingSlot | Refusal:
     """A writer takes the slot for a new payload."""
     if slot.state in (WRITING, READING):
         return Refusal.BUSY
     if slot.state is READY and not overwrite:
         return Refusal.OCCUPIED
     counts = _add(slot, "dropped") if slot.state is READY else slot.counts
-    return Slot(WRITING, generation, owner, counts=counts)
+    return RingSlot(WRITING, generation, owner, counts=counts)
 
 
 def publish(
-    slot: Slot, generation: int, owner: Owner, *, size: int, checksum: int | None, schema_bytes: int
-) -> Slot | Refusal:
+    slot: RingSlot, generation: int, owner: SlotOwner, *, size: int, checksum: int | None, schema_bytes: int
+) -> RingSlot | Refusal:
     """The writer has written it all."""
     if not _is_its(slot, WRITING, generation, owner):
         return Refusal.LATE
-    return Slot(READY, generation, NOBODY, 0, size, checksum, schema_bytes, _add(slot, "published"))
+    return RingSlot(READY, generation, NOBODY, 0, size, checksum, schema_bytes, _add(slot, "published"))
 
 
-def abandon(slot: Slot, generation: int, owner: Owner) -> Slot | Refusal:
+def abandon(slot: RingSlot, generation: int, owner: SlotOwner) -> RingSlot | Refusal:
     """The writer could not write it."""
     if not _is_its(slot, WRITING, generation, owner):
         return Refusal.LATE
     return replace(slot, state=FREE, owner=NOBODY)
 
 
-def claim(slot: Slot, generation: int | None, owner: Owner, lease_ns: int) -> Slot | Refusal:
+def claim(slot: RingSlot, generation: int | None, owner: SlotOwner, lease_ns: int) -> RingSlot | Refusal:
     """A reader takes the payload of that generation, or whatever is ready."""
     if generation is not None and generation != slot.generation:
         return Refusal.STALE
@@ -138,28 +138,28 @@ def claim(slot: Slot, generation: int | None, owner: Owner, lease_ns: int) -> Sl
     return Refusal.NOT_READY if generation is None or slot.state is WRITING else Refusal.CONSUMED
 
 
-def renew(slot: Slot, generation: int, owner: Owner, lease_ns: int) -> Slot | Refusal:
+def renew(slot: RingSlot, generation: int, owner: SlotOwner, lease_ns: int) -> RingSlot | Refusal:
     """Its reader needs the slot for longer."""
     if not _is_its(slot, READING, generation, owner):
         return Refusal.LATE
     return replace(slot, lease_ns=lease_ns)
 
 
-def consume(slot: Slot, generation: int, owner: Owner) -> Slot | Refusal:
+def consume(slot: RingSlot, generation: int, owner: SlotOwner) -> RingSlot | Refusal:
     """Its reader has it: nobody needs it any more."""
     if not _is_its(slot, READING, generation, owner):
         return Refusal.LATE
     return replace(slot, state=FREE, owner=NOBODY, lease_ns=0, counts=_add(slot, "consumed"))
 
 
-def release(slot: Slot, generation: int, owner: Owner) -> Slot | Refusal:
+def release(slot: RingSlot, generation: int, owner: SlotOwner) -> RingSlot | Refusal:
     """Its reader has not got it, or leaves it for others."""
     if not _is_its(slot, READING, generation, owner):
         return Refusal.LATE
     return replace(slot, state=READY, owner=NOBODY, lease_ns=0, counts=_add(slot, "released"))
 
 
-def take(slot: Slot, generation: int, size: int, *, consumed: bool) -> Slot | Refusal:
+def take(slot: RingSlot, generation: int, size: int, *, consumed: bool) -> RingSlot | Refusal:
     """`claim` and its end in one, by a reader that has copied the payload before: it is ready still, so that nobody
     has written there meanwhile. A payload of another size is not what was copied."""
     if slot.state is not READY or slot.generation != generation or slot.size != size:
@@ -169,21 +169,21 @@ def take(slot: Slot, generation: int, size: int, *, consumed: bool) -> Slot | Re
     return replace(slot, counts=_add(slot, "released"))
 
 
-def settle(slot: Slot, generation: int) -> Slot | Refusal:
+def settle(slot: RingSlot, generation: int) -> RingSlot | Refusal:
     """A reader has it since long, but its word was lost, and the payload is ready again."""
     if slot.state is not READY or slot.generation != generation:
         return Refusal.LATE
     return replace(slot, state=FREE, counts=_add(slot, "consumed"))
 
 
-def count_late(slot: Slot) -> Slot:
+def count_late(slot: RingSlot) -> RingSlot:
     """Somebody came too late. Nothing else changes."""
     return replace(slot, counts=_add(slot, "late"))
 
 
-def _is_its(slot: Slot, state: State, generation: int, owner: Owner) -> bool:
+def _is_its(slot: RingSlot, state: State, generation: int, owner: SlotOwner) -> bool:
     return slot.state is state and slot.generation == generation and slot.owner == owner
 
 
-def _add(slot: Slot, name: str) -> Counts:
+def _add(slot: RingSlot, name: str) -> Counts:
     return replace(slot.counts, **{name: getattr(slot.counts, name) + 1})

@@ -60,8 +60,8 @@ def hold_silent_links(port: int, count: int) -> None:
 def say(port: int, count: int) -> int:
     """Random messages, and such as begin as the protocol does; how many connections there were."""
     frames = [
-        protocol.Hello(protocol.VERSION, os.urandom(32)).pack(),
-        protocol.Hello(99, os.urandom(32)).pack(),
+        protocol.ClientHello(protocol.VERSION, os.urandom(32)).pack(),
+        protocol.ClientHello(99, os.urandom(32)).pack(),
         b"GET / HTTP/1.1\r\n\r\n",
     ]
     for number in range(count):
@@ -87,11 +87,11 @@ def prove_with(port: int, token: str) -> list[str]:
     heard = []
     with socket.create_connection(("127.0.0.1", port)) as link:
         link.settimeout(WAIT_S)
-        link.sendall(protocol.Hello(protocol.VERSION, bytes(32)).pack())
+        link.sendall(protocol.ClientHello(protocol.VERSION, bytes(32)).pack())
         challenge = protocol.Challenge.unpack(link.recv(protocol.CHALLENGE_BYTES, socket.MSG_WAITALL))
         heard.append(challenge.status.name)
         link.sendall(bytes.fromhex(token)[:32].ljust(32, b"\0"))
-        answer = protocol.Answer.unpack(link.recv(protocol.ANSWER_BYTES, socket.MSG_WAITALL))
+        answer = protocol.Response.unpack(link.recv(protocol.ANSWER_BYTES, socket.MSG_WAITALL))
         heard.append(answer.status.name)
         heard.append(link.recv(1).hex())
     return heard

@@ -16,7 +16,7 @@ import pytest
 import xxhash
 
 from nvrx_slurm.transport.errors import PayloadTimeout, TransportError
-from nvrx_slurm.transport.protocol import Link, ServerDoor, pass_through
+from nvrx_slurm.transport.protocol import PeerLink, TokenHandshake, pass_through
 from nvrx_slurm.transport.ring import SharedRing
 from nvrx_slurm.transport.serving import ServerLimits, serve
 
@@ -53,10 +53,10 @@ def pattern(size: int, seed: int = 1) -> memoryview:
     return memoryview(words).cast("B")[:size]
 
 
-def admit_and_serve(link: Link, rings: Mapping[str, SharedRing], limits: ServerLimits) -> None:
+def admit_and_serve(link: PeerLink, rings: Mapping[str, SharedRing], limits: ServerLimits) -> None:
     """A server's whole side of one connection, in the caller's thread, over whatever link."""
     with contextlib.suppress(TransportError):
-        if pass_through(link, ServerDoor(TOKEN, limits.eviction_s), soon(limits.hello_s)):
+        if pass_through(link, TokenHandshake(TOKEN, limits.eviction_s), soon(limits.hello_s)):
             serve(link, rings, limits)
 
 

@@ -17,35 +17,35 @@ from typing import Any
 
 from nvrx_slurm.transport.backends import by_scheme
 from nvrx_slurm.transport.errors import TransportError
-from nvrx_slurm.transport.protocol import Link
+from nvrx_slurm.transport.protocol import PeerLink
 from tests.transport.harness import WAIT_S, digest_of, pattern, soon
 
 Spec = tuple[int, int]
 """A payload, by its size and seed."""
 
 
-def send(link: Link, frame: bytes, payload: Spec | None = None, seconds: float = WAIT_S) -> None:
+def send(link: PeerLink, frame: bytes, payload: Spec | None = None, seconds: float = WAIT_S) -> None:
     link.send(frame, None if payload is None else pattern(*payload).toreadonly(), soon(seconds))
 
 
-def receive(link: Link, size: int, seconds: float = WAIT_S) -> bytes:
+def receive(link: PeerLink, size: int, seconds: float = WAIT_S) -> bytes:
     frame = bytearray(size)
     link.receive_into(memoryview(frame), soon(seconds))
     return bytes(frame)
 
 
-def receive_payload(link: Link, size: int, seconds: float = WAIT_S) -> int:
+def receive_payload(link: PeerLink, size: int, seconds: float = WAIT_S) -> int:
     """The digest of what came."""
     buffer = bytearray(size)
     link.receive_payload_into(memoryview(buffer), soon(seconds), None)
     return digest_of(buffer)
 
 
-def close(link: Link) -> None:
+def close(link: PeerLink) -> None:
     link.close()
 
 
-def fork_and_drop(link: Link) -> int:
+def fork_and_drop(link: PeerLink) -> int:
     """A child that lets go of the link, and stays until it is killed; its pid."""
     ready, told = os.pipe()
     pid = os.fork()
@@ -163,7 +163,7 @@ class _Told:
         if number in self._queues:
             self._queues[number].put((verb, args))
 
-    def serve(self, link: Link) -> None:
+    def serve(self, link: PeerLink) -> None:
         with self._guard:
             number = next(self._numbers)
             self._queues[number] = SimpleQueue()

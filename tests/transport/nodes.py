@@ -21,7 +21,7 @@ from nvrx_slurm.transport import (
     TransportError,
 )
 from nvrx_slurm.transport.backends import by_scheme
-from nvrx_slurm.transport.protocol import Link, greet, host_and_port, request
+from nvrx_slurm.transport.protocol import PeerLink, greet, host_and_port, request
 from nvrx_slurm.transport.slots import State
 from tests.transport.harness import TOKEN, WAIT_S, Async, admit_and_serve, digest_of, pattern, soon
 
@@ -109,14 +109,14 @@ class Liar:
 
     def __init__(self, producer: Producer, fault: str | None) -> None:
         self.producer, self.fault = producer, fault
-        self.links: list[Link] = []
+        self.links: list[PeerLink] = []
         self.listener = by_scheme(producer.scheme, TOKEN).listen("127.0.0.1", 0, self.serve)
 
     @property
     def address(self) -> str:
         return self.listener.address
 
-    def serve(self, link: Link) -> None:
+    def serve(self, link: PeerLink) -> None:
         self.links.append(link)
         ring, seen = self.producer.ring, SickLink(link, self.fault) if self.fault else link
         admit_and_serve(seen, {ring.name: ring}, self.producer.limits)
@@ -276,7 +276,7 @@ def client_of(*transports: str, limits: Limits | None = None, **named: Any) -> P
     return PayloadClient(token=TOKEN, transports=transports or ("tcp",), limits=limits, **named)
 
 
-def asked(ref: PayloadRef, budget_s: float = WAIT_S) -> Link:
+def asked(ref: PayloadRef, budget_s: float = WAIT_S) -> PeerLink:
     """A reader's link over which the payload was asked for, and of which nothing is taken yet."""
     link = by_scheme(ref.ports[0].partition("://")[0], TOKEN).connect(ref.ports[0], soon())
     link.send(greet(link, TOKEN, soon()).proof, None, soon())

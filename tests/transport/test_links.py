@@ -25,7 +25,7 @@ from nvrx_slurm.transport.errors import (
     RingError,
     TransportError,
 )
-from nvrx_slurm.transport.protocol import Link, acknowledge, host_and_port, request
+from nvrx_slurm.transport.protocol import PeerLink, acknowledge, host_and_port, request
 from nvrx_slurm.transport.slots import State
 from tests.transport.harness import (
     IDLE_SHARE,
@@ -52,7 +52,7 @@ FRAME = b"a frame of 32 bytes, neither more"[:32]
 
 
 @pytest.fixture
-def near(scheme: str, far: Far) -> Iterator[Link]:
+def near(scheme: str, far: Far) -> Iterator[PeerLink]:
     """Our end of the far end's link 0."""
     link = by_scheme(scheme).connect(far.address, soon())
     try:
@@ -66,7 +66,7 @@ def near(scheme: str, far: Far) -> Iterator[Link]:
 
 
 @pytest.mark.parametrize("size", [1, 20, 88, 4096])
-def test_a_frame_arrives_as_it_is(near: Link, far: Far, size: int) -> None:
+def test_a_frame_arrives_as_it_is(near: PeerLink, far: Far, size: int) -> None:
     """Either way, in the order in which they were sent, each as a message of its own."""
     frames = [bytes(pattern(size, seed)) for seed in range(5)]
     for frame in frames:
@@ -79,7 +79,7 @@ def test_a_frame_arrives_as_it_is(near: Link, far: Far, size: int) -> None:
 
 
 @pytest.mark.parametrize("size", SIZES)
-def test_a_payload_arrives_whole(near: Link, far: Far, size: int) -> None:
+def test_a_payload_arrives_whole(near: PeerLink, far: Far, size: int) -> None:
     """Behind its frame, either way; `seen` gets each byte once, in order."""
     pieces: list[bytes] = []
     buffer = bytearray(size)
@@ -95,7 +95,7 @@ def test_a_payload_arrives_whole(near: Link, far: Far, size: int) -> None:
     assert far.hear(0) == digest_of(pattern(size, 4))
 
 
-def test_a_payload_of_a_gibibyte(near: Link, far: Far) -> None:
+def test_a_payload_of_a_gibibyte(near: PeerLink, far: Far) -> None:
     """It arrives whole too."""
     far.tell(0, "send", FRAME, (1 << 30, 5))
     receive(near, len(FRAME))
@@ -103,7 +103,7 @@ def test_a_payload_of_a_gibibyte(near: Link, far: Far) -> None:
     far.hear(0)
 
 
-def test_an_empty_payload_is_none(near: Link, far: Far) -> None:
+def test_an_empty_payload_is_none(near: PeerLink, far: Far) -> None:
     """The next thing that arrives is the next frame."""
     near.send(FRAME, memoryview(b""), soon())
     near.send(FRAME[::-1], None, soon())
@@ -111,7 +111,7 @@ def test_an_empty_payload_is_none(near: Link, far: Far) -> None:
     assert far.do(0, "receive", len(FRAME)) == FRAME[::-1]
 
 
-def test_a_payload_that_is_read_only_and_not_of_bytes(near: Link, far: Far) -> None:
+def test_a_payload_that_is_read_only_and_not_of_bytes(near: PeerLink, far: Far) -> None:
     """Memory of any format goes out as it lies there."""
     numbers = memoryview(bytes(pattern(4096))).cast("d").toreadonly()
     near.send(FRAME, numbers, soon())
@@ -119,7 +119,7 @@ def test_a_payload_that_is_read_only_and_not_of_bytes(near: Link, far: Far) -> N
     assert far.do(0, "receive_payload", 4096) == digest_of(pattern(4096))
 
 
-def test_only_the_buffer_is_written(near: Link, far: Far) -> None:
+def test_only_the_buffer_is_written(near: PeerLink, far: Far) -> None:
     """A part of a larger buffer is filled, and not a byte beside it."""
     buffer = bytearray(b"\xee" * 3000)
     far.tell(0, "send", FRAME, (1000, 2))
@@ -128,7 +128,7 @@ def test_only_the_buffer_is_written(near: Link, far: Far) -> None:
     assert buffer == b"\xee" * 1000 + pattern(1000, 2) + b"\xee" * 1000
 
 
-def test_what_was_sent_before_the_close_arrives(near: Link, far: Far) -> None:
+def test_what_was_sent_before_the_close_arrives(near: PeerLink, far: Far) -> None:
     """An ack is the last that is sent before a connection goes: it is not lost with it."""
     send(near, FRAME, (1 << 20, 6))
     near.close()
@@ -146,7 +146,7 @@ def test_links_do_not_mix(scheme: str, far: Far) -> None:
             open_ones.callback(link.close)
             links.append((far.accepted(), link))
 
-        def use(number: int, link: Link) -> list[int]:
+        def use(number: int, link: PeerLink) -> list[int]:
             receive(link, len(FRAME))
             return [receive_payload(link, 1 << 20), number]
 
@@ -161,13 +161,13 @@ def test_links_do_not_mix(scheme: str, far: Far) -> None:
 # ---------------------------------------------------------------------------------------------------- deadlines
 
 
-def test_a_frame_that_does_not_come(near: Link) -> None:
+def test_a_frame_that_does_not_come(near: PeerLink) -> None:
     """PayloadTimeout, at the deadline."""
     with on_deadline(SHORT_S) as deadline:
         near.receive_into(memoryview(bytearray(8)), deadline)
 
 
-def test_a_payload_that_does_not_come(near: Link, far: Far) -> None:
+def test_a_payload_that_does_not_come(near: PeerLink, far: Far) -> None:
     """PayloadTimeout, at the deadline."""
     far.do(0, "send", FRAME)
     receive(near, len(FRAME))
@@ -175,13 +175,13 @@ def test_a_payload_that_does_not_come(near: Link, far: Far) -> None:
         near.receive_payload_into(memoryview(bytearray(1 << 20)), deadline, None)
 
 
-def test_a_deadline_that_has_passed(near: Link) -> None:
+def test_a_deadline_that_has_passed(near: PeerLink) -> None:
     """PayloadTimeout at once: nothing is waited for."""
     with on_deadline(0.0):
         near.receive_into(memoryview(bytearray(8)), time.monotonic() - 1.0)
 
 
-def test_a_peer_that_stops_in_the_middle_of_a_payload(near: Link, far: Far) -> None:
+def test_a_peer_that_stops_in_the_middle_of_a_payload(near: PeerLink, far: Far) -> None:
     """PayloadTimeout at the deadline; afterwards nothing writes into the buffer any more."""
     size = 256 << 20
     buffer = bytearray(size)
@@ -201,14 +201,14 @@ def test_a_peer_that_stops_in_the_middle_of_a_payload(near: Link, far: Far) -> N
     assert digest_of(buffer) == before
 
 
-def test_a_peer_that_takes_nothing(near: Link, far: Far) -> None:
+def test_a_peer_that_takes_nothing(near: PeerLink, far: Far) -> None:
     """Sending to a stopped process ends by the deadline: whoever sends is not held up."""
     payload = pattern(TOO_MUCH)
     with stopped(far.pid), bounded(SHORT_S) as deadline, contextlib.suppress(PayloadTimeout):
         near.send(FRAME, payload, deadline)
 
 
-def test_signals_do_not_extend_a_deadline(near: Link) -> None:
+def test_signals_do_not_extend_a_deadline(near: PeerLink) -> None:
     """A handler that runs every 10 ms changes nothing."""
     count = [0]
 
@@ -220,7 +220,7 @@ def test_signals_do_not_extend_a_deadline(near: Link) -> None:
     assert count[0] >= 5
 
 
-def test_signals_do_not_break_a_payload(near: Link, far: Far) -> None:
+def test_signals_do_not_break_a_payload(near: PeerLink, far: Far) -> None:
     """Interrupted all the time, it still arrives whole."""
     with signals_every(0.002):
         far.tell(0, "send", FRAME, (64 << 20, 8))
@@ -228,7 +228,7 @@ def test_signals_do_not_break_a_payload(near: Link, far: Far) -> None:
         assert receive_payload(near, 64 << 20) == digest_of(pattern(64 << 20, 8))
 
 
-def test_a_handler_that_raises_in_a_wait(near: Link, far: Far) -> None:
+def test_a_handler_that_raises_in_a_wait(near: PeerLink, far: Far) -> None:
     """The exception comes out at once, the link can be closed, and the peer sees it closed."""
 
     class Struck(Exception):
@@ -250,7 +250,7 @@ def test_a_handler_that_raises_in_a_wait(near: Link, far: Far) -> None:
 # ------------------------------------------------------------------------------------------------ peers that go
 
 
-def test_a_peer_that_closes_while_we_wait_for_a_frame(near: Link, far: Far) -> None:
+def test_a_peer_that_closes_while_we_wait_for_a_frame(near: PeerLink, far: Far) -> None:
     """PeerReset, without waiting for the deadline."""
     wait = Async(receive, near, 8)
     assert wait.began.wait(WAIT_S)
@@ -259,7 +259,7 @@ def test_a_peer_that_closes_while_we_wait_for_a_frame(near: Link, far: Far) -> N
         wait.result()
 
 
-def test_a_peer_that_closes_before_its_payload(near: Link, far: Far) -> None:
+def test_a_peer_that_closes_before_its_payload(near: PeerLink, far: Far) -> None:
     """PayloadTruncated, or PeerReset: it was promised, and does not come."""
     far.do(0, "send", FRAME)
     receive(near, len(FRAME))
@@ -268,7 +268,7 @@ def test_a_peer_that_closes_before_its_payload(near: Link, far: Far) -> None:
         receive_payload(near, 1 << 20)
 
 
-def test_a_peer_that_is_killed_while_we_wait(near: Link, far: Far) -> None:
+def test_a_peer_that_is_killed_while_we_wait(near: PeerLink, far: Far) -> None:
     """PeerReset, at once: its kernel tells."""
     wait = Async(receive, near, 8)
     assert wait.began.wait(WAIT_S)
@@ -277,7 +277,7 @@ def test_a_peer_that_is_killed_while_we_wait(near: Link, far: Far) -> None:
         wait.result()
 
 
-def test_a_peer_that_is_killed_in_the_middle_of_a_payload(near: Link, far: Far) -> None:
+def test_a_peer_that_is_killed_in_the_middle_of_a_payload(near: PeerLink, far: Far) -> None:
     """PayloadTruncated or PeerReset, at once."""
     size = 256 << 20
     buffer = bytearray(size)
@@ -290,7 +290,7 @@ def test_a_peer_that_is_killed_in_the_middle_of_a_payload(near: Link, far: Far) 
     far.kill()  # it may be dying yet, and must not serve the next test
 
 
-def test_a_peer_that_is_killed_while_we_send(near: Link, far: Far) -> None:
+def test_a_peer_that_is_killed_while_we_send(near: PeerLink, far: Far) -> None:
     """The send ends at once, or what waits for the answer does; and every use after that fails."""
     payload = pattern(TOO_MUCH)
     os.kill(far.pid, signal.SIGSTOP)
@@ -372,7 +372,7 @@ def test_a_port_that_speaks_another_protocol(scheme: str) -> None:
 
 
 @pytest.mark.parametrize("wait", ["frame", "payload", "send"])
-def test_a_cut_wakes_whoever_waits(near: Link, far: Far, wait: str) -> None:
+def test_a_cut_wakes_whoever_waits(near: PeerLink, far: Far, wait: str) -> None:
     """From another thread, whatever it waits for: PeerReset, at once. A second cut is nothing."""
     works = {
         "frame": lambda: receive(near, 8),
@@ -391,14 +391,14 @@ def test_a_cut_wakes_whoever_waits(near: Link, far: Far, wait: str) -> None:
             waiting.result()
 
 
-def test_a_link_that_was_cut_before_is_of_no_use(near: Link) -> None:
+def test_a_link_that_was_cut_before_is_of_no_use(near: PeerLink) -> None:
     """What comes after a cut fails with PeerReset, and does not wait."""
     near.cut()
     with bounded(1.0), pytest.raises(PeerReset):
         receive(near, 8)
 
 
-def test_the_peer_sees_a_cut(near: Link, far: Far) -> None:
+def test_the_peer_sees_a_cut(near: PeerLink, far: Far) -> None:
     """It need not wait for its deadline either."""
     far.tell(0, "receive", 8)
     near.cut()
@@ -406,7 +406,7 @@ def test_the_peer_sees_a_cut(near: Link, far: Far) -> None:
         far.hear(0)
 
 
-def test_close_and_cut_in_any_number_and_order(near: Link, far: Far) -> None:
+def test_close_and_cut_in_any_number_and_order(near: PeerLink, far: Far) -> None:
     """Neither raises, neither waits, and the peer sees the end."""
     with bounded(1.0):
         for _ in range(2):
@@ -416,7 +416,7 @@ def test_close_and_cut_in_any_number_and_order(near: Link, far: Far) -> None:
         far.do(0, "receive", 8)
 
 
-def test_is_stale(near: Link, far: Far) -> None:
+def test_is_stale(near: PeerLink, far: Far) -> None:
     """A connection at rest is not stale; one on which something came unasked for is."""
     assert not near.is_stale()
     far.do(0, "send", FRAME)
@@ -427,7 +427,7 @@ def test_is_stale(near: Link, far: Far) -> None:
 
 
 @pytest.mark.parametrize("how", ["closes", "dies"])
-def test_is_stale_once_the_peer_has_gone(near: Link, far: Far, how: str) -> None:
+def test_is_stale_once_the_peer_has_gone(near: PeerLink, far: Far, how: str) -> None:
     """Whether it has closed the connection or has died."""
     assert not near.is_stale()
     far.do(0, "close") if how == "closes" else far.kill()
@@ -485,7 +485,7 @@ def test_a_port_that_is_taken(scheme: str, far: Far) -> None:
         by_scheme(scheme).listen("127.0.0.1", port, lambda link: None)
 
 
-def test_a_listener_that_has_closed(near: Link, scheme: str, far: Far) -> None:
+def test_a_listener_that_has_closed(near: PeerLink, scheme: str, far: Far) -> None:
     """Nobody can connect any more; the links that are there work on."""
     far.close_listener()
     with bounded(1.0), pytest.raises(PeerReset):
@@ -494,7 +494,7 @@ def test_a_listener_that_has_closed(near: Link, scheme: str, far: Far) -> None:
     assert receive(near, len(FRAME)) == FRAME
 
 
-def test_a_listener_comes_back_on_its_port(near: Link, scheme: str, far: Far) -> None:
+def test_a_listener_comes_back_on_its_port(near: PeerLink, scheme: str, far: Far) -> None:
     """Its process was killed with links open: another listens there at once, and new links work."""
     _, port = host_and_port(far.address)
     far.kill()
@@ -521,7 +521,7 @@ def ring() -> Iterator[SharedRing]:
 
 
 @contextlib.contextmanager
-def shm_link(ring: SharedRing) -> Iterator[Link]:
+def shm_link(ring: SharedRing) -> Iterator[PeerLink]:
     """A reader's way to the ring, attached anew."""
     attached = SharedRing.attach(ring.name)
     link = ShmBackend({ring.name: attached}).connect(f"shm://{ring.name}", soon())
@@ -532,9 +532,9 @@ def shm_link(ring: SharedRing) -> Iterator[Link]:
         attached.close()
 
 
-def read_over(link: Link, ref: PayloadRef, budget_s: float = WAIT_S) -> bytes:
+def read_over(link: PeerLink, ref: PayloadRef, budget_s: float = WAIT_S) -> bytes:
     """Up to the ack."""
-    assert request(link, ref, budget_s=budget_s, deadline=soon()).status is protocol.Status.OK
+    assert request(link, ref, budget_s=budget_s, deadline=soon()).status is protocol.ResponseStatus.OK
     buffer = bytearray(ref.size)
     link.receive_payload_into(memoryview(buffer), soon(), None)
     return bytes(buffer)
@@ -542,9 +542,13 @@ def read_over(link: Link, ref: PayloadRef, budget_s: float = WAIT_S) -> bytes:
 
 @pytest.mark.parametrize(
     ("verdict", "state"),
-    [(protocol.Verdict.TAKEN, State.FREE), (protocol.Verdict.KEPT, State.READY), (protocol.Verdict.BAD, State.READY)],
+    [
+        (protocol.AckVerdict.TAKEN, State.FREE),
+        (protocol.AckVerdict.KEPT, State.READY),
+        (protocol.AckVerdict.BAD, State.READY),
+    ],
 )
-def test_a_payload_is_read_from_the_ring(ring: SharedRing, verdict: protocol.Verdict, state: State) -> None:
+def test_a_payload_is_read_from_the_ring(ring: SharedRing, verdict: protocol.AckVerdict, state: State) -> None:
     """The same conversation without a server: the ack frees the slot, or leaves it for others."""
     ref = ring.write_raw(pattern(500_000, 2))
     with shm_link(ring) as link:
@@ -569,12 +573,12 @@ def test_a_copy_that_took_too_long(ring: SharedRing) -> None:
     """The slot was not the reader's any more when its copy was done: PeerReset, for others may have written there."""
     first, _ = ring.write_raw(pattern(1000, 2)), ring.write_raw(pattern(1000, 3))
     with shm_link(ring) as link:
-        assert request(link, first, budget_s=0.0, deadline=soon()).status is protocol.Status.OK
+        assert request(link, first, budget_s=0.0, deadline=soon()).status is protocol.ResponseStatus.OK
         until(lambda: ring.get_ready_count() == 2, "its lease has lapsed")
         ring.write_raw(pattern(1000, 4))
         with pytest.raises(PeerReset):
             link.receive_payload_into(memoryview(bytearray(1000)), soon(), None)
-            acknowledge(link, first, protocol.Verdict.TAKEN, soon())
+            acknowledge(link, first, protocol.AckVerdict.TAKEN, soon())
 
 
 def test_what_the_ring_has_no_more(ring: SharedRing) -> None:
@@ -583,20 +587,20 @@ def test_what_the_ring_has_no_more(ring: SharedRing) -> None:
     with shm_link(ring) as link, shm_link(ring) as other:
         read_over(link, ref)
 
-        def status(ref: PayloadRef) -> protocol.Status:
+        def status(ref: PayloadRef) -> protocol.ResponseStatus:
             return request(other, ref, budget_s=1.0, deadline=soon()).status
 
-        assert status(ref) is protocol.Status.BUSY
-        acknowledge(link, ref, protocol.Verdict.TAKEN, soon())
-        assert status(ref) is protocol.Status.STALE
-        assert status(msgspec.structs.replace(ref, slot=99)) is protocol.Status.STALE
-        assert status(msgspec.structs.replace(ref, ring="nvrx-ring-1-2-3")) is protocol.Status.UNKNOWN_RING
+        assert status(ref) is protocol.ResponseStatus.BUSY
+        acknowledge(link, ref, protocol.AckVerdict.TAKEN, soon())
+        assert status(ref) is protocol.ResponseStatus.STALE
+        assert status(msgspec.structs.replace(ref, slot=99)) is protocol.ResponseStatus.STALE
+        assert status(msgspec.structs.replace(ref, ring="nvrx-ring-1-2-3")) is protocol.ResponseStatus.UNKNOWN_RING
 
 
 # --------------------------------------------------------------------------------------------------------- idle
 
 
-def test_waiting_costs_nothing(near: Link, far: Far) -> None:
+def test_waiting_costs_nothing(near: PeerLink, far: Far) -> None:
     """A process that listens, and waits for a frame, uses next to no processor time."""
     far.tell(0, "receive", 8, 60.0)
     assert share_of_a_core(far.pid) < IDLE_SHARE

@@ -36,8 +36,8 @@ from nvrx_slurm.transport import (
 from nvrx_slurm.transport.backends import tcp
 from nvrx_slurm.transport.backends.shm import MOST_RINGS
 from nvrx_slurm.transport.backends.tcp import TcpBackend
-from nvrx_slurm.transport.fetching import Abort
-from nvrx_slurm.transport.pool import Doubt
+from nvrx_slurm.transport.fetching import ReadCancellation
+from nvrx_slurm.transport.pool import UnconfirmedAck
 from nvrx_slurm.transport.protocol import host_and_port
 from nvrx_slurm.transport.retrying import Limits
 from nvrx_slurm.transport.ring import Claim, steps
@@ -326,9 +326,9 @@ def test_a_checksum_is_never_made_of_another_payload() -> None:
     with SharedRing.create(1, 4096, checksum=False) as ring:
         ref = ring.write_raw(b"asked for")
         standing = _Standing(ring, lambda: ring.write_raw(b"something", timeout_s=WAIT_S))
-        wanted = protocol.Request(protocol.Call.READ, ref.slot, 0, ref.generation, ring.name)
+        wanted = protocol.PayloadRequest(protocol.RequestKind.READ, ref.slot, 0, ref.generation, ring.name)
         answer, claim = offer({ring.name: standing}, wanted, keep_s=0.0)  # type: ignore[dict-item]
-        assert answer.status is protocol.Status.BUSY and claim is None
+        assert answer.status is protocol.ResponseStatus.BUSY and claim is None
 
 
 def test_a_lost_word_is_said_again_until_its_read_has_ended(served: Served) -> None:
@@ -337,7 +337,7 @@ def test_a_lost_word_is_said_again_until_its_read_has_ended(served: Served) -> N
     link = asked(lost)
     link.receive_payload_into(memoryview(bytearray(1000)), soon(), None)
     with client_of("tcp") as client:
-        client._fetcher._pool.doubt_again([Doubt(lost.ring, lost.slot, lost.generation)])
+        client._fetcher._pool.doubt_again([UnconfirmedAck(lost.ring, lost.slot, lost.generation)])
         client.read(second, deadline=5.0)
         assert served.state(lost) is State.READING
         link.close()
@@ -367,7 +367,7 @@ def test_who_waits_for_a_connection_waits_for_as_long_as_there_is_time(serving: 
     limits = Limits(answer_s=1.0, calls=1, bytes_per_s=1000 / WAIT_S)
     with SickPort(large.ports[0]) as port, client_of("tcp", connections_per_port=1, limits=limits) as client:
         port.make_sick("silent-in-payload")
-        holds = Abort()
+        holds = ReadCancellation()
         holding = Async(lambda: client._fetcher.read(through(large, port.address), soon(), holds))
         until(lambda: port.struck, "it has the only connection")
         port.heal()

@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 
 from nvrx_slurm.transport import PayloadRef, PayloadServer, ServerLimits, SharedRing, TransportError, protocol
 from nvrx_slurm.transport.backends.tcp import TcpBackend, TcpLink
-from nvrx_slurm.transport.protocol import Link, acknowledge, greet, host_and_port, receive, request, settle
+from nvrx_slurm.transport.protocol import PeerLink, acknowledge, greet, host_and_port, receive, request, settle
 from nvrx_slurm.transport.slots import State
 from tests.transport.harness import TOKEN, Async, pattern, soon, until
 from tests.transport.nodes import client_of
@@ -50,8 +50,10 @@ def mutated(draw: st.DrawFn, frames: st.SearchStrategy[bytes]) -> bytes:
 
 def requests_for(ring: str) -> st.SearchStrategy[bytes]:
     return st.builds(
-        lambda call, slot, budget, generation, name: protocol.Request(call, slot, budget, generation, name).pack(),
-        st.sampled_from(protocol.Call),
+        lambda call, slot, budget, generation, name: protocol.PayloadRequest(
+            call, slot, budget, generation, name
+        ).pack(),
+        st.sampled_from(protocol.RequestKind),
         st.one_of(st.integers(0, 5), small),
         small,
         numbers,
@@ -61,13 +63,13 @@ def requests_for(ring: str) -> st.SearchStrategy[bytes]:
 
 acks = st.builds(
     lambda verdict, slot, generation: protocol.Ack(verdict, slot, generation).pack(),
-    st.sampled_from(protocol.Verdict),
+    st.sampled_from(protocol.AckVerdict),
     small,
     numbers,
 )
 answers = st.builds(
-    lambda status, size, checksum, generation: protocol.Answer(status, size, checksum, generation).pack(),
-    st.sampled_from(protocol.Status),
+    lambda status, size, checksum, generation: protocol.Response(status, size, checksum, generation).pack(),
+    st.sampled_from(protocol.ResponseStatus),
     numbers,
     numbers,
     numbers,
@@ -77,13 +79,13 @@ challenges = st.builds(
         version, status, eviction, nonce, proof
     ).pack(),
     st.integers(0, 3),
-    st.sampled_from(protocol.Status),
+    st.sampled_from(protocol.ResponseStatus),
     small,
     st.binary(min_size=32, max_size=32),
     st.binary(min_size=32, max_size=32),
 )
 hellos = st.builds(
-    lambda version, nonce: protocol.Hello(version, nonce).pack(),
+    lambda version, nonce: protocol.ClientHello(version, nonce).pack(),
     st.integers(0, 3),
     st.binary(min_size=32, max_size=32),
 )
@@ -204,7 +206,7 @@ def is_taken(data: bytes, ref: PayloadRef) -> bool:
         ack = protocol.Ack.unpack(data[: protocol.ACK_BYTES].ljust(protocol.ACK_BYTES, b"?"))
     except TransportError:
         return False
-    return len(data) >= protocol.ACK_BYTES and ack == (protocol.Verdict.TAKEN, ref.slot, ref.generation)
+    return len(data) >= protocol.ACK_BYTES and ack == (protocol.AckVerdict.TAKEN, ref.slot, ref.generation)
 
 
 def test_a_server_that_hears_no_ack(served: Served) -> None:
@@ -214,7 +216,7 @@ def test_a_server_that_hears_no_ack(served: Served) -> None:
     @given(draw=st.data())
     def holds(draw: st.DataObject) -> None:
         ref = served.write()
-        right = protocol.Ack(protocol.Verdict.TAKEN, ref.slot, ref.generation).pack()
+        right = protocol.Ack(protocol.AckVerdict.TAKEN, ref.slot, ref.generation).pack()
         data = draw.draw(st.one_of(garbage, mutated(acks), mutated(st.just(right))))
         with served.greeted() as link:
             request(link, ref, budget_s=5.0, deadline=soon())
@@ -231,10 +233,10 @@ def test_a_server_that_hears_no_ack(served: Served) -> None:
 
 
 @contextlib.contextmanager
-def a_server_that(says_: Callable[[Link], None]) -> Iterator[str]:
+def a_server_that(says_: Callable[[PeerLink], None]) -> Iterator[str]:
     """Its address."""
 
-    def serve(link: Link) -> None:
+    def serve(link: PeerLink) -> None:
         with contextlib.suppress(TransportError):
             says_(link)
 
@@ -245,7 +247,7 @@ def a_server_that(says_: Callable[[Link], None]) -> Iterator[str]:
         listener.close()
 
 
-def heard(link: Link, size: int) -> bytes:
+def heard(link: PeerLink, size: int) -> bytes:
     frame = bytearray(size)
     link.receive_into(memoryview(frame), soon(2.0))
     return bytes(frame)
@@ -256,7 +258,7 @@ def heard(link: Link, size: int) -> bytes:
 def test_a_client_that_hears_no_challenge(data: bytes) -> None:
     """TransportError, whatever a server answers a hello with: it cannot have the token."""
 
-    def lie(link: Link) -> None:
+    def lie(link: PeerLink) -> None:
         heard(link, protocol.HELLO_BYTES)
         link.send(data, None, soon())
 
@@ -279,8 +281,8 @@ ref_of_nothing = PayloadRef(
     data=st.one_of(
         garbage,
         mutated(answers),
-        st.builds(lambda size: protocol.Answer(protocol.Status.OK, size, 0, 5).pack(), numbers),
-        st.just(protocol.Answer(protocol.Status.OK, SIZE, 0, 5).pack()),
+        st.builds(lambda size: protocol.Response(protocol.ResponseStatus.OK, size, 0, 5).pack(), numbers),
+        st.just(protocol.Response(protocol.ResponseStatus.OK, SIZE, 0, 5).pack()),
     ),
     payload=st.one_of(garbage, st.integers(0, SIZE + 10).map(bytes)),
 )
@@ -288,7 +290,7 @@ def test_a_client_that_hears_no_answer(data: bytes, payload: bytes) -> None:
     """An answer that has no payload, or TransportError: never one whose bytes are not those of the ref, and never
     memory for a size that the ref does not have."""
 
-    def lie(link: Link) -> None:
+    def lie(link: PeerLink) -> None:
         heard(link, protocol.REQUEST_BYTES)
         link.send(data, memoryview(payload), soon())
 
@@ -298,11 +300,11 @@ def test_a_client_that_hears_no_answer(data: bytes, payload: bytes) -> None:
         try:
             with contextlib.suppress(TransportError):
                 answer = request(link, ref_of_nothing, budget_s=1.0, deadline=soon(2.0))
-                if answer.status is protocol.Status.OK:
+                if answer.status is protocol.ResponseStatus.OK:
                     assert (answer.size, answer.generation) == (SIZE, 5)
                     with pytest.raises(TransportError):
                         receive(link, ref_of_nothing, answer, buffer, soon(2.0))
-                    acknowledge(link, ref_of_nothing, protocol.Verdict.BAD, soon(2.0))
+                    acknowledge(link, ref_of_nothing, protocol.AckVerdict.BAD, soon(2.0))
         finally:
             link.close()
 
@@ -312,7 +314,7 @@ def test_a_client_that_hears_no_answer(data: bytes, payload: bytes) -> None:
 def test_a_client_that_settles_with_a_liar(data: bytes) -> None:
     """A status, or TransportError."""
 
-    def lie(link: Link) -> None:
+    def lie(link: PeerLink) -> None:
         heard(link, protocol.REQUEST_BYTES)
         link.send(data, None, soon())
 
@@ -320,7 +322,7 @@ def test_a_client_that_settles_with_a_liar(data: bytes) -> None:
         link = TcpBackend().connect(address, soon())
         try:
             with contextlib.suppress(TransportError):
-                assert settle(link, "nvrx-ring-1-2-3", 1, 5, soon(2.0)) in protocol.Status
+                assert settle(link, "nvrx-ring-1-2-3", 1, 5, soon(2.0)) in protocol.ResponseStatus
         finally:
             link.close()
 
@@ -330,7 +332,7 @@ def test_a_client_that_settles_with_a_liar(data: bytes) -> None:
 def test_a_whole_client_and_a_liar(data: list[bytes]) -> None:
     """The client itself, with all its layers: TransportError, by its deadline."""
 
-    def lie(link: Link) -> None:
+    def lie(link: PeerLink) -> None:
         for part in data:
             link.send(part, None, soon())
         heard(link, 1 << 20)

@@ -7,7 +7,7 @@ import time
 from nvrx_slurm.lab.faults.sick_ports import Deed, Fault, Stage, fault_of
 from nvrx_slurm.transport import protocol
 from nvrx_slurm.transport.errors import PeerReset
-from nvrx_slurm.transport.protocol import Link, Seen
+from nvrx_slurm.transport.protocol import PeerLink, Seen
 
 HOLD_S = 600.0
 _STAGES = {protocol.CHALLENGE_BYTES: Stage.CHALLENGE, protocol.ANSWER_BYTES: Stage.ANSWER}
@@ -19,7 +19,7 @@ class SickLink:
     A message is whole here: one that is reset, or cut off, is half as long. None trickles, and none is late.
     """
 
-    def __init__(self, link: Link, fault: str) -> None:
+    def __init__(self, link: PeerLink, fault: str) -> None:
         self._link, self._fault = link, fault_of(fault)
         self.needs_checksum = link.needs_checksum
         if self._fault.deed in (Deed.TRICKLE, Deed.LATE):

@@ -24,7 +24,7 @@ from nvrx_slurm.transport.protocol import address_of, host_and_port
 PIECE_BYTES = 1 << 16
 CONNECT_S = 5.0
 _NO_LINGER = struct.pack("ii", 1, 0)
-_ACK_MARK = protocol.Ack(protocol.Verdict.TAKEN, 0, 0).pack()[:4]
+_ACK_MARK = protocol.Ack(protocol.AckVerdict.TAKEN, 0, 0).pack()[:4]
 
 
 class Stage(StrEnum):
@@ -69,7 +69,7 @@ def _flipped(message: bytes) -> bytes:
 
 def _answer_with(**by: int) -> Callable[[bytes], bytes]:
     def change(message: bytes) -> bytes:
-        answer = protocol.Answer.unpack(message)
+        answer = protocol.Response.unpack(message)
         more = {name: (getattr(answer, name) + number) % (1 << 64) for name, number in by.items()}
         return answer._replace(**more).pack()
 
@@ -289,8 +289,8 @@ class _Conversation:
             return
         frame = _take(self._server, protocol.ANSWER_BYTES)
         self._pass_on(Stage.ANSWER, frame, self._client)
-        answer = protocol.Answer.unpack(frame)
-        if answer.status is protocol.Status.OK:
+        answer = protocol.Response.unpack(frame)
+        if answer.status is protocol.ResponseStatus.OK:
             self._pass_payload(answer.size)
 
     def _pass_payload(self, size: int) -> None:

@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING
 
 from nvrx_slurm.transport import protocol
 from nvrx_slurm.transport.errors import ForeignRing, PeerRefused, PeerReset, RingError
-from nvrx_slurm.transport.protocol import Entry, Link, Listener, Seen
+from nvrx_slurm.transport.protocol import AdmissionCheck, PeerLink, PortListener, Seen
 from nvrx_slurm.transport.ring import SharedRing, is_gone
 from nvrx_slurm.transport.serving import offer
 from nvrx_slurm.util.log import get_logger
@@ -37,15 +37,17 @@ class ShmLink:
 
     def __init__(self, rings: Mapping[str, SharedRing]) -> None:
         self._rings = rings
-        self._answer: protocol.Answer | None = None
+        self._answer: protocol.Response | None = None
         self._claim: Claim | None = None
 
     def send(self, frame: bytes, payload: memoryview | None, deadline: float) -> None:
         if len(frame) == protocol.ACK_BYTES:
-            if not self._finish(taken=protocol.Ack.unpack(frame).verdict is protocol.Verdict.TAKEN, until=deadline):
+            if not self._finish(
+                taken=protocol.Ack.unpack(frame).verdict is protocol.AckVerdict.TAKEN, until=deadline
+            ):
                 raise PeerReset(_LATE)
             return
-        request = protocol.Request.unpack(frame)
+        request = protocol.PayloadRequest.unpack(frame)
         self._answer, self._claim = offer(
             self._rings, request, keep_s=request.budget_ms / 1000, with_checksum=self.needs_checksum
         )
@@ -86,10 +88,12 @@ class ShmBackend:
     def __init__(self, rings: Mapping[str, SharedRing]) -> None:
         self._rings = rings
 
-    def connect(self, address: str, deadline: float) -> Link:
+    def connect(self, address: str, deadline: float) -> PeerLink:
         return ShmLink(self._rings)
 
-    def listen(self, host: str, port: int, serve: Callable[[Link], None], entry: Entry | None = None) -> Listener:
+    def listen(
+        self, host: str, port: int, serve: Callable[[PeerLink], None], entry: AdmissionCheck | None = None
+    ) -> PortListener:
         raise PeerRefused("a ring in shared memory is read in place: there is nothing to listen for")
 
 

@@ -20,7 +20,7 @@ from functools import partial
 from typing import Any
 
 from nvrx_slurm.transport.errors import PayloadTimeout, PayloadTruncated, PeerReset, RingError, TransportError
-from nvrx_slurm.transport.protocol import Door, Entry, Seen, address_of, host_and_port
+from nvrx_slurm.transport.protocol import AdmissionCheck, Seen, ServerHandshake, address_of, host_and_port
 from nvrx_slurm.util.admission import PROOF_S, Admission, RateLimitedLog
 from nvrx_slurm.util.log import get_logger
 from nvrx_slurm.util.threads import in_thread
@@ -174,7 +174,7 @@ class TcpLink:
 class _Guest:
     """A connection that has not passed its door. `said`: what has come, and the door has not had."""
 
-    def __init__(self, connection: socket.socket, source: str, door: Door) -> None:
+    def __init__(self, connection: socket.socket, source: str, door: ServerHandshake) -> None:
         self.connection, self.source, self.door = connection, source, door
         self.said = b""
 
@@ -187,8 +187,8 @@ class TcpListener:
         self,
         listening: socket.socket,
         address: str,
-        serve: Callable[[TcpLink, Door | None], None],
-        entry: Entry | None,
+        serve: Callable[[TcpLink, ServerHandshake | None], None],
+        entry: AdmissionCheck | None,
     ) -> None:
         listening.setblocking(False)
         self._socket, self._serve, self._entry = listening, serve, entry
@@ -304,7 +304,7 @@ class TcpListener:
             guest.connection.shutdown(socket.SHUT_WR)
         guest.connection.close()
 
-    def _start(self, connection: socket.socket, ahead: bytes, door: Door | None) -> None:
+    def _start(self, connection: socket.socket, ahead: bytes, door: ServerHandshake | None) -> None:
         try:
             threading.Thread(
                 target=self._serve_one, args=(connection, ahead, door), name=f"serve {self.address}", daemon=True
@@ -313,7 +313,7 @@ class TcpListener:
             self._exhausted.say(f"{self.address} turns a reader away: {error}", time.monotonic())
             connection.close()
 
-    def _serve_one(self, connection: socket.socket, ahead: bytes, door: Door | None) -> None:
+    def _serve_one(self, connection: socket.socket, ahead: bytes, door: ServerHandshake | None) -> None:
         try:
             link = _linked(connection, ahead)
         except OSError:  # it has gone already
@@ -349,12 +349,16 @@ class TcpBackend:
         raise fault or PeerReset(f"host {host} has no address")
 
     def listen(
-        self, host: str, port: int, serve: Callable[[TcpLink], None], entry: Entry | None = None
+        self, host: str, port: int, serve: Callable[[TcpLink], None], entry: AdmissionCheck | None = None
     ) -> TcpListener:
         return self.listen_behind(host, port, lambda link, _: serve(link), entry)
 
     def listen_behind(
-        self, host: str, port: int, serve: Callable[[TcpLink, Door | None], None], entry: Entry | None
+        self,
+        host: str,
+        port: int,
+        serve: Callable[[TcpLink, ServerHandshake | None], None],
+        entry: AdmissionCheck | None,
     ) -> TcpListener:
         """The same; `serve` also gets the door that the connection has passed."""
         try:

@@ -23,12 +23,12 @@ from collections import deque
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from nvrx_slurm.transport.backends.ucx_peer import NUMBER_BITS, SHORT_BYTES, Done, Outcome, Peer, nobody
+from nvrx_slurm.transport.backends.ucx_peer import NUMBER_BITS, SHORT_BYTES, Completion, Done, Peer, nobody
 from nvrx_slurm.transport.errors import PeerRefused, PeerReset
 from nvrx_slurm.util.log import get_logger
 
 if TYPE_CHECKING:
-    from nvrx_slurm.transport.backends.ucxx import Hello
+    from nvrx_slurm.transport.backends.ucxx import WorkerHello
 
 STOP_S = 0.5
 """At the end of the process: so long may what was sent take to arrive."""
@@ -53,11 +53,11 @@ class Engine:
 
     def __init__(self) -> None:
         self.ucx = load()
-        self.serving: Side
-        self.calling: Side
+        self.serving: UcxWorker
+        self.calling: UcxWorker
         self.fallen: deque[Peer] = deque()
         self._context: Any = None
-        self._sides: list[Side] = []
+        self._sides: list[UcxWorker] = []
         self._watched: dict[int, Peer] = {}
         self._peers: dict[int, Peer] = {}
         self._transfers: list[_Transfer] = []
@@ -69,7 +69,7 @@ class Engine:
         self._stop_by = math.inf
         self._wake = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
         self._poll = select.epoll()  # a server has a thousand connections
-        started = Outcome()
+        started = Completion()
         self._thread = threading.Thread(target=self._run, args=(started,), name="ucx", daemon=True)
         self._thread.start()
         started.wait()
@@ -118,7 +118,7 @@ class Engine:
         del self._watched[descriptor]
         self._poll.unregister(descriptor)
 
-    def call(self, side: Side, theirs: Hello) -> Any:
+    def call(self, side: UcxWorker, theirs: WorkerHello) -> Any:
         """The endpoint that belongs to a server's."""
         endpoint = side.nth(theirs.address, theirs.turn)
         if side.is_spent and side is self.calling:
@@ -132,13 +132,13 @@ class Engine:
     def later(self, after_s: float, step: Callable[[], None]) -> None:
         heapq.heappush(self._timers, (time.monotonic() + after_s, next(self._count), step))
 
-    def drain(self, side: Side, message: Any) -> None:
+    def drain(self, side: UcxWorker, message: Any) -> None:
         """Nobody wants it."""
         if message.length <= SHORT_BYTES:
             buffer = bytearray(message.length or 1)
             self.start([side.take(message, memoryview(buffer))], (buffer, message), nobody)
 
-    def _run(self, started: Outcome) -> None:
+    def _run(self, started: Completion) -> None:
         try:
             self._open()
         except Exception as error:  # whatever UCX says: it is told to who wanted it
@@ -159,8 +159,8 @@ class Engine:
         self.serving, self.calling = self._new_side(), self._new_side()
         self._poll.register(self._wake, select.EPOLLIN)
 
-    def _new_side(self) -> Side:
-        side = Side(self.ucx, self._context, self.later)
+    def _new_side(self) -> UcxWorker:
+        side = UcxWorker(self.ucx, self._context, self.later)
         self._poll.register(side.worker.epoll_file_descriptor, select.EPOLLIN)
         self._sides.append(side)
         return side
@@ -317,7 +317,7 @@ SPARE_S = 5.0
 """So long may the answer of one that was overtaken still be on its way; else it is lost."""
 
 
-class Side:
+class UcxWorker:
     """`is_spent`: another worker must be taken for what comes next."""
 
     def __init__(self, ucx: Ucx, context: Any, later: Callable[[float, Callable[[], None]], None]) -> None:

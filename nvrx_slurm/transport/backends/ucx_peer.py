@@ -20,10 +20,10 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from nvrx_slurm.transport.errors import PayloadTruncated, PeerReset
 
 if TYPE_CHECKING:
-    from nvrx_slurm.transport.backends.ucx_engine import Engine, Side
+    from nvrx_slurm.transport.backends.ucx_engine import Engine, UcxWorker
 
 
-class Outcome:
+class Completion:
     """Settled once, by the thread that does it; waited for by one other."""
 
     __slots__ = ("_pending", "error")
@@ -72,7 +72,7 @@ _BROKEN, _UNASKED = "the connection broke", "the peer sent what nobody asked for
 Done = Callable[[Exception | None], None]
 
 
-class Kind(IntEnum):
+class MessageKind(IntEnum):
     """Of a message: the upper bits of its tag."""
 
     DATA = 1
@@ -83,13 +83,13 @@ class Want(NamedTuple):
     """A buffer that one message is to fill."""
 
     buffer: memoryview
-    outcome: Outcome
+    outcome: Completion
 
 
 class Peer:
     """Messages that have come, and who waits for one. `broken`: why it is good for nothing, once it is."""
 
-    def __init__(self, engine: Engine, side: Side) -> None:
+    def __init__(self, engine: Engine, side: UcxWorker) -> None:
         self.number, self._their_number = secrets.randbits(NUMBER_BITS), 0
         self.broken: str | None = None
         self.side, self._engine = side, engine
@@ -123,14 +123,14 @@ class Peer:
         if self._socket is not None:
             self._socket.close()
 
-    def send(self, frame: bytes, payload: memoryview | None, outcome: Outcome | None) -> None:
+    def send(self, frame: bytes, payload: memoryview | None, outcome: Completion | None) -> None:
         """Two messages, straight from their memory, which is kept until UCX needs it no more."""
         done = outcome.settle if outcome else nobody
         if self.broken is not None:
             done(PeerReset(self.broken))
             return
         parts = (frame,) if payload is None else (frame, payload)
-        self._start(lambda: [self._tagged(Kind.DATA, part) for part in parts], parts, done)
+        self._start(lambda: [self._tagged(MessageKind.DATA, part) for part in parts], parts, done)
 
     def receive(self, want: Want) -> None:
         """The next message, which must be as long as the buffer."""
@@ -139,7 +139,7 @@ class Peer:
 
     def has_come(self, kind: int, message: Any) -> None:
         """A message for this end."""
-        if kind == Kind.DATA:
+        if kind == MessageKind.DATA:
             self._unread.append(message)
             if len(self._unread) > MOST_UNREAD:
                 self.end(_UNASKED)
@@ -147,7 +147,7 @@ class Peer:
             self._match()
             return
         self._engine.drain(self.side, message)
-        if kind == Kind.LEAVE:
+        if kind == MessageKind.LEAVE:
             self._break("the peer has closed the connection")
             self._has_been_left = True
             self._follow()
@@ -182,7 +182,7 @@ class Peer:
         """Not before all else was taken: of a long payload only the word is sent until the peer wants it."""
         if self._is_leaving and not self._in_flight and not self._has_said_last:
             self._has_said_last = True
-            self._start(lambda: [self._tagged(Kind.LEAVE, _WORD)], (_WORD,), nobody)
+            self._start(lambda: [self._tagged(MessageKind.LEAVE, _WORD)], (_WORD,), nobody)
 
     def end(self, why: str) -> None:
         """At once, any number of times. What is in flight settles as soon as UCX has let go of its memory."""
@@ -192,7 +192,7 @@ class Peer:
         while self._unread:
             self._engine.drain(self.side, self._unread.popleft())
 
-    def end_for(self, outcome: Outcome) -> None:
+    def end_for(self, outcome: Completion) -> None:
         """Whoever waits for `outcome` gives up. It is settled when UCX touches the caller's memory no more."""
         if self._want is not None and self._want.outcome is outcome:
             self._want = None
@@ -265,12 +265,12 @@ class Peer:
                 want.buffer[:] = room
             self._taken(want.outcome, error)
 
-    def _taken(self, outcome: Outcome, error: Exception | None) -> None:
+    def _taken(self, outcome: Completion, error: Exception | None) -> None:
         self._is_taking = False
         outcome.settle(error)
         self._follow()
 
-    def _tagged(self, kind: Kind, part: bytes | memoryview) -> Any:
+    def _tagged(self, kind: MessageKind, part: bytes | memoryview) -> Any:
         tag = self._engine.ucx.tag(kind << NUMBER_BITS | self._their_number)
         return self._living().tag_send(self._engine.ucx.array(part), tag)
 

@@ -16,9 +16,18 @@ from typing import NamedTuple
 
 from nvrx_slurm.transport.backends.tcp import TcpBackend, TcpLink, TcpListener
 from nvrx_slurm.transport.backends.ucx_engine import Engine, engine
-from nvrx_slurm.transport.backends.ucx_peer import Outcome, Peer, Want
+from nvrx_slurm.transport.backends.ucx_peer import Completion, Peer, Want
 from nvrx_slurm.transport.errors import PayloadTimeout, PayloadTruncated, PeerRefused, PeerReset, TransportError
-from nvrx_slurm.transport.protocol import OTHER_TOKEN, REASONS, Door, Entry, Link, Seen, Status, pass_through
+from nvrx_slurm.transport.protocol import (
+    OTHER_TOKEN,
+    REASONS,
+    AdmissionCheck,
+    PeerLink,
+    ResponseStatus,
+    Seen,
+    ServerHandshake,
+    pass_through,
+)
 from nvrx_slurm.util.log import get_logger
 
 SCHEME = "ucxx"
@@ -40,7 +49,7 @@ class UcxxBackend:
         self._token = token
         self._sockets = TcpBackend(SCHEME)
 
-    def connect(self, address: str, deadline: float) -> Link:
+    def connect(self, address: str, deadline: float) -> PeerLink:
         ours = engine()
         socket = self._sockets.connect(address, deadline)
         try:
@@ -49,10 +58,12 @@ class UcxxBackend:
             socket.close()
             raise
 
-    def listen(self, host: str, port: int, serve: Callable[[Link], None], entry: Entry | None = None) -> TcpListener:
+    def listen(
+        self, host: str, port: int, serve: Callable[[PeerLink], None], entry: AdmissionCheck | None = None
+    ) -> TcpListener:
         """A connection passes two doors: one on its socket, and `entry` over UCX."""
 
-        def admit(link: Link) -> None:
+        def admit(link: PeerLink) -> None:
             try:
                 is_in = entry is None or pass_through(link, entry.door(), time.monotonic() + entry.within_s)
             except TransportError as error:
@@ -61,11 +72,11 @@ class UcxxBackend:
                 if is_in:
                     serve(link)
 
-        def begin(socket: TcpLink, door: Door | None) -> None:
-            assert isinstance(door, HelloDoor)
+        def begin(socket: TcpLink, door: ServerHandshake | None) -> None:
+            assert isinstance(door, WorkerHandshake)
             accept(engine(), socket, door.hello, self._token, admit)
 
-        return self._sockets.listen_behind(host, port, begin, Entry(lambda: HelloDoor(self._token)))
+        return self._sockets.listen_behind(host, port, begin, AdmissionCheck(lambda: WorkerHandshake(self._token)))
 
 
 MOST_ADDRESS_BYTES = 8 << 10
@@ -79,7 +90,7 @@ REFUSAL = _HEAD.pack(_MAGIC, b"", 0, 0, 0)
 """Instead of a hello: the other one's was not proven by the token."""
 
 
-class Hello(NamedTuple):
+class WorkerHello(NamedTuple):
     """`number`: by which the other end is to name this one; `turn`: of the server's endpoint among those for this
     client; `address`: of the worker, as UCX packs it."""
 
@@ -91,15 +102,15 @@ class Hello(NamedTuple):
         return _HEAD.pack(_MAGIC, _proof(token, *self), self.number, self.turn, len(self.address)) + self.address
 
 
-class HelloDoor:
-    """Hears one (a `Door`). `hello`: the peer's, once it has passed. UCX believes whatever an address says: it gets
+class WorkerHandshake:
+    """Hears one (a `ServerHandshake`). `hello`: the peer's, once it has passed. UCX believes whatever an address says: it gets
     none that the token does not prove."""
 
     def __init__(self, token: bytes) -> None:
         self._token = token
         self._head = b""
         self.wants, self.is_passed = _HEAD.size, False
-        self.hello: Hello
+        self.hello: WorkerHello
 
     def take(self, frame: bytes) -> bytes:
         """A refusal, where the token does not prove it. Raises PeerReset for no hello, PeerRefused for a refusal."""
@@ -108,15 +119,15 @@ class HelloDoor:
             return b""
         self.wants = 0
         _, proof, number, turn, _ = _HEAD.unpack(self._head)
-        self.hello = Hello(number, turn, frame)
+        self.hello = WorkerHello(number, turn, frame)
         self.is_passed = hmac.compare_digest(proof, _proof(self._token, *self.hello))
         return b"" if self.is_passed else REFUSAL
 
 
-def hear(link: Link, token: bytes, deadline: float) -> Hello:
+def hear(link: PeerLink, token: bytes, deadline: float) -> WorkerHello:
     """The server's. Raises PeerReset where it is none, PeerRefused where either does not take the other one's
     token."""
-    door = HelloDoor(token)
+    door = WorkerHandshake(token)
     while door.wants:
         frame = bytearray(door.wants)
         link.receive_into(memoryview(frame), deadline)
@@ -130,7 +141,7 @@ def _size_in(head: bytes) -> int:
     """Of the address that follows."""
     magic, _, _, _, size = _HEAD.unpack(head)
     if head == REFUSAL:
-        raise PeerRefused(REASONS[Status.REFUSED])
+        raise PeerRefused(REASONS[ResponseStatus.REFUSED])
     if magic != _MAGIC or not 0 < size <= MOST_ADDRESS_BYTES:
         raise PeerReset("it speaks another protocol, or another version of this one")
     return int(size)
@@ -163,12 +174,12 @@ class UcxxLink:
         if view is None or len(view) <= UNTAKEN_BYTES:
             self._engine.post(partial(self._peer.send, frame, view, None))
             return
-        outcome = Outcome()
+        outcome = Completion()
         self._engine.post(partial(self._peer.send, frame, view, outcome))
         self._wait(outcome, deadline, "the peer takes no more")
 
     def receive_into(self, buffer: memoryview, deadline: float) -> None:
-        outcome = Outcome()
+        outcome = Completion()
         self._engine.post(partial(self._peer.receive, Want(memoryview(buffer).cast("B"), outcome)))
         self._wait(outcome, deadline, "the peer says nothing")
 
@@ -200,7 +211,7 @@ class UcxxLink:
             with contextlib.suppress(PeerReset):  # the engine has ended, and all links with it
                 self._engine.post(step)
 
-    def _wait(self, outcome: Outcome, deadline: float, what: str) -> None:
+    def _wait(self, outcome: Completion, deadline: float, what: str) -> None:
         try:
             in_time = outcome.is_settled_by(deadline)
         except BaseException:  # an interrupt: the caller's memory is UCX's until it has let go of it
@@ -212,7 +223,7 @@ class UcxxLink:
         if outcome.error is not None:
             raise outcome.error
 
-    def _abandon(self, outcome: Outcome) -> None:
+    def _abandon(self, outcome: Completion) -> None:
         self._post(partial(self._peer.end_for, outcome))
         outcome.wait()
 
@@ -223,7 +234,7 @@ def connect(engine: Engine, bootstrap: TcpLink, token: bytes, deadline: float) -
     link = UcxxLink(engine, peer)
     try:
         engine.post(partial(engine.know, peer))
-        bootstrap.send(Hello(peer.number, 0, peer.side.address).pack(token), None, deadline)
+        bootstrap.send(WorkerHello(peer.number, 0, peer.side.address).pack(token), None, deadline)
         theirs = hear(bootstrap, token, deadline)
         _do(engine, lambda: peer.open(engine.call(peer.side, theirs), theirs.number, bootstrap.detach()))
     except BaseException:
@@ -232,7 +243,9 @@ def connect(engine: Engine, bootstrap: TcpLink, token: bytes, deadline: float) -
     return link
 
 
-def accept(engine: Engine, bootstrap: TcpLink, theirs: Hello, token: bytes, serve: Callable[[Link], None]) -> None:
+def accept(
+    engine: Engine, bootstrap: TcpLink, theirs: WorkerHello, token: bytes, serve: Callable[[PeerLink], None]
+) -> None:
     """Serve one that has connected, and said who it is."""
     peer = Peer(engine, engine.serving)
 
@@ -241,7 +254,9 @@ def accept(engine: Engine, bootstrap: TcpLink, theirs: Hello, token: bytes, serv
         ours = bootstrap.detach()
         engine.know(peer)
         peer.open(endpoint, theirs.number, ours)
-        ours.sendall(Hello(peer.number, turn, peer.side.address).pack(token))  # there is room: it is the first word
+        ours.sendall(
+            WorkerHello(peer.number, turn, peer.side.address).pack(token)
+        )  # there is room: it is the first word
 
     link = UcxxLink(engine, peer)
     try:
@@ -256,7 +271,7 @@ def accept(engine: Engine, bootstrap: TcpLink, theirs: Hello, token: bytes, serv
 
 def _do(engine: Engine, step: Callable[[], None]) -> None:
     """In the engine's thread, and wait for it."""
-    outcome = Outcome()
+    outcome = Completion()
 
     def run() -> None:
         try:

@@ -14,7 +14,7 @@ from nvrx_slurm.transport.payloads.schema import (
     Array,
     Field,
     Format,
-    Record,
+    RecordFormat,
     axes_in_memory,
     format_node,
     parse_format,
@@ -95,7 +95,7 @@ def _node(dtype: np.dtype[Any]) -> object:
 def _format(dtype: np.dtype[Any]) -> Format:
     if dtype.names is None:
         return dtype.str
-    return Record(dtype.itemsize, tuple(_field(name, dtype) for name in dtype.names))
+    return RecordFormat(dtype.itemsize, tuple(_field(name, dtype) for name in dtype.names))
 
 
 def _field(name: str, record: np.dtype[Any]) -> Field:

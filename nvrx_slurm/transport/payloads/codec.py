@@ -28,7 +28,7 @@ from nvrx_slurm.transport.payloads.schema import (
     Bytes,
     Constant,
     Dict,
-    Items,
+    ListOrTuple,
     Node,
     Pickle,
     Text,
@@ -109,7 +109,7 @@ def encode(obj: object, *, allow_pickle: bool = False) -> Encoded:
     if type(obj) is bytes or type(obj) is memoryview:
         view = _flat(obj)
         return Encoded("", (view,) if view.nbytes else (), view.nbytes)
-    walk = _Walk(allow_pickle)
+    walk = _Encoder(allow_pickle)
     schema = _encode([VERSION, walk.node(obj, ())])
     if len(schema) > LONGEST_SCHEMA:
         raise TransportError(
@@ -122,7 +122,7 @@ def encode(obj: object, *, allow_pickle: bool = False) -> Encoded:
 _encode = msgspec.json.Encoder().encode
 
 
-class _Walk:
+class _Encoder:
     """Through an object, in the order in which its leaves are laid."""
 
     def __init__(self, allow_pickle: bool) -> None:
@@ -182,21 +182,21 @@ def _step(key: str | int) -> str:
     return f"[{json.dumps(key[:SHOWN_CHARS])}]"
 
 
-def _send_constant(walk: _Walk, obj: Any, path: Path) -> object:
+def _send_constant(walk: _Encoder, obj: Any, path: Path) -> object:
     return obj
 
 
-def _send_int(walk: _Walk, obj: int, path: Path) -> object:
+def _send_int(walk: _Encoder, obj: int, path: Path) -> object:
     if obj.bit_length() > MOST_INT_BITS:
         raise Unsendable(f"an int of {obj.bit_length()} bits is too long")
     return obj
 
 
-def _send_float(walk: _Walk, obj: float, path: Path) -> object:
+def _send_float(walk: _Encoder, obj: float, path: Path) -> object:
     return obj if math.isfinite(obj) else ["float", FLOAT_BITS.pack(obj).hex()]
 
 
-def _send_str(walk: _Walk, obj: str, path: Path) -> object:
+def _send_str(walk: _Encoder, obj: str, path: Path) -> object:
     if len(obj) <= LONGEST_INLINE:
         _check_text(obj)
         return obj
@@ -211,16 +211,16 @@ def _check_text(text: str) -> bytes:
         raise Unsendable(f"the text {text[:64]!r} has half a surrogate pair, which is no character") from None
 
 
-def _send_bytes(walk: _Walk, obj: bytes | memoryview, path: Path) -> object:
+def _send_bytes(walk: _Encoder, obj: bytes | memoryview, path: Path) -> object:
     view = _flat(obj)
     return walk.leaf(["bytes", view.nbytes], view)
 
 
-def _send_bytearray(walk: _Walk, obj: bytearray, path: Path) -> object:
+def _send_bytearray(walk: _Encoder, obj: bytearray, path: Path) -> object:
     return walk.leaf(["bytearray", len(obj)], memoryview(obj))
 
 
-def _send_dict(walk: _Walk, obj: dict[Any, object], path: Path) -> object:
+def _send_dict(walk: _Encoder, obj: dict[Any, object], path: Path) -> object:
     for key in obj:  # before any of its leaves is laid
         if type(key) is not str:
             raise Unsendable(f"a dict with a key of {type(key).__qualname__} is not sent")
@@ -229,15 +229,15 @@ def _send_dict(walk: _Walk, obj: dict[Any, object], path: Path) -> object:
     return {key: walk.node(value, (*path, key)) for key, value in obj.items()}
 
 
-def _send_list(walk: _Walk, obj: list[object], path: Path) -> object:
+def _send_list(walk: _Encoder, obj: list[object], path: Path) -> object:
     return ["list", *[walk.node(item, (*path, index)) for index, item in enumerate(obj)]]
 
 
-def _send_tuple(walk: _Walk, obj: tuple[object, ...], path: Path) -> object:
+def _send_tuple(walk: _Encoder, obj: tuple[object, ...], path: Path) -> object:
     return ["tuple", *[walk.node(item, (*path, index)) for index, item in enumerate(obj)]]
 
 
-def _send_foreign(walk: _Walk, obj: object, path: Path) -> object:
+def _send_foreign(walk: _Encoder, obj: object, path: Path) -> object:
     """Of numpy or torch, or nothing that we know."""
     library = of(type(obj))
     if library is None:
@@ -258,7 +258,7 @@ def _flat(obj: bytes | memoryview) -> memoryview:
         return memoryview(view.tobytes())
 
 
-_SENDERS: dict[type, Callable[[_Walk, Any, Path], object]] = {
+_SENDERS: dict[type, Callable[[_Encoder, Any, Path], object]] = {
     type(None): _send_constant,
     bool: _send_constant,
     int: _send_int,
@@ -274,7 +274,7 @@ _SENDERS: dict[type, Callable[[_Walk, Any, Path], object]] = {
 """By exact type: what comes out is what went in, and a subclass would come out as its base."""
 
 
-class _Source(NamedTuple):
+class _PayloadSource(NamedTuple):
     payload: memoryview
     copy: bool
 
@@ -299,38 +299,38 @@ def decode(schema: str, payload: memoryview, *, allow_pickle: bool = False, copy
         raise TransportError(
             "the payload has a pickle, which runs code of whoever wrote it; pass allow_pickle=True if you trust them"
         )
-    return _build(plan.root, _Source(payload, copy))
+    return _build(plan.root, _PayloadSource(payload, copy))
 
 
-def _build(node: Node, source: _Source) -> object:
+def _build(node: Node, source: _PayloadSource) -> object:
     return _BUILDERS[type(node)](node, source)
 
 
-def _build_constant(node: Constant, source: _Source) -> object:
+def _build_constant(node: Constant, source: _PayloadSource) -> object:
     return node.value
 
 
-def _build_dict(node: Dict, source: _Source) -> object:
+def _build_dict(node: Dict, source: _PayloadSource) -> object:
     return {key: _build(item, source) for key, item in node.items}
 
 
-def _build_items(node: Items, source: _Source) -> object:
+def _build_items(node: ListOrTuple, source: _PayloadSource) -> object:
     return node.kind([_build(item, source) for item in node.items])
 
 
-def _build_bytes(node: Bytes, source: _Source) -> object:
+def _build_bytes(node: Bytes, source: _PayloadSource) -> object:
     view = source.payload[node.start : node.start + node.size]
     return node.kind(view) if source.copy else view
 
 
-def _build_text(node: Text, source: _Source) -> object:
+def _build_text(node: Text, source: _PayloadSource) -> object:
     try:
         return str(source.payload[node.start : node.start + node.size], "utf-8")
     except UnicodeDecodeError:
         raise PayloadCorrupt("a text in the payload is no UTF-8") from None
 
 
-def _build_pickle(node: Pickle, source: _Source) -> object:
+def _build_pickle(node: Pickle, source: _PayloadSource) -> object:
     try:
         return pickle.loads(source.payload[node.start : node.start + node.size])
     except Exception as error:  # whatever the code of its class raises
@@ -339,14 +339,14 @@ def _build_pickle(node: Pickle, source: _Source) -> object:
         ) from error
 
 
-def _build_array(node: Array, source: _Source) -> object:
+def _build_array(node: Array, source: _PayloadSource) -> object:
     return library(node.library).build(node, source.payload, source.copy)
 
 
-_BUILDERS: dict[type, Callable[[Any, _Source], object]] = {
+_BUILDERS: dict[type, Callable[[Any, _PayloadSource], object]] = {
     Constant: _build_constant,
     Dict: _build_dict,
-    Items: _build_items,
+    ListOrTuple: _build_items,
     Bytes: _build_bytes,
     Text: _build_text,
     Pickle: _build_pickle,

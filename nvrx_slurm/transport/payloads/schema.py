@@ -43,14 +43,14 @@ class Field(NamedTuple):
     shape: tuple[int, ...]
 
 
-class Record(NamedTuple):
+class RecordFormat(NamedTuple):
     """An element that has fields."""
 
     item_bytes: int
     fields: tuple[Field, ...]
 
 
-Format = str | Record
+Format = str | RecordFormat
 
 _NAME = re.compile(r"[|<>]([biufcmMSUV])([1-9][0-9]{0,9})(\[[0-9A-Za-z]{1,16}\])?")
 _SIZES = {
@@ -94,7 +94,7 @@ TENSOR_ITEM_BYTES = {
 
 def item_bytes(format: Format) -> int:
     """How many bytes one element takes. Raises PayloadCorrupt where this is no name of a type, or one too big."""
-    size = format.item_bytes if isinstance(format, Record) else _named_bytes(format)
+    size = format.item_bytes if isinstance(format, RecordFormat) else _named_bytes(format)
     if not 0 < size <= MOST_ITEM_BYTES:
         raise PayloadCorrupt(f"elements of {size} bytes cannot be")
     return size
@@ -129,7 +129,7 @@ def parse_format(node: object, nested: int = 0) -> Format:
     size, fields = node["bytes"], node["fields"]
     if type(size) is not int or type(fields) is not list or not 0 < len(fields) <= MOST_FIELDS:
         raise PayloadCorrupt(f"a record needs a size, and a list of 1 to {MOST_FIELDS} fields")
-    record = Record(size, tuple(_parse_field(field, nested) for field in fields))
+    record = RecordFormat(size, tuple(_parse_field(field, nested) for field in fields))
     _check_record(record)
     return record
 
@@ -143,7 +143,7 @@ def _parse_field(node: object, nested: int) -> Field:
     return Field(name, offset, parse_format(format, nested + 1), parse_shape(shape))
 
 
-def _check_record(record: Record) -> None:
+def _check_record(record: RecordFormat) -> None:
     size = item_bytes(record)
     if len({field.name for field in record.fields}) < len(record.fields):
         raise PayloadCorrupt("two fields of a record have one name")
@@ -226,7 +226,7 @@ class Dict(NamedTuple):
     items: tuple[tuple[str, Node], ...]
 
 
-class Items(NamedTuple):
+class ListOrTuple(NamedTuple):
     """A list or a tuple."""
 
     kind: Callable[[list[object]], object]
@@ -263,10 +263,10 @@ class Array(NamedTuple):
     is_scalar: bool = False
 
 
-Node = Constant | Dict | Items | Bytes | Text | Pickle | Array
+Node = Constant | Dict | ListOrTuple | Bytes | Text | Pickle | Array
 
 
-class Plan(NamedTuple):
+class DecodePlan(NamedTuple):
     """A schema that was found good. `size`: of the one payload that it fits."""
 
     root: Node
@@ -279,12 +279,12 @@ def padding(size: int) -> int:
     return -size % ALIGNMENT
 
 
-def plan_of(schema: str) -> Plan:
+def plan_of(schema: str) -> DecodePlan:
     """What the schema says. Raises PayloadCorrupt where it is none, TransportError where a later version wrote it."""
     return _cached_plan(schema) if len(schema) <= LONGEST_CACHED else _plan(schema)
 
 
-def _plan(schema: str) -> Plan:
+def _plan(schema: str) -> DecodePlan:
     if len(schema) > LONGEST_SCHEMA:
         raise PayloadCorrupt(f"the schema has {len(schema)} characters; none has more than {LONGEST_SCHEMA}")
     try:
@@ -298,7 +298,7 @@ def _plan(schema: str) -> Plan:
         raise TransportError(f"the payload's schema is of version {version}, this side knows {VERSION}: upgrade it")
     parser = _Parser()
     root = parser.node(node, 0)
-    return Plan(root, parser.size, parser.has_pickle)
+    return DecodePlan(root, parser.size, parser.has_pickle)
 
 
 _cached_plan = functools.lru_cache(CACHED_SCHEMAS)(_plan)
@@ -338,11 +338,11 @@ class _Parser:
 
 
 def _parse_list(parser: _Parser, node: list[Any], depth: int) -> Node:
-    return Items(list, tuple(parser.node(item, depth + 1) for item in node[1:]))
+    return ListOrTuple(list, tuple(parser.node(item, depth + 1) for item in node[1:]))
 
 
 def _parse_tuple(parser: _Parser, node: list[Any], depth: int) -> Node:
-    return Items(tuple, tuple(parser.node(item, depth + 1) for item in node[1:]))
+    return ListOrTuple(tuple, tuple(parser.node(item, depth + 1) for item in node[1:]))
 
 
 def _parse_float(parser: _Parser, node: list[Any], depth: int) -> Node:

@@ -13,9 +13,9 @@ from nvrx_slurm.transport import arguments
 from nvrx_slurm.transport.errors import PayloadCorrupt, RingError, StaleSlotError
 from nvrx_slurm.transport.ref import LONGEST_SCHEMA, PayloadRef, checksum_text
 from nvrx_slurm.transport.ring import copying
-from nvrx_slurm.transport.ring.owners import Attempt, this_process
+from nvrx_slurm.transport.ring.owners import OwnedAttempt, this_process
 from nvrx_slurm.transport.ring.steps import Steps
-from nvrx_slurm.transport.slots import Slot
+from nvrx_slurm.transport.slots import RingSlot
 
 if TYPE_CHECKING:
     from typing_extensions import Buffer
@@ -41,7 +41,7 @@ class Claim:
         "slot",
     )
 
-    def __init__(self, steps: Steps, attempt: Attempt, index: int, claimed: Slot) -> None:
+    def __init__(self, steps: Steps, attempt: OwnedAttempt, index: int, claimed: RingSlot) -> None:
         self._steps, self._attempt, self._memory = steps, attempt, steps.memory
         self.slot, self.generation = index, claimed.generation
         self.size, self.checksum = claimed.size, claimed.checksum
@@ -152,7 +152,15 @@ class Writing:
     )
 
     def __init__(
-        self, steps: Steps, attempt: Attempt, index: int, generation: int, size: int, schema: bytes, *, checksum: bool
+        self,
+        steps: Steps,
+        attempt: OwnedAttempt,
+        index: int,
+        generation: int,
+        size: int,
+        schema: bytes,
+        *,
+        checksum: bool,
     ) -> None:
         self._steps, self._attempt = steps, attempt
         self.slot, self.generation, self.size = index, generation, size

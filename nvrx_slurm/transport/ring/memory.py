@@ -1,4 +1,4 @@
-"""A mapped ring: its slots as `slots.Slot` and back, its payloads, and the word that grows with each change.
+"""A mapped ring: its slots as `slots.RingSlot` and back, its payloads, and the word that grows with each change.
 
 A slot is stored in two moves: into the bank that is not in use, then, by one aligned store of 8 bytes, the word that
 says which bank it is. Whoever is killed between any two instructions leaves the slot as it was, or as it should be.
@@ -23,7 +23,7 @@ from nvrx_slurm.transport.errors import RingError
 from nvrx_slurm.transport.ref import LONGEST_SCHEMA
 from nvrx_slurm.transport.ring import locks
 from nvrx_slurm.transport.ring.locks import Lock, holding, initialize
-from nvrx_slurm.transport.slots import FREE, READY, Counts, Owner, Slot, State
+from nvrx_slurm.transport.slots import FREE, READY, Counts, RingSlot, SlotOwner, State
 
 T = TypeVar("T")
 
@@ -69,16 +69,16 @@ class Memory:
         """What `act` returns under the slot's lock. Raises Contended."""
         return holding(self._locks[index], act, patience_s)
 
-    def load(self, index: int) -> Slot:
+    def load(self, index: int) -> RingSlot:
         """Under its lock."""
         word = self._words[index]
         bank = self._banks[index] + BANK_BYTES * (word >> 2 & 1)
         found = _BANK.unpack_from(self.view, bank)
         lease_ns, size, checksum, has_checksum, schema_bytes = found[3:8]
-        return Slot(
+        return RingSlot(
             _STATES[word & _STATE],
             word >> _GENERATION_SHIFT,
-            Owner(*found[:3]),
+            SlotOwner(*found[:3]),
             lease_ns,
             size,
             checksum if has_checksum else None,
@@ -86,7 +86,7 @@ class Memory:
             Counts(*found[8:]),
         )
 
-    def store(self, index: int, slot: Slot) -> None:
+    def store(self, index: int, slot: RingSlot) -> None:
         """Under its lock."""
         bit = ~self._words[index] & _BANK_BIT
         _BANK.pack_into(
@@ -123,7 +123,7 @@ class Memory:
         self._words[index] = generation << _GENERATION_SHIFT | bit | (FREE if consumed else READY)
         return True
 
-    def look(self, index: int) -> Slot:
+    def look(self, index: int) -> RingSlot:
         """Without its lock, which somebody keeps who stands still: what was last made visible stays as it is."""
         while True:
             word = self._words[index]
@@ -204,7 +204,7 @@ class Creator(NamedTuple):
     namespace: int
 
 
-class Shape(NamedTuple):
+class RingShape(NamedTuple):
     """How a ring was made."""
 
     slots: int
@@ -218,7 +218,7 @@ class Header(NamedTuple):
     """What the file says of itself."""
 
     creator: Creator
-    shape: Shape
+    shape: RingShape
 
     def pack(self) -> bytes:
         slots, slot_bytes, overwrite, checksum, lease_ns = self.shape
@@ -234,7 +234,7 @@ class Header(NamedTuple):
         if version != VERSION:
             raise RingError(f"{name} is a ring of version {version}, this side knows {VERSION}: use one release")
         slots, flags, slot_bytes, lease_ns = _SHAPE.unpack_from(data, _MADE_BY.size)
-        return cls(creator, Shape(slots, slot_bytes, bool(flags & _OVERWRITE), bool(flags & _CHECKSUM), lease_ns))
+        return cls(creator, RingShape(slots, slot_bytes, bool(flags & _OVERWRITE), bool(flags & _CHECKSUM), lease_ns))
 
 
 def made_by(data: bytes) -> tuple[Creator | None, int]:

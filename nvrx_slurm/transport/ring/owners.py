@@ -1,6 +1,6 @@
 """Who owns a slot: attempts of processes, and whether one still lives.
 
-An attempt lives as long as the object that stands for it (`Attempt`, held by a claim or a writing): what a thread has
+An attempt lives as long as the object that stands for it (`OwnedAttempt`, held by a claim or a writing): what a thread has
 lost by an exception is known to its own process at once, and to all others when the process has died.
 """
 
@@ -12,7 +12,7 @@ import time
 from pathlib import Path
 
 from nvrx_slurm.transport.errors import RingError
-from nvrx_slurm.transport.slots import NOBODY, Owner
+from nvrx_slurm.transport.slots import NOBODY, SlotOwner
 from nvrx_slurm.util.processes import started_ticks, stat_fields
 
 SURE_S = 0.1
@@ -27,23 +27,23 @@ _this_process: tuple[int, int] | None = None
 _alive_at: dict[tuple[int, int], float] = {}
 
 
-class Attempt:
+class OwnedAttempt:
     """One attempt of this process to read or to write. `of`: whatever tells the rings of this process apart."""
 
     owner = NOBODY  # until the constructor is over: a handler may cut it
 
     def __init__(self, of: int) -> None:
-        self.owner = Owner(*this_process(), next(_numbers))
+        self.owner = SlotOwner(*this_process(), next(_numbers))
         _open[self.owner.attempt] = of
 
     def __del__(self) -> None:
         _open.pop(self.owner.attempt, None)
 
 
-def open_attempts(of: int) -> set[Owner]:
+def open_attempts(of: int) -> set[SlotOwner]:
     """Those of one ring of this process."""
     numbers = list(_open)  # of items, it would make tuples: a garbage collection meanwhile may end an attempt
-    return {Owner(*this_process(), number) for number in numbers if _open.get(number) == of}
+    return {SlotOwner(*this_process(), number) for number in numbers if _open.get(number) == of}
 
 
 def this_process() -> tuple[int, int]:
@@ -74,7 +74,7 @@ def namespace() -> int:
         raise RingError(f"rings need /proc to tell who is alive: {error}") from None
 
 
-def is_dead(owner: Owner) -> bool:
+def is_dead(owner: SlotOwner) -> bool:
     """Whether nobody can act for this owner any more."""
     process = (owner.pid, owner.started_ticks)
     if process == this_process():

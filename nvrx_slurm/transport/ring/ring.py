@@ -25,10 +25,10 @@ from nvrx_slurm.transport.errors import (
 from nvrx_slurm.transport.ref import LONGEST_SCHEMA, PayloadRef
 from nvrx_slurm.transport.ring import copying, locks, segment
 from nvrx_slurm.transport.ring.access import Claim, Writing
-from nvrx_slurm.transport.ring.memory import Creator, Glance, Header, Layout, Memory, Shape, checked
-from nvrx_slurm.transport.ring.owners import Attempt, namespace, this_process
+from nvrx_slurm.transport.ring.memory import Creator, Glance, Header, Layout, Memory, RingShape, checked
+from nvrx_slurm.transport.ring.owners import OwnedAttempt, namespace, this_process
 from nvrx_slurm.transport.ring.steps import HELD, Steps
-from nvrx_slurm.transport.slots import Counts, Owner, Refusal, Slot, State
+from nvrx_slurm.transport.slots import Counts, Refusal, RingSlot, SlotOwner, State
 
 if TYPE_CHECKING:
     from typing_extensions import Buffer
@@ -113,7 +113,7 @@ class SharedRing:
         layout = checked(slots, slot_bytes)
         segment.sweep(folder)
         creator = Creator(*this_process(), namespace())
-        header = Header(creator, Shape(slots, slot_bytes, overwrite, checksum, int(lease_s * 1e9)))
+        header = Header(creator, RingShape(slots, slot_bytes, overwrite, checksum, int(lease_s * 1e9)))
         name = f"nvrx-ring-{creator.pid}-{creator.started_ticks}-{secrets.token_hex(6)}"
 
         def fill(memory: Memory) -> None:
@@ -185,7 +185,7 @@ class SharedRing:
             )
         if len(described) > LONGEST_SCHEMA:
             raise RingError(f"a schema of {len(described)} bytes is longer than {LONGEST_SCHEMA} bytes")
-        attempt = Attempt(id(steps))
+        attempt = OwnedAttempt(id(steps))
         try:
             found = self._slot_for(attempt.owner, until)
             if found is not None:
@@ -253,7 +253,7 @@ class SharedRing:
         until_ns = time.monotonic_ns() + int((self.lease_s if lease_s is None else _lease(lease_s)) * 1e9)
         if not isinstance(slot, int) or not isinstance(generation, int | None):
             raise UsageError(f"slot and generation are whole numbers, not {slot!r} and {generation!r}")
-        attempt = Attempt(id(steps))
+        attempt = OwnedAttempt(id(steps))
         try:
             claimed = steps.claim(slot, generation, attempt.owner, until_ns)
             return claimed if isinstance(claimed, Refusal) else Claim(steps, attempt, slot, claimed)
@@ -317,7 +317,7 @@ class SharedRing:
         """Whether no slot is free."""
         return all(glance.state is not State.FREE for glance in _reclaimed(self._steps))
 
-    def slot_states(self) -> list[Slot]:
+    def slot_states(self) -> list[RingSlot]:
         """All that is known of each slot: its state, its generation, and so on."""
         steps = self._steps
         return [steps.look(index) for index in range(self.slots)]
@@ -370,7 +370,7 @@ class SharedRing:
     def _is_creator(self) -> bool:
         return this_process() == self._creator[:2]
 
-    def _slot_for(self, owner: Owner, deadline: float) -> tuple[int, int] | None:
+    def _slot_for(self, owner: SlotOwner, deadline: float) -> tuple[int, int] | None:
         """A slot and its new generation."""
         for steps in self._turns(deadline):
             for patience_s in (0.0, WRITE_PATIENCE_S):

@@ -12,7 +12,7 @@ from nvrx_slurm.transport.errors import PayloadTimeout, RingError
 from nvrx_slurm.transport.ring.locks import Contended
 from nvrx_slurm.transport.ring.memory import Glance, Memory
 from nvrx_slurm.transport.ring.owners import is_dead, open_attempts, this_process
-from nvrx_slurm.transport.slots import Owner, Refusal, Slot, State
+from nvrx_slurm.transport.slots import Refusal, RingSlot, SlotOwner, State
 from nvrx_slurm.util.log import get_logger
 
 PATIENCE_S = 0.05
@@ -24,7 +24,7 @@ END_PATIENCE_S = 2.0
 HELD = (State.WRITING, State.READING)
 """A slot in these has an owner."""
 
-Move = Callable[[Slot], Slot | Refusal]
+Move = Callable[[RingSlot], RingSlot | Refusal]
 """What the slot is afterwards, or why it stays as it is."""
 
 _log = get_logger("transport")
@@ -52,10 +52,10 @@ class Steps:
 
     # ---- writers
 
-    def begin(self, index: int, owner: Owner, *, overwrite: bool, patience_s: float) -> int | None:
+    def begin(self, index: int, owner: SlotOwner, *, overwrite: bool, patience_s: float) -> int | None:
         """The generation that the slot has now; None where it cannot be had."""
 
-        def move(slot: Slot) -> Slot | Refusal:
+        def move(slot: RingSlot) -> RingSlot | Refusal:
             generation = max(self.memory.latest_generation(), slot.generation) + 1
             return slots.begin(slot, generation, owner, overwrite=overwrite)
 
@@ -66,21 +66,21 @@ class Steps:
         return None if isinstance(begun, Refusal) else begun.generation
 
     def publish(
-        self, index: int, generation: int, owner: Owner, *, size: int, checksum: int | None, schema_bytes: int
+        self, index: int, generation: int, owner: SlotOwner, *, size: int, checksum: int | None, schema_bytes: int
     ) -> bool:
         publish = partial(slots.publish, size=size, checksum=checksum, schema_bytes=schema_bytes)
         return self._end(index, generation, owner, publish)
 
-    def abandon(self, index: int, generation: int, owner: Owner) -> bool:
+    def abandon(self, index: int, generation: int, owner: SlotOwner) -> bool:
         return self._end(index, generation, owner, slots.abandon)
 
-    def is_written_by(self, index: int, owner: Owner) -> bool:
+    def is_written_by(self, index: int, owner: SlotOwner) -> bool:
         """At a glance, without the slot's lock; never of the process that this one was forked from."""
         return self.memory.state(index) is State.WRITING and owner.pid == this_process()[0]
 
     # ---- readers
 
-    def claim(self, index: int, generation: int | None, owner: Owner, lease_ns: int) -> Slot | Refusal:
+    def claim(self, index: int, generation: int | None, owner: SlotOwner, lease_ns: int) -> RingSlot | Refusal:
         if not 0 <= index < self.memory.layout.slots:
             return Refusal.STALE
         try:
@@ -88,11 +88,11 @@ class Steps:
         except Contended:
             return Refusal.BUSY
 
-    def renew(self, index: int, generation: int, owner: Owner, lease_ns: int) -> bool:
+    def renew(self, index: int, generation: int, owner: SlotOwner, lease_ns: int) -> bool:
         return self._end(index, generation, owner, partial(slots.renew, lease_ns=lease_ns))
 
     def finish(
-        self, index: int, generation: int, owner: Owner, *, consumed: bool, until: float | None = None
+        self, index: int, generation: int, owner: SlotOwner, *, consumed: bool, until: float | None = None
     ) -> bool:
         return self._end(index, generation, owner, slots.consume if consumed else slots.release, until)
 
@@ -111,7 +111,7 @@ class Steps:
         settled = self._patient(index, lambda slot: slots.settle(slot, generation))
         return not isinstance(settled, Refusal)
 
-    def is_its(self, index: int, generation: int, owner: Owner) -> bool:
+    def is_its(self, index: int, generation: int, owner: SlotOwner) -> bool:
         slot = self.look(index)
         return (slot.state, slot.generation, slot.owner) == (State.READING, generation, owner)
 
@@ -128,14 +128,14 @@ class Steps:
         """All slots as they were a moment ago."""
         return self.memory.glance()
 
-    def look(self, index: int) -> Slot:
+    def look(self, index: int) -> RingSlot:
         """The slot as it is; waits for a step that is under way."""
         try:
             return self.memory.holding(index, lambda: self.memory.load(index), PATIENCE_S)
         except Contended:
             return self.memory.look(index)
 
-    def disown(self, owner: Owner) -> None:
+    def disown(self, owner: SlotOwner) -> None:
         """Give back whatever this attempt of ours has, after an error: nothing is counted as late."""
         for glance in self.glance():
             if glance.state in HELD:
@@ -144,8 +144,8 @@ class Steps:
 
     # ---- how
 
-    def _give_back(self, index: int, owners: set[Owner], end: Callable[..., Slot | Refusal]) -> None:
-        def move(slot: Slot) -> Slot | Refusal:
+    def _give_back(self, index: int, owners: set[SlotOwner], end: Callable[..., RingSlot | Refusal]) -> None:
+        def move(slot: RingSlot) -> RingSlot | Refusal:
             if slot.owner not in owners or slot.owner.pid != this_process()[0]:
                 return Refusal.LATE
             return end(slot, slot.generation, slot.owner)
@@ -157,8 +157,8 @@ class Steps:
         self,
         index: int,
         generation: int,
-        owner: Owner,
-        end: Callable[..., Slot | Refusal],
+        owner: SlotOwner,
+        end: Callable[..., RingSlot | Refusal],
         until: float | None = None,
     ) -> bool:
         """Whether the slot was still the caller's. If not, nothing changes but a count."""
@@ -166,12 +166,14 @@ class Steps:
         ended = self._patient(
             index, lambda slot: end(slot, generation, owner) if is_own else Refusal.LATE, until, is_end=True
         )
-        if isinstance(ended, Slot):
+        if isinstance(ended, RingSlot):
             return True
         _log.warning("%s[%d]@%d: the end of a read or write came too late: %s", self.name, index, generation, ended)
         return False
 
-    def _patient(self, index: int, move: Move, until: float | None = None, *, is_end: bool = False) -> Slot | Refusal:
+    def _patient(
+        self, index: int, move: Move, until: float | None = None, *, is_end: bool = False
+    ) -> RingSlot | Refusal:
         patience_s = END_PATIENCE_S
         if until is not None:
             patience_s = min(patience_s, max(until - time.monotonic(), PATIENCE_S))
@@ -182,18 +184,18 @@ class Steps:
                 f"{self.name}[{index}]: a process has kept the slot's lock for {patience_s:.3g} s: is it stopped?"
             ) from None
 
-    def _step(self, index: int, move: Move, patience_s: float, *, is_end: bool = False) -> Slot | Refusal:
+    def _step(self, index: int, move: Move, patience_s: float, *, is_end: bool = False) -> RingSlot | Refusal:
         """Raises Contended. A step that is the end of a read or write counts it where it comes too late; any other
         first takes the slot from an owner that has lost it."""
         memory, is_news = self.memory, False
 
-        def act() -> Slot | Refusal:
+        def act() -> RingSlot | Refusal:
             nonlocal is_news
             before = slot = memory.load(index)
             if not is_end and slot.state in HELD:
                 slot = _without_lost_owner(slot)
             outcome = move(slot)
-            if isinstance(outcome, Slot):
+            if isinstance(outcome, RingSlot):
                 slot = outcome
             elif is_end:
                 slot = slots.count_late(slot)
@@ -208,6 +210,6 @@ class Steps:
         return outcome
 
 
-def _without_lost_owner(slot: Slot) -> Slot:
+def _without_lost_owner(slot: RingSlot) -> RingSlot:
     lost = slots.lapsed(slot, time.monotonic_ns(), owner_is_dead=is_dead(slot.owner))
     return slots.reclaim(slot) if lost else slot

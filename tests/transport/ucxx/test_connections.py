@@ -19,9 +19,9 @@ from pathlib import Path
 import pytest
 
 from nvrx_slurm.transport.backends import by_scheme
-from nvrx_slurm.transport.backends.ucxx import REFUSAL, Hello, UcxxLink
+from nvrx_slurm.transport.backends.ucxx import REFUSAL, UcxxLink, WorkerHello
 from nvrx_slurm.transport.errors import PeerRefused, PeerReset, RingError, TransportError
-from nvrx_slurm.transport.protocol import Backend, Link, host_and_port
+from nvrx_slurm.transport.protocol import Backend, PeerLink, host_and_port
 from tests.transport.harness import WAIT_S, Async, on_deadline, soon, until
 from tests.transport.links import Far, receive, send
 
@@ -124,7 +124,7 @@ def test_who_does_not_know_the_token(backend: Backend, far: Far) -> None:
     _, port = host_and_port(far.address)
     for _ in range(50):
         with socket.create_connection(("127.0.0.1", port)) as stranger:
-            stranger.sendall(Hello(1, 0, random.randbytes(200)).pack(b"another token"))
+            stranger.sendall(WorkerHello(1, 0, random.randbytes(200)).pack(b"another token"))
             assert stranger.recv(4096) == REFUSAL
     with pytest.raises(PeerRefused, match="does not take this token"):
         by_scheme("ucxx", b"another token").connect(far.address, soon())
@@ -137,7 +137,7 @@ def test_a_server_that_does_not_know_the_token(backend: Backend) -> None:
     with socket.create_server(("127.0.0.1", 0)) as theirs:
         connecting = Async(lambda: backend.connect(f"ucxx://127.0.0.1:{theirs.getsockname()[1]}", soon()))
         with theirs.accept()[0] as client:
-            client.sendall(Hello(1, 0, random.randbytes(200)).pack(b"another token"))
+            client.sendall(WorkerHello(1, 0, random.randbytes(200)).pack(b"another token"))
             with pytest.raises(PeerRefused, match="another token"):
                 connecting.result()
 
@@ -270,7 +270,7 @@ def test_a_last_word_is_read_though_one_says_more(backend: Backend, far: Far) ->
 def test_a_word_from_who_speaks_first(backend: Backend) -> None:
     """A server that speaks before it listens, and goes, is heard: however soon, its client knows whose word it is."""
 
-    def serve(link: Link) -> None:
+    def serve(link: PeerLink) -> None:
         send(link, FRAME)
         link.close()
         link.close()

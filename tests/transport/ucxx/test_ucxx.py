@@ -22,7 +22,7 @@ from nvrx_slurm.transport.errors import (
     RingError,
     TransportError,
 )
-from nvrx_slurm.transport.protocol import Backend, Link, Listener
+from nvrx_slurm.transport.protocol import Backend, PeerLink, PortListener
 from tests.transport.harness import (
     IDLE_SHARE,
     TOKEN,
@@ -64,7 +64,7 @@ from tests.transport.links import Far
 
 
 @pytest.fixture
-def near(backend: Backend, far: Far) -> Iterator[Link]:
+def near(backend: Backend, far: Far) -> Iterator[PeerLink]:
     """Our end of the far end's link 0."""
     link = backend.connect(far.address, soon())
     try:
@@ -200,7 +200,7 @@ def test_the_users_settings_are_kept(backend: Backend) -> None:
 
 
 @pytest.mark.parametrize("sent", [(40, 0), (20, 0), (40, 1 << 20)], ids=["longer", "shorter", "long"])
-def test_a_message_of_another_length(near: Link, far: Far, sent: tuple[int, int]) -> None:
+def test_a_message_of_another_length(near: PeerLink, far: Far, sent: tuple[int, int]) -> None:
     """PayloadTruncated; nothing is written into the buffer, and the link is of no more use."""
     size, payload = sent
     far.tell(0, "send", bytes(size), (payload, 1) if payload else None)
@@ -216,7 +216,7 @@ def test_a_message_of_another_length(near: Link, far: Far, sent: tuple[int, int]
 
 
 @pytest.mark.parametrize("is_known", [False, True])
-def test_a_peer_that_is_killed_with_a_payload_announced(near: Link, far: Far, is_known: bool) -> None:
+def test_a_peer_that_is_killed_with_a_payload_announced(near: PeerLink, far: Far, is_known: bool) -> None:
     """The word of it has come, the payload never does: PayloadTruncated or PeerReset, at once, whether or not the
     death is known before the reader asks."""
     far.tell(0, "send", FRAME, (64 << 20, 1))
@@ -269,7 +269,7 @@ def test_a_peer_that_falls_silent_within_a_short_message(backend: Backend, fate:
         assert error == "PayloadTruncated" and float(took_s) < 0.9
 
 
-def test_a_peer_that_sends_and_sends(near: Link, far: Far) -> None:
+def test_a_peer_that_sends_and_sends(near: PeerLink, far: Far) -> None:
     """Messages that nobody asks for are not piled up: the connection ends."""
     for _ in range(40):
         far.tell(0, "send", FRAME)
@@ -279,7 +279,7 @@ def test_a_peer_that_sends_and_sends(near: Link, far: Far) -> None:
             receive(near, len(FRAME))
 
 
-def test_memory_is_held_for_as_long_as_ucx_works_at_it(near: Link, far: Far) -> None:
+def test_memory_is_held_for_as_long_as_ucx_works_at_it(near: PeerLink, far: Far) -> None:
     """A ring that is closed and unlinked while its payload is under way: it arrives whole, or the link breaks."""
     with SharedRing.create(1, 64 << 20) as ring:
         ref = ring.write_raw(pattern(64 << 20, 3))
@@ -315,7 +315,7 @@ def test_a_server_closes_with_reads_in_flight(backend: Backend) -> None:
         greeted = threading.Barrier(201)
         begun = threading.Semaphore(0)
 
-        def serve(link: Link) -> None:
+        def serve(link: PeerLink) -> None:
             links.append(link)
             with contextlib.suppress(TransportError):  # as a server's links end
                 receive(link, 32)
@@ -339,7 +339,7 @@ def test_a_server_closes_with_reads_in_flight(backend: Backend) -> None:
         ref = ring.write_raw(pattern(1 << 20, 1))
         claim = ring.claim(ref.slot, ref.generation)
         payload = claim.payload  # type: ignore[union-attr]
-        links: list[Link] = []
+        links: list[PeerLink] = []
         listener = backend.listen("127.0.0.1", 0, serve)
         readers = [Async(read) for _ in range(200)]
         greeted.wait(WAIT_S)
@@ -361,7 +361,7 @@ def test_connections_that_break_at_any_moment_leave_nothing(backend: Backend) ->
     would not be free again."""
     payload = pattern(1 << 20).toreadonly()
 
-    def serve(link: Link) -> None:
+    def serve(link: PeerLink) -> None:
         with contextlib.suppress(TransportError):
             receive(link, 32)
             link.send(FRAME, payload, soon())
@@ -392,7 +392,7 @@ def test_connections_that_break_at_any_moment_leave_nothing(backend: Backend) ->
     until(lambda: _listen(backend, listener.address), "its port is free again").close()  # type: ignore[union-attr]
 
 
-def _listen(backend: Backend, address: str) -> Listener | None:
+def _listen(backend: Backend, address: str) -> PortListener | None:
     try:
         return backend.listen("127.0.0.1", int(address.rpartition(":")[2]), lambda link: None)
     except RingError:

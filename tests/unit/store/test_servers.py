@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from nvrx_slurm.errors import ConfigError
-from nvrx_slurm.store.servers import Server, bundled_binary, find_server
+from nvrx_slurm.store.servers import ServerBinary, bundled_binary, find_server
 
 ANSWERS_TLS = "No tls-cert-file configured!"
 REDIS, VALKEY = "Redis server v=7.0.15 sha=0:0", "Valkey server v=99.1.0 sha=0:0"
@@ -69,7 +69,9 @@ def test_a_named_server_is_used_as_it_is(tmp_path: Path) -> None:
     """Whatever PATH has."""
     named = program(tmp_path / "mine" / "redis-server", REDIS)
     program(tmp_path / "valkey-server", VALKEY, tls=True)
-    assert find_server(str(named), with_tls=True, path=str(tmp_path)) == Server(named, "Redis", (7, 0, 15), False)
+    assert find_server(str(named), with_tls=True, path=str(tmp_path)) == ServerBinary(
+        named, "Redis", (7, 0, 15), False
+    )
 
 
 def missing(path: Path) -> None:

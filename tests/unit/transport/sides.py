@@ -9,7 +9,7 @@ from queue import SimpleQueue
 from typing import TypeVar
 
 from nvrx_slurm.transport.backends.tcp import TcpBackend
-from nvrx_slurm.transport.protocol import Link, ServerDoor, pass_through
+from nvrx_slurm.transport.protocol import PeerLink, TokenHandshake, pass_through
 from tests.transport.harness import TOKEN, WAIT_S, soon
 
 T = TypeVar("T")
@@ -40,12 +40,12 @@ class Side:
 
 
 @contextlib.contextmanager
-def two_ends() -> Iterator[tuple[Link, Link]]:
+def two_ends() -> Iterator[tuple[PeerLink, PeerLink]]:
     """The connecting end, and the accepting one."""
-    accepted: SimpleQueue[Link] = SimpleQueue()
+    accepted: SimpleQueue[PeerLink] = SimpleQueue()
     over = threading.Event()
 
-    def keep(link: Link) -> None:
+    def keep(link: PeerLink) -> None:
         accepted.put(link)
         over.wait(WAIT_S)
 
@@ -62,11 +62,11 @@ def two_ends() -> Iterator[tuple[Link, Link]]:
 
 
 @contextlib.contextmanager
-def server_of(serve: Callable[[Link], None]) -> Iterator[str]:
+def server_of(serve: Callable[[PeerLink], None]) -> Iterator[str]:
     """Listens, and serves each connection so; its address."""
-    links: list[Link] = []
+    links: list[PeerLink] = []
 
-    def keep(link: Link) -> None:
+    def keep(link: PeerLink) -> None:
         links.append(link)
         serve(link)
 
@@ -79,5 +79,5 @@ def server_of(serve: Callable[[Link], None]) -> Iterator[str]:
             link.cut()
 
 
-def admitted(link: Link, token: bytes = TOKEN, *, eviction_s: float = 60.0) -> bool:
-    return pass_through(link, ServerDoor(token, eviction_s), soon())
+def admitted(link: PeerLink, token: bytes = TOKEN, *, eviction_s: float = 60.0) -> bool:
+    return pass_through(link, TokenHandshake(token, eviction_s), soon())

@@ -6,7 +6,16 @@ import resource
 
 import pytest
 
-from nvrx_slurm.transport.doctor import Finding, Level, examine, gibibytes, is_fit, known_as, rdma, room_for_rings
+from nvrx_slurm.transport.doctor import (
+    Level,
+    TransportCheck,
+    examine,
+    gibibytes,
+    is_fit,
+    known_as,
+    rdma,
+    room_for_rings,
+)
 from nvrx_slurm.transport.errors import TransportError
 from nvrx_slurm.transport.pace import measure, measure_apart
 
@@ -15,12 +24,12 @@ NO_LIMIT = resource.RLIM_INFINITY
 
 
 @pytest.fixture(scope="module")
-def here() -> list[Finding]:
+def here() -> list[TransportCheck]:
     """This node, looked at once."""
     return examine()
 
 
-def test_this_node_can_do_what_is_used_by_default(here: list[Finding]) -> None:
+def test_this_node_can_do_what_is_used_by_default(here: list[TransportCheck]) -> None:
     """A ring is made, and payloads are read in place and over a socket: by trying, not by looking."""
     findings = {finding.part: finding for finding in here}
     assert list(findings) == [
@@ -33,7 +42,7 @@ def test_this_node_can_do_what_is_used_by_default(here: list[Finding]) -> None:
         assert findings[part].todo == ""
 
 
-def test_whatever_is_wrong_comes_with_what_to_do(here: list[Finding]) -> None:
+def test_whatever_is_wrong_comes_with_what_to_do(here: list[TransportCheck]) -> None:
     """For each finding that is not well."""
     assert [each.part for each in here if each.level in (Level.WARN, Level.FAIL) and not each.todo] == []
 

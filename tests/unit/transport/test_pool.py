@@ -11,8 +11,8 @@ import pytest
 from nvrx_slurm.transport import protocol
 from nvrx_slurm.transport.backends.tcp import TcpBackend
 from nvrx_slurm.transport.errors import PayloadTimeout, PeerRefused, PeerReset
-from nvrx_slurm.transport.pool import MOST_DOUBTS, AllInUse, Connection, Doubt, Pool
-from nvrx_slurm.transport.protocol import Link, acknowledge, request
+from nvrx_slurm.transport.pool import MOST_UNCONFIRMED, AllInUse, Pool, PooledConnection, UnconfirmedAck
+from nvrx_slurm.transport.protocol import PeerLink, acknowledge, request
 from nvrx_slurm.transport.ref import PayloadRef
 from nvrx_slurm.transport.serving import ServerLimits
 from tests.transport.harness import TOKEN, admit_and_serve, soon, until
@@ -26,12 +26,12 @@ class Server:
     """A server without a ring: it answers every request with UNKNOWN_RING. `at_once`: the most links that it had."""
 
     def __init__(self, eviction_s: float = 60.0) -> None:
-        self.links: list[Link] = []
+        self.links: list[PeerLink] = []
         self.now = self.at_once = 0
         self._guard = threading.Lock()
         self._limits = ServerLimits(hello_s=20.0, eviction_s=eviction_s)
 
-    def __call__(self, link: Link) -> None:
+    def __call__(self, link: PeerLink) -> None:
         with self._guard:
             self.links.append(link)
             self.now += 1
@@ -68,12 +68,12 @@ def new_pool() -> Iterator[Callable[..., Pool]]:
 
 
 @contextlib.contextmanager
-def taken(pool: Pool, address: str, seconds: float = 20.0) -> Iterator[Connection]:
+def taken(pool: Pool, address: str, seconds: float = 20.0) -> Iterator[PooledConnection]:
     """A connection, with which its server has talked."""
     with pool.connection(address, soon(seconds), lambda link: None) as connection:
         connection.prove(soon())
         answer = request(connection.link, REF, budget_s=1.0, deadline=soon())
-        assert answer.status is protocol.Status.UNKNOWN_RING
+        assert answer.status is protocol.ResponseStatus.UNKNOWN_RING
         connection.was_heard()
         yield connection
 
@@ -111,7 +111,7 @@ def test_whoever_waits_for_a_place_gets_the_next(new_pool: Callable[..., Pool], 
     pool = new_pool(per_port=1)
     waiting = threading.Event()
 
-    def take() -> Connection:
+    def take() -> PooledConnection:
         waiting.set()
         with taken(pool, address) as connection:
             return connection
@@ -202,9 +202,9 @@ def test_a_payload_whose_ack_was_sent_is_in_doubt(new_pool: Callable[..., Pool],
     with taken(pool, address) as connection:
         connection.has_taken(REF)
         connection.is_broken = True
-    assert pool.doubts(OTHER_RING) == []
-    assert pool.doubts(RING) == [Doubt(RING, 3, 9)]
-    assert pool.doubts(RING) == []
+    assert pool.unconfirmed_acks(OTHER_RING) == []
+    assert pool.unconfirmed_acks(RING) == [UnconfirmedAck(RING, 3, 9)]
+    assert pool.unconfirmed_acks(RING) == []
 
 
 def test_what_was_heard_is_not_in_doubt(new_pool: Callable[..., Pool], address: str) -> None:
@@ -214,7 +214,7 @@ def test_what_was_heard_is_not_in_doubt(new_pool: Callable[..., Pool], address: 
         connection.has_taken(REF)
         connection.was_heard()
         connection.is_broken = True
-    assert pool.doubts(RING) == []
+    assert pool.unconfirmed_acks(RING) == []
 
 
 @pytest.mark.parametrize("how", ["stale", "discarded"])
@@ -232,16 +232,16 @@ def test_an_idle_connection_that_dies_leaves_its_doubt(
         until(first.link.is_stale, "its end has come")
         with taken(pool, address):
             pass
-    assert pool.doubts(RING) == [Doubt(RING, 3, 9)]
+    assert pool.unconfirmed_acks(RING) == [UnconfirmedAck(RING, 3, 9)]
 
 
 def test_a_doubt_that_could_not_be_settled_stays(new_pool: Callable[..., Pool]) -> None:
     """It is there for the next; and there are never more than a bound."""
     pool = new_pool()
-    pool.doubt_again([Doubt(RING, 1, 1)])
-    assert pool.doubts(RING) == [Doubt(RING, 1, 1)]
-    pool.doubt_again(Doubt(RING, slot, 1) for slot in range(MOST_DOUBTS + 10))
-    assert len(pool.doubts(RING)) == MOST_DOUBTS
+    pool.keep_unconfirmed([UnconfirmedAck(RING, 1, 1)])
+    assert pool.unconfirmed_acks(RING) == [UnconfirmedAck(RING, 1, 1)]
+    pool.keep_unconfirmed(UnconfirmedAck(RING, slot, 1) for slot in range(MOST_UNCONFIRMED + 10))
+    assert len(pool.unconfirmed_acks(RING)) == MOST_UNCONFIRMED
 
 
 def test_an_ack_that_the_server_never_read(new_pool: Callable[..., Pool], server: Server, address: str) -> None:
@@ -252,9 +252,9 @@ def test_an_ack_that_the_server_never_read(new_pool: Callable[..., Pool], server
         until(connection.link.is_stale, "its end has come")
         connection.has_taken(REF)
         with contextlib.suppress(PeerReset):
-            acknowledge(connection.link, REF, protocol.Verdict.TAKEN, soon())
+            acknowledge(connection.link, REF, protocol.AckVerdict.TAKEN, soon())
         connection.is_broken = True
-    assert pool.doubts(RING) == [Doubt(RING, REF.slot, REF.generation)]
+    assert pool.unconfirmed_acks(RING) == [UnconfirmedAck(RING, REF.slot, REF.generation)]
 
 
 # -------------------------------------------------------------------------------------------------- cut and drop
@@ -270,7 +270,7 @@ def test_a_cut_ends_reads_and_waits(new_pool: Callable[..., Pool], address: str)
             reads.set()
             connection.link.receive_into(memoryview(bytearray(8)), soon())
 
-    def never_greet(link: Link) -> None:
+    def never_greet(link: PeerLink) -> None:
         with contextlib.suppress(PeerReset):
             link.receive_into(memoryview(bytearray(protocol.HELLO_BYTES)), soon())
             link.receive_into(memoryview(bytearray(8)), soon())
@@ -293,7 +293,7 @@ def test_a_cut_ends_reads_and_waits(new_pool: Callable[..., Pool], address: str)
 def test_the_watcher_sees_the_link_from_the_greeting_on(new_pool: Callable[..., Pool], address: str) -> None:
     """It can cut off a read that waits for a greeting; at the end it is told that there is nothing to cut."""
     pool = new_pool()
-    seen: list[Link | None] = []
+    seen: list[PeerLink | None] = []
     with pool.connection(address, soon(), seen.append) as connection:
         assert seen == [connection.link]
     assert seen[-1] is None
@@ -303,7 +303,7 @@ def test_a_watcher_that_cuts_at_once(new_pool: Callable[..., Pool], address: str
     """An abort that came before the connection was there ends it: PeerReset, and the place is free."""
     pool = new_pool(per_port=1)
 
-    def cut(link: Link | None) -> None:
+    def cut(link: PeerLink | None) -> None:
         if link is not None:
             link.cut()
 
@@ -317,8 +317,8 @@ def test_dropped_in_a_child(new_pool: Callable[..., Pool], address: str) -> None
     pool = new_pool(per_port=1)
     with taken(pool, address) as first:
         pass
-    pool.doubt_again([Doubt(RING, 1, 1)])
+    pool.keep_unconfirmed([UnconfirmedAck(RING, 1, 1)])
     pool.drop()
-    assert pool.doubts(RING) == []
+    assert pool.unconfirmed_acks(RING) == []
     with taken(pool, address) as second:
         assert second is not first

@@ -15,22 +15,26 @@ u16, u32, u64 = (st.integers(0, (1 << bits) - 1) for bits in (16, 32, 64))
 nonces = st.binary(min_size=protocol.NONCE_BYTES, max_size=protocol.NONCE_BYTES)
 proofs = st.binary(min_size=protocol.PROOF_BYTES, max_size=protocol.PROOF_BYTES)
 rings = st.from_regex(r"nvrx-ring-[0-9a-z-]{1,54}", fullmatch=True)
-statuses = st.sampled_from(protocol.Status)
+statuses = st.sampled_from(protocol.ResponseStatus)
 
 FRAMES = {
-    "hello": (protocol.Hello, protocol.HELLO_BYTES, st.builds(protocol.Hello, u16, nonces)),
+    "hello": (protocol.ClientHello, protocol.HELLO_BYTES, st.builds(protocol.ClientHello, u16, nonces)),
     "challenge": (
         protocol.Challenge,
         protocol.CHALLENGE_BYTES,
         st.builds(protocol.Challenge, u16, statuses, u32, nonces, proofs),
     ),
     "request": (
-        protocol.Request,
+        protocol.PayloadRequest,
         protocol.REQUEST_BYTES,
-        st.builds(protocol.Request, st.sampled_from(protocol.Call), u32, u32, u64, rings),
+        st.builds(protocol.PayloadRequest, st.sampled_from(protocol.RequestKind), u32, u32, u64, rings),
     ),
-    "answer": (protocol.Answer, protocol.ANSWER_BYTES, st.builds(protocol.Answer, statuses, u64, u64, u64)),
-    "ack": (protocol.Ack, protocol.ACK_BYTES, st.builds(protocol.Ack, st.sampled_from(protocol.Verdict), u32, u64)),
+    "answer": (protocol.Response, protocol.ANSWER_BYTES, st.builds(protocol.Response, statuses, u64, u64, u64)),
+    "ack": (
+        protocol.Ack,
+        protocol.ACK_BYTES,
+        st.builds(protocol.Ack, st.sampled_from(protocol.AckVerdict), u32, u64),
+    ),
 }
 each_frame = pytest.mark.parametrize(
     ("kind", "size", "frames"), [pytest.param(*given, id=name) for name, given in FRAMES.items()]
@@ -42,7 +46,7 @@ def test_a_frame_survives_the_wire(kind: type, size: int, frames: st.SearchStrat
     """Packed and unpacked it is the same, and as long as the other side expects."""
 
     @given(frame=frames)
-    def holds(frame: protocol.Request) -> None:
+    def holds(frame: protocol.PayloadRequest) -> None:
         packed = frame.pack()
         assert len(packed) == size
         assert kind.unpack(packed) == kind.unpack(bytearray(packed)) == frame
@@ -69,7 +73,7 @@ def test_a_frame_with_one_byte_changed(kind: type, size: int, frames: st.SearchS
     """It is PayloadCorrupt, or a frame of which each word is known: no unknown number gets past it."""
 
     @given(frame=frames, at=st.integers(0, size - 1), by=st.integers(1, 255))
-    def holds(frame: protocol.Request, at: int, by: int) -> None:
+    def holds(frame: protocol.PayloadRequest, at: int, by: int) -> None:
         changed = bytearray(frame.pack())
         changed[at] ^= by
         try:
@@ -82,7 +86,12 @@ def test_a_frame_with_one_byte_changed(kind: type, size: int, frames: st.SearchS
 
 
 MALFORMED: list[tuple[str, Callable[[bytes], object], bytes, str]] = [
-    ("hello without magic", protocol.Hello.unpack, b"GET / HTTP/1.1\r\n".ljust(protocol.HELLO_BYTES), "no hello"),
+    (
+        "hello without magic",
+        protocol.ClientHello.unpack,
+        b"GET / HTTP/1.1\r\n".ljust(protocol.HELLO_BYTES),
+        "no hello",
+    ),
     ("challenge without magic", protocol.Challenge.unpack, b"SSH-2.0-".ljust(protocol.CHALLENGE_BYTES), "no server"),
     (
         "challenge of no status",
@@ -90,21 +99,21 @@ MALFORMED: list[tuple[str, Callable[[bytes], object], bytes, str]] = [
         protocol.Challenge(1, 99, 0, bytes(32), bytes(32)).pack(),  # type: ignore[arg-type]
         "status 99",
     ),
-    ("request without mark", protocol.Request.unpack, bytes(protocol.REQUEST_BYTES), "no request"),
+    ("request without mark", protocol.PayloadRequest.unpack, bytes(protocol.REQUEST_BYTES), "no request"),
     (
         "request for nothing known",
-        protocol.Request.unpack,
-        protocol.Request(77, 0, 0, 0, "r").pack(),  # type: ignore[arg-type]
+        protocol.PayloadRequest.unpack,
+        protocol.PayloadRequest(77, 0, 0, 0, "r").pack(),  # type: ignore[arg-type]
         "call 77",
     ),
     (
         "an ack for a request",
-        protocol.Request.unpack,
-        protocol.Ack(protocol.Verdict.BAD, 1, 1).pack().ljust(88),
+        protocol.PayloadRequest.unpack,
+        protocol.Ack(protocol.AckVerdict.BAD, 1, 1).pack().ljust(88),
         "no request",
     ),
-    ("answer without mark", protocol.Answer.unpack, bytes(protocol.ANSWER_BYTES), "none of this protocol"),
-    ("answer of no status", protocol.Answer.unpack, protocol.Answer(200).pack(), "status 200"),  # type: ignore[arg-type]
+    ("answer without mark", protocol.Response.unpack, bytes(protocol.ANSWER_BYTES), "none of this protocol"),
+    ("answer of no status", protocol.Response.unpack, protocol.Response(200).pack(), "status 200"),  # type: ignore[arg-type]
     ("ack without mark", protocol.Ack.unpack, bytes(protocol.ACK_BYTES), "no ack"),
     ("ack of no verdict", protocol.Ack.unpack, protocol.Ack(0, 1, 1).pack(), "verdict 0"),  # type: ignore[arg-type]
 ]
@@ -126,21 +135,21 @@ def test_what_is_no_frame_is_said(unpack: Callable[[bytes], object], data: bytes
 )
 def test_a_budget_is_cut_to_what_a_frame_holds(asked_ms: int, sent_ms: int) -> None:
     """A client that waits for longer than a frame can say, or no more, still makes a frame."""
-    request = protocol.Request(protocol.Call.READ, 0, asked_ms, 1, "nvrx-ring-1")
-    assert protocol.Request.unpack(request.pack()).budget_ms == sent_ms
+    request = protocol.PayloadRequest(protocol.RequestKind.READ, 0, asked_ms, 1, "nvrx-ring-1")
+    assert protocol.PayloadRequest.unpack(request.pack()).budget_ms == sent_ms
 
 
 @given(name=st.binary(max_size=protocol.RING_BYTES))
 def test_a_ring_name_of_any_bytes_is_a_name(name: bytes) -> None:
     """What a peer writes as a name is text, whatever it is: it is only ever looked up."""
-    frame = bytearray(protocol.Request(protocol.Call.READ, 0, 0, 1, "").pack())
+    frame = bytearray(protocol.PayloadRequest(protocol.RequestKind.READ, 0, 0, 1, "").pack())
     frame[-protocol.RING_BYTES :] = name.ljust(protocol.RING_BYTES, b"\0")
-    assert isinstance(protocol.Request.unpack(frame).ring, str)
+    assert isinstance(protocol.PayloadRequest.unpack(frame).ring, str)
 
 
 def test_every_number_of_a_frame_has_a_name() -> None:
     """Statuses, calls and verdicts are small numbers that stay as they are: two versions can meet."""
-    assert {status.name: status.value for status in protocol.Status} == {
+    assert {status.name: status.value for status in protocol.ResponseStatus} == {
         "OK": 0,
         "BUSY": 1,
         "STALE": 2,
@@ -151,5 +160,5 @@ def test_every_number_of_a_frame_has_a_name() -> None:
         "CLOSING": 7,
         "BAD_REQUEST": 8,
     }
-    assert {call.name: call.value for call in protocol.Call} == {"READ": 1, "SETTLE": 2}
-    assert {verdict.name: verdict.value for verdict in protocol.Verdict} == {"TAKEN": 1, "KEPT": 2, "BAD": 3}
+    assert {call.name: call.value for call in protocol.RequestKind} == {"READ": 1, "SETTLE": 2}
+    assert {verdict.name: verdict.value for verdict in protocol.AckVerdict} == {"TAKEN": 1, "KEPT": 2, "BAD": 3}

@@ -15,17 +15,17 @@ from nvrx_slurm.transport.retrying import (
     BUSY_PAUSE_S,
     LONGEST_BUSY_PAUSE_S,
     LONGEST_PAUSE_S,
-    GiveUp,
-    Health,
+    AttemptOutcome,
+    EndRead,
     Limits,
-    Outcome,
     Pause,
+    PortHealth,
     ReadPlan,
     Try,
     pause_s,
 )
 
-STALE, BUSY, MOVED, FAULT = Outcome.STALE, Outcome.BUSY, Outcome.MOVED, Outcome.FAULT
+STALE, BUSY, MOVED, FAULT = AttemptOutcome.STALE, AttemptOutcome.BUSY, AttemptOutcome.MOVED, AttemptOutcome.FAULT
 LIMITS = Limits(answer_s=2.0, bytes_per_s=1e6, calls=3, rounds=3, pause_s=0.05)
 A, B, C = "tcp://n1:1", "tcp://n1:2", "ucxx://n1:3"
 SECOND_S = 1.0
@@ -36,14 +36,14 @@ class Read:
 
     def __init__(
         self,
-        outcomes: Iterable[Outcome],
+        outcomes: Iterable[AttemptOutcome],
         *,
         ports: tuple[str, ...] = (A, B),
         size: int = 0,
         deadline: float = 100.0,
         limits: Limits = LIMITS,
         takes_s: float = 0.0,
-        health: Mapping[str, Health] | None = None,
+        health: Mapping[str, PortHealth] | None = None,
     ) -> None:
         self.now = 0.0
         self.tried: list[tuple[float, Try]] = []
@@ -52,11 +52,11 @@ class Read:
         self.end = self._run(plan, iter(outcomes), health or {}, takes_s)
 
     def _run(
-        self, plan: ReadPlan, outcomes: Iterator[Outcome], health: Mapping[str, Health], takes_s: float
-    ) -> GiveUp | None:
+        self, plan: ReadPlan, outcomes: Iterator[AttemptOutcome], health: Mapping[str, PortHealth], takes_s: float
+    ) -> EndRead | None:
         for turn in count():
             step = plan.next(health, now=self.now, turn=turn)
-            if isinstance(step, GiveUp):
+            if isinstance(step, EndRead):
                 return step
             if isinstance(step, Pause):
                 assert step.until > self.now, "a pause that does not pause"
@@ -76,7 +76,7 @@ class Read:
         return [step.port for _, step in self.tried]
 
 
-def always(outcome: Outcome) -> Iterator[Outcome]:
+def always(outcome: AttemptOutcome) -> Iterator[AttemptOutcome]:
     while True:
         yield outcome
 
@@ -96,10 +96,10 @@ def always(outcome: Outcome) -> Iterator[Outcome]:
         pytest.param([BUSY, FAULT, FAULT, *[FAULT] * 4], FAULT, 7, id="busy counts as no call"),
     ],
 )
-def test_how_a_read_ends(outcomes: list[Outcome], reason: Outcome, attempts: int) -> None:
+def test_how_a_read_ends(outcomes: list[AttemptOutcome], reason: AttemptOutcome, attempts: int) -> None:
     """The reason, and after how many attempts."""
     read = Read(outcomes)
-    assert read.end == GiveUp(reason)
+    assert read.end == EndRead(reason)
     assert len(read.tried) == attempts
 
 
@@ -107,7 +107,7 @@ def test_a_port_that_moved_before_a_busy_one_is_not_counted_twice() -> None:
     """A sick port may still have the payload: while one has not said that the ring is gone, it is not given up as
     stale."""
     read = Read([MOVED, BUSY, FAULT, MOVED], ports=(A, B), limits=replace(LIMITS, calls=1))
-    assert read.end == GiveUp(FAULT)
+    assert read.end == EndRead(FAULT)
 
 
 def test_a_call_asks_each_port_once() -> None:
@@ -130,7 +130,7 @@ def test_the_pause_before_a_call_or_a_round(failed: int, expected_s: float) -> N
 def test_a_busy_slot_is_asked_for_until_the_deadline() -> None:
     """Somebody else reads it: that is no fault, and ends with the deadline alone, asked for ever more seldom."""
     read = Read(always(BUSY), deadline=5.0)
-    assert read.end == GiveUp(None)
+    assert read.end == EndRead(None)
     assert read.now == pytest.approx(5.0)
     assert read.pauses[0] == pytest.approx(BUSY_PAUSE_S)
     assert max(read.pauses) == pytest.approx(LONGEST_BUSY_PAUSE_S)
@@ -146,31 +146,31 @@ def test_an_attempt_is_bounded_and_a_payload_has_twice_as_long_in_the_next_call(
 def test_silent_ports_use_the_deadline_up_and_no_more() -> None:
     """Where every attempt takes all its time, the read ends at its deadline."""
     read = Read(always(FAULT), deadline=3.0, takes_s=60.0)
-    assert read.end == GiveUp(None)
+    assert read.end == EndRead(None)
     assert read.now == pytest.approx(3.0)
 
 
 def test_a_read_whose_time_is_over_asks_nobody() -> None:
     """With a deadline of now there is no attempt."""
     read = Read([], deadline=0.0)
-    assert read.end == GiveUp(None) and not read.tried
+    assert read.end == EndRead(None) and not read.tried
 
 
 def test_without_a_port_it_is_over_at_once() -> None:
     """No port, no attempt, no waiting."""
     read = Read([], ports=())
-    assert read.end == GiveUp(FAULT) and not read.pauses
+    assert read.end == EndRead(FAULT) and not read.pauses
 
 
 def test_sick_ports_are_asked_where_none_is_healthy() -> None:
     """All in quarantine: each call asks the least sick."""
-    sick = {A: Health(3, 1e6), B: Health(1, 1e6)}
+    sick = {A: PortHealth(3, 1e6), B: PortHealth(1, 1e6)}
     assert Read([FAULT] * 3, health=sick).ports == [B] * 3
 
 
 @given(
-    outcomes=st.lists(st.sampled_from(Outcome), max_size=200),
-    last=st.sampled_from(Outcome),
+    outcomes=st.lists(st.sampled_from(AttemptOutcome), max_size=200),
+    last=st.sampled_from(AttemptOutcome),
     ports=st.sampled_from([(A,), (A, B), (A, B, C)]),
     calls=st.integers(1, 4),
     takes_s=st.sampled_from([0.0, 0.001, 0.3, 7.0]),
@@ -178,8 +178,8 @@ def test_sick_ports_are_asked_where_none_is_healthy() -> None:
     size=st.integers(0, 1 << 40),
 )
 def test_every_read_ends(
-    outcomes: list[Outcome],
-    last: Outcome,
+    outcomes: list[AttemptOutcome],
+    last: AttemptOutcome,
     ports: tuple[str, ...],
     calls: int,
     takes_s: float,
@@ -189,13 +189,13 @@ def test_every_read_ends(
     """Whatever happens, and though attempts take no time: it ends, by its deadline, and tries no more than the layers
     allow."""
 
-    def told() -> Iterator[Outcome]:
+    def told() -> Iterator[AttemptOutcome]:
         yield from outcomes
         yield from always(last)
 
-    seen: list[Outcome] = []
+    seen: list[AttemptOutcome] = []
 
-    def remembered() -> Iterator[Outcome]:
+    def remembered() -> Iterator[AttemptOutcome]:
         for outcome in told():
             seen.append(outcome)
             yield outcome

@@ -15,7 +15,7 @@ from nvrx_slurm.transport.retrying import (
     LONGEST_S,
     QUARANTINE_S,
     WELL,
-    Health,
+    PortHealth,
     choose,
     failed,
     hurried,
@@ -24,10 +24,10 @@ from nvrx_slurm.transport.retrying import (
 NOW = 1000.0
 PORTS = ("tcp://n1:1", "tcp://n1:2", "ucxx://n1:3", "tcp://n1:4")
 A, B, C, D = PORTS
-SICK, SICKER = Health(1, NOW + 10), Health(2, NOW + 60)
+SICK, SICKER = PortHealth(1, NOW + 10), PortHealth(2, NOW + 60)
 
 moments = st.floats(0, 4000)
-healths = st.dictionaries(st.sampled_from(PORTS), st.builds(Health, st.integers(1, 40), moments))
+healths = st.dictionaries(st.sampled_from(PORTS), st.builds(PortHealth, st.integers(1, 40), moments))
 tiers_of_ports = st.lists(st.lists(st.sampled_from(PORTS), unique=True, max_size=4), max_size=3)
 dice = st.floats(0, 1)
 
@@ -48,13 +48,13 @@ dice = st.floats(0, 1)
         pytest.param([[B], [A]], {A: SICK, B: SICKER}, 0, [], A, id="of all transports"),
         pytest.param([[A, B]], {A: SICK, B: SICKER}, 0, [A], None, id="and no other in the same call"),
         pytest.param([[A, B]], {A: SICK}, 0, [B], None, id="no sick one, once a healthy one was tried"),
-        pytest.param([[A]], {A: Health(7, NOW)}, 0, [], A, id="healthy at the very end of its quarantine"),
+        pytest.param([[A]], {A: PortHealth(7, NOW)}, 0, [], A, id="healthy at the very end of its quarantine"),
         pytest.param([[A]], {}, 0, [A], None, id="none when all were tried"),
         pytest.param([], {}, 0, [], None, id="none of none"),
     ],
 )
 def test_the_table_of_choices(
-    tiers: list[list[str]], health: dict[str, Health], turn: int, tried: list[str], expected: str | None
+    tiers: list[list[str]], health: dict[str, PortHealth], turn: int, tried: list[str], expected: str | None
 ) -> None:
     """Healthy before sick, the preferred transport before others, untried before tried, and each in its turn."""
     assert choose(tiers, health, now=NOW, turn=turn, tried=tried) == expected
@@ -68,7 +68,7 @@ def test_the_table_of_choices(
     tried=st.sets(st.sampled_from(PORTS)),
 )
 def test_no_healthy_port_is_passed_over_for_a_sick_one(
-    tiers: list[list[str]], health: dict[str, Health], now: float, turn: int, tried: set[str]
+    tiers: list[list[str]], health: dict[str, PortHealth], now: float, turn: int, tried: set[str]
 ) -> None:
     """While an untried port is healthy no sick one is asked; and a call that has asked nobody yet asks somebody."""
     chosen = choose(tiers, health, now=now, turn=turn, tried=tried)
@@ -79,7 +79,7 @@ def test_no_healthy_port_is_passed_over_for_a_sick_one(
 
 
 @given(health=healths, now=moments, turn=st.integers(0, 99))
-def test_a_call_asks_each_healthy_port_once(health: dict[str, Health], now: float, turn: int) -> None:
+def test_a_call_asks_each_healthy_port_once(health: dict[str, PortHealth], now: float, turn: int) -> None:
     """As many choices as there are healthy ports give each of them exactly once; with none, one is asked."""
     asked: list[str] = []
     while (port := choose([PORTS], health, now=now, turn=turn + len(asked), tried=asked)) is not None:
@@ -100,7 +100,7 @@ def test_rotation_is_fair(sick: set[str], first: int, rounds: int) -> None:
 @given(rolls=st.lists(dice, min_size=40, max_size=80))
 def test_nobody_starves_where_all_are_sick(rolls: list[float]) -> None:
     """Where each port always fails, each is asked again and again: none waits for ever behind another."""
-    health: dict[str, Health] = {}
+    health: dict[str, PortHealth] = {}
     asked: Counter[str] = Counter()
     for roll in rolls:
         port = choose([PORTS], health, now=NOW, turn=0)
@@ -116,13 +116,13 @@ def test_nobody_starves_where_all_are_sick(rolls: list[float]) -> None:
 )
 def test_a_quarantine_grows_with_each_failure(before: int, lasts_s: float) -> None:
     """30 s, then twice as long each time, 10 minutes at most."""
-    assert failed(Health(before, 0.0), now=NOW, dice=0.5) == Health(before + 1, NOW + lasts_s)
+    assert failed(PortHealth(before, 0.0), now=NOW, dice=0.5) == PortHealth(before + 1, NOW + lasts_s)
 
 
 @given(failures=st.integers(0, 1 << 20), roll=dice, now=moments)
 def test_the_jitter_is_bounded(failures: int, roll: float, now: float) -> None:
     """It makes a quarantine longer or shorter by a fifth at most, and never lets it begin in the past."""
-    lasts_s = failed(Health(failures, 0.0), now=now, dice=roll).sick_until - now
+    lasts_s = failed(PortHealth(failures, 0.0), now=now, dice=roll).sick_until - now
     plain_s = min(QUARANTINE_S * GROWTH ** min(failures, 32), LONGEST_S)
     assert plain_s * (1 - JITTER) - 1e-6 <= lasts_s <= plain_s * (1 + JITTER) + 1e-6
 
@@ -135,9 +135,9 @@ def test_the_dice_decide() -> None:
 
 def test_a_port_that_was_hurried_is_put_behind_the_others_for_a_moment() -> None:
     """That is no failure: its next quarantine is not longer for it, and one that lasts is not made shorter."""
-    assert hurried(WELL, now=NOW) == Health(0, NOW + HURRIED_S)
+    assert hurried(WELL, now=NOW) == PortHealth(0, NOW + HURRIED_S)
     assert hurried(SICKER, now=NOW) == SICKER
-    assert failed(hurried(WELL, now=NOW), now=NOW, dice=0.5) == Health(1, NOW + QUARANTINE_S)
+    assert failed(hurried(WELL, now=NOW), now=NOW, dice=0.5) == PortHealth(1, NOW + QUARANTINE_S)
     assert choose([[A, B]], {A: hurried(WELL, now=NOW)}, now=NOW, turn=0) == B
 
 
@@ -145,16 +145,16 @@ def test_one_success_forgives_it_all() -> None:
     """A port that has answered is asked like any other, and its next quarantine is a first one again."""
     sick = failed(failed(WELL, now=NOW, dice=0.5), now=NOW, dice=0.5)
     assert sick.failures == 2
-    assert failed(WELL, now=NOW, dice=0.5) == Health(1, NOW + QUARANTINE_S)
+    assert failed(WELL, now=NOW, dice=0.5) == PortHealth(1, NOW + QUARANTINE_S)
     assert choose([[A]], {A: WELL}, now=NOW, turn=0) == A
 
 
 def test_a_port_that_gets_well_while_it_is_looked_at() -> None:
     """Another thread has had a success there just now: that is no error, and there is a port to ask."""
 
-    class Recovering(dict[str, Health]):
-        def get(self, port: str, default: Health) -> Health:  # type: ignore[override]  # as it is used
+    class Recovering(dict[str, PortHealth]):
+        def get(self, port: str, default: PortHealth) -> PortHealth:  # type: ignore[override]  # as it is used
             return self.pop(port, default)
 
-    sick = Recovering({"a": Health(1, 100.0), "b": Health(1, 100.0)})
+    sick = Recovering({"a": PortHealth(1, 100.0), "b": PortHealth(1, 100.0)})
     assert choose([["a", "b"]], sick, now=0.0, turn=0) in ("a", "b")

@@ -8,20 +8,20 @@ import pytest
 from msgspec.structs import replace
 
 from nvrx_slurm.transport import slots
-from nvrx_slurm.transport.slots import NOBODY, Counts, Owner, Refusal, Slot, State
+from nvrx_slurm.transport.slots import NOBODY, Counts, Refusal, RingSlot, SlotOwner, State
 
-OURS, THEIRS = Owner(10, 1000, 1), Owner(10, 1000, 2)
+OURS, THEIRS = SlotOwner(10, 1000, 1), SlotOwner(10, 1000, 2)
 COUNTS = Counts(9, 8, 7, 6, 5, 4)
 FREE, WRITING, READY, READING = (
-    Slot(State.FREE, 5, counts=COUNTS),
-    Slot(State.WRITING, 5, OURS, counts=COUNTS),
-    Slot(State.READY, 5, size=3, checksum=0, schema_bytes=2, counts=COUNTS),
-    Slot(State.READING, 5, OURS, 100, size=3, checksum=0, schema_bytes=2, counts=COUNTS),
+    RingSlot(State.FREE, 5, counts=COUNTS),
+    RingSlot(State.WRITING, 5, OURS, counts=COUNTS),
+    RingSlot(State.READY, 5, size=3, checksum=0, schema_bytes=2, counts=COUNTS),
+    RingSlot(State.READING, 5, OURS, 100, size=3, checksum=0, schema_bytes=2, counts=COUNTS),
 )
 SLOTS = (FREE, WRITING, READY, READING)
 PUBLISHED = {"size": 4, "checksum": 7, "schema_bytes": 1}
 
-Step = Callable[[Slot], Slot | Refusal]
+Step = Callable[[RingSlot], RingSlot | Refusal]
 
 STEPS: dict[str, Step] = {
     "begin": lambda slot: slots.begin(slot, 6, OURS, overwrite=False),
@@ -83,23 +83,23 @@ every_step_from_every_state = pytest.mark.parametrize(
 
 
 @every_step_from_every_state
-def test_every_step_from_every_state(step: str, slot: Slot) -> None:
+def test_every_step_from_every_state(step: str, slot: RingSlot) -> None:
     """It leads where the table says, and counts what the table of counts says, and nothing else."""
     after = STEPS[step](slot)
     expected = TABLE[step][slot.state]
-    assert (after.state if isinstance(after, Slot) else after) == expected
+    assert (after.state if isinstance(after, RingSlot) else after) == expected
     counted = COUNTED.get((step, slot.state))
-    if isinstance(after, Slot):
+    if isinstance(after, RingSlot):
         assert after.counts == (replace(COUNTS, **{counted: getattr(COUNTS, counted) + 1}) if counted else COUNTS)
     else:
         assert counted is None
 
 
 @every_step_from_every_state
-def test_an_owner_and_a_lease_are_of_a_slot_that_is_held(step: str, slot: Slot) -> None:
+def test_an_owner_and_a_lease_are_of_a_slot_that_is_held(step: str, slot: RingSlot) -> None:
     """READING has both, WRITING an owner, the others none of them."""
     after = STEPS[step](slot)
-    if isinstance(after, Slot):
+    if isinstance(after, RingSlot):
         assert (after.owner != NOBODY) == (after.state in (State.WRITING, State.READING))
         assert (after.lease_ns != 0) == (after.state is State.READING)
 
@@ -107,9 +107,9 @@ def test_an_owner_and_a_lease_are_of_a_slot_that_is_held(step: str, slot: Slot) 
 @pytest.mark.parametrize("end", ["publish", "abandon", "renew", "consume", "release"])
 @pytest.mark.parametrize("slot", SLOTS, ids=lambda slot: slot.state.name)
 @pytest.mark.parametrize(
-    "change", [{"owner": THEIRS}, {"generation": 6}, {"owner": NOBODY}, {"owner": Owner(10, 1001, 1)}], ids=str
+    "change", [{"owner": THEIRS}, {"generation": 6}, {"owner": NOBODY}, {"owner": SlotOwner(10, 1001, 1)}], ids=str
 )
-def test_an_end_from_elsewhere_changes_nothing(end: str, slot: Slot, change: dict[str, object]) -> None:
+def test_an_end_from_elsewhere_changes_nothing(end: str, slot: RingSlot, change: dict[str, object]) -> None:
     """Of another owner, another generation, or a process that has our id now: LATE, whatever the state."""
     assert STEPS[end](replace(slot, **change)) is Refusal.LATE
 
@@ -118,7 +118,7 @@ def test_an_end_from_elsewhere_changes_nothing(end: str, slot: Slot, change: dic
 def test_a_read_ends_once(end: str) -> None:
     """Whichever end comes second is LATE."""
     ended = STEPS[end](READING)
-    assert isinstance(ended, Slot)
+    assert isinstance(ended, RingSlot)
     assert {STEPS[again](ended) for again in ("consume", "release", "renew")} == {Refusal.LATE}
 
 
@@ -126,13 +126,13 @@ def test_a_read_ends_once(end: str) -> None:
 def test_to_take_is_to_claim_and_to_end_it(consumed: bool, end: str) -> None:
     """At once, with nothing in between to be seen."""
     claimed = STEPS["claim"](READY)
-    assert isinstance(claimed, Slot)
+    assert isinstance(claimed, RingSlot)
     assert slots.take(READY, 5, READY.size, consumed=consumed) == STEPS[end](claimed)
 
 
 def test_a_new_payload_has_nothing_of_the_old_one() -> None:
     """`begin` leaves the counts, and no size, checksum or schema."""
-    assert slots.begin(READY, 6, THEIRS, overwrite=True) == Slot(
+    assert slots.begin(READY, 6, THEIRS, overwrite=True) == RingSlot(
         State.WRITING, 6, THEIRS, counts=replace(COUNTS, dropped=COUNTS.dropped + 1)
     )
 
@@ -149,7 +149,7 @@ def test_a_new_payload_has_nothing_of_the_old_one() -> None:
         (WRITING, 0, True, True),
     ],
 )
-def test_who_has_lost_a_slot(slot: Slot, now_ns: int, dead: bool, expected: bool) -> None:
+def test_who_has_lost_a_slot(slot: RingSlot, now_ns: int, dead: bool, expected: bool) -> None:
     """A reader whose lease is over, and whoever is dead; never a writer that lives."""
     assert slots.lapsed(slot, now_ns, owner_is_dead=dead) is expected
 

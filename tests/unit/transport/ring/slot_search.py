@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterator
 from typing import NamedTuple
 
 from nvrx_slurm.transport import slots
-from nvrx_slurm.transport.slots import Owner, Refusal, Slot, State
+from nvrx_slurm.transport.slots import Refusal, RingSlot, SlotOwner, State
 
 LEASE_NS = 1  # a clock of two moments: 0, at which leases begin, and 1, at which one is over
 Halves = tuple[int, int]
@@ -38,7 +38,7 @@ class World(NamedTuple):
     """All that there is. `memory`: by slot, which generation's bytes lie in each half; `refs`: payloads that were
     published; `outcomes`: what readers returned."""
 
-    slots: tuple[Slot, ...]
+    slots: tuple[RingSlot, ...]
     memory: tuple[Halves, ...]
     actors: tuple[Actor, ...]
     overwrite: bool
@@ -73,7 +73,7 @@ def searched(start: World, deaths: int) -> Iterator[World]:
                 ahead.append(after)
 
 
-def current(world: World, index: int) -> Slot:
+def current(world: World, index: int) -> RingSlot:
     """A slot as the next step finds it: without an owner that has lost it."""
     slot = world.slots[index]
     if slot.state not in (State.WRITING, State.READING):
@@ -101,9 +101,9 @@ def _begin(world: World, number: int, actor: Actor) -> Iterator[World]:
     generation = max(slot.generation for slot in world.slots) + 1
     for index in range(len(world.slots)):
         attempt = actor.attempt + 1
-        owner = Owner(number, 0, attempt)
+        owner = SlotOwner(number, 0, attempt)
         begun = slots.begin(current(world, index), generation, owner, overwrite=world.overwrite)
-        if isinstance(begun, Slot):
+        if isinstance(begun, RingSlot):
             moved = actor._replace(step=1, slot=index, generation=generation, attempt=attempt, lapsed=False)
             yield _with_actor(_with_slot(world, index, begun), number, moved)
 
@@ -117,10 +117,10 @@ def _write_half(world: World, number: int, actor: Actor) -> Iterator[World]:
 
 def _publish(world: World, number: int, actor: Actor) -> Iterator[World]:
     slot = world.slots[actor.slot]
-    owner = Owner(number, 0, actor.attempt)
+    owner = SlotOwner(number, 0, actor.attempt)
     published = slots.publish(slot, actor.generation, owner, size=2, checksum=None, schema_bytes=0)
     done = actor._replace(todo=actor.todo - 1, step=0, lapsed=False)
-    if isinstance(published, Slot):
+    if isinstance(published, RingSlot):
         world = world._replace(refs=world.refs | {(actor.slot, actor.generation)})
     yield _with_actor(_with_slot(world, actor.slot, _or_late(slot, published)), number, done)
 
@@ -130,8 +130,8 @@ def _claim(world: World, number: int, actor: Actor) -> Iterator[World]:
     for index, generation in sorted(world.refs):
         attempt = actor.attempt + 1
         slot = current(world, index)
-        claimed = slots.claim(slot, generation, Owner(number, 0, attempt), LEASE_NS)
-        if isinstance(claimed, Slot):
+        claimed = slots.claim(slot, generation, SlotOwner(number, 0, attempt), LEASE_NS)
+        if isinstance(claimed, RingSlot):
             moved = actor._replace(
                 step=1, slot=index, generation=generation, attempt=attempt, seen=(0, 0), lapsed=False
             )
@@ -154,7 +154,7 @@ def _take(world: World, number: int, actor: Actor) -> Iterator[World]:
     slot = current(world, actor.slot)
     for consumed in (True, False):
         taken = slots.take(slot, actor.generation, slot.size, consumed=consumed)
-        is_wrong = (world.trusting or isinstance(taken, Slot)) and set(actor.seen) != {actor.generation}
+        is_wrong = (world.trusting or isinstance(taken, RingSlot)) and set(actor.seen) != {actor.generation}
         done = actor._replace(todo=actor.todo - 1, step=0, seen=(0, 0), lapsed=False)
         after = _with_slot(world, actor.slot, slot if isinstance(taken, Refusal) else taken)
         yield _with_actor(after._replace(wrong=world.wrong or is_wrong), number, done)
@@ -168,20 +168,20 @@ def _read_half(world: World, number: int, actor: Actor) -> Iterator[World]:
 
 def _finish(world: World, number: int, actor: Actor) -> Iterator[World]:
     """It returns what it has read if the slot was its own until now."""
-    slot, owner = world.slots[actor.slot], Owner(number, 0, actor.attempt)
+    slot, owner = world.slots[actor.slot], SlotOwner(number, 0, actor.attempt)
     for end in (slots.consume, slots.release):
         ended = end(slot, actor.generation, owner)
-        is_wrong = (world.trusting or isinstance(ended, Slot)) and set(actor.seen) != {actor.generation}
+        is_wrong = (world.trusting or isinstance(ended, RingSlot)) and set(actor.seen) != {actor.generation}
         done = actor._replace(todo=actor.todo - 1, step=0, seen=(0, 0), lapsed=False)
         after = _with_slot(world, actor.slot, _or_late(slot, ended))
         yield _with_actor(after._replace(wrong=world.wrong or is_wrong), number, done)
 
 
-def _or_late(slot: Slot, outcome: Slot | Refusal) -> Slot:
+def _or_late(slot: RingSlot, outcome: RingSlot | Refusal) -> RingSlot:
     return slots.count_late(slot) if isinstance(outcome, Refusal) else outcome
 
 
-def _with_slot(world: World, index: int, slot: Slot) -> World:
+def _with_slot(world: World, index: int, slot: RingSlot) -> World:
     return world._replace(slots=(*world.slots[:index], slot, *world.slots[index + 1 :]))
 
 

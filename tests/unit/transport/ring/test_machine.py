@@ -13,7 +13,7 @@ from nvrx_slurm.transport import slots
 from nvrx_slurm.transport.errors import StaleSlotError
 from nvrx_slurm.transport.ref import PayloadRef
 from nvrx_slurm.transport.ring import Claim, SharedRing, Writing
-from nvrx_slurm.transport.slots import NOBODY, Owner, Refusal, Slot, State
+from nvrx_slurm.transport.slots import NOBODY, Refusal, RingSlot, SlotOwner, State
 
 SLOTS, SIZE = 3, 300
 LONG_S = 3600.0
@@ -25,7 +25,7 @@ class Held(NamedTuple):
     """A write or read that was begun, whatever has become of it."""
 
     at: Writing | Claim
-    owner: Owner
+    owner: SlotOwner
 
 
 def content(generation: int, size: int) -> bytes:
@@ -39,7 +39,7 @@ class Machine(RuleBasedStateMachine):
         super().__init__()
         self.ring = SharedRing.create(SLOTS, SIZE, overwrite=False)
         self.rings = [self.ring, SharedRing.attach(self.ring.handle)]
-        self.model = [Slot() for _ in range(SLOTS)]
+        self.model = [RingSlot() for _ in range(SLOTS)]
         self.writings: list[Held] = []
         self.claims: list[Held] = []
         self.attempts = 0
@@ -50,11 +50,11 @@ class Machine(RuleBasedStateMachine):
             ring.close()
         self.ring.unlink()
 
-    def owner(self) -> Owner:
+    def owner(self) -> SlotOwner:
         self.attempts += 1
-        return Owner(1, 1, self.attempts)
+        return SlotOwner(1, 1, self.attempts)
 
-    def now(self, index: int) -> Slot:
+    def now(self, index: int) -> RingSlot:
         """As a step finds it: a lease of no time is over at once."""
         slot = self.model[index]
         return slots.reclaim(slot) if slot.owner.attempt in self.lapsed else slot
@@ -69,7 +69,7 @@ class Machine(RuleBasedStateMachine):
         writing = self.rings[through % 2].begin(size, "s" * (size % 7))
         owner = self.owner()
         begun = slots.begin(self.now(writing.slot), self.latest() + 1, owner, overwrite=False)
-        assert isinstance(begun, Slot)
+        assert isinstance(begun, RingSlot)
         self.model[writing.slot] = begun
         self.writings.append(Held(writing, owner))
         writing.copy_in(0, content(writing.generation, size))
@@ -92,12 +92,12 @@ class Machine(RuleBasedStateMachine):
             expected = slots.abandon(self.model[writing.slot], writing.generation, owner)
             assert writing.abandon() == self.ends(writing.slot, expected)
 
-    def publish(self, writing: Writing | Claim, owner: Owner) -> None:
+    def publish(self, writing: Writing | Claim, owner: SlotOwner) -> None:
         assert isinstance(writing, Writing)
         try:
             ref = writing.publish()
         except StaleSlotError:
-            expected: Slot | Refusal = Refusal.LATE
+            expected: RingSlot | Refusal = Refusal.LATE
         else:
             expected = slots.publish(
                 self.model[writing.slot],
@@ -107,7 +107,7 @@ class Machine(RuleBasedStateMachine):
                 checksum=int(ref.checksum, 16),
                 schema_bytes=writing.size % 7,
             )
-            assert isinstance(expected, Slot)
+            assert isinstance(expected, RingSlot)
         self.ends(writing.slot, expected)
 
     # --- reading
@@ -124,8 +124,8 @@ class Machine(RuleBasedStateMachine):
             return
         owner = self.owner()
         expected = slots.claim(self.now(index), generation, owner, 1)
-        self.model[index] = expected if isinstance(expected, Slot) else self.now(index)
-        if isinstance(expected, Slot):
+        self.model[index] = expected if isinstance(expected, RingSlot) else self.now(index)
+        if isinstance(expected, RingSlot):
             assert isinstance(claim, Claim)
             assert bytes(claim.copied()) == content(claim.generation, claim.size)
             assert claim.schema == "s" * (claim.size % 7)
@@ -152,7 +152,7 @@ class Machine(RuleBasedStateMachine):
         assert isinstance(claim, Claim)
         expected = slots.renew(self.model[claim.slot], claim.generation, owner, 1)
         assert claim.renew(LONG_S) == self.ends(claim.slot, expected)
-        if isinstance(expected, Slot):
+        if isinstance(expected, RingSlot):
             self.lapsed.discard(owner.attempt)
 
     @rule(through=which, index=st.integers(0, SLOTS - 1), age=st.integers(0, 1), consumed=st.booleans())
@@ -165,21 +165,21 @@ class Machine(RuleBasedStateMachine):
         buffer = memoryview(bytearray(slot.size))
         expected = slots.take(slot, ref.generation, ref.size, consumed=consumed)
         peeked = ring.peek(ref, buffer)
-        assert not peeked or isinstance(expected, Slot)
+        assert not peeked or isinstance(expected, RingSlot)
         assert not peeked or buffer == content(ref.generation, ref.size)
-        assert ring.take(ref, consume=consumed) == isinstance(expected, Slot)
-        self.model[index] = expected if isinstance(expected, Slot) else slot
+        assert ring.take(ref, consume=consumed) == isinstance(expected, RingSlot)
+        self.model[index] = expected if isinstance(expected, RingSlot) else slot
 
     @rule(index=st.integers(0, SLOTS - 1), age=st.integers(0, 1))
     def settle(self, index: int, age: int) -> None:
         generation = self.model[index].generation - age
         expected = slots.settle(self.now(index), generation)
-        assert self.ring.settle(index, generation) == isinstance(expected, Slot)
-        self.model[index] = expected if isinstance(expected, Slot) else self.now(index)
+        assert self.ring.settle(index, generation) == isinstance(expected, RingSlot)
+        self.model[index] = expected if isinstance(expected, RingSlot) else self.now(index)
 
     # --- all
 
-    def ends(self, index: int, outcome: Slot | Refusal) -> bool:
+    def ends(self, index: int, outcome: RingSlot | Refusal) -> bool:
         """The model after the end of a read or write; whether it was in time."""
         late = isinstance(outcome, Refusal)
         self.model[index] = slots.count_late(self.model[index]) if isinstance(outcome, Refusal) else outcome

@@ -11,17 +11,17 @@ from msgspec.structs import replace
 
 from nvrx_slurm.transport import slots as rules
 from nvrx_slurm.transport.ring.memory import BANK_BYTES, Layout, Memory
-from nvrx_slurm.transport.slots import Counts, Owner, Slot, State
+from nvrx_slurm.transport.slots import Counts, RingSlot, SlotOwner, State
 
 LAYOUT = Layout(2, 100)
 
 words = st.integers(0, 2**64 - 1)
 near = st.sampled_from([0, 0, -1, 1])
 slots = st.builds(
-    Slot,
+    RingSlot,
     state=st.sampled_from(State),
     generation=st.integers(0, 2**61 - 1),
-    owner=st.builds(Owner, words, words, words),
+    owner=st.builds(SlotOwner, words, words, words),
     lease_ns=words,
     size=words,
     checksum=st.none() | words,
@@ -39,7 +39,7 @@ def memory() -> Memory:
 
 
 @given(first=slots, second=slots)
-def test_what_is_stored_is_loaded(memory: Memory, first: Slot, second: Slot) -> None:
+def test_what_is_stored_is_loaded(memory: Memory, first: RingSlot, second: RingSlot) -> None:
     """Whatever is in it, and again; the neighbour has its own."""
     for slot in (first, second, first):
         memory.store(0, slot)
@@ -50,7 +50,7 @@ def test_what_is_stored_is_loaded(memory: Memory, first: Slot, second: Slot) -> 
 
 
 @given(before=slots, written=st.binary(max_size=BANK_BYTES))
-def test_half_a_store_is_none(memory: Memory, before: Slot, written: bytes) -> None:
+def test_half_a_store_is_none(memory: Memory, before: RingSlot, written: bytes) -> None:
     """However much of the other bank was written: without the word the slot is as it was; the next store holds."""
     memory.store(0, before)
     banks = LAYOUT.banks_at(0)
@@ -69,15 +69,15 @@ def test_half_a_store_is_none(memory: Memory, before: Slot, written: bytes) -> N
     before=slots, age=st.sampled_from([0, 0, -1, 1]), larger=st.sampled_from([0, 0, -1, 1]), consumed=st.booleans()
 )
 def test_to_take_is_what_the_rules_say(
-    memory: Memory, state: State, before: Slot, age: int, larger: int, consumed: bool
+    memory: Memory, state: State, before: RingSlot, age: int, larger: int, consumed: bool
 ) -> None:
     """Of the bytes as of the slot that they are, whatever it holds."""
     slot = replace(before, state=state, counts=replace(before.counts, consumed=3, released=3))
     memory.store(0, slot)
     generation, size = slot.generation + age, slot.size + larger
     expected = rules.take(slot, generation, size, consumed=consumed)
-    assert memory.take(0, generation, size, consumed, 0.0) == isinstance(expected, Slot)
-    assert memory.load(0) == (expected if isinstance(expected, Slot) else slot)
+    assert memory.take(0, generation, size, consumed, 0.0) == isinstance(expected, RingSlot)
+    assert memory.load(0) == (expected if isinstance(expected, RingSlot) else slot)
 
 
 def test_slots_do_not_touch() -> None:

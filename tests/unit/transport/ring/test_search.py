@@ -5,14 +5,14 @@ from __future__ import annotations
 import pytest
 
 from nvrx_slurm.transport import slots
-from nvrx_slurm.transport.slots import Slot, State
+from nvrx_slurm.transport.slots import RingSlot, State
 from tests.unit.transport.ring.slot_search import Actor, World, current, held, searched
 
 
 def world(*, writes: int, reads: int, overwrite: bool = True, peeking: int = 0) -> World:
     """Nobody has begun; so many of the two readers copy first, and take then."""
     readers = (Actor(writes=False, todo=reads, peeks=number < peeking) for number in range(2))
-    return World((Slot(), Slot()), ((0, 0), (0, 0)), (Actor(writes=True, todo=writes), *readers), overwrite)
+    return World((RingSlot(), RingSlot()), ((0, 0), (0, 0)), (Actor(writes=True, todo=writes), *readers), overwrite)
 
 
 @pytest.mark.parametrize(
@@ -62,7 +62,7 @@ def assert_all_are_counted(here: World) -> None:
     assert published == sum(count.consumed + count.dropped for count in counts) + held(here), here
 
 
-def lapses_by_time(slot: Slot, now_ns: int, *, owner_is_dead: bool) -> bool:
+def lapses_by_time(slot: RingSlot, now_ns: int, *, owner_is_dead: bool) -> bool:
     """As if a writer that has stood still could be told to stop."""
     if slot.state is State.WRITING and owner_is_dead is False and now_ns > 0:
         return True

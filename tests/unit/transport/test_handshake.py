@@ -8,12 +8,12 @@ import pytest
 
 from nvrx_slurm.transport import protocol
 from nvrx_slurm.transport.errors import PayloadCorrupt, PayloadTimeout, PeerRefused, PeerReset
-from nvrx_slurm.transport.protocol import REASONS, Link, ServerDoor, greet, pass_through, refusal
+from nvrx_slurm.transport.protocol import REASONS, PeerLink, TokenHandshake, greet, pass_through, refusal
 from tests.transport.harness import TOKEN, soon
 from tests.unit.transport.sides import OTHER_TOKEN, Side, admitted, two_ends
 
 
-def receive(link: Link, size: int) -> bytearray:
+def receive(link: PeerLink, size: int) -> bytearray:
     frame = bytearray(size)
     link.receive_into(memoryview(frame), soon())
     return frame
@@ -34,7 +34,7 @@ def test_a_client_without_the_token_is_not_admitted() -> None:
     for proof in (bytes(protocol.PROOF_BYTES), b"\xff" * protocol.PROOF_BYTES):
         with two_ends() as (client, server):
             side = Side(lambda server=server: admitted(server))
-            client.send(protocol.Hello(protocol.VERSION, bytes(protocol.NONCE_BYTES)).pack(), None, soon())
+            client.send(protocol.ClientHello(protocol.VERSION, bytes(protocol.NONCE_BYTES)).pack(), None, soon())
             receive(client, protocol.CHALLENGE_BYTES)
             client.send(proof, None, soon())
             assert side.result() is False
@@ -55,7 +55,7 @@ def test_the_servers_proof_is_not_the_clients() -> None:
     """Whoever sends the server's own proof back to it is not admitted."""
     with two_ends() as (client, server):
         side = Side(lambda: admitted(server))
-        client.send(protocol.Hello(protocol.VERSION, bytes(protocol.NONCE_BYTES)).pack(), None, soon())
+        client.send(protocol.ClientHello(protocol.VERSION, bytes(protocol.NONCE_BYTES)).pack(), None, soon())
         challenge = protocol.Challenge.unpack(receive(client, protocol.CHALLENGE_BYTES))
         client.send(challenge.proof, None, soon())
         assert side.result() is False
@@ -71,7 +71,7 @@ def test_a_proof_that_was_overheard_is_of_no_use() -> None:
     class Tapped:
         """The client's link, with the nonce that it sends made known."""
 
-        def __init__(self, link: Link) -> None:
+        def __init__(self, link: PeerLink) -> None:
             self.link, self.hello = link, b""
 
         def send(self, frame: bytes, payload: memoryview | None, deadline: float) -> None:
@@ -100,13 +100,13 @@ def test_a_servers_challenge_that_was_overheard_is_of_no_use() -> None:
     """Whoever repeats another connection's challenge has no proof for this client's nonce."""
     with two_ends() as (client, server):
         side = Side(lambda: admitted(server))
-        client.send(protocol.Hello(protocol.VERSION, bytes(protocol.NONCE_BYTES)).pack(), None, soon())
+        client.send(protocol.ClientHello(protocol.VERSION, bytes(protocol.NONCE_BYTES)).pack(), None, soon())
         overheard = bytes(receive(client, protocol.CHALLENGE_BYTES))
         client.close()
         with pytest.raises(PeerReset):
             side.result()
 
-    def repeat(link: Link) -> None:
+    def repeat(link: PeerLink) -> None:
         receive(link, protocol.HELLO_BYTES)
         link.send(overheard, None, soon())
 
@@ -121,9 +121,9 @@ def test_a_client_of_another_version_is_told_so() -> None:
     """It hears which version the server speaks; no proof is asked for."""
     with two_ends() as (client, server):
         side = Side(lambda: admitted(server))
-        client.send(protocol.Hello(protocol.VERSION + 1, bytes(protocol.NONCE_BYTES)).pack(), None, soon())
+        client.send(protocol.ClientHello(protocol.VERSION + 1, bytes(protocol.NONCE_BYTES)).pack(), None, soon())
         challenge = protocol.Challenge.unpack(receive(client, protocol.CHALLENGE_BYTES))
-        assert (challenge.version, challenge.status) == (protocol.VERSION, protocol.Status.VERSION)
+        assert (challenge.version, challenge.status) == (protocol.VERSION, protocol.ResponseStatus.VERSION)
         assert challenge.proof == bytes(protocol.PROOF_BYTES)
         assert side.result() is False
 
@@ -131,9 +131,11 @@ def test_a_client_of_another_version_is_told_so() -> None:
 def test_a_server_of_another_version_is_refused() -> None:
     """The client says which versions met."""
 
-    def other(link: Link) -> None:
+    def other(link: PeerLink) -> None:
         receive(link, protocol.HELLO_BYTES)
-        link.send(protocol.Challenge(9, protocol.Status.VERSION, 0, bytes(32), bytes(32)).pack(), None, soon())
+        link.send(
+            protocol.Challenge(9, protocol.ResponseStatus.VERSION, 0, bytes(32), bytes(32)).pack(), None, soon()
+        )
 
     with two_ends() as (client, server):
         side = Side(lambda: other(server))
@@ -142,11 +144,13 @@ def test_a_server_of_another_version_is_refused() -> None:
         side.result()
 
 
-@pytest.mark.parametrize("status", [status for status in protocol.Status if status is not protocol.Status.OK])
-def test_a_server_that_turns_away_says_why(status: protocol.Status) -> None:
+@pytest.mark.parametrize(
+    "status", [status for status in protocol.ResponseStatus if status is not protocol.ResponseStatus.OK]
+)
+def test_a_server_that_turns_away_says_why(status: protocol.ResponseStatus) -> None:
     """Whatever it answers a hello with, but OK, is PeerRefused with its reason."""
 
-    def away(link: Link) -> None:
+    def away(link: PeerLink) -> None:
         receive(link, protocol.HELLO_BYTES)
         link.send(refusal(status), None, soon())
 
@@ -182,9 +186,9 @@ def test_each_wait_of_the_hello_is_bounded(stage: str) -> None:
                 greet(client, TOKEN, soon(0.05))
             return
         if stage == "proof":
-            client.send(protocol.Hello(protocol.VERSION, bytes(protocol.NONCE_BYTES)).pack(), None, soon())
+            client.send(protocol.ClientHello(protocol.VERSION, bytes(protocol.NONCE_BYTES)).pack(), None, soon())
         with pytest.raises(PayloadTimeout):
-            ended.enter_context(contextlib.nullcontext(pass_through(server, ServerDoor(TOKEN, 60.0), soon(0.05))))
+            ended.enter_context(contextlib.nullcontext(pass_through(server, TokenHandshake(TOKEN, 60.0), soon(0.05))))
 
 
 def test_a_very_long_eviction_fits_the_frame() -> None:

@@ -41,7 +41,7 @@ from nvrx_slurm.journal.records import (
 )
 from nvrx_slurm.store.keys import Keys
 from nvrx_slurm.store.redis_client import Look, async_client
-from nvrx_slurm.store.retry import IN_MEMORY, Cause, GiveUp, Retry, StoreRetry
+from nvrx_slurm.store.retry import IN_MEMORY, Cause, GiveUp, StoreRetry
 from nvrx_slurm.store.sealing import RefusedRecords, field_m, open_order, order_place, seal_heartbeat, seal_order
 from nvrx_slurm.util.clock import Clock
 from nvrx_slurm.util.job_key import JobKey
@@ -50,7 +50,7 @@ from nvrx_slurm.util.log import get_logger
 log = get_logger("store")
 
 BLOCK_MS = 2000
-"""How long one blocking read waits at most: short, so that whoever waits can say so and see a shutdown."""
+"""How long one blocking read waits at most: short, so that a waiting agent can report it, and see a shutdown."""
 
 CONNECT_S = 3.0
 
@@ -329,25 +329,23 @@ class Store:
                     retry = StoreRetry(self._where, self._patience_s, embedded=self._embedded, began=began)
                 if self._hurried_at is not None:
                     retry.hurry(self._patience_s, self._hurried_at)
-                await self._retry(retry.failed(error, self._clock.monotonic()), error)
+                decision = retry.failed(error, self._clock.monotonic())
+                if isinstance(decision, GiveUp):
+                    if decision.cause is Cause.COMMAND:
+                        raise error
+                    raise decision.unreachable() from None
+                if decision.warning:
+                    log.warning("%s", decision.warning)
+                if decision.reconfigure:
+                    with contextlib.suppress(failures.RedisError, OSError):  # the next answer says how the server is
+                        await self._redis.config_set(*IN_MEMORY[2:])
+                if decision.reconnect:
+                    await self._redis.aclose()  # the next command opens a connection
+                await asyncio.sleep(decision.pause_s)
             else:
                 if retry is not None and (message := retry.answered(self._clock.monotonic())):
                     log.info("%s", message)
                 return answer
-
-    async def _retry(self, decision: Retry | GiveUp, error: Exception) -> None:
-        if isinstance(decision, GiveUp):
-            if decision.cause is Cause.COMMAND:
-                raise error
-            raise decision.unreachable() from None
-        if decision.warning:
-            log.warning("%s", decision.warning)
-        if decision.reconfigure:
-            with contextlib.suppress(failures.RedisError, OSError):  # the next answer says how the server is
-                await self._redis.config_set(*IN_MEMORY[2:])
-        if decision.reconnect:
-            await self._redis.aclose()  # the next command opens a connection
-        await asyncio.sleep(decision.pause_s)
 
 
 @cache

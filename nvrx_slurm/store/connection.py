@@ -239,7 +239,15 @@ class RetryingRedis:
             deadline = min(due + answer_s, max(due, until) + LATE_S)
             try:
                 replies = self._exchange(commands, deadline)
-                refusal = next((each for each in replies if self._is_refusal(each)), None)
+                refusal = next(
+                    (
+                        each
+                        for each in replies
+                        if isinstance(each, hiredis.ReplyError)
+                        and not (self._expected and self._expected in str(each))
+                    ),
+                    None,
+                )
                 if refusal is not None:
                     raise refusal
             except AccessRefused as error:
@@ -269,9 +277,6 @@ class RetryingRedis:
         self._closed.set()
         for connection in list(self._busy):
             connection.cut()
-
-    def _is_refusal(self, reply: object) -> bool:
-        return isinstance(reply, hiredis.ReplyError) and not (self._expected and self._expected in str(reply))
 
     def _wait(self, decision: Retry | GiveUp, until: float) -> None:
         if isinstance(decision, GiveUp):

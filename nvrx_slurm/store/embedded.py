@@ -90,7 +90,7 @@ class EmbeddedStore:
             except StoreUnreachable as error:
                 if not fresh or "bind" not in str(error).lower():
                     raise
-                self.port = 0  # somebody was faster: try another
+                self.port = 0  # another process was faster: try another port
             except OSError as error:  # a TimeoutError too
                 said = str(error) or f"it did not answer in {READY_S:.0f} s"
                 raise StoreUnreachable(f"the embedded store cannot be started: {said}") from error
@@ -160,7 +160,7 @@ class EmbeddedStore:
 
     async def _log_rest(self, stdout: asyncio.StreamReader, lines: list[bytes]) -> None:
         with os.fdopen(open_log(self._folder / "server.log"), "ab", buffering=0) as log:
-            while lines:  # to the end, whatever the disk says: a server whose pipe is full stands still
+            while lines:  # to the end, also where the disk is full: a server whose pipe is full stops
                 with contextlib.suppress(OSError):
                     log.write(b"".join(lines))
                 lines = [line] if (line := await stdout.readline()) else []

@@ -129,7 +129,7 @@ _HOME = {
 
 
 def __getattr__(name: str) -> object:
-    """Imported when first used: whoever only looks a ref up need not load the rest."""
+    """Import a name when it is first used: to look up a ref does not load rings and servers."""
     if name not in _HOME:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
     value = getattr(importlib.import_module(f"{__name__}.{_HOME[name]}"), name)

@@ -44,8 +44,8 @@ class PayloadClient:
     (default: the job's, under our agent; `PayloadServer.token` elsewhere); on its own node a client needs none.
     `connections_per_port`: at most; a connection is kept for `keep_s` seconds of idleness at most, and for less where
     its server says so. `most_bytes`: a ref of more is refused before anything is allocated. `concurrency`: how many
-    payloads of a batch are read at a time. `allow_pickle`: also take what only pickle can make an object of; whoever
-    can write into the ring then runs code here.
+    payloads of a batch are read at a time. `allow_pickle`: also unpickle payloads. Every process that
+    can write into the ring can then run code here.
 
     Any number of threads may read at once. After a fork, parent and child each go on with connections of their own.
     Raises UsageError for arguments that cannot be, PeerRefused where a transport's library is not installed.
@@ -89,10 +89,10 @@ class PayloadClient:
     ) -> Any:
         """The object that `ref` names; its slot is free then, or with `keep` ready for another reader.
 
-        `deadline`: seconds from now, for everything: it returns or raises by then, whatever the peer does. `into`:
-        the bytes go there, and arrays lie on top of it; after an error it may hold a part of them.
+        `deadline`: seconds from now, for everything: it returns or raises by then, even where the peer is silent.
+        `into`: the bytes go there, and arrays lie on top of it; after an error it may hold a part of them.
 
-        Raises StaleSlotError where nobody can have it any more; PayloadTimeout at the deadline; and after all
+        Raises StaleSlotError where the payload is gone; PayloadTimeout at the deadline; and after all
         attempts have failed PeerReset, PayloadTruncated, PayloadCorrupt or PeerRefused, as the last one did.
         """
         buffer = None if into is None else arguments.buffer("into", into)
@@ -198,7 +198,9 @@ class AsyncPayloadClient:
                 return await asyncio.shield(reading)
             except asyncio.CancelledError:
                 abort.abort()
-                reading.add_done_callback(asyncio.Future.exception)  # asyncio logs what nobody has looked at
+                reading.add_done_callback(
+                    asyncio.Future.exception
+                )  # asyncio logs an exception that was never retrieved
                 await asyncio.wait([reading], timeout=END_S)  # its thread tells this loop, which must be there
                 raise
 
@@ -235,8 +237,7 @@ class Fetched(dict[PayloadRef, Any]):
 
 
 class PayloadsMissing(TransportError):
-    """Not all of a batch came. `fetched` has what did: nobody else can have that any more; `fetched.missing` the
-    rest."""
+    """Not all of a batch came. `fetched` has what did, which is consumed; `fetched.missing` has the rest."""
 
     def __init__(self, message: str, *, fetched: Fetched) -> None:
         super().__init__(message)
@@ -300,7 +301,7 @@ class _Round:
         }
 
     def run(self, abort: ReadCancellation, crew: ThreadPool, concurrency: int) -> None:
-        """Until all have ended, or the deadline has passed; whoever leaves earlier by an exception ends them all."""
+        """Until all have ended, or the deadline has passed. An exception in this thread cancels them all."""
         ends = [ReadCancellation(within=abort) for _ in range(min(concurrency, len(self._left)))]
         running: list[Future[None]] = []
         try:

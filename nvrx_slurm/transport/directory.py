@@ -45,7 +45,7 @@ log = get_logger("transport")
 TOPIC = "payloads"
 KEPT_RECORDS = 1 << 16
 KEEP_S = 86400
-"""Long enough for a consumer that saves its checkpoint for hours meanwhile; a site's store is not ours to fill."""
+"""Long enough for a consumer that saves its checkpoint for hours meanwhile; a site's store has other users."""
 
 SLICE_S = 1.0
 """How long one read waits at the server: so soon `close` is seen."""
@@ -86,7 +86,7 @@ class Directory:
     def publish(self, ref: PayloadRef, topic: str = TOPIC) -> Published:
         """Put a ref there, for all. A consumer gets it once, even where the store was restarted meanwhile.
 
-        Raises TransportError for a ref that nobody could read.
+        Raises TransportError for a ref that no reader would take.
         """
         key, ref = self._stream(topic), arguments.payload_ref(ref)
         who = self._producer
@@ -155,7 +155,7 @@ class Directory:
         return self._keys + checked_topic(topic)
 
     def _newest(self, key: str) -> str:
-        """The id of the newest record; the topic lives on, since somebody asks for it."""
+        """The id of the newest record; renews the topic, since a consumer asks for it."""
         newest, _ = self._ask(["XREVRANGE", key, "+", "-", "COUNT", 1], ["EXPIRE", key, KEEP_S])
         return newest[0][0].decode() if newest else START
 
@@ -338,7 +338,7 @@ class Published(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     id: str = ""
 
     def is_outlived_by(self, other: Published) -> bool:
-        """Whether `other` comes from a later life of the same replica: then nobody is left who would serve this."""
+        """Whether `other` comes from a later life of the same replica: then the server of this one is gone."""
         same = self.replica == other.replica and bool(self.replica)
         return same and (self.generation, self.cycle) < (other.generation, other.cycle)
 
@@ -370,7 +370,7 @@ def pack(published: Published) -> bytes:
 
 
 def unpack(data: bytes, identity: str) -> Published:
-    """Raises TransportError for what is no record, or one of a version that is not ours."""
+    """Raises TransportError for what is no record, or one of a later version."""
     if len(data) > LONGEST_RECORD_BYTES:
         raise TransportError(f"this record has {len(data)} bytes; none is longer than {LONGEST_RECORD_BYTES}")
     try:

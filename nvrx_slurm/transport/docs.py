@@ -1,4 +1,4 @@
-"""Draws the life of a slot in docs/transport.md anew: `python -m nvrx_slurm.transport.docs docs/transport.md`."""
+"""Draws the life of a slot in docs/transport.md: `python -m nvrx_slurm.transport.docs docs/transport.md`."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 from nvrx_slurm.transport import slots
-from nvrx_slurm.transport.slots import NOBODY, Refusal, RingSlot, SlotOwner, State
+from nvrx_slurm.transport.slots import NO_OWNER, Refusal, RingSlot, SlotOwner, State
 from nvrx_slurm.util import pages
 
 COMMAND = "python -m nvrx_slurm.transport.docs docs/transport.md"
@@ -30,7 +30,7 @@ def diagram() -> str:
     """What each step makes of a slot in each state: found by taking all of them."""
     lines = ["stateDiagram-v2", f"    [*] --> {State.FREE.name}"]
     for state in State:
-        owner = _OWNER if state in (State.WRITING, State.READING) else NOBODY
+        owner = _OWNER if state in (State.WRITING, State.READING) else NO_OWNER
         for name, step in _STEPS.items():
             after = step(RingSlot(state, 1, owner))
             if isinstance(after, RingSlot):

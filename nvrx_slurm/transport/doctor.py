@@ -71,7 +71,7 @@ class TransportCheck(NamedTuple):
 
 
 def examine() -> list[TransportCheck]:
-    """All of them, within a minute. Removes the rings of dead processes, as whoever makes a ring does."""
+    """All of them, within a minute. Removes the rings of dead processes, as `SharedRing.create` does."""
     return [finding for check in CHECKS for finding in check()]
 
 
@@ -102,7 +102,7 @@ def room_for_rings(size: int, free: int) -> TransportCheck:
 
 
 def _rings() -> Iterator[TransportCheck]:
-    """Those of dead processes go, as with every ring that is made; the others are somebody's."""
+    """Removes those of dead processes; counts the others by user."""
     from nvrx_slurm.transport.ring.segment import SHM, sweep
 
     swept = sweep()
@@ -219,7 +219,12 @@ def _ucxx() -> Iterator[TransportCheck]:
             used = (each for each in resources if not each.startswith(WITHIN_A_NODE))
             seen = f"{in_words(pace)}; {', '.join((*pace.versions, *used))}"
             yield TransportCheck("ucxx", Level.OK, seen)
-    yield rdma(_rdma_devices(), resources, resource.getrlimit(resource.RLIMIT_MEMLOCK)[0])
+    # `mlx5_0`, … of this node, as the kernel names them.
+    yield rdma(
+        sorted(path.name for path in RDMA_DEVICES.iterdir()) if RDMA_DEVICES.is_dir() else [],
+        resources,
+        resource.getrlimit(resource.RLIMIT_MEMLOCK)[0],
+    )
 
 
 def rdma(devices: list[str], resources: tuple[str, ...], memlock: int) -> TransportCheck:
@@ -234,11 +239,6 @@ def rdma(devices: list[str], resources: tuple[str, ...], memlock: int) -> Transp
     if memlock != resource.RLIM_INFINITY:
         return TransportCheck("RDMA", Level.WARN, f"{seen}, but at most {memlock} bytes may be locked", _LOCK_MORE)
     return TransportCheck("RDMA", Level.OK, f"{seen}: {', '.join(used)}")
-
-
-def _rdma_devices() -> list[str]:
-    """`mlx5_0`, … of this node, as the kernel names them."""
-    return sorted(path.name for path in RDMA_DEVICES.iterdir()) if RDMA_DEVICES.is_dir() else []
 
 
 def _nixl() -> Iterator[TransportCheck]:

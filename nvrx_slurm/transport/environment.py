@@ -1,4 +1,4 @@
-"""What our agent has told this process: its node, and the job's store and key.
+"""What the agent has set for this process: its node, and the job's store and key.
 
 The one module of the transport that reads the environment. Without an agent the token is what the caller names.
 """
@@ -49,7 +49,7 @@ def default_host() -> str:
 
 
 class Producer(NamedTuple):
-    """Who publishes: which life of which replica, and on which node. Without an agent it is nobody's replica."""
+    """Who publishes: which life of which replica, and on which node. Without an agent `replica` is empty."""
 
     replica: str
     node: str

@@ -1,13 +1,13 @@
-"""What a read or a write of payloads raises, in one tree. Each tells its ref, the attempts made, and what each took.
+"""What a read or a write of payloads raises, in one tree. Each has its ref and the attempts made.
 
 TransportError            (an NvrxError)
 ├── StaleSlotError        the slot has another payload by now, or this one was consumed, or its ring is gone:
-│                         nobody can have it any more, so this is never tried again
+│                         it is gone for every reader, so this is never tried again
 ├── PeerReset             the connection broke, or none could be made
 ├── PayloadTruncated      the peer closed it in the middle of an answer, or a message was longer than told
 ├── PayloadTimeout        the deadline has passed
 ├── PayloadCorrupt        wrong checksum, wrong size, or an answer that is none of the protocol's
-├── PeerRefused           it has another token or speaks another version; nothing was read
+├── PeerRefused           it has another token or another version; nothing was read
 ├── RingFull              no slot is free, and none may be overwritten
 └── RingError             a ring that cannot be made, attached to, or used
     └── ForeignRing       a file has its name, but other users own it or can write it: it is not opened as a ring
@@ -46,7 +46,7 @@ class TransportError(NvrxError):
 
     @property
     def said(self) -> str:
-        """The message without the attempts."""
+        """The message without the attempts. (Errors of this tree are shown with them.)"""
         return super().__str__()
 
     def of(self, ref: PayloadRef) -> TransportError:
@@ -72,7 +72,7 @@ def _again(
 
 
 class StaleSlotError(TransportError):
-    """What the ref names is not there any more, for anybody; it is never asked for again."""
+    """What the ref names is gone for every reader; it is never asked for again."""
 
 
 class PeerReset(TransportError):
@@ -92,7 +92,7 @@ class PayloadCorrupt(TransportError):
 
 
 class PeerRefused(TransportError):
-    """The peer has another token, or speaks another version of the protocol, or has no place left."""
+    """The peer has another token, or another version of the protocol, or has no place left."""
 
 
 class RingFull(TransportError):

@@ -74,19 +74,21 @@ class ClientOptions:
 
 
 class ReadCancellation:
-    """Ends a read from another thread: whoever waits in it, for a peer or for the next attempt, is woken.
+    """Cancels a read from another thread, whether it waits for a peer or for the next attempt.
 
-    `within`: an abort of that one is one of this one too.
+    `within`: an abort of that one aborts this one too.
     """
 
     def __init__(self, within: ReadCancellation | None = None) -> None:
         self.is_set = False
-        self._guard = threading.Lock()  # or it could cut a link that another read has by then
+        # Without the lock, `abort` could cut a link that another read uses by then.
+        self._guard = threading.Lock()
         self._wake: SignalSafeEvent | None = None
         self._link: Cuttable | None = None
         self._parts: list[ReadCancellation] = []
         if within is not None:
-            within._parts.append(self)  # first: an abort just now comes to it one way or the other
+            # Registered before `is_set` is read: an abort in between reaches this one by one way or the other.
+            within._parts.append(self)
             self.is_set = self.is_set or within.is_set
 
     def abort(self) -> None:
@@ -100,28 +102,29 @@ class ReadCancellation:
             part.abort()
 
     def watch(self, link: Cuttable | None) -> None:
-        """What an abort is to cut from now on."""
+        """Cut this link on an abort, from now on."""
         with self._guard:
             self._link = link
         if link is not None and self.is_set:
             link.cut()
 
     def pause(self, until: float) -> None:
+        # The event is stored before `is_set` is read: an abort in between wakes the wait.
         self._wake = SignalSafeEvent()
         if not self.is_set:
             self._wake.wait(max(0.0, until - time.monotonic()))
 
 
 class _Got(NamedTuple):
-    """A payload, or what is wrong with one that came as it was written."""
+    """A decoded payload, or why bytes that arrived intact cannot be decoded."""
 
     object: object
     error: TransportError | None = None
 
 
 class Fetcher:
-    """What the reads of one client share: connections, attached rings, and how well each port is. Any thread may
-    read.
+    """What the reads of one client share: connections, attached rings, the health of each port. For any number of
+    threads.
 
     Raises UsageError and PeerRefused as `PayloadClient` says.
     """
@@ -136,7 +139,7 @@ class Fetcher:
         self._is_local_first = options.transports[0] == "shm"
         self._guard = threading.Lock()
         self._health: dict[str, PortHealth] = {}
-        self._turns = itertools.count(random.randrange(1 << 16))  # not all clients begin with the same port
+        self._turns = itertools.count(random.randrange(1 << 16))  # clients begin with different ports
         self._pool = self._new_pool()
         _fetchers.add(self)
 
@@ -157,11 +160,7 @@ class Fetcher:
             here = self._read_here(ref, deadline, buffer, abort, keep=keep)
             if here is not _NOT_READ:
                 return here
-        return self._read_by_plan(ref, deadline, abort or ReadCancellation(), buffer, keep=keep)
-
-    def _read_by_plan(
-        self, ref: PayloadRef, deadline: float, abort: ReadCancellation, buffer: memoryview, *, keep: bool
-    ) -> object:
+        abort = abort or ReadCancellation()
         plan = ReadPlan(self._tiers(ref), ref.size, deadline, self._options.limits)
         attempts: list[Attempt] = []
         fault: TransportError | None = None
@@ -180,10 +179,12 @@ class Fetcher:
                 outcome, said = AttemptOutcome.BUSY, error.said
             except TransportError as error:
                 outcome, said, fault = AttemptOutcome.FAULT, error.said, error
-                if not abort.is_set:  # else it was cut on this side
-                    self._had_fault(step.port, error, is_deadline=step.until >= deadline, began=began)
+                if not abort.is_set:  # else this side has cut it
+                    self._had_fault(step, error, is_deadline=step.until >= deadline, began=began)
             else:
-                self._is_well(step.port)
+                if step.port in self._health:  # one success ends a quarantine
+                    with self._guard:
+                        self._health.pop(step.port, None)
                 if isinstance(got, _Got):
                     if got.error is not None:
                         raise _again(got.error, ref, attempts)
@@ -194,6 +195,18 @@ class Fetcher:
             plan.ended(step.port, outcome, now=now)
         raise self._ended(ref, attempts)
 
+    def _had_fault(self, step: Try, error: TransportError, *, is_deadline: bool, began: float) -> None:
+        now = time.monotonic()
+        # A port that had less time than `answer_s` because the read's deadline was near is not known to be sick.
+        is_hurried = is_deadline and now - began < self._options.limits.answer_s and isinstance(error, PayloadTimeout)
+        with self._guard:
+            health = self._health.get(step.port, WELL)
+            self._health[step.port] = (
+                hurried(health, now=now) if is_hurried else failed(health, now=now, dice=random.random())
+            )
+            if len(self._health) > MOST_SICK:  # ports of nodes that are gone for good
+                self._health.pop(next(iter(self._health)))
+
     def _ended(self, ref: PayloadRef, attempts: Sequence[Attempt]) -> TransportError:
         why = "the client was closed" if self._pool.is_closed else "it was cancelled"
         return PeerReset(f"{ref} was not read: {why}", ref=ref, attempts=attempts)
@@ -201,53 +214,43 @@ class Fetcher:
     def _read_here(
         self, ref: PayloadRef, deadline: float, buffer: memoryview, abort: ReadCancellation | None, *, keep: bool
     ) -> object:
-        """The usual case where the ring is on this node: straight from it, without a plan, a connection and frames.
-        `_NOT_READ` where anything stands in the way; then all of these see to it."""
+        """The fast path where the ring is on this node: no plan, no connection, no frames. `_NOT_READ` where anything
+        goes wrong; then the full path finds out what."""
         ring = self._rings.attached(ref.ring)
         if ring is None:
             return _NOT_READ
         try:
-            # A claim before a small copy, and its end, would take longer than the copy. But nothing may run of what
-            # may be of two payloads.
+            # To claim the slot and to release it takes longer than a small copy. So the copy comes first, and `take`
+            # tells afterwards whether a writer had the slot meanwhile. Not with pickles: a mix of two payloads must
+            # never be unpickled.
             if ref.size <= PIECE_BYTES and not self._options.allow_pickle and ring.peek(ref, buffer):
                 if ref.checksum and checksum(buffer) != int(ref.checksum, 16):
-                    return _NOT_READ  # overwritten while it was copied, or corrupt: the slower way finds out
-                got = payloads.decode(ref.schema, buffer)
+                    return _NOT_READ  # overwritten while it was copied, or corrupt: the full path finds out
+                value = payloads.decode(ref.schema, buffer)
                 if ring.take(ref, consume=not (keep or (abort is not None and abort.is_set))):
-                    return got
+                    return value
             claim = ring.claim(ref.slot, ref.generation)
             if not isinstance(claim, Claim):
                 return _NOT_READ
-            return self._read_claimed(claim, ref, deadline, buffer, abort, keep=keep)
+            try:
+                is_read = claim.size == ref.size
+                if is_read:
+                    digest = xxhash.xxh3_64() if ref.checksum else None
+                    claim.copy_into(buffer, seen=digest and digest.update)
+                    is_read = digest is None or digest.intdigest() == int(ref.checksum, 16)
+                if is_read:
+                    if self._options.allow_pickle and not claim.is_ours():
+                        return _NOT_READ  # a mix of two payloads must never be unpickled
+                    got = self._decoded(ref, buffer)
+                    is_read = got.error is None
+            except BaseException:
+                claim.drop()
+                raise
+            keep = keep or (abort is not None and abort.is_set)
+            # `finish` comes last: only its True says that no writer had the slot while it was read.
+            return got.object if claim.finish(is_read and not keep, deadline) and is_read else _NOT_READ
         except TransportError:  # the ring was closed, a stopped process has the slot's lock, or it cannot be decoded
             return _NOT_READ
-
-    def _read_claimed(
-        self,
-        claim: Claim,
-        ref: PayloadRef,
-        deadline: float,
-        buffer: memoryview,
-        abort: ReadCancellation | None,
-        *,
-        keep: bool,
-    ) -> object:
-        try:
-            is_read = claim.size == ref.size
-            if is_read:
-                digest = xxhash.xxh3_64() if ref.checksum else None
-                claim.copy_into(buffer, seen=digest and digest.update)
-                is_read = digest is None or digest.intdigest() == int(ref.checksum, 16)
-            if is_read:
-                if self._options.allow_pickle and not claim.is_ours():
-                    return _NOT_READ  # nothing runs of what may be of two payloads
-                got = self._decoded(ref, buffer)
-                is_read = got.error is None
-        except BaseException:
-            claim.drop()
-            raise
-        keep = keep or (abort is not None and abort.is_set)
-        return got.object if claim.finish(is_read and not keep, deadline) and is_read else _NOT_READ
 
     def close(self) -> None:
         """Reads that are under way fail at once."""
@@ -255,7 +258,7 @@ class Fetcher:
         self._rings.close()
 
     def drop(self) -> None:
-        """In a forked child: nothing of the parent's connections is ours."""
+        """In a forked child: the connections belong to the parent."""
         self._pool.drop()
         self._guard = threading.Lock()
         self._pool = self._new_pool()
@@ -270,40 +273,38 @@ class Fetcher:
     def _attempt(
         self, step: Try, ref: PayloadRef, buffer: memoryview, abort: ReadCancellation, *, keep: bool
     ) -> _Got | protocol.ResponseStatus:
-        """At one port. A connection that had died while it was idle says nothing of the port: a new one is made."""
+        """One attempt at one port. Where an idle connection turns out to be dead, it is made again on a new one."""
         while True:
             with self._pool.connection(step.port, step.answer_by, abort.watch) as connection:
                 try:
-                    return self._read_over(connection, step, ref, buffer, abort, keep=keep)
+                    link, until = connection.link, step.until
+                    connection.prove(step.answer_by)
+                    self._settle(connection, ref.ring, step.answer_by)
+                    answer = request(link, ref, budget_s=until - time.monotonic(), deadline=step.answer_by)
+                    if answer.status is not protocol.ResponseStatus.OK and answer.status not in _OUTCOMES:
+                        raise PeerRefused(REASONS.get(answer.status, f"it answers {answer.status.name}"))
+                    connection.was_heard()
+                    if answer.status is not protocol.ResponseStatus.OK:
+                        return answer.status
+                    receive(link, ref, answer, buffer, until)
+                    got = self._decoded(ref, buffer)
+                    # The payload has arrived, so a lost Ack is no failure: it is sent again with the next read. But
+                    # without a checksum (shm), the Ack's success alone tells that these are the right bytes.
+                    verdict = _verdict(keep=keep, bad=got.error is not None or abort.is_set)
+                    try:
+                        acknowledge(connection.link, ref, verdict, until)
+                    except TransportError:
+                        if not connection.link.needs_checksum and verdict is not protocol.AckVerdict.BAD:
+                            raise
+                        connection.is_broken = True
+                    if verdict is protocol.AckVerdict.TAKEN and connection.link.needs_checksum:
+                        connection.has_taken(ref)
+                    return got
                 except (PeerReset, PayloadTruncated):
                     if not connection.is_reused or connection.has_heard or abort.is_set:
                         raise
                     connection.is_broken = True
             self._pool.discard_idle(step.port)
-
-    def _read_over(
-        self,
-        connection: PooledConnection,
-        step: Try,
-        ref: PayloadRef,
-        buffer: memoryview,
-        abort: ReadCancellation,
-        *,
-        keep: bool,
-    ) -> _Got | protocol.ResponseStatus:
-        link, until = connection.link, step.until
-        connection.prove(step.answer_by)
-        self._settle(connection, ref.ring, step.answer_by)
-        answer = request(link, ref, budget_s=until - time.monotonic(), deadline=step.answer_by)
-        if answer.status is not protocol.ResponseStatus.OK and answer.status not in _OUTCOMES:
-            raise PeerRefused(REASONS.get(answer.status, f"it answers {answer.status.name}"))
-        connection.was_heard()
-        if answer.status is not protocol.ResponseStatus.OK:
-            return answer.status
-        receive(link, ref, answer, buffer, until)
-        got = self._decoded(ref, buffer)
-        self._acknowledge(connection, ref, until, _verdict(keep=keep, bad=got.error is not None or abort.is_set))
-        return got
 
     def _decoded(self, ref: PayloadRef, buffer: memoryview) -> _Got:
         try:
@@ -311,25 +312,11 @@ class Fetcher:
         except TransportError as error:
             return _Got(None, error)
 
-    def _acknowledge(
-        self, connection: PooledConnection, ref: PayloadRef, until: float, verdict: protocol.AckVerdict
-    ) -> None:
-        """The payload is here, whatever becomes of this word; if it may be lost, it is said again with the next read.
-        Only without a checksum does the word itself tell whether these were the right bytes."""
-        try:
-            acknowledge(connection.link, ref, verdict, until)
-        except TransportError:
-            if not connection.link.needs_checksum and verdict is not protocol.AckVerdict.BAD:
-                raise
-            connection.is_broken = True
-        if verdict is protocol.AckVerdict.TAKEN and connection.link.needs_checksum:
-            connection.has_taken(ref)
-
     def _settle(self, connection: PooledConnection, ring: str, until: float) -> None:
         unconfirmed_acks = self._pool.unconfirmed_acks(ring)
         if not unconfirmed_acks:
             return
-        busy = []  # whatever has it now may be the read that ended here: to be asked again
+        busy = []  # the server may still be ending the very read whose Ack was lost: ask again later
         try:
             while unconfirmed_acks:
                 status = settle(
@@ -342,25 +329,8 @@ class Fetcher:
         finally:
             self._pool.keep_unconfirmed((*unconfirmed_acks, *busy))
 
-    def _had_fault(self, port: str, error: TransportError, *, is_deadline: bool, began: float) -> None:
-        """Quarantine it; for a moment only, where it was not given the time that any port is."""
-        now = time.monotonic()
-        is_hurried = is_deadline and now - began < self._options.limits.answer_s and isinstance(error, PayloadTimeout)
-        with self._guard:
-            health = self._health.get(port, WELL)
-            self._health[port] = (
-                hurried(health, now=now) if is_hurried else failed(health, now=now, dice=random.random())
-            )
-            if len(self._health) > MOST_SICK:  # ports of nodes that are gone for good
-                self._health.pop(next(iter(self._health)))
-
-    def _is_well(self, port: str) -> None:
-        if port in self._health:
-            with self._guard:
-                self._health.pop(port, None)
-
     def _tiers(self, ref: PayloadRef) -> list[list[str]]:
-        """The ref's ports by transport, in the order of preference."""
+        """The ref's ports by transport, the preferred one first."""
         tiers = []
         for scheme in self._options.transports:
             if scheme == "shm":
@@ -380,7 +350,7 @@ class Fetcher:
         return tiers
 
     def _buffer(self, ref: PayloadRef, into: memoryview | None) -> memoryview:
-        """Nothing is allocated for a ref that asks for too much."""
+        # Checked before anything is allocated: a ref may be forged.
         if ref.size > self._options.most_bytes:
             raise TransportError(
                 f"{ref} is larger than most_bytes={self._options.most_bytes} of this client", ref=ref

@@ -1,7 +1,7 @@
-"""Connections that a client keeps: bounded for each port, used by one read at a time, and replaced before they go
-bad.
+"""The connections of a client: bounded for each port, used by one read at a time, and replaced before the server
+evicts them.
 
-Under the lock it only decides; connecting, greeting and closing come after.
+Under the lock the pool only decides. To connect, to shake hands and to close takes time, and comes after.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ MOST_UNCONFIRMED = 256
 
 
 class Cuttable(Protocol):
-    """What another thread may end: a link, or the wait for one."""
+    """What another thread may cut: a link, or the wait for one."""
 
     def cut(self) -> None: ...
 
@@ -34,7 +34,7 @@ Watch = Callable[[Cuttable | None], object]
 
 
 class AllInUse(PayloadTimeout):
-    """Other reads had all connections to the port: that is no fault of it."""
+    """Other reads use all connections to the port. It is no fault of the port."""
 
 
 class UnconfirmedAck(NamedTuple):
@@ -46,8 +46,8 @@ class UnconfirmedAck(NamedTuple):
 
 
 class PooledConnection:
-    """A link that has greeted its server. `is_reused`: it was idle before this use; `is_broken`: it is not to be used
-    again; `doubt`: what was taken over it, and is not known to have been heard."""
+    """A link after its handshake. `is_reused`: it was idle before this use; `is_broken`: it is not to be used
+    again; `unconfirmed`: the last Ack over it, while the server has not shown that it arrived."""
 
     def __init__(self, place: _Place, link: PeerLink, proof: bytes | None, keep_s: float) -> None:
         self.place, self.link = place, link
@@ -80,8 +80,8 @@ class PooledConnection:
 
 
 class _Place:
-    """For one connection to `address`, which has it from before it is made. It is free again when the object is gone:
-    a handler of a signal may raise anywhere."""
+    """The right to one connection to `address`, reserved before the connection is made. It ends with the object,
+    since a signal handler may raise anywhere."""
 
     __slots__ = ("__weakref__", "address")
 
@@ -90,7 +90,7 @@ class _Place:
 
 
 class _Port:
-    """What there is to one address: `places` that are taken, and of their connections the `idle` ones, which rest."""
+    """The `places` to one address that are taken, and the `idle` ones among their connections."""
 
     __slots__ = ("idle", "places", "waiting")
 
@@ -100,12 +100,12 @@ class _Port:
         self.waiting: deque[threading.Lock] = deque()
 
     def tell(self) -> None:
-        """A place is free, or a connection: the one that has waited longest looks."""
+        """A place or a connection is free: wake the thread that has waited longest."""
         if self.waiting:
             self.waiting.popleft().release()
 
     def leave(self, turn: threading.Lock) -> None:
-        """It waits no more, and will not look: what it may have been told is for the next."""
+        # If it is not queued, it was woken already: that wake-up must go to the next thread, or it would be lost.
         if turn in self.waiting:
             self.waiting.remove(turn)
         else:
@@ -131,13 +131,14 @@ class Pool:
         self._per_port, self._keep_s = per_port, keep_s
         self._guard = threading.Lock()
         self._ports: dict[str, _Port] = {}
-        self._busy: weakref.WeakSet[PeerLink] = weakref.WeakSet()  # those that are still greeting, too
+        self._busy: weakref.WeakSet[PeerLink] = weakref.WeakSet()  # in a handshake, too
         self._unconfirmed: deque[UnconfirmedAck] = deque(maxlen=MOST_UNCONFIRMED)
         self.is_closed = False
 
     def connection(self, address: str, deadline: float, watch: Watch) -> Use:
-        """One to `address`, for one read: a context. Whoever leaves with an exception has broken it. `watch` gets its
-        link while it is used, from before the greeting on, and None at the end. Raises what links raise."""
+        """A context with one connection to `address`, for one read. An exception in the block breaks the connection.
+        `watch` gets its link while it is used, from before the handshake on, and None at the end. Raises what links
+        raise."""
         return Use(self, address, deadline, watch)
 
     def count(self, address: str) -> int:
@@ -146,7 +147,7 @@ class Pool:
         return 0 if port is None else len(port.places)
 
     def discard_idle(self, address: str) -> None:
-        """One of them was dead: do not try the others."""
+        """One of them was dead, so the others are too."""
         with self._guard:
             port = self._ports.get(address)
             idle = [] if port is None else self._without_idle(port)
@@ -168,7 +169,7 @@ class Pool:
             self._unconfirmed.extend(unconfirmed_acks)
 
     def cut(self) -> None:
-        """Whoever reads fails at once; nothing is taken from the pool any more."""
+        """Reads that are under way fail at once, and later ones too."""
         with self._guard:
             self.is_closed = True
             busy = list(self._busy)
@@ -179,7 +180,7 @@ class Pool:
         _end(idle)
 
     def drop(self) -> None:
-        """In a forked child: the parent's connections are not ours, and a lock may have been somebody's."""
+        """In a forked child: the connections belong to the parent, and a thread of the parent may hold a lock."""
         for link in (*self._busy, *(each.link for port in self._ports.values() for each in port.idle)):
             link.drop()
         self._guard = threading.Lock()
@@ -215,23 +216,21 @@ class Pool:
                 port.idle.append(connection)
                 port.tell()
             else:
-                self._lose(connection)
+                self._remember(connection)
+                self._free(connection.place)
         if not keep:
             connection.link.close()
 
     def _reserve(self, address: str, old: list[PooledConnection]) -> PooledConnection | _Place | None:
-        """An idle one, or a place for a new one, or None. `old` gets those that are good for nothing any more."""
+        """An idle connection, or a place for a new one, or None. `old` gets those to be closed."""
         with self._guard:
             return self._found(self._port(address), address, old)
 
     def _awaited(
         self, address: str, deadline: float, watch: Watch, old: list[PooledConnection]
     ) -> PooledConnection | _Place:
-        """The same, as soon as there is one.
-
-        Whoever waits has a lock that is taken until it is told. A condition would be left in disorder by a handler of
-        a signal that raises.
-        """
+        # Each waiting thread queues a lock that it holds, and blocks on that lock a second time; `_Port.tell`
+        # releases it. Not a Condition: a signal handler that raises would leave its list of waiters in disorder.
         waiting, turn = _Waiter(self._wake_all), threading.Lock()
         watch(waiting)
         try:
@@ -251,14 +250,14 @@ class Pool:
     ) -> PooledConnection | _Place | None:
         with self._guard:
             port = self._port(address)
-            if turn in port.waiting:  # its time was over first; it looks once more
+            if turn in port.waiting:  # its time was over before it was woken; it looks once more
                 port.waiting.remove(turn)
             if (found := self._found(port, address, old)) is None:
                 if waiting.is_cut:
                     raise PeerReset("it was cancelled")
                 if time.monotonic() >= deadline:
                     raise AllInUse(f"all {self._per_port} connections to this port were in use")
-                turn.acquire(blocking=False)  # it has it still, if it was not told
+                turn.acquire(blocking=False)  # no-op if it was not woken: it holds the lock still
                 port.waiting.append(turn)
             return found
 
@@ -297,14 +296,22 @@ class Pool:
         return None
 
     def _connect(self, place: _Place, deadline: float, watch: Watch) -> PooledConnection:
-        """In the place that is reserved; it is free again if that fails."""
+        """A new connection in a reserved place, which is free again if that fails."""
         link: PeerLink | None = None
         try:
             backend = self._backends[place.address.partition("://")[0]]
             link = backend.connect(place.address, deadline)
-            self._use(link)
+            # Added before `is_closed` is read: `cut`, which sets it, either finds the link here or is seen here.
+            with self._guard:
+                self._busy.add(link)
+                is_closed = self.is_closed
+            if is_closed:
+                link.cut()
             watch(link)
-            return self._greeted(place, link, deadline)
+            if not link.needs_checksum:  # memory of this node: file permissions decide who may read
+                return PooledConnection(place, link, None, self._keep_s)
+            welcome = greet(link, self._token, deadline)
+            return PooledConnection(place, link, welcome.proof, min(self._keep_s, welcome.eviction_s * YOUNGER))
         except BaseException:
             watch(None)
             with self._guard:
@@ -314,23 +321,6 @@ class Pool:
             if link is not None:
                 link.close()
             raise
-
-    def _use(self, link: PeerLink) -> None:
-        with self._guard:
-            self._busy.add(link)
-            is_closed = self.is_closed
-        if is_closed:
-            link.cut()
-
-    def _greeted(self, place: _Place, link: PeerLink, deadline: float) -> PooledConnection:
-        if not link.needs_checksum:  # memory of this node: the kernel has seen to it who may
-            return PooledConnection(place, link, None, self._keep_s)
-        welcome = greet(link, self._token, deadline)
-        return PooledConnection(place, link, welcome.proof, min(self._keep_s, welcome.eviction_s * YOUNGER))
-
-    def _lose(self, connection: PooledConnection) -> None:
-        self._remember(connection)
-        self._free(connection.place)
 
     def _free(self, place: _Place) -> None:
         port = self._ports[place.address]

@@ -54,15 +54,15 @@ class RequestKind(IntEnum):
     """What a request is for."""
 
     READ = 1
-    SETTLE = 2  # an Ack of ours may have been lost: the slot was TAKEN, if it still is of that generation
+    SETTLE = 2  # an earlier Ack may be lost: the slot was TAKEN, if it still has that generation
 
 
 class ResponseStatus(IntEnum):
-    """How a request, or a hello, was taken."""
+    """The result of a request or of a handshake."""
 
     OK = 0
-    BUSY = 1  # somebody else reads the slot: ask again
-    STALE = 2  # nobody can have this payload any more
+    BUSY = 1  # another reader has the slot: ask again
+    STALE = 2  # this payload is gone
     UNKNOWN_RING = 3  # this server does not serve that ring
     REFUSED = 4  # wrong proof
     VERSION = 5  # another version of the protocol
@@ -72,7 +72,7 @@ class ResponseStatus(IntEnum):
 
 
 class AckVerdict(IntEnum):
-    """What a reader says of a payload."""
+    """What became of a payload at its reader."""
 
     TAKEN = 1  # it has it: the slot is free
     KEPT = 2  # it has it, and leaves it for others
@@ -82,6 +82,7 @@ class AckVerdict(IntEnum):
 _MEMBERS: dict[type[IntEnum], dict[int, IntEnum]] = {
     kind: {member.value: member for member in kind} for kind in (RequestKind, ResponseStatus, AckVerdict)
 }
+_NOUNS: dict[type[IntEnum], str] = {RequestKind: "call", ResponseStatus: "status", AckVerdict: "verdict"}
 
 
 class ClientHello(NamedTuple):
@@ -187,7 +188,7 @@ class Ack(NamedTuple):
 def _member(kind: type[C], number: int) -> C:
     member = _MEMBERS[kind].get(number)
     if member is None:
-        raise PayloadCorrupt(f"the peer sent {kind.__name__} {number}, which does not exist")
+        raise PayloadCorrupt(f"the peer sent {_NOUNS[kind]} {number}, which does not exist")
     return member  # type: ignore[return-value]  # it is one of `kind`
 
 
@@ -197,6 +198,11 @@ Seen = Callable[[memoryview], object]
 
 class PeerLink(Protocol):
     """One connection. One thread uses it at a time; `cut` may come from any other.
+
+    Each `receive…` takes exactly one buffer that the peer has sent, of the same size. Deadlines are points of
+    `time.monotonic()`. All methods raise PeerReset (broken, or cut), PayloadTruncated (closed in the middle of
+    a message, or a longer one was sent), PayloadTimeout, and nothing else. After any of them the link can only be
+    closed, and nothing writes into the caller's buffer any more.
 
     `needs_checksum`: False where `send` of the Ack tells whether what was received is valid, since it was read in
     place: it raises PeerReset where it is not.
@@ -218,10 +224,10 @@ class PeerLink(Protocol):
         """Fill `buffer` with one payload."""
 
     def is_stale(self) -> bool:
-        """Between two uses: whether the peer has closed it, or has sent what nobody asked for. Does not wait."""
+        """Between two uses: whether the peer has closed it, or has sent unexpected bytes. Does not wait."""
 
     def cut(self) -> None:
-        """From any thread, any number of times: whoever waits in it is woken with PeerReset."""
+        """From any thread, any number of times: a thread that waits in it gets PeerReset."""
 
     def close(self) -> None:
         """Any number of times. What was sent still arrives."""
@@ -231,7 +237,7 @@ class PeerLink(Protocol):
 
 
 class ServerHandshake(Protocol):
-    """The server's side of a handshake, without I/O.
+    """The server's side of a handshake, without I/O. A `TokenHandshake` is the one of this protocol.
 
     `wants`: so many bytes must come for the next `take`; 0: it is over, and `is_passed` says how.
     """
@@ -314,7 +320,7 @@ def greet(link: PeerLink, token: bytes, deadline: float) -> Welcome:
     link.receive_into(memoryview(frame), deadline)
     challenge = Challenge.unpack(frame)
     if challenge.status is ResponseStatus.VERSION or challenge.version != VERSION:
-        raise PeerRefused(f"it speaks version {challenge.version} of the protocol, this side {VERSION}")
+        raise PeerRefused(f"it has version {challenge.version} of the protocol, this side {VERSION}")
     if challenge.status is not ResponseStatus.OK:
         raise PeerRefused(REASONS.get(challenge.status, f"it answers a hello with {challenge.status.name}"))
     if not hmac.compare_digest(challenge.proof, _proof(token, _SERVER, nonce, challenge.nonce)):
@@ -345,6 +351,8 @@ class TokenHandshake:
             return refusal(status)
         self.wants, nonce = PROOF_BYTES, secrets.token_bytes(NONCE_BYTES)
         self._expected = _proof(self._token, _CLIENT, hello.nonce, nonce)
+        # The server proves itself in the message in which it asks: a client that meets another job's server tells it
+        # nothing. The token has 256 random bits, so a recorded proof does not help to guess it.
         proof = _proof(self._token, _SERVER, hello.nonce, nonce)
         return Challenge(VERSION, ResponseStatus.OK, int(self._eviction_s * 1000), nonce, proof).pack()
 
@@ -410,12 +418,12 @@ def receive(link: PeerLink, ref: PayloadRef, answer: Response, buffer: memoryvie
 
 
 def acknowledge(link: PeerLink, ref: PayloadRef, verdict: AckVerdict, deadline: float) -> None:
-    """Say what became of the payload."""
+    """Tell the server what became of the payload."""
     link.send(Ack(verdict, ref.slot, ref.generation).pack(), None, deadline)
 
 
 def settle(link: PeerLink, ring: str, slot: int, generation: int, deadline: float) -> ResponseStatus:
-    """Say again that a payload was taken: the word of it may have been lost."""
+    """Send again that a payload was taken: the Ack may have been lost."""
     return _exchange(link, PayloadRequest(RequestKind.SETTLE, slot, 0, generation, ring), deadline).status
 
 

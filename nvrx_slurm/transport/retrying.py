@@ -1,4 +1,5 @@
-"""When to ask again, whom, and when to give up: three layers under one total deadline. Pure: no clock, no dice.
+"""When to ask again, whom, and when to give up: three layers under one total deadline. Pure: no clock, no random
+numbers.
 
     layer      repeats                                          until
     ─────────  ───────────────────────────────────────────────  ──────────────────────────────────────────
@@ -6,9 +7,8 @@
     slot       fresh calls for one ref, after a pause           `calls` of them have failed
     batch      rounds over all refs that are missing            `rounds` of them have passed
 
-A stale ref leaves all three at once. A busy slot is no fault of anybody: it is asked for again for as long as there
-is time. Each attempt is bounded too, so that a silent port does not use up the deadline; a payload gets twice the
-time with each call.
+A stale ref ends all three at once. A busy slot is no fault: it is asked for again until the deadline. Each attempt
+is bounded too, so that a silent port does not use up the deadline.
 """
 
 from __future__ import annotations
@@ -54,14 +54,14 @@ LONGEST_BUSY_PAUSE_S = 0.1
 class AttemptOutcome(StrEnum):
     """How an attempt ended, other than with the payload."""
 
-    STALE = "stale"  # nobody can have it
-    BUSY = "busy"  # somebody else reads it
+    STALE = "stale"  # the payload is gone
+    BUSY = "busy"  # another reader has it
     MOVED = "moved"  # a healthy server, but this ring is not its
     FAULT = "fault"  # the port is sick
 
 
 class Try(NamedTuple):
-    """Ask this port, and give it up at `until`; at `answer_by` where it has not answered by then."""
+    """Ask this port. Stop at `until`, or at `answer_by` where it has not answered by then."""
 
     port: str
     until: float
@@ -75,7 +75,7 @@ class Pause(NamedTuple):
 
 
 class EndRead(NamedTuple):
-    """It is over. `reason`: STALE, FAULT (the last one's error tells), or None: the deadline."""
+    """End the read. `reason`: STALE; FAULT, for which the last attempt's error is raised; None: the deadline."""
 
     reason: AttemptOutcome | None
 
@@ -84,7 +84,8 @@ Next = Try | Pause | EndRead
 
 
 class ReadPlan:
-    """One read of one ref through the layers `call` and `slot`. Feed it what happened; it says what comes next."""
+    """One read of one ref through the layers `call` and `slot`. `ended` reports an attempt, `next` returns the next
+    step."""
 
     def __init__(self, tiers: Sequence[Sequence[str]], size: int, deadline: float, limits: Limits) -> None:
         self._tiers, self._size, self._deadline, self._limits = tiers, size, deadline, limits
@@ -96,7 +97,7 @@ class ReadPlan:
         self._end: EndRead | None = None
 
     def next(self, health: Mapping[str, PortHealth], *, now: float, turn: int) -> Next:
-        """What to do now; `health` of the ports as the client knows it."""
+        """The next step. `health`: of the ports, as the client knows it."""
         if self._end is not None:
             return self._end
         if now >= self._deadline:
@@ -106,7 +107,9 @@ class ReadPlan:
         port = choose(self._tiers, health, now=now, turn=turn, tried=self._tried)
         if port is None:
             return self._end_call(health, now=now, turn=turn)
-        until = min(self._deadline, now + self._attempt_s())
+        # With each call a payload gets twice the time: the network may be slower than `bytes_per_s`.
+        payload_s = ldexp(self._size / self._limits.bytes_per_s, self._calls)
+        until = min(self._deadline, now + self._limits.answer_s + payload_s)
         return Try(port, until, min(until, now + ldexp(self._limits.answer_s, self._calls)))
 
     def ended(self, port: str, outcome: AttemptOutcome, *, now: float) -> None:
@@ -124,7 +127,7 @@ class ReadPlan:
 
     def _end_call(self, health: Mapping[str, PortHealth], *, now: float, turn: int) -> Next:
         if self._tried and self._moved == len(self._tried):
-            self._end = EndRead(AttemptOutcome.STALE)  # every port is somebody else's by now: the ring is gone
+            self._end = EndRead(AttemptOutcome.STALE)  # another server has each port by now: the ring is gone
             return self._end
         self._calls += 1
         if self._calls >= self._limits.calls or not self._tried:
@@ -134,9 +137,6 @@ class ReadPlan:
         self._moved = 0
         self._resume_at = now + pause_s(self._limits, self._calls)
         return self.next(health, now=now, turn=turn)
-
-    def _attempt_s(self) -> float:
-        return self._limits.answer_s + ldexp(self._size / self._limits.bytes_per_s, self._calls)
 
 
 def pause_s(limits: Limits, failed: int) -> float:
@@ -197,7 +197,7 @@ def _sickness(health: PortHealth) -> tuple[float, int]:
 def failed(health: PortHealth, *, now: float, dice: float) -> PortHealth:
     """After a fault of the port. `dice`: a random number from 0 to 1.
 
-    A fault while it is quarantined (it was the least sick) counts as another: nobody asks it in vain for ever.
+    A fault while it is quarantined (it was the least sick) counts too, so its quarantine grows.
     """
     failures = health.failures + 1
     lasts_s = min(QUARANTINE_S * GROWTH ** min(failures - 1, 32), LONGEST_S)

@@ -96,7 +96,7 @@ class PayloadServer:
         return self.refer(self.ring.write(obj, timeout_s=timeout_s))
 
     def refer(self, ref: PayloadRef) -> PayloadRef:
-        """A ref of the ring, with this server's ports. Raises RingError once it is closed: nobody could read it."""
+        """A ref of the ring, with this server's ports. Raises RingError once the server is closed."""
         self._check()
         if arguments.payload_ref(ref).ring != self.ring.name:
             raise UsageError(f"{ref} is not of ring {self.ring.name}, which this server serves")
@@ -164,7 +164,7 @@ class PayloadServer:
         for link in self._links:
             link.drop()
         self._links = set()
-        self._guard = threading.Lock()  # it may have been somebody's
+        self._guard = threading.Lock()  # a thread of the parent may hold the old one
         self._changed = threading.Condition(self._guard)
 
 

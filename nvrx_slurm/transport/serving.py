@@ -1,6 +1,6 @@
 """The server's side of a link that was admitted: one request after the other.
 
-Whoever claims a slot for a reader ends that claim, once, in the same function: with the reader's Ack the slot is
+The function that claims a slot for a reader ends that claim, once: with the reader's Ack the slot is
 free, and with anything else (a reset, a deadline, a BAD) its payload is ready again.
 """
 
@@ -39,8 +39,8 @@ _log = get_logger("transport")
 
 @dataclass(frozen=True, slots=True)
 class ServerLimits:
-    """`hello_s`: for a peer to prove itself; `read_s`: the longest that one read may keep its slot, whatever budget
-    its reader names; `eviction_s`: a link idle for so long is closed, and clients are told so at the hello."""
+    """`hello_s`: for a peer to prove itself; `read_s`: the longest that one read may keep its slot, even where its
+    reader asks for more; `eviction_s`: a link idle for so long is closed, and clients are told so at the hello."""
 
     hello_s: float = PROOF_S
     read_s: float = 120.0
@@ -82,7 +82,7 @@ def offer(
 
 
 def _settled(ring: SharedRing, request: protocol.PayloadRequest) -> protocol.ResponseStatus:
-    """BUSY where somebody has the slot: that may be the very read whose Ack was lost, and has not ended here yet."""
+    """BUSY where a reader has the slot: it may be the very read whose Ack was lost, if it has not ended here yet."""
     claim = ring.claim(request.slot, request.generation)
     if isinstance(claim, Refusal):
         return _STATUS[claim]
@@ -90,7 +90,7 @@ def _settled(ring: SharedRing, request: protocol.PayloadRequest) -> protocol.Res
 
 
 def serve(link: PeerLink, rings: Mapping[str, SharedRing], limits: ServerLimits) -> None:
-    """A peer that has proven itself, until it goes, is idle for too long, or says what is no request. Raises nothing
+    """A peer that has proven itself, until it goes, is idle for too long, or sends what is no request. Raises nothing
     that a peer can cause."""
     try:
         while (request := _next_request(link, limits)) is not None:

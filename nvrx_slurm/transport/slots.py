@@ -10,7 +10,7 @@
 - `begin` gives the slot a new generation; with it every older ref is stale. It takes READY only where overwriting is
   allowed, and counts what it drops.
 - `claim` makes its caller the one owner of this read. Only the owner ends it, once, by `consume` or `release`.
-  Whoever comes later or from elsewhere changes nothing, and is counted.
+  Any other end of a read changes nothing, and is counted as late.
 - `take` is both at once, for a reader that has copied the payload before it: a generation is written once, so that
   what is READY in it still has not changed meanwhile.
 - READING has a lease. Once it has lapsed, or its owner is dead, `reclaim` makes the slot ready again: the payload was
@@ -30,7 +30,7 @@ from msgspec.structs import replace
 
 
 class State(IntEnum):
-    """FREE has no payload; READY has one that nobody reads."""
+    """FREE has no payload; READY has one that waits for a reader."""
 
     FREE = 0
     WRITING = 1
@@ -49,7 +49,7 @@ class SlotOwner(msgspec.Struct, frozen=True, gc=False):
     attempt: int
 
 
-NOBODY = SlotOwner(0, 0, 0)
+NO_OWNER = SlotOwner(0, 0, 0)
 
 
 class Counts(msgspec.Struct, frozen=True, gc=False):
@@ -57,7 +57,7 @@ class Counts(msgspec.Struct, frozen=True, gc=False):
 
     published: int = 0
     consumed: int = 0
-    dropped: int = 0  # payloads that were overwritten before anybody consumed them
+    dropped: int = 0  # payloads that were overwritten before they were consumed
     released: int = 0  # reads that failed: the payload stayed
     lapsed: int = 0  # owners that died, or kept a slot for longer than their lease
     late: int = 0  # ends of a read or write that was not the caller's any more: they changed nothing
@@ -69,7 +69,7 @@ class RingSlot(msgspec.Struct, frozen=True, gc=False):
 
     state: State = State.FREE
     generation: int = 0
-    owner: SlotOwner = NOBODY
+    owner: SlotOwner = NO_OWNER
     lease_ns: int = 0
     size: int = 0
     checksum: int | None = None
@@ -80,7 +80,7 @@ class RingSlot(msgspec.Struct, frozen=True, gc=False):
 class Refusal(StrEnum):
     """Why a step was not taken. The value is for people."""
 
-    BUSY = "somebody else has the slot now"
+    BUSY = "another process or thread has the slot now"
     STALE = "the slot has another payload by now"
     CONSUMED = "the payload was consumed"
     NOT_READY = "there is no payload in the slot"
@@ -98,7 +98,7 @@ def lapsed(slot: RingSlot, now_ns: int, *, owner_is_dead: bool) -> bool:
 def reclaim(slot: RingSlot) -> RingSlot:
     """From an owner that has lost it (`lapsed`)."""
     state = FREE if slot.state is WRITING else READY
-    return replace(slot, state=state, owner=NOBODY, lease_ns=0, counts=_add(slot, "lapsed"))
+    return replace(slot, state=state, owner=NO_OWNER, lease_ns=0, counts=_add(slot, "lapsed"))
 
 
 def begin(slot: RingSlot, generation: int, owner: SlotOwner, *, overwrite: bool) -> RingSlot | Refusal:
@@ -117,18 +117,18 @@ def publish(
     """The writer has written it all."""
     if not _is_its(slot, WRITING, generation, owner):
         return Refusal.LATE
-    return RingSlot(READY, generation, NOBODY, 0, size, checksum, schema_bytes, _add(slot, "published"))
+    return RingSlot(READY, generation, NO_OWNER, 0, size, checksum, schema_bytes, _add(slot, "published"))
 
 
 def abandon(slot: RingSlot, generation: int, owner: SlotOwner) -> RingSlot | Refusal:
     """The writer could not write it."""
     if not _is_its(slot, WRITING, generation, owner):
         return Refusal.LATE
-    return replace(slot, state=FREE, owner=NOBODY)
+    return replace(slot, state=FREE, owner=NO_OWNER)
 
 
 def claim(slot: RingSlot, generation: int | None, owner: SlotOwner, lease_ns: int) -> RingSlot | Refusal:
-    """A reader takes the payload of that generation, or whatever is ready."""
+    """A reader takes the payload of that generation, or of any."""
     if generation is not None and generation != slot.generation:
         return Refusal.STALE
     if slot.state is READY:
@@ -146,22 +146,22 @@ def renew(slot: RingSlot, generation: int, owner: SlotOwner, lease_ns: int) -> R
 
 
 def consume(slot: RingSlot, generation: int, owner: SlotOwner) -> RingSlot | Refusal:
-    """Its reader has it: nobody needs it any more."""
+    """Its reader has it: the slot is free."""
     if not _is_its(slot, READING, generation, owner):
         return Refusal.LATE
-    return replace(slot, state=FREE, owner=NOBODY, lease_ns=0, counts=_add(slot, "consumed"))
+    return replace(slot, state=FREE, owner=NO_OWNER, lease_ns=0, counts=_add(slot, "consumed"))
 
 
 def release(slot: RingSlot, generation: int, owner: SlotOwner) -> RingSlot | Refusal:
     """Its reader has not got it, or leaves it for others."""
     if not _is_its(slot, READING, generation, owner):
         return Refusal.LATE
-    return replace(slot, state=READY, owner=NOBODY, lease_ns=0, counts=_add(slot, "released"))
+    return replace(slot, state=READY, owner=NO_OWNER, lease_ns=0, counts=_add(slot, "released"))
 
 
 def take(slot: RingSlot, generation: int, size: int, *, consumed: bool) -> RingSlot | Refusal:
-    """`claim` and its end in one, by a reader that has copied the payload before: it is ready still, so that nobody
-    has written there meanwhile. A payload of another size is not what was copied."""
+    """`claim` and its end in one, by a reader that has copied the payload before: it is ready still, so no writer
+    has had the slot meanwhile. A payload of another size is not what was copied."""
     if slot.state is not READY or slot.generation != generation or slot.size != size:
         return Refusal.LATE
     if consumed:
@@ -177,7 +177,7 @@ def settle(slot: RingSlot, generation: int) -> RingSlot | Refusal:
 
 
 def count_late(slot: RingSlot) -> RingSlot:
-    """Somebody came too late. Nothing else changes."""
+    """Count the end of a read or write that came too late. Nothing else changes."""
     return replace(slot, counts=_add(slot, "late"))
 
 

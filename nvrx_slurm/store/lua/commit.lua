@@ -16,7 +16,7 @@ for i = at + 1, at + entries do redis.call('XADD', KEYS[3], '*', 'm', ARGV[i]) e
 if entries > 0 then redis.call('SET', KEYS[2], last + entries) end
 at = at + entries + 1
 
--- Assignments first, orders last: whoever reads that a round has closed can read its ranks.
+-- Assignments first, orders last: an agent that reads the close of a round can read its ranks.
 local orders = tonumber(ARGV[at])
 local field = at + orders + 1
 for k = 9, #KEYS do

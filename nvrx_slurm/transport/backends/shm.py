@@ -106,8 +106,7 @@ _log = get_logger("transport")
 
 class LocalRings(Mapping[str, SharedRing]):
     """Ring by name, attached at its first use. One whose producer has died goes when another ring is attached to, and
-    one that nobody has used for longest when there are too many: what is mapped takes memory that no one else
-    gets."""
+    one that was used longest ago when there are too many: what is mapped takes memory."""
 
     def __init__(self) -> None:
         self._guard = threading.Lock()
@@ -133,7 +132,7 @@ class LocalRings(Mapping[str, SharedRing]):
         return ring
 
     def __getitem__(self, name: str) -> SharedRing:
-        """Attached again where it has just been let go: whoever asks was told that it is here."""
+        """Attaches again where the ring was just let go: `has` may have said that it is here."""
         ring = self._attached.get(name) or self._attach(name)
         if ring is None:
             raise KeyError(name)
@@ -154,7 +153,7 @@ class LocalRings(Mapping[str, SharedRing]):
             self._attached.clear()
 
     def after_fork(self) -> None:
-        """In the child: the memory is the same, but a lock may have been somebody's."""
+        """In the child: the memory is the same, but a thread of the parent may hold the lock."""
         self._guard = threading.Lock()
 
     def _attach(self, name: str) -> SharedRing | None:
@@ -169,24 +168,17 @@ class LocalRings(Mapping[str, SharedRing]):
                 _log.log(
                     logging.WARNING if is_news else logging.DEBUG, "%s is read over the network: %s", name, error
                 )
-                if not _may_pass(error):
+                # Remembered, unless this process has too many files open just now: that says nothing of the ring.
+                if not (isinstance(error.__context__, OSError) and error.__context__.errno in _EXHAUSTED):
                     self._elsewhere[name] = error.said
                 if len(self._elsewhere) > MOST_ELSEWHERE:
                     self._elsewhere.popitem(last=False)
                 return None
-            self._let_go()
+            # Dropped, not closed: its memory goes when the last read that is under way has ended.
+            gone = [name for name in self if is_gone(name)]
+            crowd = len(self._attached) - len(gone) - MOST_RINGS + 1
+            gone += [name for name in list(self)[: max(crowd, 0)] if name not in gone]
+            for old in gone:
+                del self._attached[old]
             self._attached[name] = ring
             return ring
-
-    def _let_go(self) -> None:
-        """Not closed: its memory goes when the last read that is under way has ended."""
-        gone = [name for name in self if is_gone(name)]
-        crowd = len(self._attached) - len(gone) - MOST_RINGS + 1
-        gone += [name for name in list(self)[: max(crowd, 0)] if name not in gone]
-        for name in gone:
-            del self._attached[name]
-
-
-def _may_pass(error: RingError) -> bool:
-    """Whether this process has too much open just now, which says nothing of the ring."""
-    return isinstance(error.__context__, OSError) and error.__context__.errno in _EXHAUSTED

@@ -59,7 +59,8 @@ class TcpLink:
         self._readable, self._writable = select.poll(), select.poll()
         self._readable.register(connection, select.POLLIN)
         self._writable.register(connection, select.POLLOUT)
-        self._guard = threading.Lock()  # or a cut could hit a descriptor that belongs to somebody else by then
+        # Without the lock, `cut` could shut down a descriptor number that is in use again.
+        self._guard = threading.Lock()
         self._is_closed = self._is_cut = False
         self._room = memoryview(bytearray(AHEAD_BYTES))
         self._room[: len(ahead)] = ahead
@@ -79,7 +80,12 @@ class TcpLink:
             left -= sent
             if not left:
                 return
-            parts = _rest(parts, sent)
+            # What is left of the parts.
+            rest: list[bytes | memoryview] = []
+            for part in parts:
+                rest += [memoryview(part)[sent:]] if sent < len(part) else []
+                sent = max(sent - len(part), 0)
+            parts = rest
 
     def receive_into(self, buffer: memoryview, deadline: float) -> None:
         size = len(buffer)
@@ -103,7 +109,7 @@ class TcpLink:
                 raise PayloadTimeout(f"the peer has sent {done} of {size} bytes in time")
 
     def is_stale(self) -> bool:
-        return bool(self._ahead) or bool(self._readable.poll(0))  # its end, or what nobody asked for
+        return bool(self._ahead) or bool(self._readable.poll(0))  # its end, or unexpected bytes
 
     def cut(self) -> None:
         with self._guard:
@@ -172,7 +178,7 @@ class TcpLink:
 
 
 class _Guest:
-    """A connection that has not passed its door. `said`: what has come, and the door has not had."""
+    """A connection in its handshake. `said`: bytes that have come, and the handshake has not taken yet."""
 
     def __init__(self, connection: socket.socket, source: str, door: ServerHandshake) -> None:
         self.connection, self.source, self.door = connection, source, door
@@ -180,8 +186,8 @@ class _Guest:
 
 
 class TcpListener:
-    """A socket that listens, and one thread that accepts, and hears those who have not passed the door yet. Only who
-    has passed it gets a thread: so a flood costs `MOST_UNPROVEN` descriptors, and no thread at all."""
+    """A socket that listens, and one thread that accepts connections and serves their handshakes. Only a connection
+    that has passed its handshake gets a thread: a flood costs `MOST_UNPROVEN` descriptors, and no thread."""
 
     def __init__(
         self,
@@ -247,7 +253,7 @@ class TcpListener:
             if error.errno in _EXHAUSTED:
                 self._exhausted.say(f"{self.address} cannot take a connection: {error.strerror}", now)
                 self._paused_until = now + EXHAUSTED_S
-                if self._guests:  # whoever came first has had the longest time
+                if self._guests:  # the oldest has had the longest time
                     self._turn_out(next(iter(self._guests)), "had to go for want of descriptors", now)
             return
         if self._entry is None:
@@ -262,7 +268,7 @@ class TcpListener:
         self._poll.register(connection, select.POLLIN)
 
     def _hear(self, descriptor: int) -> None:
-        """What it says goes through its door. What comes behind the proof is the link's."""
+        """Pass on what has come to its handshake. Bytes behind the proof belong to the link."""
         guest = self._guests[descriptor]
         door = guest.door
         try:
@@ -279,17 +285,14 @@ class TcpListener:
             self._turn_out(descriptor, _reason(error), time.monotonic())
             return
         if door.is_passed:
-            self._let_in(descriptor)
+            guest = self._guests.pop(descriptor)
+            self._poll.unregister(descriptor)
+            self._admission.proven(descriptor)
+            self._start(guest.connection, guest.said, guest.door)
         elif not door.wants:
             self._turn_out(descriptor, "was turned away", time.monotonic())
         elif not more:
             self._let_go(descriptor)
-
-    def _let_in(self, descriptor: int) -> None:
-        guest = self._guests.pop(descriptor)
-        self._poll.unregister(descriptor)
-        self._admission.proven(descriptor)
-        self._start(guest.connection, guest.said, guest.door)
 
     def _turn_out(self, descriptor: int, why: str, now: float) -> None:
         guest = self._guests[descriptor]
@@ -342,7 +345,7 @@ class TcpBackend:
             try:
                 return _linked(_connected(family, where, now + (deadline - now) / (len(addresses) - tried)))
             except TimeoutError:
-                fault = PayloadTimeout("nobody answers there")
+                fault = PayloadTimeout("nothing answers there")
             except OSError as error:
                 fault = PeerReset(f"no connection: {_reason(error)}")
         forget(host, port)
@@ -360,7 +363,7 @@ class TcpBackend:
         serve: Callable[[TcpLink, ServerHandshake | None], None],
         entry: AdmissionCheck | None,
     ) -> TcpListener:
-        """The same; `serve` also gets the door that the connection has passed."""
+        """The same; `serve` also gets the handshake that the connection has passed."""
         try:
             listening = _listening_socket(host, port)
         except OSError as error:
@@ -402,15 +405,6 @@ def _listening_socket(host: str, port: int) -> socket.socket:
     return socket.create_server(("", port), backlog=BACKLOG)
 
 
-def _rest(parts: list[bytes | memoryview], sent: int) -> list[bytes | memoryview]:
-    """What is left of them."""
-    rest: list[bytes | memoryview] = []
-    for part in parts:
-        rest += [memoryview(part)[sent:]] if sent < len(part) else []
-        sent = max(sent - len(part), 0)
-    return rest
-
-
 def _silent(done: int, size: int) -> str:
     return f"the peer has sent {done} of {size} bytes, and no more" if done else "the peer says nothing"
 
@@ -427,7 +421,7 @@ Address = tuple[socket.AddressFamily, tuple[Any, ...]]
 
 _known: dict[tuple[str, int], tuple[float, list[Address]]] = {}
 _asked: dict[tuple[str, int], concurrent.futures.Future[list[Address]]] = {}
-"""Lookups that nobody has had the answer of: whoever comes next waits for the same one."""
+"""Lookups that outlived their caller's deadline: the next caller waits for the same one."""
 
 
 def resolve(host: str, port: int, deadline: float) -> list[Address]:
@@ -454,7 +448,7 @@ def resolve(host: str, port: int, deadline: float) -> list[Address]:
 
 
 def forget(host: str, port: int) -> None:
-    """Nobody has answered there: the name may be another machine's by now."""
+    """Nothing answers there: the name may be another machine's by now."""
     _known.pop((host, port), None)
 
 

@@ -23,7 +23,7 @@ from collections import deque
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from nvrx_slurm.transport.backends.ucx_peer import NUMBER_BITS, SHORT_BYTES, Completion, Done, Peer, nobody
+from nvrx_slurm.transport.backends.ucx_peer import NUMBER_BITS, SHORT_BYTES, Completion, Done, Peer, ignore
 from nvrx_slurm.transport.errors import PeerRefused, PeerReset
 from nvrx_slurm.util.log import get_logger
 
@@ -110,7 +110,7 @@ class Engine:
         self._peers.pop(peer.number, None)
 
     def watch(self, descriptor: int, peer: Peer) -> None:
-        """Its end, or a word that nobody asked for, is the peer's."""
+        """The end of this socket, or a byte on it, is the end of the peer."""
         self._watched[descriptor] = peer
         self._poll.register(descriptor, select.EPOLLIN)
 
@@ -133,24 +133,25 @@ class Engine:
         heapq.heappush(self._timers, (time.monotonic() + after_s, next(self._count), step))
 
     def drain(self, side: UcxWorker, message: Any) -> None:
-        """Nobody wants it."""
+        """Receive and drop it."""
         if message.length <= SHORT_BYTES:
             buffer = bytearray(message.length or 1)
-            self.start([side.take(message, memoryview(buffer))], (buffer, message), nobody)
+            self.start([side.take(message, memoryview(buffer))], (buffer, message), ignore)
 
     def _run(self, started: Completion) -> None:
         try:
             self._open()
-        except Exception as error:  # whatever UCX says: it is told to who wanted it
+        except Exception as error:  # UCXX has a class for each status; the caller of Engine() gets it
             self._has_ended = True
             started.settle(error)
             return
         started.settle()
         try:
-            while not self._is_over():
+            # After `stop`, until all peers have left, or the time for it is over.
+            while not (self._stop_by < math.inf and (not self._peers or time.monotonic() >= self._stop_by)):
                 self._turn()
         except Exception:
-            _log.exception("UCX failed: its connections end, and the next one begins anew")
+            _log.exception("UCX failed: its connections end; the next connection starts it again")
         finally:
             self._end()
 
@@ -169,33 +170,7 @@ class Engine:
         while self._posts:
             self._posts.popleft()()
         self._progress()
-        self._hand_on()
-        self._settle()
-        self._ring()
-        if all(side.worker.arm() for side in self._sides):
-            self._park()
-
-    def _progress(self) -> None:
-        for side in self._sides:
-            side.worker.progress()
-
-    def _park(self) -> None:
-        with self._guard:
-            if self._posts:
-                return
-            self._is_parked = True
-        left_s = self._timers[0][0] - time.monotonic() if self._timers else None
-        ready = self._poll.poll(None if left_s is None else max(0.0, left_s))
-        with self._guard:
-            self._is_parked = False
-        for descriptor, _ in ready:
-            if descriptor == self._wake:
-                os.eventfd_read(self._wake)
-            elif descriptor in self._watched:
-                self.fallen.append(self._watched[descriptor])
-
-    def _hand_on(self) -> None:
-        """What has come; then, who has gone: a connection's last messages come before its end."""
+        # Messages before ends: what a connection has sent last arrives before its end.
         for side in self._sides:
             while (message := side.message()) is not None:
                 kind, number = divmod(message.sender_tag.value, 1 << NUMBER_BITS)
@@ -206,9 +181,30 @@ class Engine:
                     peer.has_come(kind, message)
         while self.fallen:
             self.fallen.popleft().has_fallen()
+        self._settle()
+        self._ring()
+        if all(side.worker.arm() for side in self._sides):
+            # Under the lock: `post` either sees `_is_parked` and writes to the eventfd, or its step is seen here.
+            with self._guard:
+                if self._posts:
+                    return
+                self._is_parked = True
+            left_s = self._timers[0][0] - time.monotonic() if self._timers else None
+            ready = self._poll.poll(None if left_s is None else max(0.0, left_s))
+            with self._guard:
+                self._is_parked = False
+            for descriptor, _ in ready:
+                if descriptor == self._wake:
+                    os.eventfd_read(self._wake)
+                elif descriptor in self._watched:
+                    self.fallen.append(self._watched[descriptor])
+
+    def _progress(self) -> None:
+        for side in self._sides:
+            side.worker.progress()
 
     def _settle(self) -> None:
-        """Whatever is done; what that starts may be done at once."""
+        """Complete the transfers that are done, until none is: a completion may start one that is done at once."""
         while True:
             done: list[_Transfer] = []
             going: list[_Transfer] = []
@@ -231,11 +227,8 @@ class Engine:
         for peer in list(self._peers.values()):
             peer.leave()
 
-    def _is_over(self) -> bool:
-        return self._stop_by < math.inf and (not self._peers or time.monotonic() >= self._stop_by)
-
     def _end(self) -> None:
-        """Nobody waits any more, whatever has happened."""
+        # Every thread that waits for a transfer is released, even where UCX has failed.
         with self._guard:
             self._has_ended = True
         for peer in list(self._peers.values()):
@@ -294,7 +287,7 @@ def _at_exit() -> None:
 
 def _after_fork() -> None:
     """UCX has threads of its own, which are not here and which it does not start again. Where it was being loaded,
-    locks are held that nobody gives back."""
+    locks stay taken for ever."""
     global _guard, _engine, _is_forked
     _guard = threading.Lock()
     _is_forked = _is_forked or _is_begun
@@ -372,7 +365,7 @@ class UcxWorker:
 
 SETTINGS = {
     "UCX_HANDLE_ERRORS": "none",  # SIGSEGV and its like belong to the program, and to its faulthandler
-    "UCX_LOG_LEVEL": "fatal",  # a peer that goes is an exception of ours, not a line on standard error
+    "UCX_LOG_LEVEL": "fatal",  # a peer that goes is an exception, not a line on standard error
     "UCXX_LOG_LEVEL": "fatal",
     "UCX_WARN_UNUSED_ENV_VARS": "n",
     "UCX_RNDV_FRAG_MEM_TYPE": "host",  # payloads lie in host memory; the binding would say "cuda"

@@ -56,18 +56,18 @@ LINGER_S = 5.0
 """How long what was sent may take to arrive once its link is closed."""
 
 MOST_UNREAD = 16
-"""Messages that nobody has asked for yet. The protocol makes them two: an answer and its payload."""
+"""How many messages may wait to be received. The protocol needs two: an answer and its payload."""
 
 SHORT_BYTES = 64 << 10
 """A message that comes at once (eager). Of a longer one comes a word first, and its bytes when they are wanted
 (rendezvous): the engine has told UCX so.
 
-UCX lets go of a message only when it is received, so that short ones that nobody wants are."""
+UCX frees a message only when it is received, so unwanted short ones are received too."""
 
 _WORD = b"\0"  # UCX has no message of no bytes that could be relied upon
 
 _CLOSED, _CUT = "the connection was closed", "the connection was cut"
-_BROKEN, _UNASKED = "the connection broke", "the peer sent what nobody asked for"
+_BROKEN, _UNASKED = "the connection broke", "the peer sent more than was asked for"
 
 Done = Callable[[Exception | None], None]
 
@@ -87,7 +87,11 @@ class Want(NamedTuple):
 
 
 class Peer:
-    """Messages that have come, and who waits for one. `broken`: why it is good for nothing, once it is."""
+    """One end of a connection. `broken`: why it cannot be used any more, once it cannot.
+
+    All bytes go as tagged messages; the tag is a kind and the receiver's number, since UCX matches by worker, not by
+    connection.
+    """
 
     def __init__(self, engine: Engine, side: UcxWorker) -> None:
         self.number, self._their_number = secrets.randbits(NUMBER_BITS), 0
@@ -104,13 +108,13 @@ class Peer:
 
     @property
     def has_news(self) -> bool:
-        """From any thread: a message has come that nobody has asked for."""
+        """From any thread: a message waits to be received."""
         return bool(self._unread)
 
-    def open(self, endpoint: Any, their_number: int, ours: socket.socket) -> None:
+    def open(self, endpoint: Any, their_number: int, bootstrap: socket.socket) -> None:
         """The peer may have sent already, and left: this one is known since before its number was told."""
-        self._endpoint, self._their_number, self._socket = endpoint, their_number, ours
-        self._engine.watch(ours.fileno(), self)
+        self._endpoint, self._their_number, self._socket = endpoint, their_number, bootstrap
+        self._engine.watch(bootstrap.fileno(), self)
         try:
             endpoint.set_close_callback(self._engine.fallen.append, (self,))
         except RuntimeError:  # it has died already
@@ -125,7 +129,7 @@ class Peer:
 
     def send(self, frame: bytes, payload: memoryview | None, outcome: Completion | None) -> None:
         """Two messages, straight from their memory, which is kept until UCX needs it no more."""
-        done = outcome.settle if outcome else nobody
+        done = outcome.settle if outcome else ignore
         if self.broken is not None:
             done(PeerReset(self.broken))
             return
@@ -179,10 +183,11 @@ class Peer:
             self._say_last()
 
     def _say_last(self) -> None:
-        """Not before all else was taken: of a long payload only the word is sent until the peer wants it."""
+        """Send LEAVE. The socket's end alone could overtake what was sent before it over UCX."""
+        # Not before all transfers have ended: of a long payload only a header is sent until the peer receives it.
         if self._is_leaving and not self._in_flight and not self._has_said_last:
             self._has_said_last = True
-            self._start(lambda: [self._tagged(MessageKind.LEAVE, _WORD)], (_WORD,), nobody)
+            self._start(lambda: [self._tagged(MessageKind.LEAVE, _WORD)], (_WORD,), ignore)
 
     def end(self, why: str) -> None:
         """At once, any number of times. What is in flight settles as soon as UCX has let go of its memory."""
@@ -193,7 +198,8 @@ class Peer:
             self._engine.drain(self.side, self._unread.popleft())
 
     def end_for(self, outcome: Completion) -> None:
-        """Whoever waits for `outcome` gives up. It is settled when UCX touches the caller's memory no more."""
+        """The thread that waits for `outcome` gives up. It is settled when UCX touches the caller's memory no
+        more."""
         if self._want is not None and self._want.outcome is outcome:
             self._want = None
             outcome.settle(PeerReset(_CUT))
@@ -208,10 +214,15 @@ class Peer:
 
     def _let_go(self) -> None:
         """Of UCX and of the socket, by which the peer is told."""
-        self._hang_up()
+        bootstrap, self._socket = self._socket, None
+        if bootstrap is not None:
+            self._engine.unwatch(bootstrap.fileno())
+            with contextlib.suppress(OSError):  # ends it also where a forked child still holds it
+                bootstrap.shutdown(socket.SHUT_RDWR)
+            bootstrap.close()
         endpoint, self._endpoint = self._endpoint, None
         if endpoint is not None:
-            endpoint.close_blocking()  # tens of microseconds: it is forced, and waits for nobody
+            endpoint.close_blocking()  # tens of microseconds: it is forced, and does not wait
             self._closed = endpoint
             self._engine.later(0.0, self._lose)  # after what has just come to its end
         self._free()
@@ -222,14 +233,6 @@ class Peer:
         if want is not None:
             self._taken(want.outcome, PeerReset(self.broken or _BROKEN))
 
-    def _hang_up(self) -> None:
-        ours, self._socket = self._socket, None
-        if ours is not None:
-            self._engine.unwatch(ours.fileno())
-            with contextlib.suppress(OSError):  # also where a forked child still holds it
-                ours.shutdown(socket.SHUT_RDWR)
-            ours.close()
-
     def _match(self) -> None:
         """A message and a buffer."""
         if self._want is None:
@@ -238,6 +241,9 @@ class Peer:
             if self.broken is not None:
                 self._break(self.broken)
             return
+        # No receive is ever posted ahead: a message is taken from UCX's queue once it has arrived, its length is
+        # compared with the buffer's, and only then may UCX write there. So a parked reader has nothing to cancel, and
+        # a payload of the wrong length is never begun.
         want, self._want = self._want, None
         message = self._unread.popleft()
         if message.length != len(want.buffer):
@@ -252,6 +258,9 @@ class Peer:
             memory = want.buffer, message
             self._start(lambda: [self.side.take(message, want.buffer)], memory, partial(self._taken, want.outcome))
         else:
+            # UCX frees a long message when its endpoint is closed. It does not free a short one that comes in pieces,
+            # where the last piece never comes. So a short one is received into memory of its own, which may stay
+            # behind while its reader goes on.
             self._short, room = want, memoryview(bytearray(message.length))
             self._start(lambda: [self.side.take(message, room)], (room, message), partial(self._came, room))
             if self._endpoint is None:  # the peer had gone before this was asked for: what is not whole now never is
@@ -304,5 +313,5 @@ class Peer:
             self._closed = None
 
 
-def nobody(error: Exception | None) -> None:
-    """Waits for this one: what comes after it tells."""
+def ignore(error: Exception | None) -> None:
+    """For a transfer whose failure shows in what follows it."""

@@ -36,8 +36,8 @@ _log = get_logger("transport")
 
 
 class UcxxBackend:
-    """UCX starts with the first of these in a process, which takes some 0.3 s. It hears of nobody who does not know
-    the `token`.
+    """UCX starts with the first of these in a process, which takes some 0.3 s. A peer that does not know the `token`
+    never reaches it.
 
     Raises PeerRefused, which says what to install or to do, where it cannot be.
     """
@@ -50,10 +50,10 @@ class UcxxBackend:
         self._sockets = TcpBackend(SCHEME)
 
     def connect(self, address: str, deadline: float) -> PeerLink:
-        ours = engine()
+        running = engine()
         socket = self._sockets.connect(address, deadline)
         try:
-            return connect(ours, socket, self._token, deadline)
+            return connect(running, socket, self._token, deadline)
         except BaseException:
             socket.close()
             raise
@@ -103,8 +103,8 @@ class WorkerHello(NamedTuple):
 
 
 class WorkerHandshake:
-    """Hears one (a `ServerHandshake`). `hello`: the peer's, once it has passed. UCX believes whatever an address says: it gets
-    none that the token does not prove."""
+    """Hears one (a `ServerHandshake`). `hello`: the peer's, once it has passed. UCX trusts what an address
+    says: it gets none that the token does not prove."""
 
     def __init__(self, token: bytes) -> None:
         self._token = token
@@ -251,10 +251,10 @@ def accept(
 
     def open() -> None:
         turn, endpoint = peer.side.next(theirs.address)
-        ours = bootstrap.detach()
+        detached = bootstrap.detach()
         engine.know(peer)
-        peer.open(endpoint, theirs.number, ours)
-        ours.sendall(
+        peer.open(endpoint, theirs.number, detached)
+        detached.sendall(
             WorkerHello(peer.number, turn, peer.side.address).pack(token)
         )  # there is room: it is the first word
 

@@ -28,24 +28,21 @@ _KINDS = (np.ndarray, np.memmap)
 def describe(array: object) -> tuple[list[object], memoryview]:
     """Its node, and its bytes."""
     if type(array) in _KINDS:
-        return _describe_array(cast("np.ndarray[Any, Any]", array))
+        sent = cast("np.ndarray[Any, Any]", array)
+        if sent.ndim > MOST_DIMENSIONS:
+            raise Unsendable(f"an array of {sent.ndim} dimensions is not sent; {MOST_DIMENSIONS} are the most")
+        node: list[object] = ["array", _described(sent.dtype), list(sent.shape)]
+        if sent.flags.c_contiguous:
+            return node, _flat(sent)
+        axes = axes_in_memory(sent.strides)
+        turned = sent.transpose(axes)
+        if turned.flags.c_contiguous:
+            return [*node, list(axes)], _flat(turned)
+        return node, _flat(sent.copy(order="C"))
     if isinstance(array, np.generic):
         held = np.asarray(array)  # whose dtype may be another one: an empty text has no bytes, in an array it has
         return ["scalar", _described(held.dtype), []], _flat(held)
     raise Unsendable(f"an object of {type(array).__module__}.{type(array).__qualname__} is not sent")
-
-
-def _describe_array(array: np.ndarray[Any, Any]) -> tuple[list[object], memoryview]:
-    if array.ndim > MOST_DIMENSIONS:
-        raise Unsendable(f"an array of {array.ndim} dimensions is not sent; {MOST_DIMENSIONS} are the most")
-    node: list[object] = ["array", _described(array.dtype), list(array.shape)]
-    if array.flags.c_contiguous:
-        return node, _flat(array)
-    axes = axes_in_memory(array.strides)
-    turned = array.transpose(axes)
-    if turned.flags.c_contiguous:
-        return [*node, list(axes)], _flat(turned)
-    return node, _flat(array.copy(order="C"))
 
 
 def _flat(array: np.ndarray[Any, Any]) -> memoryview:

@@ -41,7 +41,7 @@ _MODULES = {"numpy": f"{__package__}.arrays", "torch": f"{__package__}.tensors"}
 
 
 class Unsendable(Exception):
-    """What is wrong with this object; where it lies is told by whoever walks there."""
+    """Why an object cannot be sent. The encoder adds where it lies."""
 
 
 class Library(Protocol):
@@ -159,7 +159,7 @@ class _Encoder:
     def _pickle(self, obj: object, path: Path) -> object:
         try:
             pickled = pickle.dumps(obj, protocol=5)
-        except Exception as error:  # whatever the code of its class raises
+        except Exception as error:  # its class may raise anything
             raise TransportError(f"{written(path)}: cannot be pickled: {error}") from error
         return self.leaf(["pickle", len(pickled)], memoryview(pickled))
 
@@ -286,7 +286,7 @@ def decode(schema: str, payload: memoryview, *, allow_pickle: bool = False, copy
     memoryviews of it. All can be written to where `payload` can be, and only there. torch knows no read-only tensors:
     on a read-only payload they are copies. With `copy`, all is the object's own, and bytes are bytes again.
 
-    Both may come from somebody hostile: nothing is allocated that the payload does not have the bytes for, nothing
+    Both may be hostile: nothing is allocated that the payload does not have the bytes for, nothing
     but numpy and torch is imported, and nothing is unpickled unless `allow_pickle` is given. Raises PayloadCorrupt
     where they do not fit each other, TransportError where this side cannot, or may not, read what they say.
     """
@@ -297,7 +297,7 @@ def decode(schema: str, payload: memoryview, *, allow_pickle: bool = False, copy
         raise PayloadCorrupt(f"the schema is of a payload of {plan.size} bytes, this one has {payload.nbytes}")
     if plan.has_pickle and not allow_pickle:
         raise TransportError(
-            "the payload has a pickle, which runs code of whoever wrote it; pass allow_pickle=True if you trust them"
+            "the payload has a pickle, which runs code of its writer; pass allow_pickle=True if you trust it"
         )
     return _build(plan.root, _PayloadSource(payload, copy))
 
@@ -333,7 +333,7 @@ def _build_text(node: Text, source: _PayloadSource) -> object:
 def _build_pickle(node: Pickle, source: _PayloadSource) -> object:
     try:
         return pickle.loads(source.payload[node.start : node.start + node.size])
-    except Exception as error:  # whatever the code of its class raises
+    except Exception as error:  # its class may raise anything
         raise TransportError(
             f"a pickle in the payload cannot be read here: {type(error).__name__}: {error}"
         ) from error

@@ -130,7 +130,12 @@ def parse_format(node: object, nested: int = 0) -> Format:
     if type(size) is not int or type(fields) is not list or not 0 < len(fields) <= MOST_FIELDS:
         raise PayloadCorrupt(f"a record needs a size, and a list of 1 to {MOST_FIELDS} fields")
     record = RecordFormat(size, tuple(_parse_field(field, nested) for field in fields))
-    _check_record(record)
+    size = item_bytes(record)
+    if len({field.name for field in record.fields}) < len(record.fields):
+        raise PayloadCorrupt("two fields of a record have one name")
+    for each in record.fields:
+        if each.offset + extent_bytes(each.shape, item_bytes(each.format)) > size:
+            raise PayloadCorrupt(f"the field {each.name[:64]!r} lies outside its record")
     return record
 
 
@@ -141,15 +146,6 @@ def _parse_field(node: object, nested: int) -> Field:
     if type(name) is not str or not name or type(offset) is not int or offset < 0:
         raise PayloadCorrupt("a field needs a name, and an offset of 0 or more")
     return Field(name, offset, parse_format(format, nested + 1), parse_shape(shape))
-
-
-def _check_record(record: RecordFormat) -> None:
-    size = item_bytes(record)
-    if len({field.name for field in record.fields}) < len(record.fields):
-        raise PayloadCorrupt("two fields of a record have one name")
-    for field in record.fields:
-        if field.offset + extent_bytes(field.shape, item_bytes(field.format)) > size:
-            raise PayloadCorrupt(f"the field {field.name[:64]!r} lies outside its record")
 
 
 def format_node(format: Format) -> object:

@@ -20,21 +20,9 @@ _KINDS = (torch.Tensor, torch.nn.Parameter)
 """Exactly these: other subclasses are more than their bytes, or have them elsewhere."""
 
 
-def describe(array: object) -> tuple[list[object], memoryview]:
+def describe(array: Any) -> tuple[list[object], memoryview]:
     """Its node, and its bytes."""
-    tensor = _plain(array)
-    node: list[object] = ["tensor", _name(tensor.dtype), list(tensor.shape)]
-    if tensor.is_contiguous():
-        return node, _flat(tensor)
-    axes = axes_in_memory(tensor.stride())
-    turned = tensor.permute(axes)
-    if turned.is_contiguous():
-        return [*node, list(axes)], _flat(turned)
-    return node, _flat(tensor.contiguous())
-
-
-def _plain(array: Any) -> Any:
-    """Its values in this machine's memory, dense."""
+    # Its values in this machine's memory, dense.
     if type(array) not in _KINDS:
         raise Unsendable(f"an object of {type(array).__module__}.{type(array).__qualname__} is not sent")
     if array.layout is not torch.strided or array.is_quantized or array.device.type == "meta":
@@ -43,7 +31,15 @@ def _plain(array: Any) -> Any:
         raise Unsendable(f"a tensor of {array.dtype} is not sent")
     if array.dim() > MOST_DIMENSIONS:
         raise Unsendable(f"a tensor of {array.dim()} dimensions is not sent; {MOST_DIMENSIONS} are the most")
-    return array.detach().to("cpu").resolve_conj().resolve_neg()
+    tensor = array.detach().to("cpu").resolve_conj().resolve_neg()
+    node: list[object] = ["tensor", _name(tensor.dtype), list(tensor.shape)]
+    if tensor.is_contiguous():
+        return node, _flat(tensor)
+    axes = axes_in_memory(tensor.stride())
+    turned = tensor.permute(axes)
+    if turned.is_contiguous():
+        return [*node, list(axes)], _flat(turned)
+    return node, _flat(tensor.contiguous())
 
 
 def _name(dtype: Any) -> str:

@@ -26,7 +26,7 @@ class Claim:
     `checksum` None where the ring has none.
 
     What was read is the payload only if `finish` says True: until then its lease may have lapsed, and a writer have
-    the slot. A claim that is forgotten ends when nobody holds the object any more; one of a process that dies, too.
+    the slot. A claim ends with its last reference, and with its process.
     """
 
     __slots__ = (
@@ -52,7 +52,7 @@ class Claim:
 
     @property
     def schema(self) -> str:
-        """Raises PayloadCorrupt where it is no text: then the slot is somebody else's by now."""
+        """Raises PayloadCorrupt where it is no text: then a writer has the slot by now."""
         try:
             return str(self._memory.schema(self.slot, self._schema_bytes), "utf-8")
         except UnicodeDecodeError as error:
@@ -135,7 +135,7 @@ class Claim:
 class Writing:
     """A slot that is this writer's until it publishes or abandons; one that is forgotten is abandoned.
 
-    Bytes of the payload that nobody copies in are whatever was there before.
+    Bytes of the payload that are not copied in keep the value that they had.
     """
 
     __slots__ = (

@@ -53,11 +53,11 @@ class Lock(NamedTuple):
 
 
 class Contended(Exception):
-    """Somebody else has it, and has kept it for as long as the caller would wait."""
+    """Another thread or process has kept the lock for longer than the caller waits."""
 
 
 def initialize(address: int) -> None:
-    """Make a mutex there, once, before anybody else knows of it."""
+    """Make a mutex there, once, before the ring has a name."""
     attributes = ctypes.create_string_buffer(_ATTRIBUTE_BYTES)
     for name, *value in (
         ("init",),
@@ -74,6 +74,8 @@ def initialize(address: int) -> None:
 def holding(lock: Lock, act: Callable[[], T], patience_s: float) -> T:
     """What `act` returns, called while this thread has the lock. Raises Contended."""
     address = lock.address
+    # A signal handler may raise between any two bytecodes. So the lock is taken inside of `try`, and after any
+    # exception it is given back if this thread holds it, which an error-checking mutex can tell.
     try:
         if code := _try_lock(address):
             _take(lock, code, patience_s)
@@ -86,22 +88,24 @@ def holding(lock: Lock, act: Callable[[], T], patience_s: float) -> T:
 
 
 def _take(lock: Lock, code: int, patience_s: float) -> None:
-    """What it takes where it could not be had just so: `code` says why."""
+    """The slow path of `holding`: `code` is the error of the first attempt."""
     if code == errno.EBUSY and patience_s > 0:
         code = _wait(lock.address, time.monotonic() + patience_s)
     if code == 0:
         return
     if code == errno.EOWNERDEAD:
+        # The holder died in the middle of a step. Nothing needs repair: what it had not made visible by the store of
+        # the slot's word was never done.
         _make_consistent(lock.address)
     elif code in (errno.EBUSY, errno.ETIMEDOUT) or (code == errno.EDEADLK and _is_nested(lock)):
         raise Contended
-    elif code != errno.EDEADLK:  # which is: it is ours, of a step that was cut twice
+    elif code != errno.EDEADLK:  # EDEADLK: this thread holds it, by a step that was interrupted twice
         raise RingError(f"the mutex of slot {lock.key[1]} of {lock.key[0]} is broken (error {code}): make a new ring")
 
 
 def _wait(address: int, deadline: float) -> int:
-    """Its clock may be set; a slice is as long as that can go wrong."""
     while True:
+        # pthread_mutex_timedlock takes the wall clock, which may be set meanwhile: a wrong wait lasts one slice.
         seconds, nanoseconds = divmod(
             time.time_ns() + int(min(LOCK_SLICE_S, deadline - time.monotonic()) * 1e9), 10**9
         )
@@ -112,6 +116,8 @@ def _wait(address: int, deadline: float) -> int:
 
 def _give_back(lock: Lock) -> None:
     """After an exception, which may have come before the lock was taken, or after it was given back."""
+    # A signal handler may use the ring on top of a step that it has interrupted. Then this thread holds the lock for
+    # the outer step, and the inner one must not release it.
     if _is_nested(lock):
         return
     code = _try_lock(lock.address)
@@ -131,7 +137,8 @@ def _is_nested(lock: Lock) -> bool:
 
 
 SLICE_S = 1.0
-"""A wait is no longer than this: who was killed just after a change has told nobody, and a lease lapses silently."""
+"""A wait is no longer than this: a process that is killed just after a change wakes no one, and neither does a lease
+that lapses."""
 
 _SYSCALL = {"x86_64": 202, "aarch64": 98}
 _WAIT, _WAKE_OP = 0, 5
@@ -157,13 +164,16 @@ def is_supported() -> bool:
     return _number is not None
 
 
-def tell(address: int) -> None:
-    """The 4 bytes there grow by one, and all who wait on them wake up."""
+def wake_all(address: int) -> None:
+    """Add one to the 4 bytes there, and wake all processes that wait on them: one system call for both."""
     _wake_syscall(_number, address, _WAKE_OP, _ALL, 0, address, _ADD_ONE)
 
 
 def wait(address: int, seen: int, timeout_s: float) -> None:
-    """Until the 4 bytes there are not `seen` any more, or the time is over, or a signal comes, or just so."""
+    """Wait until the 4 bytes there differ from `seen`. May return early: after `SLICE_S`, on a signal, or without
+    a reason; the caller looks again."""
+    # The kernel compares with `seen` and sleeps in one step, so a change between the caller's look and this call is
+    # not missed.
     whole = min(max(timeout_s, 0.0), SLICE_S)
     seconds = int(whole)
     limit = _Timespec(seconds, int((whole - seconds) * 1e9))

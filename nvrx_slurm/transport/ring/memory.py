@@ -1,7 +1,8 @@
 """A mapped ring: its slots as `slots.RingSlot` and back, its payloads, and the word that grows with each change.
 
 A slot is stored in two moves: into the bank that is not in use, then, by one aligned store of 8 bytes, the word that
-says which bank it is. Whoever is killed between any two instructions leaves the slot as it was, or as it should be.
+says which bank it is. A process that is killed between any two instructions leaves the slot in its old or its new
+state.
 
 The mapping goes when the last object that looks at it has gone: a copy, a step of another thread, a user's array.
 Nothing unmaps it under them.
@@ -61,7 +62,7 @@ class Memory:
         self._payloads = [layout.payload_at(index) for index in range(layout.slots)]
 
     def initialize(self) -> None:
-        """Once, before anybody else knows of it. All else is zeros: slots are free."""
+        """Once, before the ring has a name. All else is zeros: slots are free."""
         for lock in self._locks:
             initialize(lock.address)
 
@@ -100,14 +101,16 @@ class Memory:
             slot.schema_bytes,
             *astuple(slot.counts),
         )
-        self._words[index] = slot.generation << _GENERATION_SHIFT | bit | slot.state  # one store: it is so now
+        # The bank first, then the word: one aligned store of 8 bytes makes all of it visible at once. x86-64 keeps
+        # the order of stores; on aarch64 the release of the mutex orders them for the next holder.
+        self._words[index] = slot.generation << _GENERATION_SHIFT | bit | slot.state
 
     def take(self, index: int, generation: int, size: int, consumed: bool, patience_s: float) -> bool:
         """`slots.take` under the slot's lock, of the bytes as they lie there: a small read is hardly more than that.
         Raises Contended."""
         taken = holding(self._locks[index], partial(self._take, index, generation, size, consumed), patience_s)
         if taken and consumed:
-            self.tell()
+            self.wake_waiting()
         return taken
 
     def _take(self, index: int, generation: int, size: int, consumed: bool) -> bool:
@@ -124,7 +127,9 @@ class Memory:
         return True
 
     def look(self, index: int) -> RingSlot:
-        """Without its lock, which somebody keeps who stands still: what was last made visible stays as it is."""
+        """Without its lock, which a stopped process may keep: the state that was last made visible."""
+        # A bank is only written while the word names the other one. If the word is the same before and after, the
+        # bank that was read was not written meanwhile.
         while True:
             word = self._words[index]
             slot = self.load(index)
@@ -166,14 +171,15 @@ class Memory:
         return self._changes[0]
 
     def announce(self) -> None:
-        """Somebody is going to wait: changes are told, until one was. Look once more, and only then wait."""
+        """Call this before `wait`, and look at the slots once more in between: the next change then wakes the waiting
+        processes. Changes wake no one where no process waits, which saves a system call for each."""
         self._waiting[0] = 1
 
-    def tell(self) -> None:
-        """Something has changed: wake who waits for that."""
+    def wake_waiting(self) -> None:
+        """A slot has changed: wake the processes that wait, if any."""
         if self._waiting[0]:
             self._waiting[0] = 0
-            locks.tell(self.changes_address)
+            locks.wake_all(self.changes_address)
 
     def wait(self, seen: int, timeout_s: float) -> None:
         """Until something has changed since `seen`, but not for long: look again."""

@@ -1,7 +1,7 @@
 """Who owns a slot: attempts of processes, and whether one still lives.
 
-An attempt lives as long as the object that stands for it (`OwnedAttempt`, held by a claim or a writing): what a thread has
-lost by an exception is known to its own process at once, and to all others when the process has died.
+An attempt lives as long as the object that stands for it (`OwnedAttempt`, held by a claim or a writing): what a
+thread has lost by an exception is known to its own process at once, and to all others when the process has died.
 """
 
 from __future__ import annotations
@@ -12,11 +12,11 @@ import time
 from pathlib import Path
 
 from nvrx_slurm.transport.errors import RingError
-from nvrx_slurm.transport.slots import NOBODY, SlotOwner
+from nvrx_slurm.transport.slots import NO_OWNER, SlotOwner
 from nvrx_slurm.util.processes import started_ticks, stat_fields
 
 SURE_S = 0.1
-"""For so long who was alive is taken to be so still."""
+"""A process that was alive so long ago is taken to be alive: /proc is not read again."""
 
 _STATE, _THREADS, _STARTED = 0, 17, 19  # places in `stat_fields`
 _MOST_REMEMBERED = 1024
@@ -28,9 +28,9 @@ _alive_at: dict[tuple[int, int], float] = {}
 
 
 class OwnedAttempt:
-    """One attempt of this process to read or to write. `of`: whatever tells the rings of this process apart."""
+    """One attempt of this process to read or to write. `of`: identifies one ring of this process."""
 
-    owner = NOBODY  # until the constructor is over: a handler may cut it
+    owner = NO_OWNER  # until the constructor is over: a handler may cut it
 
     def __init__(self, of: int) -> None:
         self.owner = SlotOwner(*this_process(), next(_numbers))
@@ -75,7 +75,7 @@ def namespace() -> int:
 
 
 def is_dead(owner: SlotOwner) -> bool:
-    """Whether nobody can act for this owner any more."""
+    """Whether this owner has ended: its process, or its attempt in this process."""
     process = (owner.pid, owner.started_ticks)
     if process == this_process():
         return owner.attempt not in _open

@@ -51,7 +51,7 @@ class RingHandle:
 class RingMetrics(NamedTuple):
     """What a ring has seen so far, as `slots.Counts`, summed over its slots; and how many slots are in each state.
 
-    Once nobody is writing or reading, published = consumed + dropped + READY.
+    Once no write and no read is under way, published = consumed + dropped + READY.
     """
 
     published: int
@@ -95,7 +95,7 @@ class SharedRing:
     ) -> SharedRing:
         """A new ring with all its memory, readable by this user alone, and for as long as this process lives.
 
-        `overwrite`: a write that finds no free slot takes the oldest payload that nobody reads; else it is RingFull.
+        `overwrite`: a write that finds no free slot takes the oldest payload that no reader has; else it is RingFull.
         `checksum`: each payload gets one, and reads check it. `lease_s`: how long a read may take until
         its payload is ready again for others. `allow_pickle`: what only pickle can take apart and put together may be
         written and read through this object. `folder`: a file system in memory, the same in all processes.
@@ -171,7 +171,7 @@ class SharedRing:
 
     def begin(self, size: int, schema: str = "", *, timeout_s: float = 0.0) -> Writing:
         """A slot for a payload of `size` bytes. A free one; else, where the ring overwrites, the one that was written
-        longest ago and that nobody reads; else it waits for one.
+        longest ago and that no reader has; else it waits for one.
 
         Raises RingFull after `timeout_s`, and RingError where the payload or its schema fits in no slot.
         """
@@ -201,13 +201,13 @@ class SharedRing:
         """The object of that ref, or the one that was written longest ago of those that are ready; waits for it.
 
         It is the reader's own copy. The slot is free afterwards or, without `consume`, ready again. `timeout_s`: None
-        waits for as long as it takes. Raises StaleSlotError where nobody can have that payload any more,
+        waits for as long as it takes. Raises StaleSlotError where that payload is gone,
         PayloadTimeout, and PayloadCorrupt (its `ref` names the payload, which stays: `settle` removes it).
         """
         return self._waited(lambda: self._read(ref, consume), ref, timeout_s)
 
     def try_read(self, ref: PayloadRef | None = None, *, consume: bool = True) -> Any:
-        """The same at once, or None: nothing is ready, or somebody else reads it just now."""
+        """The same at once, or None: nothing is ready, or another reader has it now."""
         read = self._read(ref, consume)
         return None if read is _NOTHING else read
 
@@ -234,7 +234,16 @@ class SharedRing:
         assert isinstance(claim, Claim)
         try:
             if check:
-                self._checked(claim, ref)
+                try:
+                    claim.check("" if ref is None else ref.checksum)
+                except PayloadCorrupt as error:
+                    if not claim.is_ours():
+                        raise StaleSlotError(
+                            f"slot {claim.slot}@{claim.generation}: its lease was shorter than the check of its sum",
+                            ref=ref,
+                        ) from None
+                    error.ref = ref or claim.ref
+                    raise
             yield payloads.decode(claim.schema, claim.payload, allow_pickle=self._allow_pickle)
         except BaseException:
             claim.drop()
@@ -294,7 +303,8 @@ class SharedRing:
         return arguments.instance("claim", claim, Claim).finish(consumed=False)
 
     def settle(self, slot: int, generation: int) -> bool:
-        """Consume a payload that is ready, without reading it: somebody has it. False where it is not there."""
+        """Consume a payload that is ready, without reading it: its reader has it already. False where it is not
+        there."""
         return self._steps.settle(slot, generation)
 
     def drain(self, timeout_s: float | None = None) -> int:
@@ -338,8 +348,8 @@ class SharedRing:
             steps.close()
 
     def unlink(self) -> None:
-        """Nobody can attach any more; who has attached goes on. Its memory goes with the last of them. Any number of
-        times, from any process."""
+        """Remove the name: no process can attach any more, those that have attached go on, and the memory goes with
+        the last of them. Any number of times, from any process."""
         if self._is_linked:
             self._is_linked = False
             segment.remove(self._folder, self.name, forget=self._is_creator())
@@ -393,15 +403,14 @@ class SharedRing:
             yield from _ready(seen)
 
     def _turns(self, deadline: float) -> Iterator[Steps]:
-        """A turn whenever something may have changed, the first at once, until the deadline.
-
-        Who makes a change tells it only where somebody waits: so that is announced, and then looked once more.
-        """
+        """A turn whenever something may have changed, the first at once, until the deadline."""
         while True:
             yield self._steps
             if time.monotonic() >= deadline:
                 return
             memory = self._steps.memory
+            # In this order: a change before `announce` wakes no one, so the caller looks once more after it; a change
+            # after that look has moved the counter past `seen`, and `wait` returns at once.
             seen = memory.changes()
             memory.announce()
             yield self._steps
@@ -426,34 +435,19 @@ class SharedRing:
         raise PayloadTimeout(f"{ref or f'ring {self.name}'}: nothing to read came within {timeout_s:g} s", ref=ref)
 
     def _claimed(self, ref: PayloadRef | None, lease_s: float | None = None) -> Claim | None:
-        """None where there is nothing yet, or somebody else has it."""
+        """None where there is nothing yet, or another reader has it."""
         if ref is None:
-            return self._oldest(lease_s)
+            steps = self._steps
+            for look in (Steps.glance, _reclaimed):  # the second takes longer
+                for index in _ready(look(steps)):
+                    oldest = self.claim(index, None, lease_s)
+                    if isinstance(oldest, Claim):
+                        return oldest
+            return None
         claim = self.claim_ref(ref, lease_s)
         if claim in _GONE:
             raise StaleSlotError(f"{ref}: {claim}", ref=ref)
         return claim if isinstance(claim, Claim) else None
-
-    def _checked(self, claim: Claim, ref: PayloadRef | None) -> None:
-        try:
-            claim.check("" if ref is None else ref.checksum)
-        except PayloadCorrupt as error:
-            if not claim.is_ours():
-                raise StaleSlotError(
-                    f"slot {claim.slot}@{claim.generation}: its lease was shorter than the check of its checksum",
-                    ref=ref,
-                ) from None
-            error.ref = ref or claim.ref
-            raise
-
-    def _oldest(self, lease_s: float | None) -> Claim | None:
-        steps = self._steps
-        for look in (Steps.glance, _reclaimed):  # the second takes longer
-            for index in _ready(look(steps)):
-                claim = self.claim(index, None, lease_s)
-                if isinstance(claim, Claim):
-                    return claim
-        return None
 
     def _read(self, ref: PayloadRef | None, consume: bool) -> object:
         claim = self._claimed(ref)
@@ -462,11 +456,12 @@ class SharedRing:
         try:
             payload = memoryview(claim.copied("" if ref is None else ref.checksum))
             if self._allow_pickle and not claim.is_ours():
-                return _NOTHING  # nothing runs of what may be of two payloads
+                return _NOTHING  # a mix of two payloads must never be unpickled
             value = payloads.decode(claim.schema, payload, allow_pickle=self._allow_pickle)
         except TransportError as error:
             if not claim.finish(consumed=False):
-                return _NOTHING  # these were another payload's bytes: whether ours is still there, the next try tells
+                # The bytes were another payload's. The next attempt tells whether this one is still there.
+                return _NOTHING
             error.ref = error.ref or claim.ref
             raise
         except BaseException:
@@ -482,7 +477,7 @@ def _timeout(timeout_s: float) -> float:
 
 
 def _lease(lease_s: float) -> float:
-    """Of any length: one that has lapsed already is of use to nobody, and does no harm."""
+    """Of any length: one that has lapsed already does no harm."""
     return arguments.number("lease_s, in seconds,", lease_s, -arguments.LONGEST_S, arguments.LONGEST_S)
 
 

@@ -1,8 +1,8 @@
 """The file of a ring in shared memory: made whole or not at all, mapped, and removed.
 
-It is made without a name, gets all its memory and its header, and only then its name: nobody ever sees half a ring,
-and whoever is killed before has left nothing. Where its creator is killed, the next `sweep` removes it, or
-multiprocessing's resource tracker, once all of its family have ended.
+It is made without a name, gets all its memory and its header, and only then its name: no process ever sees half a
+ring, and a creator that is killed before leaves nothing. Where its creator is killed, the next `sweep` removes it,
+or multiprocessing's resource tracker, once all of its family have ended.
 
 Any user of the host may put files into /dev/shm. A file is a ring of this user only if the kernel says so of the
 open descriptor: a regular file, owned by this user, with no rights for others. Only then are its bytes read (decision
@@ -39,8 +39,19 @@ def make(folder: Path, name: str, size: int, fill: Callable[[mmap.mmap], None]) 
     with _told(f"a ring of {size} bytes cannot be made in {folder}"):
         descriptor = os.open(folder, os.O_TMPFILE | os.O_RDWR | os.O_CLOEXEC, 0o600)
         try:
-            os.fchmod(descriptor, 0o600)  # a umask such as 0277 leaves less, and then nobody can attach
-            _allocate(descriptor, folder, size)
+            os.fchmod(descriptor, 0o600)  # a umask such as 0277 leaves less, and then no process can attach
+            # All memory now: a page that tmpfs cannot give later would be a SIGBUS in the middle of a write.
+            try:
+                os.posix_fallocate(descriptor, 0, size)
+            except OSError as error:
+                if error.errno not in _NO_ROOM:
+                    raise
+                room = os.statvfs(folder)
+                free = room.f_bavail * room.f_frsize
+                raise RingError(
+                    f"a ring of {size} bytes does not fit in {folder}, which has {free} free: make fewer or smaller "
+                    f"slots, or give the node more (mount -o remount,size=... {folder})"
+                ) from None
             memory = mmap.mmap(descriptor, size)
             fill(memory)
             _name(descriptor, folder, name)
@@ -63,7 +74,16 @@ def open_(folder: Path, name: str) -> tuple[mmap.mmap, Header]:
             if (why := foreign(status)) is not None:
                 raise ForeignRing(f"{folder / name} is not used: {why}; a ring is a file of this user, mode 0600")
             header = Header.unpack(os.pread(descriptor, HEADER_BYTES, 0), name)
-            _check(header, name, status.st_size)
+            if header.creator.namespace != namespace():
+                raise RingError(
+                    f"ring {name} was made in another namespace of process ids (another container): its locks and "
+                    "owners mean nothing here; read it through its server, or share the namespace"
+                )
+            expected = checked(header.shape.slots, header.shape.slot_bytes).total_bytes
+            if status.st_size != expected:
+                raise RingError(
+                    f"ring {name} has {status.st_size} bytes where its header says {expected}: it was changed"
+                )
             return mmap.mmap(descriptor, status.st_size), header
         finally:
             os.close(descriptor)
@@ -91,7 +111,7 @@ def remove(folder: Path, name: str, *, forget: bool) -> None:
 
 
 def is_gone(name: str, folder: Path = SHM) -> bool:
-    """Whether nobody can attach any more, or its creator is dead."""
+    """Whether the ring has no name any more, or its creator is dead."""
     return not (folder / name).exists() or _is_orphan(folder / name)
 
 
@@ -101,47 +121,19 @@ def sweep(folder: str | Path = SHM) -> list[str]:
     return [path.name for path in sorted(_mine(folder)) if _is_orphan(path) and _is_removed(path)]
 
 
-def _allocate(descriptor: int, folder: Path, size: int) -> None:
-    """All of it, now: a page that is missing later is a SIGBUS."""
-    try:
-        os.posix_fallocate(descriptor, 0, size)
-    except OSError as error:
-        if error.errno not in _NO_ROOM:
-            raise
-        room = os.statvfs(folder)
-        free = room.f_bavail * room.f_frsize
-        raise RingError(
-            f"a ring of {size} bytes does not fit in {folder}, which has {free} free: make fewer or smaller slots, "
-            f"or give the node more (mount -o remount,size=... {folder})"
-        ) from None
-
-
 def _name(descriptor: int, folder: Path, name: str) -> None:
-    """The tracker knows it first: then there is no moment at which nobody would remove it.
-
-    Python follows the link of /proc only where it is given a descriptor for the source, which the path does not need.
-    """
+    # The resource tracker learns of the name first: at each moment the tracker or this process removes it.
     if folder == SHM:
         resource_tracker.register(f"/{name}", _KIND)
         _tracked.add(name)
     try:
+        # Python passes AT_SYMLINK_FOLLOW only where it is given a descriptor for the source; the path is absolute.
         os.link(f"/proc/self/fd/{descriptor}", folder / name, follow_symlinks=True, src_dir_fd=descriptor)
     except OSError:
         if folder == SHM:
             _tracked.discard(name)
             resource_tracker.unregister(f"/{name}", _KIND)
         raise
-
-
-def _check(header: Header, name: str, size: int) -> None:
-    if header.creator.namespace != namespace():
-        raise RingError(
-            f"ring {name} was made in another namespace of process ids (another container): its locks and owners "
-            "mean nothing here; read it through its server, or share the namespace"
-        )
-    expected = checked(header.shape.slots, header.shape.slot_bytes).total_bytes
-    if size != expected:
-        raise RingError(f"ring {name} has {size} bytes where its header says {expected}: somebody has changed it")
 
 
 def _mine(folder: Path) -> Iterator[Path]:

@@ -115,7 +115,7 @@ class Steps:
         slot = self.look(index)
         return (slot.state, slot.generation, slot.owner) == (State.READING, generation, owner)
 
-    # ---- anybody
+    # ---- both
 
     def reclaim_all(self) -> None:
         """What owners have lost. A slot whose lock cannot be had at once is left for later."""
@@ -136,7 +136,7 @@ class Steps:
             return self.memory.look(index)
 
     def disown(self, owner: SlotOwner) -> None:
-        """Give back whatever this attempt of ours has, after an error: nothing is counted as late."""
+        """Give back every slot of this attempt, after an error: nothing is counted as late."""
         for glance in self.glance():
             if glance.state in HELD:
                 end = slots.release if glance.state is State.READING else slots.abandon
@@ -150,7 +150,7 @@ class Steps:
                 return Refusal.LATE
             return end(slot, slot.generation, slot.owner)
 
-        with contextlib.suppress(Contended):  # its lease, or our death, will do it
+        with contextlib.suppress(Contended):  # its lease, or the end of this process, will do it
             self._step(index, move, PATIENCE_S)
 
     def _end(
@@ -193,7 +193,8 @@ class Steps:
             nonlocal is_news
             before = slot = memory.load(index)
             if not is_end and slot.state in HELD:
-                slot = _without_lost_owner(slot)
+                lost = slots.lapsed(slot, time.monotonic_ns(), owner_is_dead=is_dead(slot.owner))
+                slot = slots.reclaim(slot) if lost else slot
             outcome = move(slot)
             if isinstance(outcome, RingSlot):
                 slot = outcome
@@ -205,11 +206,8 @@ class Steps:
             return outcome
 
         outcome = memory.holding(index, act, patience_s)
-        if is_news:  # who waits, waits for a slot that is ready, or free
-            memory.tell()
+        # After the lock is released: a woken process wants that lock. Waiting processes want a slot that is ready or
+        # free, so other changes wake no one.
+        if is_news:
+            memory.wake_waiting()
         return outcome
-
-
-def _without_lost_owner(slot: RingSlot) -> RingSlot:
-    lost = slots.lapsed(slot, time.monotonic_ns(), owner_is_dead=is_dead(slot.owner))
-    return slots.reclaim(slot) if lost else slot

@@ -8,7 +8,7 @@ import pytest
 from msgspec.structs import replace
 
 from nvrx_slurm.transport import slots
-from nvrx_slurm.transport.slots import NOBODY, Counts, Refusal, RingSlot, SlotOwner, State
+from nvrx_slurm.transport.slots import NO_OWNER, Counts, Refusal, RingSlot, SlotOwner, State
 
 OURS, THEIRS = SlotOwner(10, 1000, 1), SlotOwner(10, 1000, 2)
 COUNTS = Counts(9, 8, 7, 6, 5, 4)
@@ -100,14 +100,14 @@ def test_an_owner_and_a_lease_are_of_a_slot_that_is_held(step: str, slot: RingSl
     """READING has both, WRITING an owner, the others none of them."""
     after = STEPS[step](slot)
     if isinstance(after, RingSlot):
-        assert (after.owner != NOBODY) == (after.state in (State.WRITING, State.READING))
+        assert (after.owner != NO_OWNER) == (after.state in (State.WRITING, State.READING))
         assert (after.lease_ns != 0) == (after.state is State.READING)
 
 
 @pytest.mark.parametrize("end", ["publish", "abandon", "renew", "consume", "release"])
 @pytest.mark.parametrize("slot", SLOTS, ids=lambda slot: slot.state.name)
 @pytest.mark.parametrize(
-    "change", [{"owner": THEIRS}, {"generation": 6}, {"owner": NOBODY}, {"owner": SlotOwner(10, 1001, 1)}], ids=str
+    "change", [{"owner": THEIRS}, {"generation": 6}, {"owner": NO_OWNER}, {"owner": SlotOwner(10, 1001, 1)}], ids=str
 )
 def test_an_end_from_elsewhere_changes_nothing(end: str, slot: RingSlot, change: dict[str, object]) -> None:
     """Of another owner, another generation, or a process that has our id now: LATE, whatever the state."""

@@ -13,7 +13,7 @@ from nvrx_slurm.transport import slots
 from nvrx_slurm.transport.errors import StaleSlotError
 from nvrx_slurm.transport.ref import PayloadRef
 from nvrx_slurm.transport.ring import Claim, SharedRing, Writing
-from nvrx_slurm.transport.slots import NOBODY, Refusal, RingSlot, SlotOwner, State
+from nvrx_slurm.transport.slots import NO_OWNER, Refusal, RingSlot, SlotOwner, State
 
 SLOTS, SIZE = 3, 300
 LONG_S = 3600.0
@@ -193,8 +193,8 @@ class Machine(RuleBasedStateMachine):
 
     @invariant()
     def the_ring_is_as_the_rules_say(self) -> None:
-        real = [replace(slot, owner=NOBODY, lease_ns=0) for slot in self.ring.slot_states()]
-        assert real == [replace(slot, owner=NOBODY, lease_ns=0) for slot in self.model]
+        real = [replace(slot, owner=NO_OWNER, lease_ns=0) for slot in self.ring.slot_states()]
+        assert real == [replace(slot, owner=NO_OWNER, lease_ns=0) for slot in self.model]
 
     @rule()
     def ready(self) -> None:

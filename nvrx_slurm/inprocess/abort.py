@@ -12,7 +12,6 @@ import os
 import socket
 import stat
 import sys
-from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -147,15 +146,12 @@ def cut() -> int | None:
     A thread that waits for one of them gets a RuntimeError from Gloo within milliseconds. Takes a few milliseconds
     itself.
     """
-    watched = [found for loop in _loops() if (found := _watched(loop))]
-    return sum(itertools.starmap(_shut_down, itertools.chain(*watched))) if watched else None
-
-
-def _loops() -> Iterator[Path]:
+    watched: list[tuple[int, int]] = []
     for thread in Path("/proc/self/task").iterdir():
         with contextlib.suppress(OSError):  # it has ended
             if (thread / "comm").read_text().strip() == _LOOP:
-                yield thread
+                watched += _watched(thread)
+    return sum(itertools.starmap(_shut_down, watched)) if watched else None
 
 
 def _watched(loop: Path) -> list[tuple[int, int]]:

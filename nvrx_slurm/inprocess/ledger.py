@@ -200,14 +200,11 @@ def _applied(ledger: GroupLedger, entry: AnyEntry) -> GroupLedger:
             return _interrupted(ledger, entry)
         case Lost():
             out = dataclasses.replace(ledger, lost={**ledger.lost, entry.member: entry})
-            return _interrupted(out, entry) if _takes_part(ledger, entry) else out
-
-
-def _takes_part(ledger: GroupLedger, lost: Lost) -> bool:
-    """Whether the others cannot go on without it. A rank that the assignment discards does not affect them."""
-    if ledger.stage is IterationStage.STARTING:
-        return lost.interruption is not Interruption.DISCARDED
-    return ledger.stage is IterationStage.RUNNING
+            # A rank that its assignment discards does not affect the others: they start without it.
+            discarded = entry.interruption is Interruption.DISCARDED
+            starts_with_it = ledger.stage is IterationStage.STARTING and not discarded
+            takes_part = starts_with_it or ledger.stage is IterationStage.RUNNING
+            return _interrupted(out, entry) if takes_part else out
 
 
 def _interrupted(ledger: GroupLedger, cause: Interrupted | Lost) -> GroupLedger:

@@ -211,20 +211,14 @@ def inject(
         hints = {}
     annotations = {name: hints.get(name, each.annotation) for name, each in signature.parameters.items()}
     wanted = [name for name, each in annotations.items() if _asks_for(each, type(value))]
-    given = _given(signature, wanted, args, kwargs) | dict.fromkeys(wanted, value)
-    bound = inspect.BoundArguments(signature, OrderedDict(given))
-    return bound.args, bound.kwargs
-
-
-def _given(
-    signature: inspect.Signature, wanted: list[str], args: tuple[Any, ...], kwargs: Mapping[str, Any]
-) -> dict[str, Any]:
-    """What the caller gives, by parameter."""
     kept = signature.replace(parameters=[each for name, each in signature.parameters.items() if name not in wanted])
     whole, without = (_bound(each, args, kwargs) for each in (signature, kept))
     if whole is not None and (without is None or all(whole.get(name) is None for name in wanted)):
-        return whole
-    return dict(kept.bind(*args, **kwargs).arguments)
+        given = whole
+    else:
+        given = dict(kept.bind(*args, **kwargs).arguments)
+    bound = inspect.BoundArguments(signature, OrderedDict(given | dict.fromkeys(wanted, value)))
+    return bound.args, bound.kwargs
 
 
 def _bound(signature: inspect.Signature, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> dict[str, Any] | None:

@@ -170,17 +170,14 @@ class LogWriter(threading.Thread):
             self._lease.renew(asked_at)
             sibling.ring = sibling.ring.answered(member, beats, time.monotonic())
         if sent >= self._read_at or not sibling.ring.beats_since(sent):
-            self._read(sent)
+            # The log matters to a monitor only when its sibling is quiet, and once in a while.
+            self._read_at = sent + READ_SHARE * self._options.heartbeat_timeout_s
+            self._log.refresh()
+            # The group goes on without this rank: so it must be dead.
+            lost = self._log.ledger.lost.get(self._options.member)
+            if lost is not None and lost.interruption in DEATHS and not self._kill_ordered:
+                self._kill_ordered = True
+                self._on_end(lost)
+            sibling.judge(sent)
         sibling.meet()
         self._touch = True
-
-    def _read(self, sent: float) -> None:
-        """The log matters to a monitor only when its sibling is quiet, and once in a while."""
-        self._read_at = sent + READ_SHARE * self._options.heartbeat_timeout_s
-        self._log.refresh()
-        # The group goes on without this rank: so it must be dead.
-        lost = self._log.ledger.lost.get(self._options.member)
-        if lost is not None and lost.interruption in DEATHS and not self._kill_ordered:
-            self._kill_ordered = True
-            self._on_end(lost)
-        self._sibling.judge(sent)

@@ -188,7 +188,13 @@ class FileConnection(Connection):
     @contextlib.contextmanager
     def _growing(self, name: str) -> Iterator[tuple[int, list[bytes]]]:
         """The file, open at its end, and what is in it; no other process adds to the call meanwhile."""
-        with self._usable(), self._locked():
+        with contextlib.ExitStack() as stack:
+            stack.enter_context(self._usable())
+            os.close(self._open("lock"))
+            clock = _Patience(self._cancelled)
+            lock = locked(self._folder / "lock", timeout_s=self._patience_s, clock=clock)
+            if not stack.enter_context(lock):
+                raise StoreError(f"the file system of {self._folder} knows no locks: name a path on another one")
             file = self._open(name)
             try:
                 data = _whole(file)
@@ -201,15 +207,6 @@ class FileConnection(Connection):
             finally:
                 # Before the lock is given back: then NFS shows it to the next holder.
                 os.close(file)
-
-    @contextlib.contextmanager
-    def _locked(self) -> Iterator[None]:
-        lock = self._open("lock")
-        os.close(lock)
-        with locked(self._folder / "lock", timeout_s=self._patience_s, clock=_Patience(self._cancelled)) as is_locked:
-            if not is_locked:
-                raise StoreError(f"the file system of {self._folder} knows no locks: name a path on another one")
-            yield
 
     @contextlib.contextmanager
     def _usable(self) -> Iterator[None]:

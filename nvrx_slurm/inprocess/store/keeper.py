@@ -87,7 +87,11 @@ def hosted(kind: str, group: str, *, patience_s: float) -> HostedStore:
                 return place
     except OSError as error:
         raise StoreError(f"no store can be started for this group on this host: {error}") from None
-    raise StoreError(f"no store could be started for this group on this host; {folder}: {_said(folder)}")
+    words = ""
+    with contextlib.suppress(OSError):
+        words = (folder / "keeper.log").read_bytes()[-SAID_BYTES:].decode(errors="replace").strip()
+    said = words or "the keeper has logged nothing"
+    raise StoreError(f"no store could be started for this group on this host; {folder}: {said}")
 
 
 def place_now(kind: str, group: str) -> HostedStore:
@@ -158,16 +162,11 @@ def take(folder: Path) -> int | None:
         except BlockingIOError:
             os.close(lock)
             return None
-        if _is_there(folder / "lock", lock):
-            return lock
+        # A keeper that has just ended may have removed the file after it was opened here.
+        with contextlib.suppress(FileNotFoundError):
+            if os.path.samestat((folder / "lock").stat(), os.fstat(lock)):
+                return lock
         os.close(lock)
-
-
-def _is_there(path: Path, descriptor: int) -> bool:
-    """Whether the file has not been removed since it was opened."""
-    with contextlib.suppress(FileNotFoundError):
-        return os.path.samestat(path.stat(), os.fstat(descriptor))
-    return False
 
 
 def _folder(kind: str, group: str) -> Path:
@@ -208,11 +207,3 @@ def _is_private(path: Path) -> bool:
     except FileNotFoundError:
         return False
     return stat.S_ISDIR(status.st_mode) and is_own(status, closed=0o077)
-
-
-def _said(folder: Path) -> str:
-    """The last words of a keeper that has ended."""
-    with contextlib.suppress(OSError):
-        if words := (folder / "keeper.log").read_bytes()[-SAID_BYTES:].decode(errors="replace").strip():
-            return words
-    return "it says nothing"

@@ -55,13 +55,12 @@ class TCPStore(Store):
     def connect(self, group: str, call: int) -> TCPConnection:
         # First: it takes seconds, and a keeper waits no longer.
         client = _torch_store()
-        host, port = self._named or environment.torchrun_store() or self._hosted(group)
-        return TCPConnection(client, host, port, f"nvrx/{group}/{call}/", patience=self._patience)
+        address = self._named or environment.torchrun_store()
+        if address is None:
+            from nvrx_slurm.inprocess.store.keeper import TORCH, hosted
 
-    def _hosted(self, group: str) -> tuple[str, int]:
-        from nvrx_slurm.inprocess.store.keeper import TORCH, hosted
-
-        return "127.0.0.1", hosted(TORCH, group, patience_s=self._patience.total_seconds()).port
+            address = "127.0.0.1", hosted(TORCH, group, patience_s=self._patience.total_seconds()).port
+        return TCPConnection(client, *address, f"nvrx/{group}/{call}/", patience=self._patience)
 
 
 def _torch_store() -> Any:

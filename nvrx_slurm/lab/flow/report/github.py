@@ -5,6 +5,7 @@ Formats: "Workflow commands for GitHub Actions" in GitHub's documentation. The s
 
 from __future__ import annotations
 
+import contextlib
 import html
 import os
 import re
@@ -16,7 +17,7 @@ from pathlib import Path
 import click
 
 from nvrx_slurm.jobspec.env import GitHub
-from nvrx_slurm.lab.flow.outcome import FlowAttempt, FlowFinding, FlowOutcome, Status, SuiteOutcome
+from nvrx_slurm.lab.flow.outcome import FlowAttempt, FlowOutcome, Status, SuiteOutcome
 from nvrx_slurm.lab.flow.report.text import (
     STATUS_WORDS,
     WELL,
@@ -41,26 +42,28 @@ Tails = Callable[[FlowAttempt], Mapping[str, Sequence[str]]]
 def announce(
     outcome: SuiteOutcome, places: GitHub, artifacts: Path, say: Callable[[str], object] | None = None
 ) -> None:
-    """Tell GitHub all of it: commands through `say`, the summary and the outputs in the files that it gave us.
+    """Report to GitHub: commands through `say`, the summary and the outputs in the files that it names.
 
     The files are appended to: earlier commands of the same step may have written there. Raises OSError.
     """
-    say = say or _to_runner
+
+    def to_runner(line: str) -> None:
+        # Workflow commands are for the runner to obey; the guard of standard output would escape them.
+        as_is(sys.stdout).write(line + "\n")
+        sys.stdout.flush()
+
     token = secrets.token_hex(16)
     for line in (*groups(outcome, token, log_tails), *annotate(outcome, places.workspace)):
-        say(line)
+        (say or to_runner)(line)
+    texts: list[tuple[Path, str]] = []
     if places.step_summary:
         written = places.step_summary.stat().st_size if places.step_summary.exists() else 0
-        room = LIMIT_BYTES - written
-        _append(places.step_summary, markdown(outcome, places.workspace, room))
+        texts.append((places.step_summary, markdown(outcome, places.workspace, LIMIT_BYTES - written)))
     if places.output:
-        _append(places.output, output_text(outputs(outcome, artifacts), token))
-
-
-def _to_runner(line: str) -> None:
-    """Workflow commands are for the runner to obey; the guard of standard output would make them text."""
-    as_is(sys.stdout).write(line + "\n")
-    sys.stdout.flush()
+        texts.append((places.output, output_text(outputs(outcome, artifacts), token)))
+    for path, text in texts:
+        with path.open("a", encoding="utf-8", errors="backslashreplace") as file:
+            file.write(text)
 
 
 def annotate(outcome: SuiteOutcome, workspace: Path | None) -> list[str]:
@@ -68,30 +71,30 @@ def annotate(outcome: SuiteOutcome, workspace: Path | None) -> list[str]:
 
     One each, the wrong ones first, because GitHub shows ten of a kind for a step.
     """
-    return [_annotation(flow, workspace) for flow in worst_first(outcome) if not_passed(flow)]
-
-
-def _annotation(flow: FlowOutcome, workspace: Path | None) -> str:
-    kind = "warning" if flow.status in WELL else "error"
-    found = [finding for attempt in reversed(not_passed(flow)) for finding in attempt.findings]
-    file, line = (found[0].file, found[0].line) if found else (flow.file, flow.line)
-    title = f"{flow.name} {STATUS_WORDS[flow.status]} on {flow.stage}"
-    where = {"file": path_from(workspace, file), "line": str(line), "title": title}
-    said = ",".join(f"{name}={_as_property(plain(value))}" for name, value in where.items())
-    return f"::{kind} {said}::{_as_data(plain(_message(flow, found)))}"
-
-
-def _message(flow: FlowOutcome, found: Sequence[FlowFinding]) -> str:
-    others = [f"also: {finding.message}" for finding in found[1:]]
-    return "\n".join([headline(flow), *(found[0].detail if found else ()), *others])
+    found = []
+    for flow in worst_first(outcome):
+        if not (attempts := not_passed(flow)):
+            continue
+        findings = [finding for attempt in reversed(attempts) for finding in attempt.findings]
+        first = findings[0] if findings else None
+        others = [f"also: {finding.message}" for finding in findings[1:]]
+        message = "\n".join([headline(flow), *(first.detail if first else ()), *others])
+        properties = {
+            "file": path_from(workspace, first.file if first else flow.file),
+            "line": str(first.line if first else flow.line),
+            "title": f"{flow.name} {STATUS_WORDS[flow.status]} on {flow.stage}",
+        }
+        escaped = [
+            f"{name}={_as_data(plain(value)).replace(':', '%3A').replace(',', '%2C')}"
+            for name, value in properties.items()
+        ]
+        kind = "warning" if flow.status in WELL else "error"
+        found.append(f"::{kind} {','.join(escaped)}::{_as_data(plain(message))}")
+    return found
 
 
 def _as_data(text: str) -> str:
     return text.replace("%", "%25").replace("\r", "%0D").replace("\n", "%0A")
-
-
-def _as_property(text: str) -> str:
-    return _as_data(text).replace(":", "%3A").replace(",", "%2C")
 
 
 def groups(outcome: SuiteOutcome, token: str, tails: Tails = lambda attempt: {}) -> list[str]:
@@ -100,7 +103,10 @@ def groups(outcome: SuiteOutcome, token: str, tails: Tails = lambda attempt: {})
     for flow in outcome.flows:
         for attempt in not_passed(flow):
             lines.append(f"::group::{_as_data(plain(f'{flow.name}: {facts(flow, attempt)}'))}")
-            lines += quoted(_story(flow, attempt, tails(attempt)), token)
+            text = [click.unstyle(line) for line in of_attempt(flow, attempt)]
+            for title, below in {"journal": attempt.excerpt, **tails(attempt)}.items():
+                text += ["", plain(title), *(f"  {plain(line)}" for line in below)]
+            lines += quoted(text, token)
             lines.append("::endgroup::")
     return lines
 
@@ -111,13 +117,6 @@ def quoted(lines: Iterable[str], token: str) -> list[str]:
     `token`: something that those who wrote the lines cannot know.
     """
     return [f"::stop-commands::{token}", *lines, f"::{token}::"]
-
-
-def _story(flow: FlowOutcome, attempt: FlowAttempt, tails: Mapping[str, Sequence[str]]) -> list[str]:
-    lines = [click.unstyle(line) for line in of_attempt(flow, attempt)]
-    for title, text in {"journal": attempt.excerpt, **tails}.items():
-        lines += ["", plain(title), *(f"  {plain(line)}" for line in text)]
-    return lines
 
 
 def outputs(outcome: SuiteOutcome, artifacts: Path) -> dict[str, str]:
@@ -138,11 +137,6 @@ def outputs(outcome: SuiteOutcome, artifacts: Path) -> dict[str, str]:
 def output_text(values: Mapping[str, str], token: str) -> str:
     """The form that `$GITHUB_OUTPUT` wants. `token`: a line that no value can hold."""
     return "".join(f"{name}<<{token}\n{value}\n{token}\n" for name, value in values.items())
-
-
-def _append(path: Path, text: str) -> None:
-    with path.open("a", encoding="utf-8", errors="backslashreplace") as file:
-        file.write(text)
 
 
 LIMIT_BYTES = 1 << 20
@@ -168,14 +162,45 @@ def markdown(outcome: SuiteOutcome, base: Path | None = None, room_bytes: int = 
 
     Never more than `room_bytes` of UTF-8: first details are left out, then lines of the table, and it says so.
     """
-    flows = worst_first(outcome)
     page = _BoundedText(room_bytes - SPARE_BYTES)
-    if not page.add(_head(outcome)):
+    note = f"\n\n{_cell(outcome.note)}" if outcome.note else ""
+    title = f"## {in_all(outcome)} on {_cell(outcome.stage)} in {seconds(outcome.took_s)}{note}"
+    if not page.add(f"{title}\n\n{_line(COLUMNS)}{_line(('---',) * len(COLUMNS))}"):
         return ""
-    without_line = [flow for flow in flows if not page.add(_row(flow))]
+    flows = worst_first(outcome)
+    without_line = []
+    for flow in flows:
+        last = flow.attempts[-1] if flow.attempts else None
+        cells = (
+            MARKS[flow.status],
+            f"<b>{_cell(flow.name)}</b>",
+            _cell(flow.stage),
+            str(len(flow.attempts)),
+            seconds(flow.took_s) if last else "",
+            _cell(recovery(last)) if last else "",
+            _cell(headline(flow)),
+        )
+        if not page.add(_line(cells)):
+            without_line.append(flow)
     page.add("\n")
-    without_details = _add_details(page, [flow for flow in flows if not_passed(flow)], base)
-    return "".join(page.parts) + _cut(without_line, without_details)
+    # The findings of all flows come before any journal: a journal takes the place of the note that it is left out.
+    short = ("the journal is left out here, the page would be too long",)
+    unwell = [flow for flow in flows if not_passed(flow)]
+    without_details, places = [], []
+    for flow in unwell:
+        if page.add("".join(_details(flow, attempt, base, short) for attempt in not_passed(flow))):
+            places.append((len(page.parts) - 1, flow))
+        else:
+            without_details.append(flow)
+    for index, flow in places:
+        page.swap(index, "".join(_details(flow, each, base, each.excerpt) for each in not_passed(flow)))
+    lost = [
+        f"{plural(len(missing), 'flow')} without {what}"
+        for missing, what in ((without_line, "a line in the table"), (without_details, "details"))
+        if missing
+    ]
+    why = f"Cut, because GitHub shows {LIMIT_BYTES >> 10} KiB: {', '.join(lost)}. The HTML report has them all."
+    return "".join(page.parts) + (f"\n{why}\n" if lost else "")
 
 
 class _BoundedText:
@@ -206,26 +231,6 @@ def _bytes(text: str) -> int:
     return len(text.encode(errors="backslashreplace"))
 
 
-def _head(outcome: SuiteOutcome) -> str:
-    note = f"\n\n{_cell(outcome.note)}" if outcome.note else ""
-    title = f"## {in_all(outcome)} on {_cell(outcome.stage)} in {seconds(outcome.took_s)}{note}"
-    return f"{title}\n\n{_line(COLUMNS)}{_line(('---',) * len(COLUMNS))}"
-
-
-def _row(flow: FlowOutcome) -> str:
-    last = flow.attempts[-1] if flow.attempts else None
-    cells = (
-        MARKS[flow.status],
-        f"<b>{_cell(flow.name)}</b>",
-        _cell(flow.stage),
-        str(len(flow.attempts)),
-        seconds(flow.took_s) if last else "",
-        _cell(recovery(last)) if last else "",
-        _cell(headline(flow)),
-    )
-    return _line(cells)
-
-
 def _line(cells: tuple[str, ...]) -> str:
     return f"| {' | '.join(cells)} |\n"
 
@@ -237,20 +242,6 @@ def _cell(text: str) -> str:
     return _MARKDOWN.sub(lambda sign: f"&#{ord(sign[0])};", short)
 
 
-def _add_details(page: _BoundedText, flows: list[FlowOutcome], base: Path | None) -> list[FlowOutcome]:
-    """All findings come before any journal. Returns the flows for which there was no room at all."""
-    no_journal = ("the journal is left out here, the page would be too long",)
-    places = {}
-    for index, flow in enumerate(flows):
-        if page.add("".join(_details(flow, attempt, base, no_journal) for attempt in not_passed(flow))):
-            places[index] = len(page.parts) - 1
-    for index, part in places.items():
-        page.swap(
-            part, "".join(_details(flows[index], each, base, each.excerpt) for each in not_passed(flows[index]))
-        )
-    return [flow for index, flow in enumerate(flows) if index not in places]
-
-
 def _details(flow: FlowOutcome, attempt: FlowAttempt, base: Path | None, journal: tuple[str, ...]) -> str:
     title = f"{MARKS[attempt.verdict]} <b>{_cell(flow.name)}</b>: {_cell(facts(flow, attempt))}"
     lines = [STATUS_WORDS[attempt.verdict]]
@@ -258,17 +249,6 @@ def _details(flow: FlowOutcome, attempt: FlowAttempt, base: Path | None, journal
         lines += [f"{place(finding, base)}: {finding.message}", *(f"    {line}" for line in finding.detail)]
     lines += ["", *journal] if journal else []
     return f"<details><summary>{title}</summary>\n\n<pre>{html.escape(block(lines))}</pre>\n\n</details>\n\n"
-
-
-def _cut(without_line: list[FlowOutcome], without_details: list[FlowOutcome]) -> str:
-    parts = [
-        f"{plural(len(flows), 'flow')} without {what}"
-        for flows, what in ((without_line, "a line in the table"), (without_details, "details"))
-        if flows
-    ]
-    if not parts:
-        return ""
-    return f"\nCut, because GitHub shows {LIMIT_BYTES >> 10} KiB: {', '.join(parts)}. The HTML report has them all.\n"
 
 
 SUFFIXES = frozenset({".log", ".out", ".err"})
@@ -285,26 +265,21 @@ def log_tails(attempt: FlowAttempt) -> dict[str, tuple[str, ...]]:
     if attempt.artifacts is None:
         return {}
     top = Path(attempt.artifacts)
-    found = [(_written_at(path), path) for path in top.rglob("*") if path.suffix in SUFFIXES]
-    newest = [path for at, path in sorted(found, reverse=True) if at][:MOST_FILES]
-    return {str(path.relative_to(top)): _tail(path) for path in newest}
-
-
-def _written_at(path: Path) -> int:
-    """0: nothing to read there."""
-    try:
-        status = path.stat()
-    except OSError:
-        return 0
-    return status.st_mtime_ns if status.st_size else 0
-
-
-def _tail(path: Path) -> tuple[str, ...]:
-    try:
-        with path.open("rb") as file:
-            size = file.seek(0, os.SEEK_END)
-            file.seek(max(0, size - READ_BYTES))
-            text = file.read(READ_BYTES)
-    except OSError as error:
-        return (f"not readable: {error.strerror}",)
-    return tuple(text.decode(errors="replace").splitlines()[-LAST_LINES:])
+    found: list[tuple[int, Path]] = []
+    for path in top.rglob("*"):
+        if path.suffix in SUFFIXES:
+            with contextlib.suppress(OSError):
+                status = path.stat()
+                if status.st_size:
+                    found.append((status.st_mtime_ns, path))
+    tails: dict[str, tuple[str, ...]] = {}
+    for _, path in sorted(found, reverse=True)[:MOST_FILES]:
+        try:
+            with path.open("rb") as file:
+                size = file.seek(0, os.SEEK_END)
+                file.seek(max(0, size - READ_BYTES))
+                lines = file.read(READ_BYTES).decode(errors="replace").splitlines()
+        except OSError as error:
+            lines = [f"not readable: {error.strerror}"]
+        tails[str(path.relative_to(top))] = tuple(lines[-LAST_LINES:])
+    return tails

@@ -91,14 +91,14 @@ def _hash(text: str) -> str:
 
 def _journal(lines: tuple[str, ...]) -> Markup:
     """The journal's lines, their times and event names marked."""
-    return Markup("\n").join(_journal_line(line) for line in lines)
-
-
-def _journal_line(line: str) -> Markup:
-    match = _JOURNAL_LINE.fullmatch(line)
-    if match is None:
-        return Markup("{}").format(line)
-    return Markup("<i>{}</i>{}<b>{}</b>{}{}").format(*match.groups())
+    marked = []
+    for line in lines:
+        match = _JOURNAL_LINE.fullmatch(line)
+        if match is None:
+            marked.append(Markup("{}").format(line))
+        else:
+            marked.append(Markup("<i>{}</i>{}<b>{}</b>{}{}").format(*match.groups()))
+    return Markup("\n").join(marked)
 
 
 def _searchable(flow: FlowOutcome) -> str:

@@ -32,21 +32,17 @@ def document(outcome: SuiteOutcome, hostname: str, base: Path | None = None) -> 
     """The whole XML file, as text. `hostname`: of the machine that ran the suite; paths are relative to `base`."""
     xml = JUnitXml(f"nvrx-slurm ci on {plain(outcome.stage)}")
     for flow in outcome.flows:
-        xml.add_testsuite(_suite(outcome, flow, hostname, base))
+        suite = TestSuite(plain(flow.name))
+        suite.file = plain(path_from(base, flow.file))
+        suite.hostname = plain(hostname)
+        began_at = flow.attempts[0].began_at if flow.attempts else outcome.began_at
+        suite.timestamp = datetime.fromtimestamp(began_at, UTC).isoformat(timespec="seconds")
+        for name, value in _properties(flow):
+            suite.add_property(name, plain(value))
+        suite.add_testcase(_case(flow, base))
+        xml.add_testsuite(suite)
     xml.update_statistics()
     return str(xml.tostring().decode())
-
-
-def _suite(outcome: SuiteOutcome, flow: FlowOutcome, hostname: str, base: Path | None) -> TestSuite:
-    suite = TestSuite(plain(flow.name))
-    suite.file = plain(path_from(base, flow.file))
-    suite.hostname = plain(hostname)
-    began_at = flow.attempts[0].began_at if flow.attempts else outcome.began_at
-    suite.timestamp = datetime.fromtimestamp(began_at, UTC).isoformat(timespec="seconds")
-    for name, value in _properties(flow):
-        suite.add_property(name, plain(value))
-    suite.add_testcase(_case(flow, base))
-    return suite
 
 
 def _properties(flow: FlowOutcome) -> Iterator[tuple[str, str]]:
@@ -76,18 +72,15 @@ def _case(flow: FlowOutcome, base: Path | None) -> TestCase:
         for attempt in unwell:
             case.add_interim_result(_interim(FlakyFailure, FlakyError, attempt, _story(flow, attempt, base)))
     elif unwell:
-        case.result = [_final(unwell[0], _story(flow, unwell[0], base))]
+        first = unwell[0]
+        result = (Failure if first.verdict == "failed" else Error)(*_message_and_kind(first))
+        result.text = _story(flow, first, base)
+        case.result = [result]
         for attempt in unwell[1:]:
             case.add_interim_result(_interim(RerunFailure, RerunError, attempt, _story(flow, attempt, base)))
     if flow.attempts:  # a failure is the first run's, so the journal beside it is too
         case.system_out = block(unwell[0].excerpt if unwell and flow.status != "flaky" else flow.attempts[-1].excerpt)
     return case
-
-
-def _final(attempt: FlowAttempt, story: str) -> Failure | Error:
-    result = (Failure if attempt.verdict == "failed" else Error)(*_message_and_kind(attempt))
-    result.text = story
-    return result
 
 
 def _interim(

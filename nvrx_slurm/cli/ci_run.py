@@ -96,24 +96,6 @@ def run_and_report(
         timeout_s=seconds_of("--timeout", timeout),
     )
     outcome = run_suite(flows, options, on_outcome=_print_flow)
-    _write_reports(outcome, junit, html, as_json)
-    _conclude(outcome, options.artifacts, github)
-    return outcome.exit_code
-
-
-def _check_installed(option: str, path: Path | None, package: str) -> None:
-    """Now, not when all flows have run. Raises MissingProgramError."""
-    if path is not None and importlib.util.find_spec(package) is None:
-        raise MissingProgramError(f"{option} needs the package {package}: pip install 'nvrx-slurm[ci]'")
-
-
-def _print_flow(flow: FlowOutcome) -> None:
-    from nvrx_slurm.lab.flow.report.text import flow_line
-
-    click.echo(flow_line(flow))
-
-
-def _write_reports(outcome: SuiteOutcome, junit: Path | None, html: Path | None, as_json: Path | None) -> None:
     from nvrx_slurm.lab.flow.report import write
 
     try:
@@ -133,6 +115,20 @@ def _write_reports(outcome: SuiteOutcome, junit: Path | None, html: Path | None,
             write(as_json, to_json(outcome).decode())
     except OSError as error:
         raise UsageError(f"{error.filename}: the report cannot be written there: {error.strerror}") from None
+    _conclude(outcome, options.artifacts, github)
+    return outcome.exit_code
+
+
+def _check_installed(option: str, path: Path | None, package: str) -> None:
+    """Now, not when all flows have run. Raises MissingProgramError."""
+    if path is not None and importlib.util.find_spec(package) is None:
+        raise MissingProgramError(f"{option} needs the package {package}: pip install 'nvrx-slurm[ci]'")
+
+
+def _print_flow(flow: FlowOutcome) -> None:
+    from nvrx_slurm.lab.flow.report.text import flow_line
+
+    click.echo(flow_line(flow))
 
 
 def _conclude(outcome: SuiteOutcome, artifacts: Path, github: bool | None) -> None:

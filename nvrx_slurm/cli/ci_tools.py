@@ -79,7 +79,13 @@ def record(job: str, plan_file: Path | None, job_file: Path | None, output: Path
     if not flow["expect"]:
         raise UsageError(f"{path}: nothing came of this job that a flow could ask for: its first round never closed")
     if job_file is None:
-        _write_job(plan, named, path.parent.name)
+        from nvrx_slurm.lab.flow.recording.job_file import job_yaml
+
+        note = (
+            f"Made from the plan of job {path.parent.name}. A plan does not hold the keys below `slurm` and `setup`."
+        )
+        _write(named, job_yaml(plan, note))
+        click.echo(f"wrote {named}", err=True)
     if output is None:
         write_exactly(to_yaml(flow))
     else:
@@ -115,7 +121,11 @@ def matrix(
     start_s = seconds_of("--starts-within", starts_within)
     cases, left_out = _chosen(choice.plan(choice.load()), stage, only)
     if only_list:
-        _list(cases, left_out)
+        width = max(len(name) for name in [each.name for each in cases] + [each.name for each in left_out])
+        for case in cases:
+            click.echo(f"{case.name:<{width}}  {case.about}")
+        for each in left_out:
+            click.echo(f"{each.name:<{width}}  left out: {each.why}")
         return EXIT_DONE
     if into is not None:
         _write_flows(cases, choice, into, start_s)
@@ -140,14 +150,6 @@ def _chosen(plan: Plan, stage: StageName, only: tuple[str, ...]) -> tuple[list[M
         there = ", ".join(each.name for each in found if isinstance(each, MatrixCase))
         raise UsageError(f"--flow {' '.join(only)}: nothing to run on the stage {stage}{why}. There is: {there}")
     return cases, left_out
-
-
-def _list(cases: list[MatrixCase], left_out: list[LeftOut]) -> None:
-    width = max(len(name) for name in [each.name for each in cases] + [each.name for each in left_out])
-    for case in cases:
-        click.echo(f"{case.name:<{width}}  {case.about}")
-    for each in left_out:
-        click.echo(f"{each.name:<{width}}  left out: {each.why}")
 
 
 def _write_flows(cases: list[MatrixCase], choice: JobChoice, folder: Path, start_s: float) -> None:
@@ -196,14 +198,6 @@ def _overrides(plan: Plan, job_file: Path) -> dict[str, Any]:
 
     changed = overrides(plan, plan_of(load(job_file).spec, folder=Path(plan.folder), job_file=job_file))
     return {key: value for key, value in changed.items() if key not in ("name", "workdir")}
-
-
-def _write_job(plan: Plan, path: Path, job_id: str) -> None:
-    from nvrx_slurm.lab.flow.recording.job_file import job_yaml
-
-    note = f"Made from the plan of job {job_id}. A plan does not hold the keys below `slurm` and `setup`."
-    _write(path, job_yaml(plan, note))
-    click.echo(f"wrote {path}", err=True)
 
 
 def _write(path: Path, text: str) -> None:

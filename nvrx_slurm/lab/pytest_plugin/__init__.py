@@ -51,7 +51,13 @@ def pytest_runtest_makereport(
 ) -> Generator[None, pytest.TestReport, pytest.TestReport]:
     """A test that ran out of time shows what its jobs were doing: they are not ended yet."""
     jobs = item.stash.get(_jobs, None)
-    if jobs is not None and call.when != "teardown" and call.excinfo and _is_timeout(call.excinfo.value):
+    # pytest-timeout fails a test by a message; this package, asyncio and subprocess have errors for it.
+    if (
+        jobs is not None
+        and call.when != "teardown"
+        and call.excinfo
+        and ("Timeout" in type(call.excinfo.value).__name__ or str(call.excinfo.value).startswith("Timeout"))
+    ):
         jobs.show_stacks()
     return (yield)
 
@@ -138,8 +144,3 @@ def _need_slurm() -> None:
         if env.is_ci():
             pytest.fail(f"CI=true, and Slurm is {error}", pytrace=False)
         pytest.skip(f"Slurm is {error}")
-
-
-def _is_timeout(error: BaseException) -> bool:
-    """pytest-timeout fails a test with a message; our own waits, asyncio's and subprocess's have errors of theirs."""
-    return "Timeout" in type(error).__name__ or str(error).startswith("Timeout")

@@ -40,7 +40,22 @@ class Flows:
         results = self._folder / f"flow-{self._count}.json"
         artifacts = self._folder / f"flow-{self._count}-artifacts"
         flags = ("--on", on or self._stage, "--json", str(results), "--artifacts", str(artifacts), "--no-github")
-        done = _finished([sys.executable, "-P", "-m", "nvrx_slurm", "ci", "run", str(path), *flags])
+        # The run ends with the test, for any reason that ends first.
+        command = [sys.executable, "-P", "-m", "nvrx_slurm", "ci", "run", str(path), *flags]
+        process = subprocess.Popen(
+            command,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+            preexec_fn=dies_with_parent(signal.SIGTERM),
+        )
+        try:
+            out, err = process.communicate()
+        except BaseException:
+            process.terminate()
+            process.communicate(timeout=ENDED_S)
+            raise
+        done = subprocess.CompletedProcess(command, process.returncode, out, err)
         if done.returncode == EXIT_INTERRUPTED:
             raise KeyboardInterrupt
         if not results.exists():
@@ -57,21 +72,3 @@ class Flows:
         path = self._folder / f"flow-{self._count}.yaml"
         path.write_text(to_yaml({**keys, "job": str(self._here / str(keys["job"]))}))
         return path
-
-
-def _finished(command: list[str]) -> subprocess.CompletedProcess[str]:
-    """The run. A test that ends first, for any reason, ends it."""
-    process = subprocess.Popen(
-        command,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-        text=True,
-        preexec_fn=dies_with_parent(signal.SIGTERM),
-    )
-    try:
-        out, err = process.communicate()
-    except BaseException:
-        process.terminate()
-        process.communicate(timeout=ENDED_S)
-        raise
-    return subprocess.CompletedProcess(command, process.returncode, out, err)

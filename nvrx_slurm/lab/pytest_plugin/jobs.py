@@ -49,7 +49,11 @@ class PytestSession:
     @contextlib.contextmanager
     def cluster(self, nodes: int) -> Iterator[DevCluster]:
         """A Slurm of so many nodes, under the guard."""
-        _remove_abandoned()
+        # Clusters of sessions that were killed together with their guards; their names hold those sessions' pids.
+        for other in names():
+            pid = other.removeprefix(PREFIX)
+            if other.startswith(PREFIX) and pid.isdigit() and (int(pid) == os.getpid() or not is_alive(int(pid))):
+                remove(other)
         folder = self._folder / "session" / "cluster"
         make_folders(folder)
         name = f"{PREFIX}{os.getpid()}"
@@ -149,11 +153,3 @@ class Jobs:
 def _stack(thread: threading.Thread, frames: Mapping[int, Any]) -> list[str]:
     assert thread.ident is not None
     return [f"thread {thread.name}:\n", *traceback.format_stack(frames[thread.ident])]
-
-
-def _remove_abandoned() -> None:
-    """Take down the clusters of sessions that were killed together with their guards: their pid is in the name."""
-    for name in names():
-        pid = name.removeprefix(PREFIX)
-        if name.startswith(PREFIX) and pid.isdigit() and (int(pid) == os.getpid() or not is_alive(int(pid))):
-            remove(name)

@@ -37,7 +37,12 @@ def flow_schema() -> Schema:
         "expect": {**keys["expect"], **_SEVERAL, "items": _ITEM},
         "faults": {**keys["faults"], "items": _fault()},
     }
-    parts = {"event": _event(), "expectation": _expectation(), "trigger": _trigger()}
+    # An event by its name, or a mapping of its name to its fields.
+    parts = {
+        "event": {"anyOf": [{"enum": list(EVENTS)}, _closed(_events(), minProperties=1, maxProperties=1)]},
+        "expectation": _expectation(),
+        "trigger": _trigger(),
+    }
     return {"$schema": DIALECT, **flow, "properties": {**keys, **items}, "$defs": parts}
 
 
@@ -52,11 +57,6 @@ def _closed(properties: Mapping[str, Schema], **more: Any) -> Schema:
 
 
 # ------------------------------------------------------------------------------------------- expectations
-
-
-def _event() -> Schema:
-    """An event by its name, or a mapping of its name to its fields."""
-    return {"anyOf": [{"enum": list(EVENTS)}, _closed(_events(), minProperties=1, maxProperties=1)]}
 
 
 def _events() -> dict[str, Schema]:

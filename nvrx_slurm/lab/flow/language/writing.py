@@ -50,7 +50,10 @@ def _below(value: Any, indent: str) -> Iterator[str]:
         if isinstance(item, Mapping):
             yield from _note(item, indent)
             item = {key: below for key, below in item.items() if key != NOTE}
-        if _is_flat(item) and _is_short(item, len(indent)):
+        # An item of a list reads best on one line, unless it says one thing after the other.
+        if (
+            not isinstance(item, Mapping) or not any(isinstance(value, Mapping) for value in item.values())
+        ) and _is_short(item, len(indent)):
             yield f"{indent}- {inline(item)}"
         else:
             first, *rest = _below(item, indent + "  ")
@@ -75,11 +78,6 @@ def _has_lines(value: Any) -> bool:
     if isinstance(value, Sequence) and not isinstance(value, str):
         return any(isinstance(item, Mapping) or _has_lines(item) for item in value)
     return False
-
-
-def _is_flat(item: Any) -> bool:
-    """An item of a list reads best on one line, unless it says one thing after the other."""
-    return not isinstance(item, Mapping) or not any(isinstance(value, Mapping) for value in item.values())
 
 
 def inline(value: Any) -> str:

@@ -154,7 +154,9 @@ class _Story:
         if fact.replica in self.episodes:
             self.episodes[fact.replica].by_term = fact.signal == SIGTERM
         if fact.step is None and note:  # it fails at once: perhaps before all others have started
-            self._forget_recovery(fact)
+            chain = self.chains.get(fact.replica, [])
+            if chain and chain[-1].get("recovered") == self._of(fact):
+                chain.pop()
 
     def _signalled(self, fact: Signalled) -> None:
         """Slurm signals the steps first: workers that died of that have not failed."""
@@ -169,11 +171,6 @@ class _Story:
         replica = self.job.replicas.get(fact.replica)
         if replica is not None and replica.cycle == fact.cycle:
             self._episode(fact.replica).failure = item
-
-    def _forget_recovery(self, fact: WorkerFailed) -> None:
-        chain = self.chains.get(fact.replica, [])
-        if chain and chain[-1].get("recovered") == self._of(fact):
-            chain.pop()
 
     # ---- decisions
 

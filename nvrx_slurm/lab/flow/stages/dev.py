@@ -85,17 +85,14 @@ class DevStage(SlurmStage):
     # ---- the end
 
     def gone(self, job: Job, within_s: float) -> list[str]:
-        self._settle()
-        return super().gone(job, within_s)
-
-    def _settle(self) -> None:
-        """Nodes that the flow has left dead are down, as Slurm would find in some seconds; frozen ones go on."""
+        # Nodes that the flow has left dead are down, as Slurm would find in some seconds; frozen ones go on.
         for node in self.cluster.status().nodes:
             with contextlib.suppress(NvrxError):
                 if node.slurmd == "frozen":
                     self.cluster.restore_node(node.name)
                 elif node.slurmd == "dead":
                     self.cluster.mark_down(node.name)
+        return super().gone(job, within_s)
 
     def _places(self) -> tuple[str, ...]:
         return ("",)  # all of them are here

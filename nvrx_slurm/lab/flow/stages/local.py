@@ -80,19 +80,16 @@ class CommonStage:
     # ---- the job
 
     def submit(self, flow: Flow, settings: Mapping[str, Any] | None = None) -> Job:
-        spec, made = self._planned(flow, settings or {})
+        service = {} if self._service is None else {SERVICE_KEY: [self._service.url]}
+        own = {LEDGER_KEY: str(self._ledger), **service}
+        spec = load(flow.job, {**own, **dict(flow.overrides), **(settings or {})}).spec
+        made = plan(spec, folder=self.jobs, job_file=flow.job)
+        # The plan names the base folder as it is given: the path to a small disk must not be resolved.
+        made = msgspec.structs.replace(made, folder=str(self.jobs))
         job_id = self._hand_over(spec, made)
         self.job = just_submitted(job_id, folder=self.jobs, cluster=self.kind, clock=self.clock)
         self.cleanup.job(self.job, self.environment)
         return self.job
-
-    def _planned(self, flow: Flow, settings: Mapping[str, Any]) -> tuple[JobSpec, Plan]:
-        """The plan names the base folder as it is given: the way to a small disk must not be resolved."""
-        service = {} if self._service is None else {SERVICE_KEY: [self._service.url]}
-        own = {LEDGER_KEY: str(self._ledger), **service}
-        spec = load(flow.job, {**own, **dict(flow.overrides), **settings}).spec
-        made = plan(spec, folder=self.jobs, job_file=flow.job)
-        return spec, msgspec.structs.replace(made, folder=str(self.jobs))
 
     def _hand_over(self, spec: JobSpec, made: Plan) -> str:
         return hand_over(prepare(spec, made, cluster=self.kind), cluster=self.kind)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import shlex
 import sys
-from collections.abc import Sequence
 from pathlib import Path
 
 from nvrx_slurm.cluster.local import LocalCluster
@@ -37,7 +36,22 @@ class OwnNetworkStage(LocalStage):
 
     def _hand_over(self, spec: JobSpec, made: Plan) -> str:
         """The job's own script, but for the network that its batch host runs in, and who starts its agents."""
-        script = _script(spec.setup, [*self._network.inside(BATCH), *_batch_host(self._network)], made)
+        command = [
+            *self._network.inside(BATCH),
+            *(sys.executable, "-P", "-m", "nvrx_slurm.batch", "--cluster", "local", "--"),
+            *self._network.agents(),
+        ]
+        end = "NVRX_PLAN"
+        script = "\n".join(
+            [
+                "#!/bin/bash",
+                *spec.setup,
+                f"exec {shlex.join(command)} <<'{end}'",
+                plan_to_json(made).decode(),
+                end,
+                "",
+            ]
+        )
         job_id = LocalCluster(self.jobs, clock=self.clock).submit(script, folder=self.jobs, name=made.name)
         JobFiles(self.jobs / job_id).write_plan_json(plan_to_json(made))
         return job_id
@@ -54,17 +68,6 @@ class OwnNetworkStage(LocalStage):
             listener.close()
         self._network.close()
         super().close()
-
-
-def _batch_host(network: Network) -> list[str]:
-    return [sys.executable, "-P", "-m", "nvrx_slurm.batch", "--cluster", "local", "--", *network.agents()]
-
-
-def _script(setup: Sequence[str], command: Sequence[str], made: Plan) -> str:
-    end = "NVRX_PLAN"
-    return "\n".join(
-        ["#!/bin/bash", *setup, f"exec {shlex.join(command)} <<'{end}'", plan_to_json(made).decode(), end, ""]
-    )
 
 
 CUT, SLOW, HEALED = "cuts off", "slows", "carries all of"

@@ -149,20 +149,16 @@ def by_command(prefix: Callable[[str], Sequence[str]], environment: Mapping[str,
             )
         except subprocess.TimeoutExpired:
             raise FaultFailed(f"`{' '.join(command[:-4])}` gave no answer in {REMOTE_S:g} s") from None
-        return _evidence(done, node)
+        try:
+            answer = msgspec.json.decode(done.stdout, type=OrderResult)
+        except msgspec.DecodeError:
+            said = done.stderr.decode(errors="replace").strip() or f"exit code {done.returncode}"
+            raise FaultFailed(f"{node} could not be reached: {said}") from None
+        if answer.evidence is None:
+            raise FaultFailed(f"on {node}: {answer.error}")
+        return answer.evidence
 
     return reach
-
-
-def _evidence(done: subprocess.CompletedProcess[bytes], node: str) -> Proof:
-    try:
-        answer = msgspec.json.decode(done.stdout, type=OrderResult)
-    except msgspec.DecodeError:
-        said = done.stderr.decode(errors="replace").strip() or f"exit code {done.returncode}"
-        raise FaultFailed(f"{node} could not be reached: {said}") from None
-    if answer.evidence is None:
-        raise FaultFailed(f"on {node}: {answer.error}")
-    return answer.evidence
 
 
 def overlapping_step(job_id: str) -> Callable[[str], list[str]]:

@@ -132,7 +132,7 @@ class SlurmFaults:
         return FaultResult(at=at, proof=self._proven(job, _ENDING, PROOF_S))
 
     def requeue(self, arguments: Arguments, scene: Scene) -> FaultResult:
-        job, at, before = scene.job.job_id, self._clock.wall(), self._restarts(scene)
+        job, at, before = scene.job.job_id, self._clock.wall(), int(self._show(scene.job.job_id).get("Restarts", 0))
         self._ask("scontrol", "requeue", job)
 
         def queued() -> str | None:
@@ -202,9 +202,6 @@ class SlurmFaults:
 
     def _show(self, job: str) -> Mapping[str, str]:
         return dict(re.findall(r"(\w+)=(\S+)", self._ask("scontrol", "show", "job", job)))
-
-    def _restarts(self, scene: Scene) -> int:
-        return int(self._show(scene.job.job_id).get("Restarts", 0))
 
     def _proven(self, job: str, states: tuple[str, ...], within_s: float) -> str:
         def so() -> str | None:

@@ -165,7 +165,10 @@ def node_of(arguments: Arguments, world: JobTopology) -> str:
         case {"of_rank": rank}:
             return world.node_of_rank(int(rank), arguments.get("replica"))
         case {"spare": number}:
-            return _spare(int(number), world)
+            spares = world.standby
+            if not 1 <= int(number) <= len(spares):
+                raise FaultFailed(f"there is no hot spare {number}: on standby now: {', '.join(spares) or 'none'}")
+            return spares[int(number) - 1]
         case {"batch_host": True}:
             return world.batch_host
     raise FaultFailed(f"no node is named by {dict(arguments)}: it takes node, of_rank, spare, or batch_host")
@@ -184,10 +187,3 @@ def _known(node: str, world: JobTopology) -> str:
     if world.nodes and node not in world.nodes:  # while the job waits its cluster alone knows the node
         raise FaultFailed(f"the job has no node {node!r}: it has {', '.join(world.nodes)}")
     return node
-
-
-def _spare(number: int, world: JobTopology) -> str:
-    spares = world.standby
-    if not 1 <= number <= len(spares):
-        raise FaultFailed(f"there is no hot spare {number}: on standby now: {', '.join(spares) or 'none'}")
-    return spares[number - 1]

@@ -24,7 +24,9 @@ The exit code of a command that ends with the error is its `exit_code`.
 
 from __future__ import annotations
 
-from pathlib import Path
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from pathlib import Path  # every command loads this module, and `--help` needs no path
 
 EXIT_DONE = 0
 EXIT_FAILED = 1

@@ -3,16 +3,14 @@
 from __future__ import annotations
 
 import sys
-from dataclasses import dataclass
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING, Literal, NamedTuple
 
 if TYPE_CHECKING:
     from nvrx_slurm.jobspec.model import JobSpec
     from nvrx_slurm.jobspec.plan import Plan
 
 
-@dataclass(frozen=True, slots=True)
-class PreparedJob:
+class PreparedJob(NamedTuple):
     """The script, and what is kept beside it. `folder`: the base folder, absolute. `plan_json`: as `plan.json`."""
 
     name: str

@@ -58,11 +58,6 @@ class JobChoice:
                 yield key, f"--{key}", value
         yield from self.attribution
 
-    @property
-    def flags(self) -> tuple[object, ...]:
-        """All that differs between two choices of the same file."""
-        return (self.spares, self.nodes, self.assignments, self.attribution)
-
 
 @functools.cache
 def _warn_once(sentence: str) -> None:

@@ -37,7 +37,7 @@ def submit(
     cluster: ClusterName = "local" if local else "slurm"
     if local and exclude_suspects:
         raise UsageError("--exclude-suspects chooses among Slurm's nodes, and --local runs on none of them")
-    prepared = _prepared_without_suspects(choice) if exclude_suspects else _prepared(choice, cluster)
+    prepared = _prepared(choice, cluster, exclude_suspects=exclude_suspects)
     if dry_run:
         write_exactly(prepared.script)
         return EXIT_DONE
@@ -69,36 +69,17 @@ def submit(
     return exit_code if exit_code is not None else interruption.exit_code or EXIT_INTERRUPTED
 
 
-def _prepared(choice: JobChoice, cluster: ClusterName) -> PreparedJob:
-    """The job as it was prepared before, where nothing that goes into it has changed since."""
-    from nvrx_slurm.api.script_cache import ScriptCache, key_of
-    from nvrx_slurm.jobspec.site import cache_folder
-
-    def key() -> str | None:
-        return key_of(choice.file, choice.folder, cluster, choice.flags)
-
-    cache = ScriptCache(cache_folder() / "scripts")
-    asked = key()
-    if asked is not None and (found := cache.get(asked)) is not None:
-        return found
-    loaded = choice.load()
+def _prepared(choice: JobChoice, cluster: ClusterName, *, exclude_suspects: bool) -> PreparedJob:
+    """The job's script and plan. Says on stderr which suspect nodes are excluded."""
     from nvrx_slurm.api.prepared import prepare
 
-    prepared = prepare(loaded.spec, choice.plan(loaded), cluster=cluster)
-    if asked is not None and asked == key() and not loaded.deprecated:  # job.yaml was not edited in between
-        cache.put(asked, prepared)
-    return prepared
-
-
-def _prepared_without_suspects(choice: JobChoice) -> PreparedJob:
-    """Prepared again each time, since suspects change. Names them on stderr."""
-    from nvrx_slurm.api.prepared import prepare
-    from nvrx_slurm.api.suspicion import avoiding
-
     loaded = choice.load()
-    plan = choice.plan(loaded)
-    ledger = plan.fault_tolerance.attribution.ledger
-    return prepare(avoiding(loaded.spec, ledger, lambda text: click.echo(text, err=True)), plan, cluster="slurm")
+    plan, spec = choice.plan(loaded), loaded.spec
+    if exclude_suspects:
+        from nvrx_slurm.api.suspicion import avoiding
+
+        spec = avoiding(spec, plan.fault_tolerance.attribution.ledger, lambda text: click.echo(text, err=True))
+    return prepare(spec, plan, cluster=cluster)
 
 
 def _submitted(prepared: PreparedJob, cluster: ClusterName, as_json: bool) -> str:

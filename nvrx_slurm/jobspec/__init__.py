@@ -17,5 +17,5 @@
     env.py          the one module that reads the environment
     secret_file.py  files with a password, a token or a key
 
-Import the modules, not this package: agents load `env` and `budgets` only.
+Import the modules, not this package: it imports none.
 """

@@ -8,11 +8,12 @@ Secrets come to a job in the environment that it was submitted from. The job's f
 from __future__ import annotations
 
 import contextlib
-import json
 import os
 from collections.abc import Collection, Iterator, Mapping
-from pathlib import Path
-from typing import NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
+
+if TYPE_CHECKING:
+    from pathlib import Path
 
 PREFIX = "NVRX_SLURM_"
 
@@ -58,6 +59,8 @@ def handed_on() -> Iterator[tuple[dict[str, str], tuple[int, ...]]]:
     if not known:
         yield {}, ()
         return
+    import json  # here, as pathlib below: `--help` loads this module and needs neither
+
     descriptor = os.memfd_create("nvrx-secrets")  # close-on-exec: `pass_fds` lets this one child have it
     try:
         with os.fdopen(os.dup(descriptor), "wb") as file:
@@ -69,6 +72,8 @@ def handed_on() -> Iterator[tuple[dict[str, str], tuple[int, ...]]]:
 
 def _read_secrets(descriptor: int) -> dict[str, str]:
     """Raises OSError, ValueError."""
+    import json
+
     with os.fdopen(descriptor, "rb") as file:
         file.seek(0)  # where it stands is shared with the process that has written it
         found = json.load(file)
@@ -107,6 +112,8 @@ def llm_key() -> str | None:
 
 def job_folder() -> Path | None:
     """The running job's folder, as the batch host tells its children."""
+    from pathlib import Path
+
     value = get("NVRX_JOB_FOLDER")
     return Path(value) if value else None
 
@@ -184,5 +191,7 @@ def github() -> GitHub | None:
     """What GitHub's runner says of this step; None where no such runner started us."""
     if get("GITHUB_ACTIONS") != "true":
         return None
+    from pathlib import Path
+
     said = (get(name) for name in ("GITHUB_WORKSPACE", "GITHUB_STEP_SUMMARY", "GITHUB_OUTPUT"))
     return GitHub(*(Path(value) if value else None for value in said))

@@ -9,9 +9,10 @@ from __future__ import annotations
 import functools
 import warnings
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
+
+from msgspec import Struct
 
 from nvrx_slurm.errors import ConfigError, UsageError
 from nvrx_slurm.jobspec import env
@@ -26,8 +27,7 @@ _EMPTY: dict[tuple[str, ...], Any] = {("env",): "", ("extra",): True}
 """What a key without a value means below these; elsewhere it means nothing."""
 
 
-@dataclass(frozen=True, slots=True)
-class Loaded:
+class Loaded(Struct, frozen=True):
     """A job's merged configuration. `origin_of` tells where a key's value came from."""
 
     spec: JobSpec

@@ -7,8 +7,10 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
 from typing import Any
+
+from msgspec import Struct
+from msgspec.structs import replace
 
 from nvrx_slurm.errors import ConfigError
 from nvrx_slurm.jobspec.flags import ATTRIBUTION, BLOCK, FLAGS
@@ -19,8 +21,7 @@ from nvrx_slurm.jobspec.yamlfile import KeyPath
 _BELOW: KeyPath = tuple(ATTRIBUTION.split("."))
 
 
-@dataclass(frozen=True, slots=True)
-class _Use:
+class _Use(Struct, frozen=True):
     """An older key in one layer, and what it says: key below `attribution` → value."""
 
     layer: Layer

@@ -14,7 +14,6 @@ import functools
 import re
 import types
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, Annotated, Any, Literal, Self, TypeVar, Union, get_args, get_origin
 
 import msgspec
@@ -41,29 +40,25 @@ class Misfit(ValueError):
         self.path = path
 
 
-@dataclass(frozen=True, slots=True, eq=False)
-class Before:
+class Before(msgspec.Struct, frozen=True, eq=False):
     """Changes a value before its type is checked; of several the last one comes first. Raises ValueError."""
 
     change: _Check
 
 
-@dataclass(frozen=True, slots=True, eq=False)
-class After:
+class After(msgspec.Struct, frozen=True, eq=False):
     """Checks a value that has its type, and returns it. Raises ValueError."""
 
     check: _Check
 
 
-@dataclass(frozen=True, slots=True, eq=False)
-class Written:
+class Written(msgspec.Struct, frozen=True, eq=False):
     """How job.yaml says the value."""
 
     form: _Check
 
 
-@dataclass(frozen=True, slots=True, eq=False)
-class Schema:
+class Schema(msgspec.Struct, frozen=True, eq=False):
     """What the JSON Schema says of the value, in place of what its type says."""
 
     schema: Mapping[str, Any]
@@ -87,8 +82,7 @@ class Block(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
 _B = TypeVar("_B", bound=Block)
 
 
-@dataclass(frozen=True, slots=True)
-class Rule:
+class Rule(msgspec.Struct, frozen=True):
     """How a value is read: the annotation of a field, taken apart."""
 
     kind: Any
@@ -106,8 +100,7 @@ class Rule:
     about: str | None = None
 
 
-@dataclass(frozen=True, slots=True)
-class Key:
+class Key(msgspec.Struct, frozen=True):
     """A key of a block. `default` is None where it is required."""
 
     rule: Rule

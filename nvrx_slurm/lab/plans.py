@@ -7,6 +7,7 @@ from typing import Any
 import msgspec
 
 from nvrx_slurm.jobspec.model import FaultToleranceSpec
+from nvrx_slurm.jobspec.plan import Plan, plan_to_json
 from nvrx_slurm.jobspec.reading import keys_of
 
 
@@ -25,3 +26,8 @@ def plain_bounds(**keys: Any) -> FaultToleranceSpec:
         is_budget = path.startswith("max_") and isinstance(value, int)
         block[key] = {"count": value} if is_budget else value
     return msgspec.convert(nested, FaultToleranceSpec)
+
+
+def plan_json(**keys: Any) -> bytes:
+    """The plan.json of a job that runs nothing, with `plain_bounds` of these keys."""
+    return plan_to_json(Plan(name="j", roles=(), workdir="/", folder="/", fault_tolerance=plain_bounds(**keys)))

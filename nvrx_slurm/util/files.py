@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import contextlib
 import errno
-import hashlib
 import os
 import re
 from collections.abc import Iterator
@@ -73,6 +72,8 @@ class JobFiles:
     @property
     def runtime_name(self) -> str:
         """How its folders in a node's memory begin: job ids repeat from cluster to cluster, paths do not."""
+        import hashlib  # loads OpenSSL; `submit` has nothing to hash
+
         digest = hashlib.sha256(os.fsencode(self.path.absolute())).hexdigest()
         return f"nvrx-{self.job_id}-{digest[:10]}"
 
@@ -201,6 +202,8 @@ class JobFiles:
 
 def digest_of_plan(plan_json: bytes) -> str:
     """What names a plan where agents and controller are started: the SHA-256 of its JSON, in hex."""
+    import hashlib
+
     return hashlib.sha256(plan_json.strip()).hexdigest()
 
 

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import secrets
+from random import SystemRandom
 
 
 def new_incarnation() -> str:
     """A fresh name for one agent process; no two agents of a job ever share one."""
-    return secrets.token_hex(6)
+    return SystemRandom().randbytes(6).hex()
 
 
 def succeeding(incarnation: str, number: int) -> str:
@@ -24,6 +24,8 @@ def precedes(one: str, other: str) -> bool:
 
 def new_secret() -> str:
     """A password or token: 256 bits, URL-safe."""
+    import secrets  # with hmac and OpenSSL, which a program that only needs a name does without
+
     return secrets.token_urlsafe(32)
 
 

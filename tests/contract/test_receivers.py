@@ -30,6 +30,7 @@ from nvrx_slurm.journal.verdicts import (
     Verdict,
     VerdictRecord,
 )
+from nvrx_slurm.lab.plans import plan_json
 from tests.harness import WAIT_S
 from tests.receivers import Behaviour, IndexServer, SlackServer, answer, cut, hang
 
@@ -387,9 +388,7 @@ async def test_the_desks_own_process_tells_or_spools_before_it_ends(case: Case, 
     (case.folder / "job.json").write_bytes(msgspec.json.encode(info))
     ledger = case.folder.parent / "suspects.json"
     plan = msgspec.structs.replace(case.plan, ledger=str(ledger))
-    (case.folder / "plan.json").write_bytes(
-        msgspec.json.encode({"name": "llama", "command": ["true"], "fault_tolerance": {"attribution": plan}})
-    )
+    (case.folder / "plan.json").write_bytes(plan_json(attribution=plan))
     lost = decided(case.folder)
     failed = Failed(cause="n2 lost: connection to its agent closed", node="n2")
     inquiry = Inquiry(key=msgspec.structs.replace(lost.key, rank=None), paths=(), failed=failed)

@@ -20,6 +20,7 @@ from nvrx_slurm.agent.supervisor import descendants
 from nvrx_slurm.jobspec.model import AttributionSpec, DataflowSpec
 from nvrx_slurm.journal.verdicts import FailureKey, Inquiry
 from nvrx_slurm.lab.faults.attribution_server import AttributionServer, behaviour
+from nvrx_slurm.lab.plans import plan_json
 from tests.harness import wait_gone
 
 WAIT_S = 60.0
@@ -32,8 +33,8 @@ class Desk:
 
     def __init__(self, folder: Path, plan: AttributionSpec) -> None:
         self.folder = folder
-        plan_json = msgspec.json.encode({"name": "j", "fault_tolerance": {"attribution": plan}})
-        (folder / "plan.json").write_bytes(plan_json)
+        plan_bytes = plan_json(attribution=plan)
+        (folder / "plan.json").write_bytes(plan_bytes)
         self.log = (folder / "desk.log").open("wb")
         self.process = subprocess.Popen(
             DESK,
@@ -182,7 +183,7 @@ def test_a_thousand_asks(start, server) -> None:
 def test_a_source_that_hangs_is_a_timeout_beside_the_others(start, serve, server) -> None:
     """One hangs and one answers: the answer comes at once, the timeout when its time is over."""
     hanging = serve("hang")
-    desk = start(attrsvc_url=server.url, http_urls=(hanging.url,), timeout_s=8.0)
+    desk = start(attrsvc_url=server.url, http_urls=(hanging.url,), timeout=8.0)
     desk.ask()
     assert verdicts(desk.answers(1)) == [("attrsvc", "STOP")]
     assert verdicts(desk.answers(1)) == [(hanging.url, "TIMEOUT")]
@@ -252,7 +253,7 @@ def test_ctrl_c_is_the_controllers_to_hear(start, server) -> None:
 def test_it_dies_with_its_controller(tmp_path) -> None:
     """The parent is killed while an ask is open: nothing of the desk stays, though its input is held open."""
     plan = AttributionSpec(enable_mcp=True, mcp_command=(*SCRIPT, "silent"), enable_lib=False)
-    (tmp_path / "plan.json").write_bytes(msgspec.json.encode({"fault_tolerance": {"attribution": plan}}))
+    (tmp_path / "plan.json").write_bytes(plan_json(attribution=plan))
     reading, writing = os.pipe()
     parent = subprocess.Popen(
         [sys.executable, "-c", f"import subprocess; subprocess.run({DESK!r}, stdin={reading})"],

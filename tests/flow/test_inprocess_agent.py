@@ -223,7 +223,7 @@ def test_a_process_that_obeys_nothing_is_ended_and_the_agents(run_local, gate, t
 def test_a_restart_needs_no_agent_and_is_told_once_it_is_back(run_local, gate, tmp_path):
     """The agents are frozen while the group restarts and comes to its end; what they missed they say in order."""
     words = (f"marks:{tmp_path}",)
-    job = run_local(wrapped_plan(gate, tmp_path, *words, fence_timeout_s=60.0, heartbeat_timeout_s=60.0))
+    job = run_local(wrapped_plan(gate, tmp_path, *words, fence_timeout=60.0, heartbeat__timeout=60.0))
     workers = gate.wait(2, cycle=0)
     job.expect(WorkersStarted, node="n1")
     job.expect(WorkersStarted, node="n2")
@@ -306,7 +306,7 @@ def test_a_worker_that_hangs_after_a_restart_is_found(run_local, gate, tmp_path)
 
 def test_a_workers_end_is_seen_while_its_monitor_still_is_there(run_local, gate, tmp_path):
     """A frozen monitor holds nothing that the agent waits for: the failure is told, and the teardown ends it too."""
-    job = run_local(wrapped_plan(gate, tmp_path, teardown_grace_s=1.0))
+    job = run_local(wrapped_plan(gate, tmp_path, teardown__grace=1.0))
     before = gate.wait(2, cycle=0)
     monitor = monitor_of(before[1])
     os.kill(monitor, signal.SIGSTOP)

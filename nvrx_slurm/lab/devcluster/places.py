@@ -1,6 +1,6 @@
 """Where a development cluster keeps its files.
 
-<state>/<name>/            0700   platformdirs' user state folder, `nvrx-slurm/clusters`
+<state>/<name>/            0700   `$XDG_STATE_HOME/nvrx-slurm/clusters`
   cluster.json                    what the cluster is (spec.ClusterSpec)
   slurm.conf, cgroup.conf         and slurmdbd.conf (0600) with accounting
   daemons/<daemon>.json           which process each daemon is (daemons.DaemonRecord)
@@ -27,9 +27,8 @@ import tempfile
 from dataclasses import dataclass
 from pathlib import Path
 
-import platformdirs
-
 from nvrx_slurm.errors import NvrxError, UsageError
+from nvrx_slurm.jobspec import site
 from nvrx_slurm.util import ownership
 
 _TMP = Path("/tmp")  # not $TMPDIR: it may be deep, and then the socket paths do not fit
@@ -101,7 +100,7 @@ class Places:
 
 def clusters_folder() -> Path:
     """The folder with one folder per cluster."""
-    return platformdirs.user_state_path("nvrx-slurm") / "clusters"
+    return site.state_folder() / "clusters"
 
 
 def state_folder(name: str) -> Path:

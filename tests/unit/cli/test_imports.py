@@ -8,7 +8,7 @@ import sys
 
 import pytest
 
-HEAVY = {"redis", "pydantic", "submitit", "jinja2", "rich", "msgspec", "ruamel", "asyncio", "platformdirs"}
+HEAVY = {"redis", "pydantic", "submitit", "jinja2", "rich", "msgspec", "ruamel", "asyncio"}
 COMMANDS = [
     "init", "render", "config", "completion", "dump", "status", "nodes", "nodes suspect", "transport",
     "transport doctor", "ci", "ci run",

@@ -1,4 +1,4 @@
-"""`python -m nvrx_slurm.attribution`: the desk, which the controller starts; lines of JSON in and out."""
+"""`python -m nvrx_slurm.attribution`: the broker's process, which the controller starts; lines of JSON in and out."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from pathlib import Path
 
 import msgspec
 
-from nvrx_slurm.attribution.broker import Afterwards, SourceBroker
+from nvrx_slurm.attribution.broker import DecisionListener, SourceBroker
 from nvrx_slurm.attribution.pipes import standard_streams
 from nvrx_slurm.attribution.sources import sources_of
 from nvrx_slurm.errors import MalformedRecord, NvrxError, UsageError
@@ -32,7 +32,7 @@ LINE_BYTES = 16 << 20
 
 
 class ControllerMessage(Wire, frozen=True, kw_only=True):
-    """What the controller says: one of `ask` (with `settled` as a yes or no), `settled`, `judged`."""
+    """A line from the controller: one of `ask` (with `settled` as a yes or no), `settled`, `judged`."""
 
     ask: Inquiry | None = None
     settled: FailureKey | bool = False
@@ -42,23 +42,25 @@ class ControllerMessage(Wire, frozen=True, kw_only=True):
 def main() -> None:
     """Serve until standard input ends. Raises UsageError where the job folder has no plan."""
     die_with(os.getppid(), signal.SIGKILL)
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is the controller's to hear
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is for the controller
     set_up("attribution")
     env.take_secrets()
     folder = env.job_folder()
     if folder is None:
-        raise UsageError("the desk is started by the controller, with NVRX_JOB_FOLDER in its environment")
+        raise UsageError(
+            "the attribution process is started by the controller, with NVRX_JOB_FOLDER in its environment"
+        )
     plan = read_plan(JobFiles(folder), env.plan_digest())
-    asyncio.run(_until_the_end(plan, folder))
 
+    async def until_the_end() -> None:
+        await serve(plan, folder)
+        os._exit(0)  # the loop's own end would wait for its threads, and one may hang on a file system
 
-async def _until_the_end(plan: AttributionSpec, folder: Path) -> None:
-    await serve(plan, folder)
-    os._exit(0)  # the loop's own end would wait for its threads, and one may hang on a file system
+    asyncio.run(until_the_end())
 
 
 def read_plan(job: JobFiles, digest: str | None = None) -> AttributionSpec:
-    """Whom to ask, from plan.json. Raises UsageError, ForgedRecord."""
+    """Which sources to ask, from plan.json. Raises UsageError, ForgedRecord."""
     try:
         return plan_from_json(job.read_plan_json(digest)).fault_tolerance.attribution
     except (OSError, MalformedRecord) as error:
@@ -66,7 +68,7 @@ def read_plan(job: JobFiles, digest: str | None = None) -> AttributionSpec:
 
 
 async def serve(plan: AttributionSpec, folder: Path) -> None:
-    """Answer what comes on standard input, until it ends."""
+    """Answer each line of standard input, until it ends."""
     clock = SystemClock()
     reader, writer = await standard_streams(LINE_BYTES)
 
@@ -74,21 +76,21 @@ async def serve(plan: AttributionSpec, folder: Path) -> None:
         writer.write(msgspec.json.encode({"answer": {"key": key, "attribution": attribution}}) + b"\n")
         await writer.drain()
 
-    def afterwards() -> Afterwards:
+    def afterwards() -> DecisionListener:
         from nvrx_slurm.attribution.notify import Notifier
 
         return Notifier(plan, folder, clock=clock)
 
     sources = sources_of(plan, folder=folder, clock=clock)
-    desk = SourceBroker(sources, afterwards, timeout_s=plan.timeout, answered=answered)
-    desk.open()
-    await _read(reader, desk)
-    await desk.close()
+    broker = SourceBroker(sources, afterwards, timeout_s=plan.timeout, answered=answered)
+    broker.open()
+    await _read(reader, broker)
+    await broker.close()
 
 
-async def _read(reader: StreamReader, desk: SourceBroker) -> None:
+async def _read(reader: StreamReader, broker: SourceBroker) -> None:
     while True:
-        await desk.room()
+        await broker.room()
         try:
             line = await reader.readline()
         except ValueError:
@@ -97,21 +99,21 @@ async def _read(reader: StreamReader, desk: SourceBroker) -> None:
         if not line:
             return
         try:
-            heed(decode_json(ControllerMessage, line, "the line"), desk)
+            handle(decode_json(ControllerMessage, line, "the line"), broker)
         except MalformedRecord as error:
-            log.error("not a line for the desk (%s): %.120r", error, line)
+            log.error("not a line for the broker (%s): %.120r", error, line)
 
 
-def heed(line: ControllerMessage, desk: SourceBroker) -> None:
-    """Do what one line says."""
+def handle(line: ControllerMessage, broker: SourceBroker) -> None:
+    """Pass one line on to the broker."""
     if line.ask is not None:
-        desk.ask(line.ask, settled=line.settled is True)
+        broker.ask(line.ask, settled=line.settled is True)
     if isinstance(line.settled, FailureKey):
-        desk.settled(line.settled)
+        broker.settled(line.settled)
     if line.judged:
         from nvrx_slurm.journal.verdicts import VerdictRecord
 
-        desk.judged(decode_json(VerdictRecord, bytes(line.judged), "what was judged"))
+        broker.judged(decode_json(VerdictRecord, bytes(line.judged), "the decision"))
 
 
 if __name__ == "__main__":

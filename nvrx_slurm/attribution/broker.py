@@ -1,10 +1,10 @@
-"""The desk: hears of failures, asks every source once about each, and hands the answers back as they come.
+"""The broker: asks every source once about each failure, and returns the answers to the controller as they come.
 
     controller ── ask, settled, judged ──▶ SourceBroker ── one ask a source ──▶ sources
-               ◀──────── answer ─────────   └── judged ──▶ post-processing
+               ◀──────── answer ─────────        └──────── judged ────────────▶ notify
 
-One event loop, in a process of its own (`python -m nvrx_slurm.attribution`): whatever a source does, the controller
-goes on.
+One event loop, in a process of its own (`python -m nvrx_slurm.attribution`): the controller goes on even where a
+source hangs or crashes.
 """
 
 from __future__ import annotations
@@ -25,24 +25,23 @@ if TYPE_CHECKING:
 log = get_logger("attribution")
 
 MOST_KEPT = 64
-"""So many failures whose answers have all come are remembered."""
+"""How many failures are remembered, beside those that still wait for an answer."""
 
 MOST_AT_WORK = 4096
-"""With so much under way no further line is read."""
+"""With so many tasks under way no further line is read."""
 
 ANSWERS_S = 1.5
 SPOOL_S = 0.5
 AFTERWARDS_S = 3.0
-"""Once nothing more is asked: how long the answers may still take, then decisions on their way into the spool, then
-those who are told of them."""
+"""At the end: how long the answers may still take, then writing decisions into the spool, then sending them."""
 
 CLOSED = "the controller went away before the answer came"
 
 Answered = Callable[[FailureKey, Attribution], Awaitable[None]]
 
 
-class Afterwards(Protocol):
-    """What follows from a decision. Neither raises."""
+class DecisionListener(Protocol):
+    """Informs others of a decision. Neither raises."""
 
     async def decided(self, decided: DecidedFailure) -> None: ...
     async def close(self, timeout_s: float) -> None: ...
@@ -71,38 +70,38 @@ class SourceBroker:
     def __init__(
         self,
         sources: Sequence[Source],
-        afterwards: Callable[[], Afterwards],
+        afterwards: Callable[[], DecisionListener],
         *,
         timeout_s: float,
         answered: Answered,
     ) -> None:
         self._sources, self._make_afterwards = sources, afterwards
         self._timeout_s, self._answered = timeout_s, answered
-        self._afterwards: Afterwards | None = None
+        self._afterwards: DecisionListener | None = None
         self._cases: dict[FailureKey, AskedFailure] = {}  # the oldest first
         self._work: set[asyncio.Task[None]] = set()
 
     def open(self) -> None:
-        """Get all sources ready, meanwhile."""
+        """Start to get all sources ready."""
         for source in self._sources:
             self._do(source.open())
 
     def ask(self, inquiry: Inquiry, *, settled: bool) -> None:
-        """Ask every source; of one that was asked about this key before, the same answer is told again."""
+        """Ask every source; one that was asked about this key before gives the same answer again."""
         case = self._cases.get(inquiry.key) or self._open(inquiry)
         if settled:
             case.settled.set()
         for source, answer in zip(self._sources, case.answers, strict=True):
-            self._do(self._tell(inquiry.key, source.name, answer))
+            self._do(self._answer(inquiry.key, source.name, answer))
 
     def settled(self, key: FailureKey) -> None:
-        """All workers of the cycle are gone. Of a key that is not known: old news."""
+        """All workers of the cycle are gone. An unknown key is ignored."""
         if key in self._cases:
             self._cases[key].settled.set()
 
     def judged(self, judged: VerdictRecord) -> None:
-        """Tell others what was decided, once all sources have answered."""
-        self._do(self._conclude(judged))
+        """Inform others of a decision, once all sources have answered."""
+        self._do(self._inform(judged))
 
     async def room(self) -> None:
         """Wait until there is room for one more line."""
@@ -110,7 +109,7 @@ class SourceBroker:
             await asyncio.wait(self._work, return_when=asyncio.FIRST_COMPLETED)
 
     async def close(self) -> None:
-        """Nothing more is asked: finish what is in hand, within five seconds and a moment."""
+        """Finish what was asked, within five seconds and a moment."""
         answers = [answer for case in self._cases.values() for answer in case.answers]
         if answers:
             await asyncio.wait(answers, timeout=ANSWERS_S)
@@ -124,40 +123,33 @@ class SourceBroker:
         await asyncio.gather(*closing)
 
     def _open(self, inquiry: Inquiry) -> AskedFailure:
-        self._forget()
+        # Forget the oldest beyond MOST_KEPT, but none that still waits for an answer.
+        over = len(self._cases) + 1 - MOST_KEPT
+        answered = [key for key, case in self._cases.items() if not case.is_open] if over > 0 else []
+        for key in answered[:over]:
+            del self._cases[key]
         case = self._cases[inquiry.key] = AskedFailure(inquiry)
         for source in self._sources:
             ask = source.ask(inquiry, settled=case.settled, timeout_s=self._timeout_s)
             case.answers.append(asyncio.create_task(ask))
         return case
 
-    def _forget(self) -> None:
-        """The oldest of what is more than can be kept; never one that is open."""
-        over = len(self._cases) + 1 - MOST_KEPT
-        closed = [key for key, case in self._cases.items() if not case.is_open] if over > 0 else []
-        for key in closed[:over]:
-            del self._cases[key]
-
-    async def _tell(self, key: FailureKey, source: str, answer: asyncio.Task[Attribution]) -> None:
+    async def _answer(self, key: FailureKey, source: str, answer: asyncio.Task[Attribution]) -> None:
         await asyncio.wait({answer})
-        said = (
-            Attribution(source=source, verdict=Verdict.UNKNOWN, problem=CLOSED)
-            if answer.cancelled()
-            else answer.result()
-        )
-        await self._answered(key, said)
+        gone = Attribution(source=source, verdict=Verdict.UNKNOWN, problem=CLOSED)
+        await self._answered(key, gone if answer.cancelled() else answer.result())
 
-    async def _conclude(self, judged: VerdictRecord) -> None:
+    async def _inform(self, judged: VerdictRecord) -> None:
         from nvrx_slurm.attribution.notify import DecidedFailure
 
         # A failure that is not known here was asked about by the process before this one.
         case = self._cases.get(judged.key) or AskedFailure(Inquiry(key=judged.key, paths=()))
         if case.is_open:
             await asyncio.wait(case.answers)
-        said = tuple(answer.result() for answer in case.answers if not answer.cancelled())
+        attributions = tuple(answer.result() for answer in case.answers if not answer.cancelled())
         self._afterwards = self._afterwards or self._make_afterwards()
         await self._afterwards.decided(
-            DecidedFailure(key=judged.key, inquiry=case.inquiry, attributions=said, judged=judged)
+            DecidedFailure(key=judged.key, inquiry=case.inquiry, attributions=attributions, judged=judged)
         )
 
     def _do(self, work: Coroutine[Any, Any, None]) -> None:
@@ -168,4 +160,4 @@ class SourceBroker:
     def _done(self, task: asyncio.Task[None]) -> None:
         self._work.discard(task)
         if not task.cancelled() and (error := task.exception()) is not None:
-            log.error("the desk goes on after: %r", error)
+            log.error("the broker goes on after: %r", error)

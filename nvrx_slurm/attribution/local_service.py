@@ -1,3 +1,11 @@
+"""An attribution service on this machine: its token, and the user that it runs as.
+
+The token is made at the service's start, and found by the same user's tools. It lies in a folder that only its user
+can enter, one file (0600) for each address. The service holds a lock on the file for as long as it lives. A file
+without its lock is what a killed service has left: another user may listen at that address by now, so the token is
+not sent there.
+"""
+
 from __future__ import annotations
 
 import contextlib
@@ -20,6 +28,11 @@ LONGEST_TOKEN_BYTES = 4096
 _PORTS = {"http": 80, "https": 443}
 _NAME_NOW = "name a token with --token-file, or say --no-token"
 
+FIRST_USER_UID = 1000
+"""Accounts below it are root's and the system's own (UID_MIN of login.defs(5)): a site may run a service as one."""
+
+_LISTENING = "0A"
+
 
 def token_folder() -> Path:
     """`$XDG_STATE_HOME/nvrx-slurm/attrsvc`, by default in ~/.local/state. It may not exist."""
@@ -30,8 +43,29 @@ def token_folder() -> Path:
 def announced(host: str, port: int, token: str, folder: Path | None = None) -> Iterator[Path]:
     """Keep the token where this user's tools look for it, until the end of the block. Raises UsageError."""
     folder = folder or token_folder()
-    path = folder / _file_name(_address(host), port)
-    descriptor = _written(folder, path, token)
+    path = folder / _file_name("127.0.0.1" if host == "localhost" else host, port)
+    # Written and locked beside its place, then renamed: it appears under its name locked and whole.
+    new = folder / f".{path.name}.{secrets.token_hex(8)}"
+    try:
+        folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+        status = folder.lstat()
+        if not stat.S_ISDIR(status.st_mode) or not is_own(status, closed=0o077):
+            raise UsageError(
+                f"{folder}: mode {stat.S_IMODE(status.st_mode):04o}, owner {status.st_uid}: a token is kept only in a"
+                f" folder of your own that others cannot enter; chmod 700 {folder}, or {_NAME_NOW}"
+            )
+        descriptor = os.open(new, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)
+    except OSError as error:
+        raise UsageError(f"{folder}: no token can be kept there: {error.strerror}; {_NAME_NOW}") from None
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        os.fchmod(descriptor, 0o600)
+        os.write(descriptor, token.encode())
+        new.rename(path)
+    except OSError as error:
+        os.close(descriptor)
+        new.unlink(missing_ok=True)
+        raise UsageError(f"{path}: no locked token can be kept there: {error.strerror}; {_NAME_NOW}") from None
     try:
         yield path
     finally:
@@ -61,47 +95,13 @@ def is_loopback(host: str) -> bool:
         return host == "localhost"
 
 
-def _address(host: str) -> str:
-    return "127.0.0.1" if host == "localhost" else host
-
-
 def _file_name(host: str, port: int) -> str:
     """With the machine's name: a home folder may be shared by many."""
     return f"{socket.gethostname()}-{host}-{port}.token".replace("/", "_")
 
 
-def _written(folder: Path, path: Path, token: str) -> int:
-    """The descriptor that holds the lock. The file appears under its name locked and whole."""
-    new = folder / f".{path.name}.{secrets.token_hex(8)}"
-    try:
-        folder.mkdir(mode=0o700, parents=True, exist_ok=True)
-        _check_folder(folder)
-        descriptor = os.open(new, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)
-    except OSError as error:
-        raise UsageError(f"{folder}: no token can be kept there: {error.strerror}; {_NAME_NOW}") from None
-    try:
-        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        os.fchmod(descriptor, 0o600)
-        os.write(descriptor, token.encode())
-        new.rename(path)
-    except OSError as error:
-        os.close(descriptor)
-        new.unlink(missing_ok=True)
-        raise UsageError(f"{path}: no locked token can be kept there: {error.strerror}; {_NAME_NOW}") from None
-    return descriptor
-
-
-def _check_folder(folder: Path) -> None:
-    status = folder.lstat()
-    if not stat.S_ISDIR(status.st_mode) or not is_own(status, closed=0o077):
-        raise UsageError(
-            f"{folder}: mode {stat.S_IMODE(status.st_mode):04o}, owner {status.st_uid}: a token is kept only in a"
-            f" folder of your own that others cannot enter; chmod 700 {folder}, or {_NAME_NOW}"
-        )
-
-
 def _read(path: Path) -> str | None:
-    """The token of a service that lives. Nothing of another user's is believed."""
+    """The token of a service that lives. A file of another user is not trusted."""
     try:
         descriptor = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
     except OSError:
@@ -119,12 +119,6 @@ def _read(path: Path) -> str | None:
         return None  # the service is gone, and its lock with it
 
 
-FIRST_USER_UID = 1000
-"""Accounts below it are root's and the system's own (UID_MIN of login.defs(5)): a site may run a service as one."""
-
-_LISTENING = "0A"
-
-
 def check_listener(url: str) -> None:
     """Refuse a loopback URL at which another user's process listens: it would get the token, and its verdict could
     end the job. Where nothing listens, or /proc does not say, nothing is refused. Raises SourceError.
@@ -136,7 +130,12 @@ def check_listener(url: str) -> None:
     if not is_loopback(host):
         return
     addresses = ["127.0.0.1", "::1"] if host == "localhost" else [host]
-    places = {_hex(each) for each in (*addresses, "0.0.0.0", "::")}
+    places = set()
+    for each in (*addresses, "0.0.0.0", "::"):
+        # As the kernel writes an address there: 32-bit words in the machine's own byte order.
+        packed = ipaddress.ip_address(each).packed
+        words = [packed[start : start + 4] for start in range(0, len(packed), 4)]
+        places.add("".join((word[::-1] if sys.byteorder == "little" else word).hex().upper() for word in words))
     port = f"{parts.port or (443 if parts.scheme == 'https' else 80):04X}"
     for name in ("tcp", "tcp6"):
         try:
@@ -150,10 +149,3 @@ def check_listener(url: str) -> None:
             is_there = fields[3] == _LISTENING and at == port and address in places
             if is_there and uid != os.geteuid() and uid >= FIRST_USER_UID:
                 raise SourceError(f"{url}: the process that listens there belongs to uid {uid}, and is not asked")
-
-
-def _hex(address: str) -> str:
-    """As the kernel writes an address there: 32-bit words in the machine's own byte order."""
-    packed = ipaddress.ip_address(address).packed
-    words = [packed[start : start + 4] for start in range(0, len(packed), 4)]
-    return "".join((word[::-1] if sys.byteorder == "little" else word).hex().upper() for word in words)

@@ -24,7 +24,7 @@ from nvrx_slurm.journal.verdicts import Inquiry
 
 INSTRUCTIONS = """Why a multi-node training job failed, and whether a restart can help. Start with `explain_job` for a
 job that nvrx-slurm ran, or `analyze_paths` for any log file or folder. Verdicts: STOP (it will happen again), RESTART
-(it may well not), UNKNOWN. `explain_rule` tells more about the rule that an evidence line names."""
+(it may well not), UNKNOWN. `explain_rule` describes the rule that an evidence line names."""
 
 Explain = Callable[[str], dict[str, Any]]
 """A job as JSON, by its id; raises NvrxError."""
@@ -63,18 +63,26 @@ class Tools:
         """The rules that recognise failures in logs, with the fault and verdict of each; of one `fault`, if given."""
         found = [rule for rule in self._rules.values() if fault in ("", rule.fault)]
         if not found:
-            raise UsageError(f"no rule is of the fault {fault!r}; there are {', '.join(sorted(self._faults))}")
+            known = sorted({rule.fault for rule in self._rules.values()})
+            raise UsageError(f"no rule is of the fault {fault!r}; there are {', '.join(known)}")
         return {"rules": [{"name": rule.name, "fault": rule.fault, "verdict": rule.verdict} for rule in found]}
 
     async def explain_rule(self, name: str) -> dict[str, Any]:
         """One rule: what it recognises, what it means, what to do, and where that is documented."""
         if name not in self._rules:
             raise UsageError(f"no rule {name!r}; `list_rules` has all names")
-        return _told(self._rules[name])
-
-    @property
-    def _faults(self) -> set[str]:
-        return {rule.fault for rule in self._rules.values()}
+        rule = self._rules[name]
+        return {
+            "name": rule.name,
+            "fault": rule.fault,
+            "verdict": rule.verdict,
+            "scope": rule.scope,
+            "role": rule.role,
+            "pattern": rule.pattern.pattern.decode(errors="replace"),
+            "hint": rule.hint,
+            "reference": rule.reference,
+            "sample": list(rule.sample),
+        }
 
     async def _analyze(self, inquiry: Inquiry) -> dict[str, Any]:
         if self._roots:
@@ -84,7 +92,7 @@ class Tools:
         return found
 
     def _confine(self, inquiry: Inquiry) -> None:
-        """Refuse what leads out of the roots: what is named, before it is looked at, then what is found there."""
+        """Refuse what leads out of the roots: each named path, before it is opened, then each file found there."""
         named = (*inquiry.paths, *inquiry.earlier)
         for path in named:
             self._check(Path(path))
@@ -113,21 +121,21 @@ def serve(*, rules: Sequence[Path], roots: Sequence[Path], explain: Explain) -> 
     )
     offered = (tools.attribute, tools.analyze_paths, tools.explain_job, tools.list_rules, tools.explain_rule)
     for tool in offered:
-        server.add_tool(_telling_errors(tool), description=inspect.getdoc(tool), structured_output=True)
+        server.add_tool(_with_tool_errors(tool), description=inspect.getdoc(tool), structured_output=True)
     server.run("stdio")
 
 
-def _telling_errors(tool: _Tool[_P]) -> _Tool[_P]:
-    """The tool, with an error of ours told as the SDK tells an expected one: by its message."""
+def _with_tool_errors(tool: _Tool[_P]) -> _Tool[_P]:
+    """The tool with each NvrxError raised as the SDK's ToolError, which the assistant sees as its message."""
 
     @wraps(tool)
-    async def told(*args: _P.args, **named: _P.kwargs) -> dict[str, Any]:
+    async def called(*args: _P.args, **named: _P.kwargs) -> dict[str, Any]:
         try:
             return await tool(*args, **named)
         except NvrxError as error:
             raise ToolError(str(error)) from None
 
-    return told
+    return called
 
 
 def _inquiry(given: dict[str, Any]) -> Inquiry:
@@ -135,17 +143,3 @@ def _inquiry(given: dict[str, Any]) -> Inquiry:
         return msgspec.convert(given, Inquiry, str_keys=True)
     except msgspec.ValidationError as error:
         raise UsageError(f"inquiry: {error}") from None
-
-
-def _told(rule: Rule) -> dict[str, Any]:
-    return {
-        "name": rule.name,
-        "fault": rule.fault,
-        "verdict": rule.verdict,
-        "scope": rule.scope,
-        "role": rule.role,
-        "pattern": rule.pattern.pattern.decode(errors="replace"),
-        "hint": rule.hint,
-        "reference": rule.reference,
-        "sample": list(rule.sample),
-    }

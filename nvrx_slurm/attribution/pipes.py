@@ -1,4 +1,4 @@
-"""Standard input and output as streams of lines, for a process that is talked to in JSON."""
+"""Standard input and output as streams of lines, for a process that exchanges JSON with its parent."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from asyncio import StreamReader, StreamWriter
 
 
 async def standard_streams(line_bytes: int) -> tuple[StreamReader, StreamWriter]:
-    """Standard input and output of this process; what else would print on the latter goes to standard error.
+    """Standard input and output of this process; what else prints on the latter goes to standard error.
 
     A line longer than `line_bytes` is a ValueError of the reader. The writer's `drain` ends when all is in the pipe.
     """

@@ -1,4 +1,8 @@
-"""What a decided failure says against nodes, and which nodes are suspect by it. Pure."""
+"""What a failure says against nodes, and which nodes are suspect by it. Pure.
+
+A node's score is the sum of what it is blamed for, each weighed by kind, and halved with each `HALF_LIFE_S` that has
+passed since. From `THRESHOLD` on the node is suspect.
+"""
 
 from __future__ import annotations
 
@@ -12,20 +16,20 @@ from nvrx_slurm.journal.verdicts import Attribution, Evidence, Failed, FailureKe
 HALF_LIFE_S = 24 * 3600.0
 THRESHOLD = 1.0
 FORGOTTEN_BELOW = 0.01
-"""What weighs less than this is dropped from the ledger."""
+"""A blame that weighs less is dropped from the ledger."""
 
 MOST_PER_NODE = 32
-"""How much is kept of one node: what weighs most."""
+"""How many blames are kept of one node: the heaviest."""
 
 
 class BlameKind(StrEnum):
     """What a node is blamed for."""
 
-    SAID = "said"  # a person says so
+    SAID = "said"  # a person reported it
     HARDWARE = "hardware"  # the evidence names the node itself: GPU, memory, disk
     NETWORK = "network"  # its links
     STORAGE = "storage"  # what it mounts
-    LOST = "lost"  # it went away: itself, its link, or a switch
+    LOST = "lost"  # it was lost: itself, its link, or a switch
 
 
 # One day after a hardware fault its node is still suspect, two days after it is not; one loss alone makes no suspect.
@@ -39,9 +43,9 @@ WEIGHTS: dict[BlameKind, float] = {
 
 
 class Blame(Wire, frozen=True, kw_only=True):
-    """One failure that speaks against one node.
+    """One failure that one node is blamed for.
 
-    `failure` names it: what several sources say of one failure and one node counts once, the heaviest. `at`: seconds
+    `failure` names it: of several sources' blames of one node for it the heaviest counts. `at`: seconds
     since the epoch. `certainty`: from 0 to 1. `fault`, `job` (its folder) and `evidence` say where it comes from.
     """
 
@@ -57,7 +61,7 @@ class Blame(Wire, frozen=True, kw_only=True):
 
 
 class Suspect(Wire, frozen=True, kw_only=True):
-    """A node with what speaks against it, heaviest first. `until`: when it will be clear if nothing is added."""
+    """A node with its blames, heaviest first. `until`: when it will be clear if nothing is added."""
 
     node: str
     score: float
@@ -78,7 +82,7 @@ def weight(blame: Blame, now: float) -> float:
 
 
 def merged(blames: Iterable[Blame], now: float) -> tuple[Blame, ...]:
-    """What is worth keeping of them: each failure of a node once, nothing that hardly weighs anything."""
+    """Those that are worth keeping: each failure of a node once, none that hardly weighs anything."""
     heaviest: dict[tuple[str, str, str], Blame] = {}
     for blame in blames:
         identity = (blame.cluster, blame.node, blame.failure)
@@ -93,7 +97,7 @@ def merged(blames: Iterable[Blame], now: float) -> tuple[Blame, ...]:
 
 
 def suspects(blames: Iterable[Blame], cluster: str, now: float) -> list[Suspect]:
-    """Whom these blames make suspect in this cluster at `now`, the worst first."""
+    """The nodes of this cluster that are suspect at `now`, the worst first."""
     here = [blame for blame in merged(blames, now) if blame.cluster == cluster]
     found = []
     for (_, node), of_one_node in _by_node(here).items():
@@ -117,24 +121,24 @@ def _heaviest_first(blames: Iterable[Blame]) -> list[Blame]:
 
 
 def _rank(blame: Blame) -> tuple[float, float, tuple[str, ...]]:
-    """The heaviest first. All weights halve at the same rate: who is heavier now was so before, and will always be.
-    So the order depends neither on when one looks nor on who was heard first; that decides between equal ones too."""
+    """The heaviest first. All weights halve at the same rate: the heavier one now was so before, and will always be.
+    So the order depends neither on `now` nor on the order of arrival, also between equal ones."""
     heft = WEIGHTS[blame.kind] * blame.certainty
     said = (blame.kind, blame.failure, blame.fault, blame.job, blame.evidence)
     return (-math.log2(heft) - blame.at / HALF_LIFE_S if heft > 0 else math.inf, -blame.at, said)
 
 
 KINDS = {Scope.NODE: BlameKind.HARDWARE, Scope.NETWORK: BlameKind.NETWORK, Scope.STORAGE: BlameKind.STORAGE}
-"""Failures of any other scope follow the job to whatever node it runs on: they blame none."""
+"""Failures of any other scope follow the job to each node that it runs on: they blame none."""
 
 LEAST_CERTAINTY = 0.5
-"""What a source is less sure of than this does not count."""
+"""An attribution with a lower confidence does not count."""
 
 LONGEST_EVIDENCE = 300
 
 
 def blames_of(inquiry: Inquiry, attributions: Iterable[Attribution], *, cluster: str, at: float) -> list[Blame]:
-    """What one failure, with what the sources said of it, says of nodes. `at`: seconds since the epoch."""
+    """The blames for one failure, by its sources' attributions. `at`: seconds since the epoch."""
     found = [blame for each in attributions for blame in _blamed(inquiry, each, cluster, at)]
     return found + list(_lost(inquiry, cluster, at))
 
@@ -144,7 +148,7 @@ def _blamed(inquiry: Inquiry, attribution: Attribution, cluster: str, at: float)
     if kind is None or attribution.confidence < LEAST_CERTAINTY:
         return
     if attribution.primary is None and inquiry.failed is not None and is_loss(inquiry.key, inquiry.failed):
-        return  # no line says why the node went: that it did is all there is, and weighs what a loss does
+        return  # no line says why the node went: only the loss counts
     for node in attribution.nodes:
         yield Blame(
             cluster=cluster,
@@ -175,7 +179,7 @@ def _lost(inquiry: Inquiry, cluster: str, at: float) -> Iterator[Blame]:
 
 
 def is_loss(key: FailureKey, failed: Failed) -> bool:
-    """Whether a whole node went away without a word. One that was drained or preempted has said that it left."""
+    """Whether a whole node was lost without notice. One that was drained or preempted reported that it left."""
     return key.rank is None and failed.rank is None and not failed.cause.startswith(f"{failed.node} left:")
 
 

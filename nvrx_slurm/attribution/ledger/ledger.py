@@ -1,4 +1,4 @@
-"""What has been said of one cluster's nodes, and who is suspect by it."""
+"""The blames against one cluster's nodes, and which nodes are suspect by them."""
 
 from __future__ import annotations
 
@@ -30,17 +30,17 @@ class Ledger:
         self._storage, self._clock = storage, clock
 
     def blame(self, blames: Iterable[Blame]) -> None:
-        """Take note of these, of whatever cluster. What was noted before is not noted twice."""
+        """Add these, of any cluster. A blame that is there already is not added twice."""
         new = tuple(blames)
         if new:
             self._storage.change(lambda known: merged((*known, *new), self._clock.wall()))
 
     def suspects(self, now: float | None = None) -> list[Suspect]:
-        """Who is suspect at `now` (seconds since the epoch; None: at present), the worst first."""
+        """The nodes that are suspect at `now` (seconds since the epoch; None: the present), the worst first."""
         return suspects(self._storage.read(), self.cluster, self._clock.wall() if now is None else now)
 
     def clear(self, node: str | None = None) -> tuple[str, ...]:
-        """Forget what speaks against a node (None: against all of this cluster). Returns whom it spoke against."""
+        """Remove the blames of a node (None: of all nodes of this cluster). Returns the nodes that had any."""
         cleared: set[str] = set()
 
         def without(known: Blames) -> Blames:
@@ -81,7 +81,7 @@ def suspects_among(
     clock: Clock | None = None,
 ) -> tuple[str, ...]:
     """Those of `nodes` that are suspect, in their order. Takes `timeout_s` at most, and never raises: a job that
-    starts must not wait for this. `cluster` as `cluster_of` says; None: nobody is suspect."""
+    starts must not wait for this. `cluster` as `cluster_of` says; None: no node is suspect."""
     if cluster is None:
         return ()
     asked = in_thread(lambda: open_ledger(where, cluster=cluster, clock=clock).suspects(), "suspects")
@@ -90,7 +90,7 @@ def suspects_among(
     except concurrent.futures.TimeoutError:
         log.warning("the ledger of suspect nodes gave no answer within %g s: no node counts as suspect", timeout_s)
         return ()
-    except Exception as error:  # whatever it is, the job has more important things to do
+    except Exception as error:  # any: a job that starts must not fail by this
         log.warning("no node counts as suspect: %s", error)
         return ()
     return tuple(node for node in nodes if node in names)
@@ -104,10 +104,11 @@ def _checked(url: str) -> str:
 
 
 def cluster_of(job: JobInfo, ledger: str | None) -> str | None:
-    """The cluster of a job that runs here, as the ledger names it; None: nothing is kept of its nodes.
+    """The cluster of a job that runs here, as the ledger names it (two clusters' n1 are two machines); None: its
+    nodes are not blamed.
 
-    So it is where Slurm does not say which cluster it is. And a job that runs without Slurm pretends its nodes: the
-    user's own ledger (`ledger` is None) takes no note of them.
+    So it is where Slurm does not say which cluster it is. A job without Slurm only simulates its nodes: the user's
+    own ledger (`ledger` is None) has no entries for them.
     """
     if job.cluster == "slurm":
         return env.slurm_cluster_name()

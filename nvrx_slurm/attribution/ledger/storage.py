@@ -24,7 +24,7 @@ LOCK_S = 5.0
 ANSWER_S = 3.0
 REDIS_KEY = "nvrx:suspects"
 REDIS_LIFE_S = 30 * 24 * 3600
-"""An abandoned ledger goes by itself; every change puts that off."""
+"""An abandoned ledger expires; every change postpones that."""
 
 MOST_TRIES = 50
 
@@ -40,7 +40,8 @@ class LedgerStorage(Protocol):
     def read(self) -> Blames: ...
 
     def change(self, change: Change) -> None:
-        """Replace all that is kept by what `change` makes of it; nobody else's change is lost, or seen in half."""
+        """Replace all that is kept by what `change` makes of it. Concurrent changes are not lost, nor seen in
+        half."""
         ...
 
 
@@ -97,7 +98,7 @@ class FileStorage:
         except MalformedRecord:
             aside = self._path.with_name(f"{self._path.name}.torn")
             self._path.replace(aside)
-            log.warning("the ledger %s was torn: it starts anew, and what was left of it is %s", self.where, aside)
+            log.warning("the ledger %s was torn: a new one starts, and the torn one is kept as %s", self.where, aside)
             return ()
 
     def _unusable(self, error: OSError) -> NvrxError:
@@ -146,7 +147,7 @@ class RedisStorage:
         try:
             return decode(data) if data else ()
         except MalformedRecord:
-            log.warning("%s at %s holds no ledger: it starts anew", REDIS_KEY, self.where)
+            log.warning("%s at %s holds no ledger: a new one starts", REDIS_KEY, self.where)
             if setting_aside is not None:
                 setting_aside.set(f"{REDIS_KEY}:torn", data, ex=REDIS_LIFE_S)
             return ()

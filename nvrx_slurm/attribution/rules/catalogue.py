@@ -1,6 +1,6 @@
-"""The catalogue of rules: what a line of a log means for a job that failed. The rules are data, in `rules/*.yaml`.
+"""The catalogue of rules: what a line of a log means for a job that failed.
 
-`load_catalogue` reads the shipped files and the user's own, which have the same form (docs/rules.md).
+`load_catalogue` reads the built-in files of this folder and the user's own, which have the same form (docs/rules.md).
 """
 
 from __future__ import annotations
@@ -12,12 +12,12 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from nvrx_slurm.attribution.rules.literals import SHORTEST, literals_of
-from nvrx_slurm.attribution.rules.rulefile import Role, RuleForm, form_of, read_rule_file, wrong
+from nvrx_slurm.attribution.rules.rulefile import Role, form_of, read_rule_file, wrong
 from nvrx_slurm.errors import ConfigError
 from nvrx_slurm.jobspec.yamlfile import YamlFile
 from nvrx_slurm.journal.verdicts import Scope, Verdict
 
-SHIPPED = Path(__file__).parent
+BUILT_IN = Path(__file__).parent
 
 _RAISED = re.compile(r"\{raised\}")
 _RAISED_IS = r"(?:^|[\])]:? ?|\d: |Z )(?:[\w.]{1,120}\.)?"
@@ -40,12 +40,12 @@ class Regex:
 class Rule:
     """What one kind of line means.
 
-    `pattern` is searched in one line, without its end and without ANSI codes. Its named groups tell more: `rank`,
+    `pattern` is searched in one line, without its end and without ANSI codes. Its named groups say more: `rank`,
     `node`, `pid`, `t`, `seq`, `collective`, `gpu`, `xid`. One of `literals` stands in every line that matches (lower
     case where `ignore_case`). `verdict` is what a failure means whose cause this is. `role`: a consequence happens
     because something else did; noise is a benign look-alike, and a line that it matches counts for no other rule.
     `severity`: among lines of one rank at one time, the higher is nearer to the cause. `widespread`: where several
-    nodes tell of it, or several ranks of a job's only node, no node lost anything: it is the job's own, and a STOP.
+    nodes report it, or several ranks of a job's only node, no node is at fault: it is the job's own, and a STOP.
     """
 
     name: str
@@ -66,25 +66,25 @@ class Rule:
 
 @dataclass(frozen=True, slots=True)
 class Catalogue:
-    """Rules with unique names: the shipped ones in the order of their files, then the user's."""
+    """Rules with unique names: the built-in ones in the order of their files, then the user's."""
 
     rules: tuple[Rule, ...]
 
 
 def load_catalogue(own: Sequence[Path] = ()) -> Catalogue:
-    """The shipped rules and those of the user's files; of two with one name the later stands, in the earlier's place.
+    """The built-in rules and those of the user's files. Of two with one name the later one counts.
 
-    A user's rule must match each line of its `sample` and none of its `not_sample`. Raises ConfigError, which tells
-    all that is wrong with a file at once, each with its line and key.
+    A user's rule must match each line of its `sample` and none of its `not_sample`. Raises ConfigError, which lists
+    all that is wrong with a file, each with its line and key.
     """
-    rules = dict(_shipped())
+    rules = dict(_built_in())
     for path in own:
         rules |= rules_of(read_rule_file(path), proved=True)
     return Catalogue(tuple(rules.values()))
 
 
-def shipped_files() -> list[Path]:
-    return sorted(SHIPPED.glob("*.yaml"))
+def built_in_files() -> list[Path]:
+    return sorted(BUILT_IN.glob("*.yaml"))
 
 
 def rules_of(file: YamlFile, *, proved: bool = False) -> dict[str, Rule]:
@@ -93,7 +93,7 @@ def rules_of(file: YamlFile, *, proved: bool = False) -> dict[str, Rule]:
     problems: list[ConfigError] = []
     for name in file.data:
         try:
-            found[name] = _proved_rule(file, name) if proved else _rule(file, name)
+            found[name] = _rule(file, name, proved=proved)
         except ConfigError as problem:
             problems.append(problem)
     if problems:
@@ -105,9 +105,9 @@ def rules_of(file: YamlFile, *, proved: bool = False) -> dict[str, Rule]:
 
 
 @functools.cache
-def _shipped() -> dict[str, Rule]:
+def _built_in() -> dict[str, Rule]:
     found: dict[str, Rule] = {}
-    for path in shipped_files():
+    for path in built_in_files():
         found |= rules_of(read_rule_file(path))
     return found
 
@@ -117,21 +117,23 @@ def _compiled(pattern: bytes, ignore_case: bool) -> re.Pattern[bytes]:
     return re.compile(pattern, re.IGNORECASE if ignore_case else 0)
 
 
-def _rule(file: YamlFile, name: str) -> Rule:
+def _rule(file: YamlFile, name: str, *, proved: bool) -> Rule:
     form = form_of(file, name)
-    bare = _RAISED.sub("^", form.pattern)  # what may stand before an exception holds no text of its own
-    literals = literals_of(_written_out(bare), ignore_case=form.ignore_case)
+    written_out = _written_out(form.pattern)
+    if proved:
+        try:
+            re.compile(written_out.encode())
+        except re.error as error:
+            raise wrong(f"is no regular expression: {error}", file, name, "pattern") from None
+    bare = _written_out(_RAISED.sub("^", form.pattern))  # what may stand before an exception holds no text of its own
+    literals = literals_of(bare, ignore_case=form.ignore_case)
     if not literals:
         sentence = f"must hold a text of at least {SHORTEST} characters that stands in every line it matches"
         raise wrong(f"{sentence}; {form.pattern!r} holds none", file, name, "pattern")
-    return _ruled(name, form, Regex(_written_out(form.pattern).encode(), form.ignore_case), literals)
-
-
-def _ruled(name: str, form: RuleForm, pattern: Regex, literals: tuple[bytes, ...]) -> Rule:
-    return Rule(
+    rule = Rule(
         name=name,
         fault=form.fault,
-        pattern=pattern,
+        pattern=Regex(written_out.encode(), form.ignore_case),
         literals=literals,
         ignore_case=form.ignore_case,
         verdict=Verdict(form.verdict),
@@ -144,24 +146,16 @@ def _ruled(name: str, form: RuleForm, pattern: Regex, literals: tuple[bytes, ...
         not_sample=form.not_sample,
         widespread=form.widespread,
     )
+    if proved:
+        for key, lines, should in (("sample", rule.sample, True), ("not_sample", rule.not_sample, False)):
+            for line in lines:
+                if (rule.pattern.search(line.encode()) is not None) is not should:
+                    verb = "does not match" if should else "matches"
+                    raise wrong(f"the pattern {verb} {line!r}", file, name, key)
+    return rule
 
 
 def _written_out(pattern: str) -> str:
     """The pattern with each shorthand replaced by what it stands for."""
     pattern = _RAISED.sub(lambda _: _RAISED_IS, pattern)
     return _XID.sub(lambda match: _XID_IS % match["numbers"], pattern)
-
-
-def _proved_rule(file: YamlFile, name: str) -> Rule:
-    form = form_of(file, name)
-    try:
-        re.compile(_written_out(form.pattern).encode())
-    except re.error as error:
-        raise wrong(f"is no regular expression: {error}", file, name, "pattern") from None
-    rule = _rule(file, name)
-    for key, lines, should in (("sample", rule.sample, True), ("not_sample", rule.not_sample, False)):
-        for line in lines:
-            if (rule.pattern.search(line.encode()) is not None) is not should:
-                verb = "does not match" if should else "matches"
-                raise wrong(f"the pattern {verb} {line!r}", file, name, key)
-    return rule

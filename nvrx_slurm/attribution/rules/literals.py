@@ -1,6 +1,6 @@
 """The texts of which one stands in every line that a pattern matches, for a fast search ahead of the pattern.
 
-A reader of its own, and not the one inside `re`: that one takes a millisecond for each rule, and is private.
+The parser inside `re` is not used: it takes a millisecond for each rule, and is private.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ _Texts = tuple[str, ...]
 def literals_of(pattern: str, *, ignore_case: bool = False) -> tuple[bytes, ...]:
     """At least one of these stands in each line that matches, in lower case with `ignore_case`.
 
-    Empty: this reader finds no such set of texts of four bytes or more. The pattern must be one that `re` accepts.
+    Empty: no such set of texts of four characters or more is found. The pattern must be one that `re` accepts.
     """
     texts = _texts_of(pattern)
     if ignore_case:

@@ -1,3 +1,10 @@
+"""One file of rules: read as YAML, and each of its rules checked.
+
+A general YAML reader takes a second and more for the built-in rules, and a failure is waiting. So a plain file, as
+all built-in files are, is read here: a rule's name stands at the left, a key two spaces in, a list's `- item` four,
+and each text on one line, bare or in single quotes. Any other YAML is read as job.yaml is.
+"""
+
 from __future__ import annotations
 
 import difflib
@@ -48,35 +55,28 @@ class _Plain:
             raise _NotPlain
 
     def _take(self, line: str) -> KeyPath:
-        """Where the line's value stands, which is then in `data`."""
-        if line.startswith("    "):
-            return self._append(_matched(_ITEM, line))
-        if line.startswith("  "):
-            return self._add(_matched(_KEY, line))
-        return self._open_rule(_matched(_NAME, line)["name"])
-
-    def _open_rule(self, name: str) -> KeyPath:
+        """Put the line's value into `data`. Returns where."""
+        if line.startswith("    "):  # an item of a list
+            text = _text(_matched(_ITEM, line))
+            if self._list is None or text is None:
+                raise _NotPlain
+            self._list.append(text)
+            return (*self._at, len(self._list) - 1)
+        if line.startswith("  "):  # a key of a rule
+            match = _matched(_KEY, line)
+            key, text = match["name"], _text(match)
+            if not self._at or key in self._rule:
+                raise _NotPlain
+            self._list = [] if text is None else None
+            self._rule[key] = self._list if text is None else text
+            self._at = (self._at[0], key)
+            return self._at
+        name = _matched(_NAME, line)["name"]
         if name in self.data:
             raise _NotPlain
         self._rule, self._list, self._at = {}, None, (name,)
         self.data[name] = self._rule
         return self._at
-
-    def _add(self, match: re.Match[str]) -> KeyPath:
-        key, text = match["name"], _text(match)
-        if not self._at or key in self._rule:
-            raise _NotPlain
-        self._list = [] if text is None else None
-        self._rule[key] = self._list if text is None else text
-        self._at = (self._at[0], key)
-        return self._at
-
-    def _append(self, match: re.Match[str]) -> KeyPath:
-        text = _text(match)
-        if self._list is None or text is None:
-            raise _NotPlain
-        self._list.append(text)
-        return (*self._at, len(self._list) - 1)
 
 
 def _matched(pattern: re.Pattern[str], line: str) -> re.Match[str]:
@@ -148,14 +148,12 @@ def form_of(file: YamlFile, name: str) -> RuleForm:
         raise wrong(f"must be a mapping with the keys {', '.join(_REQUIRED)}", file, name)
     for key in data:
         if key not in KEYS:
-            raise wrong(f"is not known; {_nearest(key)}", file, name, key)
+            near = difflib.get_close_matches(key, KEYS, n=1, cutoff=0.5)
+            hint = f"did you mean `{near[0]}`?" if near else f"valid here: {', '.join(KEYS)}"
+            raise wrong(f"is not known; {hint}", file, name, key)
     for key in _REQUIRED:
         if key not in data:
             raise wrong("is required", file, name, key)
-    return _converted(data, file, name)
-
-
-def _converted(data: dict[str, Any], file: YamlFile, name: str) -> RuleForm:
     try:
         return msgspec.convert(data, RuleForm, strict=False)
     except msgspec.ValidationError as error:
@@ -163,8 +161,3 @@ def _converted(data: dict[str, Any], file: YamlFile, name: str) -> RuleForm:
         assert match is not None, error  # every key's value is checked by its own type
         key = match["key"]
         raise wrong(f"{VALID.get(key, 'must be text')}, not {data[key]!r}", file, name, key) from None
-
-
-def _nearest(key: str) -> str:
-    near = difflib.get_close_matches(key, KEYS, n=1, cutoff=0.5)
-    return f"did you mean `{near[0]}`?" if near else f"valid here: {', '.join(KEYS)}"

@@ -142,29 +142,22 @@ def _too_long(text: bytes) -> int | None:
     """Where the first line begins of which more is there than is kept; None: no line is so long."""
     at = 0
     while len(text) - at > KEPT_OF_A_LINE_BYTES:
-        end = _last_end_within(text, at)
-        if not end:
+        # Jump to the last end of a line within reach. Most often the first of the searches finds one.
+        bound = at + KEPT_OF_A_LINE_BYTES + 1
+        ends = (text.rfind(end, at, bound) for end in (b"\n", b"\r", b"\0"))
+        last = next((found for found in ends if found >= 0), None)
+        if last is None:
             return at
-        at = end
+        at = last + 1
     return None
-
-
-def _last_end_within(text: bytes, at: int) -> int:
-    """The last end of a line within reach of one that begins at `at`, 0: the line is too long. One search in most."""
-    bound = at + KEPT_OF_A_LINE_BYTES + 1
-    return next((found + 1 for end in (b"\n", b"\r", b"\0") if (found := text.rfind(end, at, bound)) >= 0), 0)
 
 
 _BEFORE_MATCH = 80
 _CONTROLS = [*range(0x20), *range(0x7F, 0xA0), 0x2028, 0x2029]
 
 
-def _as_latin_1(byte: int) -> str:
-    return bytes([byte]).decode("cp1252", "replace")
-
-
 _CLEAN = {control: None for control in _CONTROLS if control != ord("\t")} | {
-    0xDC00 + byte: _as_latin_1(byte) for byte in range(0x80, 0x100)
+    0xDC00 + byte: bytes([byte]).decode("cp1252", "replace") for byte in range(0x80, 0x100)
 }
 
 

@@ -1,4 +1,8 @@
-"""The log files below the paths that a user or the job names: found, attributed to ranks and nodes, opened."""
+"""The log files below the paths that a user or the job names: found, attributed to ranks and nodes, opened.
+
+Never follows a file that grows, never waits for a FIFO, touches no device, and maps nothing into memory: a process
+that reads a mapped file dies when the file is truncated.
+"""
 
 from __future__ import annotations
 
@@ -135,7 +139,8 @@ _PARENTS_LOOKED_AT = 3
 
 
 def log_file(path: Path, inquiry: Inquiry | None, *, flight_recorder: bool = False) -> LogFile:
-    """What a path tells, completed by what is known of the job: a rank's node, a node's ranks."""
+    """Whose output a file holds, by its path (the layouts of this tool, torchrun, srun, NeMo and PyTorch) and by what
+    is known of the job: a rank's node, a node's ranks."""
     parts = path.parts[-1 - _PARENTS_LOOKED_AT :]
     node = _node_of(parts, inquiry)
     rank = _rank_of(path, parts, inquiry, node)
@@ -146,20 +151,16 @@ def log_file(path: Path, inquiry: Inquiry | None, *, flight_recorder: bool = Fal
 
 def _rank_of(path: Path, parts: tuple[str, ...], inquiry: Inquiry | None, node: str | None) -> int | None:
     if torchrun := _TORCHRUN.search(path.as_posix()):
-        return _global(int(torchrun[1]), inquiry, node)
+        local = int(torchrun[1])
+        if inquiry is None or len(inquiry.nodes) <= 1:
+            return local
+        # Each of several nodes has such a rank.
+        nodes = inquiry.nodes
+        return nodes.index(node) * inquiry.workers_per_node + local if node in nodes else None
     if bare := _BARE_RANK.fullmatch(path.name) or _TRACE.search(path.name):
         return int(next(filter(None, bare.groups())))
     found = (_RANK.search(part) for part in reversed(parts))
     return next((int(rank[1]) for rank in found if rank), None)
-
-
-def _global(local: int, inquiry: Inquiry | None, node: str | None) -> int | None:
-    """The rank of one that is known by its place within a node; None: several nodes have such a one."""
-    if inquiry is None or len(inquiry.nodes) <= 1:
-        return local
-    if node not in inquiry.nodes:
-        return None
-    return inquiry.nodes.index(node) * inquiry.workers_per_node + local
 
 
 def _node_of(parts: tuple[str, ...], inquiry: Inquiry | None) -> str | None:
@@ -219,7 +220,7 @@ _Found = tuple[Path, tuple[int, int], bool]
 
 
 def _named(path: Path, seen: set[tuple[int, int]]) -> Iterator[_Found]:
-    """What one of the paths comes to. Raises UsageError."""
+    """The files that one of the paths names. Raises UsageError."""
     try:
         status = path.stat()
     except OSError as error:
@@ -248,25 +249,18 @@ def _below(top: Path, seen: set[tuple[int, int]]) -> Iterator[_Found]:
             seen.add(identity)
             with os.scandir(folder) as entries:
                 for entry in entries:
-                    if _may_hold_logs(entry.name):
-                        yield from _entry(entry, folders)
+                    name = entry.name
+                    suffix = name.rpartition(".")[2].lower() if "." in name else ""
+                    if name.startswith(".") or name in _NO_LOG_FOLDERS or suffix in _NO_LOG_SUFFIXES:
+                        continue
+                    with contextlib.suppress(OSError):  # it vanished, or is a link to nothing
+                        status = entry.stat()
+                        if stat.S_ISDIR(status.st_mode):
+                            folders.append(entry.path)
+                        elif stat.S_ISREG(status.st_mode) and (status.st_size or status.st_blocks):
+                            yield Path(entry.path), _identity(status), _is_dump(Path(entry.path))
         except OSError:
             yield Path(folder), (0, hash(folder)), False
-
-
-def _entry(entry: os.DirEntry[str], folders: list[str]) -> Iterator[_Found]:
-    with contextlib.suppress(OSError):  # it vanished, or is a link to nothing
-        status = entry.stat()
-        if stat.S_ISDIR(status.st_mode):
-            folders.append(entry.path)
-        elif stat.S_ISREG(status.st_mode) and (status.st_size or status.st_blocks):
-            path = Path(entry.path)
-            yield path, _identity(status), _is_dump(path)
-
-
-def _may_hold_logs(name: str) -> bool:
-    suffix = name.rpartition(".")[2].lower() if "." in name else ""
-    return not (name.startswith(".") or name in _NO_LOG_FOLDERS or suffix in _NO_LOG_SUFFIXES)
 
 
 def _is_dump(path: Path) -> bool:

@@ -1,9 +1,4 @@
-"""One file's lines against the rules: which match, how many, and the first and last of each as Hits.
-
-Most lines cost nothing: the prefilter names the rules that may match in a block, and only lines with one of their
-literals are matched. Nor do most lines of a file full of errors: of a rule that has matched often lines are counted
-by its literals, and its last ones are looked for in the last blocks only.
-"""
+"""One file's lines against the rules: which match, how many, and the first and last of each as Hits."""
 
 from __future__ import annotations
 
@@ -19,14 +14,27 @@ from nvrx_slurm.attribution.rules.catalogue import Rule
 from nvrx_slurm.attribution.scan.blocks import Block, decoded, excerpt
 from nvrx_slurm.attribution.scan.model import EXACT_UP_TO, KEPT, MOST_DIGITS, Hit, LogFile
 from nvrx_slurm.attribution.scan.prefilter import Searcher
-from nvrx_slurm.attribution.scan.prefixes import Label, first_stamp, label_of, stamp_of, told
+from nvrx_slurm.attribution.scan.prefixes import Label, first_stamp, label_of, named_in, stamp_of
 from nvrx_slurm.attribution.scan.tracebacks import lines_back, may_end, traceback_above
 
 Span = tuple[int, int]
 """Where a line begins and ends in its block."""
 
 
-class Lines:
+_T = TypeVar("_T")
+
+_LINES_BETWEEN_STOPS = 64
+_MANY = 32
+"""After so many lines in vain a search for the whole pattern costs less than to go on."""
+
+_LAST_BLOCKS = 16
+"""So many are kept in memory, lest last lines must be searched for in each block that may turn out to be the last."""
+
+_MEASURED_EVERY = 16
+"""Of a rule that matches often, the lines of every sixteenth block are counted, and stand for those of the next."""
+
+
+class BlockLines:
     """Finds lines in a block by a rule's literals."""
 
     def __init__(self, block: Block) -> None:
@@ -74,96 +82,68 @@ def _merged(lines: Sequence[Iterator[Span]], *, reverse: bool = False) -> Iterat
     return (line for line, _ in itertools.groupby(heapq.merge(*lines, reverse=reverse)))
 
 
-_T = TypeVar("_T")
-
-
 @dataclass(frozen=True, slots=True)
 class Sheet:
-    """A file and what its lines need to be understood: whether `srun --label` numbered them, whether pdsh named their
-    nodes, and when the file last changed (seconds since the epoch)."""
+    """A file and what its lines need to be understood: whether `srun --label` numbered them, and when the file last
+    changed (seconds since the epoch)."""
 
     file: LogFile
     numbered: bool
     changed_at: float
-
-    def label(self, line: bytes) -> Label:
-        """Whose line it is, by its beginning."""
-        return label_of(line, srun=self.numbered)
 
     def match(self, rule: Rule, line: bytes) -> re.Match[bytes] | None:
         """A rule's match in a line, with or without its labels."""
         match = rule.pattern.search(line)
         if match is not None or (not self.numbered and line[:1] not in (b"[", b" ")):
             return match
-        begin = self.label(line).begin
+        begin = label_of(line, srun=self.numbered).begin
         return rule.pattern.search(line[begin:]) if begin else None
 
     def hit(self, block: Block, begin: int, line: bytes, rule: Rule, match: re.Match[bytes]) -> Hit:
-        """All that is told of a line that begins at `begin` of a block."""
-        label = self.label(line)
-        rank_told, node_told = told(line, label.begin)
+        """All that is known of a line that begins at `begin` of a block: its writer, its time, its traceback."""
+        label = label_of(line, srun=self.numbered)
         groups = {name: decoded(value) for name, value in match.groupdict().items() if value is not None}
         if label.local_rank is not None:
             groups["local_rank"] = str(label.local_rank)
-        joined, t = self._traceback(block, begin, line, label)
-        rank_named = _number(groups.get("rank"))
+        t = stamp_of(line, self.changed_at)
+        if may_end(line[label.begin :]):
+            above = traceback_above(self._of_writer(label, lines_back(block.window(begin))))
+            if above is not None:
+                groups |= above.groups()
+                t = first_stamp(above.stamped, self.changed_at) if t is None else t
+        own_rank, own_node = named_in(line, label.begin)
+        # A rank within a node is the rank, unless it is known that there are other nodes.
+        of_only_node = label.local_rank if label.node is None and self.file.node is None else None
+        # Python refuses to read a number of more than 4,300 digits.
+        text = groups.get("rank", "")
+        by_rule = int(text) if text.isdecimal() and len(text) <= MOST_DIGITS else None
         return Hit(
             file=self.file,
             line=block.line_of(begin),
             text=excerpt(line, match.start()),
             rule=rule,
-            rank=_first(label.rank, self.file.rank, self._rank_within(label), rank_told, rank_named),
-            node=_first(label.node, self.file.node, node_told, groups.get("node")),
+            rank=_first_known(label.rank, self.file.rank, of_only_node, own_rank, by_rule),
+            node=_first_known(label.node, self.file.node, own_node, groups.get("node")),
             t=t,
-            groups=groups | joined,
+            groups=groups,
             offset=block.offset_of(begin),
         )
 
-    def _rank_within(self, label: Label) -> int | None:
-        """A rank within a node is the rank, unless it is known that there are other nodes."""
-        return label.local_rank if label.node is None and self.file.node is None else None
-
-    def _traceback(self, block: Block, begin: int, line: bytes, label: Label) -> tuple[dict[str, str], float | None]:
-        """What the traceback tells that a line ends, and the line's time, by its own stamp or the traceback's."""
-        t = stamp_of(line, self.changed_at)
-        if not may_end(line[label.begin :]):
-            return {}, t
-        above = traceback_above(self._of_the_same(label, lines_back(block.window(begin))))
-        if above is None:
-            return {}, t
-        return above.groups(), first_stamp(above.stamped, self.changed_at) if t is None else t
-
-    def _of_the_same(self, label: Label, lines: Iterator[bytes]) -> Iterator[bytes]:
+    def _of_writer(self, label: Label, lines: Iterator[bytes]) -> Iterator[bytes]:
         """The lines of one writer, without their labels."""
         for line in lines:
-            other = self.label(line)
+            other = label_of(line, srun=self.numbered)
             if (other.rank, other.node, other.local_rank) == (label.rank, label.node, label.local_rank):
                 yield line[other.begin :]
 
 
-def _number(text: str | None) -> int | None:
-    """A number that a line tells, if it can be a rank: Python refuses to read one of more than 4,300 digits."""
-    return int(text) if text is not None and text.isdecimal() and len(text) <= MOST_DIGITS else None
-
-
-def _first(*values: _T | None) -> _T | None:
+def _first_known(*values: _T | None) -> _T | None:
     return next((value for value in values if value is not None), None)
-
-
-_LINES_BETWEEN_STOPS = 64
-_MANY = 32
-"""After so many lines in vain a search for the whole pattern costs less than to go on."""
-
-_LAST_BLOCKS = 16
-"""So many are kept in memory, lest last lines must be looked for in each block that may turn out to be the last."""
-
-_MEASURED_EVERY = 16
-"""Of a rule that matches often, the lines of every sixteenth block are counted, and stand for those of the next."""
 
 
 @dataclass(slots=True)
 class _Late:
-    """A block that may hold some of a rule's last lines. `lines`: those, at most 8; None: not looked for."""
+    """A block that may hold some of a rule's last lines. `lines`: those, at most 8; None: not searched for."""
 
     block: Block
     lines: list[Span] | None
@@ -171,8 +151,8 @@ class _Late:
 
 @dataclass(slots=True)
 class _Tally:
-    """What a rule found in a file. `late`: its lines that are not made into Hits, for later ones may take their
-    place. `in_a_block`: of the last block whose lines were counted."""
+    """What a rule found in a file. `late`: lines that are no Hits yet, since later ones may replace them.
+    `in_a_block`: how many lines of the last block that was counted."""
 
     count: int = 0
     first: list[Hit] = field(default_factory=list)
@@ -186,7 +166,7 @@ class _Tally:
         """Whether its lines are no longer matched one by one."""
         return self.count >= EXACT_UP_TO
 
-    def estimate(self, lines: Lines, rule: Rule) -> None:
+    def estimate(self, lines: BlockLines, rule: Rule) -> None:
         """Count a block's lines, roughly."""
         if self.blocks % _MEASURED_EVERY == 0:
             self.in_a_block = lines.count(rule)
@@ -194,8 +174,13 @@ class _Tally:
         self.count += self.in_a_block
 
 
-class Matcher:
-    """Reads the blocks of one file in order. `stopped` is asked now and then; once it says so, the rest is left."""
+class LineMatcher:
+    """Reads the blocks of one file in order, until `stopped`, which is called every now and then.
+
+    Most lines cost nothing: the prefilter names the rules that may match in a block, and only lines with one of their
+    literals are matched. Of a rule that has matched often, lines are only counted by its literals, and its last ones
+    are searched for in the last blocks only.
+    """
 
     def __init__(self, searcher: Searcher, sheet: Sheet, stopped: Callable[[], bool]) -> None:
         self._rules = searcher.prefilter.rules
@@ -209,8 +194,13 @@ class Matcher:
         if len(self._blocks) == _LAST_BLOCKS:
             self._let_go(self._blocks.popleft())
         self._blocks.append(block)
-        lines = Lines(block)
-        for number in self._present(block.text):
+        lines = BlockLines(block)
+        # Whole patterns are slow where they match. Once a rule has matched often, a search for literals comes first,
+        # and is enough where it names such rules only.
+        present = self._searcher.with_literals(block.text) if self._often else None
+        if present is None or not self._often.issuperset(present):
+            present = self._searcher.present(block.text)
+        for number in present:
             if self._stopped():
                 return
             rule, tally = self._rules[number], self._tallies.setdefault(number, _Tally())
@@ -233,16 +223,7 @@ class Matcher:
         """Name of a rule → lines."""
         return {self._rules[number].name: tally.count for number, tally in self._tallies.items() if tally.count}
 
-    def _present(self, text: bytes) -> Sequence[int]:
-        """The rules that may match. Whole patterns are slow where they match; they are left out where all that has a
-        literal in the block has matched often."""
-        if self._often:
-            present = self._searcher.with_literals(text)
-            if self._often.issuperset(present):
-                return present
-        return self._searcher.present(text)
-
-    def _match_all(self, number: int, lines: Lines, tally: _Tally) -> None:
+    def _match_all(self, number: int, lines: BlockLines, tally: _Tally) -> None:
         """Count all, until there are many; keep the first of the file and the last of the block."""
         rule, last = self._rules[number], collections.deque[Span](maxlen=KEPT)
         for line, match in self._matching(number, lines.block, lines.of(rule)):
@@ -272,47 +253,38 @@ class Matcher:
                 return
 
     def _let_go(self, block: Block) -> None:
-        """A block leaves the memory: of its lines those become Hits that no later ones have taken the place of."""
+        """A block leaves the memory: those of its lines become Hits that no later ones have replaced."""
         for number, tally in self._tallies.items():
             if tally.late and tally.late[0].block is block:
                 self._look_back(number, tally)
             if tally.late and tally.late[0].block is block:
-                late = tally.late.popleft()
-                tally.last.extend(self._made(block, late.lines or (), self._rules[number]))
+                rule = self._rules[number]
+                for line in tally.late.popleft().lines or ():
+                    if (match := self._match(block, line, rule)) is not None:
+                        tally.last.append(self._hit(block, line, rule, match))
 
     def _look_back(self, number: int, tally: _Tally) -> None:
-        """Look for a rule's last lines, from the last block back; forget those before."""
+        """Search for a rule's last lines, from the last block back; forget those before."""
         wanted = KEPT
         for at in range(len(tally.late) - 1, -1, -1):
             late = tally.late[at]
             if late.lines is None:
-                late.lines = self._last(number, Lines(late.block))
+                backwards = BlockLines(late.block).back(self._rules[number])
+                matching = itertools.islice(self._matching(number, late.block, backwards), KEPT)
+                late.lines = sorted(line for line, _ in matching)
             wanted -= len(late.lines)
             if wanted <= 0:
                 for _ in range(at):
                     tally.late.popleft()
                 return
 
-    def _last(self, number: int, lines: Lines) -> list[Span]:
-        """The last of a block's lines that match."""
-        matching = self._matching(number, lines.block, lines.back(self._rules[number]))
-        return sorted(line for line, _ in itertools.islice(matching, KEPT))
-
-    def _made(self, block: Block, lines: Iterable[Span], rule: Rule) -> Iterator[Hit]:
-        for line in lines:
-            if (match := self._match(block, line, rule)) is not None:
-                yield self._hit(block, line, rule, match)
-
     def _match(self, block: Block, line: Span, rule: Rule) -> re.Match[bytes] | None:
         """A rule's match, unless the line is also one of noise: such a line counts for no other rule."""
         text = block.text[slice(*line)]
         match = self._sheet.match(rule, text)
-        if match is None:
+        if match is None or any(self._sheet.match(noise, text) for noise in self._searcher.noise(text)):
             return None
-        return None if self._is_noise(text) else match
-
-    def _is_noise(self, text: bytes) -> bool:
-        return any(self._sheet.match(rule, text) for rule in self._searcher.noise(text))
+        return match
 
     def _hit(self, block: Block, line: Span, rule: Rule, match: re.Match[bytes]) -> Hit:
         return self._sheet.hit(block, line[0], block.text[slice(*line)], rule, match)

@@ -1,4 +1,9 @@
-"""What stands before a log line proper: the label that says whose line it is, and the time stamp."""
+"""What stands before a log line proper: the label that says whose line it is, and the time stamp.
+
+Labels are those of srun, torchrun, mpirun, pdsh, NCCL and syslog; stamps those of training jobs, launchers, Slurm and
+kernels. A stamp without a zone is in this machine's, one without a year in the latest that is not after the file's
+last change. A kernel's seconds since boot give no time without the time of the boot: such a line has no stamp.
+"""
 
 from __future__ import annotations
 
@@ -31,7 +36,7 @@ _LOOKED_AT = 100
 
 @dataclass(frozen=True, slots=True)
 class Label:
-    """What a line's beginning tells. `begin`: where the line proper begins, after labels and an exception group's
+    """What a line begins with. `begin`: where the line proper begins, after labels and an exception group's
     gutter. `local_rank`: a rank within its node."""
 
     rank: int | None
@@ -64,7 +69,7 @@ def label_of(line: bytes, *, srun: bool) -> Label:
     return Label(rank, node, local, at)
 
 
-def told(line: bytes, begin: int) -> tuple[int | None, str | None]:
+def named_in(line: bytes, begin: int) -> tuple[int | None, str | None]:
     """The rank and the node that a line itself names as its own, after its labels."""
     rank = _SAYS_RANK.search(line, begin, begin + 200)
     node = next((found for pattern in _SAYS_NODE if (found := pattern.match(line, begin))), None)

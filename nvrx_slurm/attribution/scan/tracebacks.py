@@ -1,4 +1,14 @@
-"""Joins the last line of a Python traceback with the frames above it, in a log that may have other lines between."""
+"""Joins the last line of a Python traceback with the frames above it, in a log that may have other lines between.
+
+Some tracebacks ended no process, or perhaps none. The lines above the header show which (`Traceback.non_fatal`):
+
+ignored    the exception could not be raised (in `__del__`, at exit, in a logging handler), or is part of a warning
+task       it stayed in an asyncio task or callback
+thread     it ended a thread
+process    it ended a child process of `multiprocessing`
+logged     an error was logged right above: the program may have caught it and gone on
+warned     the same with a warning; or that warning has nothing to do with it
+"""
 
 from __future__ import annotations
 
@@ -13,12 +23,12 @@ from nvrx_slurm.attribution.scan.model import MOST_DIGITS
 HEADER = b"Traceback (most recent call last)"
 
 _MOST_BETWEEN = 60
-"""Lines between the header and what tells: asyncio in debug mode says where a task was made."""
+"""Lines between the header and what shows the kind: asyncio in debug mode prints where a task was made."""
 
 _IGNORED = (
     rb"(?P<ignored>\bException ignored (?:in|on|while)\b|^--- Logging error ---|^Error in (?:atexit\._|sys\.)\w+:)"
 )
-_TELLS = re.compile(
+_SHOWN = re.compile(
     _IGNORED
     + rb"|(?P<task>\bexception was never retrieved\b|^Exception in callback\b|^[Uu]nhandled exception (?:in|during) "
     rb"|^(?:future|handle|task|asyncgen|transport|protocol): |^(?:source|handle)_traceback: )"
@@ -27,21 +37,21 @@ _TELLS = re.compile(
     rb"|(?P<logged>\b(?:ERROR|CRITICAL|FATAL|EXCEPTION)\b|\b[EF]\d{4} \d\d:\d\d|\[(?:error|critical|exception) *\])"
     rb"|(?P<warned>\b\w*Warning: |\bWARN(?:ING)?\b|\bW\d{4} \d\d:\d\d|\[warning *\])"
 )
-_TELLS_ALONE = re.compile(_IGNORED)
+_SHOWN_WITHOUT = re.compile(_IGNORED)
 _ANNOUNCED = re.compile(rb"\b\w*Warning: |\bWARN(?:ING)?\b")
 _MADE_HERE = re.compile(rb"(?:source|handle)_traceback: ")
 _JOINT = re.compile(rb'"""$|\S*RemoteTraceback:\s*$|\S+: Caught \S+ in ')
 
 
 def non_fatal_without_traceback(above: bytes) -> str | None:
-    """What the line says right above one that names an exception, where there is no traceback."""
-    told = _TELLS_ALONE.search(above)
-    return told and told.lastgroup
+    """The kind by the line right above one that names an exception, where there is no traceback."""
+    found = _SHOWN_WITHOUT.search(above)
+    return found and found.lastgroup
 
 
 class NonFatalSearch:
-    """Goes up from a header, which is the first line it takes. `found`: what kind of non_fatal it is; None: none.
-    `in_frames`: it goes over frames, of another traceback or of where a task was made."""
+    """Goes up from a header, which is the first line it takes. `found`: the kind; None: the exception may be fatal.
+    `in_frames`: it passes frames, of another traceback or of where a task was made."""
 
     def __init__(self) -> None:
         self.found: str | None = None
@@ -49,7 +59,7 @@ class NonFatalSearch:
         self.in_frames = False
 
     def goes_on(self, line: bytes) -> bool:
-        """Take the next line up; False: what is above tells no more."""
+        """Take the next line up; False: the lines above do not matter."""
         self._taken += 1
         if HEADER in line:
             self.in_frames = False
@@ -57,8 +67,8 @@ class NonFatalSearch:
         elif line[:1].isspace():
             self.in_frames = True
         elif line.strip() and not _JOINT.match(line):
-            told = (_MADE_HERE if self.in_frames else _TELLS).search(line.rstrip())
-            self.found = told and (told.lastgroup or "task")
+            shown = (_MADE_HERE if self.in_frames else _SHOWN).search(line.rstrip())
+            self.found = shown and (shown.lastgroup or "task")
             return False
         return self.found is None and self._taken <= _MOST_BETWEEN
 
@@ -71,7 +81,7 @@ _INSTALLED = re.compile(r"/(?:site|dist)-packages/|/lib/python3(?:\.\d+)?/|^<")
 
 _LINES_BACK = 1000
 _FOREIGN = 8
-"""So many lines of others may stand between two of a traceback."""
+"""How many lines of other writers may stand between two of a traceback."""
 
 _FRAMES_KEPT = 12
 
@@ -88,14 +98,14 @@ class Traceback:
     non_fatal: str | None
 
     def groups(self) -> dict[str, str]:
-        """What a Hit tells of it."""
-        told = {
+        """For `Hit.groups`."""
+        found = {
             "frames": "|".join(self.frames),
             "user_frame": self.user_frame,
             "cause": self.cause,
             "non_fatal": self.non_fatal,
         }
-        return {name: text for name, text in told.items() if text}
+        return {name: text for name, text in found.items() if text}
 
 
 def may_end(line: bytes) -> bool:
@@ -116,15 +126,16 @@ def lines_back(text: bytes) -> Iterator[bytes]:
 
 def traceback_above(earlier: Iterable[bytes]) -> Traceback | None:
     """The traceback whose last line has these lines above it, nearest first, without labels; None: there is none."""
-    walk = _Walk()
+    walk = _TracebackWalk()
     for number, line in enumerate(earlier):
         if number == _LINES_BACK or not walk.goes_on(line):
             break
     return walk.result()
 
 
-class _Walk:
-    """Goes up a log line by line: through frames to their header, over a chain's joint to the next ones."""
+class _TracebackWalk:
+    """Goes up a log line by line: through frames to their header, and over the sentence that joins two exceptions of
+    a chain to the frames of the next."""
 
     def __init__(self) -> None:
         self._frames: list[tuple[str, int, str]] = []
@@ -138,42 +149,31 @@ class _Walk:
 
     def goes_on(self, line: bytes) -> bool:
         """Take the next line up; False: what is above is of no interest."""
-        if self._above is not None:
-            return self._over_the_joint(line, self._above)
-        frame = _FRAME.match(line)
-        if frame:
-            self._take(frame)
+        if self._above is not None:  # above a header: the joint of a chain, or what says that it was not fatal
+            if self._above.in_frames or not line.startswith(_CHAINED):
+                if len(self._stamped) == 1 and line.strip():
+                    self._stamped.append(line)
+                return self._above.goes_on(line)
+            self._above, self._in_frames, self._in_cause, self._below = None, False, True, b""
+        elif frame := _FRAME.match(line):
+            if self._in_cause and not self._in_frames:
+                self._cause = self._below
+            elif not self._in_cause:
+                function = decoded(frame["function"] or b"<module>")
+                self._frames.append((decoded(frame["path"]), int(frame["line"][:MOST_DIGITS]), function))
+            self._in_frames = True
         elif HEADER in line:
             self._above, self._stamped, self._foreign = NonFatalSearch(), [line], 0
             return self._above.goes_on(line)
-        elif line.strip() and not line[:1].isspace():
-            return self._over_a_foreign(line)
-        return True
-
-    def _take(self, frame: re.Match[bytes]) -> None:
-        if self._in_cause and not self._in_frames:
-            self._cause = self._below
-        elif not self._in_cause:
-            function = decoded(frame["function"] or b"<module>")
-            self._frames.append((decoded(frame["path"]), int(frame["line"][:MOST_DIGITS]), function))
-        self._in_frames = True
-
-    def _over_a_foreign(self, line: bytes) -> bool:
-        if not self._frames and not self._foreign and (non_fatal := non_fatal_without_traceback(line)):
-            self._non_fatal = non_fatal
-            return False
-        self._below = line
-        self._foreign += 1
-        above_frames = self._in_cause and not self._in_frames  # a message may have many lines
-        return self._foreign <= _FOREIGN and (above_frames or not _SURELY_RAISED.match(line))
-
-    def _over_the_joint(self, line: bytes, above: NonFatalSearch) -> bool:
-        """Between a header and what stands above it: another exception, if a sentence joins the two."""
-        if above.in_frames or not line.startswith(_CHAINED):
-            if len(self._stamped) == 1 and line.strip():
-                self._stamped.append(line)
-            return above.goes_on(line)
-        self._above, self._in_frames, self._in_cause, self._below = None, False, True, b""
+        elif line.strip() and not line[:1].isspace():  # a line of another writer, or of the message
+            first_line = not self._frames and not self._foreign
+            if first_line and (non_fatal := non_fatal_without_traceback(line)):
+                self._non_fatal = non_fatal
+                return False
+            self._below = line
+            self._foreign += 1
+            above_frames = self._in_cause and not self._in_frames  # a message may have many lines
+            return self._foreign <= _FOREIGN and (above_frames or not _SURELY_RAISED.match(line))
         return True
 
     def result(self) -> Traceback | None:

@@ -1,4 +1,4 @@
-"""The desk between its controller and its sources."""
+"""The broker between its controller and its sources."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ SOON_S = 10.0
 
 @dataclass
 class Told:
-    """What a desk has answered, and what it has told others."""
+    """What a broker has answered, and what it has told others."""
 
     answers: list[tuple[FailureKey, Attribution]] = field(default_factory=list)
     decisions: list[DecidedFailure] = field(default_factory=list)
@@ -46,7 +46,7 @@ class Told:
                 await self.news.wait()
 
 
-def desk_of(told: Told, *sources: Scripted, timeout_s: float = SOON_S) -> SourceBroker:
+def broker_of(told: Told, *sources: Scripted, timeout_s: float = SOON_S) -> SourceBroker:
     guards = [Guard(source, clock=SystemClock()) for source in sources]
     return SourceBroker(guards, lambda: told, timeout_s=timeout_s, answered=told.answered)
 
@@ -63,86 +63,86 @@ async def when_settled(inquiry: Inquiry, settled: asyncio.Event) -> Attribution:
 async def test_each_source_answers_once() -> None:
     """An ask brings one answer from each source, under the key that was asked about."""
     told = Told()
-    desk = desk_of(told, Scripted(name="a"), Scripted(name="b"))
-    desk.ask(inquiry_of(), settled=True)
+    broker = broker_of(told, Scripted(name="a"), Scripted(name="b"))
+    broker.ask(inquiry_of(), settled=True)
     await told.until(2, told.answers)
     assert sorted((key, answer.source) for key, answer in told.answers) == [(key_of(), "a"), (key_of(), "b")]
-    await desk.close()
+    await broker.close()
 
 
 async def test_a_source_gets_one_request_for_a_key() -> None:
     """Asked twice while it works and once more when it is done, it works once; each ask gets the answer."""
     told, source = Told(), Scripted(when_settled)
-    desk = desk_of(told, source)
-    desk.ask(inquiry_of(), settled=False)
-    desk.ask(inquiry_of(), settled=True)
+    broker = broker_of(told, source)
+    broker.ask(inquiry_of(), settled=False)
+    broker.ask(inquiry_of(), settled=True)
     await told.until(2, told.answers)
-    desk.ask(inquiry_of(), settled=True)
+    broker.ask(inquiry_of(), settled=True)
     await told.until(3, told.answers)
     assert len(source.asked) == 1
     assert len({answer for _, answer in told.answers}) == 1
-    await desk.close()
+    await broker.close()
 
 
 async def test_a_slow_source_holds_nobody_up() -> None:
     """The answer of one comes while another still thinks, and keys do not wait for each other."""
     told = Told()
-    desk = desk_of(told, Scripted(name="quick"), Scripted(when_settled, name="slow"))
-    desk.ask(inquiry_of(0), settled=False)
-    desk.ask(inquiry_of(1), settled=False)
+    broker = broker_of(told, Scripted(name="quick"), Scripted(when_settled, name="slow"))
+    broker.ask(inquiry_of(0), settled=False)
+    broker.ask(inquiry_of(1), settled=False)
     await told.until(2, told.answers)
     assert [answer.source for _, answer in told.answers] == ["quick", "quick"]
-    desk.settled(key_of(1))
+    broker.settled(key_of(1))
     await told.until(3, told.answers)
     assert told.answers[2][0] == key_of(1)
-    await desk.close()
+    await broker.close()
 
 
 async def test_a_stale_settled_is_nothing() -> None:
     """Of a key that was never asked about, or whose answers are there, `settled` changes nothing."""
     told = Told()
-    desk = desk_of(told, Scripted())
-    desk.settled(key_of(9))
-    desk.ask(inquiry_of(), settled=True)
+    broker = broker_of(told, Scripted())
+    broker.settled(key_of(9))
+    broker.ask(inquiry_of(), settled=True)
     await told.until(1, told.answers)
-    desk.settled(key_of())
-    await desk.close()
+    broker.settled(key_of())
+    await broker.close()
     assert len(told.answers) == 1
 
 
 async def test_a_decision_is_told_with_all_answers() -> None:
     """Others hear of a decision once every source has answered, even where the decision did not wait."""
     told = Told()
-    desk = desk_of(told, Scripted(name="quick"), Scripted(when_settled, name="slow"))
-    desk.ask(inquiry_of(), settled=False)
-    desk.judged(judged(key_of()))
+    broker = broker_of(told, Scripted(name="quick"), Scripted(when_settled, name="slow"))
+    broker.ask(inquiry_of(), settled=False)
+    broker.judged(judged(key_of()))
     await told.until(1, told.answers)
     assert not told.decisions
-    desk.settled(key_of())
+    broker.settled(key_of())
     await told.until(1, told.decisions)
     assert [answer.source for answer in told.decisions[0].attributions] == ["quick", "slow"]
     assert told.decisions[0].inquiry == inquiry_of()
-    await desk.close()
+    await broker.close()
     assert told.closed
 
 
 async def test_a_decision_about_a_failure_of_another_desk_is_told() -> None:
-    """The desk before this one had asked: what was decided is told all the same, without answers."""
+    """The broker before this one had asked: what was decided is told all the same, without answers."""
     told = Told()
-    desk = desk_of(told, Scripted())
-    desk.judged(judged(key_of()))
+    broker = broker_of(told, Scripted())
+    broker.judged(judged(key_of()))
     await told.until(1, told.decisions)
     assert told.decisions[0].attributions == ()
-    await desk.close()
+    await broker.close()
 
 
 async def test_closing_answers_what_is_open() -> None:
     """A source that does not answer any more has an answer too: that the controller went away."""
     told, source = Told(), Scripted(hangs)
-    desk = desk_of(told, source)
-    desk.ask(inquiry_of(), settled=True)
-    desk.judged(judged(key_of()))
-    await asyncio.wait_for(desk.close(), SOON_S)
+    broker = broker_of(told, source)
+    broker.ask(inquiry_of(), settled=True)
+    broker.judged(judged(key_of()))
+    await asyncio.wait_for(broker.close(), SOON_S)
     assert [answer.problem for _, answer in told.answers] == [CLOSED]
     assert [decided.attributions for decided in told.decisions] == [()]
     assert source.closed
@@ -151,29 +151,29 @@ async def test_closing_answers_what_is_open() -> None:
 async def test_old_failures_are_forgotten() -> None:
     """Memory is bounded: of failures that are over only the newest are known."""
     told, source = Told(), Scripted()
-    desk = desk_of(told, source)
+    broker = broker_of(told, source)
     for cycle in range(MOST_KEPT * 2):
-        desk.ask(inquiry_of(cycle), settled=True)
+        broker.ask(inquiry_of(cycle), settled=True)
         await told.until(cycle + 1, told.answers)
-    desk.ask(inquiry_of(MOST_KEPT * 2 - 1), settled=True)
+    broker.ask(inquiry_of(MOST_KEPT * 2 - 1), settled=True)
     assert len(source.asked) == MOST_KEPT * 2
-    desk.ask(inquiry_of(0), settled=True)
+    broker.ask(inquiry_of(0), settled=True)
     await told.until(MOST_KEPT * 2 + 2, told.answers)
     assert len(source.asked) == MOST_KEPT * 2 + 1
-    await desk.close()
+    await broker.close()
 
 
 async def test_a_controller_that_does_not_read_is_not_read_either() -> None:
     """While answers pile up no further line is taken; it goes on when they flow again."""
     told = Told(stalled=asyncio.Event())
-    desk = desk_of(told, Scripted())
+    broker = broker_of(told, Scripted())
     for _ in range(MOST_AT_WORK):
-        desk.ask(inquiry_of(), settled=True)
-    room = asyncio.create_task(desk.room())
+        broker.ask(inquiry_of(), settled=True)
+    room = asyncio.create_task(broker.room())
     await asyncio.wait({room}, timeout=0.01)
     assert not room.done()
     assert told.stalled is not None
     told.stalled.set()
     await asyncio.wait_for(room, SOON_S)
-    await desk.close()
+    await broker.close()
     assert len(told.answers) == MOST_AT_WORK

@@ -8,7 +8,7 @@ from time import process_time
 
 import pytest
 
-from nvrx_slurm.attribution.rules.catalogue import Rule, load_catalogue, rules_of, shipped_files
+from nvrx_slurm.attribution.rules.catalogue import Rule, built_in_files, load_catalogue, rules_of
 from nvrx_slurm.attribution.rules.rulefile import read_rule_file
 from nvrx_slurm.errors import ConfigError
 from nvrx_slurm.journal.verdicts import Scope, Verdict
@@ -52,7 +52,7 @@ def test_there_are_enough() -> None:
 
 def test_names_are_unique() -> None:
     """No two shipped files hold a rule of one name."""
-    names = [name for path in shipped_files() for name in rules_of(read_rule_file(path))]
+    names = [name for path in built_in_files() for name in rules_of(read_rule_file(path))]
     assert len(names) == len(set(names)) == len(RULES)
 
 

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from nvrx_slurm.attribution.rules.catalogue import shipped_files
+from nvrx_slurm.attribution.rules.catalogue import built_in_files
 from nvrx_slurm.attribution.rules.rulefile import _NotPlain, _Plain, read_rule_file
 from nvrx_slurm.errors import ConfigError
 from nvrx_slurm.jobspec.yamlfile import read_yaml
@@ -16,13 +16,13 @@ from nvrx_slurm.jobspec.yamlfile import read_yaml
 TEXTS = st.text(st.sampled_from("ab1 :#'\"-[]{}&*!|>%@`,?~\\"), max_size=12)
 
 
-def test_shipped_files_are_plain() -> None:
+def test_built_in_files_are_plain() -> None:
     """Each shipped file is one that the quick reader takes, so that no start of an analysis waits for YAML."""
-    for path in shipped_files():
+    for path in built_in_files():
         assert _Plain(path.read_text(encoding="ascii")).data
 
 
-@pytest.mark.parametrize("path", shipped_files()[:3], ids=lambda path: path.name)
+@pytest.mark.parametrize("path", built_in_files()[:3], ids=lambda path: path.name)
 def test_both_readers_agree(path: Path) -> None:
     """The quick reader gives the values and lines that the general one gives."""
     assert read_rule_file(path) == read_yaml(path)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from nvrx_slurm.attribution.scan.prefixes import by_srun, label_of, told
+from nvrx_slurm.attribution.scan.prefixes import by_srun, label_of, named_in
 
 
 @pytest.mark.parametrize(
@@ -50,4 +50,4 @@ def test_by_srun() -> None:
 )
 def test_told(line: bytes, expected: tuple[int | None, str | None]) -> None:
     """NCCL, syslog and c10d name the node or the rank within their lines."""
-    assert told(line, 0) == expected
+    assert named_in(line, 0) == expected

@@ -17,7 +17,7 @@ from hypothesis import strategies as st
 from nvrx_slurm.attribution.rules.catalogue import Catalogue, load_catalogue
 from nvrx_slurm.attribution.scan import LogFile, scan
 from nvrx_slurm.attribution.scan.blocks import LONGEST_LINE_BYTES, Block, blocks
-from nvrx_slurm.attribution.scan.matching import Matcher, Sheet
+from nvrx_slurm.attribution.scan.matching import LineMatcher, Sheet
 from nvrx_slurm.attribution.scan.model import EXACT_UP_TO, KEPT, Hit
 from nvrx_slurm.attribution.scan.prefilter import Searcher, prefilter_of
 from nvrx_slurm.errors import ConfigError
@@ -49,7 +49,7 @@ TEXTS = st.lists(st.tuples(LINES, ENDS).map(b"".join), max_size=30).map(b"".join
 
 
 def read(pieces: list[bytes]) -> tuple[list[Hit], dict[str, int]]:
-    matcher = Matcher(Searcher(prefilter_of(CATALOGUE)), Sheet(FILE, False, 0.0), lambda: False)
+    matcher = LineMatcher(Searcher(prefilter_of(CATALOGUE)), Sheet(FILE, False, 0.0), lambda: False)
     for block in blocks(pieces):
         matcher.read(block)
     return matcher.hits(), matcher.counts()

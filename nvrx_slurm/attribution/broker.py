@@ -88,7 +88,7 @@ class SourceBroker:
 
     def ask(self, inquiry: Inquiry, *, settled: bool) -> None:
         """Ask every source; one that was asked about this key before gives the same answer again."""
-        case = self._cases.get(inquiry.key) or self._open(inquiry)
+        case = self._cases.get(inquiry.key) or self._remember(inquiry)
         if settled:
             case.settled.set()
         for source, answer in zip(self._sources, case.answers, strict=True):
@@ -122,7 +122,8 @@ class SourceBroker:
             closing.append(self._afterwards.close(timeout_s=AFTERWARDS_S))
         await asyncio.gather(*closing)
 
-    def _open(self, inquiry: Inquiry) -> AskedFailure:
+    def _remember(self, inquiry: Inquiry) -> AskedFailure:
+        """Start to ask every source."""
         # Forget the oldest beyond MOST_KEPT, but none that still waits for an answer.
         over = len(self._cases) + 1 - MOST_KEPT
         answered = [key for key, case in self._cases.items() if not case.is_open] if over > 0 else []

@@ -47,7 +47,10 @@ class Tools:
         `inquiry` names the failure and its logs; `settled` says that nothing more will be written to them. Answers
         with the key, the state `done`, and the attribution.
         """
-        asked = _inquiry(inquiry)
+        try:
+            asked = msgspec.convert(inquiry, Inquiry, str_keys=True)
+        except msgspec.ValidationError as error:
+            raise UsageError(f"inquiry: {error}") from None
         return {"key": str(asked.key), "state": "done", "attribution": await self._analyze(asked)}
 
     async def analyze_paths(self, paths: list[str]) -> dict[str, Any]:
@@ -136,10 +139,3 @@ def _with_tool_errors(tool: _Tool[_P]) -> _Tool[_P]:
             raise ToolError(str(error)) from None
 
     return called
-
-
-def _inquiry(given: dict[str, Any]) -> Inquiry:
-    try:
-        return msgspec.convert(given, Inquiry, str_keys=True)
-    except msgspec.ValidationError as error:
-        raise UsageError(f"inquiry: {error}") from None

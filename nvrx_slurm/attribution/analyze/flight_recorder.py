@@ -60,7 +60,7 @@ class Dump:
 
     @property
     def waits_in(self) -> CollectiveCall | None:
-        """The call this rank is held up in: the first that has not completed, or, where the backend never tells of
+        """The call this rank is held up in: the first that has not completed, or, where the backend never reports
         completion (gloo), the last."""
         if not any(call.state == COMPLETED for call in self.calls):
             return self.calls[-1] if self.calls else None
@@ -69,7 +69,12 @@ class Dump:
 
 def read_dump(data: bytes, rank: int) -> Dump:
     """One rank's dump, from either form. Raises DumpError; never runs anything that the file holds."""
-    raw = _parse(data)
+    try:
+        raw = json.loads(data) if data[:1] in (b"{", b"[") else load_plain(data)
+    except NotPlainError as error:
+        raise DumpError(f"no plain pickle: {error}") from error
+    except (ValueError, RecursionError) as error:
+        raise DumpError(f"no JSON: {error}") from error
     if not isinstance(raw, dict) or not isinstance(raw.get("entries", []), list):
         raise DumpError("no flight-recorder dump: it has no list of entries")
     entries = [entry for entry in raw.get("entries", []) if isinstance(entry, dict) and not entry.get("is_p2p")]
@@ -80,53 +85,36 @@ def read_dump(data: bytes, rank: int) -> Dump:
         raise DumpError(f"no flight-recorder dump: {error}") from error
 
 
-def _parse(data: bytes) -> Any:
-    try:
-        return json.loads(data) if data[:1] in (b"{", b"[") else load_plain(data)
-    except NotPlainError as error:
-        raise DumpError(f"no plain pickle: {error}") from error
-    except (ValueError, RecursionError) as error:
-        raise DumpError(f"no JSON: {error}") from error
-
-
 def _call(entry: dict[str, Any]) -> CollectiveCall:
-    name, description = _group(entry)
+    named = entry.get("process_group")
+    if isinstance(named, (list, tuple)) and len(named) == 2:
+        group, description = _text(named[0]), _text(named[1])
+    else:  # version 1
+        group, description = _text(entry.get("pg_id", "0")), ""
+
+    # Only what looks like shapes of tensors: a hostile file could nest these without end.
+    sizes, shapes = entry.get("input_sizes"), list[tuple[int, ...]]()
+    if isinstance(sizes, (list, tuple)) and len(sizes) <= _MOST_DIMENSIONS:
+        for shape in sizes:
+            if isinstance(shape, (list, tuple)) and len(shape) <= _MOST_DIMENSIONS:
+                shapes.append(tuple(_number(length) for length in shape))
+
+    # The innermost frame outside of torch, as `train.py:41 in step`.
+    frames, place = entry.get("frames"), ""
+    for frame in frames if isinstance(frames, (list, tuple)) else ():
+        if isinstance(frame, dict) and "/torch/" not in (file := _text(frame.get("filename", ""))):
+            place = f"{file.rpartition('/')[2]}:{_text(frame.get('line'))} in {_text(frame.get('name'))}"
+            break
+
     return CollectiveCall(
-        group=name,
+        group=group,
         description=description,
         seq=_number(entry.get("collective_seq_id", entry.get("seq_id"))),
         operation=_text(entry.get("profiling_name", "collective")),
         state=_text(entry.get("state", "")),
-        shapes=_shapes(entry.get("input_sizes")),
-        frame=_frame(entry.get("frames")),
+        shapes=tuple(shapes),
+        frame=place,
     )
-
-
-def _group(entry: dict[str, Any]) -> tuple[str, str]:
-    named = entry.get("process_group")
-    if isinstance(named, (list, tuple)) and len(named) == 2:
-        return _text(named[0]), _text(named[1])
-    return _text(entry.get("pg_id", "0")), ""
-
-
-def _shapes(sizes: object) -> tuple[tuple[int, ...], ...]:
-    """Only what looks like shapes of tensors: a hostile file could nest these without end."""
-    if not isinstance(sizes, (list, tuple)) or len(sizes) > _MOST_DIMENSIONS:
-        return ()
-    return tuple(
-        tuple(_number(length) for length in shape)
-        for shape in sizes
-        if isinstance(shape, (list, tuple)) and len(shape) <= _MOST_DIMENSIONS
-    )
-
-
-def _frame(frames: object) -> str:
-    """The innermost frame outside of torch, as `train.py:41 in step`."""
-    if isinstance(frames, (list, tuple)):
-        for frame in frames:
-            if isinstance(frame, dict) and "/torch/" not in (file := _text(frame.get("filename", ""))):
-                return f"{file.rpartition('/')[2]}:{_text(frame.get('line'))} in {_text(frame.get('name'))}"
-    return ""
 
 
 def _members(config: object) -> dict[str, tuple[int, ...]]:
@@ -142,8 +130,8 @@ def _members(config: object) -> dict[str, tuple[int, ...]]:
 
 
 def _text(value: object) -> str:
-    """A name or a number. Containers are none: one in which each list holds the one before many times takes a line
-    in the file, and all memory as a text."""
+    """A name or a number; of anything else nothing. A list in which each list holds the one before many times takes a
+    line in the file, but as a text all memory."""
     return str(value) if isinstance(value, (str, int, float)) or value is None else ""
 
 

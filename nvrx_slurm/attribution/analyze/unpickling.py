@@ -45,8 +45,10 @@ class _Machine:
         while (opcode := self.take(1)) != pickle.STOP:
             act = _ACTS.get(opcode)
             if act is None:
+                known = (each.name for each in pickletools.opcodes if each.code == opcode.decode("latin-1"))
+                name = next(known, f"byte {opcode!r}")
                 raise NotPlainError(
-                    f"{_name(opcode)}: only containers, numbers and texts are read, not this at byte {self.position}"
+                    f"{name}: only containers, numbers and texts are read, not this at byte {self.position}"
                 )
             act(self)
         return self.stack.pop()
@@ -123,10 +125,6 @@ def _text(form: str) -> _Act:
     return _push(lambda machine: machine.take(machine.number(form)).decode("utf-8", "surrogatepass"))
 
 
-def _long(form: str) -> _Act:
-    return _push(lambda machine: int.from_bytes(machine.take(machine.number(form)), "little", signed=True))
-
-
 def _get(form: str) -> _Act:
     return _push(lambda machine: machine.memo[machine.number(form)])
 
@@ -145,7 +143,7 @@ _ACTS: dict[bytes, _Act] = {
     pickle.BININT: _number("<i"),
     pickle.BININT1: _number("<B"),
     pickle.BININT2: _number("<H"),
-    pickle.LONG1: _long("<B"),
+    pickle.LONG1: _push(lambda machine: int.from_bytes(machine.take(machine.number("<B")), "little", signed=True)),
     pickle.BINFLOAT: _number(">d"),
     pickle.SHORT_BINUNICODE: _text("<B"),
     pickle.BINUNICODE: _text("<I"),
@@ -167,8 +165,3 @@ _ACTS: dict[bytes, _Act] = {
     pickle.BINGET: _get("<B"),
     pickle.LONG_BINGET: _get("<I"),
 }
-
-
-def _name(opcode: bytes) -> str:
-    known = (each.name for each in pickletools.opcodes if each.code == opcode.decode("latin-1"))
-    return next(known, f"byte {opcode!r}")

@@ -7,11 +7,11 @@ passed since. From `THRESHOLD` on the node is suspect.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable
 from enum import StrEnum
 from itertools import islice
 
-from nvrx_slurm.journal.verdicts import Attribution, Evidence, Failed, FailureKey, Inquiry, Scope, Wire
+from nvrx_slurm.journal.verdicts import Attribution, Failed, FailureKey, Inquiry, Scope, Wire
 
 HALF_LIFE_S = 24 * 3600.0
 THRESHOLD = 1.0
@@ -139,52 +139,49 @@ LONGEST_EVIDENCE = 300
 
 def blames_of(inquiry: Inquiry, attributions: Iterable[Attribution], *, cluster: str, at: float) -> list[Blame]:
     """The blames for one failure, by its sources' attributions. `at`: seconds since the epoch."""
-    found = [blame for each in attributions for blame in _blamed(inquiry, each, cluster, at)]
-    return found + list(_lost(inquiry, cluster, at))
-
-
-def _blamed(inquiry: Inquiry, attribution: Attribution, cluster: str, at: float) -> Iterator[Blame]:
-    kind = KINDS.get(attribution.scope)
-    if kind is None or attribution.confidence < LEAST_CERTAINTY:
-        return
-    if attribution.primary is None and inquiry.failed is not None and is_loss(inquiry.key, inquiry.failed):
-        return  # no line says why the node went: only the loss counts
-    for node in attribution.nodes:
-        yield Blame(
-            cluster=cluster,
-            node=node,
-            kind=kind,
-            failure=str(inquiry.key),
-            at=at,
-            certainty=min(attribution.confidence, 1.0),
-            fault=attribution.fault,
-            job=inquiry.key.job,
-            evidence=_line(attribution.primary, inquiry.key.job),
+    failed, job = inquiry.failed, inquiry.key.job
+    is_lost = failed is not None and is_loss(inquiry.key, failed)
+    found: list[Blame] = []
+    for each in attributions:
+        kind = KINDS.get(each.scope)
+        if kind is None or each.confidence < LEAST_CERTAINTY:
+            continue
+        if each.primary is None and is_lost:
+            continue  # no line says why the node went: only the loss counts
+        evidence = ""
+        if (line := each.primary) is not None:
+            # The blame names the job's folder already.
+            evidence = f"{line.file.removeprefix(f'{job}/')}:{line.line}: {line.text}"[:LONGEST_EVIDENCE]
+        found += [
+            Blame(
+                cluster=cluster,
+                node=node,
+                kind=kind,
+                failure=str(inquiry.key),
+                at=at,
+                certainty=min(each.confidence, 1.0),
+                fault=each.fault,
+                job=job,
+                evidence=evidence,
+            )
+            for node in each.nodes
+        ]
+    if failed is not None and is_lost:
+        found.append(
+            Blame(
+                cluster=cluster,
+                node=failed.node,
+                kind=BlameKind.LOST,
+                failure=str(inquiry.key),
+                at=at,
+                fault="node_lost",
+                job=job,
+                evidence=failed.cause[:LONGEST_EVIDENCE],
+            )
         )
-
-
-def _lost(inquiry: Inquiry, cluster: str, at: float) -> Iterator[Blame]:
-    failed = inquiry.failed
-    if failed is not None and is_loss(inquiry.key, failed):
-        yield Blame(
-            cluster=cluster,
-            node=failed.node,
-            kind=BlameKind.LOST,
-            failure=str(inquiry.key),
-            at=at,
-            fault="node_lost",
-            job=inquiry.key.job,
-            evidence=failed.cause[:LONGEST_EVIDENCE],
-        )
+    return found
 
 
 def is_loss(key: FailureKey, failed: Failed) -> bool:
     """Whether a whole node was lost without notice. One that was drained or preempted reported that it left."""
     return key.rank is None and failed.rank is None and not failed.cause.startswith(f"{failed.node} left:")
-
-
-def _line(evidence: Evidence | None, job: str) -> str:
-    """With the file's path below the job's folder, which the blame names too."""
-    if evidence is None:
-        return ""
-    return f"{evidence.file.removeprefix(f'{job}/')}:{evidence.line}: {evidence.text}"[:LONGEST_EVIDENCE]

@@ -59,7 +59,11 @@ def open_ledger(where: str | None, *, cluster: str, clock: Clock | None = None) 
     """
     clock = clock or SystemClock()
     if where is not None and "://" in where:
-        storage: LedgerStorage = RedisStorage(_checked(where), env.store_password())
+        try:
+            url = check_redis_url(where, password_goes_to=f"put it into {env.STORE_PASSWORD}")
+        except ValueError as error:  # which does not repeat the URL
+            raise UsageError(f"the ledger of suspect nodes: it {error}; or name a file") from None
+        storage: LedgerStorage = RedisStorage(url, env.store_password())
     else:
         storage = FileStorage(Path(where).expanduser() if where else default_path(), clock)
     return Ledger(storage, cluster=cluster, clock=clock)
@@ -94,13 +98,6 @@ def suspects_among(
         log.warning("no node counts as suspect: %s", error)
         return ()
     return tuple(node for node in nodes if node in names)
-
-
-def _checked(url: str) -> str:
-    try:
-        return check_redis_url(url, password_goes_to=f"put it into {env.STORE_PASSWORD}")
-    except ValueError as error:  # which does not repeat the URL
-        raise UsageError(f"the ledger of suspect nodes: it {error}; or name a file") from None
 
 
 def cluster_of(job: JobInfo, ledger: str | None) -> str | None:

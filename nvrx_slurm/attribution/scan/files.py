@@ -202,7 +202,7 @@ def find_logs(paths: Sequence[Path], inquiry: Inquiry | None) -> list[LogFile]:
 
     Of a job's folder only its `logs` count: the journal beside them quotes them. Below a folder, what is by its name
     no log (programs, checkpoints, hidden files) is left out; a folder that cannot be listed is in the result, so that
-    a scan tells why. Raises UsageError for a path that is not there or cannot be a log, and where there is no log.
+    a scan reports why. Raises UsageError for a path that is not there or cannot be a log, and where there is no log.
     """
     found: dict[tuple[int, int], LogFile] = {}
     seen: set[tuple[int, int]] = set()

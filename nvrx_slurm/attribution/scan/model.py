@@ -15,7 +15,7 @@ LONGEST_TEXT = 400
 """Characters of a line that are kept."""
 
 MOST_DIGITS = 9
-"""Of a number that a line or a file's name tells, such as a rank. A longer one is no number of ours."""
+"""Of a number in a line or a file's name that may be a rank or a pid. A longer number is neither."""
 
 KEPT = 8
 """Of each rule's lines in a file so many are kept from the beginning, and so many from the end."""
@@ -28,7 +28,7 @@ TAIL_LINES = 20
 
 @dataclass(frozen=True, slots=True)
 class LogFile:
-    """One file, and whose output it holds, as far as its path tells. `rank` is the global one."""
+    """One file, and whose output it holds, as far as its path shows. `rank` is the global one."""
 
     path: Path
     rank: int | None
@@ -48,7 +48,7 @@ class Hit:
     `groups` are the pattern's named groups, and for the last line of a Python traceback: `frames` (`file.py:12 in f`,
     innermost last, joined by `|`), `user_frame` (the innermost frame that is not of an installed package), if the
     exception was raised while another was handled, `cause`, the line of the first of them, and, where it may have
-    ended no process, `non_fatal` (see tracebacks.py). `local_rank`: the line's label tells a rank within
+    ended no process, `non_fatal` (see tracebacks.py). `local_rank`: the line's label names a rank within
     its node.
     """
 

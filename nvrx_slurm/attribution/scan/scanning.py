@@ -1,4 +1,4 @@
-"""Scans log files, several at a time, and stops when told to."""
+"""Scans log files, several at a time."""
 
 from __future__ import annotations
 

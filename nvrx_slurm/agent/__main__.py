@@ -21,7 +21,6 @@ from nvrx_slurm.agent.stacks import Stacks
 from nvrx_slurm.errors import EXIT_UNREACHABLE, NvrxError, UsageError
 from nvrx_slurm.jobspec import env
 from nvrx_slurm.jobspec.budgets import grace_within
-from nvrx_slurm.jobspec.plan import Plan
 from nvrx_slurm.journal.folder import LOOPBACK, JobFolder, clear_runtime_folders
 from nvrx_slurm.liveness import connection as liveness
 from nvrx_slurm.store.client import Store
@@ -44,6 +43,11 @@ def _agent(folder: JobFolder, node: str) -> Agent:
     bounds = plan.fault_tolerance
     clear_runtime_folders(folder, node)  # of an agent that was killed here before
     runtime = folder.make_runtime_folder(node)
+    # A full disk hits the logs, the workers, or their libraries (/tmp, /dev/shm).
+    needed_folders = [folder.path, Path(plan.workdir), Path("/tmp"), Path("/dev/shm")]
+    # Slurm's KillWait bounds the whole end, and the kill and the last facts come after the grace.
+    grace_s = bounds.teardown.grace
+    ending_grace_s = grace_s if info.kill_wait_s is None else min(grace_s, grace_within(info.kill_wait_s))
     return Agent(
         plan=plan,
         folder=folder,
@@ -71,22 +75,12 @@ def _agent(folder: JobFolder, node: str) -> Agent:
                 inherited=env.child_environment({}),
                 clock=clock,
             ),
-            health=NodeHealth(node, _needed_folders(plan, folder), clock),
+            health=NodeHealth(node, needed_folders, clock),
             step_files=StepFiles(bounds.progress, clock),
         ),
         clock=clock,
-        ending_grace_s=_ending_grace_s(bounds.teardown.grace, info.kill_wait_s),
+        ending_grace_s=ending_grace_s,
     )
-
-
-def _needed_folders(plan: Plan, folder: JobFolder) -> list[Path]:
-    """Where a full disk is felt: by the logs, by the workers, by their libraries."""
-    return [folder.path, Path(plan.workdir), Path("/tmp"), Path("/dev/shm")]
-
-
-def _ending_grace_s(grace_s: float, kill_wait_s: float | None) -> float:
-    """What Slurm's KillWait leaves of the grace: the kill, and our last words, come after it."""
-    return grace_s if kill_wait_s is None else min(grace_s, grace_within(kill_wait_s))
 
 
 def main() -> int:

@@ -69,22 +69,20 @@ class HeartbeatSender:
     async def run(self) -> None:
         """Send one heartbeat each interval, also while the store is away."""
         try:
-            await self._send_on()
+            interval_s = self._bounds.heartbeat.interval
+            due = self._clock.monotonic()
+            while True:
+                await self._send_once(max(interval_s, SHORTEST_WAIT_S))
+                self.renew()
+                self._sent_event.set()
+                self._watch_controller()
+                now = self._clock.monotonic()
+                # At a fixed rate, not one pause after another; and without a burst that catches up.
+                due = max(due + interval_s, now)
+                await asyncio.sleep(due - now)
         finally:
             if self._sending is not None:
                 self._sending.cancel()
-
-    async def _send_on(self) -> None:
-        interval_s = self._bounds.heartbeat.interval
-        due = self._clock.monotonic()
-        while True:
-            await self._send_once(max(interval_s, SHORTEST_WAIT_S))
-            self.renew()
-            self._sent_event.set()
-            self._watch_controller()
-            now = self._clock.monotonic()
-            due = max(due + interval_s, now)  # at a fixed rate, not one pause after another; and no burst to catch up
-            await asyncio.sleep(due - now)
 
     def renew(self) -> None:
         """Let the workers live for as long as the last touch allows. Called before they start, and once an
@@ -136,12 +134,9 @@ class HeartbeatSender:
             await self._store.send_heartbeat(self._make(), self._keep if self._sent % TRIM_EVERY == 0 else None)
             self._touched_at = began
             if began - self._asked_at >= self._bounds.heartbeat.timeout / 3:
-                await self._ask_for_controller(began)
-
-    async def _ask_for_controller(self, now: float) -> None:
-        self._asked_at = now
-        if await self._store.controller_lives():
-            self._controller_at = now
+                self._asked_at = began
+                if await self._store.controller_lives():
+                    self._controller_at = began
 
     def _watch_controller(self) -> None:
         """Log its silence once; after the grace, say so."""

@@ -63,7 +63,10 @@ class Reporting:
         if not at_work or event.rank in cycle.told:
             return
         if event.signal == signal.SIGTERM:
-            self._await_our_signal(cycle, event.rank)
+            # Slurm ends a job by signals to workers and agents at once: that is no failure, and costs no restart.
+            # So wait whether this agent gets the signal too.
+            cycle.told.add(event.rank)
+            asyncio.get_running_loop().call_later(OUR_SIGNAL_S, self._post, Terminated(cycle, event.rank))
         elif event.code != 0:
             self._failed(cycle, event.rank, exit_code=event.code, signal=event.signal, error=event.error)
         elif not cycle.running and not cycle.told:
@@ -105,11 +108,6 @@ class Reporting:
     def learned(self, cycle: Cycle) -> None:
         if seen := self._watch.news():
             self._publisher.publish(Learned, role=cycle.assignment.role, seen=seen)
-
-    def _await_our_signal(self, cycle: Cycle, rank: int) -> None:
-        """Slurm ends a job by signals to workers and agents at once: this is no failure, and costs no restart."""
-        cycle.told.add(rank)
-        asyncio.get_running_loop().call_later(OUR_SIGNAL_S, self._post, Terminated(cycle, rank))
 
     def _failed(self, cycle: Cycle, rank: int, **how: Any) -> None:
         cycle.told.add(rank)

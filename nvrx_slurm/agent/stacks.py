@@ -53,7 +53,11 @@ class Stacks:
         """
         wanted = cycle.running if ranks is None else ranks
         labels = {f"rank {rank}": rank for rank in sorted(cycle.running.intersection(wanted))}
-        groups = {label: self._family(cycle, rank) for label, rank in labels.items() if rank in cycle.pids}
+        groups = {
+            label: [cycle.pids[rank], *descendants(cycle.pids[rank])]
+            for label, rank in labels.items()
+            if rank in cycle.pids
+        }
         out = self._job.cycle_stacks(cycle.replica, self._generation, cycle.number)
         async with self._one_at_a_time:
             report = await dump(
@@ -75,10 +79,6 @@ class Stacks:
                 *report.problems,
             ),
         )
-
-    @staticmethod
-    def _family(cycle: Cycle, rank: int) -> list[int]:
-        return [cycle.pids[rank], *descendants(cycle.pids[rank])]
 
 
 DUMP_FIRST_S = 3.0

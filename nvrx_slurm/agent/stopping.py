@@ -81,7 +81,15 @@ class Stopping:
         log.info("teardown: %s; left: %s%s; %.1f s left of it", event.phase, left, more, event.ends_in_s)
         begins, self.phase = self.phase != event.phase, event.phase
         if event.phase == "checkpoint" and cycle is not None:
-            self._watch_saving(cycle, begins)
+            # Workers that save in a section named "checkpoint" are done once each has ended one since the request.
+            # For the others the phase lasts until they exit.
+            saved = {
+                rank: reading.seen.get("checkpoint", (0, 0.0))[0] for rank, reading in self._board.readings().items()
+            }
+            if begins:
+                self._saved_before = saved
+            elif all(saved.get(rank, 0) > self._saved_before.get(rank, 0) for rank in cycle.running):
+                self._workers.phase_done("checkpoint")
         if begins and event.phase == "dump" and cycle is not None:
             why = "still there after the stop signal"
             done = partial(self._workers.phase_done, "dump")
@@ -98,17 +106,6 @@ class Stopping:
         self._workers.stop(
             bounds.teardown.grace if grace_s is None else grace_s, signal.Signals[bounds.teardown.stop_signal], saving
         )
-
-    def _watch_saving(self, cycle: Cycle, begins: bool) -> None:
-        """Workers that save in a section of that name are done when each has ended one since the request; of others
-        only their end tells."""
-        saved = {
-            rank: reading.seen.get("checkpoint", (0, 0.0))[0] for rank, reading in self._board.readings().items()
-        }
-        if begins:
-            self._saved_before = saved
-        elif all(saved.get(rank, 0) > self._saved_before.get(rank, 0) for rank in cycle.running):
-            self._workers.phase_done("checkpoint")
 
 
 ASK_EVERY_S = 0.5

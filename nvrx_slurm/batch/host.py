@@ -238,7 +238,8 @@ class Host:
         cut_off = error is not None or self.gave_up
         if cut_off:  # no controller has told them to leave
             self._hurry()
-        agents = self._named_agents()
+        names = ["the agents"] if self.launch.command else [f"the agent of {node}" for node in self.launch.nodes]
+        agents = dict(zip(names, self.agents, strict=False))  # the start may have failed half way
         await children.ended(agents, within_s=self._in_time(AGENTS_LEAVE_S if cut_off else AGENTS_EXIT_S))
         for task in self.tasks:
             task.cancel()
@@ -254,10 +255,6 @@ class Host:
         if self.store is not None:
             self.store.clear_away()
         clear_runtime_folders(self.folder)
-
-    def _named_agents(self) -> dict[str, Process]:
-        names = ["the agents"] if self.launch.command else [f"the agent of {node}" for node in self.launch.nodes]
-        return dict(zip(names, self.agents, strict=False))  # the start may have failed half way
 
     def _in_time(self, wait_s: float) -> float:
         return self.ending.in_time(wait_s, self.clock.monotonic())

@@ -166,7 +166,13 @@ class AttributionBrokerProcess:
                 log.error("the attribution broker cannot be started: %s", error)
             else:
                 await self._hear(process)
-                code = await self._end_of(process)
+                # A broker that has closed its output and does not exit is killed: else the next is never started.
+                ending = asyncio.ensure_future(process.wait())
+                await asyncio.wait([ending], timeout=None if self._closing else DIES_S)
+                if not ending.done():
+                    with contextlib.suppress(ProcessLookupError):
+                        os.kill(process.pid, signal.SIGKILL)
+                code = await ending
                 self._process = None
                 if not self._closing:
                     log.warning("the attribution broker ended (%s); see %s", code, self._log_path)
@@ -194,15 +200,6 @@ class AttributionBrokerProcess:
         self._unsent = []
         self._process = process
         return process
-
-    async def _end_of(self, process: Process) -> int:
-        """One that says nothing any more and stays is ended: nobody would start the next."""
-        ending = asyncio.ensure_future(process.wait())
-        await asyncio.wait([ending], timeout=None if self._closing else DIES_S)
-        if not ending.done():
-            with contextlib.suppress(ProcessLookupError):
-                os.kill(process.pid, signal.SIGKILL)
-        return await ending
 
     def _end_if_it_hangs(self) -> None:
         now = asyncio.get_running_loop().time()

@@ -59,7 +59,13 @@ class AttributionRequests:
                 self._known, self._to_ask = {}, []
             case RoundClosed():
                 self._cycle(record).started_at = t
-                self._forget_old(record)
+                # Forget old cycles. A job that fails fast is cycles ahead of slow sources, so a cycle is kept until
+                # the broker has learned what followed from its failure.
+                old = [key for key in self._known if key[0] == record.replica and key[1] < record.cycle - EARLIER]
+                for key in old:
+                    pending = self._job.restart_decisions.get(key)
+                    if self._known[key].told or pending is None or not pending.sources:
+                        del self._known[key]
             case WorkersStarted():
                 self._cycle(record).pids.update(record.pids)
             case WorkerFailed():
@@ -144,13 +150,6 @@ class AttributionRequests:
                 dry_run=ours.dry_run,
             )
         )
-
-    def _forget_old(self, closed: RoundClosed) -> None:
-        """A job that fails fast is cycles ahead of slow sources: what the broker has yet to hear of is kept."""
-        for key in [key for key in self._known if key[0] == closed.replica and key[1] < closed.cycle - EARLIER]:
-            pending = self._job.restart_decisions.get(key)
-            if self._known[key].told or pending is None or not pending.sources:
-                del self._known[key]
 
     def _is_settled(self, pending: RestartDecision) -> bool:
         """Whether the workers of the cycle that failed are gone, all that can be waited for."""

@@ -128,7 +128,7 @@ class Controller:
         self.queue: asyncio.Queue[InboundFact] = asyncio.Queue()
         self.heartbeats = heartbeats
         self.refusals_told_at = -math.inf
-        self.inbox_read_at = -math.inf  # not yet: what was said while nobody led comes before any deadline
+        self.inbox_read_at = -math.inf  # not yet: facts that arrived without a controller precede any deadline
         self.detector = FailureDetector(
             plan=plan,
             info=info,
@@ -179,7 +179,7 @@ class Controller:
         self._go_on_from(journal)
         self.detector.start_with(node for node in self.job.nodes.values() if node.alive)
         port = await self.detector.server.start("0.0.0.0" if self.bind == "*" else self.bind)
-        up = ControllerUp(epoch=self.epoch, host=self._advertised(), port=port)
+        up = ControllerUp(epoch=self.epoch, host=self.info.addr if self.bind == "*" else self.bind, port=port)
         host, pid, clock_s = self.environment.host, self.environment.pid, self.clock.monotonic()
         started = ControllerStarted(epoch=self.epoch, host=host, pid=pid, clock_s=clock_s)
         batch = self._decide([InboundFact(started), *self._begin()])
@@ -221,15 +221,19 @@ class Controller:
         )
         return [InboundFact(started)]
 
-    def _advertised(self) -> str:
-        return self.info.addr if self.bind == "*" else self.bind
-
     # ---- the loop
 
     async def _serve(self, tasks: list[asyncio.Task[None]]) -> Shutdown:
         try:
             while not self.job.ended:
-                await self._go_on(tasks)
+                batch = self._decide(await self._next_batch(tasks))
+                await self._commit(batch)
+                # Only after the commit: a fence or a request that no journal knows would be lost with this process,
+                # or sent by a controller that a newer one has fenced.
+                for order in batch.orders:
+                    if isinstance(order, Fence):
+                        self.detector.fence(order.node, order.incarnation)
+                self.requests.go_on()
         except StoreUnreachable as error:
             if self.job.shutdown is None:
                 raise
@@ -238,17 +242,9 @@ class Controller:
         assert shutdown is not None
         self.store.hurry(LAST_WORDS_S)
         self.environment.write_result(Result(exit_code=shutdown.exit_code, reason=shutdown.reason, ended_at=now))
-        with contextlib.suppress(StoreUnreachable):  # nobody needs it any more
+        with contextlib.suppress(StoreUnreachable):  # the job has ended: its keys expire by themselves
             await self.store.retire(KEEP_KEYS_S)
         return shutdown
-
-    async def _go_on(self, tasks: list[asyncio.Task[None]]) -> None:
-        batch = self._decide(await self._next_batch(tasks))
-        await self._commit(batch)
-        for order in batch.orders:
-            if isinstance(order, Fence):  # journaled by now
-                self.detector.fence(order.node, order.incarnation)
-        self.requests.go_on()
 
     async def _next_batch(self, tasks: list[asyncio.Task[None]]) -> list[InboundFact]:
         """Wait for a fact, or for the core's next deadline, or for a task that failed; take all that is there."""
@@ -269,8 +265,9 @@ class Controller:
         return batch
 
     async def _has_heard_all(self) -> bool:
-        """Whether the inbox is being read; waits a moment where it is not. After a freeze, ours or the store's, what
-        was said meanwhile comes first: it may be what the deadline waited for."""
+        """Whether the inbox is being read; waits a moment where it is not."""
+        # After a freeze of this process or of the store, the facts that arrived meanwhile come first: one of them may
+        # be what the deadline waited for.
         if self.clock.monotonic() - self.inbox_read_at < INBOX_STALL_S:
             return True
         await asyncio.sleep(CATCH_UP_S)

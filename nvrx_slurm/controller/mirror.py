@@ -112,7 +112,15 @@ class Mirror:
             return
         try:
             if self._file is None or os.fstat(self._file).st_size > self._rotate_bytes:
-                self._file = self._next_file(self._file)
+                # A full file is renamed first, and closed only once there is another: so one is always open.
+                full = self._file
+                if full is not None and self._path.exists():
+                    parts = len(journal_parts(self._path))
+                    self._path.rename(self._path.with_name(f"events.{parts + 1}.jsonl"))
+                file = open_log(self._path)
+                if full is not None:
+                    os.close(full)
+                self._file = file
             self._write_kept(self._file)
         except OSError as error:
             if not self._warned:
@@ -131,13 +139,3 @@ class Mirror:
             raise
         finally:
             del self._kept[:written]
-
-    def _next_file(self, full: int | None) -> int:
-        """The file to go on in; a full one is put aside first, and closed when there is another. Raises OSError."""
-        if full is not None and self._path.exists():
-            parts = len(journal_parts(self._path))
-            self._path.rename(self._path.with_name(f"events.{parts + 1}.jsonl"))
-        file = open_log(self._path)
-        if full is not None:
-            os.close(full)
-        return file

@@ -154,16 +154,6 @@ def silence_s(connection: socket.socket) -> float:
     return int.from_bytes(info[_LAST_ACK_OFFSET:], sys.byteorder) / 1000
 
 
-def _keep_alive(connection: socket.socket, interval_s: float, timeout_s: float) -> None:
-    """Have the kernel probe an idle connection every `interval_s` (a second at least), and give up as `timeout_s`
-    says."""
-    idle_s = max(1, math.ceil(interval_s))
-    connection.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
-    connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPIDLE, idle_s)
-    connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPINTVL, idle_s)
-    connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, max(1000, int(1000 * timeout_s)))
-
-
 class Stream(Protocol):
     """An open connection, to whatever end."""
 
@@ -193,7 +183,13 @@ async def connect(
     try:
         connection.setblocking(False)
         connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-        _keep_alive(connection, interval_s, timeout_s)
+        # The kernel probes an idle connection every `interval_s` (a second at least), and closes it when nothing was
+        # acknowledged for `timeout_s`.
+        idle_s = max(1, math.ceil(interval_s))
+        connection.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
+        connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPIDLE, idle_s)
+        connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPINTVL, idle_s)
+        connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, max(1000, int(1000 * timeout_s)))
         async with asyncio.timeout(HANDSHAKE_S):
             await asyncio.get_running_loop().sock_connect(connection, (host, port))
             stream = _SocketStream(connection)

@@ -11,8 +11,7 @@ import importlib
 import json
 import math
 import pickle
-from collections.abc import Callable
-from typing import Any, NamedTuple, NoReturn, Protocol, cast
+from typing import Any, NamedTuple, Protocol, cast
 
 import msgspec
 
@@ -30,7 +29,6 @@ from nvrx_slurm.transport.payloads.schema import (
     Dict,
     ListOrTuple,
     Node,
-    Pickle,
     Text,
     padding,
     plan_of,
@@ -132,17 +130,56 @@ class _Encoder:
         self._values = 0
         self._allow_pickle = allow_pickle
 
-    def node(self, obj: object, path: Path) -> object:
+    def node(self, obj: Any, path: Path) -> object:
         """Its part of the schema; its bytes go to the buffers."""
         self._values += 1
-        if self._values > MOST_VALUES or len(path) > MOST_DEPTH:
-            self._refuse_size(path)
+        if len(path) > MOST_DEPTH:
+            raise TransportError(f"{written(path)}: nested deeper than {MOST_DEPTH}, or within itself")
+        if self._values > MOST_VALUES:
+            raise TransportError(f"this object has more than {MOST_VALUES} values: put many numbers into one array")
         try:
-            return _SENDERS.get(type(obj), _send_foreign)(self, obj, path)
+            return self._described(obj, path)
         except Unsendable as why:
-            if self._allow_pickle:
-                return self._pickle(obj, path)
-            raise TransportError(f"{written(path)}: {why}; {SENDABLE}") from None
+            if not self._allow_pickle:
+                raise TransportError(f"{written(path)}: {why}; {SENDABLE}") from None
+        try:
+            pickled = pickle.dumps(obj, protocol=5)
+        except Exception as error:  # its class may raise anything
+            raise TransportError(f"{written(path)}: cannot be pickled: {error}") from error
+        return self.leaf(["pickle", len(pickled)], memoryview(pickled))
+
+    def _described(self, obj: Any, path: Path) -> object:
+        # By exact type: a subclass would come out as its base, and what comes out is what went in.
+        kind = type(obj)
+        if obj is None or kind is bool:
+            return obj
+        if kind is int:
+            if obj.bit_length() > MOST_INT_BITS:
+                raise Unsendable(f"an int of {obj.bit_length()} bits is too long")
+            return obj
+        if kind is float:
+            return obj if math.isfinite(obj) else ["float", FLOAT_BITS.pack(obj).hex()]
+        if kind is str:
+            data = _check_text(obj)
+            return obj if len(obj) <= LONGEST_INLINE else self.leaf(["text", len(data)], memoryview(data))
+        if kind is bytes or kind is memoryview:
+            view = _flat(obj)
+            return self.leaf(["bytes", view.nbytes], view)
+        if kind is bytearray:
+            return self.leaf(["bytearray", len(obj)], memoryview(obj))
+        if kind is dict:
+            for key in obj:  # before any of its leaves is laid
+                if type(key) is not str:
+                    raise Unsendable(f"a dict with a key of {type(key).__qualname__} is not sent")
+                if not key.isascii():
+                    _check_text(key)
+            return {key: self.node(value, (*path, key)) for key, value in obj.items()}
+        if kind is list or kind is tuple:
+            return [kind.__name__, *[self.node(item, (*path, index)) for index, item in enumerate(obj)]]
+        library = of(kind)
+        if library is None:
+            raise Unsendable(f"an object of {kind.__module__}.{kind.__qualname__} is not sent")
+        return self.leaf(*library.describe(obj))
 
     def leaf(self, node: list[object], buffer: memoryview) -> list[object]:
         """Lay these bytes behind those that are there."""
@@ -155,18 +192,6 @@ class _Encoder:
             self.buffers.append(buffer)
         self.size += pad + buffer.nbytes
         return node
-
-    def _pickle(self, obj: object, path: Path) -> object:
-        try:
-            pickled = pickle.dumps(obj, protocol=5)
-        except Exception as error:  # its class may raise anything
-            raise TransportError(f"{written(path)}: cannot be pickled: {error}") from error
-        return self.leaf(["pickle", len(pickled)], memoryview(pickled))
-
-    def _refuse_size(self, path: Path) -> NoReturn:
-        if len(path) > MOST_DEPTH:
-            raise TransportError(f"{written(path)}: nested deeper than {MOST_DEPTH}, or within itself")
-        raise TransportError(f"this object has more than {MOST_VALUES} values: put many numbers into one array")
 
 
 def written(path: Path) -> str:
@@ -182,67 +207,11 @@ def _step(key: str | int) -> str:
     return f"[{json.dumps(key[:SHOWN_CHARS])}]"
 
 
-def _send_constant(walk: _Encoder, obj: Any, path: Path) -> object:
-    return obj
-
-
-def _send_int(walk: _Encoder, obj: int, path: Path) -> object:
-    if obj.bit_length() > MOST_INT_BITS:
-        raise Unsendable(f"an int of {obj.bit_length()} bits is too long")
-    return obj
-
-
-def _send_float(walk: _Encoder, obj: float, path: Path) -> object:
-    return obj if math.isfinite(obj) else ["float", FLOAT_BITS.pack(obj).hex()]
-
-
-def _send_str(walk: _Encoder, obj: str, path: Path) -> object:
-    if len(obj) <= LONGEST_INLINE:
-        _check_text(obj)
-        return obj
-    data = _check_text(obj)
-    return walk.leaf(["text", len(data)], memoryview(data))
-
-
 def _check_text(text: str) -> bytes:
     try:
         return text.encode()
     except UnicodeEncodeError:
         raise Unsendable(f"the text {text[:64]!r} has half a surrogate pair, which is no character") from None
-
-
-def _send_bytes(walk: _Encoder, obj: bytes | memoryview, path: Path) -> object:
-    view = _flat(obj)
-    return walk.leaf(["bytes", view.nbytes], view)
-
-
-def _send_bytearray(walk: _Encoder, obj: bytearray, path: Path) -> object:
-    return walk.leaf(["bytearray", len(obj)], memoryview(obj))
-
-
-def _send_dict(walk: _Encoder, obj: dict[Any, object], path: Path) -> object:
-    for key in obj:  # before any of its leaves is laid
-        if type(key) is not str:
-            raise Unsendable(f"a dict with a key of {type(key).__qualname__} is not sent")
-        if not key.isascii():
-            _check_text(key)
-    return {key: walk.node(value, (*path, key)) for key, value in obj.items()}
-
-
-def _send_list(walk: _Encoder, obj: list[object], path: Path) -> object:
-    return ["list", *[walk.node(item, (*path, index)) for index, item in enumerate(obj)]]
-
-
-def _send_tuple(walk: _Encoder, obj: tuple[object, ...], path: Path) -> object:
-    return ["tuple", *[walk.node(item, (*path, index)) for index, item in enumerate(obj)]]
-
-
-def _send_foreign(walk: _Encoder, obj: object, path: Path) -> object:
-    """Of numpy or torch, or nothing that we know."""
-    library = of(type(obj))
-    if library is None:
-        raise Unsendable(f"an object of {type(obj).__module__}.{type(obj).__qualname__} is not sent")
-    return walk.leaf(*library.describe(obj))
 
 
 def _flat(obj: bytes | memoryview) -> memoryview:
@@ -256,27 +225,6 @@ def _flat(obj: bytes | memoryview) -> memoryview:
         return view.cast("B")
     except TypeError:  # of a format that Python's own views do not know
         return memoryview(view.tobytes())
-
-
-_SENDERS: dict[type, Callable[[_Encoder, Any, Path], object]] = {
-    type(None): _send_constant,
-    bool: _send_constant,
-    int: _send_int,
-    float: _send_float,
-    str: _send_str,
-    bytes: _send_bytes,
-    memoryview: _send_bytes,
-    bytearray: _send_bytearray,
-    dict: _send_dict,
-    list: _send_list,
-    tuple: _send_tuple,
-}
-"""By exact type: what comes out is what went in, and a subclass would come out as its base."""
-
-
-class _PayloadSource(NamedTuple):
-    payload: memoryview
-    copy: bool
 
 
 def decode(schema: str, payload: memoryview, *, allow_pickle: bool = False, copy: bool = False) -> object:
@@ -299,56 +247,29 @@ def decode(schema: str, payload: memoryview, *, allow_pickle: bool = False, copy
         raise TransportError(
             "the payload has a pickle, which runs code of its writer; pass allow_pickle=True if you trust it"
         )
-    return _build(plan.root, _PayloadSource(payload, copy))
+    return _build(plan.root, payload, copy)
 
 
-def _build(node: Node, source: _PayloadSource) -> object:
-    return _BUILDERS[type(node)](node, source)
-
-
-def _build_constant(node: Constant, source: _PayloadSource) -> object:
-    return node.value
-
-
-def _build_dict(node: Dict, source: _PayloadSource) -> object:
-    return {key: _build(item, source) for key, item in node.items}
-
-
-def _build_items(node: ListOrTuple, source: _PayloadSource) -> object:
-    return node.kind([_build(item, source) for item in node.items])
-
-
-def _build_bytes(node: Bytes, source: _PayloadSource) -> object:
-    view = source.payload[node.start : node.start + node.size]
-    return node.kind(view) if source.copy else view
-
-
-def _build_text(node: Text, source: _PayloadSource) -> object:
+def _build(node: Node, payload: memoryview, copy: bool) -> object:
+    if isinstance(node, Array):
+        return library(node.library).build(node, payload, copy)
+    if isinstance(node, Constant):
+        return node.value
+    if isinstance(node, Dict):
+        return {key: _build(item, payload, copy) for key, item in node.items}
+    if isinstance(node, ListOrTuple):
+        return node.kind([_build(item, payload, copy) for item in node.items])
+    view = payload[node.start : node.start + node.size]
+    if isinstance(node, Bytes):
+        return node.kind(view) if copy else view
+    if isinstance(node, Text):
+        try:
+            return str(view, "utf-8")
+        except UnicodeDecodeError:
+            raise PayloadCorrupt("a text in the payload is no UTF-8") from None
     try:
-        return str(source.payload[node.start : node.start + node.size], "utf-8")
-    except UnicodeDecodeError:
-        raise PayloadCorrupt("a text in the payload is no UTF-8") from None
-
-
-def _build_pickle(node: Pickle, source: _PayloadSource) -> object:
-    try:
-        return pickle.loads(source.payload[node.start : node.start + node.size])
+        return pickle.loads(view)  # `decode` has seen that the caller allows it
     except Exception as error:  # its class may raise anything
         raise TransportError(
             f"a pickle in the payload cannot be read here: {type(error).__name__}: {error}"
         ) from error
-
-
-def _build_array(node: Array, source: _PayloadSource) -> object:
-    return library(node.library).build(node, source.payload, source.copy)
-
-
-_BUILDERS: dict[type, Callable[[Any, _PayloadSource], object]] = {
-    Constant: _build_constant,
-    Dict: _build_dict,
-    ListOrTuple: _build_items,
-    Bytes: _build_bytes,
-    Text: _build_text,
-    Pickle: _build_pickle,
-    Array: _build_array,
-}

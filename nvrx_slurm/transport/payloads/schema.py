@@ -301,6 +301,9 @@ _cached_plan = functools.lru_cache(CACHED_SCHEMAS)(_plan)
 _decode = msgspec.json.Decoder().decode
 
 
+TAGS = ("list", "tuple", "float", "bytes", "bytearray", "text", "array", "scalar", "tensor", "pickle")
+
+
 class _Parser:
     """Walks a schema and lays its leaves, one after the other."""
 
@@ -316,10 +319,48 @@ class _Parser:
             return Dict(tuple((key, self.node(value, depth + 1)) for key, value in node.items()))
         if type(node) is not list:
             return Constant(node)
-        parse = _TAGS.get(node[0]) if node and type(node[0]) is str else None
-        if parse is None:
-            raise PayloadCorrupt(f"the schema has something that is none of {', '.join(_TAGS)}")
-        return parse(self, node, depth)
+        tag = node[0] if node and type(node[0]) is str else None
+        if tag == "list" or tag == "tuple":
+            items = tuple(self.node(item, depth + 1) for item in node[1:])
+            return ListOrTuple(list if tag == "list" else tuple, items)
+        if tag == "float":
+            try:
+                (_, bits) = node
+                (number,) = FLOAT_BITS.unpack(bytes.fromhex(bits))
+            except (TypeError, ValueError, struct.error):
+                raise PayloadCorrupt("a float in the schema has not the bits of one") from None
+            return Constant(number)
+        if tag in ("bytes", "bytearray", "text", "pickle"):
+            if len(node) != 2 or type(node[1]) is not int or not 0 <= node[1] <= MOST_BYTES:
+                raise PayloadCorrupt("a leaf in the schema has no size")
+            size = node[1]
+            start = self.place(size)
+            if tag == "text":
+                return Text(start, size)
+            if tag == "pickle":
+                self.has_pickle = True
+                return Pickle(start, size)
+            return Bytes(start, size, bytes if tag == "bytes" else bytearray)
+        if tag in ("array", "scalar", "tensor"):
+            return self._array(tag, node)
+        raise PayloadCorrupt(f"the schema has something that is none of {', '.join(TAGS)}")
+
+    def _array(self, tag: str, node: list[Any]) -> Array:
+        if len(node) not in (3, 4):
+            raise PayloadCorrupt("an array in the schema has a type, a shape, and its axes if need be")
+        shape, axes = parse_shape(node[2]), None
+        if len(node) == 4:
+            order = parse_axes(node[3], len(shape))
+            shape, axes = tuple(shape[axis] for axis in order), inverse(order)
+        if tag == "tensor":
+            size = extent_bytes(shape, tensor_item_bytes(node[1]))
+            return Array(self.place(size), size, "torch", str(node[1]), shape, axes)
+        format = parse_format(node[1])
+        size = extent_bytes(shape, item_bytes(format))
+        array = Array(self.place(size), size, "numpy", format, shape, axes, is_scalar=tag == "scalar")
+        if array.is_scalar and shape:
+            raise PayloadCorrupt("a scalar in the schema has a shape")
+        return array
 
     def place(self, size: int) -> int:
         """Where the next leaf begins."""
@@ -331,92 +372,3 @@ class _Parser:
         if self.size > MOST_BYTES:
             raise PayloadCorrupt("the payload would be bigger than any memory")
         return start
-
-
-def _parse_list(parser: _Parser, node: list[Any], depth: int) -> Node:
-    return ListOrTuple(list, tuple(parser.node(item, depth + 1) for item in node[1:]))
-
-
-def _parse_tuple(parser: _Parser, node: list[Any], depth: int) -> Node:
-    return ListOrTuple(tuple, tuple(parser.node(item, depth + 1) for item in node[1:]))
-
-
-def _parse_float(parser: _Parser, node: list[Any], depth: int) -> Node:
-    try:
-        (_, bits) = node
-        (number,) = FLOAT_BITS.unpack(bytes.fromhex(bits))
-    except (TypeError, ValueError, struct.error):
-        raise PayloadCorrupt("a float in the schema has not the bits of one") from None
-    return Constant(number)
-
-
-def _parse_bytes(parser: _Parser, node: list[Any], depth: int) -> Node:
-    size = _parse_size(node)
-    return Bytes(parser.place(size), size, bytes)
-
-
-def _parse_bytearray(parser: _Parser, node: list[Any], depth: int) -> Node:
-    size = _parse_size(node)
-    return Bytes(parser.place(size), size, bytearray)
-
-
-def _parse_text(parser: _Parser, node: list[Any], depth: int) -> Node:
-    size = _parse_size(node)
-    return Text(parser.place(size), size)
-
-
-def _parse_pickle(parser: _Parser, node: list[Any], depth: int) -> Node:
-    parser.has_pickle = True
-    size = _parse_size(node)
-    return Pickle(parser.place(size), size)
-
-
-def _parse_array(parser: _Parser, node: list[Any], depth: int) -> Node:
-    format, shape, axes = _parse_layout(node)
-    known = parse_format(format)
-    size = extent_bytes(shape, item_bytes(known))
-    return Array(parser.place(size), size, "numpy", known, shape, axes)
-
-
-def _parse_scalar(parser: _Parser, node: list[Any], depth: int) -> Node:
-    array = _parse_array(parser, node, depth)
-    if not isinstance(array, Array) or array.shape:
-        raise PayloadCorrupt("a scalar in the schema has a shape")
-    return array._replace(is_scalar=True)
-
-
-def _parse_tensor(parser: _Parser, node: list[Any], depth: int) -> Node:
-    name, shape, axes = _parse_layout(node)
-    size = extent_bytes(shape, tensor_item_bytes(name))
-    return Array(parser.place(size), size, "torch", str(name), shape, axes)
-
-
-def _parse_size(node: list[Any]) -> int:
-    if len(node) != 2 or type(node[1]) is not int or not 0 <= node[1] <= MOST_BYTES:
-        raise PayloadCorrupt("a leaf in the schema has no size")
-    return node[1]
-
-
-def _parse_layout(node: list[Any]) -> tuple[object, tuple[int, ...], tuple[int, ...] | None]:
-    """The type of its elements, its shape in memory, and what makes its own shape of that."""
-    if len(node) not in (3, 4):
-        raise PayloadCorrupt("an array in the schema has a type, a shape, and its axes if need be")
-    shape = parse_shape(node[2])
-    if len(node) == 3:
-        return node[1], shape, None
-    axes = parse_axes(node[3], len(shape))
-    return node[1], tuple(shape[axis] for axis in axes), inverse(axes)
-
-
-_TAGS: dict[str, Callable[[_Parser, list[Any], int], Node]] = {
-    "list": _parse_list,
-    "tuple": _parse_tuple,
-    "float": _parse_float,
-    "bytes": _parse_bytes,
-    "bytearray": _parse_bytearray,
-    "text": _parse_text,
-    "array": _parse_array,
-    "scalar": _parse_scalar,
-    "tensor": _parse_tensor,
-    "pickle": _parse_pickle,
-}

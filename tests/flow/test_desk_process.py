@@ -145,7 +145,7 @@ def test_garbage_is_skipped(start, server) -> None:
     desk.ask()
     assert verdicts(desk.answers(1)) == [("attrsvc", "STOP")]
     assert desk.finish() == 0
-    assert desk.said().count("not a line for the desk") == 7
+    assert desk.said().count("not a line for the broker") == 7
 
 
 def test_a_line_without_end_is_skipped(start, server) -> None:

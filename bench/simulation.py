@@ -11,7 +11,7 @@ from pathlib import Path
 from bench.errors import PeerFailed
 from bench.tables import Target, print_rows, print_target, print_targets
 from nvrx_slurm.lab.simulation.loop import VirtualLoop
-from nvrx_slurm.lab.simulation.telling import tell_many
+from nvrx_slurm.lab.simulation.seeds import run_seeds
 from nvrx_slurm.util.clock import SystemClock
 
 OURS, PEER = "VirtualLoop", "looptime 0.9"
@@ -32,7 +32,7 @@ def simulation(runs: int, peers: Path) -> None:
     print_rows(f"{BEATERS * BEATS:,} sleeps of a virtual second", samples, unit="ms", first=OURS)
     print_targets(samples, [Target("looptime ≥ 2 × ours", OURS, (PEER,), at_least=2.0)])
     seeds = range(SEEDS_A_RUN * runs)
-    took_s = _timed(lambda: tell_many(seeds, NODES, 1, lambda line: None))
+    took_s = _timed(lambda: run_seeds(seeds, NODES, 1, lambda line: None))
     a_minute = 60 * len(seeds) / took_s
     print_target(f"≥ {LEAST_A_MINUTE} histories of {NODES} nodes a minute", a_minute, met=a_minute >= LEAST_A_MINUTE)
 

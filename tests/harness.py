@@ -21,7 +21,7 @@ from nvrx_slurm.jobspec.model import StoreSpec
 from nvrx_slurm.jobspec.plan import Plan, RolePlan, plan_to_json
 from nvrx_slurm.journal.folder import JobFolder
 from nvrx_slurm.journal.records import Entry, NodeJoined, Record
-from nvrx_slurm.lab.faults.faults import kill_local_node
+from nvrx_slurm.lab.faults.node import kill_local_node
 from nvrx_slurm.lab.plans import plain_bounds
 from nvrx_slurm.report.source import Journal, so_far
 from nvrx_slurm.util.processes import is_alive

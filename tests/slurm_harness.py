@@ -11,7 +11,7 @@ from pathlib import Path
 
 from nvrx_slurm.journal.folder import JobFolder
 from nvrx_slurm.lab.devcluster import DevCluster
-from nvrx_slurm.lab.devcluster.waiting import wait_until
+from nvrx_slurm.lab.devcluster.processes import wait_until
 from nvrx_slurm.store.keys import Keys
 from nvrx_slurm.store.redis_client import client
 from nvrx_slurm.util.clock import SystemClock

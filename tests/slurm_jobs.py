@@ -12,8 +12,7 @@ from pathlib import Path
 from nvrx_slurm.agent.supervisor import send_all
 from nvrx_slurm.journal.records import RoundClosed
 from nvrx_slurm.lab.devcluster import DevCluster
-from nvrx_slurm.lab.devcluster.processes import environment_of, read_table, working_folder_of
-from nvrx_slurm.lab.devcluster.waiting import wait_until
+from nvrx_slurm.lab.devcluster.processes import environment_of, read_table, wait_until, working_folder_of
 from nvrx_slurm.util.clock import SystemClock
 from nvrx_slurm.util.processes import is_alive
 from tests.harness import GATE_WORKER, Gate, RunningJob, Waiting

@@ -16,7 +16,7 @@ from pathlib import Path
 import nvrx_slurm as nv
 from nvrx_slurm.journal.folder import JobFolder
 from nvrx_slurm.journal.records import Entry, NodeJoined, NodeLost, Progress
-from nvrx_slurm.lab.faults.faults import kill_local_node
+from nvrx_slurm.lab.faults.node import kill_local_node
 from nvrx_slurm.report.model import Heard
 from nvrx_slurm.report.source import Journal, so_far
 

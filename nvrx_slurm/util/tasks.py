@@ -25,3 +25,13 @@ async def end(tasks: Iterable[asyncio.Task[Any]]) -> None:
     for task in running:
         if not task.cancelled():
             task.exception()  # else asyncio logs that it was never retrieved
+
+
+def settle(future: asyncio.Future[Any], result: Any) -> None:
+    """Give it its result, or the exception that stands for one, unless nobody waits any more."""
+    if future.done():
+        return
+    if isinstance(result, Exception):
+        future.set_exception(result)
+    else:
+        future.set_result(result)

@@ -13,8 +13,7 @@ import pytest
 from ruamel.yaml import YAML
 
 from nvrx_slurm.lab.devcluster import DevCluster, names
-from nvrx_slurm.lab.devcluster.processes import environment_of, read_table
-from nvrx_slurm.lab.devcluster.waiting import wait_until
+from nvrx_slurm.lab.devcluster.processes import environment_of, read_table, wait_until
 from nvrx_slurm.lab.flow.running.cleanup import MARK
 from nvrx_slurm.util.clock import SystemClock
 from nvrx_slurm.util.files import RUNTIME_ROOTS, JobFiles

@@ -14,11 +14,10 @@ from pathlib import Path
 import pytest
 
 from nvrx_slurm.errors import NvrxError, UsageError
-from nvrx_slurm.lab.devcluster import DevCluster, names, places, remove, slurm
+from nvrx_slurm.lab.devcluster import DevCluster, names, places, programs, remove
 from nvrx_slurm.lab.devcluster.daemons import MARK, living, recorded
-from nvrx_slurm.lab.devcluster.members import of_cluster
-from nvrx_slurm.lab.devcluster.processes import environment_of, kill, read_table
-from nvrx_slurm.lab.devcluster.waiting import wait_until
+from nvrx_slurm.lab.devcluster.processes import environment_of, kill, read_table, wait_until
+from nvrx_slurm.lab.devcluster.spec import of_cluster
 from nvrx_slurm.util.clock import SystemClock
 
 pytest_plugins = ["tests.slurm_cluster"]
@@ -65,7 +64,7 @@ class Job:
         for node in cluster.nodes:
             os.mkfifo(folder / f"pipe-{node}")
         options = ["--parsable", f"--nodes={nodes}", "--no-kill", f"--output={folder}/out"]
-        self.id = slurm.ask(cluster.environment(), "sbatch", *options, str(folder / "job.sh")).strip()
+        self.id = programs.ask(cluster.environment(), "sbatch", *options, str(folder / "job.sh")).strip()
         until(lambda: len(self.seen("started")) == nodes, f"{nodes} tasks to start")
 
     def seen(self, event: str) -> set[str]:
@@ -81,7 +80,7 @@ class Job:
 
     def state(self) -> str:
         environment = self.cluster.environment()
-        return slurm.ask(environment, "squeue", "-h", "-t", "all", "-j", self.id, "-o", "%T").strip()
+        return programs.ask(environment, "squeue", "-h", "-t", "all", "-j", self.id, "-o", "%T").strip()
 
 
 def test_a_job_runs_on_all_six_nodes(healthy_cluster: DevCluster, tmp_path: Path) -> None:
@@ -105,7 +104,7 @@ def test_a_killed_node_takes_all_its_processes_along_and_no_others(
     assert not victims & alive
     assert others <= alive
     assert healthy_cluster.node_processes("n3") == []
-    until(lambda: slurm.node_states(healthy_cluster.environment())["n3"].startswith("down"), "down", NOTICED_S)
+    until(lambda: programs.node_states(healthy_cluster.environment())["n3"].startswith("down"), "down", NOTICED_S)
     assert job.state() == "RUNNING"
     job.go()
     until(lambda: job.state() == "COMPLETED", "the job to complete")
@@ -159,8 +158,8 @@ def test_heal_ends_jobs_and_restores_every_node(healthy_cluster: DevCluster, tmp
 
 def test_two_clusters_live_side_by_side(slurm_cluster: DevCluster, small: DevCluster) -> None:
     """They share no port and no process, and each answers for itself."""
-    assert len(slurm.node_states(slurm_cluster.environment())) == 6
-    assert len(slurm.node_states(small.environment())) == 2
+    assert len(programs.node_states(slurm_cluster.environment())) == 6
+    assert len(programs.node_states(small.environment())) == 2
     table = read_table()
     assert not of_cluster(slurm_cluster.spec, table) & of_cluster(small.spec, table)
     assert {"test-small", slurm_cluster.name} <= set(names())
@@ -267,7 +266,7 @@ def test_accounting_answers_for_a_finished_job(tmp_path: Path) -> None:
 
         def told() -> bool:
             options = ["-n", "-X", "-j", job.id, "-o", "State"]
-            return slurm.ask(cluster.environment(), "sacct", *options).split()[-1:] == ["COMPLETED"]
+            return programs.ask(cluster.environment(), "sacct", *options).split()[-1:] == ["COMPLETED"]
 
         until(told, "sacct to say COMPLETED")
 

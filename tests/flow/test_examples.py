@@ -15,7 +15,7 @@ from typing import Self
 
 import pytest
 
-from nvrx_slurm.lab.devcluster.ports import free_ports
+from nvrx_slurm.lab.devcluster.lifecycle import free_ports
 from nvrx_slurm.workload.slot import Slot
 
 EXAMPLES = Path(__file__).parents[2] / "examples"

@@ -20,7 +20,7 @@ from nvrx_slurm.journal.records import (
     WorkersStarted,
 )
 from nvrx_slurm.lab.devcluster import DevCluster
-from nvrx_slurm.lab.devcluster.waiting import wait_until
+from nvrx_slurm.lab.devcluster.processes import wait_until
 from nvrx_slurm.lab.flow.language.model import Fault, Flow, Needs, OnState
 from nvrx_slurm.lab.flow.stages import Scene, check, open_stage
 from nvrx_slurm.lab.flow.stages.processes import described, processes_of

@@ -7,7 +7,7 @@ import signal
 import pytest
 
 from nvrx_slurm.jobspec.plan import RolePlan
-from nvrx_slurm.lab.devcluster.waiting import wait_until
+from nvrx_slurm.lab.devcluster.processes import wait_until
 from nvrx_slurm.util.clock import SystemClock
 from tests.harness import plan_of, wait_gone
 from tests.slurm_jobs import STUBBORN, gate_command

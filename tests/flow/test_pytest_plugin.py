@@ -10,8 +10,7 @@ from pathlib import Path
 import pytest
 
 from nvrx_slurm.lab.devcluster import names
-from nvrx_slurm.lab.devcluster.processes import environment_of, read_table
-from nvrx_slurm.lab.devcluster.waiting import wait_until
+from nvrx_slurm.lab.devcluster.processes import environment_of, read_table, wait_until
 from nvrx_slurm.lab.flow.running.cleanup import MARK
 from nvrx_slurm.util.clock import SystemClock
 

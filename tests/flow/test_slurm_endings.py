@@ -8,7 +8,7 @@ import pytest
 
 from nvrx_slurm.journal.records import JobEnded, NodeLeft, StacksDumped
 from nvrx_slurm.lab.devcluster import DevCluster
-from nvrx_slurm.lab.devcluster.waiting import wait_until
+from nvrx_slurm.lab.devcluster.processes import wait_until
 from nvrx_slurm.util.clock import SystemClock
 from tests.slurm_jobs import CALM, SAVING, STUBBORN, SlurmJobs, gate_command
 

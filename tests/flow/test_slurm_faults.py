@@ -9,7 +9,7 @@ import signal
 import pytest
 
 from nvrx_slurm.journal.records import NodeLost, RestartDecided, RoundOpened, SlurmNodeState
-from nvrx_slurm.lab.devcluster.waiting import wait_until
+from nvrx_slurm.lab.devcluster.processes import wait_until
 from nvrx_slurm.util.clock import SystemClock
 from nvrx_slurm.util.processes import is_alive
 from tests.harness import wait_gone

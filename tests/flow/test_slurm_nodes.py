@@ -9,7 +9,7 @@ import pytest
 
 from nvrx_slurm.cluster.slurm_nodes import SlurmNode, node_state, node_states
 from nvrx_slurm.lab.devcluster import DevCluster
-from nvrx_slurm.lab.devcluster.waiting import wait_until
+from nvrx_slurm.lab.devcluster.processes import wait_until
 from nvrx_slurm.util.clock import SystemClock
 
 pytestmark = pytest.mark.slurm(nodes=6)

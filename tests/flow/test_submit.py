@@ -21,7 +21,7 @@ from nvrx_slurm.cluster.states import JobState
 from nvrx_slurm.errors import SlurmUnreachable, SubmissionRefused, UsageError
 from nvrx_slurm.lab.devcluster import DevCluster
 from nvrx_slurm.lab.devcluster.daemons import recorded
-from nvrx_slurm.lab.devcluster.waiting import wait_until
+from nvrx_slurm.lab.devcluster.processes import wait_until
 from nvrx_slurm.util.clock import SystemClock
 
 pytestmark = pytest.mark.slurm

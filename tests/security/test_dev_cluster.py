@@ -18,12 +18,11 @@ from typing import Any
 
 import pytest
 
-from nvrx_slurm.lab.devcluster import DevCluster, names, remove, slurm
+from nvrx_slurm.lab.devcluster import DevCluster, names, programs, remove
 from nvrx_slurm.lab.devcluster.daemons import MARK, recorded
-from nvrx_slurm.lab.devcluster.members import of_daemons
 from nvrx_slurm.lab.devcluster.places import Places
-from nvrx_slurm.lab.devcluster.processes import environment_of, identify, read_table
-from nvrx_slurm.lab.devcluster.waiting import wait_until
+from nvrx_slurm.lab.devcluster.processes import environment_of, identify, read_table, wait_until
+from nvrx_slurm.lab.devcluster.spec import of_daemons
 from nvrx_slurm.util.clock import SystemClock
 from tests.security.conftest import Bob
 
@@ -82,7 +81,7 @@ def take_down(state_home: str) -> None:
 def own_job(state_home: str) -> str:
     """The user that a job of the owner runs as."""
     os.environ["XDG_STATE_HOME"] = state_home
-    return slurm.ask(DevCluster.load(NAME).environment(), "srun", "--mpi=none", "id", "-un").strip()
+    return programs.ask(DevCluster.load(NAME).environment(), "srun", "--mpi=none", "id", "-un").strip()
 
 
 # ---- what bob does

@@ -10,7 +10,7 @@ import time
 from collections.abc import Callable, Iterator
 from typing import Any
 
-from nvrx_slurm.lab.faults.sick_links import SickLink
+from nvrx_slurm.lab.faults.sick_ports import SickLink
 from nvrx_slurm.transport import (
     Limits,
     PayloadClient,

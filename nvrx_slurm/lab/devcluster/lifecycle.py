@@ -5,23 +5,23 @@ from __future__ import annotations
 import contextlib
 import os
 import pwd
+import random
 import secrets
 import socket
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 
 import msgspec
 
 from nvrx_slurm.errors import NvrxError, WaitTimeout
-from nvrx_slurm.lab.devcluster import accounting, configuration, slurm
+from nvrx_slurm.lab.devcluster import configuration
+from nvrx_slurm.lab.devcluster import programs as slurm
 from nvrx_slurm.lab.devcluster.daemons import Daemon, last_words, living, start
 from nvrx_slurm.lab.devcluster.places import PRIVATE, Places, clusters_folder
-from nvrx_slurm.lab.devcluster.ports import free_ports
-from nvrx_slurm.lab.devcluster.processes import read_table
+from nvrx_slurm.lab.devcluster.processes import read_table, wait_until
 from nvrx_slurm.lab.devcluster.programs import slurm_version
 from nvrx_slurm.lab.devcluster.spec import ClusterSpec, decode, encode
-from nvrx_slurm.lab.devcluster.waiting import wait_until
 from nvrx_slurm.util.clock import Clock
 
 SERVES_TIMEOUT_S = 20.0
@@ -89,9 +89,9 @@ def launch(spec: ClusterSpec, programs: Mapping[str, str], clock: Clock, say: Sa
     _serve(spec, _munged(spec, programs), spec.places.munge_socket, clock)
     if spec.accounting:
         say("setting up the accounting database")
-        accounting.prepare(spec, programs)
-        _serve(spec, accounting.database(spec, programs), spec.places.database_socket, clock)
-        _serve(spec, accounting.slurmdbd(spec, programs), spec.database_port, clock)
+        configuration.prepare(spec, programs)
+        _serve(spec, configuration.database(spec, programs), spec.places.database_socket, clock)
+        _serve(spec, configuration.slurmdbd(spec, programs), spec.database_port, clock)
     _serve(spec, _slurmctld(spec, programs), spec.controller_port, clock)
     say(f"starting {len(spec.nodes)} nodes")
     for node in spec.nodes:
@@ -194,3 +194,43 @@ def slurmd(spec: ClusterSpec, node: str, program: str) -> Daemon:
         folder=spec.places.spool(node),
         environment=client_environment(spec),
     )
+
+
+_LOWEST = 10_000
+_EPHEMERAL = Path("/proc/sys/net/ipv4/ip_local_port_range")
+_TRIES_PER_PORT = 200
+
+
+def free_ports(count: int, taken: Iterable[int] = ()) -> list[int]:
+    """`count` different ports on which nothing listens now, none of them in `taken`.
+
+    A port of the kernel's ephemeral range would do for a moment, but a daemon that is restarted later on the same
+    port could find it used by somebody's outgoing connection. Raises NvrxError when none is left.
+    """
+    refused, ports = set(taken), list[int]()
+    for _ in range(count * _TRIES_PER_PORT):
+        if len(ports) == count:
+            return ports
+        port = random.randrange(_LOWEST, _ephemeral_start())
+        if port not in refused and _is_free(port):
+            ports.append(port)
+        refused.add(port)
+    raise NvrxError(f"no {count} free TCP ports between {_LOWEST} and {_ephemeral_start()} on this machine")
+
+
+def _ephemeral_start() -> int:
+    try:
+        start = int(_EPHEMERAL.read_text().split()[0])
+    except (OSError, ValueError, IndexError):
+        start = 32_768
+    return start if start > _LOWEST + 1_000 else 60_000
+
+
+def _is_free(port: int) -> bool:
+    with socket.socket() as probe:
+        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)  # as the daemons do
+        try:
+            probe.bind(("", port))
+        except OSError:
+            return False
+        return True

@@ -6,17 +6,187 @@ that still break a promise.
 
 from __future__ import annotations
 
+import signal
 from collections.abc import Callable
 from dataclasses import dataclass
 from random import Random
 from typing import TYPE_CHECKING
 
-from nvrx_slurm.lab.simulation import acts
-from nvrx_slurm.lab.simulation.acts import Act
+from nvrx_slurm.lab.simulation.network import Fault, apart
 from nvrx_slurm.lab.simulation.shapes import Shape
 
 if TYPE_CHECKING:
-    from nvrx_slurm.lab.simulation.history import History
+    from nvrx_slurm.lab.simulation.run import SimulationRun
+
+
+@dataclass(frozen=True, slots=True)
+class Act:
+    """One thing that goes wrong, `at_s` into the history. `number` chooses among what there is (a rank, a commit)."""
+
+    at_s: float
+    kind: str
+    node: str = ""
+    lasts_s: float = 0.0
+    number: int = 0
+
+
+# ---- nodes
+
+
+def kill_agent(history: SimulationRun, act: Act) -> None:
+    history.nodes[act.node].kill_agent()
+
+
+def start_agent(history: SimulationRun, act: Act) -> None:
+    history.loop.call_outside(act.lasts_s, history.nodes[act.node].start_agent)
+
+
+def freeze_agent(history: SimulationRun, act: Act) -> None:
+    node = history.nodes[act.node]
+    if (agent := node.agent) is not None:
+        agent.freeze()
+        history.loop.call_outside(act.lasts_s, agent.thaw)
+
+
+def kill_supervisor(history: SimulationRun, act: Act) -> None:
+    if (supervisor := history.nodes[act.node].supervisor) is not None:
+        supervisor.process.kill()
+
+
+def freeze_supervisor(history: SimulationRun, act: Act) -> None:
+    if (supervisor := history.nodes[act.node].supervisor) is not None:
+        supervisor.process.freeze()
+        history.loop.call_outside(act.lasts_s, supervisor.process.thaw)
+
+
+def kill_worker(history: SimulationRun, act: Act) -> None:
+    if (worker := history.nodes[act.node].worker(act.number)) is not None:
+        worker.kill()
+
+
+def fail_worker(history: SimulationRun, act: Act) -> None:
+    if (worker := history.nodes[act.node].worker(act.number)) is not None:
+        worker.exit(1)
+
+
+def freeze_worker(history: SimulationRun, act: Act) -> None:
+    if (worker := history.nodes[act.node].worker(act.number)) is not None:
+        worker.freeze()
+        history.loop.call_outside(act.lasts_s, worker.thaw)
+
+
+def hang_worker(history: SimulationRun, act: Act) -> None:
+    """Only where somebody watches for it: without a bound for it the job would hang, rightly."""
+    worker, limits = history.nodes[act.node].worker(act.number), history.plan.fault_tolerance.hang
+    if (
+        worker is not None
+        and (limits.step_timeout if worker.world.steps()[0] else limits.startup_timeout) is not None
+    ):
+        worker.hang()
+
+
+def freeze_node(history: SimulationRun, act: Act) -> None:
+    node = history.nodes[act.node]
+    node.freeze()
+    history.loop.call_outside(act.lasts_s, node.thaw)
+
+
+def kill_everything(history: SimulationRun, act: Act) -> None:
+    history.nodes[act.node].kill_everything()
+
+
+def power_off(history: SimulationRun, act: Act) -> None:
+    history.nodes[act.node].power_off()
+
+
+def reboot(history: SimulationRun, act: Act) -> None:
+    node = history.nodes[act.node]
+    node.power_off()
+    history.loop.call_outside(act.lasts_s, node.power_on)
+
+
+def start_late(history: SimulationRun, act: Act) -> None:
+    history.nodes[act.node].starts_after_s = act.lasts_s
+
+
+def never_start(history: SimulationRun, act: Act) -> None:
+    history.nodes[act.node].starts_after_s = None
+
+
+# ---- the network
+
+
+def cut(history: SimulationRun, act: Act) -> None:
+    history.cut([act.node], act.lasts_s)
+
+
+def partition(history: SimulationRun, act: Act) -> None:
+    chance = Random(act.number)
+    history.cut([name for name in history.nodes if chance.random() < 0.4], act.lasts_s)
+
+
+def cut_frozen(history: SimulationRun, act: Act) -> None:
+    cut(history, act)
+    freeze_node(history, act)
+
+
+def slow_link(history: SimulationRun, act: Act) -> None:
+    history.strike([act.node], Fault(apart([act.node]), slow_s=act.number / 1000), act.lasts_s)
+
+
+def lossy_link(history: SimulationRun, act: Act) -> None:
+    share = act.number / 2000
+    history.strike([act.node], Fault(apart([act.node]), loss=share, breaks=share), act.lasts_s)
+
+
+def break_tether(history: SimulationRun, act: Act) -> None:
+    history.nodes[act.node].break_tether()
+
+
+# ---- the control plane
+
+
+def kill_controller(history: SimulationRun, act: Act) -> None:
+    if history.controller is not None:
+        history.controller.kill()
+
+
+def kill_controller_at_commit(history: SimulationRun, act: Act) -> None:
+    history.store.kill_at_commit(after=act.number // 3 % 5, moment=act.number % 3)
+
+
+def freeze_controller(history: SimulationRun, act: Act) -> None:
+    if (controller := history.controller) is not None:
+        controller.freeze()
+        history.loop.call_outside(act.lasts_s, controller.thaw)
+
+
+def restart_store(history: SimulationRun, act: Act) -> None:
+    history.store.restart(down_s=act.lasts_s)
+
+
+def freeze_store(history: SimulationRun, act: Act) -> None:
+    history.store.freeze(for_s=act.lasts_s)
+
+
+def set_clock(history: SimulationRun, act: Act) -> None:
+    history.store_clock.set_by(act.number - 500.0)
+
+
+# ---- the job
+
+
+def scancel(history: SimulationRun, act: Act) -> None:
+    history.scancel(signal.SIGTERM)
+
+
+def interrupt(history: SimulationRun, act: Act) -> None:
+    history.scancel(signal.SIGINT)
+
+
+def time_limit(history: SimulationRun, act: Act) -> None:
+    history.batch.send_signal(signal.SIGUSR1)
+
 
 QUIET, STORMY = 0.2, 0.15
 FEW, MANY = (1, 4), (6, 16)
@@ -34,7 +204,7 @@ class Kind:
     able to decide while it lasts."""
 
     words: str
-    do: Callable[[History, Act], None]
+    do: Callable[[SimulationRun, Act], None]
     weight: float
     node: bool = False
     lasts: bool = False
@@ -75,7 +245,7 @@ def _repertoire(chance: Random, shape: Shape) -> list[str]:
     return [name for name in possible if chance.random() < share] or [chance.choice(possible)]
 
 
-def perform(history: History, act: Act) -> None:
+def perform(history: SimulationRun, act: Act) -> None:
     """Do it, and remember for how long nobody may rely on what it was done to."""
     kind = KINDS[act.kind]
     until_s = history.loop.now_s + act.lasts_s
@@ -104,25 +274,25 @@ def _draw_act(chance: Random, shape: Shape, at_s: float, name: str) -> Act:
 
 
 KINDS: dict[str, Kind] = {
-    "kill_agent": Kind("kill the agent of", acts.kill_agent, 3, node=True),
-    "start_agent": Kind("start a new agent, if there is none, on", acts.start_agent, 2, node=True, lasts=True),
-    "freeze_agent": Kind("freeze the agent of", acts.freeze_agent, 3, node=True, lasts=True),
-    "kill_supervisor": Kind("kill the supervisor of", acts.kill_supervisor, 3, node=True),
-    "freeze_supervisor": Kind("freeze the supervisor of", acts.freeze_supervisor, 2, node=True, lasts=True),
-    "kill_worker": Kind("kill a worker of", acts.kill_worker, 4, node=True, chooses=True),
-    "fail_worker": Kind("a worker fails on", acts.fail_worker, 4, node=True, chooses=True),
-    "freeze_worker": Kind("freeze a worker of", acts.freeze_worker, 2, node=True, lasts=True, chooses=True),
-    "hang_worker": Kind("a worker hangs on", acts.hang_worker, 2, node=True, chooses=True),
-    "freeze_node": Kind("freeze", acts.freeze_node, 4, node=True, lasts=True),
-    "kill_everything": Kind("kill everything on", acts.kill_everything, 4, node=True),
-    "power_off": Kind("power off", acts.power_off, 4, node=True, on_slurm=True),
-    "reboot": Kind("power off and on again", acts.reboot, 3, node=True, lasts=True, on_slurm=True),
-    "start_late": Kind("late to start:", acts.start_late, 2, node=True, lasts=True),
-    "never_start": Kind("never starts:", acts.never_start, 1, node=True),
-    "cut": Kind("cut off", acts.cut, 5, node=True, lasts=True, on_slurm=True, network=True),
+    "kill_agent": Kind("kill the agent of", kill_agent, 3, node=True),
+    "start_agent": Kind("start a new agent, if there is none, on", start_agent, 2, node=True, lasts=True),
+    "freeze_agent": Kind("freeze the agent of", freeze_agent, 3, node=True, lasts=True),
+    "kill_supervisor": Kind("kill the supervisor of", kill_supervisor, 3, node=True),
+    "freeze_supervisor": Kind("freeze the supervisor of", freeze_supervisor, 2, node=True, lasts=True),
+    "kill_worker": Kind("kill a worker of", kill_worker, 4, node=True, chooses=True),
+    "fail_worker": Kind("a worker fails on", fail_worker, 4, node=True, chooses=True),
+    "freeze_worker": Kind("freeze a worker of", freeze_worker, 2, node=True, lasts=True, chooses=True),
+    "hang_worker": Kind("a worker hangs on", hang_worker, 2, node=True, chooses=True),
+    "freeze_node": Kind("freeze", freeze_node, 4, node=True, lasts=True),
+    "kill_everything": Kind("kill everything on", kill_everything, 4, node=True),
+    "power_off": Kind("power off", power_off, 4, node=True, on_slurm=True),
+    "reboot": Kind("power off and on again", reboot, 3, node=True, lasts=True, on_slurm=True),
+    "start_late": Kind("late to start:", start_late, 2, node=True, lasts=True),
+    "never_start": Kind("never starts:", never_start, 1, node=True),
+    "cut": Kind("cut off", cut, 5, node=True, lasts=True, on_slurm=True, network=True),
     "partition": Kind(
         "cut off two of five nodes",
-        acts.partition,
+        partition,
         2,
         lasts=True,
         chooses=True,
@@ -130,26 +300,24 @@ KINDS: dict[str, Kind] = {
         network=True,
         fatal=True,
     ),
-    "cut_frozen": Kind(
-        "freeze, and cut off,", acts.cut_frozen, 3, node=True, lasts=True, on_slurm=True, network=True
-    ),
+    "cut_frozen": Kind("freeze, and cut off,", cut_frozen, 3, node=True, lasts=True, on_slurm=True, network=True),
     "slow_link": Kind(
-        "slow (ms) link of", acts.slow_link, 2, node=True, lasts=True, chooses=True, on_slurm=True, network=True
+        "slow (ms) link of", slow_link, 2, node=True, lasts=True, chooses=True, on_slurm=True, network=True
     ),
     "lossy_link": Kind(
-        "lossy (1/2000) link of", acts.lossy_link, 2, node=True, lasts=True, chooses=True, on_slurm=True, network=True
+        "lossy (1/2000) link of", lossy_link, 2, node=True, lasts=True, chooses=True, on_slurm=True, network=True
     ),
-    "break_tether": Kind("break the tether of", acts.break_tether, 2, node=True, on_slurm=True),
-    "kill_controller": Kind("kill the controller", acts.kill_controller, 4),
+    "break_tether": Kind("break the tether of", break_tether, 2, node=True, on_slurm=True),
+    "kill_controller": Kind("kill the controller", kill_controller, 4),
     "kill_at_commit": Kind(
-        "kill the controller at a commit", acts.kill_controller_at_commit, 5, chooses=True, lasts=False
+        "kill the controller at a commit", kill_controller_at_commit, 5, chooses=True, lasts=False
     ),
-    "freeze_controller": Kind("freeze the controller", acts.freeze_controller, 3, lasts=True, outage=True),
-    "restart_store": Kind("kill the store; it is back", acts.restart_store, 4, lasts=True, outage=True),
-    "freeze_store": Kind("freeze the store", acts.freeze_store, 3, lasts=True, outage=True),
-    "set_clock": Kind("set the store's clock by (less 500 s)", acts.set_clock, 2, chooses=True),
-    "scancel": Kind("scancel", acts.scancel, 1, fatal=True),
-    "interrupt": Kind("Ctrl-C", acts.interrupt, 0.5, fatal=True),
-    "time_limit": Kind("the time limit is near", acts.time_limit, 0.7, fatal=True),
+    "freeze_controller": Kind("freeze the controller", freeze_controller, 3, lasts=True, outage=True),
+    "restart_store": Kind("kill the store; it is back", restart_store, 4, lasts=True, outage=True),
+    "freeze_store": Kind("freeze the store", freeze_store, 3, lasts=True, outage=True),
+    "set_clock": Kind("set the store's clock by (less 500 s)", set_clock, 2, chooses=True),
+    "scancel": Kind("scancel", scancel, 1, fatal=True),
+    "interrupt": Kind("Ctrl-C", interrupt, 0.5, fatal=True),
+    "time_limit": Kind("the time limit is near", time_limit, 0.7, fatal=True),
 }
 AT_START = ("start_late", "never_start")

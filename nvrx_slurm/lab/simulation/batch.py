@@ -19,12 +19,12 @@ from nvrx_slurm.batch.host import (
     STABLE_S,
 )
 from nvrx_slurm.errors import EXIT_FAILED, EXIT_RETRY
+from nvrx_slurm.lab.simulation.loop import Handle
 from nvrx_slurm.lab.simulation.process import Process
-from nvrx_slurm.lab.simulation.steps import Handle
 from nvrx_slurm.util.processes import HURRY
 
 if TYPE_CHECKING:
-    from nvrx_slurm.lab.simulation.history import History
+    from nvrx_slurm.lab.simulation.run import SimulationRun
 
 SLOWEST_START_S = 0.3
 """What a fresh interpreter takes."""
@@ -33,7 +33,7 @@ SLOWEST_START_S = 0.3
 class BatchHost:
     """Runs one job; `ended` holds its exit code."""
 
-    def __init__(self, history: History) -> None:
+    def __init__(self, history: SimulationRun) -> None:
         self.history, self.loop, self.chance = history, history.loop, history.chance("batch host")
         self.process = Process(self.loop, "batch host")
         self.ended: asyncio.Future[int] = asyncio.Future(loop=self.loop)
@@ -46,7 +46,7 @@ class BatchHost:
         self.process.run(self._run())
         self.process.on_death(self._died)
 
-    def tell(self, number: signal.Signals) -> None:
+    def send_signal(self, number: signal.Signals) -> None:
         """Slurm, or the user, signals the job script."""
         self.process.signal(number)
 

@@ -13,8 +13,7 @@ from nvrx_slurm.agent.hangs import NS
 from nvrx_slurm.agent.workers import WorkerEvent
 from nvrx_slurm.journal.records import ControllerUp
 from nvrx_slurm.journal.restarts import InProcessRestart
-from nvrx_slurm.lab.simulation.kernel import SimulatedFenceSocket
-from nvrx_slurm.lab.simulation.process import Process
+from nvrx_slurm.lab.simulation.process import Process, SimulatedFenceSocket
 from nvrx_slurm.lab.simulation.supervisor import SupervisedWorkers
 from nvrx_slurm.lab.simulation.tethers import AgentLine, connect
 from nvrx_slurm.lab.simulation.workers import Worker

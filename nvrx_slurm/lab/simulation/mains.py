@@ -2,27 +2,41 @@
 
 from __future__ import annotations
 
+import asyncio
+import signal
+from collections.abc import Callable, Sequence
+from pathlib import Path
 from typing import TYPE_CHECKING
 
+from msgspec.structs import replace
+
 from nvrx_slurm.agent.agent import Agent
+from nvrx_slurm.cluster.slurm_nodes import SlurmNode
+from nvrx_slurm.controller.attribution_broker import Answered
 from nvrx_slurm.controller.controller import Controller
+from nvrx_slurm.controller.environment import FIRST_PAUSE_S, NodeCallback, send_fence
 from nvrx_slurm.errors import NvrxError
 from nvrx_slurm.jobspec.budgets import grace_within
+from nvrx_slurm.journal.folder import Result
+from nvrx_slurm.journal.records import Entry
+from nvrx_slurm.journal.verdicts import Attribution, FailureKey, Inquiry, Scope, Verdict, VerdictRecord
 from nvrx_slurm.lab.faults.valkey import MemoryClient
 from nvrx_slurm.lab.faults.valkey.client import SOCKET_S
-from nvrx_slurm.lab.simulation.calls import ServiceLink
 from nvrx_slurm.lab.simulation.machine import SimulatedMachine
-from nvrx_slurm.lab.simulation.outside import SimulatedEnvironment
 from nvrx_slurm.lab.simulation.process import Process
+from nvrx_slurm.lab.simulation.sockets import ServiceLink
+from nvrx_slurm.lab.simulation.tethers import ControllerTethers
+from nvrx_slurm.liveness.connection import LivenessServer
 from nvrx_slurm.store.client import Store
 from nvrx_slurm.store.heartbeat_reader import READ_S, HeartbeatReader
+from nvrx_slurm.util.files import JobFiles
 
 if TYPE_CHECKING:
-    from nvrx_slurm.lab.simulation.history import History
     from nvrx_slurm.lab.simulation.node import Node
+    from nvrx_slurm.lab.simulation.run import SimulationRun
 
 
-async def agent_main(history: History, node: Node, machine: SimulatedMachine) -> int:
+async def agent_main(history: SimulationRun, node: Node, machine: SimulatedMachine) -> int:
     """One node's agent."""
     bounds, kill_wait_s = history.plan.fault_tolerance, history.info.kill_wait_s
     grace_s = bounds.teardown.grace
@@ -47,7 +61,7 @@ async def agent_main(history: History, node: Node, machine: SimulatedMachine) ->
     return await agent.run()
 
 
-async def controller_main(history: History, process: Process, pid: int) -> int:
+async def controller_main(history: SimulationRun, process: Process, pid: int) -> int:
     """The controller."""
     clock, host = history.host_clock, history.HOST
     store = Store(history.address, clock=clock, connection=_connection(history, host))
@@ -71,5 +85,115 @@ async def controller_main(history: History, process: Process, pid: int) -> int:
     return 0
 
 
-def _connection(history: History, host: str, socket_s: float = SOCKET_S) -> MemoryClient:
+def _connection(history: SimulationRun, host: str, socket_s: float = SOCKET_S) -> MemoryClient:
     return MemoryClient(history.store, link=ServiceLink(host, history.service), socket_s=socket_s)
+
+
+SLURM_ANSWERS_S = 0.05
+
+
+class SimulatedMirror:
+    """The journal's copy in the job folder: what it holds outlives every controller."""
+
+    def __init__(self, entries: list[Entry]) -> None:
+        self._entries = entries
+
+    def start(self, journal: Sequence[Entry]) -> None:
+        last = self.last_number()
+        self._entries += [entry for entry in journal if entry.n > last]
+
+    def last_number(self) -> int:
+        return self._entries[-1].n if self._entries else 0
+
+    def add(self, entries: Sequence[Entry]) -> None:
+        self._entries += entries
+
+    def close(self, timeout_s: float) -> None:
+        pass
+
+
+class SimulatedEnvironment:
+    """For one controller process."""
+
+    def __init__(self, history: SimulationRun, process: Process, pid: int) -> None:
+        self._history, self._process = history, process
+        self.host, self.pid = history.HOST, pid
+        self.files = JobFiles(Path("/simulated"))
+        self.mirror = SimulatedMirror(history.copy)
+
+    def read_copy(self) -> list[Entry]:
+        return list(self._history.copy)
+
+    def write_result(self, result: Result) -> None:
+        self._history.result = result
+
+    def liveness_server(self, token: str, alive: NodeCallback, lost: NodeCallback) -> ControllerTethers:
+        server = LivenessServer(token, alive, lost)
+        return ControllerTethers(server, self._history.sockets, self.host, self._process)
+
+    def attribution_broker(self, answered: Answered) -> SimulatedBroker:
+        return SimulatedBroker(self._history, self._process, answered)
+
+    async def is_dead(
+        self, addr: str, port: int, message: bytes, within_s: float, *, pause_s: float = FIRST_PAUSE_S
+    ) -> bool:
+        channel = self._history.sockets.dial(self.host, addr, port)
+        return await send_fence(channel, message, within_s, pause_s)
+
+    async def node_state(self, node: str) -> SlurmNode | None:
+        await asyncio.sleep(SLURM_ANSWERS_S)
+        return SlurmNode(node, "IDLE" if self._history.nodes[node].has_power else "DOWN*")
+
+    def on_signal(self, number: signal.Signals, callback: Callable[[signal.Signals], None]) -> None:
+        self._history.loop.add_signal_handler(number, callback, number)
+
+
+VERDICTS = (*[Verdict.RESTART] * 5, *[Verdict.UNKNOWN] * 2, Verdict.TIMEOUT, Verdict.STOP)
+AT_LEAST_S, AT_MOST_S = 0.01, 20.0
+
+
+class SimulatedBroker:
+    """The broker of one controller process; nothing of it outlives that."""
+
+    def __init__(self, history: SimulationRun, process: Process, answered: Answered) -> None:
+        self._history, self._process, self._answered = history, process, answered
+
+    def open(self) -> None:
+        """It is always there."""
+
+    def ask(self, inquiry: Inquiry, *, settled: bool) -> None:
+        """Every source draws what it says, of whom, and when, from the key: whoever asks again hears the same."""
+        for source in self._history.plan.fault_tolerance.attribution.sources:
+            chance = self._history.chance(f"source/{source}/{inquiry.key}")
+            if chance.random() < 0.15:
+                continue  # it never answers
+            attribution = Attribution(
+                source=source,
+                verdict=chance.choice(VERDICTS),
+                confidence=chance.random(),
+                scope=chance.choice((Scope.NODE, Scope.USER_CODE)),
+                nodes=(chance.choice(inquiry.nodes),) if inquiry.nodes else (),
+            )
+            for _ in range(chance.choice((1, 1, 2))):
+                self._say(
+                    inquiry.key, attribution, chance.choice((AT_LEAST_S, chance.uniform(AT_LEAST_S, AT_MOST_S)))
+                )
+            if chance.random() < 0.2:
+                stale = replace(inquiry.key, cycle=inquiry.key.cycle + chance.choice((-1, 1)))
+                self._say(stale, replace(attribution, verdict=Verdict.STOP), chance.uniform(AT_LEAST_S, AT_MOST_S))
+
+    def settled(self, key: FailureKey) -> None:
+        """None of them looks at logs."""
+
+    def judged(self, judged: VerdictRecord) -> None:
+        """Nobody is told."""
+
+    async def close(self, within_s: float) -> None:
+        """There is nothing to end."""
+
+    def _say(self, key: FailureKey, attribution: Attribution, after_s: float) -> None:
+        def say() -> None:
+            if self._process.alive:
+                self._answered(key, attribution)
+
+        self._history.loop.call_later(after_s, say)

@@ -14,17 +14,17 @@ from functools import partial
 from typing import TYPE_CHECKING
 
 from nvrx_slurm.agent.workers import WorkerEvent
-from nvrx_slurm.lab.simulation.clocks import DriftingClock
-from nvrx_slurm.lab.simulation.kernel import SimulatedFenceSocket
+from nvrx_slurm.lab.simulation.loop import VirtualLoop
 from nvrx_slurm.lab.simulation.machine import FIRST_PORT, Board, SimulatedMachine
 from nvrx_slurm.lab.simulation.mains import agent_main
-from nvrx_slurm.lab.simulation.process import Process
+from nvrx_slurm.lab.simulation.process import Process, SimulatedFenceSocket
 from nvrx_slurm.lab.simulation.supervisor import Supervisor
 from nvrx_slurm.lab.simulation.tethers import AgentLine
 from nvrx_slurm.lab.simulation.workers import Worker
 
 if TYPE_CHECKING:
-    from nvrx_slurm.lab.simulation.history import History
+    from nvrx_slurm.lab.simulation.run import SimulationRun
+
 
 MOST_DRIFT = 0.005
 MOST_AHEAD_S = 500.0
@@ -36,7 +36,7 @@ RECOVERED_S = 30.0
 class Node:
     """A node of the allocation. `starts_after_s`: when its agent starts, None: never."""
 
-    def __init__(self, history: History, name: str) -> None:
+    def __init__(self, history: SimulationRun, name: str) -> None:
         self.history, self.name, self.loop = history, name, history.loop
         self.chance = history.chance(name)
         rate = 1.0 + self.chance.uniform(-MOST_DRIFT, MOST_DRIFT)
@@ -191,3 +191,28 @@ class Node:
     def _processes(self) -> list[Process]:
         supervisor = self.supervisor.process if self.supervisor is not None else None
         return [process for process in (supervisor, self.agent) if process is not None]
+
+
+class DriftingClock:
+    """A clock that runs `rate` times as fast as virtual time, and whose wall clock is `ahead_s` of it."""
+
+    def __init__(self, loop: VirtualLoop, rate: float, ahead_s: float) -> None:
+        self._loop, self.rate, self._ahead_s = loop, rate, ahead_s
+
+    @property
+    def pace(self) -> float:
+        """Virtual seconds in one of its own."""
+        return 1.0 / self.rate
+
+    def at(self, moment: float) -> float:
+        """What this clock says at a moment of virtual time."""
+        return moment * self.rate
+
+    def monotonic(self) -> float:
+        return self._loop.now_s * self.rate
+
+    def wall(self) -> float:
+        return self._loop.now_s * self.rate + self._ahead_s
+
+    def sleep(self, seconds: float) -> None:
+        raise RuntimeError("nothing sleeps in virtual time")

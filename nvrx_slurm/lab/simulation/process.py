@@ -11,10 +11,56 @@ import signal
 from collections import deque
 from collections.abc import Callable, Coroutine
 from contextvars import Context
+from functools import partial
 from typing import Any
 
-from nvrx_slurm.lab.simulation.loop import VirtualLoop
-from nvrx_slurm.lab.simulation.steps import OWNER, Handle
+from nvrx_slurm.lab.simulation.loop import OWNER, Handle, VirtualLoop
+from nvrx_slurm.lab.simulation.network import Network, Way
+
+
+class Mailbox:
+    """A bound datagram socket. After `close` its kernel refuses what comes."""
+
+    def __init__(
+        self, host: str, port: int, delivered: Callable[[bytes], object], closed: Callable[[], object]
+    ) -> None:
+        self.host, self.port, self.delivered, self.close = host, port, delivered, closed
+
+
+class Dialled:
+    """A datagram socket that was connect(2)ed: it hears when the other kernel refuses."""
+
+    def __init__(self, network: Network, source: str, target: str, mailbox: Callable[[], Mailbox | None]) -> None:
+        self._network, self._mailbox = network, mailbox
+        self._there, self._back = network.way(source, target), network.way(target, source)
+        self._refused = asyncio.Event()
+
+    def send(self, data: bytes) -> None:
+        """It may be lost. Raises ConnectionRefusedError if an earlier one was refused since."""
+        self._raise_refused()
+        self._fly(self._there, partial(self._arrive, data))
+
+    async def receive(self) -> None:
+        """Nothing ever comes; raises ConnectionRefusedError once one was refused."""
+        await self._refused.wait()
+        self._raise_refused()
+
+    def _raise_refused(self) -> None:
+        if self._refused.is_set():
+            self._refused.clear()
+            raise ConnectionRefusedError("Connection refused")
+
+    def _arrive(self, data: bytes) -> None:
+        if (mailbox := self._mailbox()) is None:
+            self._fly(self._back, self._refused.set)  # ICMP: port unreachable
+        else:
+            mailbox.delivered(data)
+
+    def _fly(self, way: Way, arrive: Callable[[], object]) -> None:
+        network = self._network
+        if not network.is_lost(way):
+            network.loop.call_outside(network.delay_s(way), arrive)
+
 
 FAILED = 1
 
@@ -144,3 +190,55 @@ class Process:
         watchers, self._when_dead = self._when_dead, []
         for watcher in watchers:
             Context().run(watcher)
+
+
+class Held:
+    """Something open, that closes with its last holder."""
+
+    def __init__(self, closed: Callable[[], None]) -> None:
+        self._closed = closed
+        self._holders: list[Process] = []
+
+    def held_by(self, process: Process) -> None:
+        self._holders.append(process)
+        process.on_death(lambda: self.release(process))
+
+    def release(self, process: Process) -> None:
+        if process in self._holders:
+            self._holders.remove(process)
+            if not self._holders:
+                self._closed()
+
+
+class SimulatedFenceSocket(Held):
+    """A node's fence socket: where its fence key arrives. Held by the agent until the supervisor has it."""
+
+    def __init__(self, key: bytes, agent: Process) -> None:
+        super().__init__(self._close)
+        self.key = key
+        self.armed_by: Process | None = None
+        self._agent = agent
+        self._mailbox: Mailbox | None = None
+        self.held_by(agent)
+
+    def open_at(self, mailbox: Mailbox) -> None:
+        self._mailbox = mailbox
+
+    def getsockname(self) -> tuple[str, int]:
+        assert self._mailbox is not None
+        return self._mailbox.host, self._mailbox.port
+
+    def filenos(self) -> list[int]:
+        return [self.getsockname()[1]]
+
+    def close(self) -> None:
+        self.release(self._agent)
+
+    def arrives(self, message: bytes) -> None:
+        """A datagram: the filter lets only the key through."""
+        if message == self.key and self.armed_by is not None:
+            self.armed_by.kill()
+
+    def _close(self) -> None:
+        if self._mailbox is not None:
+            self._mailbox.close()

@@ -7,9 +7,9 @@ from typing import Any, Protocol
 
 from nvrx_slurm.lab.faults.valkey import MemoryServer
 from nvrx_slurm.lab.faults.valkey.server import Answer, Command
-from nvrx_slurm.lab.simulation.calls import Service
 from nvrx_slurm.lab.simulation.process import Process
 from nvrx_slurm.lab.simulation.promises import Promises
+from nvrx_slurm.lab.simulation.sockets import Service
 from nvrx_slurm.store.sealing import NUMBER_BYTES
 from nvrx_slurm.util.clock import Clock
 from nvrx_slurm.util.job_key import SIGNATURE_BYTES

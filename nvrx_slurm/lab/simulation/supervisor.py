@@ -15,8 +15,7 @@ from typing import TYPE_CHECKING, Any
 from nvrx_slurm.agent.supervisor import SAY_EVERY_S, SELF_FENCE_S
 from nvrx_slurm.agent.teardown import Phase, Teardown
 from nvrx_slurm.agent.workers import Exited, Spawned, Stopped, SupervisorDied, Tearing, WorkerEvent
-from nvrx_slurm.lab.simulation.kernel import Held, SimulatedFenceSocket
-from nvrx_slurm.lab.simulation.process import Process
+from nvrx_slurm.lab.simulation.process import Held, Process, SimulatedFenceSocket
 from nvrx_slurm.lab.simulation.workers import Worker
 
 if TYPE_CHECKING:

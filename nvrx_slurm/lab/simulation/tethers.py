@@ -6,10 +6,8 @@ import asyncio
 from typing import TYPE_CHECKING
 
 from nvrx_slurm.journal.records import ControllerUp
-from nvrx_slurm.lab.simulation.connections import End, Listener
-from nvrx_slurm.lab.simulation.kernel import Held
-from nvrx_slurm.lab.simulation.process import Process
-from nvrx_slurm.lab.simulation.sockets import Sockets
+from nvrx_slurm.lab.simulation.process import Held, Process
+from nvrx_slurm.lab.simulation.sockets import End, Listener, Sockets
 from nvrx_slurm.liveness import connection as liveness
 
 if TYPE_CHECKING:

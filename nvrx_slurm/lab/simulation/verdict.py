@@ -15,7 +15,7 @@ from nvrx_slurm.lab.simulation.adversary import KINDS
 from nvrx_slurm.lab.simulation.promises import Promise
 
 if TYPE_CHECKING:
-    from nvrx_slurm.lab.simulation.history import History
+    from nvrx_slurm.lab.simulation.run import SimulationRun
 
 RESTARTS_AN_ACT = 2
 """An act costs a restart, and one more where it lasts: what is left of it strikes the next cycle."""
@@ -24,7 +24,7 @@ LONGEST_OUTAGE = 0.5
 """Of the time that workers go on without a control plane: so much of it, at most, must touch none of them."""
 
 
-def verdicts(history: History) -> Iterator[tuple[Promise, str]]:
+def verdicts(history: SimulationRun) -> Iterator[tuple[Promise, str]]:
     """The promises that this history has broken as a whole, each in one sentence."""
     yield from ((Promise.REPLAY, sentence) for sentence in _replays(history))
     yield from ((Promise.SHUTDOWN, sentence) for sentence in _ends_as_decided(history))
@@ -38,7 +38,7 @@ def verdicts(history: History) -> Iterator[tuple[Promise, str]]:
         yield from ((Promise.UNTOUCHED, sentence) for sentence in _nothing_was_touched(history))
 
 
-def left_behind(history: History) -> Iterator[str]:
+def left_behind(history: SimulationRun) -> Iterator[str]:
     """Who should have left, and has not, at the moment in which the job script ends."""
     for node in history.nodes.values():
         if not node.is_well:
@@ -49,7 +49,7 @@ def left_behind(history: History) -> Iterator[str]:
             yield f"the job has ended, and {worker} still lives"
 
 
-def _never_left(history: History) -> Iterator[str]:
+def _never_left(history: SimulationRun) -> Iterator[str]:
     """Who did not say that it leaves, and might have."""
     ended = history.promises.ended
     for name in ended.missing if ended is not None else ():
@@ -57,12 +57,12 @@ def _never_left(history: History) -> Iterator[str]:
             yield f"the job has ended, and {name} had not said that it leaves"
 
 
-def _replays(history: History) -> Iterator[str]:
+def _replays(history: SimulationRun) -> Iterator[str]:
     for entry, decided in replay(new_job(history.plan), history.promises.journal)[:1]:
         yield f"journal entry {entry.n} is {entry.record}, and its replay decides {decided}"
 
 
-def _ends_as_decided(history: History) -> Iterator[str]:
+def _ends_as_decided(history: SimulationRun) -> Iterator[str]:
     shutdown = history.promises.shutdown
     if history.batch.gave_up or history.exit_code is None:
         return
@@ -72,7 +72,7 @@ def _ends_as_decided(history: History) -> Iterator[str]:
         yield f"the job ended with {history.exit_code}, and was shut down with {shutdown.exit_code}"
 
 
-def _must_finish(history: History) -> bool:
+def _must_finish(history: SimulationRun) -> bool:
     """Whether what went wrong leaves nodes and budget enough. Rather no than a yes that asks too much."""
     acts, plan = history.acts, history.plan
     bounds = plan.fault_tolerance
@@ -89,7 +89,7 @@ def _must_finish(history: History) -> bool:
     return _outage_s(history) < LONGEST_OUTAGE * _outage_limit_s(bounds)
 
 
-def _stopped(history: History) -> tuple[int, ...]:
+def _stopped(history: SimulationRun) -> tuple[int, ...]:
     """How a job may end that was told to stop."""
     judged = (entry.record for entry in history.promises.journal if isinstance(entry.record, AttributionJudged))
     return (EXIT_NO_RESTART,) if any(each.acted for each in judged) else ()
@@ -102,21 +102,21 @@ def _outage_limit_s(bounds: FaultToleranceSpec) -> float:
     return min(bounds.fence_timeout, bounds.control_plane_grace, math.inf if skew_s is None else skew_s)
 
 
-def _outage_s(history: History) -> float:
+def _outage_s(history: SimulationRun) -> float:
     """For how long nobody could decide, at most: outages may follow one another."""
     kinds = [(KINDS[act.kind], act) for act in history.acts]
     killed = sum(act.kind.startswith("kill_controller") or act.kind == "kill_at_commit" for act in history.acts)
     return sum(act.lasts_s for kind, act in kinds if kind.outage) + killed * 1.5
 
 
-def _only_the_control_plane_failed(history: History) -> bool:
+def _only_the_control_plane_failed(history: SimulationRun) -> bool:
     bounds = history.plan.fault_tolerance
     if any(KINDS[act.kind].node or KINDS[act.kind].fatal for act in history.acts):
         return False
     return _outage_s(history) < LONGEST_OUTAGE * _outage_limit_s(bounds)
 
 
-def _nothing_was_touched(history: History) -> Iterator[str]:
+def _nothing_was_touched(history: SimulationRun) -> Iterator[str]:
     for entry in history.promises.journal:
         record = entry.record
         if isinstance(record, RestartDecided) or (isinstance(record, RoundOpened) and record.cycle > 0):
@@ -124,6 +124,6 @@ def _nothing_was_touched(history: History) -> Iterator[str]:
             return
 
 
-def _reason(history: History) -> str:
+def _reason(history: SimulationRun) -> str:
     shutdown = history.promises.shutdown
     return shutdown.reason if shutdown is not None else "no shutdown was decided"

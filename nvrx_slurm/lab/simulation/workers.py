@@ -12,9 +12,8 @@ from dataclasses import dataclass
 from random import Random
 from typing import Protocol
 
-from nvrx_slurm.lab.simulation.loop import VirtualLoop
+from nvrx_slurm.lab.simulation.loop import Handle, VirtualLoop
 from nvrx_slurm.lab.simulation.shapes import Temper
-from nvrx_slurm.lab.simulation.steps import Handle
 
 LAST_STEP_S = 0.05
 """Within so long ranks end that have finished together."""

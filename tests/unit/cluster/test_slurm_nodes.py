@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from nvrx_slurm.cluster.slurm_nodes import CLOCK_SKEW_S, SlurmNode, node_states, nodes_of
-from nvrx_slurm.lab.devcluster.waiting import wait_until
+from nvrx_slurm.lab.devcluster.processes import wait_until
 from nvrx_slurm.util.clock import SystemClock
 from nvrx_slurm.util.processes import is_alive
 

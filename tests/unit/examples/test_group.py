@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 from group import Group, PeerLost, join_group
 
-from nvrx_slurm.lab.devcluster.ports import free_ports
+from nvrx_slurm.lab.devcluster.lifecycle import free_ports
 
 
 @contextmanager

@@ -10,9 +10,8 @@ from typing import Any, Protocol
 
 from redis import exceptions as failures
 
-from nvrx_slurm.lab.faults.futures import settle
-from nvrx_slurm.lab.faults.valkey.scripts import script_of
-from nvrx_slurm.lab.faults.valkey.server import Answer, Command, MemoryServer
+from nvrx_slurm.lab.faults.valkey.server import Answer, Command, MemoryServer, script_of
+from nvrx_slurm.util.tasks import settle
 
 SOCKET_S = 7.0
 """How long a client waits for a reply, if it is not told otherwise: as `store.client` says to redis-py."""

@@ -25,8 +25,7 @@ from nvrx_slurm.journal.folder import JobFolder, clear_runtime_folders
 from nvrx_slurm.journal.records import Record
 from nvrx_slurm.lab import devcluster as dev
 from nvrx_slurm.lab.devcluster import processes
-from nvrx_slurm.lab.devcluster.processes import Identity, Table, identify
-from nvrx_slurm.lab.devcluster.waiting import wait_until
+from nvrx_slurm.lab.devcluster.processes import Identity, Table, identify, wait_until
 from nvrx_slurm.util.clock import Clock, SystemClock
 from nvrx_slurm.util.files import write_all
 from nvrx_slurm.util.log import get_logger

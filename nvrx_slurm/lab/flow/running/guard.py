@@ -19,7 +19,7 @@ from pathlib import Path
 from nvrx_slurm.errors import UnsafePath, WaitTimeout
 from nvrx_slurm.jobspec import env
 from nvrx_slurm.lab.devcluster import processes
-from nvrx_slurm.lab.devcluster.waiting import wait_until
+from nvrx_slurm.lab.devcluster.processes import wait_until
 from nvrx_slurm.lab.flow.running.cleanup import HELD, HeldProcess, clean_up, standing
 from nvrx_slurm.util.clock import SystemClock
 from nvrx_slurm.util.log import get_logger, set_up

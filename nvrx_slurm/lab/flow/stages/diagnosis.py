@@ -16,7 +16,7 @@ from nvrx_slurm.cluster.slurm import SlurmCluster
 from nvrx_slurm.cluster.states import JobState
 from nvrx_slurm.errors import WaitTimeout
 from nvrx_slurm.journal.folder import JobFolder, clear_runtime_folders
-from nvrx_slurm.lab.devcluster.waiting import wait_until
+from nvrx_slurm.lab.devcluster.processes import wait_until
 from nvrx_slurm.lab.flow.stages.processes import described, processes_of
 from nvrx_slurm.lab.flow.stages.remote import AccountOrder, Reach
 from nvrx_slurm.util.clock import Clock

@@ -12,7 +12,7 @@ from typing import Literal
 
 from nvrx_slurm.errors import FaultFailed, NvrxError
 from nvrx_slurm.journal.folder import JobInfo
-from nvrx_slurm.lab.devcluster.waiting import wait_until
+from nvrx_slurm.lab.devcluster.processes import wait_until
 from nvrx_slurm.lab.faults.disk import SmallDisk
 from nvrx_slurm.lab.flow.stages.base import FaultResult, Scene
 from nvrx_slurm.lab.flow.stages.processes import Act, FaultAction, Part

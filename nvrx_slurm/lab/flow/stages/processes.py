@@ -19,8 +19,7 @@ from nvrx_slurm.diagnostics.stacks.process import has_signal, read_task, thread_
 from nvrx_slurm.errors import FaultFailed, WaitTimeout
 from nvrx_slurm.journal.records import Record
 from nvrx_slurm.lab.devcluster import processes
-from nvrx_slurm.lab.devcluster.processes import children_first, descendants, environment_of, read_table
-from nvrx_slurm.lab.devcluster.waiting import wait_until
+from nvrx_slurm.lab.devcluster.processes import children_first, descendants, environment_of, read_table, wait_until
 from nvrx_slurm.util.clock import Clock
 from nvrx_slurm.util.files import JobFiles
 

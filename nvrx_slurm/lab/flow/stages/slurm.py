@@ -16,7 +16,7 @@ from nvrx_slurm.cluster.slurm_text import reason_of
 from nvrx_slurm.errors import FaultFailed, SlurmUnreachable, UnreachableError, WaitTimeout
 from nvrx_slurm.jobspec import env
 from nvrx_slurm.journal.folder import JobFolder
-from nvrx_slurm.lab.devcluster.waiting import wait_until
+from nvrx_slurm.lab.devcluster.processes import wait_until
 from nvrx_slurm.lab.flow.language.model import Flow, StageName
 from nvrx_slurm.lab.flow.stages import diagnosis
 from nvrx_slurm.lab.flow.stages.base import CleanupRecorder, FaultResult, Scene

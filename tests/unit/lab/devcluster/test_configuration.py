@@ -8,7 +8,7 @@ import msgspec
 import pytest
 
 from nvrx_slurm.errors import NvrxError, UsageError
-from nvrx_slurm.lab.devcluster import configuration, programs, slurm
+from nvrx_slurm.lab.devcluster import configuration, programs
 from nvrx_slurm.lab.devcluster.places import Places
 from nvrx_slurm.lab.devcluster.spec import ClusterSpec, check_request, decode, encode
 
@@ -140,4 +140,4 @@ def test_missing_programs_come_with_the_line_that_installs_them(missing: list[st
 
 def test_sinfo_is_read_by_node() -> None:
     """The state keeps its star: it says that the node does not answer."""
-    assert slurm.parse_node_states("n1 idle\nn2 down*\n\n") == {"n1": "idle", "n2": "down*"}
+    assert programs.parse_node_states("n1 idle\nn2 down*\n\n") == {"n1": "idle", "n2": "down*"}

@@ -12,7 +12,7 @@ import msgspec
 import pytest
 
 from nvrx_slurm.errors import WaitTimeout
-from nvrx_slurm.lab.devcluster.ports import free_ports
+from nvrx_slurm.lab.devcluster.lifecycle import free_ports
 from nvrx_slurm.lab.devcluster.processes import (
     Process,
     Table,
@@ -26,8 +26,8 @@ from nvrx_slurm.lab.devcluster.processes import (
     parse_stat,
     read_table,
     send,
+    wait_until,
 )
-from nvrx_slurm.lab.devcluster.waiting import wait_until
 from nvrx_slurm.util.clock import SystemClock
 from tests.still_clock import StillClock
 

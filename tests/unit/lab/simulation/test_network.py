@@ -7,11 +7,10 @@ from random import Random
 
 import pytest
 
-from nvrx_slurm.lab.simulation.calls import Service, ServiceLink
 from nvrx_slurm.lab.simulation.loop import BEGIN_S, VirtualLoop
 from nvrx_slurm.lab.simulation.network import LONGEST_S, Fault, Network, apart, one_way
 from nvrx_slurm.lab.simulation.process import Process
-from nvrx_slurm.lab.simulation.sockets import Sockets
+from nvrx_slurm.lab.simulation.sockets import Service, ServiceLink, Sockets
 
 SOON_S = 5 * LONGEST_S
 """By then every packet has arrived that nothing holds up."""

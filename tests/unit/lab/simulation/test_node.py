@@ -10,8 +10,8 @@ import pytest
 from nvrx_slurm.agent.supervisor import SELF_FENCE_S
 from nvrx_slurm.agent.teardown import KILL_S
 from nvrx_slurm.agent.workers import Exited, Spawned, Stopped, SupervisorDied, Tearing
-from nvrx_slurm.lab.simulation.history import History
 from nvrx_slurm.lab.simulation.process import Process
+from nvrx_slurm.lab.simulation.run import SimulationRun
 from nvrx_slurm.lab.simulation.supervisor import DEATH_S, SupervisedWorkers
 from nvrx_slurm.liveness import fence
 
@@ -24,7 +24,7 @@ class Bench:
     """A node with an agent that does nothing, and what its supervisor has told it."""
 
     def __init__(self) -> None:
-        self.history = History(1, 4, ())
+        self.history = SimulationRun(1, 4, ())
         self.loop = self.history.loop
         self.node = self.history.nodes[self.history.shape.nodes[0]]
         self.agent = Process(self.loop, "agent")

@@ -1,4 +1,4 @@
-"""Whole histories: told the same each time, ended for good, and with the promises kept."""
+"""Whole runs: the same each time, ended, and with the promises kept."""
 
 from __future__ import annotations
 
@@ -9,21 +9,21 @@ import sys
 import pytest
 
 from nvrx_slurm.journal.records import JobEnded, NodeLost, RestartDecided, RoundClosed, Shutdown
-from nvrx_slurm.lab.simulation.acts import Act
-from nvrx_slurm.lab.simulation.history import History, tell
+from nvrx_slurm.lab.simulation.adversary import Act
+from nvrx_slurm.lab.simulation.run import SimulationRun, run_seed
 from nvrx_slurm.lab.simulation.shapes import draw_shape
 
 NODES = 8
-PLAIN = "import sys; from nvrx_slurm.lab.simulation.history import tell; print(tell(int(sys.argv[1]), 8).digest)"
+PLAIN = "import sys; from nvrx_slurm.lab.simulation.run import run_seed; print(run_seed(int(sys.argv[1]), 8).digest)"
 
 
-def records(told, kind):
-    return [entry.record for entry in told.journal if isinstance(entry.record, kind)]
+def records(result, kind):
+    return [entry.record for entry in result.journal if isinstance(entry.record, kind)]
 
 
 def seed_where(wanted) -> int:
     """The first seed whose job is like that."""
-    return next(seed for seed in range(1_000) if wanted(History(seed, NODES, ()).shape))
+    return next(seed for seed in range(1_000) if wanted(SimulationRun(seed, NODES, ()).shape))
 
 
 def simple(shape) -> bool:
@@ -43,65 +43,67 @@ def seed():
 @pytest.mark.parametrize("seed", range(20))
 def test_job_that_nobody_disturbs_finishes(seed):
     """Without an act every shape of job ends with 0, in one cycle."""
-    told = tell(seed, NODES, ())
-    assert (told.broken, told.exit_code) == (None, 0)
-    assert all(closed.cycle == 0 for closed in records(told, RoundClosed))
+    result = run_seed(seed, NODES, ())
+    assert (result.broken, result.exit_code) == (None, 0)
+    assert all(closed.cycle == 0 for closed in records(result, RoundClosed))
 
 
 @pytest.mark.parametrize("seed", range(40))
 def test_promises_are_kept_whatever_the_adversary_does(seed):
     """Each history ends, and no promise is broken in it."""
-    assert tell(seed, NODES).broken is None
+    assert run_seed(seed, NODES).broken is None
 
 
 def test_same_seed_tells_the_same_in_every_process():
     """Byte for byte, whatever order a set of strings has there."""
     digests = set()
     for hash_seed in ("1", "2"):
-        told = subprocess.run(
+        result = subprocess.run(
             [sys.executable, "-c", PLAIN, "2"],
             env={**os.environ, "PYTHONHASHSEED": hash_seed},
             capture_output=True,
             text=True,
             check=True,
         )
-        digests.add(told.stdout)
-    assert digests == {tell(2, NODES).digest + "\n"}
+        digests.add(result.stdout)
+    assert digests == {run_seed(2, NODES).digest + "\n"}
 
 
 def test_other_seeds_tell_something_else():
     """A digest stands for one history."""
-    assert len({tell(seed, NODES).digest for seed in range(10)}) == 10
+    assert len({run_seed(seed, NODES).digest for seed in range(10)}) == 10
 
 
 def test_dead_node_is_replaced_by_a_spare(seed):
     """The adversary's acts are real: a node without power is reaped, and a spare runs its ranks."""
-    victim = History(seed, NODES, ()).shape.nodes[0]
-    told = tell(seed, NODES, (Act(at_s=1.0, kind="power_off", node=victim),))
-    assert (told.broken, told.exit_code) == (None, 0)
-    assert [lost.node for lost in records(told, NodeLost)] == [victim]
-    assert records(told, RoundClosed)[-1].promoted and victim not in records(told, RoundClosed)[-1].nodes
+    victim = SimulationRun(seed, NODES, ()).shape.nodes[0]
+    result = run_seed(seed, NODES, (Act(at_s=1.0, kind="power_off", node=victim),))
+    assert (result.broken, result.exit_code) == (None, 0)
+    assert [lost.node for lost in records(result, NodeLost)] == [victim]
+    assert records(result, RoundClosed)[-1].promoted and victim not in records(result, RoundClosed)[-1].nodes
 
 
 def test_failed_worker_costs_a_restart(seed):
     """A worker that fails is in the journal with its rank."""
-    told = tell(seed, NODES, (Act(at_s=1.0, kind="fail_worker", node=History(seed, NODES, ()).shape.nodes[0]),))
-    assert [decided.rank for decided in records(told, RestartDecided)] == [0]
+    result = run_seed(
+        seed, NODES, (Act(at_s=1.0, kind="fail_worker", node=SimulationRun(seed, NODES, ()).shape.nodes[0]),)
+    )
+    assert [decided.rank for decided in records(result, RestartDecided)] == [0]
 
 
 @pytest.mark.parametrize("moment", range(3))
 def test_controller_dies_at_a_commit(seed, moment):
     """Before the store takes it, after, or with the commit still on its way: the next one goes on."""
-    told = tell(seed, NODES, (Act(at_s=0.6, kind="kill_at_commit", number=moment),))
-    assert (told.broken, told.exit_code) == (None, 0)
+    result = run_seed(seed, NODES, (Act(at_s=0.6, kind="kill_at_commit", number=moment),))
+    assert (result.broken, result.exit_code) == (None, 0)
 
 
 def test_cancelled_job_ends_with_its_code(seed):
     """scancel: everyone leaves, with 143."""
-    told = tell(seed, NODES, (Act(at_s=1.0, kind="scancel"),))
-    assert (told.broken, told.exit_code) == (None, 143)
-    assert [shutdown.reason for shutdown in records(told, Shutdown)] == ["cancelled"]
-    assert records(told, JobEnded)
+    result = run_seed(seed, NODES, (Act(at_s=1.0, kind="scancel"),))
+    assert (result.broken, result.exit_code) == (None, 143)
+    assert [shutdown.reason for shutdown in records(result, Shutdown)] == ["cancelled"]
+    assert records(result, JobEnded)
 
 
 def test_shapes_hold_what_configuration_asks():

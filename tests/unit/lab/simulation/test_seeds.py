@@ -1,4 +1,4 @@
-"""What is said of histories, and of the first that breaks a promise."""
+"""The report on the runs of many seeds, and on the first that breaks a promise."""
 
 from __future__ import annotations
 
@@ -7,10 +7,10 @@ import dataclasses
 from click.testing import CliRunner
 
 from nvrx_slurm.cli.simulate import simulate
-from nvrx_slurm.lab.simulation import telling
-from nvrx_slurm.lab.simulation.acts import Act
-from nvrx_slurm.lab.simulation.history import tell
+from nvrx_slurm.lab.simulation import seeds
+from nvrx_slurm.lab.simulation.adversary import Act
 from nvrx_slurm.lab.simulation.promises import Promise
+from nvrx_slurm.lab.simulation.run import run_seed
 
 NODES = 4
 FATAL = Act(at_s=0.5, kind="kill_controller")
@@ -19,16 +19,16 @@ HARMLESS = Act(at_s=0.4, kind="kill_worker", node="n01")
 
 def mistrustful(seed, nodes, acts):
     """Tells a history, and takes every death of a controller for a broken promise."""
-    told = tell(seed, nodes, (HARMLESS, FATAL, HARMLESS) if acts is None else acts)
-    if FATAL not in told.acts:
-        return told
-    return dataclasses.replace(told, promise=Promise.DECIDER, broken="one decider: it is dead")
+    result = run_seed(seed, nodes, (HARMLESS, FATAL, HARMLESS) if acts is None else acts)
+    if FATAL not in result.acts:
+        return result
+    return dataclasses.replace(result, promise=Promise.DECIDER, broken="one decider: it is dead")
 
 
 def test_failure_is_told_with_the_fewest_acts_and_how_to_replay_it():
     """Seed, sentence, the one act that matters, the journal, and the line that replays it."""
     said: list[str] = []
-    assert telling.tell_many(range(7, 9), NODES, 1, said.append, mistrustful) == 1
+    assert seeds.run_seeds(range(7, 9), NODES, 1, said.append, mistrustful) == 1
     text = "\n".join(said)
     assert "seed 7: one decider: it is dead" in text
     assert "with 1 of 3 acts" in text
@@ -37,11 +37,11 @@ def test_failure_is_told_with_the_fewest_acts_and_how_to_replay_it():
     assert said[-1].endswith("nvrx-slurm ci simulate --seed 7 --nodes 4")
 
 
-def test_histories_without_a_failure_are_counted():
-    """All were told, in two processes too."""
+def test_runs_without_a_failure_are_counted():
+    """All were result, in two processes too."""
     said: list[str] = []
-    assert telling.tell_many(range(4), NODES, 2, said.append) == 0
-    assert said[-1].startswith("4 histories of up to 4 nodes")
+    assert seeds.run_seeds(range(4), NODES, 2, said.append) == 0
+    assert said[-1].startswith("4 runs of up to 4 nodes")
 
 
 def test_one_seed_is_told_whole():

@@ -1,4 +1,4 @@
-"""One history: a job, its nodes, its control plane and its adversary, told from one seed."""
+"""One history: a job, its nodes, its control plane and its adversary, result from one seed."""
 
 from __future__ import annotations
 
@@ -15,10 +15,8 @@ from random import Random
 from nvrx_slurm.errors import SimulationStuck
 from nvrx_slurm.journal.folder import JobFolder, JobInfo, Result, StoreAddress
 from nvrx_slurm.journal.records import Entry, Fence, pack
-from nvrx_slurm.lab.simulation.acts import Act
-from nvrx_slurm.lab.simulation.adversary import AT_START, KINDS, draw_acts, perform
+from nvrx_slurm.lab.simulation.adversary import AT_START, KINDS, Act, draw_acts, perform
 from nvrx_slurm.lab.simulation.batch import BatchHost
-from nvrx_slurm.lab.simulation.calls import Service
 from nvrx_slurm.lab.simulation.loop import BEGIN_S, VirtualClock, VirtualLoop
 from nvrx_slurm.lab.simulation.mains import controller_main
 from nvrx_slurm.lab.simulation.network import Fault, Network, apart
@@ -26,7 +24,7 @@ from nvrx_slurm.lab.simulation.node import Node
 from nvrx_slurm.lab.simulation.process import Process
 from nvrx_slurm.lab.simulation.promises import Promise, Promises
 from nvrx_slurm.lab.simulation.shapes import Shape, draw_shape
-from nvrx_slurm.lab.simulation.sockets import Sockets
+from nvrx_slurm.lab.simulation.sockets import Service, Sockets
 from nvrx_slurm.lab.simulation.store import WatchedStore
 from nvrx_slurm.lab.simulation.verdict import left_behind, verdicts
 from nvrx_slurm.lab.simulation.workers import Progress, World
@@ -39,7 +37,7 @@ MOST_STEPS = 500_000
 
 
 @dataclass(frozen=True, slots=True)
-class Told:
+class RunResult:
     """What a history came to. `broken`: the first promise that was; `digest`: of all that happened."""
 
     seed: int
@@ -52,7 +50,7 @@ class Told:
     digest: str
 
 
-class History:
+class SimulationRun:
     """A job under its adversary. `run` once."""
 
     HOST = "host"
@@ -101,12 +99,12 @@ class History:
         """The seed's own chances for one concern: one that draws more does not disturb the others."""
         return Random(f"{self.seed}/{concern}")
 
-    # ---- telling it
+    # ---- running it
 
-    def run(self) -> Told:
-        """Until the job has ended and nobody is left, or a promise is broken."""
+    def run(self) -> RunResult:
+        """Until the job has ended and no process is left, or a promise is broken."""
         try:
-            self.loop.run(self._tell(), until_s=self._bound_s(), most_steps=MOST_STEPS)
+            self.loop.run(self._play(), until_s=self._bound_s(), most_steps=MOST_STEPS)
         except SimulationStuck as error:
             self._break(Promise.LEAVING, str(error))
         if self.broken is None:
@@ -114,7 +112,7 @@ class History:
                 self._break(promise, sentence)
         journal = tuple(self.promises.journal)
         self.loop.close()
-        return Told(
+        return RunResult(
             self.seed,
             self.shape,
             self.acts,
@@ -125,7 +123,7 @@ class History:
             self._digest(journal),
         )
 
-    async def _tell(self) -> None:
+    async def _play(self) -> None:
         for act in self.acts:
             if act.kind in AT_START:
                 perform(self, act)
@@ -137,7 +135,7 @@ class History:
         await self.over
 
     def _bound_s(self) -> float:
-        """By when even the unluckiest history is over."""
+        """The longest time that a run may take."""
         last_s = max((act.at_s + act.lasts_s for act in self.acts), default=0.0)
         tries = 1 + 2 * len(self.acts) + self.plan.fault_tolerance.max_restarts.count * len(self.promises.roles)
         return last_s + tries * (self.shape.work_s + self.shape.recovery_s) + self.shape.leaves_within_s
@@ -234,7 +232,7 @@ class History:
 
     def scancel(self, number: signal.Signals) -> None:
         """Somebody ends the job. Slurm signals every process of it, and kills what is left after KillWait."""
-        self.batch.tell(number)
+        self.batch.send_signal(number)
         if self.shape.kill_wait_s is not None:
             self.agents_are_told(number)
             for node in self.nodes.values():
@@ -265,6 +263,6 @@ class History:
         self._end()
 
 
-def tell(seed: int, nodes: int = 16, acts: tuple[Act, ...] | None = None) -> Told:
-    """Tell the history of a seed, or one with other acts. The same arguments tell the same, byte for byte."""
-    return History(seed, nodes, acts).run()
+def run_seed(seed: int, nodes: int = 16, acts: tuple[Act, ...] | None = None) -> RunResult:
+    """Run a seed, or the same job with other acts. The same arguments give the same result, byte for byte."""
+    return SimulationRun(seed, nodes, acts).run()

@@ -76,7 +76,7 @@ def freeze_worker(history: SimulationRun, act: Act) -> None:
 
 
 def hang_worker(history: SimulationRun, act: Act) -> None:
-    """Only where somebody watches for it: without a bound for it the job would hang, rightly."""
+    """Only where a bound detects it: without one the job would hang, as it should."""
     worker, limits = history.nodes[act.node].worker(act.number), history.plan.fault_tolerance.hang
     if (
         worker is not None

@@ -151,26 +151,30 @@ class Recorder:
             shlex.split(command), stdin=theirs, stdout=theirs, stderr=theirs, cwd=self._folder, env=self._environment
         )
         os.close(theirs)
-        rest = b""
-        while True:
-            try:
-                chunk = os.read(ours, 65536)
-            except OSError:  # EIO: the last process that held the terminal has ended
-                chunk = b""
-            if not chunk:
-                break
-            rest += chunk
-            # A redraw comes in several writes: the screen is consistent when the program pauses.
-            if not select.select([ours], [], [], 0.02)[0]:
-                self.screen.feed(rest.decode())
-                rest = b""
-                self.keep()
-                yield self.screen.text()
-        self.screen.feed(rest.decode())
-        self.keep()
-        os.close(ours)
-        if process.wait():
-            raise subprocess.CalledProcessError(process.returncode, command)
+        try:
+            rest = b""
+            while True:
+                try:
+                    chunk = os.read(ours, 65536)
+                except OSError:  # EIO: the last process that held the terminal has ended
+                    chunk = b""
+                if not chunk:
+                    break
+                rest += chunk
+                # A redraw comes in several writes: the screen is consistent when the program pauses.
+                if not select.select([ours], [], [], 0.02)[0]:
+                    self.screen.feed(rest.decode())
+                    rest = b""
+                    self.keep()
+                    yield self.screen.text()
+            self.screen.feed(rest.decode())
+            self.keep()
+            if process.wait():
+                raise subprocess.CalledProcessError(process.returncode, command)
+        finally:
+            process.kill()  # does nothing after its end; else the recording was interrupted
+            process.wait()
+            os.close(ours)
 
 
 def record(folder: Path) -> list[Frame]:

@@ -33,7 +33,7 @@ def mcp(roots: tuple[Path, ...], rules: tuple[Path, ...], folder: Path) -> None:
 
     Tools: attribute, analyze_paths, explain_job, list_rules, explain_rule.
     """
-    from nvrx_slurm.attribution.sources.base import need
+    from nvrx_slurm.attribution.http_client import need
 
     need("mcp")
     from nvrx_slurm.attribution.mcp_server import serve

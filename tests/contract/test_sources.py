@@ -15,8 +15,8 @@ import pytest
 
 from nvrx_slurm.agent.supervisor import descendants
 from nvrx_slurm.attribution.sources import Source, sources_of
-from nvrx_slurm.attribution.sources.lib import DIED
-from nvrx_slurm.attribution.sources.stdio import child_streams
+from nvrx_slurm.attribution.sources.builtin_rules import DIED
+from nvrx_slurm.attribution.sources.mcp_session import child_streams
 from nvrx_slurm.jobspec.model import AttributionSpec
 from nvrx_slurm.journal.verdicts import Attribution, FailureKey, Inquiry, Verdict
 from nvrx_slurm.lab.faults.attribution_server import AttributionServer, behaviour

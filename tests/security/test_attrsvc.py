@@ -19,9 +19,9 @@ from urllib.parse import urlsplit
 
 import pytest
 
+from nvrx_slurm.attribution.http_client import HttpClient
 from nvrx_slurm.attribution.local_service import announced, find_token
-from nvrx_slurm.attribution.sources.exchange import Exchange
-from nvrx_slurm.attribution.sources.places import Place, fixed_place
+from nvrx_slurm.attribution.sources.service import fixed_endpoint
 from nvrx_slurm.errors import SourceError, UsageError
 from nvrx_slurm.jobspec import env
 from nvrx_slurm.util.processes import MOST_DESCRIPTORS
@@ -111,10 +111,10 @@ def test_another_user_of_the_machine_is_refused(bob: Any, start: Start, state: P
     assert bob.run(statuses, service.port, None) == [401] * 4
     assert bob.run(statuses, service.port, "guess-guess-guess") == [401] * 4
     assert bob.run(files_below, str(state)) == []
-    place = fixed_place(service.url, None)()
-    assert place.token is not None and place.token not in service.greeting
-    assert statuses(service.port, place.token) == [200, 200, 415, 200]
-    assert find_token(f"http://localhost:{service.port}/") == place.token
+    endpoint = fixed_endpoint(service.url, None)()
+    assert endpoint.token is not None and endpoint.token not in service.greeting
+    assert statuses(service.port, endpoint.token) == [200, 200, 415, 200]
+    assert find_token(f"http://localhost:{service.port}/") == endpoint.token
 
 
 def test_the_token_goes_with_its_service(start: Start, state: Path) -> None:
@@ -167,12 +167,13 @@ async def test_a_port_that_another_user_has_taken_gets_no_token_and_is_not_asked
     """Bob listens where a service of alice's was. Her job's sources name his uid, and send him nothing."""
     attack = bob.start(answer_stop)
     url = f"http://127.0.0.1:{attack.line()}"
-    exchange = Exchange(proxies=False)
+    http = HttpClient(proxies=False, own_listener=True)
     try:
         with pytest.raises(SourceError, match=f"belongs to uid {bob.uid}, and is not asked"):
-            await exchange.send(Place(url=url, token="alice's"), "GET", "/v1/stats", read_s=10.0)
+            headers = {"Authorization": "Bearer alice's"}
+            await http.send("GET", f"{url}/v1/stats", headers=headers, connect_s=10.0, read_s=10.0)
     finally:
-        await exchange.close()
+        await http.close()
     with socket.create_connection(("127.0.0.1", urlsplit(url).port or 0)) as link:
         link.sendall(b"the first one")
         assert attack.line() == "the first one"
@@ -180,11 +181,12 @@ async def test_a_port_that_another_user_has_taken_gets_no_token_and_is_not_asked
 
 async def test_a_service_of_ones_own_is_asked(start: Start) -> None:
     """The check of the listener's user lets it pass."""
-    exchange = Exchange(proxies=False)
+    http = HttpClient(proxies=False, own_listener=True)
     try:
-        reply = await exchange.send(fixed_place(start().url, None)(), "GET", "/healthz", read_s=10.0)
+        endpoint = fixed_endpoint(start().url, None)()
+        reply = await http.send("GET", f"{endpoint.url}/healthz", connect_s=10.0, read_s=10.0)
     finally:
-        await exchange.close()
+        await http.close()
     assert reply.status == 200
 
 

@@ -1,4 +1,4 @@
-"""What a service or an assistant answers, checked before anything believes it."""
+"""The answers of a service or an MCP server, checked before they are used."""
 
 from __future__ import annotations
 
@@ -11,19 +11,19 @@ from nvrx_slurm.journal.verdicts import Attribution, Evidence, FailureKey, Wire
 from nvrx_slurm.util.decoding import decode_json
 
 MOST_BYTES = 1 << 20
-"""An answer that is longer is none."""
+"""A longer answer is refused."""
 
 MOST_TEXT = 4_000
 MOST_LINE = 400
 MOST_SECONDARY = 32
 MOST_BLAMED = 1024
-"""What of an answer goes into the journal."""
+"""How much of an answer goes into the journal."""
 
 MOST_RANK = (1 << 31) - 1
 """No rank and no line has a greater number; the journal's MessagePack knows no integer beyond 64 bits."""
 
 
-class Answer(Wire, frozen=True, kw_only=True):
+class SourceAnswer(Wire, frozen=True, kw_only=True):
     """How far an inquiry has come. `done`: `attribution` is the last word; before, it is what the logs have said so
     far, and `revision` counts how often that changed. `failed`: `problem` says why."""
 
@@ -39,17 +39,17 @@ class Answer(Wire, frozen=True, kw_only=True):
         return self.state in ("done", "failed")
 
 
-def read_answer(data: bytes | str, key: FailureKey) -> Answer:
+def read_answer(data: bytes | str, key: FailureKey) -> SourceAnswer:
     """An answer from its JSON. Raises SourceError that says what is wrong with it."""
     try:
-        answer = decode_json(Answer, data, "the answer")
+        answer = decode_json(SourceAnswer, data, "the answer")
     except MalformedRecord as error:
         raise SourceError(f"the answer is not what docs/attrsvc.md says: {error}: {_excerpt(data)}") from None
     return checked(answer, key)
 
 
-def checked(answer: Answer, key: FailureKey) -> Answer:
-    """The answer, if it is one to this question and tells what it has to. Raises SourceError."""
+def checked(answer: SourceAnswer, key: FailureKey) -> SourceAnswer:
+    """The answer, if it belongs to this inquiry and is complete. Raises SourceError."""
     if answer.key != str(key):
         raise SourceError(f"the answer is about another failure: {answer.key[:MOST_LINE]!r} instead of {str(key)!r}")
     if answer.state == "done" and answer.attribution is None:
@@ -59,7 +59,7 @@ def checked(answer: Answer, key: FailureKey) -> Answer:
     return answer
 
 
-def verdict_of(answer: Answer) -> Attribution:
+def verdict_of(answer: SourceAnswer) -> Attribution:
     """The attribution of an answer that is done. Raises SourceError for one that failed or has none."""
     if answer.state == "failed" or answer.attribution is None:
         raise SourceError(answer.problem or f"it says {answer.state!r} and no more")

@@ -1,26 +1,20 @@
-"""The port behind which every source of attribution stands."""
+"""The port of every source of attribution, and when a source's view of unfinished logs is good enough."""
 
 from __future__ import annotations
 
 import asyncio
-import importlib
-from types import ModuleType
+from collections.abc import Awaitable, Callable
 from typing import Protocol
 
-from nvrx_slurm.errors import SourceError, UsageError
-from nvrx_slurm.journal.verdicts import Attribution, Inquiry
-
-
-class Unanswered(SourceError):
-    """Nobody was there, or the answer ended half way: the same may be asked again."""
+from nvrx_slurm.journal.verdicts import Attribution, Inquiry, Scope, Verdict
 
 
 class Source(Protocol):
-    """Somebody who can be asked about a failure.
+    """Answers inquiries about failures.
 
-    `open` gets ready what an ask would have to wait for; an ask does not need it. `ask` raises SourceError where
-    there is no verdict; it may be called off at any moment, and is after `timeout_s`. `settled` is set once all
-    workers of the cycle are gone, so that their logs are whole.
+    `open` prepares what an ask would have to wait for; an ask does not need it. `ask` raises SourceError where there
+    is no verdict; it may be cancelled at any moment, and is after `timeout_s`. `settled` is set once all workers of
+    the cycle have ended, so that their logs are complete.
     """
 
     name: str
@@ -30,13 +24,37 @@ class Source(Protocol):
     async def close(self) -> None: ...
 
 
-def need(module: str) -> ModuleType:
-    """A module of the extra `attribution`. Raises UsageError that says how to install it.
+Look = Callable[[bool], Awaitable[Attribution]]
+"""Analyses the logs as they are now; its argument says whether they are complete."""
 
-    Imported when it is first needed, and best in a thread: it takes a good part of a second.
+
+def is_conclusive(attribution: Attribution | None, inquiry: Inquiry) -> bool:
+    """Whether more of the logs would not change it: a verdict that rests on the failing rank's own lines.
+
+    A line of another rank may be a consequence of the failure, whose own line is not written yet; and every rank
+    whose peer has gone reports that the network failed.
     """
+    if attribution is None or attribution.primary is None:
+        return False
+    if attribution.verdict not in (Verdict.STOP, Verdict.RESTART):
+        return False
+    rank = inquiry.key.rank
+    return rank is None or (attribution.primary.rank == rank and attribution.scope is not Scope.NETWORK)
+
+
+async def look_twice(look: Look, inquiry: Inquiry, *, settled: asyncio.Event, settle_s: float) -> Attribution:
+    """Look at once; if that is not conclusive, look again when the logs are complete.
+
+    If they are not within `settle_s`, the result of the first look stands.
+    """
+    if settled.is_set():
+        return await look(True)
+    first = await look(False)
+    if is_conclusive(first, inquiry):
+        return first
     try:
-        return importlib.import_module(module)
-    except ImportError as error:
-        package = module.partition(".")[0]
-        raise UsageError(f"{package} is needed: pip install 'nvrx-slurm[attribution]' ({error})") from None
+        async with asyncio.timeout(settle_s):
+            await settled.wait()
+    except TimeoutError:
+        return first
+    return await look(True)

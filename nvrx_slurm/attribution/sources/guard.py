@@ -1,16 +1,23 @@
-"""A source as the desk sees it: whatever it does, an ask ends in time, with an attribution."""
+"""Bounds a source: every ask ends in time, with an attribution; a circuit breaker pauses a source that keeps failing.
+
+closed ── three failures in a row ──▶ open ── the pause is over ──▶ half-open (one try)
+  ▲                                     ▲                               │      │
+  └────────── the try succeeds ─────────┼───────────────────────────────┘      │
+                                        └── it fails: a longer pause ──────────┘
+"""
 
 from __future__ import annotations
 
 import asyncio
 import random
 from collections.abc import Callable
+from dataclasses import dataclass
+from dataclasses import replace as changed
 
 from msgspec.structs import replace
 
 from nvrx_slurm.attribution.sources.answers import trimmed
 from nvrx_slurm.attribution.sources.base import Source
-from nvrx_slurm.attribution.sources.breaker import Breaker
 from nvrx_slurm.errors import NvrxError
 from nvrx_slurm.journal.verdicts import Attribution, Inquiry, Verdict
 from nvrx_slurm.util.clock import Clock
@@ -23,19 +30,75 @@ AT_ONCE = 16
 
 CLOSE_S = 3.0
 
+FAILURES = 3
+"""So many in a row open the circuit."""
 
-class Guard:
+FIRST_PAUSE_S = 5.0
+LONGEST_PAUSE_S = 300.0
+JITTER = 0.5
+"""A pause is up to so much longer, so that many jobs do not come back to one service at one moment."""
+
+
+@dataclass(frozen=True, slots=True)
+class CircuitBreaker:
+    """One source's circuit. `retry_at` is None while it is closed; `trying`: a half-open circuit's one try runs."""
+
+    failures: int = 0
+    pauses: int = 0
+    retry_at: float | None = None
+    trying: bool = False
+
+    def pause_left(self, now: float) -> float:
+        """For how many seconds nothing is asked; 0 where it may be."""
+        if self.retry_at is None:
+            return 0.0
+        left = max(0.0, self.retry_at - now)
+        return left or (FIRST_PAUSE_S if self.trying else 0.0)
+
+    def admits(self, now: float) -> bool:
+        """Whether the source may be asked now."""
+        return self.pause_left(now) == 0.0
+
+    def asked(self) -> CircuitBreaker:
+        """After it was admitted: an ask is under way."""
+        return self if self.retry_at is None else changed(self, trying=True)
+
+    def succeeded(self) -> CircuitBreaker:
+        """After an answer, whichever ask it belongs to: the source works."""
+        return CircuitBreaker()
+
+    def given_up(self) -> CircuitBreaker:
+        """After an ask that was called off: it proves nothing."""
+        return changed(self, trying=False)
+
+    def failed(self, now: float, *, chance: float) -> CircuitBreaker:
+        """After a failure. `chance`, from 0 to 1, is where in its bounds the pause comes to lie."""
+        if self.retry_at is not None and not self.trying:
+            return self  # an ask of before it opened: its failure counts no more
+        failures = self.failures + 1
+        if failures < FAILURES and not self.trying:
+            return changed(self, failures=failures)
+        return CircuitBreaker(failures, self.pauses + 1, now + pause_s(self.pauses, chance))
+
+
+def pause_s(pauses: int, chance: float) -> float:
+    """How long the circuit stays open after so many pauses in a row."""
+    doubled = FIRST_PAUSE_S * 2.0 ** min(pauses, 16)
+    return min(LONGEST_PAUSE_S, doubled * (1.0 + JITTER * chance))
+
+
+class GuardedSource:
     """Bounds a source in time and in number, leaves it alone while its circuit is open, and never raises."""
 
     def __init__(self, source: Source, *, clock: Clock, chance: Callable[[], float] = random.random) -> None:
         self.name = source.name
         self._source, self._clock, self._chance = source, clock, chance
-        self._breaker = Breaker()
+        self._breaker = CircuitBreaker()
         self._problem = ""
         self._places = asyncio.Semaphore(AT_ONCE)
 
     async def open(self) -> None:
-        """Get the source ready; what goes wrong here an ask will tell."""
+        """Get the source ready; an ask reports what goes wrong."""
         try:
             await self._source.open()
         except NvrxError as error:
@@ -72,7 +135,7 @@ class Guard:
                 raise
             except NvrxError as error:
                 return self._failed(str(error))
-            except Exception as error:  # a source is others' code: it may raise what it likes, and nothing ends of it
+            except Exception as error:  # a plug-in may raise anything
                 log.exception("%s failed", self.name)
                 return self._failed(f"{type(error).__name__}: {error}")
             self._breaker = self._breaker.succeeded()

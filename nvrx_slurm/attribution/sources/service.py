@@ -1,22 +1,106 @@
-"""The sources `attrsvc` and by URL: a service that speaks the API of docs/attrsvc.md."""
+"""The sources `attrsvc` and by URL: a service with the API of docs/attrsvc.md.
+
+An inquiry is submitted, polled, and submitted again if the service has forgotten it.
+"""
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Coroutine
-from typing import Any
+import hashlib
+import random
+from collections.abc import Callable, Coroutine
+from pathlib import Path
+from typing import Any, Literal
 
-from nvrx_slurm.attribution.sources.answers import verdict_of
-from nvrx_slurm.attribution.sources.exchange import Exchange
-from nvrx_slurm.attribution.sources.places import Locate
-from nvrx_slurm.attribution.sources.talk import Talk
-from nvrx_slurm.journal.verdicts import Attribution, Inquiry
+import msgspec
+
+from nvrx_slurm.attribution.http_client import HttpClient, HttpReply, RetryableError, token_of
+from nvrx_slurm.attribution.local_service import find_token
+from nvrx_slurm.attribution.sources.answers import SourceAnswer, read_answer, verdict_of
+from nvrx_slurm.attribution.sources.base import is_conclusive
+from nvrx_slurm.errors import MalformedRecord, SourceError, UnsafePath
+from nvrx_slurm.jobspec import env
+from nvrx_slurm.journal.verdicts import Attribution, FailureKey, Inquiry, Wire
 from nvrx_slurm.util.clock import Clock
+from nvrx_slurm.util.decoding import decode_json
+from nvrx_slurm.util.files import JobFiles
+
+MANAGED_NAME = "attrsvc.json"
+CONNECT_S = 5.0
+
+Intent = Literal["progressive", "terminal"]
+
+POLL_S = 20
+"""How long one request asks the service to hold its answer back."""
+
+SPARE_S = 2.0
+"""How much longer than that the service may be silent before the request counts as lost."""
+
+LEAST_POLL_S = 0.5
+"""A service that does not hold its answer back is asked so often."""
+
+LONGEST_RESERVE_S = 1.0
+"""No try is begun so shortly before the end: whoever asks is to hear what went wrong, not that time is up."""
+
+TRIES = 4
+FIRST_PAUSE_S = 0.1
+LOOK_AGAIN_S = 0.1
+"""How often a service that is about to start is looked for."""
+
+LONGEST_TEXT = 400
+
+_MAY_PASS = frozenset({429, 500, 502, 503, 504})
+_ADVICE = {
+    401: "its token comes from `token_file`, or else from NVRX_SLURM_ATTRSVC_TOKEN",
+    404: "no attribution service answers at this URL",
+    413: "the inquiry is longer than the service takes",
+}
+
+
+class ServiceEndpoint(Wire, frozen=True, kw_only=True):
+    """A service's URL, without a slash at its end, and its bearer token."""
+
+    url: str
+    token: str | None = None
+
+    def __repr__(self) -> str:
+        return f"ServiceEndpoint({self.url!r})"  # a token never comes into a log
+
+
+Locate = Callable[[], ServiceEndpoint]
+"""Says where the service is now. Raises RetryableError, SourceError, and ConfigError for a token file."""
+
+
+def fixed_endpoint(url: str, token_file: str | None) -> Locate:
+    """A service at a URL; its token from the file, or else from NVRX_SLURM_ATTRSVC_TOKEN, or else, at a loopback
+    address, from this user's own service there."""
+
+    def locate() -> ServiceEndpoint:
+        token = token_of(token_file, env.attrsvc_token(), key="fault_tolerance.attribution.token_file")
+        return ServiceEndpoint(url=url.rstrip("/"), token=token or find_token(url))
+
+    return locate
+
+
+def managed_endpoint(folder: Path) -> Locate:
+    """The service that the job's own batch host runs: it may be started again, on another port."""
+    job, path = JobFiles(folder), folder / MANAGED_NAME
+
+    def locate() -> ServiceEndpoint:
+        try:
+            endpoint = decode_json(ServiceEndpoint, job.read(MANAGED_NAME), MANAGED_NAME)
+        except FileNotFoundError:
+            raise RetryableError(f"the job's own service has not started yet: there is no {path}") from None
+        except (OSError, UnsafePath, MalformedRecord) as error:
+            raise SourceError(f"{path} does not say where the job's own service is: {error}") from None
+        return ServiceEndpoint(url=endpoint.url.rstrip("/"), token=endpoint.token)
+
+    return locate
 
 
 class ServiceSource:
     """Asks a service over HTTP: first about logs that are still written; then, once they are whole, or the failing
-    rank has said enough, or `patience_s` is over, for good. What it is told for good is the same for all who ask.
+    rank has said enough, or `settle_s` is over, for good. What it is told for good is the same for all who ask.
 
     `managed`: the job runs the service itself. It is waited for while it starts. `local`: it is on this machine, and
     reached without a proxy.
@@ -27,23 +111,23 @@ class ServiceSource:
         name: str,
         locate: Locate,
         *,
-        patience_s: float,
+        settle_s: float,
         clock: Clock,
         managed: bool = False,
         local: bool = False,
     ) -> None:
         self.name = name
-        self._locate, self._patience_s, self._clock = locate, patience_s, clock
+        self._locate, self._settle_s, self._clock = locate, settle_s, clock
         self._managed = managed
-        self._exchange = Exchange(proxies=not (managed or local))
+        self._http = HttpClient(proxies=not (managed or local), own_listener=True)
 
     async def open(self) -> None:
-        await self._exchange.open()
+        await self._http.open()
 
     async def ask(self, inquiry: Inquiry, *, settled: asyncio.Event, timeout_s: float) -> Attribution:
         """The service's last word. Raises SourceError."""
-        talk = Talk(
-            self._exchange,
+        asked = ServiceInquiry(
+            self._http,
             self._locate,
             inquiry,
             clock=self._clock,
@@ -51,20 +135,157 @@ class ServiceSource:
             waits_for_start=self._managed,
         )
         if not settled.is_set():
-            await _while_unsettled(talk.until_conclusive(), settled, self._patience_s)
-        return verdict_of(await talk.for_good(settled=settled.is_set()))
+            await _while_unsettled(asked.until_conclusive(), settled, self._settle_s)
+        return verdict_of(await asked.for_good(settled=settled.is_set()))
 
     async def close(self) -> None:
-        await self._exchange.close()
+        await self._http.close()
 
 
-async def _while_unsettled(work: Coroutine[Any, Any, object], settled: asyncio.Event, patience_s: float) -> None:
-    """Do the work, as long as the logs are not whole and patience lasts. Raises what the work does."""
+async def _while_unsettled(work: Coroutine[Any, Any, object], settled: asyncio.Event, settle_s: float) -> None:
+    """Do the work until the logs are complete, for `settle_s` at most. Raises what the work does."""
     working, waiting = asyncio.create_task(work), asyncio.create_task(settled.wait())
     try:
-        await asyncio.wait({working, waiting}, timeout=patience_s, return_when=asyncio.FIRST_COMPLETED)
+        await asyncio.wait({working, waiting}, timeout=settle_s, return_when=asyncio.FIRST_COMPLETED)
         if working.done():
             await working
     finally:
         working.cancel()
         waiting.cancel()
+
+
+class ServiceInquiry:
+    """With one service about one inquiry, within `timeout_s`.
+
+    A request that was lost or refused for now is sent again, `TRIES` times in all: a service has one answer to one
+    key, however often it is asked. One that `waits_for_start` looks for the service as long as there is time. No
+    redirect is followed: the token is for this service alone.
+    """
+
+    def __init__(
+        self,
+        http: HttpClient,
+        locate: Locate,
+        inquiry: Inquiry,
+        *,
+        clock: Clock,
+        timeout_s: float,
+        waits_for_start: bool = False,
+    ) -> None:
+        self._http, self._locate, self._inquiry, self._clock = http, locate, inquiry, clock
+        self._waits_for_start = waits_for_start
+        self._deadline = clock.monotonic() + timeout_s
+        self._reserve_s = min(LONGEST_RESERVE_S, timeout_s / 5)
+        self._answer: SourceAnswer | None = None
+
+    async def until_conclusive(self) -> None:
+        """Until nothing that the logs may still say would change the answer. Raises SourceError."""
+        await self._follow("progressive", settled=False)
+
+    async def for_good(self, *, settled: bool) -> SourceAnswer:
+        """The service's last word. Raises SourceError."""
+        if self._answer is None or not self._answer.is_final:
+            return await self._follow("terminal", settled=settled)
+        return self._answer
+
+    async def _follow(self, intent: Intent, *, settled: bool) -> SourceAnswer:
+        answer = await self._submit(intent, settled)
+        while not self._is_enough(answer, intent):
+            asked_at = self._clock.monotonic()
+            polled = await self._poll(answer)
+            answer = polled or await self._submit(intent, settled)
+            await asyncio.sleep(LEAST_POLL_S - (self._clock.monotonic() - asked_at) if not answer.is_final else 0.0)
+        return answer
+
+    def _is_enough(self, answer: SourceAnswer, intent: Intent) -> bool:
+        self._answer = answer
+        return answer.is_final or (intent == "progressive" and is_conclusive(answer.attribution, self._inquiry))
+
+    async def _submit(self, intent: Intent, settled: bool) -> SourceAnswer:
+        body = msgspec.json.encode({"inquiry": self._inquiry, "intent": intent, "settled": settled})
+        reply = await self._request("POST", "/v1/inquiries", body)
+        return read_answer(reply.body, self._inquiry.key)
+
+    async def _poll(self, answer: SourceAnswer) -> SourceAnswer | None:
+        """None: the service knows nothing of the inquiry any more."""
+        path = f"/v1/inquiries/{identity(self._inquiry.key)}?wait={self._wait_s}&after={answer.revision}"
+        reply = await self._request("GET", path, None)
+        return None if reply.status == 404 else read_answer(reply.body, self._inquiry.key)
+
+    async def _request(self, method: str, path: str, body: bytes | None) -> HttpReply:
+        tried = 0
+        while True:
+            tried += 1
+            pause_s = FIRST_PAUSE_S * 2 ** min(tried, TRIES) * random.uniform(0.5, 1.0)
+            try:
+                reply = await self._send(method, path, body)
+                if reply.status in (200, 202) or (method == "GET" and reply.status == 404):
+                    return reply
+                problem = problem_of(reply)
+                if tried >= TRIES or not may_pass(reply.status):
+                    raise SourceError(problem)
+                asked_s = reply.retry_after_s(self._clock.wall())
+                pause_s = pause_s if asked_s is None else asked_s
+            except RetryableError as error:
+                problem = str(error)
+                if self._waits_for_start:
+                    pause_s = LOOK_AGAIN_S
+                elif tried >= TRIES:
+                    raise
+            if pause_s + self._reserve_s > self._left_s:
+                raise SourceError(f"{problem}: another try, {pause_s:.1f} s from now, would be too late")
+            await asyncio.sleep(pause_s)
+
+    async def _send(self, method: str, path: str, body: bytes | None) -> HttpReply:
+        endpoint = await asyncio.to_thread(self._locate)  # it reads files, on a file system that may hang
+        wait_s = self._wait_s
+        headers = {"Accept": "application/json"}
+        if body is not None:
+            headers["Content-Type"] = "application/json"
+            if wait_s:
+                headers["Prefer"] = f"wait={wait_s}"
+        if endpoint.token is not None:
+            headers["Authorization"] = f"Bearer {endpoint.token}"
+        return await self._http.send(
+            method, endpoint.url + path, body=body, headers=headers, connect_s=CONNECT_S, read_s=wait_s + SPARE_S
+        )
+
+    @property
+    def _left_s(self) -> float:
+        return self._deadline - self._clock.monotonic()
+
+    @property
+    def _wait_s(self) -> int:
+        return max(0, min(POLL_S, int(self._left_s)))
+
+
+# ---- what a reply means
+
+
+def identity(key: FailureKey) -> str:
+    """How the service names an inquiry in its paths."""
+    return hashlib.sha256(str(key).encode()).hexdigest()[:32]
+
+
+def may_pass(status: int) -> bool:
+    """Whether the same request may do better a little later."""
+    return status in _MAY_PASS
+
+
+def problem_of(reply: HttpReply) -> str:
+    """One sentence about a reply that is no answer."""
+    if 300 <= reply.status < 400:
+        location = reply.headers.get("location", "nowhere")
+        return f"the service redirects to {location[:LONGEST_TEXT]}: give that URL itself, redirects are not followed"
+    parts = [f"the service says {reply.status}", _said(reply), _ADVICE.get(reply.status, "")]
+    return ": ".join(part for part in parts if part)
+
+
+def _said(reply: HttpReply) -> str:
+    """The service's own words: of `{"error": …}`, or else the start of what it sent."""
+    try:
+        said = decode_json(dict[str, object], reply.body, "the reply").get("error")
+    except MalformedRecord:
+        said = None
+    text = said if isinstance(said, str) else reply.body[:LONGEST_TEXT].decode(errors="replace")
+    return " ".join(text.split())[:LONGEST_TEXT]

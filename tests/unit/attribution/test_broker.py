@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 
 from nvrx_slurm.attribution.broker import CLOSED, MOST_AT_WORK, MOST_KEPT, SourceBroker
 from nvrx_slurm.attribution.notify import DecidedFailure
-from nvrx_slurm.attribution.sources.guard import Guard
+from nvrx_slurm.attribution.sources.guard import GuardedSource
 from nvrx_slurm.journal.verdicts import Attribution, FailureKey, Inquiry, Verdict, VerdictRecord
 from nvrx_slurm.util.clock import SystemClock
 from tests.unit.attribution.sources.scripted import Scripted, hangs, inquiry_of, key_of, said
@@ -47,7 +47,7 @@ class Told:
 
 
 def broker_of(told: Told, *sources: Scripted, timeout_s: float = SOON_S) -> SourceBroker:
-    guards = [Guard(source, clock=SystemClock()) for source in sources]
+    guards = [GuardedSource(source, clock=SystemClock()) for source in sources]
     return SourceBroker(guards, lambda: told, timeout_s=timeout_s, answered=told.answered)
 
 

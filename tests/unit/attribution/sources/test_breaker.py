@@ -6,32 +6,32 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from nvrx_slurm.attribution.sources.breaker import FAILURES, FIRST_PAUSE_S, LONGEST_PAUSE_S, Breaker, pause_s
+from nvrx_slurm.attribution.sources.guard import FAILURES, FIRST_PAUSE_S, LONGEST_PAUSE_S, CircuitBreaker, pause_s
 
 NOW = 100.0
-OPEN = Breaker(failures=3, pauses=1, retry_at=NOW + 5.0)
-HALF_OPEN = Breaker(failures=3, pauses=1, retry_at=NOW)
-TRYING = Breaker(failures=3, pauses=1, retry_at=NOW, trying=True)
-CLOSED = Breaker()
-SHAKEN = Breaker(failures=2)
+OPEN = CircuitBreaker(failures=3, pauses=1, retry_at=NOW + 5.0)
+HALF_OPEN = CircuitBreaker(failures=3, pauses=1, retry_at=NOW)
+TRYING = CircuitBreaker(failures=3, pauses=1, retry_at=NOW, trying=True)
+CLOSED = CircuitBreaker()
+SHAKEN = CircuitBreaker(failures=2)
 
 
-def fail(breaker: Breaker) -> Breaker:
+def fail(breaker: CircuitBreaker) -> CircuitBreaker:
     return breaker.failed(NOW, chance=0.0)
 
 
 TRANSITIONS = [
-    ("one failure changes little", CLOSED, fail, Breaker(failures=1)),
+    ("one failure changes little", CLOSED, fail, CircuitBreaker(failures=1)),
     ("the third in a row opens it", SHAKEN, fail, OPEN),
-    ("an answer between them starts the count anew", SHAKEN, Breaker.succeeded, CLOSED),
-    ("being asked means nothing while it is closed", SHAKEN, Breaker.asked, SHAKEN),
-    ("an ask called off means nothing", SHAKEN, Breaker.given_up, SHAKEN),
+    ("an answer between them starts the count anew", SHAKEN, CircuitBreaker.succeeded, CLOSED),
+    ("being asked means nothing while it is closed", SHAKEN, CircuitBreaker.asked, SHAKEN),
+    ("an ask called off means nothing", SHAKEN, CircuitBreaker.given_up, SHAKEN),
     ("a late failure of an ask of before does not prolong the pause", OPEN, fail, OPEN),
-    ("a late answer of an ask of before closes it: it works", OPEN, Breaker.succeeded, CLOSED),
-    ("half-open, the first ask is the one try", HALF_OPEN, Breaker.asked, TRYING),
-    ("the try fails: a pause twice as long", TRYING, fail, Breaker(failures=4, pauses=2, retry_at=NOW + 10.0)),
-    ("the try succeeds", TRYING, Breaker.succeeded, CLOSED),
-    ("the try is called off: another may be made", TRYING, Breaker.given_up, HALF_OPEN),
+    ("a late answer of an ask of before closes it: it works", OPEN, CircuitBreaker.succeeded, CLOSED),
+    ("half-open, the first ask is the one try", HALF_OPEN, CircuitBreaker.asked, TRYING),
+    ("the try fails: a pause twice as long", TRYING, fail, CircuitBreaker(failures=4, pauses=2, retry_at=NOW + 10.0)),
+    ("the try succeeds", TRYING, CircuitBreaker.succeeded, CLOSED),
+    ("the try is called off: another may be made", TRYING, CircuitBreaker.given_up, HALF_OPEN),
 ]
 
 
@@ -46,7 +46,7 @@ def test_transitions(before, event, after) -> None:
 @pytest.mark.parametrize(
     ("breaker", "admits"), [(CLOSED, True), (SHAKEN, True), (OPEN, False), (HALF_OPEN, True), (TRYING, False)]
 )
-def test_who_is_admitted(breaker: Breaker, admits: bool) -> None:
+def test_who_is_admitted(breaker: CircuitBreaker, admits: bool) -> None:
     """An open circuit admits nobody, a half-open one a single try."""
     assert breaker.admits(NOW) is admits
     assert (breaker.pause_left(NOW) == 0.0) is admits
@@ -67,7 +67,7 @@ EVENTS = st.lists(
 @given(EVENTS)
 def test_whatever_happens_it_is_tried_again_within_the_longest_pause(events: list[tuple[str, float]]) -> None:
     """No order of events leaves a circuit open for good, and none opens before three failures in a row."""
-    breaker, now, row = Breaker(), 0.0, 0
+    breaker, now, row = CircuitBreaker(), 0.0, 0
     for event, passed in events:
         now += passed
         if event == "ask" and breaker.admits(now):

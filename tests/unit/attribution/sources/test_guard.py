@@ -7,8 +7,7 @@ import asyncio
 import pytest
 
 from nvrx_slurm.attribution.sources.answers import MOST_LINE, MOST_SECONDARY
-from nvrx_slurm.attribution.sources.breaker import FIRST_PAUSE_S
-from nvrx_slurm.attribution.sources.guard import AT_ONCE, Guard
+from nvrx_slurm.attribution.sources.guard import AT_ONCE, FIRST_PAUSE_S, GuardedSource
 from nvrx_slurm.errors import SourceError, UsageError
 from nvrx_slurm.journal.verdicts import Attribution, Evidence, Verdict
 from tests.still_clock import StillClock
@@ -20,11 +19,11 @@ def clock() -> StillClock:
     return StillClock()
 
 
-def guard_of(source: Scripted, clock: StillClock) -> Guard:
-    return Guard(source, clock=clock, chance=lambda: 0.0)
+def guard_of(source: Scripted, clock: StillClock) -> GuardedSource:
+    return GuardedSource(source, clock=clock, chance=lambda: 0.0)
 
 
-async def ask(guard: Guard, timeout_s: float = 5.0) -> Attribution:
+async def ask(guard: GuardedSource, timeout_s: float = 5.0) -> Attribution:
     return await guard.ask(inquiry_of(), settled=asyncio.Event(), timeout_s=timeout_s)
 
 

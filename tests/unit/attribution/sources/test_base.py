@@ -6,7 +6,7 @@ import asyncio
 
 import pytest
 
-from nvrx_slurm.attribution.sources.patience import is_conclusive, look_twice
+from nvrx_slurm.attribution.sources.base import is_conclusive, look_twice
 from nvrx_slurm.journal.verdicts import Attribution, Scope, Verdict
 from tests.unit.attribution.sources.scripted import inquiry_of, said
 
@@ -45,7 +45,7 @@ class Logs:
 
 
 async def view(logs: Logs, settled: asyncio.Event, patience_s: float = PATIENT_S) -> Attribution:
-    return await look_twice(logs.look, inquiry_of(), settled=settled, patience_s=patience_s)
+    return await look_twice(logs.look, inquiry_of(), settled=settled, settle_s=patience_s)
 
 
 async def test_a_conclusive_view_is_not_waited_on() -> None:
@@ -77,5 +77,5 @@ async def test_whole_logs_are_looked_at_once() -> None:
 async def test_patience_ends() -> None:
     """Workers that do not end in time leave the early view."""
     logs = Logs(said(Verdict.RESTART, rank=0), said(Verdict.STOP))
-    assert (await view(logs, asyncio.Event(), patience_s=0.01)).verdict is Verdict.RESTART
+    assert (await view(logs, asyncio.Event(), settle_s=0.01)).verdict is Verdict.RESTART
     assert logs.looks == [False]

@@ -6,9 +6,14 @@ from pathlib import Path
 
 import pytest
 
-from nvrx_slurm.attribution.sources.exchange import Reply
-from nvrx_slurm.attribution.sources.places import MANAGED_NAME, Place, fixed_place, managed_place
-from nvrx_slurm.attribution.sources.replies import problem, retry_after_s
+from nvrx_slurm.attribution.http_client import HttpReply
+from nvrx_slurm.attribution.sources.service import (
+    MANAGED_NAME,
+    ServiceEndpoint,
+    fixed_endpoint,
+    managed_endpoint,
+    problem_of,
+)
 from nvrx_slurm.errors import ConfigError, SourceError
 from nvrx_slurm.jobspec import env
 
@@ -30,27 +35,30 @@ NOW = 1_800_000_000.0  # Fri, 15 Jan 2027 08:00:00 GMT
 )
 def test_retry_after(value: str, seconds: float | None) -> None:
     """Seconds, or a date as HTTP writes it; a date that is over means now, and anything else means nothing."""
-    assert retry_after_s(Reply(429, {"retry-after": value}, b""), NOW) == seconds
+    assert HttpReply(429, {"retry-after": value}, b"").retry_after_s(NOW) == seconds
 
 
 @pytest.mark.parametrize(
     ("reply", "says"),
     [
-        (Reply(401, {}, b'{"error": "a bearer token is required"}'), "401: a bearer token is required: its token"),
-        (Reply(404, {}, b"<h1>Not Found</h1>"), "404: <h1>Not Found</h1>: no attribution service answers"),
-        (Reply(500, {}, b'{"error": 3}'), '500: {"error": 3}'),
-        (Reply(502, {}, b"\xff" * 9000), "502: \ufffd"),
         (
-            Reply(302, {"location": "https://elsewhere/"}, b""),
+            HttpReply(401, {}, b'{"error": "a bearer token is required"}'),
+            "401: a bearer token is required: its",
+        ),
+        (HttpReply(404, {}, b"<h1>Not Found</h1>"), "404: <h1>Not Found</h1>: no attribution service answers"),
+        (HttpReply(500, {}, b'{"error": 3}'), '500: {"error": 3}'),
+        (HttpReply(502, {}, b"\xff" * 9000), "502: \ufffd"),
+        (
+            HttpReply(302, {"location": "https://elsewhere/"}, b""),
             "redirects to https://elsewhere/: give that URL itself",
         ),
-        (Reply(500, {}, b"[1]"), "500: [1]"),
+        (HttpReply(500, {}, b"[1]"), "500: [1]"),
     ],
 )
-def test_a_problem_is_one_short_sentence(reply: Reply, says: str) -> None:
+def test_a_problem_is_one_short_sentence(reply: HttpReply, says: str) -> None:
     """The status, the service's own words within bounds, and what to do about it."""
-    assert says in problem(reply)
-    assert len(problem(reply)) < 600
+    assert says in problem_of(reply)
+    assert len(problem_of(reply)) < 600
 
 
 def test_a_token_comes_from_its_file_first(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -59,11 +67,11 @@ def test_a_token_comes_from_its_file_first(tmp_path: Path, monkeypatch: pytest.M
     file = tmp_path / "token"
     file.write_text("first\n")
     file.chmod(0o600)
-    locate = fixed_place("https://x/", str(file))
-    assert locate() == Place(url="https://x", token="first")
+    locate = fixed_endpoint("https://x/", str(file))
+    assert locate() == ServiceEndpoint(url="https://x", token="first")
     file.write_text("second\n")
     assert locate().token == "second"
-    assert fixed_place("https://x", None)().token == "from-environment"
+    assert fixed_endpoint("https://x", None)().token == "from-environment"
 
 
 def test_a_token_that_others_can_read_is_refused(tmp_path: Path) -> None:
@@ -72,23 +80,23 @@ def test_a_token_that_others_can_read_is_refused(tmp_path: Path) -> None:
     file.write_text("s3cret")
     file.chmod(0o644)
     with pytest.raises(ConfigError, match="chmod 600") as caught:
-        fixed_place("https://x", str(file))()
+        fixed_endpoint("https://x", str(file))()
     assert "s3cret" not in str(caught.value)
 
 
 def test_a_place_does_not_show_its_token() -> None:
     """It may come into a log; its token may not."""
-    assert "s3cret" not in repr(Place(url="https://x", token="s3cret"))
+    assert "s3cret" not in repr(ServiceEndpoint(url="https://x", token="s3cret"))
 
 
 def test_the_jobs_own_service_may_move(tmp_path: Path) -> None:
     """Where it is, is read at each request; before it has started, the reason is clear."""
-    locate = managed_place(tmp_path)
+    locate = managed_endpoint(tmp_path)
     with pytest.raises(SourceError, match="has not started yet"):
         locate()
     for port in (1, 2):
         (tmp_path / MANAGED_NAME).write_text(f'{{"url": "http://127.0.0.1:{port}", "token": "t"}}')
-        assert locate() == Place(url=f"http://127.0.0.1:{port}", token="t")
+        assert locate() == ServiceEndpoint(url=f"http://127.0.0.1:{port}", token="t")
     (tmp_path / MANAGED_NAME).write_text("{")
     with pytest.raises(SourceError, match="does not say where"):
         locate()

@@ -9,27 +9,27 @@ from typing import TYPE_CHECKING, Any
 
 import msgspec
 
+from nvrx_slurm.attribution.http_client import need
 from nvrx_slurm.attribution.sources.answers import MOST_TEXT, read_answer, verdict_of
-from nvrx_slurm.attribution.sources.base import need
-from nvrx_slurm.attribution.sources.patience import look_twice
+from nvrx_slurm.attribution.sources.base import look_twice
 from nvrx_slurm.errors import SourceError
 from nvrx_slurm.journal.verdicts import Attribution, Inquiry
 
 if TYPE_CHECKING:
     from mcp_types import CallToolResult
 
-    from nvrx_slurm.attribution.sources.session import Session
+    from nvrx_slurm.attribution.sources.mcp_session import McpSession
 
 TOOL = "attribute"
 
 
 def default_command(rules: Sequence[str] = ()) -> tuple[str, ...]:
-    """Our own server, by the Python that runs this."""
+    """The MCP server of nvrx-slurm, run by this Python."""
     options = [option for rule in rules for option in ("--rules", rule)]
     return (sys.executable, "-P", "-m", "nvrx_slurm", "mcp", *options)
 
 
-class AssistantSource:
+class McpSource:
     """Calls the tool `attribute` with `inquiry` and `settled`; its result is what `POST /v1/inquiries` answers.
 
     One server is started, by `open` or the first ask, and kept. One that failed half way is ended, and the next ask
@@ -38,9 +38,9 @@ class AssistantSource:
 
     name = "mcp"
 
-    def __init__(self, command: Sequence[str], *, patience_s: float) -> None:
-        self._command, self._patience_s = command, patience_s
-        self._session: Session | None = None
+    def __init__(self, command: Sequence[str], *, settle_s: float) -> None:
+        self._command, self._settle_s = command, settle_s
+        self._session: McpSession | None = None
         self._starting = asyncio.Lock()
 
     async def open(self) -> None:
@@ -54,19 +54,19 @@ class AssistantSource:
             arguments = {"inquiry": msgspec.to_builtins(inquiry, str_keys=True), "settled": whole}
             return _attribution(await session.call(TOOL, arguments), inquiry)
 
-        return await look_twice(look, inquiry, settled=settled, patience_s=min(self._patience_s, timeout_s))
+        return await look_twice(look, inquiry, settled=settled, settle_s=min(self._settle_s, timeout_s))
 
     async def close(self) -> None:
         if self._session is not None:
             await self._session.close()
 
-    async def _started(self) -> Session:
+    async def _started(self) -> McpSession:
         async with self._starting:
             if self._session is None or self._session.is_over:
                 await asyncio.to_thread(need, "mcp")  # a good second of imports: others go on meanwhile
-                from nvrx_slurm.attribution.sources.session import Session
+                from nvrx_slurm.attribution.sources.mcp_session import McpSession
 
-                self._session = Session(self._command)
+                self._session = McpSession(self._command)
                 await self._session.started()
             return self._session
 

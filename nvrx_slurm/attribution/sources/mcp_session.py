@@ -1,7 +1,7 @@
-"""The messages of an MCP session over a child process's pipes; the child never outlives this process.
+"""One session with an MCP server that runs as a child, and the messages on its pipes; any failure ends it.
 
-The SDK's own `stdio_client` keeps a line of any length, and starts a child that a SIGKILL to this process leaves
-behind. Everything else of the session is the SDK's.
+The child never outlives this process. The SDK's own `stdio_client` keeps a line of any length, and starts a child
+that a SIGKILL to this process leaves behind; the rest of the session is the SDK's.
 """
 
 from __future__ import annotations
@@ -12,10 +12,13 @@ import os
 import signal
 from asyncio.subprocess import PIPE, Process
 from collections.abc import AsyncGenerator, Sequence
+from typing import Any
 
 import anyio
 import mcp_types
 from anyio.streams.memory import MemoryObjectReceiveStream, MemoryObjectSendStream
+from mcp.client.session import ClientSession
+from mcp.shared.exceptions import MCPError
 from mcp.shared.message import SessionMessage
 
 from nvrx_slurm.attribution.sources.answers import MOST_BYTES
@@ -25,6 +28,97 @@ from nvrx_slurm.util.log import get_logger
 from nvrx_slurm.util.processes import dies_with_parent
 
 log = get_logger("attribution")
+
+START_S = 30.0
+"""How long a server may take until it has initialised: it may have to be installed first, by `uvx` say."""
+
+
+class McpSession:
+    """A server that starts at once; wait until it has `started` before the first call.
+
+    `is_over`: it takes no more calls. Its child ends when the last call under way has.
+    """
+
+    def __init__(self, command: Sequence[str]) -> None:
+        self._command = command
+        self._ready: asyncio.Future[ClientSession] = asyncio.get_running_loop().create_future()
+        self._end = asyncio.Event()
+        self._calls = 0
+        self.is_over = False
+        # Its own task: what a session has entered must be left by the same task.
+        self._holder = asyncio.create_task(self._hold(), name="mcp session")
+
+    async def call(self, tool: str, arguments: dict[str, Any]) -> mcp_types.CallToolResult:
+        """Call a tool. Raises SourceError; a call that was called off ends the session, for the server may hang."""
+        self._calls += 1
+        try:
+            return await (await asyncio.shield(self._ready)).call_tool(tool, arguments)
+        except MCPError as error:
+            self.is_over |= error.code == mcp_types.CONNECTION_CLOSED
+            raise SourceError(self._describe(error)) from None
+        except BaseException:
+            self.is_over = True
+            raise
+        finally:
+            self._calls -= 1
+            if self.is_over and not self._calls:
+                self._end.set()
+
+    async def started(self) -> None:
+        """Wait until it has initialised. Raises SourceError."""
+        try:
+            async with asyncio.timeout(START_S):
+                await asyncio.shield(self._ready)
+        except BaseException as error:
+            await self.close()
+            if isinstance(error, TimeoutError):
+                raise SourceError(f"{self._name}: not initialised within {START_S:g} s") from None
+            raise
+
+    async def close(self) -> None:
+        """End the child; takes two seconds at most."""
+        self.is_over = True
+        self._end.set()
+        if not self._ready.done():
+            self._holder.cancel()
+        await asyncio.wait({self._holder})
+
+    @property
+    def _name(self) -> str:
+        return f"the MCP server {' '.join(self._command)!r}"
+
+    def _describe(self, error: BaseException) -> str:
+        if isinstance(error, MCPError) and error.code == mcp_types.CONNECTION_CLOSED:
+            return f"{self._name} has ended or closed the connection; its standard error is in the broker's log"
+        return str(error) if isinstance(error, SourceError) else f"{self._name}: {error}"
+
+    async def _hold(self) -> None:
+        try:
+            async with child_streams(self._command) as streams, ClientSession(*streams) as session:
+                await session.initialize()
+                self._ready.set_result(session)
+                await self._end.wait()
+        except asyncio.CancelledError:
+            self._fail(SourceError(f"{self._name}: closed before it had initialised"))
+            raise
+        except Exception as error:
+            self._fail(SourceError(self._describe(_innermost(error))))
+
+    def _fail(self, error: SourceError) -> None:
+        self.is_over = True
+        if not self._ready.done():
+            self._ready.set_exception(error)
+            self._ready.exception()  # retrieved: perhaps no call waits for it
+
+
+def _innermost(error: BaseException) -> BaseException:
+    """The first of the errors that task groups have wrapped."""
+    while isinstance(error, BaseExceptionGroup):
+        error = error.exceptions[0]
+    return error
+
+
+# ---- the pipes
 
 GRACE_S = 1.0
 """How long the child may take to end once its standard input is closed."""
@@ -40,7 +134,7 @@ Streams = tuple[MemoryObjectReceiveStream[Received], MemoryObjectSendStream[Sess
 async def child_streams(command: Sequence[str]) -> AsyncGenerator[Streams, None]:
     """Start the command and carry messages to and from it; end it, with its process group, on the way out.
 
-    Its standard error is ours. Raises SourceError where it cannot be started.
+    It inherits this process's standard error. Raises SourceError where it cannot be started.
     """
     child = await _start(command)
     to_session, from_child = anyio.create_memory_object_stream[Received](0)
@@ -72,7 +166,7 @@ async def _start(command: Sequence[str]) -> Process:
 
 
 async def _receive(child: Process, to_session: MemoryObjectSendStream[Received]) -> None:
-    """Until the child closes its end, says a line that is longer than an answer may be, or just chats."""
+    """Until the child closes its end, prints a line that is too long, or too many lines that are no messages."""
     assert child.stdout is not None
     stray = 0
     async with to_session:
@@ -83,7 +177,7 @@ async def _receive(child: Process, to_session: MemoryObjectSendStream[Received])
                     await to_session.send(message)
                 elif line.strip():
                     stray += 1
-                    log.warning("the MCP server printed what is no message: %r", line[:120])
+                    log.warning("the MCP server printed a line that is no message: %r", line[:120])
 
 
 def _message(line: bytes) -> SessionMessage | None:
@@ -129,7 +223,7 @@ async def _wait_a_moment(child: Process) -> None:
 
 
 async def _drained(child: Process) -> None:
-    """A child that still has something to say would wait for us to read it."""
+    """A child that still has something to say would wait for it to be read."""
     assert child.stdout is not None
     while await child.stdout.read(1 << 16):
         pass

@@ -1,0 +1,208 @@
+"""The source `lib`: the built-in rules, in a process of their own, which `python -m` of this module is.
+
+A user's rule may take for ever on one line, and hold Python's lock meanwhile; logs may be gigabytes. Neither may
+delay the other sources. On the pipes: the settings in the first line, then one inquiry a line, and a line for each
+result.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import itertools
+import os
+import signal
+import sys
+from asyncio.subprocess import PIPE, Process
+from collections.abc import Sequence
+from pathlib import Path
+
+import msgspec
+
+from nvrx_slurm.attribution.sources.base import look_twice
+from nvrx_slurm.errors import MalformedRecord, NvrxError, SourceError
+from nvrx_slurm.jobspec.model import LlmSpec
+from nvrx_slurm.journal.verdicts import Attribution, Inquiry, Verdict, Wire
+from nvrx_slurm.util.clock import Clock
+from nvrx_slurm.util.decoding import decode_json
+from nvrx_slurm.util.log import set_up
+from nvrx_slurm.util.processes import dies_with_parent
+from nvrx_slurm.util.threads import in_thread
+
+SPARE_S = 0.5
+"""The analysis ends so long before its time is up, and returns what it knows by then; then it is killed."""
+
+DIED = "the process that analyses has died; the next failure starts another"
+LINE_BYTES = 16 << 20
+COMMAND = (sys.executable, "-P", "-m", "nvrx_slurm.attribution.sources.builtin_rules")
+
+
+class RulesSettings(Wire, frozen=True, kw_only=True):
+    """The first line."""
+
+    rules: tuple[str, ...] = ()
+    llm: LlmSpec | None = None
+
+
+class RulesRequest(Wire, frozen=True, kw_only=True):
+    """A line after it."""
+
+    number: int
+    inquiry: Inquiry
+    timeout_s: float
+
+
+class RulesResult(Wire, frozen=True, kw_only=True):
+    """A line that comes back; without an attribution `problem` says why."""
+
+    number: int
+    attribution: Attribution | None = None
+    problem: str = ""
+
+
+class BuiltinRulesSource:
+    """Analyses the logs where it runs. It waits `settle_s` for them to be whole, where a first look says little."""
+
+    name = "lib"
+
+    def __init__(self, *, rules: Sequence[str], llm: LlmSpec | None, settle_s: float, clock: Clock) -> None:
+        self._settings = RulesSettings(rules=tuple(rules), llm=llm)
+        self._settle_s, self._clock = settle_s, clock
+        self._process: RulesProcess | None = None
+        self._starting = asyncio.Lock()
+
+    async def open(self) -> None:
+        await self._started()
+
+    async def ask(self, inquiry: Inquiry, *, settled: asyncio.Event, timeout_s: float) -> Attribution:
+        """Look at once; again when the logs are whole. Raises SourceError: a rule file is wrong, there is nothing to
+        read, or the process has died."""
+        deadline = self._clock.monotonic() + timeout_s - SPARE_S
+
+        async def look(whole: bool) -> Attribution:
+            process = await self._started()
+            found = await process.analyze(inquiry, max(0.0, deadline - self._clock.monotonic()))
+            if found.attribution is not None:
+                return found.attribution
+            if whole:
+                raise SourceError(found.problem)
+            return Attribution(source=self.name, verdict=Verdict.UNKNOWN, problem=found.problem)
+
+        return await look_twice(look, inquiry, settled=settled, settle_s=min(self._settle_s, timeout_s))
+
+    async def close(self) -> None:
+        if self._process is not None:
+            await self._process.end()
+
+    async def _started(self) -> RulesProcess:
+        async with self._starting:
+            if self._process is None or self._process.is_over:
+                self._process = await RulesProcess.start(self._settings)
+            return self._process
+
+
+class RulesProcess:
+    """One process that analyses, many inquiries at a time. It dies with this one."""
+
+    def __init__(self, process: Process) -> None:
+        assert process.stdin is not None and process.stdout is not None
+        self._process, self._stdin, self._stdout = process, process.stdin, process.stdout
+        self._numbers = itertools.count()
+        self._open: dict[int, asyncio.Future[RulesResult]] = {}
+        self._reading = asyncio.create_task(self._read_results())
+        self.is_over = False
+
+    @classmethod
+    async def start(cls, settings: RulesSettings) -> RulesProcess:
+        """Start one. Raises SourceError."""
+        try:
+            process = await asyncio.create_subprocess_exec(
+                *COMMAND, stdin=PIPE, stdout=PIPE, limit=LINE_BYTES, preexec_fn=dies_with_parent(signal.SIGKILL)
+            )
+        except OSError as error:
+            raise SourceError(f"the analysis cannot be started: {error}") from None
+        started = cls(process)
+        started._write(settings)
+        return started
+
+    async def analyze(self, inquiry: Inquiry, timeout_s: float) -> RulesResult:
+        """What it finds. Raises SourceError where it dies. Called off, it is killed: it has not kept to its time."""
+        if self.is_over:
+            raise SourceError(DIED)
+        number = next(self._numbers)
+        found: asyncio.Future[RulesResult] = asyncio.get_running_loop().create_future()
+        self._open[number] = found
+        try:
+            self._write(RulesRequest(number=number, inquiry=inquiry, timeout_s=timeout_s))
+            return await found
+        except asyncio.CancelledError:
+            self._kill()
+            raise
+        finally:
+            del self._open[number]
+
+    async def end(self) -> None:
+        """Kill it: it holds nothing of value."""
+        self._kill()
+        await self._reading
+
+    def _write(self, line: RulesSettings | RulesRequest) -> None:
+        self._stdin.write(msgspec.json.encode(line) + b"\n")
+
+    def _kill(self) -> None:
+        self.is_over = True
+        if self._process.returncode is None:
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(self._process.pid, signal.SIGKILL)  # Process.kill would reap it, and take its exit code along
+
+    async def _read_results(self) -> None:
+        with contextlib.suppress(ValueError, MalformedRecord):  # a line that is too long or not valid
+            while line := await self._stdout.readline():
+                found = decode_json(RulesResult, line, "a line of the analysis")
+                if (waiting := self._open.get(found.number)) is not None and not waiting.done():
+                    waiting.set_result(found)
+        self._kill()
+        code = await self._process.wait()
+        for waiting in self._open.values():
+            if not waiting.done():
+                waiting.set_exception(SourceError(f"{DIED} ({code})"))
+
+
+async def serve() -> None:
+    """The process: answer each line as it is done, until the input ends."""
+    # Only in this process: the analyzer loads vectorscan, and the source's own process never needs it.
+    from nvrx_slurm.attribution.analyze.analyzer import Analyzer
+    from nvrx_slurm.attribution.pipes import standard_streams
+
+    reader, writer = await standard_streams(LINE_BYTES)
+    settings = msgspec.json.decode(await reader.readline(), type=RulesSettings)
+    analyzer, problem = None, ""
+    try:
+        analyzer = Analyzer(rules=[Path(rule) for rule in settings.rules], llm=settings.llm)
+    except NvrxError as error:
+        problem = str(error)
+    else:
+        in_thread(analyzer.warm_up, "compile rules")
+    running: set[asyncio.Task[None]] = set()
+
+    async def answer(request: RulesRequest) -> None:
+        result = RulesResult(number=request.number, problem=problem)
+        if analyzer is not None:
+            try:
+                attribution = await analyzer.analyze(request.inquiry, timeout_s=request.timeout_s)
+                result = RulesResult(number=request.number, attribution=attribution)
+            except NvrxError as error:
+                result = RulesResult(number=request.number, problem=str(error))
+        writer.write(msgspec.json.encode(result) + b"\n")
+        await writer.drain()
+
+    while line := await reader.readline():
+        task = asyncio.create_task(answer(msgspec.json.decode(line, type=RulesRequest)))
+        running.add(task)
+        task.add_done_callback(running.discard)
+    os._exit(0)  # the reader of the results has gone
+
+
+if __name__ == "__main__":
+    set_up("attribution")
+    asyncio.run(serve())

@@ -12,7 +12,7 @@ from nvrx_slurm.cli.options import seconds_of
 from nvrx_slurm.errors import MissingProgramError, UsageError
 
 if TYPE_CHECKING:  # loaded inside the command, so that `--help` stays fast
-    from nvrx_slurm.attribution.service.settings import Settings
+    from nvrx_slurm.attribution.service.settings import ServiceSettings
 
 _PATH = click.Path(path_type=Path)
 _MEBIBYTE = 1 << 20
@@ -72,16 +72,16 @@ def _settings(
     tls_key: Path | None,
     workers: int | None,
     **rest: Any,
-) -> Settings:
-    from nvrx_slurm.attribution.service.entries import Bounds
-    from nvrx_slurm.attribution.service.settings import Settings, parse_bind, read_token
+) -> ServiceSettings:
+    from nvrx_slurm.attribution.service.settings import ServiceSettings, parse_bind, read_token
+    from nvrx_slurm.attribution.service.storage import RetentionLimits
 
     if (tls_cert is None) != (tls_key is None):
         raise UsageError("--tls-cert and --tls-key go together: name both")
     address = parse_bind(bind)
     token = read_token(token_file, address, without=no_token)
     kept_for_s = seconds_of("--keep-for", rest["keep_for"])
-    return Settings(
+    return ServiceSettings(
         bind=address,
         roots=rest["roots"],
         token=token,
@@ -97,6 +97,6 @@ def _settings(
         longest_wait_s=seconds_of("--longest-wait", rest["longest_wait"]),
         requests_per_s=rest["rate"],
         worker_memory_bytes=rest["worker_memory"] * _MEBIBYTE,
-        bounds=Bounds(queued=rest["max_queued"], kept=rest["keep"], kept_for_s=kept_for_s),
+        bounds=RetentionLimits(queued=rest["max_queued"], kept=rest["keep"], kept_for_s=kept_for_s),
         managed=rest["managed"],
     )

@@ -18,7 +18,7 @@ from pathlib import Path
 import pytest
 import redis
 
-from nvrx_slurm.attribution.service.results import Results
+from nvrx_slurm.attribution.service.storage import StateFolder
 from nvrx_slurm.cluster.local import LocalCluster
 from nvrx_slurm.errors import FaultFailed, StoreUnreachable, UsageError
 from nvrx_slurm.inprocess.exception import StoreError
@@ -191,7 +191,7 @@ def test_a_state_folder_keeps_the_users_own_hidden_files(tmp_path: Path) -> None
     dot."""
     for name in (".bashrc", ".ssh.json.1", f".{'a' * 32}.json.0badcafe"):
         (tmp_path / name).write_text("x")
-    assert Results(tmp_path).load() == {}
+    assert StateFolder(tmp_path).load() == {}
     assert {path.name for path in tmp_path.iterdir()} == {".bashrc", ".ssh.json.1"}
 
 

@@ -52,6 +52,10 @@ _KINDS = {
 }
 
 
+readable: Callable[[str], bool] | None = None
+"""Set in a process that may read only some paths: whether it may read this one, which has no symlinks."""
+
+
 class Unreadable(Exception):
     """Why a file cannot be read, or not to its end. Becomes one of a scan's problems."""
 
@@ -69,6 +73,9 @@ def opened(path: Path) -> Generator[IO[bytes], None, None]:
         descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_NOCTTY | os.O_CLOEXEC)
         with os.fdopen(descriptor, "rb", buffering=0) as file:
             _refuse(os.fstat(descriptor).st_mode)  # it may have been replaced meanwhile
+            # The path of the file that is open: a symlink put there between check and open changes nothing.
+            if readable is not None and not readable(os.readlink(f"/proc/self/fd/{descriptor}")):  # noqa: PTH115  as it is
+                raise Unreadable("does not lie below an allowed root")
             yield file
     except OSError as error:
         raise Unreadable(error.strerror or str(error)) from None

@@ -16,14 +16,11 @@ from starlette.responses import Response
 from starlette.routing import Route
 
 from nvrx_slurm.attribution.service import openapi
-from nvrx_slurm.attribution.service.aside import Stalled
-from nvrx_slurm.attribution.service.confinement import Outside
-from nvrx_slurm.attribution.service.entries import Entry
-from nvrx_slurm.attribution.service.gate import Gate
-from nvrx_slurm.attribution.service.limits import RateLimit
+from nvrx_slurm.attribution.service.auth import AuthMiddleware, RateLimit, failure, reply
+from nvrx_slurm.attribution.service.confinement import OutsideRoots
 from nvrx_slurm.attribution.service.metrics import CONTENT_TYPE, Metrics
-from nvrx_slurm.attribution.service.replies import failure, reply
-from nvrx_slurm.attribution.service.service import Busy, Service
+from nvrx_slurm.attribution.service.service import AttributionService, Busy
+from nvrx_slurm.attribution.service.storage import FileSystemTimeout, TrackedInquiry
 from nvrx_slurm.attribution.service.wire import NODES_AT_MOST, PATHS_AT_MOST, Health, Submission, id_of
 from nvrx_slurm.journal.verdicts import MOST_RANKS
 from nvrx_slurm.util.clock import Clock
@@ -41,7 +38,9 @@ _submission = msgspec.json.Decoder(Submission)
 class Api:
     """One method for each operation of docs/attrsvc.md."""
 
-    def __init__(self, service: Service, metrics: Metrics, *, needs_token: bool, longest_wait_s: float) -> None:
+    def __init__(
+        self, service: AttributionService, metrics: Metrics, *, needs_token: bool, longest_wait_s: float
+    ) -> None:
         self._service, self._metrics, self._longest_wait_s = service, metrics, longest_wait_s
         self._document = msgspec.json.encode(openapi.document(needs_token=needs_token))
 
@@ -76,7 +75,7 @@ class Api:
         after = _number(request, "after", int, entry.record.revision)
         return await self._when_answered(entry, wait_s, after)
 
-    async def _when_answered(self, entry: Entry, wait_s: float, after: int) -> Response:
+    async def _when_answered(self, entry: TrackedInquiry, wait_s: float, after: int) -> Response:
         record = await self._service.wait(entry, min(wait_s, self._longest_wait_s), after)
         return reply(202 if record.is_open else 200, record.answer())
 
@@ -99,7 +98,7 @@ class Api:
 
 
 def build(
-    service: Service,
+    service: AttributionService,
     metrics: Metrics,
     *,
     clock: Clock,
@@ -111,9 +110,15 @@ def build(
     api = Api(service, metrics, needs_token=token is not None, longest_wait_s=longest_wait_s)
     routes = api.routes()
     gate = Middleware(
-        Gate, token=token, limit=limit or RateLimit(100.0, 400), routes=routes, metrics=metrics, clock=clock
+        AuthMiddleware, token=token, limit=limit or RateLimit(100.0, 400), routes=routes, metrics=metrics, clock=clock
     )
-    handlers = {HTTPException: _refused, Busy: _busy, Stalled: _stalled, Outside: _outside, Exception: _broken}
+    handlers = {
+        HTTPException: _refused,
+        Busy: _busy,
+        FileSystemTimeout: _stalled,
+        OutsideRoots: _outside,
+        Exception: _broken,
+    }
     return Starlette(routes=routes, middleware=[gate], exception_handlers=handlers)  # type: ignore[arg-type]
 
 
@@ -205,11 +210,11 @@ async def _busy(_: Request, error: Busy) -> Response:
     return failure(503, str(error), retry_in_s=error.retry_in_s)
 
 
-async def _stalled(_: Request, error: Stalled) -> Response:
+async def _stalled(_: Request, error: FileSystemTimeout) -> Response:
     return failure(503, str(error), retry_in_s=5.0)
 
 
-async def _outside(_: Request, error: Outside) -> Response:
+async def _outside(_: Request, error: OutsideRoots) -> Response:
     return failure(403, str(error))
 
 

@@ -1,28 +1,38 @@
 """What may be read: only what lies below the allowed roots, wherever a path leads.
 
-Looked at three times: the paths of an inquiry, when it comes in; each file and folder when a worker opens it, with
-its symlinks resolved; and by the kernel while it opens them, where it has Landlock. The second alone leaves a moment
-between look and opening in which somebody who may write below a root could put a symlink there; the third does not.
+Checked three times: the paths of an inquiry, when it arrives; each log file when a worker has opened it; and every
+file by the kernel while a worker opens it, if the kernel has Landlock (Linux 5.13; landlock(7)). The kernel checks
+the file that is opened: no symlink and no rename gets around it, and no code in the process.
 """
 
 from __future__ import annotations
 
+import ctypes
 import os
 import sys
 import sysconfig
 from collections.abc import Iterable, Sequence
 from pathlib import Path
-from typing import Any
 
-from nvrx_slurm.attribution.service import landlock
+from nvrx_slurm.attribution.scan import files
 from nvrx_slurm.errors import UsageError
 
-_READS = frozenset({"open", "os.scandir", "os.listdir"})
 _SYSTEM = ("/lib", "/lib64", "/usr/lib", "/usr/lib64", "/usr/share/zoneinfo", "/etc/localtime")
 _DEVICES = (Path("/dev/null"), Path("/dev/urandom"), Path("/proc"))
 
+_CREATE_RULESET, _ADD_RULE, _RESTRICT_SELF = 444, 445, 446  # the same on every architecture
+_ASK_VERSION = 1
+_RULE_PATH_BENEATH = 1
+_PR_SET_NO_NEW_PRIVS = 38
 
-class Outside(Exception):
+_EXECUTE, _WRITE_FILE, _READ_FILE, _READ_DIR = 1 << 0, 1 << 1, 1 << 2, 1 << 3
+_OF_VERSION_1 = (1 << 13) - 1  # all that the first version knows: reading, writing, making and removing
+_OF_A_FILE = _EXECUTE | _WRITE_FILE | _READ_FILE
+
+_libc = ctypes.CDLL(None, use_errno=True)
+
+
+class OutsideRoots(Exception):
     """A path leads out of the allowed roots."""
 
 
@@ -33,15 +43,15 @@ class Roots:
         self.paths = tuple(Path(os.path.realpath(root)) for root in roots)
 
     def check(self, path: str) -> None:
-        """Follow a path to its end, as far as it is there. Raises Outside."""
+        """Follow a path to its end, as far as it is there. Raises OutsideRoots."""
         if not path.startswith("/"):
-            raise Outside(f"{path!r} is no absolute path")
+            raise OutsideRoots(f"{path!r} is no absolute path")
         try:
             real = os.path.realpath(path)
         except (OSError, ValueError) as error:  # a loop of symlinks is none; a NUL is one
-            raise Outside(f"{path!r} is no path: {error}") from None
+            raise OutsideRoots(f"{path!r} is no path: {error}") from None
         if not self.hold(real):
-            raise Outside(f"{path!r} does not lie below an allowed root ({', '.join(map(str, self.paths))})")
+            raise OutsideRoots(f"{path!r} does not lie below an allowed root ({', '.join(map(str, self.paths))})")
 
     def hold(self, real: str) -> bool:
         """Whether a path without symlinks and `..` lies below a root, or is one."""
@@ -58,29 +68,55 @@ def existing(roots: Sequence[Path]) -> Roots:
     return Roots(roots)
 
 
-def confine_by_kernel(roots: Roots, files: Iterable[Path] = ()) -> bool:
-    """From here on this process opens nothing but what lies below the roots, these files, and Python itself.
+def has_landlock() -> bool:
+    """Whether this machine's kernel has Landlock, and has it enabled."""
+    return int(_libc.syscall(_CREATE_RULESET, None, 0, _ASK_VERSION)) > 0
 
-    Call it before the first thread starts. Returns False where the kernel cannot.
+
+def confine(roots: Roots, rules: Iterable[Path] = ()) -> bool:
+    """From here on this process opens nothing but what lies below the roots, these rule files, and Python itself.
+
+    It cannot be undone. Call it before the first thread starts. Returns False where the kernel has no Landlock: then
+    only the log files are checked, after they are opened.
     """
-    if not landlock.is_available():
+    files.readable = roots.hold
+    if not has_landlock():
         return False
-    readable = (*roots.paths, *files, *_DEVICES)
-    landlock.restrict(readable=readable, runnable=_program(), writable=[Path("/dev/null")])
+    handled = ctypes.c_uint64(_OF_VERSION_1)
+    ruleset = _checked(_libc.syscall(_CREATE_RULESET, ctypes.byref(handled), ctypes.sizeof(handled), 0))
+    try:
+        for access, paths in (
+            (_READ_FILE | _READ_DIR, (*roots.paths, *rules, *_DEVICES)),
+            (_READ_FILE | _READ_DIR | _EXECUTE, _program()),
+            (_READ_FILE | _WRITE_FILE, (Path("/dev/null"),)),
+        ):
+            for path in paths:
+                try:
+                    opened = os.open(path, os.O_PATH | os.O_CLOEXEC)
+                except OSError:  # a path that does not exist allows nothing
+                    continue
+                try:
+                    rule = _PathBeneath(access if path.is_dir() else access & _OF_A_FILE, opened)
+                    _checked(_libc.syscall(_ADD_RULE, ruleset, _RULE_PATH_BENEATH, ctypes.byref(rule), 0))
+                finally:
+                    os.close(opened)
+        _checked(_libc.prctl(_PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0))
+        _checked(_libc.syscall(_RESTRICT_SELF, ruleset, 0))
+    finally:
+        os.close(ruleset)
     return True
 
 
-def confine_by_hook(roots: Roots, files: Iterable[Path] = ()) -> None:
-    """The same as far as Python can see to it: whatever else is opened raises PermissionError that says why."""
-    everything = Roots((*roots.paths, *files, *_DEVICES, *_program()))
+class _PathBeneath(ctypes.Structure):
+    _pack_ = 1
+    _fields_ = (("allowed_access", ctypes.c_uint64), ("parent_fd", ctypes.c_int32))
 
-    def on_event(event: str, arguments: tuple[Any, ...]) -> None:
-        if event in _READS and isinstance(arguments[0], (str, bytes, os.PathLike)):
-            real = os.path.realpath(os.fsdecode(arguments[0]))
-            if not everything.hold(real):
-                raise PermissionError(f"{real} does not lie below an allowed root")
 
-    sys.addaudithook(on_event)
+def _checked(result: int) -> int:
+    if result < 0:
+        number = ctypes.get_errno()
+        raise OSError(number, f"landlock: {os.strerror(number)}")
+    return int(result)
 
 
 def _program() -> tuple[Path, ...]:

@@ -20,9 +20,9 @@ from nvrx_slurm.attribution.service.wire import (
     PATHS_AT_MOST,
     Answer,
     Intent,
+    ServiceMessage,
     State,
     Submission,
-    Wire,
     id_of,
 )
 from nvrx_slurm.journal.verdicts import Attribution, Inquiry
@@ -35,7 +35,7 @@ LONGEST_PAUSE_S = 30.0
 _STRENGTH: dict[Intent, int] = {"track_only": 0, "progressive": 1, "terminal": 2}
 
 
-class Record(Wire, frozen=True, kw_only=True):
+class InquiryRecord(ServiceMessage, frozen=True, kw_only=True):
     """All that is known of one inquiry, as it is kept on disk. Times are seconds since the epoch.
 
     `looks`: analyses that ended. `revision`: how often what they said changed. `lost`: workers that hung or died.
@@ -84,11 +84,11 @@ class Record(Wire, frozen=True, kw_only=True):
         )
 
 
-def accept(known: Record | None, asked: Submission, now: float) -> Record:
+def accept(known: InquiryRecord | None, asked: Submission, now: float) -> InquiryRecord:
     """The record after somebody has asked, the first or the thousandth."""
     if known is None:
         state: State = "tracked" if asked.intent == "track_only" else "queued"
-        return Record(
+        return InquiryRecord(
             inquiry=asked.inquiry,
             intent=asked.intent,
             state=state,
@@ -109,16 +109,16 @@ def accept(known: Record | None, asked: Submission, now: float) -> Record:
     return replace(merged, state="queued", changed_at=now) if _wants_look(known, merged) else merged
 
 
-def is_news(known: Record, asked: Submission) -> bool:
+def is_news(known: InquiryRecord, asked: Submission) -> bool:
     """Whether asking this would change anything."""
     return accept(known, asked, known.changed_at) != known
 
 
-def begin(record: Record) -> Record:
+def begin(record: InquiryRecord) -> InquiryRecord:
     return replace(record, state="running")
 
 
-def conclude(record: Record, begun: Record, attribution: Attribution, now: float) -> Record:
+def conclude(record: InquiryRecord, begun: InquiryRecord, attribution: Attribution, now: float) -> InquiryRecord:
     """The record after a look that began with `begun`; meanwhile it may have become what `record` is."""
     changed = record.attribution is None or _substance(attribution) != _substance(record.attribution)
     return replace(
@@ -132,24 +132,24 @@ def conclude(record: Record, begun: Record, attribution: Attribution, now: float
     )
 
 
-def give_up(record: Record, begun: Record, problem: str, now: float, *, lost: bool) -> Record:
+def give_up(record: InquiryRecord, begun: InquiryRecord, problem: str, now: float, *, lost: bool) -> InquiryRecord:
     """The record after a look that came to nothing; `lost`: the worker did not survive it."""
     losses = record.lost + lost
     state: State = "failed" if losses >= LOST_AT_MOST else _after(record, begun, "failed")
     return replace(record, state=state, problem=problem, changed_at=now, looks=record.looks + 1, lost=losses)
 
 
-def close(record: Record, now: float) -> Record:
+def close(record: InquiryRecord, now: float) -> InquiryRecord:
     """Nobody said that the logs are whole, and it has been followed for long enough: one last look."""
     return replace(record, settled=True, state="queued", changed_at=now)
 
 
-def look_again(record: Record) -> Record:
+def look_again(record: InquiryRecord) -> InquiryRecord:
     """The logs may have grown."""
     return replace(record, state="queued")
 
 
-def recover(record: Record, now: float) -> Record:
+def recover(record: InquiryRecord, now: float) -> InquiryRecord:
     """The record that a service finds on disk: what was in hand when the last one ended is taken up again."""
     if record.state != "running":
         return record
@@ -159,13 +159,13 @@ def recover(record: Record, now: float) -> Record:
     return replace(record, state="queued", changed_at=now, lost=record.lost + 1)
 
 
-def _after(record: Record, begun: Record, last: State) -> State:
+def _after(record: InquiryRecord, begun: InquiryRecord, last: State) -> State:
     if begun.is_last:
         return last
     return "queued" if record.is_last else "tracked"
 
 
-def _wants_look(known: Record, merged: Record) -> bool:
+def _wants_look(known: InquiryRecord, merged: InquiryRecord) -> bool:
     if merged.state != "tracked" or merged.intent == "track_only":
         return False
     return merged.is_last or merged.looks == 0 or merged.inquiry.paths != known.inquiry.paths

@@ -4,26 +4,31 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import errno
 import os
 import signal
 import socket
-from collections.abc import Callable
+import ssl
+from collections.abc import Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
+
+import uvicorn
+from starlette.applications import Starlette
 
 from nvrx_slurm.attribution.local_service import announced
 from nvrx_slurm.attribution.rules.catalogue import load_catalogue
-from nvrx_slurm.attribution.service import app, results
-from nvrx_slurm.attribution.service.confinement import Roots, existing
-from nvrx_slurm.attribution.service.jobs import Setup
-from nvrx_slurm.attribution.service.limits import RateLimit
-from nvrx_slurm.attribution.service.listening import Server, configuration, listening
+from nvrx_slurm.attribution.service import app, storage
+from nvrx_slurm.attribution.service.auth import RateLimit, protocol_of, token_check
+from nvrx_slurm.attribution.service.confinement import Roots, existing, has_landlock
 from nvrx_slurm.attribution.service.metrics import Metrics
-from nvrx_slurm.attribution.service.results import Results
-from nvrx_slurm.attribution.service.service import Service
-from nvrx_slurm.attribution.service.settings import Settings
-from nvrx_slurm.attribution.service.workers import Worker
+from nvrx_slurm.attribution.service.service import AttributionService
+from nvrx_slurm.attribution.service.settings import BindAddress, ServiceSettings
+from nvrx_slurm.attribution.service.storage import StateFolder
+from nvrx_slurm.attribution.service.workers import AnalysisWorker, WorkerSetup
 from nvrx_slurm.errors import EXIT_DONE, EXIT_INTERRUPTED, UsageError
+from nvrx_slurm.util.admission import MOST_UNPROVEN, RateLimitedLog
 from nvrx_slurm.util.clock import SystemClock
 from nvrx_slurm.util.files import write_private
 from nvrx_slurm.util.ids import new_secret
@@ -33,7 +38,7 @@ from nvrx_slurm.util.processes import die_with, raise_descriptor_limit
 log = get_logger("attrsvc")
 
 
-def run(settings: Settings, say: Callable[[str], None]) -> int:
+def run(settings: ServiceSettings, say: Callable[[str], None]) -> int:
     """Serve until SIGTERM or SIGINT; `say` gets one line as soon as it listens. Returns the exit code.
 
     Raises UsageError.
@@ -42,39 +47,43 @@ def run(settings: Settings, say: Callable[[str], None]) -> int:
         die_with(os.getppid(), signal.SIGKILL)
     raise_descriptor_limit()
     roots = existing(settings.roots)
+    if not has_landlock():
+        log.warning("this kernel has no Landlock: workers check only the log files, after opening them")
     load_catalogue(settings.rules)  # a mistake in them is told here, not at the first failure
     with contextlib.ExitStack() as stack:
         kept = where = None
         if settings.state_dir is not None:
-            kept = stack.enter_context(results.opened(settings.state_dir, SystemClock()))
+            kept = stack.enter_context(storage.opened(settings.state_dir, SystemClock()))
         listener = stack.enter_context(listening(settings.bind))
         if settings.makes_token:
             token = new_secret()
             where = stack.enter_context(announced(settings.bind.host, listener.getsockname()[1], token))
             settings = replace(settings, token=token)
-        return asyncio.run(Serving(settings, roots, kept, listener, where).serve(say))
+        return asyncio.run(ServiceRun(settings, roots, kept, listener, where).serve(say))
 
 
-class Serving:
+class ServiceRun:
     """One run of the server."""
 
     def __init__(
         self,
-        settings: Settings,
+        settings: ServiceSettings,
         roots: Roots,
-        kept: Results | None,
+        kept: StateFolder | None,
         listener: socket.socket,
         token_path: Path | None = None,
     ) -> None:
         self._settings, self._roots, self._listener, self._token_path = settings, roots, listener, token_path
         clock, metrics = SystemClock(), Metrics()
-        setup = Setup(
+        setup = WorkerSetup(
             roots=tuple(map(str, roots.paths)),
             rules=tuple(str(path.absolute()) for path in settings.rules),
             memory_bytes=settings.worker_memory_bytes,
         )
-        workers = [Worker(setup, timeout_s=settings.timeout_s, clock=clock) for _ in range(settings.workers)]
-        self._service = Service(roots, workers, clock=clock, metrics=metrics, results=kept, bounds=settings.bounds)
+        workers = [AnalysisWorker(setup, timeout_s=settings.timeout_s, clock=clock) for _ in range(settings.workers)]
+        self._service = AttributionService(
+            roots, workers, clock=clock, metrics=metrics, results=kept, bounds=settings.bounds
+        )
         self._app = app.build(
             self._service,
             metrics,
@@ -83,7 +92,7 @@ class Serving:
             limit=RateLimit(settings.requests_per_s, max(1, int(4 * settings.requests_per_s))),
             longest_wait_s=settings.longest_wait_s,
         )
-        self._server = Server(configuration(self._app, settings))
+        self._server = HttpServer(configuration(self._app, settings))
         self._told: asyncio.Queue[signal.Signals] = asyncio.Queue()
 
     async def serve(self, say: Callable[[str], None]) -> int:
@@ -156,3 +165,81 @@ def _write_port(file: Path, port: int) -> None:
         write_private(file, f"{port}\n".encode())
     except OSError as error:
         raise UsageError(f"--port-file {file}: cannot be written: {error.strerror}") from None
+
+
+CONNECTIONS_END_S = 3
+KEEP_ALIVE_S = 75
+BACKLOG = 1024
+_EXHAUSTED = (errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM)
+
+
+@contextlib.contextmanager
+def listening(bind: BindAddress) -> Iterator[socket.socket]:
+    """A socket that listens there. Raises UsageError."""
+    try:
+        family, kind, protocol, _, address = socket.getaddrinfo(
+            bind.host, bind.port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE
+        )[0]
+        listener = socket.socket(family, kind, protocol)
+    except OSError as error:
+        raise UsageError(f"--bind {bind.host}:{bind.port}: {error.strerror or error}") from None
+    with listener:
+        listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        try:
+            listener.bind(address)
+            listener.listen(BACKLOG)
+        except OSError as error:
+            hint = "; name another port, or 0 for any" if error.errno == errno.EADDRINUSE else ""
+            raise UsageError(f"--bind {bind.host}:{bind.port}: {error.strerror}{hint}") from None
+        yield listener
+
+
+def configuration(app: Starlette, settings: ServiceSettings) -> uvicorn.Config:
+    """Raises UsageError for a certificate or key that is none."""
+    try:
+        found = uvicorn.Config(
+            app,
+            ssl_certfile=settings.tls_cert,
+            ssl_keyfile=settings.tls_key,
+            http=protocol_of(token_check(settings.token)),
+            backlog=MOST_UNPROVEN,  # asyncio accepts so many before any of them is counted
+            lifespan="off",
+            ws="none",
+            log_config=None,
+            access_log=False,  # the gate's own leaves queries out
+            server_header=False,
+            proxy_headers=False,  # a client could call itself whatever it likes, and so get around its limit
+            timeout_keep_alive=KEEP_ALIVE_S,
+            timeout_graceful_shutdown=CONNECTIONS_END_S,
+        )
+        found.load()
+    except (OSError, ssl.SSLError) as error:
+        raise UsageError(f"--tls-cert {settings.tls_cert}, --tls-key {settings.tls_key}: {error}") from None
+    return found
+
+
+class HttpServer(uvicorn.Server):
+    """Leaves signals to us, and says when it listens."""
+
+    def __init__(self, config: uvicorn.Config) -> None:
+        super().__init__(config)
+        self.listens = asyncio.Event()
+        self._exhausted = RateLimitedLog(log.error)
+
+    @contextlib.contextmanager
+    def capture_signals(self) -> Iterator[None]:
+        yield
+
+    async def startup(self, sockets: list[socket.socket] | None = None) -> None:
+        asyncio.get_running_loop().set_exception_handler(self._not_accepted)
+        await super().startup(sockets)
+        for listener in sockets or ():
+            listener.listen(BACKLOG)  # uvicorn has made the kernel's queue as short as its own
+        self.listens.set()
+
+    def _not_accepted(self, loop: asyncio.AbstractEventLoop, context: dict[str, Any]) -> None:
+        """asyncio tells of each accept(2) that finds no descriptor left with a traceback, and tries again."""
+        if isinstance(error := context.get("exception"), OSError) and error.errno in _EXHAUSTED:
+            self._exhausted.say(f"no connection can be accepted: {error.strerror}", loop.time())
+        else:
+            loop.default_exception_handler(context)

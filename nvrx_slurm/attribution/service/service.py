@@ -11,15 +11,20 @@ from functools import partial
 from msgspec.structs import replace
 
 from nvrx_slurm.attribution.service import lifecycle
-from nvrx_slurm.attribution.service.aside import Aside
 from nvrx_slurm.attribution.service.confinement import Roots
-from nvrx_slurm.attribution.service.entries import STATES, Bounds, Entries, Entry
-from nvrx_slurm.attribution.service.keeping import Keeper
-from nvrx_slurm.attribution.service.lifecycle import Record
+from nvrx_slurm.attribution.service.lifecycle import InquiryRecord
 from nvrx_slurm.attribution.service.metrics import Metrics
-from nvrx_slurm.attribution.service.results import Results
+from nvrx_slurm.attribution.service.storage import (
+    STATES,
+    FileSystemThreads,
+    InquiryTable,
+    RecordWriter,
+    RetentionLimits,
+    StateFolder,
+    TrackedInquiry,
+)
 from nvrx_slurm.attribution.service.wire import InFlight, Stats, Submission, id_of
-from nvrx_slurm.attribution.service.workers import Worker, WorkerLost
+from nvrx_slurm.attribution.service.workers import AnalysisWorker, WorkerLost
 from nvrx_slurm.errors import SourceError
 from nvrx_slurm.journal.verdicts import Inquiry
 from nvrx_slurm.util.clock import Clock
@@ -39,23 +44,23 @@ class Busy(Exception):
         self.retry_in_s = retry_in_s
 
 
-class Service:
+class AttributionService:
     """`start` it inside a running loop; then `drain` and `close` it."""
 
     def __init__(
         self,
         roots: Roots,
-        workers: Sequence[Worker],
+        workers: Sequence[AnalysisWorker],
         *,
         clock: Clock,
         metrics: Metrics,
-        results: Results | None = None,
-        bounds: Bounds = Bounds(),  # noqa: B008 -- frozen
+        results: StateFolder | None = None,
+        bounds: RetentionLimits = RetentionLimits(),  # noqa: B008 -- frozen
     ) -> None:
         self._roots, self._workers, self._clock, self._metrics = roots, workers, clock, metrics
-        self._aside = Aside(FILE_SYSTEM_S)
-        self._keeper = Keeper(results, self._aside, metrics)
-        self._entries = Entries(bounds)
+        self._aside = FileSystemThreads(FILE_SYSTEM_S)
+        self._keeper = RecordWriter(results, self._aside, metrics)
+        self._entries = InquiryTable(bounds)
         self._queue: asyncio.PriorityQueue[tuple[bool, int, str]] = asyncio.PriorityQueue()
         self._serial = itertools.count()
         self._tasks: list[asyncio.Task[None]] = []
@@ -100,8 +105,8 @@ class Service:
 
     # ---- asking
 
-    async def submit(self, asked: Submission) -> Entry:
-        """The inquiry's entry, queued if there is something to do. Raises Busy, Outside, Stalled."""
+    async def submit(self, asked: Submission) -> TrackedInquiry:
+        """The inquiry's entry, queued if there is something to do. Raises Busy, OutsideRoots, FileSystemTimeout."""
         identity = id_of(asked.inquiry.key)
         known = self._entries.get(identity)
         if known is not None and not lifecycle.is_news(known.record, asked):
@@ -110,10 +115,10 @@ class Service:
         await self._aside.run(partial(self._check, asked.inquiry))
         return await self._take(identity, asked)
 
-    def find(self, identity: str) -> Entry | None:
+    def find(self, identity: str) -> TrackedInquiry | None:
         return self._entries.get(identity)
 
-    async def wait(self, entry: Entry, wait_s: float, after: int) -> Record:
+    async def wait(self, entry: TrackedInquiry, wait_s: float, after: int) -> InquiryRecord:
         """The record as soon as it is answered, or says more than its revision `after`; at the latest in `wait_s`."""
         deadline = self._clock.monotonic() + wait_s
         while entry.record.is_open and entry.record.revision <= after and not self._closed:
@@ -145,7 +150,7 @@ class Service:
         for path in (*inquiry.paths, *inquiry.earlier):
             self._roots.check(path)
 
-    async def _take(self, identity: str, asked: Submission) -> Entry:
+    async def _take(self, identity: str, asked: Submission) -> TrackedInquiry:
         entry = self._entries.get(identity)
         before = None if entry is None else entry.record
         if entry is not None and not lifecycle.is_news(entry.record, asked):  # another was faster
@@ -163,7 +168,7 @@ class Service:
         if self.draining:
             raise Busy("the service is about to end and takes no new work", retry_in_s=5.0)
 
-    def _refuse_if_full(self, before: Record | None, record: Record) -> None:
+    def _refuse_if_full(self, before: InquiryRecord | None, record: InquiryRecord) -> None:
         waiting, bounds = self._entries.counts["queued"], self._entries.bounds
         if record.state == "queued" and (before is None or before.state != "queued") and waiting >= bounds.queued:
             raise Busy(
@@ -174,7 +179,7 @@ class Service:
 
     # ---- working
 
-    async def _work(self, worker: Worker) -> None:
+    async def _work(self, worker: AnalysisWorker) -> None:
         with contextlib.suppress(OSError):  # tried again, and told of, with the first inquiry
             await worker.start()
         while True:
@@ -185,7 +190,7 @@ class Service:
             if not self._entries.is_busy:
                 self._idle.set()
 
-    async def _look(self, worker: Worker, identity: str, entry: Entry) -> None:
+    async def _look(self, worker: AnalysisWorker, identity: str, entry: TrackedInquiry) -> None:
         begun = lifecycle.begin(entry.record)
         self._entries.put(identity, begun)
         await self._keeper.save(identity, begun)
@@ -204,7 +209,7 @@ class Service:
         if ended.state != "done":
             await self._keeper.save(identity, ended)
 
-    async def _analyzed(self, worker: Worker, entry: Entry, begun: Record) -> Record:
+    async def _analyzed(self, worker: AnalysisWorker, entry: TrackedInquiry, begun: InquiryRecord) -> InquiryRecord:
         """What becomes of the entry's record, which may have changed since the look began."""
         began = self._clock.monotonic()
         try:
@@ -217,7 +222,7 @@ class Service:
         self._measure(attribution.verdict, began)
         return lifecycle.conclude(entry.record, begun, replace(attribution, source="attrsvc"), self._clock.wall())
 
-    def _go_on(self, identity: str, entry: Entry, before: Record | None = None) -> None:
+    def _go_on(self, identity: str, entry: TrackedInquiry, before: InquiryRecord | None = None) -> None:
         """Queue what is to be looked at now, and set a timer for what is to be looked at later."""
         entry.stop_timer()
         record = entry.record

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from nvrx_slurm.attribution.local_service import is_loopback
-from nvrx_slurm.attribution.service.entries import Bounds
+from nvrx_slurm.attribution.service.storage import RetentionLimits
 from nvrx_slurm.errors import UsageError
 from nvrx_slurm.jobspec import env
 
@@ -16,7 +16,7 @@ SHORTEST_TOKEN = 16
 
 
 @dataclass(frozen=True, slots=True)
-class Address:
+class BindAddress:
     """Where to listen. Port 0: any that is free."""
 
     host: str
@@ -29,10 +29,10 @@ class Address:
 
 
 @dataclass(frozen=True, slots=True)
-class Settings:
+class ServiceSettings:
     """All of it. The token is in no representation of this. `makes_token`: none was named, so one is made."""
 
-    bind: Address
+    bind: BindAddress
     roots: tuple[Path, ...]
     token: str | None = field(default=None, repr=False)
     makes_token: bool = False
@@ -47,11 +47,11 @@ class Settings:
     longest_wait_s: float = 60.0
     requests_per_s: float = 100.0
     worker_memory_bytes: int = 2 << 30
-    bounds: Bounds = field(default_factory=Bounds)
+    bounds: RetentionLimits = field(default_factory=RetentionLimits)
     managed: bool = False
 
 
-def parse_bind(text: str) -> Address:
+def parse_bind(text: str) -> BindAddress:
     """`127.0.0.1:8443`, `[::1]:8443`, `:8443` (every address), `host:0`. Raises UsageError."""
     host, colon, port = text.rpartition(":")
     if not colon or not port.isdigit() or int(port) > 65535:
@@ -60,10 +60,10 @@ def parse_bind(text: str) -> Address:
         host = host[1:-1]
     elif ":" in host:
         raise UsageError(f"--bind {text}: put an IPv6 address into brackets: [{host}]:{port}")
-    return Address(host or "0.0.0.0", int(port))
+    return BindAddress(host or "0.0.0.0", int(port))
 
 
-def read_token(file: Path | None, bind: Address, *, without: bool = False) -> str | None:
+def read_token(file: Path | None, bind: BindAddress, *, without: bool = False) -> str | None:
     """The bearer token, from its file or the environment; None where none is named, which only loopback allows.
 
     `without`: there is to be none, whatever the environment holds. Raises UsageError.

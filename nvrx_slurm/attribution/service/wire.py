@@ -18,11 +18,11 @@ PATHS_AT_MOST = 1000
 NODES_AT_MOST = 1 << 16
 
 
-class Wire(msgspec.Struct, frozen=True, kw_only=True):
+class ServiceMessage(msgspec.Struct, frozen=True, kw_only=True):
     """Base of all that follows."""
 
 
-class Submission(Wire, frozen=True, kw_only=True):
+class Submission(ServiceMessage, frozen=True, kw_only=True):
     """An inquiry. `settled`: all workers of the cycle are gone, so that their logs are whole."""
 
     inquiry: Inquiry
@@ -30,7 +30,7 @@ class Submission(Wire, frozen=True, kw_only=True):
     settled: bool = False
 
 
-class Answer(Wire, frozen=True, kw_only=True):
+class Answer(ServiceMessage, frozen=True, kw_only=True):
     """How far an inquiry has come.
 
     Where the state is `done`, the attribution is the last word for its key. Before, it is what the logs have said
@@ -45,18 +45,18 @@ class Answer(Wire, frozen=True, kw_only=True):
     revision: int = 0
 
 
-class InFlight(Wire, frozen=True, kw_only=True):
+class InFlight(ServiceMessage, frozen=True, kw_only=True):
     """Inquiries that are not answered yet, the oldest first: `total` of them, of which 1,000 are shown."""
 
     inquiries: tuple[Answer, ...]
     total: int
 
 
-class Health(Wire, frozen=True, kw_only=True):
+class Health(ServiceMessage, frozen=True, kw_only=True):
     status: Literal["ok", "draining"]
 
 
-class WorkerStats(Wire, frozen=True, kw_only=True):
+class WorkerStats(ServiceMessage, frozen=True, kw_only=True):
     """One worker process; `pid` is None while it is not started, `busy_s` while it is idle."""
 
     pid: int | None
@@ -64,7 +64,7 @@ class WorkerStats(Wire, frozen=True, kw_only=True):
     analyses: int
 
 
-class Stats(Wire, frozen=True, kw_only=True):
+class Stats(ServiceMessage, frozen=True, kw_only=True):
     """Inquiries by state, and what was done since the start."""
 
     inquiries: dict[State, int]
@@ -75,7 +75,7 @@ class Stats(Wire, frozen=True, kw_only=True):
     workers: tuple[WorkerStats, ...]
 
 
-class Failure(Wire, frozen=True, kw_only=True):
+class Failure(ServiceMessage, frozen=True, kw_only=True):
     error: str
 
 

@@ -1,28 +1,39 @@
-"""Processes that analyse, as the service sees them: one that hangs or dies is replaced, and costs one answer."""
+"""Worker processes of the service: the pool's side, and the process itself (`python -P -m` of this module).
+
+A worker that hangs or dies is replaced, and costs one answer. On its pipes are lines of JSON: a `WorkerSetup` first,
+then an `AnalysisResult` for each `AnalysisJob`. It reads only below the roots, and its memory is bounded.
+"""
 
 from __future__ import annotations
 
 import asyncio
 import contextlib
+import os
+import resource
 import signal
 import sys
 from asyncio.subprocess import PIPE, Process
 from collections.abc import Sequence
+from pathlib import Path
+from typing import IO, TYPE_CHECKING
 
 import msgspec
 
-from nvrx_slurm.attribution.service.jobs import Job, Result, Setup
-from nvrx_slurm.attribution.service.wire import WorkerStats
-from nvrx_slurm.errors import SourceError
+from nvrx_slurm.attribution.service.confinement import Roots, confine
+from nvrx_slurm.attribution.service.wire import ServiceMessage, WorkerStats
+from nvrx_slurm.errors import NvrxError, SourceError
 from nvrx_slurm.jobspec import env
 from nvrx_slurm.journal.verdicts import Attribution, Inquiry
 from nvrx_slurm.util.clock import Clock
-from nvrx_slurm.util.log import get_logger
+from nvrx_slurm.util.log import get_logger, set_up
 from nvrx_slurm.util.processes import dies_with_parent
+
+if TYPE_CHECKING:
+    from nvrx_slurm.attribution.analyze.analyzer import Analyzer
 
 log = get_logger("attrsvc")
 
-PROGRAM = (sys.executable, "-P", "-m", "nvrx_slurm.attribution.service.worker")
+PROGRAM = (sys.executable, "-P", "-m", "nvrx_slurm.attribution.service.workers")
 LONGEST_ANSWER_BYTES = 4 << 20
 MARGIN_S = 5.0
 """For the start of the process, and for an analysis to notice that its own bound has passed."""
@@ -30,16 +41,37 @@ KILL_S = 5.0
 """How long a process may linger after SIGKILL: it is in uninterruptible sleep (D), in a file system that is gone."""
 
 
+class WorkerSetup(ServiceMessage, frozen=True, kw_only=True):
+    """What holds for all that follows."""
+
+    roots: tuple[str, ...]
+    rules: tuple[str, ...]
+    memory_bytes: int
+
+
+class AnalysisJob(ServiceMessage, frozen=True, kw_only=True):
+    inquiry: Inquiry
+    timeout_s: float
+
+
+class AnalysisResult(ServiceMessage, frozen=True, kw_only=True):
+    """One of the first two is set. `leaving`: the worker ends after this, and another is to take its place."""
+
+    attribution: Attribution | None = None
+    problem: str | None = None
+    leaving: bool = False
+
+
 class WorkerLost(SourceError):
     """The worker hung or died; the message says how."""
 
 
-class Worker:
-    """One process, started when it is first needed, and anew when it is gone. One inquiry at a time."""
+class AnalysisWorker:
+    """One process, started when it is first needed, and again after it has ended. One inquiry at a time."""
 
     def __init__(
         self,
-        setup: Setup,
+        setup: WorkerSetup,
         *,
         timeout_s: float,
         clock: Clock,
@@ -62,7 +94,7 @@ class Worker:
         """Raises WorkerLost, and SourceError where the worker says why it has no answer."""
         self._busy_since = self._clock.monotonic()
         try:
-            result = await self._ask(Job(inquiry=inquiry, timeout_s=self._timeout_s))
+            result = await self._ask(AnalysisJob(inquiry=inquiry, timeout_s=self._timeout_s))
         finally:
             self._busy_since = None
             self._analyses += 1
@@ -77,7 +109,7 @@ class Worker:
         """The process, which may have to be started. Raises OSError."""
         if self._process is not None and self._process.returncode is None:
             return self._process
-        # Whoever waits may be cancelled, the start may not: asyncio would wait for ever for its pipes.
+        # The waiting call may be cancelled, the start may not: asyncio would wait for ever for its pipes.
         self._starting = asyncio.ensure_future(self._spawned())
         return await asyncio.shield(self._starting)
 
@@ -115,11 +147,11 @@ class Worker:
         self._process.stdin.write(msgspec.json.encode(self._setup) + b"\n")
         return self._process
 
-    async def _ask(self, job: Job) -> Result:
+    async def _ask(self, job: AnalysisJob) -> AnalysisResult:
         bound_s = self._timeout_s + self._margin_s
         try:
             async with asyncio.timeout(bound_s):
-                return await self._talk(job)
+                return await self._exchange(job)
         except TimeoutError:
             await self.end()
             raise WorkerLost(f"the worker hung: it gave no answer within {bound_s:g} s, and was killed") from None
@@ -130,7 +162,7 @@ class Worker:
             await self.end()
             raise
 
-    async def _talk(self, job: Job) -> Result:
+    async def _exchange(self, job: AnalysisJob) -> AnalysisResult:
         process = await self.start()
         assert process.stdin is not None and process.stdout is not None
         process.stdin.write(msgspec.json.encode(job) + b"\n")
@@ -138,7 +170,7 @@ class Worker:
         line = await process.stdout.readline()
         if not line.endswith(b"\n"):
             raise EOFError("its output ended")
-        return msgspec.json.decode(line, type=Result)
+        return msgspec.json.decode(line, type=AnalysisResult)
 
 
 async def _dies(process: Process) -> bool:
@@ -156,3 +188,54 @@ def _ending(code: int) -> str:
         return f"it ended with exit code {code}"
     hint = " (the kernel does that where memory runs out)" if code == -signal.SIGKILL else ""
     return f"{signal.Signals(-code).name} ended it{hint}"
+
+
+# ---- the process
+
+
+async def analyze(analyzer: Analyzer, job: AnalysisJob) -> AnalysisResult:
+    """Never raises: an inquiry that cannot be analysed has a problem."""
+    try:
+        return AnalysisResult(attribution=await analyzer.analyze(job.inquiry, timeout_s=job.timeout_s))
+    except NvrxError as error:
+        return AnalysisResult(problem=str(error))
+    except Exception as error:
+        # Other parts may have failed too, without memory for instance: the process is not used again.
+        log.exception("the analysis of %.200r failed", str(job.inquiry.key))
+        why = "it took more memory than a worker may have" if isinstance(error, MemoryError) else repr(error)
+        return AnalysisResult(problem=f"the analysis failed: {why}", leaving=True)
+
+
+def work(jobs: IO[bytes], answers: IO[bytes]) -> None:
+    """Until there are no more jobs."""
+    # Only in the worker: the analyzer loads vectorscan, and the service never needs it.
+    from nvrx_slurm.attribution.analyze.analyzer import Analyzer
+
+    setup = msgspec.json.decode(jobs.readline(), type=WorkerSetup)
+    # Data, not address space: logs that are mapped into memory, however long, cost none.
+    resource.setrlimit(resource.RLIMIT_DATA, (setup.memory_bytes, setup.memory_bytes))
+    rules = [Path(path) for path in setup.rules]
+    roots = Roots(map(Path, setup.roots))
+    confine(roots, rules)
+    with asyncio.Runner() as runner:
+        analyzer = Analyzer(rules=rules)
+        for line in jobs:
+            result = runner.run(analyze(analyzer, msgspec.json.decode(line, type=AnalysisJob)))
+            answers.write(msgspec.json.encode(result) + b"\n")
+            answers.flush()
+            if result.leaving:
+                os._exit(1)
+        runner.run(analyzer.close())
+
+
+def main() -> None:
+    set_up("attrsvc.worker")
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is for the service, which finishes what runs
+    answers = os.fdopen(os.dup(1), "wb")
+    os.dup2(2, 1)  # what a library prints is no answer
+    with contextlib.suppress(BrokenPipeError):  # the service is gone
+        work(sys.stdin.buffer, answers)
+
+
+if __name__ == "__main__":
+    main()

@@ -16,17 +16,15 @@ import pytest
 
 from nvrx_slurm.attribution.service import app
 from nvrx_slurm.attribution.service.confinement import Roots
-from nvrx_slurm.attribution.service.entries import Bounds
-from nvrx_slurm.attribution.service.jobs import Setup
 from nvrx_slurm.attribution.service.metrics import Metrics
-from nvrx_slurm.attribution.service.results import Results
-from nvrx_slurm.attribution.service.service import Service
-from nvrx_slurm.attribution.service.workers import Worker
+from nvrx_slurm.attribution.service.service import AttributionService
+from nvrx_slurm.attribution.service.storage import RetentionLimits, StateFolder
+from nvrx_slurm.attribution.service.workers import AnalysisWorker, WorkerSetup
 from nvrx_slurm.journal.verdicts import FailureKey, Inquiry
 from nvrx_slurm.util.clock import SystemClock
 
 SCRIPTED = (sys.executable, str(Path(__file__).with_name("scripted_worker.py")))
-SETUP = Setup(roots=(), rules=(), memory_bytes=1 << 30)
+SETUP = WorkerSetup(roots=(), rules=(), memory_bytes=1 << 30)
 
 
 @dataclass
@@ -35,15 +33,15 @@ class Fleet:
 
     room: Path
     clock: SystemClock = field(default_factory=SystemClock)
-    services: list[Service] = field(default_factory=list)
+    services: list[AttributionService] = field(default_factory=list)
     clients: list[httpx2.AsyncClient] = field(default_factory=list)
 
     @property
     def logs(self) -> Path:
         return self.room / "logs"
 
-    def worker(self, *, timeout_s: float = 30.0, margin_s: float = 5.0) -> Worker:
-        return Worker(SETUP, timeout_s=timeout_s, clock=self.clock, program=SCRIPTED, margin_s=margin_s)
+    def worker(self, *, timeout_s: float = 30.0, margin_s: float = 5.0) -> AnalysisWorker:
+        return AnalysisWorker(SETUP, timeout_s=timeout_s, clock=self.clock, program=SCRIPTED, margin_s=margin_s)
 
     def start(
         self,
@@ -51,17 +49,22 @@ class Fleet:
         workers: int = 1,
         timeout_s: float = 30.0,
         state: bool = False,
-        bounds: Bounds | None = None,
+        bounds: RetentionLimits | None = None,
         **rest: Any,
     ) -> httpx2.AsyncClient:
         """A running service; its client."""
         metrics, results = Metrics(), None
         if state:
             (self.room / "state").mkdir(exist_ok=True)
-            results = Results(self.room / "state")
+            results = StateFolder(self.room / "state")
         pool = [self.worker(timeout_s=timeout_s, margin_s=0.0 if timeout_s < 5 else 5.0) for _ in range(workers)]
-        service = Service(
-            Roots([self.logs]), pool, clock=self.clock, metrics=metrics, results=results, bounds=bounds or Bounds()
+        service = AttributionService(
+            Roots([self.logs]),
+            pool,
+            clock=self.clock,
+            metrics=metrics,
+            results=results,
+            bounds=bounds or RetentionLimits(),
         )
         self.services.append(service)
         service.start()

@@ -12,26 +12,26 @@ from pathlib import Path
 
 import msgspec
 
-from nvrx_slurm.attribution.service.jobs import Job, Result, Setup
+from nvrx_slurm.attribution.service.workers import AnalysisJob, AnalysisResult, WorkerSetup
 from nvrx_slurm.journal.verdicts import Attribution, Verdict
 
 
-def answer(job: Job) -> Result:
+def answer(job: AnalysisJob) -> AnalysisResult:
     text = Path(job.inquiry.paths[0]).read_text().strip()
     if text == "die":
         os.kill(os.getpid(), signal.SIGKILL)
     if text.startswith("problem"):
-        return Result(problem=text)
+        return AnalysisResult(problem=text)
     if text == "leave":
-        return Result(problem="too much memory", leaving=True)
+        return AnalysisResult(problem="too much memory", leaving=True)
     verdict, _, fault = text.partition(" ")
-    return Result(attribution=Attribution(source="lib", verdict=Verdict(verdict), fault=fault or "unknown"))
+    return AnalysisResult(attribution=Attribution(source="lib", verdict=Verdict(verdict), fault=fault or "unknown"))
 
 
 def main() -> None:
-    msgspec.json.decode(sys.stdin.buffer.readline(), type=Setup)
+    msgspec.json.decode(sys.stdin.buffer.readline(), type=WorkerSetup)
     for line in sys.stdin.buffer:
-        job = msgspec.json.decode(line, type=Job)
+        job = msgspec.json.decode(line, type=AnalysisJob)
         garbage = Path(job.inquiry.paths[0]).is_file() and Path(job.inquiry.paths[0]).read_text() == "garbage"
         line = b"what?" if garbage else msgspec.json.encode(answer(job))
         sys.stdout.buffer.write(line + b"\n")

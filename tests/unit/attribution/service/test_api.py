@@ -9,7 +9,7 @@ import msgspec
 import pytest
 
 from nvrx_slurm.attribution.service.app import BODY_AT_MOST_BYTES
-from nvrx_slurm.attribution.service.limits import RateLimit
+from nvrx_slurm.attribution.service.auth import RateLimit
 from tests.unit.attribution.service.conftest import Fleet, ask
 
 TOKEN = "correct-horse-battery-staple"

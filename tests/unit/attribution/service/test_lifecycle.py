@@ -8,7 +8,7 @@ from msgspec.structs import replace
 
 from nvrx_slurm.attribution.service.lifecycle import (
     LOST_AT_MOST,
-    Record,
+    InquiryRecord,
     accept,
     begin,
     conclude,
@@ -32,7 +32,7 @@ _verdict = st.sampled_from(list(Verdict))
 _event = st.one_of(_asking, _verdict, st.sampled_from(("begin", "lost", "problem", "restart", "timer")))
 
 
-def _after(record: Record, begun: Record | None, event: object) -> Record:
+def _after(record: InquiryRecord, begun: InquiryRecord | None, event: object) -> InquiryRecord:
     """The record after an event that can happen to it; others leave it as it is."""
     if isinstance(event, Submission):
         return accept(record, event, 2.0)

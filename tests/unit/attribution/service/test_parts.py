@@ -14,12 +14,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 from uvicorn.server import ServerState
 
-from nvrx_slurm.attribution.service import limits, results
-from nvrx_slurm.attribution.service.aside import Aside, Stalled
-from nvrx_slurm.attribution.service.impatience import Impatient
+from nvrx_slurm.attribution.service import auth, storage
+from nvrx_slurm.attribution.service.auth import ProofDeadlineProtocol
 from nvrx_slurm.attribution.service.lifecycle import accept
-from nvrx_slurm.attribution.service.results import Results
-from nvrx_slurm.attribution.service.settings import Address, parse_bind, read_token
+from nvrx_slurm.attribution.service.settings import BindAddress, parse_bind, read_token
+from nvrx_slurm.attribution.service.storage import FileSystemThreads, FileSystemTimeout, StateFolder
 from nvrx_slurm.attribution.service.wire import Submission, id_of
 from nvrx_slurm.errors import UsageError
 from nvrx_slurm.journal.verdicts import FailureKey, Inquiry
@@ -33,7 +32,7 @@ RECORD = accept(None, Submission(inquiry=Inquiry(key=KEY, paths=("/logs",)), int
 def test_rate(gaps: list[float]) -> None:
     """However a client times its requests, no more get through than the burst and the rate together allow, and one
     that waits as long as it was told gets through."""
-    limit, now, passed = limits.RateLimit(per_s=2.0, burst=5), 0.0, 0
+    limit, now, passed = auth.RateLimit(per_s=2.0, burst=5), 0.0, 0
     for gap in gaps:
         now += gap
         passed += limit.take("n1", now) == 0.0
@@ -47,8 +46,8 @@ def test_rate(gaps: list[float]) -> None:
 
 def test_many_clients(monkeypatch: pytest.MonkeyPatch) -> None:
     """The clients that are remembered are bounded, and who asks right now is among them."""
-    monkeypatch.setattr(limits, "CLIENTS_AT_MOST", 10)
-    limit = limits.RateLimit(per_s=1.0, burst=1)
+    monkeypatch.setattr(auth, "CLIENTS_AT_MOST", 10)
+    limit = auth.RateLimit(per_s=1.0, burst=1)
     assert all(limit.take(f"n{client}", 0.0) == 0.0 for client in range(100))
     assert limit.take("n99", 0.0) > 0.0
 
@@ -57,25 +56,25 @@ async def test_stalled(tmp_path: Path) -> None:
     """Work that hangs is given up and keeps its place; when it comes back, others go on."""
     fifo = tmp_path / "fifo"
     os.mkfifo(fifo)
-    aside = Aside(timeout_s=0.05, at_once=2)
+    aside = FileSystemThreads(timeout_s=0.05, at_once=2)
     for _ in range(3):
-        with pytest.raises(Stalled, match=r"has not answered for 0\.05 s"):
+        with pytest.raises(FileSystemTimeout, match=r"has not answered for 0\.05 s"):
             await aside.run(fifo.read_bytes)
-    patient = Aside(timeout_s=20.0)
+    patient = FileSystemThreads(timeout_s=20.0)
     await patient.run(lambda: fifo.write_bytes(b"x"))
     async with asyncio.timeout(20.0):
         while True:
             try:
                 assert await aside.run(lambda: 1) == 1
                 break
-            except Stalled:
+            except FileSystemTimeout:
                 pass
 
 
 async def test_aside_raises() -> None:
     """What the work raises comes out, a timeout of its own too."""
     with pytest.raises(TimeoutError, match="of its own"):
-        await Aside(timeout_s=20.0).run(_raises)
+        await FileSystemThreads(timeout_s=20.0).run(_raises)
 
 
 def _raises() -> None:
@@ -85,7 +84,7 @@ def _raises() -> None:
 async def test_silent_connection() -> None:
     """A connection on which nobody sends a whole request is closed; one that was used is not."""
 
-    class Hasty(Impatient):
+    class Hasty(ProofDeadlineProtocol):
         proof_s = 0.2
 
     async def hello(scope: Any, receive: Any, send: Any) -> None:
@@ -111,7 +110,7 @@ async def test_silent_connection() -> None:
 def test_results(tmp_path: Path) -> None:
     """What was saved is loaded; a torn file, one of another kind, and half a file are none of its business."""
     identity = id_of(KEY)
-    kept = Results(tmp_path)
+    kept = StateFolder(tmp_path)
     kept.save(identity, RECORD)
     (tmp_path / f"{'0' * 32}.json").write_text('{"inquiry": {"key"')
     (tmp_path / f".{identity}.json.123").write_text("half")
@@ -126,8 +125,8 @@ def test_results(tmp_path: Path) -> None:
 def test_one_service_each(tmp_path: Path) -> None:
     """A state folder has one service at a time."""
 
-    def opened() -> AbstractContextManager[Results]:
-        return results.opened(tmp_path / "state", SystemClock())
+    def opened() -> AbstractContextManager[StateFolder]:
+        return storage.opened(tmp_path / "state", SystemClock())
 
     with opened(), pytest.raises(UsageError, match="another service uses it"), opened():
         pass
@@ -138,14 +137,14 @@ def test_one_service_each(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("text", "address", "loopback"),
     [
-        ("127.0.0.1:8443", Address("127.0.0.1", 8443), True),
-        ("[::1]:0", Address("::1", 0), True),
-        ("localhost:1", Address("localhost", 1), True),
-        (":80", Address("0.0.0.0", 80), False),
-        ("node7:80", Address("node7", 80), False),
+        ("127.0.0.1:8443", BindAddress("127.0.0.1", 8443), True),
+        ("[::1]:0", BindAddress("::1", 0), True),
+        ("localhost:1", BindAddress("localhost", 1), True),
+        (":80", BindAddress("0.0.0.0", 80), False),
+        ("node7:80", BindAddress("node7", 80), False),
     ],
 )
-def test_bind(text: str, address: Address, loopback: bool) -> None:
+def test_bind(text: str, address: BindAddress, loopback: bool) -> None:
     """An address is told from its text, and whether others reach it."""
     assert parse_bind(text) == address and address.is_loopback is loopback
 
@@ -159,7 +158,7 @@ def test_bad_bind(text: str) -> None:
 
 def test_token(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A token comes from a file that nobody else can read, or from the environment; only loopback needs none."""
-    here, anywhere, file = Address("127.0.0.1", 0), Address("0.0.0.0", 0), tmp_path / "token"
+    here, anywhere, file = BindAddress("127.0.0.1", 0), BindAddress("0.0.0.0", 0), tmp_path / "token"
     monkeypatch.delenv("NVRX_SLURM_ATTRSVC_TOKEN", raising=False)
     assert read_token(None, here) is None
     with pytest.raises(UsageError, match="a token is needed"):

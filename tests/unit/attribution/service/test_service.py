@@ -7,7 +7,7 @@ import os
 import signal
 from pathlib import Path
 
-from nvrx_slurm.attribution.service.entries import Bounds
+from nvrx_slurm.attribution.service.storage import RetentionLimits
 from nvrx_slurm.attribution.service.wire import id_of
 from tests.unit.attribution.service.conftest import Fleet, ask, until
 
@@ -82,7 +82,7 @@ async def test_progressive(fleet: Fleet) -> None:
 
 async def test_followed_no_longer(fleet: Fleet) -> None:
     """A progressive inquiry that nobody settles is answered for good when it has been followed for long enough."""
-    client = fleet.start(bounds=Bounds(followed_for_s=0.1))
+    client = fleet.start(bounds=RetentionLimits(followed_for_s=0.1))
     inquiry = fleet.inquiry("RESTART ib")
     await ask(client, inquiry, "progressive")
     await until(client, lambda stats: stats["inquiries"]["done"] == 1)
@@ -136,7 +136,7 @@ async def test_bad_answers(fleet: Fleet) -> None:
 
 async def test_queue_is_bounded(fleet: Fleet) -> None:
     """What does not fit into the queue is refused with 503 and a time to come back; what is known is not."""
-    client = fleet.start(bounds=Bounds(queued=2))
+    client = fleet.start(bounds=RetentionLimits(queued=2))
     held = fleet.inquiry(None)
     await ask(client, held, wait_s=0)
     await until(client, lambda stats: stats["inquiries"]["running"] == 1)
@@ -182,7 +182,7 @@ async def test_restart(fleet: Fleet) -> None:
 
 async def test_keeps_no_more_than_it_may(fleet: Fleet) -> None:
     """The oldest answers go, in memory and on disk, when there are more than may be kept."""
-    client = fleet.start(state=True, bounds=Bounds(kept=3))
+    client = fleet.start(state=True, bounds=RetentionLimits(kept=3))
     ids = [(await ask(client, fleet.inquiry("STOP", cycle))).json()["id"] for cycle in range(6)]
     kept = [id for id in ids if (await client.get(f"/v1/inquiries/{id}")).status_code == 200]
     assert kept == ids[-3:] and sorted(path.stem for path in (fleet.room / "state").iterdir()) == sorted(kept)
@@ -198,7 +198,7 @@ async def test_state_folder_fails(fleet: Fleet) -> None:
 
 async def test_tracked_make_way(fleet: Fleet) -> None:
     """However much is tracked, an inquiry that wants an answer gets one; the oldest of what is tracked goes."""
-    client = fleet.start(bounds=Bounds(open=2, kept=3))
+    client = fleet.start(bounds=RetentionLimits(open=2, kept=3))
     for cycle in range(5):
         assert (await ask(client, fleet.inquiry("STOP", cycle), "track_only", wait_s=0)).status_code == 202
     assert (await client.get("/v1/inquiries")).json()["total"] == 3

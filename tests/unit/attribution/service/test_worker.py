@@ -6,8 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from nvrx_slurm.attribution.service.jobs import Setup
-from nvrx_slurm.attribution.service.workers import Worker
+from nvrx_slurm.attribution.service.workers import AnalysisWorker, WorkerSetup
 from nvrx_slurm.errors import SourceError
 from nvrx_slurm.journal.verdicts import FailureKey, Inquiry, Verdict
 from nvrx_slurm.util.clock import SystemClock
@@ -25,9 +24,9 @@ def _inquiry(*paths: Path) -> Inquiry:
     return Inquiry(key=key, paths=tuple(map(str, paths)))
 
 
-def _worker(root: Path, memory_bytes: int = 1 << 30) -> Worker:
-    setup = Setup(roots=(str(root),), rules=(), memory_bytes=memory_bytes)
-    return Worker(setup, timeout_s=60.0, clock=SystemClock())
+def _worker(root: Path, memory_bytes: int = 1 << 30) -> AnalysisWorker:
+    setup = WorkerSetup(roots=(str(root),), rules=(), memory_bytes=memory_bytes)
+    return AnalysisWorker(setup, timeout_s=60.0, clock=SystemClock())
 
 
 async def test_reads_below_its_root_alone(tmp_path: Path) -> None:

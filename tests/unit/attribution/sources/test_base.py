@@ -44,8 +44,8 @@ class Logs:
         return self.late if whole else self.early
 
 
-async def view(logs: Logs, settled: asyncio.Event, patience_s: float = PATIENT_S) -> Attribution:
-    return await look_twice(logs.look, inquiry_of(), settled=settled, settle_s=patience_s)
+async def view(logs: Logs, settled: asyncio.Event, settle_s: float = PATIENT_S) -> Attribution:
+    return await look_twice(logs.look, inquiry_of(), settled=settled, settle_s=settle_s)
 
 
 async def test_a_conclusive_view_is_not_waited_on() -> None:

@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
-import msgspec
+from pathlib import Path
 
+import msgspec
+import pytest
+
+from nvrx_slurm.jobspec.plan import plan_from_json
 from nvrx_slurm.journal.records import (
     ControllerStarted,
     Entry,
@@ -17,6 +21,18 @@ from nvrx_slurm.journal.records import (
 )
 from nvrx_slurm.lab.flow.replaying import Parting, explain, replay
 from tests.unit.core.fleet import Fleet, plain, running
+
+JOURNALS = Path(__file__).with_name("journals")
+
+
+@pytest.mark.parametrize("version", ["0.1"])
+def test_a_journal_of_an_older_version_replays_to_the_same_decisions(version: str) -> None:
+    """A worker failed, a node died, a spare took over: recorded by that version, with the names that it used."""
+    folder = JOURNALS / version
+    journal = [entry_from_json(line) for line in (folder / "events.jsonl").read_bytes().splitlines()]
+    replayed = replay(plan_from_json((folder / "plan.json").read_bytes()), journal)
+    assert replayed.parting is None
+    assert sum(isinstance(entry.record, RestartDecided) for entry in journal) == 2
 
 
 def recovered_fleet() -> Fleet:

@@ -337,7 +337,7 @@ def test_a_lost_word_is_said_again_until_its_read_has_ended(served: Served) -> N
     link = asked(lost)
     link.receive_payload_into(memoryview(bytearray(1000)), soon(), None)
     with client_of("tcp") as client:
-        client._fetcher._pool.doubt_again([UnconfirmedAck(lost.ring, lost.slot, lost.generation)])
+        client._fetcher._pool.keep_unconfirmed([UnconfirmedAck(lost.ring, lost.slot, lost.generation)])
         client.read(second, deadline=5.0)
         assert served.state(lost) is State.READING
         link.close()

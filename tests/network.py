@@ -20,7 +20,7 @@ import pytest
 from nvrx_slurm.errors import NvrxError
 from nvrx_slurm.jobspec.plan import Plan, plan_to_json
 from nvrx_slurm.journal.folder import JobFolder
-from nvrx_slurm.lab.faults.network import BATCH, Network
+from nvrx_slurm.lab.faults.network import BATCH, HostNetwork
 from nvrx_slurm.report.source import Journal
 from nvrx_slurm.util.processes import dies_with_parent
 from tests.harness import Gate, RunningJob
@@ -40,7 +40,7 @@ while True:
 """
 
 
-class GateNetwork(Network):
+class GateNetwork(HostNetwork):
     """A network with a door to the gate on each host. Where there can be none the test is skipped; in CI it fails."""
 
     def __init__(self, nodes: Sequence[str], gate: Gate) -> None:

@@ -13,7 +13,7 @@ from nvrx_slurm.errors import EXIT_INTERRUPTED, EXIT_TERMINATED
 EXIT_CODES = {signal.SIGINT: EXIT_INTERRUPTED, signal.SIGTERM: EXIT_TERMINATED}
 
 
-class Interruption:
+class RecordedSignal:
     """Whether, and by which signal, this process was asked to end."""
 
     def __init__(self, wakeup: int) -> None:
@@ -32,10 +32,10 @@ class Interruption:
 
 
 @contextlib.contextmanager
-def recorded() -> Iterator[Interruption]:
+def recorded() -> Iterator[RecordedSignal]:
     """Record SIGINT and SIGTERM instead of acting on them; afterwards they act as before."""
     reading, writing = os.pipe2(os.O_NONBLOCK | os.O_CLOEXEC)
-    interruption = Interruption(reading)
+    interruption = RecordedSignal(reading)
     before = {number: signal.signal(number, interruption.record) for number in EXIT_CODES}
     woken = signal.set_wakeup_fd(writing)
     try:

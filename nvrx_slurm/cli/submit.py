@@ -93,7 +93,7 @@ def _submitted(prepared: PreparedJob, cluster: ClusterName, as_json: bool) -> st
     return job_id
 
 
-def _wait(job: Job, interruption: signals.Interruption) -> int | None:
+def _wait(job: Job, interruption: signals.RecordedSignal) -> int | None:
     """The job's exit code; None: a signal ended the wait before the job had ended."""
 
     def tell(state: JobState) -> None:

@@ -18,7 +18,7 @@ _KEPT_INSIDE_A_JOB = ("SLURM_CONF", "SLURM_CLUSTERS")
 
 
 @dataclass(frozen=True)
-class Output:
+class CommandOutput:
     """What a program answered."""
 
     returncode: int
@@ -33,7 +33,7 @@ class Output:
 class Runner(Protocol):
     """Runs a command to its end, `timeout_s` at most. Raises FileNotFoundError where there is no such program."""
 
-    def __call__(self, command: Sequence[str], *, timeout_s: float) -> Output: ...
+    def __call__(self, command: Sequence[str], *, timeout_s: float) -> CommandOutput: ...
 
 
 class SystemRunner:
@@ -42,10 +42,12 @@ class SystemRunner:
     def __init__(self, environment: Mapping[str, str] | None = None) -> None:
         self._extra = environment or {}
 
-    def __call__(self, command: Sequence[str], *, timeout_s: float) -> Output:
+    def __call__(self, command: Sequence[str], *, timeout_s: float) -> CommandOutput:
         environment = child_environment_for(command[0], self._extra)
         if not is_set_up(environment):
-            return Output(1, "", f"{NOT_SET_UP}: SLURM_CONF names {environment['SLURM_CONF']}, which is not there")
+            return CommandOutput(
+                1, "", f"{NOT_SET_UP}: SLURM_CONF names {environment['SLURM_CONF']}, which is not there"
+            )
         try:
             done = subprocess.run(
                 command,
@@ -57,8 +59,8 @@ class SystemRunner:
                 timeout=timeout_s,
             )
         except subprocess.TimeoutExpired:
-            return Output(TIMED_OUT, "", f"{command[0]}: no answer within {timeout_s:g} s")
-        return Output(done.returncode, done.stdout, done.stderr)
+            return CommandOutput(TIMED_OUT, "", f"{command[0]}: no answer within {timeout_s:g} s")
+        return CommandOutput(done.returncode, done.stdout, done.stderr)
 
 
 def is_set_up(environment: Mapping[str, str]) -> bool:

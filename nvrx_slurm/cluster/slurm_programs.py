@@ -9,7 +9,7 @@ import logging
 from collections.abc import Callable
 from typing import TypeVar
 
-from nvrx_slurm.cluster.commands import NOT_SET_UP, Output, Runner
+from nvrx_slurm.cluster.commands import NOT_SET_UP, CommandOutput, Runner
 from nvrx_slurm.cluster.slurm_text import is_without_answer, reason_of
 from nvrx_slurm.errors import MissingProgramError, SlurmUnreachable
 from nvrx_slurm.util.log import get_logger
@@ -31,11 +31,11 @@ class SlurmPrograms:
         self._runner = runner
         self._patience_s = patience_s
 
-    def ask(self, *command: str) -> Output:
+    def ask(self, *command: str) -> CommandOutput:
         """The program's answer. Raises MissingProgramError, and SlurmUnreachable in the end."""
         return self.patiently(lambda: self.run(*command))
 
-    def run(self, *command: str) -> Output:
+    def run(self, *command: str) -> CommandOutput:
         """One attempt. Raises MissingProgramError, SlurmUnreachable."""
         program = command[0]
         try:

@@ -9,7 +9,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable
 
-from nvrx_slurm.cluster.commands import TIMED_OUT, Output
+from nvrx_slurm.cluster.commands import TIMED_OUT, CommandOutput
 from nvrx_slurm.cluster.states import JobState, state_of_array, state_of_word
 from nvrx_slurm.errors import UsageError
 
@@ -104,14 +104,14 @@ def kill_wait_of(stdout: str) -> float | None:
     return float(found[1]) if found else None
 
 
-def is_without_answer(output: Output) -> bool:
+def is_without_answer(output: CommandOutput) -> bool:
     """Whether the program failed only because the other side did not answer."""
     if output.returncode == TIMED_OUT:
         return True
     return not output.ok and any(words in output.stderr for words in _NO_ANSWER)
 
 
-def reason_of(output: Output) -> str:
+def reason_of(output: CommandOutput) -> str:
     """Slurm's own reason, in one line: the summary that sbatch ends with first, then what led to it."""
     lines = [_PREFIX.sub("", line.strip()) for line in output.stderr.splitlines() if line.strip()]
     summary = [line.removeprefix(_REFUSED) for line in lines if line.startswith(_REFUSED)]

@@ -86,7 +86,7 @@ _BY_RESULT = {
 }
 
 
-class Row(NamedTuple):
+class StateRow(NamedTuple):
     """One job, or one element of a job array, as squeue or sacct lists it."""
 
     job_id: str

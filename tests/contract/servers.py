@@ -14,7 +14,7 @@ import redis.asyncio as redis
 from nvrx_slurm.batch import children
 from nvrx_slurm.journal.folder import StoreAddress
 from nvrx_slurm.lab.faults.valkey import DirectLink, MemoryClient, MemoryServer
-from nvrx_slurm.lab.faults.valkey.client import Request
+from nvrx_slurm.lab.faults.valkey.client import StoreRequest
 from nvrx_slurm.store.client import Store
 from nvrx_slurm.store.embedded import EmbeddedStore
 from nvrx_slurm.store.heartbeat_reader import HeartbeatReader
@@ -70,7 +70,7 @@ class FreezingLink(DirectLink):
         self.frozen = False
         self._held: list[Callable[[], object]] = []
 
-    def call(self, request: Request) -> asyncio.Future[Any]:
+    def call(self, request: StoreRequest) -> asyncio.Future[Any]:
         if not self.frozen:
             return super().call(request)
         future: asyncio.Future[Any] = asyncio.get_running_loop().create_future()

@@ -15,7 +15,7 @@ import pytest
 
 import nvrx_slurm as nv
 from nvrx_slurm.api.handle import Job
-from nvrx_slurm.cluster.commands import Output, SystemRunner
+from nvrx_slurm.cluster.commands import CommandOutput, SystemRunner
 from nvrx_slurm.cluster.slurm import SlurmCluster
 from nvrx_slurm.cluster.states import JobState
 from nvrx_slurm.errors import SlurmUnreachable, SubmissionRefused, UsageError
@@ -192,7 +192,7 @@ def test_a_submission_that_a_frozen_slurmctld_took_in_is_not_made_twice(
     cluster, controller = lonely
     real = SystemRunner(cluster.environment())
 
-    def waking(command: Sequence[str], *, timeout_s: float) -> Output:
+    def waking(command: Sequence[str], *, timeout_s: float) -> CommandOutput:
         output = real(command, timeout_s=timeout_s)
         os.kill(controller, signal.SIGCONT)
         return output

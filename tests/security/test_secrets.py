@@ -19,7 +19,7 @@ from nvrx_slurm.errors import ConfigError
 from nvrx_slurm.jobspec import env
 from nvrx_slurm.jobspec.secret_file import secret_in
 from nvrx_slurm.journal.verdicts import Verdict
-from nvrx_slurm.lab.faults.attribution_server import Asked, AttributionServer, Response, says
+from nvrx_slurm.lab.faults.attribution_server import Asked, AttributionServer, PlannedResponse, says
 from tests.slurm_harness import CLI, nvrx
 
 BOUND_S = 60
@@ -42,7 +42,7 @@ class HeldService:
         self.asked, self.may_answer = threading.Event(), threading.Event()
         self.server = AttributionServer(self._behave, token=SECRETS[env.ATTRSVC_TOKEN])
 
-    def _behave(self, asked: Asked, server: AttributionServer) -> Response | None:
+    def _behave(self, asked: Asked, server: AttributionServer) -> PlannedResponse | None:
         self.asked.set()
         self.may_answer.wait(BOUND_S)
         return says(Verdict.STOP)(asked, server)

@@ -14,7 +14,7 @@ from dataclasses import replace
 import msgspec
 import pytest
 
-from nvrx_slurm.lab.faults.sick_ports import FAULTS, Deed, SickPort
+from nvrx_slurm.lab.faults.sick_ports import FAULTS, FaultDeed, SickPort
 from nvrx_slurm.transport import (
     AsyncPayloadClient,
     Limits,
@@ -53,7 +53,7 @@ PATIENT = replace(BRISK, calls=1000, pause_s=0.02)
 KEEPS_IT_FROM_READERS = [name for name in FAULTS if name != "loses-acks"]
 AT_THE_ACK = ["resets-at-ack", "loses-acks"]
 HARMFUL = [name for name in FAULTS if name not in AT_THE_ACK]
-OF_WHOLE_MESSAGES = [name for name in HARMFUL if FAULTS[name].deed not in (Deed.TRICKLE, Deed.LATE)]
+OF_WHOLE_MESSAGES = [name for name in HARMFUL if FAULTS[name].deed not in (FaultDeed.TRICKLE, FaultDeed.LATE)]
 
 
 @pytest.fixture

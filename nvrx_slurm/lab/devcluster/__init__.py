@@ -3,6 +3,6 @@
 from __future__ import annotations
 
 from nvrx_slurm.lab.devcluster.cluster import DevCluster, names, remove
-from nvrx_slurm.lab.devcluster.spec import ClusterStatus, NodeStatus
+from nvrx_slurm.lab.devcluster.spec import ClusterStatus, DevNodeStatus
 
-__all__ = ["ClusterStatus", "DevCluster", "NodeStatus", "names", "remove"]
+__all__ = ["ClusterStatus", "DevCluster", "DevNodeStatus", "names", "remove"]

@@ -19,7 +19,7 @@ from nvrx_slurm.lab.devcluster.daemons import living, start
 from nvrx_slurm.lab.devcluster.lifecycle import Say, client_environment
 from nvrx_slurm.lab.devcluster.processes import wait_until
 from nvrx_slurm.lab.devcluster.programs import ACCOUNTING_PROGRAMS, SLURM_PROGRAMS, require
-from nvrx_slurm.lab.devcluster.spec import ClusterSpec, ClusterStatus, NodeStatus, check_request, decode
+from nvrx_slurm.lab.devcluster.spec import ClusterSpec, ClusterStatus, DevNodeStatus, check_request, decode
 from nvrx_slurm.util import ownership
 from nvrx_slurm.util.clock import Clock, SystemClock
 
@@ -64,7 +64,7 @@ class DevCluster:
         """
         check_request(name, nodes, cpus_per_node)
         programs = require(SLURM_PROGRAMS + (ACCOUNTING_PROGRAMS if accounting else ()))
-        request = lifecycle.Request(
+        request = lifecycle.ClusterRequest(
             name=name,
             nodes=nodes,
             cpus_per_node=cpus_per_node,
@@ -124,7 +124,7 @@ class DevCluster:
             slurm_conf=str(self.spec.places.slurm_conf),
             error=error,
             nodes=tuple(
-                NodeStatus(
+                DevNodeStatus(
                     name=node,
                     slurm_state=states.get(node, "unknown"),
                     slurmd=conditions.pop(node),
@@ -227,7 +227,7 @@ def remove(name: str, clock: Clock | None = None) -> None:
         cluster.down()
 
 
-def _bring_up(request: lifecycle.Request, clock: Clock, say: Say) -> ClusterSpec:
+def _bring_up(request: lifecycle.ClusterRequest, clock: Clock, say: Say) -> ClusterSpec:
     """One attempt; whatever stops it (Ctrl-C too), nothing of it is left."""
     claimed = places.claim(request.name)
     try:

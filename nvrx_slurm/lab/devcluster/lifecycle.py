@@ -42,7 +42,7 @@ class DaemonDied(NvrxError):
 
 
 @dataclass(frozen=True)
-class Request:
+class ClusterRequest:
     """What was asked for. `programs`: name → full path."""
 
     name: str
@@ -53,7 +53,7 @@ class Request:
     settings: Mapping[str, str] = field(default_factory=dict)
 
 
-def plan_cluster(request: Request, places: Places) -> ClusterSpec:
+def plan_cluster(request: ClusterRequest, places: Places) -> ClusterSpec:
     """Settle everything about the cluster, ports included, and write it down before anything is started."""
     ports = free_ports(request.nodes + 2, taken=_ports_of_others())
     spec = ClusterSpec(

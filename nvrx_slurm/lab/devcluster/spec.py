@@ -126,7 +126,7 @@ def decode(text: bytes) -> ClusterSpec:
     return msgspec.json.decode(text, type=ClusterSpec)
 
 
-class NodeStatus(Record, frozen=True, kw_only=True):
+class DevNodeStatus(Record, frozen=True, kw_only=True):
     """One node. `slurm_state` is slurmctld's view, `slurmd` the truth: `alive`, `frozen` or `dead`."""
 
     name: str
@@ -141,7 +141,7 @@ class ClusterStatus(Record, frozen=True, kw_only=True):
     name: str
     slurm_conf: str
     error: str | None
-    nodes: tuple[NodeStatus, ...]
+    nodes: tuple[DevNodeStatus, ...]
     daemons: dict[str, str]
 
     @property

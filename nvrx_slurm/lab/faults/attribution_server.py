@@ -37,7 +37,7 @@ class Asked(NamedTuple):
     times: int  # how many requests about it came before
 
 
-class Response(NamedTuple):
+class PlannedResponse(NamedTuple):
     """`body` goes out as it is; with `cut`, the connection ends after half of it."""
 
     status: int
@@ -46,7 +46,7 @@ class Response(NamedTuple):
     cut: bool = False
 
 
-Behaviour = Callable[[Asked, "AttributionServer"], Response | None]
+Behaviour = Callable[[Asked, "AttributionServer"], PlannedResponse | None]
 """What the service does with a request; None: it never answers."""
 
 
@@ -58,9 +58,9 @@ def attribution(inquiry: Inquiry, verdict: Verdict = Verdict.STOP, **fields: Any
     return Attribution(source="lib", verdict=verdict, **given)
 
 
-def answer(asked: Asked, status: int, said: Attribution | None, *, key: str = "", **fields: Any) -> Response:
+def answer(asked: Asked, status: int, said: Attribution | None, *, key: str = "", **fields: Any) -> PlannedResponse:
     body = {"key": key or str(asked.inquiry.key), "state": STATES[status], "attribution": said, **fields}
-    return Response(status, msgspec.json.encode(body))
+    return PlannedResponse(status, msgspec.json.encode(body))
 
 
 def says(verdict: Verdict) -> Behaviour:
@@ -71,7 +71,7 @@ def says(verdict: Verdict) -> Behaviour:
 def slow(seconds: float, verdict: Verdict) -> Behaviour:
     """So long after it was asked first; until then it holds each request back for as long as that asks."""
 
-    def behave(asked: Asked, server: AttributionServer) -> Response:
+    def behave(asked: Asked, server: AttributionServer) -> PlannedResponse:
         left_s = asked.since + seconds - time.monotonic()
         server.over.wait(min(max(0.0, left_s), _patience_s(asked)))
         if time.monotonic() < asked.since + seconds:
@@ -81,7 +81,7 @@ def slow(seconds: float, verdict: Verdict) -> Behaviour:
     return behave
 
 
-def changes_its_mind(asked: Asked, server: AttributionServer) -> Response:
+def changes_its_mind(asked: Asked, server: AttributionServer) -> PlannedResponse:
     """RESTART while the logs are written, on another rank's words; STOP once it is asked for good."""
     if asked.intent != "terminal":
         early = attribution(asked.inquiry, Verdict.RESTART, primary=Evidence(file="f", line=1, text="peer", rank=99))
@@ -89,21 +89,21 @@ def changes_its_mind(asked: Asked, server: AttributionServer) -> Response:
     return answer(asked, 200, attribution(asked.inquiry, Verdict.STOP))
 
 
-def forgets(asked: Asked, server: AttributionServer) -> Response:
+def forgets(asked: Asked, server: AttributionServer) -> PlannedResponse:
     """It was started anew between submission and poll, and knows nothing; the second submission is answered."""
     if asked.method == "GET":
-        return Response(404, b'{"error": "no such inquiry"}')
+        return PlannedResponse(404, b'{"error": "no such inquiry"}')
     return answer(asked, 202, None) if asked.times == 0 else answer(asked, 200, attribution(asked.inquiry))
 
 
-def flaps(asked: Asked, server: AttributionServer) -> Response:
+def flaps(asked: Asked, server: AttributionServer) -> PlannedResponse:
     """Every other request is refused for now."""
     if asked.times % 2 == 0:
-        return Response(503, b'{"error": "draining"}', {"Retry-After": "0"})
+        return PlannedResponse(503, b'{"error": "draining"}', {"Retry-After": "0"})
     return answer(asked, 200, attribution(asked.inquiry))
 
 
-def blames(asked: Asked, server: AttributionServer) -> Response:
+def blames(asked: Asked, server: AttributionServer) -> PlannedResponse:
     """RESTART, for the node that failed is at fault."""
     nodes = (asked.inquiry.failed.node,) if asked.inquiry.failed else asked.inquiry.nodes[:1]
     fields = {"scope": Scope.NODE, "nodes": nodes, "fault": "gpu_fell_off_the_bus"}
@@ -113,7 +113,7 @@ def blames(asked: Asked, server: AttributionServer) -> Response:
 def down_after(inquiries: int) -> Behaviour:
     """Gone, listening socket and all, once it has answered so many inquiries."""
 
-    def behave(asked: Asked, server: AttributionServer) -> Response:
+    def behave(asked: Asked, server: AttributionServer) -> PlannedResponse:
         if len({one.inquiry.key for one in server.asked}) >= inquiries:
             threading.Thread(target=server.go_down, daemon=True).start()
         return answer(asked, 200, attribution(asked.inquiry))
@@ -136,25 +136,25 @@ FIXED: dict[str, Behaviour] = {
     "restart": says(Verdict.RESTART),
     "unknown": says(Verdict.UNKNOWN),
     "blame": blames,
-    "garbage": lambda asked, server: Response(200, b"<html>It works!</html>"),
-    "not-utf8": lambda asked, server: Response(200, b'{"key": "\xff\xfe"}'),
-    "no-verdict": lambda asked, server: Response(200, _whole(asked).replace(b'"STOP"', b'"MAYBE"')),
-    "sure-of-itself": lambda asked, server: Response(200, _whole(asked).replace(b"0.9", b"9.0")),
-    "empty": lambda asked, server: Response(200, b""),
+    "garbage": lambda asked, server: PlannedResponse(200, b"<html>It works!</html>"),
+    "not-utf8": lambda asked, server: PlannedResponse(200, b'{"key": "\xff\xfe"}'),
+    "no-verdict": lambda asked, server: PlannedResponse(200, _whole(asked).replace(b'"STOP"', b'"MAYBE"')),
+    "sure-of-itself": lambda asked, server: PlannedResponse(200, _whole(asked).replace(b"0.9", b"9.0")),
+    "empty": lambda asked, server: PlannedResponse(200, b""),
     "wrong-key": lambda asked, server: answer(asked, 200, attribution(asked.inquiry), key="somebody-else"),
-    "huge": lambda asked, server: Response(200, b"[" * HUGE_BYTES),
-    "dies": lambda asked, server: Response(200, _whole(asked), cut=True),
+    "huge": lambda asked, server: PlannedResponse(200, b"[" * HUGE_BYTES),
+    "dies": lambda asked, server: PlannedResponse(200, _whole(asked), cut=True),
     "hang": lambda asked, server: None,
     "late": slow(30.0, Verdict.STOP),
     "flap": flaps,
     "changes": changes_its_mind,
     "forgets": forgets,
-    "twice": lambda asked, server: Response(200, _whole(asked), {"Twice": "yes"}),
-    "401": lambda asked, server: Response(401, b'{"error": "a bearer token is required"}'),
-    "404": lambda asked, server: Response(404, b"<h1>Not Found</h1>"),
-    "422": lambda asked, server: Response(422, b'{"error": "inquiry.key: missing"}'),
-    "500": lambda asked, server: Response(500, b'{"error": "out of luck"}'),
-    "failed": lambda asked, server: Response(
+    "twice": lambda asked, server: PlannedResponse(200, _whole(asked), {"Twice": "yes"}),
+    "401": lambda asked, server: PlannedResponse(401, b'{"error": "a bearer token is required"}'),
+    "404": lambda asked, server: PlannedResponse(404, b"<h1>Not Found</h1>"),
+    "422": lambda asked, server: PlannedResponse(422, b'{"error": "inquiry.key: missing"}'),
+    "500": lambda asked, server: PlannedResponse(500, b'{"error": "out of luck"}'),
+    "failed": lambda asked, server: PlannedResponse(
         200, msgspec.json.encode({"key": str(asked.inquiry.key), "state": "failed", "problem": "no logs there"})
     ),
 }
@@ -168,7 +168,7 @@ def behaviour(text: str) -> Behaviour:
         "slow-restart": lambda: slow(parse_duration(value), Verdict.RESTART),
         "down-after": lambda: down_after(int(value)),
         "429": lambda: _first_too_many(value),
-        "redirect": lambda: lambda asked, server: Response(307, b"", {"Location": value}),
+        "redirect": lambda: lambda asked, server: PlannedResponse(307, b"", {"Location": value}),
     }
     try:
         return made[name]() if value else FIXED[name]
@@ -178,9 +178,9 @@ def behaviour(text: str) -> Behaviour:
 
 
 def _first_too_many(retry_after: str) -> Behaviour:
-    def behave(asked: Asked, server: AttributionServer) -> Response:
+    def behave(asked: Asked, server: AttributionServer) -> PlannedResponse:
         if asked.times == 0:
-            return Response(429, b'{"error": "too many requests"}', {"Retry-After": retry_after})
+            return PlannedResponse(429, b'{"error": "too many requests"}', {"Retry-After": retry_after})
         return answer(asked, 200, attribution(asked.inquiry))
 
     return behave
@@ -272,10 +272,10 @@ class _Handler(BaseHTTPRequestHandler):
         ours = self.server.attribution
         headers = {name.lower(): value for name, value in self.headers.items()}
         if ours.token is not None and headers.get("authorization") != f"Bearer {ours.token}":
-            return self._respond(Response(401, b'{"error": "a bearer token is required"}'))
+            return self._respond(PlannedResponse(401, b'{"error": "a bearer token is required"}'))
         asked = ours.note(self.command, self.path, headers, body)
         if asked is None:
-            return self._respond(Response(404, b'{"error": "no such inquiry"}'))
+            return self._respond(PlannedResponse(404, b'{"error": "no such inquiry"}'))
         response = ours.behaviour(asked, ours)
         if response is None:
             ours.over.wait()
@@ -283,7 +283,7 @@ class _Handler(BaseHTTPRequestHandler):
             return None
         return self._respond(response)
 
-    def _respond(self, response: Response) -> None:
+    def _respond(self, response: PlannedResponse) -> None:
         self.send_response(response.status)
         for name, value in {"Content-Length": str(len(response.body)), **response.headers}.items():
             self.send_header(name, value)

@@ -29,7 +29,7 @@ Slowness = Mapping[str, tuple[float, float]]
 """Host → by how many seconds its frames are late, and which share of them is lost."""
 
 
-class Network:
+class HostNetwork:
     """Namespaces for the batch host and for each node, and the switch between them, which goes with this process.
 
     `door`: a port of which each host gets a listener on its loopback; they are `doors`, in the order BATCH, nodes.
@@ -70,7 +70,7 @@ class Network:
         return dict(self._ask(slow=hosts))
 
     def rule(self, *rules: dict[str, Any]) -> None:
-        """What of the rest is lost or refused: `network_switch.Rule`."""
+        """What of the rest is lost or refused: `network_switch.SwitchRule`."""
         self._ask(rules=rules)
 
     def heal(self) -> None:

@@ -10,7 +10,7 @@ CONTROL is a SOCK_SEQPACKET of JSON messages, each answered once it holds. The f
 `{"pid", "namespaces": {host: descriptor}}`, and with it a listener on 127.0.0.1:DOOR of each host (0: none).
 
     {"cut": [host…]}           from now on these hosts' frames are lost; replaces an earlier list; answered with it
-    {"rules": [rule…]}         see `Rule`; replaces earlier ones
+    {"rules": [rule…]}         see `SwitchRule`; replaces earlier ones
     {"slow": {host: [seconds, loss]}}    frames from or to it come so late, and this share of them never; likewise
     {"reset": rule}            both ends of each TCP connection get a reset that looks like the other's; answered with
                                how many there were: whose both ends have been seen, and no reset or last word since
@@ -88,7 +88,7 @@ class Packet:
 
 
 @dataclass(frozen=True, slots=True)
-class Rule:
+class SwitchRule:
     """Which packets: with one of `hosts` at an end, of the `protocol` (tcp, udp), with this `port` at an end, or with
     any but `other_than`; `opening`: only those that open a TCP connection *to* one of the hosts. What becomes of
     them: `drop`, or `refuse`: those on the way *to* one of the hosts are answered as a firewall would that rejects
@@ -150,8 +150,8 @@ class Switch:
         self.by_descriptor = {port.fileno(): host for host, port in ports.items()}
         self.by_mac = {mac_of(index): host for index, host in enumerate(ports, 1)}
         self.cut: set[str] = set()
-        self.rules: list[Rule] = []
-        self.counts: dict[Rule, int] = {}
+        self.rules: list[SwitchRule] = []
+        self.counts: dict[SwitchRule, int] = {}
         self.slow: dict[str, tuple[float, float]] = {}
         self.chance = random.Random(1)
         self.later: list[tuple[float, int, str, bytes]] = []
@@ -274,8 +274,8 @@ def _backwards(flow: Flow) -> Flow:
     return target, source, (there, here)
 
 
-def _rule(fields: dict[str, object]) -> Rule:
-    return Rule(**{**fields, "hosts": tuple(fields["hosts"])})  # type: ignore[arg-type]
+def _rule(fields: dict[str, object]) -> SwitchRule:
+    return SwitchRule(**{**fields, "hosts": tuple(fields["hosts"])})  # type: ignore[arg-type]
 
 
 # ---- the namespaces

@@ -29,7 +29,7 @@ _NO_LINGER = struct.pack("ii", 1, 0)
 _ACK_MARK = protocol.Ack(protocol.AckVerdict.TAKEN, 0, 0).pack()[:4]
 
 
-class Stage(StrEnum):
+class FaultStage(StrEnum):
     """Where in a conversation a fault shows: before its first byte, or at what the server sends, or is to hear."""
 
     CONNECT = "connect"
@@ -39,7 +39,7 @@ class Stage(StrEnum):
     ACK = "ack"
 
 
-class Deed(StrEnum):
+class FaultDeed(StrEnum):
     """What is done then."""
 
     HOLD = "hold"  # nothing more is said, and the connection stays open
@@ -51,11 +51,11 @@ class Deed(StrEnum):
     SWALLOW = "swallow"  # the message is lost, and all else goes on
 
 
-class Fault(NamedTuple):
+class PortFault(NamedTuple):
     """`change`: what REPLACE makes of a message."""
 
-    stage: Stage
-    deed: Deed
+    stage: FaultStage
+    deed: FaultDeed
     change: Callable[[bytes], bytes] = bytes
 
 
@@ -84,38 +84,38 @@ def _refusing(message: bytes) -> bytes:
     return challenge._replace(proof=challenge.proof[::-1]).pack()
 
 
-FAULTS: Mapping[str, Fault] = MappingProxyType(
+FAULTS: Mapping[str, PortFault] = MappingProxyType(
     {
-        "silent": Fault(Stage.CONNECT, Deed.HOLD),
-        "silent-after-request": Fault(Stage.ANSWER, Deed.HOLD),
-        "silent-in-payload": Fault(Stage.PAYLOAD, Deed.HOLD),
-        "resets": Fault(Stage.CONNECT, Deed.RESET),
-        "resets-after-request": Fault(Stage.ANSWER, Deed.RESET),
-        "resets-in-payload": Fault(Stage.PAYLOAD, Deed.RESET),
-        "resets-at-ack": Fault(Stage.ACK, Deed.RESET),
-        "truncates": Fault(Stage.PAYLOAD, Deed.CLOSE),
-        "truncates-challenge": Fault(Stage.CHALLENGE, Deed.CLOSE),
-        "truncates-answer": Fault(Stage.ANSWER, Deed.CLOSE),
-        "garbage": Fault(Stage.CHALLENGE, Deed.REPLACE, _garbage),
-        "garbage-answer": Fault(Stage.ANSWER, Deed.REPLACE, _garbage),
-        "garbage-payload": Fault(Stage.PAYLOAD, Deed.REPLACE, _garbage),
-        "flips-a-bit": Fault(Stage.PAYLOAD, Deed.REPLACE, _flipped),
-        "trickles": Fault(Stage.PAYLOAD, Deed.TRICKLE),
-        "trickles-hello": Fault(Stage.CHALLENGE, Deed.TRICKLE),
-        "slow-hello": Fault(Stage.CHALLENGE, Deed.LATE),
-        "wrong-generation": Fault(Stage.ANSWER, Deed.REPLACE, _answer_with(generation=1)),
-        "wrong-size": Fault(Stage.ANSWER, Deed.REPLACE, _answer_with(size=1)),
-        "huge-size": Fault(Stage.ANSWER, Deed.REPLACE, _answer_with(size=1 << 62)),
-        "wrong-checksum": Fault(Stage.ANSWER, Deed.REPLACE, _answer_with(checksum=1)),
-        "refuses": Fault(Stage.CHALLENGE, Deed.REPLACE, _refusing),
-        "loses-acks": Fault(Stage.ACK, Deed.SWALLOW),
+        "silent": PortFault(FaultStage.CONNECT, FaultDeed.HOLD),
+        "silent-after-request": PortFault(FaultStage.ANSWER, FaultDeed.HOLD),
+        "silent-in-payload": PortFault(FaultStage.PAYLOAD, FaultDeed.HOLD),
+        "resets": PortFault(FaultStage.CONNECT, FaultDeed.RESET),
+        "resets-after-request": PortFault(FaultStage.ANSWER, FaultDeed.RESET),
+        "resets-in-payload": PortFault(FaultStage.PAYLOAD, FaultDeed.RESET),
+        "resets-at-ack": PortFault(FaultStage.ACK, FaultDeed.RESET),
+        "truncates": PortFault(FaultStage.PAYLOAD, FaultDeed.CLOSE),
+        "truncates-challenge": PortFault(FaultStage.CHALLENGE, FaultDeed.CLOSE),
+        "truncates-answer": PortFault(FaultStage.ANSWER, FaultDeed.CLOSE),
+        "garbage": PortFault(FaultStage.CHALLENGE, FaultDeed.REPLACE, _garbage),
+        "garbage-answer": PortFault(FaultStage.ANSWER, FaultDeed.REPLACE, _garbage),
+        "garbage-payload": PortFault(FaultStage.PAYLOAD, FaultDeed.REPLACE, _garbage),
+        "flips-a-bit": PortFault(FaultStage.PAYLOAD, FaultDeed.REPLACE, _flipped),
+        "trickles": PortFault(FaultStage.PAYLOAD, FaultDeed.TRICKLE),
+        "trickles-hello": PortFault(FaultStage.CHALLENGE, FaultDeed.TRICKLE),
+        "slow-hello": PortFault(FaultStage.CHALLENGE, FaultDeed.LATE),
+        "wrong-generation": PortFault(FaultStage.ANSWER, FaultDeed.REPLACE, _answer_with(generation=1)),
+        "wrong-size": PortFault(FaultStage.ANSWER, FaultDeed.REPLACE, _answer_with(size=1)),
+        "huge-size": PortFault(FaultStage.ANSWER, FaultDeed.REPLACE, _answer_with(size=1 << 62)),
+        "wrong-checksum": PortFault(FaultStage.ANSWER, FaultDeed.REPLACE, _answer_with(checksum=1)),
+        "refuses": PortFault(FaultStage.CHALLENGE, FaultDeed.REPLACE, _refusing),
+        "loses-acks": PortFault(FaultStage.ACK, FaultDeed.SWALLOW),
     }
 )
 """All but "loses-acks" keep a reader from its payload, where there is no other port; that one keeps it from the
 server that the payload was taken."""
 
 
-def fault_of(name: str) -> Fault:
+def fault_of(name: str) -> PortFault:
     """Raises ValueError, which lists what is valid."""
     try:
         return FAULTS[name]
@@ -185,7 +185,7 @@ class SickPort:
     def __exit__(self, *_: object) -> None:
         self.close()
 
-    def fault_at(self, stage: Stage) -> Fault | None:
+    def fault_at(self, stage: FaultStage) -> PortFault | None:
         """What strikes there, now."""
         fault = self._fault
         if fault is None or fault.stage is not stage:
@@ -228,8 +228,8 @@ class SickPort:
 
     def _converse(self, client: socket.socket) -> None:
         with contextlib.suppress(OSError, _Ended), self._kept(client):
-            if (fault := self.fault_at(Stage.CONNECT)) is not None or self.server is None:
-                _end(client, fault.deed if fault else Deed.HOLD)
+            if (fault := self.fault_at(FaultStage.CONNECT)) is not None or self.server is None:
+                _end(client, fault.deed if fault else FaultDeed.HOLD)
                 return
             with self._kept(socket.create_connection(host_and_port(self.server), CONNECT_S)) as server:
                 server.settimeout(None)
@@ -282,15 +282,15 @@ class _Conversation:
             self._server.sendall(mark + _take(self._client, protocol.REQUEST_BYTES - len(mark)))
             return
         ack = mark + _take(self._client, protocol.ACK_BYTES - len(mark))
-        self._pass_on(Stage.ACK, ack, self._server)
+        self._pass_on(FaultStage.ACK, ack, self._server)
 
     def _from_server(self) -> None:
         if not self._is_greeted:
             self._is_greeted = True
-            self._pass_on(Stage.CHALLENGE, _take(self._server, protocol.CHALLENGE_BYTES), self._client)
+            self._pass_on(FaultStage.CHALLENGE, _take(self._server, protocol.CHALLENGE_BYTES), self._client)
             return
         frame = _take(self._server, protocol.ANSWER_BYTES)
-        self._pass_on(Stage.ANSWER, frame, self._client)
+        self._pass_on(FaultStage.ANSWER, frame, self._client)
         answer = protocol.Response.unpack(frame)
         if answer.status is protocol.ResponseStatus.OK:
             self._pass_payload(answer.size)
@@ -303,26 +303,26 @@ class _Conversation:
         left = size - healthy
         while left:
             piece = _take(self._server, min(PIECE_BYTES, left))
-            self._pass_on(Stage.PAYLOAD, piece, self._client)
+            self._pass_on(FaultStage.PAYLOAD, piece, self._client)
             left -= len(piece)
 
-    def _pass_on(self, stage: Stage, message: bytes, to: socket.socket) -> None:
+    def _pass_on(self, stage: FaultStage, message: bytes, to: socket.socket) -> None:
         fault = self._port.fault_at(stage)
         if fault is None:
             to.sendall(message)
             return
         match fault.deed:
-            case Deed.SWALLOW:
+            case FaultDeed.SWALLOW:
                 return
-            case Deed.REPLACE:
+            case FaultDeed.REPLACE:
                 to.sendall(fault.change(message))
-            case Deed.LATE:
+            case FaultDeed.LATE:
                 _pause(self._client, self._port.late_s)
                 to.sendall(message)
-            case Deed.TRICKLE:
+            case FaultDeed.TRICKLE:
                 self._trickle(message, to)
-            case Deed.HOLD | Deed.CLOSE | Deed.RESET:
-                if stage is not Stage.ACK:
+            case FaultDeed.HOLD | FaultDeed.CLOSE | FaultDeed.RESET:
+                if stage is not FaultStage.ACK:
                     to.sendall(message[: len(message) // 2])
                 _end(self._client, fault.deed)
                 raise _Ended
@@ -344,11 +344,11 @@ def _take(connection: socket.socket, size: int) -> bytes:
     return bytes(taken)
 
 
-def _end(client: socket.socket, deed: Deed) -> None:
+def _end(client: socket.socket, deed: FaultDeed) -> None:
     """The conversation, in that way. Its caller closes the socket."""
-    if deed is Deed.HOLD:
+    if deed is FaultDeed.HOLD:
         _pause(client, None)
-    elif deed is Deed.RESET:
+    elif deed is FaultDeed.RESET:
         client.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, _NO_LINGER)
 
 
@@ -366,7 +366,7 @@ def _shut(connection: socket.socket) -> None:
 
 
 HOLD_S = 600.0
-_STAGES = {protocol.CHALLENGE_BYTES: Stage.CHALLENGE, protocol.ANSWER_BYTES: Stage.ANSWER}
+_STAGES = {protocol.CHALLENGE_BYTES: FaultStage.CHALLENGE, protocol.ANSWER_BYTES: FaultStage.ANSWER}
 
 
 class SickLink:
@@ -378,24 +378,24 @@ class SickLink:
     def __init__(self, link: PeerLink, fault: str) -> None:
         self._link, self._fault = link, fault_of(fault)
         self.needs_checksum = link.needs_checksum
-        if self._fault.deed in (Deed.TRICKLE, Deed.LATE):
+        if self._fault.deed in (FaultDeed.TRICKLE, FaultDeed.LATE):
             raise ValueError(f"{fault!r} is no fault of a link: use a SickPort")
 
     def send(self, frame: bytes, payload: memoryview | None, deadline: float) -> None:
         fault = self._fault
-        if fault.stage is Stage.CONNECT:
+        if fault.stage is FaultStage.CONNECT:
             self._end(fault)
         if fault.stage is _STAGES.get(len(frame)):
             frame = self._struck(fault, frame, deadline)
-        if fault.stage is Stage.PAYLOAD and payload:
+        if fault.stage is FaultStage.PAYLOAD and payload:
             self._link.send(frame, None, deadline)
             frame, payload = self._struck(fault, bytes(payload), deadline), None
         self._link.send(frame, payload, deadline)
 
     def receive_into(self, buffer: memoryview, deadline: float) -> None:
         self._link.receive_into(buffer, deadline)
-        if self._fault.stage is Stage.ACK and len(buffer) == protocol.ACK_BYTES:
-            if self._fault.deed is Deed.SWALLOW:
+        if self._fault.stage is FaultStage.ACK and len(buffer) == protocol.ACK_BYTES:
+            if self._fault.deed is FaultDeed.SWALLOW:
                 self._hold(deadline)
             self._end(self._fault)
 
@@ -414,20 +414,20 @@ class SickLink:
     def drop(self) -> None:
         self._link.drop()
 
-    def _struck(self, fault: Fault, message: bytes, deadline: float) -> bytes:
+    def _struck(self, fault: PortFault, message: bytes, deadline: float) -> bytes:
         """What is sent in its place; raises where nothing is."""
-        if fault.deed is Deed.REPLACE:
+        if fault.deed is FaultDeed.REPLACE:
             return fault.change(message)
-        if fault.deed is not Deed.HOLD:
+        if fault.deed is not FaultDeed.HOLD:
             self._link.send(message[: len(message) // 2], None, deadline)
         self._end(fault)
         raise AssertionError
 
-    def _end(self, fault: Fault) -> None:
+    def _end(self, fault: PortFault) -> None:
         """Raises PeerReset."""
-        if fault.deed is Deed.HOLD:
+        if fault.deed is FaultDeed.HOLD:
             self._hold(time.monotonic() + HOLD_S)
-        self._link.cut() if fault.deed is Deed.RESET else self._link.close()
+        self._link.cut() if fault.deed is FaultDeed.RESET else self._link.close()
         raise PeerReset("this link is sick")
 
     def _hold(self, deadline: float) -> None:

@@ -4,7 +4,7 @@
     shapes.py       the job that a seed draws; adversary.py: the faults that it draws
     promises.py     what must hold after every step; verdict.py: what must hold at the end
     mains.py        the product's own agents and controller, with simulated surroundings
-    batch.py, node.py, machine.py, supervisor.py, workers.py, store.py, tethers.py    those surroundings
+    batch.py, node.py, machine.py, supervisor.py, workers.py, store.py, connections.py    those surroundings
     loop.py         virtual time: what runs next, and when
     process.py      what is killed, frozen and thawed together, and what its kernel holds for it
     network.py      ways between hosts: latency, loss, cuts; sockets.py: what processes use of it

@@ -1,6 +1,6 @@
-"""The adversary: what goes wrong in a history, when, and for how long, all drawn from the seed beforehand.
+"""The adversary: what goes wrong in a run, when, and for how long, all drawn from the seed beforehand.
 
-An act knows nothing of the others, so a history can be told again without some of them, until the fewest are left
+An act knows nothing of the others, so a run can be told again without some of them, until the fewest are left
 that still break a promise.
 """
 
@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from random import Random
 from typing import TYPE_CHECKING
 
-from nvrx_slurm.lab.simulation.network import Fault, apart
+from nvrx_slurm.lab.simulation.network import NetworkFault, apart
 from nvrx_slurm.lab.simulation.shapes import Shape
 
 if TYPE_CHECKING:
@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class Act:
-    """One thing that goes wrong, `at_s` into the history. `number` chooses among what there is (a rank, a commit)."""
+    """One thing that goes wrong, `at_s` into the run. `number` chooses among what there is (a rank, a commit)."""
 
     at_s: float
     kind: str
@@ -33,51 +33,51 @@ class Act:
 # ---- nodes
 
 
-def kill_agent(history: SimulationRun, act: Act) -> None:
-    history.nodes[act.node].kill_agent()
+def kill_agent(run: SimulationRun, act: Act) -> None:
+    run.nodes[act.node].kill_agent()
 
 
-def start_agent(history: SimulationRun, act: Act) -> None:
-    history.loop.call_outside(act.lasts_s, history.nodes[act.node].start_agent)
+def start_agent(run: SimulationRun, act: Act) -> None:
+    run.loop.call_outside(act.lasts_s, run.nodes[act.node].start_agent)
 
 
-def freeze_agent(history: SimulationRun, act: Act) -> None:
-    node = history.nodes[act.node]
+def freeze_agent(run: SimulationRun, act: Act) -> None:
+    node = run.nodes[act.node]
     if (agent := node.agent) is not None:
         agent.freeze()
-        history.loop.call_outside(act.lasts_s, agent.thaw)
+        run.loop.call_outside(act.lasts_s, agent.thaw)
 
 
-def kill_supervisor(history: SimulationRun, act: Act) -> None:
-    if (supervisor := history.nodes[act.node].supervisor) is not None:
+def kill_supervisor(run: SimulationRun, act: Act) -> None:
+    if (supervisor := run.nodes[act.node].supervisor) is not None:
         supervisor.process.kill()
 
 
-def freeze_supervisor(history: SimulationRun, act: Act) -> None:
-    if (supervisor := history.nodes[act.node].supervisor) is not None:
+def freeze_supervisor(run: SimulationRun, act: Act) -> None:
+    if (supervisor := run.nodes[act.node].supervisor) is not None:
         supervisor.process.freeze()
-        history.loop.call_outside(act.lasts_s, supervisor.process.thaw)
+        run.loop.call_outside(act.lasts_s, supervisor.process.thaw)
 
 
-def kill_worker(history: SimulationRun, act: Act) -> None:
-    if (worker := history.nodes[act.node].worker(act.number)) is not None:
+def kill_worker(run: SimulationRun, act: Act) -> None:
+    if (worker := run.nodes[act.node].worker(act.number)) is not None:
         worker.kill()
 
 
-def fail_worker(history: SimulationRun, act: Act) -> None:
-    if (worker := history.nodes[act.node].worker(act.number)) is not None:
+def fail_worker(run: SimulationRun, act: Act) -> None:
+    if (worker := run.nodes[act.node].worker(act.number)) is not None:
         worker.exit(1)
 
 
-def freeze_worker(history: SimulationRun, act: Act) -> None:
-    if (worker := history.nodes[act.node].worker(act.number)) is not None:
+def freeze_worker(run: SimulationRun, act: Act) -> None:
+    if (worker := run.nodes[act.node].worker(act.number)) is not None:
         worker.freeze()
-        history.loop.call_outside(act.lasts_s, worker.thaw)
+        run.loop.call_outside(act.lasts_s, worker.thaw)
 
 
-def hang_worker(history: SimulationRun, act: Act) -> None:
+def hang_worker(run: SimulationRun, act: Act) -> None:
     """Only where a bound detects it: without one the job would hang, as it should."""
-    worker, limits = history.nodes[act.node].worker(act.number), history.plan.fault_tolerance.hang
+    worker, limits = run.nodes[act.node].worker(act.number), run.plan.fault_tolerance.hang
     if (
         worker is not None
         and (limits.step_timeout if worker.world.steps()[0] else limits.startup_timeout) is not None
@@ -85,107 +85,107 @@ def hang_worker(history: SimulationRun, act: Act) -> None:
         worker.hang()
 
 
-def freeze_node(history: SimulationRun, act: Act) -> None:
-    node = history.nodes[act.node]
+def freeze_node(run: SimulationRun, act: Act) -> None:
+    node = run.nodes[act.node]
     node.freeze()
-    history.loop.call_outside(act.lasts_s, node.thaw)
+    run.loop.call_outside(act.lasts_s, node.thaw)
 
 
-def kill_everything(history: SimulationRun, act: Act) -> None:
-    history.nodes[act.node].kill_everything()
+def kill_everything(run: SimulationRun, act: Act) -> None:
+    run.nodes[act.node].kill_everything()
 
 
-def power_off(history: SimulationRun, act: Act) -> None:
-    history.nodes[act.node].power_off()
+def power_off(run: SimulationRun, act: Act) -> None:
+    run.nodes[act.node].power_off()
 
 
-def reboot(history: SimulationRun, act: Act) -> None:
-    node = history.nodes[act.node]
+def reboot(run: SimulationRun, act: Act) -> None:
+    node = run.nodes[act.node]
     node.power_off()
-    history.loop.call_outside(act.lasts_s, node.power_on)
+    run.loop.call_outside(act.lasts_s, node.power_on)
 
 
-def start_late(history: SimulationRun, act: Act) -> None:
-    history.nodes[act.node].starts_after_s = act.lasts_s
+def start_late(run: SimulationRun, act: Act) -> None:
+    run.nodes[act.node].starts_after_s = act.lasts_s
 
 
-def never_start(history: SimulationRun, act: Act) -> None:
-    history.nodes[act.node].starts_after_s = None
+def never_start(run: SimulationRun, act: Act) -> None:
+    run.nodes[act.node].starts_after_s = None
 
 
 # ---- the network
 
 
-def cut(history: SimulationRun, act: Act) -> None:
-    history.cut([act.node], act.lasts_s)
+def cut(run: SimulationRun, act: Act) -> None:
+    run.cut([act.node], act.lasts_s)
 
 
-def partition(history: SimulationRun, act: Act) -> None:
+def partition(run: SimulationRun, act: Act) -> None:
     chance = Random(act.number)
-    history.cut([name for name in history.nodes if chance.random() < 0.4], act.lasts_s)
+    run.cut([name for name in run.nodes if chance.random() < 0.4], act.lasts_s)
 
 
-def cut_frozen(history: SimulationRun, act: Act) -> None:
-    cut(history, act)
-    freeze_node(history, act)
+def cut_frozen(run: SimulationRun, act: Act) -> None:
+    cut(run, act)
+    freeze_node(run, act)
 
 
-def slow_link(history: SimulationRun, act: Act) -> None:
-    history.strike([act.node], Fault(apart([act.node]), slow_s=act.number / 1000), act.lasts_s)
+def slow_link(run: SimulationRun, act: Act) -> None:
+    run.strike([act.node], NetworkFault(apart([act.node]), slow_s=act.number / 1000), act.lasts_s)
 
 
-def lossy_link(history: SimulationRun, act: Act) -> None:
+def lossy_link(run: SimulationRun, act: Act) -> None:
     share = act.number / 2000
-    history.strike([act.node], Fault(apart([act.node]), loss=share, breaks=share), act.lasts_s)
+    run.strike([act.node], NetworkFault(apart([act.node]), loss=share, breaks=share), act.lasts_s)
 
 
-def break_tether(history: SimulationRun, act: Act) -> None:
-    history.nodes[act.node].break_tether()
+def break_connection(run: SimulationRun, act: Act) -> None:
+    run.nodes[act.node].break_connection()
 
 
 # ---- the control plane
 
 
-def kill_controller(history: SimulationRun, act: Act) -> None:
-    if history.controller is not None:
-        history.controller.kill()
+def kill_controller(run: SimulationRun, act: Act) -> None:
+    if run.controller is not None:
+        run.controller.kill()
 
 
-def kill_controller_at_commit(history: SimulationRun, act: Act) -> None:
-    history.store.kill_at_commit(after=act.number // 3 % 5, moment=act.number % 3)
+def kill_controller_at_commit(run: SimulationRun, act: Act) -> None:
+    run.store.kill_at_commit(after=act.number // 3 % 5, moment=act.number % 3)
 
 
-def freeze_controller(history: SimulationRun, act: Act) -> None:
-    if (controller := history.controller) is not None:
+def freeze_controller(run: SimulationRun, act: Act) -> None:
+    if (controller := run.controller) is not None:
         controller.freeze()
-        history.loop.call_outside(act.lasts_s, controller.thaw)
+        run.loop.call_outside(act.lasts_s, controller.thaw)
 
 
-def restart_store(history: SimulationRun, act: Act) -> None:
-    history.store.restart(down_s=act.lasts_s)
+def restart_store(run: SimulationRun, act: Act) -> None:
+    run.store.restart(down_s=act.lasts_s)
 
 
-def freeze_store(history: SimulationRun, act: Act) -> None:
-    history.store.freeze(for_s=act.lasts_s)
+def freeze_store(run: SimulationRun, act: Act) -> None:
+    run.store.freeze(for_s=act.lasts_s)
 
 
-def set_clock(history: SimulationRun, act: Act) -> None:
-    history.store_clock.set_by(act.number - 500.0)
+def set_clock(run: SimulationRun, act: Act) -> None:
+    run.store_clock.set_by(act.number - 500.0)
 
 
 # ---- the job
 
 
-def scancel(history: SimulationRun, act: Act) -> None:
-    history.scancel(signal.SIGTERM)
+def scancel(run: SimulationRun, act: Act) -> None:
+    run.scancel(signal.SIGTERM)
 
 
-def interrupt(history: SimulationRun, act: Act) -> None:
-    history.scancel(signal.SIGINT)
+def interrupt(run: SimulationRun, act: Act) -> None:
+    run.scancel(signal.SIGINT)
 
 
-def time_limit(history: SimulationRun, act: Act) -> None:
-    history.batch.send_signal(signal.SIGUSR1)
+def time_limit(run: SimulationRun, act: Act) -> None:
+    run.batch.send_signal(signal.SIGUSR1)
 
 
 QUIET, STORMY = 0.2, 0.15
@@ -225,7 +225,7 @@ def in_words(act: Act) -> str:
 
 
 def draw_acts(chance: Random, shape: Shape) -> tuple[Act, ...]:
-    """The acts of a history, in the order of their times."""
+    """The acts of a run, in the order of their times."""
     least, most = _how_many(chance)
     names = _repertoire(chance, shape)
     weights = [KINDS[name].weight for name in names]
@@ -245,13 +245,13 @@ def _repertoire(chance: Random, shape: Shape) -> list[str]:
     return [name for name in possible if chance.random() < share] or [chance.choice(possible)]
 
 
-def perform(history: SimulationRun, act: Act) -> None:
+def perform(run: SimulationRun, act: Act) -> None:
     """Do it, and remember for how long nobody may rely on what it was done to."""
     kind = KINDS[act.kind]
-    until_s = history.loop.now_s + act.lasts_s
-    for name in (act.node,) if kind.node else history.nodes if kind.lasts else ():
-        history.nodes[name].weak_until_s = max(history.nodes[name].weak_until_s, until_s)
-    kind.do(history, act)
+    until_s = run.loop.now_s + act.lasts_s
+    for name in (act.node,) if kind.node else run.nodes if kind.lasts else ():
+        run.nodes[name].weak_until_s = max(run.nodes[name].weak_until_s, until_s)
+    kind.do(run, act)
 
 
 def _how_many(chance: Random) -> tuple[int, int]:
@@ -307,7 +307,7 @@ KINDS: dict[str, Kind] = {
     "lossy_link": Kind(
         "lossy (1/2000) link of", lossy_link, 2, node=True, lasts=True, chooses=True, on_slurm=True, network=True
     ),
-    "break_tether": Kind("break the tether of", break_tether, 2, node=True, on_slurm=True),
+    "break_connection": Kind("break the liveness connection of", break_connection, 2, node=True, on_slurm=True),
     "kill_controller": Kind("kill the controller", kill_controller, 4),
     "kill_at_commit": Kind(
         "kill the controller at a commit", kill_controller_at_commit, 5, chooses=True, lasts=False

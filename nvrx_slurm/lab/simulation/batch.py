@@ -20,7 +20,7 @@ from nvrx_slurm.batch.host import (
 )
 from nvrx_slurm.errors import EXIT_FAILED, EXIT_RETRY
 from nvrx_slurm.lab.simulation.loop import Handle
-from nvrx_slurm.lab.simulation.process import Process
+from nvrx_slurm.lab.simulation.process import SimulatedProcess
 from nvrx_slurm.util.processes import HURRY
 
 if TYPE_CHECKING:
@@ -33,17 +33,17 @@ SLOWEST_START_S = 0.3
 class BatchHost:
     """Runs one job; `ended` holds its exit code."""
 
-    def __init__(self, history: SimulationRun) -> None:
-        self.history, self.loop, self.chance = history, history.loop, history.chance("batch host")
-        self.process = Process(self.loop, "batch host")
+    def __init__(self, run: SimulationRun) -> None:
+        self.run, self.loop, self.chance = run, run.loop, run.chance("batch host")
+        self.process = SimulatedProcess(self.loop, "batch host")
         self.ended: asyncio.Future[int] = asyncio.Future(loop=self.loop)
-        self.ending = Ending(history.plan.fault_tolerance, history.shape.kill_wait_s)
+        self.ending = Ending(run.plan.fault_tolerance, run.shape.kill_wait_s)
         self.gave_up = False
         self._giving_up: Handle | None = None
         self._agents_left: asyncio.Event = asyncio.Event()
 
     def start(self) -> None:
-        self.process.run(self._run())
+        self.process.run(self._main())
         self.process.on_death(self._died)
 
     def send_signal(self, number: signal.Signals) -> None:
@@ -56,7 +56,7 @@ class BatchHost:
 
     # ---- its life
 
-    async def _run(self) -> int:
+    async def _main(self) -> int:
         for number in (signal.SIGTERM, signal.SIGINT, signal.SIGUSR1):
             self.loop.add_signal_handler(number, self._ask, number)
         tasks = [asyncio.create_task(self._keep_controller()), asyncio.create_task(self._watch_agents())]
@@ -67,7 +67,7 @@ class BatchHost:
         await self._agents_end(AGENTS_LEAVE_S if cut_off else AGENTS_EXIT_S)
         for task in tasks:
             task.cancel()
-        self.history.agents_are_told(signal.SIGTERM)
+        self.run.agents_are_told(signal.SIGTERM)
         await self._agents_end(AGENTS_EXIT_S)
         return exit_code
 
@@ -75,12 +75,12 @@ class BatchHost:
         failures = 0
         while True:
             await asyncio.sleep(self.chance.uniform(0.05, SLOWEST_START_S))
-            began, controller = self.loop.time(), self.history.start_controller()
+            began, controller = self.loop.time(), self.run.start_controller()
             self._tell_controller()
             died = asyncio.Event()
             controller.on_death(died.set)
             await died.wait()
-            if (result := self.history.result) is not None:
+            if (result := self.run.result) is not None:
                 self._has_ended(result.exit_code)
                 return
             if controller.exit_code == EXIT_RETRY:
@@ -117,11 +117,11 @@ class BatchHost:
         self._giving_up = self.loop.call_later(self.ending.give_up_at - now, self._give_up)
 
     def _tell_controller(self) -> None:
-        if self.ending.asked is not None and self.history.controller is not None:
-            self.history.controller.signal(self.ending.asked)
+        if self.ending.asked is not None and self.run.controller is not None:
+            self.run.controller.signal(self.ending.asked)
 
     def _hurry(self) -> None:
-        self.history.agents_are_told(HURRY)
+        self.run.agents_are_told(HURRY)
 
     def _give_up(self) -> None:
         if not self.ended.done():
@@ -136,4 +136,4 @@ class BatchHost:
 
     def _died(self) -> None:
         """Store and controller die with it (PR_SET_PDEATHSIG), and Slurm takes the allocation back."""
-        self.history.control_plane_dies()
+        self.run.control_plane_dies()

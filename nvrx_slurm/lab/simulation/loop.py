@@ -94,7 +94,7 @@ def close(task: Task[Any]) -> None:
 log = get_logger("simulation")
 
 BEGIN_S = 1_000.0
-"""The monotonic clock when a history begins: not 0, which code may take for "never"."""
+"""The monotonic clock when a run begins: not 0, which code may take for "never"."""
 
 MOST_STEPS = 10_000_000
 
@@ -105,7 +105,7 @@ class VirtualLoop(asyncio.BaseEventLoop):
     `run_in_executor` (and so `asyncio.to_thread`) calls at once: a thread's work takes no virtual time. An exception
     in a callback or an unheard task of a process is kept in `troubles`, with the process's name; one in a callback of
     the world itself is a mistake of the simulation, and ends the run. Close it: it keeps every unfinished task, so
-    that nothing of a killed process is ever finalised while a history lasts.
+    that nothing of a killed process is ever finalised while a run lasts.
     """
 
     def __init__(self) -> None:
@@ -183,7 +183,7 @@ class VirtualLoop(asyncio.BaseEventLoop):
     ) -> None:
         """For the process that calls. The world itself gets no signals."""
         if (owner := OWNER.get(None)) is None:
-            raise RuntimeError("only a simulated process can handle signals: call it inside Process.run")
+            raise RuntimeError("only a simulated process can handle signals: call it inside SimulatedProcess.run")
         owner.on_signal(sig, Handle(callback, args, copy_context()))
 
     def remove_signal_handler(self, sig: int) -> bool:
@@ -280,7 +280,7 @@ class VirtualLoop(asyncio.BaseEventLoop):
     def _give_up(self, why: str) -> NoReturn:
         waiting = "".join(f"\n  {line}" for line in self.waiting()) or " nobody"
         raise SimulationStuck(
-            f"the history {why}: {self.now_s - BEGIN_S:.3f} virtual seconds and {self.steps:,} steps after its begin."
+            f"the run {why}: {self.now_s - BEGIN_S:.3f} virtual seconds and {self.steps:,} steps after its begin."
             f" Who waits:{waiting}"
         )
 
@@ -325,7 +325,7 @@ class VirtualLoop(asyncio.BaseEventLoop):
 
 
 class VirtualClock:
-    """A simulated machine's clocks. `wall_s` is the wall clock when the history begins."""
+    """A simulated machine's clocks. `wall_s` is the wall clock when the run begins."""
 
     def __init__(self, loop: VirtualLoop, wall_s: float = 1_700_000_000.0) -> None:
         self._loop, self._ahead_s = loop, wall_s - BEGIN_S
@@ -357,7 +357,7 @@ def _running(loop: VirtualLoop) -> Iterator[None]:
 @contextlib.contextmanager
 def uncollected() -> Iterator[None]:
     """No cycle is collected in here, but by `gc.collect()`. Whoever tells many histories does so in one such block,
-    and collects between them, when all of a history is garbage: that is three times as cheap."""
+    and collects between them, when all of a run is garbage: that is three times as cheap."""
     was_on = gc.isenabled()
     gc.disable()
     try:

@@ -13,23 +13,23 @@ from nvrx_slurm.agent.hangs import NS
 from nvrx_slurm.agent.workers import WorkerEvent
 from nvrx_slurm.journal.records import ControllerUp
 from nvrx_slurm.journal.restarts import InProcessRestart
-from nvrx_slurm.lab.simulation.process import Process, SimulatedFenceSocket
+from nvrx_slurm.lab.simulation.connections import AgentConnection, connect
+from nvrx_slurm.lab.simulation.process import SimulatedFenceSocket, SimulatedProcess
 from nvrx_slurm.lab.simulation.supervisor import SupervisedWorkers
-from nvrx_slurm.lab.simulation.tethers import AgentLine, connect
-from nvrx_slurm.lab.simulation.workers import Worker
+from nvrx_slurm.lab.simulation.workers import SimulatedWorker
 from nvrx_slurm.workload.slot import Reading
 
 if TYPE_CHECKING:
-    from nvrx_slurm.lab.simulation.node import Node
+    from nvrx_slurm.lab.simulation.node import SimulatedNode
 
 DUMP_S = 0.05
 FIRST_PORT = 20_000
 
 
-class Board:
+class SimulatedBoard:
     """The slots of this node's workers. What stands in them follows from how long their world has run."""
 
-    def __init__(self, node: Node, on_first_step: Callable[[int, int], None]) -> None:
+    def __init__(self, node: SimulatedNode, on_first_step: Callable[[int, int], None]) -> None:
         self._node, self._on_first_step = node, on_first_step
         self._ranks: set[int] = set()
         self._last: dict[int, Reading] = {}  # of ranks that have ended: what they told stays in their slots
@@ -49,12 +49,12 @@ class Board:
         self._ranks.clear()
         self._last.clear()
 
-    def ended(self, worker: Worker) -> None:
+    def ended(self, worker: SimulatedWorker) -> None:
         """A worker is about to be gone."""
         if worker.rank in self._ranks:
             self._last[worker.rank] = self._reading(worker)
 
-    def first_step(self, worker: Worker) -> None:
+    def first_step(self, worker: SimulatedWorker) -> None:
         """Its datagram arrives."""
         if worker.rank in self._ranks:
             self._on_first_step(worker.rank, 1)
@@ -69,7 +69,7 @@ class Board:
                 readings[worker.rank] = self._reading(worker)
         return readings
 
-    def _reading(self, worker: Worker) -> Reading:
+    def _reading(self, worker: SimulatedWorker) -> Reading:
         steps, last_at = worker.world.steps()
         seen = {"checkpoint": (worker.saved, 0.1)} if worker.saved else {}
         if steps == 0:
@@ -78,10 +78,10 @@ class Board:
         return Reading(step=steps, beats=steps, sign_ns=sign_ns, seen=seen)
 
 
-class Output:
+class SimulatedOutput:
     """Workers that print a line at each step."""
 
-    def __init__(self, node: Node) -> None:
+    def __init__(self, node: SimulatedNode) -> None:
         self._node = node
 
     def capture(self, path: Path, prefix: str, rank: int = 0) -> int:
@@ -94,7 +94,7 @@ class Output:
         pass
 
 
-class Stacks:
+class SimulatedStacks:
     """Stacks take a moment to be written down, and tell nothing."""
 
     def environment(self, own: Mapping[str, str]) -> dict[str, str]:
@@ -116,7 +116,7 @@ class Stacks:
         return StacksOnFile({}, {})
 
 
-class Health:
+class SimulatedHealth:
     """A simulated node has nothing to say."""
 
     def begin(self) -> None:
@@ -132,7 +132,7 @@ class Health:
         pass
 
 
-class StepFiles:
+class SimulatedStepFiles:
     """Simulated workers tell their steps."""
 
     are_named = False
@@ -141,7 +141,7 @@ class StepFiles:
         return None
 
 
-class Port:
+class SimulatedPort:
     """A port held free."""
 
     def __init__(self, number: int) -> None:
@@ -154,10 +154,10 @@ class Port:
 class SimulatedMachine:
     """One node, for one agent process on it."""
 
-    def __init__(self, node: Node, process: Process, pid: int) -> None:
+    def __init__(self, node: SimulatedNode, process: SimulatedProcess, pid: int) -> None:
         self._node, self._process, self.pid = node, process, pid
-        self.output, self.stacks = Output(node), Stacks()
-        self.health, self.step_files = Health(), StepFiles()
+        self.output, self.stacks = SimulatedOutput(node), SimulatedStacks()
+        self.health, self.step_files = SimulatedHealth(), SimulatedStepFiles()
 
     def workers(self, post: Callable[[WorkerEvent], None]) -> SupervisedWorkers:
         return SupervisedWorkers(self._node, self._process, post)
@@ -167,16 +167,16 @@ class SimulatedMachine:
         on_first_step: Callable[[int, int], None],
         on_failing: Callable[[int, int, str], None],
         on_restart: Callable[[InProcessRestart], None],
-    ) -> Board:
-        return Board(self._node, on_first_step)
+    ) -> SimulatedBoard:
+        return SimulatedBoard(self._node, on_first_step)
 
     def open_fence_socket(self, key: bytes, addr: str) -> SimulatedFenceSocket:
         return self._node.open_fence_socket(key, self._process)
 
-    def hold_port(self) -> Port:
-        return Port(self._node.next_port())
+    def hold_port(self) -> SimulatedPort:
+        return SimulatedPort(self._node.next_port())
 
-    async def connect(self, controller: ControllerUp, incarnation: str) -> AgentLine:
+    async def connect(self, controller: ControllerUp, incarnation: str) -> AgentConnection:
         return await connect(self._node, self._process, controller, incarnation)
 
     def new_incarnation(self) -> str:

@@ -1,4 +1,4 @@
-"""The product's own processes in a history: what `python -m nvrx_slurm.agent` and `… .controller` do."""
+"""The product's own processes in a run: what `python -m nvrx_slurm.agent` and `… .controller` do."""
 
 from __future__ import annotations
 
@@ -22,38 +22,38 @@ from nvrx_slurm.journal.records import Entry
 from nvrx_slurm.journal.verdicts import Attribution, FailureKey, Inquiry, Scope, Verdict, VerdictRecord
 from nvrx_slurm.lab.faults.valkey import MemoryClient
 from nvrx_slurm.lab.faults.valkey.client import SOCKET_S
+from nvrx_slurm.lab.simulation.connections import ControllerConnections
 from nvrx_slurm.lab.simulation.machine import SimulatedMachine
-from nvrx_slurm.lab.simulation.process import Process
+from nvrx_slurm.lab.simulation.process import SimulatedProcess
 from nvrx_slurm.lab.simulation.sockets import ServiceLink
-from nvrx_slurm.lab.simulation.tethers import ControllerTethers
 from nvrx_slurm.liveness.connection import LivenessServer
 from nvrx_slurm.store.client import Store
 from nvrx_slurm.store.heartbeat_reader import READ_S, HeartbeatReader
 from nvrx_slurm.util.files import JobFiles
 
 if TYPE_CHECKING:
-    from nvrx_slurm.lab.simulation.node import Node
+    from nvrx_slurm.lab.simulation.node import SimulatedNode
     from nvrx_slurm.lab.simulation.run import SimulationRun
 
 
-async def agent_main(history: SimulationRun, node: Node, machine: SimulatedMachine) -> int:
+async def agent_main(run: SimulationRun, node: SimulatedNode, machine: SimulatedMachine) -> int:
     """One node's agent."""
-    bounds, kill_wait_s = history.plan.fault_tolerance, history.info.kill_wait_s
+    bounds, kill_wait_s = run.plan.fault_tolerance, run.info.kill_wait_s
     grace_s = bounds.teardown.grace
     store = Store(
-        history.address,
+        run.address,
         clock=node.clock,
         patience_s=bounds.control_plane_grace,
-        connection=_connection(history, node.name),
+        connection=_connection(run, node.name),
     )
     agent = Agent(
-        plan=history.plan,
-        folder=history.folder,
+        plan=run.plan,
+        folder=run.folder,
         node=node.name,
         addr=node.name,
         generation=0,
         store=store,
-        token=history.address.token,
+        token=run.address.token,
         machine=machine,
         clock=node.clock,
         ending_grace_s=grace_s if kill_wait_s is None else min(grace_s, grace_within(kill_wait_s)),
@@ -61,21 +61,21 @@ async def agent_main(history: SimulationRun, node: Node, machine: SimulatedMachi
     return await agent.run()
 
 
-async def controller_main(history: SimulationRun, process: Process, pid: int) -> int:
+async def controller_main(run: SimulationRun, process: SimulatedProcess, pid: int) -> int:
     """The controller."""
-    clock, host = history.host_clock, history.HOST
-    store = Store(history.address, clock=clock, connection=_connection(history, host))
+    clock, host = run.host_clock, run.HOST
+    store = Store(run.address, clock=clock, connection=_connection(run, host))
     heartbeats = HeartbeatReader(
-        history.address, store.keys.beats, clock=clock, connection=_connection(history, host, socket_s=READ_S)
+        run.address, store.keys.beats, clock=clock, connection=_connection(run, host, socket_s=READ_S)
     )
     controller = Controller(
-        plan=history.plan,
-        info=history.info,
-        environment=SimulatedEnvironment(history, process, pid),
+        plan=run.plan,
+        info=run.info,
+        environment=SimulatedEnvironment(run, process, pid),
         store=store,
         heartbeats=heartbeats,
-        token=history.address.token,
-        bind="127.0.0.1" if history.info.cluster == "local" else "*",
+        token=run.address.token,
+        bind="127.0.0.1" if run.info.cluster == "local" else "*",
         clock=clock,
     )
     try:
@@ -85,8 +85,8 @@ async def controller_main(history: SimulationRun, process: Process, pid: int) ->
     return 0
 
 
-def _connection(history: SimulationRun, host: str, socket_s: float = SOCKET_S) -> MemoryClient:
-    return MemoryClient(history.store, link=ServiceLink(host, history.service), socket_s=socket_s)
+def _connection(run: SimulationRun, host: str, socket_s: float = SOCKET_S) -> MemoryClient:
+    return MemoryClient(run.store, link=ServiceLink(host, run.service), socket_s=socket_s)
 
 
 SLURM_ANSWERS_S = 0.05
@@ -115,37 +115,37 @@ class SimulatedMirror:
 class SimulatedEnvironment:
     """For one controller process."""
 
-    def __init__(self, history: SimulationRun, process: Process, pid: int) -> None:
-        self._history, self._process = history, process
-        self.host, self.pid = history.HOST, pid
+    def __init__(self, run: SimulationRun, process: SimulatedProcess, pid: int) -> None:
+        self._run, self._process = run, process
+        self.host, self.pid = run.HOST, pid
         self.files = JobFiles(Path("/simulated"))
-        self.mirror = SimulatedMirror(history.copy)
+        self.mirror = SimulatedMirror(run.copy)
 
     def read_copy(self) -> list[Entry]:
-        return list(self._history.copy)
+        return list(self._run.copy)
 
     def write_result(self, result: Result) -> None:
-        self._history.result = result
+        self._run.result = result
 
-    def liveness_server(self, token: str, alive: NodeCallback, lost: NodeCallback) -> ControllerTethers:
+    def liveness_server(self, token: str, alive: NodeCallback, lost: NodeCallback) -> ControllerConnections:
         server = LivenessServer(token, alive, lost)
-        return ControllerTethers(server, self._history.sockets, self.host, self._process)
+        return ControllerConnections(server, self._run.sockets, self.host, self._process)
 
     def attribution_broker(self, answered: Answered) -> SimulatedBroker:
-        return SimulatedBroker(self._history, self._process, answered)
+        return SimulatedBroker(self._run, self._process, answered)
 
     async def is_dead(
         self, addr: str, port: int, message: bytes, within_s: float, *, pause_s: float = FIRST_PAUSE_S
     ) -> bool:
-        channel = self._history.sockets.dial(self.host, addr, port)
+        channel = self._run.sockets.dial(self.host, addr, port)
         return await send_fence(channel, message, within_s, pause_s)
 
     async def node_state(self, node: str) -> SlurmNode | None:
         await asyncio.sleep(SLURM_ANSWERS_S)
-        return SlurmNode(node, "IDLE" if self._history.nodes[node].has_power else "DOWN*")
+        return SlurmNode(node, "IDLE" if self._run.nodes[node].has_power else "DOWN*")
 
     def on_signal(self, number: signal.Signals, callback: Callable[[signal.Signals], None]) -> None:
-        self._history.loop.add_signal_handler(number, callback, number)
+        self._run.loop.add_signal_handler(number, callback, number)
 
 
 VERDICTS = (*[Verdict.RESTART] * 5, *[Verdict.UNKNOWN] * 2, Verdict.TIMEOUT, Verdict.STOP)
@@ -155,16 +155,16 @@ AT_LEAST_S, AT_MOST_S = 0.01, 20.0
 class SimulatedBroker:
     """The broker of one controller process; nothing of it outlives that."""
 
-    def __init__(self, history: SimulationRun, process: Process, answered: Answered) -> None:
-        self._history, self._process, self._answered = history, process, answered
+    def __init__(self, run: SimulationRun, process: SimulatedProcess, answered: Answered) -> None:
+        self._run, self._process, self._answered = run, process, answered
 
     def open(self) -> None:
         """It is always there."""
 
     def ask(self, inquiry: Inquiry, *, settled: bool) -> None:
         """Every source draws what it says, of whom, and when, from the key: whoever asks again hears the same."""
-        for source in self._history.plan.fault_tolerance.attribution.sources:
-            chance = self._history.chance(f"source/{source}/{inquiry.key}")
+        for source in self._run.plan.fault_tolerance.attribution.sources:
+            chance = self._run.chance(f"source/{source}/{inquiry.key}")
             if chance.random() < 0.15:
                 continue  # it never answers
             attribution = Attribution(
@@ -196,4 +196,4 @@ class SimulatedBroker:
             if self._process.alive:
                 self._answered(key, attribution)
 
-        self._history.loop.call_later(after_s, say)
+        self._run.loop.call_later(after_s, say)

@@ -35,7 +35,7 @@ def one_way(sources: Collection[str], targets: Collection[str]) -> Concerns:
     return lambda source, target: source in sources and target in targets
 
 
-class Fault(msgspec.Struct, frozen=True, eq=False):
+class NetworkFault(msgspec.Struct, frozen=True, eq=False):
     """What is wrong on some ways. `slow_s` is added to each packet; `loss` is the share of packets that is lost;
     `breaks` the share of calls whose connection is reset, before they are carried out or before they are answered."""
 
@@ -58,20 +58,20 @@ class Way(msgspec.Struct, eq=False):
     parked: list[Callable[[float], object]] = []
 
 
-class Network:
+class SimulatedNetwork:
     """All ways between hosts, which are known by name. A host reaches itself as fast as others, and always."""
 
     def __init__(self, loop: VirtualLoop, chance: Random, *, latency_s: float = LATENCY_S) -> None:
         self.loop, self.chance, self._draw = loop, chance, chance.random
         self._latency_s = latency_s
         self._ways: dict[tuple[str, str], Way] = {}
-        self._faults: list[Fault] = []
+        self._faults: list[NetworkFault] = []
         self._when_cut: list[Callable[[], object]] = []
         self._last_port = 40_000
 
     # ---- faults
 
-    def begin(self, fault: Fault) -> Callable[[], None]:
+    def begin(self, fault: NetworkFault) -> Callable[[], None]:
         """Have something go wrong; the result heals it."""
         self._faults.append(fault)
         self._apply()
@@ -85,7 +85,7 @@ class Network:
 
     def cut(self, concerns: Concerns) -> Callable[[], None]:
         """Nothing comes through on these ways until the result is called."""
-        return self.begin(Fault(concerns, cut=True))
+        return self.begin(NetworkFault(concerns, cut=True))
 
     def power_off(self, host: str) -> Callable[[], None]:
         """Its kernel is gone, and what it had still to send: nobody is told. The result has it back on the network.

@@ -14,13 +14,13 @@ from functools import partial
 from typing import TYPE_CHECKING
 
 from nvrx_slurm.agent.workers import WorkerEvent
+from nvrx_slurm.lab.simulation.connections import AgentConnection
 from nvrx_slurm.lab.simulation.loop import VirtualLoop
-from nvrx_slurm.lab.simulation.machine import FIRST_PORT, Board, SimulatedMachine
+from nvrx_slurm.lab.simulation.machine import FIRST_PORT, SimulatedBoard, SimulatedMachine
 from nvrx_slurm.lab.simulation.mains import agent_main
-from nvrx_slurm.lab.simulation.process import Process, SimulatedFenceSocket
-from nvrx_slurm.lab.simulation.supervisor import Supervisor
-from nvrx_slurm.lab.simulation.tethers import AgentLine
-from nvrx_slurm.lab.simulation.workers import Worker
+from nvrx_slurm.lab.simulation.process import SimulatedFenceSocket, SimulatedProcess
+from nvrx_slurm.lab.simulation.supervisor import SimulatedSupervisor
+from nvrx_slurm.lab.simulation.workers import SimulatedWorker
 
 if TYPE_CHECKING:
     from nvrx_slurm.lab.simulation.run import SimulationRun
@@ -33,23 +33,23 @@ RECOVERED_S = 30.0
 """How long after the end of what was done to it a node is taken for well again."""
 
 
-class Node:
+class SimulatedNode:
     """A node of the allocation. `starts_after_s`: when its agent starts, None: never."""
 
-    def __init__(self, history: SimulationRun, name: str) -> None:
-        self.history, self.name, self.loop = history, name, history.loop
-        self.chance = history.chance(name)
+    def __init__(self, run: SimulationRun, name: str) -> None:
+        self.run, self.name, self.loop = run, name, run.loop
+        self.chance = run.chance(name)
         rate = 1.0 + self.chance.uniform(-MOST_DRIFT, MOST_DRIFT)
         self.clock = DriftingClock(self.loop, rate, self.chance.uniform(-MOST_AHEAD_S, MOST_AHEAD_S))
         self.starts_after_s: float | None = self.chance.uniform(0.0, 0.5)
         self.has_power = True
-        self.agent: Process | None = None
-        self.supervisor: Supervisor | None = None
-        self.board: Board | None = None
-        self.line: AgentLine | None = None
+        self.agent: SimulatedProcess | None = None
+        self.supervisor: SimulatedSupervisor | None = None
+        self.board: SimulatedBoard | None = None
+        self.line: AgentConnection | None = None
         self._fence_socket: SimulatedFenceSocket | None = None
         self.weak_until_s = -math.inf  # something lasting was done to it, and it may not do what it should until then
-        self._workers: list[Worker] = []
+        self._workers: list[SimulatedWorker] = []
         self._awaited = 0  # agents that are yet to start
         self._plug_in: Callable[[], None] = lambda: None
         self._ports, self._pids = itertools.count(FIRST_PORT), itertools.count(100)
@@ -65,7 +65,7 @@ class Node:
     def _start(self) -> None:
         self._awaited -= 1
         self.start_agent()
-        self.history.look_for_agents()
+        self.run.look_for_agents()
 
     @property
     def has_agent(self) -> bool:
@@ -80,45 +80,47 @@ class Node:
 
     @property
     def is_reachable(self) -> bool:
-        return self.has_power and not self.history.is_cut(self.name)
+        return self.has_power and not self.run.is_cut(self.name)
 
     def start_agent(self) -> None:
         """Slurm, or somebody, starts an agent, unless there is one."""
         if not self.has_power or (self.agent is not None and self.agent.alive):
             return
-        process = self.agent = Process(self.loop, f"agent of {self.name}")
+        process = self.agent = SimulatedProcess(self.loop, f"agent of {self.name}")
         pid = next(self._pids)
-        process.on_death(lambda: self.history.agent_ended(self, process))
-        process.run(agent_main(self.history, self, SimulatedMachine(self, process, pid)))
+        process.on_death(lambda: self.run.agent_ended(self, process))
+        process.run(agent_main(self.run, self, SimulatedMachine(self, process, pid)))
 
-    def start_supervisor(self, agent: Process, post: Callable[[WorkerEvent], None]) -> Supervisor:
-        self.supervisor = Supervisor(self, agent, post)
+    def start_supervisor(self, agent: SimulatedProcess, post: Callable[[WorkerEvent], None]) -> SimulatedSupervisor:
+        self.supervisor = SimulatedSupervisor(self, agent, post)
         return self.supervisor
 
-    def fork(self, supervisor: Supervisor, rank: int, env: Mapping[str, str]) -> Worker:
+    def fork(self, supervisor: SimulatedSupervisor, rank: int, env: Mapping[str, str]) -> SimulatedWorker:
         """A worker begins, in the world that its environment names."""
-        world = self.history.world(env["NVRX_REPLICA"], int(env["NVRX_CYCLE"]), int(env["WORLD_SIZE"]))
-        worker = Worker(self.name, next(self._pids), world, rank, partial(self._worker_ended, supervisor))
+        world = self.run.world(env["NVRX_REPLICA"], int(env["NVRX_CYCLE"]), int(env["WORLD_SIZE"]))
+        worker = SimulatedWorker(self.name, next(self._pids), world, rank, partial(self._worker_ended, supervisor))
         self._workers.append(worker)
-        self.history.promises.worker_started(worker)
+        self.run.promises.worker_started(worker)
         world.enter(worker, lambda: self._first_step(worker))
         return worker
 
-    def workers(self) -> list[Worker]:
+    def workers(self) -> list[SimulatedWorker]:
         """Those that live."""
         return self._workers
 
-    def worker(self, number: int) -> Worker | None:
+    def worker(self, number: int) -> SimulatedWorker | None:
         return self._workers[number % len(self._workers)] if self._workers else None
 
-    def _worker_ended(self, parent: Supervisor, worker: Worker, code: int | None, number: int | None) -> None:
+    def _worker_ended(
+        self, parent: SimulatedSupervisor, worker: SimulatedWorker, code: int | None, number: int | None
+    ) -> None:
         self._workers.remove(worker)
         if self.board is not None:
             self.board.ended(worker)
-        self.history.promises.worker_ended(worker)
+        self.run.promises.worker_ended(worker)
         parent.child_ended(worker, code, number)
 
-    def _first_step(self, worker: Worker) -> None:
+    def _first_step(self, worker: SimulatedWorker) -> None:
         agent, board = self.agent, self.board
         if worker.alive and worker.world.steps()[0] and agent is not None and board is not None:
             agent.call_later(0.0, board.first_step, worker)
@@ -131,9 +133,9 @@ class Node:
 
     # ---- what the kernel holds
 
-    def open_fence_socket(self, key: bytes, agent: Process) -> SimulatedFenceSocket:
+    def open_fence_socket(self, key: bytes, agent: SimulatedProcess) -> SimulatedFenceSocket:
         fence_socket = self._fence_socket = SimulatedFenceSocket(key, agent)
-        fence_socket.open_at(self.history.sockets.bind(self.name, fence_socket.arrives))
+        fence_socket.open_at(self.run.sockets.bind(self.name, fence_socket.arrives))
         return fence_socket
 
     def is_trapped_by(self, key: bytes) -> bool:
@@ -173,7 +175,7 @@ class Node:
         """Nothing of it is ever heard again, not even that it is gone."""
         if self.has_power:
             self.has_power = False
-            self._plug_in = self.history.network.power_off(self.name)
+            self._plug_in = self.run.network.power_off(self.name)
             self.kill_everything()
 
     def power_on(self) -> None:
@@ -183,12 +185,12 @@ class Node:
             self._plug_in()
             self.loop.call_outside(BOOT_S, self.start_agent)
 
-    def break_tether(self) -> None:
+    def break_connection(self) -> None:
         """Somebody in between, a firewall say, drops its connection."""
         if self.line is not None:
             self.line.end.reset()
 
-    def _processes(self) -> list[Process]:
+    def _processes(self) -> list[SimulatedProcess]:
         supervisor = self.supervisor.process if self.supervisor is not None else None
         return [process for process in (supervisor, self.agent) if process is not None]
 

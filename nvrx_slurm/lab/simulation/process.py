@@ -15,7 +15,7 @@ from functools import partial
 from typing import Any
 
 from nvrx_slurm.lab.simulation.loop import OWNER, Handle, VirtualLoop
-from nvrx_slurm.lab.simulation.network import Network, Way
+from nvrx_slurm.lab.simulation.network import SimulatedNetwork, Way
 
 
 class Mailbox:
@@ -30,7 +30,9 @@ class Mailbox:
 class Dialled:
     """A datagram socket that was connect(2)ed: it hears when the other kernel refuses."""
 
-    def __init__(self, network: Network, source: str, target: str, mailbox: Callable[[], Mailbox | None]) -> None:
+    def __init__(
+        self, network: SimulatedNetwork, source: str, target: str, mailbox: Callable[[], Mailbox | None]
+    ) -> None:
         self._network, self._mailbox = network, mailbox
         self._there, self._back = network.way(source, target), network.way(target, source)
         self._refused = asyncio.Event()
@@ -65,7 +67,7 @@ class Dialled:
 FAILED = 1
 
 
-class Process:
+class SimulatedProcess:
     """One simulated process: `run` starts it, and it ends with its main coroutine, by a signal, or by `kill`.
 
     `exit_code` is what its main coroutine returned (None counts as 0), 1 with `error` set if that raised, or the
@@ -197,13 +199,13 @@ class Held:
 
     def __init__(self, closed: Callable[[], None]) -> None:
         self._closed = closed
-        self._holders: list[Process] = []
+        self._holders: list[SimulatedProcess] = []
 
-    def held_by(self, process: Process) -> None:
+    def held_by(self, process: SimulatedProcess) -> None:
         self._holders.append(process)
         process.on_death(lambda: self.release(process))
 
-    def release(self, process: Process) -> None:
+    def release(self, process: SimulatedProcess) -> None:
         if process in self._holders:
             self._holders.remove(process)
             if not self._holders:
@@ -213,10 +215,10 @@ class Held:
 class SimulatedFenceSocket(Held):
     """A node's fence socket: where its fence key arrives. Held by the agent until the supervisor has it."""
 
-    def __init__(self, key: bytes, agent: Process) -> None:
+    def __init__(self, key: bytes, agent: SimulatedProcess) -> None:
         super().__init__(self._close)
         self.key = key
-        self.armed_by: Process | None = None
+        self.armed_by: SimulatedProcess | None = None
         self._agent = agent
         self._mailbox: Mailbox | None = None
         self.held_by(agent)

@@ -1,7 +1,7 @@
 """The promises (docs/architecture.md), checked on the ground truth: what the store took, and which processes live.
 
 Each is checked where it could break, at the very step: a worker starts, a commit is taken, an order appears, a
-supervisor is told to stop. Those of a whole history are checked at its end (`verdict.py`).
+supervisor is told to stop. Those of a whole run are checked at its end (`verdict.py`).
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ from nvrx_slurm.journal.records import (
     unpack_entry,
     unpack_order,
 )
-from nvrx_slurm.lab.simulation.workers import Worker
+from nvrx_slurm.lab.simulation.workers import SimulatedWorker
 
 OF_A_CYCLE = (WorkersStarted, Progress, WorkerFailed, WorkerHung, WorkersDone, NodeIsolated)
 RESTARTS = ("restart_replica", "restart_job")
@@ -69,7 +69,7 @@ class Promise(StrEnum):
 
 class Promises:
     """What has happened so far, as far as a promise is about it. `broken` gets the first promise that is, in one
-    sentence, and the history ends there; `fencing` gets each fence when it is journaled."""
+    sentence, and the run ends there; `fencing` gets each fence when it is journaled."""
 
     def __init__(self, plan: Plan, broken: Callable[[Promise, str], None], fencing: Callable[[Fence], None]) -> None:
         self.plan, self._broken, self._fencing = plan, broken, fencing
@@ -79,7 +79,7 @@ class Promises:
         self.ended: JobEnded | None = None
         self.closed: dict[tuple[str, int], RoundClosed] = {}
         self.cycle: dict[str, int] = {}  # replica → the newest cycle that was opened
-        self.live: dict[tuple[str, int], Worker] = {}
+        self.live: dict[tuple[str, int], SimulatedWorker] = {}
         self._ordered: set[bytes] = set()
         self._closing: dict[bytes, int] = {}
         self._speakers: dict[str, str] = {}
@@ -242,7 +242,7 @@ class Promises:
         if lease_s <= 0.0:
             self._broken(Promise.LEASE, f"{node} was to start rank {rank}, and its lease was over")
 
-    def worker_started(self, worker: Worker) -> None:
+    def worker_started(self, worker: SimulatedWorker) -> None:
         """The strongest one: a rank has one live worker at most, of whatever cycle, on whatever node."""
         replica, cycle, rank = worker.world.replica, worker.world.cycle, worker.rank
         if (other := self.live.get((replica, rank))) is not None:
@@ -256,7 +256,7 @@ class Promises:
         if seat >= len(closed.nodes) or closed.nodes[seat] != worker.node:
             self._broken(Promise.JOURNAL_FIRST, f"{worker} started, and the journal gives that rank to another node")
 
-    def worker_ended(self, worker: Worker) -> None:
+    def worker_ended(self, worker: SimulatedWorker) -> None:
         key = worker.world.replica, worker.rank
         if self.live.get(key) is worker:
             del self.live[key]

@@ -1,4 +1,4 @@
-"""One history: a job, its nodes, its control plane and its adversary, result from one seed."""
+"""One run: a job, its nodes, its control plane and its adversary, result from one seed."""
 
 from __future__ import annotations
 
@@ -19,26 +19,26 @@ from nvrx_slurm.lab.simulation.adversary import AT_START, KINDS, Act, draw_acts,
 from nvrx_slurm.lab.simulation.batch import BatchHost
 from nvrx_slurm.lab.simulation.loop import BEGIN_S, VirtualClock, VirtualLoop
 from nvrx_slurm.lab.simulation.mains import controller_main
-from nvrx_slurm.lab.simulation.network import Fault, Network, apart
-from nvrx_slurm.lab.simulation.node import Node
-from nvrx_slurm.lab.simulation.process import Process
+from nvrx_slurm.lab.simulation.network import NetworkFault, SimulatedNetwork, apart
+from nvrx_slurm.lab.simulation.node import SimulatedNode
+from nvrx_slurm.lab.simulation.process import SimulatedProcess
 from nvrx_slurm.lab.simulation.promises import Promise, Promises
 from nvrx_slurm.lab.simulation.shapes import Shape, draw_shape
 from nvrx_slurm.lab.simulation.sockets import Service, Sockets
 from nvrx_slurm.lab.simulation.store import WatchedStore
 from nvrx_slurm.lab.simulation.verdict import left_behind, verdicts
-from nvrx_slurm.lab.simulation.workers import Progress, World
+from nvrx_slurm.lab.simulation.workers import SimulatedWorld, WorldProgress
 from nvrx_slurm.liveness import fence
 
 JOB = "1"
 FENCED_WITHIN_S = 0.5
 MOST_STEPS = 500_000
-"""A hundred times what a history takes: who takes more runs in circles."""
+"""A hundred times what a run takes: who takes more runs in circles."""
 
 
 @dataclass(frozen=True, slots=True)
 class RunResult:
-    """What a history came to. `broken`: the first promise that was; `digest`: of all that happened."""
+    """What a run came to. `broken`: the first promise that was; `digest`: of all that happened."""
 
     seed: int
     shape: Shape
@@ -61,7 +61,7 @@ class SimulationRun:
         self.plan = self.shape.plan
         self.acts = draw_acts(self.chance("adversary"), self.shape) if acts is None else acts
         self.loop = VirtualLoop()
-        self.network = Network(self.loop, self.chance("network"))
+        self.network = SimulatedNetwork(self.loop, self.chance("network"))
         self.sockets = Sockets(self.network)
         self.promise: Promise | None = None
         self.broken: str | None = None
@@ -85,12 +85,12 @@ class SimulationRun:
         self.copy: list[Entry] = []
         self.result: Result | None = None
         self.exit_code: int | None = None
-        self.controller: Process | None = None
-        self.nodes: dict[str, Node] = {name: Node(self, name) for name in self.shape.nodes}
+        self.controller: SimulatedProcess | None = None
+        self.nodes: dict[str, SimulatedNode] = {name: SimulatedNode(self, name) for name in self.shape.nodes}
         self.agents_told = False
         self.cuts: Counter[str] = Counter()
-        self._worlds: dict[tuple[str, int], World] = {}
-        self._progress: dict[str, Progress] = {}
+        self._worlds: dict[tuple[str, int], SimulatedWorld] = {}
+        self._progress: dict[str, WorldProgress] = {}
         self._pids = itertools.count(100)
         self._work_chance = self.chance("work")
         self.batch = BatchHost(self)
@@ -158,20 +158,20 @@ class SimulationRun:
 
     # ---- the product's processes
 
-    def start_controller(self) -> Process:
+    def start_controller(self) -> SimulatedProcess:
         """What the batch host does, again and again."""
-        controller = self.controller = Process(self.loop, "controller")
+        controller = self.controller = SimulatedProcess(self.loop, "controller")
         controller.on_death(lambda: self._crashed(controller))
         controller.run(controller_main(self, controller, next(self._pids)))
         return controller
 
-    def _crashed(self, process: Process) -> None:
+    def _crashed(self, process: SimulatedProcess) -> None:
         if process.error is not None:
             self._break(Promise.SOUND, f"the {process.name} crashed: {process.error!r}")
         if self.loop.troubles:
             self._break(Promise.SOUND, f"a task failed unheard: {self.loop.troubles[0]}")
 
-    def agent_ended(self, node: Node, agent: Process) -> None:
+    def agent_ended(self, node: SimulatedNode, agent: SimulatedProcess) -> None:
         """It has left, or died: srun knows when all have."""
         self._crashed(agent)
         if node.has_power and agent.exit_code is not None and agent.exit_code >= 0 and not self.agents_told:
@@ -197,17 +197,17 @@ class SimulationRun:
 
     # ---- the workers
 
-    def world(self, replica: str, cycle: int, size: int) -> World:
+    def world(self, replica: str, cycle: int, size: int) -> SimulatedWorld:
         if (world := self._worlds.get((replica, cycle))) is None:
-            progress = self._progress.setdefault(replica, Progress(self.shape.work_s))
-            world = self._worlds[replica, cycle] = World(
+            progress = self._progress.setdefault(replica, WorldProgress(self.shape.work_s))
+            world = self._worlds[replica, cycle] = SimulatedWorld(
                 self.loop, self._work_chance, self.shape.temper, progress, self.is_cut, replica, cycle, size
             )
         return world
 
     # ---- what is done to it
 
-    def strike(self, nodes: Collection[str], fault: Fault, for_s: float) -> None:
+    def strike(self, nodes: Collection[str], fault: NetworkFault, for_s: float) -> None:
         """Something is wrong on the ways of these nodes."""
         heal = self.network.begin(fault)
         self.cuts.update(nodes if fault.cut else ())
@@ -228,7 +228,7 @@ class SimulationRun:
             world.look()
 
     def cut(self, nodes: Collection[str], for_s: float) -> None:
-        self.strike(nodes, Fault(apart(frozenset(nodes)), cut=True), for_s)
+        self.strike(nodes, NetworkFault(apart(frozenset(nodes)), cut=True), for_s)
 
     def scancel(self, number: signal.Signals) -> None:
         """Somebody ends the job. Slurm signals every process of it, and kills what is left after KillWait."""

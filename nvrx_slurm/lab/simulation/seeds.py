@@ -44,7 +44,7 @@ def replay_seed(seed: int, nodes: int, say: Say) -> int:
     """Run one seed again, and print it whole: what the adversary did, the journal, and its digest."""
     with _unlogged():
         result = run_seed(seed, nodes)
-    _history(result, say)
+    _run(result, say)
     say(f"digest {result.digest}")
     if not result.broken:
         say(f"seed {seed}: no promise broken; exit code {result.exit_code}")
@@ -99,11 +99,11 @@ def _report(result: RunResult, nodes: int, say: Say, runner: SeedRunner) -> None
     with _unlogged():
         shortest = fewest(result, nodes, runner)
     say(f"\nwith {len(shortest.acts)} of {len(result.acts)} acts it is still broken: {shortest.broken}\n")
-    _history(shortest, say)
+    _run(shortest, say)
     say(f"\nthe whole run again: nvrx-slurm ci simulate --seed {result.seed} --nodes {nodes}")
 
 
-def _history(result: RunResult, say: Say) -> None:
+def _run(result: RunResult, say: Say) -> None:
     say(f"{result.shape.cluster}, {result.shape.work_s:.1f} s of work: {result.shape.plan}\n")
     for act in result.acts:
         say(in_words(act))

@@ -1,7 +1,7 @@
-"""What a history is about: a job, its bounds, and how its workers behave, all drawn from the seed.
+"""What a run is about: a job, its bounds, and how its workers behave, all drawn from the seed.
 
 Durations are virtual. They keep the order that `config` asks of them (an interval is shorter than its timeout, …) and
-are shorter than those of real jobs, so that a history holds as few beats as its story needs.
+are shorter than those of real jobs, so that a run holds as few beats as its story needs.
 """
 
 from __future__ import annotations

@@ -13,23 +13,23 @@ from contextvars import Context
 from functools import partial
 from typing import Any
 
-from nvrx_slurm.lab.faults.valkey.client import Request
-from nvrx_slurm.lab.simulation.network import Network, Way
-from nvrx_slurm.lab.simulation.process import Dialled, Mailbox, Process
+from nvrx_slurm.lab.faults.valkey.client import StoreRequest
+from nvrx_slurm.lab.simulation.network import SimulatedNetwork, Way
+from nvrx_slurm.lab.simulation.process import Dialled, Mailbox, SimulatedProcess
 from nvrx_slurm.util.tasks import settle
 
 
 class Sockets:
     """Every host's sockets."""
 
-    def __init__(self, network: Network) -> None:
+    def __init__(self, network: SimulatedNetwork) -> None:
         self.network = network
         self._listeners: dict[tuple[str, int], Listener] = {}
         self._mailboxes: dict[tuple[str, int], Mailbox] = {}
         self._impatient: list[End] = []
         network.when_cut(self._watch_silence)
 
-    def listen(self, host: str, process: Process, protocol: Callable[[], asyncio.Protocol]) -> Listener:
+    def listen(self, host: str, process: SimulatedProcess, protocol: Callable[[], asyncio.Protocol]) -> Listener:
         """Accept connections for a process, as `loop.create_server` does."""
         at = host, self.network.new_port()
         self._listeners[at] = listener = Listener(at[1], process, protocol, lambda: self._listeners.pop(at, None))
@@ -96,7 +96,7 @@ class End:
     """One end of a connection: bytes in order, and how it ends. `woken` is called, as the kernel, when there is
     something to take."""
 
-    def __init__(self, network: Network, way: Way) -> None:
+    def __init__(self, network: SimulatedNetwork, way: Way) -> None:
         self.timeout_s: float | None = None
         self.peer: End | None = None
         self.closed = False  # here
@@ -197,7 +197,11 @@ class Listener:
     more are; those that were go on."""
 
     def __init__(
-        self, port: int, process: Process, protocol: Callable[[], asyncio.Protocol], closed: Callable[[], object]
+        self,
+        port: int,
+        process: SimulatedProcess,
+        protocol: Callable[[], asyncio.Protocol],
+        closed: Callable[[], object],
     ) -> None:
         self.port, self.close = port, closed
         self._process, self._protocol = process, protocol
@@ -213,7 +217,7 @@ class Listener:
 class Transport(asyncio.Transport):
     """An accepted connection, for a protocol that asyncio's own loops would serve as well."""
 
-    def __init__(self, end: End, process: Process, protocol: asyncio.Protocol) -> None:
+    def __init__(self, end: End, process: SimulatedProcess, protocol: asyncio.Protocol) -> None:
         super().__init__()
         self._end, self._process, self._protocol = end, process, protocol
         self._lost = False
@@ -259,12 +263,12 @@ class Service:
     """Listens on a host while a process serves it: alive, it answers; frozen, after its thaw; dead, its kernel
     refuses. A call that it has taken and not answered when it dies is reset."""
 
-    def __init__(self, network: Network, host: str) -> None:
+    def __init__(self, network: SimulatedNetwork, host: str) -> None:
         self.network, self.host = network, host
-        self.process: Process | None = None
+        self.process: SimulatedProcess | None = None
         self.open: dict[Call, None] = {}  # in the order in which they were taken
 
-    def served_by(self, process: Process) -> None:
+    def served_by(self, process: SimulatedProcess) -> None:
         """This process listens from now on, until it dies."""
         self.process = process
         process.on_death(self._reset_all)
@@ -275,13 +279,13 @@ class Service:
 
 
 class ServiceLink:
-    """The way from one host to a service, and back (a `testing.valkey.Link`)."""
+    """The way from one host to a service, and back (a `ServerLink`)."""
 
     def __init__(self, source: str, service: Service) -> None:
         self._service, self._network = service, service.network
         self._there, self._back = self._network.way(source, service.host), self._network.way(service.host, source)
 
-    def call(self, request: Request) -> asyncio.Future[Any]:
+    def call(self, request: StoreRequest) -> asyncio.Future[Any]:
         """The answer, or OSError where the connection is refused or breaks; on a cut way nothing, until it heals."""
         network, there = self._network, self._there
         call = Call(self._service, request, self._back)
@@ -299,7 +303,7 @@ class Call:
 
     __slots__ = ("_back", "_process", "_reply", "_request", "_service", "future", "is_broken")
 
-    def __init__(self, service: Service, request: Request, back: Way) -> None:
+    def __init__(self, service: Service, request: StoreRequest, back: Way) -> None:
         self._service, self._request, self._back = service, request, back
         self._process = service.process
         self._reply: Any = None

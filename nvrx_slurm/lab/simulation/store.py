@@ -1,4 +1,4 @@
-"""The store's process in a history: it is killed and frozen, and every commit that it takes is watched."""
+"""The store's process in a run: it is killed and frozen, and every commit that it takes is watched."""
 
 from __future__ import annotations
 
@@ -6,8 +6,8 @@ from collections.abc import Callable, Sequence
 from typing import Any, Protocol
 
 from nvrx_slurm.lab.faults.valkey import MemoryServer
-from nvrx_slurm.lab.faults.valkey.server import Answer, Command
-from nvrx_slurm.lab.simulation.process import Process
+from nvrx_slurm.lab.faults.valkey.server import Command, ServerAnswer
+from nvrx_slurm.lab.simulation.process import SimulatedProcess
 from nvrx_slurm.lab.simulation.promises import Promises
 from nvrx_slurm.lab.simulation.sockets import Service
 from nvrx_slurm.store.sealing import NUMBER_BYTES
@@ -61,14 +61,14 @@ class WatchedStore(MemoryServer):
         self.process = self._begin()
         self.start()
 
-    def _begin(self) -> Process:
-        process = Process(self._loop, "store")
+    def _begin(self) -> SimulatedProcess:
+        process = SimulatedProcess(self._loop, "store")
         self._service.served_by(process)
         return process
 
     # ---- what it does itself
 
-    def handle(self, password: str | None, commands: Sequence[Command], answer: Answer) -> None:
+    def handle(self, password: str | None, commands: Sequence[Command], answer: ServerAnswer) -> None:
         moment = self._moment_of_death(commands[0])
         if moment is not None and (victim := self._victim()) is not None:
             self._loop.call_outside(0.0, victim.kill)

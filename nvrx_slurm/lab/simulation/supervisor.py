@@ -15,11 +15,11 @@ from typing import TYPE_CHECKING, Any
 from nvrx_slurm.agent.supervisor import SAY_EVERY_S, SELF_FENCE_S
 from nvrx_slurm.agent.teardown import Phase, Teardown
 from nvrx_slurm.agent.workers import Exited, Spawned, Stopped, SupervisorDied, Tearing, WorkerEvent
-from nvrx_slurm.lab.simulation.process import Held, Process, SimulatedFenceSocket
-from nvrx_slurm.lab.simulation.workers import Worker
+from nvrx_slurm.lab.simulation.process import Held, SimulatedFenceSocket, SimulatedProcess
+from nvrx_slurm.lab.simulation.workers import SimulatedWorker
 
 if TYPE_CHECKING:
-    from nvrx_slurm.lab.simulation.node import Node
+    from nvrx_slurm.lab.simulation.node import SimulatedNode
 
 DEATH_S = 0.002
 """A dying process closes its sockets up to so long before the kernel kills its children."""
@@ -27,14 +27,14 @@ DEATH_S = 0.002
 EXEC_S = 0.01
 
 
-class Supervisor:
+class SimulatedSupervisor:
     """One supervisor process of a node, started by the agent process `agent`."""
 
-    def __init__(self, node: Node, agent: Process, post: Callable[[WorkerEvent], None]) -> None:
+    def __init__(self, node: SimulatedNode, agent: SimulatedProcess, post: Callable[[WorkerEvent], None]) -> None:
         self.node, self.agent, self._post = node, agent, post
         self.loop = node.loop
-        self.process = Process(node.loop, f"supervisor of {node.name}")
-        self.workers: dict[int, Worker] = {}
+        self.process = SimulatedProcess(node.loop, f"supervisor of {node.name}")
+        self.workers: dict[int, SimulatedWorker] = {}
         self.held: dict[str, Held] = {}
         self.teardown: Teardown | None = None
         self.signals: dict[Phase, int] = {}
@@ -68,7 +68,7 @@ class Supervisor:
         self.workers[worker.pid] = worker
         self.process.call_later(self.node.chance.uniform(0.0, EXEC_S), self._has_started, worker)
 
-    def _has_started(self, worker: Worker) -> None:
+    def _has_started(self, worker: SimulatedWorker) -> None:
         if worker.pid in self.workers:
             self._say(Spawned(rank=worker.rank, pid=worker.pid))
 
@@ -140,12 +140,12 @@ class Supervisor:
             self._self_fence_on = True
             self.loop.call_outside(max(0.0, self._self_fence_at - self.loop.now_s), self._look_at_self_fence)
 
-    def child_ended(self, worker: Worker, code: int | None, number: int | None) -> None:
+    def child_ended(self, worker: SimulatedWorker, code: int | None, number: int | None) -> None:
         """SIGCHLD."""
         if self.process.alive:
             self.process.call_later(0.0, self._reap, worker, code, number)
 
-    def _reap(self, worker: Worker, code: int | None, number: int | None) -> None:
+    def _reap(self, worker: SimulatedWorker, code: int | None, number: int | None) -> None:
         if self.workers.pop(worker.pid, None) is not None and not self.lapsed:
             self._say(Exited(rank=worker.rank, code=code, signal=number))
         self._check_lease()
@@ -227,28 +227,28 @@ class Supervisor:
 
 
 _SERVE: dict[str, Any] = {
-    "spawn": Supervisor._spawn,
-    "lease": Supervisor._renew,
-    "stop": Supervisor._stop,
-    "done": Supervisor._work_done,
-    "hold": Supervisor._hold,
-    "close": Supervisor._end_everything,
+    "spawn": SimulatedSupervisor._spawn,
+    "lease": SimulatedSupervisor._renew,
+    "stop": SimulatedSupervisor._stop,
+    "done": SimulatedSupervisor._work_done,
+    "hold": SimulatedSupervisor._hold,
+    "close": SimulatedSupervisor._end_everything,
 }
 
 
 class SupervisedWorkers:
     """The agent's side of it: what `agent.machine.Workers` asks for."""
 
-    def __init__(self, node: Node, agent: Process, post: Callable[[WorkerEvent], None]) -> None:
+    def __init__(self, node: SimulatedNode, agent: SimulatedProcess, post: Callable[[WorkerEvent], None]) -> None:
         self._node, self._agent, self._post = node, agent, post
-        self._supervisor: Supervisor | None = None
+        self._supervisor: SimulatedSupervisor | None = None
         self._lease_until = 0.0
 
     def start(self) -> None:
         self._supervisor = self._node.start_supervisor(self._agent, self._post)
 
     def spawn(self, rank: int, argv: Sequence[str], env: Mapping[str, str], cwd: str, out: int, err: int) -> None:
-        self._node.history.promises.worker_wanted(self._node.name, rank, self._lease_until - self._node.loop.now_s)
+        self._node.run.promises.worker_wanted(self._node.name, rank, self._lease_until - self._node.loop.now_s)
         self._ask("spawn", rank, env)
 
     def stop(self, grace_s: float, number: int = signal.SIGTERM, checkpoint: tuple[int, float] | None = None) -> None:

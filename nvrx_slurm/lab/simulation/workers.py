@@ -24,20 +24,20 @@ SAVING_S = 0.3
 class Exit(Protocol):
     """Told of a worker's end, in its kernel's name: an exit code, or the signal that ended it."""
 
-    def __call__(self, worker: Worker, code: int | None, number: int | None) -> None: ...
+    def __call__(self, worker: SimulatedWorker, code: int | None, number: int | None) -> None: ...
 
 
 @dataclass(slots=True)
-class Progress:
+class WorldProgress:
     """What a replica's workers have done, over all of its cycles."""
 
     left_s: float
 
 
-class Worker:
+class SimulatedWorker:
     """One rank of one cycle, on one node. A zombie counts as dead."""
 
-    def __init__(self, node: str, pid: int, world: World, rank: int, exited: Exit) -> None:
+    def __init__(self, node: str, pid: int, world: SimulatedWorld, rank: int, exited: Exit) -> None:
         self.node, self.pid, self.world, self.rank = node, pid, world, rank
         self.alive, self.frozen, self.hangs = True, False, False
         self.started_at = world.loop.now_s
@@ -101,7 +101,7 @@ class Worker:
             self.world.left_by(self, well=code == 0)
 
 
-class World:
+class SimulatedWorld:
     """The ranks of one replica in one cycle."""
 
     def __init__(
@@ -109,7 +109,7 @@ class World:
         loop: VirtualLoop,
         chance: Random,
         temper: Temper,
-        progress: Progress,
+        progress: WorldProgress,
         is_cut: Callable[[str], bool],
         replica: str,
         cycle: int,
@@ -117,7 +117,7 @@ class World:
     ) -> None:
         self.loop, self.chance, self.temper, self.progress, self._is_cut = loop, chance, temper, progress, is_cut
         self.replica, self.cycle, self.size = replica, cycle, size
-        self.members: dict[int, Worker] = {}
+        self.members: dict[int, SimulatedWorker] = {}
         self.ran_s = 0.0
         self.broken = False
         self._since: float | None = None
@@ -128,7 +128,7 @@ class World:
     def __str__(self) -> str:
         return f"{self.replica} cycle {self.cycle}"
 
-    def enter(self, worker: Worker, first_step: Callable[[], None]) -> None:
+    def enter(self, worker: SimulatedWorker, first_step: Callable[[], None]) -> None:
         self.members[worker.rank] = worker
         self._first_steps.append(first_step)
         self.look()
@@ -151,7 +151,7 @@ class World:
         ran_s = self.ran_s + (now - self._since if self._since is not None else 0.0)
         return int(ran_s / step_s), (now if running else self._rested_at) - ran_s % step_s
 
-    def asks(self, worker: Worker, number: int) -> None:
+    def asks(self, worker: SimulatedWorker, number: int) -> None:
         """A signal for one of its ranks. SIGUSR1 asks for a checkpoint, all others to end."""
         if worker.hangs:
             return
@@ -160,7 +160,7 @@ class World:
         elif self.temper.obeys_s is not None:
             self.loop.call_outside(self.temper.obeys_s, self._obey, worker, number)
 
-    def left_by(self, worker: Worker, *, well: bool) -> None:
+    def left_by(self, worker: SimulatedWorker, *, well: bool) -> None:
         """One of its ranks is gone. The others notice, sooner or later, unless they have finished as well."""
         if well:
             return
@@ -193,16 +193,16 @@ class World:
             self.loop.call_outside(self.chance.uniform(0.0, LAST_STEP_S), worker.exit, 0)
 
     @staticmethod
-    def _leave(peer: Worker) -> None:
+    def _leave(peer: SimulatedWorker) -> None:
         if peer.alive and not peer.hangs:
             peer.exit(1)
 
     @staticmethod
-    def _obey(worker: Worker, number: int) -> None:
+    def _obey(worker: SimulatedWorker, number: int) -> None:
         if worker.alive and not worker.frozen:
             worker.kill(number)
 
     @staticmethod
-    def _save(worker: Worker) -> None:
+    def _save(worker: SimulatedWorker) -> None:
         if worker.alive and not worker.frozen:
             worker.saved += 1

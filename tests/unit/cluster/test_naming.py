@@ -8,7 +8,7 @@ from collections.abc import Sequence
 import pytest
 
 from nvrx_slurm.attribution.ledger import cluster_of
-from nvrx_slurm.cluster.commands import Output
+from nvrx_slurm.cluster.commands import CommandOutput
 from nvrx_slurm.cluster.naming import cluster_name_of, named_cluster
 from nvrx_slurm.journal.folder import JobInfo
 
@@ -26,12 +26,16 @@ def test_the_name_is_read_from_the_configuration_that_slurm_prints() -> None:
     assert cluster_name_of("slurmctld is DOWN") is None
 
 
-@pytest.mark.parametrize(("output", "name"), [(Output(0, SAID, ""), "alpha-2"), (Output(1, SAID, "no"), None)])
-def test_outside_of_a_job_slurm_is_asked(output: Output, name: str | None, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize(
+    ("output", "name"), [(CommandOutput(0, SAID, ""), "alpha-2"), (CommandOutput(1, SAID, "no"), None)]
+)
+def test_outside_of_a_job_slurm_is_asked(
+    output: CommandOutput, name: str | None, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Inside of one it has told already."""
     asked: list[Sequence[str]] = []
 
-    def run(command: Sequence[str], *, timeout_s: float) -> Output:
+    def run(command: Sequence[str], *, timeout_s: float) -> CommandOutput:
         asked.append(command)
         return output
 

@@ -10,34 +10,36 @@ import pytest
 import stamina
 
 from nvrx_slurm.cluster import slurm_text
-from nvrx_slurm.cluster.commands import NOT_SET_UP, TIMED_OUT, Output, SystemRunner, environment_for
+from nvrx_slurm.cluster.commands import NOT_SET_UP, TIMED_OUT, CommandOutput, SystemRunner, environment_for
 from nvrx_slurm.cluster.slurm import SlurmCluster
 from nvrx_slurm.cluster.states import JobState
 from nvrx_slurm.errors import MissingProgramError, NvrxError, SlurmUnreachable, SubmissionRefused, UsageError
 
-LISTED = Output(0, "1|RUNNING\n2_0|RUNNING\n2_1|PENDING\n", "")
-UNLISTED = Output(1, "", "slurm_load_jobs error: Invalid job id specified\n")
-NO_ACCOUNTING = Output(1, "", "Slurm accounting storage is disabled\n")
-SILENT = Output(1, "", "slurm_load_jobs error: Unable to contact slurm controller (connect failure)\n")
-TIMEOUT = Output(1, "", "sbatch: error: Batch job submission failed: Socket timed out on send/recv operation\n")
-REFUSED = Output(
+LISTED = CommandOutput(0, "1|RUNNING\n2_0|RUNNING\n2_1|PENDING\n", "")
+UNLISTED = CommandOutput(1, "", "slurm_load_jobs error: Invalid job id specified\n")
+NO_ACCOUNTING = CommandOutput(1, "", "Slurm accounting storage is disabled\n")
+SILENT = CommandOutput(1, "", "slurm_load_jobs error: Unable to contact slurm controller (connect failure)\n")
+TIMEOUT = CommandOutput(
+    1, "", "sbatch: error: Batch job submission failed: Socket timed out on send/recv operation\n"
+)
+REFUSED = CommandOutput(
     1,
     "",
     "sbatch: error: invalid partition specified: nope\n"
     "sbatch: error: Batch job submission failed: Invalid partition name specified\n",
 )
-VERSION = Output(0, "slurm-wlm 22.05.8\n", "")
-NEW_VERSION = Output(0, "slurm 24.11.1\n", "")
+VERSION = CommandOutput(0, "slurm-wlm 22.05.8\n", "")
+NEW_VERSION = CommandOutput(0, "slurm 24.11.1\n", "")
 
 
 class Script:
     """Answers commands by program (`sbatch --version` apart) from a list each; the last answer repeats."""
 
-    def __init__(self, **answers: Output | list[Output]) -> None:
+    def __init__(self, **answers: CommandOutput | list[CommandOutput]) -> None:
         self._answers = {name: one if isinstance(one, list) else [one] for name, one in answers.items()}
         self.commands: list[tuple[str, ...]] = []
 
-    def __call__(self, command: Sequence[str], *, timeout_s: float) -> Output:
+    def __call__(self, command: Sequence[str], *, timeout_s: float) -> CommandOutput:
         self.commands.append(tuple(command))
         name = "version" if "--version" in command else command[0]
         if name not in self._answers:
@@ -71,15 +73,15 @@ def test_all_jobs_are_asked_about_in_one_call() -> None:
 
 def test_sacct_is_asked_once_about_those_that_squeue_does_not_know() -> None:
     """A job that left squeue is found in the accounts."""
-    script = Script(squeue=LISTED, sacct=Output(0, "7|CANCELLED by 0\n8|FAILED\n", ""))
+    script = Script(squeue=LISTED, sacct=CommandOutput(0, "7|CANCELLED by 0\n8|FAILED\n", ""))
     states = SlurmCluster(script).states(["1", "7", "8"])
     assert states == {"1": "RUNNING", "7": "CANCELLED", "8": "FAILED"}
     assert [c for c in script.commands if c[0] == "sacct" and "--jobs=7,8" in c]
     assert script.count("sacct") == 1
 
 
-@pytest.mark.parametrize("sacct", [NO_ACCOUNTING, Output(1, "", "sacct: error: something else\n")])
-def test_failing_accounts_hide_nothing_that_squeue_said(sacct: Output) -> None:
+@pytest.mark.parametrize("sacct", [NO_ACCOUNTING, CommandOutput(1, "", "sacct: error: something else\n")])
+def test_failing_accounts_hide_nothing_that_squeue_said(sacct: CommandOutput) -> None:
     """Most development clusters have no accounting at all."""
     states = SlurmCluster(Script(squeue=LISTED, sacct=sacct)).states(["1", "99"])
     assert states == {"1": JobState.RUNNING, "99": JobState.UNKNOWN}
@@ -94,14 +96,14 @@ def test_a_job_that_nobody_knows_is_unknown_and_not_over() -> None:
 
 def test_what_squeue_says_of_a_requeued_job_wins_over_the_accounts() -> None:
     """The accounts say REQUEUED of the run before, for ever; squeue says how it stands."""
-    script = Script(squeue=Output(0, "2_1|PENDING\n", ""), sacct=Output(0, "2_1|REQUEUED\n", ""))
+    script = Script(squeue=CommandOutput(0, "2_1|PENDING\n", ""), sacct=CommandOutput(0, "2_1|REQUEUED\n", ""))
     assert SlurmCluster(script).states(["2_1"]) == {"2_1": JobState.PENDING}
     assert script.count("sacct") == 0
 
 
 def test_each_cluster_named_in_a_job_id_is_asked_once() -> None:
     """`123;alpha` asks the cluster alpha, and its answer's headline is no job."""
-    script = Script(squeue=Output(0, "CLUSTER: alpha\n1|RUNNING\n", ""))
+    script = Script(squeue=CommandOutput(0, "CLUSTER: alpha\n1|RUNNING\n", ""))
     assert SlurmCluster(script).states(["1;alpha"]) == {"1;alpha": JobState.RUNNING}
     assert "--clusters=alpha" in script.commands[0]
 
@@ -113,7 +115,7 @@ def test_the_id_of_a_whole_array_stands_for_its_elements() -> None:
 
 def test_a_squeue_that_fails_for_another_reason_is_an_error_with_that_reason() -> None:
     """No failure passes for an unknown job."""
-    script = Script(squeue=Output(1, "", "squeue: error: Access/permission denied\n"))
+    script = Script(squeue=CommandOutput(1, "", "squeue: error: Access/permission denied\n"))
     with pytest.raises(NvrxError, match=r"Access/permission denied"):
         SlurmCluster(script).states(["1"])
 
@@ -158,7 +160,7 @@ def test_without_patience_there_is_one_attempt() -> None:
 
 def test_a_slurm_that_is_not_set_up_is_not_asked_again() -> None:
     """There is nobody to wait for; the message names the ways on."""
-    script = Script(squeue=Output(1, "", f"squeue: fatal: {NOT_SET_UP}\n"))
+    script = Script(squeue=CommandOutput(1, "", f"squeue: fatal: {NOT_SET_UP}\n"))
     with pytest.raises(SlurmUnreachable, match="nvrx-slurm cluster up"):
         SlurmCluster(script).states(["1"])
     assert script.count("squeue") == 1
@@ -183,7 +185,7 @@ def test_a_configuration_that_is_gone_is_said_at_once(tmp_path: Path) -> None:
 
 def test_a_submitted_script_is_kept_in_the_job_folder(tmp_path: Path) -> None:
     """What ran can be read afterwards, by its owner alone."""
-    script = Script(sbatch=Output(0, "41\n", ""), version=NEW_VERSION)
+    script = Script(sbatch=CommandOutput(0, "41\n", ""), version=NEW_VERSION)
     assert SlurmCluster(script).submit("#!/bin/bash\nmark\n", folder=tmp_path, name="a") == "41"
     kept = tmp_path / "41" / "job.sh"
     assert kept.read_text() == "#!/bin/bash\nmark\n"
@@ -193,7 +195,7 @@ def test_a_submitted_script_is_kept_in_the_job_folder(tmp_path: Path) -> None:
 
 def test_a_job_id_with_a_cluster_has_a_folder_without(tmp_path: Path) -> None:
     """The job itself knows its number only."""
-    script = Script(sbatch=Output(0, "41;alpha\n", ""), version=NEW_VERSION)
+    script = Script(sbatch=CommandOutput(0, "41;alpha\n", ""), version=NEW_VERSION)
     assert SlurmCluster(script).submit("#!/bin/bash\n", folder=tmp_path, name="a") == "41;alpha"
     assert (tmp_path / "41" / "job.sh").is_file()
 
@@ -210,11 +212,11 @@ def test_a_refusal_carries_slurms_reason_and_leaves_nothing(tmp_path: Path) -> N
 @pytest.mark.usefixtures("no_pauses")
 def test_a_submission_that_was_accepted_unheard_is_not_made_twice(tmp_path: Path) -> None:
     """sbatch timed out, but slurmctld had the job: squeue finds it by its script."""
-    script = Script(sbatch=TIMEOUT, squeue=Output(0, "", ""), version=NEW_VERSION)
+    script = Script(sbatch=TIMEOUT, squeue=CommandOutput(0, "", ""), version=NEW_VERSION)
 
-    def squeue_finds_it(command: Sequence[str], *, timeout_s: float) -> Output:
+    def squeue_finds_it(command: Sequence[str], *, timeout_s: float) -> CommandOutput:
         if command[0] == "squeue":
-            return Output(0, f"40|/elsewhere.sh\n43|{script.commands[0][-1]}\n", "")
+            return CommandOutput(0, f"40|/elsewhere.sh\n43|{script.commands[0][-1]}\n", "")
         return script(command, timeout_s=timeout_s)
 
     assert SlurmCluster(squeue_finds_it).submit("#!/bin/bash\n", folder=tmp_path, name="a") == "43"
@@ -222,20 +224,24 @@ def test_a_submission_that_was_accepted_unheard_is_not_made_twice(tmp_path: Path
 
 
 @pytest.mark.usefixtures("no_pauses")
-@pytest.mark.parametrize("first", [TIMEOUT, Output(TIMED_OUT, "", "sbatch: no answer within 60 s")])
-def test_a_submission_that_was_lost_is_made_again(tmp_path: Path, first: Output) -> None:
+@pytest.mark.parametrize("first", [TIMEOUT, CommandOutput(TIMED_OUT, "", "sbatch: no answer within 60 s")])
+def test_a_submission_that_was_lost_is_made_again(tmp_path: Path, first: CommandOutput) -> None:
     """squeue answers and does not know the script: then it is submitted once more."""
-    script = Script(sbatch=[first, Output(0, "44\n", "")], squeue=Output(0, "40|/else.sh\n", ""), version=NEW_VERSION)
+    script = Script(
+        sbatch=[first, CommandOutput(0, "44\n", "")],
+        squeue=CommandOutput(0, "40|/else.sh\n", ""),
+        version=NEW_VERSION,
+    )
     assert SlurmCluster(script).submit("#!/bin/bash\n", folder=tmp_path, name="a") == "44"
     assert script.count("sbatch") == 2
 
 
 @pytest.mark.parametrize(("version", "warns"), [(VERSION, True), (NEW_VERSION, False)])
 def test_an_old_slurm_is_warned_of(
-    tmp_path: Path, caplog: pytest.LogCaptureFixture, version: Output, warns: bool
+    tmp_path: Path, caplog: pytest.LogCaptureFixture, version: CommandOutput, warns: bool
 ) -> None:
     """One line, naming the version seen and the first one to trust; the job is submitted."""
-    script = Script(sbatch=Output(0, "1\n", ""), version=version)
+    script = Script(sbatch=CommandOutput(0, "1\n", ""), version=version)
     with caplog.at_level(logging.WARNING):
         SlurmCluster(script).submit("#!/bin/bash\n", folder=tmp_path, name="a")
     assert ("22.05.8: before 23.02.3" in caplog.text) is warns
@@ -265,7 +271,7 @@ def test_the_id_is_read_from_what_sbatch_prints(text: str, job_id: str | None) -
 
 def test_cancelling_a_job_that_slurm_does_not_know_is_an_error() -> None:
     """scancel says nothing of it and succeeds."""
-    script = Script(squeue=UNLISTED, sacct=NO_ACCOUNTING, scancel=Output(0, "", ""))
+    script = Script(squeue=UNLISTED, sacct=NO_ACCOUNTING, scancel=CommandOutput(0, "", ""))
     with pytest.raises(UsageError, match="no job 99"):
         SlurmCluster(script).cancel("99")
     assert script.count("scancel") == 0
@@ -273,21 +279,21 @@ def test_cancelling_a_job_that_slurm_does_not_know_is_an_error() -> None:
 
 def test_cancelling_a_job_that_is_over_does_nothing() -> None:
     """Twice is as good as once."""
-    script = Script(squeue=Output(0, "1|CANCELLED\n", ""))
+    script = Script(squeue=CommandOutput(0, "1|CANCELLED\n", ""))
     SlurmCluster(script).cancel("1")
     assert script.count("scancel") == 0
 
 
 def test_a_jobs_nodes_come_in_slurms_order() -> None:
     """Ranks follow the order of `scontrol show hostnames`, which is not always the alphabet's."""
-    script = Script(squeue=Output(0, "|n[2-3],n1\n", ""), scontrol=Output(0, "n2\nn3\nn1\n", ""))
+    script = Script(squeue=CommandOutput(0, "|n[2-3],n1\n", ""), scontrol=CommandOutput(0, "n2\nn3\nn1\n", ""))
     assert SlurmCluster(script).nodes("1") == ("n2", "n3", "n1")
     assert script.commands[-1] == ("scontrol", "show", "hostnames", "n[2-3],n1")
 
 
 def test_a_pending_job_has_no_nodes() -> None:
     """Nothing is expanded where there is nothing."""
-    assert SlurmCluster(Script(squeue=Output(0, "|\n", ""))).nodes("1") == ()
+    assert SlurmCluster(Script(squeue=CommandOutput(0, "|\n", ""))).nodes("1") == ()
 
 
 # ---- the environment of commands

@@ -7,7 +7,7 @@ server.py     blocking reads; restarts
 client.py     redis.asyncio's methods, for `Store` and `HeartbeatReader`
 """
 
-from nvrx_slurm.lab.faults.valkey.client import DirectLink, Link, MemoryClient
+from nvrx_slurm.lab.faults.valkey.client import DirectLink, MemoryClient, ServerLink
 from nvrx_slurm.lab.faults.valkey.server import MemoryServer
 
-__all__ = ["DirectLink", "Link", "MemoryClient", "MemoryServer"]
+__all__ = ["DirectLink", "MemoryClient", "MemoryServer", "ServerLink"]

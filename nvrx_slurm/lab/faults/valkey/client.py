@@ -10,20 +10,20 @@ from typing import Any, Protocol
 
 from redis import exceptions as failures
 
-from nvrx_slurm.lab.faults.valkey.server import Answer, Command, MemoryServer, script_of
+from nvrx_slurm.lab.faults.valkey.server import Command, MemoryServer, ServerAnswer, script_of
 from nvrx_slurm.util.tasks import settle
 
 SOCKET_S = 7.0
 """How long a client waits for a reply, if it is not told otherwise: as `store.client` says to redis-py."""
 
-Request = Callable[[Answer], None]
+StoreRequest = Callable[[ServerAnswer], None]
 """Runs on the server's side, and answers there."""
 
 
-class Link(Protocol):
+class ServerLink(Protocol):
     """The way to the server and back."""
 
-    def call(self, request: Request) -> asyncio.Future[Any]:
+    def call(self, request: StoreRequest) -> asyncio.Future[Any]:
         """The answer, or OSError where the connection breaks; it may also never come."""
         ...
 
@@ -34,7 +34,7 @@ class DirectLink:
     def __init__(self, server: MemoryServer) -> None:
         self._server = server
 
-    def call(self, request: Request) -> asyncio.Future[Any]:
+    def call(self, request: StoreRequest) -> asyncio.Future[Any]:
         future: asyncio.Future[Any] = asyncio.get_running_loop().create_future()
         if self._server.up:
             request(lambda reply: settle(future, reply))
@@ -58,11 +58,11 @@ class MemoryClient:
         server: MemoryServer,
         *,
         password: str | None = None,
-        link: Link | None = None,
+        link: ServerLink | None = None,
         socket_s: float = SOCKET_S,
     ) -> None:
         self._server, self._password, self._link = server, password, link or DirectLink(server)
-        self._deadlines = _Deadlines(socket_s)
+        self._deadlines = _RequestDeadlines(socket_s)
         self._parsers: dict[str, Callable[[Any], Any]] = dict(_PARSERS)
 
     ping, time, config_set = _command("ping"), _command("time"), _command("config_set")
@@ -155,7 +155,7 @@ class MemoryPipeline:
         return [await self._client.ask(*command) for command in commands]
 
 
-class _Deadlines:
+class _RequestDeadlines:
     """One timer for all calls of a client: each has the same time, so the oldest is the next to be late."""
 
     def __init__(self, after_s: float) -> None:

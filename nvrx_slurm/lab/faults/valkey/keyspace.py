@@ -42,7 +42,7 @@ def new_identity_of(text: str) -> Identity:
     return identity
 
 
-class Stream:
+class KeyStream:
     """Its items; `last` is the newest id that it ever had, trimmed or not."""
 
     __slots__ = ("identities", "items", "last")
@@ -122,7 +122,7 @@ class Keyspace:
 
     def __init__(self, clock: Clock, added: Callable[[str], None]) -> None:
         self._clock, self._added = clock, added
-        self._values: dict[str, bytes | Hash | Stream] = {}
+        self._values: dict[str, bytes | Hash | KeyStream] = {}
         self._expires_ms: dict[str, int] = {}
         self.disk_full = self.in_memory = False
 
@@ -163,7 +163,7 @@ class Keyspace:
     def memory_usage(self, name: Word) -> int | None:
         """A measure of what the key holds; not the real server's figure."""
         value = self._find(name)
-        if isinstance(value, Stream):
+        if isinstance(value, KeyStream):
             return sum(len(identity) + sum(map(len, fields)) for identity, fields in value.items)
         return None if value is None else len(value)
 
@@ -227,8 +227,8 @@ class Keyspace:
     ) -> bytes:
         self._check_disk()
         given = None if id == "*" else new_identity_of(id)
-        known: Stream | None = self._of_kind(name, Stream)
-        stream = Stream() if known is None else known
+        known: KeyStream | None = self._of_kind(name, KeyStream)
+        stream = KeyStream() if known is None else known
         flat = [word if type(word) is bytes else encoded(word) for pair in fields.items() for word in pair]
         identity = stream.add(flat, self._now_ms(), given)
         if known is None:  # only now: an id that is refused makes no key
@@ -279,7 +279,7 @@ class Keyspace:
         if self.disk_full and not self.in_memory:
             raise ResponseError(DISK_FULL)
 
-    def _find(self, name: Word) -> bytes | Hash | Stream | None:
+    def _find(self, name: Word) -> bytes | Hash | KeyStream | None:
         key = key_of(name)
         if self._expires_ms and (until_ms := self._expires_ms.get(key)) is not None and until_ms <= self._now_ms():
             self._drop(key)
@@ -295,9 +295,9 @@ class Keyspace:
             raise ResponseError(WRONG_TYPE)
         return value
 
-    def _stream(self, name: Word) -> Stream:
-        stream: Stream | None = self._of_kind(name, Stream)
+    def _stream(self, name: Word) -> KeyStream:
+        stream: KeyStream | None = self._of_kind(name, KeyStream)
         return _NONE if stream is None else stream
 
 
-_NONE = Stream()
+_NONE = KeyStream()

@@ -12,7 +12,7 @@ from redis.exceptions import AuthenticationError, RedisError, ResponseError
 from nvrx_slurm.lab.faults.valkey.keyspace import Keyspace, Word, encoded
 from nvrx_slurm.util.clock import Clock
 
-Answer = Callable[[Any], None]
+ServerAnswer = Callable[[Any], None]
 """Takes a reply, or the exception that stands for one."""
 
 Command = tuple[str, tuple[Any, ...], dict[str, Any]]
@@ -28,7 +28,7 @@ class _Reader:
 
     __slots__ = ("answer", "command", "timer")
 
-    def __init__(self, command: Command, answer: Answer) -> None:
+    def __init__(self, command: Command, answer: ServerAnswer) -> None:
         self.command, self.answer = command, answer
         self.timer: Timer | None = None
 
@@ -62,7 +62,7 @@ class MemoryServer:
 
     # ---- commands
 
-    def handle(self, password: str | None, commands: Sequence[Command], answer: Answer) -> None:
+    def handle(self, password: str | None, commands: Sequence[Command], answer: ServerAnswer) -> None:
         """Run one command, or several at once (a pipeline: its reply is a list, errors included)."""
         if password != self.password:
             answer(AuthenticationError("WRONGPASS invalid username-password pair or user is disabled."))
@@ -92,7 +92,7 @@ class MemoryServer:
         if key in self._readers:
             self._grown.append(key)
 
-    def _wait(self, command: Command, answer: Answer) -> None:
+    def _wait(self, command: Command, answer: ServerAnswer) -> None:
         reader = _Reader(command, answer)
         block_s = command[2]["block"] / 1000
         reader.timer = asyncio.get_running_loop().call_later(block_s, self._release, reader, None)

@@ -11,7 +11,7 @@ from nvrx_slurm.errors import FaultFailed
 from nvrx_slurm.jobspec.model import JobSpec
 from nvrx_slurm.jobspec.plan import Plan, plan_to_json
 from nvrx_slurm.journal.folder import JobFolder
-from nvrx_slurm.lab.faults.network import BATCH, Network
+from nvrx_slurm.lab.faults.network import BATCH, HostNetwork
 from nvrx_slurm.lab.flow.language.model import Flow
 from nvrx_slurm.lab.flow.stages.base import CleanupRecorder, FaultResult, JournalFeed, Scene
 from nvrx_slurm.lab.flow.stages.faults import Injector, revoke_password
@@ -28,7 +28,7 @@ class OwnNetworkStage(LocalStage):
 
     def __init__(self, flow: Flow, folder: Path, cleanup: CleanupRecorder, clock: Clock) -> None:
         super().__init__(flow, folder, cleanup, clock)
-        self._network = Network([f"n{index}" for index in range(1, flow.needs.nodes + 1)])
+        self._network = HostNetwork([f"n{index}" for index in range(1, flow.needs.nodes + 1)])
         cleanup.process(self._network.pid)
         self._listeners: list[RemoteJournal] = []
         self.injectors |= Links(self._network, clock).table()
@@ -76,7 +76,7 @@ CUT, SLOW, HEALED = "cuts off", "slows", "carries all of"
 class Links:
     """What is done to each node's link by now; several faults add up. `batch_host` means the host that is no node."""
 
-    def __init__(self, network: Network, clock: Clock) -> None:
+    def __init__(self, network: HostNetwork, clock: Clock) -> None:
         self._network, self._clock = network, clock
         self._cut: set[str] = set()
         self._slow: dict[str, tuple[float, float]] = {}

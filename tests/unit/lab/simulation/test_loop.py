@@ -13,7 +13,7 @@ import pytest
 
 from nvrx_slurm.errors import SimulationStuck
 from nvrx_slurm.lab.simulation.loop import BEGIN_S, VirtualClock, VirtualLoop
-from nvrx_slurm.lab.simulation.process import Process
+from nvrx_slurm.lab.simulation.process import SimulatedProcess
 
 FOREVER_S = 1e9
 
@@ -120,7 +120,7 @@ def test_mistake_of_the_simulation_itself_ends_the_run(loop):
 
 def test_observer_sees_the_world_after_each_step_of_a_process(loop):
     """And not after steps of the world itself; what it raises ends the run."""
-    process, seen, done = Process(loop, "p"), [], []
+    process, seen, done = SimulatedProcess(loop, "p"), [], []
 
     async def main() -> None:
         for number in range(3):
@@ -131,7 +131,7 @@ def test_observer_sees_the_world_after_each_step_of_a_process(loop):
     loop.run(process.run(main()), after_step=lambda: seen.append(len(done)))
     assert seen[0] == 1 and seen[-1] == 4
     with pytest.raises(ZeroDivisionError):
-        loop.run(Process(loop, "q").run(main()), after_step=lambda: 1 // 0)
+        loop.run(SimulatedProcess(loop, "q").run(main()), after_step=lambda: 1 // 0)
 
 
 def test_collector_is_off_while_a_history_runs_and_on_again_after_it(loop):

@@ -8,8 +8,8 @@ from random import Random
 import pytest
 
 from nvrx_slurm.lab.simulation.loop import BEGIN_S, VirtualLoop
-from nvrx_slurm.lab.simulation.network import LONGEST_S, Fault, Network, apart, one_way
-from nvrx_slurm.lab.simulation.process import Process
+from nvrx_slurm.lab.simulation.network import LONGEST_S, NetworkFault, SimulatedNetwork, apart, one_way
+from nvrx_slurm.lab.simulation.process import SimulatedProcess
 from nvrx_slurm.lab.simulation.sockets import Service, ServiceLink, Sockets
 
 SOON_S = 5 * LONGEST_S
@@ -27,7 +27,7 @@ def loop():
 @pytest.fixture
 def network(loop):
     """Hosts a, b, …; nothing is wrong."""
-    return Network(loop, Random(1))
+    return SimulatedNetwork(loop, Random(1))
 
 
 @pytest.fixture
@@ -43,13 +43,13 @@ def pass_time(loop: VirtualLoop, seconds: float) -> None:
 class Echo:
     """A service on host b whose replies are the requests, counted."""
 
-    def __init__(self, network: Network) -> None:
+    def __init__(self, network: SimulatedNetwork) -> None:
         self.loop, self.service = network.loop, Service(network, "b")
         self.taken: list[tuple[float, int]] = []
         self.start()
 
     def start(self) -> None:
-        self.process = Process(self.loop, "echo")
+        self.process = SimulatedProcess(self.loop, "echo")
         self.service.served_by(self.process)
 
     def call(self, number: int) -> asyncio.Future[int]:
@@ -115,11 +115,11 @@ def test_cuts_add_up(loop, network, echo):
 
 def test_slow_and_lossy_ways_are_late(loop, network, echo):
     """Both cost time, and neither a call."""
-    heal = network.begin(Fault(apart(["a"]), slow_s=1.0))
+    heal = network.begin(NetworkFault(apart(["a"]), slow_s=1.0))
     echo.call(1)
     pass_time(loop, 3.0)
     heal()
-    network.begin(Fault(apart(["a"]), loss=0.5))
+    network.begin(NetworkFault(apart(["a"]), loss=0.5))
     calls = [echo.call(number) for number in range(2, 50)]
     began = loop.time() - BEGIN_S
     pass_time(loop, 60.0)
@@ -130,7 +130,7 @@ def test_slow_and_lossy_ways_are_late(loop, network, echo):
 
 def test_connections_that_break_lose_the_request_or_the_reply(loop, network, echo):
     """The caller sees the same error, and cannot know which."""
-    network.begin(Fault(apart(["a"]), breaks=1.0))
+    network.begin(NetworkFault(apart(["a"]), breaks=1.0))
     calls = [echo.call(number) for number in range(50)]
     pass_time(loop, SOON_S)
     assert all(isinstance(call.exception(), ConnectionResetError) for call in calls)
@@ -191,7 +191,7 @@ class Connected:
     def __init__(self, sockets: Sockets, timeout_s: float | None = None) -> None:
         loop = sockets.network.loop
         self.sockets, self.heard = sockets, []
-        self.process = Process(loop, "server")
+        self.process = SimulatedProcess(loop, "server")
         self.process.run(asyncio.Event().wait())
         self.listener = sockets.listen("b", self.process, self._accept)
         self.end = loop.run(sockets.connect("a", "b", self.listener.port, timeout_s=timeout_s))
@@ -359,13 +359,13 @@ def test_datagram_reaches_its_kernel_and_nobody_there_is_told(loop, sockets):
 def test_same_seed_gives_the_same_network():
     """Packet for packet."""
 
-    def history(seed: int) -> list[tuple[float, int]]:
+    def run(seed: int) -> list[tuple[float, int]]:
         loop = VirtualLoop()
-        echo = Echo(Network(loop, Random(seed)))
+        echo = Echo(SimulatedNetwork(loop, Random(seed)))
         for number in range(20):
             echo.call(number)
         pass_time(loop, SOON_S)
         loop.close()
         return echo.taken
 
-    assert history(3) == history(3) != history(4)
+    assert run(3) == run(3) != run(4)

@@ -10,7 +10,7 @@ import pytest
 from nvrx_slurm.agent.supervisor import SELF_FENCE_S
 from nvrx_slurm.agent.teardown import KILL_S
 from nvrx_slurm.agent.workers import Exited, Spawned, Stopped, SupervisorDied, Tearing
-from nvrx_slurm.lab.simulation.process import Process
+from nvrx_slurm.lab.simulation.process import SimulatedProcess
 from nvrx_slurm.lab.simulation.run import SimulationRun
 from nvrx_slurm.lab.simulation.supervisor import DEATH_S, SupervisedWorkers
 from nvrx_slurm.liveness import fence
@@ -24,10 +24,10 @@ class Bench:
     """A node with an agent that does nothing, and what its supervisor has told it."""
 
     def __init__(self) -> None:
-        self.history = SimulationRun(1, 4, ())
-        self.loop = self.history.loop
-        self.node = self.history.nodes[self.history.shape.nodes[0]]
-        self.agent = Process(self.loop, "agent")
+        self.run = SimulationRun(1, 4, ())
+        self.loop = self.run.loop
+        self.node = self.run.nodes[self.run.shape.nodes[0]]
+        self.agent = SimulatedProcess(self.loop, "agent")
         self.told: list[object] = []
         self.workers = SupervisedWorkers(self.node, self.agent, self.told.append)
         self.workers.start()
@@ -96,7 +96,7 @@ def test_fence_key_kills_while_all_is_frozen(bench):
     bench.workers.fence(fence_socket)
     bench.after(SOON_S)
     bench.node.freeze()
-    channel = bench.history.sockets.dial(bench.history.HOST, *fence_socket.getsockname())
+    channel = bench.run.sockets.dial(bench.run.HOST, *fence_socket.getsockname())
     channel.send(fence.PROBE)
     bench.after(SOON_S)
     assert bench.supervisor.process.alive

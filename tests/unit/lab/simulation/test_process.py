@@ -9,7 +9,7 @@ import signal
 import pytest
 
 from nvrx_slurm.lab.simulation.loop import BEGIN_S, VirtualLoop
-from nvrx_slurm.lab.simulation.process import Process
+from nvrx_slurm.lab.simulation.process import SimulatedProcess
 
 LONG_S = 1_000.0
 
@@ -55,7 +55,7 @@ def pass_time(loop: VirtualLoop, seconds: float) -> None:
 
 def test_exit_code_is_what_main_returned(loop):
     """A number, or 0 for None; the others of its tasks are cancelled first, as asyncio.run does."""
-    process, ended = Process(loop, "p"), []
+    process, ended = SimulatedProcess(loop, "p"), []
 
     async def main() -> int:
         asyncio.create_task(asyncio.sleep(LONG_S)).add_done_callback(lambda task: ended.append(task.cancelled()))
@@ -69,7 +69,7 @@ def test_exit_code_is_what_main_returned(loop):
 
 def test_exception_ends_a_process_with_1_and_is_kept(loop):
     """What went wrong is in `error`, and nothing is raised out of the run."""
-    process = Process(loop, "p")
+    process = SimulatedProcess(loop, "p")
 
     async def main() -> None:
         raise ValueError("x")
@@ -81,7 +81,7 @@ def test_exception_ends_a_process_with_1_and_is_kept(loop):
 
 def test_killed_process_takes_no_step_more(loop, diary):
     """No `finally`, no cancellation, no timeout, no callback; not when it is collected either."""
-    process = Process(loop, "p")
+    process = SimulatedProcess(loop, "p")
 
     async def main() -> None:
         asyncio.get_running_loop().call_later(5.0, diary.note, "a callback")
@@ -100,7 +100,7 @@ def test_killed_process_takes_no_step_more(loop, diary):
 
 def test_reply_to_a_dead_process_reaches_nobody(loop, diary):
     """What it waited for happens, and nothing of it hears."""
-    process, reply = Process(loop, "p"), loop.create_future()
+    process, reply = SimulatedProcess(loop, "p"), loop.create_future()
 
     async def main() -> None:
         diary.note(await reply)
@@ -115,7 +115,7 @@ def test_reply_to_a_dead_process_reaches_nobody(loop, diary):
 
 def test_kernel_hears_of_a_death_in_order_and_outside_of_it(loop, diary):
     """Whoever watches is told once, at the same moment; a callback of it belongs to no process."""
-    process, child = Process(loop, "p"), Process(loop, "child")
+    process, child = SimulatedProcess(loop, "p"), SimulatedProcess(loop, "child")
     process.on_death(lambda: diary.note("connection closed"))
     process.on_death(child.kill)
     process.on_death(lambda: loop.call_later(1.0, diary.note, "later"))
@@ -134,7 +134,7 @@ def test_kernel_hears_of_a_death_in_order_and_outside_of_it(loop, diary):
 
 def test_frozen_process_holds_what_is_due_and_does_it_after_the_thaw(loop, diary):
     """A timer that was due meanwhile fires late, once; replies and timers keep their order."""
-    process, reply = Process(loop, "p"), loop.create_future()
+    process, reply = SimulatedProcess(loop, "p"), loop.create_future()
 
     async def listen() -> None:
         diary.note(await reply)
@@ -157,7 +157,7 @@ def test_frozen_process_holds_what_is_due_and_does_it_after_the_thaw(loop, diary
 
 def test_timeout_passes_while_frozen(loop, diary):
     """Whoever thaws after its bound finds that it has passed."""
-    process = Process(loop, "p")
+    process = SimulatedProcess(loop, "p")
 
     async def main() -> None:
         try:
@@ -177,7 +177,7 @@ def test_timeout_passes_while_frozen(loop, diary):
 
 def test_frozen_process_can_be_killed_and_not_thawed_after_it(loop, diary):
     """SIGKILL needs nobody to run; the dead stay dead."""
-    process = Process(loop, "p")
+    process = SimulatedProcess(loop, "p")
     process.run(ticking(diary))
     pass_time(loop, 0.5)
     process.freeze()
@@ -192,7 +192,7 @@ def test_frozen_process_can_be_killed_and_not_thawed_after_it(loop, diary):
 
 def test_process_that_makes_another_does_not_own_it(loop, diary):
     """The child runs on when its parent is killed, and each timer is its maker's."""
-    parent, child = Process(loop, "parent"), Process(loop, "child")
+    parent, child = SimulatedProcess(loop, "parent"), SimulatedProcess(loop, "child")
 
     async def main() -> None:
         child.run(ticking(diary, "child"))
@@ -207,7 +207,7 @@ def test_process_that_makes_another_does_not_own_it(loop, diary):
 
 def test_kernel_can_have_a_process_take_a_step(loop, diary):
     """Held while it is frozen, dropped when it is dead, and what it makes is the process's own."""
-    process = Process(loop, "p")
+    process = SimulatedProcess(loop, "p")
     process.run(asyncio.sleep(LONG_S, 0))
     process.call_later(1.0, lambda: loop.call_later(1.0, diary.note, "its own"))
     pass_time(loop, 1.5)
@@ -225,7 +225,7 @@ def test_kernel_can_have_a_process_take_a_step(loop, diary):
 
 def test_signals_go_to_the_handler_of_their_process(loop, diary):
     """One without a handler ends it; a frozen process hears after the thaw."""
-    first, second = Process(loop, "first"), Process(loop, "second")
+    first, second = SimulatedProcess(loop, "first"), SimulatedProcess(loop, "second")
 
     async def main(name: str) -> None:
         asyncio.get_running_loop().add_signal_handler(signal.SIGTERM, diary.note, name)
@@ -250,7 +250,7 @@ def test_signals_go_to_the_handler_of_their_process(loop, diary):
 
 def test_what_goes_wrong_unheard_in_a_process_is_a_trouble_of_its_own(loop):
     """A callback that raises, and a task that nobody awaits: the process goes on, and its name is with them."""
-    process = Process(loop, "p")
+    process = SimulatedProcess(loop, "p")
 
     async def fail() -> None:
         raise ValueError("unheard")

@@ -26,7 +26,7 @@ from nvrx_slurm.lab.plans import plain_bounds
 from nvrx_slurm.lab.simulation.loop import VirtualLoop
 from nvrx_slurm.lab.simulation.promises import Promise, Promises
 from nvrx_slurm.lab.simulation.shapes import Temper
-from nvrx_slurm.lab.simulation.workers import Progress, Worker, World
+from nvrx_slurm.lab.simulation.workers import SimulatedWorker, SimulatedWorld, WorldProgress
 
 PLAN = Plan(
     name="t",
@@ -68,11 +68,13 @@ class Court:
             entries.append(pack(Entry(n=self.number, t=float(self.number), record=record)))
         self.promises.committed(epoch, entries)
 
-    def start(self, node: str, rank: int, cycle: int = 0) -> Worker:
+    def start(self, node: str, rank: int, cycle: int = 0) -> SimulatedWorker:
         """A worker begins."""
         temper = Temper(step_s=1.0, leaves_s=None, obeys_s=None)
-        world = World(self.loop, Random(1), temper, Progress(1.0), lambda _: False, "main-0", cycle, 2)
-        worker = Worker(node, 1, world, rank, lambda worker, code, number: self.promises.worker_ended(worker))
+        world = SimulatedWorld(self.loop, Random(1), temper, WorldProgress(1.0), lambda _: False, "main-0", cycle, 2)
+        worker = SimulatedWorker(
+            node, 1, world, rank, lambda worker, code, number: self.promises.worker_ended(worker)
+        )
         world.members[rank] = worker
         self.promises.worker_started(worker)
         return worker

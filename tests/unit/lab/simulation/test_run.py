@@ -50,7 +50,7 @@ def test_job_that_nobody_disturbs_finishes(seed):
 
 @pytest.mark.parametrize("seed", range(40))
 def test_promises_are_kept_whatever_the_adversary_does(seed):
-    """Each history ends, and no promise is broken in it."""
+    """Each run ends, and no promise is broken in it."""
     assert run_seed(seed, NODES).broken is None
 
 
@@ -70,7 +70,7 @@ def test_same_seed_tells_the_same_in_every_process():
 
 
 def test_other_seeds_tell_something_else():
-    """A digest stands for one history."""
+    """A digest stands for one run."""
     assert len({run_seed(seed, NODES).digest for seed in range(10)}) == 10
 
 

@@ -18,7 +18,7 @@ HARMLESS = Act(at_s=0.4, kind="kill_worker", node="n01")
 
 
 def mistrustful(seed, nodes, acts):
-    """Tells a history, and takes every death of a controller for a broken promise."""
+    """Tells a run, and takes every death of a controller for a broken promise."""
     result = run_seed(seed, nodes, (HARMLESS, FATAL, HARMLESS) if acts is None else acts)
     if FATAL not in result.acts:
         return result

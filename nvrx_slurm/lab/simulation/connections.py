@@ -6,20 +6,20 @@ import asyncio
 from typing import TYPE_CHECKING
 
 from nvrx_slurm.journal.records import ControllerUp
-from nvrx_slurm.lab.simulation.process import Held, Process
+from nvrx_slurm.lab.simulation.process import Held, SimulatedProcess
 from nvrx_slurm.lab.simulation.sockets import End, Listener, Sockets
 from nvrx_slurm.liveness import connection as liveness
 
 if TYPE_CHECKING:
-    from nvrx_slurm.lab.simulation.node import Node
+    from nvrx_slurm.lab.simulation.node import SimulatedNode
 
 READ_BYTES = 256
 
 
-class AgentLine(Held):
+class AgentConnection(Held):
     """The agent's end. Its supervisor holds it too: it closes with the last of them."""
 
-    def __init__(self, end: End, agent: Process) -> None:
+    def __init__(self, end: End, agent: SimulatedProcess) -> None:
         super().__init__(end.close)
         self.end, self._agent = end, agent
         self._unread = b""
@@ -56,16 +56,18 @@ class AgentLine(Held):
         self.end.send(data)
 
 
-async def connect(node: Node, agent: Process, controller: ControllerUp, incarnation: str) -> AgentLine:
+async def connect(
+    node: SimulatedNode, agent: SimulatedProcess, controller: ControllerUp, incarnation: str
+) -> AgentConnection:
     """As `liveness.connect` does it."""
-    history = node.history
-    timeout_s = history.plan.fault_tolerance.heartbeat.timeout
+    run = node.run
+    timeout_s = run.plan.fault_tolerance.heartbeat.timeout
     async with asyncio.timeout(liveness.HANDSHAKE_S):
-        end = await history.sockets.connect(node.name, history.HOST, controller.port, timeout_s=max(1.0, timeout_s))
-        line = AgentLine(end, agent)
+        end = await run.sockets.connect(node.name, run.HOST, controller.port, timeout_s=max(1.0, timeout_s))
+        line = AgentConnection(end, agent)
         try:
             line.session = await liveness.introduce(
-                line, token=history.address.token, node=node.name, incarnation=incarnation, port=controller.port
+                line, token=run.address.token, node=node.name, incarnation=incarnation, port=controller.port
             )
         except BaseException:
             line.close()
@@ -74,10 +76,12 @@ async def connect(node: Node, agent: Process, controller: ControllerUp, incarnat
     return line
 
 
-class ControllerTethers:
+class ControllerConnections:
     """The controller's end of all of them."""
 
-    def __init__(self, server: liveness.LivenessServer, sockets: Sockets, host: str, controller: Process) -> None:
+    def __init__(
+        self, server: liveness.LivenessServer, sockets: Sockets, host: str, controller: SimulatedProcess
+    ) -> None:
         self._server, self._sockets, self._host, self._controller = server, sockets, host, controller
         self._listener: Listener | None = None
 

@@ -204,7 +204,7 @@ def test_local_nodes_freeze_go_on_and_die(play, gate):
     runs(played, gate, cycle=0)
     assert failure(played, "kill_worker", rank=2) == "main-0 has no rank 2: its world has 2 ranks now"
     assert failure(played, "kill_agent", node="n7") == "the job has no node 'n7': it has n1, n2, n3, n4"
-    assert failure(played, "kill_agent", spare=3) == "there is no hot spare 3: standing by now: n3, n4"
+    assert failure(played, "kill_agent", spare=3) == "there is no hot spare 3: on standby now: n3, n4"
     assert failure(played, "kill_agent", node="$dead") == "$dead has no value yet (bound so far: none)"
     assert failure(played, "drain_node", node="n1") == "drain_node cannot be done on the stage local"
     assert failure(played, "restore_node", node="n2") == (

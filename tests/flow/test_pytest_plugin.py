@@ -60,7 +60,7 @@ def test_whoever_does_not_ask_pays_nothing(theirs):
             heavy = {"pydantic", "redis", "submitit", "click", "msgspec", "ruamel", "asyncio.base_events"}
             assert "nvrx_slurm.lab.pytest_plugin" in sys.modules
             assert not {name for name in sys.modules if name.startswith("nvrx_slurm.")} - {
-                "nvrx_slurm.lab.flow", "nvrx_slurm.lab.pytest_plugin"
+                "nvrx_slurm.lab", "nvrx_slurm.lab.pytest_plugin"
             }
         """,
     ).assert_outcomes(passed=1)

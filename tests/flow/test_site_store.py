@@ -10,6 +10,7 @@ import msgspec
 import pytest
 import redis
 
+from nvrx_slurm.jobspec.model import StoreSpec
 from nvrx_slurm.lab.faults.disk import SmallDisk
 from nvrx_slurm.store.embedded import EmbeddedStore
 from nvrx_slurm.util.processes import is_alive
@@ -40,7 +41,7 @@ async def test_job_runs_on_a_sites_own_store_and_leaves_it_clean(run_local, gate
 
 
 def two_jobs(run_local, gate, tmp_path, url):
-    plan = msgspec.structs.replace(gate_plan(gate, tmp_path, spares=0, workers=1), store_url=url)
+    plan = msgspec.structs.replace(gate_plan(gate, tmp_path, spares=0, workers=1), store=StoreSpec(url=url))
     jobs = []
     for name in ("a", "b"):
         there = msgspec.structs.replace(plan, folder=str(tmp_path / name))
@@ -61,7 +62,7 @@ def test_job_waits_for_a_sites_disk_and_leaves_its_configuration_alone(run_local
     raw = redis.Redis(port=server.port, password=PASSWORD, decode_responses=True)
     try:
         plan = msgspec.structs.replace(
-            gate_plan(gate, tmp_path, spares=0), store_url=f"redis://127.0.0.1:{server.port}/0"
+            gate_plan(gate, tmp_path, spares=0), store=StoreSpec(url=f"redis://127.0.0.1:{server.port}/0")
         )
         job = run_local(plan, env={"NVRX_SLURM_STORE_PASSWORD": PASSWORD})
         before = gate.wait(4, cycle=0)

@@ -18,6 +18,7 @@ from click.testing import CliRunner
 
 from nvrx_slurm.cli import cli
 from nvrx_slurm.inprocess.store.redis import RedisConnection
+from nvrx_slurm.jobspec.model import StoreSpec
 from nvrx_slurm.journal.records import RoundClosed
 from nvrx_slurm.store.acl import COMMANDS
 from nvrx_slurm.store.keys import InprocessKeys, Keys
@@ -125,7 +126,7 @@ def attack(port: int) -> list[str]:
 def test_a_job_runs_under_its_rule_and_bob_cannot_touch_it(bob, run_local, gate, site, tmp_path):
     """A restart is among what the job does; the server has refused alice nothing, and bob everything."""
     plan = gate_plan(gate, tmp_path, nodes=1, spares=1, workers=1, heartbeat__interval=0.25)
-    plan = msgspec.structs.replace(plan, store_url=f"redis://alice@127.0.0.1:{site}/0", store_namespace="alice")
+    plan = msgspec.structs.replace(plan, store=StoreSpec(url=f"redis://alice@127.0.0.1:{site}/0", namespace="alice"))
     job = run_local(plan, env={"NVRX_SLURM_STORE_PASSWORD": PASSWORDS["alice"]})
     gate.wait(1, cycle=0)[0].go(3)
     gate.wait(1, cycle=1)

@@ -17,6 +17,7 @@ import msgspec
 import pytest
 import redis
 
+from nvrx_slurm.jobspec.model import StoreSpec
 from nvrx_slurm.journal.records import (
     Assignment,
     ControllerStarted,
@@ -155,7 +156,7 @@ def copy_all(port: int) -> int:
 def job(run_local, gate, site, tmp_path):
     """A job of one rank and one hot spare on the site's store; its worker waits."""
     plan = gate_plan(gate, tmp_path, nodes=1, spares=1, workers=1, heartbeat__interval=0.25)
-    plan = msgspec.structs.replace(plan, store_url=f"redis://127.0.0.1:{site}/0")
+    plan = msgspec.structs.replace(plan, store=StoreSpec(url=f"redis://127.0.0.1:{site}/0"))
     job = run_local(plan, env={"NVRX_SLURM_STORE_PASSWORD": PASSWORD})
     gate.wait(1, cycle=0)
     job.agent_pid("n1")

@@ -19,6 +19,7 @@ import pytest
 import redis
 
 from nvrx_slurm.batch.__main__ import default_route_address
+from nvrx_slurm.jobspec.model import StoreSpec
 from nvrx_slurm.journal.folder import LOOPBACK, StoreAddress
 from nvrx_slurm.store.redis_client import client
 from tests.fault_harness import child_of, until
@@ -104,7 +105,7 @@ def fleet(run_local, gate, tmp_path):
         (pytest.fail if os.environ.get("CI") else pytest.skip)("this machine has no address but loopback")
 
     def start(server: str):
-        plan = msgspec.structs.replace(gate_plan(gate, tmp_path, **QUICK), store_server=server)
+        plan = msgspec.structs.replace(gate_plan(gate, tmp_path, **QUICK), store=StoreSpec(server=server))
         return run_local(plan, launcher=("bash", "-c", AGENTS))
 
     return start

@@ -10,10 +10,10 @@ from collections.abc import Mapping
 from typing import Annotated, Any, Literal, Self
 
 from msgspec import field
-from msgspec.structs import replace
+from msgspec.structs import force_setattr, replace
 
 from nvrx_slurm.jobspec.budgets import AFTER_GRACE_S, least_notice_s, most_notice_s
-from nvrx_slurm.jobspec.reading import After, Before, Block, Misfit, Schema
+from nvrx_slurm.jobspec.reading import After, Before, Block, Misfit, Schema, checked, keys_of
 from nvrx_slurm.jobspec.urls import check_redis_url, is_redis, parse_url
 from nvrx_slurm.jobspec.values import (
     MOST_NODES,
@@ -597,9 +597,13 @@ class JobSpec(Block, frozen=True, kw_only=True):
     lease: Annotated[LeaseSpec | None, "A file that keeps the job alive; see below."] = None
 
     def __post_init__(self) -> None:
-        # Values are checked where they are read. One that was never read would end up in plan.json as it is.
-        if isinstance(self.command, str):
-            raise TypeError("a JobSpec holds checked values, such as a command that is split: make it with load_job")
+        # A Python caller gives what job.yaml may hold: `command="python train.py"`, `slurm={"time": "1h"}`. Values
+        # that `read` has checked pass unchanged. Raises ValueError.
+        defaults = {name: key.default for name, key in keys_of(JobSpec).items()}
+        said = {name: value for name in defaults if (value := getattr(self, name)) != defaults[name]}
+        for name, value in checked(JobSpec, said).items():
+            force_setattr(self, name, value)
+        self.settled(said)
 
     def settled(self, said: Mapping[str, Any]) -> Self:
         if self.roles:

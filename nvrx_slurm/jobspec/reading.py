@@ -117,6 +117,16 @@ def read(block: type[_B], value: object) -> tuple[_B | None, Mapping[KeyPath, st
     return None, {path: _hint(text, path, block) if text is _UNKNOWN else text for path, text in found.items()}
 
 
+def checked(block: type[Block], raw: Mapping[str, Any]) -> dict[str, Any]:
+    """The values of some of the block's keys, each as its rule has it. Raises ValueError with all problems."""
+    found: dict[KeyPath, str] = {}
+    values = {name: _read(keys_of(block)[name].rule, value, (name,), found) for name, value in raw.items()}
+    if found:
+        hinted = {path: _hint(text, path, block) if text is _UNKNOWN else text for path, text in found.items()}
+        raise ValueError("; ".join(f"{dotted(path)}: {text}" for path, text in hinted.items()))
+    return values
+
+
 def written(block: Block) -> dict[str, Any]:
     """The block as job.yaml says it, every key with its value."""
     return {name: as_written(key.rule, getattr(block, name)) for name, key in keys_of(type(block)).items()}

@@ -7,12 +7,14 @@ import subprocess
 import sys
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from nvrx_slurm.errors import ConfigError, UsageError
 from nvrx_slurm.jobspec import env
 from nvrx_slurm.jobspec.load import Loaded, load, load_job, parse_assignment
+from nvrx_slurm.jobspec.model import JobSpec
 
 Write = Callable[[str], Path]
 
@@ -227,3 +229,24 @@ def test_the_configuration_is_frozen(write: Write) -> None:
     spec = load(write("name: a\ncommand: x\n")).spec
     with pytest.raises(AttributeError, match="immutable"):
         spec.nodes = 3  # type: ignore[misc]
+
+
+def test_a_job_made_in_python_holds_what_the_same_file_holds(write: Write) -> None:
+    file = write("name: a\ncommand: python x.py\nslurm: {time: 1h}\nfault_tolerance: {backoff: off}\n")
+    values: dict[str, Any] = {"slurm": {"time": "1h"}, "fault_tolerance": {"backoff": "off"}}
+    made = JobSpec(name="a", command="python x.py", **values)  # type: ignore[arg-type]
+    assert made == load(file).spec
+
+
+@pytest.mark.parametrize(
+    "values",
+    [
+        {},
+        {"command": ["x"], "min_nodes": 3},
+        {"command": ["x"], "slurm": {"tim": "1h"}},
+        {"command": ["x"], "nodes": 0},
+    ],
+)
+def test_a_bad_job_is_refused_in_python_too(values: dict[str, Any]) -> None:
+    with pytest.raises(ValueError):
+        JobSpec(name="a", **values)

@@ -170,9 +170,9 @@ def test_more_connections_than_ucx_can_count(backend: Backend) -> None:
     """Another worker goes on where one has made as many as it may."""
     ended = run(
         """
-        from nvrx_slurm.transport.backends.ucx import side
+        from nvrx_slurm.transport.backends import ucx_engine
         from nvrx_slurm.transport.backends.ucx_engine import engine
-        side.MOST_MADE = 3
+        ucx_engine.MOST_MADE = 3
 
         def serve(link):
             frame = memoryview(bytearray(32))

@@ -9,7 +9,7 @@ from __future__ import annotations
 import math
 
 AFTER_GRACE_S = 8.0
-"""What a teardown takes beyond the workers' grace: the kill itself, and the job's last words (result and journal)."""
+"""What a teardown takes beyond the workers' grace: the kill itself, and the writing of result and journal."""
 
 NOTICE_MARGIN_S = 30.0
 SHORTEST_NOTICE_S = 60.0
@@ -26,7 +26,7 @@ def most_notice_s(time_limit_s: float) -> float:
 
 
 def notice_s(grace_s: float, checkpoint_s: float, time_limit_s: float | None) -> int:
-    """How long before its time limit to tell the job: with a margin, or a short job a quarter, if that is enough."""
+    """How long before its time limit Slurm signals the job: with a margin; in a short job a quarter, if enough."""
     ample = max(SHORTEST_NOTICE_S, checkpoint_s + grace_s + NOTICE_MARGIN_S)
     if time_limit_s is None:
         return math.ceil(ample)

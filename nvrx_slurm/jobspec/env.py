@@ -41,12 +41,12 @@ def get(name: str) -> str | None:
 def take_secrets() -> bool:
     """Take the secrets out of this process's environment, and those that were handed on out of their descriptor.
 
-    They stay to be had from this module. Returns whether any stood in the environment: then /proc/<pid>/environ shows
+    This module keeps them. Returns whether any stood in the environment: then /proc/<pid>/environ shows
     them until the process starts another program.
     """
     found = {name: value for name in SECRETS if (value := os.environ.pop(name, ""))}
     if descriptor := os.environ.pop(SECRETS_FD, ""):
-        with contextlib.suppress(OSError, ValueError):  # set by hand: it leads to no file of ours
+        with contextlib.suppress(OSError, ValueError):  # set by hand: it names no descriptor of this tool
             _taken.update(_read_secrets(int(descriptor)))
     _taken.update(found)
     return bool(found)
@@ -96,7 +96,7 @@ def attrsvc_token() -> str | None:
 
 
 def slack_token() -> str | None:
-    """The token of the Slack app that tells of failures; a token file comes first."""
+    """The token of the Slack app that reports failures; a token file comes first."""
     return get(SLACK_TOKEN)
 
 
@@ -111,7 +111,7 @@ def llm_key() -> str | None:
 
 
 def job_folder() -> Path | None:
-    """The running job's folder, as the batch host tells its children."""
+    """The running job's folder; the batch host sets it for its children."""
     from pathlib import Path
 
     value = get("NVRX_JOB_FOLDER")
@@ -175,12 +175,12 @@ def adopt(extra: Mapping[str, str]) -> None:
 
 
 def is_ci() -> bool:
-    """Whether this is an automated run, as GitHub, GitLab and most others say it: `CI=true`."""
+    """Whether this is an automated run: GitHub, GitLab and most others set `CI=true`."""
     return get("CI") == "true"
 
 
 class GitHub(NamedTuple):
-    """Where a step of GitHub Actions tells its results; a part is None where the runner has not set it."""
+    """Where a step of GitHub Actions writes its results; a part is None where the runner has not set it."""
 
     workspace: Path | None = None  # the checkout: annotations name files from here
     step_summary: Path | None = None
@@ -188,7 +188,7 @@ class GitHub(NamedTuple):
 
 
 def github() -> GitHub | None:
-    """What GitHub's runner says of this step; None where no such runner started us."""
+    """The files of this step of GitHub Actions; None outside of it."""
     if get("GITHUB_ACTIONS") != "true":
         return None
     from pathlib import Path

@@ -28,7 +28,7 @@ _EMPTY: dict[tuple[str, ...], Any] = {("env",): "", ("extra",): True}
 
 
 class Loaded(Struct, frozen=True):
-    """A job's merged configuration. `origin_of` tells where a key's value came from."""
+    """A job's merged configuration. `origin_of`: where a key's value came from."""
 
     spec: JobSpec
     layers: tuple[Layer, ...]  # strongest first
@@ -150,7 +150,7 @@ def _merge(into: dict[str, Any], data: Mapping[str, Any]) -> None:
 
 
 def _said(data: dict[str, Any], below: tuple[str, ...] = ()) -> dict[str, Any]:
-    """The data without keys that say nothing."""
+    """The data without keys that have no value."""
     said: dict[str, Any] = {}
     for key, value in data.items():
         if isinstance(value, dict):

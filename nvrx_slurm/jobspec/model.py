@@ -42,7 +42,7 @@ from nvrx_slurm.util.durations import words
 
 OnFailure = Literal["restart_replica", "restart_job", "ignore", "fail_job"]
 Aggregation = Literal["any", "all"]
-"""How many of the sources must say STOP: one, or every one of them."""
+"""How many of the sources must answer STOP: one, or every one of them."""
 
 FENCE_MARGIN_S = 2.0
 
@@ -99,7 +99,7 @@ ServiceUrl = Annotated[Line, _url("token_file", "NVRX_SLURM_ATTRSVC_TOKEN"), _IS
 
 
 class LlmSpec(Block, frozen=True, kw_only=True):
-    """A second opinion, by a language model; it sees an excerpt of the logs in which secrets are blacked out."""
+    """A second opinion, by a language model; it gets an excerpt of the logs in which secrets are blacked out."""
 
     url: Annotated[
         Annotated[Line, _url("llm.key_file", "NVRX_SLURM_LLM_KEY"), _IS_URL],
@@ -107,27 +107,29 @@ class LlmSpec(Block, frozen=True, kw_only=True):
     ]
     model: Annotated[Line, "Which model to ask."]
     key_file: Annotated[Line | None, "A file (mode 0600) with the key; or set NVRX_SLURM_LLM_KEY."] = None
-    style: Annotated[Literal["openai", "anthropic"], "Whose API the endpoint speaks."] = "openai"
-    timeout: Annotated[Duration, "How long its answer is waited for. Without one the rules' verdict stands."] = 20.0
+    style: Annotated[Literal["openai", "anthropic"], "Which API the endpoint has."] = "openai"
+    timeout: Annotated[Duration, "How long the job waits for its answer. Without one the rules' verdict stands."] = (
+        20.0
+    )
 
 
 class SlackSpec(Block, frozen=True, kw_only=True):
-    """A message about each failure that was decided on; one thread for each job."""
+    """A message about each decision on a failure; one thread for each job."""
 
     channel: Annotated[Line, "Where it goes: a channel's name or id."]
     token_file: Annotated[
         Line | None,
         "A file (mode 0600) with the app's token; or set NVRX_SLURM_SLACK_TOKEN.",
     ] = None
-    mention: Annotated[Line | None, "Whom the message names: a member's id, or `@here`."] = None
+    mention: Annotated[Line | None, "The member that the message mentions: an id, or `@here`."] = None
     url: Annotated[
         Annotated[Line, _url("slack.token_file", "NVRX_SLURM_SLACK_TOKEN"), _IS_URL],
-        "Slack's API, or what stands in for it.",
+        "The URL of Slack's API, or of a replacement.",
     ] = "https://slack.com/api"
 
 
 class DataflowSpec(Block, frozen=True, kw_only=True):
-    """One JSON document for each failure that was decided on, in an index of the kind that Elasticsearch keeps."""
+    """One JSON document for each decision on a failure, in an index of the kind that Elasticsearch keeps."""
 
     url: Annotated[
         Annotated[Line, _url("dataflow.token_file", "NVRX_SLURM_DATAFLOW_TOKEN"), _IS_URL], "Where the index is."
@@ -137,19 +139,20 @@ class DataflowSpec(Block, frozen=True, kw_only=True):
 
 
 class AttributionSpec(Block, frozen=True, kw_only=True):
-    """Why something failed, and so whether a restart can help. Sources are asked at once, while the nodes get ready.
-
-    No answer in time, or none that says so clearly, is a restart.
+    """Why something failed, and so whether a restart can help. The job asks all sources at once, while the nodes get
+    ready. It stops only on a clear STOP that arrives in time; otherwise it restarts.
     """
 
     attrsvc_url: Annotated[ServiceUrl | None, "Ask the attribution service there (`nvrx-slurm attrsvc`)."] = None
-    manage_attrsvc: Annotated[Switch, "Ask one that the batch host starts for this job, and ends with it."] = False
+    manage_attrsvc: Annotated[Switch, "Ask a service that the batch host starts for this job, and ends with it."] = (
+        False
+    )
     enable_lib: Annotated[Switch, "Ask the rules that come with this tool, on the batch host."] = True
     enable_mcp: Annotated[Switch, "Ask an MCP server, which the batch host starts."] = False
     mcp_command: Annotated[Command | None, "The command of that server, if it is not `nvrx-slurm mcp`."] = None
     http_urls: Annotated[
         Annotated[tuple[ServiceUrl, ...], Before(_several), _SEVERAL],
-        "Ask these services too; they speak as `nvrx-slurm attrsvc` does.",
+        "Ask these services too; they have the API of `nvrx-slurm attrsvc`.",
     ] = ()
     token_file: Annotated[
         Line | None,
@@ -157,29 +160,29 @@ class AttributionSpec(Block, frozen=True, kw_only=True):
     ] = None
     timeout: Annotated[
         Duration,
-        "How long one source may take. What comes after `decision_timeout` is recorded, and decides nothing.",
+        "How long one source may take. An answer after `decision_timeout` is recorded, and decides nothing.",
     ] = 60.0
     decision_timeout: Annotated[
         Duration,
         "How long a restart waits for the sources, counted from the failure. Not set: at most `timeout` and "
         "`rendezvous.join_timeout`.",
     ] = 10.0
-    dry_run: Annotated[Switch, "Record what would have been decided, and restart all the same; nothing waits."] = True
+    dry_run: Annotated[Switch, "Record the verdict, but restart in any case; no restart waits for it."] = True
     aggregation: Annotated[
         Aggregation,
-        "How many sources must say STOP: one, or every one; then one that fails or is late is against it.",
+        "How many sources must answer STOP: one, or every one. With `all`, a failed or late source prevents it.",
     ] = "any"
     rules: Annotated[
         Annotated[tuple[Line, ...], Before(_several), _SEVERAL],
         "Rule files of your own, beside those that come with this tool.",
     ] = ()
     llm: Annotated[LlmSpec | None, "A second opinion; see below."] = None
-    slack: Annotated[SlackSpec | None, "Tell a Slack channel; see below."] = None
-    dataflow: Annotated[DataflowSpec | None, "Keep a document of it; see below."] = None
+    slack: Annotated[SlackSpec | None, "Send a message to a Slack channel; see below."] = None
+    dataflow: Annotated[DataflowSpec | None, "Send a document to an index; see below."] = None
     ledger: Annotated[
         Annotated[Line, After(_ledger)] | None,
-        "Where nodes that are suspect are remembered from job to job: a file, or `redis://host:port/db` of "
-        "your own. Not set: a file in your home.",
+        "Where jobs record suspect nodes for later jobs: a file, or `redis://host:port/db` of your own. Not set: "
+        "a file in your home.",
     ] = None
 
     def settled(self, said: Mapping[str, Any]) -> Self:
@@ -214,7 +217,7 @@ class AttributionSpec(Block, frozen=True, kw_only=True):
 def _one_group(text: str) -> str:
     try:
         with warnings.catch_warnings():
-            warnings.simplefilter("error", FutureWarning)  # what it means may change: better to say it now
+            warnings.simplefilter("error", FutureWarning)  # its meaning may change in a later Python
             groups = re.compile(text.encode()).groups  # logs are bytes
     except (re.error, OverflowError, RecursionError, FutureWarning) as error:
         raise ValueError(f"is no regular expression: {error}") from None
@@ -224,17 +227,17 @@ def _one_group(text: str) -> str:
 
 
 class HeartbeatSpec(Block, frozen=True, kw_only=True):
-    """Signs of life between agents and controller."""
+    """Heartbeats between agents and controller."""
 
-    interval: Annotated[Duration, "How often an agent says that it lives."] = 1.0
+    interval: Annotated[Duration, "How often an agent sends one."] = 1.0
     timeout: Annotated[
         Duration,
-        "How long a silent node is waited for. A death is noticed at once, by its broken connection.",
+        "After how long without a heartbeat a node is lost. A broken connection is noticed at once.",
     ] = 15.0
     startup_timeout: Annotated[
         Duration,
-        "The same for the first beat after a node has registered; before that nobody is given up. Not set: "
-        "at least `timeout`.",
+        "The same for the first heartbeat after a node has registered; an unregistered node has no deadline. "
+        "Not set: at least `timeout`.",
     ] = 60.0
 
     def settled(self, said: Mapping[str, Any]) -> Self:
@@ -251,7 +254,7 @@ class HeartbeatSpec(Block, frozen=True, kw_only=True):
 
 
 class RendezvousSpec(Block, frozen=True, kw_only=True):
-    """How a round of nodes comes together."""
+    """How the nodes of a cycle meet: a round."""
 
     join_timeout: Annotated[
         Duration,
@@ -259,7 +262,7 @@ class RendezvousSpec(Block, frozen=True, kw_only=True):
     ] = 600.0
     last_call: Annotated[
         Pause,
-        "How long a late node of the cycle before is still preferred to a hot spare that is there.",
+        "How long a late node of the last cycle takes precedence over a hot spare that is ready.",
     ] = 5.0
 
 
@@ -268,25 +271,27 @@ class TeardownSpec(Block, frozen=True, kw_only=True):
 
     grace: Annotated[
         Pause,
-        "From the first signal to SIGKILL, for all that a worker has started: the whole budget. When the "
+        "From the first signal to SIGKILL, for a worker and all its children: the whole budget. When the "
         "job is cancelled or preempted, at most Slurm's KillWait less 8 s (half of it, if that is more).",
     ] = 10.0
     stop_signal: Annotated[SignalName, "The first signal."] = "SIGTERM"
     checkpoint_signal: Annotated[
         SignalName | None,
-        "Sent to workers ahead of the time limit, so that they save what they can.",
+        "The signal that asks workers, ahead of the time limit, to save their state.",
     ] = None
-    checkpoint_timeout: Annotated[Duration, "How long they get for that."] = 60.0
+    checkpoint_timeout: Annotated[Duration, "How long workers get to save."] = 60.0
     gpu_memory_below: Annotated[
         Size | None,
         "Before workers start again, wait until each GPU of the node uses less than this.",
     ] = None
-    gpu_reclaim_timeout: Annotated[Duration, "How long that may take; then workers start all the same."] = 50.0
+    gpu_reclaim_timeout: Annotated[Duration, "How long the node waits for that; then workers start in any case."] = (
+        50.0
+    )
 
     def settled(self, said: Mapping[str, Any]) -> Self:
         if self.checkpoint_signal == self.stop_signal:
             raise Misfit(
-                f"must differ from teardown.stop_signal ({self.stop_signal}): workers could not tell them apart",
+                f"must differ from teardown.stop_signal ({self.stop_signal}): workers could not distinguish them",
                 "checkpoint_signal",
             )
         return self
@@ -298,7 +303,7 @@ class TeardownSpec(Block, frozen=True, kw_only=True):
 
 
 class HangSpec(Block, frozen=True, kw_only=True):
-    """When a worker that lives counts as hung: it is stopped, with its stacks on file. Nothing counts unless set."""
+    """When a live worker counts as hung: its stacks are recorded, and it is stopped. Not set: never."""
 
     startup_timeout: Annotated[Duration | None, "From a worker's start to its first `workload.beat()`."] = None
     step_timeout: Annotated[
@@ -312,17 +317,17 @@ class HangSpec(Block, frozen=True, kw_only=True):
     ] = None
     learn: Annotated[
         Switch,
-        "Where no bound is set, take one from the run: the longest seen times `safety_factor`.",
+        "Where no bound is set, take one from the run: the longest time so far, multiplied by `safety_factor`.",
     ] = False
-    safety_factor: Annotated[Factor, "How much longer than the longest seen something may take."] = 5.0
-    warmup: Annotated[Positive, "How many must have been seen before that counts."] = 50
+    safety_factor: Annotated[Factor, "The learned bound, as a multiple of the longest time so far."] = 5.0
+    warmup: Annotated[Positive, "How many times the run must have measured before it learns a bound."] = 50
 
 
 class BackoffSpec(Block, frozen=True, kw_only=True):
     """How a crash loop is slowed down: cycles in a row in which a worker fails soon after the start, without a new
     step. A lost node does not count. With `backoff: off` every restart is immediate."""
 
-    after: Annotated[Positive, "From so many on the next cycle waits."] = 3
+    after: Annotated[Positive, "After how many such cycles in a row the next one waits."] = 3
     within: Annotated[Duration, "A cycle that lasted longer ends the row."] = 60.0
     initial: Annotated[
         Duration,
@@ -338,8 +343,8 @@ class BackoffSpec(Block, frozen=True, kw_only=True):
 class ProgressSpec(Block, frozen=True, kw_only=True):
     """When a job that fails again and again counts as stuck, and ends with 93.
 
-    How far a cycle has come is told by `workload.beat(step=…)`, and where that is not called, by a file or the logs;
-    of several the furthest counts.
+    `workload.beat(step=…)` reports the step of a cycle; where workers do not call it, a file or the logs do.
+    Of several the furthest counts.
     """
 
     max_no_progress_cycles: Annotated[
@@ -365,7 +370,7 @@ class FaultToleranceSpec(Block, frozen=True, kw_only=True):
     max_restarts: Annotated[
         CountOrRate,
         "How many worker failures each replica is restarted after, in all or within some time. Lost nodes "
-        "are not counted: they cost spares.",
+        "do not count: they cost spares.",
     ] = Allowance(count=3)
     max_job_restarts: Annotated[CountOrRate | None, "The same for all replicas together. Not set: no limit."] = None
     max_node_losses: Annotated[
@@ -402,7 +407,7 @@ class FaultToleranceSpec(Block, frozen=True, kw_only=True):
         grace_s = grace_s if "control_plane_grace" in said else max(grace_s, fence_s)
         if fence_s < silence_s:
             raise _unfit("must be at least heartbeat.timeout", silence_s, fence_s, "fence_timeout")
-        # A shorter grace does no harm: workers are dead by then. But who sets both has something else in mind.
+        # A shorter grace does no harm, since workers are dead by then; but a user who sets both means more.
         if "fence_timeout" in said and fence_s > grace_s:
             raise _unfit("must be at most control_plane_grace", grace_s, fence_s, "fence_timeout")
         # Signs of progress travel with the heartbeats: a shorter bound would see none.
@@ -411,7 +416,7 @@ class FaultToleranceSpec(Block, frozen=True, kw_only=True):
             bound_s = getattr(self.hang, key)
             if bound_s is not None and bound_s <= interval_s:
                 raise _unfit("must be longer than heartbeat.interval", interval_s, bound_s, "hang", key)
-        # A round waits for sources while it waits for nodes, and for no source that has given up by then.
+        # A round waits for sources while it waits for nodes, and for no source whose own timeout has passed.
         bounds = {"attribution.timeout": attribution.timeout, "rendezvous.join_timeout": self.rendezvous.join_timeout}
         key, most_s = min(bounds.items(), key=lambda bound: bound[1])
         decision_s = attribution.decision_timeout
@@ -520,9 +525,9 @@ class StoreSpec(Block, frozen=True, kw_only=True):
 
 
 class LeaseSpec(Block, frozen=True, kw_only=True):
-    """The job ends itself, with 143, once nobody has touched this file for so long: whoever submitted it is gone.
+    """A file that the job's submitter touches. The job ends itself, with 143, once the last touch is `timeout` old.
 
-    Its workers start once somebody has, so a job whose turn in the queue comes too late runs nothing."""
+    Workers start after the first touch, so a job without a live submitter runs nothing."""
 
     file: Annotated[
         Line,
@@ -531,7 +536,7 @@ class LeaseSpec(Block, frozen=True, kw_only=True):
     ]
     timeout: Annotated[
         Duration,
-        "How long after the last touch the job goes on, by the clock of its own batch host.",
+        "How long the job goes on after the last touch, by the clock of its batch host.",
     ] = 30.0
 
 
@@ -548,8 +553,8 @@ class RoleSpec(Block, frozen=True, kw_only=True):
     workers_per_node: Annotated[Workers, "Worker processes on each node."] = 1
     on_failure: Annotated[
         OnFailure,
-        "What follows when a worker fails: its replica starts again, or all do; the replica ends alone; the "
-        "job ends.",
+        "What follows when a worker fails: its replica restarts; all replicas restart; the replica ends alone; "
+        "the job ends.",
     ] = "restart_replica"
     workdir: Annotated[Line | None, "Where this role's workers start."] = None
     env: Annotated[Environment, "Environment of this role's workers, on top of the job's."] = field(
@@ -562,15 +567,17 @@ class RoleSpec(Block, frozen=True, kw_only=True):
 
 
 class JobSpec(Block, frozen=True, kw_only=True):
-    """A job: what to run, on how many nodes, and what to do when something breaks."""
+    """A job: what to run, on how many nodes, and what to do after a failure."""
 
-    name: Annotated[Name, "The job's name, for Slurm and for people."]
+    name: Annotated[Name, "The job's name, in Slurm too."]
     command: Annotated[
         Command | None,
         "What each worker runs: a list, or one string that is split as a shell would; no shell runs it.",
     ] = None
-    nodes: Annotated[Nodes, "Nodes that work. Hot spares come on top."] = 1
-    spares: Annotated[Spares, "Hot spares: nodes that stand by in the allocation. All roles share them."] = 0
+    nodes: Annotated[Nodes, "Nodes that run workers. Hot spares come on top."] = 1
+    spares: Annotated[
+        Spares, "Hot spares: idle nodes of the allocation, ready to replace a lost one. All roles share them."
+    ] = 0
     min_nodes: Annotated[
         Nodes | None,
         "With no spare left, go on with as few nodes as this. Without it the job ends with 75, worth a retry.",
@@ -594,7 +601,7 @@ class JobSpec(Block, frozen=True, kw_only=True):
     slurm: SlurmSpec = SlurmSpec()
     fault_tolerance: FaultToleranceSpec = FaultToleranceSpec()
     store: Annotated[StoreSpec, _or({"const": "embedded"}, "StoreSpec")] = StoreSpec()
-    lease: Annotated[LeaseSpec | None, "A file that keeps the job alive; see below."] = None
+    lease: Annotated[LeaseSpec | None, "A file that the submitter touches to keep the job alive; see below."] = None
 
     def __post_init__(self) -> None:
         # A Python caller gives what job.yaml may hold: `command="python train.py"`, `slurm={"time": "1h"}`. Values

@@ -1,8 +1,8 @@
 """Plain values of a file → a frozen block of the model, or every complaint about them with its key.
 
-A block is a msgspec struct. The annotation of each field says how its value is read: its type, what comes before and
-after the type's own check (`Before`, `After`), its bounds (`msgspec.Meta`), how it is written back (`Written`), what
-the JSON Schema says of it (`Schema`), and, as plain text, what it means.
+A block is a msgspec struct. The annotation of each field is the rule for its value: type, checks before and after it
+(`Before`, `After`), bounds (`msgspec.Meta`), written form (`Written`), JSON Schema (`Schema`), and, as plain text,
+its meaning.
 
 msgspec decodes blocks that this package has written, such as those of `plan.json`; it stops at the first error. What
 people write is read by `read`, which goes on after one.
@@ -29,7 +29,7 @@ MOST_SHOWN = 60
 _Check = Callable[[Any], Any]
 _WHOLE = re.compile(r"[+-]?[0-9]+(?:_[0-9]+)*(?:\.0*)?")
 _INVALID: Any = object()
-"""Stands for a value that was complained of."""
+"""Stands for a value with an error."""
 
 
 class Misfit(ValueError):
@@ -53,13 +53,13 @@ class After(msgspec.Struct, frozen=True, eq=False):
 
 
 class Written(msgspec.Struct, frozen=True, eq=False):
-    """How job.yaml says the value."""
+    """How job.yaml holds the value."""
 
     form: _Check
 
 
 class Schema(msgspec.Struct, frozen=True, eq=False):
-    """What the JSON Schema says of the value, in place of what its type says."""
+    """The value's JSON Schema, in place of its type's."""
 
     schema: Mapping[str, Any]
 
@@ -109,7 +109,7 @@ class Key(msgspec.Struct, frozen=True):
 
 
 def read(block: type[_B], value: object) -> tuple[_B | None, Mapping[KeyPath, str]]:
-    """The block that the value says, or None and key path → what is wrong there."""
+    """The block that the value describes, or None and key path → what is wrong there."""
     found: dict[KeyPath, str] = {}
     made = _read(Rule(block), value, (), found)
     if not found:
@@ -128,7 +128,7 @@ def checked(block: type[Block], raw: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def written(block: Block) -> dict[str, Any]:
-    """The block as job.yaml says it, every key with its value."""
+    """The block as job.yaml holds it, every key with its value."""
     return {name: as_written(key.rule, getattr(block, name)) for name, key in keys_of(type(block)).items()}
 
 
@@ -147,7 +147,7 @@ def keys_of(block: type[Block]) -> dict[str, Key]:
 
 @functools.cache
 def rule_of(annotation: Any) -> Rule:
-    """The rule that a type annotation says."""
+    """The rule in a type annotation."""
     notes: tuple[Any, ...] = ()
     is_optional = False
     while True:
@@ -231,7 +231,7 @@ def _block(block: type[Block], raw: Any, at: KeyPath, found: dict[KeyPath, str])
     for name in raw:
         if name not in keys:
             found.setdefault((*at, name), _UNKNOWN)
-    # Relations are judged only where each key alone is well: a wrong one would be complained of twice.
+    # Relations are judged only where each key alone is well: a wrong one would be reported twice.
     return block(**values).settled(raw) if len(found) == before else _INVALID
 
 
@@ -294,7 +294,7 @@ def _whole(raw: Any) -> int:
 
 
 def as_written(rule: Rule, value: Any) -> Any:
-    """The value as job.yaml says it."""
+    """The value as job.yaml holds it."""
     if value is None:
         return None
     if rule.written is not None:

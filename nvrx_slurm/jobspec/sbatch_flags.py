@@ -28,7 +28,7 @@ def sbatch_quote(value: str) -> str:
 
 
 def notice_s(plan: Plan) -> int:
-    """How long before its time limit the job is told, so that it can save and tear down."""
+    """How long before its time limit Slurm signals the job, so that it can save and tear down."""
     teardown = plan.fault_tolerance.teardown
     return budgets.notice_s(teardown.grace, teardown.checkpoint_s, plan.time_limit_s)
 
@@ -39,7 +39,7 @@ def sbatch_flags(spec: JobSpec, plan: Plan) -> list[str]:
 
 
 def step_flags(spec: JobSpec) -> list[str]:
-    """What srun must be told again, since it inherits it not everywhere."""
+    """Flags that srun needs again: not every Slurm lets it inherit them."""
     slurm = spec.slurm
     again = {"--cpus-per-task": slurm.cpus_per_task, "--gpus-per-node": slurm.gpus_per_node}
     return [f"{flag}={value}" for flag, value in again.items() if value is not None]

@@ -45,14 +45,14 @@ def _launcher(spec: JobSpec, plan: Plan, python: str) -> list[str]:
         "--no-kill",
         "--kill-on-bad-exit=0",
         "--wait=0",
-        "--mpi=none",  # an agent is no MPI rank, whatever the site's default; its workers make their own world
-        "--export=ALL",  # of the batch host; without it `sbatch --export=NONE` would rule here too
+        "--mpi=none",  # an agent is no MPI rank, even where the site's default is MPI
+        "--export=ALL",  # the batch host's environment, also after `sbatch --export=NONE`
         f"--nodes={nodes}",
         f"--ntasks={nodes}",
         "--ntasks-per-node=1",
         *step_flags(spec),
         python,
-        "-P",  # a redis.py in the folder that the job was submitted from is not the one that is meant
+        "-P",  # keeps the current folder off sys.path: it may hold a redis.py
         "-m",
         "nvrx_slurm.agent",
     ]

@@ -22,7 +22,7 @@ def secret_in(file: str, *, key: str) -> str:
     try:
         # O_NONBLOCK: a pipe to which nothing writes is opened too, and then refused
         with os.fdopen(os.open(file, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC), "rb") as opened:
-            _check(os.fstat(opened.fileno()), file, key)  # what is open, whatever is there by now
+            _check(os.fstat(opened.fileno()), file, key)  # the open file: another may have its name by now
             return opened.read(LONGEST_BYTES).decode(errors="replace")
     except OSError as error:
         raise ConfigError(f"cannot be read ({error.strerror})", file=file, key=key) from None

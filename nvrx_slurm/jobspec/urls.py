@@ -1,4 +1,4 @@
-"""URLs of services: what they must look like, and what has no place in them."""
+"""URLs of services: their form, without credentials."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ _WEBHOOKS = "hooks.slack.com"
 def parse_url(text: str, *, token_goes_to: str) -> str:
     """The URL in one form: no slash at its end, no default port, its host in lower case.
 
-    `token_goes_to` says where a credential belongs instead. Raises ValueError, which never repeats the URL's text:
+    `token_goes_to`: where a credential belongs instead. Raises ValueError, which never repeats the URL's text:
     it may hold one.
     """
     parts = _split(text)
@@ -58,6 +58,6 @@ def _split(text: str) -> SplitResult | None:
     try:
         parts = urlsplit(text)
         usable = parts.scheme in _PORTS and parts.hostname and parts.port != 0
-    except ValueError:  # urlsplit and `port` look closer than this function does
+    except ValueError:  # from urlsplit, or from `port`
         return None
     return parts if usable and text.isprintable() and " " not in text else None

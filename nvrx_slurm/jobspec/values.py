@@ -1,4 +1,4 @@
-"""The kinds of values that job.yaml holds: what each accepts, how it is bounded, what the JSON Schema says of it."""
+"""The kinds of values that job.yaml holds: what each accepts, its bounds, its JSON Schema."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ RESERVED_VARIABLES = {
     *("WORLD_SIZE", "LOCAL_WORLD_SIZE", "GROUP_WORLD_SIZE", "ROLE_WORLD_SIZE"),
     *("TORCHELASTIC_RUN_ID", "TORCHELASTIC_RESTART_COUNT", "TORCHELASTIC_MAX_RESTARTS"),
 }
-"""What every worker is told about itself; `env` cannot say otherwise."""
+"""Variables that nvrx-slurm sets for each worker; `env` cannot set them."""
 
 
 def _one_line(text: str) -> str:
@@ -79,7 +79,7 @@ def _signal(value: object) -> object:
 
 
 def _number(value: float) -> float | int:
-    """Without the `.0` that nobody writes."""
+    """Without a final `.0`."""
     return int(value) if value.is_integer() else value
 
 
@@ -150,12 +150,12 @@ def _extra(value: object) -> object:
     for flag in value:
         if not isinstance(flag, str) or not _FLAG.fullmatch(flag):
             raise Misfit("is no sbatch flag; write its long form without dashes in front: `comment: text`", str(flag))
-        if flag in _OURS:
-            raise Misfit(f"is set by nvrx-slurm itself{_OURS[flag]}", flag)
+        if flag in _SET_BY_TOOL:
+            raise Misfit(f"is set by nvrx-slurm itself{_SET_BY_TOOL[flag]}", flag)
     return value
 
 
-_OURS = {
+_SET_BY_TOOL = {
     "nodes": "; set `nodes` and `spares`",
     "job-name": "; set `name`",
     "ntasks-per-node": ": one agent a node",
@@ -193,7 +193,7 @@ def parse_size(value: object) -> int:
 
 
 def size_words(size_bytes: int) -> str:
-    """A size as job.yaml has it, in the largest unit that tells it exactly: `2GiB`. `parse_size` gives it back."""
+    """A size as job.yaml has it, in the largest unit that divides it: `2GiB`. `parse_size` reads it back."""
     unit = next((unit for unit, size in _UNITS_BYTES.items() if size_bytes % size == 0 < size_bytes), "B")
     return f"{size_bytes // _UNITS_BYTES[unit]}{unit}"
 
@@ -225,7 +225,7 @@ def parse_allowance(value: object) -> Allowance:
 
 
 def allowance_words(allowance: Allowance) -> str | int:
-    """An allowance as job.yaml has it. `parse_allowance` gives it back."""
+    """An allowance as job.yaml has it. `parse_allowance` reads it back."""
     return allowance.count if allowance.per_s is None else f"{allowance.count} per {words(allowance.per_s)}"
 
 

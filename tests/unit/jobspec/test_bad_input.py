@@ -103,7 +103,7 @@ BAD_RELATIONS = {
     "fault_tolerance: {fence_timeout: 1m, control_plane_grace: 40s}": "3: fault_tolerance.fence_timeout: must be at "
     "most control_plane_grace (40s), not 1m",
     "fault_tolerance: {teardown: {stop_signal: usr1, checkpoint_signal: SIGUSR1}}": "3: fault_tolerance.teardown."
-    "checkpoint_signal: must differ from teardown.stop_signal (SIGUSR1): workers could not tell them apart",
+    "checkpoint_signal: must differ from teardown.stop_signal (SIGUSR1): workers could not distinguish them",
     "fault_tolerance:\n  hang:\n    no_output: 1s": "5: fault_tolerance.hang.no_output: must be longer than "
     "heartbeat.interval (1s), not 1s",
     "fault_tolerance: {heartbeat: {interval: 2s}, hang: {exit_skew: 1.5s}}": "3: fault_tolerance.hang.exit_skew: "

@@ -23,7 +23,7 @@
 #SBATCH --exclusive
 #SBATCH --no-requeue
 
-:  # Slurm reads flags up to the first command: from here on all is shell
+:  # Slurm reads flags up to the first command; the rest is shell
 
 # The batch host keeps the store and the controller running, starts one agent on each node, and gets Slurm's signals.
 exec /shared/venv/bin/python -P -m nvrx_slurm.batch --cluster slurm -- \

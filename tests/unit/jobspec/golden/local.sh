@@ -1,7 +1,7 @@
 #!/bin/bash
 # train: 2 nodes and 1 hot spare, by nvrx-slurm
 
-:  # Slurm reads flags up to the first command: from here on all is shell
+:  # Slurm reads flags up to the first command; the rest is shell
 module load cuda
 source venv/bin/activate
 

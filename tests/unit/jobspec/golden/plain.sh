@@ -11,7 +11,7 @@
 #SBATCH --time=0-12:00:00
 #SBATCH --partition=gpu
 
-:  # Slurm reads flags up to the first command: from here on all is shell
+:  # Slurm reads flags up to the first command; the rest is shell
 module load cuda
 source venv/bin/activate
 

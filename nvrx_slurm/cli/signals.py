@@ -1,4 +1,4 @@
-"""Signals that end a wait: recorded, so that they strike between two looks and never inside an import or a call."""
+"""Signals that end a wait: recorded, so that they act between two looks and never inside an import or a call."""
 
 from __future__ import annotations
 

@@ -45,7 +45,7 @@ class StateWatcher:
             self._states |= self._cluster.states(asked)
 
     def state(self, job_id: str, mode: str = "standard") -> JobState:
-        """The job's state; UNKNOWN as long as none was told."""
+        """The job's state; UNKNOWN as long as Slurm has given none."""
         if job_id not in self._registered:
             self.register_job(job_id)
         now = self._clock.monotonic()

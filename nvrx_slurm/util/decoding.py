@@ -1,4 +1,4 @@
-"""How bytes from outside this process become records: one function, one error for whatever is wrong with them."""
+"""How bytes from outside this process become records: one function, and one error for any fault in them."""
 
 from __future__ import annotations
 

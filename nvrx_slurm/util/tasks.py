@@ -28,7 +28,7 @@ async def end(tasks: Iterable[asyncio.Task[Any]]) -> None:
 
 
 def settle(future: asyncio.Future[Any], result: Any) -> None:
-    """Give it its result, or the exception that stands for one, unless nobody waits any more."""
+    """Give it its result, or the exception that stands for one, unless its waiter has gone."""
     if future.done():
         return
     if isinstance(result, Exception):

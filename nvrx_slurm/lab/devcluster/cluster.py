@@ -1,4 +1,4 @@
-"""`DevCluster`: a real Slurm on this machine, without root, with faults on demand."""
+"""`DevCluster`: a real Slurm on this machine, without root: up, down, status, node faults, healing."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ def _silent(_: str) -> None:
 class DevCluster:
     """One development cluster, healthy or not. It outlives the process that brought it up.
 
-    `say` is told what is waited for, whenever that changes. As a context manager it goes down at the end.
+    `say` gets what the cluster waits for, whenever that changes. As a context manager it goes down at the end.
     """
 
     def __init__(self, spec: ClusterSpec, *, clock: Clock | None = None, say: Say = _silent) -> None:
@@ -57,7 +57,7 @@ class DevCluster:
     ) -> DevCluster:
         """Start a cluster and return once every node is idle. On any failure nothing is left behind.
 
-        `settings`: lines of slurm.conf in place of ours, such as `{"KillWait": "10"}`.
+        `settings`: lines that replace generated ones of slurm.conf, such as `{"KillWait": "10"}`.
 
         Raises UsageError (a bad value, or the name is taken), MissingProgramError, WaitTimeout, or NvrxError with the
         end of the failed daemon's log.
@@ -154,7 +154,7 @@ class DevCluster:
         return sorted(killed)
 
     def stop_node(self, node: str) -> list[int]:
-        """Freeze (SIGSTOP) all processes of the node: its sockets stay open and nobody answers. Returns the pids."""
+        """Freeze (SIGSTOP) all processes of the node: its sockets stay open and nothing answers. Returns the pids."""
         self._check_node(node)
         return sorted(processes.freeze(lambda table: members.of_node(self.spec, node, table), self._clock))
 
@@ -166,7 +166,7 @@ class DevCluster:
     def restore_node(self, node: str) -> None:
         """Bring the node back and wait until Slurm uses it again.
 
-        Frozen processes continue; a dead slurmd is started anew; a node that Slurm holds for down is resumed.
+        Frozen processes continue; a dead slurmd is restarted; a node that Slurm holds for down is resumed.
         Raises UsageError, WaitTimeout.
         """
         self._check_node(node)
@@ -228,7 +228,7 @@ def remove(name: str, clock: Clock | None = None) -> None:
 
 
 def _bring_up(request: lifecycle.ClusterRequest, clock: Clock, say: Say) -> ClusterSpec:
-    """One attempt; whatever stops it (Ctrl-C too), nothing of it is left."""
+    """One attempt; when it fails, or Ctrl-C stops it, nothing of it is left."""
     claimed = places.claim(request.name)
     try:
         spec = lifecycle.plan_cluster(request, claimed)

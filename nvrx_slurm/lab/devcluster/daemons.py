@@ -43,8 +43,8 @@ class Daemon:
 def start(daemon: Daemon, places: Places) -> None:
     """Start it detached from this process and its terminal, and record who it is. Raises NvrxError.
 
-    It becomes the reaper of its orphans (prctl(2), PR_SET_CHILD_SUBREAPER): slurmstepd and whatever a job detaches
-    stay its descendants, where otherwise they would be PID 1's and could not be told to be of this node.
+    It becomes the reaper of its orphans (prctl(2), PR_SET_CHILD_SUBREAPER): slurmstepd and what a job detaches
+    stay its descendants, where otherwise they would be PID 1's and could not be found as this node's.
     """
     environment = {"PATH": os.defpath + ":/usr/sbin:/sbin", MARK: str(places.state), **daemon.environment}
     try:
@@ -61,7 +61,7 @@ def start(daemon: Daemon, places: Places) -> None:
             )
     except OSError as error:
         raise NvrxError(f"{daemon.command[0]} could not be started: {error.strerror}") from error
-    process.returncode = 0  # it is nobody's child to wait for: keeps Popen from warning when it is collected
+    process.returncode = 0  # no parent waits for it: keeps Popen from warning when it is collected
     _record(daemon.name, process.pid, places)
 
 

@@ -1,4 +1,4 @@
-"""Bringing a cluster up, step by step: each starts one daemon and waits until it serves."""
+"""Bringing a cluster up: its ports and its spec, its daemons one by one, and the wait until every node is idle."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ class DaemonDied(NvrxError):
 
     @property
     def port_was_taken(self) -> bool:
-        """Whether somebody took a chosen port before the daemon did: worth another try on other ports."""
+        """Whether another process took a chosen port before the daemon did: worth another try on other ports."""
         return _PORT_TAKEN in str(self)
 
 
@@ -205,7 +205,7 @@ def free_ports(count: int, taken: Iterable[int] = ()) -> list[int]:
     """`count` different ports on which nothing listens now, none of them in `taken`.
 
     A port of the kernel's ephemeral range would do for a moment, but a daemon that is restarted later on the same
-    port could find it used by somebody's outgoing connection. Raises NvrxError when none is left.
+    port could find it used by an outgoing connection. Raises NvrxError when none is left.
     """
     refused, ports = set(taken), list[int]()
     for _ in range(count * _TRIES_PER_PORT):

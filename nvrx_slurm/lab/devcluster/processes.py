@@ -124,7 +124,7 @@ def working_folder_of(pid: int) -> str:
 
 
 def freeze(members: Callable[[Table], set[int]], clock: Clock) -> set[int]:
-    """Stop (SIGSTOP) all that `members` finds, and again, until it finds nobody new: a fork cannot slip through.
+    """Stop (SIGSTOP) all that `members` finds, and again, until it finds no new one: a fork cannot slip through.
 
     This process itself is left out. Returns the pids, when none takes a step any more. Raises NvrxError when they
     fork faster than that, WaitTimeout when one does not stop.
@@ -213,8 +213,8 @@ def send(processes: Iterable[Process | Identity], number: signal.Signals) -> Non
 
 
 def _send(process: Process | Identity, number: signal.Signals) -> None:
-    """The descriptor is opened first: whatever the start time then says of the pid, it says of the descriptor's
-    process, or that one has ended and gets no signal."""
+    """The descriptor is opened before the start time is read: so the start time is that of the descriptor's process,
+    or that process has ended and gets no signal."""
     try:
         handle: int | None = os.pidfd_open(process.pid)
     except OSError as error:

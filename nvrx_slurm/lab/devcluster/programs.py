@@ -1,4 +1,4 @@
-"""Where the programs of Slurm are, and what to install when one is not there."""
+"""Slurm's programs: where they are, what to install when one is missing, and what they are asked (sinfo, …)."""
 
 from __future__ import annotations
 

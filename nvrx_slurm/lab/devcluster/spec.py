@@ -49,7 +49,7 @@ def of_cluster(spec: ClusterSpec, table: Table) -> set[int]:
 
 
 def of_daemons(places: Places, table: Table) -> set[int]:
-    """All that descends from a daemon of the cluster, told without knowing what the cluster is."""
+    """All that descends from a daemon of the cluster, found without `cluster.json`, which may be damaged."""
     marked = {pid for pid in table if environment_of(pid).get(MARK) == str(places.state) and is_own(pid)}
     return descendants(table, marked | set(living(places, table).values()))
 
@@ -60,9 +60,9 @@ def _stray_of(process: Process, spec: ClusterSpec) -> str | None:
         folders = {str(spec.places.spool(node)): node for node in spec.nodes}
         return folders.get(working_folder_of(process.pid))
     environment = environment_of(process.pid)
-    ours = environment.get("SLURM_CONF") == str(spec.places.slurm_conf) and "SLURM_JOB_ID" in environment
+    is_own_job = environment.get("SLURM_CONF") == str(spec.places.slurm_conf) and "SLURM_JOB_ID" in environment
     node = environment.get("SLURMD_NODENAME")
-    return node if ours and node in spec.nodes else None
+    return node if is_own_job and node in spec.nodes else None
 
 
 MAX_NODES = 64
@@ -83,7 +83,7 @@ class ClusterSpec(Record, frozen=True, kw_only=True):
     database_port: int | None = None  # slurmdbd's; None: no accounting
     state: str
     runtime: str
-    settings: dict[str, str] = msgspec.field(default_factory=dict)  # lines of slurm.conf that differ from ours
+    settings: dict[str, str] = msgspec.field(default_factory=dict)  # lines that replace generated ones of slurm.conf
 
     @property
     def nodes(self) -> tuple[str, ...]:

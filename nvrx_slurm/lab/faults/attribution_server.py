@@ -90,7 +90,7 @@ def changes_its_mind(asked: Asked, server: AttributionServer) -> PlannedResponse
 
 
 def forgets(asked: Asked, server: AttributionServer) -> PlannedResponse:
-    """It was started anew between submission and poll, and knows nothing; the second submission is answered."""
+    """It was restarted between submission and poll, and knows nothing; the second submission is answered."""
     if asked.method == "GET":
         return PlannedResponse(404, b'{"error": "no such inquiry"}')
     return answer(asked, 202, None) if asked.times == 0 else answer(asked, 200, attribution(asked.inquiry))
@@ -207,7 +207,7 @@ class AttributionServer:
         return f"http://127.0.0.1:{self.port}"
 
     def go_down(self) -> None:
-        """Nobody listens any more; a connection that is open stays so until its request is answered."""
+        """Stop listening; a connection that is open stays so until its request is answered."""
         self._http.shutdown()
         self._http.server_close()
 
@@ -269,16 +269,16 @@ class _Handler(BaseHTTPRequestHandler):
         pass
 
     def _serve(self, body: bytes) -> None:
-        ours = self.server.attribution
+        service = self.server.attribution
         headers = {name.lower(): value for name, value in self.headers.items()}
-        if ours.token is not None and headers.get("authorization") != f"Bearer {ours.token}":
+        if service.token is not None and headers.get("authorization") != f"Bearer {service.token}":
             return self._respond(PlannedResponse(401, b'{"error": "a bearer token is required"}'))
-        asked = ours.note(self.command, self.path, headers, body)
+        asked = service.note(self.command, self.path, headers, body)
         if asked is None:
             return self._respond(PlannedResponse(404, b'{"error": "no such inquiry"}'))
-        response = ours.behaviour(asked, ours)
+        response = service.behaviour(asked, service)
         if response is None:
-            ours.over.wait()
+            service.over.wait()
             self.close_connection = True
             return None
         return self._respond(response)

@@ -1,6 +1,6 @@
 """Nodes with a network of their own, which can be cut, slowed and lied to. It needs no root.
 
-`network_switch.py` tells how. Everything else is shared: processes, files, the monotonic clock.
+`network_switch.py` says how. Everything else is shared: processes, files, the monotonic clock.
 """
 
 from __future__ import annotations
@@ -55,18 +55,18 @@ class HostNetwork:
         self.doors = [socket.socket(fileno=door) for door in doors]
 
     def close(self) -> None:
-        """End the switch, and with it the network; who still runs in it hears nobody."""
+        """End the switch, and with it the network; what still runs in it receives nothing."""
         self._control.close()
         self._switch.wait()
 
     # ---- faults
 
     def cut(self, hosts: Collection[str]) -> list[str]:
-        """These hosts' frames are lost from now on, in silence; nobody else's are. Returns who is cut off."""
+        """These hosts' frames are lost from now on, in silence; no other host's are. Returns who is cut off."""
         return list(self._ask(cut=list(hosts)))
 
     def slow(self, hosts: Slowness) -> dict[str, list[float]]:
-        """These hosts' frames are late, or lost by chance; nobody else's are. Returns who is slowed, and how."""
+        """These hosts' frames are late, or lost by chance; no other host's are. Returns who is slowed, and how."""
         return dict(self._ask(slow=hosts))
 
     def rule(self, *rules: dict[str, Any]) -> None:

@@ -33,7 +33,7 @@ import sys
 import time
 from dataclasses import dataclass
 
-SUBNET = "198.18.0"  # for benchmarks of networks (RFC 2544): nobody's
+SUBNET = "198.18.0"  # for benchmarks of networks (RFC 2544): no host of the internet has it
 CLONE_NEWNET = 0x40000000
 SOL_PACKET, PACKET_IGNORE_OUTGOING = 263, 23
 SIOCETHTOOL, ETHTOOL_STXCSUM = 0x8946, 0x17
@@ -125,7 +125,7 @@ def ipv4(source: bytes, target: bytes, protocol: int, payload: bytes) -> bytes:
 
 
 def refusal(packet: Packet) -> bytes:
-    """The frame by which the packet's target says that nobody is there."""
+    """The frame by which the packet's target says that nothing listens there."""
     body = struct.pack("!BBHI", *PORT_UNREACHABLE, 0, 0) + packet.ip[:28]
     body = body[:2] + struct.pack("!H", checksum(body)) + body[4:]
     answer = ipv4(packet.ip[16:20], packet.ip[12:16], socket.IPPROTO_ICMP, body)
@@ -314,14 +314,14 @@ def _become_host(index: int, door: int, back: socket.socket) -> None:
 
 def make_host(index: int, door: int) -> tuple[int, list[int]]:
     """Descriptors of the namespace, and of the listener in it."""
-    ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_STREAM)
+    here, there = socket.socketpair(socket.AF_UNIX, socket.SOCK_STREAM)
     child = os.fork()
     if child == 0:
-        ours.close()
-        _become_host(index, door, theirs)
+        here.close()
+        _become_host(index, door, there)
         os._exit(0)
-    theirs.close()
-    _, received, _, _ = socket.recv_fds(ours, 1, 2)
+    there.close()
+    _, received, _, _ = socket.recv_fds(here, 1, 2)
     os.waitpid(child, 0)
     if not received:
         raise SystemExit("no host: see above")

@@ -1,4 +1,4 @@
-"""Ports of payload servers that are ill, each in a named way: for our own tests and benches, and for users' tests.
+"""Ports of payload servers that are ill, each in a named way: for tests and benches, of users too.
 
 A `SickPort` stands before a real server and passes on what both sides say: the bytes before a fault are real ones.
 For transports other than tcp `sick_links` has those faults that are made of whole messages.
@@ -162,7 +162,7 @@ class SickPort:
         self._fault = None
 
     def go_down(self) -> None:
-        """Nobody listens any more, and every conversation is cut off."""
+        """Stop listening, and cut every conversation off."""
         self._over.set()
         with self._guard:
             for each in (self._listening, *self._sockets):
@@ -370,7 +370,7 @@ _STAGES = {protocol.CHALLENGE_BYTES: FaultStage.CHALLENGE, protocol.ANSWER_BYTES
 
 
 class SickLink:
-    """A server's link, to be served in place of the healthy one: whatever is sent over it is struck by the fault.
+    """A server's link, to be served in place of the healthy one: the fault applies to all that is sent over it.
 
     A message is whole here: one that is reset, or cut off, is half as long. None trickles, and none is late.
     """

@@ -1,7 +1,7 @@
 """The adversary: what goes wrong in a run, when, and for how long, all drawn from the seed beforehand.
 
-An act knows nothing of the others, so a run can be told again without some of them, until the fewest are left
-that still break a promise.
+The kinds of acts (`KINDS`), how a seed draws them (`draw_acts`) and how they are done (`perform`). No act depends on
+another, so a run can be repeated with fewer acts, until only those are left that a broken promise needs.
 """
 
 from __future__ import annotations
@@ -200,8 +200,8 @@ FALL_TOGETHER = 0.4
 @dataclass(frozen=True, slots=True)
 class Kind:
     """What an act of this kind does. `node`: to a node, which may be lost by it; `on_slurm`: only with a network in
-    between; `network`: to the ways between hosts; `fatal`: the job need not finish after it; `outage`: nobody may be
-    able to decide while it lasts."""
+    between; `network`: to the ways between hosts; `fatal`: the job need not finish after it; `outage`: the
+    controller may be unable to decide while it lasts."""
 
     words: str
     do: Callable[[SimulationRun, Act], None]
@@ -239,14 +239,14 @@ def draw_acts(chance: Random, shape: Shape) -> tuple[Act, ...]:
 
 
 def _repertoire(chance: Random, shape: Shape) -> list[str]:
-    """What this adversary knows: the fewer kinds, the more often each strikes, and meets itself."""
+    """The kinds of acts in this run: the fewer kinds, the more often each happens, and overlaps itself."""
     possible = [name for name, kind in KINDS.items() if shape.cluster == "slurm" or not kind.on_slurm]
     share = chance.choice(SHARES)
     return [name for name in possible if chance.random() < share] or [chance.choice(possible)]
 
 
 def perform(run: SimulationRun, act: Act) -> None:
-    """Do it, and remember for how long nobody may rely on what it was done to."""
+    """Do it, and note until when the nodes concerned are not expected to work."""
     kind = KINDS[act.kind]
     until_s = run.loop.now_s + act.lasts_s
     for name in (act.node,) if kind.node else run.nodes if kind.lasts else ():

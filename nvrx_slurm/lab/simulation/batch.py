@@ -1,7 +1,7 @@
 """The simulated batch host, by the real one's rules (`batch/host.py`), and what Slurm does to a job.
 
-It keeps store and controller running, tells the controller when the job must end, and ends it when that takes too
-long. When it ends, so does the job, and Slurm kills whatever is left of it on every node.
+It keeps store and controller running, asks the controller to end the job when it must end, and ends it itself when
+that takes too long. With the batch host the job ends, and Slurm kills what is left of it on every node.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Both ends of the tether on the simulated network: the product's own protocol, handshake and server."""
+"""Both ends of the liveness connection on the simulated network: the product's own protocol, handshake and server."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ READ_BYTES = 256
 
 
 class AgentConnection(Held):
-    """The agent's end. Its supervisor holds it too: it closes with the last of them."""
+    """The agent's end. The supervisor holds it too; it closes when both have let go of it or have died."""
 
     def __init__(self, end: End, agent: SimulatedProcess) -> None:
         super().__init__(end.close)
@@ -77,7 +77,7 @@ async def connect(
 
 
 class ControllerConnections:
-    """The controller's end of all of them."""
+    """The controller's end of every agent's liveness connection."""
 
     def __init__(
         self, server: liveness.LivenessServer, sockets: Sockets, host: str, controller: SimulatedProcess

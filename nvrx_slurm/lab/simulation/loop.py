@@ -1,7 +1,7 @@
 """Virtual time: an event loop on which nothing waits.
 
 When nothing is ready, time jumps to the next timer. There is no selector, no thread and no signal: what a seed
-decides happens in the same order each time it is run, whatever the machine, the hash seed or the load. asyncio's own
+decides happens in the same order in each run, on any machine, with any hash seed, under any load. asyncio's own
 tasks and futures (in C) run on it unchanged.
 """
 
@@ -74,7 +74,7 @@ class Task(asyncio.Task[_T]):
 
     @property
     def is_unheard(self) -> bool:
-        """Whether it failed, and nobody has asked how."""
+        """Whether it failed, and no code has read its exception."""
         return self.done() and self._log_traceback
 
 
@@ -85,7 +85,7 @@ def close(task: Task[Any]) -> None:
     for _ in range(MOST_AWAITS_WHILE_CLOSING):
         try:
             coroutine.close()
-        except BaseException as error:  # its last words: nobody is there any more
+        except BaseException as error:  # what it raises while it closes: no caller is left
             if isinstance(error, RuntimeError) and "ignored GeneratorExit" in str(error):
                 continue
         return
@@ -222,14 +222,15 @@ class VirtualLoop(asyncio.BaseEventLoop):
         """Run until `main` is done; returns its result, or raises its exception.
 
         `until_s`: virtual seconds from now. `after_step` is called after each step of a process. Raises
-        SimulationStuck when nothing is left to do and `main` is not done, or when a bound has passed; it says who
-        waits where. The cycle collector is off meanwhile: when it runs depends on all that ran before, so what it
-        finalises would do so at a moment that no seed decides.
+        SimulationStuck when nothing is left to do and `main` is not done, or when a bound has passed; it lists
+        where each task waits.
         """
         task = self.create_task(main) if asyncio.iscoroutine(main) else main
         assert isinstance(task, asyncio.Future)
         self._until_s, self._ended = self.now_s + until_s, task.done()
         task.add_done_callback(self._end, context=Context())
+        # The cycle collector is off: when it runs depends on all that ran before, so what it finalises would act at a
+        # moment that no seed decides.
         with _running(self), uncollected():
             self._step_on(most_steps, after_step)
         return task.result()
@@ -265,7 +266,7 @@ class VirtualLoop(asyncio.BaseEventLoop):
                     after_step()
 
     def _advance(self) -> None:
-        """Time jumps to the next timer that nobody has cancelled."""
+        """Time jumps to the next timer that is not cancelled."""
         timers, pop = self._timers, heapq.heappop
         while timers and timers[0][2].callback is None:
             pop(timers)
@@ -278,10 +279,10 @@ class VirtualLoop(asyncio.BaseEventLoop):
             self._ready.append(pop(timers)[2])
 
     def _give_up(self, why: str) -> NoReturn:
-        waiting = "".join(f"\n  {line}" for line in self.waiting()) or " nobody"
+        waiting = "".join(f"\n  {line}" for line in self.waiting()) or " no process"
         raise SimulationStuck(
             f"the run {why}: {self.now_s - BEGIN_S:.3f} virtual seconds and {self.steps:,} steps after its begin."
-            f" Who waits:{waiting}"
+            f" What waits:{waiting}"
         )
 
     def take_up(self, held: Iterable[Handle]) -> None:
@@ -293,7 +294,7 @@ class VirtualLoop(asyncio.BaseEventLoop):
         return [task for task in self._tasks if task.owner is owner and not task.done()]
 
     def hear_out(self, owner: Owner) -> None:
-        """A process ends in good order: what failed in its tasks, and nobody has asked for, is a trouble."""
+        """A process ends in good order: an exception of its tasks that no code has read is a trouble."""
         for task in self._tasks:
             if task.owner is owner and task.is_unheard:
                 self.call_exception_handler({"message": "unheard", "exception": task.exception(), "task": task})
@@ -311,7 +312,7 @@ class VirtualLoop(asyncio.BaseEventLoop):
     # ---- the end
 
     def close(self) -> None:
-        """Forget everything. What ran is closed here, whatever it says to that, with nobody left to hear it."""
+        """Forget everything. Unfinished tasks are closed here; what they raise at that is ignored."""
         self._open = False
         with _running(self):
             for task in self._tasks:
@@ -340,7 +341,7 @@ class VirtualClock:
         raise RuntimeError(f"a simulated process would block its event loop for {seconds:g} s")
 
     def set_by(self, seconds: float) -> None:
-        """Somebody sets this machine's wall clock forward, or back."""
+        """This machine's wall clock is set forward, or back."""
         self._ahead_s += seconds
 
 
@@ -356,8 +357,8 @@ def _running(loop: VirtualLoop) -> Iterator[None]:
 
 @contextlib.contextmanager
 def uncollected() -> Iterator[None]:
-    """No cycle is collected in here, but by `gc.collect()`. Whoever tells many histories does so in one such block,
-    and collects between them, when all of a run is garbage: that is three times as cheap."""
+    """No cycle is collected in here, but by `gc.collect()`. Many runs share one such block,
+    with a `gc.collect()` between them, when all of a run is garbage: that is three times as cheap."""
     was_on = gc.isenabled()
     gc.disable()
     try:

@@ -32,7 +32,7 @@ class SimulatedBoard:
     def __init__(self, node: SimulatedNode, on_first_step: Callable[[int, int], None]) -> None:
         self._node, self._on_first_step = node, on_first_step
         self._ranks: set[int] = set()
-        self._last: dict[int, Reading] = {}  # of ranks that have ended: what they told stays in their slots
+        self._last: dict[int, Reading] = {}  # of ranks that have ended: what they reported stays in their slots
 
     def open(self) -> None:
         self._node.board = self
@@ -95,7 +95,7 @@ class SimulatedOutput:
 
 
 class SimulatedStacks:
-    """Stacks take a moment to be written down, and tell nothing."""
+    """A dump takes a moment, and its stacks are empty."""
 
     def environment(self, own: Mapping[str, str]) -> dict[str, str]:
         return {}
@@ -117,7 +117,7 @@ class SimulatedStacks:
 
 
 class SimulatedHealth:
-    """A simulated node has nothing to say."""
+    """A simulated node has no health records."""
 
     def begin(self) -> None:
         pass
@@ -133,7 +133,7 @@ class SimulatedHealth:
 
 
 class SimulatedStepFiles:
-    """Simulated workers tell their steps."""
+    """Simulated workers report their steps through the slots, never in files."""
 
     are_named = False
 

@@ -1,4 +1,4 @@
-"""The product's own processes in a run: what `python -m nvrx_slurm.agent` and `… .controller` do."""
+"""The product's own agent and controller in a run, as their `__main__` starts them, with simulated surroundings."""
 
 from __future__ import annotations
 
@@ -162,7 +162,7 @@ class SimulatedBroker:
         """It is always there."""
 
     def ask(self, inquiry: Inquiry, *, settled: bool) -> None:
-        """Every source draws what it says, of whom, and when, from the key: whoever asks again hears the same."""
+        """Every source draws what it says, of which node, and when, from the key: asked again it says the same."""
         for source in self._run.plan.fault_tolerance.attribution.sources:
             chance = self._run.chance(f"source/{source}/{inquiry.key}")
             if chance.random() < 0.15:
@@ -186,7 +186,7 @@ class SimulatedBroker:
         """None of them looks at logs."""
 
     def judged(self, judged: VerdictRecord) -> None:
-        """Nobody is told."""
+        """No service is notified."""
 
     async def close(self, within_s: float) -> None:
         """There is nothing to end."""

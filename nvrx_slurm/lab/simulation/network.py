@@ -1,8 +1,8 @@
 """The simulated network: ways between hosts, and what faults do to them. `sockets.py` is what processes use of it.
 
-Latency is drawn anew for each packet, most of it short and some of it long, so packets overtake each other. What TCP
+Latency is drawn for each packet, most of it short and some of it long, so packets overtake each other. What TCP
 carries is never lost: on a lossy way it is late, on a cut one it waits for the healing, even if its sender has died
-or given up by then. So a request that somebody has long repeated can still arrive. Datagrams are lost.
+or given up by then. So a request can still arrive long after its sender has repeated it. Datagrams are lost.
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ class NetworkFault(msgspec.Struct, frozen=True, eq=False):
 
 
 class Way(msgspec.Struct, eq=False):
-    """One direction between two hosts. `parked`: what waits for the healing; each is told its delay then."""
+    """One direction between two hosts. `parked`: what waits for the healing; each gets its delay then."""
 
     source: str
     target: str
@@ -88,7 +88,7 @@ class SimulatedNetwork:
         return self.begin(NetworkFault(concerns, cut=True))
 
     def power_off(self, host: str) -> Callable[[], None]:
-        """Its kernel is gone, and what it had still to send: nobody is told. The result has it back on the network.
+        """Its kernel is gone, with all that it had still to send; no peer is notified. The result puts it back.
 
         Its processes are the caller's to kill, afterwards.
         """

@@ -1,8 +1,8 @@
 """One simulated node: its kernel, and the processes on it.
 
 What the kernel guarantees holds here too, and nothing more: what a process held is closed when its last holder is
-dead; a fence key kills the supervisor that armed the fence socket, even while all is frozen; a port that nobody holds
-refuses; a node without power says nothing at all.
+dead; a fence key kills the supervisor that armed the fence socket, even while all is frozen; a port that no process
+holds refuses; a node without power sends nothing at all.
 """
 
 from __future__ import annotations
@@ -83,7 +83,7 @@ class SimulatedNode:
         return self.has_power and not self.run.is_cut(self.name)
 
     def start_agent(self) -> None:
-        """Slurm, or somebody, starts an agent, unless there is one."""
+        """Slurm, or an operator, starts an agent, unless there is one."""
         if not self.has_power or (self.agent is not None and self.agent.alive):
             return
         process = self.agent = SimulatedProcess(self.loop, f"agent of {self.name}")
@@ -186,7 +186,7 @@ class SimulatedNode:
             self.loop.call_outside(BOOT_S, self.start_agent)
 
     def break_connection(self) -> None:
-        """Somebody in between, a firewall say, drops its connection."""
+        """A device in between, such as a firewall, drops the agent's liveness connection."""
         if self.line is not None:
             self.line.end.reset()
 

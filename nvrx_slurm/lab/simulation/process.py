@@ -1,7 +1,7 @@
-"""Simulated processes: what is killed, frozen and thawed together.
+"""Simulated processes, killed, frozen and thawed as one; and the sockets that their kernel holds open for them.
 
-Everything that a process runs carries its mark in its context, and whatever it schedules inherits it. Killing and
-freezing are therefore as sudden as SIGKILL and SIGSTOP: the loop takes no further step of it.
+Every task and callback of a process carries its mark in its context, and what it schedules inherits the mark.
+Killing and freezing are therefore as sudden as SIGKILL and SIGSTOP: the loop takes no further step of it.
 """
 
 from __future__ import annotations
@@ -89,7 +89,7 @@ class SimulatedProcess:
         self.running = True
 
     def __repr__(self) -> str:
-        return f"<Process {self.name}>"
+        return f"<SimulatedProcess {self.name}>"
 
     @property
     def frozen(self) -> bool:
@@ -195,7 +195,7 @@ class SimulatedProcess:
 
 
 class Held:
-    """Something open, that closes with its last holder."""
+    """Something open, such as a socket: it closes when its last holder lets go of it or dies."""
 
     def __init__(self, closed: Callable[[], None]) -> None:
         self._closed = closed

@@ -1,7 +1,7 @@
 """The promises (docs/architecture.md), checked on the ground truth: what the store took, and which processes live.
 
 Each is checked where it could break, at the very step: a worker starts, a commit is taken, an order appears, a
-supervisor is told to stop. Those of a whole run are checked at its end (`verdict.py`).
+supervisor gets its order to stop. Those of a whole run are checked at its end (`verdict.py`).
 """
 
 from __future__ import annotations
@@ -53,14 +53,14 @@ class Promise(StrEnum):
     JOURNAL = "one journal, in order"
     JOURNAL_FIRST = "the journal first, ranks before the close"
     RANKS = "no rank is held twice"
-    LEASE = "whoever starts workers may let them live"
+    LEASE = "workers start only under a lease that lasts"
     FRESH = "a stale record leaves no trace"
-    FENCED = "who is given up is fenced"
-    REGISTERED = "nobody is given up who has not registered"
+    FENCED = "an agent that is given up is fenced"
+    REGISTERED = "only an agent that has registered is given up"
     SHUTDOWN = "the first shutdown is the only one"
     BUDGET = "the restart budget is kept"
     VERDICT = "a verdict is read once, in time, and for its own failure"
-    LEAVING = "everyone who waits leaves"
+    LEAVING = "every process that waits leaves"
     REPLAY = "a journal replayed decides the same"
     FINISH = "with nodes enough a job finishes"
     UNTOUCHED = "control plane down, workload up"
@@ -124,7 +124,7 @@ class Promises:
             )
 
     def shutdown_stands(self, packed: bytes | None) -> None:
-        """What whoever comes late is told."""
+        """An agent that comes late reads this shutdown."""
         if self.shutdown is None or packed != pack(self.shutdown):
             self._broken(
                 Promise.SHUTDOWN, f"the shutdown that agents read is not the journal's first: {self.shutdown}"
@@ -243,7 +243,7 @@ class Promises:
             self._broken(Promise.LEASE, f"{node} was to start rank {rank}, and its lease was over")
 
     def worker_started(self, worker: SimulatedWorker) -> None:
-        """The strongest one: a rank has one live worker at most, of whatever cycle, on whatever node."""
+        """The strongest one: a rank has one live worker at most, over all cycles and all nodes."""
         replica, cycle, rank = worker.world.replica, worker.world.cycle, worker.rank
         if (other := self.live.get((replica, rank))) is not None:
             self._broken(Promise.RANKS, f"{worker} started while {other} lived")
@@ -262,7 +262,7 @@ class Promises:
             del self.live[key]
 
     def left(self, node: str, code: int) -> None:
-        """An agent has ended by itself, and no signal had told it to."""
+        """An agent has ended by itself, and no signal had asked it to."""
         ends = () if self.shutdown is None else (self.shutdown.exit_code,)
         if code not in (*ends, EXIT_UNREACHABLE):
             self._broken(Promise.LEAVING, f"the agent of {node} left with {code}; the shutdown is {self.shutdown}")

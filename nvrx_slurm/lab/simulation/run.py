@@ -1,4 +1,4 @@
-"""One run: a job, its nodes, its control plane and its adversary, result from one seed."""
+"""One simulated run: a job, its nodes, its control plane and its adversary, all drawn from one seed."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ from nvrx_slurm.liveness import fence
 JOB = "1"
 FENCED_WITHIN_S = 0.5
 MOST_STEPS = 500_000
-"""A hundred times what a run takes: who takes more runs in circles."""
+"""A hundred times what a run takes: one that takes more goes in circles."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -231,7 +231,7 @@ class SimulationRun:
         self.strike(nodes, NetworkFault(apart(frozenset(nodes)), cut=True), for_s)
 
     def scancel(self, number: signal.Signals) -> None:
-        """Somebody ends the job. Slurm signals every process of it, and kills what is left after KillWait."""
+        """A user ends the job. Slurm signals every process of it, and kills what is left after KillWait."""
         self.batch.send_signal(number)
         if self.shape.kill_wait_s is not None:
             self.agents_are_told(number)

@@ -1,4 +1,4 @@
-"""Runs of thousands of seeds, in several processes, and the report of the first that breaks a promise."""
+"""Runs of thousands of seeds in several processes, the report of the first broken promise, and one seed again."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
 """What a run is about: a job, its bounds, and how its workers behave, all drawn from the seed.
 
-Durations are virtual. They keep the order that `config` asks of them (an interval is shorter than its timeout, …) and
-are shorter than those of real jobs, so that a run holds as few beats as its story needs.
+Durations are virtual. They keep the order that `jobspec` asks of them (an interval is shorter than its timeout, …),
+and are shorter than those of real jobs, so that a run holds few heartbeats.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ MOST_SPARES = 3
 KILL_WAIT_S = 30.0
 BACKOFF = BackoffSpec(after=2, within=60.0, initial=0.5, max=4.0)
 NO_BACKOFF = BackoffSpec(max=0.0)
-"""Of every job with an odd number of nodes: not drawn, so that seeds of before it still mean the same histories."""
+"""Of every job with an odd number of nodes: not drawn, so that seeds of before it still mean the same runs."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -37,7 +37,7 @@ class Sockets:
         return listener
 
     async def connect(self, source: str, host: str, port: int, *, timeout_s: float | None = None) -> End:
-        """A connection from `source`. Raises ConnectionRefusedError where nobody listens; waits while a way is cut.
+        """A connection from `source`. Raises ConnectionRefusedError where nothing listens; waits while a way is cut.
 
         `timeout_s`: after so long without a sign of the other host its kernel gives the connection up
         (TCP_USER_TIMEOUT); None: never.
@@ -75,7 +75,7 @@ class Sockets:
         return end
 
     def bind(self, host: str, delivered: Callable[[bytes], object]) -> Mailbox:
-        """Take datagrams: `delivered` is called with each by the kernel, whoever is frozen, until it is closed."""
+        """Take datagrams until closed: the kernel calls `delivered` with each, while a process is frozen too."""
         at = host, self.network.new_port()
         self._mailboxes[at] = mailbox = Mailbox(*at, delivered, lambda: self._mailboxes.pop(at, None))
         return mailbox
@@ -150,7 +150,7 @@ class End:
             self._transmit(partial(End._end, over_by=ConnectionResetError(RESET) if self._unread else None))
 
     def reset(self) -> None:
-        """Somebody in between breaks the connection: both ends hear of it."""
+        """A device in between, such as a firewall, breaks the connection: both ends notice."""
         for end in (self, self.peer):
             assert end is not None
             end._end(ConnectionResetError(RESET))

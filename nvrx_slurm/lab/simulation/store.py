@@ -46,10 +46,10 @@ class WatchedStore(MemoryServer):
         if self.up:
             self.stop()
             self.process.kill()
-            self._loop.call_outside(down_s, self._begin_anew)
+            self._loop.call_outside(down_s, self._begin_again)
 
     def freeze(self, for_s: float) -> None:
-        """It answers nobody for so long."""
+        """It answers no request for so long."""
         self.process.freeze()
         self._loop.call_outside(for_s, self.process.thaw)
 
@@ -57,7 +57,7 @@ class WatchedStore(MemoryServer):
         """Kill the controller at its commit after so many more."""
         self._kills.append((self._commits + after, moment))
 
-    def _begin_anew(self) -> None:
+    def _begin_again(self) -> None:
         self.process = self._begin()
         self.start()
 
@@ -93,7 +93,7 @@ class WatchedStore(MemoryServer):
             self._promises.acquired(int(reply[0]))
             late, self._late = self._late, []
             for request in late:
-                self._loop.call_outside(0.0, self.handle, *request, _nobody_waits)
+                self._loop.call_outside(0.0, self.handle, *request, _drop_reply)
         elif _is_script(command, "commit") and reply[0] == b"ok":
             _, keys, args = command[1]
             self._check(keys, args)
@@ -111,7 +111,7 @@ class WatchedStore(MemoryServer):
             self._promises.shutdown_stands(sealed and sealed[SIGNATURE_BYTES:])
 
 
-def _nobody_waits(reply: object) -> None:
+def _drop_reply(reply: object) -> None:
     """For the reply to a client that is dead."""
 
 

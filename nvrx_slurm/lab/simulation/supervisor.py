@@ -2,7 +2,8 @@
 
 - It serves the agent's messages in their order, and looks at the lease before each: after a freeze as well.
 - The lease's self-fence timer is the kernel's: it kills a supervisor that is frozen, too.
-- When it dies, its fence socket closes, its hold of the tether ends, and the kernel kills its workers a moment later.
+- When it dies, the kernel closes its fence socket and its end of the liveness connection, and kills its workers a
+  moment later.
 - When the agent dies, it kills the workers, and ends.
 """
 
@@ -98,7 +99,7 @@ class SimulatedSupervisor:
             self._enter(self.teardown.advance(self.loop.now_s, workers_left=bool(self.workers), work_done=phase))
 
     def _hold(self, kind: str, held: Held) -> None:
-        """Keep the tether or the fence socket open; one of each."""
+        """Keep the liveness connection or the fence socket open; one of each."""
         if isinstance(held, SimulatedFenceSocket):
             held.armed_by = self.process
         if (older := self.held.pop(kind, None)) is not None:
@@ -212,7 +213,7 @@ class SimulatedSupervisor:
             self.process.call_later(0.0, self._end_everything)
 
     def _end_everything(self) -> None:
-        self._closed = True  # nobody is told: the agent has let go of its end
+        self._closed = True  # so no SupervisorDied is sent: the agent has closed its end, or is dead
         self._kill_all()
         self.loop.call_outside(0.0, self.process.kill)
 
@@ -265,8 +266,8 @@ class SupervisedWorkers:
         self._pass_on("fence", fence_socket)
         fence_socket.close()
 
-    def hold(self, tether: Any) -> None:
-        self._pass_on("hold", tether)
+    def hold(self, connection: Any) -> None:
+        self._pass_on("hold", connection)
 
     def close(self) -> None:
         if self._supervisor is not None:

@@ -90,20 +90,20 @@ def _must_finish(run: SimulationRun) -> bool:
 
 
 def _stopped(run: SimulationRun) -> tuple[int, ...]:
-    """How a job may end that was told to stop."""
+    """The exit codes of a job that was asked to stop."""
     judged = (entry.record for entry in run.promises.journal if isinstance(entry.record, AttributionJudged))
     return (EXIT_NO_RESTART,) if any(each.acted for each in judged) else ()
 
 
 def _outage_limit_s(bounds: FaultToleranceSpec) -> float:
-    """What may touch workers soonest: their lease; their agents' patience; or, since their ends are told through the
-    store, the bound for how far apart these may be."""
+    """What may touch workers soonest: their lease; their agents' patience; or, since their ends are reported through
+    the store, the bound for how far apart these may be."""
     skew_s = bounds.hang.exit_skew
     return min(bounds.fence_timeout, bounds.control_plane_grace, math.inf if skew_s is None else skew_s)
 
 
 def _outage_s(run: SimulationRun) -> float:
-    """For how long nobody could decide, at most: outages may follow one another."""
+    """For how long the controller could not decide, at most: outages may follow one another."""
     kinds = [(KINDS[act.kind], act) for act in run.acts]
     killed = sum(act.kind.startswith("kill_controller") or act.kind == "kill_at_commit" for act in run.acts)
     return sum(act.lasts_s for kind, act in kinds if kind.outage) + killed * 1.5

@@ -22,7 +22,7 @@ SAVING_S = 0.3
 
 
 class Exit(Protocol):
-    """Told of a worker's end, in its kernel's name: an exit code, or the signal that ended it."""
+    """Called by the kernel at a worker's end: with its exit code, or the signal that ended it."""
 
     def __call__(self, worker: SimulatedWorker, code: int | None, number: int | None) -> None: ...
 
@@ -53,7 +53,7 @@ class SimulatedWorker:
         return self.alive and not self.frozen and not self.hangs
 
     def kill(self, number: int = signal.SIGKILL) -> None:
-        """It ends, now and whatever it is doing."""
+        """It ends at once, also inside a step."""
         self._end(None, int(number))
 
     def exit(self, code: int) -> None:

@@ -14,7 +14,7 @@ from nvrx_slurm.lab.faults.valkey.server import Command, MemoryServer, ServerAns
 from nvrx_slurm.util.tasks import settle
 
 SOCKET_S = 7.0
-"""How long a client waits for a reply, if it is not told otherwise: as `store.client` says to redis-py."""
+"""How long a client waits for a reply by default, in seconds: as `store.client` configures redis-py."""
 
 StoreRequest = Callable[[ServerAnswer], None]
 """Runs on the server's side, and answers there."""
@@ -96,7 +96,7 @@ class MemoryClient:
         try:
             reply = await self._send([(name, args, options)])
         except OSError as error:
-            raise _told(error) from None
+            raise _as_redis_error(error) from None
         parser = self._parsers.get(name)
         return reply if parser is None else parser(reply)
 
@@ -105,7 +105,7 @@ class MemoryClient:
         try:
             replies = await self._send(commands)
         except OSError as error:
-            raise _told(error) from None
+            raise _as_redis_error(error) from None
         return [self._parsed(name, reply) for (name, *_), reply in zip(commands, replies, strict=True)]
 
     def _parsed(self, name: str, reply: Any) -> Any:
@@ -121,8 +121,8 @@ class MemoryClient:
         return future
 
 
-def _told(error: OSError) -> Exception:
-    """As redis-py tells it."""
+def _as_redis_error(error: OSError) -> Exception:
+    """As redis-py reports it."""
     if isinstance(error, TimeoutError):
         return failures.TimeoutError("Timeout reading from the in-memory server")
     return failures.ConnectionError(str(error))

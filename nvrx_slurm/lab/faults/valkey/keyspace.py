@@ -36,7 +36,7 @@ def identity_of(text: str | bytes, default_number: int = 0) -> Identity:
 
 
 def new_identity_of(text: str) -> Identity:
-    """What XADD is told to use."""
+    """The id that XADD gets."""
     if (identity := identity_of(text)) == START:
         raise ResponseError("The ID specified in XADD must be greater than 0-0")
     return identity
@@ -56,8 +56,8 @@ class KeyStream:
         return len(self.items)
 
     def add(self, fields: list[bytes], now_ms: int, identity: Identity | None = None) -> bytes:
-        """Append, under the server's time or a given id, and return the id. Ids only grow, whatever the clock
-        does."""
+        """Append, under the server's time or a given id, and return the id. Ids only grow, even if the clock is set
+        back."""
         last = self.last
         if identity is None:
             identity = (now_ms, 0) if now_ms > last[0] else (last[0], last[1] + 1)

@@ -1,4 +1,4 @@
-"""The server's process: commands in, replies out, blocking reads in between."""
+"""The server's process: commands in, replies out, blocked reads; and the Lua scripts of `store/lua`, in Python."""
 
 from __future__ import annotations
 
@@ -45,12 +45,12 @@ class MemoryServer:
         self.up = True
         self.data = Keyspace(clock, self._added)
         self._readers: dict[str, list[_Reader]] = {}
-        self._grown: list[str] = []  # streams for which somebody waits
+        self._grown: list[str] = []  # streams that a blocked reader waits for
 
     # ---- its life
 
     def stop(self) -> None:
-        """The process dies: whoever waits for a reply hears of it."""
+        """The process dies: every client that waits for a reply gets a ConnectionResetError."""
         self.up = False
         for reader in [reader for readers in self._readers.values() for reader in readers]:
             self._release(reader, ConnectionResetError("the server was killed"))
@@ -157,8 +157,8 @@ def commit(data: Keyspace, keys: Sequence[str], args: Sequence[Word]) -> list[An
     if entries:
         data.set(journal_n, last + entries)
     at += entries
-    told = args[at + 1 : at + 1 + int(args[at])]
-    field = at + 1 + len(told)
+    packed = args[at + 1 : at + 1 + int(args[at])]
+    field = at + 1 + len(packed)
     for key in rounds:
         count = int(args[field])
         words = args[field + 1 : field + 1 + count]
@@ -170,7 +170,7 @@ def commit(data: Keyspace, keys: Sequence[str], args: Sequence[Word]) -> list[An
         data.set(shutdown, args[3], nx=True)
     if args[4] != "":
         data.set(controller, args[4])
-    for order in told:
+    for order in packed:
         data.xadd(orders, {"m": order}, maxlen=MOST_ORDERS)
     if args[2] != "":
         data.set(cursor, args[2])
@@ -190,7 +190,7 @@ def join(data: Keyspace, keys: Sequence[str], args: Sequence[Word]) -> list[Any]
 
 
 def script_of(text: str) -> Script:
-    """The one that does what a Lua text says. Raises ResponseError for a text that is none of ours."""
+    """The one that does what a Lua text says. Raises ResponseError for a text that is none of `store/lua`'s."""
     try:
         return _BY_TEXT[text]
     except KeyError:

@@ -16,7 +16,7 @@ from nvrx_slurm.jobspec import env
 from nvrx_slurm.util.sanitize import TerminalOutput, not_command_bytes
 
 if TYPE_CHECKING:
-    from nvrx_slurm.report.logs import Chunk, LogFile
+    from nvrx_slurm.report.logs import Chunk, RankLog
 
 
 @click.command()
@@ -84,7 +84,7 @@ class _OnTerminal:
     """A terminal obeys what it is sent: all but colours becomes visible."""
 
     def __init__(self) -> None:
-        self._parts: dict[LogFile, TerminalOutput] = {}
+        self._parts: dict[RankLog, TerminalOutput] = {}
 
     def write(self, chunk: Chunk) -> None:
         sys.stdout.write(self._parts.setdefault(chunk.file, TerminalOutput()).feed(chunk.data))
@@ -119,6 +119,6 @@ def _output(raw: bool) -> _Exact | _OnTerminal:
     return _ToRunner() if to_runner else _Exact()
 
 
-def _heading(file: LogFile) -> str:
+def _heading(file: RankLog) -> str:
     generation = f"generation {file.generation}, " if file.generation else ""
     return f"── {generation}cycle {file.cycle} ──"

@@ -73,19 +73,19 @@ def _line(message: dict[str, Any]) -> bytes:
     return msgspec.json.encode(message) + b"\n"
 
 
-class _Answer(msgspec.Struct):
+class _BrokerReply(msgspec.Struct):
     key: FailureKey
     attribution: Attribution
 
 
 class _Line(msgspec.Struct):
-    answer: _Answer
+    answer: _BrokerReply
 
 
 _lines = msgspec.json.Decoder(_Line)
 
 
-def _answer(line: bytes) -> _Answer:
+def _answer(line: bytes) -> _BrokerReply:
     answer = _lines.decode(line).answer
     msgspec.msgpack.encode(answer.attribution)  # the journal takes no number beyond 64 bits
     return answer

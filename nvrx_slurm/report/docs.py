@@ -50,13 +50,13 @@ STATUS_PARTS: tuple[type[msgspec.Struct], ...] = (
     snapshot.ReplicaStatus,
     snapshot.NodeStatus,
     model.RankView,
-    model.OpenSection,
+    model.SectionView,
     model.CycleView,
     model.Recovery,
-    model.Failure,
+    model.FailureView,
     model.InProcess,
     model.Decided,
-    model.Dumped,
+    model.StacksView,
 )
 
 

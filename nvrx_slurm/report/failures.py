@@ -34,7 +34,7 @@ Key = tuple[int, str, int]
 
 
 @dataclass(frozen=True, slots=True)
-class SourceAnswer:
+class RecordedAnswer:
     """What a source said, and when. `late`: the verdicts had been read by then."""
 
     attribution: Attribution
@@ -50,7 +50,7 @@ class FailureTimeline:
     failed_at: float
     decider: ControllerStarted | None
     asked: AttributionAsked | None = None
-    answers: list[SourceAnswer] = field(default_factory=list)
+    answers: list[RecordedAnswer] = field(default_factory=list)
     judged: AttributionJudged | None = None
     decided: RestartDecided | None = None
     decided_at: float | None = None
@@ -103,7 +103,7 @@ class Failures:
             case AttributionAsked() if timeline := self._timeline(record.replica, record.cycle):
                 timeline.asked = record
             case Attributed() if timeline := self._timeline(record.replica, record.cycle):
-                timeline.answers.append(SourceAnswer(record.attribution, entry.t, late=timeline.judged is not None))
+                timeline.answers.append(RecordedAnswer(record.attribution, entry.t, late=timeline.judged is not None))
             case AttributionJudged() if timeline := self._timeline(record.replica, record.cycle):
                 timeline.judged = record
             case RestartDecided() if timeline := self._timeline(record.replica, record.cycle):

@@ -40,7 +40,7 @@ class Selection:
 
 
 @dataclass(frozen=True, slots=True, order=True)
-class LogFile:
+class RankLog:
     """One file, in the order in which files are read."""
 
     generation: int
@@ -60,7 +60,7 @@ class LogFile:
 class Chunk:
     """Some of a file's output."""
 
-    file: LogFile
+    file: RankLog
     data: bytes
 
 
@@ -89,7 +89,7 @@ def choose(selection: Selection, plan: Plan | None, folder: JobFolder, *, may_co
     return selection
 
 
-def find(folder: JobFolder, selection: Selection) -> list[LogFile]:
+def find(folder: JobFolder, selection: Selection) -> list[RankLog]:
     """The files that there are, in order: generation, cycle, replica, rank, stdout before stderr."""
     root = folder.path / "logs"
     replicas = [selection.replica] if selection.replica else sorted(path.name for path in root.glob("*"))
@@ -101,7 +101,7 @@ def find(folder: JobFolder, selection: Selection) -> list[LogFile]:
             match = _FILE.fullmatch(path.relative_to(root / replica).as_posix())
             if match and match[4] in selection.streams:
                 order = STREAMS.index(match[4])
-                found.append(LogFile(int(match[1]), int(match[2]), replica, int(match[3]), order, path))
+                found.append(RankLog(int(match[1]), int(match[2]), replica, int(match[3]), order, path))
     return sorted(found)
 
 
@@ -113,9 +113,9 @@ class Reader:
 
     def __init__(self, folder: JobFolder, selection: Selection) -> None:
         self._folder, self._selection = folder, selection
-        self._offsets: dict[LogFile, int] = {}
-        self._partial: dict[LogFile, bytes] = {}
-        self._watched: list[LogFile] = []
+        self._offsets: dict[RankLog, int] = {}
+        self._partial: dict[RankLog, bytes] = {}
+        self._watched: list[RankLog] = []
         self.look()
 
     def look(self) -> None:
@@ -144,7 +144,7 @@ class Reader:
                 yield Chunk(file, file.label + data + b"\n")
         self._partial.clear()
 
-    def _read_file(self, file: LogFile) -> Iterator[Chunk]:
+    def _read_file(self, file: RankLog) -> Iterator[Chunk]:
         offset = self._offsets.setdefault(file, 0)
         if file.path.stat().st_size <= offset:
             return
@@ -156,7 +156,7 @@ class Reader:
                 if text:
                     yield Chunk(file, text)
 
-    def _marked(self, file: LogFile, data: bytes) -> bytes:
+    def _marked(self, file: RankLog, data: bytes) -> bytes:
         *lines, partial = (self._partial.get(file, b"") + data).split(b"\n")
         self._partial[file] = partial
         return b"".join(file.label + line + b"\n" for line in lines)
@@ -166,7 +166,7 @@ class MergedReader(Reader):
     """Reads the job's own merged log, `job.log`, in the same manner."""
 
     def __init__(self, folder: JobFolder) -> None:
-        self._log = LogFile(0, 0, "", 0, 0, folder.job_log)
+        self._log = RankLog(0, 0, "", 0, 0, folder.job_log)
         super().__init__(folder, Selection(rank=0))  # its lines are marked already
 
     def look(self) -> None:

@@ -83,7 +83,7 @@ class CycleView(Value, frozen=True, kw_only=True):
     restarts_in_process: int = 0
 
 
-class Failure(Value, frozen=True, kw_only=True):
+class FailureView(Value, frozen=True, kw_only=True):
     """What failed, where, when, and why in one sentence."""
 
     at: float  # when it was noticed
@@ -96,7 +96,7 @@ class Failure(Value, frozen=True, kw_only=True):
     stacks: str | None = None  # of a hung worker: the file, below the job folder
 
 
-class OpenSection(Value, frozen=True, kw_only=True):
+class SectionView(Value, frozen=True, kw_only=True):
     """A section that a worker has entered and not left."""
 
     name: str
@@ -117,10 +117,10 @@ class RankView(Value, frozen=True, kw_only=True):
     step: int | None = None
     lag: int | None = None
     quiet_s: float | None = None
-    sections: tuple[OpenSection, ...] = ()
+    sections: tuple[SectionView, ...] = ()
 
 
-class Dumped(Value, frozen=True, kw_only=True):
+class StacksView(Value, frozen=True, kw_only=True):
     """Stacks of live workers that were written down last. `files`: rank → path below the job folder."""
 
     at: float
@@ -200,7 +200,7 @@ class JobView:
     cycles: dict[CycleKey, CycleView] = field(default_factory=dict)
     recoveries: dict[CycleKey, Recovery] = field(default_factory=dict)
     waiting: dict[str, set[str]] = field(default_factory=dict)  # replica → nodes that keep it in its phase
-    outages: dict[str, Failure] = field(default_factory=dict)  # replica → the failure it has yet to recover from
+    outages: dict[str, FailureView] = field(default_factory=dict)  # replica → the failure it has yet to recover from
     preferred: dict[str, tuple[str, ...]] = field(default_factory=dict)  # replica → nodes that it prefers
     heard: dict[str, Heard] = field(default_factory=dict)  # node → its last beat; only the store has them
     controllers: int = 0
@@ -208,10 +208,10 @@ class JobView:
     restarts_left: int | None = None
     restarts_in_process: int = 0
     last_in_process: InProcess | None = None
-    last_failure: Failure | None = None
+    last_failure: FailureView | None = None
     last_decision: Decided | None = None
     last_verdict: Decided | None = None  # a verdict that nothing follows from: of a dry run, or too late
-    last_stacks: Dumped | None = None
+    last_stacks: StacksView | None = None
     shutdown: Shutdown | None = None
     unused_spares: tuple[str, ...] | None = None  # the hot spares at the shutdown: they leave with the job
     exit_code: int | None = None

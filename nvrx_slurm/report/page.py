@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Collection, Iterable, Sequence
 
 from nvrx_slurm.report import recovery
-from nvrx_slurm.report.model import CycleView, Dumped, InProcess, JobView, RankView, Recovery, ReplicaView
+from nvrx_slurm.report.model import CycleView, InProcess, JobView, RankView, Recovery, ReplicaView, StacksView
 from nvrx_slurm.report.ranks import ranks as all_ranks
 from nvrx_slurm.report.ranks import worst
 from nvrx_slurm.report.snapshot import JobLine, NodeStatus, Snapshot, node_status
@@ -145,7 +145,7 @@ def _failure_line(shot: Snapshot) -> str:
     return f"{failure.why}{where}{at_step(failure.step, said=failure.why)}, {_when(shot, failure.at)}{stacks}"
 
 
-def _stacks_line(shot: Snapshot, last: Dumped) -> str:
+def _stacks_line(shot: Snapshot, last: StacksView) -> str:
     """Where the last stacks lie, and why they were written down."""
     first = next(iter(last.files.values()))
     return f"{shot.folder.path / first} ({ranks_of(last.files)} on {last.node}): {last.why}"

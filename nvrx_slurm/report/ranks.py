@@ -7,7 +7,7 @@ from heapq import nlargest
 from math import inf
 
 from nvrx_slurm.journal.records import Heartbeat
-from nvrx_slurm.report.model import Heard, JobView, NodeView, OpenSection, RankView, ReplicaView
+from nvrx_slurm.report.model import Heard, JobView, NodeView, RankView, ReplicaView, SectionView
 
 _WITH_WORKERS = ("starting", "running")
 
@@ -77,5 +77,5 @@ def _told(node: NodeView, rank: int, heard: Heard, fastest: int | None, store_no
         step=step,
         lag=None if step is None or fastest is None else fastest - step,
         quiet_s=None if quiet_s is None else quiet_s + age_s,
-        sections=tuple(OpenSection(name=name, open_s=s + age_s) for name, s in beat.sections.get(rank, ())),
+        sections=tuple(SectionView(name=name, open_s=s + age_s) for name, s in beat.sections.get(rank, ())),
     )

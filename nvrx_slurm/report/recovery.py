@@ -9,7 +9,7 @@ from __future__ import annotations
 import msgspec
 
 from nvrx_slurm.journal.records import Recovered
-from nvrx_slurm.report.model import CycleView, Failure, Recovery
+from nvrx_slurm.report.model import CycleView, FailureView, Recovery
 
 PHASES: dict[str, str] = {
     "earlier_attempts": "earlier attempts",
@@ -26,7 +26,7 @@ STARTUP = "first step"
 _SAME_MOMENT_S = 0.001
 
 
-def complete(record: Recovered, at: float, outage: Failure | None, cycle: CycleView) -> Recovery:
+def complete(record: Recovered, at: float, outage: FailureView | None, cycle: CycleView) -> Recovery:
     """The recovery that `record`, journaled at `at`, completes. `outage` is the first failure it recovers from."""
     noticed_at = at - record.total_s
     before = 0.0 if outage is None else noticed_at - outage.at

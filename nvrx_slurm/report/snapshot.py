@@ -16,8 +16,7 @@ from nvrx_slurm.report.jobs import known_jobs
 from nvrx_slurm.report.model import (
     CycleView,
     Decided,
-    Dumped,
-    Failure,
+    FailureView,
     Heard,
     InProcess,
     JobView,
@@ -25,6 +24,7 @@ from nvrx_slurm.report.model import (
     RankView,
     Recovery,
     ReplicaView,
+    StacksView,
     Value,
 )
 from nvrx_slurm.report.presence import Outside, Presence, ask_slurm, in_slurm
@@ -112,10 +112,10 @@ class Status(Value, frozen=True, kw_only=True):
     ranks: tuple[RankView, ...]
     cycles: tuple[CycleView, ...]
     recoveries: tuple[Recovery, ...]
-    last_failure: Failure | None
+    last_failure: FailureView | None
     last_in_process: InProcess | None
     last_decision: Decided | None
-    last_stacks: Dumped | None
+    last_stacks: StacksView | None
     missing: tuple[str, ...]
     journal_n: int
     store_error: str | None

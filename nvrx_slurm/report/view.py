@@ -21,14 +21,14 @@ from nvrx_slurm.report import recovery, words
 from nvrx_slurm.report.model import (
     CycleView,
     Decided,
-    Dumped,
-    Failure,
+    FailureView,
     Heard,
     InProcess,
     JobView,
     NodeState,
     NodeView,
     ReplicaView,
+    StacksView,
 )
 from nvrx_slurm.report.ranks import is_current
 from nvrx_slurm.report.sentences import describe
@@ -185,7 +185,7 @@ def _worker_failed(view: JobView, fact: records.WorkerFailed, t: float) -> None:
 def _worker_hung(view: JobView, fact: records.WorkerHung, t: float) -> None:
     _fail_worker(view, fact, words.worker_hang(fact), t, stacks=fact.stacks)
     if fact.stacks is not None:
-        view.last_stacks = Dumped(at=t, why=fact.why, node=fact.node, files={fact.rank: fact.stacks})
+        view.last_stacks = StacksView(at=t, why=fact.why, node=fact.node, files={fact.rank: fact.stacks})
 
 
 def _fail_worker(
@@ -195,7 +195,7 @@ def _fail_worker(
         report_step(view, fact.node, fact.step)
     if view.shutdown is not None:  # the job was ending already
         return
-    view.last_failure = Failure(
+    view.last_failure = FailureView(
         at=t - fact.ago_s,
         why=why,
         node=fact.node,
@@ -214,7 +214,7 @@ def _node_isolated(view: JobView, fact: records.NodeIsolated, t: float) -> None:
 
 def _stacks_dumped(view: JobView, fact: records.StacksDumped, t: float) -> None:
     if fact.files:
-        view.last_stacks = Dumped(at=t, why=fact.why, node=fact.node, files=fact.files)
+        view.last_stacks = StacksView(at=t, why=fact.why, node=fact.node, files=fact.files)
 
 
 def _workers_done(view: JobView, fact: records.WorkersDone, t: float) -> None:
@@ -257,10 +257,10 @@ def _recorded(view: JobView, fact: records.AnyFact, t: float) -> None:
     """It changes nothing that a view shows; the decisions that follow from it may."""
 
 
-def _node_failure(view: JobView, name: str, why: str, at: float, step: int | None) -> Failure:
+def _node_failure(view: JobView, name: str, why: str, at: float, step: int | None) -> FailureView:
     node = view.nodes.get(name)
     replica = view.replicas.get(node.replica or "") if node else None
-    return Failure(
+    return FailureView(
         at=at,
         why=why,
         node=name,
@@ -358,7 +358,7 @@ def _round_closed(view: JobView, decision: records.RoundClosed, t: float) -> Non
 
 def _restart_decided(view: JobView, decision: records.RestartDecided, t: float) -> None:
     noticed = view.last_failure if view.last_failure and view.last_failure.node == decision.node else None
-    view.last_failure = Failure(
+    view.last_failure = FailureView(
         at=noticed.at if noticed else t,
         why=noticed.why if noticed else decision.cause,
         node=decision.node,

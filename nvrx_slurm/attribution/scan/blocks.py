@@ -33,7 +33,7 @@ _ESCAPE = re.compile(
 
 
 @dataclass(frozen=True)
-class Block:
+class LogBlock:
     """Whole lines. `raw` is what the file holds, `text` the same without escape codes; `before` what stood before, at
     most 64 KiB; `offset` that of `raw` in the file's text, `line` the number of its first line."""
 
@@ -94,13 +94,13 @@ def plain(text: bytes) -> bytes:
     return _ESCAPE.sub(b"", text) if b"\x1b" in text else text
 
 
-def blocks(pieces: Iterable[bytes]) -> Iterator[Block]:
+def blocks(pieces: Iterable[bytes]) -> Iterator[LogBlock]:
     """The stream's lines, in order, none left out; of those that are too long the beginning."""
     before, offset, line = b"", 0, 1
     for raw, left_out, newlines in _whole_lines(pieces):
         text = plain(raw)
         if raw:
-            yield Block(text, raw, before, offset, line)
+            yield LogBlock(text, raw, before, offset, line)
         before = text[-HISTORY_BYTES:] if len(text) >= HISTORY_BYTES else (before + text)[-HISTORY_BYTES:]
         offset += len(raw) + left_out
         line += raw.count(b"\n") + newlines

@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 from typing import TypeVar
 
 from nvrx_slurm.attribution.rules.catalogue import Rule
-from nvrx_slurm.attribution.scan.blocks import Block, decoded, excerpt
+from nvrx_slurm.attribution.scan.blocks import LogBlock, decoded, excerpt
 from nvrx_slurm.attribution.scan.model import EXACT_UP_TO, KEPT, MOST_DIGITS, Hit, LogFile
 from nvrx_slurm.attribution.scan.prefilter import Searcher
 from nvrx_slurm.attribution.scan.prefixes import Label, first_stamp, label_of, named_in, stamp_of
@@ -37,7 +37,7 @@ _MEASURED_EVERY = 16
 class BlockLines:
     """Finds lines in a block by a rule's literals."""
 
-    def __init__(self, block: Block) -> None:
+    def __init__(self, block: LogBlock) -> None:
         self.block = block
         self._lower: bytes | None = None
 
@@ -99,7 +99,7 @@ class Sheet:
         begin = label_of(line, srun=self.numbered).begin
         return rule.pattern.search(line[begin:]) if begin else None
 
-    def hit(self, block: Block, begin: int, line: bytes, rule: Rule, match: re.Match[bytes]) -> Hit:
+    def hit(self, block: LogBlock, begin: int, line: bytes, rule: Rule, match: re.Match[bytes]) -> Hit:
         """All that is known of a line that begins at `begin` of a block: its writer, its time, its traceback."""
         label = label_of(line, srun=self.numbered)
         groups = {name: decoded(value) for name, value in match.groupdict().items() if value is not None}
@@ -145,7 +145,7 @@ def _first_known(*values: _T | None) -> _T | None:
 class _Late:
     """A block that may hold some of a rule's last lines. `lines`: those, at most 8; None: not searched for."""
 
-    block: Block
+    block: LogBlock
     lines: list[Span] | None
 
 
@@ -187,9 +187,9 @@ class LineMatcher:
         self._searcher, self._sheet, self._stopped = searcher, sheet, stopped
         self._tallies: dict[int, _Tally] = {}
         self._often: set[int] = set()
-        self._blocks: collections.deque[Block] = collections.deque()
+        self._blocks: collections.deque[LogBlock] = collections.deque()
 
-    def read(self, block: Block) -> None:
+    def read(self, block: LogBlock) -> None:
         """Match a block's lines."""
         if len(self._blocks) == _LAST_BLOCKS:
             self._let_go(self._blocks.popleft())
@@ -239,7 +239,9 @@ class LineMatcher:
         if last:
             tally.late.append(_Late(lines.block, list(last)))
 
-    def _matching(self, number: int, block: Block, lines: Iterable[Span]) -> Iterator[tuple[Span, re.Match[bytes]]]:
+    def _matching(
+        self, number: int, block: LogBlock, lines: Iterable[Span]
+    ) -> Iterator[tuple[Span, re.Match[bytes]]]:
         """Those of some lines that match. After many that do not, the block is searched for the whole pattern."""
         in_vain = 0
         for tried, line in enumerate(lines, 1):
@@ -252,7 +254,7 @@ class LineMatcher:
             if in_vain % _LINES_BETWEEN_STOPS == 0 and self._stopped():
                 return
 
-    def _let_go(self, block: Block) -> None:
+    def _let_go(self, block: LogBlock) -> None:
         """A block leaves the memory: those of its lines become Hits that no later ones have replaced."""
         for number, tally in self._tallies.items():
             if tally.late and tally.late[0].block is block:
@@ -278,7 +280,7 @@ class LineMatcher:
                     tally.late.popleft()
                 return
 
-    def _match(self, block: Block, line: Span, rule: Rule) -> re.Match[bytes] | None:
+    def _match(self, block: LogBlock, line: Span, rule: Rule) -> re.Match[bytes] | None:
         """A rule's match, unless the line is also one of noise: such a line counts for no other rule."""
         text = block.text[slice(*line)]
         match = self._sheet.match(rule, text)
@@ -286,5 +288,5 @@ class LineMatcher:
             return None
         return match
 
-    def _hit(self, block: Block, line: Span, rule: Rule, match: re.Match[bytes]) -> Hit:
+    def _hit(self, block: LogBlock, line: Span, rule: Rule, match: re.Match[bytes]) -> Hit:
         return self._sheet.hit(block, line[0], block.text[slice(*line)], rule, match)

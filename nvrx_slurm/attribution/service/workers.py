@@ -54,7 +54,7 @@ class AnalysisJob(ServiceMessage, frozen=True, kw_only=True):
     timeout_s: float
 
 
-class AnalysisResult(ServiceMessage, frozen=True, kw_only=True):
+class WorkerResult(ServiceMessage, frozen=True, kw_only=True):
     """One of the first two is set. `leaving`: the worker ends after this, and another is to take its place."""
 
     attribution: Attribution | None = None
@@ -147,7 +147,7 @@ class AnalysisWorker:
         self._process.stdin.write(msgspec.json.encode(self._setup) + b"\n")
         return self._process
 
-    async def _ask(self, job: AnalysisJob) -> AnalysisResult:
+    async def _ask(self, job: AnalysisJob) -> WorkerResult:
         bound_s = self._timeout_s + self._margin_s
         try:
             async with asyncio.timeout(bound_s):
@@ -162,7 +162,7 @@ class AnalysisWorker:
             await self.end()
             raise
 
-    async def _exchange(self, job: AnalysisJob) -> AnalysisResult:
+    async def _exchange(self, job: AnalysisJob) -> WorkerResult:
         process = await self.start()
         assert process.stdin is not None and process.stdout is not None
         process.stdin.write(msgspec.json.encode(job) + b"\n")
@@ -170,7 +170,7 @@ class AnalysisWorker:
         line = await process.stdout.readline()
         if not line.endswith(b"\n"):
             raise EOFError("its output ended")
-        return msgspec.json.decode(line, type=AnalysisResult)
+        return msgspec.json.decode(line, type=WorkerResult)
 
 
 async def _dies(process: Process) -> bool:
@@ -193,17 +193,17 @@ def _ending(code: int) -> str:
 # ---- the process
 
 
-async def analyze(analyzer: Analyzer, job: AnalysisJob) -> AnalysisResult:
+async def analyze(analyzer: Analyzer, job: AnalysisJob) -> WorkerResult:
     """Never raises: an inquiry that cannot be analysed has a problem."""
     try:
-        return AnalysisResult(attribution=await analyzer.analyze(job.inquiry, timeout_s=job.timeout_s))
+        return WorkerResult(attribution=await analyzer.analyze(job.inquiry, timeout_s=job.timeout_s))
     except NvrxError as error:
-        return AnalysisResult(problem=str(error))
+        return WorkerResult(problem=str(error))
     except Exception as error:
         # Other parts may have failed too, without memory for instance: the process is not used again.
         log.exception("the analysis of %.200r failed", str(job.inquiry.key))
         why = "it took more memory than a worker may have" if isinstance(error, MemoryError) else repr(error)
-        return AnalysisResult(problem=f"the analysis failed: {why}", leaving=True)
+        return WorkerResult(problem=f"the analysis failed: {why}", leaving=True)
 
 
 def work(jobs: IO[bytes], answers: IO[bytes]) -> None:

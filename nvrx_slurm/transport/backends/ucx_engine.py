@@ -23,7 +23,7 @@ from collections import deque
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from nvrx_slurm.transport.backends.ucx_peer import NUMBER_BITS, SHORT_BYTES, Completion, Done, Peer, ignore
+from nvrx_slurm.transport.backends.ucx_peer import NUMBER_BITS, SHORT_BYTES, Done, Peer, SendCompletion, ignore
 from nvrx_slurm.transport.errors import PeerRefused, PeerReset
 from nvrx_slurm.util.log import get_logger
 
@@ -69,7 +69,7 @@ class Engine:
         self._stop_by = math.inf
         self._wake = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
         self._poll = select.epoll()  # a server has a thousand connections
-        started = Completion()
+        started = SendCompletion()
         self._thread = threading.Thread(target=self._run, args=(started,), name="ucx", daemon=True)
         self._thread.start()
         started.wait()
@@ -138,7 +138,7 @@ class Engine:
             buffer = bytearray(message.length or 1)
             self.start([side.take(message, memoryview(buffer))], (buffer, message), ignore)
 
-    def _run(self, started: Completion) -> None:
+    def _run(self, started: SendCompletion) -> None:
         try:
             self._open()
         except Exception as error:  # UCXX has a class for each status; the caller of Engine() gets it

@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from nvrx_slurm.transport.backends.ucx_engine import Engine, UcxWorker
 
 
-class Completion:
+class SendCompletion:
     """Settled once, by the thread that does it; waited for by one other."""
 
     __slots__ = ("_pending", "error")
@@ -83,7 +83,7 @@ class Want(NamedTuple):
     """A buffer that one message is to fill."""
 
     buffer: memoryview
-    outcome: Completion
+    outcome: SendCompletion
 
 
 class Peer:
@@ -127,7 +127,7 @@ class Peer:
         if self._socket is not None:
             self._socket.close()
 
-    def send(self, frame: bytes, payload: memoryview | None, outcome: Completion | None) -> None:
+    def send(self, frame: bytes, payload: memoryview | None, outcome: SendCompletion | None) -> None:
         """Two messages, straight from their memory, which is kept until UCX needs it no more."""
         done = outcome.settle if outcome else ignore
         if self.broken is not None:
@@ -197,7 +197,7 @@ class Peer:
         while self._unread:
             self._engine.drain(self.side, self._unread.popleft())
 
-    def end_for(self, outcome: Completion) -> None:
+    def end_for(self, outcome: SendCompletion) -> None:
         """The thread that waits for `outcome` gives up. It is settled when UCX touches the caller's memory no
         more."""
         if self._want is not None and self._want.outcome is outcome:
@@ -274,7 +274,7 @@ class Peer:
                 want.buffer[:] = room
             self._taken(want.outcome, error)
 
-    def _taken(self, outcome: Completion, error: Exception | None) -> None:
+    def _taken(self, outcome: SendCompletion, error: Exception | None) -> None:
         self._is_taking = False
         outcome.settle(error)
         self._follow()

@@ -16,7 +16,7 @@ from typing import NamedTuple
 
 from nvrx_slurm.transport.backends.tcp import TcpBackend, TcpLink, TcpListener
 from nvrx_slurm.transport.backends.ucx_engine import Engine, engine
-from nvrx_slurm.transport.backends.ucx_peer import Completion, Peer, Want
+from nvrx_slurm.transport.backends.ucx_peer import Peer, SendCompletion, Want
 from nvrx_slurm.transport.errors import PayloadTimeout, PayloadTruncated, PeerRefused, PeerReset, TransportError
 from nvrx_slurm.transport.protocol import (
     OTHER_TOKEN,
@@ -174,12 +174,12 @@ class UcxxLink:
         if view is None or len(view) <= UNTAKEN_BYTES:
             self._engine.post(partial(self._peer.send, frame, view, None))
             return
-        outcome = Completion()
+        outcome = SendCompletion()
         self._engine.post(partial(self._peer.send, frame, view, outcome))
         self._wait(outcome, deadline, "the peer takes no more")
 
     def receive_into(self, buffer: memoryview, deadline: float) -> None:
-        outcome = Completion()
+        outcome = SendCompletion()
         self._engine.post(partial(self._peer.receive, Want(memoryview(buffer).cast("B"), outcome)))
         self._wait(outcome, deadline, "the peer says nothing")
 
@@ -211,7 +211,7 @@ class UcxxLink:
             with contextlib.suppress(PeerReset):  # the engine has ended, and all links with it
                 self._engine.post(step)
 
-    def _wait(self, outcome: Completion, deadline: float, what: str) -> None:
+    def _wait(self, outcome: SendCompletion, deadline: float, what: str) -> None:
         try:
             in_time = outcome.is_settled_by(deadline)
         except BaseException:  # an interrupt: the caller's memory is UCX's until it has let go of it
@@ -223,7 +223,7 @@ class UcxxLink:
         if outcome.error is not None:
             raise outcome.error
 
-    def _abandon(self, outcome: Completion) -> None:
+    def _abandon(self, outcome: SendCompletion) -> None:
         self._post(partial(self._peer.end_for, outcome))
         outcome.wait()
 
@@ -271,7 +271,7 @@ def accept(
 
 def _do(engine: Engine, step: Callable[[], None]) -> None:
     """In the engine's thread, and wait for it."""
-    outcome = Completion()
+    outcome = SendCompletion()
 
     def run() -> None:
         try:

@@ -131,7 +131,7 @@ SIGNALS = {
 """What is done to it → the signal, and the states of a process (proc(5)) that prove it; `-`: it is no more."""
 
 
-class AttributionService:
+class ScriptedService:
     """`python -m nvrx_slurm.lab.faults.attribution_server`; it dies with this process."""
 
     def __init__(self, behaviour: str) -> None:

@@ -23,8 +23,8 @@ from nvrx_slurm.lab.flow.stages import diagnosis
 from nvrx_slurm.lab.flow.stages.base import CleanupRecorder, FaultResult, JournalFeed, Scene
 from nvrx_slurm.lab.flow.stages.diagnosis import process_accounts
 from nvrx_slurm.lab.flow.stages.faults import (
-    AttributionService,
     Injector,
+    ScriptedService,
     disk_faults,
     inject_signal,
     node_faults,
@@ -67,9 +67,9 @@ class CommonStage:
             cleanup.process(self._disk.pid)
             self.jobs = self._disk.path / "jobs"
             self.injectors |= disk_faults(self._disk, clock)
-        self._service: AttributionService | None = None
+        self._service: ScriptedService | None = None
         if flow.needs.attribution is not None:
-            self._service = AttributionService(flow.needs.attribution)
+            self._service = ScriptedService(flow.needs.attribution)
             cleanup.process(self._service.pid)
             self.injectors |= self._service.injectors(clock)
 

@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 
 from nvrx_slurm.attribution.rules.catalogue import Catalogue, load_catalogue
 from nvrx_slurm.attribution.scan import LogFile, scan
-from nvrx_slurm.attribution.scan.blocks import LONGEST_LINE_BYTES, Block, blocks
+from nvrx_slurm.attribution.scan.blocks import LONGEST_LINE_BYTES, LogBlock, blocks
 from nvrx_slurm.attribution.scan.matching import LineMatcher, Sheet
 from nvrx_slurm.attribution.scan.model import EXACT_UP_TO, KEPT, Hit
 from nvrx_slurm.attribution.scan.prefilter import Searcher, prefilter_of
@@ -99,7 +99,7 @@ def test_first_and_last(runs: list[tuple[bytes, int]], every: int) -> None:
         assert counts.get(name, 0) == len(numbers) or len(numbers) >= EXACT_UP_TO <= counts[name]
 
 
-def _lines(block: Block) -> list[tuple[int, bytes]]:
+def _lines(block: LogBlock) -> list[tuple[int, bytes]]:
     text, begin, lines = block.text, 0, []
     for at in range(len(text) + 1):
         if text[at : at + 1] in (b"\n", b"\r", b"\0", b""):

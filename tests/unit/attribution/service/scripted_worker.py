@@ -12,20 +12,20 @@ from pathlib import Path
 
 import msgspec
 
-from nvrx_slurm.attribution.service.workers import AnalysisJob, AnalysisResult, WorkerSetup
+from nvrx_slurm.attribution.service.workers import AnalysisJob, WorkerResult, WorkerSetup
 from nvrx_slurm.journal.verdicts import Attribution, Verdict
 
 
-def answer(job: AnalysisJob) -> AnalysisResult:
+def answer(job: AnalysisJob) -> WorkerResult:
     text = Path(job.inquiry.paths[0]).read_text().strip()
     if text == "die":
         os.kill(os.getpid(), signal.SIGKILL)
     if text.startswith("problem"):
-        return AnalysisResult(problem=text)
+        return WorkerResult(problem=text)
     if text == "leave":
-        return AnalysisResult(problem="too much memory", leaving=True)
+        return WorkerResult(problem="too much memory", leaving=True)
     verdict, _, fault = text.partition(" ")
-    return AnalysisResult(attribution=Attribution(source="lib", verdict=Verdict(verdict), fault=fault or "unknown"))
+    return WorkerResult(attribution=Attribution(source="lib", verdict=Verdict(verdict), fault=fault or "unknown"))
 
 
 def main() -> None:

@@ -8,7 +8,7 @@ from typing import Any, TypeVar
 
 import click
 
-from nvrx_slurm.jobspec.flags import ATTRIBUTION, BLOCK, FLAGS, OLDER_FLAGS
+from nvrx_slurm.jobspec.flags import ATTRIBUTION, BLOCK, DEPRECATED_FLAGS, FLAGS
 
 _F = TypeVar("_F", bound=Callable[..., Any])
 Flag = tuple[str, str, Any]
@@ -77,9 +77,9 @@ _OLDER: dict[str, dict[str, Any]] = {
 
 
 def attribution_options(command: _F) -> _F:
-    """Give a command all of these flags; older names are not listed."""
+    """Give a command all of these flags; `--help` does not list deprecated ones."""
     for key, about in reversed(_OLDER.items()):
-        command = _option(f"{BLOCK}.{key}", OLDER_FLAGS[key], about, hidden=True)(command)
+        command = _option(f"{BLOCK}.{key}", DEPRECATED_FLAGS[key], about, hidden=True)(command)
     for key, (about, text) in reversed(_OPTIONS.items()):
         command = _option(f"{ATTRIBUTION}.{key}", FLAGS[key], about, help=text)(command)
     return command

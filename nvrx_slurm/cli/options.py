@@ -35,7 +35,7 @@ class JobChoice:
     attribution: tuple[Flag, ...] = ()
 
     def load(self) -> Loaded:
-        """The merged configuration; says on stderr which older names were used. Raises ConfigError."""
+        """The merged configuration; names deprecated keys on stderr. Raises ConfigError."""
         from nvrx_slurm.jobspec.load import load
 
         loaded = load(self.file, list(self._flags()))

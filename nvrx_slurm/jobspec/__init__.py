@@ -4,9 +4,8 @@
     values.py       what each kind of value accepts: durations, sizes, budgets, commands
     reading.py      plain values → a block of the model, or all complaints about them
     load.py         read, merge, validate: flag > environment > job.yaml > site file > default
-    layers.py       one of these, and where each key of it stands
     flags.py        the flags that have a name of their own
-    older_names.py  keys and flags of older releases, read as the new ones
+    deprecated.py   deprecated keys and flags, translated to the new ones
     yamlfile.py     YAML with the line of every key
     urls.py         URLs of services, without credentials
     budgets.py      how a teardown fits into the time that Slurm leaves for it

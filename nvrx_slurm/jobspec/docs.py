@@ -8,6 +8,7 @@ import sys
 from importlib import resources
 from typing import Any
 
+from nvrx_slurm.jobspec.deprecated import KEPT_UNTIL, SINCE
 from nvrx_slurm.jobspec.model import (
     AttributionSpec,
     BackoffSpec,
@@ -111,11 +112,11 @@ A signal is one of {signals}, with or without `SIG`.
 `env` cannot set the variables that nvrx-slurm sets for each worker: {reserved}, and names that begin with `NVRX_`.
 """
 
-OLDER_NAMES = """\
-## Names of older releases
+DEPRECATED_NAMES = f"""\
+## Deprecated names
 
-They are still read, with a warning, and go with the next release. An older name and a new one for the same thing are
-an error.
+They are deprecated since {SINCE} and work, with a warning, until {KEPT_UNTIL} at least. A deprecated name and a new
+one for the same thing are an error.
 
 | key below `fault_tolerance` | flag | now |
 |---|---|---|
@@ -149,7 +150,7 @@ def job_yaml_page() -> str:
     )
     examples = [_example("The plain form", "plain.yaml"), _example("The form with roles", "roles.yaml")]
     sections = [_section(title, block) for title, block in SECTIONS.items()]
-    return "\n".join([INTRODUCTION, *examples, *sections, values, LAYERS, OLDER_NAMES, ERRORS])
+    return "\n".join([INTRODUCTION, *examples, *sections, values, LAYERS, DEPRECATED_NAMES, ERRORS])
 
 
 def _example(title: str, template: str) -> str:

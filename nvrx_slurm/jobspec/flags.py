@@ -23,9 +23,9 @@ FLAGS = {
 }
 """Key below `attribution` → the flag that sets it."""
 
-OLDER_FLAGS = {
+DEPRECATED_FLAGS = {
     "attribution_endpoint": "--ft-attribution-endpoint",
     "attribution_backends": "--ft-attribution-backend",
     "attribution_loganalysis": "--ft-attribution-loganalysis",
 }
-"""Key below `fault_tolerance`, of older releases → its flag. Both go with the next release."""
+"""Deprecated key below `fault_tolerance` → its flag (see `deprecated`)."""

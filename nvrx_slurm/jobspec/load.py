@@ -16,9 +16,8 @@ from msgspec import Struct
 
 from nvrx_slurm.errors import ConfigError, UsageError
 from nvrx_slurm.jobspec import env
-from nvrx_slurm.jobspec.layers import Layer, Origin
+from nvrx_slurm.jobspec.deprecated import in_new_words
 from nvrx_slurm.jobspec.model import FOLLOWS, JobSpec
-from nvrx_slurm.jobspec.older_names import in_new_words
 from nvrx_slurm.jobspec.reading import dotted, read, together
 from nvrx_slurm.jobspec.site import site_files
 from nvrx_slurm.jobspec.yamlfile import KeyPath, read_value, read_yaml
@@ -27,13 +26,53 @@ _EMPTY: dict[tuple[str, ...], Any] = {("env",): "", ("extra",): True}
 """What a key without a value means below these; elsewhere it means nothing."""
 
 
+class Origin(Struct, frozen=True):
+    """Where a value came from: a file and line, a variable, a flag, or the default."""
+
+    source: str
+    line: int | None = None
+
+    def __str__(self) -> str:
+        return self.source if self.line is None else f"{self.source}:{self.line}"
+
+
+class Layer(Struct, frozen=True):
+    """One source's values, and where each key of it stands."""
+
+    name: str
+    data: dict[str, Any]
+    lines: Mapping[KeyPath, int]
+    key_names: Mapping[KeyPath, str]
+
+    def origin(self, path: KeyPath) -> Origin:
+        """Where the key stands; or else the block that holds it."""
+        for end in range(len(path), 0, -1):
+            if path[:end] in self.key_names:
+                return Origin(self.key_names[path[:end]])
+            if path[:end] in self.lines:
+                return Origin(self.name, self.lines[path[:end]])
+        below = path[:-1]  # of a key that is missing: what stands beside it
+        named = (name for key, name in self.key_names.items() if below and key[: len(below)] == below)
+        return Origin(next(named, self.name))
+
+    def has(self, path: KeyPath) -> bool:
+        """Whether it says anything of this key."""
+        data: Any = self.data
+        for part in path:
+            try:
+                data = data[part]
+            except (KeyError, IndexError, TypeError):
+                return False
+        return True
+
+
 class Loaded(Struct, frozen=True):
     """A job's merged configuration. `origin_of`: where a key's value came from."""
 
     spec: JobSpec
     layers: tuple[Layer, ...]  # strongest first
     deprecated: tuple[str, ...] = ()
-    """One sentence for each older name that was used; it names what to use instead."""
+    """One sentence for each deprecated name in use; it names the new one."""
 
     def origin_of(self, path: KeyPath) -> Origin:
         for layer in self.layers:
@@ -76,7 +115,7 @@ def load_job(path: str | Path, **overrides: Any) -> JobSpec:
 
     >>> load_job("job.yaml", spares=2, slurm__partition="gpu")  # doctest: +SKIP
 
-    Raises ConfigError. Warns of each older name (DeprecationWarning).
+    Raises ConfigError. Warns of each deprecated name (DeprecationWarning).
     """
     flags = [(key.replace("__", "."), f"{key}=", value) for key, value in overrides.items()]
     loaded = load(Path(path), flags)

@@ -2,14 +2,28 @@
 
 from __future__ import annotations
 
+import re
 import shlex
+from collections.abc import Iterator
+from pathlib import Path
 from string import Template
 from typing import Literal
 
+import nvrx_slurm
+from nvrx_slurm.errors import ConfigError
+from nvrx_slurm.jobspec import budgets
 from nvrx_slurm.jobspec.model import JobSpec
 from nvrx_slurm.jobspec.plan import Plan, plan_to_json
-from nvrx_slurm.jobspec.sbatch_flags import sbatch_flags, step_flags
-from nvrx_slurm.jobspec.template import TEMPLATE, template_folder
+from nvrx_slurm.util.durations import slurm_time
+
+TEMPLATE = "job.sh.template"
+
+
+def template_folder() -> Path:
+    """`sbatch/` inside the installed package, or beside it in a source checkout."""
+    package = Path(nvrx_slurm.__file__).parent
+    installed = package / "sbatch"
+    return installed if installed.is_dir() else package.parent / "sbatch"
 
 
 def render_job(spec: JobSpec, plan: Plan, *, cluster: Literal["slurm", "local"], python: str) -> str:
@@ -56,3 +70,73 @@ def _launcher(spec: JobSpec, plan: Plan, python: str) -> list[str]:
         "-m",
         "nvrx_slurm.agent",
     ]
+
+
+# --------------------------------------------------------------------------------------------- the `#SBATCH` lines
+# Slurm parses them itself, with rules of its own, not a shell's.
+
+_MEMORY = {"mem-per-cpu", "mem-per-gpu"}  # sbatch takes one of the memory flags only
+_PLAIN = re.compile(r"[A-Za-z0-9_.,:;=/@%+*&|!~^\[\](){}<>-]+")
+
+
+def sbatch_quote(value: str) -> str:
+    """A value as Slurm's parser of `#SBATCH` lines reads it back: in double quotes, `\\` before `"` and `\\`.
+
+    Raises ConfigError for what no quoting carries: control characters, and bytes that are no text.
+    """
+    if any(ord(char) < 32 or ord(char) == 127 or 0xD800 <= ord(char) < 0xE000 for char in value):
+        raise ConfigError(f"{value!r} holds a control character or is no UTF-8, which no sbatch flag can carry")
+    if _PLAIN.fullmatch(value):
+        return value
+    return '"' + value.replace("\\", "\\\\").replace('"', '\\"') + '"'
+
+
+def notice_s(plan: Plan) -> int:
+    """How long before its time limit Slurm signals the job, so that it can save and tear down."""
+    teardown = plan.fault_tolerance.teardown
+    return budgets.notice_s(teardown.grace, teardown.checkpoint_s, plan.time_limit_s)
+
+
+def sbatch_flags(spec: JobSpec, plan: Plan) -> list[str]:
+    """Every flag of the job, quoted."""
+    return [flag if value is None else f"{flag}={sbatch_quote(value)}" for flag, value in _flags(spec, plan)]
+
+
+def step_flags(spec: JobSpec) -> list[str]:
+    """Flags that srun needs again: not every Slurm lets it inherit them."""
+    slurm = spec.slurm
+    again = {"--cpus-per-task": slurm.cpus_per_task, "--gpus-per-node": slurm.gpus_per_node}
+    return [f"{flag}={value}" for flag, value in again.items() if value is not None]
+
+
+def _pattern(folder: str) -> str:
+    """The folder in a file name pattern (sbatch(1), "filename pattern"). Raises ConfigError."""
+    if "\\" in folder:  # Slurm takes it for "replace nothing from here on", and drops it
+        raise ConfigError(f"the folder {folder!r} holds a backslash, which no Slurm log path can; choose another")
+    return folder.replace("%", "%%")
+
+
+def _flags(spec: JobSpec, plan: Plan) -> Iterator[tuple[str, str | None]]:
+    slurm = spec.slurm
+    yield "--job-name", plan.name
+    yield "--nodes", str(plan.total_nodes)
+    yield "--ntasks-per-node", "1"
+    yield "--no-kill", None
+    if "no-requeue" not in slurm.extra and "requeue" not in slurm.extra:
+        yield "--requeue", None
+    yield "--open-mode", "append"
+    yield "--signal", f"B:USR1@{notice_s(plan)}"
+    yield "--output", f"{_pattern(plan.folder)}/slurm-%j.out"
+    if slurm.time is not None:
+        yield "--time", slurm_time(slurm.time)
+    for key in ("partition", "account", "qos", "gpus_per_node", "cpus_per_task", "mem", "constraint", "exclude",
+                "reservation", "segment"):  # fmt: skip
+        value = getattr(slurm, key)
+        if value is not None:
+            yield "--" + key.replace("_", "-"), str(value)
+    if slurm.extra.get("exclusive", False) is not False and slurm.mem is None and not _MEMORY & set(slurm.extra):
+        yield "--mem", "0"  # an exclusive node without it comes with the partition's default share of memory
+    # those without a value last: sbatch refuses one that wanted a value, where it would take the next flag for it
+    for flag, value in sorted(slurm.extra.items(), key=lambda item: item[1] is True):
+        if value is not False:
+            yield f"--{flag}", None if value is True else value

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from nvrx_slurm.errors import EXIT_USAGE
-from nvrx_slurm.jobspec.flags import ATTRIBUTION, FLAGS, OLDER_FLAGS
+from nvrx_slurm.jobspec.flags import ATTRIBUTION, DEPRECATED_FLAGS, FLAGS
 from tests.unit.cli.conftest import Nvrx
 
 COMMANDS = ("submit", "run", "render", "config show", "ci matrix")
@@ -36,7 +36,7 @@ def test_the_flags_stand_together_at_the_end_of_help(nvrx: Nvrx, command: str) -
     assert "--help" in usual
     assert "--ft-" not in usual
     assert all(f"  {flag} " in last for flag in FLAGS.values())
-    assert not any(flag in last for flag in OLDER_FLAGS.values())
+    assert not any(flag in last for flag in DEPRECATED_FLAGS.values())
 
 
 def test_every_flag_sets_its_key_and_is_its_origin(nvrx: Nvrx, tmp_path: Path) -> None:

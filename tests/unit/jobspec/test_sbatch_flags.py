@@ -8,7 +8,7 @@ import pytest
 
 from nvrx_slurm.errors import ConfigError
 from nvrx_slurm.jobspec.plan import plan
-from nvrx_slurm.jobspec.sbatch_flags import notice_s, sbatch_flags, sbatch_quote
+from nvrx_slurm.jobspec.script import notice_s, sbatch_flags, sbatch_quote
 from tests.unit.jobspec.specs import job_spec
 
 

@@ -1,57 +1,66 @@
-"""Keys of older releases, read as those in their place. They go with the next release, and this module with them.
+"""Deprecated keys below `fault_tolerance`, translated to the new ones.
 
-An older name says the same as the new one, in its own layer. The two together are an error, wherever they stand.
+A deprecated key sets the new keys in its own layer. A deprecated and a new name for one thing are an error, also in
+different layers.
 """
 
 from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from msgspec import Struct
 from msgspec.structs import replace
 
 from nvrx_slurm.errors import ConfigError
 from nvrx_slurm.jobspec.flags import ATTRIBUTION, BLOCK, FLAGS
-from nvrx_slurm.jobspec.layers import Layer, Origin
 from nvrx_slurm.jobspec.reading import dotted, together
-from nvrx_slurm.jobspec.yamlfile import KeyPath
+
+if TYPE_CHECKING:
+    from nvrx_slurm.jobspec.load import Layer, Origin
+    from nvrx_slurm.jobspec.yamlfile import KeyPath
+
+SINCE, KEPT_UNTIL = "2026-11", "2027-11"
+"""The month of the deprecation, and the month from which a release may drop the names."""
 
 _BELOW: KeyPath = tuple(ATTRIBUTION.split("."))
 
 
 class _Use(Struct, frozen=True):
-    """An older key in one layer, and what it says: key below `attribution` → value."""
+    """A deprecated key in one layer, and what it sets: key below `attribution` → value."""
 
     layer: Layer
     key: str
-    says: Mapping[str, Any]
+    sets: Mapping[str, Any]
 
     @property
     def origin(self) -> Origin:
         return self.layer.origin((BLOCK, self.key))
 
     @property
-    def told(self) -> str:
-        return _told(self.origin, f"{BLOCK}.{self.key}")
+    def place(self) -> str:
+        return _placed(self.origin, f"{BLOCK}.{self.key}")
 
     @property
     def instead(self) -> str:
         """The new names, of the same kind."""
         name = _flag if _is_flag(self.origin) else lambda key, _: _dotted(key)
-        return " and ".join(name(key, value) for key, value in self.says.items())
+        return " and ".join(name(key, value) for key, value in self.sets.items())
 
 
 def in_new_words(layers: Sequence[Layer]) -> tuple[list[Layer], tuple[str, ...]]:
-    """The layers without older names; and for each that was used one sentence that names what to use instead.
+    """The layers without deprecated names; and for each name in use one sentence that names the new one.
 
-    Raises ConfigError where an older name and a new one say the same thing, or an older one has no such value.
+    Raises ConfigError where a deprecated name and a new one set the same key, or a deprecated one has no such value.
     """
     uses = [use for layer in layers for use in _uses(layer)]
     if mixed := [*_mixed(uses, layers), *_without_service(uses, layers)]:
         raise together(mixed)
-    sentences = (f"{use.told} is an older name, which goes with the next release: use {use.instead}" for use in uses)
+    sentences = (
+        f"{use.place} is deprecated since {SINCE}; it will be removed no earlier than {KEPT_UNTIL}: use {use.instead}"
+        for use in uses
+    )
     return [_translated(layer, uses) for layer in layers], tuple(dict.fromkeys(sentences))
 
 
@@ -66,25 +75,25 @@ def _uses(layer: Layer) -> Iterator[_Use]:
 
 
 def _mixed(uses: Sequence[_Use], layers: Sequence[Layer]) -> Iterator[ConfigError]:
-    """Older names beside new ones, or beside other older ones, that say the same."""
+    """Deprecated names beside new ones, or beside other deprecated ones, that set the same key."""
     by_new: dict[str, dict[str, _Use]] = defaultdict(dict)
     for use in uses:
-        for key in use.says:
+        for key in use.sets:
             by_new[key].setdefault(use.key, use)
-    for key, older in by_new.items():
-        first, *others = older.values()
-        new = (_told(layer.origin((*_BELOW, key)), _dotted(key)) for layer in layers if layer.has((*_BELOW, key)))
-        if second := next(new, others[0].told if others else None):
-            yield ConfigError(f"{first.told} and {second} say the same thing: keep {_dotted(key)} ({FLAGS[key]})")
+    for key, uses_of_key in by_new.items():
+        first, *others = uses_of_key.values()
+        new = (_placed(layer.origin((*_BELOW, key)), _dotted(key)) for layer in layers if layer.has((*_BELOW, key)))
+        if second := next(new, others[0].place if others else None):
+            yield ConfigError(f"{first.place} and {second} say the same thing: keep {_dotted(key)} ({FLAGS[key]})")
 
 
 def _without_service(uses: Sequence[_Use], layers: Sequence[Layer]) -> Iterator[ConfigError]:
     """`attribution_loganalysis: url` means the service that another key names."""
     is_new = any(layer.has((*_BELOW, "attrsvc_url")) for layer in layers)
-    is_named = is_new or any("attrsvc_url" in use.says for use in uses)
+    is_named = is_new or any("attrsvc_url" in use.sets for use in uses)
     for use in uses:
         if use.layer.data[BLOCK][use.key] == "url" and not is_named:
-            yield ConfigError(f"{use.told}: no service is named; give its URL: {ATTRIBUTION}.attrsvc_url")
+            yield ConfigError(f"{use.place}: no service is named; give its URL: {ATTRIBUTION}.attrsvc_url")
 
 
 def _translated(layer: Layer, uses: Sequence[_Use]) -> Layer:
@@ -92,11 +101,11 @@ def _translated(layer: Layer, uses: Sequence[_Use]) -> Layer:
     if not own:
         return layer
     bounds = {key: value for key, value in layer.data[BLOCK].items() if key not in _TRANSLATIONS}
-    said = {key: value for use in own for key, value in use.says.items()}
+    said = {key: value for use in own for key, value in use.sets.items()}
     bounds["attribution"] = {**bounds.get("attribution", {}), **said}
     names, lines = dict(layer.key_names), dict(layer.lines)
     for use in own:
-        for key in use.says:
+        for key in use.sets:
             if use.origin.line is None:
                 names[*_BELOW, key] = use.origin.source
             else:
@@ -104,8 +113,8 @@ def _translated(layer: Layer, uses: Sequence[_Use]) -> Layer:
     return replace(layer, data={**layer.data, BLOCK: bounds}, key_names=names, lines=lines)
 
 
-def _told(origin: Origin, key: str) -> str:
-    """A name, and where it stands; a flag says both."""
+def _placed(origin: Origin, key: str) -> str:
+    """A name and its place; a flag is both."""
     return str(origin) if _is_flag(origin) else f"{origin}: {key}"
 
 

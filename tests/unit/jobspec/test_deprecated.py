@@ -1,4 +1,4 @@
-"""Keys and flags of older releases: they say what the new ones say, are told of, and do not stand beside them."""
+"""Deprecated keys and flags: they set what the new ones set, with a warning, and do not stand beside them."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ def test_an_older_key_means_what_the_new_ones_mean(write: Write, older: tuple[st
     assert {str(loaded.origin_of((*BELOW.split("."), name))) for name in new} == {"job.yaml:4"}
     (sentence,) = loaded.deprecated
     assert sentence.startswith(
-        f"job.yaml:4: fault_tolerance.{key} is an older name, which goes with the next release"
+        f"job.yaml:4: fault_tolerance.{key} is deprecated since 2026-11; it will be removed no earlier than 2027-11"
     )
     assert all(f"{BELOW}.{name}" in sentence for name in new)
 
@@ -66,8 +66,9 @@ def test_a_flag_is_told_by_its_own_name(write: Write) -> None:
         write(BASE), [ENDPOINT, ("fault_tolerance.attribution_loganalysis", "--ft-attribution-loganalysis", "mcp")]
     )
     assert loaded.deprecated == (
-        "--ft-attribution-endpoint is an older name, which goes with the next release: use --ft-attrsvc-url",
-        "--ft-attribution-loganalysis is an older name, which goes with the next release: use"
+        "--ft-attribution-endpoint is deprecated since 2026-11; it will be removed no earlier than 2027-11: use"
+        " --ft-attrsvc-url",
+        "--ft-attribution-loganalysis is deprecated since 2026-11; it will be removed no earlier than 2027-11: use"
         " --ft-attribution-enable-mcp and --no-ft-attribution-enable-lib",
     )
 
@@ -128,9 +129,9 @@ def test_a_bad_older_value_is_told_where_it_stands(write: Write) -> None:
 
 
 def test_python_callers_are_warned(write: Write) -> None:
-    """`load_job` warns once for each older name, at the line that called it; of new names it says nothing."""
+    """`load_job` warns once for each deprecated name, at the line that called it; a new name causes no warning."""
     with pytest.warns(
-        DeprecationWarning, match="attribution_endpoint=: fault_tolerance.attribution_endpoint is an older"
+        DeprecationWarning, match="attribution_endpoint=: fault_tolerance.attribution_endpoint is deprecated"
     ) as told:
         load_job(write(BASE), fault_tolerance__attribution_endpoint="http://e")
     assert [each.filename for each in told] == [__file__]

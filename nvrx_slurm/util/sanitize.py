@@ -113,17 +113,13 @@ def _not_a_command(match: re.Match[str]) -> str:
 def _visible(match: re.Match[str]) -> str:
     text = match[0]
     if text.endswith("\n"):
-        return _newline(match)
+        # The end of a line stays one (or goes, at the end of what is one line); inside of one it is visible.
+        if match.re is not _unsafe_in_line:
+            return "\n"
+        return "" if match.end() == len(match.string) else r"\n"
     if ord(text) in _BYTES_OF_SURROGATES:
         return rf"\x{ord(text) - 0xDC00:02x}"
     return text.encode("unicode_escape").decode("ascii")
-
-
-def _newline(match: re.Match[str]) -> str:
-    """The end of a line stays one (or goes, at the end of what is one line); inside of one it is visible."""
-    if match.re is not _unsafe_in_line:
-        return "\n"
-    return "" if match.end() == len(match.string) else r"\n"
 
 
 def _visible_but_colour(match: re.Match[str]) -> str:

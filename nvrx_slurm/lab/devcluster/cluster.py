@@ -261,14 +261,11 @@ def revive(spec: ClusterSpec, node: str) -> None:
     elif table[slurmd].state == "T":
         # So it registers at once. If slurmctld holds it for down by now, it would ask for that only some 30 s later.
         processes.send([table[slurmd]], signal.SIGHUP)
-        _call(spec.node_ports[spec.nodes.index(node)])
-
-
-def _call(port: int) -> None:
-    """slurmd looks whether a signal has come before it waits for the next connection (`_msg_engine`, slurmd.c): one
-    that comes just in between is seen only after that connection."""
-    with contextlib.suppress(OSError), socket.create_connection((LOOPBACK, port), timeout=CALL_S):
-        pass
+        # The race: slurmd looks for a signal, then waits for a connection (`_msg_engine`, slurmd.c). A signal that
+        # comes in between is seen only after the next connection, so make one.
+        port = spec.node_ports[spec.nodes.index(node)]
+        with contextlib.suppress(OSError), socket.create_connection((LOOPBACK, port), timeout=CALL_S):
+            pass
 
 
 def await_usable(spec: ClusterSpec, nodes: Sequence[str], clock: Clock, say: Say) -> None:

@@ -62,20 +62,17 @@ def start(daemon: Daemon, places: Places) -> None:
     except OSError as error:
         raise NvrxError(f"{daemon.command[0]} could not be started: {error.strerror}") from error
     process.returncode = 0  # no parent waits for it: keeps Popen from warning when it is collected
-    _record(daemon.name, process.pid, places)
+    identity = identify(process.pid)
+    assert identity is not None  # our own child: at worst a zombie, which still has its start time
+    record = DaemonRecord(name=daemon.name, pid=process.pid, started=identity.started, boot=identity.boot)
+    # Written aside and renamed: a reader sees the whole record or none.
+    temporary = places.daemons / f".{daemon.name}.json"
+    temporary.write_bytes(msgspec.json.encode(record))
+    temporary.replace(places.daemons / f"{daemon.name}.json")
 
 
 def _adopt_orphans() -> None:
     _prctl(_PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
-
-
-def _record(name: str, pid: int, places: Places) -> None:
-    identity = identify(pid)
-    assert identity is not None  # our own child: at worst a zombie, which still has its start time
-    record = DaemonRecord(name=name, pid=pid, started=identity.started, boot=identity.boot)
-    temporary = places.daemons / f".{name}.json"
-    temporary.write_bytes(msgspec.json.encode(record))
-    temporary.replace(places.daemons / f"{name}.json")
 
 
 def recorded(places: Places) -> dict[str, DaemonRecord]:

@@ -182,7 +182,10 @@ def kill(
         )
     except WaitTimeout as error:
         raise WaitTimeout(f"{error}: {sorted(doomed & read_table().keys())}") from None
-    _collect(doomed)
+    # Reap those that are children of this process, so that no zombie stays.
+    for child in doomed:
+        with contextlib.suppress(ChildProcessError):
+            os.waitpid(child, os.WNOHANG)
     return doomed
 
 
@@ -196,13 +199,6 @@ def children_first(pids: Iterable[int], table: Table) -> list[int]:
         return above
 
     return sorted(pids, key=depth, reverse=True)
-
-
-def _collect(pids: Iterable[int]) -> None:
-    """Take the exit status of those that are our own children, so that no zombie of theirs stays with us."""
-    for pid in pids:
-        with contextlib.suppress(ChildProcessError):
-            os.waitpid(pid, os.WNOHANG)
 
 
 def send(processes: Iterable[Process | Identity], number: signal.Signals) -> None:

@@ -227,7 +227,10 @@ def in_words(act: Act) -> str:
 def draw_acts(chance: Random, shape: Shape) -> tuple[Act, ...]:
     """The acts of a run, in the order of their times."""
     least, most = _how_many(chance)
-    names = _repertoire(chance, shape)
+    # Which kinds this run has: the fewer, the more often each happens, and overlaps itself.
+    possible = [name for name, kind in KINDS.items() if shape.cluster == "slurm" or not kind.on_slurm]
+    share = chance.choice(SHARES)
+    names = [name for name in possible if chance.random() < share] or [chance.choice(possible)]
     weights = [KINDS[name].weight for name in names]
     drawn: list[Act] = []
     at_s = 0.0
@@ -236,13 +239,6 @@ def draw_acts(chance: Random, shape: Shape) -> tuple[Act, ...]:
         at_s = at_s + chance.expovariate(2.0) if close else chance.uniform(0.0, 1.2 * shape.work_s + 3.0)
         drawn.append(_draw_act(chance, shape, at_s, chance.choices(names, weights)[0]))
     return tuple(sorted(drawn, key=lambda act: act.at_s))
-
-
-def _repertoire(chance: Random, shape: Shape) -> list[str]:
-    """The kinds of acts in this run: the fewer kinds, the more often each happens, and overlaps itself."""
-    possible = [name for name, kind in KINDS.items() if shape.cluster == "slurm" or not kind.on_slurm]
-    share = chance.choice(SHARES)
-    return [name for name in possible if chance.random() < share] or [chance.choice(possible)]
 
 
 def perform(run: SimulationRun, act: Act) -> None:

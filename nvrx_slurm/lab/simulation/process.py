@@ -164,10 +164,7 @@ class SimulatedProcess:
             code = await main or 0
         except (Exception, asyncio.CancelledError) as error:
             self.error, code = error, FAILED
-        await self._cancel_the_rest()
-        self._die(code)
-
-    async def _cancel_the_rest(self) -> None:
+        # As asyncio.run does: cancel the other tasks and await them, before the kernel closes what the process holds.
         rest = self._loop.tasks_of(self)
         rest.remove(asyncio.current_task())  # type: ignore[arg-type]  # this one
         for task in rest:
@@ -175,6 +172,7 @@ class SimulatedProcess:
         if rest:
             await asyncio.wait(rest)
         self._loop.hear_out(self)
+        self._die(code)
 
     def _deliver(self, number: int) -> None:
         if (handler := self._handlers.get(number)) is None or handler.callback is None:

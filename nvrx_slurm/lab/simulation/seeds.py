@@ -30,7 +30,11 @@ def run_seeds(seeds: Sequence[int], nodes: int, jobs: int, say: Say, runner: See
         done += 1
         if result.broken:
             say(f"seed {result.seed}: {result.broken}")
-            _report(result, nodes, say, runner)
+            with _unlogged():
+                shortest = fewest(result, nodes, runner)
+            say(f"\nwith {len(shortest.acts)} of {len(result.acts)} acts it is still broken: {shortest.broken}\n")
+            _run(shortest, say)
+            say(f"\nthe whole run again: nvrx-slurm ci simulate --seed {result.seed} --nodes {nodes}")
             return 1
         if (now := clock.monotonic()) - said > SAY_EVERY_S:
             said = now
@@ -93,14 +97,6 @@ def _unlogged() -> Iterator[None]:
         yield
     finally:
         logger.setLevel(level)
-
-
-def _report(result: RunResult, nodes: int, say: Say, runner: SeedRunner) -> None:
-    with _unlogged():
-        shortest = fewest(result, nodes, runner)
-    say(f"\nwith {len(shortest.acts)} of {len(result.acts)} acts it is still broken: {shortest.broken}\n")
-    _run(shortest, say)
-    say(f"\nthe whole run again: nvrx-slurm ci simulate --seed {result.seed} --nodes {nodes}")
 
 
 def _run(result: RunResult, say: Say) -> None:

@@ -96,19 +96,16 @@ class WatchedStore(MemoryServer):
                 self._loop.call_outside(0.0, self.handle, *request, _drop_reply)
         elif _is_script(command, "commit") and reply[0] == b"ok":
             _, keys, args = command[1]
-            self._check(keys, args)
+            # In the order of `store/lua/commit.lua`'s arguments: journal entries, orders, the shutdown.
+            entries = int(args[5])
+            self._promises.committed(int(args[0]), [entry[SIGNATURE_BYTES:] for entry in args[6 : 6 + entries]])
+            for order in args[7 + entries : 7 + entries + int(args[6 + entries])]:
+                packed = order[SIGNATURE_BYTES + NUMBER_BYTES :]
+                self._promises.ordered(packed, [len(self.data.hgetall(key)) for key in keys[ROUNDS:]])
+            if args[3] != "":
+                sealed = self.data.get(keys[SHUTDOWN])
+                self._promises.shutdown_stands(sealed and sealed[SIGNATURE_BYTES:])
         return reply
-
-    def _check(self, keys: Sequence[str], args: Sequence[Any]) -> None:
-        """A commit was taken: its journal entries, then its orders, then the shutdown."""
-        entries = int(args[5])
-        self._promises.committed(int(args[0]), [entry[SIGNATURE_BYTES:] for entry in args[6 : 6 + entries]])
-        for order in args[7 + entries : 7 + entries + int(args[6 + entries])]:
-            packed = order[SIGNATURE_BYTES + NUMBER_BYTES :]
-            self._promises.ordered(packed, [len(self.data.hgetall(key)) for key in keys[ROUNDS:]])
-        if args[3] != "":
-            sealed = self.data.get(keys[SHUTDOWN])
-            self._promises.shutdown_stands(sealed and sealed[SIGNATURE_BYTES:])
 
 
 def _drop_reply(reply: object) -> None:

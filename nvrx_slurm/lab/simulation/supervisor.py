@@ -163,9 +163,7 @@ class SimulatedSupervisor:
         self._enter(self.teardown.advance(now, workers_left=True))
         if now >= self._say_at:
             self._say_phase(now)
-        self._come_back_at(min(self.teardown.deadline(), self._say_at))
-
-    def _come_back_at(self, at: float) -> None:
+        at = min(self.teardown.deadline(), self._say_at)  # one timer stands for both; a later one is not set
         if self._due_at is None or at < self._due_at:
             self._due_at = at
             self.process.call_later(max(0.0, at - self.loop.now_s), self._is_due, at)

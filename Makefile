@@ -66,7 +66,7 @@ demo: $(INSTALLED)  ## Train on 4 local nodes with 2 hot spares, kill one node m
 	$(BIN)/python examples/digits/demo.py
 
 test: $(TESTS) slurm-packages browser ucxx  ## Run all tests, the ones on a real Slurm included
-	$(BIN)/pytest -n 4 --dist worksteal -m 'not torch' $(ARGS)
+	$(BIN)/pytest -n 6 --dist worksteal -m 'not torch' $(ARGS)
 
 test-torch: $(TESTS)  ## Run the tests that need torch (CPU is enough)
 	$(BIN)/python -c 'import torch' 2>/dev/null || $(PIP) 'torch==2.13.0'

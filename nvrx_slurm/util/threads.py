@@ -27,7 +27,12 @@ def in_thread(work: Callable[[], T], name: str) -> Future[T]:
     keeps neither a place in the pool nor, as a pool's threads do, this process from its end.
     """
     future: Future[T] = Future()
-    threading.Thread(target=_settle, args=(future, work), name=name, daemon=True).start()
+    try:
+        threading.Thread(target=_settle, args=(future, work), name=name, daemon=True).start()
+    except KeyError as error:
+        # CPython 3.11 to 3.13: when a signal handler raises inside `start()`, its clean-up removes an entry that the
+        # new thread has removed already, and that KeyError hides the handler's exception.
+        raise error.__context__ or error from None
     return future
 
 

@@ -155,7 +155,7 @@ def test_short_cut_touches_nobody(start, network, gate, ledger):
     """Healed before the heartbeat timeout, a cut costs nothing."""
     job = start(**PATIENT)
     network.cut(["n2"])
-    says(job, "n2", "a beat did not reach the store")
+    says(job, "n2", "a heartbeat did not reach the store")
     network.heal()
     nothing_happened(job, gate, ledger)
 
@@ -229,7 +229,7 @@ def test_behind_a_firewall_no_death_is_proven(start, network, gate, ledger, fire
     node.thaw()
     finish(job, gate, cycle=1)
     assert job.said(NodeFenced) == []
-    assert causes(job) == [f"n2 lost: {lost.cause.replace('_', ' ')}"]
+    assert causes(job) == [f"n2 lost: {lost.why}"]
     assert ("a firewall answers" in job.folder.node_log("controller").read_text()) == (firewall == "refuse")
 
 

@@ -160,9 +160,12 @@ def journal() -> list[Entry]:
 def places(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
     """A base folder with two jobs, in which nothing is friendly, a ledger, and files for the other commands."""
     base = tmp_path_factory.mktemp("base")
-    role = RolePlan(name=PART, command=(UTF8,), nodes_per_replica=1, workers_per_node=2)
-    plan = Plan(name=UTF8, roles=(role,), spares=1, workdir=UTF8, folder=str(base), fault_tolerance=plain_bounds())
-    for job in (JOB, NAME):
+    # A plan's reader refuses a role that is no file name: the other job shows what commands say of that.
+    for job, role_name in ((JOB, "main"), (NAME, PART)):
+        role = RolePlan(name=role_name, command=(UTF8,), nodes_per_replica=1, workers_per_node=2)
+        plan = Plan(
+            name=UTF8, roles=(role,), spares=1, workdir=UTF8, folder=str(base), fault_tolerance=plain_bounds()
+        )
         folder = JobFolder(base / job)
         folder.create()
         folder.write_plan(plan)
@@ -170,7 +173,7 @@ def places(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
         folder.write_result(Result(exit_code=1, reason=UTF8, ended_at=1.79e9 + 90))
         folder.events_path.write_bytes(b"".join(entry_to_json(entry) + b"\n" for entry in journal()))
         folder.job_log.write_bytes(RAW * 3)
-        logs = folder.path / "logs" / replica_id(PART, 0) / "gen-0" / "cycle-1"
+        logs = folder.path / "logs" / replica_id("main", 0) / "gen-0" / "cycle-1"
         logs.mkdir(parents=True)
         (logs / "rank-1.out").write_bytes(RAW)
         (logs / "rank-1.err").write_bytes(

@@ -190,7 +190,7 @@ class Agent:
     # ---- the loop
 
     def _handle(self, event: Event) -> None:
-        if handler := _HANDLERS.get(type(event)):  # an order of a newer version is none of ours
+        if handler := _HANDLERS.get(type(event)):  # an order that only a newer version knows is skipped
             handler(self, event)
 
     def _on_round_opened(self, order: RoundOpened) -> None:
@@ -221,7 +221,7 @@ class Agent:
         if event.assignment is None or self.mode is not Mode.STANDBY or self.leaving or self.fenced:
             return
         if event.asked_by != self.publisher.incarnation:
-            return  # it was given to an agent that this node has given up since: somebody else may have it
+            return  # it was given to an agent that this node has given up since: another node may have it
         if (newer := self.opened.get(event.replica, 0)) > event.cycle:
             self._get_ready(event.replica, newer)  # its cycle was over before we could start
             return
@@ -294,7 +294,7 @@ class Agent:
         if cycle is None or order.replica not in (None, cycle.replica):
             return
         here = cycle.ranks.intersection(order.ranks) if order.ranks else cycle.ranks
-        if here:  # even if none of them runs any more: somebody waits for an answer
+        if here:  # even if none of them runs any more: the requester waits for an answer
             self.dumping.begin(cycle, f"asked for ({order.request})", DUMP_FIRST_S, ranks=here, request=order.request)
 
     # ---- ends
@@ -385,7 +385,7 @@ class Agent:
         self.stacks.clear()
 
     def _on_isolation(self, cycle: Cycle) -> None:
-        """Nobody has asked for it: the lease lapsed. Say so, when there is somebody to say it to again."""
+        """The lease lapsed; the agent did not ask for it. Report it once the controller is back."""
         for_s = self.plan.fault_tolerance.fence_timeout
         log.error("neither store nor controller has answered for %.0f s: this node's workers were killed", for_s)
         cycle.running.clear()

@@ -33,7 +33,7 @@ class Assigned:
 
 @dataclass(frozen=True, slots=True)
 class Signal:
-    """SIGTERM or SIGINT came: Slurm, or whoever started us, wants the node to end. Or `HURRY`."""
+    """SIGTERM or SIGINT came: Slurm, or the process that started the agent, ends the node. Or `HURRY`."""
 
     name: str
 
@@ -111,7 +111,7 @@ class Dumped:
 
 @dataclass(frozen=True, slots=True)
 class Crash:
-    """Something beside the loop failed in a way that nobody foresaw: the agent ends, and its node counts as lost."""
+    """A task beside the loop failed unexpectedly: the agent ends, and its node counts as lost."""
 
     error: BaseException
 

@@ -1,7 +1,7 @@
 """Which workers of a node hang, and when to look again. Pure: no I/O, and no clock.
 
 A worker has up to five kinds of deadlines, each a moment since which it runs and a length. One that has passed is a
-hang, whatever the others say: so an open inner section does not hide an outer one that has expired.
+hang, without regard to the others: so an open inner section does not hide an outer one that has expired.
 
 | deadline | runs since | while |
 |---|---|---|

@@ -25,7 +25,7 @@ from nvrx_slurm.util.ids import new_incarnation
 
 
 class HeldPort:
-    """A TCP port that is bound, so that nobody else gets it, and not listened on. Let go of it just before use."""
+    """A TCP port that is bound, so that no other process gets it, and not listened on. Release it just before use."""
 
     def __init__(self) -> None:
         self._socket = socket.socket(socket.AF_INET, socket.SOCK_STREAM)

@@ -2,7 +2,7 @@
 
 One thread reads the workers' pipes and writes the files; another writes the job's log. A slow file system can hold up
 workers that print (a full pipe blocks, as it does everywhere) but never the agent's loop, and a stuck job log holds
-up nobody: lines for it are dropped, counted, and the count is told.
+up no worker: lines for it are dropped, counted, and the count is written.
 """
 
 from __future__ import annotations

@@ -145,7 +145,7 @@ class StepFiles:
             return
         for path in (logs / f"rank-{rank}.{kind}" for rank in ranks for kind in ("out", "err")):
             for line in reversed(tail(path)):
-                if self._clock.monotonic() > until_s:  # nobody waits any more
+                if self._clock.monotonic() > until_s:  # no caller waits any more
                     return
                 if (step := step_of(self._pattern, line)) is not None:
                     yield step

@@ -1,12 +1,12 @@
 """The node's little init: parent of every worker, so that none outlives the agent, and none its welcome.
 
 Run by the agent with `python -S`; standard library only, single-threaded, a few MiB. It is a child subreaper:
-whatever a worker leaves behind (double forks, sessions of their own) becomes its child. It kills everything below it
+all that a worker leaves behind (double forks, sessions of their own) becomes its child. It kills everything below it
 
-- when the agent's end of the socket closes, by whatever signal the agent died. Since it also holds the agent's
+- when the agent's end of the socket closes, by any signal that the agent died of. Since it also holds the agent's
   liveness connection open, the controller sees that close only after the last of them has ended;
 - when the lease lapses that the agent keeps renewing while it is in touch with store or controller: a node that has
-  lost both, or an agent that hangs, loses its workers, and somebody else may have their ranks;
+  lost both, or an agent that hangs, loses its workers, and another node may have their ranks;
 - when it is told to, phase by phase (`teardown.py`).
 
 Should it be frozen when the lease lapses, the kernel kills it, and so them, a moment later (`self_fence.py`).
@@ -119,7 +119,7 @@ class Supervisor:
             signal.signal(number, lambda *_: None)
 
     def run(self) -> None:
-        """Serve until the agent is gone; then leave nobody behind."""
+        """Serve until the agent is gone; then leave no process behind."""
         self.poller.register(self.control, select.POLLIN)
         self.poller.register(self.wakeup, select.POLLIN)
         while True:
@@ -162,7 +162,7 @@ class Supervisor:
         """Fork; the child tells through a pipe if it cannot run its program. Until then the next one is forked.
 
         Not by posix_spawn, which cannot ask for PR_SET_PDEATHSIG. Without a lease nothing is started: an agent that
-        was frozen asks for what it was to do before, and somebody else does it by now.
+        was frozen asks for what it was to do before, and another node does it by now.
         """
         if not self.may_spawn:
             for descriptor in fds:

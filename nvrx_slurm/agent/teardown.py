@@ -2,7 +2,7 @@
 
     checkpoint   the checkpoint signal, to each worker: save what you can  (its own bound, before the budget)
     ask          the stop signal, to each worker
-    dump         stacks of whoever is still there are written down
+    dump         the stacks of all that are left are dumped
     terminate    SIGTERM, to every descendant
     kill         SIGKILL, to every descendant, again and again          (bounded by `KILL_S`, after the budget)
 

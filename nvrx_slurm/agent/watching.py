@@ -50,7 +50,7 @@ class HangWatch:
         self._look_soon()
 
     def end(self) -> None:
-        """Nobody is to be watched any more."""
+        """No worker is to be watched any more."""
         self._started, self._ended_well = {}, {}
         self._wake_at(None)
 

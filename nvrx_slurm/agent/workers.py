@@ -59,7 +59,7 @@ class Tearing:
 class Stopped:
     """No worker and no descendant of one is left, but for `survivors` that not even SIGKILL ended.
 
-    `lapsed`: nobody had asked for it; the lease had not been renewed.
+    `lapsed`: the agent had not asked for it; the lease had not been renewed.
     """
 
     survivors: tuple[int, ...]
@@ -102,16 +102,16 @@ class Workers:
         """Start the supervisor."""
         self._others = supervisor.descendants(os.getpid())
         supervisor.become_subreaper()
-        ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
-        for end in (ours, theirs):
+        own, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        for end in (own, theirs):
             end.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, supervisor.MESSAGE_BYTES)
         argv = [sys.executable, "-S", "-E", "-c", _BOOT, str(theirs.fileno()), str(_PACKAGES)]
         self._process = subprocess.Popen(argv, pass_fds=[theirs.fileno()], stdin=subprocess.DEVNULL)
         restore_descriptor_limit(self._process.pid)  # it starts nothing before it is asked to
         theirs.close()
-        ours.setblocking(False)
-        self._control = ours
-        asyncio.get_running_loop().add_reader(ours, self._read)
+        own.setblocking(False)
+        self._control = own
+        asyncio.get_running_loop().add_reader(own, self._read)
 
     @property
     def supervisor_pid(self) -> int:
@@ -137,7 +137,7 @@ class Workers:
         number: int = signal.SIGTERM,
         checkpoint: tuple[int, float] | None = None,
     ) -> None:
-        """Ask every worker to end, and kill whatever is left after `grace_s`. `Stopped` follows, always.
+        """Ask every worker to end, and kill those that are left after `grace_s`. `Stopped` follows, always.
 
         `checkpoint`: a signal that is sent before, and how long workers have to save what they can. A second stop
         with no grace skips to the kill.
@@ -205,7 +205,7 @@ class Workers:
             in_thread(sweep_rings, "sweep")
 
     def _supervisor_died(self) -> None:
-        """Its children are ours now: end them as it would have."""
+        """The agent is now the parent of its children: end them as it would have."""
         assert self._control is not None
         asyncio.get_running_loop().remove_reader(self._control)
         self._control.close()
@@ -240,7 +240,7 @@ RINGS = "nvrx-ring-*"
 def sweep_rings(memory: Path = Path("/dev/shm")) -> None:
     """Remove the payload rings whose creators are dead: a ring's own tracker may have been killed with its worker.
 
-    In a thread, where nobody may wait: it takes a while to give back gigabytes.
+    In a thread that nothing waits for: it takes a while to give back gigabytes.
     """
     if any(memory.glob(RINGS)):  # most jobs have none, and what knows them takes 2 MB of an agent
         from nvrx_slurm.transport.ring import sweep

@@ -107,7 +107,7 @@ class ManagedService:
         self.process: Process | None = None
 
     async def keep(self) -> None:
-        """Start it, again and again, until cancelled. Whatever it does, and a full disk, costs the job nothing but
+        """Start it, again and again, until cancelled. Any end of it, and a full disk, costs the job nothing but
         its verdicts."""
         for attempt in range(sys.maxsize):
             try:
@@ -151,7 +151,7 @@ class ManagedService:
         self._folder.remove(self._folder.service_path.name)
 
     async def _end(self) -> None:
-        """It is of no use: nobody knows where it listens."""
+        """It is of no use: where it listens is not known."""
         if self.process is not None and self.process.returncode is None:
             send_signal(self.process, signal.SIGKILL)
             await self.process.wait()

@@ -148,7 +148,7 @@ class Watch:
         return is_touch
 
     def lapsed(self, now: float) -> bool:
-        """Whether nobody has touched the file for the timeout."""
+        """Whether the file has not been touched for the timeout."""
         return now - self._touched_at >= self._timeout_s
 
     def pause_s(self, now: float) -> float:

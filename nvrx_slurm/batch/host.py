@@ -29,7 +29,7 @@ AGENTS_EXIT_S = 5.0
 """How long agents may take to exit once the job has ended; a step on a dead node never does."""
 
 AGENTS_LEAVE_S = 12.0
-"""The same for agents that nobody but this host has told to leave: they have last words to try."""
+"""The same for agents that only this host has told to leave: they still try to post their last facts."""
 
 AGENTS_GONE_S = 3.0
 """How long after the last agent's exit the controller may take to conclude by itself."""
@@ -74,7 +74,7 @@ class Host:
         self.giving_up: asyncio.TimerHandle | None = None
         self.gave_up = False
         self.ended: asyncio.Future[int] = asyncio.get_running_loop().create_future()
-        self.wanted = asyncio.Event()  # somebody has touched the lease, or there is none
+        self.wanted = asyncio.Event()  # the lease has been touched, or there is none
         self.tasks: list[asyncio.Task[None]] = []
 
     async def run(self) -> int:
@@ -232,7 +232,7 @@ class Host:
             self.ended.set_result(exit_code)
 
     async def _end(self, error: BaseException | None = None) -> None:
-        """Agents first, then the controller, then the store, which nobody reads any more."""
+        """Agents first, then the controller, then the store, which no process reads any more."""
         if error is not None:
             self._write_result(error.exit_code if isinstance(error, NvrxError) else EXIT_FAILED, str(error))
         cut_off = error is not None or self.gave_up

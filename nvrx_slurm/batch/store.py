@@ -26,8 +26,8 @@ ANNOUNCE_RETRY_S = 0.25
 class StoreKeeper:
     """One job's store. Each start of the server has a new port (or socket), a new password and a new mark.
 
-    A client that still knows the old ones sends its password to whatever process has taken the old port; with that
-    password nobody can log in anywhere. Clients find the new ones in `store.json`.
+    A client that still knows the old ones sends its password to the process that has taken the old port; with that
+    password a process can log in nowhere. Clients find the new ones in `store.json`.
     """
 
     def __init__(self, folder: JobFolder, info: JobInfo, *, asked: str, job: str, token: str) -> None:

@@ -138,7 +138,7 @@ class AttributionRequests:
         if known.judged is None:
             return
         known.told = True
-        judged, ours = known.judged, self._job.plan.fault_tolerance.attribution
+        judged, settings = known.judged, self._job.plan.fault_tolerance.attribution
         self._broker.judged(
             VerdictRecord(
                 key=self._key(pending),
@@ -147,7 +147,7 @@ class AttributionRequests:
                 why=judged.why,
                 action="stop" if known.decided is None else known.decided.action,
                 nodes_blamed=judged.blamed,
-                dry_run=ours.dry_run,
+                dry_run=settings.dry_run,
             )
         )
 

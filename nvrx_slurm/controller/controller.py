@@ -343,7 +343,7 @@ class Controller:
 
     def _moment(self, item: InboundFact) -> float:
         """When the fact became one. Of what came by the inbox that is its arrival in the store, not our reading it: a
-        backlog, after a freeze of ours or of the store's, is judged as if it had been read in time."""
+        backlog, after a freeze of this process or of the store, is judged as if it had been read in time."""
         if not item.inbox_id:
             return self.server_clock.now()
         return self.server_clock.stamp(int(item.inbox_id.partition("-")[0]) / 1000, item.since)
@@ -371,7 +371,7 @@ class Controller:
             await asyncio.sleep(self.plan.fault_tolerance.heartbeat.interval)
 
     async def _watch_orders(self, after: str) -> None:
-        """Read what agents read, after the newest order at the take-over: a forged order is in nobody's journal."""
+        """Read what agents read, after the newest order at the take-over: a forged order is in no journal."""
         while True:
             for identity, _ in await self.store.orders(after):
                 after = identity
@@ -387,8 +387,8 @@ class Controller:
 
     def _afterwards_s(self) -> float:
         """How long the broker may take, once the job has ended, to tell those who want to know."""
-        ours = self.plan.fault_tolerance.attribution
-        return AFTERWARDS_S if ours.slack or ours.dataflow else LEDGER_S
+        settings = self.plan.fault_tolerance.attribution
+        return AFTERWARDS_S if settings.slack or settings.dataflow else LEDGER_S
 
     def _lease_s(self) -> float:
         return LEASE_BEATS * self.plan.fault_tolerance.heartbeat.interval
@@ -418,8 +418,8 @@ JUMP_S = 1.0
 class ServerClock:
     """Estimates the store's time between its answers. Never runs backwards, and never jumps.
 
-    The core measures its deadlines on this clock. When somebody sets the store's, they would all pass at once, or not
-    for hours: so it follows small corrections, and goes on at its own pace over large ones.
+    The core measures its deadlines on this clock. When an administrator sets the store's, they would all pass at
+    once, or not for hours: so it follows small corrections, and goes on at its own pace over large ones.
     """
 
     def __init__(self, clock: Clock) -> None:

@@ -180,7 +180,7 @@ class ControllerEnvironment(Protocol):
         ...
 
     def write_result(self, result: Result) -> None:
-        """Tell the batch host, and whoever asks later, how the job ended."""
+        """Record for the batch host, and for later commands, how the job ended."""
         ...
 
     def liveness_server(self, token: str, alive: NodeCallback, lost: NodeCallback) -> LivenessListener:

@@ -39,7 +39,7 @@ SUSPECT_BEATS = 3
 """A node whose connection closed is dead when it is silent for so many beats more."""
 
 STALL_BEATS = 2
-"""When nobody has been heard for so many beats, the store or this controller stood still."""
+"""Without a heartbeat of any node for so many intervals, the store or this controller stood still."""
 
 SLOWEST_BEAT_S = 0.5
 """An agent whose beats do not reach the store says "alive" so often, however short the interval: that is no stall."""

@@ -128,7 +128,7 @@ class Mirror:
         self._warned = bool(self._kept)
 
     def _write_kept(self, file: int) -> None:
-        """Only whole lines stay in the file, whatever goes wrong. Raises OSError."""
+        """Only whole lines stay in the file, after any error. Raises OSError."""
         before, written = os.fstat(file).st_size, 0
         try:
             while written < len(self._kept):

@@ -19,8 +19,8 @@ class Liveness:
     """Last signs of life of the registered nodes.
 
     `timeout_s`: how long a node that has been heard may be silent; `startup_s`: from its registration to its first
-    sign. `grace_until`: a new controller declares nobody dead before it has listened for a full timeout. `stall_s`:
-    when nobody at all was heard for longer than this, that time is nobody's silence, and nobody is judged meanwhile.
+    sign. `grace_until`: a new controller declares no node dead before it has listened for a full timeout. `stall_s`:
+    when no node at all was heard for longer than this, that time counts for no node, and none is judged meanwhile.
     `suspect_s`: how long a node whose connection closed may be silent.
     """
 
@@ -41,7 +41,7 @@ class Liveness:
         self._registered: dict[str, float] = {}  # not heard since it registered
         self._suspected: dict[str, float] = {}
         self._newest = 0.0
-        self._look_at = 0.0  # nobody's deadline is earlier
+        self._look_at = 0.0  # no deadline is earlier
 
     def watch(self, node: str, now: float) -> None:
         """A node has registered: from now on its silence counts."""
@@ -63,7 +63,7 @@ class Liveness:
         self._heard[node] = at
         if at > self._newest:
             if at - self._newest > self._stall_s:
-                # Nobody could be heard meanwhile. The first who is again must not make the others late.
+                # No node could be heard meanwhile. The first that is heard again must not make the others late.
                 self._grace_until = max(self._grace_until, at + min(at - self._newest, self._timeout_s))
             self._newest = at
         if self._suspected and at > self._suspected.get(node, at):
@@ -86,7 +86,7 @@ class Liveness:
 
     def dead(self, now: float) -> dict[str, float]:
         """The nodes whose silence has lasted too long, with its length in seconds; each is named once, and not
-        watched any more. Nobody, while nobody at all is heard.
+        watched any more. None, while no node at all is heard.
 
         Costs nothing until the earliest deadline, which a fleet that beats keeps pushing ahead.
         """
@@ -105,7 +105,7 @@ class Liveness:
         return silences
 
     def next_deadline(self) -> float | None:
-        """When somebody may be dead, if nothing is heard until then."""
+        """When a node may be dead, if nothing is heard until then."""
         if not (self._heard or self._registered):
             return None
         return max(self._look_at, self._grace_until)

@@ -58,7 +58,7 @@ def is_news(job: Job, fact: NodeJoined) -> bool:
 
 
 def make_safe(job: Job, node: Node) -> bool:
-    """None of the node's old workers lives any more. False: nobody doubted it."""
+    """None of the node's old workers lives any more. False: that was known already."""
     replica = job.replicas.get(node.replica or "")
     return replica is not None and replica.unsafe.pop(node.name, None) is not None
 

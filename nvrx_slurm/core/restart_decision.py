@@ -52,16 +52,16 @@ class AggregatedVerdict:
 def open_decision(job: Job, replica: Replica, failure: Failure, now: float) -> tuple[RestartDecision, list[Decision]]:
     """Ask about the failure of a running cycle."""
     bounds = job.plan.fault_tolerance
-    ours, restarts = bounds.attribution, replica.role.on_failure in RESTARTS
-    waits = restarts and ours.acts
+    settings, restarts = bounds.attribution, replica.role.on_failure in RESTARTS
+    waits = restarts and settings.acts
     pending = RestartDecision(
         replica=replica.id,
         cycle=replica.cycle,
         failure=failure,
         members=replica.order,
-        sources=ours.sources,
+        sources=settings.sources,
         opened_at=now,
-        due_at=now + (ours.decision_timeout if waits else ours.timeout),
+        due_at=now + (settings.decision_timeout if waits else settings.timeout),
         waits=waits,
         holds=_restarted(job, replica) if waits or (restarts and limits.judges_progress(job)) else frozenset(),
     )

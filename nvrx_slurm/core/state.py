@@ -69,7 +69,7 @@ class Stamps:
 class Replica:
     """One world of ranks: its open round, or its running cycle.
 
-    `unsafe`: its lost nodes whose death nobody has proven → the moment from which their workers are dead all the
+    `unsafe`: its lost nodes whose death is not proven → the moment from which their workers are dead all the
     same.
     """
 

@@ -12,7 +12,7 @@ repeat one.
 
     agent → controller   b"a"           alive: said only while its beats do not reach the store
     agent → controller   b"."           about to leave in good order: what follows is no death
-    controller → agent   b"x"           you are fenced: kill your workers, and join anew
+    controller → agent   b"x"           you are fenced: kill your workers, and join again
 
 Otherwise silence. When the agent dies its kernel closes the connection, and the controller knows within a round trip.
 The agent's supervisor holds the connection too, so it breaks only when the node's last worker is dead. The agent's
@@ -155,7 +155,7 @@ def silence_s(connection: socket.socket) -> float:
 
 
 class Stream(Protocol):
-    """An open connection, to whatever end."""
+    """An open connection, to either end."""
 
     async def receive(self, most: int) -> bytes:
         """At least one byte; none, when the other end has closed it. Raises OSError."""

@@ -2,7 +2,7 @@
 
 A process that is frozen (SIGSTOP, a cgroup's freezer) cannot look at its lease, and if its node is cut off as well
 no fence reaches it. A POSIX timer needs neither: its SIGKILL is the kernel's, ends stopped processes too, and takes
-along whoever dies with this one (a supervisor's workers, a monitor's rank), so what thaws later takes no step.
+along all that die with this one (a supervisor's workers, a monitor's rank), so what thaws later takes no step.
 Standard library only.
 """
 

@@ -45,7 +45,7 @@ class HeartbeatBatch:
 
     `now_s`: the server's clock, in seconds since the epoch. `beats`: every beat that the server had taken by then and
     that no earlier call brought, oldest first; none comes twice. `first`: it was the first call that succeeded, which
-    brings whatever the trimmed stream still holds, about two beats a node.
+    brings what the trimmed stream still holds, about two heartbeats a node.
     """
 
     now_s: float

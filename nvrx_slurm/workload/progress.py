@@ -22,7 +22,7 @@ def beat(*, step: int) -> None:
 
     Costs a fraction of a microsecond: a few stores into memory shared with the agent, no system call, no lock, no
     thread. The first call of a process also sends the agent one datagram, so that it need not poll for the first
-    step. A forked child may call it too, and then reports in its parent's name. Without an agent, and whatever is
+    step. A forked child may call it too, and then reports in its parent's name. Without an agent, and for all that is
     wrong with the channel to it, this does nothing.
 
     Raises TypeError, with or without an agent, if `step` is not an integer; ValueError if it does not fit into 64

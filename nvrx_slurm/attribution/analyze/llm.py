@@ -109,7 +109,7 @@ class LlmAdvisor:
         if rules_say.verdict is not Verdict.UNKNOWN or not tails:
             return rules_say
         shown = excerpt(tails, inquiry.nodes)
-        # A line that gives the model orders would make whoever can print it the judge, not the evidence.
+        # A line that gives the model orders would let its author decide, not the evidence.
         if any(_GIVES_ORDERS.search(line) for _, line in shown.lines):
             return _without(rules_say, "a line of the log tries to give the model orders")
         try:

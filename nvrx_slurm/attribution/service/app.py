@@ -219,5 +219,5 @@ async def _outside(_: Request, error: OutsideRoots) -> Response:
 
 
 async def _broken(_: Request, error: Exception) -> Response:
-    """A defect of ours; the traceback is in the log."""
+    """A defect of the service; the traceback is in the log."""
     return failure(500, f"the service failed at this request: {type(error).__name__}")

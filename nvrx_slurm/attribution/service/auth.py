@@ -28,7 +28,7 @@ access = get_logger("attrsvc.access")
 
 OPEN_TO_ALL = frozenset({"/healthz", "/openapi.json"})
 UNLIMITED = frozenset({"/healthz"})
-"""Whoever watches the service over must not be told that it asks too often."""
+"""A monitor of the service must not be refused for asking too often."""
 
 
 class AuthMiddleware:

@@ -85,7 +85,7 @@ class InquiryRecord(ServiceMessage, frozen=True, kw_only=True):
 
 
 def accept(known: InquiryRecord | None, asked: Submission, now: float) -> InquiryRecord:
-    """The record after somebody has asked, the first or the thousandth."""
+    """The record after one more request, the first or the thousandth."""
     if known is None:
         state: State = "tracked" if asked.intent == "track_only" else "queued"
         return InquiryRecord(
@@ -140,7 +140,7 @@ def give_up(record: InquiryRecord, begun: InquiryRecord, problem: str, now: floa
 
 
 def close(record: InquiryRecord, now: float) -> InquiryRecord:
-    """Nobody said that the logs are whole, and it has been followed for long enough: one last look."""
+    """No client said that the logs are whole, and they have been followed for long enough: one last look."""
     return replace(record, settled=True, state="queued", changed_at=now)
 
 

@@ -34,7 +34,7 @@ class Metrics:
         self._inquiries = Gauge("nvrx_attrsvc_inquiries", "Inquiries, by state.", ("state",), registry=registry)
 
     def watch(self, counts: Mapping[State, int]) -> None:
-        """Have the number of inquiries by state read from here whenever somebody asks."""
+        """Have the number of inquiries by state read from here at each request."""
         for state in counts:
             self._inquiries.labels(state).set_function(partial(_read, counts, state))
 

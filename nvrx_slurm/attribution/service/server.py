@@ -137,7 +137,7 @@ class ServiceRun:
         return EXIT_INTERRUPTED if at_once else EXIT_DONE
 
     def _server_ended(self, _: asyncio.Task[None]) -> None:
-        """Of itself, so something is wrong; or because it was told to, and nobody waits for this any more."""
+        """Of itself, so something is wrong; or because it was told to, and no caller waits for this any more."""
         self._server.listens.set()
         self._told.put_nowait(signal.SIGTERM)
 
@@ -208,7 +208,7 @@ def configuration(app: Starlette, settings: ServiceSettings) -> uvicorn.Config:
             log_config=None,
             access_log=False,  # the gate's own leaves queries out
             server_header=False,
-            proxy_headers=False,  # a client could call itself whatever it likes, and so get around its limit
+            proxy_headers=False,  # a client could choose any name, and so get around its limit
             timeout_keep_alive=KEEP_ALIVE_S,
             timeout_graceful_shutdown=CONNECTIONS_END_S,
         )

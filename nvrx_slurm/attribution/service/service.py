@@ -1,4 +1,5 @@
-"""The service itself: one computation for each key, whoever asks and however often. One event loop owns all of it."""
+"""The service itself: one computation for each key, for any number of clients and requests. One event loop owns all
+of it."""
 
 from __future__ import annotations
 

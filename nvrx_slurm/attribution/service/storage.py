@@ -35,7 +35,7 @@ class RetentionLimits:
     kept: int = 10_000
     kept_for_s: float = 7 * 86400.0
     followed_for_s: float = 900.0
-    """A progressive inquiry of which nobody says that it is settled is answered for good after this."""
+    """A progressive inquiry that no client settles is answered for good after this."""
 
 
 @dataclass(slots=True)
@@ -129,7 +129,7 @@ class StateFolder:
         return {id_of(record.inquiry.key): record for record in self._read()}
 
     def save(self, identity: str, record: InquiryRecord) -> None:
-        """Whoever reads it sees the record before or this one, never half of it."""
+        """A reader sees the record before or this one, never half of it."""
         write_private(self._path(identity), msgspec.json.encode(record))
 
     def drop(self, identities: list[str]) -> None:
@@ -215,7 +215,7 @@ class FileSystemThreads:
                 await self._places.acquire()
                 future = in_thread(work, "aside")
                 loop = asyncio.get_running_loop()
-                # A thread that hangs keeps its place, whoever has given it up: there are never more of them.
+                # A thread that hangs keeps its place when its caller has given up: there are never more of them.
                 future.add_done_callback(lambda _: _soon(loop, self._places.release))
                 return await asyncio.wrap_future(future)
         except TimeoutError:

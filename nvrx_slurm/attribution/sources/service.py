@@ -40,7 +40,7 @@ LEAST_POLL_S = 0.5
 """A service that does not hold its answer back is asked so often."""
 
 LONGEST_RESERVE_S = 1.0
-"""No try is begun so shortly before the end: whoever asks is to hear what went wrong, not that time is up."""
+"""No try is begun so shortly before the end: the caller is to get the error, not that time is up."""
 
 TRIES = 4
 FIRST_PAUSE_S = 0.1

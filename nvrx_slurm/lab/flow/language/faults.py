@@ -232,7 +232,7 @@ FAULTS: dict[str, FaultKind] = {
     "stop_attribution_service": _service("SIGSTOP for it: it takes connections and says nothing."),
     "continue_attribution_service": _service("SIGCONT for it."),
     "revoke_store_password": FaultKind("The store takes another password from now on."),
-    "scancel": FaultKind("Somebody cancels the job.", Cancel),
+    "scancel": FaultKind("A user cancels the job.", Cancel),
     "preempt": FaultKind("A job of higher priority takes the nodes.", stages=_OWN_SLURM),
     "requeue": FaultKind("`scontrol requeue`.", stages=_ANY_SLURM),
     "shorten_time_limit": FaultKind("The job's time limit comes nearer.", TimeLimit, _ANY_SLURM),

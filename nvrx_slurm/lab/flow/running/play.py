@@ -80,7 +80,7 @@ class FlowRun:
     def _take(self, items: Iterable[Entry | Heard]) -> None:
         for item in items:
             if isinstance(item, Entry):
-                # The store's own clock, once it can be read: that of another host may differ from ours.
+                # The store's own clock, once it can be read: that of another host may differ from this one's.
                 if not self._is_set and (t := self._journal.store_time()) is not None:
                     self._ahead_s, self._is_set = t - self._clock.monotonic(), True
                 self.entries.append(item)

@@ -179,7 +179,7 @@ def test_no_kind_of_file_holds_a_reader_up(bob, ring, server, planted, kind):
         bob.run(plant_another, planted, kind, str(SHM / other.name))
         with PayloadClient(token=server.token) as client:
             assert bytes(client.read(ref, deadline=DEADLINE_S)) == b"the payload...."
-        assert sweep() == []
+        assert not {planted, other.name} & set(sweep())  # dead rings of other tests may be among them
         assert os.path.lexists(SHM / planted)
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import sys
 from typing import NoReturn
 
@@ -11,7 +12,7 @@ from nvrx_slurm.cli.lazy import LazyGroup
 from nvrx_slurm.errors import EXIT_INTERRUPTED, NvrxError
 from nvrx_slurm.jobspec import env
 from nvrx_slurm.util.sanitize import shown
-from nvrx_slurm.util.terminal import guard
+from nvrx_slurm.util.terminal import guard, is_unread
 
 # name → (attribute in nvrx_slurm.cli.<module>, what `--help` says)
 COMMANDS: dict[str, tuple[str, str]] = {
@@ -58,7 +59,7 @@ def main() -> NoReturn:
         error.show()
         sys.exit(error.exit_code)
     except (KeyboardInterrupt, click.Abort):
-        sys.exit(EXIT_INTERRUPTED)
-    except BrokenPipeError:
+        if is_unread(sys.stdout):  # Python flushes stdout at its end, and makes exit code 120 of what that raises
+            os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         sys.exit(EXIT_INTERRUPTED)
     sys.exit(code if isinstance(code, int) else 0)

@@ -27,6 +27,12 @@ class LazyGroup(click.Group):
         assert isinstance(loaded, click.Command)
         return loaded
 
+    def invoke(self, ctx: click.Context) -> Any:
+        try:
+            return super().invoke(ctx)
+        except BrokenPipeError:  # click would end with 1, which stands for a job that has failed
+            raise click.Abort from None
+
     def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
         with formatter.section("Commands"):
             formatter.write_dl([(name, summary) for name, (_, summary) in self._commands_in.items()])

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import sys
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -20,7 +21,7 @@ from nvrx_slurm.report.source import Journal
 from nvrx_slurm.report.view import JobView, new_view
 from nvrx_slurm.util.clock import Clock, SystemClock
 from nvrx_slurm.util.sanitize import one_line
-from nvrx_slurm.util.terminal import as_is
+from nvrx_slurm.util.terminal import as_is, is_unread
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -29,26 +30,35 @@ if TYPE_CHECKING:
 
 REDRAW_S = 0.125
 QUEUE_LOOK_S = 0.5
+GIVE_UP_S = 300.0
+"""How long a job is watched that reports nothing while Slurm answers nothing. A restart of slurmctld is shorter."""
 
 
 def watch(base: Path, job_id: str, *, console: Console | None = None, clock: Clock | None = None) -> int:
     """Show a job until it has ended, and then how it went. Returns the job's exit code.
 
     It waits for a job in Slurm's queue. 75 if no process runs the job any more and it left no exit code.
-    On a terminal a live screen; elsewhere the journal's lines. Raises UsageError for an unknown job.
+    On a terminal a live screen; elsewhere the journal's lines. Raises UsageError for an unknown job, SlurmUnreachable
+    where Slurm answers nothing and the job reports nothing for `GIVE_UP_S`, and BrokenPipeError as soon as nothing
+    can read the output: the terminal is closed, or the reader of the pipe is gone.
     """
     clock = clock or SystemClock()
-    if console is None and not sys.stdout.isatty():
-        return _Watch(base, job_id, _Printer(), clock).run()
-    from rich.console import Console
+    try:
+        if console is None and not sys.stdout.isatty():
+            return _Watch(base, job_id, _Printer(), clock).run()
+        from rich.console import Console
 
-    console = console or Console(highlight=False, file=as_is(sys.stdout))  # the live screen moves the cursor
-    if not console.is_terminal:
-        return _Watch(base, job_id, _Printer(console), clock).run()
-    from nvrx_slurm.report.monitor import Monitor
+        console = console or Console(highlight=False, file=as_is(sys.stdout))  # the live screen moves the cursor
+        if not console.is_terminal:
+            return _Watch(base, job_id, _Printer(console), clock).run()
+        from nvrx_slurm.report.monitor import Monitor
 
-    with Monitor(console, clock, REDRAW_S) as monitor:
-        return _Watch(base, job_id, monitor, clock).run()
+        with Monitor(console, clock, REDRAW_S) as monitor:
+            return _Watch(base, job_id, monitor, clock).run()
+    except OSError as error:  # a write to a closed terminal fails with EIO, also when the screen is taken down
+        if is_unread(sys.stdout):
+            raise BrokenPipeError(errno.EPIPE, "nothing reads the output any more") from error
+        raise
 
 
 class _Printer:
@@ -94,8 +104,9 @@ class _Watch:
     def _await_folder(self) -> JobFolder:
         """The job's folder, once there is one. Waits as long as Slurm has the job in its queue."""
         path = self._base / folder_name(self._job_id)
-        presence = Presence(JobFolder(path), clock=self._clock)
+        presence = Presence(JobFolder(path), clock=self._clock, gives_up_s=GIVE_UP_S)
         while not path.is_dir():
+            _check_is_read()
             outside = presence.ask()
             if outside.over or outside.slurm_says in (None, "UNKNOWN"):
                 return find_job(self._base, self._job_id)
@@ -104,10 +115,11 @@ class _Watch:
         return JobFolder(path)
 
     def _until_ended(self, folder: JobFolder, journal: Journal) -> Snapshot:
-        presence = Presence(folder, clock=self._clock)
+        presence = Presence(folder, clock=self._clock, gives_up_s=GIVE_UP_S)
         view: JobView | None = None
         outside = Outside()
         while True:
+            _check_is_read()
             items = journal.poll(0.0 if outside.over else REDRAW_S)
             if view is None and items:  # the plan is there before the journal is
                 view = new_view(read_plan(folder))
@@ -129,3 +141,9 @@ class _Watch:
             if items:
                 presence.heard()
             outside = Outside() if items else presence.ask()
+
+
+def _check_is_read() -> None:
+    """A quiet job prints nothing, so no write would fail, and the watch would go on without a reader."""
+    if is_unread(sys.stdout):
+        raise BrokenPipeError(errno.EPIPE, "nothing reads the output any more")

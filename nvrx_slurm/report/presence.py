@@ -9,7 +9,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from nvrx_slurm.errors import NvrxError
+from nvrx_slurm.errors import NvrxError, SlurmUnreachable
 from nvrx_slurm.journal.folder import JobFolder, JobInfo
 from nvrx_slurm.util.clock import Clock, SystemClock
 
@@ -41,7 +41,8 @@ def ask_slurm(job_ids: Sequence[str]) -> Mapping[str, JobState]:
 class Presence:
     """One job, seen from outside. Cheap to ask: Slurm itself is asked every 30 s at most.
 
-    `slurm` answers for Slurm: the state of a job id.
+    `slurm` answers for Slurm: the state of a job id; None where there is no answer. With `gives_up_s`, a job that has
+    reported nothing while Slurm answered nothing, for so long, is an error.
     """
 
     def __init__(
@@ -50,11 +51,13 @@ class Presence:
         *,
         clock: Clock | None = None,
         slurm: Callable[[str], JobState | None] | None = None,
+        gives_up_s: float | None = None,
     ) -> None:
-        self._folder = folder
+        self._folder, self._gives_up_s = folder, gives_up_s
         self._clock = clock or SystemClock()
         self._slurm = slurm or (lambda job_id: ask_slurm([job_id]).get(job_id))
         self._ask_at = float("-inf")
+        self._unanswered_since: float | None = None  # the first question after which neither Slurm nor the job spoke
         self._answer = Outside()
 
     def gone(self) -> bool:
@@ -63,20 +66,32 @@ class Presence:
 
     def heard(self) -> None:
         """The job itself has just spoken: Slurm need not be asked for a while."""
-        self._ask_at = self._clock.monotonic() + ASK_SLURM_EVERY_S
+        self._ask_at, self._unanswered_since = self._clock.monotonic() + ASK_SLURM_EVERY_S, None
 
     def ask(self) -> Outside:
-        """What is known from outside."""
+        """What is known from outside. Raises SlurmUnreachable after `gives_up_s`."""
         if self._folder.read_result() is not None:
             return Outside(over=self._folder.read_store() is None)
         info = self._folder.read_info()
         if info is not None and info.cluster == "local":
             return Outside(over=info.is_here and not info.host_lives())
-        if in_slurm(self._folder.job_id, info) and self._clock.monotonic() >= self._ask_at:
-            self.heard()
-            state = self._slurm(self._folder.job_id)
-            if state is not None:
-                self._answer = Outside(over=state.terminal, slurm_says=state.value, exit_code=state.exit_code)
+        job_id = self._folder.job_id
+        if not in_slurm(job_id, info) or self._clock.monotonic() < self._ask_at:
+            return self._answer
+        now = self._clock.monotonic()  # of the question: squeue itself waits up to a minute for slurmctld
+        state = self._slurm(job_id)
+        self._ask_at = self._clock.monotonic() + ASK_SLURM_EVERY_S
+        if state is not None:
+            self._unanswered_since = None
+            self._answer = Outside(over=state.terminal, slurm_says=state.value, exit_code=state.exit_code)
+            return self._answer
+        if self._unanswered_since is None:
+            self._unanswered_since = now
+        if self._gives_up_s is not None and now - self._unanswered_since >= self._gives_up_s:
+            raise SlurmUnreachable(
+                f"Slurm has not answered for {self._gives_up_s / 60:g} minutes, and job {job_id} has reported"
+                f" nothing; it may still run: `squeue --jobs={job_id}` says so once Slurm answers"
+            )
         return self._answer
 
 

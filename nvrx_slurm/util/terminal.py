@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import codecs
 import io
+import select
 import sys
 from typing import IO, Any, TextIO, cast
 
@@ -65,6 +66,17 @@ def guard(*, in_actions: bool) -> None:
 def as_is(stream: IO[str]) -> TextIO:
     """The stream behind the guard."""
     return stream.as_is if isinstance(stream, GuardedStream) else cast(TextIO, stream)
+
+
+def is_unread(stream: IO[str]) -> bool:
+    """Whether nothing can read the stream any more: its terminal is closed, or the reader of its pipe has gone."""
+    try:
+        descriptor = stream.fileno()
+    except (OSError, ValueError):  # closed, or it has no descriptor
+        return False
+    polled = select.poll()
+    polled.register(descriptor, 0)  # POLLERR and POLLHUP are reported unasked
+    return any(event & (select.POLLERR | select.POLLHUP) for _, event in polled.poll(0))
 
 
 def write_exactly(text: str) -> None:

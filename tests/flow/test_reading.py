@@ -271,6 +271,38 @@ def test_watching_on_a_terminal_ends_with_the_summary(
         assert words in summary
 
 
+@pytest.mark.parametrize("is_terminal", [False, True])
+def test_a_watch_ends_with_its_terminal_or_its_reader(
+    is_terminal: bool, run_local: RunLocal, gate: Gate, tmp_path: Path, start: Callable[..., subprocess.Popen[str]]
+) -> None:
+    """Also without SIGHUP, and without anything to write. The job goes on."""
+    job = run_local(gate_plan(gate, tmp_path))
+    all_here(job, gate, "n3")
+    reading, inside = pty.openpty() if is_terminal else os.pipe()
+    watcher = start(command("status", "j1", "--watch", base=job.folder.path.parent), stdout=inside)
+    os.close(inside)
+    read_until(reading, "n3")
+    os.close(reading)
+    _, err = watcher.communicate(timeout=WAIT_S)
+    assert (watcher.returncode, err) == (130, "")
+    gate.open()
+    assert job.finish() == 0
+
+
+def test_sighup_ends_a_watch(
+    run_local: RunLocal, gate: Gate, tmp_path: Path, start: Callable[..., subprocess.Popen[str]]
+) -> None:
+    """The kernel sends it to the processes of a terminal that is closed."""
+    job = run_local(gate_plan(gate, tmp_path))
+    watcher = start(command("status", "j1", "--watch", base=job.folder.path.parent))
+    assert watcher.stdout is not None
+    watcher.stdout.readline()
+    watcher.send_signal(signal.SIGHUP)
+    assert watcher.wait(WAIT_S) == -signal.SIGHUP
+    gate.open()
+    assert job.finish() == 0
+
+
 def test_a_job_that_was_killed_whole_died(
     run_local: RunLocal, gate: Gate, tmp_path: Path, start: Callable[..., subprocess.Popen[str]]
 ) -> None:

@@ -12,7 +12,7 @@ import msgspec
 import pytest
 
 from nvrx_slurm.cluster.states import JobState
-from nvrx_slurm.errors import UsageError
+from nvrx_slurm.errors import SlurmUnreachable, UsageError
 from nvrx_slurm.journal.folder import JobFolder, JobInfo, Result, StoreAddress
 from nvrx_slurm.report import snapshot
 from nvrx_slurm.report.jobs import find_job, known_jobs
@@ -157,6 +157,25 @@ def test_slurm_is_asked_rarely_and_believed_when_a_job_is_over(tmp_path: Path) -
     clock.now = 51.0
     assert presence.gone()
     assert presence.ask().exit_code == 75
+
+
+def test_who_hears_of_neither_slurm_nor_the_job_gives_up(tmp_path: Path) -> None:
+    """The bound counts from the first question without an answer; an answer, or a word of the job, ends the count."""
+    folder, clock = write(tmp_path, with_one_recovery(), job="17", cluster="slurm"), _Clock()
+    answers: dict[float, JobState] = {60.0: JobState.RUNNING}
+    presence = Presence(folder, clock=clock, slurm=lambda job_id: answers.get(clock.now), gives_up_s=120.0)
+
+    def ask_at(*moments: float) -> None:
+        for clock.now in moments:
+            presence.ask()
+
+    ask_at(0.0, 30.0, 60.0, 90.0, 120.0, 150.0, 180.0)
+    presence.heard()
+    ask_at(190.0, 210.0, 240.0, 270.0, 300.0)
+    assert presence.ask().slurm_says == "RUNNING", "its last answer"
+    clock.now = 330.0
+    with pytest.raises(SlurmUnreachable):
+        presence.ask()
 
 
 def test_a_submitted_job_that_has_not_started_is_pending(tmp_path: Path) -> None:

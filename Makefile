@@ -118,7 +118,7 @@ docs: $(TESTS) slurm-packages  ## Write the generated pages of docs/, and record
 	$(BIN)/python -m nvrx_slurm.lab.flow.docs > docs/flows.md
 	$(BIN)/python -m nvrx_slurm.attribution.docs > docs/rules.md
 	$(BIN)/python -m nvrx_slurm.inprocess.cycle docs/inprocess.md
-	$(BIN)/python -m nvrx_slurm.transport.docs docs/transport.md
+	$(BIN)/python -m nvrx_slurm.transport.slots docs/transport.md
 	$(BIN)/python -m ci.recording docs/demo.svg
 
 bench: $(TESTS)  ## Run the benchmarks, each beside a peer in the same run

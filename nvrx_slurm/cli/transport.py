@@ -63,7 +63,7 @@ def sweep(folder: Path | None) -> None:
     are left alone.
     """
     from nvrx_slurm.transport.ring import sweep
-    from nvrx_slurm.transport.ring.segment import SHM
+    from nvrx_slurm.transport.ring_file import SHM
 
     names = sweep(folder or SHM)
     for name in names:

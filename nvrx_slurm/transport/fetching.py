@@ -15,9 +15,9 @@ from typing import NamedTuple
 import xxhash
 
 from nvrx_slurm.errors import UsageError
-from nvrx_slurm.transport import payloads, protocol
+from nvrx_slurm.transport import codec, protocol
 from nvrx_slurm.transport.backends import by_scheme
-from nvrx_slurm.transport.backends.shm import LocalRings, ShmBackend
+from nvrx_slurm.transport.copying import PIECE_BYTES, checksum, room
 from nvrx_slurm.transport.errors import (
     Attempt,
     PayloadTimeout,
@@ -44,7 +44,7 @@ from nvrx_slurm.transport.retrying import (
     hurried,
 )
 from nvrx_slurm.transport.ring import Claim, is_gone
-from nvrx_slurm.transport.ring.copying import PIECE_BYTES, checksum, room
+from nvrx_slurm.transport.shm import LocalRings, ShmBackend
 from nvrx_slurm.util.threads import SignalSafeEvent
 
 MOST_SICK = 4096
@@ -226,7 +226,7 @@ class Fetcher:
             if ref.size <= PIECE_BYTES and not self._options.allow_pickle and ring.peek(ref, buffer):
                 if ref.checksum and checksum(buffer) != int(ref.checksum, 16):
                     return _NOT_READ  # overwritten while it was copied, or corrupt: the full path finds out
-                value = payloads.decode(ref.schema, buffer)
+                value = codec.decode(ref.schema, buffer)
                 if ring.take(ref, consume=not (keep or (abort is not None and abort.is_set))):
                     return value
             claim = ring.claim(ref.slot, ref.generation)
@@ -308,7 +308,7 @@ class Fetcher:
 
     def _decoded(self, ref: PayloadRef, buffer: memoryview) -> _Got:
         try:
-            return _Got(payloads.decode(ref.schema, buffer, allow_pickle=self._options.allow_pickle))
+            return _Got(codec.decode(ref.schema, buffer, allow_pickle=self._options.allow_pickle))
         except TransportError as error:
             return _Got(None, error)
 

@@ -18,11 +18,12 @@
 - WRITING has none: nothing keeps a writer that stood still from writing on when it wakes, into what would be
   another's payload by then. `reclaim` makes the slot free again when the writer is dead.
 
-`ring/` does each step under the slot's lock, and makes it visible with one store.
+`ring_access.py` does each step under the slot's lock, and makes it visible with one store.
 """
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from enum import IntEnum, StrEnum
 
 import msgspec
@@ -187,3 +188,45 @@ def _is_its(slot: RingSlot, state: State, generation: int, owner: SlotOwner) -> 
 
 def _add(slot: RingSlot, name: str) -> Counts:
     return replace(slot.counts, **{name: getattr(slot.counts, name) + 1})
+
+
+COMMAND = "python -m nvrx_slurm.transport.slots docs/transport.md"
+
+
+def diagram() -> str:
+    """What each step makes of a slot in each state, as a Mermaid diagram: found by taking all of them."""
+    me = SlotOwner(1, 1, 1)
+    steps: dict[str, Callable[[RingSlot], RingSlot | Refusal]] = {
+        "begin": lambda slot: begin(slot, slot.generation + 1, me, overwrite=True),
+        "publish": lambda slot: publish(slot, 1, me, size=0, checksum=None, schema_bytes=0),
+        "abandon": lambda slot: abandon(slot, 1, me),
+        "claim": lambda slot: claim(slot, 1, me, 0),
+        "consume": lambda slot: consume(slot, 1, me),
+        "release": lambda slot: release(slot, 1, me),
+        "take": lambda slot: take(slot, 1, slot.size, consumed=True),
+        "settle": lambda slot: settle(slot, 1),
+        "reclaim": lambda slot: reclaim(slot) if lapsed(slot, 0, owner_is_dead=True) else Refusal.BUSY,
+    }
+    lines = ["stateDiagram-v2", f"    [*] --> {State.FREE.name}"]
+    for state in State:
+        owner = me if state in (State.WRITING, State.READING) else NO_OWNER
+        for name, step in steps.items():
+            after = step(RingSlot(state, 1, owner))
+            if isinstance(after, RingSlot):
+                lines.append(f"    {state.name} --> {after.state.name} : {name}")
+    return "\n".join(lines)
+
+
+def with_diagram(page: str) -> str:
+    """The page docs/transport.md with the current diagram. Raises ValueError for a page without a place for it."""
+    from nvrx_slurm.util import pages  # here: a worker loads this module, and draws nothing
+
+    return pages.with_diagram(page, COMMAND, diagram())
+
+
+if __name__ == "__main__":
+    import sys
+    from pathlib import Path
+
+    page = Path(sys.argv[1])
+    page.write_text(with_diagram(page.read_text()))

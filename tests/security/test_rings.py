@@ -19,7 +19,7 @@ import pytest
 from nvrx_slurm.transport import PayloadClient, PayloadServer, SharedRing
 from nvrx_slurm.transport.errors import ForeignRing, RingError, TransportError
 from nvrx_slurm.transport.ring import sweep
-from nvrx_slurm.transport.ring.memory import Layout
+from nvrx_slurm.transport.ring_file import Layout
 
 SHM = Path("/dev/shm")
 SLOTS, SLOT_BYTES = 2, 8192

@@ -18,7 +18,7 @@ import xxhash
 from nvrx_slurm.transport.errors import PayloadTimeout, TransportError
 from nvrx_slurm.transport.protocol import PeerLink, TokenHandshake, pass_through
 from nvrx_slurm.transport.ring import SharedRing
-from nvrx_slurm.transport.serving import ServerLimits, serve
+from nvrx_slurm.transport.server import ServerLimits, serve
 
 T = TypeVar("T")
 

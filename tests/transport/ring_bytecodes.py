@@ -20,11 +20,11 @@ from types import FrameType
 from nvrx_slurm.transport.errors import TransportError
 from nvrx_slurm.transport.ref import PayloadRef
 from nvrx_slurm.transport.ring import Claim, SharedRing
-from nvrx_slurm.transport.ring.locks import holding
+from nvrx_slurm.transport.ring_locks import holding
 from nvrx_slurm.transport.slots import State
 from tests.unit.inprocess.bytecodes import at_bytecode
 
-OURS = ("/transport/ring/", "/transport/slots.py")
+OURS = ("/transport/ring", "/transport/copying.py", "/transport/slots.py")
 DATA = b"payload" * 20
 
 

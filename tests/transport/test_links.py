@@ -17,7 +17,6 @@ import pytest
 from nvrx_slurm.lab.faults.sick_ports import SickPort
 from nvrx_slurm.transport import PayloadRef, SharedRing, protocol
 from nvrx_slurm.transport.backends import by_scheme
-from nvrx_slurm.transport.backends.shm import ShmBackend
 from nvrx_slurm.transport.errors import (
     PayloadTimeout,
     PayloadTruncated,
@@ -26,6 +25,7 @@ from nvrx_slurm.transport.errors import (
     TransportError,
 )
 from nvrx_slurm.transport.protocol import PeerLink, acknowledge, host_and_port, request
+from nvrx_slurm.transport.shm import ShmBackend
 from nvrx_slurm.transport.slots import State
 from tests.transport.harness import (
     IDLE_SHARE,

@@ -32,17 +32,18 @@ from nvrx_slurm.transport import (
     SharedRing,
     TransportError,
     protocol,
+    ring_access,
+    tcp,
 )
-from nvrx_slurm.transport.backends import tcp
-from nvrx_slurm.transport.backends.shm import MOST_RINGS
-from nvrx_slurm.transport.backends.tcp import TcpBackend
 from nvrx_slurm.transport.fetching import ReadCancellation
 from nvrx_slurm.transport.pool import UnconfirmedAck
 from nvrx_slurm.transport.protocol import host_and_port
 from nvrx_slurm.transport.retrying import Limits
-from nvrx_slurm.transport.ring import Claim, steps
-from nvrx_slurm.transport.serving import offer
+from nvrx_slurm.transport.ring import Claim
+from nvrx_slurm.transport.server import offer
+from nvrx_slurm.transport.shm import MOST_RINGS
 from nvrx_slurm.transport.slots import State
+from nvrx_slurm.transport.tcp import TcpBackend
 from tests.transport.harness import TOKEN, WAIT_S, Async, bounded, on_deadline, soon, until
 from tests.transport.nodes import asked, client_of
 
@@ -145,7 +146,7 @@ def test_a_stopped_process_has_the_slots_lock_when_a_read_ends(
     served: Served, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Whether it was the payload cannot be known then: the read ends at its deadline all the same."""
-    monkeypatch.setattr(steps, "END_PATIENCE_S", WAIT_S)
+    monkeypatch.setattr(ring_access, "END_PATIENCE_S", WAIT_S)
     ref = served.ring.write(Gate())
     with PayloadClient(transports=("shm",), allow_pickle=True) as client:
         reading = Async(lambda: client.read(ref, deadline=0.5))

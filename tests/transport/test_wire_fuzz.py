@@ -15,9 +15,9 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from nvrx_slurm.transport import PayloadRef, PayloadServer, ServerLimits, SharedRing, TransportError, protocol
-from nvrx_slurm.transport.backends.tcp import TcpBackend, TcpLink
 from nvrx_slurm.transport.protocol import PeerLink, acknowledge, greet, host_and_port, receive, request, settle
 from nvrx_slurm.transport.slots import State
+from nvrx_slurm.transport.tcp import TcpBackend, TcpLink
 from tests.transport.harness import TOKEN, Async, pattern, soon, until
 from tests.transport.nodes import client_of
 

@@ -19,9 +19,9 @@ from pathlib import Path
 import pytest
 
 from nvrx_slurm.transport.backends import by_scheme
-from nvrx_slurm.transport.backends.ucxx import REFUSAL, UcxxLink, WorkerHello
 from nvrx_slurm.transport.errors import PeerRefused, PeerReset, RingError, TransportError
 from nvrx_slurm.transport.protocol import Backend, PeerLink, host_and_port
+from nvrx_slurm.transport.ucxx import REFUSAL, UcxxLink, WorkerHello
 from tests.transport.harness import WAIT_S, Async, on_deadline, soon, until
 from tests.transport.links import Far, receive, send
 
@@ -170,9 +170,9 @@ def test_more_connections_than_ucx_can_count(backend: Backend) -> None:
     """Another worker goes on where one has made as many as it may."""
     ended = run(
         """
-        from nvrx_slurm.transport.backends import ucx_engine
-        from nvrx_slurm.transport.backends.ucx_engine import engine
-        ucx_engine.MOST_MADE = 3
+        from nvrx_slurm.transport import ucxx_engine
+        from nvrx_slurm.transport.ucxx_engine import engine
+        ucxx_engine.MOST_MADE = 3
 
         def serve(link):
             frame = memoryview(bytearray(32))

@@ -8,8 +8,8 @@ from collections.abc import Callable, Iterator
 from queue import SimpleQueue
 from typing import TypeVar
 
-from nvrx_slurm.transport.backends.tcp import TcpBackend
 from nvrx_slurm.transport.protocol import PeerLink, TokenHandshake, pass_through
+from nvrx_slurm.transport.tcp import TcpBackend
 from tests.transport.harness import TOKEN, WAIT_S, soon
 
 T = TypeVar("T")

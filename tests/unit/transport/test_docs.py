@@ -13,20 +13,18 @@ import pytest
 
 from nvrx_slurm.transport import errors, retrying, slots
 from nvrx_slurm.transport.client import PayloadClient, PayloadsMissing
-from nvrx_slurm.transport.docs import diagram, with_diagram
 from nvrx_slurm.transport.doctor import CHECKS, examine
 from nvrx_slurm.transport.retrying import Limits
 from nvrx_slurm.transport.ring import RingMetrics, SharedRing
-from nvrx_slurm.transport.server import PayloadServer
-from nvrx_slurm.transport.serving import ServerLimits
-from nvrx_slurm.transport.slots import State
+from nvrx_slurm.transport.server import PayloadServer, ServerLimits
+from nvrx_slurm.transport.slots import State, diagram, with_diagram
 
 PAGE = (Path(__file__).parents[3] / "docs" / "transport.md").read_text()
 
 
 def test_the_life_of_a_slot_is_drawn_as_it_is() -> None:
-    """The page has the diagram that `python -m nvrx_slurm.transport.docs` draws."""
-    assert with_diagram(PAGE) == PAGE, "run: python -m nvrx_slurm.transport.docs docs/transport.md"
+    """The page has the diagram that `python -m nvrx_slurm.transport.slots` draws."""
+    assert with_diagram(PAGE) == PAGE, "run: python -m nvrx_slurm.transport.slots docs/transport.md"
 
 
 def test_a_page_without_a_place_for_the_diagram_is_refused() -> None:

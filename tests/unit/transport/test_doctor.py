@@ -13,11 +13,12 @@ from nvrx_slurm.transport.doctor import (
     gibibytes,
     is_fit,
     known_as,
+    measure,
+    measure_apart,
     rdma,
     room_for_rings,
 )
 from nvrx_slurm.transport.errors import TransportError
-from nvrx_slurm.transport.pace import measure, measure_apart
 
 MEBIBYTE, GIBIBYTE = 1 << 20, 1 << 30
 NO_LIMIT = resource.RLIM_INFINITY

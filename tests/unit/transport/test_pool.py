@@ -9,12 +9,12 @@ from collections.abc import Callable, Iterator
 import pytest
 
 from nvrx_slurm.transport import protocol
-from nvrx_slurm.transport.backends.tcp import TcpBackend
 from nvrx_slurm.transport.errors import PayloadTimeout, PeerRefused, PeerReset
 from nvrx_slurm.transport.pool import MOST_UNCONFIRMED, AllInUse, Pool, PooledConnection, UnconfirmedAck
 from nvrx_slurm.transport.protocol import PeerLink, acknowledge, request
 from nvrx_slurm.transport.ref import PayloadRef
-from nvrx_slurm.transport.serving import ServerLimits
+from nvrx_slurm.transport.server import ServerLimits
+from nvrx_slurm.transport.tcp import TcpBackend
 from tests.transport.harness import TOKEN, admit_and_serve, soon, until
 from tests.unit.transport.sides import Side, server_of
 

@@ -8,7 +8,7 @@ import sys
 import pytest
 
 LOADED = "; import sys; print(*[name for name in ('numpy', 'torch') if name in sys.modules])"
-PAYLOADS = "from nvrx_slurm.transport.payloads import encode, decode"
+PAYLOADS = "from nvrx_slurm.transport.codec import encode, decode"
 
 
 @pytest.mark.parametrize(

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from msgspec.structs import replace
 
 from nvrx_slurm.transport import slots as rules
-from nvrx_slurm.transport.ring.memory import BANK_BYTES, Layout, Memory
+from nvrx_slurm.transport.ring_file import BANK_BYTES, Layout, Memory
 from nvrx_slurm.transport.slots import Counts, RingSlot, SlotOwner, State
 
 LAYOUT = Layout(2, 100)

@@ -11,10 +11,10 @@ from typing import Any
 import numpy as np
 import pytest
 
+from nvrx_slurm.transport.codec import decode, encode
 from nvrx_slurm.transport.errors import PayloadCorrupt, TransportError
-from nvrx_slurm.transport.payloads import decode, encode
-from nvrx_slurm.transport.payloads.schema import TENSOR_ITEM_BYTES
-from tests.unit.transport.payloads.objects import ALIGNMENT, address, built, payload_of
+from nvrx_slurm.transport.schema import TENSOR_ITEM_BYTES
+from tests.unit.transport.objects import ALIGNMENT, address, built, payload_of
 
 pytestmark = pytest.mark.torch
 

@@ -9,8 +9,8 @@ import numpy as np
 import pytest
 from hypothesis import example, given, settings
 
-from nvrx_slurm.transport.payloads import decode, encode
-from tests.unit.transport.payloads.objects import ALIGNMENT, Objects, arrays, built, is_same, payload_of
+from nvrx_slurm.transport.codec import decode, encode
+from tests.unit.transport.objects import ALIGNMENT, Objects, arrays, built, is_same, payload_of
 
 
 @given(Objects)

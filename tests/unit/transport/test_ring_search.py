@@ -6,7 +6,7 @@ import pytest
 
 from nvrx_slurm.transport import slots
 from nvrx_slurm.transport.slots import RingSlot, State
-from tests.unit.transport.ring.slot_search import Actor, World, current, held, searched
+from tests.unit.transport.slot_search import Actor, World, current, held, searched
 
 
 def world(*, writes: int, reads: int, overwrite: bool = True, peeking: int = 0) -> World:

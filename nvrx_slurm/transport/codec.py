@@ -16,7 +16,8 @@ from typing import Any, NamedTuple, Protocol, cast
 import msgspec
 
 from nvrx_slurm.transport.errors import PayloadCorrupt, TransportError
-from nvrx_slurm.transport.payloads.schema import (
+from nvrx_slurm.transport.ref import LONGEST_SCHEMA
+from nvrx_slurm.transport.schema import (
     ALIGNMENT,
     FLOAT_BITS,
     MOST_DEPTH,
@@ -33,7 +34,6 @@ from nvrx_slurm.transport.payloads.schema import (
     padding,
     plan_of,
 )
-from nvrx_slurm.transport.ref import LONGEST_SCHEMA
 
 _MODULES = {"numpy": f"{__package__}.arrays", "torch": f"{__package__}.tensors"}
 

@@ -7,9 +7,9 @@ from typing import Any, cast
 
 import numpy as np
 
+from nvrx_slurm.transport.codec import Unsendable
 from nvrx_slurm.transport.errors import PayloadCorrupt
-from nvrx_slurm.transport.payloads.codec import Unsendable
-from nvrx_slurm.transport.payloads.schema import (
+from nvrx_slurm.transport.schema import (
     MOST_DIMENSIONS,
     Array,
     Field,

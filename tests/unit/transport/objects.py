@@ -9,7 +9,7 @@ import numpy as np
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
 
-from nvrx_slurm.transport.payloads import Encoded, decode
+from nvrx_slurm.transport.codec import Encoded, decode
 
 ALIGNMENT = 64
 

@@ -13,7 +13,7 @@ from types import TracebackType
 from typing import TYPE_CHECKING, Any, NamedTuple, NoReturn
 
 from nvrx_slurm.errors import UsageError
-from nvrx_slurm.transport import arguments, payloads
+from nvrx_slurm.transport import arguments, codec, copying, ring_file, ring_locks
 from nvrx_slurm.transport.errors import (
     PayloadCorrupt,
     PayloadTimeout,
@@ -23,15 +23,15 @@ from nvrx_slurm.transport.errors import (
     TransportError,
 )
 from nvrx_slurm.transport.ref import LONGEST_SCHEMA, PayloadRef
-from nvrx_slurm.transport.ring import copying, locks, segment
-from nvrx_slurm.transport.ring.access import Claim, Writing
-from nvrx_slurm.transport.ring.memory import Creator, Glance, Header, Layout, Memory, RingShape, checked
-from nvrx_slurm.transport.ring.owners import OwnedAttempt, namespace, this_process
-from nvrx_slurm.transport.ring.steps import HELD, Steps
+from nvrx_slurm.transport.ring_access import HELD, Claim, Steps, Writing
+from nvrx_slurm.transport.ring_file import Creator, Glance, Header, Layout, Memory, RingShape, checked, is_gone, sweep
+from nvrx_slurm.transport.ring_locks import OwnedAttempt, namespace, this_process
 from nvrx_slurm.transport.slots import Counts, Refusal, RingSlot, SlotOwner, State
 
 if TYPE_CHECKING:
     from typing_extensions import Buffer
+
+__all__ = ["Claim", "RingHandle", "RingMetrics", "SharedRing", "Writing", "is_gone", "sweep"]
 
 WRITE_PATIENCE_S = 0.05
 """How long a writer that finds nothing else waits for the lock of each slot."""
@@ -45,7 +45,7 @@ class RingHandle:
     """What another process on the node needs to attach."""
 
     name: str
-    folder: str = str(segment.SHM)
+    folder: str = str(ring_file.SHM)
 
 
 class RingMetrics(NamedTuple):
@@ -91,7 +91,7 @@ class SharedRing:
         checksum: bool = True,
         lease_s: float = 30.0,
         allow_pickle: bool = False,
-        folder: str | Path = segment.SHM,
+        folder: str | Path = ring_file.SHM,
     ) -> SharedRing:
         """A new ring with all its memory, readable by this user alone, and for as long as this process lives.
 
@@ -106,12 +106,12 @@ class SharedRing:
             raise RingError(f"lease_s must be more than 0, it is {lease_s:g}")
         for named, value in (("overwrite", overwrite), ("checksum", checksum)):
             arguments.instance(named, value, bool)
-        if not locks.is_supported():
+        if not ring_locks.is_supported():
             raise RingError("rings are for Linux on x86-64 and aarch64")
         folder = arguments.folder(folder)
         slots, slot_bytes = arguments.whole("slots", slots, 0), arguments.whole("slot_bytes", slot_bytes, 0)
         layout = checked(slots, slot_bytes)
-        segment.sweep(folder)
+        ring_file.sweep(folder)
         creator = Creator(*this_process(), namespace())
         header = Header(creator, RingShape(slots, slot_bytes, overwrite, checksum, int(lease_s * 1e9)))
         name = f"nvrx-ring-{creator.pid}-{creator.started_ticks}-{secrets.token_hex(6)}"
@@ -121,19 +121,19 @@ class SharedRing:
             memory.view[: len(packed)] = packed
             memory.initialize()
 
-        mapped = segment.make(folder, name, layout.total_bytes, lambda mapped: fill(Memory(mapped, layout, name)))
+        mapped = ring_file.make(folder, name, layout.total_bytes, lambda mapped: fill(Memory(mapped, layout, name)))
         ring = cls(Memory(mapped, layout, name), name, header, folder, allow_pickle=allow_pickle)
         ring._is_made_here = True
         return ring
 
     @classmethod
     def attach(
-        cls, ring: RingHandle | str, *, allow_pickle: bool = False, folder: str | Path = segment.SHM
+        cls, ring: RingHandle | str, *, allow_pickle: bool = False, folder: str | Path = ring_file.SHM
     ) -> SharedRing:
         """A ring that a process of this node has made, by its handle or its name. Raises RingError."""
         name, folder = (ring.name, ring.folder) if isinstance(ring, RingHandle) else (ring, folder)
         name, folder = arguments.instance("ring (its handle or its name)", name, str), arguments.folder(folder)
-        mapped, header = segment.open_(folder, name)
+        mapped, header = ring_file.open_(folder, name)
         memory = Memory(mapped, Layout(header.shape.slots, header.shape.slot_bytes), name)
         return cls(memory, name, header, folder, allow_pickle=allow_pickle)
 
@@ -150,7 +150,7 @@ class SharedRing:
 
     def write(self, obj: object, *, timeout_s: float = 0.0) -> PayloadRef:
         """Write an object (`payloads` says which). Raises TransportError where it cannot be sent, and as `begin`."""
-        encoded = payloads.encode(obj, allow_pickle=self._allow_pickle)
+        encoded = codec.encode(obj, allow_pickle=self._allow_pickle)
         return self.write_raw(encoded.buffers, encoded.schema, timeout_s=timeout_s)
 
     def write_raw(
@@ -244,7 +244,7 @@ class SharedRing:
                         ) from None
                     error.ref = ref or claim.ref
                     raise
-            yield payloads.decode(claim.schema, claim.payload, allow_pickle=self._allow_pickle)
+            yield codec.decode(claim.schema, claim.payload, allow_pickle=self._allow_pickle)
         except BaseException:
             claim.drop()
             raise
@@ -352,7 +352,7 @@ class SharedRing:
         the last of them. Any number of times, from any process."""
         if self._is_linked:
             self._is_linked = False
-            segment.remove(self._folder, self.name, forget=self._is_creator())
+            ring_file.remove(self._folder, self.name, forget=self._is_creator())
 
     def __reduce__(self) -> NoReturn:
         raise UsageError("a SharedRing cannot be pickled: send its handle, and SharedRing.attach(handle) there")
@@ -457,7 +457,7 @@ class SharedRing:
             payload = memoryview(claim.copied("" if ref is None else ref.checksum))
             if self._allow_pickle and not claim.is_ours():
                 return _NOTHING  # a mix of two payloads must never be unpickled
-            value = payloads.decode(claim.schema, payload, allow_pickle=self._allow_pickle)
+            value = codec.decode(claim.schema, payload, allow_pickle=self._allow_pickle)
         except TransportError as error:
             if not claim.finish(consumed=False):
                 # The bytes were another payload's. The next attempt tells whether this one is still there.

@@ -11,8 +11,8 @@ from typing import Any
 import numpy as np
 import pytest
 
-from nvrx_slurm.transport.payloads import decode, encode
-from tests.unit.transport.payloads.objects import ALIGNMENT, address, built, payload_of
+from nvrx_slurm.transport.codec import decode, encode
+from tests.unit.transport.objects import ALIGNMENT, address, built, payload_of
 
 BIG = 8 << 20
 LITTLE = 64 << 10

@@ -23,12 +23,12 @@ from collections import deque
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from nvrx_slurm.transport.backends.ucx_peer import NUMBER_BITS, SHORT_BYTES, Done, Peer, SendCompletion, ignore
 from nvrx_slurm.transport.errors import PeerRefused, PeerReset
+from nvrx_slurm.transport.ucxx_peer import NUMBER_BITS, SHORT_BYTES, Done, Peer, SendCompletion, ignore
 from nvrx_slurm.util.log import get_logger
 
 if TYPE_CHECKING:
-    from nvrx_slurm.transport.backends.ucxx import WorkerHello
+    from nvrx_slurm.transport.ucxx import WorkerHello
 
 STOP_S = 0.5
 """At the end of the process: so long may what was sent take to arrive."""

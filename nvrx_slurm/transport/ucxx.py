@@ -14,9 +14,6 @@ from collections.abc import Callable
 from functools import partial
 from typing import NamedTuple
 
-from nvrx_slurm.transport.backends.tcp import TcpBackend, TcpLink, TcpListener
-from nvrx_slurm.transport.backends.ucx_engine import Engine, engine
-from nvrx_slurm.transport.backends.ucx_peer import Peer, SendCompletion, Want
 from nvrx_slurm.transport.errors import PayloadTimeout, PayloadTruncated, PeerRefused, PeerReset, TransportError
 from nvrx_slurm.transport.protocol import (
     OTHER_TOKEN,
@@ -28,6 +25,9 @@ from nvrx_slurm.transport.protocol import (
     ServerHandshake,
     pass_through,
 )
+from nvrx_slurm.transport.tcp import TcpBackend, TcpLink, TcpListener
+from nvrx_slurm.transport.ucxx_engine import Engine, engine
+from nvrx_slurm.transport.ucxx_peer import Peer, SendCompletion, Want
 from nvrx_slurm.util.log import get_logger
 
 SCHEME = "ucxx"

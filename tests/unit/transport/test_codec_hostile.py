@@ -15,11 +15,11 @@ import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
+from nvrx_slurm.transport.codec import decode, encode
 from nvrx_slurm.transport.errors import PayloadCorrupt, TransportError
-from nvrx_slurm.transport.payloads import decode, encode
-from nvrx_slurm.transport.payloads.schema import CACHED_SCHEMAS, LONGEST_CACHED, VERSION, _cached_plan, plan_of
 from nvrx_slurm.transport.ref import LONGEST_SCHEMA
-from tests.unit.transport.payloads.objects import Objects, payload_of
+from nvrx_slurm.transport.schema import CACHED_SCHEMAS, LONGEST_CACHED, VERSION, _cached_plan, plan_of
+from tests.unit.transport.objects import Objects, payload_of
 
 TRIED_BYTES = 1 << 20
 FREE_BYTES = 512 << 10

@@ -12,7 +12,7 @@ import xxhash
 
 from nvrx_slurm.errors import UsageError
 from nvrx_slurm.transport.arguments import buffer
-from nvrx_slurm.transport.ring.memory import PAGE, up_to
+from nvrx_slurm.transport.ring_file import PAGE, up_to
 
 if TYPE_CHECKING:
     from typing_extensions import Buffer

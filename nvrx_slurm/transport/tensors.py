@@ -10,9 +10,9 @@ from typing import Any
 
 import numpy as np
 
+from nvrx_slurm.transport.codec import Unsendable
 from nvrx_slurm.transport.errors import TransportError
-from nvrx_slurm.transport.payloads.codec import Unsendable
-from nvrx_slurm.transport.payloads.schema import MOST_DIMENSIONS, TENSOR_ITEM_BYTES, Array, axes_in_memory
+from nvrx_slurm.transport.schema import MOST_DIMENSIONS, TENSOR_ITEM_BYTES, Array, axes_in_memory
 
 torch = importlib.import_module("torch")
 

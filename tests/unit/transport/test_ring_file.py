@@ -11,8 +11,8 @@ import pytest
 
 from nvrx_slurm.transport.errors import RingError
 from nvrx_slurm.transport.ring import SharedRing, is_gone, sweep
-from nvrx_slurm.transport.ring.memory import Creator, Header, RingShape, checked, made_by
-from nvrx_slurm.transport.ring.owners import is_running, namespace, this_process
+from nvrx_slurm.transport.ring_file import Creator, Header, RingShape, checked, made_by
+from nvrx_slurm.transport.ring_locks import is_running, namespace, this_process
 
 NAME = "nvrx-ring-1-1-abc"
 SHAPE = RingShape(2, 100, overwrite=True, checksum=False, lease_ns=5)

@@ -19,7 +19,7 @@ from nvrx_slurm.transport import protocol
 from nvrx_slurm.transport.errors import ForeignRing, PeerRefused, PeerReset, RingError
 from nvrx_slurm.transport.protocol import AdmissionCheck, PeerLink, PortListener, Seen
 from nvrx_slurm.transport.ring import SharedRing, is_gone
-from nvrx_slurm.transport.serving import offer
+from nvrx_slurm.transport.server import offer
 from nvrx_slurm.util.log import get_logger
 
 if TYPE_CHECKING:

@@ -12,11 +12,11 @@ from typing import Any, NamedTuple
 import numpy as np
 import pytest
 
+from nvrx_slurm.transport.codec import decode, encode
 from nvrx_slurm.transport.errors import TransportError
-from nvrx_slurm.transport.payloads import decode, encode
-from nvrx_slurm.transport.payloads.schema import MOST_DEPTH, MOST_LEAVES
 from nvrx_slurm.transport.ref import LONGEST_SCHEMA
-from tests.unit.transport.payloads.objects import is_same, payload_of
+from nvrx_slurm.transport.schema import MOST_DEPTH, MOST_LEAVES
+from tests.unit.transport.objects import is_same, payload_of
 
 
 class Point(NamedTuple):

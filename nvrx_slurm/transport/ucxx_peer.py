@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from nvrx_slurm.transport.errors import PayloadTruncated, PeerReset
 
 if TYPE_CHECKING:
-    from nvrx_slurm.transport.backends.ucx_engine import Engine, UcxWorker
+    from nvrx_slurm.transport.ucxx_engine import Engine, UcxWorker
 
 
 class SendCompletion:

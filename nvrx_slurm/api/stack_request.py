@@ -19,6 +19,7 @@ from nvrx_slurm.report.journal_stream import post
 from nvrx_slurm.report.model import JobView, NodeView, Value
 from nvrx_slurm.report.snapshot import Snapshot
 from nvrx_slurm.report.source import Journal
+from nvrx_slurm.report.view import fold
 from nvrx_slurm.report.words import names, numbers, ranks_of, seconds
 from nvrx_slurm.util.clock import Clock, SystemClock
 
@@ -126,7 +127,7 @@ class StackRequest:
             )
             for item in journal.poll(min(LOOK_S, waiting.left_s())):
                 assert isinstance(item, Entry)  # no beats were asked for
-                snapshot.grow(self._view, item)
+                fold(self._view, item)
                 record = item.record
                 self._ordered |= isinstance(record, DumpOrdered) and record.request == self._id
                 if isinstance(record, StacksDumped) and record.request == self._id and record.node not in answered:

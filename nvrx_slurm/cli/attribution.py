@@ -12,10 +12,11 @@ from nvrx_slurm.cli.options import folder_option
 from nvrx_slurm.errors import EXIT_UNREACHABLE
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Iterable, Iterator
 
     from nvrx_slurm.journal.folder import JobFolder
     from nvrx_slurm.report.failures import Failures
+    from nvrx_slurm.report.model import JobView
 
 
 @click.group()
@@ -40,7 +41,7 @@ def report(job_ids: tuple[str, ...], as_json: bool, folder: Path) -> None:
     from nvrx_slurm.util.sanitize import json_text
 
     jobs = [find_job(folder, job_id) for job_id in job_ids] if job_ids else known_jobs(folder)
-    result = hindsight.hindsight(entry for job in jobs for entry in _failures(job))
+    result = hindsight.hindsight(_failures(jobs))
     if as_json:
         click.echo(json_text(msgspec.json.format(msgspec.json.encode(result), indent=2)))
         return
@@ -82,12 +83,12 @@ def flush(job_ids: tuple[str, ...], folder: Path) -> int:
     return EXIT_UNREACHABLE if is_left else 0
 
 
-def _failures(job: JobFolder) -> Iterator[tuple[str, Failures, float | None]]:
+def _failures(jobs: Iterable[JobFolder]) -> Iterator[tuple[str, Failures, JobView]]:
+    """Of each job that has a plan."""
     from nvrx_slurm.report import source
-    from nvrx_slurm.report.failures import failures
+    from nvrx_slurm.report.failures import read_failures
     from nvrx_slurm.report.jobs import read_plan
 
-    plan = read_plan(job)
-    if plan is not None:
-        journal = source.so_far(job)
-        yield job.job_id, failures(plan, job, journal), journal[-1].t if journal else None
+    for job in jobs:
+        if plan := read_plan(job):
+            yield job.job_id, *read_failures(plan, job, source.so_far(job))

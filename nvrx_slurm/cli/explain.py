@@ -12,8 +12,8 @@ from nvrx_slurm.cli.options import folder_option
 from nvrx_slurm.errors import UsageError
 
 if TYPE_CHECKING:
-    from nvrx_slurm.journal.verdicts import Attribution, Inquiry
-    from nvrx_slurm.report.failures import Failures, FailureTimeline
+    from nvrx_slurm.report.failures import FailureTimeline
+    from nvrx_slurm.report.model import JobView
 
 
 @click.command()
@@ -29,7 +29,7 @@ def explain(job_id: str, cycle: int | None, replica: str | None, as_json: bool, 
     Where the rules were not asked while the job ran they are asked now.
     """
     from nvrx_slurm.report import explanation, source
-    from nvrx_slurm.report.failures import failures
+    from nvrx_slurm.report.failures import read_failures
     from nvrx_slurm.report.jobs import find_job, read_plan
     from nvrx_slurm.util.sanitize import json_text
 
@@ -37,9 +37,13 @@ def explain(job_id: str, cycle: int | None, replica: str | None, as_json: bool, 
     plan = read_plan(job)
     if plan is None:
         raise UsageError(f"job {job_id} has not started yet: there is nothing to explain")
-    history = failures(plan, job, source.so_far(job))
-    each = _chosen(history, job_id, cycle, replica)
-    now = None if any(answer.attribution.primary for answer in each.answers) else _analyzed(each.inquiry)
+    history, view = read_failures(plan, job, source.so_far(job))
+    each = _chosen(history.timelines, view, job_id, cycle, replica)
+    now = None
+    if not any(answer.attribution.primary for answer in each.answers):
+        from nvrx_slurm.attribution.analyze.analyzer import analyze_sync
+
+        now = analyze_sync(each.inquiry)
     report = explanation.explanation(each, job=job_id, name=plan.name, now=now)
     if as_json:
         click.echo(json_text(explanation.as_json(report)))
@@ -55,24 +59,18 @@ def explain(job_id: str, cycle: int | None, replica: str | None, as_json: bool, 
         click.echo("\n\n".join([plain.pairs(rows), *([plain.table(table)] if table.rows else [])]))
 
 
-def _chosen(history: Failures, job_id: str, cycle: int | None, replica: str | None) -> FailureTimeline:
+def _chosen(
+    timelines: list[FailureTimeline], view: JobView, job_id: str, cycle: int | None, replica: str | None
+) -> FailureTimeline:
     """The last failure that fits. Raises UsageError with those that there are."""
-    fits = [each for each in history.timelines if cycle in (None, each.key[2]) and replica in (None, each.key[1])]
-    if fits:
-        return fits[-1]
-    if not history.timelines:
-        end = "" if history.exit_code is None else f"; it ended with {history.exit_code}"
-        raise UsageError(f"nothing has failed in job {job_id}{_in_process(history)}{end}")
-    known = ", ".join(f"{each.key[1]} cycle {each.key[2]}" for each in history.timelines[-8:])
-    raise UsageError(f"no such failure in job {job_id}; it has: {known}")
-
-
-def _in_process(history: Failures) -> str:
-    count = sum(record.times for records in history.in_process.values() for record in records)
-    return f"; `events` has what its ranks restarted for in process ({count} so far)" if count else ""
-
-
-def _analyzed(inquiry: Inquiry) -> Attribution:
-    from nvrx_slurm.attribution.analyze.analyzer import analyze_sync
-
-    return analyze_sync(inquiry)
+    keys = [each.inquiry.key for each in timelines]
+    for each, key in zip(reversed(timelines), reversed(keys), strict=True):
+        if cycle in (None, key.cycle) and replica in (None, key.replica):
+            return each
+    if timelines:
+        known = ", ".join(f"{key.replica} cycle {key.cycle}" for key in keys[-8:])
+        raise UsageError(f"no such failure in job {job_id}; it has: {known}")
+    end = f"; it ended with {view.shutdown.exit_code}" if view.shutdown else ""
+    count = view.restarts_in_process
+    inside = f"; `events` has what its ranks restarted for in process ({count} so far)" if count else ""
+    raise UsageError(f"nothing has failed in job {job_id}{inside}{end}")

@@ -45,14 +45,17 @@ def _explain(base: Path, job_id: str) -> dict[str, Any]:
     """How the job stands, as `status --json` has it, and its last failures, as `explain --json` has them."""
     import msgspec
 
-    from nvrx_slurm.report import snapshot, source
+    from nvrx_slurm.report import snapshot
     from nvrx_slurm.report.explanation import explanation
-    from nvrx_slurm.report.failures import failures
+    from nvrx_slurm.report.failures import Failures
     from nvrx_slurm.report.jobs import find_job, read_plan
 
     job = find_job(base, job_id)
     plan = read_plan(job)
-    timelines = failures(plan, job, source.so_far(job)).timelines[-MOST_FAILURES:] if plan else ()
-    found = [explanation(timeline, job=job_id, name=plan.name) for timeline in reversed(timelines)] if plan else []
-    status = msgspec.json.decode(snapshot.as_json(snapshot.take(job)))
+    if plan is None:
+        return {"status": msgspec.json.decode(snapshot.as_json(snapshot.take(job))), "failures": []}
+    history = Failures(plan, job)
+    status = msgspec.json.decode(snapshot.as_json(snapshot.take(job, history)))
+    newest = history.timelines[: -MOST_FAILURES - 1 : -1]
+    found = [explanation(timeline, job=job_id, name=plan.name) for timeline in newest]
     return {"status": status, "failures": msgspec.json.decode(msgspec.json.encode(found))}

@@ -1,7 +1,7 @@
-"""Reading a job: the journal folded into a view, and the view shown as text, JSON, or a live screen.
+"""Reading a job: one pass over the journal feeds a view and other readers; text, JSON and a live screen show them.
 
     model.py         the values: nodes, replicas, cycles, recoveries, failures; `JobView` holds them
-    view.py          `fold`: the view after one more journal entry; `with_beat`: after a heartbeat
+    view.py          `JobFold`: the one pass over the journal; its view, and its subscribers
     recovery.py      the phases of each recovery, which add up to its total
     ranks.py         each rank's step, lag, silence and open sections, from the heartbeats
     source.py        where entries come from: `journal_file.py`, and `journal_stream.py` while the job runs
@@ -9,8 +9,8 @@
     snapshot.py      the view with what folder and host add: what `status` shows, of one job or of all
     words.py         a duration, a list of nodes, a failure in words; `sentences.py`: an entry in one line
     page.py          a snapshot as facts and tables (`tables.py`); `plain.py` prints them
-    screen.py        the same in colour; `monitor.py` redraws it, `live.py` feeds it until the job ends
-    failures.py      what happened around each failure; `explanation.py`: one of them on one screen
+    screen.py        the same in colour, and the live screen, which `live.py` feeds until the job ends
+    failures.py      a subscriber: what happened around each failure; `explanation.py`: one of them on one screen
     hindsight.py     what the STOP verdicts of dry runs would have saved or lost
     logs.py          the ranks' output, cycle after cycle
     docs.py          docs/journal.md, generated

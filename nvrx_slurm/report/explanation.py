@@ -60,7 +60,7 @@ class Explanation(Value, frozen=True, kw_only=True):
 
 def explanation(timeline: FailureTimeline, *, job: str, name: str, now: Attribution | None = None) -> Explanation:
     """The failure as a value. `now`: an answer that was requested since."""
-    generation, replica, cycle = timeline.key
+    key = timeline.inquiry.key
     answers = [
         Answered(attribution=answer.attribution, at=answer.at, late=answer.late) for answer in timeline.answers
     ]
@@ -69,9 +69,9 @@ def explanation(timeline: FailureTimeline, *, job: str, name: str, now: Attribut
     return Explanation(
         job=job,
         name=name,
-        generation=generation,
-        replica=replica,
-        cycle=cycle,
+        generation=key.generation,
+        replica=key.replica,
+        cycle=key.cycle,
         failed_at=timeline.failed_at,
         inquiry=timeline.inquiry,
         answers=tuple(answers),

@@ -1,6 +1,12 @@
 """The failures of a job, each with its timeline: how it was noticed, the answers, the decision, what followed.
 
-They are found by replaying the journal through the core: what it knew at each failure is what the sources were asked.
+`Failures` subscribes to the one pass over the journal (`view.JobFold`). What the view has (worlds, restarts in
+process, the shutdown) it takes from the view.
+
+Beside that it replays the facts through the core, which no other reader of a report needs. Only the core's state at
+the failure says which failure counted, how much progress the core had counted until then, and what the controller
+asked the sources. `controller.AttributionRequests` builds that request here as it does in the controller, so the
+rules are asked exactly what the controller asked.
 """
 
 from __future__ import annotations
@@ -14,7 +20,6 @@ from nvrx_slurm.core.state import new_job
 from nvrx_slurm.jobspec.plan import Plan
 from nvrx_slurm.journal.records import (
     Attributed,
-    AttributionAsked,
     AttributionJudged,
     ControllerStarted,
     Entry,
@@ -27,10 +32,9 @@ from nvrx_slurm.journal.records import (
     Shutdown,
 )
 from nvrx_slurm.journal.verdicts import Attribution, Inquiry
+from nvrx_slurm.report.model import CycleKey, JobView
+from nvrx_slurm.report.view import JobFold
 from nvrx_slurm.util.files import JobFiles
-
-Key = tuple[int, str, int]
-"""Generation, replica, cycle."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,12 +48,11 @@ class RecordedAnswer:
 
 @dataclass(slots=True)
 class FailureTimeline:
-    """One failure. Times are seconds since the epoch, by the store's clock; None: that has not come."""
+    """One failure. Times are seconds since the epoch, by the store's clock; None: that has not happened."""
 
     inquiry: Inquiry
     failed_at: float
     decider: ControllerStarted | None
-    asked: AttributionAsked | None = None
     answers: list[RecordedAnswer] = field(default_factory=list)
     judged: AttributionJudged | None = None
     decided: RestartDecided | None = None
@@ -62,46 +65,38 @@ class FailureTimeline:
     in_process: int = 0  # how often its ranks had restarted in process in this cycle
     last_in_process: str = ""  # for what the last time
 
-    @property
-    def key(self) -> Key:
-        key = self.inquiry.key
-        return key.generation, key.replica, key.cycle
-
 
 class Failures:
-    """Takes a journal, entry by entry."""
+    """The timelines of a journal's failures, oldest first. A subscriber of `JobFold`."""
 
     def __init__(self, plan: Plan, files: JobFiles) -> None:
-        self.plan, self.job = plan, new_job(plan)
         self.timelines: list[FailureTimeline] = []
-        self.exit_code: int | None = None
+        self.job = new_job(plan)
         self._requests = AttributionRequests(self.job, files, NoBroker())
-        self._by_key: dict[Key, FailureTimeline] = {}
+        self._by_key: dict[CycleKey, FailureTimeline] = {}
         self._controller: ControllerStarted | None = None
-        self._worlds: dict[str, int] = {}
-        self.in_process: dict[Key, list[RestartedInProcess]] = {}
+        self._last_in_process: dict[CycleKey, str] = {}
         self._ending: FailureTimeline | None = None  # the failure that ends the job
 
-    def take(self, entry: Entry) -> None:
+    def take(self, entry: Entry, view: JobView) -> None:
         record = entry.record
         self._requests.note(record, entry.t)
         if isinstance(record, Fact):
+            # A failure opens the next cycle, in which the core counts steps anew: look before it takes the fact.
             best = {replica.id: _best(replica.best_step, replica.reached) for replica in self.job.replicas.values()}
             step(self.job, record, entry.t)
-            self._open(entry.t, best)
+            self._open(view, best)
         match record:
+            case JobStarted():
+                self._ending = None
             case ControllerStarted():
                 self._controller = record
             case RestartedInProcess():
-                self.in_process.setdefault((self.job.generation, record.replica, record.cycle), []).append(record)
-            case RoundClosed():
-                self._worlds[record.replica] = record.world_size
-                if timeline := self._timeline(record.replica, record.cycle - 1):
-                    timeline.running_again_at = entry.t
+                self._last_in_process[record.replica, view.generation, record.cycle] = record.restart.cause
+            case RoundClosed() if timeline := self._timeline(record.replica, record.cycle - 1):
+                timeline.running_again_at = entry.t
             case NodeReady() if timeline := self._timeline(record.replica, record.cycle - 1):
                 timeline.best_step = _best(timeline.best_step, record.step)
-            case AttributionAsked() if timeline := self._timeline(record.replica, record.cycle):
-                timeline.asked = record
             case Attributed() if timeline := self._timeline(record.replica, record.cycle):
                 timeline.answers.append(RecordedAnswer(record.attribution, entry.t, late=timeline.judged is not None))
             case AttributionJudged() if timeline := self._timeline(record.replica, record.cycle):
@@ -110,34 +105,32 @@ class Failures:
                 timeline.decided, timeline.decided_at, timeline.decider = record, entry.t, self._controller
                 self._ending = timeline if record.action in ("stop", "fail_job") else self._ending
             case Shutdown():
-                self.exit_code = record.exit_code
                 last = self.timelines[-1] if self.timelines and self.timelines[-1].running_again_at is None else None
                 if ended := self._ending or last:
                     ended.shutdown = record
-            case JobStarted():
-                self.exit_code, self._ending = None, None
 
-    def _open(self, now: float, best: dict[str, int | None]) -> None:
-        for case in self.job.restart_decisions.values():
-            key = (self.job.generation, case.replica, case.cycle)
+    def _open(self, view: JobView, best: dict[str, int | None]) -> None:
+        """Begin the timeline of each failure that the core has just noticed."""
+        for pending in self.job.restart_decisions.values():
+            key = (pending.replica, self.job.generation, pending.cycle)
             if key in self._by_key:
                 continue
-            replica, in_process = self.job.replicas[case.replica], self.in_process.get(key, [])
+            cycle = view.cycles.get(key)
             timeline = FailureTimeline(
-                inquiry=self._requests.inquiry(case),
-                failed_at=case.failure.noticed,
+                inquiry=self._requests.inquiry(pending),
+                failed_at=pending.failure.noticed,
                 decider=self._controller,
-                world_size=self._worlds.get(case.replica, 0),
-                best_before=replica.best_step,
-                best_step=_best(best[case.replica], case.failure.step),
-                in_process=sum(record.times for record in in_process),
-                last_in_process=in_process[-1].restart.cause if in_process else "",
+                world_size=cycle.world_size if cycle else 0,
+                best_before=self.job.replicas[pending.replica].best_step,
+                best_step=_best(best[pending.replica], pending.failure.step),
+                in_process=cycle.restarts_in_process if cycle else 0,
+                last_in_process=self._last_in_process.get(key, ""),
             )
             self._by_key[key] = timeline
             self.timelines.append(timeline)
 
     def _timeline(self, replica: str, cycle: int) -> FailureTimeline | None:
-        return self._by_key.get((self.job.generation, replica, cycle))
+        return self._by_key.get((replica, self.job.generation, cycle))
 
 
 class NoBroker:
@@ -150,12 +143,13 @@ class NoBroker:
     async def close(self, within_s: float) -> None: ...
 
 
-def failures(plan: Plan, files: JobFiles, journal: Iterable[Entry]) -> Failures:
-    """All failures of a journal, oldest first."""
+def read_failures(plan: Plan, files: JobFiles, journal: Iterable[Entry]) -> tuple[Failures, JobView]:
+    """All failures of a journal, and the view after it."""
     found = Failures(plan, files)
+    fold = JobFold(plan, [found])
     for entry in journal:
-        found.take(entry)
-    return found
+        fold.take(entry)
+    return found, fold.view
 
 
 def _best(*steps: int | None) -> int | None:

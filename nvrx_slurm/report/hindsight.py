@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 from typing import Literal
 
 from nvrx_slurm.journal.verdicts import Verdict
 from nvrx_slurm.report.failures import Failures, FailureTimeline
-from nvrx_slurm.report.model import Value
+from nvrx_slurm.report.model import JobView, Value
 from nvrx_slurm.report.tables import Mood, Row, Table
-from nvrx_slurm.report.words import plural, seconds
+from nvrx_slurm.report.words import seconds
 
 Outcome = Literal["right", "wrong", "open"]
 """`right`: the restarted job failed again and had made no new step (where it reports none: it failed in the same
@@ -44,19 +44,37 @@ class Hindsight(Value, frozen=True, kw_only=True):
     rank_hours_lost: float
 
 
-def hindsight(jobs: Iterable[tuple[str, Failures, float | None]]) -> Hindsight:
-    """`jobs`: id, failures, and the time of its last entry."""
+def hindsight(jobs: Iterable[tuple[str, Failures, JobView]]) -> Hindsight:
+    """`jobs`: id, failures, and the view after the last entry."""
     stops: list[WouldBeStop] = []
     acted = failures = 0
-    for job, history, last_at in jobs:
+    for job, history, view in jobs:
         failures += len(history.timelines)
         for index, timeline in enumerate(history.timelines):
-            judged = timeline.judged
+            judged, key = timeline.judged, timeline.inquiry.key
             if judged is None or judged.verdict is not Verdict.STOP:
                 continue
-            acted += judged.acted
-            if not judged.acted:
-                stops.append(_would_be(job, history, timeline, _next(history.timelines, index), last_at))
+            if judged.acted:
+                acted += 1
+                continue
+            later = (each for each in history.timelines[index + 1 :] if each.inquiry.key.replica == key.replica)
+            after = next(later, None)
+            ran_s = 0.0
+            if timeline.running_again_at is not None:
+                ran_s = max(0.0, (after.failed_at if after else view.t) - timeline.failed_at)
+            said = (answer.attribution for answer in timeline.answers)
+            stop = WouldBeStop(
+                job=job,
+                replica=key.replica,
+                generation=key.generation,
+                cycle=key.cycle,
+                failed_at=timeline.failed_at,
+                fault=next((each.fault for each in said if each.verdict is Verdict.STOP), "unknown"),
+                why=judged.why,
+                outcome=_outcome(timeline, after, view),
+                rank_s=ran_s * timeline.world_size,
+            )
+            stops.append(stop)
     right, wrong = ([each for each in stops if each.outcome == kind] for kind in ("right", "wrong"))
     return Hindsight(
         stops=tuple(stops),
@@ -68,61 +86,28 @@ def hindsight(jobs: Iterable[tuple[str, Failures, float | None]]) -> Hindsight:
     )
 
 
-def _next(timelines: Sequence[FailureTimeline], index: int) -> FailureTimeline | None:
-    replica = timelines[index].inquiry.key.replica
-    return next((timeline for timeline in timelines[index + 1 :] if timeline.inquiry.key.replica == replica), None)
-
-
-def _would_be(
-    job: str, history: Failures, timeline: FailureTimeline, after: FailureTimeline | None, last_at: float | None
-) -> WouldBeStop:
-    generation, replica, cycle = timeline.key
-    until = after.failed_at if after else last_at
-    ran_s = 0.0 if until is None or timeline.running_again_at is None else max(0.0, until - timeline.failed_at)
-    faults = [answer.attribution.fault for answer in timeline.answers if answer.attribution.verdict is Verdict.STOP]
-    return WouldBeStop(
-        job=job,
-        replica=replica,
-        generation=generation,
-        cycle=cycle,
-        failed_at=timeline.failed_at,
-        fault=faults[0] if faults else "unknown",
-        why=timeline.judged.why if timeline.judged else "",
-        outcome=_outcome(history, timeline, after),
-        rank_s=ran_s * timeline.world_size,
-    )
-
-
-def _outcome(history: Failures, timeline: FailureTimeline, after: FailureTimeline | None) -> Outcome:
+def _outcome(timeline: FailureTimeline, after: FailureTimeline | None, view: JobView) -> Outcome:
+    """What the restart did until its next failure (`after`), if there was one."""
     if timeline.running_again_at is None:
         return "open"
     if after is None:
-        return "wrong" if history.exit_code == 0 else "open"
-    if (
-        after.best_step is None
-    ):  # no steps are reported: only the same class of failure again says that it got nowhere
-        return "right" if _faults(timeline) & _faults(after) else "open"
+        return "wrong" if view.shutdown is not None and view.shutdown.exit_code == 0 else "open"
+    if after.best_step is None:
+        # No steps are reported: only the same class of failure again says that the restart got nowhere.
+        before, again = ({answer.attribution.fault for answer in each.answers} for each in (timeline, after))
+        return "right" if before & again - {"unknown"} else "open"
     return "wrong" if timeline.best_step is None or after.best_step > timeline.best_step else "right"
-
-
-def _faults(timeline: FailureTimeline) -> set[str]:
-    return {answer.attribution.fault for answer in timeline.answers} - {"unknown"}
 
 
 # --------------------------------------------------------------------------------------------- screen
 
 
 def facts(result: Hindsight) -> list[Row]:
+    counts = ", ".join(f"{sum(each.outcome == kind for each in result.stops)} {kind}" for kind in MOODS)
     precision = "not known yet" if result.precision is None else f"{result.precision:.0%}"
-    counts = {kind: sum(each.outcome == kind for each in result.stops) for kind in MOODS}
     return [
         Row(("failures", str(result.failures))),
-        Row(
-            (
-                "would-be stops",
-                f"{len(result.stops)}: " + ", ".join(f"{count} {kind}" for kind, count in counts.items()),
-            )
-        ),
+        Row(("would-be stops", f"{len(result.stops)}: {counts}")),
         Row(("acted on", str(result.acted))),
         Row(("precision", precision)),
         Row(("saved, if acted on", f"{result.rank_hours_saved:.2f} rank-hours (GPU-hours, with one GPU a rank)")),
@@ -132,10 +117,9 @@ def facts(result: Hindsight) -> list[Row]:
 
 def table(result: Hindsight) -> Table:
     columns = ("JOB", "REPLICA", "CYCLE", "FAULT", "OUTCOME", "THEN RAN", "WHY")
-    rows = tuple(Row(_cells(each), MOODS[each.outcome]) for each in result.stops)
-    return Table("would-be stops", columns, rows, frozenset({"CYCLE", "THEN RAN"}))
-
-
-def _cells(each: WouldBeStop) -> tuple[str, ...]:
-    ran = f"{seconds(each.rank_s)} × ranks" if each.rank_s else plural(0, "second")
-    return each.job, each.replica, str(each.cycle), each.fault, each.outcome, ran, each.why
+    rows = []
+    for each in result.stops:
+        ran = f"{seconds(each.rank_s)} × ranks" if each.rank_s else "0 seconds"
+        cells = (each.job, each.replica, str(each.cycle), each.fault, each.outcome, ran, each.why)
+        rows.append(Row(cells, MOODS[each.outcome]))
+    return Table("would-be stops", columns, tuple(rows), frozenset({"CYCLE", "THEN RAN"}))

@@ -13,12 +13,11 @@ from nvrx_slurm.journal.folder import JobFolder
 from nvrx_slurm.journal.records import Entry
 from nvrx_slurm.report import snapshot
 from nvrx_slurm.report.jobs import find_job, read_plan
-from nvrx_slurm.report.model import Heard
 from nvrx_slurm.report.presence import Outside, Presence
 from nvrx_slurm.report.sentences import Lines
 from nvrx_slurm.report.snapshot import Snapshot
 from nvrx_slurm.report.source import Journal
-from nvrx_slurm.report.view import JobView, new_view
+from nvrx_slurm.report.view import JobFold, JobView, new_view
 from nvrx_slurm.util.clock import Clock, SystemClock
 from nvrx_slurm.util.sanitize import one_line
 from nvrx_slurm.util.terminal import as_is, is_unread
@@ -26,7 +25,7 @@ from nvrx_slurm.util.terminal import as_is, is_unread
 if TYPE_CHECKING:
     from rich.console import Console
 
-    from nvrx_slurm.report.monitor import Monitor
+    from nvrx_slurm.report.screen import Monitor
 
 REDRAW_S = 0.125
 QUEUE_LOOK_S = 0.5
@@ -45,23 +44,23 @@ def watch(base: Path, job_id: str, *, console: Console | None = None, clock: Clo
     clock = clock or SystemClock()
     try:
         if console is None and not sys.stdout.isatty():
-            return _Watch(base, job_id, _Printer(), clock).run()
+            return _until_ended(base, job_id, EventPrinter(), clock)
         from rich.console import Console
 
         console = console or Console(highlight=False, file=as_is(sys.stdout))  # the live screen moves the cursor
         if not console.is_terminal:
-            return _Watch(base, job_id, _Printer(console), clock).run()
-        from nvrx_slurm.report.monitor import Monitor
+            return _until_ended(base, job_id, EventPrinter(console), clock)
+        from nvrx_slurm.report.screen import Monitor
 
         with Monitor(console, clock, REDRAW_S) as monitor:
-            return _Watch(base, job_id, monitor, clock).run()
+            return _until_ended(base, job_id, monitor, clock)
     except OSError as error:  # a write to a closed terminal fails with EIO, also when the screen is taken down
         if is_unread(sys.stdout):
             raise BrokenPipeError(errno.EPIPE, "nothing reads the output any more") from error
         raise
 
 
-class _Printer:
+class EventPrinter:
     """Prints each event when it comes, and a plain summary at the end."""
 
     def __init__(self, console: Console | None = None) -> None:
@@ -69,10 +68,8 @@ class _Printer:
         self._lines = Lines()
         self._said: str | None = None
 
-    def take(self, items: list[Entry | Heard], folder: JobFolder) -> None:
-        for item in items:
-            if isinstance(item, Entry):
-                print(self._lines.in_words(item), file=self._file, flush=True)
+    def take(self, entry: Entry, view: JobView) -> None:
+        print(self._lines.in_words(entry), file=self._file, flush=True)
 
     def draw(self, shot: Snapshot) -> None:
         if shot.state == "pending" and shot.reason != self._said:
@@ -85,62 +82,54 @@ class _Printer:
         print(f"\n{plain.summary(shot)}", file=self._file, flush=True)
 
 
-class _Watch:
-    """One watched job: reads its journal on, keeps its view, and passes both to the display."""
+def _until_ended(base: Path, job_id: str, face: EventPrinter | Monitor, clock: Clock) -> int:
+    """Wait for the job's folder, then read its journal on until the job has ended. Returns its exit code."""
+    folder = JobFolder(base / folder_name(job_id))
+    presence = Presence(folder, clock=clock, gives_up_s=GIVE_UP_S)
+    while not folder.path.is_dir():  # it gets one when it leaves Slurm's queue
+        _check_is_read()
+        outside = presence.ask()
+        if outside.over or outside.slurm_says in (None, "UNKNOWN"):
+            folder = find_job(base, job_id)
+            break
+        face.draw(snapshot.snap(new_view(), folder, outside=outside, clock=clock))
+        clock.sleep(QUEUE_LOOK_S)
+    journal = Journal(folder, beats=True, clock=clock)
+    try:
+        shot = _read_on(folder, journal, face, clock)
+    finally:
+        journal.close()
+    face.end(shot)
+    return EXIT_RETRY if shot.exit_code is None else shot.exit_code
 
-    def __init__(self, base: Path, job_id: str, face: _Printer | Monitor, clock: Clock) -> None:
-        self._base, self._job_id, self._face, self._clock = base, job_id, face, clock
 
-    def run(self) -> int:
-        folder = self._await_folder()
-        journal = Journal(folder, beats=True, clock=self._clock)
-        try:
-            shot = self._until_ended(folder, journal)
-        finally:
-            journal.close()
-        self._face.end(shot)
-        return EXIT_RETRY if shot.exit_code is None else shot.exit_code
-
-    def _await_folder(self) -> JobFolder:
-        """The job's folder, once there is one. Waits as long as Slurm has the job in its queue."""
-        path = self._base / folder_name(self._job_id)
-        presence = Presence(JobFolder(path), clock=self._clock, gives_up_s=GIVE_UP_S)
-        while not path.is_dir():
-            _check_is_read()
-            outside = presence.ask()
-            if outside.over or outside.slurm_says in (None, "UNKNOWN"):
-                return find_job(self._base, self._job_id)
-            self._face.draw(snapshot.snap(new_view(), JobFolder(path), outside=outside, clock=self._clock))
-            self._clock.sleep(QUEUE_LOOK_S)
-        return JobFolder(path)
-
-    def _until_ended(self, folder: JobFolder, journal: Journal) -> Snapshot:
-        presence = Presence(folder, clock=self._clock, gives_up_s=GIVE_UP_S)
-        view: JobView | None = None
-        outside = Outside()
-        while True:
-            _check_is_read()
-            items = journal.poll(0.0 if outside.over else REDRAW_S)
-            if view is None and items:  # the plan is there before the journal is
-                view = new_view(read_plan(folder))
-            for item in items:
-                assert view is not None
-                snapshot.grow(view, item)
-            self._face.take(items, folder)
-            shot = snapshot.snap(
-                view or new_view(),
-                folder,
-                outside=outside,
-                store_now=journal.store_time(),
-                store_error=journal.store_error,
-                clock=self._clock,
-            )
-            if not items and (outside.over or journal.ended):
-                return shot
-            self._face.draw(shot)
-            if items:
-                presence.heard()
-            outside = Outside() if items else presence.ask()
+def _read_on(folder: JobFolder, journal: Journal, face: EventPrinter | Monitor, clock: Clock) -> Snapshot:
+    """Draw the job after each piece of news. Returns its last state."""
+    presence = Presence(folder, clock=clock, gives_up_s=GIVE_UP_S)
+    fold: JobFold | None = None
+    outside = Outside()
+    while True:
+        _check_is_read()
+        items = journal.poll(0.0 if outside.over else REDRAW_S)
+        if fold is None and items:  # the plan is in the folder before the journal is
+            fold = JobFold(read_plan(folder), [face])
+        for item in items:
+            assert fold is not None
+            fold.take(item)
+        shot = snapshot.snap(
+            fold.view if fold else new_view(),
+            folder,
+            outside=outside,
+            store_now=journal.store_time(),
+            store_error=journal.store_error,
+            clock=clock,
+        )
+        if not items and (outside.over or journal.ended):
+            return shot
+        face.draw(shot)
+        if items:
+            presence.heard()
+        outside = Outside() if items else presence.ask()
 
 
 def _check_is_read() -> None:

@@ -234,6 +234,14 @@ class JobView:
             return None
         return heard if node.incarnation in ("", heard.beat.incarnation) else None
 
+    def is_current(self, node: NodeView, beat: Heartbeat) -> bool:
+        """Whether a beat speaks of the workers that the node has now: of its present agent, generation and cycle."""
+        replica = self.replicas.get(beat.replica or "")
+        if replica is None or node.state != "active" or node.replica != beat.replica:
+            return False
+        fresh = node.incarnation in ("", beat.incarnation) and beat.generation == self.generation
+        return fresh and beat.cycle == replica.cycle
+
     @property
     def spares(self) -> tuple[str, ...]:
         """The hot spares that are left; of a job that has ended, those that it had not used."""

@@ -6,33 +6,52 @@ from collections.abc import Iterator, Sequence
 from heapq import nlargest
 from math import inf
 
-from nvrx_slurm.journal.records import Heartbeat
-from nvrx_slurm.report.model import Heard, JobView, NodeView, RankView, ReplicaView, SectionView
+from msgspec.structs import replace
 
-_WITH_WORKERS = ("starting", "running")
+from nvrx_slurm.report.model import JobView, RankView, ReplicaView, SectionView
 
 
 def ranks(view: JobView, store_now: float | None) -> tuple[RankView, ...]:
     """Every rank that has a worker, by replica and number.
 
     `store_now` is the store's clock: what a heartbeat reported has grown older by the time since. Without it, or
-    without a beat of its node in the running cycle, only a rank's place is known.
+    without a heartbeat of its node in the running cycle, only a rank's place is known.
     """
-    running = (replica for replica in view.replicas.values() if replica.phase in _WITH_WORKERS)
-    return tuple(rank for replica in running for rank in _world(view, replica, store_now))
+    running = (replica for replica in view.replicas.values() if replica.phase in ("starting", "running"))
+    return tuple(rank for replica in running for rank in _of_replica(view, replica, store_now))
 
 
-def is_current(view: JobView, node: NodeView, beat: Heartbeat) -> bool:
-    """Whether a beat speaks of the workers that the node has now: of its present agent, generation and cycle."""
-    replica = view.replicas.get(beat.replica or "")
-    if replica is None or node.state != "active" or node.replica != beat.replica:
-        return False
-    fresh = node.incarnation in ("", beat.incarnation) and beat.generation == view.generation
-    return fresh and beat.cycle == replica.cycle
+def _of_replica(view: JobView, replica: ReplicaView, store_now: float | None) -> Iterator[RankView]:
+    nodes = [node for name in replica.nodes if (node := view.nodes.get(name)) and node.state == "active"]
+    current = {
+        node.name: heard
+        for node in nodes
+        if (heard := view.heard.get(node.name)) and view.is_current(node, heard.beat)
+    }
+    fastest = max((step for heard in current.values() for step in heard.beat.steps.values()), default=None)
+    for node in nodes:
+        heard = current.get(node.name)
+        age_s = 0.0 if heard is None or store_now is None else max(0.0, store_now - heard.t)
+        for rank in node.ranks:
+            place = RankView(replica=replica.id, rank=rank, node=node.name)
+            if heard is None:
+                yield place
+                continue
+            step, quiet_s = heard.beat.steps.get(rank), heard.beat.quiet.get(rank)
+            yield replace(
+                place,
+                step=step,
+                lag=None if step is None or fastest is None else fastest - step,
+                quiet_s=None if quiet_s is None else quiet_s + age_s,
+                sections=tuple(
+                    SectionView(name=name, open_s=open_s + age_s)
+                    for name, open_s in heard.beat.sections.get(rank, ())
+                ),
+            )
 
 
 def beat_age_s(view: JobView, name: str, store_now: float | None) -> float | None:
-    """Seconds since the node's last beat reached the store, by the store's own clock; None: not known."""
+    """Seconds since the node's last heartbeat reached the store, by the store's own clock; None: not known."""
     heard = view.last_beat(name)
     return None if heard is None or store_now is None else max(0.0, store_now - heard.t)
 
@@ -46,36 +65,3 @@ def worst(every: Sequence[RankView], most: int) -> list[RankView]:
         return inf if unborn else rank.lag or 0, rank.quiet_s or 0.0
 
     return nlargest(most, every, how_bad)
-
-
-def _world(view: JobView, replica: ReplicaView, store_now: float | None) -> Iterator[RankView]:
-    nodes = [node for name in replica.nodes if (node := view.nodes.get(name)) and node.state == "active"]
-    beats = [_current_beat(view, node) for node in nodes]
-    steps = (step for heard in beats if heard for step in heard.beat.steps.values())
-    fastest = max(steps, default=None)
-    for node, heard in zip(nodes, beats, strict=True):
-        for rank in node.ranks:
-            if heard is None:
-                yield RankView(replica=replica.id, rank=rank, node=node.name)
-            else:
-                yield _told(node, rank, heard, fastest, store_now)
-
-
-def _current_beat(view: JobView, node: NodeView) -> Heard | None:
-    heard = view.heard.get(node.name)
-    return heard if heard is not None and is_current(view, node, heard.beat) else None
-
-
-def _told(node: NodeView, rank: int, heard: Heard, fastest: int | None, store_now: float | None) -> RankView:
-    beat = heard.beat
-    age_s = 0.0 if store_now is None else max(0.0, store_now - heard.t)
-    step, quiet_s = beat.steps.get(rank), beat.quiet.get(rank)
-    return RankView(
-        replica=beat.replica or "",
-        rank=rank,
-        node=node.name,
-        step=step,
-        lag=None if step is None or fastest is None else fastest - step,
-        quiet_s=None if quiet_s is None else quiet_s + age_s,
-        sections=tuple(SectionView(name=name, open_s=s + age_s) for name, s in beat.sections.get(rank, ())),
-    )

@@ -20,20 +20,17 @@ PHASES: dict[str, str] = {
 }
 """Every phase's name in the journal → in words, in their order."""
 
-STARTUP = "first step"
-"""What follows the phases: the user's own start-up."""
+STARTUP = "startup"
+"""What follows the phases: the user's own start-up, until the first step."""
 
-_SAME_MOMENT_S = 0.001
+SAME_MOMENT_S = 0.001
 
 
 def complete(record: Recovered, at: float, outage: FailureView | None, cycle: CycleView) -> Recovery:
     """The recovery that `record`, journaled at `at`, completes. `outage` is the first failure it recovers from."""
     noticed_at = at - record.total_s
     before = 0.0 if outage is None else noticed_at - outage.at
-    phases = dict(record.phases)
-    if before > _SAME_MOMENT_S:
-        phases = {"earlier_attempts": before, **phases}
-    else:
+    if before <= SAME_MOMENT_S:
         before = 0.0
     recovery = Recovery(
         replica=record.replica,
@@ -43,7 +40,7 @@ def complete(record: Recovered, at: float, outage: FailureView | None, cycle: Cy
         node=outage.node if outage else "",
         noticed_at=noticed_at - before,
         recovered_at=at,
-        phases=phases,
+        phases={"earlier_attempts": before, **record.phases} if before else dict(record.phases),
         total_s=record.total_s + before,
         promoted=cycle.promoted,
         step_before=outage.step if outage else None,
@@ -59,9 +56,9 @@ def with_first_step(recovery: Recovery, at: float, step: int) -> Recovery:
     return msgspec.structs.replace(recovery, startup_s=startup_s, first_step=step)
 
 
-def in_words(recovery: Recovery) -> list[tuple[str, float]]:
-    """Each phase's name in words and its seconds, the user's own start-up last, if it is known."""
+def in_order(recovery: Recovery) -> list[tuple[str, str, float]]:
+    """Each phase: name, label, seconds; the user's own start-up last, if it is known."""
     order = list(PHASES)
     known = sorted(recovery.phases.items(), key=lambda item: order.index(item[0]) if item[0] in order else len(order))
-    named = [(PHASES.get(name, name.replace("_", " ")), seconds) for name, seconds in known]
-    return named if recovery.startup_s is None else [*named, (STARTUP, recovery.startup_s)]
+    parts = [(name, PHASES.get(name, name.replace("_", " ")), took) for name, took in known]
+    return parts if recovery.startup_s is None else [*parts, (STARTUP, "first step", recovery.startup_s)]

@@ -1,25 +1,32 @@
 """The page in colour, for a terminal: what `status` shows, what the live screen redraws, and the summary at the end.
 
+The live screen (`Monitor`) is the page, the last events, and the last lines of the log, fitted into the terminal.
+
 Colours come from rich, which honours NO_COLOR. The plain page has the same content.
 """
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Sequence
+from types import TracebackType
 
 from rich.console import Console, Group, RenderableType
+from rich.live import Live
 from rich.rule import Rule
 from rich.table import Table as Grid
 from rich.text import Text
 
+from nvrx_slurm.journal.folder import JobFolder
+from nvrx_slurm.journal.records import Entry, Progress
 from nvrx_slurm.report import page, recovery
-from nvrx_slurm.report.model import JobView, NodeView, Recovery
+from nvrx_slurm.report.model import JobView, Recovery
+from nvrx_slurm.report.sentences import Lines
 from nvrx_slurm.report.snapshot import JobLine, Snapshot
 from nvrx_slurm.report.tables import Mood, Row, Table, mood
 from nvrx_slurm.report.words import names, seconds
-from nvrx_slurm.util.sanitize import one_line
-
-__all__ = ["grid", "render", "show", "show_jobs", "summary"]
+from nvrx_slurm.util.clock import Clock
+from nvrx_slurm.util.sanitize import coloured, one_line
 
 STYLES: dict[Mood, str] = {
     "good": "green",
@@ -41,6 +48,11 @@ BAR_WIDTH = 32
 MOST_NODES = 16
 MOST_RANKS = 8
 MOST_RECOVERIES = 5
+MOST_EVENTS = 6
+MOST_LOG_LINES = 6
+TAIL_BYTES = 16 << 10
+RESERVED_LINES = 16
+"""Lines of the terminal that are not for nodes."""
 
 
 def show(shot: Snapshot, console: Console | None = None) -> None:
@@ -55,14 +67,8 @@ def show_jobs(lines: Sequence[JobLine], console: Console | None = None) -> None:
 
 def show_facts(rows: Sequence[Row], table: Table, console: Console | None = None) -> None:
     """Print labels with their texts, and a table below."""
-    facts = Grid.grid(padding=(0, 2))
-    facts.add_column(style="bold", no_wrap=True)
-    facts.add_column()
-    for row in rows:
-        label, text = row.cells
-        facts.add_row(Text(label), Text(text, style=STYLES[row.mood]))
     out = console or Console(highlight=False)
-    out.print(facts)
+    out.print(_fact_grid(rows, label_style="bold"))
     if table.rows:
         out.print()
         out.print(grid(table))
@@ -75,10 +81,13 @@ def render(shot: Snapshot, *, most_nodes: int = MOST_NODES, most_ranks: int = MO
     if len(view.replicas) > 1:  # the header shows a single one
         parts += [Text(), grid(page.replicas(view))]
     if view.nodes:
-        parts += [Text(), node_grid(shot, most_nodes), *rank_grid(shot, most_ranks)]
+        parts += [Text(), *node_grid(shot, most_nodes)]
+        ranks, others = page.ranks(shot, most_ranks)
+        if ranks.rows:  # heartbeats are known
+            parts += [Text(), grid(ranks), *([Text(f"  {others}", style="dim")] if others else [])]
     if view.recoveries:
         parts += [Text(), recovery_bars(view)]
-    return Group(*parts, Text(), *footer(shot))
+    return Group(*parts, Text(), footer(shot))
 
 
 def summary(shot: Snapshot) -> RenderableType:
@@ -89,23 +98,28 @@ def summary(shot: Snapshot) -> RenderableType:
         parts += [Text(), grid(page.cycles(view, shot.moment))]
     if view.recoveries:
         parts += [Text(), recovery_bars(view, most=len(view.recoveries))]
-    return Group(*parts, Text(), *footer(shot))
+    return Group(*parts, Text(), footer(shot))
 
 
 def header(shot: Snapshot) -> RenderableType:
     """Name, id, state, how long; and what the job waits for."""
-    kind = mood(shot.state)
+    view, kind = shot.view, mood(shot.state)
     title = Text.assemble(
         (f" {MARKS[kind]} {shot.state} ", f"bold reverse {STYLES[kind]}"),
         " ",
-        (one_line(shot.view.name or "-"), "bold"),
+        (one_line(view.name or "-"), "bold"),
         (one_line(f"  {shot.folder.job_id}"), "dim"),
         f"  {seconds(shot.elapsed_s)}",
     )
-    for label, text in _counters(shot):
-        title.append("   ")
-        title.append(label, "dim").append(f" {text}", "bold")
-    waiting = page.waiting(shot.view) if shot.exit_code is None else None
+    if view.replicas:
+        counters = {"cycle": view.cycle, "step": "-" if view.step is None else view.step, "restarts": view.restarts}
+        if shot.exit_code is None:
+            counters["spares"] = f"{len(view.spares)}/{view.plan.spares}" if view.plan else len(view.spares)
+        else:
+            counters = {"exit code": shot.exit_code, **counters}
+        for label, value in counters.items():
+            title.append("   ").append(label, "dim").append(f" {value}", "bold")
+    waiting = page.waiting(view) if shot.exit_code is None else None
     lines: list[RenderableType] = [title, Rule(style="dim")]
     if shot.state == "pending" or (shot.exit_code and shot.reason):
         lines.append(Text(one_line(shot.reason or ""), STYLES[kind]))
@@ -114,16 +128,21 @@ def header(shot: Snapshot) -> RenderableType:
     return Group(*lines)
 
 
-def footer(shot: Snapshot) -> list[RenderableType]:
+def footer(shot: Snapshot) -> Grid:
     """What failed last, what was decided, where the logs are."""
     wanted = ("failure", "decision", "stacks", "logs", "note")
     rows = [row for row in page.facts(shot) if row.cells[0] in wanted and row.cells[1] != "none"]
-    table = Grid.grid(padding=(0, 2))
-    table.add_column(style="dim", no_wrap=True)
-    table.add_column(overflow="fold")
+    return _fact_grid(rows, label_style="dim")
+
+
+def _fact_grid(rows: Sequence[Row], label_style: str) -> Grid:
+    facts = Grid.grid(padding=(0, 2))
+    facts.add_column(style=label_style, no_wrap=True)
+    facts.add_column(overflow="fold")
     for row in rows:
-        table.add_row(Text(row.cells[0]), Text(row.cells[1], STYLES[row.mood]))
-    return [table]
+        label, text = row.cells
+        facts.add_row(Text(label), Text(text, STYLES[row.mood]))
+    return facts
 
 
 def grid(table: Table) -> Grid:
@@ -133,33 +152,27 @@ def grid(table: Table) -> Grid:
     for name in table.columns:
         drawn.add_column(name.lower(), justify="right" if name in table.right else "left", overflow="fold")
     for row in table.rows:
-        drawn.add_row(*_cells(row))
+        style, quiet = STYLES[row.mood], "dim" if row.mood == "dim" else ""
+        first, second, *rest = row.cells
+        texts = [Text(cell, "dim" if cell == "-" else quiet) for cell in rest]
+        drawn.add_row(Text(MARKS[row.mood], style), Text(first, "bold"), Text(second, style), *texts)
     return drawn
 
 
-def node_grid(shot: Snapshot, most: int) -> RenderableType:
+def node_grid(shot: Snapshot, most: int) -> list[RenderableType]:
     """The nodes, the unusual ones first to be kept where there is no room for all; the rest in one line a state."""
-    view = shot.view
-    shown = _worth_showing(list(view.nodes.values()), most)
-    kept = page.nodes(shot, shown)
-    hidden = [node for node in view.nodes.values() if node.name not in shown]
-    if not hidden:
-        return grid(kept)
-    rest = Text(style="dim")
+    nodes = list(shot.view.nodes.values())
+    if len(nodes) <= most:
+        return [grid(page.nodes(shot))]
+    rank = {"lost": 0, "quarantined": 0, "joining": 1, "ready": 2, "standby": 3, "left": 5}
+    nodes.sort(key=lambda node: (rank.get(node.state, 4 - 2 * node.promoted), -node.since))
+    shown = {node.name for node in nodes[: max(0, most - 1)]}
+    hidden = [node for node in shot.view.nodes.values() if node.name not in shown]
+    lines: list[RenderableType] = []
     for state in dict.fromkeys(node.state for node in hidden):
         alike = [node.name for node in hidden if node.state == state]
-        rest.append(one_line(f"  and {len(alike)} {state}: {names(alike)}") + "\n")
-    rest.rstrip()
-    return Group(grid(kept), rest)
-
-
-def rank_grid(shot: Snapshot, most: int) -> list[RenderableType]:
-    """The ranks that heartbeats report, the others in one line; nothing where no heartbeat is known."""
-    table, others = page.ranks(shot, most)
-    if not table.rows:
-        return []
-    rest = [Text(f"  {others}", style="dim")] if others else []
-    return [Text(), grid(table), *rest]
+        lines.append(Text(one_line(f"  and {len(alike)} {state}: {names(alike)}"), "dim"))
+    return [grid(page.nodes(shot, shown)), *lines]
 
 
 def recovery_bars(view: JobView, most: int = MOST_RECOVERIES) -> RenderableType:
@@ -169,36 +182,8 @@ def recovery_bars(view: JobView, most: int = MOST_RECOVERIES) -> RenderableType:
     if len(recoveries) > most:
         lines.append(Text(f"  {len(recoveries) - most} earlier recoveries", "dim"))
     for each in recoveries[-most:]:
-        lines += [_recovery_title(each), _bar(each), _legend(each)]
+        lines += [_recovery_title(each), *_recovery_bar(each)]
     return Group(*lines)
-
-
-# ---------------------------------------------------------------------------------------------- parts
-
-
-def _counters(shot: Snapshot) -> list[tuple[str, str]]:
-    view = shot.view
-    if not view.replicas:
-        return []
-    spares = f"{len(view.spares)}/{view.plan.spares}" if view.plan else str(len(view.spares))
-    step = "-" if view.step is None else str(view.step)
-    rows = [("cycle", str(view.cycle)), ("step", step), ("restarts", str(view.restarts)), ("spares", spares)]
-    return rows if shot.exit_code is None else [("exit code", str(shot.exit_code)), *rows[:3]]
-
-
-def _cells(row: Row) -> list[Text]:
-    style, quiet = STYLES[row.mood], "dim" if row.mood == "dim" else ""
-    first, second, *rest = row.cells
-    texts = [Text(cell, "dim" if cell == "-" else quiet) for cell in rest]
-    return [Text(MARKS[row.mood], style), Text(first, "bold"), Text(second, style), *texts]
-
-
-def _worth_showing(nodes: list[NodeView], most: int) -> set[str]:
-    if len(nodes) <= most:
-        return {node.name for node in nodes}
-    rank = {"lost": 0, "quarantined": 0, "joining": 1, "ready": 2, "standby": 3, "left": 5}
-    ordered = sorted(nodes, key=lambda node: (rank.get(node.state, 4 - 2 * node.promoted), -node.since))
-    return {node.name for node in ordered[: max(0, most - 1)]}
 
 
 def _recovery_title(each: Recovery) -> Text:
@@ -212,28 +197,101 @@ def _recovery_title(each: Recovery) -> Text:
     return title
 
 
-def _bar(each: Recovery) -> Text:
-    """The bar is as long as all of the way to the first step; each phase that took any time gets a cell at least."""
-    parts = [(PHASE_STYLES.get(name, "white"), took) for name, took in each.phases.items()]
-    if each.startup_s is not None:
-        parts.append(("dim", each.startup_s))
-    whole = sum(took for _, took in parts) or 1.0
-    bar = Text("  ")
-    for style, took in parts:
-        cells = max(1, round(BAR_WIDTH * took / whole)) if took > 0.0 else 0
-        bar.append("█" * cells if style != "dim" else "░" * cells, style)
-    bar.append(f"  {seconds(each.total_s)}", "bold")
-    bar.append(" to recover", "dim")
+def _recovery_bar(each: Recovery) -> tuple[Text, Text]:
+    """A bar as long as all of the way to the first step, and its legend."""
+    bar, legend = Text("  "), Text("  ")
+    parts = recovery.in_order(each)
+    whole = sum(took for _, _, took in parts) or 1.0
+    for name, label, took in parts:
+        is_startup = name == recovery.STARTUP
+        style = "dim" if is_startup else PHASE_STYLES.get(name, "white")
+        cells = max(1, round(BAR_WIDTH * took / whole)) if took > 0.0 else 0  # what took any time is seen
+        bar.append(("░" if is_startup else "█") * cells, style)
+        shown = "user's start-up" if is_startup else label
+        legend.append("■ ", style).append(one_line(f"{shown} "), "dim").append(f"{seconds(took)}   ")
+    legend.rstrip()
+    bar.append(f"  {seconds(each.total_s)}", "bold").append(" to recover", "dim")
     if each.to_first_step_s is not None:
         bar.append(f", {seconds(each.to_first_step_s)}", "bold").append(" to the first step", "dim")
-    return bar
+    return bar, legend
 
 
-def _legend(each: Recovery) -> Text:
-    legend = Text("  ")
-    styles = [PHASE_STYLES.get(name, "white") for name in each.phases] + ["dim"]
-    for style, (name, took) in zip(styles, recovery.in_words(each), strict=False):
-        label = "user's start-up" if name == recovery.STARTUP else name
-        legend.append("■ ", style).append(one_line(f"{label} "), "dim").append(f"{seconds(took)}   ")
-    legend.rstrip()
-    return legend
+# ---------------------------------------------------------------------------------------- live screen
+
+
+class Monitor:
+    """Draws once in `redraw_s` seconds at most. Leaving the context restores the cursor."""
+
+    def __init__(self, console: Console, clock: Clock, redraw_s: float) -> None:
+        self._console, self._clock, self._redraw_s = console, clock, redraw_s
+        self._live = Live(console=console, auto_refresh=False, transient=True, vertical_overflow="crop")
+        self._lines = Lines()
+        self._events: deque[str] = deque(maxlen=MOST_EVENTS)
+        self._stepped: tuple[str, int, int] | None = None
+        self._drawn_at = float("-inf")
+
+    def __enter__(self) -> Monitor:
+        self._live.start()
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, tb: TracebackType | None
+    ) -> None:
+        self._live.stop()
+
+    def take(self, entry: Entry, view: JobView) -> None:
+        """Remember the last events."""
+        record = entry.record
+        if isinstance(record, Progress):
+            # Every rank reports its first step of a cycle; one of them is enough here.
+            cycle = (record.replica, record.generation, record.cycle)
+            known, self._stepped = cycle == self._stepped, cycle
+            if known:
+                return
+        self._events.append(self._lines.in_words(entry))
+
+    def draw(self, shot: Snapshot) -> None:
+        """Redraw, unless it was done a moment ago."""
+        if self._clock.monotonic() - self._drawn_at < self._redraw_s * 0.9:
+            return
+        self._drawn_at = self._clock.monotonic()
+        room = self._console.height - RESERVED_LINES
+        shown = render(shot, most_nodes=max(4, room), most_ranks=max(3, room // 4))
+        parts = [shown]
+        # The lines that are left go to the events, then to the log.
+        room = self._console.height - len(self._console.render_lines(shown)) - 1
+        events = list(self._events)[-max(0, min(MOST_EVENTS, room - 1)) :] if room > 1 else []
+        if events:
+            parts += [_title("events"), *(_one_line(event, "dim") for event in events)]
+            room -= len(events) + 1
+        log = _last_lines(shot.folder, min(MOST_LOG_LINES, room - 1)) if room > 1 else []
+        if log:
+            parts += [_title("output"), *(_one_line(line) for line in log)]
+        self._live.update(Group(*parts), refresh=True)
+
+    def end(self, shot: Snapshot) -> None:
+        """Leave the summary on the terminal instead of the screen."""
+        self._live.update(Text(), refresh=True)
+        self._live.stop()
+        self._console.print(summary(shot))
+
+
+def _last_lines(folder: JobFolder, most: int) -> list[str]:
+    """Of the job's log."""
+    if not folder.job_log.is_file():
+        return []
+    with folder.job_log.open("rb") as file:
+        size = file.seek(0, 2)
+        file.seek(max(0, size - TAIL_BYTES))
+        text = file.read().decode(errors="backslashreplace")
+    return [line.rstrip("\r") for line in text.split("\n") if line][-most:]
+
+
+def _title(text: str) -> Rule:
+    return Rule(Text(text, "dim"), align="left", style="dim")
+
+
+def _one_line(text: str, style: str = "") -> Text:
+    line = Text.from_ansi(coloured(text.rpartition("\r")[2]), style=style, no_wrap=True, overflow="ellipsis")
+    line.truncate(10_000)
+    return line

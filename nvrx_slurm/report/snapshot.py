@@ -10,14 +10,12 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 
 from nvrx_slurm.journal.folder import JobFolder, JobInfo
-from nvrx_slurm.journal.records import Entry
 from nvrx_slurm.report import jobs, ranks
 from nvrx_slurm.report.jobs import known_jobs
 from nvrx_slurm.report.model import (
     CycleView,
     Decided,
     FailureView,
-    Heard,
     InProcess,
     JobView,
     NodeView,
@@ -29,7 +27,7 @@ from nvrx_slurm.report.model import (
 )
 from nvrx_slurm.report.presence import Outside, Presence, ask_slurm, in_slurm
 from nvrx_slurm.report.source import Journal
-from nvrx_slurm.report.view import fold, new_view, with_beat
+from nvrx_slurm.report.view import JobFold, Subscriber
 from nvrx_slurm.util.clock import Clock, SystemClock
 
 if TYPE_CHECKING:
@@ -123,27 +121,23 @@ class Status(Value, frozen=True, kw_only=True):
 
 def take(
     folder: JobFolder,
-    *,
+    *subscribers: Subscriber,
     live: bool = True,
     clock: Clock | None = None,
     slurm: Callable[[str], JobState | None] | None = None,
 ) -> Snapshot:
-    """The job as it is now, from its folder and, if it runs, its store; `slurm` as for `Presence`."""
+    """The job as it is now, from its folder and, if it runs, its store; `slurm` as for `Presence`. The subscribers
+    read the same journal in the same pass."""
     journal = Journal(folder, live=live, beats=True, clock=clock)
-    view = new_view(jobs.read_plan(folder))
+    fold = JobFold(jobs.read_plan(folder), subscribers)
     try:
         for item in journal.catch_up():
-            grow(view, item)
+            fold.take(item)
         store_now = journal.store_time()
     finally:
         journal.close()
     outside = Outside() if journal.ended else Presence(folder, clock=clock, slurm=slurm).ask()
-    return snap(view, folder, outside=outside, clock=clock, store_now=store_now, store_error=journal.store_error)
-
-
-def grow(view: JobView, item: Entry | Heard) -> JobView:
-    """The view after one item of a `Journal`."""
-    return with_beat(view, item) if isinstance(item, Heard) else fold(view, item)
+    return snap(fold.view, folder, outside=outside, clock=clock, store_now=store_now, store_error=journal.store_error)
 
 
 def node_status(view: JobView, node: NodeView, store_now: float | None) -> NodeStatus:
@@ -170,6 +164,11 @@ def snap(
     exit_code = result.exit_code if result else view.exit_code
     if exit_code is None and outside.over:
         exit_code = outside.exit_code
+    reason = f"{outside.slurm_says} in Slurm" if outside.slurm_says else None
+    if view.shutdown is not None:
+        reason = view.shutdown.reason
+    if result is not None:
+        reason = result.reason
     return Snapshot(
         view=view,
         folder=folder,
@@ -177,16 +176,10 @@ def snap(
         state=jobs.state_of(view, exit_code, started=info is not None, over=outside.over),
         now=(clock or SystemClock()).wall(),
         exit_code=exit_code,
-        reason=result.reason if result else _reason(view, outside),
+        reason=reason,
         store_now=store_now,
         store_error=None if outside.over else store_error,
     )
-
-
-def _reason(view: JobView, outside: Outside) -> str | None:
-    if view.shutdown is not None:
-        return view.shutdown.reason
-    return f"{outside.slurm_says} in Slurm" if outside.slurm_says else None
 
 
 def as_status(shot: Snapshot) -> Status:

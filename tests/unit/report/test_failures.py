@@ -14,7 +14,8 @@ from nvrx_slurm.journal.records import Attributed, ControllerStarted, NodeReady,
 from nvrx_slurm.journal.verdicts import Attribution, Evidence, Scope, Verdict
 from nvrx_slurm.lab.plans import plain_bounds
 from nvrx_slurm.report import explanation, hindsight, plain
-from nvrx_slurm.report.failures import Failures, failures
+from nvrx_slurm.report.failures import Failures, FailureTimeline, read_failures
+from nvrx_slurm.report.model import JobView
 from nvrx_slurm.util.files import JobFiles
 from tests.unit.report.recorder import BEGIN, Recorder, plain_plan, roles_plan
 
@@ -56,12 +57,16 @@ def says(recorder: Recorder, verdict: Verdict, *, cycle: int = 0, after_s: float
     recorder.tell(Attributed(replica="main-0", cycle=cycle, rank=3, attribution=attribution), after_s)
 
 
-def told(recorder: Recorder) -> Failures:
-    return failures(recorder.plan, FILES, recorder.entries)
+def told(recorder: Recorder) -> tuple[Failures, JobView]:
+    return read_failures(recorder.plan, FILES, recorder.entries)
+
+
+def timelines(recorder: Recorder) -> list[FailureTimeline]:
+    return told(recorder)[0].timelines
 
 
 def page(recorder: Recorder) -> str:
-    timeline = told(recorder).timelines[-1]
+    timeline = timelines(recorder)[-1]
     found = explanation.explanation(timeline, job="42", name="digits")
     rows = explanation.facts(found, recorder.plan.fault_tolerance, "/jobs/42")
     return plain.pairs(rows) + "\n\n" + plain.table(explanation.verdicts(found))
@@ -114,7 +119,7 @@ def test_the_end_belongs_to_the_failure_that_it_was_decided_for() -> None:
     recorder.fail("n3", 0, replica="rollout-1", exit_code=1)
     answer = Attribution(source="lib", verdict=Verdict.STOP)
     recorder.tell(Attributed(replica="rollout-0", cycle=0, rank=0, attribution=answer))
-    first, second = told(recorder).timelines
+    first, second = timelines(recorder)
     assert first.shutdown is not None
     assert second.shutdown is None
 
@@ -132,7 +137,7 @@ def test_the_inquiry_holds_what_the_journal_knew() -> None:
     """Whoever reads the journal asks what the controller had asked."""
     recorder = running()
     recorder.fail("n1", 3, exit_code=7, step=80)
-    inquiry = told(recorder).timelines[0].inquiry
+    inquiry = timelines(recorder)[0].inquiry
     assert (inquiry.key.replica, inquiry.key.cycle, inquiry.key.rank) == ("main-0", 0, 3)
     assert inquiry.paths == ("/jobs/42/logs/main-0/gen-0/cycle-0",)
     assert inquiry.nodes == ("n0", "n1", "n2", "n3")
@@ -142,7 +147,7 @@ def test_the_inquiry_holds_what_the_journal_knew() -> None:
     recorder.ready()
     recorder.start_workers()
     recorder.fail("n0", 0, exit_code=1)
-    assert told(recorder).timelines[1].inquiry.earlier == ("/jobs/42/logs/main-0/gen-0/cycle-0",)
+    assert timelines(recorder)[1].inquiry.earlier == ("/jobs/42/logs/main-0/gen-0/cycle-0",)
 
 
 # what the restarted job then does → outcome
@@ -177,7 +182,7 @@ def test_hindsight(then: Any, outcome: str) -> None:
     recorder.ready()
     recorder.start_workers()
     then(recorder)
-    found = hindsight.hindsight([("42", told(recorder), recorder.entries[-1].t)])
+    found = hindsight.hindsight([("42", *told(recorder))])
     (stop,) = found.stops
     assert stop.outcome == outcome
     assert found.precision == {"right": 1.0, "wrong": 0.0, "open": None}[outcome]
@@ -191,7 +196,7 @@ def test_restarts_that_no_source_stopped_are_no_would_be_stops() -> None:
     recorder = running()
     recorder.fail("n1", 3, exit_code=1, step=80)
     says(recorder, Verdict.RESTART)
-    found = hindsight.hindsight([("42", told(recorder), None)])
+    found = hindsight.hindsight([("42", *told(recorder))])
     assert (found.failures, found.stops, found.precision) == (1, (), None)
 
 
@@ -205,7 +210,6 @@ def test_steps_that_are_found_after_the_failure_belong_to_it() -> None:
             found = NodeReady(**recorder.agent(node), replica="main-0", cycle=cycle + 1, port=5001, step=500)
             recorder.tell(found)
         recorder.start_workers()
-    journal = told(recorder)
-    assert [timeline.best_step for timeline in journal.timelines] == [500, 500]
-    found = hindsight.hindsight([("42", journal, recorder.now)])
+    assert [timeline.best_step for timeline in timelines(recorder)] == [500, 500]
+    found = hindsight.hindsight([("42", *told(recorder))])
     assert [stop.outcome for stop in found.stops] == ["right", "open"]

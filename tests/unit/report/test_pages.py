@@ -15,7 +15,7 @@ from nvrx_slurm.report import plain, screen, snapshot
 from nvrx_slurm.report.model import Heard
 from nvrx_slurm.report.presence import Outside
 from nvrx_slurm.report.snapshot import Snapshot, list_jobs
-from nvrx_slurm.report.view import new_view
+from nvrx_slurm.report.view import JobFold
 from nvrx_slurm.util.clock import SystemClock
 from tests.unit.report.recorder import Recorder, ended, roles_plan, to_first_cycle, with_one_recovery, write
 
@@ -36,11 +36,11 @@ def shot(tmp_path: Path, recorder: Recorder) -> Snapshot:
 
 def live_shot(tmp_path: Path, recorder: Recorder, *beats: Heard) -> Snapshot:
     """The job while it runs: its store passes these beats on, and its clock is 0.4 s ahead of the last entry."""
-    view = new_view(recorder.plan)
+    fold = JobFold(recorder.plan)
     for item in [*recorder.entries, *beats]:
-        snapshot.grow(view, item)
+        fold.take(item)
     folder, store_now = write(tmp_path, recorder), recorder.now + 0.4
-    return snapshot.snap(view, folder, outside=Outside(), store_now=store_now, clock=_At(recorder))
+    return snapshot.snap(fold.view, folder, outside=Outside(), store_now=store_now, clock=_At(recorder))
 
 
 def drawn(page: object, width: int = 120) -> str:

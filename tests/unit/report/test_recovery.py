@@ -27,7 +27,7 @@ def test_the_users_start_up_is_apart() -> None:
     each = last_recovery(with_one_recovery())
     assert each.startup_s == pytest.approx(0.8)
     assert each.to_first_step_s == pytest.approx(each.total_s + 0.8)
-    assert recovery.in_words(each)[-1] == ("first step", each.startup_s)
+    assert recovery.in_order(each)[-1] == (recovery.STARTUP, "first step", each.startup_s)
     assert (each.step_before, each.first_step) == (80, 76)
 
 
@@ -75,4 +75,4 @@ def test_without_a_first_step_there_is_no_way_to_it() -> None:
     each = last_recovery(recorder)
     assert each.startup_s is None
     assert each.to_first_step_s is None
-    assert [name for name, _ in recovery.in_words(each)] == ["decided", "torn down", "round closed", "spawned"]
+    assert [label for _, label, _ in recovery.in_order(each)] == ["decided", "torn down", "round closed", "spawned"]

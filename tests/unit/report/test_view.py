@@ -8,7 +8,7 @@ from nvrx_slurm.journal.records import AttributionJudged, ControllerStarted, Ent
 from nvrx_slurm.journal.verdicts import Verdict
 from nvrx_slurm.report.model import JobView
 from nvrx_slurm.report.page import tally, waiting
-from nvrx_slurm.report.view import fold, new_view, with_beat
+from nvrx_slurm.report.view import JobFold, fold, new_view, with_beat
 from tests.unit.report.recorder import (
     JOB,
     Recorder,
@@ -272,3 +272,21 @@ def test_a_dry_runs_verdict_is_not_the_last_decision(acted: bool) -> None:
     fold(view, Entry(n=last.n + 1, t=last.t, record=judged))
     assert (view.last_decision == before) is not acted
     assert (view.last_verdict is None) is acted
+
+
+def test_subscribers_read_each_entry_once_and_with_the_view() -> None:
+    """One pass feeds the view and every other reader; each sees an entry after the view has taken it."""
+
+    class Reader:
+        def __init__(self) -> None:
+            self.seen: list[tuple[int, int]] = []
+
+        def take(self, entry: Entry, view: JobView) -> None:
+            self.seen.append((entry.n, view.n))
+
+    recorder, first, second = with_one_recovery(), Reader(), Reader()
+    job = JobFold(recorder.plan, [first, second])
+    for item in [*recorder.entries, *recorder.entries[-3:], recorder.beat("n1", 90)]:
+        job.take(item)
+    assert first.seen == second.seen == [(entry.n, entry.n) for entry in recorder.entries]
+    assert job.view.step == 90

@@ -25,9 +25,8 @@ from nvrx_slurm.attribution.analyze.flight_recorder import read_dump
 from nvrx_slurm.attribution.analyze.unpickling import load_plain
 from nvrx_slurm.attribution.ledger import storage
 from nvrx_slurm.errors import UntrustedRecord
-from nvrx_slurm.inprocess import barriers, ledger
+from nvrx_slurm.inprocess import barriers, ledger, monitor
 from nvrx_slurm.inprocess.attribution import Interruption
-from nvrx_slurm.inprocess.monitor import wire as monitor_wire
 from nvrx_slurm.jobspec.plan import plan_from_json
 from nvrx_slurm.journal import records, restarts
 from nvrx_slurm.journal.folder import JobInfo, Result, StoreAddress
@@ -143,7 +142,7 @@ TARGETS: dict[str, Target] = {
     "restart in process": Target(restarts.decode, (restarts.encode(RESTART),)),
     "log of a group": Target(ledger.decode, (ledger.encode(LOST),)),
     "barrier of a group": Target(lambda data: barriers.unpack(data, barriers.NewPlace), (STARTING,)),
-    "monitor": Target(monitor_wire.decode, (monitor_wire.encode(monitor_wire.NewRankOrder(iteration=1, rank=2)),)),
+    "monitor": Target(monitor.decode_order, (monitor.encode_order(monitor.NewRankOrder(iteration=1, rank=2)),)),
     "greeting on the liveness connection": Target(
         lambda data: decode(liveness._unpack_hello.decode, data, "a greeting"),
         (msgspec.msgpack.encode({"node": "n1", "incarnation": "3f2a", "nonce": bytes(32), "mac": bytes(32)}),),

@@ -16,7 +16,7 @@ A group of ranks needs a store that is in none of them (`store/`), and nothing e
     cycle.py       the phases of a rank, as a table (pure)        ledger.py      the log of the group's agreements
     group.py       listening, arriving, proposing                 barriers.py    where all members arrive (pure)
     interrupter.py aborts, then interrupts the function           region.py      the interruption of the main thread
-    monitor/       the process that watches a rank                progress.py    signs of progress
+    monitor.py     the process that watches a rank                progress.py    signs of progress
     timeline.py    one record for each restart                    environment.py who this process is
 
 Callbacks and rank assignments are in `abort`, `completion`, `compose`, `finalize`, `health_check`, `initialize`,

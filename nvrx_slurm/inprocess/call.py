@@ -4,7 +4,7 @@ main          goes from phase to phase, and calls the function in the region tha
 listener      reads what the group has agreed on, and moves the cycle on (`group.py`)
 interrupter   while the main thread is in the function: last call, abort, interrupt (`interrupter.py`)
 watchdog      notes that the main thread runs Python (`progress.py`)
-monitor       a process of its own: sees that this one dies, hangs or is silent (`monitor/`)
+monitor       a process of its own: sees that this one dies, hangs or is silent (`monitor.py`)
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from nvrx_slurm.inprocess.exception import RankDiscarded, RankShouldRestart
 from nvrx_slurm.inprocess.group import Group
 from nvrx_slurm.inprocess.interrupter import Interrupter
 from nvrx_slurm.inprocess.ledger import GroupLedger, IterationStage, Lost
-from nvrx_slurm.inprocess.monitor.handle import MonitorOptions, MonitorProcess
+from nvrx_slurm.inprocess.monitor import MonitorOptions, MonitorProcess
 from nvrx_slurm.inprocess.options import WrapperOptions
 from nvrx_slurm.inprocess.progress import HAS_PENDING_CALLS, ProgressStamps, SignalWatchdog, Watchdog
 from nvrx_slurm.inprocess.rank import ForkedChild, Parts, Rank

@@ -28,6 +28,7 @@ class ProgressStamps:
     """
 
     def __init__(self, fd: int) -> None:
+        """For the monitor: the stamps of the rank whose `fd` it has inherited. The rank's own: `create`."""
         self.fd = fd
         self._memory = mmap.mmap(fd, CELLS * CELL_BYTES)
         self._cells = memoryview(self._memory).cast("q")
@@ -47,17 +48,12 @@ class ProgressStamps:
 
     @classmethod
     def create(cls) -> ProgressStamps:
-        """For the rank: new ones, with the time of their making as the first sign of progress."""
+        """For the rank: new stamps; the time at which they are made is the first sign of progress."""
         fd = os.memfd_create("nvrx-stamps")
         os.ftruncate(fd, CELLS * CELL_BYTES)
         stamps = cls(fd)
         stamps.automatic()
         return stamps
-
-    @classmethod
-    def attach(cls, fd: int) -> ProgressStamps:
-        """For the monitor: those of the rank whose `fd` it has inherited."""
-        return cls(fd)
 
     def close(self) -> None:
         """Give memory and descriptor back; a second time does nothing."""

@@ -28,7 +28,7 @@ from nvrx_slurm.inprocess.exception import (
 from nvrx_slurm.inprocess.group import Barrier, Group, unpacked
 from nvrx_slurm.inprocess.interrupter import Interrupter
 from nvrx_slurm.inprocess.ledger import Broken, Completed, Interrupted, IterationOpened, IterationStage, Sealed
-from nvrx_slurm.inprocess.monitor.handle import MonitorProcess
+from nvrx_slurm.inprocess.monitor import MonitorProcess
 from nvrx_slurm.inprocess.options import WrapperOptions
 from nvrx_slurm.inprocess.progress import ProgressStamps
 from nvrx_slurm.inprocess.rank_assignment import RankAssignmentCtx

@@ -16,7 +16,7 @@ from nvrx_slurm.inprocess import barriers
 from nvrx_slurm.inprocess.attribution import Interruption
 from nvrx_slurm.inprocess.barriers import MemberProcess, NewPlace, pack
 from nvrx_slurm.inprocess.ledger import Completed, Interrupted, IterationOpened, Log, Lost, Sealed
-from nvrx_slurm.inprocess.monitor import wire
+from nvrx_slurm.inprocess.monitor import IGNORED_SIGNALS
 from nvrx_slurm.util.processes import is_alive
 from tests.inprocess.servers import Valkey
 from tests.unit.inprocess.monitored import ROOT, Group, until
@@ -270,7 +270,7 @@ def test_nobody_outlives_a_store_that_is_gone(watch: Watch, own_valkey: Valkey):
     for rank in group.ranks:
         assert rank.ended() == -signal.SIGKILL
         group.until_dead(rank.monitor)
-        assert "no beat has reached the store" in rank.errors
+        assert "no heartbeat has reached the store" in rank.errors
 
 
 def test_store_that_comes_back_costs_nobody(watch: Watch, own_valkey: Valkey):
@@ -372,7 +372,7 @@ def test_signals_to_the_step_are_not_for_monitors(watch: Watch):
     """Slurm sends them to all processes of a step; the monitor lives as long as its rank."""
     group = watch()
     [rank] = group.ranks
-    for number in wire.NOT_FOR_MONITORS:
+    for number in IGNORED_SIGNALS:
         os.kill(rank.monitor, number)
     assert os.getsid(rank.monitor) == rank.monitor
     assert rank.does("1 + 1") == 2

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from nvrx_slurm.inprocess.attribution import Interruption
-from nvrx_slurm.inprocess.monitor.guard import (
+from nvrx_slurm.inprocess.monitor_guard import (
     AGAIN_S,
     ASK,
     KILL,

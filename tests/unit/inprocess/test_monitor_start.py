@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 
 from nvrx_slurm.inprocess.exception import InternalError, OptionError
-from nvrx_slurm.inprocess.monitor.handle import MonitorOptions, MonitorProcess
+from nvrx_slurm.inprocess.monitor import MonitorOptions, MonitorProcess
 from nvrx_slurm.inprocess.progress import ProgressStamps
 from nvrx_slurm.inprocess.store.redis import RedisStore
 from nvrx_slurm.store.embedded import free_port

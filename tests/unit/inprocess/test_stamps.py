@@ -85,7 +85,7 @@ def test_another_process_reads_them(stamps):
     stamps.begin_iteration(3)
     script = (
         "import sys; from time import monotonic_ns; from nvrx_slurm.inprocess.progress import ProgressStamps; "
-        "s = ProgressStamps.attach(int(sys.argv[1])); print(s.iteration, s.silent_s(monotonic_ns()) < 100)"
+        "s = ProgressStamps(int(sys.argv[1])); print(s.iteration, s.silent_s(monotonic_ns()) < 100)"
     )
     read = subprocess.run(
         [sys.executable, "-c", script, str(stamps.fd)],

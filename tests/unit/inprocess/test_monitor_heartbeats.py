@@ -10,8 +10,7 @@ from hypothesis import strategies as st
 
 from nvrx_slurm.inprocess.attribution import Interruption
 from nvrx_slurm.inprocess.ledger import GroupLedger, Lost, fold
-from nvrx_slurm.inprocess.monitor.log_writer import SHARE
-from nvrx_slurm.inprocess.monitor.sibling import Ring
+from nvrx_slurm.inprocess.monitor_heartbeats import SHARE, Ring
 
 TIMEOUT_S, INTERVAL_S = 8.0, 1.0
 FOUR = GroupLedger(4)

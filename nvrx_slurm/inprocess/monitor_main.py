@@ -14,7 +14,7 @@ def main() -> None:
     with open(os.dup(0), "rb") as start_file:  # noqa: PTH123  a descriptor
         for name, value in pickle.load(start_file).items():
             setattr(sys, name, value)
-        from nvrx_slurm.inprocess.monitor.serving import serve
+        from nvrx_slurm.inprocess.monitor_loop import serve
 
         serve(start_file)
 

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import abc
 
-from nvrx_slurm.inprocess.rank_assignment.base import divisible, limited, with_active
+from nvrx_slurm.inprocess.rank_assignment import divisible, limited, with_active
 from nvrx_slurm.inprocess.state import State
 
 

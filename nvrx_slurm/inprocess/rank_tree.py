@@ -1,4 +1,7 @@
-"""Ranks by where they are: which branch may fail as a whole, and from where a rank is replaced."""
+"""Ranks as a tree, by where they are: which branch is put out as a whole, and from where a rank is replaced. Pure.
+
+`rank_assignment.Tree` is the rank assignment by these rules.
+"""
 
 from __future__ import annotations
 
@@ -6,14 +9,15 @@ import dataclasses
 import enum
 import itertools
 from collections import Counter, defaultdict
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import takewhile
 
-from nvrx_slurm.inprocess.exception import InternalError, OptionError
-from nvrx_slurm.inprocess.rank_assignment.base import Key, RankAssignment, RankAssignmentCtx, gaps_filled, key_of
-from nvrx_slurm.inprocess.state import FrozenState, Mode
-from nvrx_slurm.util.log import get_logger
+from nvrx_slurm.inprocess.exception import OptionError
+from nvrx_slurm.inprocess.state import FrozenState
+
+Key = str | Callable[[FrozenState], str]
+"""The name of a rank's group, or a function that returns it."""
 
 
 class LayerFlag(enum.Flag):
@@ -109,85 +113,6 @@ def planted(layers: Sequence[Layer], keys: Mapping[int, tuple[str, ...]]) -> dic
     return {rank: Leaf(branches[keys[rank]]) for rank in ordered}
 
 
-log = get_logger("inprocess")
-
-
-class Tree(RankAssignment):
-    """Assigns and activates ranks by a tree of branches, a layer a level, the root's layer first.
-
-    At the start of a call all ranks are ordered depth-first, and each is active unless a branch that it is in has its
-    `max_ranks`. When ranks are out:
-
-    1. A branch with fewer healthy ranks than its `min_ranks` is put out as a whole, the lowest branches first.
-    2. Each active rank that is out is replaced by one in reserve, from the nearest branch that has one, upward as
-       long as the layers have `LayerFlag.RESERVE`. No branch gets more active ranks than its `max_ranks`.
-    3. What is still open is given to the active ranks with the highest numbers, within the largest branch up to which
-       all layers have `LayerFlag.BACKFILL`.
-    4. What is open after that is closed by all later active ranks moving up.
-    5. With `world_size_filter` only so many of n active ranks stay active as it says for n; the rest is in reserve.
-
-    ```python
-    # hosts of 8 ranks, active as a whole or not at all; up to 32 of them, and not without 16; the others in reserve
-    Tree([
-        Layer(min_ranks=128, max_ranks=256, key_or_fn="root", flag=LayerFlag.RESERVE),
-        Layer(min_ranks=8, max_ranks=8, key_or_fn=lambda _: socket.gethostname(), flag=LayerFlag.RESERVE),
-    ])
-    ```
-
-    The keys are read once a call, which costs each rank as much as there are ranks; later assignments read nothing.
-    It decides who is active, so it composes with what puts ranks out before it, and with nothing after it.
-
-    Raises OptionError without layers, for a root that is not the same on all ranks, and for a `world_size_filter`
-    that wants more than there is.
-    """
-
-    def __init__(self, layers: Sequence[Layer], world_size_filter: Callable[[int], int] | None = None) -> None:
-        if not layers:
-            raise OptionError("Tree needs at least one layer: the root")
-        self.layers = tuple(layers)
-        self.world_size_filter = world_size_filter
-        self._world: World = ()
-
-    def publish(self, state: FrozenState) -> tuple[str, ...]:
-        if state.mode is not Mode.INITIALIZED:
-            return ()
-        return tuple(key_of(layer.key_or_fn, state) for layer in self.layers)
-
-    def __call__(self, ctx: RankAssignmentCtx) -> RankAssignmentCtx:
-        if ctx.state.mode is Mode.INITIALIZED:
-            # By rank, in depth-first order.
-            found = planted(self.layers, ctx.published_here())
-            moved = [rank for rank, before in zip(found, ctx.healthy, strict=True) if rank != before]
-            if moved and ctx.state.rank == min(moved):
-                log.warning(
-                    "ranks are not in the tree's order (%d of %d move): each branch gets consecutive numbers",
-                    len(moved),
-                    len(found),
-                )
-            ranks, leaves = list(found), tuple(found.values())
-            out = put_out(leaves, ())
-            world = activated([leaf for place, leaf in enumerate(leaves) if place not in out])
-        else:
-            if len(self._world) != ctx.state.world_size:
-                raise InternalError(
-                    f"Tree knows {len(self._world)} ranks, and the world has {ctx.state.world_size}: something after"
-                    " it has renumbered them; Tree must be the last part (the leftmost) of a composition"
-                )
-            ranks, leaves = list(range(ctx.state.world_size)), self._world
-            out = put_out(leaves, ctx.terminated_ranks)
-            world = rearranged(leaves, out)
-        self._world = world if self.world_size_filter is None else filtered(world, self.world_size_filter)
-        ctx = ctx.renumbered([rank for place, rank in enumerate(ranks) if place not in out])
-        leaf: Leaf = self._world[ctx.state.rank or 0]
-        state = dataclasses.replace(
-            ctx.state,
-            mode=Mode.INACTIVE if leaf.active_rank is None else Mode.ACTIVE,
-            active_rank=leaf.active_rank,
-            active_world_size=sum(each.active_rank is not None for each in self._world),
-        )
-        return dataclasses.replace(ctx, state=state)
-
-
 def put_out(leaves: Sequence[Leaf], out: Iterable[int]) -> set[int]:
     """Who is out once branches with too few healthy ranks are put out too, the lowest branches first."""
     gone = set(out)
@@ -261,30 +186,25 @@ class _Room:
 
 
 def _draw_on_reserves(world: World, out: set[int], active: dict[int, int], vacant: dict[int, int]) -> None:
-    """Give vacant numbers to ranks in reserve.
-
-    A candidate that has no room is dropped for good: branches only fill up here. So each costs one look a branch.
-    """
-    room, reserves = _Room(), _reserves(world, out)
+    """Give vacant numbers to ranks in reserve."""
+    room = _Room()
     for rank in active:
         room.take(world[rank].branch)
-    for rank in list(vacant):
-        for branch in world[rank].branch.domains(LayerFlag.RESERVE):
-            candidates = (reserves[branch].pop() for _ in range(len(reserves[branch])))
-            fit = (each for each in candidates if each not in active and room.take(world[each].branch))
-            if (substitute := next(fit, None)) is not None:
-                active[substitute] = vacant.pop(rank)
-                break
-
-
-def _reserves(world: World, out: set[int]) -> defaultdict[Branch, list[int]]:
-    """Each branch's ranks in reserve, as they came into it."""
+    # Each branch's ranks in reserve, as they came into it.
     reserves: defaultdict[Branch, list[int]] = defaultdict(list)
     waiting = (rank for rank, leaf in enumerate(world) if leaf.active_rank is None and rank not in out)
     for rank in sorted(waiting, key=lambda rank: world[rank].reserved):
         for branch in world[rank].branch.lineage():
             reserves[branch].append(rank)
-    return reserves
+    for rank in list(vacant):
+        for branch in world[rank].branch.domains(LayerFlag.RESERVE):
+            # A candidate without room is dropped for good, since branches only fill up here: so each costs one look
+            # a branch.
+            candidates = (reserves[branch].pop() for _ in range(len(reserves[branch])))
+            fit = (each for each in candidates if each not in active and room.take(world[each].branch))
+            if (substitute := next(fit, None)) is not None:
+                active[substitute] = vacant.pop(rank)
+                break
 
 
 def _backfill(world: World, active: dict[int, int], vacant: dict[int, int]) -> None:
@@ -302,3 +222,9 @@ def _backfill(world: World, active: dict[int, int], vacant: dict[int, int]) -> N
     for domain, free in open_numbers.items():
         moved = gaps_filled([active[rank] for rank in members[domain]], free)
         active.update((rank, moved.get(active[rank], active[rank])) for rank in members[domain])
+
+
+def gaps_filled(taken: Collection[int], free: Collection[int]) -> dict[int, int]:
+    """Who moves where, so that the lowest of all these numbers are taken, and as few as possible move."""
+    lowest = set(sorted({*taken, *free})[: len(taken)])
+    return dict(zip(sorted(set(taken) - lowest), sorted(lowest - set(taken)), strict=True))

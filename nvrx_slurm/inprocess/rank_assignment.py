@@ -1,4 +1,4 @@
-"""What a rank assignment gets, and what it must give."""
+"""Rank assignments: the ranks of the next iteration, from those of the last one and those that are out."""
 
 from __future__ import annotations
 
@@ -6,19 +6,43 @@ import abc
 import dataclasses
 import datetime
 from collections import Counter
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
 from nvrx_slurm.inprocess.exception import InternalError, OptionError, RankDiscarded
+from nvrx_slurm.inprocess.rank_tree import (
+    Key,
+    Layer,
+    LayerFlag,
+    Leaf,
+    World,
+    activated,
+    filtered,
+    gaps_filled,
+    planted,
+    put_out,
+    rearranged,
+)
 from nvrx_slurm.inprocess.state import FrozenState, Mode, State
+from nvrx_slurm.util.log import get_logger
 
-Key = str | Callable[[FrozenState], str]
-"""The name of a rank's group, or what says it."""
+__all__ = [
+    "ActivateAllRanks",
+    "ActiveWorldSizeDivisibleBy",
+    "FillGaps",
+    "FilterCountGroupedByKey",
+    "Layer",
+    "LayerFlag",
+    "MaxActiveWorldSize",
+    "RankAssignment",
+    "RankAssignmentCtx",
+    "RankDiscarded",
+    "RankFilter",
+    "ShiftRanks",
+    "Tree",
+]
 
-
-def key_of(key_or_fn: Key, state: FrozenState) -> str:
-    """The name of this rank's group."""
-    return key_or_fn(state) if callable(key_or_fn) else key_or_fn
+log = get_logger("inprocess")
 
 
 @dataclass
@@ -121,12 +145,6 @@ class FillGaps(RankAssignment):
         return ctx.renumbered(sorted(healthy, key=lambda rank: moved.get(rank, rank)))
 
 
-def gaps_filled(taken: Collection[int], free: Collection[int]) -> dict[int, int]:
-    """Who moves where, so that the lowest of all these numbers are taken, and as few as possible move."""
-    lowest = set(sorted({*taken, *free})[: len(taken)])
-    return dict(zip(sorted(set(taken) - lowest), sorted(lowest - set(taken)), strict=True))
-
-
 class ActivateAllRanks(RankFilter):
     """All ranks call the function, also those that a part before this one left in reserve."""
 
@@ -219,10 +237,91 @@ class FilterCountGroupedByKey(RankAssignment):
         self.timeout = timeout
 
     def publish(self, state: FrozenState) -> tuple[str, ...]:
-        return (key_of(self.key_or_fn, state),)
+        return (_key_of(self.key_or_fn, state),)
 
     def __call__(self, ctx: RankAssignmentCtx) -> RankAssignmentCtx:
         keys = ctx.published_here()
         unfit = {key for key, count in Counter(keys.values()).items() if not self.condition(count)}
         out = {rank for rank, key in keys.items() if key in unfit}
         return dataclasses.replace(ctx, terminated_ranks=ctx.terminated_ranks | out)
+
+
+class Tree(RankAssignment):
+    """Assigns and activates ranks by a tree of branches, a layer a level, the root's layer first.
+
+    At the start of a call all ranks are ordered depth-first, and each is active unless a branch that it is in has its
+    `max_ranks`. When ranks are out:
+
+    1. A branch with fewer healthy ranks than its `min_ranks` is put out as a whole, the lowest branches first.
+    2. Each active rank that is out is replaced by one in reserve, from the nearest branch that has one, upward as
+       long as the layers have `LayerFlag.RESERVE`. No branch gets more active ranks than its `max_ranks`.
+    3. What is still open is given to the active ranks with the highest numbers, within the largest branch up to which
+       all layers have `LayerFlag.BACKFILL`.
+    4. What is open after that is closed by all later active ranks moving up.
+    5. With `world_size_filter` only so many of n active ranks stay active as it says for n; the rest is in reserve.
+
+    ```python
+    # hosts of 8 ranks, active as a whole or not at all; up to 32 of them, and not without 16; the others in reserve
+    Tree([
+        Layer(min_ranks=128, max_ranks=256, key_or_fn="root", flag=LayerFlag.RESERVE),
+        Layer(min_ranks=8, max_ranks=8, key_or_fn=lambda _: socket.gethostname(), flag=LayerFlag.RESERVE),
+    ])
+    ```
+
+    The keys are read once a call, which costs each rank as much as there are ranks; later assignments read nothing.
+    It decides who is active, so it composes with what puts ranks out before it, and with nothing after it.
+
+    Raises OptionError without layers, for a root that is not the same on all ranks, and for a `world_size_filter`
+    that wants more than there is.
+    """
+
+    def __init__(self, layers: Sequence[Layer], world_size_filter: Callable[[int], int] | None = None) -> None:
+        if not layers:
+            raise OptionError("Tree needs at least one layer: the root")
+        self.layers = tuple(layers)
+        self.world_size_filter = world_size_filter
+        self._world: World = ()
+
+    def publish(self, state: FrozenState) -> tuple[str, ...]:
+        if state.mode is not Mode.INITIALIZED:
+            return ()
+        return tuple(_key_of(layer.key_or_fn, state) for layer in self.layers)
+
+    def __call__(self, ctx: RankAssignmentCtx) -> RankAssignmentCtx:
+        if ctx.state.mode is Mode.INITIALIZED:
+            # By rank, in depth-first order.
+            found = planted(self.layers, ctx.published_here())
+            moved = [rank for rank, before in zip(found, ctx.healthy, strict=True) if rank != before]
+            if moved and ctx.state.rank == min(moved):
+                log.warning(
+                    "ranks are not in the tree's order (%d of %d move): each branch gets consecutive numbers",
+                    len(moved),
+                    len(found),
+                )
+            ranks, leaves = list(found), tuple(found.values())
+            out = put_out(leaves, ())
+            world = activated([leaf for place, leaf in enumerate(leaves) if place not in out])
+        else:
+            if len(self._world) != ctx.state.world_size:
+                raise InternalError(
+                    f"Tree knows {len(self._world)} ranks, and the world has {ctx.state.world_size}: something after"
+                    " it has renumbered them; Tree must be the last part (the leftmost) of a composition"
+                )
+            ranks, leaves = list(range(ctx.state.world_size)), self._world
+            out = put_out(leaves, ctx.terminated_ranks)
+            world = rearranged(leaves, out)
+        self._world = world if self.world_size_filter is None else filtered(world, self.world_size_filter)
+        ctx = ctx.renumbered([rank for place, rank in enumerate(ranks) if place not in out])
+        leaf: Leaf = self._world[ctx.state.rank or 0]
+        state = dataclasses.replace(
+            ctx.state,
+            mode=Mode.INACTIVE if leaf.active_rank is None else Mode.ACTIVE,
+            active_rank=leaf.active_rank,
+            active_world_size=sum(each.active_rank is not None for each in self._world),
+        )
+        return dataclasses.replace(ctx, state=state)
+
+
+def _key_of(key_or_fn: Key, state: FrozenState) -> str:
+    """The name of this rank's group."""
+    return key_or_fn(state) if callable(key_or_fn) else key_or_fn

@@ -35,8 +35,8 @@ from nvrx_slurm.inprocess.ledger import (
     Settled,
     decode,
 )
-from nvrx_slurm.inprocess.store.port import Connection
-from nvrx_slurm.inprocess.store.redis import RedisStore
+from nvrx_slurm.inprocess.store import Connection
+from nvrx_slurm.inprocess.store_redis import RedisStore
 from nvrx_slurm.util.clock import SystemClock
 
 WAIT_S = 60.0

@@ -41,7 +41,7 @@ def main() -> None:
 
 def _ours(given: dict[str, Any]) -> tuple[Any, Any]:
     from nvrx_slurm.inprocess import CallWrapper, Wrapper
-    from nvrx_slurm.inprocess.store.redis import RedisStore
+    from nvrx_slurm.inprocess.store_redis import RedisStore
 
     store = {"url": given["url"], "password_file": given["password_file"]}
     return Wrapper(store_factory=RedisStore, store_kwargs=store, **times(given)), CallWrapper

@@ -37,7 +37,7 @@ from nvrx_slurm.inprocess.ledger import (
     Settled,
     decode,
 )
-from nvrx_slurm.inprocess.store.port import Cancelled, Connection, Store
+from nvrx_slurm.inprocess.store import Cancelled, Connection, Store
 from nvrx_slurm.util.log import get_logger
 from nvrx_slurm.util.threads import SignalSafeEvent
 

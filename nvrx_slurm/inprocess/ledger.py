@@ -23,7 +23,7 @@ import msgspec
 
 from nvrx_slurm.errors import MalformedRecord
 from nvrx_slurm.inprocess.attribution import Interruption, InterruptionRecord
-from nvrx_slurm.inprocess.store.port import Connection
+from nvrx_slurm.inprocess.store import Connection
 from nvrx_slurm.util.decoding import decode as checked
 
 

@@ -34,7 +34,7 @@ if TYPE_CHECKING:
     import subprocess
     from collections.abc import Mapping
 
-    from nvrx_slurm.inprocess.store.port import Store
+    from nvrx_slurm.inprocess.store import Store
 
 log = get_logger("inprocess")
 

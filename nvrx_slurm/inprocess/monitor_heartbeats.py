@@ -40,7 +40,7 @@ from nvrx_slurm.inprocess.barriers import MemberProcess, NewPlace, P
 from nvrx_slurm.inprocess.exception import StoreError
 from nvrx_slurm.inprocess.ledger import GroupLedger, Interrupted, IterationStage, Log, Lost
 from nvrx_slurm.inprocess.monitor import MonitorOptions
-from nvrx_slurm.inprocess.store.port import Connection
+from nvrx_slurm.inprocess.store import Connection
 from nvrx_slurm.liveness.self_fence import SelfFenceTimer
 from nvrx_slurm.util.log import get_logger
 from nvrx_slurm.util.processes import started_ticks

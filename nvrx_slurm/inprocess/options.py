@@ -18,7 +18,7 @@ from nvrx_slurm.inprocess.health_check import HealthCheck
 from nvrx_slurm.inprocess.initialize import Initialize
 from nvrx_slurm.inprocess.rank_assignment import RankAssignment
 from nvrx_slurm.inprocess.rank_filter import RankFilter
-from nvrx_slurm.inprocess.store.port import Store
+from nvrx_slurm.inprocess.store import Store
 from nvrx_slurm.inprocess.terminate import Terminate
 
 _LESS = (

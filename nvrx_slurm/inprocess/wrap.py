@@ -28,8 +28,8 @@ from nvrx_slurm.inprocess.ledger import Lost
 from nvrx_slurm.inprocess.options import WrapperOptions
 from nvrx_slurm.inprocess.rank_assignment import ActivateAllRanks, RankAssignment, ShiftRanks
 from nvrx_slurm.inprocess.rank_filter import RankFilter
-from nvrx_slurm.inprocess.store.port import Store
-from nvrx_slurm.inprocess.store.redis import RedisStore
+from nvrx_slurm.inprocess.store import Store
+from nvrx_slurm.inprocess.store_redis import RedisStore
 from nvrx_slurm.inprocess.terminate import Terminate
 from nvrx_slurm.util.processes import started_ticks
 

@@ -15,10 +15,10 @@ import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
-from nvrx_slurm.inprocess.store.file import FileStore
-from nvrx_slurm.inprocess.store.port import Connection, Store
-from nvrx_slurm.inprocess.store.redis import RedisStore
-from nvrx_slurm.inprocess.store.tcp import TCPStore
+from nvrx_slurm.inprocess.store import Connection, Store
+from nvrx_slurm.inprocess.store_file import FileStore
+from nvrx_slurm.inprocess.store_redis import RedisStore
+from nvrx_slurm.inprocess.store_tcp import TCPStore
 from nvrx_slurm.lab.faults.inprocess_store import MemoryStore
 from nvrx_slurm.store.embedded import free_port
 from nvrx_slurm.store.servers import bundled_binary

@@ -14,8 +14,8 @@ from pathlib import Path
 import pytest
 
 from nvrx_slurm.inprocess.exception import OptionError, StoreError
-from nvrx_slurm.inprocess.store.file import KEEP_S, FileStore
-from nvrx_slurm.inprocess.store.port import Cancelled, Connection
+from nvrx_slurm.inprocess.store import Cancelled, Connection
+from nvrx_slurm.inprocess.store_file import KEEP_S, FileStore
 from nvrx_slurm.util.clock import SystemClock
 from nvrx_slurm.util.locks import locked
 from nvrx_slurm.util.threads import in_thread
@@ -24,7 +24,7 @@ from tests.contract.inprocess_stores import DEADLINE_S, until
 LONG_S = 600.0
 APPEND_FOREVER = """
 import itertools, sys
-from nvrx_slurm.inprocess.store.file import FileStore
+from nvrx_slurm.inprocess.store_file import FileStore
 connection, after = FileStore(path=sys.argv[1]).connect("group", 0), 0
 for number in itertools.count():
     entry = f"{sys.argv[2]} {number} {'x' * 20_000}".encode()

@@ -13,38 +13,38 @@ from pathlib import Path
 
 import pytest
 
+from nvrx_slurm.inprocess import store_keeper
 from nvrx_slurm.inprocess.exception import OptionError, StoreError
-from nvrx_slurm.inprocess.store import keeper
-from nvrx_slurm.inprocess.store.keeper import VALKEY, HostedStore, hosted
-from nvrx_slurm.inprocess.store.keeping import KeptValkey, keep
-from nvrx_slurm.inprocess.store.port import Connection
-from nvrx_slurm.inprocess.store.redis import RedisStore
-from nvrx_slurm.inprocess.store.tcp import TCPStore
+from nvrx_slurm.inprocess.store import Connection
+from nvrx_slurm.inprocess.store_keeper import VALKEY, HostedStore, hosted
+from nvrx_slurm.inprocess.store_keeper_process import KeptValkey, keep
+from nvrx_slurm.inprocess.store_redis import RedisStore
+from nvrx_slurm.inprocess.store_tcp import TCPStore
 from nvrx_slurm.store.link import open_socket
 from nvrx_slurm.util.processes import is_alive
 from tests.contract.inprocess_stores import DEADLINE_S, until
 
 GROUP = "a group"
 ASK = f"""
-from nvrx_slurm.inprocess.store import keeper
+from nvrx_slurm.inprocess import store_keeper
 from pathlib import Path
 import sys
-keeper.RUNTIME_ROOTS = (Path(sys.argv[1]),)
-print(keeper.hosted("valkey", {GROUP!r}, patience_s=10.0).keeper)
+store_keeper.RUNTIME_ROOTS = (Path(sys.argv[1]),)
+print(store_keeper.hosted("valkey", {GROUP!r}, patience_s=10.0).keeper)
 """
 
 
 @pytest.fixture(autouse=True)
 def root(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
     """Where keepers have their folders; this process is rank 0 of 2, both on this host. Afterwards all are killed."""
-    monkeypatch.setattr(keeper, "RUNTIME_ROOTS", (tmp_path,))
+    monkeypatch.setattr(store_keeper, "RUNTIME_ROOTS", (tmp_path,))
     for name in ("MASTER_ADDR", "TORCHELASTIC_USE_AGENT_STORE", "NVRX_STORE_FILE"):
         monkeypatch.delenv(name, raising=False)
     for name, value in {"RANK": "0", "WORLD_SIZE": "2", "LOCAL_WORLD_SIZE": "2"}.items():
         monkeypatch.setenv(name, value)
     yield tmp_path
     for folder in tmp_path.glob("nvrx-inprocess-*/*"):
-        if (place := keeper._read(folder)) is not None:
+        if (place := store_keeper._read(folder)) is not None:
             os.kill(place.keeper, signal.SIGKILL)
 
 
@@ -60,7 +60,7 @@ def place() -> HostedStore:
 
 
 def folder() -> Path:
-    return keeper._folder(VALKEY, GROUP)
+    return store_keeper._folder(VALKEY, GROUP)
 
 
 def server_of(place: HostedStore) -> int:
@@ -188,7 +188,7 @@ def test_a_folder_that_others_can_enter_is_passed_over(root: Path) -> None:
 
 def test_where_all_names_are_taken_the_error_says_by_whom(root: Path) -> None:
     """There is a bound, and a way out."""
-    for number in range(keeper.MOST_FOLDERS):
+    for number in range(store_keeper.MOST_FOLDERS):
         (root / f"nvrx-inprocess-{os.geteuid()}{f'.{number}' if number else ''}").write_bytes(b"")
     with pytest.raises(StoreError, match=rf"must be a folder of user {os.geteuid()}.*\.15; they belong to.*'url'"):
         place()

@@ -16,8 +16,8 @@ import pytest
 import redis
 
 from nvrx_slurm.inprocess.exception import OptionError, StoreError
-from nvrx_slurm.inprocess.store.port import Cancelled, Connection
-from nvrx_slurm.inprocess.store.redis import KEEP_S, KEPT_BARRIERS, RedisConnection, RedisStore
+from nvrx_slurm.inprocess.store import Cancelled, Connection
+from nvrx_slurm.inprocess.store_redis import KEEP_S, KEPT_BARRIERS, RedisConnection, RedisStore
 from nvrx_slurm.lab.faults.disk import SmallDisk
 from nvrx_slurm.store.job_store import JobStore
 from nvrx_slurm.store.keys import InprocessKeys

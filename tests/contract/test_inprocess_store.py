@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from nvrx_slurm.inprocess.exception import StoreError
-from nvrx_slurm.inprocess.store.port import Cancelled, Connection
+from nvrx_slurm.inprocess.store import Cancelled, Connection
 from nvrx_slurm.util.threads import in_thread
 from tests.contract.inprocess_stores import DEADLINE_S, KINDS, Shared
 

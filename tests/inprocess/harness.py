@@ -17,7 +17,7 @@ from typing import Any
 
 import msgspec
 
-from nvrx_slurm.inprocess.store import keeper
+from nvrx_slurm.inprocess import store_keeper
 from tests.inprocess.actions import children
 from tests.inprocess.logs import WAIT_S, until_logged
 from tests.inprocess.script import Script
@@ -207,7 +207,7 @@ class Group:
 
     def litter(self) -> list[str]:
         """Files in the places for temporary and runtime files, and the folder of the store that ranks start."""
-        kept = {keeper._folder(keeper.VALKEY, told.group) for told in self.all("begin")}
+        kept = {store_keeper._folder(store_keeper.VALKEY, told.group) for told in self.all("begin")}
         own = [path for place in ("tmp", "runtime") for path in (self.folder / place).rglob("*")]
         return [str(path) for path in (*own, *kept) if path.exists()]
 

@@ -22,8 +22,8 @@ from nvrx_slurm.attribution.service.storage import StateFolder
 from nvrx_slurm.cluster.local import LocalCluster
 from nvrx_slurm.errors import FaultFailed, StoreUnreachable, UsageError
 from nvrx_slurm.inprocess.exception import StoreError
-from nvrx_slurm.inprocess.store.file import FileStore
-from nvrx_slurm.inprocess.store.redis import RedisStore
+from nvrx_slurm.inprocess.store_file import FileStore
+from nvrx_slurm.inprocess.store_redis import RedisStore
 from nvrx_slurm.journal.folder import JobFolder, JobInfo, StoreAddress
 from nvrx_slurm.journal.records import NodeReady
 from nvrx_slurm.lab.faults.disk import SmallDisk

@@ -15,11 +15,11 @@ from typing import Any
 
 import pytest
 
+from nvrx_slurm.inprocess import store_keeper
 from nvrx_slurm.inprocess.exception import OptionError, StoreError
-from nvrx_slurm.inprocess.store import keeper
-from nvrx_slurm.inprocess.store.file import FileStore
-from nvrx_slurm.inprocess.store.keeper import MOST_FOLDERS, VALKEY, hosted
-from nvrx_slurm.inprocess.store.redis import RedisStore
+from nvrx_slurm.inprocess.store_file import FileStore
+from nvrx_slurm.inprocess.store_keeper import MOST_FOLDERS, VALKEY, hosted
+from nvrx_slurm.inprocess.store_redis import RedisStore
 
 KINDS = ("folder", "open folder", "file", "fifo", "socket", "link")
 
@@ -92,7 +92,7 @@ def root(bob: Any, common: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Pa
     root = common / "shm"
     root.mkdir()
     root.chmod(0o1777)
-    monkeypatch.setattr(keeper, "RUNTIME_ROOTS", (root,))
+    monkeypatch.setattr(store_keeper, "RUNTIME_ROOTS", (root,))
     for name in ("MASTER_ADDR", "TORCHELASTIC_USE_AGENT_STORE", "NVRX_STORE_FILE"):
         monkeypatch.delenv(name, raising=False)
     monkeypatch.setenv("RANK", "0")
@@ -100,7 +100,7 @@ def root(bob: Any, common: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Pa
     yield root
     bob.run(give_up, str(root))
     for folder in root.glob("nvrx-inprocess-*/*"):
-        if (place := keeper._read(folder)) is not None:
+        if (place := store_keeper._read(folder)) is not None:
             with contextlib.suppress(ProcessLookupError):
                 os.kill(place.keeper, signal.SIGKILL)
 

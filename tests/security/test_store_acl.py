@@ -17,7 +17,7 @@ import redis
 from click.testing import CliRunner
 
 from nvrx_slurm.cli import cli
-from nvrx_slurm.inprocess.store.redis import RedisConnection
+from nvrx_slurm.inprocess.store_redis import RedisConnection
 from nvrx_slurm.jobspec.model import StoreSpec
 from nvrx_slurm.journal.records import RoundClosed
 from nvrx_slurm.store.acl import COMMANDS

@@ -19,7 +19,7 @@ from nvrx_slurm.api.prepared import prepare
 from nvrx_slurm.api.submission import check_store
 from nvrx_slurm.errors import NvrxError, StoreUnreachable
 from nvrx_slurm.inprocess.exception import StoreError
-from nvrx_slurm.inprocess.store.redis import RedisStore
+from nvrx_slurm.inprocess.store_redis import RedisStore
 from nvrx_slurm.jobspec.plan import plan
 from nvrx_slurm.journal.folder import StoreAddress
 from nvrx_slurm.store.client import Store

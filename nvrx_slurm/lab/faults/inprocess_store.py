@@ -9,7 +9,7 @@ from collections import defaultdict
 from collections.abc import Iterator, Mapping
 
 from nvrx_slurm.inprocess.exception import StoreError
-from nvrx_slurm.inprocess.store.port import Cancelled, Connection, Store
+from nvrx_slurm.inprocess.store import Cancelled, Connection, Store
 
 
 class _Call:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from nvrx_slurm.inprocess.store.redis import RedisConnection, RedisStore
+from nvrx_slurm.inprocess.store_redis import RedisConnection, RedisStore
 
 
 class FlawedStore(RedisStore):

@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from nvrx_slurm.inprocess.ledger import AnyEntry, GroupLedger, Log, Lost
-from nvrx_slurm.inprocess.store.redis import RedisStore
+from nvrx_slurm.inprocess.store_redis import RedisStore
 from nvrx_slurm.util.processes import is_alive
 from tests.inprocess.servers import Valkey
 

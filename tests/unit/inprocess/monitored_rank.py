@@ -20,7 +20,7 @@ from nvrx_slurm.inprocess.barriers import MemberProcess, pack
 from nvrx_slurm.inprocess.ledger import Lost
 from nvrx_slurm.inprocess.monitor import MonitorOptions, MonitorProcess
 from nvrx_slurm.inprocess.progress import ProgressStamps
-from nvrx_slurm.inprocess.store.redis import RedisStore
+from nvrx_slurm.inprocess.store_redis import RedisStore
 from nvrx_slurm.util.processes import started_ticks
 from tests.unit.inprocess.flawed_store import FlawedStore
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from nvrx_slurm.inprocess.ledger import GroupLedger, decode, fold
-from nvrx_slurm.inprocess.store.port import Connection
+from nvrx_slurm.inprocess.store import Connection
 
 
 class Shared:

@@ -15,7 +15,7 @@ import pytest
 from nvrx_slurm.inprocess.exception import InternalError, OptionError
 from nvrx_slurm.inprocess.monitor import MonitorOptions, MonitorProcess
 from nvrx_slurm.inprocess.progress import ProgressStamps
-from nvrx_slurm.inprocess.store.redis import RedisStore
+from nvrx_slurm.inprocess.store_redis import RedisStore
 from nvrx_slurm.store.embedded import free_port
 
 WAIT_S = 30.0
@@ -76,7 +76,7 @@ def test_log_file_that_cannot_be_written_is_told(begin: Begin, tmp_path: Path):
 def test_store_of_a_module_that_is_nowhere_is_told(begin: Begin, monkeypatch: pytest.MonkeyPatch, tmp_path: Path):
     """It was importable when the rank began, perhaps."""
     source = tmp_path / "store_gone.py"
-    source.write_text("from nvrx_slurm.inprocess.store.redis import RedisStore\nclass Store(RedisStore): pass\n")
+    source.write_text("from nvrx_slurm.inprocess.store_redis import RedisStore\nclass Store(RedisStore): pass\n")
     monkeypatch.syspath_prepend(tmp_path)
     factory = importlib.import_module("store_gone").Store
     with pytest.raises(InternalError, match="StoreError"):

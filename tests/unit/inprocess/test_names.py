@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 import subprocess
 import sys
 
@@ -24,6 +25,11 @@ def test_a_state_is_made_of_rank_and_world_size():
     """By position, as in older tests of rank assignments; what it began with is known from them, too."""
     state = inprocess.State(1, 4)
     assert (state.rank, state.world_size, state.initial_rank, state.initial_world_size) == (1, 4, 1, 4)
+
+
+def test_a_users_store_finds_its_base_class_by_the_older_path():
+    """`inprocess.store.port` is where `Store` was; it is the same class."""
+    assert importlib.import_module("nvrx_slurm.inprocess.store.port").Store is inprocess.Store
 
 
 def test_every_public_name_is_there():

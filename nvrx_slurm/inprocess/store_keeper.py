@@ -29,12 +29,13 @@ import msgspec
 from nvrx_slurm.errors import MalformedRecord
 from nvrx_slurm.inprocess import environment
 from nvrx_slurm.inprocess.exception import OptionError, StoreError
-from nvrx_slurm.inprocess.store.inotify import FileWatch
+from nvrx_slurm.inprocess.store_file import FileWatch
 from nvrx_slurm.util.decoding import decode_json
 from nvrx_slurm.util.files import RUNTIME_ROOTS
 from nvrx_slurm.util.ownership import is_own
 from nvrx_slurm.util.processes import started_ticks
 
+PROGRAM = "nvrx_slurm.inprocess.store_keeper_process"
 VALKEY, TORCH = "valkey", "torch"
 
 START_S = 60.0
@@ -113,7 +114,15 @@ def _start(kind: str, folder: Path, lock: int) -> None:
             )
         with (folder / "keeper.log").open("wb") as log:
             subprocess.Popen(
-                [sys.executable, "-P", "-m", "nvrx_slurm.inprocess.store.keeping", kind, str(folder), str(lock)],
+                [
+                    sys.executable,
+                    "-P",
+                    "-m",
+                    "nvrx_slurm.inprocess.store_keeper_process",
+                    kind,
+                    str(folder),
+                    str(lock),
+                ],
                 pass_fds=(lock,),
                 env=environment.of_python_child(),
                 cwd="/",

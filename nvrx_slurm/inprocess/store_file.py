@@ -14,10 +14,12 @@ then.
 from __future__ import annotations
 
 import contextlib
+import ctypes
 import datetime
 import hashlib
 import os
 import re
+import select
 import stat
 import struct
 import threading
@@ -28,8 +30,7 @@ from urllib.parse import quote
 
 from nvrx_slurm.errors import UnsafePath
 from nvrx_slurm.inprocess.exception import OptionError, StoreError
-from nvrx_slurm.inprocess.store.inotify import FileWatch
-from nvrx_slurm.inprocess.store.port import Cancelled, Connection, Store
+from nvrx_slurm.inprocess.store import Cancelled, Connection, Store
 from nvrx_slurm.util.files import make_folders, write_all
 from nvrx_slurm.util.locks import locked
 from nvrx_slurm.util.ownership import check_base, is_own
@@ -241,6 +242,44 @@ class FileConnection(Connection):
                 f" {stat.S_IMODE(status.st_mode):04o}): it is not used"
             )
         return file
+
+
+IN_MODIFY, IN_MOVED_TO = 0x002, 0x080
+EVENTS_BYTES = 64 << 10
+
+_libc = ctypes.CDLL(None, use_errno=True)
+
+
+class FileWatch:
+    """A change of one file, or in one folder, by inotify(7).
+
+    Where the kernel has no watch left (fs.inotify.max_user_instances), a wait just passes.
+    """
+
+    def __init__(self, path: str | os.PathLike[str]) -> None:
+        self._wake = os.eventfd(0, os.EFD_CLOEXEC | os.EFD_NONBLOCK)
+        self._poll = select.poll()
+        self._poll.register(self._wake, select.POLLIN)
+        self._inotify = _libc.inotify_init1(os.O_CLOEXEC | os.O_NONBLOCK)
+        if self._inotify >= 0:
+            _libc.inotify_add_watch(self._inotify, os.fsencode(path), IN_MODIFY | IN_MOVED_TO)
+            self._poll.register(self._inotify, select.POLLIN)
+
+    def wait(self, timeout_s: float) -> None:
+        """Wait until there was a write or a rename since the last wait, or `wake`; at most so long."""
+        self._poll.poll(max(timeout_s, 0.0) * 1000)
+        with contextlib.suppress(OSError):
+            # The wait has timed out, and there is nothing to read.
+            os.read(self._inotify, EVENTS_BYTES)
+
+    def wake(self) -> None:
+        """From any thread: waits end at once from now on."""
+        os.eventfd_write(self._wake, 1)
+
+    def close(self) -> None:
+        os.close(self._wake)
+        if self._inotify >= 0:
+            os.close(self._inotify)
 
 
 class _Patience:

@@ -1,4 +1,4 @@
-"""The keeper's process (see `keeper.py`): `python -m nvrx_slurm.inprocess.store.keeping KIND FOLDER LOCK`.
+"""The keeper's process (see `store_keeper.py`), by `python -m` with KIND FOLDER LOCK.
 
 `LOCK` is the descriptor of the folder's lock, which goes with this process. Ranks are counted by their connections:
 the kernel closes those, in whichever way a rank ends.
@@ -20,7 +20,7 @@ from typing import Any, Protocol
 
 import msgspec
 
-from nvrx_slurm.inprocess.store.keeper import TORCH, VALKEY, HostedStore, take
+from nvrx_slurm.inprocess.store_keeper import TORCH, VALKEY, HostedStore, take
 from nvrx_slurm.store.embedded import EmbeddedStore, new_socket_name
 from nvrx_slurm.util.files import write_private
 from nvrx_slurm.util.ids import new_secret

@@ -16,7 +16,7 @@ from typing import Any
 from nvrx_slurm.errors import StoreUnreachable, UntrustedRecord
 from nvrx_slurm.inprocess import environment
 from nvrx_slurm.inprocess.exception import OptionError, StoreError
-from nvrx_slurm.inprocess.store.port import Cancelled, Connection, Store
+from nvrx_slurm.inprocess.store import Cancelled, Connection, Store
 from nvrx_slurm.store.connection import ANSWER_S, ClientClosed, Command, CommandRefused, Look, RetryingRedis
 from nvrx_slurm.store.job_store import read_job_store
 from nvrx_slurm.store.keys import InprocessKeys
@@ -78,7 +78,7 @@ class RedisStore(Store):
             reread = functools.partial(read_job_store, path, OSError)
             server = reread if store.embedded else (_parsed(store.url), store.password)
         else:
-            from nvrx_slurm.inprocess.store.keeper import VALKEY, hosted, place_now
+            from nvrx_slurm.inprocess.store_keeper import VALKEY, hosted, place_now
 
             where = hosted(VALKEY, group, patience_s=self._patience_s).url
             server = functools.partial(place_now, VALKEY, group)

@@ -1,13 +1,41 @@
-"""What any store must do for a group of ranks.
+"""What a group of ranks shares: a log that all append to, barriers where all arrive, and heartbeats.
 
 A `Store` says where it is, and is cheap: the monitor gets one of its own from the same class and arguments. Each
 thread opens its own `Connection`.
+
+    store_redis.py           `RedisStore`: Redis or Valkey; the job's own, one by URL, or one started for the group
+    store_file.py            `FileStore`: a folder that all ranks reach
+    store_tcp.py             `TCPStore`: torch's, hosted outside of the ranks
+    store_keeper.py          finds or starts the store of a group that has none
+    store_keeper_process.py  the process that hosts it
 """
 
 from __future__ import annotations
 
 import abc
+import importlib
+import sys
 from collections.abc import Mapping
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from nvrx_slurm.inprocess.store_file import FileStore
+    from nvrx_slurm.inprocess.store_redis import RedisStore
+    from nvrx_slurm.inprocess.store_tcp import TCPStore
+
+__all__ = ["Cancelled", "Connection", "FileStore", "RedisStore", "Store", "TCPStore"]
+
+_HOMES = {"FileStore": "store_file", "RedisStore": "store_redis", "TCPStore": "store_tcp"}
+
+# Stores of users import `Store` and `Connection` from `nvrx_slurm.inprocess.store.port`, where these were once.
+port = sys.modules[f"{__name__}.port"] = sys.modules[__name__]
+
+
+def __getattr__(name: str) -> object:
+    # Loaded when asked for: a process needs one of them.
+    if name in _HOMES:
+        return getattr(importlib.import_module(f"nvrx_slurm.inprocess.{_HOMES[name]}"), name)
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
 
 
 class Connection(abc.ABC):

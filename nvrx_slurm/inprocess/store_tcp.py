@@ -25,7 +25,7 @@ from typing import Any
 
 from nvrx_slurm.inprocess import environment
 from nvrx_slurm.inprocess.exception import OptionError, StoreError
-from nvrx_slurm.inprocess.store.port import Cancelled, Connection, Store
+from nvrx_slurm.inprocess.store import Cancelled, Connection, Store
 
 DESCRIPTORS = Path("/proc/self/fd")
 
@@ -57,7 +57,7 @@ class TCPStore(Store):
         client = _torch_store()
         address = self._named or environment.torchrun_store()
         if address is None:
-            from nvrx_slurm.inprocess.store.keeper import TORCH, hosted
+            from nvrx_slurm.inprocess.store_keeper import TORCH, hosted
 
             address = "127.0.0.1", hosted(TORCH, group, patience_s=self._patience.total_seconds()).port
         return TCPConnection(client, *address, f"nvrx/{group}/{call}/", patience=self._patience)

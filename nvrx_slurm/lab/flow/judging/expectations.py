@@ -19,6 +19,9 @@ from nvrx_slurm.lab.flow.language.patterns import Compares, Equals, EventPattern
 from nvrx_slurm.report.words import event_name, plural, seconds
 from nvrx_slurm.util.durations import words
 
+CLOCKS_DIFFER_S = 0.05
+"""By how much the clock of a fault and the clock of the journal may differ."""
+
 _Key = tuple[str, str | None, Any]
 
 
@@ -278,7 +281,10 @@ class Evaluation:
         start, of = (self.began_at or 0.0, "the job's start")
         if waiting.since is not None:
             start, of = waiting.since.t, f"entry {waiting.since.n} ({event_name(waiting.since.record)})"
-        last_fault = max((at for at in self.faults_at if t is None or at <= t), default=start)
+        # A fault has the time of the machine that injected it, an entry that of the store. So a fault can carry a time
+        # that is a millisecond or two after the entry that it caused, and must count for that entry all the same.
+        faults_at = [at for at in self.faults_at if t is None or at <= t + CLOCKS_DIFFER_S]
+        last_fault = max(faults_at, default=start)
         return (last_fault, "the last fault") if last_fault > start else (start, of)
 
     def _fail(self, one: PendingExpectation | OpenWatch, reason: str) -> None:

@@ -267,6 +267,15 @@ def test_within_counts_from_the_last_fault(write: Write) -> None:
     assert miss(late).nearest is not None
 
 
+@pytest.mark.parametrize(("after_s", "counts"), [(0.0013, True), (1.0, False)])
+def test_within_allows_for_two_clocks(write: Write, after_s: float, counts: bool) -> None:
+    """A fault whose recorded time is a millisecond after the loss that it caused is still what `within` counts from."""
+    match = matcher(write, "round_closed: {cycle: 0}", "node_lost: {node: $dead}\n    within: 1s", faults=KILL)
+    lost = ended().entries[17]
+    match.fault_happened(lost.t + after_s, {"dead": "n2"})
+    assert feed(match, ended().entries).settled is counts
+
+
 def test_a_late_entry_is_told_as_late(write: Write) -> None:
     """While faults are to come nothing is overdue, but what comes is late all the same."""
     items = ("round_closed: {cycle: 0}", "node_lost: {node: n2}\n    within: 1s")

@@ -15,7 +15,7 @@ from nvrx_slurm.errors import EXIT_DONE, EXIT_FAILED, MissingProgramError, Usage
 from nvrx_slurm.util.sanitize import one_line
 
 if TYPE_CHECKING:
-    from nvrx_slurm.lab.flow.language.model import Flow, StageName
+    from nvrx_slurm.lab.flow.model import Flow, StageName
     from nvrx_slurm.lab.flow.outcome import FlowOutcome, SuiteOutcome
 
 _F = TypeVar("_F", bound=Callable[..., Any])
@@ -61,7 +61,7 @@ def run(paths: tuple[Path, ...], only: tuple[str, ...], **options: Any) -> int:
     Exit code: 0 all passed, 1 a flow failed, 2 a flow or the command line is wrong (then nothing was submitted),
     69 Slurm does not answer, 124 --timeout has passed, 130/143 interrupted; everything was cancelled then.
     """
-    from nvrx_slurm.lab.flow.language.load import load_flows
+    from nvrx_slurm.lab.flow.load import load_flows
 
     return run_and_report(load_flows(paths, only), **options)
 
@@ -80,9 +80,9 @@ def run_and_report(
     github: bool | None,
 ) -> int:
     """Run flows, print each as it ends, and write the reports that were asked for; returns the exit code."""
-    from nvrx_slurm.lab.flow.running.artifacts import default_folder
-    from nvrx_slurm.lab.flow.running.suite import SuiteOptions, run_suite
+    from nvrx_slurm.lab.flow.artifacts import default_folder
     from nvrx_slurm.lab.flow.stages import choose_stage
+    from nvrx_slurm.lab.flow.suite import SuiteOptions, run_suite
     from nvrx_slurm.util.clock import SystemClock
 
     _check_installed("--junit", junit, "junitparser")
@@ -96,17 +96,17 @@ def run_and_report(
         timeout_s=seconds_of("--timeout", timeout),
     )
     outcome = run_suite(flows, options, on_outcome=_print_flow)
-    from nvrx_slurm.lab.flow.report import write
+    from nvrx_slurm.lab.flow.report_text import write
 
     try:
         if junit:
             import socket
 
-            from nvrx_slurm.lab.flow.report.junit import document
+            from nvrx_slurm.lab.flow.report_junit import document
 
             write(junit, document(outcome, socket.gethostname(), Path.cwd()))
         if html:
-            from nvrx_slurm.lab.flow.report.html import page
+            from nvrx_slurm.lab.flow.report_html import page
 
             write(html, page(outcome, Path.cwd()))
         if as_json:
@@ -126,7 +126,7 @@ def _check_installed(option: str, path: Path | None, package: str) -> None:
 
 
 def _print_flow(flow: FlowOutcome) -> None:
-    from nvrx_slurm.lab.flow.report.text import flow_line
+    from nvrx_slurm.lab.flow.report_text import flow_line
 
     click.echo(flow_line(flow))
 
@@ -134,8 +134,8 @@ def _print_flow(flow: FlowOutcome) -> None:
 def _conclude(outcome: SuiteOutcome, artifacts: Path, github: bool | None) -> None:
     """What was found: as GitHub folds and annotates it, or as text; and the line that sums it up."""
     from nvrx_slurm.jobspec import env
-    from nvrx_slurm.lab.flow.report.github import announce
-    from nvrx_slurm.lab.flow.report.text import closing, summary
+    from nvrx_slurm.lab.flow.report_github import announce
+    from nvrx_slurm.lab.flow.report_text import closing, summary
 
     places = env.github() or (env.GitHub() if github else None)
     if places is None or github is False:
@@ -152,7 +152,7 @@ def _conclude(outcome: SuiteOutcome, artifacts: Path, github: bool | None) -> No
 @_on
 def check(paths: tuple[Path, ...], only: tuple[str, ...], stage: StageName | None) -> None:
     """Load the flows of PATHS and check all that can be checked without running them."""
-    from nvrx_slurm.lab.flow.language.load import load_flows
+    from nvrx_slurm.lab.flow.load import load_flows
     from nvrx_slurm.lab.flow.stages import check as check_stage
 
     flows = load_flows(paths, only)
@@ -167,7 +167,7 @@ def schema() -> None:
     """Print the JSON Schema of a flow file."""
     import json
 
-    from nvrx_slurm.lab.flow.language.schema import flow_schema
+    from nvrx_slurm.lab.flow.schema import flow_schema
 
     click.echo(json.dumps(flow_schema(), indent=2))
 
@@ -179,8 +179,8 @@ def clean(artifacts: tuple[Path, ...]) -> int:
 
     ARTIFACTS are the artifacts folders of those runs.
     """
-    from nvrx_slurm.lab.flow.running.artifacts import check_over
-    from nvrx_slurm.lab.flow.running.guard import clean as clean_up
+    from nvrx_slurm.lab.flow.artifacts import check_over
+    from nvrx_slurm.lab.flow.guard import clean as clean_up
 
     for folder in artifacts:
         check_over(folder)

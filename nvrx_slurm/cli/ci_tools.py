@@ -18,8 +18,8 @@ from nvrx_slurm.util.terminal import write_exactly
 
 if TYPE_CHECKING:
     from nvrx_slurm.jobspec.plan import Plan
-    from nvrx_slurm.lab.flow.language.model import StageName
     from nvrx_slurm.lab.flow.matrix import LeftOut, MatrixCase
+    from nvrx_slurm.lab.flow.model import StageName
 
 _JOB = click.argument("job", metavar="JOB")
 _OF_WHAT = "JOB: a job's id, its folder, or its events.jsonl, with the older parts beside it."
@@ -38,7 +38,7 @@ _PLAN = click.option(
 def replay(job: str, plan_file: Path | None, folder: Path) -> None:
     """Feed a job's journal through the pure core again: it decides the same, or here is where they part (exit 1)."""
     from nvrx_slurm.lab.flow import replaying
-    from nvrx_slurm.lab.flow.journal_text import read_journal, read_plan
+    from nvrx_slurm.lab.flow.replaying import read_journal, read_plan
 
     path = _journal_of(job, folder)
     text = read_journal(path)
@@ -65,9 +65,9 @@ def record(job: str, plan_file: Path | None, job_file: Path | None, output: Path
     Without --job the flow's job is written beside it, as NAME.job.yaml, made from the job's plan: what stood below
     `slurm` and `setup` is not in it.
     """
-    from nvrx_slurm.lab.flow.journal_text import read_journal, read_plan
-    from nvrx_slurm.lab.flow.language.writing import to_yaml
-    from nvrx_slurm.lab.flow.recording.abstraction import record as recorded
+    from nvrx_slurm.lab.flow.recording import record as recorded
+    from nvrx_slurm.lab.flow.replaying import read_journal, read_plan
+    from nvrx_slurm.lab.flow.writing import to_yaml
 
     path = _journal_of(job, folder)
     text, plan = read_journal(path), read_plan(plan_file or path.parent / "plan.json")
@@ -79,7 +79,7 @@ def record(job: str, plan_file: Path | None, job_file: Path | None, output: Path
     if not flow["expect"]:
         raise UsageError(f"{path}: nothing came of this job that a flow could ask for: its first round never closed")
     if job_file is None:
-        from nvrx_slurm.lab.flow.recording.job_file import job_yaml
+        from nvrx_slurm.lab.flow.writing import job_yaml
 
         note = (
             f"Made from the plan of job {path.parent.name}. A plan does not hold the keys below `slurm` and `setup`."
@@ -114,7 +114,7 @@ def matrix(
     """
     import tempfile
 
-    from nvrx_slurm.lab.flow.language.load import load_flows
+    from nvrx_slurm.lab.flow.load import load_flows
     from nvrx_slurm.lab.flow.stages import choose_stage
 
     stage = stage or choose_stage()
@@ -153,7 +153,7 @@ def _chosen(plan: Plan, stage: StageName, only: tuple[str, ...]) -> tuple[list[M
 
 
 def _write_flows(cases: list[MatrixCase], choice: JobChoice, folder: Path, start_s: float) -> None:
-    from nvrx_slurm.lab.flow.language.writing import to_yaml
+    from nvrx_slurm.lab.flow.writing import to_yaml
 
     folder.mkdir(parents=True, exist_ok=True)
     job, changed = _seen_from(folder, choice.file), _overrides(choice.plan(choice.load()), choice.file)
@@ -194,7 +194,7 @@ def _overrides(plan: Plan, job_file: Path) -> dict[str, Any]:
     """What the job had differently from what job.yaml says now; where it worked aside."""
     from nvrx_slurm.jobspec.load import load
     from nvrx_slurm.jobspec.plan import plan as plan_of
-    from nvrx_slurm.lab.flow.recording.job_file import overrides
+    from nvrx_slurm.lab.flow.writing import overrides
 
     changed = overrides(plan, plan_of(load(job_file).spec, folder=Path(plan.folder), job_file=job_file))
     return {key: value for key, value in changed.items() if key not in ("name", "workdir")}

@@ -10,7 +10,8 @@ import pytest
 from playwright.sync_api import Browser, Locator, Page, expect, sync_playwright
 
 from ci import browser as browsers
-from nvrx_slurm.lab.flow.report import html, write
+from nvrx_slurm.lab.flow import report_html
+from nvrx_slurm.lab.flow.report_text import write
 from tests.outcomes import HOSTILE, of_every_kind
 
 SCREENS = {
@@ -38,7 +39,7 @@ def browser() -> Iterator[Browser]:
 def report(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The report of a suite with every kind of outcome, hostile texts among them."""
     path = tmp_path_factory.mktemp("report") / "ci.html"
-    write(path, html.page(of_every_kind()))
+    write(path, report_html.page(of_every_kind()))
     return path
 
 

@@ -14,7 +14,7 @@ from ruamel.yaml import YAML
 
 from nvrx_slurm.lab.devcluster import DevCluster, names
 from nvrx_slurm.lab.devcluster.processes import environment_of, read_table, wait_until
-from nvrx_slurm.lab.flow.running.cleanup import MARK
+from nvrx_slurm.lab.flow.cleanup import MARK
 from nvrx_slurm.util.clock import SystemClock
 from nvrx_slurm.util.files import RUNTIME_ROOTS, JobFiles
 from tests.harness import Gate
@@ -80,7 +80,7 @@ class Run:
         wanted = str(self.artifacts / flow / "attempt-1")
         for pid in self.everything():
             command = Path(f"/proc/{pid}/cmdline").read_text().split("\0")
-            if "nvrx_slurm.lab.flow.running.attempt" in command and wanted in command:
+            if "nvrx_slurm.lab.flow.attempt" in command and wanted in command:
                 return pid
         raise AssertionError(f"{flow} does not run: {self.everything()}")
 
@@ -160,7 +160,7 @@ def test_bound_of_a_flow_is_kept_and_shows_what_hung(write_flow, run, gate):
         path.read_text(errors="replace") for path in (each.artifacts).rglob("diagnosis/**/*") if path.is_file()
     )
     assert "gate_worker.py" in told
-    assert "nvrx_slurm/lab/flow/running/attempt.py" in told
+    assert "nvrx_slurm/lab/flow/attempt.py" in told
     each.leaves_nothing(within_s=0.0)
 
 
@@ -310,7 +310,7 @@ def guard_of(each: Run) -> int:
     for pid, process in read_table().items():
         if (
             process.parent == each.process.pid
-            and "nvrx_slurm.lab.flow.running.guard" in Path(f"/proc/{pid}/cmdline").read_text()
+            and "nvrx_slurm.lab.flow.guard" in Path(f"/proc/{pid}/cmdline").read_text()
         ):
             return pid
     raise AssertionError("the run has no guard")

@@ -11,7 +11,7 @@ import pytest
 
 from nvrx_slurm.lab.devcluster import names
 from nvrx_slurm.lab.devcluster.processes import environment_of, read_table, wait_until
-from nvrx_slurm.lab.flow.running.cleanup import MARK
+from nvrx_slurm.lab.flow.cleanup import MARK
 from nvrx_slurm.util.clock import SystemClock
 
 pytest_plugins = ["pytester"]

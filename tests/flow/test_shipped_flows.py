@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from nvrx_slurm.lab.flow.language.load import load_flows
+from nvrx_slurm.lab.flow.load import load_flows
 from nvrx_slurm.lab.flow.stages import check
 
 CI = Path(__file__).parents[2] / "ci"

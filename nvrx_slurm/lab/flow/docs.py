@@ -7,8 +7,7 @@ from collections.abc import Iterator
 from typing import Any
 
 from nvrx_slurm.jobspec.reading import Block, Key, as_written, keys_of
-from nvrx_slurm.lab.flow.judging.matching import LAG_S
-from nvrx_slurm.lab.flow.language.faults import (
+from nvrx_slurm.lab.flow.faults import (
     FAULTS,
     NEEDS,
     Cancel,
@@ -18,8 +17,9 @@ from nvrx_slurm.lab.flow.language.faults import (
     TimeLimit,
     WorkerTarget,
 )
-from nvrx_slurm.lab.flow.language.load import ClusterNeeds, FlowFile
-from nvrx_slurm.lab.flow.language.model import STAGES
+from nvrx_slurm.lab.flow.load import ClusterNeeds, FlowFile
+from nvrx_slurm.lab.flow.matching import LAG_S
+from nvrx_slurm.lab.flow.model import STAGES
 from nvrx_slurm.util.durations import words
 
 EXAMPLE = """\

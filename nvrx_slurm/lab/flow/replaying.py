@@ -1,19 +1,25 @@
-"""A journal fed through the pure core again: it decides the same, or here is where the two part. Pure."""
+"""A finished journal: read strictly from its files, and fed through the pure core again, which decides the same, or
+here is where the two part."""
 
 from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from typing import Any
+from itertools import pairwise
+from pathlib import Path
+from typing import Any, get_args
 
 import msgspec
 
 from nvrx_slurm.core.job import step
-from nvrx_slurm.core.state import Job, new_job
-from nvrx_slurm.jobspec.plan import Plan
-from nvrx_slurm.journal.records import ControllerStarted, Decision, Entry, Fact
+from nvrx_slurm.core.state import new_job
+from nvrx_slurm.errors import ConfigError, MalformedRecord
+from nvrx_slurm.jobspec.plan import Plan, plan_from_json
+from nvrx_slurm.journal.records import AnyRecord, ControllerStarted, Decision, Entry, entry_from_json
 from nvrx_slurm.report.sentences import Lines
+from nvrx_slurm.report.words import event_name
+from nvrx_slurm.util.files import journal_parts
 
 CLOSE_S = 1e-4
 """Durations in decisions are differences of exact times; the file has those times to the microsecond."""
@@ -54,33 +60,27 @@ def replay(plan: Plan, journal: Iterable[Entry]) -> Replayed:
     entries = decisions = unwritten = 0
     for entry in journal:
         entries += 1
-        parting = None
-        if isinstance(entry.record, Decision):
+        record = entry.record
+        if isinstance(record, Decision):
             decisions += 1
             decided = due.pop(0) if due else None
-            if decided is None or not same(entry.record, decided):
-                parting = Parting(entry, recorded=entry.record, decided=decided)
-        else:
-            if isinstance(entry.record, ControllerStarted):
-                unwritten, due = unwritten + len(due), []
-            if due:
-                parting = Parting(entry, decided=due[0])
-            else:
-                due, refused = _decide(job, entry.record, entry.t)
-                parting = Parting(entry, refused=refused) if refused else None
-        if parting is not None:
-            return Replayed(entries, decisions, unwritten, parting)
+            if decided is None or not same(record, decided):
+                return Replayed(entries, decisions, unwritten, Parting(entry, recorded=record, decided=decided))
+            continue
+        if isinstance(record, ControllerStarted):
+            # The controller before this one may have died between a decision and its entry.
+            unwritten, due = unwritten + len(due), []
+        if due:
+            return Replayed(entries, decisions, unwritten, Parting(entry, decided=due[0]))
+        refused = "it is stale, or of a node that this job does not know"
+        try:
+            made = step(job, record, entry.t)
+        except Exception as error:  # a journal from elsewhere, perhaps with another job's plan
+            made, refused = None, f"it cannot be: {type(error).__name__}: {error}"
+        if made is None:
+            return Replayed(entries, decisions, unwritten, Parting(entry, refused=refused))
+        due = made
     return Replayed(entries, decisions, unwritten + len(due))
-
-
-def _decide(job: Job, fact: Fact, t: float) -> tuple[list[Decision], str | None]:
-    try:
-        decisions = step(job, fact, t)
-    except Exception as error:  # a journal from elsewhere, perhaps with another job's plan
-        return [], f"it cannot be: {type(error).__name__}: {error}"
-    return (
-        (decisions, None) if decisions is not None else ([], "it is stale, or of a node that this job does not know")
-    )
 
 
 def same(recorded: Decision, decided: Decision) -> bool:
@@ -125,3 +125,86 @@ def explain(parting: Parting, journal: Sequence[Entry]) -> list[str]:
         said += [f"    {difference}" for difference in differences(parting.recorded, parting.decided)]
     before = lines_shown[:-1][-MOST_BEFORE:]
     return [*said, "  before it:", *(f"    {line}" for line in before or ["nothing: it is the first entry"])]
+
+
+NAME = "events.jsonl"
+_EVENTS = frozenset(map(event_name, get_args(AnyRecord)))
+
+
+@dataclass(frozen=True, slots=True)
+class JournalText:
+    """A journal as its files have it. `notes`: what was left out, a sentence each."""
+
+    entries: tuple[Entry, ...]
+    notes: tuple[str, ...] = ()
+
+
+def read_journal(path: Path) -> JournalText:
+    """Every entry of `events.jsonl` and of the older parts beside it, from the first on. `path`: the file, or its
+    folder.
+
+    Raises ConfigError, which names file and line: no journal, a part or an entry missing, a line that is none, an
+    event that only a newer version knows.
+    """
+    file = path / NAME if path.is_dir() else path
+    found: dict[int, Entry] = {}
+    notes: list[str] = []
+    for part in [*(journal_parts(file) if file.name == NAME else []), file]:
+        try:
+            lines = part.read_bytes().splitlines()
+        except OSError as error:
+            raise ConfigError(f"cannot be read: {error.strerror}", file=str(part)) from None
+        for number, line in enumerate(lines, start=1):
+            if not line.strip():
+                continue
+            try:
+                entry = entry_from_json(line)
+            except MalformedRecord as error:
+                if _is_json(line):
+                    raise ConfigError(_why_no_entry(line, str(error)), file=str(part), line=number) from None
+                # A controller that dies may leave part of a line; its successor writes that entry again, or never.
+                notes.append(f"{part}:{number}: this line is torn; left out")
+            else:
+                found[entry.n] = entry
+
+    numbers = sorted(found)
+    if not numbers:
+        raise ConfigError("holds no entry of a journal; name an events.jsonl, or a job's folder", file=str(file))
+    if numbers[0] != 1:
+        parts = "its older parts (events.1.jsonl, …) belong beside it"
+        raise ConfigError(f"begins with entry {numbers[0]}; {parts}: a replay needs all from 1 on", file=str(file))
+    for before, after in pairwise(numbers):
+        if after != before + 1:
+            lost = f"entry {before + 1} is" if after == before + 2 else f"entries {before + 1} to {after - 1} are"
+            torn = "".join(f" ({note})" for note in notes)
+            raise ConfigError(f"{lost} missing{torn}; a replay needs all from 1 on", file=str(file))
+    return JournalText(tuple(found[n] for n in numbers), tuple(notes))
+
+
+def _is_json(line: bytes) -> bool:
+    try:
+        msgspec.json.decode(line)
+    except (msgspec.DecodeError, ValueError, RecursionError):
+        return False
+    return True
+
+
+def _why_no_entry(line: bytes, error: str) -> str:
+    value = msgspec.json.decode(line)
+    event = value.get("event") if isinstance(value, dict) else None
+    if event is None:
+        return "is no entry of a journal (no `event`); name an events.jsonl, or a job's folder"
+    if event in _EVENTS:
+        return f"`{event}`: {error}"
+    return f"holds the event `{event}`, which this version does not know; replay it with a newer nvrx-slurm"
+
+
+def read_plan(path: Path) -> Plan:
+    """The plan that a `plan.json` holds. Raises ConfigError."""
+    try:
+        return plan_from_json(path.read_bytes())
+    except OSError as error:
+        remedy = "a journal is replayed with the plan of its job: name that with --plan"
+        raise ConfigError(f"cannot be read ({error.strerror}); {remedy}", file=str(path)) from None
+    except MalformedRecord as error:
+        raise ConfigError(f"is no plan.json: {error}", file=str(path)) from None

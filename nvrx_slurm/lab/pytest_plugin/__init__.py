@@ -14,7 +14,7 @@ import pytest
 
 if TYPE_CHECKING:
     from nvrx_slurm.lab.devcluster import DevCluster
-    from nvrx_slurm.lab.flow.language.model import StageName
+    from nvrx_slurm.lab.flow.model import StageName
     from nvrx_slurm.lab.flow.outcome import FlowAttempt
     from nvrx_slurm.lab.pytest_plugin.jobs import Jobs, PytestSession
 

@@ -13,10 +13,10 @@ import click
 import pytest
 
 from nvrx_slurm.errors import EXIT_INTERRUPTED, EXIT_USAGE, UsageError
-from nvrx_slurm.lab.flow.language.model import StageName
-from nvrx_slurm.lab.flow.language.writing import to_yaml
+from nvrx_slurm.lab.flow import report_text
+from nvrx_slurm.lab.flow.model import StageName
 from nvrx_slurm.lab.flow.outcome import FlowAttempt, suite_from_json
-from nvrx_slurm.lab.flow.report import text
+from nvrx_slurm.lab.flow.writing import to_yaml
 from nvrx_slurm.util.processes import dies_with_parent
 
 ENDED_S = 10.0
@@ -65,7 +65,7 @@ class Flows:
         if outcome.left_out is not None:
             raise UsageError(f"{path}: {outcome.left_out}")
         if outcome.status != "passed":
-            pytest.fail("\n".join(map(click.unstyle, text.findings(outcome, Path.cwd()))), pytrace=False)
+            pytest.fail("\n".join(map(click.unstyle, report_text.findings(outcome, Path.cwd()))), pytrace=False)
         return outcome.attempts[-1]
 
     def _write(self, keys: Mapping[str, Any]) -> Path:

@@ -21,11 +21,11 @@ from nvrx_slurm.errors import NvrxError
 from nvrx_slurm.jobspec.load import load
 from nvrx_slurm.jobspec.plan import plan
 from nvrx_slurm.lab.devcluster import DevCluster, names, remove
-from nvrx_slurm.lab.flow.language.writing import to_yaml
-from nvrx_slurm.lab.flow.running.cleanup import MARK, CleanupList, clean_up
-from nvrx_slurm.lab.flow.running.guard import RunGuard
+from nvrx_slurm.lab.flow.cleanup import MARK, CleanupList, clean_up
+from nvrx_slurm.lab.flow.guard import RunGuard
 from nvrx_slurm.lab.flow.stages import diagnosis
 from nvrx_slurm.lab.flow.stages.remote import here as this_machine
+from nvrx_slurm.lab.flow.writing import to_yaml
 from nvrx_slurm.util.clock import SystemClock
 from nvrx_slurm.util.files import make_folders
 from nvrx_slurm.util.processes import is_alive

@@ -3,7 +3,6 @@
 | module | what it does |
 |---|---|
 | `base.py` | the port: `Stage`, and what goes in and out of it |
-| `topology.py` | which process is where in the job, and which one a fault targets (pure) |
 | `faults.py`, `slurm.py`, `own_network.py` | the faults, each with its proof |
 | `processes.py`, `remote.py` | signals to processes, on this machine or on their own node |
 | `diagnosis.py` | leftovers of a job; files about one that went wrong |
@@ -19,8 +18,8 @@ from pathlib import Path
 from nvrx_slurm.cluster.commands import SystemRunner
 from nvrx_slurm.errors import ConfigError, MissingProgramError
 from nvrx_slurm.lab.devcluster.programs import SLURM_PROGRAMS, find, require
-from nvrx_slurm.lab.flow.language.faults import FAULTS
-from nvrx_slurm.lab.flow.language.model import STAGES, Flow, StageName
+from nvrx_slurm.lab.flow.faults import FAULTS
+from nvrx_slurm.lab.flow.model import STAGES, Flow, StageName
 from nvrx_slurm.lab.flow.stages.base import CleanupRecorder, FaultResult, Scene, Stage
 from nvrx_slurm.util.clock import Clock, SystemClock
 

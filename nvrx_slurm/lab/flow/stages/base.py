@@ -10,13 +10,13 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
 
-from nvrx_slurm.lab.flow.stages.topology import JobTopology
+from nvrx_slurm.lab.flow.topology import JobTopology
 
 if TYPE_CHECKING:
     from nvrx_slurm.api.handle import Job
     from nvrx_slurm.journal.folder import JobFolder
     from nvrx_slurm.journal.records import Entry
-    from nvrx_slurm.lab.flow.language.model import Flow, StageName
+    from nvrx_slurm.lab.flow.model import Flow, StageName
     from nvrx_slurm.report.model import Heard
 
 

@@ -10,12 +10,12 @@ from pathlib import Path
 from nvrx_slurm.api.handle import Job
 from nvrx_slurm.errors import FaultFailed, NvrxError
 from nvrx_slurm.lab.devcluster import DevCluster
-from nvrx_slurm.lab.flow.language.model import Flow, StageName
+from nvrx_slurm.lab.flow.model import Flow, StageName
 from nvrx_slurm.lab.flow.stages.base import CleanupRecorder, FaultResult, Scene
 from nvrx_slurm.lab.flow.stages.processes import is_stopped
 from nvrx_slurm.lab.flow.stages.remote import Reach, here
 from nvrx_slurm.lab.flow.stages.slurm import SETTINGS, SlurmStage
-from nvrx_slurm.lab.flow.stages.topology import Arguments, node_of
+from nvrx_slurm.lab.flow.topology import Arguments, node_of
 from nvrx_slurm.util.clock import Clock
 from nvrx_slurm.util.ids import new_incarnation
 

@@ -17,7 +17,7 @@ from nvrx_slurm.lab.faults.disk import SmallDisk
 from nvrx_slurm.lab.flow.stages.base import FaultResult, Scene
 from nvrx_slurm.lab.flow.stages.processes import Act, FaultAction, Part
 from nvrx_slurm.lab.flow.stages.remote import Reach, Revocation
-from nvrx_slurm.lab.flow.stages.topology import Arguments, node_of, worker_of
+from nvrx_slurm.lab.flow.topology import Arguments, node_of, worker_of
 from nvrx_slurm.util.clock import Clock
 from nvrx_slurm.util.processes import dies_with_parent, stat_fields
 

@@ -18,7 +18,7 @@ from nvrx_slurm.jobspec.model import JobSpec
 from nvrx_slurm.jobspec.plan import Plan, plan
 from nvrx_slurm.journal.folder import JobFolder
 from nvrx_slurm.lab.faults.disk import SmallDisk
-from nvrx_slurm.lab.flow.language.model import Flow, StageName
+from nvrx_slurm.lab.flow.model import Flow, StageName
 from nvrx_slurm.lab.flow.stages import diagnosis
 from nvrx_slurm.lab.flow.stages.base import CleanupRecorder, FaultResult, JournalFeed, Scene
 from nvrx_slurm.lab.flow.stages.diagnosis import process_accounts
@@ -31,7 +31,7 @@ from nvrx_slurm.lab.flow.stages.faults import (
     signal_faults,
 )
 from nvrx_slurm.lab.flow.stages.remote import here
-from nvrx_slurm.lab.flow.stages.topology import Arguments, resolved
+from nvrx_slurm.lab.flow.topology import Arguments, resolved
 from nvrx_slurm.report.source import Journal
 from nvrx_slurm.util.clock import Clock
 from nvrx_slurm.util.log import get_logger

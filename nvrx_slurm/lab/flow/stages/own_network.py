@@ -12,13 +12,13 @@ from nvrx_slurm.jobspec.model import JobSpec
 from nvrx_slurm.jobspec.plan import Plan, plan_to_json
 from nvrx_slurm.journal.folder import JobFolder
 from nvrx_slurm.lab.faults.network import BATCH, HostNetwork
-from nvrx_slurm.lab.flow.language.model import Flow
+from nvrx_slurm.lab.flow.model import Flow
 from nvrx_slurm.lab.flow.stages.base import CleanupRecorder, FaultResult, JournalFeed, Scene
 from nvrx_slurm.lab.flow.stages.faults import Injector, revoke_password
 from nvrx_slurm.lab.flow.stages.local import LocalStage
 from nvrx_slurm.lab.flow.stages.remote import by_command
 from nvrx_slurm.lab.flow.stages.remote_journal import RemoteJournal
-from nvrx_slurm.lab.flow.stages.topology import Arguments, node_of
+from nvrx_slurm.lab.flow.topology import Arguments, node_of
 from nvrx_slurm.util.clock import Clock
 from nvrx_slurm.util.files import JobFiles
 

@@ -17,14 +17,14 @@ from nvrx_slurm.errors import FaultFailed, SlurmUnreachable, UnreachableError, W
 from nvrx_slurm.jobspec import env
 from nvrx_slurm.journal.folder import JobFolder
 from nvrx_slurm.lab.devcluster.processes import wait_until
-from nvrx_slurm.lab.flow.language.model import Flow, StageName
+from nvrx_slurm.lab.flow.model import Flow, StageName
 from nvrx_slurm.lab.flow.stages import diagnosis
 from nvrx_slurm.lab.flow.stages.base import CleanupRecorder, FaultResult, Scene
 from nvrx_slurm.lab.flow.stages.diagnosis import process_accounts, slurm_answers
 from nvrx_slurm.lab.flow.stages.faults import Injector, node_faults, signal_faults
 from nvrx_slurm.lab.flow.stages.local import CommonStage, Diagnoses
 from nvrx_slurm.lab.flow.stages.remote import Reach, by_command, overlapping_step
-from nvrx_slurm.lab.flow.stages.topology import Arguments, node_of
+from nvrx_slurm.lab.flow.topology import Arguments, node_of
 from nvrx_slurm.util.clock import Clock
 from nvrx_slurm.util.processes import AGAIN_S
 

@@ -7,12 +7,12 @@ import pytest
 
 from nvrx_slurm.cluster.states import JobState
 from nvrx_slurm.journal.folder import Result
-from nvrx_slurm.journal.records import JobEnded, JobStarted, NodeLost, Recovered, RoundClosed
-from nvrx_slurm.lab.flow.judging.matching import FlowMatcher
-from nvrx_slurm.lab.flow.judging.triggers import FaultScheduler
-from nvrx_slurm.lab.flow.language.load import load_flow
+from nvrx_slurm.journal.records import JobEnded, JobStarted, NodeLost, RoundClosed
+from nvrx_slurm.lab.flow import attempt
+from nvrx_slurm.lab.flow.load import load_flow
+from nvrx_slurm.lab.flow.matching import FlowMatcher
 from nvrx_slurm.lab.flow.outcome import InjectedFault
-from nvrx_slurm.lab.flow.running import findings
+from nvrx_slurm.lab.flow.triggers import FaultScheduler
 from tests.unit.report.recorder import ended, plain_plan
 
 FLOW = """\
@@ -44,7 +44,7 @@ def test_a_miss_is_told_with_its_line_what_came_around_it_and_what_almost_was_it
     for entry in entries:
         matcher.feed(entry)
     matcher.job_over()
-    found = findings.of_miss(flow, matcher.miss, entries)
+    found = attempt.of_miss(flow, matcher.miss, entries)
     assert (found.kind, found.file, found.line) == ("expectation", "flow.yaml", 6)
     assert found.message.startswith("expected node_lost {node: n9}")
     text = "\n".join(found.detail)
@@ -57,14 +57,14 @@ def test_every_fault_that_never_struck_is_a_finding_at_its_line(flow, entries):
     scheduler = FaultScheduler(flow.faults)
     for entry in entries:
         scheduler.feed(entry)
-    found = list(findings.of_faults(flow, scheduler))
+    found = list(attempt.of_faults(flow, scheduler))
     assert [finding.line for finding in found] == [3, 4]
     assert "fault 1 (kill_worker of rank 0) did not happen" in found[0].message
 
 
 def test_a_journal_that_the_core_wrote_replays(flow, entries):
     """Nothing to find."""
-    assert list(findings.of_replay(flow, plain_plan(), entries)) == []
+    assert list(attempt.of_replay(flow, plain_plan(), entries)) == []
 
 
 def test_a_journal_that_the_core_would_not_write_is_a_finding(flow, entries):
@@ -72,7 +72,7 @@ def test_a_journal_that_the_core_would_not_write_is_a_finding(flow, entries):
     index = next(i for i, entry in enumerate(entries) if isinstance(entry.record, RoundClosed))
     closed = msgspec.structs.replace(entries[index].record, nodes=(*entries[index].record.nodes, "n5"))
     entries[index] = msgspec.structs.replace(entries[index], record=closed)
-    (found,) = findings.of_replay(flow, plain_plan(), entries)
+    (found,) = attempt.of_replay(flow, plain_plan(), entries)
     assert f"entry {entries[index].n} is not what the core decides" in found.message
     assert any("nodes:" in line for line in found.detail)
 
@@ -94,7 +94,7 @@ def result(code: int) -> Result:
 )
 def test_journal_result_and_slurm_must_tell_the_same_end(flow, entries, told, state, said):
     """Of two that contradict each other one is a lie; what has not been said contradicts nothing."""
-    found = [finding.message for finding in findings.of_exit_code(flow, entries, told, state)]
+    found = [finding.message for finding in attempt.of_exit_code(flow, entries, told, state)]
     assert len(found) == len(said)
     assert all(words in message for words, message in zip(said, found, strict=True))
 
@@ -103,10 +103,10 @@ def test_the_end_of_an_older_generation_is_not_the_jobs(entries):
     """A requeued job that has started again has not ended."""
     last = entries[-1]
     assert isinstance(last.record, JobEnded)
-    assert findings.exit_code(entries) == 0
+    assert attempt.exit_code_of(entries) == 0
     again = JobStarted(job="1", name="digits", expected=("n0",), generation=1)
     entries.append(msgspec.structs.replace(last, n=last.n + 1, record=again))
-    assert findings.exit_code(entries) is None
+    assert attempt.exit_code_of(entries) is None
 
 
 def test_excerpt_shows_each_fault_in_its_place(entries):
@@ -116,15 +116,7 @@ def test_excerpt_shows_each_fault_in_its_place(entries):
         InjectedFault(number=1, what="kill_node n2", t=entries[lost].t - 0.001, proof="gone"),
         InjectedFault(number=2, what="kill_controller", t=entries[0].t - 0.5, proof="gone"),
     ]
-    lines = findings.excerpt(entries, struck)
+    lines = attempt.excerpt(entries, struck)
     assert len(lines) == len(entries) + 2
     assert lines[0].split(None, 2) == ["-0.500s", "fault", "2: kill_controller"]
     assert lines[lost + 1].endswith("1: kill_node n2")
-
-
-def test_each_recovery_counts_with_its_total(entries):
-    """In order, in seconds."""
-    assert findings.recoveries_s(entries) == tuple(
-        e.record.total_s for e in entries if isinstance(e.record, Recovered)
-    )
-    assert len(findings.recoveries_s(entries)) == 1

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from nvrx_slurm.errors import ConfigError
-from nvrx_slurm.lab.flow.language.load import load_flow
+from nvrx_slurm.lab.flow.load import load_flow
 
 Write = Callable[[str], Path]
 

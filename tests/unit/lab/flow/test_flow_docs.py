@@ -6,8 +6,8 @@ from collections.abc import Callable
 from pathlib import Path
 
 from nvrx_slurm.lab.flow.docs import EXAMPLE, flows_page
-from nvrx_slurm.lab.flow.language.faults import FAULTS
-from nvrx_slurm.lab.flow.language.load import FlowFile, load_flow
+from nvrx_slurm.lab.flow.faults import FAULTS
+from nvrx_slurm.lab.flow.load import FlowFile, load_flow
 
 PAGE = Path(__file__).parents[4] / "docs" / "flows.md"
 

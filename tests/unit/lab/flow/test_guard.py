@@ -12,7 +12,7 @@ import pytest
 
 from nvrx_slurm.api.handle import Job
 from nvrx_slurm.lab.devcluster.processes import environment_of
-from nvrx_slurm.lab.flow.running.cleanup import (
+from nvrx_slurm.lab.flow.cleanup import (
     HELD,
     MARK,
     CleanupList,
@@ -22,7 +22,7 @@ from nvrx_slurm.lab.flow.running.cleanup import (
     clean_up,
     standing,
 )
-from nvrx_slurm.lab.flow.running.guard import KILLER_OF_CHILDREN, RunGuard, clean
+from nvrx_slurm.lab.flow.guard import KILLER_OF_CHILDREN, RunGuard, clean
 from nvrx_slurm.util.files import JobFiles
 from nvrx_slurm.util.processes import is_alive
 from tests.harness import wait_gone

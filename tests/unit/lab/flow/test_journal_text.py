@@ -10,7 +10,7 @@ import pytest
 from nvrx_slurm.errors import ConfigError
 from nvrx_slurm.jobspec.plan import plan_to_json
 from nvrx_slurm.journal.records import Entry, entry_to_json
-from nvrx_slurm.lab.flow.journal_text import read_journal, read_plan
+from nvrx_slurm.lab.flow.replaying import read_journal, read_plan
 from tests.unit.core.fleet import plain, running
 
 JOURNAL = running().journal

@@ -10,11 +10,11 @@ import pytest
 from ruamel.yaml import YAML
 
 from nvrx_slurm.errors import EXIT_USAGE, ConfigError, UsageError
-from nvrx_slurm.lab.flow.language.faults import FAULTS
-from nvrx_slurm.lab.flow.language.load import load_flow, load_flows
-from nvrx_slurm.lab.flow.language.model import STAGES, Happens, Needs, OnAll, OnEvent
-from nvrx_slurm.lab.flow.language.patterns import EVENTS, FIELDS
-from nvrx_slurm.lab.flow.language.schema import flow_schema
+from nvrx_slurm.lab.flow.faults import FAULTS
+from nvrx_slurm.lab.flow.load import load_flow, load_flows
+from nvrx_slurm.lab.flow.model import STAGES, Happens, Needs, OnAll, OnEvent
+from nvrx_slurm.lab.flow.patterns import EVENTS, FIELDS
+from nvrx_slurm.lab.flow.schema import flow_schema
 
 Write = Callable[[str], Path]
 

@@ -11,12 +11,12 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from nvrx_slurm.journal.records import Entry, NodeJoined
-from nvrx_slurm.lab.flow.judging.matching import LAG_S, FlowMatcher, Miss
-from nvrx_slurm.lab.flow.language.load import load_flow
-from nvrx_slurm.lab.flow.language.model import AnyOrder, Count, Flow, Happens, Needs, Never
-from nvrx_slurm.lab.flow.language.parsing import read_expectations
-from nvrx_slurm.lab.flow.language.patterns import Bindings, Equals, EventPattern, Pattern, Trial
-from nvrx_slurm.lab.flow.language.problems import Problems
+from nvrx_slurm.lab.flow.load import load_flow
+from nvrx_slurm.lab.flow.matching import LAG_S, FlowMatcher, Miss
+from nvrx_slurm.lab.flow.model import AnyOrder, Count, Flow, Happens, Needs, Never
+from nvrx_slurm.lab.flow.parsing import read_expectations
+from nvrx_slurm.lab.flow.patterns import Bindings, Equals, EventPattern, Pattern, Trial
+from nvrx_slurm.lab.flow.problems import Problems
 from nvrx_slurm.report.words import event_name
 from tests.unit.report.recorder import BEGIN, ended, to_first_cycle, with_one_recovery
 
@@ -269,7 +269,7 @@ def test_within_counts_from_the_last_fault(write: Write) -> None:
 
 @pytest.mark.parametrize(("after_s", "counts"), [(0.0013, True), (1.0, False)])
 def test_within_allows_for_two_clocks(write: Write, after_s: float, counts: bool) -> None:
-    """A fault whose recorded time is a millisecond after the loss that it caused is still what `within` counts from."""
+    """`within` counts from a fault although its recorded time is a millisecond after the loss that it caused."""
     match = matcher(write, "round_closed: {cycle: 0}", "node_lost: {node: $dead}\n    within: 1s", faults=KILL)
     lost = ended().entries[17]
     match.fault_happened(lost.t + after_s, {"dead": "n2"})

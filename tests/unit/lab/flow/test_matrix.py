@@ -9,11 +9,10 @@ import pytest
 
 from nvrx_slurm.jobspec.model import HangSpec, StoreSpec
 from nvrx_slurm.jobspec.plan import Plan, RolePlan
-from nvrx_slurm.lab.flow.judging.matching import FlowMatcher
-from nvrx_slurm.lab.flow.language.load import load_flow
-from nvrx_slurm.lab.flow.language.writing import to_yaml
+from nvrx_slurm.lab.flow.load import load_flow
+from nvrx_slurm.lab.flow.matching import FlowMatcher
 from nvrx_slurm.lab.flow.matrix import LeftOut, MatrixCase, matrix
-from nvrx_slurm.lab.flow.recording.job_file import job_yaml
+from nvrx_slurm.lab.flow.writing import job_yaml, to_yaml
 from nvrx_slurm.lab.plans import plain_bounds
 from tests.unit.core.fleet import Fleet, plain, plan_of
 from tests.unit.lab.flow.test_recording import at_work, begin, worker

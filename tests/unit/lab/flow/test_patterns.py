@@ -8,8 +8,8 @@ import pytest
 from msgspec.structs import replace
 
 from nvrx_slurm.journal.verdicts import Attribution, Evidence, Verdict
-from nvrx_slurm.lab.flow.language.parsing import parse_pattern
-from nvrx_slurm.lab.flow.language.patterns import Trial, binds, captures
+from nvrx_slurm.lab.flow.parsing import parse_pattern
+from nvrx_slurm.lab.flow.patterns import Trial, binds, captures
 
 Nodes = tuple[str, ...]
 Pids = dict[int, int]

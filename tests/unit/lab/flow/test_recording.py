@@ -22,12 +22,11 @@ from nvrx_slurm.journal.records import (
     WorkerHung,
     WorkersStarted,
 )
-from nvrx_slurm.lab.flow.judging.matching import FlowMatcher
-from nvrx_slurm.lab.flow.language.load import load_flow
-from nvrx_slurm.lab.flow.language.model import Flow
-from nvrx_slurm.lab.flow.language.writing import NOTE, nice, to_yaml
-from nvrx_slurm.lab.flow.recording.abstraction import record
-from nvrx_slurm.lab.flow.recording.job_file import job_yaml
+from nvrx_slurm.lab.flow.load import load_flow
+from nvrx_slurm.lab.flow.matching import FlowMatcher
+from nvrx_slurm.lab.flow.model import Flow
+from nvrx_slurm.lab.flow.recording import record
+from nvrx_slurm.lab.flow.writing import NOTE, job_yaml, nice, to_yaml
 from tests.unit.core.fleet import Fleet, plain, plan_of
 from tests.unit.core.test_history import PLANS, History
 

@@ -10,9 +10,9 @@ import pytest
 
 from nvrx_slurm.jobspec import env
 from nvrx_slurm.jobspec.env import GitHub
+from nvrx_slurm.lab.flow import report_github
 from nvrx_slurm.lab.flow.outcome import FlowFinding, FlowOutcome, SuiteOutcome
-from nvrx_slurm.lab.flow.report import github
-from nvrx_slurm.lab.flow.report.github import LAST_LINES, log_tails
+from nvrx_slurm.lab.flow.report_github import LAST_LINES, log_tails
 from tests.outcomes import HOSTILE, attempt, flow, of_every_kind, suite, unwell
 
 COMMAND = re.compile(r"::(error|warning) file=([^,]*),line=(\d+),title=([^,:]*)::(.*)")
@@ -26,7 +26,7 @@ def decoded(text: str) -> str:
 
 
 def annotation(flow: FlowOutcome, workspace: Path | None = None) -> tuple[str, ...]:
-    (command,) = github.annotate(suite(flow), workspace)
+    (command,) = report_github.annotate(suite(flow), workspace)
     match = COMMAND.fullmatch(command)
     assert match is not None
     return tuple(decoded(part) for part in match.groups())
@@ -51,14 +51,14 @@ def test_a_flaky_flow_is_a_warning() -> None:
 
 def test_errors_come_before_warnings() -> None:
     """GitHub shows ten of a step: what failed is told first, and each flow once, whatever it has of findings."""
-    told = github.annotate(of_every_kind(), None)
+    told = report_github.annotate(of_every_kind(), None)
     assert [line.split(" ")[0] for line in told] == ["::error"] * 5 + ["::warning"]
 
 
 def test_a_group_folds_the_log_of_each_bad_attempt() -> None:
     """Findings, journal and the logs' ends, in one fold an attempt, and nothing there is obeyed."""
     tails = {"job.log": ("::error::not ours", "##[group]nor this")}
-    lines = github.groups(suite(flow("happy", attempt()), flow("bad", unwell())), "secret", lambda _: tails)
+    lines = report_github.groups(suite(flow("happy", attempt()), flow("bad", unwell())), "secret", lambda _: tails)
     assert lines[:2] == ["::group::bad: dev, job 17, exit code 0, 6.30 s", "::stop-commands::secret"]
     assert lines[-2:] == ["::secret::", "::endgroup::"]
     inside = lines[2:-2]
@@ -69,7 +69,7 @@ def test_a_group_folds_the_log_of_each_bad_attempt() -> None:
 
 def test_the_summary_has_a_line_a_flow() -> None:
     """A table with mark, name, stage, attempts, time and recovery; what went wrong comes first and unfolds."""
-    page = github.markdown(of_every_kind())
+    page = report_github.markdown(of_every_kind())
     rows = [line.split(" | ") for line in page.splitlines() if line.startswith("| ")][2:]
     assert len(rows) == len(of_every_kind().flows)
     assert [cell.strip("| ") for cell in rows[0][:6]] == [
@@ -87,9 +87,9 @@ def test_the_summary_has_a_line_a_flow() -> None:
 
 def test_no_name_becomes_markup() -> None:
     """Markdown and HTML in a name or a finding are shown as they are written, in a table of as many columns."""
-    page = github.markdown(suite(flow(HOSTILE, unwell(), about=HOSTILE)))
+    page = report_github.markdown(suite(flow(HOSTILE, unwell(), about=HOSTILE)))
     (row,) = [line for line in page.splitlines() if "onerror" in line and line.startswith("|")]
-    assert row.count("|") == len(github.COLUMNS) + 1
+    assert row.count("|") == len(report_github.COLUMNS) + 1
     assert "<img" not in page and "`" not in page
     assert "<img src=x onerror=" in unescape(row)
 
@@ -110,8 +110,8 @@ def big(flows: int, lines: int) -> SuiteOutcome:
 )
 def test_the_summary_keeps_githubs_limit(flows: int, lines: int, said: str | None) -> None:
     """Whatever there is to tell, the page is under 1 MiB: journals go first, then details, then lines; it says so."""
-    page = github.markdown(big(flows, lines))
-    assert len(page.encode()) <= github.LIMIT_BYTES
+    page = report_github.markdown(big(flows, lines))
+    assert len(page.encode()) <= report_github.LIMIT_BYTES
     assert page.startswith(f"## {flows} failed")
     assert (said or "connection to its agent closed") in page
     assert ("Cut, because" in page) is (flows > 1000)
@@ -124,7 +124,7 @@ def test_all_is_told_where_github_wants_it(tmp_path: Path) -> None:
     for path in (tmp_path / "summary.md", tmp_path / "output"):
         path.write_text("before\n")
     said: list[str] = []
-    github.announce(of_every_kind(), places, Path("nvrx-ci/run"), said.append)
+    report_github.announce(of_every_kind(), places, Path("nvrx-ci/run"), said.append)
     assert sum(line.startswith("::error ") for line in said) == 5
     assert (tmp_path / "summary.md").read_text().startswith("before\n## 1 passed, 1 flaky, 2 failed")
     output = (tmp_path / "output").read_text()
@@ -149,9 +149,9 @@ def read_output(text: str) -> dict[str, str]:
 def test_a_full_summary_is_left_as_it_is(tmp_path: Path) -> None:
     """A step that has used up its summary gets no more: GitHub would drop all of it."""
     summary = tmp_path / "summary.md"
-    summary.write_bytes(b"x" * github.LIMIT_BYTES)
-    github.announce(of_every_kind(), GitHub(step_summary=summary), tmp_path, lambda line: None)
-    assert summary.stat().st_size == github.LIMIT_BYTES
+    summary.write_bytes(b"x" * report_github.LIMIT_BYTES)
+    report_github.announce(of_every_kind(), GitHub(step_summary=summary), tmp_path, lambda line: None)
+    assert summary.stat().st_size == report_github.LIMIT_BYTES
 
 
 def test_the_ends_of_the_logs_are_read(tmp_path: Path) -> None:

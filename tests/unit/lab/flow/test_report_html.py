@@ -8,7 +8,8 @@ import re
 from html.parser import HTMLParser
 from pathlib import Path
 
-from nvrx_slurm.lab.flow.report import html, write
+from nvrx_slurm.lab.flow import report_html
+from nvrx_slurm.lab.flow.report_text import write
 from tests.outcomes import HOSTILE, attempt, flow, of_every_kind, suite
 
 
@@ -26,7 +27,7 @@ class Elements(HTMLParser):
 
 def test_the_page_needs_nothing_else() -> None:
     """No element names another file, and the page may ask nobody: its policy says so to the browser."""
-    elements = Elements(html.page(of_every_kind())).found
+    elements = Elements(report_html.page(of_every_kind())).found
     asked = [(tag, name) for tag, said in elements for name in ("src", "srcset", "action", "style") if name in said]
     assert asked == []
     assert [said["href"] for tag, said in elements if "href" in said] == ["data:,"]
@@ -36,7 +37,7 @@ def test_the_page_needs_nothing_else() -> None:
 
 def test_only_our_own_script_and_style_may_run() -> None:
     """The policy allows one script and one style by their hashes: those that the page has."""
-    page = html.page(of_every_kind())
+    page = report_html.page(of_every_kind())
     for tag in ("script", "style"):
         (text,) = re.findall(rf"<{tag}>(.*?)</{tag}>", page, re.DOTALL)
         digest = base64.b64encode(hashlib.sha256(text.encode()).digest()).decode()
@@ -46,7 +47,7 @@ def test_only_our_own_script_and_style_may_run() -> None:
 def test_hostile_texts_become_no_elements() -> None:
     """The same elements come out for a flow with a hostile name, file and sentence as for one with plain ones."""
     plain, hostile = flow("a", attempt(), about="b", file="c"), flow(HOSTILE, attempt(), about=HOSTILE, file=HOSTILE)
-    tags = [[tag for tag, _ in Elements(html.page(suite(each))).found] for each in (plain, hostile)]
+    tags = [[tag for tag, _ in Elements(report_html.page(suite(each))).found] for each in (plain, hostile)]
     assert tags[0] == tags[1]
 
 
@@ -54,7 +55,7 @@ def test_bars_lie_where_the_attempts_were() -> None:
     """An attempt that took the second quarter of the run is a bar there, a fault a line in it, all on the axis."""
     second = attempt(after_s=10.5, took_s=10.5)
     late = attempt(after_s=80.0, took_s=80.0)  # another machine's clock
-    page = html.page(suite(flow("second", second), flow("late", late)))
+    page = report_html.page(suite(flow("second", second), flow("late", late)))
     assert '<rect class="passed" x="250" y="3" width="250" height="10"/>' in page
     assert '<path class="fault" d="M279 0V16">' in page
     assert '<rect class="passed" x="994" y="3" width="6" height="10"/>' in page
@@ -62,7 +63,7 @@ def test_bars_lie_where_the_attempts_were() -> None:
 
 def test_a_run_without_flows_is_a_page_too() -> None:
     """It says so."""
-    assert "<h1>no flow</h1>" in html.page(suite())
+    assert "<h1>no flow</h1>" in report_html.page(suite())
 
 
 def test_a_report_is_written_with_its_folders(tmp_path: Path) -> None:

@@ -8,15 +8,15 @@ from xml.etree import ElementTree
 import pytest
 import xmlschema
 
+from nvrx_slurm.lab.flow import report_junit
 from nvrx_slurm.lab.flow.outcome import FlowOutcome
-from nvrx_slurm.lab.flow.report import junit
 from tests.outcomes import JOURNAL, attempt, flow, of_every_kind, suite, unwell
 
 SCHEMA = xmlschema.XMLSchema(Path(__file__).with_name("junit.xsd"))
 
 
 def parsed(*flows: FlowOutcome) -> ElementTree.Element:
-    text = junit.document(suite(*flows), "runner-1")
+    text = report_junit.document(suite(*flows), "runner-1")
     SCHEMA.validate(text)
     return ElementTree.fromstring(text)
 
@@ -29,7 +29,7 @@ def case(flow: FlowOutcome) -> ElementTree.Element:
 
 def test_every_kind_of_outcome_is_valid() -> None:
     """Whatever came of a suite, hostile names and control characters included, the report fits the schema."""
-    text = junit.document(of_every_kind(), "runner-1")
+    text = report_junit.document(of_every_kind(), "runner-1")
     SCHEMA.validate(text)
     root = ElementTree.fromstring(text)
     assert {name: root.get(name) for name in ("tests", "failures", "errors")} == {
@@ -41,7 +41,7 @@ def test_every_kind_of_outcome_is_valid() -> None:
 
 def test_the_schema_refuses_what_readers_do_not_know() -> None:
     """The schema is one that a report can fail: properties of a test case are no part of it."""
-    text = junit.document(suite(flow("happy-path", attempt())), "runner-1")
+    text = report_junit.document(suite(flow("happy-path", attempt())), "runner-1")
     with pytest.raises(xmlschema.XMLSchemaValidationError, match="properties"):
         SCHEMA.validate(text.replace("<system-out>", "<properties /><system-out>", 1))
 
@@ -116,5 +116,5 @@ def test_a_flow_that_was_left_out_is_skipped() -> None:
 def test_paths_are_told_from_a_folder() -> None:
     """A reader that knows the checkout finds the file in it."""
     below = flow("happy-path", attempt(), file="/checkout/ci/flows/happy-path.yaml")
-    root = ElementTree.fromstring(junit.document(suite(below), "runner-1", Path("/checkout")))
+    root = ElementTree.fromstring(report_junit.document(suite(below), "runner-1", Path("/checkout")))
     assert root.find("testsuite").get("file") == "ci/flows/happy-path.yaml"  # type: ignore[union-attr]

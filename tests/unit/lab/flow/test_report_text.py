@@ -7,12 +7,12 @@ from pathlib import Path
 import click
 import pytest
 
-from nvrx_slurm.lab.flow.report import text
+from nvrx_slurm.lab.flow import report_text
 from tests.outcomes import HOSTILE, attempt, flow, of_every_kind, suite, unwell
 
 
 def line(*args: object, **changes: object) -> str:
-    return click.unstyle(text.flow_line(flow(*args, **changes)))  # type: ignore[arg-type]
+    return click.unstyle(report_text.flow_line(flow(*args, **changes)))  # type: ignore[arg-type]
 
 
 def test_a_flow_that_passed_is_one_line() -> None:
@@ -40,7 +40,7 @@ def test_other_ends_say_why() -> None:
 
 def test_findings_name_file_and_line() -> None:
     """Each attempt that did not pass tells its findings at `file:line`, what helps below, and where to look."""
-    lines = [click.unstyle(each) for each in text.findings(flow("spare-takes-over", unwell(1), attempt(2)))]
+    lines = [click.unstyle(each) for each in report_text.findings(flow("spare-takes-over", unwell(1), attempt(2)))]
     assert lines == [
         "spare-takes-over failed (dev, attempt 1 of 2, job 17, exit code 0, 6.30 s)",
         "  ci/flows/spare-takes-over.yaml:14: "
@@ -53,16 +53,16 @@ def test_findings_name_file_and_line() -> None:
 
 def test_the_summary_counts_every_flow() -> None:
     """The last line counts each kind once, names the stage, and says why the run ended early."""
-    assert click.unstyle(text.closing(of_every_kind())[-1]) == (
+    assert click.unstyle(report_text.closing(of_every_kind())[-1]) == (
         "1 passed, 1 flaky, 2 failed, 1 could not run, 1 out of time, 1 interrupted, 1 left out "
         "on dev in 42.0 s (stopped after 42.0 s by SIGINT)"
     )
-    assert click.unstyle(text.summary(suite())) == "no flow on dev in 42.0 s"
+    assert click.unstyle(report_text.summary(suite())) == "no flow on dev in 42.0 s"
 
 
 def test_foreign_text_cannot_drive_the_terminal() -> None:
     """A colour or a control character in a name is not printed; our own colours are."""
-    printed = text.flow_line(flow(HOSTILE, attempt()))
+    printed = report_text.flow_line(flow(HOSTILE, attempt()))
     assert "\x1b[31m" not in printed and "\x00" not in printed
     assert printed.startswith(click.style("✓", fg="green"))
 
@@ -73,11 +73,11 @@ def test_foreign_text_cannot_drive_the_terminal() -> None:
 )
 def test_recoveries_stay_short(times: tuple[float, ...], said: str) -> None:
     """Two are named; of more, how many and the longest."""
-    assert text.recovery(attempt(recoveries_s=times)) == said
+    assert report_text.recovery(attempt(recoveries_s=times)) == said
 
 
 def test_paths_are_told_from_a_folder() -> None:
     """A path below the folder is told from there, another one as it is."""
-    assert text.path_from(Path("/checkout"), "/checkout/ci/a.yaml") == "ci/a.yaml"
-    assert text.path_from(Path("/checkout"), "/elsewhere/a.yaml") == "/elsewhere/a.yaml"
-    assert text.path_from(None, "/elsewhere/a.yaml") == "/elsewhere/a.yaml"
+    assert report_text.path_from(Path("/checkout"), "/checkout/ci/a.yaml") == "ci/a.yaml"
+    assert report_text.path_from(Path("/checkout"), "/elsewhere/a.yaml") == "/elsewhere/a.yaml"
+    assert report_text.path_from(None, "/elsewhere/a.yaml") == "/elsewhere/a.yaml"

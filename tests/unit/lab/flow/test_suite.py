@@ -11,9 +11,9 @@ from pathlib import Path
 import pytest
 
 from nvrx_slurm.errors import UsageError
+from nvrx_slurm.lab.flow.artifacts import Artifacts, AttemptFolder, AttemptSpec, check_over
 from nvrx_slurm.lab.flow.outcome import FlowAttempt
-from nvrx_slurm.lab.flow.running.artifacts import Artifacts, AttemptFolder, AttemptSpec, check_over
-from nvrx_slurm.lab.flow.running.suite import AttemptProcess
+from nvrx_slurm.lab.flow.suite import AttemptProcess
 from nvrx_slurm.util.clock import SystemClock
 
 DEAF = """

@@ -6,7 +6,7 @@ import pytest
 
 from nvrx_slurm.errors import FaultFailed
 from nvrx_slurm.journal.records import WorkersStarted
-from nvrx_slurm.lab.flow.stages.topology import JobTopology, node_of, resolved, worker_of
+from nvrx_slurm.lab.flow.topology import JobTopology, node_of, resolved, worker_of
 from tests.unit.core.fleet import plain, running
 
 

@@ -7,7 +7,7 @@ import pytest
 from nvrx_slurm.errors import FaultFailed
 from nvrx_slurm.jobspec.plan import RolePlan
 from nvrx_slurm.journal.records import ControllerStarted, JobStarted, NodeJoined, WorkersStarted
-from nvrx_slurm.lab.flow.stages.topology import JobTopology
+from nvrx_slurm.lab.flow.topology import JobTopology
 from tests.unit.core.fleet import Fleet, plain, plan_of, running
 
 

@@ -9,10 +9,10 @@ import pytest
 
 from nvrx_slurm.jobspec.plan import RolePlan
 from nvrx_slurm.journal.records import Entry, JobStarted
-from nvrx_slurm.lab.flow.judging.triggers import FaultScheduler, JobStates, RankProgress, StateIs
-from nvrx_slurm.lab.flow.language.load import load_flow
-from nvrx_slurm.lab.flow.language.model import Fault
-from nvrx_slurm.lab.flow.stages.topology import resolved
+from nvrx_slurm.lab.flow.load import load_flow
+from nvrx_slurm.lab.flow.model import Fault
+from nvrx_slurm.lab.flow.topology import resolved
+from nvrx_slurm.lab.flow.triggers import FaultScheduler, JobStates, RankProgress, StateIs
 from tests.unit.report.recorder import BEGIN, Recorder, ended, roles_plan, to_first_cycle
 
 Write = Callable[[str], Path]

@@ -22,11 +22,11 @@ import msgspec
 from nvrx_slurm.batch.children import send_signal
 from nvrx_slurm.errors import EXIT_DONE, EXIT_FAILED, EXIT_INTERRUPTED, EXIT_TERMINATED, EXIT_TIMEOUT
 from nvrx_slurm.jobspec import env
-from nvrx_slurm.lab.flow.language.model import Flow, StageName
+from nvrx_slurm.lab.flow.artifacts import Artifacts, AttemptFolder, AttemptSpec
+from nvrx_slurm.lab.flow.cleanup import MARK, clean_up, standing
+from nvrx_slurm.lab.flow.guard import RunGuard
+from nvrx_slurm.lab.flow.model import Flow, StageName
 from nvrx_slurm.lab.flow.outcome import FlowAttempt, FlowFinding, FlowOutcome, Kind, SuiteOutcome, Verdict
-from nvrx_slurm.lab.flow.running.artifacts import Artifacts, AttemptFolder, AttemptSpec
-from nvrx_slurm.lab.flow.running.cleanup import MARK, clean_up, standing
-from nvrx_slurm.lab.flow.running.guard import RunGuard
 from nvrx_slurm.lab.flow.stages import check
 from nvrx_slurm.util.clock import Clock, SystemClock
 from nvrx_slurm.util.durations import words
@@ -236,7 +236,7 @@ class AttemptProcess:
         """In a session of its own: Ctrl-C is for the run, which signals its attempts."""
         with folder.log_path.open("ab") as log_file:
             process = await asyncio.create_subprocess_exec(
-                *(sys.executable, "-P", "-m", "nvrx_slurm.lab.flow.running.attempt", str(folder.path)),
+                *(sys.executable, "-P", "-m", "nvrx_slurm.lab.flow.attempt", str(folder.path)),
                 env=env.child_environment({MARK: str(folder.path)}, with_secrets=True),
                 stdin=DEVNULL,
                 stdout=log_file,

@@ -17,8 +17,8 @@ import msgspec
 
 from nvrx_slurm.jobspec.reading import Misfit, keys_of, read
 from nvrx_slurm.jobspec.yamlfile import KeyPath
-from nvrx_slurm.lab.flow.language.faults import FAULTS
-from nvrx_slurm.lab.flow.language.model import (
+from nvrx_slurm.lab.flow.faults import FAULTS
+from nvrx_slurm.lab.flow.model import (
     BEAT_FIELDS,
     PROGRESS,
     AnyOrder,
@@ -36,7 +36,7 @@ from nvrx_slurm.lab.flow.language.model import (
     OnState,
     Trigger,
 )
-from nvrx_slurm.lab.flow.language.patterns import (
+from nvrx_slurm.lab.flow.patterns import (
     EVENTS,
     FIELDS,
     OPERATORS,
@@ -52,7 +52,7 @@ from nvrx_slurm.lab.flow.language.patterns import (
     captures,
     fields_of,
 )
-from nvrx_slurm.lab.flow.language.problems import Problems, below, nearest
+from nvrx_slurm.lab.flow.problems import Problems, below, nearest
 from nvrx_slurm.util.durations import parse_duration
 
 STATES: tuple[JobStateName, ...] = get_args(JobStateName)

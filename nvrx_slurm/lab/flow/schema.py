@@ -11,10 +11,10 @@ import msgspec
 
 from nvrx_slurm.jobspec.reading import Block, keys_of
 from nvrx_slurm.jobspec.schema import DIALECT, block_schema
-from nvrx_slurm.lab.flow.language.faults import FAULTS, FaultKind
-from nvrx_slurm.lab.flow.language.load import ClusterNeeds, FlowFile, FlowLimits
-from nvrx_slurm.lab.flow.language.parsing import STATES
-from nvrx_slurm.lab.flow.language.patterns import EVENTS, FIELDS
+from nvrx_slurm.lab.flow.faults import FAULTS, FaultKind
+from nvrx_slurm.lab.flow.load import ClusterNeeds, FlowFile, FlowLimits
+from nvrx_slurm.lab.flow.parsing import STATES
+from nvrx_slurm.lab.flow.patterns import EVENTS, FIELDS
 
 Schema = dict[str, Any]
 

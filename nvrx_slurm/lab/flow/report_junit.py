@@ -25,7 +25,7 @@ from junitparser.xunit2 import (
 )
 
 from nvrx_slurm.lab.flow.outcome import FlowAttempt, FlowOutcome, SuiteOutcome
-from nvrx_slurm.lab.flow.report.text import STATUS_WORDS, block, facts, not_passed, path_from, place, plain
+from nvrx_slurm.lab.flow.report_text import STATUS_WORDS, block, facts, not_passed, path_from, place, plain
 
 
 def document(outcome: SuiteOutcome, hostname: str, base: Path | None = None) -> str:

@@ -1,4 +1,4 @@
-"""`python -m nvrx_slurm.lab.flow.running.guard FOLDER`: outlives a run that is killed, and ends what is left.
+"""`python -m nvrx_slurm.lab.flow.guard FOLDER`: outlives a run that is killed, and ends what is left.
 
 It holds the reading end of a pipe from the run. A run that ends by itself writes "goodbye" to it; end of file without
 that means that the run was killed. The kernel has then sent SIGTERM to its attempts, and they clean up; this process
@@ -20,7 +20,7 @@ from nvrx_slurm.errors import UnsafePath, WaitTimeout
 from nvrx_slurm.jobspec import env
 from nvrx_slurm.lab.devcluster import processes
 from nvrx_slurm.lab.devcluster.processes import wait_until
-from nvrx_slurm.lab.flow.running.cleanup import HELD, HeldProcess, clean_up, standing
+from nvrx_slurm.lab.flow.cleanup import HELD, HeldProcess, clean_up, standing
 from nvrx_slurm.util.clock import SystemClock
 from nvrx_slurm.util.log import get_logger, set_up
 
@@ -42,7 +42,7 @@ class RunGuard:
     def __init__(self, folder: Path) -> None:
         """Start it: from now on all attempts in `folder` are cleaned up if this process is killed."""
         self._process = subprocess.Popen(
-            [sys.executable, "-P", "-m", "nvrx_slurm.lab.flow.running.guard", str(folder)],
+            [sys.executable, "-P", "-m", "nvrx_slurm.lab.flow.guard", str(folder)],
             stdin=subprocess.PIPE,
             stdout=subprocess.DEVNULL,
             stderr=subprocess.DEVNULL,

@@ -1,4 +1,8 @@
-"""How an attempt ends: diagnose if something went wrong, end the job, wait until it is gone, then check everything.
+"""`python -m nvrx_slurm.lab.flow.attempt FOLDER`: one run of one flow, in a process of its own.
+
+Slurm's programs find their cluster by the environment, so each attempt has a process and an environment of its own.
+It dies with the run that started it. On SIGTERM it cleans up; on SIGALRM it first writes a diagnosis; on SIGUSR1 it
+writes its stacks into its log.
 
 Four things are checked after every attempt without being asked for: every fault happened; the journal replays to the
 same decisions; journal, result.json and Slurm agree on the exit code; nothing of the job is left.
@@ -6,29 +10,42 @@ same decisions; journal, result.json and Slurm agree on the exit code; nothing o
 
 from __future__ import annotations
 
+import dataclasses
 import faulthandler
+import os
 import shutil
+import signal
+import sys
+import traceback
 from collections.abc import Iterable, Iterator, Sequence
+from pathlib import Path
 
 from nvrx_slurm.cluster.states import JobState
+from nvrx_slurm.errors import EXIT_DONE, EXIT_FAILED, NvrxError
+from nvrx_slurm.jobspec import env
 from nvrx_slurm.jobspec.plan import Plan
 from nvrx_slurm.journal.folder import Result
 from nvrx_slurm.journal.records import Entry, JobEnded, JobStarted, Recovered
-from nvrx_slurm.lab.flow.judging.matching import Miss
-from nvrx_slurm.lab.flow.judging.triggers import FaultScheduler
-from nvrx_slurm.lab.flow.language.model import Flow
-from nvrx_slurm.lab.flow.outcome import FlowFinding, InjectedFault, Kind
+from nvrx_slurm.lab.flow.artifacts import AttemptFolder, AttemptSpec
+from nvrx_slurm.lab.flow.cleanup import CleanupList, clean_up
+from nvrx_slurm.lab.flow.flow_run import End, FlowRun, StatePoller
+from nvrx_slurm.lab.flow.load import load_flow
+from nvrx_slurm.lab.flow.matching import Miss
+from nvrx_slurm.lab.flow.model import Flow
+from nvrx_slurm.lab.flow.outcome import FlowAttempt, FlowFinding, InjectedFault, Kind, Verdict
 from nvrx_slurm.lab.flow.replaying import explain, replay
-from nvrx_slurm.lab.flow.running.artifacts import AttemptFolder
-from nvrx_slurm.lab.flow.running.play import End, FlowRun
-from nvrx_slurm.lab.flow.stages.base import Stage
+from nvrx_slurm.lab.flow.stages import Stage, open_stage
+from nvrx_slurm.lab.flow.triggers import FaultScheduler
 from nvrx_slurm.report.sentences import NAME_WIDTH, TIME_WIDTH, Lines
+from nvrx_slurm.util.clock import Clock, SystemClock
 from nvrx_slurm.util.durations import words
-from nvrx_slurm.util.log import get_logger
+from nvrx_slurm.util.log import get_logger, set_up
+from nvrx_slurm.util.processes import die_with
 
 log = get_logger("ci")
 
-EXCERPT_LINES = 200
+CLEANUP_S = 2.0
+"""How long jobs get to end by themselves after SIGTERM."""
 
 GONE_S = 60.0
 """How long a job may take to be gone: KillWait (30 s), and what Slurm does afterwards."""
@@ -37,6 +54,96 @@ ENDING_S = 30.0
 """The same for one whose journal has its end already."""
 
 OUT_OF_TIME = "the whole run was out of time"
+EXCERPT_LINES = 200
+
+
+class AttemptTerminated(BaseException):
+    """SIGTERM came: clean up now."""
+
+
+class OutOfTime(BaseException):
+    """SIGALRM came: the whole run is out of time."""
+
+
+class AttemptRun:
+    """One attempt, from its flow file to its outcome."""
+
+    def __init__(self, folder: AttemptFolder, spec: AttemptSpec, clock: Clock) -> None:
+        self._folder, self._spec, self._clock = folder, spec, clock
+        self._cleanup = CleanupList(folder.path)
+        self._began, self._began_at = clock.monotonic(), clock.wall()
+        self._run: FlowRun | None = None
+        self._findings: list[FlowFinding] = []
+
+    def run(self) -> int:
+        """Run the flow, clean up, write the outcome; returns the exit code of this process."""
+        self._cleanup.process(os.getpid())
+        verdict: Verdict
+        exit_code = EXIT_DONE
+        try:
+            verdict = self._perform()
+        except AttemptTerminated:
+            verdict = "interrupted"
+            self._find("error", "interrupted")
+        except OutOfTime:
+            verdict = "out_of_time"
+            self._find("bound", OUT_OF_TIME)
+        except NvrxError as error:
+            verdict, exit_code = "broken", error.exit_code
+            self._find("error", str(error))
+        except Exception as error:
+            log.exception("the harness failed")
+            verdict, exit_code = "broken", EXIT_FAILED
+            self._find("error", f"{type(error).__name__}: {error}", traceback.format_exc().splitlines())
+        log.info("cleaning up what is left")
+        for problem in clean_up(self._folder.path, CLEANUP_S):
+            self._find("leftover", problem)
+        if verdict == "passed" and self._findings:
+            verdict = "failed"
+        entries, struck = (self._run.entries, self._run.struck) if self._run else ([], [])
+        attempt = FlowAttempt(
+            number=self._spec.number,
+            verdict=verdict,
+            began_at=self._began_at,
+            took_s=self._clock.monotonic() - self._began,
+            findings=tuple(self._findings),
+            struck=tuple(struck),
+            recoveries_s=tuple(entry.record.total_s for entry in entries if isinstance(entry.record, Recovered)),
+            job_id=self._run.poller.job.job_id if self._run else None,
+            exit_code=exit_code_of(entries),
+            excerpt=excerpt(entries, struck),
+            artifacts=None if verdict == "passed" else str(self._folder.path),
+        )
+        self._folder.write_outcome(attempt)
+        return exit_code
+
+    def _perform(self) -> Verdict:
+        spec, flow = self._spec, load_flow(Path(self._spec.flow))
+        # The job ends once the run's lease is no longer touched.
+        lease = (("lease.file", spec.lease), ("lease.timeout", spec.lease_timeout_s))
+        flow = dataclasses.replace(flow, overrides=(*flow.overrides, *lease))
+        with open_stage(flow, spec.stage, self._folder.path, self._cleanup) as stage:
+            log.info("the stage %s is open", stage.name)
+            env.adopt(stage.environment)
+            if stage.name == "slurm":
+                self._cleanup.queue(env.slurm_configuration())
+            job = stage.submit(flow)
+            log.info("job %s, in %s", job.job_id, job.folder)
+            self._run = FlowRun(flow, stage, StatePoller(job, self._clock), self._clock)
+            end: End
+            try:
+                end = self._run.run(self._began + flow.wall_s)
+            except OutOfTime:
+                end = "out_of_time"
+            log.info("the flow's end: %s", end)
+            self._findings += close(self._run, stage, self._folder, end)
+        if end == "out_of_time":
+            return "out_of_time"
+        return "failed" if self._findings else "passed"
+
+    def _find(self, kind: Kind, message: str, detail: Sequence[str] = ()) -> None:
+        finding = FlowFinding(kind=kind, message=message, file=self._spec.flow, line=1, detail=tuple(detail))
+        self._findings.append(finding)
 
 
 def close(run: FlowRun, stage: Stage, folder: AttemptFolder, end: End) -> list[FlowFinding]:
@@ -54,7 +161,7 @@ def close(run: FlowRun, stage: Stage, folder: AttemptFolder, end: End) -> list[F
         stage.diagnose(folder.diagnosis)
 
     # A job whose journal has its end is about to go, unless it is back in the queue.
-    if exit_code(run.entries) is not None and poller.ask() in (JobState.RUNNING, JobState.COMPLETING, None):
+    if exit_code_of(run.entries) is not None and poller.ask() in (JobState.RUNNING, JobState.COMPLETING, None):
         stage.gone(poller.job, ENDING_S)
     state = poller.ask()
     was_cancelled = state is None or not state.terminal
@@ -118,7 +225,7 @@ def of_exit_code(
     flow: Flow, entries: Sequence[Entry], result: Result | None, state: JobState | None
 ) -> Iterator[FlowFinding]:
     """Journal, `result.json` and Slurm must agree on the end."""
-    code = exit_code(entries)
+    code = exit_code_of(entries)
     if code is None:
         return
     if result is not None and result.exit_code != code:
@@ -135,17 +242,12 @@ def _of_flow(flow: Flow, kind: Kind, message: str, detail: Iterable[str] = ()) -
 # --------------------------------------------------------------------------------------- from the journal
 
 
-def exit_code(entries: Sequence[Entry]) -> int | None:
+def exit_code_of(entries: Sequence[Entry]) -> int | None:
     """How the job's last generation ended, by its journal; None: it does not say."""
     for entry in reversed(entries):
         if isinstance(entry.record, JobEnded | JobStarted):
             return entry.record.exit_code if isinstance(entry.record, JobEnded) else None
     return None
-
-
-def recoveries_s(entries: Sequence[Entry]) -> tuple[float, ...]:
-    """How long each recovery took, in order."""
-    return tuple(entry.record.total_s for entry in entries if isinstance(entry.record, Recovered))
 
 
 def excerpt(entries: Sequence[Entry], struck: Iterable[InjectedFault]) -> tuple[str, ...]:
@@ -162,3 +264,30 @@ def excerpt(entries: Sequence[Entry], struck: Iterable[InjectedFault]) -> tuple[
 def _formatted(entries: Sequence[Entry]) -> dict[int, str]:
     lines = Lines()
     return {entry.n: lines.in_words(entry) for entry in entries}
+
+
+def main(path: Path) -> int:
+    """Run the attempt whose specification lies in this folder."""
+    folder = AttemptFolder(path)
+    spec = folder.read_spec()
+    die_with(spec.parent, signal.SIGTERM)
+    set_up("attempt")
+
+    def terminated(*_: object) -> None:
+        for number in (signal.SIGTERM, signal.SIGINT, signal.SIGALRM):  # a second one must not interrupt the cleanup
+            signal.signal(number, signal.SIG_IGN)
+        raise AttemptTerminated
+
+    def out_of_time(*_: object) -> None:
+        signal.signal(signal.SIGALRM, signal.SIG_IGN)
+        raise OutOfTime
+
+    signal.signal(signal.SIGTERM, terminated)
+    signal.signal(signal.SIGINT, terminated)
+    signal.signal(signal.SIGALRM, out_of_time)
+    faulthandler.register(signal.SIGUSR1, all_threads=True)
+    return AttemptRun(folder, spec, SystemClock()).run()
+
+
+if __name__ == "__main__":
+    sys.exit(main(Path(sys.argv[1])))

@@ -16,8 +16,8 @@ from nvrx_slurm.jobspec.plan import Plan, plan
 from nvrx_slurm.jobspec.reading import After, Before, Block, Schema, dotted, read, together
 from nvrx_slurm.jobspec.values import Duration, Line, Name, Nodes, Size
 from nvrx_slurm.jobspec.yamlfile import KeyPath, YamlFile, read_yaml
-from nvrx_slurm.lab.flow.language.faults import FAULTS, NEEDS
-from nvrx_slurm.lab.flow.language.model import (
+from nvrx_slurm.lab.flow.faults import FAULTS, NEEDS
+from nvrx_slurm.lab.flow.model import (
     STAGES,
     AnyOrder,
     Count,
@@ -30,9 +30,9 @@ from nvrx_slurm.lab.flow.language.model import (
     StageName,
     leaves,
 )
-from nvrx_slurm.lab.flow.language.parsing import read_expectations, read_faults
-from nvrx_slurm.lab.flow.language.patterns import Equals, EventPattern
-from nvrx_slurm.lab.flow.language.problems import Problems, nearest
+from nvrx_slurm.lab.flow.parsing import read_expectations, read_faults
+from nvrx_slurm.lab.flow.patterns import Equals, EventPattern
+from nvrx_slurm.lab.flow.problems import Problems, nearest
 from nvrx_slurm.report.words import plural
 from nvrx_slurm.util.ids import replica_id
 

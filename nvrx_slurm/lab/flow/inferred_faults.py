@@ -23,7 +23,7 @@ from nvrx_slurm.journal.records import (
     WorkerFailed,
     WorkerHung,
 )
-from nvrx_slurm.lab.flow.language.writing import NOTE, Item
+from nvrx_slurm.lab.flow.writing import NOTE, Item
 from nvrx_slurm.util.durations import words
 
 SIGKILL, SIGTERM = 9, 15

@@ -18,7 +18,7 @@ import click
 
 from nvrx_slurm.jobspec.env import GitHub
 from nvrx_slurm.lab.flow.outcome import FlowAttempt, FlowOutcome, Status, SuiteOutcome
-from nvrx_slurm.lab.flow.report.text import (
+from nvrx_slurm.lab.flow.report_text import (
     STATUS_WORDS,
     WELL,
     block,

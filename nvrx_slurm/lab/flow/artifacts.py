@@ -25,7 +25,7 @@ import msgspec
 
 from nvrx_slurm.errors import UsageError
 from nvrx_slurm.journal.records import Record
-from nvrx_slurm.lab.flow.language.model import StageName
+from nvrx_slurm.lab.flow.model import StageName
 from nvrx_slurm.lab.flow.outcome import FlowAttempt, attempt_from_json, to_json
 from nvrx_slurm.util.files import write_private
 

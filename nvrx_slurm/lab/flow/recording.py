@@ -32,8 +32,8 @@ from nvrx_slurm.journal.records import (
     WorkerFailed,
     WorkerHung,
 )
-from nvrx_slurm.lab.flow.language.writing import NOTE, Item, in_any_order, nice, without_never
-from nvrx_slurm.lab.flow.recording.inference import LOSE_BATCH_HOST, SIGKILL, SIGTERM, Inference
+from nvrx_slurm.lab.flow.inferred_faults import LOSE_BATCH_HOST, SIGKILL, SIGTERM, Inference
+from nvrx_slurm.lab.flow.writing import NOTE, Item, in_any_order, nice, without_never
 from nvrx_slurm.util.durations import words
 
 SLACK = 10.0

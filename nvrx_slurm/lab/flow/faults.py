@@ -11,7 +11,7 @@ from typing import Annotated, Any, ClassVar, Literal, Self
 
 from nvrx_slurm.jobspec.reading import After, Before, Block, Misfit, Schema
 from nvrx_slurm.jobspec.values import SIGNALS, Duration, Line, Pause, Positive, Switch
-from nvrx_slurm.lab.flow.language.model import STAGES, StageName
+from nvrx_slurm.lab.flow.model import STAGES, StageName
 
 _SIGNALS = ("SIGKILL", "SIGSTOP", "SIGCONT", *SIGNALS)
 

@@ -23,8 +23,7 @@ from nvrx_slurm.jobspec.plan import Plan, RolePlan
 from nvrx_slurm.jobspec.plan import plan as plan_of
 from nvrx_slurm.jobspec.values import Allowance
 from nvrx_slurm.jobspec.yamlfile import read_yaml
-from nvrx_slurm.lab.flow.language.writing import NOTE, to_yaml
-from nvrx_slurm.lab.flow.recording.job_file import job_yaml, overrides
+from nvrx_slurm.lab.flow.writing import NOTE, job_yaml, overrides, to_yaml
 from nvrx_slurm.lab.plans import plain_bounds
 
 POLICY = RolePlan(name="policy", command=("python", "-c", "print('a: b # c')"), nodes_per_replica=2)

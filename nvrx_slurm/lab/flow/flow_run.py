@@ -11,12 +11,12 @@ from nvrx_slurm.cluster.states import JobState
 from nvrx_slurm.errors import FaultFailed
 from nvrx_slurm.journal.folder import JobFolder
 from nvrx_slurm.journal.records import Entry
-from nvrx_slurm.lab.flow.judging.matching import FlowMatcher
-from nvrx_slurm.lab.flow.judging.triggers import DueFault, FaultScheduler, RankProgress, StateIs
-from nvrx_slurm.lab.flow.language.model import Flow
+from nvrx_slurm.lab.flow.matching import FlowMatcher
+from nvrx_slurm.lab.flow.model import Flow
 from nvrx_slurm.lab.flow.outcome import FlowFinding, InjectedFault
 from nvrx_slurm.lab.flow.stages.base import Scene, Stage
-from nvrx_slurm.lab.flow.stages.topology import JobTopology
+from nvrx_slurm.lab.flow.topology import JobTopology
+from nvrx_slurm.lab.flow.triggers import DueFault, FaultScheduler, RankProgress, StateIs
 from nvrx_slurm.report.model import Heard
 from nvrx_slurm.report.presence import ask_slurm
 from nvrx_slurm.util.clock import Clock

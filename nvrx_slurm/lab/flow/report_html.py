@@ -1,4 +1,4 @@
-"""The report as one HTML file that loads nothing else. Its template, style and script are in `page/`."""
+"""The report as one HTML file that loads nothing else. Its template, style and script are in `report_page/`."""
 
 from __future__ import annotations
 
@@ -11,11 +11,11 @@ from pathlib import Path
 from jinja2 import Environment, FileSystemLoader, StrictUndefined
 from markupsafe import Markup
 
+from nvrx_slurm.lab.flow import report_text as words
 from nvrx_slurm.lab.flow.outcome import FlowAttempt, FlowOutcome, InjectedFault, SuiteOutcome
-from nvrx_slurm.lab.flow.report import text as words
 from nvrx_slurm.report.words import seconds
 
-PAGE = Path(__file__).parent / "page"
+PAGE = Path(__file__).parent / "report_page"
 AXIS = 1000
 """The time line's width in its own units."""
 LEAST_WIDTH = 6

@@ -1,4 +1,5 @@
-"""Flows and job files as YAML for people: an event or a fault a line, with the comments that belong to it."""
+"""Flows and job files as YAML for people: an event or a fault a line, with the comments that belong to it; and the
+job.yaml of a plan, for a job whose own is not at hand."""
 
 from __future__ import annotations
 
@@ -8,6 +9,13 @@ import re
 import textwrap
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any
+
+import msgspec
+
+from nvrx_slurm.jobspec.model import FaultToleranceSpec
+from nvrx_slurm.jobspec.plan import PLAIN_ROLE, Plan
+from nvrx_slurm.jobspec.reading import written
+from nvrx_slurm.util.durations import words
 
 Item = dict[str, Any]
 """A mapping of a flow file: a fault, an expectation, what stands below them."""
@@ -124,3 +132,64 @@ def without_never(items: Iterable[Any]) -> Iterator[Any]:
 def nice(seconds: float) -> float:
     """The next longer duration that people would write."""
     return next((nice_s for nice_s in NICE_S if nice_s >= seconds), math.ceil(seconds / 3600) * 3600)
+
+
+# ------------------------------------------------------------ a plan as job.yaml
+
+
+def job_yaml(plan: Plan, note: str) -> str:
+    """A job.yaml that makes this plan, in any folder, without keys at their default. `note`: the comment at its head.
+
+    What a plan does not hold is not in it: the keys below `slurm` (the time limit aside) and `setup`.
+    """
+    document = {NOTE: note, "name": plan.name, **_work(plan, complete=False), "workdir": plan.workdir}
+    if plan.time_limit_s is not None:
+        document["slurm"] = {"time": words(plan.time_limit_s)}
+    if store := msgspec.to_builtins(plan.store):
+        document["store"] = store
+    if bounds := _bounds(plan.fault_tolerance, FaultToleranceSpec()):
+        document["fault_tolerance"] = bounds
+    return to_yaml(document)
+
+
+def overrides(plan: Plan, other: Plan) -> dict[str, Any]:
+    """The keys that make this plan of a job.yaml whose own plan is the other one; one without `slurm` and `store`."""
+    changed = _changed(_work(plan, complete=True), _work(other, complete=True))
+    bounds = _bounds(plan.fault_tolerance, other.fault_tolerance)
+    return changed | ({"fault_tolerance": bounds} if bounds else {})
+
+
+def _work(plan: Plan, *, complete: bool) -> dict[str, Any]:
+    """What runs on how many nodes; `complete`: those at their default too."""
+    roles: dict[str, dict[str, Any]] = {}
+    for role in plan.roles:  # with the command as a list, which no shell would split
+        fields = msgspec.structs.asdict(role) if complete else msgspec.to_builtins(role)
+        roles[role.name] = {key: value for key, value in fields.items() if key != "name" and value is not None}
+    first = plan.roles[0]
+    is_usual = first.name == PLAIN_ROLE and first.replicas == 1 and first.on_failure == "restart_replica"
+    if is_usual and len(plan.roles) == 1:  # a job.yaml without `roles` makes such a plan
+        of_role = roles[first.name].items()
+        keys = {"nodes_per_replica": "nodes"}
+        work = {keys.get(key, key): value for key, value in of_role if key not in ("replicas", "on_failure")}
+    else:
+        work = {"roles": roles}
+    return work | ({"spares": plan.spares} if plan.spares or complete else {})
+
+
+def _bounds(bounds: FaultToleranceSpec, usual: FaultToleranceSpec) -> dict[str, Any]:
+    """The keys whose values are not the usual ones. Where nodes are remembered is no part of what the job does."""
+    wanted, there = written(bounds), written(usual)
+    wanted["attribution"]["ledger"] = there["attribution"]["ledger"] = None
+    return _changed(wanted, there)
+
+
+def _changed(wanted: Mapping[str, Any], there: Mapping[str, Any]) -> dict[str, Any]:
+    found: dict[str, Any] = {}
+    for key, value in wanted.items():
+        known = there.get(key)
+        if isinstance(value, dict):
+            below = _changed(value, known if isinstance(known, dict) else {})
+            found |= {key: below} if below else {}
+        elif value != known:
+            found[key] = value
+    return found

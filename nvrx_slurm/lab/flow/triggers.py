@@ -17,7 +17,7 @@ from nvrx_slurm.journal.records import (
     Shutdown,
     WorkersStarted,
 )
-from nvrx_slurm.lab.flow.language.model import (
+from nvrx_slurm.lab.flow.model import (
     PROGRESS,
     Fault,
     JobStateName,
@@ -29,7 +29,7 @@ from nvrx_slurm.lab.flow.language.model import (
     Trigger,
     leaves,
 )
-from nvrx_slurm.lab.flow.language.patterns import Bindings, Trial
+from nvrx_slurm.lab.flow.patterns import Bindings, Trial
 from nvrx_slurm.report.words import event_name, plural
 
 

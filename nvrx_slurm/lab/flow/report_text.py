@@ -1,5 +1,8 @@
-"""The lines that `ci run` prints, and the words that all reports share. Print them with `click.echo`, which drops
-colours in a pipe."""
+"""The lines that `ci run` prints, and the words that all reports share.
+
+Each report turns a `SuiteOutcome` into text and touches nothing; `write` alone writes. Print lines for the terminal
+with `click.echo`, which drops colours in a pipe.
+"""
 
 from __future__ import annotations
 
@@ -172,3 +175,9 @@ def headline(flow: FlowOutcome) -> str:
 def not_passed(flow: FlowOutcome) -> list[FlowAttempt]:
     """The attempts that did not pass."""
     return [attempt for attempt in flow.attempts if attempt.verdict != "passed"]
+
+
+def write(path: Path, text: str) -> None:
+    """Write a report, folders above it included. What is no Unicode text is written as an escape. Raises OSError."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text(text, encoding="utf-8", errors="backslashreplace")

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal, get_args
 
-from nvrx_slurm.lab.flow.language.patterns import Bindings, EventPattern, Pattern, shown
+from nvrx_slurm.lab.flow.patterns import Bindings, EventPattern, Pattern, shown
 from nvrx_slurm.util.durations import words
 
 

@@ -1,1 +1,0 @@
-"""Journal against flow, while the job runs: which expectations are met, which faults are due. Pure."""

@@ -1,1 +1,0 @@
-"""A job that ran becomes a flow."""

@@ -6,7 +6,6 @@ fault comes with the reason for which it was inferred. Moments are given by what
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
 from typing import Any
 
 from nvrx_slurm.core.state import Job, Node, NodeState, Phase, Replica
@@ -43,8 +42,8 @@ LOSE_BATCH_HOST: Item = {"kill_node": {"batch_host": True}}
 class Inference:
     """Sees each entry before the core does; `job` is the core's state by then. `faults` fills on the way.
 
-    `dead`: node → its capture, of those that a fault has hit. `loose`: replicas that were hit
-    again while they recovered, which may cost them one cycle or two; `_Story` adds them.
+    `dead`: node → its capture, of those that a fault has hit. `loose`: replicas that were hit again while they
+    recovered, which may cost them one cycle or two; `recording` adds them.
     """
 
     def __init__(self, job: Job) -> None:
@@ -55,34 +54,87 @@ class Inference:
         self.notes: list[str] = []
         self.came_back = False  # some node, in a way that the flow cannot repeat
         self._joined, self._joined_before = 0, -1
-        self._lost = 0
         self._frozen: set[str] = set()
         self._progressed: dict[tuple[str, int], Progress] = {}
         self._recovered: Recovered | None = None
-        self._ended = 0
+        self._lost = self._ended = 0
         self._before_term: list[Item] | None = None
 
     def see(self, entry: Entry) -> None:
-        if (handle := self._HANDLERS.get(type(entry.record))) is not None:
-            handle(self, entry.record)
+        job, is_ending = self.job, self.job.shutdown is not None
+        match entry.record:
+            case NodeJoined() as fact:
+                self._joined += 1
+                known = job.nodes.get(fact.node)
+                if known is None or not known.incarnation or is_ending:
+                    return
+                if fact.node in self._frozen:
+                    self._frozen.discard(fact.node)
+                    capture = self.dead[fact.node]
+                    after = [{"event": "node_lost", "node": capture}, *self._after_recovery()]
+                    self._add("restore_node", capture, after, f"{fact.node} came back")
+                else:
+                    self.came_back = True
+                    how = "the journal does not say how, and the flow does not repeat it"
+                    self.notes.append(f"{fact.node} came with another agent; {how}")
+            case NodeLost() as fact if fact.cause in _LOST_BY and not is_ending:
+                node = job.nodes.get(fact.node)
+                if node is None:
+                    return
+                action, why = _LOST_BY[fact.cause]
+                if action == "stop_node":
+                    self._frozen.add(node.name)
+                self._lost += 1  # a node may be lost twice
+                capture = self.dead[node.name] = f"$dead{self._lost}"
+                target, moment = self._of_node(node, fact.step)
+                self._add(action, target, moment, f"{node.name} was lost: {why}", names=capture)
+            case WorkerFailed() as fact if self._is_of_running_cycle(fact):
+                if fact.signal == SIGTERM:
+                    # Slurm signals all steps of a job that is cancelled; the job's own signal may come later.
+                    self._before_term = self._all_running()
+                elif fact.signal == SIGKILL:
+                    why = "was killed by signal 9: by hand, or by the kernel for want of memory"
+                    self._add_worker("kill_worker", fact, why)
+            case WorkerHung() as fact if self._is_of_running_cycle(fact):
+                why = f"hung ({fact.why}): take this fault out if the workers do so by themselves"
+                self._add_worker("stop_worker", fact, why)
+            case ControllerStarted() if job.started_at and not job.ended and not is_ending:
+                self._add("kill_controller", {}, self._all_running_or_opened(), "another controller took over")
+            case JobStarted() as fact if fact.generation:
+                self._next_generation()
+            case Signalled() as fact:
+                moment = self._before_term or self._all_running_or_opened()
+                if fact.reason == "cancel":
+                    self._add("scancel", {}, moment, "the job was cancelled")
+                elif fact.reason == "interrupt":
+                    self._add("scancel", {"signal": "INT"}, moment, "the job was interrupted")
+                elif fact.reason == "time_limit":
+                    self.notes.append("the time limit of job.yaml ended the job; it must do so again")
+            case Progress() as fact:
+                self._progressed.setdefault((fact.replica, fact.cycle), fact)
+            case Recovered() as decision:
+                self._recovered, self._before_term = decision, None
+            case JobEnded():
+                self._ended += 1
 
-    # ---- from the records
-
-    def _node_joined(self, fact: NodeJoined) -> None:
-        self._joined += 1
-        known = self.job.nodes.get(fact.node)
-        if known is None or not known.incarnation or self.job.shutdown is not None:
-            return
-        if fact.node in self._frozen:
-            self._frozen.discard(fact.node)
-            capture = self.dead[fact.node]
-            after = {"event": "node_lost", "node": capture}
-            self._add("restore_node", capture, [after, *self._after_recovery()], f"{fact.node} came back")
+    def _next_generation(self) -> None:
+        # The controller that began it, and the cancelling before it, were no faults.
+        if self.faults and next(iter(self.faults[-1]["do"])) in ("kill_controller", "scancel"):
+            moment = self.faults.pop()["when"]
         else:
-            self.came_back = True
-            self.notes.append(
-                f"{fact.node} came with another agent; the journal does not say how, and the flow does not repeat it"
-            )
+            moment = self._when(self._all_running())
+        if self.job.ended:
+            lost: Item = {"requeue": {}}
+            why = "the job was requeued"
+            over: Item = {"event": "job_ended", "times": self._ended}
+        else:
+            lost, why = LOSE_BATCH_HOST, "its batch host was lost, and the job was requeued"
+            grace_s = self.job.plan.fault_tolerance.control_plane_grace
+            over = {"fault": len(self.faults) + 1, "after": words(grace_s + REQUEUED_S)}
+        self.faults.append({NOTE: f"Inferred: {why}.", "when": moment, "do": lost})
+        self.faults.append({NOTE: HELD_BACK, "when": over, "do": {"release": {}}})
+        self._progressed.clear()
+        self._recovered = None
 
     def restored(self, node: str) -> str | None:
         """The node's capture, if what was seen last was its return."""
@@ -90,112 +142,22 @@ class Inference:
         last = self.faults[-1]["do"] if self.faults else {}
         return capture if last == {"restore_node": capture} else None
 
-    def _node_lost(self, fact: NodeLost) -> None:
-        node = self.job.nodes.get(fact.node)
-        if node is None or fact.cause not in _LOST_BY or self.job.shutdown is not None:
-            return
-        action, why = _LOST_BY[fact.cause]
-        if action == "stop_node":
-            self._frozen.add(node.name)
-        self._lost += 1
-        capture = self.dead[node.name] = f"$dead{self._lost}"
-        target, moment = self._of_node(node, fact.step)
-        self._add(action, target, moment, f"{node.name} was lost: {why}", names=capture)
-
-    def _worker_failed(self, fact: WorkerFailed) -> None:
-        if not self._strikes(fact):
-            return
-        if (
-            fact.signal == SIGTERM
-        ):  # Slurm's word to all steps of a job that is cancelled: the job's own may come later
-            self._before_term = self._everybody_runs()
-        if fact.signal == SIGKILL:
-            why = f"rank {fact.rank} was killed by signal 9: by hand, or by the kernel for want of memory"
-            self._add("kill_worker", self._rank(fact), self._at_step(fact.replica, fact.rank, fact.step), why)
-
-    def _worker_hung(self, fact: WorkerHung) -> None:
-        if self._strikes(fact):
-            why = f"rank {fact.rank} hung ({fact.why}): take this fault out if the workers do so by themselves"
-            self._add("stop_worker", self._rank(fact), self._at_step(fact.replica, fact.rank, fact.step), why)
-
-    def _controller_started(self, fact: ControllerStarted) -> None:
-        if self.job.started_at and not self.job.ended and self.job.shutdown is None:
-            self._add("kill_controller", {}, self._where_everybody_is(), "another controller took over")
-
-    def _job_started(self, fact: JobStarted) -> None:
-        """A later generation. The controller that began it, and the cancelling before it, were no faults."""
-        if fact.generation == 0:
-            return
-        if self.faults and next(iter(self.faults[-1]["do"])) in ("kill_controller", "scancel"):
-            moment = self.faults.pop()["when"]
-        else:
-            moment = self._when(self._everybody_runs())
-        if self.job.ended:
-            lost: Item = {"requeue": {}}
-            why = "the job was requeued"
-            over: Item = {"event": "job_ended", "times": self._ended}
-        else:
-            lost, why = LOSE_BATCH_HOST, "its batch host was lost, and the job was requeued"
-            over = {
-                "fault": len(self.faults) + 1,
-                "after": words(self.job.plan.fault_tolerance.control_plane_grace + REQUEUED_S),
-            }
-        self.faults.append({NOTE: f"Inferred: {why}.", "when": moment, "do": lost})
-        self.faults.append({NOTE: HELD_BACK, "when": over, "do": {"release": {}}})
-        self._progressed.clear()
-        self._recovered = None
-
-    def _signalled(self, fact: Signalled) -> None:
-        moment = self._before_term or self._where_everybody_is()
-        if fact.reason == "cancel":
-            self._add("scancel", {}, moment, "the job was cancelled")
-        elif fact.reason == "interrupt":
-            self._add("scancel", {"signal": "INT"}, moment, "the job was interrupted")
-        elif fact.reason == "time_limit":
-            self.notes.append("the time limit of job.yaml ended the job; it must do so again")
-
-    def _job_ended(self, decision: JobEnded) -> None:
-        self._ended += 1
-
-    def _progress(self, fact: Progress) -> None:
-        self._progressed.setdefault((fact.replica, fact.cycle), fact)
-
-    def _recovery(self, decision: Recovered) -> None:
-        self._recovered, self._before_term = decision, None
-
-    _HANDLERS: dict[type, Callable[[Inference, Any], None]] = {  # noqa: RUF012  a table of this class's own methods
-        NodeJoined: _node_joined,
-        NodeLost: _node_lost,
-        WorkerFailed: _worker_failed,
-        WorkerHung: _worker_hung,
-        ControllerStarted: _controller_started,
-        JobStarted: _job_started,
-        Signalled: _signalled,
-        Progress: _progress,
-        Recovered: _recovery,
-        JobEnded: _job_ended,
-    }
-
     # ---- who was hit
 
     def _of_node(self, node: Node, step: int | None) -> tuple[Any, list[Item]]:
+        """The target that names the node in another run, and what had happened there."""
         replica = self.job.replicas.get(node.replica or "")
         if replica is not None and node.name in replica.order:
             rank = replica.order.index(node.name) * replica.role.workers_per_node
-            target = {"of_rank": rank, **self.whose(replica.id)}
-            return target, self._at_step(replica.id, rank, step)
+            return {"of_rank": rank, **self.whose(replica.id)}, self._at_step(replica.id, rank, step)
         if node.state is not NodeState.STANDBY:
             return node.name, []
         spare = self.job.spares_in_order().index(node.name) + 1
-        is_one_of_ours = spare <= self.job.plan.spares  # the pool holds more where a world has become smaller
-        return {"spare": spare} if is_one_of_ours else node.name, self._everybody_runs()
+        is_planned = spare <= self.job.plan.spares  # the pool holds more where a world has become smaller
+        return {"spare": spare} if is_planned else node.name, self._all_running()
 
-    def _rank(self, fact: WorkerFailed | WorkerHung) -> Any:
-        whose = self.whose(fact.replica)
-        return {"rank": fact.rank, **whose} if whose else fact.rank
-
-    def _strikes(self, fact: WorkerFailed | WorkerHung) -> bool:
-        """Whether the fact is of a cycle that runs: what others of it report afterwards is its consequence."""
+    def _is_of_running_cycle(self, fact: WorkerFailed | WorkerHung) -> bool:
+        """What others report of a cycle that has failed already is a consequence."""
         replica = self.job.replicas.get(fact.replica)
         running = replica is not None and replica.phase is Phase.RUNNING and replica.cycle == fact.cycle
         return running and self.job.shutdown is None
@@ -207,6 +169,10 @@ class Inference:
     def cycle_of(self, replica_id: str, cycle: int) -> Item:
         """The fields that name a replica's cycle, as exactly as that can be foreseen."""
         return {**self.whose(replica_id), "cycle": f">= {cycle}" if replica_id in self.loose else cycle}
+
+    def generation(self) -> Item:
+        """The field that names the generation, of a later one."""
+        return {"generation": self.job.generation} if self.job.generation else {}
 
     # ---- when that was
 
@@ -228,40 +194,37 @@ class Inference:
             return {"event": "workers_started", **of, "times": len(replica.order)}
         return {"event": "round_closed", **of}
 
-    def _everybody_runs(self) -> list[Item]:
+    def _all_running(self) -> list[Item]:
         running = [replica for replica in self.job.replicas.values() if replica.phase is Phase.RUNNING]
         return [self._runs(replica) for replica in running]
 
-    def _where_everybody_is(self) -> list[Item]:
-        """The same, and which rounds are open."""
+    def _all_running_or_opened(self) -> list[Item]:
+        """The same, and which rendezvous are open."""
         opened = [each for each in self.job.replicas.values() if each.phase is Phase.ROUND and each.cycle > 0]
         rounds = [{"event": "round_opened", **self.cycle_of(each.id, each.cycle)} for each in opened]
-        return self._everybody_runs() + rounds
+        return self._all_running() + rounds
 
-    def generation(self) -> Item:
-        """The field that names the generation, of a later one."""
-        return {"generation": self.job.generation} if self.job.generation else {}
-
-    def _after_recovery(self) -> Iterator[Item]:
-        if (done := self._recovered) is not None:
-            yield {"event": "recovered", **self.cycle_of(done.replica, done.cycle)}
+    def _after_recovery(self) -> list[Item]:
+        done = self._recovered
+        return [] if done is None else [{"event": "recovered", **self.cycle_of(done.replica, done.cycle)}]
 
     def _when(self, moment: list[Item]) -> Item:
-        """All of: what the target had done; who had joined; the recoveries and the faults before."""
+        """All of: what the target had done; which nodes had joined; the recoveries and the faults before."""
         begun = {"event": "node_joined", "times": self._joined} if self._joined else {"event": "job_started"}
         joined = [begun] if self._joined != self._joined_before else []
         self._joined_before = self._joined
         before = [{"fault": len(self.faults)}] if self.faults else []
-        recovered = [item for item in self._after_recovery() if not _tells_of(moment, item)]
-        every = [*moment, *joined, *recovered, *before]
+        # A moment of the very cycle in which the replica recovered says that already.
+        named = {(item.get("replica"), item.get("cycle")) for item in moment}
+        after = [item for item in self._after_recovery() if (item.get("replica"), item["cycle"]) not in named]
+        every = [*moment, *joined, *after, *before]
         return every[0] if len(every) == 1 else {"all": every}
+
+    def _add_worker(self, action: str, fact: WorkerFailed | WorkerHung, why: str) -> None:
+        whose = self.whose(fact.replica)
+        target = {"rank": fact.rank, **whose} if whose else fact.rank
+        self._add(action, target, self._at_step(fact.replica, fact.rank, fact.step), f"rank {fact.rank} {why}")
 
     def _add(self, action: str, target: Any, moment: list[Item], why: str, *, names: str | None = None) -> None:
         fault: Item = {NOTE: f"Inferred: {why}.", "when": self._when(moment), "do": {action: target}}
         self.faults.append(fault | ({"as": names} if names else {}))
-
-
-def _tells_of(moment: list[Item], recovered: Item) -> bool:
-    """Whether the moment is one of that very cycle: then the recovery adds nothing."""
-    named = ("replica", "cycle")
-    return any([item.get(key) for key in named] == [recovered.get(key) for key in named] for item in moment)

@@ -22,7 +22,8 @@ from nvrx_slurm.journal.records import (
 from nvrx_slurm.lab.devcluster import DevCluster
 from nvrx_slurm.lab.devcluster.processes import wait_until
 from nvrx_slurm.lab.flow.model import Fault, Flow, Needs, OnState
-from nvrx_slurm.lab.flow.stages import Scene, check, open_stage
+from nvrx_slurm.lab.flow.stages import check, open_stage
+from nvrx_slurm.lab.flow.stages.faults import Scene
 from nvrx_slurm.lab.flow.stages.processes import described, processes_of
 from nvrx_slurm.lab.flow.topology import JobTopology
 from nvrx_slurm.util.clock import SystemClock

@@ -34,7 +34,8 @@ from nvrx_slurm.lab.flow.matching import Miss
 from nvrx_slurm.lab.flow.model import Flow
 from nvrx_slurm.lab.flow.outcome import FlowAttempt, FlowFinding, InjectedFault, Kind, Verdict
 from nvrx_slurm.lab.flow.replaying import explain, replay
-from nvrx_slurm.lab.flow.stages import Stage, open_stage
+from nvrx_slurm.lab.flow.stages import open_stage
+from nvrx_slurm.lab.flow.stages.base import Stage
 from nvrx_slurm.lab.flow.triggers import FaultScheduler
 from nvrx_slurm.report.sentences import NAME_WIDTH, TIME_WIDTH, Lines
 from nvrx_slurm.util.clock import Clock, SystemClock

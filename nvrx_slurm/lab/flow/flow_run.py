@@ -14,7 +14,8 @@ from nvrx_slurm.journal.records import Entry
 from nvrx_slurm.lab.flow.matching import FlowMatcher
 from nvrx_slurm.lab.flow.model import Flow
 from nvrx_slurm.lab.flow.outcome import FlowFinding, InjectedFault
-from nvrx_slurm.lab.flow.stages.base import Scene, Stage
+from nvrx_slurm.lab.flow.stages.base import Stage
+from nvrx_slurm.lab.flow.stages.faults import Scene
 from nvrx_slurm.lab.flow.topology import JobTopology
 from nvrx_slurm.lab.flow.triggers import DueFault, FaultScheduler, RankProgress, StateIs
 from nvrx_slurm.report.model import Heard

@@ -57,11 +57,6 @@ class JobTopology:
         return tuple(self._job.spares_in_order())
 
     @property
-    def living_agents(self) -> dict[str, int]:
-        """Node → the process id of its agent, of those that are neither lost nor left."""
-        return {node: pid for node, pid in self._agents.items() if self._job.nodes[node].alive}
-
-    @property
     def batch_host(self) -> str:
         """The node that runs the batch host: the allocation's first. Raises FaultFailed before there is one."""
         if self._batch_host is None:
@@ -113,10 +108,6 @@ class JobTopology:
             asked = "`replica` must say whose rank" if name is None else f"there is no replica {name!r}"
             raise FaultFailed(f"{asked}: {_listed('there are', replicas)}")
         return replicas[name]
-
-    def cycle(self, replica: str | None = None) -> int:
-        """The replica's newest cycle; -1 before its first round has opened. Raises FaultFailed."""
-        return self.replica(replica).cycle
 
 
 def _has_closed(replica: Replica) -> bool:

@@ -1,114 +1,170 @@
-"""What a stage can do for a flow: the port that this machine, a development cluster and a site's Slurm stand behind.
+"""What all stages share: submitting a job, faults by table, what is left of a job, and a diagnosis of it.
 
 A fault either happened, and a `FaultResult` says how that is known, or `inject` raises.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping
+from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any, Self
 
-from nvrx_slurm.lab.flow.topology import JobTopology
+import msgspec
+
+from nvrx_slurm.api.handle import ClusterName, Job, just_submitted
+from nvrx_slurm.api.prepared import prepare
+from nvrx_slurm.api.submission import hand_over
+from nvrx_slurm.errors import FaultFailed, NvrxError
+from nvrx_slurm.jobspec.load import load
+from nvrx_slurm.jobspec.model import JobSpec
+from nvrx_slurm.jobspec.plan import Plan, plan
+from nvrx_slurm.journal.folder import JobFolder
+from nvrx_slurm.lab.faults.disk import SmallDisk
+from nvrx_slurm.lab.flow.model import Flow, StageName
+from nvrx_slurm.lab.flow.stages import diagnosis
+from nvrx_slurm.lab.flow.stages.faults import FaultResult, Injector, Scene, ScriptedService, disk_faults
+from nvrx_slurm.lab.flow.topology import resolved
+from nvrx_slurm.report.source import Journal
+from nvrx_slurm.util.clock import Clock
+from nvrx_slurm.util.log import get_logger
 
 if TYPE_CHECKING:
-    from nvrx_slurm.api.handle import Job
-    from nvrx_slurm.journal.folder import JobFolder
-    from nvrx_slurm.journal.records import Entry
-    from nvrx_slurm.lab.flow.model import Flow, StageName
-    from nvrx_slurm.report.model import Heard
+    from nvrx_slurm.lab.flow.cleanup import CleanupList
+    from nvrx_slurm.lab.flow.stages.remote_journal import RemoteJournal
+
+log = get_logger("ci")
+
+SERVICE_KEY = "fault_tolerance.attribution.http_urls"
+"""Where a scripted attribution service stands in job.yaml."""
+
+LEDGER_KEY = "fault_tolerance.attribution.ledger"
+"""An attempt has a ledger of its own: what it does to nodes is no evidence against them."""
+
+Diagnoses = dict[str, Callable[[], object]]
 
 
-@dataclass(frozen=True, slots=True)
-class FaultResult:
-    """A fault that happened. `at`: seconds since the epoch, right before the fault; `proof`: how that is known, in
-    words; `bound`: the node's name, or the rank, that was hit: what `as:` binds."""
+class Stage:
+    """Where a flow runs. A context manager: at its end nothing that it started is left.
 
-    at: float
-    proof: str
-    bound: str | int | None = None
-
-
-@dataclass(frozen=True, slots=True)
-class Scene:
-    """What a fault may look at: the job, its journal so far, and the flow's captures."""
-
-    job: Job
-    folder: JobFolder
-    topology: JobTopology
-    bindings: Mapping[str, Any]
-
-
-class CleanupRecorder(Protocol):
-    """Records everything that must not outlive the attempt, before it exists or right after."""
-
-    def cluster(self, name: str) -> None:
-        """A development cluster is about to be brought up."""
-        ...
-
-    def job(self, job: Job, environment: Mapping[str, str]) -> None:
-        """A job was submitted; `environment` reaches its Slurm."""
-        ...
-
-    def process(self, pid: int) -> None:
-        """This process holds a disk or a network; it, and all below it, must end."""
-        ...
-
-
-class JournalFeed(Protocol):
-    """The journal as it grows (`report.source.Journal`)."""
-
-    n: int
-    ended: bool
-    store_error: str | None
-
-    def poll(self, wait_s: float = 0.0) -> list[Entry | Heard]: ...
-    def catch_up(self) -> list[Entry | Heard]: ...
-    def store_time(self) -> float | None: ...
-    def close(self) -> None: ...
-
-
-class Stage(Protocol):
-    """Where a flow runs. A context manager: at its end nothing that it started is left."""
+    `jobs`: the base folder of its jobs; `injectors`: the faults that it can make; `cleanup` gets everything that must
+    not outlive the attempt, before it exists or right after.
+    """
 
     name: StageName
+    kind: ClusterName = "local"
+
+    def __init__(self, flow: Flow, folder: Path, cleanup: CleanupList, clock: Clock) -> None:
+        self.cleanup, self.clock = cleanup, clock
+        self.job: Job | None = None
+        self.jobs = folder.absolute() / "jobs"
+        self._ledger = folder.absolute() / "suspects.json"
+        self.injectors: dict[str, Injector] = {}
+        self.killed: set[str] = set()
+        self._disk: SmallDisk | None = None
+        if flow.needs.disk_bytes is not None:
+            self._disk = SmallDisk(f"size={flow.needs.disk_bytes}")
+            cleanup.process(self._disk.pid)
+            self.jobs = self._disk.path / "jobs"
+            self.injectors |= disk_faults(self._disk, clock)
+        self._service: ScriptedService | None = None
+        if flow.needs.attribution is not None:
+            self._service = ScriptedService(flow.needs.attribution)
+            cleanup.process(self._service.pid)
+            self.injectors |= self._service.injectors(clock)
 
     @property
     def environment(self) -> Mapping[str, str]:
         """Variables by which children, and Slurm's programs among them, find the stage's cluster."""
-        ...
+        return {}
 
-    def submit(self, flow: Flow, settings: Mapping[str, Any] | None = None) -> Job:
-        """Submit the flow's job with its overrides. `settings`: dotted keys of job.yaml, stronger than these.
+    # ---- the job
 
-        Raises what `api.submit` raises.
-        """
-        ...
+    def submit(self, flow: Flow) -> Job:
+        """Submit the flow's job with its overrides. Raises what `api.submit` raises."""
+        service = {} if self._service is None else {SERVICE_KEY: [self._service.url]}
+        spec = load(flow.job, {LEDGER_KEY: str(self._ledger), **service, **dict(flow.overrides)}).spec
+        made = plan(spec, folder=self.jobs, job_file=flow.job)
+        # The plan names the base folder as it is given: the path to a small disk must not be resolved.
+        made = msgspec.structs.replace(made, folder=str(self.jobs))
+        job_id = self._hand_over(spec, made)
+        self.job = just_submitted(job_id, folder=self.jobs, cluster=self.kind, clock=self.clock)
+        self.cleanup.job(self.job, self.environment)
+        return self.job
 
-    def journal(self, folder: JobFolder) -> JournalFeed:
+    def _hand_over(self, spec: JobSpec, made: Plan) -> str:
+        return hand_over(prepare(spec, made, cluster=self.kind), cluster=self.kind)
+
+    def journal(self, folder: JobFolder) -> Journal | RemoteJournal:
         """The job's journal as it grows, with heartbeats where the stage can read them."""
-        ...
-
-    def inject(self, action: str, arguments: Mapping[str, Any], scene: Scene) -> FaultResult:
-        """Make the fault happen, and prove that it did. Raises FaultFailed; never returns without a proof."""
-        ...
-
-    def gone(self, job: Job, within_s: float) -> list[str]:
-        """What is left of an ended job after so long, in words, with pids and command lines. Empty: nothing."""
-        ...
-
-    def diagnose(self, folder: Path) -> None:
-        """Write all that can be known of the job and its Slurm into files of the folder. Bounded; raises nothing."""
-        ...
+        return Journal(folder, beats=True, clock=self.clock)
 
     def cancel(self, job: Job) -> None:
         """Ask the job to end. Raises SlurmUnreachable."""
-        ...
+        job.cancel()
+
+    # ---- faults
+
+    def inject(self, action: str, arguments: Mapping[str, Any], scene: Scene) -> FaultResult:
+        """Make the fault happen, and prove that it did. Raises FaultFailed; never returns without a proof."""
+        if action not in self.injectors:
+            raise FaultFailed(f"{action} cannot be done on the stage {self.name}")
+        try:
+            hit = self.injectors[action](resolved(arguments, scene.bindings), scene)
+        except FaultFailed:
+            raise
+        except (NvrxError, OSError) as error:
+            raise FaultFailed(f"{action}: {error}") from error
+        self._note_killed(action, hit, scene)
+        return hit
+
+    def _note_killed(self, action: str, hit: FaultResult, scene: Scene) -> None:
+        """Nodes on which no process of the job is left to clear away its folders in memory."""
+        if action in ("kill_node", "kill_agent"):
+            self.killed.add(str(hit.bound))
+
+    # ---- the end
+
+    def gone(self, job: Job, within_s: float) -> list[str]:
+        """What is left of an ended job after so long, in words, with pids and command lines. Empty: nothing."""
+        return diagnosis.after(partial(self._left, job), within_s, self.clock)
+
+    def _left(self, job: Job) -> list[str]:
+        return diagnosis.processes_left(job, self._marks(job)) or diagnosis.folders_left(job, self.killed)
+
+    def _marks(self, job: Job) -> Mapping[str, str] | None:
+        """Variables that only processes of the job have on this machine, and all of them do; None: it has none."""
+        return {"NVRX_JOB_ID": job.job_id}
+
+    def diagnose(self, folder: Path) -> None:
+        """Write all that can be known of the job and its Slurm into files of the folder. Bounded; raises nothing."""
+        if self.job is not None:
+            try:
+                diagnosis.take(self._diagnoses(self.job, folder), folder)
+            except OSError as error:
+                log.error("no diagnosis could be written: %s", error)
+
+    def _diagnoses(self, job: Job, folder: Path) -> Diagnoses:
+        """What to find out, by the name of the folder that it goes to."""
+        logs = [*diagnosis.logs_of(job), *self._logs()]
+        return {
+            "workers": partial(diagnosis.worker_stacks, job, folder / "workers"),
+            "logs": partial(diagnosis.log_tails, logs, folder / "logs"),
+        }
+
+    def _logs(self) -> list[Path]:
+        """Logs of the stage's own."""
+        return []
 
     def close(self) -> None:
         """End all that the stage started."""
-        ...
+        if self._disk is not None:
+            self._disk.close()
+        if self._service is not None:
+            self._service.close()
 
-    def __enter__(self) -> Stage: ...
-    def __exit__(self, *_: object) -> None: ...
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()

@@ -6,12 +6,13 @@ import contextlib
 import os
 from collections.abc import Mapping
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from nvrx_slurm.api.handle import Job
 from nvrx_slurm.errors import FaultFailed, NvrxError
 from nvrx_slurm.lab.devcluster import DevCluster
 from nvrx_slurm.lab.flow.model import Flow, StageName
-from nvrx_slurm.lab.flow.stages.base import CleanupRecorder, FaultResult, Scene
+from nvrx_slurm.lab.flow.stages.faults import FaultResult, Scene
 from nvrx_slurm.lab.flow.stages.processes import is_stopped
 from nvrx_slurm.lab.flow.stages.remote import Reach, here
 from nvrx_slurm.lab.flow.stages.slurm import SETTINGS, SlurmStage
@@ -19,18 +20,22 @@ from nvrx_slurm.lab.flow.topology import Arguments, node_of
 from nvrx_slurm.util.clock import Clock
 from nvrx_slurm.util.ids import new_incarnation
 
+if TYPE_CHECKING:
+    from nvrx_slurm.lab.flow.cleanup import CleanupList
+
 
 class DevStage(SlurmStage):
     """Jobs on a development cluster that is there for this attempt alone."""
 
     name: StageName = "dev"
 
-    def __init__(self, flow: Flow, folder: Path, cleanup: CleanupRecorder, clock: Clock) -> None:
+    def __init__(self, flow: Flow, folder: Path, cleanup: CleanupList, clock: Clock) -> None:
         name = f"ci-{os.getpid()}-{new_incarnation()[:4]}"
         cleanup.cluster(name)
-        self.cluster: DevCluster = DevCluster.up(
-            name=name, nodes=flow.needs.nodes, settings=_settings(flow), clock=clock
-        )
+        # What the flow's faults need, and the flow's own lines of slurm.conf on top.
+        needed = {key: value for fault in flow.faults for key, value in SETTINGS.get(fault.action, {}).items()}
+        settings = {**needed, **flow.needs.settings}
+        self.cluster: DevCluster = DevCluster.up(name=name, nodes=flow.needs.nodes, settings=settings, clock=clock)
         try:
             super().__init__(flow, folder, cleanup, clock)
         except BaseException:
@@ -94,7 +99,7 @@ class DevStage(SlurmStage):
                     self.cluster.mark_down(node.name)
         return super().gone(job, within_s)
 
-    def _places(self) -> tuple[str, ...]:
+    def _places(self, job: Job) -> tuple[str, ...]:
         return ("",)  # all of them are here
 
     def _logs(self) -> list[Path]:
@@ -103,12 +108,6 @@ class DevStage(SlurmStage):
     def close(self) -> None:
         self.cluster.down()
         super().close()
-
-
-def _settings(flow: Flow) -> dict[str, str]:
-    """What the flow's faults need, and the flow's own lines on top."""
-    needed = {key: value for fault in flow.faults for key, value in SETTINGS.get(fault.action, {}).items()}
-    return {**needed, **flow.needs.settings}
 
 
 def _listed(pids: list[int]) -> str:

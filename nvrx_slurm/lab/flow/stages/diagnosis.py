@@ -37,34 +37,29 @@ QUESTIONS: Mapping[str, Sequence[str]] = {
 }
 """What Slurm is asked, by the name of the file that has its answer."""
 
-Step = Callable[[], object]
 
-
-def take(steps: Mapping[str, Step], folder: Path) -> None:
+def take(steps: Mapping[str, Callable[[], object]], folder: Path) -> None:
     """Do all steps side by side; of one that fails or takes too long the reason is in `<name>.missing.txt`."""
     folder.mkdir(parents=True, exist_ok=True)
-    failures = {name: [f"it took longer than {STEP_S:g} s"] for name in steps}
+    failures: dict[str, str | None] = dict.fromkeys(steps, f"it took longer than {STEP_S:g} s")
+
+    def taken(name: str) -> None:
+        try:
+            steps[name]()
+        except Exception as error:  # any error: the other steps may still find the cause
+            failures[name] = f"{type(error).__name__}: {error}"
+        else:
+            failures[name] = None
+
     # Daemons: a step may hang in a file system that does not answer.
-    threads = [
-        threading.Thread(target=_taken, args=(step, failures[name]), name=f"diagnosis: {name}", daemon=True)
-        for name, step in steps.items()
-    ]
+    threads = [threading.Thread(target=taken, args=(each,), name=f"diagnosis: {each}", daemon=True) for each in steps]
     for thread in threads:
         thread.start()
     for thread in threads:
         thread.join(STEP_S)
-    for name, failure in failures.items():
-        if failure:
-            (folder / f"{name}.missing.txt").write_text(f"{failure[0]}\n")
-
-
-def _taken(step: Step, failure: list[str]) -> None:
-    try:
-        step()
-    except Exception as error:  # any error: the other steps may still find the cause
-        failure[:] = [f"{type(error).__name__}: {error}"]
-    else:
-        failure.clear()
+    for name in steps:
+        if why := failures[name]:
+            (folder / f"{name}.missing.txt").write_text(f"{why}\n")
 
 
 def worker_stacks(job: Job, out: Path) -> None:

@@ -7,46 +7,65 @@ import os
 import signal
 import subprocess
 import sys
-from collections.abc import Callable
-from typing import Literal
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, Literal
 
 from nvrx_slurm.errors import FaultFailed, NvrxError
-from nvrx_slurm.journal.folder import JobInfo
+from nvrx_slurm.journal.folder import JobFolder, JobInfo
 from nvrx_slurm.lab.devcluster.processes import wait_until
 from nvrx_slurm.lab.faults.disk import SmallDisk
-from nvrx_slurm.lab.flow.stages.base import FaultResult, Scene
 from nvrx_slurm.lab.flow.stages.processes import Act, FaultAction, Part
 from nvrx_slurm.lab.flow.stages.remote import Reach, Revocation
-from nvrx_slurm.lab.flow.topology import Arguments, node_of, worker_of
+from nvrx_slurm.lab.flow.topology import Arguments, JobTopology, node_of, worker_of
 from nvrx_slurm.util.clock import Clock
 from nvrx_slurm.util.processes import dies_with_parent, stat_fields
 
+if TYPE_CHECKING:
+    from nvrx_slurm.api.handle import Job
+
+
+@dataclass(frozen=True, slots=True)
+class FaultResult:
+    """A fault that happened. `at`: seconds since the epoch, right before the fault; `proof`: how that is known, in
+    words; `bound`: the node's name, or the rank, that was hit: what `as:` binds."""
+
+    at: float
+    proof: str
+    bound: str | int | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Scene:
+    """What a fault may look at: the job, its journal so far, and the flow's captures."""
+
+    job: Job
+    folder: JobFolder
+    topology: JobTopology
+    bindings: Mapping[str, Any]
+
+
 Injector = Callable[[Arguments, Scene], FaultResult]
 """Makes one fault happen. Raises FaultFailed."""
-
-ReachOf = Callable[[Scene], Reach]
-"""How the processes of a job are reached."""
 
 Target = Literal["worker", "agent", "supervisor", "node", "controller", "store", "batch_host"]
 TARGETS: tuple[Target, ...] = ("worker", "agent", "supervisor", "controller", "store", "batch_host")
 ACTS: tuple[Act, ...] = ("kill", "stop", "continue")
 
 
-def signal_faults(reach_of: ReachOf) -> dict[str, Injector]:
-    """`kill_worker`, `stop_controller`, and all the others of that kind, by name."""
-    table = {f"{act}_{target}": _injector(act, target, reach_of) for act in ACTS for target in TARGETS}
+def signal_faults(reach_of: Callable[[Scene], Reach]) -> dict[str, Injector]:
+    """`kill_worker`, `stop_controller`, and all the others of that kind, by name; and `kill_node` and its like where
+    a node is no more than what the job runs there. `reach_of`: how the processes of a job are reached."""
+
+    def injector(act: Act, target: Target) -> Injector:
+        return lambda arguments, scene: inject_signal(act, target, arguments, scene, reach_of(scene))
+
+    table = {f"{act}_{target}": injector(act, target) for act in ACTS for target in TARGETS}
+    table["kill_node"] = injector("kill", "node")
+    table["stop_node"] = injector("stop", "node")
+    table["restore_node"] = injector("continue", "node")
     table["revoke_store_password"] = lambda arguments, scene: revoke_password(scene, reach_of(scene))
     return table
-
-
-def node_faults(reach_of: ReachOf) -> dict[str, Injector]:
-    """`kill_node` and its like where a node is no more than what the job runs there."""
-    names: dict[str, Act] = {"kill_node": "kill", "stop_node": "stop", "restore_node": "continue"}
-    return {name: _injector(act, "node", reach_of) for name, act in names.items()}
-
-
-def _injector(act: Act, target: Target, reach_of: ReachOf) -> Injector:
-    return lambda arguments, scene: inject_signal(act, target, arguments, scene, reach_of(scene))
 
 
 def inject_signal(

@@ -1,184 +1,52 @@
-"""What all stages share: submitting, faults by table, leftovers. And this machine as a stage, its nodes processes."""
+"""This machine as a stage: its nodes are processes, or have networks of their own whose links can fail."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+import shlex
+import sys
 from functools import partial
 from pathlib import Path
-from typing import Any, Self
+from typing import TYPE_CHECKING
 
-import msgspec
-
-from nvrx_slurm.api.handle import ClusterName, Job, just_submitted
-from nvrx_slurm.api.prepared import prepare
-from nvrx_slurm.api.submission import hand_over
-from nvrx_slurm.errors import FaultFailed, NvrxError
-from nvrx_slurm.jobspec.load import load
+from nvrx_slurm.api.handle import Job
+from nvrx_slurm.cluster.local import LocalCluster
+from nvrx_slurm.errors import FaultFailed
 from nvrx_slurm.jobspec.model import JobSpec
-from nvrx_slurm.jobspec.plan import Plan, plan
+from nvrx_slurm.jobspec.plan import Plan, plan_to_json
 from nvrx_slurm.journal.folder import JobFolder
-from nvrx_slurm.lab.faults.disk import SmallDisk
+from nvrx_slurm.lab.faults.network import BATCH, HostNetwork
 from nvrx_slurm.lab.flow.model import Flow, StageName
-from nvrx_slurm.lab.flow.stages import diagnosis
-from nvrx_slurm.lab.flow.stages.base import CleanupRecorder, FaultResult, JournalFeed, Scene
+from nvrx_slurm.lab.flow.stages.base import Diagnoses, Stage
 from nvrx_slurm.lab.flow.stages.diagnosis import process_accounts
 from nvrx_slurm.lab.flow.stages.faults import (
+    FaultResult,
     Injector,
-    ScriptedService,
-    disk_faults,
+    Scene,
     inject_signal,
-    node_faults,
+    revoke_password,
     signal_faults,
 )
-from nvrx_slurm.lab.flow.stages.remote import here
-from nvrx_slurm.lab.flow.topology import Arguments, resolved
-from nvrx_slurm.report.source import Journal
+from nvrx_slurm.lab.flow.stages.remote import by_command, here
+from nvrx_slurm.lab.flow.stages.remote_journal import RemoteJournal
+from nvrx_slurm.lab.flow.topology import Arguments, node_of
 from nvrx_slurm.util.clock import Clock
-from nvrx_slurm.util.log import get_logger
+from nvrx_slurm.util.files import JobFiles
 from nvrx_slurm.util.processes import AGAIN_S
 
-log = get_logger("ci")
-
-SERVICE_KEY = "fault_tolerance.attribution.http_urls"
-"""Where a scripted attribution service stands in job.yaml."""
-
-LEDGER_KEY = "fault_tolerance.attribution.ledger"
-"""An attempt has a ledger of its own: what it does to nodes is no evidence against them."""
-
-Diagnoses = dict[str, Callable[[], object]]
+if TYPE_CHECKING:
+    from nvrx_slurm.lab.flow.cleanup import CleanupList
+    from nvrx_slurm.report.source import Journal
 
 
-class CommonStage:
-    """A stage without faults of its own. `jobs`: the base folder of its jobs."""
-
-    name: StageName
-    kind: ClusterName = "local"
-
-    def __init__(self, flow: Flow, folder: Path, cleanup: CleanupRecorder, clock: Clock) -> None:
-        self.cleanup, self.clock = cleanup, clock
-        self.job: Job | None = None
-        self.jobs = folder.absolute() / "jobs"
-        self._ledger = folder.absolute() / "suspects.json"
-        self.injectors: dict[str, Injector] = {}
-        self.killed: set[str] = set()
-        self._disk: SmallDisk | None = None
-        if flow.needs.disk_bytes is not None:
-            self._disk = SmallDisk(f"size={flow.needs.disk_bytes}")
-            cleanup.process(self._disk.pid)
-            self.jobs = self._disk.path / "jobs"
-            self.injectors |= disk_faults(self._disk, clock)
-        self._service: ScriptedService | None = None
-        if flow.needs.attribution is not None:
-            self._service = ScriptedService(flow.needs.attribution)
-            cleanup.process(self._service.pid)
-            self.injectors |= self._service.injectors(clock)
-
-    @property
-    def environment(self) -> Mapping[str, str]:
-        return {}
-
-    # ---- the job
-
-    def submit(self, flow: Flow, settings: Mapping[str, Any] | None = None) -> Job:
-        service = {} if self._service is None else {SERVICE_KEY: [self._service.url]}
-        own = {LEDGER_KEY: str(self._ledger), **service}
-        spec = load(flow.job, {**own, **dict(flow.overrides), **(settings or {})}).spec
-        made = plan(spec, folder=self.jobs, job_file=flow.job)
-        # The plan names the base folder as it is given: the path to a small disk must not be resolved.
-        made = msgspec.structs.replace(made, folder=str(self.jobs))
-        job_id = self._hand_over(spec, made)
-        self.job = just_submitted(job_id, folder=self.jobs, cluster=self.kind, clock=self.clock)
-        self.cleanup.job(self.job, self.environment)
-        return self.job
-
-    def _hand_over(self, spec: JobSpec, made: Plan) -> str:
-        return hand_over(prepare(spec, made, cluster=self.kind), cluster=self.kind)
-
-    @property
-    def its_job(self) -> Job:
-        assert self.job is not None, "no job was submitted"
-        return self.job
-
-    def journal(self, folder: JobFolder) -> JournalFeed:
-        return Journal(folder, beats=True, clock=self.clock)
-
-    def cancel(self, job: Job) -> None:
-        job.cancel()
-
-    # ---- faults
-
-    def inject(self, action: str, arguments: Mapping[str, Any], scene: Scene) -> FaultResult:
-        if action not in self.injectors:
-            raise FaultFailed(f"{action} cannot be done on the stage {self.name}")
-        try:
-            hit = self.injectors[action](resolved(arguments, scene.bindings), scene)
-        except FaultFailed:
-            raise
-        except (NvrxError, OSError) as error:
-            raise FaultFailed(f"{action}: {error}") from error
-        self._note_killed(action, hit, scene)
-        return hit
-
-    def _note_killed(self, action: str, hit: FaultResult, scene: Scene) -> None:
-        """Nodes on which no process of the job is left to clear away its folders in memory."""
-        if action in ("kill_node", "kill_agent"):
-            self.killed.add(str(hit.bound))
-
-    # ---- the end
-
-    def gone(self, job: Job, within_s: float) -> list[str]:
-        return diagnosis.after(self._left, within_s, self.clock)
-
-    def _left(self) -> list[str]:
-        left = diagnosis.processes_left(self.its_job, self._marks())
-        return left or diagnosis.folders_left(self.its_job, self.killed)
-
-    def _marks(self) -> Mapping[str, str] | None:
-        """Variables that only processes of the job have on this machine, and all of them do; None: it has none."""
-        return {"NVRX_JOB_ID": self.its_job.job_id}
-
-    def diagnose(self, folder: Path) -> None:
-        if self.job is not None:
-            try:
-                diagnosis.take(self._diagnoses(folder), folder)
-            except OSError as error:
-                log.error("no diagnosis could be written: %s", error)
-
-    def _diagnoses(self, folder: Path) -> Diagnoses:
-        """What to find out, by the name of the folder that it goes to."""
-        job = self.its_job
-        logs = [*diagnosis.logs_of(job), *self._logs()]
-        return {
-            "workers": partial(diagnosis.worker_stacks, job, folder / "workers"),
-            "logs": partial(diagnosis.log_tails, logs, folder / "logs"),
-        }
-
-    def _logs(self) -> list[Path]:
-        """Logs of the stage's own."""
-        return []
-
-    def close(self) -> None:
-        if self._disk is not None:
-            self._disk.close()
-        if self._service is not None:
-            self._service.close()
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self.close()
-
-
-class LocalStage(CommonStage):
+class LocalStage(Stage):
     """Jobs of `nvrx-slurm submit --local`."""
 
     name: StageName = "local"
 
-    def __init__(self, flow: Flow, folder: Path, cleanup: CleanupRecorder, clock: Clock) -> None:
+    def __init__(self, flow: Flow, folder: Path, cleanup: CleanupList, clock: Clock) -> None:
         super().__init__(flow, folder, cleanup, clock)
         self._here = here(clock)
-        self.injectors |= signal_faults(lambda _: self._here) | node_faults(lambda _: self._here)
+        self.injectors |= signal_faults(lambda _: self._here)
         self.injectors["scancel"] = self._cancel
 
     def _cancel(self, arguments: Arguments, scene: Scene) -> FaultResult:
@@ -190,6 +58,82 @@ class LocalStage(CommonStage):
             inject_signal("signal", "batch_host", arguments, scene, self._here, name)
         return hit
 
-    def _diagnoses(self, folder: Path) -> Diagnoses:
-        accounts = partial(process_accounts, self.its_job, self._here, "", folder / "processes")
-        return super()._diagnoses(folder) | {"processes": accounts}
+    def _diagnoses(self, job: Job, folder: Path) -> Diagnoses:
+        accounts = partial(process_accounts, job, self._here, "", folder / "processes")
+        return super()._diagnoses(job, folder) | {"processes": accounts}
+
+
+class OwnNetworkStage(LocalStage):
+    """Jobs of which this process reaches the processes and files, and not the store: that is asked from inside."""
+
+    def __init__(self, flow: Flow, folder: Path, cleanup: CleanupList, clock: Clock) -> None:
+        super().__init__(flow, folder, cleanup, clock)
+        self._network = HostNetwork([f"n{index}" for index in range(1, flow.needs.nodes + 1)])
+        cleanup.process(self._network.pid)
+        self._readers: list[RemoteJournal] = []
+        self.injectors |= Links(self._network, clock).table()
+        reach = by_command(lambda _: self._network.inside(BATCH), self.environment)
+        self.injectors["revoke_store_password"] = lambda arguments, scene: revoke_password(scene, reach)
+
+    def _hand_over(self, spec: JobSpec, made: Plan) -> str:
+        """The job's own script, but for the network that its batch host runs in, and who starts its agents."""
+        command = [
+            *self._network.inside(BATCH),
+            *(sys.executable, "-P", "-m", "nvrx_slurm.batch", "--cluster", "local", "--"),
+            *self._network.agents(),
+        ]
+        end, text = "NVRX_PLAN", plan_to_json(made)
+        script = ["#!/bin/bash", *spec.setup, f"exec {shlex.join(command)} <<'{end}'", text.decode(), end, ""]
+        cluster = LocalCluster(self.jobs, clock=self.clock)
+        job_id = cluster.submit("\n".join(script), folder=self.jobs, name=made.name)
+        JobFiles(self.jobs / job_id).write_plan_json(text)
+        return job_id
+
+    def journal(self, folder: JobFolder) -> Journal | RemoteJournal:
+        self._readers.append(RemoteJournal(self._network.inside(BATCH), folder, self.clock))
+        return self._readers[-1]
+
+    def close(self) -> None:
+        for reader in self._readers:
+            reader.close()
+        self._network.close()
+        super().close()
+
+
+CUT, SLOW, HEALED = "cuts off", "slows", "carries all of"
+
+
+class Links:
+    """What is done to each node's link by now; several faults add up. `batch_host` means the host that is no node."""
+
+    def __init__(self, network: HostNetwork, clock: Clock) -> None:
+        self._network, self._clock = network, clock
+        self._cut: set[str] = set()
+        self._slow: dict[str, tuple[float, float]] = {}
+
+    def table(self) -> dict[str, Injector]:
+        return {
+            "cut_link": partial(self._change, CUT),
+            "slow_link": partial(self._change, SLOW),
+            "heal_link": partial(self._change, HEALED),
+        }
+
+    def _change(self, what: str, arguments: Arguments, scene: Scene) -> FaultResult:
+        """Change what the switch does, and compare with what it reports."""
+        host = BATCH if arguments.get("batch_host") else node_of(arguments, scene.topology)
+        at = self._clock.wall()
+        if what == CUT:
+            self._cut.add(host)
+        elif what == SLOW:
+            self._slow[host] = (float(arguments.get("delay", 0.0)), float(arguments.get("loss", 0.0)))
+        else:
+            if host not in self._cut | self._slow.keys():
+                raise FaultFailed(f"the link of {host} is well: there is nothing to heal")
+            self._cut.discard(host)
+            self._slow.pop(host, None)
+        cut, slow = set(self._network.cut(self._cut)), self._network.slow(self._slow)
+        holds = CUT if host in cut and what == CUT else SLOW if host in slow and what == SLOW else HEALED
+        if holds != what:
+            raise FaultFailed(f"the switch {holds} {host}, against its orders")
+        how = f": {slow[host][0]:g} s late, {slow[host][1]:.0%} lost" if what == SLOW else ""
+        return FaultResult(at=at, proof=f"the switch says that it {what} {host}{how}", bound=host)

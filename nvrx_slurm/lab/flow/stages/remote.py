@@ -11,13 +11,12 @@ import subprocess
 import sys
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import Any, Protocol
 
 import msgspec
 
 from nvrx_slurm.cluster.commands import child_environment_for
 from nvrx_slurm.errors import FaultFailed, NvrxError
-from nvrx_slurm.journal.folder import JobFolder, StoreAddress
+from nvrx_slurm.journal.folder import JobFolder
 from nvrx_slurm.journal.records import Record
 from nvrx_slurm.lab.flow.stages.processes import FaultAction, Proof, apply, write_accounts
 from nvrx_slurm.util.clock import Clock, SystemClock
@@ -37,38 +36,29 @@ def revoke(order: Revocation, clock: Clock) -> Proof:
 
     Raises FaultFailed, also where a new connection with the old password is let in all the same.
     """
-    from redis.exceptions import RedisError
+    # Slow to import, and most flows revoke nothing.
+    from redis.exceptions import AuthenticationError, RedisError
+
+    from nvrx_slurm.store.redis_client import client
 
     address = JobFolder(Path(order.folder)).read_store()
     if address is None:
         raise FaultFailed(f"{order.folder} names no store: the job has none now")
     if not address.embedded:
         raise FaultFailed("the store is the site's own, and has other users: leave `store.url` out of job.yaml")
-    at = clock.wall()
+    # Without the mark a refused password counts at once: this process runs on the store's own host.
+    address, at = msgspec.structs.replace(address, mark=None), clock.wall()
     try:
-        with _connection(address) as store:
+        with client(address, connect_s=ANSWER_S, answer_s=ANSWER_S) as store:
             store.execute_command("ACL", "SETUSER", "default", "resetpass", f">{new_secret()}")
     except (RedisError, OSError) as error:
         raise FaultFailed(f"the store at {address.url} did not take another password: {error}") from None
-    return Proof(at=at, text=_refusal(address))
-
-
-def _refusal(address: StoreAddress) -> str:
-    from redis.exceptions import AuthenticationError
-
     try:
-        with _connection(address) as store:
+        with client(address, connect_s=ANSWER_S, answer_s=ANSWER_S) as store:
             store.ping()
     except AuthenticationError as error:
-        return f"the store refuses the old password ({error})"
+        return Proof(at=at, text=f"the store refuses the old password ({error})")
     raise FaultFailed(f"the store at {address.url} still takes the password that was revoked")
-
-
-def _connection(address: StoreAddress) -> Any:
-    from nvrx_slurm.store.redis_client import client  # slow to import, and most flows revoke nothing
-
-    # Without the mark a refused password counts at once: this process has been sent to the store's own host.
-    return client(msgspec.structs.replace(address, mark=None), connect_s=ANSWER_S, answer_s=ANSWER_S)
 
 
 class AccountOrder(Record, frozen=True, kw_only=True, tag="account"):
@@ -102,30 +92,14 @@ def carry_out(order: Order, clock: Clock) -> Proof:
             return Proof(at=clock.wall(), text=f"written: {', '.join(map(str, files)) or 'nothing'}")
 
 
-def main() -> None:
-    """Obey one order."""
-    order = msgspec.json.decode(sys.stdin.buffer.read(), type=Order)
-    try:
-        answer = OrderResult(evidence=carry_out(order, SystemClock()))
-    except NvrxError as error:
-        answer = OrderResult(error=str(error))
-    sys.stdout.buffer.write(msgspec.json.encode(answer))
-
-
-if __name__ == "__main__":
-    main()
-
-
 REMOTE_S = 20.0
 """How long a step of Slurm may take to start, do one deed, and end."""
 
 PROGRAM = (sys.executable, "-P", "-m", "nvrx_slurm.lab.flow.stages.remote")
 
 
-class Reach(Protocol):
-    """Has an order carried out on a node, and brings back the evidence. Raises FaultFailed."""
-
-    def __call__(self, order: Order, node: str) -> Proof: ...
+Reach = Callable[[Order, str], Proof]
+"""Has an order carried out on a node, and brings back the evidence. Raises FaultFailed."""
 
 
 def here(clock: Clock) -> Reach:
@@ -163,18 +137,19 @@ def by_command(prefix: Callable[[str], Sequence[str]], environment: Mapping[str,
 
 def overlapping_step(job_id: str) -> Callable[[str], list[str]]:
     """The `srun` by which the user who owns a job runs one more program on one of its nodes, beside all others."""
+    step = ("srun", "--overlap", f"--jobid={job_id}", "--nodes=1", "--ntasks=1", "--cpus-per-task=1")
+    return lambda node: [*step, f"--nodelist={node}", "--mpi=none", "--quiet"]
 
-    def prefix(node: str) -> list[str]:
-        return [
-            "srun",
-            "--overlap",
-            f"--jobid={job_id}",
-            f"--nodelist={node}",
-            "--nodes=1",
-            "--ntasks=1",
-            "--cpus-per-task=1",
-            "--mpi=none",
-            "--quiet",
-        ]
 
-    return prefix
+def main() -> None:
+    """Carry out the order on stdin."""
+    order = msgspec.json.decode(sys.stdin.buffer.read(), type=Order)
+    try:
+        answer = OrderResult(evidence=carry_out(order, SystemClock()))
+    except NvrxError as error:
+        answer = OrderResult(error=str(error))
+    sys.stdout.buffer.write(msgspec.json.encode(answer))
+
+
+if __name__ == "__main__":
+    main()

@@ -73,7 +73,17 @@ class RemoteJournal:
             return []
         data = os.read(self._out, CHUNK_BYTES)
         *lines, self._rest = (self._rest + data).split(b"\n")
-        found = [item for line in lines if (item := self._item(_decoder.decode(line))) is not None]
+        found: list[Entry | Heard] = []
+        for text in lines:
+            line = _decoder.decode(text)
+            self.store_error = line.store_error
+            if line.beat is not None:
+                found.append(Heard(t=line.t, beat=line.beat))
+            elif line.entry is not None:
+                found.append(line.entry)
+                self.n = line.entry.n
+                if isinstance(line.entry.record, JobEnded | JobStarted):
+                    self.ended = isinstance(line.entry.record, JobEnded)
         if not data:  # the process inside has ended
             self.store_error = "the reader inside the network has ended"
             self._clock.sleep(wait_s)
@@ -90,31 +100,21 @@ class RemoteJournal:
         """The store runs on this machine: it has this process's clock."""
         return self._clock.wall()
 
-    def _item(self, line: JournalLine) -> Entry | Heard | None:
-        self.store_error = line.store_error
-        if line.beat is not None:
-            return Heard(t=line.t, beat=line.beat)
-        if line.entry is not None:
-            self.n = line.entry.n
-            if isinstance(line.entry.record, JobEnded | JobStarted):
-                self.ended = isinstance(line.entry.record, JobEnded)
-        return line.entry
-
 
 def main(folder: str) -> None:
     """Print all that comes, until the reader closes the pipe."""
     journal = Journal(JobFolder(Path(folder)), beats=True, clock=SystemClock())
     while True:
         items, error = journal.poll(POLL_S), journal.store_error
-        lines = [_line(item, error) for item in items] or [JournalLine(store_error=error)]
-        sys.stdout.buffer.write(b"".join(msgspec.json.encode(line) + b"\n" for line in lines))
+        lines = [
+            JournalLine(entry=item, store_error=error)
+            if isinstance(item, Entry)
+            else JournalLine(beat=item.beat, t=item.t, store_error=error)
+            for item in items
+        ]
+        for line in lines or [JournalLine(store_error=error)]:  # also without news: it says whether the store answers
+            sys.stdout.buffer.write(msgspec.json.encode(line) + b"\n")
         sys.stdout.buffer.flush()
-
-
-def _line(item: Entry | Heard, error: str | None) -> JournalLine:
-    if isinstance(item, Entry):
-        return JournalLine(entry=item, store_error=error)
-    return JournalLine(beat=item.beat, t=item.t, store_error=error)
 
 
 if __name__ == "__main__":

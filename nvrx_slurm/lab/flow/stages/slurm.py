@@ -7,6 +7,7 @@ import re
 from collections.abc import Callable, Mapping
 from functools import partial
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from nvrx_slurm.api.handle import ClusterName, Job
 from nvrx_slurm.cluster.commands import Runner, SystemRunner
@@ -19,27 +20,28 @@ from nvrx_slurm.journal.folder import JobFolder
 from nvrx_slurm.lab.devcluster.processes import wait_until
 from nvrx_slurm.lab.flow.model import Flow, StageName
 from nvrx_slurm.lab.flow.stages import diagnosis
-from nvrx_slurm.lab.flow.stages.base import CleanupRecorder, FaultResult, Scene
+from nvrx_slurm.lab.flow.stages.base import Diagnoses, Stage
 from nvrx_slurm.lab.flow.stages.diagnosis import process_accounts, slurm_answers
-from nvrx_slurm.lab.flow.stages.faults import Injector, node_faults, signal_faults
-from nvrx_slurm.lab.flow.stages.local import CommonStage, Diagnoses
+from nvrx_slurm.lab.flow.stages.faults import FaultResult, Injector, Scene, signal_faults
 from nvrx_slurm.lab.flow.stages.remote import Reach, by_command, overlapping_step
 from nvrx_slurm.lab.flow.topology import Arguments, node_of
 from nvrx_slurm.util.clock import Clock
 from nvrx_slurm.util.processes import AGAIN_S
 
+if TYPE_CHECKING:
+    from nvrx_slurm.lab.flow.cleanup import CleanupList
 
-class SlurmStage(CommonStage):
+
+class SlurmStage(Stage):
     """Jobs on the Slurm that this process's environment leads to; their processes are reached by a step of theirs."""
 
     name: StageName = "slurm"
     kind: ClusterName = "slurm"
 
-    def __init__(self, flow: Flow, folder: Path, cleanup: CleanupRecorder, clock: Clock) -> None:
+    def __init__(self, flow: Flow, folder: Path, cleanup: CleanupList, clock: Clock) -> None:
         super().__init__(flow, folder, cleanup, clock)
         self._runner = SystemRunner(self.environment)
         self.injectors |= signal_faults(lambda scene: self._reach(scene.job))
-        self.injectors |= node_faults(lambda scene: self._reach(scene.job))
         self.injectors |= SlurmFaults(self._runner, clock).table()
 
     def _reach(self, job: Job) -> Reach:
@@ -53,31 +55,30 @@ class SlurmStage(CommonStage):
         if action == "kill_batch_host" or (action == "kill_node" and hit.bound in nodes[:1]):
             self.killed |= set(nodes)
 
-    def _left(self) -> list[str]:
+    def _left(self, job: Job) -> list[str]:
         try:
-            queued = diagnosis.queue_left(self.its_job, SlurmCluster(self._runner, patience_s=0))
+            queued = diagnosis.queue_left(job, SlurmCluster(self._runner, patience_s=0))
         except SlurmUnreachable as error:
-            queued = [f"whether job {self.its_job.job_id} is still in the queue is not known: {error}"]
-        return queued or super()._left()
+            queued = [f"whether job {job.job_id} is still in the queue is not known: {error}"]
+        return queued or super()._left(job)
 
-    def _marks(self) -> Mapping[str, str] | None:
+    def _marks(self, job: Job) -> Mapping[str, str] | None:
         """Several clusters on one machine each have a job 1; SLURM_CONF distinguishes them."""
         conf = self.environment.get("SLURM_CONF") or env.get("SLURM_CONF")
-        return {"SLURM_JOB_ID": self.its_job.job_id, "SLURM_CONF": conf} if conf else None
+        return {"SLURM_JOB_ID": job.job_id, "SLURM_CONF": conf} if conf else None
 
-    def _places(self) -> tuple[str, ...]:
+    def _places(self, job: Job) -> tuple[str, ...]:
         """Where to look for the job's processes, one by one."""
-        info = JobFolder(self.its_job.folder).read_info()
+        info = JobFolder(job.folder).read_info()
         return info.nodes if info else ()
 
-    def _diagnoses(self, folder: Path) -> Diagnoses:
-        job, out = self.its_job, folder / "processes"
+    def _diagnoses(self, job: Job, folder: Path) -> Diagnoses:
         accounts: Diagnoses = {
-            f"processes-{place}": partial(process_accounts, job, self._reach(job), place, out)
-            for place in self._places()
+            f"processes-{place}": partial(process_accounts, job, self._reach(job), place, folder / "processes")
+            for place in self._places(job)
         }
         slurm = partial(slurm_answers, self._runner, folder / "slurm")
-        return super()._diagnoses(folder) | accounts | {"slurm": slurm}
+        return super()._diagnoses(job, folder) | accounts | {"slurm": slurm}
 
 
 PROOF_S = 5.0
@@ -129,7 +130,13 @@ class SlurmFaults:
             self._programs.ask(*command)  # which Slurm refuses, of a job that ends already
         if name:
             return FaultResult(at=at, proof=f"`{' '.join(command)}`: Slurm has sent it")
-        return FaultResult(at=at, proof=self._proven(job, _ENDING, PROOF_S))
+
+        def ending() -> str | None:
+            state = self._show(job)["JobState"]
+            return f"Slurm says that job {job} is {state}" if state in _ENDING else None
+
+        what = f"job {job} to be {' or '.join(_ENDING)}"
+        return FaultResult(at=at, proof=self._seen(ending, what, PROOF_S))
 
     def requeue(self, arguments: Arguments, scene: Scene) -> FaultResult:
         job, at, before = scene.job.job_id, self._clock.wall(), int(self._show(scene.job.job_id).get("Restarts", 0))
@@ -202,13 +209,6 @@ class SlurmFaults:
 
     def _show(self, job: str) -> Mapping[str, str]:
         return dict(re.findall(r"(\w+)=(\S+)", self._ask("scontrol", "show", "job", job)))
-
-    def _proven(self, job: str, states: tuple[str, ...], within_s: float) -> str:
-        def so() -> str | None:
-            state = self._show(job)["JobState"]
-            return f"Slurm says that job {job} is {state}" if state in states else None
-
-        return self._seen(so, f"job {job} to be {' or '.join(states)}", within_s)
 
     def _ask(self, *command: str) -> str:
         try:

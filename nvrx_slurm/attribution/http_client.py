@@ -8,6 +8,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import importlib
+import zlib
 from collections.abc import Mapping
 from dataclasses import dataclass
 from email.utils import parsedate_to_datetime
@@ -94,7 +95,7 @@ class HttpClient:
 
         try:
             async with asyncio.timeout(total_s):
-                # Uncompressed, so that the size that is checked is the size that arrives.
+                # Uncompressed, so that the checked size is the size that arrives. Some proxies compress anyway.
                 sent = {"Accept-Encoding": "identity", **(headers or {})}
                 request = client.build_request(method, url, content=body, headers=sent)
                 timeout = httpx2.Timeout(connect=connect_s, read=read_s, write=WRITE_S, pool=read_s)
@@ -105,7 +106,9 @@ class HttpClient:
                         found += part
                         if len(found) > LONGEST_REPLY_BYTES:
                             raise PermanentError(f"{url}: the reply is longer than {LONGEST_REPLY_BYTES >> 20} MiB")
-                    return HttpReply(reply.status_code, reply.headers, bytes(found))
+                    coding = reply.headers.get("content-encoding", "identity").strip().lower()
+                    body = bytes(found) if coding == "identity" or not found else _unpacked(bytes(found), coding, url)
+                    return HttpReply(reply.status_code, reply.headers, body)
         except (httpx2.InvalidURL, httpx2.UnsupportedProtocol, httpx2.LocalProtocolError, UnicodeError) as error:
             raise PermanentError(f"{url}: {error}") from None
         except TimeoutError:
@@ -134,6 +137,27 @@ class HttpClient:
 
         limits = httpx2.Limits(max_connections=MOST_CONNECTIONS)
         return httpx2.AsyncClient(limits=limits, follow_redirects=False, trust_env=self._proxies)
+
+
+def _unpacked(body: bytes, coding: str, url: str) -> bytes:
+    """A reply without the coding that the server chose though none was asked for. Raises PermanentError.
+
+    Not by httpx2's own decoder: it would unpack a bomb whole before its size can be checked.
+    """
+    if coding not in ("gzip", "x-gzip", "deflate"):
+        raise PermanentError(
+            f"{url}: the reply is encoded as {coding[:40]!r}, which was not asked for and is not read"
+        )
+    unpack = zlib.decompressobj(wbits=zlib.MAX_WBITS | 32)  # 32: with gzip's header or zlib's (RFC 9110, 8.4.1)
+    try:
+        plain = unpack.decompress(body, LONGEST_REPLY_BYTES + 1)
+    except zlib.error as error:
+        raise PermanentError(f"{url}: the reply is not {coding}, as its header says: {error}") from None
+    if len(plain) > LONGEST_REPLY_BYTES:
+        raise PermanentError(f"{url}: the reply is longer than {LONGEST_REPLY_BYTES >> 20} MiB")
+    if not unpack.eof:
+        raise RetryableError(f"{url}: the reply ended before its {coding} data did")
+    return plain
 
 
 def need(module: str) -> ModuleType:

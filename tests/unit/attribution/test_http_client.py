@@ -1,13 +1,25 @@
-"""Where a token may come from, and what is said of one that may not be used."""
+"""Where a token may come from; and replies that come compressed, though the request asked for none such."""
 
 from __future__ import annotations
 
+import gzip
 import os
+import threading
+import zlib
+from collections.abc import Iterator
+from http.server import BaseHTTPRequestHandler, HTTPServer
 from pathlib import Path
 
 import pytest
 
-from nvrx_slurm.attribution.http_client import token_of
+from nvrx_slurm.attribution.http_client import (
+    LONGEST_REPLY_BYTES,
+    HttpClient,
+    HttpReply,
+    PermanentError,
+    RetryableError,
+    token_of,
+)
 from nvrx_slurm.errors import ConfigError
 
 KEY = "fault_tolerance.attribution.slack.token_file"
@@ -65,3 +77,89 @@ def test_a_pipe_is_not_waited_for(tmp_path: Path) -> None:
     os.mkfifo(tmp_path / "pipe", 0o600)
     with pytest.raises(ConfigError, match="no plain file"):
         token_of(str(tmp_path / "pipe"), None, key=KEY)
+
+
+ANSWER = b'{"state": "done"}'
+
+
+class Packing(HTTPServer):
+    """Replies with `body`, and says that it is encoded as `coding`."""
+
+    coding, body = "", b""
+
+
+class Handler(BaseHTTPRequestHandler):
+    """One connection."""
+
+    server: Packing
+
+    def do_GET(self) -> None:
+        self.send_response(200)
+        self.send_header("Content-Encoding", self.server.coding)
+        self.send_header("Content-Length", str(len(self.server.body)))
+        self.end_headers()
+        self.wfile.write(self.server.body)
+
+    def log_message(self, *_: object) -> None:
+        """Not to the test's output."""
+
+
+@pytest.fixture
+def packing() -> Iterator[Packing]:
+    """On a port of its own."""
+    server = Packing(("127.0.0.1", 0), Handler)
+    thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.01})
+    thread.start()
+    yield server
+    server.shutdown()
+    thread.join()
+    server.server_close()
+
+
+async def reply_of(server: Packing, coding: str, body: bytes) -> HttpReply:
+    """What the client makes of it."""
+    server.coding, server.body = coding, body
+    client = HttpClient(proxies=False)
+    try:
+        return await client.send("GET", f"http://127.0.0.1:{server.server_port}/", connect_s=30.0, read_s=30.0)
+    finally:
+        await client.close()
+
+
+@pytest.mark.parametrize(
+    ("coding", "body"),
+    [
+        ("identity", ANSWER),
+        ("gzip", gzip.compress(ANSWER)),
+        ("X-GZip", gzip.compress(ANSWER)),
+        ("deflate", zlib.compress(ANSWER)),
+    ],
+)
+async def test_a_compressed_reply_is_read(packing: Packing, coding: str, body: bytes) -> None:
+    """A proxy may compress although the request says that it must not."""
+    assert (await reply_of(packing, coding, body)).body == ANSWER
+
+
+@pytest.mark.parametrize(
+    ("coding", "body"),
+    [("br", ANSWER), ("gzip, gzip", gzip.compress(gzip.compress(ANSWER))), ("gzip", ANSWER)],
+)
+async def test_another_coding_is_refused(packing: Packing, coding: str, body: bytes) -> None:
+    """Rather than read as if it were text."""
+    with pytest.raises(PermanentError):
+        await reply_of(packing, coding, body)
+
+
+async def test_a_compressed_reply_is_bounded(packing: Packing) -> None:
+    """A bomb of a few kilobytes is refused at the size that a plain reply may have; one of that very size is read."""
+    assert (
+        len((await reply_of(packing, "gzip", gzip.compress(bytes(LONGEST_REPLY_BYTES)))).body) == LONGEST_REPLY_BYTES
+    )
+    with pytest.raises(PermanentError):
+        await reply_of(packing, "gzip", gzip.compress(bytes(LONGEST_REPLY_BYTES + 1)))
+
+
+async def test_a_torn_compressed_reply_may_be_asked_for_again(packing: Packing) -> None:
+    """Half of it is no reply."""
+    with pytest.raises(RetryableError):
+        await reply_of(packing, "gzip", gzip.compress(ANSWER)[:-6])

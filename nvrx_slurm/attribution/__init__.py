@@ -12,5 +12,4 @@ ledger/         nodes that failures are blamed on, shared by a user's jobs
 local_service   a service on this machine: its token, and the user that it runs as
 mcp_server      the tools of attribution for an assistant
 docs            writes docs/rules.md
-pipes           standard input and output as streams of lines
 """

@@ -6,13 +6,11 @@ import asyncio
 import os
 import signal
 import sys
-from asyncio import StreamReader
 from pathlib import Path
 
 import msgspec
 
 from nvrx_slurm.attribution.broker import DecisionListener, SourceBroker
-from nvrx_slurm.attribution.pipes import standard_streams
 from nvrx_slurm.attribution.sources import sources_of
 from nvrx_slurm.errors import MalformedRecord, NvrxError, UsageError
 from nvrx_slurm.jobspec import env
@@ -24,6 +22,7 @@ from nvrx_slurm.util.decoding import decode_json
 from nvrx_slurm.util.files import JobFiles
 from nvrx_slurm.util.log import get_logger, set_up
 from nvrx_slurm.util.processes import die_with
+from nvrx_slurm.util.tasks import standard_streams
 
 log = get_logger("attribution")
 
@@ -40,7 +39,7 @@ class ControllerMessage(Wire, frozen=True, kw_only=True):
 
 
 def main() -> None:
-    """Serve until standard input ends. Raises UsageError where the job folder has no plan."""
+    """Serve until standard input ends. Raises UsageError where the job folder has no plan, ForgedRecord."""
     die_with(os.getppid(), signal.SIGKILL)
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is for the controller
     set_up("attribution")
@@ -50,21 +49,17 @@ def main() -> None:
         raise UsageError(
             "the attribution process is started by the controller, with NVRX_JOB_FOLDER in its environment"
         )
-    plan = read_plan(JobFiles(folder), env.plan_digest())
+    job = JobFiles(folder)
+    try:
+        plan = plan_from_json(job.read_plan_json(env.plan_digest())).fault_tolerance.attribution
+    except (OSError, MalformedRecord) as error:
+        raise UsageError(f"{job.plan_path} does not say which sources of attribution to ask: {error}") from None
 
     async def until_the_end() -> None:
         await serve(plan, folder)
         os._exit(0)  # the loop's own end would wait for its threads, and one may hang on a file system
 
     asyncio.run(until_the_end())
-
-
-def read_plan(job: JobFiles, digest: str | None = None) -> AttributionSpec:
-    """Which sources to ask, from plan.json. Raises UsageError, ForgedRecord."""
-    try:
-        return plan_from_json(job.read_plan_json(digest)).fault_tolerance.attribution
-    except (OSError, MalformedRecord) as error:
-        raise UsageError(f"{job.plan_path} does not say which sources of attribution to ask: {error}") from None
 
 
 async def serve(plan: AttributionSpec, folder: Path) -> None:
@@ -84,11 +79,6 @@ async def serve(plan: AttributionSpec, folder: Path) -> None:
     sources = sources_of(plan, folder=folder, clock=clock)
     broker = SourceBroker(sources, afterwards, timeout_s=plan.timeout, answered=answered)
     broker.open()
-    await _read(reader, broker)
-    await broker.close()
-
-
-async def _read(reader: StreamReader, broker: SourceBroker) -> None:
     while True:
         await broker.room()
         try:
@@ -97,23 +87,20 @@ async def _read(reader: StreamReader, broker: SourceBroker) -> None:
             log.error("a line of more than %d bytes is not read", LINE_BYTES)
             continue
         if not line:
-            return
+            break
         try:
-            handle(decode_json(ControllerMessage, line, "the line"), broker)
+            message = decode_json(ControllerMessage, line, "the line")
+            if message.ask is not None:
+                broker.ask(message.ask, settled=message.settled is True)
+            if isinstance(message.settled, FailureKey):
+                broker.settled(message.settled)
+            if message.judged:
+                from nvrx_slurm.journal.verdicts import VerdictRecord
+
+                broker.judged(decode_json(VerdictRecord, bytes(message.judged), "the decision"))
         except MalformedRecord as error:
             log.error("not a line for the broker (%s): %.120r", error, line)
-
-
-def handle(line: ControllerMessage, broker: SourceBroker) -> None:
-    """Pass one line on to the broker."""
-    if line.ask is not None:
-        broker.ask(line.ask, settled=line.settled is True)
-    if isinstance(line.settled, FailureKey):
-        broker.settled(line.settled)
-    if line.judged:
-        from nvrx_slurm.journal.verdicts import VerdictRecord
-
-        broker.judged(decode_json(VerdictRecord, bytes(line.judged), "the decision"))
+    await broker.close()
 
 
 if __name__ == "__main__":

@@ -88,7 +88,17 @@ class SourceBroker:
 
     def ask(self, inquiry: Inquiry, *, settled: bool) -> None:
         """Ask every source; one that was asked about this key before gives the same answer again."""
-        case = self._cases.get(inquiry.key) or self._remember(inquiry)
+        case = self._cases.get(inquiry.key)
+        if case is None:
+            # Forget the oldest beyond MOST_KEPT, but none that still waits for an answer.
+            over = len(self._cases) + 1 - MOST_KEPT
+            answered = [key for key, known in self._cases.items() if not known.is_open] if over > 0 else []
+            for key in answered[:over]:
+                del self._cases[key]
+            case = self._cases[inquiry.key] = AskedFailure(inquiry)
+            for source in self._sources:
+                ask = source.ask(inquiry, settled=case.settled, timeout_s=self._timeout_s)
+                case.answers.append(asyncio.create_task(ask))
         if settled:
             case.settled.set()
         for source, answer in zip(self._sources, case.answers, strict=True):
@@ -121,19 +131,6 @@ class SourceBroker:
         if self._afterwards is not None:
             closing.append(self._afterwards.close(timeout_s=AFTERWARDS_S))
         await asyncio.gather(*closing)
-
-    def _remember(self, inquiry: Inquiry) -> AskedFailure:
-        """Start to ask every source."""
-        # Forget the oldest beyond MOST_KEPT, but none that still waits for an answer.
-        over = len(self._cases) + 1 - MOST_KEPT
-        answered = [key for key, case in self._cases.items() if not case.is_open] if over > 0 else []
-        for key in answered[:over]:
-            del self._cases[key]
-        case = self._cases[inquiry.key] = AskedFailure(inquiry)
-        for source in self._sources:
-            ask = source.ask(inquiry, settled=case.settled, timeout_s=self._timeout_s)
-            case.answers.append(asyncio.create_task(ask))
-        return case
 
     async def _answer(self, key: FailureKey, source: str, answer: asyncio.Task[Attribution]) -> None:
         await asyncio.wait({answer})

@@ -76,16 +76,17 @@ def rules_page() -> str:
         text = path.read_text(encoding="utf-8").splitlines()
         about = [line.removeprefix("# ") for line in text[: text.index("")]]  # the comment that the file begins with
         lines += ["", f"## {path.name}", "", *about, ""]
-        lines += ["| rule | class | verdict | scope | what to do |", "|---|---|---|---|---|", *map(_rule_row, rules)]
+        lines += [
+            "| rule | class | verdict | scope | what to do |",
+            "|---|---|---|---|---|",
+        ]
+        for rule in rules:
+            role = "" if rule.role == "cause" else f", {rule.role}"
+            hint = rule.hint.replace("|", "\\|")
+            verdict = f"{rule.verdict}, STOP where widespread" if rule.widespread else rule.verdict
+            cells = f"`{rule.name}` | `{rule.fault}` | {verdict}{role} | {rule.scope}"
+            lines.append(f"| {cells} | {hint} [Source]({rule.reference}) |")
     return "\n".join([*lines, ""])
-
-
-def _rule_row(rule: Rule) -> str:
-    role = "" if rule.role == "cause" else f", {rule.role}"
-    hint = rule.hint.replace("|", "\\|")
-    verdict = f"{rule.verdict}, STOP where widespread" if rule.widespread else rule.verdict
-    cells = f"`{rule.name}` | `{rule.fault}` | {verdict}{role} | {rule.scope}"
-    return f"| {cells} | {hint} [Source]({rule.reference}) |"
 
 
 if __name__ == "__main__":

@@ -126,17 +126,17 @@ class HttpClient:
             await starting.result().aclose()
 
     async def _client(self) -> httpx2.AsyncClient:
+        def start() -> httpx2.AsyncClient:
+            need("httpx2")
+            import httpx2
+
+            limits = httpx2.Limits(max_connections=MOST_CONNECTIONS)
+            return httpx2.AsyncClient(limits=limits, follow_redirects=False, trust_env=self._proxies)
+
         # Made once, in a thread: the import and the certificates take a while. A start that failed is repeated.
         if self._starting is None or (self._starting.done() and self._starting.exception()):
-            self._starting = asyncio.ensure_future(asyncio.to_thread(self._start))
+            self._starting = asyncio.ensure_future(asyncio.to_thread(start))
         return await asyncio.shield(self._starting)
-
-    def _start(self) -> httpx2.AsyncClient:
-        need("httpx2")
-        import httpx2
-
-        limits = httpx2.Limits(max_connections=MOST_CONNECTIONS)
-        return httpx2.AsyncClient(limits=limits, follow_redirects=False, trust_env=self._proxies)
 
 
 def _unpacked(body: bytes, coding: str, url: str) -> bytes:

@@ -83,8 +83,26 @@ def find_token(url: str, folder: Path | None = None) -> str | None:
     except ValueError:
         return None
     addresses = ["127.0.0.1", "::1"] if host == "localhost" else [host]
-    found = (_read((folder or token_folder()) / _file_name(each, port)) for each in addresses if is_loopback(each))
-    return next((token for token in found if token is not None), None)
+    for each in filter(is_loopback, addresses):
+        path = (folder or token_folder()) / _file_name(each, port)
+        try:
+            descriptor = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
+        except OSError:
+            continue
+        with os.fdopen(descriptor, "rb") as file:
+            status = os.fstat(descriptor)
+            if not stat.S_ISREG(status.st_mode) or not is_own(status, closed=0o077):
+                continue
+            try:
+                fcntl.flock(
+                    descriptor, fcntl.LOCK_SH | fcntl.LOCK_NB
+                )  # got: the service is gone, and its lock with it
+            except BlockingIOError:
+                if token := file.read(LONGEST_TOKEN_BYTES).decode("ascii", "replace").strip():
+                    return token
+            except OSError:
+                pass  # without locks it cannot be proven that the service lives
+    return None
 
 
 def is_loopback(host: str) -> bool:
@@ -98,25 +116,6 @@ def is_loopback(host: str) -> bool:
 def _file_name(host: str, port: int) -> str:
     """With the machine's name: a home folder may be shared by many."""
     return f"{socket.gethostname()}-{host}-{port}.token".replace("/", "_")
-
-
-def _read(path: Path) -> str | None:
-    """The token of a service that lives. A file of another user is not trusted."""
-    try:
-        descriptor = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
-    except OSError:
-        return None
-    with os.fdopen(descriptor, "rb") as file:
-        status = os.fstat(descriptor)
-        if not stat.S_ISREG(status.st_mode) or not is_own(status, closed=0o077):
-            return None
-        try:
-            fcntl.flock(descriptor, fcntl.LOCK_SH | fcntl.LOCK_NB)
-        except BlockingIOError:
-            return file.read(LONGEST_TOKEN_BYTES).decode("ascii", "replace").strip() or None
-        except OSError:
-            return None
-        return None  # the service is gone, and its lock with it
 
 
 def check_listener(url: str) -> None:

@@ -1,8 +1,10 @@
-"""The end of asyncio tasks."""
+"""What asyncio lacks: an end of tasks that is sure, and standard input and output as streams."""
 
 from __future__ import annotations
 
 import asyncio
+import os
+import sys
 from collections.abc import Iterable
 from typing import Any
 
@@ -35,3 +37,18 @@ def settle(future: asyncio.Future[Any], result: Any) -> None:
         future.set_exception(result)
     else:
         future.set_result(result)
+
+
+async def standard_streams(line_bytes: int) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
+    """Standard input and output of this process, for an exchange of lines with its parent.
+
+    A line longer than `line_bytes` is a ValueError of the reader. The writer's `drain` ends when all is in the pipe.
+    """
+    loop = asyncio.get_running_loop()
+    output = os.fdopen(os.dup(1), "wb", buffering=0)
+    os.dup2(2, 1)  # what a library prints goes to standard error, not between the lines
+    reader = asyncio.StreamReader(limit=line_bytes)
+    await loop.connect_read_pipe(lambda: asyncio.StreamReaderProtocol(reader), sys.stdin)
+    transport, protocol = await loop.connect_write_pipe(lambda: asyncio.streams.FlowControlMixin(loop=loop), output)
+    transport.set_write_buffer_limits(high=0)
+    return reader, asyncio.StreamWriter(transport, protocol, None, loop)

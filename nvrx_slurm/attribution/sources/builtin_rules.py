@@ -172,7 +172,7 @@ async def serve() -> None:
     """The process: answer each line as it is done, until the input ends."""
     # Only in this process: the analyzer loads vectorscan, and the source's own process never needs it.
     from nvrx_slurm.attribution.analyze.analyzer import Analyzer
-    from nvrx_slurm.attribution.pipes import standard_streams
+    from nvrx_slurm.util.tasks import standard_streams
 
     reader, writer = await standard_streams(LINE_BYTES)
     settings = msgspec.json.decode(await reader.readline(), type=RulesSettings)

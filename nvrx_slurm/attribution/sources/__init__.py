@@ -10,8 +10,8 @@ answers.py        the answers of a service or a server, checked
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from pathlib import Path
+from urllib.parse import urlsplit
 
 from nvrx_slurm.attribution.sources.base import Source
 from nvrx_slurm.attribution.sources.guard import GuardedSource
@@ -29,38 +29,28 @@ def sources_of(plan: AttributionSpec, *, folder: Path, clock: Clock) -> list[Sou
 
     `folder`: the job's. What a source needs beyond the core dependencies is loaded when it is first asked.
     """
-    return [GuardedSource(source, clock=clock) for source in _bare(plan, folder, clock)]
-
-
-def _bare(plan: AttributionSpec, folder: Path, clock: Clock) -> Iterator[Source]:
+    sources: list[Source] = []
     settle_s = plan.decision_timeout * SETTLE_SHARE
     if plan.enable_lib:
         from nvrx_slurm.attribution.sources.builtin_rules import BuiltinRulesSource
 
-        yield BuiltinRulesSource(rules=plan.rules, llm=plan.llm, settle_s=settle_s, clock=clock)
+        sources.append(BuiltinRulesSource(rules=plan.rules, llm=plan.llm, settle_s=settle_s, clock=clock))
     if plan.enable_mcp:
         from nvrx_slurm.attribution.sources.mcp import McpSource, default_command
 
         command = plan.mcp_command or default_command(plan.rules)
-        yield McpSource(command, settle_s=settle_s)
-    if len(plan.sources) > plan.enable_lib + plan.enable_mcp:
-        yield from _services(plan, folder, settle_s, clock)
+        sources.append(McpSource(command, settle_s=settle_s))
+    services = [(url, url) for url in plan.http_urls]
+    if plan.attrsvc_url and not plan.manage_attrsvc:
+        services.insert(0, ("attrsvc", plan.attrsvc_url))
+    if plan.manage_attrsvc or services:
+        from nvrx_slurm.attribution.local_service import is_loopback
+        from nvrx_slurm.attribution.sources.service import ServiceSource, fixed_endpoint, managed_endpoint
 
-
-def _services(plan: AttributionSpec, folder: Path, settle_s: float, clock: Clock) -> Iterator[Source]:
-    from urllib.parse import urlsplit
-
-    from nvrx_slurm.attribution.local_service import is_loopback
-    from nvrx_slurm.attribution.sources.service import ServiceSource, fixed_endpoint, managed_endpoint
-
-    def at(name: str, url: str) -> Source:
-        where, local = fixed_endpoint(url, plan.token_file), is_loopback(urlsplit(url).hostname or "")
-        return ServiceSource(name, where, settle_s=settle_s, clock=clock, local=local)
-
-    if plan.manage_attrsvc:
-        where = managed_endpoint(folder)
-        yield ServiceSource("attrsvc", where, settle_s=settle_s, clock=clock, managed=True)
-    elif plan.attrsvc_url:
-        yield at("attrsvc", plan.attrsvc_url)
-    for url in plan.http_urls:
-        yield at(url, url)
+        if plan.manage_attrsvc:
+            where = managed_endpoint(folder)
+            sources.append(ServiceSource("attrsvc", where, settle_s=settle_s, clock=clock, managed=True))
+        for name, url in services:
+            where, local = fixed_endpoint(url, plan.token_file), is_loopback(urlsplit(url).hostname or "")
+            sources.append(ServiceSource(name, where, settle_s=settle_s, clock=clock, local=local))
+    return [GuardedSource(source, clock=clock) for source in sources]

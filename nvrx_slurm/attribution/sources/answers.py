@@ -40,16 +40,12 @@ class SourceAnswer(Wire, frozen=True, kw_only=True):
 
 
 def read_answer(data: bytes | str, key: FailureKey) -> SourceAnswer:
-    """An answer from its JSON. Raises SourceError that says what is wrong with it."""
+    """An answer from its JSON, complete and about this failure. Raises SourceError that says what is wrong."""
     try:
         answer = decode_json(SourceAnswer, data, "the answer")
     except MalformedRecord as error:
-        raise SourceError(f"the answer is not what docs/attrsvc.md says: {error}: {_excerpt(data)}") from None
-    return checked(answer, key)
-
-
-def checked(answer: SourceAnswer, key: FailureKey) -> SourceAnswer:
-    """The answer, if it belongs to this inquiry and is complete. Raises SourceError."""
+        start = data[:80] if isinstance(data, str) else data[:80].decode(errors="replace")
+        raise SourceError(f"the answer is not what docs/attrsvc.md says: {error}: {start!r}") from None
     if answer.key != str(key):
         raise SourceError(f"the answer is about another failure: {answer.key[:MOST_LINE]!r} instead of {str(key)!r}")
     if answer.state == "done" and answer.attribution is None:
@@ -97,8 +93,3 @@ def _short(evidence: Evidence) -> Evidence:
         rank=evidence.rank if evidence.rank is None or 0 <= evidence.rank <= MOST_RANK else None,
         node=evidence.node and evidence.node[:MOST_LINE],
     )
-
-
-def _excerpt(data: bytes | str) -> str:
-    start = data[:80]
-    return repr(start.decode(errors="replace") if isinstance(start, bytes) else start)

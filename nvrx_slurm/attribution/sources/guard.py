@@ -55,10 +55,6 @@ class CircuitBreaker:
         left = max(0.0, self.retry_at - now)
         return left or (FIRST_PAUSE_S if self.trying else 0.0)
 
-    def admits(self, now: float) -> bool:
-        """Whether the source may be asked now."""
-        return self.pause_left(now) == 0.0
-
     def asked(self) -> CircuitBreaker:
         """After it was admitted: an ask is under way."""
         return self if self.retry_at is None else changed(self, trying=True)
@@ -113,7 +109,12 @@ class GuardedSource:
             await asyncio.wait({task}, timeout=timeout_s)
         finally:
             task.cancel()
-        answer = task.result() if task.done() else self._too_late(timeout_s)
+        if task.done():
+            answer = task.result()
+        else:
+            problem = f"no answer within {timeout_s:g} s"
+            self._count_failure(problem)
+            answer = Attribution(source=self.name, verdict=Verdict.TIMEOUT, problem=problem)
         return trimmed(replace(answer, source=self.name, latency_s=self._clock.monotonic() - began))
 
     async def close(self) -> None:
@@ -126,7 +127,8 @@ class GuardedSource:
         async with self._places:
             left = self._breaker.pause_left(self._clock.monotonic())
             if left:
-                return self._unknown(f"{self._problem} (circuit open for another {left:.0f} s)")
+                problem = f"{self._problem} (circuit open for another {left:.0f} s)"
+                return Attribution(source=self.name, verdict=Verdict.UNKNOWN, problem=problem)
             self._breaker = self._breaker.asked()
             try:
                 answer = await self._source.ask(inquiry, settled=settled, timeout_s=timeout_s)
@@ -134,26 +136,17 @@ class GuardedSource:
                 self._breaker = self._breaker.given_up()
                 raise
             except NvrxError as error:
-                return self._failed(str(error))
+                problem = str(error)
             except Exception as error:  # a plug-in may raise anything
                 log.exception("%s failed", self.name)
-                return self._failed(f"{type(error).__name__}: {error}")
-            self._breaker = self._breaker.succeeded()
-            return answer
-
-    def _failed(self, problem: str) -> Attribution:
-        self._count_failure(problem)
-        log.warning("%s: %s", self.name, problem)
-        return self._unknown(problem)
-
-    def _too_late(self, timeout_s: float) -> Attribution:
-        problem = f"no answer within {timeout_s:g} s"
-        self._count_failure(problem)
-        return Attribution(source=self.name, verdict=Verdict.TIMEOUT, problem=problem)
+                problem = f"{type(error).__name__}: {error}"
+            else:
+                self._breaker = self._breaker.succeeded()
+                return answer
+            self._count_failure(problem)
+            log.warning("%s: %s", self.name, problem)
+            return Attribution(source=self.name, verdict=Verdict.UNKNOWN, problem=problem)
 
     def _count_failure(self, problem: str) -> None:
         self._problem = problem
         self._breaker = self._breaker.failed(self._clock.monotonic(), chance=self._chance())
-
-    def _unknown(self, problem: str) -> Attribution:
-        return Attribution(source=self.name, verdict=Verdict.UNKNOWN, problem=problem)

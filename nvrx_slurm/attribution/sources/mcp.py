@@ -16,8 +16,6 @@ from nvrx_slurm.errors import SourceError
 from nvrx_slurm.journal.verdicts import Attribution, Inquiry
 
 if TYPE_CHECKING:
-    from mcp_types import CallToolResult
-
     from nvrx_slurm.attribution.sources.mcp_session import McpSession
 
 TOOL = "attribute"
@@ -52,7 +50,13 @@ class McpSource:
         async def look(whole: bool) -> Attribution:
             session = await self._started()
             arguments = {"inquiry": msgspec.to_builtins(inquiry, str_keys=True), "settled": whole}
-            return _attribution(await session.call(TOOL, arguments), inquiry)
+            result = await session.call(TOOL, arguments)
+            text = "".join(getattr(block, "text", "") for block in result.content)
+            if result.is_error:
+                raise SourceError(f"the MCP server's tool {TOOL!r} failed: {text[:MOST_TEXT]}")
+            # The same answer may come as structured content, as JSON text, or as both.
+            structured: Any = result.structured_content
+            return verdict_of(read_answer(msgspec.json.encode(structured) if structured else text, inquiry.key))
 
         return await look_twice(look, inquiry, settled=settled, settle_s=min(self._settle_s, timeout_s))
 
@@ -69,12 +73,3 @@ class McpSource:
                 self._session = McpSession(self._command)
                 await self._session.started()
             return self._session
-
-
-def _attribution(result: CallToolResult, inquiry: Inquiry) -> Attribution:
-    """The verdict in a tool's result, as structured content or as JSON text. Raises SourceError."""
-    said = "".join(getattr(block, "text", "") for block in result.content)
-    if result.is_error:
-        raise SourceError(f"the MCP server's tool {TOOL!r} failed: {said[:MOST_TEXT]}")
-    structured: Any = result.structured_content
-    return verdict_of(read_answer(msgspec.json.encode(structured) if structured else said, inquiry.key))

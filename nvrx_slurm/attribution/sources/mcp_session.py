@@ -102,20 +102,16 @@ class McpSession:
             self._fail(SourceError(f"{self._name}: closed before it had initialised"))
             raise
         except Exception as error:
-            self._fail(SourceError(self._describe(_innermost(error))))
+            innermost: BaseException = error
+            while isinstance(innermost, BaseExceptionGroup):  # task groups wrap what they raise
+                innermost = innermost.exceptions[0]
+            self._fail(SourceError(self._describe(innermost)))
 
     def _fail(self, error: SourceError) -> None:
         self.is_over = True
         if not self._ready.done():
             self._ready.set_exception(error)
             self._ready.exception()  # retrieved: perhaps no call waits for it
-
-
-def _innermost(error: BaseException) -> BaseException:
-    """The first of the errors that task groups have wrapped."""
-    while isinstance(error, BaseExceptionGroup):
-        error = error.exceptions[0]
-    return error
 
 
 # ---- the pipes
@@ -136,7 +132,18 @@ async def child_streams(command: Sequence[str]) -> AsyncGenerator[Streams, None]
 
     It inherits this process's standard error. Raises SourceError where it cannot be started.
     """
-    child = await _start(command)
+    try:
+        child = await asyncio.create_subprocess_exec(
+            *command,
+            stdin=PIPE,
+            stdout=PIPE,
+            env=env.child_environment({}),
+            limit=MOST_BYTES,
+            start_new_session=True,
+            preexec_fn=dies_with_parent(signal.SIGKILL),
+        )
+    except (OSError, ValueError) as error:
+        raise SourceError(f"mcp_command {command[0]!r} cannot be started: {error}") from None
     to_session, from_child = anyio.create_memory_object_stream[Received](0)
     to_child, from_session = anyio.create_memory_object_stream[SessionMessage](0)
     async with to_session, from_child, to_child, from_session, anyio.create_task_group() as tasks:
@@ -150,41 +157,21 @@ async def child_streams(command: Sequence[str]) -> AsyncGenerator[Streams, None]
                 await _end(child)
 
 
-async def _start(command: Sequence[str]) -> Process:
-    try:
-        return await asyncio.create_subprocess_exec(
-            *command,
-            stdin=PIPE,
-            stdout=PIPE,
-            env=env.child_environment({}),
-            limit=MOST_BYTES,
-            start_new_session=True,
-            preexec_fn=dies_with_parent(signal.SIGKILL),
-        )
-    except (OSError, ValueError) as error:
-        raise SourceError(f"mcp_command {command[0]!r} cannot be started: {error}") from None
-
-
 async def _receive(child: Process, to_session: MemoryObjectSendStream[Received]) -> None:
-    """Until the child closes its end, prints a line that is too long, or too many lines that are no messages."""
+    """Pass messages on until the child closes its output, or prints too long a line or too many other lines."""
     assert child.stdout is not None
     stray = 0
     async with to_session:
         with contextlib.suppress(ValueError, anyio.BrokenResourceError, anyio.ClosedResourceError):
             while stray < MOST_STRAY and (line := await child.stdout.readline()):
-                message = _message(line)
-                if message is not None:
-                    await to_session.send(message)
-                elif line.strip():
-                    stray += 1
-                    log.warning("the MCP server printed a line that is no message: %r", line[:120])
-
-
-def _message(line: bytes) -> SessionMessage | None:
-    try:
-        return SessionMessage(mcp_types.jsonrpc_message_adapter.validate_json(line, by_name=False))
-    except ValueError:
-        return None
+                try:
+                    message = mcp_types.jsonrpc_message_adapter.validate_json(line, by_name=False)
+                except ValueError:
+                    if line.strip():
+                        stray += 1
+                        log.warning("the MCP server printed a line that is no message: %r", line[:120])
+                else:
+                    await to_session.send(SessionMessage(message))
 
 
 async def _send(
@@ -202,28 +189,26 @@ async def _send(
 
 
 async def _end(child: Process) -> None:
-    """Close its input and give it a moment; then kill it, with all it has started in its process group. Also where
-    the moment is called off."""
-    assert child.stdin is not None
-    child.stdin.close()
+    """Close its input and give it `GRACE_S`; then kill it, with all it has started in its process group. It is killed
+    also where the wait is cancelled."""
+    stdin, stdout = child.stdin, child.stdout
+    assert stdin is not None and stdout is not None
+
+    async def drained() -> None:
+        while await stdout.read(1 << 16):  # a child whose output is not read would wait, and never end
+            pass
+
+    async def ended() -> None:
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(GRACE_S):
+                # In a task: `_receive`, which is cancelled but has not ended yet, leaves the stream before it begins.
+                await asyncio.gather(child.wait(), drained())
+
+    stdin.close()
     try:
-        await _wait_a_moment(child)
+        await ended()
     finally:
         if child.returncode is None:
             with contextlib.suppress(ProcessLookupError):
                 os.killpg(child.pid, signal.SIGKILL)
-            await _wait_a_moment(child)
-
-
-async def _wait_a_moment(child: Process) -> None:
-    """Until it has ended, or for `GRACE_S`."""
-    with contextlib.suppress(TimeoutError):
-        async with asyncio.timeout(GRACE_S):
-            await asyncio.gather(child.wait(), _drained(child))
-
-
-async def _drained(child: Process) -> None:
-    """A child that still has something to say would wait for it to be read."""
-    assert child.stdout is not None
-    while await child.stdout.read(1 << 16):
-        pass
+            await ended()

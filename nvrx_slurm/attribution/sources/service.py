@@ -6,29 +6,27 @@ An inquiry is submitted, polled, and submitted again if the service has forgotte
 from __future__ import annotations
 
 import asyncio
-import hashlib
+import math
 import random
-from collections.abc import Callable, Coroutine
+from collections.abc import Callable
 from pathlib import Path
-from typing import Any, Literal
 
 import msgspec
 
 from nvrx_slurm.attribution.http_client import HttpClient, HttpReply, RetryableError, token_of
 from nvrx_slurm.attribution.local_service import find_token
+from nvrx_slurm.attribution.service.wire import Intent, id_of
 from nvrx_slurm.attribution.sources.answers import SourceAnswer, read_answer, verdict_of
 from nvrx_slurm.attribution.sources.base import is_conclusive
 from nvrx_slurm.errors import MalformedRecord, SourceError, UnsafePath
 from nvrx_slurm.jobspec import env
-from nvrx_slurm.journal.verdicts import Attribution, FailureKey, Inquiry, Wire
+from nvrx_slurm.journal.verdicts import Attribution, Inquiry, Wire
 from nvrx_slurm.util.clock import Clock
 from nvrx_slurm.util.decoding import decode_json
 from nvrx_slurm.util.files import JobFiles
 
 MANAGED_NAME = "attrsvc.json"
 CONNECT_S = 5.0
-
-Intent = Literal["progressive", "terminal"]
 
 POLL_S = 20
 """How long one request asks the service to hold its answer back."""
@@ -50,6 +48,8 @@ LOOK_AGAIN_S = 0.1
 LONGEST_TEXT = 400
 
 _MAY_PASS = frozenset({429, 500, 502, 503, 504})
+"""With these statuses the same request may succeed a little later."""
+
 _ADVICE = {
     401: "its token comes from `token_file`, or else from NVRX_SLURM_ATTRSVC_TOKEN",
     404: "no attribution service answers at this URL",
@@ -99,8 +99,8 @@ def managed_endpoint(folder: Path) -> Locate:
 
 
 class ServiceSource:
-    """Asks a service over HTTP: first about logs that are still written; then, once they are whole, or the failing
-    rank has said enough, or `settle_s` is over, for good. What it is told for good is the same for all who ask.
+    """Asks a service over HTTP: first about logs that are still written; then for its final answer, once they are
+    whole, or the failing rank's own lines are conclusive, or `settle_s` is over.
 
     `managed`: the job runs the service itself. It is waited for while it starts. `local`: it is on this machine, and
     reached without a proxy.
@@ -125,7 +125,7 @@ class ServiceSource:
         await self._http.open()
 
     async def ask(self, inquiry: Inquiry, *, settled: asyncio.Event, timeout_s: float) -> Attribution:
-        """The service's last word. Raises SourceError."""
+        """The service's final answer. Raises SourceError."""
         asked = ServiceInquiry(
             self._http,
             self._locate,
@@ -135,23 +135,20 @@ class ServiceSource:
             waits_for_start=self._managed,
         )
         if not settled.is_set():
-            await _while_unsettled(asked.until_conclusive(), settled, self._settle_s)
-        return verdict_of(await asked.for_good(settled=settled.is_set()))
+            working, waiting = asyncio.create_task(asked.follow("progressive")), asyncio.create_task(settled.wait())
+            try:
+                await asyncio.wait({working, waiting}, timeout=self._settle_s, return_when=asyncio.FIRST_COMPLETED)
+                if working.done():
+                    early = await working  # raises what it raised
+                    if early.is_final:
+                        return verdict_of(early)
+            finally:
+                working.cancel()
+                waiting.cancel()
+        return verdict_of(await asked.follow("terminal", settled=settled.is_set()))
 
     async def close(self) -> None:
         await self._http.close()
-
-
-async def _while_unsettled(work: Coroutine[Any, Any, object], settled: asyncio.Event, settle_s: float) -> None:
-    """Do the work until the logs are complete, for `settle_s` at most. Raises what the work does."""
-    working, waiting = asyncio.create_task(work), asyncio.create_task(settled.wait())
-    try:
-        await asyncio.wait({working, waiting}, timeout=settle_s, return_when=asyncio.FIRST_COMPLETED)
-        if working.done():
-            await working
-    finally:
-        working.cancel()
-        waiting.cancel()
 
 
 class ServiceInquiry:
@@ -176,53 +173,53 @@ class ServiceInquiry:
         self._waits_for_start = waits_for_start
         self._deadline = clock.monotonic() + timeout_s
         self._reserve_s = min(LONGEST_RESERVE_S, timeout_s / 5)
-        self._answer: SourceAnswer | None = None
 
-    async def until_conclusive(self) -> None:
-        """Until nothing that the logs may still say would change the answer. Raises SourceError."""
-        await self._follow("progressive", settled=False)
-
-    async def for_good(self, *, settled: bool) -> SourceAnswer:
-        """The service's last word. Raises SourceError."""
-        if self._answer is None or not self._answer.is_final:
-            return await self._follow("terminal", settled=settled)
-        return self._answer
-
-    async def _follow(self, intent: Intent, *, settled: bool) -> SourceAnswer:
-        answer = await self._submit(intent, settled)
-        while not self._is_enough(answer, intent):
-            asked_at = self._clock.monotonic()
-            polled = await self._poll(answer)
-            answer = polled or await self._submit(intent, settled)
-            await asyncio.sleep(LEAST_POLL_S - (self._clock.monotonic() - asked_at) if not answer.is_final else 0.0)
-        return answer
-
-    def _is_enough(self, answer: SourceAnswer, intent: Intent) -> bool:
-        self._answer = answer
-        return answer.is_final or (intent == "progressive" and is_conclusive(answer.attribution, self._inquiry))
-
-    async def _submit(self, intent: Intent, settled: bool) -> SourceAnswer:
+    async def follow(self, intent: Intent, *, settled: bool = False) -> SourceAnswer:
+        """The service's final answer; `progressive`: or one that later lines of the logs would not change. Raises
+        SourceError."""
+        key = self._inquiry.key
         body = msgspec.json.encode({"inquiry": self._inquiry, "intent": intent, "settled": settled})
-        reply = await self._request("POST", "/v1/inquiries", body)
-        return read_answer(reply.body, self._inquiry.key)
+        answer: SourceAnswer | None = None
+        polled_at = -math.inf
+        while True:
+            if answer is not None:
+                await asyncio.sleep(LEAST_POLL_S - (self._clock.monotonic() - polled_at))
+                polled_at = self._clock.monotonic()
+                query = f"wait={self._wait_s}&after={answer.revision}"
+                reply = await self._request("GET", f"/v1/inquiries/{id_of(key)}?{query}")
+            if answer is None or reply.status == 404:  # at first, and where the service has forgotten the inquiry
+                reply = await self._request("POST", "/v1/inquiries", body)
+            answer = read_answer(reply.body, key)
+            if answer.is_final or (intent == "progressive" and is_conclusive(answer.attribution, self._inquiry)):
+                return answer
 
-    async def _poll(self, answer: SourceAnswer) -> SourceAnswer | None:
-        """None: the service knows nothing of the inquiry any more."""
-        path = f"/v1/inquiries/{identity(self._inquiry.key)}?wait={self._wait_s}&after={answer.revision}"
-        reply = await self._request("GET", path, None)
-        return None if reply.status == 404 else read_answer(reply.body, self._inquiry.key)
-
-    async def _request(self, method: str, path: str, body: bytes | None) -> HttpReply:
+    async def _request(self, method: str, path: str, body: bytes | None = None) -> HttpReply:
+        headers = {"Accept": "application/json"}
+        if body is not None:
+            headers["Content-Type"] = "application/json"
         tried = 0
         while True:
             tried += 1
             pause_s = FIRST_PAUSE_S * 2 ** min(tried, TRIES) * random.uniform(0.5, 1.0)
             try:
-                reply = await self._send(method, path, body)
+                endpoint = await asyncio.to_thread(self._locate)  # it reads files, on a file system that may hang
+                wait_s = self._wait_s
+                if body is not None:
+                    headers["Prefer"] = f"wait={wait_s}"
+                if endpoint.token is not None:
+                    headers["Authorization"] = f"Bearer {endpoint.token}"
+                reply = await self._http.send(
+                    method,
+                    endpoint.url + path,
+                    body=body,
+                    headers=headers,
+                    connect_s=CONNECT_S,
+                    read_s=wait_s + SPARE_S,
+                )
                 if reply.status in (200, 202) or (method == "GET" and reply.status == 404):
                     return reply
                 problem = problem_of(reply)
-                if tried >= TRIES or not may_pass(reply.status):
+                if tried >= TRIES or reply.status not in _MAY_PASS:
                     raise SourceError(problem)
                 asked_s = reply.retry_after_s(self._clock.wall())
                 pause_s = pause_s if asked_s is None else asked_s
@@ -232,44 +229,13 @@ class ServiceInquiry:
                     pause_s = LOOK_AGAIN_S
                 elif tried >= TRIES:
                     raise
-            if pause_s + self._reserve_s > self._left_s:
+            if pause_s + self._reserve_s > self._deadline - self._clock.monotonic():
                 raise SourceError(f"{problem}: another try, {pause_s:.1f} s from now, would be too late")
             await asyncio.sleep(pause_s)
 
-    async def _send(self, method: str, path: str, body: bytes | None) -> HttpReply:
-        endpoint = await asyncio.to_thread(self._locate)  # it reads files, on a file system that may hang
-        wait_s = self._wait_s
-        headers = {"Accept": "application/json"}
-        if body is not None:
-            headers["Content-Type"] = "application/json"
-            if wait_s:
-                headers["Prefer"] = f"wait={wait_s}"
-        if endpoint.token is not None:
-            headers["Authorization"] = f"Bearer {endpoint.token}"
-        return await self._http.send(
-            method, endpoint.url + path, body=body, headers=headers, connect_s=CONNECT_S, read_s=wait_s + SPARE_S
-        )
-
-    @property
-    def _left_s(self) -> float:
-        return self._deadline - self._clock.monotonic()
-
     @property
     def _wait_s(self) -> int:
-        return max(0, min(POLL_S, int(self._left_s)))
-
-
-# ---- what a reply means
-
-
-def identity(key: FailureKey) -> str:
-    """How the service names an inquiry in its paths."""
-    return hashlib.sha256(str(key).encode()).hexdigest()[:32]
-
-
-def may_pass(status: int) -> bool:
-    """Whether the same request may do better a little later."""
-    return status in _MAY_PASS
+        return max(0, min(POLL_S, int(self._deadline - self._clock.monotonic())))
 
 
 def problem_of(reply: HttpReply) -> str:
@@ -277,15 +243,12 @@ def problem_of(reply: HttpReply) -> str:
     if 300 <= reply.status < 400:
         location = reply.headers.get("location", "nowhere")
         return f"the service redirects to {location[:LONGEST_TEXT]}: give that URL itself, redirects are not followed"
-    parts = [f"the service says {reply.status}", _said(reply), _ADVICE.get(reply.status, "")]
-    return ": ".join(part for part in parts if part)
-
-
-def _said(reply: HttpReply) -> str:
-    """The service's own words: of `{"error": …}`, or else the start of what it sent."""
+    # Its own words: of `{"error": …}`, or else the start of what it sent.
     try:
-        said = decode_json(dict[str, object], reply.body, "the reply").get("error")
+        error = decode_json(dict[str, object], reply.body, "the reply").get("error")
     except MalformedRecord:
-        said = None
-    text = said if isinstance(said, str) else reply.body[:LONGEST_TEXT].decode(errors="replace")
-    return " ".join(text.split())[:LONGEST_TEXT]
+        error = None
+    text = error if isinstance(error, str) else reply.body[:LONGEST_TEXT].decode(errors="replace")
+    words = " ".join(text.split())[:LONGEST_TEXT]
+    parts = [f"the service says {reply.status}", words, _ADVICE.get(reply.status, "")]
+    return ": ".join(part for part in parts if part)

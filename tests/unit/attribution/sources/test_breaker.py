@@ -48,7 +48,6 @@ def test_transitions(before, event, after) -> None:
 )
 def test_who_is_admitted(breaker: CircuitBreaker, admits: bool) -> None:
     """An open circuit admits nobody, a half-open one a single try."""
-    assert breaker.admits(NOW) is admits
     assert (breaker.pause_left(NOW) == 0.0) is admits
 
 
@@ -70,7 +69,7 @@ def test_whatever_happens_it_is_tried_again_within_the_longest_pause(events: lis
     breaker, now, row = CircuitBreaker(), 0.0, 0
     for event, passed in events:
         now += passed
-        if event == "ask" and breaker.admits(now):
+        if event == "ask" and breaker.pause_left(now) == 0.0:
             breaker = breaker.asked()
         elif event == "fail":
             breaker, row = breaker.failed(now, chance=0.5), row + 1
@@ -79,4 +78,4 @@ def test_whatever_happens_it_is_tried_again_within_the_longest_pause(events: lis
         elif event == "give up":
             breaker = breaker.given_up()
         assert breaker.retry_at is None or row >= FAILURES
-        assert breaker.given_up().admits(now + LONGEST_PAUSE_S)
+        assert breaker.given_up().pause_left(now + LONGEST_PAUSE_S) == 0.0

@@ -55,7 +55,7 @@ class Api:
         ]
 
     async def inquiries(self, request: Request) -> Response:
-        """One route for both, so that a refused method is told of both."""
+        """One route for both, so that the reply to another method names both."""
         return await (self.submit(request) if request.method == "POST" else self.in_flight(request))
 
     async def submit(self, request: Request) -> Response:
@@ -65,7 +65,8 @@ class Api:
         known = self._service.find(id_of(asked.inquiry.key))
         after = known.record.revision if known is not None else 0
         entry = await self._service.submit(asked)
-        return await self._when_answered(entry, _preferred_wait(request), after)
+        preferred = _PREFER_WAIT.search(", ".join(request.headers.getlist("prefer")))
+        return await self._when_answered(entry, float(preferred[1]) if preferred else 0.0, after)
 
     async def poll(self, request: Request) -> Response:
         entry = self._service.find(request.path_params["id"])
@@ -114,8 +115,8 @@ def build(
     )
     handlers = {
         HTTPException: _refused,
-        Busy: _busy,
-        FileSystemTimeout: _stalled,
+        Busy: _try_later,
+        FileSystemTimeout: _try_later,
         OutsideRoots: _outside,
         Exception: _broken,
     }
@@ -184,11 +185,6 @@ async def _body(request: Request) -> bytes:
     return bytes(body)
 
 
-def _preferred_wait(request: Request) -> float:
-    found = _PREFER_WAIT.search(", ".join(request.headers.getlist("prefer")))
-    return float(found[1]) if found else 0.0
-
-
 def _number(request: Request, name: str, kind: type[_N], default: _N) -> _N:
     text = request.query_params.get(name)
     if text is None:
@@ -206,12 +202,8 @@ async def _refused(_: Request, error: HTTPException) -> Response:
     return failure(error.status_code, error.detail, headers=dict(error.headers or {}))
 
 
-async def _busy(_: Request, error: Busy) -> Response:
+async def _try_later(_: Request, error: Busy | FileSystemTimeout) -> Response:
     return failure(503, str(error), retry_in_s=error.retry_in_s)
-
-
-async def _stalled(_: Request, error: FileSystemTimeout) -> Response:
-    return failure(503, str(error), retry_in_s=5.0)
 
 
 async def _outside(_: Request, error: OutsideRoots) -> Response:

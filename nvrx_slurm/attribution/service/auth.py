@@ -1,3 +1,5 @@
+"""Which clients may ask, and how often: bearer token, rate limit, a deadline for new connections."""
+
 from __future__ import annotations
 
 import asyncio
@@ -60,55 +62,47 @@ class AuthMiddleware:
                 statuses.append(message["status"])
             await send(message)
 
-        refusal = self._refusal(scope)
+        # The address. A reverse proxy counts as one client: what it says of those behind it proves nothing.
+        client = scope["client"][0] if scope.get("client") else "local"
+        is_known, wait_s = self._is_known(scope), 0.0
+        if scope["path"] not in UNLIMITED:
+            # Apart: requests without the token cannot use up what a client at the same address may send.
+            wait_s = self._limit.take(client if is_known else f"{client} ?", began)
+        handler = self._app
+        if wait_s > 0.0:
+            handler = failure(429, "too many requests; slow down", retry_in_s=wait_s)
+        elif not is_known and scope["path"] not in OPEN_TO_ALL:
+            handler = failure(401, "a bearer token is needed, and this is none that is known here")
         try:
-            await (refusal or self._app)(scope, receive, noting)
+            await handler(scope, receive, noting)
         finally:
-            self._note(scope, statuses[0] if statuses else 499, began)  # 499: the client went away
-
-    def _refusal(self, scope: Scope) -> Response | None:
-        path, is_known = scope["path"], self._is_known(scope)
-        if path not in UNLIMITED:
-            # Apart: who has no token cannot use up what a client at the same address may send.
-            wait_s = self._limit.take(_client(scope) if is_known else f"{_client(scope)} ?", self._clock.monotonic())
-            if wait_s > 0.0:
-                return failure(429, "too many requests; slow down", retry_in_s=wait_s)
-        if is_known or path in OPEN_TO_ALL:
-            return None
-        return failure(401, "a bearer token is needed, and this is none that is known here")
-
-    def _note(self, scope: Scope, status: int, began: float) -> None:
-        """The path without its query, and no header: neither may hold a secret by accident."""
-        route = next((each.path for each in self._routes if each.matches(scope)[0] is not Match.NONE), "other")
-        method = scope["method"] if scope["method"] in ("GET", "HEAD", "POST") else "other"
-        self._metrics.requests.labels(method, route, str(status)).inc()
-        took_ms = (self._clock.monotonic() - began) * 1000.0
-        path = scope.get("raw_path", b"").partition(b"?")[0].decode("ascii", "backslashreplace")
-        line = f"{_client(scope)} {method} {path:.200s} {status} {took_ms:.1f} ms"
-        if status in (401, 429):  # anybody can cause as many as they like
-            self._refused.say(line, self._clock.monotonic())
-        else:
-            access.info("%s", line)
+            status = statuses[0] if statuses else 499  # 499: the client went away
+            route = next((each.path for each in self._routes if each.matches(scope)[0] is not Match.NONE), "other")
+            method = scope["method"] if scope["method"] in ("GET", "HEAD", "POST") else "other"
+            self._metrics.requests.labels(method, route, str(status)).inc()
+            # The path without its query, and no header: neither may hold a secret by accident.
+            path = scope.get("raw_path", b"").partition(b"?")[0].decode("ascii", "backslashreplace")
+            now = self._clock.monotonic()
+            line = f"{client} {method} {path:.200s} {status} {(now - began) * 1000.0:.1f} ms"
+            if status in (401, 429):  # any client can cause as many of these as it likes
+                self._refused.say(line, now)
+            else:
+                access.info("%s", line)
 
 
 def token_check(token: str | None) -> Callable[[Scope], bool]:
-    """Whether a request token_check the token; without one every request will do."""
+    """Whether a request has the token; without a token every request has."""
     if token is None:
         return lambda scope: True
     expected = f"Bearer {token}".encode()
 
     def is_known(scope: Scope) -> bool:
-        """In constant time: how long it takes must not tell how much of a guess was right."""
+        """In constant time: how long it takes must not show how much of a guess was right."""
         given = [value for name, value in scope["headers"] if name == b"authorization"]
         scheme, _, found = (given[0] if len(given) == 1 else b"").partition(b" ")
         return hmac.compare_digest(b" ".join((scheme.title(), found.strip())), expected)
 
     return is_known
-
-
-def _client(scope: Scope) -> str:
-    """The address. A reverse proxy counts as one client: what it says of those behind it proves nothing."""
-    return scope["client"][0] if scope.get("client") else "local"
 
 
 CLIENTS_AT_MOST = 10_000

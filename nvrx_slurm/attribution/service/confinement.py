@@ -55,7 +55,7 @@ class Roots:
 
     def hold(self, real: str) -> bool:
         """Whether a path without symlinks and `..` lies below a root, or is one."""
-        return any(_is_below(real, os.fspath(root)) for root in self.paths)
+        return any(real == root or real.startswith(root + "/") for root in map(os.fspath, self.paths))
 
 
 def existing(roots: Sequence[Path]) -> Roots:
@@ -82,12 +82,17 @@ def confine(roots: Roots, rules: Iterable[Path] = ()) -> bool:
     files.readable = roots.hold
     if not has_landlock():
         return False
+    # What Python, its packages and this one are made of.
+    places = sysconfig.get_paths()
+    python = [places[name] for name in ("stdlib", "platstdlib", "purelib", "platlib")]
+    own = str(Path(__file__).parents[2])
+    program = [Path(os.path.realpath(path)) for path in (*python, sys.prefix, sys.base_prefix, own, *_SYSTEM)]
     handled = ctypes.c_uint64(_OF_VERSION_1)
     ruleset = _checked(_libc.syscall(_CREATE_RULESET, ctypes.byref(handled), ctypes.sizeof(handled), 0))
     try:
         for access, paths in (
             (_READ_FILE | _READ_DIR, (*roots.paths, *rules, *_DEVICES)),
-            (_READ_FILE | _READ_DIR | _EXECUTE, _program()),
+            (_READ_FILE | _READ_DIR | _EXECUTE, program),
             (_READ_FILE | _WRITE_FILE, (Path("/dev/null"),)),
         ):
             for path in paths:
@@ -117,16 +122,3 @@ def _checked(result: int) -> int:
         number = ctypes.get_errno()
         raise OSError(number, f"landlock: {os.strerror(number)}")
     return int(result)
-
-
-def _program() -> tuple[Path, ...]:
-    """What Python, its packages and this one are made of."""
-    places = sysconfig.get_paths()
-    named = [places[name] for name in ("stdlib", "platstdlib", "purelib", "platlib")]
-    own = Path(__file__).parents[2]
-    paths = (*named, sys.prefix, sys.base_prefix, str(own), *_SYSTEM)
-    return tuple(Path(os.path.realpath(path)) for path in paths)
-
-
-def _is_below(path: str, root: str) -> bool:
-    return path == root or path.startswith(root + "/")

@@ -98,15 +98,29 @@ def accept(known: InquiryRecord | None, asked: Submission, now: float) -> Inquir
         )
     if known.state == "done" or (known.state == "failed" and known.lost >= LOST_AT_MOST):
         return known
+    older, newer = known.inquiry, asked.inquiry
+    inquiry = replace(  # what the newer one says, with what only the older one knew
+        newer,
+        paths=_union(older.paths, newer.paths),
+        earlier=_union(newer.earlier, older.earlier),
+        failed=newer.failed or older.failed,
+        nodes=newer.nodes or older.nodes,
+        workers_per_node=newer.workers_per_node if newer.nodes else older.workers_per_node,
+        pids=newer.pids or older.pids,
+        started_at=newer.started_at or older.started_at,
+    )
     merged = replace(
         known,
-        inquiry=_merged(known.inquiry, asked.inquiry),
+        inquiry=inquiry,
         intent=max(known.intent, asked.intent, key=_STRENGTH.__getitem__),
         settled=known.settled or asked.settled,
     )
     if merged.state == "failed" and asked.intent != "track_only":
         return replace(merged, state="queued", problem=None, changed_at=now)
-    return replace(merged, state="queued", changed_at=now) if _wants_look(known, merged) else merged
+    adds = merged.is_last or merged.looks == 0 or inquiry.paths != older.paths
+    if merged.state == "tracked" and merged.intent != "track_only" and adds:
+        return replace(merged, state="queued", changed_at=now)
+    return merged
 
 
 def is_news(known: InquiryRecord, asked: Submission) -> bool:
@@ -163,26 +177,6 @@ def _after(record: InquiryRecord, begun: InquiryRecord, last: State) -> State:
     if begun.is_last:
         return last
     return "queued" if record.is_last else "tracked"
-
-
-def _wants_look(known: InquiryRecord, merged: InquiryRecord) -> bool:
-    if merged.state != "tracked" or merged.intent == "track_only":
-        return False
-    return merged.is_last or merged.looks == 0 or merged.inquiry.paths != known.inquiry.paths
-
-
-def _merged(older: Inquiry, newer: Inquiry) -> Inquiry:
-    """What the newer one says, with what only the older one knew."""
-    return replace(
-        newer,
-        paths=_union(older.paths, newer.paths),
-        earlier=_union(newer.earlier, older.earlier),
-        failed=newer.failed or older.failed,
-        nodes=newer.nodes or older.nodes,
-        workers_per_node=newer.workers_per_node if newer.nodes else older.workers_per_node,
-        pids=newer.pids or older.pids,
-        started_at=newer.started_at or older.started_at,
-    )
 
 
 def _union(first: tuple[str, ...], second: tuple[str, ...]) -> tuple[str, ...]:

@@ -36,11 +36,7 @@ class Metrics:
     def watch(self, counts: Mapping[State, int]) -> None:
         """Have the number of inquiries by state read from here at each request."""
         for state in counts:
-            self._inquiries.labels(state).set_function(partial(_read, counts, state))
+            self._inquiries.labels(state).set_function(partial(counts.__getitem__, state))
 
     def text(self) -> bytes:
         return generate_latest(self._registry)
-
-
-def _read(counts: Mapping[State, int], state: State) -> float:
-    return float(counts[state])

@@ -85,8 +85,33 @@ def document(*, needs_token: bool) -> dict[str, Any]:
                 "security": [],
             }
         },
-        "/metrics": {"get": _metrics(429, *secured)},
-        "/openapi.json": {"get": {**_this_document(), "security": []}},
+        "/metrics": {
+            "get": {
+                "operationId": "metrics",
+                "summary": "Counters, for Prometheus.",
+                "responses": {
+                    "200": {
+                        "description": "Prometheus' text format.",
+                        "content": {"text/plain": {"schema": {"type": "string"}}},
+                    },
+                    **_failures((429, *secured)),
+                },
+            }
+        },
+        "/openapi.json": {
+            "get": {
+                "operationId": "openapi",
+                "summary": "This document.",
+                "responses": {
+                    "200": {
+                        "description": "OpenAPI 3.1.",
+                        "content": {"application/json": {"schema": {"type": "object"}}},
+                    },
+                    **_failures((429,)),
+                },
+                "security": [],
+            }
+        },
     }
     components: dict[str, Any] = {"schemas": schemas}
     if needs_token:
@@ -123,17 +148,6 @@ def _failures(problems: tuple[int, ...]) -> dict[str, Any]:
 
 def _json(schema: str) -> dict[str, Any]:
     return {"application/json": {"schema": {"$ref": f"#/components/schemas/{schema}"}}}
-
-
-def _metrics(*problems: int) -> dict[str, Any]:
-    text = {"description": "Prometheus' text format.", "content": {"text/plain": {"schema": {"type": "string"}}}}
-    summary = "Counters, for Prometheus."
-    return {"operationId": "metrics", "summary": summary, "responses": {"200": text, **_failures(problems)}}
-
-
-def _this_document() -> dict[str, Any]:
-    text = {"description": "OpenAPI 3.1.", "content": {"application/json": {"schema": {"type": "object"}}}}
-    return {"operationId": "openapi", "summary": "This document.", "responses": {"200": text, **_failures((429,))}}
 
 
 def _tighten(schemas: dict[str, Any]) -> None:

@@ -1,4 +1,4 @@
-"""The process: listens, serves until it is told to end, and ends in order."""
+"""The process: listens, serves until a signal ends it, and ends in order."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ def run(settings: ServiceSettings, say: Callable[[str], None]) -> int:
     roots = existing(settings.roots)
     if not has_landlock():
         log.warning("this kernel has no Landlock: workers check only the log files, after opening them")
-    load_catalogue(settings.rules)  # a mistake in them is told here, not at the first failure
+    load_catalogue(settings.rules)  # so that a mistake in them is reported now, not at the first failure
     with contextlib.ExitStack() as stack:
         kept = where = None
         if settings.state_dir is not None:
@@ -93,38 +93,52 @@ class ServiceRun:
             longest_wait_s=settings.longest_wait_s,
         )
         self._server = HttpServer(configuration(self._app, settings))
-        self._told: asyncio.Queue[signal.Signals] = asyncio.Queue()
 
     async def serve(self, say: Callable[[str], None]) -> int:
-        loop = asyncio.get_running_loop()
+        """Serve until a signal; then drain. Returns the exit code. Raises UsageError for what cannot be started."""
+        settings, server, loop = self._settings, self._server, asyncio.get_running_loop()
+        signals: asyncio.Queue[signal.Signals] = asyncio.Queue()
         for number in (signal.SIGTERM, signal.SIGINT):
-            loop.add_signal_handler(number, self._told.put_nowait, number)
-        serving = asyncio.create_task(self._server.serve(sockets=[self._listener]))
-        serving.add_done_callback(self._server_ended)
+            loop.add_signal_handler(number, signals.put_nowait, number)
+
+        def server_ended(_: object) -> None:
+            # By itself, so something is wrong; or by `should_exit` below, when nothing waits for this any more.
+            server.listens.set()
+            signals.put_nowait(signal.SIGTERM)
+
+        serving = asyncio.create_task(server.serve(sockets=[self._listener]))
+        serving.add_done_callback(server_ended)
         try:
-            await self._started()
-            say(self._greeting())
-            return await self._until_told()
+            try:
+                self._service.start()
+            except OSError as error:
+                raise UsageError(f"--state-dir {settings.state_dir}: cannot be read: {error}") from None
+            await server.listens.wait()
+            port = int(self._listener.getsockname()[1])
+            if settings.port_file is not None:
+                try:
+                    write_private(settings.port_file, f"{port}\n".encode())
+                except OSError as error:
+                    message = f"--port-file {settings.port_file}: cannot be written: {error.strerror}"
+                    raise UsageError(message) from None
+            say(self._greeting(port))
+            return await self._drain(signals)
         finally:
             await self._service.close()
-            self._server.should_exit = True
+            server.should_exit = True
             await serving
 
-    async def _started(self) -> None:
-        try:
-            self._service.start()
-        except OSError as error:
-            raise UsageError(f"--state-dir {self._settings.state_dir}: cannot be read: {error}") from None
-        await self._server.listens.wait()
-        if self._settings.port_file is not None:
-            _write_port(self._settings.port_file, self._port)
-
-    async def _until_told(self) -> int:
-        """Drain when told to end; end at once when an interrupt comes on top."""
-        first = await self._told.get()
+    async def _drain(self, signals: asyncio.Queue[signal.Signals]) -> int:
+        """Wait for a signal, then drain; end at once when SIGINT follows: Ctrl-C twice, or once after SIGTERM."""
+        first = await signals.get()
         log.info("%s: finishing what runs, for up to %g s", first.name, self._settings.drain_s)
+
+        async def interrupt() -> None:
+            while await signals.get() is not signal.SIGINT:
+                pass
+
         draining = asyncio.create_task(self._service.drain(self._settings.drain_s))
-        interrupted = asyncio.create_task(self._interrupted())
+        interrupted = asyncio.create_task(interrupt())
         await asyncio.wait([draining, interrupted], return_when=asyncio.FIRST_COMPLETED)
         at_once = interrupted.done()
         interrupted.cancel()
@@ -136,35 +150,14 @@ class ServiceRun:
             log.warning("not everything was finished in time%s", kept)
         return EXIT_INTERRUPTED if at_once else EXIT_DONE
 
-    def _server_ended(self, _: asyncio.Task[None]) -> None:
-        """Of itself, so something is wrong; or because it was told to, and no caller waits for this any more."""
-        self._server.listens.set()
-        self._told.put_nowait(signal.SIGTERM)
-
-    async def _interrupted(self) -> None:
-        """Ctrl-C twice, or once after SIGTERM."""
-        while await self._told.get() is not signal.SIGINT:
-            pass
-
-    @property
-    def _port(self) -> int:
-        return int(self._listener.getsockname()[1])
-
-    def _greeting(self) -> str:
+    def _greeting(self, port: int) -> str:
         settings = self._settings
         host = f"[{settings.bind.host}]" if ":" in settings.bind.host else settings.bind.host
-        url = f"{'https' if settings.tls_cert else 'http'}://{host}:{self._port}"
+        url = f"{'https' if settings.tls_cert else 'http'}://{host}:{port}"
         auth = "bearer token required" if settings.token else "no token: every user of this machine may ask"
         if self._token_path is not None:
             auth += f", which your own tools find in {self._token_path}"
         return f"nvrx-slurm attrsvc: {url}: reads below {', '.join(map(str, self._roots.paths))}; {auth}"
-
-
-def _write_port(file: Path, port: int) -> None:
-    try:
-        write_private(file, f"{port}\n".encode())
-    except OSError as error:
-        raise UsageError(f"--port-file {file}: cannot be written: {error.strerror}") from None
 
 
 CONNECTIONS_END_S = 3
@@ -206,7 +199,7 @@ def configuration(app: Starlette, settings: ServiceSettings) -> uvicorn.Config:
             lifespan="off",
             ws="none",
             log_config=None,
-            access_log=False,  # the gate's own leaves queries out
+            access_log=False,  # the log of AuthMiddleware leaves queries out
             server_header=False,
             proxy_headers=False,  # a client could choose any name, and so get around its limit
             timeout_keep_alive=KEEP_ALIVE_S,
@@ -219,7 +212,7 @@ def configuration(app: Starlette, settings: ServiceSettings) -> uvicorn.Config:
 
 
 class HttpServer(uvicorn.Server):
-    """Leaves signals to us, and says when it listens."""
+    """Leaves signals to `ServiceRun`; `listens` is set once it accepts connections."""
 
     def __init__(self, config: uvicorn.Config) -> None:
         super().__init__(config)
@@ -238,7 +231,7 @@ class HttpServer(uvicorn.Server):
         self.listens.set()
 
     def _not_accepted(self, loop: asyncio.AbstractEventLoop, context: dict[str, Any]) -> None:
-        """asyncio tells of each accept(2) that finds no descriptor left with a traceback, and tries again."""
+        """asyncio logs each accept(2) that finds no descriptor left with a traceback, and tries again."""
         if isinstance(error := context.get("exception"), OSError) and error.errno in _EXHAUSTED:
             self._exhausted.say(f"no connection can be accepted: {error.strerror}", loop.time())
         else:

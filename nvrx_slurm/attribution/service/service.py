@@ -7,7 +7,6 @@ import asyncio
 import contextlib
 import itertools
 from collections.abc import Sequence
-from functools import partial
 
 from msgspec.structs import replace
 
@@ -27,7 +26,6 @@ from nvrx_slurm.attribution.service.storage import (
 from nvrx_slurm.attribution.service.wire import InFlight, Stats, Submission, id_of
 from nvrx_slurm.attribution.service.workers import AnalysisWorker, WorkerLost
 from nvrx_slurm.errors import SourceError
-from nvrx_slurm.journal.verdicts import Inquiry
 from nvrx_slurm.util.clock import Clock
 from nvrx_slurm.util.log import get_logger
 
@@ -94,7 +92,7 @@ class AttributionService:
         return True
 
     async def close(self) -> None:
-        """End the workers, and let everybody go who waits."""
+        """End the workers, and answer every waiting request with what is known."""
         self.draining = self._closed = True
         for task in self._tasks:
             task.cancel()
@@ -113,8 +111,30 @@ class AttributionService:
         if known is not None and not lifecycle.is_news(known.record, asked):
             return known
         self._refuse_if_draining()
-        await self._aside.run(partial(self._check, asked.inquiry))
-        return await self._take(identity, asked)
+
+        def check() -> None:
+            for path in (*asked.inquiry.paths, *asked.inquiry.earlier):
+                self._roots.check(path)
+
+        await self._aside.run(check)
+        # Meanwhile another may have asked the same, and the service may have begun to drain.
+        entry = self._entries.get(identity)
+        before = None if entry is None else entry.record
+        if entry is not None and not lifecycle.is_news(entry.record, asked):
+            return entry
+        self._refuse_if_draining()
+        record = lifecycle.accept(before, asked, self._clock.wall())
+        waiting, bounds = self._entries.counts["queued"], self._entries.bounds
+        if record.state == "queued" and (before is None or before.state != "queued") and waiting >= bounds.queued:
+            mean_s = self._spent_s / max(1, self._analyses)
+            raise Busy(f"{waiting} analyses are queued already", max(1.0, mean_s * waiting / len(self._workers)))
+        if before is None and record.state == "queued" and self._entries.open >= bounds.open:
+            raise Busy(f"{bounds.open} inquiries are open already", retry_in_s=30.0)
+        entry = self._entries.put(identity, record)
+        self._go_on(identity, entry, before)
+        await self._keeper.save(identity, record)
+        await self._keeper.drop(self._entries.forget(self._clock.wall()))
+        return entry
 
     def find(self, identity: str) -> TrackedInquiry | None:
         return self._entries.get(identity)
@@ -143,45 +163,18 @@ class AttributionService:
             analyses=self._analyses,
             workers_lost=self._lost,
             uptime_s=self._clock.monotonic() - self._started_at,
-            mean_analysis_s=self._mean_s,
+            mean_analysis_s=self._spent_s / max(1, self._analyses),
             workers=tuple(worker.stats() for worker in self._workers),
         )
-
-    def _check(self, inquiry: Inquiry) -> None:
-        for path in (*inquiry.paths, *inquiry.earlier):
-            self._roots.check(path)
-
-    async def _take(self, identity: str, asked: Submission) -> TrackedInquiry:
-        entry = self._entries.get(identity)
-        before = None if entry is None else entry.record
-        if entry is not None and not lifecycle.is_news(entry.record, asked):  # another was faster
-            return entry
-        record = lifecycle.accept(before, asked, self._clock.wall())
-        self._refuse_if_draining()
-        self._refuse_if_full(before, record)
-        entry = self._entries.put(identity, record)
-        self._go_on(identity, entry, before)
-        await self._keeper.save(identity, record)
-        await self._keeper.drop(self._entries.forget(self._clock.wall()))
-        return entry
 
     def _refuse_if_draining(self) -> None:
         if self.draining:
             raise Busy("the service is about to end and takes no new work", retry_in_s=5.0)
 
-    def _refuse_if_full(self, before: InquiryRecord | None, record: InquiryRecord) -> None:
-        waiting, bounds = self._entries.counts["queued"], self._entries.bounds
-        if record.state == "queued" and (before is None or before.state != "queued") and waiting >= bounds.queued:
-            raise Busy(
-                f"{waiting} analyses are queued already", max(1.0, self._mean_s * waiting / len(self._workers))
-            )
-        if before is None and record.state == "queued" and self._entries.open >= bounds.open:
-            raise Busy(f"{bounds.open} inquiries are open already", retry_in_s=30.0)
-
     # ---- working
 
     async def _work(self, worker: AnalysisWorker) -> None:
-        with contextlib.suppress(OSError):  # tried again, and told of, with the first inquiry
+        with contextlib.suppress(OSError):  # tried again with the first inquiry, which reports it
             await worker.start()
         while True:
             _, _, identity = await self._queue.get()
@@ -195,13 +188,29 @@ class AttributionService:
         begun = lifecycle.begin(entry.record)
         self._entries.put(identity, begun)
         await self._keeper.save(identity, begun)
+        began = self._clock.monotonic()
         try:
-            ended = await self._analyzed(worker, entry, begun)
+            attribution = await worker.analyze(begun.inquiry)
         except asyncio.CancelledError:  # the service ends, and the inquiry has no part in that
             await self._keeper.save(identity, replace(entry.record, state="queued"))
             raise
+        except SourceError as error:
+            lost = isinstance(error, WorkerLost)
+            outcome = "lost" if lost else "failed"
+            log.warning("%.200r: %.500r", str(begun.inquiry.key), str(error))  # line breaks in them would forge lines
+            ended = lifecycle.give_up(entry.record, begun, str(error), self._clock.wall(), lost=lost)
+        else:
+            outcome = attribution.verdict
+            found = replace(attribution, source="attrsvc")
+            ended = lifecycle.conclude(entry.record, begun, found, self._clock.wall())
+        seconds = self._clock.monotonic() - began
+        self._analyses += 1
+        self._spent_s += seconds
+        self._lost += outcome == "lost"
+        self._metrics.analyses.labels(outcome).inc()
+        self._metrics.seconds.observe(seconds)
         if ended.state == "done":
-            await self._keeper.save(identity, ended)  # before anybody reads it: from then on it never changes
+            await self._keeper.save(identity, ended)  # before any client reads it: from then on it never changes
         changed = not ended.is_open or ended.revision != entry.record.revision
         self._entries.put(identity, ended)
         if changed:
@@ -209,19 +218,6 @@ class AttributionService:
         self._go_on(identity, entry)
         if ended.state != "done":
             await self._keeper.save(identity, ended)
-
-    async def _analyzed(self, worker: AnalysisWorker, entry: TrackedInquiry, begun: InquiryRecord) -> InquiryRecord:
-        """What becomes of the entry's record, which may have changed since the look began."""
-        began = self._clock.monotonic()
-        try:
-            attribution = await worker.analyze(begun.inquiry)
-        except SourceError as error:
-            lost = isinstance(error, WorkerLost)
-            log.warning("%.200r: %.500r", str(begun.inquiry.key), str(error))  # line breaks in them would forge lines
-            self._measure("lost" if lost else "failed", began)
-            return lifecycle.give_up(entry.record, begun, str(error), self._clock.wall(), lost=lost)
-        self._measure(attribution.verdict, began)
-        return lifecycle.conclude(entry.record, begun, replace(attribution, source="attrsvc"), self._clock.wall())
 
     def _go_on(self, identity: str, entry: TrackedInquiry, before: InquiryRecord | None = None) -> None:
         """Queue what is to be looked at now, and set a timer for what is to be looked at later."""
@@ -242,17 +238,3 @@ class AttributionService:
         elif self._entries.counts["queued"] < self._entries.bounds.queued:
             self._entries.put(identity, lifecycle.look_again(entry.record))
         self._go_on(identity, entry)
-
-    # ---- measuring
-
-    @property
-    def _mean_s(self) -> float:
-        return self._spent_s / self._analyses if self._analyses else 0.0
-
-    def _measure(self, outcome: str, began: float) -> None:
-        seconds = self._clock.monotonic() - began
-        self._analyses += 1
-        self._spent_s += seconds
-        self._lost += outcome == "lost"
-        self._metrics.analyses.labels(outcome).inc()
-        self._metrics.seconds.observe(seconds)

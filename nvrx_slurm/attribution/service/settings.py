@@ -74,8 +74,17 @@ def read_token(file: Path | None, bind: BindAddress, *, without: bool = False) -
         if not bind.is_loopback:
             raise UsageError(f"--no-token: others can reach {bind.host}; it goes with a loopback address only")
         return None
-    token = env.attrsvc_token() if file is None else _token_in(file)
-    where = f"--token-file {file}" if file is not None else env.ATTRSVC_TOKEN
+    token, where = env.attrsvc_token(), env.ATTRSVC_TOKEN
+    if file is not None:
+        where = f"--token-file {file}"
+        try:
+            with file.open() as opened:
+                mode = stat.S_IMODE(os.fstat(opened.fileno()).st_mode)
+                if mode & (stat.S_IRWXG | stat.S_IRWXO):
+                    raise UsageError(f"{where}: mode {mode:04o} lets others read it; chmod 600 {file}")
+                token = opened.read(4096).strip()
+        except (OSError, UnicodeDecodeError) as error:
+            raise UsageError(f"{where}: cannot be read: {error}") from None
     if token is None:
         if bind.is_loopback:
             return None
@@ -86,15 +95,3 @@ def read_token(file: Path | None, bind: BindAddress, *, without: bool = False) -
     if len(token) < SHORTEST_TOKEN or not token.isascii() or any(char.isspace() for char in token):
         raise UsageError(f"{where}: a token is {SHORTEST_TOKEN} or more ASCII characters without spaces")
     return token
-
-
-def _token_in(file: Path) -> str:
-    try:
-        with file.open() as opened:
-            status = os.fstat(opened.fileno())
-            if status.st_mode & (stat.S_IRWXG | stat.S_IRWXO):
-                mode = stat.S_IMODE(status.st_mode)
-                raise UsageError(f"--token-file {file}: mode {mode:04o} lets others read it; chmod 600 {file}")
-            return opened.read(4096).strip()
-    except (OSError, UnicodeDecodeError) as error:
-        raise UsageError(f"--token-file {file}: cannot be read: {error}") from None

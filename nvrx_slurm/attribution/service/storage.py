@@ -1,3 +1,5 @@
+"""What the service holds: its inquiries in memory and in the state folder, and threads for slow file systems."""
+
 from __future__ import annotations
 
 import asyncio
@@ -125,8 +127,19 @@ class StateFolder:
         self._folder = folder
 
     def load(self) -> dict[str, InquiryRecord]:
-        """id → record of all that is kept. A file that cannot be read is left out, and told of."""
-        return {id_of(record.inquiry.key): record for record in self._read()}
+        """id → record of all that is kept. A file that cannot be read is left out, with a warning."""
+        found: dict[str, InquiryRecord] = {}
+        for path in sorted(self._folder.iterdir()):
+            if _HALF.fullmatch(path.name):
+                path.unlink(missing_ok=True)
+            elif _NAME.fullmatch(path.name):
+                try:
+                    record = decode_json(InquiryRecord, path.read_bytes(), path.name)
+                except (OSError, MalformedRecord) as error:
+                    log.warning("%s is left out: %s", path, error)
+                else:
+                    found[id_of(record.inquiry.key)] = record
+        return found
 
     def save(self, identity: str, record: InquiryRecord) -> None:
         """A reader sees the record before or this one, never half of it."""
@@ -138,16 +151,6 @@ class StateFolder:
 
     def _path(self, identity: str) -> Path:
         return self._folder / f"{identity}.json"
-
-    def _read(self) -> Iterator[InquiryRecord]:
-        for path in sorted(self._folder.iterdir()):
-            if _HALF.fullmatch(path.name):
-                path.unlink(missing_ok=True)
-            elif _NAME.fullmatch(path.name):
-                try:
-                    yield decode_json(InquiryRecord, path.read_bytes(), path.name)
-                except (OSError, MalformedRecord) as error:
-                    log.warning("%s is left out: %s", path, error)
 
 
 @contextlib.contextmanager
@@ -200,6 +203,8 @@ AT_ONCE = 32
 class FileSystemTimeout(Exception):
     """The file system does not answer."""
 
+    retry_in_s = 5.0
+
 
 class FileSystemThreads:
     """Runs work in threads, `at_once` at most, and waits `timeout_s` at most for each, and for its turn."""
@@ -209,21 +214,20 @@ class FileSystemThreads:
 
     async def run(self, work: Callable[[], _T]) -> _T:
         """What `work` returns or raises. Raises FileSystemTimeout."""
-        bound = asyncio.timeout(self._timeout_s)
+        bound, loop = asyncio.timeout(self._timeout_s), asyncio.get_running_loop()
+
+        def release(_: object) -> None:
+            if not loop.is_closed():
+                loop.call_soon_threadsafe(self._places.release)
+
         try:
             async with bound:
                 await self._places.acquire()
                 future = in_thread(work, "aside")
-                loop = asyncio.get_running_loop()
                 # A thread that hangs keeps its place when its caller has given up: there are never more of them.
-                future.add_done_callback(lambda _: _soon(loop, self._places.release))
+                future.add_done_callback(release)
                 return await asyncio.wrap_future(future)
         except TimeoutError:
             if not bound.expired():  # the work itself said so
                 raise
             raise FileSystemTimeout(f"the file system has not answered for {self._timeout_s:g} s") from None
-
-
-def _soon(loop: asyncio.AbstractEventLoop, call: Callable[[], None]) -> None:
-    if not loop.is_closed():
-        loop.call_soon_threadsafe(call)

@@ -109,8 +109,23 @@ class AnalysisWorker:
         """The process, which may have to be started. Raises OSError."""
         if self._process is not None and self._process.returncode is None:
             return self._process
+
+        async def spawn() -> Process:
+            self._process = await asyncio.create_subprocess_exec(
+                *self._program,
+                stdin=PIPE,
+                stdout=PIPE,
+                env=env.child_environment({}),
+                start_new_session=True,
+                preexec_fn=dies_with_parent(signal.SIGKILL),
+                limit=LONGEST_ANSWER_BYTES,
+            )
+            assert self._process.stdin is not None
+            self._process.stdin.write(msgspec.json.encode(self._setup) + b"\n")
+            return self._process
+
         # The waiting call may be cancelled, the start may not: asyncio would wait for ever for its pipes.
-        self._starting = asyncio.ensure_future(self._spawned())
+        self._starting = asyncio.ensure_future(spawn())
         return await asyncio.shield(self._starting)
 
     async def end(self) -> str:
@@ -120,7 +135,12 @@ class AnalysisWorker:
         process, self._process = self._process, None
         if process is None:
             return "it was not running"
-        died = process.returncode is not None or await _dies(process)
+        # Where its output has ended, it is about to end by itself: its exit code is on its way.
+        assert process.stdout is not None
+        if process.stdout.at_eof():
+            with contextlib.suppress(TimeoutError):
+                await asyncio.wait_for(process.wait(), 1.0)
+        died = process.returncode is not None
         if not died:
             with contextlib.suppress(ProcessLookupError):
                 process.kill()
@@ -131,27 +151,25 @@ class AnalysisWorker:
             return "it was killed, and hangs in the kernel"
         finally:
             process._transport.close()  # type: ignore[attr-defined] # or its pipes stay open until it is collected
-        return _ending(code) if died else "it was killed"
-
-    async def _spawned(self) -> Process:
-        self._process = await asyncio.create_subprocess_exec(
-            *self._program,
-            stdin=PIPE,
-            stdout=PIPE,
-            env=env.child_environment({}),
-            start_new_session=True,
-            preexec_fn=dies_with_parent(signal.SIGKILL),
-            limit=LONGEST_ANSWER_BYTES,
-        )
-        assert self._process.stdin is not None
-        self._process.stdin.write(msgspec.json.encode(self._setup) + b"\n")
-        return self._process
+        if not died:
+            return "it was killed"
+        if code >= 0:
+            return f"it ended with exit code {code}"
+        hint = " (the kernel does that where memory runs out)" if code == -signal.SIGKILL else ""
+        return f"{signal.Signals(-code).name} ended it{hint}"
 
     async def _ask(self, job: AnalysisJob) -> WorkerResult:
         bound_s = self._timeout_s + self._margin_s
         try:
             async with asyncio.timeout(bound_s):
-                return await self._exchange(job)
+                process = await self.start()
+                assert process.stdin is not None and process.stdout is not None
+                process.stdin.write(msgspec.json.encode(job) + b"\n")
+                await process.stdin.drain()
+                line = await process.stdout.readline()
+                if not line.endswith(b"\n"):
+                    raise EOFError("its output ended")
+                return msgspec.json.decode(line, type=WorkerResult)
         except TimeoutError:
             await self.end()
             raise WorkerLost(f"the worker hung: it gave no answer within {bound_s:g} s, and was killed") from None
@@ -161,33 +179,6 @@ class AnalysisWorker:
         except asyncio.CancelledError:
             await self.end()
             raise
-
-    async def _exchange(self, job: AnalysisJob) -> WorkerResult:
-        process = await self.start()
-        assert process.stdin is not None and process.stdout is not None
-        process.stdin.write(msgspec.json.encode(job) + b"\n")
-        await process.stdin.drain()
-        line = await process.stdout.readline()
-        if not line.endswith(b"\n"):
-            raise EOFError("its output ended")
-        return msgspec.json.decode(line, type=WorkerResult)
-
-
-async def _dies(process: Process) -> bool:
-    """Whether it is about to end by itself: its output has ended, and its exit code is on its way."""
-    assert process.stdout is not None
-    if not process.stdout.at_eof():
-        return False
-    with contextlib.suppress(TimeoutError):
-        await asyncio.wait_for(process.wait(), 1.0)
-    return process.returncode is not None
-
-
-def _ending(code: int) -> str:
-    if code >= 0:
-        return f"it ended with exit code {code}"
-    hint = " (the kernel does that where memory runs out)" if code == -signal.SIGKILL else ""
-    return f"{signal.Signals(-code).name} ended it{hint}"
 
 
 # ---- the process

@@ -24,7 +24,7 @@ _TRY_AGAIN = (408, 429)
 
 
 class BulkItem(msgspec.Struct, frozen=True, kw_only=True):
-    """The result for one document of many."""
+    """The result for one of many documents."""
 
     id: str = msgspec.field(name="_id")
     status: int
@@ -58,12 +58,19 @@ class DataflowReceiver:
         return msgspec.json.encode(document(decided, name=self._job_name, cluster=self._cluster, now=now))
 
     async def deliver(self, messages: Sequence[Message]) -> Mapping[str, str | None]:
-        sound = [message for message in messages if _is_document(message.body)]
-        outcome: dict[str, str | None] = {
-            message.identity: "the spooled message is no document" for message in messages if message not in sound
-        }
+        outcome: dict[str, str | None] = {}
+        sound: list[Message] = []
+        for message in messages:
+            try:
+                decode_json(dict, message.body, "a document")
+                sound.append(message)
+            except MalformedRecord:
+                outcome[message.identity] = "the spooled message is no document"
         if len(sound) == 1:
-            outcome |= await self._create(sound[0])
+            identity = sound[0].identity
+            url = f"{self._base}/_doc/{quote(identity, safe='')}?op_type=create"
+            answer = await self._send("PUT", url, sound[0].body, "application/json")
+            outcome |= _outcome(identity, answer.status, answer.body.decode(errors="replace"))
         elif sound:
             outcome |= await self._create_all(sound)
         return outcome
@@ -71,21 +78,14 @@ class DataflowReceiver:
     async def close(self) -> None:
         await self._http.close()
 
-    async def _create(self, message: Message) -> Mapping[str, str | None]:
-        url = f"{self._base}/_doc/{quote(message.identity, safe='')}?op_type=create"
-        answer = await self._send("PUT", url, message.body, "application/json")
-        return _outcome(message.identity, answer.status, answer.body.decode(errors="replace"))
-
     async def _create_all(self, messages: Sequence[Message]) -> Mapping[str, str | None]:
-        lines = [
-            line
+        content = b"".join(
+            msgspec.json.encode({"create": {"_id": message.identity}})
+            + b"\n"
+            + msgspec.json.format(message.body, indent=-1)
+            + b"\n"
             for message in messages
-            for line in (
-                msgspec.json.encode({"create": {"_id": message.identity}}),
-                msgspec.json.format(message.body, indent=-1),
-            )
-        ]
-        content = b"\n".join(lines) + b"\n"
+        )
         answer = await self._send("POST", f"{self._base}/_bulk", content, "application/x-ndjson")
         if answer.status != 200:
             raise PermanentError(_refusal(answer.status, answer.body.decode(errors="replace")))
@@ -130,10 +130,3 @@ def _refusal(status: int, text: str) -> str:
 def _short(text: str) -> str:
     line = " ".join(text.split())
     return line if len(line) <= 200 else line[:199] + "…"
-
-
-def _is_document(body: bytes) -> bool:
-    try:
-        return isinstance(decode_json(dict, body, "a document"), dict)
-    except MalformedRecord:
-        return False

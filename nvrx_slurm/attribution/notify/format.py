@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import re
 import shlex
-from collections.abc import Iterator
 from datetime import UTC, datetime
 from pathlib import PurePath
 from typing import Any
@@ -12,7 +11,7 @@ from typing import Any
 import msgspec
 
 from nvrx_slurm.attribution.notify.base import DecidedFailure
-from nvrx_slurm.journal.verdicts import Attribution, Evidence, Verdict
+from nvrx_slurm.journal.verdicts import Attribution, Verdict
 from nvrx_slurm.util.sanitize import one_line, uncoloured
 
 HEADER_CHARS, FIELD_CHARS, SECTION_CHARS = 150, 2000, 3000
@@ -39,13 +38,25 @@ def slack_message(decided: DecidedFailure, *, channel: str, mention: str | None,
     headline = one_line(f"{_SIGNS[decided.verdict]} {decided.verdict}: {name or 'job'} ({decided.job_id})")
     first, done = what_failed(decided), what_is_done(decided)
     greeting = f"{mention_of(mention)} " if mention else ""
+    leading, key = decided.leading, decided.key
+    fields = [f"{bold('Cycle')}\n{escaped(key.replica)}, cycle {key.cycle}, generation {key.generation}"]
+    if leading is not None:
+        sure = f", {leading.confidence:.0%} sure" if leading.confidence else ""
+        fields.append(f"{bold('Fault')}\n{fitting(leading.fault, 200)} ({leading.scope}{sure})")
+    if nodes := blamed_nodes(decided):
+        fields.append(f"{bold('Blamed')}\n{fitting(', '.join(nodes), 1000)}")
+    if leading is not None and leading.missing:
+        fields.append(f"{bold('Missing')}\n{fitting('ranks ' + ', '.join(map(str, leading.missing)), 1000)}")
+    folder = str(PurePath(key.job).parent)
+    command = shlex.join(["nvrx-slurm", "explain", decided.job_id, "--cycle", str(key.cycle), "--folder", folder])
+    more = f"More: `{fitting(command.replace('`', 'ˋ'), 1500)}`"
     lead = f"{greeting}{bold('Failed first')} {fitting(first, 900)}\n{bold('Done')} {fitting(done, 900)}"
     blocks: list[dict[str, Any]] = [
         {"type": "header", "text": {"type": "plain_text", "text": headline[:HEADER_CHARS], "emoji": True}},
         _section(lead),
-        {"type": "section", "fields": [_mrkdwn(text[:FIELD_CHARS]) for text in _fields(decided)]},
+        {"type": "section", "fields": [_mrkdwn(text[:FIELD_CHARS]) for text in fields]},
         *(_section(_source(each)) for each in decided.attributions[:MOST_SOURCES]),
-        {"type": "context", "elements": [_mrkdwn(_hint(decided))]},
+        {"type": "context", "elements": [_mrkdwn(more)]},
     ]
     text = fitting(f"{headline}. {first}; {done}", SECTION_CHARS)
     return {
@@ -61,8 +72,9 @@ def document(decided: DecidedFailure, *, name: str, cluster: str | None, now: fl
     """What the index gets. All fields are always there, so that each keeps its type; times are UTC."""
     leading, judged = decided.leading, decided.judged
     failed_at = decided.inquiry.failed.t if decided.inquiry.failed else 0.0
+    time = datetime.fromtimestamp(failed_at or now, UTC).isoformat(timespec="milliseconds").replace("+00:00", "Z")
     return {
-        "@timestamp": _iso(failed_at or now),
+        "@timestamp": time,
         "schema": SCHEMA,
         "id": decided.identity,
         "job": {"id": decided.job_id, "name": name, "folder": decided.key.job, "cluster": cluster},
@@ -70,15 +82,15 @@ def document(decided: DecidedFailure, *, name: str, cluster: str | None, now: fl
         "replica": decided.key.replica,
         "cycle": decided.key.cycle,
         "rank": decided.key.rank,
-        "failed": _plain(decided.inquiry.failed),
+        "failed": msgspec.to_builtins(decided.inquiry.failed),
         "nodes": list(decided.inquiry.nodes),
         "verdict": decided.verdict,
         "fault": leading.fault if leading else "unknown",
         "scope": leading.scope if leading else "unknown",
         "confidence": leading.confidence if leading else 0.0,
         "blamed": {"nodes": list(blamed_nodes(decided)), "ranks": list(leading.ranks) if leading else []},
-        "decision": _plain(judged),
-        "attributions": [_plain(each) for each in decided.attributions],
+        "decision": msgspec.to_builtins(judged),
+        "attributions": msgspec.to_builtins(list(decided.attributions)),
     }
 
 
@@ -109,42 +121,24 @@ def blamed_nodes(decided: DecidedFailure) -> tuple[str, ...]:
     return decided.leading.nodes if decided.leading else ()
 
 
-def _fields(decided: DecidedFailure) -> Iterator[str]:
-    leading, key = decided.leading, decided.key
-    yield f"{bold('Cycle')}\n{escaped(key.replica)}, cycle {key.cycle}, generation {key.generation}"
-    if leading is not None:
-        sure = f", {leading.confidence:.0%} sure" if leading.confidence else ""
-        yield f"{bold('Fault')}\n{fitting(leading.fault, 200)} ({leading.scope}{sure})"
-    if nodes := blamed_nodes(decided):
-        yield f"{bold('Blamed')}\n{fitting(', '.join(nodes), 1000)}"
-    if leading is not None and leading.missing:
-        yield f"{bold('Missing')}\n{fitting('ranks ' + ', '.join(map(str, leading.missing)), 1000)}"
-
-
-def _source(said: Attribution) -> str:
-    head = f"{bold(escaped(said.source[:100]))} {said.verdict} after {said.latency_s:.1f} s"
-    text = said.problem or said.explanation
-    lines = [line for line in (said.primary, *said.secondary) if line is not None]
+def _source(answer: Attribution) -> str:
+    """One source's answer: its verdict, explanation, evidence and hint."""
+    head = f"{bold(escaped(answer.source[:100]))} {answer.verdict} after {answer.latency_s:.1f} s"
+    text = answer.problem or answer.explanation
     parts = [head + (f": {fitting(text, EXPLANATION_CHARS)}" if text else "")]
+    evidence = [each for each in (answer.primary, *answer.secondary) if each is not None]
+    lines = []
+    for each in evidence[:MOST_LINES]:
+        where = PurePath(each.file).name + (f":{each.line}" if each.line else "")
+        line = " ".join(each.text.split())
+        lines.append(f"{where}: {line if len(line) <= LINE_CHARS else line[: LINE_CHARS - 1] + '…'}")
+    if len(evidence) > MOST_LINES:
+        lines.append(f"… {len(evidence) - MOST_LINES} more")
     if lines:
-        shown = [_line(line) for line in lines[:MOST_LINES]]
-        more = [f"… {len(lines) - MOST_LINES} more"] if len(lines) > MOST_LINES else []
-        parts.append(code_block("\n".join(shown + more), EVIDENCE_CHARS))
-    if said.hint:
-        parts.append(fitting(said.hint, EXPLANATION_CHARS))
+        parts.append(code_block("\n".join(lines), EVIDENCE_CHARS))
+    if answer.hint:
+        parts.append(fitting(answer.hint, EXPLANATION_CHARS))
     return "\n".join(parts)
-
-
-def _line(evidence: Evidence) -> str:
-    where = PurePath(evidence.file).name + (f":{evidence.line}" if evidence.line else "")
-    text = " ".join(evidence.text.split())
-    return f"{where}: {text if len(text) <= LINE_CHARS else text[: LINE_CHARS - 1] + '…'}"
-
-
-def _hint(decided: DecidedFailure) -> str:
-    folder = str(PurePath(decided.key.job).parent)
-    command = ["nvrx-slurm", "explain", decided.job_id, "--cycle", str(decided.key.cycle), "--folder", folder]
-    return f"More: `{fitting(shlex.join(command).replace('`', 'ˋ'), 1500)}`"
 
 
 def _section(text: str) -> dict[str, Any]:
@@ -153,14 +147,6 @@ def _section(text: str) -> dict[str, Any]:
 
 def _mrkdwn(text: str) -> dict[str, Any]:
     return {"type": "mrkdwn", "text": text}
-
-
-def _plain(value: Any) -> Any:
-    return msgspec.to_builtins(value)
-
-
-def _iso(t: float) -> str:
-    return datetime.fromtimestamp(t, UTC).isoformat(timespec="milliseconds").replace("+00:00", "Z")
 
 
 # ---- text as Slack's `mrkdwn` shows it, with any content

@@ -10,6 +10,7 @@ import contextlib
 import logging
 import random
 from collections.abc import Iterator, Mapping, Sequence
+from functools import partial
 from pathlib import Path
 
 from nvrx_slurm.attribution.http_client import PermanentError, RetryableError
@@ -132,37 +133,34 @@ class OutboxWorker:
             except Exception as error:  # of any kind: the next receiver and the next failure have their turn
                 problem = str(error) or type(error).__name__
                 self._complain(problem)
-        return FlushResult(self.receiver.name, self._sent, await self._left(), problem)
+        left = len(self._unspooled)
+        with contextlib.suppress(OSError):
+            left += await bounded(self._spool.count)
+        return FlushResult(self.receiver.name, self._sent, left, problem)
 
     async def close(self) -> None:
         with contextlib.suppress(Exception):  # a connection that is closed badly is closed
             await self.receiver.close()
 
     async def _empty(self) -> None:
-        while batch := await self._waiting(self.receiver.batch):
+        most = self.receiver.batch
+        while True:
+            try:
+                spooled = await bounded(partial(self._spool.waiting, most))
+            except OSError as error:
+                self._complain(f"the spool {self._spool.folder} cannot be read ({error or type(error).__name__})")
+                spooled = []
+            batch = [*spooled, *self._unspooled][:most]
+            if not batch:
+                return
             for identity, problem in (await self._delivered(batch)).items():
                 if problem is not None:
                     self._complain(f"it cannot accept the report of failure {identity}: {problem}")
-                await self._drop([message for message in batch if message.identity == identity])
+                done = [message for message in batch if message.identity == identity]
+                self._unspooled = [message for message in self._unspooled if message not in done]
+                for message in done:
+                    await bounded(partial(self._spool.drop, message))
                 self._sent += problem is None
-
-    async def _waiting(self, most: int) -> list[Message]:
-        try:
-            spooled = await bounded(lambda: self._spool.waiting(most))
-        except OSError as error:
-            self._complain(f"the spool {self._spool.folder} cannot be read ({error or type(error).__name__})")
-            spooled = []
-        return [*spooled, *self._unspooled][:most]
-
-    async def _left(self) -> int:
-        with contextlib.suppress(OSError):
-            return len(self._unspooled) + await bounded(self._spool.count)
-        return len(self._unspooled)
-
-    async def _drop(self, messages: Sequence[Message]) -> None:
-        self._unspooled = [message for message in self._unspooled if message not in messages]
-        for message in messages:
-            await bounded(lambda message=message: self._spool.drop(message))  # type: ignore[misc]  # mypy knows no such lambda
 
     async def _delivered(self, batch: Sequence[Message]) -> Mapping[str, str | None]:
         """The outcome of one round of attempts: at least one message's, or it raises."""
@@ -191,25 +189,18 @@ class OutboxWorker:
         )
         async for attempt in attempts:
             with attempt:
-                outcome = await self._attempt(batch)
+                try:
+                    outcome = await self.receiver.deliver(batch)
+                except (PermanentError, ConfigError) as error:
+                    self._paused = (self._clock.monotonic() + limits.refused_s, str(error))
+                    raise PermanentError(str(error)) from None
+                except RetryableError as error:
+                    if error.after_s is not None:
+                        self._paused = (self._clock.monotonic() + error.after_s, str(error))
+                    raise
+                if not outcome:
+                    raise RetryableError("it has accepted nothing")
         return outcome
-
-    async def _attempt(self, batch: Sequence[Message]) -> Mapping[str, str | None]:
-        try:
-            outcome = await self.receiver.deliver(batch)
-        except (PermanentError, ConfigError) as error:
-            self._pause(self._limits.refused_s, str(error))
-            raise PermanentError(str(error)) from None
-        except RetryableError as error:
-            if error.after_s is not None:
-                self._pause(error.after_s, str(error))
-            raise
-        if not outcome:
-            raise RetryableError("it has accepted nothing")
-        return outcome
-
-    def _pause(self, seconds: float, why: str) -> None:
-        self._paused = (self._clock.monotonic() + seconds, why)
 
     def _complain(self, problem: str) -> None:
         # Once each: a receiver that is away is away for many failures.

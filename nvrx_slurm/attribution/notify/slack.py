@@ -9,7 +9,7 @@ from typing import Any
 
 import msgspec
 
-from nvrx_slurm.attribution.http_client import HttpReply, PermanentError, RetryableError, token_of
+from nvrx_slurm.attribution.http_client import PermanentError, RetryableError, token_of
 from nvrx_slurm.attribution.notify.base import DecidedFailure, DeliveryLimits, Message, ReceiverHttp, bounded
 from nvrx_slurm.attribution.notify.format import slack_message
 from nvrx_slurm.errors import MalformedRecord
@@ -83,22 +83,38 @@ class SlackReceiver:
 
     async def deliver(self, messages: Sequence[Message]) -> Mapping[str, str | None]:
         (message,) = messages
-        self._thread = self._thread or await self._read_thread()
-        if message.identity in self._thread.reported:
+        thread = self._thread
+        if thread is None:
+            thread = self._thread = SlackThread(channel=self._plan.channel)
+            with contextlib.suppress(OSError, MalformedRecord):
+                kept = decode_json(SlackThread, await bounded(self._path.read_bytes), "the thread")
+                if kept.channel == self._plan.channel:
+                    thread = self._thread = kept
+        if message.identity in thread.reported:
             return {message.identity: None}
         try:
             arguments = decode_json(dict[str, Any], message.body, "the message")
         except MalformedRecord:
             return {message.identity: "the spooled message is not valid"}
-        return {message.identity: await self._post(arguments, message.identity, self._thread)}
+        return {message.identity: await self._post(arguments, message.identity, thread)}
 
     async def close(self) -> None:
         await self._http.close()
 
     async def _post(self, message: dict[str, Any], identity: str, thread: SlackThread) -> str | None:
+        key = "fault_tolerance.attribution.slack.token_file"
+        token = await bounded(lambda: token_of(self._plan.token_file, env.slack_token(), key=key))
+        if token is None:
+            raise PermanentError(f"there is no token for Slack: set {key} or NVRX_SLURM_SLACK_TOKEN")
         if thread.ts is not None:
             message = {**message, "channel": thread.channel_id or message["channel"], "thread_ts": thread.ts}
-        http = await self._send(msgspec.json.encode(message))
+        http = await self._http.send(
+            "POST",
+            f"{self._plan.url.rstrip('/')}/chat.postMessage",
+            content=msgspec.json.encode(message),
+            content_type="application/json; charset=utf-8",
+            authorization=f"Bearer {token}",
+        )
         if http.status != 200:
             raise PermanentError(f"Slack answers {http.status}: check slack.url")
         try:
@@ -118,26 +134,6 @@ class SlackReceiver:
             raise RetryableError(f"Slack answers {reply.error}")
         todo = _WHAT_TO_DO.get(reply.error, "see Slack's reference of chat.postMessage")
         raise PermanentError(f"Slack refuses ({reply.error}): {todo}")
-
-    async def _send(self, content: bytes) -> HttpReply:
-        key = "fault_tolerance.attribution.slack.token_file"
-        token = await bounded(lambda: token_of(self._plan.token_file, env.slack_token(), key=key))
-        if token is None:
-            raise PermanentError(f"there is no token for Slack: set {key} or NVRX_SLURM_SLACK_TOKEN")
-        return await self._http.send(
-            "POST",
-            f"{self._plan.url.rstrip('/')}/chat.postMessage",
-            content=content,
-            content_type="application/json; charset=utf-8",
-            authorization=f"Bearer {token}",
-        )
-
-    async def _read_thread(self) -> SlackThread:
-        with contextlib.suppress(OSError, MalformedRecord):
-            thread = decode_json(SlackThread, await bounded(self._path.read_bytes), "the thread")
-            if thread.channel == self._plan.channel:
-                return thread
-        return SlackThread(channel=self._plan.channel)
 
     async def _keep(self, thread: SlackThread) -> None:
         self._thread = thread

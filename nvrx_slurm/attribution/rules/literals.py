@@ -31,13 +31,6 @@ def literals_of(pattern: str, *, ignore_case: bool = False) -> tuple[bytes, ...]
 
     Empty: no such set of texts of four characters or more is found. The pattern must be one that `re` accepts.
     """
-    texts = _texts_of(pattern)
-    if ignore_case:
-        texts = tuple(text.lower() for text in texts)
-    return tuple(dict.fromkeys(text.encode() for text in texts)) if _worth(texts) >= SHORTEST else ()
-
-
-def _texts_of(pattern: str) -> _Texts:
     levels = [_Level()]
     for token in _TOKEN.finditer(pattern):
         kind, level = token.lastgroup, levels[-1]
@@ -57,7 +50,10 @@ def _texts_of(pattern: str) -> _Texts:
             return ()
         else:
             level.end_run()
-    return levels[0].texts()
+    texts = levels[0].texts()
+    if ignore_case:
+        texts = tuple(text.lower() for text in texts)
+    return tuple(dict.fromkeys(text.encode() for text in texts)) if _worth(texts) >= SHORTEST else ()
 
 
 class _Level:

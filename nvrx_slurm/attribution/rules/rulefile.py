@@ -29,60 +29,56 @@ _NULLS = {"null", "Null", "NULL"}
 def read_rule_file(path: Path) -> YamlFile:
     """What `read_yaml` says of the file, sooner where the file is plain. Raises ConfigError."""
     try:
-        plain = _Plain(path.read_text(encoding="ascii"))
-    except (OSError, UnicodeDecodeError, _NotPlain):
+        return read_plain(path)
+    except (OSError, UnicodeDecodeError, NotPlain):
         return read_yaml(path)
-    return YamlFile(path, plain.data, plain.lines)
 
 
-class _NotPlain(Exception):
+class NotPlain(Exception):
     """The file is some other YAML, or wrong."""
 
 
-class _Plain:
-    """The value of a plain file and its lines, as in `YamlFile`."""
-
-    def __init__(self, text: str) -> None:
-        self.data: dict[str, Any] = {}
-        self.lines: dict[KeyPath, int] = {}
-        self._rule: dict[str, Any] = {}
-        self._list: list[str] | None = None
-        self._at: KeyPath = ()
-        for number, line in enumerate(text.split("\n"), start=1):
-            if line and not line.startswith("#"):
-                self.lines[self._take(line)] = number
-        if not all(self.data.values()) or [] in [value for rule in self.data.values() for value in rule.values()]:
-            raise _NotPlain
-
-    def _take(self, line: str) -> KeyPath:
-        """Put the line's value into `data`. Returns where."""
+def read_plain(path: Path) -> YamlFile:
+    """A plain file. Raises NotPlain."""
+    data: dict[str, Any] = {}
+    lines: dict[KeyPath, int] = {}
+    rule: dict[str, Any] = {}
+    items: list[str] | None = None
+    at: KeyPath = ()
+    for number, line in enumerate(path.read_text(encoding="ascii").split("\n"), start=1):
+        if not line or line.startswith("#"):
+            continue
         if line.startswith("    "):  # an item of a list
             text = _text(_matched(_ITEM, line))
-            if self._list is None or text is None:
-                raise _NotPlain
-            self._list.append(text)
-            return (*self._at, len(self._list) - 1)
+            if items is None or text is None:
+                raise NotPlain
+            items.append(text)
+            lines[*at, len(items) - 1] = number
+            continue
         if line.startswith("  "):  # a key of a rule
             match = _matched(_KEY, line)
             key, text = match["name"], _text(match)
-            if not self._at or key in self._rule:
-                raise _NotPlain
-            self._list = [] if text is None else None
-            self._rule[key] = self._list if text is None else text
-            self._at = (self._at[0], key)
-            return self._at
-        name = _matched(_NAME, line)["name"]
-        if name in self.data:
-            raise _NotPlain
-        self._rule, self._list, self._at = {}, None, (name,)
-        self.data[name] = self._rule
-        return self._at
+            if not at or key in rule:
+                raise NotPlain
+            items = [] if text is None else None
+            rule[key] = items if text is None else text
+            at = (at[0], key)
+        else:
+            name = _matched(_NAME, line)["name"]
+            if name in data:
+                raise NotPlain
+            rule, items, at = {}, None, (name,)
+            data[name] = rule
+        lines[at] = number
+    if not all(data.values()) or [] in [value for rule in data.values() for value in rule.values()]:
+        raise NotPlain  # a rule without keys, or a list without items
+    return YamlFile(path, data, lines)
 
 
 def _matched(pattern: re.Pattern[str], line: str) -> re.Match[str]:
     match = pattern.fullmatch(line)
     if match is None:
-        raise _NotPlain
+        raise NotPlain
     return match
 
 
@@ -91,7 +87,7 @@ def _text(match: re.Match[str]) -> str | None:
     if quoted is not None:
         return quoted.replace("''", "'")
     if bare in _NULLS:
-        raise _NotPlain
+        raise NotPlain
     return bare
 
 

@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from nvrx_slurm.attribution.rules.catalogue import built_in_files
-from nvrx_slurm.attribution.rules.rulefile import _NotPlain, _Plain, read_rule_file
+from nvrx_slurm.attribution.rules.rulefile import NotPlain, read_plain, read_rule_file
 from nvrx_slurm.errors import ConfigError
 from nvrx_slurm.jobspec.yamlfile import read_yaml
 
@@ -19,7 +19,7 @@ TEXTS = st.text(st.sampled_from("ab1 :#'\"-[]{}&*!|>%@`,?~\\"), max_size=12)
 def test_built_in_files_are_plain() -> None:
     """Each shipped file is one that the quick reader takes, so that no start of an analysis waits for YAML."""
     for path in built_in_files():
-        assert _Plain(path.read_text(encoding="ascii")).data
+        assert read_plain(path).data
 
 
 @pytest.mark.parametrize("path", built_in_files()[:3], ids=lambda path: path.name)
@@ -34,12 +34,12 @@ def test_whatever_is_plain_means_the_same(
 ) -> None:
     """Any file that the quick reader takes is valid YAML of the same meaning."""
     text = "\n".join(start + rest for start, rest in lines) + "\n"
-    try:
-        plain = _Plain(text)
-    except _NotPlain:
-        return
     path = tmp_path_factory.mktemp("rules") / "own.yaml"
     path.write_text(text)
+    try:
+        plain = read_plain(path)
+    except NotPlain:
+        return
     general = read_yaml(path)
     assert (general.data, general.lines) == (plain.data, plain.lines)
 

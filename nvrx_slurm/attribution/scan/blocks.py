@@ -124,18 +124,15 @@ def _whole_lines(pieces: Iterable[bytes]) -> Iterator[tuple[bytes, int, int]]:
             next_line = end.end() if end else len(rest)
             yield rest[:kept], next_line - kept, rest.count(b"\n", kept, next_line)
             rest, in_long = rest[next_line:], end is None
-        if end_of_last := _last_end(rest):
+        # The last end of a line. Each search covers what the one before left.
+        end_of_last = rest.rfind(b"\n") + 1
+        end_of_last = rest.rfind(b"\r", end_of_last) + 1 or end_of_last
+        end_of_last = rest.rfind(b"\0", end_of_last) + 1 or end_of_last
+        if end_of_last:
             yield rest[:end_of_last], 0, 0
             rest = rest[end_of_last:]
     if rest:
         yield rest, 0, 0
-
-
-def _last_end(text: bytes) -> int:
-    """The position after the last end of a line, 0: there is none. Each search covers what the one before left."""
-    end = text.rfind(b"\n") + 1
-    end = text.rfind(b"\r", end) + 1 or end
-    return text.rfind(b"\0", end) + 1 or end
 
 
 def _too_long(text: bytes) -> int | None:

@@ -15,7 +15,7 @@ import os
 import re
 import stat
 import zlib
-from collections.abc import Callable, Generator, Iterator, Sequence
+from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import IO, cast
 
@@ -100,7 +100,16 @@ def pieces(file: IO[bytes], piece_bytes: int = PIECE_BYTES) -> Iterator[bytes]:
             raise Unreadable(f"is no log but {what}")
     unpack = next((unpack for magic, unpack in _UNPACKERS.items() if head.startswith(magic)), None)
     read = _plain(file, size, piece_bytes) if unpack is None else _unpacked(unpack(file), piece_bytes)
-    yield from _in_utf_8(read)
+    first = next(read, b"")
+    if not first.startswith(_UTF_16):
+        yield first.removeprefix(codecs.BOM_UTF8)
+        yield from read
+        return
+    decoder = codecs.getincrementaldecoder("utf-16")("replace")
+    yield decoder.decode(first).encode("utf-8", "replace")
+    for piece in read:
+        yield decoder.decode(piece).encode("utf-8", "replace")
+    yield decoder.decode(b"", final=True).encode("utf-8", "replace")
 
 
 def _plain(file: IO[bytes], size: int, piece_bytes: int) -> Iterator[bytes]:
@@ -122,19 +131,6 @@ def _unpacked(file: IO[bytes], piece_bytes: int) -> Iterator[bytes]:
             raise Unreadable(f"is torn: {error}") from None
 
 
-def _in_utf_8(read: Iterator[bytes]) -> Iterator[bytes]:
-    first = next(read, b"")
-    if not first.startswith(_UTF_16):
-        yield first.removeprefix(codecs.BOM_UTF8)
-        yield from read
-        return
-    decoder = codecs.getincrementaldecoder("utf-16")("replace")
-    yield decoder.decode(first).encode("utf-8", "replace")
-    for piece in read:
-        yield decoder.decode(piece).encode("utf-8", "replace")
-    yield decoder.decode(b"", final=True).encode("utf-8", "replace")
-
-
 _RANK = re.compile(r"(?:^|[._-])(?<!local[._-])(?:global_?rank|rank|task|proc)[._-]?(\d{1,6})(?!\d)", re.IGNORECASE)
 _BARE_RANK = re.compile(
     r"(\d{1,3})\.(?:out|err|log|txt)|(?:std)?(?:out|err|log)[._-](\d{1,3})(?:\.(?:out|err|log|txt))?"
@@ -149,47 +145,45 @@ def log_file(path: Path, inquiry: Inquiry | None, *, flight_recorder: bool = Fal
     """Whose output a file holds, by its path (the layouts of this tool, torchrun, srun, NeMo and PyTorch) and by what
     is known of the job: a rank's node, a node's ranks."""
     parts = path.parts[-1 - _PARENTS_LOOKED_AT :]
-    node = _node_of(parts, inquiry)
-    rank = _rank_of(path, parts, inquiry, node)
-    if node is None and rank is not None and inquiry is not None:
-        node = inquiry.node_of(rank)
-    return LogFile(path, rank, node, "flight_recorder" if flight_recorder else _kind_of(path, rank))
-
-
-def _rank_of(path: Path, parts: tuple[str, ...], inquiry: Inquiry | None, node: str | None) -> int | None:
+    nodes = inquiry.nodes if inquiry else ()
+    node = _node_of(parts, nodes)
+    rank: int | None = None
     if torchrun := _TORCHRUN.search(path.as_posix()):
         local = int(torchrun[1])
-        if inquiry is None or len(inquiry.nodes) <= 1:
-            return local
-        # Each of several nodes has such a rank.
-        nodes = inquiry.nodes
-        return nodes.index(node) * inquiry.workers_per_node + local if node in nodes else None
-    if bare := _BARE_RANK.fullmatch(path.name) or _TRACE.search(path.name):
-        return int(next(filter(None, bare.groups())))
-    found = (_RANK.search(part) for part in reversed(parts))
-    return next((int(rank[1]) for rank in found if rank), None)
+        if inquiry is None or len(nodes) <= 1:
+            rank = local
+        elif node in nodes:  # each of several nodes has such a rank
+            rank = nodes.index(node) * inquiry.workers_per_node + local
+    elif bare := _BARE_RANK.fullmatch(path.name) or _TRACE.search(path.name):
+        rank = int(next(filter(None, bare.groups())))
+    else:
+        found = (_RANK.search(part) for part in reversed(parts))
+        rank = next((int(each[1]) for each in found if each), None)
+    if node is None and rank is not None and inquiry is not None:
+        node = inquiry.node_of(rank)
+
+    name, kind = path.name.lower(), "mixed"
+    if flight_recorder:
+        kind = "flight_recorder"
+    elif path.parent.name in ("stacks", "health"):
+        kind = path.parent.name
+    elif ".err" in name or "stderr" in name:
+        kind = "err"
+    elif "stdout" in name or (rank is not None and ".out" in name):
+        kind = "out"
+    return LogFile(path, rank, node, cast(LogKind, kind))
 
 
-def _node_of(parts: tuple[str, ...], inquiry: Inquiry | None) -> str | None:
+def _node_of(parts: tuple[str, ...], nodes: Sequence[str]) -> str | None:
+    """The node that a path names: one of the job's, or else by the usual names."""
     if len(parts) > 1 and parts[-2] == "health":
         return Path(parts[-1]).stem
     for part in reversed(parts):
-        for node in sorted(inquiry.nodes if inquiry else (), key=len, reverse=True):
+        for node in sorted(nodes, key=len, reverse=True):
             if re.search(rf"(?<![A-Za-z0-9]){re.escape(node)}(?![A-Za-z0-9])", part):
                 return node
     found = _NODE.search(parts[-1])
     return found and found[1]
-
-
-def _kind_of(path: Path, rank: int | None) -> LogKind:
-    name = path.name.lower()
-    if path.parent.name == "stacks":
-        return "stacks"
-    if path.parent.name == "health":
-        return "health"
-    if ".err" in name or "stderr" in name:
-        return "err"
-    return "out" if "stdout" in name or (rank is not None and ".out" in name) else "mixed"
 
 
 _NO_LOG_SUFFIXES = frozenset(
@@ -215,36 +209,27 @@ def find_logs(paths: Sequence[Path], inquiry: Inquiry | None) -> list[LogFile]:
     seen: set[tuple[int, int]] = set()
     for path in paths:
         absolute = Path(os.path.abspath(path))  # noqa: PTH100  # `resolve` would lose the name that the user gave
-        for file, identity, flight_recorder in _named(absolute, seen):
-            found.setdefault(identity, log_file(file, inquiry, flight_recorder=flight_recorder))
+        try:
+            status = absolute.stat()
+        except OSError as error:
+            message = f"{absolute} cannot be read: {error.strerror}; name log files or folders that hold them"
+            raise UsageError(message) from None
+        files: Iterable[tuple[Path, tuple[int, int]]] = [(absolute, _identity(status))]
+        if stat.S_ISDIR(status.st_mode):
+            is_job = (absolute / "plan.json").is_file() and (absolute / "logs").is_dir()
+            files = _below(absolute / "logs" if is_job else absolute, seen)
+        elif what := refusal(status.st_mode):
+            raise UsageError(f"{absolute} is {what}; name log files or folders that hold them")
+        for file, identity in files:
+            if identity not in found:
+                found[identity] = log_file(file, inquiry, flight_recorder=_is_dump(file))
     if not found:
         named = ", ".join(map(str, paths)) or "no path"
         raise UsageError(f"no log below {named}: name the files themselves, or the folder that holds them")
     return sorted(found.values(), key=lambda file: file.path)
 
 
-_Found = tuple[Path, tuple[int, int], bool]
-
-
-def _named(path: Path, seen: set[tuple[int, int]]) -> Iterator[_Found]:
-    """The files that one of the paths names. Raises UsageError."""
-    try:
-        status = path.stat()
-    except OSError as error:
-        raise UsageError(
-            f"{path} cannot be read: {error.strerror}; name log files or folders that hold them"
-        ) from None
-    if not stat.S_ISDIR(status.st_mode):
-        what = refusal(status.st_mode)
-        if what is not None:
-            raise UsageError(f"{path} is {what}; name log files or folders that hold them")
-        yield path, _identity(status), _is_dump(path)
-        return
-    is_job = (path / "plan.json").is_file() and (path / "logs").is_dir()
-    yield from _below(path / "logs" if is_job else path, seen)
-
-
-def _below(top: Path, seen: set[tuple[int, int]]) -> Iterator[_Found]:
+def _below(top: Path, seen: set[tuple[int, int]]) -> Iterator[tuple[Path, tuple[int, int]]]:
     """All logs below a folder. `seen`: the folders that were entered, so that no loop of links is walked twice."""
     folders = [str(top)]
     while folders:
@@ -265,9 +250,9 @@ def _below(top: Path, seen: set[tuple[int, int]]) -> Iterator[_Found]:
                         if stat.S_ISDIR(status.st_mode):
                             folders.append(entry.path)
                         elif stat.S_ISREG(status.st_mode) and (status.st_size or status.st_blocks):
-                            yield Path(entry.path), _identity(status), _is_dump(Path(entry.path))
+                            yield Path(entry.path), _identity(status)
         except OSError:
-            yield Path(folder), (0, hash(folder)), False
+            yield Path(folder), (0, hash(folder))
 
 
 def _is_dump(path: Path) -> bool:

@@ -14,7 +14,7 @@ from nvrx_slurm.attribution.rules.catalogue import Rule
 from nvrx_slurm.attribution.scan.blocks import LogBlock, decoded, excerpt
 from nvrx_slurm.attribution.scan.model import EXACT_UP_TO, KEPT, MOST_DIGITS, Hit, LogFile
 from nvrx_slurm.attribution.scan.prefilter import Searcher
-from nvrx_slurm.attribution.scan.prefixes import Label, first_stamp, label_of, named_in, stamp_of
+from nvrx_slurm.attribution.scan.prefixes import first_stamp, label_of, named_in, stamp_of
 from nvrx_slurm.attribution.scan.tracebacks import lines_back, may_end, traceback_above
 
 Span = tuple[int, int]
@@ -107,7 +107,13 @@ class Sheet:
             groups["local_rank"] = str(label.local_rank)
         t = stamp_of(line, self.changed_at)
         if may_end(line[label.begin :]):
-            above = traceback_above(self._of_writer(label, lines_back(block.window(begin))))
+            # The lines above of the same writer, without their labels.
+            own = (
+                earlier[other.begin :]
+                for earlier in lines_back(block.window(begin))
+                if (other := label_of(earlier, srun=self.numbered)).writer == label.writer
+            )
+            above = traceback_above(own)
             if above is not None:
                 groups |= above.groups()
                 t = first_stamp(above.stamped, self.changed_at) if t is None else t
@@ -128,13 +134,6 @@ class Sheet:
             groups=groups,
             offset=block.offset_of(begin),
         )
-
-    def _of_writer(self, label: Label, lines: Iterator[bytes]) -> Iterator[bytes]:
-        """The lines of one writer, without their labels."""
-        for line in lines:
-            other = label_of(line, srun=self.numbered)
-            if (other.rank, other.node, other.local_rank) == (label.rank, label.node, label.local_rank):
-                yield line[other.begin :]
 
 
 def _first_known(*values: _T | None) -> _T | None:
@@ -207,9 +206,24 @@ class LineMatcher:
             if tally.is_often:
                 tally.estimate(lines, rule)
                 tally.late.append(_Late(block, None))
+                continue
+            # Keep the first of the file and the last of the block; count all, until there are many.
+            last = collections.deque[Span](maxlen=KEPT)
+            for line, match in self._matching(number, block, lines.of(rule)):
+                tally.count += 1
+                if len(tally.first) < KEPT:
+                    tally.first.append(self._hit(block, line, rule, match))
+                    continue
+                last.append(line)
+                if tally.is_often:
+                    tally.count += lines.count(rule, after=line[1])
+                    tally.late.append(_Late(block, None))
+                    break
             else:
-                self._match_all(number, lines, tally)
-                self._often.update([number] if tally.is_often else [])
+                if last:
+                    tally.late.append(_Late(block, list(last)))
+            if tally.is_often:
+                self._often.add(number)
 
     def hits(self) -> list[Hit]:
         """What is kept, in the order of lines; the rules of one line in the catalogue's."""
@@ -222,22 +236,6 @@ class LineMatcher:
     def counts(self) -> dict[str, int]:
         """Name of a rule → lines."""
         return {self._rules[number].name: tally.count for number, tally in self._tallies.items() if tally.count}
-
-    def _match_all(self, number: int, lines: BlockLines, tally: _Tally) -> None:
-        """Count all, until there are many; keep the first of the file and the last of the block."""
-        rule, last = self._rules[number], collections.deque[Span](maxlen=KEPT)
-        for line, match in self._matching(number, lines.block, lines.of(rule)):
-            tally.count += 1
-            if len(tally.first) < KEPT:
-                tally.first.append(self._hit(lines.block, line, rule, match))
-                continue
-            last.append(line)
-            if tally.is_often:
-                tally.count += lines.count(rule, after=line[1])
-                tally.late.append(_Late(lines.block, None))
-                return
-        if last:
-            tally.late.append(_Late(lines.block, list(last)))
 
     def _matching(
         self, number: int, block: LogBlock, lines: Iterable[Span]

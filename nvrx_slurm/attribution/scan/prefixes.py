@@ -11,7 +11,7 @@ import itertools
 import re
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
-from datetime import UTC, datetime, timedelta, timezone, tzinfo
+from datetime import datetime, timedelta, timezone, tzinfo
 
 _SRUN = re.compile(rb" *(\d{1,6}): ?")
 _PDSH = re.compile(rb"([A-Za-z][\w.-]*\d[\w.-]*): (?= *\d{1,6}: |\[)")
@@ -43,6 +43,10 @@ class Label:
     node: str | None
     local_rank: int | None
     begin: int
+
+    @property
+    def writer(self) -> tuple[int | None, str | None, int | None]:
+        return self.rank, self.node, self.local_rank
 
 
 def by_srun(head: bytes) -> bool:
@@ -128,25 +132,17 @@ def _dated(found: re.Match[bytes], changed_at: float) -> float:
     fraction = float(b"0." + (parts["f"] or b"0"))
     year = parts["y"] and int(parts["y"])
     if year:
-        whole = datetime(
-            year if year > 99 else year + 2000, month, int(parts["d"]), *clock, tzinfo=_zone(parts.get("z"))
-        )
-        return whole.timestamp() + fraction
+        zone: tzinfo | None = None  # this machine's
+        if text := parts.get("z"):
+            ahead = timedelta() if text in (b"Z", b"UTC") else timedelta(hours=int(text[1:3]), minutes=int(text[-2:]))
+            zone = timezone(-ahead if text.startswith(b"-") else ahead)
+        year = year if year > 99 else year + 2000
+        return datetime(year, month, int(parts["d"]), *clock, tzinfo=zone).timestamp() + fraction
     latest = datetime.fromtimestamp(changed_at).year
     this_year = datetime(latest, month, int(parts["d"]), *clock)
     if this_year.timestamp() > changed_at + _DAY_S:
         this_year = this_year.replace(year=latest - 1)
     return this_year.timestamp() + fraction
-
-
-def _zone(text: bytes | None) -> tzinfo | None:
-    """None: this machine's."""
-    if text is None:
-        return None
-    if text in (b"Z", b"UTC"):
-        return UTC
-    ahead = timedelta(hours=int(text[1:3]), minutes=int(text[-2:]))
-    return timezone(-ahead if text.startswith(b"-") else ahead)
 
 
 def _epoch(found: re.Match[bytes], changed_at: float) -> float:

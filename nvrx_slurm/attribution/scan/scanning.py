@@ -8,7 +8,6 @@ import queue
 import threading
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
-from typing import IO
 
 from nvrx_slurm.attribution.rules.catalogue import Catalogue
 from nvrx_slurm.attribution.scan.blocks import blocks, excerpt, plain
@@ -108,47 +107,41 @@ def _scan_file(file: LogFile, searcher: Searcher, stopped: Callable[[], bool]) -
     read = _FileScan()
     if file.kind == "flight_recorder":
         return read
+
+    def readable(stream: Iterator[bytes]) -> Iterator[bytes]:
+        # What breaks the stream is the file's problem; what came before it is scanned.
+        try:
+            yield from stream
+        except (Unreadable, OSError) as error:
+            read.problem = str(error)
+
     try:
         with opened(file.path) as raw:
-            _scan_text(file, raw, searcher, stopped, read)
+            changed_at = os.fstat(raw.fileno()).st_mtime
+            stream = readable(pieces(raw))
+            # The first 16 KiB show whether srun labelled the file.
+            taken: list[bytes] = []
+            size = 0
+            while size < _HEAD_BYTES and (piece := next(stream, None)) is not None:
+                taken.append(piece)
+                size += len(piece)
+            head = plain(b"".join(taken)[:_HEAD_BYTES])
+            matcher = LineMatcher(searcher, Sheet(file, file.rank is None and by_srun(head), changed_at), stopped)
+            end = b""
+            for block in blocks(itertools.chain(taken, stream)):
+                if stopped():
+                    break
+                matcher.read(block)
+                read.bytes_read += len(block.raw)
+                end = block.window(len(block.text))
+            lines = list(itertools.islice((line for line in lines_back(end) if line.strip()), 2 * TAIL_LINES))
+            read.hits, read.counts = matcher.hits(), matcher.counts()
+            read.tail = tuple(excerpt(line) for line in reversed(lines[:TAIL_LINES]))
+            read.first_t = first_stamp(head.split(b"\n"), changed_at)
+            read.last_t = first_stamp(lines, changed_at)
     except Unreadable as problem:
         read.problem = str(problem)
     except Exception as error:  # what was found in the other files is not lost
         log.exception("%s", file.path)
         read.problem = f"cannot be understood: {type(error).__name__}: {error}"
     return read
-
-
-def _scan_text(
-    file: LogFile, raw: IO[bytes], searcher: Searcher, stopped: Callable[[], bool], read: _FileScan
-) -> None:
-    changed_at = os.fstat(raw.fileno()).st_mtime
-    stream = _up_to_a_break(pieces(raw), read)
-    # The first 16 KiB show whether srun labelled the file.
-    taken: list[bytes] = []
-    size = 0
-    while size < _HEAD_BYTES and (piece := next(stream, None)) is not None:
-        taken.append(piece)
-        size += len(piece)
-    head = plain(b"".join(taken)[:_HEAD_BYTES])
-    matcher = LineMatcher(searcher, Sheet(file, file.rank is None and by_srun(head), changed_at), stopped)
-    end = b""
-    for block in blocks(itertools.chain(taken, stream)):
-        if stopped():
-            break
-        matcher.read(block)
-        read.bytes_read += len(block.raw)
-        end = block.window(len(block.text))
-    lines = list(itertools.islice((line for line in lines_back(end) if line.strip()), 2 * TAIL_LINES))
-    read.hits, read.counts = matcher.hits(), matcher.counts()
-    read.tail = tuple(excerpt(line) for line in reversed(lines[:TAIL_LINES]))
-    read.first_t = first_stamp(head.split(b"\n"), changed_at)
-    read.last_t = first_stamp(lines, changed_at)
-
-
-def _up_to_a_break(stream: Iterator[bytes], read: _FileScan) -> Iterator[bytes]:
-    """The stream up to where it can no longer be read; what broke it is the file's problem."""
-    try:
-        yield from stream
-    except (Unreadable, OSError) as error:
-        read.problem = str(error)

@@ -11,7 +11,7 @@ import hashlib
 import platform
 import re
 import sys
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from functools import partial
 from importlib import metadata
 from pathlib import Path
@@ -62,7 +62,14 @@ def search(
     """
     form = {"selective": selective, "literals": literals, "patterns": patterns}[forms]
     name = digest_of(rules, form) if kept is not None else None
-    database = _load(kept.get(name)) if kept is not None and name is not None else None
+    data = kept.get(name) if kept is not None and name is not None else None
+    database: hyperscan.Database | None = None
+    if data is not None:
+        try:
+            database = hyperscan.loadb(data, hyperscan.HS_MODE_BLOCK)
+            hyperscan.Scratch(database)  # refuses a database for another CPU
+        except hyperscan.error:
+            database = None
     if database is None:
         try:
             database = _compile(form(rules))
@@ -110,32 +117,20 @@ def patterns(rules: Sequence[Rule]) -> list[Expression]:
 
 def digest_of(rules: Sequence[Rule], form: Form) -> str | None:
     """The name under which the rules' database is kept. None: the source of this module cannot be read."""
-    digest = hashlib.sha256()
     try:
-        for part in _inputs(rules, form):
-            digest.update(b"%d:" % len(part) + part)
+        inputs = [Path(__file__).read_bytes()]
     except OSError:
         return None
-    return digest.hexdigest()
-
-
-def _inputs(rules: Sequence[Rule], form: Form) -> Iterator[bytes]:
-    yield Path(__file__).read_bytes()
-    yield f"{form.__name__} {metadata.version('hyperscan')} {sys.version} {platform.machine()}".encode()
-    yield str(_compile([(b"a", _FLAGS)]).info()).encode()  # Vectorscan's version, and what it uses of this CPU
+    inputs += [
+        f"{form.__name__} {metadata.version('hyperscan')} {sys.version} {platform.machine()}".encode(),
+        str(_compile([(b"a", _FLAGS)]).info()).encode(),  # Vectorscan's version, and what it uses of this CPU
+    ]
     for rule in rules:
-        yield rule.pattern.pattern
-        yield repr((rule.ignore_case, rule.literals)).encode()
-
-
-def _load(data: bytes | None) -> hyperscan.Database | None:
-    try:
-        database = hyperscan.loadb(data, hyperscan.HS_MODE_BLOCK) if data is not None else None
-        if database is not None:
-            hyperscan.Scratch(database)  # refuses a database for another CPU
-    except hyperscan.error:
-        return None
-    return database
+        inputs += [rule.pattern.pattern, repr((rule.ignore_case, rule.literals)).encode()]
+    digest = hashlib.sha256()
+    for part in inputs:
+        digest.update(b"%d:" % len(part) + part)
+    return digest.hexdigest()
 
 
 def _compile(expressions: Sequence[Expression]) -> hyperscan.Database:

@@ -104,7 +104,19 @@ class Analyzer:
                     computation.task = asyncio.ensure_future(work)
                     # Retrieve the exception: all askers may have left.
                     computation.task.add_done_callback(lambda task: task.cancelled() or task.exception())
-                answer = await self._wait(computation, identity)
+                assert computation.task is not None
+                computation.askers += 1
+                try:
+                    answer = await asyncio.shield(computation.task)
+                except asyncio.CancelledError:
+                    if self._closed and computation.task.cancelled():
+                        raise SourceError("the analyzer was closed before it had an answer") from None
+                    raise
+                finally:
+                    computation.askers -= 1
+                    if computation.askers == 0 and not computation.task.done():
+                        computation.end()
+                        del self._running[identity]  # the next asker starts a new one
         except TimeoutError:
             known = computation.rules_say if computation is not None else None
             answer = known or too_late(timeout_s)
@@ -123,21 +135,6 @@ class Analyzer:
         await asyncio.gather(*(each.task for each in running if each.task), return_exceptions=True)
         if self._llm is not None:
             await self._llm.close()
-
-    async def _wait(self, computation: _Computation, identity: Identity) -> Attribution:
-        assert computation.task is not None
-        computation.askers += 1
-        try:
-            return await asyncio.shield(computation.task)
-        except asyncio.CancelledError:
-            if self._closed and computation.task.cancelled():
-                raise SourceError("the analyzer was closed before it had an answer") from None
-            raise
-        finally:
-            computation.askers -= 1
-            if computation.askers == 0 and not computation.task.done():
-                computation.end()
-                del self._running[identity]  # the next asker starts a new one
 
     async def _compute(
         self, computation: _Computation, identity: Identity, inquiry: Inquiry, logs: list[LogFile]
@@ -190,7 +187,14 @@ class EventLoopThread:
     def __init__(self) -> None:
         self._loop = asyncio.new_event_loop()
         self._process = os.getpid()
-        self._thread = threading.Thread(target=self._run, name="attribution", daemon=True)
+
+        def run() -> None:
+            try:
+                self._loop.run_forever()
+            finally:
+                self._loop.close()
+
+        self._thread = threading.Thread(target=run, name="attribution", daemon=True)
         self._thread.start()
 
     @property
@@ -210,12 +214,6 @@ class EventLoopThread:
         """End the loop and its thread."""
         self._loop.call_soon_threadsafe(self._loop.stop)
         self._thread.join(MARGIN_S)
-
-    def _run(self) -> None:
-        try:
-            self._loop.run_forever()
-        finally:
-            self._loop.close()
 
 
 class SyncAnalyzer:

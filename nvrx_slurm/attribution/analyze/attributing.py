@@ -64,78 +64,62 @@ def attribute_cycle(inquiry: Inquiry, scan: Scan, side: SideEvidence) -> tuple[A
     missing = missing_ranks(inquiry, scan, found, side.dumps, side.stacks)
     cause = first(causes(found), failed) or first(consequences(found), failed)
     # A worker that was killed prints nothing. Then a weak cause is only what the others noticed.
-    if cause is None or (not cause.is_strong and failed is not None and is_sudden(failed)):
+    if cause is not None and not cause.is_strong and failed is not None and is_sudden(failed):
+        cause = None
+
+    weighed: WeighedVerdict | WorkerEnding
+    if cause is None:
+        # No line reports a cause: what is left are exit codes, signals, and who was waited for.
         end = ending(failed)
         now = CycleEnding(end.fault, end.fault, () if failed is None else (failed.node,))
-        end = again_ended(end, repeat(now, side.earlier))
-        return refined(_by_ending(inquiry, end, missing, found), missing), now
-    evidence, fault = cause.evidence, cause.hit.rule.fault
-    nodes = () if cause.node is None else (cause.node,)
-    now = CycleEnding(fault, fingerprint(fault, evidence, cause.hit.groups.get("frames", "")), nodes)
-    others = [each for each in found if each.place != cause.place]
-    lasted_s = _lasted_s(inquiry, scan, cause)
-    weight = weigh(cause, others, failed, repeat(now, side.earlier), lasted_s, len(inquiry.nodes))
-    answer = _by_line(inquiry, cause, others, missing, weight)
-    return answer if cause.hit.rule.role == "cause" else refined(answer, missing), now
+        weighed = end = again_ended(end, repeat(now, side.earlier))
+        own = () if failed is None or failed.rank is None else (failed.rank,)
+        ranks = missing.ranks if failed is None or failed.hung else own
+        node = None if failed is None else failed.node
+        after = consequences(found)
+        secondary = [*after, *beside(found)]
+        fault, hint, reference = end.fault, end.hint, ""
+        sentence, reasons = end.sentence, tuple[str, ...]()
+    else:
+        rule, node = cause.hit.rule, cause.node
+        frames = cause.hit.groups.get("frames", "")
+        now = CycleEnding(
+            rule.fault, fingerprint(rule.fault, cause.evidence, frames), () if node is None else (node,)
+        )
+        others = [each for each in found if each.place != cause.place]
+        lasted_s = _lasted_s(inquiry, scan, cause)
+        weighed = weigh(cause, others, failed, repeat(now, side.earlier), lasted_s, len(inquiry.nodes))
+        ranks = _blamed_ranks(inquiry, cause, others, missing)
+        secondary = after = [each for each in others if _follows(each, cause)]
+        fault, hint, reference = rule.fault, rule.hint, rule.reference
+        how = "failed first" if rule.role == "cause" else "reported a failure first"
+        sentence, reasons = f"{_place(cause)} {how}: {_words(fault)}", weighed.reasons
 
-
-def _by_line(
-    inquiry: Inquiry, cause: Finding, others: Sequence[Finding], missing: MissingRanks, weight: WeighedVerdict
-) -> Attribution:
-    rule = cause.hit.rule
-
-    def follows(each: Finding) -> bool:
-        # By the common clock, or in the same file by the line.
-        if each.t is not None and cause.t is not None:
-            return each.t >= cause.t
-        return each.place[0] != cause.place[0] or each.hit.line > cause.hit.line
-
-    after = [each for each in others if follows(each)]
-    ranks = _blamed_ranks(inquiry, cause, others, missing)
-    how = "failed first" if rule.role == "cause" else "reported a failure first"
-    return Attribution(
+    answer = Attribution(
         source=SOURCE,
-        verdict=weight.verdict,
-        confidence=weight.confidence,
-        fault=rule.fault,
-        scope=weight.scope,
-        transient=_TRANSIENT.get(weight.verdict),
+        verdict=weighed.verdict,
+        confidence=weighed.confidence,
+        fault=fault,
+        scope=weighed.scope,
+        transient=_TRANSIENT.get(weighed.verdict),
         ranks=ranks,
-        nodes=_blamed_nodes(inquiry, weight.scope, ranks, cause.node),
+        nodes=_blamed_nodes(inquiry, weighed.scope, ranks, node),
         missing=missing.ranks,
-        primary=cause.evidence,
-        secondary=_folded(after),
-        explanation=_explanation(
-            f"{_place(cause)} {how}: {_words(rule.fault)}",
-            _cascade(after),
-            _waited_for(missing),
-            *weight.reasons,
-        ),
-        hint=rule.hint,
-        reference=rule.reference,
+        primary=None if cause is None else cause.evidence,
+        secondary=_folded(secondary),
+        explanation=_explanation(sentence, _cascade(after), _waited_for(missing), *reasons),
+        hint=hint,
+        reference=reference,
     )
+    knows_cause = cause is not None and cause.hit.rule.role == "cause"
+    return answer if knows_cause else refined(answer, missing), now
 
 
-def _by_ending(inquiry: Inquiry, end: WorkerEnding, missing: MissingRanks, found: Sequence[Finding]) -> Attribution:
-    """No line reports a cause: what is left are exit codes, signals, and who was waited for."""
-    failed = inquiry.failed
-    after = consequences(found)
-    own = () if failed is None or failed.rank is None else (failed.rank,)
-    ranks = missing.ranks if failed is None or failed.hung else own
-    return Attribution(
-        source=SOURCE,
-        verdict=end.verdict,
-        confidence=end.confidence,
-        fault=end.fault,
-        scope=end.scope,
-        transient=_TRANSIENT.get(end.verdict),
-        ranks=ranks,
-        nodes=_blamed_nodes(inquiry, end.scope, ranks, failed.node if failed else None),
-        missing=missing.ranks,
-        secondary=_folded([*after, *beside(found)]),
-        explanation=_explanation(end.sentence, _cascade(after), _waited_for(missing)),
-        hint=end.hint,
-    )
+def _follows(each: Finding, cause: Finding) -> bool:
+    """By the common clock, or in the same file by the line."""
+    if each.t is not None and cause.t is not None:
+        return each.t >= cause.t
+    return each.place[0] != cause.place[0] or each.hit.line > cause.hit.line
 
 
 def _blamed_ranks(

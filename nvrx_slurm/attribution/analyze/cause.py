@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections import defaultdict
 from collections.abc import Iterable, Sequence
 
@@ -25,7 +26,13 @@ def causes(found: Sequence[Finding]) -> list[Finding]:
     The strong ones, if there are any. Else the weak ones; but a rank that also reports a consequence counts only with
     rules that say more than that there was an exception.
     """
-    fatal = _without_handled([each for each in _recent(found) if each.finality is not Finality.SURVIVED])
+    # What the machine reported long before a worker failed by itself does not count. Before workers that only waited
+    # it counts, however long they waited.
+    machine = {id(each) for each in found if each.hit.file.kind in OF_THE_MACHINE}
+    own = [each.t for each in found if each.t is not None and each.is_strong and id(each) not in machine]
+    bound = min(own) - LONG_BEFORE_S if own else -math.inf
+    recent = [each for each in found if each.t is None or each.t >= bound or id(each) not in machine]
+    fatal = _without_handled([each for each in recent if each.finality is not Finality.SURVIVED])
     possible = [each for each in fatal if each.hit.rule.role == "cause"]
     strong = [each for each in possible if each.is_strong]
     affected = {each.whose for each in fatal if each.hit.rule.role == "consequence"}
@@ -106,14 +113,3 @@ def _without_handled(fatal: Sequence[Finding]) -> list[Finding]:
     doubtful = [each for each in fatal if may_have_gone_on(each.non_fatal)]
     survived = {each.place for each in doubtful if any(went_on(each, later) for later in noticed[each.whose])}
     return [each for each in fatal if each.place not in survived]
-
-
-def _recent(found: Sequence[Finding]) -> list[Finding]:
-    """Without what the machine reported long before a worker failed by itself. Before workers that only waited it
-    counts, however long they waited."""
-    machine = {id(each) for each in found if each.hit.file.kind in OF_THE_MACHINE}
-    own = [each.t for each in found if each.t is not None and each.is_strong and id(each) not in machine]
-    if not own:
-        return list(found)
-    bound = min(own) - LONG_BEFORE_S
-    return [each for each in found if each.t is None or each.t >= bound or id(each) not in machine]

@@ -8,7 +8,6 @@ from dataclasses import dataclass
 from statistics import median
 
 from nvrx_slurm.attribution.analyze.aftermath import Finality, Nature, TailLine, aftermath, finality, nature
-from nvrx_slurm.attribution.rules.catalogue import Rule
 from nvrx_slurm.attribution.scan import Hit, Scan
 from nvrx_slurm.attribution.scan.model import MOST_DIGITS
 from nvrx_slurm.attribution.scan.prefixes import stamp_of
@@ -91,10 +90,15 @@ def findings(inquiry: Inquiry, scan: Scan, tails: Mapping[str, Sequence[TailLine
     lines: dict[tuple[str, int], list[Hit]] = defaultdict(list)
     for hit in scan.hits:
         lines[str(hit.file.path), hit.line].append(hit)
+
+    def says_more(hit: Hit) -> tuple[bool, int]:
+        # A vague rule recognises any exception: any other on the same line says more.
+        rule = hit.rule
+        is_vague = rule.role == "cause" and rule.verdict is Verdict.UNKNOWN and rule.severity <= VAGUE_TO
+        return not is_vague, rule.severity
+
     hits = [
-        max(on_line, key=lambda hit: (not _is_vague(hit.rule), hit.rule.severity))
-        for on_line in lines.values()
-        if all(hit.rule.role != "noise" for hit in on_line)
+        max(on_line, key=says_more) for on_line in lines.values() if all(hit.rule.role != "noise" for hit in on_line)
     ]
     ahead, progress = offsets(hits, inquiry), last_progress(scan)
     rank_of = {pid: rank for rank, pid in inquiry.pids.items()}
@@ -103,7 +107,14 @@ def findings(inquiry: Inquiry, scan: Scan, tails: Mapping[str, Sequence[TailLine
         rank = _rank(hit, inquiry, rank_of)
         node = hit.groups.get("node") or hit.node or (inquiry.node_of(rank) if rank is not None else None)
         since = None if hit.t is None else hit.t - ahead.get(domain(hit, inquiry) or "", 0.0)
-        t = since if _is_dated(hit) else None
+        # A traceback has the time of the line above it, which may be hours older, unless a logger wrote both.
+        is_dated = (
+            hit.t is None
+            or "frames" not in hit.groups
+            or stamp_of(hit.text.encode(), hit.t) is not None
+            or hit.groups.get("non_fatal") == "logged"
+        )
+        t = since if is_dated else None
         own = hit.rank if hit.rank is not None else rank
         if hit.file.kind in OF_THE_MACHINE:
             final = Finality.ENDED
@@ -114,11 +125,6 @@ def findings(inquiry: Inquiry, scan: Scan, tails: Mapping[str, Sequence[TailLine
             final = finality(after, shared=hit.file.kind == "mixed", non_fatal=hit.groups.get("non_fatal"))
         found.append(Finding(hit, rank, node, t, final, since))
     return found
-
-
-def _is_vague(rule: Rule) -> bool:
-    """Whether the rule recognises any exception: any other on the same line says more."""
-    return rule.role == "cause" and rule.verdict is Verdict.UNKNOWN and rule.severity <= VAGUE_TO
 
 
 def _rank(hit: Hit, inquiry: Inquiry, rank_of: Mapping[int, int]) -> int | None:
@@ -139,14 +145,6 @@ def _rank(hit: Hit, inquiry: Inquiry, rank_of: Mapping[int, int]) -> int | None:
         return local_rank
     # On several nodes the rank within a node says which rank it is only with the node.
     return nodes.index(hit.node) * inquiry.workers_per_node + local_rank if hit.node in nodes else None
-
-
-def _is_dated(hit: Hit) -> bool:
-    """Whether a hit's time is its own. A traceback has that of the line above it, which may be hours older, unless a
-    logger wrote both."""
-    if hit.t is None or "frames" not in hit.groups:
-        return True
-    return stamp_of(hit.text.encode(), hit.t) is not None or hit.groups.get("non_fatal") == "logged"
 
 
 def last_progress(scan: Scan) -> dict[int, float]:

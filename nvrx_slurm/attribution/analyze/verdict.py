@@ -193,7 +193,12 @@ def weigh(
     confidence = max(0.1, min(0.98, sum(parts)))
 
     verdict, scope, reasons = rule.verdict, rule.scope, list[str]()
-    if rule.widespread and _is_widespread(cause, others, nodes):
+    # Widespread: several nodes report it, or several ranks of the only node.
+    same = [cause, *same_fault]
+    seen = {each.node for each in (cause, *others)} - {None}
+    on_nodes = len({each.node for each in same} - {None})
+    on_ranks = len({each.rank for each in same} - {None})
+    if rule.widespread and (on_nodes > 1 or (max(nodes, len(seen)) <= 1 and on_ranks > 1)):
         verdict, scope = Verdict.STOP, Scope.USER_CODE
         reasons.append("more than one node or rank reports it")
     if verdict is Verdict.STOP and (doubt := _doubt(cause, others, failed, confidence)):
@@ -215,15 +220,6 @@ def weigh(
         verdict = Verdict.STOP
         reasons.append(f"that was {lasted_s:.0f} s after the start, and will be so again")
     return WeighedVerdict(round(confidence, 2), verdict, scope, tuple(reasons))
-
-
-def _is_widespread(cause: Finding, others: Sequence[Finding], nodes: int) -> bool:
-    """Whether several nodes report it, or several ranks of the only node."""
-    same = [cause, *(each for each in others if each.hit.rule.fault == cause.hit.rule.fault)]
-    if len({each.node for each in same} - {None}) > 1:
-        return True
-    seen = {each.node for each in (cause, *others)} - {None}
-    return max(nodes, len(seen)) <= 1 and len({each.rank for each in same} - {None}) > 1
 
 
 def _doubt(cause: Finding, others: Sequence[Finding], failed: Failed | None, confidence: float) -> str | None:

@@ -1,4 +1,4 @@
-"""The options of a wrapper, checked as a whole: each bound is there for the next one to rely on."""
+"""The options of a wrapper, checked as a whole: each bound relies on others."""
 
 from __future__ import annotations
 
@@ -32,14 +32,15 @@ _LESS = (
     ("monitor_thread_interval", "soft_timeout"),
     ("progress_watchdog_interval", "soft_timeout"),
 )
-"""Of each two, the first must be shorter: else the second one passes before the first could take effect."""
+"""Of each pair the first must be shorter: otherwise the second passes before the first could take effect."""
 
 _MAY_BE_ZERO = ("last_call_wait", "termination_grace_time")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class WrapperOptions:
-    """What `Wrapper` documents. Raises OptionError for a value of the wrong type, and for a relation that breaks."""
+    """As `Wrapper` documents them. Raises OptionError for a value of the wrong type, and for two bounds that
+    conflict."""
 
     store_factory: type[Store]
     store_kwargs: Mapping[str, Any] = field(default_factory=dict)

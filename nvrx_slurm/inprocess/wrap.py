@@ -47,28 +47,30 @@ class Wrapper:
     train(config)
     ```
 
-    Every rank calls the wrapped function, in its main thread. It returns on all ranks once all active ones have
-    returned in the same iteration, each with its own value; ranks in reserve return None. A rank that is out raises
-    why: RestartError, or what the function or a callback raised.
+    Every rank calls the wrapped function, in its main thread. It returns on all ranks once all active ranks have
+    returned in the same iteration, each with its own value; ranks in reserve return None. On a rank that is out it
+    raises the reason: RestartError, or what the function or a callback raised.
 
     Where and with whom:
         store_factory, store_kwargs: the class of the store that the ranks share, and its arguments.
-        rank_assignment: the ranks of the next iteration, from those of the last one and who is out.
-        rank_filter: which of them are active; `rank_assignment` can say that too.
+        rank_assignment: the ranks of the next iteration, from those of the last one and those that are out.
+        rank_filter: which of them are active; `rank_assignment` can decide that too.
 
     Callbacks, each with a FrozenState:
         initialize: before the function, in each iteration. finalize: after a fault, once the function was left.
         abort: unblocks the main thread; called from another thread. health_check: whether this rank can go on.
-        completion: once all have returned. terminate: when this rank leaves for good.
+        completion: once all ranks have returned. terminate: when this rank leaves for good.
 
-    Intervals: monitor_thread_interval (a swallowed restart is raised again after that), monitor_process_interval
-    (timeouts are looked at), heartbeat_interval, progress_watchdog_interval (automatic progress).
+    Intervals: monitor_thread_interval (after it, a restart that the function has caught is raised again),
+    monitor_process_interval (how often timeouts are checked), heartbeat_interval, progress_watchdog_interval
+    (automatic progress).
 
     Bounds:
-        soft_timeout: without progress for so long, an iteration is interrupted. hard_timeout: the process is killed.
-        heartbeat_timeout: a rank whose monitor is silent for so long is out, and dead by then.
+        soft_timeout: after this time without progress the iteration is interrupted. hard_timeout: after this time
+        the process is killed.
+        heartbeat_timeout: a rank whose monitor sends no heartbeat for this time is out, and dead by then.
         barrier_timeout, completion_timeout: how long ranks wait for each other between iterations, and at the end.
-        last_call_wait: for so long other ranks may report concurrent faults; it ends once all are accounted for.
+        last_call_wait: how long other ranks may report concurrent faults; it ends once all ranks have reported.
         termination_grace_time: between SIGTERM and SIGKILL.
 
     monitor_process_logfile: an absolute path; `{rank}` stands for the initial rank. enabled: False returns functions
@@ -104,31 +106,13 @@ class Wrapper:
         monitor_process_logfile: str | None = None,
         enabled: bool = True,
     ) -> None:
-        self.options = WrapperOptions(
-            store_factory=store_factory,
-            store_kwargs={} if store_kwargs is None else store_kwargs,
-            initialize=initialize,
-            abort=abort,
-            finalize=finalize,
-            health_check=health_check,
-            rank_assignment=Compose(ActivateAllRanks(), ShiftRanks()) if rank_assignment is None else rank_assignment,
-            rank_filter=rank_filter,
-            completion=completion,
-            terminate=terminate,
-            monitor_thread_interval=monitor_thread_interval,
-            monitor_process_interval=monitor_process_interval,
-            heartbeat_interval=heartbeat_interval,
-            progress_watchdog_interval=progress_watchdog_interval,
-            soft_timeout=soft_timeout,
-            hard_timeout=hard_timeout,
-            heartbeat_timeout=heartbeat_timeout,
-            barrier_timeout=barrier_timeout,
-            completion_timeout=completion_timeout,
-            last_call_wait=last_call_wait,
-            termination_grace_time=termination_grace_time,
-            monitor_process_logfile=monitor_process_logfile,
-            enabled=enabled,
-        )
+        # Each argument is the option of its name; `WrapperOptions` checks them.
+        given = locals()
+        del given["self"]
+        given["store_kwargs"] = {} if store_kwargs is None else store_kwargs
+        if rank_assignment is None:
+            given["rank_assignment"] = Compose(ActivateAllRanks(), ShiftRanks())
+        self.options = WrapperOptions(**given)
 
     @overload
     def __call__(self, function: Callable[Concatenate[CallWrapper, A], T]) -> Callable[A, T | None]: ...
@@ -137,8 +121,8 @@ class Wrapper:
     def __call__(self, function: Callable[A, T]) -> Callable[A, T | None]: ...
 
     def __call__(self, function: Callable[..., T]) -> Callable[..., T | None]:
-        """The function, restarted when a rank fails; without a first parameter that is a CallWrapper, which is given.
-        (It is given wherever it stands; type checkers know only of the first one.)
+        """The function, restarted when a rank fails. The caller leaves out its parameter that is a CallWrapper. (Any
+        parameter may be one; type checkers know only of the first.)
 
         Raises OptionError for a function that returns before it has run.
         """
@@ -158,7 +142,7 @@ class Wrapper:
 
 @dataclass(slots=True)
 class _PastCalls:
-    """What this process has called, in one group."""
+    """The calls of this process in one group, and the members lost in them."""
 
     calls: int = 0
     lost: dict[int, Lost] = field(default_factory=dict)
@@ -196,7 +180,7 @@ def inject(
     function: Callable[..., Any], args: tuple[Any, ...], kwargs: Mapping[str, Any], value: object
 ) -> tuple[tuple[Any, ...], dict[str, Any]]:
     """The call's arguments, with `value` for each parameter that is annotated with its type. The caller may leave
-    such a parameter out, wherever it stands, or hold its place with None.
+    such a parameter out, at any position, or pass None for it.
 
     Raises TypeError, as the call itself would, if the arguments do not fit.
     """
@@ -204,10 +188,10 @@ def inject(
         signature = inspect.signature(function)
     except ValueError:  # a builtin without a signature
         return args, dict(kwargs)
-    try:  # as the annotations read where the function was defined
+    try:
         hints = typing.get_type_hints(inspect.unwrap(function))
     except Exception:
-        # An annotation may name what exists for a type checker only: then as they are written.
+        # An annotation may name what exists for a type checker only: then the text of the annotations counts.
         hints = {}
     annotations = {name: hints.get(name, each.annotation) for name, each in signature.parameters.items()}
     wanted = [name for name, each in annotations.items() if _asks_for(each, type(value))]

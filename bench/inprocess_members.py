@@ -141,7 +141,7 @@ class Member:
         count = self.connection.arrive(gate, self.number, pack(payload))
         first = self.arrived.count if self.arrived.gate == gate else count
         self.arrived = Arrived(gate, first, len(ledger.lost))
-        if count >= ledger.left and barriers.looks(self.number, ledger, count == first):
+        if count >= ledger.left and barriers.reads_arrivals(self.number, ledger, count == first):
             here = self.connection.arrivals(gate)
             self.propose(close({member: data for member, data in here.items() if member not in ledger.lost}))
 

@@ -1,4 +1,4 @@
-"""What frees the main thread of a rank when an iteration has failed."""
+"""Callbacks that free the main thread of a rank when an iteration has failed."""
 
 from __future__ import annotations
 
@@ -42,10 +42,10 @@ class AbortTorchDistributed(Abort):
     """Aborts the collectives of all process groups of torch.distributed, at once, and destroys the groups.
 
     NCCL: each communicator is aborted, in a thread of its own, since one may wait for another. Gloo: all connections
-    of this process are cut, so that a thread that waits in a collective gets a RuntimeError. Not freed: one that
-    waits for others in `init_process_group` or `new_group`; only their timeouts end that, so give both one that is
-    shorter than the hard timeout (theirs is half an hour). The groups' objects are kept until nothing of the function
-    is left: see `let_go`.
+    of this process are cut, so that a thread that waits in a collective gets a RuntimeError. A thread that waits for
+    others in `init_process_group` or `new_group` is not freed: only a timeout ends that wait, so give both a timeout
+    that is shorter than the hard timeout (their default is half an hour). The groups' objects are kept until nothing
+    of the function is left: see `drop_aborted_groups`.
 
     Does nothing unless this process has imported torch and has a process group. Raises TimeoutError when aborting, or
     destroying, takes longer than `timeout`; the groups are then left as they are.
@@ -57,10 +57,8 @@ class AbortTorchDistributed(Abort):
         distributed = _distributed()
         if distributed is not None:
             world = distributed.distributed_c10d._world
-            if cut() is None and any("gloo" in str(backend) for backend, _ in world.pg_map.values()):
-                log.warning(
-                    "the threads of Gloo cannot be seen: who waits in a collective of it is freed by its timeout"
-                )
+            if cut_gloo_connections() is None and any("gloo" in str(backend) for backend, _ in world.pg_map.values()):
+                log.warning("the threads of Gloo cannot be seen: only the timeout of a collective ends a wait in it")
             groups = list(world.pg_names)
             _aborted.extend(groups)
             work = [
@@ -75,9 +73,9 @@ class AbortTorchDistributed(Abort):
             bounded(
                 distributed.destroy_process_group, self.timeout, f"destroying the process groups of rank {state.rank}"
             )
-        # torch names groups by a count of this process, which only the end of a finished one sets back. A
-        # rank that was interrupted inside of `init_process_group` would be ahead of the others, and never
-        # meet them again.
+        # torch names groups by a count in this process, which it resets only when an initialised group is destroyed.
+        # A rank that was interrupted inside of `init_process_group` would be ahead of the others, and would wait for
+        # them under another name for ever.
         world = getattr(sys.modules.get("torch.distributed.distributed_c10d"), "_world", None)
         if world is not None and _distributed() is None:
             world.group_count = 0
@@ -88,12 +86,13 @@ _aborted: list[Any] = []
 """The process groups of an iteration that has failed."""
 
 
-def let_go() -> None:
+def drop_aborted_groups() -> None:
     """Drop the process groups that were aborted, once nothing of the function is left, from any thread.
 
-    The end of a Gloo group waits for the group's threads, which may wait for the GIL to clear up after a collective.
-    A group's own object releases the GIL for that; other holders do not: had a DistributedDataParallel
-    the last reference, the process would hang. Seen in torch 2.13, once in some hundred restarts.
+    The destructor of a Gloo group waits for the group's threads, which may wait for the GIL to clean up after a
+    collective. The group's Python object releases the GIL for that. Other holders do not: if a
+    DistributedDataParallel held the last reference, the process would hang. Seen in torch 2.13, about once in a
+    hundred restarts.
     """
     _aborted.clear()
 
@@ -127,9 +126,9 @@ def _abort(group: Any) -> None:
 
 # ---- Gloo
 #
-# Gloo has no way to abort. A collective ends by its timeout (half an hour), or when a connection ends: Gloo takes
-# that for a dead peer, and raises. So each connection is shut down, as the death of its peer would do. The file
-# descriptor stays Gloo's, which closes it. Its listening sockets are left alone: an error on one ends the process.
+# Gloo cannot abort. A collective ends by its timeout (half an hour), or when a connection ends: Gloo takes that for a
+# dead peer, and raises. So each connection is shut down, as the death of its peer would do. Gloo keeps the file
+# descriptor, and closes it. Its listening sockets are left alone: an error on one ends the process.
 #
 # Gloo's sockets are those that its loops wait for. Each loop is a thread named `gloo_tcp_loop`, nearly always in
 # epoll_wait, whose first argument is the file descriptor of the loop's set. Seen in torch 2.13; source:
@@ -137,14 +136,14 @@ def _abort(group: Any) -> None:
 
 _LOOP = "gloo_tcp_loop"
 _LOOKS = 1000
-"""A loop that handles an event is back in epoll_wait after some microseconds: so often it is looked at."""
+"""How often a loop is looked at: one that handles an event is back in epoll_wait after some microseconds."""
 
 
-def cut() -> int | None:
+def cut_gloo_connections() -> int | None:
     """Shut down all Gloo connections of this process, from any thread. Returns how many; None if Gloo was not found.
 
-    A thread that waits for one of them gets a RuntimeError from Gloo within milliseconds. Takes a few milliseconds
-    itself.
+    A thread that waits for one of them gets a RuntimeError from Gloo within milliseconds. The call takes a few
+    milliseconds.
     """
     watched: list[tuple[int, int]] = []
     for thread in Path("/proc/self/task").iterdir():
@@ -157,27 +156,21 @@ def cut() -> int | None:
 def _watched(loop: Path) -> list[tuple[int, int]]:
     """The file descriptors that a loop waits for, each with its inode."""
     for _ in range(_LOOKS):
+        # An OSError: the thread has ended, the kernel keeps no record of system calls, or the descriptor was closed.
         with contextlib.suppress(OSError):
-            # The thread has ended, or the kernel keeps no record of system calls.
             call = (loop / "syscall").read_text().split()
-            if len(call) > 1 and (found := _members(int(call[1], 16))):
-                return found
+            if len(call) > 1:
+                lines = Path(f"/proc/self/fdinfo/{int(call[1], 16)}").read_text().splitlines()
+                # Of an epoll set the kernel writes a line for each member, and for any other descriptor none:
+                # tfd:       20 events:       19 data:     55dc37a95a60  pos:0 ino:a24d9d sdev:9
+                members = [line.replace(":", ": ").split() for line in lines if line.startswith("tfd:")]
+                if members:
+                    return [(int(words[1]), int(words[words.index("ino:") + 1], 16)) for words in members]
     return []
 
 
-def _members(epoll: int) -> list[tuple[int, int]]:
-    """The members of an epoll set; none if the file descriptor is none of a set. The kernel writes a line for each:
-    `tfd:       20 events:       19 data:     55dc37a95a60  pos:0 ino:a24d9d sdev:9`."""
-    try:
-        lines = Path(f"/proc/self/fdinfo/{epoll}").read_text().splitlines()
-    except OSError:
-        return []
-    words = (line.replace(":", ": ").split() for line in lines if line.startswith("tfd:"))
-    return [(int(word[1]), int(word[word.index("ino:") + 1], 16)) for word in words]
-
-
 def _shut_down(number: int, inode: int) -> bool:
-    """Whether this was a connection. A number that means another file by now is left alone."""
+    """Returns whether this was a connection. A descriptor that is another file by now is left alone."""
     try:
         kept = os.dup(number)
     except OSError:
@@ -189,8 +182,8 @@ def _shut_down(number: int, inode: int) -> bool:
     with socket.socket(fileno=kept) as connection:
         if connection.getsockopt(socket.SOL_SOCKET, socket.SO_ACCEPTCONN):
             return False
+        # An OSError: it is not connected yet, or no longer.
         with contextlib.suppress(OSError):
-            # Not connected yet, or no more.
             connection.shutdown(socket.SHUT_RDWR)
             return True
     return False

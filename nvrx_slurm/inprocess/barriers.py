@@ -1,7 +1,7 @@
-"""Where all members of a group arrive, and the payload that each brings. Pure.
+"""The barriers where all members of a group arrive, each with a payload. Pure.
 
-The ledger gives the number of arrivals that a barrier waits for. A member that waits asks again on each entry that it
-reads: lost members are not waited for.
+The ledger gives the number of arrivals that a barrier waits for. Lost members are not waited for, so a member at a
+barrier arrives again on each new entry of the log.
 """
 
 from __future__ import annotations
@@ -15,14 +15,14 @@ from nvrx_slurm.inprocess.ledger import GroupLedger, Interrupted
 from nvrx_slurm.util.decoding import decode
 
 JOIN = "join"
-"""Which process a member is, so that another run's keys are not taken for this one's."""
+"""Each member's process: a run that finds another run's keys sees that they are not its own."""
 
 LEFT = "left"
-"""Who has completed the call and reads nothing of it any more."""
+"""The members that have completed the call and read nothing of it any more."""
 
 
 def ready(iteration: int) -> str:
-    """All are healthy, and have left the iteration before: the terminated ranks may be sealed."""
+    """All are healthy and out of the iteration before: the entry `Sealed` may name the ranks that are out."""
     return f"ready:{iteration}"
 
 
@@ -42,7 +42,7 @@ def complete(iteration: int) -> str:
 
 
 class Payload(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """Base of what members bring along."""
+    """Base of the payloads."""
 
 
 class MemberProcess(Payload, frozen=True, kw_only=True):
@@ -72,7 +72,7 @@ class NewPlace(Payload, frozen=True, kw_only=True):
 
 
 class Noticing(Payload, frozen=True, kw_only=True):
-    """What a member itself has to say of the interruption, if anything."""
+    """A member's own fault, which interrupted the iteration or came at the same time; empty without one."""
 
     rank: int | None = None
     interruption: Interruption | None = None
@@ -82,7 +82,7 @@ class Noticing(Payload, frozen=True, kw_only=True):
 
     @classmethod
     def of(cls, entry: Interrupted) -> Noticing:
-        """What the entry says of who failed, and why."""
+        """The fault that the entry records."""
         return cls(**{name: getattr(entry, name) for name in cls.__struct_fields__})
 
     def record(self) -> InterruptionRecord | None:
@@ -96,30 +96,32 @@ P = TypeVar("P", bound=Payload)
 
 def unpack(data: bytes, kind: type[P]) -> P:
     """Raises MalformedRecord."""
-    return decode(lambda each: msgspec.json.decode(each, type=kind), data, "what a member has brought along")
+    return decode(lambda each: msgspec.json.decode(each, type=kind), data, "a member's payload")
 
 
 pack = msgspec.json.Encoder().encode
 
 
-def looks(member: int, seen: GroupLedger, was_last: bool) -> bool:
-    """Whether it is for this member to read who has arrived. Not for all: each would read all of them.
+def reads_arrivals(member: int, seen: GroupLedger, was_last: bool) -> bool:
+    """Whether this member reads the barrier's arrivals to close it. If every member did, each would read all
+    payloads.
 
-    Who was last to come sees that all are here, unless one of them is lost and the last one does not know, or is that
-    one. Then the lowest who is left does: it is here, since all are, and reads that entry later than they came.
+    The member that arrived last finds that all have arrived. But it may be lost, or not know yet that another member
+    is. So the lowest member that is left reads too: it has arrived as well, and it arrives again when it reads the
+    entry about the lost one.
     """
     return was_last or all(lower in seen.lost for lower in range(member))
 
 
 def disagreement(places: dict[int, NewPlace]) -> str:
-    """Why these places are no ranks of one world; empty if they are. Source of the rule: RANK and WORLD_SIZE are
-    0 … n-1 of n, each once, and the same n for all."""
+    """Why these places do not make one world; empty if they do. The rule: RANK is 0 … n-1, each once, and
+    WORLD_SIZE is n for all."""
     worlds = {place.world_size for place in places.values()}
     if worlds != {len(places)}:
         return f"{len(places)} ranks go on, and the rank assignment gave them world sizes {_listed(worlds)}"
     if {place.rank for place in places.values()} != set(range(len(places))):
         ranks = _listed(place.rank for place in places.values())
-        return f"the rank assignment gave ranks {ranks}: each must be there once"
+        return f"the rank assignment gave ranks {ranks}: each number must occur once"
     sizes = {place.active_world_size for place in places.values()}
     active = [place.active_rank for place in places.values() if place.active_rank is not None]
     if sizes != {len(active)} or set(active) != set(range(len(active))):

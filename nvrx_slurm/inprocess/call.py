@@ -4,7 +4,7 @@ main          goes from phase to phase, and calls the function in the region tha
 listener      reads what the group has agreed on, and moves the cycle on (`group.py`)
 interrupter   while the main thread is in the function: last call, abort, interrupt (`interrupter.py`)
 watchdog      notes that the main thread runs Python (`progress.py`)
-monitor       a process of its own: sees that this one dies, hangs or is silent (`monitor.py`)
+monitor       a process of its own: sees that this one dies, hangs or makes no progress (`monitor.py`)
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from nvrx_slurm.inprocess.ledger import GroupLedger, IterationStage, Lost
 from nvrx_slurm.inprocess.monitor import MonitorOptions, MonitorProcess
 from nvrx_slurm.inprocess.options import WrapperOptions
 from nvrx_slurm.inprocess.progress import HAS_PENDING_CALLS, ProgressStamps, SignalWatchdog, Watchdog
-from nvrx_slurm.inprocess.rank import ForkedChild, Parts, Rank
+from nvrx_slurm.inprocess.rank import ForkedChild, Rank
 from nvrx_slurm.inprocess.region import CallInterrupted, Raised, Region, Returned
 from nvrx_slurm.inprocess.state import Mode, State
 from nvrx_slurm.inprocess.timeline import Restart, RestartPart, RestartReporter, Stopwatch
@@ -35,7 +35,7 @@ from nvrx_slurm.util.log import get_logger
 log = get_logger("inprocess")
 
 KEPT_RANKS = 20_000
-"""Of how many ranks the timelines are kept, over all restarts of a call: each rank's takes a kilobyte."""
+"""How many timelines of ranks are kept, over all restarts of a call: each takes a kilobyte."""
 
 _ENDS: Mapping[CyclePhase, RestartPart] = {
     CyclePhase.INTERRUPTED: RestartPart.DETECTED,
@@ -50,10 +50,11 @@ _ENDS: Mapping[CyclePhase, RestartPart] = {
 
 
 class CallWrapper:
-    """What a wrapped function may ask of the call that it is in; given to parameters annotated with this class.
+    """A wrapped function's handle on the call that it is in; passed to parameters annotated with this class.
 
     `restarts`: the timelines of the group's latest restarts in this call, on the rank that reported them.
-    `interruptions`: how many iterations of this call were interrupted so far. `lost`: who was out when it ended.
+    `interruptions`: how many iterations of this call were interrupted so far. `lost`: the members that were out when
+    it ended.
     """
 
     def __init__(self, options: WrapperOptions, launch: RankIdentity, call: int, process: MemberProcess) -> None:
@@ -76,14 +77,14 @@ class CallWrapper:
         self._stamps.manual()
 
     def atomic(self) -> AbstractContextManager[None]:
-        """`with call.atomic():` a part that no restart cuts: abort waits for its end. It may be nested. While a
-        restart is under way no thread enters one; the main thread is interrupted there instead."""
+        """`with call.atomic():` a block that no restart interrupts: abort waits for its end. It may be nested. While
+        a restart is under way no thread enters such a block; the main thread is interrupted at its start instead."""
         return self._region.atomic()
 
     @contextlib.contextmanager
     def disable_hang_protection(self) -> Iterator[None]:
-        """`with call.disable_hang_protection():` a part that may take longer than the soft and the hard timeout.
-        It may be nested. That the process lives is watched all the same."""
+        """`with call.disable_hang_protection():` a block that may take longer than the soft and the hard timeout.
+        It may be nested. The monitor still sees the death of the process."""
         self._stamps.suspend()
         try:
             yield
@@ -98,8 +99,8 @@ class CallWrapper:
         with ExitStack() as stack:
             self._build(stack)
             try:
+                # The time that the monitor takes to start is no silence of this rank.
                 with self.disable_hang_protection():
-                    # The time that a monitor takes is not this rank's.
                     self._monitor.wait_ready(self._options.barrier_timeout.total_seconds())
                 self._group.join(self._process, lost)
                 stack.enter_context(_old_garbage_left_alone())
@@ -111,7 +112,7 @@ class CallWrapper:
                         log.exception("rank %s: Completion raised", self._rank.state.rank)
             except ForkedChild as child:
                 outcome = child.outcome
-                # All that it has inherited is its parent's.
+                # Everything that this process has inherited belongs to its parent.
                 stack.pop_all()
             except BaseException as error:
                 self._leave_because(error)
@@ -120,7 +121,7 @@ class CallWrapper:
                 self.lost = self._group.ledger.lost
                 return value
         match outcome:
-            # In a forked child: what the function came to there, as if it were not wrapped.
+            # In a forked child the function ends as if it were not wrapped.
             case Returned(value):
                 return value
             case Raised(failure):
@@ -130,7 +131,7 @@ class CallWrapper:
         return None
 
     def _build(self, stack: ExitStack) -> None:
-        """Everything, in the order in which it may be used; it is taken down the other way round."""
+        """Make all parts, in the order in which they may be used; they are closed in the reverse order."""
         options, launch = self._options, self._launch
         self._stamps = ProgressStamps.create()
         stack.callback(self._stamps.close)
@@ -148,7 +149,24 @@ class CallWrapper:
         )
         stack.callback(self._group.close)
         self._group.check_vacant(self._process)
-        self._monitor = MonitorProcess(_monitored(options, launch, self._call), self._stamps)
+        monitor_options = MonitorOptions(
+            store_factory=options.store_factory,
+            store_kwargs=dict(options.store_kwargs),
+            group=launch.group,
+            call=self._call,
+            member=launch.rank,
+            members=launch.world_size,
+            rank=launch.rank,
+            host=launch.host,
+            soft_timeout_s=options.soft_timeout.total_seconds(),
+            hard_timeout_s=options.hard_timeout.total_seconds(),
+            heartbeat_timeout_s=options.heartbeat_timeout.total_seconds(),
+            heartbeat_interval_s=options.heartbeat_interval.total_seconds(),
+            interval_s=options.monitor_process_interval.total_seconds(),
+            grace_s=options.termination_grace_time.total_seconds(),
+            logfile=options.monitor_process_logfile,
+        )
+        self._monitor = MonitorProcess(monitor_options, self._stamps)
         self._monitored = stack.enter_context(ExitStack())
         self._monitored.callback(self._monitor.leave)
         interval_s = options.progress_watchdog_interval.total_seconds()
@@ -166,7 +184,7 @@ class CallWrapper:
         )
         # An Abort may outlast the function; the monitor bounds it.
         stack.callback(self._interrupter.join)
-        parts = Parts(
+        self._rank = Rank(
             options=options,
             launch=launch,
             process=self._process,
@@ -177,8 +195,8 @@ class CallWrapper:
             group=self._group,
             interrupter=self._interrupter,
             watch=self._watch,
+            state=State(rank=launch.rank, world_size=launch.world_size),
         )
-        self._rank = Rank(parts, State(rank=launch.rank, world_size=launch.world_size))
 
     # ---- called by the thread that moves the cycle on
 
@@ -192,7 +210,7 @@ class CallWrapper:
             self._interrupter.begin(self._rank.state.freeze())
 
     def _on_heard(self, before: CyclePhase) -> None:
-        """The listener's, after each read: here it may ask the store."""
+        """The listener calls this after each read of the log; here it may use the store."""
         cycle = self._group.cycle
         if cycle.phase is CyclePhase.INTERRUPTED:
             self._group.notice(cycle.iteration, self._interrupter.notice())
@@ -207,7 +225,7 @@ class CallWrapper:
     # ---- the end
 
     def _leave_because(self, error: BaseException) -> None:
-        """This rank is out. The group learns it at once, or, if this rank is unfit, once this process is dead."""
+        """This rank is out. The group's log says so at once, or, if this rank is unfit, once this process is dead."""
         self._group.leaves = True
         self._group.feed(Event.LEAVES)
         kind = Interruption.BASE_EXCEPTION
@@ -226,10 +244,10 @@ class CallWrapper:
         self.lost = {**self._group.ledger.lost, lost.member: lost}
         if self._rank.unfit:
             self._monitor.terminate_within(lost, self._options.termination_grace_time.total_seconds())
-            # It stays until this process has ended.
+            # The monitor stays until this process has ended.
             self._monitored.pop_all()
         else:
-            self._group.say_last(lost)
+            self._group.propose_loss(lost)
         self._rank.state.mode = Mode.TERMINATED
         if self._options.terminate is not None:
             try:
@@ -238,30 +256,11 @@ class CallWrapper:
                 raise failure from error
 
 
-def _monitored(options: WrapperOptions, launch: RankIdentity, call: int) -> MonitorOptions:
-    return MonitorOptions(
-        store_factory=options.store_factory,
-        store_kwargs=dict(options.store_kwargs),
-        group=launch.group,
-        call=call,
-        member=launch.rank,
-        members=launch.world_size,
-        rank=launch.rank,
-        host=launch.host,
-        soft_timeout_s=options.soft_timeout.total_seconds(),
-        hard_timeout_s=options.hard_timeout.total_seconds(),
-        heartbeat_timeout_s=options.heartbeat_timeout.total_seconds(),
-        heartbeat_interval_s=options.heartbeat_interval.total_seconds(),
-        interval_s=options.monitor_process_interval.total_seconds(),
-        grace_s=options.termination_grace_time.total_seconds(),
-        logfile=options.monitor_process_logfile,
-    )
-
-
 @contextlib.contextmanager
 def _old_garbage_left_alone() -> Iterator[None]:
-    """What exists by now, all modules among it, is not looked at by the collection that each restart needs: that
-    would take longer than all the rest of it. Where the user froze objects before, it is theirs to say."""
+    """The garbage collection that each restart needs skips what exists by now, all modules among it: that would take
+    longer than the rest of the restart."""
+    # The user froze objects before: then only the user unfreezes.
     if gc.get_freeze_count():
         yield
         return

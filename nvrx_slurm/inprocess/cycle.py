@@ -1,8 +1,9 @@
 """The cycle that each rank goes through, as one table. Pure.
 
-The threads of a rank do what its phase asks for, and feed what happened back: the listener what the group has agreed
-on (`ledger.py`), the main thread how far it is, the interrupter how far it has got with the function. What a phase
-asks for, and of which thread, stands beside it; the picture in `docs/inprocess.md` is drawn from the table.
+The threads of a rank do what its phase asks for, and report events: the listener reports what the group has agreed on
+(`ledger.py`), the main thread its own steps, the interrupter how far it is in ending the function. The comment beside
+a phase names the thread that acts in it, and what it does. The diagram in `docs/inprocess.md` is drawn from the
+table.
 """
 
 from __future__ import annotations
@@ -16,11 +17,11 @@ from nvrx_slurm.inprocess.ledger import AnyEntry, GroupLedger, IterationStage, L
 
 
 class CyclePhase(enum.Enum):
-    """What a rank is at."""
+    """Where a rank is."""
 
     ENTERING = "entering"  # main: arrives as ready for the first iteration
     REASSIGNING = "reassigning"  # main: computes its new rank
-    OVERTAKEN = "overtaken"  # main: the same, for an iteration that is over already: later ones count on it
+    OVERTAKEN = "overtaken"  # main: the same, for an iteration that is over already: the next one starts from it
     RE_ENTERING = "re-entering"  # main: arrives with its new rank
     RUNNING = "running"  # main: initialize, health check, the function
     COMPLETING = "completing"  # main: has returned, or waits in reserve
@@ -34,7 +35,7 @@ class CyclePhase(enum.Enum):
 
 
 class Event(enum.Enum):
-    """What moves a rank on."""
+    """What moves a rank to another phase."""
 
     # agreed on by the group
     SEALED = "sealed"
@@ -63,7 +64,7 @@ _ON: Mapping[tuple[CyclePhase, Event], CyclePhase] = {
     (CyclePhase.RE_ENTERING, Event.FAILED): CyclePhase.SYNCHRONISING,
     (CyclePhase.RUNNING, Event.RETURNED): CyclePhase.COMPLETING,
     (CyclePhase.RUNNING, Event.FAILED): CyclePhase.INTERRUPTED,
-    (CyclePhase.RUNNING, Event.COMPLETED): CyclePhase.LEAVING,  # one in reserve that has not even begun to wait
+    (CyclePhase.RUNNING, Event.COMPLETED): CyclePhase.LEAVING,  # a rank in reserve that has not begun to wait
     (CyclePhase.COMPLETING, Event.COMPLETED): CyclePhase.LEAVING,
     (CyclePhase.COMPLETING, Event.FAILED): CyclePhase.INTERRUPTED,
     (CyclePhase.INTERRUPTED, Event.SETTLED): CyclePhase.ABORTING,
@@ -79,11 +80,11 @@ _FROM_ANYWHERE: Mapping[Event, CyclePhase] = {
     Event.BROKE: CyclePhase.LEAVING,
     Event.LEAVES: CyclePhase.LEAVING,
 }
-"""Unless the rank is leaving already."""
+"""These hold in every phase but LEAVING."""
 
 
 def after(phase: CyclePhase, event: Event) -> CyclePhase:
-    """The next phase; the same one if the event changes nothing: it came late, or another thread was faster."""
+    """The next phase; the same phase if the event changes nothing: it came late, or another thread was faster."""
     if (phase, event) in _ON:
         return _ON[phase, event]
     if phase is not CyclePhase.LEAVING and event in _FROM_ANYWHERE:
@@ -93,8 +94,8 @@ def after(phase: CyclePhase, event: Event) -> CyclePhase:
 
 @dataclass(frozen=True, slots=True)
 class RankCycle:
-    """Where one member is. `sealed` is the entry that its current, or next, rank assignment goes by; `replaced`: who
-    launched the ranks puts another process in a dead one's place, so that no restart in here does."""
+    """Where one member is. `sealed` is the entry that its current, or next, rank assignment goes by. `replaced`: the
+    launcher puts another process in a dead one's place, so no restart inside the processes follows a death."""
 
     member: int
     ledger: GroupLedger
@@ -104,7 +105,7 @@ class RankCycle:
 
     @property
     def iteration(self) -> int:
-        """The iteration that this rank is at: behind the ledger's while it still leaves one that was interrupted."""
+        """This rank's iteration: one behind the ledger's while the rank still leaves one that was interrupted."""
         return self.ledger.iteration - 1 if self.phase in _BEHIND else self.ledger.iteration
 
     @property
@@ -113,7 +114,7 @@ class RankCycle:
         return self.member in self.ledger.lost
 
     def feed(self, event: Event) -> RankCycle:
-        """After something that this rank did."""
+        """The cycle after an event of this rank."""
         return dataclasses.replace(self, phase=after(self.phase, event))
 
     def read(self, entries: list[AnyEntry]) -> Iterator[RankCycle]:

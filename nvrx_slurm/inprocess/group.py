@@ -1,8 +1,8 @@
 """This rank's part in what its group agrees on: it listens, arrives at barriers, and proposes.
 
 The listener thread reads the log and moves the cycle on; that wakes the threads that wait for it. The main thread
-arrives at barriers: who finds that all are there proposes the entry that closes the barrier. Each has a connection of
-its own.
+arrives at barriers; a member that finds that all have arrived proposes the entry that closes the barrier. Each of the
+two threads has a connection of its own.
 """
 
 from __future__ import annotations
@@ -47,14 +47,14 @@ LISTEN_S = 600.0
 """How long one read of the log waits; the entry itself wakes it."""
 
 NAMED = 8
-"""How many ranks a message names."""
+"""How many ranks a message names at most."""
 
 P = TypeVar("P", bound=Payload)
 
 
 @dataclass(frozen=True, slots=True)
 class Barrier:
-    """Where a rank waits for others, at most `bound_s`: for how many, and what to propose once they are here."""
+    """Where a rank waits for others, at most `bound_s`: for how many, and what to propose once they have arrived."""
 
     name: str
     bound_s: float
@@ -96,7 +96,7 @@ class Group:
     # ---- coming and going
 
     def check_vacant(self, process: MemberProcess) -> None:
-        """Before anything is said in the group's name. Raises StoreError if another process is this member."""
+        """Call this before anything is written to the store. Raises StoreError if another process is this member."""
         member = self.cycle.member
         data = self._connection.arrival(barriers.JOIN, member)
         if data is None or data == pack(process):
@@ -121,10 +121,10 @@ class Group:
         self._listener.start()
 
     def close(self) -> None:
-        """Listen no longer. Of those who completed, the last one to go clears the keys."""
+        """Stop listening. The last member to leave a completed call clears the call's keys."""
         self._heard.cancel()
+        # Without a listener this rank had not joined.
         if self._listener.ident is not None:
-            # It was started: we had joined.
             self._listener.join()
             if self.failure is None and not self.leaves:
                 try:
@@ -147,8 +147,8 @@ class Group:
 
     @property
     def sealed(self) -> Sealed:
-        """By which the current rank assignment goes. Only once there is one."""
-        assert self.cycle.sealed is not None, "no phase asks for it before"
+        """The entry that the current rank assignment goes by. Only once there is one."""
+        assert self.cycle.sealed is not None, "no phase needs it before"
         return self.cycle.sealed
 
     def feed(self, event: Event) -> None:
@@ -166,7 +166,7 @@ class Group:
 
     def _wait_until(self, holds: Callable[[], bool], deadline: float) -> bool:
         while True:
-            # Before the look: what changes after it sets this event.
+            # Read before the condition: a change after that sets this event.
             changed = self._changed
             if self.failure is not None:
                 raise self.failure
@@ -189,7 +189,7 @@ class Group:
     # ---- barriers
 
     def arrive(self, barrier: Barrier, payload: Payload | None = None) -> None:
-        """Wait at a barrier until the phase changes; who finds that all are here closes it.
+        """Wait at a barrier until the phase changes; a member that finds that all have arrived closes it.
 
         Raises TimeoutError, naming who is missing, when the barrier's bound has passed.
         """
@@ -199,53 +199,55 @@ class Group:
             seen = self.cycle.ledger
             count = self._connection.arrive(barrier.name, member, data)
             first = first or count
-            if count >= barrier.expected(seen) and barriers.looks(member, seen, count == first):
-                # Some of those who arrived may be lost since: it is those who are left that count.
+            if count >= barrier.expected(seen) and barriers.reads_arrivals(member, seen, count == first):
+                # Members that arrived may be lost since: only those that are left count.
                 here = self._connection.arrivals(barrier.name)
                 present = {member: data for member, data in here.items() if member not in seen.lost}
                 if len(present) >= barrier.expected(seen):
                     self.propose(barrier.close(present))
-            if not self._wait_until(partial(self._has_news, seen.length, phase), until):
+
+            def has_news(length: int = seen.length) -> bool:
+                return self.cycle.ledger.length > length or self.cycle.phase is not phase
+
+            if not self._wait_until(has_news, until):
                 here = self._connection.arrivals(barrier.name)
                 missing = [m for m in range(self.ledger.members) if m not in here and m not in self.ledger.lost]
                 names = ", ".join(map(str, missing[:NAMED])) + (", …" if len(missing) > NAMED else "")
                 who = f"rank{'' if len(missing) == 1 else 's'} {names}" if missing else "no rank"
                 raise TimeoutError(f"waited {barrier.bound_s:g} s for {who} at the barrier {barrier.name}")
 
-    def _has_news(self, length: int, phase: CyclePhase) -> bool:
-        return self.cycle.ledger.length > length or self.cycle.phase is not phase
-
     def arrivals(self, barrier: str, kind: type[P]) -> dict[int, P]:
-        """From the main thread or the listener: who has arrived at a barrier, and with what."""
+        """From the main thread or the listener: the members that have arrived at a barrier, with their payloads."""
         own = self._heard if threading.current_thread() is self._listener else self._connection
         return unpacked(own.arrivals(barrier), kind)
 
     # ---- proposals
 
     def propose(self, entry: AnyEntry) -> bool:
-        """Put an entry into the log, unless it means nothing any more. Returns whether it came in by this call."""
+        """Put an entry into the log, unless it means nothing any more. Returns whether this call has put it there."""
         if self._log.ledger.length < self.cycle.ledger.length:
             self._log.ledger = self.cycle.ledger
         return self._log.propose(entry)
 
     def interrupt(self, entry: Interrupted) -> None:
-        """This rank has failed: so has the iteration. If that is known already, this is one more record of it."""
+        """This rank has failed, and so has the iteration. Where the log has a failure of it already, this rank's own
+        goes to the barrier of notices."""
         if not self.propose(entry):
             self._connection.arrive(barriers.notice(entry.iteration), self.cycle.member, pack(Noticing.of(entry)))
 
-    def say_last(self, lost: Lost) -> None:
-        """This rank is out. If the store does not take that, the others learn it from this rank's silence."""
+    def propose_loss(self, lost: Lost) -> None:
+        """This rank is out. If the store does not answer, the others see it when this rank's heartbeats end."""
         with contextlib.suppress(RestartError):
             self.propose(lost)
 
     def notice(self, iteration: int, notice: Noticing) -> None:
-        """From the listener, on each entry: say that we know of the interruption, and what of it. Who finds that all
-        who are left have said so settles it."""
+        """From the listener, on each entry: this rank knows of the interruption, and `notice` is its own part in it.
+        A member that finds that all who are left know of it settles it."""
         seen, barrier = self.cycle.ledger, barriers.notice(iteration)
         count = self._heard.arrive(barrier, self.cycle.member, pack(notice))
         if self._noticed[0] != iteration:
             self._noticed = (iteration, count)
-        if count >= seen.left and barriers.looks(self.cycle.member, seen, count == self._noticed[1]):
+        if count >= seen.left and barriers.reads_arrivals(self.cycle.member, seen, count == self._noticed[1]):
             here = self._heard.arrivals(barrier)
             if sum(member not in seen.lost for member in here) >= seen.left:
                 own = Log(self._heard, seen.members)
@@ -262,7 +264,7 @@ class Group:
         except Cancelled:
             return
         except Exception as error:
-            # Of any kind: nothing is read any more, and the main thread must know.
+            # Of any kind: the log is read no longer, and the main thread would wait without end.
             self.fail(error)
 
     def fail(self, error: Exception) -> None:
@@ -275,7 +277,7 @@ class Group:
             self._move(self.cycle.feed(Event.LEAVES))
 
     def _take(self, after: int, entries: list[bytes]) -> None:
-        """Entries of the log from place `after` on; some may be known."""
+        """Entries of the log from place `after` on; some may have been read before."""
         with self._moving:
             fresh, before = entries[self.cycle.ledger.length - after :], self.cycle.phase
             for cycle in self.cycle.read([decode(data) for data in fresh]):

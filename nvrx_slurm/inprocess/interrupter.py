@@ -18,10 +18,10 @@ log = get_logger("inprocess")
 
 
 class Interrupter:
-    """A thread for each interruption: the last call, then abort, then interrupts until the main thread is out. From
-    the abort on, that must end within the hard timeout.
+    """A thread for each interruption: the last call, then abort, then interrupts until the main thread is out. The
+    time from the abort to that end is bounded by the hard timeout.
 
-    `own` is how this rank itself failed in the iteration, if it did. `begin` returns at once.
+    `own` is this rank's own fault in the iteration, if it had one. `begin` returns at once.
     """
 
     def __init__(
@@ -45,8 +45,8 @@ class Interrupter:
         self._thread.start()
 
     def join(self) -> BaseException | None:
-        """Wait for its end; it ends once the main thread is out of the function. Returns what Abort has raised that
-        is no Exception: that takes this rank out."""
+        """Wait for the thread, which ends once the main thread is out of the function. Returns the BaseException,
+        if any, that Abort has raised and that is no Exception: it takes this rank out."""
         if self._thread is not None:
             self._thread.join()
             self._thread = None
@@ -56,7 +56,7 @@ class Interrupter:
 
     def _run(self, state: FrozenState) -> None:
         try:
-            # The last call: until all ranks have reported what they know of this interruption, at most so long.
+            # The last call: all ranks may report what they know of this interruption, for at most this long.
             if self._group.phase is CyclePhase.INTERRUPTED and not self._group.wait_while(
                 CyclePhase.INTERRUPTED, within_s=self._last_call_s
             ):
@@ -74,10 +74,10 @@ class Interrupter:
                 self._group.feed(Event.ABORTED)
                 self._region.interrupt(again_s=self._again_s)
         except Exception as error:
-            # Else the main thread would wait for this one without end.
+            # Otherwise the main thread would wait for this thread without end.
             self._group.fail(error)
 
     def notice(self) -> Noticing:
-        """What this rank itself has to say of the interruption."""
+        """This rank's own part in the interruption, for the group."""
         own = self.own
         return Noticing() if own is None else Noticing.of(own)

@@ -1,11 +1,11 @@
-"""What a group has agreed on: the entries of one call's log, and what they come to. Pure.
+"""What a group has agreed on: the entries of one call's log, and the state that they add up to. Pure.
 
 Every rank and every monitor reads the same log in the same order, and folds it into the same `GroupLedger`. Nothing
 is decided anywhere else: a rank or monitor that finds that something holds (all have arrived, a rank is dead)
-proposes an entry for the log's next place, and the store takes the first one. The author of a second one reads the
-first, and decides again.
+proposes an entry for the log's next place, and the store takes the first one. The author of a second entry reads the
+first one, and decides again.
 
-Ranks are known here by the number they began the call with: a *member*. An iteration goes through these stages:
+A *member* is a rank by the number that it began the call with. An iteration goes through these stages:
 
     GATHERING ──Sealed──▶ STARTING ──Opened──▶ RUNNING ──Completed──▶ COMPLETED
         ▲                    │                    │
@@ -28,7 +28,7 @@ from nvrx_slurm.util.decoding import decode as checked
 
 
 class LogEntry(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, tag_field="entry"):
-    """One place of the log. `iteration`: the one that it is about; in any other it means nothing."""
+    """One place of the log. `iteration`: the iteration that it is about; in any other it means nothing."""
 
     iteration: int
 
@@ -59,7 +59,7 @@ class Interrupted(LogEntry, frozen=True, kw_only=True, tag="interrupted"):
 
 
 class Settled(LogEntry, frozen=True, kw_only=True, tag="settled"):
-    """All who are left know that the iteration was interrupted, and have said what they had to say of it."""
+    """All members that are left know that the iteration was interrupted, and have reported their own faults."""
 
 
 class Completed(LogEntry, frozen=True, kw_only=True, tag="completed"):
@@ -67,7 +67,8 @@ class Completed(LogEntry, frozen=True, kw_only=True, tag="completed"):
 
 
 class Lost(LogEntry, frozen=True, kw_only=True, tag="lost"):
-    """A member is out for good, and so is its process unless it left by itself. Interrupts what it was part of."""
+    """A member is out for good, and its process is dead unless it left by itself. Interrupts the member's
+    iteration."""
 
     member: int
     interruption: Interruption
@@ -87,7 +88,7 @@ class Broken(LogEntry, frozen=True, kw_only=True, tag="broken"):
 
 
 class Void(LogEntry, frozen=True, kw_only=True, tag="void"):
-    """Means nothing. What stood in its place was set aside: not signed with the job's key, or not readable."""
+    """Means nothing. The entry in its place was set aside: it is not signed with the job's key, or not readable."""
 
 
 AnyEntry = Sealed | IterationOpened | Interrupted | Settled | Completed | Lost | Broken | Void
@@ -120,8 +121,8 @@ class IterationStage(enum.Enum):
 
 @dataclass(frozen=True, slots=True)
 class GroupLedger:
-    """What the log comes to. `causes`: what interrupted the iterations since the last one that ran, and that one;
-    `settled`: all who are left know of the last of them."""
+    """What the log adds up to. `causes`: what interrupted the last iteration that ran, and those after it; `settled`:
+    all members that are left know of the last interruption."""
 
     members: int
     length: int = 0
@@ -134,11 +135,11 @@ class GroupLedger:
 
     @property
     def left(self) -> int:
-        """How many members are left."""
+        """The number of members that are left."""
         return self.members - len(self.lost)
 
     def next_member(self, member: int) -> int | None:
-        """The next one in the ring who is left; None if there is no other."""
+        """The next member in the ring that is left; None if there is no other."""
         for step in range(1, self.members):
             if (other := (member + step) % self.members) not in self.lost:
                 return other
@@ -154,7 +155,7 @@ def fold(ledger: GroupLedger, entries: Iterable[AnyEntry]) -> GroupLedger:
 
 
 def accepts(ledger: GroupLedger, entry: AnyEntry) -> bool:
-    """Whether an entry means anything now. What is from an older iteration, or comes twice, does not."""
+    """Whether an entry means anything now. One from an older iteration, or a second one, does not."""
     stage = ledger.stage
     if stage is IterationStage.BROKEN:
         return False
@@ -166,7 +167,7 @@ def accepts(ledger: GroupLedger, entry: AnyEntry) -> bool:
                 entry.iteration == ledger.iteration - 1 and stage is IterationStage.GATHERING and not ledger.settled
             )
         case Sealed():
-            # One that was proposed before a member was lost still counts it.
+            # An entry that was proposed before a member was lost still counts that member.
             there = entry.world_size - len(entry.missing) == ledger.left
             return entry.iteration == ledger.iteration and stage is IterationStage.GATHERING and there
         case IterationOpened():
@@ -226,10 +227,10 @@ class Log:
         self.ledger = fold(self.ledger, map(decode, self._connection.read(self.ledger.length, 0.0)))
 
     def propose(self, entry: AnyEntry) -> bool:
-        """Add an entry, unless it means nothing (any more). Returns whether it is in the log by this call."""
+        """Add an entry, unless it means nothing (any more). Returns whether this call has put it into the log."""
         data = encode(entry)
         if not accepts(self.ledger, entry):
-            # Perhaps it means nothing yet, to one who has not read on.
+            # It may mean nothing only because this thread has not read on.
             self.refresh()
         while accepts(self.ledger, entry):
             if self._connection.append(data, self.ledger.length):

@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from nvrx_slurm.inprocess import barriers
-from nvrx_slurm.inprocess.abort import let_go
+from nvrx_slurm.inprocess.abort import drop_aborted_groups
 from nvrx_slurm.inprocess.attribution import Interruption, in_words, place_of, stack_of
 from nvrx_slurm.inprocess.barriers import MemberProcess, NewPlace, Ready
 from nvrx_slurm.inprocess.cycle import CyclePhase, Event
@@ -43,9 +43,17 @@ log = get_logger("inprocess")
 _BEFORE_ABORT = (CyclePhase.RUNNING, CyclePhase.COMPLETING, CyclePhase.INTERRUPTED)
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Parts:
-    """What a rank works with."""
+class ForkedChild(BaseException):
+    """The function was left in a process that it has forked: that process is no rank, and reports nothing."""
+
+    def __init__(self, outcome: Returned[Any] | Raised | CallInterrupted) -> None:
+        super().__init__(outcome)
+        self.outcome = outcome
+
+
+@dataclass(slots=True, kw_only=True)
+class Rank:
+    """Used by the main thread only. `state`: this rank's place; `unfit`: it must be dead before the others go on."""
 
     options: WrapperOptions
     launch: RankIdentity
@@ -57,29 +65,14 @@ class Parts:
     group: Group
     interrupter: Interrupter
     watch: Stopwatch
-
-
-class ForkedChild(BaseException):
-    """The function was left in a process that it has forked: that process is no rank, and reports to no one."""
-
-    def __init__(self, outcome: Returned[Any] | Raised | CallInterrupted) -> None:
-        super().__init__(outcome)
-        self.outcome = outcome
-
-
-@dataclass(slots=True)
-class Rank:
-    """The main thread's own. `state` is this rank's place; `unfit`: it must be dead before the others go on."""
-
-    parts: Parts
     state: State
     value: Any = None
     unfit: bool = False
     _restart: contextlib.ExitStack = field(default_factory=contextlib.ExitStack)
 
     def drive(self, function: Callable[[], Any]) -> Any:
-        """From phase to phase, until the call ends. Returns what the function returned in the iteration that was
-        completed (None in reserve), and raises what takes this rank out."""
+        """Go from phase to phase until the call ends. Returns what the function returned in the iteration that was
+        completed (None in reserve), and raises the error that takes this rank out."""
         steps: Mapping[CyclePhase, Callable[[], None]] = {
             CyclePhase.ENTERING: self._synchronise,
             CyclePhase.REASSIGNING: self._reassign,
@@ -94,7 +87,7 @@ class Rank:
             CyclePhase.SYNCHRONISING: self._synchronise,
             CyclePhase.STANDING_ASIDE: self._stand_aside,
         }
-        group = self.parts.group
+        group = self.group
         try:
             while (phase := group.phase) is not CyclePhase.LEAVING:
                 steps[phase]()
@@ -109,12 +102,12 @@ class Rank:
     # ---- into an iteration
 
     def _synchronise(self) -> None:
-        """All who are healthy arrive; the last of them seals who is out."""
+        """All healthy ranks arrive; the last of them proposes the entry that names the ranks that are out."""
         self._begin_restart()
-        self.state.iteration = self.parts.group.ledger.iteration
-        published = self.parts.options.rank_assignment.publish(self.state.freeze())
+        self.state.iteration = self.group.ledger.iteration
+        published = self.options.rank_assignment.publish(self.state.freeze())
         here = Ready(rank=_number(self.state), published=tuple(published))
-        self.parts.group.arrive(self._barrier(barriers.ready(self.state.iteration), self._seal), here)
+        self.group.arrive(self._barrier(barriers.ready(self.state.iteration), self._seal), here)
 
     def _seal(self, here: Mapping[int, bytes]) -> Sealed:
         iteration, world_size = self.state.iteration, self.state.world_size
@@ -122,109 +115,109 @@ class Rank:
         return Sealed(iteration=iteration, world_size=world_size, missing=tuple(sorted(missing)))
 
     def _reassign(self) -> None:
-        options, sealed = self.parts.options, self.parts.group.sealed
+        options, sealed = self.options, self.group.sealed
         before = dataclasses.replace(self.state, active_rank=None, active_world_size=None)
         state = options.rank_assignment(RankAssignmentCtx(before, self._published, set(sealed.missing))).state
         if options.rank_filter is not None:
             state = options.rank_filter(_activated(state))
         self.state = _activated(state)
-        self.parts.monitor.iteration(sealed.iteration, _number(self.state))
-        self.parts.group.feed(Event.ASSIGNED)
+        self.monitor.iteration(sealed.iteration, _number(self.state))
+        self.group.feed(Event.ASSIGNED)
 
     def _published(self) -> Mapping[int, tuple[str, ...]]:
-        group = self.parts.group
+        group = self.group
         here = group.arrivals(barriers.ready(group.sealed.iteration), Ready)
         return {each.rank: each.published for each in here.values() if each.rank not in group.sealed.missing}
 
     def _re_enter(self) -> None:
-        """All who are left arrive with their new ranks; the last of them sees that these make one world."""
+        """All ranks that are left arrive with their new ranks; the last of them checks that these make one world."""
         state = self.state
         here = NewPlace(
             rank=_number(state),
             world_size=state.world_size,
             active_rank=state.active_rank,
             active_world_size=state.active_world_size or 0,
-            process=self.parts.process,
-            phases=self.parts.watch.parts(),
+            process=self.process,
+            phases=self.watch.parts(),
         )
-        self.parts.group.arrive(self._barrier(barriers.start(state.iteration), self._open), here)
+        self.group.arrive(self._barrier(barriers.start(state.iteration), self._open), here)
 
     def _open(self, here: Mapping[int, bytes]) -> IterationOpened | Broken:
         iteration, reason = self.state.iteration, barriers.disagreement(unpacked(here, NewPlace))
         return Broken(iteration=iteration, reason=reason) if reason else IterationOpened(iteration=iteration)
 
     def _barrier(self, name: str, close: Callable[[Mapping[int, bytes]], Any]) -> Barrier:
-        return Barrier(name, self.parts.options.barrier_timeout.total_seconds(), lambda ledger: ledger.left, close)
+        return Barrier(name, self.options.barrier_timeout.total_seconds(), lambda ledger: ledger.left, close)
 
     # ---- the function
 
     def _run(self, function: Callable[[], Any]) -> None:
         if self.state.mode is Mode.ACTIVE:
-            self.parts.variables.set(self.state)
-        self.parts.stamps.begin_iteration(self.state.iteration)
+            self.variables.set(self.state)
+        self.stamps.begin_iteration(self.state.iteration)
         self._restart.close()
-        match self.parts.region.call(lambda: self._body(function)):
-            case outcome if os.getpid() != self.parts.process.pid:
+
+        def body() -> Any:
+            """What a restart may interrupt."""
+            # A restart that came before the region was entered is obeyed now.
+            if self.group.phase is not CyclePhase.RUNNING:
+                raise RankShouldRestart
+            if self.options.initialize is not None:
+                self.options.initialize(self.state.freeze())
+            self._check_health()
+            return function() if self.state.mode is Mode.ACTIVE else None
+
+        match self.region.call(body):
+            case outcome if os.getpid() != self.process.pid:
                 raise ForkedChild(outcome)
             case Returned(value):
                 self.value = value
-                self.parts.group.feed(Event.RETURNED)
-            # A RankShouldRestart is obeyed if the group restarts; one that the function made up is a fault.
+                self.group.feed(Event.RETURNED)
+            # A RankShouldRestart is obeyed if the group restarts; one that the function itself has made is a fault.
             case Raised(error) if not (
-                isinstance(error, RankShouldRestart) and self.parts.group.phase is not CyclePhase.RUNNING
+                isinstance(error, RankShouldRestart) and self.group.phase is not CyclePhase.RUNNING
             ):
                 self._failed(error)
             case CallInterrupted(error) if isinstance(error, ENDS):
                 raise error
 
-    def _body(self, function: Callable[[], Any]) -> Any:
-        """What a restart may interrupt. One that came before this began is obeyed now."""
-        if self.parts.group.phase is not CyclePhase.RUNNING:
-            raise RankShouldRestart
-        if self.parts.options.initialize is not None:
-            self.parts.options.initialize(self.state.freeze())
-        self._check_health()
-        return function() if self.state.mode is Mode.ACTIVE else None
-
     def _failed(self, error: BaseException) -> None:
-        """The function has failed here, and so has the iteration for all. What is no Exception takes us out, and so
-        does a nested call: it would be made again in each iteration, without end."""
+        """The function has failed here, and so has the iteration for all ranks."""
+        # A nested call takes this rank out too: each iteration would make it again, without end.
         if not isinstance(error, Exception | RankShouldRestart) or isinstance(error, NestedCallError):
             raise error
-        if self.parts.group.phase not in _BEFORE_ABORT:
+        if self.group.phase not in _BEFORE_ABORT:
+            # It may only be a consequence of the abort.
             log.info("restart in process: raised once a restart had begun: %s", in_words(error))
-            # It may be no more than what the abort has led to.
             return
-        self.parts.watch.begin()
+        self.watch.begin()
         self.state.fn_exception = error
         who = f"rank {self.state.rank}, iteration {self.state.iteration}"
         log.error("restart in process: %s: %s (%s)", who, in_words(error), place_of(error))
         failure = Interrupted(
             iteration=self.state.iteration,
-            member=self.parts.launch.rank,
+            member=self.launch.rank,
             rank=self.state.rank,
             interruption=Interruption.EXCEPTION,
             text=in_words(error),
-            host=self.parts.launch.host,
+            host=self.launch.host,
             stack=stack_of(error),
         )
-        self.parts.interrupter.own = failure
-        self.parts.group.interrupt(failure)
-        self.parts.group.wait_while(CyclePhase.RUNNING, CyclePhase.COMPLETING)
+        self.interrupter.own = failure
+        self.group.interrupt(failure)
+        self.group.wait_while(CyclePhase.RUNNING, CyclePhase.COMPLETING)
 
     def _await_others(self) -> None:
-        # No ping is awaited any more.
-        self.parts.stamps.begin_iteration(self.state.iteration)
+        # No further ping is expected.
+        self.stamps.begin_iteration(self.state.iteration)
         if self.state.mode is not Mode.ACTIVE:
-            self.parts.group.wait_while(CyclePhase.COMPLETING)
+            self.group.wait_while(CyclePhase.COMPLETING)
             return
         iteration, active = self.state.iteration, self.state.active_world_size or 0
-        bound_s = self.parts.options.completion_timeout.total_seconds()
+        bound_s = self.options.completion_timeout.total_seconds()
         completed = Completed(iteration=iteration)
         try:
-            self.parts.group.arrive(
-                Barrier(barriers.complete(iteration), bound_s, lambda _: active, lambda _: completed)
-            )
+            self.group.arrive(Barrier(barriers.complete(iteration), bound_s, lambda _: active, lambda _: completed))
         except TimeoutError as error:
             self._failed(error)
 
@@ -232,57 +225,57 @@ class Rank:
 
     def _await_interrupter(self) -> None:
         self._begin_restart()
-        self.parts.group.wait_while(CyclePhase.INTERRUPTED, CyclePhase.ABORTING)
+        self.group.wait_while(CyclePhase.INTERRUPTED, CyclePhase.ABORTING)
 
     def _get_out(self) -> None:
         self._begin_restart()
-        # Its silence is dealt with, and no ping is awaited.
-        self.parts.stamps.begin_iteration(self.state.iteration)
-        if (refusal := self.parts.interrupter.join()) is not None:
+        # The hang, if any, is over, and no ping is expected.
+        self.stamps.begin_iteration(self.state.iteration)
+        if (refusal := self.interrupter.join()) is not None:
             raise refusal
-        self.parts.group.feed(Event.OUT)
+        self.group.feed(Event.OUT)
 
     def _recover(self) -> None:
-        """Finalize, and see whether this rank is fit; what fails here takes it out."""
+        """Finalize, and check whether this rank is fit; an error of either takes it out."""
         error, self.unfit = self.state.fn_exception, True
         try:
-            if self.parts.options.finalize is not None:
-                self.parts.options.finalize(self.state.freeze())
-            self.parts.watch.mark(RestartPart.FINALIZED)
+            if self.options.finalize is not None:
+                self.options.finalize(self.state.freeze())
+            self.watch.mark(RestartPart.FINALIZED)
             self._check_health()
-            self.parts.watch.mark(RestartPart.CHECKED)
+            self.watch.mark(RestartPart.CHECKED)
         except Exception as failure:
             raise failure from (failure.__cause__ or error)
         self.unfit = False
-        # What the function has left may hold on to memory, and to communicators that are aborted.
+        # The frames of the function's traceback may hold memory, and communicators that are aborted.
         error = self.state.fn_exception
         if error is not None:
             traceback.clear_frames(error.__traceback__)
         self.state.fn_exception = None
         self.value = error = None
         gc.collect()
-        let_go()
-        self.parts.group.feed(Event.FIT)
+        drop_aborted_groups()
+        self.group.feed(Event.FIT)
 
     def _check_health(self) -> None:
-        if self.parts.options.health_check is not None:
+        if self.options.health_check is not None:
             try:
-                self.parts.options.health_check(self.state.freeze())
+                self.options.health_check(self.state.freeze())
             except Exception as error:
                 raise HealthCheckError(f"rank {self.state.rank} is unfit: {in_words(error)}") from error
 
     def _stand_aside(self) -> None:
-        """Another process takes the dead one's place, in a new start of them all: the launcher ends this one."""
+        """The launcher replaces the dead process by starting all ranks again: it will end this process too."""
         self._begin_restart()
-        bound_s = self.parts.options.barrier_timeout.total_seconds()
-        if not self.parts.group.wait_while(CyclePhase.STANDING_ASIDE, within_s=bound_s):
+        bound_s = self.options.barrier_timeout.total_seconds()
+        if not self.group.wait_while(CyclePhase.STANDING_ASIDE, within_s=bound_s):
             raise RestartError(f"a rank has died, and the launcher has not ended this process within {bound_s:g} s")
 
     def _begin_restart(self) -> None:
-        """Report to the agent, if there is one, that no step is due for now."""
-        if self.state.iteration or self.parts.group.ledger.iteration:
+        """Report to the agent, if there is one, that no step is due during the restart."""
+        if self.state.iteration or self.group.ledger.iteration:
             self._restart.close()
-            bounds = (self.parts.options.hard_timeout, 2 * self.parts.options.barrier_timeout)
+            bounds = (self.options.hard_timeout, 2 * self.options.barrier_timeout)
             self._restart.enter_context(restarting(sum(bound.total_seconds() for bound in bounds)))
 
 
@@ -293,7 +286,7 @@ def _number(state: State) -> int:
 
 
 def _activated(state: State) -> State:
-    """An assignment without an active world size activates all."""
+    """The state itself, or, where the assignment did not say which ranks are active, the state with all active."""
     if state.active_world_size is not None:
         return state
     return dataclasses.replace(state, mode=Mode.ACTIVE, active_rank=state.rank, active_world_size=state.world_size)

@@ -218,7 +218,7 @@ class Rank:
         self.looked[barrier] = ledger.length
         count = self.line.arrive(barrier, self.member, pack(payload))
         was_last = count == self.counts.setdefault(barrier, count)
-        if count < ledger.left or not barriers.looks(self.member, ledger, was_last):
+        if count < ledger.left or not barriers.reads_arrivals(self.member, ledger, was_last):
             return False
         return len(self._arrived(barrier, type(payload))) >= ledger.left
 

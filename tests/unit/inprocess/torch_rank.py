@@ -20,7 +20,7 @@ import torch._dynamo  # the first DistributedDataParallel would import it, and b
 import torch.distributed as dist
 from torch.nn.parallel import DistributedDataParallel
 
-from nvrx_slurm.inprocess.abort import AbortTorchDistributed, let_go
+from nvrx_slurm.inprocess.abort import AbortTorchDistributed, drop_aborted_groups
 from nvrx_slurm.inprocess.exception import TimeoutError
 from nvrx_slurm.inprocess.state import FrozenState
 
@@ -125,7 +125,7 @@ def others_connections(second: dist.ProcessGroup, folder: str) -> dict[str, obje
 def reducer_that_ends_last(second: dist.ProcessGroup, folder: str) -> dict[str, object]:
     """The threads of a group of Gloo: when aborted and forgotten by the function, and when let go of by ourselves."""
     stuck = stuck_in(lambda: dist.all_reduce(torch.ones(4)))
-    let_go()
+    drop_aborted_groups()
     before = gloo_threads()
     store = dist.FileStore(f"{folder}/reducer", 1)
     dist.init_process_group("gloo", store=store, rank=0, world_size=1)
@@ -133,7 +133,7 @@ def reducer_that_ends_last(second: dist.ProcessGroup, folder: str) -> dict[str, 
     AbortTorchDistributed()(STATE)
     del model
     kept = gloo_threads() - before
-    let_go()
+    drop_aborted_groups()
     return stuck | {"kept": kept > 0, "then": gloo_threads() - before}
 
 

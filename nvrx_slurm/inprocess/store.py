@@ -39,11 +39,11 @@ def __getattr__(name: str) -> object:
 
 
 class Connection(abc.ABC):
-    """One thread's way to what the group of one call shares.
+    """One thread's access to what the group shares in one call.
 
-    Members and barriers are those of the call that it was opened for. Every operation may be tried again: it does the
-    same once more, or nothing. Raises StoreError once the store has not answered for the store's patience; while a
-    server is restarted, an operation waits for it. After `cancel` every operation raises `Cancelled`.
+    Members and barriers are those of the call that it was opened for. Every operation is idempotent, and may be
+    tried again. It waits while a server restarts, and raises StoreError once the store has not answered for its
+    patience. After `cancel` every operation raises `Cancelled`.
     """
 
     @abc.abstractmethod
@@ -53,9 +53,9 @@ class Connection(abc.ABC):
 
     @abc.abstractmethod
     def read(self, after: int, wait_s: float) -> list[bytes]:
-        """The log from place `after` on, in order; waits up to `wait_s` for the first entry. A push, not a poll.
+        """The log from place `after` on, in order; waits up to `wait_s` for the first entry, without polling.
 
-        Empty bytes stand in place of an entry that the store did not let through: forged, where entries are signed.
+        Empty bytes stand for an entry that was refused: a forged one, where entries are signed.
         """
 
     @abc.abstractmethod
@@ -64,27 +64,27 @@ class Connection(abc.ABC):
 
     @abc.abstractmethod
     def arrivals(self, barrier: str) -> Mapping[int, bytes]:
-        """Who has arrived at a barrier, and with what. Costs as much as there are arrivals."""
+        """The members that have arrived at a barrier, with their payloads. The cost grows with their number."""
 
     @abc.abstractmethod
     def arrival(self, barrier: str, member: int) -> bytes | None:
-        """With what one member has arrived; None if it has not."""
+        """The payload of one member; None if it has not arrived."""
 
     @abc.abstractmethod
     def beat(self, member: int, watched: int | None) -> int:
-        """Count a sign of life of a member, and return how many the watched one has given (0 for None)."""
+        """Count a heartbeat of a member, and return how many the watched one has sent (0 for None)."""
 
     @abc.abstractmethod
     def clear(self) -> None:
-        """Remove all keys of the call; what is left of a group whose last member dies goes by itself, in an hour."""
+        """Remove all keys of the call. Where the last member of a group dies, its keys expire after an hour."""
 
     @abc.abstractmethod
     def cancel(self) -> None:
-        """From any thread: a thread that waits in an operation stops waiting, for good."""
+        """From any thread: a thread that waits in an operation stops waiting."""
 
     @abc.abstractmethod
     def close(self) -> None:
-        """Let go of sockets and files."""
+        """Close sockets and files."""
 
 
 class Cancelled(Exception):
@@ -98,6 +98,6 @@ class Store(abc.ABC):
     def connect(self, group: str, call: int) -> Connection:
         """A connection of the calling thread, to the keys of the group's call (counted from 0).
 
-        `group` names one start of one set of processes, and nothing else that may use the same store, ever.
+        `group` names one start of one set of processes; nothing else in the same store may ever have that name.
         Raises StoreError if the store cannot be reached.
         """

@@ -3,12 +3,11 @@
 <path>/<group>/<call>/    0700; all of it belongs to the ranks' user, and no other may write there
   lock                    held while the log or a gate grows
   log                     the entries, each behind its length
-  gate.<gate>             arrivals, in the same form: who, and the payload
+  gate.<barrier>          arrivals, in the same form: the member, and its payload
   beats                   one number a member
 
-Files are opened for each look at them: NFS promises to show what another host has written to those only that are
-opened after it was closed. inotify reports writers on this host at once; what other hosts write is looked for now and
-then.
+Files are opened for each read: NFS shows what another host has written only to those who open the file after the
+writer has closed it. inotify reports writers on this host at once; what other hosts write is polled for.
 """
 
 from __future__ import annotations
@@ -36,10 +35,10 @@ from nvrx_slurm.util.locks import locked
 from nvrx_slurm.util.ownership import check_base, is_own
 
 LOOK_S = 0.25
-"""How often a reader looks for what was written on another host."""
+"""How often a reader polls for what was written on another host."""
 
 KEEP_S = 3600.0
-"""How long what is left of a group stays after its last sign of life. The next group removes it."""
+"""How long the files of a group stay after its last heartbeat. The next group removes them."""
 
 LONGEST_NAME = 200
 _FILES = re.compile(r"lock|log|beats|gate\..+")
@@ -50,8 +49,8 @@ _BEAT = struct.Struct("<q")
 
 
 class FileStore(Store):
-    """A folder. `path`: absolute, on a file system of all ranks that knows locks (flock; NFS does). `patience`: how
-    long a lock is waited for.
+    """A folder. `path`: absolute, on a file system of all ranks that has locks (flock; NFS has). `patience`: how long
+    to wait for a lock.
 
     Raises OptionError for a relative path; to connect, for one that another user could write to. Connections raise
     StoreError where the folder cannot be used.
@@ -98,19 +97,19 @@ class FileConnection(Connection):
                     )
 
     def touch(self) -> None:
-        """A sign of life of the call; and what others have left here long ago goes."""
+        """Mark the call as in use, and remove what other groups have left here long ago."""
         with self._usable():
             beats = self._open("beats")
             os.utime(beats)
-            # The file system's own clock.
+            # By the file system's own clock: that of this host may differ.
             now = os.fstat(beats).st_mtime
             os.close(beats)
-            # Calls of this user whose last sign of life is long ago. In a folder like /tmp others have
-            # theirs, and links.
+            # Only calls of this user whose last heartbeat is long ago: a folder like /tmp also holds those of other
+            # users, and links.
             path = self._folder.parent.parent
             for old in path.glob("*/*/beats"):
+                # An OSError: another process removes it too.
                 with contextlib.suppress(OSError):
-                    # Another removes it too.
                     is_call = _is_own(old.parent.parent) and _is_own(old.parent) and _is_a_call(old.parent)
                     if is_call and old.stat().st_mtime < now - KEEP_S:
                         _remove_call(old.parent)
@@ -132,7 +131,12 @@ class FileConnection(Connection):
             left_s = deadline - time.monotonic()
             if entries or left_s <= 0:
                 return entries
-            self._wait(min(left_s, LOOK_S))
+            if self._watch is not None:
+                self._watch.wait(min(left_s, LOOK_S))
+            else:
+                # Then read again before the first wait: an entry, or a cancel, may have come before the watch.
+                with self._guard:
+                    self._watch = FileWatch(self._folder / "log")
 
     def arrive(self, barrier: str, member: int, payload: bytes = b"") -> int:
         arrival = _HEAD.pack(member) + payload
@@ -160,8 +164,8 @@ class FileConnection(Connection):
                 os.close(beats)
 
     def clear(self) -> None:
+        # An OSError: it has gone, or the group has other calls.
         with self._usable(), contextlib.suppress(OSError):
-            # It has gone, or other calls of the group are there.
             _remove_call(self._folder)
 
     def cancel(self) -> None:
@@ -178,35 +182,27 @@ class FileConnection(Connection):
 
     # ---- how
 
-    def _wait(self, timeout_s: float) -> None:
-        if self._watch is not None:
-            self._watch.wait(timeout_s)
-            return
-        with self._guard:
-            # And look again: an entry, or a cancel, may have come before the watch.
-            self._watch = FileWatch(self._folder / "log")
-
     @contextlib.contextmanager
     def _growing(self, name: str) -> Iterator[tuple[int, list[bytes]]]:
-        """The file, open at its end, and what is in it; no other process adds to the call meanwhile."""
+        """The file, open at its end, and its entries; no other process adds to the call meanwhile."""
         with contextlib.ExitStack() as stack:
             stack.enter_context(self._usable())
             os.close(self._open("lock"))
             clock = _Patience(self._cancelled)
             lock = locked(self._folder / "lock", timeout_s=self._patience_s, clock=clock)
             if not stack.enter_context(lock):
-                raise StoreError(f"the file system of {self._folder} knows no locks: name a path on another one")
+                raise StoreError(f"the file system of {self._folder} has no locks: name a path on another one")
             file = self._open(name)
             try:
                 data = _whole(file)
                 entries, length = _parsed(data)
                 if length < len(data):
-                    # The process that wrote the rest was killed meanwhile.
+                    # The rest is half an entry, of a process that was killed while it wrote.
                     os.ftruncate(file, length)
                 os.lseek(file, length, os.SEEK_SET)
                 yield file, entries
             finally:
-                # Before the lock is given back: then NFS shows it to the next holder.
+                # Before the lock is released: then NFS shows the entry to the next holder.
                 os.close(file)
 
     @contextlib.contextmanager
@@ -226,14 +222,15 @@ class FileConnection(Connection):
             os.close(file)
 
     def _open(self, name: str) -> int:
-        """Open a file of the call. Always with O_CREAT: NFS may remember for long that a file was not there. Its
-        owner is checked each time: a group that can write to a folder above can exchange all that is below."""
+        """Open a file of the call."""
+        # Always with O_CREAT: NFS may remember for long that a file did not exist.
         flags = os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK
         try:
             file = os.open(self._folder / name, flags, 0o600)
         except FileNotFoundError:
             make_folders(self._folder)
             file = os.open(self._folder / name, flags, 0o600)
+        # Checked each time: a user who can write to a folder above can replace everything below it.
         status = os.fstat(file)
         if not stat.S_ISREG(status.st_mode) or not is_own(status, closed=0o022):
             os.close(file)
@@ -268,8 +265,8 @@ class FileWatch:
     def wait(self, timeout_s: float) -> None:
         """Wait until there was a write or a rename since the last wait, or `wake`; at most so long."""
         self._poll.poll(max(timeout_s, 0.0) * 1000)
+        # An OSError: the wait has timed out, and there is nothing to read.
         with contextlib.suppress(OSError):
-            # The wait has timed out, and there is nothing to read.
             os.read(self._inotify, EVENTS_BYTES)
 
     def wake(self) -> None:
@@ -300,7 +297,7 @@ class _Patience:
 
 
 def _name(text: str) -> str:
-    """As a file name: readable, and another one for another text."""
+    """As a file name: readable, and different for different texts."""
     quoted = quote(text, safe=":")
     if len(quoted) <= LONGEST_NAME:
         return quoted
@@ -316,7 +313,7 @@ def _whole(file: int) -> bytes:
 
 
 def _parsed(data: bytes) -> tuple[list[bytes], int]:
-    """The entries that are there as a whole, and where the last of them ends."""
+    """The complete entries, and where the last of them ends."""
     entries, at = list[bytes](), 0
     while at + _HEAD.size <= len(data):
         end = at + _HEAD.size + _HEAD.unpack_from(data, at)[0]
@@ -343,7 +340,7 @@ def _is_own(folder: Path) -> bool:
 
 
 def _is_a_call(folder: Path) -> bool:
-    """Whether it holds nothing but what a `FileConnection` writes: the store's folder may hold more than groups."""
+    """Whether it holds only what a `FileConnection` writes: the store's folder may hold more than groups."""
     if not folder.name.isdecimal():
         return False
     with os.scandir(folder) as entries:

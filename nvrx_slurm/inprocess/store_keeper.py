@@ -1,13 +1,13 @@
 """A store for ranks on one host that have none: a process of its own keeps it while they use it.
 
-The first rank to ask starts the keeper, which then is a child of init, in a session of its own: what ends ranks,
-or signals a step, does not reach it. It ends, and its store with it, once no rank has been connected for some
-seconds. Each group has its own.
+The first rank that needs it starts the keeper, which becomes a child of init in a session of its own: signals that
+end ranks, or go to a step, do not reach it. The keeper ends, and its store with it, once no rank has been connected
+for some seconds. Each group has its own keeper.
 
 /dev/shm/nvrx-inprocess-<uid>/<kind>-<digest of the group>/    0700
   lock             held by the keeper, from before it starts until it is gone
   place.json 0600  where it listens, and its password, while the store can be used
-  keeper.log       what it has to say
+  keeper.log       its standard error
   store/           Valkey's append-only file: a server that is killed is started again with all that it had
     s<random>      its socket: another one, with another password, after each of its starts
 """
@@ -42,7 +42,7 @@ START_S = 60.0
 """How long a keeper may take to start: on a busy machine, and with torch to import."""
 
 LOOK_S = 0.1
-"""How often it is looked whether a keeper that starts has given up; that it is there comes as a push."""
+"""How often a rank checks whether a keeper that starts has given up; its success is reported by inotify."""
 
 SAID_BYTES = 2000
 
@@ -51,7 +51,7 @@ MOST_STARTS = 3
 """How many keepers in a row may end before they have a store."""
 
 MOST_FOLDERS = 16
-"""How many names are tried for this user's folder, where other users' files have the first ones."""
+"""How many names are tried for this user's folder, where other users have taken the first ones."""
 
 
 class HostedStore(msgspec.Struct, frozen=True, kw_only=True):
@@ -62,13 +62,9 @@ class HostedStore(msgspec.Struct, frozen=True, kw_only=True):
     url: str = ""
     password: str | None = None
     mark: str | None = None
+    certificate: None = None  # no TLS: all is on one host
     keeper: int
     began: int
-
-    @property
-    def certificate(self) -> None:
-        """All is on one host."""
-        return None
 
 
 def hosted(kind: str, group: str, *, patience_s: float) -> HostedStore:
@@ -96,7 +92,7 @@ def hosted(kind: str, group: str, *, patience_s: float) -> HostedStore:
 
 
 def place_now(kind: str, group: str) -> HostedStore:
-    """Where the store is that `hosted` has found before. Raises OSError where there is none at this moment."""
+    """Where the store is that `hosted` has found before. Raises OSError where none is kept at this moment."""
     folder = _folder(kind, group)
     if (place := _read(folder)) is None:
         raise FileNotFoundError(f"no store is kept in {folder} now")
@@ -150,7 +146,7 @@ def _find(folder: Path) -> HostedStore | None:
 
 
 def _read(folder: Path) -> HostedStore | None:
-    """What the present keeper has written; not what a killed one has left behind."""
+    """Where the present keeper's store is; None where the file is of a keeper that was killed."""
     with contextlib.suppress(FileNotFoundError, MalformedRecord):
         place = decode_json(HostedStore, (folder / "place.json").read_bytes(), "place.json")
         return place if started_ticks(place.keeper) == place.began else None
@@ -158,7 +154,7 @@ def _read(folder: Path) -> HostedStore | None:
 
 
 def take(folder: Path) -> int | None:
-    """The lock that a keeper holds: its descriptor, or None while a keeper has it. Raises OSError."""
+    """Take the lock that a keeper holds: its descriptor, or None while a keeper holds it. Raises OSError."""
     while True:
         folder.mkdir(mode=0o700, parents=True, exist_ok=True)
         try:
@@ -184,10 +180,10 @@ def _folder(kind: str, group: str) -> Path:
 
 
 def _own_folder() -> Path:
-    """The folder in the host's memory that only this user can enter. Raises StoreError where there can be none.
+    """The folder in the host's memory that only this user can enter. Raises StoreError where none can be made.
 
-    Other users may take its name first. So there are several, and every rank takes the first that is this user's.
-    Only where none is, is one made: a name that another user gives up later changes nothing.
+    Other users may take its name first. So there are several names, and every rank takes the first folder that is
+    this user's. A folder is made only where no name has one: so it does not matter when another user gives up a name.
     """
     root = next(root for root in RUNTIME_ROOTS if root.is_dir())
     names = ("", *(f".{number}" for number in range(1, MOST_FOLDERS)))
@@ -199,7 +195,7 @@ def _own_folder() -> Path:
         with contextlib.suppress(FileExistsError):
             path.mkdir(mode=0o700)
         if _is_private(path):
-            # Another rank may have made one before it.
+            # Not `path`: another rank may have made a folder under an earlier name.
             return next(filter(_is_private, paths))
     owners = sorted({path.lstat().st_uid for path in paths if os.path.lexists(path)})
     raise StoreError(

@@ -29,19 +29,19 @@ from nvrx_slurm.util.processes import dies_with_parent, started_ticks
 LOOK_S = 1.0
 
 LINGER_LOOKS = 5
-"""After how many looks in a row without a connection it ends: a rank is about to come, or to come again."""
+"""After how many counts in a row without a connection it ends: ranks start late, and connect again."""
 
 LOOPBACK = "127.0.0.1"
 ESTABLISHED = "01"
-# In the queue of those that the server has not accepted yet, and accepted.
+# Of connections that the server has not accepted yet, and of those that it has.
 CONNECTED = ("02", "03")
 _STEP_SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGUSR1, signal.SIGUSR2)
-"""What Slurm and terminals send to all processes of a step or a session; none of it is for the store."""
+"""Slurm and terminals send these to all processes of a step or a session; the store ignores them."""
 
 
 class KeptStore(Protocol):
-    """A store that is kept. `own`: how many connections it has to itself. `moved`: it calls this when it listens
-    somewhere else."""
+    """A store that is kept. `own`: how many connections it has to itself. It calls `moved` when its address has
+    changed."""
 
     moved: Callable[[], None]
     own: int
@@ -84,8 +84,8 @@ class KeptValkey:
         self._going = asyncio.create_task(self._keep_going())
 
     async def _start_server(self) -> None:
-        """On a socket or a port, and with a password, that no earlier server had: another process may be on the old
-        port by now."""
+        """Start it on a socket or a port, and with a password, that no earlier server had: another process may listen
+        on the old port by now."""
         folder = self._folder / "store"
         folder.mkdir(mode=0o700, exist_ok=True)
         if self._socket is not None:
@@ -156,7 +156,8 @@ def _nothing() -> None:
 
 
 def _adopted() -> Callable[[], None]:
-    """For the server: it dies with us, and knows no signal but SIGKILL. Blocked, since it has handlers of its own."""
+    """For the server: it dies with the keeper, and only SIGKILL ends it. The other signals are blocked, not ignored:
+    the server sets handlers of its own."""
     die = dies_with_parent(signal.SIGKILL)
 
     def adopt() -> None:
@@ -170,7 +171,7 @@ _KINDS: dict[str, Callable[[Path], KeptStore]] = {VALKEY: KeptValkey, TORCH: Kep
 
 
 async def keep(store: KeptStore, folder: Path, *, look_s: float = LOOK_S) -> None:
-    """Until no rank is connected any more. `look_s`: how often the connections are counted."""
+    """Run the store until no rank is connected. `look_s`: how often the connections are counted."""
 
     def announce() -> None:
         write_private(folder / "place.json", msgspec.json.encode(store.place()))
@@ -187,7 +188,7 @@ async def keep(store: KeptStore, folder: Path, *, look_s: float = LOOK_S) -> Non
             left = LINGER_LOOKS if _is_used(store) else left - 1
         store.moved = _nothing
         (folder / "place.json").unlink(missing_ok=True)
-        # No rank finds it from now on; but one may just have done so.
+        # No rank finds the store from now on, but one may have found it just before.
         await asyncio.sleep(look_s)
         used = _is_used(store)
     await store.stop()
@@ -211,7 +212,7 @@ def connections_of_socket(name: str) -> int:
 
 
 def remove_abandoned(root: Path) -> None:
-    """What keepers that were killed have left in this host's memory."""
+    """Remove what keepers that were killed have left in this host's memory."""
     for folder in root.iterdir():
         if (lock := take(folder)) is not None:
             shutil.rmtree(folder, ignore_errors=True)
@@ -223,7 +224,7 @@ def main(kind: str, folder: Path) -> None:
         signal.signal(number, signal.SIG_IGN)
     remove_abandoned(folder.parent)
     asyncio.run(keep(_KINDS[kind](folder), folder))
-    # With the lock still held: who waits for it sees that it has gone.
+    # The lock is still held: a rank that waits for it sees that the folder has gone.
     shutil.rmtree(folder, ignore_errors=True)
 
 

@@ -28,10 +28,10 @@ from nvrx_slurm.util.redis_url import RedisUrl, parse_redis_url
 log = get_logger("inprocess")
 
 BLOCK_S = 10.0
-"""How long one read waits at the server: a server that has frozen is noticed so long, and `ANSWER_S`, after that."""
+"""How long one read waits at the server. A frozen server is noticed after this time and `ANSWER_S`."""
 
 KEEP_S = 3600
-"""How long the keys of a call outlive its last sign of life."""
+"""How long the keys of a call outlive its last heartbeat."""
 
 RENEW_S = KEEP_S / 3
 
@@ -39,15 +39,15 @@ KEPT_BARRIERS = 64
 """How many barriers are kept, beside the first one. No member is further behind: all pass one before the next."""
 
 PLACE_IS_TAKEN = "ID specified in XADD is equal or smaller"
-"""The server's refusal of an entry whose place in the log has one already: an answer, and no failure."""
+"""The server's refusal of an entry whose place in the log is taken: an answer, and no failure."""
 
 
 class RedisStore(Store):
     """Redis or Valkey. Without arguments it is the store of the job whose agent runs this rank; elsewhere, and
     where all ranks are on one host, a Valkey that is started for them, and ends after them.
 
-    `url`: `redis://[user@]host[:port][/database]`, or `rediss://…`; it may hold no password. `password_file`: holds
-    it, and nothing else. `patience`: how long a server that does not answer is waited for.
+    `url`: `redis://[user@]host[:port][/database]`, or `rediss://…`; it may hold no password. `password_file`: a file
+    that holds the password, and nothing else. `patience`: how long to wait for a server that does not answer.
     Raises OptionError; connections raise StoreError, at once where the password is refused.
     """
 
@@ -108,10 +108,10 @@ def _parsed(url: str) -> RedisUrl:
 
 
 class RedisConnection(Connection):
-    """Every operation is one round trip, but for the first arrival at a barrier, and once in a while a renewal.
+    """Every operation is one round trip, except the first arrival at a barrier, and now and then a renewal.
 
     With `job_key` each entry is signed for its place in the log, and each arrival for its barrier and member. What is
-    not signed is set aside: others may know the password of a site's store.
+    not signed is set aside: other users may know the password of a site's store.
     """
 
     def __init__(

@@ -1,13 +1,13 @@
 """`TCPStore`: what a group shares, in torch's store of that name, hosted outside of the ranks.
 
     nvrx/<group>/<call>/log/<place>    an entry; compare-and-set takes a place only if it is free
-    …/gate/<gate>/<member>             a payload; …/<member>/here: how often it has arrived
-    …/gate/<gate>                      how many have arrived; …/<gate>/who: which, with a comma after each
-    …/gates                            the gates that are there, in the same form
-    …/beat/<member>                    signs of life; …/beats: whose, in the same form
+    …/gate/<barrier>/<member>          a payload; …/<member>/here: how often it has arrived
+    …/gate/<barrier>                   how many have arrived; …/<barrier>/who: which, with a comma after each
+    …/gates                            the barriers so far, in the same form
+    …/beat/<member>                    its heartbeats; …/beats: the members that have sent any, in the same form
 
-A TCPStore keeps nothing on disk: one that is killed has lost the group's log, and is not waited for. It knows no
-passwords. The monitors import torch, too, to talk to it: `RedisStore` needs a tenth of the memory.
+A TCPStore keeps nothing on disk: one that is killed has lost the group's log, so no operation waits for it. It has no
+passwords. The monitors import torch too, to use it: `RedisStore` needs a tenth of the memory.
 """
 
 from __future__ import annotations
@@ -36,8 +36,8 @@ class TCPStore(Store):
     """torch's TCPStore. Without arguments it is the one that torchrun's agent has for its workers; elsewhere, and
     where all ranks are on one host, one that is started for them, and ends after them.
 
-    `host_name`, `port`: a store that another process hosts; not a rank, for any rank may die. `patience`: how long it
-    may take to answer. Raises OptionError; connections raise StoreError.
+    `host_name`, `port`: a store that another process hosts; not a rank, since any rank may die. `patience`: how long
+    it may take to answer. Raises OptionError; connections raise StoreError.
     """
 
     def __init__(
@@ -53,8 +53,11 @@ class TCPStore(Store):
         self._patience = patience
 
     def connect(self, group: str, call: int) -> TCPConnection:
-        # First: it takes seconds, and a keeper waits no longer.
-        client = _torch_store()
+        # First: this import takes seconds, and a keeper ends when no rank connects for that long.
+        try:
+            client = importlib.import_module("torch.distributed").TCPStore
+        except ModuleNotFoundError as error:
+            raise OptionError(f"TCPStore needs torch ({error}): install it, or use RedisStore or FileStore") from None
         address = self._named or environment.torchrun_store()
         if address is None:
             from nvrx_slurm.inprocess.store_keeper import TORCH, hosted
@@ -63,15 +66,8 @@ class TCPStore(Store):
         return TCPConnection(client, *address, f"nvrx/{group}/{call}/", patience=self._patience)
 
 
-def _torch_store() -> Any:
-    try:
-        return importlib.import_module("torch.distributed").TCPStore
-    except ModuleNotFoundError as error:
-        raise OptionError(f"TCPStore needs torch ({error}): install it, or use RedisStore or FileStore") from None
-
-
 class TCPConnection(Connection):
-    """A client. It is not to be used by two threads, but for `cancel`."""
+    """A client, for one thread; any other may call `cancel`."""
 
     def __init__(self, client: Any, host: str, port: int, prefix: str, *, patience: datetime.timedelta) -> None:
         self._where, self._prefix = f"{host}:{port}", prefix
@@ -110,7 +106,7 @@ class TCPConnection(Connection):
             store.set(mine, payload)
             if store.add(f"{mine}/here", 1) > 1:
                 return int(store.add(self._key("gate", barrier), 0))
-            # The member before the count: a reader of the count finds all whom it counts.
+            # The member before the count: so a reader of the count finds all members that it counts.
             store.append(self._key("gate", barrier, "who"), f"{member},")
             arrived = int(store.add(self._key("gate", barrier), 1))
             if arrived == 1:
@@ -136,14 +132,24 @@ class TCPConnection(Connection):
 
     def clear(self) -> None:
         with self._answering() as store:
-            for key in self._all_keys():
+            keys = [self._key("gates"), self._key("beats")]
+            place = 0
+            while store.check([self._key("log", place)]):
+                keys.append(self._key("log", place))
+                place += 1
+            for barrier in self._listed(self._key("gates")):
+                who = self._listed(self._key("gate", barrier, "who"))
+                keys += [self._key("gate", barrier), self._key("gate", barrier, "who")]
+                keys += [self._key("gate", barrier, member, *here) for member in who for here in ((), ("here",))]
+            keys += [self._key("beat", member) for member in self._listed(self._key("beats"))]
+            for key in keys:
                 store.delete_key(key)
 
     def cancel(self) -> None:
         self._cancelled = True
         if self._socket is not None:
+            # An OSError: the connection has ended by itself.
             with contextlib.suppress(OSError):
-                # It has ended by itself.
                 self._socket.shutdown(socket.SHUT_RDWR)
 
     def close(self) -> None:
@@ -172,49 +178,32 @@ class TCPConnection(Connection):
     def _listed(self, key: str) -> list[str]:
         return str(self._store.get(key), "utf-8").split(",")[:-1] if self._store.check([key]) else []
 
-    def _all_keys(self) -> list[str]:
-        place = 0
-        while self._store.check([self._key("log", place)]):
-            place += 1
-        keys = [self._key("log", each) for each in range(place)]
-        for barrier in self._listed(self._key("gates")):
-            who = self._listed(self._key("gate", barrier, "who"))
-            keys += [self._key("gate", barrier), self._key("gate", barrier, "who")]
-            keys += [self._key("gate", barrier, member, *here) for member in who for here in ((), ("here",))]
-        keys += [self._key("beat", member) for member in self._listed(self._key("beats"))]
-        return [*keys, self._key("gates"), self._key("beats")]
-
 
 def _connected(
     client_class: Any, host: str, port: int, patience: datetime.timedelta
 ) -> tuple[Any, socket.socket | None]:
-    """A client, and its socket, which torch gives no other way to: of those that are new, the one to that port."""
+    """A client, and its socket. torch does not give access to it: it is the new socket that leads to that port."""
     with _connecting:
         before = _sockets()
         client = client_class(host, port, is_master=False, wait_for_workers=False, timeout=patience)
-        new = [descriptor for name, descriptor in _sockets().items() if name not in before]
-    return client, next(filter(None, (_duplicate(descriptor, port) for descriptor in new)), None)
+        for descriptor in [descriptor for name, descriptor in _sockets().items() if name not in before]:
+            connection: socket.socket | None = None
+            # One of these errors: it is no TCP socket.
+            with contextlib.suppress(OSError, IndexError, TypeError):
+                connection = socket.socket(fileno=os.dup(descriptor))
+                if connection.getpeername()[1] == port:
+                    return client, connection
+            if connection is not None:
+                connection.close()
+    return client, None
 
 
 def _sockets() -> dict[str, int]:
     """This process's: by the kernel's name for each, its descriptor."""
     found = {}
     for entry in DESCRIPTORS.iterdir():
+        # An OSError: it was closed meanwhile, as the descriptor of this folder itself is.
         with contextlib.suppress(OSError):
-            # Closed meanwhile: that of this folder itself is.
             if (name := str(entry.readlink())).startswith("socket:"):
                 found[name] = int(entry.name)
     return found
-
-
-def _duplicate(descriptor: int, port: int) -> socket.socket | None:
-    """The same connection, if it leads to that port."""
-    connection: socket.socket | None = None
-    with contextlib.suppress(OSError, IndexError, TypeError):
-        # It is none of TCP.
-        connection = socket.socket(fileno=os.dup(descriptor))
-        if connection.getpeername()[1] == port:
-            return connection
-    if connection is not None:
-        connection.close()
-    return None

@@ -12,11 +12,11 @@ class Interruption(enum.Enum):
     """What ended an iteration for a rank."""
 
     EXCEPTION = "exception"  # the function, or Initialize, raised
-    BASE_EXCEPTION = "base_exception"  # it raised what is no Exception: the rank leaves
+    BASE_EXCEPTION = "base_exception"  # it raised a BaseException that is no Exception: the rank leaves
     SOFT_TIMEOUT = "soft_timeout"  # no progress; the rank may restart
     HARD_TIMEOUT = "hard_timeout"  # no progress for so long that its process was killed
     TERMINATED = "terminated"  # its process died
-    UNRESPONSIVE = "unresponsive"  # rank and monitor are silent: its own lease has killed it by now
+    UNRESPONSIVE = "unresponsive"  # no heartbeat of rank and monitor: the expired lease has killed both by now
     MONITOR_PROCESS_EXCEPTION = "monitor_process_exception"  # its monitor failed, so its process was killed
     UNHEALTHY = "unhealthy"  # a health check, or Finalize, raised
     DISCARDED = "discarded"  # the rank assignment left it out
@@ -45,7 +45,7 @@ class InterruptionRecord:
 
 
 def format_interruption_records(records: Iterable[InterruptionRecord]) -> str:
-    """One line for people: each kind, the ranks that it hit, and the first one's words."""
+    """One line for people: each kind, the ranks that it hit, and the first text among its records."""
     by_kind: dict[Interruption, list[InterruptionRecord]] = {}
     for record in records:
         by_kind.setdefault(record.interruption, []).append(record)
@@ -64,7 +64,7 @@ STACK_CHARS = 4000
 
 
 def in_words(error: BaseException) -> str:
-    """One line: what kind, and what it says."""
+    """One line: the exception's type and message."""
     line = "".join(traceback.format_exception_only(error)).strip().replace("\n", " ")
     return clean(line if len(line) <= TEXT_CHARS else f"{line[:TEXT_CHARS]} …")
 
@@ -76,10 +76,10 @@ def place_of(error: BaseException) -> str:
 
 
 def stack_of(error: BaseException) -> str:
-    """Where it was raised, and what led to it."""
+    """The end of its traceback, with its causes."""
     return clean("".join(traceback.format_exception(error))[-STACK_CHARS:])
 
 
 def clean(text: str) -> str:
-    """Such that JSON can carry it: a lone surrogate, of an undecodable path, cannot be encoded."""
+    """The text with lone surrogates escaped: JSON cannot carry those, which a path that is not UTF-8 has."""
     return text.encode(errors="backslashreplace").decode()

@@ -16,8 +16,8 @@ T = TypeVar("T")
 
 
 def bounded(work: Callable[[], T], bound: datetime.timedelta, what: str) -> T:
-    """What `work` returns. Raises what it raises, and TimeoutError, naming `what`, once the bound has passed; the
-    thread then goes on, and does not keep the process from its end."""
+    """Run `work` in a thread, and return its result. Raises what it raises, and TimeoutError, naming `what`, once the
+    bound has passed; the thread then goes on, and does not keep the process from its end."""
     future = in_thread(work, what)
     concurrent.futures.wait([future], bound.total_seconds())
     if not future.done():
@@ -32,8 +32,8 @@ def initialised() -> Any | None:
 
 
 def own_device(cuda: Any) -> int:
-    """This rank's device: the one of its local rank; the calling thread's own where no launcher gave it a local rank,
-    or where it sees fewer devices than that (a launcher that shows each rank only its own)."""
+    """This rank's device: the device of its local rank. Without a local rank, or where the rank sees fewer devices
+    than that (some launchers show each rank only its own), the calling thread's current device."""
     try:
         local_rank = launch().local_rank
     except OptionError:

@@ -10,7 +10,7 @@ from nvrx_slurm.inprocess.state import FrozenState
 class Completion(abc.ABC):
     """Called on every rank that is left, reserves too, once all active ranks have returned from the function.
 
-    What it raises is logged: the function's value is returned all the same. `Compose` makes one of several.
+    An exception of it is logged, and the function's value is returned. `Compose` makes one of several.
     """
 
     @abc.abstractmethod

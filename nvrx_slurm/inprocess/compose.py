@@ -18,8 +18,8 @@ class Compose:
     """Calls its parts from right to left, each with what the one before it has returned.
 
     `Compose(a, b, c)(state)` is `a(b(c(state)))`; a part that returns None passes on what it was given. The object is
-    an instance of `Compose`, and of the nearest class that all parts have in common, so it can stand wherever one of
-    them can. What a part raises ends the chain.
+    an instance of `Compose`, and of the nearest class that all parts have in common, so it can be used wherever one
+    of them can. An exception of a part ends the chain.
 
     Raises OptionError without parts, and for parts of different kinds: an Abort and a Finalize, say.
     """
@@ -53,7 +53,7 @@ class Compose:
 
 
 class _ComposedAssignment(Compose):
-    """Rank assignments: each part publishes for itself, and sees only what its like have published."""
+    """Rank assignments: each part publishes for itself, and sees only what the same part of other ranks published."""
 
     def publish(self, state: FrozenState) -> tuple[str, ...]:
         return tuple(text for part in self.parts for text in _framed(part.publish(state)))

@@ -6,7 +6,7 @@ RestartError (NvrxError)      this rank leaves the group; the others may go on w
 ├── HealthCheckError          a health check found this rank unfit; its cause is what the check raised
 ├── FaultCounterExceeded      this rank has failed more often than `FaultCounter` allows
 ├── RankDiscarded             the rank assignment leaves this rank out
-├── TimeoutError              a bound passed; says who was waited for
+├── TimeoutError              a bound passed; names the ranks that did not arrive
 ├── StoreError                the store cannot be reached, or holds another run's keys
 └── InternalError             a callback that must not fail did, or the group's ranks disagree
 
@@ -24,7 +24,7 @@ class RestartError(NvrxError):
 
 
 class OptionError(RestartError, ValueError):
-    """An option of the wrapper is wrong; says which, and what is valid."""
+    """An option of the wrapper is wrong; the message names it, and what is valid."""
 
     exit_code = EXIT_USAGE
 
@@ -47,9 +47,9 @@ class RankDiscarded(RestartError):
     """The rank assignment leaves this rank out: it is healthy, and has no place in the next iteration."""
 
 
-# The name that users of it import; qualified, it shadows nothing.
+# Users import it by this name; qualified, it shadows nothing.
 class TimeoutError(RestartError):
-    """A bound has passed; says who was waited for."""
+    """A bound has passed; the message names what did not end, or the ranks that did not arrive."""
 
     exit_code = EXIT_TIMEOUT
 

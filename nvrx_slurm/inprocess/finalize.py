@@ -14,10 +14,10 @@ from nvrx_slurm.inprocess.state import FrozenState
 
 
 class Finalize(abc.ABC):
-    """Makes this process fit for the function to be called again: frees memory, ends what the function has started.
+    """Prepares this process for the next call of the function: frees memory, ends what the function has started.
 
     Called after Abort, once the function was left, and before the health check. An exception of it takes this rank
-    out, and ends its process: what it could not clean up must not meet the next iteration. `Compose` makes one of
+    out, and ends its process: what it could not clean up must not reach the next iteration. `Compose` makes one of
     several.
     """
 

@@ -15,11 +15,11 @@ __all__ = ["ChainedHealthCheck", "CudaHealthCheck", "FaultCounter", "FaultCounte
 
 
 class HealthCheck(abc.ABC):
-    """Looks at this process and its node alone: other ranks may be gone, or still in the function.
+    """Checks this process and its node alone: other ranks may be gone, or still in the function.
 
-    Called after every fault, once Finalize is through, and in every iteration before the function. An exception of
+    Called after every fault, once Finalize has returned, and in every iteration before the function. An exception of
     it takes this rank out, and ends its process, before the others go on. `Compose` makes one of several, and
-    `ChainedHealthCheck` one that says which of them failed.
+    `ChainedHealthCheck` one whose error names the check that failed.
     """
 
     @abc.abstractmethod
@@ -30,8 +30,8 @@ class HealthCheck(abc.ABC):
 class ChainedHealthCheck(HealthCheck):
     """Several checks, one after the other, in the order given. The first that fails ends the chain.
 
-    Raises HealthCheckError that says which check it was, by its place and class; its cause is what that one raised.
-    Raises OptionError for what is no health check.
+    Raises HealthCheckError that names the check by its place and class; its cause is what the check raised. Raises
+    OptionError for what is no health check.
     """
 
     def __init__(self, *checks: HealthCheck) -> None:
@@ -54,8 +54,8 @@ class ChainedHealthCheck(HealthCheck):
 class CudaHealthCheck(HealthCheck):
     """This rank's GPU completes its work within `timeout`; without a CUDA context in this process: nothing.
 
-    Waits for all kernels of the device, since nothing else can say that none of them breaks the context later. Raises
-    what CUDA raises (an error of a kernel stays with its context for good), and TimeoutError.
+    Waits for all kernels of the device: only then is it certain that none of them breaks the context later. Raises
+    what CUDA raises (after an error of a kernel its context never works again), and TimeoutError.
     """
 
     timeout: datetime.timedelta = datetime.timedelta(seconds=30)
@@ -67,9 +67,8 @@ class CudaHealthCheck(HealthCheck):
         device = callback_support.own_device(in_use)
 
         def synchronise() -> None:
-            # Until what was under way has ended.
+            # The first call waits for the kernels, the second one shows whether they have broken the context.
             in_use.synchronize(device)
-            # And the context is none the worse for it.
             in_use.synchronize(device)
 
         bounded(synchronise, self.timeout, f"CudaHealthCheck: the work on device {device} of rank {state.rank}")
@@ -77,7 +76,7 @@ class CudaHealthCheck(HealthCheck):
 
 
 class FaultCounter(HealthCheck):
-    """Counts the faults of this process, those of the function alone: other ranks' faults are none of its own.
+    """Counts the faults of this process: exceptions of the function on this rank, and no other rank's.
 
     Raises FaultCounterExceeded at the first one beyond `max_rank_faults` (None: never). The count is this object's,
     over all calls that it is used in. Raises OptionError for less than 0.

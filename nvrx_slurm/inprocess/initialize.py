@@ -23,11 +23,11 @@ class Initialize(abc.ABC):
 
 @dataclass(frozen=True)
 class RetryController(Initialize):
-    """Says when there is nothing left to try.
+    """Ends the retries.
 
-    Raises RestartAbort, on each rank, in iteration `max_iterations` (counted from 0, so that so many are tried; None:
-    without end), and when fewer ranks are left than `min_world_size`, or fewer of them active than
-    `min_active_world_size`. Raises OptionError for numbers that cannot be met.
+    Raises RestartAbort on each rank: after `max_iterations` iterations have failed (None: without a limit), and when
+    fewer ranks are left than `min_world_size`, or fewer of them active than `min_active_world_size`. Raises
+    OptionError for numbers below 1.
     """
 
     max_iterations: int | None = None

@@ -49,9 +49,9 @@ log = get_logger("inprocess")
 class RankAssignmentCtx:
     """One rank's view of the world that is to be rearranged.
 
-    `state`: its place. `terminated_ranks`: who is out, by their rank in `state`'s world. `published()`: what each
-    rank has published for this assignment, by its rank in the iteration before. `origins`: once ranks were
-    renumbered, the rank in the iteration before of each rank now; None while they are the same.
+    `state`: its place. `terminated_ranks`: the ranks that are out, in `state`'s world. `published()`: what each rank
+    has published for this assignment, by its rank in the iteration before. `origins`: once ranks were renumbered, the
+    rank in the iteration before of each rank now; None while they are the same.
     """
 
     state: State
@@ -96,18 +96,18 @@ class RankAssignmentCtx:
 
 
 class RankAssignment(abc.ABC):
-    """Gives the ranks that are left their new numbers, and says which of them are active: those call the function,
+    """Gives the ranks that are left their new numbers, and decides which of them are active: those call the function,
     the others are in reserve.
 
-    Called on every rank that is left, before each iteration, with the same world everywhere. It must come to the same
-    everywhere: ranks 0 to n-1 of n, each once; the same for those that are active. It may look at nothing but the
-    context, and what it kept from its own earlier calls. It raises RankDiscarded on a rank that it leaves out, and
-    only there. `Compose` makes one of several.
+    Called on every rank that is left, before each iteration, with the same world everywhere. It must decide the same
+    everywhere: ranks 0 to n-1 of n, each once; the same for those that are active. So it may use only the context,
+    and what it kept from its own earlier calls. It raises RankDiscarded on a rank that it leaves out, and only there.
+    `Compose` makes one of several.
     """
 
     def publish(self, state: FrozenState) -> tuple[str, ...]:
-        """What the others must know of this rank (its host, say). Asked before all have arrived; `state` is still
-        that of the iteration before. What it costs: each rank that asks for it reads everybody's."""
+        """What the other ranks must know of this one, for example its host. Called before all have arrived; `state`
+        is still that of the iteration before. Its cost: a rank that needs it reads that of all ranks."""
         return ()
 
     @abc.abstractmethod
@@ -116,16 +116,16 @@ class RankAssignment(abc.ABC):
 
 
 class RankFilter(RankAssignment):
-    """A rank assignment that leaves the numbers as they are, and says who is active.
+    """A rank assignment that leaves the numbers as they are, and decides which ranks are active.
 
-    In a composition it comes after those that renumber, which is to say further left.
+    In a composition it comes after those that renumber: further left.
     """
 
 
 class ShiftRanks(RankAssignment):
     """The ranks that are left keep their order and close up.
 
-    Of 0 1 2 3 4 5 6 7 without 1, 4 and 5 this makes 0 2 3 6 7: all after the first gap get new numbers, and
+    Of 0 1 2 3 4 5 6 7 without 1, 4 and 5 this makes 0 2 3 6 7: all ranks after the first gap get new numbers, and
     neighbours stay neighbours.
     """
 
@@ -136,7 +136,7 @@ class ShiftRanks(RankAssignment):
 class FillGaps(RankAssignment):
     """The last ranks fill the gaps, in their order; all others keep their numbers.
 
-    Of 0 1 2 3 4 5 6 7 without 1, 4 and 5 this makes 0 6 2 3 7: no more ranks get new numbers than must.
+    Of 0 1 2 3 4 5 6 7 without 1, 4 and 5 this makes 0 6 2 3 7: as few ranks as possible get new numbers.
     """
 
     def __call__(self, ctx: RankAssignmentCtx) -> RankAssignmentCtx:
@@ -146,7 +146,7 @@ class FillGaps(RankAssignment):
 
 
 class ActivateAllRanks(RankFilter):
-    """All ranks call the function, also those that a part before this one left in reserve."""
+    """All ranks call the function, also those that an earlier part of the composition left in reserve."""
 
     def __call__(self, ctx: RankAssignmentCtx) -> RankAssignmentCtx:
         everyone = dataclasses.replace(ctx.state, active_world_size=None)
@@ -156,7 +156,7 @@ class ActivateAllRanks(RankFilter):
 class MaxActiveWorldSize(RankFilter):
     """No more than `max_active_world_size` ranks are active (None: without a limit).
 
-    Of those that were active so far in the composition; of all if nothing was said. Raises OptionError below 1.
+    Of those that earlier parts of the composition made active, else of all. Raises OptionError below 1.
     """
 
     def __init__(self, max_active_world_size: int | None = None) -> None:
@@ -167,9 +167,9 @@ class MaxActiveWorldSize(RankFilter):
 
 
 class ActiveWorldSizeDivisibleBy(RankFilter):
-    """The number of active ranks is a multiple of `divisor`: the greatest there is, and 0 if there are too few.
+    """The number of active ranks is the greatest multiple of `divisor`, and 0 if there are too few.
 
-    Of those that were active so far in the composition; of all if nothing was said. Raises OptionError below 1.
+    Of those that earlier parts of the composition made active, else of all. Raises OptionError below 1.
     """
 
     def __init__(self, divisor: int = 1) -> None:
@@ -180,7 +180,7 @@ class ActiveWorldSizeDivisibleBy(RankFilter):
 
 
 def limited(max_active_world_size: int | None) -> Callable[[int], int]:
-    """How many of so many are active. Raises OptionError."""
+    """A function from a number of ranks to how many of them are active. Raises OptionError."""
     if max_active_world_size is None:
         return lambda size: size
     if max_active_world_size < 1:
@@ -189,14 +189,14 @@ def limited(max_active_world_size: int | None) -> Callable[[int], int]:
 
 
 def divisible(divisor: int) -> Callable[[int], int]:
-    """How many of so many are active. Raises OptionError."""
+    """A function from a number of ranks to how many of them are active. Raises OptionError."""
     if divisor < 1:
         raise OptionError(f"ActiveWorldSizeDivisibleBy: the divisor is {divisor}; it must be 1 or more")
     return lambda size: size // divisor * divisor
 
 
 def with_active(state: State, size_of: Callable[[int], int]) -> State:
-    """The state where of those who were active so far, the first `size_of(how many)` are."""
+    """The state where the first `size_of(n)` of the n ranks that were active so far are active."""
     if state.rank is None:
         raise InternalError("a rank without a number cannot be active: a rank assignment must come first")
     before = state.world_size if state.active_world_size is None else min(state.active_world_size, state.world_size)
@@ -221,9 +221,9 @@ class FilterCountGroupedByKey(RankAssignment):
     Compose(ShiftRanks(), FilterCountGroupedByKey(lambda _: socket.gethostname(), lambda count: count == 8))
     ```
 
-    `key_or_fn` is evaluated on its own rank, with the state of the iteration before, and published; `condition` on
-    all ranks, and must come to the same there. `timeout` is there for older code: there is no wait here,
-    since the keys have arrived when the assignment is made.
+    Each rank evaluates its own `key_or_fn`, with the state of the iteration before, and publishes the key. All ranks
+    evaluate `condition`, which must return the same on each. `timeout` is accepted for older code and has no effect:
+    the keys have arrived when the assignment is made.
     """
 
     def __init__(
@@ -268,11 +268,11 @@ class Tree(RankAssignment):
     ])
     ```
 
-    The keys are read once a call, which costs each rank as much as there are ranks; later assignments read nothing.
-    It decides who is active, so it composes with what puts ranks out before it, and with nothing after it.
+    Each rank reads the keys of all ranks once a call; later assignments read nothing. Tree decides which ranks are
+    active: so what puts ranks out must come before it in a composition, and nothing may come after it.
 
     Raises OptionError without layers, for a root that is not the same on all ranks, and for a `world_size_filter`
-    that wants more than there is.
+    that returns more than n.
     """
 
     def __init__(self, layers: Sequence[Layer], world_size_filter: Callable[[int], int] | None = None) -> None:

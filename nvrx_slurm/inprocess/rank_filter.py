@@ -1,6 +1,6 @@
-"""Which ranks are active, said apart from their assignment: the older way, kept for those who use it.
+"""Which ranks are active, apart from their assignment: the older way, kept for code that uses it.
 
-A rank assignment says it too; new code composes the filters of `rank_assignment` there.
+New code composes the filters of `rank_assignment` with its assignment.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from nvrx_slurm.inprocess.state import State
 
 
 class RankFilter(abc.ABC):
-    """Called on every rank after the rank assignment, with the same world everywhere, and must come to the same
+    """Called on every rank after the rank assignment, with the same world everywhere, and must decide the same
     everywhere: the state with `mode`, `active_rank` and `active_world_size`. `Compose` makes one of several."""
 
     @abc.abstractmethod

@@ -21,10 +21,10 @@ Key = str | Callable[[FrozenState], str]
 
 
 class LayerFlag(enum.Flag):
-    """Where a rank that is out may be replaced from.
+    """Which ranks may replace a rank that is out.
 
-    RESERVE: from this branch's ranks in reserve. BACKFILL: by the branch's active rank with the highest number, which
-    gives up its own. A flag counts only if the layers below this one have it too.
+    RESERVE: this branch's ranks in reserve. BACKFILL: the branch's active rank with the highest number, which gives
+    up its own. A flag counts only if the layers below this one have it too.
     """
 
     RESERVE = enum.auto()
@@ -35,9 +35,9 @@ class LayerFlag(enum.Flag):
 class Layer:
     """One level of the tree: its ranks are in one branch if they have the same key, here and in all layers above.
 
-    `min_ranks`: with fewer healthy ranks a whole branch is put out. `max_ranks`: so many at most are active in a
-    branch (None: without a limit). `key_or_fn`: the key, or what says it from the rank's first state. `flag`: None
-    for none. Raises OptionError for negative numbers.
+    `min_ranks`: with fewer healthy ranks a whole branch is put out. `max_ranks`: how many are active in a branch at
+    most (None: without a limit). `key_or_fn`: the key, or a function that returns it for the rank's first state.
+    `flag`: None for none. Raises OptionError for negative numbers.
     """
 
     min_ranks: int = 1
@@ -60,14 +60,14 @@ class Branch:
     parent: Branch | None
 
     def lineage(self) -> Iterator[Branch]:
-        """Itself, and so on up to the root."""
+        """The branch itself, its parent, and so on up to the root."""
         branch: Branch | None = self
         while branch is not None:
             yield branch
             branch = branch.parent
 
     def domains(self, flag: LayerFlag) -> list[Branch]:
-        """From here up, as long as the flag is there."""
+        """The branch and those above it, as long as their layers have the flag."""
         return list(
             takewhile(lambda branch: branch.layer.flag is not None and flag in branch.layer.flag, self.lineage())
         )
@@ -75,7 +75,7 @@ class Branch:
 
 @dataclass(frozen=True, slots=True)
 class Leaf:
-    """A rank in its branch. `reserved`: the higher, the later it came into reserve."""
+    """A rank in its branch. `reserved` is higher for a rank that came into reserve later."""
 
     branch: Branch
     active_rank: int | None = None
@@ -83,7 +83,7 @@ class Leaf:
 
 
 World = tuple[Leaf, ...]
-"""One leaf a rank, in depth-first order: rank n is the n-th."""
+"""One leaf for each rank, in depth-first order: rank n is the n-th leaf."""
 
 
 def planted(layers: Sequence[Layer], keys: Mapping[int, tuple[str, ...]]) -> dict[int, Leaf]:
@@ -114,7 +114,7 @@ def planted(layers: Sequence[Layer], keys: Mapping[int, tuple[str, ...]]) -> dic
 
 
 def put_out(leaves: Sequence[Leaf], out: Iterable[int]) -> set[int]:
-    """Who is out once branches with too few healthy ranks are put out too, the lowest branches first."""
+    """The ranks that are out, with those of branches with too few healthy ranks, the lowest branches first."""
     gone = set(out)
     members: defaultdict[Branch, list[int]] = defaultdict(list)
     for rank, leaf in enumerate(leaves):
@@ -139,10 +139,10 @@ def activated(leaves: Sequence[Leaf]) -> World:
 
 
 def rearranged(world: World, out: set[int]) -> World:
-    """The world without those who are out; who was active among them is replaced as the flags allow.
+    """The world without the ranks that are out; the active ones among them are replaced as the flags allow.
 
     From a reserve first: the nearest branch's, and there the rank that came into it last. Then by the active ranks
-    with the highest numbers. What is still open is closed by all later ones moving up.
+    with the highest numbers. What is still open is closed: all later active ranks move up.
     """
     active = {rank: leaf.active_rank for rank, leaf in enumerate(world) if leaf.active_rank is not None}
     vacant = {rank: active.pop(rank) for rank in sorted(out) if rank in active}
@@ -176,7 +176,7 @@ class _Room:
         self._active: Counter[Branch] = Counter()
 
     def take(self, branch: Branch) -> bool:
-        """Make one more active in it, if it and all above have room. Returns whether that was so."""
+        """Make one more rank active in the branch, if it and all above it have room. Returns whether they had."""
         lineage = list(branch.lineage())
         limits = ((above.layer.max_ranks, self._active[above]) for above in lineage)
         if any(limit is not None and active >= limit for limit, active in limits):
@@ -225,6 +225,7 @@ def _backfill(world: World, active: dict[int, int], vacant: dict[int, int]) -> N
 
 
 def gaps_filled(taken: Collection[int], free: Collection[int]) -> dict[int, int]:
-    """Who moves where, so that the lowest of all these numbers are taken, and as few as possible move."""
+    """Which taken number moves to which free one, so that the lowest numbers are taken and as few as possible
+    move."""
     lowest = set(sorted({*taken, *free})[: len(taken)])
     return dict(zip(sorted(set(taken) - lowest), sorted(lowest - set(taken)), strict=True))

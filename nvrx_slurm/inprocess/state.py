@@ -20,9 +20,9 @@ class Mode(enum.Enum):
 class FrozenState:
     """One rank's place in the group, as callbacks see it: it cannot be changed.
 
-    `rank` of `world_size`: among the ranks that take part. `active_rank` of `active_world_size`: among those that
-    call the function, which knows them as RANK and WORLD_SIZE; None if this one does not. `initial_rank` names the
-    process for the whole call. `fn_exception` is what the function raised here in this iteration.
+    `rank` of `world_size`: among the ranks that take part. `active_rank` of `active_world_size`: among the ranks that
+    call the function, which sees them as RANK and WORLD_SIZE; None for a rank that does not call it. `initial_rank`
+    names the process for the whole call. `fn_exception` is what the function raised on this rank in this iteration.
     """
 
     rank: int | None

@@ -8,10 +8,10 @@ from nvrx_slurm.inprocess.state import FrozenState
 
 
 class Terminate(abc.ABC):
-    """Called on a rank that leaves the group before the call has completed: unfit, discarded, or by its own will.
+    """Called on a rank that leaves the group before the call has completed: unfit, discarded, or by an exception.
 
-    An exception of it is raised out of the call in place of the reason to leave, which is its cause. `Compose` makes
-    one of several.
+    If it raises, the call raises that in place of the reason to leave, which is its cause. `Compose` makes one of
+    several.
     """
 
     @abc.abstractmethod

@@ -1,7 +1,8 @@
 """What the launcher says of this process, and the variables that give the function its new rank.
 
-The one module of the wrapper that reads or writes the environment. A launcher counts where its own rank and number of
-ranks are those of this process: what a process inherits from an outer one (a Slurm step, an agent) is not about it.
+Only this module of the wrapper reads or writes the environment. A process may inherit the variables of an outer
+launcher (a Slurm step, an agent). So a launcher's variables count only if their rank and number of ranks are those of
+this process.
 """
 
 from __future__ import annotations
@@ -23,9 +24,8 @@ RANK, WORLD_SIZE = "RANK", "WORLD_SIZE"
 class RankIdentity:
     """This process among those that were started together.
 
-    `group`: the name of this start of this set of processes; a later start has another one. It comes from the
-    launcher; NVRX_INPROCESS_GROUP, where it is set, comes first. `replaced`: an agent puts another process in a dead
-    one's place.
+    `group`: the name of this start of this set of processes; a later start has another name. It comes from
+    NVRX_INPROCESS_GROUP, else from the launcher. `replaced`: an agent puts another process in a dead one's place.
     """
 
     rank: int
@@ -37,7 +37,7 @@ class RankIdentity:
 
 
 class _Names(NamedTuple):
-    """Where a launcher says who a process is."""
+    """The variables by which a launcher gives a process its rank."""
 
     rank: str
     world_size: str
@@ -53,7 +53,7 @@ _LAUNCHERS = (_TORCH, _SLURM, _OPEN_MPI, _HYDRA)
 
 
 def launch() -> RankIdentity:
-    """Who this process is. Raises OptionError where no launcher says so, or where what it says cannot be."""
+    """This process's identity. Raises OptionError where no launcher gives it one, or where its rank cannot be."""
     names = next((names for names in _LAUNCHERS if _get(names.rank)), _TORCH)
     rank, world_size = _number(names.rank), _number(names.world_size)
     if rank is None or world_size is None:
@@ -111,20 +111,21 @@ def torchrun_store() -> tuple[str, int] | None:
 
 
 def of_python_child() -> dict[str, str]:
-    """The environment for a Python process that finds the modules that this one finds, and dumps no stacks."""
+    """The environment for a Python process that finds the modules of this one, and dumps no stacks."""
     path = os.pathsep.join(entry for entry in sys.path if entry)
     return {name: value for name, value in os.environ.items() if name != "NVRX_DUMP_DIR"} | {"PYTHONPATH": path}
 
 
 class RankVariables:
-    """RANK and WORLD_SIZE as the function sees them; what they were is there again after the `with` block."""
+    """RANK and WORLD_SIZE as the function sees them; the `with` block restores them at its end."""
 
     def __enter__(self) -> RankVariables:
         self._before = {name: os.environ.get(name) for name in (RANK, WORLD_SIZE)}
         return self
 
     def set(self, state: FrozenState) -> None:
-        """To its place among the active ranks. A rank in reserve keeps what it has: it does not call the function."""
+        """To the place among the active ranks. A rank in reserve keeps its variables: it does not call the
+        function."""
         if state.active_rank is not None:
             os.environ[RANK] = str(state.active_rank)
             os.environ[WORLD_SIZE] = str(state.active_world_size)
@@ -140,20 +141,20 @@ class RankVariables:
 def _group(rank: int, world_size: int) -> str:
     if named := _get("NVRX_INPROCESS_GROUP"):
         return named
-    # What an agent gives as TORCHELASTIC_RUN_ID.
+    # The value that an agent gives TORCHELASTIC_RUN_ID.
     agent_run = f"{_get('NVRX_JOB_ID')}.{_get('NVRX_REPLICA')}"
     cycle, run = _get("NVRX_CYCLE"), _get("TORCHELASTIC_RUN_ID")
     outer = None if cycle is None else f"{agent_run}.{_get('NVRX_GENERATION')}.{cycle}"
     if outer and run == agent_run:
         return outer
-    # A torchrun that the agent has started: its ranks are one group of several within the agent's cycle.
+    # The ranks of a torchrun that the agent has started are one group of several within the agent's cycle.
     inner = _launcher_group(None if run == agent_run else run, rank, world_size)
     return f"{outer}.{inner}" if outer else inner
 
 
 def _launcher_group(torchrun: str | None, rank: int, world_size: int) -> str:
-    """The name of this start by what the launcher says; the most specific says it first."""
-    # Where the ranks would meet for torch: one address and port for all of them, mostly another one each time.
+    """The name of this start by the launcher's variables, the most specific launcher first."""
+    # Where torch's ranks would meet: one address and port for all of them, usually another one at each start.
     host = _get("MASTER_ADDR")
     meeting_point = f"{host}:{_get('MASTER_PORT') or ''}" if host else None
     if torchrun is not None:

@@ -10,17 +10,17 @@ from nvrx_slurm.inprocess.attribution import Interruption
 from nvrx_slurm.inprocess.ledger import Interrupted, Lost
 
 AGAIN_S = 5.0
-"""How often SIGKILL is repeated, and said, for a process that hangs in the kernel."""
+"""How often SIGKILL is repeated, and logged, for a process that hangs in the kernel."""
 
 ASK = (signal.SIGTERM, signal.SIGCONT)
-"""In this order: a stopped process obeys as it wakes up, and does not restart with the others first."""
+"""In this order: a stopped process ends as it continues, before it can restart with the others."""
 
 KILL = (signal.SIGKILL,)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ProgressBounds:
-    """How long a rank may make no progress, and how long it has to end once it is asked to; in seconds."""
+    """How long a rank may make no progress, and how long it may take to end after SIGTERM; in seconds."""
 
     soft_s: float
     hard_s: float
@@ -59,7 +59,7 @@ class WatchedRank:
 
 @dataclass(frozen=True, slots=True)
 class PendingKill:
-    """Why the process must end, and when SIGKILL is due: `kills` were sent already, the first one at `killed_at`."""
+    """Why the process must end, and when the next SIGKILL is due. `kills` were sent, the first at `killed_at`."""
 
     lost: Lost
     kill_at: float
@@ -69,13 +69,13 @@ class PendingKill:
 
 @dataclass(frozen=True, slots=True)
 class RankGuard:
-    """What was done so far. `recorded`: the last iteration whose soft timeout was recorded."""
+    """What the monitor has done so far. `recorded`: the last iteration whose soft timeout was recorded."""
 
     recorded: int | None = None
     pending_kill: PendingKill | None = None
 
     def with_kill(self, lost: Lost, kill_at: float) -> RankGuard:
-        """The process must end. Of two reasons the first one counts, and of two moments the earlier."""
+        """The process must end. Of two reasons the first one counts, and of two times the earlier one."""
         if self.pending_kill is None:
             return dataclasses.replace(self, pending_kill=PendingKill(lost, kill_at))
         if self.pending_kill.kills == 0:
@@ -86,14 +86,14 @@ class RankGuard:
 
 @dataclass(frozen=True, slots=True)
 class RecordTimeout:
-    """To the group."""
+    """An entry for the group's log."""
 
     entry: Interrupted
 
 
 @dataclass(frozen=True, slots=True)
 class SendSignals:
-    """Signals to the process, and what to say of them."""
+    """Signals to the process, and the reason for the log."""
 
     signals: tuple[signal.Signals, ...]
     why: str
@@ -102,7 +102,7 @@ class SendSignals:
 def look(
     guard: RankGuard, bounds: ProgressBounds, watched: WatchedRank, now: float, silent_s: float
 ) -> tuple[RankGuard, RecordTimeout | SendSignals | None]:
-    """What to do now about a rank that has made no progress for so long."""
+    """What to do now about a rank that has made no progress for `silent_s`."""
     if guard.pending_kill is not None:
         pending_kill = guard.pending_kill
         if now < pending_kill.kill_at:

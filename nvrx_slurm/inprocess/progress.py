@@ -20,11 +20,11 @@ CELL_BYTES = 8
 
 
 class ProgressStamps:
-    """The rank writes, its monitor reads; times are nanoseconds of CLOCK_MONOTONIC, one clock for all of a host.
+    """The rank writes, its monitor reads; times are nanoseconds of CLOCK_MONOTONIC, one clock for a host.
 
-    No lock is shared, and nothing but these words, so a rank that is stopped, or whose GIL is held, can be read as
-    well as any. `fd` is for the monitor to inherit, and belongs to this object. After `close`
-    what is stamped goes nowhere, so that a function which still pings does not fail.
+    Only these words are shared, and no lock. So the monitor can also read those of a rank that is stopped, or whose
+    GIL is held. `fd` is for the monitor to inherit, and belongs to this object. After `close` stamps are dropped, so
+    that a function which still pings does not fail.
     """
 
     def __init__(self, fd: int) -> None:
@@ -44,7 +44,7 @@ class ProgressStamps:
                 return
 
         self.manual = manual
-        """The function says that it makes progress, and from now on in this iteration has to. Well under a µs."""
+        """The function reports progress, and from now on in this iteration has to. Takes well under a microsecond."""
 
     @classmethod
     def create(cls) -> ProgressStamps:
@@ -56,7 +56,7 @@ class ProgressStamps:
         return stamps
 
     def close(self) -> None:
-        """Give memory and descriptor back; a second time does nothing."""
+        """Release memory and descriptor; a second call does nothing."""
         if self.fd >= 0:
             os.close(self.fd)
             self.fd = -1
@@ -69,18 +69,18 @@ class ProgressStamps:
         self._cells[AUTOMATIC] = monotonic_ns()
 
     def begin_iteration(self, iteration: int) -> None:
-        """Start again: no ping is expected until the first one, no end, and no suspension is left over."""
+        """Start again: no ping is expected before the first one, no end is expected, and nothing is suspended."""
         with self._lock:
             self._suspensions = 0
             self.automatic()
             self._cells[MANUAL] = self._cells[ENDING] = 0
-            # After the stamps: silence from before counts no more.
+            # After the stamps: silence from before no longer counts.
             self._cells[SUSPENDED] = 0
-            # Last: a reader that reads it first finds no older stamps with it.
+            # Last: a reader that reads the iteration first finds no older stamps with it.
             self._cells[ITERATION] = iteration
 
     def expect_end(self) -> None:
-        """The function is to be left: from now on nothing is progress but the next `begin_iteration`."""
+        """The function must be left: from now on only the next `begin_iteration` is progress."""
         self._cells[ENDING] = monotonic_ns()
 
     def suspend(self) -> None:
@@ -90,7 +90,7 @@ class ProgressStamps:
             self._cells[SUSPENDED] = self._suspensions
 
     def resume(self) -> None:
-        """End a suspension. Time counts from here, not from before it. Nothing happens without one."""
+        """End a suspension. Silence counts from now, not from before the suspension. Without one nothing happens."""
         with self._lock:
             if self._suspensions == 1:
                 self.automatic()
@@ -101,7 +101,7 @@ class ProgressStamps:
 
     @property
     def iteration(self) -> int:
-        """The iteration that the stamps are of. Read it before `silent_s`, if both are to belong together."""
+        """The iteration of the stamps. Read it before `silent_s`, if both must belong together."""
         return self._cells[ITERATION]
 
     def silent_s(self, now_ns: int) -> float:
@@ -122,18 +122,18 @@ if HAS_PENDING_CALLS := _add_pending_call is not None:
     _add_pending_call.argtypes = (ctypes.c_void_p, ctypes.c_void_p)
 
 _semaphore = ctypes.create_string_buffer(SEMAPHORE_BYTES)
-"""One for the life of the process, since a call may still be pending when its watchdog has gone."""
+"""One for the life of the process, since a call may still be pending after its watchdog has stopped."""
 _libc.sem_init(_semaphore, 0, 0)
 
 
 class Watchdog:
     """Stamps `automatic` once an interval for as long as the main thread makes progress, from `start` to `stop`.
 
-    It hands the interpreter a *pending call*, which only the main thread carries out, between two bytecodes. A main
-    thread that is stuck in C does not carry it out, nor does one that waits for a GIL which native code holds; then
-    one call stays pending, and the watchdog's thread waits for it, without polling. The call is `sem_post` of libc:
-    no Python runs in the main thread for it, so no restart, tracer or error can come in between.
-    A process has one watchdog at a time.
+    It gives the interpreter a *pending call*, which only the main thread executes, between two bytecodes. A main
+    thread that is stuck in C does not execute it, nor does one that waits for a GIL which native code holds. Then one
+    call stays pending, and the watchdog's thread waits for it, without polling. The call is `sem_post` of libc: no
+    Python runs in the main thread for it, so no restart, tracer or error can interfere. A process has one watchdog at
+    a time.
     """
 
     def __init__(self, stamps: ProgressStamps, interval_s: float) -> None:
@@ -152,24 +152,24 @@ class Watchdog:
         self._thread.join()
 
     def _watch(self) -> None:
-        # What a watchdog before this one has left is taken away only here, before `stopped` is read: the post of this
-        # watchdog's own `stop` must not get lost.
+        # An earlier watchdog may have left a post. It is removed here, before `stopped` is read: so the post of this
+        # watchdog's own `stop` is never lost.
         while _libc.sem_trywait(_semaphore) == 0:
             pass
         while not self._stopped.is_set():
-            # Refused if more calls are pending than the interpreter takes: then the next interval tries again.
+            # Refused where too many calls are pending: then the next interval tries again.
             if _add_pending_call(_post_address, ctypes.addressof(_semaphore)) == 0:
+                # Not 0: a signal has interrupted the wait.
                 while _libc.sem_wait(_semaphore) != 0:
-                    # A signal came in between.
                     pass
-                # Also if it was `stop`, which the main thread calls.
+                # Also if the post came from `stop`: the main thread calls that.
                 self._stamps.automatic()
             self._stopped.wait(self._interval_s)
 
 
 class SignalWatchdog:
-    """The same with what the Python manual promises alone: a signal's Python handler runs in the main thread, between
-    two bytecodes, also if another thread received the signal.
+    """The same without CPython's pending calls, only by what the Python manual promises: a signal's Python handler
+    runs in the main thread, between two bytecodes, also if another thread received the signal.
 
     `ask` raises that signal in the watchdog's own thread, so no system call of the main thread is interrupted. The
     handler stamps. Unlike a pending call it is Python code: tracers see it, and `signal.set_wakeup_fd` writes a byte

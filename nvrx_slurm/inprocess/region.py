@@ -2,11 +2,11 @@
 
 The interrupter thread sends the main thread a signal, whose Python handler raises. The handler runs in the main
 thread, on top of the code that it interrupts, so nothing that it reads changes meanwhile. It raises only if that code
-is below `_inside`, which does nothing but call the function. What it raises therefore passes through `Region.call`,
+is below `_inside`, which does nothing but call the function. So the exception always passes through `Region.call`,
 which is never interrupted itself. A blocking system call (a sleep, a lock, a socket) ends at once: EINTR.
 
 Code may swallow the exception: `except BaseException`, a `__del__`, a callback of the garbage collector. So signals
-keep coming, at growing intervals, until the call is left. Each of them finds out where the last exception went.
+are sent at growing intervals until the call is left. Each of them finds out where the last exception was caught.
 
 `AtomicBlocks` defers the exception, for a block of the user's code and for its own steps into and out of one: the
 handler reads a flag. Why a flag and not the kernel's signal mask: docs/decisions/0028-restart-signal.md.
@@ -33,7 +33,7 @@ from nvrx_slurm.util.threads import SignalSafeEvent, in_thread
 T = TypeVar("T")
 
 RESTART_SIGNAL: int = signal.SIGRTMAX - 4
-"""Beside `nvrx_slurm.diagnostics.stacks.hook_client.DUMP_SIGNAL`; other software uses it as rarely as that one."""
+"""Next to `nvrx_slurm.diagnostics.stacks.hook_client.DUMP_SIGNAL`: other software rarely uses either."""
 FIRST_PAUSE_S = 0.0005
 GROWTH = 1.5
 """How much longer each pause between two signals is than the one before."""
@@ -63,8 +63,8 @@ class Raised:
 @dataclass(frozen=True, slots=True)
 class CallInterrupted:
     """A restart was delivered. `error`: one of `ENDS`, if the function was raising or handling one before or after
-    that; else what else it was raising or handling just then, if anything, or failed with after it had swallowed the
-    restart. What it may have returned is no result."""
+    that; else another exception, if any, that it was raising or handling at that moment, or that it failed with after
+    it had swallowed the restart. A value that it returned is no result."""
 
     error: BaseException | None = None
 
@@ -98,7 +98,7 @@ class Region:
 
     def __init__(self, on_signal: Callable[[], None] | None = None) -> None:
         try:
-            # Is refused outside of the main thread of the main interpreter.
+            # Python refuses this outside of the main thread of the main interpreter.
             signal.signal(RESTART_SIGNAL, signal.getsignal(RESTART_SIGNAL) or signal.SIG_DFL)
         except ValueError:
             raise NestedCallError(
@@ -124,18 +124,18 @@ class Region:
         return self
 
     def __exit__(self, *_: object) -> None:
-        # Again: an error that another signal's handler raised may have kept `call` from it.
+        # `call` does it too, unless another signal's handler raised there.
         self._leave()
         signal.pthread_sigmask(signal.SIG_BLOCK, {RESTART_SIGNAL})
+        # A signal that is still pending would end the process once the former handler is back.
         while signal.sigtimedwait({RESTART_SIGNAL}, 0):
-            # One that is still pending would end the process.
             pass
         signal.signal(RESTART_SIGNAL, self._former or signal.SIG_DFL)
         if RESTART_SIGNAL not in self._mask:
             signal.pthread_sigmask(signal.SIG_UNBLOCK, {RESTART_SIGNAL})
 
     def call(self, function: Callable[[], T]) -> Returned[T] | Raised | CallInterrupted:
-        """Call it, in the main thread. Nothing that it raises gets out of here, nor does a restart."""
+        """Call it, in the main thread. Neither its exceptions nor a restart are raised out of this method."""
         call = self._current = _OpenCall()
         error: BaseException | None = None
         try:
@@ -146,7 +146,7 @@ class Region:
             return _outcome(call, error) or Returned(value)
         finally:
             self._leave()
-            # Their tracebacks hold the function's frames, and this one.
+            # Their tracebacks hold the function's frames, and this frame.
             call.delivered = error = None
 
     def interrupt(self, *, again_s: float) -> None:
@@ -161,7 +161,7 @@ class Region:
         if call is None:
             return
         call.patience_s, call.since = again_s, monotonic()
-        # Last: from now on the handler reads the other two.
+        # Last: from now on the handler reads the two values above.
         call.is_wanted = True
         pause_s, logging = FIRST_PAUSE_S, None
         while self._send(call):
@@ -182,12 +182,12 @@ class Region:
 
     def ask(self) -> None:
         """From another thread: have `on_signal` called in the main one as soon as that runs Python again."""
-        # In the calling thread: the main one's system calls go on.
+        # In the calling thread: so no system call of the main thread is interrupted.
         signal.raise_signal(RESTART_SIGNAL)
 
     def _leave(self) -> None:
+        # Once this lock is released, no signal is sent for this call.
         with self._sending:
-            # Afterwards no signal is sent for this call.
             call, self._current = self._current, None
         if call is not None:
             call.left.set()
@@ -196,8 +196,8 @@ class Region:
         """Send a signal if the call is still open. Returns whether it is."""
         with self._sending:
             if self._current is call:
+                # An OSError: too many signals are pending. Another one follows.
                 with contextlib.suppress(OSError):
-                    # Too many signals are pending: another one follows.
                     signal.pthread_kill(self._main, RESTART_SIGNAL)
             return self._current is call
 
@@ -212,13 +212,13 @@ class Region:
             interrupted.append(frame)
             frame = frame.f_back
         if frame is None:
-            # It is not below `_inside`: the call has not begun yet, or has been left.
+            # The main thread is not below `_inside`: the call has not begun yet, or has been left.
             return
         interrupted.append(frame)
         now = monotonic()
         if now < call.since + _spared_s(interrupted, call):
             return
-        # The exception before this one, if any, did not get out of the function.
+        # The last exception, if any, did not get out of the function.
         call.note_swallowed()
         call.where = _place(interrupted[0].f_code, interrupted[0].f_lineno)
         call.since, call.delivered = now, RankShouldRestart("the group restarts")
@@ -226,22 +226,22 @@ class Region:
 
 
 class AtomicBlocks:
-    """Blocks of the user's code that no restart cuts, and which abort waits for; entering nests.
+    """Blocks of the user's code that no restart interrupts, and which abort waits for; they may be nested.
 
-    They are open in any number of threads at once. A holder (the interrupter) keeps new ones out.
+    They are open in any number of threads at once. While a holder (the interrupter) holds them, no block opens.
     """
 
     def __init__(self) -> None:
-        # By thread, and changed by that thread alone.
+        # By thread; each thread changes only its own entry, so this needs no lock.
         self._depths: dict[int, int] = {}
-        # The thread that was spared a restart.
+        # The thread whose restart was deferred.
         self._deferred: int | None = None
         # Its lock is reentrant: a signal's handler may enter a block too.
         self._changed = threading.Condition()
         self._open = 0
         self._holders = 0
-        # Of the holders that are there now.
-        self._let_go = SignalSafeEvent()
+        # Set when the present holders have released the blocks.
+        self._released = SignalSafeEvent()
 
     def defer(self, thread: int) -> bool:
         """Whether a restart must wait, since the thread is in a block or on its way in or out; it is then sent again
@@ -264,9 +264,9 @@ class AtomicBlocks:
                 if not self._holders:
                     self._open += 1
                     return
-                let_go = self._let_go
+                released = self._released
             self._end_deferral(me)
-            let_go.wait()  # a restart is raised in here
+            released.wait()  # a restart is raised in here
 
     def __exit__(self, *_: object) -> None:
         me = threading.get_ident()
@@ -283,7 +283,7 @@ class AtomicBlocks:
         """Wait until no block is open, and let none open until this ends. Not from inside of one."""
         with self._changed:
             if not self._holders:
-                self._let_go = SignalSafeEvent()
+                self._released = SignalSafeEvent()
             self._holders += 1
         try:
             with self._changed:
@@ -293,10 +293,10 @@ class AtomicBlocks:
             with self._changed:
                 self._holders -= 1
                 if not self._holders:
-                    self._let_go.set()
+                    self._released.set()
 
     def _end_deferral(self, me: int) -> None:
-        # After all locks are given back: a restart may be raised from here on.
+        # Only after all locks are released: a restart may be raised from here on.
         del self._depths[me]
         if self._deferred == me:
             self._deferred = None
@@ -309,7 +309,7 @@ def _inside(function: Callable[[], T]) -> T:
 
 
 def _spared_s(interrupted: list[FrameType], call: _OpenCall) -> float:
-    """How long after the last exception this place is spared, as another one here could do harm and no good."""
+    """How long after the last exception this place is spared, because another one here would do harm."""
     if any(error is call.delivered for error in _with_contexts(sys.exception())):
         # An `except` or `finally` deals with the last one.
         return call.patience_s
@@ -318,7 +318,7 @@ def _spared_s(interrupted: list[FrameType], call: _OpenCall) -> float:
     if any(code.co_name == "__del__" for code in codes) or not codes.isdisjoint(handlers):
         # Python would swallow it; and a signal's handler, once cut, is not called again.
         return call.patience_s
-    # A lock of the user's (of a queue.Queue, say) that is taken and not yet in a `with` block would stay taken.
+    # A lock (of a queue.Queue, for example) that is taken and not yet in a `with` block would stay taken.
     return MOMENT_S if interrupted[0].f_code.co_name in TAKING_OR_GIVING_BACK else 0.0
 
 
@@ -330,17 +330,17 @@ def _outcome(call: _OpenCall, error: BaseException | None) -> Raised | CallInter
     if not any(link is call.delivered for link in chain):
         call.note_swallowed()
     restarts = [place for place, link in enumerate(chain) if isinstance(link, RankShouldRestart)]
-    # What comes before is the cleaning up after a restart.
+    # The links before that were raised while the function cleaned up after a restart.
     own = chain[restarts[-1] + 1 :] if restarts else chain
     ends = [link for link in chain if isinstance(link, ENDS)]
-    # That is how a generator ends.
+    # A GeneratorExit is no failure: so a generator ends.
     failures = [link for link in own if not isinstance(link, GeneratorExit)]
     failure = next(iter([*ends, *failures]), None)
     return CallInterrupted(None if failure is None else _without_our_frames(failure))
 
 
 def _with_contexts(error: BaseException | None) -> Iterator[BaseException]:
-    """An error, and what was being handled when it was raised, and so on."""
+    """An error, the error that was being handled when it was raised, and so on."""
     seen = set()
     while error is not None and id(error) not in seen:
         yield error
@@ -364,8 +364,8 @@ def _log_swallowed(swallowed: deque[str]) -> Future[None]:
     """Log these places, in a thread of its own: the main one may be stuck while it holds the lock of a log."""
 
     def write() -> None:
+        # An IndexError: all are logged, here or by another such thread.
         with contextlib.suppress(IndexError):
-            # Another such thread may take some.
             while True:
                 place = swallowed.popleft()
                 _log.warning("RankShouldRestart was caught and did not get out of the wrapped function: %s", place)

@@ -1,4 +1,4 @@
-"""One restart of a group: how long each of its parts took, and where that is reported: log, user, agent."""
+"""One restart of a group: how long each of its parts took, and the reports of that to log, user and agent."""
 
 from __future__ import annotations
 
@@ -30,12 +30,12 @@ from nvrx_slurm.workload.channel import tell_agent as send
 class RestartPart(enum.StrEnum):
     """The parts of a restart, in order; each ends where the next one begins."""
 
-    DETECTED = "detected"  # from the fault, as far as this rank saw it, to knowing that the iteration is over
-    LAST_CALL = "last_call"  # until all ranks were accounted for
-    ABORTED = "aborted"  # until Abort was through, atomic sections waited for
+    DETECTED = "detected"  # from the fault, if this rank saw it, until this rank knew that the iteration was over
+    LAST_CALL = "last_call"  # until all ranks had reported
+    ABORTED = "aborted"  # until atomic sections had ended and Abort had returned
     LEFT = "left"  # until the function was left
     FINALIZED = "finalized"
-    CHECKED = "checked"  # until the health check was through
+    CHECKED = "checked"  # until the health check had returned
     SYNCHRONISED = "synchronised"  # until all were ready
     REASSIGNED = "reassigned"
     RE_ENTERED = "re_entered"  # until the function is called again
@@ -74,18 +74,18 @@ class Restart(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Stopwatch:
-    """Marks are set by whichever thread ends a part; each part begins where the one before it ended."""
+    """The thread that ends a part marks it; each part begins where the one before it ended."""
 
     def __init__(self) -> None:
         self._last: float | None = None
         self._parts: dict[str, float] = {}
 
     def begin(self) -> None:
-        """A fault happens here, now: what follows is a restart."""
+        """A fault happens on this rank now: a restart begins."""
         self._last, self._parts = time.monotonic(), {}
 
     def mark(self, phase: RestartPart) -> None:
-        """This part has ended. The first mark without a beginning is one."""
+        """This part has ended. Without `begin`, the first mark begins the restart."""
         now = time.monotonic()
         if phase is RestartPart.DETECTED and (self._last is None or self._parts):
             self._last, self._parts = now, {}
@@ -104,20 +104,21 @@ log = get_logger("inprocess")
 def send_to_agent(restart: Restart) -> None:
     """One datagram to this node's agent, if there is one; one rank of a group sends it.
 
-    Never waits and never raises: an agent that cannot take it at once does not hear it, and the group goes on.
+    Never waits and never raises: an agent whose socket is full does not get it, and the group goes on.
     """
     if not has_agent():
         return
     try:
         send(encode(shortened(restart)))
     except Exception:
-        # The group has restarted: a journal without it is no reason to fail.
+        # The group has restarted: a journal without this restart is no reason to fail.
         log.warning("the restart was not reported to the agent", exc_info=True)
 
 
 def shortened(restart: Restart) -> InProcessRestart:
-    """What fits into one datagram, for any number of ranks and any error."""
-    longest: dict[str, float] = {}  # by phase: the longest time that a rank needed, and that rank
+    """The restart in a form that fits into one datagram, for any number of ranks and any error."""
+    # By phase: the longest time that a rank needed, and that rank.
+    longest: dict[str, float] = {}
     slowest: dict[str, int] = {}
     for phase in RestartPart:
         took = [(rank.phases[phase], rank.rank) for rank in restart.ranks if phase in rank.phases]
@@ -160,7 +161,7 @@ def _clean(text: str, most: int) -> str:
 
 
 class RestartReporter:
-    """The listener's own."""
+    """Reports the group's restarts, on the rank that does so. Only the listener uses it."""
 
     def __init__(self, group: Group, name: str, call: int) -> None:
         self._group, self._name, self._call = group, name, call
@@ -168,11 +169,11 @@ class RestartReporter:
         self._lost: set[int] = set()
 
     def report(self, re_entered_s: float) -> Restart:
-        """Put the restart that has just ended together from the records of all ranks, and report it."""
+        """Report the restart that has just ended, from the records of all ranks."""
         sealed = self._group.sealed
         places = self._group.arrivals(barriers.start(sealed.iteration), NewPlace)
         places = {member: place for member, place in places.items() if member not in self._group.ledger.lost}
-        # All re-enter at once, by one entry of the log: one rank's time for that stands for all.
+        # All re-enter at once, by one entry of the log: so this rank's time for that holds for all.
         restart = Restart(
             at=time.time(),
             group=self._name,
@@ -201,7 +202,7 @@ class RestartReporter:
         self._lost.update(self._group.ledger.lost)
 
     def _records(self, iteration: int) -> tuple[InterruptionRecord, ...]:
-        """What was said since the function last ran: the causes first, then who is out, then who failed too."""
+        """The records since the function last ran: the causes, then the lost members, then those that failed too."""
         ledger = self._group.ledger
         fresh = [lost for member, lost in ledger.lost.items() if member not in self._lost and not lost.inherited]
         entries = [*ledger.causes, *(lost for lost in fresh if lost not in ledger.causes)]
@@ -217,7 +218,7 @@ class RestartReporter:
 
 
 def in_one_line(restart: Restart) -> str:
-    """What happened, who is left, and what it took."""
+    """What happened, how many ranks are left, and how long it took."""
     parts = ", ".join(
         f"{each.value} {1e3 * restart.slowest(each):.1f}" for each in RestartPart if restart.slowest(each)
     )

@@ -60,10 +60,15 @@ def launch() -> RankIdentity:
         missing = names.rank if rank is None else names.world_size
         raise OptionError(
             f"{missing} is not set: start the ranks with nvrx-slurm, torchrun, srun or mpirun, "
-            "or set RANK and WORLD_SIZE in each process"
+            "or set RANK and WORLD_SIZE in each process",
+            missing,
         )
     if not 0 <= rank < world_size:
-        raise OptionError(f"{names.rank}={rank} of {names.world_size}={world_size}: ranks are 0 to {world_size - 1}")
+        raise OptionError(
+            f"{names.rank}={rank} of {names.world_size}={world_size}: ranks are 0 to {world_size - 1}",
+            names.rank,
+            names.world_size,
+        )
     return RankIdentity(
         rank=rank,
         world_size=world_size,
@@ -98,7 +103,9 @@ def watchdog_method() -> str:
     for anything else."""
     method = _get("NVRX_INPROCESS_WATCHDOG") or "pending-call"
     if method not in ("pending-call", "signal"):
-        raise OptionError(f"NVRX_INPROCESS_WATCHDOG={method!r} must be pending-call or signal")
+        raise OptionError(
+            f"NVRX_INPROCESS_WATCHDOG={method!r} must be pending-call or signal", "NVRX_INPROCESS_WATCHDOG"
+        )
     return method
 
 
@@ -182,7 +189,7 @@ def _number(name: str) -> int | None:
     try:
         return int(value)
     except ValueError:
-        raise OptionError(f"{name}={value!r} is no whole number") from None
+        raise OptionError(f"{name}={value!r} is no whole number", name) from None
 
 
 def _get(name: str) -> str | None:

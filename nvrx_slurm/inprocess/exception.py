@@ -24,9 +24,16 @@ class RestartError(NvrxError):
 
 
 class OptionError(RestartError, ValueError):
-    """An option of the wrapper is wrong; the message names it, and what is valid."""
+    """An option of the wrapper is wrong; the message names it, and what is valid.
+
+    `options`: the options, arguments or environment variables that are wrong, as far as known.
+    """
 
     exit_code = EXIT_USAGE
+
+    def __init__(self, message: str, *options: str) -> None:
+        super().__init__(message)
+        self.options = options
 
 
 class NestedCallError(RestartError):

@@ -84,7 +84,9 @@ class FaultCounter(HealthCheck):
 
     def __init__(self, max_rank_faults: int | None = None) -> None:
         if max_rank_faults is not None and max_rank_faults < 0:
-            raise OptionError(f"FaultCounter: max_rank_faults is {max_rank_faults}; it must be 0 or more")
+            raise OptionError(
+                f"FaultCounter: max_rank_faults is {max_rank_faults}; it must be 0 or more", "max_rank_faults"
+            )
         self.max_rank_faults = max_rank_faults
         self.faults_count = 0
 

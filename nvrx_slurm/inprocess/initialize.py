@@ -38,7 +38,7 @@ class RetryController(Initialize):
         for name in ("max_iterations", "min_world_size", "min_active_world_size"):
             value = getattr(self, name)
             if value is not None and value < 1:
-                raise OptionError(f"RetryController: {name} is {value}; it must be 1 or more")
+                raise OptionError(f"RetryController: {name} is {value}; it must be 1 or more", name)
 
     def __call__(self, state: FrozenState) -> FrozenState:
         active = state.active_world_size or 0

@@ -67,49 +67,53 @@ class WrapperOptions:
     enabled: bool
 
     def __post_init__(self) -> None:
-        for problem in self._problems():
-            raise OptionError(f"Wrapper: {problem}")
+        for problem, *options in self._problems():
+            raise OptionError(f"Wrapper: {problem}", *options)
 
-    def _problems(self) -> Iterator[str]:
+    def _problems(self) -> Iterator[tuple[str, ...]]:
+        """What is wrong, each time with the names of the options."""
         # Types first: what follows relies on them.
         if not isinstance(self.store_factory, type) or not issubclass(self.store_factory, Store):
-            yield f"store_factory must be a class of stores (RedisStore, FileStore, …), not {self.store_factory!r}"
+            seen = f"{self.store_factory!r}"
+            yield f"store_factory must be a class of stores (RedisStore, FileStore, …), not {seen}", "store_factory"
         if not isinstance(self.store_kwargs, Mapping):
-            yield f"store_kwargs must be a dictionary of {self.store_factory.__name__}'s arguments"
+            yield f"store_kwargs must be a dictionary of {self.store_factory.__name__}'s arguments", "store_kwargs"
         for name, kind, may_be_none in _KINDS:
             value = getattr(self, name)
             if not (isinstance(value, kind) or (may_be_none and value is None)):
                 none = " or None" if may_be_none else ""
-                yield f"{name} must be of type {kind.__name__}{none}, not {type(value).__name__} ({value!r})"
+                yield f"{name} must be of type {kind.__name__}{none}, not {type(value).__name__} ({value!r})", name
         for each in fields(self):
             value = getattr(self, each.name)
             if isinstance(value, datetime.timedelta):
                 zero = datetime.timedelta(0)
                 if value < zero or (value == zero and each.name not in _MAY_BE_ZERO):
                     least = "0 or more" if each.name in _MAY_BE_ZERO else "more than 0"
-                    yield f"{each.name} must be {least}, not {value.total_seconds():g} s"
+                    yield f"{each.name} must be {least}, not {value.total_seconds():g} s", each.name
         for less, more in _LESS:
             shorter, longer = getattr(self, less), getattr(self, more)
             if not shorter < longer:
                 seen = f"{shorter.total_seconds():g} s and {longer.total_seconds():g} s"
-                yield f"{less} must be shorter than {more}; they are {seen}"
+                yield f"{less} must be shorter than {more}; they are {seen}", less, more
         logfile = self.monitor_process_logfile
         if logfile is not None and not Path(logfile).is_absolute():
-            yield f"monitor_process_logfile must be an absolute path, not {logfile!r}"
+            yield f"monitor_process_logfile must be an absolute path, not {logfile!r}", "monitor_process_logfile"
         if self.store_factory.__module__ == "__main__":
             yield (
                 f"the store {self.store_factory.__name__} is defined in the script itself, where its monitor process"
-                " cannot find it: define it in a module that can be imported"
+                " cannot find it: define it in a module that can be imported",
+                "store_factory",
             )
         try:
             pickle.dumps(dict(self.store_kwargs))
         except Exception as error:
-            yield f"store_kwargs must be picklable, since the monitor process gets them too: {error}"
+            yield f"store_kwargs must be picklable, since the monitor process gets them too: {error}", "store_kwargs"
         accepted = inspect.signature(self.store_factory)
         try:
             accepted.bind(**self.store_kwargs)
         except TypeError as error:
-            yield f"store_kwargs: {error}; {self.store_factory.__name__} takes {', '.join(accepted.parameters)}"
+            takes = ", ".join(accepted.parameters)
+            yield f"store_kwargs: {error}; {self.store_factory.__name__} takes {takes}", "store_kwargs"
 
 
 _KINDS: tuple[tuple[str, type, bool], ...] = (

@@ -184,14 +184,16 @@ def limited(max_active_world_size: int | None) -> Callable[[int], int]:
     if max_active_world_size is None:
         return lambda size: size
     if max_active_world_size < 1:
-        raise OptionError(f"MaxActiveWorldSize: {max_active_world_size} active ranks; it must be 1 or more")
+        raise OptionError(
+            f"MaxActiveWorldSize: {max_active_world_size} active ranks; it must be 1 or more", "max_active_world_size"
+        )
     return lambda size: min(size, max_active_world_size)
 
 
 def divisible(divisor: int) -> Callable[[int], int]:
     """A function from a number of ranks to how many of them are active. Raises OptionError."""
     if divisor < 1:
-        raise OptionError(f"ActiveWorldSizeDivisibleBy: the divisor is {divisor}; it must be 1 or more")
+        raise OptionError(f"ActiveWorldSizeDivisibleBy: the divisor is {divisor}; it must be 1 or more", "divisor")
     return lambda size: size // divisor * divisor
 
 
@@ -277,7 +279,7 @@ class Tree(RankAssignment):
 
     def __init__(self, layers: Sequence[Layer], world_size_filter: Callable[[int], int] | None = None) -> None:
         if not layers:
-            raise OptionError("Tree needs at least one layer: the root")
+            raise OptionError("Tree needs at least one layer: the root", "layers")
         self.layers = tuple(layers)
         self.world_size_filter = world_size_filter
         self._world: World = ()

@@ -48,7 +48,7 @@ class Layer:
     def __post_init__(self) -> None:
         for name in ("min_ranks", "max_ranks"):
             if (value := getattr(self, name)) is not None and value < 0:
-                raise OptionError(f"Layer: {name} is {value}; it must be 0 or more")
+                raise OptionError(f"Layer: {name} is {value}; it must be 0 or more", name)
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -159,7 +159,9 @@ def filtered(world: World, size_of: Callable[[int], int]) -> World:
     size = sum(leaf.active_rank is not None for leaf in world)
     wanted = size_of(size)
     if not 0 <= wanted <= size:
-        raise OptionError(f"Tree: world_size_filter({size}) is {wanted}; it must be from 0 to {size}")
+        raise OptionError(
+            f"Tree: world_size_filter({size}) is {wanted}; it must be from 0 to {size}", "world_size_filter"
+        )
     later = itertools.count(max((leaf.reserved for leaf in world), default=0) + 1)
     return tuple(
         dataclasses.replace(leaf, active_rank=None, reserved=next(later))

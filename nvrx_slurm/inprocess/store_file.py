@@ -61,7 +61,9 @@ class FileStore(Store):
     ) -> None:
         self._path, self._patience_s = Path(path), patience.total_seconds()
         if not self._path.is_absolute():
-            raise OptionError(f"FileStore: path {self._path} must be absolute: it is one folder for all ranks")
+            raise OptionError(
+                f"FileStore: path {self._path} must be absolute: it is one folder for all ranks", "path"
+            )
 
     def connect(self, group: str, call: int) -> FileConnection:
         connection = FileConnection(self._path / _name(group) / str(call), patience_s=self._patience_s)

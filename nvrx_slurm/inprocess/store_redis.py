@@ -59,7 +59,11 @@ class RedisStore(Store):
         patience: datetime.timedelta = datetime.timedelta(seconds=10),
     ) -> None:
         if password_file is not None and url is None:
-            raise OptionError("RedisStore: password_file without url: only a store that is named by url needs one")
+            raise OptionError(
+                "RedisStore: password_file without url: only a store that is named by url needs one",
+                "password_file",
+                "url",
+            )
         self._url, self._password_file = url, password_file
         self._patience_s = patience.total_seconds()
         if url is not None:
@@ -97,14 +101,16 @@ class RedisStore(Store):
         try:
             return Path(self._password_file).read_text().strip()
         except (OSError, UnicodeDecodeError) as error:
-            raise OptionError(f"RedisStore: password_file {self._password_file} cannot be read: {error}") from None
+            raise OptionError(
+                f"RedisStore: password_file {self._password_file} cannot be read: {error}", "password_file"
+            ) from None
 
 
 def _parsed(url: str) -> RedisUrl:
     try:
         return parse_redis_url(url)
     except ValueError as error:
-        raise OptionError(f"RedisStore: url {error}") from None
+        raise OptionError(f"RedisStore: url {error}", "url") from None
 
 
 class RedisConnection(Connection):

@@ -48,7 +48,7 @@ class TCPStore(Store):
         patience: datetime.timedelta = datetime.timedelta(seconds=10),
     ) -> None:
         if (host_name is None) != (port is None):
-            raise OptionError("TCPStore: host_name and port: give both, or none")
+            raise OptionError("TCPStore: host_name and port: give both, or none", "host_name", "port")
         self._named = None if host_name is None or port is None else (host_name, port)
         self._patience = patience
 

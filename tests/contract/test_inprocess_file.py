@@ -152,8 +152,9 @@ def test_a_cleared_group_leaves_no_folder(path: Path, connection: Connection) ->
 
 def test_a_place_that_cannot_be_is_refused(tmp_path: Path) -> None:
     """A relative path is another folder for each rank; a file is none."""
-    with pytest.raises(OptionError, match="path groups must be absolute"):
+    with pytest.raises(OptionError, match="groups must be absolute") as caught:
         FileStore(path="groups")
+    assert caught.value.options == ("path",)
     (tmp_path / "file").write_text("")
     with pytest.raises(StoreError, match=r"file/group/0 cannot be used: .*Not a directory"):
         FileStore(path=tmp_path / "file").connect("group", 0)

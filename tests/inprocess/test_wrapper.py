@@ -45,7 +45,7 @@ def test_a_wrapper_that_is_not_enabled_does_nothing() -> None:
 
 
 def test_a_call_in_a_thread_is_refused() -> None:
-    """A restart can only strike the main thread: the error says so before anything is started."""
+    """A restart can interrupt only the main thread: the error says so before anything is started."""
     errors: list[BaseException] = []
 
     def call() -> None:
@@ -90,51 +90,49 @@ def test_a_nested_call_is_refused_once(valkey: Valkey) -> None:
 
 
 RELATIONS = [
-    ("soft_timeout", 90, "soft_timeout must be shorter than hard_timeout"),
-    ("hard_timeout", 120, "hard_timeout must be shorter than barrier_timeout"),
-    ("heartbeat_timeout", 130, "heartbeat_timeout must be shorter than barrier_timeout"),
-    ("heartbeat_interval", 30, "heartbeat_interval must be shorter than heartbeat_timeout"),
-    ("monitor_process_interval", 31, "monitor_process_interval must be shorter than heartbeat_timeout"),
-    ("monitor_thread_interval", 60, "monitor_thread_interval must be shorter than soft_timeout"),
-    ("progress_watchdog_interval", 61, "progress_watchdog_interval must be shorter than soft_timeout"),
+    ("soft_timeout", 90, "hard_timeout"),
+    ("hard_timeout", 120, "barrier_timeout"),
+    ("heartbeat_timeout", 130, "barrier_timeout"),
+    ("heartbeat_interval", 30, "heartbeat_timeout"),
+    ("monitor_process_interval", 31, "heartbeat_timeout"),
+    ("monitor_thread_interval", 60, "soft_timeout"),
+    ("progress_watchdog_interval", 61, "soft_timeout"),
 ]
 
 
-@pytest.mark.parametrize(("name", "seconds", "said"), RELATIONS, ids=[name for name, *_ in RELATIONS])
-def test_a_relation_that_breaks_is_named(name: str, seconds: float, said: str) -> None:
-    """Two options that contradict each other are both named, with what they are."""
-    with pytest.raises(OptionError, match=said) as caught:
+@pytest.mark.parametrize(("name", "seconds", "other"), RELATIONS, ids=[name for name, *_ in RELATIONS])
+def test_a_relation_that_breaks_is_named(name: str, seconds: float, other: str) -> None:
+    """Two options that contradict each other are both named, with their values."""
+    with pytest.raises(OptionError, match=f"{seconds:g} s") as caught:
         inprocess.Wrapper(**{name: timedelta(seconds=seconds)})
-    assert f"{seconds:g} s" in str(caught.value)
+    assert caught.value.options == (name, other)
 
 
 def test_two_monitor_relations_are_named() -> None:
     """A monitor that looks less often than a rank may be silent is named beside that timeout."""
     options = {"heartbeat_timeout": 119, "monitor_process_interval": 61}
-    with pytest.raises(OptionError, match="monitor_process_interval must be shorter than soft_timeout"):
+    with pytest.raises(OptionError) as caught:
         inprocess.Wrapper(**{name: timedelta(seconds=value) for name, value in options.items()})
+    assert caught.value.options == ("monitor_process_interval", "soft_timeout")
 
 
 WRONG: list[tuple[str, Any, str]] = [
-    ("soft_timeout", 60, "soft_timeout must be of type timedelta"),
-    ("soft_timeout", timedelta(0), "soft_timeout must be more than 0"),
-    ("last_call_wait", timedelta(seconds=-1), "last_call_wait must be 0 or more"),
-    ("store_factory", dict, "store_factory must be a class of stores"),
-    ("initialize", print, "initialize must be of type Initialize or None"),
-    ("rank_assignment", print, "rank_assignment must be of type RankAssignment"),
-    ("monitor_process_logfile", "monitor.log", "monitor_process_logfile must be an absolute path"),
-    ("store_kwargs", {"lock": threading.Lock()}, "store_kwargs must be picklable"),
-    (
-        "store_kwargs",
-        {"port": 29502},
-        "unexpected keyword argument 'port'; RedisStore takes url, password_file, patience",
-    ),
-    ("enabled", "yes", "enabled must be of type bool"),
+    ("soft_timeout", 60, "timedelta"),
+    ("soft_timeout", timedelta(0), "more than 0"),
+    ("last_call_wait", timedelta(seconds=-1), "0 or more"),
+    ("store_factory", dict, "RedisStore, FileStore"),
+    ("initialize", print, "Initialize or None"),
+    ("rank_assignment", print, "RankAssignment"),
+    ("monitor_process_logfile", "monitor.log", "absolute path"),
+    ("store_kwargs", {"lock": threading.Lock()}, "picklable"),
+    ("store_kwargs", {"port": 29502}, "'port'; RedisStore takes url, password_file, patience"),
+    ("enabled", "yes", "bool"),
 ]
 
 
-@pytest.mark.parametrize(("name", "value", "said"), WRONG, ids=[said for *_, said in WRONG])
-def test_a_wrong_option_is_named(name: str, value: Any, said: str) -> None:
+@pytest.mark.parametrize(("name", "value", "valid"), WRONG, ids=[f"{name} {valid}" for name, _, valid in WRONG])
+def test_a_wrong_option_is_named(name: str, value: Any, valid: str) -> None:
     """The error names the option, and what is valid."""
-    with pytest.raises(OptionError, match=said):
+    with pytest.raises(OptionError, match=valid) as caught:
         inprocess.Wrapper(**{name: value})
+    assert caught.value.options == (name,)

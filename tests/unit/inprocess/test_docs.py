@@ -28,7 +28,7 @@ def test_a_page_without_a_place_for_the_diagram_is_refused():
         with_diagram("# A page\n")
 
 
-def test_every_option_is_told_with_its_default():
+def test_every_option_is_documented_with_its_default():
     """Names, order aside, and times are those of `Wrapper`."""
     told = {name: default for line in PAGE.read_text().splitlines() for name, default in _option(line).items()}
     parameters = list(inspect.signature(Wrapper.__init__).parameters.values())[1:]
@@ -46,7 +46,7 @@ def _option(line: str) -> dict[str, str]:
     return dict(zip(names, defaults, strict=True))
 
 
-def test_every_part_of_a_timeline_is_told():
+def test_every_part_of_a_timeline_is_documented():
     """The page names all phases."""
     page = PAGE.read_text()
     assert [phase for phase in RestartPart if f"`{phase}`" not in page] == []

@@ -121,21 +121,24 @@ def test_children_of_one_process_are_a_group(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("variables", "words"),
+    ("variables", "named", "words"),
     [
-        ({}, "RANK is not set: start the ranks with"),
-        ({"RANK": "0"}, "WORLD_SIZE is not set"),
-        ({"RANK": "zero", "WORLD_SIZE": "1"}, "RANK='zero' is no whole number"),
-        ({"RANK": "2", "WORLD_SIZE": "2"}, "RANK=2 of WORLD_SIZE=2: ranks are 0 to 1"),
-        ({"RANK": "-1", "WORLD_SIZE": "2"}, "RANK=-1"),
-        ({"RANK": "0", "WORLD_SIZE": "1", "LOCAL_RANK": "x"}, "LOCAL_RANK='x'"),
-        ({"SLURM_PROCID": "0", "SLURM_NTASKS": "4"}, "SLURM_STEP_NUM_TASKS is not set"),
+        ({}, ("RANK",), "start the ranks with"),
+        ({"RANK": "0"}, ("WORLD_SIZE",), "start the ranks with"),
+        ({"RANK": "zero", "WORLD_SIZE": "1"}, ("RANK",), "'zero'"),
+        ({"RANK": "2", "WORLD_SIZE": "2"}, ("RANK", "WORLD_SIZE"), "0 to 1"),
+        ({"RANK": "-1", "WORLD_SIZE": "2"}, ("RANK", "WORLD_SIZE"), "-1"),
+        ({"RANK": "0", "WORLD_SIZE": "1", "LOCAL_RANK": "x"}, ("LOCAL_RANK",), "'x'"),
+        ({"SLURM_PROCID": "0", "SLURM_NTASKS": "4"}, ("SLURM_STEP_NUM_TASKS",), "start the ranks with"),
     ],
 )
-def test_what_cannot_be_is_refused(launched, variables: Mapping[str, str], words: str) -> None:
-    """The error names the variable, what it says, and what is valid."""
-    with pytest.raises(OptionError, match=words):
+def test_a_rank_that_cannot_be_is_refused(
+    launched, variables: Mapping[str, str], named: tuple[str, ...], words: str
+) -> None:
+    """The error names the variable, its value, and what is valid."""
+    with pytest.raises(OptionError, match=words) as caught:
         launched(variables)
+    assert caught.value.options == named
 
 
 @pytest.mark.parametrize(
@@ -170,8 +173,9 @@ def test_how_the_watchdog_asks_can_be_chosen(launched) -> None:
     launched(BY_HAND | {"NVRX_INPROCESS_WATCHDOG": "signal"})
     assert environment.watchdog_method() == "signal"
     launched(BY_HAND | {"NVRX_INPROCESS_WATCHDOG": "no"})
-    with pytest.raises(OptionError, match="pending-call or signal"):
+    with pytest.raises(OptionError, match="pending-call or signal") as caught:
         environment.watchdog_method()
+    assert caught.value.options == ("NVRX_INPROCESS_WATCHDOG",)
 
 
 def test_torchruns_store_is_known_where_it_offers_one(launched) -> None:

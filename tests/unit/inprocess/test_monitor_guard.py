@@ -25,7 +25,7 @@ def test_progress_is_left_alone():
     assert look(RankGuard(), BOUNDS, RANK, 100.0, 59.9) == (RankGuard(), None)
 
 
-def test_soft_timeout_is_told_once_an_iteration():
+def test_soft_timeout_is_recorded_once_an_iteration():
     """The rank may restart: it is only said, to all."""
     guard, act = look(RankGuard(), BOUNDS, RANK, 100.0, 60.0)
     assert isinstance(act, RecordTimeout)
@@ -52,7 +52,7 @@ def test_progress_does_not_undo_a_hard_timeout():
     assert isinstance(look(guard, BOUNDS, RANK, 105.0, 0.0)[1], SendSignals)
 
 
-def test_survivor_of_sigkill_is_told_again_and_again():
+def test_survivor_of_sigkill_is_killed_again_and_again():
     """It hangs in the kernel; whoever waits for its end can read why."""
     guard, _ = look(RankGuard().with_kill(UNHEALTHY, 10.0), BOUNDS, RANK, 10.0, 0.0)
     assert look(guard, BOUNDS, RANK, 10.0 + AGAIN_S - 0.1, 0.0) == (guard, None)

@@ -59,7 +59,7 @@ def descriptors() -> list[str]:
     return sorted(os.listdir("/proc/self/fd"))  # noqa: PTH208  names only
 
 
-def test_store_that_does_not_answer_is_told(begin: Begin):
+def test_store_that_does_not_answer_is_reported(begin: Begin):
     """The rank reads what the monitor had to say."""
     with pytest.raises(
         InternalError, match=r"could not begin: StoreError: the store at redis://127.* does not answer"
@@ -67,13 +67,13 @@ def test_store_that_does_not_answer_is_told(begin: Begin):
         begin().wait_ready(WAIT_S)
 
 
-def test_log_file_that_cannot_be_written_is_told(begin: Begin, tmp_path: Path):
+def test_log_file_that_cannot_be_written_is_reported(begin: Begin, tmp_path: Path):
     """Before the function is called, not when a line is lost."""
     with pytest.raises(InternalError, match=r"could not begin: FileNotFoundError.*nowhere"):
         begin(logfile=str(tmp_path / "nowhere" / "{rank}.log")).wait_ready(WAIT_S)
 
 
-def test_store_of_a_module_that_is_nowhere_is_told(begin: Begin, monkeypatch: pytest.MonkeyPatch, tmp_path: Path):
+def test_store_of_a_module_that_is_nowhere_is_reported(begin: Begin, monkeypatch: pytest.MonkeyPatch, tmp_path: Path):
     """It was importable when the rank began, perhaps."""
     source = tmp_path / "store_gone.py"
     source.write_text("from nvrx_slurm.inprocess.store_redis import RedisStore\nclass Store(RedisStore): pass\n")
@@ -112,7 +112,7 @@ def test_start_that_takes_too_long_is_given_up(begin: Begin):
     assert not Path(f"/proc/{monitor.pid}").exists()
 
 
-def test_monitor_that_is_killed_at_its_start_is_told(begin: Begin):
+def test_monitor_that_is_killed_at_its_start_is_reported(begin: Begin):
     """Then nobody is killed for it."""
     monitor = begin()
     os.kill(monitor.pid, signal.SIGKILL)

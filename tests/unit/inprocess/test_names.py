@@ -16,7 +16,7 @@ TCPStore().connect("group", 0)
 """
 
 
-def test_the_restart_that_strikes_is_where_older_code_catches_it():
+def test_the_restart_is_where_older_code_catches_it():
     """`inprocess.monitor_thread.RankShouldRestart` is the one that is raised, not another of that name."""
     assert inprocess.monitor_thread.RankShouldRestart is inprocess.RankShouldRestart
 

@@ -76,7 +76,7 @@ def test_keys_follow_their_ranks_when_they_are_renumbered():
     assert sorted(worlds.discarded) == [4, 6, 7]
 
 
-def test_a_rank_that_is_out_is_told_so():
+def test_a_rank_that_is_out_is_discarded():
     """RankDiscarded on a rank that does not go on names its number and how many do."""
     ctx = RankAssignmentCtx(State(rank=1, world_size=3), dict, {1})
     with pytest.raises(RankDiscarded, match=r"rank 1 of 3 is not among the 2 that go on"):
@@ -120,11 +120,15 @@ def test_filters_begin_with_the_whole_world_each_time():
     assert len(worlds.active) == 6
 
 
-@pytest.mark.parametrize("make", [lambda: MaxActiveWorldSize(0), lambda: ActiveWorldSizeDivisibleBy(0)])
-def test_numbers_that_leave_nobody_are_refused(make: type):
-    """A filter that could activate nobody, or divides by 0, is an OptionError when it is made."""
-    with pytest.raises(OptionError, match="it must be 1 or more"):
+@pytest.mark.parametrize(
+    ("make", "option"),
+    [(lambda: MaxActiveWorldSize(0), "max_active_world_size"), (lambda: ActiveWorldSizeDivisibleBy(0), "divisor")],
+)
+def test_numbers_that_leave_no_rank_are_refused(make: type, option: str):
+    """A filter that could activate no rank, or divides by 0, is an OptionError when it is made."""
+    with pytest.raises(OptionError, match="1 or more") as caught:
         make()
+    assert caught.value.options == (option,)
 
 
 def test_a_rank_without_a_number_cannot_be_active():

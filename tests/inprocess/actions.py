@@ -2,7 +2,7 @@
 
 An action runs in the rank's own process, at the point of the call that the scenario names. Those that wait do so
 until they are interrupted, or killed. What a rank makes of a restart matters only once it is ready for one: such an
-action tells by itself, from where the restart may come.
+action reports by itself, from where the restart may come.
 """
 
 from __future__ import annotations
@@ -77,7 +77,7 @@ def raise_long() -> NoReturn:
 
 
 def raise_nested() -> NoReturn:
-    """Errors that lead to each other, one of which cannot be told."""
+    """Errors that lead to each other, one of which cannot be formatted."""
 
     class Unspeakable(Exception):
         def __str__(self) -> str:
@@ -191,7 +191,7 @@ def hold_gil_deaf() -> None:
 
 
 def exit_when_restarted(ready: Callable[[], None]) -> NoReturn:
-    """Told to end at a moment when the group restarts anyway."""
+    """Report to end at a moment when the group restarts anyway."""
     try:
         ready()
         threading.Event().wait()

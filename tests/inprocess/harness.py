@@ -1,4 +1,4 @@
-"""A group of ranks as real processes, and what they tell."""
+"""A group of ranks as real processes, and what they report."""
 
 from __future__ import annotations
 
@@ -28,8 +28,8 @@ _FOREIGN = ("NVRX_", "SLURM_", "TORCHELASTIC_", "OMPI_", "PMIX_", "PMI_", "MASTE
 
 
 @dataclass(frozen=True)
-class Told:
-    """One thing that a rank told."""
+class Report:
+    """One event that a rank reported."""
 
     rank: int
     event: str
@@ -48,7 +48,7 @@ class Group:
     def __init__(self, script: Script, world: int, *, name: str | None = None, **variables: str) -> None:
         self.script, self.world = script, world
         self.name = name or uuid.uuid4().hex
-        self.told: list[Told] = []
+        self.reports: list[Report] = []
         self._variables = variables
         self._selector = selectors.DefaultSelector()
         self._unread: dict[int, bytes] = {}
@@ -86,30 +86,32 @@ class Group:
             _MARK: self.name,
         } | self._variables  # fmt: skip
 
-    # ---- what they tell
+    # ---- what they report
 
-    def expect(self, event: str, rank: int, *, timeout: float = WAIT_S, **facts: Any) -> Told:
+    def expect(self, event: str, rank: int, *, timeout: float = WAIT_S, **facts: Any) -> Report:
         """The first such event of a rank; waits for it."""
         deadline = time.monotonic() + timeout
         while True:
-            for told in self.all(event, rank=rank, **facts):
-                return told
+            for report in self.all(event, rank=rank, **facts):
+                return report
             if not self._is_telling(rank):
-                raise AssertionError(f"rank {rank} has ended, and did not tell {event} {facts or ''}")
+                raise AssertionError(f"rank {rank} has ended, and did not report {event} {facts or ''}")
             if not self._hear(deadline):
-                raise AssertionError(f"rank {rank} did not tell {event} {facts or ''} in {timeout:.0f} s")
+                raise AssertionError(f"rank {rank} did not report {event} {facts or ''} in {timeout:.0f} s")
 
-    def all(self, event: str, **facts: Any) -> list[Told]:
+    def all(self, event: str, **facts: Any) -> list[Report]:
         """Every such event so far, in the order in which they were read."""
         wanted = {"event": event, **facts}
-        return [told for told in self.told if all(_fact(told, name) == value for name, value in wanted.items())]
+        return [
+            report for report in self.reports if all(_fact(report, name) == value for name, value in wanted.items())
+        ]
 
-    def entered(self, ranks: list[int], iteration: int, **facts: Any) -> list[Told]:
+    def entered(self, ranks: list[int], iteration: int, **facts: Any) -> list[Report]:
         """Waits until these ranks are in the function, in this iteration."""
         return [self.expect("fn", rank, iteration=iteration, **facts) for rank in ranks]
 
     def ended(self, rank: int, *, timeout: float = WAIT_S) -> int:
-        """The exit code of a rank's process, negative for a signal; waits for it, and for all it told."""
+        """The exit code of a rank's process, negative for a signal; waits for it, and for all its reports."""
         deadline = time.monotonic() + timeout
         process = self.ranks[rank]
         while self._is_telling(rank) and self._hear(deadline):
@@ -123,7 +125,7 @@ class Group:
         return any(key.data == rank for key in self._selector.get_map().values())
 
     def _hear(self, deadline: float) -> bool:
-        """Read what has been told; False at the deadline."""
+        """Read what has been reported; False at the deadline."""
         ready = self._selector.select(max(0.0, deadline - time.monotonic()))
         for key, _ in ready:
             self._read(key.fileobj, key.data)
@@ -137,7 +139,7 @@ class Group:
         *lines, self._unread[rank] = (self._unread[rank] + data).split(b"\n")
         for line in lines:
             facts = msgspec.json.decode(line)
-            self.told.append(Told(rank, facts.pop("event"), facts))
+            self.reports.append(Report(rank, facts.pop("event"), facts))
 
     # ---- what is done to them
 
@@ -207,7 +209,7 @@ class Group:
 
     def litter(self) -> list[str]:
         """Files in the places for temporary and runtime files, and the folder of the store that ranks start."""
-        kept = {store_keeper._folder(store_keeper.VALKEY, told.group) for told in self.all("begin")}
+        kept = {store_keeper._folder(store_keeper.VALKEY, report.group) for report in self.all("begin")}
         own = [path for place in ("tmp", "runtime") for path in (self.folder / place).rglob("*")]
         return [str(path) for path in (*own, *kept) if path.exists()]
 
@@ -227,8 +229,8 @@ class Group:
         self._selector.close()
 
     def story(self) -> str:
-        """What all ranks told and logged, for the message of a scenario that failed."""
-        parts = [f"{told.rank}: {told.event} {told.facts}" for told in self.told]
+        """What all ranks reported and logged, for the message of a scenario that failed."""
+        parts = [f"{report.rank}: {report.event} {report.facts}" for report in self.reports]
         for log in sorted(self.folder.glob("*.log")):
             parts.append(f"--- {log.name}\n{log.read_text(errors='replace')[-6000:]}")
         return "\n".join(parts)
@@ -246,8 +248,8 @@ def told_when_failing(group: Group) -> Iterator[Group]:
         group.close()
 
 
-def _fact(told: Told, name: str) -> Any:
-    return getattr(told, name) if name in ("rank", "event") else told.facts.get(name)
+def _fact(report: Report, name: str) -> Any:
+    return getattr(report, name) if name in ("rank", "event") else report.facts.get(name)
 
 
 def _all_pids() -> list[int]:

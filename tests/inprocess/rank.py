@@ -1,5 +1,5 @@
 """One rank of a scenario: `python -m tests.inprocess.rank FOLDER`. It does as `FOLDER/script.json` says, obeys the
-commands that come by standard input (`ITERATION ACTION`, a line each), and tells all it goes through on standard
+commands that come by standard input (`ITERATION ACTION`, a line each), and reports all it goes through on standard
 output, a JSON line each."""
 
 from __future__ import annotations
@@ -42,8 +42,8 @@ class Rank:
         self._restarts: list[inprocess.Restart] = []
         self._commands = bytearray(4096)
 
-    def tell(self, event: str, **facts: Any) -> None:
-        """In one write, since the interrupter's thread tells too."""
+    def report(self, event: str, **facts: Any) -> None:
+        """In one write, since the interrupter's thread reports too."""
         line = msgspec.json.encode({"event": event, "call": self.call, **facts})
         os.write(sys.stdout.fileno(), line + b"\n")
 
@@ -54,7 +54,7 @@ class Rank:
             self.interrupted = iteration
         elif name == "health_check" and iteration == self.interrupted:
             name = "recheck"
-        self.tell(name, iteration=iteration, **facts)
+        self.report(name, iteration=iteration, **facts)
         for fault in self.script.faults:
             if (fault.rank, fault.at, fault.iteration) == (self.rank, name, iteration) and name != "fn":
                 ACTIONS[fault.does]()
@@ -92,7 +92,7 @@ class Rank:
         if self.script.soak is not None:
             return self._soak(call.iteration, self.script.soak)
         for command in self.commands(call.iteration):
-            doing = functools.partial(self.tell, "doing", iteration=call.iteration, command=command)
+            doing = functools.partial(self.report, "doing", iteration=call.iteration, command=command)
             if command in WHEN_RESTARTED:
                 WHEN_RESTARTED[command](doing)
                 continue
@@ -103,7 +103,7 @@ class Rank:
                 _WITH_CALL[command](self, call)
             else:
                 ACTIONS[command]()
-            self.tell("done", iteration=call.iteration, command=command)
+            self.report("done", iteration=call.iteration, command=command)
         return f"value of {self.rank}"
 
     def _soak(self, iteration: int, restarts: int) -> str:
@@ -142,18 +142,18 @@ class Rank:
         try:
             value = wrapped()
         except BaseException as error:
-            self.tell("raised", kind=type(error).__name__, text=str(error), causes=_causes(error))
+            self.report("raised", kind=type(error).__name__, text=str(error), causes=_causes(error))
             self._tell_left(before)
             if self.rank in self.script.lingering:
                 sys.stdin.read()
             if self.rank in self.script.stubborn and self.call + 1 < self.script.calls:
                 return
             raise
-        self.tell("returned", value=value, restarts=[_record_of(restart) for restart in self._restarts])
+        self.report("returned", value=value, restarts=[_record_of(restart) for restart in self._restarts])
         self._tell_left(before)
 
     def _tell_left(self, before: Belongings) -> None:
-        self.tell("left", more=Belongings.of_this_process().beyond(before))
+        self.report("left", more=Belongings.of_this_process().beyond(before))
 
 
 def _record_of(restart: inprocess.Restart) -> dict[str, Any]:
@@ -169,7 +169,7 @@ def _causes(error: BaseException) -> list[str]:
     return causes
 
 
-# ---- callbacks that tell
+# ---- callbacks that report
 
 _CALLBACKS = {
     "initialize": "Initialize",
@@ -189,7 +189,7 @@ def _probe(rank: Rank, name: str, kind: type) -> Any:
         rank.point(name, state.iteration, rank=state.rank, mode=state.mode.value, fn_exception=error)
         with contextlib.suppress(AttributeError):
             state.rank = 99  # type: ignore[misc]  # it is frozen
-            rank.tell("thawed", at=name)
+            rank.report("thawed", at=name)
         return state
 
     return type(f"Probing{kind.__name__}", (kind,), {"__call__": reached})()
@@ -215,18 +215,18 @@ class _Probe(RankAssignment):
 
 
 def _atomic(rank: Rank, call: inprocess.CallWrapper) -> None:
-    """In an atomic block until told to leave it."""
+    """In an atomic block until it is ordered to leave it."""
     with call.atomic():
-        rank.tell("atomic", iteration=call.iteration)
+        rank.report("atomic", iteration=call.iteration)
         next(command for command in rank.commands(call.iteration) if command == "leave")
-        rank.tell("atomic done", iteration=call.iteration)
+        rank.report("atomic done", iteration=call.iteration)
 
 
 def _nest(rank: Rank, call: inprocess.CallWrapper) -> None:
     try:
         rank.wrapped()()
     except inprocess.exception.NestedCallError as error:
-        rank.tell("refused", text=str(error))
+        rank.report("refused", text=str(error))
 
 
 def _in_thread(rank: Rank, call: inprocess.CallWrapper) -> None:

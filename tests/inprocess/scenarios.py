@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from tests.inprocess.actions import WHEN_RESTARTED
-from tests.inprocess.harness import Group, Told
+from tests.inprocess.harness import Group, Report
 from tests.inprocess.script import Fault, Script
 
 KILLED = -signal.SIGKILL
@@ -25,7 +25,7 @@ class Scenario:
     `worlds`: by iteration, the initial ranks that are in the function, in the order of their ranks there; "" for an
     iteration that not all reach. What a fault does at `fn` it does once all of its world are in. In the last world
     all return. `out`: how the others end, by initial rank: the exit code of a process that dies, or the name of what
-    the call raises. `kinds`: the interruptions that rank 0 of the last world was told of.
+    the call raises. `kinds`: the interruptions that rank 0 of the last world has seen.
     """
 
     says: str
@@ -48,7 +48,7 @@ def fault(rank: int, at: str, does: str, iteration: int = 0) -> Fault:
 
 
 def play(scenario: Scenario, group: Group) -> None:
-    """Go through the scenario, and hold against it what the ranks tell."""
+    """Go through the scenario, and compare it with what the ranks report."""
     for iteration, world in enumerate(scenario.worlds):
         if world:
             _play_iteration(scenario, group, iteration, [int(rank) for rank in world])
@@ -57,9 +57,9 @@ def play(scenario: Scenario, group: Group) -> None:
 
 
 def _play_iteration(scenario: Scenario, group: Group, iteration: int, world: list[int]) -> None:
-    for told in group.entered(world, iteration):
-        expected = {"rank": world.index(told.rank), "world_size": len(world)}
-        assert {name: told.facts[name] for name in expected} == expected, told
+    for report in group.entered(world, iteration):
+        expected = {"rank": world.index(report.rank), "world_size": len(world)}
+        assert {name: report.facts[name] for name in expected} == expected, report
     faults = [one for one in scenario.faults if (one.at, one.iteration) == ("fn", iteration)]
     if not faults:
         group.order_all(world, iteration, "return")
@@ -96,22 +96,22 @@ def _check_endings(scenario: Scenario, group: Group) -> None:
 
 
 def _ending_of(group: Group, rank: int) -> str:
-    ways = [told for told in group.told if told.rank == rank and told.event in (RETURNED, "raised")]
-    return " ".join(told.facts.get("kind", RETURNED) for told in ways)
+    ways = [report for report in group.reports if report.rank == rank and report.event in (RETURNED, "raised")]
+    return " ".join(report.facts.get("kind", RETURNED) for report in ways)
 
 
 def _check_agreement(scenario: Scenario, group: Group) -> None:
     """All who entered an iteration had the same world, each its own rank, and no killed process was alive."""
-    entries: dict[int, list[Told]] = {}
-    for told in group.all("fn"):
-        entries.setdefault(told.iteration, []).append(told)
+    entries: dict[int, list[Report]] = {}
+    for report in group.all("fn"):
+        entries.setdefault(report.iteration, []).append(report)
     for iteration, world in entries.items():
-        assert len({told.world_size for told in world}) == 1, world
-        ranks = [told.facts["rank"] for told in world]
+        assert len({report.world_size for report in world}) == 1, world
+        ranks = [report.facts["rank"] for report in world]
         assert len(set(ranks)) == len(ranks), world
         members = scenario.worlds[iteration] if iteration < len(scenario.worlds) else ""
-        for told in world if members and iteration else ():
-            assert not (set(told.alive) & _dead_before(scenario, iteration)), told
+        for report in world if members and iteration else ():
+            assert not (set(report.alive) & _dead_before(scenario, iteration)), report
     if scenario.kinds is not None:
         (last,) = group.expect(RETURNED, int(scenario.worlds[-1][0])).restarts[-1:]
         assert {kind for _, kind, _ in last["records"]} == scenario.kinds, last

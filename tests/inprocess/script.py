@@ -1,4 +1,4 @@
-"""What a test tells the ranks of a scenario before they start."""
+"""The orders of a test to the ranks of a scenario, before they start."""
 
 from __future__ import annotations
 

@@ -24,9 +24,9 @@ def test_callbacks_come_in_order(start) -> None:
         group.order_all([0, 1], 1, "return")
         for rank in (0, 1):
             group.ended(rank)
-            story = [each for each in group.told if each.rank == rank]
-            told = [each.event for each in story if each.event != "doing" or each.command == "return"]
-            assert told == ["begin", *ROUND, *OUT, *ROUND, "doing", "completion", "returned", "left"]
+            story = [each for each in group.reports if each.rank == rank]
+            events = [each.event for each in story if each.event != "doing" or each.command == "return"]
+            assert events == ["begin", *ROUND, *OUT, *ROUND, "doing", "completion", "returned", "left"]
 
 
 def test_callbacks_see_what_the_function_raised(start) -> None:
@@ -97,7 +97,7 @@ def test_an_unfit_rank_that_stays_is_killed(start, at: str) -> None:
         group.order_all([0, 2], 1, "return")
 
 
-def test_ranks_that_disagree_are_told(start) -> None:
+def test_ranks_that_disagree_are_named(start) -> None:
     """A rank assignment that leaves a hole ends the call on all ranks, with one reason."""
     with start(3, faults=(fault(1, "rank_assignment", "raise discarded"),)) as group:
         raised = [group.expect("raised", rank) for rank in range(3)]
@@ -116,8 +116,8 @@ def test_abort_waits_for_an_atomic_part(start) -> None:
         assert not group.all("abort", rank=1)
         group.order(1, 0, "leave")
         group.entered([0, 1], 1)
-        told = [each.event for each in group.told if each.rank == 1]
-        assert told.index("atomic done") < told.index("abort")
+        events = [each.event for each in group.reports if each.rank == 1]
+        assert events.index("atomic done") < events.index("abort")
         group.order_all([0, 1], 1, "return")
 
 
@@ -147,7 +147,7 @@ def test_one_last_call_hears_of_several_faults(start) -> None:
 
 
 def test_a_restart_tells_of_its_own_faults(start) -> None:
-    """Whichever rank tells of a restart: what earlier ones were about is not told again, and nothing is left out."""
+    """Whichever rank reports a restart: faults of earlier ones are not reported again, and none is left out."""
     with start(4, faults=(fault(3, "rank_assignment", "kill", 2),)) as group:
         group.entered([0, 1, 2, 3], 0)
         group.order(0, 0, "kill")

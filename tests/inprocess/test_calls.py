@@ -30,7 +30,7 @@ def test_calls_shrink(start) -> None:
         group.entered([2, 3], 1, call=1, world_size=2)
         group.order_all([2, 3], 1, "return")
         entries = group.entered([2, 3], 0, call=2, world_size=2)
-        assert [told.facts["rank"] for told in entries] == [0, 1]
+        assert [report.facts["rank"] for report in entries] == [0, 1]
         group.order_all([2, 3], 0, "return")
 
 
@@ -40,7 +40,7 @@ def test_a_death_after_a_call_is_known_in_the_next(start) -> None:
         group.entered([0, 1, 2], 0, call=0)
         group.order_all([0, 1, 2], 0, "return")
         entries = group.entered([0, 2], 0, call=1, world_size=2)
-        assert [told.facts["rank"] for told in entries] == [0, 1]
+        assert [report.facts["rank"] for report in entries] == [0, 1]
         group.order_all([0, 2], 0, "return")
 
 
@@ -73,7 +73,7 @@ def test_threads_and_files_are_as_many_after_a_restart(start) -> None:
         group.entered([0, 1], 4)
         group.order_all([0, 1], 4, "return")
         for rank in (0, 1):
-            seen = {(*told.threads, told.fds) for told in group.all("fn", rank=rank) if told.iteration > 0}
+            seen = {(*report.threads, report.fds) for report in group.all("fn", rank=rank) if report.iteration > 0}
             assert len(seen) == 1
 
 

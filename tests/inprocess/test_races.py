@@ -24,9 +24,9 @@ def test_completion_races_with_an_exception_in_reserve(start) -> None:
         for call in range(CALLS):
             for rank in range(3):
                 group.expect("left", rank, call=call)
-            ends = [told.iteration for told in group.all("completion", call=call)]
+            ends = [report.iteration for report in group.all("completion", call=call)]
             assert ends in ([0, 0, 0], [1, 1, 1]), f"call {call}"
-        assert [told.more for told in group.all("left") if told.more] == []
+        assert [report.more for report in group.all("left") if report.more] == []
 
 
 @pytest.mark.parametrize("attempt", range(5))

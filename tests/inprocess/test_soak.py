@@ -21,7 +21,7 @@ def test_two_hundred_restarts_of_eight_ranks_leave_nothing_behind(start, valkey)
         for rank in range(RANKS):
             last = group.expect("fn", rank, iteration=RESTARTS, timeout=200.0)
             # an iteration may be over before a rank is in the function
-            first = next(told for told in group.all("fn", rank=rank) if told.iteration >= SETTLED)
+            first = next(report for report in group.all("fn", rank=rank) if report.iteration >= SETTLED)
             assert (last.threads, last.fds) == (first.threads, first.fds)
             assert last.rss_pages < 1.1 * first.rss_pages
             assert group.expect("returned", rank).value == f"value of {rank}"

@@ -10,7 +10,7 @@ from tests.inprocess.scenarios import UNFIT, Scenario, fault, play
 
 UNTOLD = [
     Scenario(
-        f"what a rank {does}s cannot be told as it is, and restarts all the same",
+        f"what a rank {does}s cannot be formatted as it is, and restarts all the same",
         2,
         ("01", "01"),
         (fault(1, "fn", does),),
@@ -82,7 +82,7 @@ def test_a_rank_that_leaves_waits_for_its_abort(start) -> None:
 
 @pytest.mark.parametrize("at", ["fn", "recheck"])
 def test_a_rank_that_has_left_is_refused(start, at: str) -> None:
-    """A rank that is out of its group and calls again is told so; the others are without it in their next call."""
+    """A rank that is out of its group and calls again gets an error; the others are without it in their next call."""
     with start(2, calls=2, stubborn=(1,), faults=(fault(1, "recheck", "raise"),)) as group:
         group.entered([0, 1], 0)
         group.order(1, 0, "raise base" if at == "fn" else "raise")

@@ -103,6 +103,7 @@ class CallWrapper:
                 with self.disable_hang_protection():
                     self._monitor.wait_ready(self._options.barrier_timeout.total_seconds())
                 self._group.join(self._process, lost)
+                # After the start of all threads: what they allocated is skipped too.
                 stack.enter_context(_old_garbage_left_alone())
                 value = self._rank.drive(function)
                 if self._options.completion is not None:

@@ -83,12 +83,14 @@ def all_on_this_host(launch: RankIdentity) -> bool:
     """Whether it is certain that all ranks run here."""
     if launch.world_size == 1:
         return True
+    # The launcher's number of ranks on this host, where it gives one.
     for names in _LAUNCHERS:
         if names is _TORCH or _is_about(names, launch.rank, launch.world_size):
             if names is _SLURM:
                 return _number("SLURM_STEP_NUM_NODES") == 1
             if (size := _number(names.local_world_size)) is not None:
                 return size == launch.world_size
+    # Without a launcher: ranks that meet at a loopback address, or at none, are on one host.
     master = _get("MASTER_ADDR")
     return master == "localhost" or (master or "127.").startswith("127.") or master == "::1"
 

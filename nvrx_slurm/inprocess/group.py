@@ -176,6 +176,7 @@ class Group:
             if left_s <= 0:
                 return False
             changed.wait(left_s)
+            # A main thread that waits here makes progress, and can say so.
             if threading.current_thread() is threading.main_thread():
                 self._tick()
 
@@ -183,6 +184,7 @@ class Group:
         before, self.cycle = self.cycle, cycle
         if cycle.phase is not before.phase:
             self._on_phase(cycle)
+        # Replaced before it is set: a thread that wakes up and waits again waits for the next move.
         changed, self._changed = self._changed, SignalSafeEvent()
         changed.set()
 
@@ -191,13 +193,15 @@ class Group:
     def arrive(self, barrier: Barrier, payload: Payload | None = None) -> None:
         """Wait at a barrier until the phase changes; a member that finds that all have arrived closes it.
 
-        Raises TimeoutError, naming who is missing, when the barrier's bound has passed.
+        Raises TimeoutError, naming the missing ranks, when the barrier's bound has passed.
         """
         phase, member, data = self.cycle.phase, self.cycle.member, pack(payload) if payload is not None else b""
         until, first = time.monotonic() + barrier.bound_s, 0
         while self.cycle.phase is phase:
             seen = self.cycle.ledger
+            # Again on each new entry: an entry may lower the number of members that are expected.
             count = self._connection.arrive(barrier.name, member, data)
+            # An unchanged count: no member has arrived after this one.
             first = first or count
             if count >= barrier.expected(seen) and barriers.reads_arrivals(member, seen, count == first):
                 # Members that arrived may be lost since: only those that are left count.
@@ -225,6 +229,7 @@ class Group:
 
     def propose(self, entry: AnyEntry) -> bool:
         """Put an entry into the log, unless it means nothing any more. Returns whether this call has put it there."""
+        # The listener has read further than this thread: its ledger saves a read.
         if self._log.ledger.length < self.cycle.ledger.length:
             self._log.ledger = self.cycle.ledger
         return self._log.propose(entry)

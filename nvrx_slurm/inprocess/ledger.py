@@ -209,6 +209,7 @@ def _applied(ledger: GroupLedger, entry: AnyEntry) -> GroupLedger:
 
 
 def _interrupted(ledger: GroupLedger, cause: Interrupted | Lost) -> GroupLedger:
+    # An iteration that fails before it runs adds its cause to those of the iterations before it.
     causes = (cause,) if ledger.stage is IterationStage.RUNNING else (*ledger.causes, cause)
     return dataclasses.replace(
         ledger, iteration=ledger.iteration + 1, stage=IterationStage.GATHERING, causes=causes, settled=False
@@ -236,5 +237,6 @@ class Log:
             if self._connection.append(data, self.ledger.length):
                 self.refresh()
                 return True
+            # Another entry has taken the place. Read it: this one may mean nothing after it.
             self.refresh()
         return False

@@ -218,6 +218,8 @@ class SiblingWatch:
     def judge(self, asked_at: float) -> None:
         """Record the sibling if it is silent: its heartbeats were asked for at `asked_at`, and the log was read after
         that."""
+        # The last heartbeat was sent before `since`, and a whole timeout later the store had no newer one: so the
+        # member's lease has ended.
         member = self.ring.silent(asked_at)
         if member is not None:
             self._record(member, Interruption.UNRESPONSIVE, f"no sign of life for {self._timeout_s:g} s")
@@ -324,8 +326,10 @@ class Ring:
         if self.sibling is not None and member == self.sibling.member:
             before = self.sibling
             unbroken = now - before.seen_at <= self.interval_s + BREAK_SHARE * self.timeout_s
+            # Fewer heartbeats count as a change too: the store has lost some, and the member did not fall silent.
             since = before.since if unbroken and beats == before.beats else now
             return dataclasses.replace(self, sibling=Sibling(before.member, beats, since, now))
+        # It has not begun: no monitor judges it.
         if beats == 0:
             return dataclasses.replace(self, probed=member)
         return dataclasses.replace(self, sibling=Sibling(member, beats, now, now), probed=None)

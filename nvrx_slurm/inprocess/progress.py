@@ -129,11 +129,8 @@ _libc.sem_init(_semaphore, 0, 0)
 class Watchdog:
     """Stamps `automatic` once an interval for as long as the main thread makes progress, from `start` to `stop`.
 
-    It gives the interpreter a *pending call*, which only the main thread executes, between two bytecodes. A main
-    thread that is stuck in C does not execute it, nor does one that waits for a GIL which native code holds. Then one
-    call stays pending, and the watchdog's thread waits for it, without polling. The call is `sem_post` of libc: no
-    Python runs in the main thread for it, so no restart, tracer or error can interfere. A process has one watchdog at
-    a time.
+    It gives the interpreter a *pending call*, which only the main thread executes, between two bytecodes. A process
+    has one watchdog at a time.
     """
 
     def __init__(self, stamps: ProgressStamps, interval_s: float) -> None:
@@ -157,9 +154,12 @@ class Watchdog:
         while _libc.sem_trywait(_semaphore) == 0:
             pass
         while not self._stopped.is_set():
-            # Refused where too many calls are pending: then the next interval tries again.
+            # The call is `sem_post` of libc: no Python runs in the main thread for it, so no restart, tracer or error
+            # can interfere. It is refused where too many calls are pending: then the next interval tries again.
             if _add_pending_call(_post_address, ctypes.addressof(_semaphore)) == 0:
-                # Not 0: a signal has interrupted the wait.
+                # A main thread that is stuck in C, or that waits for a GIL which native code holds, does not execute
+                # the call. Then it stays pending, and this thread waits here, without polling. Not 0: a signal has
+                # interrupted the wait.
                 while _libc.sem_wait(_semaphore) != 0:
                     pass
                 # Also if the post came from `stop`: the main thread calls that.

@@ -116,6 +116,7 @@ class Rank:
 
     def _reassign(self) -> None:
         options, sealed = self.options, self.group.sealed
+        # The assignment decides again which ranks are active. The mode is kept: Tree reads it.
         before = dataclasses.replace(self.state, active_rank=None, active_world_size=None)
         state = options.rank_assignment(RankAssignmentCtx(before, self._published, set(sealed.missing))).state
         if options.rank_filter is not None:
@@ -237,6 +238,7 @@ class Rank:
 
     def _recover(self) -> None:
         """Finalize, and check whether this rank is fit; an error of either takes it out."""
+        # Unfit until proven fit: an exception below leaves it so.
         error, self.unfit = self.state.fn_exception, True
         try:
             if self.options.finalize is not None:

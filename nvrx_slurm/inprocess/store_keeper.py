@@ -44,8 +44,7 @@ START_S = 60.0
 LOOK_S = 0.1
 """How often a rank checks whether a keeper that starts has given up; its success is reported by inotify."""
 
-SAID_BYTES = 2000
-
+MOST_LOG_BYTES = 2000
 
 MOST_STARTS = 3
 """How many keepers in a row may end before they have a store."""
@@ -77,6 +76,7 @@ def hosted(kind: str, group: str, *, patience_s: float) -> HostedStore:
         folder = _folder(kind, group)
         deadline, starts = time.monotonic() + max(START_S, patience_s), 0
         while time.monotonic() < deadline and starts <= MOST_STARTS:
+            # With the lock: no keeper runs, and no other rank starts one.
             if (lock := take(folder)) is not None:
                 starts += 1
                 _start(kind, folder, lock)
@@ -84,11 +84,12 @@ def hosted(kind: str, group: str, *, patience_s: float) -> HostedStore:
                 return place
     except OSError as error:
         raise StoreError(f"no store can be started for this group on this host: {error}") from None
-    words = ""
+    lines = ""
+    # An OSError: the keeper has removed the log with its folder, or had none.
     with contextlib.suppress(OSError):
-        words = (folder / "keeper.log").read_bytes()[-SAID_BYTES:].decode(errors="replace").strip()
-    said = words or "the keeper has logged nothing"
-    raise StoreError(f"no store could be started for this group on this host; {folder}: {said}")
+        lines = (folder / "keeper.log").read_bytes()[-MOST_LOG_BYTES:].decode(errors="replace").strip()
+    why = lines or "the keeper has logged nothing"
+    raise StoreError(f"no store could be started for this group on this host; {folder}: {why}")
 
 
 def place_now(kind: str, group: str) -> HostedStore:

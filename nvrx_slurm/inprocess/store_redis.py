@@ -157,14 +157,15 @@ class RedisConnection(Connection):
     def append(self, entry: bytes, after: int) -> bool:
         key, identity = self._keys.log, f"{after + 1}-0"
         entry = self._signed(f"{key} {after}", entry)
-        # The log of a call that goes on is there, to its last entry: one that is not has been lost with its server.
+        # After the first entry the log must exist: without it, it has been lost with its server.
         must_be_there: Command = ["NOMKSTREAM"] if after else []
         _, _, found = self._ask(
-            # Is refused where the place is taken.
+            # The server refuses this where the place is taken.
             ["XADD", key, *must_be_there, identity, "m", entry],
             ["EXPIRE", key, KEEP_S],
             ["XRANGE", key, f"{after}-0", identity],
         )
+        # The entry before this place, if any, and the one in it, whichever author has won.
         if len(found) < (2 if after else 1):
             raise self._lost(after)
         return bool(found[-1][1][1] == entry)
@@ -179,6 +180,7 @@ class RedisConnection(Connection):
             [streams] = self._ask(command, wait_s=max(left_s, 0.0))
             if streams:
                 items = streams[0][1]
+                # A gap: entries were lost, and other ones were written after them.
                 if [item[0] for item in items] != [
                     b"%d-0" % place for place in range(after + 1, after + 1 + len(items))
                 ]:
@@ -194,8 +196,8 @@ class RedisConnection(Connection):
         key = self._keys.gate(barrier)
         payload = self._signed(f"{key} {member}", payload)
         new, _, arrived = self._ask(["HSET", key, member, payload], ["EXPIRE", key, KEEP_S], ["HLEN", key])
+        # This member was the first; or it may have been, and the answer was lost.
         if new == arrived or self._client.asked_again:
-            # The first one; or we were it, and the answer was lost.
             self._ask(["RPUSH", self._keys.gates, barrier], ["EXPIRE", self._keys.gates, KEEP_S])
         return int(arrived)
 
@@ -221,6 +223,7 @@ class RedisConnection(Connection):
             ["HINCRBY", self._keys.beats, member, 1],
             ["HGET", self._keys.beats, of_whom],
         )
+        # The first heartbeat of this member, or perhaps: the key may be new.
         if counted == 1 or self._client.asked_again:
             self._ask(["EXPIRE", self._keys.beats, KEEP_S])
         return 0 if watched is None else int(seen or 0)

@@ -196,6 +196,7 @@ def inject(
     annotations = {name: hints.get(name, each.annotation) for name, each in signature.parameters.items()}
     wanted = [name for name, each in annotations.items() if _asks_for(each, type(value))]
     kept = signature.replace(parameters=[each for name, each in signature.parameters.items() if name not in wanted])
+    # Arguments that fit with and without the parameter include it only if they pass None for it.
     whole, without = (_bound(each, args, kwargs) for each in (signature, kept))
     if whole is not None and (without is None or all(whole.get(name) is None for name in wanted)):
         given = whole

@@ -6,7 +6,7 @@ from nvrx_slurm.inprocess.attribution import in_words, place_of
 
 
 def test_a_failure_is_one_line_with_its_place():
-    """An exception of several lines is told in one, beside the file, line and function that raised it."""
+    """An exception of several lines is formatted in one, with the file, line and function that raised it."""
 
     def training() -> None:
         raise RuntimeError("loss is\nNaN")
@@ -18,5 +18,5 @@ def test_a_failure_is_one_line_with_its_place():
 
 
 def test_an_exception_that_was_never_raised_has_no_place():
-    """One without a traceback is told all the same."""
+    """One without a traceback is formatted too."""
     assert place_of(ValueError()) == "nowhere in Python"

@@ -162,7 +162,7 @@ def test_a_rank_that_cannot_be_is_refused(
 def test_it_is_known_where_all_ranks_are_on_one_host(
     launched, variables: Mapping[str, str], is_certain: bool
 ) -> None:
-    """Or else a store of this host would be none of theirs."""
+    """Otherwise a rank of another host could not reach a store of this host."""
     assert environment.all_on_this_host(launched(variables)) == is_certain
 
 
@@ -187,7 +187,7 @@ def test_torchruns_store_is_known_where_it_offers_one(launched) -> None:
 
 
 def test_the_function_sees_its_new_rank_and_afterwards_all_is_as_before(launched, monkeypatch) -> None:
-    """Whether it was set before or not; a rank in reserve is told nothing."""
+    """Whether it was set before or not; a rank in reserve keeps its variables."""
     launched({"RANK": "3", "WORLD_SIZE": "4"})
     monkeypatch.delenv("WORLD_SIZE")
     with pytest.raises(KeyError), RankVariables() as variables:

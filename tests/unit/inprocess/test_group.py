@@ -1,4 +1,4 @@
-"""What a rank's own view of its group holds, whatever befalls its threads."""
+"""What holds for a rank's view of its group when a thread of it fails or is interrupted."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from tests.unit.inprocess.bytecodes import another_thread_can_take, at_bytecode
 
 
 class Cut(BaseException):
-    """What a handler of somebody else's signal raises."""
+    """The exception of another signal's handler."""
 
 
 def group_at(ledger: GroupLedger, phase: CyclePhase = CyclePhase.ENTERING) -> Group:
@@ -78,7 +78,7 @@ def test_a_handler_that_raises_leaves_no_lock_taken(use: Callable[[Group], objec
 
 
 def test_who_knows_that_all_have_completed_does_not_fail() -> None:
-    """A store that is lost after the group has completed takes nobody out."""
+    """A store that is lost after the group has completed takes no rank out."""
     entries: list[AnyEntry] = [
         Sealed(iteration=0, world_size=1),
         IterationOpened(iteration=0),

@@ -97,7 +97,7 @@ def test_an_entry_of_an_older_iteration_takes_a_place_and_changes_nothing() -> N
 
 
 def test_a_death_interrupts_what_it_was_part_of() -> None:
-    """While ranks start or run, nobody can go on without one of them."""
+    """While ranks start or run, no rank can go on without one of them."""
     for part in (STARTING, RUNNING):
         ledger = after(*part, lost(2))
         assert (ledger.iteration, ledger.stage, ledger.left) == (1, IterationStage.GATHERING, 2)
@@ -116,7 +116,7 @@ def test_whom_the_assignment_discards_leaves_the_others_as_they_are() -> None:
 
 
 def test_a_seal_that_was_meant_before_a_loss_does_not_count() -> None:
-    """Or the world would hold a member that is out: it is sealed anew, without it."""
+    """Or the world would hold a member that is out: it is sealed again, without it."""
     before = after(lost(2))
     assert not accepts(before, Sealed(iteration=0, world_size=3))
     assert accepts(before, Sealed(iteration=0, world_size=3, missing=(2,)))
@@ -143,7 +143,7 @@ def test_who_is_out_interrupts_nothing_any_more() -> None:
 
 
 def test_the_ring_leaves_out_who_is_lost() -> None:
-    """Each watches the next one who is left; the last one of all watches nobody."""
+    """Each watches the next one who is left; the last one of all watches no other."""
     assert after().next_member(2) == 0
     assert after(lost(0)).next_member(2) == 1
     assert after(lost(0), lost(1)).next_member(2) is None

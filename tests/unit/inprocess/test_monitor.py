@@ -24,7 +24,7 @@ from tests.unit.inprocess.monitored_rank import INHERITABLE
 
 Watch = Callable[..., Group]
 APART = [{"host": "n0"}, {"host": "n1"}, {"host": "n2"}]
-"""Ranks of different hosts: they know each other by beats only."""
+"""Ranks of different hosts: they know each other by heartbeats only."""
 
 
 @pytest.fixture(scope="module")
@@ -97,7 +97,7 @@ def run_from_the_start(group: Group) -> None:
     ],
 )
 def test_dead_rank_is_recorded_with_how_it_ended(watch: Watch, ends: str, words: str):
-    """Whatever way a process ends without leaving the call, the group knows, and the monitor ends too."""
+    """In whichever way a process ends without leaving the call, the group knows, and the monitor ends too."""
     group = watch()
     group.ranks[0].starts(ends)
     lost = group.lost(0)
@@ -114,7 +114,7 @@ def test_rank_that_dies_before_its_monitor_is_ready_is_recorded(watch: Watch):
 
 
 def test_rank_that_becomes_another_program_is_out(watch: Watch):
-    """Its number lives on, and nobody in it serves the group: so it is killed before it is recorded."""
+    """Its process id lives on, but the new program is no rank: so it is killed before it is recorded."""
     group = watch()
     group.ranks[0].starts("os.execv('/bin/sleep', ['sleep', '1000'])")
     assert "another program" in group.lost(0).text
@@ -185,8 +185,8 @@ def test_monitor_that_fails_takes_its_rank_along(watch: Watch):
     until(lambda: "the monitor has failed" in group.ranks[0].errors, "the monitor says so")
 
 
-def test_whom_the_group_has_given_up_is_killed(watch: Watch):
-    """Whatever the others saw: they go on without it, so it may not go on."""
+def test_rank_that_the_group_has_given_up_is_killed(watch: Watch):
+    """The others go on without it, so it must not go on."""
     group = watch(heartbeat_timeout_s=5.0)
     group.wrote(Lost(iteration=0, member=0, interruption=Interruption.UNRESPONSIVE, text="no sign of life"))
     assert group.ranks[0].ended() == -signal.SIGKILL
@@ -227,7 +227,7 @@ def test_hard_timeout_ends_the_rank(watch: Watch, hindrance: str):
     assert "SIGTERM, SIGCONT" in group.ranks[0].errors
 
 
-def test_hard_timeout_kills_who_does_not_listen(watch: Watch):
+def test_hard_timeout_kills_a_rank_that_ignores_sigterm(watch: Watch):
     """After the grace time."""
     group = watch(soft_timeout_s=0.1, hard_timeout_s=0.2, grace_s=0.1)
     group.ranks[0].starts("[signal.signal(signal.SIGTERM, signal.SIG_IGN), stamps.resume()]")
@@ -263,8 +263,8 @@ def test_the_next_one_is_watched_when_a_sibling_is_lost(watch: Watch):
     assert is_alive(group.ranks[0].process.pid)
 
 
-def test_nobody_outlives_a_store_that_is_gone(watch: Watch, own_valkey: Valkey):
-    """Out of touch for the lease, a rank is killed: whoever is in touch counts on that."""
+def test_no_rank_outlives_a_store_that_is_gone(watch: Watch, own_valkey: Valkey):
+    """A rank is killed when its lease ends without an answer: ranks that reach the store rely on that."""
     group = watch(2, on=own_valkey, heartbeat_timeout_s=8.0)
     own_valkey.kill()
     for rank in group.ranks:
@@ -273,8 +273,8 @@ def test_nobody_outlives_a_store_that_is_gone(watch: Watch, own_valkey: Valkey):
         assert "no heartbeat has reached the store" in rank.errors
 
 
-def test_store_that_comes_back_costs_nobody(watch: Watch, own_valkey: Valkey):
-    """Its beats are old, and nobody is judged by that; after it, deaths are recorded as before."""
+def test_store_that_comes_back_costs_no_rank(watch: Watch, own_valkey: Valkey):
+    """The heartbeats in it are old, and no member is judged by them; deaths are recorded as before."""
     group = watch(3, on=own_valkey, each=APART, heartbeat_timeout_s=20.0)
     run_from_the_start(group)
     own_valkey.kill()
@@ -297,27 +297,27 @@ def test_death_while_the_store_is_away_is_recorded_later(watch: Watch, own_valke
     assert group.lost(0).interruption is Interruption.TERMINATED
 
 
-# ---- condemned, and left
+# ---- terminated, and left
 
 
-def condemnation(grace_s: float) -> str:
+def termination(grace_s: float) -> str:
     lost = "Lost(iteration=0, member=0, interruption=Interruption.UNHEALTHY, rank=0, text='no GPU')"
     return f"monitor.terminate_within({lost}, {grace_s})"
 
 
-def test_condemned_rank_is_killed_after_the_grace(watch: Watch):
+def test_rank_to_be_terminated_is_killed_after_the_grace(watch: Watch):
     """Its loss is recorded with its own reason, and only when it is dead."""
     group = watch()
-    group.ranks[0].does(condemnation(0.2))
+    group.ranks[0].does(termination(0.2))
     lost = group.lost(0)
     assert not is_alive(group.ranks[0].process.pid)
     assert (lost.interruption, lost.text) == (Interruption.UNHEALTHY, "no GPU")
 
 
-def test_condemned_rank_may_end_by_itself(watch: Watch):
-    """Nobody waits for the rest of its grace."""
+def test_rank_to_be_terminated_may_end_by_itself(watch: Watch):
+    """The group does not wait for the rest of its grace."""
     group = watch()
-    group.ranks[0].does(condemnation(1000.0))
+    group.ranks[0].does(termination(1000.0))
     assert is_alive(group.ranks[0].process.pid)
     group.ranks[0].process.stdin.close()  # type: ignore[union-attr]
     assert group.ranks[0].ended() == 0
@@ -329,7 +329,7 @@ def test_what_a_rank_said_before_it_died_counts(watch: Watch):
     """Its monitor comes to both at once."""
     group = watch()
     os.kill(group.ranks[0].monitor, signal.SIGSTOP)
-    group.ranks[0].does(condemnation(1000.0))
+    group.ranks[0].does(termination(1000.0))
     group.ranks[0].process.stdin.close()  # type: ignore[union-attr]
     assert group.ranks[0].ended() == 0
     os.kill(group.ranks[0].monitor, signal.SIGCONT)
@@ -385,7 +385,7 @@ def pipes_of(pid: int) -> int:
 
 
 def test_monitor_inherits_only_what_it_needs(watch: Watch):
-    """Neither the rank's own descriptors nor the pipes by which somebody waits for its end."""
+    """Neither the rank's own descriptors nor the pipes by which its parent waits for its end."""
     [rank] = watch().ranks
     assert INHERITABLE in rank.does("list(before.values())")
     held = targets(rank.monitor)

@@ -53,7 +53,7 @@ def test_progress_does_not_undo_a_hard_timeout():
 
 
 def test_survivor_of_sigkill_is_killed_again_and_again():
-    """It hangs in the kernel; whoever waits for its end can read why."""
+    """It hangs in the kernel; the log says why the others wait."""
     guard, _ = look(RankGuard().with_kill(UNHEALTHY, 10.0), BOUNDS, RANK, 10.0, 0.0)
     assert look(guard, BOUNDS, RANK, 10.0 + AGAIN_S - 0.1, 0.0) == (guard, None)
     for time in (1, 2):

@@ -1,4 +1,4 @@
-"""Whom a monitor watches by beats, and when it may call that one dead; at explicit times."""
+"""Which member a monitor watches by its heartbeats, and when it may declare it dead; at explicit times."""
 
 from __future__ import annotations
 
@@ -38,14 +38,14 @@ def each_second(until_s: int) -> list[float]:
 
 
 def test_silence_is_judged_after_the_whole_timeout():
-    """Not a moment earlier, and counted from the answer that first had the last beat."""
+    """Not a moment earlier, and counted from the answer that first had the last heartbeat."""
     view = watching(1, 5, *each_second(8))
     assert view.silent(7.9) is None
     assert view.silent(8.0) == 1
 
 
-def test_beat_begins_the_time_anew():
-    """One more beat is a sign of life."""
+def test_heartbeat_starts_the_time_again():
+    """One more heartbeat is a sign of life."""
     view = watching(1, 5, *each_second(7)).answered(1, 6, 7.5).answered(1, 6, 8.5)
     assert view.silent(15.0) is None
     assert view.silent(15.5) == 1
@@ -95,7 +95,7 @@ def test_who_has_not_begun_is_passed_over():
 
 
 def test_nobody_has_begun():
-    """All are asked in turn, and nobody is judged."""
+    """All are asked in turn, and none is judged."""
     view, asked = ring(), []
     for second in each_second(20):
         [member] = view.asked(FOUR)
@@ -106,14 +106,14 @@ def test_nobody_has_begun():
 
 
 def test_lost_member_is_followed_by_the_next():
-    """Whoever is out is watched no longer."""
+    """A member that is out is watched no longer."""
     view = watching(1, 5, 0.0)
     assert view.asked(without(1)) == (2,)
     assert view.answered(2, 9, 1.0).asked(without(1)) == (2,)
 
 
 def test_last_one_watches_nobody():
-    """There is nobody to ask for; its own beats go on."""
+    """It watches no member; its own heartbeats go on."""
     view = watching(1, 5, 0.0)
     assert view.asked(without(1, 2, 3)) == (None,)
     assert ring().answered(None, 0, 1.0).asked(GroupLedger(1)) == (None,)
@@ -127,7 +127,7 @@ def test_news_of_the_sibling():
     assert not ring().beats_since(0.0)
 
 
-# ---- whatever the store and the network do
+# ---- any delay and loss of the store and the network
 
 
 @dataclass(frozen=True)
@@ -164,8 +164,8 @@ def lived(beats: list[Try]) -> tuple[float, list[float]]:
 
 
 @given(beats=tries(0, 5), asks=tries(12, 24))
-def test_nobody_alive_is_judged(beats: list[Try], asks: list[Try]):
-    """With any delays and losses, of the member's beats and of ours: once it is called dead, its lease has ended."""
+def test_no_living_member_is_judged(beats: list[Try], asks: list[Try]):
+    """With any delays and losses, of both members' heartbeats: once it is declared dead, its lease has ended."""
     ends_at, had = lived(beats)
     view, now = ring(), 0.0
     for ask in asks:

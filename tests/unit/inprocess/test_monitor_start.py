@@ -29,13 +29,13 @@ class Here(RedisStore):
 
 
 @pytest.fixture
-def nobody() -> dict[str, Any]:
+def unreachable() -> dict[str, Any]:
     """Where no store answers."""
     return {"url": f"redis://127.0.0.1:{free_port('127.0.0.1')}", "patience": timedelta(seconds=0.05)}
 
 
 @pytest.fixture
-def begin(nobody: dict[str, Any]) -> Iterator[Begin]:
+def begin(unreachable: dict[str, Any]) -> Iterator[Begin]:
     """Starts a monitor of this process; it never becomes ready. No child and no descriptor is left after the test."""
     before, stamps = descriptors(), ProgressStamps.create()
     monitors: list[MonitorProcess] = []
@@ -43,7 +43,7 @@ def begin(nobody: dict[str, Any]) -> Iterator[Begin]:
     def start(**options: Any) -> MonitorProcess:
         bounds = {"soft_timeout_s": 60.0, "hard_timeout_s": 90.0, "heartbeat_timeout_s": 30.0}
         bounds |= {"heartbeat_interval_s": 1.0, "interval_s": 1.0, "grace_s": 5.0}
-        given = {"store_factory": RedisStore, "store_kwargs": nobody, "group": SECRET} | bounds | options
+        given = {"store_factory": RedisStore, "store_kwargs": unreachable, "group": SECRET} | bounds | options
         monitors.append(MonitorProcess(MonitorOptions(call=0, member=0, members=1, rank=0, **given), stamps))
         return monitors[-1]
 
@@ -104,7 +104,7 @@ def test_options_are_for_nobody_else(begin: Begin):
 
 
 def test_start_that_takes_too_long_is_given_up(begin: Begin):
-    """Whatever keeps it; nothing is left of it then."""
+    """For any reason; nothing is left of it then."""
     monitor = begin()
     os.kill(monitor.pid, signal.SIGSTOP)
     with pytest.raises(InternalError, match=r"not ready within 0.1 s"):
@@ -113,7 +113,7 @@ def test_start_that_takes_too_long_is_given_up(begin: Begin):
 
 
 def test_monitor_that_is_killed_at_its_start_is_reported(begin: Begin):
-    """Then nobody is killed for it."""
+    """Then the rank is not killed for it."""
     monitor = begin()
     os.kill(monitor.pid, signal.SIGKILL)
     with pytest.raises(InternalError, match="it ended with code -9"):

@@ -155,7 +155,7 @@ class Names(RankAssignment):
 @settings(deadline=None)
 @given(st.lists(st.lists(st.text(max_size=3), max_size=3), min_size=1, max_size=4))
 def test_each_part_sees_its_own_publications(texts: list[list[str]]):
-    """Whatever parts publish, in whatever number, nested too: each gets its own from each rank, as it was."""
+    """For any number of parts, nested too: each gets from each rank what it has published there itself."""
     fleets = [[Names(*part) for part in texts] for _ in range(3)]
     worlds = Worlds(3, lambda member: Compose(ShiftRanks(), Compose(*fleets[member]), Names("last")))
     worlds.next()
@@ -177,7 +177,7 @@ ASSIGNMENTS = (
 @settings(deadline=None)
 @given(st.data(), st.sampled_from(ASSIGNMENTS), st.integers(1, 12))
 def test_all_survivors_come_to_one_world(data: st.DataObject, make: object, size: int):
-    """Whoever is lost, and when: those who are left make one world, each time, or are told that they are out."""
+    """For any losses at any time: the ranks that are left make one world, each time, or are discarded."""
     worlds = Worlds(size, make)
     gone: set[int] = set()
     for _ in range(3):

@@ -88,7 +88,7 @@ def test_a_reserve_does_not_overfill_its_branch():
 
 
 def test_without_the_flag_a_reserve_is_not_looked_at():
-    """A rank in reserve stays there when its host's layer has no RESERVE, whatever the root's has."""
+    """A rank in reserve stays there when its host's layer has no RESERVE, even if the root's layer has it."""
     worlds = Worlds(4, trees(Layer(max_ranks=3, flag=RESERVE), Layer(), per_branch=[4]))
     worlds.next()
     worlds.next(1)
@@ -155,7 +155,7 @@ def test_a_host_that_is_short_from_the_start_is_out_before_anyone_is_active():
 
 
 def test_a_world_below_the_roots_minimum_is_out():
-    """Fewer healthy ranks than the root wants: everyone is told that they are out."""
+    """Fewer healthy ranks than the root wants: all are discarded."""
     worlds = Worlds(4, trees(Layer(min_ranks=4), per_branch=[]))
     assert len(worlds.next()) == 4
     assert worlds.next(3) == {}
@@ -173,7 +173,7 @@ def test_branches_get_neighbouring_numbers(caplog: pytest.LogCaptureFixture):
 
 
 def test_each_call_begins_with_a_tree_of_its_own():
-    """A state that was never assigned begins anew, with the ranks that are there then."""
+    """A state that was never assigned begins again, with the ranks of that moment."""
     make = trees(Layer(), per_branch=[])
     kept = {member: make(member) for member in range(4)}
     for size in (4, 3):
@@ -247,7 +247,7 @@ LIMITS = st.one_of(st.none(), st.integers(1, 6))
 @settings(deadline=None)
 @given(st.data(), st.integers(1, 14))
 def test_its_constraints_hold(data: st.DataObject, size: int):
-    """Whatever the tree and the losses: one world; each branch has its minimum, and no more active than its maximum;
+    """For any tree and losses: one world; each branch has its minimum, and no more active than its maximum;
     and an active rank stays active unless the world_size_filter wants fewer."""
     layers = [Layer(data.draw(st.integers(0, 3)), data.draw(LIMITS), flag=data.draw(FLAGS)) for _ in range(3)]
     even = data.draw(st.booleans())

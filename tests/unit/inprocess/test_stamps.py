@@ -98,7 +98,7 @@ def test_another_process_reads_them(stamps):
 
 
 def test_a_late_ping_does_nothing(stamps):
-    """After `close` no descriptor is left, and whoever still stamps is not disturbed."""
+    """After `close` no descriptor is left, and a thread that still stamps does not fail."""
     before = len(os.listdir("/proc/self/fd"))  # noqa: PTH208  a Path would open one more
     other = ProgressStamps.create()
     other.close()

@@ -1,4 +1,4 @@
-"""What a group tells of a restart: whole in one datagram, whatever was raised, and never at the group's expense."""
+"""The report of a restart: it fits into one datagram, for any error, and never delays or fails the group."""
 
 from __future__ import annotations
 
@@ -27,8 +27,8 @@ def restart(ranks: int = 2, records: tuple[InterruptionRecord, ...] = (RAISED,),
         RankTimeline(member=rank, rank=rank, host=f"n{rank}", phases=dict.fromkeys(RestartPart, rank / 1000))
         for rank in range(ranks)
     )
-    told = {"at": 1.0, "group": "g", "call": 0, "iteration": 2, "active_world_size": ranks, "missing": (), **more}
-    return Restart(**told, world_size=ranks, records=records, ranks=timelines)  # type: ignore[arg-type]
+    fields = {"at": 1.0, "group": "g", "call": 0, "iteration": 2, "active_world_size": ranks, "missing": (), **more}
+    return Restart(**fields, world_size=ranks, records=records, ranks=timelines)  # type: ignore[arg-type]
 
 
 @pytest.fixture
@@ -43,24 +43,24 @@ def agent(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[socket.so
 
 def test_cause_phases_and_slowest_ranks_are_kept() -> None:
     """Who raised what, where; the longest of each phase and whose it was; the way of the slowest ranks."""
-    told = shortened(restart(ranks=20))
-    assert told.cause == "exception on rank 3 (ValueError: no such layer: 49)"
-    assert (told.faults[0].rank, told.faults[0].host, told.faults[0].text) == (
+    report = shortened(restart(ranks=20))
+    assert report.cause == "exception on rank 3 (ValueError: no such layer: 49)"
+    assert (report.faults[0].rank, report.faults[0].host, report.faults[0].text) == (
         3,
         "n2",
         "ValueError: no such layer: 49",
     )
-    assert (told.phases["aborted"], told.slowest["aborted"]) == (0.019, 19)
-    assert [each.rank for each in told.ranks] == list(range(19, 19 - MOST_RANKS, -1))
-    assert told.total_s == pytest.approx(0.019 * len(RestartPart))
+    assert (report.phases["aborted"], report.slowest["aborted"]) == (0.019, 19)
+    assert [each.rank for each in report.ranks] == list(range(19, 19 - MOST_RANKS, -1))
+    assert report.total_s == pytest.approx(0.019 * len(RestartPart))
 
 
 def test_16384_ranks_fit_into_one_datagram(agent: socket.socket) -> None:
-    """Numbers are told of all of them, names of some."""
+    """It has the numbers of all ranks, and the names of some."""
     missing = tuple(range(0, 16_384, 2))
     send_to_agent(restart(ranks=16_384, missing=missing))
-    told = decode(agent.recv(LONGEST_BYTES + 1))
-    assert (told.world_size, told.lost, told.missing) == (16_384, len(missing), missing[:MOST_MISSING])
+    report = decode(agent.recv(LONGEST_BYTES + 1))
+    assert (report.world_size, report.lost, report.missing) == (16_384, len(missing), missing[:MOST_MISSING])
 
 
 texts = st.text(st.characters(codec=None), max_size=2000)
@@ -113,7 +113,7 @@ def test_an_agent_that_is_gone_costs_the_group_nothing(
 
 
 def test_an_agent_that_does_not_read_is_not_waited_for(agent: socket.socket) -> None:
-    """Once its queue is full, what is told is lost; what went in before can still be read."""
+    """Once its queue is full, further reports are lost; earlier ones can still be read."""
     for number in range(2000):
         send_to_agent(restart(iteration=number))
     assert decode(agent.recv(LONGEST_BYTES)).iteration == 0

@@ -3,15 +3,13 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Iterator
 from typing import Any
 
-from nvrx_slurm.jobspec.reading import Block, Key, as_written, keys_of
+from nvrx_slurm.jobspec.reading import Block, as_written, keys_of
 from nvrx_slurm.lab.flow.faults import (
     FAULTS,
     NEEDS,
     Cancel,
-    FaultKind,
     NodeTarget,
     SlowLink,
     TimeLimit,
@@ -165,22 +163,6 @@ nothing of the job is left.
 """
 
 
-def flows_page() -> str:
-    """The whole of docs/flows.md."""
-    parts = [
-        INTRODUCTION,
-        _keys("## The keys", FlowFile),
-        _keys("### `cluster`", ClusterNeeds),
-        EXPECT,
-        WHEN,
-        DO,
-        _faults(),
-        *(_keys(f"#### {title}", block) for title, block in _ARGUMENTS.items()),
-        ERRORS,
-    ]
-    return "\n".join(parts)
-
-
 _ARGUMENTS: dict[str, type[Block]] = {
     "A node": NodeTarget,
     "A worker": WorkerTarget,
@@ -191,48 +173,44 @@ _ARGUMENTS: dict[str, type[Block]] = {
 _KINDS: dict[type[Block], str] = {NodeTarget: "a node", WorkerTarget: "a worker"}
 
 
-def _keys(title: str, block: type[Block]) -> str:
-    inherited = getattr(block.__base__, "__struct_fields__", ())
-    rows = [
-        f"| `{name}` | {_default(key)} | {_line(key.rule.about or '')} |"
-        for name, key in keys_of(block).items()
-        if name not in inherited
+def flows_page() -> str:
+    """The whole of docs/flows.md."""
+    faults = ["| fault | takes | | on |", "|---|---|---|---|"]
+    for name, kind in FAULTS.items():
+        takes = _KINDS.get(kind.arguments, "see below") if kind.arguments.__struct_fields__ else ""
+        where = "all" if kind.stages == STAGES else ", ".join(f"`{stage}`" for stage in kind.stages)
+        needs = "" if kind.needs is None else f", with `cluster: {{{NEEDS[kind.needs]}}}`"
+        faults.append(f"| `{name}` | {takes} | {kind.about} | {where}{needs} |")
+    parts = [
+        INTRODUCTION,
+        _keys("## The keys", FlowFile),
+        _keys("### `cluster`", ClusterNeeds),
+        EXPECT,
+        WHEN,
+        DO,
+        "\n".join([*faults, ""]),
+        *(_keys(f"#### {title}", block) for title, block in _ARGUMENTS.items()),
+        ERRORS,
     ]
+    return "\n".join(parts)
+
+
+def _keys(title: str, block: type[Block]) -> str:
+    rows = []
+    inherited = getattr(block.__base__, "__struct_fields__", ())
+    for name, key in keys_of(block).items():
+        if name in inherited:
+            continue
+        value: Any = None if key.is_required else as_written(key.rule, key.default)
+        if key.is_required:
+            default = "required"
+        elif value == list(STAGES):
+            default = "all"
+        else:
+            default = f"`{value}`" if value and not isinstance(value, (dict, list)) else ""
+        about = (key.rule.about or "").replace("\n", " ").replace("|", "\\|")
+        rows.append(f"| `{name}` | {default} | {about} |")
     return "\n".join([title, "", "| key | default | |", "|---|---|---|", *rows, ""])
-
-
-def _default(key: Key) -> str:
-    if key.is_required:
-        return "required"
-    value: Any = as_written(key.rule, key.default)
-    if value == list(STAGES):
-        return "all"
-    return f"`{value}`" if value and not isinstance(value, (dict, list)) else ""
-
-
-def _line(text: str) -> str:
-    return text.replace("\n", " ").replace("|", "\\|")
-
-
-def _faults() -> str:
-    rows = [f"| `{name}` | {_takes(kind)} | {kind.about} | {_where(kind)} |" for name, kind in FAULTS.items()]
-    return "\n".join(["| fault | takes | | on |", "|---|---|---|---|", *rows, ""])
-
-
-def _takes(kind: FaultKind) -> str:
-    if not kind.arguments.__struct_fields__:
-        return ""
-    return _KINDS.get(kind.arguments, "see below")
-
-
-def _where(kind: FaultKind) -> str:
-    return ", ".join(_conditions(kind))
-
-
-def _conditions(kind: FaultKind) -> Iterator[str]:
-    yield "all" if kind.stages == STAGES else ", ".join(f"`{stage}`" for stage in kind.stages)
-    if kind.needs is not None:
-        yield f"with `cluster: {{{NEEDS[kind.needs]}}}`"
 
 
 if __name__ == "__main__":

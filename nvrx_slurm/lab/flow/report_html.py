@@ -12,7 +12,7 @@ from jinja2 import Environment, FileSystemLoader, StrictUndefined
 from markupsafe import Markup
 
 from nvrx_slurm.lab.flow import report_text as words
-from nvrx_slurm.lab.flow.outcome import FlowAttempt, FlowOutcome, InjectedFault, SuiteOutcome
+from nvrx_slurm.lab.flow.outcome import FlowAttempt, FlowOutcome, SuiteOutcome
 from nvrx_slurm.report.words import seconds
 
 PAGE = Path(__file__).parent / "report_page"
@@ -24,17 +24,29 @@ _JOURNAL_LINE = re.compile(r"(\+\d+\.\d+s)(\s+)(\w+)(\s*)(.*)")
 
 def page(outcome: SuiteOutcome, base: Path | None = None) -> str:
     """The whole file. Paths are relative to `base`; nothing in the outcome can become markup or script."""
-    template = _environment().get_template("page.html.j2")
+    environment = Environment(loader=FileSystemLoader(PAGE), undefined=StrictUndefined, autoescape=True)
+    environment.trim_blocks = environment.lstrip_blocks = True
+    environment.globals.update(AXIS=AXIS, WORDS=words.STATUS_WORDS)
+    environment.filters.update(
+        seconds=seconds,
+        recovery=words.recovery,
+        headline=words.headline,
+        journal=_journal,
+        searchable=_searchable,
+        since_start=lambda fault, attempt: seconds(max(0.0, fault.t - attempt.began_at)),
+        utc=lambda moment: datetime.fromtimestamp(moment, UTC),
+        place=words.place,
+        seen_from=lambda file, base: words.path_from(base, file),
+    )
     style, script = ((PAGE / name).read_text(encoding="utf-8") for name in ("style.css", "script.js"))
-    text = template.render(
+    text = environment.get_template("page.html.j2").render(
         outcome=outcome,
         flows=words.worst_first(outcome),
         counts=words.counts(outcome),
         axis=_Axis(outcome),
         base=base,
-        style=Markup(
-            style
-        ),  # not escaped, since they are part of the package: their hashes below are what the browser may run
+        # Not escaped, since they are part of the package. The browser may run only what has their hashes.
+        style=Markup(style),
         script=Markup(script),
         style_hash=_hash(style),
         script_hash=_hash(script),
@@ -62,29 +74,6 @@ class _Axis:
         return seconds(max(0.0, attempt.began_at - self._began_at))
 
 
-def _environment() -> Environment:
-    environment = Environment(
-        loader=FileSystemLoader(PAGE),
-        undefined=StrictUndefined,
-        autoescape=True,
-        trim_blocks=True,
-        lstrip_blocks=True,
-    )
-    environment.globals.update(AXIS=AXIS, WORDS=words.STATUS_WORDS)
-    environment.filters.update(
-        seconds=seconds,
-        recovery=words.recovery,
-        headline=words.headline,
-        journal=_journal,
-        searchable=_searchable,
-        since_start=_since_start,
-        utc=lambda moment: datetime.fromtimestamp(moment, UTC),
-        place=words.place,
-        seen_from=lambda file, base: words.path_from(base, file),
-    )
-    return environment
-
-
 def _hash(text: str) -> str:
     return "sha256-" + base64.b64encode(hashlib.sha256(text.encode()).digest()).decode()
 
@@ -105,7 +94,3 @@ def _searchable(flow: FlowOutcome) -> str:
     found = [finding.message for attempt in flow.attempts for finding in attempt.findings]
     struck = [fault.what for attempt in flow.attempts for fault in attempt.struck]
     return " ".join([flow.name, flow.about, flow.file, words.headline(flow), *found, *struck]).casefold()
-
-
-def _since_start(fault: InjectedFault, attempt: FlowAttempt) -> str:
-    return seconds(max(0.0, fault.t - attempt.began_at))

@@ -8,7 +8,6 @@ places. Properties stand at the suite, the only place where the common schema (J
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from datetime import UTC, datetime
 from pathlib import Path
 
@@ -37,30 +36,28 @@ def document(outcome: SuiteOutcome, hostname: str, base: Path | None = None) -> 
         suite.hostname = plain(hostname)
         began_at = flow.attempts[0].began_at if flow.attempts else outcome.began_at
         suite.timestamp = datetime.fromtimestamp(began_at, UTC).isoformat(timespec="seconds")
-        for name, value in _properties(flow):
-            suite.add_property(name, plain(value))
+        properties: dict[str, object] = {
+            "stage": flow.stage,
+            "status": flow.status,
+            "attempts": len(flow.attempts),
+        }
+        for attempt in flow.attempts:
+            known = {
+                "verdict": attempt.verdict,
+                "seconds": f"{attempt.took_s:.3f}",
+                "job_id": attempt.job_id,
+                "exit_code": attempt.exit_code,
+                "recoveries_s": " ".join(f"{time:.3f}" for time in attempt.recoveries_s) or None,
+                "artifacts": attempt.artifacts,
+            }
+            properties |= {f"attempt.{attempt.number}.{name}": value for name, value in known.items()}
+        for name, value in properties.items():
+            if value is not None:
+                suite.add_property(name, plain(str(value)))
         suite.add_testcase(_case(flow, base))
         xml.add_testsuite(suite)
     xml.update_statistics()
     return str(xml.tostring().decode())
-
-
-def _properties(flow: FlowOutcome) -> Iterator[tuple[str, str]]:
-    yield "stage", flow.stage
-    yield "status", flow.status
-    yield "attempts", str(len(flow.attempts))
-    for attempt in flow.attempts:
-        known = {
-            "verdict": attempt.verdict,
-            "seconds": f"{attempt.took_s:.3f}",
-            "job_id": attempt.job_id,
-            "exit_code": attempt.exit_code,
-            "recoveries_s": " ".join(f"{time:.3f}" for time in attempt.recoveries_s) or None,
-            "artifacts": attempt.artifacts,
-        }
-        for name, value in known.items():
-            if value is not None:
-                yield f"attempt.{attempt.number}.{name}", str(value)
 
 
 def _case(flow: FlowOutcome, base: Path | None) -> TestCase:

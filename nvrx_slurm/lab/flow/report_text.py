@@ -33,17 +33,13 @@ def flow_line(flow: FlowOutcome) -> str:
     mark, color = MARKS[flow.status]
     took = seconds(flow.took_s) if flow.attempts else ""
     start = f"{click.style(mark, fg=color)} {plain(flow.name):<{NAME_WIDTH}} {took:>{TIME_WIDTH}}"
-    return f"{start}  {'; '.join(_notes(flow, color))}".rstrip()
-
-
-def _notes(flow: FlowOutcome, color: str) -> list[str]:
     notes = []
     if flow.attempts and flow.attempts[-1].recoveries_s:
         notes.append(f"recovered in {recovery(flow.attempts[-1])}")
     if flow.status != "passed":
         word, why = STATUS_WORDS[flow.status], plain(headline(flow))
         notes.append(click.style(word, fg=color) + ("" if why == word else f": {why}"))
-    return notes
+    return f"{start}  {'; '.join(notes)}".rstrip()
 
 
 def findings(flow: FlowOutcome, base: Path | None = None) -> list[str]:

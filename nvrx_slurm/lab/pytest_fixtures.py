@@ -1,9 +1,15 @@
-"""What the pytest plugin starts, and how it ends: one folder a session, one below it for each test's jobs."""
+"""What the fixtures of the pytest plugin start, and how it ends.
+
+Jobs: one folder a session, one below it for each test's jobs. Flows: by `nvrx-slurm ci run`, in a process that cleans
+up by itself.
+"""
 
 from __future__ import annotations
 
 import contextlib
 import os
+import signal
+import subprocess
 import sys
 import threading
 import traceback
@@ -12,28 +18,35 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+import click
 import pytest
 
 from nvrx_slurm.api.handle import Job
 from nvrx_slurm.api.prepared import prepare
 from nvrx_slurm.api.submission import hand_over
-from nvrx_slurm.errors import NvrxError
+from nvrx_slurm.errors import EXIT_INTERRUPTED, EXIT_USAGE, NvrxError, UsageError
 from nvrx_slurm.jobspec.load import load
 from nvrx_slurm.jobspec.plan import plan
 from nvrx_slurm.lab.devcluster import DevCluster, names, remove
+from nvrx_slurm.lab.flow import report_text
 from nvrx_slurm.lab.flow.cleanup import MARK, CleanupList, clean_up
 from nvrx_slurm.lab.flow.guard import RunGuard
+from nvrx_slurm.lab.flow.model import StageName
+from nvrx_slurm.lab.flow.outcome import FlowAttempt, suite_from_json
 from nvrx_slurm.lab.flow.stages import diagnosis
 from nvrx_slurm.lab.flow.stages.remote import here as this_machine
 from nvrx_slurm.lab.flow.writing import to_yaml
 from nvrx_slurm.util.clock import SystemClock
 from nvrx_slurm.util.files import make_folders
-from nvrx_slurm.util.processes import is_alive
+from nvrx_slurm.util.processes import dies_with_parent, is_alive
 
 if TYPE_CHECKING:
     from nvrx_slurm.api.handle import ClusterName
 
 PREFIX = "pytest-"
+ENDED_S = 10.0
+"""How long a run of a flow may take to undo what it did, once interrupted."""
+
 PATIENCE_S = 10.0
 """How long a job may take to end by itself after its test; then it is killed."""
 
@@ -98,7 +111,12 @@ class Jobs:
 
         Raises what `nvrx_slurm.submit` raises.
         """
-        path = self._write(job_file) if isinstance(job_file, Mapping) else self._here / job_file
+        if isinstance(job_file, Mapping):
+            # Workers start where the test's file lies, unless the keys say otherwise.
+            path = self._folder / f"job-{len(self._jobs) + 1}.yaml"
+            path.write_text(to_yaml({"name": "test", "workdir": str(self._here), **job_file}))
+        else:
+            path = self._here / job_file
         flags = [(key.replace("__", "."), f"{key}=", value) for key, value in overrides.items()]
         spec, base = load(path, flags).spec, self._folder / "jobs"
         prepared = prepare(spec, plan(spec, folder=base, job_file=path), cluster=self._kind)
@@ -134,22 +152,63 @@ class Jobs:
         if problems:
             raise NvrxError("\n".join(problems))
 
-    def _write(self, keys: Mapping[str, Any]) -> Path:
-        """A job.yaml with these keys. Workers start where the test's file lies, unless it says otherwise."""
-        path = self._folder / f"job-{len(self._jobs) + 1}.yaml"
-        path.write_text(to_yaml({"name": "test", "workdir": str(self._here), **keys}))
-        return path
-
     def _pass_bound(self) -> None:
-        """The test waits for something that does not come. Without its jobs, its waits end."""
+        # The test waits for something that does not happen. Without its jobs, its waits end.
         self.bound_passed = True
-        frames = sys._current_frames()
-        own = [line for thread in threading.enumerate() if thread.ident in frames for line in _stack(thread, frames)]
-        self._test.add_report_section("call", "the test's own stacks", "".join(own))
+        frames, lines = sys._current_frames(), []
+        for thread in threading.enumerate():
+            if thread.ident in frames:
+                lines += [f"thread {thread.name}:\n", *traceback.format_stack(frames[thread.ident])]
+        self._test.add_report_section("call", "the test's own stacks", "".join(lines))
         self.show_stacks()
         clean_up(self._folder, 0.0)
 
 
-def _stack(thread: threading.Thread, frames: Mapping[int, Any]) -> list[str]:
-    assert thread.ident is not None
-    return [f"thread {thread.name}:\n", *traceback.format_stack(frames[thread.ident])]
+class Flows:
+    """The flows of one test. `folder`: for their files; `here`: from where relative paths count."""
+
+    def __init__(self, folder: Path, *, here: Path, stage: StageName) -> None:
+        self._folder, self._here, self._stage = folder, here, stage
+        self._count = 0
+
+    def run(self, flow: str | Path | Mapping[str, Any], *, on: StageName | None = None) -> FlowAttempt:
+        """Run a flow once, and return how it went. Fails the test where it did not pass.
+
+        Raises UsageError where the flow file is wrong, or its stage cannot be had.
+        """
+        self._count += 1
+        if isinstance(flow, Mapping):
+            path = self._folder / f"flow-{self._count}.yaml"
+            path.write_text(to_yaml({**flow, "job": str(self._here / str(flow["job"]))}))
+        else:
+            path = self._here / flow
+        results = self._folder / f"flow-{self._count}.json"
+        artifacts = self._folder / f"flow-{self._count}-artifacts"
+        flags = ("--on", on or self._stage, "--json", str(results), "--artifacts", str(artifacts), "--no-github")
+        # The run ends with the test, for any reason that ends first.
+        command = [sys.executable, "-P", "-m", "nvrx_slurm", "ci", "run", str(path), *flags]
+        process = subprocess.Popen(
+            command,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+            preexec_fn=dies_with_parent(signal.SIGTERM),
+        )
+        try:
+            out, err = process.communicate()
+        except BaseException:
+            process.terminate()
+            process.communicate(timeout=ENDED_S)
+            raise
+        done = subprocess.CompletedProcess(command, process.returncode, out, err)
+        if done.returncode == EXIT_INTERRUPTED:
+            raise KeyboardInterrupt
+        if not results.exists():
+            message = done.stderr.strip().removeprefix("nvrx-slurm: error: ")
+            raise UsageError(message) if done.returncode == EXIT_USAGE else RuntimeError(message)
+        (outcome,) = suite_from_json(results.read_bytes()).flows
+        if outcome.left_out is not None:
+            raise UsageError(f"{path}: {outcome.left_out}")
+        if outcome.status != "passed":
+            pytest.fail("\n".join(map(click.unstyle, report_text.findings(outcome, Path.cwd()))), pytrace=False)
+        return outcome.attempts[-1]

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Generator, Iterator
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import pytest
 
@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from nvrx_slurm.lab.devcluster import DevCluster
     from nvrx_slurm.lab.flow.model import StageName
     from nvrx_slurm.lab.flow.outcome import FlowAttempt
-    from nvrx_slurm.lab.pytest_plugin.jobs import Jobs, PytestSession
+    from nvrx_slurm.lab.pytest_fixtures import Jobs, PytestSession
 
 DEFAULT_NODES = 4
 MARKER = "slurm(nodes=4): needs the programs of Slurm; `slurm_cluster` has at least so many nodes"
@@ -36,8 +36,12 @@ def pytest_configure(config: pytest.Config) -> None:
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
     """One cluster serves the whole session: it is as large as its largest test wants it."""
-    marks = [mark for item in items for mark in item.iter_markers("slurm")]
-    config.stash[_nodes] = max(map(_nodes_wanted, marks), default=DEFAULT_NODES)
+    for mark in [mark for item in items for mark in item.iter_markers("slurm")]:
+        given = {**dict(zip(("nodes",), mark.args, strict=False)), **mark.kwargs}
+        nodes = given.pop("nodes", DEFAULT_NODES)
+        if given or len(mark.args) > 1 or not isinstance(nodes, int) or nodes < 1:
+            raise pytest.UsageError(f"slurm(nodes=N) wants a number of nodes from 1 on, not {mark}")
+        config.stash[_nodes] = max(nodes, config.stash.get(_nodes, 1))
 
 
 def pytest_runtest_setup(item: pytest.Item) -> None:
@@ -65,7 +69,7 @@ def pytest_runtest_makereport(
 @pytest.fixture(scope="session")
 def _nvrx_session(tmp_path_factory: pytest.TempPathFactory) -> Iterator[PytestSession]:
     """If this process is killed, the guard of its folder ends what it has started."""
-    from nvrx_slurm.lab.pytest_plugin.jobs import PytestSession
+    from nvrx_slurm.lab.pytest_fixtures import PytestSession
 
     session = PytestSession(tmp_path_factory.mktemp("nvrx-slurm"))
     yield session
@@ -114,7 +118,7 @@ def run_flow(request: pytest.FixtureRequest, tmp_path: Path) -> Callable[..., Fl
     In a test that is marked `slurm` on a cluster of its own, else on this machine; `on=` names another stage. Fails
     the test where the flow fails, with what was found. Relative paths count from the test's file.
     """
-    from nvrx_slurm.lab.pytest_plugin.flows import Flows
+    from nvrx_slurm.lab.pytest_fixtures import Flows
 
     stage: StageName = "dev" if _is_marked(request) else "local"
     return Flows(tmp_path, here=request.path.parent, stage=stage).run
@@ -122,14 +126,6 @@ def run_flow(request: pytest.FixtureRequest, tmp_path: Path) -> Callable[..., Fl
 
 def _is_marked(request: pytest.FixtureRequest) -> bool:
     return request.node.get_closest_marker("slurm") is not None
-
-
-def _nodes_wanted(mark: pytest.Mark) -> int:
-    wanted: dict[str, Any] = {"nodes": DEFAULT_NODES, **dict(zip(("nodes",), mark.args, strict=False)), **mark.kwargs}
-    nodes = wanted.pop("nodes")
-    if wanted or len(mark.args) > 1 or not isinstance(nodes, int) or nodes < 1:
-        raise pytest.UsageError(f"slurm(nodes=N) wants a number of nodes from 1 on, not {mark}")
-    return nodes
 
 
 def _need_slurm() -> None:

@@ -23,7 +23,7 @@ from bench import usage
 from bench.errors import BenchTimeout
 from bench.stage import STEP_S, Stage, kill, line, say, set_up, start_controller, start_fleet, until_ordered
 from bench.tables import print_target
-from nvrx_slurm.journal.records import NodeLost, RoundClosed
+from nvrx_slurm.journal.records import NodeLost, RendezvousClosed
 from nvrx_slurm.lab.plans import plain_bounds
 from nvrx_slurm.store.client import Store
 from nvrx_slurm.store.keys import Keys
@@ -108,7 +108,7 @@ async def measure(setting: Setting, silent: int) -> Cost:
             fleets = [await _start_chorus(stack, stage, part, setting) for part in range(FLEETS)]
             for fleet in fleets:
                 say(fleet, "begin")
-            await until_ordered(stage, RoundClosed, "the first round's end")
+            await until_ordered(stage, RendezvousClosed, "the first round's end")
             await asyncio.sleep(SETTLE_S)
             pids = controller.pid, stage.store.pid
             before = [usage.of(pid, clock) for pid in pids]

@@ -18,7 +18,15 @@ from bench.errors import BenchTimeout
 from nvrx_slurm.agent.supervisor import descendants, send_all
 from nvrx_slurm.jobspec.plan import Plan, RolePlan, plan_to_json
 from nvrx_slurm.journal.folder import JobFolder
-from nvrx_slurm.journal.records import Entry, NodeJoined, NodeLost, Record, RoundClosed, WorkerFailed, WorkersStarted
+from nvrx_slurm.journal.records import (
+    Entry,
+    NodeJoined,
+    NodeLost,
+    Record,
+    RendezvousClosed,
+    WorkerFailed,
+    WorkersStarted,
+)
 from nvrx_slurm.lab.plans import plain_bounds
 from nvrx_slurm.report.source import Journal
 from nvrx_slurm.util.clock import SystemClock
@@ -106,7 +114,7 @@ class _Watched:
         return self._all(NodeLost)
 
     def _agent(self) -> int:
-        node = next(e.record.nodes[0] for e in reversed(self.entries) if isinstance(e.record, RoundClosed))
+        node = next(e.record.nodes[0] for e in reversed(self.entries) if isinstance(e.record, RendezvousClosed))
         return [r.pid for r in self._all(NodeJoined) if r.node == node][-1]
 
     def _loss(self, strike: Callable[[], None]) -> float:

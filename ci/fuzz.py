@@ -58,7 +58,7 @@ class Target(NamedTuple):
 
 KEY = JobKey("the key of a job that is fuzzed")
 PLACE = "nvrx:{7}:place"
-OPENED = records.RoundOpened(replica="main-0", cycle=3, dump="a rank hangs")
+OPENED = records.RendezvousOpened(replica="main-0", cycle=3, dump="a rank hangs")
 JOINED = records.NodeJoined(node="n1", incarnation="3f2a", seq=1, addr="10.0.0.1", port=29500, pid=7)
 ENTRY = records.Entry(n=3, t=1.5, record=OPENED)
 BEAT = records.Heartbeat(node="n1", incarnation="3f2a", steps={0: 7}, quiet={0: 0.5}, sections={0: (("step", 0.1),)})

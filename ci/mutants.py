@@ -80,7 +80,7 @@ MUTANTS = (
     ),
     Mutant(
         "the journal after the act",
-        ("controller-killed-in-a-round",),
+        ("controller-killed-in-a-rendezvous",),
         (
             Edit(
                 CONTROLLER,
@@ -123,7 +123,7 @@ MUTANTS = (
         (Edit(f"{CORE}/rendezvous.py", "    if replica.unsafe:\n        return []\n    bounds", "    bounds"),),
     ),
     Mutant(
-        "a round does not wait for the verdict",
+        "a rendezvous does not wait for the verdict",
         ("attribution-service-changes-its-mind",),
         (
             Edit(

@@ -15,19 +15,19 @@ for the terminal, a C1 control, a bidi override."""
 
 JOURNAL = (
     "+0.000s      job_started        spare-takes-over (17) on 6 nodes n[0-5]",
-    "+0.412s      round_closed       default/0 cycle 0: n[0-3], world size 4; 4 active, 2 standby",
+    "+0.412s      rendezvous_closed  default/0 cycle 0: n[0-3], world size 4; 4 active, 2 standby",
     "+1.204s      node_lost          n2: connection to its agent closed, at step 5",
-    "+1.205s      round_opened       default/0 cycle 1",
-    "+1.231s      round_closed       default/0 cycle 1: n[0-1,3-4], world size 4, promoted n4; 4 active, 1 standby",
+    "+1.205s      rendezvous_opened  default/0 cycle 1",
+    "+1.231s      rendezvous_closed  default/0 cycle 1: n[0-1,3-4], world size 4, promoted n4; 4 active, 1 standby",
     "+1.846s      recovered          default/0 cycle 1 in 642 ms (detection 1.2 ms, decision 27 ms, restart 614 ms)",
     "+4.021s      job_ended          exit code 0: the workload is done",
 )
 MISSED = FlowFinding(
     kind="expectation",
-    message="expected round_closed with cycle 1, active 4, standby 1 within 1 s of node_lost: none came",
+    message="expected rendezvous_closed with cycle 1, active 4, standby 1 within 1 s of node_lost: none came",
     file="ci/flows/spare-takes-over.yaml",
     line=14,
-    detail=("nearest: +1.231s round_closed default/0 cycle 1", "  standby: expected 1, was 0"),
+    detail=("nearest: +1.231s rendezvous_closed default/0 cycle 1", "  standby: expected 1, was 0"),
 )
 
 

@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from nvrx_slurm.agent.supervisor import send_all
-from nvrx_slurm.journal.records import RoundClosed
+from nvrx_slurm.journal.records import RendezvousClosed
 from nvrx_slurm.lab.devcluster import DevCluster
 from nvrx_slurm.lab.devcluster.processes import environment_of, read_table, wait_until, working_folder_of
 from nvrx_slurm.util.clock import SystemClock
@@ -68,7 +68,7 @@ class SlurmJobs:
     def running(self, job: RunningJob, count: int, *, cycle: int = 0, generation: int = 0) -> dict[int, Waiting]:
         """The workers of a cycle, by rank, once all of them run; and of no rank an older one lives."""
         there = self.gate.wait(count, cycle=cycle, generation=generation, timeout=GONE_S)
-        job.expect(RoundClosed, cycle=cycle, generation=generation)
+        job.expect(RendezvousClosed, cycle=cycle, generation=generation)
         for older in range(cycle):
             for rank, worker in self.gate.wait(0, cycle=older, generation=generation).items():
                 assert not (rank in there and is_alive(worker.pid)), f"rank {rank} runs twice\n{job.story()}"

@@ -15,8 +15,8 @@ from nvrx_slurm.journal.records import (
     Heartbeat,
     NodeJoined,
     NodeReady,
-    RoundClosed,
-    RoundOpened,
+    RendezvousClosed,
+    RendezvousOpened,
     WorkerFailed,
     WorkersStarted,
     pack,
@@ -123,10 +123,10 @@ class SimulatedNode:
         place = order_place(self._keys.orders, 0)
         self._passed, packed = open_order(self._key, place, sealed, self._passed)
         order = unpack_order(packed)
-        if isinstance(order, RoundOpened) and 0 <= self._cycle < order.cycle:
+        if isinstance(order, RendezvousOpened) and 0 <= self._cycle < order.cycle:
             ready = {"replica": order.replica, "cycle": order.cycle, "port": PORT, "teardown_s": 0.001}
             self._tell(NodeReady, **ready)
-        elif isinstance(order, RoundClosed):
+        elif isinstance(order, RendezvousClosed):
             self._due.append(order.cycle)
             self.speaking.send(wire.assignment(self._keys, order.replica, order.cycle, self.name))
 
@@ -136,7 +136,7 @@ class SimulatedNode:
         cycle = self._due.popleft()
         if cycle is None:
             return
-        place = f"{self._keys.round('main-0', 0, cycle)} {self.name}"
+        place = f"{self._keys.rendezvous('main-0', 0, cycle)} {self.name}"
         self._cycle, mine = cycle, unpack_assignment(self._key.verify(place, reply))
         self._assigned(cycle)
         pids = {mine.first_rank + local: 1000 + local for local in range(mine.workers)}

@@ -51,4 +51,4 @@ def orders(keys: Keys, after: bytes) -> bytes:
 
 def assignment(keys: Keys, replica: str, cycle: int, node: str) -> bytes:
     """`Store.assignment`."""
-    return command("HGET", keys.round(replica, 0, cycle), node)
+    return command("HGET", keys.rendezvous(replica, 0, cycle), node)

@@ -44,9 +44,9 @@ from nvrx_slurm.journal.records import (
     NodeIsolated,
     NodeLeft,
     NodeReady,
+    RendezvousClosed,
+    RendezvousOpened,
     ReplicaEnded,
-    RoundClosed,
-    RoundOpened,
     Shutdown,
 )
 from nvrx_slurm.journal.restarts import InProcessRestart
@@ -193,7 +193,7 @@ class Agent:
         if handler := _HANDLERS.get(type(event)):  # an order that only a newer version knows is skipped
             handler(self, event)
 
-    def _on_round_opened(self, order: RoundOpened) -> None:
+    def _on_rendezvous_opened(self, order: RendezvousOpened) -> None:
         if order.generation == self.generation:
             self._cycle_is_over(order.replica, order.cycle, order.dump)
 
@@ -208,7 +208,7 @@ class Agent:
         if replica == cycle.replica and next_cycle > cycle.number:
             self._stop(partial(self._get_ready, replica, next_cycle, cycle), dump=dump)
 
-    def _on_round_closed(self, order: RoundClosed) -> None:
+    def _on_rendezvous_closed(self, order: RendezvousClosed) -> None:
         if order.generation == self.generation and self.mode is Mode.STANDBY and not self.leaving:
             self._go(self._look_up(order.replica, order.cycle))
 
@@ -475,8 +475,8 @@ class Agent:
 
 
 _HANDLERS: dict[type[Any], Callable[[Agent, Any], None]] = {
-    RoundOpened: Agent._on_round_opened,
-    RoundClosed: Agent._on_round_closed,
+    RendezvousOpened: Agent._on_rendezvous_opened,
+    RendezvousClosed: Agent._on_rendezvous_closed,
     ReplicaEnded: Agent._on_replica_ended,
     Fence: Agent._on_fence,
     Shutdown: Agent._on_shutdown,

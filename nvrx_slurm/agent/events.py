@@ -23,7 +23,7 @@ class Mode(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Assigned:
-    """The answer to the question what this node does in a round. `asked_by`: the incarnation that has asked."""
+    """The answer to the question what this node does in a rendezvous. `asked_by`: the incarnation that has asked."""
 
     replica: str
     cycle: int

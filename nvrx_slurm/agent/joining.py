@@ -81,11 +81,11 @@ class Orders:
             self._have_come.clear()
 
     async def assignment(self, replica: str, cycle: int, incarnation: str) -> Assignment | None:
-        """What a round has for this agent of the node; None: nothing. By its return every order that was older than
-        the answer is posted.
+        """What a rendezvous has for this agent of the node; None: nothing. By its return every order that was older
+        than the answer is posted.
 
-        A node that was frozen may ask about a round that is long over: its ranks run elsewhere, and the order that
-        says so is still unread.
+        A node that was frozen may ask about a rendezvous that is long over: its ranks run elsewhere, and the order
+        that says so is still unread.
         """
         assignment, newest = await self._store.assignment(replica, cycle, self._node, incarnation)
         while self._last < _place(newest):

@@ -77,7 +77,9 @@ def record(job: str, plan_file: Path | None, job_file: Path | None, output: Path
     changed = _overrides(plan, job_file) if job_file else {}
     flow = recorded(plan, text.entries, job=_seen_from(place.parent, named), about=about, overrides=changed)
     if not flow["expect"]:
-        raise UsageError(f"{path}: nothing came of this job that a flow could ask for: its first round never closed")
+        raise UsageError(
+            f"{path}: nothing came of this job that a flow could ask for: its first rendezvous never closed"
+        )
     if job_file is None:
         from nvrx_slurm.lab.flow.writing import job_yaml
 

@@ -16,8 +16,8 @@ from nvrx_slurm.journal.records import (
     AttributionJudged,
     JobStarted,
     Record,
+    RendezvousClosed,
     RestartDecided,
-    RoundClosed,
     WorkerFailed,
     WorkersStarted,
 )
@@ -28,7 +28,9 @@ EARLIER = 3
 """How many cycles before the one that failed are shown, too."""
 
 _Cycle = tuple[str, int]
-_CycleRecord = RoundClosed | WorkersStarted | WorkerFailed | AttributionAsked | AttributionJudged | RestartDecided
+_CycleRecord = (
+    RendezvousClosed | WorkersStarted | WorkerFailed | AttributionAsked | AttributionJudged | RestartDecided
+)
 
 
 @dataclass(slots=True)
@@ -57,7 +59,7 @@ class AttributionRequests:
         match record:
             case JobStarted():
                 self._known, self._to_ask = {}, []
-            case RoundClosed():
+            case RendezvousClosed():
                 self._cycle(record).started_at = t
                 # Forget old cycles. A job that fails fast is cycles ahead of slow sources, so a cycle is kept until
                 # the broker has learned what followed from its failure.
@@ -154,10 +156,10 @@ class AttributionRequests:
     def _is_settled(self, pending: RestartDecision) -> bool:
         """Whether the workers of the cycle that failed are gone, all that can be waited for."""
         replica = self._job.replicas[pending.replica]
-        if replica.cycle == pending.cycle:  # there is no next round
+        if replica.cycle == pending.cycle:  # there is no next rendezvous
             nodes = [self._job.nodes[name] for name in pending.members]
             return not any(node.state is NodeState.ACTIVE and node.replica == replica.id for node in nodes)
-        return replica.cycle > pending.cycle and not (replica.phase is Phase.ROUND and replica.awaited)
+        return replica.cycle > pending.cycle and not (replica.phase is Phase.RENDEZVOUS and replica.awaited)
 
     def _cycle(self, record: _CycleRecord) -> _Known:
         return self._known.setdefault((record.replica, record.cycle), _Known())

@@ -41,16 +41,16 @@ from nvrx_slurm.journal.records import (
     Fence,
     JobStarted,
     Record,
+    RendezvousClosed,
+    RendezvousOpened,
     ReplicaEnded,
-    RoundClosed,
-    RoundOpened,
     Shutdown,
     Signalled,
     SignalReason,
     Tick,
 )
 from nvrx_slurm.journal.verdicts import Attribution, FailureKey
-from nvrx_slurm.store.client import BLOCK_MS, INBOX_BATCH, Round, Store
+from nvrx_slurm.store.client import BLOCK_MS, INBOX_BATCH, Rendezvous, Store
 from nvrx_slurm.store.heartbeat_reader import HeartbeatReader
 from nvrx_slurm.util.admission import LOG_EVERY_S
 from nvrx_slurm.util.clock import Clock
@@ -81,7 +81,7 @@ SIGNALS: dict[signal.Signals, SignalReason] = {
 }
 """How the batch host, the controller's parent, says that the job must end."""
 
-ORDERS = (RoundOpened, RoundClosed, ReplicaEnded, Shutdown, Fence, DumpOrdered)
+ORDERS = (RendezvousOpened, RendezvousClosed, ReplicaEnded, Shutdown, Fence, DumpOrdered)
 
 
 @dataclass(frozen=True, slots=True)
@@ -100,7 +100,7 @@ class Batch:
 
     entries: list[Entry] = field(default_factory=list)
     orders: list[Record] = field(default_factory=list)
-    rounds: list[Round] = field(default_factory=list)
+    rendezvous: list[Rendezvous] = field(default_factory=list)
     cursor: str = ""
     shutdown: Shutdown | None = None
 
@@ -296,14 +296,14 @@ class Controller:
         batch.entries.append(Entry(n=self.written, t=now, record=record))  # type: ignore[arg-type]
         if isinstance(record, Decision):
             log.info("%s", record)
-        if isinstance(record, RoundClosed):
+        if isinstance(record, RendezvousClosed):
             role = self.job.replicas[record.replica].role
             ranks = [
                 (node, msgspec.structs.replace(assignment, incarnation=self.job.nodes[node].incarnation))
                 for node, assignment in assignments(record, role, self.job.seen.get(role.name))
             ]
-            batch.rounds.append((record.replica, record.generation, record.cycle, ranks))
-            # An agent reads its own field of the round only: the order need not name everybody to everybody.
+            batch.rendezvous.append((record.replica, record.generation, record.cycle, ranks))
+            # An agent reads its own field of the rendezvous only: the order need not name everybody to everybody.
             record = msgspec.structs.replace(record, nodes=(), promoted=())
         if isinstance(record, Shutdown):
             batch.shutdown = record
@@ -317,7 +317,7 @@ class Controller:
             self.epoch,
             batch.entries,
             orders=batch.orders,
-            rounds=batch.rounds,
+            rendezvous=batch.rendezvous,
             cursor=batch.cursor,
             shutdown=batch.shutdown,
             controller=controller,

@@ -49,7 +49,7 @@ PROBE_S = 0.25
 
 TEST_S = 0.2
 TEST_SPREAD_S_PER_NODE = 0.002
-"""A thousand nodes that join at once are not all tested in the moment in which their round is to close."""
+"""A thousand nodes that join at once are not all tested in the moment in which their rendezvous is to close."""
 
 FENCE_S = 5.0
 SETTLE_S = 0.1

@@ -3,14 +3,14 @@
     liveness.py     heartbeats and connections → which nodes are lost
     job.py          the dispatch: one handler per fact; `step(job, fact, now)`
     membership.py   the state of each node: joined, standby, active, lost, left
-    rendezvous.py   when a round opens, when it closes, and with which nodes
+    rendezvous.py   when a rendezvous opens, when it closes, and with which nodes
     assignment.py   which node gets which ranks
     restart.py      what a failure starts
     restart_decision.py  whether there is a restart: attribution, progress, budget
     limits.py       budgets, progress, the pause between crashes
     state.py        what all of them share
 
-`step` changes the `Job` it is given, in place: copying a fleet of thousands for every fact would make a round
+`step` changes the `Job` it is given, in place: copying a fleet of thousands for every fact would make a rendezvous
 quadratic. It is deterministic: the same facts at the same times give the same decisions, which is how a restarted
 controller gets its state back, and how a journal is replayed.
 """

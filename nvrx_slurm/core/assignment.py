@@ -5,11 +5,11 @@ from __future__ import annotations
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 
 from nvrx_slurm.jobspec.plan import RolePlan
-from nvrx_slurm.journal.records import Assignment, RoundClosed
+from nvrx_slurm.journal.records import Assignment, RendezvousClosed
 
 
 def seat(previous: Sequence[str], here: Collection[str], spares: Sequence[str], want: int) -> tuple[str, ...]:
-    """The group-rank order of a new round: at most `want` nodes, none twice.
+    """The group-rank order of a new rendezvous: at most `want` nodes, none twice.
 
     A node of `previous` that is `here` keeps its seat; the seats of the others, and new ones up to `want`, go to
     `spares` in their order. With too few spares the rest move up, in order.
@@ -37,9 +37,9 @@ def passed_over(
 
 
 def assignments(
-    closed: RoundClosed, role: RolePlan, seen: Mapping[str, tuple[int, float]] | None = None
+    closed: RendezvousClosed, role: RolePlan, seen: Mapping[str, tuple[int, float]] | None = None
 ) -> Iterator[tuple[str, Assignment]]:
-    """What each node of a closed round does, in group-rank order. `seen`: what the role's workers have taken so
+    """What each node of a closed rendezvous does, in group-rank order. `seen`: what the role's workers have taken so
     far."""
     for group_rank, node in enumerate(closed.nodes):
         yield (

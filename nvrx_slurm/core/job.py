@@ -85,7 +85,8 @@ def step(job: Job, fact: Fact, now: float) -> list[Decision] | None:
         return None
     if isinstance(fact, FromAgent):
         membership.heard(job, fact)  # only now: a refused fact must not use up its sequence number
-    # The order matters: a hang at the exit is a failure that opens a round, and a round may close in the same step.
+    # The order matters: a hang at the exit is a failure that opens a rendezvous, and a rendezvous may close in the
+    # same step.
     if job.shutdown is None and not _shutdown_in(decisions):
         decisions += restart.end_exit_skew(job, now)
     if job.shutdown is None and not _shutdown_in(decisions):
@@ -105,7 +106,7 @@ def next_deadline(job: Job) -> float | None:
 
 
 def _deadline(job: Job, replica: Replica) -> float | None:
-    if replica.phase is Phase.ROUND and replica.cycle >= 0:
+    if replica.phase is Phase.RENDEZVOUS and replica.cycle >= 0:
         return rendezvous.deadline(job, replica)
     return restart.exits_due_at(job, replica)
 
@@ -195,7 +196,7 @@ def _node_ready(job: Job, fact: NodeReady, now: float) -> list[Decision] | None:
     node, replica = membership.recognise(job, fact), job.replicas.get(fact.replica)
     if node is None or replica is None or node.state is not NodeState.ACTIVE or node.replica != fact.replica:
         return _refuse(job, fact)
-    in_time = replica.ended or (replica.phase is Phase.ROUND and fact.cycle == replica.cycle)
+    in_time = replica.ended or (replica.phase is Phase.RENDEZVOUS and fact.cycle == replica.cycle)
     if not in_time:
         return None
     if not replica.ended:

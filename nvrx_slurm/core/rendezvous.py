@@ -1,6 +1,6 @@
-"""When a round opens, when it closes, and with whom.
+"""When a rendezvous opens, when it closes, and with whom.
 
-A round prefers the nodes of the cycle before (in cycle 0: the first nodes of the allocation). It closes:
+A rendezvous prefers the nodes of the cycle before (in cycle 0: the first nodes of the allocation). It closes:
 
 - at once, when every preferred node is ready or known dead, and spares fill what is missing;
 - when the last call has passed, if spares could stand in for preferred nodes that are merely late;
@@ -18,13 +18,13 @@ from nvrx_slurm.core import limits, membership, restart_decision
 from nvrx_slurm.core.assignment import passed_over, seat
 from nvrx_slurm.core.state import Job, Node, NodeState, Phase, Replica, RestartDecision, Stamps
 from nvrx_slurm.errors import EXIT_RETRY
-from nvrx_slurm.journal.records import Decision, Fence, RoundClosed, RoundOpened, Shutdown
+from nvrx_slurm.journal.records import Decision, Fence, RendezvousClosed, RendezvousOpened, Shutdown
 
 
 def open_round(job: Job, replica: Replica, now: float, noticed: float, dump: str | None = None) -> list[Decision]:
     """Call the replica's nodes to its next cycle. `dump`: why they write down their workers' stacks first."""
     replica.cycle += 1
-    replica.phase = Phase.ROUND
+    replica.phase = Phase.RENDEZVOUS
     replica.opened_at, replica.last_call_at = now, None
     replica.stamps = Stamps(noticed=noticed, decided=now)
     replica.ready, replica.started, replica.done = set(), set(), set()
@@ -33,11 +33,11 @@ def open_round(job: Job, replica: Replica, now: float, noticed: float, dump: str
     job.wanted_by.update(dict.fromkeys(replica.awaited, replica.id))
     for name in sorted(replica.awaited & job.standby):  # it was lost and came back: nothing to tear down
         arrive(job, job.nodes[name], now)
-    return [RoundOpened(replica=replica.id, cycle=replica.cycle, generation=job.generation, dump=dump)]
+    return [RendezvousOpened(replica=replica.id, cycle=replica.cycle, generation=job.generation, dump=dump)]
 
 
 def arrive(job: Job, node: Node, now: float) -> None:
-    """A node without old workers is here: for the open round that prefers it, or else as a spare."""
+    """A node without old workers is here: for the open rendezvous that prefers it, or else as a spare."""
     wanted_by = job.wanted_by.get(node.name)
     if wanted_by is None:
         if node.state is not NodeState.STANDBY:
@@ -51,7 +51,7 @@ def arrive(job: Job, node: Node, now: float) -> None:
 
 
 def forget(job: Job, node: Node, now: float) -> None:
-    """A node is gone: no open round waits for it any more."""
+    """A node is gone: no open rendezvous waits for it any more."""
     wanted_by = job.wanted_by.pop(node.name, None)
     if wanted_by is not None:
         replica = job.replicas[wanted_by]
@@ -60,11 +60,11 @@ def forget(job: Job, node: Node, now: float) -> None:
 
 
 def close_what_can(job: Job, now: float) -> list[Decision]:
-    """Close every open round that may close at `now`, or stop the job if one never can."""
+    """Close every open rendezvous that may close at `now`, or stop the job if one never can."""
     decisions: list[Decision] = []
     # Whose failure it is comes first: what others wait for is decided by then.
     for replica in sorted(job.replicas.values(), key=lambda each: not restart_decision.is_open(job, each)):
-        if replica.phase is Phase.ROUND and replica.cycle >= 0:
+        if replica.phase is Phase.RENDEZVOUS and replica.cycle >= 0:
             decisions += _close_if_due(job, replica, now)
             if decisions and isinstance(decisions[-1], Shutdown):
                 break
@@ -72,7 +72,7 @@ def close_what_can(job: Job, now: float) -> list[Decision]:
 
 
 def deadline(job: Job, replica: Replica) -> float:
-    """When the open round must be looked at again if nothing happens."""
+    """When the open rendezvous must be looked at again if nothing happens."""
     if replica.unsafe:
         return max(replica.unsafe.values())
     if replica.paused and replica.pause_until is not None:
@@ -141,8 +141,8 @@ def _stop(job: Job, replica: Replica, now: float) -> list[Decision]:
 def _close_once_decided(
     job: Job, replica: Replica, now: float, then: Callable[[Job, Replica, float], list[Decision]] | None = None
 ) -> list[Decision]:
-    """The decide step: is there to be another cycle at all? Where evidence is still awaited the round waits. Nor is
-    it given up before: a job that cannot be helped must not come back for more nodes. `then`: not to close it."""
+    """The decide step: is there to be another cycle at all? Where evidence is still awaited the rendezvous waits. Nor
+    is it given up before: a job that cannot be helped must not come back for more nodes. `then`: not to close it."""
     decisions: list[Decision] = []
     for pending in restart_decision.holding(job, replica):
         unknown = pending.replica != replica.id and restart_decision.waits_for_steps(job, pending)
@@ -181,7 +181,7 @@ def _close(job: Job, replica: Replica, now: float) -> list[Decision]:
 
 
 def _fence_late(job: Job, replica: Replica, now: float) -> list[Decision]:
-    """Nodes that are too late lose their ranks: they are told to die, and the round waits until they have."""
+    """Nodes that are too late lose their ranks: they are told to die, and the rendezvous waits until they have."""
     late = sorted(name for name in replica.awaited if job.nodes[name].state is NodeState.ACTIVE)
     safe_at = now + job.plan.fault_tolerance.gives_away_after_s
     fences: list[Decision] = []
@@ -194,9 +194,9 @@ def _fence_late(job: Job, replica: Replica, now: float) -> list[Decision]:
     return fences
 
 
-def _closed_record(job: Job, replica: Replica, previous: tuple[str, ...]) -> RoundClosed:
+def _closed_record(job: Job, replica: Replica, previous: tuple[str, ...]) -> RendezvousClosed:
     master = job.nodes[replica.order[0]]
-    return RoundClosed(
+    return RendezvousClosed(
         replica=replica.id,
         cycle=replica.cycle,
         nodes=replica.order,

@@ -10,7 +10,7 @@ from nvrx_slurm.journal.records import Decision, ReplicaEnded, RestartDecided, S
 
 def handle_failure(job: Job, replica: Replica, failure: Failure, now: float) -> list[Decision]:
     """Set in motion what follows from a failure of a running replica. What may need evidence is decided when its next
-    round could close; all else now."""
+    rendezvous could close; all else now."""
     limits.reach_step(replica, failure.step)
     pending, asked = restart_decision.open_decision(job, replica, failure, now)
     policy = replica.role.on_failure

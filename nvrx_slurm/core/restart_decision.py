@@ -1,8 +1,8 @@
 """What follows from a failure: which sources are asked, what they answer, and whether there is a restart.
 
-A decision is opened by the first failure of a cycle, at the same moment as the next round. The sources' answers come
-in while that round's nodes tear down and get ready. Where a verdict may stop the job, the round waits for it at its
-very end, and only there: `rendezvous` asks for the decision when the round could close.
+A decision is opened by the first failure of a cycle, at the same moment as the next rendezvous. The sources' answers
+come in while that rendezvous's nodes tear down and get ready. Where a verdict may stop the job, the rendezvous waits
+for it at its very end, and only there: `rendezvous` asks for the decision when the rendezvous could close.
 
     attribution ─▶ progress ─▶ budget ─▶ restart, or the job's end
 """
@@ -86,19 +86,19 @@ def open_decision(job: Job, replica: Replica, failure: Failure, now: float) -> t
 
 
 def _restarted(job: Job, replica: Replica) -> frozenset[str]:
-    """The replicas whose next round opens with this failure."""
+    """The replicas whose next rendezvous opens with this failure."""
     if replica.role.on_failure == "restart_replica":
         return frozenset({replica.id})
     return frozenset(other.id for other in job.replicas.values() if other.phase is Phase.RUNNING)
 
 
 def holding(job: Job, replica: Replica) -> list[RestartDecision]:
-    """The decisions that the replica's open round cannot close before."""
+    """The decisions that the replica's open rendezvous cannot close before."""
     return [each for each in job.restart_decisions.values() if not each.decided and replica.id in each.holds]
 
 
 def is_open(job: Job, replica: Replica) -> bool:
-    """Whether the replica's open round follows a failure that is not decided yet."""
+    """Whether the replica's open rendezvous follows a failure that is not decided yet."""
     pending = job.restart_decisions.get((replica.id, replica.cycle - 1))
     return pending is not None and not pending.decided
 
@@ -129,7 +129,7 @@ def is_settled(job: Job, pending: RestartDecision, now: float) -> bool:
 
 
 def stops(job: Job, pending: RestartDecision, now: float) -> bool:
-    """Whether the answers end the job, however long its round will yet be open."""
+    """Whether the answers end the job, however long its rendezvous will yet be open."""
     if pending.decided or not pending.waits or not is_settled(job, pending, now):
         return False
     return _read(job, pending, now).verdict is Verdict.STOP
@@ -171,7 +171,7 @@ def _read(job: Job, pending: RestartDecision, now: float) -> AggregatedVerdict:
 
 
 def judge_what_can(job: Job, now: float) -> list[Decision]:
-    """Read the answers that no round waits for (of a dry run, or of a job that ends already), once all have
+    """Read the answers that no rendezvous waits for (of a dry run, or of a job that ends already), once all have
     arrived or their time is up."""
     decisions: list[Decision] = []
     for pending in job.restart_decisions.values():
@@ -189,7 +189,7 @@ def judge_rest(job: Job, now: float) -> list[Decision]:
 
 
 def due_at(job: Job) -> float | None:
-    """When the time of the answers that no round waits for is up; None: there are none."""
+    """When the time of the answers that no rendezvous waits for is up; None: there are none."""
     return min(
         (each.due_at for each in job.restart_decisions.values() if each.sources and not (each.judged or each.waits)),
         default=None,
@@ -278,6 +278,6 @@ def _no_restart(why: str, pending: RestartDecision) -> Shutdown:
 
 
 def _over(exit_code: int, why: str, pending: RestartDecision) -> Shutdown:
-    """The job ends. Where a round is open its nodes have written down their stacks already."""
+    """The job ends. Where a rendezvous is open its nodes have written down their stacks already."""
     dump = pending.failure.cause if pending.failure.hung and not pending.holds else None
     return Shutdown(exit_code=exit_code, reason=f"{why}; last: {pending.failure.cause}", dump=dump)

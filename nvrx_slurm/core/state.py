@@ -17,8 +17,8 @@ class NodeState(StrEnum):
 
     EXPECTED = "expected"  # in the allocation, not heard of yet
     STANDBY = "standby"  # a hot spare: joined, healthy, not assigned
-    READY = "ready"  # here for a round that is still open, no old worker left
-    ACTIVE = "active"  # its workers run, or are being torn down for the next round
+    READY = "ready"  # here for a rendezvous that is still open, no old worker left
+    ACTIVE = "active"  # its workers run, or are being torn down for the next rendezvous
     LOST = "lost"
     LEFT = "left"
     QUARANTINED = "quarantined"  # here, and gets no ranks: it was lost too often
@@ -27,7 +27,7 @@ class NodeState(StrEnum):
 class Phase(StrEnum):
     """Where a replica stands."""
 
-    ROUND = "round"  # a round is open: nodes get ready
+    RENDEZVOUS = "rendezvous"  # a rendezvous is open: nodes get ready
     RUNNING = "running"
     DONE = "done"
     FAILED = "failed"  # ended by a failure that its role ignores
@@ -67,7 +67,7 @@ class Stamps:
 
 @dataclass(slots=True)
 class Replica:
-    """One world of ranks: its open round, or its running cycle.
+    """One world of ranks: its open rendezvous, or its running cycle.
 
     `unsafe`: its lost nodes whose death is not proven → the moment from which their workers are dead all the
     same.
@@ -75,9 +75,9 @@ class Replica:
 
     id: str
     role: RolePlan
-    phase: Phase = Phase.ROUND
+    phase: Phase = Phase.RENDEZVOUS
     cycle: int = -1
-    order: tuple[str, ...] = ()  # group-rank order of the last closed round; in an open one, who is preferred
+    order: tuple[str, ...] = ()  # group-rank order of the last closed rendezvous; in an open one, who is preferred
     awaited: set[str] = field(default_factory=set)  # preferred nodes that may still get ready
     ready: set[str] = field(default_factory=set)  # preferred nodes that are
     opened_at: float = 0.0
@@ -87,11 +87,11 @@ class Replica:
     first_done_at: float | None = None
     unsafe: dict[str, float] = field(default_factory=dict)
     stamps: Stamps | None = None
-    began_at: float = 0.0  # when the last round closed
+    began_at: float = 0.0  # when the last rendezvous closed
     crashes: int = 0  # how many cycles in a row have crashed (`backoff`)
-    pause_until: float | None = None  # the open round closes no sooner
-    paused: bool = False  # the round could close, and waits for that
-    held: bool = False  # the round could close, and waits for a verdict
+    pause_until: float | None = None  # the open rendezvous closes no sooner
+    paused: bool = False  # the rendezvous could close, and waits for that
+    held: bool = False  # the rendezvous could close, and waits for a verdict
     restarted_at: list[float] = field(default_factory=list)  # after failed workers
     first_step: int | None = None  # that a worker told, of the running cycle or of the one that has just failed
     reached: int | None = None  # its highest
@@ -120,8 +120,8 @@ class Failure:
 class RestartDecision:
     """A failure whose consequence is pending: see `restart_decision.py`.
 
-    `waits`: a STOP may end the job, so rounds wait for it until `due_at`. `holds`: replicas whose next round closes
-    only once this is decided.
+    `waits`: a STOP may end the job, so rendezvous wait for it until `due_at`. `holds`: replicas whose next rendezvous
+    closes only once this is decided.
     """
 
     replica: str
@@ -134,7 +134,7 @@ class RestartDecision:
     waits: bool
     holds: frozenset[str]
     answers: dict[str, Attribution] = field(default_factory=dict)
-    held_at: float | None = None  # since when a round has waited for it
+    held_at: float | None = None  # since when a rendezvous has waited for it
     judged: bool = False  # its answers have been read
     decided: bool = False  # what follows is settled
 
@@ -149,7 +149,7 @@ class Job:
     nodes: dict[str, Node] = field(default_factory=dict)
     expected: set[str] = field(default_factory=set)
     standby: set[str] = field(default_factory=set)
-    wanted_by: dict[str, str] = field(default_factory=dict)  # node → the open round that prefers it
+    wanted_by: dict[str, str] = field(default_factory=dict)  # node → the open rendezvous that prefers it
     replicas: dict[str, Replica] = field(default_factory=dict)
     seen: dict[str, dict[str, tuple[int, float]]] = field(default_factory=dict)  # role → what `Learned` has told
     dumps: set[str] = field(default_factory=set)  # requests of stacks that were answered with an order

@@ -207,7 +207,7 @@ class AttributionSpec(Block, frozen=True, kw_only=True):
 
     @property
     def acts(self) -> bool:
-        """Whether a verdict can stop the job, so that a round waits for it."""
+        """Whether a verdict can stop the job, so that a rendezvous waits for it."""
         return bool(self.sources) and not self.dry_run
 
 
@@ -254,11 +254,11 @@ class HeartbeatSpec(Block, frozen=True, kw_only=True):
 
 
 class RendezvousSpec(Block, frozen=True, kw_only=True):
-    """How the nodes of a cycle meet: a round."""
+    """How the nodes of a cycle meet: a rendezvous."""
 
     join_timeout: Annotated[
         Duration,
-        "How long a round may stay open. Then the job goes on with `min_nodes`, or ends with 75.",
+        "How long a rendezvous may stay open. Then the job goes on with `min_nodes`, or ends with 75.",
     ] = 600.0
     last_call: Annotated[
         Pause,
@@ -416,7 +416,7 @@ class FaultToleranceSpec(Block, frozen=True, kw_only=True):
             bound_s = getattr(self.hang, key)
             if bound_s is not None and bound_s <= interval_s:
                 raise _unfit("must be longer than heartbeat.interval", interval_s, bound_s, "hang", key)
-        # A round waits for sources while it waits for nodes, and for no source whose own timeout has passed.
+        # A rendezvous waits for sources while it waits for nodes, and for no source whose own timeout has passed.
         bounds = {"attribution.timeout": attribution.timeout, "rendezvous.join_timeout": self.rendezvous.join_timeout}
         key, most_s = min(bounds.items(), key=lambda bound: bound[1])
         decision_s = attribution.decision_timeout

@@ -282,7 +282,7 @@ class Decision(Record, frozen=True, kw_only=True, tag_field="event"):
     """Something that the controller decided."""
 
 
-class RoundOpened(Decision, frozen=True, kw_only=True, tag="round_opened"):
+class RendezvousOpened(Decision, frozen=True, kw_only=True, tag="rendezvous_opened"):
     """The replica's nodes stop the workers of older cycles and get ready for `cycle`. `dump`: write down the stacks
     of all of them first, for this reason."""
 
@@ -308,13 +308,13 @@ class Assignment(Record, frozen=True, kw_only=True):
     seen: dict[str, tuple[int, float]] = {}  # what the role's workers have taken so far: `Learned`
 
 
-class RoundClosed(Decision, frozen=True, kw_only=True, tag="round_closed"):
+class RendezvousClosed(Decision, frozen=True, kw_only=True, tag="rendezvous_closed"):
     """The replica's world in `cycle`: `nodes` in group-rank order. `active` and `standby` count nodes job-wide."""
 
     replica: FileName
     cycle: Count
     nodes: tuple[FileName, ...]
-    promoted: tuple[FileName, ...] = ()  # hot spares that got ranks in this round
+    promoted: tuple[FileName, ...] = ()  # hot spares that got ranks in this rendezvous
     active: Count
     standby: Count
     world_size: Count
@@ -324,7 +324,7 @@ class RoundClosed(Decision, frozen=True, kw_only=True, tag="round_closed"):
 
 
 class AttributionAsked(Decision, frozen=True, kw_only=True, tag="attribution_asked"):
-    """The sources are asked about the first failure of a cycle. `holds`: no new round closes before they have
+    """The sources are asked about the first failure of a cycle. `holds`: no new rendezvous closes before they have
     answered, or their time is up."""
 
     replica: FileName
@@ -348,7 +348,7 @@ class AttributionJudged(Decision, frozen=True, kw_only=True, tag="attribution_ju
     acted: bool
     why: str
     blamed: tuple[FileName, ...] = ()  # nodes that get ranks only where no other is left
-    waited_s: float = 0.0  # how long the round was held for it
+    waited_s: float = 0.0  # how long the rendezvous was held for it
 
 
 class RestartDecided(Decision, frozen=True, kw_only=True, tag="restart_decided"):
@@ -374,7 +374,7 @@ class Recovered(Decision, frozen=True, kw_only=True, tag="recovered"):
     """A replica runs again: how long each phase took, in seconds; they add up to `total_s`.
 
     `phases`, in order: `decided` (from the moment the death was noticed on its node, or its connection closed),
-    `torn_down` (until the last node had no old worker), `closed` (the round, after the pause of a crash loop if
+    `torn_down` (until the last node had no old worker), `closed` (the rendezvous, after the pause of a crash loop if
     there is one), `spawned` (until the last node had started its workers). The user's own start-up follows; its end
     is reported by the first `progress` of the cycle.
     """
@@ -460,10 +460,10 @@ AnyFact = (
     | Tick
 )
 AnyDecision = (
-    RoundOpened
+    RendezvousOpened
     | AttributionAsked
     | AttributionJudged
-    | RoundClosed
+    | RendezvousClosed
     | RestartDecided
     | Recovered
     | ReplicaEnded
@@ -518,6 +518,23 @@ class Heartbeat(Record, frozen=True, kw_only=True):
 # ---------------------------------------------------------------------------------------------- codec
 
 
+RENAMED_EVENTS = {"round_opened": "rendezvous_opened", "round_closed": "rendezvous_closed"}
+"""Names of events in journals up to 0.1 → their names today."""
+
+# How each name stands in an encoded record, JSON and msgpack, with the key before it: no value is mistaken for it.
+_RENAMED = [
+    (encode({"event": old})[1:end], encode({"event": new})[1:end])
+    for encode, end in ((msgspec.json.encode, -1), (msgspec.msgpack.encode, None))
+    for old, new in RENAMED_EVENTS.items()
+]
+
+
+def _translate_deprecated(data: bytes) -> bytes:
+    for old, new in _RENAMED:
+        data = data.replace(old, new)
+    return data
+
+
 class _Head(msgspec.Struct):
     """What a line of `events.jsonl` has beside the record."""
 
@@ -547,12 +564,12 @@ def unpack_record(data: bytes) -> AnyRecord:
 
 def unpack_entry(data: bytes) -> Entry:
     """A journal entry from its wire form, as the `journal` stream holds it."""
-    return decode(_unpack_entry.decode, data, "a journal entry")
+    return decode(_unpack_entry.decode, _translate_deprecated(data), "a journal entry")
 
 
 def unpack_order(data: bytes) -> AnyOrder:
     """An order from its wire form."""
-    return decode(_unpack_order.decode, data, "an order")
+    return decode(_unpack_order.decode, _translate_deprecated(data), "an order")
 
 
 def unpack_heartbeat(data: bytes) -> Heartbeat:
@@ -574,5 +591,6 @@ def entry_to_json(entry: Entry) -> bytes:
 
 def entry_from_json(line: bytes) -> Entry:
     """The entry of one line of `events.jsonl`. Raises MalformedRecord on a torn line."""
+    line = _translate_deprecated(line)
     head = decode(_head_from_json.decode, line, "a line of the journal")
     return Entry(n=head.n, t=head.t, record=decode(_record_from_json.decode, line, "a line of the journal"))

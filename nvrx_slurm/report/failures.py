@@ -26,9 +26,9 @@ from nvrx_slurm.journal.records import (
     Fact,
     JobStarted,
     NodeReady,
+    RendezvousClosed,
     RestartDecided,
     RestartedInProcess,
-    RoundClosed,
     Shutdown,
 )
 from nvrx_slurm.journal.verdicts import Attribution, Inquiry
@@ -93,7 +93,7 @@ class Failures:
                 self._controller = record
             case RestartedInProcess():
                 self._last_in_process[record.replica, view.generation, record.cycle] = record.restart.cause
-            case RoundClosed() if timeline := self._timeline(record.replica, record.cycle - 1):
+            case RendezvousClosed() if timeline := self._timeline(record.replica, record.cycle - 1):
                 timeline.running_again_at = entry.t
             case NodeReady() if timeline := self._timeline(record.replica, record.cycle - 1):
                 timeline.best_step = _best(timeline.best_step, record.step)

@@ -223,7 +223,8 @@ class JobView:
         return tuple(name for name in self.replicas[replica].nodes if name in waiting)
 
     def unproven(self, replica: str) -> tuple[str, ...]:
-        """The lost nodes of the replica that may still have workers: its round cannot close before that is over."""
+        """The lost nodes of the replica that may still have workers: its rendezvous cannot close before that is
+        over."""
         names = self.replicas[replica].nodes
         return tuple(name for name in names if name in self.nodes and self.nodes[name].held_until is not None)
 

@@ -61,8 +61,8 @@ def cycles(view: JobView, now: float, last: int | None = None) -> Table:
     begin = view.started_at or 0.0
     shown = list(view.cycles.values())[-last if last else 0 :]
     rows = tuple(Row(_cycle_cells(each, begin, now, view.generation > 0), _cycle_mood(each)) for each in shown)
-    columns = ("REPLICA", "CYCLE", "OPENED", "ROUND", "RAN", "RANKS", "NODES", "ENDED")
-    return Table("cycles", columns, rows, frozenset({"CYCLE", "OPENED", "ROUND", "RAN", "RANKS"}))
+    columns = ("REPLICA", "CYCLE", "OPENED", "RENDEZVOUS", "RAN", "RANKS", "NODES", "ENDED")
+    return Table("cycles", columns, rows, frozenset({"CYCLE", "OPENED", "RENDEZVOUS", "RAN", "RANKS"}))
 
 
 def job_table(lines: Sequence[JobLine]) -> Table:

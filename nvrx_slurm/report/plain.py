@@ -20,7 +20,7 @@ def page(shot: Snapshot) -> str:
 
 
 def summary(shot: Snapshot) -> str:
-    """How a job went: its rounds, and each recovery's phases."""
+    """How a job went: its rendezvous, and each recovery's phases."""
     return "\n\n".join([_facts(shot), *_tables(*_history(shot))])
 
 

@@ -15,7 +15,7 @@ PHASES: dict[str, str] = {
     "earlier_attempts": "earlier attempts",
     "decided": "decided",
     "torn_down": "torn down",
-    "closed": "round closed",
+    "closed": "rendezvous closed",
     "spawned": "spawned",
 }
 """Every phase's name in the journal → in words, in their order."""

@@ -91,7 +91,8 @@ def render(shot: Snapshot, *, most_nodes: int = MOST_NODES, most_ranks: int = MO
 
 
 def summary(shot: Snapshot) -> RenderableType:
-    """How the job went: rounds, each recovery's phases, the way from a death to the next step, where the logs are."""
+    """How the job went: rendezvous, each recovery's phases, the way from a death to the next step, where the logs
+    are."""
     view = shot.view
     parts: list[RenderableType] = [header(shot)]
     if view.cycles:

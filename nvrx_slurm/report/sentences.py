@@ -106,7 +106,7 @@ def _node_lost(record: records.NodeLost) -> str:
     return f"{record.node}: {record.why}{at_step(record.step)}{held}"
 
 
-def _stacks_first(record: records.RoundOpened | records.Shutdown) -> str:
+def _stacks_first(record: records.RendezvousOpened | records.Shutdown) -> str:
     return f"; stacks are written down first: {record.dump}" if record.dump else ""
 
 
@@ -115,7 +115,7 @@ def _shutdown(record: records.Shutdown) -> str:
     return f"exit code {record.exit_code}: {record.reason}{saving}{_stacks_first(record)}"
 
 
-def _round_closed(record: records.RoundClosed) -> str:
+def _rendezvous_closed(record: records.RendezvousClosed) -> str:
     promoted = f", promoted {names(record.promoted)}" if record.promoted and record.cycle else ""
     world = f"{names(record.nodes)}, world size {record.world_size}"
     return f"{_round(record)}: {world}{promoted}; {record.active} active, {record.standby} standby"
@@ -195,8 +195,8 @@ SENTENCES: dict[type[Any], Callable[[Any], str]] = {
     records.AttributionJudged: _attribution_judged,
     records.RecordsRefused: lambda r: f"{plural(r.count, 'record')} in {r.stream} set aside: {r.why}",
     records.Tick: lambda r: "a deadline passed",
-    records.RoundOpened: lambda r: f"{_round(r)}{_stacks_first(r)}",
-    records.RoundClosed: _round_closed,
+    records.RendezvousOpened: lambda r: f"{_round(r)}{_stacks_first(r)}",
+    records.RendezvousClosed: _rendezvous_closed,
     records.RestartDecided: _restart_decided,
     records.Recovered: _recovered,
     records.ReplicaEnded: lambda r: f"{_round(r)}: {r.outcome}",

@@ -237,9 +237,9 @@ def _fold_workers(view: JobView, record: AnyRecord, t: float) -> None:
 def _fold_replica(view: JobView, record: AnyRecord, t: float) -> None:
     """The replicas: their rendezvous, and what was decided about their failures."""
     match record:
-        case records.RoundOpened():
+        case records.RendezvousOpened():
             _open_rendezvous(view, record, t)
-        case records.RoundClosed():
+        case records.RendezvousClosed():
             _close_rendezvous(view, record, t)
         case records.RestartDecided():
             noticed = view.last_failure if view.last_failure and view.last_failure.node == record.node else None
@@ -272,7 +272,7 @@ def _fold_replica(view: JobView, record: AnyRecord, t: float) -> None:
             change_cycle(view, record.replica, record.cycle, ended_at=t, outcome=record.outcome)
 
 
-def _open_rendezvous(view: JobView, record: records.RoundOpened, t: float) -> None:
+def _open_rendezvous(view: JobView, record: records.RendezvousOpened, t: float) -> None:
     name, cycle = record.replica, record.cycle
     known = view.replicas.get(name)
     called = known.nodes if known else view.preferred.get(name, tuple(view.nodes))
@@ -298,7 +298,7 @@ def _open_rendezvous(view: JobView, record: records.RoundOpened, t: float) -> No
         view.outages.setdefault(name, view.last_failure)
 
 
-def _close_rendezvous(view: JobView, record: records.RoundClosed, t: float) -> None:
+def _close_rendezvous(view: JobView, record: records.RendezvousClosed, t: float) -> None:
     name, nodes, world = record.replica, record.nodes, record.world_size
     replica = view.replicas[name]
     for lost in view.unproven(name):  # it closes only once none of its lost nodes has workers any more

@@ -60,7 +60,7 @@ INBOX_BATCH = 4096
 _ID = re.compile(rb"[0-9]{1,20}-[0-9]{1,20}")
 _T = TypeVar("_T")
 _R = TypeVar("_R", bound=Record)
-Round = tuple[str, int, int, Sequence[tuple[str, Assignment]]]
+Rendezvous = tuple[str, int, int, Sequence[tuple[str, Assignment]]]
 
 
 class Store:
@@ -162,9 +162,9 @@ class Store:
     async def assignment(
         self, replica: str, cycle: int, node: str, incarnation: str = ""
     ) -> tuple[Assignment | None, str]:
-        """What a node does in a closed round (None: it has no part in it), and the id of the newest order by then.
-        With `incarnation` an assignment of another agent of that node is none of its own."""
-        key = self.keys.round(replica, self.generation, cycle)
+        """What a node does in a closed rendezvous (None: it has no part in it), and the id of the newest order by
+        then. With `incarnation` an assignment of another agent of that node is none of its own."""
+        key = self.keys.rendezvous(replica, self.generation, cycle)
 
         async def ask() -> list[Any]:
             async with self._redis.pipeline(transaction=False) as pipeline:
@@ -203,7 +203,7 @@ class Store:
         entries: Sequence[Entry],
         *,
         orders: Sequence[Record] = (),
-        rounds: Sequence[Round] = (),
+        rendezvous: Sequence[Rendezvous] = (),
         cursor: str = "",
         shutdown: Shutdown | None = None,
         controller: ControllerUp | None = None,
@@ -215,7 +215,7 @@ class Store:
         keys = self.keys
         names = [keys.epoch, keys.journal_n, keys.journal, keys.orders, keys.cursor]
         names += [keys.shutdown(self.generation), keys.controller, keys.inbox]
-        names += [keys.round(replica, generation, cycle) for replica, generation, cycle, _ in rounds]
+        names += [keys.rendezvous(replica, generation, cycle) for replica, generation, cycle, _ in rendezvous]
         first, sign = entries[0].n if entries else 0, self._key.sign
         args: list[Any] = [
             epoch,
@@ -226,7 +226,7 @@ class Store:
         ]
         args += [len(entries), *(sign(keys.journal, pack(entry)) for entry in entries)]
         args += [len(orders), *(self._sealed_order(epoch, order) for order in orders)]
-        for key, (*_, fields) in zip(names[8:], rounds, strict=True):
+        for key, (*_, fields) in zip(names[8:], rendezvous, strict=True):
             args.append(2 * len(fields))
             for node, assignment in fields:
                 args += [node, sign(f"{key} {node}", pack(assignment))]

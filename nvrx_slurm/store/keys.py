@@ -32,7 +32,7 @@ CATALOGUE: tuple[KeyInfo, ...] = (
     KeyInfo("journal_n", "integer", "controller", "controller", "job", "Number of the last journal entry."),
     KeyInfo("orders", "stream", "controller", "agents", "trimmed to about 4,096", "Decisions that agents act on."),
     KeyInfo("joins", "hash", "agents", "agents", "job", "Incarnation → id of the last order before it joined: a join that is tried again is the same one."),
-    KeyInfo("round:<replica>:<gen>:<cycle>", "hash", "controller", "agents", "1 hour after it closes", "Node → `Assignment`; an agent reads its own field only."),
+    KeyInfo("rendezvous:<replica>:<gen>:<cycle>", "hash", "controller", "agents", "1 hour after it closes", "Node → `Assignment`; an agent reads its own field only."),
     KeyInfo("shutdown:<gen>", "string", "controller", "all", "job", "`Shutdown`, set once."),
     KeyInfo("beats", "stream", "agents", "controller, cli", "trimmed to about 2 per node", "`Heartbeat`s, each behind a field `who`: its incarnation."),
     KeyInfo("inprocess:<group>:<call>:log", "stream", "ranks and their monitors", "ranks and their monitors", "1 hour after the last sign of life", "What a group that restarts in process has agreed on, as JSON; an entry's id is its place, from `1-0`. Without a job these four begin with `nvrx:{<group>}:inprocess:<call>:`."),
@@ -60,13 +60,13 @@ class Keys:
         self.beats = self._prefix + "beats"
 
     def all(self, generation: int) -> tuple[str, ...]:
-        """Every key but the rounds, which expire by themselves."""
+        """Every key but the rendezvous, which expire by themselves."""
         streams = (self.inbox, self.journal, self.orders, self.beats)
         values = (self.epoch, self.lease, self.controller, self.cursor, self.journal_n, self.joins)
         return (*streams, *values, *(self.shutdown(each) for each in range(generation + 1)))
 
-    def round(self, replica: str, generation: int, cycle: int) -> str:
-        return f"{self._prefix}round:{replica}:{generation}:{cycle}"
+    def rendezvous(self, replica: str, generation: int, cycle: int) -> str:
+        return f"{self._prefix}rendezvous:{replica}:{generation}:{cycle}"
 
     def shutdown(self, generation: int) -> str:
         return f"{self._prefix}shutdown:{generation}"

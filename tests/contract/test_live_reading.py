@@ -20,7 +20,7 @@ from nvrx_slurm.journal.records import (
     DumpOrdered,
     Entry,
     Heartbeat,
-    RoundOpened,
+    RendezvousOpened,
     StacksDumped,
     WorkersDone,
 )
@@ -142,7 +142,7 @@ async def test_a_reader_hears_new_beats_and_entries(store, job, recorder, contro
         assert isinstance(heard, Heard)
         assert (heard.beat.node, heard.beat.steps) == ("n3", {6: 9})
         assert heard.t >= begin - 0.001
-        await controller.say(RoundOpened(replica="main-0", cycle=1))
+        await controller.say(RendezvousOpened(replica="main-0", cycle=1))
         (entry,) = await asyncio.to_thread(journal.poll, 1.0)
         assert isinstance(entry, Entry)
     finally:
@@ -192,7 +192,7 @@ async def test_a_node_that_lost_its_workers_meanwhile_is_not_waited_for(job, rec
     asked = await controller.asked()
     await controller.say(dumped(recorder, job, "n0", asked.request, 0, 1))
     await controller.say(WorkersDone(**recorder.agent("n1"), replica="main-0", cycle=0))
-    await controller.say(RoundOpened(replica="main-0", cycle=1))
+    await controller.say(RendezvousOpened(replica="main-0", cycle=1))
     assert [answer.node for answer in await answers] == ["n0"]
     assert said == ["the workers on n[1-3] ended before they could answer"]
 
@@ -201,7 +201,7 @@ async def test_when_all_workers_end_before_they_answer_that_is_an_error(job, con
     """Nothing was written down, and nothing is printed as if it were."""
     answers = asyncio.create_task(gathered(StackRequest(job).answers(WAIT_S)))
     await controller.asked()
-    await controller.say(RoundOpened(replica="main-0", cycle=1))
+    await controller.say(RendezvousOpened(replica="main-0", cycle=1))
     with pytest.raises(NvrxError, match=r"the workers on n\[0-3\] ended before they could answer"):
         await answers
 
@@ -245,8 +245,8 @@ async def test_what_cannot_be_asked_says_what_can(job, controller) -> None:
 
 
 async def test_without_workers_there_is_nobody_to_ask(job, recorder, controller) -> None:
-    """While a round is open the error says in which phase the replica is."""
-    await controller.say(RoundOpened(replica="main-0", cycle=1))
+    """While a rendezvous is open the error says in which phase the replica is."""
+    await controller.say(RendezvousOpened(replica="main-0", cycle=1))
     with pytest.raises(UsageError, match=r"no replica has a worker now \(main-0 is stopping\)"):
         await asyncio.to_thread(StackRequest, job)
 

@@ -22,8 +22,8 @@ from nvrx_slurm.journal.records import (
     Entry,
     Heartbeat,
     NodeJoined,
-    RoundClosed,
-    RoundOpened,
+    RendezvousClosed,
+    RendezvousOpened,
     Shutdown,
     Tick,
 )
@@ -89,7 +89,7 @@ class Commit:
     first: int = 1
     entries: int = 1
     orders: int = 0
-    rounds: tuple[int, ...] = ()
+    rendezvous: tuple[int, ...] = ()
     cursor: int | None = None
     shutdown: str | None = None
     controller: bool = False
@@ -101,7 +101,7 @@ commits = st.builds(
     first=st.sampled_from([1, 1, 1, 0, 2]),
     entries=st.integers(0, 3),
     orders=st.integers(0, 2),
-    rounds=st.lists(st.integers(0, 3), max_size=2).map(tuple),
+    rendezvous=st.lists(st.integers(0, 3), max_size=2).map(tuple),
     cursor=st.none() | st.integers(0, 3),
     shutdown=st.none() | st.sampled_from(["first", "second"]),
     controller=st.booleans(),
@@ -157,8 +157,8 @@ class Actor:
             took = await self._store.commit(
                 self._epoch + step.epoch,
                 [Entry(n=first + index, t=float(index), record=Tick()) for index in range(step.entries)],
-                orders=[RoundOpened(replica="main-0", cycle=index) for index in range(step.orders)],
-                rounds=[("main-0", 0, cycle, fields[:count]) for cycle, count in enumerate(step.rounds)],
+                orders=[RendezvousOpened(replica="main-0", cycle=index) for index in range(step.orders)],
+                rendezvous=[("main-0", 0, cycle, fields[:count]) for cycle, count in enumerate(step.rendezvous)],
                 cursor=await self._inbox_id(step.cursor),
                 shutdown=None if step.shutdown is None else SHUT[step.shutdown],
                 controller=ControllerUp(epoch=self._epoch, host="h", port=self._said) if step.controller else None,
@@ -290,7 +290,7 @@ async def test_blocked_readers_wake_in_turn_and_time_out_alone(server):
         second = asyncio.create_task(client.xread({KEYS.orders: "0-0", KEYS.beats: "0-0"}, block=30_000))
         assert await client.xread({KEYS.journal: "0-0"}, block=50) == []
         epoch, _, _ = await store.acquire("a", 1.0)
-        closed = RoundClosed(
+        closed = RendezvousClosed(
             replica="main-0", cycle=0, nodes=(), active=0, standby=0, world_size=0, master_addr="h", master_port=1
         )
         await store.commit(epoch, [Entry(n=1, t=1.0, record=closed)], orders=[closed])

@@ -15,7 +15,7 @@ from nvrx_slurm.journal.records import (
     Entry,
     Fence,
     NodeJoined,
-    RoundClosed,
+    RendezvousClosed,
     Shutdown,
     Tick,
     pack,
@@ -32,7 +32,7 @@ ASSIGNMENT = Assignment(
     master_port=1,
     role="main",
 )
-CLOSED = RoundClosed(
+CLOSED = RendezvousClosed(
     replica="main-0", cycle=0, nodes=("n1",), active=1, standby=0, world_size=2, master_addr="h", master_port=1
 )
 
@@ -71,7 +71,7 @@ async def test_commit_that_is_tried_again_counts_once(store):
 
 
 async def test_commit_onto_a_journal_that_it_has_not_seen_is_refused(store):
-    """Opening a round, like every decision, is compare-and-set on the journal's length."""
+    """Opening a rendezvous, like every decision, is compare-and-set on the journal's length."""
     epoch, _, _ = await store.acquire("a", 1.0)
     with pytest.raises(FencedError, match="gap"):
         await store.commit(epoch, [entry(7)])
@@ -88,16 +88,19 @@ async def test_join_that_is_tried_again_is_the_same_one(store):
 
 
 async def test_answer_about_a_round_says_how_new_it_is(store):
-    """It comes with the newest order by then: who has not read that far does not know yet whether the round is on."""
+    """It comes with the newest order by then: who has not read that far does not know yet whether the rendezvous is
+    on."""
     epoch, _, _ = await store.acquire("a", 1.0)
     assert await store.assignment("main-0", 0, "n1") == (None, "0-0")
-    await store.commit(epoch, [entry(1, CLOSED)], orders=[CLOSED], rounds=[("main-0", 0, 0, [("n1", ASSIGNMENT)])])
+    await store.commit(
+        epoch, [entry(1, CLOSED)], orders=[CLOSED], rendezvous=[("main-0", 0, 0, [("n1", ASSIGNMENT)])]
+    )
     [(newest, _)] = await store.orders("0-0")
     assert await store.assignment("main-0", 0, "n1") == (ASSIGNMENT, newest)
 
 
 async def test_ranks_are_readable_before_the_round_is_seen_closed(store):
-    """Whoever reads the order that a round has closed finds its assignment."""
+    """Whoever reads the order that a rendezvous has closed finds its assignment."""
     epoch, _, _ = await store.acquire("a", 1.0)
     last, _, _ = await store.join(JOIN)
 
@@ -106,7 +109,9 @@ async def test_ranks_are_readable_before_the_round_is_seen_closed(store):
         return order, (await store.assignment(order.replica, order.cycle, "n1"))[0]
 
     waiting = asyncio.create_task(agent())
-    await store.commit(epoch, [entry(1, CLOSED)], orders=[CLOSED], rounds=[("main-0", 0, 0, [("n1", ASSIGNMENT)])])
+    await store.commit(
+        epoch, [entry(1, CLOSED)], orders=[CLOSED], rendezvous=[("main-0", 0, 0, [("n1", ASSIGNMENT)])]
+    )
     assert await waiting == (CLOSED, ASSIGNMENT)
     assert (await store.assignment("main-0", 0, "n2"))[0] is None
 
@@ -133,7 +138,7 @@ async def test_join_tells_where_the_controller_is_and_where_orders_begin(store):
 
 
 async def test_a_copy_of_an_order_is_not_read_again(server, store):
-    """Another user of the store copies a round's end, and a fence, to the stream's end: no agent obeys twice."""
+    """Another user of the store copies a rendezvous's end, and a fence, to the stream's end: no agent obeys twice."""
     epoch, _, _ = await store.acquire("a", 1.0)
     fence = Fence(node="n1", incarnation="a")
     await store.commit(epoch, [entry(1), entry(2)], orders=[CLOSED, fence])
@@ -158,10 +163,11 @@ async def test_order_of_an_earlier_generation_is_not_one_of_this(server):
 
 
 async def test_assignment_of_another_agent_of_the_node_is_none(store):
-    """A node's next agent reads a copied order of a round from before its join: nothing in it is for that agent."""
+    """A node's next agent reads a copied order of a rendezvous from before its join: nothing in it is for that
+    agent."""
     epoch, _, _ = await store.acquire("a", 1.0)
     mine = msgspec.structs.replace(ASSIGNMENT, incarnation="a")
-    await store.commit(epoch, [entry(1)], rounds=[("main-0", 0, 0, [("n1", mine)])])
+    await store.commit(epoch, [entry(1)], rendezvous=[("main-0", 0, 0, [("n1", mine)])])
     assert (await store.assignment("main-0", 0, "n1", "a"))[0] == mine
     assert (await store.assignment("main-0", 0, "n1", "a-1"))[0] is None
 
@@ -170,7 +176,7 @@ async def test_what_is_not_signed_is_set_aside_wherever_it_stands(server, store)
     """Each stream and value goes on behind it, and each is counted once."""
     keys, raw = store.keys, server.raw()
     epoch, _, _ = await store.acquire("a", 1.0)
-    round_key = keys.round("main-0", 0, 0)
+    round_key = keys.rendezvous("main-0", 0, 0)
     await raw.xadd(keys.inbox, {"m": pack(JOIN)})
     await raw.xadd(keys.inbox, {"m": b"\xff"})
     await raw.xadd(keys.inbox, {"x": "y"})
@@ -196,15 +202,15 @@ async def test_what_is_not_signed_is_set_aside_wherever_it_stands(server, store)
 
 
 async def test_record_that_was_copied_to_another_place_is_set_aside(server, store):
-    """A signature holds for one key, and in a round for one node."""
+    """A signature holds for one key, and in a rendezvous for one node."""
     epoch, _, _ = await store.acquire("a", 1.0)
-    await store.commit(epoch, [entry(1, CLOSED)], rounds=[("main-0", 0, 0, [("n1", ASSIGNMENT)])])
-    raw, key = server.raw(), store.keys.round("main-0", 0, 0)
+    await store.commit(epoch, [entry(1, CLOSED)], rendezvous=[("main-0", 0, 0, [("n1", ASSIGNMENT)])])
+    raw, key = server.raw(), store.keys.rendezvous("main-0", 0, 0)
     [(_, fields)] = await raw.xrange(store.keys.journal)
     await raw.xadd(store.keys.inbox, fields)
     mine = await raw.hget(key, "n1")
     await raw.hset(key, "n2", mine)
-    await raw.hset(store.keys.round("main-0", 0, 1), "n1", mine)
+    await raw.hset(store.keys.rendezvous("main-0", 0, 1), "n1", mine)
     await raw.aclose()
     assert [fact for _, fact in await store.inbox("0-0")] == [None]
     assert (await store.assignment("main-0", 0, "n1"))[0] == ASSIGNMENT

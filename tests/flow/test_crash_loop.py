@@ -10,7 +10,7 @@ import pytest
 
 from nvrx_slurm.jobspec.model import BackoffSpec
 from nvrx_slurm.jobspec.plan import RolePlan
-from nvrx_slurm.journal.records import RestartDecided, RoundClosed, RoundOpened
+from nvrx_slurm.journal.records import RendezvousClosed, RendezvousOpened, RestartDecided
 from tests.harness import plan_of
 
 FAILS = RolePlan(name="main", command=(sys.executable, "-c", "raise SystemExit(3)"), nodes_per_replica=1)
@@ -28,7 +28,7 @@ def test_a_crash_loop_is_slowed_down_from_the_third_failure_on(run_local, tmp_pa
     job = run_local(plan_of(tmp_path, FAILS, max_restarts=5, backoff=backoff))
     assert job.finish() == 1
     decided = {entry.record.cycle: entry for entry in job.entries if isinstance(entry.record, RestartDecided)}
-    closed = {entry.record.cycle: entry.t for entry in job.entries if isinstance(entry.record, RoundClosed)}
+    closed = {entry.record.cycle: entry.t for entry in job.entries if isinstance(entry.record, RendezvousClosed)}
     assert [entry.record.delay_s for entry in decided.values()] == [0.0, 0.0, 0.3, 0.6, 0.6, 0.0]
     assert list(closed) == list(range(6))
     for cycle in range(1, 6):
@@ -40,10 +40,10 @@ def test_a_job_that_waits_in_a_crash_loop_can_be_cancelled(run_local, tmp_path, 
     """The wait of an hour ends at once; until then `status`, `events` and `explain` say what the job waits for."""
     backoff = BackoffSpec(after=1, within=60.0, initial=FOR_EVER_S, max=FOR_EVER_S)
     job = run_local(plan_of(tmp_path, FAILS, max_restarts=5, backoff=backoff))
-    job.expect(RoundOpened, cycle=1)
+    job.expect(RendezvousOpened, cycle=1)
     for command in ("status", "events", "explain"):
         text = " ".join(told(command, str(job.folder.path.parent)).split())
         assert "waits 1h 00m before cycle 1: 1 cycle in a row failed soon after the start" in text, command
     job.process.send_signal(number)
     assert job.finish() == code
-    assert len(job.said(RoundClosed)) == 1
+    assert len(job.said(RendezvousClosed)) == 1

@@ -11,7 +11,7 @@ import pytest
 import redis
 
 from nvrx_slurm.agent.supervisor import descendants
-from nvrx_slurm.journal.records import ControllerStarted, NodeLost, RoundOpened, Shutdown
+from nvrx_slurm.journal.records import ControllerStarted, NodeLost, RendezvousOpened, Shutdown
 from nvrx_slurm.store.redis_client import client
 from nvrx_slurm.util.processes import is_alive
 from tests.fault_harness import child_of, until
@@ -32,7 +32,7 @@ def stays_whole(job, gate, before):
     gate.open()
     assert job.finish() == 0
     assert job.said(NodeLost) == []
-    assert [record.cycle for record in job.said(RoundOpened)] == [0, 1]
+    assert [record.cycle for record in job.said(RendezvousOpened)] == [0, 1]
 
 
 @pytest.mark.parametrize("who", ["valkey-server", "nvrx_slurm.controller"])

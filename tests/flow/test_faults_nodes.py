@@ -10,7 +10,7 @@ import signal
 import pytest
 
 from nvrx_slurm.agent.supervisor import send_all
-from nvrx_slurm.journal.records import NodeFenced, NodeJoined, NodeLost, RestartDecided, RoundClosed
+from nvrx_slurm.journal.records import NodeFenced, NodeJoined, NodeLost, RendezvousClosed, RestartDecided
 from tests.fault_harness import FrozenNode, child_of, supervisor_of, until, without_socket_filters
 from tests.harness import wait_gone
 from tests.ledger import Ledger
@@ -205,14 +205,14 @@ class Rounds:
 def test_no_rank_is_ever_held_twice(run_local, gate, ledger, seed):
     """Whatever dies or freezes, in whatever order (the controller too), each rank is one live worker's at a time."""
     job = run_local(ledger.plan(gate, spares=3, max_restarts=99, **QUICK))
-    rounds = Rounds(job, gate, random.Random(seed))
+    rendezvous = Rounds(job, gate, random.Random(seed))
     all_joined(job, "n1", "n2", "n3", "n4", "n5")
     happened = []
     workers = gate.wait(4, cycle=0)
     for cycle in range(1, 6):
-        happened.append(rounds.strike(workers))
-        job.when(lambda r: isinstance(r, RoundClosed) and r.cycle == cycle, what=f"a new cycle after {happened}")  # noqa: B023  called at once
+        happened.append(rendezvous.strike(workers))
+        job.when(lambda r: isinstance(r, RendezvousClosed) and r.cycle == cycle, what=f"a new cycle after {happened}")  # noqa: B023  called at once
         workers = gate.wait(4, cycle=cycle)
-        rounds.thaw_all()
+        rendezvous.thaw_all()
     gate.open()
     assert job.finish() == 0, happened

@@ -16,7 +16,7 @@ from nvrx_slurm.journal.records import (
     JobEnded,
     NodeJoined,
     NodeLost,
-    RoundClosed,
+    RendezvousClosed,
     WorkersStarted,
 )
 from nvrx_slurm.lab.devcluster import DevCluster
@@ -149,7 +149,7 @@ def joined(played, nodes, generation=0):
 
 def runs(played, gate, *, cycle, count=2, generation=0):
     """The workers of that cycle, once the journal knows them."""
-    closed = played.await_(RoundClosed, cycle=cycle, generation=generation).record
+    closed = played.await_(RendezvousClosed, cycle=cycle, generation=generation).record
     for node in closed.nodes:
         played.await_(WorkersStarted, cycle=cycle, node=node, generation=generation)
     return gate.wait(count, cycle=cycle, generation=generation)
@@ -267,7 +267,7 @@ def test_link_of_a_node_is_slowed_cut_and_healed(play, gate, tmp_path):
     assert (hit.bound, hit.proof) == ("n1", "the switch says that it slows n1: 0.05 s late, 1% lost")
     assert "cuts off n2" in played.inject("cut_link", of_rank=1).proof
     played.await_(NodeLost, node="n2")
-    played.await_(RoundClosed, cycle=1, nodes=("n1", "n3"))
+    played.await_(RendezvousClosed, cycle=1, nodes=("n1", "n3"))
     played.inject("heal_link", node="n2")
     played.inject("heal_link", node="n1")
     assert {heard.beat.node for heard in played.beats} == {"n1", "n2", "n3"}

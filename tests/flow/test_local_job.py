@@ -14,9 +14,9 @@ from nvrx_slurm.journal.records import (
     JobEnded,
     NodeLost,
     Recovered,
+    RendezvousClosed,
+    RendezvousOpened,
     RestartDecided,
-    RoundClosed,
-    RoundOpened,
     Shutdown,
     WorkerFailed,
 )
@@ -26,7 +26,7 @@ from tests.harness import gate_plan, plan_of, wait_gone
 def ready(job, gate, *, nodes, workers=2, cycle=0):
     """Wait until a cycle's workers all run; returns them by rank."""
     there = gate.wait(nodes * workers, cycle=cycle)
-    job.expect(RoundClosed, cycle=cycle)
+    job.expect(RendezvousClosed, cycle=cycle)
     return there
 
 
@@ -52,7 +52,7 @@ def test_job_runs_to_its_end_with_torchruns_environment(run_local, gate, tmp_pat
 
 
 def test_killed_node_is_replaced_by_the_spare(run_local, gate, tmp_path):
-    """A node's death costs one round: its ranks run on the spare, the others keep theirs, the job ends 0."""
+    """A node's death costs one rendezvous: its ranks run on the spare, the others keep theirs, the job ends 0."""
     job = run_local(gate_plan(gate, tmp_path))
     before = ready(job, gate, nodes=2)
     all_joined(job, "n3")
@@ -75,7 +75,9 @@ def test_two_killed_nodes_are_replaced_by_two_spares(run_local, gate, tmp_path):
     all_joined(job, "n4", "n5")
     job.kill_node("n1")
     job.kill_node("n3")
-    last = job.when(lambda r: isinstance(r, RoundClosed) and set(r.nodes) == {"n4", "n2", "n5"}, what="both replaced")
+    last = job.when(
+        lambda r: isinstance(r, RendezvousClosed) and set(r.nodes) == {"n4", "n2", "n5"}, what="both replaced"
+    )
     gate.wait(3, cycle=last.cycle)
     gate.open()
     assert job.finish() == 0
@@ -89,7 +91,7 @@ def test_killed_spare_restarts_nobody(run_local, gate, tmp_path):
     job.expect(NodeLost, node="n3")
     gate.open()
     assert job.finish() == 0
-    assert len(job.said(RoundOpened)) == 1
+    assert len(job.said(RendezvousOpened)) == 1
 
 
 def test_without_spares_the_job_stops_for_a_retry(run_local, gate, tmp_path):
@@ -179,7 +181,7 @@ def test_replica_restarts_alone(run_local, gate, tmp_path):
     assert after.env["NVRX_NODE"] == "n6"
     gate.open()
     assert job.finish() == 0
-    assert {opened.replica for opened in job.said(RoundOpened) if opened.cycle} == {"rollout-1"}
+    assert {opened.replica for opened in job.said(RendezvousOpened) if opened.cycle} == {"rollout-1"}
     assert {w.pid for w in gate.wait(2, cycle=0, replica="policy-0").values()} == {w.pid for w in before.values()}
 
 

@@ -19,7 +19,7 @@ import pytest
 
 from nvrx_slurm.agent.supervisor import descendants, send_all
 from nvrx_slurm.journal.folder import JobFolder
-from nvrx_slurm.journal.records import Entry, JobEnded, NodeJoined, Recovered, RoundClosed, WorkersStarted
+from nvrx_slurm.journal.records import Entry, JobEnded, NodeJoined, Recovered, RendezvousClosed, WorkersStarted
 from nvrx_slurm.report import source
 from nvrx_slurm.report.snapshot import take
 from tests.fault_harness import until
@@ -42,7 +42,7 @@ def nvrx(*args: str, job: RunningJob, check: bool = True) -> subprocess.Complete
 def all_here(job: RunningJob, gate: Gate, *nodes: str, cycle: int = 0, workers: int = 4) -> None:
     """The cycle's workers run, and the journal says so; these nodes have joined."""
     gate.wait(workers, cycle=cycle)
-    for node in job.expect(RoundClosed, cycle=cycle).nodes:
+    for node in job.expect(RendezvousClosed, cycle=cycle).nodes:
         job.expect(WorkersStarted, cycle=cycle, node=node)
     for node in nodes:
         job.expect(NodeJoined, node=node)

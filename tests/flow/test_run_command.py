@@ -44,7 +44,7 @@ def test_run_ends_with_the_jobs_exit_code_and_tells_its_story(run, gate):
     gate.open()
     output, _ = process.communicate(timeout=30)
     assert process.returncode == 0
-    for word in ("node_joined", "round_closed", "exit code 0: done", "logs"):
+    for word in ("node_joined", "rendezvous_closed", "exit code 0: done", "logs"):
         assert word in output.decode()
 
 

@@ -8,7 +8,7 @@ import signal
 
 import pytest
 
-from nvrx_slurm.journal.records import NodeLost, RestartDecided, RoundOpened, SlurmNodeState
+from nvrx_slurm.journal.records import NodeLost, RendezvousOpened, RestartDecided, SlurmNodeState
 from nvrx_slurm.lab.devcluster.processes import wait_until
 from nvrx_slurm.util.clock import SystemClock
 from nvrx_slurm.util.processes import is_alive
@@ -73,7 +73,7 @@ def test_dump_prints_every_rank_of_a_running_job(jobs):
     assert printed.count("gate_worker.py") >= 3
     assert all(is_alive(worker.pid) for worker in workers.values())
     ends_well(jobs, job)
-    assert len(job.said(RoundOpened)) == 1
+    assert len(job.said(RendezvousOpened)) == 1
 
 
 def test_status_shows_beats_ranks_and_open_sections(jobs):

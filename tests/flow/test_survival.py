@@ -12,7 +12,14 @@ import pytest
 
 from nvrx_slurm.agent.supervisor import descendants, send_all
 from nvrx_slurm.jobspec.plan import RolePlan
-from nvrx_slurm.journal.records import ControllerStarted, NodeFenced, NodeJoined, NodeLost, RoundClosed, RoundOpened
+from nvrx_slurm.journal.records import (
+    ControllerStarted,
+    NodeFenced,
+    NodeJoined,
+    NodeLost,
+    RendezvousClosed,
+    RendezvousOpened,
+)
 from nvrx_slurm.util.clock import SystemClock
 from nvrx_slurm.util.processes import is_alive
 from tests.harness import gate_plan, plan_of, wait_gone
@@ -68,7 +75,7 @@ def test_control_plane_down_for_ten_seconds_touches_no_worker(run_local, gate, t
 
 
 def test_controller_killed_at_any_moment_comes_back_and_goes_on(run_local, gate, tmp_path):
-    """Killed again and again while rounds open and close, the controller loses and repeats nothing."""
+    """Killed again and again while rendezvous open and close, the controller loses and repeats nothing."""
     job = run_local(gate_plan(gate, tmp_path, max_restarts=99))
     chance = random.Random(7)
     workers = gate.wait(4, cycle=0)
@@ -81,8 +88,8 @@ def test_controller_killed_at_any_moment_comes_back_and_goes_on(run_local, gate,
     gate.open()
     assert job.finish() == 0
     assert numbers(job) == list(range(1, len(job.entries) + 1))
-    assert [r.cycle for r in job.said(RoundOpened)] == list(range(9))
-    assert [r.cycle for r in job.said(RoundClosed)] == list(range(9))
+    assert [r.cycle for r in job.said(RendezvousOpened)] == list(range(9))
+    assert [r.cycle for r in job.said(RendezvousClosed)] == list(range(9))
 
 
 @pytest.mark.parametrize("victim", ["agent", "supervisor"])
@@ -106,7 +113,7 @@ def test_no_orphan_when_the_agent_or_its_supervisor_dies(run_local, tmp_path, vi
     else:
         os.kill(child_of(agent, "agent.supervisor"), signal.SIGKILL)
         wait_gone(everybody, timeout=10.0)
-        job.expect(RoundClosed, cycle=1)  # the agent lives, and its node is as good as before
+        job.expect(RendezvousClosed, cycle=1)  # the agent lives, and its node is as good as before
         job.process.terminate()
         assert job.finish() == 143
 

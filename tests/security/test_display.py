@@ -149,8 +149,9 @@ def every_record() -> list[Any]:
 
 
 def journal() -> list[Entry]:
-    """Every kind of record, in an order in which a job could write them: rounds open before anything names them."""
-    order = {records.JobStarted: 0, records.NodeJoined: 1, records.RoundOpened: 2, records.RoundClosed: 3}
+    """Every kind of record, in an order in which a job could write them: rendezvous open before anything names
+    them."""
+    order = {records.JobStarted: 0, records.NodeJoined: 1, records.RendezvousOpened: 2, records.RendezvousClosed: 3}
     order |= {records.Shutdown: 5, records.JobEnded: 6}
     written = sorted(every_record(), key=lambda each: order.get(type(each), 4))
     return [Entry(n=number, t=1_790_000_000.0 + number, record=record) for number, record in enumerate(written, 1)]

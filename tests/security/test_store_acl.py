@@ -19,7 +19,7 @@ from click.testing import CliRunner
 from nvrx_slurm.cli import cli
 from nvrx_slurm.inprocess.store_redis import RedisConnection
 from nvrx_slurm.jobspec.model import StoreSpec
-from nvrx_slurm.journal.records import RoundClosed
+from nvrx_slurm.journal.records import RendezvousClosed
 from nvrx_slurm.store.acl import COMMANDS
 from nvrx_slurm.store.keys import InprocessKeys, Keys
 from nvrx_slurm.store.servers import bundled_binary
@@ -135,7 +135,7 @@ def test_a_job_runs_under_its_rule_and_bob_cannot_touch_it(bob, run_local, gate,
     assert bob.run(attack, site) == []
     gate.wait(1, cycle=1)[0].go()
     assert job.finish() == 0
-    assert [closed.cycle for closed in job.said(RoundClosed)] == [0, 1]
+    assert [closed.cycle for closed in job.said(RendezvousClosed)] == [0, 1]
     assert {user for user, _, _ in denials(site)} == {"bob"}
 
 

@@ -23,7 +23,7 @@ from nvrx_slurm.journal.records import (
     ControllerStarted,
     Entry,
     RecordsRefused,
-    RoundClosed,
+    RendezvousClosed,
     Shutdown,
     WorkerFailed,
     pack,
@@ -86,7 +86,8 @@ def poison(port: int) -> None:
 
 
 def forge(port: int) -> None:
-    """A round for the spare with rank 0 twice, a failure of rank 0, the end of the job; orders and journal alike.
+    """A rendezvous for the spare with rank 0 twice, a failure of rank 0, the end of the job; orders and journal
+    alike.
 
     A record that is signed is its signature, 16 bytes, and the record: he can read it all the same.
     """
@@ -98,7 +99,7 @@ def forge(port: int) -> None:
             for _, fields in site.xrange(prefix + "journal")
             if (fact := msgspec.msgpack.decode(readable(fields[b"m"]))["record"])["event"] == "node_joined"
         ]
-        closed = RoundClosed(
+        closed = RendezvousClosed(
             replica=OUTSIDE, cycle=0, nodes=(), active=1, standby=0, world_size=1, master_addr="bob", master_port=1
         )
         rank_0 = Assignment(
@@ -117,7 +118,7 @@ def forge(port: int) -> None:
                 signal=9,
             )
             site.xadd(inbox, {"m": pack(failed)})
-            site.hset(f"{prefix}round:{OUTSIDE}:0:0", fact["node"], pack(rank_0))
+            site.hset(f"{prefix}rendezvous:{OUTSIDE}:0:0", fact["node"], pack(rank_0))
         site.set(f"{prefix}shutdown:0", pack(over))
         number = int(site.get(prefix + "journal_n"))
         site.xadd(prefix + "journal", {"m": pack(Entry(n=number + 1, t=0.0, record=over))})
@@ -168,7 +169,7 @@ def finish(job, gate) -> None:
     """The job goes on as if nothing had happened: the worker of cycle 0 ends it with 0."""
     gate.wait(1, cycle=0)[0].go()
     assert job.finish() == 0
-    assert [closed.cycle for closed in job.said(RoundClosed)] == [0]
+    assert [closed.cycle for closed in job.said(RendezvousClosed)] == [0]
 
 
 def refused(job) -> RecordsRefused:
@@ -193,7 +194,7 @@ def test_poison_is_set_aside_counted_and_journaled(bob, job, gate, site):
 
 
 def test_forged_records_are_not_believed(bob, job, gate, site):
-    """A round of bob's, a failure, the end: no agent and no controller acts on it."""
+    """A rendezvous of bob's, a failure, the end: no agent and no controller acts on it."""
     bob.run(forge, site)
     refused(job)
     restart_controller(job)

@@ -17,7 +17,7 @@ from nvrx_slurm.attribution.analyze.verdict import CycleEnding
 from nvrx_slurm.attribution.rules.catalogue import Catalogue
 from nvrx_slurm.attribution.scan import Hit, LogFile, Scan, find_logs, scan
 from nvrx_slurm.errors import MalformedRecord, UsageError
-from nvrx_slurm.journal.records import Record, RoundClosed, WorkerFailed, entry_from_json
+from nvrx_slurm.journal.records import Record, RendezvousClosed, WorkerFailed, entry_from_json
 from nvrx_slurm.journal.verdicts import Attribution, Failed, FailureKey, Inquiry
 from nvrx_slurm.util.files import JobFiles, journal_parts
 
@@ -28,7 +28,7 @@ NO_FILE = Path("uncaught exception")
 """In the evidence, in place of a file's name."""
 
 _CYCLE = re.compile(r"(?P<replica>[^/]+)/gen-(?P<generation>\d+)/cycle-(?P<cycle>\d+)$")
-_WANTED_RECORDS = (b'"round_closed"', b'"worker_failed"')
+_WANTED_RECORDS = (b'"rendezvous_closed"', b'"round_closed"', b'"worker_failed"')  # the second: up to 0.1
 
 
 @dataclass(frozen=True, slots=True)
@@ -132,11 +132,11 @@ def inquiry_about(folder: Path, now: Inquiry) -> Inquiry:
         return asked
     cycle = named["replica"], int(named["generation"]), int(named["cycle"])
     for record in _records(Path(now.key.job)):
-        if not isinstance(record, (RoundClosed, WorkerFailed)):
+        if not isinstance(record, (RendezvousClosed, WorkerFailed)):
             continue
         if (record.replica, record.generation, record.cycle) != cycle:
             continue
-        if isinstance(record, RoundClosed):
+        if isinstance(record, RendezvousClosed):
             asked = msgspec.structs.replace(asked, nodes=record.nodes)
         elif asked.failed is None:
             failed = Failed(
@@ -152,7 +152,7 @@ def inquiry_about(folder: Path, now: Inquiry) -> Inquiry:
 
 
 def _records(job: Path) -> Iterator[Record]:
-    """Rounds and failures of a job's journal, oldest first, without lines that are torn."""
+    """Rendezvous and failures of a job's journal, oldest first, without lines that are torn."""
     current = JobFiles(job).events_path
     for path in (*journal_parts(current), current):
         try:

@@ -31,11 +31,11 @@ faults:
     do: {kill_node: {of_rank: 2}}
     as: $dead
 expect:
-  - round_closed: {cycle: 0, active: 4, standby: 2}
+  - rendezvous_closed: {cycle: 0, active: 4, standby: 2}
   - node_lost: {node: $dead}
     within: 1s
   - never: {workers_started: {node: $dead, cycle: 1}}
-  - round_closed: {cycle: 1, promoted: [$spare], active: 4, standby: 1}
+  - rendezvous_closed: {cycle: 1, promoted: [$spare], active: 4, standby: 1}
   - any_order:
       - workers_started: {node: $spare, cycle: 1}
       - recovered: {cycle: 1, total_s: "< 10s"}
@@ -123,14 +123,14 @@ fault of a worker, its rank. A fault that did not happen, or whose effect was no
 | `{fault: 1}` | once the file's first fault has happened |
 | `{all: [trigger, …]}`, `{any: [trigger, …]}` | with the last, with the first of several |
 
-`after: 3s` beside any of them: so much later. Patterns bind captures here too: `{event: round_closed, promoted:
+`after: 3s` beside any of them: so much later. Patterns bind captures here too: `{event: rendezvous_closed, promoted:
 [$new]}` can be followed by `do: {kill_node: $new}`.
 
 | state | the job |
 |---|---|
 | `pending` | was submitted, and has no journal yet |
-| `running` | every replica's round is closed and all its workers run |
-| `recovering` | a replica's round is open again, after its first cycle |
+| `running` | every replica's rendezvous is closed and all its workers run |
+| `recovering` | a replica's rendezvous is open again, after its first cycle |
 | `shutting_down` | its end is decided |
 | `ended` | has ended |
 
@@ -155,7 +155,7 @@ there and what is valid; several problems are listed together. The exit code is 
 
 An expectation that is not met is shown with the entries around the moment at which that was certain, and with the
 entry that came nearest and what kept it from being the one: `cycle: 0, not 1`; `it came, but before entry 25
-(round_closed)`.
+(rendezvous_closed)`.
 
 After every attempt four things are checked without being asked for: every fault happened; the journal, fed through
 the controller's core again, leads to the same decisions; the job's exit code is the one that its journal says;

@@ -192,7 +192,7 @@ class Inference:
             return {"event": "progress", **of, "rank": first.rank, "step": first.step}
         if replica.started.issuperset(replica.order):
             return {"event": "workers_started", **of, "times": len(replica.order)}
-        return {"event": "round_closed", **of}
+        return {"event": "rendezvous_closed", **of}
 
     def _all_running(self) -> list[Item]:
         running = [replica for replica in self.job.replicas.values() if replica.phase is Phase.RUNNING]
@@ -200,9 +200,9 @@ class Inference:
 
     def _all_running_or_opened(self) -> list[Item]:
         """The same, and which rendezvous are open."""
-        opened = [each for each in self.job.replicas.values() if each.phase is Phase.ROUND and each.cycle > 0]
-        rounds = [{"event": "round_opened", **self.cycle_of(each.id, each.cycle)} for each in opened]
-        return self._all_running() + rounds
+        opened = [each for each in self.job.replicas.values() if each.phase is Phase.RENDEZVOUS and each.cycle > 0]
+        rendezvous = [{"event": "rendezvous_opened", **self.cycle_of(each.id, each.cycle)} for each in opened]
+        return self._all_running() + rendezvous
 
     def _after_recovery(self) -> list[Item]:
         done = self._recovered

@@ -135,7 +135,7 @@ class RoleShape:
     def closed(self, replica: str, cycle: int, nodes: int | None = None, **more: Any) -> Item:
         role = next(role for role in self.plan.roles if replica.rpartition("-")[0] == role.name)
         size = {"nodes": {"length": role.nodes_per_replica if nodes is None else nodes}}
-        return {"round_closed": {**self.named(replica), "cycle": cycle, **size, **more}}
+        return {"rendezvous_closed": {**self.named(replica), "cycle": cycle, **size, **more}}
 
     def decided(self, cycle: int = 0, action: str | None = None) -> Item:
         return {"restart_decided": {**self.whose, "cycle": cycle, "action": action or self.role.on_failure}}
@@ -154,7 +154,7 @@ class RoleShape:
         if self.role.on_failure != "restart_job":
             for other in self.replicas:
                 if other != self.replica:
-                    moved = {"round_opened": {"replica": other, "cycle": 1}}
+                    moved = {"rendezvous_opened": {"replica": other, "cycle": 1}}
                     yield {"never": moved, "until": {"recovered": self.whose}}
 
     def after_failure(self, cycle: int = 0) -> Iterator[Item]:
@@ -372,7 +372,7 @@ def _next_generation_runs(job: RoleShape) -> Cases:
     def of_next_generation(item: Item) -> Item:
         if "any_order" in item:
             return {"any_order": [of_next_generation(branch) for branch in item["any_order"]]}
-        return {"round_closed": {**item["round_closed"], "generation": 1}}
+        return {"rendezvous_closed": {**item["rendezvous_closed"], "generation": 1}}
 
     again = ({"job_started": {"generation": 1}}, *map(of_next_generation, job.begins()))
     faults: tuple[Item, ...] = (

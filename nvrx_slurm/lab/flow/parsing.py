@@ -17,6 +17,7 @@ import msgspec
 
 from nvrx_slurm.jobspec.reading import Misfit, keys_of, read
 from nvrx_slurm.jobspec.yamlfile import KeyPath
+from nvrx_slurm.journal.records import RENAMED_EVENTS
 from nvrx_slurm.lab.flow.faults import FAULTS
 from nvrx_slurm.lab.flow.model import (
     BEAT_FIELDS,
@@ -215,7 +216,7 @@ def _on_event(problems: Problems, said: Mapping[str, Any], at: KeyPath) -> OnEve
     if not isinstance(event, str):
         raise Misfit(f"must be the name of an event, such as node_joined, not {event!r}", "event")
     with below("event"):
-        _check_event(event)
+        event = _known_event(event)
     fields = {key: value for key, value in said.items() if key not in ("event", "times", "after")}
     pattern = _event_pattern(problems, event, fields, at)
     if event == PROGRESS:
@@ -244,9 +245,9 @@ def _on_event(problems: Problems, said: Mapping[str, Any], at: KeyPath) -> OnEve
 def _event(problems: Problems, event: str, raw: Any, at: KeyPath) -> EventPattern:
     """The event whose fields stand in `raw`; `at`: the key path of the mapping that has the event as a key."""
     with below(event):
-        _check_event(event)
+        known = _known_event(event)
         fields = {} if raw is None else _mapping(raw, f"{event}: {{field: value}}")
-    return _event_pattern(problems, event, fields, (*at, event))
+    return _event_pattern(problems, known, fields, (*at, event))
 
 
 def _event_pattern(problems: Problems, event: str, fields: Mapping[str, Any], at: KeyPath) -> EventPattern:
@@ -261,9 +262,12 @@ def _event_pattern(problems: Problems, event: str, fields: Mapping[str, Any], at
     return EventPattern(problems.line(at), event, tuple(found))
 
 
-def _check_event(event: str) -> None:
+def _known_event(event: str) -> str:
+    """The event's name today: flows written before 0.2 may have an older one."""
+    event = RENAMED_EVENTS.get(event, event)
     if event not in EVENTS:
         raise Misfit(f"is no event of the journal; {nearest(event, EVENTS)} (all are in docs/journal.md)")
+    return event
 
 
 def _only_key(raw: Any, example: str) -> tuple[str, Any]:

@@ -26,9 +26,9 @@ from nvrx_slurm.journal.records import (
     NodeLost,
     Quarantined,
     Recovered,
+    RendezvousClosed,
     ReplicaEnded,
     RestartDecided,
-    RoundClosed,
     Shutdown,
     Signalled,
     WorkerFailed,
@@ -75,7 +75,7 @@ class _Episode:
     exact: list[Item] = field(default_factory=list)
     lost: list[str] = field(default_factory=list)  # captures
     decided: list[RestartDecided] = field(default_factory=list)
-    closed: RoundClosed | None = None
+    closed: RendezvousClosed | None = None
     by_term: bool = False
     failure: Item | None = None  # what a worker reported, until it is clear that no node was lost
 
@@ -166,12 +166,12 @@ class _Story:
                     episode.exact.append(episode.failure)
                 episode.exact.append({"restart_decided": self._of(decision) | {"action": decision.action}})
                 episode.failure = None
-            case RoundClosed() if decision.replica in self.episodes:
+            case RendezvousClosed() if decision.replica in self.episodes:
                 episode = self.episodes[decision.replica]
                 episode.closed = decision
                 if not episode.lost:
                     episode.exact.append(self._closed(decision))
-            case RoundClosed():
+            case RendezvousClosed():
                 self.chains[decision.replica].append(self._closed(decision))
             case Recovered():
                 self._end_episode(decision.replica)
@@ -205,15 +205,15 @@ class _Story:
     def _of(self, record: Any) -> Item:
         return self.inference.cycle_of(record.replica, record.cycle)
 
-    def _closed(self, decision: RoundClosed) -> Item:
+    def _closed(self, decision: RendezvousClosed) -> Item:
         """How a rendezvous closed. Job-wide counts hold again where one replica moves alone, and the pool is full."""
         said = self._of(decision) | self.inference.generation()
         if len(self.job.replicas) > 1:
-            return {"round_closed": said | {"nodes": {"length": len(decision.nodes)}}}
+            return {"rendezvous_closed": said | {"nodes": {"length": len(decision.nodes)}}}
         said |= {"active": decision.active}
         if decision.cycle and not self.late_joins:  # in the first rendezvous spares may still be on their way
             said |= {"standby": decision.standby}
-        return {"round_closed": said}
+        return {"rendezvous_closed": said}
 
     def _end_episodes(self) -> None:
         for replica_id in list(self.episodes):
@@ -243,7 +243,7 @@ class _Story:
             # Each spare that the rendezvous promoted has started workers.
             captures = [f"$spare{self.spares_named + number}" for number in range(1, len(closed.promoted) + 1)]
             self.spares_named += len(captures)
-            item["round_closed"]["promoted"] = captures
+            item["rendezvous_closed"]["promoted"] = captures
             of = self._of(closed)
             chain += in_any_order([[{"workers_started": {"node": capture} | of}] for capture in captures])
         # A killed node stays away to the end, as far as is known; a frozen one may come back.

@@ -85,7 +85,7 @@ class JobTopology:
         return self._workers[world.id, rank]
 
     def node_of_rank(self, rank: int, replica: str | None = None) -> str:
-        """The node that holds the rank in the replica's newest closed round. Raises FaultFailed."""
+        """The node that holds the rank in the replica's newest closed rendezvous. Raises FaultFailed."""
         world = self.replica(replica)
         per_node, nodes = world.role.workers_per_node, world.order if _has_closed(world) else ()
         if not 0 <= rank < len(nodes) * per_node:
@@ -111,8 +111,8 @@ class JobTopology:
 
 
 def _has_closed(replica: Replica) -> bool:
-    """Whether a round of it has closed: before, its order is a wish."""
-    return replica.cycle > 0 or (replica.cycle == 0 and replica.phase is not Phase.ROUND)
+    """Whether a rendezvous of it has closed: before, its order is a wish."""
+    return replica.cycle > 0 or (replica.cycle == 0 and replica.phase is not Phase.RENDEZVOUS)
 
 
 def _listed(what: str, names: Iterable[str]) -> str:

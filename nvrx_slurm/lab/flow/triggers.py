@@ -11,9 +11,9 @@ from nvrx_slurm.journal.records import (
     Entry,
     JobEnded,
     JobStarted,
+    RendezvousClosed,
+    RendezvousOpened,
     ReplicaEnded,
-    RoundClosed,
-    RoundOpened,
     Shutdown,
     WorkersStarted,
 )
@@ -207,7 +207,7 @@ class FaultScheduler:
 
 @dataclass(slots=True)
 class _Replica:
-    """`missing`: the nodes of the closed round whose workers do not run yet; None: the round is open."""
+    """`missing`: the nodes of the closed rendezvous whose workers do not run yet; None: the rendezvous is open."""
 
     cycle: int
     missing: set[str] | None = None
@@ -239,9 +239,9 @@ class JobStates:
 
     def _moved(self, record: AnyRecord) -> bool:
         """Whether the record changes what is known of a replica."""
-        if isinstance(record, RoundOpened):
+        if isinstance(record, RendezvousOpened):
             self._replicas[record.replica] = _Replica(record.cycle)
-        elif isinstance(record, RoundClosed):
+        elif isinstance(record, RendezvousClosed):
             self._replicas[record.replica] = _Replica(record.cycle, set(record.nodes))
         elif isinstance(record, ReplicaEnded):
             self._replicas.pop(record.replica, None)

@@ -27,10 +27,10 @@ from nvrx_slurm.journal.records import (
     NodeJoined,
     NodeLost,
     Progress,
+    RendezvousClosed,
+    RendezvousOpened,
     ReplicaEnded,
     RestartDecided,
-    RoundClosed,
-    RoundOpened,
     Shutdown,
     WorkerFailed,
     WorkerHung,
@@ -77,7 +77,7 @@ class Promises:
         self.journal: list[Entry] = []
         self.shutdown: Shutdown | None = None
         self.ended: JobEnded | None = None
-        self.closed: dict[tuple[str, int], RoundClosed] = {}
+        self.closed: dict[tuple[str, int], RendezvousClosed] = {}
         self.cycle: dict[str, int] = {}  # replica → the newest cycle that was opened
         self.live: dict[tuple[str, int], SimulatedWorker] = {}
         self._ordered: set[bytes] = set()
@@ -113,14 +113,15 @@ class Promises:
                 self._broken(Promise.FENCED, f"{entry.record.node} was given up without a fence")
 
     def ordered(self, packed: bytes, ranks: Sequence[int]) -> None:
-        """An order can be read. `ranks`: of how many nodes, for each round that closes with it."""
+        """An order can be read. `ranks`: of how many nodes, for each rendezvous that closes with it."""
         if packed not in self._ordered:
             order = unpack_order(packed)
             if not isinstance(order, ControllerUp):
                 self._broken(Promise.JOURNAL_FIRST, f"an order that is not in the journal can be read: {order}")
         elif packed in self._closing and (wanted := self._closing[packed]) not in ranks:
             self._broken(
-                Promise.JOURNAL_FIRST, f"a round was closed when {ranks} of its {wanted} nodes could read their ranks"
+                Promise.JOURNAL_FIRST,
+                f"a rendezvous was closed when {ranks} of its {wanted} nodes could read their ranks",
             )
 
     def shutdown_stands(self, packed: bytes | None) -> None:
@@ -139,7 +140,7 @@ class Promises:
             self._said(entry.record)
         if (check := _CHECKS.get(type(entry.record))) is not None:
             check(self, entry.record)
-        if isinstance(entry.record, RoundClosed):
+        if isinstance(entry.record, RendezvousClosed):
             packed = pack(msgspec.structs.replace(entry.record, nodes=(), promoted=()))
             self._ordered.add(packed)
             self._closing[packed] = len(entry.record.nodes)
@@ -178,12 +179,12 @@ class Promises:
         self._fenced.add(fence.incarnation)
         self._fencing(fence)
 
-    def _round_opened(self, opened: RoundOpened) -> None:
+    def _rendezvous_opened(self, opened: RendezvousOpened) -> None:
         if self.shutdown is not None:
             self._broken(Promise.SHUTDOWN, f"{opened.replica} cycle {opened.cycle} was opened after the shutdown")
         self.cycle[opened.replica] = opened.cycle
 
-    def _round_closed(self, closed: RoundClosed) -> None:
+    def _rendezvous_closed(self, closed: RendezvousClosed) -> None:
         self.closed[closed.replica, closed.cycle] = closed
         if self.cycle.get(closed.replica) != closed.cycle:
             self._broken(Promise.JOURNAL, f"{closed.replica} cycle {closed.cycle} was closed and not open")
@@ -206,7 +207,7 @@ class Promises:
             )
 
     def _attribution_judged(self, judged: AttributionJudged) -> None:
-        """Acted on: a STOP that some source has given of this very failure, before the next round has closed."""
+        """Acted on: a STOP that some source has given of this very failure, before the next rendezvous has closed."""
         key = judged.replica, judged.cycle
         if key in self._judged:
             self._broken(Promise.VERDICT, f"the answers about {judged.replica} cycle {judged.cycle} were read twice")
@@ -250,7 +251,7 @@ class Promises:
         self.live[replica, rank] = worker
         closed = self.closed.get((replica, cycle))
         if closed is None:
-            self._broken(Promise.JOURNAL_FIRST, f"{worker} started, and the journal knows of no such round")
+            self._broken(Promise.JOURNAL_FIRST, f"{worker} started, and the journal knows of no such rendezvous")
             return
         seat = rank // self.roles[replica].workers_per_node
         if seat >= len(closed.nodes) or closed.nodes[seat] != worker.node:
@@ -273,8 +274,8 @@ _CHECKS: dict[type, Callable[[Promises, object], None]] = {
     NodeJoined: Promises._node_joined,  # type: ignore[dict-item]
     NodeLost: Promises._node_lost,  # type: ignore[dict-item]
     Fence: Promises._fence,  # type: ignore[dict-item]
-    RoundOpened: Promises._round_opened,  # type: ignore[dict-item]
-    RoundClosed: Promises._round_closed,  # type: ignore[dict-item]
+    RendezvousOpened: Promises._rendezvous_opened,  # type: ignore[dict-item]
+    RendezvousClosed: Promises._rendezvous_closed,  # type: ignore[dict-item]
     ReplicaEnded: Promises._replica_ended,  # type: ignore[dict-item]
     AttributionJudged: Promises._attribution_judged,  # type: ignore[dict-item]
     RestartDecided: Promises._restart_decided,  # type: ignore[dict-item]

@@ -18,7 +18,7 @@ BEFORE, AFTER, LATE = range(3)
 """When a controller that commits is killed: before the store has taken it, after that, or while it is on its way, and
 the store takes it once the next controller has taken over."""
 
-SHUTDOWN, ROUNDS = 5, 8
+SHUTDOWN, RENDEZVOUS_KEYS = 5, 8
 """Where the keys of a commit name them (`store/lua/commit.lua`)."""
 
 
@@ -101,7 +101,7 @@ class WatchedStore(MemoryServer):
             self._promises.committed(int(args[0]), [entry[SIGNATURE_BYTES:] for entry in args[6 : 6 + entries]])
             for order in args[7 + entries : 7 + entries + int(args[6 + entries])]:
                 packed = order[SIGNATURE_BYTES + NUMBER_BYTES :]
-                self._promises.ordered(packed, [len(self.data.hgetall(key)) for key in keys[ROUNDS:]])
+                self._promises.ordered(packed, [len(self.data.hgetall(key)) for key in keys[RENDEZVOUS_KEYS:]])
             if args[3] != "":
                 sealed = self.data.get(keys[SHUTDOWN])
                 self._promises.shutdown_stands(sealed and sealed[SIGNATURE_BYTES:])

@@ -10,7 +10,7 @@ from nvrx_slurm.controller.controller import replay
 from nvrx_slurm.core.state import new_job
 from nvrx_slurm.errors import EXIT_NO_RESTART
 from nvrx_slurm.jobspec.model import FaultToleranceSpec
-from nvrx_slurm.journal.records import AttributionJudged, RestartDecided, RoundOpened
+from nvrx_slurm.journal.records import AttributionJudged, RendezvousOpened, RestartDecided
 from nvrx_slurm.lab.simulation.adversary import KINDS
 from nvrx_slurm.lab.simulation.promises import Promise
 
@@ -119,7 +119,7 @@ def _only_the_control_plane_failed(run: SimulationRun) -> bool:
 def _nothing_was_touched(run: SimulationRun) -> Iterator[str]:
     for entry in run.promises.journal:
         record = entry.record
-        if isinstance(record, RestartDecided) or (isinstance(record, RoundOpened) and record.cycle > 0):
+        if isinstance(record, RestartDecided) or (isinstance(record, RendezvousOpened) and record.cycle > 0):
             yield f"only the control plane failed, and workers were stopped: {record}"
             return
 

@@ -1,5 +1,5 @@
 -- One batch of decisions: all or nothing, only by the newest controller, only onto the journal as it saw it.
--- KEYS: epoch journal_n journal orders cursor shutdown controller inbox round...
+-- KEYS: epoch journal_n journal orders cursor shutdown controller inbox rendezvous...
 -- ARGV: epoch first_n cursor shutdown controller #entries entry... #orders order... {#fields node assignment ...}...
 --   -> {'ok' | 'already' | 'fenced' | 'gap', microseconds since the epoch}
 local time = redis.call('TIME')
@@ -16,7 +16,7 @@ for i = at + 1, at + entries do redis.call('XADD', KEYS[3], '*', 'm', ARGV[i]) e
 if entries > 0 then redis.call('SET', KEYS[2], last + entries) end
 at = at + entries + 1
 
--- Assignments first, orders last: an agent that reads the close of a round can read its ranks.
+-- Assignments first, orders last: an agent that reads the close of a rendezvous can read its ranks.
 local orders = tonumber(ARGV[at])
 local field = at + orders + 1
 for k = 9, #KEYS do

@@ -1,4 +1,4 @@
-"""Orders, and answers about rounds, as an agent reads them."""
+"""Orders, and answers about rendezvous, as an agent reads them."""
 
 from __future__ import annotations
 
@@ -6,13 +6,13 @@ import asyncio
 
 from nvrx_slurm.agent.joining import Orders
 from nvrx_slurm.journal.folder import StoreAddress
-from nvrx_slurm.journal.records import Assignment, Entry, RoundClosed, RoundOpened
+from nvrx_slurm.journal.records import Assignment, Entry, RendezvousClosed, RendezvousOpened
 from nvrx_slurm.lab.faults.valkey import MemoryClient, MemoryServer
 from nvrx_slurm.store.client import Store
 from nvrx_slurm.util.clock import SystemClock
 
 ADDRESS = StoreAddress(url="redis://nowhere", job="j", token="t")
-CLOSED = RoundClosed(
+CLOSED = RendezvousClosed(
     replica="main-0",
     cycle=0,
     nodes=(),
@@ -35,12 +35,14 @@ RANKS = Assignment(
 
 
 async def test_answer_about_a_round_comes_after_the_orders_that_are_older():
-    """A node that was frozen asks about a round that is over: before the answer it hears that it is."""
+    """A node that was frozen asks about a rendezvous that is over: before the answer it hears that it is."""
     store = Store(ADDRESS, clock=SystemClock(), connection=MemoryClient(MemoryServer(SystemClock())))
     epoch, _, _ = await store.acquire("controller", 60.0)
-    opened = RoundOpened(replica="main-0", cycle=1)
-    for number, (order, rounds) in enumerate([(CLOSED, [("main-0", 0, 0, [("n1", RANKS)])]), (opened, [])], start=1):
-        await store.commit(epoch, [Entry(n=number, t=0.0, record=order)], orders=[order], rounds=rounds)
+    opened = RendezvousOpened(replica="main-0", cycle=1)
+    for number, (order, rendezvous) in enumerate(
+        [(CLOSED, [("main-0", 0, 0, [("n1", RANKS)])]), (opened, [])], start=1
+    ):
+        await store.commit(epoch, [Entry(n=number, t=0.0, record=order)], orders=[order], rendezvous=rendezvous)
     heard: list[object] = []
     orders = Orders(store, "n1", heard.append)
     asking = asyncio.create_task(orders.assignment("main-0", 0, "a"))

@@ -88,7 +88,7 @@ def test_what_is_told_is_forgotten() -> None:
 
 
 def test_logs_are_whole_once_the_workers_are_gone() -> None:
-    """Those of the cycle that failed: when the next round awaits nobody any more."""
+    """Those of the cycle that failed: when the next rendezvous awaits nobody any more."""
     led = Led(plain(attribution=DRY))
     led.fails(and_comes_back=False)
     assert led.broker.asked == [(0, False)]

@@ -12,7 +12,7 @@ from nvrx_slurm.core.job import next_deadline
 from nvrx_slurm.core.state import Phase, new_job
 from nvrx_slurm.jobspec.model import AttributionSpec, BackoffSpec, ProgressSpec
 from nvrx_slurm.jobspec.plan import RolePlan, plan_from_json
-from nvrx_slurm.journal.records import Progress, RestartDecided, RoundClosed, Shutdown
+from nvrx_slurm.journal.records import Progress, RendezvousClosed, RestartDecided, Shutdown
 from tests.unit.core.fleet import Fleet, plain, plan_of
 
 BACKOFF = BackoffSpec(after=3, within=60.0, initial=1.0, max=8.0)
@@ -37,7 +37,7 @@ def is_running(fleet: Fleet, replica: str = "main-0") -> bool:
 
 def crash(fleet: Fleet, *, lived_s: float = LIVED_S) -> float:
     """A worker of the running cycle fails after so long, and all nodes get ready at once. Returns for how long the
-    round is open after that."""
+    rendezvous is open after that."""
     fleet.now += lived_s
     assert fleet.fail("n1") is not None
     fleet.ready("n1", "n2")
@@ -144,7 +144,7 @@ def test_a_pause_ends_at_once_with_the_job(reason):
 
 
 def test_a_node_that_is_lost_during_the_pause_is_replaced_after_it():
-    """The round closes when the pause is over, with the spare."""
+    """The rendezvous closes when the pause is over, with the spare."""
     fleet = started()
     for _ in range(5):
         crash(fleet)
@@ -173,7 +173,7 @@ def test_a_round_that_cannot_close_any_more_is_not_kept_open_for_the_pause():
 
 
 def test_with_evidence_awaited_the_pause_is_decided_with_the_restart():
-    """A round that waits for verdicts or steps waits for the pause after that, from the failure on."""
+    """A rendezvous that waits for verdicts or steps waits for the pause after that, from the failure on."""
     fleet = started(progress=ProgressSpec(max_no_progress_cycles=50), attribution=AttributionSpec(enable_lib=False))
     assert [crash(fleet) for _ in range(5)] == [0.0, 0.0, 1.0, 2.0, 4.0]
     assert [each.delay_s for each in fleet.said(RestartDecided)] == [0.0, 0.0, 1.0, 2.0, 4.0]
@@ -229,4 +229,4 @@ def test_a_journal_of_an_older_version_is_replayed_as_it_was():
     old["fault_tolerance"] = {"max_restarts": 100, "heartbeat_interval_s": 1.0}
     assert replay(new_job(plan_from_json(msgspec.json.encode(old))), fleet.journal) == []
     assert all(b"delay_s" not in msgspec.json.encode(each) for each in fleet.said(RestartDecided))
-    assert len(fleet.said(RoundClosed)) == 7
+    assert len(fleet.said(RendezvousClosed)) == 7

@@ -12,10 +12,10 @@ from nvrx_slurm.journal.records import (
     DumpAsked,
     DumpOrdered,
     NodeLeft,
+    RendezvousClosed,
+    RendezvousOpened,
     ReplicaEnded,
     RestartDecided,
-    RoundClosed,
-    RoundOpened,
     Shutdown,
     Signalled,
     StacksDumped,
@@ -30,14 +30,14 @@ def test_hung_worker_restarts_its_replica_and_everybody_writes_down_where_they_a
     (decided,) = fleet.said(RestartDecided)
     assert (decided.action, decided.restarts_left) == ("restart_replica", 2)
     assert decided.cause == "rank 0 on n2 hung: no step for 9 s"
-    assert fleet.said(RoundOpened)[-1].dump == decided.cause
+    assert fleet.said(RendezvousOpened)[-1].dump == decided.cause
 
 
 def test_failed_worker_asks_for_no_stacks():
     """It has ended: nothing hangs."""
     fleet = running()
     fleet.fail("n2")
-    assert fleet.said(RoundOpened)[-1].dump is None
+    assert fleet.said(RendezvousOpened)[-1].dump is None
 
 
 def test_hang_beyond_the_budget_ends_the_job_with_stacks():
@@ -50,7 +50,7 @@ def test_hang_beyond_the_budget_ends_the_job_with_stacks():
 
 
 def test_hang_of_an_older_cycle_is_no_news():
-    """Its round is over."""
+    """Its rendezvous is over."""
     fleet = running()
     fleet.fail("n1")
     assert fleet.hang("n2", cycle=0) is None
@@ -64,7 +64,7 @@ def test_node_that_was_cut_off_costs_no_worker_restart():
     assert decided.restarts_left == 3
     assert "had lost store and controller for 30 s" in decided.cause
     fleet.ready("n1", "n2")
-    assert fleet.said(RoundClosed)[-1].nodes == ("n1", "n2")
+    assert fleet.said(RendezvousClosed)[-1].nodes == ("n1", "n2")
 
 
 def test_nodes_that_run_on_long_after_others_have_finished_are_hung():

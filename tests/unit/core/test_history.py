@@ -22,9 +22,9 @@ from nvrx_slurm.journal.records import (
     NodeJoined,
     NodeLost,
     NodeReady,
+    RendezvousClosed,
+    RendezvousOpened,
     RestartDecided,
-    RoundClosed,
-    RoundOpened,
     Shutdown,
 )
 from nvrx_slurm.journal.verdicts import Attribution, Scope, Verdict
@@ -180,13 +180,13 @@ class History(RuleBasedStateMachine):
 
     @invariant()
     def no_rank_is_given_away_while_its_worker_may_live(self):
-        """Told from the journal alone: after a silent member's loss its replica's next round closes only when its
-        death is proven, its lease must have lapsed, or it is back."""
+        """Told from the journal alone: after a silent member's loss its replica's next rendezvous closes only when
+        its death is proven, its lease must have lapsed, or it is back."""
         holds: dict[str, str] = {}
         may_live: dict[str, tuple[str, float]] = {}
         for entry in self.fleet.journal:
             match entry.record:
-                case RoundClosed(replica=replica, nodes=nodes):
+                case RendezvousClosed(replica=replica, nodes=nodes):
                     assert not [n for n, (held, until) in may_live.items() if held == replica and entry.t < until]
                     holds.update(dict.fromkeys(nodes, replica))
                 case NodeLost(node=node, safe_after_s=safe_after_s) if node in holds:
@@ -202,8 +202,8 @@ class History(RuleBasedStateMachine):
 
     @invariant()
     def closed_rounds_are_whole_and_keep_the_survivors_ranks(self):
-        before: dict[str, RoundClosed] = {}
-        for closed in self.fleet.said(RoundClosed):
+        before: dict[str, RendezvousClosed] = {}
+        for closed in self.fleet.said(RendezvousClosed):
             role = self.fleet.job.replicas[closed.replica].role
             assert len(set(closed.nodes)) == len(closed.nodes)
             assert (role.min_nodes or role.nodes_per_replica) <= len(closed.nodes) <= role.nodes_per_replica
@@ -220,16 +220,17 @@ class History(RuleBasedStateMachine):
         assert kinds.count(JobEnded) <= 1
         if Shutdown in kinds:
             after = set(kinds[kinds.index(Shutdown) + 1 :])
-            assert not after & {RoundOpened, RoundClosed, RestartDecided}
+            assert not after & {RendezvousOpened, RendezvousClosed, RestartDecided}
 
     @invariant()
     def a_verdict_is_read_once_and_stops_only_before_the_round(self):
-        """Told from the journal alone: judged at most once, acted on only while the next round has not closed."""
+        """Told from the journal alone: judged at most once, acted on only while the next rendezvous has not
+        closed."""
         closed: set[tuple[str, int]] = set()
         judged: set[tuple[str, int]] = set()
         for entry in self.fleet.journal:
             match entry.record:
-                case RoundClosed(replica=replica, cycle=cycle):
+                case RendezvousClosed(replica=replica, cycle=cycle):
                     closed.add((replica, cycle))
                 case AttributionJudged(replica=replica, cycle=cycle, acted=acted):
                     assert (replica, cycle) not in judged
@@ -238,9 +239,9 @@ class History(RuleBasedStateMachine):
 
     @invariant()
     def nothing_waits_without_a_deadline(self):
-        """An open round always has a moment at which it is looked at again."""
+        """An open rendezvous always has a moment at which it is looked at again."""
         job = self.fleet.job
-        waiting = [each for each in job.replicas.values() if each.phase is Phase.ROUND]
+        waiting = [each for each in job.replicas.values() if each.phase is Phase.RENDEZVOUS]
         assert not waiting or job.ended or next_deadline(job) is not None
 
     @invariant()
@@ -251,8 +252,8 @@ class History(RuleBasedStateMachine):
 
     @invariant()
     def every_cycle_number_is_opened_once_and_closed_at_most_once(self):
-        opened = [(o.replica, o.cycle) for o in self.fleet.said(RoundOpened)]
-        closed = [(c.replica, c.cycle) for c in self.fleet.said(RoundClosed)]
+        opened = [(o.replica, o.cycle) for o in self.fleet.said(RendezvousOpened)]
+        closed = [(c.replica, c.cycle) for c in self.fleet.said(RendezvousClosed)]
         assert len(set(opened)) == len(opened)
         assert len(set(closed)) == len(closed)
         assert set(closed) <= set(opened)

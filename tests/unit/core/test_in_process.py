@@ -5,7 +5,7 @@ from __future__ import annotations
 import copy
 
 from nvrx_slurm.core.job import next_deadline
-from nvrx_slurm.journal.records import Fence, RestartDecided, RestartedInProcess, RoundOpened
+from nvrx_slurm.journal.records import Fence, RendezvousOpened, RestartDecided, RestartedInProcess
 from nvrx_slurm.journal.restarts import InProcessRestart
 from tests.unit.core.fleet import Fleet, plain
 
@@ -37,11 +37,11 @@ def test_nothing_follows_and_no_budget_is_spent() -> None:
 
 
 def test_one_that_comes_while_its_replica_restarts_is_kept() -> None:
-    """It happened, before its node was told to stop; the round goes on."""
+    """It happened, before its node was told to stop; the rendezvous goes on."""
     fleet = running()
     fleet.fail("n2")
     assert fleet.tell(restart(fleet, "n1")) == []
-    assert [opened.cycle for opened in fleet.said(RoundOpened)] == [0, 1]
+    assert [opened.cycle for opened in fleet.said(RendezvousOpened)] == [0, 1]
     assert len(fleet.said(RestartDecided)) == 1
 
 

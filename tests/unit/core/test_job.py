@@ -12,10 +12,10 @@ from nvrx_slurm.journal.records import (
     NodeLost,
     NodeReady,
     Recovered,
+    RendezvousClosed,
+    RendezvousOpened,
     ReplicaEnded,
     RestartDecided,
-    RoundClosed,
-    RoundOpened,
     Shutdown,
     WorkerFailed,
 )
@@ -23,7 +23,7 @@ from tests.unit.core.fleet import Fleet, plain, plan_of, running
 
 
 def test_worker_failure_is_decided_once_and_spends_the_budget():
-    """The first failure of a cycle opens the next round; the ones it drags along change nothing."""
+    """The first failure of a cycle opens the next rendezvous; the ones it drags along change nothing."""
     fleet = running(plain(max_restarts=2))
     fleet.fail("n1")
     assert fleet.fail("n2", cycle=0) is None
@@ -47,7 +47,7 @@ def test_lost_nodes_spend_spares_and_not_the_budget():
     fleet = running(plain(nodes=2, spares=1, max_restarts=0))
     fleet.lose("n1")
     fleet.ready("n2")
-    assert fleet.said(RoundClosed)[-1].nodes == ("n3", "n2")
+    assert fleet.said(RendezvousClosed)[-1].nodes == ("n3", "n2")
 
 
 @pytest.mark.parametrize(
@@ -71,14 +71,14 @@ def test_lost_spare_restarts_nobody():
     fleet = running(plain(nodes=2, spares=1))
     decisions = fleet.lose("n3")
     assert decisions == [Fence(node="n3", incarnation="n3.0")]
-    assert len(fleet.said(RoundOpened)) == 1
+    assert len(fleet.said(RendezvousOpened)) == 1
 
 
 @pytest.mark.parametrize(
     ("policy", "kinds"),
     [
-        ("restart_replica", [RestartDecided, RoundOpened]),
-        ("restart_job", [RestartDecided, RoundOpened, RoundOpened]),
+        ("restart_replica", [RestartDecided, RendezvousOpened]),
+        ("restart_job", [RestartDecided, RendezvousOpened, RendezvousOpened]),
         ("ignore", [RestartDecided, ReplicaEnded]),
         ("fail_job", [RestartDecided, Shutdown]),
     ],

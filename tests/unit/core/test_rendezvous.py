@@ -5,7 +5,15 @@ from __future__ import annotations
 from nvrx_slurm.core.job import next_deadline
 from nvrx_slurm.core.state import NodeState, Phase
 from nvrx_slurm.jobspec.plan import RolePlan
-from nvrx_slurm.journal.records import Fence, NodeFenced, NodeLost, Quarantined, RoundClosed, RoundOpened, Shutdown
+from nvrx_slurm.journal.records import (
+    Fence,
+    NodeFenced,
+    NodeLost,
+    Quarantined,
+    RendezvousClosed,
+    RendezvousOpened,
+    Shutdown,
+)
 from tests.unit.core.fleet import Fleet, plain, plan_of, running
 
 
@@ -13,18 +21,18 @@ def test_first_nodes_of_the_allocation_become_active_whatever_the_order_of_joini
     """Ranks follow the allocation's order, not the race of the joins, and the rest stand by."""
     fleet = Fleet(plain(nodes=2, spares=1))
     fleet.join("n3", "n2")
-    assert fleet.said(RoundClosed) == []
+    assert fleet.said(RendezvousClosed) == []
     fleet.join("n1")
-    (closed,) = fleet.said(RoundClosed)
+    (closed,) = fleet.said(RendezvousClosed)
     assert closed.nodes == ("n1", "n2")
     assert fleet.state("n3") is NodeState.STANDBY
 
 
 def test_round_closes_without_waiting_for_spares():
-    """A round needs its preferred nodes only; a spare that is still on its way delays nothing."""
+    """A rendezvous needs its preferred nodes only; a spare that is still on its way delays nothing."""
     fleet = Fleet(plain(nodes=2, spares=2))
     fleet.join("n1", "n2")
-    assert fleet.said(RoundClosed)[0].nodes == ("n1", "n2")
+    assert fleet.said(RendezvousClosed)[0].nodes == ("n1", "n2")
 
 
 def test_spare_stands_in_for_a_node_that_never_comes_after_the_last_call():
@@ -32,7 +40,7 @@ def test_spare_stands_in_for_a_node_that_never_comes_after_the_last_call():
     fleet = Fleet(plain(nodes=2, spares=1, rendezvous__last_call=5.0))
     fleet.join("n1", "n3")
     assert fleet.later(4.9) == []
-    closed = [d for d in fleet.later(0.2) if isinstance(d, RoundClosed)]
+    closed = [d for d in fleet.later(0.2) if isinstance(d, RendezvousClosed)]
     assert closed[0].nodes == ("n1", "n3")
     fleet.join("n2")
     assert fleet.state("n2") is NodeState.STANDBY
@@ -43,23 +51,23 @@ def test_survivors_keep_their_ranks_and_the_spare_takes_the_dead_nodes():
     fleet = running(plain(nodes=3, spares=1))
     fleet.lose("n2")
     fleet.ready("n1", "n3")
-    assert fleet.said(RoundClosed)[-1].nodes == ("n1", "n4", "n3")
-    assert fleet.said(RoundClosed)[-1].promoted == ("n4",)
+    assert fleet.said(RendezvousClosed)[-1].nodes == ("n1", "n4", "n3")
+    assert fleet.said(RendezvousClosed)[-1].promoted == ("n4",)
 
 
 def test_restart_with_all_nodes_alive_promotes_no_spare():
-    """When every previous node is ready the round closes at once, with them."""
+    """When every previous node is ready the rendezvous closes at once, with them."""
     fleet = running(plain(nodes=2, spares=2))
     fleet.fail("n1")
     fleet.ready("n2")
-    assert len(fleet.said(RoundClosed)) == 1
+    assert len(fleet.said(RendezvousClosed)) == 1
     fleet.ready("n1")
-    assert fleet.said(RoundClosed)[-1].nodes == ("n1", "n2")
+    assert fleet.said(RendezvousClosed)[-1].nodes == ("n1", "n2")
 
 
 def test_late_node_is_overtaken_only_after_its_teardown_bound_and_is_fenced():
-    """A spare takes no rank whose old workers may still be dying: their node is told to die, and the round waits for
-    proof that it has."""
+    """A spare takes no rank whose old workers may still be dying: their node is told to die, and the rendezvous waits
+    for proof that it has."""
     fleet = running(plain(nodes=2, spares=1, teardown__grace=10.0, rendezvous__last_call=5.0))
     fleet.fail("n1")
     fleet.ready("n1")
@@ -68,7 +76,7 @@ def test_late_node_is_overtaken_only_after_its_teardown_bound_and_is_fenced():
     assert decisions == [Fence(node="n2", incarnation="n2.0")]
     assert fleet.state("n2") is NodeState.LOST
     fleet.tell(NodeFenced(node="n2", incarnation="n2.0", proof="seen"))
-    assert fleet.said(RoundClosed)[-1].nodes == ("n1", "n3")
+    assert fleet.said(RendezvousClosed)[-1].nodes == ("n1", "n3")
 
 
 def test_ranks_of_a_silent_node_wait_until_its_lease_has_lapsed():
@@ -79,7 +87,7 @@ def test_ranks_of_a_silent_node_wait_until_its_lease_has_lapsed():
     assert next_deadline(fleet.job) == fleet.now + 20.0
     assert fleet.later(19.9) == []
     fleet.later(0.1)
-    assert fleet.said(RoundClosed)[-1].nodes == ("n1", "n3")
+    assert fleet.said(RendezvousClosed)[-1].nodes == ("n1", "n3")
 
 
 def test_proof_of_another_agents_death_is_none():
@@ -92,12 +100,12 @@ def test_proof_of_another_agents_death_is_none():
 
 
 def test_node_that_is_back_is_its_own_proof():
-    """An agent joins only when no worker of an earlier one is left: the round need not wait any more."""
+    """An agent joins only when no worker of an earlier one is left: the rendezvous need not wait any more."""
     fleet = running(plain(nodes=2, spares=0))
     fleet.tell(NodeLost(node="n2", incarnation="n2.0", cause="heartbeat_timeout", safe_after_s=20.0))
     fleet.ready("n1")
     fleet.rejoin("n2")
-    assert fleet.said(RoundClosed)[-1].nodes == ("n1", "n2")
+    assert fleet.said(RendezvousClosed)[-1].nodes == ("n1", "n2")
 
 
 def test_spare_that_falls_silent_holds_nothing_up():
@@ -106,7 +114,7 @@ def test_spare_that_falls_silent_holds_nothing_up():
     fleet.tell(NodeLost(node="n3", incarnation="n3.0", cause="heartbeat_timeout", safe_after_s=20.0))
     fleet.fail("n1")
     fleet.ready("n1", "n2")
-    assert fleet.said(RoundClosed)[-1].cycle == 1
+    assert fleet.said(RendezvousClosed)[-1].cycle == 1
 
 
 def test_node_that_keeps_dying_is_quarantined():
@@ -125,12 +133,12 @@ def test_node_that_keeps_dying_is_quarantined():
 
 
 def test_dead_joiner_never_blocks_a_round():
-    """A node that dies while a round waits for it is waited for no more."""
+    """A node that dies while a rendezvous waits for it is waited for no more."""
     fleet = running(plain(nodes=2, spares=1))
     fleet.fail("n1")
     fleet.ready("n1")
     fleet.lose("n2")
-    assert fleet.said(RoundClosed)[-1].nodes == ("n1", "n3")
+    assert fleet.said(RendezvousClosed)[-1].nodes == ("n1", "n3")
 
 
 def test_rejoined_node_doubles_no_rank():
@@ -138,7 +146,7 @@ def test_rejoined_node_doubles_no_rank():
     fleet = running(plain(nodes=2, spares=1))
     fleet.rejoin("n2")
     fleet.ready("n1")
-    assert fleet.said(RoundClosed)[-1].nodes == ("n1", "n2")
+    assert fleet.said(RendezvousClosed)[-1].nodes == ("n1", "n2")
     assert fleet.job.standby == {"n3"}
 
 
@@ -156,7 +164,7 @@ def test_without_spares_a_round_goes_on_smaller_down_to_min_nodes():
     fleet = running(plain(nodes=3, spares=0, min_nodes=2))
     fleet.lose("n1")
     fleet.ready("n2", "n3")
-    closed = fleet.said(RoundClosed)[-1]
+    closed = fleet.said(RendezvousClosed)[-1]
     assert (closed.nodes, closed.world_size) == (("n2", "n3"), 4)
 
 
@@ -171,19 +179,19 @@ def test_below_min_nodes_the_job_stops_for_a_retry():
 
 
 def test_shrunk_world_grows_again_at_the_next_round():
-    """A node that came back fills the empty seat when a round is opened anyway."""
+    """A node that came back fills the empty seat when a rendezvous is opened anyway."""
     fleet = running(plain(nodes=2, spares=0, min_nodes=1))
     fleet.lose("n1")
     fleet.ready("n2")
     fleet.rejoin("n1")
-    assert fleet.said(RoundClosed)[-1].nodes == ("n2",)
+    assert fleet.said(RendezvousClosed)[-1].nodes == ("n2",)
     fleet.fail("n2")
     fleet.ready("n2")
-    assert fleet.said(RoundClosed)[-1].nodes == ("n2", "n1")
+    assert fleet.said(RendezvousClosed)[-1].nodes == ("n2", "n1")
 
 
 def test_join_timeout_names_who_never_came():
-    """A round that cannot close ends the job at the join timeout, with the names of the missing."""
+    """A rendezvous that cannot close ends the job at the join timeout, with the names of the missing."""
     fleet = Fleet(plain(nodes=2, spares=0, rendezvous__join_timeout=60.0))
     fleet.join("n1")
     assert fleet.later(59.0) == []
@@ -193,14 +201,14 @@ def test_join_timeout_names_who_never_came():
 
 
 def test_replicas_share_one_pool_of_spares_and_restart_alone():
-    """A rollout's death opens a round for that replica only, and it takes the shared spare."""
+    """A rollout's death opens a rendezvous for that replica only, and it takes the shared spare."""
     policy = RolePlan(name="policy", command=("x",), nodes_per_replica=2)
     rollout = RolePlan(name="rollout", command=("x",), replicas=2)
     fleet = running(plan_of(policy, rollout, spares=1))
-    assert [c.nodes for c in fleet.said(RoundClosed)] == [("n1", "n2"), ("n3",), ("n4",)]
+    assert [c.nodes for c in fleet.said(RendezvousClosed)] == [("n1", "n2"), ("n3",), ("n4",)]
     fleet.lose("n4")
-    assert fleet.said(RoundOpened)[-1].replica == "rollout-1"
-    assert fleet.said(RoundClosed)[-1].nodes == ("n5",)
+    assert fleet.said(RendezvousOpened)[-1].replica == "rollout-1"
+    assert fleet.said(RendezvousClosed)[-1].nodes == ("n5",)
     assert fleet.job.replicas["policy-0"].phase is Phase.RUNNING
     assert fleet.job.replicas["policy-0"].cycle == 0
 
@@ -212,4 +220,4 @@ def test_replica_does_not_take_the_nodes_another_one_waits_for():
     fleet.join("n2")
     assert fleet.later(2.0) == []
     fleet.join("n1")
-    assert {c.replica: c.nodes for c in fleet.said(RoundClosed)} == {"rollout-0": ("n1",), "rollout-1": ("n2",)}
+    assert {c.replica: c.nodes for c in fleet.said(RendezvousClosed)} == {"rollout-0": ("n1",), "rollout-1": ("n2",)}

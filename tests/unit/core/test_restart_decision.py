@@ -19,10 +19,10 @@ from nvrx_slurm.journal.records import (
     JobEnded,
     NodeReady,
     Progress,
+    RendezvousClosed,
+    RendezvousOpened,
     ReplicaEnded,
     RestartDecided,
-    RoundClosed,
-    RoundOpened,
     Shutdown,
     WorkerFailed,
 )
@@ -85,7 +85,7 @@ def test_answers_add_up(said: dict[str, Verdict], how: Any, verdict: Verdict) ->
 def test_a_failure_is_asked_about_and_the_round_opens_at_once() -> None:
     """Teardown and rendezvous begin with the failure, not with the verdict; what is decided waits."""
     fleet = fleet_of(acting())
-    assert kinds(fleet.fail("n1")) == [AttributionAsked, RoundOpened]
+    assert kinds(fleet.fail("n1")) == [AttributionAsked, RendezvousOpened]
     asked = fleet.said(AttributionAsked)[0]
     assert (asked.rank, asked.node, asked.sources, asked.holds) == (0, "n1", ("lib",), True)
 
@@ -96,20 +96,20 @@ def test_restart_is_decided_when_the_round_could_close() -> None:
     fleet.fail("n1")
     assert says(fleet, RESTART) == []
     fleet.ready("n1")
-    assert kinds(fleet.ready("n2")) == [AttributionJudged, RestartDecided, RoundClosed]
+    assert kinds(fleet.ready("n2")) == [AttributionJudged, RestartDecided, RendezvousClosed]
     assert fleet.said(AttributionJudged)[0].waited_s == 0.0
     assert fleet.said(RestartDecided)[0].by == "policy"
 
 
 def test_the_round_waits_for_a_late_verdict() -> None:
-    """Everybody is ready, and the last answer closes the round."""
+    """Everybody is ready, and the last answer closes the rendezvous."""
     fleet = fleet_of(acting(enable_mcp=True))
     fleet.fail("n1")
     fleet.ready("n1", "n2")
     fleet.now += 3.0
     assert says(fleet, RESTART) == []
     fleet.now += 1.0
-    assert kinds(says(fleet, UNKNOWN, "mcp")) == [AttributionJudged, RestartDecided, RoundClosed]
+    assert kinds(says(fleet, UNKNOWN, "mcp")) == [AttributionJudged, RestartDecided, RendezvousClosed]
     assert fleet.said(AttributionJudged)[0].waited_s == 4.0
 
 
@@ -122,7 +122,7 @@ def test_whatever_is_not_a_stop_restarts(verdict: Verdict) -> None:
     assert kinds(says(fleet, verdict, problem="connection refused")) == [
         AttributionJudged,
         RestartDecided,
-        RoundClosed,
+        RendezvousClosed,
     ]
     assert fleet.said(RestartDecided)[0].action == "restart_replica"
 
@@ -138,7 +138,7 @@ def test_without_an_answer_the_job_restarts_after_the_decision_timeout() -> None
     assert fleet.said(RestartDecided) == []
     fleet.later(6.0)
     assert fleet.said(AttributionJudged)[0].verdict is TIMEOUT
-    assert len(fleet.said(RoundClosed)) == 2
+    assert len(fleet.said(RendezvousClosed)) == 2
 
 
 def test_stop_ends_the_job_before_the_round_is_ready() -> None:
@@ -151,7 +151,7 @@ def test_stop_ends_the_job_before_the_round_is_ready() -> None:
     assert fleet.said(Shutdown)[0].exit_code == 93
     assert "no module named x" in fleet.said(Shutdown)[0].reason
     fleet.ready("n1", "n2")
-    assert len(fleet.said(RoundClosed)) == 1
+    assert len(fleet.said(RendezvousClosed)) == 1
 
 
 def test_stop_after_the_round_is_recorded_and_dropped() -> None:
@@ -182,8 +182,8 @@ def test_stale_keys_never_match() -> None:
 def test_dry_run_waits_for_nobody() -> None:
     """The restart goes its way at once; the verdict is recorded when it comes, with what it would have done."""
     fleet = fleet_of(AttributionSpec(enable_lib=True, dry_run=True))
-    assert kinds(fleet.fail("n1")) == [AttributionAsked, RestartDecided, RoundOpened]
-    assert kinds(fleet.ready("n1", "n2"))[-1] is RoundClosed
+    assert kinds(fleet.fail("n1")) == [AttributionAsked, RestartDecided, RendezvousOpened]
+    assert kinds(fleet.ready("n1", "n2"))[-1] is RendezvousClosed
     assert kinds(says(fleet, STOP, explanation="no module named x")) == [AttributionJudged]
     judged = fleet.said(AttributionJudged)[0]
     assert (judged.verdict, judged.acted, judged.why) == (STOP, False, "dry run; lib: STOP, no module named x")
@@ -212,7 +212,7 @@ def test_a_job_that_ends_first_is_judged_by_what_is_there() -> None:
 def test_without_sources_nothing_is_asked() -> None:
     """The path costs no record and no wait."""
     fleet = fleet_of(AttributionSpec(dry_run=False, enable_lib=False))
-    assert kinds(fleet.fail("n1")) == [RestartDecided, RoundOpened]
+    assert kinds(fleet.fail("n1")) == [RestartDecided, RendezvousOpened]
 
 
 def test_a_new_controller_comes_to_the_same_outcome() -> None:
@@ -242,23 +242,24 @@ def test_what_restarts_nothing_waits_for_nothing(policy: Any) -> None:
 
 
 def test_restart_job_holds_every_round_that_it_opens() -> None:
-    """The other replicas' rounds wait for the verdict, too."""
+    """The other replicas' rendezvous wait for the verdict, too."""
     policy = RolePlan(name="policy", command=("x",), on_failure="restart_job")
     rollout = RolePlan(name="rollout", command=("x",))
     fleet = Fleet(plan_of(policy, rollout, spares=1, attribution=acting()))
     fleet.join(*fleet.names)
     fleet.fail("n1", replica="policy-0")
     fleet.ready("n2", replica="rollout-0")
-    assert len(fleet.said(RoundClosed)) == 2
+    assert len(fleet.said(RendezvousClosed)) == 2
     fleet.ready("n1", replica="policy-0")
     answer = Attribution(source="lib", verdict=RESTART)
     closed = fleet.tell(Attributed(replica="policy-0", cycle=0, rank=0, attribution=answer))
-    assert kinds(closed) == [AttributionJudged, RestartDecided, RoundClosed, RoundClosed]
+    assert kinds(closed) == [AttributionJudged, RestartDecided, RendezvousClosed, RendezvousClosed]
 
 
 @pytest.mark.parametrize("attribution", [AttributionSpec(enable_lib=False), acting()])
 def test_a_job_that_may_not_restart_does_not_come_back_for_more_nodes(attribution: AttributionSpec) -> None:
-    """Too few nodes are left for the round: first it is decided whether there is to be one, and that is counted."""
+    """Too few nodes are left for the rendezvous: first it is decided whether there is to be one, and that is
+    counted."""
     for allowed, code in ((1, 75), (0, 1)):
         losses = Allowance(count=allowed)
         plan = plain(
@@ -324,11 +325,11 @@ def test_a_blamed_node_is_not_chosen_while_another_can_be() -> None:
     blame(fleet, "n1")
     fleet.ready("n1", "n2")
     assert fleet.said(AttributionJudged)[0].blamed == ("n1",)
-    assert fleet.said(RoundClosed)[-1].nodes == ("n3", "n2")
+    assert fleet.said(RendezvousClosed)[-1].nodes == ("n3", "n2")
     fleet.lose("n3")
     fleet.ready("n2")
     fleet.later(10.0)
-    assert fleet.said(RoundClosed)[-1].nodes == ("n1", "n2")
+    assert fleet.said(RendezvousClosed)[-1].nodes == ("n1", "n2")
 
 
 @pytest.mark.parametrize(("nodes", "confidence"), [(("n1",), 0.4), (("n1", "n2"), 0.9), (("n3",), 0.9)])
@@ -339,14 +340,14 @@ def test_blame_needs_reason(nodes: tuple[str, ...], confidence: float) -> None:
     blame(fleet, *nodes, confidence=confidence)
     fleet.ready("n1", "n2")
     assert fleet.said(AttributionJudged)[0].blamed == ()
-    assert fleet.said(RoundClosed)[-1].nodes == ("n1", "n2")
+    assert fleet.said(RendezvousClosed)[-1].nodes == ("n1", "n2")
 
 
 def test_suspects_of_other_jobs_stand_by() -> None:
     """A job begins on clean nodes where it can."""
     fleet = Fleet(plain(nodes=2, spares=1), suspects=("n1",))
     fleet.join("n1", "n2", "n3")
-    assert fleet.said(RoundClosed)[0].nodes == ("n2", "n3")
+    assert fleet.said(RendezvousClosed)[0].nodes == ("n2", "n3")
 
 
 # ------------------------------------------------------------------------------------------- progress
@@ -431,7 +432,7 @@ def test_progress_is_judged_once_the_failed_replica_has_told_its_steps() -> None
             assert fleet.ready(other, replica="arollout-0") == []
             assert next_deadline(fleet.job) == fleet.now + fleet.plan.fault_tolerance.rendezvous.join_timeout
             ready = NodeReady(**fleet.by(ours), replica="policy-0", cycle=cycle, port=1, step=100 * cycle)
-            assert kinds(fleet.tell(ready)) == [RestartDecided, RoundClosed, RoundClosed]
+            assert kinds(fleet.tell(ready)) == [RestartDecided, RendezvousClosed, RendezvousClosed]
         assert [each.no_progress for each in fleet.said(RestartDecided)] == [0, 0, 0]
 
 
@@ -518,9 +519,9 @@ def test_a_new_leader_listens_before_it_judges_what_is_overdue() -> None:
 
 
 def test_nothing_of_an_older_generation_is_decided() -> None:
-    """A round that was open when the job was preempted is long overdue when it comes back."""
+    """A rendezvous that was open when the job was preempted is long overdue when it comes back."""
     fleet = fleet_of(acting(), rendezvous__join_timeout=60.0)
     fleet.fail("n1")
     fleet.now += 3600.0
     assert fleet.tell(ControllerStarted(epoch=2, host="head", pid=1)) == []
-    assert kinds(fleet.requeue()) == [RoundOpened]
+    assert kinds(fleet.requeue()) == [RendezvousOpened]

@@ -60,6 +60,18 @@ def test_journal_line_and_wire_form_give_the_record_back(n, t, pids):
     assert records.unpack_entry(records.pack(entry)) == entry
 
 
+def test_events_of_journals_up_to_0_1_are_read_under_their_names_of_today():
+    """In JSON and in msgpack; a value that reads like an old name stays as it is."""
+    entry = Entry(n=1, t=0.5, record=records.RendezvousOpened(replica="round_closed", cycle=3))
+    name, old = "rendezvous_opened", "round_opened"
+    line = entry_to_json(entry)
+    assert entry_from_json(line.replace(f'"event":"{name}"'.encode(), f'"event":"{old}"'.encode())) == entry
+    packed = records.pack(entry)
+    packed_name, packed_old = msgspec.msgpack.encode(name), msgspec.msgpack.encode(old)
+    assert packed_name in packed
+    assert records.unpack_entry(packed.replace(packed_name, packed_old)) == entry
+
+
 def test_every_record_has_a_docstring():
     """The journal's reference is generated from them."""
     for kind in AnyRecord.__args__:
@@ -69,15 +81,15 @@ def test_every_record_has_a_docstring():
 @pytest.mark.parametrize(
     ("kind", "fields"),
     [
-        ("round_opened", {"replica": "../../../../x", "cycle": 0}),
-        ("round_opened", {"replica": "..", "cycle": 0}),
-        ("round_opened", {"replica": "", "cycle": 0}),
-        ("round_opened", {"replica": "main-0\n", "cycle": 0}),
-        ("round_opened", {"replica": "a\x1b[2J", "cycle": 0}),
-        ("round_opened", {"replica": "x" * 256, "cycle": 0}),
-        ("round_opened", {"replica": "main-0", "cycle": -1}),
-        ("round_opened", {"replica": "main-0", "cycle": 1 << 31}),
-        ("round_opened", {"replica": "main-0", "cycle": 0, "generation": 1 << 62}),
+        ("rendezvous_opened", {"replica": "../../../../x", "cycle": 0}),
+        ("rendezvous_opened", {"replica": "..", "cycle": 0}),
+        ("rendezvous_opened", {"replica": "", "cycle": 0}),
+        ("rendezvous_opened", {"replica": "main-0\n", "cycle": 0}),
+        ("rendezvous_opened", {"replica": "a\x1b[2J", "cycle": 0}),
+        ("rendezvous_opened", {"replica": "x" * 256, "cycle": 0}),
+        ("rendezvous_opened", {"replica": "main-0", "cycle": -1}),
+        ("rendezvous_opened", {"replica": "main-0", "cycle": 1 << 31}),
+        ("rendezvous_opened", {"replica": "main-0", "cycle": 0, "generation": 1 << 62}),
         ("fence", {"node": "/etc/passwd", "incarnation": "a"}),
         ("node_left", {"node": "a/b", "incarnation": "a", "seq": 1, "reason": "r"}),
         ("stacks_dumped", {"node": "n1", "incarnation": "a", "seq": 1, "why": "w", "files": {0: "../secret"}}),
@@ -105,7 +117,7 @@ def test_step_out_of_bounds_is_refused(step: int):
 @pytest.mark.parametrize("name", ["n1", "gpu-a_07.site", "policy-0", "...x", "nœud", "a b"])
 def test_names_that_are_in_use_pass(name: str):
     """Whatever is one component of a path."""
-    opened = records.RoundOpened(replica=name, cycle=0)
+    opened = records.RendezvousOpened(replica=name, cycle=0)
     assert records.unpack_record(records.pack(opened)) == opened
 
 

@@ -50,7 +50,8 @@ def test_a_hang_during_the_teardown_is_no_failure() -> None:
 
 
 def test_a_silent_nodes_ranks_wait_for_proof_of_its_death() -> None:
-    """The round stays open although every survivor is ready, and says for whose death it waits; proof ends that."""
+    """The rendezvous stays open although every survivor is ready, and says for whose death it waits; proof ends
+    that."""
     recorder = to_first_cycle()
     recorder.lose("n2", safe_after_s=34.0)
     lost_at = recorder.now
@@ -66,7 +67,7 @@ def test_a_silent_nodes_ranks_wait_for_proof_of_its_death() -> None:
 
 
 def test_time_is_proof_too() -> None:
-    """When the bound has passed the round closes, and nothing is held any more."""
+    """When the bound has passed the rendezvous closes, and nothing is held any more."""
     recorder = to_first_cycle()
     recorder.lose("n2", safe_after_s=34.0)
     recorder.ready()
@@ -104,7 +105,7 @@ def test_what_slurm_says_of_a_lost_node_is_kept() -> None:
 
 
 def test_a_node_that_keeps_dying_is_quarantined() -> None:
-    """It is here and no spare; its note says how often it was lost; no round waits for it."""
+    """It is here and no spare; its note says how often it was lost; no rendezvous waits for it."""
     recorder = flapping()
     view = view_of(recorder)
     assert view.nodes["n5"].state == "quarantined"

@@ -85,7 +85,7 @@ def test_both_pages_say_the_same(tmp_path: Path) -> None:
 
 
 def test_what_a_job_waits_for_is_at_the_top(tmp_path: Path) -> None:
-    """While a round is open, the second line or so says whom it waits for."""
+    """While a rendezvous is open, the second line or so says whom it waits for."""
     recorder = to_first_cycle()
     recorder.lose("n2")
     page = drawn(screen.render(shot(tmp_path, recorder)))

@@ -78,7 +78,7 @@ def test_a_beat_of_a_cycle_that_is_over_tells_nothing_of_ranks() -> None:
 
 
 def test_ranks_without_workers_are_not_listed() -> None:
-    """While a round is open nobody has ranks."""
+    """While a rendezvous is open nobody has ranks."""
     recorder = to_first_cycle()
     recorder.lose("n2")
     assert ranks(view_of(recorder), recorder.now) == ()

@@ -75,4 +75,9 @@ def test_without_a_first_step_there_is_no_way_to_it() -> None:
     each = last_recovery(recorder)
     assert each.startup_s is None
     assert each.to_first_step_s is None
-    assert [label for _, label, _ in recovery.in_order(each)] == ["decided", "torn down", "round closed", "spawned"]
+    assert [label for _, label, _ in recovery.in_order(each)] == [
+        "decided",
+        "torn down",
+        "rendezvous closed",
+        "spawned",
+    ]

@@ -32,7 +32,7 @@ def states(view: JobView) -> dict[str, str]:
 
 
 def test_nodes_that_have_not_joined_are_what_the_first_round_waits_for() -> None:
-    """Before a round closes, its replica is joining and waits for exactly its nodes that are not here."""
+    """Before a rendezvous closes, its replica is joining and waits for exactly its nodes that are not here."""
     recorder = Recorder(plain_plan())
     recorder.join("n0", "n4")
     view = view_of(recorder)
@@ -58,7 +58,7 @@ def test_a_closed_round_gives_each_node_its_ranks() -> None:
 
 
 def test_workers_that_have_not_started_are_waited_for() -> None:
-    """Between the round's close and the last workers_started the replica is starting and names who is late."""
+    """Between the rendezvous's close and the last workers_started the replica is starting and names who is late."""
     recorder = Recorder(plain_plan())
     recorder.join()
     view = view_of(recorder)
@@ -93,7 +93,7 @@ def test_after_a_loss_the_survivors_are_waited_for_and_the_failure_is_told() -> 
 
 
 def test_a_spare_takes_the_lost_nodes_ranks() -> None:
-    """After the next round the promoted node has the dead one's ranks, and one spare is left."""
+    """After the next rendezvous the promoted node has the dead one's ranks, and one spare is left."""
     view = view_of(with_one_recovery())
     assert view.nodes["n4"].ranks == (4, 5)
     assert view.nodes["n4"].promoted
@@ -165,7 +165,7 @@ def test_a_cancelled_job_waits_for_its_nodes_and_then_is_stopped() -> None:
 
 
 def test_replicas_fail_one_by_one() -> None:
-    """The death of a rollout's node opens a round of that replica only; the others keep running."""
+    """The death of a rollout's node opens a rendezvous of that replica only; the others keep running."""
     recorder = Recorder(roles_plan())
     recorder.join()
     for replica in recorder.job.replicas:
@@ -203,7 +203,7 @@ def test_an_entry_that_was_folded_in_already_changes_nothing() -> None:
 
 
 def test_a_journal_can_be_read_without_its_plan() -> None:
-    """Without the plan the first round waits for every expected node, and all else is the same."""
+    """Without the plan the first rendezvous waits for every expected node, and all else is the same."""
     recorder = Recorder(plain_plan())
     recorder.join("n0")
     assert view_of(recorder, with_plan=False).waits_for("main-0") == ("n1", "n2", "n3", "n4", "n5")

@@ -165,7 +165,7 @@ WHY = "no step for 612 s (limit 600 s) after step 41"
             "n2: lost 3 times (limit 3); it gets no ranks any more",
         ),
         (
-            records.RoundOpened(replica="main-0", cycle=2, dump="rank 3 hung"),
+            records.RendezvousOpened(replica="main-0", cycle=2, dump="rank 3 hung"),
             "main-0 cycle 2; stacks are written down first: rank 3 hung",
         ),
         (

@@ -141,7 +141,7 @@ def acquire(data: Keyspace, keys: Sequence[str], args: Sequence[Word]) -> list[A
 
 def commit(data: Keyspace, keys: Sequence[str], args: Sequence[Word]) -> list[Any]:
     """One batch of decisions: all or nothing, only by the newest controller, only onto the journal as it saw it."""
-    epoch, journal_n, journal, orders, cursor, shutdown, controller, inbox, *rounds = keys
+    epoch, journal_n, journal, orders, cursor, shutdown, controller, inbox, *rendezvous = keys
     seconds, micros = data.time()
     now = seconds * 1_000_000 + micros
     if data.get(epoch) != encoded(args[0]):
@@ -159,7 +159,7 @@ def commit(data: Keyspace, keys: Sequence[str], args: Sequence[Word]) -> list[An
     at += entries
     packed = args[at + 1 : at + 1 + int(args[at])]
     field = at + 1 + len(packed)
-    for key in rounds:
+    for key in rendezvous:
         count = int(args[field])
         words = args[field + 1 : field + 1 + count]
         for node, assignment in zip(words[::2], words[1::2], strict=True):

@@ -8,14 +8,14 @@ import pytest
 
 from nvrx_slurm.attribution.analyze.analysis import analyze_logs, inquiry_about
 from nvrx_slurm.attribution.rules.catalogue import load_catalogue
-from nvrx_slurm.journal.records import Entry, Record, RoundClosed, WorkerFailed, entry_to_json
+from nvrx_slurm.journal.records import Entry, Record, RendezvousClosed, WorkerFailed, entry_to_json
 from nvrx_slurm.journal.verdicts import Attribution, Failed, FailureKey, Inquiry, Scope, Verdict
 from nvrx_slurm.util.files import JobFiles
 
 
 def closed(cycle: int, *nodes: str) -> Record:
     """A round of two nodes with four ranks each."""
-    return RoundClosed(
+    return RendezvousClosed(
         replica="main-0",
         cycle=cycle,
         nodes=nodes,
@@ -49,7 +49,7 @@ def write(files: JobFiles, *records: Record) -> None:
     """The job's journal; its last line is torn."""
     entries = (Entry(n=n, t=float(n), record=record) for n, record in enumerate(records, start=1))  # type: ignore[arg-type]
     lines = [entry_to_json(entry) for entry in entries]
-    files.events_path.write_bytes(b"\n".join([*lines, b'{"n": 9, "event": "round_closed", "t"']))
+    files.events_path.write_bytes(b"\n".join([*lines, b'{"n": 9, "event": "rendezvous_closed", "t"']))
 
 
 def asked(files: JobFiles, node: str, rank: int = 3) -> Inquiry:

@@ -7,7 +7,7 @@ import pytest
 
 from nvrx_slurm.cluster.states import JobState
 from nvrx_slurm.journal.folder import Result
-from nvrx_slurm.journal.records import JobEnded, JobStarted, NodeLost, RoundClosed
+from nvrx_slurm.journal.records import JobEnded, JobStarted, NodeLost, RendezvousClosed
 from nvrx_slurm.lab.flow import attempt
 from nvrx_slurm.lab.flow.load import load_flow
 from nvrx_slurm.lab.flow.matching import FlowMatcher
@@ -68,8 +68,8 @@ def test_a_journal_that_the_core_wrote_replays(flow, entries):
 
 
 def test_a_journal_that_the_core_would_not_write_is_a_finding(flow, entries):
-    """One node more in a round than was decided."""
-    index = next(i for i, entry in enumerate(entries) if isinstance(entry.record, RoundClosed))
+    """One node more in a rendezvous than was decided."""
+    index = next(i for i, entry in enumerate(entries) if isinstance(entry.record, RendezvousClosed))
     closed = msgspec.structs.replace(entries[index].record, nodes=(*entries[index].record.nodes, "n5"))
     entries[index] = msgspec.structs.replace(entries[index], record=closed)
     (found,) = attempt.of_replay(flow, plain_plan(), entries)

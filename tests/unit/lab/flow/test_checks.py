@@ -73,4 +73,4 @@ def test_a_capture_that_something_binds(write: Write, flow: str) -> None:
 
 def test_an_order_that_cannot_be_is_no_error_of_the_file(write: Write) -> None:
     """Such a flow loads; it ends at its time limit and shows what came near (test_matching)."""
-    load_flow(write(text("shutdown", "round_opened")))
+    load_flow(write(text("shutdown", "rendezvous_opened")))

@@ -36,7 +36,7 @@ faults:
   - when: {fault: 1, after: 500ms}
     do: {slow_link: {node: $dead, delay: 200ms, loss: 10%}}
 expect:
-  - round_closed: {cycle: 0, active: ">= 4"}
+  - round_closed: {cycle: 0, active: ">= 4"}  # its name until 0.2
   - node_lost: {node: $dead}
     within: 1s
   - any_order:
@@ -90,22 +90,26 @@ BAD_FILES = {
 BAD_ITEMS = {
     "worker_started: {}": "expect.0.worker_started: is no event of the journal; nearest: workers_started, "
     "controller_started, worker_failed, job_started, restart_decided, … (all are in docs/journal.md)",
-    "round_closed: {cylce: 0}": "expect.0.round_closed.cylce: is no field of round_closed; nearest: cycle, active, "
+    "rendezvous_closed: {cylce: 0}": "expect.0.rendezvous_closed.cylce: is no field of rendezvous_closed; nearest: "
+    "cycle, active, "
     "world_size, nodes, replica, …",
     "tick: {node: n1}": "expect.0.tick.node: is no field of tick; it has none",
-    "round_closed: {cycle: one}": "expect.0.round_closed.cycle: must be a whole number, not 'one'",
-    "round_closed: {cycle: [1]}": "expect.0.round_closed.cycle: must be a whole number, not a list",
-    "round_closed: {cycle: {a: 1}}": "expect.0.round_closed.cycle: must be a whole number, not a mapping",
-    "round_closed: {cycle: null}": "expect.0.round_closed.cycle: is never null; it is a whole number",
-    "round_closed: {promoted: n4}": "expect.0.round_closed.promoted: must be a list such as [a, b], or {contains: "
+    "rendezvous_closed: {cycle: one}": "expect.0.rendezvous_closed.cycle: must be a whole number, not 'one'",
+    "rendezvous_closed: {cycle: [1]}": "expect.0.rendezvous_closed.cycle: must be a whole number, not a list",
+    "rendezvous_closed: {cycle: {a: 1}}": "expect.0.rendezvous_closed.cycle: must be a whole number, not a mapping",
+    "rendezvous_closed: {cycle: null}": "expect.0.rendezvous_closed.cycle: is never null; it is a whole number",
+    "rendezvous_closed: {promoted: n4}": "expect.0.rendezvous_closed.promoted: must be a list such as [a, b], or "
+    "{contains: "
     "a}, or {length: 2}, not 'n4'",
-    "round_closed: {nodes: {length: two}}": "expect.0.round_closed.nodes.length: must be a whole number, not 'two'",
+    "rendezvous_closed: {nodes: {length: two}}": "expect.0.rendezvous_closed.nodes.length: must be a whole number, "
+    "not 'two'",
     "attributed: {attribution: STOP}": "expect.0.attributed.attribution: must be a mapping of its fields, not 'STOP'",
     "attributed: {attribution: {verdict: HALT}}": "expect.0.attributed.attribution.verdict: must be one of RESTART, "
     "STOP, UNKNOWN, TIMEOUT, not 'HALT'",
     "attributed: {attribution: {verdit: STOP}}": "expect.0.attributed.attribution.verdit: is no field of it; "
     "nearest: verdict, hint, cached, primary, transient, …",
-    "round_closed: [cycle]": "expect.0.round_closed: must be a mapping such as `round_closed: {field: value}`, not "
+    "rendezvous_closed: [cycle]": "expect.0.rendezvous_closed: must be a mapping such as `rendezvous_closed: "
+    "{field: value}`, not "
     "['cycle']",
     "recovered: {total_s: '< 2x'}": "expect.0.recovered.total_s: must be a number, or a duration such as 500ms, not "
     "'2x'",
@@ -119,7 +123,8 @@ BAD_ITEMS = {
     "node_lost: {node: $1}": "expect.0.node_lost.node: '$1' is no capture: after `$` come letters, digits and '_', "
     "no digit first",
     "node_lost: {node: '> n1'}": "expect.0.node_lost.node: `>` compares numbers, and this is text",
-    "round_closed: {cycle: '~ 3'}": "expect.0.round_closed.cycle: `~` searches in text, and this is a whole number",
+    "rendezvous_closed: {cycle: '~ 3'}": "expect.0.rendezvous_closed.cycle: `~` searches in text, and this is a "
+    "whole number",
     "node_lost: {cause: '~ ['}": "expect.0.node_lost.cause: `~ [` is no regular expression: unterminated character "
     "set at position 0",
     "{}": "expect.0: an item has one event, as `job_ended: {exit_code: 0}` has, not none",
@@ -230,7 +235,7 @@ def test_a_whole_file(write: Write) -> None:
     assert slow.arguments == {"node": "$dead", "delay": 0.2, "loss": 0.1}
     assert [item.line for item in flow.expect] == [16, 17, 19, 23, 25, 26, 29]
     assert [str(item) for item in flow.expect if not hasattr(item, "branches")] == [
-        "round_closed {cycle: 0, active: >= 4}",
+        "rendezvous_closed {cycle: 0, active: >= 4}",
         "node_lost {node: $dead} within 1s",
         "eventually recovered {total_s: < 2} within 5s",
         "never workers_started {node: $dead, cycle: 1}",
@@ -274,7 +279,7 @@ def test_bad_faults(write: Write, item: str, message: str) -> None:
 
 def test_all_problems_at_once(write: Write) -> None:
     """A file with several problems tells all of them, in the order of its lines."""
-    text = "job: jop.yaml\nabout: x\nonn: dev\nexpect:\n  - fense\n  - round_closed: {cycle: one, activ: 2}\n"
+    text = "job: jop.yaml\nabout: x\nonn: dev\nexpect:\n  - fense\n  - rendezvous_closed: {cycle: one, activ: 2}\n"
     lines = problem(write(text)).splitlines()
     assert lines[0] == "5 problems:"
     assert [line.split(": ")[0].strip() for line in lines[1:]] == [f"flow.yaml:{line}" for line in (1, 3, 5, 6, 6)]
@@ -345,7 +350,7 @@ def test_every_flow_that_ships_fits_the_schema(validator: jsonschema.Draft202012
         validator.validate(YAML(typ="safe").load(path))
 
 
-@pytest.mark.parametrize("item", ["fense", "{fense: {}}", "{round_closed: {cylce: 0}}", "{never: {fense: {}}}"])
+@pytest.mark.parametrize("item", ["fense", "{fense: {}}", "{rendezvous_closed: {cylce: 0}}", "{never: {fense: {}}}"])
 def test_the_schema_refuses_what_the_journal_does_not_have(
     validator: jsonschema.Draft202012Validator, item: str
 ) -> None:

@@ -49,25 +49,35 @@ def miss(match: FlowMatcher) -> Miss:
 # ------------------------------------------------------------------------------------------------- what is met
 
 MET: list[tuple[str, ...]] = [
-    ("job_started", "round_closed: {cycle: 0}", "node_lost: {node: n2}", "round_closed: {cycle: 1}", "job_ended"),
     (
-        "round_closed: {cycle: 0, active: 4}",
-        "round_closed: {standby: 1, promoted: [n4]}",
+        "job_started",
+        "rendezvous_closed: {cycle: 0}",
+        "node_lost: {node: n2}",
+        "rendezvous_closed: {cycle: 1}",
+        "job_ended",
+    ),
+    (
+        "rendezvous_closed: {cycle: 0, active: 4}",
+        "rendezvous_closed: {standby: 1, promoted: [n4]}",
         "job_ended: {exit_code: 0}",
     ),
-    ("node_lost: {node: $dead}", "round_closed: {promoted: [$spare]}", "workers_started: {node: $spare, cycle: 1}"),
+    (
+        "node_lost: {node: $dead}",
+        "rendezvous_closed: {promoted: [$spare]}",
+        "workers_started: {node: $spare, cycle: 1}",
+    ),
     ("node_joined: {node: $a}", "node_joined: {node: '!= $a'}"),
     ("node_lost: {node: n2}", "recovered: {cycle: 1, phases: {decided: < 1s}}\n    within: 1s"),
-    ("eventually: {job_ended: {exit_code: 0}}", "round_closed: {cycle: 0}", "round_closed: {cycle: 1}"),
+    ("eventually: {job_ended: {exit_code: 0}}", "rendezvous_closed: {cycle: 0}", "rendezvous_closed: {cycle: 1}"),
     ("never: {worker_failed: {}}", "job_ended"),
-    ("round_closed: {cycle: 1}", "never: {workers_started: {cycle: 0}}", "job_ended"),
+    ("rendezvous_closed: {cycle: 1}", "never: {workers_started: {cycle: 0}}", "job_ended"),
     ("never: {workers_started: {cycle: 1}}\n    until: {node_lost: {node: n2}}", "job_ended"),
     ("count: {workers_started: {}}\n    is: 8", "job_ended"),
     ("count: {workers_started: {}}\n    is: 4\n    until: {node_lost: {}}", "job_ended"),
-    ("round_closed: {cycle: 1}", "count: {workers_started: {}}\n    is: '>= 4'", "job_ended"),
+    ("rendezvous_closed: {cycle: 1}", "count: {workers_started: {}}\n    is: '>= 4'", "job_ended"),
     ("any_order: [workers_started: {node: n3}, workers_started: {node: n0}]", "node_lost"),
     (
-        "round_closed: {cycle: 1}",
+        "rendezvous_closed: {cycle: 1}",
         "any_order: [[workers_started: {node: n4}, progress: {node: n4}], recovered: {cycle: 1}]",
         "job_ended",
     ),
@@ -75,8 +85,8 @@ MET: list[tuple[str, ...]] = [
         "any_order: [workers_started: {node: $a}, workers_started: {node: $b}, workers_started: {node: n0}]",
         "job_ended",
     ),
-    ("any_order: [eventually: {job_ended: {}}, never: {worker_hung: {}}]", "round_closed: {cycle: 1}"),
-    ("any_order: [any_order: [node_joined: {node: n5}, node_joined: {node: n0}], round_opened]", "job_ended"),
+    ("any_order: [eventually: {job_ended: {}}, never: {worker_hung: {}}]", "rendezvous_closed: {cycle: 1}"),
+    ("any_order: [any_order: [node_joined: {node: n5}, node_joined: {node: n0}], rendezvous_opened]", "job_ended"),
 ]
 
 
@@ -91,7 +101,7 @@ def test_what_a_journal_meets(write: Write, items: tuple[str, ...]) -> None:
 
 def test_captures_are_bound_in_passing(write: Write) -> None:
     """What captures stand for can be read while the job runs."""
-    items = ("node_lost: {node: $dead}", "round_closed: {nodes: [$a, $b, $new, $c], promoted: [$new]}")
+    items = ("node_lost: {node: $dead}", "rendezvous_closed: {nodes: [$a, $b, $new, $c], promoted: [$new]}")
     match = feed(matcher(write, *items), with_one_recovery().entries)
     assert match.bindings == {"dead": "n2", "a": "n0", "b": "n1", "new": "n4", "c": "n3"}
 
@@ -106,10 +116,10 @@ def test_an_entry_is_taken_by_one_branch_only(write: Write) -> None:
 def test_what_is_open_keeps_a_flow_going(write: Write) -> None:
     """A flow is settled at once when nothing can go wrong any more, and not while a never or a count is open."""
     entries = ended().entries
-    assert feed(matcher(write, "round_closed: {cycle: 1}"), entries[:25]).settled
-    assert not feed(matcher(write, "round_closed: {cycle: 1}"), entries[:24]).settled
-    assert not feed(matcher(write, "never: worker_hung", "round_closed: {cycle: 1}"), entries[:25]).settled
-    ending = "never: worker_hung\n    until: {round_closed: {cycle: 1}}"
+    assert feed(matcher(write, "rendezvous_closed: {cycle: 1}"), entries[:25]).settled
+    assert not feed(matcher(write, "rendezvous_closed: {cycle: 1}"), entries[:24]).settled
+    assert not feed(matcher(write, "never: worker_hung", "rendezvous_closed: {cycle: 1}"), entries[:25]).settled
+    ending = "never: worker_hung\n    until: {rendezvous_closed: {cycle: 1}}"
     assert feed(matcher(write, ending), entries[:25]).settled
 
 
@@ -118,31 +128,37 @@ def test_what_is_open_keeps_a_flow_going(write: Write) -> None:
 # items → the line, what was expected, why it is not met, the nearest entry and what kept it from being the one
 MISSED: list[tuple[tuple[str, ...], tuple[int, str, str, int | None, tuple[str, ...]]]] = [
     (
-        ("round_closed: {cycle: 0}", "worker_failed: {rank: 2}", "job_ended"),
+        ("rendezvous_closed: {cycle: 0}", "worker_failed: {rank: 2}", "job_ended"),
         (4, "worker_failed {rank: 2}", "the job ended, and it had not come", None, ()),
     ),
     (
-        ("round_closed: {cycle: 2, active: 4}",),
-        (3, "round_closed {cycle: 2, active: 4}", "the job ended, and it had not come", 25, ("cycle: 1, not 2",)),
+        ("rendezvous_closed: {cycle: 2, active: 4}",),
+        (
+            3,
+            "rendezvous_closed {cycle: 2, active: 4}",
+            "the job ended, and it had not come",
+            25,
+            ("cycle: 1, not 2",),
+        ),
     ),
     (
-        ("node_lost: {node: $dead}", "round_closed: {promoted: [$dead], cycle: '> 0'}"),
+        ("node_lost: {node: $dead}", "rendezvous_closed: {promoted: [$dead], cycle: '> 0'}"),
         (
             4,
-            "round_closed {promoted: [n2 ($dead)], cycle: > 0}",
+            "rendezvous_closed {promoted: [n2 ($dead)], cycle: > 0}",
             "the job ended, and it had not come",
             25,
             ("promoted: [n4], not [n2 ($dead)]",),
         ),
     ),
     (
-        ("round_closed: {cycle: 1}", "node_lost: {node: n2}"),
+        ("rendezvous_closed: {cycle: 1}", "node_lost: {node: n2}"),
         (
             4,
             "node_lost {node: n2}",
             "the job ended, and it had not come",
             18,
-            ("it came, but before entry 25 (round_closed)",),
+            ("it came, but before entry 25 (rendezvous_closed)",),
         ),
     ),
     (
@@ -160,20 +176,20 @@ MISSED: list[tuple[tuple[str, ...], tuple[int, str, str, int | None, tuple[str, 
         ),
     ),
     (
-        ("round_closed: {cycle: 0}", "node_lost: {node: n2}\n    within: 2s"),
+        ("rendezvous_closed: {cycle: 0}", "node_lost: {node: n2}\n    within: 2s"),
         (
             4,
             "node_lost {node: n2} within 2s",
-            "it did not come within 2s of entry 7 (round_closed)",
+            "it did not come within 2s of entry 7 (rendezvous_closed)",
             18,
             ("it came, but too late",),
         ),
     ),
     (
-        ("round_closed: {cycle: 0}\n    within: 30ms",),
+        ("rendezvous_closed: {cycle: 0}\n    within: 30ms",),
         (
             3,
-            "round_closed {cycle: 0} within 30ms",
+            "rendezvous_closed {cycle: 0} within 30ms",
             "it did not come within 30ms of the job's start",
             7,
             ("it came, but too late",),
@@ -184,16 +200,22 @@ MISSED: list[tuple[tuple[str, ...], tuple[int, str, str, int | None, tuple[str, 
         (3, "never node_lost {node: n2}", "entry 18 is what must not come", None, ()),
     ),
     (
-        ("count: {round_closed: {}}\n    is: 1",),
-        (3, "count of round_closed is 1", "with entry 25 it has come 2 times", None, ()),
+        ("count: {rendezvous_closed: {}}\n    is: 1",),
+        (3, "count of rendezvous_closed is 1", "with entry 25 it has come 2 times", None, ()),
     ),
     (
-        ("count: {round_closed: {}}\n    is: < 2",),
-        (3, "count of round_closed is < 2", "with entry 25 it has come 2 times", None, ()),
+        ("count: {rendezvous_closed: {}}\n    is: < 2",),
+        (3, "count of rendezvous_closed is < 2", "with entry 25 it has come 2 times", None, ()),
     ),
     (
-        ("count: {round_closed: {cycle: 1}}\n    is: 2",),
-        (3, "count of round_closed {cycle: 1} is 2", "the job ended, and it came 1 time", 7, ("cycle: 0, not 1",)),
+        ("count: {rendezvous_closed: {cycle: 1}}\n    is: 2",),
+        (
+            3,
+            "count of rendezvous_closed {cycle: 1} is 2",
+            "the job ended, and it came 1 time",
+            7,
+            ("cycle: 0, not 1",),
+        ),
     ),
     (
         ("count: {workers_started: {}}\n    is: '> 4'\n    until: {node_lost: {}}",),
@@ -240,23 +262,23 @@ def test_the_entries_after_a_miss_are_shown_once_they_have_come(write: Write) ->
 def test_a_deadline_passes_in_silence(write: Write) -> None:
     """Where nothing comes, time passes all the same, with some patience for entries that are on their way."""
     match = feed(
-        matcher(write, "round_closed: {cycle: 0}", "node_lost: {}\n    within: 2s"), to_first_cycle().entries[:7]
+        matcher(write, "rendezvous_closed: {cycle: 0}", "node_lost: {}\n    within: 2s"), to_first_cycle().entries[:7]
     )
     due = match.next_deadline()
     assert due == pytest.approx(BEGIN + 0.05 + 2 + LAG_S)
     match.look(due)
     assert match.miss is None
     match.look(due + 0.001)
-    assert miss(match).reason == "it did not come within 2s of entry 7 (round_closed)"
+    assert miss(match).reason == "it did not come within 2s of entry 7 (rendezvous_closed)"
     assert match.next_deadline() is None
 
 
 def test_within_counts_from_the_last_fault(write: Write) -> None:
     """The clock starts with the fault, if that struck after what came before."""
     items = (
-        "round_closed: {cycle: 0}",
+        "rendezvous_closed: {cycle: 0}",
         "node_lost: {node: $dead}\n    within: 100ms",
-        "round_opened: {}\n    within: 1s",
+        "rendezvous_opened: {}\n    within: 1s",
     )
     entries = ended().entries
     early, late = matcher(write, *items, faults=KILL), matcher(write, *items, faults=KILL)
@@ -270,7 +292,7 @@ def test_within_counts_from_the_last_fault(write: Write) -> None:
 @pytest.mark.parametrize(("after_s", "counts"), [(0.0013, True), (1.0, False)])
 def test_within_allows_for_two_clocks(write: Write, after_s: float, counts: bool) -> None:
     """`within` counts from a fault although its recorded time is a millisecond after the loss that it caused."""
-    match = matcher(write, "round_closed: {cycle: 0}", "node_lost: {node: $dead}\n    within: 1s", faults=KILL)
+    match = matcher(write, "rendezvous_closed: {cycle: 0}", "node_lost: {node: $dead}\n    within: 1s", faults=KILL)
     lost = ended().entries[17]
     match.fault_happened(lost.t + after_s, {"dead": "n2"})
     assert feed(match, ended().entries).settled is counts
@@ -278,19 +300,23 @@ def test_within_allows_for_two_clocks(write: Write, after_s: float, counts: bool
 
 def test_a_late_entry_is_told_as_late(write: Write) -> None:
     """While faults are to come nothing is overdue, but what comes is late all the same."""
-    items = ("round_closed: {cycle: 0}", "node_lost: {node: n2}\n    within: 1s")
+    items = ("rendezvous_closed: {cycle: 0}", "node_lost: {node: n2}\n    within: 1s")
     other = "  - {when: {event: recovered}, do: kill_store}\n"
     match = feed(matcher(write, *items, faults=other), ended().entries[:17])
     assert match.next_deadline() is None
     match.look(BEGIN + 3600)
     assert match.miss is None
     match.feed(ended().entries[17])
-    assert miss(match).reason == "it came 4.90 s after entry 7 (round_closed), not within 1s"
+    assert miss(match).reason == "it came 4.90 s after entry 7 (rendezvous_closed), not within 1s"
 
 
 def test_a_strike_may_be_told_after_what_followed_from_it(write: Write) -> None:
     """A fault and the journal reach us on different ways: the order in which they do makes no difference."""
-    items = ("round_closed: {cycle: 0}", "node_lost: {node: $dead}\n    within: 1s", "round_closed: {cycle: 1}")
+    items = (
+        "rendezvous_closed: {cycle: 0}",
+        "node_lost: {node: $dead}\n    within: 1s",
+        "rendezvous_closed: {cycle: 1}",
+    )
     entries = ended().entries
     flow = load(write, *items, faults=KILL)
     results = []
@@ -328,7 +354,7 @@ def test_a_fault_that_never_struck_is_told_in_the_miss(write: Write) -> None:
 
 def test_a_fault_to_come_keeps_a_flow_going(write: Write) -> None:
     """All may be met and a fault still to strike: the flow is not over."""
-    match = feed(matcher(write, "round_closed: {cycle: 0}", faults=KILL), to_first_cycle().entries)
+    match = feed(matcher(write, "rendezvous_closed: {cycle: 0}", faults=KILL), to_first_cycle().entries)
     assert not match.settled
     match.fault_happened(BEGIN + 1, {"dead": "n2"})
     assert match.settled
@@ -336,7 +362,7 @@ def test_a_fault_to_come_keeps_a_flow_going(write: Write) -> None:
 
 def test_what_must_never_come_to_the_node_that_was_hit(write: Write) -> None:
     """A never that names the fault's node is judged once that is known, for the time before it too."""
-    match = matcher(write, "round_closed: {cycle: 0}", "never: {workers_started: {node: $dead}}", faults=KILL)
+    match = matcher(write, "rendezvous_closed: {cycle: 0}", "never: {workers_started: {node: $dead}}", faults=KILL)
     feed(match, to_first_cycle().entries)
     assert match.miss is None
     match.fault_happened(BEGIN + 1, {"dead": "n2"})

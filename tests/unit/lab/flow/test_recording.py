@@ -101,14 +101,14 @@ def test_killed_node():
         }
     ]
     assert expected(fleet) == [
-        {"round_closed": {"cycle": 0, "active": 2}},
+        {"rendezvous_closed": {"cycle": 0, "active": 2}},
         {
             "any_order": [
                 {"node_lost": {"node": "$dead1"}},
                 {"restart_decided": {"cycle": 0, "action": "restart_replica"}},
             ]
         },
-        {"round_closed": {"cycle": 1, "active": 2, "standby": 0, "promoted": ["$spare1"]}},
+        {"rendezvous_closed": {"cycle": 1, "active": 2, "standby": 0, "promoted": ["$spare1"]}},
         {"workers_started": {"node": "$spare1", "cycle": 1}},
         {"never": {"workers_started": {"node": "$dead1"}}},
         {"recovered": {"cycle": 1}, "within": "15s"},
@@ -150,7 +150,7 @@ def test_worker_that_fails_by_itself():
     assert expected(fleet)[1:] == [
         {"worker_failed": {"cycle": 0}},
         {"restart_decided": {"cycle": 0, "action": "restart_replica"}},
-        {"round_closed": {"cycle": 1, "active": 2, "standby": 1}},
+        {"rendezvous_closed": {"cycle": 1, "active": 2, "standby": 1}},
         # `recovered` may or may not come: it fails at once, perhaps before all others have started
         {"worker_failed": {"cycle": 1}},
         {"restart_decided": {"cycle": 1, "action": "stop"}},
@@ -181,7 +181,7 @@ def test_frozen_node_that_comes_back():
     assert (frozen["do"], frozen["as"]) == ({"stop_node": {"of_rank": 0}}, "$dead1")
     assert restored["do"] == {"restore_node": "$dead1"}
     assert {"event": "recovered", "cycle": 1} in restored["when"]["all"]
-    # A node that returns may be a spare already when the round closes, or not yet.
+    # A node that returns may be a spare already when the rendezvous closes, or not yet.
     assert expected(fleet)[0]["any_order"][1] == {"node_joined": {"node": "$dead1"}}
 
 
@@ -212,7 +212,7 @@ def test_two_nodes_at_once():
                 {"restart_decided": {"cycle": ">= 0", "action": "restart_replica"}},
             ]
         },
-        {"round_closed": {"cycle": ">= 1", "active": 3, "standby": 0}},
+        {"rendezvous_closed": {"cycle": ">= 1", "active": 3, "standby": 0}},
         {"recovered": {"cycle": ">= 1"}, "within": "15s"},
         {"replica_ended": {"cycle": ">= 1", "outcome": "done"}},
         *ENDING,
@@ -243,7 +243,7 @@ def test_replicas_come_in_any_order():
         {
             "any_order": [
                 [
-                    {"round_closed": {"replica": replica, "cycle": 0, "nodes": {"length": 1}}},
+                    {"rendezvous_closed": {"replica": replica, "cycle": 0, "nodes": {"length": 1}}},
                     {"replica_ended": {"replica": replica, "cycle": 0, "outcome": "done"}},
                 ]
                 for replica in ("rollout-0", "rollout-1")
@@ -274,7 +274,7 @@ def test_workers_that_slurm_told_first():
     fleet.signal("cancel")
     fleet.leave("n1", "n2", "n3")
     assert expected(fleet) == [
-        {"round_closed": {"cycle": 0, "active": 2}},
+        {"rendezvous_closed": {"cycle": 0, "active": 2}},
         {"shutdown": {"exit_code": 143}},
         {"job_ended": {"exit_code": 143}},
     ]

@@ -13,8 +13,8 @@ from nvrx_slurm.journal.records import (
     Entry,
     NodeLost,
     Recovered,
+    RendezvousClosed,
     RestartDecided,
-    RoundClosed,
     WorkersStarted,
     entry_from_json,
     entry_to_json,
@@ -116,10 +116,10 @@ def test_decision_that_the_journal_lacks():
 def test_decision_that_the_core_does_not_make():
     """Where the journal has one decision too many, the core's side is empty."""
     journal = recovered_fleet().journal
-    at = place_of(journal, RoundClosed)
+    at = place_of(journal, RendezvousClosed)
     journal.insert(at, journal[at])
     found = parting(renumbered(journal))
-    assert isinstance(found.recorded, RoundClosed)
+    assert isinstance(found.recorded, RendezvousClosed)
     assert found.decided is None or found.entry.n == at + 2
 
 

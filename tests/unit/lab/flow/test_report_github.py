@@ -46,7 +46,7 @@ def test_a_flaky_flow_is_a_warning() -> None:
     kind, file, line, title, message = annotation(flow("frozen-node", unwell(1), attempt(2)))
     assert (kind, file, line) == ("warning", "ci/flows/spare-takes-over.yaml", "14")
     assert title == "frozen-node flaky on dev"
-    assert message.startswith("passed at attempt 2, after 1 failure: expected round_closed")
+    assert message.startswith("passed at attempt 2, after 1 failure: expected rendezvous_closed")
 
 
 def test_errors_come_before_warnings() -> None:
@@ -82,7 +82,7 @@ def test_the_summary_has_a_line_a_flow() -> None:
     ]
     assert rows[5][5] == "3.41 s, 200 ms"
     assert page.count("<details>") == 7
-    assert "ci/flows/spare-takes-over.yaml:14: expected round_closed" in page
+    assert "ci/flows/spare-takes-over.yaml:14: expected rendezvous_closed" in page
 
 
 def test_no_name_becomes_markup() -> None:

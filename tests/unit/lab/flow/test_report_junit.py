@@ -83,7 +83,7 @@ def test_a_pass_after_a_failure_is_flaky() -> None:
     assert failed is not None
     assert failed.get("type") == "expectation"
     assert "none came" in str(failed.get("message"))
-    assert "ci/flows/spare-takes-over.yaml:14: expected round_closed" in str(failed.findtext("stackTrace"))
+    assert "ci/flows/spare-takes-over.yaml:14: expected rendezvous_closed" in str(failed.findtext("stackTrace"))
     assert failed.findtext("system-out") == "\n".join(JOURNAL)
 
 
@@ -94,7 +94,7 @@ def test_a_failure_has_its_other_runs_beside_it() -> None:
     assert [child.tag for child in failed] == ["failure", "rerunFailure", "rerunError", "system-out"]
     text = str(failed.findtext("failure"))
     assert "attempt 1 of 3, job 17, exit code 0" in text
-    assert "    nearest: +1.231s round_closed" in text
+    assert "    nearest: +1.231s rendezvous_closed" in text
     assert "artifacts: nvrx-ci/run/attempt-1" in text
 
 

@@ -27,7 +27,7 @@ def test_a_flaky_flow_is_never_quiet() -> None:
     """A retry that passed says so, and what went wrong before."""
     assert line("frozen-node", unwell(1), attempt(2)).endswith(
         "flaky: passed at attempt 2, after 1 failure: "
-        "expected round_closed with cycle 1, active 4, standby 1 within 1 s of node_lost: none came"
+        "expected rendezvous_closed with cycle 1, active 4, standby 1 within 1 s of node_lost: none came"
     )
 
 
@@ -44,8 +44,8 @@ def test_findings_name_file_and_line() -> None:
     assert lines == [
         "spare-takes-over failed (dev, attempt 1 of 2, job 17, exit code 0, 6.30 s)",
         "  ci/flows/spare-takes-over.yaml:14: "
-        "expected round_closed with cycle 1, active 4, standby 1 within 1 s of node_lost: none came",
-        "    │ nearest: +1.231s round_closed default/0 cycle 1",
+        "expected rendezvous_closed with cycle 1, active 4, standby 1 within 1 s of node_lost: none came",
+        "    │ nearest: +1.231s rendezvous_closed default/0 cycle 1",
         "    │   standby: expected 1, was 0",
         "  artifacts: nvrx-ci/run/attempt-1",
     ]

@@ -30,7 +30,7 @@ def said(call, *arguments):
 
 
 def test_ranks_move_with_the_rounds():
-    """A rank is on the node that holds it in the newest closed round, and its worker is the newest one."""
+    """A rank is on the node that holds it in the newest closed rendezvous, and its worker is the newest one."""
     fleet = running(plain(nodes=2, spares=1))
     start_workers(fleet, "n1", {0: 10, 1: 11})
     start_workers(fleet, "n2", {2: 20, 3: 21})
@@ -71,7 +71,7 @@ def test_next_generation_forgets_the_processes_of_the_one_before():
 
 
 def test_before_the_first_round_has_closed_nobody_has_a_rank():
-    """Who is preferred in an open round is no promise."""
+    """Who is preferred in an open rendezvous is no promise."""
     fleet = Fleet(plain(nodes=2))
     assert said(world_of(fleet).node_of_rank, 0) == "main-0 has no rank 0: its world has 0 ranks now"
     world = JobTopology(fleet.plan)

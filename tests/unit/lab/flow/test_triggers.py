@@ -45,7 +45,7 @@ TRIGGERS = {
     "{event: node_joined}": 3,
     "{event: node_joined, times: 4}": 6,
     "{event: node_joined, node: n5}": 9,
-    "{event: round_closed, cycle: '>= 1'}": 25,
+    "{event: rendezvous_closed, cycle: '>= 1'}": 25,
     "{event: progress, rank: 0, cycle: 1}": 31,
     "{event: progress, node: n3, step: 50}": 34,
     "{event: worker_hung}": None,
@@ -55,7 +55,7 @@ TRIGGERS = {
     "{state: shutting_down}": 40,
     "{state: ended}": 46,
     "{state: pending}": None,
-    "{all: [{event: node_joined, node: n5}, {event: round_closed}]}": 9,
+    "{all: [{event: node_joined, node: n5}, {event: rendezvous_closed}]}": 9,
     "{all: [{event: node_joined}, {event: worker_hung}]}": None,
     "{any: [{event: worker_hung}, {state: running}]}": 13,
     "{any: [{all: [{state: running}, {event: node_lost}]}, {event: recovered}]}": 18,
@@ -141,7 +141,7 @@ def test_a_fault_after_another(write: Write) -> None:
 
 def test_captures_of_triggers_and_expectations_are_the_same(write: Write) -> None:
     """A trigger binds what nobody has bound, compares with what an expectation has, and names the target."""
-    item = "{when: {event: round_closed, cycle: 1, promoted: [$new]}, do: {kill_node: $new}}"
+    item = "{when: {event: rendezvous_closed, cycle: 1, promoted: [$new]}, do: {kill_node: $new}}"
     fresh, bound = FaultScheduler(faults(write, item)), FaultScheduler(faults(write, item))
     for entry in ended().entries:
         fresh.feed(entry)
@@ -149,7 +149,7 @@ def test_captures_of_triggers_and_expectations_are_the_same(write: Write) -> Non
     assert [resolved(found.fault.arguments, found.bindings) for found in fresh.due(BEGIN + 60)] == [{"node": "n4"}]
     assert due(bound) == []
     assert bound.why_not(bound.waiting[0]) == (
-        "round_closed {cycle: 1, promoted: [$new]} never came; nearest: promoted: [n4], not [n9 ($new)]"
+        "rendezvous_closed {cycle: 1, promoted: [$new]} never came; nearest: promoted: [n4], not [n9 ($new)]"
     )
 
 
@@ -208,7 +208,8 @@ def states(entries: Sequence[Entry]) -> list[str | None]:
 
 
 def test_the_states_of_a_job() -> None:
-    """From the first round through a recovery to the end; in between it comes together, or nothing runs any more."""
+    """From the first rendezvous through a recovery to the end; in between it comes together, or nothing runs any
+    more."""
     met = [None, "running", "recovering", None, "running", None, "shutting_down", "ended"]
     assert states(ended().entries) == met
 

@@ -15,9 +15,9 @@ from nvrx_slurm.journal.records import (
     JobEnded,
     NodeJoined,
     NodeLost,
+    RendezvousClosed,
+    RendezvousOpened,
     RestartDecided,
-    RoundClosed,
-    RoundOpened,
     Shutdown,
     WorkerFailed,
     pack,
@@ -35,8 +35,8 @@ PLAN = Plan(
     folder="/",
     fault_tolerance=plain_bounds(),
 )
-OPENED = RoundOpened(replica="main-0", cycle=0)
-CLOSED = RoundClosed(
+OPENED = RendezvousOpened(replica="main-0", cycle=0)
+CLOSED = RendezvousClosed(
     replica="main-0",
     cycle=0,
     nodes=("n1", "n2"),
@@ -91,7 +91,7 @@ def court():
 
 
 def test_good_story_breaks_nothing(court):
-    """Join, round, workers, one after the other on one rank, shutdown, end."""
+    """Join, rendezvous, workers, one after the other on one rank, shutdown, end."""
     court.commit(joined(), OPENED)
     court.commit(CLOSED)
     court.promises.ordered(pack(OPENED), [])
@@ -123,8 +123,10 @@ def test_round_that_closes_while_an_old_worker_lives(court):
     """Its rank is about to be given to somebody else."""
     court.commit(OPENED, CLOSED)
     court.start("n2", 1)
-    court.commit(RoundOpened(replica="main-0", cycle=1))
-    court.commit(RoundClosed(**{field: getattr(CLOSED, field) for field in CLOSED.__struct_fields__} | {"cycle": 1}))
+    court.commit(RendezvousOpened(replica="main-0", cycle=1))
+    court.commit(
+        RendezvousClosed(**{field: getattr(CLOSED, field) for field in CLOSED.__struct_fields__} | {"cycle": 1})
+    )
     assert court.broken == [Promise.RANKS]
 
 
@@ -172,7 +174,7 @@ def test_stale_facts(court):
     court.commit(failed)
     court.commit(joined("b"))
     court.commit(WorkerFailed(node="n1", incarnation="a", seq=2, replica="main-0", cycle=0, rank=0))
-    court.commit(RoundOpened(replica="main-0", cycle=1))
+    court.commit(RendezvousOpened(replica="main-0", cycle=1))
     court.commit(WorkerFailed(node="n1", incarnation="b", seq=2, replica="main-0", cycle=0, rank=0))
     assert court.broken == [Promise.FRESH] * 3
 

@@ -8,7 +8,7 @@ import sys
 
 import pytest
 
-from nvrx_slurm.journal.records import JobEnded, NodeLost, RestartDecided, RoundClosed, Shutdown
+from nvrx_slurm.journal.records import JobEnded, NodeLost, RendezvousClosed, RestartDecided, Shutdown
 from nvrx_slurm.lab.simulation.adversary import Act
 from nvrx_slurm.lab.simulation.run import SimulationRun, run_seed
 from nvrx_slurm.lab.simulation.shapes import draw_shape
@@ -45,7 +45,7 @@ def test_job_that_nobody_disturbs_finishes(seed):
     """Without an act every shape of job ends with 0, in one cycle."""
     result = run_seed(seed, NODES, ())
     assert (result.broken, result.exit_code) == (None, 0)
-    assert all(closed.cycle == 0 for closed in records(result, RoundClosed))
+    assert all(closed.cycle == 0 for closed in records(result, RendezvousClosed))
 
 
 @pytest.mark.parametrize("seed", range(40))
@@ -80,7 +80,9 @@ def test_dead_node_is_replaced_by_a_spare(seed):
     result = run_seed(seed, NODES, (Act(at_s=1.0, kind="power_off", node=victim),))
     assert (result.broken, result.exit_code) == (None, 0)
     assert [lost.node for lost in records(result, NodeLost)] == [victim]
-    assert records(result, RoundClosed)[-1].promoted and victim not in records(result, RoundClosed)[-1].nodes
+    assert (
+        records(result, RendezvousClosed)[-1].promoted and victim not in records(result, RendezvousClosed)[-1].nodes
+    )
 
 
 def test_failed_worker_costs_a_restart(seed):

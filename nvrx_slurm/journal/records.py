@@ -65,7 +65,8 @@ class JobStarted(Fact, frozen=True, kw_only=True, tag="job_started"):
     name: str
     expected: tuple[FileName, ...]
     generation: Count = 0
-    suspects: tuple[FileName, ...] = ()  # nodes of the allocation that other jobs' evidence blames
+    suspects: tuple[FileName, ...] = ()
+    """Nodes of the allocation that other jobs' evidence blames."""
 
 
 class ControllerStarted(Fact, frozen=True, kw_only=True, tag="controller_started"):
@@ -136,7 +137,8 @@ class WorkerFailed(FromAgent, frozen=True, kw_only=True, tag="worker_failed"):
     rank: Count
     exit_code: int | None = None
     signal: int | None = None
-    error: str | None = None  # the exception that it failed with; without an exit code: why it could not start
+    error: str | None = None
+    """The exception that it failed with; without an exit code: why it could not start."""
     step: Step | None = None
     ago_s: float = 0.0
 
@@ -314,7 +316,8 @@ class RendezvousClosed(Decision, frozen=True, kw_only=True, tag="rendezvous_clos
     replica: FileName
     cycle: Count
     nodes: tuple[FileName, ...]
-    promoted: tuple[FileName, ...] = ()  # hot spares that got ranks in this rendezvous
+    promoted: tuple[FileName, ...] = ()
+    """Hot spares that got ranks in this rendezvous."""
     active: Count
     standby: Count
     world_size: Count
@@ -347,8 +350,10 @@ class AttributionJudged(Decision, frozen=True, kw_only=True, tag="attribution_ju
     verdict: Verdict
     acted: bool
     why: str
-    blamed: tuple[FileName, ...] = ()  # nodes that get ranks only where no other is left
-    waited_s: float = 0.0  # how long the rendezvous was held for it
+    blamed: tuple[FileName, ...] = ()
+    """Nodes that get ranks only where no other is left."""
+    waited_s: float = 0.0
+    """How long the rendezvous waited for it."""
 
 
 class RestartDecided(Decision, frozen=True, kw_only=True, tag="restart_decided"):
@@ -357,7 +362,8 @@ class RestartDecided(Decision, frozen=True, kw_only=True, tag="restart_decided")
     after the failure at the earliest, since `crashes` cycles in a row have failed soon after their start."""
 
     replica: FileName
-    cycle: Count  # the cycle that failed
+    cycle: Count
+    """The cycle that failed."""
     action: Literal["restart_replica", "restart_job", "ignore", "fail_job", "stop"]
     cause: str
     node: FileName

@@ -52,9 +52,12 @@ class InProcessRestart(_Word, frozen=True, kw_only=True):
     total_s: float
     phases: dict[str, float] = {}
     slowest: dict[str, int] = {}
-    faults: tuple[RankFault, ...] = ()  # the first ones
-    lost: int = 0  # ranks of the iteration before that are out
-    missing: tuple[int, ...] = ()  # which ones; the first 64
+    faults: tuple[RankFault, ...] = ()
+    """The first ones."""
+    lost: int = 0
+    """How many ranks of the iteration before are not in this one."""
+    missing: tuple[int, ...] = ()
+    """Which ranks these are; the first 64."""
     ranks: tuple[RankPhases, ...] = ()
 
 

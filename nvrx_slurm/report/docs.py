@@ -2,23 +2,18 @@
 
 from __future__ import annotations
 
+import ast
 import inspect
 import re
 import sys
-from typing import get_args
+from itertools import pairwise
+from typing import Annotated, Literal, get_args, get_origin
 
 import msgspec
 
 from nvrx_slurm.journal import records, restarts
 from nvrx_slurm.report import model, snapshot
 from nvrx_slurm.report.words import event_name
-
-_FIELD = re.compile(r"    (?P<name>\w+): (?P<type>[^=#]+?)(?: = (?P<default>[^#]+?))?(?:  # (?P<note>.*))?")
-
-PLAIN = {"FileName": "str", "PathBelow": "str", "Host": "str", "Port": "int", "Count": "int", "Step": "int"}
-"""Types of `records` with bounds → what they are without."""
-
-_BOUNDED = re.compile(rf"\b({'|'.join(PLAIN)})\b")
 
 INTRODUCTION = """\
 # The journal
@@ -37,6 +32,7 @@ events; it renames and removes none. A last line without its newline is still be
 
 FACTS = "## Facts\n\nWhat happened, as an agent, the batch host, or the controller's own watch reports it.\n"
 DECISIONS = "## Decisions\n\nWhat the controller decided. Each follows the fact that led to it.\n"
+FAMILIES = (records.AnyFact, records.AnyDecision)
 PARTS = "## What `restarted_in_process` holds\n"
 IN_PROCESS: tuple[type[msgspec.Struct], ...] = (restarts.InProcessRestart, restarts.RankFault, restarts.RankPhases)
 STATUS = """\
@@ -60,50 +56,52 @@ STATUS_PARTS: tuple[type[msgspec.Struct], ...] = (
 )
 
 
+_WRITTEN_OUT = {
+    name: kind.__origin__.__name__
+    if get_origin(kind) is Annotated
+    else f"Literal[{', '.join(map(repr, get_args(kind)))}]"
+    for name, kind in (vars(records) | vars(model)).items()
+    if get_origin(kind) in (Annotated, Literal)
+}
+"""Names of types → what stands for them on the page: no bounds, and every value of a choice."""
+
+
 def journal_page() -> str:
     """The whole of docs/journal.md."""
-    facts, decisions = get_args(records.AnyFact), get_args(records.AnyDecision)
-    parts = [INTRODUCTION, FACTS, *(_event(kind) for kind in facts), DECISIONS, *(_event(kind) for kind in decisions)]
-    parts += [PARTS, *(_part(kind) for kind in IN_PROCESS)]
-    return "\n".join([*parts, STATUS, *(_part(kind) for kind in STATUS_PARTS)])
+    facts, decisions = ([_section(f"`{event_name(kind)}`", kind) for kind in get_args(family)] for family in FAMILIES)
+    parts, status = ([_section(kind.__name__, kind) for kind in kinds] for kinds in (IN_PROCESS, STATUS_PARTS))
+    return "\n".join([INTRODUCTION, FACTS, *facts, DECISIONS, *decisions, PARTS, *parts, STATUS, *status])
 
 
-def _event(kind: type[msgspec.Struct]) -> str:
-    tag = event_name(kind)
-    return f"### `{tag}`\n\n{_prose(kind)}\n\n{_table(kind)}"
+def _section(title: str, kind: type[msgspec.Struct]) -> str:
+    """What its docstring says, and that of the value that it adds to; then its fields, its own first."""
+    defaults = {field.name: field for field in msgspec.structs.fields(kind)}
+    prose, rows = [], []
+    for each in kind.__mro__:
+        own = inspect.get_annotations(each) if issubclass(each, msgspec.Struct) else {}
+        if each is kind or (own and issubclass(each, model.Value)):
+            prose.append(inspect.cleandoc(each.__doc__ or ""))
+        notes = _notes(each) if own else {}
+        for name, annotation in own.items():
+            field = defaults[name]
+            written = re.sub(r"\w+", lambda word: _WRITTEN_OUT.get(word[0], word[0]), annotation).replace("|", "\\|")
+            factory = field.default_factory
+            default = field.default if factory is msgspec.NODEFAULT else factory()
+            shown = "required" if field.required else f"`{default!r}`"
+            rows.append(f"| `{name}` | `{written}` | {shown} | {notes.get(name, '')} |")
+    table = ["| field | type | default | |", "|---|---|---|---|", *rows] if rows else ["No fields."]
+    return "\n\n".join([f"### {title}", *prose, "\n".join([*table, ""])])
 
 
-def _part(kind: type[msgspec.Struct]) -> str:
-    return f"### {kind.__name__}\n\n{_prose(kind)}\n\n{_table(kind)}"
-
-
-def _prose(kind: type[msgspec.Struct]) -> str:
-    """Its own words, and those of the value that it adds to."""
-    told = [each for each in _records(kind) if each is kind or (issubclass(each, model.Value) and _fields(each))]
-    return "\n\n".join(inspect.cleandoc(each.__doc__ or "") for each in told)
-
-
-def _table(kind: type[msgspec.Struct]) -> str:
-    rows = [_row(match) for each in _records(kind) for match in _fields(each)]
-    return "\n".join(["| field | type | default | |", "|---|---|---|---|", *rows, ""]) if rows else "No fields.\n"
-
-
-def _records(kind: type[msgspec.Struct]) -> list[type[msgspec.Struct]]:
-    """The kind and what it inherits fields from, the kind's own first."""
-    return [each for each in kind.__mro__ if issubclass(each, msgspec.Struct) and each is not msgspec.Struct]
-
-
-def _fields(kind: type[msgspec.Struct]) -> list[re.Match[str]]:
-    own = inspect.get_annotations(kind)
-    lines = inspect.getsource(kind).splitlines()
-    return [match for line in lines if (match := _FIELD.fullmatch(line)) and match["name"] in own]
-
-
-def _row(field: re.Match[str]) -> str:
-    kind = _BOUNDED.sub(lambda bounded: PLAIN[bounded[0]], field["type"]).replace("|", "\\|")
-    default = f"`{field['default']}`" if field["default"] else "required"
-    note = field["note"] or ""
-    return f"| `{field['name']}` | `{kind}` | {default} | {note} |"
+def _notes(kind: type[msgspec.Struct]) -> dict[str, str]:
+    """Its own fields that have a string below them, where editors look for it, too."""
+    notes = {}
+    # The interpreter drops these strings, so no process pays for them; the walk keeps siblings together, in order.
+    for pair in pairwise(ast.walk(ast.parse(inspect.getsource(kind)))):
+        match pair:
+            case ast.AnnAssign(target=ast.Name(id=name)), ast.Expr(value=ast.Constant(value=str(note))):
+                notes[name] = note
+    return notes
 
 
 if __name__ == "__main__":

@@ -37,11 +37,15 @@ class NodeView(Value, frozen=True, kw_only=True):
     group_rank: int | None = None
     ranks: tuple[int, ...] = ()
     step: int | None = None
-    promoted: bool = False  # a hot spare that got ranks in the running cycle
-    why: str | None = None  # for `lost`, `left` and `quarantined`
-    done: bool = False  # all its workers have ended with exit code 0
+    promoted: bool = False
+    """A hot spare that got ranks in the running cycle."""
+    why: str | None = None
+    """For `lost`, `left` and `quarantined`."""
+    done: bool = False
+    """All its workers have ended with exit code 0."""
     held_until: float | None = None
-    slurm_says: str | None = None  # of a lost node
+    slurm_says: str | None = None
+    """Of a lost node."""
     incarnation: str = ""
 
 
@@ -58,7 +62,8 @@ class ReplicaView(Value, frozen=True, kw_only=True):
     role: str
     phase: Phase = "joining"
     cycle: int = 0
-    nodes: tuple[str, ...] = ()  # in group-rank order
+    nodes: tuple[str, ...] = ()
+    """In group-rank order."""
     world_size: int = 0
     step: int | None = None
     since: float = 0.0
@@ -72,11 +77,13 @@ class CycleView(Value, frozen=True, kw_only=True):
     cycle: int
     opened_at: float
     closed_at: float | None = None
-    started_at: float | None = None  # the last node had started its workers
+    started_at: float | None = None
+    """When the last node had started its workers."""
     first_step_at: float | None = None
     first_step: int | None = None
     ended_at: float | None = None
-    outcome: str | None = None  # `done`, `failed`, or the cause of the restart
+    outcome: str | None = None
+    """`done`, `failed`, or the cause of the restart."""
     nodes: tuple[str, ...] = ()
     promoted: tuple[str, ...] = ()
     world_size: int = 0
@@ -86,14 +93,16 @@ class CycleView(Value, frozen=True, kw_only=True):
 class FailureView(Value, frozen=True, kw_only=True):
     """What failed, where, when, and why in one sentence."""
 
-    at: float  # when it was noticed
+    at: float
+    """When it was noticed."""
     why: str
     node: str
     replica: str | None = None
     cycle: int | None = None
     rank: int | None = None
     step: int | None = None
-    stacks: str | None = None  # of a hung worker: the file, below the job folder
+    stacks: str | None = None
+    """Of a hung worker: the file, below the job folder."""
 
 
 class SectionView(Value, frozen=True, kw_only=True):
@@ -137,7 +146,8 @@ class InProcess(Value, frozen=True, kw_only=True):
     node: str
     replica: str
     cycle: int
-    iteration: int  # the one that began
+    iteration: int
+    """The iteration that began."""
     total_s: float
 
 
@@ -156,7 +166,8 @@ class Recovery(Value, frozen=True, kw_only=True):
 
     replica: str
     generation: int
-    cycle: int  # the new one
+    cycle: int
+    """The new cycle."""
     why: str
     node: str
     noticed_at: float

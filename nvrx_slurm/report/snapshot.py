@@ -239,7 +239,8 @@ class JobLine(Value, frozen=True, kw_only=True):
     name: str
     cluster: str
     state: str
-    nodes: str  # present/asked for
+    nodes: str
+    """How many are present, of how many the job asks for: `3/4`."""
     cycle: int | None = None
     restarts: int = 0
     step: int | None = None

@@ -34,16 +34,15 @@ def report(job_ids: tuple[str, ...], as_json: bool, folder: Path) -> None:
     Right: the job failed again and had made no new step. Wrong: it made new steps, or completed. Without JOB: all
     jobs of the folder.
     """
-    import msgspec
-
     from nvrx_slurm.report import hindsight, plain
     from nvrx_slurm.report.jobs import find_job, known_jobs
+    from nvrx_slurm.report.model import to_json
     from nvrx_slurm.util.sanitize import json_text
 
     jobs = [find_job(folder, job_id) for job_id in job_ids] if job_ids else known_jobs(folder)
     result = hindsight.hindsight(_failures(jobs))
     if as_json:
-        click.echo(json_text(msgspec.json.format(msgspec.json.encode(result), indent=2)))
+        click.echo(json_text(to_json(result)))
         return
     rows, table = hindsight.facts(result), hindsight.table(result)
     if sys.stdout.isatty():

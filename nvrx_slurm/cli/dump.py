@@ -45,7 +45,7 @@ def dump(job_id: str, ranks: tuple[int, ...], replica: str | None, timeout: str,
         come.extend(request.answers(bound_s, _note))
     finally:  # also what came before an error, which is shown afterwards
         if as_json:
-            from nvrx_slurm.report.snapshot import to_json
+            from nvrx_slurm.report.model import to_json
             from nvrx_slurm.util.sanitize import json_text
 
             click.echo(json_text(to_json({"nodes": come})))

@@ -19,6 +19,7 @@ def events(job_id: str, follow: bool, as_json: bool, folder: Path) -> None:
 
     Times count from the job's start. Every event and its fields: docs/journal.md.
     """
+    from nvrx_slurm.journal.records import entry_to_json
     from nvrx_slurm.report import source
     from nvrx_slurm.report.jobs import find_job
     from nvrx_slurm.report.sentences import Lines
@@ -28,4 +29,4 @@ def events(job_id: str, follow: bool, as_json: bool, folder: Path) -> None:
     entries = source.follow(job) if follow else source.so_far(job)
     lines = Lines()
     for entry in entries:
-        print(json_text(lines.as_json(entry)) if as_json else lines.in_words(entry), flush=follow)
+        print(json_text(entry_to_json(entry)) if as_json else lines.in_words(entry), flush=follow)

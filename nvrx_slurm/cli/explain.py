@@ -31,6 +31,7 @@ def explain(job_id: str, cycle: int | None, replica: str | None, as_json: bool, 
     from nvrx_slurm.report import explanation, source
     from nvrx_slurm.report.failures import read_failures
     from nvrx_slurm.report.jobs import find_job, read_plan
+    from nvrx_slurm.report.model import to_json
     from nvrx_slurm.util.sanitize import json_text
 
     job = find_job(folder.absolute(), job_id)
@@ -46,7 +47,7 @@ def explain(job_id: str, cycle: int | None, replica: str | None, as_json: bool, 
         now = analyze_sync(each.inquiry)
     report = explanation.explanation(each, job=job_id, name=plan.name, now=now)
     if as_json:
-        click.echo(json_text(explanation.as_json(report)))
+        click.echo(json_text(to_json(report)))
         return
     rows, table = explanation.facts(report, plan.fault_tolerance, str(job.path)), explanation.verdicts(report)
     if sys.stdout.isatty():
@@ -63,6 +64,8 @@ def _chosen(
     timelines: list[FailureTimeline], view: JobView, job_id: str, cycle: int | None, replica: str | None
 ) -> FailureTimeline:
     """The last failure that fits. Raises UsageError with those that there are."""
+    from nvrx_slurm.report.words import plural
+
     keys = [each.inquiry.key for each in timelines]
     for each, key in zip(reversed(timelines), reversed(keys), strict=True):
         if cycle in (None, key.cycle) and replica in (None, key.replica):
@@ -72,5 +75,5 @@ def _chosen(
         raise UsageError(f"no such failure in job {job_id}; it has: {known}")
     end = f"; it ended with {view.shutdown.exit_code}" if view.shutdown else ""
     count = view.restarts_in_process
-    inside = f"; `events` has what its ranks restarted for in process ({count} so far)" if count else ""
+    inside = f"; its ranks restarted in process {plural(count, 'time')}, as `events` shows" if count else ""
     raise UsageError(f"nothing has failed in job {job_id}{inside}{end}")

@@ -35,12 +35,13 @@ def status(job_id: str | None, watch: bool, as_json: bool, folder: Path) -> int:
 
         return live.watch(folder, job_id)
     from nvrx_slurm.report import snapshot
+    from nvrx_slurm.report.model import to_json
     from nvrx_slurm.util.sanitize import json_text
 
     shot = None if job_id is None else _snapshot(folder, job_id)
     lines = snapshot.list_jobs(folder) if shot is None else []
     if as_json:
-        click.echo(json_text(snapshot.to_json({"jobs": lines}) if shot is None else snapshot.as_json(shot)))
+        click.echo(json_text(to_json({"jobs": lines}) if shot is None else snapshot.as_json(shot)))
     elif shot is None and not lines:
         click.echo(f"no jobs in {folder}", err=True)
     elif sys.stdout.isatty():

@@ -23,6 +23,11 @@ class Value(msgspec.Struct, frozen=True, kw_only=True):
     """Base of what follows: frozen, and encodable as JSON."""
 
 
+def to_json(value: object) -> bytes:
+    """Any value of the report, indented for people, one object."""
+    return msgspec.json.format(msgspec.json.encode(value), indent=2)
+
+
 class NodeView(Value, frozen=True, kw_only=True):
     """One node. `joining`: in the allocation, not joined yet; `ready`: joined, its rendezvous still open;
     `standby`: a hot spare; `quarantined`: joined, and gets no ranks any more. `step` is the last one that any of its

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import msgspec
 
@@ -24,6 +24,7 @@ from nvrx_slurm.report.model import (
     ReplicaView,
     StacksView,
     Value,
+    to_json,
 )
 from nvrx_slurm.report.presence import Outside, Presence, ask_slurm, in_slurm
 from nvrx_slurm.report.source import Journal
@@ -225,11 +226,6 @@ def as_status(shot: Snapshot) -> Status:
 def as_json(shot: Snapshot) -> bytes:
     """The documented object, indented."""
     return to_json(as_status(shot))
-
-
-def to_json(value: Any) -> bytes:
-    """Any value of the report, indented for people, one object."""
-    return msgspec.json.format(msgspec.json.encode(value), indent=2)
 
 
 class JobLine(Value, frozen=True, kw_only=True):

@@ -259,7 +259,7 @@ def _fold_replica(view: JobView, record: AnyRecord, t: float) -> None:
         case records.AttributionJudged():
             judged = Decided(at=t, what=describe(record))
             if record.acted:
-                view.last_decision = replace(judged, what=f"attribution: {judged.what}")
+                view.last_decision = judged
             else:
                 view.last_verdict = judged
         case records.Recovered():

@@ -39,7 +39,18 @@ def seconds(duration_s: float) -> str:
 
 def names(nodes: Iterable[str]) -> str:
     """Node names as Slurm folds them, where that is shorter: `n[0-3,5]`; nothing is `-`."""
-    folded = [_fold_group(prefix, list(group)) for prefix, group in groupby(map(_split, nodes), key=lambda p: p[0])]
+    split = []
+    for name in nodes:
+        prefix = name.rstrip("0123456789")
+        digits = name[len(prefix) :]
+        split.append((prefix, digits) if len(digits) <= MOST_DIGITS else (name, ""))
+    folded = []
+    for prefix, group in groupby(split, key=lambda pair: pair[0]):
+        numbered = [digits for _, digits in group]
+        if len(numbered) == 1 or "" in numbered:
+            folded += [prefix + digits for digits in numbered]
+        else:
+            folded.append(f"{prefix}[{','.join(_ranges(numbered))}]")
     return ",".join(folded) or "-"
 
 
@@ -109,35 +120,15 @@ def plural(count: int, noun: str) -> str:
     return f"{count} {noun}" if count == 1 else f"{count} {noun}s"
 
 
-# ------------------------------------------------------------------------------------------- folding
-
-
-def _split(name: str) -> tuple[str, str]:
-    prefix = name.rstrip("0123456789")
-    digits = name[len(prefix) :]
-    return (prefix, digits) if len(digits) <= MOST_DIGITS else (name, "")
-
-
-def _fold_group(prefix: str, group: list[tuple[str, str]]) -> str:
-    digits = [number for _, number in group]
-    if len(digits) == 1:
-        return prefix + digits[0]
-    if "" in digits:
-        return ",".join(prefix + number for number in digits)
-    return f"{prefix}[{','.join(_ranges(digits))}]"
-
-
 def _ranges(digits: list[str]) -> list[str]:
     """Runs of consecutive numbers of the same width, in the order given."""
     runs: list[list[str]] = []
     for number in digits:
-        if runs and int(number) == int(runs[-1][-1]) + 1 and _same_width(number, runs[-1][-1]):
+        before = runs[-1][-1] if runs else ""
+        # `9` and `10` follow each other, `09` and `10` too; `9` and `010` do not.
+        is_padded = number.startswith("0") or before.startswith("0")
+        if before and int(number) == int(before) + 1 and (len(number) == len(before) or not is_padded):
             runs[-1].append(number)
         else:
             runs.append([number])
     return [run[0] if len(run) == 1 else f"{run[0]}-{run[-1]}" for run in runs]
-
-
-def _same_width(number: str, other: str) -> bool:
-    padded = number.startswith("0") or other.startswith("0")
-    return not padded or len(number) == len(other)

@@ -43,7 +43,7 @@ def test_a_job_that_waits_in_a_crash_loop_can_be_cancelled(run_local, tmp_path, 
     job.expect(RendezvousOpened, cycle=1)
     for command in ("status", "events", "explain"):
         text = " ".join(told(command, str(job.folder.path.parent)).split())
-        assert "waits 1h 00m before cycle 1: 1 cycle in a row failed soon after the start" in text, command
+        assert "cycle 1 waits for 1h 00m because 1 cycle in a row failed" in text, command
     job.process.send_signal(number)
     assert job.finish() == code
     assert len(job.said(RendezvousClosed)) == 1

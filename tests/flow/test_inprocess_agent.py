@@ -149,7 +149,7 @@ def test_a_killed_worker_after_a_restart_in_process_is_the_agents(run_local, gat
     assert [(failed.rank, failed.signal) for failed in job.said(WorkerFailed)] == [(1, 9)]
     assert len(job.said(RestartDecided)) == 1
     assert replays(job, plan)
-    assert "before    1 restart in process in this cycle" in shown(job, "explain")
+    assert "restarted in process 1 time in this cycle" in shown(job, "explain")
 
 
 def test_a_lost_node_after_a_restart_in_process_is_replaced_by_a_hot_spare(run_local, gate, tmp_path):

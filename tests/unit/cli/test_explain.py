@@ -37,7 +37,7 @@ def test_rules_are_asked_where_they_were_not(failed: Path, nvrx: Nvrx) -> None:
     assert "rank 2 on n1  logs/main-0/gen-0/cycle-0/rank-2.err:5" in result.stdout
     assert "No module named 'apex_9'" in result.stdout
     assert "STOP (asked just now)" in result.stdout
-    assert "read      no source of attribution is set up" in result.stdout
+    assert "verdict   no source of attribution is configured" in result.stdout
 
 
 def test_json_is_the_whole_of_it(failed: Path, nvrx: Nvrx) -> None:
@@ -75,14 +75,13 @@ def test_restarts_in_process_before_a_failure_are_told(tmp_path: Path, nvrx: Nvr
     recorder.restart_in_process("n0", 4, times=3)
     write(tmp_path, recorder, job="well")
     well = nvrx("explain", "well", "--folder", str(tmp_path))
-    assert (
-        "nothing has failed in job well; `events` has what its ranks restarted for in process (4 so far)"
-        in well.stderr
-    )
+    assert "nothing has failed in job well; its ranks restarted in process 4 times" in well.stderr
     recorder.fail("n1", 2, exit_code=1)
     recorder.ready()
     recorder.fail("n0", 0, exit_code=1)
     write(tmp_path, recorder)
     first = nvrx("explain", JOB, "--cycle", "0", "--folder", str(tmp_path)).stdout
-    assert "before    4 restarts in process in this cycle; the last for exception on rank 1 (KeyError: 3)" in first
+    assert (
+        "restarted in process 4 times in this cycle, the last time after exception on rank 1 (KeyError: 3)" in first
+    )
     assert json.loads(nvrx("explain", JOB, "--json", "--folder", str(tmp_path)).stdout)["in_process"] == 0

@@ -86,12 +86,12 @@ def test_a_stop_is_explained() -> None:
         "blamed    rank 3 on n1",
         "hint      Fix the key.",
         "then      rank 0 on n1  logs/other.err:218  NCCL timeout",
-        "read      STOP (any of 1 source; acted on)",
-        "progress  step 80 (not judged)",
-        "budget    3 restarts left for failed workers",
-        "decision  stop, on account of attribution, by the controller on head (epoch 1)",
+        "verdict   STOP (any of 1 source); the controller acted on it",
+        "progress  step 80 was reached; progress is not judged",
+        "budget    3 restarts are left for failed workers",
+        "decision  the controller on head (epoch 1) stops the job because a source of attribution says STOP",
         "          2026-09-21 14:13:23.363Z, 400 ms after the failure",
-        "end       exit code 93: main-0: a restart cannot help: lib: STOP, Rank 3 failed first; "
+        "end       the job ends with exit code 93: main-0: a restart cannot help: lib: STOP, Rank 3 failed first; "
         "last: rank 3 on n1 exited with code 1",
         "",
         "SOURCE  VERDICT  SURE  FAULT      SCOPE        TOOK  WHY",
@@ -107,7 +107,7 @@ def test_a_late_verdict_is_told_to_be_late() -> None:
     recorder.tell(Tick(), 2.0)
     says(recorder, Verdict.STOP)
     assert "STOP (too late: dropped)" in page(recorder)
-    assert "read      TIMEOUT (any of 1 source; no reason to stop, waited for" in page(recorder)
+    assert "verdict   TIMEOUT (any of 1 source); it was no reason to stop; the rendezvous waited" in page(recorder)
 
 
 def test_the_end_belongs_to_the_failure_that_it_was_decided_for() -> None:
@@ -130,7 +130,7 @@ def test_a_stop_that_comes_while_the_job_ends_is_said_not_to_be_acted_on() -> No
     recorder.fail("n1", 3, exit_code=1, step=80)
     recorder.cancel()
     says(recorder, Verdict.STOP)
-    assert "read      STOP (any of 1 source; not acted on)" in page(recorder)
+    assert "STOP (any of 1 source); the controller did not act on it" in page(recorder)
 
 
 def test_the_inquiry_holds_what_the_journal_knew() -> None:

@@ -57,10 +57,11 @@ def test_an_event_is_one_line_that_says_why_and_what_took_longest() -> None:
     """Iteration, world, time, the three longest phases, and the cause."""
     recorder = restarted()
     said = [describe(entry.record) for entry in recorder.entries if "iteration" in describe(entry.record)]
-    took = "in 42.0 ms (aborted 30.0 ms, synchronised 9.0 ms, left 2.0 ms): exception on rank 1 (KeyError: 3)"
+    took = "42.0 ms (aborted 30.0 ms, synchronised 9.0 ms, left 2.0 ms)"
+    world = "with world size 8: exception on rank 1 (KeyError: 3)"
     assert said[:2] == [
-        f"main-0 cycle 0, iteration 1: world size 8, {took}",
-        f"main-0 cycle 0, iteration 4, 3 restarts: world size 8, {took}",
+        f"main-0 cycle 0 restarted in process in {took}, as iteration 1 {world}",
+        f"main-0 cycle 0 restarted in process 3 times, the last time in {took}, as iteration 4 {world}",
     ]
 
 

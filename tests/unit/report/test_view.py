@@ -86,9 +86,7 @@ def test_after_a_loss_the_survivors_are_waited_for_and_the_failure_is_told() -> 
     )
     assert failure.at == pytest.approx(recorder.now - 0.5)
     assert view.last_decision is not None
-    assert view.last_decision.what.startswith(
-        "restart_replica for main-0 cycle 0: n2 lost: connection to its agent closed"
-    )
+    assert view.last_decision.what.startswith("the controller restarts main-0 after cycle 0")
     assert view.restarts == 1
 
 

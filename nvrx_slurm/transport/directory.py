@@ -20,7 +20,7 @@ import threading
 import time
 import weakref
 from collections import OrderedDict
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable
 from pathlib import Path
 from types import TracebackType
 from typing import Annotated, Any
@@ -115,7 +115,10 @@ class Directory:
         reader = _TopicReader(key, self._key)
         found: list[Published] = []
         while place(last) < place(newest):
-            [items] = self._ask(["XRANGE", key, _next(last), newest, "COUNT", CHUNK])
+            # The first id after `last`. (`(` before an id says the same, to servers from 6.2 on.)
+            milliseconds, number = place(last)
+            first = f"{milliseconds}-{number + 1}" if number < LARGEST_WORD else f"{milliseconds + 1}-0"
+            [items] = self._ask(["XRANGE", key, first, newest, "COUNT", CHUNK])
             if not items:
                 break  # trimmed meanwhile
             found += reader.read(items)
@@ -180,22 +183,20 @@ class Following:
         most = arguments.whole("most", most, 1)
         deadline = time.monotonic() + arguments.seconds("timeout_s", timeout_s)
         while True:
-            found = self._reader.read(self._wait(most, deadline))
+            left_s = min(deadline - time.monotonic(), SLICE_S)
+            block: list[str | int] = ["BLOCK", math.ceil(left_s * 1000)] if left_s > 0 else []
+            command = ["XREAD", "COUNT", most, *block, "STREAMS", self._key, self._after]
+            try:
+                [streams] = self._ask(command, wait_s=left_s, until=deadline)
+            except TimeoutError:
+                streams = []
+            items: list[Any] = streams[0][1] if streams else []
+            if items:
+                # Before they are read: records that are skipped are not asked for again.
+                self._after = items[-1][0].decode()
+            found = self._reader.read(items)
             if found or time.monotonic() >= deadline:
                 return found
-
-    def _wait(self, most: int, deadline: float) -> list[Any]:
-        left_s = min(deadline - time.monotonic(), SLICE_S)
-        block: list[str | int] = ["BLOCK", math.ceil(left_s * 1000)] if left_s > 0 else []
-        command = ["XREAD", "COUNT", most, *block, "STREAMS", self._key, self._after]
-        try:
-            [streams] = self._ask(command, wait_s=left_s, until=deadline)
-        except TimeoutError:
-            return []
-        items: list[Any] = streams[0][1] if streams else []
-        if items:
-            self._after = items[-1][0].decode()
-        return items
 
 
 class _TopicReader:
@@ -207,17 +208,22 @@ class _TopicReader:
         self._log = RateLimitedLog(log.warning)
 
     def read(self, items: Iterable[Any]) -> list[Published]:
-        return [published for published in self._readable(items) if not self._duplicates.has_had(published)]
-
-    def _readable(self, items: Iterable[Any]) -> Iterator[Published]:
+        found = []
         for identity, fields in items:
             try:
-                data = _field_m(fields)
+                # A stream's entry is names and values, flat.
+                data = dict(zip(fields[::2], fields[1::2], strict=False)).get(b"m")
+                if data is None:
+                    raise TransportError("this is no record of a payload: it has no field m")
                 if self._key is not None:
                     data = self._key.verify(self._stream, data)
-                yield unpack(data, identity.decode())
+                published = unpack(data, identity.decode())
             except (TransportError, UntrustedRecord) as error:
                 self._log.say(f"{self._stream}: {identity.decode()} is skipped: {error}", time.monotonic())
+                continue
+            if not self._duplicates.has_had(published):
+                found.append(published)
+        return found
 
 
 class _Numbers(threading.local):
@@ -252,7 +258,12 @@ def _find_store(
         if job is None:
             raise UsageError("Directory: a url needs a job: name whose payloads these are, such as job='my-run'")
         url, job = arguments.instance("Directory: url", url, str), arguments.instance("Directory: job", job, str)
-        password = _password(password_file)
+        password = None
+        if password_file is not None:
+            try:
+                password = Path(password_file).read_text().strip()
+            except (OSError, UnicodeDecodeError, TypeError) as error:
+                raise UsageError(f"Directory: password_file {password_file} cannot be read: {error}") from None
         return (_parsed(url), password), url, job, None
     if password_file is not None:
         raise UsageError("Directory: password_file without url: only a store that is named by url needs one")
@@ -275,32 +286,8 @@ def _parsed(url: str) -> RedisUrl:
         raise UsageError(f"Directory: url {error}") from None
 
 
-def _password(path: str | os.PathLike[str] | None) -> str | None:
-    if path is None:
-        return None
-    try:
-        return Path(path).read_text().strip()
-    except (OSError, UnicodeDecodeError, TypeError) as error:
-        raise UsageError(f"Directory: password_file {path} cannot be read: {error}") from None
-
-
-def _field_m(fields: list[bytes]) -> bytes:
-    """Of a stream's entry: names and values, flat."""
-    pairs = dict(zip(fields[::2], fields[1::2], strict=False))
-    try:
-        return pairs[b"m"]
-    except KeyError:
-        raise TransportError("this is no record of a payload: it has no field m") from None
-
-
-def _next(identity: str) -> str:
-    """The first id after one that is not the last. (`(` before an id says the same, to servers from 6.2 on.)"""
-    milliseconds, number = place(identity)
-    return f"{milliseconds}-{number + 1}" if number < LARGEST_WORD else f"{milliseconds + 1}-0"
-
-
 def _forget() -> None:
-    """In a forked child: it counts for itself, or what it publishes would be taken for its parent's."""
+    # A forked child counts for itself, or what it publishes would be taken for its parent's.
     for directory in list(_directories):
         directory._numbers = _Numbers()
 

@@ -10,6 +10,10 @@ host name      whether what peers are told is an address of this node      yes, 
 open files     whether a server's connections fit                          no
 ucxx           the same server and client over it, in a process apart      no
 RDMA           its devices, and whether UCX uses them                      no
+
+`python -m nvrx_slurm.transport.doctor produce tcp` is the producer of a measurement, until its input ends. `… measure
+ucxx` measures in a process apart, and prints what it saw: a library in native code may end its process, or never come
+back.
 """
 
 from __future__ import annotations
@@ -30,6 +34,7 @@ from collections import Counter
 from collections.abc import Callable, Iterator
 from concurrent.futures import TimeoutError as TooLate
 from enum import StrEnum
+from functools import partial
 from importlib.util import find_spec
 from pathlib import Path
 from typing import NamedTuple
@@ -39,6 +44,9 @@ import msgspec
 from nvrx_slurm.transport.client import PayloadClient
 from nvrx_slurm.transport.errors import TransportError
 from nvrx_slurm.transport.ref import PayloadRef
+from nvrx_slurm.transport.ring import SharedRing
+from nvrx_slurm.transport.ring_file import SHM, sweep
+from nvrx_slurm.transport.server import PayloadServer
 from nvrx_slurm.util.threads import in_thread
 
 CONTAINER_BYTES = 64 << 20
@@ -91,8 +99,6 @@ def is_fit(findings: list[TransportCheck]) -> bool:
 
 
 def _shared_memory() -> Iterator[TransportCheck]:
-    from nvrx_slurm.transport.ring_file import SHM
-
     try:
         room = os.statvfs(SHM)
     except OSError as error:
@@ -112,9 +118,7 @@ def room_for_rings(size: int, free: int) -> TransportCheck:
 
 
 def _rings() -> Iterator[TransportCheck]:
-    """Removes those of dead processes; counts the others by user."""
-    from nvrx_slurm.transport.ring_file import SHM, sweep
-
+    # Removes those of dead processes, counts the others by user.
     swept = sweep()
     owners: Counter[int] = Counter()
     size = 0
@@ -123,21 +127,19 @@ def _rings() -> Iterator[TransportCheck]:
             stat = path.stat()
             size += stat.st_size
             owners[stat.st_uid] += 1
-    whose = ", ".join(f"{count} of {_user(uid)}" for uid, count in owners.most_common())
-    parts = [f"{gibibytes(size)}: {whose}" if owners else "none"]
+    users = []
+    for uid, count in owners.most_common():
+        try:
+            users.append(f"{count} of {pwd.getpwuid(uid).pw_name}")
+        except KeyError:
+            users.append(f"{count} of {uid}")
+    parts = [f"{gibibytes(size)}: {', '.join(users)}" if owners else "none"]
     if swept:
         parts.append(f"{len(swept)} of dead processes removed ({', '.join(swept)})")
     yield TransportCheck("rings", Level.OK, "; ".join(parts))
 
 
-def _user(uid: int) -> str:
-    try:
-        return pwd.getpwuid(uid).pw_name
-    except KeyError:
-        return str(uid)
-
-
-def _tried(scheme: str, todo: str) -> Iterator[TransportCheck]:
+def _try(scheme: str, todo: str) -> Iterator[TransportCheck]:
     try:
         pace = measure(scheme)
     except TransportError as error:
@@ -146,74 +148,49 @@ def _tried(scheme: str, todo: str) -> Iterator[TransportCheck]:
         yield TransportCheck(scheme, Level.OK, in_words(pace))
 
 
-def _own_node() -> Iterator[TransportCheck]:
-    return _tried("shm", "without a ring nothing works: see /dev/shm above")
-
-
-def _other_nodes() -> Iterator[TransportCheck]:
-    return _tried(
-        "tcp", "is the loopback up (ip addr show lo), is there a firewall? The ring itself can be read without"
-    )
-
-
 def _host_name() -> Iterator[TransportCheck]:
-    """It is what a server tells its peers; each of them looks it up for itself."""
+    # A server passes this name to its peers, and each of them looks it up for itself. In a thread: a resolver has no
+    # timeout of its own.
     name = socket.gethostname()
-    looking = in_thread(lambda: _addresses(name), "look up the host name")
+    looking = in_thread(lambda: socket.getaddrinfo(name, None, type=socket.SOCK_STREAM), "look up the host name")
     try:
-        yield known_as(name, looking.result(NAME_S))
+        found = [str(address[0]) for *_, address in looking.result(NAME_S)]
     except (TooLate, OSError) as error:
         why = f"was not looked up in {NAME_S:.0f} s" if isinstance(error, TooLate) else "has no address here"
-        yield TransportCheck(
-            "host name", Level.WARN, f"{name} {why}", f"see that other nodes can look it up{_OR_ANOTHER}"
-        )
+        todo = f"see that other nodes can look it up{_OR_ANOTHER}"
+        yield TransportCheck("host name", Level.WARN, f"{name} {why}", todo)
+    else:
+        yield known_as(name, list(dict.fromkeys(found)))
 
 
 def known_as(name: str, addresses: list[str]) -> TransportCheck:
-    """A name, and what it means on this node."""
+    """A host name, and its addresses as this node sees them."""
     seen = f"{name} is {', '.join(addresses)}"
-    if not all(map(_is_own, addresses)):
-        return TransportCheck(
-            "host name", Level.WARN, f"{seen}: no address of this node", f"correct its entry{_OR_ANOTHER}"
-        )
-    if all(map(_is_loopback, addresses)):
+    for address in addresses:
+        # Only an address of this node can be bound to.
+        with socket.socket(socket.AF_INET6 if ":" in address else socket.AF_INET) as probe:
+            try:
+                probe.bind((address, 0))
+            except OSError:
+                todo = f"correct its entry{_OR_ANOTHER}"
+                return TransportCheck("host name", Level.WARN, f"{seen}: no address of this node", todo)
+    if all(address.startswith("127.") or address == "::1" for address in addresses):
         todo = f"fine if other nodes see another address (getent hosts {name}){_OR_ANOTHER}"
         return TransportCheck("host name", Level.WARN, f"{seen}: the loopback", todo)
     return TransportCheck("host name", Level.OK, seen)
 
 
-def _addresses(name: str) -> list[str]:
-    found = socket.getaddrinfo(name, None, type=socket.SOCK_STREAM)
-    return list(dict.fromkeys(str(address[0]) for *_, address in found))
-
-
-def _is_own(address: str) -> bool:
-    """Only an address of this node can be bound to."""
-    with socket.socket(socket.AF_INET6 if ":" in address else socket.AF_INET) as probe:
-        try:
-            probe.bind((address, 0))
-        except OSError:
-            return False
-    return True
-
-
-def _is_loopback(address: str) -> bool:
-    return address.startswith("127.") or address == "::1"
-
-
 def _open_files() -> Iterator[TransportCheck]:
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-    level = Level.OK if soft == resource.RLIM_INFINITY or soft >= OPEN_FILES else Level.WARN
-    todo = (
-        ""
-        if level is Level.OK
-        else f"each connection is one, and a server takes 1024: ulimit -n, up to {limit(hard)} here"
+    is_enough = soft == resource.RLIM_INFINITY or soft >= OPEN_FILES
+    todo = f"each connection is one, and a server takes 1024: ulimit -n, up to {limit(hard)} here"
+    yield TransportCheck(
+        "open files", Level.OK if is_enough else Level.WARN, f"at most {limit(soft)}", "" if is_enough else todo
     )
-    yield TransportCheck("open files", level, f"at most {limit(soft)}", todo)
 
 
 def _ucxx() -> Iterator[TransportCheck]:
-    """And RDMA, which is what it is for."""
+    # And RDMA, which is what it is for.
     resources: tuple[str, ...] = ()
     if find_spec("ucxx") is None:
         yield TransportCheck("ucxx", Level.ABSENT, "not installed", INSTALL_UCXX)
@@ -221,9 +198,8 @@ def _ucxx() -> Iterator[TransportCheck]:
         try:
             pace = measure_apart("ucxx")
         except TransportError as error:
-            yield TransportCheck(
-                "ucxx", Level.WARN, error.said, "python -m nvrx_slurm.transport.doctor measure ucxx says more"
-            )
+            todo = "python -m nvrx_slurm.transport.doctor measure ucxx says more"
+            yield TransportCheck("ucxx", Level.WARN, error.said, todo)
         else:
             resources = pace.resources
             used = (each for each in resources if not each.startswith(WITHIN_A_NODE))
@@ -251,19 +227,18 @@ def rdma(devices: list[str], resources: tuple[str, ...], memlock: int) -> Transp
     return TransportCheck("RDMA", Level.OK, f"{seen}: {', '.join(used)}")
 
 
-def _nixl() -> Iterator[TransportCheck]:
-    yield TransportCheck("nixl", Level.ABSENT, "not offered", DECISION)
-
-
+# Each yields the checks of one or two parts, in the order in which users see them.
 CHECKS: tuple[Callable[[], Iterator[TransportCheck]], ...] = (
     _shared_memory,
     _rings,
-    _own_node,
-    _other_nodes,
+    partial(_try, "shm", "without a ring nothing works: see /dev/shm above"),
+    partial(
+        _try, "tcp", "is the loopback up (ip addr show lo), is there a firewall? The ring itself can be read without"
+    ),
     _host_name,
     _open_files,
     _ucxx,
-    _nixl,
+    lambda: iter([TransportCheck("nixl", Level.ABSENT, "not offered", DECISION)]),
 )
 
 
@@ -307,17 +282,39 @@ class _Produced(msgspec.Struct, frozen=True):
 
 
 def measure(scheme: str) -> Pace:
-    """Raises TransportError: that /dev/shm has no room for 16 MiB, or what went wrong on the way."""
+    """Read payloads of a producer in another process. Raises TransportError: that /dev/shm has no room for 16 MiB, or
+    what went wrong on the way."""
+    pipe = subprocess.PIPE
+    try:
+        started = subprocess.Popen(_command("produce", scheme), stdin=pipe, stdout=pipe, stderr=pipe)
+    except OSError as error:
+        raise TransportError(f"no process could be started to try {scheme}: {error}") from None
     into = bytearray(max(SIZES))
-    with _producer(scheme) as produced, PayloadClient(transports=(scheme,), token=produced.token) as client:
-        medians_s = []
-        for ref, reads in zip(produced.refs, READS, strict=True):
-            took_s = []
-            for _ in range(reads):
-                began = time.monotonic()
-                client.read(ref, deadline=READ_S, into=into, keep=True)
-                took_s.append(time.monotonic() - began)
-            medians_s.append(statistics.median(took_s))
+    medians_s = []
+    # The producer ends with its input, so also when this process is killed.
+    with started as process:
+        assert process.stdin and process.stdout and process.stderr
+        try:
+            if not select.select([process.stdout], [], [], START_S)[0]:
+                raise TransportError(f"a producer has not begun in {START_S:.0f} s")
+            line = process.stdout.readline()
+            if not line:
+                raise TransportError(_last_words(process.stderr.read(), process.wait()))
+            produced = msgspec.json.decode(line, type=_Produced)
+            with PayloadClient(transports=(scheme,), token=produced.token) as client:
+                for ref, reads in zip(produced.refs, READS, strict=True):
+                    took_s = []
+                    for _ in range(reads):
+                        began = time.monotonic()
+                        client.read(ref, deadline=READ_S, into=into, keep=True)
+                        took_s.append(time.monotonic() - began)
+                    medians_s.append(statistics.median(took_s))
+            process.stdin.close()
+            process.wait(END_S)
+        except subprocess.TimeoutExpired:
+            raise TransportError(f"a producer of {scheme} has not ended in {END_S:.0f} s") from None
+        finally:
+            process.kill()
     return Pace(medians_s[0], SIZES[1] / medians_s[1])
 
 
@@ -336,31 +333,6 @@ def measure_apart(scheme: str) -> Pace:
     return msgspec.json.decode(done.stdout.splitlines()[-1], type=Pace)
 
 
-@contextlib.contextmanager
-def _producer(scheme: str) -> Iterator[_Produced]:
-    """It ends with its input, so also when this process is killed."""
-    pipe = subprocess.PIPE
-    try:
-        started = subprocess.Popen(_command("produce", scheme), stdin=pipe, stdout=pipe, stderr=pipe)
-    except OSError as error:
-        raise TransportError(f"no process could be started to try {scheme}: {error}") from None
-    with started as process:
-        assert process.stdin and process.stdout and process.stderr
-        try:
-            if not select.select([process.stdout], [], [], START_S)[0]:
-                raise TransportError(f"a producer has not begun in {START_S:.0f} s")
-            line = process.stdout.readline()
-            if not line:
-                raise TransportError(_last_words(process.stderr.read(), process.wait()))
-            yield msgspec.json.decode(line, type=_Produced)
-            process.stdin.close()
-            process.wait(END_S)
-        except subprocess.TimeoutExpired:
-            raise TransportError(f"a producer of {scheme} has not ended in {END_S:.0f} s") from None
-        finally:
-            process.kill()
-
-
 def _command(act: str, scheme: str) -> list[str]:
     return [sys.executable, "-m", __name__ if __name__ != "__main__" else "nvrx_slurm.transport.doctor", act, scheme]
 
@@ -371,9 +343,6 @@ def _last_words(stderr: bytes, code: int) -> str:
 
 
 def _produce(scheme: str) -> None:
-    from nvrx_slurm.transport.ring import SharedRing
-    from nvrx_slurm.transport.server import PayloadServer
-
     transport = "tcp" if scheme == "shm" else scheme
     with (
         SharedRing.create(slots=len(SIZES), slot_bytes=max(SIZES)) as ring,
@@ -387,18 +356,11 @@ def _produce(scheme: str) -> None:
 def _measure(scheme: str) -> None:
     pace = measure(scheme)
     if scheme == "ucxx":
-        pace = msgspec.structs.replace(pace, versions=_ucx_versions(), resources=_ucx_resources())
+        ucxx, library = importlib.import_module("ucxx"), importlib.import_module("ucxx._lib.libucxx")
+        versions = (f"ucxx {ucxx.__version__}", f"UCX {'.'.join(map(str, ucxx.get_ucx_version()))}")
+        resources = tuple(dict.fromkeys(_RESOURCE.findall(library.UCXContext({}).info)))
+        pace = msgspec.structs.replace(pace, versions=versions, resources=resources)
     print(msgspec.json.encode(pace).decode())
-
-
-def _ucx_versions() -> tuple[str, ...]:
-    ucxx = importlib.import_module("ucxx")
-    return (f"ucxx {ucxx.__version__}", f"UCX {'.'.join(map(str, ucxx.get_ucx_version()))}")
-
-
-def _ucx_resources() -> tuple[str, ...]:
-    library = importlib.import_module("ucxx._lib.libucxx")
-    return tuple(dict.fromkeys(_RESOURCE.findall(library.UCXContext({}).info)))
 
 
 _ACTS: dict[str, Callable[[str], None]] = {"produce": _produce, "measure": _measure}

@@ -16,6 +16,7 @@ TransportError            (an NvrxError)
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import partial
 from typing import TYPE_CHECKING, NamedTuple
 
 from nvrx_slurm.errors import NvrxError
@@ -61,14 +62,8 @@ class TransportError(NvrxError):
         return f"{self.said} ({left_out}{'; '.join(map(str, last))})"
 
     def __reduce__(self) -> tuple[object, ...]:
-        return _again, (type(self), self.said, self.ref, self.attempts)
-
-
-def _again(
-    kind: type[TransportError], message: str, ref: PayloadRef | None, attempts: tuple[Attempt, ...]
-) -> TransportError:
-    """From a pickle: errors cross processes."""
-    return kind(message, ref=ref, attempts=attempts)
+        # By name, since the default would pass the arguments by place.
+        return partial(type(self), self.said, ref=self.ref, attempts=self.attempts), ()
 
 
 class StaleSlotError(TransportError):

@@ -106,7 +106,19 @@ class ReadPlan:
             return Pause(min(self._resume_at, self._deadline))
         port = choose(self._tiers, health, now=now, turn=turn, tried=self._tried)
         if port is None:
-            return self._end_call(health, now=now, turn=turn)
+            # No healthy port is left to try: this call is over.
+            if self._tried and self._moved == len(self._tried):
+                # Another server has each port by now, so the ring is gone.
+                self._end = EndRead(AttemptOutcome.STALE)
+                return self._end
+            self._calls += 1
+            if self._calls >= self._limits.calls or not self._tried:
+                self._end = EndRead(AttemptOutcome.FAULT)
+                return self._end
+            self._tried.clear()
+            self._moved = 0
+            self._resume_at = now + pause_s(self._limits, self._calls)
+            return self.next(health, now=now, turn=turn)
         # With each call a payload gets twice the time: the network may be slower than `bytes_per_s`.
         payload_s = ldexp(self._size / self._limits.bytes_per_s, self._calls)
         until = min(self._deadline, now + self._limits.answer_s + payload_s)
@@ -124,19 +136,6 @@ class ReadPlan:
         else:
             self._tried.append(port)
             self._moved += outcome is AttemptOutcome.MOVED
-
-    def _end_call(self, health: Mapping[str, PortHealth], *, now: float, turn: int) -> Next:
-        if self._tried and self._moved == len(self._tried):
-            self._end = EndRead(AttemptOutcome.STALE)  # another server has each port by now: the ring is gone
-            return self._end
-        self._calls += 1
-        if self._calls >= self._limits.calls or not self._tried:
-            self._end = EndRead(AttemptOutcome.FAULT)
-            return self._end
-        self._tried.clear()
-        self._moved = 0
-        self._resume_at = now + pause_s(self._limits, self._calls)
-        return self.next(health, now=now, turn=turn)
 
 
 def pause_s(limits: Limits, failed: int) -> float:
@@ -186,25 +185,20 @@ def choose(
             return well[turn % len(well)]
     if tried:
         return None
-    sick = [port for tier in tiers for port in tier]
-    return min(sick, key=lambda port: _sickness(health.get(port, WELL)), default=None)  # one may be well by now
-
-
-def _sickness(health: PortHealth) -> tuple[float, int]:
-    return health.sick_until, health.failures
+    # One of them may have recovered meanwhile.
+    sick = [(health.get(port, WELL), port) for tier in tiers for port in tier]
+    return min(sick, key=lambda each: (each[0].sick_until, each[0].failures), default=(WELL, None))[1]
 
 
 def failed(health: PortHealth, *, now: float, dice: float) -> PortHealth:
-    """After a fault of the port. `dice`: a random number from 0 to 1.
-
-    A fault while it is quarantined (it was the least sick) counts too, so its quarantine grows.
-    """
+    """After a fault of the port. `dice`: a random number from 0 to 1."""
+    # A fault while it is quarantined (it was the least sick) counts too, so its quarantine grows.
     failures = health.failures + 1
     lasts_s = min(QUARANTINE_S * GROWTH ** min(failures - 1, 32), LONGEST_S)
     return PortHealth(failures, now + lasts_s * (1 + JITTER * (2 * dice - 1)))
 
 
 def hurried(health: PortHealth, *, now: float) -> PortHealth:
-    """After a deadline that left the port less time than any may take: it may be well. Others come first for a while,
-    or a port that is silent would take the whole of every short deadline."""
+    """After a deadline that left the port less time than any may take: it may be well."""
+    # Others come first for a while, or a silent port would take the whole of every short deadline.
     return PortHealth(health.failures, max(health.sick_until, now + HURRIED_S))

@@ -1,4 +1,8 @@
-"""`PayloadServer`: a ring's payloads, for readers on other nodes."""
+"""`PayloadServer`: a ring's payloads, for readers on other nodes; and `offer`, what a request gets.
+
+The function that claims a slot for a reader ends that claim, once: with the reader's Ack the slot is free, and with
+anything else (a reset, a deadline, a BAD) its payload is ready again.
+"""
 
 from __future__ import annotations
 
@@ -10,7 +14,7 @@ import weakref
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from types import TracebackType
-from typing import TYPE_CHECKING, NamedTuple
+from typing import NamedTuple
 
 import msgspec
 import xxhash
@@ -22,13 +26,10 @@ from nvrx_slurm.transport.environment import default_host, node_name, token_or_o
 from nvrx_slurm.transport.errors import PayloadCorrupt, PayloadTimeout, RingError, TransportError
 from nvrx_slurm.transport.protocol import AdmissionCheck, PeerLink, TokenHandshake
 from nvrx_slurm.transport.ref import MOST_PORTS, PayloadRef
+from nvrx_slurm.transport.ring import Claim, SharedRing
 from nvrx_slurm.transport.slots import Refusal
 from nvrx_slurm.util.admission import PROOF_S
 from nvrx_slurm.util.log import get_logger
-
-if TYPE_CHECKING:
-    from nvrx_slurm.transport.ring import Claim, SharedRing
-
 
 CLOSE_S = 0.9
 TURN_AWAY_S = 1.0
@@ -38,7 +39,33 @@ LONGEST_TEXT = 255
 LONGEST_HOST = 240
 """What a ref takes as a node, and as a port, which is the host with a scheme before it and a number behind."""
 
+LEASE_MARGIN_S = 1.0
+"""A slot's lease is longer by this than the bound on sending it: a server never sends what is not its any more."""
+
+_STATUS = {
+    Refusal.BUSY: protocol.ResponseStatus.BUSY,
+    Refusal.STALE: protocol.ResponseStatus.STALE,
+    Refusal.CONSUMED: protocol.ResponseStatus.STALE,
+    Refusal.NOT_READY: protocol.ResponseStatus.STALE,
+}
+
+_log = get_logger("transport")
 _servers: weakref.WeakSet[PayloadServer] = weakref.WeakSet()
+
+
+@dataclass(frozen=True, slots=True)
+class ServerLimits:
+    """`hello_s`: for a peer to prove itself; `read_s`: the longest that one read may keep its slot, even where its
+    reader asks for more; `eviction_s`: a link idle for so long is closed, and clients are told so at the hello."""
+
+    hello_s: float = PROOF_S
+    read_s: float = 120.0
+    eviction_s: float = 60.0
+
+    def __post_init__(self) -> None:
+        """Raises UsageError for what cannot be."""
+        for name in ("hello_s", "read_s", "eviction_s"):
+            arguments.seconds(f"ServerLimits: {name}", getattr(self, name), least=0.001)
 
 
 class PayloadServer:
@@ -66,10 +93,19 @@ class PayloadServer:
         most_links: int = MOST_LINKS,
         limits: ServerLimits | None = None,
     ) -> None:
-        schemes, numbers = _schemes(transport), _numbers(ports)
+        if not isinstance(transport, str | list | tuple):
+            known = ", ".join(SCHEMES)
+            raise UsageError(f"transport must be one of {known}, or a sequence of them, not {transport!r}")
+        schemes = (transport,) if isinstance(transport, str) else tuple(transport)
+        if isinstance(ports, Sequence) and not isinstance(ports, str | bytes):
+            numbers = [arguments.whole("each of ports", port, 0, LAST_PORT) for port in ports]
+        else:  # any free port, so many times
+            numbers = [0] * arguments.whole("ports (how many, or the numbers of them)", ports, 1, MOST_PORTS)
         if not 1 <= len(schemes) * len(numbers) <= MOST_PORTS:
             raise UsageError(f"PayloadServer: transport and ports must make 1 to {MOST_PORTS} listeners")
-        self.ring, self.token = _open(ring), token_or_own(token)
+        # `memory` raises RingError for a closed ring: now, and not at each reader's request.
+        assert arguments.instance("ring", ring, SharedRing).memory is not None
+        self.ring, self.token = ring, token_or_own(token)
         self.node = arguments.text("node", node_name() if node is None else node, LONGEST_TEXT)
         host = arguments.text("host", host or default_host(), LONGEST_HOST)
         self._limits = ServerLimits() if limits is None else arguments.instance("limits", limits, ServerLimits)
@@ -138,10 +174,18 @@ class PayloadServer:
             raise RingError(f"the server of ring {self.ring.name} is closed: use ring.write for readers on this node")
 
     def _serve(self, link: PeerLink) -> None:
-        status = self._admit(link)
+        # The handshake has asked for the status, too; other links may have been admitted since.
+        with self._guard:
+            if (status := self._status()) is protocol.ResponseStatus.OK:
+                self._links.add(link)
         if status is not protocol.ResponseStatus.OK:
+            until = time.monotonic() + TURN_AWAY_S
             with contextlib.suppress(TransportError):
-                _turn_away(link, status, time.monotonic() + TURN_AWAY_S)
+                link.send(protocol.Response(status).pack(), None, until)
+                # The client closes first: closed over its unread request, the connection would be reset, and the
+                # reason lost.
+                link.receive_into(memoryview(bytearray(protocol.REQUEST_BYTES)), until)
+                link.receive_into(memoryview(bytearray(1)), until)
             return
         try:
             serve(link, self._rings, self._limits)
@@ -155,87 +199,20 @@ class PayloadServer:
             return protocol.ResponseStatus.CLOSING
         return protocol.ResponseStatus.FULL if len(self._links) >= self._most_links else protocol.ResponseStatus.OK
 
-    def _admit(self, link: PeerLink) -> protocol.ResponseStatus:
-        """It was asked at the hello, too; others may have proven themselves since."""
-        with self._guard:
-            if (status := self._status()) is protocol.ResponseStatus.OK:
-                self._links.add(link)
-        return status
-
-    def _drop(self) -> None:
-        """In a forked child: the ports and the readers are the parent's."""
-        for listener in self._listeners:
-            listener.drop()
-        for link in self._links:
-            link.drop()
-        self._links = set()
-        self._guard = threading.Lock()  # a thread of the parent may hold the old one
-        self._changed = threading.Condition(self._guard)
-
-
-def _open(ring: SharedRing) -> SharedRing:
-    """Raises RingError for one that is closed, now and not at each reader's request."""
-    from nvrx_slurm.transport.ring import SharedRing
-
-    assert arguments.instance("ring", ring, SharedRing).memory is not None
-    return ring
-
-
-def _schemes(transport: str | Sequence[str]) -> tuple[str, ...]:
-    if not isinstance(transport, str | list | tuple):
-        raise UsageError(f"transport must be one of {', '.join(SCHEMES)}, or a sequence of them, not {transport!r}")
-    return (transport,) if isinstance(transport, str) else tuple(transport)
-
-
-def _numbers(ports: int | Sequence[int]) -> tuple[int, ...]:
-    """Those of the ports, 0 for any."""
-    if isinstance(ports, Sequence) and not isinstance(ports, str | bytes):
-        return tuple(arguments.whole("each of ports", port, 0, LAST_PORT) for port in ports)
-    return (0,) * arguments.whole("ports (how many, or the numbers of them)", ports, 1, MOST_PORTS)
-
-
-def _turn_away(link: PeerLink, status: protocol.ResponseStatus, until: float) -> None:
-    """Say why, and let the client go first: closed over its unread request, the connection would be reset, and the
-    reason lost."""
-    link.send(protocol.Response(status).pack(), None, until)
-    link.receive_into(memoryview(bytearray(protocol.REQUEST_BYTES)), until)
-    link.receive_into(memoryview(bytearray(1)), until)
-
 
 def _after_fork() -> None:
+    """In the child the ports and the readers are the parent's."""
     for server in list(_servers):
-        server._drop()
+        for listener in server._listeners:
+            listener.drop()
+        for link in server._links:
+            link.drop()
+        server._links = set()
+        server._guard = threading.Lock()  # a thread of the parent may hold the old one
+        server._changed = threading.Condition(server._guard)
 
 
 os.register_at_fork(after_in_child=_after_fork)
-
-
-LEASE_MARGIN_S = 1.0
-"""A slot's lease is longer by this than the bound on sending it: a server never sends what is not its any more."""
-
-_STATUS = {
-    Refusal.BUSY: protocol.ResponseStatus.BUSY,
-    Refusal.STALE: protocol.ResponseStatus.STALE,
-    Refusal.CONSUMED: protocol.ResponseStatus.STALE,
-    Refusal.NOT_READY: protocol.ResponseStatus.STALE,
-}
-
-_log = get_logger("transport")
-
-
-@dataclass(frozen=True, slots=True)
-class ServerLimits:
-    """`hello_s`: for a peer to prove itself; `read_s`: the longest that one read may keep its slot, even where its
-    reader asks for more; `eviction_s`: a link idle for so long is closed, and clients are told so at the hello."""
-
-    hello_s: float = PROOF_S
-    read_s: float = 120.0
-    eviction_s: float = 60.0
-
-    def __post_init__(self) -> None:
-        """Raises UsageError for what cannot be."""
-        for name in ("hello_s", "read_s", "eviction_s"):
-            arguments.seconds(f"ServerLimits: {name}", getattr(self, name), least=0.001)
 
 
 class Offer(NamedTuple):
@@ -248,53 +225,45 @@ class Offer(NamedTuple):
 def offer(
     rings: Mapping[str, SharedRing], request: protocol.PayloadRequest, *, keep_s: float, with_checksum: bool = True
 ) -> Offer:
-    """Claim what is asked for. `keep_s`: for how long at most its reader has it."""
+    """Claim what is asked for, or settle it. `keep_s`: how long the reader may have it at most."""
     ring = rings.get(request.ring)
     if ring is None:
         return Offer(protocol.Response(protocol.ResponseStatus.UNKNOWN_RING))
-    if request.call is protocol.RequestKind.SETTLE:
-        return Offer(protocol.Response(_settled(ring, request)))
-    if request.slot >= ring.slots:
-        return Offer(protocol.Response(protocol.ResponseStatus.STALE))
-    claim = ring.claim(request.slot, request.generation, lease_s=keep_s + LEASE_MARGIN_S)
+    is_read = request.call is protocol.RequestKind.READ
+    claim = ring.claim(request.slot, request.generation, keep_s + LEASE_MARGIN_S if is_read else None)
     if isinstance(claim, Refusal):
+        # BUSY to a SETTLE: it may be the very read whose Ack was lost, which has not ended here yet.
         return Offer(protocol.Response(_STATUS[claim]))
+    if not is_read:
+        is_settled = claim.finish(consumed=True)
+        return Offer(protocol.Response(protocol.ResponseStatus.OK if is_settled else protocol.ResponseStatus.STALE))
     checksum = claim.checksum
     if checksum is None:
         checksum = xxhash.xxh3_64_intdigest(claim.payload) if with_checksum else 0
-        if with_checksum and not claim.is_ours():  # it took too long: that may be another payload's
+        # If the checksum took longer than the lease, it may be that of another payload.
+        if with_checksum and not claim.is_ours():
             return Offer(protocol.Response(protocol.ResponseStatus.BUSY))
     return Offer(protocol.Response(protocol.ResponseStatus.OK, claim.size, checksum, claim.generation), claim)
 
 
-def _settled(ring: SharedRing, request: protocol.PayloadRequest) -> protocol.ResponseStatus:
-    """BUSY where a reader has the slot: it may be the very read whose Ack was lost, if it has not ended here yet."""
-    claim = ring.claim(request.slot, request.generation)
-    if isinstance(claim, Refusal):
-        return _STATUS[claim]
-    return protocol.ResponseStatus.OK if claim.finish(consumed=True) else protocol.ResponseStatus.STALE
-
-
 def serve(link: PeerLink, rings: Mapping[str, SharedRing], limits: ServerLimits) -> None:
-    """A peer that has proven itself, until it goes, is idle for too long, or sends what is no request. Raises nothing
-    that a peer can cause."""
+    """Answer the requests of an admitted peer until it closes the link, is idle for too long, or sends something that
+    is no request. Raises nothing that a peer can cause."""
     try:
-        while (request := _next_request(link, limits)) is not None:
-            _answer(link, rings, request, limits)
+        while True:
+            frame = bytearray(protocol.REQUEST_BYTES)
+            try:
+                link.receive_into(memoryview(frame), time.monotonic() + limits.eviction_s)
+            except PayloadTimeout:
+                return
+            _answer(link, rings, protocol.PayloadRequest.unpack(frame), limits)
     except PayloadCorrupt as error:
         _log.warning("a peer was cut off: %s", error)
-        _refuse(link, protocol.ResponseStatus.BAD_REQUEST)
+        with contextlib.suppress(TransportError):  # the peer may have gone
+            refusal = protocol.Response(protocol.ResponseStatus.BAD_REQUEST)
+            link.send(refusal.pack(), None, time.monotonic() + LEASE_MARGIN_S)
     except TransportError as error:
         _log.debug("a reader's link ended: %s", error)
-
-
-def _next_request(link: PeerLink, limits: ServerLimits) -> protocol.PayloadRequest | None:
-    frame = bytearray(protocol.REQUEST_BYTES)
-    try:
-        link.receive_into(memoryview(frame), time.monotonic() + limits.eviction_s)
-    except PayloadTimeout:
-        return None
-    return protocol.PayloadRequest.unpack(frame)
 
 
 def _answer(
@@ -302,27 +271,18 @@ def _answer(
 ) -> None:
     keep_s = min(request.budget_ms / 1000, limits.read_s)
     answer, claim = offer(rings, request, keep_s=keep_s)
-    until = time.monotonic() + (keep_s if claim else limits.hello_s)
     if claim is None:
-        link.send(answer.pack(), None, until)
+        link.send(answer.pack(), None, time.monotonic() + limits.hello_s)
         return
-    taken = False
+    until = time.monotonic() + keep_s
+    is_taken = False
     try:
         link.send(answer.pack(), claim.payload if claim.size else None, until)
-        taken = _was_taken(link, claim, until)
+        frame = bytearray(protocol.ACK_BYTES)
+        link.receive_into(memoryview(frame), until)
+        ack = protocol.Ack.unpack(frame)
+        if (ack.slot, ack.generation) != (claim.slot, claim.generation):
+            raise PayloadCorrupt(f"the ack is for {ack.slot}@{ack.generation}, not {claim.slot}@{claim.generation}")
+        is_taken = ack.verdict is protocol.AckVerdict.TAKEN
     finally:
-        claim.finish(consumed=taken)
-
-
-def _was_taken(link: PeerLink, claim: Claim, until: float) -> bool:
-    frame = bytearray(protocol.ACK_BYTES)
-    link.receive_into(memoryview(frame), until)
-    ack = protocol.Ack.unpack(frame)
-    if (ack.slot, ack.generation) != (claim.slot, claim.generation):
-        raise PayloadCorrupt(f"an ack for slot {ack.slot}@{ack.generation} came for {claim.slot}@{claim.generation}")
-    return ack.verdict is protocol.AckVerdict.TAKEN
-
-
-def _refuse(link: PeerLink, status: protocol.ResponseStatus) -> None:
-    with contextlib.suppress(TransportError):  # it is gone, then
-        link.send(protocol.Response(status).pack(), None, time.monotonic() + LEASE_MARGIN_S)
+        claim.finish(consumed=is_taken)

@@ -139,7 +139,8 @@ class Fetcher:
         self._is_local_first = options.transports[0] == "shm"
         self._guard = threading.Lock()
         self._health: dict[str, PortHealth] = {}
-        self._turns = itertools.count(random.randrange(1 << 16))  # clients begin with different ports
+        # Clients begin with different ports.
+        self._turns = itertools.count(random.randrange(1 << 16))
         self._pool = self._new_pool()
         _fetchers.add(self)
 
@@ -171,7 +172,11 @@ class Fetcher:
                 abort.pause(step.until)
                 continue
             if isinstance(step, EndRead):
-                raise _given_up(step.reason, fault, ref, attempts)
+                if step.reason is AttemptOutcome.STALE:
+                    raise StaleSlotError(f"{ref} is not there any more", ref=ref, attempts=attempts)
+                if step.reason is None or fault is None:
+                    raise PayloadTimeout(f"{ref} was not read in time", ref=ref, attempts=attempts)
+                raise _again(fault, ref, attempts)
             began = time.monotonic()
             try:
                 got = self._attempt(step, ref, buffer, abort, keep=keep)
@@ -179,10 +184,12 @@ class Fetcher:
                 outcome, said = AttemptOutcome.BUSY, error.said
             except TransportError as error:
                 outcome, said, fault = AttemptOutcome.FAULT, error.said, error
-                if not abort.is_set:  # else this side has cut it
+                # After an abort, this side has cut the link: no fault of the port.
+                if not abort.is_set:
                     self._had_fault(step, error, is_deadline=step.until >= deadline, began=began)
             else:
-                if step.port in self._health:  # one success ends a quarantine
+                # One success ends a quarantine.
+                if step.port in self._health:
                     with self._guard:
                         self._health.pop(step.port, None)
                 if isinstance(got, _Got):
@@ -204,7 +211,8 @@ class Fetcher:
             self._health[step.port] = (
                 hurried(health, now=now) if is_hurried else failed(health, now=now, dice=random.random())
             )
-            if len(self._health) > MOST_SICK:  # ports of nodes that are gone for good
+            # What is left there are ports of nodes that are gone for good.
+            if len(self._health) > MOST_SICK:
                 self._health.pop(next(iter(self._health)))
 
     def _ended(self, ref: PayloadRef, attempts: Sequence[Attempt]) -> TransportError:
@@ -290,7 +298,10 @@ class Fetcher:
                     got = self._decoded(ref, buffer)
                     # The payload has arrived, so a lost Ack is no failure: it is sent again with the next read. But
                     # without a checksum (shm), the Ack's success alone tells that these are the right bytes.
-                    verdict = _verdict(keep=keep, bad=got.error is not None or abort.is_set)
+                    if got.error is not None or abort.is_set:
+                        verdict = protocol.AckVerdict.BAD
+                    else:
+                        verdict = protocol.AckVerdict.KEPT if keep else protocol.AckVerdict.TAKEN
                     try:
                         acknowledge(connection.link, ref, verdict, until)
                     except TransportError:
@@ -316,16 +327,16 @@ class Fetcher:
         unconfirmed_acks = self._pool.unconfirmed_acks(ring)
         if not unconfirmed_acks:
             return
-        busy = []  # the server may still be ending the very read whose Ack was lost: ask again later
+        # BUSY: the server may still be ending the very read whose Ack was lost. Ask again later.
+        busy = []
         try:
             while unconfirmed_acks:
-                status = settle(
-                    connection.link, ring, unconfirmed_acks[-1].slot, unconfirmed_acks[-1].generation, until
-                )
+                lost = unconfirmed_acks[-1]
+                status = settle(connection.link, ring, lost.slot, lost.generation, until)
                 connection.was_heard()
-                unconfirmed = unconfirmed_acks.pop()
+                unconfirmed_acks.pop()
                 if status is protocol.ResponseStatus.BUSY:
-                    busy.append(unconfirmed)
+                    busy.append(lost)
         finally:
             self._pool.keep_unconfirmed((*unconfirmed_acks, *busy))
 
@@ -340,7 +351,16 @@ class Fetcher:
         if self._pool.is_closed:
             raise self._ended(ref, ())
         if not any(tiers):
-            raise _unreachable(ref, self._options.transports, self._rings.why_not(ref.ring))
+            transports = self._options.transports
+            if ref.ports:
+                served, have = sorted({port.partition("://")[0] for port in ref.ports}), ", ".join(transports)
+                raise PeerRefused(f"{ref} is served by {', '.join(served)}; this client has {have}", ref=ref)
+            if is_gone(ref.ring):
+                raise StaleSlotError(f"{ref} has no port, and its ring is not on this node, or no longer", ref=ref)
+            if "shm" not in transports:
+                raise PeerRefused(f"{ref} has no port, and this client does not use shm", ref=ref)
+            why = self._rings.why_not(ref.ring)
+            raise RingError(f"{ref} has no port, and its ring cannot be attached here{why and f': {why}'}", ref=ref)
         if self._options.token is None and not (tiers[0] and tiers[0][0].startswith("shm")):
             raise PeerRefused(
                 f"{ref} is on another node: name the token of its server (token=PayloadServer.token; a job "
@@ -362,38 +382,9 @@ class Fetcher:
         return into.cast("B")[: ref.size] if ref.size else memoryview(bytearray())
 
 
-def _verdict(*, keep: bool, bad: bool) -> protocol.AckVerdict:
-    if bad:
-        return protocol.AckVerdict.BAD
-    return protocol.AckVerdict.KEPT if keep else protocol.AckVerdict.TAKEN
-
-
-def _given_up(
-    reason: AttemptOutcome | None, fault: TransportError | None, ref: PayloadRef, attempts: Sequence[Attempt]
-) -> TransportError:
-    if reason is AttemptOutcome.STALE:
-        return StaleSlotError(f"{ref} is not there any more", ref=ref, attempts=attempts)
-    if reason is None or fault is None:
-        return PayloadTimeout(f"{ref} was not read in time", ref=ref, attempts=attempts)
-    return _again(fault, ref, attempts)
-
-
 def _again(error: TransportError, ref: PayloadRef, attempts: Sequence[Attempt]) -> TransportError:
     kind = PayloadTimeout if isinstance(error, PayloadTimeout) else type(error)
     return kind(f"{ref} was not read: {error.said}", ref=ref, attempts=attempts)
-
-
-def _unreachable(ref: PayloadRef, transports: Sequence[str], why_not: str) -> TransportError:
-    if ref.ports:
-        have = sorted({port.partition("://")[0] for port in ref.ports})
-        return PeerRefused(f"{ref} is served by {', '.join(have)}; this client has {', '.join(transports)}", ref=ref)
-    if not is_gone(ref.ring):
-        if "shm" not in transports:
-            return PeerRefused(f"{ref} has no port, and this client does not use shm", ref=ref)
-        return RingError(
-            f"{ref} has no port, and its ring cannot be attached here{why_not and f': {why_not}'}", ref=ref
-        )
-    return StaleSlotError(f"{ref} has no port, and its ring is not on this node, or no longer", ref=ref)
 
 
 def _after_fork() -> None:

@@ -47,14 +47,15 @@ class UnconfirmedAck(NamedTuple):
 
 class PooledConnection:
     """A link after its handshake. `is_reused`: it was idle before this use; `is_broken`: it is not to be used
-    again; `unconfirmed`: the last Ack over it, while the server has not shown that it arrived."""
+    again; `unconfirmed`: the last Ack over it, while the server has not shown that it arrived; `keep_s`: how long it
+    may be idle, since `used_at`."""
 
     def __init__(self, place: _Place, link: PeerLink, proof: bytes | None, keep_s: float) -> None:
         self.place, self.link = place, link
         self.is_reused = self.is_broken = self.has_heard = False
         self.unconfirmed: UnconfirmedAck | None = None
-        self._proof, self._keep_s = proof, keep_s
-        self._used_at = 0.0
+        self.keep_s, self.used_at = keep_s, 0.0
+        self._proof = proof
 
     def prove(self, deadline: float) -> None:
         """Before the first request: the server's challenge is still to be answered."""
@@ -69,14 +70,6 @@ class PooledConnection:
     def has_taken(self, ref: PayloadRef) -> None:
         """An Ack is being sent."""
         self.unconfirmed = UnconfirmedAck(ref.ring, ref.slot, ref.generation)
-
-    def rest(self, now: float) -> None:
-        """It is idle from now on."""
-        self._used_at = now
-        self.is_reused, self.has_heard = True, False
-
-    def is_young(self, now: float) -> bool:
-        return now - self._used_at < self._keep_s
 
 
 class _Place:
@@ -99,17 +92,10 @@ class _Port:
         self.places: weakref.WeakSet[_Place] = weakref.WeakSet()
         self.waiting: deque[threading.Lock] = deque()
 
-    def tell(self) -> None:
+    def wake_next(self) -> None:
         """A place or a connection is free: wake the thread that has waited longest."""
         if self.waiting:
             self.waiting.popleft().release()
-
-    def leave(self, turn: threading.Lock) -> None:
-        # If it is not queued, it was woken already: that wake-up must go to the next thread, or it would be lost.
-        if turn in self.waiting:
-            self.waiting.remove(turn)
-        else:
-            self.tell()
 
 
 class _Waiter:
@@ -192,8 +178,12 @@ class Pool:
         """For `Use`."""
         old: list[PooledConnection] = []
         try:
-            connection = self._reserve(address, old) or self._awaited(address, deadline, watch, old)
+            with self._guard:
+                connection = self._found(address, old)
+            if connection is None:
+                connection = self._awaited(address, deadline, watch, old)
         finally:
+            # Outside of the lock: to close a connection takes time.
             _end(old)
         if isinstance(connection, _Place):
             return self._connect(connection, deadline, watch)
@@ -212,54 +202,50 @@ class Pool:
             port = self._ports[connection.place.address]
             keep = not (connection.is_broken or self.is_closed)
             if keep:
-                connection.rest(time.monotonic())
+                connection.used_at = time.monotonic()
+                connection.is_reused, connection.has_heard = True, False
                 port.idle.append(connection)
-                port.tell()
+                port.wake_next()
             else:
                 self._remember(connection)
                 self._free(connection.place)
         if not keep:
             connection.link.close()
 
-    def _reserve(self, address: str, old: list[PooledConnection]) -> PooledConnection | _Place | None:
-        """An idle connection, or a place for a new one, or None. `old` gets those to be closed."""
-        with self._guard:
-            return self._found(self._port(address), address, old)
-
     def _awaited(
         self, address: str, deadline: float, watch: Watch, old: list[PooledConnection]
     ) -> PooledConnection | _Place:
-        # Each waiting thread queues a lock that it holds, and blocks on that lock a second time; `_Port.tell`
+        # Each waiting thread queues a lock that it holds, and blocks on that lock a second time; `_Port.wake_next`
         # releases it. Not a Condition: a signal handler that raises would leave its list of waiters in disorder.
         waiting, turn = _Waiter(self._wake_all), threading.Lock()
         watch(waiting)
         try:
-            while (found := self._found_or_queued(address, deadline, old, waiting, turn)) is None:
+            while True:
+                with self._guard:
+                    port = self._port(address)
+                    if turn in port.waiting:  # its time was over before it was woken; it looks once more
+                        port.waiting.remove(turn)
+                    if (found := self._found(address, old)) is not None:
+                        return found
+                    if waiting.is_cut:
+                        raise PeerReset("it was cancelled")
+                    if time.monotonic() >= deadline:
+                        raise AllInUse(f"all {self._per_port} connections to this port were in use")
+                    turn.acquire(blocking=False)  # no-op if it was not woken: it holds the lock still
+                    port.waiting.append(turn)
                 turn.acquire(timeout=max(0.0, deadline - time.monotonic()))
-            return found
         except BaseException:
             with self._guard:
-                if (port := self._ports.get(address)) is not None:
-                    port.leave(turn)
+                # A `turn` that is not queued was woken already: that wake-up must go to the next thread, or it would
+                # be lost.
+                if (queued := self._ports.get(address)) is not None:
+                    if turn in queued.waiting:
+                        queued.waiting.remove(turn)
+                    else:
+                        queued.wake_next()
             raise
         finally:
             watch(None)
-
-    def _found_or_queued(
-        self, address: str, deadline: float, old: list[PooledConnection], waiting: _Waiter, turn: threading.Lock
-    ) -> PooledConnection | _Place | None:
-        with self._guard:
-            port = self._port(address)
-            if turn in port.waiting:  # its time was over before it was woken; it looks once more
-                port.waiting.remove(turn)
-            if (found := self._found(port, address, old)) is None:
-                if waiting.is_cut:
-                    raise PeerReset("it was cancelled")
-                if time.monotonic() >= deadline:
-                    raise AllInUse(f"all {self._per_port} connections to this port were in use")
-                turn.acquire(blocking=False)  # no-op if it was not woken: it holds the lock still
-                port.waiting.append(turn)
-            return found
 
     def _port(self, address: str) -> _Port:
         port = self._ports.get(address)
@@ -267,12 +253,21 @@ class Pool:
             port = self._ports[address] = _Port()
         return port
 
-    def _found(self, port: _Port, address: str, old: list[PooledConnection]) -> PooledConnection | _Place | None:
+    def _found(self, address: str, old: list[PooledConnection]) -> PooledConnection | _Place | None:
+        """Under the lock: an idle connection, or a place for a new one, or None. `old` gets those to be closed."""
         if self.is_closed:
             raise PeerReset("the client was closed")
-        if (connection := self._youngest(port, old)) is not None:
-            self._busy.add(connection.link)
-            return connection
+        port = self._port(address)
+        # The one that was used last comes first: it is the youngest.
+        while port.idle:
+            connection = port.idle.pop()
+            is_young = time.monotonic() - connection.used_at < connection.keep_s
+            if is_young and not connection.link.is_stale():
+                self._busy.add(connection.link)
+                return connection
+            port.places.discard(connection.place)
+            self._remember(connection)
+            old.append(connection)
         if len(port.places) >= self._per_port:
             return None
         place = _Place(address)
@@ -283,17 +278,7 @@ class Pool:
         with self._guard:
             for port in self._ports.values():
                 while port.waiting:
-                    port.tell()
-
-    def _youngest(self, port: _Port, old: list[PooledConnection]) -> PooledConnection | None:
-        while port.idle:
-            connection = port.idle.pop()
-            if connection.is_young(time.monotonic()) and not connection.link.is_stale():
-                return connection
-            port.places.discard(connection.place)
-            self._remember(connection)
-            old.append(connection)
-        return None
+                    port.wake_next()
 
     def _connect(self, place: _Place, deadline: float, watch: Watch) -> PooledConnection:
         """A new connection in a reserved place, which is free again if that fails."""
@@ -325,7 +310,7 @@ class Pool:
     def _free(self, place: _Place) -> None:
         port = self._ports[place.address]
         port.places.discard(place)
-        port.tell()
+        port.wake_next()
         if not (port.places or port.waiting):
             del self._ports[place.address]  # its node may be gone for good
 
@@ -334,7 +319,7 @@ class Pool:
         for connection in idle:
             port.places.discard(connection.place)
             self._remember(connection)
-            port.tell()
+            port.wake_next()
         return idle
 
     def _remember(self, connection: PooledConnection) -> None:

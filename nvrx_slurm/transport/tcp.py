@@ -89,8 +89,13 @@ class TcpLink:
 
     def receive_into(self, buffer: memoryview, deadline: float) -> None:
         size = len(buffer)
-        while len(self._ahead) < size:
-            if not self._look_ahead(size, deadline):
+        while (have := len(self._ahead)) < size:
+            # Receive behind what is there already: the room holds one frame and what came with it.
+            self._room[:have] = self._ahead
+            self._wait(self._readable, deadline, _silent(have, size))
+            count = self._receive(self._room[have:], have, size, deadline)
+            self._ahead = self._room[: have + count]
+            if not count:
                 raise PeerReset("the peer has closed the connection")
         self._take_ahead(buffer)
 
@@ -135,15 +140,6 @@ class TcpLink:
         with self._guard:
             self._is_closed = True
         return self._socket
-
-    def _look_ahead(self, size: int, deadline: float) -> int:
-        """More of what the peer sends, where less than a frame of `size` bytes is there; 0 at its end."""
-        have = len(self._ahead)
-        self._room[:have] = self._ahead
-        self._wait(self._readable, deadline, _silent(have, size))
-        count = self._receive(self._room[have:], have, size, deadline)
-        self._ahead = self._room[: have + count]
-        return count
 
     def _take_ahead(self, buffer: memoryview) -> int:
         """Of what is there already: how much of `buffer` it has filled."""
@@ -226,34 +222,34 @@ class TcpListener:
     def _run(self) -> None:
         try:
             while not self._is_closed.is_set():
-                self._turn()
+                now = time.monotonic()
+                for descriptor in self._admission.overdue(now):
+                    self._turn_out(descriptor, f"said nothing that proves it in {self._admission.within_s:g} s", now)
+                # A pause where descriptors have run out, or where too many connections come.
+                pause_s = max(self._paused_until - now, self._admission.wait_s(now))
+                overdue_s = self._admission.overdue_in_s(now)
+                waits = [each for each in (pause_s or None, overdue_s) if each is not None]
+                # The end of the listening socket is reported in any case.
+                self._poll.modify(self._socket, 0 if pause_s else select.POLLIN)
+                for descriptor, _ in self._poll.poll(math.ceil(min(waits) * 1000) if waits else None):
+                    if descriptor in self._guests:
+                        self._hear(descriptor)
+                    elif not pause_s and not self._is_closed.is_set():
+                        self._accept(time.monotonic())
         finally:
             for descriptor in list(self._guests):
                 self._let_go(descriptor)
 
-    def _turn(self) -> None:
-        now = time.monotonic()
-        for descriptor in self._admission.overdue(now):
-            self._turn_out(descriptor, f"said nothing that proves it in {self._admission.within_s:g} s", now)
-        pause_s = max(self._paused_until - now, self._admission.wait_s(now))
-        overdue_s = self._admission.overdue_in_s(now)
-        waits = [each for each in (pause_s or None, overdue_s) if each is not None]
-        self._poll.modify(self._socket, 0 if pause_s else select.POLLIN)  # its end is told in any case
-        ready = self._poll.poll(math.ceil(min(waits) * 1000) if waits else None)
-        for descriptor, _ in ready:
-            if descriptor in self._guests:
-                self._hear(descriptor)
-            elif not pause_s and not self._is_closed.is_set():
-                self._accept(time.monotonic())
-
     def _accept(self, now: float) -> None:
         try:
             connection, peer = self._socket.accept()
-        except OSError as error:  # or one that has gone already, or the end
+        except OSError as error:
+            # Else the connection has gone already, or the listener was closed.
             if error.errno in _EXHAUSTED:
                 self._exhausted.say(f"{self.address} cannot take a connection: {error.strerror}", now)
                 self._paused_until = now + EXHAUSTED_S
-                if self._guests:  # the oldest has had the longest time
+                # The oldest has had the longest time.
+                if self._guests:
                     self._turn_out(next(iter(self._guests)), "had to go for want of descriptors", now)
             return
         if self._entry is None:
@@ -277,7 +273,8 @@ class TcpListener:
             while door.wants and len(guest.said) >= door.wants:
                 frame, guest.said = guest.said[: door.wants], guest.said[door.wants :]
                 answer = door.take(frame)
-                if guest.connection.send(answer) < len(answer):  # so little fits into any socket that is read
+                # An answer is so short that it fits into the buffer of any socket whose peer reads.
+                if guest.connection.send(answer) < len(answer):
                     raise PeerReset("it takes no answer")
         except BlockingIOError:
             return
@@ -341,7 +338,8 @@ class TcpBackend:
         fault: TransportError | None = None
         addresses = resolve(host, port, deadline)
         for tried, (family, where) in enumerate(addresses):
-            now = time.monotonic()  # a silent one leaves the others their share
+            # A silent address leaves the others their share of the time.
+            now = time.monotonic()
             try:
                 return _linked(_connected(family, where, now + (deadline - now) / (len(addresses) - tried)))
             except TimeoutError:
@@ -365,7 +363,15 @@ class TcpBackend:
     ) -> TcpListener:
         """The same; `serve` also gets the handshake that the connection has passed."""
         try:
-            listening = _listening_socket(host, port)
+            if host in _LOOPBACK or host.startswith("127."):
+                family = socket.AF_INET6 if ":" in host else socket.AF_INET
+                listening = socket.create_server((host, port), family=family, backlog=BACKLOG)
+            elif socket.has_dualstack_ipv6():
+                # On all interfaces: a name may have addresses on several.
+                family = socket.AF_INET6
+                listening = socket.create_server(("", port), family=family, dualstack_ipv6=True, backlog=BACKLOG)
+            else:
+                listening = socket.create_server(("", port), backlog=BACKLOG)
         except OSError as error:
             raise RingError(f"cannot listen on {address_of(self.scheme, host, port)}: {_reason(error)}") from None
         return TcpListener(listening, address_of(self.scheme, host, listening.getsockname()[1]), serve, entry)
@@ -394,17 +400,6 @@ def _linked(connection: socket.socket, ahead: bytes = b"") -> TcpLink:
         raise
 
 
-def _listening_socket(host: str, port: int) -> socket.socket:
-    """On the loopback alone where that is what peers are told; else on all interfaces, since a name may have
-    several."""
-    if host in _LOOPBACK or host.startswith("127."):
-        family = socket.AF_INET6 if ":" in host else socket.AF_INET
-        return socket.create_server((host, port), family=family, backlog=BACKLOG)
-    if socket.has_dualstack_ipv6():
-        return socket.create_server(("", port), family=socket.AF_INET6, dualstack_ipv6=True, backlog=BACKLOG)
-    return socket.create_server(("", port), backlog=BACKLOG)
-
-
 def _silent(done: int, size: int) -> str:
     return f"the peer has sent {done} of {size} bytes, and no more" if done else "the peer says nothing"
 
@@ -420,7 +415,7 @@ Address = tuple[socket.AddressFamily, tuple[Any, ...]]
 """A family, and what its sockets connect to."""
 
 _known: dict[tuple[str, int], tuple[float, list[Address]]] = {}
-_asked: dict[tuple[str, int], concurrent.futures.Future[list[Address]]] = {}
+_asked: dict[tuple[str, int], concurrent.futures.Future[list[Any]]] = {}
 """Lookups that outlived their caller's deadline: the next caller waits for the same one."""
 
 
@@ -432,9 +427,10 @@ def resolve(host: str, port: int, deadline: float) -> list[Address]:
     if len(_asked) >= MOST_HOSTS:
         _asked.clear()
     try:
-        lookup = _asked.get((host, port)) or in_thread(partial(_look_up, host, port), f"look up {host}")
+        look_up = partial(socket.getaddrinfo, host, port, type=socket.SOCK_STREAM)
+        lookup = _asked.get((host, port)) or in_thread(look_up, f"look up {host}")
         _asked[host, port] = lookup
-        addresses = lookup.result(max(0.0, deadline - time.monotonic()))
+        found = lookup.result(max(0.0, deadline - time.monotonic()))
     except concurrent.futures.TimeoutError:
         raise PayloadTimeout(f"the address of host {host} could not be found in time") from None
     except (OSError, UnicodeError, RuntimeError) as error:  # the last one: there are no more threads
@@ -443,6 +439,7 @@ def resolve(host: str, port: int, deadline: float) -> list[Address]:
     _asked.pop((host, port), None)
     if len(_known) >= MOST_HOSTS:
         _known.clear()
+    addresses = [(family, address) for family, _, _, _, address in found]
     _known[host, port] = time.monotonic() + KEPT_S, addresses
     return addresses
 
@@ -452,9 +449,5 @@ def forget(host: str, port: int) -> None:
     _known.pop((host, port), None)
 
 
-def _look_up(host: str, port: int) -> list[Address]:
-    found = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)
-    return [(family, address) for family, _, _, _, address in found]
-
-
-os.register_at_fork(after_in_child=_asked.clear)  # who looks up is not in the child
+# The threads that look up are not in the child.
+os.register_at_fork(after_in_child=_asked.clear)

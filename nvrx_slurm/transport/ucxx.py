@@ -35,50 +35,6 @@ SCHEME = "ucxx"
 _log = get_logger("transport")
 
 
-class UcxxBackend:
-    """UCX starts with the first of these in a process, which takes some 0.3 s. A peer that does not know the `token`
-    never reaches it.
-
-    Raises PeerRefused, which says what to install or to do, where it cannot be.
-    """
-
-    scheme = SCHEME
-
-    def __init__(self, token: bytes) -> None:
-        engine()
-        self._token = token
-        self._sockets = TcpBackend(SCHEME)
-
-    def connect(self, address: str, deadline: float) -> PeerLink:
-        running = engine()
-        socket = self._sockets.connect(address, deadline)
-        try:
-            return connect(running, socket, self._token, deadline)
-        except BaseException:
-            socket.close()
-            raise
-
-    def listen(
-        self, host: str, port: int, serve: Callable[[PeerLink], None], entry: AdmissionCheck | None = None
-    ) -> TcpListener:
-        """A connection passes two doors: one on its socket, and `entry` over UCX."""
-
-        def admit(link: PeerLink) -> None:
-            try:
-                is_in = entry is None or pass_through(link, entry.door(), time.monotonic() + entry.within_s)
-            except TransportError as error:
-                _log.debug("a connection came to nothing: %s", error)
-            else:
-                if is_in:
-                    serve(link)
-
-        def begin(socket: TcpLink, door: ServerHandshake | None) -> None:
-            assert isinstance(door, WorkerHandshake)
-            accept(engine(), socket, door.hello, self._token, admit)
-
-        return self._sockets.listen_behind(host, port, begin, AdmissionCheck(lambda: WorkerHandshake(self._token)))
-
-
 MOST_ADDRESS_BYTES = 8 << 10
 """Of a worker: a hundred for each transport and device that it has."""
 
@@ -115,36 +71,18 @@ class WorkerHandshake:
     def take(self, frame: bytes) -> bytes:
         """A refusal, where the token does not prove it. Raises PeerReset for no hello, PeerRefused for a refusal."""
         if not self._head:
-            self._head, self.wants = frame, _size_in(frame)
+            magic, _, _, _, size = _HEAD.unpack(frame)
+            if frame == REFUSAL:
+                raise PeerRefused(REASONS[ResponseStatus.REFUSED])
+            if magic != _MAGIC or not 0 < size <= MOST_ADDRESS_BYTES:
+                raise PeerReset("it speaks another protocol, or another version of this one")
+            self._head, self.wants = frame, int(size)  # the address follows
             return b""
         self.wants = 0
         _, proof, number, turn, _ = _HEAD.unpack(self._head)
         self.hello = WorkerHello(number, turn, frame)
         self.is_passed = hmac.compare_digest(proof, _proof(self._token, *self.hello))
         return b"" if self.is_passed else REFUSAL
-
-
-def hear(link: PeerLink, token: bytes, deadline: float) -> WorkerHello:
-    """The server's. Raises PeerReset where it is none, PeerRefused where either does not take the other one's
-    token."""
-    door = WorkerHandshake(token)
-    while door.wants:
-        frame = bytearray(door.wants)
-        link.receive_into(memoryview(frame), deadline)
-        door.take(bytes(frame))
-    if not door.is_passed:
-        raise PeerRefused(OTHER_TOKEN)
-    return door.hello
-
-
-def _size_in(head: bytes) -> int:
-    """Of the address that follows."""
-    magic, _, _, _, size = _HEAD.unpack(head)
-    if head == REFUSAL:
-        raise PeerRefused(REASONS[ResponseStatus.REFUSED])
-    if magic != _MAGIC or not 0 < size <= MOST_ADDRESS_BYTES:
-        raise PeerReset("it speaks another protocol, or another version of this one")
-    return int(size)
 
 
 def _proof(token: bytes, number: int, turn: int, address: bytes) -> bytes:
@@ -228,47 +166,6 @@ class UcxxLink:
         outcome.wait()
 
 
-def connect(engine: Engine, bootstrap: TcpLink, token: bytes, deadline: float) -> UcxxLink:
-    """To a peer of this kind, which listens at the other end. Raises PeerReset, PayloadTimeout, PeerRefused."""
-    peer = Peer(engine, engine.calling)
-    link = UcxxLink(engine, peer)
-    try:
-        engine.post(partial(engine.know, peer))
-        bootstrap.send(WorkerHello(peer.number, 0, peer.side.address).pack(token), None, deadline)
-        theirs = hear(bootstrap, token, deadline)
-        _do(engine, lambda: peer.open(engine.call(peer.side, theirs), theirs.number, bootstrap.detach()))
-    except BaseException:
-        link.cut()
-        raise
-    return link
-
-
-def accept(
-    engine: Engine, bootstrap: TcpLink, theirs: WorkerHello, token: bytes, serve: Callable[[PeerLink], None]
-) -> None:
-    """Serve one that has connected, and said who it is."""
-    peer = Peer(engine, engine.serving)
-
-    def open() -> None:
-        turn, endpoint = peer.side.next(theirs.address)
-        detached = bootstrap.detach()
-        engine.know(peer)
-        peer.open(endpoint, theirs.number, detached)
-        detached.sendall(
-            WorkerHello(peer.number, turn, peer.side.address).pack(token)
-        )  # there is room: it is the first word
-
-    link = UcxxLink(engine, peer)
-    try:
-        _do(engine, open)
-    except TransportError as error:
-        _log.debug("a connection came to nothing: %s", error)
-    else:
-        serve(link)
-    finally:
-        link.close()
-
-
 def _do(engine: Engine, step: Callable[[], None]) -> None:
     """In the engine's thread, and wait for it."""
     outcome = SendCompletion()
@@ -285,3 +182,73 @@ def _do(engine: Engine, step: Callable[[], None]) -> None:
     outcome.wait()
     if outcome.error is not None:
         raise outcome.error
+
+
+class UcxxBackend:
+    """UCX starts with the first of these in a process, which takes some 0.3 s. A peer that does not know the `token`
+    never reaches it.
+
+    Raises PeerRefused, which says what to install or to do, where it cannot be.
+    """
+
+    scheme = SCHEME
+
+    def __init__(self, token: bytes) -> None:
+        engine()
+        self._token = token
+        self._sockets = TcpBackend(SCHEME)
+
+    def connect(self, address: str, deadline: float) -> PeerLink:
+        running = engine()
+        socket = self._sockets.connect(address, deadline)
+        peer = Peer(running, running.calling)
+        link = UcxxLink(running, peer)
+        try:
+            # Known before its number is sent: the server's first message may come before `open`.
+            running.post(partial(running.know, peer))
+            socket.send(WorkerHello(peer.number, 0, peer.side.address).pack(self._token), None, deadline)
+            door = WorkerHandshake(self._token)
+            while door.wants:
+                frame = bytearray(door.wants)
+                socket.receive_into(memoryview(frame), deadline)
+                door.take(bytes(frame))
+            if not door.is_passed:
+                raise PeerRefused(OTHER_TOKEN)
+            theirs = door.hello
+            _do(running, lambda: peer.open(running.call(peer.side, theirs), theirs.number, socket.detach()))
+        except BaseException:
+            link.cut()
+            socket.close()
+            raise
+        return link
+
+    def listen(
+        self, host: str, port: int, serve: Callable[[PeerLink], None], entry: AdmissionCheck | None = None
+    ) -> TcpListener:
+        # A connection passes two handshakes: one on its socket, and `entry` over UCX.
+        def begin(socket: TcpLink, door: ServerHandshake | None) -> None:
+            assert isinstance(door, WorkerHandshake)
+            theirs, running = door.hello, engine()
+            peer = Peer(running, running.serving)
+            link = UcxxLink(running, peer)
+
+            def open() -> None:
+                turn, endpoint = peer.side.next(theirs.address)
+                detached = socket.detach()
+                running.know(peer)
+                peer.open(endpoint, theirs.number, detached)
+                # It is the first message on this socket, so there is room for it.
+                detached.sendall(WorkerHello(peer.number, turn, peer.side.address).pack(self._token))
+
+            try:
+                _do(running, open)
+                is_in = entry is None or pass_through(link, entry.door(), time.monotonic() + entry.within_s)
+            except TransportError as error:
+                _log.debug("a connection came to nothing: %s", error)
+            else:
+                if is_in:
+                    serve(link)
+            finally:
+                link.close()
+
+        return self._sockets.listen_behind(host, port, begin, AdmissionCheck(lambda: WorkerHandshake(self._token)))

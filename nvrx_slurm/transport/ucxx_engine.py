@@ -11,6 +11,7 @@ from __future__ import annotations
 import atexit
 import contextlib
 import ctypes
+import functools
 import heapq
 import importlib
 import itertools
@@ -52,7 +53,7 @@ class Engine:
     """Made at first use, and there until the process ends. Other threads may only `post` and `stop`."""
 
     def __init__(self) -> None:
-        self.ucx = load()
+        self.ucx = _load()
         self.serving: UcxWorker
         self.calling: UcxWorker
         self.fallen: deque[Peer] = deque()
@@ -65,7 +66,7 @@ class Engine:
         self._count = itertools.count()
         self._guard = threading.Lock()
         self._posts: deque[Callable[[], None]] = deque()
-        self._is_parked = self._has_ended = False
+        self._is_parked = self.has_ended = False
         self._stop_by = math.inf
         self._wake = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
         self._poll = select.epoll()  # a server has a thousand connections
@@ -76,14 +77,10 @@ class Engine:
         if started.error is not None:
             raise PeerRefused(f"UCX does not start: {started.error}") from None
 
-    @property
-    def has_ended(self) -> bool:
-        return self._has_ended
-
     def post(self, step: Callable[[], None]) -> None:
         """Have it done in the engine's thread. Raises PeerReset where there is none any more."""
         with self._guard:
-            if self._has_ended:
+            if self.has_ended:
                 raise PeerReset(_ENDED)
             self._posts.append(step)
             if self._is_parked:
@@ -91,14 +88,21 @@ class Engine:
                 os.eventfd_write(self._wake, 1)
 
     def stop(self) -> None:
-        """At the end of the process."""
+        """At the end of the process: what was sent gets a moment to arrive."""
+
+        def leave_all() -> None:
+            self._stop_by = time.monotonic() + STOP_S
+            self.later(STOP_S, lambda: None)  # wakes the thread by then
+            for peer in list(self._peers.values()):
+                peer.leave()
+
         with contextlib.suppress(PeerReset):
-            self.post(self._leave_all)
+            self.post(leave_all)
         self._thread.join(JOIN_S)
 
     def abandon(self) -> None:
         """In a forked child, where its thread is not."""
-        self._guard, self._has_ended = threading.Lock(), True
+        self._guard, self.has_ended = threading.Lock(), True
         ctypes.pythonapi.Py_IncRef(ctypes.py_object(self))  # freed, it would end the parent's connections
         for peer in self._watched.values():
             peer.drop()
@@ -140,9 +144,11 @@ class Engine:
 
     def _run(self, started: SendCompletion) -> None:
         try:
-            self._open()
+            self._context = self.ucx.context({"RNDV_THRESH": str(SHORT_BYTES)})
+            self.serving, self.calling = self._new_side(), self._new_side()
+            self._poll.register(self._wake, select.EPOLLIN)
         except Exception as error:  # UCXX has a class for each status; the caller of Engine() gets it
-            self._has_ended = True
+            self.has_ended = True
             started.settle(error)
             return
         started.settle()
@@ -154,11 +160,6 @@ class Engine:
             _log.exception("UCX failed: its connections end; the next connection starts it again")
         finally:
             self._end()
-
-    def _open(self) -> None:
-        self._context = self.ucx.context({"RNDV_THRESH": str(SHORT_BYTES)})
-        self.serving, self.calling = self._new_side(), self._new_side()
-        self._poll.register(self._wake, select.EPOLLIN)
 
     def _new_side(self) -> UcxWorker:
         side = UcxWorker(self.ucx, self._context, self.later)
@@ -182,7 +183,9 @@ class Engine:
         while self.fallen:
             self.fallen.popleft().has_fallen()
         self._settle()
-        self._ring()
+        now = time.monotonic()
+        while self._timers and self._timers[0][0] <= now:
+            heapq.heappop(self._timers)[2]()
         if all(side.worker.arm() for side in self._sides):
             # Under the lock: `post` either sees `_is_parked` and writes to the eventfd, or its step is seen here.
             with self._guard:
@@ -214,23 +217,19 @@ class Engine:
                 return
             self._transfers = going
             for transfer in done:
-                transfer.done(_error_of(transfer.requests))
-
-    def _ring(self) -> None:
-        now = time.monotonic()
-        while self._timers and self._timers[0][0] <= now:
-            heapq.heappop(self._timers)[2]()
-
-    def _leave_all(self) -> None:
-        self._stop_by = time.monotonic() + STOP_S
-        self.later(STOP_S, lambda: None)
-        for peer in list(self._peers.values()):
-            peer.leave()
+                failure: Exception | None = None
+                for request in transfer.requests:
+                    try:
+                        request.check_error()
+                    except Exception as error:  # UCXX has a class for each status, and all mean the same here
+                        failure = PeerReset(f"the connection broke: {error}")
+                        break
+                transfer.done(failure)
 
     def _end(self) -> None:
         # Every thread that waits for a transfer is released, even where UCX has failed.
         with self._guard:
-            self._has_ended = True
+            self.has_ended = True
         for peer in list(self._peers.values()):
             with contextlib.suppress(Exception):
                 peer.end(_ENDED)
@@ -245,15 +244,6 @@ class Engine:
         for transfer in self._transfers:
             with contextlib.suppress(Exception):
                 transfer.done(PeerReset(_ENDED))
-
-
-def _error_of(requests: Sequence[Any]) -> Exception | None:
-    for request in requests:
-        try:
-            request.check_error()
-        except Exception as error:  # UCXX has a class for each status, and all mean the same here
-            return PeerReset(f"the connection broke: {error}")
-    return None
 
 
 _guard = threading.Lock()
@@ -280,15 +270,10 @@ def engine() -> Engine:
         return _engine
 
 
-def _at_exit() -> None:
-    if _engine is not None:
-        _engine.stop()
-
-
 def _after_fork() -> None:
-    """UCX has threads of its own, which are not here and which it does not start again. Where it was being loaded,
-    locks stay taken for ever."""
     global _guard, _engine, _is_forked
+    # UCX has threads of its own, which are not in the child and which it does not start again. Where it was being
+    # loaded, locks stay taken for ever.
     _guard = threading.Lock()
     _is_forked = _is_forked or _is_begun
     if _engine is not None:
@@ -296,7 +281,7 @@ def _after_fork() -> None:
         _engine = None
 
 
-atexit.register(_at_exit)
+atexit.register(lambda: _engine and _engine.stop())
 os.register_at_fork(after_in_child=_after_fork)
 
 
@@ -377,8 +362,6 @@ VERSION = "0.52"
 """Of the binding: what lies below its asyncio layer may be another in the next one."""
 
 _INSTALL = "pip install 'nvrx-slurm[ucxx-cu12]' (or ucxx-cu13)"
-_loading = threading.Lock()
-_found: Ucx | None = None
 
 
 class Ucx(NamedTuple):
@@ -394,16 +377,9 @@ class Ucx(NamedTuple):
     canceling: Any
 
 
-def load() -> Ucx:
-    """Load it, once. Raises PeerRefused that says what to install."""
-    global _found
-    with _loading:
-        if _found is None:
-            _found = _load()
-        return _found
-
-
+@functools.cache
 def _load() -> Ucx:
+    """Raises PeerRefused that says what to install."""
     for name, value in SETTINGS.items():
         os.environ.setdefault(name, value)
     try:
@@ -414,6 +390,12 @@ def _load() -> Ucx:
         raise PeerRefused(f"the ucxx transport is not there ({error}): {_INSTALL}") from None
     if not version.startswith(f"{VERSION}."):
         raise PeerRefused(f"ucxx {version} is installed, and {VERSION} is needed: {_INSTALL}")
+    # `ucxx::Endpoint::getCancelingSize() const` drops the requests that have ended since they were cancelled. The
+    # binding has no way to call it. Without it, a connection that was cut while it sent is never freed.
+    canceling: Any = None
+    with contextlib.suppress(OSError, AttributeError):
+        canceling = ctypes.CDLL("libucxx.so")._ZNK4ucxx8Endpoint16getCancelingSizeEv
+        canceling.argtypes, canceling.restype = [ctypes.c_void_p], ctypes.c_size_t
     return Ucx(
         library.UCXContext,
         library.UCXWorker,
@@ -422,17 +404,5 @@ def _load() -> Ucx:
         library.UCXXTag,
         library.UCXXTagMask,
         array,
-        _canceling(),
+        canceling,
     )
-
-
-def _canceling() -> Any:
-    """`ucxx::Endpoint::getCancelingSize() const`, which drops the requests that have ended since they were cancelled.
-
-    The binding has no way to call it. Without, a connection that was cut while it sent is never freed.
-    """
-    with contextlib.suppress(OSError, AttributeError):
-        function = ctypes.CDLL("libucxx.so")._ZNK4ucxx8Endpoint16getCancelingSizeEv
-        function.argtypes, function.restype = [ctypes.c_void_p], ctypes.c_size_t
-        return function
-    return lambda endpoint: 0

@@ -262,17 +262,19 @@ class Peer:
             # where the last piece never comes. So a short one is received into memory of its own, which may stay
             # behind while its reader goes on.
             self._short, room = want, memoryview(bytearray(message.length))
-            self._start(lambda: [self.side.take(message, room)], (room, message), partial(self._came, room))
-            if self._endpoint is None:  # the peer had gone before this was asked for: what is not whole now never is
-                self._engine.later(0.0, self._lose)
 
-    def _came(self, room: memoryview, error: Exception | None) -> None:
-        """A short message, unless its reader has gone."""
-        want, self._short = self._short, None
-        if want is not None:
-            if error is None:
-                want.buffer[:] = room
-            self._taken(want.outcome, error)
+            def arrived(error: Exception | None) -> None:
+                want, self._short = self._short, None
+                if want is None:  # its reader has gone
+                    return
+                if error is None:
+                    want.buffer[:] = room
+                self._taken(want.outcome, error)
+
+            self._start(lambda: [self.side.take(message, room)], (room, message), arrived)
+            # The peer had gone before this was asked for: a message that is not whole now never will be.
+            if self._endpoint is None:
+                self._engine.later(0.0, self._lose)
 
     def _taken(self, outcome: SendCompletion, error: Exception | None) -> None:
         self._is_taking = False
@@ -280,14 +282,11 @@ class Peer:
         self._follow()
 
     def _tagged(self, kind: MessageKind, part: bytes | memoryview) -> Any:
-        tag = self._engine.ucx.tag(kind << NUMBER_BITS | self._their_number)
-        return self._living().tag_send(self._engine.ucx.array(part), tag)
-
-    def _living(self) -> Any:
-        """The endpoint. UCX takes a receive on a dead one, and never ends it."""
+        # UCX takes a request on a dead endpoint, and never ends it.
         if self._endpoint is None or not self._endpoint.alive:
             raise PeerReset(_BROKEN)
-        return self._endpoint
+        tag = self._engine.ucx.tag(kind << NUMBER_BITS | self._their_number)
+        return self._endpoint.tag_send(self._engine.ucx.array(part), tag)
 
     def _start(self, submit: Callable[[], list[Any]], memory: Sequence[object], done: Done) -> None:
         self._in_flight += 1
@@ -309,7 +308,8 @@ class Peer:
 
     def _free(self) -> None:
         if self._closed is not None and not self._in_flight:
-            self._engine.ucx.canceling(self._closed.ucxx_ptr)
+            if self._engine.ucx.canceling is not None:
+                self._engine.ucx.canceling(self._closed.ucxx_ptr)
             self._closed = None
 
 

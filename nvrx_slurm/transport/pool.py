@@ -47,15 +47,15 @@ class UnconfirmedAck(NamedTuple):
 
 class PooledConnection:
     """A link after its handshake. `is_reused`: it was idle before this use; `is_broken`: it is not to be used
-    again; `unconfirmed`: the last Ack over it, while the server has not shown that it arrived; `keep_s`: how long it
-    may be idle, since `used_at`."""
+    again; `unconfirmed`: the last Ack over it, while the server has not shown that it arrived; `used_at`: since
+    when it is idle."""
 
     def __init__(self, place: _Place, link: PeerLink, proof: bytes | None, keep_s: float) -> None:
         self.place, self.link = place, link
         self.is_reused = self.is_broken = self.has_heard = False
         self.unconfirmed: UnconfirmedAck | None = None
-        self.keep_s, self.used_at = keep_s, 0.0
-        self._proof = proof
+        self.used_at = 0.0
+        self._proof, self._keep_s = proof, keep_s
 
     def prove(self, deadline: float) -> None:
         """Before the first request: the server's challenge is still to be answered."""
@@ -70,6 +70,9 @@ class PooledConnection:
     def has_taken(self, ref: PayloadRef) -> None:
         """An Ack is being sent."""
         self.unconfirmed = UnconfirmedAck(ref.ring, ref.slot, ref.generation)
+
+    def is_young(self, now: float) -> bool:
+        return now - self.used_at < self._keep_s
 
 
 class _Place:
@@ -261,8 +264,7 @@ class Pool:
         # The one that was used last comes first: it is the youngest.
         while port.idle:
             connection = port.idle.pop()
-            is_young = time.monotonic() - connection.used_at < connection.keep_s
-            if is_young and not connection.link.is_stale():
+            if connection.is_young(time.monotonic()) and not connection.link.is_stale():
                 self._busy.add(connection.link)
                 return connection
             port.places.discard(connection.place)

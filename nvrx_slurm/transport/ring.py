@@ -4,10 +4,13 @@ from __future__ import annotations
 
 import contextlib
 import math
+import mmap
 import secrets
 import time
+from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, NamedTuple, NoReturn
@@ -116,12 +119,12 @@ class SharedRing:
         header = Header(creator, RingShape(slots, slot_bytes, overwrite, checksum, int(lease_s * 1e9)))
         name = f"nvrx-ring-{creator.pid}-{creator.started_ticks}-{secrets.token_hex(6)}"
 
-        def fill(memory: Memory) -> None:
+        def fill(mapped: mmap.mmap) -> None:
             packed = header.pack()
-            memory.view[: len(packed)] = packed
-            memory.initialize()
+            mapped[: len(packed)] = packed
+            Memory(mapped, layout, name).initialize()
 
-        mapped = ring_file.make(folder, name, layout.total_bytes, lambda mapped: fill(Memory(mapped, layout, name)))
+        mapped = ring_file.make(folder, name, layout.total_bytes, fill)
         ring = cls(Memory(mapped, layout, name), name, header, folder, allow_pickle=allow_pickle)
         ring._is_made_here = True
         return ring
@@ -175,7 +178,11 @@ class SharedRing:
 
         Raises RingFull after `timeout_s`, and RingError where the payload or its schema fits in no slot.
         """
-        steps, described = self._steps, _encoded(schema)
+        steps = self._steps
+        try:
+            described = arguments.instance("schema", schema, str).encode()
+        except UnicodeEncodeError as error:
+            raise UsageError(f"schema: {error}") from None
         timeout_s = _timeout(timeout_s)
         until = time.monotonic() + timeout_s
         size = arguments.whole("size", size, 0)
@@ -193,7 +200,9 @@ class SharedRing:
         except BaseException:
             steps.disown(attempt.owner)
             raise
-        raise RingFull(f"ring {self.name} has no slot for another payload{self._why_full()} after {timeout_s:g} s")
+        states = Counter(glance.state.name for glance in self._steps.memory.glance())
+        why = ", ".join(f"{count} {name}" for name, count in states.items())
+        raise RingFull(f"ring {self.name} has no slot for another payload ({why}) after {timeout_s:g} s")
 
     # ---- reading
 
@@ -394,11 +403,11 @@ class SharedRing:
     def _places(self, steps: Steps) -> Iterator[int]:
         """Where to write, the best first."""
         yield from steps.memory.free(self._cursor)
-        seen = steps.glance()
-        if _has_held(seen):
+        seen = steps.memory.glance()
+        if any(glance.state in HELD for glance in seen):
             steps.reclaim_all()
             yield from steps.memory.free(self._cursor)
-            seen = steps.glance()
+            seen = steps.memory.glance()
         if self.overwrite:
             yield from _ready(seen)
 
@@ -416,12 +425,8 @@ class SharedRing:
             yield self._steps
             memory.wait(seen, deadline - time.monotonic())
 
-    def _why_full(self) -> str:
-        states = [glance.state.name for glance in self._steps.glance()]
-        return f" ({', '.join(f'{states.count(name)} {name}' for name in dict.fromkeys(states))})"
-
     def _held(self) -> int:
-        states = [glance.state for glance in self._steps.glance()]
+        states = [glance.state for glance in self._steps.memory.glance()]
         return states.count(State.READY) + states.count(State.READING)
 
     def _waited(self, attempt: Callable[[], object], ref: PayloadRef | None, timeout_s: float | None) -> object:
@@ -438,8 +443,9 @@ class SharedRing:
         """None where there is nothing yet, or another reader has it."""
         if ref is None:
             steps = self._steps
-            for look in (Steps.glance, _reclaimed):  # the second takes longer
-                for index in _ready(look(steps)):
+            # At a glance first: to reclaim what dead owners hold takes longer.
+            for look in (steps.memory.glance, partial(_reclaimed, steps)):
+                for index in _ready(look()):
                     oldest = self.claim(index, None, lease_s)
                     if isinstance(oldest, Claim):
                         return oldest
@@ -481,27 +487,16 @@ def _lease(lease_s: float) -> float:
     return arguments.number("lease_s, in seconds,", lease_s, -arguments.LONGEST_S, arguments.LONGEST_S)
 
 
-def _encoded(schema: str) -> bytes:
-    try:
-        return arguments.instance("schema", schema, str).encode()
-    except UnicodeEncodeError as error:
-        raise UsageError(f"schema: {error}") from None
-
-
 def _ready(seen: list[Glance]) -> list[int]:
     """Slots that are ready, the oldest payload first."""
     ready = [glance for glance in seen if glance.state is State.READY]
     return [glance.slot for glance in sorted(ready, key=lambda glance: glance.generation)]
 
 
-def _has_held(seen: list[Glance]) -> bool:
-    return any(glance.state in HELD for glance in seen)
-
-
 def _reclaimed(steps: Steps) -> list[Glance]:
     """All slots, without owners that have lost them."""
-    seen = steps.glance()
-    if not _has_held(seen):
+    seen = steps.memory.glance()
+    if not any(glance.state in HELD for glance in seen):
         return seen
     steps.reclaim_all()
-    return steps.glance()
+    return steps.memory.glance()

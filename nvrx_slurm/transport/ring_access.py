@@ -1,4 +1,4 @@
-"""`Claim` and `Writing`: one read of a slot, and one write."""
+"""`Claim` and `Writing`: one read of a slot, one write; `Steps`: what `slots.py` decides, under the slots' locks."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ import xxhash
 from nvrx_slurm.transport import arguments, copying, slots
 from nvrx_slurm.transport.errors import PayloadCorrupt, PayloadTimeout, RingError, StaleSlotError
 from nvrx_slurm.transport.ref import LONGEST_SCHEMA, PayloadRef, checksum_text
-from nvrx_slurm.transport.ring_file import Glance, Memory
+from nvrx_slurm.transport.ring_file import Memory
 from nvrx_slurm.transport.ring_locks import Contended, OwnedAttempt, is_dead, open_attempts, this_process
 from nvrx_slurm.transport.slots import Refusal, RingSlot, SlotOwner, State
 from nvrx_slurm.util.log import get_logger
@@ -108,13 +108,16 @@ class Claim:
 
     def is_ours(self) -> bool:
         """Whether the slot is still this claim's: then all that was read until now is the payload."""
-        return self._steps.is_its(self.slot, self.generation, self._attempt.owner)
+        slot = self._steps.look(self.slot)
+        own = State.READING, self.generation, self._attempt.owner
+        return (slot.state, slot.generation, slot.owner) == own
 
     def renew(self, lease_s: float) -> bool:
         """Keep it for so long from now. False where it is not this claim's any more."""
         self._steps.check()
         until_ns = time.monotonic_ns() + int(lease_s * 1e9)
-        return self._steps.renew(self.slot, self.generation, self._attempt.owner, until_ns)
+        renew = partial(slots.renew, lease_ns=until_ns)
+        return self._steps.end(self.slot, self.generation, self._attempt.owner, renew)
 
     def finish(self, consumed: bool, until: float | None = None) -> bool:
         """End it: the slot is free now or, if it was not `consumed`, ready again. False where it was not this claim's
@@ -126,7 +129,8 @@ class Claim:
         except RingError:
             self.drop()
             raise
-        return self._steps.finish(self.slot, self.generation, self._attempt.owner, consumed=consumed, until=until)
+        end = slots.consume if consumed else slots.release
+        return self._steps.end(self.slot, self.generation, self._attempt.owner, end, until)
 
     def drop(self) -> None:
         """After an error: give it back if it is still this claim's. Raises nothing, counts nothing as late."""
@@ -199,15 +203,13 @@ class Writing:
     def publish(self) -> PayloadRef:
         """All is there: let readers have it. Raises StaleSlotError where the slot is not this writer's any more."""
         self._steps.check()
-        checksum = self._checksum()
-        published = self._steps.publish(
-            self.slot,
-            self.generation,
-            self._attempt.owner,
-            size=self.size,
-            checksum=checksum,
-            schema_bytes=len(self._schema),
-        )
+        checksum = None
+        if self._hash is not None:
+            # What was copied in out of order was not hashed on the way.
+            is_hashed = self._in_order == self.size
+            checksum = self._hash.intdigest() if is_hashed else copying.checksum(self._payload)
+        publish = partial(slots.publish, size=self.size, checksum=checksum, schema_bytes=len(self._schema))
+        is_published = self._steps.end(self.slot, self.generation, self._attempt.owner, publish)
         ref = PayloadRef(
             node="",
             ring=self._steps.name,
@@ -218,15 +220,15 @@ class Writing:
             schema=self._schema.decode(),
         )
         self._is_over = True
-        if not published:
+        if not is_published:
             raise StaleSlotError(f"{ref}: this write has ended before", ref=ref)
         return ref
 
     def abandon(self) -> bool:
         """Give the slot back without a payload. False where it is not this writer's any more."""
-        abandoned = self._steps.abandon(self.slot, self.generation, self._attempt.owner)
+        is_abandoned = self._steps.end(self.slot, self.generation, self._attempt.owner, slots.abandon)
         self._is_over = True
-        return abandoned
+        return is_abandoned
 
     def drop(self) -> None:
         """After an error: give the slot back if it is still this writer's. Raises nothing, counts nothing as late."""
@@ -235,13 +237,10 @@ class Writing:
 
     def __del__(self) -> None:
         with contextlib.suppress(AttributeError):  # the constructor was cut
-            if self._steps.is_written_by(self.slot, self._attempt.owner):
+            # At a glance, without the slot's lock. Not in a forked child: the slot is its parent's.
+            is_writing = self._steps.memory.state(self.slot) is State.WRITING
+            if is_writing and self._attempt.owner.pid == this_process()[0]:
                 self.drop()
-
-    def _checksum(self) -> int | None:
-        if self._hash is None:
-            return None
-        return self._hash.intdigest() if self._in_order == self.size else copying.checksum(self._payload)
 
 
 PATIENCE_S = 0.05
@@ -275,7 +274,7 @@ class Steps:
         """Give back what this process reads. What it writes, it may be copying now: that is its writers' to end."""
         self._is_closed = True
         owners = open_attempts(id(self))
-        for glance in self.glance():
+        for glance in self.memory.glance():
             if glance.state is State.READING:
                 self._give_back(glance.slot, owners, slots.release)
 
@@ -294,19 +293,6 @@ class Steps:
             return None
         return None if isinstance(begun, Refusal) else begun.generation
 
-    def publish(
-        self, index: int, generation: int, owner: SlotOwner, *, size: int, checksum: int | None, schema_bytes: int
-    ) -> bool:
-        publish = partial(slots.publish, size=size, checksum=checksum, schema_bytes=schema_bytes)
-        return self._end(index, generation, owner, publish)
-
-    def abandon(self, index: int, generation: int, owner: SlotOwner) -> bool:
-        return self._end(index, generation, owner, slots.abandon)
-
-    def is_written_by(self, index: int, owner: SlotOwner) -> bool:
-        """At a glance, without the slot's lock; never of the process that this one was forked from."""
-        return self.memory.state(index) is State.WRITING and owner.pid == this_process()[0]
-
     # ---- readers
 
     def claim(self, index: int, generation: int | None, owner: SlotOwner, lease_ns: int) -> RingSlot | Refusal:
@@ -316,14 +302,6 @@ class Steps:
             return self._step(index, lambda slot: slots.claim(slot, generation, owner, lease_ns), PATIENCE_S)
         except Contended:
             return Refusal.BUSY
-
-    def renew(self, index: int, generation: int, owner: SlotOwner, lease_ns: int) -> bool:
-        return self._end(index, generation, owner, partial(slots.renew, lease_ns=lease_ns))
-
-    def finish(
-        self, index: int, generation: int, owner: SlotOwner, *, consumed: bool, until: float | None = None
-    ) -> bool:
-        return self._end(index, generation, owner, slots.consume if consumed else slots.release, until)
 
     def take(self, index: int, generation: int, size: int, *, consumed: bool) -> bool:
         """Not from an owner that has lost the slot: that is for a claim to find out."""
@@ -340,22 +318,14 @@ class Steps:
         settled = self._patient(index, lambda slot: slots.settle(slot, generation))
         return not isinstance(settled, Refusal)
 
-    def is_its(self, index: int, generation: int, owner: SlotOwner) -> bool:
-        slot = self.look(index)
-        return (slot.state, slot.generation, slot.owner) == (State.READING, generation, owner)
-
     # ---- both
 
     def reclaim_all(self) -> None:
         """What owners have lost. A slot whose lock cannot be had at once is left for later."""
-        for glance in self.glance():
+        for glance in self.memory.glance():
             if glance.state in HELD:
                 with contextlib.suppress(Contended):
                     self._step(glance.slot, lambda slot: slot, 0.0)
-
-    def glance(self) -> list[Glance]:
-        """All slots as they were a moment ago."""
-        return self.memory.glance()
 
     def look(self, index: int) -> RingSlot:
         """The slot as it is; waits for a step that is under way."""
@@ -366,10 +336,30 @@ class Steps:
 
     def disown(self, owner: SlotOwner) -> None:
         """Give back every slot of this attempt, after an error: nothing is counted as late."""
-        for glance in self.glance():
+        for glance in self.memory.glance():
             if glance.state in HELD:
                 end = slots.release if glance.state is State.READING else slots.abandon
                 self._give_back(glance.slot, {owner}, end)
+
+    def end(
+        self,
+        index: int,
+        generation: int,
+        owner: SlotOwner,
+        end: Callable[..., RingSlot | Refusal],
+        until: float | None = None,
+    ) -> bool:
+        """End a read or a write, or renew its lease. False where the slot was not the caller's any more: then nothing
+        changes but a count."""
+        # A forked child has a copy of the claim, not the slot.
+        is_own = owner.pid == this_process()[0]
+        ended = self._patient(
+            index, lambda slot: end(slot, generation, owner) if is_own else Refusal.LATE, until, is_end=True
+        )
+        if isinstance(ended, RingSlot):
+            return True
+        _log.warning("%s[%d]@%d: the end of a read or write came too late: %s", self.name, index, generation, ended)
+        return False
 
     # ---- how
 
@@ -381,24 +371,6 @@ class Steps:
 
         with contextlib.suppress(Contended):  # its lease, or the end of this process, will do it
             self._step(index, move, PATIENCE_S)
-
-    def _end(
-        self,
-        index: int,
-        generation: int,
-        owner: SlotOwner,
-        end: Callable[..., RingSlot | Refusal],
-        until: float | None = None,
-    ) -> bool:
-        """Whether the slot was still the caller's. If not, nothing changes but a count."""
-        is_own = owner.pid == this_process()[0]  # a forked child has a copy of the claim, not the slot
-        ended = self._patient(
-            index, lambda slot: end(slot, generation, owner) if is_own else Refusal.LATE, until, is_end=True
-        )
-        if isinstance(ended, RingSlot):
-            return True
-        _log.warning("%s[%d]@%d: the end of a read or write came too late: %s", self.name, index, generation, ended)
-        return False
 
     def _patient(
         self, index: int, move: Move, until: float | None = None, *, is_end: bool = False

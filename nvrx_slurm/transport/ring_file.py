@@ -1,12 +1,12 @@
-"""The file of a ring in shared memory: made whole or not at all, mapped, and removed.
-
-It is made without a name, gets all its memory and its header, and only then its name: no process ever sees half a
-ring, and a creator that is killed before leaves nothing. Where its creator is killed, the next `sweep` removes it,
-or multiprocessing's resource tracker, once all of its family have ended.
+"""The file of a ring in shared memory: made whole or not at all, mapped, removed; and where everything lies in it.
 
 Any user of the host may put files into /dev/shm. A file is a ring of this user only if the kernel says so of the
 open descriptor: a regular file, owned by this user, with no rights for others. Only then are its bytes read (decision
 0026).
+
+A slot is stored in two moves: into the bank that is not in use, then, by one aligned store of 8 bytes, the word that
+says which bank it is. A process that is killed between any two instructions leaves the slot in its old or its new
+state.
 """
 
 from __future__ import annotations
@@ -43,7 +43,10 @@ _NO_ROOM = (errno.ENOSPC, errno.ENOMEM, errno.EDQUOT, errno.EFBIG)
 
 def make(folder: Path, name: str, size: int, fill: Callable[[mmap.mmap], None]) -> mmap.mmap:
     """A new file of that name, 0600, with all its memory, and what `fill` writes. Raises RingError."""
-    with _told(f"a ring of {size} bytes cannot be made in {folder}"):
+    # The file has no name until it has all its memory and its header: no process ever sees half a ring, and a creator
+    # that is killed before leaves nothing. A creator that is killed later leaves the ring to the next `sweep`, or to
+    # multiprocessing's resource tracker, once all of its family have ended.
+    with _described(f"a ring of {size} bytes cannot be made in {folder}"):
         descriptor = os.open(folder, os.O_TMPFILE | os.O_RDWR | os.O_CLOEXEC, 0o600)
         try:
             os.fchmod(descriptor, 0o600)  # a umask such as 0277 leaves less, and then no process can attach
@@ -61,7 +64,17 @@ def make(folder: Path, name: str, size: int, fill: Callable[[mmap.mmap], None]) 
                 ) from None
             memory = mmap.mmap(descriptor, size)
             fill(memory)
-            _name(descriptor, folder, name)
+            # The resource tracker learns of the name first: at each moment the tracker or this process removes it.
+            if folder == SHM:
+                resource_tracker.register(f"/{name}", _KIND)
+                _tracked.add(name)
+            try:
+                # Python passes AT_SYMLINK_FOLLOW only with a descriptor for the source; the path is absolute.
+                source = f"/proc/self/fd/{descriptor}"
+                os.link(source, folder / name, follow_symlinks=True, src_dir_fd=descriptor)
+            except OSError:
+                _untrack(name)
+                raise
         finally:
             os.close(descriptor)
     return memory
@@ -74,7 +87,7 @@ def open_(folder: Path, name: str) -> tuple[mmap.mmap, Header]:
     """
     if not is_ring_name(name):
         raise RingError(f"{name!r} is no name of a ring")
-    with _told(f"ring {name} cannot be attached"):
+    with _described(f"ring {name} cannot be attached"):
         descriptor = os.open(folder / name, os.O_RDWR | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK)
         try:
             status = os.fstat(descriptor)
@@ -112,9 +125,8 @@ def foreign(status: os.stat_result) -> str | None:
 def remove(folder: Path, name: str, *, forget: bool) -> None:
     """Take its name away; who has it mapped keeps its memory. `forget`: this process has made it."""
     (folder / name).unlink(missing_ok=True)
-    if forget and name in _tracked:  # once: the tracker prints a traceback over a name that it does not know
-        _tracked.discard(name)
-        resource_tracker.unregister(f"/{name}", _KIND)
+    if forget:
+        _untrack(name)
 
 
 def is_gone(name: str, folder: Path = SHM) -> bool:
@@ -125,30 +137,20 @@ def is_gone(name: str, folder: Path = SHM) -> bool:
 def sweep(folder: str | Path = SHM) -> list[str]:
     """Remove the rings of this user whose creator is dead. Returns their names."""
     folder = arguments.folder(folder)
-    return [path.name for path in sorted(_mine(folder)) if _is_orphan(path) and _is_removed(path)]
+    removed = []
+    for path in sorted(folder.glob("nvrx-ring-*")):
+        with contextlib.suppress(OSError):  # another process sweeps too
+            # By its look first: files of others are not even opened.
+            if foreign(path.lstat()) is None and _is_orphan(path):
+                path.unlink()
+                removed.append(path.name)
+    return removed
 
 
-def _name(descriptor: int, folder: Path, name: str) -> None:
-    # The resource tracker learns of the name first: at each moment the tracker or this process removes it.
-    if folder == SHM:
-        resource_tracker.register(f"/{name}", _KIND)
-        _tracked.add(name)
-    try:
-        # Python passes AT_SYMLINK_FOLLOW only where it is given a descriptor for the source; the path is absolute.
-        os.link(f"/proc/self/fd/{descriptor}", folder / name, follow_symlinks=True, src_dir_fd=descriptor)
-    except OSError:
-        if folder == SHM:
-            _tracked.discard(name)
-            resource_tracker.unregister(f"/{name}", _KIND)
-        raise
-
-
-def _mine(folder: Path) -> Iterator[Path]:
-    """Files of this user, by their names' look: others' are not even opened."""
-    for path in folder.glob("nvrx-ring-*"):
-        with contextlib.suppress(OSError):
-            if foreign(path.lstat()) is None:
-                yield path
+def _untrack(name: str) -> None:
+    if name in _tracked:  # once: the tracker prints a traceback over a name that it does not know
+        _tracked.discard(name)
+        resource_tracker.unregister(f"/{name}", _KIND)
 
 
 def _is_orphan(path: Path) -> bool:
@@ -165,15 +167,8 @@ def _is_orphan(path: Path) -> bool:
     return False
 
 
-def _is_removed(path: Path) -> bool:
-    with contextlib.suppress(OSError):  # another one sweeps too
-        path.unlink()
-        return True
-    return False
-
-
 @contextlib.contextmanager
-def _told(what: str) -> Iterator[None]:
+def _described(what: str) -> Iterator[None]:
     try:
         yield
     except FileNotFoundError as error:
@@ -201,7 +196,12 @@ class Glance(msgspec.Struct, frozen=True, gc=False):
 
 
 class Memory:
-    """One mapping of one ring."""
+    """One mapping of one ring: its slots as `slots.RingSlot` and back, its payloads, and the word that grows with
+    each change.
+
+    The mapping goes when the last object that looks at it has gone: a copy, a step of another thread, a user's array.
+    Nothing unmaps it under them.
+    """
 
     def __init__(self, mapped: mmap.mmap, layout: Layout, name: str) -> None:
         self.layout = layout

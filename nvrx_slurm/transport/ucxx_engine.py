@@ -270,6 +270,11 @@ def engine() -> Engine:
         return _engine
 
 
+def _at_exit() -> None:
+    if _engine is not None:
+        _engine.stop()
+
+
 def _after_fork() -> None:
     global _guard, _engine, _is_forked
     # UCX has threads of its own, which are not in the child and which it does not start again. Where it was being
@@ -281,7 +286,7 @@ def _after_fork() -> None:
         _engine = None
 
 
-atexit.register(lambda: _engine and _engine.stop())
+atexit.register(_at_exit)
 os.register_at_fork(after_in_child=_after_fork)
 
 

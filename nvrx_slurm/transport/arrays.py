@@ -60,10 +60,8 @@ def build(leaf: Array, payload: memoryview, copy: bool) -> object:
         array = array.transpose(leaf.axes)
     if copy:
         array = array.copy(order="K")
-    return _scalar(array) if leaf.is_scalar else array
-
-
-def _scalar(array: np.ndarray[Any, Any]) -> object:
+    if not leaf.is_scalar:
+        return array
     try:
         return array[()]
     except (ValueError, SystemError) as error:  # a text of numbers that are no characters
@@ -92,34 +90,30 @@ def _node(dtype: np.dtype[Any]) -> object:
 def _format(dtype: np.dtype[Any]) -> Format:
     if dtype.names is None:
         return dtype.str
-    return RecordFormat(dtype.itemsize, tuple(_field(name, dtype) for name in dtype.names))
-
-
-def _field(name: str, record: np.dtype[Any]) -> Field:
-    assert record.fields is not None
-    dtype, offset = record.fields[name][:2]
-    name.encode()  # JSON cannot carry half a surrogate pair
-    return Field(name, offset, _format(dtype.base), dtype.shape)
+    assert dtype.fields is not None
+    fields = []
+    for name in dtype.names:
+        name.encode()  # JSON cannot carry half a surrogate pair
+        of, offset = dtype.fields[name][:2]
+        fields.append(Field(name, offset, _format(of.base), of.shape))
+    return RecordFormat(dtype.itemsize, tuple(fields))
 
 
 @functools.lru_cache(CACHED_TYPES)
 def _dtype(format: Format) -> np.dtype[Any]:
     """Raises PayloadCorrupt where numpy knows no such type, or by another name."""
     try:
-        dtype: np.dtype[Any] = np.dtype(_argument(format))
+        named: Any = format
+        if isinstance(format, RecordFormat):
+            named = {
+                "names": [field.name for field in format.fields],
+                "formats": [(_dtype(field.format), field.shape) for field in format.fields],
+                "offsets": [field.offset for field in format.fields],
+                "itemsize": format.item_bytes,
+            }
+        dtype: np.dtype[Any] = np.dtype(named)
     except (TypeError, ValueError, OverflowError) as error:
         raise PayloadCorrupt(f"numpy knows no such type of elements: {error}") from None
     if dtype.hasobject or (isinstance(format, str) and dtype.str != format):
         raise PayloadCorrupt(f"{format!r} is no type of elements")
     return dtype
-
-
-def _argument(format: Format) -> Any:
-    if isinstance(format, str):
-        return format
-    return {
-        "names": [field.name for field in format.fields],
-        "formats": [(_dtype(field.format), field.shape) for field in format.fields],
-        "offsets": [field.offset for field in format.fields],
-        "itemsize": format.item_bytes,
-    }

@@ -11,6 +11,7 @@ from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import Future, wait
 from datetime import timedelta
 from functools import partial
+from itertools import zip_longest
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Literal, TypeVar
 
@@ -63,6 +64,13 @@ class PayloadClient:
         allow_pickle: bool = False,
         limits: Limits | None = None,
     ) -> None:
+        known = ("shm", *SCHEMES)
+        if (
+            not transports
+            or not isinstance(transports, list | tuple)
+            or not all(each in known for each in transports)
+        ):
+            raise UsageError(f"transports must be a sequence of some of {', '.join(known)}, not {transports!r}")
         self._limits = Limits() if limits is None else arguments.instance("limits", limits, Limits)
         self._concurrency = arguments.whole("concurrency", concurrency, 1)
         self._crew = ThreadPool("payload read")
@@ -70,7 +78,7 @@ class PayloadClient:
         self._fetcher = Fetcher(
             ClientOptions(
                 token=token_or_none(token),
-                transports=_transports(transports),
+                transports=tuple(transports),
                 connections_per_port=arguments.whole("connections_per_port", connections_per_port, 1),
                 keep_s=arguments.seconds("keep_s", keep_s),
                 most_bytes=arguments.whole("most_bytes", most_bytes, 0),
@@ -136,7 +144,11 @@ class PayloadClient:
             return self._fetcher.read(ref, until, end, keep=keep)
 
         fetched = fetch_all(read, refs, deadline, self._limits, abort, crew=self._crew, concurrency=self._concurrency)
-        return checked(fetched) if on_missing == "raise" else fetched
+        if fetched.missing and on_missing == "raise":
+            first = next(iter(fetched.missing.values()))
+            count = len(fetched.missing) + len(fetched)
+            raise PayloadsMissing(f"{len(fetched.missing)} of {count} payloads are missing: {first}", fetched=fetched)
+        return fetched
 
 
 class AsyncPayloadClient:
@@ -201,19 +213,13 @@ class AsyncPayloadClient:
                 reading.add_done_callback(
                     asyncio.Future.exception
                 )  # asyncio logs an exception that was never retrieved
-                await asyncio.wait([reading], timeout=END_S)  # its thread tells this loop, which must be there
+                # The thread reports its end to this loop, which must still run then.
+                await asyncio.wait([reading], timeout=END_S)
                 raise
 
 
 def _point(deadline: float | timedelta) -> float:
     return time.monotonic() + arguments.seconds("deadline", deadline)
-
-
-def _transports(named: Sequence[str]) -> tuple[str, ...]:
-    known = ("shm", *SCHEMES)
-    if not named or not isinstance(named, list | tuple) or not all(each in known for each in named):
-        raise UsageError(f"transports must be a sequence of some of {', '.join(known)}, not {named!r}")
-    return tuple(named)
 
 
 def _known(on_missing: OnMissing) -> OnMissing:
@@ -277,15 +283,6 @@ def fetch_all(
     return fetched
 
 
-def checked(fetched: Fetched) -> Fetched:
-    """Raises PayloadsMissing where one is missing."""
-    if fetched.missing:
-        first = next(iter(fetched.missing.values()))
-        count = len(fetched.missing) + len(fetched)
-        raise PayloadsMissing(f"{len(fetched.missing)} of {count} payloads are missing: {first}", fetched=fetched)
-    return fetched
-
-
 class _Round:
     """Asks for each ref once, in as many threads as there are places. Once a ring's server has failed, the ring's
     other refs are left for the next round: they would keep the places from those that can be read."""
@@ -293,7 +290,12 @@ class _Round:
     def __init__(self, read: Read, refs: list[PayloadRef], deadline: float) -> None:
         self._read, self._deadline = read, deadline
         self._guard = threading.Lock()
-        self._left = deque(_interleaved(refs))
+        # The refs of one node apart from each other, or all places would ask one node's ports at a time.
+        by_node: dict[str, deque[PayloadRef]] = {}
+        for ref in refs:
+            by_node.setdefault(ref.node, deque()).append(ref)
+        turns = zip_longest(*by_node.values())
+        self._left = deque(ref for turn in turns for ref in turn if ref is not None)
         self._away: dict[str, TransportError] = {}
         self.got: dict[PayloadRef, object] = {}
         self.missing: dict[PayloadRef, TransportError] = {
@@ -330,17 +332,3 @@ class _Round:
                 self.missing[ref] = error
                 if isinstance(error, _AWAY):
                     self._away[ref.ring] = error
-
-
-def _interleaved(refs: list[PayloadRef]) -> list[PayloadRef]:
-    """Those of one node apart from each other, or all places would ask one node's ports at a time."""
-    by_node: dict[str, deque[PayloadRef]] = {}
-    for ref in refs:
-        by_node.setdefault(ref.node, deque()).append(ref)
-    ordered: list[PayloadRef] = []
-    while by_node:
-        for node in list(by_node):
-            ordered.append(by_node[node].popleft())
-            if not by_node[node]:
-                del by_node[node]
-    return ordered

@@ -1,4 +1,10 @@
-"""Objects become a schema and buffers, and a schema and a payload become objects.
+"""Objects become a schema and buffers, and a schema and a payload become objects, without pickle.
+
+    bytes, bytearray, memoryview      their bytes
+    None, bool, int, float, str       in the schema (a long str: its bytes)
+    numpy arrays and scalars          of types with a fixed size: `arrays`
+    torch tensors                     dense ones: `tensors`
+    dict (str keys), list, tuple      of these
 
 The buffers are the object's own memory: nothing big is copied. Decoding checks the whole schema before it builds
 anything, and builds on top of the payload.
@@ -50,12 +56,6 @@ class Library(Protocol):
 
     def build(self, leaf: Array, payload: memoryview, copy: bool) -> object:
         """What was described, in `payload` or as a copy. Raises PayloadCorrupt, TransportError."""
-
-
-def of(kind: type) -> Library | None:
-    """The one that an object of this type belongs to."""
-    name = kind.__module__.partition(".")[0]
-    return library(name) if name in _MODULES else None
 
 
 @functools.cache
@@ -176,10 +176,10 @@ class _Encoder:
             return {key: self.node(value, (*path, key)) for key, value in obj.items()}
         if kind is list or kind is tuple:
             return [kind.__name__, *[self.node(item, (*path, index)) for index, item in enumerate(obj)]]
-        library = of(kind)
-        if library is None:
+        name = kind.__module__.partition(".")[0]
+        if name not in _MODULES:
             raise Unsendable(f"an object of {kind.__module__}.{kind.__qualname__} is not sent")
-        return self.leaf(*library.describe(obj))
+        return self.leaf(*library(name).describe(obj))
 
     def leaf(self, node: list[object], buffer: memoryview) -> list[object]:
         """Lay these bytes behind those that are there."""
@@ -196,15 +196,15 @@ class _Encoder:
 
 def written(path: Path) -> str:
     """As in `$.obs.image[3]`."""
-    return "$" + "".join(map(_step, path))
-
-
-def _step(key: str | int) -> str:
-    if isinstance(key, int):
-        return f"[{key}]"
-    if key.isidentifier() and len(key) <= SHOWN_CHARS:
-        return f".{key}"
-    return f"[{json.dumps(key[:SHOWN_CHARS])}]"
+    text = "$"
+    for key in path:
+        if isinstance(key, int):
+            text += f"[{key}]"
+        elif key.isidentifier() and len(key) <= SHOWN_CHARS:
+            text += f".{key}"
+        else:
+            text += f"[{json.dumps(key[:SHOWN_CHARS])}]"
+    return text
 
 
 def _check_text(text: str) -> bytes:

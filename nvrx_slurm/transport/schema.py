@@ -94,22 +94,22 @@ TENSOR_ITEM_BYTES = {
 
 def item_bytes(format: Format) -> int:
     """How many bytes one element takes. Raises PayloadCorrupt where this is no name of a type, or one too big."""
-    size = format.item_bytes if isinstance(format, RecordFormat) else _named_bytes(format)
+    if isinstance(format, RecordFormat):
+        size = format.item_bytes
+    else:
+        match = _NAME.fullmatch(format)
+        if match is None:
+            raise PayloadCorrupt(f"{format[:64]!r} is no type of elements")
+        kind, number, unit = match[1], int(match[2]), match[3]
+        if kind in _UNIT_BYTES and unit is None:
+            size = number * _UNIT_BYTES[kind]
+        elif number not in _SIZES.get(kind, ()) or (unit is not None and kind not in _UNITED):
+            raise PayloadCorrupt(f"{format!r} is no type of elements")
+        else:
+            size = number
     if not 0 < size <= MOST_ITEM_BYTES:
         raise PayloadCorrupt(f"elements of {size} bytes cannot be")
     return size
-
-
-def _named_bytes(name: str) -> int:
-    match = _NAME.fullmatch(name)
-    if match is None:
-        raise PayloadCorrupt(f"{name[:64]!r} is no type of elements")
-    kind, number, unit = match[1], int(match[2]), match[3]
-    if kind in _UNIT_BYTES and unit is None:
-        return number * _UNIT_BYTES[kind]
-    if number not in _SIZES.get(kind, ()) or (unit is not None and kind not in _UNITED):
-        raise PayloadCorrupt(f"{name!r} is no type of elements")
-    return number
 
 
 def tensor_item_bytes(name: object) -> int:
@@ -129,7 +129,15 @@ def parse_format(node: object, nested: int = 0) -> Format:
     size, fields = node["bytes"], node["fields"]
     if type(size) is not int or type(fields) is not list or not 0 < len(fields) <= MOST_FIELDS:
         raise PayloadCorrupt(f"a record needs a size, and a list of 1 to {MOST_FIELDS} fields")
-    record = RecordFormat(size, tuple(_parse_field(field, nested) for field in fields))
+    parsed = []
+    for field in fields:
+        if type(field) is not list or len(field) not in (3, 4):
+            raise PayloadCorrupt("a field is a list of name, offset, format, and shape if it has one")
+        name, offset, format, shape = (*field, [])[:4]
+        if type(name) is not str or not name or type(offset) is not int or offset < 0:
+            raise PayloadCorrupt("a field needs a name, and an offset of 0 or more")
+        parsed.append(Field(name, offset, parse_format(format, nested + 1), parse_shape(shape)))
+    record = RecordFormat(size, tuple(parsed))
     size = item_bytes(record)
     if len({field.name for field in record.fields}) < len(record.fields):
         raise PayloadCorrupt("two fields of a record have one name")
@@ -139,25 +147,16 @@ def parse_format(node: object, nested: int = 0) -> Format:
     return record
 
 
-def _parse_field(node: object, nested: int) -> Field:
-    if type(node) is not list or len(node) not in (3, 4):
-        raise PayloadCorrupt("a field is a list of name, offset, format, and shape if it has one")
-    name, offset, format, shape = (*node, [])[:4]
-    if type(name) is not str or not name or type(offset) is not int or offset < 0:
-        raise PayloadCorrupt("a field needs a name, and an offset of 0 or more")
-    return Field(name, offset, parse_format(format, nested + 1), parse_shape(shape))
-
-
 def format_node(format: Format) -> object:
     """What `parse_format` takes."""
     if isinstance(format, str):
         return format
-    return {"bytes": format.item_bytes, "fields": [_field_node(field) for field in format.fields]}
-
-
-def _field_node(field: Field) -> list[object]:
-    node = [field.name, field.offset, format_node(field.format)]
-    return [*node, list(field.shape)] if field.shape else node
+    fields = []
+    for field in format.fields:
+        node: list[object] = [field.name, field.offset, format_node(field.format)]
+        # One element has no shape, which keeps schemas short.
+        fields.append([*node, list(field.shape)] if field.shape else node)
+    return {"bytes": format.item_bytes, "fields": fields}
 
 
 def parse_shape(node: object) -> tuple[int, ...]:

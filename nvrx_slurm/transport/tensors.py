@@ -55,21 +55,20 @@ def _flat(tensor: Any) -> memoryview:
 
 
 def build(leaf: Array, payload: memoryview, copy: bool) -> object:
-    """On `payload`, which it holds; a copy where that is asked for, or where `payload` is read-only: torch has no
-    read-only tensors, and a write would end the process, or change what others read."""
+    """On `payload`, which it holds; a copy where that is asked for, or where `payload` is read-only."""
     dtype = getattr(torch, str(leaf.format), None)
     if dtype is None:
         raise TransportError(f"the torch that is installed here has no {leaf.format}; upgrade it")
-    tensor = _bytes(leaf, payload, copy).view(dtype).reshape(leaf.shape)
-    return tensor if leaf.axes is None else tensor.permute(leaf.axes)
-
-
-def _bytes(leaf: Array, payload: memoryview, copy: bool) -> Any:
     if not leaf.size:
-        return torch.empty(0, dtype=torch.uint8)
-    source = np.frombuffer(payload, np.uint8, leaf.size, leaf.start)
-    if not copy and source.flags.writeable and source.ctypes.data % TENSOR_ITEM_BYTES[str(leaf.format)] == 0:
-        return torch.from_numpy(source)
-    copied = torch.empty(leaf.size, dtype=torch.uint8)
-    np.copyto(copied.numpy(), source)
-    return copied
+        data = torch.empty(0, dtype=torch.uint8)
+    else:
+        source = np.frombuffer(payload, np.uint8, leaf.size, leaf.start)
+        is_aligned = source.ctypes.data % TENSOR_ITEM_BYTES[str(leaf.format)] == 0
+        # torch has no read-only tensors: a write would end the process, or change what others read.
+        if not copy and source.flags.writeable and is_aligned:
+            data = torch.from_numpy(source)
+        else:
+            data = torch.empty(leaf.size, dtype=torch.uint8)
+            np.copyto(data.numpy(), source)
+    tensor = data.view(dtype).reshape(leaf.shape)
+    return tensor if leaf.axes is None else tensor.permute(leaf.axes)
